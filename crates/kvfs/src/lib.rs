@@ -1,0 +1,1 @@
+//! KVFS: a POSIX file system on kvdb.

@@ -1,0 +1,84 @@
+//! What a tree holds: items. A run, and a memtable as of a sequence number, is an ascending sequence of *disjoint* items: a point
+//! (`Put`, `Delete`) covers its one key, a range tombstone covers `[key, end)`. Newer sources hide older ones wherever their
+//! items cover; inside one source nothing overlaps, because a flush or a merge cuts range tombstones around newer points. So
+//! points and range tombstones need one order, one search, one cursor.
+
+use bytes::Bytes;
+
+/// Commit order. 0 stands for "old": before everything that an open transaction may still ask for.
+pub type Seq = u64;
+
+/// Where a large value lies: written once, raw; this reference moves instead of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ExtentRef {
+    /// Device address, bytes.
+    pub addr: u64,
+    /// Length, bytes.
+    pub len: u32,
+    /// CRC-32C of the bytes.
+    pub crc: u32,
+}
+
+/// A value, or the place where it lies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Value {
+    Inline(Bytes),
+    Extent(ExtentRef),
+}
+
+impl Value {
+    /// Length of the value in bytes, known without reading it.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        match self {
+            Value::Inline(b) => b.len(),
+            Value::Extent(e) => e.len as usize,
+        }
+    }
+}
+
+/// What an item says about the keys it covers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Body {
+    Put(Value),
+    Delete,
+    /// Deletes `[item.key, end)`.
+    DeleteRange {
+        end: Bytes,
+    },
+}
+
+/// One item of a source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Item {
+    pub key: Bytes,
+    pub seq: Seq,
+    pub body: Body,
+}
+
+impl Item {
+    /// `true` when the item covers `key`.
+    pub fn covers(&self, key: &[u8]) -> bool {
+        match &self.body {
+            Body::DeleteRange { end } => self.key <= key && key < end,
+            _ => self.key == key,
+        }
+    }
+
+    /// `true` when every key that the item covers is below `key`.
+    pub fn ends_before(&self, key: &[u8]) -> bool {
+        match &self.body {
+            Body::DeleteRange { end } => end <= key,
+            _ => self.key < key,
+        }
+    }
+}
+
+/// What one source knows about a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Lookup {
+    /// Nothing: ask the next older source.
+    Absent,
+    Deleted(Seq),
+    Found(Seq, Value),
+}

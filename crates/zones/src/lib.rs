@@ -1,0 +1,1 @@
+//! A log-structured device.
