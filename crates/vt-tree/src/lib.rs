@@ -1,4 +1,8 @@
 //! The VT-tree (FAST '13): an LSM-tree whose merges stitch.
+mod error;
 mod item;
+mod source;
 
+pub use error::{Error, Result};
 pub use item::{Body, ExtentRef, Item, Lookup, Seq, Value};
+pub use source::Source;
