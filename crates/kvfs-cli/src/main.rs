@@ -1,1 +1,74 @@
-fn main() {}
+//! The `kvfs` command: one module per command, each with its `Args` and a `run`.
+//!
+//! This file knows the commands and nothing of what they do. Output, errors and exit codes are in `output`, opening a
+//! store or finding a mounted one in `store`.
+
+mod cat;
+mod check;
+mod create;
+mod export;
+mod import;
+mod kv;
+mod ls;
+mod mount;
+mod mount_options;
+#[allow(dead_code, reason = "some commands are not in this build yet")]
+mod output;
+mod stat;
+#[allow(dead_code, reason = "some commands are not in this build yet")]
+mod store;
+mod umount;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use output::Output;
+
+/// One store that is an ordered, transactional key-value database and a POSIX file system.
+#[derive(Parser)]
+#[command(name = "kvfs", version, max_term_width = 120, after_help = output::EXIT_CODES)]
+struct Cli {
+    /// Print machine-readable JSON instead of text.
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Create(create::Args),
+    Mount(mount::Args),
+    Umount(umount::Args),
+    Kv(kv::Args),
+    Ls(ls::Args),
+    Cat(cat::Args),
+    Stat(stat::Args),
+    Check(check::Args),
+    Import(import::Args),
+    Export(export::Args),
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    if let Some(code) = mount::run_as_mount_helper(&arguments) {
+        return code;
+    }
+    let cli = Cli::parse_from(arguments);
+    let output = Output::new(cli.json);
+    let outcome = match cli.command {
+        Command::Create(args) => create::run(args, &output),
+        Command::Mount(args) => mount::run(args, &output),
+        Command::Umount(args) => umount::run(args, &output),
+        Command::Kv(args) => kv::run(args, &output),
+        Command::Ls(args) => ls::run(args, &output),
+        Command::Cat(args) => cat::run(args, &output),
+        Command::Stat(args) => stat::run(args, &output),
+        Command::Check(args) => check::run(args, &output),
+        Command::Import(args) => import::run(args, &output),
+        Command::Export(args) => export::run(args, &output),
+    };
+    output.finish(outcome)
+}

@@ -1,0 +1,24 @@
+//! `kvfs create`: makes an empty store.
+
+use std::path::PathBuf;
+
+use crate::output::{Outcome, Output};
+use crate::store;
+
+/// Make an empty store in a new file or on a block device.
+#[derive(clap::Args)]
+pub struct Args {
+    /// The file to make, or a block device.
+    store: PathBuf,
+    /// The most the store may grow to: bytes, or with a unit (64M, 10G, 1T). A file's space is taken as it is needed.
+    #[arg(long, value_parser = store::parse_size)]
+    size: Option<u64>,
+}
+
+pub fn run(args: Args, output: &Output) -> Outcome {
+    let size = store::create(&args.store, args.size)?;
+    output.print(
+        format!("created {} (up to {})", args.store.display(), store::human_size(size)),
+        serde_json::json!({"store": args.store, "size": size}),
+    )
+}

@@ -1,0 +1,1 @@
+//! The `-o` options of a mount.

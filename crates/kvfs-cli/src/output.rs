@@ -1,0 +1,230 @@
+//! What the user sees: results as text or JSON, errors with a hint, progress bars, and the exit codes.
+//!
+//! Every command returns an `Outcome`; nothing else in this crate prints an error or picks an exit code.
+
+use std::fmt::Display;
+use std::io::{self, IsTerminal, Write};
+use std::process::ExitCode;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// Shown below `kvfs --help`: the codes are part of the interface.
+pub const EXIT_CODES: &str = "\
+Exit codes:
+  0  done
+  1  failed
+  2  wrong usage
+  3  no such store, mount, file or key
+  4  the store or mount point is in use
+  5  damage was found
+  6  no space left
+  7  not permitted
+  32 mount failed (when called by mount(8))";
+
+/// Why a command ends; the numbers are stable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    Failed = 1,
+    Usage = 2,
+    NotFound = 3,
+    Busy = 4,
+    Damaged = 5,
+    NoSpace = 6,
+    NotPermitted = 7,
+}
+
+impl Exit {
+    /// The code as scripts see it in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Exit::Failed => "failed",
+            Exit::Usage => "usage",
+            Exit::NotFound => "not_found",
+            Exit::Busy => "busy",
+            Exit::Damaged => "damaged",
+            Exit::NoSpace => "no_space",
+            Exit::NotPermitted => "not_permitted",
+        }
+    }
+
+    fn from_number(n: i32) -> Exit {
+        [Exit::Usage, Exit::NotFound, Exit::Busy, Exit::Damaged, Exit::NoSpace, Exit::NotPermitted]
+            .into_iter()
+            .find(|e| *e as i32 == n)
+            .unwrap_or(Exit::Failed)
+    }
+
+    /// The code that fits an I/O error.
+    pub fn of(error: &io::Error) -> Exit {
+        match error.kind() {
+            io::ErrorKind::NotFound => Exit::NotFound,
+            io::ErrorKind::PermissionDenied => Exit::NotPermitted,
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Exit::NoSpace,
+            io::ErrorKind::ResourceBusy => Exit::Busy,
+            _ => Exit::Failed,
+        }
+    }
+}
+
+/// An error for the user: what happened and to what, and, where there is one, what to do.
+#[derive(Debug)]
+pub struct Failure {
+    pub exit: Exit,
+    pub message: String,
+    pub hint: Option<String>,
+}
+
+pub type Outcome<T = ()> = Result<T, Failure>;
+
+impl Failure {
+    pub fn new(exit: Exit, message: impl Into<String>) -> Failure {
+        Failure { exit, message: message.into(), hint: None }
+    }
+
+    /// An I/O error, with what was being done to what: "cannot open /a/b".
+    pub fn io(doing: impl Display, error: &io::Error) -> Failure {
+        Failure::new(Exit::of(error), format!("{doing}: {error}"))
+    }
+
+    /// What the user can do about it.
+    pub fn hint(mut self, hint: impl Into<String>) -> Failure {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// One line for a pipe between two of our own processes; `from_line` reads it.
+    pub fn to_line(&self) -> String {
+        serde_json::json!({"exit": self.exit as i32, "message": self.message, "hint": self.hint}).to_string()
+    }
+
+    pub fn from_line(line: &str) -> Option<Failure> {
+        let v: serde_json::Value = serde_json::from_str(line).ok()?;
+        let exit = Exit::from_number(v["exit"].as_i64()? as i32);
+        Some(Failure { exit, message: v["message"].as_str()?.into(), hint: v["hint"].as_str().map(Into::into) })
+    }
+}
+
+impl From<anyhow::Error> for Failure {
+    fn from(error: anyhow::Error) -> Failure {
+        let exit = error.downcast_ref::<io::Error>().map_or(Exit::Failed, Exit::of);
+        Failure::new(exit, format!("{error:#}"))
+    }
+}
+
+/// Where results go, and in which form.
+pub struct Output {
+    json: bool,
+}
+
+impl Output {
+    pub fn new(json: bool) -> Output {
+        Output { json }
+    }
+
+    pub fn is_json(&self) -> bool {
+        self.json
+    }
+
+    /// A result: `text` for people, `value` for `--json`. A reader that hung up (a closed pipe) is not an error.
+    pub fn print(&self, text: impl Display, value: impl serde::Serialize) -> Outcome {
+        let mut out = io::stdout().lock();
+        let written = if self.json {
+            let line = serde_json::to_string(&value).map_err(|e| Failure::new(Exit::Failed, e.to_string()))?;
+            writeln!(out, "{line}")
+        } else {
+            let text = text.to_string();
+            let end = if text.is_empty() || text.ends_with('\n') { "" } else { "\n" };
+            write!(out, "{text}{end}")
+        };
+        hung_up_is_fine(written.and_then(|()| out.flush()))
+    }
+
+    /// Raw bytes (the content of a file, a tar stream) to standard output.
+    pub fn print_bytes(&self, bytes: &[u8]) -> Outcome {
+        hung_up_is_fine(io::stdout().lock().write_all(bytes))
+    }
+
+    /// A remark beside the result, for people only.
+    pub fn note(&self, text: impl Display) {
+        if !self.json {
+            eprintln!("kvfs: {text}");
+        }
+    }
+
+    /// A progress bar on standard error for work of `length` units (`None`: unknown); hidden where nobody would see it.
+    /// With `bytes` the units are bytes.
+    pub fn progress(&self, label: &str, length: Option<u64>, bytes: bool) -> ProgressBar {
+        if self.json || !io::stderr().is_terminal() {
+            return ProgressBar::hidden();
+        }
+        let bar = match length {
+            Some(n) => ProgressBar::new(n),
+            None => ProgressBar::new_spinner(),
+        };
+        let template = match (length.is_some(), bytes) {
+            (true, true) => "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}",
+            (true, false) => "{msg} {wide_bar} {pos}/{len} {per_sec} {eta}",
+            (false, true) => "{spinner} {msg} {bytes} {bytes_per_sec}",
+            (false, false) => "{spinner} {msg} {pos} {per_sec}",
+        };
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style);
+        }
+        bar.with_message(label.to_string())
+    }
+
+    /// Prints the error, if any, and gives the exit code.
+    pub fn finish(&self, outcome: Outcome) -> ExitCode {
+        match outcome {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(failure) => {
+                self.print_error(&failure);
+                ExitCode::from(failure.exit as u8)
+            }
+        }
+    }
+
+    pub fn print_error(&self, failure: &Failure) {
+        if self.json {
+            let error = serde_json::json!({"error": {
+                "code": failure.exit.name(), "exit": failure.exit as i32, "message": failure.message, "hint": failure.hint,
+            }});
+            eprintln!("{error}");
+        } else {
+            eprintln!("kvfs: {}", failure.message);
+            if let Some(hint) = &failure.hint {
+                eprintln!("  {hint}");
+            }
+        }
+    }
+}
+
+fn hung_up_is_fine(written: io::Result<()>) -> Outcome {
+    match written {
+        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => Err(Failure::io("cannot write to standard output", &e)),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_survives_the_pipe() {
+        let f = Failure::new(Exit::Busy, "the store /a is in use\nby 7").hint("unmount it");
+        let g = Failure::from_line(&f.to_line()).expect("one line of JSON");
+        assert_eq!((g.exit, g.message, g.hint), (f.exit, f.message, f.hint));
+        assert!(!Failure::new(Exit::Busy, "a\nb").to_line().contains('\n'));
+    }
+
+    #[test]
+    fn io_errors_map_to_stable_codes() {
+        let code = |e: i32| Exit::of(&io::Error::from_raw_os_error(e));
+        assert_eq!(code(2), Exit::NotFound);
+        assert_eq!(code(13), Exit::NotPermitted);
+        assert_eq!(code(16), Exit::Busy);
+        assert_eq!(code(28), Exit::NoSpace);
+        assert_eq!(code(5), Exit::Failed);
+    }
+}
