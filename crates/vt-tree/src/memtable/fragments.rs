@@ -1,0 +1,127 @@
+//! The range tombstones of a memtable, cut into disjoint fragments that each know every tombstone over them. So the newest
+//! tombstone over a key as of any sequence number is one search away, however many tombstones there are.
+
+use super::tree::Stamp;
+use crate::Seq;
+use bytes::Bytes;
+use std::collections::BTreeMap;
+use std::ops::Bound::{Excluded, Included, Unbounded};
+
+pub(super) struct Fragment {
+    pub end: Bytes,
+    /// Newest first, one for each sequence number. Never empty.
+    stamps: Vec<Stamp>,
+}
+
+impl Fragment {
+    /// The newest tombstone here that a reader at `at` sees.
+    #[inline]
+    pub fn visible(&self, at: Seq) -> Option<Stamp> {
+        self.stamps.iter().copied().find(|s| s.seq <= at)
+    }
+
+    /// Adds `stamp`, and forgets the tombstones that no reader at `floor` or later sees. Returns the change in number.
+    fn add(&mut self, stamp: Stamp, floor: Seq) -> isize {
+        let before = self.stamps.len() as isize;
+        let i = self.stamps.partition_point(|s| s.seq > stamp.seq);
+        if self.stamps.get(i).is_some_and(|s| s.seq == stamp.seq) {
+            self.stamps[i] = stamp;
+        } else {
+            self.stamps.insert(i, stamp);
+        }
+        let seen = self.stamps.partition_point(|s| s.seq > floor);
+        self.stamps.truncate(seen + 1);
+        self.stamps.len() as isize - before
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Fragments {
+    /// By start.
+    map: BTreeMap<Bytes, Fragment>,
+    /// Stamps over all fragments.
+    stamps: isize,
+    key_bytes: usize,
+    newest: Seq,
+}
+
+impl Fragments {
+    pub fn is_empty(&self) -> bool {
+        self.map.is_empty()
+    }
+
+    /// The newest sequence number of any tombstone ever added.
+    pub fn newest(&self) -> Seq {
+        self.newest
+    }
+
+    pub fn len(&self) -> usize {
+        self.stamps as usize
+    }
+
+    /// Heap bytes in use, estimated: an entry in a B-tree node that is three quarters full, the two keys with their allocations, the
+    /// stamps with theirs.
+    pub fn heap(&self) -> usize {
+        let entry = (size_of::<Bytes>() + size_of::<Fragment>()) * 4 / 3 + 2 * 40 + 16;
+        self.map.len() * entry + self.key_bytes + self.len() * size_of::<Stamp>()
+    }
+
+    /// Deletes `[start, end)`; the caller has checked that it is not empty.
+    pub fn insert(&mut self, start: &[u8], end: &[u8], stamp: Stamp, floor: Seq) {
+        self.newest = self.newest.max(stamp.seq);
+        let (start, end) = (Bytes::copy_from_slice(start), Bytes::copy_from_slice(end));
+        self.cut(&start);
+        self.cut(&end);
+        // Now no fragment crosses either end: those inside get the stamp, the gaps between them become fragments.
+        let mut gaps = Vec::new();
+        let mut reached = start.clone();
+        for (s, f) in self.map.range_mut::<[u8], _>((Included(&start[..]), Excluded(&end[..]))) {
+            if reached < s {
+                gaps.push((reached, s.clone()));
+            }
+            reached = f.end.clone();
+            self.stamps += f.add(stamp, floor);
+        }
+        if reached < end {
+            gaps.push((reached, end));
+        }
+        for (s, e) in gaps {
+            self.add(s, Fragment { end: e, stamps: vec![stamp] });
+        }
+    }
+
+    fn add(&mut self, start: Bytes, f: Fragment) {
+        self.key_bytes += start.len() + f.end.len();
+        self.stamps += f.stamps.len() as isize;
+        self.map.insert(start, f);
+    }
+
+    /// Makes sure that no fragment crosses `key`.
+    fn cut(&mut self, key: &Bytes) {
+        let Some((_, f)) = self.map.range_mut::<[u8], _>((Unbounded, Excluded(&key[..]))).next_back() else { return };
+        if f.end > key {
+            let right = Fragment { end: std::mem::replace(&mut f.end, key.clone()), stamps: f.stamps.clone() };
+            self.key_bytes = self.key_bytes + key.len() - right.end.len();
+            self.add(key.clone(), right);
+        }
+    }
+
+    /// The fragment that covers `key`.
+    #[inline]
+    pub fn covering(&self, key: &[u8]) -> Option<(&Bytes, &Fragment)> {
+        let (s, f) = self.map.range::<[u8], _>((Unbounded, Included(key))).next_back()?;
+        (f.end > key).then_some((s, f))
+    }
+
+    /// The fragments that end after `key`, ascending: the one that covers it, and all behind.
+    pub fn from(&self, key: &[u8]) -> impl Iterator<Item = (&Bytes, &Fragment)> {
+        self.covering(key)
+            .into_iter()
+            .chain(self.map.range::<[u8], _>((Excluded(key), Unbounded)).filter(move |(s, _)| &s[..] > key))
+    }
+
+    /// The fragments that begin before `key`, descending; all for `None`.
+    pub fn before(&self, key: Option<&[u8]>) -> impl Iterator<Item = (&Bytes, &Fragment)> {
+        self.map.range::<[u8], _>((Unbounded, key.map_or(Unbounded, Excluded))).rev()
+    }
+}

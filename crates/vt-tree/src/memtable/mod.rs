@@ -1,0 +1,288 @@
+//! The memtable: the newest items of a tree, in memory, in every version that a reader may still ask for.
+//!
+//! One writer at a time (the commit pipeline) and any number of readers share it under a readers-writer lock that is held for one
+//! lookup, one write or one batch of them, and never by a cursor between two calls. Inside:
+//!
+//! - `arena`: keys and small values, appended to chunks, never moved;
+//! - `tree`, `keys`: the points, a B+-tree with fat leaves and a version chain behind each key;
+//! - `fragments`: the range tombstones, cut so that one search finds the newest one over a key;
+//! - `cursor`: both together as one sequence of disjoint items.
+//!
+//! What bounds it: nothing is removed, so the owner watches `bytes` and seals the memtable at its budget. A hot key's old versions are
+//! forgotten while the memtable is written, once the owner has said (`set_floor`) that no reader asks for them; their arena bytes (values
+//! below `KEEP_FROM`) stay until the memtable goes, and count.
+
+mod arena;
+mod cursor;
+mod fragments;
+mod keys;
+mod tree;
+
+#[cfg(test)]
+mod tests;
+
+pub use cursor::MemtableCursor;
+
+use crate::{Lookup, Seq, Value};
+use arena::{Arena, Place};
+use bytes::Bytes;
+use fragments::Fragments;
+use parking_lot::{RwLock, RwLockWriteGuard};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use tree::{Stamp, Tree};
+
+/// Inline values of at least this many bytes are kept as given; smaller ones are copied into the arena.
+pub const KEEP_FROM: usize = 512;
+
+/// The newest items of a tree, in memory. See the module's comment.
+pub struct Memtable {
+    state: RwLock<State>,
+    // Written under the lock, read without it.
+    bytes: AtomicUsize,
+    len: AtomicUsize,
+    max_seq: AtomicU64,
+    min_seq: AtomicU64,
+}
+
+struct State {
+    arena: Arena,
+    tree: Tree,
+    fragments: Fragments,
+    /// Values kept outside the arena; `Place::kept` says which.
+    kept: Vec<Option<Value>>,
+    free_kept: Vec<u32>,
+    /// Heap bytes of `kept`'s values.
+    kept_bytes: usize,
+    /// No reader asks for a sequence number below this.
+    floor: Seq,
+    arrivals: u32,
+    min_seq: Seq,
+    max_seq: Seq,
+}
+
+impl Default for Memtable {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Memtable {
+    pub fn new() -> Memtable {
+        Memtable {
+            state: RwLock::new(State {
+                arena: Arena::default(),
+                tree: Tree::new(),
+                fragments: Fragments::default(),
+                kept: Vec::new(),
+                free_kept: Vec::new(),
+                kept_bytes: 0,
+                floor: 0,
+                arrivals: 0,
+                min_seq: Seq::MAX,
+                max_seq: 0,
+            }),
+            bytes: AtomicUsize::new(size_of::<Memtable>()),
+            len: AtomicUsize::new(0),
+            max_seq: AtomicU64::new(0),
+            min_seq: AtomicU64::new(0),
+        }
+    }
+
+    /// Locks the memtable for several writes: cheaper than one by one. Readers wait until the writer is dropped, so keep it short
+    /// (a few hundred writes).
+    pub fn writer(&self) -> Writer<'_> {
+        Writer { state: self.state.write(), memtable: self }
+    }
+
+    /// `key` has `value` from `seq` on. Of several writes to one key with one `seq` the last one called counts.
+    ///
+    /// An inline value of `KEEP_FROM` bytes or more is kept as given: pass one that owns its buffer alone, since a slice of a larger
+    /// buffer keeps all of that alive and `bytes` counts the slice only.
+    pub fn put(&self, key: &[u8], seq: Seq, value: Value) {
+        self.writer().put(key, seq, value);
+    }
+
+    /// `key` is gone from `seq` on.
+    pub fn delete(&self, key: &[u8], seq: Seq) {
+        self.writer().delete(key, seq);
+    }
+
+    /// All keys in `[start, end)` are gone from `seq` on, until written again. No effect when `start >= end`.
+    pub fn delete_range(&self, start: &[u8], end: &[u8], seq: Seq) {
+        self.writer().delete_range(start, end, seq);
+    }
+
+    /// What a reader at `at` sees of `key` here: the newest version with a sequence number of at most `at`, unless a range tombstone of
+    /// at most `at` is newer.
+    pub fn get(&self, key: &[u8], at: Seq) -> Lookup {
+        let s = &*self.state.read();
+        let version = s.tree.get(&s.arena, key, at);
+        // A version newer than all tombstones needs no look at them.
+        if !s.fragments.is_empty() && version.is_none_or(|v| v.seq <= s.fragments.newest()) {
+            let tombstone = s.fragments.covering(key).and_then(|(_, f)| f.visible(at));
+            if let Some(t) = tombstone
+                && version.is_none_or(|v| v.stamp() < t)
+            {
+                return Lookup::Deleted(t.seq);
+            }
+        }
+        match version {
+            None => Lookup::Absent,
+            Some(v) => match s.value(v.value) {
+                None => Lookup::Deleted(v.seq),
+                Some(value) => Lookup::Found(v.seq, value),
+            },
+        }
+    }
+
+    /// A cursor on the disjoint items that a reader at `at` sees, not yet positioned. Writes with a sequence number above `at` never
+    /// show; those with one of at most `at` that arrive later may or may not.
+    pub fn cursor(self: &Arc<Self>, at: Seq) -> MemtableCursor {
+        MemtableCursor::new(self.clone(), at)
+    }
+
+    /// Promises that every `get` from now on and every cursor, also those that exist, asks for `floor` or later. Versions that nobody can
+    /// ask for any more may then be forgotten. The floor never falls.
+    pub fn set_floor(&self, floor: Seq) {
+        let mut s = self.state.write();
+        s.floor = s.floor.max(floor);
+    }
+
+    /// Heap bytes in use, overhead included. An estimate from above, except for shared buffers, see `put`.
+    pub fn bytes(&self) -> usize {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Versions kept, deletions and range tombstone fragments included.
+    pub fn len(&self) -> usize {
+        self.len.load(Ordering::Relaxed)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The highest sequence number ever written here, 0 when empty.
+    pub fn max_seq(&self) -> Seq {
+        self.max_seq.load(Ordering::Relaxed)
+    }
+
+    /// The lowest sequence number ever written here, 0 when empty.
+    pub fn min_seq(&self) -> Seq {
+        self.min_seq.load(Ordering::Relaxed)
+    }
+}
+
+impl State {
+    /// The value at `place`; `None` for a deletion.
+    fn value(&self, place: Place) -> Option<Value> {
+        if place == Place::DELETE {
+            None
+        } else if let Some(i) = place.as_kept() {
+            self.kept[i as usize].clone()
+        } else {
+            Some(Value::Inline(self.arena.bytes(place)))
+        }
+    }
+
+    fn stamp(&mut self, seq: Seq) -> Stamp {
+        self.arrivals = self.arrivals.saturating_add(1);
+        self.min_seq = self.min_seq.min(seq);
+        self.max_seq = self.max_seq.max(seq);
+        Stamp { seq, arrival: self.arrivals }
+    }
+
+    fn keep(&mut self, value: Value) -> Place {
+        self.kept_bytes += kept_heap(&value);
+        let i = match self.free_kept.pop() {
+            Some(i) => {
+                self.kept[i as usize] = Some(value);
+                i
+            }
+            None => {
+                self.kept.push(Some(value));
+                self.kept.len() as u32 - 1
+            }
+        };
+        Place::kept(i)
+    }
+
+    fn write(&mut self, key: &[u8], seq: Seq, value: Place) {
+        let stamp = self.stamp(seq);
+        let mut released = Vec::new();
+        self.tree.put(&mut self.arena, key, stamp, value, self.floor, &mut released);
+        for i in released.into_iter().filter_map(Place::as_kept) {
+            if let Some(value) = self.kept[i as usize].take() {
+                self.kept_bytes -= kept_heap(&value);
+                self.free_kept.push(i);
+            }
+        }
+    }
+
+    fn heap(&self) -> usize {
+        self.arena.heap()
+            + self.tree.heap()
+            + self.fragments.heap()
+            + self.kept.capacity() * size_of::<Option<Value>>()
+            + self.free_kept.capacity() * 4
+            + self.kept_bytes
+    }
+}
+
+/// Heap bytes behind a value kept as given: the buffer, its reference count, the allocator's share.
+fn kept_heap(value: &Value) -> usize {
+    match value {
+        Value::Inline(b) => b.len() + 48,
+        Value::Extent(_) => 0,
+    }
+}
+
+/// The memtable locked for writing. Dropping it lets readers in.
+pub struct Writer<'a> {
+    memtable: &'a Memtable,
+    state: RwLockWriteGuard<'a, State>,
+}
+
+impl Writer<'_> {
+    /// See `Memtable::put`.
+    pub fn put(&mut self, key: &[u8], seq: Seq, value: Value) {
+        let s = &mut *self.state;
+        let place = match &value {
+            Value::Inline(b) if b.len() < KEEP_FROM => s.arena.add(b),
+            _ => s.keep(value),
+        };
+        s.write(key, seq, place);
+    }
+
+    /// As `put` of an inline value, from a slice.
+    pub fn put_slice(&mut self, key: &[u8], seq: Seq, value: &[u8]) {
+        let s = &mut *self.state;
+        let place = if value.len() < KEEP_FROM { s.arena.add(value) } else { s.keep(Value::Inline(Bytes::copy_from_slice(value))) };
+        s.write(key, seq, place);
+    }
+
+    /// See `Memtable::delete`.
+    pub fn delete(&mut self, key: &[u8], seq: Seq) {
+        self.state.write(key, seq, Place::DELETE);
+    }
+
+    /// See `Memtable::delete_range`.
+    pub fn delete_range(&mut self, start: &[u8], end: &[u8], seq: Seq) {
+        if start < end {
+            let s = &mut *self.state;
+            let stamp = s.stamp(seq);
+            s.fragments.insert(start, end, stamp, s.floor);
+        }
+    }
+}
+
+impl Drop for Writer<'_> {
+    fn drop(&mut self) {
+        let (m, s) = (self.memtable, &*self.state);
+        m.bytes.store(size_of::<Memtable>() + s.heap(), Ordering::Relaxed);
+        m.len.store(s.tree.len() + s.fragments.len(), Ordering::Relaxed);
+        m.max_seq.store(s.max_seq, Ordering::Relaxed);
+        m.min_seq.store(if s.min_seq == Seq::MAX { 0 } else { s.min_seq }, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,400 @@
+//! The memtable against a model: a plain list of all writes, searched for each question.
+
+use super::*;
+use crate::{Body, Item, Source};
+use proptest::prelude::*;
+use std::collections::{BTreeMap, BTreeSet};
+
+#[derive(Clone, Debug)]
+enum Op {
+    Put(Vec<u8>, Value),
+    Delete(Vec<u8>),
+    DeleteRange(Vec<u8>, Vec<u8>),
+}
+
+#[derive(Default)]
+struct Model {
+    /// In order of arrival.
+    ops: Vec<(Seq, Op)>,
+}
+
+impl Model {
+    fn get(&self, key: &[u8], at: Seq) -> Lookup {
+        let covers = |op: &Op| match op {
+            Op::Put(k, _) | Op::Delete(k) => k == key,
+            Op::DeleteRange(s, e) => &s[..] <= key && key < &e[..],
+        };
+        // `max_by_key` takes the last of equals, so the last to arrive counts.
+        match self.ops.iter().filter(|(seq, op)| *seq <= at && covers(op)).max_by_key(|(seq, _)| *seq) {
+            None => Lookup::Absent,
+            Some((seq, Op::Put(_, v))) => Lookup::Found(*seq, v.clone()),
+            Some((seq, _)) => Lookup::Deleted(*seq),
+        }
+    }
+
+    fn apply(&mut self, m: &Memtable, seq: Seq, op: &Op) {
+        match op {
+            Op::Put(k, v) => m.put(k, seq, v.clone()),
+            Op::Delete(k) => m.delete(k, seq),
+            Op::DeleteRange(s, e) => m.delete_range(s, e, seq),
+        }
+        self.ops.push((seq, op.clone()));
+    }
+
+    /// Every key where the answer may change: the keys named, and the first key after each.
+    fn landmarks(&self) -> BTreeSet<Vec<u8>> {
+        let mut keys = BTreeSet::from([vec![]]);
+        for (_, op) in &self.ops {
+            let (a, b) = match op {
+                Op::Put(k, _) | Op::Delete(k) => (k, k),
+                Op::DeleteRange(s, e) => (s, e),
+            };
+            for k in [a, b] {
+                keys.insert(k.clone());
+                keys.insert([&k[..], &[0]].concat());
+            }
+        }
+        keys
+    }
+}
+
+/// What a source that shows `item` says about a key that it covers.
+fn says(item: &Item) -> Lookup {
+    match &item.body {
+        Body::Put(v) => Lookup::Found(item.seq, v.clone()),
+        _ => Lookup::Deleted(item.seq),
+    }
+}
+
+/// The first key that is not covered by `item` nor below it.
+fn end(item: &Item) -> Vec<u8> {
+    match &item.body {
+        Body::DeleteRange { end } => end.to_vec(),
+        _ => [&item.key[..], &[0]].concat(),
+    }
+}
+
+/// Items are right when they say of every landmark what the model says, and nothing else covers one.
+struct View<'a> {
+    model: &'a Model,
+    landmarks: BTreeSet<Vec<u8>>,
+    at: Seq,
+}
+
+impl View<'_> {
+    fn check_item(&self, item: &Item) {
+        let (from, to) = (item.key.to_vec(), end(item));
+        assert!(from < to, "an item covers something");
+        assert!(item.seq <= self.at);
+        for k in self.landmarks.range(from..to) {
+            assert_eq!(says(item), self.model.get(k, self.at), "key {k:?}");
+        }
+    }
+
+    /// Nothing is known of the keys in `[from, to)`.
+    fn check_gap(&self, from: &[u8], to: Option<&[u8]>) {
+        for k in self.landmarks.range(from.to_vec()..).take_while(|k| to.is_none_or(|t| &k[..] < t)) {
+            assert_eq!(self.model.get(k, self.at), Lookup::Absent, "key {k:?} is missing");
+        }
+    }
+
+    fn check_all(&self, m: &Arc<Memtable>) {
+        let mut c = m.cursor(self.at);
+        c.first().unwrap();
+        let mut reached = vec![];
+        while let Some(i) = c.item() {
+            assert!(reached[..] <= i.key[..]);
+            self.check_gap(&reached, Some(&i.key));
+            self.check_item(i);
+            reached = end(i);
+            c.next().unwrap();
+        }
+        self.check_gap(&reached, None);
+
+        c.last().unwrap();
+        let mut reached: Option<Vec<u8>> = None;
+        while let Some(i) = c.item() {
+            assert!(reached.as_ref().is_none_or(|r| end(i) <= *r));
+            self.check_gap(&end(i), reached.as_deref());
+            self.check_item(i);
+            reached = Some(i.key.to_vec());
+            c.prev().unwrap();
+        }
+        self.check_gap(&[], reached.as_deref());
+    }
+}
+
+/// Cases of each property: few by default, as many as one likes in a long run.
+fn cases() -> u32 {
+    std::env::var("KVFS_TEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(256)
+}
+
+fn key() -> impl Strategy<Value = Vec<u8>> {
+    prop_oneof![
+        proptest::collection::vec(prop_oneof![Just(0u8), Just(1), Just(b'a'), Just(255)], 0..4),
+        // Longer than a head and a shared prefix, told apart at either end.
+        (0u8..3, 0u8..20).prop_map(|(a, b)| [&[b'k', a][..], &b"shared by all of them"[..], &[b]].concat()),
+    ]
+}
+
+fn value() -> impl Strategy<Value = Value> {
+    prop_oneof![
+        6 => any::<u16>().prop_map(|v| Value::Inline(v.to_be_bytes().to_vec().into())),
+        1 => any::<u8>().prop_map(|v| Value::Inline(vec![v; KEEP_FROM + v as usize].into())),
+        1 => any::<u32>().prop_map(|v| Value::Extent(crate::ExtentRef { addr: v as u64, len: v, crc: v })),
+        1 => Just(Value::Inline(Bytes::new())),
+    ]
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        6 => (key(), value()).prop_map(|(k, v)| Op::Put(k, v)),
+        2 => key().prop_map(Op::Delete),
+        2 => (key(), key()).prop_map(|(a, b)| Op::DeleteRange(a, b)),
+    ]
+}
+
+/// Writes with ascending sequence numbers, several in a commit now and then.
+fn history(n: usize) -> impl Strategy<Value = Vec<(Seq, Op)>> {
+    proptest::collection::vec((0u64..3, op()), 1..n).prop_map(|ops| {
+        let mut seq = 1;
+        ops.into_iter()
+            .map(|(step, op)| {
+                seq += step;
+                (seq, op)
+            })
+            .collect()
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_get_at_any_time_sees_what_was_there_then(history in history(60)) {
+        let (m, mut model) = (Memtable::new(), Model::default());
+        for (seq, op) in &history {
+            model.apply(&m, *seq, op);
+        }
+        for at in 0..=m.max_seq() + 1 {
+            for k in model.landmarks() {
+                prop_assert_eq!(m.get(&k, at), model.get(&k, at), "key {:?} at {}", k, at);
+            }
+        }
+    }
+
+    #[test]
+    fn writes_may_arrive_out_of_order(history in proptest::collection::vec((1u64..20, op()), 1..60)) {
+        let (m, mut model) = (Arc::new(Memtable::new()), Model::default());
+        for (seq, op) in &history {
+            model.apply(&m, *seq, op);
+        }
+        for at in 0..21 {
+            for k in model.landmarks() {
+                prop_assert_eq!(m.get(&k, at), model.get(&k, at), "key {:?} at {}", k, at);
+            }
+            View { model: &model, landmarks: model.landmarks(), at }.check_all(&m);
+        }
+    }
+
+    #[test]
+    fn a_cursor_shows_disjoint_items_both_ways(history in history(80)) {
+        let (m, mut model) = (Arc::new(Memtable::new()), Model::default());
+        for (seq, op) in &history {
+            model.apply(&m, *seq, op);
+        }
+        for at in [0, 1, m.max_seq() / 2, m.max_seq(), Seq::MAX] {
+            View { model: &model, landmarks: model.landmarks(), at }.check_all(&m);
+        }
+    }
+
+    #[test]
+    fn a_cursor_keeps_its_view_while_the_memtable_is_written(
+        before in history(50),
+        steps in proptest::collection::vec((0u8..9, key(), proptest::option::of(op())), 1..60),
+    ) {
+        let (m, mut model) = (Arc::new(Memtable::new()), Model::default());
+        for (seq, op) in &before {
+            model.apply(&m, *seq, op);
+        }
+        let at = m.max_seq();
+        let mut seq = at;
+        let mut c = m.cursor(at);
+        for (step, key, write) in steps {
+            if let Some(op) = write {
+                seq += 1;
+                model.apply(&m, seq, &op);
+            }
+            let view = View { model: &model, landmarks: model.landmarks(), at };
+            let before = c.item().cloned();
+            match (step, &before) {
+                (0, _) => {
+                    c.first().unwrap();
+                    view.check_gap(&[], c.item().map(|i| &i.key[..]));
+                }
+                (1, _) => {
+                    c.last().unwrap();
+                    view.check_gap(&c.item().map_or(vec![], end), None);
+                }
+                (2, _) => {
+                    c.seek(&key).unwrap();
+                    view.check_gap(&key, c.item().map(|i| &i.key[..]));
+                    prop_assert!(c.item().is_none_or(|i| !i.ends_before(&key)));
+                }
+                (3, _) => {
+                    c.seek_before(&key).unwrap();
+                    prop_assert!(c.item().is_none_or(|i| i.key < key[..]));
+                    view.check_gap(&c.item().map_or(vec![], end), Some(&key));
+                }
+                (4..=6, Some(before)) => {
+                    c.next().unwrap();
+                    view.check_gap(&end(before), c.item().map(|i| &i.key[..]));
+                    prop_assert!(c.item().is_none_or(|i| i.key[..] >= end(before)[..]));
+                }
+                (_, Some(before)) => {
+                    c.prev().unwrap();
+                    view.check_gap(&c.item().map_or(vec![], end), Some(&before.key));
+                    prop_assert!(c.item().is_none_or(|i| end(i)[..] <= before.key[..]));
+                }
+                (_, None) => {
+                    c.next().unwrap();
+                    c.prev().unwrap();
+                    prop_assert_eq!(c.item(), None, "without an item there is no next one");
+                }
+            }
+            if let Some(i) = c.item() {
+                view.check_item(i);
+            }
+        }
+    }
+
+    #[test]
+    fn forgetting_old_versions_changes_nothing_above_the_floor(history in history(120), lag in 0u64..6) {
+        let (m, mut model) = (Arc::new(Memtable::new()), Model::default());
+        let mut floor = 0;
+        for (seq, op) in &history {
+            floor = floor.max(seq.saturating_sub(lag));
+            m.set_floor(floor);
+            // One key, so that its chain of versions gets long.
+            let op = match op {
+                Op::Put(_, v) => &Op::Put(b"hot".to_vec(), v.clone()),
+                op => op,
+            };
+            model.apply(&m, *seq, op);
+            for at in [floor, floor + 1, *seq] {
+                prop_assert_eq!(m.get(b"hot", at), model.get(b"hot", at));
+            }
+        }
+        for at in floor..=m.max_seq() {
+            View { model: &model, landmarks: model.landmarks(), at }.check_all(&m);
+        }
+    }
+}
+
+#[test]
+fn an_empty_memtable_has_nothing() {
+    let m = Arc::new(Memtable::new());
+    assert!(m.is_empty());
+    assert_eq!((m.len(), m.min_seq(), m.max_seq()), (0, 0, 0));
+    assert_eq!(m.get(b"a", Seq::MAX), Lookup::Absent);
+    let mut c = m.cursor(Seq::MAX);
+    for go in [Source::first, Source::last, Source::next, Source::prev] {
+        go(&mut c).unwrap();
+        assert_eq!(c.item(), None);
+    }
+    c.seek(b"").unwrap();
+    assert_eq!(c.item(), None);
+    c.seek_before(b"a").unwrap();
+    assert_eq!(c.item(), None);
+    m.delete_range(b"b", b"b", 1);
+    m.delete_range(b"c", b"b", 1);
+    assert!(m.is_empty(), "a range with its end at or before its start has no effect");
+}
+
+#[test]
+fn the_old_versions_of_a_hot_key_are_bounded_by_the_readers() {
+    let m = Memtable::new();
+    let value = Bytes::from(vec![7; 4096]);
+    for seq in 1..=100_000u64 {
+        m.set_floor(seq.saturating_sub(20));
+        m.put(b"hot", seq, Value::Inline(value.clone()));
+    }
+    assert!(m.len() < 100, "{} versions for 20 that someone may see", m.len());
+    assert!(m.bytes() < 1 << 20, "{} bytes", m.bytes());
+}
+
+#[test]
+fn bytes_counts_keys_values_versions_and_tombstones() {
+    let m = Memtable::new();
+    let mut least = 0;
+    for i in 0..10_000u64 {
+        m.put(&i.to_be_bytes(), i + 1, Value::Inline(Bytes::from(vec![0; 100])));
+        m.put(&(i * 7919 % 10_007).to_be_bytes(), i + 1, Value::Inline(Bytes::from(vec![0; 1000])));
+        m.delete_range(&(i + 1_000_000).to_be_bytes(), &(i + 1_000_001).to_be_bytes(), i + 1);
+        least += 8 + 100 + 8 + 1000 + 16;
+    }
+    assert!(m.bytes() > least && m.bytes() < 2 * least, "{} for at least {least}", m.bytes());
+    assert_eq!((m.min_seq(), m.max_seq()), (1, 10_000));
+}
+
+/// One writer; readers that each pin a sequence number already published and must find exactly its state.
+#[test]
+fn readers_see_whole_commits_while_one_writes() {
+    const KEYS: u64 = 500;
+    const COMMITS: u64 = 400;
+    let m = Arc::new(Memtable::new());
+    let published = Arc::new(AtomicU64::new(0));
+    // Commit `s` writes `s` to all keys with (key + s) % 4 == 0, and deletes a range of ten.
+    let gone = |s: u64| (s * 37 % KEYS, s * 37 % KEYS + 10);
+    let key = |k: u64| format!("key {k:08}").into_bytes();
+    let states = |at: u64| {
+        let mut state = BTreeMap::new();
+        for s in 1..=at {
+            state.extend((0..KEYS).filter(|k| (k + s) % 4 == 0).map(|k| (key(k), s)));
+            let (a, b) = gone(s);
+            (a..b).for_each(|k| _ = state.remove(&key(k)));
+        }
+        state
+    };
+    std::thread::scope(|scope| {
+        for reader in 0..2 {
+            let (m, published) = (m.clone(), published.clone());
+            scope.spawn(move || {
+                loop {
+                    let at = published.load(Ordering::Acquire);
+                    let want = states(at);
+                    let mut got = BTreeMap::new();
+                    let mut c = m.cursor(at);
+                    if reader == 0 {
+                        c.first().unwrap()
+                    } else {
+                        c.last().unwrap()
+                    }
+                    while let Some(i) = c.item() {
+                        if let Body::Put(Value::Inline(v)) = &i.body {
+                            got.insert(i.key.to_vec(), u64::from_be_bytes(v[..].try_into().unwrap()));
+                        }
+                        if reader == 0 { c.next().unwrap() } else { c.prev().unwrap() }
+                    }
+                    assert_eq!(got, want, "at {at}");
+                    for (k, s) in want.iter().take(50) {
+                        assert!(matches!(m.get(k, at), Lookup::Found(seq, _) if seq == *s));
+                    }
+                    if at == COMMITS {
+                        break;
+                    }
+                }
+            });
+        }
+        for s in 1..=COMMITS {
+            let mut w = m.writer();
+            for k in (0..KEYS).filter(|k| (k + s) % 4 == 0) {
+                w.put_slice(&key(k), s, &s.to_be_bytes());
+            }
+            let (a, b) = gone(s);
+            w.delete_range(&key(a), &key(b), s);
+            drop(w);
+            published.store(s, Ordering::Release);
+        }
+    });
+}
