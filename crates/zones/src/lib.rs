@@ -1,1 +1,126 @@
-//! A log-structured device.
+//! A log-structured device: one file or block device cut into zones of 8 MiB, each written append-only and freed whole.
+//!
+//! [`Zones`] is the store. Whoever writes opens a [`Fill`] on one of the streams ([`Purpose`]) and places objects; it ends as
+//! a [`Hold`], which keeps the zones it names from being reused until it is dropped. Reads go by address. The superblock pair
+//! in zone 0 carries an opaque root for the floor above. Below is a [`Device`]: a file, memory, or one of the devices that
+//! break on purpose ([`CrashDevice`], [`FaultDevice`]).
+//!
+//! What must hold, everywhere: no sector of 4096 bytes that holds durable bytes is written again before its zone was freed;
+//! nothing read from the device can cause a panic; a failed sync is final.
+
+mod allocator;
+mod checksum;
+mod device;
+mod error;
+mod fill;
+mod hold;
+mod space;
+mod stats;
+mod store;
+mod stream;
+mod superblock;
+pub mod varint;
+mod zone_use;
+
+pub use checksum::{Checksum, crc32c};
+pub use device::{CountDevice, CrashDevice, Device, Fault, FaultDevice, FaultKind, FileDevice, MemoryDevice, Operation};
+pub use error::{Error, Result};
+pub use fill::Fill;
+pub use hold::Hold;
+pub use space::Space;
+pub use stats::{IoStats, PurposeStats};
+pub use store::{FormatOptions, Zones};
+pub use superblock::{FORMAT_VERSION, MAX_ROOT, Superblock};
+pub use zone_use::ZoneUse;
+
+use std::fmt;
+
+/// Bytes in a zone.
+pub const ZONE_SIZE: u64 = 8 << 20;
+
+/// No durable byte ever shares a sector of this size with a later write.
+pub const SECTOR: u64 = 4096;
+
+/// Zone `z` is the bytes `z * ZONE_SIZE .. (z + 1) * ZONE_SIZE` of the device. Zone 0 holds the superblock pair only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ZoneId(pub u32);
+
+impl ZoneId {
+    /// A zone no device has: what an impossible address belongs to, so that pinning it is refused.
+    pub const NOWHERE: ZoneId = ZoneId(u32::MAX);
+
+    /// The zone an address lies in; [`ZoneId::NOWHERE`] for addresses past every possible device.
+    pub fn of(addr: u64) -> ZoneId {
+        u32::try_from(addr / ZONE_SIZE).map_or(ZoneId::NOWHERE, ZoneId)
+    }
+
+    /// The address of its first byte.
+    pub fn start(self) -> u64 {
+        u64::from(self.0) * ZONE_SIZE
+    }
+
+    /// The address after its last byte.
+    pub fn end(self) -> u64 {
+        self.start() + ZONE_SIZE
+    }
+}
+
+impl fmt::Display for ZoneId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "zone {}", self.0)
+    }
+}
+
+/// What bytes are for. Every stream fills zones of its own, so that what dies together lies together; statistics and injected
+/// faults go by it too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Purpose {
+    Superblock,
+    Journal,
+    Manifest,
+    /// Tuple blocks.
+    Tuples,
+    /// Index nodes and filters.
+    Index,
+    /// Large values, raw and aligned.
+    Pages,
+}
+
+impl Purpose {
+    pub const ALL: [Purpose; 6] =
+        [Purpose::Superblock, Purpose::Journal, Purpose::Manifest, Purpose::Tuples, Purpose::Index, Purpose::Pages];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Purpose::Superblock => "superblock",
+            Purpose::Journal => "journal",
+            Purpose::Manifest => "manifest",
+            Purpose::Tuples => "tuples",
+            Purpose::Index => "index",
+            Purpose::Pages => "pages",
+        }
+    }
+}
+
+impl fmt::Display for Purpose {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Whether a zone may come from the reserve that keeps a full store able to flush, merge and delete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reserve {
+    /// User data: fails with [`Error::NoSpace`] rather than dip into the reserve.
+    Keep,
+    /// Flush, merge, manifest, deletes: may take the reserve.
+    Use,
+}
+
+/// The next multiple of `align` (a power of two) at or after `n`; saturates at the last one.
+pub(crate) fn round_up(n: u64, align: u64) -> u64 {
+    match n.checked_add(align - 1) {
+        Some(sum) => sum & !(align - 1),
+        None => !(align - 1),
+    }
+}

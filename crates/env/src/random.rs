@@ -1,0 +1,65 @@
+//! A seeded stream of numbers for tests, simulated devices and schedules: the same seed gives the same stream on every machine.
+
+/// SplitMix64 with a few ways to ask. Not for secrets.
+#[derive(Clone, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Random(seed)
+    }
+
+    pub fn number(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        crate::mix(self.0)
+    }
+
+    /// A number in `0..n`; 0 when `n` is 0. (The bias of the multiplication is below 2⁻³² for the sizes used here.)
+    pub fn below(&mut self, n: u64) -> u64 {
+        ((u128::from(self.number()) * u128::from(n)) >> 64) as u64
+    }
+
+    /// True once in `n` times.
+    pub fn one_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+
+    /// One of the items; `None` when there are none.
+    pub fn pick<'a, T>(&mut self, items: &'a [T]) -> Option<&'a T> {
+        items.get(self.below(items.len() as u64) as usize)
+    }
+
+    /// Fills `bytes` with noise.
+    pub fn fill(&mut self, bytes: &mut [u8]) {
+        for piece in bytes.chunks_mut(8) {
+            let noise = self.number().to_le_bytes();
+            piece.copy_from_slice(&noise[..piece.len()]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_stay_below_their_bound_and_reach_all_of_it() {
+        let mut random = Random::new(1);
+        let mut seen = [false; 7];
+        for _ in 0..1000 {
+            seen[random.below(7) as usize] = true;
+        }
+        assert_eq!(seen, [true; 7]);
+        assert_eq!(random.below(0), 0);
+        assert_eq!(random.pick::<u8>(&[]), None);
+    }
+
+    #[test]
+    fn a_seed_gives_the_same_noise() {
+        let (mut a, mut b) = ([0; 33], [0; 33]);
+        Random::new(5).fill(&mut a);
+        Random::new(5).fill(&mut b);
+        assert_eq!(a, b);
+        assert_ne!(a, [0; 33]);
+    }
+}

@@ -1,0 +1,112 @@
+//! Counts operations, bytes and seeks by purpose. A few relaxed atomics per operation, so that it can always be on.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use super::Device;
+use crate::Purpose;
+use crate::stats::{IoStats, PurposeStats};
+
+/// Any device, counted. A seek is an access that does not begin where the one before it ended, as on a disk with one head.
+pub struct CountDevice {
+    inner: Arc<dyn Device>,
+    by_purpose: [Counters; Purpose::ALL.len()],
+    head: AtomicU64,
+    syncs: AtomicU64,
+    discards: AtomicU64,
+    discarded_bytes: AtomicU64,
+}
+
+#[derive(Default)]
+struct Counters {
+    read_ops: AtomicU64,
+    read_bytes: AtomicU64,
+    write_ops: AtomicU64,
+    write_bytes: AtomicU64,
+    seeks: AtomicU64,
+}
+
+impl CountDevice {
+    pub fn new(inner: Arc<dyn Device>) -> Self {
+        CountDevice {
+            inner,
+            by_purpose: Default::default(),
+            head: AtomicU64::new(0),
+            syncs: AtomicU64::new(0),
+            discards: AtomicU64::new(0),
+            discarded_bytes: AtomicU64::new(0),
+        }
+    }
+
+    /// Everything counted since it was made.
+    pub fn stats(&self) -> IoStats {
+        let purpose = |p: Purpose| {
+            let c = &self.by_purpose[p as usize];
+            PurposeStats {
+                read_ops: c.read_ops.load(Relaxed),
+                read_bytes: c.read_bytes.load(Relaxed),
+                write_ops: c.write_ops.load(Relaxed),
+                write_bytes: c.write_bytes.load(Relaxed),
+                seeks: c.seeks.load(Relaxed),
+            }
+        };
+        IoStats {
+            by_purpose: Purpose::ALL.map(purpose),
+            syncs: self.syncs.load(Relaxed),
+            discards: self.discards.load(Relaxed),
+            discarded_bytes: self.discarded_bytes.load(Relaxed),
+        }
+    }
+
+    fn moved(&self, counters: &Counters, offset: u64, len: usize) {
+        if self.head.swap(offset.wrapping_add(len as u64), Relaxed) != offset {
+            counters.seeks.fetch_add(1, Relaxed);
+        }
+    }
+}
+
+impl Device for CountDevice {
+    fn read_at(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let counters = &self.by_purpose[purpose as usize];
+        counters.read_ops.fetch_add(1, Relaxed);
+        counters.read_bytes.fetch_add(buf.len() as u64, Relaxed);
+        self.moved(counters, offset, buf.len());
+        self.inner.read_at(purpose, offset, buf)
+    }
+
+    fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> io::Result<()> {
+        let counters = &self.by_purpose[purpose as usize];
+        counters.write_ops.fetch_add(1, Relaxed);
+        counters.write_bytes.fetch_add(buf.len() as u64, Relaxed);
+        self.moved(counters, offset, buf.len());
+        self.inner.write_at(purpose, offset, buf)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.syncs.fetch_add(1, Relaxed);
+        self.inner.sync()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.discards.fetch_add(1, Relaxed);
+        self.discarded_bytes.fetch_add(len, Relaxed);
+        self.inner.discard(offset, len)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.inner.len()
+    }
+
+    fn grow(&self, new_len: u64) -> io::Result<()> {
+        self.inner.grow(new_len)
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.inner.allocate(offset, len)
+    }
+
+    fn host_free(&self) -> Option<u64> {
+        self.inner.host_free()
+    }
+}

@@ -1,0 +1,215 @@
+//! A device that fails as told: scripted faults (the third write of the journal), random ones from a seed, or a power cut at
+//! the n-th operation after which everything fails.
+
+use std::io;
+use std::sync::Arc;
+
+use env::Random;
+use parking_lot::Mutex;
+
+use super::Device;
+use crate::Purpose;
+
+/// What a fault waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    Read,
+    Write,
+    Sync,
+    Discard,
+    /// Growing, and allocating what was discarded.
+    Grow,
+}
+
+/// What happens then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultKind {
+    /// `EIO`; a write may have happened in part, a sync has lost everything.
+    Error,
+    /// The host is full.
+    NoSpace,
+    /// A read ends early: `UnexpectedEof`.
+    ShortRead,
+    /// A read succeeds with one bit wrong.
+    FlipBit,
+}
+
+/// One rule. It skips `after` matching operations, then strikes the next `times` of them, each once in `one_in` times.
+#[derive(Clone, Copy, Debug)]
+pub struct Fault {
+    pub on: Operation,
+    /// `None` matches all. Only reads and writes have a purpose.
+    pub purpose: Option<Purpose>,
+    pub kind: FaultKind,
+    pub after: u64,
+    pub times: u64,
+    /// 1 strikes always.
+    pub one_in: u64,
+}
+
+impl Fault {
+    /// Strikes every such operation from now on.
+    pub fn always(on: Operation, kind: FaultKind) -> Fault {
+        Fault { on, purpose: None, kind, after: 0, times: u64::MAX, one_in: 1 }
+    }
+
+    /// Strikes once.
+    pub fn once(on: Operation, kind: FaultKind) -> Fault {
+        Fault { times: 1, ..Self::always(on, kind) }
+    }
+
+    pub fn of(self, purpose: Purpose) -> Fault {
+        Fault { purpose: Some(purpose), ..self }
+    }
+
+    pub fn after(self, after: u64) -> Fault {
+        Fault { after, ..self }
+    }
+
+    pub fn one_in(self, one_in: u64) -> Fault {
+        Fault { one_in, ..self }
+    }
+}
+
+pub struct FaultDevice {
+    inner: Arc<dyn Device>,
+    state: Mutex<State>,
+}
+
+struct State {
+    faults: Vec<Fault>,
+    random: Random,
+    struck: u64,
+    /// Operations left before the power fails.
+    left: Option<u64>,
+}
+
+impl FaultDevice {
+    /// Without faults yet. The seed decides which bits flip and when a fault with `one_in` strikes.
+    pub fn new(inner: Arc<dyn Device>, seed: u64) -> Self {
+        let state = State { faults: Vec::new(), random: Random::new(seed), struck: 0, left: None };
+        FaultDevice { inner, state: Mutex::new(state) }
+    }
+
+    pub fn inject(&self, fault: Fault) {
+        self.state.lock().faults.push(fault);
+    }
+
+    /// No faults any more; the power is back too.
+    pub fn clear(&self) {
+        let mut state = self.state.lock();
+        state.faults.clear();
+        state.left = None;
+    }
+
+    /// `n` more operations succeed, then all fail.
+    pub fn cut_power_after(&self, n: u64) {
+        self.state.lock().left = Some(n);
+    }
+
+    /// How often a fault has struck.
+    pub fn struck(&self) -> u64 {
+        self.state.lock().struck
+    }
+
+    /// The fault that strikes this operation, with a random number for it.
+    fn strike(&self, on: Operation, purpose: Option<Purpose>) -> io::Result<Option<(FaultKind, u64)>> {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        if let Some(left) = &mut state.left {
+            if *left == 0 {
+                return Err(io::Error::other("the power is out"));
+            }
+            *left -= 1;
+        }
+        for fault in &mut state.faults {
+            if fault.on != on || fault.times == 0 || fault.purpose.is_some_and(|p| Some(p) != purpose) {
+                continue;
+            }
+            if fault.after > 0 {
+                fault.after -= 1;
+                continue;
+            }
+            if fault.one_in > 1 && !state.random.one_in(fault.one_in) {
+                continue;
+            }
+            fault.times -= 1;
+            state.struck += 1;
+            return Ok(Some((fault.kind, state.random.number())));
+        }
+        Ok(None)
+    }
+
+    /// For operations that can only succeed or fail.
+    fn pass(&self, on: Operation, purpose: Option<Purpose>) -> io::Result<()> {
+        match self.strike(on, purpose)? {
+            None | Some((FaultKind::FlipBit, _)) => Ok(()),
+            Some((kind, _)) => Err(failure(kind)),
+        }
+    }
+}
+
+fn failure(kind: FaultKind) -> io::Error {
+    match kind {
+        FaultKind::NoSpace => io::ErrorKind::StorageFull.into(),
+        FaultKind::ShortRead => io::ErrorKind::UnexpectedEof.into(),
+        FaultKind::Error | FaultKind::FlipBit => io::Error::from_raw_os_error(rustix::io::Errno::IO.raw_os_error()),
+    }
+}
+
+impl Device for FaultDevice {
+    fn read_at(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        match self.strike(Operation::Read, Some(purpose))? {
+            None => self.inner.read_at(purpose, offset, buf),
+            Some((FaultKind::FlipBit, noise)) => {
+                self.inner.read_at(purpose, offset, buf)?;
+                let len = buf.len() as u64;
+                if len > 0 {
+                    buf[(noise / 8 % len) as usize] ^= 1 << (noise % 8);
+                }
+                Ok(())
+            }
+            Some((kind, _)) => Err(failure(kind)),
+        }
+    }
+
+    fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> io::Result<()> {
+        match self.strike(Operation::Write, Some(purpose))? {
+            None => self.inner.write_at(purpose, offset, buf),
+            // A failing write may have done part of its work.
+            Some((kind, noise)) => {
+                let part = (noise % (buf.len() as u64 + 1)) as usize;
+                self.inner.write_at(purpose, offset, &buf[..part])?;
+                Err(failure(kind))
+            }
+        }
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.pass(Operation::Sync, None)?;
+        self.inner.sync()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.pass(Operation::Discard, None)?;
+        self.inner.discard(offset, len)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.inner.len()
+    }
+
+    fn grow(&self, new_len: u64) -> io::Result<()> {
+        self.pass(Operation::Grow, None)?;
+        self.inner.grow(new_len)
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.pass(Operation::Grow, None)?;
+        self.inner.allocate(offset, len)
+    }
+
+    fn host_free(&self) -> Option<u64> {
+        self.inner.host_free()
+    }
+}

@@ -1,0 +1,121 @@
+//! A regular file or a block device of the host, locked for as long as it is open.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::path::Path;
+
+use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock, fstatvfs};
+use rustix::io::Errno;
+
+use super::Device;
+use crate::{Error, Purpose, Result};
+
+/// Holds an exclusive `flock` (shared when read-only), which the kernel drops with the last descriptor, also on a crash.
+#[derive(Debug)]
+pub struct FileDevice {
+    file: File,
+    block_device: bool,
+}
+
+impl FileDevice {
+    /// Opens what exists. [`Error::Busy`] when another process has it open.
+    pub fn open(path: impl AsRef<Path>, read_only: bool) -> Result<FileDevice> {
+        let path = path.as_ref();
+        let file = OpenOptions::new()
+            .read(true)
+            .write(!read_only)
+            .open(path)
+            .map_err(|e| Error::io(format!("opening {}", path.display()), e))?;
+        Self::lock(file, path, read_only)
+    }
+
+    /// Creates a file, which must not exist yet, or opens a block device to be formatted.
+    pub fn create(path: impl AsRef<Path>) -> Result<FileDevice> {
+        let path = path.as_ref();
+        if path.metadata().is_ok_and(|m| m.file_type().is_block_device()) {
+            return Self::open(path, false);
+        }
+        let failed = |e| Error::io(format!("creating {}", path.display()), e);
+        let file = OpenOptions::new().read(true).write(true).create_new(true).open(path).map_err(failed)?;
+        let device = Self::lock(file, path, false)?;
+        // The name must survive a power cut as surely as what is written under it.
+        let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        File::open(parent).and_then(|folder| folder.sync_all()).map_err(failed)?;
+        Ok(device)
+    }
+
+    fn lock(file: File, path: &Path, read_only: bool) -> Result<FileDevice> {
+        let doing = || format!("opening {}", path.display());
+        let kind = file.metadata().map_err(|e| Error::io(doing(), e))?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            return Err(Error::Invalid(format!("{} is neither a regular file nor a block device", path.display())));
+        }
+        let how = if read_only { FlockOperation::NonBlockingLockShared } else { FlockOperation::NonBlockingLockExclusive };
+        match flock(&file, how) {
+            Ok(()) => Ok(FileDevice { file, block_device: kind.is_block_device() }),
+            Err(Errno::WOULDBLOCK) => Err(Error::Busy(path.to_path_buf())),
+            Err(e) => Err(Error::io(doing(), e.into())),
+        }
+    }
+}
+
+impl Device for FileDevice {
+    fn read_at(&self, _: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(buf, offset)
+    }
+
+    fn write_at(&self, _: Purpose, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(buf, offset)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        match fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len) {
+            // Giving back is a courtesy; a host that cannot take it loses nothing.
+            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        if self.block_device { (&self.file).seek(SeekFrom::End(0)) } else { Ok(self.file.metadata()?.len()) }
+    }
+
+    fn grow(&self, new_len: u64) -> io::Result<()> {
+        let len = self.len()?;
+        if new_len <= len {
+            return Ok(());
+        }
+        if self.block_device {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        self.allocate(len, new_len - len)?;
+        // Where the host cannot preallocate, the length alone must do.
+        if self.len()? < new_len { self.file.set_len(new_len) } else { Ok(()) }
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
+        if self.block_device {
+            return Ok(());
+        }
+        loop {
+            match fallocate(&self.file, FallocateFlags::empty(), offset, len) {
+                Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(()),
+                Err(Errno::INTR) => continue,
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+
+    fn host_free(&self) -> Option<u64> {
+        if self.block_device {
+            return Some(0);
+        }
+        let host = fstatvfs(&self.file).ok()?;
+        Some(host.f_bavail.saturating_mul(host.f_frsize))
+    }
+}

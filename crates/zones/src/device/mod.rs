@@ -1,0 +1,51 @@
+//! What a store lies on: a trait small enough that a file, memory and devices that break on purpose are all a page long.
+
+mod count;
+mod crash;
+mod fault;
+mod file;
+mod memory;
+
+pub use count::CountDevice;
+pub use crash::CrashDevice;
+pub use fault::{Fault, FaultDevice, FaultKind, Operation};
+pub use file::FileDevice;
+pub use memory::MemoryDevice;
+
+use std::io;
+
+use crate::Purpose;
+
+/// Random-access bytes. `purpose` only serves statistics and injected faults.
+// An empty device is nothing anybody asks for.
+#[allow(clippy::len_without_is_empty)]
+pub trait Device: Send + Sync + 'static {
+    /// Fills all of `buf`; a range beyond the end is an `UnexpectedEof` error.
+    fn read_at(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()>;
+
+    /// Writes all of `buf`, which must lie inside the device. Not durable before the next [`Device::sync`].
+    fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> io::Result<()>;
+
+    /// Returns when everything written before the call is durable. After an error nothing is known about it.
+    fn sync(&self) -> io::Result<()>;
+
+    /// Gives a range back to the host; its contents are undefined afterwards. A device that cannot does nothing.
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()>;
+
+    /// Bytes that can be addressed.
+    fn len(&self) -> io::Result<u64>;
+
+    /// Makes the device `new_len` long (never shorter) and allocates the new space, so that later writes to it cannot find
+    /// the host full. `StorageFull` when the host or the device has no more.
+    fn grow(&self, new_len: u64) -> io::Result<()>;
+
+    /// Allocates a range that may have been discarded, so that later writes to it cannot find the host full.
+    fn allocate(&self, _offset: u64, _len: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Bytes by which the device could still grow; `None` when nobody knows.
+    fn host_free(&self) -> Option<u64> {
+        None
+    }
+}

@@ -1,0 +1,154 @@
+//! The open zone of a stream: how far it is reserved, and the gaps that fills gave back. All positions are multiples of
+//! `SECTOR`.
+
+use std::collections::BTreeMap;
+
+use crate::{SECTOR, ZONE_SIZE, ZoneId, round_up};
+
+/// A stream with no zone has nothing to give.
+#[derive(Debug, Default)]
+pub(crate) struct Stream {
+    open: Option<Open>,
+}
+
+#[derive(Debug)]
+struct Open {
+    zone: u32,
+    /// Offset in the zone after everything reserved.
+    next: u64,
+    /// Offsets (start → end) before `next` that were reserved and given back.
+    gaps: BTreeMap<u64, u64>,
+}
+
+impl Stream {
+    pub fn zone(&self) -> Option<u32> {
+        self.open.as_ref().map(|o| o.zone)
+    }
+
+    /// The address after everything reserved.
+    pub fn position(&self) -> Option<u64> {
+        self.open.as_ref().map(|o| ZoneId(o.zone).start() + o.next)
+    }
+
+    /// Bytes after everything reserved.
+    pub fn rest(&self) -> u64 {
+        self.open.as_ref().map_or(0, |o| ZONE_SIZE - o.next)
+    }
+
+    /// Goes on in `zone` from an offset; returns the zone it leaves.
+    pub fn open(&mut self, zone: u32, next: u64) -> Option<u32> {
+        self.open.replace(Open { zone, next, gaps: BTreeMap::new() }).map(|o| o.zone)
+    }
+
+    pub fn close(&mut self) {
+        self.open = None;
+    }
+
+    /// Nothing in the zone is alive or reserved.
+    pub fn rewind(&mut self) {
+        if let Some(open) = &mut self.open {
+            open.next = 0;
+            open.gaps.clear();
+        }
+    }
+
+    /// Moves on to an address of the open zone, if that is further.
+    pub fn skip_to(&mut self, addr: u64) {
+        if let Some(open) = &mut self.open {
+            let offset = addr.saturating_sub(ZoneId(open.zone).start()).min(ZONE_SIZE);
+            open.next = open.next.max(round_up(offset, SECTOR));
+        }
+    }
+
+    /// Reserves between `need` and `want` bytes, in a gap or at the end; address and length.
+    pub fn reserve(&mut self, need: u64, want: u64, gaps: bool) -> Option<(u64, u64)> {
+        let open = self.open.as_mut()?;
+        let base = ZoneId(open.zone).start();
+        if gaps && let Some((&start, &end)) = open.gaps.iter().find(|&(&start, &end)| end - start >= need) {
+            open.gaps.remove(&start);
+            let len = want.min(end - start);
+            if start + len < end {
+                open.gaps.insert(start + len, end);
+            }
+            return Some((base + start, len));
+        }
+        if ZONE_SIZE - open.next < need {
+            return None;
+        }
+        let (start, len) = (open.next, want.min(ZONE_SIZE - open.next));
+        open.next += len;
+        Some((base + start, len))
+    }
+
+    /// Reserves between `need` and `want` bytes exactly at `addr`, which works if nobody reserved anything since.
+    pub fn extend(&mut self, addr: u64, need: u64, want: u64) -> Option<u64> {
+        if self.position() != Some(addr) || self.rest() < need {
+            return None;
+        }
+        self.reserve(need, want, false).map(|(_, len)| len)
+    }
+
+    /// Takes back a reserved range that was not used, unless the stream has left that zone.
+    pub fn give_back(&mut self, start: u64, end: u64) {
+        let Some(open) = &mut self.open else { return };
+        let base = ZoneId(open.zone).start();
+        if start >= end || start < base || end > base + open.next {
+            return;
+        }
+        let (mut start, mut end) = (start - base, end - base);
+        // Neighbouring gaps join, and one at the end is no gap.
+        if let Some((&before, _)) = open.gaps.range(..start).next_back().filter(|&(_, &e)| e == start) {
+            open.gaps.remove(&before);
+            start = before;
+        }
+        if let Some(after) = open.gaps.remove(&end) {
+            end = after;
+        }
+        if end == open.next {
+            open.next = start;
+        } else {
+            open.gaps.insert(start, end);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tail_given_back_is_reserved_again() {
+        let mut stream = Stream::default();
+        assert_eq!(stream.reserve(SECTOR, SECTOR, true), None);
+        stream.open(1, 0);
+        assert_eq!(stream.reserve(SECTOR, 16 * SECTOR, true), Some((ZONE_SIZE, 16 * SECTOR)));
+        stream.give_back(ZONE_SIZE + SECTOR, ZONE_SIZE + 16 * SECTOR);
+        assert_eq!(stream.position(), Some(ZONE_SIZE + SECTOR));
+    }
+
+    #[test]
+    fn gaps_join_and_are_filled_by_what_fits() {
+        let at = |sector: u64| ZONE_SIZE + sector * SECTOR;
+        let mut stream = Stream::default();
+        stream.open(1, 0);
+        stream.reserve(8 * SECTOR, 8 * SECTOR, true);
+        stream.give_back(at(1), at(2));
+        stream.give_back(at(3), at(4));
+        stream.give_back(at(2), at(3));
+        assert_eq!(stream.reserve(3 * SECTOR, 9 * SECTOR, true), Some((at(1), 3 * SECTOR)));
+        stream.give_back(at(1), at(4));
+        assert_eq!(stream.reserve(4 * SECTOR, 4 * SECTOR, true), Some((at(8), 4 * SECTOR)));
+        stream.give_back(at(4), at(12));
+        assert_eq!(stream.position(), Some(at(1)), "the gap at the end is swallowed");
+    }
+
+    #[test]
+    fn only_the_last_can_be_extended() {
+        let mut stream = Stream::default();
+        stream.open(1, 0);
+        stream.reserve(SECTOR, SECTOR, true);
+        assert_eq!(stream.extend(ZONE_SIZE + SECTOR, SECTOR, 2 * SECTOR), Some(2 * SECTOR));
+        assert_eq!(stream.extend(ZONE_SIZE + SECTOR, SECTOR, SECTOR), None);
+        assert_eq!(stream.extend(ZONE_SIZE + 3 * SECTOR, ZONE_SIZE, ZONE_SIZE), None);
+    }
+}

@@ -1,0 +1,179 @@
+//! The superblock pair: who the store is, and the root of everything in it. Two copies, written one after the other with a sync
+//! between, so that a torn one leaves the other, and a damaged one does not lose the newest root.
+//!
+//! One copy is 4096 bytes, integers little-endian:
+//!
+//! | offset | bytes | field |
+//! |---|---|---|
+//! | 0 | 8 | magic `KVFS\r\n\x1a\n` |
+//! | 8 | 4 | format version |
+//! | 12 | 4 | CRC-32C of the 4096 bytes with this field as zeros |
+//! | 16 | 8 | generation |
+//! | 24 | 16 | uuid |
+//! | 40 | 8 | capacity in bytes, 0 = unlimited |
+//! | 48 | 8 | address of this copy |
+//! | 56 | 4 | zones in the reserve |
+//! | 60 | 4 | length of the root |
+//! | 64 | 8 | zone size in bytes |
+//! | 72 | ≤ 2048 | root |
+//!
+//! All else is zero.
+
+use std::io;
+
+use crate::{Checksum, Device, Error, Purpose, Result, SECTOR, ZONE_SIZE};
+
+/// The format this program reads and writes.
+pub const FORMAT_VERSION: u32 = 1;
+
+/// The longest root, in bytes.
+pub const MAX_ROOT: usize = 2048;
+
+/// Where the copies lie.
+pub(crate) const COPIES: [u64; 2] = [0, 4 << 20];
+
+const SIZE: usize = SECTOR as usize;
+const MAGIC: [u8; 8] = *b"KVFS\r\n\x1a\n";
+const ROOT_AT: usize = 72;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Superblock {
+    pub uuid: [u8; 16],
+    pub version: u32,
+    /// Grows by one with every new root.
+    pub generation: u64,
+    /// Bytes the store may grow to; `None` is unlimited.
+    pub capacity: Option<u64>,
+    /// Zones kept back for flushing, merging and deleting.
+    pub reserve_zones: u32,
+    /// What the floor above wrote last; its own business.
+    pub root: Vec<u8>,
+}
+
+impl Superblock {
+    fn encode(&self, addr: u64) -> [u8; SIZE] {
+        let mut block = [0; SIZE];
+        let mut put = |at: usize, bytes: &[u8]| block[at..at + bytes.len()].copy_from_slice(bytes);
+        put(0, &MAGIC);
+        put(8, &self.version.to_le_bytes());
+        put(16, &self.generation.to_le_bytes());
+        put(24, &self.uuid);
+        put(40, &self.capacity.unwrap_or(0).to_le_bytes());
+        put(48, &addr.to_le_bytes());
+        put(56, &self.reserve_zones.to_le_bytes());
+        put(60, &(self.root.len() as u32).to_le_bytes());
+        put(64, &ZONE_SIZE.to_le_bytes());
+        put(ROOT_AT, &self.root);
+        let sum = checksum(&block);
+        block[12..16].copy_from_slice(&sum.to_le_bytes());
+        block
+    }
+
+    /// `NotAStore` without the magic, `Version` for one of another format, else `Corrupt` when anything is wrong.
+    fn decode(block: &[u8; SIZE], addr: u64) -> Result<Superblock> {
+        let u32_at = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| block[at + i]));
+        let u64_at = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| block[at + i]));
+        if block[..8] != MAGIC {
+            return Err(Error::NotAStore);
+        }
+        if checksum(block) != u32_at(12) {
+            return Err(Error::corrupt("a superblock fails its checksum", addr));
+        }
+        let version = u32_at(8);
+        if version != FORMAT_VERSION {
+            return Err(Error::Version { found: version, supported: FORMAT_VERSION });
+        }
+        let root_len = u32_at(60) as usize;
+        if u64_at(48) != addr || root_len > MAX_ROOT || u64_at(64) != ZONE_SIZE {
+            return Err(Error::corrupt("a superblock contradicts itself", addr));
+        }
+        Ok(Superblock {
+            uuid: std::array::from_fn(|i| block[24 + i]),
+            version,
+            generation: u64_at(16),
+            capacity: Some(u64_at(40)).filter(|&c| c > 0),
+            reserve_zones: u32_at(56),
+            root: block[ROOT_AT..ROOT_AT + root_len].to_vec(),
+        })
+    }
+}
+
+fn checksum(block: &[u8; SIZE]) -> u32 {
+    Checksum::new().update(&block[..12]).update(&[0; 4]).update(&block[16..]).finish()
+}
+
+/// Reads one copy.
+pub(crate) fn read_copy(device: &dyn Device, addr: u64) -> Result<Superblock> {
+    let mut block = [0; SIZE];
+    match device.read_at(Purpose::Superblock, addr, &mut block) {
+        Ok(()) => Superblock::decode(&block, addr),
+        Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Err(Error::NotAStore),
+        Err(e) => Err(Error::io(format!("reading the superblock at {addr}"), e)),
+    }
+}
+
+/// The newest valid copy and its index. One that cannot be read at all is an error even if the other can: it may have been
+/// the newest, and an old root is worse than none.
+pub(crate) fn read_newest(device: &dyn Device) -> Result<(Superblock, usize)> {
+    match COPIES.map(|addr| read_copy(device, addr)) {
+        [Ok(a), Ok(b)] if a.uuid != b.uuid => {
+            Err(Error::corrupt("the two superblocks belong to different stores", COPIES[usize::from(a.generation >= b.generation)]))
+        }
+        [Ok(a), Ok(b)] => Ok(if a.generation >= b.generation { (a, 0) } else { (b, 1) }),
+        [Err(e @ (Error::Io { .. } | Error::Version { .. })), _] | [_, Err(e @ (Error::Io { .. } | Error::Version { .. }))] => {
+            Err(e)
+        }
+        [Ok(a), Err(_)] => Ok((a, 0)),
+        [Err(_), Ok(b)] => Ok((b, 1)),
+        [Err(Error::NotAStore), Err(e)] | [Err(e), Err(_)] => Err(e),
+    }
+}
+
+/// Writes one copy; not synced.
+pub(crate) fn write_copy(device: &dyn Device, superblock: &Superblock, copy: usize) -> io::Result<()> {
+    let addr = COPIES[copy];
+    device.write_at(Purpose::Superblock, addr, &superblock.encode(addr))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Superblock {
+        Superblock {
+            uuid: *b"0123456789abcdef",
+            version: FORMAT_VERSION,
+            generation: 7,
+            capacity: Some(1 << 30),
+            reserve_zones: 8,
+            root: (0..=255).cycle().take(MAX_ROOT).collect(),
+        }
+    }
+
+    #[test]
+    fn it_comes_back() {
+        assert_eq!(Superblock::decode(&sample().encode(COPIES[1]), COPIES[1]).unwrap(), sample());
+    }
+
+    #[test]
+    fn every_flipped_bit_is_noticed() {
+        let good = sample().encode(0);
+        for bit in 0..SIZE * 8 {
+            let mut bad = good;
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert!(Superblock::decode(&bad, 0).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn a_copy_at_the_wrong_place_is_refused() {
+        assert!(matches!(Superblock::decode(&sample().encode(COPIES[0]), COPIES[1]), Err(Error::Corrupt { .. })));
+    }
+
+    #[test]
+    fn another_version_is_named() {
+        let mut other = sample();
+        other.version = 9;
+        assert!(matches!(Superblock::decode(&other.encode(0), 0), Err(Error::Version { found: 9, supported: FORMAT_VERSION })));
+    }
+}

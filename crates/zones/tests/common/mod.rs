@@ -1,0 +1,27 @@
+//! What the tests of zones share.
+#![allow(dead_code)]
+
+use std::sync::Arc;
+
+use env::Random;
+use zones::{Fill, FormatOptions, MemoryDevice, ZONE_SIZE, Zones};
+
+pub const SMALL: FormatOptions = FormatOptions { capacity: Some(64 * ZONE_SIZE), reserve_zones: 4 };
+
+pub fn memory_store(options: FormatOptions) -> Arc<Zones> {
+    Zones::format(Arc::new(MemoryDevice::new()), options).unwrap()
+}
+
+/// `count` objects of noise with up to `longest` bytes, never empty.
+pub fn objects(seed: u64, count: usize, longest: u64) -> impl Iterator<Item = Vec<u8>> {
+    let mut random = Random::new(seed);
+    (0..count).map(move |_| {
+        let mut object = vec![0; 1 + random.below(longest) as usize];
+        random.fill(&mut object);
+        object
+    })
+}
+
+pub fn place(fill: &mut Fill, align: u32, object: &[u8]) -> u64 {
+    fill.place(align, object.len(), |_, to| to.copy_from_slice(object)).unwrap()
+}
