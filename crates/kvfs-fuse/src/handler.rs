@@ -1,0 +1,99 @@
+//! What a FUSE transport asks of a file system, in plain types: the seam between the two.
+//!
+//! A transport (today `fuser` on `/dev/fuse`) decodes requests, calls a [`Handler`] and encodes what it returns; it knows nothing
+//! of KVFS. A handler knows nothing of message layouts, file descriptors or threads: every call may come from any thread, many
+//! at once. Policy that concerns the protocol itself (how long the kernel may cache, which requests are answered "do it
+//! without me") is in the transport's [`Policy`], for all handlers alike.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+
+pub use crate::types::*;
+
+/// The answer to a request.
+pub type Reply<T> = Result<T, Errno>;
+
+/// A file system as FUSE sees it: inodes, names relative to a folder, no paths and no open files.
+///
+/// Every call that returns an entry (`lookup`, `mknod`, `mkdir`, `symlink`, `link`, an entry of `readdir` with attributes) hands
+/// the kernel one reference to the inode, which `forget` gives back. An inode with references stays readable and writable
+/// after its last name is gone. Offsets and lengths are bytes.
+pub trait Handler: Send + Sync + 'static {
+    /// The entry `name` of `parent`; `None`: there is none, and the kernel may remember that.
+    fn lookup(&self, parent: Ino, name: &[u8]) -> Reply<Option<Attr>>;
+    fn forget(&self, ino: Ino, references: u64);
+    fn getattr(&self, ino: Ino) -> Reply<Attr>;
+    fn setattr(&self, ino: Ino, changes: &SetAttr, caller: Caller) -> Reply<Attr>;
+    fn readlink(&self, ino: Ino) -> Reply<Bytes>;
+    fn mknod(&self, parent: Ino, name: &[u8], kind: FileKind, perm: u16, rdev: u32, caller: Caller) -> Reply<Attr>;
+    fn mkdir(&self, parent: Ino, name: &[u8], perm: u16, caller: Caller) -> Reply<Attr>;
+    fn symlink(&self, parent: Ino, name: &[u8], target: &[u8], caller: Caller) -> Reply<Attr>;
+    fn link(&self, ino: Ino, parent: Ino, name: &[u8], caller: Caller) -> Reply<Attr>;
+    fn unlink(&self, parent: Ino, name: &[u8], caller: Caller) -> Reply<()>;
+    fn rmdir(&self, parent: Ino, name: &[u8], caller: Caller) -> Reply<()>;
+    fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), flags: RenameFlags, caller: Caller) -> Reply<()>;
+    /// Up to `length` bytes; fewer only at the end of the file.
+    fn read(&self, ino: Ino, offset: u64, length: u32) -> Reply<Bytes>;
+    /// Returns the bytes written. `kill_suid`: this write takes the set-user-ID and set-group-ID bits away.
+    fn write(&self, ino: Ino, offset: u64, data: &[u8], kill_suid: bool) -> Reply<u32>;
+    /// On disk when it returns. `data_only`: times may be left out.
+    fn fsync(&self, ino: Ino, data_only: bool) -> Reply<()>;
+    fn fsyncdir(&self, ino: Ino, data_only: bool) -> Reply<()>;
+    /// Entries behind `cookie` (0: from the start), in a stable order, until `take` returns false: that entry was not taken.
+    /// With `attributes` every entry but "." and ".." carries its attributes, and a reference if taken.
+    fn readdir(&self, ino: Ino, cookie: u64, attributes: bool, take: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Reply<()>;
+    fn getxattr(&self, ino: Ino, name: &[u8]) -> Reply<Bytes>;
+    /// The names, each ended by a zero byte.
+    fn listxattr(&self, ino: Ino) -> Reply<Bytes>;
+    fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode, caller: Caller) -> Reply<()>;
+    fn removexattr(&self, ino: Ino, name: &[u8], caller: Caller) -> Reply<()>;
+    fn statfs(&self) -> Reply<StatFs>;
+    fn fallocate(&self, ino: Ino, offset: u64, length: u64, how: Allocate) -> Reply<()>;
+    /// The first data or hole at or behind `offset`.
+    fn seek(&self, ino: Ino, offset: u64, what: Seek) -> Reply<u64>;
+    /// Returns the bytes copied.
+    fn copy_file_range(&self, from: (Ino, u64), to: (Ino, u64), length: u64) -> Reply<u64>;
+}
+
+/// How the kernel may cache, and how many requests may be under way.
+#[derive(Clone, Debug)]
+pub struct Policy {
+    /// How long names, and the absence of names, are believed without asking again. Nothing but this mount changes the file
+    /// system, or whoever does calls the [`Invalidator`], so this is long.
+    pub entry_ttl: Duration,
+    pub attr_ttl: Duration,
+    /// The largest write in one request, bytes.
+    pub max_write: u32,
+    /// How far the kernel reads ahead, bytes (above 128 KiB this takes the right to write to `/sys/class/bdi`).
+    pub max_readahead: u32,
+    /// Requests that nobody waits for (readahead, write-back) under way at once.
+    pub max_background: u16,
+    /// Extended attributes. With them every file that is written costs one request more, in which the kernel asks for its
+    /// capabilities.
+    pub xattrs: bool,
+    /// Threads that read requests, each on its own clone of the connection.
+    pub threads: usize,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Policy {
+            entry_ttl: Duration::from_secs(24 * 3600),
+            attr_ttl: Duration::from_secs(24 * 3600),
+            max_write: 1 << 20,
+            max_readahead: 1 << 20,
+            max_background: 256,
+            xattrs: true,
+            threads: 2,
+        }
+    }
+}
+
+/// Tells the kernel to drop what it caches, for changes that did not come through the mount.
+pub trait Invalidator: Send + Sync {
+    /// The name (also: the remembered absence of the name) is looked up anew.
+    fn entry(&self, parent: Ino, name: &[u8]) -> std::io::Result<()>;
+    /// Attributes and cached pages of the inode are read anew.
+    fn inode(&self, ino: Ino) -> std::io::Result<()>;
+}

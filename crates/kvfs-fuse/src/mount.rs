@@ -1,0 +1,379 @@
+//! Mounting: the mount call with its options, the session's threads, the kernel's knobs, and the way out again.
+//!
+//! With the right to mount we call mount(2) ourselves, which knows every option; without it the setuid helper `fusermount3` does it.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use fuser::{BackgroundSession, Config, INodeNo, MountOption, Notifier, Session, SessionACL};
+use rustix::mount::{MountFlags, UnmountFlags};
+
+use crate::counters::Counters;
+use crate::handler::{Handler, Ino, Invalidator, Policy};
+use crate::mounts::{self, MountEntry};
+use crate::transport::Transport;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot mount on {0}: it is not a folder")]
+    NotAFolder(PathBuf),
+    #[error("allow_other without default_permissions would let every user do everything: the kernel has to check permissions")]
+    Unguarded,
+    #[error("there is no FUSE here: cannot open /dev/fuse: {0}")]
+    NoFuse(io::Error),
+    #[error("cannot mount on {0}: {1}")]
+    Mount(PathBuf, io::Error),
+    #[error("cannot unmount {0}: {1}")]
+    Unmount(PathBuf, io::Error),
+    #[error("the FUSE session of {0} ended with an error: {1}")]
+    Session(PathBuf, io::Error),
+}
+
+/// The mount's options, as mount(8) knows them.
+#[derive(Clone, Debug)]
+pub struct MountOptions {
+    /// What the table of mounts shows as source.
+    pub source: OsString,
+    /// The file system type becomes `fuse.<subtype>`; empty: plain `fuse`.
+    pub subtype: String,
+    /// Others than the mounting user may use the mount. Needs `default_permissions`.
+    pub allow_other: bool,
+    /// The kernel checks permissions. Nothing else does.
+    pub default_permissions: bool,
+    pub read_only: bool,
+    pub suid: bool,
+    pub dev: bool,
+    pub exec: bool,
+    pub synchronous: bool,
+    pub dir_synchronous: bool,
+    pub access_times: AccessTimes,
+    pub dir_access_times: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AccessTimes {
+    #[default]
+    Relative,
+    Never,
+    Always,
+}
+
+impl Default for MountOptions {
+    fn default() -> Self {
+        MountOptions {
+            source: "kvfs".into(),
+            subtype: "kvfs".into(),
+            allow_other: false,
+            default_permissions: true,
+            read_only: false,
+            suid: false,
+            dev: false,
+            exec: true,
+            synchronous: false,
+            dir_synchronous: false,
+            access_times: AccessTimes::Relative,
+            dir_access_times: true,
+        }
+    }
+}
+
+impl MountOptions {
+    fn fs_type(&self) -> String {
+        if self.subtype.is_empty() { "fuse".into() } else { format!("fuse.{}", self.subtype) }
+    }
+
+    fn flags(&self) -> MountFlags {
+        let mut flags = match self.access_times {
+            AccessTimes::Relative => MountFlags::RELATIME,
+            AccessTimes::Never => MountFlags::NOATIME,
+            AccessTimes::Always => MountFlags::STRICTATIME,
+        };
+        flags.set(MountFlags::RDONLY, self.read_only);
+        flags.set(MountFlags::NOSUID, !self.suid);
+        flags.set(MountFlags::NODEV, !self.dev);
+        flags.set(MountFlags::NOEXEC, !self.exec);
+        flags.set(MountFlags::SYNCHRONOUS, self.synchronous);
+        flags.set(MountFlags::DIRSYNC, self.dir_synchronous);
+        flags.set(MountFlags::NODIRATIME, !self.dir_access_times);
+        flags
+    }
+
+    /// The same for `fusermount3`, which asks for them by name.
+    fn for_fusermount(&self) -> Vec<MountOption> {
+        let mut options = vec![MountOption::FSName(self.source.to_string_lossy().replace(',', "\\,"))];
+        if !self.subtype.is_empty() {
+            options.push(MountOption::Subtype(self.subtype.clone()));
+        }
+        if self.default_permissions {
+            options.push(MountOption::DefaultPermissions);
+        }
+        let pairs = [
+            (self.read_only, MountOption::RO),
+            (self.suid, MountOption::Suid),
+            (self.dev, MountOption::Dev),
+            (!self.exec, MountOption::NoExec),
+            (self.synchronous, MountOption::Sync),
+            (self.dir_synchronous, MountOption::DirSync),
+            (self.access_times == AccessTimes::Never, MountOption::NoAtime),
+        ];
+        options.extend(pairs.into_iter().filter(|(on, _)| *on).map(|(_, option)| option));
+        options
+    }
+}
+
+/// How to unmount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unmount {
+    /// Fails if a process uses the mount. When it returns, everything the kernel held has been handed to the daemon.
+    Clean,
+    /// Takes the mount out of sight at once; it ends when its last user leaves.
+    Lazy,
+    /// Ends it at once; what the kernel had not yet handed over is lost.
+    Forced,
+}
+
+/// A mounted file system and the threads that serve it. Dropping it unmounts it, lazily if need be.
+pub struct Mounted {
+    entry: MountEntry,
+    session: Option<BackgroundSession>,
+    counters: Arc<Counters>,
+}
+
+/// Mounts `handler` on the folder `mount_point`. When this returns, requests are being answered.
+pub fn mount<H: Handler>(handler: Arc<H>, mount_point: &Path, options: &MountOptions, policy: &Policy) -> Result<Mounted, Error> {
+    if options.allow_other && !options.default_permissions {
+        return Err(Error::Unguarded);
+    }
+    let failed = |e| Error::Mount(mount_point.to_path_buf(), e);
+    let mount_point = mount_point.canonicalize().map_err(failed)?;
+    let metadata = mount_point.metadata().map_err(failed)?;
+    if !metadata.is_dir() {
+        return Err(Error::NotAFolder(mount_point));
+    }
+    let counters = Arc::new(Counters::default());
+    let transport = Transport::new(handler, policy.clone(), counters.clone());
+    let mut config = Config::default();
+    config.n_threads = Some(policy.threads.max(1));
+    config.clone_fd = policy.threads > 1;
+    let session = match mount_directly(&mount_point, metadata.mode(), options)? {
+        Some(connection) => {
+            // The kernel keeps other users out unless `allow_other` is set; the library need not check again.
+            Session::from_fd(transport, connection, SessionACL::All, config)
+        }
+        None => {
+            config.mount_options = options.for_fusermount();
+            config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
+            Session::new(transport, &mount_point, &config)
+        }
+    };
+    let undo = |e| {
+        // A mount without a session would hang every process that touches it.
+        let _ = unmount(&mount_point, Unmount::Lazy);
+        failed(e)
+    };
+    let session = session.map_err(undo)?.spawn().map_err(undo)?;
+    let entry = mounts::mount_at(&mount_point).map_err(undo)?.ok_or_else(|| undo(io::ErrorKind::NotFound.into()))?;
+    raise_limits(&entry, policy);
+    Ok(Mounted { entry, session: Some(session), counters })
+}
+
+/// mount(2) on our own; `None` where that is not permitted.
+fn mount_directly(mount_point: &Path, mode: u32, options: &MountOptions) -> Result<Option<OwnedFd>, Error> {
+    let device = File::options().read(true).write(true).open("/dev/fuse").map_err(Error::NoFuse)?;
+    let mut data = format!(
+        "fd={},rootmode={:o},user_id={},group_id={}",
+        device.as_raw_fd(),
+        mode & libc::S_IFMT,
+        rustix::process::getuid().as_raw(),
+        rustix::process::getgid().as_raw(),
+    );
+    if options.default_permissions {
+        data.push_str(",default_permissions");
+    }
+    if options.allow_other {
+        data.push_str(",allow_other");
+    }
+    let data = std::ffi::CString::new(data).map_err(|e| Error::Mount(mount_point.to_path_buf(), e.into()))?;
+    match rustix::mount::mount(options.source.as_os_str(), mount_point, options.fs_type(), options.flags(), data.as_c_str()) {
+        Ok(()) => Ok(Some(device.into())),
+        Err(rustix::io::Errno::PERM) => Ok(None),
+        Err(e) => Err(Error::Mount(mount_point.to_path_buf(), e.into())),
+    }
+}
+
+/// Takes back two precautions against hostile FUSE daemons that make an honest one slow: a small readahead, and one percent of
+/// the memory for dirty pages. Without the right to do so they stay.
+fn raise_limits(entry: &MountEntry, policy: &Policy) {
+    let knobs = Path::new("/sys/class/bdi").join(&entry.device);
+    let values = [
+        ("read_ahead_kb", (policy.max_readahead / 1024).to_string()),
+        ("max_ratio", "100".to_string()),
+        ("strict_limit", "0".to_string()),
+    ];
+    for (knob, value) in values {
+        if let Err(e) = std::fs::write(knobs.join(knob), &value) {
+            tracing::debug!("cannot set {knob} of {} to {value}: {e}", entry.mount_point.display());
+        }
+    }
+}
+
+/// Unmounts whatever file system is on top of `mount_point`.
+pub fn unmount(mount_point: &Path, how: Unmount) -> Result<(), Error> {
+    if how == Unmount::Forced
+        && let Ok(Some(entry)) = mounts::mount_at(mount_point)
+        && entry.is_fuse()
+    {
+        let abort = Path::new("/sys/fs/fuse/connections").join(entry.minor()).join("abort");
+        if let Err(e) = std::fs::write(&abort, "1") {
+            tracing::debug!("cannot abort the connection of {}: {e}", mount_point.display());
+        }
+    }
+    let flags = if how == Unmount::Clean { UnmountFlags::NOFOLLOW } else { UnmountFlags::NOFOLLOW | UnmountFlags::DETACH };
+    match rustix::mount::unmount(mount_point, flags) {
+        Ok(()) => Ok(()),
+        Err(rustix::io::Errno::PERM) => fusermount(mount_point, how),
+        Err(e) => Err(Error::Unmount(mount_point.to_path_buf(), e.into())),
+    }
+}
+
+fn fusermount(mount_point: &Path, how: Unmount) -> Result<(), Error> {
+    let failed = |e| Error::Unmount(mount_point.to_path_buf(), e);
+    let mut command = Command::new("fusermount3");
+    command.arg(if how == Unmount::Clean { "-u" } else { "-uz" }).arg("--").arg(mount_point);
+    let output = command.output().map_err(failed)?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let kind = if said.contains("busy") { io::ErrorKind::ResourceBusy } else { io::ErrorKind::PermissionDenied };
+    Err(failed(io::Error::new(kind, said.trim().to_string())))
+}
+
+impl Mounted {
+    pub fn mount_point(&self) -> &Path {
+        &self.entry.mount_point
+    }
+
+    /// "major:minor" of the mount.
+    pub fn device(&self) -> &str {
+        &self.entry.device
+    }
+
+    pub fn counters(&self) -> Arc<Counters> {
+        self.counters.clone()
+    }
+
+    /// For changes that do not come through the mount.
+    pub fn invalidator(&self) -> Option<Arc<dyn Invalidator>> {
+        let session = self.session.as_ref()?;
+        Some(Arc::new(KernelCache(session.notifier())))
+    }
+
+    /// By which another thread can end the mount while this one waits.
+    pub fn unmounter(&self) -> Unmounter {
+        Unmounter { entry: self.entry.clone() }
+    }
+
+    /// Returns when the mount is gone and no request is under way.
+    pub fn wait(&mut self) -> Result<(), Error> {
+        match self.session.take() {
+            Some(session) => session.join().map_err(|e| Error::Session(self.entry.mount_point.clone(), e)),
+            None => Ok(()),
+        }
+    }
+
+    /// Unmounts cleanly and waits. On failure (somebody uses it, say) the mount lives on.
+    pub fn unmount(&mut self) -> Result<(), Error> {
+        self.unmounter().unmount(Unmount::Clean)?;
+        self.wait()
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if self.session.is_none() {
+            return;
+        }
+        let unmounter = self.unmounter();
+        if unmounter.unmount(Unmount::Clean).or_else(|_| unmounter.end()).is_ok()
+            && let Err(e) = self.wait()
+        {
+            tracing::warn!("{e}");
+        }
+    }
+}
+
+/// Ends one mount, from any thread, and never another one that took its place.
+#[derive(Clone, Debug)]
+pub struct Unmounter {
+    entry: MountEntry,
+}
+
+impl Unmounter {
+    fn is_mounted(&self) -> bool {
+        mounts::mounts().is_ok_and(|all| all.contains(&self.entry))
+    }
+
+    pub fn unmount(&self, how: Unmount) -> Result<(), Error> {
+        let mount_point = &self.entry.mount_point;
+        match mounts::mount_at(mount_point).map_err(|e| Error::Unmount(mount_point.clone(), e))? {
+            Some(top) if top == self.entry => unmount(mount_point, how),
+            _ if self.is_mounted() => {
+                let covered = io::Error::new(io::ErrorKind::ResourceBusy, "something else is mounted on top");
+                Err(Error::Unmount(mount_point.clone(), covered))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Ends the mount even while it is in use, with everything that was written until now handed to the daemon first.
+    pub fn end(&self) -> Result<(), Error> {
+        if let Err(e) = self.unmount(Unmount::Clean) {
+            tracing::warn!("{e}; ending it under its users");
+            if let Ok(folder) = File::open(&self.entry.mount_point) {
+                let _ = rustix::fs::syncfs(&folder);
+            }
+            self.unmount(Unmount::Forced)?;
+        }
+        Ok(())
+    }
+}
+
+struct KernelCache(Notifier);
+
+impl Invalidator for KernelCache {
+    fn entry(&self, parent: Ino, name: &[u8]) -> io::Result<()> {
+        self.0.inval_entry(INodeNo(parent), OsStr::from_bytes(name))
+    }
+
+    fn inode(&self, ino: Ino) -> io::Result<()> {
+        self.0.inval_inode(INodeNo(ino), 0, 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_and_set_user_id_are_off_unless_asked_for() {
+        let flags = MountOptions::default().flags();
+        assert!(flags.contains(MountFlags::NODEV | MountFlags::NOSUID | MountFlags::RELATIME));
+        assert!(!flags.contains(MountFlags::NOEXEC | MountFlags::RDONLY));
+        let open = MountOptions { suid: true, dev: true, ..Default::default() };
+        assert!(!open.flags().intersects(MountFlags::NODEV | MountFlags::NOSUID));
+    }
+
+    #[test]
+    fn an_empty_subtype_leaves_the_type_plain() {
+        assert_eq!(MountOptions::default().fs_type(), "fuse.kvfs");
+        assert_eq!(MountOptions { subtype: String::new(), ..Default::default() }.fs_type(), "fuse");
+    }
+}

@@ -1,0 +1,120 @@
+//! What is mounted where, from `/proc/self/mountinfo`: asked of the kernel alone, so that a dead or hanging mount cannot stop us.
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+/// One mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountEntry {
+    /// "major:minor", as in `/sys/class/bdi` and `st_dev`.
+    pub device: String,
+    pub mount_point: PathBuf,
+    /// "fuse.kvfs", say.
+    pub fs_type: String,
+    pub source: OsString,
+}
+
+impl MountEntry {
+    pub fn is_fuse(&self) -> bool {
+        self.fs_type == "fuse" || self.fs_type.starts_with("fuse.")
+    }
+
+    /// The number that names the connection in `/sys/fs/fuse/connections`.
+    pub fn minor(&self) -> &str {
+        self.device.split_once(':').map_or("", |(_, minor)| minor)
+    }
+}
+
+/// All mounts of this process's name space, oldest first.
+pub fn mounts() -> io::Result<Vec<MountEntry>> {
+    let table = std::fs::read("/proc/self/mountinfo")?;
+    Ok(table.split(|&b| b == b'\n').filter_map(parse_line).collect())
+}
+
+/// The topmost mount on exactly this path (absolute, without symlinks), if there is one.
+pub fn mount_at(path: &Path) -> io::Result<Option<MountEntry>> {
+    Ok(mounts()?.into_iter().rfind(|m| m.mount_point == path))
+}
+
+/// The mount that `path` (absolute, without symlinks) lies in.
+pub fn mount_of(path: &Path) -> io::Result<Option<MountEntry>> {
+    let mut best: Option<MountEntry> = None;
+    for m in mounts()? {
+        let longer = best.as_ref().is_none_or(|b| m.mount_point.as_os_str().len() >= b.mount_point.as_os_str().len());
+        if path.starts_with(&m.mount_point) && longer {
+            best = Some(m);
+        }
+    }
+    Ok(best)
+}
+
+/// True where a FUSE mount's daemon is gone: every access says "Transport endpoint is not connected".
+pub fn is_dead(path: &Path) -> bool {
+    matches!(std::fs::symlink_metadata(path), Err(e) if matches!(e.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED)))
+}
+
+fn parse_line(line: &[u8]) -> Option<MountEntry> {
+    let mut fields = line.split(|&b| b == b' ');
+    let device = fields.nth(2)?;
+    let mount_point = fields.nth(1)?;
+    let mut fields = fields.skip_while(|f| *f != b"-").skip(1);
+    let fs_type = fields.next()?;
+    let source = fields.next()?;
+    Some(MountEntry {
+        device: String::from_utf8_lossy(device).into_owned(),
+        mount_point: PathBuf::from(unescape(mount_point)),
+        fs_type: String::from_utf8_lossy(&unescape(fs_type).into_vec()).into_owned(),
+        source: unescape(source),
+    })
+}
+
+/// Blank, tab, newline and backslash are written as `\040` and so on.
+fn unescape(field: &[u8]) -> OsString {
+    let mut out = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let [first, tail @ ..] = rest {
+        let octal = tail.get(..3).filter(|d| *first == b'\\' && d.iter().all(|c| (b'0'..=b'7').contains(c)));
+        match octal {
+            Some(d) => {
+                out.push(d.iter().fold(0u8, |n, c| n.wrapping_mul(8).wrapping_add(c - b'0')));
+                rest = &tail[3..];
+            }
+            None => {
+                out.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    OsStr::from_bytes(&out).to_os_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_taken_apart_and_unescaped() {
+        let line = br"36 35 98:0 /mnt1 /mnt/a\040b rw,noatime master:1 shared:2 - fuse.kvfs /x\134y rw,errors=continue";
+        let m = parse_line(line).expect("a valid line");
+        assert_eq!(m.device, "98:0");
+        assert_eq!(m.minor(), "0");
+        assert_eq!(m.mount_point, Path::new("/mnt/a b"));
+        assert_eq!(m.fs_type, "fuse.kvfs");
+        assert_eq!(m.source, OsStr::new("/x\\y"));
+        assert!(m.is_fuse());
+    }
+
+    #[test]
+    fn a_broken_line_is_skipped() {
+        assert_eq!(parse_line(b""), None);
+        assert_eq!(parse_line(b"36 35 98:0 / /mnt rw"), None);
+        assert_eq!(unescape(br"a\04"), OsStr::new(r"a\04"));
+    }
+
+    #[test]
+    fn the_root_is_mounted() {
+        assert!(mount_of(Path::new("/")).expect("mountinfo").is_some());
+    }
+}

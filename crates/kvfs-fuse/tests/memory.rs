@@ -1,0 +1,186 @@
+//! A file system in memory, for tests of the door alone: as little as the kernel needs to create, read, write, list and remove.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use bytes::Bytes;
+use kvfs_fuse::handler::*;
+use parking_lot::Mutex;
+
+struct Node {
+    attr: Attr,
+    parent: Ino,
+    data: Vec<u8>,
+    entries: BTreeMap<Vec<u8>, Ino>,
+    xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+}
+
+pub struct Memory {
+    nodes: Mutex<BTreeMap<Ino, Node>>,
+    pub syncs: AtomicU32,
+}
+
+fn attr(ino: Ino, kind: FileKind, perm: u16, caller: Caller) -> Attr {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+    let now = Timestamp { secs: now.tv_sec, nanos: now.tv_nsec as u32 };
+    let (uid, gid) = (caller.uid, caller.gid);
+    let nlink = if kind == FileKind::Dir { 2 } else { 1 };
+    Attr { ino, kind, perm, nlink, uid, gid, rdev: 0, size: 0, blocks: 0, atime: now, mtime: now, ctime: now, btime: now }
+}
+
+impl Memory {
+    pub fn new() -> Memory {
+        let caller = Caller { uid: 0, gid: 0, pid: 0 };
+        let root = Node {
+            attr: attr(ROOT, FileKind::Dir, 0o755, caller),
+            parent: ROOT,
+            data: Vec::new(),
+            entries: BTreeMap::new(),
+            xattrs: BTreeMap::new(),
+        };
+        Memory { nodes: Mutex::new(BTreeMap::from([(ROOT, root)])), syncs: AtomicU32::new(0) }
+    }
+
+    fn with<T>(&self, ino: Ino, f: impl FnOnce(&mut Node) -> Reply<T>) -> Reply<T> {
+        f(self.nodes.lock().get_mut(&ino).ok_or(Errno(libc::ENOENT))?)
+    }
+
+    fn add(&self, parent: Ino, name: &[u8], kind: FileKind, perm: u16, data: &[u8], caller: Caller) -> Reply<Attr> {
+        let mut nodes = self.nodes.lock();
+        let ino = nodes.last_key_value().map_or(ROOT, |(ino, _)| *ino) + 1;
+        let folder = nodes.get_mut(&parent).ok_or(Errno(libc::ENOENT))?;
+        if folder.entries.contains_key(name) {
+            return Err(Errno(libc::EEXIST));
+        }
+        folder.entries.insert(name.to_vec(), ino);
+        let attr = Attr { size: data.len() as u64, ..attr(ino, kind, perm, caller) };
+        nodes.insert(ino, Node { attr, parent, data: data.to_vec(), entries: BTreeMap::new(), xattrs: BTreeMap::new() });
+        Ok(attr)
+    }
+
+    fn take(&self, parent: Ino, name: &[u8]) -> Reply<()> {
+        self.with(parent, |n| n.entries.remove(name).map(|_| ()).ok_or(Errno(libc::ENOENT)))
+    }
+}
+
+impl Handler for Memory {
+    fn lookup(&self, parent: Ino, name: &[u8]) -> Reply<Option<Attr>> {
+        let nodes = self.nodes.lock();
+        let folder = nodes.get(&parent).ok_or(Errno(libc::ENOENT))?;
+        Ok(folder.entries.get(name).and_then(|ino| nodes.get(ino)).map(|n| n.attr))
+    }
+    fn forget(&self, _ino: Ino, _references: u64) {}
+    fn getattr(&self, ino: Ino) -> Reply<Attr> {
+        self.with(ino, |n| Ok(n.attr))
+    }
+    fn setattr(&self, ino: Ino, changes: &SetAttr, _caller: Caller) -> Reply<Attr> {
+        self.with(ino, |n| {
+            n.attr.perm = changes.mode.unwrap_or(n.attr.perm);
+            if let Some(size) = changes.size {
+                n.data.resize(size as usize, 0);
+                n.attr.size = size;
+            }
+            if let Some(TimeSet::At(t)) = changes.mtime {
+                n.attr.mtime = t;
+            }
+            if let Some(TimeSet::At(t)) = changes.atime {
+                n.attr.atime = t;
+            }
+            Ok(n.attr)
+        })
+    }
+    fn readlink(&self, ino: Ino) -> Reply<Bytes> {
+        self.with(ino, |n| Ok(Bytes::copy_from_slice(&n.data)))
+    }
+    fn mknod(&self, parent: Ino, name: &[u8], kind: FileKind, perm: u16, _rdev: u32, caller: Caller) -> Reply<Attr> {
+        self.add(parent, name, kind, perm, b"", caller)
+    }
+    fn mkdir(&self, parent: Ino, name: &[u8], perm: u16, caller: Caller) -> Reply<Attr> {
+        self.add(parent, name, FileKind::Dir, perm, b"", caller)
+    }
+    fn symlink(&self, parent: Ino, name: &[u8], target: &[u8], caller: Caller) -> Reply<Attr> {
+        self.add(parent, name, FileKind::Symlink, 0o777, target, caller)
+    }
+    fn link(&self, _ino: Ino, _parent: Ino, _name: &[u8], _caller: Caller) -> Reply<Attr> {
+        Err(Errno(libc::EPERM))
+    }
+    fn unlink(&self, parent: Ino, name: &[u8], _caller: Caller) -> Reply<()> {
+        self.take(parent, name)
+    }
+    fn rmdir(&self, parent: Ino, name: &[u8], _caller: Caller) -> Reply<()> {
+        self.take(parent, name)
+    }
+    fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), _flags: RenameFlags, _caller: Caller) -> Reply<()> {
+        let ino = self.lookup(from.0, from.1)?.ok_or(Errno(libc::ENOENT))?.ino;
+        self.take(from.0, from.1)?;
+        self.with(to.0, |n| Ok(n.entries.insert(to.1.to_vec(), ino)))?;
+        Ok(())
+    }
+    fn read(&self, ino: Ino, offset: u64, length: u32) -> Reply<Bytes> {
+        self.with(ino, |n| {
+            let start = n.data.len().min(offset as usize);
+            let end = n.data.len().min(start + length as usize);
+            Ok(Bytes::copy_from_slice(&n.data[start..end]))
+        })
+    }
+    fn write(&self, ino: Ino, offset: u64, data: &[u8], _kill_suid: bool) -> Reply<u32> {
+        self.with(ino, |n| {
+            let end = offset as usize + data.len();
+            if n.data.len() < end {
+                n.data.resize(end, 0);
+            }
+            n.data[offset as usize..end].copy_from_slice(data);
+            n.attr.size = n.data.len() as u64;
+            n.attr.blocks = n.attr.size.div_ceil(512);
+            Ok(data.len() as u32)
+        })
+    }
+    fn fsync(&self, _ino: Ino, _data_only: bool) -> Reply<()> {
+        self.syncs.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+    fn fsyncdir(&self, _ino: Ino, _data_only: bool) -> Reply<()> {
+        Ok(())
+    }
+    fn readdir(&self, ino: Ino, cookie: u64, attributes: bool, take: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Reply<()> {
+        let nodes = self.nodes.lock();
+        let folder = nodes.get(&ino).ok_or(Errno(libc::ENOENT))?;
+        let dots = [(&b"."[..], ino, None), (b"..", folder.parent, None)];
+        let names = folder.entries.iter().map(|(name, ino)| (&name[..], *ino, nodes.get(ino).map(|n| n.attr)));
+        for (at, (name, ino, attr)) in dots.into_iter().chain(names).enumerate().skip(cookie as usize) {
+            let kind = attr.map_or(FileKind::Dir, |a| a.kind);
+            let attr = attr.as_ref().filter(|_| attributes);
+            if !take(DirEntry { ino, cookie: at as u64 + 1, kind, name, attr }) {
+                break;
+            }
+        }
+        Ok(())
+    }
+    fn getxattr(&self, ino: Ino, name: &[u8]) -> Reply<Bytes> {
+        self.with(ino, |n| n.xattrs.get(name).map(|v| Bytes::copy_from_slice(v)).ok_or(Errno(libc::ENODATA)))
+    }
+    fn listxattr(&self, ino: Ino) -> Reply<Bytes> {
+        self.with(ino, |n| Ok(n.xattrs.keys().flat_map(|k| k.iter().copied().chain([0])).collect()))
+    }
+    fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], _mode: XattrMode, _caller: Caller) -> Reply<()> {
+        self.with(ino, |n| {
+            n.xattrs.insert(name.to_vec(), value.to_vec());
+            Ok(())
+        })
+    }
+    fn removexattr(&self, ino: Ino, name: &[u8], _caller: Caller) -> Reply<()> {
+        self.with(ino, |n| n.xattrs.remove(name).map(|_| ()).ok_or(Errno(libc::ENODATA)))
+    }
+    fn statfs(&self) -> Reply<StatFs> {
+        Ok(StatFs { block_size: 4096, blocks: 1000, blocks_free: 500, files: 100, files_free: 50, name_max: 255 })
+    }
+    fn fallocate(&self, _ino: Ino, _offset: u64, _length: u64, _how: Allocate) -> Reply<()> {
+        Err(Errno(libc::EOPNOTSUPP))
+    }
+    fn seek(&self, _ino: Ino, _offset: u64, _what: Seek) -> Reply<u64> {
+        Err(Errno(libc::EOPNOTSUPP))
+    }
+    fn copy_file_range(&self, _from: (Ino, u64), _to: (Ino, u64), _length: u64) -> Reply<u64> {
+        Err(Errno(libc::EOPNOTSUPP))
+    }
+}

@@ -1,0 +1,183 @@
+//! What the kernel asks: the number of requests per operation is what a FUSE file system costs. A file system in memory answers.
+
+mod memory;
+
+use std::fs;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use kvfs_fuse::counters::Request;
+use kvfs_fuse::{Counters, MountOptions, Mounted, Policy, mount};
+use memory::Memory;
+
+/// A mount in a folder of its own, gone when dropped.
+struct Mount {
+    // Fields drop in order: the mount goes before the folder it is on.
+    mounted: Mounted,
+    dir: tempfile::TempDir,
+}
+
+impl Mount {
+    /// `None`, with the reason printed, where this process may not mount.
+    fn new(policy: Policy) -> Option<Mount> {
+        if let Err(e) = fs::File::open("/dev/fuse") {
+            eprintln!("SKIPPED: no FUSE here: cannot open /dev/fuse: {e}");
+            return None;
+        }
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        match mount(Arc::new(Memory::new()), dir.path(), &MountOptions::default(), &policy) {
+            Ok(mounted) => Some(Mount { mounted, dir }),
+            Err(e) => {
+                assert!(!rustix::process::geteuid().is_root(), "root can mount: {e}");
+                eprintln!("SKIPPED: may not mount: {e}");
+                None
+            }
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn counters(&self) -> Arc<Counters> {
+        self.mounted.counters()
+    }
+}
+
+/// Requests made by `work`, by kind.
+fn requests(counters: &Counters, work: impl FnOnce()) -> Vec<(&'static str, u64)> {
+    let before = counters.seen();
+    work();
+    let earlier = |name| before.iter().find(|(n, _)| *n == name).map_or(0, |(_, count)| *count);
+    counters.seen().into_iter().map(|(name, n)| (name, n - earlier(name))).filter(|&(name, n)| n > 0 && name != "FORGET").collect()
+}
+
+fn write_file(path: &Path, data: &[u8]) {
+    let mut file = fs::File::create_new(path).expect("create");
+    file.write_all(data).expect("write");
+}
+
+/// What creating a file, writing 4 KiB and closing it asks. The times of a new file must be of the kernel's coarse clock: if the
+/// write that follows at once falls into the same tick, the kernel has no newer time to send (SETATTR). A tick may
+/// end in between, so the cheapest of a few counts.
+fn create_with_4_kib(policy: Policy) -> Option<Vec<(&'static str, u64)>> {
+    let m = Mount::new(policy)?;
+    // The first of each kind teaches the kernel what it need not ask (OPEN, CREATE, FLUSH).
+    write_file(&m.path("first"), &[7; 4096]);
+    let rounds = (0..20).map(|i| requests(&m.counters(), || write_file(&m.path(&format!("f{i}")), &[7; 4096])));
+    rounds.min_by_key(|seen| seen.iter().map(|(_, n)| n).sum::<u64>())
+}
+
+#[test]
+fn creating_a_file_with_4_kib_costs_five_requests_and_four_without_xattrs() {
+    // GETATTR is for the folder, whose times the last creation changed.
+    let Some(seen) = create_with_4_kib(Policy::default()) else { return };
+    assert_eq!(seen, [("LOOKUP", 1), ("GETATTR", 1), ("MKNOD", 1), ("WRITE", 1), ("GETXATTR", 1)]);
+    let Some(seen) = create_with_4_kib(Policy { xattrs: false, ..Policy::default() }) else { return };
+    assert_eq!(seen, [("LOOKUP", 1), ("GETATTR", 1), ("MKNOD", 1), ("WRITE", 1)]);
+}
+
+#[test]
+fn what_was_seen_once_is_not_asked_again() {
+    let Some(m) = Mount::new(Policy::default()) else { return };
+    write_file(&m.path("a"), b"hello");
+    assert_eq!(fs::read(m.path("a")).expect("read"), b"hello");
+    let counters = m.counters();
+    let seen = requests(&counters, || {
+        for _ in 0..10 {
+            let mut content = [0; 9];
+            let n = fs::File::open(m.path("a")).expect("open").read(&mut content).expect("read");
+            assert_eq!(&content[..n], b"hello");
+        }
+    });
+    assert_eq!(seen, [], "open, read and close of a cached file ask nothing");
+    // A close makes the kernel doubt the space a file takes, so the first stat behind it asks; the others do not.
+    let seen = requests(&counters, || {
+        for _ in 0..10 {
+            assert_eq!(fs::metadata(m.path("a")).expect("stat").len(), 5);
+        }
+    });
+    assert_eq!(seen, [("GETATTR", 1)]);
+    assert!(fs::metadata(m.path("missing")).is_err());
+    let seen = requests(&counters, || assert!(fs::metadata(m.path("missing")).is_err()));
+    assert_eq!(seen, [], "a missing name is remembered");
+}
+
+#[test]
+fn open_and_close_are_asked_once() {
+    let Some(m) = Mount::new(Policy::default()) else { return };
+    for i in 0..20 {
+        write_file(&m.path(&format!("f{i}")), b"x");
+        fs::read_dir(m.dir.path()).expect("readdir").count();
+    }
+    let c = m.counters();
+    for kind in [Request::Open, Request::Create, Request::Flush, Request::OpenDir] {
+        assert!(c.get(kind) <= 1, "{kind:?}: {}", c.get(kind));
+    }
+    assert_eq!((c.get(Request::Release), c.get(Request::ReleaseDir)), (0, 0));
+}
+
+#[test]
+fn a_rewrite_asks_for_capabilities_once_a_file_not_once_a_write() {
+    let Some(m) = Mount::new(Policy::default()) else { return };
+    let mut file = fs::File::create_new(m.path("a")).expect("create");
+    for _ in 0..100 {
+        file.write_all(b"0123456789").expect("write");
+    }
+    drop(file);
+    assert!(m.counters().get(Request::GetXattr) <= 1, "{}", m.counters());
+    assert!(m.counters().get(Request::Write) <= 2, "{}", m.counters());
+}
+
+#[test]
+fn listing_with_attributes_needs_no_lookups() {
+    let Some(m) = Mount::new(Policy { entry_ttl: std::time::Duration::ZERO, ..Policy::default() }) else { return };
+    for i in 0..300 {
+        fs::create_dir(m.path(&format!("d{i}"))).expect("mkdir");
+    }
+    let seen = requests(&m.counters(), || {
+        let n = fs::read_dir(m.dir.path()).expect("readdir").filter(|e| e.as_ref().expect("entry").metadata().is_ok()).count();
+        assert_eq!(n, 300);
+    });
+    let total: u64 = seen.iter().map(|(_, n)| n).sum();
+    eprintln!("readdir + stat of 300: {seen:?}");
+    assert!(total < 310, "{seen:?}");
+}
+
+#[test]
+fn the_kernel_forgets_what_it_is_told_to_forget() {
+    let Some(m) = Mount::new(Policy::default()) else { return };
+    write_file(&m.path("a"), b"hello");
+    fs::metadata(m.path("a")).expect("stat");
+    let ino = std::os::unix::fs::MetadataExt::ino(&fs::metadata(m.path("a")).expect("stat"));
+    let invalidator = m.mounted.invalidator().expect("mounted");
+    let counters = m.counters();
+    invalidator.entry(1, b"a").expect("invalidate the name");
+    let seen = requests(&counters, || assert!(fs::metadata(m.path("a")).is_ok()));
+    assert!(seen.contains(&("LOOKUP", 1)), "{seen:?}");
+    invalidator.inode(ino).expect("invalidate the inode");
+    let seen = requests(&counters, || assert_eq!(fs::read(m.path("a")).expect("read"), b"hello"));
+    assert!(seen.iter().any(|(name, _)| *name == "READ"), "{seen:?}");
+}
+
+#[test]
+fn a_busy_mount_refuses_to_go_and_a_dropped_one_goes() {
+    let Some(mut m) = Mount::new(Policy::default()) else { return };
+    write_file(&m.path("a"), b"hello");
+    let open = fs::File::open(m.path("a")).expect("open");
+    assert!(m.mounted.unmount().is_err(), "somebody has a file open");
+    assert_eq!(fs::read(m.path("a")).expect("still mounted"), b"hello");
+    drop(open);
+    m.mounted.unmount().expect("nobody uses it");
+    assert!(!m.path("a").exists());
+    assert!(kvfs_fuse::mounts::mount_at(m.dir.path()).expect("mountinfo").is_none());
+}
+
+#[test]
+fn sharing_without_permission_checks_is_refused() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let options = MountOptions { allow_other: true, default_permissions: false, ..Default::default() };
+    let refused = mount(Arc::new(Memory::new()), dir.path(), &options, &Policy::default());
+    assert!(matches!(refused.err(), Some(kvfs_fuse::Error::Unguarded)));
+}
