@@ -13,7 +13,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 pub trait Env: Send + Sync + 'static {
     /// Time since some fixed point; never goes back.
     fn monotonic(&self) -> Duration;
-    /// Time since the Unix epoch, as file times show it.
+    /// Time since the Unix epoch, as file times show it: of the kernel's coarse clock (a tick is some milliseconds), so that a
+    /// file made here and written to at once has no other time in the kernel's eyes, which then has none to send.
     fn wall(&self) -> Duration;
     /// A random number; from a seed in the simulation.
     fn random(&self) -> u64;
@@ -40,7 +41,8 @@ impl Env for Machine {
         self.start.elapsed()
     }
     fn wall(&self) -> Duration {
-        SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+        Duration::new(u64::try_from(now.tv_sec).unwrap_or(0), u32::try_from(now.tv_nsec).unwrap_or(0))
     }
     fn random(&self) -> u64 {
         split_mix(&self.state)
