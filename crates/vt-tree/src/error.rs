@@ -1,8 +1,11 @@
 //! What can go wrong in a tree: the device, or bytes on it that are not what was written.
 
 /// An error of a tree operation.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
+    /// The device, the space on it, or a checksum of the floor below.
+    #[error(transparent)]
+    Zones(#[from] zones::Error),
     /// Bytes that passed their checksum, or carry none, say something impossible. `addr` is the device address of the piece that
     /// holds them; 0 where the caller did not say.
     #[error("corrupt {what} at device address {addr:#x}: run `kvfs check`, restore from a backup or a snapshot stream")]

@@ -27,10 +27,11 @@ use crate::{Lookup, Seq, Value};
 use arena::{Arena, Place};
 use bytes::Bytes;
 use fragments::Fragments;
-use parking_lot::{RwLock, RwLockWriteGuard};
+use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use tree::{Stamp, Tree};
+use zones::Hold;
 
 /// Inline values of at least this many bytes are kept as given; smaller ones are copied into the arena.
 pub const KEEP_FROM: usize = 512;
@@ -38,6 +39,7 @@ pub const KEEP_FROM: usize = 512;
 /// The newest items of a tree, in memory. See the module's comment.
 pub struct Memtable {
     state: RwLock<State>,
+    hold: Mutex<Hold>,
     // Written under the lock, read without it.
     bytes: AtomicUsize,
     len: AtomicUsize,
@@ -82,6 +84,7 @@ impl Memtable {
                 min_seq: Seq::MAX,
                 max_seq: 0,
             }),
+            hold: Mutex::new(Hold::default()),
             bytes: AtomicUsize::new(size_of::<Memtable>()),
             len: AtomicUsize::new(0),
             max_seq: AtomicU64::new(0),
@@ -147,6 +150,11 @@ impl Memtable {
     pub fn set_floor(&self, floor: Seq) {
         let mut s = self.state.write();
         s.floor = s.floor.max(floor);
+    }
+
+    /// Keeps the zones of `hold` from being reused as long as the memtable lives: those of the extents that its values refer to.
+    pub fn hold(&self, hold: Hold) {
+        self.hold.lock().merge(hold);
     }
 
     /// Heap bytes in use, overhead included. An estimate from above, except for shared buffers, see `put`.

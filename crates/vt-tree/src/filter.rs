@@ -1,0 +1,351 @@
+//! The quotient filter: is a key perhaps under this index node, or surely not?
+//!
+//! A filter is a set of *fingerprints*, the top `bits` bits of a key's hash. Sorted, a fingerprint splits into a quotient, which is
+//! told by position, and a remainder of `low` bits, which is stored: the quotient filter's idea, in the static form of it that Elias and
+//! Fano found, because a run never changes. Of each quotient a unary code says how many remainders it has (a one for each, then a
+//! zero); a directory says where every 128th quotient's code begins. A lookup reads one directory entry, a few words of the code, and
+//! one or two remainders.
+//!
+//! Two filters merge by their fingerprints, without a key: they are prefixes of one hash, so the longer ones are cut to the
+//! shortest in the merge. How many bits to keep is then a question of what merges are to come:
+//!
+//! - A filter of `n` fingerprints of `bits` bits has false positives at a rate of `n / 2^bits`.
+//! - A filter built from keys keeps the fewest bits that bring that below 0.3%, but not below 22 bits. So a merge of `k` filters
+//!   of one size has at most `k × 0.3%`: the 0.8% aimed at still holds for two to five filters of full leaf nodes (a merged
+//!   node is never larger than a node, so `k` stays small), and for any number of little ones up to 2^15 keys together.
+//! - A merge never keeps more bits than a build from keys would, so nothing swells.
+//!
+//! That costs a remainder, a one, and about one zero of the code, and a quarter of a bit of directory for each key: 10.4 to 11.4 bits
+//! in all from 8192 keys on. Fewer keys pay for the 22 bits, three bits more at 1000 keys, where that is 400 bytes.
+//!
+//! `docs/format.md`, "Quotient filter", has the bytes.
+
+use crate::{Error, Result};
+use bytes::Bytes;
+use std::iter;
+use zones::crc32c;
+
+/// The hash of a key that filters use. It is part of the format: XXH3 (64 bits, as of xxHash 0.8, seed 0).
+pub fn hash(key: &[u8]) -> u64 {
+    xxhash_rust::xxh3::xxh3_64(key)
+}
+
+/// Version of the bytes.
+const VERSION: u8 = 1;
+/// Checksum, version, bits, low, zero, count, zeros.
+const HEADER: usize = 16;
+/// Quotients for each entry of the directory.
+const STRIDE: u64 = 128;
+/// A fingerprint has at least and at most this many bits. The upper bound is for reading foreign bytes; `new` stays below 42.
+const BITS_MIN: u32 = 22;
+const BITS_MAX: u32 = 48;
+
+/// The fewest bits that make `n` fingerprints give false positives at a rate of at most 3 in 1000.
+fn bits_for(n: u64) -> u32 {
+    let values = (n * 1000).div_ceil(3).max(1);
+    values.next_power_of_two().trailing_zeros().clamp(BITS_MIN, BITS_MAX)
+}
+
+/// How many of `bits` go into the remainder: what makes the filter of `n` fingerprints smallest.
+fn low_for(n: u64, bits: u32) -> u32 {
+    (0..bits).min_by_key(|low| n * *low as u64 + (1 << (bits - low))).unwrap_or(0)
+}
+
+fn mask(bits: u32) -> u64 {
+    (1 << bits) - 1
+}
+
+/// Collects hashes, and fingerprints of other filters, into a filter.
+#[derive(Default)]
+pub struct FilterBuilder {
+    /// Hashes, and fingerprints aligned with them: shifted up to the top.
+    hashes: Vec<u64>,
+    /// Of the hashes only so many bits are known. 0: all.
+    bits: u32,
+}
+
+impl FilterBuilder {
+    pub fn new() -> FilterBuilder {
+        FilterBuilder::default()
+    }
+
+    /// Adds a key by its `hash`.
+    pub fn add(&mut self, hash: u64) {
+        self.hashes.push(hash);
+    }
+
+    /// Adds all keys of `filter`.
+    pub fn add_all(&mut self, filter: &Filter) {
+        if filter.count > 0 {
+            self.bits = if self.bits == 0 { filter.bits } else { self.bits.min(filter.bits) };
+            self.hashes.extend(filter.fingerprints().map(|f| f << (64 - filter.bits)));
+        }
+    }
+
+    /// Hashes and fingerprints added, equal ones counted again.
+    pub fn len(&self) -> usize {
+        self.hashes.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.hashes.is_empty()
+    }
+
+    /// The bytes of the filter, for `Filter::parse`. The builder is left empty, for the next filter.
+    pub fn finish(&mut self) -> Vec<u8> {
+        let known = if self.bits == 0 { BITS_MAX } else { self.bits };
+        self.hashes.iter_mut().for_each(|h| *h >>= 64 - known);
+        if self.bits == 0 {
+            self.hashes.sort_unstable();
+        } else {
+            // Ascending stretches, one for each filter: the stable sort finds and merges them.
+            self.hashes.sort();
+        }
+        self.hashes.dedup();
+        let bits = known.min(bits_for(self.hashes.len() as u64));
+        self.hashes.iter_mut().for_each(|h| *h >>= known - bits);
+        self.hashes.dedup();
+        let bytes = encode(&self.hashes, bits);
+        self.hashes.clear();
+        self.bits = 0;
+        bytes
+    }
+}
+
+/// Where the parts of a filter lie in its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Layout {
+    quotients: u64,
+    /// Byte offsets.
+    remainders: usize,
+    code: usize,
+    end: usize,
+}
+
+impl Layout {
+    /// `None` when no such filter can be.
+    fn new(count: u32, bits: u32, low: u32) -> Option<Layout> {
+        if bits > BITS_MAX || low >= bits || bits == 0 {
+            return None;
+        }
+        let quotients = 1u64 << (bits - low);
+        let words = |bits: u64| bits.div_ceil(64) * 8;
+        // At most 2^48 quotients and 2^32 remainders of 48 bits: no sum comes near an overflow.
+        let remainders = HEADER as u64 + words(quotients.div_ceil(STRIDE) * 32);
+        let code = remainders + words(count as u64 * low as u64);
+        let end = code + words(quotients + count as u64);
+        let at = |x: u64| usize::try_from(x).ok();
+        Some(Layout { quotients, remainders: at(remainders)?, code: at(code)?, end: at(end)? })
+    }
+}
+
+/// The bytes of a filter of ascending `fingerprints`.
+fn encode(fingerprints: &[u64], bits: u32) -> Vec<u8> {
+    let n = fingerprints.len() as u64;
+    let low = low_for(n, bits);
+    let count = u32::try_from(n).expect("a leaf index node has fewer than 2^32 keys");
+    let l = Layout::new(count, bits, low).expect("bits and low are chosen within their bounds");
+    let mut out = vec![0; l.end];
+    out[4..8].copy_from_slice(&[VERSION, bits as u8, low as u8, 0]);
+    out[8..12].copy_from_slice(&count.to_le_bytes());
+    for (i, f) in fingerprints.iter().enumerate() {
+        let at = i as u64 * low as u64;
+        // At most 48 bits, shifted by at most 7: within eight bytes. Behind the remainders lies a word of the code at least.
+        let byte = l.remainders + (at / 8) as usize;
+        let word = &mut out[byte..byte + 8];
+        let old = u64::from_le_bytes((&*word).try_into().expect("eight bytes"));
+        word.copy_from_slice(&(old | (f & mask(low)) << (at % 8)).to_le_bytes());
+    }
+    for (i, f) in fingerprints.iter().enumerate() {
+        // Before it lie `i` ones, and a zero for each quotient below its own.
+        let at = i as u64 + (f >> low);
+        out[l.code + (at / 8) as usize] |= 1 << (at % 8);
+    }
+    let mut below = fingerprints.iter().enumerate().map(|(i, f)| (i, f >> low)).peekable();
+    for d in 0..l.quotients.div_ceil(STRIDE) {
+        while below.next_if(|(_, q)| *q < d * STRIDE).is_some() {}
+        let rank = below.peek().map_or(count, |(i, _)| *i as u32);
+        out[HEADER + d as usize * 4..][..4].copy_from_slice(&rank.to_le_bytes());
+    }
+    let crc = crc32c(&out[4..]);
+    out[..4].copy_from_slice(&crc.to_le_bytes());
+    out
+}
+
+/// A set of fingerprints, read in place.
+#[derive(Clone, Debug)]
+pub struct Filter {
+    bytes: Bytes,
+    count: u32,
+    bits: u32,
+    low: u32,
+    layout: Layout,
+}
+
+impl Filter {
+    /// Reads the bytes of `FilterBuilder::finish`. Costs one pass over them.
+    ///
+    /// Errors: `Corrupt` (with address 0, which the caller knows) for anything else, one changed bit included.
+    pub fn parse(bytes: Bytes) -> Result<Filter> {
+        let bad = |what: &str| Error::corrupt(format!("quotient filter: {what}"), 0);
+        let Some(header) = bytes.get(..HEADER) else { return Err(bad("shorter than its header")) };
+        let word = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("four bytes"));
+        if word(0) != crc32c(&bytes[4..]) {
+            return Err(bad("wrong checksum"));
+        }
+        if header[4] != VERSION || header[7] != 0 || word(12) != 0 {
+            return Err(bad("unknown version"));
+        }
+        let (bits, low, count) = (header[5] as u32, header[6] as u32, word(8));
+        let layout = Layout::new(count, bits, low).filter(|l| l.end == bytes.len()).ok_or_else(|| bad("wrong length"))?;
+        let filter = Filter { bytes, count, bits, low, layout };
+        // The code has a one for each fingerprint and a zero for each quotient, and ends with a zero; the directory tells the truth.
+        let (mut ones, mut zeros) = (0, 0);
+        let mut stride = 0;
+        for at in (layout.code..layout.end).step_by(8) {
+            let word = filter.word(at);
+            // Every 128th zero, and the first before any, has an entry. In a word of 64 bits lie the ends of at most two strides.
+            while stride * STRIDE < layout.quotients && stride * STRIDE <= zeros + word.count_zeros() as u64 {
+                let skip = stride * STRIDE - zeros;
+                let before = if skip == 0 { 0 } else { select(!word, skip as u32 - 1) + 1 };
+                if filter.rank(stride) != ones + before as u64 - skip {
+                    return Err(bad("wrong directory"));
+                }
+                stride += 1;
+            }
+            ones += word.count_ones() as u64;
+            zeros += word.count_zeros() as u64;
+        }
+        let used = layout.quotients + count as u64;
+        let spare = (layout.end - layout.code) as u64 * 8 - used;
+        let last = filter.word(layout.end - 8);
+        if ones != count as u64 || stride * STRIDE < layout.quotients || last.leading_zeros() as u64 <= spare {
+            return Err(bad("wrong unary code"));
+        }
+        Ok(filter)
+    }
+
+    /// `false`: no key with this `hash` was added.
+    #[inline]
+    pub fn may_contain(&self, hash: u64) -> bool {
+        let fingerprint = hash >> (64 - self.bits);
+        let quotient = fingerprint >> self.low;
+        let remainder = fingerprint & mask(self.low);
+        let mut at = self.begin(quotient);
+        let mut i = at - quotient;
+        while self.code_bit(at) {
+            let r = self.remainder(i);
+            if r >= remainder {
+                return r == remainder;
+            }
+            at += 1;
+            i += 1;
+        }
+        false
+    }
+
+    /// Fingerprints in the filter: distinct keys, less those that share a fingerprint.
+    pub fn len(&self) -> usize {
+        self.count as usize
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Bits of a fingerprint.
+    pub fn bits(&self) -> u32 {
+        self.bits
+    }
+
+    /// The fingerprints, ascending: the top `bits` bits of the hashes.
+    pub fn fingerprints(&self) -> impl Iterator<Item = u64> {
+        let (mut at, mut i) = (0u64, 0u64);
+        iter::from_fn(move || {
+            if i == self.count as u64 {
+                return None;
+            }
+            // A word's ones at a time: skip the zeros before the next one.
+            loop {
+                let word = self.word(self.layout.code + (at / 64 * 8) as usize) >> (at % 64);
+                if word != 0 {
+                    at += word.trailing_zeros() as u64;
+                    break;
+                }
+                at = (at / 64 + 1) * 64;
+            }
+            let f = (at - i) << self.low | self.remainder(i);
+            at += 1;
+            i += 1;
+            Some(f)
+        })
+    }
+
+    /// The eight bytes at `at`, which is within the bytes, as `parse` checked.
+    #[inline]
+    fn word(&self, at: usize) -> u64 {
+        u64::from_le_bytes(self.bytes[at..at + 8].try_into().expect("eight bytes"))
+    }
+
+    /// How many fingerprints lie before stride `d` of the quotients.
+    #[inline]
+    fn rank(&self, d: u64) -> u64 {
+        let at = HEADER + d as usize * 4;
+        u32::from_le_bytes(self.bytes[at..at + 4].try_into().expect("four bytes")) as u64
+    }
+
+    #[inline]
+    fn code_bit(&self, at: u64) -> bool {
+        self.bytes[self.layout.code + (at / 8) as usize] >> (at % 8) & 1 == 1
+    }
+
+    #[inline]
+    fn remainder(&self, i: u64) -> u64 {
+        let at = i * self.low as u64;
+        self.word(self.layout.remainders + (at / 8) as usize) >> (at % 8) & mask(self.low)
+    }
+
+    /// Where in the code `quotient` begins, bits.
+    #[inline]
+    fn begin(&self, quotient: u64) -> u64 {
+        let d = quotient / STRIDE;
+        let mut at = d * STRIDE + self.rank(d);
+        let mut skip = (quotient % STRIDE) as u32;
+        if skip == 0 {
+            return at;
+        }
+        // Behind the `skip`th zero from here.
+        let mut zeros = !self.word(self.layout.code + (at / 64 * 8) as usize) & u64::MAX << (at % 64);
+        at = at / 64 * 64;
+        loop {
+            let n = zeros.count_ones();
+            if n >= skip {
+                return at + select(zeros, skip - 1) as u64 + 1;
+            }
+            skip -= n;
+            at += 64;
+            zeros = !self.word(self.layout.code + (at / 8) as usize);
+        }
+    }
+}
+
+/// The position of the `n`th one of `word`, from 0. It must have more than `n`.
+#[inline]
+fn select(mut word: u64, mut n: u32) -> u32 {
+    let mut at = 0;
+    for half in [32, 16, 8] {
+        let ones = (word & mask(half)).count_ones();
+        if n >= ones {
+            n -= ones;
+            word >>= half;
+            at += half;
+        }
+    }
+    for _ in 0..n {
+        word &= word - 1;
+    }
+    at + word.trailing_zeros()
+}
+
+#[cfg(test)]
+mod tests;
