@@ -58,6 +58,14 @@ impl Keys {
         arena.get(self.place(i)).cmp(key)
     }
 
+    /// Compares the first key with `key`, most often without leaving the node.
+    #[inline]
+    pub fn cmp_first(&self, arena: &Arena, key: &[u8]) -> Ordering {
+        let skip = self.skip as usize;
+        let prefix = self.prefix[..skip].cmp(&key[..skip.min(key.len())]);
+        prefix.then_with(|| self.heads[0].cmp(&head(key, skip))).then_with(|| self.cmp(arena, 0, key))
+    }
+
     /// The index of the first key that is not below `key`, and whether it equals `key`.
     #[inline]
     pub fn search(&self, arena: &Arena, key: &[u8]) -> (usize, bool) {

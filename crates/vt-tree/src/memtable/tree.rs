@@ -169,10 +169,10 @@ impl Tree {
     #[inline]
     fn finger_fits(&self, arena: &Arena, key: &[u8]) -> bool {
         let leaf = &self.leaves[self.finger as usize];
-        if leaf.prev != NONE && leaf.keys.cmp(arena, 0, key) == Ordering::Greater {
+        if leaf.prev != NONE && leaf.keys.cmp_first(arena, key) == Ordering::Greater {
             return false;
         }
-        leaf.next == NONE || self.leaves[leaf.next as usize].keys.cmp(arena, 0, key) == Ordering::Greater
+        leaf.next == NONE || self.leaves[leaf.next as usize].keys.cmp_first(arena, key) == Ordering::Greater
     }
 
     fn descend(&self, arena: &Arena, key: &[u8]) -> u32 {
