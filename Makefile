@@ -1,2 +1,61 @@
-test:
-	cargo test --workspace
+# KVFS. `make demo` shows the main job; `make test` is everything quick.
+
+CARGO ?= cargo
+KVFS   = target/release/kvfs
+
+.PHONY: help setup build demo test lint test-long crash-live real-world posix bench-first install clean
+
+help:
+	@sed -n 's/^## //p' Makefile
+
+## make setup        install what is missing (Debian packages, by apt-get when root)
+setup:
+	@sh scripts/setup.sh
+
+## make build        build the release binary target/release/kvfs
+build: setup
+	$(CARGO) build --release --package kvfs-cli
+
+## make demo         create a store, mount it, fill it, kill it, mount it again, and prove that nothing durable is lost
+demo: build
+	@sh scripts/demo.sh $(KVFS)
+
+## make test         everything quick: formatting, lints, floors, unit, behaviour and property tests, a share of the simulations
+test: setup lint
+	$(CARGO) test --workspace --quiet
+
+lint:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --quiet -- -D warnings
+
+## make test-long    the slow suites: many simulation seeds, bit flips, live kills, real programs, the POSIX suite
+test-long: build
+	KVFS_SEEDS=1000 KVFS_FLIPS=10000 $(CARGO) test --release --workspace --quiet
+	$(MAKE) crash-live real-world posix
+
+## make crash-live   SIGKILL of the daemon at 200 random moments under load
+crash-live: build
+	python3 scripts/crash_live.py --kvfs $(KVFS) --kills 200
+
+## make real-world   a kernel tree, git, rsync, SQLite and a build inside the mount, compared with ext4
+real-world: build
+	bash scripts/real_world.sh $(KVFS)
+
+## make posix        pjdfstest on the mount and on ext4
+posix: build
+	bash scripts/posix.sh $(KVFS)
+
+## make bench-first  the first table: KVFS against ext4 on a loop device, interleaved in one run (docs/bench/first.md)
+bench-first: build
+	python3 scripts/bench_first.py --kvfs $(KVFS) --out docs/bench/first.md
+
+## make install      install kvfs and its mount helper (PREFIX=/usr/local)
+PREFIX ?= /usr/local
+install: build
+	install -D -m 755 $(KVFS) $(DESTDIR)$(PREFIX)/bin/kvfs
+	install -d $(DESTDIR)/sbin
+	ln -sf $(PREFIX)/bin/kvfs $(DESTDIR)/sbin/mount.fuse.kvfs
+	ln -sf $(PREFIX)/bin/kvfs $(DESTDIR)/sbin/mount.kvfs
+
+clean:
+	$(CARGO) clean

@@ -1,12 +1,38 @@
-//! The VT-tree (FAST '13): an LSM-tree whose merges stitch.
+//! The VT-tree (FAST '13): an LSM-tree whose merges stitch, that is, refer to data where it lies instead of copying it.
+//!
+//! A *memtable* takes changes in memory. A *run* is an immutable sorted sequence on the device: a tree of index nodes over tuple
+//! blocks, with large values out of line. Runs are ropes: [`slice`], [`concat`], and the one [`merge`] behind every background job,
+//! which differ in their [`Placement`] only. A [`TreeCursor`] reads memtables and runs as one sequence of live tuples.
+
+mod block;
+mod builder;
+mod check;
+mod cursor;
+mod entry;
 mod error;
 mod filter;
+mod frame;
 mod item;
 mod memtable;
+mod merge;
+mod node;
+mod placement;
+mod run;
+mod run_cursor;
 mod source;
+mod store;
+mod walker;
 
+pub use builder::MergeStats;
+pub use check::check_run;
+pub use cursor::{TreeCursor, TreeTuple};
 pub use error::{Error, Result};
 pub use filter::{Filter, FilterBuilder, hash};
 pub use item::{Body, ExtentRef, Item, Lookup, Seq, Value};
-pub use memtable::{Memtable, MemtableCursor, Writer};
+pub use memtable::{Memtable, MemtableCursor};
+pub use merge::{Input, KeyRange, Merge, MergeOptions, concat, merge, slice};
+pub use placement::Placement;
+pub use run::{Run, RunStats};
+pub use run_cursor::RunCursor;
 pub use source::Source;
+pub use store::{Store, place_value};

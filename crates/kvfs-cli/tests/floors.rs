@@ -1,0 +1,35 @@
+//! The house: a crate uses only floors below its own.
+
+use std::process::Command;
+
+/// From the ground up; crates in one line share a floor and do not know each other.
+const FLOORS: &[&[&str]] =
+    &[&["env"], &["zones"], &["vt-tree"], &["kvdb"], &["kvfs"], &["kvfs-fuse", "kvdb-server"], &["kvfs-cli"]];
+
+fn floor(name: &str) -> Option<usize> {
+    FLOORS.iter().position(|f| f.contains(&name))
+}
+
+#[test]
+fn no_crate_uses_a_floor_above_it() {
+    let out = Command::new(env!("CARGO"))
+        .args(["metadata", "--no-deps", "--format-version", "1", "--manifest-path"])
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../../Cargo.toml"))
+        .output()
+        .expect("cargo runs, as it built this test");
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let metadata: serde_json::Value = serde_json::from_slice(&out.stdout).expect("cargo metadata prints JSON");
+    let mut seen = 0;
+    for package in metadata["packages"].as_array().expect("packages") {
+        let name = package["name"].as_str().expect("a name");
+        let mine = floor(name).unwrap_or_else(|| panic!("crate {name} has no floor: add it to the drawing in docs/architecture.md and here"));
+        seen += 1;
+        for dependency in package["dependencies"].as_array().expect("dependencies") {
+            let on = dependency["name"].as_str().expect("a name");
+            if let Some(other) = floor(on) {
+                assert!(other < mine, "{name} (floor {}) must not use {on} (floor {})", mine + 1, other + 1);
+            }
+        }
+    }
+    assert_eq!(seen, FLOORS.iter().map(|f| f.len()).sum::<usize>(), "every crate of the drawing exists");
+}

@@ -1,0 +1,475 @@
+//! Building a run from the left to the right out of two kinds of pieces: items, which go to the fill, and index entries of
+//! blocks or whole subtrees that stay where they are. Only the index above the pieces is new.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use zones::{Fill, Hold, Purpose, Reserve, ZoneUse};
+
+use crate::block::{BlockBuilder, contiguous};
+use crate::entry::Entry;
+use crate::filter::{FilterBuilder, hash};
+use crate::frame::{FRAME_HEADER, FrameKind, FramePointer, seal};
+use crate::item::{Body, ExtentRef, Item, Seq, Value};
+use crate::node::NodeBuilder;
+use crate::placement::Placement;
+use crate::run::Run;
+use crate::store::{Store, place_value};
+use crate::{Error, Result};
+
+/// A tuple block is closed when its payload reaches this, bytes.
+pub(crate) const BLOCK_SIZE: usize = 8 << 10;
+/// An index node is closed when its entries (zone lists aside) reach this, bytes.
+const NODE_SIZE: usize = 8 << 10;
+/// A leaf index node is closed at this many items, so that its filter stays a small read.
+const LEAF_ITEMS: u64 = 16 << 10;
+
+/// What a merge did, bytes unless said otherwise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MergeStats {
+    /// Blocks and values that stayed where they were.
+    pub stitched: u64,
+    /// Tuple blocks written.
+    pub blocks_written: u64,
+    /// Large values written (placed for the first time or copied).
+    pub values_written: u64,
+    /// Index nodes and filters written.
+    pub index_written: u64,
+    /// Tuple blocks read.
+    pub blocks_read: u64,
+    /// Large values read in order to move them.
+    pub values_read: u64,
+    /// Index entries and subtrees stitched (a count).
+    pub stitches: u64,
+    /// Bytes that range tombstones dropped without reading them.
+    pub pruned: u64,
+}
+
+/// Sums over the open tuple block.
+#[derive(Default)]
+struct OpenBlock {
+    builder: BlockBuilder,
+    low: Bytes,
+    high: Vec<u8>,
+    items: u64,
+    max_seq: Seq,
+    tombstones: bool,
+    range_tombstones: bool,
+    value_bytes: u64,
+    value_spans: u64,
+    last_extent: Option<ExtentRef>,
+    zones: ZoneUse,
+}
+
+/// Large values that lie contiguous, waiting for the decision whether they stay (they and the small items between them).
+#[derive(Default)]
+struct Span {
+    items: Vec<Item>,
+    bytes: u64,
+    last: Option<ExtentRef>,
+    /// The span has reached the threshold: what continues it stays as well.
+    kept: bool,
+}
+
+/// A leaf index node some of whose blocks were stitched into the open leaf: its filter stands for their keys.
+struct Borrowed {
+    filter: FramePointer,
+    /// Items under that leaf, and how many of them came along.
+    total: u64,
+    taken: u64,
+    blocks: Vec<FramePointer>,
+}
+
+pub(crate) struct RunBuilder {
+    store: Arc<Store>,
+    placement: Placement,
+    separate_at: u32,
+    tuples: Fill,
+    index: Fill,
+    pages: Fill,
+    block: OpenBlock,
+    span: Span,
+    /// `open[l]` collects entries of level `l`: blocks at 0, leaf index nodes at 1.
+    open: Vec<NodeBuilder>,
+    /// Keys of the open leaf that were written by us, hashed.
+    hashes: Vec<u64>,
+    borrowed: Vec<Borrowed>,
+    pub stats: MergeStats,
+}
+
+impl RunBuilder {
+    pub fn new(store: &Arc<Store>, placement: Placement, separate_at: u32, reserve: Reserve) -> Self {
+        let zones = store.zones();
+        RunBuilder {
+            placement,
+            separate_at: separate_at.max(1),
+            tuples: zones.fill(Purpose::Tuples, reserve),
+            index: zones.fill(Purpose::Index, reserve),
+            pages: zones.fill(Purpose::Pages, reserve),
+            store: store.clone(),
+            block: OpenBlock::default(),
+            span: Span::default(),
+            open: vec![NodeBuilder::default()],
+            hashes: Vec::new(),
+            borrowed: Vec::new(),
+            stats: MergeStats::default(),
+        }
+    }
+
+    /// Appends one item to the fill. A large value is placed, kept where it is, or moved, as the placement says.
+    pub fn push_item(&mut self, item: Item) -> Result<()> {
+        match item.body {
+            Body::Put(Value::Inline(ref v)) if v.len() >= self.separate_at as usize => {
+                self.end_span()?;
+                let extent = self.write_value(v)?;
+                self.add(&item.key, item.seq, &Body::Put(Value::Extent(extent)))
+            }
+            Body::Put(Value::Extent(extent)) => self.push_extent(item, extent),
+            _ if self.span.items.is_empty() => self.add(&item.key, item.seq, &item.body),
+            _ => {
+                // Order must hold: what comes behind an undecided span waits with it.
+                self.span.items.push(item);
+                Ok(())
+            }
+        }
+    }
+
+    fn push_extent(&mut self, item: Item, extent: ExtentRef) -> Result<()> {
+        if self.placement.value_must_leave(&extent) {
+            self.end_span()?;
+            return self.move_values(vec![item]);
+        }
+        let continues = self.span.last.is_some_and(|last| contiguous(&last, &extent));
+        if !continues {
+            self.end_span()?;
+        }
+        self.span.last = Some(extent);
+        self.span.bytes += u64::from(extent.len);
+        if self.span.kept || (self.span.items.is_empty() && self.placement.stitches_values(self.span.bytes)) {
+            self.span.kept = true;
+            self.stats.stitched += u64::from(extent.len);
+            return self.add(&item.key, item.seq, &item.body);
+        }
+        self.span.items.push(item);
+        if self.span.bytes >= self.placement.decided_at() {
+            let last = self.span.last;
+            let kept = self.placement.stitches_values(self.span.bytes);
+            self.end_span()?;
+            if kept {
+                self.span = Span { last, kept: true, ..Span::default() };
+            }
+        }
+        Ok(())
+    }
+
+    /// Decides what is waiting.
+    fn end_span(&mut self) -> Result<()> {
+        let span = std::mem::take(&mut self.span);
+        if span.items.is_empty() {
+            return Ok(());
+        }
+        if !self.placement.stitches_values(span.bytes) {
+            return self.move_values(span.items);
+        }
+        self.stats.stitched += span.bytes;
+        for i in span.items {
+            self.add(&i.key, i.seq, &i.body)?;
+        }
+        Ok(())
+    }
+
+    /// Copies the large values among `items` to the fill and adds all of them.
+    fn move_values(&mut self, items: Vec<Item>) -> Result<()> {
+        // A quarter of a zone at a time bounds the memory.
+        let mut rest = items.into_iter().peekable();
+        while rest.peek().is_some() {
+            let mut group = Vec::new();
+            let mut extents = Vec::new();
+            let mut bytes = 0;
+            while let Some(i) = rest.next_if(|_| bytes < zones::ZONE_SIZE / 4) {
+                if let Body::Put(Value::Extent(e)) = i.body {
+                    bytes += u64::from(e.len);
+                    extents.push(e);
+                }
+                group.push(i);
+            }
+            let mut values = self.store.read_values(&extents)?.into_iter();
+            self.stats.values_read += bytes;
+            for i in group {
+                let body = match i.body {
+                    Body::Put(Value::Extent(_)) => match values.next() {
+                        Some(v) => Body::Put(Value::Extent(self.write_value(&v)?)),
+                        None => return Err(Error::corrupt("a value is missing from a group that was read", 0)),
+                    },
+                    other => other,
+                };
+                self.add(&i.key, i.seq, &body)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write_value(&mut self, data: &[u8]) -> Result<ExtentRef> {
+        self.stats.values_written += data.len() as u64;
+        place_value(&mut self.pages, data)
+    }
+
+    fn add(&mut self, key: &Bytes, seq: Seq, body: &Body) -> Result<()> {
+        let b = &mut self.block;
+        if b.builder.is_empty() {
+            b.low = key.clone();
+        }
+        b.builder.add(key, seq, body);
+        b.items += 1;
+        b.max_seq = b.max_seq.max(seq);
+        b.high.clear();
+        match body {
+            Body::DeleteRange { end } => {
+                b.high.extend_from_slice(end);
+                b.range_tombstones = true;
+            }
+            _ => {
+                b.high.extend_from_slice(key);
+                b.high.push(0);
+                self.hashes.push(hash(key));
+                b.tombstones |= matches!(body, Body::Delete);
+            }
+        }
+        if let Body::Put(Value::Extent(e)) = body {
+            b.value_bytes += u64::from(e.len);
+            b.value_spans += u64::from(!b.last_extent.is_some_and(|last| contiguous(&last, e)));
+            b.last_extent = Some(*e);
+            b.zones.add_extent(e.addr, u64::from(e.len));
+        }
+        if b.builder.size() >= BLOCK_SIZE { self.close_block() } else { Ok(()) }
+    }
+
+    fn close_block(&mut self) -> Result<()> {
+        if self.block.builder.is_empty() {
+            return Ok(());
+        }
+        let mut b = std::mem::take(&mut self.block);
+        let at = place_frame(&mut self.tuples, FrameKind::Tuples, 0, &b.builder.finish())?;
+        self.stats.blocks_written += u64::from(at.len);
+        b.zones.add_extent(at.addr, u64::from(at.len));
+        self.push_entry(
+            0,
+            Entry {
+                low: b.low,
+                high: Bytes::from(b.high),
+                at,
+                filter: None,
+                tombstones: b.tombstones,
+                range_tombstones: b.range_tombstones,
+                items: b.items,
+                max_seq: b.max_seq,
+                block_bytes: u64::from(at.len),
+                block_spans: 1,
+                value_bytes: b.value_bytes,
+                value_spans: b.value_spans,
+                zones: encoded(&b.zones),
+            },
+        )
+    }
+
+    fn push_entry(&mut self, level: usize, entry: Entry) -> Result<()> {
+        if self.open.len() <= level {
+            self.open.resize_with(level + 1, NodeBuilder::default);
+        }
+        self.open[level].push(entry);
+        let full = self.open[level].size >= NODE_SIZE || (level == 0 && self.open[0].items >= LEAF_ITEMS);
+        if full { self.close_node(level) } else { Ok(()) }
+    }
+
+    /// Writes the open node of `level` entries and hands a pointer to it to the level above.
+    fn close_node(&mut self, level: usize) -> Result<()> {
+        let node = std::mem::take(&mut self.open[level]);
+        let (Some(first), Some(last)) = (node.entries.first(), node.entries.last()) else { return Ok(()) };
+        let filter = if level == 0 { self.close_filter(&node)? } else { None };
+        let at = place_frame(&mut self.index, FrameKind::Node, level as u16 + 1, &node.payload())?;
+        self.stats.index_written += u64::from(at.len);
+        let mut entry = Entry {
+            low: first.low.clone(),
+            high: last.high.clone(),
+            at,
+            filter,
+            tombstones: false,
+            range_tombstones: false,
+            items: 0,
+            max_seq: 0,
+            block_bytes: 0,
+            block_spans: 0,
+            value_bytes: 0,
+            value_spans: 0,
+            zones: Bytes::new(),
+        };
+        let mut zones = ZoneUse::new();
+        let mut block_end = None;
+        for e in &node.entries {
+            entry.tombstones |= e.tombstones;
+            entry.range_tombstones |= e.range_tombstones;
+            entry.items += e.items;
+            entry.max_seq = entry.max_seq.max(e.max_seq);
+            entry.block_bytes += e.block_bytes;
+            let joined = level == 0 && block_end.is_some_and(|end| follows_block(end, e));
+            entry.block_spans += if joined { 0 } else { e.block_spans };
+            entry.value_bytes += e.value_bytes;
+            entry.value_spans += e.value_spans;
+            zones.merge(&e.zone_use()?);
+            block_end = Some(e.at.end());
+        }
+        for p in [Some(at), filter].into_iter().flatten() {
+            zones.add_extent(p.addr, u64::from(p.len));
+        }
+        entry.zones = encoded(&zones);
+        self.push_entry(level + 1, entry)
+    }
+
+    /// The filter of the open leaf: our own keys, and the fingerprints of the filters that stand for stitched blocks.
+    fn close_filter(&mut self, leaf: &NodeBuilder) -> Result<Option<FramePointer>> {
+        let mut builder = FilterBuilder::new();
+        for h in self.hashes.drain(..) {
+            builder.add(h);
+        }
+        // A borrowed filter also stands for keys that did not come along; when these would be more than the leaf's own, the
+        // keys of the blocks are read instead.
+        let stale: u64 = self.borrowed.iter().map(|b| b.total.saturating_sub(b.taken)).sum();
+        for b in std::mem::take(&mut self.borrowed) {
+            if stale <= leaf.items || b.taken * 2 >= b.total {
+                builder.add_all(&*self.store.filter(b.filter)?);
+                continue;
+            }
+            for at in b.blocks {
+                self.stats.blocks_read += u64::from(at.len);
+                let block = self.store.block_once(at)?;
+                for g in 0..block.groups() {
+                    for i in block.group(g)? {
+                        if !matches!(i.body, Body::DeleteRange { .. }) {
+                            builder.add(hash(&i.key));
+                        }
+                    }
+                }
+            }
+        }
+        if builder.is_empty() {
+            return Ok(None);
+        }
+        let at = place_frame(&mut self.index, FrameKind::Filter, 0, &builder.finish())?;
+        self.stats.index_written += u64::from(at.len);
+        Ok(Some(at))
+    }
+
+    /// `true` when closing the open nodes below `level` leaves none nearly empty, so that a subtree of that level may follow.
+    pub fn takes_subtree(&self, level: u16, entry: &Entry) -> bool {
+        if (entry.at.len as usize) < NODE_SIZE / 4 {
+            return self.is_empty();
+        }
+        let mut below = !self.block.builder.is_empty() || !self.span.items.is_empty();
+        for node in &self.open[..self.open.len().min(level as usize)] {
+            if (below || !node.entries.is_empty()) && node.size < NODE_SIZE / 4 && (node as *const _ != &self.open[0] as *const _ || node.items < LEAF_ITEMS / 4) {
+                return false;
+            }
+            below |= !node.entries.is_empty();
+        }
+        true
+    }
+
+    /// `true` when a stitched block may follow without leaving a nearly empty block behind.
+    pub fn takes_block(&self, entry: &Entry) -> bool {
+        entry.at.len as usize >= BLOCK_SIZE / 4 && (self.block.builder.is_empty() || self.block.builder.size() >= BLOCK_SIZE / 4)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.block.builder.is_empty() && self.span.items.is_empty() && self.open.iter().all(|n| n.entries.is_empty())
+    }
+
+    /// Appends a whole subtree by its pointer. `level` is that of the node it points to.
+    pub fn push_subtree(&mut self, level: u16, entry: Entry) -> Result<()> {
+        self.end_span()?;
+        self.close_block()?;
+        for l in 0..usize::from(level).min(self.open.len()) {
+            self.close_node(l)?;
+        }
+        self.stats.stitched += entry.data_bytes();
+        self.stats.stitches += 1;
+        self.push_entry(usize::from(level), entry)
+    }
+
+    /// Appends tuple blocks by their pointers; all come from the leaf index node whose filter and item count are given.
+    pub fn push_blocks(&mut self, entries: &[Entry], filter: Option<FramePointer>, leaf_items: u64) -> Result<()> {
+        self.end_span()?;
+        self.close_block()?;
+        for e in entries {
+            if let Some(filter) = filter {
+                let source = match self.borrowed.iter().position(|b| b.filter == filter) {
+                    Some(at) => &mut self.borrowed[at],
+                    None => {
+                        self.borrowed.push(Borrowed { filter, total: leaf_items, taken: 0, blocks: Vec::new() });
+                        // Just pushed, so there is a last one.
+                        let last = self.borrowed.len() - 1;
+                        &mut self.borrowed[last]
+                    }
+                };
+                source.taken += e.items;
+                source.blocks.push(e.at);
+            }
+            self.stats.stitched += e.data_bytes();
+            self.stats.stitches += 1;
+            self.push_entry(0, e.clone())?;
+        }
+        Ok(())
+    }
+
+    /// Bytes written so far.
+    pub fn written(&self) -> u64 {
+        self.stats.blocks_written + self.stats.values_written + self.stats.index_written
+    }
+
+    /// Writes what is open. `None` when nothing was pushed. The run is on the device, but not synced.
+    pub fn finish(mut self) -> Result<(Option<Arc<Run>>, MergeStats)> {
+        self.end_span()?;
+        self.close_block()?;
+        let mut level = 0;
+        let root = loop {
+            let Some(node) = self.open.get(level) else { break None };
+            let top = self.open[level + 1..].iter().all(|n| n.entries.is_empty());
+            if top && level > 0 && node.entries.len() == 1 {
+                break node.entries.first().cloned().map(|e| (e, level as u16));
+            }
+            self.close_node(level)?;
+            level += 1;
+        };
+        let mut fills = Hold::default();
+        for fill in [self.tuples, self.index, self.pages] {
+            fills.merge(fill.finish()?);
+        }
+        let run = match root {
+            Some((entry, level)) => Some(Run::open(&self.store, entry, level)?),
+            None => None,
+        };
+        // The run holds its zones itself from here on; only now may the fills let go.
+        drop(fills);
+        Ok((run, self.stats))
+    }
+}
+
+fn encoded(zones: &ZoneUse) -> Bytes {
+    let mut out = Vec::new();
+    zones.encode(&mut out);
+    Bytes::from(out)
+}
+
+/// `true` when the block of `entry` lies directly behind a block that ends at `end`.
+pub(crate) fn follows_block(end: u64, entry: &Entry) -> bool {
+    entry.at.addr >= end && entry.at.addr - end < zones::SECTOR
+}
+
+fn place_frame(fill: &mut Fill, kind: FrameKind, level: u16, payload: &[u8]) -> Result<FramePointer> {
+    let len = FRAME_HEADER + payload.len();
+    let mut crc = 0;
+    let addr = fill.place(8, len, |addr, buf| {
+        buf[FRAME_HEADER..].copy_from_slice(payload);
+        crc = seal(buf, kind, level, addr);
+    })?;
+    Ok(FramePointer { addr, len: len as u32, crc })
+}

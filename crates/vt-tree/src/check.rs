@@ -1,0 +1,170 @@
+//! Reading a run through and through: every checksum, the order of all keys, fences, sums, filters, zone accounting.
+
+use std::sync::Arc;
+
+use zones::ZoneUse;
+
+use crate::Result;
+use crate::block::contiguous;
+use crate::builder::follows_block;
+use crate::entry::Entry;
+use crate::filter::hash;
+use crate::item::{Body, ExtentRef, Item, Value};
+use crate::run::Run;
+
+/// Reports every fault of `run` to `fault` in words, and every data byte read to `progress`. Goes on behind a fault with the next
+/// subtree. Values are read and compared with their checksums.
+pub fn check_run(run: &Arc<Run>, fault: &mut dyn FnMut(String), progress: &mut dyn FnMut(u64)) {
+    let (root, level) = run.root();
+    let mut check = Check { run, fault, progress, last_end: Vec::new() };
+    if let Some(found) = check.subtree(root, level) {
+        check.compare(root, level, &found);
+    }
+}
+
+struct Check<'a> {
+    run: &'a Arc<Run>,
+    fault: &'a mut dyn FnMut(String),
+    progress: &'a mut dyn FnMut(u64),
+    /// Where the item before ended.
+    last_end: Vec<u8>,
+}
+
+/// What was really beneath an entry.
+#[derive(Default)]
+struct Found {
+    items: u64,
+    max_seq: u64,
+    tombstones: bool,
+    range_tombstones: bool,
+    block_bytes: u64,
+    block_spans: u64,
+    value_bytes: u64,
+    value_spans: u64,
+    zones: ZoneUse,
+    /// Hashes of the keys beneath, kept up to the leaf index node whose filter must know them.
+    hashes: Vec<u64>,
+}
+
+impl Check<'_> {
+    fn read<T>(&mut self, what: Result<T>) -> Option<T> {
+        what.map_err(|e| (self.fault)(e.to_string())).ok()
+    }
+
+    fn subtree(&mut self, entry: &Entry, level: u16) -> Option<Found> {
+        let mut found = if level == 0 { self.block(entry)? } else { self.node(entry, level)? };
+        found.zones.add_extent(entry.at.addr, u64::from(entry.at.len));
+        if let Some(filter) = entry.filter {
+            found.zones.add_extent(filter.addr, u64::from(filter.len));
+            let filter = self.run.store().filter(filter);
+            if let Some(filter) = self.read(filter)
+                && let Some(h) = found.hashes.iter().find(|h| !filter.may_contain(**h))
+            {
+                (self.fault)(format!("filter of the index node at {:#x} does not know a key of it (hash {h:#x})", entry.at.addr));
+            }
+        } else if level == 1 && !found.hashes.is_empty() {
+            (self.fault)(format!("leaf index node at {:#x} has keys and no filter", entry.at.addr));
+        }
+        if level >= 1 {
+            found.hashes.clear();
+        }
+        Some(found)
+    }
+
+    fn node(&mut self, entry: &Entry, level: u16) -> Option<Found> {
+        let node = self.run.store().node(entry.at, level);
+        let node = self.read(node)?;
+        let mut sum = Found::default();
+        let mut whole = true;
+        let mut end = None;
+        for e in &node.entries {
+            if e.low < entry.low || e.high > entry.high {
+                (self.fault)(format!("index node at {:#x} holds keys outside of its fences", entry.at.addr));
+            }
+            let Some(found) = self.subtree(e, level - 1) else {
+                whole = false;
+                continue;
+            };
+            self.compare(e, level - 1, &found);
+            let joined = level == 1 && end.is_some_and(|end| follows_block(end, e));
+            end = Some(e.at.end());
+            sum.items += found.items;
+            sum.max_seq = sum.max_seq.max(found.max_seq);
+            sum.tombstones |= found.tombstones;
+            sum.range_tombstones |= found.range_tombstones;
+            sum.block_bytes += found.block_bytes;
+            sum.block_spans += if joined { 0 } else { found.block_spans };
+            sum.value_bytes += found.value_bytes;
+            sum.value_spans += found.value_spans;
+            sum.zones.merge(&found.zones);
+            sum.hashes.extend(found.hashes);
+        }
+        whole.then_some(sum)
+    }
+
+    fn block(&mut self, entry: &Entry) -> Option<Found> {
+        let block = self.run.store().block_once(entry.at);
+        let block = self.read(block)?;
+        let mut found = Found { block_bytes: u64::from(entry.at.len), block_spans: 1, ..Found::default() };
+        let mut extents = Vec::new();
+        for g in 0..block.groups() {
+            let items = block.group(g);
+            for item in self.read(items)? {
+                self.item(entry, &item, &mut found, &mut extents);
+            }
+        }
+        // Large values together first; one by one when that fails, so that the fault names its place.
+        if self.run.store().read_values(&extents).is_err() {
+            for e in &extents {
+                let value = self.run.store().read_value(&Value::Extent(*e));
+                self.read(value);
+            }
+        }
+        (self.progress)(found.block_bytes + found.value_bytes);
+        Some(found)
+    }
+
+    fn item(&mut self, entry: &Entry, item: &Item, found: &mut Found, extents: &mut Vec<ExtentRef>) {
+        if item.key.as_ref() < self.last_end.as_slice() {
+            (self.fault)(format!("tuple block at {:#x}: keys out of order", entry.at.addr));
+        }
+        self.last_end.clear();
+        match &item.body {
+            Body::DeleteRange { end } => {
+                if *end <= item.key {
+                    (self.fault)(format!("tuple block at {:#x}: an empty range tombstone", entry.at.addr));
+                }
+                self.last_end.extend_from_slice(end);
+                found.range_tombstones = true;
+            }
+            body => {
+                self.last_end.extend_from_slice(&item.key);
+                self.last_end.push(0);
+                found.hashes.push(hash(&item.key));
+                found.tombstones |= *body == Body::Delete;
+            }
+        }
+        if item.key < entry.low || self.last_end.as_slice() > entry.high.as_ref() {
+            (self.fault)(format!("tuple block at {:#x}: a key outside of its fences", entry.at.addr));
+        }
+        found.items += 1;
+        found.max_seq = found.max_seq.max(item.seq);
+        if let Body::Put(Value::Extent(e)) = &item.body {
+            found.value_bytes += u64::from(e.len);
+            found.value_spans += u64::from(!extents.last().is_some_and(|last| contiguous(last, e)));
+            found.zones.add_extent(e.addr, u64::from(e.len));
+            extents.push(*e);
+        }
+    }
+
+    fn compare(&mut self, e: &Entry, level: u16, f: &Found) {
+        let said = (e.items, e.max_seq, e.tombstones, e.range_tombstones, e.block_bytes, e.block_spans, e.value_bytes, e.value_spans);
+        let is = (f.items, f.max_seq, f.tombstones, f.range_tombstones, f.block_bytes, f.block_spans, f.value_bytes, f.value_spans);
+        if said != is {
+            (self.fault)(format!("index entry of level {level} for {:#x}: its sums are {said:?}, beneath lie {is:?}", e.at.addr));
+        }
+        if !e.zone_use().is_ok_and(|z| z == f.zones) {
+            (self.fault)(format!("index entry of level {level} for {:#x}: zone accounting does not match what lies beneath", e.at.addr));
+        }
+    }
+}

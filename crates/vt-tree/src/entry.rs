@@ -1,0 +1,152 @@
+//! Index entries: what a merge must know of a block or a whole subtree without reading it.
+//!
+//! Encoding inside a node: `low` with the bytes shared with the entry before (varint shared, varint further, bytes); `high` the same
+//! way against `low`; address, length (varints); crc u32; flags u8; items, newest sequence, block bytes, block spans, value bytes,
+//! value spans (varints); for a leaf index node the filter's address, length (varints) and crc u32; the zones beneath (varint
+//! length, `ZoneUse` encoding).
+
+use bytes::Bytes;
+use zones::{ZoneUse, varint};
+
+use crate::frame::FramePointer;
+use crate::item::Seq;
+use crate::{Error, Result};
+
+const TOMBSTONES: u8 = 1;
+const RANGE_TOMBSTONES: u8 = 2;
+
+/// A pointer to a tuple block (level 0) or to an index node (level 1 and up), with its fences and its sums.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// First key covered.
+    pub low: Bytes,
+    /// Every key covered is below this.
+    pub high: Bytes,
+    pub at: FramePointer,
+    /// Quotient filter of the tuples beneath; on pointers to leaf index nodes (level 1) only.
+    pub filter: Option<FramePointer>,
+    pub tombstones: bool,
+    pub range_tombstones: bool,
+    /// Items beneath.
+    pub items: u64,
+    /// Newest sequence number beneath; 0 when all are old.
+    pub max_seq: Seq,
+    /// Bytes of tuple blocks beneath.
+    pub block_bytes: u64,
+    /// Stretches of tuple blocks that lie contiguous on the device: the seeks of a scan.
+    pub block_spans: u64,
+    /// Bytes of large values beneath.
+    pub value_bytes: u64,
+    pub value_spans: u64,
+    /// All bytes beneath and the target's own, by zone (`ZoneUse` encoding).
+    pub zones: Bytes,
+}
+
+impl Entry {
+    /// Mean bytes that a scan reads between two seeks: what the stitching threshold is compared with.
+    pub fn mean_span(&self) -> u64 {
+        (self.block_bytes + self.value_bytes) / (self.block_spans + self.value_spans).max(1)
+    }
+
+    /// Data beneath, bytes.
+    pub fn data_bytes(&self) -> u64 {
+        self.block_bytes + self.value_bytes
+    }
+
+    pub fn zone_use(&self) -> Result<ZoneUse> {
+        let mut rest = &self.zones[..];
+        ZoneUse::decode(&mut rest).map_err(|_| Error::Corrupt { what: "index entry: zones do not decode".into(), addr: self.at.addr })
+    }
+
+    pub fn encode(&self, before: &[u8], out: &mut Vec<u8>) {
+        put_key(out, before, &self.low);
+        put_key(out, &self.low, &self.high);
+        put_pointer(out, &self.at);
+        out.push(u8::from(self.tombstones) * TOMBSTONES | u8::from(self.range_tombstones) * RANGE_TOMBSTONES);
+        for v in [self.items, self.max_seq, self.block_bytes, self.block_spans, self.value_bytes, self.value_spans] {
+            varint::put_u64(out, v);
+        }
+        match &self.filter {
+            Some(f) => put_pointer(out, f),
+            None => put_pointer(out, &FramePointer::default()),
+        }
+        varint::put_u64(out, self.zones.len() as u64);
+        out.extend_from_slice(&self.zones);
+    }
+
+    /// Decodes one entry from `data[*at..]`; `before` is the `low` of the entry before it.
+    pub fn decode(data: &Bytes, at: &mut usize, before: &[u8]) -> Option<Entry> {
+        let low = get_key(data, at, before)?;
+        let high = get_key(data, at, &low)?;
+        let target = get_pointer(data, at)?;
+        let flags = *data.get(*at)?;
+        *at += 1;
+        let mut sums = [0u64; 6];
+        for s in &mut sums {
+            *s = get_varint(data, at)?;
+        }
+        let filter = Some(get_pointer(data, at)?).filter(|f| f.len > 0);
+        let len = usize::try_from(get_varint(data, at)?).ok()?;
+        let end = at.checked_add(len).filter(|&e| e <= data.len())?;
+        let zones = data.slice(*at..end);
+        *at = end;
+        let [items, max_seq, block_bytes, block_spans, value_bytes, value_spans] = sums;
+        // Sums over a tree stay far below this; larger ones are garbage and would overflow later additions.
+        if low >= high || sums.iter().any(|&s| s > u64::MAX >> 8) {
+            return None;
+        }
+        Some(Entry {
+            low,
+            high,
+            at: target,
+            filter,
+            tombstones: flags & TOMBSTONES != 0,
+            range_tombstones: flags & RANGE_TOMBSTONES != 0,
+            items,
+            max_seq,
+            block_bytes,
+            block_spans,
+            value_bytes,
+            value_spans,
+            zones,
+        })
+    }
+}
+
+fn put_key(out: &mut Vec<u8>, before: &[u8], key: &[u8]) {
+    let shared = before.iter().zip(key).take_while(|(a, b)| a == b).count();
+    varint::put_u64(out, shared as u64);
+    varint::put_u64(out, (key.len() - shared) as u64);
+    out.extend_from_slice(&key[shared..]);
+}
+
+fn get_varint(data: &Bytes, at: &mut usize) -> Option<u64> {
+    let mut rest = data.get(*at..)?;
+    let before = rest.len();
+    let v = varint::get_u64(&mut rest).ok()?;
+    *at += before - rest.len();
+    Some(v)
+}
+
+fn get_key(data: &Bytes, at: &mut usize, before: &[u8]) -> Option<Bytes> {
+    let shared = usize::try_from(get_varint(data, at)?).ok().filter(|&s| s <= before.len())?;
+    let further = usize::try_from(get_varint(data, at)?).ok()?;
+    let end = at.checked_add(further).filter(|&e| e <= data.len())?;
+    let key = if shared == 0 { data.slice(*at..end) } else { Bytes::from([&before[..shared], &data[*at..end]].concat()) };
+    *at = end;
+    Some(key)
+}
+
+fn put_pointer(out: &mut Vec<u8>, p: &FramePointer) {
+    varint::put_u64(out, p.addr);
+    varint::put_u64(out, u64::from(p.len));
+    out.extend_from_slice(&p.crc.to_le_bytes());
+}
+
+fn get_pointer(data: &Bytes, at: &mut usize) -> Option<FramePointer> {
+    let addr = get_varint(data, at)?;
+    let len = u32::try_from(get_varint(data, at)?).ok()?;
+    let crc = u32::from_le_bytes(data.get(*at..*at + 4)?.try_into().ok()?);
+    *at += 4;
+    (addr <= u64::MAX / 2).then_some(FramePointer { addr, len, crc })
+}

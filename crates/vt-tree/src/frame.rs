@@ -1,0 +1,105 @@
+//! The frame around every block of a run: what it is, where it lies, and a checksum over all of it.
+//!
+//! The frame repeats the block's own address, so that a write that went astray or a read that came from elsewhere is caught even
+//! when the bytes themselves are whole; the pointer to a block carries the same checksum, so that an older block once written at the
+//! same address is caught as well.
+//!
+//! Layout (little endian): crc32c u32 of everything behind it · kind u8 · codec u8 (0) · level u16 · address u64 · payload.
+
+use bytes::Bytes;
+use zones::crc32c;
+
+use crate::{Error, Result};
+
+/// Bytes before the payload.
+pub const FRAME_HEADER: usize = 16;
+
+/// What a frame holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum FrameKind {
+    Tuples = 1,
+    Node = 2,
+    Filter = 3,
+}
+
+/// Where a frame lies and what it must check to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct FramePointer {
+    /// Device address, bytes.
+    pub addr: u64,
+    /// Length with the header, bytes.
+    pub len: u32,
+    pub crc: u32,
+}
+
+impl FramePointer {
+    pub fn end(&self) -> u64 {
+        self.addr.saturating_add(u64::from(self.len))
+    }
+}
+
+/// Completes a frame in place: `frame` is header space followed by the payload. Returns its checksum.
+pub fn seal(frame: &mut [u8], kind: FrameKind, level: u16, addr: u64) -> u32 {
+    frame[4] = kind as u8;
+    frame[5] = 0;
+    frame[6..8].copy_from_slice(&level.to_le_bytes());
+    frame[8..16].copy_from_slice(&addr.to_le_bytes());
+    let crc = crc32c(&frame[4..]);
+    frame[..4].copy_from_slice(&crc.to_le_bytes());
+    crc
+}
+
+/// Checks a frame read from `at` and returns its payload.
+pub fn open(frame: Bytes, kind: FrameKind, level: u16, at: FramePointer) -> Result<Bytes> {
+    let fault = |what: &str| Err(Error::Corrupt { what: format!("{kind:?} block: {what}"), addr: at.addr });
+    if frame.len() != at.len as usize || frame.len() < FRAME_HEADER {
+        return fault("wrong length");
+    }
+    let crc = u32::from_le_bytes([frame[0], frame[1], frame[2], frame[3]]);
+    if crc32c(&frame[4..]) != crc {
+        return fault("checksum does not match its bytes");
+    }
+    if crc != at.crc {
+        return fault("whole, but not the block that its index entry names");
+    }
+    let addr = u64::from_le_bytes([frame[8], frame[9], frame[10], frame[11], frame[12], frame[13], frame[14], frame[15]]);
+    if addr != at.addr {
+        return fault(&format!("belongs at address {addr}"));
+    }
+    if frame[4] != kind as u8 || u16::from_le_bytes([frame[6], frame[7]]) != level {
+        return fault("of another kind or level than its index entry says");
+    }
+    if frame[5] != 0 {
+        return fault("unknown codec");
+    }
+    Ok(frame.slice(FRAME_HEADER..))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_flipped_bit_is_found() {
+        let mut frame = vec![0u8; FRAME_HEADER];
+        frame.extend_from_slice(b"some payload");
+        let crc = seal(&mut frame, FrameKind::Tuples, 0, 4096);
+        let at = FramePointer { addr: 4096, len: frame.len() as u32, crc };
+        assert_eq!(open(Bytes::from(frame.clone()), FrameKind::Tuples, 0, at).unwrap(), Bytes::from_static(b"some payload"));
+        for bit in 0..frame.len() * 8 {
+            let mut bad = frame.clone();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert!(open(Bytes::from(bad), FrameKind::Tuples, 0, at).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn a_block_from_elsewhere_is_refused() {
+        let mut frame = vec![0u8; FRAME_HEADER + 4];
+        let crc = seal(&mut frame, FrameKind::Node, 2, 8192);
+        let at = FramePointer { addr: 4096, len: frame.len() as u32, crc };
+        assert!(open(Bytes::from(frame.clone()), FrameKind::Node, 2, at).is_err());
+        assert!(open(Bytes::from(frame), FrameKind::Node, 1, FramePointer { addr: 8192, ..at }).is_err());
+    }
+}

@@ -1,0 +1,277 @@
+//! The one operation behind every background job: `merge(inputs newest first, key range, placement) -> run`.
+//!
+//! It walks all inputs from the left to the right, always on the piece that begins first, the newest on a tie. A piece is an item
+//! or an unopened block or subtree. An unopened piece that ends before every other piece begins overlaps nothing: the placement
+//! decides whether it is stitched or copied. One that overlaps is opened, one level at a time, so that only what overlaps is
+//! ever read. An item hides older ones at its keys: they are skipped, whole subtrees unread. A range tombstone is cut where a
+//! newer item begins, so that the items of the result are disjoint again.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use zones::Reserve;
+
+use crate::builder::{MergeStats, RunBuilder, follows_block};
+use crate::item::{Body, Item, Seq};
+use crate::memtable::Memtable;
+use crate::placement::Placement;
+use crate::run::Run;
+use crate::store::Store;
+use crate::walker::{Piece, Walker};
+use crate::{Error, Result};
+
+/// Keys from `start` to just below `end`; `end` `None`: to the last key.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KeyRange {
+    pub start: Bytes,
+    pub end: Option<Bytes>,
+}
+
+impl KeyRange {
+    pub fn all() -> Self {
+        KeyRange::default()
+    }
+    pub fn new(start: impl Into<Bytes>, end: impl Into<Bytes>) -> Self {
+        KeyRange { start: start.into(), end: Some(end.into()) }
+    }
+}
+
+/// One input of a merge or of a cursor.
+#[derive(Clone)]
+pub enum Input {
+    Memtable(Arc<Memtable>),
+    Run(Arc<Run>),
+}
+
+#[derive(Clone, Debug)]
+pub struct MergeOptions {
+    pub placement: Placement,
+    /// Nothing older lies below the inputs: tombstones have done their work.
+    pub drop_tombstones: bool,
+    /// Values of at least this many bytes are placed outside their block.
+    pub separate_at: u32,
+    /// Sequence numbers up to this one are of no more interest and are written as 0.
+    pub old_seq: Seq,
+    pub reserve: Reserve,
+}
+
+impl Default for MergeOptions {
+    fn default() -> Self {
+        MergeOptions { placement: Placement::stitch(), drop_tombstones: false, separate_at: 2048, old_seq: 0, reserve: Reserve::Use }
+    }
+}
+
+/// A merge under way.
+pub struct Merge {
+    options: MergeOptions,
+    end: Option<Bytes>,
+    inputs: Vec<Walker>,
+    builder: RunBuilder,
+    /// Blocks of this input that end at or below this key were judged: they are copied.
+    copying: Option<(usize, Bytes)>,
+    done: bool,
+}
+
+impl Merge {
+    /// `inputs`: newest first.
+    pub fn new(store: &Arc<Store>, inputs: &[Input], range: &KeyRange, options: MergeOptions) -> Result<Merge> {
+        let mut walkers = Vec::with_capacity(inputs.len());
+        for input in inputs {
+            let mut walker = match input {
+                Input::Memtable(m) => Walker::memtable(m)?,
+                Input::Run(r) => Walker::run(r.clone()),
+            };
+            walker.skip_to(&range.start)?;
+            walker.pruned = 0;
+            walkers.push(walker);
+        }
+        let builder = RunBuilder::new(store, options.placement.clone(), options.separate_at, options.reserve);
+        Ok(Merge { options, end: range.end.clone(), inputs: walkers, builder, copying: None, done: false })
+    }
+
+    /// Works until about `budget` bytes were read or written. `true`: everything is merged, call [`Merge::finish`].
+    pub fn step(&mut self, budget: u64) -> Result<bool> {
+        let begin = self.work();
+        // An item that costs no I/O still takes time; it counts as 32 bytes.
+        let mut items = 0u64;
+        while !self.done && self.work() - begin + items * 32 < budget {
+            self.merge_piece()?;
+            items += 1;
+        }
+        Ok(self.done)
+    }
+
+    fn work(&self) -> u64 {
+        self.builder.written() + self.inputs.iter().map(|w| w.blocks_read).sum::<u64>()
+    }
+
+    /// Bytes so far.
+    pub fn stats(&self) -> MergeStats {
+        let mut stats = self.builder.stats;
+        stats.blocks_read += self.inputs.iter().map(|w| w.blocks_read).sum::<u64>();
+        stats.pruned += self.inputs.iter().map(|w| w.pruned).sum::<u64>();
+        stats
+    }
+
+    /// The merged run, written but not synced; `None` when nothing is left in the range.
+    pub fn finish(mut self) -> Result<(Option<Arc<Run>>, MergeStats)> {
+        while !self.step(u64::MAX)? {}
+        let walked = self.stats();
+        let (run, built) = self.builder.finish()?;
+        Ok((run, MergeStats { blocks_read: walked.blocks_read.max(built.blocks_read), pruned: walked.pruned, ..built }))
+    }
+
+    /// The input whose piece begins first; the newest on a tie.
+    fn first(&self) -> Option<usize> {
+        let mut best: Option<(usize, &[u8])> = None;
+        for (i, w) in self.inputs.iter().enumerate() {
+            if let Some(low) = w.low()
+                && best.is_none_or(|(_, b)| low < b)
+            {
+                best = Some((i, low));
+            }
+        }
+        best.map(|(i, _)| i)
+    }
+
+    /// Where the first piece of the inputs chosen by `which` begins.
+    fn next_low(&self, which: impl Fn(usize) -> bool) -> Option<&[u8]> {
+        self.inputs.iter().enumerate().filter(|(i, _)| which(*i)).filter_map(|(_, w)| w.low()).min()
+    }
+
+    fn merge_piece(&mut self) -> Result<()> {
+        let Some(i) = self.first() else {
+            self.done = true;
+            return Ok(());
+        };
+        let (is_item, past_end) = match (self.inputs[i].piece(), &self.end) {
+            (Some(Piece::Item(item)), end) => (true, end.as_ref().is_some_and(|e| item.key >= *e)),
+            (Some(Piece::Subtree(e, _)), end) => (false, end.as_ref().is_some_and(|end| e.low >= *end)),
+            (None, _) => (false, true),
+        };
+        if past_end {
+            self.done = true;
+            return Ok(());
+        }
+        if is_item { self.merge_item(i) } else { self.merge_subtree(i) }
+    }
+
+    /// The piece that begins first is an item: it wins over everything older at its keys.
+    fn merge_item(&mut self, i: usize) -> Result<()> {
+        let Some(Piece::Item(item)) = self.inputs[i].piece() else { return Ok(()) };
+        let mut item = item.clone();
+        if item.seq <= self.options.old_seq {
+            item.seq = 0;
+        }
+        let Body::DeleteRange { end } = &item.body else {
+            let behind = Bytes::from([item.key.as_ref(), &[0]].concat());
+            for older in i + 1..self.inputs.len() {
+                if self.inputs[older].low().is_some_and(|low| low == item.key) {
+                    self.inputs[older].skip_to(&behind)?;
+                }
+            }
+            self.inputs[i].advance()?;
+            let dropped = self.options.drop_tombstones && item.body == Body::Delete;
+            return if dropped { Ok(()) } else { self.builder.push_item(item) };
+        };
+        let end = match &self.end {
+            Some(limit) if limit < end => limit.clone(),
+            _ => end.clone(),
+        };
+        for older in i + 1..self.inputs.len() {
+            if self.inputs[older].low().is_some_and(|low| low < end.as_ref()) {
+                self.inputs[older].skip_to(&end)?;
+            }
+        }
+        if self.options.drop_tombstones {
+            return self.inputs[i].advance();
+        }
+        let cut = self.next_low(|j| j < i).filter(|low| *low < end.as_ref()).map(Bytes::copy_from_slice);
+        match cut {
+            // A newer item begins inside: the tombstone goes on behind it.
+            Some(cut) => {
+                self.inputs[i].cut(&cut);
+                self.builder.push_item(Item { body: Body::DeleteRange { end: cut }, ..item })
+            }
+            None => {
+                self.inputs[i].advance()?;
+                self.builder.push_item(Item { body: Body::DeleteRange { end }, ..item })
+            }
+        }
+    }
+
+    /// The piece that begins first is an unopened block or subtree.
+    fn merge_subtree(&mut self, i: usize) -> Result<()> {
+        let Some(Piece::Subtree(entry, level)) = self.inputs[i].piece() else { return Ok(()) };
+        let others = self.next_low(|j| j != i);
+        let limit = match (others, self.end.as_deref()) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+        let free = limit.is_none_or(|l| entry.high.as_ref() <= l);
+        let judged = self.copying.as_ref().is_some_and(|(of, until)| *of == i && entry.high <= *until);
+        if !free || judged {
+            return self.inputs[i].descend();
+        }
+        if level > 0 {
+            let stitch = !(self.options.drop_tombstones && (entry.tombstones || entry.range_tombstones))
+                && self.options.placement.stitches_subtree(entry)?
+                && self.builder.takes_subtree(level, entry);
+            if !stitch {
+                return self.inputs[i].descend();
+            }
+            let entry = entry.clone();
+            self.inputs[i].advance()?;
+            return self.builder.push_subtree(level, entry);
+        }
+        self.merge_blocks(i, limit.map(Bytes::copy_from_slice))
+    }
+
+    /// A tuple block that overlaps nothing: judges the contiguous span that begins with it.
+    fn merge_blocks(&mut self, i: usize, limit: Option<Bytes>) -> Result<()> {
+        let Some((entries, origin)) = self.inputs[i].blocks() else {
+            return Err(Error::corrupt("a tuple block outside of any index node", 0));
+        };
+        let placement = &self.options.placement;
+        let (mut count, mut bytes, mut seeks) = (0, 0, 1);
+        for (at, e) in entries.iter().enumerate() {
+            let free = limit.as_ref().is_none_or(|l| e.high <= *l);
+            let joined = at == 0 || follows_block(entries[at - 1].at.end(), e);
+            let rewritten = self.options.drop_tombstones && (e.tombstones || e.range_tombstones);
+            if !free || !joined || rewritten || !self.builder.takes_block(e) || placement.must_leave(e)? {
+                break;
+            }
+            count += 1;
+            bytes += e.data_bytes();
+            seeks += e.value_spans;
+        }
+        if count == 0 {
+            return self.inputs[i].descend();
+        }
+        // Values that lie out of line in the order of their keys add a seek for each of their spans but the first.
+        if bytes / seeks.max(1) >= placement.stitch_at {
+            let span = entries[..count].to_vec();
+            self.builder.push_blocks(&span, origin.filter, origin.items)?;
+            self.inputs[i].advance_blocks(count);
+            return Ok(());
+        }
+        self.copying = Some((i, entries[count - 1].high.clone()));
+        self.inputs[i].descend()
+    }
+}
+
+/// Merges in one go.
+pub fn merge(store: &Arc<Store>, inputs: &[Input], range: &KeyRange, options: MergeOptions) -> Result<Option<Arc<Run>>> {
+    Ok(Merge::new(store, inputs, range, options)?.finish()?.0)
+}
+
+/// The part of `run` that lies in `range`; everything but the blocks at its two ends is stitched.
+pub fn slice(run: &Arc<Run>, range: &KeyRange) -> Result<Option<Arc<Run>>> {
+    merge(run.store(), &[Input::Run(run.clone())], range, MergeOptions { separate_at: u32::MAX, ..MergeOptions::default() })
+}
+
+/// One run of several whose key ranges ascend and do not overlap; all of it is stitched.
+pub fn concat(store: &Arc<Store>, runs: &[Arc<Run>]) -> Result<Option<Arc<Run>>> {
+    let inputs: Vec<_> = runs.iter().cloned().map(Input::Run).collect();
+    merge(store, &inputs, &KeyRange::all(), MergeOptions { separate_at: u32::MAX, ..MergeOptions::default() })
+}

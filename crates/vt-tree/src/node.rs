@@ -1,0 +1,86 @@
+//! Index nodes: entries in key order, all of one level. A node of level 1 points to tuple blocks, one of level 2 to nodes of
+//! level 1, and so on.
+//!
+//! Payload: number of entries (varint), entries.
+
+use bytes::Bytes;
+use zones::varint;
+
+use crate::entry::Entry;
+use crate::{Error, Result};
+
+/// A decoded index node.
+#[derive(Clone, Debug)]
+pub struct Node {
+    pub entries: Vec<Entry>,
+    /// 1 for a leaf index node.
+    pub level: u16,
+    weight: usize,
+}
+
+impl Node {
+    /// `addr` names the node in errors.
+    pub fn parse(data: Bytes, level: u16, addr: u64) -> Result<Node> {
+        let corrupt = |what: &str| Error::Corrupt { what: format!("index node: {what}"), addr };
+        let mut rest = &data[..];
+        let count = varint::get_u64(&mut rest).map_err(|_| corrupt("no entry count"))?;
+        let mut at = data.len() - rest.len();
+        // An entry takes more than 16 bytes: a larger count is garbage and must not size an allocation.
+        if count > data.len() as u64 / 16 {
+            return Err(corrupt("impossible entry count"));
+        }
+        let mut entries: Vec<Entry> = Vec::with_capacity(count as usize);
+        for _ in 0..count {
+            let before = entries.last().map(|e| e.low.clone()).unwrap_or_default();
+            let entry = Entry::decode(&data, &mut at, &before).ok_or_else(|| corrupt("an entry does not decode"))?;
+            if entries.last().is_some_and(|last| last.high > entry.low) {
+                return Err(corrupt("entries overlap or are out of order"));
+            }
+            entries.push(entry);
+        }
+        if at != data.len() {
+            return Err(corrupt("bytes behind the last entry"));
+        }
+        let weight = data.len() + entries.len() * size_of::<Entry>() + entries.iter().map(|e| e.low.len() + e.high.len()).sum::<usize>();
+        Ok(Node { entries, level, weight })
+    }
+
+    /// Memory that it takes, bytes.
+    pub fn weight(&self) -> usize {
+        self.weight
+    }
+
+    /// Index of the first entry that ends above `key`: the one that covers it, or the next; `entries.len()` when none does.
+    pub fn position(&self, key: &[u8]) -> usize {
+        self.entries.partition_point(|e| e.high <= key)
+    }
+}
+
+/// Collects the entries of one node.
+#[derive(Default)]
+pub struct NodeBuilder {
+    pub entries: Vec<Entry>,
+    /// Encoded size so far without zone lists: what decides when a node is full.
+    pub size: usize,
+    pub items: u64,
+}
+
+impl NodeBuilder {
+    pub fn push(&mut self, entry: Entry) {
+        debug_assert!(self.entries.last().is_none_or(|l| l.high <= entry.low), "entries come in order and do not overlap");
+        self.size += 40 + entry.low.len() / 2 + entry.high.len() / 2;
+        self.items += entry.items;
+        self.entries.push(entry);
+    }
+
+    pub fn payload(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(self.size + 16);
+        varint::put_u64(&mut out, self.entries.len() as u64);
+        let mut before: &[u8] = &[];
+        for e in &self.entries {
+            e.encode(before, &mut out);
+            before = &e.low;
+        }
+        out
+    }
+}

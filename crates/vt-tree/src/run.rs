@@ -1,0 +1,148 @@
+//! A run: an immutable sorted sequence of items, stored as a tree of index nodes over tuple blocks (the paper's SSTable). Runs
+//! share blocks and whole subtrees freely; each holds every zone in which a byte of it lies.
+
+use std::sync::Arc;
+
+use zones::{Hold, ZoneUse, varint};
+
+use crate::entry::Entry;
+use crate::item::{Body, Lookup};
+use crate::store::Store;
+use crate::{Error, Result};
+
+/// Index levels that any run can need: a node has at least two entries but for the seams.
+const MAX_LEVEL: u16 = 40;
+
+pub struct Run {
+    store: Arc<Store>,
+    root: Entry,
+    /// Level of the root node; 1 when it is a leaf index node.
+    level: u16,
+    uses: ZoneUse,
+    _hold: Hold,
+}
+
+/// Sums over a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RunStats {
+    pub items: u64,
+    pub block_bytes: u64,
+    pub block_spans: u64,
+    pub value_bytes: u64,
+    pub value_spans: u64,
+    /// All bytes, index and filters included.
+    pub bytes: u64,
+    /// Levels of index nodes.
+    pub height: u16,
+    pub max_seq: u64,
+    pub tombstones: bool,
+    pub range_tombstones: bool,
+}
+
+impl Run {
+    /// A run by its root; its zones are held from here on.
+    pub(crate) fn open(store: &Arc<Store>, root: Entry, level: u16) -> Result<Arc<Run>> {
+        let uses = root.zone_use()?;
+        let hold = store.zones().pin(&uses)?;
+        Ok(Arc::new(Run { store: store.clone(), root, level, uses, _hold: hold }))
+    }
+
+    /// The root pointer, for a manifest.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        varint::put_u64(out, u64::from(self.level));
+        let mut entry = Vec::new();
+        self.root.encode(&[], &mut entry);
+        varint::put_u64(out, entry.len() as u64);
+        out.extend_from_slice(&entry);
+    }
+
+    /// Takes up a run that a manifest names. Nothing is read yet.
+    pub fn decode(store: &Arc<Store>, data: &mut &[u8]) -> Result<Arc<Run>> {
+        let corrupt = || Error::corrupt("run: its root pointer does not decode", 0);
+        let level = varint::get_u64(data).map_err(|_| corrupt())?;
+        let len = varint::get_u64(data).map_err(|_| corrupt())? as usize;
+        if level == 0 || level > u64::from(MAX_LEVEL) || len > data.len() {
+            return Err(corrupt());
+        }
+        let (entry, rest) = data.split_at(len);
+        *data = rest;
+        let mut at = 0;
+        let root = Entry::decode(&bytes::Bytes::copy_from_slice(entry), &mut at, &[]).filter(|_| at == len).ok_or_else(corrupt)?;
+        Run::open(store, root, level as u16)
+    }
+
+    pub(crate) fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
+    pub(crate) fn root(&self) -> (&Entry, u16) {
+        (&self.root, self.level)
+    }
+
+    /// Its bytes by zone.
+    pub fn uses(&self) -> &ZoneUse {
+        &self.uses
+    }
+
+    /// Every key lies in `[low, high)`.
+    pub fn fences(&self) -> (&[u8], &[u8]) {
+        (&self.root.low, &self.root.high)
+    }
+
+    pub fn stats(&self) -> RunStats {
+        let r = &self.root;
+        RunStats {
+            items: r.items,
+            block_bytes: r.block_bytes,
+            block_spans: r.block_spans,
+            value_bytes: r.value_bytes,
+            value_spans: r.value_spans,
+            bytes: self.uses.total_bytes(),
+            height: self.level,
+            max_seq: r.max_seq,
+            tombstones: r.tombstones,
+            range_tombstones: r.range_tombstones,
+        }
+    }
+
+    /// What this run knows of `key`; `hash` is [`crate::hash`] of it. At most one tuple block is read.
+    pub fn get(&self, key: &[u8], hash: u64) -> Result<Lookup> {
+        if key < self.root.low.as_ref() || key >= self.root.high.as_ref() {
+            return Ok(Lookup::Absent);
+        }
+        let (mut at, mut level) = (self.root.at, self.level);
+        if level == 1 && self.filtered(&self.root, hash)? {
+            return Ok(Lookup::Absent);
+        }
+        loop {
+            let node = self.store.node(at, level)?;
+            let Some(entry) = node.entries.get(node.position(key)).filter(|e| e.low <= key) else { return Ok(Lookup::Absent) };
+            at = entry.at;
+            level -= 1;
+            match level {
+                0 => break,
+                1 if self.filtered(entry, hash)? => return Ok(Lookup::Absent),
+                _ => {}
+            }
+        }
+        Ok(match self.store.block(at)?.find(key)? {
+            None => Lookup::Absent,
+            Some((seq, Body::Put(value))) => Lookup::Found(seq, value),
+            Some((seq, Body::Delete | Body::DeleteRange { .. })) => Lookup::Deleted(seq),
+        })
+    }
+
+    /// `true` when the filter of a leaf index node proves that `key` is not beneath. Keys inside a deleted range are in no filter.
+    fn filtered(&self, leaf: &Entry, hash: u64) -> Result<bool> {
+        match leaf.filter {
+            Some(f) if !leaf.range_tombstones => Ok(!self.store.filter(f)?.may_contain(hash)),
+            _ => Ok(false),
+        }
+    }
+}
+
+impl std::fmt::Debug for Run {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Run").field("root", &self.root.at).field("level", &self.level).field("stats", &self.stats()).finish()
+    }
+}

@@ -1,0 +1,241 @@
+//! A merge's position in one input: at an item, or in front of a block or subtree that is not yet opened and may never have to be.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::Result;
+use crate::block::Block;
+use crate::entry::Entry;
+use crate::frame::FramePointer;
+use crate::item::{Body, Item};
+use crate::memtable::{Memtable, MemtableCursor};
+use crate::node::Node;
+use crate::run::Run;
+use crate::source::Source;
+
+/// What lies at a position.
+pub(crate) enum Piece<'a> {
+    Item(&'a Item),
+    /// An unopened tuple block (level 0) or index node.
+    Subtree(&'a Entry, u16),
+}
+
+/// The leaf index node that the current block entry belongs to, as far as its filter is concerned.
+#[derive(Clone, Copy)]
+pub(crate) struct LeafOrigin {
+    pub filter: Option<FramePointer>,
+    pub items: u64,
+}
+
+struct Step {
+    node: Arc<Node>,
+    at: usize,
+    origin: LeafOrigin,
+}
+
+struct Opened {
+    block: Arc<Block>,
+    /// Next group to decode.
+    group: usize,
+    /// Items of the current group that are still to come, last first.
+    items: Vec<Item>,
+}
+
+enum Under {
+    Run {
+        run: Arc<Run>,
+        /// The root itself has not been opened.
+        root: bool,
+        path: Vec<Step>,
+        block: Option<Opened>,
+    },
+    Memtable(MemtableCursor),
+}
+
+pub(crate) struct Walker {
+    under: Under,
+    here: Option<Item>,
+    /// Tuple-block bytes read, and data bytes dropped unread.
+    pub blocks_read: u64,
+    pub pruned: u64,
+}
+
+impl Walker {
+    pub fn run(run: Arc<Run>) -> Self {
+        Walker { under: Under::Run { run, root: true, path: Vec::new(), block: None }, here: None, blocks_read: 0, pruned: 0 }
+    }
+
+    pub fn memtable(memtable: &Arc<Memtable>) -> Result<Self> {
+        let mut cursor = memtable.cursor(u64::MAX);
+        cursor.first()?;
+        let here = cursor.item().cloned();
+        Ok(Walker { under: Under::Memtable(cursor), here, blocks_read: 0, pruned: 0 })
+    }
+
+    pub fn piece(&self) -> Option<Piece<'_>> {
+        if let Some(item) = &self.here {
+            return Some(Piece::Item(item));
+        }
+        match &self.under {
+            Under::Memtable(_) => None,
+            Under::Run { run, root: true, .. } => Some(Piece::Subtree(run.root().0, run.root().1)),
+            Under::Run { path, .. } => {
+                let step = path.last()?;
+                step.node.entries.get(step.at).map(|e| Piece::Subtree(e, step.node.level - 1))
+            }
+        }
+    }
+
+    /// Where the current piece begins. `None`: the input has ended.
+    pub fn low(&self) -> Option<&[u8]> {
+        self.piece().map(|p| match p {
+            Piece::Item(i) => i.key.as_ref(),
+            Piece::Subtree(e, _) => e.low.as_ref(),
+        })
+    }
+
+    /// The current block entry and those behind it in the same index node, with their origin.
+    pub fn blocks(&self) -> Option<(&[Entry], LeafOrigin)> {
+        match (&self.under, &self.here) {
+            (Under::Run { root: false, path, .. }, None) => {
+                let step = path.last().filter(|s| s.node.level == 1)?;
+                Some((&step.node.entries[step.at..], step.origin))
+            }
+            _ => None,
+        }
+    }
+
+    /// Opens the block or node here.
+    pub fn descend(&mut self) -> Result<()> {
+        let Under::Run { run, root, path, block } = &mut self.under else { return Ok(()) };
+        if self.here.is_some() {
+            return Ok(());
+        }
+        let (at, level, origin) = if *root {
+            let (e, level) = run.root();
+            (e.at, level, LeafOrigin { filter: e.filter, items: e.items })
+        } else {
+            let Some(e) = path.last().and_then(|s| s.node.entries.get(s.at).map(|e| (e, s.node.level - 1))) else { return Ok(()) };
+            (e.0.at, e.1, LeafOrigin { filter: e.0.filter, items: e.0.items })
+        };
+        *root = false;
+        if level == 0 {
+            self.blocks_read += u64::from(at.len);
+            *block = Some(Opened { block: run.store().block_once(at)?, group: 0, items: Vec::new() });
+            self.next_item()
+        } else {
+            path.push(Step { node: run.store().node(at, level)?, at: 0, origin });
+            self.settle();
+            Ok(())
+        }
+    }
+
+    /// Takes the next item of the open block, or leaves the block.
+    fn next_item(&mut self) -> Result<()> {
+        self.here = None;
+        let Under::Run { block, .. } = &mut self.under else { return Ok(()) };
+        let Some(open) = block else { return Ok(()) };
+        loop {
+            if let Some(item) = open.items.pop() {
+                self.here = Some(item);
+                return Ok(());
+            }
+            if open.group >= open.block.groups() {
+                break;
+            }
+            open.items = open.block.group(open.group)?;
+            open.items.reverse();
+            open.group += 1;
+        }
+        *block = None;
+        self.next_entry();
+        Ok(())
+    }
+
+    fn next_entry(&mut self) {
+        if let Under::Run { path, root, .. } = &mut self.under {
+            if *root {
+                // The root was passed over whole.
+                *root = false;
+            } else if let Some(step) = path.last_mut() {
+                step.at += 1;
+            }
+        }
+        self.settle();
+    }
+
+    /// Leaves nodes that are exhausted.
+    fn settle(&mut self) {
+        if let Under::Run { path, .. } = &mut self.under {
+            while path.last().is_some_and(|s| s.at >= s.node.entries.len()) {
+                path.pop();
+                if let Some(above) = path.last_mut() {
+                    above.at += 1;
+                }
+            }
+        }
+    }
+
+    /// Past the current piece.
+    pub fn advance(&mut self) -> Result<()> {
+        if let Under::Memtable(cursor) = &mut self.under {
+            cursor.next()?;
+            self.here = cursor.item().cloned();
+            return Ok(());
+        }
+        if self.here.is_some() {
+            self.next_item()
+        } else {
+            self.next_entry();
+            Ok(())
+        }
+    }
+
+    /// Past `count` block entries of the current leaf index node.
+    pub fn advance_blocks(&mut self, count: usize) {
+        if let Under::Run { path, .. } = &mut self.under
+            && let Some(step) = path.last_mut()
+        {
+            step.at += count;
+        }
+        self.settle();
+    }
+
+    /// Lets the range tombstone here begin at `key`.
+    pub fn cut(&mut self, key: &[u8]) {
+        if let Some(item) = &mut self.here {
+            item.key = Bytes::copy_from_slice(key);
+        }
+    }
+
+    /// Drops everything below `key`: what lies wholly below is not read, a range tombstone across it is cut.
+    pub fn skip_to(&mut self, key: &[u8]) -> Result<()> {
+        if let Under::Memtable(cursor) = &mut self.under
+            && self.here.as_ref().is_some_and(|i| i.ends_before(key))
+        {
+            cursor.seek(key)?;
+            self.here = cursor.item().cloned();
+        }
+        loop {
+            let (ends, begins, bytes) = match self.piece() {
+                None => return Ok(()),
+                Some(Piece::Item(i)) => (i.ends_before(key), i.key.as_ref() < key, 0),
+                Some(Piece::Subtree(e, _)) => (e.high.as_ref() <= key, e.low.as_ref() < key, e.data_bytes()),
+            };
+            if ends {
+                self.pruned += bytes;
+                self.advance()?;
+            } else if !begins {
+                return Ok(());
+            } else {
+                match &self.here {
+                    Some(Item { body: Body::DeleteRange { .. }, .. }) => self.cut(key),
+                    // A point that begins below `key` also ends below it.
+                    Some(_) => return Ok(()),
+                    None => self.descend()?,
+                }
+            }
+        }
+    }
+}
