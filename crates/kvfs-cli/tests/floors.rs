@@ -22,7 +22,8 @@ fn no_crate_uses_a_floor_above_it() {
     let mut seen = 0;
     for package in metadata["packages"].as_array().expect("packages") {
         let name = package["name"].as_str().expect("a name");
-        let mine = floor(name).unwrap_or_else(|| panic!("crate {name} has no floor: add it to the drawing in docs/architecture.md and here"));
+        let mine = floor(name)
+            .unwrap_or_else(|| panic!("crate {name} has no floor: add it to the drawing in docs/architecture.md and here"));
         seen += 1;
         for dependency in package["dependencies"].as_array().expect("dependencies") {
             let on = dependency["name"].as_str().expect("a name");

@@ -366,7 +366,10 @@ impl RunBuilder {
         }
         let mut below = !self.block.builder.is_empty() || !self.span.items.is_empty();
         for node in &self.open[..self.open.len().min(level as usize)] {
-            if (below || !node.entries.is_empty()) && node.size < NODE_SIZE / 4 && (node as *const _ != &self.open[0] as *const _ || node.items < LEAF_ITEMS / 4) {
+            if (below || !node.entries.is_empty())
+                && node.size < NODE_SIZE / 4
+                && (node as *const _ != &self.open[0] as *const _ || node.items < LEAF_ITEMS / 4)
+            {
                 return false;
             }
             below |= !node.entries.is_empty();

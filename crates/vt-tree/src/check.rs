@@ -158,13 +158,17 @@ impl Check<'_> {
     }
 
     fn compare(&mut self, e: &Entry, level: u16, f: &Found) {
-        let said = (e.items, e.max_seq, e.tombstones, e.range_tombstones, e.block_bytes, e.block_spans, e.value_bytes, e.value_spans);
+        let said =
+            (e.items, e.max_seq, e.tombstones, e.range_tombstones, e.block_bytes, e.block_spans, e.value_bytes, e.value_spans);
         let is = (f.items, f.max_seq, f.tombstones, f.range_tombstones, f.block_bytes, f.block_spans, f.value_bytes, f.value_spans);
         if said != is {
             (self.fault)(format!("index entry of level {level} for {:#x}: its sums are {said:?}, beneath lie {is:?}", e.at.addr));
         }
         if !e.zone_use().is_ok_and(|z| z == f.zones) {
-            (self.fault)(format!("index entry of level {level} for {:#x}: zone accounting does not match what lies beneath", e.at.addr));
+            (self.fault)(format!(
+                "index entry of level {level} for {:#x}: zone accounting does not match what lies beneath",
+                e.at.addr
+            ));
         }
     }
 }

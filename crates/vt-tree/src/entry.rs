@@ -55,7 +55,8 @@ impl Entry {
 
     pub fn zone_use(&self) -> Result<ZoneUse> {
         let mut rest = &self.zones[..];
-        ZoneUse::decode(&mut rest).map_err(|_| Error::Corrupt { what: "index entry: zones do not decode".into(), addr: self.at.addr })
+        ZoneUse::decode(&mut rest)
+            .map_err(|_| Error::Corrupt { what: "index entry: zones do not decode".into(), addr: self.at.addr })
     }
 
     pub fn encode(&self, before: &[u8], out: &mut Vec<u8>) {

@@ -1,9 +1,9 @@
 //! What can go wrong in a tree: the device, or bytes on it that are not what was written.
 
 /// An error of a tree operation.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The device, the space on it, or a checksum of the floor below.
+    /// The floor below: the device, its space, its superblock.
     #[error(transparent)]
     Zones(#[from] zones::Error),
     /// Bytes that passed their checksum, or carry none, say something impossible. `addr` is the device address of the piece that

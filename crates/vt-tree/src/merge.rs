@@ -57,7 +57,13 @@ pub struct MergeOptions {
 
 impl Default for MergeOptions {
     fn default() -> Self {
-        MergeOptions { placement: Placement::stitch(), drop_tombstones: false, separate_at: 2048, old_seq: 0, reserve: Reserve::Use }
+        MergeOptions {
+            placement: Placement::stitch(),
+            drop_tombstones: false,
+            separate_at: 2048,
+            old_seq: 0,
+            reserve: Reserve::Use,
+        }
     }
 }
 

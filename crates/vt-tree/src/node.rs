@@ -41,7 +41,8 @@ impl Node {
         if at != data.len() {
             return Err(corrupt("bytes behind the last entry"));
         }
-        let weight = data.len() + entries.len() * size_of::<Entry>() + entries.iter().map(|e| e.low.len() + e.high.len()).sum::<usize>();
+        let weight =
+            data.len() + entries.len() * size_of::<Entry>() + entries.iter().map(|e| e.low.len() + e.high.len()).sum::<usize>();
         Ok(Node { entries, level, weight })
     }
 

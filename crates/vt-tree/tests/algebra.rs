@@ -1,0 +1,195 @@
+//! The rope algebra against a model: whatever is flushed, merged, sliced and concatenated under whatever placement, the tuples
+//! stay those of an ordered map.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use vt_tree::{
+    Input, KeyRange, Lookup, Memtable, MergeOptions, Placement, Run, Store, TreeCursor, Value, check_run, concat, hash, merge,
+    slice,
+};
+use zones::{FormatOptions, MemoryDevice, Zones};
+
+type Model = BTreeMap<Vec<u8>, Vec<u8>>;
+
+struct Random(u64);
+impl Random {
+    fn next(&mut self, below: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % below
+    }
+}
+
+fn store() -> Arc<Store> {
+    let zones = Zones::format(Arc::new(MemoryDevice::default()), FormatOptions::default()).expect("a fresh store");
+    zones.start();
+    Store::new(zones, 4 << 20)
+}
+
+fn key(n: u64) -> Vec<u8> {
+    format!("k{n:06}").into_bytes()
+}
+
+/// One random memtable of `n` changes, applied to the model as well.
+fn memtable(r: &mut Random, n: u64, keys: u64, seq: &mut u64, model: &mut Model, big: bool) -> Arc<Memtable> {
+    let m = Memtable::new();
+    let start = r.next(keys);
+    for i in 0..n {
+        *seq += 1;
+        let k = if r.next(3) == 0 { (start + i) % keys } else { r.next(keys) };
+        match r.next(20) {
+            0..=2 => {
+                m.delete(&key(k), *seq);
+                model.remove(&key(k));
+            }
+            3 => {
+                let end = k + 1 + r.next(keys / 10 + 1);
+                m.delete_range(&key(k), &key(end), *seq);
+                model.retain(|x, _| *x < key(k) || *x >= key(end));
+            }
+            _ => {
+                let len = if big && r.next(3) == 0 { 4096 } else { r.next(60) };
+                let v = vec![*seq as u8; len as usize];
+                m.put(&key(k), *seq, Value::Inline(Bytes::from(v.clone())));
+                model.insert(key(k), v);
+            }
+        }
+    }
+    Arc::new(m)
+}
+
+fn compare(store: &Store, inputs: &[Input], model: &Model, r: &mut Random, keys: u64) {
+    let mut c = TreeCursor::new(inputs, u64::MAX);
+    let mut forward = Vec::new();
+    while let Some(t) = c.next().expect("reads") {
+        forward.push((t.key.to_vec(), store.read_value(&t.value).expect("reads").to_vec()));
+    }
+    let expected: Vec<_> = model.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
+    assert_eq!(forward, expected, "forward");
+    c.seek_to_end();
+    let mut backward = Vec::new();
+    while let Some(t) = c.prev().expect("reads") {
+        backward.push((t.key.to_vec(), store.read_value(&t.value).expect("reads").to_vec()));
+    }
+    backward.reverse();
+    assert_eq!(backward, expected, "backward");
+    // A walk with changes of direction.
+    for _ in 0..20 {
+        let at = key(r.next(keys));
+        c.seek(&at);
+        let mut pos = expected.partition_point(|(k, _)| *k < at);
+        for _ in 0..10 {
+            if r.next(2) == 0 {
+                let got = c.next().expect("reads").map(|t| t.key.to_vec());
+                assert_eq!(got, expected.get(pos).map(|(k, _)| k.clone()));
+                pos = (pos + 1).min(expected.len());
+            } else {
+                let got = c.prev().expect("reads").map(|t| t.key.to_vec());
+                assert_eq!(got, pos.checked_sub(1).map(|p| expected[p].0.clone()));
+                pos = pos.saturating_sub(1);
+            }
+        }
+    }
+    for _ in 0..50 {
+        let k = key(r.next(keys));
+        let mut found = None;
+        for i in inputs {
+            let l = match i {
+                Input::Memtable(m) => m.get(&k, u64::MAX),
+                Input::Run(run) => run.get(&k, hash(&k)).expect("reads"),
+            };
+            match l {
+                Lookup::Absent => continue,
+                Lookup::Deleted(_) => break,
+                Lookup::Found(_, v) => {
+                    found = Some(store.read_value(&v).expect("reads").to_vec());
+                    break;
+                }
+            }
+        }
+        assert_eq!(found.as_ref(), model.get(&k), "get");
+    }
+}
+
+fn checked(run: Option<Arc<Run>>) -> Option<Arc<Run>> {
+    if let Some(run) = &run {
+        let mut faults = Vec::new();
+        check_run(run, &mut |f| faults.push(f), &mut |_| {});
+        assert_eq!(faults, Vec::<String>::new());
+    }
+    run
+}
+
+fn one_history(seed: u64) {
+    let mut r = Random(seed);
+    let store = store();
+    let keys = [50, 1000, 20_000][r.next(3) as usize];
+    let changes = [20, 300, 3000][r.next(3) as usize];
+    let big = r.next(2) == 0;
+    let mut model = Model::new();
+    let mut seq = 0;
+    let mut runs: Vec<Arc<Run>> = Vec::new();
+    for _ in 0..8 {
+        let options = |r: &mut Random, bottom: bool, seq: u64| MergeOptions {
+            placement: Placement::threshold([0, 4096, 65536, u64::MAX][r.next(4) as usize]),
+            drop_tombstones: bottom,
+            old_seq: if r.next(2) == 0 { 0 } else { seq },
+            ..MergeOptions::default()
+        };
+        match r.next(6) {
+            0..=2 => {
+                let m = memtable(&mut r, changes, keys, &mut seq, &mut model, big);
+                let mut inputs = vec![Input::Memtable(m.clone())];
+                inputs.extend(runs.iter().cloned().map(Input::Run));
+                compare(&store, &inputs, &model, &mut r, keys);
+                let options = options(&mut r, runs.is_empty(), seq);
+                if let Some(run) = checked(merge(&store, &[Input::Memtable(m)], &KeyRange::all(), options).expect("merges")) {
+                    runs.insert(0, run);
+                }
+            }
+            3 | 4 if runs.len() > 1 => {
+                let from = r.next(runs.len() as u64 - 1) as usize;
+                let to = from + 2 + r.next((runs.len() - from - 1) as u64) as usize;
+                let inputs: Vec<_> = runs[from..to].iter().cloned().map(Input::Run).collect();
+                let options = options(&mut r, to == runs.len(), seq);
+                let merged = checked(merge(&store, &inputs, &KeyRange::all(), options).expect("merges"));
+                runs.splice(from..to, merged);
+            }
+            _ if !runs.is_empty() => {
+                // Cut a run in three and put it together again.
+                let at = r.next(runs.len() as u64) as usize;
+                let (a, b) = (r.next(keys), r.next(keys));
+                let (a, b) = (key(a.min(b)), key(a.max(b)));
+                let parts: Vec<_> = [
+                    KeyRange { start: Bytes::new(), end: Some(Bytes::from(a.clone())) },
+                    KeyRange::new(a, b.clone()),
+                    KeyRange { start: Bytes::from(b), end: None },
+                ]
+                .iter()
+                .filter_map(|range| checked(slice(&runs[at], range).expect("slices")))
+                .collect();
+                let whole = checked(concat(&store, &parts).expect("concatenates")).expect("something was there");
+                runs[at] = whole;
+            }
+            _ => {}
+        }
+        let inputs: Vec<_> = runs.iter().cloned().map(Input::Run).collect();
+        compare(&store, &inputs, &model, &mut r, keys);
+    }
+    let before = store.zones().space().zones_pinned;
+    drop(runs);
+    assert!(before == 0 || store.zones().space().zones_pinned == 0, "dropped runs let go of their zones");
+}
+
+#[test]
+fn any_history_of_flushes_merges_slices_reads_like_a_map() {
+    let cases: u64 = std::env::var("KVFS_TEST_CASES").ok().and_then(|v| v.parse().ok()).unwrap_or(60);
+    for seed in 0..cases {
+        let r = std::panic::catch_unwind(|| one_history(seed));
+        if let Err(e) = r {
+            eprintln!("seed {seed}");
+            std::panic::resume_unwind(e);
+        }
+    }
+}
