@@ -1,4 +1,3 @@
-<<<<<<< HEAD
 //! The quotient filter: is a key perhaps under this index node, or surely not?
 //!
 //! A filter is a set of *fingerprints*, the top `bits` bits of a key's hash. Sorted, a fingerprint splits into a quotient, which is
@@ -350,52 +349,3 @@ fn select(mut word: u64, mut n: u32) -> u32 {
 
 #[cfg(test)]
 mod tests;
-=======
-//! A stand-in for the quotient filter with its interface: sorted hashes.
-use crate::{Error, Result};
-use bytes::Bytes;
-
-pub fn hash(key: &[u8]) -> u64 {
-    let mut h = 0xcbf2_9ce4_8422_2325u64;
-    for b in key {
-        h = (h ^ u64::from(*b)).wrapping_mul(0x100_0000_01b3);
-    }
-    h ^ (h >> 29)
-}
-#[derive(Default)]
-pub struct FilterBuilder(Vec<u64>);
-impl FilterBuilder {
-    pub fn new() -> Self {
-        Self::default()
-    }
-    pub fn add(&mut self, h: u64) {
-        self.0.push(h);
-    }
-    pub fn add_all(&mut self, f: &Filter) {
-        self.0.extend_from_slice(&f.0);
-    }
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-    pub fn finish(mut self) -> Vec<u8> {
-        self.0.sort_unstable();
-        self.0.dedup();
-        self.0.iter().flat_map(|h| h.to_le_bytes()).collect()
-    }
-}
-pub struct Filter(Vec<u64>);
-impl Filter {
-    pub fn parse(b: Bytes) -> Result<Filter> {
-        if b.len() % 8 != 0 {
-            return Err(Error::corrupt("filter", 0));
-        }
-        Ok(Filter(b.chunks_exact(8).map(|c| u64::from_le_bytes([c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7]])).collect()))
-    }
-    pub fn may_contain(&self, h: u64) -> bool {
-        self.0.binary_search(&h).is_ok()
-    }
-    pub fn weight(&self) -> usize {
-        self.0.len() * 8
-    }
-}
->>>>>>> 47a04e6 (vt-tree: runs, the one merge with placement, slice, concat, cursors both ways, check; checked against an ordered map)

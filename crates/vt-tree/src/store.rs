@@ -36,7 +36,7 @@ impl Weighter<(u64, u32), Cached> for Weight {
         64 + match v {
             Cached::Block(b) => b.weight(),
             Cached::Node(n) => n.weight(),
-            Cached::Filter(f) => f.weight(),
+            Cached::Filter(f) => size_of::<Filter>() + f.len() * f.bits() as usize / 8,
         } as u64
     }
 }
