@@ -1,0 +1,102 @@
+//! What stitching saves, counted in bytes: the cost of a merge follows what overlaps, not what exists (VT-tree §3.1).
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use vt_tree::{Input, KeyRange, Memtable, Merge, MergeOptions, MergeStats, Placement, Run, Store, Value, check_run};
+use zones::{FormatOptions, MemoryDevice, Zones};
+
+fn store() -> Arc<Store> {
+    let zones = Zones::format(Arc::new(MemoryDevice::default()), FormatOptions::default()).expect("a fresh store");
+    zones.start();
+    Store::new(zones, 16 << 20)
+}
+
+/// A run of `keys`, each with a value of `len` bytes.
+fn run(store: &Arc<Store>, keys: impl Iterator<Item = u64>, len: usize) -> Arc<Run> {
+    let m = Memtable::new();
+    let value = Bytes::from(vec![7u8; len]);
+    for (seq, k) in keys.enumerate() {
+        m.put(&k.to_be_bytes(), seq as u64 + 1, Value::Inline(value.clone()));
+    }
+    merged(store, &[Input::Memtable(Arc::new(m))], MergeOptions::default()).0
+}
+
+fn merged(store: &Arc<Store>, inputs: &[Input], options: MergeOptions) -> (Arc<Run>, MergeStats) {
+    let (run, stats) = Merge::new(store, inputs, &KeyRange::all(), options).and_then(Merge::finish).expect("merges");
+    let run = run.expect("something is left");
+    let mut faults = Vec::new();
+    check_run(&run, &mut |f| faults.push(f), &mut |_| {});
+    assert_eq!(faults, Vec::<String>::new());
+    (run, stats)
+}
+
+fn threshold(stitch_at: u64) -> MergeOptions {
+    MergeOptions { placement: Placement::threshold(stitch_at), ..MergeOptions::default() }
+}
+
+#[test]
+fn sorted_runs_are_joined_without_reading_or_writing_a_tuple() {
+    let store = store();
+    let (a, b) = (run(&store, 0..100_000, 64), run(&store, 100_000..200_000, 64));
+    let data = a.stats().block_bytes + b.stats().block_bytes;
+    let (c, stats) = merged(&store, &[Input::Run(b), Input::Run(a)], threshold(64 << 10));
+    assert_eq!(c.stats().items, 200_000);
+    assert_eq!((stats.blocks_written, stats.blocks_read, stats.values_written), (0, 0, 0));
+    assert!(stats.index_written * 100 < data, "{} index bytes for {data} bytes of data", stats.index_written);
+}
+
+#[test]
+fn the_index_written_follows_the_overlap_and_not_the_size() {
+    let store = store();
+    let small = |store: &Arc<Store>| run(store, 5_000..5_100, 64);
+    let cost = |n: u64| {
+        let big = run(&store, 0..n, 64);
+        merged(&store, &[Input::Run(small(&store)), Input::Run(big)], threshold(0)).1
+    };
+    let (one, eight) = (cost(50_000), cost(400_000));
+    assert!(eight.index_written < one.index_written * 2, "{} against {}", one.index_written, eight.index_written);
+    assert!(eight.blocks_written <= one.blocks_written * 2 && eight.blocks_read <= one.blocks_read * 2);
+}
+
+#[test]
+fn large_values_stay_where_they_are_when_their_keys_are_merged() {
+    let store = store();
+    let (even, odd) = (run(&store, (0..4000).map(|i| i * 2), 4096), run(&store, (0..4000).map(|i| i * 2 + 1), 4096));
+    let inputs = [Input::Run(odd), Input::Run(even)];
+    let (_, lfs) = merged(&store, &inputs, threshold(0));
+    assert_eq!(lfs.values_written, 0, "threshold 0 never moves a value");
+    let (plain, lsm) = merged(&store, &inputs, threshold(u64::MAX));
+    assert_eq!(lsm.values_written, 8000 * 4096, "an endless threshold moves all");
+    let (run, default) = merged(&store, &inputs, threshold(64 << 10));
+    assert_eq!(default.values_written, 8000 * 4096, "single pages are shorter than the threshold");
+    assert_eq!(run.stats().value_spans, plain.stats().value_spans);
+    // Once they lie together they are never moved again.
+    let (_, again) = merged(&store, &[Input::Run(run)], threshold(64 << 10));
+    assert_eq!((again.values_written, again.blocks_written), (0, 0));
+}
+
+#[test]
+fn a_range_tombstone_drops_subtrees_unread() {
+    let store = store();
+    let big = run(&store, 0..300_000, 64);
+    let m = Memtable::new();
+    m.delete_range(&100u64.to_be_bytes(), &299_900u64.to_be_bytes(), 1_000_000);
+    let options = MergeOptions { drop_tombstones: true, ..threshold(0) };
+    let bytes = big.stats().block_bytes;
+    let (left, stats) = merged(&store, &[Input::Memtable(Arc::new(m)), Input::Run(big)], options);
+    assert_eq!(left.stats().items, 200);
+    assert!(stats.blocks_read < bytes / 100, "{} of {bytes} read", stats.blocks_read);
+    assert!(stats.pruned > bytes * 9 / 10);
+}
+
+#[test]
+fn evacuation_leaves_the_victims_and_stitches_the_rest() {
+    let store = store();
+    let before = run(&store, 0..20_000, 4096);
+    let (victim, _) = before.uses().iter().nth(3).expect("eighty megabytes lie in many zones");
+    let placement = Placement { stitch_at: 0, evacuate: Some(Arc::new([victim].into())) };
+    let (after, stats) = merged(&store, &[Input::Run(before)], MergeOptions { placement, ..MergeOptions::default() });
+    assert!(after.uses().iter().all(|(z, _)| z != victim));
+    assert!(stats.values_written <= 9 << 20, "{} bytes moved to empty one zone", stats.values_written);
+}
