@@ -364,15 +364,14 @@ impl RunBuilder {
         if (entry.at.len as usize) < NODE_SIZE / 4 {
             return self.is_empty();
         }
+        // Each node that would be closed early must be empty, with nothing below it, or well filled already.
         let mut below = !self.block.builder.is_empty() || !self.span.items.is_empty();
-        for node in &self.open[..self.open.len().min(level as usize)] {
-            if (below || !node.entries.is_empty())
-                && node.size < NODE_SIZE / 4
-                && (node as *const _ != &self.open[0] as *const _ || node.items < LEAF_ITEMS / 4)
-            {
+        for (l, node) in self.open.iter().enumerate().take(usize::from(level)) {
+            below |= !node.entries.is_empty();
+            let filled = node.size >= NODE_SIZE / 4 || (l == 0 && node.items >= LEAF_ITEMS / 4);
+            if below && !filled {
                 return false;
             }
-            below |= !node.entries.is_empty();
         }
         true
     }

@@ -63,7 +63,7 @@ impl Entry {
         put_key(out, before, &self.low);
         put_key(out, &self.low, &self.high);
         put_pointer(out, &self.at);
-        out.push(u8::from(self.tombstones) * TOMBSTONES | u8::from(self.range_tombstones) * RANGE_TOMBSTONES);
+        out.push((u8::from(self.tombstones) * TOMBSTONES) | (u8::from(self.range_tombstones) * RANGE_TOMBSTONES));
         for v in [self.items, self.max_seq, self.block_bytes, self.block_spans, self.value_bytes, self.value_spans] {
             varint::put_u64(out, v);
         }
