@@ -1,1 +1,30 @@
 //! KVFS: a POSIX file system on kvdb.
+//!
+//! [`Fs`] has one method for each call of a file system; a door above (FUSE, say) translates and nothing else. Permission checks
+//! are left to the kernel. How things are stored is the business of the `layout` module alone, and described in
+//! `docs/format.md`.
+
+mod allocate;
+mod attr;
+mod attributes;
+mod data;
+mod directory;
+mod dirty;
+mod error;
+mod fs;
+mod inode;
+mod layout;
+mod names;
+mod rename;
+mod statfs;
+mod table;
+mod verify;
+mod xattr;
+
+pub use attr::{
+    Allocate, AllocateMode, Attr, Caller, DirEntry, FileKind, Ino, ROOT, RenameFlags, SetAttr, StatFs, TimeSet, Timestamp, Whence,
+    WriteHints, XattrFlags,
+};
+pub use error::{Error, Result};
+pub use fs::{Atime, Fs, FsOptions, Statistics};
+pub use verify::{Finding, Report, verify};

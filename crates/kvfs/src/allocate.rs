@@ -1,0 +1,245 @@
+//! Space of files: preallocating, punching and zeroing, finding data and holes, copying ranges.
+
+use std::sync::Arc;
+
+use kvdb::Batch;
+
+use crate::attr::{Allocate, AllocateMode, FileKind, Ino, Whence};
+use crate::data::MAX_SIZE;
+use crate::error::{Error, Result};
+use crate::fs::Fs;
+use crate::inode::{Inode, Page, State};
+use crate::layout::{self, Body, PAGE, blocks_of};
+
+/// Bytes that one call of `copy_file_range` copies at most; the caller goes on.
+const COPY_MAX: u64 = 16 << 20;
+/// Bytes that are copied under one lock.
+const COPY_STEP: u64 = 1 << 20;
+
+impl Fs {
+    /// `fallocate`. Allocating stores nothing — a log-structured store has no places to reserve — but fails with ENOSPC when the
+    /// range does not fit now.
+    pub fn fallocate(&self, ino: Ino, how: Allocate, offset: u64, len: u64) -> Result<()> {
+        self.writable()?;
+        if len == 0 {
+            return Err(Error::Invalid("an empty range"));
+        }
+        let end = offset.checked_add(len).filter(|&end| end <= MAX_SIZE).ok_or(Error::TooLarge)?;
+        match how.mode {
+            AllocateMode::Collapse => return Err(Error::Unsupported("collapsing or inserting a range")),
+            AllocateMode::Punch if !how.keep_size => return Err(Error::Unsupported("punching a hole without keeping the size")),
+            AllocateMode::Allocate => self.reserve(len)?,
+            _ => {}
+        }
+        let inode = self.inode(ino)?;
+        let mut state = self.lock(&inode)?;
+        if state.attr.kind != FileKind::File {
+            return Err(if state.is_dir() { Error::IsDirectory } else { Error::Invalid("space of something that is not a file") });
+        }
+        if how.mode != AllocateMode::Allocate {
+            self.clear(&inode, &mut state, offset, end)?;
+        }
+        if !how.keep_size && end > state.attr.size {
+            state.attr.size = end;
+        }
+        self.touch(&mut state, self.now(), false);
+        self.mark_dirty(&inode, &mut state);
+        Ok(())
+    }
+
+    /// Makes `[offset, end)` read as zeros: whole pages go, at once; the pages at the edges are changed in the buffer.
+    fn clear(&self, inode: &Arc<Inode>, state: &mut State, offset: u64, end: u64) -> Result<()> {
+        let ino = inode.ino;
+        let end = end.min(state.attr.size);
+        if offset >= end {
+            return Ok(());
+        }
+        if let Body::Inline(have) = state.attr.body {
+            let (from, to) = (offset.min(u64::from(have)) as usize, end.min(u64::from(have)) as usize);
+            if from < to {
+                let mut content = self.content(ino, state)?.to_vec();
+                if to == content.len() {
+                    content.truncate(from);
+                } else {
+                    content[from..to].fill(0);
+                }
+                state.attr.body = Body::Inline(content.len() as u32);
+                state.inline = Some(content.into());
+            }
+            return Ok(());
+        }
+        self.count_pages(ino, state)?;
+        // A page that the file ends in counts as whole.
+        let first = offset.div_ceil(PAGE);
+        let behind = if end == state.attr.size { blocks_of(end) } else { end / PAGE };
+        if first < behind {
+            let removed = self.pages_between(ino, state, first, behind)?;
+            // The node goes with the pages, so that its page count is right in the store as well.
+            let Body::Paged(count) = state.attr.body else { return Ok(()) };
+            let mut kept = state.buffer.pages.split_off(&first);
+            let mut behind_range = kept.split_off(&behind);
+            state.buffer.pages.append(&mut behind_range);
+            let mut attr = state.attr;
+            attr.body = Body::Paged(count.saturating_sub(removed));
+            let mut batch = Batch::new();
+            if state.stored {
+                let (start, stop) = (layout::page_key(ino, first), layout::page_key(ino, behind));
+                batch.delete_range(self.core.layout.dmap, start.to_vec(), stop.to_vec());
+            }
+            if let Err(e) = self.stage(ino, state, &attr, &mut batch).and_then(|()| self.commit(batch)) {
+                state.buffer.pages.append(&mut kept);
+                return Err(e);
+            }
+            self.staged(state, attr);
+        }
+        let mut at = offset;
+        while at < end {
+            let block = at / PAGE;
+            let to = end.min((block + 1) * PAGE);
+            if !(first..behind).contains(&block) {
+                self.zero_in_page(ino, state, block, (at % PAGE) as usize, (to - block * PAGE) as usize)?;
+                at = to;
+            } else {
+                at = to.max(behind * PAGE);
+            }
+        }
+        Ok(())
+    }
+
+    fn zero_in_page(&self, ino: Ino, state: &mut State, block: u64, from: usize, to: usize) -> Result<()> {
+        let zero = |page: &mut Vec<u8>| {
+            let to = to.min(page.len());
+            if from < to {
+                page[from..to].fill(0);
+            }
+        };
+        if let Some(slot) = state.buffer.pages.get_mut(&block) {
+            zero(slot.page.own());
+        } else if let Some(page) = self.stored_page(ino, state, block)? {
+            let mut page = page.to_vec();
+            zero(&mut page);
+            self.put_page(state, block, Page::Own(page));
+        }
+        Ok(())
+    }
+
+    /// The first offset at or after `offset` that is data or hole; the end of the file is a hole. ENXIO when there is none.
+    pub fn seek(&self, ino: Ino, offset: u64, whence: Whence) -> Result<u64> {
+        let inode = self.inode(ino)?;
+        let state = inode.state.read();
+        if state.gone {
+            return Err(Error::Stale(ino));
+        }
+        self.seek_locked(ino, &state, offset, whence)
+    }
+
+    fn seek_locked(&self, ino: Ino, state: &State, offset: u64, whence: Whence) -> Result<u64> {
+        let size = state.attr.size;
+        if offset >= size {
+            return Err(Error::NoSuchOffset);
+        }
+        if let Body::Inline(have) = state.attr.body {
+            let have = u64::from(have);
+            return match whence {
+                Whence::Data if offset < have => Ok(offset),
+                Whence::Data => Err(Error::NoSuchOffset),
+                Whence::Hole => Ok(offset.max(have)),
+            };
+        }
+        let (first, blocks) = (offset / PAGE, blocks_of(size));
+        let mut stored = if state.stored && first < state.buffer.cut {
+            Some(self.stored_blocks(ino, first, blocks.min(state.buffer.cut))?)
+        } else {
+            None
+        };
+        let mut next_stored = || stored.as_mut().map_or(Ok(None), |s| s.next());
+        let mut waiting = state.buffer.pages.range(first..blocks).map(|(&block, _)| block).peekable();
+        match whence {
+            Whence::Data => {
+                let nearest = match (next_stored()?, waiting.peek().copied()) {
+                    (Some(s), Some(w)) => Some(s.min(w)),
+                    (s, w) => s.or(w),
+                };
+                let block = nearest.ok_or(Error::NoSuchOffset)?;
+                Ok(offset.max(block * PAGE))
+            }
+            Whence::Hole => {
+                let mut block = first;
+                let mut s = next_stored()?;
+                while block < blocks {
+                    while s.is_some_and(|s| s < block) {
+                        s = next_stored()?;
+                    }
+                    while waiting.peek().is_some_and(|&w| w < block) {
+                        waiting.next();
+                    }
+                    if s != Some(block) && waiting.peek() != Some(&block) {
+                        break;
+                    }
+                    block += 1;
+                }
+                Ok(offset.max(block * PAGE).min(size))
+            }
+        }
+    }
+
+    /// Copies up to `len` bytes from one file to another (or within one, if the ranges do not overlap); gives how many. Fewer
+    /// than asked for only at the end of the source, or when a piece of it is enough for one call. Holes stay holes.
+    pub fn copy_file_range(&self, from: Ino, from_offset: u64, to: Ino, to_offset: u64, len: u64) -> Result<u64> {
+        self.writable()?;
+        if from == to && from_offset.abs_diff(to_offset) < len {
+            return Err(Error::Invalid("overlapping ranges of one file"));
+        }
+        let source = self.inode(from)?;
+        let mut copied = 0;
+        while copied < len && copied < COPY_MAX {
+            let (at, want) = (from_offset.saturating_add(copied), (len - copied).min(COPY_STEP));
+            let piece = {
+                let state = source.state.read();
+                match state.attr.kind {
+                    _ if state.gone => return Err(Error::Stale(from)),
+                    FileKind::File => {}
+                    FileKind::Dir => return Err(Error::IsDirectory),
+                    _ => return Err(Error::Invalid("copying from something that is not a file")),
+                }
+                if at >= state.attr.size {
+                    break;
+                }
+                let data_at = match self.seek_locked(from, &state, at, Whence::Data) {
+                    Err(Error::NoSuchOffset) => state.attr.size,
+                    other => other?,
+                };
+                if data_at > at {
+                    Piece::Hole((data_at - at).min(len - copied))
+                } else {
+                    Piece::Data(self.read_locked(from, &state, at, want)?)
+                }
+            };
+            let target = to_offset.checked_add(copied).ok_or(Error::TooLarge)?;
+            match piece {
+                Piece::Hole(n) => {
+                    self.write_hole(to, target, n)?;
+                    copied += n;
+                }
+                Piece::Data(data) => {
+                    if let Err(e) = self.write(to, target, &data, Default::default()) {
+                        return if copied > 0 { Ok(copied) } else { Err(e) };
+                    }
+                    copied += data.len() as u64;
+                }
+            }
+        }
+        Ok(copied)
+    }
+
+    /// Makes a range a hole, and the file as long as to contain it.
+    fn write_hole(&self, ino: Ino, offset: u64, len: u64) -> Result<()> {
+        let zero = Allocate { mode: AllocateMode::Zero, keep_size: false };
+        self.fallocate(ino, zero, offset, len)
+    }
+}
+
+enum Piece {
+    Hole(u64),
+    Data(bytes::Bytes),
+}

@@ -1,0 +1,159 @@
+//! The attributes of an inode and the arguments of the calls, as the doors above see them.
+
+use std::time::Duration;
+
+/// An inode number. Never reused while a file system is open.
+pub type Ino = u64;
+/// The root directory.
+pub const ROOT: Ino = 1;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FileKind {
+    File,
+    Dir,
+    Symlink,
+    Fifo,
+    Socket,
+    CharDevice,
+    BlockDevice,
+}
+
+/// Since the Unix epoch; `nanos` is below 10^9 and counts forward, also before 1970.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Timestamp {
+    pub secs: i64,
+    pub nanos: u32,
+}
+
+impl From<Duration> for Timestamp {
+    fn from(since_epoch: Duration) -> Self {
+        Timestamp { secs: since_epoch.as_secs() as i64, nanos: since_epoch.subsec_nanos() }
+    }
+}
+
+/// The attributes of an inode, as `stat` shows them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attr {
+    pub ino: Ino,
+    pub kind: FileKind,
+    /// The low twelve bits of the mode.
+    pub perm: u16,
+    pub nlink: u32,
+    pub uid: u32,
+    pub gid: u32,
+    /// The device number of a device node, as the kernel encodes it.
+    pub rdev: u32,
+    /// Bytes of a file, length of a symbolic link's target, number of entries of a directory.
+    pub size: u64,
+    /// Units of 512 bytes that are really stored: holes do not count.
+    pub blocks: u64,
+    pub atime: Timestamp,
+    pub mtime: Timestamp,
+    pub ctime: Timestamp,
+    /// When the inode was made.
+    pub btime: Timestamp,
+}
+
+/// Who makes a call. Permission checks are the kernel's; this gives new inodes their owner.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Caller {
+    pub uid: u32,
+    pub gid: u32,
+    pub pid: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TimeSet {
+    Now,
+    At(Timestamp),
+}
+
+/// What `setattr` changes; `None` leaves as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SetAttr {
+    pub mode: Option<u16>,
+    pub uid: Option<u32>,
+    pub gid: Option<u32>,
+    pub size: Option<u64>,
+    pub atime: Option<TimeSet>,
+    pub mtime: Option<TimeSet>,
+    /// Given by a kernel that caches writes and so knows the time of the last change better than we do.
+    pub ctime: Option<Timestamp>,
+    /// The caller lacks CAP_FSETID: a change of size clears the set-uid and set-gid bits.
+    pub kill_suid: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WriteHints {
+    /// The caller lacks CAP_FSETID: clear the set-uid and set-gid bits.
+    pub kill_suid: bool,
+}
+
+/// The flags of `renameat2`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RenameFlags {
+    /// Fail with EEXIST instead of replacing.
+    pub no_replace: bool,
+    /// Swap the two names.
+    pub exchange: bool,
+    /// Leave a whiteout (character device 0:0) at the old name.
+    pub whiteout: bool,
+}
+
+/// One entry as `readdir` emits it.
+#[derive(Clone, Copy, Debug)]
+pub struct DirEntry<'a> {
+    pub ino: Ino,
+    pub kind: FileKind,
+    pub name: &'a [u8],
+    /// The position after this entry, for the next call.
+    pub cookie: u64,
+    /// With `plus` only; absent for an entry that vanished meanwhile, and then no reference was added.
+    pub attr: Option<Attr>,
+}
+
+/// What `setxattr` expects of the name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum XattrFlags {
+    #[default]
+    Any,
+    /// EEXIST when it exists.
+    Create,
+    /// ENODATA when it does not.
+    Replace,
+}
+
+/// What `fallocate` does. `Collapse` covers every mode that shifts data, and is not supported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AllocateMode {
+    Allocate,
+    Punch,
+    Zero,
+    Collapse,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allocate {
+    pub mode: AllocateMode,
+    /// The size stays, whatever the range.
+    pub keep_size: bool,
+}
+
+/// What `seek` looks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whence {
+    Data,
+    Hole,
+}
+
+/// As `statfs` shows it, in blocks of `block_size` bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StatFs {
+    pub block_size: u32,
+    pub blocks: u64,
+    pub free: u64,
+    /// An estimate: inodes are limited by space alone.
+    pub files: u64,
+    pub files_free: u64,
+    pub name_max: u32,
+}

@@ -1,0 +1,99 @@
+//! Attributes of an inode: showing and setting them.
+
+use crate::attr::{Attr, Caller, FileKind, Ino, SetAttr, TimeSet, Timestamp};
+use crate::error::{Error, Result};
+use crate::fs::Fs;
+use crate::inode::State;
+
+const SUID: u16 = 0o4000;
+const SGID: u16 = 0o2000;
+const GROUP_EXECUTE: u16 = 0o010;
+/// Cleared like the set-uid bit: it gives rights to the content that was there when it was set.
+const CAPABILITY: &[u8] = b"security.capability";
+
+impl Fs {
+    pub fn getattr(&self, ino: Ino) -> Result<Attr> {
+        let inode = self.inode(ino)?;
+        {
+            let state = inode.state.read();
+            if state.gone {
+                return Err(Error::Stale(ino));
+            }
+            if state.buffer.uncounted == 0 {
+                return Ok(state.attr.public(ino));
+            }
+        }
+        let mut state = self.lock(&inode)?;
+        self.exact_attr(&inode, &mut state)
+    }
+
+    /// Changes attributes; they are committed with the inode's next commit. Permission checks are the kernel's.
+    ///
+    /// A change of owner clears set-uid and set-gid of anything but a directory; a change of size does if `kill_suid` says so.
+    pub fn setattr(&self, ino: Ino, set: &SetAttr, _caller: Caller) -> Result<Attr> {
+        self.writable()?;
+        let inode = self.inode(ino)?;
+        let mut state = self.lock(&inode)?;
+        let now = self.now();
+        if let Some(size) = set.size {
+            match state.attr.kind {
+                FileKind::File => self.truncate(&inode, &mut state, size)?,
+                FileKind::Dir => return Err(Error::IsDirectory),
+                _ => return Err(Error::Invalid("the size of something that is not a file")),
+            }
+            state.attr.mtime = now;
+            if set.kill_suid {
+                kill_suid(&mut state);
+            }
+            kill_capability(&mut state);
+        }
+        if set.uid.is_some() || set.gid.is_some() {
+            state.attr.uid = set.uid.unwrap_or(state.attr.uid);
+            state.attr.gid = set.gid.unwrap_or(state.attr.gid);
+            if !state.is_dir() {
+                kill_suid(&mut state);
+                kill_capability(&mut state);
+            }
+        }
+        if let Some(mode) = set.mode {
+            state.attr.perm = mode & 0o7777;
+        }
+        let time = |t: TimeSet| match t {
+            TimeSet::Now => now,
+            TimeSet::At(t) => t,
+        };
+        if let Some(t) = set.atime {
+            state.attr.atime = time(t);
+        }
+        if let Some(t) = set.mtime {
+            state.attr.mtime = time(t);
+        }
+        state.attr.ctime = set.ctime.unwrap_or(now);
+        self.mark_dirty(&inode, &mut state);
+        self.exact_attr(&inode, &mut state)
+    }
+
+    /// What a change of content does to the attributes.
+    pub(crate) fn touch(&self, state: &mut State, now: Timestamp, kill: bool) {
+        state.attr.mtime = now;
+        state.attr.ctime = now;
+        if kill {
+            kill_suid(state);
+        }
+        kill_capability(state);
+    }
+}
+
+/// Set-gid without group execute means something else (mandatory locks) and stays.
+fn kill_suid(state: &mut State) {
+    state.attr.perm &= !SUID;
+    if state.attr.perm & GROUP_EXECUTE != 0 {
+        state.attr.perm &= !SGID;
+    }
+}
+
+fn kill_capability(state: &mut State) {
+    if let Some(xattrs) = &mut state.xattrs {
+        xattrs.remove(CAPABILITY);
+    }
+}

@@ -1,0 +1,419 @@
+//! The bytes of files: read, write, truncate.
+//!
+//! A small file lies in its node. A larger one is pages in `dmap`; pages that were never written are holes. Written pages wait
+//! in the inode's buffer, over those in the store; pages of the store at and above `Buffer::cut` are dead. Three invariants
+//! make most questions cheap to answer:
+//!
+//! - no page, stored or waiting, begins at or beyond the size, or holds a byte beyond it; what is missing at its end is zero;
+//! - `Body::Paged(n)` is the number of distinct blocks stored or waiting, but for the waiting ones marked as not counted;
+//! - a file with `Body::Inline(n)` has no pages, and all of it behind byte `n` is a hole.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use bytes::Bytes;
+use kvdb::Cursor;
+
+use crate::attr::{FileKind, Ino, WriteHints};
+use crate::error::{Error, Result};
+use crate::fs::{Atime, Fs};
+use crate::inode::{Inode, Page, Slot, State};
+use crate::layout::{self, Body, INLINE_MAX, PAGE, blocks_of};
+
+/// The largest file: what a signed 64-bit offset can express, in whole pages.
+pub(crate) const MAX_SIZE: u64 = i64::MAX as u64 & !(PAGE - 1);
+/// A large write is copied in pieces of this, aligned in the file, and its pages share the piece. One page that outlives the
+/// others keeps no more than this alive.
+const PIECE: u64 = 64 << 10;
+
+impl Fs {
+    /// Up to `len` bytes at `offset`; fewer only at the end of the file.
+    pub fn read(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes> {
+        let inode = self.inode(ino)?;
+        let state = inode.state.read();
+        if state.gone {
+            return Err(Error::Stale(ino));
+        }
+        match state.attr.kind {
+            FileKind::File => {}
+            FileKind::Dir => return Err(Error::IsDirectory),
+            _ => return Err(Error::Invalid("reading something that is not a file")),
+        }
+        let data = self.read_locked(ino, &state, offset, u64::from(len))?;
+        let stale = self.atime_is_stale(&state);
+        drop(state);
+        if stale {
+            let mut state = inode.state.write();
+            state.attr.atime = self.now();
+        }
+        self.core.counters.bytes_read.fetch_add(data.len() as u64, Ordering::Relaxed);
+        Ok(data)
+    }
+
+    pub fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
+        let inode = self.inode(ino)?;
+        let state = inode.state.read();
+        match state.attr.kind {
+            _ if state.gone => Err(Error::Stale(ino)),
+            FileKind::Symlink => Ok(self.content(ino, &state)?.into()),
+            _ => Err(Error::Invalid("not a symbolic link")),
+        }
+    }
+
+    fn atime_is_stale(&self, state: &State) -> bool {
+        let (a, m, c) = (state.attr.atime, state.attr.mtime, state.attr.ctime);
+        match self.core.options.atime {
+            Atime::Never => false,
+            _ if self.core.options.read_only => false,
+            Atime::Relative => {
+                a <= m || a <= c || self.core.env.wall() > Duration::from_secs((a.secs.max(0) as u64).saturating_add(86_400))
+            }
+        }
+    }
+
+    pub(crate) fn read_locked(&self, ino: Ino, state: &State, offset: u64, len: u64) -> Result<Bytes> {
+        let end = offset.saturating_add(len).min(state.attr.size);
+        if offset >= end {
+            return Ok(Bytes::new());
+        }
+        if let Body::Inline(have) = state.attr.body {
+            let have = u64::from(have);
+            let content = if offset < have { self.content(ino, state)? } else { Bytes::new() };
+            if end <= have {
+                return Ok(content.slice(offset as usize..end as usize));
+            }
+            let mut data = content.slice(offset.min(have) as usize..have as usize).to_vec();
+            data.resize((end - offset) as usize, 0);
+            return Ok(data.into());
+        }
+        let (first, last) = (offset / PAGE, (end - 1) / PAGE);
+        if first == last {
+            let from = (offset % PAGE) as usize;
+            let to = from + (end - offset) as usize;
+            let page = match state.buffer.pages.get(&first) {
+                Some(slot) => match &slot.page {
+                    Page::Shared(b) => b.clone(),
+                    Page::Own(v) => Bytes::copy_from_slice(v),
+                },
+                None => self.stored_page(ino, state, first)?.unwrap_or_default(),
+            };
+            if page.len() >= to {
+                return Ok(page.slice(from..to));
+            }
+            let mut data = page.get(from..).unwrap_or_default().to_vec();
+            data.resize(to - from, 0);
+            return Ok(data.into());
+        }
+        self.read_pages(ino, state, offset, end).map(Bytes::from)
+    }
+
+    /// Puts `[offset, end)` together from stored and waiting pages, both in order; of a block that is both, the waiting one counts.
+    fn read_pages(&self, ino: Ino, state: &State, offset: u64, end: u64) -> Result<Vec<u8>> {
+        let (first, behind) = (offset / PAGE, blocks_of(end));
+        let mut waiting = state.buffer.pages.range(first..behind).peekable();
+        let all_waiting =
+            !state.buffer.pages.is_empty() && state.buffer.pages.range(first..behind).count() as u64 == behind - first;
+        let stored = if all_waiting || !state.stored || first >= state.buffer.cut {
+            Vec::new()
+        } else {
+            let (start, stop) = (layout::page_key(ino, first), layout::page_key(ino, behind.min(state.buffer.cut)));
+            self.core.db.view().scan(self.core.layout.dmap, &start, &stop, (behind - first) as usize)?
+        };
+        let mut stored = stored.into_iter().peekable();
+        let mut data = Vec::with_capacity((end - offset) as usize);
+        loop {
+            let stored_block = match stored.peek() {
+                Some((key, _)) => Some(layout::decode_page_key(key)?.1),
+                None => None,
+            };
+            let (block, slot, page) = match (waiting.peek().map(|(b, _)| **b), stored_block) {
+                (None, None) => break,
+                (Some(w), s) if s.is_none_or(|s| w <= s) => {
+                    if s == Some(w) {
+                        stored.next();
+                    }
+                    (w, waiting.next(), None)
+                }
+                (_, Some(s)) => (s, None, stored.next()),
+                (Some(_), None) => continue,
+            };
+            let bytes = match (&slot, &page) {
+                (Some((_, slot)), _) => slot.page.bytes(),
+                (_, Some((_, value))) => checked_page(ino, value)?,
+                _ => &[],
+            };
+            let start = block * PAGE;
+            let skip = offset.saturating_sub(start) as usize;
+            let take = (end - start).min(PAGE) as usize;
+            let bytes = bytes.get(skip..bytes.len().min(take)).unwrap_or_default();
+            // Holes and short pages before this one.
+            data.resize((start.max(offset) - offset) as usize, 0);
+            data.extend_from_slice(bytes);
+        }
+        data.resize((end - offset) as usize, 0);
+        Ok(data)
+    }
+
+    /// A page as the store has it, unless it is cut off.
+    pub(crate) fn stored_page(&self, ino: Ino, state: &State, block: u64) -> Result<Option<Bytes>> {
+        if !state.stored || block >= state.buffer.cut {
+            return Ok(None);
+        }
+        let page = self.core.db.get(self.core.layout.dmap, &layout::page_key(ino, block))?;
+        if let Some(page) = &page {
+            checked_page(ino, page)?;
+        }
+        Ok(page)
+    }
+
+    /// Writes all of `data`; it is in memory when this returns, and committed later.
+    pub fn write(&self, ino: Ino, offset: u64, data: &[u8], hints: WriteHints) -> Result<u32> {
+        self.writable()?;
+        let end = offset.checked_add(data.len() as u64).filter(|&end| end <= MAX_SIZE).ok_or(Error::TooLarge)?;
+        if data.is_empty() {
+            return Ok(0);
+        }
+        self.reserve(data.len() as u64)?;
+        let inode = self.inode(ino)?;
+        let mut state = self.lock(&inode)?;
+        match state.attr.kind {
+            FileKind::File => {}
+            FileKind::Dir => return Err(Error::IsDirectory),
+            _ => return Err(Error::Invalid("writing something that is not a file")),
+        }
+        self.write_locked(&inode, &mut state, offset, data)?;
+        debug_assert!(state.attr.size >= end);
+        self.touch(&mut state, self.now(), hints.kill_suid);
+        self.mark_dirty(&inode, &mut state);
+        self.core.counters.bytes_written.fetch_add(data.len() as u64, Ordering::Relaxed);
+        self.commit_if_large(&inode, &mut state);
+        drop(state);
+        self.relieve();
+        Ok(data.len() as u32)
+    }
+
+    /// Puts data into the buffer and moves the size; the caller marks the inode dirty.
+    pub(crate) fn write_locked(&self, inode: &Arc<Inode>, state: &mut State, offset: u64, data: &[u8]) -> Result<()> {
+        let end = offset + data.len() as u64;
+        if let Body::Inline(have) = state.attr.body {
+            if end <= INLINE_MAX {
+                let mut content = if offset == 0 && data.len() as u64 >= u64::from(have) {
+                    data.to_vec()
+                } else {
+                    let mut content = Vec::with_capacity(end.max(u64::from(have)) as usize);
+                    content.extend_from_slice(&self.content(inode.ino, state)?);
+                    if content.len() < end as usize {
+                        content.resize(end as usize, 0);
+                    }
+                    content[offset as usize..end as usize].copy_from_slice(data);
+                    content
+                };
+                content.shrink_to_fit();
+                state.attr.body = Body::Inline(content.len() as u32);
+                state.inline = Some(content.into());
+                state.attr.size = state.attr.size.max(end);
+                return Ok(());
+            }
+            self.move_to_pages(inode.ino, state)?;
+        }
+        let mut at = 0;
+        while at < data.len() {
+            let from = offset + at as u64;
+            let len = (PIECE - from % PIECE).min((data.len() - at) as u64) as usize;
+            self.write_piece(inode.ino, state, from, &data[at..at + len])?;
+            at += len;
+        }
+        Ok(())
+    }
+
+    /// The content of a small file becomes its page 0.
+    pub(crate) fn move_to_pages(&self, ino: Ino, state: &mut State) -> Result<()> {
+        let content = self.content(ino, state)?;
+        state.inline = None;
+        state.attr.body = Body::Paged(u64::from(!content.is_empty()));
+        if !content.is_empty() {
+            state.buffer.pages.insert(0, Slot { page: Page::Own(content.to_vec()), counted: true });
+        }
+        Ok(())
+    }
+
+    /// Writes one aligned piece. Pages written from their start over all they held are slices of one copy; others are put together.
+    fn write_piece(&self, ino: Ino, state: &mut State, offset: u64, data: &[u8]) -> Result<()> {
+        let mut shared: Option<Bytes> = None;
+        let mut at = 0;
+        while at < data.len() {
+            let from = offset + at as u64;
+            let (block, inside) = (from / PAGE, (from % PAGE) as usize);
+            let len = (PAGE as usize - inside).min(data.len() - at);
+            let held = state.attr.size.saturating_sub(block * PAGE).min(PAGE) as usize;
+            let page = if inside == 0 && len >= held {
+                let shared = shared.get_or_insert_with(|| Bytes::copy_from_slice(data));
+                Page::Shared(shared.slice(at..at + len))
+            } else {
+                let mut page = self.page_to_change(ino, state, block)?;
+                if page.len() < inside + len {
+                    page.resize(inside + len, 0);
+                }
+                page[inside..inside + len].copy_from_slice(&data[at..at + len]);
+                Page::Own(page)
+            };
+            self.put_page(state, block, page);
+            at += len;
+            state.attr.size = state.attr.size.max(offset + at as u64);
+        }
+        Ok(())
+    }
+
+    /// Takes the bytes of a page out, for changing and `put_page`.
+    fn page_to_change(&self, ino: Ino, state: &mut State, block: u64) -> Result<Vec<u8>> {
+        if let Some(slot) = state.buffer.pages.get_mut(&block) {
+            return Ok(std::mem::take(slot.page.own()));
+        }
+        let mut page = Vec::with_capacity(PAGE as usize);
+        if block < blocks_of(state.attr.size)
+            && let Some(stored) = self.stored_page(ino, state, block)?
+        {
+            page.extend_from_slice(&stored);
+        }
+        Ok(page)
+    }
+
+    /// Puts a page into the buffer. Call before the size moves over it: what lies beyond the size is known not to exist.
+    pub(crate) fn put_page(&self, state: &mut State, block: u64, page: Page) {
+        let Body::Paged(count) = &mut state.attr.body else {
+            debug_assert!(false, "pages belong to paged files");
+            return;
+        };
+        let buffer = &mut state.buffer;
+        if let Some(slot) = buffer.pages.get_mut(&block) {
+            slot.page = page;
+            return;
+        }
+        let blocks = blocks_of(state.attr.size);
+        let new = block >= blocks || block >= buffer.cut || !state.stored;
+        // Without holes every block below the end exists.
+        let dense = *count == blocks;
+        if new {
+            *count += 1;
+        } else if !dense {
+            buffer.uncounted += 1;
+        }
+        buffer.pages.insert(block, Slot { page, counted: new || dense });
+    }
+
+    /// Sets the size. Nothing is committed: the range delete of what is cut off goes with the inode's next commit.
+    pub(crate) fn truncate(&self, inode: &Arc<Inode>, state: &mut State, size: u64) -> Result<()> {
+        if size > MAX_SIZE {
+            return Err(Error::TooLarge);
+        }
+        let old = state.attr.size;
+        match state.attr.body {
+            Body::Inline(have) if size < u64::from(have) => {
+                state.inline = Some(Bytes::copy_from_slice(&self.content(inode.ino, state)?[..size as usize]));
+                state.attr.body = Body::Inline(size as u32);
+            }
+            Body::Paged(_) if size < old => self.cut(inode.ino, state, size)?,
+            _ => {}
+        }
+        state.attr.size = size;
+        Ok(())
+    }
+
+    fn cut(&self, ino: Ino, state: &mut State, size: u64) -> Result<()> {
+        if size == 0 {
+            state.buffer.pages.clear();
+            state.buffer.uncounted = 0;
+            state.buffer.cut = 0;
+            state.attr.body = Body::Inline(0);
+            state.inline = None;
+            return Ok(());
+        }
+        self.count_pages(ino, state)?;
+        let (kept, blocks) = (blocks_of(size), blocks_of(state.attr.size));
+        let Body::Paged(count) = state.attr.body else { return Ok(()) };
+        // The page that the new end is in keeps its first bytes only.
+        let rest = (size % PAGE) as usize;
+        if rest > 0 {
+            let block = kept - 1;
+            if let Some(slot) = state.buffer.pages.get_mut(&block) {
+                if slot.page.bytes().len() > rest {
+                    match &mut slot.page {
+                        Page::Shared(b) => b.truncate(rest),
+                        Page::Own(v) => v.truncate(rest),
+                    }
+                }
+            } else if let Some(page) = self.stored_page(ino, state, block)?
+                && page.len() > rest
+            {
+                let page = Page::Own(page[..rest].to_vec());
+                state.buffer.pages.insert(block, Slot { page, counted: true });
+            }
+        }
+        let count = if count == blocks {
+            kept
+        } else if kept <= blocks - kept {
+            self.pages_between(ino, state, 0, kept)?
+        } else {
+            count - self.pages_between(ino, state, kept, blocks)?
+        };
+        state.buffer.pages.split_off(&kept);
+        state.buffer.cut = state.buffer.cut.min(kept);
+        state.attr.body = Body::Paged(count);
+        Ok(())
+    }
+
+    /// How many blocks of `[from, to)` are stored or waiting.
+    pub(crate) fn pages_between(&self, ino: Ino, state: &State, from: u64, to: u64) -> Result<u64> {
+        let mut count = state.buffer.pages.range(from..to).count() as u64;
+        if state.stored && from < to.min(state.buffer.cut) {
+            let mut stored = self.stored_blocks(ino, from, to.min(state.buffer.cut))?;
+            while let Some(block) = stored.next()? {
+                if !state.buffer.pages.contains_key(&block) {
+                    count += 1;
+                }
+            }
+        }
+        Ok(count)
+    }
+
+    /// The blocks of `[from, to)` that the store has pages of, in order, without reading a page.
+    pub(crate) fn stored_blocks(&self, ino: Ino, from: u64, to: u64) -> Result<StoredBlocks> {
+        let (start, end) = (layout::page_key(ino, from), layout::page_key(ino, to));
+        let cursor = self.core.db.view().cursor(self.core.layout.dmap, &start, &end)?;
+        Ok(StoredBlocks { cursor, ino, position: from })
+    }
+}
+
+/// The value of a page, which may not be longer than a page.
+fn checked_page(ino: Ino, page: &[u8]) -> Result<&[u8]> {
+    if page.len() as u64 > PAGE {
+        return Err(Error::Corrupt { ino, what: format!("a page of {} bytes", page.len()) });
+    }
+    Ok(page)
+}
+
+/// A walk over the page keys of one file.
+pub(crate) struct StoredBlocks {
+    cursor: Cursor,
+    ino: Ino,
+    /// The cursor stands before the first stored block at or above this.
+    position: u64,
+}
+
+impl StoredBlocks {
+    pub fn next(&mut self) -> Result<Option<u64>> {
+        let Some(tuple) = self.cursor.next()? else { return Ok(None) };
+        let (_, block) = layout::decode_page_key(&tuple.key)?;
+        self.position = block + 1;
+        Ok(Some(block))
+    }
+
+    /// The first stored block at or above `block`, which does not go back.
+    pub fn next_from(&mut self, block: u64) -> Result<Option<u64>> {
+        if block != self.position {
+            self.cursor.seek(&layout::page_key(self.ino, block))?;
+        }
+        self.next()
+    }
+}

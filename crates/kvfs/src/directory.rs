@@ -1,0 +1,157 @@
+//! Listing directories.
+//!
+//! There is no opendir, so a position must mean the same at any later call. Entries lie in the order of their names; the position
+//! after an entry is a keyed hash of its name. To go on from a position, its name is looked for
+//!
+//! 1. among the entries that the last listings of this directory emitted (the usual case: a listing goes on where it stopped),
+//! 2. among the names that were removed since the directory was first listed,
+//! 3. in the directory itself, by hashing its names.
+//!
+//! Knowing the name, the listing goes on behind it, whether it exists or not: entries present throughout are returned exactly
+//! once. Only a position whose entry was removed before the last mount, or that is thousands of removals old, is in none of them;
+//! such a listing begins again, since an entry seen twice does less harm than one never seen.
+
+use std::collections::VecDeque;
+use std::hash::Hasher;
+
+use siphasher::sip::SipHasher13;
+
+use crate::attr::{DirEntry, FileKind, Ino};
+use crate::error::{Error, Result};
+use crate::fs::Fs;
+use crate::inode::Inode;
+use crate::layout;
+
+/// Positions after `.` and `..`; those of names come behind.
+const AFTER_DOT: u64 = 1;
+const AFTER_DOTS: u64 = 2;
+const FIRST_HASH: u64 = 3;
+/// Interrupted listings whose entries are remembered, a directory.
+const LISTINGS: usize = 8;
+/// Entries of one interrupted listing that are remembered, the last ones.
+const REMEMBERED: usize = 2048;
+/// Removed names that are remembered, a directory.
+const REMOVED: usize = 4096;
+
+type Positions = Vec<(u64, Box<[u8]>)>;
+
+/// What keeps positions of one directory valid.
+#[derive(Default)]
+pub(crate) struct Listing {
+    emitted: VecDeque<Positions>,
+    removed: VecDeque<(u64, Box<[u8]>)>,
+}
+
+impl Listing {
+    fn find(&self, cookie: u64) -> Option<&[u8]> {
+        let emitted = self.emitted.iter().rev().flat_map(|listing| listing.iter().rev());
+        emitted.chain(self.removed.iter().rev()).find(|(c, _)| *c == cookie).map(|(_, name)| &**name)
+    }
+}
+
+impl Fs {
+    /// Calls `emit` with the entries behind position `cookie` (0: from the start, with `.` and `..`) until it returns `false`,
+    /// which leaves that entry for the next call. With `plus`, each entry taken adds a reference to its inode, but for `.` and `..`.
+    pub fn readdir(&self, ino: Ino, cookie: u64, plus: bool, emit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
+        let dir = self.inode(ino)?;
+        let (parent, unlinked) = {
+            let state = dir.state.read();
+            match () {
+                () if state.gone => return Err(Error::NotFound),
+                () if !state.is_dir() => return Err(Error::NotDirectory),
+                () => (state.attr.parent, state.attr.nlink == 0),
+            }
+        };
+        if unlinked {
+            // POSIX: a removed directory has no entries, not even these two.
+            return Ok(());
+        }
+        // Before the view is taken, so that whoever removes a name from now on remembers it.
+        dir.listing.lock().get_or_insert_default();
+        for (position, name, ino) in [(AFTER_DOT, &b"."[..], ino), (AFTER_DOTS, b"..", parent)] {
+            if cookie < position {
+                let attr = if plus { self.getattr(ino).ok() } else { None };
+                if !emit(DirEntry { ino, kind: FileKind::Dir, name, cookie: position, attr }) {
+                    return Ok(());
+                }
+            }
+        }
+
+        let view = self.core.db.view();
+        let (start, end) = (layout::name_key(ino, b""), layout::names_end(ino));
+        let mut cursor = view.cursor(self.core.layout.nmap, &start, &end)?;
+        if cookie >= FIRST_HASH {
+            let known =
+                dir.listing.lock().as_ref().and_then(|listing| listing.find(cookie)).map(|name| layout::name_key(ino, name));
+            match known {
+                Some(mut key) => {
+                    // The smallest key behind this one.
+                    key.push(0);
+                    cursor.seek(&key)?;
+                }
+                None => {
+                    let found = loop {
+                        match cursor.next()? {
+                            Some(tuple) if self.position(layout::decode_name_key(&tuple.key)?.1) == cookie => break true,
+                            Some(_) => {}
+                            None => break false,
+                        }
+                    };
+                    if !found {
+                        cursor.seek(&start)?;
+                    }
+                }
+            }
+        }
+        let mut emitted = VecDeque::new();
+        while let Some(tuple) = cursor.next()? {
+            let (_, name) = layout::decode_name_key(&tuple.key)?;
+            let (child, kind) = layout::decode_name(ino, &tuple.value()?)?;
+            // `None`: it vanished since the view was taken.
+            let attr = if plus { self.reference(child).ok() } else { None };
+            let position = self.position(name);
+            if !emit(DirEntry { ino: child, kind, name, cookie: position, attr }) {
+                if attr.is_some() {
+                    self.forget(child, 1);
+                }
+                remember_emitted(&dir, emitted);
+                break;
+            }
+            if emitted.len() == REMEMBERED {
+                emitted.pop_front();
+            }
+            emitted.push_back((position, name.into()));
+        }
+        Ok(())
+    }
+
+    fn position(&self, name: &[u8]) -> u64 {
+        let mut hasher = SipHasher13::new_with_key(&self.core.hash_key);
+        hasher.write(name);
+        // Positive as a signed offset, and not one of the first.
+        (hasher.finish() >> 1).max(FIRST_HASH)
+    }
+
+    /// A name was removed: listings that stopped at it must find where they were. Call before the commit
+    /// that removes it, so that no listing misses it; should that fail, nothing is wrong: the position of a name is always the same.
+    pub(crate) fn remember_removed(&self, dir: &Inode, name: &[u8]) {
+        if let Some(listing) = &mut *dir.listing.lock() {
+            if listing.removed.len() == REMOVED {
+                listing.removed.pop_front();
+            }
+            listing.removed.push_back((self.position(name), name.into()));
+        }
+    }
+}
+
+fn remember_emitted(dir: &Inode, emitted: VecDeque<(u64, Box<[u8]>)>) {
+    if emitted.is_empty() {
+        return;
+    }
+    let mut listing = dir.listing.lock();
+    let listing = listing.get_or_insert_default();
+    if listing.emitted.len() == LISTINGS {
+        listing.emitted.pop_front();
+    }
+    listing.emitted.push_back(emitted.into());
+}

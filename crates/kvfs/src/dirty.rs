@@ -1,0 +1,292 @@
+//! From memory to the store: file data and attribute-only changes wait in their inode and are committed as one unit — on
+//! fsync, at the interval, when too much waits, and before a name operation that must not overtake them.
+//!
+//! Whoever writes the node of an inode writes everything that is dirty of it in the same batch (`stage`), so that the store
+//! never holds a size or page count without its pages.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use kvdb::Batch;
+use parking_lot::Mutex;
+
+use crate::attr::{Attr, Ino};
+use crate::error::{Error, Result};
+use crate::fs::Fs;
+use crate::inode::{Buffer, Inode, State};
+use crate::layout::{self, Attributes, Body, PAGE, PageKeys};
+
+/// What a dirty inode is charged for its node.
+const NODE_CHARGE: usize = 512;
+/// Dirty bytes at which one file is committed by its writer, so that the batches of a stream stay of a size.
+const FILE_LIMIT: usize = 8 << 20;
+
+/// The inodes with something uncommitted, the longest waiting first.
+#[derive(Default)]
+pub(crate) struct DirtyQueue {
+    /// With the time since when. An inode is in it at most once, and may have been committed meanwhile.
+    queue: Mutex<VecDeque<(Duration, Arc<Inode>)>>,
+    bytes: AtomicUsize,
+}
+
+impl DirtyQueue {
+    pub fn bytes(&self) -> usize {
+        self.bytes.load(Ordering::Relaxed)
+    }
+}
+
+impl Fs {
+    /// Commits what is dirty of this inode and waits until that, and its names, are on disk. Other files' data does not join.
+    pub fn fsync(&self, ino: Ino, _data_only: bool) -> Result<()> {
+        if self.core.options.read_only {
+            return Ok(());
+        }
+        if let Some(inode) = self.core.table.get(ino) {
+            let mut state = inode.state.write();
+            if state.attr.nlink == 0 {
+                // Nobody can find it after a crash.
+                return Ok(());
+            }
+            self.commit_dirty(&inode, &mut state)?;
+        }
+        Ok(self.core.db.sync()?)
+    }
+
+    pub fn fsyncdir(&self, ino: Ino) -> Result<()> {
+        self.fsync(ino, false)
+    }
+
+    /// Commits everything and waits until it is on disk.
+    pub fn sync_all(&self) -> Result<()> {
+        if self.core.options.read_only {
+            return Ok(());
+        }
+        let flushed = self.flush_older_than(Duration::MAX);
+        self.core.db.sync()?;
+        flushed
+    }
+
+    /// Commits what has waited for half the flush interval and syncs the store. Called by the file system's own thread every
+    /// half interval; by the owner under an environment that runs inline.
+    pub fn tick(&self) -> Result<()> {
+        if self.core.options.read_only {
+            return Ok(());
+        }
+        let now = self.core.env.monotonic();
+        let flushed = self.flush_older_than(now.saturating_sub(self.core.options.flush_interval / 2));
+        self.core.db.sync()?;
+        flushed
+    }
+
+    /// Goes through the queue once. An inode that cannot be committed stays dirty and does not stop the others.
+    fn flush_older_than(&self, limit: Duration) -> Result<()> {
+        let mut rounds = self.core.dirty.queue.lock().len();
+        let mut result = Ok(());
+        while rounds > 0
+            && let Some(inode) = self.pop_dirty(limit)
+        {
+            rounds -= 1;
+            let mut state = inode.state.write();
+            state.queued = false;
+            // The data of an unlinked file needs no durability: most such files vanish before they cost a write.
+            let flushed = if state.attr.nlink == 0 { Ok(()) } else { self.commit_dirty(&inode, &mut state) };
+            if state.dirty && !state.gone {
+                self.enqueue(&inode, &mut state);
+            }
+            if result.is_ok() {
+                result = flushed;
+            }
+        }
+        result
+    }
+
+    fn pop_dirty(&self, limit: Duration) -> Option<Arc<Inode>> {
+        let mut queue = self.core.dirty.queue.lock();
+        if queue.front()?.0 > limit {
+            return None;
+        }
+        queue.pop_front().map(|(_, inode)| inode)
+    }
+
+    fn enqueue(&self, inode: &Arc<Inode>, state: &mut State) {
+        if !state.queued {
+            state.queued = true;
+            self.core.dirty.queue.lock().push_back((self.core.env.monotonic(), inode.clone()));
+        }
+    }
+
+    /// Notes that `state` is newer than the store, and what waits in it.
+    pub(crate) fn mark_dirty(&self, inode: &Arc<Inode>, state: &mut State) {
+        state.dirty = true;
+        self.charge(state, NODE_CHARGE + state.buffer.pages.len() * PAGE as usize);
+        self.enqueue(inode, state);
+    }
+
+    fn charge(&self, state: &mut State, bytes: usize) {
+        if bytes > state.charged {
+            self.core.dirty.bytes.fetch_add(bytes - state.charged, Ordering::Relaxed);
+        } else {
+            self.core.dirty.bytes.fetch_sub(state.charged - bytes, Ordering::Relaxed);
+        }
+        state.charged = bytes;
+    }
+
+    /// The writer's share of the work: commits this file if it holds much, and has the caller call `relieve` afterwards.
+    pub(crate) fn commit_if_large(&self, inode: &Arc<Inode>, state: &mut State) {
+        if state.charged >= FILE_LIMIT.min(self.core.options.write_buffer / 2) {
+            self.commit_or_warn(inode, state);
+        }
+    }
+
+    /// Commits the longest waiting inodes until the buffer has room. Call without a lock.
+    pub(crate) fn relieve(&self) {
+        let mut rounds = None;
+        while self.core.dirty.bytes() > self.core.options.write_buffer {
+            let rounds = rounds.get_or_insert_with(|| self.core.dirty.queue.lock().len());
+            if *rounds == 0 {
+                return;
+            }
+            *rounds -= 1;
+            let Some(inode) = self.pop_dirty(Duration::MAX) else { return };
+            let mut state = inode.state.write();
+            state.queued = false;
+            self.commit_or_warn(&inode, &mut state);
+            if state.dirty && !state.gone {
+                self.enqueue(&inode, &mut state);
+            }
+        }
+    }
+
+    /// A write that was accepted does not fail because making room for the next one does: the data stays dirty, and fsync says so.
+    fn commit_or_warn(&self, inode: &Arc<Inode>, state: &mut State) {
+        if let Err(e) = self.commit_dirty(inode, state) {
+            tracing::warn!(ino = inode.ino, "committing dirty data failed, will be tried again: {e}");
+        }
+    }
+
+    /// Fails with ENOSPC unless the store has room for `more` bytes besides everything that is dirty already.
+    pub(crate) fn reserve(&self, more: u64) -> Result<()> {
+        let enough = || {
+            let dirty = self.core.dirty.bytes() as u64;
+            // An eighth more for keys, nodes and the journal.
+            let needed = dirty.saturating_add(more);
+            self.core.db.space().free >= needed.saturating_add(needed / 8)
+        };
+        if enough() {
+            return Ok(());
+        }
+        // Truncated and rewritten files give room back when they are committed; if the store can take no more, they cannot.
+        let _ = self.flush_older_than(Duration::MAX);
+        if enough() { Ok(()) } else { Err(Error::NoSpace) }
+    }
+
+    /// Commits the inode if it is dirty. Call with its lock.
+    pub(crate) fn commit_dirty(&self, inode: &Inode, state: &mut State) -> Result<()> {
+        if !state.dirty || state.gone {
+            return Ok(());
+        }
+        self.count_pages(inode.ino, state)?;
+        let mut batch = Batch::new();
+        let attr = state.attr;
+        self.stage(inode.ino, state, &attr, &mut batch)?;
+        self.commit(batch)?;
+        self.staged(state, attr);
+        Ok(())
+    }
+
+    /// Adds to `batch` everything that is dirty of this inode, and its node with `attr`. Before copying and changing
+    /// `state.attr`, call `count_pages`; after the commit, `staged`.
+    pub(crate) fn stage(&self, ino: Ino, state: &mut State, attr: &Attributes, batch: &mut Batch) -> Result<()> {
+        let layout = &self.core.layout;
+        debug_assert_eq!(state.buffer.uncounted, 0, "pages must be counted before the node is written");
+        if state.buffer.cut != u64::MAX && state.stored {
+            let (start, end) = (layout::page_key(ino, state.buffer.cut), layout::pages_end(ino));
+            batch.delete_range(layout.dmap, start.to_vec(), end.to_vec());
+        }
+        let pages = &mut state.buffer.pages;
+        if !pages.is_empty() {
+            let mut keys = PageKeys::with_capacity(pages.len());
+            for (&block, slot) in pages.iter_mut() {
+                batch.put(layout.dmap, keys.key(ino, block), slot.page.share());
+            }
+            self.core.counters.pages_written.fetch_add(pages.len() as u64, Ordering::Relaxed);
+        }
+        if attr.nlink > 0 {
+            let content = self.content(ino, state)?;
+            batch.put(layout.imap, layout::node_key(ino), layout::encode_node(attr, state.xattrs.as_deref(), &content));
+            if state.orphaned {
+                batch.delete(layout.imap, layout::orphan_key(ino));
+            }
+        } else if !state.orphaned && (state.stored || !state.buffer.pages.is_empty() || state.has_external_xattrs()) {
+            batch.put(layout.imap, layout::orphan_key(ino), b"".as_slice());
+        }
+        Ok(())
+    }
+
+    /// What `stage` put into a batch is committed now.
+    pub(crate) fn staged(&self, state: &mut State, attr: Attributes) {
+        let buffer = std::mem::take(&mut state.buffer);
+        if !buffer.pages.is_empty() {
+            state.stored = true;
+        } else if buffer.cut == 0 {
+            state.stored = false;
+        }
+        state.orphaned = attr.nlink == 0 && (state.orphaned || state.stored || state.has_external_xattrs());
+        state.attr = attr;
+        if attr.nlink > 0 {
+            state.inline = None;
+        }
+        state.dirty = false;
+        self.charge(state, 0);
+    }
+
+    /// Forgets what is dirty: the inode is gone.
+    pub(crate) fn discard(&self, state: &mut State) {
+        state.gone = true;
+        state.dirty = false;
+        state.buffer = Buffer::default();
+        state.inline = None;
+        self.charge(state, 0);
+    }
+
+    /// Makes the page count exact: looks up whether the pages that were written blindly replace stored ones.
+    pub(crate) fn count_pages(&self, ino: Ino, state: &mut State) -> Result<()> {
+        if state.buffer.uncounted == 0 {
+            return Ok(());
+        }
+        let Body::Paged(mut count) = state.attr.body else {
+            return Err(Error::Corrupt { ino, what: "uncounted pages in a file without pages".into() });
+        };
+        let uncounted = || state.buffer.pages.iter().filter(|(_, slot)| !slot.counted).map(|(&block, _)| block);
+        let (first, last) = (uncounted().next().unwrap_or(0), uncounted().next_back().unwrap_or(0));
+        let mut stored = self.stored_blocks(ino, first, last + 1)?;
+        let mut next = stored.next_from(first)?;
+        let mut new = Vec::with_capacity(state.buffer.uncounted);
+        for block in uncounted() {
+            if next.is_some_and(|n| n < block) {
+                next = stored.next_from(block)?;
+            }
+            // A page above the cut is dead already, whatever the store says.
+            if next != Some(block) || block >= state.buffer.cut {
+                count += 1;
+            }
+            new.push(block);
+        }
+        for block in new {
+            if let Some(slot) = state.buffer.pages.get_mut(&block) {
+                slot.counted = true;
+            }
+        }
+        state.buffer.uncounted = 0;
+        state.attr.body = Body::Paged(count);
+        Ok(())
+    }
+
+    /// The attributes to show; call with the lock.
+    pub(crate) fn exact_attr(&self, inode: &Inode, state: &mut State) -> Result<Attr> {
+        self.count_pages(inode.ino, state)?;
+        Ok(state.attr.public(inode.ino))
+    }
+}

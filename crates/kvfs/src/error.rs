@@ -1,0 +1,91 @@
+//! What can go wrong in a call, and the errno the kernel is told.
+
+use crate::Ino;
+
+/// The failure of a file system call.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("no such file or directory")]
+    NotFound,
+    #[error("the name exists already")]
+    Exists,
+    #[error("not a directory")]
+    NotDirectory,
+    #[error("is a directory")]
+    IsDirectory,
+    #[error("the directory is not empty")]
+    NotEmpty,
+    #[error("the name is longer than 255 bytes, or the symbolic link's target longer than 4095")]
+    NameTooLong,
+    #[error("too many links to one file")]
+    TooManyLinks,
+    #[error("too many symbolic links on the way")]
+    TooManySymlinks,
+    #[error("invalid argument: {0}")]
+    Invalid(&'static str),
+    #[error("not permitted: {0}")]
+    NotPermitted(&'static str),
+    #[error("not supported: {0}")]
+    Unsupported(&'static str),
+    #[error("the file would grow beyond the largest size")]
+    TooLarge,
+    #[error("the argument is too long")]
+    ArgumentTooLong,
+    #[error("no such extended attribute")]
+    NoAttribute,
+    #[error("no data or hole at or after this offset")]
+    NoSuchOffset,
+    #[error("no space left in the store")]
+    NoSpace,
+    #[error("the file system is read-only")]
+    ReadOnly,
+    /// The inode number is not (or no longer) in the file system.
+    #[error("inode {0} does not exist any more")]
+    Stale(Ino),
+    /// Bytes in the store that the file system cannot have written.
+    #[error("corrupt file system at inode {ino}: {what}; run `kvfs check`")]
+    Corrupt { ino: Ino, what: String },
+    #[error(transparent)]
+    Store(kvdb::Error),
+}
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl From<kvdb::Error> for Error {
+    fn from(e: kvdb::Error) -> Self {
+        match e {
+            kvdb::Error::NoSpace => Error::NoSpace,
+            e => Error::Store(e),
+        }
+    }
+}
+
+impl Error {
+    /// The errno that says this to a program.
+    pub fn errno(&self) -> i32 {
+        match self {
+            Error::NotFound => libc::ENOENT,
+            Error::Exists => libc::EEXIST,
+            Error::NotDirectory => libc::ENOTDIR,
+            Error::IsDirectory => libc::EISDIR,
+            Error::NotEmpty => libc::ENOTEMPTY,
+            Error::NameTooLong => libc::ENAMETOOLONG,
+            Error::TooManyLinks => libc::EMLINK,
+            Error::TooManySymlinks => libc::ELOOP,
+            Error::Invalid(_) => libc::EINVAL,
+            Error::NotPermitted(_) => libc::EPERM,
+            Error::Unsupported(_) => libc::EOPNOTSUPP,
+            Error::TooLarge => libc::EFBIG,
+            Error::ArgumentTooLong => libc::E2BIG,
+            Error::NoAttribute => libc::ENODATA,
+            Error::NoSuchOffset => libc::ENXIO,
+            Error::NoSpace => libc::ENOSPC,
+            Error::ReadOnly => libc::EROFS,
+            Error::Stale(_) => libc::ESTALE,
+            Error::Corrupt { .. } => libc::EIO,
+            Error::Store(kvdb::Error::NoSpace) => libc::ENOSPC,
+            Error::Store(kvdb::Error::ReadOnly(_)) => libc::EROFS,
+            Error::Store(_) => libc::EIO,
+        }
+    }
+}

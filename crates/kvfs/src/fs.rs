@@ -1,0 +1,385 @@
+//! The file system itself: opening, closing, and what every call begins with.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use env::Env;
+use kvdb::{Batch, Durability, Kvdb};
+use parking_lot::{Condvar, Mutex, RwLockWriteGuard};
+
+use crate::attr::{Attr, FileKind, Ino, ROOT, Timestamp};
+use crate::dirty::DirtyQueue;
+use crate::error::{Error, Result};
+use crate::inode::{Inode, State};
+use crate::layout::{self, Attributes, Body, ImapKey, Layout, Super};
+use crate::table::Table;
+
+/// What a read does to the access time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Atime {
+    /// Never changed by reading.
+    Never,
+    /// As `relatime`: moves when it is not newer than the last change or older than a day. The new time is kept in memory and
+    /// reaches the store only together with another change of the inode, so that reading causes no writes.
+    Relative,
+}
+
+#[derive(Clone, Debug)]
+pub struct FsOptions {
+    /// Nothing is changed, not even the orphan list.
+    pub read_only: bool,
+    /// Bytes of uncommitted data in all files together.
+    pub write_buffer: usize,
+    /// A change is on disk at most this long after the call.
+    pub flush_interval: Duration,
+    pub atime: Atime,
+    /// Hard links one file may have.
+    pub max_links: u32,
+    /// Owner and permissions of the root directory when it is made.
+    pub root_uid: u32,
+    pub root_gid: u32,
+    pub root_perm: u16,
+}
+
+impl Default for FsOptions {
+    fn default() -> Self {
+        FsOptions {
+            read_only: false,
+            write_buffer: 64 << 20,
+            flush_interval: Duration::from_secs(1),
+            atime: Atime::Relative,
+            max_links: i32::MAX as u32,
+            root_uid: 0,
+            root_gid: 0,
+            root_perm: 0o755,
+        }
+    }
+}
+
+/// Numbers about an open file system; the counters run from its opening.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Inodes in memory.
+    pub inodes: u64,
+    /// Bytes of data that are not committed yet.
+    pub dirty_bytes: u64,
+    pub commits: u64,
+    pub pages_written: u64,
+    pub bytes_written: u64,
+    pub bytes_read: u64,
+    pub next_ino: u64,
+}
+
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub commits: AtomicU64,
+    pub pages_written: AtomicU64,
+    pub bytes_written: AtomicU64,
+    pub bytes_read: AtomicU64,
+}
+
+pub(crate) struct Core {
+    pub db: Kvdb,
+    pub env: Arc<dyn Env>,
+    pub layout: Layout,
+    pub options: FsOptions,
+    pub table: Table,
+    /// Held by every operation that locks more than one directory; see `inode`.
+    pub tree: Mutex<()>,
+    pub dirty: DirtyQueue,
+    pub hash_key: [u8; 16],
+    pub counters: Counters,
+    next_ino: AtomicU64,
+    ticker: Arc<Ticker>,
+}
+
+/// What the background thread waits on; apart from the core, so that waiting does not keep the core alive.
+#[derive(Default)]
+struct Ticker {
+    stop: Mutex<bool>,
+    wake: Condvar,
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        *self.ticker.stop.lock() = true;
+        self.ticker.wake.notify_all();
+    }
+}
+
+/// An open file system. Clones are the same file system. All calls may come from any thread.
+///
+/// Dropping it without [`Fs::shutdown`] loses what is not committed, as a kill would.
+#[derive(Clone)]
+pub struct Fs {
+    pub(crate) core: Arc<Core>,
+}
+
+impl Fs {
+    /// Opens the file system in `db`; makes it, with an empty root directory, when there is none.
+    pub fn open(db: Kvdb, env: Arc<dyn Env>, options: FsOptions) -> Result<Fs> {
+        let layout = match Layout::find(&db) {
+            Some(layout) => layout,
+            None if options.read_only => return Err(Error::ReadOnly),
+            None => Layout::create(&db)?,
+        };
+        let hash_key = match db.get(layout.imap, &layout::SUPER_KEY)? {
+            Some(value) => Super::decode(&value)?.hash_key,
+            None if options.read_only => return Err(Error::ReadOnly),
+            None => make(&db, &layout, &*env, &options)?,
+        };
+        let orphans = if options.read_only { 0 } else { empty_orphans(&db, &layout)? };
+        let next = largest_ino(&db, &layout)?
+            .checked_add(1)
+            .filter(|&n| n > ROOT)
+            .ok_or_else(|| Error::Corrupt { ino: u64::MAX, what: "an inode number that was never given out".into() })?;
+        let fs = Fs {
+            core: Arc::new(Core {
+                db,
+                env,
+                layout,
+                options,
+                table: Table::new(),
+                tree: Mutex::new(()),
+                dirty: DirtyQueue::default(),
+                hash_key,
+                counters: Counters::default(),
+                next_ino: AtomicU64::new(next),
+                ticker: Arc::default(),
+            }),
+        };
+        let root = fs.inode(ROOT)?;
+        if !root.state.read().is_dir() {
+            return Err(Error::Corrupt { ino: ROOT, what: "the root is not a directory".into() });
+        }
+        fs.start_ticker();
+        tracing::info!(next_ino = next, orphans_removed = orphans, read_only = fs.core.options.read_only, "file system open");
+        Ok(fs)
+    }
+
+    /// Commits and syncs everything, and stops the background thread. Calls after it still work, but nothing flushes by itself.
+    pub fn shutdown(&self) -> Result<()> {
+        *self.core.ticker.stop.lock() = true;
+        self.core.ticker.wake.notify_all();
+        if self.core.options.read_only {
+            return Ok(());
+        }
+        self.sync_all()
+    }
+
+    fn start_ticker(&self) {
+        if self.core.env.inline() || self.core.options.read_only {
+            return;
+        }
+        let (weak, ticker) = (Arc::downgrade(&self.core), self.core.ticker.clone());
+        // What is older than half the interval is flushed every half interval: nothing gets older than the interval.
+        let pause = self.core.options.flush_interval / 2;
+        let run = move || {
+            loop {
+                let mut stop = ticker.stop.lock();
+                if !*stop {
+                    ticker.wake.wait_for(&mut stop, pause);
+                }
+                if *stop {
+                    return;
+                }
+                drop(stop);
+                let Some(core) = weak.upgrade() else { return };
+                if let Err(e) = (Fs { core }).tick() {
+                    tracing::warn!("flushing dirty data failed, will be tried again: {e}");
+                }
+            }
+        };
+        if let Err(e) = std::thread::Builder::new().name("kvfs-flush".into()).spawn(run) {
+            tracing::warn!("no thread for the flush interval, data is flushed by fsync and when the buffer is full: {e}");
+        }
+    }
+
+    pub fn statistics(&self) -> Statistics {
+        let c = &self.core.counters;
+        let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
+        Statistics {
+            inodes: self.core.table.len() as u64,
+            dirty_bytes: self.core.dirty.bytes() as u64,
+            commits: get(&c.commits),
+            pages_written: get(&c.pages_written),
+            bytes_written: get(&c.bytes_written),
+            bytes_read: get(&c.bytes_read),
+            next_ino: get(&self.core.next_ino),
+        }
+    }
+
+    /// The inode at `path` (from the root, however many slashes); adds no reference. Symbolic links on the way are followed, a
+    /// last one is not.
+    pub fn resolve(&self, path: &[u8]) -> Result<Attr> {
+        let mut at = self.getattr(ROOT)?;
+        let mut names: Vec<Vec<u8>> = split_path(path);
+        let mut links = 0;
+        while let Some(name) = names.pop() {
+            if at.kind != FileKind::Dir {
+                return Err(Error::NotDirectory);
+            }
+            let next = self.find(at.ino, &name)?;
+            if next.kind == FileKind::Symlink && !names.is_empty() {
+                links += 1;
+                if links > 40 {
+                    return Err(Error::TooManySymlinks);
+                }
+                let target = self.readlink(next.ino)?;
+                if target.first() == Some(&b'/') {
+                    at = self.getattr(ROOT)?;
+                }
+                names.extend(split_path(&target));
+            } else {
+                at = next;
+            }
+        }
+        Ok(at)
+    }
+
+    /// Looks a name up without adding a reference.
+    fn find(&self, parent: Ino, name: &[u8]) -> Result<Attr> {
+        let attr = self.lookup(parent, name)?;
+        self.forget(attr.ino, 1);
+        Ok(attr)
+    }
+
+    // --- what every call begins with --------------------------------------------------------------------------------
+
+    pub(crate) fn now(&self) -> Timestamp {
+        self.core.env.wall().into()
+    }
+
+    pub(crate) fn writable(&self) -> Result<()> {
+        if self.core.options.read_only { Err(Error::ReadOnly) } else { Ok(()) }
+    }
+
+    pub(crate) fn new_ino(&self) -> Ino {
+        self.core.next_ino.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The inode in memory, loaded if need be.
+    pub(crate) fn inode(&self, ino: Ino) -> Result<Arc<Inode>> {
+        self.core.table.get_or_load(ino, || {
+            if ino == 0 {
+                return Err(Error::Stale(ino));
+            }
+            let value = self.core.db.get(self.core.layout.imap, &layout::node_key(ino))?.ok_or(Error::Stale(ino))?;
+            let (attr, xattrs, _) = layout::decode_node(ino, &value)?;
+            Ok(State::new(attr, xattrs))
+        })
+    }
+
+    /// Locks an inode that must still exist.
+    pub(crate) fn lock<'a>(&self, inode: &'a Inode) -> Result<RwLockWriteGuard<'a, State>> {
+        let state = inode.state.write();
+        if state.gone { Err(Error::Stale(inode.ino)) } else { Ok(state) }
+    }
+
+    /// Locks a directory that entries are to be added to or removed from.
+    pub(crate) fn lock_dir<'a>(&self, inode: &'a Inode) -> Result<RwLockWriteGuard<'a, State>> {
+        let state = inode.state.write();
+        match () {
+            () if state.gone => Err(Error::NotFound),
+            () if !state.is_dir() => Err(Error::NotDirectory),
+            () if state.attr.nlink == 0 => Err(Error::NotFound),
+            () => Ok(state),
+        }
+    }
+
+    pub(crate) fn commit(&self, batch: Batch) -> Result<()> {
+        self.core.counters.commits.fetch_add(1, Ordering::Relaxed);
+        Ok(self.core.db.commit(batch, Durability::Buffered)?)
+    }
+
+    /// The inline content of an inode, from memory or the store.
+    pub(crate) fn content(&self, ino: Ino, state: &State) -> Result<Bytes> {
+        match (state.attr.body, &state.inline) {
+            (Body::Paged(_) | Body::Inline(0), _) => Ok(Bytes::new()),
+            (_, Some(content)) => Ok(content.clone()),
+            (Body::Inline(len), None) => {
+                let corrupt = |what: &str| Error::Corrupt { ino, what: what.into() };
+                let value = self.core.db.get(self.core.layout.imap, &layout::node_key(ino))?;
+                let (_, _, content) = layout::decode_node(ino, &value.ok_or_else(|| corrupt("its node is missing"))?)?;
+                if content.len() != len as usize {
+                    return Err(corrupt("its content changed in the store while it was open"));
+                }
+                Ok(content)
+            }
+        }
+    }
+}
+
+/// The names of a path, last first.
+fn split_path(path: &[u8]) -> Vec<Vec<u8>> {
+    path.split(|&b| b == b'/').filter(|name| !name.is_empty()).rev().map(<[u8]>::to_vec).collect()
+}
+
+/// Writes the file system's own record and the root directory; gives the hash key.
+fn make(db: &Kvdb, layout: &Layout, env: &dyn Env, options: &FsOptions) -> Result<[u8; 16]> {
+    let mut hash_key = [0; 16];
+    hash_key[..8].copy_from_slice(&env.random().to_le_bytes());
+    hash_key[8..].copy_from_slice(&env.random().to_le_bytes());
+    let now = Timestamp::from(env.wall());
+    let root = Attributes {
+        kind: FileKind::Dir,
+        perm: options.root_perm & 0o7777,
+        nlink: 2,
+        uid: options.root_uid,
+        gid: options.root_gid,
+        rdev: 0,
+        size: 0,
+        body: Body::Inline(0),
+        parent: ROOT,
+        atime: now,
+        mtime: now,
+        ctime: now,
+        btime: now,
+    };
+    let mut batch = Batch::new();
+    batch.put(layout.imap, layout::SUPER_KEY.to_vec(), Super { hash_key }.encode());
+    batch.put(layout.imap, layout::node_key(ROOT), layout::encode_node(&root, None, b""));
+    db.commit(batch, Durability::Synced)?;
+    Ok(hash_key)
+}
+
+/// Removes what unlinked files left behind when nobody could remove it any more.
+fn empty_orphans(db: &Kvdb, layout: &Layout) -> Result<usize> {
+    let (start, end) = layout::orphan_range();
+    let mut cursor = db.view().cursor(layout.imap, &start, &end)?;
+    let mut count = 0;
+    while let Some(tuple) = cursor.next()? {
+        let ImapKey::Orphan(ino) = layout::decode_imap_key(&tuple.key)? else { continue };
+        let mut batch = Batch::new();
+        stage_removal(layout, ino, &mut batch);
+        batch.delete(layout.imap, tuple.key);
+        db.commit(batch, Durability::Buffered)?;
+        count += 1;
+    }
+    Ok(count)
+}
+
+/// Everything of an inode but its names and its orphan record.
+pub(crate) fn stage_removal(layout: &Layout, ino: Ino, batch: &mut Batch) {
+    let (start, end) = layout::node_range(ino);
+    batch.delete_range(layout.imap, start.to_vec(), end.to_vec());
+    batch.delete_range(layout.dmap, layout::page_key(ino, 0).to_vec(), layout::pages_end(ino).to_vec());
+}
+
+/// The largest inode number in use: of the nodes, and of the pages too, so that no new file finds old data under its number.
+fn largest_ino(db: &Kvdb, layout: &Layout) -> Result<Ino> {
+    let view = db.view();
+    let mut largest = ROOT;
+    for dict in [layout.imap, layout.dmap] {
+        let mut cursor = view.cursor(dict, &[], &[])?;
+        cursor.seek_to_end()?;
+        if let Some(tuple) = cursor.prev()?
+            && let Some((ino, _)) = tuple.key.split_first_chunk::<8>()
+        {
+            largest = largest.max(u64::from_be_bytes(*ino));
+        }
+    }
+    Ok(largest)
+}

@@ -1,0 +1,177 @@
+//! An inode in memory: its attributes, and what of it is not committed yet.
+//!
+//! Order of locks (each may be taken while holding those before it, never the other way):
+//!
+//! 1. the tree lock (`Core::tree`): every operation that locks more than one directory holds it, so that directories
+//!    need no order among themselves;
+//! 2. `state` of directories;
+//! 3. `state` of other inodes, by ascending number;
+//! 4. leaves, never held while taking another: a shard of the table, the dirty queue, `listing`.
+//!
+//! Commits happen under the locks of the inodes they write, so that the store sees the states of an inode in their order.
+//! Waiting for the disk (`Kvdb::sync`) happens under no lock.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+use bytes::Bytes;
+use parking_lot::{Mutex, RwLock};
+
+use crate::attr::{FileKind, Ino, Timestamp};
+use crate::directory::Listing;
+use crate::layout::{Attributes, Body, Xattrs};
+
+pub(crate) struct Inode {
+    pub ino: Ino,
+    /// References the kernel holds. Added to under `state` (shared is enough), so that an unlink sees all of them.
+    pub lookups: AtomicU64,
+    /// In the table's queue of candidates for eviction.
+    pub idle: AtomicBool,
+    pub state: RwLock<State>,
+    /// Of a directory that was listed: what keeps positions valid.
+    pub listing: Mutex<Option<Box<Listing>>>,
+}
+
+/// What the locks of an inode protect.
+pub(crate) struct State {
+    pub attr: Attributes,
+    pub xattrs: Option<Box<Xattrs>>,
+    /// The node does not exist (any more): it was never found, or its last link and reference are gone.
+    pub gone: bool,
+    /// Something in memory is newer than in the store.
+    pub dirty: bool,
+    /// In the dirty queue.
+    pub queued: bool,
+    /// The store may hold pages of this inode.
+    pub stored: bool,
+    /// The store has an orphan record of this inode.
+    pub orphaned: bool,
+    /// Bytes this inode has in the account of dirty data.
+    pub charged: usize,
+    /// Content of a small file or symbolic link that is not committed yet. Committed content is not kept: one `get` brings it.
+    pub inline: Option<Bytes>,
+    /// Data of a large file that is not committed yet.
+    pub buffer: Buffer,
+}
+
+/// Uncommitted pages of a file.
+pub(crate) struct Buffer {
+    pub pages: BTreeMap<u64, Slot>,
+    /// Pages in the store at and above this block are dead: cut off, but the range delete is not committed yet.
+    pub cut: u64,
+    /// Slots of which nobody knows yet whether their page is in the store already and so in the page count.
+    pub uncounted: usize,
+}
+
+/// A page that awaits its commit.
+pub(crate) struct Slot {
+    pub page: Page,
+    /// The page count includes it.
+    pub counted: bool,
+}
+
+/// The bytes of a page; what is missing at its end is zero.
+pub(crate) enum Page {
+    /// A part of what one write brought.
+    Shared(Bytes),
+    /// Put together from several writes.
+    Own(Vec<u8>),
+}
+
+impl Page {
+    pub fn bytes(&self) -> &[u8] {
+        match self {
+            Page::Shared(b) => b,
+            Page::Own(v) => v,
+        }
+    }
+
+    /// For changing in place; a shared page is copied.
+    pub fn own(&mut self) -> &mut Vec<u8> {
+        if let Page::Shared(b) = self {
+            let mut copy = Vec::with_capacity(crate::layout::PAGE as usize);
+            copy.extend_from_slice(b);
+            *self = Page::Own(copy);
+        }
+        match self {
+            Page::Own(v) => v,
+            Page::Shared(_) => unreachable!("made its own above"),
+        }
+    }
+
+    /// For a batch; an own page becomes shared without a copy.
+    pub fn share(&mut self) -> Bytes {
+        if let Page::Own(v) = self {
+            *self = Page::Shared(std::mem::take(v).into());
+        }
+        match self {
+            Page::Shared(b) => b.clone(),
+            Page::Own(_) => unreachable!("made shared above"),
+        }
+    }
+}
+
+impl Default for Buffer {
+    fn default() -> Self {
+        Buffer { pages: BTreeMap::new(), cut: u64::MAX, uncounted: 0 }
+    }
+}
+
+impl Inode {
+    pub fn new(ino: Ino, state: State, lookups: u64) -> Self {
+        Inode {
+            ino,
+            lookups: AtomicU64::new(lookups),
+            idle: AtomicBool::new(false),
+            state: RwLock::new(state),
+            listing: Mutex::new(None),
+        }
+    }
+}
+
+impl State {
+    pub fn new(attr: Attributes, xattrs: Option<Xattrs>) -> Self {
+        let stored = matches!(attr.body, Body::Paged(1..));
+        State {
+            attr,
+            xattrs: xattrs.map(Box::new),
+            gone: false,
+            dirty: false,
+            queued: false,
+            stored,
+            orphaned: false,
+            charged: 0,
+            inline: None,
+            buffer: Buffer::default(),
+        }
+    }
+
+    /// The state of an inode that is not loaded yet, or does not exist.
+    pub fn absent() -> Self {
+        let t = Timestamp::default();
+        let attr = Attributes {
+            kind: FileKind::File,
+            perm: 0,
+            nlink: 0,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            size: 0,
+            body: Body::Inline(0),
+            parent: 0,
+            atime: t,
+            mtime: t,
+            ctime: t,
+            btime: t,
+        };
+        State { gone: true, ..State::new(attr, None) }
+    }
+
+    pub fn is_dir(&self) -> bool {
+        self.attr.kind == FileKind::Dir
+    }
+
+    pub fn has_external_xattrs(&self) -> bool {
+        self.xattrs.as_ref().is_some_and(|x| x.values().any(|v| matches!(v, crate::layout::XattrValue::External(_))))
+    }
+}

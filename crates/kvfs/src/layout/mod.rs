@@ -1,0 +1,277 @@
+//! Where things lie: the only place that knows the keys of the three dictionaries.
+//!
+//! ```text
+//! nmap   parent(8, BE) name                  kind, inode number
+//! imap   ino(8, BE)                          node: attributes, extended attributes, content of a small file
+//!        ino(8, BE) 0x01 name                value of an extended attribute too large for the node
+//!        0(8) 's'                            the file system itself: version, key of the directory hash
+//!        0(8) 'o' ino(8, BE)                 orphan: unlinked, but something of it is still stored
+//! dmap   ino(8, BE) block(8, BE)             page: up to 4096 bytes, what is missing at its end is zero
+//! ```
+//!
+//! Everything above speaks of inodes, names and blocks, so that keys by zone and relative path can replace keys by inode here.
+
+mod node;
+
+use bytes::{Bytes, BytesMut};
+use kvdb::{DictionaryId, DictionaryOptions, Kvdb};
+
+use crate::attr::{FileKind, Ino};
+use crate::error::{Error, Result};
+pub(crate) use node::{Attributes, Body, XattrValue, Xattrs, decode_node, encode_node};
+
+/// Bytes of a page, the unit of file data.
+pub(crate) const PAGE: u64 = 4096;
+/// A file whose data ends within this many bytes may keep it in its node.
+pub(crate) const INLINE_MAX: u64 = PAGE;
+const XATTR: u8 = 1;
+const SUPER: u8 = b's';
+const ORPHAN: u8 = b'o';
+const SUPER_VERSION: u8 = 1;
+const NAME_VERSION: u8 = 1;
+
+/// The dictionaries.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layout {
+    pub nmap: DictionaryId,
+    pub imap: DictionaryId,
+    pub dmap: DictionaryId,
+}
+
+impl Layout {
+    /// The dictionaries of `db`, or `None` when one of them is missing.
+    pub fn find(db: &Kvdb) -> Option<Layout> {
+        Some(Layout { nmap: db.dictionary("nmap")?, imap: db.dictionary("imap")?, dmap: db.dictionary("dmap")? })
+    }
+
+    pub fn create(db: &Kvdb) -> Result<Layout> {
+        let reserved = DictionaryOptions { reserved: true, ..Default::default() };
+        // Nodes stay in their blocks, content included, so that one read brings a small file.
+        let nodes = DictionaryOptions { separate_at: 32 << 10, ..reserved.clone() };
+        Ok(Layout {
+            nmap: db.create_dictionary("nmap", reserved.clone())?,
+            imap: db.create_dictionary("imap", nodes)?,
+            dmap: db.create_dictionary("dmap", reserved)?,
+        })
+    }
+}
+
+/// Number of pages that `size` bytes touch.
+pub(crate) fn blocks_of(size: u64) -> u64 {
+    size.div_ceil(PAGE)
+}
+
+// --- nmap -----------------------------------------------------------------------------------------------------------
+
+pub(crate) fn name_key(parent: Ino, name: &[u8]) -> Vec<u8> {
+    let mut key = Vec::with_capacity(8 + name.len());
+    key.extend_from_slice(&parent.to_be_bytes());
+    key.extend_from_slice(name);
+    key
+}
+
+/// The smallest key behind all names of `parent`.
+pub(crate) fn names_end(parent: Ino) -> [u8; 8] {
+    parent.saturating_add(1).to_be_bytes()
+}
+
+pub(crate) fn decode_name_key(key: &[u8]) -> Result<(Ino, &[u8])> {
+    match key.split_first_chunk::<8>() {
+        Some((parent, name)) if !name.is_empty() && name.len() <= 255 => Ok((u64::from_be_bytes(*parent), name)),
+        _ => Err(Error::Corrupt { ino: 0, what: format!("name key of {} bytes", key.len()) }),
+    }
+}
+
+pub(crate) fn encode_name(ino: Ino, kind: FileKind) -> Vec<u8> {
+    let mut value = Vec::with_capacity(10);
+    value.push(NAME_VERSION << 4 | node::kind_code(kind));
+    node::put_varint(&mut value, ino);
+    value
+}
+
+/// The inode and kind a name stands for; `parent` only for the message.
+pub(crate) fn decode_name(parent: Ino, mut value: &[u8]) -> Result<(Ino, FileKind)> {
+    let corrupt = || Error::Corrupt { ino: parent, what: "a directory entry is malformed".into() };
+    let (&head, rest) = value.split_first().ok_or_else(corrupt)?;
+    value = rest;
+    let kind = node::kind_of(head & 15).filter(|_| head >> 4 == NAME_VERSION).ok_or_else(corrupt)?;
+    let ino = node::take_varint(&mut value).filter(|&ino| ino != 0 && value.is_empty()).ok_or_else(corrupt)?;
+    Ok((ino, kind))
+}
+
+// --- imap -----------------------------------------------------------------------------------------------------------
+
+pub(crate) fn node_key(ino: Ino) -> Vec<u8> {
+    ino.to_be_bytes().to_vec()
+}
+
+/// What a key of `imap` stands for.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum ImapKey<'a> {
+    Super,
+    Orphan(Ino),
+    Node(Ino),
+    Xattr(Ino, &'a [u8]),
+}
+
+pub(crate) fn decode_imap_key(key: &[u8]) -> Result<ImapKey<'_>> {
+    let corrupt = |ino| Error::Corrupt { ino, what: "a key in imap that means nothing".into() };
+    let (ino, rest) = key.split_first_chunk::<8>().ok_or_else(|| corrupt(0))?;
+    let ino = u64::from_be_bytes(*ino);
+    match (ino, rest) {
+        (0, [SUPER]) => Ok(ImapKey::Super),
+        (0, [ORPHAN, orphan @ ..]) => {
+            let orphan = <[u8; 8]>::try_from(orphan).map_err(|_| corrupt(0))?;
+            Ok(ImapKey::Orphan(u64::from_be_bytes(orphan)))
+        }
+        (1.., []) => Ok(ImapKey::Node(ino)),
+        (1.., [XATTR, name @ ..]) if !name.is_empty() => Ok(ImapKey::Xattr(ino, name)),
+        _ => Err(corrupt(ino)),
+    }
+}
+
+pub(crate) fn xattr_key(ino: Ino, name: &[u8]) -> Vec<u8> {
+    let mut key = Vec::with_capacity(9 + name.len());
+    key.extend_from_slice(&ino.to_be_bytes());
+    key.push(XATTR);
+    key.extend_from_slice(name);
+    key
+}
+
+/// The range of `imap` that holds everything of `ino`.
+pub(crate) fn node_range(ino: Ino) -> ([u8; 8], [u8; 8]) {
+    (ino.to_be_bytes(), ino.saturating_add(1).to_be_bytes())
+}
+
+pub(crate) fn orphan_key(ino: Ino) -> Vec<u8> {
+    let mut key = Vec::with_capacity(17);
+    key.extend_from_slice(&[0; 8]);
+    key.push(ORPHAN);
+    key.extend_from_slice(&ino.to_be_bytes());
+    key
+}
+
+/// The range of all orphan records.
+pub(crate) fn orphan_range() -> ([u8; 9], [u8; 9]) {
+    ([0, 0, 0, 0, 0, 0, 0, 0, ORPHAN], [0, 0, 0, 0, 0, 0, 0, 0, ORPHAN + 1])
+}
+
+pub(crate) const SUPER_KEY: [u8; 9] = [0, 0, 0, 0, 0, 0, 0, 0, SUPER];
+
+/// The tuple that says that there is a file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Super {
+    /// Key of the hash that turns names into directory positions; random, so that nobody can make two names collide.
+    pub hash_key: [u8; 16],
+}
+
+impl Super {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut value = b"kvfs".to_vec();
+        value.push(SUPER_VERSION);
+        value.extend_from_slice(&self.hash_key);
+        value
+    }
+
+    pub fn decode(value: &[u8]) -> Result<Super> {
+        let corrupt = |what: &str| Error::Corrupt { ino: 0, what: what.into() };
+        let rest = value.strip_prefix(b"kvfs").ok_or_else(|| corrupt("the file system's own record is malformed"))?;
+        let (&version, rest) = rest.split_first().ok_or_else(|| corrupt("the file system's own record is cut short"))?;
+        if version != SUPER_VERSION {
+            return Err(corrupt(&format!("made by another version of the format ({version}, this program knows {SUPER_VERSION})")));
+        }
+        let hash_key = rest.try_into().map_err(|_| corrupt("the file system's own record is cut short"))?;
+        Ok(Super { hash_key })
+    }
+}
+
+// --- dmap -----------------------------------------------------------------------------------------------------------
+
+pub(crate) fn page_key(ino: Ino, block: u64) -> [u8; 16] {
+    let mut key = [0; 16];
+    key[..8].copy_from_slice(&ino.to_be_bytes());
+    key[8..].copy_from_slice(&block.to_be_bytes());
+    key
+}
+
+/// The smallest key behind all pages of `ino`.
+pub(crate) fn pages_end(ino: Ino) -> [u8; 8] {
+    ino.saturating_add(1).to_be_bytes()
+}
+
+pub(crate) fn decode_page_key(key: &[u8]) -> Result<(Ino, u64)> {
+    match key.split_first_chunk::<8>() {
+        Some((ino, block)) if block.len() == 8 => {
+            let block = block.iter().fold(0u64, |n, &b| n << 8 | u64::from(b));
+            Ok((u64::from_be_bytes(*ino), block))
+        }
+        _ => Err(Error::Corrupt { ino: 0, what: format!("page key of {} bytes", key.len()) }),
+    }
+}
+
+/// Makes many page keys out of one allocation.
+pub(crate) struct PageKeys {
+    room: BytesMut,
+}
+
+impl PageKeys {
+    pub fn with_capacity(keys: usize) -> Self {
+        PageKeys { room: BytesMut::with_capacity(keys * 16) }
+    }
+    pub fn key(&mut self, ino: Ino, block: u64) -> Bytes {
+        self.room.extend_from_slice(&page_key(ino, block));
+        self.room.split().freeze()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_round_trip_and_garbage_is_an_error() {
+        let key = name_key(7, b"hello");
+        assert_eq!(decode_name_key(&key).unwrap(), (7, &b"hello"[..]));
+        assert!(key.as_slice() < names_end(7).as_slice());
+        for kind in [FileKind::File, FileKind::Dir, FileKind::Socket] {
+            assert_eq!(decode_name(7, &encode_name(1 << 40, kind)).unwrap(), (1 << 40, kind));
+        }
+        for bad in [&b""[..], b"\x10", b"\x1f\x01", b"\x20\x01", b"\x10\x00", b"\x10\x01\x01", &[0x10; 20]] {
+            assert!(decode_name(7, bad).is_err(), "{bad:?}");
+        }
+        assert!(decode_name_key(&[0; 8]).is_err() && decode_name_key(&[0; 3]).is_err());
+    }
+
+    #[test]
+    fn keys_of_the_node_table_are_told_apart() {
+        assert_eq!(decode_imap_key(&node_key(9)).unwrap(), ImapKey::Node(9));
+        assert_eq!(decode_imap_key(&xattr_key(9, b"user.a")).unwrap(), ImapKey::Xattr(9, b"user.a"));
+        assert_eq!(decode_imap_key(&orphan_key(9)).unwrap(), ImapKey::Orphan(9));
+        assert_eq!(decode_imap_key(&SUPER_KEY).unwrap(), ImapKey::Super);
+        for bad in [&[0u8; 8][..], &[1; 7], &[0, 0, 0, 0, 0, 0, 0, 1, 2], &[0, 0, 0, 0, 0, 0, 0, 1, 1], &orphan_key(9)[..12]] {
+            assert!(decode_imap_key(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn the_super_record_refuses_other_versions() {
+        let s = Super { hash_key: [3; 16] };
+        assert_eq!(Super::decode(&s.encode()).unwrap(), s);
+        let mut other = s.encode();
+        other[4] = 2;
+        assert!(Super::decode(&other).unwrap_err().to_string().contains("another version"));
+        for n in 0..s.encode().len() {
+            assert!(Super::decode(&s.encode()[..n]).is_err());
+        }
+    }
+
+    #[test]
+    fn page_keys_sort_by_inode_then_block() {
+        let mut keys = PageKeys::with_capacity(3);
+        let all = [keys.key(5, 0), keys.key(5, 256), keys.key(6, 1)];
+        assert!(all.is_sorted());
+        assert_eq!(decode_page_key(&all[1]).unwrap(), (5, 256));
+        assert!(decode_page_key(&all[1][..15]).is_err());
+        assert!(all[1].as_ref() < pages_end(5).as_slice() && all[2].as_ref() > pages_end(5).as_slice());
+    }
+}

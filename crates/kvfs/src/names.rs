@@ -1,0 +1,401 @@
+//! Names: looking up, making, linking, removing. Each call is one batch, committed at once and in order.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use kvdb::Batch;
+
+use crate::attr::{Attr, Caller, FileKind, Ino};
+use crate::error::{Error, Result};
+use crate::fs::{Fs, stage_removal};
+use crate::inode::{Inode, State};
+use crate::layout::{self, Attributes, Body};
+
+const NAME_MAX: usize = 255;
+const TARGET_MAX: usize = 4095;
+const SGID: u16 = 0o2000;
+
+impl Fs {
+    /// Finds an entry and adds one reference to its inode; ENOENT when there is none. Knows `.` and `..`.
+    pub fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attr> {
+        if name.len() > NAME_MAX {
+            return Err(Error::NameTooLong);
+        }
+        let ino = match name {
+            b"." => parent,
+            b".." => {
+                let dir = self.inode(parent)?;
+                let state = dir.state.read();
+                if !state.is_dir() {
+                    return Err(Error::NotDirectory);
+                }
+                state.attr.parent
+            }
+            _ => match self.entry(parent, name)? {
+                Some((ino, _)) => ino,
+                None => {
+                    let dir = self.inode(parent)?;
+                    let is_dir = dir.state.read().is_dir();
+                    return Err(if is_dir { Error::NotFound } else { Error::NotDirectory });
+                }
+            },
+        };
+        self.reference(ino)
+    }
+
+    /// Adds one reference. ENOENT for an inode without a name: it was unlinked since its entry was read.
+    pub(crate) fn reference(&self, ino: Ino) -> Result<Attr> {
+        let inode = match self.inode(ino) {
+            Err(Error::Stale(_)) => return Err(Error::NotFound),
+            other => other?,
+        };
+        let state = inode.state.read();
+        if state.gone || state.attr.nlink == 0 {
+            return Err(Error::NotFound);
+        }
+        inode.lookups.fetch_add(1, Ordering::Relaxed);
+        if state.buffer.uncounted == 0 {
+            return Ok(state.attr.public(ino));
+        }
+        drop(state);
+        self.getattr(ino)
+    }
+
+    /// Gives `count` references back. With the last one an unlinked inode goes, and what it stored.
+    pub fn forget(&self, ino: Ino, count: u64) {
+        let Some(inode) = self.core.table.get(ino) else { return };
+        // Never below zero, whatever the kernel says.
+        let left = inode.lookups.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |n| Some(n.saturating_sub(count)));
+        if left.is_ok_and(|before| before > count) {
+            return;
+        }
+        let unlinked = {
+            let state = inode.state.read();
+            state.attr.nlink == 0 && !state.gone
+        };
+        if unlinked {
+            self.remove_unlinked(&inode);
+        } else {
+            self.core.table.rest(&inode);
+        }
+    }
+
+    fn remove_unlinked(&self, inode: &Arc<Inode>) {
+        let mut state = inode.state.write();
+        if state.gone || state.attr.nlink > 0 || inode.lookups.load(Ordering::Relaxed) > 0 {
+            return;
+        }
+        if state.orphaned && !self.core.options.read_only {
+            let mut batch = Batch::new();
+            stage_removal(&self.core.layout, inode.ino, &mut batch);
+            batch.delete(self.core.layout.imap, layout::orphan_key(inode.ino));
+            if let Err(e) = self.commit(batch) {
+                tracing::warn!(ino = inode.ino, "an unlinked file keeps its space until the next mount: {e}");
+            }
+        }
+        self.discard(&mut state);
+        drop(state);
+        self.core.table.remove(inode);
+    }
+
+    /// Makes a file or special file (not a directory or symbolic link) and adds one reference to it.
+    pub fn mknod(&self, parent: Ino, name: &[u8], kind: FileKind, perm: u16, rdev: u32, caller: Caller) -> Result<Attr> {
+        let rdev = match kind {
+            FileKind::Dir | FileKind::Symlink => return Err(Error::Invalid("mknod makes no directories and symbolic links")),
+            FileKind::CharDevice | FileKind::BlockDevice => rdev,
+            _ => 0,
+        };
+        self.make(parent, name, kind, perm, rdev, Bytes::new(), caller)
+    }
+
+    pub fn mkdir(&self, parent: Ino, name: &[u8], perm: u16, caller: Caller) -> Result<Attr> {
+        self.make(parent, name, FileKind::Dir, perm, 0, Bytes::new(), caller)
+    }
+
+    pub fn symlink(&self, parent: Ino, name: &[u8], target: &[u8], caller: Caller) -> Result<Attr> {
+        if target.is_empty() {
+            return Err(Error::NotFound);
+        }
+        if target.len() > TARGET_MAX {
+            return Err(Error::NameTooLong);
+        }
+        self.make(parent, name, FileKind::Symlink, 0o777, 0, Bytes::copy_from_slice(target), caller)
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn make(&self, parent: Ino, name: &[u8], kind: FileKind, perm: u16, rdev: u32, content: Bytes, caller: Caller) -> Result<Attr> {
+        self.writable()?;
+        check_name(name)?;
+        let dir = self.inode(parent)?;
+        let mut dir_state = self.lock_dir(&dir)?;
+        let key = layout::name_key(parent, name);
+        if self.core.db.get(self.core.layout.nmap, &key)?.is_some() {
+            return Err(Error::Exists);
+        }
+        let ino = self.new_ino();
+        let attr = self.new_attributes(&dir_state.attr, parent, kind, perm, rdev, &content, caller);
+        let mut batch = Batch::new();
+        batch.put(self.core.layout.nmap, key, layout::encode_name(ino, kind));
+        batch.put(self.core.layout.imap, layout::node_key(ino), layout::encode_node(&attr, None, &content));
+        let mut dir_attr = dir_state.attr;
+        add_entry(&mut dir_attr, &attr);
+        self.stage(parent, &mut dir_state, &dir_attr, &mut batch)?;
+        // In the table before anybody can find the name.
+        let inode = Arc::new(Inode::new(ino, State::new(attr, None), 1));
+        self.core.table.insert(inode.clone());
+        if let Err(e) = self.commit(batch) {
+            self.discard(&mut inode.state.write());
+            self.core.table.remove(&inode);
+            return Err(e);
+        }
+        self.staged(&mut dir_state, dir_attr);
+        Ok(attr.public(ino))
+    }
+
+    /// Makes a file without a name (O_TMPFILE), with one reference. `link` can give it a name; otherwise it goes with its last reference.
+    pub fn tmpfile(&self, parent: Ino, perm: u16, caller: Caller) -> Result<Attr> {
+        self.writable()?;
+        let dir = self.inode(parent)?;
+        let dir_state = self.lock_dir(&dir)?;
+        let mut attr = self.new_attributes(&dir_state.attr, parent, FileKind::File, perm, 0, b"", caller);
+        drop(dir_state);
+        attr.nlink = 0;
+        let ino = self.new_ino();
+        self.core.table.insert(Arc::new(Inode::new(ino, State::new(attr, None), 1)));
+        Ok(attr.public(ino))
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn new_attributes(
+        &self,
+        dir: &Attributes,
+        parent: Ino,
+        kind: FileKind,
+        perm: u16,
+        rdev: u32,
+        content: &[u8],
+        caller: Caller,
+    ) -> Attributes {
+        let now = self.now();
+        let is_dir = kind == FileKind::Dir;
+        let inherits = dir.perm & SGID != 0;
+        Attributes {
+            kind,
+            perm: perm & 0o7777 | if inherits && is_dir { SGID } else { 0 },
+            nlink: if is_dir { 2 } else { 1 },
+            uid: caller.uid,
+            gid: if inherits { dir.gid } else { caller.gid },
+            rdev,
+            size: content.len() as u64,
+            body: Body::Inline(content.len() as u32),
+            parent: if is_dir { parent } else { 0 },
+            atime: now,
+            mtime: now,
+            ctime: now,
+            btime: now,
+        }
+    }
+
+    /// Gives an inode another name and adds one reference. Dirty data of the file is committed with it.
+    pub fn link(&self, ino: Ino, new_parent: Ino, new_name: &[u8]) -> Result<Attr> {
+        self.writable()?;
+        check_name(new_name)?;
+        let inode = self.inode(ino)?;
+        if inode.state.read().is_dir() {
+            return Err(Error::NotPermitted("a hard link to a directory"));
+        }
+        let dir = self.inode(new_parent)?;
+        let mut dir_state = self.lock_dir(&dir)?;
+        let mut state = self.lock(&inode)?;
+        if state.attr.nlink >= self.core.options.max_links {
+            return Err(Error::TooManyLinks);
+        }
+        let key = layout::name_key(new_parent, new_name);
+        if self.core.db.get(self.core.layout.nmap, &key)?.is_some() {
+            return Err(Error::Exists);
+        }
+        self.count_pages(ino, &mut state)?;
+        let mut attr = state.attr;
+        attr.nlink += 1;
+        attr.ctime = self.now();
+        let mut dir_attr = dir_state.attr;
+        add_entry(&mut dir_attr, &attr);
+        let mut batch = Batch::new();
+        batch.put(self.core.layout.nmap, key, layout::encode_name(ino, attr.kind));
+        self.stage(ino, &mut state, &attr, &mut batch)?;
+        self.stage(new_parent, &mut dir_state, &dir_attr, &mut batch)?;
+        self.commit(batch)?;
+        self.staged(&mut state, attr);
+        self.staged(&mut dir_state, dir_attr);
+        inode.lookups.fetch_add(1, Ordering::Relaxed);
+        Ok(attr.public(ino))
+    }
+
+    pub fn unlink(&self, parent: Ino, name: &[u8]) -> Result<()> {
+        self.writable()?;
+        check_name(name)?;
+        let dir = self.inode(parent)?;
+        let mut dir_state = self.lock_dir(&dir)?;
+        let (ino, kind) = self.entry(parent, name)?.ok_or(Error::NotFound)?;
+        if kind == FileKind::Dir {
+            return Err(Error::IsDirectory);
+        }
+        let inode = self.inode_of_entry(parent, name, ino)?;
+        let mut state = self.lock(&inode)?;
+        let mut batch = Batch::new();
+        batch.delete(self.core.layout.nmap, layout::name_key(parent, name));
+        let now = self.now();
+        let mut dir_attr = dir_state.attr;
+        dir_attr.size = dir_attr.size.saturating_sub(1);
+        (dir_attr.mtime, dir_attr.ctime) = (now, now);
+        self.stage(parent, &mut dir_state, &dir_attr, &mut batch)?;
+        let dropped = self.stage_unlink(&inode, &mut state, now, &mut batch)?;
+        self.remember_removed(&dir, name);
+        self.commit(batch)?;
+        self.staged(&mut dir_state, dir_attr);
+        self.unlinked(&inode, &mut state, dropped);
+        Ok(())
+    }
+
+    pub fn rmdir(&self, parent: Ino, name: &[u8]) -> Result<()> {
+        self.writable()?;
+        match name {
+            b"." => return Err(Error::Invalid("removing `.`")),
+            b".." => return Err(Error::NotEmpty),
+            _ => check_name(name)?,
+        }
+        let _tree = self.core.tree.lock();
+        let dir = self.inode(parent)?;
+        let mut dir_state = self.lock_dir(&dir)?;
+        let (ino, kind) = self.entry(parent, name)?.ok_or(Error::NotFound)?;
+        if kind != FileKind::Dir {
+            return Err(Error::NotDirectory);
+        }
+        let inode = self.inode_of_entry(parent, name, ino)?;
+        let mut state = self.lock(&inode)?;
+        if state.attr.size > 0 {
+            return Err(Error::NotEmpty);
+        }
+        let mut batch = Batch::new();
+        batch.delete(self.core.layout.nmap, layout::name_key(parent, name));
+        let now = self.now();
+        let mut dir_attr = dir_state.attr;
+        dir_attr.size = dir_attr.size.saturating_sub(1);
+        dir_attr.nlink = dir_attr.nlink.saturating_sub(1);
+        (dir_attr.mtime, dir_attr.ctime) = (now, now);
+        self.stage(parent, &mut dir_state, &dir_attr, &mut batch)?;
+        let dropped = self.stage_unlink(&inode, &mut state, now, &mut batch)?;
+        self.remember_removed(&dir, name);
+        self.commit(batch)?;
+        self.staged(&mut dir_state, dir_attr);
+        self.unlinked(&inode, &mut state, dropped);
+        Ok(())
+    }
+
+    /// The inode and kind of an entry.
+    pub(crate) fn entry(&self, parent: Ino, name: &[u8]) -> Result<Option<(Ino, FileKind)>> {
+        match self.core.db.get(self.core.layout.nmap, &layout::name_key(parent, name))? {
+            Some(value) => layout::decode_name(parent, &value).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// An inode that must exist because an entry names it. Call with the directory's lock.
+    pub(crate) fn inode_of_entry(&self, parent: Ino, name: &[u8], ino: Ino) -> Result<Arc<Inode>> {
+        self.inode(ino).map_err(|e| match e {
+            Error::Stale(_) => Error::Corrupt {
+                ino: parent,
+                what: format!("the entry `{}` names inode {ino}, which does not exist", name.escape_ascii()),
+            },
+            e => e,
+        })
+    }
+
+    /// Adds to `batch` what one name less means for an inode. With the last name the node goes from the store; an inode that is
+    /// still referenced lives on in memory, and has an orphan record as long as the store holds something of it.
+    /// After the commit, call `unlinked` with the result.
+    pub(crate) fn stage_unlink(
+        &self,
+        inode: &Inode,
+        state: &mut State,
+        now: crate::attr::Timestamp,
+        batch: &mut Batch,
+    ) -> Result<Unlinked> {
+        let left = if state.is_dir() { 0 } else { state.attr.nlink.saturating_sub(1) };
+        if left > 0 {
+            self.count_pages(inode.ino, state)?;
+        }
+        let mut attr = state.attr;
+        (attr.nlink, attr.ctime) = (left, now);
+        if left > 0 {
+            self.stage(inode.ino, state, &attr, batch)?;
+            return Ok(Unlinked::Linked(attr));
+        }
+        let stored = state.stored || state.has_external_xattrs();
+        let referenced = inode.lookups.load(Ordering::Relaxed) > 0;
+        if referenced {
+            // The content goes with the node: whoever has the file open reads it from memory.
+            state.inline = Some(self.content(inode.ino, state)?).filter(|content| !content.is_empty());
+            if let Some(content) = &mut state.inline {
+                *content = Bytes::copy_from_slice(content);
+            }
+            batch.delete(self.core.layout.imap, layout::node_key(inode.ino));
+            if stored {
+                batch.put(self.core.layout.imap, layout::orphan_key(inode.ino), b"".as_slice());
+            }
+        } else if stored {
+            stage_removal(&self.core.layout, inode.ino, batch);
+        } else {
+            batch.delete(self.core.layout.imap, layout::node_key(inode.ino));
+        }
+        Ok(Unlinked::Nameless { attr, referenced, stored })
+    }
+
+    pub(crate) fn unlinked(&self, inode: &Arc<Inode>, state: &mut State, unlinked: Unlinked) {
+        match unlinked {
+            Unlinked::Linked(attr) => self.staged(state, attr),
+            Unlinked::Nameless { attr, referenced: true, stored } => {
+                state.attr = attr;
+                state.orphaned = stored;
+            }
+            Unlinked::Nameless { attr, referenced: false, .. } => {
+                state.attr = attr;
+                self.discard(state);
+                self.core.table.remove(inode);
+            }
+        }
+    }
+}
+
+/// What `stage_unlink` found.
+pub(crate) enum Unlinked {
+    /// Other names remain.
+    Linked(Attributes),
+    Nameless {
+        attr: Attributes,
+        referenced: bool,
+        stored: bool,
+    },
+}
+
+/// What a new entry means for its directory.
+pub(crate) fn add_entry(dir: &mut Attributes, entry: &Attributes) {
+    dir.size += 1;
+    if entry.kind == FileKind::Dir {
+        dir.nlink += 1;
+    }
+    // Exactly the time of the entry's own change.
+    (dir.mtime, dir.ctime) = (entry.ctime, entry.ctime);
+}
+
+/// A name that may be given to an entry.
+pub(crate) fn check_name(name: &[u8]) -> Result<()> {
+    match name {
+        b"" => Err(Error::NotFound),
+        b"." | b".." => Err(Error::Exists),
+        _ if name.len() > NAME_MAX => Err(Error::NameTooLong),
+        _ if name.contains(&b'/') || name.contains(&0) => Err(Error::Invalid("a name holds neither `/` nor NUL")),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,298 @@
+//! The checker: whether the three dictionaries together are a file system.
+
+use std::collections::HashMap;
+
+use kvdb::{Kvdb, View};
+
+use crate::attr::{FileKind, Ino, ROOT};
+use crate::error::{Error, Result};
+use crate::fs::Fs;
+use crate::layout::{self, Attributes, Body, ImapKey, Layout, PAGE, XattrValue, blocks_of};
+
+/// One thing that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// The inode it is about; 0 for the file system as a whole.
+    pub ino: Ino,
+    pub what: String,
+}
+
+/// What the checker saw.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    pub directories: u64,
+    pub files: u64,
+    /// Symbolic links and special files.
+    pub others: u64,
+    pub names: u64,
+    pub pages: u64,
+    /// Bytes of data stored, in pages and nodes.
+    pub bytes: u64,
+    /// Unlinked inodes that the next mount removes.
+    pub orphans: u64,
+    pub findings: Vec<Finding>,
+}
+
+impl Report {
+    pub fn is_clean(&self) -> bool {
+        self.findings.is_empty()
+    }
+
+    fn find(&mut self, ino: Ino, what: impl Into<String>) {
+        self.findings.push(Finding { ino, what: what.into() });
+    }
+}
+
+impl Fs {
+    /// Commits what is dirty and checks the whole file system.
+    pub fn verify(&self) -> Result<Report> {
+        self.sync_all()?;
+        verify(&self.core.db)
+    }
+}
+
+/// Checks the file system in `db`, as it is committed: every name has its inode, link counts and entry counts are the names',
+/// every directory hangs on the root, every page belongs to a file, lies within its size and is counted.
+/// Memory: some hundred bytes an inode.
+pub fn verify(db: &Kvdb) -> Result<Report> {
+    let mut report = Report::default();
+    let Some(layout) = Layout::find(db) else {
+        report.find(0, "there is no file system in this store");
+        return Ok(report);
+    };
+    let mut check = Check { view: db.view(), layout, report, inodes: HashMap::new() };
+    check.nodes()?;
+    check.names()?;
+    check.pages()?;
+    check.totals();
+    Ok(check.report)
+}
+
+struct Seen {
+    attr: Attributes,
+    names: u64,
+    subdirectories: u64,
+    entries: u64,
+    /// Of a directory: the one that names it.
+    found_in: Ino,
+    pages: u64,
+    external: HashMap<Box<[u8]>, u32>,
+    orphan: bool,
+}
+
+struct Check {
+    view: View,
+    layout: Layout,
+    report: Report,
+    inodes: HashMap<Ino, Option<Seen>>,
+}
+
+impl Check {
+    fn nodes(&mut self) -> Result<()> {
+        let mut has_super = false;
+        let mut cursor = self.view.cursor(self.layout.imap, &[], &[])?;
+        while let Some(tuple) = cursor.next()? {
+            match layout::decode_imap_key(&tuple.key) {
+                Err(e) => self.report.find(0, e.to_string()),
+                Ok(ImapKey::Super) => match layout::Super::decode(&tuple.value()?) {
+                    Ok(_) => has_super = true,
+                    Err(e) => self.report.find(0, e.to_string()),
+                },
+                Ok(ImapKey::Orphan(ino)) => {
+                    self.report.orphans += 1;
+                    self.inodes.insert(ino, None);
+                }
+                Ok(ImapKey::Node(ino)) => self.node(ino, &tuple.value()?),
+                Ok(ImapKey::Xattr(ino, name)) => {
+                    let len = tuple.value_len() as u64;
+                    match self.inodes.get_mut(&ino) {
+                        Some(Some(seen)) => match seen.external.remove(name) {
+                            Some(expected) if u64::from(expected) == len => {}
+                            Some(expected) => {
+                                self.report.find(ino, format!("an extended attribute of {len} bytes, the node says {expected}"))
+                            }
+                            None => self.report.find(ino, "an extended attribute that the node does not know"),
+                        },
+                        Some(None) => {}
+                        None => self.report.find(ino, "an extended attribute without a node"),
+                    }
+                }
+            }
+        }
+        if !has_super {
+            self.report.find(0, "the file system's own record is missing");
+        }
+        Ok(())
+    }
+
+    fn node(&mut self, ino: Ino, value: &bytes::Bytes) {
+        let (attr, xattrs, content) = match layout::decode_node(ino, value) {
+            Ok(node) => node,
+            Err(e) => return self.report.find(ino, e.to_string()),
+        };
+        match attr.kind {
+            FileKind::Dir => self.report.directories += 1,
+            FileKind::File => self.report.files += 1,
+            _ => self.report.others += 1,
+        }
+        self.report.bytes += content.len() as u64;
+        if attr.kind == FileKind::Symlink && content.len() as u64 != attr.size {
+            self.report.find(ino, "a symbolic link that is not as long as its target");
+        }
+        if attr.nlink == 0 {
+            self.report.find(ino, "a node without links");
+        }
+        let orphan = self.inodes.contains_key(&ino);
+        if orphan {
+            self.report.find(ino, "both an orphan and a node");
+        }
+        let external = xattrs
+            .into_iter()
+            .flatten()
+            .filter_map(|(name, value)| match value {
+                XattrValue::External(len) => Some((name, len)),
+                XattrValue::Inline(_) => None,
+            })
+            .collect();
+        let seen = Seen { attr, names: 0, subdirectories: 0, entries: 0, found_in: 0, pages: 0, external, orphan };
+        self.inodes.insert(ino, Some(seen));
+    }
+
+    fn names(&mut self) -> Result<()> {
+        let mut cursor = self.view.cursor(self.layout.nmap, &[], &[])?;
+        while let Some(tuple) = cursor.next()? {
+            let entry = layout::decode_name_key(&tuple.key)
+                .and_then(|(parent, name)| Ok((parent, name, layout::decode_name(parent, &tuple.value()?)?)));
+            let (parent, name, (ino, kind)) = match entry {
+                Ok(entry) => entry,
+                Err(Error::Store(e)) => return Err(e.into()),
+                Err(e) => {
+                    self.report.find(0, e.to_string());
+                    continue;
+                }
+            };
+            self.report.names += 1;
+            let shown = name.escape_ascii().to_string();
+            if matches!(name, b"." | b"..") || name.contains(&b'/') || name.contains(&0) {
+                self.report.find(parent, format!("an entry with the impossible name `{shown}`"));
+            }
+            match self.inodes.get_mut(&parent) {
+                Some(Some(dir)) if dir.attr.kind == FileKind::Dir => {
+                    dir.entries += 1;
+                    dir.subdirectories += u64::from(kind == FileKind::Dir);
+                }
+                _ => self.report.find(parent, format!("the entry `{shown}` in something that is not a directory")),
+            }
+            match self.inodes.get_mut(&ino) {
+                Some(Some(seen)) => {
+                    seen.names += 1;
+                    seen.found_in = parent;
+                    if seen.attr.kind != kind {
+                        let found = seen.attr.kind;
+                        self.report.find(ino, format!("the entry `{shown}` says {kind:?}, the node {found:?}"));
+                    }
+                }
+                _ => self.report.find(parent, format!("the entry `{shown}` names inode {ino}, which does not exist")),
+            }
+        }
+        Ok(())
+    }
+
+    fn pages(&mut self) -> Result<()> {
+        let mut cursor = self.view.cursor(self.layout.dmap, &[], &[])?;
+        let mut strays = HashMap::<Ino, u64>::new();
+        while let Some(tuple) = cursor.next()? {
+            let (ino, block) = match layout::decode_page_key(&tuple.key) {
+                Ok(key) => key,
+                Err(e) => {
+                    self.report.find(0, e.to_string());
+                    continue;
+                }
+            };
+            let len = tuple.value_len() as u64;
+            self.report.pages += 1;
+            self.report.bytes += len;
+            match self.inodes.get_mut(&ino) {
+                Some(Some(seen)) => {
+                    seen.pages += 1;
+                    let size = seen.attr.size;
+                    if len > PAGE {
+                        self.report.find(ino, format!("page {block} has {len} bytes"));
+                    } else if block >= blocks_of(size) || block * PAGE + len > size {
+                        self.report.find(ino, format!("page {block} reaches beyond the size {size}"));
+                    }
+                }
+                Some(None) => {}
+                None => *strays.entry(ino).or_default() += 1,
+            }
+        }
+        for (ino, pages) in strays {
+            self.report.find(ino, format!("{pages} pages without an inode"));
+        }
+        Ok(())
+    }
+
+    fn totals(&mut self) {
+        let mut findings = Vec::new();
+        for (&ino, seen) in &self.inodes {
+            let Some(seen) = seen else { continue };
+            let mut find = |what: String| findings.push(Finding { ino, what });
+            let attr = &seen.attr;
+            let counted = match attr.body {
+                Body::Paged(pages) => pages,
+                Body::Inline(_) => 0,
+            };
+            if counted != seen.pages {
+                find(format!("{} pages stored, the node says {counted}", seen.pages));
+            }
+            if !seen.external.is_empty() {
+                find(format!("{} values of extended attributes are missing", seen.external.len()));
+            }
+            if seen.orphan {
+                continue;
+            }
+            if attr.kind != FileKind::Dir {
+                if seen.names != u64::from(attr.nlink) {
+                    find(format!("{} names, the node says {}", seen.names, attr.nlink));
+                }
+                continue;
+            }
+            let names = u64::from(ino != ROOT);
+            if seen.names != names {
+                find(format!("a directory with {} names", seen.names));
+            }
+            if u64::from(attr.nlink) != 2 + seen.subdirectories {
+                find(format!("{} subdirectories, but {} links", seen.subdirectories, attr.nlink));
+            }
+            if attr.size != seen.entries {
+                find(format!("{} entries, the node says {}", seen.entries, attr.size));
+            }
+            let parent = if ino == ROOT { ROOT } else { seen.found_in };
+            if attr.parent != parent {
+                find(format!("lies in directory {parent}, but points to {} as its parent", attr.parent));
+            }
+            if !self.hangs_on_root(ino) {
+                find("not reachable from the root".into());
+            }
+        }
+        if !matches!(self.inodes.get(&ROOT), Some(Some(root)) if root.attr.kind == FileKind::Dir) {
+            findings.push(Finding { ino: ROOT, what: "there is no root directory".into() });
+        }
+        findings.sort_by_key(|f| f.ino);
+        self.report.findings.append(&mut findings);
+    }
+
+    fn hangs_on_root(&self, dir: Ino) -> bool {
+        let mut at = dir;
+        for _ in 0..=self.inodes.len() {
+            if at == ROOT {
+                return true;
+            }
+            match self.inodes.get(&at) {
+                Some(Some(seen)) if seen.found_in != 0 => at = seen.found_in,
+                _ => return false,
+            }
+        }
+        false
+    }
+}

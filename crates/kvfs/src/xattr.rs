@@ -1,0 +1,147 @@
+//! Extended attributes: small values in the node, large ones under keys of their own beside it.
+
+use kvdb::Batch;
+
+use crate::attr::{Ino, XattrFlags};
+use crate::error::{Error, Result};
+use crate::fs::Fs;
+use crate::layout::{self, XattrValue, Xattrs};
+
+const NAME_MAX: usize = 255;
+/// The kernel's limits on one value and on the list of names.
+const VALUE_MAX: usize = 64 << 10;
+const LIST_MAX: usize = 64 << 10;
+/// The largest value in the node, and the most bytes of values there: the node is rewritten with every change of the inode.
+const INLINE_VALUE: usize = 256;
+const INLINE_ALL: usize = 1024;
+
+impl Fs {
+    /// The value of an extended attribute; ENODATA when there is none.
+    pub fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        check_name(name)?;
+        let inode = self.inode(ino)?;
+        let state = inode.state.read();
+        if state.gone {
+            return Err(Error::Stale(ino));
+        }
+        match state.xattrs.as_ref().and_then(|all| all.get(name)).ok_or(Error::NoAttribute)? {
+            XattrValue::Inline(value) => Ok(value.to_vec()),
+            XattrValue::External(len) => {
+                let value = self.core.db.get(self.core.layout.imap, &layout::xattr_key(ino, name))?;
+                match value.filter(|value| value.len() == *len as usize) {
+                    Some(value) => Ok(value.into()),
+                    None => Err(Error::Corrupt { ino, what: format!("the value of `{}` is missing", name.escape_ascii()) }),
+                }
+            }
+        }
+    }
+
+    /// The names, each followed by a zero byte.
+    pub fn listxattr(&self, ino: Ino) -> Result<Vec<u8>> {
+        let inode = self.inode(ino)?;
+        let state = inode.state.read();
+        if state.gone {
+            return Err(Error::Stale(ino));
+        }
+        let mut list = Vec::new();
+        for name in state.xattrs.iter().flat_map(|all| all.keys()) {
+            list.extend_from_slice(name);
+            list.push(0);
+        }
+        Ok(list)
+    }
+
+    /// Sets an extended attribute. A small value is committed with the inode's next commit, a large one at once.
+    pub fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
+        self.writable()?;
+        check_name(name)?;
+        if value.len() > VALUE_MAX {
+            return Err(Error::ArgumentTooLong);
+        }
+        self.reserve(value.len() as u64)?;
+        let inode = self.inode(ino)?;
+        let mut state = self.lock(&inode)?;
+        let mut all = state.xattrs.as_deref().cloned().unwrap_or_default();
+        let old = all.get(name);
+        match flags {
+            XattrFlags::Create if old.is_some() => return Err(Error::Exists),
+            XattrFlags::Replace if old.is_none() => return Err(Error::NoAttribute),
+            _ => {}
+        }
+        let was_external = matches!(old, Some(XattrValue::External(_)));
+        all.remove(name);
+        if all.keys().map(|n| n.len() + 1).sum::<usize>() + name.len() + 1 > LIST_MAX {
+            return Err(Error::NoSpace);
+        }
+        let inline = value.len() <= INLINE_VALUE && inline_bytes(&all) + value.len() <= INLINE_ALL;
+        let new = if inline { XattrValue::Inline(value.into()) } else { XattrValue::External(value.len() as u32) };
+        all.insert(name.into(), new);
+        if inline && !was_external {
+            state.xattrs = Some(Box::new(all));
+            state.attr.ctime = self.now();
+            self.mark_dirty(&inode, &mut state);
+            return Ok(());
+        }
+        let mut batch = Batch::new();
+        if inline {
+            batch.delete(self.core.layout.imap, layout::xattr_key(ino, name));
+        } else {
+            batch.put(self.core.layout.imap, layout::xattr_key(ino, name), value.to_vec());
+        }
+        self.commit_xattrs(ino, &mut state, all, batch)
+    }
+
+    pub fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
+        self.writable()?;
+        check_name(name)?;
+        let inode = self.inode(ino)?;
+        let mut state = self.lock(&inode)?;
+        let mut all = state.xattrs.as_deref().cloned().unwrap_or_default();
+        match all.remove(name).ok_or(Error::NoAttribute)? {
+            XattrValue::Inline(_) => {
+                state.xattrs = Some(Box::new(all));
+                state.attr.ctime = self.now();
+                self.mark_dirty(&inode, &mut state);
+                Ok(())
+            }
+            XattrValue::External(_) => {
+                let mut batch = Batch::new();
+                batch.delete(self.core.layout.imap, layout::xattr_key(ino, name));
+                self.commit_xattrs(ino, &mut state, all, batch)
+            }
+        }
+    }
+
+    /// Commits the node with new extended attributes, together with their changes in `batch`.
+    fn commit_xattrs(&self, ino: Ino, state: &mut crate::inode::State, all: Xattrs, mut batch: Batch) -> Result<()> {
+        self.count_pages(ino, state)?;
+        let mut attr = state.attr;
+        attr.ctime = self.now();
+        let before = state.xattrs.replace(Box::new(all));
+        let committed = self.stage(ino, state, &attr, &mut batch).and_then(|()| self.commit(batch));
+        match committed {
+            Ok(()) => self.staged(state, attr),
+            Err(_) => state.xattrs = before,
+        }
+        committed
+    }
+}
+
+fn inline_bytes(all: &Xattrs) -> usize {
+    all.iter()
+        .map(|(name, value)| match value {
+            XattrValue::Inline(value) => name.len() + value.len(),
+            XattrValue::External(_) => name.len(),
+        })
+        .sum()
+}
+
+fn check_name(name: &[u8]) -> Result<()> {
+    match name {
+        b"" => Err(Error::Invalid("an extended attribute without a name")),
+        // Their rules would have to be enforced, not only stored.
+        _ if name.starts_with(b"system.posix_acl_") => Err(Error::Unsupported("access control lists")),
+        _ if name.len() > NAME_MAX || name.contains(&0) => Err(Error::Invalid("a malformed name of an extended attribute")),
+        _ => Ok(()),
+    }
+}
