@@ -192,7 +192,13 @@ impl Zones {
     /// Where each open stream stands. What is placed from now on lies elsewhere or behind it.
     pub fn positions(&self) -> Vec<(Purpose, u64)> {
         let state = self.allocator.lock();
-        Purpose::ALL.into_iter().filter_map(|p| state.streams[p as usize].position().map(|addr| (p, addr))).collect()
+        // The end of a full zone is the address of another one.
+        let has_room = |p: &Purpose| state.streams[*p as usize].rest() > 0;
+        Purpose::ALL
+            .into_iter()
+            .filter(has_room)
+            .filter_map(|p| state.streams[p as usize].position().map(|addr| (p, addr)))
+            .collect()
     }
 
     /// Takes a whole zone, one written before if there is one, and counts all of it as alive. Written with [`Zones::write`].

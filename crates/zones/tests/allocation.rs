@@ -1,0 +1,474 @@
+//! Who gets which zone. One long test drives random fills, holds, drops, crashes and reopenings against a model; the others
+//! show one rule each.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use common::{SMALL, memory_store, place};
+use env::Random;
+use zones::{
+    Device, Error, Fault, FaultDevice, FaultKind, FormatOptions, Hold, MemoryDevice, Operation, Purpose, Reserve, SECTOR,
+    ZONE_SIZE, ZoneId, ZoneUse, Zones,
+};
+
+const STREAMS: [Purpose; 3] = [Purpose::Tuples, Purpose::Index, Purpose::Pages];
+
+/// What the test knows to be alive: a hold and the extents in it with the seed of their noise.
+struct Owner {
+    hold: Hold,
+    extents: Vec<(u64, usize, u64)>,
+}
+
+fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    Random::new(seed).fill(&mut bytes);
+    bytes
+}
+
+fn check(zones: &Zones, owners: &[Owner], seed: u64) {
+    let mut extents = BTreeMap::new();
+    let mut expected = ZoneUse::new();
+    let mut pins = BTreeMap::new();
+    for (number, owner) in owners.iter().enumerate() {
+        expected.merge(owner.hold.uses());
+        for (zone, _) in owner.hold.uses().iter() {
+            *pins.entry(zone).or_insert(0) += 1;
+        }
+        let mut uses = ZoneUse::new();
+        for &(addr, len, noise) in &owner.extents {
+            uses.add_extent(addr, len as u64);
+            assert!(extents.insert(addr, (len as u64, number, noise)).is_none(), "seed {seed}: two extents at {addr}");
+        }
+        assert_eq!(owner.hold.uses(), &uses, "seed {seed}");
+    }
+    let all: Vec<_> = extents.iter().collect();
+    for pair in all.windows(2) {
+        let (&a, &(len, owner, _)) = pair[0];
+        let (&b, &(_, other, _)) = pair[1];
+        assert!(a + len <= b, "seed {seed}: extents overlap at {b}");
+        assert!(owner == other || (a + len - 1) / SECTOR < b / SECTOR, "seed {seed}: two owners in the sector of {b}");
+    }
+    let usage: Vec<_> = expected.iter().map(|(zone, bytes)| (zone, bytes.min(ZONE_SIZE), pins[&zone])).collect();
+    assert_eq!(zones.usage(), usage, "seed {seed}");
+    let space = zones.space();
+    let open = zones.positions().iter().filter(|&&(_, addr)| !expected.contains(ZoneId::of(addr))).count() as u64;
+    let used = space.zones_total - 1 - space.zones_free;
+    assert_eq!(used, space.zones_pinned + open, "seed {seed}: a zone was lost: {space:?}");
+    assert_eq!((space.zones_pinned, space.live_bytes), (usage.len() as u64, usage.iter().map(|u| u.1).sum()));
+}
+
+/// Every byte placed is still there.
+fn check_contents(zones: &Zones, owners: &[Owner], seed: u64) {
+    for &(addr, len, seed_of_noise) in owners.iter().flat_map(|owner| &owner.extents) {
+        let mut found = vec![0; len];
+        zones.read(Purpose::Pages, addr, &mut found).unwrap();
+        assert!(found == noise(seed_of_noise, len), "seed {seed}: {len} bytes at {addr} were overwritten");
+    }
+}
+
+#[test]
+fn live_extents_never_overlap_and_freed_zones_come_back() {
+    for seed in 0..60 {
+        let mut random = Random::new(seed);
+        let reserve_zones = random.below(5) as u32;
+        let capacity = Some((8 + random.below(10)) * ZONE_SIZE);
+        let device = Arc::new(MemoryDevice::new());
+        let mut zones = Zones::format(device.clone(), FormatOptions { capacity, reserve_zones }).unwrap();
+        let mut owners: Vec<Owner> = Vec::new();
+        for _ in 0..30 {
+            match random.below(12) {
+                0..=5 => fill_some(&zones, &mut owners, &mut random),
+                6..=7 if !owners.is_empty() => _ = owners.swap_remove(random.below(owners.len() as u64) as usize),
+                8 if owners.len() > 1 => {
+                    let mut other = owners.pop().unwrap();
+                    let owner = owners.last_mut().unwrap();
+                    owner.hold.merge(std::mem::take(&mut other.hold));
+                    owner.extents.append(&mut other.extents);
+                }
+                9 => _ = zones.give_back().unwrap(),
+                10 => match zones.take_zone(Purpose::Journal, Reserve::Use) {
+                    Ok((zone, hold)) => {
+                        let noise_seed = random.number();
+                        zones.write(Purpose::Journal, zone.start(), &noise(noise_seed, ZONE_SIZE as usize)).unwrap();
+                        owners.push(Owner { hold, extents: vec![(zone.start(), ZONE_SIZE as usize, noise_seed)] });
+                    }
+                    Err(e) => assert!(matches!(e, Error::NoSpace)),
+                },
+                11 => zones = reopen(zones, &device, &mut owners, &mut random),
+                _ => {}
+            }
+            check(&zones, &owners, seed);
+        }
+        check_contents(&zones, &owners, seed);
+        owners.clear();
+        assert_eq!(zones.space().zones_pinned, 0);
+        let free = zones.space().zones_total - 1 - zones.positions().len() as u64;
+        assert_eq!(zones.space().zones_free, free, "seed {seed}");
+    }
+}
+
+/// One to three fills, interleaved; some are abandoned, some find the store full.
+fn fill_some(zones: &Arc<Zones>, owners: &mut Vec<Owner>, random: &mut Random) {
+    let purpose = *random.pick(&STREAMS).unwrap();
+    let reserve = if random.one_in(3) { Reserve::Use } else { Reserve::Keep };
+    let mut fills: Vec<_> = (0..1 + random.below(3)).map(|_| (zones.fill(purpose, reserve), Vec::new())).collect();
+    let longest = *random.pick(&[200, 5000, 70_000, 3 << 20]).unwrap();
+    for _ in 0..random.below(40) {
+        let which = random.below(fills.len() as u64) as usize;
+        let (fill, extents) = &mut fills[which];
+        let (len, noise_seed) = (1 + random.below(longest) as usize, random.number());
+        let align = 1 << random.below(13);
+        match fill.place(align, len, |_, to| Random::new(noise_seed).fill(to)) {
+            Ok(addr) => {
+                assert_eq!(addr % u64::from(align), 0);
+                extents.push((addr, len, noise_seed));
+            }
+            Err(e) => assert!(matches!(e, Error::NoSpace), "{e}"),
+        }
+    }
+    for (mut fill, extents) in fills {
+        match random.below(8) {
+            0 => {}
+            1 => {
+                let hold = fill.hold().unwrap();
+                owners.push(Owner { hold, extents });
+                _ = fill.place(8, 100, |_, to| to.fill(0xee));
+            }
+            _ => owners.push(Owner { hold: fill.finish().unwrap(), extents }),
+        }
+    }
+}
+
+/// Closes the store and recovers it: what was alive is pinned from its encoded form, and the streams go on or not.
+fn reopen(zones: Arc<Zones>, device: &Arc<MemoryDevice>, owners: &mut [Owner], random: &mut Random) -> Arc<Zones> {
+    let positions = zones.positions();
+    let zones = Zones::open(device.clone()).unwrap();
+    assert!(matches!(zones.take_zone(Purpose::Journal, Reserve::Use), Err(Error::NotStarted)));
+    assert!(matches!(zones.fill(Purpose::Pages, Reserve::Use).place(1, 1, |_, _| ()), Err(Error::NotStarted)));
+    if random.one_in(2) {
+        positions.iter().for_each(|&(purpose, addr)| zones.resume(purpose, addr));
+    }
+    for owner in owners {
+        let mut bytes = Vec::new();
+        owner.hold.uses().encode(&mut bytes);
+        owner.hold = zones.pin(&ZoneUse::decode(&mut &bytes[..]).unwrap()).unwrap();
+    }
+    zones.start();
+    zones
+}
+
+#[test]
+fn user_data_never_takes_the_reserve() {
+    let zones = memory_store(FormatOptions { capacity: Some(12 * ZONE_SIZE), reserve_zones: 4 });
+    assert_eq!(zones.space().free_for_user, 7 * ZONE_SIZE);
+    let mut holds: Vec<Hold> = (0..7).map(|_| zones.take_zone(Purpose::Journal, Reserve::Keep).unwrap().1).collect();
+    assert!(matches!(zones.take_zone(Purpose::Journal, Reserve::Keep), Err(Error::NoSpace)));
+    assert!(matches!(zones.fill(Purpose::Pages, Reserve::Keep).place(1, 1, |_, _| ()), Err(Error::NoSpace)));
+    assert_eq!(zones.space().free_for_user, 0);
+    let reserve: Vec<Hold> = (0..4).map(|_| zones.take_zone(Purpose::Manifest, Reserve::Use).unwrap().1).collect();
+    assert!(matches!(zones.take_zone(Purpose::Manifest, Reserve::Use), Err(Error::NoSpace)));
+    // What is freed fills the reserve before it serves users.
+    holds.truncate(3);
+    assert!(matches!(zones.take_zone(Purpose::Journal, Reserve::Keep), Err(Error::NoSpace)));
+    drop(reserve);
+    assert_eq!(zones.space().free_for_user, 4 * ZONE_SIZE);
+    assert!(zones.take_zone(Purpose::Journal, Reserve::Keep).is_ok());
+}
+
+#[test]
+fn whole_zones_are_recycled_before_fresh_ones() {
+    let zones = memory_store(SMALL);
+    let (_, first) = zones.take_zone(Purpose::Journal, Reserve::Keep).unwrap();
+    let (second, hold) = zones.take_zone(Purpose::Journal, Reserve::Keep).unwrap();
+    drop(hold);
+    assert_eq!(zones.take_zone(Purpose::Journal, Reserve::Keep).unwrap().0, second);
+    drop(first);
+}
+
+#[test]
+fn a_zone_is_free_only_when_its_last_hold_is_gone() {
+    let zones = memory_store(SMALL);
+    let (zone, hold) = zones.take_zone(Purpose::Journal, Reserve::Keep).unwrap();
+    let second = zones.pin(hold.uses()).unwrap();
+    assert_eq!(zones.usage(), [(zone, ZONE_SIZE, 2)], "live bytes are capped at a zone");
+    drop(hold);
+    assert_eq!(zones.usage(), [(zone, ZONE_SIZE, 1)]);
+    let uses = second.uses().clone();
+    drop(second);
+    assert!(zones.usage().is_empty());
+    assert!(matches!(zones.pin(&uses), Err(Error::Corrupt { .. })), "a free zone cannot be held");
+}
+
+#[test]
+fn merged_holds_are_one() {
+    let zones = memory_store(SMALL);
+    let (zone, mut a) = zones.take_zone(Purpose::Journal, Reserve::Keep).unwrap();
+    let b = zones.pin(a.uses()).unwrap();
+    let (other, c) = zones.take_zone(Purpose::Journal, Reserve::Keep).unwrap();
+    a.merge(b);
+    a.merge(Hold::default());
+    let mut all = Hold::default();
+    all.merge(a);
+    all.merge(c);
+    assert_eq!(zones.usage(), [(zone, ZONE_SIZE, 1), (other, ZONE_SIZE, 1)]);
+    drop(all);
+    assert!(zones.usage().is_empty());
+}
+
+#[test]
+fn zones_the_store_does_not_have_are_refused() {
+    let zones = memory_store(SMALL);
+    for zone in [0, 9, 63, 64, u32::MAX] {
+        let mut uses = ZoneUse::new();
+        uses.add(ZoneId(zone), 1);
+        assert!(matches!(zones.pin(&uses), Err(Error::Corrupt { .. })), "zone {zone}");
+    }
+    // One bad zone spoils all: nothing stays pinned.
+    let (zone, _hold) = zones.take_zone(Purpose::Journal, Reserve::Keep).unwrap();
+    let mut uses = ZoneUse::whole(zone);
+    uses.add(ZoneId(60), 1);
+    assert!(zones.pin(&uses).is_err());
+    assert_eq!(zones.usage(), [(zone, ZONE_SIZE, 1)]);
+}
+
+#[test]
+fn garbage_addresses_are_corruption_not_panics() {
+    let zones = memory_store(SMALL);
+    let len = zones.space().device_len;
+    let mut buf = [0; 100];
+    for addr in [0, ZONE_SIZE - 1, len - 99, len, u64::MAX - 50, u64::MAX] {
+        assert!(matches!(zones.read(Purpose::Pages, addr, &mut buf), Err(Error::Corrupt { .. })), "read at {addr}");
+        assert!(matches!(zones.write(Purpose::Pages, addr, &buf), Err(Error::Corrupt { .. })), "write at {addr}");
+    }
+    assert!(zones.check_range(ZONE_SIZE, u64::MAX).is_err());
+    assert!(zones.read(Purpose::Pages, len - 100, &mut buf).is_ok());
+}
+
+/// A store with one object placed, closed; its device, its use, its position.
+fn closed() -> (Arc<MemoryDevice>, ZoneUse, u64) {
+    let device = Arc::new(MemoryDevice::new());
+    let zones = Zones::format(device.clone(), SMALL).unwrap();
+    let mut fill = zones.fill(Purpose::Pages, Reserve::Keep);
+    place(&mut fill, 1, &[1; 10_000]);
+    let hold = fill.finish().unwrap();
+    let [(Purpose::Pages, position)] = zones.positions()[..] else { panic!("one stream is open") };
+    (device, hold.uses().clone(), position)
+}
+
+#[test]
+fn a_stream_resumes_behind_what_is_known() {
+    let (device, uses, position) = closed();
+    let zones = Zones::open(device).unwrap();
+    let _hold = zones.pin(&uses).unwrap();
+    zones.resume(Purpose::Pages, position);
+    zones.saw_extent(position + SECTOR, 5);
+    zones.start();
+    let mut fill = zones.fill(Purpose::Pages, Reserve::Keep);
+    assert_eq!(place(&mut fill, 1, &[2; 10]), position + 2 * SECTOR);
+}
+
+#[test]
+fn a_stream_does_not_resume_in_a_zone_that_is_not_its_own() {
+    let (device, uses, position) = closed();
+    let zone = ZoneId::of(position);
+    type Recover = fn(&Zones, &ZoneUse, u64) -> Vec<Hold>;
+    let wrong: [(&str, Recover); 4] = [
+        ("nobody pins it", |zones, _, position| {
+            zones.resume(Purpose::Pages, position);
+            Vec::new()
+        }),
+        ("it is a journal's now", |zones, uses, position| {
+            zones.resume(Purpose::Pages, position);
+            vec![zones.pin(&ZoneUse::whole(uses.iter().next().unwrap().0)).unwrap()]
+        }),
+        ("it lies beyond the device", |zones, uses, _| {
+            zones.resume(Purpose::Pages, 63 * ZONE_SIZE);
+            zones.resume(Purpose::Tuples, u64::MAX);
+            vec![zones.pin(uses).unwrap()]
+        }),
+        ("it has the superblocks", |zones, uses, _| {
+            zones.resume(Purpose::Pages, 0);
+            vec![zones.pin(uses).unwrap()]
+        }),
+    ];
+    for (why, recover) in wrong {
+        let zones = Zones::open(device.clone()).unwrap();
+        let holds = recover(&zones, &uses, position);
+        zones.start();
+        assert!(zones.positions().is_empty(), "{why}");
+        let mut fill = zones.fill(Purpose::Pages, Reserve::Keep);
+        let addr = place(&mut fill, 1, &[2; 10]);
+        assert!(holds.is_empty() || ZoneId::of(addr) != zone, "{why}");
+    }
+}
+
+#[test]
+fn two_streams_do_not_resume_in_one_zone() {
+    let (device, uses, position) = closed();
+    let zones = Zones::open(device).unwrap();
+    let _hold = zones.pin(&uses).unwrap();
+    zones.resume(Purpose::Tuples, position);
+    zones.resume(Purpose::Pages, position);
+    zones.start();
+    assert_eq!(zones.positions().len(), 1);
+}
+
+#[test]
+fn the_store_grows_in_steps_and_by_one_when_the_host_is_nearly_full() {
+    let device = Arc::new(MemoryDevice::with_limit(20 * ZONE_SIZE));
+    let zones = Zones::format(device, FormatOptions { capacity: None, reserve_zones: 2 }).unwrap();
+    let lens: Vec<u64> = std::iter::from_fn(|| {
+        let (_, hold) = zones.take_zone(Purpose::Journal, Reserve::Keep).ok()?;
+        std::mem::forget(hold);
+        Some(zones.space().device_len / ZONE_SIZE)
+    })
+    .collect();
+    assert_eq!(lens.first(), Some(&9));
+    assert!(lens.contains(&17) && lens.contains(&18), "{lens:?}");
+    assert_eq!(lens.last(), Some(&20));
+    assert_eq!(lens.len(), 17, "all but zone 0 and the reserve");
+    assert!(matches!(zones.take_zone(Purpose::Journal, Reserve::Keep), Err(Error::NoSpace)));
+}
+
+#[test]
+fn a_full_host_is_no_space_and_space_that_comes_back_is_used() {
+    let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
+    let zones = Zones::format(device.clone(), SMALL).unwrap();
+    device.inject(Fault::always(Operation::Grow, FaultKind::NoSpace));
+    let mut holds = Vec::new();
+    let full = loop {
+        match zones.take_zone(Purpose::Journal, Reserve::Keep) {
+            Ok((_, hold)) => holds.push(hold),
+            Err(e) => break e,
+        }
+    };
+    assert!(matches!(full, Error::NoSpace));
+    assert_eq!(holds.len(), 4, "eight zones were allocated for the reserve of four");
+    assert!(zones.take_zone(Purpose::Manifest, Reserve::Use).is_ok(), "the reserve was allocated beforehand");
+    holds.pop();
+    assert!(zones.take_zone(Purpose::Journal, Reserve::Keep).is_ok());
+    holds.push(zones.take_zone(Purpose::Journal, Reserve::Keep).unwrap().1);
+    device.clear();
+    assert!(zones.take_zone(Purpose::Journal, Reserve::Keep).is_ok());
+    device.inject(Fault::always(Operation::Grow, FaultKind::Error));
+    let error = std::iter::from_fn(|| match zones.take_zone(Purpose::Journal, Reserve::Keep) {
+        Ok((_, hold)) => {
+            holds.push(hold);
+            Some(None)
+        }
+        Err(e) => Some(Some(e)),
+    })
+    .flatten()
+    .next();
+    assert!(matches!(error, Some(Error::Io { .. })), "any other error is not a full store");
+}
+
+#[test]
+fn zones_given_back_are_allocated_again_before_they_are_used() {
+    let memory = Arc::new(MemoryDevice::new());
+    let device = Arc::new(FaultDevice::new(memory, 1));
+    let zones = Zones::format(device.clone(), FormatOptions { capacity: Some(33 * ZONE_SIZE), reserve_zones: 4 }).unwrap();
+    let take = || zones.take_zone(Purpose::Journal, Reserve::Keep).map(|(_, hold)| hold);
+    let holds: Vec<Hold> = (0..28).map(|_| take().unwrap()).collect();
+    assert!(take().is_err());
+    drop(holds);
+    assert_eq!(zones.give_back().unwrap(), 24 * ZONE_SIZE, "the reserve and a stock of four stay");
+    assert_eq!(zones.give_back().unwrap(), 0);
+    assert_eq!(zones.space().zones_free, 32);
+    assert_eq!((zones.io().discards, zones.io().discarded_bytes), (1, 24 * ZONE_SIZE));
+    device.inject(Fault::always(Operation::Grow, FaultKind::NoSpace));
+    let holds: Vec<Hold> = std::iter::from_fn(|| take().ok()).collect();
+    assert_eq!(holds.len(), 4, "the host has taken the rest");
+    device.clear();
+    let more: Vec<Hold> = std::iter::from_fn(|| take().ok()).collect();
+    assert_eq!(more.len(), 24);
+}
+
+#[test]
+fn after_reopening_free_zones_can_be_used_and_given_back() {
+    let memory = Arc::new(MemoryDevice::new());
+    drop(Zones::format(memory.clone(), SMALL).unwrap());
+    memory.grow(30 * ZONE_SIZE).unwrap();
+    let zones = Zones::open(memory.clone()).unwrap();
+    assert_eq!(zones.give_back().unwrap(), 0, "nothing is known to be free yet");
+    zones.start();
+    assert_eq!(zones.space().zones_free, 29);
+    let (_, hold) = zones.take_zone(Purpose::Journal, Reserve::Keep).unwrap();
+    assert_eq!(zones.give_back().unwrap(), 20 * ZONE_SIZE);
+    assert_eq!(zones.space().zones_free, 28);
+    drop(hold);
+}
+
+#[test]
+fn a_host_that_refuses_to_take_space_loses_nothing() {
+    let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
+    let zones = Zones::format(device.clone(), SMALL).unwrap();
+    let holds: Vec<Hold> = (0..30).map(|_| zones.take_zone(Purpose::Journal, Reserve::Keep).unwrap().1).collect();
+    drop(holds);
+    let free = zones.space().zones_free;
+    device.inject(Fault::once(Operation::Discard, FaultKind::Error));
+    assert!(matches!(zones.give_back(), Err(Error::Io { .. })));
+    assert_eq!(zones.space().zones_free, free);
+    assert_eq!(zones.give_back().unwrap(), (free - 8) * ZONE_SIZE);
+}
+
+#[test]
+fn a_failed_sync_is_final() {
+    let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
+    let zones = Zones::format(device.clone(), SMALL).unwrap();
+    let (zone, _hold) = zones.take_zone(Purpose::Journal, Reserve::Keep).unwrap();
+    zones.write(Purpose::Journal, zone.start(), b"before").unwrap();
+    device.inject(Fault::once(Operation::Sync, FaultKind::Error));
+    let first = zones.sync().unwrap_err().to_string();
+    let later = [
+        zones.sync().unwrap_err(),
+        zones.write(Purpose::Journal, zone.start(), b"after").unwrap_err(),
+        zones.set_root(b"root").unwrap_err(),
+    ];
+    for error in later {
+        assert_eq!(error.to_string(), first);
+    }
+    assert_eq!(zones.superblock().root, b"");
+    let mut found = [0; 6];
+    zones.read(Purpose::Journal, zone.start(), &mut found).unwrap();
+    assert_eq!(&found, b"before", "reading goes on");
+}
+
+type Placed = (u64, Vec<u8>);
+
+#[test]
+fn threads_fill_and_sync_together() {
+    let zones = memory_store(FormatOptions { capacity: None, reserve_zones: 4 });
+    let holds: Vec<(Hold, Vec<Placed>)> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..8u64)
+            .map(|thread| {
+                let zones = &zones;
+                scope.spawn(move || {
+                    let mut hold = Hold::default();
+                    let mut placed = Vec::new();
+                    for round in 0..10 {
+                        let mut fill = zones.fill(STREAMS[(thread % 2) as usize], Reserve::Keep);
+                        for object in common::objects(thread * 100 + round, 30, 30_000) {
+                            placed.push((place(&mut fill, 16, &object), object));
+                        }
+                        hold.merge(fill.finish().unwrap());
+                        zones.sync().unwrap();
+                        drop(zones.take_zone(Purpose::Journal, Reserve::Keep).unwrap());
+                    }
+                    (hold, placed)
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    for (addr, object) in holds.iter().flat_map(|(_, placed)| placed) {
+        let mut found = vec![0; object.len()];
+        zones.read(Purpose::Tuples, *addr, &mut found).unwrap();
+        assert!(&found == object);
+    }
+    assert!(zones.io().syncs <= 2 + 80, "waiters may share a sync, never add one");
+    drop(holds);
+    assert!(zones.usage().is_empty());
+}

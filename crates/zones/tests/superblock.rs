@@ -1,0 +1,150 @@
+//! The superblock pair: whatever one interrupted or damaged write does, the store opens with the old root or the new one.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::SMALL;
+use env::Random;
+use zones::{
+    CrashDevice, Device, Error, Fault, FaultDevice, FaultKind, FormatOptions, MAX_ROOT, MemoryDevice, Operation, Purpose,
+    ZONE_SIZE, Zones,
+};
+
+const COPIES: [u64; 2] = [0, 4 << 20];
+const BLOCK: usize = 4096;
+
+fn block(device: &MemoryDevice, copy: usize) -> [u8; BLOCK] {
+    let mut block = [0; BLOCK];
+    device.read_at(Purpose::Superblock, COPIES[copy], &mut block).unwrap();
+    block
+}
+
+fn root(device: &MemoryDevice) -> Vec<u8> {
+    Zones::open(Arc::new(device.clone())).unwrap().superblock().root
+}
+
+#[test]
+fn what_was_formatted_is_found_again() {
+    let device = Arc::new(MemoryDevice::new());
+    let made = Zones::format(device.clone(), FormatOptions { capacity: Some(20 * ZONE_SIZE + 5), reserve_zones: 3 }).unwrap();
+    made.set_root(&[7; MAX_ROOT]).unwrap();
+    let found = Zones::open(device).unwrap();
+    assert_eq!(found.superblock(), made.superblock());
+    assert_eq!(found.superblock().capacity, Some(20 * ZONE_SIZE));
+    assert_eq!(found.superblock().root, [7; MAX_ROOT]);
+    assert!(matches!(found.set_root(&[0; MAX_ROOT + 1]), Err(Error::Invalid(_))));
+    assert_ne!(common::memory_store(SMALL).superblock().uuid, made.superblock().uuid);
+}
+
+#[test]
+fn one_torn_at_any_sector_leaves_the_other() {
+    let device = Arc::new(MemoryDevice::new());
+    let zones = Zones::format(device.clone(), SMALL).unwrap();
+    let roots: Vec<Vec<u8>> = (0..6).map(|i| vec![i; 1 + 400 * i as usize]).collect();
+    for pair in roots.windows(2) {
+        zones.set_root(&pair[0]).unwrap();
+        let before = (*device).clone();
+        zones.set_root(&pair[1]).unwrap();
+        let after = (*device).clone();
+        for (copy, addr) in COPIES.into_iter().enumerate() {
+            for sectors in 0..=BLOCK / 512 {
+                // The copy is torn, and the other one is still the old, or already the new.
+                for (rest, expected) in [(&before, &pair[0]), (&after, &pair[1])] {
+                    let image = rest.clone();
+                    let mut torn = block(&before, copy);
+                    torn[..sectors * 512].copy_from_slice(&block(&after, copy)[..sectors * 512]);
+                    image.write_at(Purpose::Superblock, addr, &torn).unwrap();
+                    let expected = if sectors == BLOCK / 512 { &pair[1] } else { expected };
+                    // A root shorter than a sector may be whole although its block is torn; nothing else may differ.
+                    let found = root(&image);
+                    assert!(
+                        &found == expected || (torn == block(&after, copy) && found == pair[1]),
+                        "copy {copy}, {sectors} sectors"
+                    );
+                    let reopened = Zones::open(Arc::new(image)).unwrap();
+                    reopened.set_root(b"healed").unwrap();
+                    assert!(reopened.check_superblocks().is_empty());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_power_cut_in_any_operation_leaves_the_old_root_or_the_new() {
+    for moment in 0..5 {
+        for seed in 0..50 {
+            let device = Arc::new(CrashDevice::new());
+            let zones = Zones::format(device.clone(), SMALL).unwrap();
+            zones.set_root(b"old").unwrap();
+            device.cut_power_after(moment);
+            let acknowledged = zones.set_root(b"new").is_ok();
+            let found = root(&device.crash(seed));
+            assert!(found == b"old" || found == b"new");
+            assert!(!acknowledged, "five operations: sync, write, sync, write, sync");
+            assert!(moment > 0 || found == b"old");
+            assert!(moment < 3 || found == b"new");
+        }
+    }
+}
+
+#[test]
+fn damage_to_one_copy_loses_nothing_and_is_found() {
+    let device = MemoryDevice::new();
+    Zones::format(Arc::new(device.clone()), SMALL).unwrap();
+    let device = Arc::new(device);
+    let zones = Zones::format(device.clone(), SMALL).unwrap();
+    zones.set_root(b"newest").unwrap();
+    let mut random = Random::new(4);
+    for copy in COPIES {
+        for _ in 0..200 {
+            let image = (*device).clone();
+            let addr = copy + random.below(BLOCK as u64);
+            image.flip_bit(addr, random.below(8) as u8);
+            let image = Arc::new(image);
+            let zones = Zones::open(image).unwrap();
+            assert_eq!(zones.superblock().root, b"newest", "byte {addr}");
+            assert_eq!(zones.check_superblocks().len(), 1, "byte {addr}");
+        }
+    }
+}
+
+#[test]
+fn what_is_no_store_is_said_to_be_none() {
+    let empty = MemoryDevice::new();
+    assert!(matches!(Zones::open(Arc::new(empty)), Err(Error::NotAStore)));
+    let noise = MemoryDevice::new();
+    noise.grow(ZONE_SIZE).unwrap();
+    let mut random = Random::new(1);
+    for _ in 0..100 {
+        let mut block = [0; BLOCK];
+        random.fill(&mut block);
+        for copy in COPIES {
+            noise.write_at(Purpose::Superblock, copy, &block).unwrap();
+        }
+        assert!(matches!(Zones::open(Arc::new(noise.clone())), Err(Error::NotAStore)));
+        // The same with the magic of a store.
+        noise.write_at(Purpose::Superblock, COPIES[1], b"KVFS\r\n\x1a\n").unwrap();
+        assert!(matches!(Zones::open(Arc::new(noise.clone())), Err(Error::Corrupt { .. })));
+    }
+}
+
+#[test]
+fn a_copy_that_cannot_be_read_may_be_the_newest() {
+    let memory = Arc::new(MemoryDevice::new());
+    Zones::format(memory.clone(), SMALL).unwrap();
+    let device = Arc::new(FaultDevice::new(memory, 1));
+    device.inject(Fault::once(Operation::Read, FaultKind::Error).after(1));
+    assert!(matches!(Zones::open(device.clone()), Err(Error::Io { .. })));
+    assert!(Zones::open(device).is_ok());
+}
+
+#[test]
+fn a_store_too_small_to_work_is_refused() {
+    for zones in 0..5 {
+        let options = FormatOptions { capacity: Some(zones * ZONE_SIZE), reserve_zones: 3 };
+        assert!(matches!(Zones::format(Arc::new(MemoryDevice::new()), options), Err(Error::Invalid(_))));
+    }
+    assert!(matches!(Zones::format(Arc::new(MemoryDevice::with_limit(3 * ZONE_SIZE)), SMALL), Err(Error::NoSpace)));
+}
