@@ -3,6 +3,7 @@
 //! This file knows the commands and nothing of what they do. Output, errors and exit codes are in `output`, opening a
 //! store or finding a mounted one in `store`.
 
+mod bench;
 mod cat;
 mod check;
 mod create;
@@ -49,6 +50,7 @@ enum Command {
     Check(check::Args),
     Import(import::Args),
     Export(export::Args),
+    Bench(bench::Args),
 }
 
 fn main() -> ExitCode {
@@ -69,6 +71,7 @@ fn main() -> ExitCode {
         Command::Check(args) => check::run(args, &output),
         Command::Import(args) => import::run(args, &output),
         Command::Export(args) => export::run(args, &output),
+        Command::Bench(args) => bench::run(args, &output),
     };
     output.finish(outcome)
 }
