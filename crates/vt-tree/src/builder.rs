@@ -366,12 +366,13 @@ impl RunBuilder {
         }
         // Each node that would be closed early must be empty, with nothing below it, or well filled already.
         let mut below = !self.block.builder.is_empty() || !self.span.items.is_empty();
-        for (l, node) in self.open.iter().enumerate().take(usize::from(level)) {
-            below |= !node.entries.is_empty();
-            let filled = node.size >= NODE_SIZE / 4 || (l == 0 && node.items >= LEAF_ITEMS / 4);
-            if below && !filled {
+        for l in 0..usize::from(level) {
+            // A level that is not open yet would be opened for what closes below it, and closed with that one entry.
+            let (size, items) = self.open.get(l).map_or((0, 0), |node| (node.size, node.items));
+            if (below || size > 0) && size < NODE_SIZE / 4 && (l > 0 || items < LEAF_ITEMS / 4) {
                 return false;
             }
+            below |= size > 0;
         }
         true
     }
@@ -389,8 +390,12 @@ impl RunBuilder {
     pub fn push_subtree(&mut self, level: u16, entry: Entry) -> Result<()> {
         self.end_span()?;
         self.close_block()?;
-        for l in 0..usize::from(level).min(self.open.len()) {
+        // Closing a level may open the one above, which must be closed as well: what comes before the subtree lies below no node
+        // that also has keys behind it.
+        let mut l = 0;
+        while l < self.open.len().min(usize::from(level)) {
             self.close_node(l)?;
+            l += 1;
         }
         self.stats.stitched += entry.data_bytes();
         self.stats.stitches += 1;
