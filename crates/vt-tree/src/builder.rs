@@ -24,6 +24,9 @@ const NODE_SIZE: usize = 8 << 10;
 /// A leaf index node is closed at this many items, so that its filter stays a small read.
 const LEAF_ITEMS: u64 = 16 << 10;
 
+/// Small items that wait for the decision on the span before them take no more memory than about this, bytes.
+const WAITING: usize = 1 << 20;
+
 /// What a merge did, bytes unless said otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MergeStats {
@@ -67,6 +70,8 @@ struct Span {
     items: Vec<Item>,
     bytes: u64,
     last: Option<ExtentRef>,
+    /// Memory that the small items among `items` take, bytes.
+    waiting: usize,
     /// The span has reached the threshold: what continues it stays as well.
     kept: bool,
 }
@@ -127,9 +132,10 @@ impl RunBuilder {
             Body::Put(Value::Extent(extent)) => self.push_extent(item, extent),
             _ if self.span.items.is_empty() => self.add(&item.key, item.seq, &item.body),
             _ => {
-                // Order must hold: what comes behind an undecided span waits with it.
+                // Order must hold: what comes behind an undecided span waits with it, though not for ever.
+                self.span.waiting += item.key.len() + item.body_len() + size_of::<Item>();
                 self.span.items.push(item);
-                Ok(())
+                if self.span.waiting >= WAITING { self.end_span() } else { Ok(()) }
             }
         }
     }
@@ -479,4 +485,29 @@ fn place_frame(fill: &mut Fill, kind: FrameKind, level: u16, payload: &[u8]) -> 
         crc = seal(buf, kind, level, addr);
     })?;
     Ok(FramePointer { addr, len: len as u32, crc })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zones::{FormatOptions, MemoryDevice, Zones};
+
+    #[test]
+    fn small_items_behind_an_undecided_span_do_not_pile_up() {
+        let zones = Zones::format(Arc::new(MemoryDevice::default()), FormatOptions::default()).expect("a fresh store");
+        zones.start();
+        let mut fill = zones.fill(Purpose::Pages, Reserve::Use);
+        let extent = place_value(&mut fill, &[7; 4096]).expect("there is room");
+        let _hold = fill.finish().expect("it is written");
+        let store = Store::new(zones, 1 << 20);
+        let mut b = RunBuilder::new(&store, Placement::threshold(1 << 20), 2048, Reserve::Use);
+        let put = |key: u64, v| Item { key: key.to_be_bytes().to_vec().into(), seq: 1, body: Body::Put(v) };
+        b.push_item(put(0, Value::Extent(extent))).expect("a reference is taken");
+        for i in 1..20_000 {
+            b.push_item(put(i, Value::Inline(Bytes::from(vec![0; 1000])))).expect("there is room");
+            assert!(b.span.items.len() < 1100);
+        }
+        let (run, _) = b.finish().expect("there is room");
+        assert_eq!(run.expect("something was pushed").stats().items, 20_000);
+    }
 }

@@ -57,6 +57,15 @@ pub struct Item {
 }
 
 impl Item {
+    /// Bytes of the item beside its key that lie with it: an inline value, the end of a range.
+    pub(crate) fn body_len(&self) -> usize {
+        match &self.body {
+            Body::Put(Value::Inline(v)) => v.len(),
+            Body::DeleteRange { end } => end.len(),
+            Body::Put(Value::Extent(_)) | Body::Delete => 0,
+        }
+    }
+
     /// `true` when the item covers `key`.
     pub fn covers(&self, key: &[u8]) -> bool {
         match &self.body {
