@@ -99,7 +99,8 @@ impl Zones {
         let device_len = device.len().map_err(|e| Error::io("asking for the size of the device", e))?;
         // The last number is ZoneId::NOWHERE.
         let most = |bytes: u64| u32::try_from(bytes / ZONE_SIZE).unwrap_or(u32::MAX).min(ZoneId::NOWHERE.0 - 1);
-        let limit = most(superblock.capacity.unwrap_or(u64::MAX));
+        let most_bytes = if device.can_grow() { u64::MAX } else { device_len };
+        let limit = most(superblock.capacity.unwrap_or(u64::MAX).min(most_bytes));
         let allocator = Arc::new(Allocator::new(most(device_len), limit, superblock.reserve_zones));
         Ok(Arc::new(Zones {
             device,

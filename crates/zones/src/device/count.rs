@@ -106,6 +106,10 @@ impl Device for CountDevice {
         self.inner.allocate(offset, len)
     }
 
+    fn can_grow(&self) -> bool {
+        self.inner.can_grow()
+    }
+
     fn host_free(&self) -> Option<u64> {
         self.inner.host_free()
     }

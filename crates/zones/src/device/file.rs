@@ -111,9 +111,13 @@ impl Device for FileDevice {
         }
     }
 
+    fn can_grow(&self) -> bool {
+        !self.block_device
+    }
+
     fn host_free(&self) -> Option<u64> {
         if self.block_device {
-            return Some(0);
+            return None;
         }
         let host = fstatvfs(&self.file).ok()?;
         Some(host.f_bavail.saturating_mul(host.f_frsize))

@@ -44,7 +44,12 @@ pub trait Device: Send + Sync + 'static {
         Ok(())
     }
 
-    /// Bytes by which the device could still grow; `None` when nobody knows.
+    /// False for a device whose size is what it is.
+    fn can_grow(&self) -> bool {
+        true
+    }
+
+    /// Bytes the host could still give for growing and allocating; `None` when that is not what limits the device.
     fn host_free(&self) -> Option<u64> {
         None
     }
