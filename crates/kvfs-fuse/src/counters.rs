@@ -4,23 +4,35 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! requests {
-    ($($name:ident = $text:literal),* $(,)?) => {
+    ($($name:ident = $opcode:literal $text:literal),* $(,)?) => {
         /// The kinds of request, as the kernel calls them.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum Request { $($name),* }
+        pub enum Request { $($name),* , Other }
+
+        impl Request {
+            /// The kind that goes by this number in the protocol.
+            pub fn of(opcode: u32) -> Request {
+                match opcode {
+                    $($opcode => Request::$name,)*
+                    _ => Request::Other,
+                }
+            }
+        }
 
         /// Every kind's name, in the order of `Request`.
-        const NAMES: &[&str] = &[$($text),*];
+        const NAMES: &[&str] = &[$($text),*, "OTHER"];
     };
 }
 
 requests! {
-    Lookup = "LOOKUP", Forget = "FORGET", GetAttr = "GETATTR", SetAttr = "SETATTR", ReadLink = "READLINK", SymLink = "SYMLINK",
-    MkNod = "MKNOD", MkDir = "MKDIR", Unlink = "UNLINK", RmDir = "RMDIR", Rename = "RENAME", Link = "LINK", Open = "OPEN",
-    Read = "READ", Write = "WRITE", StatFs = "STATFS", Release = "RELEASE", FSync = "FSYNC", SetXattr = "SETXATTR",
-    GetXattr = "GETXATTR", ListXattr = "LISTXATTR", RemoveXattr = "REMOVEXATTR", Flush = "FLUSH", OpenDir = "OPENDIR",
-    ReadDir = "READDIR", ReadDirPlus = "READDIRPLUS", ReleaseDir = "RELEASEDIR", FSyncDir = "FSYNCDIR", Access = "ACCESS",
-    Create = "CREATE", FAllocate = "FALLOCATE", LSeek = "LSEEK", CopyFileRange = "COPY_FILE_RANGE", Other = "OTHER",
+    Lookup = 1 "LOOKUP", Forget = 2 "FORGET", GetAttr = 3 "GETATTR", SetAttr = 4 "SETATTR", ReadLink = 5 "READLINK",
+    SymLink = 6 "SYMLINK", MkNod = 8 "MKNOD", MkDir = 9 "MKDIR", Unlink = 10 "UNLINK", RmDir = 11 "RMDIR", Rename = 12 "RENAME",
+    Link = 13 "LINK", Open = 14 "OPEN", Read = 15 "READ", Write = 16 "WRITE", StatFs = 17 "STATFS", Release = 18 "RELEASE",
+    FSync = 20 "FSYNC", SetXattr = 21 "SETXATTR", GetXattr = 22 "GETXATTR", ListXattr = 23 "LISTXATTR",
+    RemoveXattr = 24 "REMOVEXATTR", Flush = 25 "FLUSH", OpenDir = 27 "OPENDIR", ReadDir = 28 "READDIR", ReleaseDir = 29 "RELEASEDIR",
+    FSyncDir = 30 "FSYNCDIR", Access = 34 "ACCESS", Create = 35 "CREATE", Interrupt = 36 "INTERRUPT", Destroy = 38 "DESTROY",
+    BatchForget = 42 "BATCH_FORGET", FAllocate = 43 "FALLOCATE", ReadDirPlus = 44 "READDIRPLUS", Rename2 = 45 "RENAME2",
+    LSeek = 46 "LSEEK", CopyFileRange = 47 "COPY_FILE_RANGE", TmpFile = 51 "TMPFILE", CopyFileRange64 = 53 "COPY_FILE_RANGE_64",
 }
 
 /// Requests by kind since the mount.
@@ -70,6 +82,8 @@ mod tests {
     #[test]
     fn every_kind_is_counted_under_its_own_name() {
         let c = Counters::default();
+        assert_eq!(Request::of(1), Request::Lookup);
+        assert_eq!(Request::of(9999), Request::Other);
         c.count(Request::Lookup);
         c.count(Request::Other);
         c.count(Request::Other);

@@ -1,6 +1,6 @@
 //! What a FUSE transport asks of a file system, in plain types: the seam between the two.
 //!
-//! A transport (today `fuser` on `/dev/fuse`) decodes requests, calls a [`Handler`] and encodes what it returns; it knows nothing
+//! A transport (today `session` on `/dev/fuse`) decodes requests, calls a [`Handler`] and encodes what it returns; it knows nothing
 //! of KVFS. A handler knows nothing of message layouts, file descriptors or threads: every call may come from any thread, many
 //! at once. Policy that concerns the protocol itself (how long the kernel may cache, which requests are answered "do it
 //! without me") is in the transport's [`Policy`], for all handlers alike.
@@ -9,7 +9,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-pub use crate::types::*;
+pub use kvfs::{
+    Allocate, AllocateMode, Attr, Caller, DirEntry, FileKind, Ino, ROOT, RenameFlags, SetAttr, StatFs, TimeSet, Timestamp, Whence,
+    XattrFlags,
+};
+
+/// A Linux error number, positive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Errno(pub i32);
 
 /// The answer to a request.
 pub type Reply<T> = Result<T, Errno>;
@@ -28,6 +35,8 @@ pub trait Handler: Send + Sync + 'static {
     fn readlink(&self, ino: Ino) -> Reply<Bytes>;
     fn mknod(&self, parent: Ino, name: &[u8], kind: FileKind, perm: u16, rdev: u32, caller: Caller) -> Reply<Attr>;
     fn mkdir(&self, parent: Ino, name: &[u8], perm: u16, caller: Caller) -> Reply<Attr>;
+    /// A file without a name; `link` may give it one.
+    fn tmpfile(&self, parent: Ino, perm: u16, caller: Caller) -> Reply<Attr>;
     fn symlink(&self, parent: Ino, name: &[u8], target: &[u8], caller: Caller) -> Reply<Attr>;
     fn link(&self, ino: Ino, parent: Ino, name: &[u8], caller: Caller) -> Reply<Attr>;
     fn unlink(&self, parent: Ino, name: &[u8], caller: Caller) -> Reply<()>;
@@ -41,17 +50,18 @@ pub trait Handler: Send + Sync + 'static {
     fn fsync(&self, ino: Ino, data_only: bool) -> Reply<()>;
     fn fsyncdir(&self, ino: Ino, data_only: bool) -> Reply<()>;
     /// Entries behind `cookie` (0: from the start), in a stable order, until `take` returns false: that entry was not taken.
-    /// With `attributes` every entry but "." and ".." carries its attributes, and a reference if taken.
+    /// With `attributes` every entry but "." and ".." carries its attributes, and a reference if taken; one that vanished meanwhile
+    /// carries neither.
     fn readdir(&self, ino: Ino, cookie: u64, attributes: bool, take: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Reply<()>;
     fn getxattr(&self, ino: Ino, name: &[u8]) -> Reply<Bytes>;
     /// The names, each ended by a zero byte.
     fn listxattr(&self, ino: Ino) -> Reply<Bytes>;
-    fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode, caller: Caller) -> Reply<()>;
+    fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrFlags, caller: Caller) -> Reply<()>;
     fn removexattr(&self, ino: Ino, name: &[u8], caller: Caller) -> Reply<()>;
     fn statfs(&self) -> Reply<StatFs>;
     fn fallocate(&self, ino: Ino, offset: u64, length: u64, how: Allocate) -> Reply<()>;
     /// The first data or hole at or behind `offset`.
-    fn seek(&self, ino: Ino, offset: u64, what: Seek) -> Reply<u64>;
+    fn seek(&self, ino: Ino, offset: u64, what: Whence) -> Reply<u64>;
     /// Returns the bytes copied.
     fn copy_file_range(&self, from: (Ino, u64), to: (Ino, u64), length: u64) -> Reply<u64>;
 }

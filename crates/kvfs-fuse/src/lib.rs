@@ -1,16 +1,21 @@
 //! The FUSE door to KVFS.
 //!
-//! `handler` is the seam: what any FUSE transport asks of any file system, in plain types. On one side of it is `transport` (on
-//! `fuser` and `/dev/fuse`), on the other `door`, which answers with a `kvfs` file system. `mount` mounts and unmounts,
-//! `mounts` reads what is mounted, `counters` counts requests.
+//! `handler` is the seam: what any FUSE transport asks of any file system, in plain types. On one side of it are the messages on
+//! `/dev/fuse` (`wire`: their layouts; `transport`: which call a request becomes; `session`: the threads), on the other
+//! `door`, which answers with a `kvfs` file system. `mount` mounts and unmounts, `mounts` reads what is mounted,
+//! `counters` counts requests.
 
 pub mod counters;
+mod door;
+mod fusermount;
 pub mod handler;
 pub mod mount;
 pub mod mounts;
+mod session;
 mod transport;
-mod types;
+mod wire;
 
 pub use counters::Counters;
+pub use door::Door;
 pub use handler::{Handler, Invalidator, Policy};
 pub use mount::{AccessTimes, Error, MountOptions, Mounted, Unmount, Unmounter, mount, unmount};

@@ -2,22 +2,21 @@
 //!
 //! With the right to mount we call mount(2) ourselves, which knows every option; without it the setuid helper `fusermount3` does it.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 
-use fuser::{BackgroundSession, Config, INodeNo, MountOption, Notifier, Session, SessionACL};
 use rustix::mount::{MountFlags, UnmountFlags};
 
 use crate::counters::Counters;
-use crate::handler::{Handler, Ino, Invalidator, Policy};
+use crate::fusermount;
+use crate::handler::{Handler, Invalidator, Policy};
 use crate::mounts::{self, MountEntry};
+use crate::session::Session;
 use crate::transport::Transport;
 
 #[derive(Debug, thiserror::Error)]
@@ -105,26 +104,26 @@ impl MountOptions {
         flags
     }
 
-    /// The same for `fusermount3`, which asks for them by name.
-    fn for_fusermount(&self) -> Vec<MountOption> {
-        let mut options = vec![MountOption::FSName(self.source.to_string_lossy().replace(',', "\\,"))];
+    /// The same for `fusermount3`, which takes them by name.
+    fn for_fusermount(&self) -> String {
+        let source = self.source.to_string_lossy().replace('\\', r"\\").replace(',', r"\,");
+        let mut words = vec![format!("fsname={source}")];
         if !self.subtype.is_empty() {
-            options.push(MountOption::Subtype(self.subtype.clone()));
+            words.push(format!("subtype={}", self.subtype));
         }
-        if self.default_permissions {
-            options.push(MountOption::DefaultPermissions);
-        }
-        let pairs = [
-            (self.read_only, MountOption::RO),
-            (self.suid, MountOption::Suid),
-            (self.dev, MountOption::Dev),
-            (!self.exec, MountOption::NoExec),
-            (self.synchronous, MountOption::Sync),
-            (self.dir_synchronous, MountOption::DirSync),
-            (self.access_times == AccessTimes::Never, MountOption::NoAtime),
+        let named = [
+            (self.default_permissions, "default_permissions"),
+            (self.allow_other, "allow_other"),
+            (self.read_only, "ro"),
+            (self.suid, "suid"),
+            (self.dev, "dev"),
+            (!self.exec, "noexec"),
+            (self.synchronous, "sync"),
+            (self.dir_synchronous, "dirsync"),
+            (self.access_times == AccessTimes::Never, "noatime"),
         ];
-        options.extend(pairs.into_iter().filter(|(on, _)| *on).map(|(_, option)| option));
-        options
+        words.extend(named.into_iter().filter(|(on, _)| *on).map(|(_, word)| word.to_string()));
+        words.join(",")
     }
 }
 
@@ -142,7 +141,7 @@ pub enum Unmount {
 /// A mounted file system and the threads that serve it. Dropping it unmounts it, lazily if need be.
 pub struct Mounted {
     entry: MountEntry,
-    session: Option<BackgroundSession>,
+    session: Option<Session>,
     counters: Arc<Counters>,
 }
 
@@ -159,26 +158,16 @@ pub fn mount<H: Handler>(handler: Arc<H>, mount_point: &Path, options: &MountOpt
     }
     let counters = Arc::new(Counters::default());
     let transport = Transport::new(handler, policy.clone(), counters.clone());
-    let mut config = Config::default();
-    config.n_threads = Some(policy.threads.max(1));
-    config.clone_fd = policy.threads > 1;
-    let session = match mount_directly(&mount_point, metadata.mode(), options)? {
-        Some(connection) => {
-            // The kernel keeps other users out unless `allow_other` is set; the library need not check again.
-            Session::from_fd(transport, connection, SessionACL::All, config)
-        }
-        None => {
-            config.mount_options = options.for_fusermount();
-            config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
-            Session::new(transport, &mount_point, &config)
-        }
+    let connection = match mount_directly(&mount_point, metadata.mode(), options)? {
+        Some(connection) => connection,
+        None => fusermount::mount(&mount_point, &options.for_fusermount()).map_err(failed)?,
     };
     let undo = |e| {
         // A mount without a session would hang every process that touches it.
         let _ = unmount(&mount_point, Unmount::Lazy);
         failed(e)
     };
-    let session = session.map_err(undo)?.spawn().map_err(undo)?;
+    let session = Session::start(connection, transport, policy.threads, policy.max_write).map_err(undo)?;
     let entry = mounts::mount_at(&mount_point).map_err(undo)?.ok_or_else(|| undo(io::ErrorKind::NotFound.into()))?;
     raise_limits(&entry, policy);
     Ok(Mounted { entry, session: Some(session), counters })
@@ -238,22 +227,11 @@ pub fn unmount(mount_point: &Path, how: Unmount) -> Result<(), Error> {
     let flags = if how == Unmount::Clean { UnmountFlags::NOFOLLOW } else { UnmountFlags::NOFOLLOW | UnmountFlags::DETACH };
     match rustix::mount::unmount(mount_point, flags) {
         Ok(()) => Ok(()),
-        Err(rustix::io::Errno::PERM) => fusermount(mount_point, how),
+        Err(rustix::io::Errno::PERM) => {
+            fusermount::unmount(mount_point, how != Unmount::Clean).map_err(|e| Error::Unmount(mount_point.to_path_buf(), e))
+        }
         Err(e) => Err(Error::Unmount(mount_point.to_path_buf(), e.into())),
     }
-}
-
-fn fusermount(mount_point: &Path, how: Unmount) -> Result<(), Error> {
-    let failed = |e| Error::Unmount(mount_point.to_path_buf(), e);
-    let mut command = Command::new("fusermount3");
-    command.arg(if how == Unmount::Clean { "-u" } else { "-uz" }).arg("--").arg(mount_point);
-    let output = command.output().map_err(failed)?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let said = String::from_utf8_lossy(&output.stderr);
-    let kind = if said.contains("busy") { io::ErrorKind::ResourceBusy } else { io::ErrorKind::PermissionDenied };
-    Err(failed(io::Error::new(kind, said.trim().to_string())))
 }
 
 impl Mounted {
@@ -273,7 +251,7 @@ impl Mounted {
     /// For changes that do not come through the mount.
     pub fn invalidator(&self) -> Option<Arc<dyn Invalidator>> {
         let session = self.session.as_ref()?;
-        Some(Arc::new(KernelCache(session.notifier())))
+        Some(Arc::new(session.invalidator()))
     }
 
     /// By which another thread can end the mount while this one waits.
@@ -284,7 +262,7 @@ impl Mounted {
     /// Returns when the mount is gone and no request is under way.
     pub fn wait(&mut self) -> Result<(), Error> {
         match self.session.take() {
-            Some(session) => session.join().map_err(|e| Error::Session(self.entry.mount_point.clone(), e)),
+            Some(session) => session.wait().map_err(|e| Error::Session(self.entry.mount_point.clone(), e)),
             None => Ok(()),
         }
     }
@@ -343,18 +321,6 @@ impl Unmounter {
             self.unmount(Unmount::Forced)?;
         }
         Ok(())
-    }
-}
-
-struct KernelCache(Notifier);
-
-impl Invalidator for KernelCache {
-    fn entry(&self, parent: Ino, name: &[u8]) -> io::Result<()> {
-        self.0.inval_entry(INodeNo(parent), OsStr::from_bytes(name))
-    }
-
-    fn inode(&self, ino: Ino) -> io::Result<()> {
-        self.0.inval_inode(INodeNo(ino), 0, 0)
     }
 }
 

@@ -28,8 +28,8 @@ fn attr(ino: Ino, kind: FileKind, perm: u16, caller: Caller) -> Attr {
     Attr { ino, kind, perm, nlink, uid, gid, rdev: 0, size: 0, blocks: 0, atime: now, mtime: now, ctime: now, btime: now }
 }
 
-impl Memory {
-    pub fn new() -> Memory {
+impl Default for Memory {
+    fn default() -> Memory {
         let caller = Caller { uid: 0, gid: 0, pid: 0 };
         let root = Node {
             attr: attr(ROOT, FileKind::Dir, 0o755, caller),
@@ -40,7 +40,9 @@ impl Memory {
         };
         Memory { nodes: Mutex::new(BTreeMap::from([(ROOT, root)])), syncs: AtomicU32::new(0) }
     }
+}
 
+impl Memory {
     fn with<T>(&self, ino: Ino, f: impl FnOnce(&mut Node) -> Reply<T>) -> Reply<T> {
         f(self.nodes.lock().get_mut(&ino).ok_or(Errno(libc::ENOENT))?)
     }
@@ -98,6 +100,9 @@ impl Handler for Memory {
     fn mkdir(&self, parent: Ino, name: &[u8], perm: u16, caller: Caller) -> Reply<Attr> {
         self.add(parent, name, FileKind::Dir, perm, b"", caller)
     }
+    fn tmpfile(&self, _parent: Ino, _perm: u16, _caller: Caller) -> Reply<Attr> {
+        Err(Errno(libc::ENOSYS))
+    }
     fn symlink(&self, parent: Ino, name: &[u8], target: &[u8], caller: Caller) -> Reply<Attr> {
         self.add(parent, name, FileKind::Symlink, 0o777, target, caller)
     }
@@ -149,7 +154,7 @@ impl Handler for Memory {
         let names = folder.entries.iter().map(|(name, ino)| (&name[..], *ino, nodes.get(ino).map(|n| n.attr)));
         for (at, (name, ino, attr)) in dots.into_iter().chain(names).enumerate().skip(cookie as usize) {
             let kind = attr.map_or(FileKind::Dir, |a| a.kind);
-            let attr = attr.as_ref().filter(|_| attributes);
+            let attr = attr.filter(|_| attributes);
             if !take(DirEntry { ino, cookie: at as u64 + 1, kind, name, attr }) {
                 break;
             }
@@ -162,7 +167,7 @@ impl Handler for Memory {
     fn listxattr(&self, ino: Ino) -> Reply<Bytes> {
         self.with(ino, |n| Ok(n.xattrs.keys().flat_map(|k| k.iter().copied().chain([0])).collect()))
     }
-    fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], _mode: XattrMode, _caller: Caller) -> Reply<()> {
+    fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], _mode: XattrFlags, _caller: Caller) -> Reply<()> {
         self.with(ino, |n| {
             n.xattrs.insert(name.to_vec(), value.to_vec());
             Ok(())
@@ -172,12 +177,12 @@ impl Handler for Memory {
         self.with(ino, |n| n.xattrs.remove(name).map(|_| ()).ok_or(Errno(libc::ENODATA)))
     }
     fn statfs(&self) -> Reply<StatFs> {
-        Ok(StatFs { block_size: 4096, blocks: 1000, blocks_free: 500, files: 100, files_free: 50, name_max: 255 })
+        Ok(StatFs { block_size: 4096, blocks: 1000, free: 500, files: 100, files_free: 50, name_max: 255 })
     }
     fn fallocate(&self, _ino: Ino, _offset: u64, _length: u64, _how: Allocate) -> Reply<()> {
         Err(Errno(libc::EOPNOTSUPP))
     }
-    fn seek(&self, _ino: Ino, _offset: u64, _what: Seek) -> Reply<u64> {
+    fn seek(&self, _ino: Ino, _offset: u64, _what: Whence) -> Reply<u64> {
         Err(Errno(libc::EOPNOTSUPP))
     }
     fn copy_file_range(&self, _from: (Ino, u64), _to: (Ino, u64), _length: u64) -> Reply<u64> {

@@ -1,0 +1,171 @@
+//! The connection to the kernel and the threads that answer on it.
+//!
+//! Each thread reads one request at a time from its own clone of the connection, answers it and reads the next: no queue and no
+//! hand-over between threads, for waking another thread costs more than most answers. The connection ends when the kernel says
+//! that the file system is gone.
+
+use std::fs::File;
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use rustix::io::Errno as Os;
+
+use crate::handler::{Errno, Handler, Ino, Invalidator};
+use crate::transport::{Desk, Outcome, Transport};
+use crate::wire;
+
+/// Opcode of the first request on a connection.
+const INIT: u32 = 26;
+
+/// The threads of one mount.
+pub(crate) struct Session {
+    connection: Arc<OwnedFd>,
+    threads: Vec<JoinHandle<io::Result<()>>>,
+}
+
+impl Session {
+    /// Answers INIT on a connection that was just mounted, then starts the threads.
+    pub fn start<H: Handler>(connection: OwnedFd, transport: Transport<H>, threads: usize, max_write: u32) -> io::Result<Session> {
+        let mut buffer = vec![0; max_write as usize + wire::REQUEST_ROOM];
+        greet(&connection, &transport, &mut buffer)?;
+        let connection = Arc::new(connection);
+        let transport = Arc::new(transport);
+        let mut session = Session { connection: connection.clone(), threads: Vec::new() };
+        for i in 0..threads.max(1) {
+            let connection = if i == 0 { connection.clone() } else { Arc::new(clone_of(&connection)?) };
+            let transport = transport.clone();
+            let mut buffer = std::mem::take(&mut buffer);
+            buffer.resize(max_write as usize + wire::REQUEST_ROOM, 0);
+            let thread = std::thread::Builder::new().name(format!("fuse-{i}"));
+            session.threads.push(thread.spawn(move || serve(&connection, &transport, &mut buffer))?);
+        }
+        Ok(session)
+    }
+
+    pub fn invalidator(&self) -> KernelCache {
+        KernelCache(self.connection.clone())
+    }
+
+    /// Returns when the kernel has ended the connection and every thread has come home. The first error wins.
+    pub fn wait(self) -> io::Result<()> {
+        let mut outcome = Ok(());
+        for thread in self.threads {
+            // Every thread is waited for, whatever the others said.
+            outcome = outcome.and(thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked"))));
+        }
+        outcome
+    }
+}
+
+/// Reads the kernel's INIT and answers it.
+fn greet<H: Handler>(connection: &OwnedFd, transport: &Transport<H>, buffer: &mut [u8]) -> io::Result<()> {
+    let length = next(connection, buffer)?.ok_or(io::ErrorKind::NotConnected)?;
+    let broken = || io::Error::new(io::ErrorKind::InvalidData, "the kernel did not begin with INIT");
+    let (head, fields) = wire::head(&buffer[..length]).map_err(|_| broken())?;
+    if head.opcode != INIT {
+        return Err(broken());
+    }
+    let mut desk = Desk::default();
+    let answered = transport.init(fields, &mut desk);
+    let error = answered.err().map_or(0, |e| e.0);
+    send(connection, head.unique, -error, &desk.answer.0)?;
+    if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
+}
+
+fn serve<H: Handler>(connection: &OwnedFd, transport: &Transport<H>, buffer: &mut [u8]) -> io::Result<()> {
+    let mut desk = Desk::default();
+    while let Some(length) = next(connection, buffer)? {
+        let (head, fields) = match wire::head(&buffer[..length]) {
+            Ok(request) => request,
+            Err(_) => return Err(io::Error::new(io::ErrorKind::InvalidData, "the kernel sent a broken request")),
+        };
+        let sent = match transport.dispatch(&head, fields, &mut desk) {
+            Outcome::Nothing => Ok(()),
+            Outcome::Error(Errno(e)) => send(connection, head.unique, -e, &[]),
+            Outcome::Answer => send(connection, head.unique, 0, &desk.answer.0),
+            Outcome::Data(data) => send(connection, head.unique, 0, &data),
+        };
+        match sent {
+            Ok(()) => {}
+            // The request was interrupted and is forgotten, or the connection is gone; the next read knows.
+            Err(Os::NOENT | Os::NODEV | Os::CONNABORTED) => transport.take_back(&desk),
+            Err(e) => {
+                transport.take_back(&desk);
+                tracing::error!("the kernel did not take the answer to {head:?}: {e}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The next request's length in `buffer`; `None`: the file system is unmounted.
+fn next(connection: &OwnedFd, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+    loop {
+        match rustix::io::read(connection, &mut *buffer) {
+            Ok(length) => return Ok(Some(length)),
+            // NOENT: the request was interrupted before we had it.
+            Err(Os::INTR | Os::AGAIN | Os::NOENT) => {}
+            Err(Os::NODEV | Os::CONNABORTED) => return Ok(None),
+            Err(e) => return Err(e.into()),
+        }
+    }
+}
+
+/// An answer, or (with `unique` 0) a message that no request asked for. `error`: 0 or a negative error number, or a message's code.
+fn send(connection: impl AsFd, unique: u64, error: i32, body: &[u8]) -> rustix::io::Result<()> {
+    let mut head = [0; wire::OUT_HEADER];
+    head[..4].copy_from_slice(&((wire::OUT_HEADER + body.len()) as u32).to_ne_bytes());
+    head[4..8].copy_from_slice(&error.to_ne_bytes());
+    head[8..].copy_from_slice(&unique.to_ne_bytes());
+    // The kernel takes an answer whole or not at all.
+    if body.is_empty() {
+        rustix::io::write(connection, &head).map(drop)
+    } else {
+        rustix::io::writev(connection, &[IoSlice::new(&head), IoSlice::new(body)]).map(drop)
+    }
+}
+
+/// A second connection to the same mount, with a queue of its own for requests under way.
+fn clone_of(connection: &OwnedFd) -> io::Result<OwnedFd> {
+    let clone = File::options().read(true).write(true).open("/dev/fuse")?;
+    // FUSE_DEV_IOC_CLONE: _IOR(229, 0, uint32_t), the argument points to the number of the descriptor to join.
+    const CLONE: rustix::ioctl::Opcode = rustix::ioctl::opcode::read::<u32>(229, 0);
+    // SAFETY: this ioctl on /dev/fuse only reads the u32 it is given, which lives until the call returns.
+    unsafe {
+        let join = rustix::ioctl::Setter::<CLONE, u32>::new(connection.as_raw_fd() as u32);
+        rustix::ioctl::ioctl(&clone, join)?;
+    }
+    Ok(clone.into())
+}
+
+/// Messages that make the kernel drop what it caches.
+pub(crate) struct KernelCache(Arc<OwnedFd>);
+
+impl KernelCache {
+    fn tell(&self, code: i32, body: &[u8]) -> io::Result<()> {
+        match send(&*self.0, 0, code, body) {
+            // It had nothing cached.
+            Ok(()) | Err(Os::NOENT) => Ok(()),
+            Err(e) => Err(e.into()),
+        }
+    }
+}
+
+impl Invalidator for KernelCache {
+    fn entry(&self, parent: Ino, name: &[u8]) -> io::Result<()> {
+        let mut body = wire::Answer::default();
+        body.u64(parent).u32(name.len() as u32).u32(0);
+        body.0.extend_from_slice(name);
+        body.0.push(0);
+        self.tell(wire::NOTIFY_INVAL_ENTRY, &body.0)
+    }
+
+    fn inode(&self, ino: Ino) -> io::Result<()> {
+        // Offset 0 and length 0: all of it.
+        let mut body = wire::Answer::default();
+        body.u64(ino).u64(0).u64(0);
+        self.tell(wire::NOTIFY_INVAL_INODE, &body.0)
+    }
+}

@@ -1,0 +1,275 @@
+//! The messages of the kernel's FUSE protocol, version 7 (`include/uapi/linux/fuse.h`), byte by byte.
+//!
+//! Only layouts live here, read and written field by field in the machine's byte order: no structure is laid over bytes, so a
+//! message shorter than it should be is an error and nothing else.
+
+use crate::handler::{Attr, Errno, FileKind, Ino, Reply, StatFs, Timestamp};
+
+/// The version spoken here. The kernel speaks the older of its own and this one.
+pub const MAJOR: u32 = 7;
+pub const MINOR: u32 = 40;
+
+/// Bytes in front of every answer.
+pub const OUT_HEADER: usize = 16;
+
+/// The smallest buffer the kernel accepts beside the data of the largest write.
+pub const REQUEST_ROOM: usize = 8192;
+
+/// What INIT negotiates: bits of `flags` (low half) and `flags2` (high half).
+pub mod init {
+    pub const ASYNC_READ: u64 = 1 << 0;
+    pub const BIG_WRITES: u64 = 1 << 5;
+    pub const DO_READDIRPLUS: u64 = 1 << 13;
+    pub const READDIRPLUS_AUTO: u64 = 1 << 14;
+    pub const ASYNC_DIO: u64 = 1 << 15;
+    pub const WRITEBACK_CACHE: u64 = 1 << 16;
+    pub const NO_OPEN_SUPPORT: u64 = 1 << 17;
+    pub const PARALLEL_DIROPS: u64 = 1 << 18;
+    pub const MAX_PAGES: u64 = 1 << 22;
+    pub const CACHE_SYMLINKS: u64 = 1 << 23;
+    pub const NO_OPENDIR_SUPPORT: u64 = 1 << 24;
+    pub const EXPLICIT_INVAL_DATA: u64 = 1 << 25;
+    pub const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
+    pub const INIT_EXT: u64 = 1 << 30;
+}
+
+/// Bits of `fuse_setattr_in.valid`.
+pub mod valid {
+    pub const MODE: u32 = 1 << 0;
+    pub const UID: u32 = 1 << 1;
+    pub const GID: u32 = 1 << 2;
+    pub const SIZE: u32 = 1 << 3;
+    pub const ATIME: u32 = 1 << 4;
+    pub const MTIME: u32 = 1 << 5;
+    pub const ATIME_NOW: u32 = 1 << 7;
+    pub const MTIME_NOW: u32 = 1 << 8;
+    pub const CTIME: u32 = 1 << 10;
+    pub const KILL_SUIDGID: u32 = 1 << 11;
+}
+
+/// Bit of `fuse_write_in.write_flags`.
+pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
+/// Bit of `fuse_fsync_in.fsync_flags`.
+pub const FSYNC_DATA_ONLY: u32 = 1;
+/// Bits of `fuse_open_out.open_flags`: what the kernel does by itself for files it never asked us to open.
+pub const OPEN_KEEP_CACHE: u32 = 1 << 1;
+
+/// Codes of messages that no request asked for.
+pub const NOTIFY_INVAL_INODE: i32 = 2;
+pub const NOTIFY_INVAL_ENTRY: i32 = 3;
+
+/// The head of a request.
+#[derive(Clone, Copy, Debug)]
+pub struct Head {
+    pub opcode: u32,
+    /// Names the request in its answer.
+    pub unique: u64,
+    pub ino: Ino,
+    pub uid: u32,
+    pub gid: u32,
+    pub pid: u32,
+}
+
+/// Takes a request's head off its bytes.
+pub fn head(request: &[u8]) -> Reply<(Head, Fields<'_>)> {
+    let mut f = Fields(request);
+    let length = f.u32()? as usize;
+    let (opcode, unique, ino, uid, gid, pid) = (f.u32()?, f.u64()?, f.u64()?, f.u32()?, f.u32()?, f.u32()?);
+    f.u32()?;
+    if length != request.len() {
+        return Err(Errno(libc::EIO));
+    }
+    Ok((Head { opcode, unique, ino, uid, gid, pid }, f))
+}
+
+/// The rest of a request, taken off field by field. Too few bytes are the kernel's mistake, answered with EIO.
+#[derive(Clone, Copy, Debug)]
+pub struct Fields<'a>(pub &'a [u8]);
+
+impl<'a> Fields<'a> {
+    fn take<const N: usize>(&mut self) -> Reply<[u8; N]> {
+        let (first, rest) = self.0.split_first_chunk::<N>().ok_or(Errno(libc::EIO))?;
+        self.0 = rest;
+        Ok(*first)
+    }
+    pub fn u32(&mut self) -> Reply<u32> {
+        Ok(u32::from_ne_bytes(self.take()?))
+    }
+    pub fn u64(&mut self) -> Reply<u64> {
+        Ok(u64::from_ne_bytes(self.take()?))
+    }
+    pub fn i64(&mut self) -> Reply<i64> {
+        Ok(i64::from_ne_bytes(self.take()?))
+    }
+    /// Up to the next zero byte, which is taken, too.
+    pub fn name(&mut self) -> Reply<&'a [u8]> {
+        let end = self.0.iter().position(|&b| b == 0).ok_or(Errno(libc::EIO))?;
+        let name = &self.0[..end];
+        self.0 = &self.0[end + 1..];
+        Ok(name)
+    }
+    pub fn bytes(&mut self, length: usize) -> Reply<&'a [u8]> {
+        let (first, rest) = self.0.split_at_checked(length).ok_or(Errno(libc::EIO))?;
+        self.0 = rest;
+        Ok(first)
+    }
+}
+
+/// An answer's bytes behind its head.
+#[derive(Debug, Default)]
+pub struct Answer(pub Vec<u8>);
+
+impl Answer {
+    pub fn u16(&mut self, n: u16) -> &mut Self {
+        self.0.extend_from_slice(&n.to_ne_bytes());
+        self
+    }
+    pub fn u32(&mut self, n: u32) -> &mut Self {
+        self.0.extend_from_slice(&n.to_ne_bytes());
+        self
+    }
+    pub fn u64(&mut self, n: u64) -> &mut Self {
+        self.0.extend_from_slice(&n.to_ne_bytes());
+        self
+    }
+
+    /// `fuse_attr`.
+    fn attr(&mut self, a: &Attr) {
+        self.u64(a.ino).u64(a.size).u64(a.blocks);
+        let times = [a.atime, a.mtime, a.ctime];
+        for Timestamp { secs, .. } in times {
+            self.u64(secs as u64);
+        }
+        for Timestamp { nanos, .. } in times {
+            self.u32(nanos);
+        }
+        self.u32(mode(a.kind, a.perm)).u32(a.nlink).u32(a.uid).u32(a.gid).u32(a.rdev).u32(4096).u32(0);
+    }
+
+    /// `fuse_attr_out`; the kernel may believe it for `ttl` seconds.
+    pub fn attr_out(&mut self, a: &Attr, ttl: u64) {
+        self.u64(ttl).u32(0).u32(0).attr(a);
+    }
+
+    /// `fuse_entry_out`.
+    pub fn entry_out(&mut self, a: &Attr, entry_ttl: u64, attr_ttl: u64) {
+        self.u64(a.ino).u64(0).u64(entry_ttl).u64(attr_ttl).u32(0).u32(0).attr(a);
+    }
+
+    /// A `fuse_entry_out` of inode 0: there is no such entry, and the kernel may remember that. In a folder with attributes: this
+    /// entry comes without.
+    pub fn no_entry_out(&mut self, entry_ttl: u64) {
+        self.u64(0).u64(0).u64(entry_ttl);
+        self.0.resize(self.0.len() + ENTRY_OUT - 24, 0);
+    }
+
+    /// `fuse_dirent`, filled up to a multiple of eight.
+    pub fn dirent(&mut self, ino: Ino, cookie: u64, kind: FileKind, name: &[u8]) {
+        self.u64(ino).u64(cookie).u32(name.len() as u32).u32(mode(kind, 0) >> 12);
+        self.0.extend_from_slice(name);
+        self.0.resize(self.0.len().next_multiple_of(8), 0);
+    }
+
+    /// `fuse_statfs_out`.
+    pub fn statfs_out(&mut self, s: &StatFs) {
+        self.u64(s.blocks).u64(s.free).u64(s.free).u64(s.files).u64(s.files_free);
+        self.u32(s.block_size).u32(s.name_max).u32(s.block_size);
+        self.0.resize(self.0.len() + 7 * 4, 0);
+    }
+}
+
+/// Bytes of a `fuse_entry_out`.
+const ENTRY_OUT: usize = 128;
+
+/// Bytes a folder's entry takes in an answer.
+pub fn dirent_size(name: &[u8], attributes: bool) -> usize {
+    (24 + name.len()).next_multiple_of(8) + if attributes { ENTRY_OUT } else { 0 }
+}
+
+/// The kinds have their own bits in a mode.
+pub fn kind_of(mode: u32) -> Option<FileKind> {
+    Some(match mode & libc::S_IFMT {
+        libc::S_IFREG | 0 => FileKind::File,
+        libc::S_IFDIR => FileKind::Dir,
+        libc::S_IFLNK => FileKind::Symlink,
+        libc::S_IFIFO => FileKind::Fifo,
+        libc::S_IFSOCK => FileKind::Socket,
+        libc::S_IFCHR => FileKind::CharDevice,
+        libc::S_IFBLK => FileKind::BlockDevice,
+        _ => return None,
+    })
+}
+
+pub fn mode(kind: FileKind, perm: u16) -> u32 {
+    let kind = match kind {
+        FileKind::File => libc::S_IFREG,
+        FileKind::Dir => libc::S_IFDIR,
+        FileKind::Symlink => libc::S_IFLNK,
+        FileKind::Fifo => libc::S_IFIFO,
+        FileKind::Socket => libc::S_IFSOCK,
+        FileKind::CharDevice => libc::S_IFCHR,
+        FileKind::BlockDevice => libc::S_IFBLK,
+    };
+    kind | u32::from(perm & 0o7777)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ATTR: Attr = Attr {
+        ino: 7,
+        kind: FileKind::File,
+        perm: 0o644,
+        nlink: 1,
+        uid: 2,
+        gid: 3,
+        rdev: 0,
+        size: 9,
+        blocks: 8,
+        atime: Timestamp { secs: -1, nanos: 5 },
+        mtime: Timestamp { secs: i64::MIN, nanos: 6 },
+        ctime: Timestamp { secs: 0, nanos: 7 },
+        btime: Timestamp { secs: 0, nanos: 0 },
+    };
+
+    #[test]
+    fn answers_have_the_sizes_of_the_protocol() {
+        let size = |f: &dyn Fn(&mut Answer)| {
+            let mut a = Answer::default();
+            f(&mut a);
+            a.0.len()
+        };
+        assert_eq!(size(&|a| a.attr(&ATTR)), 88);
+        assert_eq!(size(&|a| a.attr_out(&ATTR, 1)), 104);
+        assert_eq!(size(&|a| a.entry_out(&ATTR, 1, 1)), ENTRY_OUT);
+        assert_eq!(size(&|a| a.no_entry_out(1)), ENTRY_OUT);
+        let room = StatFs { block_size: 1, blocks: 2, free: 3, files: 4, files_free: 5, name_max: 6 };
+        assert_eq!(size(&|a| a.statfs_out(&room)), 80);
+        for name in [&b"a"[..], b"12345678", b"123456789"] {
+            assert_eq!(size(&|a| a.dirent(1, 1, FileKind::Dir, name)), dirent_size(name, false));
+        }
+    }
+
+    #[test]
+    fn short_requests_are_errors() {
+        assert!(head(&[]).is_err());
+        assert!(head(&[0; 40]).is_err(), "its length says 0");
+        let mut whole = [0; 40];
+        whole[0] = 40;
+        let (_, mut rest) = head(&whole).expect("a whole head");
+        assert!(rest.u32().is_err());
+        assert!(Fields(b"abc").name().is_err(), "no end");
+        assert_eq!(Fields(b"abc\0").name(), Ok(&b"abc"[..]));
+        assert!(Fields(b"abc").bytes(4).is_err());
+    }
+
+    #[test]
+    fn every_kind_has_a_mode_and_back() {
+        let kinds = [FileKind::File, FileKind::Dir, FileKind::Symlink, FileKind::Fifo, FileKind::Socket];
+        for kind in kinds.into_iter().chain([FileKind::CharDevice, FileKind::BlockDevice]) {
+            assert_eq!(kind_of(mode(kind, 0o7777)), Some(kind));
+        }
+        assert_eq!(kind_of(libc::S_IFMT), None);
+    }
+}
