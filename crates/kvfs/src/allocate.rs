@@ -130,11 +130,11 @@ impl Fs {
         if state.gone {
             return Err(Error::Stale(ino));
         }
-        self.seek_locked(ino, &state, offset, whence)
+        self.seek_before(ino, &state, offset, whence, state.attr.size)
     }
 
-    fn seek_locked(&self, ino: Ino, state: &State, offset: u64, whence: Whence) -> Result<u64> {
-        let size = state.attr.size;
+    /// As `seek`, as if the file ended at `size`.
+    fn seek_before(&self, ino: Ino, state: &State, offset: u64, whence: Whence, size: u64) -> Result<u64> {
         if offset >= size {
             return Err(Error::NoSuchOffset);
         }
@@ -143,7 +143,7 @@ impl Fs {
             return match whence {
                 Whence::Data if offset < have => Ok(offset),
                 Whence::Data => Err(Error::NoSuchOffset),
-                Whence::Hole => Ok(offset.max(have)),
+                Whence::Hole => Ok(offset.max(have.min(size))),
             };
         }
         let (first, blocks) = (offset / PAGE, blocks_of(size));
@@ -205,14 +205,16 @@ impl Fs {
                 if at >= state.attr.size {
                     break;
                 }
-                let data_at = match self.seek_locked(from, &state, at, Whence::Data) {
-                    Err(Error::NoSuchOffset) => state.attr.size,
+                let size = state.attr.size;
+                let data_at = match self.seek_before(from, &state, at, Whence::Data, size) {
+                    Err(Error::NoSuchOffset) => size,
                     other => other?,
                 };
                 if data_at > at {
                     Piece::Hole((data_at - at).min(len - copied))
                 } else {
-                    Piece::Data(self.read_locked(from, &state, at, want)?)
+                    let hole_at = self.seek_before(from, &state, at, Whence::Hole, size.min(at.saturating_add(want)))?;
+                    Piece::Data(self.read_locked(from, &state, at, hole_at - at)?)
                 }
             };
             let target = to_offset.checked_add(copied).ok_or(Error::TooLarge)?;
