@@ -14,7 +14,7 @@ use vt_tree::{
     Body, Input, Item, KeyRange, Lookup, Memtable, Merge, MergeOptions, Placement, Run, RunCursor, Seq, Source, Store, TreeCursor,
     Value, check_run, concat, hash, slice,
 };
-use zones::{FormatOptions, MemoryDevice, Zones};
+use zones::{FormatOptions, MemoryDevice, ZoneId, Zones};
 
 /// SplitMix64.
 struct Random(u64);
@@ -189,8 +189,10 @@ impl World {
     }
 
     fn options(&mut self, bottom: bool) -> MergeOptions {
+        // Defragmentation now and then. Zone 0 is the superblock's; a history fits in the next few.
+        let evacuate = self.r.one_in(5).then(|| Arc::new((0..2).map(|_| ZoneId(1 + self.r.below(4) as u32)).collect()));
         MergeOptions {
-            placement: Placement::threshold(self.r.of(&[0, 0, 3000, 10_000, 60_000, u64::MAX])),
+            placement: Placement { stitch_at: self.r.of(&[0, 0, 3000, 10_000, 60_000, u64::MAX]), evacuate },
             drop_tombstones: bottom && self.r.one_in(2),
             separate_at: self.r.of(&[1, 40, 2048, 2048, u32::MAX]),
             old_seq: if self.r.one_in(3) { self.seq } else { 0 },
