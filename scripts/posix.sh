@@ -9,7 +9,8 @@ PJD=$TOOLS/bin/pjdfstest
 WORK=$(mktemp -d "${TMPDIR:-/tmp}/kvfs-posix.XXXXXX")
 STORE=$WORK/posix.kvfs MNT=$WORK/mnt EXT4=$WORK/ext4
 mkdir "$MNT" "$EXT4"
-trap '"$KVFS" umount "$MNT" >/dev/null 2>&1 || umount -l "$MNT" 2>/dev/null || true; umount "$EXT4" 2>/dev/null || true; rm -rf "$WORK"' EXIT
+SECOND=$(mktemp -d /dev/shm/kvfs-posix.XXXXXX) # another file system, for EXDEV
+trap '"$KVFS" umount "$MNT" >/dev/null 2>&1 || umount -l "$MNT" 2>/dev/null || true; umount "$EXT4" 2>/dev/null || true; rm -rf "$WORK" "$SECOND"' EXIT
 
 [ -x "$PJD" ] || cargo install --quiet pjdfstest --version $VERSION --root "$TOOLS"
 # The suite switches to a user `tests`.
@@ -42,7 +43,7 @@ mount -o loop "$WORK/ext4.img" "$EXT4"
 chmod 755 "$WORK" "$MNT" "$EXT4"
 
 suite() { # directory, output
-    (cd "$1" && "$PJD" -c "$WORK/pjdfstest.toml" -p "$1" -- "${@:3}") >"$2" 2>&1 || true
+    (cd "$1" && "$PJD" -c "$WORK/pjdfstest.toml" -p "$1" -s "$SECOND" -- "${@:3}") >"$2" 2>&1 || true
 }
 suite "$EXT4" "$WORK/ext4.out" "$@"
 suite "$MNT" "$WORK/kvfs.out" "$@"
