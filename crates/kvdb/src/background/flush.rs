@@ -1,0 +1,171 @@
+//! Flush: the sealed memtables become runs of the youngest level. One merge for each dictionary, then one manifest edit that adds
+//! the runs and moves the journal's start behind what they hold. Until that edit is durable nothing is let go; a flush that finds
+//! no space leaves everything as it was, and is tried again.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use vt_tree::{Input, KeyRange, Merge, MergeOptions, Placement, Run};
+use zones::Reserve;
+
+use crate::database::{Database, Sealed};
+use crate::dictionary::DictionaryId;
+use crate::error::Result;
+use crate::journal::{Owned, Segment};
+use crate::manifest::{Edit, RunId};
+use crate::version::{Generation, Placed, Version};
+
+/// Bytes of work after which a flush looks up.
+const STEP: u64 = 8 << 20;
+
+/// A flush under way.
+struct Flush {
+    /// The newest generation in it, and where the journal begins afterwards; `None` leaves the journal alone.
+    upto: u64,
+    sealed: Option<Sealed>,
+    merges: VecDeque<(DictionaryId, Merge)>,
+    runs: Vec<(DictionaryId, Arc<Run>)>,
+    /// Keeps bound values in place until the runs hold them, even when a dictionary is dropped meanwhile.
+    _generations: Vec<Arc<Generation>>,
+}
+
+/// The manifest's form of a run.
+pub(crate) fn encode_run(run: &Run) -> Bytes {
+    let mut out = Vec::new();
+    run.encode(&mut out);
+    Bytes::from(out)
+}
+
+impl Flush {
+    fn begin(db: &Database, upto: u64, sealed: Option<Sealed>) -> Result<Flush> {
+        let version = db.version.load_full();
+        let mut merges = VecDeque::new();
+        let mut generations: Vec<Arc<Generation>> = Vec::new();
+        for (&dict, tree) in &version.trees {
+            let layers = tree.layers.iter().filter(|l| l.generation.number <= upto);
+            generations.extend(layers.clone().map(|l| l.generation.clone()));
+            let inputs: Vec<Input> =
+                layers.filter(|l| !l.memtable.is_empty()).map(|l| Input::Memtable(l.memtable.clone())).collect();
+            if inputs.is_empty() {
+                continue;
+            }
+            let options = MergeOptions {
+                // Values that the journal has bound stay where they are.
+                placement: Placement::stitch(),
+                drop_tombstones: tree.runs().next().is_none(),
+                separate_at: tree.info.options.separate_at,
+                // Nobody asks a run for the order of its commits yet.
+                old_seq: db.visible.load(Ordering::Acquire),
+                reserve: Reserve::Use,
+            };
+            merges.push_back((dict, Merge::new(&db.store, &inputs, &KeyRange::all(), options)?));
+        }
+        generations.sort_by_key(|g| g.number);
+        generations.dedup_by_key(|g| g.number);
+        Ok(Flush { upto, sealed, merges, runs: Vec::new(), _generations: generations })
+    }
+
+    fn run(&mut self, db: &Database) -> Result<()> {
+        while let Some((dict, mut merge)) = self.merges.pop_front() {
+            while !merge.step(STEP)? {}
+            let (run, stats) = merge.finish()?;
+            db.counters.merged(&stats);
+            self.runs.extend(run.map(|run| (dict, run)));
+        }
+        Ok(())
+    }
+
+    /// Makes the runs part of the store.
+    fn install(self, db: &Database) -> Result<()> {
+        db.zones.sync().map_err(|e| db.health.fail("syncing a flush", &e.into()))?;
+        let mut writer = db.writer.lock();
+        let before = self.sealed.map_or(0, |s| s.start.segment);
+        let mut released = writer.release(before);
+        // A few of the zones that become free are listed for the journal's next segments in the same edit.
+        let again = db.stock().saturating_sub(writer.ready()).min(released.len());
+        let mut rest = released.split_off(again);
+        let mut recycled = Vec::new();
+        let outcome = db.install(|state| {
+            let mut edits = Vec::new();
+            let mut id = state.next_run;
+            let mut placed = Vec::new();
+            for (dict, run) in self.runs {
+                // Dropped meanwhile: so is what it held.
+                if state.dictionaries.contains_key(&dict) {
+                    edits.push(Edit::AddRun { dict, level: 0, id: RunId(id), run: encode_run(&run) });
+                    placed.push((dict, Placed { id: RunId(id), run }));
+                    id += 1;
+                }
+            }
+            if let Some(sealed) = self.sealed {
+                edits.push(Edit::JournalStart(sealed.start));
+                edits.push(Edit::DropSegments { before });
+            }
+            for (i, old) in released.iter().enumerate() {
+                let number = state.next_segment + i as u64;
+                let segment = Segment { number, zone: old.segment.zone, epoch: db.env.random(), end: None };
+                edits.push(Edit::Segment(segment));
+                recycled.push(segment);
+            }
+            let upto = self.upto;
+            let change = move |v: &mut Version| {
+                for tree in v.trees.values_mut() {
+                    Arc::make_mut(tree).layers.retain(|l| l.generation.number > upto);
+                }
+                for (dict, placed) in placed {
+                    v.change(dict, |t| t.add_run(0, placed));
+                }
+            };
+            (edits, change)
+        });
+        if outcome.is_err() {
+            // The manifest still lists them: they stay.
+            released.append(&mut rest);
+            writer.take_back(released);
+            return outcome;
+        }
+        for (old, segment) in released.into_iter().zip(recycled) {
+            writer.add(Owned { segment, hold: old.hold });
+        }
+        db.counters.journal_device.set(writer.bytes());
+        Ok(())
+    }
+}
+
+impl Database {
+    /// Flushes what is sealed. `false`: nothing was.
+    pub(crate) fn flush_sealed(&self) -> Result<bool> {
+        let _one = self.flushing.lock();
+        let Some(last) = self.sealed.lock().back().copied() else { return Ok(false) };
+        self.flush_upto(last.generation, Some(last))?;
+        let mut sealed = self.sealed.lock();
+        sealed.retain(|s| s.generation > last.generation);
+        self.sealed_bytes.store(sealed.iter().map(|s| s.bytes).sum(), Ordering::Release);
+        drop(sealed);
+        self.counters.flushes.add(1);
+        self.flushed();
+        Ok(true)
+    }
+
+    /// Writes all generations up to `upto` into runs. The caller sees to it that no other flush is under way.
+    pub(crate) fn flush_upto(&self, upto: u64, sealed: Option<Sealed>) -> Result<()> {
+        let mut flush = Flush::begin(self, upto, sealed)?;
+        flush.run(self)?;
+        flush.install(self)
+    }
+
+    /// Everything committed before is in runs afterwards.
+    pub(crate) fn flush_all(&self) -> Result<()> {
+        let version = self.version.load_full();
+        let number = version.generation.number;
+        let empty = version.trees.values().all(|t| t.layers.iter().all(|l| l.memtable.is_empty()));
+        drop(version);
+        if !empty {
+            self.seal(number)?;
+        }
+        while self.flush_sealed()? {}
+        Ok(())
+    }
+}

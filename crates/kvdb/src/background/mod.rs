@@ -1,0 +1,343 @@
+//! Background work: three threads (the clock, flush, compaction), or, without threads, [`Database::step`], which does one bounded
+//! unit of it. Nothing is decided here: what a thread does is what a step does.
+
+pub(crate) mod compaction;
+pub(crate) mod flush;
+mod pressure;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+pub(crate) use compaction::Compaction;
+
+use crate::database::Database;
+use crate::error::{Error, Result};
+use crate::journal::{Owned, Segment, record};
+use crate::manifest::Edit;
+use zones::{Purpose, Reserve, ZONE_SIZE};
+
+/// A failed flush is tried this often before the store stops taking writes.
+const ATTEMPTS: u32 = 5;
+
+#[derive(Default)]
+struct Wanted {
+    flush: bool,
+    compaction: bool,
+}
+
+pub(crate) struct Background {
+    wanted: Mutex<Wanted>,
+    wake_flush: Condvar,
+    wake_compaction: Condvar,
+    wake_clock: Condvar,
+    /// A flush has ended: memory and perhaps journal space are free again.
+    memory_free: Condvar,
+    stop: AtomicBool,
+    /// The last flush found no space.
+    blocked: AtomicBool,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Nanoseconds of the clock at its last tick.
+    last_tick: AtomicU64,
+    /// Commits seen at the last tick, and since when there was none.
+    quiet: Mutex<(u64, Duration)>,
+}
+
+impl Background {
+    pub(crate) fn new(now: Duration) -> Background {
+        Background {
+            wanted: Mutex::default(),
+            wake_flush: Condvar::new(),
+            wake_compaction: Condvar::new(),
+            wake_clock: Condvar::new(),
+            memory_free: Condvar::new(),
+            stop: AtomicBool::new(false),
+            blocked: AtomicBool::new(false),
+            threads: Mutex::default(),
+            last_tick: AtomicU64::new(now.as_nanos() as u64),
+            quiet: Mutex::new((0, now)),
+        }
+    }
+
+    pub(crate) fn flush_wanted(&self) {
+        self.wanted.lock().flush = true;
+        self.wake_flush.notify_one();
+    }
+
+    pub(crate) fn compaction_wanted(&self) {
+        self.wanted.lock().compaction = true;
+        self.wake_compaction.notify_one();
+    }
+
+    pub(crate) fn stopping(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn flush_blocked(&self) -> bool {
+        self.blocked.load(Ordering::Acquire)
+    }
+
+    /// Waits for the end of a flush, at most so long.
+    pub(crate) fn wait_for_flush(&self, at_most: Duration) {
+        self.memory_free.wait_for(&mut self.wanted.lock(), at_most);
+    }
+
+    /// Ends all threads.
+    pub(crate) fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        {
+            // Under the lock, so that a thread that is about to wait does not miss it.
+            let _wanted = self.wanted.lock();
+            self.wake_flush.notify_all();
+            self.wake_compaction.notify_all();
+            self.wake_clock.notify_all();
+            self.memory_free.notify_all();
+        }
+        for thread in std::mem::take(&mut *self.threads.lock()) {
+            if thread.join().is_err() {
+                tracing::error!("a background thread has panicked");
+            }
+        }
+    }
+}
+
+impl Database {
+    /// Starts the threads, if this store has any.
+    pub(crate) fn start_threads(self: &Arc<Self>) -> Result<()> {
+        if self.inline() || self.options.read_only {
+            return Ok(());
+        }
+        let mut threads = self.background.threads.lock();
+        let jobs: [(&str, fn(&Database)); 3] =
+            [("kvdb-clock", Database::clock_loop), ("kvdb-flush", Database::flush_loop), ("kvdb-merge", Database::compaction_loop)];
+        for (name, job) in jobs {
+            let db = self.clone();
+            threads.push(std::thread::Builder::new().name(name.into()).spawn(move || job(&db))?);
+        }
+        Ok(())
+    }
+
+    fn clock_loop(&self) {
+        loop {
+            let mut wanted = self.background.wanted.lock();
+            if self.background.stopping() {
+                return;
+            }
+            self.background.wake_clock.wait_for(&mut wanted, self.options.flush_interval);
+            drop(wanted);
+            if self.background.stopping() {
+                return;
+            }
+            if let Err(e) = self.tick() {
+                tracing::warn!("work at the interval failed: {e}");
+            }
+            if self.health.failed() {
+                return;
+            }
+        }
+    }
+
+    fn flush_loop(&self) {
+        let mut failures = 0;
+        loop {
+            {
+                let mut wanted = self.background.wanted.lock();
+                while !wanted.flush && !self.background.stopping() && failures == 0 {
+                    self.background.wake_flush.wait(&mut wanted);
+                }
+                if failures > 0 && !self.background.stopping() {
+                    // A failed flush is tried again after a while, or as soon as space came back.
+                    self.background.wake_flush.wait_for(&mut wanted, Duration::from_secs(1));
+                }
+                wanted.flush = false;
+            }
+            if self.background.stopping() {
+                return;
+            }
+            let result = self.flush_sealed();
+            self.background.blocked.store(matches!(result, Err(Error::NoSpace)), Ordering::Release);
+            match result {
+                Ok(_) => failures = 0,
+                Err(e) => {
+                    failures += 1;
+                    tracing::warn!("a flush failed and will be tried again: {e}");
+                    if failures >= ATTEMPTS && !matches!(e, Error::NoSpace) {
+                        self.health.fail("flushing", &e);
+                        return;
+                    }
+                }
+            }
+            self.background.memory_free.notify_all();
+        }
+    }
+
+    fn compaction_loop(&self) {
+        let mut failed = false;
+        loop {
+            {
+                let mut wanted = self.background.wanted.lock();
+                while !wanted.compaction && !self.background.stopping() && !failed {
+                    self.background.wake_compaction.wait(&mut wanted);
+                }
+                if failed && !self.background.stopping() {
+                    self.background.wake_compaction.wait_for(&mut wanted, Duration::from_secs(5));
+                }
+                wanted.compaction = false;
+            }
+            failed = false;
+            loop {
+                if self.background.stopping() {
+                    return;
+                }
+                match self.compaction_steps(1) {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    Err(_) if self.health.failed() => return,
+                    Err(e) => {
+                        tracing::warn!("a merge failed and will be tried again: {e}");
+                        failed = true;
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Up to `steps` bounded steps of compaction. `false`: there is nothing to do.
+    pub(crate) fn compaction_steps(&self, steps: usize) -> Result<bool> {
+        let mut current = self.compacting.lock();
+        for done in 0..steps {
+            let mut compaction = match current.take() {
+                Some(compaction) => compaction,
+                None => match self.next_job(self.is_quiet(), false) {
+                    Some(job) => Compaction::begin(self, job)?,
+                    None => return Ok(done > 0),
+                },
+            };
+            if compaction.step()? {
+                compaction.install(self)?;
+            } else {
+                *current = Some(compaction);
+            }
+        }
+        Ok(true)
+    }
+
+    /// `true` when no commit came for a while.
+    fn is_quiet(&self) -> bool {
+        let (_, since) = *self.background.quiet.lock();
+        self.now().saturating_sub(since) >= self.options.idle_flush.min(Duration::from_secs(2))
+    }
+
+    /// What falls due with time.
+    pub(crate) fn tick(&self) -> Result<()> {
+        let now = self.now();
+        self.background.last_tick.store(now.as_nanos() as u64, Ordering::Relaxed);
+        {
+            let commits = self.counters.commits.get();
+            let mut quiet = self.background.quiet.lock();
+            if quiet.0 != commits {
+                *quiet = (commits, now);
+            }
+        }
+        self.sync_and_mark()?;
+        self.prepare_segment()?;
+        let (_, since) = *self.background.quiet.lock();
+        if now.saturating_sub(since) >= self.options.idle_flush {
+            if self.deletions.swap(false, Ordering::AcqRel) {
+                let flushed = self.flush_all();
+                if flushed.is_err() {
+                    self.deletions.store(true, Ordering::Release);
+                }
+                flushed?;
+            }
+            self.background.compaction_wanted();
+            self.zones.give_back()?;
+        }
+        Ok(())
+    }
+
+    /// Makes the journal durable. When it was already, and nothing came behind, a mark is written (not synced) that says so: from
+    /// then on damage to the last commits is told from a torn write.
+    fn sync_and_mark(&self) -> Result<()> {
+        let mut pipeline = self.pipeline.lock();
+        let end = pipeline.end();
+        if end == self.marked.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        if end > self.durable.load(Ordering::Acquire) {
+            drop(pipeline);
+            return self.sync_to(end);
+        }
+        let mark = record::mark();
+        if pipeline.pending() + mark.len() > pipeline.room {
+            return Ok(());
+        }
+        pipeline.buffer.extend_from_slice(&mark);
+        self.marked.store(pipeline.end(), Ordering::Relaxed);
+        drop(pipeline);
+        self.write_out()?;
+        Ok(())
+    }
+
+    /// Lays a segment ready for the journal, its space on the host allocated and written, so that no synced commit waits for it.
+    fn prepare_segment(&self) -> Result<()> {
+        if self.writer.lock().ready() >= self.stock() {
+            return Ok(());
+        }
+        let (zone, hold) = self.zones.take_zone(Purpose::Journal, Reserve::Keep)?;
+        if self.options.zero_journal {
+            let zeros = vec![0; 1 << 20];
+            for offset in (0..ZONE_SIZE).step_by(zeros.len()) {
+                self.zones.write(Purpose::Journal, zone.start() + offset, &zeros)?;
+            }
+        }
+        let mut writer = self.writer.lock();
+        let mut manifest = self.manifest()?;
+        let segment = Segment { number: manifest.state().next_segment, zone, epoch: self.env.random(), end: None };
+        manifest.commit(vec![Edit::Segment(segment)])?;
+        writer.add(Owned { segment, hold });
+        Ok(())
+    }
+
+    /// One bounded unit of background work. `false`: there is nothing to do.
+    pub(crate) fn step(&self) -> Result<bool> {
+        self.writable()?;
+        let since =
+            self.now().as_nanos() as u64 - self.background.last_tick.load(Ordering::Relaxed).min(self.now().as_nanos() as u64);
+        if since >= self.options.flush_interval.as_nanos() as u64 {
+            self.tick()?;
+            return Ok(true);
+        }
+        if self.flush_sealed()? {
+            return Ok(true);
+        }
+        self.compaction_steps(1)
+    }
+
+    /// After a flush: who waited for memory goes on, and the young runs may want merging.
+    fn flushed(&self) {
+        self.count_runs();
+        self.reclaimable.store(true, Ordering::Release);
+        self.background.blocked.store(false, Ordering::Release);
+        self.background.memory_free.notify_all();
+        self.background.compaction_wanted();
+    }
+
+    /// After a merge: what found no space may find some now.
+    fn compacted(&self) {
+        self.count_runs();
+        if self.background.flush_blocked() {
+            self.background.flush_wanted();
+        }
+    }
+
+    fn count_runs(&self) {
+        let version = self.version.load();
+        let most = version.trees.values().map(|t| t.levels.first().map_or(0, Vec::len)).max();
+        self.counters.young_runs.set(most.unwrap_or(0) as u64);
+    }
+}

@@ -1,0 +1,146 @@
+//! Write pressure: what a commit must do before it may add to the debt of flushes and merges. Delays begin early, are short, and
+//! grow with the square of the debt. A commit waits only when memory would exceed its budget. A commit of data is refused
+//! when the flush of everything committed could no longer find room, so that nothing acknowledged can be lost to a full store;
+//! deletions are let through.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::compaction::FAN;
+use crate::database::Database;
+use crate::error::{Error, Result};
+
+/// Nanoseconds for each byte when the debt is at its limit: 20 MB/s.
+const SLOWEST: f64 = 50.0;
+/// Delays are saved up to this many nanoseconds before a thread sleeps: shorter sleeps cost more than they last.
+const WORTH_SLEEPING: u64 = 300_000;
+/// The longest single sleep.
+const LONGEST: u64 = 20_000_000;
+/// Bytes that commits may add before the space is looked at again.
+const LOOK_AGAIN: u64 = 4 << 20;
+
+impl Database {
+    /// Lets a commit of `bytes` go ahead: now, a little later, or not at all.
+    pub(crate) fn admit(&self, bytes: usize, deletes_only: bool) -> Result<()> {
+        if !deletes_only {
+            self.admit_space(bytes as u64)?;
+        }
+        if self.inline() {
+            return Ok(());
+        }
+        self.admit_memory(bytes, deletes_only)?;
+        let owed = (self.debt() * SLOWEST * bytes as f64) as u64;
+        if owed > 0 {
+            let owed = self.owed_nanos.fetch_add(owed, Ordering::Relaxed) + owed;
+            if owed >= WORTH_SLEEPING {
+                self.owed_nanos.store(0, Ordering::Relaxed);
+                let pause = Duration::from_nanos(owed.min(LONGEST));
+                self.counters.delays.add(1);
+                self.counters.delayed_micros.add(pause.as_micros() as u64);
+                std::thread::sleep(pause);
+            }
+        }
+        Ok(())
+    }
+
+    /// From 0, nothing to do, to 1, as much as should ever be.
+    fn debt(&self) -> f64 {
+        let part = |value: usize, from: usize, to: usize| {
+            let x = (value.saturating_sub(from) as f64 / (to - from) as f64).min(1.0);
+            x * x
+        };
+        let memory = part(self.memtable_bytes(), self.shares.memtables / 2, self.shares.memtables);
+        let runs = part(self.counters.young_runs.get() as usize, 2 * FAN, 8 * FAN);
+        memory.max(runs)
+    }
+
+    /// Bytes of all memtables.
+    pub(crate) fn memtable_bytes(&self) -> usize {
+        self.active_bytes.load(Ordering::Relaxed) + self.sealed_bytes.load(Ordering::Relaxed)
+    }
+
+    fn admit_memory(&self, bytes: usize, deletes_only: bool) -> Result<()> {
+        let full = || {
+            let memory = self.memtable_bytes() + bytes > self.shares.memtables && self.sealed_bytes.load(Ordering::Acquire) > 0;
+            memory || self.counters.journal_device.get() > 2 * self.shares.journal_device
+        };
+        if !full() {
+            return Ok(());
+        }
+        self.counters.stops.add(1);
+        while full() {
+            self.writable()?;
+            if self.background.flush_blocked() {
+                // Deletions make room; they may use a little of what is set aside.
+                let limit = self.shares.memtables + self.shares.memtables / 8;
+                if deletes_only && self.memtable_bytes() + bytes < limit {
+                    break;
+                }
+                return Err(Error::NoSpace);
+            }
+            self.background.wait_for_flush(Duration::from_millis(100));
+        }
+        Ok(())
+    }
+
+    /// What the flush of all memtables may take on the device.
+    pub(crate) fn unflushed(&self) -> u64 {
+        self.memtable_bytes() as u64
+    }
+
+    fn admit_space(&self, bytes: u64) -> Result<()> {
+        let spend = |left: u64| left.checked_sub(bytes);
+        if self.space_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spend).is_ok() {
+            return Ok(());
+        }
+        if self.look_at_space(bytes) {
+            return Ok(());
+        }
+        self.want_space();
+        if self.look_at_space(bytes) { Ok(()) } else { Err(Error::NoSpace) }
+    }
+
+    fn look_at_space(&self, bytes: u64) -> bool {
+        let free = self.zones.space().free_for_user.saturating_sub(self.unflushed());
+        let enough = free >= bytes;
+        let left = if enough { ((free - bytes) / 4).min(LOOK_AGAIN) } else { 0 };
+        self.space_left.store(left, Ordering::Relaxed);
+        enough
+    }
+
+    /// Space ran short: whatever was deleted must give its space back, now.
+    pub(crate) fn want_space(&self) {
+        // Once for each time that something was deleted or merged: a store full of live data is not searched again and again.
+        if !self.reclaimable.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        if let Err(e) = self.reclaim() {
+            tracing::warn!("no space could be made free: {e}");
+        }
+    }
+
+    /// What a commit does afterwards when nothing runs by itself: whatever is overdue.
+    pub(crate) fn after_commit(&self) -> Result<()> {
+        if self.counters.journal_device.get() > self.shares.journal_device && self.sealed.lock().is_empty() {
+            self.seal(self.version.load().generation.number)?;
+        }
+        if !self.inline() {
+            return Ok(());
+        }
+        if self.memtable_bytes() > self.shares.memtables || self.counters.journal_device.get() > self.shares.journal_device {
+            self.ignore_full(self.flush_sealed().map(|_| ()))?;
+        }
+        if self.counters.young_runs.get() as usize >= 4 * FAN {
+            self.ignore_full(self.compaction_steps(usize::MAX).map(|_| ()))?;
+        }
+        Ok(())
+    }
+
+    /// Background work that failed is no failure of the commit that did it; the store may have stopped, which the next one hears.
+    fn ignore_full(&self, result: Result<()>) -> Result<()> {
+        if let Err(e) = result {
+            tracing::warn!("background work failed and will be tried again: {e}");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,58 @@
+//! A batch: changes that a commit applies whole or not at all.
+
+use bytes::Bytes;
+
+use crate::dictionary::DictionaryId;
+
+/// When a commit returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durability {
+    /// As soon as it is visible; on disk within the flush interval, always as a consistent state.
+    Buffered,
+    /// When it, and everything before it, is on disk.
+    Synced,
+}
+
+/// Changes that happen whole or not at all, in the order given; a later one wins over an earlier one.
+#[derive(Clone, Debug, Default)]
+pub struct Batch {
+    pub(crate) changes: Vec<Change>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Change {
+    Put(DictionaryId, Bytes, Bytes),
+    Delete(DictionaryId, Bytes),
+    DeleteRange(DictionaryId, Bytes, Bytes),
+}
+
+impl Change {
+    pub(crate) fn dictionary(&self) -> DictionaryId {
+        match self {
+            Change::Put(d, ..) | Change::Delete(d, ..) | Change::DeleteRange(d, ..) => *d,
+        }
+    }
+}
+
+impl Batch {
+    pub fn new() -> Self {
+        Self::default()
+    }
+    pub fn is_empty(&self) -> bool {
+        self.changes.is_empty()
+    }
+    /// Number of changes.
+    pub fn len(&self) -> usize {
+        self.changes.len()
+    }
+    pub fn put(&mut self, dict: DictionaryId, key: impl Into<Bytes>, value: impl Into<Bytes>) {
+        self.changes.push(Change::Put(dict, key.into(), value.into()));
+    }
+    pub fn delete(&mut self, dict: DictionaryId, key: impl Into<Bytes>) {
+        self.changes.push(Change::Delete(dict, key.into()));
+    }
+    /// Deletes every key in `[start, end)`; costs one range tombstone whatever it covers.
+    pub fn delete_range(&mut self, dict: DictionaryId, start: impl Into<Bytes>, end: impl Into<Bytes>) {
+        self.changes.push(Change::DeleteRange(dict, start.into(), end.into()));
+    }
+}

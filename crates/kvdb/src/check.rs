@@ -1,0 +1,149 @@
+//! Check: reads everything that the store consists of, and lists what is wrong. Nothing is changed.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use vt_tree::{Store, Value};
+use zones::{Device, ZONE_SIZE, ZoneId, ZoneUse, Zones};
+
+use crate::error::Result;
+use crate::recovery::{Found, read_journal};
+
+/// One thing that is not as it must be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// Which part of the store: "superblock", "manifest", "journal", "dictionary NAME, run N", "zones".
+    pub place: String,
+    /// What is wrong there, with its device address where it has one.
+    pub what: String,
+}
+
+impl std::fmt::Display for Fault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.place, self.what)
+    }
+}
+
+/// What a check has read and found.
+#[derive(Clone, Debug, Default)]
+pub struct CheckReport {
+    pub faults: Vec<Fault>,
+    pub dictionaries: u64,
+    pub runs: u64,
+    /// Items in runs, tombstones and hidden ones included.
+    pub items: u64,
+    /// Bytes of runs read: blocks and values.
+    pub bytes: u64,
+    /// Commits in the journal.
+    pub journal_records: u64,
+    /// Bytes that a crash left behind the journal's end. No fault.
+    pub torn_bytes: u64,
+}
+
+impl CheckReport {
+    pub fn is_clean(&self) -> bool {
+        self.faults.is_empty()
+    }
+
+    fn fault(&mut self, place: impl Into<String>, what: impl ToString) {
+        self.faults.push(Fault { place: place.into(), what: what.to_string() });
+    }
+}
+
+/// Bytes of cache for nodes and filters while checking.
+const CACHE: usize = 32 << 20;
+
+/// Reads the whole store on `device`, which nobody must be writing to. `progress` hears of (bytes read, bytes in all).
+/// Damage is reported, never an error.
+pub fn check(device: Arc<dyn Device>, progress: &mut dyn FnMut(u64, u64)) -> CheckReport {
+    let mut report = CheckReport::default();
+    if let Err(e) = examine(device, &mut report, progress) {
+        report.fault("store", e);
+    }
+    report
+}
+
+fn examine(device: Arc<dyn Device>, report: &mut CheckReport, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
+    let zones = Zones::open(device)?;
+    for e in zones.check_superblocks() {
+        report.fault("superblock", e);
+    }
+    let store = Store::new(zones.clone(), CACHE);
+    let mut found = Found::read(&zones, &store)?;
+    for addr in &found.loaded.damaged {
+        report.fault("manifest", format!("one of two copies at device address {addr:#x} cannot be read"));
+    }
+    let mut bound = Vec::new();
+    let journal = read_journal(&zones, &store, &found.loaded.state, &mut found.recovery, &mut |e| bound.push(*e));
+    let uses = match &journal {
+        Ok(journal) => journal.bound.clone(),
+        Err(e) => {
+            report.fault("journal", e);
+            ZoneUse::new()
+        }
+    };
+    report.torn_bytes = found.recovery.torn_bytes;
+    report.journal_records = found.recovery.records;
+    if found.recovery.clean && report.torn_bytes > 0 {
+        report.fault("journal", format!("{} bytes lie behind the end of a store that was closed properly", report.torn_bytes));
+    }
+
+    let total =
+        found.trees.iter().flat_map(|t| t.runs()).map(|p| p.run.stats()).map(|s| s.block_bytes + s.value_bytes).sum::<u64>()
+            + bound.iter().map(|e| u64::from(e.len)).sum::<u64>();
+    let mut done = 0;
+    for extent in &bound {
+        if let Err(e) = store.read_value(&Value::Extent(*extent)) {
+            report.fault("journal", format!("a value that it binds: {e}"));
+        }
+        done += u64::from(extent.len);
+        progress(done, total);
+    }
+    let mut used: BTreeMap<ZoneId, &'static str> = BTreeMap::new();
+    let whole = |zone: ZoneId, what: &'static str, used: &mut BTreeMap<ZoneId, &str>, report: &mut CheckReport| {
+        if let Some(other) = used.insert(zone, what) {
+            report.fault("zones", format!("{zone} belongs to the {what} and to the {other}"));
+        }
+    };
+    for &zone in &found.loaded.root.zones {
+        whole(zone, "manifest", &mut used, report);
+    }
+    for (segment, _) in &found.segments {
+        whole(segment.zone, "journal", &mut used, report);
+    }
+    for (zone, bytes) in uses.iter() {
+        claim(&used, zone, bytes, "a value that the journal binds", report);
+    }
+    for tree in &found.trees {
+        report.dictionaries += 1;
+        for placed in tree.runs() {
+            let place = format!("dictionary {}, run {}", tree.info.name, placed.id.0);
+            let mut faults = Vec::new();
+            let mut bytes = 0;
+            vt_tree::check_run(&placed.run, &mut |what| faults.push(what), &mut |n| {
+                bytes += n;
+                progress(done + bytes, total);
+            });
+            done += bytes;
+            faults.into_iter().for_each(|what| report.fault(place.clone(), what));
+            for (zone, bytes) in placed.run.uses().iter() {
+                claim(&used, zone, bytes, &place, report);
+            }
+            report.runs += 1;
+            report.items += placed.run.stats().items;
+            report.bytes += bytes;
+        }
+    }
+    progress(total, total);
+    Ok(())
+}
+
+/// `what` has `bytes` in `zone`: possible only when the zone is nobody's whole, and large enough.
+fn claim(used: &BTreeMap<ZoneId, &'static str>, zone: ZoneId, bytes: u64, what: &str, report: &mut CheckReport) {
+    if let Some(other) = used.get(&zone) {
+        report.fault("zones", format!("{zone} belongs to the {other}, but {what} lies in it"));
+    }
+    if bytes > ZONE_SIZE {
+        report.fault("zones", format!("{what} claims {bytes} bytes of {zone}, more than there are"));
+    }
+}

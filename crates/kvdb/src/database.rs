@@ -1,0 +1,272 @@
+//! The engine behind a [`crate::Kvdb`]: what its parts share, and the order in which their locks are taken.
+//!
+//! Locks, outermost first: `flushing` or `compacting` (one job of each kind at a time) → `writer` (the journal's place on the
+//! device) → `manifest` → `swap` (the version) ; and `writer` → `pipeline` → `swap`. A commit alone takes `pipeline` and
+//! nothing else; a reader takes none.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use env::Env;
+use parking_lot::{Condvar, MappedMutexGuard, Mutex, MutexGuard};
+use vt_tree::Store;
+use zones::Zones;
+
+use crate::background::{Background, Compaction};
+use crate::commit::{Pipeline, Syncing};
+use crate::dictionary::{DictionaryId, DictionaryInfo, DictionaryOptions, MAX_DICTIONARY_NAME};
+use crate::error::{Error, Result};
+use crate::health::Health;
+use crate::journal::{SEGMENT_SIZE, Writer};
+use crate::manifest::{Edit, JournalStart, Manifest, State};
+use crate::options::{OpenOptions, Shares};
+use crate::stats::Counters;
+use crate::version::{Tree, Version};
+use crate::view::View;
+
+/// A generation that takes no more commits, and where the journal begins once it is in runs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sealed {
+    pub generation: u64,
+    /// Of its memtables.
+    pub bytes: usize,
+    pub start: JournalStart,
+}
+
+pub(crate) struct Database {
+    pub env: Arc<dyn Env>,
+    pub zones: Arc<Zones>,
+    pub store: Arc<Store>,
+    pub options: OpenOptions,
+    pub shares: Shares,
+    pub health: Arc<Health>,
+    pub counters: Counters,
+
+    pub version: ArcSwap<Version>,
+    /// Held for the time of one read-change-store of `version`.
+    pub swap: Mutex<()>,
+    /// The newest commit that readers see.
+    pub visible: AtomicU64,
+    /// Bytes in the memtables that take commits.
+    pub active_bytes: AtomicUsize,
+    /// Bytes in those that wait for their flush.
+    pub sealed_bytes: AtomicUsize,
+    /// Something was deleted since the last flush that idleness made.
+    pub deletions: AtomicBool,
+    /// Something may be gained by [`Database::reclaim`].
+    pub reclaimable: AtomicBool,
+    /// Delays that commits owe, not yet slept.
+    pub owed_nanos: AtomicU64,
+
+    pub pipeline: Mutex<Pipeline>,
+    pub writer: Mutex<Writer>,
+    pub syncing: Mutex<Syncing>,
+    pub sync_done: Condvar,
+    /// The journal's stream is durable up to this position.
+    pub durable: AtomicU64,
+    /// Nothing but a mark stands before this end of the stream since the last sync.
+    pub marked: AtomicU64,
+
+    /// `None`: opened for reading only.
+    manifest: Mutex<Option<Manifest>>,
+    /// Generations that wait for their flush, oldest first.
+    pub sealed: Mutex<VecDeque<Sealed>>,
+    pub flushing: Mutex<()>,
+    /// The compaction under way, when it is done in steps.
+    pub compacting: Mutex<Option<Compaction>>,
+    pub background: Background,
+    /// Bytes that commits may still add before the space is looked at again.
+    pub space_left: AtomicU64,
+    pub closed: AtomicBool,
+}
+
+/// What recovery found and made, out of which a database is built.
+pub(crate) struct Parts {
+    pub env: Arc<dyn Env>,
+    pub zones: Arc<Zones>,
+    pub store: Arc<Store>,
+    pub options: OpenOptions,
+    pub health: Arc<Health>,
+    pub version: Version,
+    pub next_seq: u64,
+    pub writer: Writer,
+    pub manifest: Option<Manifest>,
+}
+
+impl Database {
+    pub(crate) fn new(parts: Parts) -> Database {
+        let shares = Shares::of(&parts.options);
+        let position = parts.writer.position().position;
+        let active: usize = parts.version.memtable_bytes();
+        let pipeline = Pipeline::new(parts.next_seq, position);
+        Database {
+            background: Background::new(parts.env.monotonic()),
+            env: parts.env,
+            zones: parts.zones,
+            store: parts.store,
+            shares,
+            options: parts.options,
+            health: parts.health,
+            counters: Counters::default(),
+            version: ArcSwap::from_pointee(parts.version),
+            swap: Mutex::new(()),
+            visible: AtomicU64::new(pipeline.next_seq - 1),
+            active_bytes: AtomicUsize::new(active),
+            sealed_bytes: AtomicUsize::new(0),
+            deletions: AtomicBool::new(active > 0),
+            reclaimable: AtomicBool::new(true),
+            owed_nanos: AtomicU64::new(0),
+            pipeline: Mutex::new(pipeline),
+            writer: Mutex::new(parts.writer),
+            syncing: Mutex::default(),
+            sync_done: Condvar::new(),
+            durable: AtomicU64::new(position),
+            marked: AtomicU64::new(position),
+            manifest: Mutex::new(parts.manifest),
+            sealed: Mutex::default(),
+            flushing: Mutex::new(()),
+            compacting: Mutex::new(None),
+            space_left: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    /// `true` when nothing runs by itself.
+    pub(crate) fn inline(&self) -> bool {
+        !self.options.threads || self.env.inline()
+    }
+
+    /// An error unless the store takes writes.
+    pub(crate) fn writable(&self) -> Result<()> {
+        if self.options.read_only {
+            return Err(Error::ReadOnly("it was opened for reading only".into()));
+        }
+        if self.closed.load(Ordering::Acquire) {
+            return Err(Error::ReadOnly("it was closed".into()));
+        }
+        self.health.check()
+    }
+
+    pub(crate) fn manifest(&self) -> Result<MappedMutexGuard<'_, Manifest>> {
+        MutexGuard::try_map(self.manifest.lock(), Option::as_mut)
+            .map_err(|_| Error::ReadOnly("it was opened for reading only".into()))
+    }
+
+    /// Replaces the version by a changed one.
+    pub(crate) fn swap_version(&self, change: impl FnOnce(&mut Version)) {
+        let old;
+        {
+            let _one = self.swap.lock();
+            old = self.version.load_full();
+            let mut next = (*old).clone();
+            change(&mut next);
+            self.version.store(Arc::new(next));
+        }
+        // What only the old version held is let go here, outside of the lock.
+        drop(old);
+    }
+
+    /// Makes the edits that `plan` draws up durable, then changes the version accordingly. Whatever the version lets go of is
+    /// free only after the edits are durable.
+    pub(crate) fn install<F>(&self, plan: impl FnOnce(&State) -> (Vec<Edit>, F)) -> Result<()>
+    where
+        F: FnOnce(&mut Version),
+    {
+        let mut manifest = self.manifest()?;
+        let (edits, change) = plan(manifest.state());
+        manifest.commit(edits)?;
+        self.swap_version(change);
+        Ok(())
+    }
+
+    pub(crate) fn view(&self) -> View {
+        // The version first: what it lacks was committed after this call began; what its runs hold is visible already.
+        let version = self.version.load_full();
+        let at = self.visible.load(Ordering::Acquire);
+        View { version, store: self.store.clone(), at }
+    }
+
+    pub(crate) fn create_dictionary(&self, name: &str, options: DictionaryOptions) -> Result<DictionaryId> {
+        if let Some(id) = self.dictionary(name) {
+            return Ok(id);
+        }
+        self.writable()?;
+        if name.is_empty() || name.len() > MAX_DICTIONARY_NAME {
+            return Err(Error::Invalid(format!("a dictionary's name has 1 to {MAX_DICTIONARY_NAME} bytes, not {}", name.len())));
+        }
+        let mut made = None;
+        self.install(|state| {
+            // Somebody else may have been quicker.
+            let there = state.dictionaries.values().find(|d| d.info.name == name).map(|d| d.info.id);
+            let id = there.unwrap_or(DictionaryId(state.next_dictionary));
+            made = Some(id);
+            let info = DictionaryInfo { id, name: name.into(), options };
+            let edits = if there.is_some() { Vec::new() } else { vec![Edit::Dictionary(info.clone())] };
+            let change = move |v: &mut Version| {
+                let generation = v.generation.clone();
+                v.trees.entry(id).or_insert_with(|| Arc::new(Tree::new(info, &generation)));
+            };
+            (edits, change)
+        })?;
+        made.ok_or_else(|| Error::NoDictionary(name.into()))
+    }
+
+    /// Drops a dictionary and all that is in it.
+    pub(crate) fn drop_dictionary(&self, dict: DictionaryId) -> Result<()> {
+        self.writable()?;
+        self.version.load().tree(dict)?;
+        self.install(|state| {
+            let edits = state.dictionaries.contains_key(&dict).then_some(Edit::DropDictionary(dict));
+            (edits.into_iter().collect(), move |v: &mut Version| drop(v.trees.remove(&dict)))
+        })?;
+        self.background.compaction_wanted();
+        Ok(())
+    }
+
+    pub(crate) fn dictionary(&self, name: &str) -> Option<DictionaryId> {
+        self.version.load().trees.values().find(|t| t.info.name == name).map(|t| t.info.id)
+    }
+
+    /// Segments that should lie ready.
+    pub(crate) fn stock(&self) -> usize {
+        if self.shares.seal_at as u64 >= 2 * SEGMENT_SIZE { 2 } else { 1 }
+    }
+
+    /// Ends background work and leaves everything durable. Later writes are refused; views stay readable.
+    pub(crate) fn close(&self) -> Result<()> {
+        self.background.stop();
+        if self.options.read_only || self.closed.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        // A half-done compaction is given up; what it wrote is free again.
+        *self.compacting.lock() = None;
+        self.health.check()?;
+        if self.options.flush_on_close {
+            match self.flush_all() {
+                // The journal has it all; the next open flushes when there is room.
+                Err(Error::NoSpace) => {}
+                other => other?,
+            }
+        }
+        let end = self.pipeline.lock().end();
+        self.sync_to(end)?;
+        let writer = self.writer.lock();
+        let mut edits = Vec::new();
+        if let Some((number, position)) = writer.last_used() {
+            edits.push(Edit::SegmentEnds { number, position });
+        }
+        edits.push(Edit::Closed(self.zones.positions()));
+        match self.manifest()?.commit(edits) {
+            // Without this note the next open reads the journal's end for itself.
+            Err(Error::NoSpace) => Ok(()),
+            other => other,
+        }
+    }
+
+    pub(crate) fn now(&self) -> Duration {
+        self.env.monotonic()
+    }
+}

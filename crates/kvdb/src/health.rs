@@ -1,0 +1,51 @@
+//! Whether the store takes writes. It stops for good when what is on the device and what is in memory may no longer agree: after
+//! a failed sync, a failed write of the journal or of the manifest. Nothing is retried as if nothing were lost: reading goes on,
+//! the next open recovers what is durable.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::error::{Error, Result};
+
+#[derive(Default)]
+pub(crate) struct Health {
+    failed: AtomicBool,
+    why: Mutex<Option<String>>,
+}
+
+impl Health {
+    /// An error once the store has stopped taking writes.
+    pub(crate) fn check(&self) -> Result<()> {
+        match self.failed.load(Ordering::Acquire) {
+            false => Ok(()),
+            true => Err(self.error()),
+        }
+    }
+
+    fn error(&self) -> Error {
+        Error::ReadOnly(self.why.lock().clone().unwrap_or_else(|| "it failed".into()))
+    }
+
+    pub(crate) fn failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+
+    /// Why the store takes no more writes.
+    pub(crate) fn why(&self) -> Option<String> {
+        self.why.lock().clone()
+    }
+
+    /// Stops writes because of `cause`, met while `doing`; the first cause stays. Gives the error for the caller.
+    pub(crate) fn fail(&self, doing: &str, cause: &Error) -> Error {
+        let mut why = self.why.lock();
+        if why.is_none() {
+            let reason = format!("{doing} failed ({cause}); close the store and open it again, which recovers what is on disk");
+            tracing::error!("{reason}");
+            *why = Some(reason);
+            self.failed.store(true, Ordering::Release);
+        }
+        drop(why);
+        self.error()
+    }
+}

@@ -1,0 +1,152 @@
+//! Writes the journal's stream: cuts what has gathered since the last write into chunks and lays them into segments. It never
+//! touches a sector twice: what a write did not fill stays empty.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use zones::{Hold, Purpose, SECTOR, Zones};
+
+use super::{SEGMENT_SIZE, Segment};
+use crate::chunk::{self, HEADER, Kind, MAX_PIECE};
+use crate::error::Result;
+
+/// A segment and what keeps its zone.
+pub(crate) struct Owned {
+    pub segment: Segment,
+    pub hold: Hold,
+}
+
+pub(crate) struct Writer {
+    zones: Arc<Zones>,
+    /// Segments that hold parts of the stream, oldest first; the last one is being written.
+    used: VecDeque<Owned>,
+    /// Segments that the manifest lists and that are still empty.
+    ready: VecDeque<Owned>,
+    /// Offset in the last used segment where the next chunk goes.
+    offset: u64,
+    /// Position in the stream where the next chunk begins.
+    position: u64,
+}
+
+/// Where the writer stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Written {
+    pub segment: u64,
+    pub offset: u64,
+    pub position: u64,
+}
+
+impl Writer {
+    /// A writer that goes on at `position` in the first of the segments that are added to it.
+    pub(crate) fn new(zones: Arc<Zones>, position: u64) -> Writer {
+        Writer { zones, used: VecDeque::new(), ready: VecDeque::new(), offset: SEGMENT_SIZE, position }
+    }
+
+    /// Segments of an earlier life: kept until the runs hold what is in them.
+    pub(crate) fn keep_old(&mut self, old: Vec<Owned>) {
+        debug_assert!(self.used.is_empty());
+        self.used.extend(old);
+    }
+
+    /// An empty segment, already durable in the manifest.
+    pub(crate) fn add(&mut self, segment: Owned) {
+        self.ready.push_back(segment);
+    }
+
+    pub(crate) fn ready(&self) -> usize {
+        self.ready.len()
+    }
+
+    /// Bytes that the segments in use take on the device.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.used.len() as u64 * SEGMENT_SIZE
+    }
+
+    /// Bytes of stream that surely fit into the segments at hand, when written at once.
+    pub(crate) fn room(&self) -> usize {
+        let left = room_in(SEGMENT_SIZE - self.offset);
+        (left + self.ready.len() as u64 * room_in(SEGMENT_SIZE)) as usize
+    }
+
+    pub(crate) fn position(&self) -> Written {
+        let (segment, offset) = match (self.used.back(), self.ready.front()) {
+            (_, Some(next)) if self.offset == SEGMENT_SIZE => (next.segment.number, 0),
+            (Some(last), _) => (last.segment.number, self.offset),
+            (None, _) => (0, 0),
+        };
+        Written { segment, offset, position: self.position }
+    }
+
+    /// Writes `buffer`, which is `HEADER` bytes of anything and then the stream's next bytes. The caller made sure of
+    /// [`Writer::room`]. `synced`: see [`chunk`]. Not synced.
+    pub(crate) fn write(&mut self, buffer: &mut Vec<u8>, synced: u64) -> Result<()> {
+        let total = buffer.len() - HEADER;
+        let room = SEGMENT_SIZE - self.offset;
+        if total <= MAX_PIECE && chunk::size(total) <= room {
+            return self.write_chunk(buffer, synced);
+        }
+        let mut done = 0;
+        while done < total {
+            if SEGMENT_SIZE - self.offset < SECTOR {
+                self.next_segment()?;
+            }
+            let piece = (total - done).min(MAX_PIECE).min((SEGMENT_SIZE - self.offset) as usize - HEADER);
+            let mut bytes = Vec::with_capacity(chunk::size(piece) as usize);
+            bytes.resize(HEADER, 0);
+            bytes.extend_from_slice(&buffer[HEADER + done..HEADER + done + piece]);
+            self.write_chunk(&mut bytes, synced)?;
+            done += piece;
+        }
+        Ok(())
+    }
+
+    fn write_chunk(&mut self, chunk: &mut Vec<u8>, synced: u64) -> Result<()> {
+        let len = (chunk.len() - HEADER) as u64;
+        let Some(current) = self.used.back() else {
+            return Err(crate::Error::Invalid("the journal has no segment to write to".into()));
+        };
+        chunk::seal(Kind::Journal, chunk, current.segment.epoch, self.position, synced);
+        self.zones.write(Purpose::Journal, current.segment.zone.start() + self.offset, chunk)?;
+        self.offset += chunk.len() as u64;
+        self.position += len;
+        Ok(())
+    }
+
+    fn next_segment(&mut self) -> Result<()> {
+        let next = self.ready.pop_front();
+        let next = next.ok_or_else(|| crate::Error::Invalid("the journal has no segment prepared".into()))?;
+        self.used.push_back(next);
+        self.offset = 0;
+        Ok(())
+    }
+
+    /// Lets go of the segments before number `before`, and gives them back for another use.
+    pub(crate) fn release(&mut self, before: u64) -> Vec<Owned> {
+        let count = self.used.iter().take_while(|s| s.segment.number < before).count();
+        debug_assert!(count == 0 || count < self.used.len() || self.offset == SEGMENT_SIZE, "the segment being written is wanted");
+        self.used.drain(..count).collect()
+    }
+
+    /// Undoes a [`Writer::release`].
+    pub(crate) fn take_back(&mut self, released: Vec<Owned>) {
+        for segment in released.into_iter().rev() {
+            self.used.push_front(segment);
+        }
+    }
+
+    /// The segment last written to, and the position where the stream stands.
+    pub(crate) fn last_used(&self) -> Option<(u64, u64)> {
+        self.used.back().map(|s| (s.segment.number, self.position))
+    }
+}
+
+/// Bytes of stream that fit into `bytes` of a segment: every chunk may waste a header and most of a sector, and the chunks are
+/// as long as a whole buffer, except at a segment's end.
+fn room_in(bytes: u64) -> u64 {
+    bytes.saturating_sub(bytes / (1 << 17) * 64 + 3 * SECTOR)
+}
+
+/// How much of [`Writer::room`] a write of `len` bytes takes at most.
+pub(crate) fn cost(len: usize) -> usize {
+    len + len / (1 << 16) * 64 + 3 * SECTOR as usize
+}

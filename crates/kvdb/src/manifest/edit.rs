@@ -1,0 +1,235 @@
+//! Edits: what the manifest's records consist of. A record is a length (u32) and that many bytes of edits; all edits of a record
+//! take effect together. A checkpoint is one record of edits that build the whole state from nothing.
+//!
+//! ```text
+//! 1  dictionary      varint id, bytes name, varint separate_at, varint stitch_at, u8 reserved
+//! 2  drop dictionary varint id
+//! 3  add run         varint dictionary, varint level, varint run id, bytes run (see "Runs")
+//! 4  drop run        varint dictionary, varint run id
+//! 5  journal start   varint segment number, varint offset in its zone, varint position, varint last sequence number in runs
+//! 6  segment         varint number, varint zone, u64 epoch
+//! 7  segment ends    varint number, varint position
+//! 8  drop segments   varint number: those before it are no longer journal
+//! 9  closed          varint count, then each: u8 stream, varint address where its open zone goes on
+//! 10 next ids        varint dictionary, varint run, varint segment
+//! ```
+
+use bytes::Bytes;
+use vt_tree::Seq;
+use zones::{Purpose, ZoneId};
+
+use crate::codec::{Reader, put_bytes, put_varint};
+use crate::dictionary::{DictionaryId, DictionaryInfo, DictionaryOptions};
+use crate::error::Result;
+use crate::journal::Segment;
+
+/// Identifies a run in the manifest; larger is newer within a level.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct RunId(pub u64);
+
+/// Where the part of the journal begins that runs do not hold yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct JournalStart {
+    /// Number of the segment, and the offset of a chunk in its zone. The chunk may also be the first one of a later segment.
+    pub segment: u64,
+    pub offset: u64,
+    /// Position in the stream of the first record that counts.
+    pub position: u64,
+    /// Commits up to this sequence number are in runs.
+    pub seq: Seq,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Edit {
+    Dictionary(DictionaryInfo),
+    DropDictionary(DictionaryId),
+    AddRun { dict: DictionaryId, level: u32, id: RunId, run: Bytes },
+    DropRun { dict: DictionaryId, id: RunId },
+    JournalStart(JournalStart),
+    Segment(Segment),
+    SegmentEnds { number: u64, position: u64 },
+    DropSegments { before: u64 },
+    Closed(Vec<(Purpose, u64)>),
+    NextIds { dictionary: u32, run: u64, segment: u64 },
+}
+
+impl Edit {
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        match self {
+            Edit::Dictionary(d) => {
+                out.push(1);
+                put_varint(out, u64::from(d.id.0));
+                put_bytes(out, d.name.as_bytes());
+                put_varint(out, u64::from(d.options.separate_at));
+                put_varint(out, d.options.stitch_at);
+                out.push(u8::from(d.options.reserved));
+            }
+            Edit::DropDictionary(id) => {
+                out.push(2);
+                put_varint(out, u64::from(id.0));
+            }
+            Edit::AddRun { dict, level, id, run } => {
+                out.push(3);
+                put_varint(out, u64::from(dict.0));
+                put_varint(out, u64::from(*level));
+                put_varint(out, id.0);
+                put_bytes(out, run);
+            }
+            Edit::DropRun { dict, id } => {
+                out.push(4);
+                put_varint(out, u64::from(dict.0));
+                put_varint(out, id.0);
+            }
+            Edit::JournalStart(start) => {
+                out.push(5);
+                for v in [start.segment, start.offset, start.position, start.seq] {
+                    put_varint(out, v);
+                }
+            }
+            Edit::Segment(s) => {
+                out.push(6);
+                put_varint(out, s.number);
+                put_varint(out, u64::from(s.zone.0));
+                out.extend_from_slice(&s.epoch.to_le_bytes());
+            }
+            Edit::SegmentEnds { number, position } => {
+                out.push(7);
+                put_varint(out, *number);
+                put_varint(out, *position);
+            }
+            Edit::DropSegments { before } => {
+                out.push(8);
+                put_varint(out, *before);
+            }
+            Edit::Closed(streams) => {
+                out.push(9);
+                put_varint(out, streams.len() as u64);
+                for (purpose, addr) in streams {
+                    out.push(stream_number(*purpose));
+                    put_varint(out, *addr);
+                }
+            }
+            Edit::NextIds { dictionary, run, segment } => {
+                out.push(10);
+                put_varint(out, u64::from(*dictionary));
+                put_varint(out, *run);
+                put_varint(out, *segment);
+            }
+        }
+    }
+
+    fn decode(record: &Bytes, r: &mut Reader) -> Result<Edit> {
+        Ok(match r.u8()? {
+            1 => {
+                let id = DictionaryId(r.varint_u32()?);
+                let name = r.bytes()?;
+                let name = std::str::from_utf8(name).map_err(|_| r.corrupt("a dictionary's name is not UTF-8"))?.to_owned();
+                let options = DictionaryOptions { separate_at: r.varint_u32()?, stitch_at: r.varint()?, reserved: r.u8()? != 0 };
+                Edit::Dictionary(DictionaryInfo { id, name, options })
+            }
+            2 => Edit::DropDictionary(DictionaryId(r.varint_u32()?)),
+            3 => {
+                let (dict, level, id) = (DictionaryId(r.varint_u32()?), r.varint_u32()?, RunId(r.varint()?));
+                Edit::AddRun { dict, level, id, run: record.slice_ref(r.bytes()?) }
+            }
+            4 => Edit::DropRun { dict: DictionaryId(r.varint_u32()?), id: RunId(r.varint()?) },
+            5 => Edit::JournalStart(JournalStart {
+                segment: r.varint()?,
+                offset: r.varint()?,
+                position: r.varint()?,
+                seq: r.varint()?,
+            }),
+            6 => Edit::Segment(Segment { number: r.varint()?, zone: ZoneId(r.varint_u32()?), epoch: r.u64()?, end: None }),
+            7 => Edit::SegmentEnds { number: r.varint()?, position: r.varint()? },
+            8 => Edit::DropSegments { before: r.varint()? },
+            9 => {
+                let mut streams = Vec::new();
+                for _ in 0..r.count(2)? {
+                    let purpose = stream_of(r.u8()?).ok_or_else(|| r.corrupt("a stream is unknown"))?;
+                    streams.push((purpose, r.varint()?));
+                }
+                Edit::Closed(streams)
+            }
+            10 => Edit::NextIds { dictionary: r.varint_u32()?, run: r.varint()?, segment: r.varint()? },
+            kind => return Err(r.corrupt(&format!("edit {kind} is unknown: a newer version wrote it, or it is damaged"))),
+        })
+    }
+
+    /// The edits of one record, its length taken off.
+    pub(crate) fn decode_all(record: &Bytes) -> Result<Vec<Edit>> {
+        let mut r = Reader::new(record, "a manifest record");
+        let mut edits = Vec::new();
+        while !r.is_empty() {
+            edits.push(Edit::decode(record, &mut r)?);
+        }
+        Ok(edits)
+    }
+
+    /// One record, its length in front.
+    pub(crate) fn encode_all(edits: &[Edit]) -> Vec<u8> {
+        let mut out = vec![0; 4];
+        edits.iter().for_each(|e| e.encode(&mut out));
+        // A manifest is megabytes: its runs are a few hundred bytes each.
+        let len = (out.len() - 4) as u32;
+        out[..4].copy_from_slice(&len.to_le_bytes());
+        out
+    }
+}
+
+fn stream_number(purpose: Purpose) -> u8 {
+    match purpose {
+        Purpose::Superblock => 0,
+        Purpose::Journal => 1,
+        Purpose::Manifest => 2,
+        Purpose::Tuples => 3,
+        Purpose::Index => 4,
+        Purpose::Pages => 5,
+    }
+}
+
+fn stream_of(number: u8) -> Option<Purpose> {
+    Purpose::ALL.into_iter().find(|&p| stream_number(p) == number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all() -> Vec<Edit> {
+        let dict = DictionaryId(4);
+        let options = DictionaryOptions { separate_at: 1, stitch_at: u64::MAX, reserved: true };
+        vec![
+            Edit::Dictionary(DictionaryInfo { id: dict, name: "größe".into(), options }),
+            Edit::DropDictionary(dict),
+            Edit::AddRun { dict, level: 2, id: RunId(9), run: Bytes::from_static(b"a run") },
+            Edit::DropRun { dict, id: RunId(9) },
+            Edit::JournalStart(JournalStart { segment: 1, offset: 4096, position: 1 << 50, seq: 77 }),
+            Edit::Segment(Segment { number: 3, zone: ZoneId(8), epoch: 0xfeed, end: None }),
+            Edit::SegmentEnds { number: 3, position: 1234 },
+            Edit::DropSegments { before: 3 },
+            Edit::Closed(vec![(Purpose::Pages, 1 << 33), (Purpose::Index, 5)]),
+            Edit::NextIds { dictionary: 1, run: 2, segment: 3 },
+        ]
+    }
+
+    #[test]
+    fn edits_survive_the_way_there_and_back() {
+        let record = Edit::encode_all(&all());
+        assert_eq!(record.len() - 4, u32::from_le_bytes(record[..4].try_into().unwrap()) as usize);
+        assert_eq!(Edit::decode_all(&Bytes::from(record).slice(4..)).unwrap(), all());
+    }
+
+    #[test]
+    fn damaged_edits_never_panic() {
+        let record = Bytes::from(Edit::encode_all(&all())).slice(4..);
+        for at in 0..record.len() {
+            for value in [0, 3, 11, 0x80, 0xff] {
+                let mut bad = record.to_vec();
+                bad[at] = value;
+                let _ = Edit::decode_all(&Bytes::from(bad));
+            }
+            let _ = Edit::decode_all(&record.slice(..at));
+        }
+        assert!(Edit::decode_all(&Bytes::from_static(&[99])).is_err());
+    }
+}

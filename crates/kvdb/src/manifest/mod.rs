@@ -1,0 +1,205 @@
+//! The manifest: what the store consists of. A log of edits in zones of its own, begun with a checkpoint; the superblock's root
+//! says which zones. Each commit is one chunk, written twice (see `stream`) and
+//! synced before anyone acts on it. When its zone is full, and at every
+//! open, it is written anew as a checkpoint elsewhere, and the root moves there: the old one is whole until then.
+
+mod edit;
+mod state;
+
+use std::sync::Arc;
+
+use env::Env;
+use zones::{Hold, Purpose, Reserve, SECTOR, ZONE_SIZE, ZoneId, ZoneUse, Zones};
+
+pub(crate) use edit::{Edit, JournalStart, RunId};
+pub(crate) use state::State;
+
+use crate::chunk::{self, HEADER, Kind, MAX_PIECE};
+use crate::codec::{Reader, put_varint};
+use crate::error::{Error, Result};
+use crate::health::Health;
+use crate::stream::{Part, Records, StreamReader};
+
+/// Version of everything that the root leads to.
+const FORMAT: u8 = 1;
+
+/// What the superblock carries for this floor.
+///
+/// ```text
+/// u8 format (1) · u64 number of the manifest, grows · u64 epoch of its chunks · varint count · varint zone each
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Root {
+    pub number: u64,
+    pub epoch: u64,
+    pub zones: Vec<ZoneId>,
+}
+
+impl Root {
+    fn encode(&self) -> Vec<u8> {
+        let mut out = vec![FORMAT];
+        out.extend_from_slice(&self.number.to_le_bytes());
+        out.extend_from_slice(&self.epoch.to_le_bytes());
+        put_varint(&mut out, self.zones.len() as u64);
+        self.zones.iter().for_each(|z| put_varint(&mut out, u64::from(z.0)));
+        out
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Root> {
+        let mut r = Reader::new(bytes, "the superblock's root");
+        let format = r.u8()?;
+        if format != FORMAT {
+            return Err(Error::Corrupt(format!(
+                "the store's database has format {format}, this program reads {FORMAT}: use a newer one"
+            )));
+        }
+        let (number, epoch) = (r.u64()?, r.u64()?);
+        let zones = (0..r.count(1)?).map(|_| r.varint_u32().map(ZoneId)).collect::<Result<_>>()?;
+        Ok(Root { number, epoch, zones })
+    }
+
+    pub(crate) fn parts(&self) -> Vec<Part> {
+        self.zones.iter().map(|&zone| Part { zone, epoch: self.epoch, end: None }).collect()
+    }
+
+    /// The zones that hold the manifest.
+    pub(crate) fn uses(&self) -> ZoneUse {
+        let mut uses = ZoneUse::new();
+        self.zones.iter().for_each(|&z| uses.merge(&ZoneUse::whole(z)));
+        uses
+    }
+}
+
+/// A manifest as it was found on the device.
+pub(crate) struct Loaded {
+    pub root: Root,
+    pub state: State,
+    pub records: u64,
+    /// Device addresses of unreadable copies of chunks; the other copy was read.
+    pub damaged: Vec<u64>,
+    /// Bytes of an edit that was under way when the store stopped.
+    pub torn: u64,
+}
+
+/// Reads the manifest that the root leads to.
+pub(crate) fn load(zones: &Zones, root: &[u8]) -> Result<Loaded> {
+    let root = Root::decode(root)?;
+    let parts = root.parts();
+    let mut state = State::new();
+    let mut reader = StreamReader::new(zones, Kind::Manifest, &parts, 0, 0);
+    let mut records = Records::new(0);
+    let mut count = 0;
+    while let Some((_, piece)) = reader.next()? {
+        records.push(&piece, |_, record| {
+            count += 1;
+            Edit::decode_all(&record)?.into_iter().try_for_each(|e| state.apply(e))?;
+            Ok(true)
+        })?;
+    }
+    let tail = reader.tail()?;
+    if count == 0 {
+        let place = root.zones.first().map_or(0, |z| z.start());
+        return Err(Error::Corrupt(format!("the manifest's checkpoint at device address {place:#x} cannot be read")));
+    }
+    let damaged = reader.damaged(state.closed.is_some());
+    let torn = tail.torn + records.unfinished();
+    Ok(Loaded { root, state, records: count, damaged, torn })
+}
+
+/// The manifest of an open store, for writing.
+pub(crate) struct Manifest {
+    zones: Arc<Zones>,
+    env: Arc<dyn Env>,
+    health: Arc<Health>,
+    state: State,
+    root: Root,
+    /// Keeps the zones of `root` from being taken.
+    holds: Vec<Hold>,
+    /// Offset in the last zone where the next chunk goes.
+    offset: u64,
+    /// Position in the stream where the next chunk goes.
+    position: u64,
+}
+
+impl Manifest {
+    /// Writes `state` as a new manifest, numbered behind `number`, and moves the root there. Zones must have been started.
+    pub(crate) fn begin(zones: Arc<Zones>, env: Arc<dyn Env>, health: Arc<Health>, state: State, number: u64) -> Result<Manifest> {
+        let root = Root { number, epoch: 0, zones: Vec::new() };
+        let mut manifest = Manifest { zones, env, health, state, root, holds: Vec::new(), offset: 0, position: 0 };
+        manifest.rewrite()?;
+        Ok(manifest)
+    }
+
+    pub(crate) fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// Makes `edits` durable, all or none. `NoSpace` leaves everything as it was; any other failure stops the store, because
+    /// nobody can tell whether the edits are on the device.
+    pub(crate) fn commit(&mut self, edits: Vec<Edit>) -> Result<()> {
+        self.health.check()?;
+        let mut next = self.state.clone();
+        edits.iter().cloned().try_for_each(|e| next.apply(e))?;
+        let record = Edit::encode_all(&edits);
+        let before = std::mem::replace(&mut self.state, next);
+        let done = if record.len() <= MAX_PIECE && self.offset + 2 * chunk::size(record.len()) <= ZONE_SIZE {
+            self.append(record)
+        } else {
+            self.rewrite()
+        };
+        match done {
+            Ok(()) => Ok(()),
+            Err(Error::NoSpace) => {
+                self.state = before;
+                Err(Error::NoSpace)
+            }
+            Err(e) => Err(self.health.fail("writing the manifest", &e)),
+        }
+    }
+
+    fn append(&mut self, record: Vec<u8>) -> Result<()> {
+        let len = record.len() as u64;
+        let mut bytes = vec![0; HEADER];
+        bytes.extend_from_slice(&record);
+        chunk::seal(Kind::Manifest, &mut bytes, self.root.epoch, self.position, self.position);
+        bytes.extend_from_within(..);
+        let zone = self.root.zones[self.root.zones.len() - 1];
+        self.zones.write(Purpose::Manifest, zone.start() + self.offset, &bytes)?;
+        self.zones.sync()?;
+        self.offset += bytes.len() as u64;
+        self.position += len;
+        Ok(())
+    }
+
+    /// Writes the state as a checkpoint into fresh zones and moves the root there. The old zones are let go afterwards.
+    fn rewrite(&mut self) -> Result<()> {
+        let record = Edit::encode_all(&self.state.checkpoint());
+        let epoch = self.env.random();
+        let mut root = Root { number: self.root.number + 1, epoch, zones: Vec::new() };
+        let mut holds = Vec::new();
+        let (mut offset, mut done) = (ZONE_SIZE, 0);
+        while done < record.len() {
+            if offset + 2 * SECTOR > ZONE_SIZE {
+                let (zone, hold) = self.zones.take_zone(Purpose::Manifest, Reserve::Use)?;
+                root.zones.push(zone);
+                holds.push(hold);
+                offset = 0;
+            }
+            let room = (ZONE_SIZE - offset) / (2 * SECTOR) * SECTOR;
+            let piece = (record.len() - done).min(MAX_PIECE).min(room as usize - HEADER);
+            let mut bytes = vec![0; HEADER];
+            bytes.extend_from_slice(&record[done..done + piece]);
+            // The first chunk begins a stream; nothing but the root vouches for those behind it.
+            chunk::seal(Kind::Manifest, &mut bytes, epoch, done as u64, 0);
+            bytes.extend_from_within(..);
+            self.zones.write(Purpose::Manifest, root.zones[root.zones.len() - 1].start() + offset, &bytes)?;
+            offset += bytes.len() as u64;
+            done += piece;
+        }
+        self.zones.sync()?;
+        self.zones.set_root(&root.encode())?;
+        (self.root, self.offset, self.position) = (root, offset, record.len() as u64);
+        self.holds = holds;
+        Ok(())
+    }
+}

@@ -1,0 +1,109 @@
+//! How a store is made and opened, and how its one memory budget is shared out.
+
+use std::time::Duration;
+
+/// How a new store is made.
+#[derive(Clone, Debug)]
+pub struct CreateOptions {
+    /// Bytes the store may grow to; `None`: as far as the host lets it.
+    pub capacity: Option<u64>,
+    /// Zones of 8 MiB that user data must leave for flushing, merging and deleting.
+    pub reserve_zones: u32,
+    /// How it is opened afterwards.
+    pub open: OpenOptions,
+}
+
+impl Default for CreateOptions {
+    fn default() -> Self {
+        CreateOptions { capacity: None, reserve_zones: 8, open: OpenOptions::default() }
+    }
+}
+
+/// How a store is opened.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// Bytes for memtables, journal buffer and caches together. At least 1 MiB.
+    pub memory: usize,
+    /// Buffered commits are on disk after this time at the latest.
+    pub flush_interval: Duration,
+    /// Values that lie outside their block anyway are written straight to their final place when a batch has at least this many
+    /// bytes of them; the journal then carries their places. `u64::MAX`: never.
+    pub late_bind_at: u64,
+    /// Nothing is written to the device, recovery included.
+    pub read_only: bool,
+    /// Background work in threads. Without them, and always in a simulated environment, commits do what is overdue and
+    /// [`crate::Kvdb::step`] does the rest.
+    pub threads: bool,
+    /// New zones of the journal are filled with zeros ahead of time, so that a synced write finds its space allocated.
+    pub zero_journal: bool,
+    /// A memtable with deletions is written out after this time without commits, so that their space comes back.
+    pub idle_flush: Duration,
+    /// `close` writes the memtables out, so that the next open has nothing to replay.
+    pub flush_on_close: bool,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        OpenOptions {
+            memory: 256 << 20,
+            flush_interval: Duration::from_secs(1),
+            late_bind_at: 64 << 10,
+            read_only: false,
+            threads: true,
+            zero_journal: true,
+            idle_flush: Duration::from_secs(3),
+            flush_on_close: true,
+        }
+    }
+}
+
+/// The shares of the memory budget, bytes. The rest, an eighth, is for merges under way and whatever else is in the air.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shares {
+    /// All memtables, sealed ones included.
+    pub memtables: usize,
+    /// A memtable generation is sealed at this size.
+    pub seal_at: usize,
+    /// The journal's buffer is written out at this size.
+    pub journal_write_at: usize,
+    /// The journal's buffer never grows beyond this but for a single record.
+    pub journal_buffer: usize,
+    pub cache: usize,
+    /// The journal forces a flush when it takes more of the device than this.
+    pub journal_device: u64,
+    /// Largest record that a commit may make.
+    pub largest_record: usize,
+}
+
+const MIN_MEMORY: usize = 1 << 20;
+
+impl Shares {
+    pub(crate) fn of(options: &OpenOptions) -> Shares {
+        let memory = options.memory.max(MIN_MEMORY);
+        let (memtables, seal_at) = (memory / 2, memory / 4);
+        let journal_write_at = (memory / 256).clamp(16 << 10, 1 << 20);
+        Shares {
+            memtables,
+            seal_at,
+            journal_write_at,
+            journal_buffer: 4 * journal_write_at,
+            cache: memory / 8 * 3 - 4 * journal_write_at,
+            journal_device: (4 * seal_at as u64).max(4 * zones::ZONE_SIZE),
+            largest_record: memtables.max(4 << 20).min(u32::MAX as usize / 2),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shares_stay_within_the_budget() {
+        for memory in [0, 1 << 20, 3 << 20, 64 << 20, 256 << 20, 8 << 30] {
+            let s = Shares::of(&OpenOptions { memory, ..Default::default() });
+            assert!(s.memtables + s.journal_buffer + s.cache <= memory.max(MIN_MEMORY), "{memory}: {s:?}");
+            assert!(s.seal_at * 2 <= s.memtables);
+        }
+    }
+}

@@ -1,0 +1,339 @@
+//! Making a store, and opening one: superblock, manifest, runs, journal.
+//!
+//! The journal is read twice. The first pass finds its end and marks what it binds: records give the places of large values
+//! that no run knows of yet, and their zones must not be taken. A record that may not have been synced counts only when the
+//! values it binds are really there; they were written before it, but without a sync the device may have kept one and lost the
+//! other. Then allocation may begin, a fresh manifest notes how far the journal goes, and the second pass replays it.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use env::Env;
+use vt_tree::{ExtentRef, Run, Store, Value};
+use zones::{Device, FormatOptions, Hold, SECTOR, ZONE_SIZE, ZoneUse, Zones};
+
+use crate::chunk::Kind;
+use crate::commit::write_memtables;
+use crate::database::{Database, Parts};
+use crate::error::{Error, Result};
+use crate::health::Health;
+use crate::journal::record::{self, Op, Record};
+use crate::journal::{Owned, Segment, Writer};
+use crate::manifest::{self, Manifest, RunId, State};
+use crate::options::{CreateOptions, OpenOptions, Shares};
+use crate::stream::{Part, Records, StreamReader};
+use crate::version::{Generation, Placed, Tree, Version};
+
+/// What opening a store found and did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Recovery {
+    /// The store was closed properly.
+    pub clean: bool,
+    /// Edits of the manifest.
+    pub edits: u64,
+    pub runs: u64,
+    /// Commits replayed from the journal.
+    pub records: u64,
+    /// Their bytes in the journal.
+    pub bytes: u64,
+    /// Large values that they had placed already.
+    pub bound_bytes: u64,
+    /// Bytes behind the journal's end: of writes that were under way.
+    pub torn_bytes: u64,
+    pub duration: Duration,
+}
+
+impl fmt::Display for Recovery {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let how = if self.clean { "closed properly" } else { "recovered" };
+        write!(f, "{how}: {} runs, {} commits replayed ({} bytes of journal", self.runs, self.records, self.bytes)?;
+        write!(f, ", {} bytes bound in place), {} torn bytes left out", self.bound_bytes, self.torn_bytes)?;
+        write!(f, ", {:.1} ms", self.duration.as_secs_f64() * 1000.0)
+    }
+}
+
+/// Makes an empty store on `device`; whatever was there is lost.
+pub(crate) fn create(device: Arc<dyn Device>, env: Arc<dyn Env>, options: CreateOptions) -> Result<Arc<Database>> {
+    let mut uuid = [0; 16];
+    uuid[..8].copy_from_slice(&env.random().to_le_bytes());
+    uuid[8..].copy_from_slice(&env.random().to_le_bytes());
+    let format = FormatOptions { capacity: options.capacity, reserve_zones: options.reserve_zones };
+    let zones = Zones::format_as(device, format, uuid)?;
+    let health = Arc::new(Health::default());
+    let manifest = Manifest::begin(zones.clone(), env.clone(), health.clone(), State::new(), 0)?;
+    let store = Store::new(zones.clone(), Shares::of(&options.open).cache);
+    let version = Version { trees: Default::default(), generation: Generation::new(1) };
+    let options = OpenOptions { read_only: false, ..options.open };
+    let writer = Writer::new(zones.clone(), 0);
+    let parts = Parts { env, zones, store, options, health, version, next_seq: 1, writer, manifest: Some(manifest) };
+    let db = Arc::new(Database::new(parts));
+    db.start_threads()?;
+    Ok(db)
+}
+
+/// Opens the store on `device`.
+pub(crate) fn open(device: Arc<dyn Device>, env: Arc<dyn Env>, options: OpenOptions) -> Result<(Arc<Database>, Recovery)> {
+    let begun = env.monotonic();
+    let zones = Zones::open(device)?;
+    let store = Store::new(zones.clone(), Shares::of(&options).cache);
+    let found = Found::read(&zones, &store)?;
+    let mut recovery = found.recovery;
+    let state = &found.loaded.state;
+    let journal = read_journal(&zones, &store, state, &mut recovery, &mut |_| {})?;
+    // Marked before allocation begins.
+    let bound = zones.pin(&journal.bound)?;
+
+    let trees = found.trees.into_iter().map(|t| (t.info.id, Arc::new(t))).collect();
+    let version = Version { trees, generation: found.generation };
+    let next_seq = journal.last_seq.max(state.start.seq) + 1;
+    let health = Arc::new(Health::default());
+    let mut writer = Writer::new(zones.clone(), journal.end);
+    let parts = journal.parts();
+
+    let manifest = if options.read_only {
+        None
+    } else {
+        for (purpose, addr) in state.closed.iter().flatten() {
+            zones.resume(*purpose, *addr);
+        }
+        zones.start();
+        // Segments that hold part of the stream stay as they are, their ends noted; the others begin a new life, since what a
+        // crash left in them could be taken for part of what follows.
+        let mut next = State { closed: None, segments: Vec::new(), ..state.clone() };
+        let (mut old, mut fresh) = (Vec::new(), Vec::new());
+        for (segment, hold) in found.segments {
+            match journal.used.iter().find(|s| s.number == segment.number) {
+                Some(&segment) => old.push(Owned { segment, hold }),
+                None if fresh.len() < 2 => fresh.push((segment.zone, hold)),
+                None => {}
+            }
+        }
+        next.segments.extend(old.iter().map(|o| o.segment));
+        let fresh: Vec<Owned> = fresh
+            .into_iter()
+            .map(|(zone, hold)| {
+                let segment = Segment { number: next.next_segment, zone, epoch: env.random(), end: None };
+                next.next_segment += 1;
+                next.segments.push(segment);
+                Owned { segment, hold }
+            })
+            .collect();
+        let number = found.loaded.root.number;
+        let manifest = Manifest::begin(zones.clone(), env.clone(), health.clone(), next, number)?;
+        writer.keep_old(old);
+        fresh.into_iter().for_each(|segment| writer.add(segment));
+        Some(manifest)
+    };
+    drop(found.manifest_hold);
+
+    version.generation.hold(zones.pin(bound.uses())?);
+    let start = state.start;
+    let parts_of = Parts { env: env.clone(), zones: zones.clone(), store, options, health, version, next_seq, writer, manifest };
+    let db = Arc::new(Database::new(parts_of));
+    let journal_device = db.writer.lock().bytes();
+    db.counters.journal_device.set(journal_device);
+
+    let offset = offset_in(&journal.used, &start);
+    let mut reader = StreamReader::new(&zones, Kind::Journal, &parts, offset, start.position);
+    let mut records = Records::new(start.position);
+    while let Some((_, piece)) = reader.next()? {
+        let more = records.push(&piece, |end, bytes| {
+            if end > journal.end {
+                return Ok(false);
+            }
+            if let Some(record) = record::decode(&bytes)? {
+                replay(&db, record, bound.uses())?;
+            }
+            Ok(true)
+        })?;
+        if !more {
+            break;
+        }
+    }
+    if records.position() != journal.end {
+        return Err(Error::Corrupt(format!("the journal ended at {} when read again, not at {}", records.position(), journal.end)));
+    }
+    db.start_threads()?;
+    recovery.duration = env.monotonic().saturating_sub(begun);
+    tracing::info!("{recovery}");
+    Ok((db, recovery))
+}
+
+/// Applies a commit of the journal. When memory for memtables is full, they are flushed, the journal left as it is: replaying a
+/// commit once more over runs that have it changes nothing, since all that follows it is replayed too.
+fn replay(db: &Database, record: Record, bound: &ZoneUse) -> Result<()> {
+    let version = db.version.load_full();
+    let grown = write_memtables(&version, record.first_seq, &record.changes);
+    let active = db.active_bytes.fetch_add(grown, std::sync::atomic::Ordering::Relaxed) + grown;
+    if active < db.shares.seal_at || db.options.read_only {
+        return Ok(());
+    }
+    let number = version.generation.number;
+    drop(version);
+    db.swap_version(|v| *v = v.sealed());
+    db.version.load().generation.hold(db.zones.pin(bound)?);
+    db.active_bytes.store(0, std::sync::atomic::Ordering::Relaxed);
+    db.flush_upto(number, None)
+}
+
+/// What the manifest names, pinned; nothing changed.
+pub(crate) struct Found {
+    pub loaded: manifest::Loaded,
+    pub manifest_hold: Hold,
+    pub segments: Vec<(Segment, Hold)>,
+    pub trees: Vec<Tree>,
+    pub generation: Arc<Generation>,
+    pub recovery: Recovery,
+}
+
+/// What the first pass over the journal found.
+pub(crate) struct Journal {
+    /// Position behind the last record that counts.
+    pub end: u64,
+    pub last_seq: u64,
+    pub records: u64,
+    /// Segments that hold part of the stream, with their ends.
+    pub used: Vec<Segment>,
+    /// Where bound values lie.
+    pub bound: ZoneUse,
+}
+
+impl Journal {
+    fn parts(&self) -> Vec<Part> {
+        self.used.iter().map(Segment::part).collect()
+    }
+}
+
+/// Where in the first segment the stream begins.
+fn offset_in(segments: &[Segment], start: &manifest::JournalStart) -> u64 {
+    segments.first().filter(|first| first.number == start.segment).map_or(0, |_| start.offset)
+}
+
+impl Found {
+    pub(crate) fn read(zones: &Arc<Zones>, store: &Arc<Store>) -> Result<Found> {
+        let root = zones.superblock().root;
+        if root.is_empty() {
+            return Err(Error::Corrupt("the store has no manifest: making it was never finished, make it again".into()));
+        }
+        let loaded = manifest::load(zones, &root)?;
+        let state = &loaded.state;
+        let manifest_hold = zones.pin(&loaded.root.uses())?;
+        let mut segments = Vec::new();
+        for s in &state.segments {
+            segments.push((*s, zones.pin(&ZoneUse::whole(s.zone))?));
+        }
+        let generation = Generation::new(1);
+        let mut recovery = Recovery { clean: state.closed.is_some(), edits: loaded.records, ..Recovery::default() };
+        let mut trees = Vec::new();
+        for d in state.dictionaries.values() {
+            let mut tree = Tree::new(d.info.clone(), &generation);
+            // By age: each run is newer than those added before it.
+            for (&id, (level, run)) in &d.runs {
+                tree.add_run(*level as usize, Placed { id, run: decode_run(store, id, run)? });
+                recovery.runs += 1;
+            }
+            trees.push(tree);
+        }
+        recovery.torn_bytes = loaded.torn;
+        Ok(Found { loaded, manifest_hold, segments, trees, generation, recovery })
+    }
+}
+
+fn decode_run(store: &Arc<Store>, id: RunId, bytes: &Bytes) -> Result<Arc<Run>> {
+    let mut rest = &bytes[..];
+    let run = Run::decode(store, &mut rest)?;
+    if !rest.is_empty() {
+        return Err(Error::Corrupt(format!("the manifest's entry of run {} is too long", id.0)));
+    }
+    Ok(run)
+}
+
+/// A record that may not have been durable, and the values that it binds.
+struct Unsynced {
+    begin: u64,
+    end: u64,
+    /// `None`: a mark.
+    last_seq: Option<u64>,
+    extents: Vec<ExtentRef>,
+}
+
+/// The first pass. See the module's comment. Each durable extent that the journal binds is shown to `bound`.
+pub(crate) fn read_journal(
+    zones: &Zones,
+    store: &Store,
+    state: &State,
+    recovery: &mut Recovery,
+    bound: &mut dyn FnMut(&ExtentRef),
+) -> Result<Journal> {
+    let start = state.start;
+    if start.offset > ZONE_SIZE || start.offset % SECTOR != 0 {
+        return Err(Error::Corrupt(format!("the manifest's journal begins at offset {} of a zone", start.offset)));
+    }
+    let segments: Vec<Segment> = state.segments.iter().filter(|s| s.number >= start.segment).copied().collect();
+    let parts: Vec<Part> = segments.iter().map(Segment::part).collect();
+    let mut reader = StreamReader::new(zones, Kind::Journal, &parts, offset_in(&segments, &start), start.position);
+    let mut records = Records::new(start.position);
+    let mut journal = Journal { end: start.position, last_seq: 0, records: 0, used: Vec::new(), bound: ZoneUse::new() };
+    // Where each part's share of the stream ends.
+    let mut ends: Vec<u64> = Vec::new();
+    let mut unsynced: VecDeque<Unsynced> = VecDeque::new();
+    while let Some((at, piece)) = reader.next()? {
+        ends.resize(reader.part() + 1, at);
+        ends[reader.part()] = at + piece.len() as u64;
+        let mut begin = records.position();
+        records.push(&piece, |end, bytes| {
+            let record = record::decode(&bytes)?;
+            let changes = record.iter().flat_map(|r| &r.changes);
+            let extents = changes.filter_map(|(dict, op)| match op {
+                // What was bound for a dictionary that is gone may be gone too.
+                Op::Put(_, Value::Extent(e)) if state.dictionaries.contains_key(dict) => Some(*e),
+                _ => None,
+            });
+            let extents = extents.collect();
+            unsynced.push_back(Unsynced { begin, end, last_seq: record.map(|r| r.last_seq()), extents });
+            begin = end;
+            Ok(true)
+        })?;
+        while unsynced.front().is_some_and(|r| r.end <= reader.synced()) {
+            unsynced.pop_front().iter().for_each(|r| journal.take(r, bound));
+        }
+    }
+    let tail = reader.tail()?;
+    recovery.torn_bytes += tail.torn + records.unfinished();
+    for record in &unsynced {
+        if record.end > tail.synced && record.extents.iter().any(|e| store.read_value(&Value::Extent(*e)).is_err()) {
+            // The record is there, what it binds is not: both were under way.
+            recovery.torn_bytes += records.position() - record.begin;
+            break;
+        }
+        journal.take(record, bound);
+    }
+    (recovery.records, recovery.bytes) = (journal.records, journal.end - start.position);
+    recovery.bound_bytes = journal.bound.total_bytes();
+    let mut from = start.position;
+    for (segment, &to) in segments.iter().zip(&ends) {
+        if from < journal.end {
+            journal.used.push(Segment { end: Some(to.min(journal.end)), ..*segment });
+        }
+        from = to;
+    }
+    Ok(journal)
+}
+
+impl Journal {
+    /// The next record counts.
+    fn take(&mut self, record: &Unsynced, bound: &mut dyn FnMut(&ExtentRef)) {
+        self.end = record.end;
+        if let Some(seq) = record.last_seq {
+            self.last_seq = seq;
+            self.records += 1;
+        }
+        for extent in &record.extents {
+            self.bound.add_extent(extent.addr, u64::from(extent.len));
+            bound(extent);
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! What the store has done and what it consists of, in figures.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use vt_tree::{MergeStats, RunStats};
+use zones::IoStats;
+
+use crate::Space;
+use crate::database::Database;
+use crate::dictionary::DictionaryInfo;
+
+/// A figure that many threads add to.
+#[derive(Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    pub(crate) fn add(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+    pub(crate) fn set(&self, n: u64) {
+        self.0.store(n, Ordering::Relaxed);
+    }
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub commits: Counter,
+    pub user_bytes: Counter,
+    pub bound_bytes: Counter,
+    pub syncs: Counter,
+    pub flushes: Counter,
+    pub compactions: Counter,
+    pub stitched: Counter,
+    pub copied: Counter,
+    pub delays: Counter,
+    pub delayed_micros: Counter,
+    pub stops: Counter,
+    /// Bytes that the journal takes on the device.
+    pub journal_device: Counter,
+    /// Most runs that any dictionary has at its youngest level.
+    pub young_runs: Counter,
+}
+
+impl Counters {
+    pub(crate) fn merged(&self, m: &MergeStats) {
+        self.stitched.add(m.stitched);
+        self.copied.add(m.blocks_written + m.values_written + m.index_written);
+    }
+}
+
+/// The store in figures. Bytes unless said otherwise; counts since it was opened.
+#[derive(Clone, Debug)]
+pub struct Stats {
+    pub space: Space,
+    pub dictionaries: Vec<DictionaryStats>,
+    pub memtable_bytes: u64,
+    pub cache_bytes: u64,
+    /// The memory budget.
+    pub memory: u64,
+    /// What the journal takes on the device.
+    pub journal_bytes: u64,
+    /// Bytes and operations by purpose.
+    pub io: IoStats,
+    pub commits: u64,
+    /// Syncs of the journal: fewer than synced commits when they share.
+    pub syncs: u64,
+    /// Keys and values as committed.
+    pub user_bytes: u64,
+    /// Of these, values written once, straight to their place.
+    pub bound_bytes: u64,
+    pub flushes: u64,
+    pub compactions: u64,
+    /// Bytes that merges left where they were.
+    pub stitched_bytes: u64,
+    /// Bytes that flushes and merges wrote.
+    pub merged_bytes: u64,
+    /// Commits that were slowed down because merges lagged, and for how long in all.
+    pub delays: u64,
+    pub delayed_micros: u64,
+    /// Commits that had to wait for memory.
+    pub stops: u64,
+    /// Why the store takes no more writes, if so.
+    pub failed: Option<String>,
+}
+
+#[derive(Clone, Debug)]
+pub struct DictionaryStats {
+    pub info: DictionaryInfo,
+    pub memtable_bytes: u64,
+    /// Runs by level, each newest first.
+    pub levels: Vec<Vec<RunStats>>,
+}
+
+impl Stats {
+    /// Bytes written to the device for each byte committed; 0 when nothing was committed.
+    pub fn write_amplification(&self) -> f64 {
+        if self.user_bytes == 0 { 0.0 } else { self.io.total().write_bytes as f64 / self.user_bytes as f64 }
+    }
+}
+
+impl Database {
+    pub(crate) fn space(&self) -> Space {
+        let s = self.zones.space();
+        let used = s.zones_pinned * zones::ZONE_SIZE;
+        let free = s.free_for_user.saturating_sub(self.unflushed());
+        Space { total: s.capacity.unwrap_or(used.saturating_add(s.free_for_user)), free }
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        let version = self.version.load_full();
+        let c = &self.counters;
+        let dictionaries = version.trees.values().map(|t| DictionaryStats {
+            info: t.info.clone(),
+            memtable_bytes: t.memtable_bytes() as u64,
+            levels: t.levels.iter().map(|level| level.iter().map(|p| p.run.stats()).collect()).collect(),
+        });
+        Stats {
+            space: self.space(),
+            dictionaries: dictionaries.collect(),
+            memtable_bytes: version.memtable_bytes() as u64,
+            cache_bytes: self.store.cache_bytes(),
+            memory: self.options.memory as u64,
+            journal_bytes: self.counters.journal_device.get(),
+            io: self.zones.io(),
+            commits: c.commits.get(),
+            syncs: c.syncs.get(),
+            user_bytes: c.user_bytes.get(),
+            bound_bytes: c.bound_bytes.get(),
+            flushes: c.flushes.get(),
+            compactions: c.compactions.get(),
+            stitched_bytes: c.stitched.get(),
+            merged_bytes: c.copied.get(),
+            delays: c.delays.get(),
+            delayed_micros: c.delayed_micros.get(),
+            stops: c.stops.get(),
+            failed: self.health.why(),
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! Reads a stream of chunks (journal or manifest) back from the zones it lies in, and tells its three ends apart: it stops where
+//! it was said to stop; it stops in a torn tail, which is what a power cut leaves; or something is missing in its middle, which
+//! is corruption. The last two differ by evidence: when any later chunk says "everything before me was synced", what is missing
+//! before it was durable once.
+//!
+//! The manifest's chunks are written twice, one behind the other: its last edit has no later chunk that vouches for it, and losing
+//! it to a flipped bit would bring back a state whose journal is gone.
+
+use bytes::Bytes;
+use zones::{Purpose, SECTOR, ZONE_SIZE, ZoneId, Zones};
+
+use crate::chunk::{Header, Kind};
+use crate::error::{Error, Result};
+
+/// One zone's part of a stream.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    pub zone: ZoneId,
+    pub epoch: u64,
+    /// The stream stops at this position in this zone, whatever the zone holds beyond; what comes before it must be there.
+    pub end: Option<u64>,
+}
+
+/// How a stream ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tail {
+    /// Position behind the last byte of whole chunks.
+    pub position: u64,
+    /// Everything before this position is known to have been durable.
+    pub synced: u64,
+    /// Bytes of chunks behind the end, of which the reader makes no use.
+    pub torn: u64,
+}
+
+/// Walks the pieces of a stream in order.
+pub(crate) struct StreamReader<'a> {
+    zones: &'a Zones,
+    kind: Kind,
+    parts: &'a [Part],
+    part: usize,
+    /// Offset of the next chunk in the present part's zone.
+    offset: u64,
+    /// Position of the next byte wanted.
+    position: u64,
+    /// The first chunk may begin before the position wanted.
+    first: bool,
+    synced: u64,
+    window: Window,
+    /// Chunks of which one of two copies is unreadable: device address of the copy, position of the chunk.
+    damaged: Vec<(u64, u64)>,
+    /// Position of the chunk read last.
+    last: u64,
+}
+
+/// Bytes read ahead, so that many small chunks cost few reads.
+struct Window {
+    addr: u64,
+    bytes: Vec<u8>,
+}
+
+const WINDOW: u64 = 256 << 10;
+
+impl Window {
+    /// `len` bytes at `addr`, all within `zone`.
+    fn get(&mut self, zones: &Zones, purpose: Purpose, zone: ZoneId, addr: u64, len: u64) -> Result<&[u8]> {
+        if addr < self.addr || addr + len > self.addr + self.bytes.len() as u64 {
+            let want = len.max(WINDOW).min(zone.end() - addr);
+            self.bytes.resize(want as usize, 0);
+            self.addr = addr;
+            if let Err(e) = zones.read(purpose, addr, &mut self.bytes) {
+                self.bytes.clear();
+                return Err(e.into());
+            }
+        }
+        let from = (addr - self.addr) as usize;
+        Ok(&self.bytes[from..from + len as usize])
+    }
+}
+
+impl<'a> StreamReader<'a> {
+    /// From `position`, which lies in the chunk at `offset` of the first part or, if there is none, in a later part.
+    pub(crate) fn new(zones: &'a Zones, kind: Kind, parts: &'a [Part], offset: u64, position: u64) -> Self {
+        let window = Window { addr: 0, bytes: Vec::new() };
+        let (damaged, last) = (Vec::new(), position);
+        StreamReader { zones, kind, parts, part: 0, offset, position, first: true, synced: position, window, damaged, last }
+    }
+
+    /// The part that the last piece came from.
+    pub(crate) fn part(&self) -> usize {
+        self.part
+    }
+
+    /// Everything before this position was durable, as far as is known yet.
+    pub(crate) fn synced(&self) -> u64 {
+        self.synced
+    }
+
+    fn purpose(&self) -> Purpose {
+        match self.kind {
+            Kind::Journal => Purpose::Journal,
+            Kind::Manifest => Purpose::Manifest,
+        }
+    }
+
+    /// The next piece; `None` at the end, of which [`StreamReader::tail`] then tells the kind.
+    pub(crate) fn next(&mut self) -> Result<Option<(u64, Bytes)>> {
+        while let Some(&part) = self.parts.get(self.part) {
+            let ended = part.end.is_some_and(|end| end <= self.position);
+            if !ended && let Some((header, piece)) = self.chunk(part)? {
+                self.last = header.position;
+                // Where a part was said to end, all before was made durable.
+                self.synced = self.synced.max(header.synced).max(part.end.unwrap_or(0));
+                let skip = self.position - header.position;
+                let end = (header.position + u64::from(header.len)).min(part.end.unwrap_or(u64::MAX));
+                let at = self.position;
+                self.first = false;
+                self.position = end;
+                let len = (end - header.position) as usize;
+                return Ok(Some((at, piece.slice(skip as usize..len))));
+            }
+            if !ended && let Some(end) = part.end {
+                return Err(
+                    self.missing(part, format!("its bytes {}..{end} were there when the store was opened last", self.position))
+                );
+            }
+            // The next chunk was too large for the rest of this zone, or there is none.
+            if self.part + 1 < self.parts.len() || ended {
+                let next = self.parts.get(self.part + 1);
+                if !ended && !self.continues_in(next)? {
+                    break;
+                }
+                self.part += 1;
+                self.offset = 0;
+            } else {
+                break;
+            }
+        }
+        Ok(None)
+    }
+
+    fn continues_in(&mut self, part: Option<&Part>) -> Result<bool> {
+        let Some(part) = part else { return Ok(false) };
+        let bytes = self.window.get(self.zones, self.purpose(), part.zone, part.zone.start(), SECTOR)?;
+        Ok(Header::read(self.kind, bytes).is_some_and(|h| h.epoch == part.epoch && self.fits(&h)))
+    }
+
+    /// `true` when the chunk holds the position wanted, at its start unless it is the first one read.
+    fn fits(&self, h: &Header) -> bool {
+        let end = h.position + u64::from(h.len);
+        h.position == self.position || (self.first && h.position <= self.position && self.position < end)
+    }
+
+    /// The chunk wanted, if it comes next in this part; moves behind it.
+    fn chunk(&mut self, part: Part) -> Result<Option<(Header, Bytes)>> {
+        if self.kind == Kind::Journal {
+            let found = self.chunk_here(part)?;
+            self.offset += found.as_ref().map_or(0, |(h, _)| h.size());
+            return Ok(found);
+        }
+        let expected = self.offset;
+        if let Some((header, piece)) = self.chunk_here(part)? {
+            self.offset += header.size();
+            if self.chunk_here(part)?.is_none_or(|(h, _)| h.position != header.position) {
+                self.damaged.push((part.zone.start() + self.offset, header.position));
+            }
+            self.offset += header.size();
+            return Ok(Some((header, piece)));
+        }
+        while self.offset < ZONE_SIZE {
+            self.offset += SECTOR;
+            if let Some((header, piece)) = self.chunk_here(part)? {
+                self.damaged.push((part.zone.start() + expected, header.position));
+                self.offset += header.size();
+                return Ok(Some((header, piece)));
+            }
+        }
+        self.offset = expected;
+        Ok(None)
+    }
+
+    /// Chunks of which one copy is unreadable, for a check: device addresses. `closed`: also the last one, which a crash can
+    /// leave so.
+    pub(crate) fn damaged(&self, closed: bool) -> Vec<u64> {
+        self.damaged.iter().filter(|(_, position)| closed || *position != self.last).map(|(addr, _)| *addr).collect()
+    }
+
+    fn chunk_here(&mut self, part: Part) -> Result<Option<(Header, Bytes)>> {
+        if self.offset + SECTOR > ZONE_SIZE {
+            return Ok(None);
+        }
+        let addr = part.zone.start() + self.offset;
+        let (kind, purpose) = (self.kind, self.purpose());
+        let Some(header) = Header::read(kind, self.window.get(self.zones, purpose, part.zone, addr, SECTOR)?) else {
+            return Ok(None);
+        };
+        if header.epoch != part.epoch || !self.fits(&header) || self.offset + header.size() > ZONE_SIZE {
+            return Ok(None);
+        }
+        let bytes = self.window.get(self.zones, purpose, part.zone, addr, header.size())?;
+        Ok(header.piece(bytes).map(|piece| (header, Bytes::copy_from_slice(piece))))
+    }
+
+    fn missing(&self, part: Part, why: String) -> Error {
+        let name = self.purpose().name();
+        let addr = part.zone.start() + self.offset;
+        Error::Corrupt(format!("the {name} has a hole at device address {addr:#x}, in {}: {why}", part.zone))
+    }
+
+    /// To be called at the end: tells a torn tail from a hole in the middle, which is an error.
+    pub(crate) fn tail(&mut self) -> Result<Tail> {
+        let mut torn = 0;
+        for (i, part) in self.parts.iter().enumerate().skip(self.part) {
+            let mut offset = if i == self.part { self.offset } else { 0 };
+            if part.end.is_some_and(|end| end <= self.position) {
+                continue;
+            }
+            let mut head = [0; crate::chunk::HEADER];
+            while offset < ZONE_SIZE {
+                let addr = part.zone.start() + offset;
+                self.zones.read(self.purpose(), addr, &mut head)?;
+                match Header::read(self.kind, &head) {
+                    Some(h) if h.epoch == part.epoch => {
+                        if h.synced > self.position {
+                            let why = format!("a later write at {addr:#x} tells that it was durable once");
+                            return Err(self.missing(self.parts[self.part.min(self.parts.len() - 1)], why));
+                        }
+                        torn += u64::from(h.len);
+                        // Not by its length: what it covers may have been torn and hold other, older chunks.
+                        offset += SECTOR;
+                    }
+                    _ => offset += SECTOR,
+                }
+            }
+        }
+        Ok(Tail { position: self.position, synced: self.synced, torn })
+    }
+}
+
+/// Puts pieces together to the records that they carry: a length (u32), then that many bytes.
+#[derive(Default)]
+pub(crate) struct Records {
+    /// Bytes of the record that is not whole yet.
+    open: Vec<u8>,
+    /// Position of the first byte of `open`.
+    at: u64,
+}
+
+impl Records {
+    pub(crate) fn new(position: u64) -> Self {
+        Records { open: Vec::new(), at: position }
+    }
+
+    /// Position behind the last whole record.
+    pub(crate) fn position(&self) -> u64 {
+        self.at
+    }
+
+    /// Bytes of the record that is not whole.
+    pub(crate) fn unfinished(&self) -> u64 {
+        self.open.len() as u64
+    }
+
+    /// Takes the next piece; gives each record that is whole now, with the position behind it, to `each`. `false` from `each`
+    /// stops there: the position stays before that record.
+    pub(crate) fn push(&mut self, piece: &Bytes, mut each: impl FnMut(u64, Bytes) -> Result<bool>) -> Result<bool> {
+        let mut all = if self.open.is_empty() {
+            piece.clone()
+        } else {
+            self.open.extend_from_slice(piece);
+            Bytes::from(std::mem::take(&mut self.open))
+        };
+        while let Some(head) = all.get(..4) {
+            let len = u32::from_le_bytes([head[0], head[1], head[2], head[3]]) as usize;
+            if all.len() - 4 < len {
+                break;
+            }
+            let end = self.at + 4 + len as u64;
+            if !each(end, all.slice(4..4 + len))? {
+                return Ok(false);
+            }
+            all = all.slice(4 + len..);
+            self.at = end;
+        }
+        // A unique `Bytes` gives its memory back, so that a record over many chunks is not copied once for each.
+        self.open = match all.try_into_mut() {
+            Ok(unique) => unique.into(),
+            Err(shared) => shared.to_vec(),
+        };
+        Ok(true)
+    }
+}

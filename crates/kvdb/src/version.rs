@@ -1,0 +1,164 @@
+//! A version: what the store consists of at one moment, immutable and swapped as a whole. For each dictionary its memtables,
+//! newest first, then its runs, level by level, newest first. Readers pin one and need no lock; whatever it refers to lives as
+//! long as they do.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use vt_tree::{Input, Lookup, Memtable, Run, Seq, Value};
+use zones::Hold;
+
+use crate::dictionary::{DictionaryId, DictionaryInfo};
+use crate::error::{Error, Result};
+use crate::manifest::RunId;
+
+/// The memtables of all dictionaries that are sealed, and flushed, together; so the journal has one position for all of them.
+pub(crate) struct Generation {
+    pub number: u64,
+    /// What late binding placed for commits of this generation stays until the runs refer to it.
+    holds: Mutex<Hold>,
+}
+
+impl Generation {
+    pub(crate) fn new(number: u64) -> Arc<Generation> {
+        Arc::new(Generation { number, holds: Mutex::default() })
+    }
+    pub(crate) fn hold(&self, hold: Hold) {
+        self.holds.lock().merge(hold);
+    }
+}
+
+/// One dictionary's memtable of one generation.
+#[derive(Clone)]
+pub(crate) struct Layer {
+    pub generation: Arc<Generation>,
+    pub memtable: Arc<Memtable>,
+}
+
+/// A run with its name in the manifest.
+#[derive(Clone)]
+pub(crate) struct Placed {
+    pub id: RunId,
+    pub run: Arc<Run>,
+}
+
+/// One dictionary.
+#[derive(Clone)]
+pub(crate) struct Tree {
+    pub info: DictionaryInfo,
+    /// Newest first; the first one takes commits.
+    pub layers: Vec<Layer>,
+    /// `levels[0]` is the youngest; within a level newest first.
+    pub levels: Vec<Vec<Placed>>,
+}
+
+impl Tree {
+    pub(crate) fn new(info: DictionaryInfo, generation: &Arc<Generation>) -> Tree {
+        Tree {
+            info,
+            layers: vec![Layer { generation: generation.clone(), memtable: Arc::new(Memtable::new()) }],
+            levels: Vec::new(),
+        }
+    }
+
+    /// The newest value of `key` among commits up to `at`.
+    pub(crate) fn get(&self, key: &[u8], at: Seq) -> Result<Option<Value>> {
+        for layer in &self.layers {
+            match layer.memtable.get(key, at) {
+                Lookup::Absent => {}
+                Lookup::Deleted(_) => return Ok(None),
+                Lookup::Found(_, value) => return Ok(Some(value)),
+            }
+        }
+        let hash = vt_tree::hash(key);
+        for placed in self.runs() {
+            match placed.run.get(key, hash)? {
+                Lookup::Absent => {}
+                Lookup::Deleted(_) => return Ok(None),
+                Lookup::Found(_, value) => return Ok(Some(value)),
+            }
+        }
+        Ok(None)
+    }
+
+    /// All runs, newest first.
+    pub(crate) fn runs(&self) -> impl Iterator<Item = &Placed> {
+        self.levels.iter().flatten()
+    }
+
+    /// Everything a cursor reads, newest first.
+    pub(crate) fn inputs(&self) -> Vec<Input> {
+        let memtables = self.layers.iter().filter(|l| !l.memtable.is_empty()).map(|l| Input::Memtable(l.memtable.clone()));
+        memtables.chain(self.runs().map(|p| Input::Run(p.run.clone()))).collect()
+    }
+
+    pub(crate) fn memtable_bytes(&self) -> usize {
+        self.layers.iter().map(|l| l.memtable.bytes()).sum()
+    }
+
+    /// Puts a run at a level as its newest.
+    pub(crate) fn add_run(&mut self, level: usize, placed: Placed) {
+        if self.levels.len() <= level {
+            self.levels.resize_with(level + 1, Vec::new);
+        }
+        self.levels[level].insert(0, placed);
+    }
+
+    pub(crate) fn drop_runs(&mut self, ids: &[RunId]) {
+        self.levels.iter_mut().for_each(|level| level.retain(|p| !ids.contains(&p.id)));
+        while self.levels.last().is_some_and(Vec::is_empty) {
+            self.levels.pop();
+        }
+    }
+}
+
+/// The whole store. See the module's comment.
+#[derive(Clone)]
+pub(crate) struct Version {
+    pub trees: BTreeMap<DictionaryId, Arc<Tree>>,
+    /// The generation that takes commits.
+    pub generation: Arc<Generation>,
+}
+
+impl Version {
+    pub(crate) fn tree(&self, dict: DictionaryId) -> Result<&Arc<Tree>> {
+        self.trees.get(&dict).ok_or_else(|| Error::NoDictionary(format!("{} (by number)", dict.0)))
+    }
+
+    /// Changes one tree; nothing when it was dropped meanwhile.
+    pub(crate) fn change(&mut self, dict: DictionaryId, change: impl FnOnce(&mut Tree)) {
+        if let Some(tree) = self.trees.get_mut(&dict) {
+            change(Arc::make_mut(tree));
+        }
+    }
+
+    /// The same with a new generation of empty memtables in front.
+    pub(crate) fn sealed(&self) -> Version {
+        let generation = Generation::new(self.generation.number + 1);
+        let mut next = Version { trees: self.trees.clone(), generation: generation.clone() };
+        for tree in next.trees.values_mut() {
+            let tree = Arc::make_mut(tree);
+            // A dictionary that took no commit needs no memtable but one.
+            if tree.layers.first().is_some_and(|l| l.memtable.is_empty()) {
+                tree.layers.remove(0);
+            }
+            tree.layers.insert(0, Layer { generation: generation.clone(), memtable: Arc::new(Memtable::new()) });
+        }
+        next
+    }
+
+    /// Bytes of all memtables, sealed ones included.
+    pub(crate) fn memtable_bytes(&self) -> usize {
+        self.trees.values().map(|t| t.memtable_bytes()).sum()
+    }
+}
+
+/// Reads a value, wherever it lies.
+pub(crate) fn read(store: &vt_tree::Store, value: Value) -> Result<Bytes> {
+    match value {
+        Value::Inline(bytes) => Ok(bytes),
+        extent => Ok(store.read_value(&extent)?),
+    }
+}

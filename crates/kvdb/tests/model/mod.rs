@@ -1,0 +1,124 @@
+//! The model that the tests compare a store with, and the options that make every part of it work within a small test.
+#![allow(dead_code)] // Each test file uses its part.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use env::{Random, Simulated};
+use kvdb::{Batch, CreateOptions, DictionaryId, DictionaryOptions, Kvdb, OpenOptions};
+use zones::Device;
+
+/// What the store should hold.
+pub type Model = BTreeMap<DictionaryId, BTreeMap<Vec<u8>, Vec<u8>>>;
+
+#[derive(Clone, Debug)]
+pub enum Change {
+    Put(DictionaryId, Vec<u8>, Vec<u8>),
+    Delete(DictionaryId, Vec<u8>),
+    DeleteRange(DictionaryId, Vec<u8>, Vec<u8>),
+}
+
+pub fn apply(model: &mut Model, changes: &[Change]) {
+    for change in changes {
+        match change {
+            Change::Put(d, k, v) => {
+                model.entry(*d).or_default().insert(k.clone(), v.clone());
+            }
+            Change::Delete(d, k) => {
+                model.entry(*d).or_default().remove(k);
+            }
+            Change::DeleteRange(d, s, e) => model.entry(*d).or_default().retain(|k, _| k < s || k >= e),
+        }
+    }
+}
+
+pub fn batch(changes: &[Change]) -> Batch {
+    let mut batch = Batch::new();
+    for change in changes.iter().cloned() {
+        match change {
+            Change::Put(d, k, v) => batch.put(d, k, v),
+            Change::Delete(d, k) => batch.delete(d, k),
+            Change::DeleteRange(d, s, e) => batch.delete_range(d, s, e),
+        }
+    }
+    batch
+}
+
+/// Everything in the store, read with one scan for each dictionary.
+pub fn contents(db: &Kvdb) -> kvdb::Result<Model> {
+    let view = db.view();
+    let mut all = Model::new();
+    for d in db.dictionaries() {
+        let tuples = view.scan(d.id, b"", b"", usize::MAX)?;
+        all.insert(d.id, tuples.into_iter().map(|(k, v)| (k.to_vec(), v.to_vec())).collect());
+    }
+    Ok(all)
+}
+
+/// `model` with an entry for each dictionary, as `contents` has it.
+pub fn with_all(mut model: Model, dicts: &[DictionaryId]) -> Model {
+    for d in dicts {
+        model.entry(*d).or_default();
+    }
+    model
+}
+
+/// Small enough that a test of a few hundred commits flushes and merges.
+pub fn small() -> OpenOptions {
+    OpenOptions {
+        memory: 1 << 20,
+        flush_interval: Duration::from_millis(10),
+        late_bind_at: 16 << 10,
+        threads: false,
+        zero_journal: false,
+        idle_flush: Duration::from_millis(50),
+        ..OpenOptions::default()
+    }
+}
+
+pub fn create(device: Arc<dyn Device>, env: Arc<Simulated>, open: OpenOptions) -> kvdb::Result<Kvdb> {
+    Kvdb::create(device, env, CreateOptions { open, reserve_zones: 4, ..CreateOptions::default() })
+}
+
+/// Three dictionaries that keep their values differently.
+pub fn dictionaries(db: &Kvdb) -> kvdb::Result<Vec<DictionaryId>> {
+    let plain = DictionaryOptions::default();
+    let paged = DictionaryOptions { separate_at: 512, stitch_at: 0, reserved: true };
+    let whole = DictionaryOptions { separate_at: u32::MAX, stitch_at: u64::MAX, reserved: false };
+    [("plain", plain), ("paged", paged), ("whole", whole)].into_iter().map(|(name, o)| db.create_dictionary(name, o)).collect()
+}
+
+pub fn bytes(random: &mut Random, len: usize) -> Vec<u8> {
+    let mut v = vec![0; len];
+    random.fill(&mut v);
+    v
+}
+
+/// A few changes, most of them small, on few enough keys that they meet again.
+pub fn changes(random: &mut Random, dicts: &[DictionaryId]) -> Vec<Change> {
+    let dict = |random: &mut Random| dicts[random.below(dicts.len() as u64) as usize];
+    let key = |random: &mut Random| format!("key{:03}", random.below(300)).into_bytes();
+    let kind = random.below(20);
+    // A batch with pages enough to be bound late, now and then.
+    if kind == 0 {
+        let (d, first) = (dict(random), random.below(300));
+        return (0..2 + random.below(8))
+            .map(|i| Change::Put(d, format!("key{:03}", (first + i) % 300).into_bytes(), bytes(random, 4096)))
+            .collect();
+    }
+    let count = if kind == 1 { 50 } else { 1 + random.below(4) };
+    (0..count)
+        .map(|_| match random.below(10) {
+            0 | 1 => Change::Delete(dict(random), key(random)),
+            2 if kind % 4 == 0 => {
+                let (a, b) = (key(random), key(random));
+                Change::DeleteRange(dict(random), a.clone().min(b.clone()), a.max(b))
+            }
+            n => {
+                let len = if n == 9 { random.below(6000) } else { random.below(200) };
+                Change::Put(dict(random), key(random), bytes(random, len as usize))
+            }
+        })
+        .collect()
+}

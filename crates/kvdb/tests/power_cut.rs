@@ -1,0 +1,142 @@
+//! Power cuts at every kind of moment: whatever was acknowledged as synced is there, everything is the state after some commit.
+//!
+//! `KVFS_SEEDS=n` runs n seeds instead of the usual few; `KVFS_SEED=n` runs one.
+
+mod model;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use env::{Random, Simulated};
+use kvdb::{DictionaryId, Durability, Kvdb, OpenOptions};
+use model::*;
+use zones::{CrashDevice, MemoryDevice};
+
+fn seeds(usual: u64) -> std::ops::Range<u64> {
+    let number = |name| std::env::var(name).ok().and_then(|v| v.parse::<u64>().ok());
+    match number("KVFS_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("KVFS_SEEDS").unwrap_or(usual),
+    }
+}
+
+/// What may be found after the power comes back: the state after each commit that was attempted since the last one that is
+/// certain.
+struct History {
+    /// States, oldest first; the first one is certain.
+    possible: Vec<Model>,
+}
+
+impl History {
+    fn newest(&self) -> &Model {
+        &self.possible[self.possible.len() - 1]
+    }
+    fn attempt(&mut self, changes: &[Change]) {
+        let mut next = self.newest().clone();
+        apply(&mut next, changes);
+        self.possible.push(next);
+    }
+    /// The newest state is certain.
+    fn certain(&mut self) {
+        self.possible.drain(..self.possible.len() - 1);
+    }
+}
+
+/// Works on the store until the power fails or the work is done.
+fn work(
+    db: &Kvdb,
+    env: &Simulated,
+    random: &mut Random,
+    dicts: &[DictionaryId],
+    history: &mut History,
+    steps: u64,
+) -> kvdb::Result<()> {
+    for _ in 0..steps {
+        match random.below(24) {
+            0..=14 => {
+                let changes = changes(random, dicts);
+                let durability = if random.one_in(4) { Durability::Synced } else { Durability::Buffered };
+                history.attempt(&changes);
+                db.commit(batch(&changes), durability)?;
+                if durability == Durability::Synced {
+                    history.certain();
+                }
+            }
+            15..=19 => drop(db.step()?),
+            20 => {
+                db.sync()?;
+                history.certain();
+            }
+            21 => {
+                db.flush()?;
+                history.certain();
+            }
+            22 if random.one_in(4) => db.compact(dicts[random.below(dicts.len() as u64) as usize])?,
+            _ => env.advance(Duration::from_millis(random.below(30))),
+        }
+    }
+    Ok(())
+}
+
+fn options(random: &mut Random) -> OpenOptions {
+    OpenOptions { memory: (1 << 20) << random.below(2), flush_on_close: random.one_in(2), ..small() }
+}
+
+fn run(seed: u64) {
+    let mut random = Random::new(seed);
+    let env = Arc::new(Simulated::new(seed));
+    let mut image = MemoryDevice::new();
+    let dicts = {
+        let device = Arc::new(CrashDevice::over(image.clone()));
+        let db = create(device.clone(), env.clone(), options(&mut random)).unwrap();
+        let dicts = dictionaries(&db).unwrap();
+        image = device.crash(seed);
+        dicts
+    };
+    let mut history = History { possible: vec![with_all(Model::new(), &dicts)] };
+    for life in 0..1 + random.below(4) {
+        let device = Arc::new(CrashDevice::over(image.clone()));
+        // Sometimes within recovery itself.
+        let within = if random.one_in(8) { 6 } else { 400 };
+        device.cut_power_after(random.below(within));
+        let opened = Kvdb::open(device.clone(), env.clone(), options(&mut random));
+        let steps = 1 + random.below(200);
+        let db = match opened {
+            Ok((db, _)) => Some(db),
+            Err(e) => {
+                assert!(device.is_dead(), "seed {seed}, life {life}: opening failed: {e}");
+                None
+            }
+        };
+        if let Some(db) = &db {
+            let found = contents(db).unwrap();
+            let at = history.possible.iter().rposition(|m| *m == found);
+            let at =
+                at.unwrap_or_else(|| panic!("seed {seed}, life {life}: no state of the {} possible ones", history.possible.len()));
+            // What was read can only be lost again as long as it is not on disk; opening puts it there.
+            history.possible = vec![history.possible.swap_remove(at)];
+            if let Err(e) = work(db, &env, &mut random, &dicts, &mut history, steps) {
+                assert!(device.is_dead(), "seed {seed}, life {life}: {e}");
+            } else if random.one_in(3) && !device.is_dead() {
+                // In an orderly way, for once.
+                if db.close().is_ok() {
+                    history.certain();
+                }
+            }
+        }
+        image = device.crash(seed ^ life);
+        drop(db);
+        let report = kvdb::check(Arc::new(image.clone()), &mut |_, _| {});
+        assert!(report.is_clean(), "seed {seed}, life {life}: {:?}", report.faults);
+    }
+    let (db, _) = Kvdb::open(Arc::new(image), env, small()).unwrap_or_else(|e| panic!("seed {seed}: the last opening failed: {e}"));
+    let found = contents(&db).unwrap();
+    assert!(history.possible.contains(&found), "seed {seed}: no state of the {} possible ones", history.possible.len());
+}
+
+#[test]
+fn a_store_survives_power_cuts_as_the_state_after_some_commit() {
+    for seed in seeds(200) {
+        run(seed);
+    }
+}
