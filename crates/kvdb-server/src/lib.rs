@@ -1,1 +1,31 @@
-//! Placeholder until the first commit of this floor.
+//! The RESP door to KVDB: `redis-cli` and every Redis client can use a store while it is mounted.
+//!
+//! A Unix socket (mode 0600), and TCP with a password if asked. RESP2, RESP3, inline commands and pipelining; strings, counters,
+//! scans, and the ordered stretches that Redis has not got (`RANGE`, `DELRANGE`). Dictionaries are chosen by `SELECT n` or `USE name`;
+//! those of the file system cannot be reached. Writes are on disk within the store's flush interval, or before the reply with
+//! `DURABLE yes`; `SYNC` makes everything acknowledged so far durable.
+//!
+//! From bytes to bytes: `socket` and `server` accept, `conversation` holds a client's buffer, `request` finds the commands in it,
+//! `session` admits them, `commands` runs them, `output` gathers the replies.
+
+mod client;
+mod commands;
+mod conversation;
+mod cursors;
+mod dictionaries;
+mod failure;
+mod glob;
+mod limits;
+mod locks;
+mod metrics;
+mod output;
+mod request;
+mod server;
+mod session;
+mod socket;
+mod walk;
+
+pub use client::{Client, Reply, read_reply};
+pub use limits::Limits;
+pub use server::{Error, Server, ServerOptions};
+pub use session::InfoSource;

@@ -1,0 +1,219 @@
+//! Commands on the connection itself: who is it, which protocol, which dictionary.
+
+use super::is;
+use crate::dictionaries::{self, Selected};
+use crate::failure::{Failure, Outcome};
+use crate::output::Output;
+use crate::request::{Arguments, integer};
+use crate::session::{Session, wrong_arity};
+
+const WRONGPASS: Failure =
+    Failure::Coded(std::borrow::Cow::Borrowed("WRONGPASS invalid username-password pair or user is disabled."));
+
+pub fn ping(_: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    match args.len() {
+        1 => out.status("PONG"),
+        2 => out.bulk(args.at(1)),
+        _ => return Err(wrong_arity("ping")),
+    }
+    Ok(())
+}
+
+pub fn echo(_: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    out.bulk(args.at(1));
+    Ok(())
+}
+
+pub fn quit(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
+    s.closing = true;
+    out.ok();
+    Ok(())
+}
+
+pub fn reset(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
+    s.dictionary = Selected::default();
+    s.durable = s.shared.durable;
+    s.name.clear();
+    s.authenticated = !s.needs_password;
+    out.resp3 = false;
+    out.status("RESET");
+    Ok(())
+}
+
+pub fn auth(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    match args.len() {
+        2 if s.shared.password.is_none() => {
+            return Err(Failure::request(
+                "AUTH <password> called without any password configured for the default user. Are you sure your configuration is correct?",
+            ));
+        }
+        2 => authenticate(s, b"default", args.at(1))?,
+        3 => authenticate(s, args.at(1), args.at(2))?,
+        _ => return Err(Failure::SYNTAX),
+    }
+    out.ok();
+    Ok(())
+}
+
+fn authenticate(s: &mut Session, user: &[u8], password: &[u8]) -> Outcome {
+    let right = match &s.shared.password {
+        Some(right) => same(right.as_bytes(), password),
+        None => true,
+    };
+    if user != b"default" || !right {
+        return Err(WRONGPASS);
+    }
+    s.authenticated = true;
+    Ok(())
+}
+
+/// Compares in a time that does not tell where the first difference is.
+fn same(a: &[u8], b: &[u8]) -> bool {
+    let differences = a.iter().zip(b).fold(0, |all, (x, y)| std::hint::black_box(all | (x ^ y)));
+    a.len() == b.len() && differences == 0
+}
+
+/// `HELLO [2|3 [AUTH user password] [SETNAME name]]`
+pub fn hello(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let mut resp3 = out.resp3;
+    if let Some(version) = args.get(1) {
+        resp3 = match integer(version).ok_or(Failure::request("Protocol version is not an integer or out of range"))? {
+            2 => false,
+            3 => true,
+            _ => return Err(Failure::coded("NOPROTO unsupported protocol version")),
+        };
+    }
+    let mut options = args.from(2);
+    let mut name = None;
+    while let Some(option) = options.next() {
+        match option {
+            o if is(o, "auth") && options.len() >= 2 => {
+                let (user, password) = (options.next().unwrap_or_default(), options.next().unwrap_or_default());
+                authenticate(s, user, password)?;
+            }
+            o if is(o, "setname") && options.len() >= 1 => name = options.next(),
+            o => return Err(Failure::request(format!("Syntax error in HELLO option '{}'", String::from_utf8_lossy(o)))),
+        }
+    }
+    if !s.authenticated {
+        return Err(Failure::coded(
+            "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> <pass> option can \
+             be used to authenticate the client and select the RESP protocol version at the same time",
+        ));
+    }
+    if let Some(name) = name {
+        s.name = client_name(name)?;
+    }
+    out.resp3 = resp3;
+    out.map(7);
+    out.bulk(b"server");
+    out.bulk(b"kvfs");
+    out.bulk(b"version");
+    out.bulk(env!("CARGO_PKG_VERSION").as_bytes());
+    out.bulk(b"proto");
+    out.integer(if resp3 { 3 } else { 2 });
+    out.bulk(b"id");
+    out.integer(s.id as i64);
+    out.bulk(b"mode");
+    out.bulk(b"standalone");
+    out.bulk(b"role");
+    out.bulk(b"master");
+    out.bulk(b"modules");
+    out.array(0);
+    Ok(())
+}
+
+/// `SELECT n`: the dictionary that is named by the number.
+pub fn select(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let n = integer(args.at(1)).ok_or(Failure::NOT_AN_INTEGER)?;
+    if !(0..=i64::from(i32::MAX)).contains(&n) {
+        return Err(Failure::request("DB index is out of range"));
+    }
+    s.dictionary = Selected::choose(s.db(), n.to_string().as_bytes())?;
+    out.ok();
+    Ok(())
+}
+
+/// `USE name`
+pub fn choose(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    s.dictionary = Selected::choose(s.db(), args.at(1))?;
+    out.ok();
+    Ok(())
+}
+
+pub fn dicts(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
+    let all = dictionaries::listed(s.db());
+    out.array(all.len());
+    for (name, _) in all {
+        out.bulk(name.as_bytes());
+    }
+    Ok(())
+}
+
+/// `DURABLE [yes|no]`: whether each write of this connection is on disk before its reply.
+pub fn durable(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    match args.get(1) {
+        None => out.bulk(if s.durable { b"yes" } else { b"no" }),
+        Some(value) if args.len() == 2 => {
+            s.durable = yes(value)?;
+            out.ok();
+        }
+        Some(_) => return Err(wrong_arity("durable")),
+    }
+    Ok(())
+}
+
+pub fn yes(value: &[u8]) -> Result<bool, Failure> {
+    match value {
+        v if is(v, "yes") => Ok(true),
+        v if is(v, "no") => Ok(false),
+        _ => Err(Failure::request("argument must be 'yes' or 'no'")),
+    }
+}
+
+fn client_name(name: &[u8]) -> Result<String, Failure> {
+    let fits = name.len() <= 256 && name.iter().all(u8::is_ascii_graphic);
+    let name = fits.then(|| String::from_utf8_lossy(name).into_owned());
+    name.ok_or(Failure::request("Client names cannot contain spaces, newlines or special characters."))
+}
+
+/// As much of `CLIENT` as client libraries call when they connect.
+pub fn client(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    match (args.at(1), args.len()) {
+        (c, 2) if is(c, "id") => out.integer(s.id as i64),
+        (c, 2) if is(c, "getname") => out.value(Some(s.name.as_bytes()).filter(|name| !name.is_empty())),
+        (c, 3) if is(c, "setname") => {
+            s.name = client_name(args.at(2))?;
+            out.ok();
+        }
+        (c, 4) if is(c, "setinfo") => {
+            let value = client_name(args.at(3))?;
+            match args.at(2) {
+                o if is(o, "lib-name") => s.library.0 = value,
+                o if is(o, "lib-ver") => s.library.1 = value,
+                o => return Err(Failure::request(format!("Unrecognized option '{}'", String::from_utf8_lossy(o)))),
+            }
+            out.ok();
+        }
+        (c, 2) if is(c, "info") || is(c, "list") => {
+            let line = format!(
+                "id={} addr={} name={} db={} resp={} lib-name={} lib-ver={}\n",
+                s.id,
+                s.address,
+                s.name,
+                s.dictionary.name(),
+                if out.resp3 { 3 } else { 2 },
+                s.library.0,
+                s.library.1
+            );
+            out.verbatim(&line);
+        }
+        (c, 3) if is(c, "no-evict") || is(c, "no-touch") => out.ok(),
+        (c, 3) if is(c, "reply") && is(args.at(2), "on") => out.ok(),
+        (c, _) => {
+            let c = String::from_utf8_lossy(&c[..c.len().min(64)]).into_owned();
+            return Err(Failure::request(format!("unknown subcommand or wrong number of arguments for '{c}'. Try CLIENT ID.")));
+        }
+    }
+    Ok(())
+}

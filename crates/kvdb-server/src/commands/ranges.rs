@@ -1,0 +1,128 @@
+//! What an ordered store can do and Redis cannot: reading and deleting stretches of keys.
+//!
+//! A stretch is `[start, end)`: the end is not in it. An empty bound, `-` as the start and `+` as the end mean that there is none.
+
+use bytes::Bytes;
+use kvdb::{Batch, DictionaryId};
+
+use super::is;
+use crate::dictionaries;
+use crate::failure::{Failure, Outcome};
+use crate::output::Output;
+use crate::request::{Arguments, integer};
+use crate::session::Session;
+use crate::walk::{Stretch, answer};
+
+fn start(arg: &[u8]) -> &[u8] {
+    if arg == b"-" { b"" } else { arg }
+}
+fn end(arg: &[u8]) -> &[u8] {
+    if arg == b"+" { b"" } else { arg }
+}
+
+/// `RANGE start end [REV] [LIMIT n] [NOVALUES]`: keys and values in turn.
+pub fn range(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let (mut backward, mut limit, mut values) = (false, u64::MAX, true);
+    let mut options = args.from(3);
+    while let Some(option) = options.next() {
+        match option {
+            o if is(o, "rev") => backward = true,
+            o if is(o, "novalues") => values = false,
+            o if is(o, "limit") => {
+                let n = integer(options.next().ok_or(Failure::SYNTAX)?).ok_or(Failure::NOT_AN_INTEGER)?;
+                limit = u64::try_from(n).map_err(|_| Failure::request("LIMIT is out of range"))?;
+            }
+            _ => return Err(Failure::SYNTAX),
+        }
+    }
+    let Some(dict) = s.existing()? else {
+        out.array(0);
+        return Ok(());
+    };
+    let (start, end) = (start(args.at(1)).to_vec(), end(args.at(2)).to_vec());
+    if !end.is_empty() && start >= end {
+        out.array(0);
+        return Ok(());
+    }
+    let stretch = Stretch { dict, start, end, backward, limit, pattern: None };
+    if values {
+        answer(s, &stretch, out, 2, |tuple, out| {
+            let value = tuple.value()?;
+            out.bulk(&tuple.key);
+            out.bulk(&value);
+            Ok(())
+        })
+    } else {
+        answer(s, &stretch, out, 1, |tuple, out| {
+            out.bulk(&tuple.key);
+            Ok(())
+        })
+    }
+}
+
+/// `DELRANGE start end`. Costs one range tombstone whatever it covers, so it does not say how many keys there were.
+pub fn delrange(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    if let Some(dict) = s.existing()? {
+        let _held = s.shared.locks.all();
+        let mut batch = Batch::new();
+        delete(s, dict, start(args.at(1)), end(args.at(2)), &mut batch)?;
+        if !batch.is_empty() {
+            s.commit(batch)?;
+        }
+    }
+    out.ok();
+    Ok(())
+}
+
+/// Adds the deletion of `[start, end)` to `batch`; `end` empty: up to the last key, which is looked up under the locks.
+fn delete(s: &Session, dict: DictionaryId, start: &[u8], end: &[u8], batch: &mut Batch) -> Outcome {
+    if !end.is_empty() {
+        if start < end {
+            batch.delete_range(dict, Bytes::copy_from_slice(start), Bytes::copy_from_slice(end));
+        }
+        return Ok(());
+    }
+    let mut cursor = s.db().view().cursor(dict, start, b"")?;
+    cursor.seek_to_end()?;
+    if let Some(last) = cursor.prev()? {
+        if *start < *last.key {
+            batch.delete_range(dict, Bytes::copy_from_slice(start), last.key.clone());
+        }
+        batch.delete(dict, last.key);
+    }
+    Ok(())
+}
+
+pub fn flushdb(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    flush_mode(args)?;
+    let dicts: Vec<DictionaryId> = s.existing()?.into_iter().collect();
+    empty(s, dicts)?;
+    out.ok();
+    Ok(())
+}
+
+/// Empties every dictionary of the user's; the file system's are none of them.
+pub fn flushall(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    flush_mode(args)?;
+    empty(s, dictionaries::listed(s.db()).into_iter().map(|(_, id)| id).collect())?;
+    out.ok();
+    Ok(())
+}
+
+/// `ASYNC` and `SYNC` are both fine: emptying costs the same constant either way.
+fn flush_mode(args: Arguments<'_>) -> Outcome {
+    match args.get(1) {
+        None => Ok(()),
+        Some(mode) if args.len() == 2 && (is(mode, "async") || is(mode, "sync")) => Ok(()),
+        Some(_) => Err(Failure::SYNTAX),
+    }
+}
+
+fn empty(s: &Session, dicts: Vec<DictionaryId>) -> Outcome {
+    let _held = s.shared.locks.all();
+    let mut batch = Batch::new();
+    for dict in dicts {
+        delete(s, dict, b"", b"", &mut batch)?;
+    }
+    if batch.is_empty() { Ok(()) } else { s.commit(batch) }
+}

@@ -1,0 +1,267 @@
+//! Commands on one value, or a list of them, by key.
+
+use bytes::Bytes;
+use kvdb::Batch;
+
+use super::is;
+use crate::failure::{Failure, Outcome};
+use crate::output::Output;
+use crate::request::{Arguments, integer};
+use crate::session::{Session, wrong_arity};
+
+pub fn get(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let value = read(s, args.at(1))?;
+    out.value(value.as_deref());
+    Ok(())
+}
+
+/// The value of `key` in the selected dictionary.
+pub fn read(s: &mut Session, key: &[u8]) -> Result<Option<Bytes>, Failure> {
+    match s.existing()? {
+        Some(dict) => Ok(s.db().get(dict, key)?),
+        None => Ok(None),
+    }
+}
+
+/// `GETEX` without a time is `GET`.
+pub fn getex(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    match args.get(2) {
+        None => get(s, args, out),
+        Some(option) if is(option, "persist") && args.len() == 3 => get(s, args, out),
+        Some(_) => Err(Failure::EXPIRY),
+    }
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum When {
+    Always,
+    Absent,
+    Present,
+}
+
+pub fn set(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let (mut when, mut old_wanted) = (When::Always, false);
+    for option in args.from(3) {
+        match option {
+            o if is(o, "nx") && when != When::Present => when = When::Absent,
+            o if is(o, "xx") && when != When::Absent => when = When::Present,
+            o if is(o, "get") => old_wanted = true,
+            o if is(o, "keepttl") => {}
+            o if is(o, "ex") || is(o, "px") || is(o, "exat") || is(o, "pxat") => return Err(Failure::EXPIRY),
+            _ => return Err(Failure::SYNTAX),
+        }
+    }
+    let (old, done) = put_when(s, args.at(1), args.at(2), when, old_wanted)?;
+    match (old_wanted, done) {
+        (true, _) => out.value(old.as_deref()),
+        (false, true) => out.ok(),
+        (false, false) => out.null(),
+    }
+    Ok(())
+}
+
+/// Puts a value if `when` holds; gives the old value where it was read (`old_wanted` or a condition), and whether it put.
+fn put_when(s: &mut Session, key: &[u8], value: &[u8], when: When, old_wanted: bool) -> Result<(Option<Bytes>, bool), Failure> {
+    s.check_key(key)?;
+    let dict = s.writable()?;
+    let _held = s.shared.locks.key(dict, key);
+    let old = if when == When::Always && !old_wanted { None } else { s.db().get(dict, key)? };
+    let done = match when {
+        When::Always => true,
+        When::Absent => old.is_none(),
+        When::Present => old.is_some(),
+    };
+    if done {
+        let mut batch = Batch::new();
+        batch.put(dict, Bytes::copy_from_slice(key), Bytes::copy_from_slice(value));
+        s.commit(batch)?;
+    }
+    Ok((old, done))
+}
+
+pub fn setnx(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let (_, done) = put_when(s, args.at(1), args.at(2), When::Absent, false)?;
+    out.integer(i64::from(done));
+    Ok(())
+}
+
+pub fn getset(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let (old, _) = put_when(s, args.at(1), args.at(2), When::Always, true)?;
+    out.value(old.as_deref());
+    Ok(())
+}
+
+pub fn getdel(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let key = args.at(1);
+    let mut old = None;
+    if let Some(dict) = s.existing()? {
+        let _held = s.shared.locks.key(dict, key);
+        old = s.db().get(dict, key)?;
+        if old.is_some() {
+            let mut batch = Batch::new();
+            batch.delete(dict, Bytes::copy_from_slice(key));
+            s.commit(batch)?;
+        }
+    }
+    out.value(old.as_deref());
+    Ok(())
+}
+
+/// All values as of one moment. A value that cannot be read is an error in its place.
+pub fn mget(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let dict = s.existing()?;
+    let view = s.db().view();
+    out.array(args.len() - 1);
+    for key in args.from(1) {
+        if out.is_broken() {
+            break;
+        }
+        match dict.map_or(Ok(None), |dict| view.get(dict, key)) {
+            Ok(value) => out.value(value.as_deref()),
+            Err(error) => out.error(&Failure::from(error).to_string()),
+        }
+        out.relieve();
+    }
+    Ok(())
+}
+
+pub fn mset(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    put_all(s, args, "mset", false)?;
+    out.ok();
+    Ok(())
+}
+
+pub fn msetnx(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let done = put_all(s, args, "msetnx", true)?;
+    out.integer(i64::from(done));
+    Ok(())
+}
+
+/// All pairs as one commit; with `only_new`, none of them where one of the keys exists.
+fn put_all(s: &mut Session, args: Arguments<'_>, name: &str, only_new: bool) -> Result<bool, Failure> {
+    if args.len().is_multiple_of(2) {
+        return Err(wrong_arity(name));
+    }
+    for key in args.from(1).step_by(2) {
+        s.check_key(key)?;
+    }
+    let dict = s.writable()?;
+    let _held = s.shared.locks.keys(dict, args.from(1).step_by(2));
+    if only_new {
+        for key in args.from(1).step_by(2) {
+            if s.db().get(dict, key)?.is_some() {
+                return Ok(false);
+            }
+        }
+    }
+    let mut batch = Batch::new();
+    for (key, value) in args.from(1).step_by(2).zip(args.from(2).step_by(2)) {
+        batch.put(dict, Bytes::copy_from_slice(key), Bytes::copy_from_slice(value));
+    }
+    s.commit(batch)?;
+    Ok(true)
+}
+
+pub fn strlen(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let len = read(s, args.at(1))?.map_or(0, |value| value.len());
+    out.integer(len as i64);
+    Ok(())
+}
+
+pub fn getrange(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let start = integer(args.at(2)).ok_or(Failure::NOT_AN_INTEGER)?;
+    let end = integer(args.at(3)).ok_or(Failure::NOT_AN_INTEGER)?;
+    let value = read(s, args.at(1))?.unwrap_or_default();
+    out.bulk(slice(&value, start, end));
+    Ok(())
+}
+
+/// Bytes `start` to `end`, both included; negative numbers count from the end.
+fn slice(value: &[u8], start: i64, end: i64) -> &[u8] {
+    let len = value.len() as i64;
+    if start < 0 && end < 0 && start > end {
+        return &[];
+    }
+    let place = |i: i64| if i < 0 { i.saturating_add(len).max(0) } else { i };
+    let (start, end) = (place(start), place(end).min(len - 1));
+    if start > end { &[] } else { &value[start as usize..=end as usize] }
+}
+
+pub fn setrange(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let offset = integer(args.at(2)).ok_or(Failure::NOT_AN_INTEGER)?;
+    if offset < 0 {
+        return Err(Failure::request("offset is out of range"));
+    }
+    let patch = args.at(3);
+    if patch.is_empty() {
+        return strlen(s, args, out);
+    }
+    let end = offset.checked_add(patch.len() as i64).filter(|end| *end <= s.shared.limits.value as i64);
+    let end = end.ok_or(Failure::TOO_LONG)? as usize;
+    let len = rewrite(s, args.at(1), |old| {
+        let old = old.unwrap_or_default();
+        let mut value = Vec::with_capacity(old.len().max(end));
+        value.extend_from_slice(old);
+        value.resize(old.len().max(end), 0);
+        value[offset as usize..end].copy_from_slice(patch);
+        Ok(value)
+    })?;
+    out.integer(len as i64);
+    Ok(())
+}
+
+pub fn append(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let (tail, max) = (args.at(2), s.shared.limits.value);
+    let len = rewrite(s, args.at(1), |old| {
+        let old = old.unwrap_or_default();
+        if old.len() + tail.len() > max {
+            return Err(Failure::TOO_LONG);
+        }
+        Ok([old, tail].concat())
+    })?;
+    out.integer(len as i64);
+    Ok(())
+}
+
+/// Replaces a value, or the absence of one, by what `change` makes of it, atomically; gives the new length.
+pub fn rewrite(
+    s: &mut Session,
+    key: &[u8],
+    change: impl FnOnce(Option<&[u8]>) -> Result<Vec<u8>, Failure>,
+) -> Result<usize, Failure> {
+    s.check_key(key)?;
+    let dict = s.writable()?;
+    let _held = s.shared.locks.key(dict, key);
+    let value = change(s.db().get(dict, key)?.as_deref())?;
+    let len = value.len();
+    let mut batch = Batch::new();
+    batch.put(dict, Bytes::copy_from_slice(key), value);
+    s.commit(batch)?;
+    Ok(len)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::slice;
+
+    #[test]
+    fn slices_are_those_of_redis() {
+        let value = b"This is a string";
+        for (start, end, want) in [
+            (0, 3, "This"),
+            (-3, -1, "ing"),
+            (0, -1, "This is a string"),
+            (10, 100, "string"),
+            (-100, 3, "This"),
+            (5, 4, ""),
+            (-1, -5, ""),
+            (100, 200, ""),
+            (0, -100, "T"),
+            (i64::MIN, i64::MAX, "This is a string"),
+            (i64::MAX, i64::MIN, ""),
+        ] {
+            assert_eq!(slice(value, start, end), want.as_bytes(), "{start} {end}");
+        }
+        assert_eq!(slice(b"", 0, -1), b"");
+    }
+}

@@ -1,0 +1,125 @@
+//! Cursors of `SCAN`: opaque numbers that stand for "go on behind this key".
+//!
+//! Keys are any bytes, so a number cannot hold one; a table does. It is bounded. A client that asks for the page behind a cursor has
+//! read the page before it, so that cursor's predecessor is forgotten: a live scan holds two entries, and a page may be asked for
+//! twice. Of abandoned scans the oldest give way; their cursors become an error, never a scan that silently misses keys.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasher, RandomState};
+
+use parking_lot::Mutex;
+
+pub struct Cursors {
+    table: Mutex<Table>,
+    capacity: usize,
+}
+
+struct Table {
+    entries: HashMap<u64, Entry>,
+    /// Cursor of each age, oldest first.
+    ages: BTreeMap<u64, u64>,
+    clock: u64,
+    next: u64,
+}
+
+struct Entry {
+    dictionary: String,
+    /// The scan goes on at the first key that is at least this.
+    from: Vec<u8>,
+    predecessor: Option<u64>,
+    age: u64,
+}
+
+impl Cursors {
+    pub fn new(capacity: usize) -> Self {
+        // Numbers start at a random place, so that a cursor of an earlier server is not mistaken for one of ours, and stay below
+        // 2^53, which every client can hold.
+        let start = (RandomState::new().hash_one(0u8) >> 44) << 32 | 1;
+        let table = Table { entries: HashMap::new(), ages: BTreeMap::new(), clock: 0, next: start };
+        Cursors { table: Mutex::new(table), capacity: capacity.max(2) }
+    }
+
+    /// Where the scan of `cursor` goes on. `None`: not one of ours, forgotten, or of another dictionary.
+    pub fn resume(&self, cursor: u64, dictionary: &str) -> Option<Vec<u8>> {
+        let mut table = self.table.lock();
+        let table = &mut *table;
+        table.clock += 1;
+        let entry = table.entries.get_mut(&cursor).filter(|e| e.dictionary == dictionary)?;
+        table.ages.remove(&entry.age);
+        entry.age = table.clock;
+        table.ages.insert(entry.age, cursor);
+        let from = entry.from.clone();
+        if let Some(predecessor) = entry.predecessor.take()
+            && let Some(old) = table.entries.remove(&predecessor)
+        {
+            table.ages.remove(&old.age);
+        }
+        Some(from)
+    }
+
+    /// A cursor for the page behind the one that `predecessor` asked for.
+    pub fn issue(&self, predecessor: Option<u64>, dictionary: &str, from: Vec<u8>) -> u64 {
+        let mut table = self.table.lock();
+        while table.entries.len() >= self.capacity
+            && let Some((_, oldest)) = table.ages.pop_first()
+        {
+            table.entries.remove(&oldest);
+        }
+        table.clock += 1;
+        let (cursor, age) = (table.next, table.clock);
+        table.next += 1;
+        table.ages.insert(age, cursor);
+        table.entries.insert(cursor, Entry { dictionary: dictionary.into(), from, predecessor, age });
+        cursor
+    }
+
+    /// The scan that `cursor` belongs to is over.
+    pub fn finish(&self, cursor: u64) {
+        let mut table = self.table.lock();
+        if let Some(entry) = table.entries.remove(&cursor) {
+            table.ages.remove(&entry.age);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_live_scan_outlives_any_number_of_pages_of_others() {
+        let cursors = Cursors::new(8);
+        let slow = cursors.issue(None, "0", b"m".to_vec());
+        let mut fast = cursors.issue(None, "0", b"a".to_vec());
+        for i in 0..1000u32 {
+            assert!(cursors.resume(fast, "0").is_some());
+            fast = cursors.issue(Some(fast), "0", i.to_be_bytes().to_vec());
+        }
+        assert_eq!(cursors.resume(slow, "0").as_deref(), Some(b"m".as_slice()));
+        assert_eq!(cursors.resume(slow, "0").as_deref(), Some(b"m".as_slice()), "a page may be asked for twice");
+        let table = cursors.table.lock();
+        assert_eq!(table.entries.len(), table.ages.len());
+    }
+
+    #[test]
+    fn abandoned_scans_are_forgotten_and_say_so() {
+        let cursors = Cursors::new(8);
+        let old = cursors.issue(None, "0", vec![]);
+        for _ in 0..100 {
+            cursors.issue(None, "0", vec![]);
+        }
+        assert_eq!(cursors.resume(old, "0"), None);
+        assert!(cursors.table.lock().entries.len() <= 8);
+    }
+
+    #[test]
+    fn a_cursor_belongs_to_its_dictionary() {
+        let cursors = Cursors::new(8);
+        let cursor = cursors.issue(None, "a", b"k".to_vec());
+        assert!(cursor < 1 << 53);
+        assert_eq!(cursors.resume(cursor, "b"), None);
+        assert_eq!(cursors.resume(0, "a"), None);
+        cursors.finish(cursor);
+        assert_eq!(cursors.resume(cursor, "a"), None);
+    }
+}

@@ -1,0 +1,73 @@
+//! Which dictionaries a client reaches. Names are the user's own; a reserved dictionary is refused by whatever way it is named, so that
+//! nothing a client sends can touch the file system's tuples.
+
+use kvdb::{DictionaryId, DictionaryOptions, Kvdb};
+
+use crate::failure::Failure;
+
+/// Longest name of a dictionary, bytes.
+const NAME_MAX: usize = 128;
+
+/// The dictionary that a connection works on. It is looked up when it is used, and made by the first write.
+#[derive(Clone, Debug)]
+pub struct Selected {
+    name: String,
+    id: Option<DictionaryId>,
+}
+
+impl Default for Selected {
+    fn default() -> Self {
+        Selected { name: "0".into(), id: None }
+    }
+}
+
+impl Selected {
+    /// Chooses the dictionary `name`. An error says what is wrong with it: not a name, or reserved.
+    pub fn choose(db: &Kvdb, name: &[u8]) -> Result<Self, Failure> {
+        let wrong = |why: &str| Failure::request(format!("a dictionary's name is {why}"));
+        let name = std::str::from_utf8(name).map_err(|_| wrong("UTF-8 text"))?;
+        if name.is_empty() || name.len() > NAME_MAX {
+            return Err(wrong("1 to 128 bytes long"));
+        }
+        if name.chars().any(char::is_control) {
+            return Err(wrong("without control characters"));
+        }
+        let mut selected = Selected { name: name.into(), id: None };
+        selected.existing(db)?;
+        Ok(selected)
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The dictionary if it exists.
+    pub fn existing(&mut self, db: &Kvdb) -> Result<Option<DictionaryId>, Failure> {
+        if self.id.is_none()
+            && let Some(info) = db.dictionaries().into_iter().find(|d| d.name == self.name)
+        {
+            if info.options.reserved {
+                return Err(Failure::request(format!("dictionary '{}' is reserved for the file system", self.name)));
+            }
+            self.id = Some(info.id);
+        }
+        Ok(self.id)
+    }
+
+    /// The dictionary, made if it does not exist.
+    pub fn writable(&mut self, db: &Kvdb) -> Result<DictionaryId, Failure> {
+        if let Some(id) = self.existing(db)? {
+            return Ok(id);
+        }
+        db.create_dictionary(&self.name, DictionaryOptions::default())?;
+        // Looked up again, because whoever made it first chose its options, and it may be reserved.
+        self.existing(db)?.ok_or_else(|| Failure::request(format!("dictionary '{}' could not be made", self.name)))
+    }
+}
+
+/// The user's dictionaries, by name.
+pub fn listed(db: &Kvdb) -> Vec<(String, DictionaryId)> {
+    let mut all: Vec<_> = db.dictionaries().into_iter().filter(|d| !d.options.reserved).map(|d| (d.name, d.id)).collect();
+    all.sort();
+    all
+}

@@ -1,0 +1,57 @@
+//! Why a command failed, in the words that Redis clients know.
+
+use std::borrow::Cow;
+
+/// The error reply of a command. Its text starts with a code: `ERR`, or one that programs may act upon.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// The request was wrong; the text says how, without the code `ERR`.
+    #[error("ERR {0}")]
+    Request(Cow<'static, str>),
+    /// A text with its own code.
+    #[error("{0}")]
+    Coded(Cow<'static, str>),
+    /// The store has no room left (`NOSPACE`); reading and deleting go on.
+    #[error("NOSPACE the store is full; delete something, or let the store grow")]
+    NoSpace,
+    /// The store takes no more writes (`READONLY`).
+    #[error("READONLY the store takes no more writes: {0}")]
+    ReadOnly(String),
+    /// A checksum did not match (`CORRUPT`).
+    #[error("CORRUPT {0}; run `kvfs check` on the store")]
+    Corrupt(String),
+    /// The device failed (`IOERR`).
+    #[error("IOERR {0}")]
+    Io(String),
+}
+
+/// What a command's handler returns. `Err` means that it has written no reply of its own.
+pub type Outcome = Result<(), Failure>;
+
+impl Failure {
+    pub const SYNTAX: Failure = Failure::Request(Cow::Borrowed("syntax error"));
+    pub const NOT_AN_INTEGER: Failure = Failure::Request(Cow::Borrowed("value is not an integer or out of range"));
+    pub const NOT_A_FLOAT: Failure = Failure::Request(Cow::Borrowed("value is not a valid float"));
+    pub const TOO_LONG: Failure = Failure::Request(Cow::Borrowed("string exceeds maximum allowed size (proto-max-bulk-len)"));
+    pub const EXPIRY: Failure = Failure::Request(Cow::Borrowed("expiry is not supported: a key stays until it is deleted"));
+    pub const STOPPING: Failure = Failure::Request(Cow::Borrowed("the server is stopping"));
+
+    pub fn request(text: impl Into<String>) -> Self {
+        Failure::Request(Cow::Owned(text.into()))
+    }
+    pub fn coded(text: &'static str) -> Self {
+        Failure::Coded(Cow::Borrowed(text))
+    }
+}
+
+impl From<kvdb::Error> for Failure {
+    fn from(error: kvdb::Error) -> Self {
+        match error {
+            kvdb::Error::NoSpace => Failure::NoSpace,
+            kvdb::Error::ReadOnly(why) => Failure::ReadOnly(why),
+            kvdb::Error::Corrupt(what) => Failure::Corrupt(what),
+            kvdb::Error::Io(error) => Failure::Io(error.to_string()),
+            other => Failure::request(other.to_string()),
+        }
+    }
+}

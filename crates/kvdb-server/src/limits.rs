@@ -1,0 +1,42 @@
+//! The bounds on what one client may ask for. Whatever bytes arrive, a connection never holds more than these allow.
+
+use std::time::Duration;
+
+/// Bounds of the server; every one of them has an error of its own that the client sees.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Open connections; the next one is told so and closed.
+    pub connections: usize,
+    /// Arguments of one command, its name included.
+    pub arguments: usize,
+    /// Bytes of one argument, and of any value that `APPEND` or `SETRANGE` may build.
+    pub value: usize,
+    /// Bytes of a key.
+    pub key: usize,
+    /// Bytes of one whole command.
+    pub request: usize,
+    /// Bytes that the unfinished requests of all connections together may take beyond 64 KiB each.
+    pub requests: usize,
+    /// Replies are sent on as soon as this many bytes are ready, so that a long one is never held in memory as a whole.
+    pub reply: usize,
+    /// A client that takes nothing of its replies for this long is disconnected.
+    pub write_timeout: Duration,
+    /// `SCAN` cursors that are kept; the one unused for longest gives way.
+    pub cursors: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            connections: 1024,
+            arguments: 128 << 10,
+            value: 4 << 20,
+            key: 16 << 10,
+            request: 32 << 20,
+            requests: 256 << 20,
+            reply: 1 << 20,
+            write_timeout: Duration::from_secs(60),
+            cursors: 16 << 10,
+        }
+    }
+}

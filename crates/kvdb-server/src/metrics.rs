@@ -1,0 +1,103 @@
+//! Counters of the server, for `INFO` and `KVFS.STAT`.
+
+use std::fmt::Write;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use crate::commands::COMMANDS;
+
+#[derive(Default)]
+pub struct CommandCounters {
+    pub calls: AtomicU64,
+    pub failed: AtomicU64,
+    pub micros: AtomicU64,
+}
+
+pub struct Metrics {
+    pub started: Instant,
+    pub connected: AtomicU64,
+    pub accepted: AtomicU64,
+    pub rejected: AtomicU64,
+    pub commands: AtomicU64,
+    pub unknown: AtomicU64,
+    pub protocol_errors: AtomicU64,
+    pub bytes_in: AtomicU64,
+    pub bytes_out: AtomicU64,
+    /// One for each entry of `COMMANDS`, in its order.
+    by_command: Box<[CommandCounters]>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Metrics {
+            started: Instant::now(),
+            connected: AtomicU64::new(0),
+            accepted: AtomicU64::new(0),
+            rejected: AtomicU64::new(0),
+            commands: AtomicU64::new(0),
+            unknown: AtomicU64::new(0),
+            protocol_errors: AtomicU64::new(0),
+            bytes_in: AtomicU64::new(0),
+            bytes_out: AtomicU64::new(0),
+            by_command: COMMANDS.iter().map(|_| CommandCounters::default()).collect(),
+        }
+    }
+}
+
+impl Metrics {
+    pub fn count(&self, command: usize, took: Duration, ok: bool) {
+        self.commands.fetch_add(1, Relaxed);
+        if let Some(c) = self.by_command.get(command) {
+            c.calls.fetch_add(1, Relaxed);
+            c.micros.fetch_add(took.as_micros() as u64, Relaxed);
+            if !ok {
+                c.failed.fetch_add(1, Relaxed);
+            }
+        }
+    }
+
+    pub fn reset(&self) {
+        for counter in
+            [&self.accepted, &self.rejected, &self.commands, &self.unknown, &self.protocol_errors, &self.bytes_in, &self.bytes_out]
+        {
+            counter.store(0, Relaxed);
+        }
+        for c in &self.by_command {
+            for counter in [&c.calls, &c.failed, &c.micros] {
+                counter.store(0, Relaxed);
+            }
+        }
+    }
+
+    /// (name, calls, failed, microseconds) of each command that was called.
+    pub fn called(&self) -> impl Iterator<Item = (&'static str, u64, u64, u64)> {
+        COMMANDS.iter().zip(&self.by_command).filter_map(|(command, c)| {
+            let calls = c.calls.load(Relaxed);
+            (calls > 0).then(|| (command.name, calls, c.failed.load(Relaxed), c.micros.load(Relaxed)))
+        })
+    }
+
+    /// All counters as a JSON object.
+    pub fn json(&self) -> String {
+        let get = |c: &AtomicU64| c.load(Relaxed);
+        let mut out = format!(
+            "{{\"uptime_seconds\":{},\"connections\":{},\"connections_accepted\":{},\"connections_rejected\":{},\"commands\":{},\
+             \"unknown_commands\":{},\"protocol_errors\":{},\"bytes_in\":{},\"bytes_out\":{},\"by_command\":{{",
+            self.started.elapsed().as_secs(),
+            get(&self.connected),
+            get(&self.accepted),
+            get(&self.rejected),
+            get(&self.commands),
+            get(&self.unknown),
+            get(&self.protocol_errors),
+            get(&self.bytes_in),
+            get(&self.bytes_out)
+        );
+        for (i, (name, calls, failed, micros)) in self.called().enumerate() {
+            let comma = if i > 0 { "," } else { "" };
+            let _ = write!(out, "{comma}\"{name}\":{{\"calls\":{calls},\"failed\":{failed},\"microseconds\":{micros}}}");
+        }
+        out.push_str("}}");
+        out
+    }
+}

@@ -1,0 +1,243 @@
+//! Replies into bytes, RESP2 or RESP3, and on to the client.
+//!
+//! The replies of a pipelined group gather here and leave in one write. Two things may make them leave earlier or otherwise: a group of
+//! more than `Limits::reply` bytes is sent on in pieces, so that memory stays bounded; and where a connection asked for durable
+//! writes, no reply to a write leaves before the store is synced, once for all of them. If that sync fails, each of those replies
+//! becomes the error, because what they would acknowledge did not happen.
+
+use std::io;
+use std::ops::Range;
+
+use kvdb::Kvdb;
+
+use crate::failure::Failure;
+
+/// Where the bytes go: a socket, or memory for a client inside this process.
+pub trait Sink: Send {
+    fn send(&mut self, bytes: &[u8]) -> io::Result<()>;
+}
+
+pub struct Output {
+    db: Kvdb,
+    sink: Box<dyn Sink>,
+    bytes: Vec<u8>,
+    send_at: usize,
+    /// Replies in `bytes` that acknowledge a write which must be durable first.
+    unsynced: Vec<Range<usize>>,
+    /// RESP3 instead of RESP2.
+    pub resp3: bool,
+    /// Bytes sent so far.
+    pub sent: u64,
+    broken: Option<io::Error>,
+}
+
+impl Output {
+    pub fn new(db: Kvdb, sink: Box<dyn Sink>, send_at: usize) -> Self {
+        Output { db, sink, bytes: Vec::new(), send_at, unsynced: Vec::new(), resp3: false, sent: 0, broken: None }
+    }
+
+    pub fn status(&mut self, text: &str) {
+        self.line(b'+', text.as_bytes());
+    }
+    pub fn ok(&mut self) {
+        self.bytes.extend_from_slice(b"+OK\r\n");
+    }
+    /// An error; `text` starts with its code (`ERR`, `NOAUTH`, …) and is made to fit one line.
+    pub fn error(&mut self, text: &str) {
+        let text: Vec<u8> = text.bytes().map(|c| if c.is_ascii_control() { b' ' } else { c }).collect();
+        self.line(b'-', &text);
+    }
+    pub fn integer(&mut self, value: i64) {
+        self.number(b':', value);
+    }
+    pub fn bulk(&mut self, value: &[u8]) {
+        self.number(b'$', value.len() as i64);
+        self.bytes.extend_from_slice(value);
+        self.bytes.extend_from_slice(b"\r\n");
+    }
+    /// A text for people; RESP3 clients show it as it is.
+    pub fn verbatim(&mut self, text: &str) {
+        if self.resp3 {
+            self.number(b'=', text.len() as i64 + 4);
+            self.bytes.extend_from_slice(b"txt:");
+            self.bytes.extend_from_slice(text.as_bytes());
+            self.bytes.extend_from_slice(b"\r\n");
+        } else {
+            self.bulk(text.as_bytes());
+        }
+    }
+    pub fn null(&mut self) {
+        self.bytes.extend_from_slice(if self.resp3 { b"_\r\n" } else { b"$-1\r\n" });
+    }
+    pub fn value(&mut self, value: Option<&[u8]>) {
+        match value {
+            Some(value) => self.bulk(value),
+            None => self.null(),
+        }
+    }
+    /// The header of an array; `len` replies follow.
+    pub fn array(&mut self, len: usize) {
+        self.number(b'*', len as i64);
+    }
+    /// Puts the header of an array in front of its `len` replies, which start at `position` and have all been written.
+    pub fn insert_array_header(&mut self, position: usize, len: usize) {
+        let tail = self.bytes.split_off(position);
+        self.array(len);
+        self.bytes.extend_from_slice(&tail);
+    }
+    /// The header of a map; `len` pairs of replies follow.
+    pub fn map(&mut self, len: usize) {
+        if self.resp3 { self.number(b'%', len as i64) } else { self.number(b'*', len as i64 * 2) }
+    }
+    /// The header of a set; `len` replies follow.
+    pub fn set(&mut self, len: usize) {
+        self.number(if self.resp3 { b'~' } else { b'*' }, len as i64);
+    }
+
+    fn line(&mut self, kind: u8, text: &[u8]) {
+        self.bytes.push(kind);
+        self.bytes.extend_from_slice(text);
+        self.bytes.extend_from_slice(b"\r\n");
+    }
+    fn number(&mut self, kind: u8, value: i64) {
+        let mut digits = [0u8; 20];
+        let mut at = digits.len();
+        let mut rest = value.unsigned_abs();
+        loop {
+            at -= 1;
+            digits[at] = b'0' + (rest % 10) as u8;
+            rest /= 10;
+            if rest == 0 {
+                break;
+            }
+        }
+        self.bytes.push(kind);
+        if value < 0 {
+            self.bytes.push(b'-');
+        }
+        self.bytes.extend_from_slice(&digits[at..]);
+        self.bytes.extend_from_slice(b"\r\n");
+    }
+
+    /// Where the next reply will start; for `rewind` and `hold`.
+    pub fn position(&self) -> usize {
+        self.bytes.len()
+    }
+    /// Takes back what was written since `position`. Only before anything of it was sent: that is, without `relieve` in between.
+    pub fn rewind(&mut self, position: usize) {
+        self.bytes.truncate(position);
+    }
+    /// The reply since `position` acknowledges a write that must be durable before the client reads it.
+    pub fn hold(&mut self, position: usize) {
+        self.unsynced.push(position..self.bytes.len());
+    }
+    /// `true` when enough is ready to be sent on.
+    pub fn is_full(&self) -> bool {
+        self.bytes.len() >= self.send_at
+    }
+    /// Sends on what is ready if it is much. Long replies call this between their elements.
+    pub fn relieve(&mut self) {
+        if self.is_full() {
+            self.flush();
+        }
+    }
+    /// `true` once the client is gone: whoever makes a long reply may stop.
+    pub fn is_broken(&self) -> bool {
+        self.broken.is_some()
+    }
+    /// Sends everything, after a sync where one is owed. `false` once the client is gone.
+    pub fn flush(&mut self) -> bool {
+        if !self.unsynced.is_empty() {
+            if let Err(error) = self.db.sync() {
+                self.deny(&Failure::from(error).to_string());
+            }
+            self.unsynced.clear();
+        }
+        if !self.bytes.is_empty() && self.broken.is_none() {
+            match self.sink.send(&self.bytes) {
+                Ok(()) => self.sent += self.bytes.len() as u64,
+                Err(error) => self.broken = Some(error),
+            }
+        }
+        self.bytes.clear();
+        if self.bytes.capacity() > self.send_at * 2 {
+            self.bytes = Vec::new();
+        }
+        self.broken.is_none()
+    }
+
+    /// Turns every reply that waits for the sync into `error`.
+    fn deny(&mut self, error: &str) {
+        let old = std::mem::take(&mut self.bytes);
+        let mut from = 0;
+        for reply in std::mem::take(&mut self.unsynced) {
+            self.bytes.extend_from_slice(&old[from..reply.start]);
+            self.error(error);
+            from = reply.end;
+        }
+        self.bytes.extend_from_slice(&old[from..]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use parking_lot::Mutex;
+    use std::sync::Arc;
+
+    struct Memory(Arc<Mutex<Vec<u8>>>);
+    impl Sink for Memory {
+        fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
+            self.0.lock().extend_from_slice(bytes);
+            Ok(())
+        }
+    }
+    fn output() -> (Output, Arc<Mutex<Vec<u8>>>) {
+        let sent = Arc::new(Mutex::new(Vec::new()));
+        (Output::new(Kvdb::in_memory(), Box::new(Memory(sent.clone())), 100), sent)
+    }
+
+    #[test]
+    fn both_protocols() {
+        let (mut out, sent) = output();
+        for resp3 in [false, true] {
+            out.resp3 = resp3;
+            out.integer(i64::MIN);
+            out.integer(0);
+            out.map(1);
+            out.bulk(b"a\r\n");
+            out.null();
+            out.error("ERR two\r\nlines");
+            assert!(out.flush());
+        }
+        let want = b":-9223372036854775808\r\n:0\r\n*2\r\n$3\r\na\r\n\r\n$-1\r\n-ERR two  lines\r\n\
+            :-9223372036854775808\r\n:0\r\n%1\r\n$3\r\na\r\n\r\n_\r\n-ERR two  lines\r\n";
+        assert_eq!(sent.lock().as_slice(), want.as_slice());
+    }
+
+    #[test]
+    fn a_failed_sync_denies_the_writes_and_only_them() {
+        let (mut out, _) = output();
+        out.bulk(b"read");
+        for _ in 0..2 {
+            let at = out.position();
+            out.ok();
+            out.hold(at);
+            out.integer(7);
+        }
+        out.deny("IOERR sync failed");
+        let want = b"$4\r\nread\r\n-IOERR sync failed\r\n:7\r\n-IOERR sync failed\r\n:7\r\n";
+        assert_eq!(out.bytes, want);
+    }
+
+    #[test]
+    fn long_replies_leave_in_pieces() {
+        let (mut out, sent) = output();
+        out.bulk(&[b'x'; 50]);
+        out.relieve();
+        assert!(sent.lock().is_empty());
+        out.bulk(&[b'x'; 50]);
+        out.relieve();
+        assert_eq!(sent.lock().len(), 114);
+    }
+}

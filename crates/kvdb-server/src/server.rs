@@ -1,0 +1,316 @@
+//! The server: one thread that accepts, one for each connection.
+//!
+//! A request is run by the thread that read it, because waking another one costs more than most requests do.
+
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use kvdb::Kvdb;
+use parking_lot::{Condvar, Mutex};
+use rustix::event::{EventfdFlags, PollFd, PollFlags};
+
+use crate::conversation::Conversation;
+use crate::limits::Limits;
+use crate::output::Sink;
+use crate::session::{InfoSource, Shared};
+use crate::socket::PrivateSocket;
+
+/// What the server is asked to be.
+#[derive(Clone, Default)]
+pub struct ServerOptions {
+    /// What TCP clients must show with `AUTH` or `HELLO`. The Unix socket asks for none: its mode lets only the owner in, who may read
+    /// the store's file as well.
+    pub password: Option<String>,
+    /// Serve this TCP address, too; port 0 takes a free one (`Server::tcp_address`). Needs a password.
+    pub tcp: Option<SocketAddr>,
+    /// Connections start with `DURABLE yes`: each write is on disk before its reply.
+    pub durable: bool,
+    pub limits: Limits,
+    /// The store's statistics as a JSON object, for `INFO` and `KVFS.STAT`.
+    pub info: Option<InfoSource>,
+}
+
+/// Why a server did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("another server is listening at {0}; stop it, or choose another path")]
+    InUse(PathBuf),
+    #[error("{0} exists and is no socket; choose another path, or move it away")]
+    NotASocket(PathBuf),
+    #[error("{0} is too long for the path of a socket (at most 106 bytes); choose a shorter one")]
+    PathTooLong(PathBuf),
+    #[error("TCP is open to anyone who can reach the machine; give a password with it")]
+    NoPassword,
+    #[error("could not make the socket {path}: {error}")]
+    Socket { path: PathBuf, error: io::Error },
+    #[error("could not listen at {address}: {error}")]
+    Tcp { address: SocketAddr, error: io::Error },
+    #[error("could not start: {0}")]
+    Start(#[from] io::Error),
+}
+
+/// A running server. Dropped, it stops: connections end, the socket disappears.
+pub struct Server {
+    common: Arc<Common>,
+    path: PathBuf,
+    wake: Arc<OwnedFd>,
+    accepting: Option<JoinHandle<()>>,
+}
+
+/// What the threads share.
+struct Common {
+    shared: Arc<Shared>,
+    streams: Mutex<HashMap<u64, Arc<Stream>>>,
+    /// Signalled when the last connection is gone.
+    empty: Condvar,
+}
+
+enum Stream {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
+
+impl Stream {
+    fn write_all(&self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Stream::Unix(s) => (&*s).write_all(bytes),
+            Stream::Tcp(s) => (&*s).write_all(bytes),
+        }
+    }
+    fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Stream::Unix(s) => (&*s).read(buffer),
+            Stream::Tcp(s) => (&*s).read(buffer),
+        }
+    }
+    fn shutdown(&self, how: Shutdown) {
+        let _ = match self {
+            Stream::Unix(s) => s.shutdown(how),
+            Stream::Tcp(s) => s.shutdown(how),
+        };
+    }
+    fn prepare(&self, write_timeout: Duration) -> io::Result<()> {
+        match self {
+            Stream::Unix(s) => {
+                s.set_nonblocking(false)?;
+                s.set_write_timeout(Some(write_timeout))
+            }
+            Stream::Tcp(s) => {
+                s.set_nonblocking(false)?;
+                s.set_nodelay(true)?;
+                s.set_write_timeout(Some(write_timeout))
+            }
+        }
+    }
+    fn set_read_timeout(&self, timeout: Duration) -> io::Result<()> {
+        match self {
+            Stream::Unix(s) => s.set_read_timeout(Some(timeout)),
+            Stream::Tcp(s) => s.set_read_timeout(Some(timeout)),
+        }
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Stream::Unix(s) => s.as_fd(),
+            Stream::Tcp(s) => s.as_fd(),
+        }
+    }
+}
+
+struct ToStream(Arc<Stream>);
+
+impl Sink for ToStream {
+    fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.0.write_all(bytes)
+    }
+}
+
+impl Server {
+    /// Serves `db` on a Unix socket at `path`, mode 0600. A dead server's socket there is replaced; a living one's is an error.
+    pub fn start(db: Kvdb, path: &Path, options: ServerOptions) -> Result<Server, Error> {
+        if options.tcp.is_some() && options.password.as_deref().unwrap_or_default().is_empty() {
+            return Err(Error::NoPassword);
+        }
+        let mut shared = Shared::new(db, options.limits, options.password, options.durable, options.info);
+        let tcp = match options.tcp {
+            None => None,
+            Some(address) => {
+                let failed = |error| Error::Tcp { address, error };
+                let listener = TcpListener::bind(address).map_err(failed)?;
+                listener.set_nonblocking(true).map_err(failed)?;
+                shared.tcp = Some(listener.local_addr().map_err(failed)?);
+                Some(listener)
+            }
+        };
+        shared.socket = path.to_string_lossy().into_owned();
+        let socket = PrivateSocket::listen(path)?;
+        let wake = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC).map_err(io::Error::from)?);
+        let common = Arc::new(Common { shared: Arc::new(shared), streams: Mutex::default(), empty: Condvar::new() });
+        let accepting = {
+            let (common, wake) = (common.clone(), wake.clone());
+            std::thread::Builder::new().name("resp-accept".into()).spawn(move || accept(&common, socket, tcp, &wake))?
+        };
+        Ok(Server { common, path: path.into(), wake, accepting: Some(accepting) })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+    /// The TCP address, its port filled in.
+    pub fn tcp_address(&self) -> Option<SocketAddr> {
+        self.common.shared.tcp
+    }
+    /// Ends every connection, after the command that it is at, and removes the socket. What clients wrote stays buffered or durable as
+    /// it was.
+    pub fn stop(self) {}
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.common.shared.stopping.store(true, Relaxed);
+        let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
+        if let Some(accepting) = self.accepting.take() {
+            let _ = accepting.join();
+        }
+        let mut streams = self.common.streams.lock();
+        for stream in streams.values() {
+            stream.shutdown(Shutdown::Both);
+        }
+        while !streams.is_empty() {
+            self.common.empty.wait(&mut streams);
+        }
+    }
+}
+
+/// Accepts until `wake` is readable. The socket goes with this thread.
+fn accept(common: &Arc<Common>, socket: PrivateSocket, tcp: Option<TcpListener>, wake: &OwnedFd) {
+    loop {
+        let mut polled = vec![PollFd::new(wake, PollFlags::IN), PollFd::new(&socket.listener, PollFlags::IN)];
+        if let Some(tcp) = &tcp {
+            polled.push(PollFd::new(tcp, PollFlags::IN));
+        }
+        match rustix::event::poll(&mut polled, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => {
+                tracing::error!("the RESP server takes no more connections: poll failed: {error}");
+                return;
+            }
+        }
+        if common.shared.stopping.load(Relaxed) {
+            return;
+        }
+        let unix = || socket.listener.accept().map(|(s, _)| (Stream::Unix(s), "unix".to_string(), false));
+        take_all(common, unix);
+        if let Some(tcp) = &tcp {
+            take_all(common, || tcp.accept().map(|(s, address)| (Stream::Tcp(s), address.to_string(), true)));
+        }
+    }
+}
+
+fn take_all(common: &Arc<Common>, mut next: impl FnMut() -> io::Result<(Stream, String, bool)>) {
+    loop {
+        match next() {
+            Ok((stream, address, needs_password)) => welcome(common, stream, address, needs_password),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted || error.kind() == io::ErrorKind::ConnectionAborted => {}
+            Err(error) => {
+                // Out of descriptors, say. The connection stays in the backlog; without a pause this would spin.
+                tracing::warn!("could not accept a RESP connection: {error}");
+                std::thread::sleep(Duration::from_millis(50));
+                return;
+            }
+        }
+    }
+}
+
+fn welcome(common: &Arc<Common>, stream: Stream, address: String, needs_password: bool) {
+    let shared = &common.shared;
+    let metrics = &shared.metrics;
+    metrics.accepted.fetch_add(1, Relaxed);
+    if let Err(error) = stream.prepare(shared.limits.write_timeout) {
+        tracing::warn!("could not set up a RESP connection: {error}");
+        return;
+    }
+    let stream = Arc::new(stream);
+    let mut streams = common.streams.lock();
+    if streams.len() >= shared.limits.connections {
+        metrics.rejected.fetch_add(1, Relaxed);
+        drop(streams);
+        let _ = stream.write_all(b"-ERR max number of clients reached\r\n");
+        return;
+    }
+    let conversation = Conversation::new(shared.clone(), Box::new(ToStream(stream.clone())), address, needs_password);
+    let id = conversation.id();
+    streams.insert(id, stream.clone());
+    metrics.connected.store(streams.len() as u64, Relaxed);
+    drop(streams);
+    let thread = std::thread::Builder::new().name(format!("resp-{id}")).stack_size(1 << 20);
+    let guard = Leave { common: common.clone(), id };
+    if let Err(error) = thread.spawn(move || {
+        let guard = guard;
+        serve(&guard.common, &stream, conversation);
+    }) {
+        tracing::warn!("could not start a thread for a RESP connection: {error}");
+    }
+}
+
+/// Takes a connection out of the list when its thread ends, however it ends.
+struct Leave {
+    common: Arc<Common>,
+    id: u64,
+}
+
+impl Drop for Leave {
+    fn drop(&mut self) {
+        let mut streams = self.common.streams.lock();
+        streams.remove(&self.id);
+        self.common.shared.metrics.connected.store(streams.len() as u64, Relaxed);
+        if streams.is_empty() {
+            self.common.empty.notify_all();
+        }
+    }
+}
+
+fn serve(common: &Common, stream: &Arc<Stream>, mut conversation: Conversation) {
+    while let Some(input) = conversation.input() {
+        let got = match rustix::io::read(&**stream, rustix::buffer::spare_capacity(input)) {
+            Ok(0) => return,
+            Ok(got) => got,
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(_) => return,
+        };
+        common.shared.metrics.bytes_in.fetch_add(got as u64, Relaxed);
+        if !conversation.process() {
+            break;
+        }
+        if common.shared.stopping.load(Relaxed) {
+            return;
+        }
+    }
+    drop(conversation);
+    linger(stream);
+}
+
+/// Closes so that the client gets the last reply even where it is still sending: what it sends is read and dropped, for a moment.
+fn linger(stream: &Stream) {
+    stream.shutdown(Shutdown::Write);
+    if stream.set_read_timeout(Duration::from_millis(200)).is_err() {
+        return;
+    }
+    let mut dropped = [0; 4096];
+    for _ in 0..4096 {
+        if !matches!(stream.read(&mut dropped), Ok(got) if got > 0) {
+            return;
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! The server's socket in the file system: nobody but its owner can ever connect, no living server is pushed aside, and a dead one's
+//! socket does not stand in the way.
+
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::Mode;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::Error;
+
+/// A listening Unix socket and its name, which is removed with it.
+pub struct PrivateSocket {
+    pub listener: UnixListener,
+    path: PathBuf,
+    device_and_inode: (u64, u64),
+}
+
+impl PrivateSocket {
+    pub fn listen(path: &Path) -> Result<Self, Error> {
+        let failed = |error: io::Error| Error::Socket { path: path.into(), error };
+        refuse_if_taken(path)?;
+        // Made under another name and moved over the final one: at no time is there a socket that does not answer yet. The mode is
+        // set on the socket before it has a name (Linux gives the name the socket's mode), so at no time is it open to others.
+        let mut making = path.as_os_str().to_owned();
+        making.push("~");
+        let making = PathBuf::from(making);
+        let address = SocketAddrUnix::new(&making).map_err(|_| Error::PathTooLong(path.into()))?;
+        let _ = std::fs::remove_file(&making);
+        let make = || -> Result<UnixListener, Errno> {
+            let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+            rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+            rustix::net::bind(&socket, &address)?;
+            rustix::net::listen(&socket, 128)?;
+            Ok(UnixListener::from(socket))
+        };
+        let listener = make().map_err(|e| failed(e.into()))?;
+        let meta = std::fs::symlink_metadata(&making).map_err(failed)?;
+        if meta.mode() & 0o777 != 0o600 {
+            let _ = std::fs::remove_file(&making);
+            return Err(failed(io::Error::other(format!("came out with mode {:o} instead of 600", meta.mode() & 0o777))));
+        }
+        std::fs::rename(&making, path).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        Ok(PrivateSocket { listener, path: path.into(), device_and_inode: (meta.dev(), meta.ino()) })
+    }
+}
+
+impl Drop for PrivateSocket {
+    fn drop(&mut self) {
+        // Another server may have come since; its socket stays.
+        if let Ok(meta) = std::fs::symlink_metadata(&self.path)
+            && (meta.dev(), meta.ino()) == self.device_and_inode
+        {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// `Ok` when the name is free, or only a dead server's.
+fn refuse_if_taken(path: &Path) -> Result<(), Error> {
+    let failed = |error: io::Error| Error::Socket { path: path.into(), error };
+    match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(failed(error)),
+        Ok(meta) if !meta.file_type().is_socket() => return Err(Error::NotASocket(path.into())),
+        Ok(_) => {}
+    }
+    let address = SocketAddrUnix::new(path).map_err(|_| Error::PathTooLong(path.into()))?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let probe = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(|e| failed(e.into()))?;
+    match rustix::net::connect(&probe, &address) {
+        Err(Errno::CONNREFUSED | Errno::NOENT) => Ok(()),
+        // A full backlog is a sign of life, too.
+        Ok(()) | Err(Errno::AGAIN | Errno::INPROGRESS) => Err(Error::InUse(path.into())),
+        Err(error) => Err(failed(error.into())),
+    }
+}
