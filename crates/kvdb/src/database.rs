@@ -259,8 +259,10 @@ impl Database {
             edits.push(Edit::SegmentEnds { number, position });
         }
         edits.push(Edit::Closed(self.zones.positions()));
-        match self.manifest()?.commit(edits) {
-            // Without this note the next open reads the journal's end for itself.
+        let mut manifest = self.manifest()?;
+        match manifest.commit(edits) {
+            Ok(()) => manifest.vouch(),
+            // Without this note the next open finds the journal's end for itself.
             Err(Error::NoSpace) => Ok(()),
             other => other,
         }

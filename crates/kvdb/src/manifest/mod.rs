@@ -26,12 +26,14 @@ const FORMAT: u8 = 1;
 /// What the superblock carries for this floor.
 ///
 /// ```text
-/// u8 format (1) · u64 number of the manifest, grows · u64 epoch of its chunks · varint count · varint zone each
+/// u8 format (1) · u64 number of the manifest, grows · u64 epoch of its chunks · u64 durable · varint count · varint zone each
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Root {
     pub number: u64,
     pub epoch: u64,
+    /// The manifest was durable up to this position when the root was written: after a proper close, all of it.
+    pub durable: u64,
     pub zones: Vec<ZoneId>,
 }
 
@@ -40,6 +42,7 @@ impl Root {
         let mut out = vec![FORMAT];
         out.extend_from_slice(&self.number.to_le_bytes());
         out.extend_from_slice(&self.epoch.to_le_bytes());
+        out.extend_from_slice(&self.durable.to_le_bytes());
         put_varint(&mut out, self.zones.len() as u64);
         self.zones.iter().for_each(|z| put_varint(&mut out, u64::from(z.0)));
         out
@@ -53,9 +56,9 @@ impl Root {
                 "the store's database has format {format}, this program reads {FORMAT}: use a newer one"
             )));
         }
-        let (number, epoch) = (r.u64()?, r.u64()?);
+        let (number, epoch, durable) = (r.u64()?, r.u64()?, r.u64()?);
         let zones = (0..r.count(1)?).map(|_| r.varint_u32().map(ZoneId)).collect::<Result<_>>()?;
-        Ok(Root { number, epoch, zones })
+        Ok(Root { number, epoch, durable, zones })
     }
 
     pub(crate) fn parts(&self) -> Vec<Part> {
@@ -97,11 +100,12 @@ pub(crate) fn load(zones: &Zones, root: &[u8]) -> Result<Loaded> {
         })?;
     }
     let tail = reader.tail()?;
-    if count == 0 {
+    if count == 0 || records.position() < root.durable {
         let place = root.zones.first().map_or(0, |z| z.start());
-        return Err(Error::Corrupt(format!("the manifest's checkpoint at device address {place:#x} cannot be read")));
+        let (end, durable) = (records.position(), root.durable);
+        return Err(Error::Corrupt(format!("the manifest at device address {place:#x} ends at {end}, but was durable up to {durable}")));
     }
-    let damaged = reader.damaged(state.closed.is_some());
+    let damaged = reader.damaged(root.durable >= records.position());
     let torn = tail.torn + records.unfinished();
     Ok(Loaded { root, state, records: count, damaged, torn })
 }
@@ -124,7 +128,7 @@ pub(crate) struct Manifest {
 impl Manifest {
     /// Writes `state` as a new manifest, numbered behind `number`, and moves the root there. Zones must have been started.
     pub(crate) fn begin(zones: Arc<Zones>, env: Arc<dyn Env>, health: Arc<Health>, state: State, number: u64) -> Result<Manifest> {
-        let root = Root { number, epoch: 0, zones: Vec::new() };
+        let root = Root { number, epoch: 0, durable: 0, zones: Vec::new() };
         let mut manifest = Manifest { zones, env, health, state, root, holds: Vec::new(), offset: 0, position: 0 };
         manifest.rewrite()?;
         Ok(manifest)
@@ -171,11 +175,18 @@ impl Manifest {
         Ok(())
     }
 
+    /// Lets the root tell that the manifest is whole as it is: from here on, a part that cannot be read is damage and no torn write.
+    pub(crate) fn vouch(&mut self) -> Result<()> {
+        self.root.durable = self.position;
+        self.zones.set_root(&self.root.encode()).map_err(|e| self.health.fail("writing the superblock", &e.into()))
+    }
+
     /// Writes the state as a checkpoint into fresh zones and moves the root there. The old zones are let go afterwards.
     fn rewrite(&mut self) -> Result<()> {
         let record = Edit::encode_all(&self.state.checkpoint());
         let epoch = self.env.random();
-        let mut root = Root { number: self.root.number + 1, epoch, zones: Vec::new() };
+        let durable = record.len() as u64;
+        let mut root = Root { number: self.root.number + 1, epoch, durable, zones: Vec::new() };
         let mut holds = Vec::new();
         let (mut offset, mut done) = (ZONE_SIZE, 0);
         while done < record.len() {
