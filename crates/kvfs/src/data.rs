@@ -79,11 +79,14 @@ impl Fs {
         }
         if let Body::Inline(have) = state.attr.body {
             let have = u64::from(have);
-            let content = if offset < have { self.content(ino, state)? } else { Bytes::new() };
-            if end <= have {
-                return Ok(content.slice(offset as usize..end as usize));
+            let mut data = Vec::new();
+            if offset < have {
+                let content = self.content(ino, state)?;
+                if end <= have {
+                    return Ok(content.slice(offset as usize..end as usize));
+                }
+                data.extend_from_slice(&content[offset as usize..]);
             }
-            let mut data = content.slice(offset.min(have) as usize..have as usize).to_vec();
             data.resize((end - offset) as usize, 0);
             return Ok(data.into());
         }
