@@ -16,6 +16,8 @@ mod item;
 mod memtable;
 mod merge;
 mod node;
+#[cfg(any(test, fuzzing))]
+pub mod parsers;
 mod placement;
 mod run;
 mod run_cursor;

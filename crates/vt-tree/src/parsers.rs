@@ -1,0 +1,207 @@
+//! Every reader of bytes in this crate behind one kind of door, for the fuzz targets under `fuzz/` and the properties below: each takes
+//! any bytes and must neither panic nor run away. Checksums are passed by, so that what lies behind them is reached. Not in normal builds.
+
+use std::hint::black_box;
+
+use bytes::Bytes;
+
+use crate::block::{Block, contiguous};
+use crate::builder::follows_block;
+use crate::entry::Entry;
+use crate::filter::{Filter, FilterBuilder};
+use crate::frame::{FrameKind, FramePointer, open};
+use crate::item::{Body, ExtentRef, Value};
+use crate::node::Node;
+
+/// A tuple block's payload; keys out of the block itself are looked up in it.
+pub fn tuple_block(data: &[u8]) {
+    let Ok(block) = Block::parse(Bytes::copy_from_slice(data), 4096) else { return };
+    black_box(block.weight());
+    let mut last: Option<ExtentRef> = None;
+    for g in 0..block.groups() + 1 {
+        let Ok(items) = block.group(g) else { continue };
+        for item in items {
+            black_box((item.covers(data), item.ends_before(data)));
+            black_box(block.find(&item.key).is_ok());
+            black_box(block.group_of(&item.key).is_ok());
+            if let Body::Put(Value::Extent(e)) = item.body {
+                black_box(last.is_some_and(|last| contiguous(&last, &e)));
+                last = Some(e);
+            }
+        }
+    }
+    black_box(block.find(data).is_ok());
+}
+
+/// An index node's payload.
+pub fn index_node(data: &[u8]) {
+    let Ok(node) = Node::parse(Bytes::copy_from_slice(data), 1, 4096) else { return };
+    black_box((node.weight(), node.position(data)));
+    for pair in node.entries.windows(2) {
+        black_box(follows_block(pair[0].at.end(), &pair[1]));
+    }
+    for e in &node.entries {
+        index_entry_use(e);
+        assert_eq!(node.entries.get(node.position(&e.low)), Some(e), "an entry is found by its lower fence");
+    }
+}
+
+/// One index entry behind another key; then what was read is written, and must read the same.
+pub fn index_entry(data: &[u8]) {
+    let Some((&split, data)) = data.split_first() else { return };
+    let (before, data) = data.split_at((split as usize).min(data.len()));
+    let mut at = 0;
+    let Some(e) = Entry::decode(&Bytes::copy_from_slice(data), &mut at, before) else { return };
+    assert!(at <= data.len());
+    index_entry_use(&e);
+    let mut out = Vec::new();
+    e.encode(before, &mut out);
+    let mut again = 0;
+    assert_eq!(Entry::decode(&Bytes::from(out), &mut again, before), Some(e));
+}
+
+fn index_entry_use(e: &Entry) {
+    black_box((e.mean_span(), e.data_bytes(), e.at.end(), e.zone_use().is_ok()));
+}
+
+/// `data` with the checksum of what lies behind the first four bytes in these.
+fn sealed(data: &[u8]) -> (Vec<u8>, u32) {
+    let mut data = data.to_vec();
+    let crc = data.get(4..).map_or(0, zones::crc32c);
+    if data.len() >= 4 {
+        data[..4].copy_from_slice(&crc.to_le_bytes());
+    }
+    (data, crc)
+}
+
+/// A frame; its checksum and the pointer to it are made to fit, so that the header is looked at.
+pub fn frame(data: &[u8]) {
+    let (data, crc) = sealed(data);
+    let addr = data.get(8..16).map_or(0, |a| a.iter().rev().fold(0, |n, b| n << 8 | u64::from(*b)));
+    let at = FramePointer { addr, len: data.len() as u32, crc };
+    for kind in [FrameKind::Tuples, FrameKind::Node, FrameKind::Filter] {
+        for level in [0, 1] {
+            black_box(open(Bytes::copy_from_slice(&data), kind, level, at).is_ok());
+        }
+    }
+}
+
+/// A filter, with its checksum put right; its fingerprints must make the same filter again, or the same set at least.
+pub fn filter(data: &[u8]) {
+    let Ok(filter) = Filter::parse(Bytes::from(sealed(data).0)) else { return };
+    let mut count = 0;
+    for f in filter.fingerprints() {
+        count += 1;
+        black_box(filter.may_contain(f << (64 - filter.bits())));
+    }
+    assert_eq!(count, filter.len());
+    for top in 0..=255u64 {
+        black_box(filter.may_contain(top << 56 | top));
+    }
+    let mut b = FilterBuilder::new();
+    b.add_all(&filter);
+    let again = Filter::parse(b.finish().into()).expect("what is built parses");
+    assert!(filter.fingerprints().all(|f| again.may_contain(f << (64 - filter.bits()))));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block::BlockBuilder;
+    use crate::item::Item;
+    use crate::node::NodeBuilder;
+    use proptest::prelude::*;
+
+    /// Whole bytes of each kind, to be spoilt.
+    fn whole(kind: usize) -> Vec<u8> {
+        let key = |i: u64| Bytes::from(format!("key {:04}", i * 3));
+        match kind {
+            0 => {
+                let mut b = BlockBuilder::default();
+                for i in 0..60 {
+                    let body = match i % 5 {
+                        0 => Body::Put(Value::Inline(vec![7; i as usize].into())),
+                        1 | 2 => Body::Put(Value::Extent(ExtentRef { addr: i * 4096, len: 4096, crc: 1 })),
+                        3 => Body::Delete,
+                        _ => Body::DeleteRange { end: Bytes::from(format!("key {:04}", i * 3 + 2)) },
+                    };
+                    let item = Item { key: key(i), seq: i % 2 * 1000, body };
+                    b.add(&item.key, item.seq, &item.body);
+                }
+                b.finish()
+            }
+            1 => {
+                let mut node = NodeBuilder::default();
+                (0..10).for_each(|i| node.push(entry(key(i), key(i + 1))));
+                node.payload()
+            }
+            2 => {
+                let mut out = vec![3, b'k', b'e', b'y'];
+                entry(key(1), key(2)).encode(b"key", &mut out);
+                out
+            }
+            3 => {
+                let mut frame = vec![9; 40];
+                crate::frame::seal(&mut frame, FrameKind::Node, 1, 4096);
+                frame
+            }
+            _ => {
+                let mut b = FilterBuilder::new();
+                (0..200).for_each(|i| b.add(crate::hash(&key(i))));
+                b.finish()
+            }
+        }
+    }
+
+    fn entry(low: Bytes, high: Bytes) -> Entry {
+        Entry {
+            low,
+            high,
+            at: FramePointer { addr: 1 << 23, len: 8192, crc: 5 },
+            filter: Some(FramePointer { addr: 1 << 24, len: 100, crc: 6 }),
+            tombstones: true,
+            range_tombstones: false,
+            items: 100,
+            max_seq: 1 << 40,
+            block_bytes: 8192,
+            block_spans: 1,
+            value_bytes: 0,
+            value_spans: 0,
+            zones: vec![1, 1, 100].into(),
+        }
+    }
+
+    const DOORS: [fn(&[u8]); 5] = [tuple_block, index_node, index_entry, frame, filter];
+
+    #[test]
+    fn what_is_spoilt_below_is_whole() {
+        assert!(Block::parse(whole(0).into(), 0).is_ok());
+        assert!(Node::parse(whole(1).into(), 1, 0).is_ok());
+        assert!(Entry::decode(&whole(2)[4..].to_vec().into(), &mut 0, b"key").is_some());
+        assert!(Filter::parse(whole(4).into()).is_ok());
+        (0..DOORS.len()).for_each(|kind| DOORS[kind](&whole(kind)));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn no_bytes_make_a_reader_panic(
+            kind in 0..DOORS.len(),
+            changes in proptest::collection::vec((any::<prop::sample::Index>(), prop_oneof![any::<u8>(), Just(0), Just(255)]), 0..6),
+            cut in proptest::option::of(any::<prop::sample::Index>()),
+            garbage in proptest::collection::vec(any::<u8>(), 0..300),
+        ) {
+            let mut bytes = whole(kind);
+            for (at, byte) in &changes {
+                let at = at.index(bytes.len());
+                bytes[at] = *byte;
+            }
+            if let Some(cut) = cut {
+                bytes.truncate(cut.index(bytes.len()));
+            }
+            DOORS[kind](&bytes);
+            DOORS[kind](&garbage);
+        }
+    }
+}
