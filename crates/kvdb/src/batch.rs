@@ -17,6 +17,7 @@ pub enum Durability {
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
     pub(crate) changes: Vec<Change>,
+    pub(crate) releases: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -44,6 +45,11 @@ impl Batch {
     /// Number of changes.
     pub fn len(&self) -> usize {
         self.changes.len()
+    }
+    /// Says that this batch gives back more space than it takes, though it puts a little too (what is left of a thing when a part
+    /// of it goes). Like a batch that only deletes, it is then committed even when the store is full.
+    pub fn releases_space(&mut self) {
+        self.releases = true;
     }
     pub fn put(&mut self, dict: DictionaryId, key: impl Into<Bytes>, value: impl Into<Bytes>) {
         self.changes.push(Change::Put(dict, key.into(), value.into()));

@@ -306,9 +306,9 @@ fn size(op: &Op) -> u64 {
     }) as u64
 }
 
-/// The batch's changes, if all of them are possible; and whether none of them adds data.
+/// The batch's changes, if all of them are possible; and whether none of them adds data, or the batch says that it gives more back.
 fn validate(version: &Version, batch: Batch) -> Result<(Changes, bool)> {
-    let mut deletes_only = true;
+    let (mut deletes_only, releases) = (true, batch.releases);
     let mut changes = Vec::with_capacity(batch.changes.len());
     for change in batch.changes {
         let dict = change.dictionary();
@@ -334,7 +334,7 @@ fn validate(version: &Version, batch: Batch) -> Result<(Changes, bool)> {
         }
         changes.push((dict, op));
     }
-    Ok((changes, deletes_only))
+    Ok((changes, deletes_only || releases))
 }
 
 /// Writes numbered changes into the newest memtables; gives the bytes by which they grew. Changes of dictionaries that are gone

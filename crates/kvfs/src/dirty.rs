@@ -6,11 +6,11 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use kvdb::Batch;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLockWriteGuard};
 
 use crate::attr::{Attr, Ino};
 use crate::error::{Error, Result};
@@ -20,6 +20,11 @@ use crate::layout::{self, Attributes, Body, PAGE, PageKeys};
 
 /// What a dirty inode is charged for its node.
 const NODE_CHARGE: usize = 512;
+/// Most inodes, and most dirty bytes, that the interval commits in one batch.
+const GROUP: usize = 256;
+const GROUP_BYTES: usize = 4 << 20;
+/// Bytes that may be written at most before the store is asked again how much room it has.
+const LOOK_AGAIN: u64 = 256 << 20;
 /// Dirty bytes at which one file is committed by its writer, so that the batches of a stream stay of a size.
 const FILE_LIMIT: usize = 8 << 20;
 
@@ -29,6 +34,15 @@ pub(crate) struct DirtyQueue {
     /// With the time since when. An inode is in it at most once, and may have been committed meanwhile.
     queue: Mutex<VecDeque<(Duration, Arc<Inode>)>>,
     bytes: AtomicUsize,
+    /// Bytes that can be accepted before the store has to be asked for its room again.
+    room: AtomicU64,
+}
+
+/// An inode of a group, staged and locked until the group is committed.
+struct Held<'a> {
+    inode: &'a Arc<Inode>,
+    state: RwLockWriteGuard<'a, State>,
+    attr: Attributes,
 }
 
 impl DirtyQueue {
@@ -80,34 +94,103 @@ impl Fs {
         flushed
     }
 
-    /// Goes through the queue once. An inode that cannot be committed stays dirty and does not stop the others.
+    /// Goes through the queue once, in groups: files of middling size together fill a batch that the store writes straight to
+    /// its place, while one of them alone would go through the journal and be written twice. An inode that cannot be
+    /// committed stays dirty and does not stop the others.
     fn flush_older_than(&self, limit: Duration) -> Result<()> {
         let mut rounds = self.core.dirty.queue.lock().len();
         let mut result = Ok(());
-        while rounds > 0
-            && let Some(inode) = self.pop_dirty(limit)
-        {
-            rounds -= 1;
-            let mut state = inode.state.write();
-            state.queued = false;
-            // The data of an unlinked file needs no durability: most such files vanish before they cost a write.
-            let flushed = if state.attr.nlink == 0 { Ok(()) } else { self.commit_dirty(&inode, &mut state) };
-            if state.dirty && !state.gone {
-                self.enqueue(&inode, &mut state);
+        while rounds > 0 {
+            let mut group = self.pop_dirty(limit, rounds.min(GROUP));
+            if group.is_empty() {
+                break;
             }
-            if result.is_ok() {
-                result = flushed;
+            rounds -= group.len();
+            // The order of locks: directories (whose attributes were set) one after the other, then the rest by number.
+            group.sort_by_cached_key(|inode| (!inode.state.read().is_dir(), inode.ino));
+            if let Err(e) = self.flush_group(&group)
+                && result.is_ok()
+            {
+                result = Err(e);
             }
         }
         result
     }
 
-    fn pop_dirty(&self, limit: Duration) -> Option<Arc<Inode>> {
+    /// The longest waiting dirty inodes, out of the queue.
+    fn pop_dirty(&self, limit: Duration, most: usize) -> Vec<Arc<Inode>> {
         let mut queue = self.core.dirty.queue.lock();
-        if queue.front()?.0 > limit {
-            return None;
+        let old = queue.iter().take(most).take_while(|(since, _)| *since <= limit).count();
+        queue.drain(..old).map(|(_, inode)| inode).collect()
+    }
+
+    fn flush_group(&self, group: &[Arc<Inode>]) -> Result<()> {
+        let mut result: Result<()> = Ok(());
+        let mut held: Vec<Held<'_>> = Vec::with_capacity(group.len());
+        let mut batch = Batch::new();
+        let mut bytes = 0;
+        for inode in group {
+            let mut state = inode.state.write();
+            state.queued = false;
+            // The data of an unlinked file needs no durability: most such files vanish before they cost a write.
+            if state.is_dir() || state.attr.nlink == 0 || !state.dirty || state.gone {
+                let flushed = if state.is_dir() { self.commit_dirty(inode, &mut state) } else { Ok(()) };
+                self.enqueue_if_dirty(inode, &mut state);
+                result = result.and(flushed);
+                continue;
+            }
+            if bytes > 0 && bytes + state.charged > GROUP_BYTES {
+                result = result.and(self.commit_group(&mut held, std::mem::take(&mut batch)));
+                bytes = 0;
+            }
+            bytes += state.charged;
+            let staged = self.count_pages(inode.ino, &mut state).and_then(|()| {
+                let attr = state.attr;
+                self.stage(inode.ino, &mut state, &attr, &mut batch).map(|()| attr)
+            });
+            match staged {
+                Ok(attr) => held.push(Held { inode, state, attr }),
+                Err(e) => {
+                    // What it put into the batch so far is without its node: nothing of the group may be committed like that.
+                    self.enqueue_if_dirty(inode, &mut state);
+                    drop(state);
+                    batch = Batch::new();
+                    bytes = 0;
+                    let others = self.commit_one_by_one(&mut held);
+                    result = result.and::<()>(Err(e)).and(others);
+                }
+            }
         }
-        queue.pop_front().map(|(_, inode)| inode)
+        result.and(self.commit_group(&mut held, batch))
+    }
+
+    fn commit_group(&self, held: &mut Vec<Held<'_>>, batch: Batch) -> Result<()> {
+        if held.is_empty() {
+            return Ok(());
+        }
+        if self.commit(batch).is_err() {
+            return self.commit_one_by_one(held);
+        }
+        for mut one in held.drain(..) {
+            self.staged(&mut one.state, one.attr);
+        }
+        Ok(())
+    }
+
+    /// When a group cannot be committed, some of its members may be.
+    fn commit_one_by_one(&self, held: &mut Vec<Held<'_>>) -> Result<()> {
+        let mut result = Ok(());
+        for mut one in held.drain(..) {
+            result = result.and(self.commit_dirty(one.inode, &mut one.state));
+            self.enqueue_if_dirty(one.inode, &mut one.state);
+        }
+        result
+    }
+
+    fn enqueue_if_dirty(&self, inode: &Arc<Inode>, state: &mut State) {
+        if state.dirty && !state.gone {
+            self.enqueue(inode, state);
+        }
     }
 
     fn enqueue(&self, inode: &Arc<Inode>, state: &mut State) {
@@ -145,17 +228,13 @@ impl Fs {
         let mut rounds = None;
         while self.core.dirty.bytes() > self.core.options.write_buffer {
             let rounds = rounds.get_or_insert_with(|| self.core.dirty.queue.lock().len());
-            if *rounds == 0 {
-                return;
-            }
+            let group = self.pop_dirty(Duration::MAX, 1);
+            let Some(inode) = group.first().filter(|_| *rounds > 0) else { return };
             *rounds -= 1;
-            let Some(inode) = self.pop_dirty(Duration::MAX) else { return };
             let mut state = inode.state.write();
             state.queued = false;
-            self.commit_or_warn(&inode, &mut state);
-            if state.dirty && !state.gone {
-                self.enqueue(&inode, &mut state);
-            }
+            self.commit_or_warn(inode, &mut state);
+            self.enqueue_if_dirty(inode, &mut state);
         }
     }
 
@@ -168,18 +247,24 @@ impl Fs {
 
     /// Fails with ENOSPC unless the store has room for `more` bytes besides everything that is dirty already.
     pub(crate) fn reserve(&self, more: u64) -> Result<()> {
-        let enough = || {
-            let dirty = self.core.dirty.bytes() as u64;
-            // An eighth more for keys, nodes and the journal.
-            let needed = dirty.saturating_add(more);
-            self.core.db.space().free >= needed.saturating_add(needed / 8)
-        };
-        if enough() {
+        // An eighth more for keys, nodes and the journal.
+        let cost = more.saturating_add(more / 8);
+        let spend = |left: u64| left.checked_sub(cost);
+        if self.core.dirty.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spend).is_ok() || self.look_at_space(cost) {
             return Ok(());
         }
         // Truncated and rewritten files give room back when they are committed; if the store can take no more, they cannot.
         let _ = self.flush_older_than(Duration::MAX);
-        if enough() { Ok(()) } else { Err(Error::NoSpace) }
+        if self.look_at_space(cost) { Ok(()) } else { Err(Error::NoSpace) }
+    }
+
+    /// Asks the store how much room it has. A part of it may then be used up without asking again.
+    fn look_at_space(&self, cost: u64) -> bool {
+        let dirty = self.core.dirty.bytes() as u64;
+        let left = self.core.db.space().free.checked_sub(dirty.saturating_add(dirty / 8).saturating_add(cost));
+        // A quarter, because others take from the same room.
+        self.core.dirty.room.store(left.unwrap_or(0).min(LOOK_AGAIN) / 4, Ordering::Relaxed);
+        left.is_some()
     }
 
     /// Commits the inode if it is dirty. Call with its lock.
@@ -190,6 +275,11 @@ impl Fs {
         self.count_pages(inode.ino, state)?;
         let mut batch = Batch::new();
         let attr = state.attr;
+        if state.buffer.pages.len() <= 1 && state.buffer.cut != u64::MAX || state.buffer.pages.is_empty() && state.inline.is_none()
+        {
+            // Truncated, or only its attributes changed: that must be possible in a full store.
+            batch.releases_space();
+        }
         self.stage(inode.ino, state, &attr, &mut batch)?;
         self.commit(batch)?;
         self.staged(state, attr);

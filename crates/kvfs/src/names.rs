@@ -244,6 +244,7 @@ impl Fs {
         let inode = self.inode_of_entry(parent, name, ino)?;
         let mut state = self.lock(&inode)?;
         let mut batch = Batch::new();
+        batch.releases_space();
         batch.delete(self.core.layout.nmap, layout::name_key(parent, name));
         let now = self.now();
         let mut dir_attr = dir_state.attr;
@@ -278,6 +279,7 @@ impl Fs {
             return Err(Error::NotEmpty);
         }
         let mut batch = Batch::new();
+        batch.releases_space();
         batch.delete(self.core.layout.nmap, layout::name_key(parent, name));
         let now = self.now();
         let mut dir_attr = dir_state.attr;
