@@ -52,6 +52,8 @@ struct Layer {
     says: Vec<Says>,
     /// Sequence numbers up to this one may have become 0.
     old: Seq,
+    /// Those up to this one must have: nothing was stitched since they were declared old.
+    zero: Seq,
 }
 
 impl Layer {
@@ -59,11 +61,12 @@ impl Layer {
         let says = (0..layers[0].says.len())
             .map(|i| layers.iter().map(|l| &l.says[i]).find(|s| **s != Says::Nothing).cloned().unwrap_or(Says::Nothing))
             .collect();
-        Layer { says, old: layers.iter().map(|l| l.old).max().unwrap_or(0) }
+        let old = layers.iter().map(|l| l.old).max().unwrap_or(0);
+        Layer { says, old, zero: layers.iter().map(|l| l.zero).min().unwrap_or(0) }
     }
 
     fn check(&self, landmark: usize, got: &Says, what: &str) {
-        let seq = |want: Seq, got: Seq| got == want || (got == 0 && want <= self.old);
+        let seq = |want: Seq, got: Seq| (got == want && want > self.zero) || (got == 0 && want <= self.old);
         let same = match (&self.says[landmark], got) {
             (Says::Put(s, v), Says::Put(t, w)) => seq(*s, *t) && v == w,
             (Says::Deleted(s), Says::Deleted(t)) => seq(*s, *t),
@@ -163,7 +166,7 @@ impl World {
                 Op::DeleteRange(a, b) => says[*a..*b].fill(Says::Deleted(*seq)),
             }
         }
-        Layer { says, old: 0 }
+        Layer { says, old: 0, zero: 0 }
     }
 
     fn write(&mut self, m: &Memtable, ops: &mut Vec<(Seq, Op)>, count: usize) {
@@ -374,6 +377,9 @@ impl World {
     fn merged(&self, layers: &[&Layer], options: &MergeOptions) -> Layer {
         let mut layer = Layer::over(layers);
         layer.old = layer.old.max(options.old_seq);
+        if options.placement.stitch_at == u64::MAX {
+            layer.zero = layer.zero.max(options.old_seq);
+        }
         if options.drop_tombstones {
             layer.says.iter_mut().filter(|s| matches!(s, Says::Deleted(_))).for_each(|s| *s = Says::Nothing);
         }
