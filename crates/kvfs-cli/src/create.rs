@@ -17,8 +17,6 @@ pub struct Args {
 
 pub fn run(args: Args, output: &Output) -> Outcome {
     let size = store::create(&args.store, args.size)?;
-    output.print(
-        format!("created {} (up to {})", args.store.display(), store::human_size(size)),
-        serde_json::json!({"store": args.store, "size": size}),
-    )
+    let room = size.map_or("growing as far as its host lets it".into(), |s| format!("up to {}", store::human_size(s)));
+    output.print(format!("created {} ({room})", args.store.display()), serde_json::json!({"store": args.store, "size": size}))
 }

@@ -7,6 +7,8 @@ mod bench;
 mod cat;
 mod check;
 mod create;
+mod daemon;
+mod daemons;
 mod export;
 mod import;
 mod kv;

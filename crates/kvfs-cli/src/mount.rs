@@ -1,19 +1,237 @@
-//! `kvfs mount`.
+//! `kvfs mount`: puts a store's file system on a folder and goes to the background once it answers.
+//!
+//! A daemon cannot fork once it has threads, so the background process is this program started anew (`--serving`): it reports
+//! through its standard output, a pipe, that the mount answers or what went wrong; the one in front prints that and ends.
+//!
+//! mount(8) and `/etc/fstab` come in by `run_as_mount_helper`: as `mount.fuse.kvfs` or `mount.kvfs`, or through
+//! `mount.fuse3`, which calls `kvfs STORE DIR -o OPTIONS`.
 
 use std::ffi::OsString;
-use std::process::ExitCode;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
 
+use kvfs_fuse::{Unmount, mounts, unmount};
+
+use crate::daemon;
+use crate::daemons::Record;
+use crate::mount_options::{self, Options};
 use crate::output::{Exit, Failure, Outcome, Output};
+use crate::store;
 
-/// Mount a store's file system on a folder.
+/// Put a store's file system on a folder.
 #[derive(clap::Args)]
-pub struct Args {}
-
-/// When called as `mount.kvfs` or `mount.fuse.kvfs`: does what mount(8) asks for and gives its exit code.
-pub fn run_as_mount_helper(_arguments: &[OsString]) -> Option<ExitCode> {
-    None
+#[command(after_help = mount_options::HELP)]
+pub struct Args {
+    /// The store: a file or a block device made by `kvfs create`.
+    store: PathBuf,
+    /// The folder to mount it on.
+    dir: PathBuf,
+    /// Mount options, separated by commas; may be given several times.
+    #[arg(short = 'o', value_name = "OPTIONS")]
+    options: Vec<OsString>,
+    /// Stay in front until unmounted; log to standard error. Ctrl-C unmounts.
+    #[arg(long, short = 'f')]
+    foreground: bool,
+    /// All the memory the store may take for buffers, caches and indexes: bytes, or with a unit (256M, 2G).
+    #[arg(long, value_name = "SIZE", value_parser = store::parse_size)]
+    memory: Option<u64>,
+    /// Append the daemon's log to this file.
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
+    /// Be the background process.
+    #[arg(long, hide = true)]
+    serving: bool,
 }
 
-pub fn run(_args: Args, _output: &Output) -> Outcome {
-    Err(Failure::new(Exit::Failed, "`kvfs mount` is not part of this build"))
+pub fn run(args: Args, output: &Output) -> Outcome {
+    let mut options = mount_options::parse(&args.options)?;
+    options.memory = args.memory.or(options.memory);
+    options.log = args.log.or(options.log);
+    if args.serving {
+        return serve(args.store, args.dir, options);
+    }
+    let store = existing(&args.store)?;
+    let dir = mount_point(&args.dir, output)?;
+    if store.starts_with(&dir) {
+        let hides = format!("cannot mount {} on {}: the mount would hide the store itself", store.display(), dir.display());
+        return Err(Failure::new(Exit::Usage, hides).hint("mount on another folder"));
+    }
+    options.log = match options.log {
+        Some(log) => Some(std::path::absolute(&log).map_err(|e| Failure::io(format!("cannot use {}", log.display()), &e))?),
+        None => None,
+    };
+    if args.foreground {
+        let mut say = |record: &Record| announce(output, record);
+        return daemon::serve(&store, &dir, &options, &mut say);
+    }
+    let record = start(&store, &dir, &args.options, &options)?;
+    announce(output, &record)
+}
+
+fn announce(output: &Output, record: &Record) -> Outcome {
+    let text = format!("mounted {} on {}", record.store.display(), record.mount_point.display());
+    let value = serde_json::json!({
+        "store": record.store, "mount_point": record.mount_point, "pid": record.pid, "socket": record.socket, "device": record.device,
+    });
+    output.print(text, value)
+}
+
+/// The store's full path: the daemon works in another folder.
+fn existing(path: &Path) -> Outcome<PathBuf> {
+    path.canonicalize().map_err(|e| {
+        let failure = Failure::io(format!("cannot open the store {}", path.display()), &e);
+        if e.kind() == std::io::ErrorKind::NotFound {
+            failure.hint(format!("make it: kvfs create {}", path.display()))
+        } else {
+            failure
+        }
+    })
+}
+
+/// The full path of the folder, freed of dead mounts.
+fn mount_point(path: &Path, output: &Output) -> Outcome<PathBuf> {
+    let cannot = |e: std::io::Error| Failure::io(format!("cannot mount on {}", path.display()), &e);
+    let mut dead = 0;
+    while mounts::is_dead(path) {
+        // Its daemon is gone, so nothing is lost that is not lost already; left there, it would be in the way for good.
+        let dir = store::full_path(path).map_err(cannot)?;
+        let gone = mounts::mount_at(&dir).map_err(cannot)?.filter(|m| m.is_fuse());
+        let Some(gone) = gone else {
+            return Err(Failure::new(Exit::Busy, format!("{} lies in a dead mount", path.display())));
+        };
+        dead += 1;
+        if dead > 64 {
+            return Err(Failure::new(Exit::Busy, format!("{} is a dead mount that cannot be removed", path.display())));
+        }
+        unmount(&dir, Unmount::Lazy).map_err(store::mount_failure)?;
+        let _ = fs::remove_file(crate::daemons::folder().join(format!("{}.json", gone.device)));
+        output.note(format!("removed the dead mount of {} from {}: its daemon was killed", gone.source.display(), dir.display()));
+    }
+    let dir = path.canonicalize().map_err(cannot)?;
+    if !dir.is_dir() {
+        return Err(Failure::new(Exit::Usage, format!("cannot mount on {}: it is not a folder", dir.display())));
+    }
+    Ok(dir)
+}
+
+/// Starts the background process and waits until it answers.
+fn start(store: &Path, dir: &Path, words: &[OsString], options: &Options) -> Outcome<Record> {
+    let program = std::env::current_exe().map_err(|e| Failure::io("cannot find this program's own file", &e))?;
+    let mut command = Command::new(program);
+    command.arg("mount").arg("--serving").arg(store).arg(dir).stdin(Stdio::null()).stdout(Stdio::piped());
+    for word in words {
+        command.arg("-o").arg(word);
+    }
+    if let Some(memory) = options.memory {
+        command.arg("--memory").arg(memory.to_string());
+    }
+    if let Some(log) = &options.log {
+        command.arg("--log").arg(log);
+    }
+    let mut child = command.spawn().map_err(|e| Failure::io("cannot start the background process", &e))?;
+    let mut answer = String::new();
+    if let Some(pipe) = child.stdout.take() {
+        BufReader::new(pipe).read_line(&mut answer).map_err(|e| Failure::io("cannot hear from the background process", &e))?;
+    }
+    if let Some(record) = Record::from_line(&answer) {
+        return Ok(record);
+    }
+    let status = child.wait().map_err(|e| Failure::io("cannot wait for the background process", &e))?;
+    Err(Failure::from_line(&answer).unwrap_or_else(|| {
+        Failure::new(Exit::Failed, format!("the background process ended before the mount was ready: {status}"))
+    }))
+}
+
+/// The background process.
+fn serve(store: PathBuf, dir: PathBuf, mut options: Options) -> Outcome {
+    let _ = rustix::process::setsid();
+    let _ = rustix::process::chdir("/");
+    if options.log.is_none() {
+        options.log = daemon::default_log();
+    }
+    let ready = |record: &Record| {
+        let mut out = std::io::stdout().lock();
+        // If the one in front is gone, nobody waits to hear it; the mount stands all the same.
+        let _ = writeln!(out, "{}", record.to_line()).and_then(|()| out.flush());
+        daemon::close_standard_streams();
+        Ok(())
+    };
+    let mut is_ready = false;
+    let outcome = daemon::serve(&store, &dir, &options, &mut |record| {
+        is_ready = true;
+        ready(record)
+    });
+    if let (Err(failure), false) = (&outcome, is_ready) {
+        println!("{}", failure.to_line());
+        // It has been told; saying it a second time on standard error would only confuse.
+        std::process::exit(failure.exit as i32);
+    }
+    outcome
+}
+
+/// Exit codes of mount(8).
+const WRONG_USAGE: u8 = 1;
+const MOUNT_FAILED: u8 = 32;
+
+/// When called as mount(8) calls its helpers: does what it asks for and gives its exit code.
+pub fn run_as_mount_helper(arguments: &[OsString]) -> Option<ExitCode> {
+    let name = Path::new(arguments.first()?).file_name()?.to_str()?;
+    let words = &arguments[1..];
+    let outcome = match name {
+        "mount.kvfs" | "mount.fuse.kvfs" | "mount.fuse3.kvfs" => helper_mount(words),
+        "umount.kvfs" | "umount.fuse.kvfs" => crate::umount::run_as_umount_helper(words),
+        // `mount.fuse3 STORE DIR -t fuse.kvfs -o ...` calls "kvfs STORE DIR -o ...".
+        _ if words.len() >= 2 && !is_command(&words[0]) && !starts_with_dash(&words[0]) && !starts_with_dash(&words[1]) => {
+            helper_mount(words)
+        }
+        _ => return None,
+    };
+    Some(match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            Output::new(false).print_error(&failure);
+            ExitCode::from(if failure.exit == Exit::Usage { WRONG_USAGE } else { MOUNT_FAILED })
+        }
+    })
+}
+
+fn is_command(word: &OsString) -> bool {
+    use clap::CommandFactory;
+    word == "help" || word.to_str().is_some_and(|w| crate::Cli::command().find_subcommand(w).is_some())
+}
+
+fn starts_with_dash(word: &OsString) -> bool {
+    word.as_encoded_bytes().starts_with(b"-")
+}
+
+/// `STORE DIR [-sfnv] [-N NAMESPACE] [-o OPTIONS] [-t TYPE]`, in any order.
+fn helper_mount(words: &[OsString]) -> Outcome {
+    let mut places = Vec::new();
+    let mut options = Vec::new();
+    let mut fake = false;
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        let needs = || Failure::new(Exit::Usage, format!("{} needs a value", word.display()));
+        match word.to_str() {
+            Some("-o") => options.push(words.next().ok_or_else(needs)?.clone()),
+            Some("-t" | "-N") => drop(words.next().ok_or_else(needs)?),
+            Some(flags) if flags.len() > 1 && flags.starts_with('-') && flags[1..].chars().all(|c| "sfnvrw".contains(c)) => {
+                fake |= flags.contains('f');
+                options.extend(flags.contains('r').then(|| "ro".into()));
+            }
+            Some(flag) if flag.starts_with('-') => return Err(Failure::new(Exit::Usage, format!("unknown flag {flag}"))),
+            _ => places.push(PathBuf::from(word)),
+        }
+    }
+    let Ok([store, dir]) = <[PathBuf; 2]>::try_from(places) else {
+        return Err(Failure::new(Exit::Usage, "a mount helper is called with a store, a folder, and -o with options"));
+    };
+    if fake {
+        return mount_options::parse(&options).map(drop);
+    }
+    // mount(8) itself says nothing when all is well.
+    let quiet = Output::quiet();
+    run(Args { store, dir, options, foreground: false, memory: None, log: None, serving: false }, &quiet)
 }

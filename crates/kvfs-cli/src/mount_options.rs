@@ -1,1 +1,202 @@
-//! The `-o` options of a mount.
+//! The `-o` options of a mount: those of mount(8), those of FUSE, and a few of our own.
+//!
+//! Words that are for others (mount(8), systemd, `/etc/fstab`) are skipped; any other unknown word is an error that names it, for
+//! an option that silently does nothing is worse than none.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+
+use kvfs_fuse::{AccessTimes, MountOptions, Policy};
+
+use crate::output::{Exit, Failure, Outcome};
+use crate::store;
+
+/// Everything `-o` can say.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    pub mount: MountOptions,
+    /// `fsname=`, where given; otherwise the store's path is the source.
+    pub source: Option<OsString>,
+    pub policy: Policy,
+    pub memory: Option<u64>,
+    pub log: Option<PathBuf>,
+}
+
+/// Shown with `kvfs mount --help`.
+pub const HELP: &str = "\
+Options for -o, separated by commas:
+  ro, rw                      read-only, writable (default)
+  allow_other                 let other users in (the kernel checks permissions)
+  nodefault_permissions       let the kernel check no permissions; refused with allow_other
+  suid, nosuid, dev, nodev    honour set-user-ID bits and device nodes (default: neither)
+  exec, noexec                allow programs to be run (default: allowed)
+  sync, async, dirsync        write through at once, or not (default)
+  relatime, noatime, strictatime, nodiratime
+                              when reading updates access times (default: relatime)
+  fsname=NAME, subtype=NAME   source and type in the table of mounts (default: the store, and kvfs;
+                              an empty subtype leaves the type plain `fuse`)
+  memory=SIZE, log=FILE       as --memory and --log
+  threads=N                   threads that answer requests (default: 2)
+  noxattr                     no extended attributes: one request less for every new file
+Words for mount(8), systemd and fstab (x-*, _netdev, nofail, noauto, user, defaults, ...) are skipped.";
+
+/// Reads the words of all `-o` in order; a later one wins.
+pub fn parse(lists: &[OsString]) -> Outcome<Options> {
+    let mut options = Options::default();
+    let mut allowed_permissions_off = false;
+    for word in lists.iter().flat_map(|list| split(list.clone())) {
+        let bad = |why: String| Failure::new(Exit::Usage, format!("mount option '{}': {why}", word.to_string_lossy()));
+        let bytes = word.clone().into_vec();
+        let (name, value) = match bytes.iter().position(|&b| b == b'=') {
+            Some(at) => (&bytes[..at], Some(OsString::from_vec(bytes[at + 1..].to_vec()))),
+            None => (&bytes[..], None),
+        };
+        let name = String::from_utf8_lossy(name).into_owned();
+        let mount = &mut options.mount;
+        match (name.as_str(), value) {
+            ("ro", None) => mount.read_only = true,
+            ("rw", None) => mount.read_only = false,
+            ("allow_other", None) => mount.allow_other = true,
+            ("default_permissions", None) => allowed_permissions_off = false,
+            ("nodefault_permissions" | "no_default_permissions", None) => allowed_permissions_off = true,
+            ("suid", None) => mount.suid = true,
+            ("nosuid", None) => mount.suid = false,
+            ("dev", None) => mount.dev = true,
+            ("nodev", None) => mount.dev = false,
+            ("exec", None) => mount.exec = true,
+            ("noexec", None) => mount.exec = false,
+            ("sync", None) => mount.synchronous = true,
+            ("async", None) => mount.synchronous = false,
+            ("dirsync", None) => mount.dir_synchronous = true,
+            ("relatime" | "atime" | "nostrictatime", None) => mount.access_times = AccessTimes::Relative,
+            ("noatime", None) => mount.access_times = AccessTimes::Never,
+            ("strictatime" | "norelatime", None) => mount.access_times = AccessTimes::Always,
+            ("diratime", None) => mount.dir_access_times = true,
+            ("nodiratime", None) => mount.dir_access_times = false,
+            ("xattr" | "user_xattr", None) => options.policy.xattrs = true,
+            ("noxattr" | "nouser_xattr", None) => options.policy.xattrs = false,
+            ("fsname", Some(value)) => options.source = Some(value),
+            ("subtype", Some(value)) => {
+                let fits = |s: &String| s.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
+                mount.subtype =
+                    value.into_string().ok().filter(fits).ok_or_else(|| bad("a subtype is letters, digits, - _ .".into()))?;
+            }
+            ("memory", Some(value)) => options.memory = Some(store::parse_size(&value.to_string_lossy()).map_err(bad)?),
+            ("log", Some(value)) => options.log = Some(PathBuf::from(value)),
+            ("threads", Some(value)) => {
+                let number = value.to_str().and_then(|v| v.parse().ok()).filter(|n| (1..=64).contains(n));
+                options.policy.threads = number.ok_or_else(|| bad("write a number from 1 to 64".into()))?;
+            }
+            ("", None) => {}
+            (name, _) if for_others(name) => {}
+            (_, Some(_)) if takes_no_value(&name) => return Err(bad("takes no value".into())),
+            (_, None) if takes_a_value(&name) => return Err(bad("needs a value".into())),
+            _ => return Err(bad("unknown".into()).hint("`kvfs mount --help` lists the options")),
+        }
+    }
+    options.mount.default_permissions = !allowed_permissions_off;
+    if options.mount.allow_other && !options.mount.default_permissions {
+        let refused = "allow_other without default_permissions is refused: nobody would check permissions, and every user could do everything";
+        return Err(Failure::new(Exit::Usage, refused).hint("leave out nodefault_permissions"));
+    }
+    Ok(options)
+}
+
+/// What mount(8), systemd and the readers of `/etc/fstab` keep for themselves.
+fn for_others(name: &str) -> bool {
+    let words = [
+        "defaults",
+        "_netdev",
+        "nofail",
+        "fail",
+        "auto",
+        "noauto",
+        "user",
+        "nouser",
+        "users",
+        "nousers",
+        "owner",
+        "noowner",
+        "group",
+        "nogroup",
+        "comment",
+        "silent",
+        "loud",
+        "lazytime",
+        "nolazytime",
+        "helper",
+        "uhelper",
+    ];
+    words.contains(&name) || name.starts_with("x-") || name.starts_with("X-")
+}
+
+fn takes_no_value(name: &str) -> bool {
+    ["ro", "rw", "allow_other", "default_permissions", "suid", "nosuid", "dev", "nodev", "exec", "noexec", "sync", "async"]
+        .contains(&name)
+}
+
+fn takes_a_value(name: &str) -> bool {
+    ["fsname", "subtype", "memory", "log", "threads"].contains(&name)
+}
+
+/// Splits at commas; `\,` is a comma, `\\` a backslash.
+fn split(list: OsString) -> Vec<OsString> {
+    let mut words = Vec::new();
+    let mut word = Vec::new();
+    let mut bytes = list.into_vec().into_iter();
+    while let Some(b) = bytes.next() {
+        match b {
+            b',' => words.push(OsString::from_vec(std::mem::take(&mut word))),
+            b'\\' => word.extend(bytes.next()),
+            b => word.push(b),
+        }
+    }
+    words.push(OsString::from_vec(word));
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Outcome<Options> {
+        parse(&[text.into()])
+    }
+
+    #[test]
+    fn safe_unless_asked_otherwise() {
+        let m = read("rw").expect("valid").mount;
+        assert!(!m.suid && !m.dev && m.exec && m.default_permissions && !m.allow_other && !m.read_only);
+        let m = read("suid,dev,noexec,ro").expect("valid").mount;
+        assert!(m.suid && m.dev && !m.exec && m.read_only);
+        assert!(!read("suid,nosuid").expect("valid").mount.suid, "the later one wins");
+    }
+
+    #[test]
+    fn sharing_without_permission_checks_is_refused() {
+        assert!(read("allow_other").is_ok());
+        assert!(read("nodefault_permissions").is_ok());
+        let refused = read("nodefault_permissions,allow_other").expect_err("refused");
+        assert_eq!(refused.exit, Exit::Usage);
+    }
+
+    #[test]
+    fn names_may_contain_commas_and_an_empty_subtype_is_one() {
+        let o = read(r"fsname=a\,b\\c,subtype=").expect("valid");
+        assert_eq!(o.source, Some(r"a,b\c".into()));
+        assert_eq!(o.mount.subtype, "");
+        assert!(read("subtype=a b").is_err());
+    }
+
+    #[test]
+    fn words_for_others_are_skipped_and_unknown_ones_named() {
+        assert!(read("defaults,_netdev,nofail,noauto,user,x-systemd.automount,x-gvfs-show,comment=a,").is_ok());
+        assert!(read("frobnicate").expect_err("unknown").message.contains("frobnicate"));
+        assert!(read("ro=1").expect_err("no value").message.contains("takes no value"));
+        assert!(read("memory").expect_err("value").message.contains("needs a value"));
+        assert_eq!(read("memory=1G").expect("valid").memory, Some(1 << 30));
+        assert!(read("threads=0").is_err());
+        assert_eq!(read("threads=4").expect("valid").policy.threads, 4);
+    }
+}

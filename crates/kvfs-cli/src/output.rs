@@ -114,11 +114,17 @@ impl From<anyhow::Error> for Failure {
 /// Where results go, and in which form.
 pub struct Output {
     json: bool,
+    quiet: bool,
 }
 
 impl Output {
     pub fn new(json: bool) -> Output {
-        Output { json }
+        Output { json, quiet: false }
+    }
+
+    /// Results are not printed; remarks and errors are.
+    pub fn quiet() -> Output {
+        Output { json: false, quiet: true }
     }
 
     pub fn is_json(&self) -> bool {
@@ -127,6 +133,9 @@ impl Output {
 
     /// A result: `text` for people, `value` for `--json`. A reader that hung up (a closed pipe) is not an error.
     pub fn print(&self, text: impl Display, value: impl serde::Serialize) -> Outcome {
+        if self.quiet {
+            return Ok(());
+        }
         let mut out = io::stdout().lock();
         let written = if self.json {
             let line = serde_json::to_string(&value).map_err(|e| Failure::new(Exit::Failed, e.to_string()))?;

@@ -1,9 +1,19 @@
 //! Opening a store, and finding the daemon of a mounted one.
 
-use std::path::Path;
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use env::Machine;
 use kvdb::Kvdb;
+use kvfs::{Fs, FsOptions};
+use kvfs_fuse::Counters;
+use kvfs_fuse::mounts::{self, MountEntry};
+use rustix::event::{PollFd, PollFlags};
+use zones::FileDevice;
 
+use crate::daemons::Record;
 use crate::output::{Exit, Failure, Outcome};
 
 /// Parses "4096", "64K", "10G", "1.5T" (powers of 1024; a trailing "B" or "iB" is accepted).
@@ -38,14 +48,189 @@ pub fn human_size(bytes: u64) -> String {
     if unit == 0 || value >= 100.0 { format!("{value:.0} {}", units[unit]) } else { format!("{value:.1} {}", units[unit]) }
 }
 
-/// Makes an empty store at `path`; the size it may grow to is returned.
-pub fn create(path: &Path, _size: Option<u64>) -> Outcome<u64> {
-    Err(Failure::new(Exit::Failed, format!("cannot create {}: stores on disk are not part of this build", path.display())))
+/// Makes an empty store at `path`; the size it may grow to is returned, `None`: as far as the host lets it.
+pub fn create(path: &Path, size: Option<u64>) -> Outcome<Option<u64>> {
+    let cannot = |e: kvdb::Error| failure(format!("cannot create {}", path.display()), e);
+    let device = FileDevice::create(path).map_err(|e| device_failure(path, "create", e))?;
+    let size = match size {
+        // A block device has its size.
+        None if !path.is_file() => Some(zones::Device::len(&device).map_err(|e| Failure::new(Exit::Failed, e.to_string()))?),
+        size => size,
+    };
+    let made = Ok(Kvdb::in_memory()).and_then(|db| {
+        let options = FsOptions {
+            root_uid: rustix::process::geteuid().as_raw(),
+            root_gid: rustix::process::getegid().as_raw(),
+            ..Default::default()
+        };
+        let fs = Fs::open(db.clone(), Arc::new(Machine::default()), options);
+        fs.and_then(|fs| fs.shutdown())
+            .map_err(|e| Failure::new(Exit::Failed, format!("cannot create {}: {e}", path.display())))?;
+        db.sync().map_err(cannot)
+    });
+    if made.is_err() && path.is_file() {
+        // Half a store is in the way of the next try.
+        let _ = std::fs::remove_file(path);
+    }
+    made.map(|()| size)
 }
 
-/// Opens the store at `path`, which no mount may be using. `memory`: the budget of caches and buffers, bytes.
-pub fn open(_path: &Path, _memory: Option<u64>) -> Outcome<Kvdb> {
-    Ok(Kvdb::in_memory())
+/// What an open store may be used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    ReadOnly,
+    ReadWrite,
+}
+
+/// An open store: nobody else has it.
+pub struct Store {
+    pub path: PathBuf,
+    pub db: Kvdb,
+    pub access: Access,
+    _device: FileDevice,
+}
+
+/// Opens the store at `path`. `memory`: all it may take for buffers, caches and indexes, bytes.
+pub fn open(path: &Path, access: Access, memory: Option<u64>) -> Outcome<Store> {
+    let device = FileDevice::open(path, access == Access::ReadOnly).map_err(|e| device_failure(path, "open", e))?;
+    let db = Kvdb::in_memory();
+    Ok(Store { path: full_path(path).unwrap_or_else(|_| path.to_path_buf()), db, access, _device: device })
+}
+
+/// As `open`, but if the store's last mount is on its way out (unmounted, and still writing what was left) it waits for that.
+pub fn open_waiting(path: &Path, access: Access, memory: Option<u64>) -> Outcome<Store> {
+    let full = full_path(path).unwrap_or_else(|_| path.to_path_buf());
+    loop {
+        match open(path, access, memory) {
+            Err(busy) if busy.exit == Exit::Busy => {
+                let Some(record) = Record::all().into_iter().find(|r| r.store == full) else { return Err(busy) };
+                let mounted = mounts::mounts().is_ok_and(|all| all.iter().any(|m| m.device == record.device));
+                let Some(process) = record.process().filter(|_| !mounted) else { return Err(busy) };
+                let _ = rustix::event::poll(&mut [PollFd::new(&process, PollFlags::IN)], None);
+            }
+            done => return done,
+        }
+    }
+}
+
+impl Store {
+    pub fn file_system(&self) -> Outcome<Fs> {
+        let options = FsOptions { read_only: self.access == Access::ReadOnly, ..Default::default() };
+        Fs::open(self.db.clone(), Arc::new(Machine::default()), options).map_err(|e| {
+            let exit = if matches!(e, kvfs::Error::Corrupt { .. }) { Exit::Damaged } else { Exit::Failed };
+            Failure::new(exit, format!("cannot open the file system in {}: {e}", self.path.display()))
+        })
+    }
+
+    /// Everything is on disk, and the store free for others, when this returns.
+    pub fn close(self) -> Outcome {
+        self.db.sync().map_err(|e| failure(format!("{} was not closed well", self.path.display()), e))
+    }
+}
+
+/// A failure of the database, with what was being done.
+pub fn failure(doing: impl std::fmt::Display, error: kvdb::Error) -> Failure {
+    let exit = match &error {
+        kvdb::Error::NoSpace => Exit::NoSpace,
+        kvdb::Error::Corrupt(_) => Exit::Damaged,
+        kvdb::Error::NoDictionary(_) => Exit::NotFound,
+        kvdb::Error::Io(e) => Exit::of(e),
+        _ => Exit::Failed,
+    };
+    Failure::new(exit, format!("{doing}: {error}"))
+}
+
+/// A store's file that could not be opened or made. A store in use is most often one that is mounted: then it says where.
+fn device_failure(path: &Path, verb: &str, error: zones::Error) -> Failure {
+    if !matches!(error, zones::Error::Busy(_)) {
+        return Failure::new(Exit::Failed, format!("cannot {verb} {}: {error}", path.display()));
+    }
+    let full = full_path(path).unwrap_or_else(|_| path.to_path_buf());
+    match Record::all().into_iter().find(|r| r.store == full) {
+        Some(r) => Failure::new(Exit::Busy, format!("{} is mounted on {}", path.display(), r.mount_point.display()))
+            .hint(format!("unmount it: kvfs umount {}", r.mount_point.display())),
+        None => Failure::new(Exit::Busy, format!("{} is in use by another process", path.display())),
+    }
+}
+
+/// A failure to mount or unmount.
+pub fn mount_failure(error: kvfs_fuse::Error) -> Failure {
+    use kvfs_fuse::Error;
+    let text = error.to_string();
+    match &error {
+        Error::NotAFolder(_) | Error::Unguarded => Failure::new(Exit::Usage, text),
+        Error::NoFuse(e) => {
+            Failure::new(Exit::of(e), text).hint("load the kernel's FUSE (modprobe fuse), or run where /dev/fuse exists")
+        }
+        Error::Unmount(dir, e) if e.kind() == std::io::ErrorKind::ResourceBusy => {
+            let dir = dir.display();
+            Failure::new(Exit::Busy, format!("{dir} is in use"))
+                .hint(format!("see who uses it: fuser -vm {dir}; --lazy unmounts when the last one leaves"))
+        }
+        Error::Mount(_, e) | Error::Unmount(_, e) | Error::Session(_, e) => Failure::new(Exit::of(e), text),
+    }
+}
+
+/// The absolute path without symlinks, also of a folder that is a dead mount (which cannot be asked anything itself).
+pub fn full_path(path: &Path) -> io::Result<PathBuf> {
+    match path.canonicalize() {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => {
+            let path = std::path::absolute(path)?;
+            match (path.parent(), path.file_name()) {
+                (Some(parent), Some(name)) => Ok(parent.canonicalize()?.join(name)),
+                _ => Err(e),
+            }
+        }
+        done => done,
+    }
+}
+
+/// Where the socket of a mounted store is by default: beside the store. `None` where a socket cannot be there.
+pub fn socket_beside(store: &Path) -> Option<PathBuf> {
+    let mut path = store.as_os_str().to_os_string();
+    path.push(".sock");
+    // The kernel's limit for the path of a socket is 107 bytes.
+    (path.len() <= 107 && !store.starts_with("/dev")).then(|| path.into())
+}
+
+/// The socket of a mounted store: by the folder it is mounted on (or anything inside), or by the store itself. `None`: it is not
+/// mounted, or its mount has no socket.
+pub fn socket_of(target: &Path) -> Outcome<Option<PathBuf>> {
+    let path = full_path(target).map_err(|e| Failure::io(format!("cannot find {}", target.display()), &e))?;
+    if let Some(record) = Record::all().into_iter().find(|r| r.store == path || r.mount_point == path) {
+        return Ok(record.socket);
+    }
+    let mount =
+        mounts::mount_of(&path).map_err(|e| Failure::io("cannot read the table of mounts", &e))?.filter(MountEntry::is_fuse);
+    let Some(mount) = mount else { return Ok(socket_beside(&path).filter(|s| answers(s))) };
+    if let Some(record) = Record::read(&mount.device).filter(Record::is_alive) {
+        return Ok(record.socket);
+    }
+    // A mount of another user, whose records are not ours to read; its source is the store, unless it was given another name.
+    let named = Path::new(&mount.source);
+    Ok(socket_beside(named).filter(|s| named.is_absolute() && answers(s)))
+}
+
+fn answers(socket: &Path) -> bool {
+    UnixStream::connect(socket).is_ok()
+}
+
+/// What is known about an open store, as a JSON object: for `kvfs stat`, and for clients of the socket.
+pub fn statistics(db: &Kvdb, fs: Option<&Fs>, requests: Option<&Counters>) -> String {
+    let space = db.space();
+    let mut all = serde_json::json!({"space": {"total": space.total, "free": space.free}});
+    if let Some(fs) = fs {
+        let s = fs.statistics();
+        all["files"] = serde_json::json!({
+            "inodes_in_memory": s.inodes, "dirty_bytes": s.dirty_bytes, "commits": s.commits, "pages_written": s.pages_written,
+            "bytes_written": s.bytes_written, "bytes_read": s.bytes_read, "next_inode": s.next_ino,
+        });
+    }
+    if let Some(requests) = requests {
+        let by_kind: serde_json::Map<_, _> = requests.seen().into_iter().map(|(name, n)| (name.to_string(), n.into())).collect();
+        all["requests"] = by_kind.into();
+    }
+    all.to_string()
 }
 
 #[cfg(test)]

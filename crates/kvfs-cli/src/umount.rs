@@ -1,11 +1,123 @@
-//! `kvfs umount`.
+//! `kvfs umount`: unmounts, and returns when everything is on disk and the store is free for others.
 
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use kvfs_fuse::mounts::MountEntry;
+use kvfs_fuse::{Unmount, mounts, unmount};
+use rustix::event::{PollFd, PollFlags};
+
+use crate::daemons::{Record, folder};
 use crate::output::{Exit, Failure, Outcome, Output};
+use crate::store;
 
 /// Unmount, and wait until everything is on disk and the store is free.
 #[derive(clap::Args)]
-pub struct Args {}
+pub struct Args {
+    /// The folder a store is mounted on, or the store.
+    target: PathBuf,
+    /// Take the mount out of sight now, even while it is in use; it ends when its last user leaves. Does not wait.
+    #[arg(long, short = 'l', conflicts_with = "force")]
+    lazy: bool,
+    /// End it now, even while it is in use or hangs. What programs wrote and the kernel had not yet handed over is lost.
+    #[arg(long, short = 'f')]
+    force: bool,
+}
 
-pub fn run(_args: Args, _output: &Output) -> Outcome {
-    Err(Failure::new(Exit::Failed, "`kvfs umount` is not part of this build"))
+pub fn run(args: Args, output: &Output) -> Outcome {
+    let how = match (args.lazy, args.force) {
+        (true, _) => Unmount::Lazy,
+        (_, true) => Unmount::Forced,
+        _ => Unmount::Clean,
+    };
+    let said = take_down(&args.target, how)?;
+    output.print(&said, serde_json::json!({"target": args.target, "result": said}))
+}
+
+/// `DIR [-flnrv] [-N NAMESPACE] [-t TYPE]`, as umount(8) calls its helpers.
+pub fn run_as_umount_helper(words: &[OsString]) -> Outcome {
+    let mut target = None;
+    let mut how = Unmount::Clean;
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        match word.to_str() {
+            Some("-N" | "-t" | "-o") => drop(words.next()),
+            Some(flags) if flags.len() > 1 && flags.starts_with('-') => {
+                how = match (flags.contains('f'), flags.contains('l')) {
+                    (true, _) => Unmount::Forced,
+                    (_, true) => Unmount::Lazy,
+                    _ => how,
+                };
+            }
+            _ => target = Some(PathBuf::from(word)),
+        }
+    }
+    let target = target.ok_or_else(|| Failure::new(Exit::Usage, "a umount helper is called with a folder"))?;
+    take_down(&target, how).map(drop)
+}
+
+/// Unmounts `target` and waits for its daemon; says what was done.
+fn take_down(target: &Path, how: Unmount) -> Outcome<String> {
+    let entry = find(target)?;
+    let dir = &entry.mount_point;
+    let record = Record::read(&entry.device);
+    if !entry.fs_type.ends_with("kvfs") && record.is_none() {
+        return Err(Failure::new(Exit::Usage, format!("what is mounted on {} is {}, not KVFS", dir.display(), entry.fs_type)));
+    }
+    // Without a daemon, or with one that is being killed, nothing can be written any more.
+    let dead = mounts::is_dead(dir);
+    let daemon = record.as_ref().filter(|_| !dead).and_then(Record::process);
+    let Some((record, daemon)) = record.clone().zip(daemon) else {
+        unmount(dir, if dead { Unmount::Lazy } else { how }).map_err(store::mount_failure)?;
+        let _ = fs::remove_file(folder().join(format!("{}.json", entry.device)));
+        let was = if dead { "removed the dead mount from" } else { "unmounted" };
+        return Ok(format!("{was} {}", dir.display()));
+    };
+    unmount(dir, how).map_err(store::mount_failure)?;
+    if how == Unmount::Lazy {
+        return Ok(format!(
+            "{} is out of sight; {} stays in use until its last user leaves",
+            dir.display(),
+            record.store.display()
+        ));
+    }
+    let others = mounts::mounts().unwrap_or_default().into_iter().find(|m| m.device == entry.device);
+    if let Some(other) = others {
+        // A bind mount, say: the daemon goes on for it.
+        return Ok(format!(
+            "unmounted {}; {} is still mounted on {}",
+            dir.display(),
+            record.store.display(),
+            other.mount_point.display()
+        ));
+    }
+    let mut wait = [PollFd::new(&daemon, PollFlags::IN)];
+    while let Err(e) = rustix::event::poll(&mut wait, None) {
+        if e != rustix::io::Errno::INTR {
+            return Err(Failure::io(format!("cannot wait for process {}", record.pid), &e.into()));
+        }
+    }
+    // A daemon that ended well takes its record with it.
+    match Record::read(&entry.device).filter(|r| (r.pid, r.started) == (record.pid, record.started)) {
+        None => Ok(format!("unmounted {}", dir.display())),
+        Some(left) => {
+            let _ = fs::remove_file(folder().join(format!("{}.json", entry.device)));
+            let why = left.failure.unwrap_or_else(|| "its daemon was killed".into());
+            let message = format!("unmounted {}, but {} was not closed well: {why}", dir.display(), record.store.display());
+            Err(Failure::new(Exit::Failed, message).hint("what was synced is safe; `kvfs check` verifies the store"))
+        }
+    }
+}
+
+/// The mount that `target` is: its folder, or its store.
+fn find(target: &Path) -> Outcome<MountEntry> {
+    let cannot = |e: std::io::Error| Failure::io(format!("cannot unmount {}", target.display()), &e);
+    let path = store::full_path(target).map_err(cannot)?;
+    if let Some(entry) = mounts::mount_at(&path).map_err(cannot)? {
+        return Ok(entry);
+    }
+    let device = Record::all().into_iter().find(|r| r.store == path).map(|r| r.device);
+    let entry = mounts::mounts().map_err(cannot)?.into_iter().find(|m| device.as_deref() == Some(m.device.as_str()));
+    entry.ok_or_else(|| Failure::new(Exit::NotFound, format!("nothing is mounted on {}", path.display())))
 }

@@ -215,16 +215,13 @@ fn raise_limits(entry: &MountEntry, policy: &Policy) {
 
 /// Unmounts whatever file system is on top of `mount_point`.
 pub fn unmount(mount_point: &Path, how: Unmount) -> Result<(), Error> {
-    if how == Unmount::Forced
-        && let Ok(Some(entry)) = mounts::mount_at(mount_point)
-        && entry.is_fuse()
-    {
-        let abort = Path::new("/sys/fs/fuse/connections").join(entry.minor()).join("abort");
-        if let Err(e) = std::fs::write(&abort, "1") {
-            tracing::debug!("cannot abort the connection of {}: {e}", mount_point.display());
-        }
-    }
-    let flags = if how == Unmount::Clean { UnmountFlags::NOFOLLOW } else { UnmountFlags::NOFOLLOW | UnmountFlags::DETACH };
+    let flags = UnmountFlags::NOFOLLOW
+        | match how {
+            Unmount::Clean => UnmountFlags::empty(),
+            Unmount::Lazy => UnmountFlags::DETACH,
+            // Of a FUSE mount this ends the connection to its daemon first.
+            Unmount::Forced => UnmountFlags::FORCE | UnmountFlags::DETACH,
+        };
     match rustix::mount::unmount(mount_point, flags) {
         Ok(()) => Ok(()),
         Err(rustix::io::Errno::PERM) => {

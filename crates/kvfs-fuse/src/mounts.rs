@@ -20,11 +20,6 @@ impl MountEntry {
     pub fn is_fuse(&self) -> bool {
         self.fs_type == "fuse" || self.fs_type.starts_with("fuse.")
     }
-
-    /// The number that names the connection in `/sys/fs/fuse/connections`.
-    pub fn minor(&self) -> &str {
-        self.device.split_once(':').map_or("", |(_, minor)| minor)
-    }
 }
 
 /// All mounts of this process's name space, oldest first.
@@ -50,9 +45,10 @@ pub fn mount_of(path: &Path) -> io::Result<Option<MountEntry>> {
     Ok(best)
 }
 
-/// True where a FUSE mount's daemon is gone: every access says "Transport endpoint is not connected".
+/// True where a FUSE mount's daemon is gone ("Transport endpoint is not connected"). Attributes may still be cached for hours, so
+/// this asks for what the kernel never caches.
 pub fn is_dead(path: &Path) -> bool {
-    matches!(std::fs::symlink_metadata(path), Err(e) if matches!(e.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED)))
+    matches!(rustix::fs::statfs(path), Err(rustix::io::Errno::NOTCONN | rustix::io::Errno::CONNABORTED))
 }
 
 fn parse_line(line: &[u8]) -> Option<MountEntry> {
@@ -99,7 +95,6 @@ mod tests {
         let line = br"36 35 98:0 /mnt1 /mnt/a\040b rw,noatime master:1 shared:2 - fuse.kvfs /x\134y rw,errors=continue";
         let m = parse_line(line).expect("a valid line");
         assert_eq!(m.device, "98:0");
-        assert_eq!(m.minor(), "0");
         assert_eq!(m.mount_point, Path::new("/mnt/a b"));
         assert_eq!(m.fs_type, "fuse.kvfs");
         assert_eq!(m.source, OsStr::new("/x\\y"));

@@ -1,0 +1,164 @@
+//! The process that serves a mount: opens the store, answers FUSE and the socket, and closes the store when the mount ends.
+//!
+//! The order matters. The store is opened first, for its lock says that nobody else serves it: what is left of an earlier daemon
+//! (a socket, a record) is then certainly dead. On the way out the mount goes first, for unmounting hands over what the kernel
+//! still holds; then the socket closes, then everything is committed, and the record goes last: whoever waits for this
+//! process to end finds either no record or one that says what failed.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use kvfs_fuse::{Counters, Door, MountOptions, Mounted, Unmounter};
+use rustix::process::{Resource, Rlimit};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::daemons::{self, Record};
+use crate::mount_options::Options;
+use crate::output::{Exit, Failure, Outcome};
+use crate::store::{self, Access, Store};
+
+/// Serves `store` on the folder `dir` until it is unmounted, from here or elsewhere. `ready` is called once the mount answers.
+pub fn serve(store: &Path, dir: &Path, options: &Options, ready: &mut dyn FnMut(&Record) -> Outcome) -> Outcome {
+    prepare_process();
+    let log = start_log(options.log.as_deref())?;
+    let outcome = serve_logged(store, dir, options, log.clone(), ready);
+    // An empty log of ours tells nothing.
+    if let Some(log) = log.filter(|l| l.starts_with(daemons::folder()) && l.metadata().is_ok_and(|m| m.len() == 0)) {
+        let _ = fs::remove_file(log);
+    }
+    outcome
+}
+
+fn serve_logged(
+    store: &Path,
+    dir: &Path,
+    options: &Options,
+    log: Option<PathBuf>,
+    ready: &mut dyn FnMut(&Record) -> Outcome,
+) -> Outcome {
+    let access = if options.mount.read_only { Access::ReadOnly } else { Access::ReadWrite };
+    let store = store::open_waiting(store, access, options.memory)?;
+    let fs = store.file_system()?;
+    let counters: Arc<OnceLock<Arc<Counters>>> = Arc::default();
+
+    let mount_options = MountOptions {
+        source: options.source.clone().unwrap_or_else(|| store.path.clone().into_os_string()),
+        ..options.mount.clone()
+    };
+    let door = Arc::new(Door::new(fs.clone()));
+    let mut mounted = kvfs_fuse::mount(door, dir, &mount_options, &options.policy).map_err(store::mount_failure)?;
+    let _ = counters.set(mounted.counters());
+    let mut record = Record::of_this_process(mounted.device(), &store.path, mounted.mount_point());
+    record.socket = None;
+    record.log = log;
+    record.write().map_err(|e| Failure::io(format!("cannot write a record to {}", daemons::folder().display()), &e))?;
+    let signals = end_on_signals(mounted.unmounter()).map_err(|e| Failure::io("cannot listen to signals", &e))?;
+    // The first request: whoever is told "mounted" can rely on being answered.
+    fs::metadata(mounted.mount_point()).map_err(|e| Failure::io(format!("the mount on {} does not answer", dir.display()), &e))?;
+    tracing::info!(store = %store.path.display(), mount_point = %mounted.mount_point().display(), "mounted");
+    ready(&record)?;
+
+    let outcome = close(&mut mounted, &fs, store);
+    signals.close();
+    match &outcome {
+        Ok(()) => record.remove(),
+        Err(failure) => {
+            tracing::error!("{}", failure.message);
+            record.failure = Some(failure.message.clone());
+            if let Err(e) = record.write() {
+                tracing::error!("cannot leave word of it: {e}");
+            }
+        }
+    }
+    outcome
+}
+
+/// Waits for the end of the mount, then closes everything. Of several failures the first is told: the others follow from it.
+fn close(mounted: &mut Mounted, fs: &kvfs::Fs, store: Store) -> Outcome {
+    let counters = mounted.counters();
+    let served = mounted.wait().map_err(store::mount_failure);
+    tracing::info!("unmounted after {} requests: {counters}", counters.total());
+    let committed = fs.shutdown().map_err(|e| Failure::new(Exit::Failed, format!("the last changes could not be written: {e}")));
+    let closed = store.close();
+    served.and(committed).and(closed)
+}
+
+/// The limits and habits of a process that others' writes go through.
+fn prepare_process() {
+    let files = rustix::process::getrlimit(Resource::Nofile);
+    let wanted = files.maximum;
+    if let Err(e) = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: wanted, maximum: files.maximum }) {
+        tracing::debug!("cannot raise the limit of open files: {e}");
+    }
+    // Memory is never freed for us by writing to our own mount, and our writes are not held up by dirty pages that only we can
+    // clean. Needs CAP_SYS_RESOURCE; threads inherit it.
+    if let Err(e) = rustix::process::configure_io_flusher_behavior(true) {
+        tracing::debug!("not marked as a process that writes for others: {e}");
+    }
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+}
+
+/// Where the background process logs unless told otherwise; `None` where there is no place for it.
+pub fn default_log() -> Option<PathBuf> {
+    Some(daemons::make_folder().ok()?.join(format!("{}.log", std::process::id())))
+}
+
+/// Sends the log to `path`, or to standard error. `KVFS_LOG` says how much (as "debug" or "info,kvfs=trace").
+fn start_log(path: Option<&Path>) -> Outcome<Option<PathBuf>> {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("KVFS_LOG").unwrap_or_else(|_| {
+        // A log nobody asked for must not grow.
+        let quiet = path.is_some_and(|p| p.starts_with(daemons::folder()));
+        tracing_subscriber::EnvFilter::new(if quiet { "warn,fuser=off" } else { "info,fuser=off" })
+    });
+    let builder = tracing_subscriber::fmt().with_env_filter(filter);
+    let started = match path {
+        Some(path) => {
+            let file = open_log(path)?;
+            builder.with_ansi(false).with_writer(std::sync::Mutex::new(file)).try_init()
+        }
+        None => builder.with_writer(std::io::stderr).try_init(),
+    };
+    started.map_err(|e| Failure::new(Exit::Failed, format!("cannot start the log: {e}")))?;
+    // A panic is a defect of ours; on a closed standard error nobody would ever see it.
+    let to_stderr = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        tracing::error!("{panic}");
+        to_stderr(panic);
+    }));
+    Ok(path.map(Path::to_path_buf))
+}
+
+fn open_log(path: &Path) -> Outcome<File> {
+    let opened = File::options().append(true).create(true).open(path);
+    opened.map_err(|e| Failure::io(format!("cannot write the log {}", path.display()), &e))
+}
+
+/// Lets go of the terminal: whoever started us waits for the end of these streams.
+pub fn close_standard_streams() {
+    if let Ok(null) = File::options().read(true).write(true).open("/dev/null") {
+        let _ = rustix::stdio::dup2_stdin(&null);
+        let _ = rustix::stdio::dup2_stdout(&null);
+        let _ = rustix::stdio::dup2_stderr(&null);
+    }
+}
+
+/// SIGTERM and SIGINT unmount; what uses the mount is cut off, what was written until then is kept.
+fn end_on_signals(unmounter: Unmounter) -> std::io::Result<signal_hook::iterator::Handle> {
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
+    let handle = signals.handle();
+    let listen = move || {
+        for signal in signals.forever() {
+            if signal == SIGHUP {
+                continue;
+            }
+            tracing::info!("signal {signal}: unmounting");
+            if let Err(e) = unmounter.end() {
+                tracing::error!("{e}");
+            }
+        }
+    };
+    std::thread::Builder::new().name("kvfs-signals".into()).spawn(listen)?;
+    Ok(handle)
+}

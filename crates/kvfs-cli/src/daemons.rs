@@ -1,0 +1,209 @@
+//! Which daemon serves which mount: a small record for each, in a folder that does not outlive the machine's run.
+//!
+//! A record is named by the mount's device number ("0:45"), which is the same whatever path leads into the mount (bind mounts,
+//! private name spaces, folders inside it), and is asked of the kernel alone. It says which process serves which store, and
+//! where its socket is. A daemon that died leaves its record behind; nobody trusts a record whose process is gone.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use rustix::process::{Pid, PidfdFlags};
+use serde_json::{Value, json};
+
+/// One mount and its daemon.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// "major:minor" of the mount.
+    pub device: String,
+    pub pid: i32,
+    /// When the process started, in ticks since the machine did: with the pid it names one process for good.
+    pub started: u64,
+    pub store: PathBuf,
+    pub mount_point: PathBuf,
+    pub socket: Option<PathBuf>,
+    pub log: Option<PathBuf>,
+    /// What went wrong while the daemon closed the store; left for `kvfs umount` to tell.
+    pub failure: Option<String>,
+}
+
+/// The folder of the records: of the machine for root, of the user otherwise.
+pub fn folder() -> PathBuf {
+    if rustix::process::geteuid().is_root() {
+        return PathBuf::from("/run/kvfs");
+    }
+    match std::env::var_os("XDG_RUNTIME_DIR").filter(|d| !d.is_empty()) {
+        Some(dir) => PathBuf::from(dir).join("kvfs"),
+        None => std::env::temp_dir().join(format!("kvfs-{}", rustix::process::geteuid().as_raw())),
+    }
+}
+
+/// Makes the folder, closed to others.
+pub fn make_folder() -> io::Result<PathBuf> {
+    use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+    let folder = folder();
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
+    // In a shared place somebody else could have made it before us, to read what goes there.
+    let owner = fs::symlink_metadata(&folder)?.uid();
+    if owner != rustix::process::geteuid().as_raw() {
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("{} belongs to user {owner}", folder.display())));
+    }
+    Ok(folder)
+}
+
+impl Record {
+    pub fn of_this_process(device: &str, store: &Path, mount_point: &Path) -> Record {
+        let pid = rustix::process::getpid().as_raw_nonzero().get();
+        Record {
+            device: device.into(),
+            pid,
+            started: start_of(pid).unwrap_or(0),
+            store: store.into(),
+            mount_point: mount_point.into(),
+            socket: None,
+            log: None,
+            failure: None,
+        }
+    }
+
+    fn path(device: &str) -> PathBuf {
+        folder().join(format!("{device}.json"))
+    }
+
+    /// Written whole or not at all.
+    pub fn write(&self) -> io::Result<()> {
+        let folder = make_folder()?;
+        let text = self.to_json().to_string();
+        let draft = folder.join(format!("{}.{}.new", self.device, self.pid));
+        fs::write(&draft, text)?;
+        fs::rename(&draft, Record::path(&self.device))
+    }
+
+    /// Removes it, if it is still ours.
+    pub fn remove(&self) {
+        if Record::read(&self.device).is_some_and(|r| (r.pid, r.started) == (self.pid, self.started)) {
+            let _ = fs::remove_file(Record::path(&self.device));
+        }
+    }
+
+    pub fn read(device: &str) -> Option<Record> {
+        Record::from_json(&serde_json::from_slice(&fs::read(Record::path(device)).ok()?).ok()?)
+    }
+
+    /// The records of all daemons that live.
+    pub fn all() -> Vec<Record> {
+        let entries = fs::read_dir(folder()).into_iter().flatten().flatten();
+        let devices = entries.filter_map(|e| e.file_name().to_str()?.strip_suffix(".json").map(String::from));
+        devices.filter_map(|device| Record::read(&device)).filter(Record::is_alive).collect()
+    }
+
+    pub fn is_alive(&self) -> bool {
+        start_of(self.pid) == Some(self.started)
+    }
+
+    /// A handle that becomes readable when the process ends; `None`: it has ended.
+    pub fn process(&self) -> Option<std::os::fd::OwnedFd> {
+        let handle = rustix::process::pidfd_open(Pid::from_raw(self.pid)?, PidfdFlags::empty()).ok()?;
+        self.is_alive().then_some(handle)
+    }
+
+    /// One line for a pipe between two of our own processes; `from_line` reads it.
+    pub fn to_line(&self) -> String {
+        self.to_json().to_string()
+    }
+
+    pub fn from_line(line: &str) -> Option<Record> {
+        Record::from_json(&serde_json::from_str(line).ok()?)
+    }
+
+    fn to_json(&self) -> Value {
+        // Paths need not be UTF-8, JSON strings must be.
+        let path = |p: &Path| json!(escape(p));
+        json!({
+            "device": self.device, "pid": self.pid, "started": self.started, "store": path(&self.store),
+            "mount_point": path(&self.mount_point), "socket": self.socket.as_deref().map(path),
+            "log": self.log.as_deref().map(path), "failure": self.failure,
+        })
+    }
+
+    fn from_json(v: &Value) -> Option<Record> {
+        let path = |v: &Value| v.as_str().map(unescape);
+        Some(Record {
+            device: v["device"].as_str()?.into(),
+            pid: v["pid"].as_i64()?.try_into().ok()?,
+            started: v["started"].as_u64()?,
+            store: path(&v["store"])?,
+            mount_point: path(&v["mount_point"])?,
+            socket: path(&v["socket"]),
+            log: path(&v["log"]),
+            failure: v["failure"].as_str().map(Into::into),
+        })
+    }
+}
+
+/// `%` and every byte that is not UTF-8 become `%XX`.
+fn escape(path: &Path) -> String {
+    let mut out = String::new();
+    for chunk in path.as_os_str().as_bytes().utf8_chunks() {
+        out.push_str(&chunk.valid().replace('%', "%25"));
+        out.extend(chunk.invalid().iter().map(|b| format!("%{b:02X}")));
+    }
+    out
+}
+
+fn unescape(text: &str) -> PathBuf {
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, tail @ ..] = rest {
+        let byte = tail.get(..2).filter(|_| *first == b'%').and_then(|d| std::str::from_utf8(d).ok());
+        match byte.and_then(|d| u8::from_str_radix(d, 16).ok()) {
+            Some(b) => {
+                out.push(b);
+                rest = &tail[2..];
+            }
+            None => {
+                out.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    PathBuf::from(OsString::from_vec(out))
+}
+
+/// Field 22 of `/proc/<pid>/stat`. The second field, the name, may contain blanks and brackets.
+fn start_of(pid: i32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, fields) = stat.rsplit_once(") ")?;
+    let mut fields = fields.split(' ');
+    // A zombie has ended: it only waits for its parent to ask how.
+    if matches!(fields.next()?, "Z" | "X") {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_survives_json_whatever_its_paths() {
+        let odd = PathBuf::from(OsString::from_vec(b"/a b/100%41/\xff\xfe".to_vec()));
+        let mut record = Record::of_this_process("0:45", &odd, Path::new("/mnt"));
+        record.socket = Some(odd.clone());
+        let read = Record::from_json(&serde_json::from_str(&record.to_json().to_string()).expect("JSON"));
+        assert_eq!(read, Some(record));
+    }
+
+    #[test]
+    fn a_process_is_known_by_its_start_not_its_number_alone() {
+        let mut record = Record::of_this_process("0:45", Path::new("/s"), Path::new("/mnt"));
+        assert!(record.is_alive());
+        assert!(record.process().is_some());
+        record.started += 1;
+        assert!(!record.is_alive());
+        assert!(record.process().is_none());
+    }
+}

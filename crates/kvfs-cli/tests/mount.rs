@@ -1,0 +1,277 @@
+//! `kvfs mount` and `kvfs umount` as a user meets them: background, errors, exit codes, dead mounts, helpers, signals.
+
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal};
+
+/// A store and a folder to mount it on, in a folder of their own; unmounted and gone when dropped.
+struct Place {
+    dir: tempfile::TempDir,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // Every mount a failed test left behind; dead ones, too.
+        while fs::read_to_string("/proc/self/mountinfo").is_ok_and(|t| t.contains(self.mnt().to_str().unwrap_or("?"))) {
+            if kvfs(&["umount", "--force"]).arg(self.mnt()).output().is_ok_and(|o| !o.status.success()) {
+                break;
+            }
+        }
+    }
+}
+
+fn kvfs(words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
+    command.args(words);
+    command
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[track_caller]
+fn succeeds(command: &mut Command) -> String {
+    let Output { status, stdout, stderr } = command.output().expect("kvfs runs");
+    assert!(status.success(), "{command:?}: {status}: {}", text(&stderr));
+    text(&stdout)
+}
+
+/// Standard error of a command that must end with `code`.
+#[track_caller]
+fn fails(code: i32, command: &mut Command) -> String {
+    let Output { status, stdout, stderr } = command.output().expect("kvfs runs");
+    assert_eq!(status.code(), Some(code), "{command:?}: {}{}", text(&stdout), text(&stderr));
+    text(&stderr)
+}
+
+impl Place {
+    /// `None`, with the reason printed, where this process may not mount.
+    fn new() -> Option<Place> {
+        if let Err(e) = fs::File::open("/dev/fuse") {
+            eprintln!("SKIPPED: no FUSE here: cannot open /dev/fuse: {e}");
+            return None;
+        }
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIPPED: these tests mount as root does");
+            return None;
+        }
+        let place = Place { dir: tempfile::tempdir().expect("a temporary folder") };
+        fs::create_dir(place.mnt()).expect("mkdir");
+        succeeds(kvfs(&["create"]).arg(place.store()));
+        Some(place)
+    }
+
+    fn store(&self) -> PathBuf {
+        self.dir.path().join("s.kvfs")
+    }
+
+    fn mnt(&self) -> PathBuf {
+        self.dir.path().join("mnt")
+    }
+
+    fn mount(&self, words: &[&str]) -> Command {
+        let mut command = kvfs(&["mount"]);
+        command.arg(self.store()).arg(self.mnt()).args(words);
+        command
+    }
+
+    fn umount(&self) -> Command {
+        let mut command = kvfs(&["umount"]);
+        command.arg(self.mnt());
+        command
+    }
+
+    /// Mounts; the daemon's process number.
+    #[track_caller]
+    fn mounted(&self) -> i32 {
+        let said = succeeds(self.mount(&["--json"]).stdin(Stdio::null()));
+        let value: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+        value["pid"].as_i64().expect("a pid") as i32
+    }
+
+    /// The mount's line in the kernel's table.
+    fn entry(&self) -> Option<String> {
+        let table = fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
+        table.lines().rfind(|l| l.contains(self.mnt().to_str().expect("UTF-8"))).map(String::from)
+    }
+}
+
+fn kill(pid: i32, signal: Signal) {
+    rustix::process::kill_process(Pid::from_raw(pid).expect("a pid"), signal).expect("kill");
+}
+
+#[track_caller]
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < Duration::from_secs(20), "waited in vain until {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn is_alive(pid: i32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|s| !s.contains(") Z "))
+}
+
+#[test]
+fn mount_returns_when_the_mount_answers_and_umount_when_the_store_is_free() {
+    let Some(p) = Place::new() else { return };
+    for round in 0..3 {
+        let pid = p.mounted();
+        let entry = p.entry().expect("mounted");
+        assert!(entry.contains("nosuid") && entry.contains("nodev") && entry.contains("default_permissions"), "{entry}");
+        assert!(entry.contains(&format!("- fuse.kvfs {}", p.store().display())), "{entry}");
+        fs::write(p.mnt().join(format!("f{round}")), "x").expect("write");
+        succeeds(&mut p.umount());
+        assert!(!is_alive(pid), "the daemon has ended");
+        assert!(p.entry().is_none());
+    }
+    assert_eq!(fs::read_dir(p.mnt()).expect("list").count(), 0, "the folder below is as it was");
+}
+
+#[test]
+fn a_store_is_mounted_once() {
+    let Some(p) = Place::new() else { return };
+    p.mounted();
+    let other = p.dir.path().join("other");
+    fs::create_dir(&other).expect("mkdir");
+    let said = fails(4, kvfs(&["mount"]).arg(p.store()).arg(&other));
+    assert!(said.contains("is mounted on") && said.contains("kvfs umount"), "{said}");
+    succeeds(&mut p.umount());
+    assert!(fails(3, &mut p.umount()).contains("nothing is mounted"));
+}
+
+#[test]
+fn a_busy_mount_stays_until_its_last_user_leaves() {
+    let Some(p) = Place::new() else { return };
+    let pid = p.mounted();
+    let open = fs::File::create(p.mnt().join("a")).expect("create");
+    assert!(fails(4, &mut p.umount()).contains("in use"));
+    assert!(p.mnt().join("a").exists());
+    succeeds(p.umount().arg("--lazy"));
+    assert!(p.entry().is_none() && is_alive(pid));
+    drop(open);
+    until("the daemon ends", || !is_alive(pid));
+    p.mounted();
+}
+
+#[test]
+fn a_dead_mount_is_replaced() {
+    let Some(p) = Place::new() else { return };
+    let pid = p.mounted();
+    kill(pid, Signal::KILL);
+    until("the mount is dead", || rustix::fs::statfs(p.mnt()).is_err());
+    let output = p.mount(&[]).output().expect("kvfs runs");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("removed the dead mount"), "{}", text(&output.stderr));
+    fs::write(p.mnt().join("a"), "x").expect("write");
+    succeeds(&mut p.umount());
+}
+
+#[test]
+fn umount_takes_a_dead_mount_away() {
+    let Some(p) = Place::new() else { return };
+    let pid = p.mounted();
+    kill(pid, Signal::KILL);
+    until("the mount is dead", || rustix::fs::statfs(p.mnt()).is_err());
+    assert!(succeeds(&mut p.umount()).contains("dead"));
+    assert!(p.entry().is_none());
+}
+
+#[test]
+fn a_signal_ends_the_mount_even_while_it_is_used() {
+    let Some(p) = Place::new() else { return };
+    for signal in [Signal::TERM, Signal::INT] {
+        let pid = p.mounted();
+        let _open = fs::File::create(p.mnt().join("a")).expect("create");
+        kill(pid, signal);
+        until("the daemon ends", || !is_alive(pid));
+        assert!(p.entry().is_none());
+    }
+}
+
+#[test]
+fn in_the_foreground_it_ends_with_the_mount() {
+    let Some(p) = Place::new() else { return };
+    let mut child = p.mount(&["--foreground"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("kvfs runs");
+    until("it is mounted", || p.entry().is_some());
+    fs::write(p.mnt().join("a"), "x").expect("write");
+    // As plain umount(8) without our helper does.
+    rustix::mount::unmount(p.mnt(), rustix::mount::UnmountFlags::empty()).expect("umount");
+    assert!(child.wait().expect("it ends").success());
+}
+
+#[test]
+fn a_mount_right_after_an_unmount_waits_for_the_store() {
+    let Some(p) = Place::new() else { return };
+    for _ in 0..5 {
+        p.mounted();
+        fs::write(p.mnt().join("a"), vec![1; 1 << 20]).expect("write");
+        rustix::mount::unmount(p.mnt(), rustix::mount::UnmountFlags::empty()).expect("umount");
+    }
+}
+
+#[test]
+fn options_reach_the_kernel_and_wrong_ones_are_named() {
+    let Some(p) = Place::new() else { return };
+    succeeds(&mut p.mount(&["-o", "allow_other,suid,dev,noexec,noatime,fsname=my store,subtype=", "-o", "nofail,x-a.b=c"]));
+    let entry = p.entry().expect("mounted");
+    for word in ["noexec", "noatime", "allow_other", r"- fuse my\040store "] {
+        assert!(entry.contains(word), "{word} in {entry}");
+    }
+    assert!(!entry.contains("nosuid") && !entry.contains("nodev"), "{entry}");
+    succeeds(&mut p.umount());
+    assert!(fails(2, &mut p.mount(&["-o", "ro,wrong"])).contains("'wrong'"));
+    let said = fails(2, &mut p.mount(&["-o", "allow_other,nodefault_permissions"]));
+    assert!(said.contains("refused"), "{said}");
+    let error: serde_json::Value = serde_json::from_str(&fails(2, &mut p.mount(&["--json", "-o", "wrong"]))).expect("JSON");
+    assert_eq!(error["error"]["code"], "usage");
+}
+
+#[test]
+fn what_cannot_be_mounted_says_why() {
+    let Some(p) = Place::new() else { return };
+    let said = fails(3, kvfs(&["mount", "/nonexistent/store"]).arg(p.mnt()));
+    assert!(said.contains("kvfs create"), "{said}");
+    assert!(fails(2, kvfs(&["mount"]).arg(p.store()).arg(p.store())).contains("not a folder"));
+    assert!(fails(2, kvfs(&["mount"]).arg(p.store()).arg(p.dir.path())).contains("hide the store"));
+    assert!(fails(3, kvfs(&["umount"]).arg(p.dir.path())).contains("nothing is mounted"));
+}
+
+#[test]
+fn mount_and_umount_call_us_by_our_other_names() {
+    let Some(p) = Place::new() else { return };
+    let helper = |name: &str| {
+        let mut command = kvfs(&[]);
+        command.arg0(format!("/sbin/{name}"));
+        command
+    };
+    let (store, mnt) = (p.store(), p.mnt());
+    // As mount(8) calls a helper, as mount.fuse3 does, and with what is wrong in two ways.
+    succeeds(helper("mount.fuse.kvfs").arg(&store).arg(&mnt).args(["-n", "-o", "rw,_netdev,user", "-t", "fuse.kvfs"]));
+    assert!(p.entry().is_some());
+    succeeds(helper("umount.fuse.kvfs").arg(&mnt).args(["-n"]));
+    assert!(p.entry().is_none());
+    succeeds(helper("kvfs").arg(&store).arg(&mnt).args(["-o", "rw,dev,suid"]));
+    succeeds(&mut p.umount());
+    succeeds(helper("mount.kvfs").arg(&store).arg(&mnt).arg("-f"));
+    assert!(p.entry().is_none(), "-f only pretends");
+    fails(1, helper("mount.fuse.kvfs").arg(&store));
+    fails(1, helper("mount.fuse.kvfs").arg(&store).arg(&mnt).args(["-o", "wrong"]));
+    fails(32, helper("mount.fuse.kvfs").arg(Path::new("/nonexistent")).arg(&mnt));
+}
+
+#[test]
+fn the_log_goes_where_it_is_told() {
+    let Some(p) = Place::new() else { return };
+    let log = p.dir.path().join("the.log");
+    succeeds(p.mount(&["--log"]).arg(&log));
+    succeeds(&mut p.umount());
+    let said = fs::read_to_string(&log).expect("a log");
+    assert!(said.contains("mounted") && said.contains("unmounted after"), "{said}");
+}
