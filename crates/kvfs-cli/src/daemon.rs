@@ -9,6 +9,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
+use kvdb_server::{Server, ServerOptions};
 use kvfs_fuse::{Counters, Door, MountOptions, Mounted, Unmounter};
 use rustix::process::{Resource, Rlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -42,6 +43,7 @@ fn serve_logged(
     let store = store::open_waiting(store, access, options.memory)?;
     let fs = store.file_system()?;
     let counters: Arc<OnceLock<Arc<Counters>>> = Arc::default();
+    let server = start_server(&store, &fs, counters.clone())?;
 
     let mount_options = MountOptions {
         source: options.source.clone().unwrap_or_else(|| store.path.clone().into_os_string()),
@@ -51,7 +53,7 @@ fn serve_logged(
     let mut mounted = kvfs_fuse::mount(door, dir, &mount_options, &options.policy).map_err(store::mount_failure)?;
     let _ = counters.set(mounted.counters());
     let mut record = Record::of_this_process(mounted.device(), &store.path, mounted.mount_point());
-    record.socket = None;
+    record.socket = server.as_ref().map(|s| s.path().to_path_buf());
     record.log = log;
     record.write().map_err(|e| Failure::io(format!("cannot write a record to {}", daemons::folder().display()), &e))?;
     let signals = end_on_signals(mounted.unmounter()).map_err(|e| Failure::io("cannot listen to signals", &e))?;
@@ -60,7 +62,7 @@ fn serve_logged(
     tracing::info!(store = %store.path.display(), mount_point = %mounted.mount_point().display(), "mounted");
     ready(&record)?;
 
-    let outcome = close(&mut mounted, &fs, store);
+    let outcome = close(&mut mounted, server, &fs, store);
     signals.close();
     match &outcome {
         Ok(()) => record.remove(),
@@ -76,10 +78,13 @@ fn serve_logged(
 }
 
 /// Waits for the end of the mount, then closes everything. Of several failures the first is told: the others follow from it.
-fn close(mounted: &mut Mounted, fs: &kvfs::Fs, store: Store) -> Outcome {
+fn close(mounted: &mut Mounted, server: Option<Server>, fs: &kvfs::Fs, store: Store) -> Outcome {
     let counters = mounted.counters();
     let served = mounted.wait().map_err(store::mount_failure);
     tracing::info!("unmounted after {} requests: {counters}", counters.total());
+    if let Some(server) = server {
+        server.stop();
+    }
     let committed = fs.shutdown().map_err(|e| Failure::new(Exit::Failed, format!("the last changes could not be written: {e}")));
     let closed = store.close();
     served.and(committed).and(closed)
@@ -161,4 +166,27 @@ fn end_on_signals(unmounter: Unmounter) -> std::io::Result<signal_hook::iterator
     };
     std::thread::Builder::new().name("kvfs-signals".into()).spawn(listen)?;
     Ok(handle)
+}
+/// The key-value door. A store can be mounted without it, if no socket can be made anywhere.
+fn start_server(store: &Store, fs: &kvfs::Fs, counters: Arc<OnceLock<Arc<Counters>>>) -> Outcome<Option<Server>> {
+    if store.access == Access::ReadOnly {
+        tracing::info!("no socket: the mount is read-only");
+        return Ok(None);
+    }
+    let mut places = vec![];
+    let beside = store::socket_beside(&store.path);
+    places.extend(beside);
+    if let Ok(folder) = daemons::make_folder() {
+        places.push(folder.join(format!("{}.sock", std::process::id())));
+    }
+    let (db, fs) = (store.db.clone(), fs.clone());
+    let info: kvdb_server::InfoSource = Arc::new(move || store::statistics(&db, Some(&fs), counters.get().map(|c| &**c)));
+    for place in places {
+        let options = ServerOptions { info: Some(info.clone()), ..Default::default() };
+        match Server::start(store.db.clone(), &place, options) {
+            Ok(server) => return Ok(Some(server)),
+            Err(e) => tracing::warn!("no socket at {}: {e}", place.display()),
+        }
+    }
+    Ok(None)
 }

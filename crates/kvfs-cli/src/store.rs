@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use env::Machine;
-use kvdb::Kvdb;
+use kvdb::{CreateOptions, Kvdb, OpenOptions};
 use kvfs::{Fs, FsOptions};
 use kvfs_fuse::Counters;
 use kvfs_fuse::mounts::{self, MountEntry};
@@ -54,10 +54,11 @@ pub fn create(path: &Path, size: Option<u64>) -> Outcome<Option<u64>> {
     let device = FileDevice::create(path).map_err(|e| device_failure(path, "create", e))?;
     let size = match size {
         // A block device has its size.
-        None if !path.is_file() => Some(zones::Device::len(&device).map_err(|e| Failure::new(Exit::Failed, e.to_string()))?),
+        None if !path.is_file() => Some(zones::Device::len(&device).map_err(|e| cannot(e.into()))?),
         size => size,
     };
-    let made = Ok(Kvdb::in_memory()).and_then(|db| {
+    let options = CreateOptions { capacity: size, ..Default::default() };
+    let made = Kvdb::create(Arc::new(device), Arc::new(Machine::default()), options).map_err(cannot).and_then(|db| {
         let options = FsOptions {
             root_uid: rustix::process::geteuid().as_raw(),
             root_gid: rustix::process::getegid().as_raw(),
@@ -66,7 +67,7 @@ pub fn create(path: &Path, size: Option<u64>) -> Outcome<Option<u64>> {
         let fs = Fs::open(db.clone(), Arc::new(Machine::default()), options);
         fs.and_then(|fs| fs.shutdown())
             .map_err(|e| Failure::new(Exit::Failed, format!("cannot create {}: {e}", path.display())))?;
-        db.sync().map_err(cannot)
+        db.close().map_err(cannot)
     });
     if made.is_err() && path.is_file() {
         // Half a store is in the way of the next try.
@@ -87,14 +88,19 @@ pub struct Store {
     pub path: PathBuf,
     pub db: Kvdb,
     pub access: Access,
-    _device: FileDevice,
 }
 
 /// Opens the store at `path`. `memory`: all it may take for buffers, caches and indexes, bytes.
 pub fn open(path: &Path, access: Access, memory: Option<u64>) -> Outcome<Store> {
     let device = FileDevice::open(path, access == Access::ReadOnly).map_err(|e| device_failure(path, "open", e))?;
-    let db = Kvdb::in_memory();
-    Ok(Store { path: full_path(path).unwrap_or_else(|_| path.to_path_buf()), db, access, _device: device })
+    let mut options = OpenOptions { read_only: access == Access::ReadOnly, ..Default::default() };
+    if let Some(memory) = memory {
+        options.memory = usize::try_from(memory).unwrap_or(usize::MAX);
+    }
+    let (db, recovery) = Kvdb::open(Arc::new(device), Arc::new(Machine::default()), options)
+        .map_err(|e| failure(format!("cannot open {}", path.display()), e))?;
+    tracing::info!("opened {}: {recovery}", path.display());
+    Ok(Store { path: full_path(path).unwrap_or_else(|_| path.to_path_buf()), db, access })
 }
 
 /// As `open`, but if the store's last mount is on its way out (unmounted, and still writing what was left) it waits for that.
@@ -124,7 +130,7 @@ impl Store {
 
     /// Everything is on disk, and the store free for others, when this returns.
     pub fn close(self) -> Outcome {
-        self.db.sync().map_err(|e| failure(format!("{} was not closed well", self.path.display()), e))
+        self.db.close().map_err(|e| failure(format!("{} was not closed well", self.path.display()), e))
     }
 }
 
@@ -143,7 +149,7 @@ pub fn failure(doing: impl std::fmt::Display, error: kvdb::Error) -> Failure {
 /// A store's file that could not be opened or made. A store in use is most often one that is mounted: then it says where.
 fn device_failure(path: &Path, verb: &str, error: zones::Error) -> Failure {
     if !matches!(error, zones::Error::Busy(_)) {
-        return Failure::new(Exit::Failed, format!("cannot {verb} {}: {error}", path.display()));
+        return failure(format!("cannot {verb} {}", path.display()), error.into());
     }
     let full = full_path(path).unwrap_or_else(|_| path.to_path_buf());
     match Record::all().into_iter().find(|r| r.store == full) {
