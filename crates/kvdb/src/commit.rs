@@ -175,7 +175,7 @@ impl Database {
             self.add_segment(&mut writer)?;
         }
         let mut pipeline = self.pipeline.lock();
-        pipeline.room = writer.room().saturating_sub(crate::journal::cost(pipeline.pending()));
+        pipeline.room = writer.room();
         Ok(())
     }
 
@@ -211,9 +211,13 @@ impl Database {
         };
         writer.write(&mut buffer, self.durable.load(Ordering::Acquire)).map_err(|e| self.health.fail("writing the journal", &e))?;
         self.counters.journal_device.set(writer.bytes());
+        let mut pipeline = self.pipeline.lock();
+        // What has gathered meanwhile was let in by the more careful figure above.
+        pipeline.room = writer.room();
         if buffer.capacity() <= 2 * self.shares.journal_buffer {
-            self.pipeline.lock().spare = buffer;
+            pipeline.spare = buffer;
         }
+        drop(pipeline);
         Ok(writer.position().position)
     }
 

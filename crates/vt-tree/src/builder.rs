@@ -283,7 +283,9 @@ impl RunBuilder {
             self.open.resize_with(level + 1, NodeBuilder::default);
         }
         self.open[level].push(entry);
-        let full = self.open[level].size >= NODE_SIZE || (level == 0 && self.open[0].items >= LEAF_ITEMS);
+        let open = &self.open[level];
+        // Entries can be longer than a node should be: long keys, many zones. Four at least let the tree end in one root.
+        let full = (open.size >= NODE_SIZE && open.entries.len() >= 4) || (level == 0 && open.items >= LEAF_ITEMS);
         if full { self.close_node(level) } else { Ok(()) }
     }
 

@@ -103,7 +103,9 @@ pub(crate) fn load(zones: &Zones, root: &[u8]) -> Result<Loaded> {
     if count == 0 || records.position() < root.durable {
         let place = root.zones.first().map_or(0, |z| z.start());
         let (end, durable) = (records.position(), root.durable);
-        return Err(Error::Corrupt(format!("the manifest at device address {place:#x} ends at {end}, but was durable up to {durable}")));
+        return Err(Error::Corrupt(format!(
+            "the manifest at device address {place:#x} ends at {end}, but was durable up to {durable}"
+        )));
     }
     let damaged = reader.damaged(root.durable >= records.position());
     let torn = tail.torn + records.unfinished();
