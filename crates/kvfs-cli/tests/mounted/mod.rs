@@ -1,0 +1,72 @@
+//! A store of its own, mounted by the `kvfs` command in a folder of its own; unmounted and gone when dropped.
+//!
+//! The daemon has to be another process than the test: a process that unmaps a file it serves itself waits for an answer
+//! while the kernel keeps it from changing its memory, which the answer may need.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+pub struct Mount {
+    dir: tempfile::TempDir,
+}
+
+fn kvfs() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
+    command.stdin(Stdio::null());
+    command
+}
+
+#[track_caller]
+fn succeeds(command: &mut Command) {
+    let output = command.output().expect("kvfs runs");
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+impl Mount {
+    /// `None`, with the reason printed, where this process may not mount.
+    pub fn new() -> Option<Mount> {
+        if let Err(e) = std::fs::File::open("/dev/fuse") {
+            eprintln!("SKIPPED: no FUSE here: cannot open /dev/fuse: {e}");
+            return None;
+        }
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIPPED: these tests mount as root does");
+            return None;
+        }
+        let mount = Mount { dir: tempfile::tempdir().expect("a temporary folder") };
+        std::fs::create_dir(mount.root()).expect("mkdir");
+        succeeds(kvfs().arg("create").arg(mount.store()));
+        mount.mount();
+        Some(mount)
+    }
+
+    fn store(&self) -> PathBuf {
+        self.dir.path().join("store")
+    }
+
+    fn mount(&self) {
+        succeeds(kvfs().arg("mount").arg(self.store()).arg(self.root()));
+    }
+
+    pub fn root(&self) -> PathBuf {
+        self.dir.path().join("mnt")
+    }
+
+    #[allow(dead_code, reason = "not every test that mounts needs it")]
+    pub fn path(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.root().join(name)
+    }
+
+    /// Unmounts and mounts again: what is there afterwards was in the store.
+    pub fn again(self) -> Mount {
+        succeeds(kvfs().arg("umount").arg(self.root()));
+        self.mount();
+        self
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = kvfs().arg("umount").arg("--force").arg(self.root()).output();
+    }
+}
