@@ -37,7 +37,7 @@ Options for -o, separated by commas:
   fsname=NAME, subtype=NAME   source and type in the table of mounts (default: the store, and kvfs;
                               an empty subtype leaves the type plain `fuse`)
   memory=SIZE, log=FILE       as --memory and --log
-  threads=N                   threads that answer requests (default: 2)
+  threads=N                   threads that answer requests (default: one a core, 2 to 8)
   noxattr                     no extended attributes: one request less for every new file
 Words for mount(8), systemd and fstab (x-*, _netdev, nofail, noauto, user, defaults, ...) are skipped.";
 

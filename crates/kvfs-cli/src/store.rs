@@ -199,20 +199,23 @@ pub fn socket_beside(store: &Path) -> Option<PathBuf> {
     (path.len() <= 107 && !store.starts_with("/dev")).then(|| path.into())
 }
 
-/// The socket of a mounted store: by the folder it is mounted on (or anything inside), or by the store itself. `None`: it is not
-/// mounted, or its mount has no socket.
+/// The socket of a mounted store: by the folder it is mounted on (or any folder inside), or by the store itself. `None`: it is
+/// not mounted, or its mount has no socket.
 pub fn socket_of(target: &Path) -> Outcome<Option<PathBuf>> {
     let path = full_path(target).map_err(|e| Failure::io(format!("cannot find {}", target.display()), &e))?;
     if let Some(record) = Record::all().into_iter().find(|r| r.store == path || r.mount_point == path) {
         return Ok(record.socket);
     }
-    let mount =
-        mounts::mount_of(&path).map_err(|e| Failure::io("cannot read the table of mounts", &e))?.filter(MountEntry::is_fuse);
-    let Some(mount) = mount else { return Ok(socket_beside(&path).filter(|s| answers(s))) };
+    if !path.is_dir() {
+        // A store, which may well lie in another mount. Its daemon may be another user's, whose records are not ours to read.
+        return Ok(socket_beside(&path).filter(|s| answers(s)));
+    }
+    let mount = mounts::mount_of(&path).map_err(|e| Failure::io("cannot read the table of mounts", &e))?;
+    let Some(mount) = mount.filter(MountEntry::is_fuse) else { return Ok(None) };
     if let Some(record) = Record::read(&mount.device).filter(Record::is_alive) {
         return Ok(record.socket);
     }
-    // A mount of another user, whose records are not ours to read; its source is the store, unless it was given another name.
+    // A mount of another user; its source is the store, unless it was given another name.
     let named = Path::new(&mount.source);
     Ok(socket_beside(named).filter(|s| named.is_absolute() && answers(s)))
 }

@@ -27,11 +27,11 @@ fn what_is_written_is_read_again_after_a_remount() {
     let Some(m) = Mount::new() else { return };
     let sizes = [0, 1, 100, 4095, 4096, 4097, 70_000, 3 << 20];
     for size in sizes {
-        fs::write(m.path(&format!("f{size}")), pattern(size)).expect("write");
+        fs::write(m.path(format!("f{size}")), pattern(size)).expect("write");
     }
     let m = m.again();
     for size in sizes {
-        let path = m.path(&format!("f{size}"));
+        let path = m.path(format!("f{size}"));
         assert_eq!(fs::metadata(&path).expect("stat").len(), size as u64);
         assert!(fs::read(&path).expect("read") == pattern(size), "{size} bytes");
     }
@@ -184,7 +184,7 @@ fn ten_thousand_names_are_listed_once_each_while_some_come_and_go() {
     for i in 0..10_000 {
         rustix::fs::mknodat(
             CWD,
-            m.path(&format!("d/name-{i:05}")),
+            m.path(format!("d/name-{i:05}")),
             rustix::fs::FileType::RegularFile,
             Mode::from_raw_mode(0o644),
             0,
