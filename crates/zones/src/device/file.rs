@@ -9,12 +9,15 @@ use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock, fstatvfs};
 use rustix::io::Errno;
 
 use super::Device;
+use super::direct::DirectWriter;
 use crate::{Error, Purpose, Result};
 
 /// Holds an exclusive `flock` (shared when read-only), which the kernel drops with the last descriptor, also on a crash.
 #[derive(Debug)]
 pub struct FileDevice {
     file: File,
+    /// `None`: read-only, or the host cannot.
+    direct: Option<DirectWriter>,
     block_device: bool,
 }
 
@@ -53,11 +56,19 @@ impl FileDevice {
         }
         let how = if read_only { FlockOperation::NonBlockingLockShared } else { FlockOperation::NonBlockingLockExclusive };
         match flock(&file, how) {
-            Ok(()) => Ok(FileDevice { file, block_device: kind.is_block_device() }),
+            Ok(()) => {
+                let direct = if read_only { None } else { DirectWriter::of(&file) };
+                Ok(FileDevice { file, direct, block_device: kind.is_block_device() })
+            }
             Err(Errno::WOULDBLOCK) => Err(Error::Busy(path.to_path_buf())),
             Err(e) => Err(Error::io(doing(), e.into())),
         }
     }
+}
+
+/// Streams of small writes each of which is synced soon.
+fn written_to_be_synced(purpose: Purpose) -> bool {
+    matches!(purpose, Purpose::Journal | Purpose::Manifest | Purpose::Superblock)
 }
 
 impl Device for FileDevice {
@@ -65,8 +76,11 @@ impl Device for FileDevice {
         self.file.read_exact_at(buf, offset)
     }
 
-    fn write_at(&self, _: Purpose, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.file.write_all_at(buf, offset)
+    fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> io::Result<()> {
+        match &self.direct {
+            Some(direct) if written_to_be_synced(purpose) && DirectWriter::takes(offset, buf.len()) => direct.write_at(offset, buf),
+            _ => self.file.write_all_at(buf, offset),
+        }
     }
 
     fn sync(&self) -> io::Result<()> {

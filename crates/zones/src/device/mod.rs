@@ -2,6 +2,7 @@
 
 mod count;
 mod crash;
+mod direct;
 mod fault;
 mod file;
 mod memory;
