@@ -7,7 +7,7 @@
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use vt_tree::{Seq, Value, place_value};
+use vt_tree::{ExtentRef, Seq, Value, place_value};
 use zones::{Hold, Purpose, Reserve};
 
 use crate::batch::{Batch, Change, Durability};
@@ -69,8 +69,9 @@ impl Database {
             };
         }
         let user_bytes: u64 = changes.iter().map(|(_, op)| size(op)).sum();
-        let hold = self.bind(&version, &mut changes)?;
+        let (large, total) = self.large(&version, &changes);
         drop(version);
+        let hold = self.bind(&large, total, &mut changes)?;
         let mut record = record::encode(&changes);
         if record.len() > self.shares.largest_record {
             return Err(Error::Invalid(format!(
@@ -104,8 +105,8 @@ impl Database {
         self.after_commit()
     }
 
-    /// Places the large values of a batch that has enough of them, and puts their places into the changes.
-    fn bind(&self, version: &Version, changes: &mut Changes) -> Result<Hold> {
+    /// Which changes have large values that should be bound now, in key order, and their bytes together.
+    fn large(&self, version: &Version, changes: &Changes) -> (Vec<usize>, u64) {
         let separate = |dict| version.trees.get(&dict).map_or(u32::MAX, |t| t.info.options.separate_at) as usize;
         let mut large: Vec<usize> = Vec::new();
         let mut total = 0;
@@ -117,28 +118,43 @@ impl Database {
                 total += v.len() as u64;
             }
         }
-        if total < self.options.late_bind_at || large.is_empty() {
+        if total < self.options.late_bind_at {
+            return (Vec::new(), 0);
+        }
+        // So that a scan reads them in one go.
+        large.sort_by(|&a, &b| (changes[a].0, key(&changes[a].1)).cmp(&(changes[b].0, key(&changes[b].1))));
+        (large, total)
+    }
+
+    /// Places large values, and puts their places into the changes. No version may be held: this may have to wait for space
+    /// that one would keep.
+    fn bind(&self, large: &[usize], total: u64, changes: &mut Changes) -> Result<Hold> {
+        if large.is_empty() {
             return Ok(Hold::default());
         }
-        // In key order, so that a scan reads them in one go.
-        large.sort_by(|&a, &b| (changes[a].0, key(&changes[a].1)).cmp(&(changes[b].0, key(&changes[b].1))));
-        let mut fill = self.zones.fill(Purpose::Pages, Reserve::Keep);
-        for i in large {
-            if let Op::Put(_, value) = &mut changes[i].1
-                && let Value::Inline(bytes) = value
-            {
-                *value = Value::Extent(place_value(&mut fill, bytes).map_err(|e| self.place_failed(e.into()))?);
+        let (extents, hold) = match self.place(changes, large) {
+            // What was deleted may make room.
+            Err(Error::NoSpace) if self.want_space() => self.place(changes, large)?,
+            placed => placed?,
+        };
+        for (&i, extent) in large.iter().zip(extents) {
+            if let Op::Put(_, value) = &mut changes[i].1 {
+                *value = Value::Extent(extent);
             }
         }
         self.counters.bound_bytes.add(total);
-        Ok(fill.finish()?)
+        Ok(hold)
     }
 
-    fn place_failed(&self, e: Error) -> Error {
-        if matches!(e, Error::NoSpace) {
-            self.want_space();
+    fn place(&self, changes: &Changes, large: &[usize]) -> Result<(Vec<ExtentRef>, Hold)> {
+        let mut fill = self.zones.fill(Purpose::Pages, Reserve::Keep);
+        let mut extents = Vec::with_capacity(large.len());
+        for &i in large {
+            if let Op::Put(_, Value::Inline(bytes)) = &changes[i].1 {
+                extents.push(place_value(&mut fill, bytes)?);
+            }
         }
-        e
+        Ok((extents, fill.finish()?))
     }
 
     /// The locked part: journal buffer, memtables, visibility. Gives the position behind the record, the bytes that wait in the
@@ -226,10 +242,11 @@ impl Database {
         if self.options.read_only {
             return Ok(());
         }
+        self.health.check()?;
         let end = self.pipeline.lock().end();
         if end == self.marked.load(Ordering::Relaxed) {
             // Nothing but a mark came since the last sync.
-            return self.health.check();
+            return Ok(());
         }
         self.sync_to(end)
     }

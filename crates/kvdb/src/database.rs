@@ -1,6 +1,6 @@
 //! The engine behind a [`crate::Kvdb`]: what its parts share, and the order in which their locks are taken.
 //!
-//! Locks, outermost first: `flushing` or `compacting` (one job of each kind at a time) → `writer` (the journal's place on the
+//! Locks, outermost first: `reclaiming` → `flushing` or `compacting` (one job of each kind at a time) → `writer` (the journal's place on the
 //! device) → `manifest` → `swap` (the version) ; and `writer` → `pipeline` → `swap`. A commit alone takes `pipeline` and
 //! nothing else; a reader takes none.
 
@@ -58,6 +58,7 @@ pub(crate) struct Database {
     pub deletions: AtomicBool,
     /// Something may be gained by [`Database::reclaim`].
     pub reclaimable: AtomicBool,
+    pub reclaiming: Mutex<()>,
     /// Delays that commits owe, not yet slept.
     pub owed_nanos: AtomicU64,
 
@@ -118,6 +119,7 @@ impl Database {
             sealed_bytes: AtomicUsize::new(0),
             deletions: AtomicBool::new(active > 0),
             reclaimable: AtomicBool::new(true),
+            reclaiming: Mutex::new(()),
             owed_nanos: AtomicU64::new(0),
             pipeline: Mutex::new(pipeline),
             writer: Mutex::new(parts.writer),

@@ -269,7 +269,7 @@ pub(crate) fn read_journal(
     bound: &mut dyn FnMut(&ExtentRef),
 ) -> Result<Journal> {
     let start = state.start;
-    if start.offset > ZONE_SIZE || start.offset % SECTOR != 0 {
+    if start.offset > ZONE_SIZE || !start.offset.is_multiple_of(SECTOR) {
         return Err(Error::Corrupt(format!("the manifest's journal begins at offset {} of a zone", start.offset)));
     }
     let segments: Vec<Segment> = state.segments.iter().filter(|s| s.number >= start.segment).copied().collect();

@@ -150,7 +150,8 @@ fn readers_see_whole_commits_while_everything_goes_on() {
     drop(db);
     let report = kvdb::check(Arc::new(FileDevice::open(&path, true).unwrap()), &mut |_, _| {});
     assert!(report.is_clean(), "{:?}", report.faults);
-    let (db, recovery) = Kvdb::open(Arc::new(FileDevice::open(&path, false).unwrap()), Arc::new(Machine::default()), open(memory)).unwrap();
+    let (db, recovery) =
+        Kvdb::open(Arc::new(FileDevice::open(&path, false).unwrap()), Arc::new(Machine::default()), open(memory)).unwrap();
     assert!(recovery.clean, "{recovery}");
     assert_eq!(model::contents(&db).unwrap(), all);
 }
@@ -177,7 +178,12 @@ fn an_idle_store_gives_the_space_of_deleted_data_back() {
     db.commit(batch, Durability::Buffered).unwrap();
     let begun = Instant::now();
     while device.allocated() > 17 * zones::ZONE_SIZE {
-        assert!(begun.elapsed() < Duration::from_secs(30), "{} MiB of {} MiB are still taken", device.allocated() >> 20, full >> 20);
+        assert!(
+            begun.elapsed() < Duration::from_secs(30),
+            "{} MiB of {} MiB are still taken",
+            device.allocated() >> 20,
+            full >> 20
+        );
         std::thread::sleep(Duration::from_millis(10));
     }
     assert!(db.view().scan(d, b"", b"", 1).unwrap().is_empty());

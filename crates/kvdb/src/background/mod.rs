@@ -111,7 +111,8 @@ impl Database {
             return Ok(());
         }
         let mut threads = self.background.threads.lock();
-        let jobs: [(&str, fn(&Database)); 3] =
+        type Job = (&'static str, fn(&Database));
+        let jobs: [Job; 3] =
             [("kvdb-clock", Database::clock_loop), ("kvdb-flush", Database::flush_loop), ("kvdb-merge", Database::compaction_loop)];
         for (name, job) in jobs {
             let db = self.clone();

@@ -96,8 +96,7 @@ impl Database {
         if self.look_at_space(bytes) {
             return Ok(());
         }
-        self.want_space();
-        if self.look_at_space(bytes) { Ok(()) } else { Err(Error::NoSpace) }
+        if self.want_space() && self.look_at_space(bytes) { Ok(()) } else { Err(Error::NoSpace) }
     }
 
     fn look_at_space(&self, bytes: u64) -> bool {
@@ -108,15 +107,21 @@ impl Database {
         enough
     }
 
-    /// Space ran short: whatever was deleted must give its space back, now.
-    pub(crate) fn want_space(&self) {
-        // Once for each time that something was deleted or merged: a store full of live data is not searched again and again.
+    /// Space ran short: whatever was deleted must give its space back, now. `false`: there was nothing to gain.
+    pub(crate) fn want_space(&self) -> bool {
+        let Some(_one) = self.reclaiming.try_lock() else {
+            // Another one is at it: its outcome is what counts.
+            drop(self.reclaiming.lock());
+            return true;
+        };
+        // Once for each time that something was deleted or flushed: a store full of live data is not searched again and again.
         if !self.reclaimable.swap(false, Ordering::AcqRel) {
-            return;
+            return false;
         }
         if let Err(e) = self.reclaim() {
             tracing::warn!("no space could be made free: {e}");
         }
+        true
     }
 
     /// What a commit does afterwards when nothing runs by itself: whatever is overdue.

@@ -111,7 +111,7 @@ pub fn changes(random: &mut Random, dicts: &[DictionaryId]) -> Vec<Change> {
     (0..count)
         .map(|_| match random.below(10) {
             0 | 1 => Change::Delete(dict(random), key(random)),
-            2 if kind % 4 == 0 => {
+            2 if kind.is_multiple_of(4) => {
                 let (a, b) = (key(random), key(random));
                 Change::DeleteRange(dict(random), a.clone().min(b.clone()), a.max(b))
             }
