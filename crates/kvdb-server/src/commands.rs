@@ -56,7 +56,7 @@ pub static COMMANDS: &[Command] = &[
     writes("decr", 2, FIRST, numbers::decr),
     writes("decrby", 3, FIRST, numbers::decrby),
     writes("del", -2, EACH, keys::del),
-    writes("delrange", 3, NONE, ranges::delrange),
+    writes("delrange", -3, NONE, ranges::delrange),
     reads("dicts", 1, NONE, connection::dicts),
     reads("durable", -1, NONE, connection::durable),
     reads("echo", 2, NONE, connection::echo),

@@ -1,11 +1,440 @@
-//! `kvfs kv`.
+//! `kvfs kv`: keys and values of a store, mounted or not.
+//!
+//! A mounted store is asked through its socket; one that is not is opened here. Both run the same commands of `kvdb_server`, so they mean
+//! the same in every corner.
+
+use std::ffi::{OsStr, OsString};
+use std::io::{self, IsTerminal, Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use clap::Subcommand;
+use kvdb_server::{Client, Limits, Reply};
+use serde_json::{Map, Value, json};
 
 use crate::output::{Exit, Failure, Outcome, Output};
+use crate::store::{self, Access, Store};
+use crate::text;
 
-/// Read and write keys of a mounted or unmounted store.
+/// Get, put, delete and list keys of a store.
 #[derive(clap::Args)]
-pub struct Args {}
+#[command(after_help = "\
+TARGET is the folder a store is mounted on, or the file of a store that is not mounted.
+Keys and values are any bytes; listings show what does not print as escapes (\\n, \\xff), --json loses nothing.
+A range is from START up to END, without END; leave a bound out, or give an empty one, for no bound.
+Writes are on disk when the command ends, unless --no-sync is given.")]
+pub struct Args {
+    /// The dictionary: a key space of its own. Made by the first write.
+    #[arg(long, short = 'd', global = true, value_name = "NAME", default_value = "0")]
+    dict: String,
+    /// Do not wait until a write is on disk; it will be there within the flush interval.
+    #[arg(long, global = true)]
+    no_sync: bool,
+    #[command(subcommand)]
+    action: Action,
+}
 
-pub fn run(_args: Args, _output: &Output) -> Outcome {
-    Err(Failure::new(Exit::Failed, "`kvfs kv` is not part of this build"))
+#[derive(Subcommand)]
+enum Action {
+    /// Print the value of a key, and nothing else.
+    Get { target: PathBuf, key: OsString },
+    /// Set a key. Without VALUE, or with `-`, the value is read from standard input.
+    Put {
+        target: PathBuf,
+        key: OsString,
+        value: Option<OsString>,
+        /// Only if the key does not exist; otherwise nothing is changed and the exit code is 1.
+        #[arg(long)]
+        new: bool,
+    },
+    /// Delete keys. None of them there: exit code 3.
+    Del {
+        target: PathBuf,
+        #[arg(required = true)]
+        keys: Vec<OsString>,
+    },
+    /// List the keys, in order.
+    Scan {
+        target: PathBuf,
+        /// Only keys that match: `*`, `?`, `[a-z]`, as in Redis. A literal start is looked up, not searched for.
+        #[arg(long = "match", value_name = "PATTERN", default_value = "*")]
+        pattern: OsString,
+    },
+    /// List keys and values from START up to END, in order.
+    Range {
+        target: PathBuf,
+        start: Option<OsString>,
+        end: Option<OsString>,
+        /// From the last to the first.
+        #[arg(long, short = 'r')]
+        reverse: bool,
+        /// At most so many.
+        #[arg(long, short = 'n', value_name = "N")]
+        limit: Option<u64>,
+        /// Keys alone.
+        #[arg(long, short = 'k')]
+        keys: bool,
+    },
+    /// Delete every key from START up to END, at the price of one.
+    Delrange { target: PathBuf, start: OsString, end: OsString },
+    /// Add BY to the number in a key, and print the sum.
+    Incr {
+        target: PathBuf,
+        key: OsString,
+        #[arg(default_value_t = 1, allow_negative_numbers = true)]
+        by: i64,
+    },
+    /// Count the keys.
+    Count { target: PathBuf },
+    /// List the dictionaries.
+    Dicts { target: PathBuf },
+    /// Run any command of the socket, such as `MGET a b`.
+    Call {
+        target: PathBuf,
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        words: Vec<OsString>,
+    },
+}
+
+pub fn run(args: Args, output: &Output) -> Outcome {
+    let (target, writes) = match &args.action {
+        Action::Get { target, .. }
+        | Action::Scan { target, .. }
+        | Action::Range { target, .. }
+        | Action::Count { target }
+        | Action::Dicts { target } => (target, false),
+        Action::Put { target, .. }
+        | Action::Del { target, .. }
+        | Action::Delrange { target, .. }
+        | Action::Incr { target, .. }
+        | Action::Call { target, .. } => (target, true),
+    };
+    let value = match &args.action {
+        // Read before the store is opened: whoever pipes into us may use the store as well.
+        Action::Put { value, .. } => value_of(value.as_deref())?,
+        _ => Vec::new(),
+    };
+    let mut door = Door::open(target, writes)?;
+    door.call(&[b"USE", args.dict.as_bytes()])?;
+    if writes && !args.no_sync {
+        door.call(&[b"DURABLE", b"yes"])?;
+    }
+    let done = act(&args, &value, &mut door, output);
+    let closed = door.close();
+    done.and(closed)
+}
+
+fn act(args: &Args, value: &[u8], door: &mut Door, output: &Output) -> Outcome {
+    match &args.action {
+        Action::Get { key, .. } => match door.call(&[b"GET", key.as_bytes()])? {
+            Reply::Bulk(value) => print_value(key, &value, output),
+            _ => Err(no_such_key(&args.dict, &[key])),
+        },
+        Action::Put { key, new, .. } => {
+            let mut words: Vec<&[u8]> = vec![b"SET", key.as_bytes(), value];
+            words.extend(new.then_some(b"NX".as_slice()));
+            match door.call(&words)? {
+                Reply::Null => Err(Failure::new(Exit::Failed, format!("the key {} exists", quoted(key)))),
+                _ => output.print("", json!({"put": 1})),
+            }
+        }
+        Action::Del { keys, .. } => {
+            let mut words: Vec<&[u8]> = vec![b"DEL"];
+            words.extend(keys.iter().map(|k| k.as_bytes()));
+            match integer(door.call(&words)?)? {
+                0 => Err(no_such_key(&args.dict, &keys.iter().map(OsString::as_os_str).collect::<Vec<_>>())),
+                n => output.print("", json!({"deleted": n})),
+            }
+        }
+        Action::Scan { pattern, .. } => scan(door, pattern.as_bytes(), output),
+        Action::Range { start, end, reverse, limit, keys, .. } => {
+            let bound = |b: &Option<OsString>| b.as_ref().map(|b| b.as_bytes().to_vec()).unwrap_or_default();
+            range(door, bound(start), bound(end), *reverse, limit.unwrap_or(u64::MAX), *keys, output)
+        }
+        Action::Delrange { start, end, .. } => {
+            door.call(&[b"DELRANGE", start.as_bytes(), end.as_bytes(), b"EXACT"])?;
+            output.print("", json!({"deleted": true}))
+        }
+        Action::Incr { key, by, .. } => {
+            let sum = integer(door.call(&[b"INCRBY", key.as_bytes(), by.to_string().as_bytes()])?)?;
+            output.print(sum, json!({"value": sum}))
+        }
+        Action::Count { .. } => {
+            let count = integer(door.call(&[b"DBSIZE"])?)?;
+            output.print(count, json!({"keys": count}))
+        }
+        Action::Dicts { .. } => {
+            let names: Vec<String> =
+                bulks(door.call(&[b"DICTS"])?)?.iter().map(|n| String::from_utf8_lossy(n).into_owned()).collect();
+            output.print(names.iter().map(|n| format!("{n}\n")).collect::<String>(), &names)
+        }
+        Action::Call { words, .. } => {
+            let words: Vec<&[u8]> = words.iter().map(|w| w.as_bytes()).collect();
+            let reply = door.call(&words)?;
+            output.print(reply_text(&reply, 0), reply_json(&reply))
+        }
+    }
+}
+
+/// A store's commands, wherever the store is.
+struct Door {
+    client: Client,
+    opened: Option<Store>,
+}
+
+impl Door {
+    fn open(target: &Path, writes: bool) -> Outcome<Door> {
+        if let Some(socket) = store::socket_of(target)? {
+            let client = Client::connect(&socket)
+                .map_err(|e| Failure::io(format!("cannot reach the store's daemon at {}", socket.display()), &e))?;
+            return Ok(Door { client, opened: None });
+        }
+        if target.is_dir() {
+            let what = format!("{} is neither a store nor the folder of a mounted one with a socket", target.display());
+            return Err(Failure::new(Exit::NotFound, what).hint("mount the store there, or give the store's file"));
+        }
+        let access = if writes { Access::ReadWrite } else { Access::ReadOnly };
+        let store = store::open_waiting(target, access, None)?;
+        Ok(Door { client: Client::local(store.db.clone()), opened: Some(store) })
+    }
+
+    /// Runs a command; an error reply is a failure.
+    fn call(&mut self, words: &[&[u8]]) -> Outcome<Reply> {
+        match self.client.call(words).map_err(|e| Failure::io("cannot talk to the store's daemon", &e))? {
+            Reply::Error(text) => Err(refused(&text)),
+            reply => Ok(reply),
+        }
+    }
+
+    fn close(self) -> Outcome {
+        drop(self.client);
+        self.opened.map_or(Ok(()), Store::close)
+    }
+}
+
+/// An error reply as our own: its code chooses ours.
+fn refused(text: &str) -> Failure {
+    let (code, rest) = text.split_once(' ').unwrap_or((text, text));
+    let exit = match code {
+        "NOSPACE" => Exit::NoSpace,
+        "CORRUPT" => Exit::Damaged,
+        "NOAUTH" | "WRONGPASS" | "NOPERM" => Exit::NotPermitted,
+        _ if rest.ends_with("is reserved for the file system") => Exit::NotPermitted,
+        _ => Exit::Failed,
+    };
+    Failure::new(exit, rest)
+}
+
+fn value_of(value: Option<&OsStr>) -> Outcome<Vec<u8>> {
+    if let Some(value) = value.filter(|v| *v != "-") {
+        return Ok(value.as_bytes().to_vec());
+    }
+    let most = Limits::default().value;
+    let mut bytes = Vec::new();
+    let input = io::stdin().lock().take(most as u64 + 1);
+    { input }.read_to_end(&mut bytes).map_err(|e| Failure::io("cannot read the value from standard input", &e))?;
+    if bytes.len() > most {
+        let text = format!("the value is larger than a value can be ({})", store::human_size(most as u64));
+        return Err(Failure::new(Exit::Failed, text).hint("store it as a file instead"));
+    }
+    Ok(bytes)
+}
+
+fn quoted(key: &OsStr) -> String {
+    format!("'{}'", text::show(key.as_bytes()))
+}
+
+fn no_such_key(dict: &str, keys: &[&OsStr]) -> Failure {
+    let keys: Vec<String> = keys.iter().map(|k| quoted(k)).collect();
+    Failure::new(Exit::NotFound, format!("no such key in dictionary {dict}: {}", keys.join(", ")))
+}
+
+fn unexpected(reply: &Reply) -> Failure {
+    Failure::new(Exit::Failed, format!("the store's daemon gave an unexpected reply: {}", reply_json(reply)))
+}
+
+fn integer(reply: Reply) -> Outcome<i64> {
+    if let Reply::Integer(n) = reply { Ok(n) } else { Err(unexpected(&reply)) }
+}
+
+fn bulks(reply: Reply) -> Outcome<Vec<Vec<u8>>> {
+    let Reply::Array(items) = reply else { return Err(unexpected(&reply)) };
+    let bulk = |item| match item {
+        Reply::Bulk(bytes) => Ok(bytes),
+        Reply::Error(text) => Err(refused(&text)),
+        other => Err(unexpected(&other)),
+    };
+    items.into_iter().map(bulk).collect()
+}
+
+fn print_value(key: &OsStr, value: &[u8], output: &Output) -> Outcome {
+    if output.is_json() {
+        return output.print("", tuple_json(key.as_bytes(), Some(value)));
+    }
+    output.print_bytes(value)?;
+    // On a terminal the prompt shall not stick to the value; a pipe gets the value and nothing else.
+    if io::stdout().is_terminal() && !value.ends_with(b"\n") { output.print_bytes(b"\n") } else { Ok(()) }
+}
+
+fn tuple_json(key: &[u8], value: Option<&[u8]>) -> Value {
+    let mut object = Map::new();
+    text::put(&mut object, "key", key);
+    if let Some(value) = value {
+        text::put(&mut object, "value", value);
+    }
+    Value::Object(object)
+}
+
+fn scan(door: &mut Door, pattern: &[u8], output: &Output) -> Outcome {
+    let mut list = List::begin(output)?;
+    let mut cursor = b"0".to_vec();
+    loop {
+        let reply = door.call(&[b"SCAN", &cursor, b"MATCH", pattern, b"COUNT", b"1000"])?;
+        let Reply::Array(mut parts) = reply else { return Err(unexpected(&reply)) };
+        let (Some(keys), Some(Reply::Bulk(next))) = (parts.pop(), parts.pop()) else {
+            return Err(Failure::new(Exit::Failed, "the store's daemon gave an unexpected reply to SCAN"));
+        };
+        for key in bulks(keys)? {
+            if !list.item(&text::show(&key), || tuple_json(&key, None))? {
+                return Ok(());
+            }
+        }
+        if next == b"0" {
+            return list.end();
+        }
+        cursor = next;
+    }
+}
+
+/// Pages through the range, so that memory stays bounded however long it is. Each page is one moment's state of the store.
+fn range(
+    door: &mut Door,
+    mut start: Vec<u8>,
+    mut end: Vec<u8>,
+    reverse: bool,
+    mut limit: u64,
+    keys: bool,
+    output: &Output,
+) -> Outcome {
+    // Pages begin small, for values may be large, and grow while their bytes are few.
+    let mut page = 16u64;
+    let mut list = List::begin(output)?;
+    while limit > 0 {
+        let count = page.min(limit).to_string();
+        let mut words: Vec<&[u8]> = vec![b"RANGE", &start, &end, b"EXACT", b"LIMIT", count.as_bytes()];
+        words.extend(reverse.then_some(b"REV".as_slice()));
+        words.extend(keys.then_some(b"NOVALUES".as_slice()));
+        let items = bulks(door.call(&words)?)?;
+        let each = if keys { 1 } else { 2 };
+        let found = (items.len() / each) as u64;
+        let bytes: usize = items.iter().map(Vec::len).sum();
+        for tuple in items.chunks(each) {
+            let (key, value) = (&tuple[0], tuple.get(1));
+            let line = match value {
+                Some(value) => format!("{}\t{}", text::show(key), text::show(value)),
+                None => text::show(key),
+            };
+            if !list.item(&line, || tuple_json(key, value.map(Vec::as_slice)))? {
+                return Ok(());
+            }
+        }
+        if found < page.min(limit) {
+            break;
+        }
+        limit -= found;
+        let last = &items[items.len() - each];
+        if reverse {
+            end = last.clone();
+            // An empty end would mean no end; nothing is smaller than the empty key.
+            if end.is_empty() {
+                break;
+            }
+        } else {
+            start = [last, b"\0".as_slice()].concat();
+        }
+        if bytes < 1 << 20 {
+            page = (page * 4).min(4096);
+        } else {
+            page = (page / 4).max(1);
+        }
+    }
+    list.end()
+}
+
+/// A listing of any length: lines for people, one array for `--json`.
+pub struct List<'a> {
+    output: &'a Output,
+    out: io::BufWriter<io::StdoutLock<'static>>,
+    first: bool,
+}
+
+impl<'a> List<'a> {
+    pub fn begin(output: &'a Output) -> Outcome<Self> {
+        Ok(List { output, out: io::BufWriter::new(io::stdout().lock()), first: true })
+    }
+
+    /// `false`: nobody reads any more.
+    pub fn item(&mut self, line: &str, value: impl FnOnce() -> Value) -> Outcome<bool> {
+        let written = if self.output.is_json() {
+            let before = if self.first { "[" } else { ",\n" };
+            write!(self.out, "{before}{}", value())
+        } else {
+            writeln!(self.out, "{line}")
+        };
+        self.first = false;
+        Self::check(written)
+    }
+
+    pub fn end(mut self) -> Outcome {
+        let written = match (self.output.is_json(), self.first) {
+            (true, true) => writeln!(self.out, "[]"),
+            (true, false) => writeln!(self.out, "]"),
+            _ => Ok(()),
+        };
+        Self::check(written.and_then(|()| self.out.flush())).map(drop)
+    }
+
+    fn check(written: io::Result<()>) -> Outcome<bool> {
+        match written {
+            Ok(()) => Ok(true),
+            Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+            Err(e) => Err(Failure::io("cannot write to standard output", &e)),
+        }
+    }
+}
+
+fn reply_text(reply: &Reply, depth: usize) -> String {
+    let indent = "  ".repeat(depth);
+    match reply {
+        Reply::Null => format!("{indent}(nil)\n"),
+        Reply::Status(s) => format!("{indent}{s}\n"),
+        Reply::Error(e) => format!("{indent}(error) {e}\n"),
+        Reply::Integer(i) => format!("{indent}{i}\n"),
+        // What is text of several lines, as INFO is, stays so.
+        Reply::Bulk(b) => match std::str::from_utf8(b) {
+            Ok(s) if !s.chars().any(|c| c.is_control() && !matches!(c, '\n' | '\r' | '\t')) => format!("{indent}{s}\n"),
+            _ => format!("{indent}{}\n", text::show(b)),
+        },
+        Reply::Array(items) => {
+            items.iter().map(|item| reply_text(item, depth + usize::from(matches!(item, Reply::Array(_))))).collect()
+        }
+    }
+}
+
+fn reply_json(reply: &Reply) -> Value {
+    match reply {
+        Reply::Null => Value::Null,
+        Reply::Status(s) => s.as_str().into(),
+        Reply::Error(e) => json!({"error": e}),
+        Reply::Integer(i) => (*i).into(),
+        Reply::Bulk(b) => match std::str::from_utf8(b) {
+            Ok(s) => s.into(),
+            Err(_) => {
+                let mut object = Map::new();
+                text::put(&mut object, "value", b);
+                Value::Object(object)
+            }
+        },
+        Reply::Array(items) => items.iter().map(reply_json).collect(),
+    }
 }

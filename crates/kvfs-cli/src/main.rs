@@ -15,11 +15,12 @@ mod kv;
 mod ls;
 mod mount;
 mod mount_options;
-#[allow(dead_code, reason = "some commands are not in this build yet")]
 mod output;
+mod pax;
 mod stat;
-#[allow(dead_code, reason = "some commands are not in this build yet")]
 mod store;
+mod text;
+mod tree;
 mod umount;
 
 use std::ffi::OsString;

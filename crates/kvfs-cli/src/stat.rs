@@ -1,11 +1,277 @@
-//! `kvfs stat`.
+//! `kvfs stat`: what a store consists of and what it has done, or the attributes of a file in it.
+//!
+//! A mounted store is asked through its socket, so its figures are those of the running daemon; of a store that is not mounted
+//! they are what opening it for reading shows.
 
+use std::ffi::OsString;
+use std::fmt::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use kvdb_server::{Client, Reply};
+use serde_json::{Map, Value, json};
+
+use crate::daemons::Record;
 use crate::output::{Exit, Failure, Outcome, Output};
+use crate::store::{self, Access, human_size};
+use crate::{text, tree};
 
-/// Show space, dictionaries, runs and amplification of a store.
+/// Show space, dictionaries, runs and amplification of a store, or the attributes of a file in it.
 #[derive(clap::Args)]
-pub struct Args {}
+pub struct Args {
+    /// The folder a store is mounted on, or a store's file.
+    target: PathBuf,
+    /// A file in a store that is not mounted.
+    path: Option<OsString>,
+}
 
-pub fn run(_args: Args, _output: &Output) -> Outcome {
-    Err(Failure::new(Exit::Failed, "`kvfs stat` is not part of this build"))
+pub fn run(args: Args, output: &Output) -> Outcome {
+    if let Some(path) = &args.path {
+        return file(&args.target, path.as_bytes(), output);
+    }
+    let full = store::full_path(&args.target).map_err(|e| Failure::io(format!("cannot find {}", args.target.display()), &e))?;
+    let record = Record::all().into_iter().find(|r| r.store == full || r.mount_point == full);
+    let mut all = Map::new();
+    match (store::socket_of(&args.target)?, record) {
+        (Some(socket), record) => {
+            let cannot = |e| Failure::io(format!("cannot ask the store's daemon at {}", socket.display()), &e);
+            let reply = Client::connect(&socket).and_then(|mut c| c.call(&[b"KVFS.STAT"])).map_err(cannot)?;
+            let stat: Option<Value> = match &reply {
+                Reply::Bulk(json) => serde_json::from_slice(json).ok(),
+                _ => None,
+            };
+            let Some(mut stat) = stat else {
+                return Err(Failure::new(Exit::Failed, format!("the daemon at {} gave no statistics", socket.display())));
+            };
+            if let Value::Object(store) = stat["store"].take() {
+                all.extend(store);
+            }
+            all.insert("clients".into(), stat["server"].take());
+            all.insert("daemon".into(), record.map_or(json!({"socket": socket}), |r| daemon(&r)));
+        }
+        (None, Some(record)) => {
+            all.insert("daemon".into(), daemon(&record));
+        }
+        (None, None) if args.target.is_dir() => {
+            let what = format!("{} is neither a store nor the folder of a mounted one", args.target.display());
+            return Err(Failure::new(Exit::NotFound, what).hint("mount the store there, or give the store's file"));
+        }
+        (None, None) => {
+            let store = store::open_waiting(&args.target, Access::ReadOnly, None)?;
+            all.extend(engine(&store.db.stats()));
+            store.close()?;
+        }
+    }
+    output.print(show(&all), &all)
+}
+
+fn daemon(record: &Record) -> Value {
+    json!({
+        "pid": record.pid, "store": record.store, "mount_point": record.mount_point, "socket": record.socket, "log": record.log,
+    })
+}
+
+fn file(target: &std::path::Path, path: &[u8], output: &Output) -> Outcome {
+    let store = store::open_waiting(target, Access::ReadOnly, None)?;
+    let fs = store.file_system()?;
+    let failed = |e| tree::failure(format!("cannot look at {}", text::show(path)), e);
+    let attr = fs.resolve(path).map_err(failed)?;
+    let mut object = Map::new();
+    text::put(&mut object, "path", path);
+    object.extend(tree::attr_json(&attr));
+    let names = fs.listxattr(attr.ino).map_err(failed)?;
+    let names: Vec<&[u8]> = names.split(|c| *c == 0).filter(|n| !n.is_empty()).collect();
+    object.insert("xattrs".into(), names.iter().map(|n| Value::from(text::show(n))).collect());
+    let mut lines = format!("{}\n", text::show(path));
+    let mut line = |name: &str, value: String| {
+        let _ = writeln!(lines, "  {name:<9} {value}");
+    };
+    line("kind", tree::kind_name(attr.kind).into());
+    if attr.kind == kvfs::FileKind::Symlink {
+        let to = fs.readlink(attr.ino).map_err(failed)?;
+        line("target", text::show(&to));
+        text::put(&mut object, "target", &to);
+    }
+    line("inode", attr.ino.to_string());
+    line("mode", format!("{} ({:04o})", tree::mode_text(attr.kind, attr.perm), attr.perm));
+    line("owner", format!("{}:{}", attr.uid, attr.gid));
+    line("links", attr.nlink.to_string());
+    line("size", format!("{} ({} stored)", attr.size, human_size(attr.blocks * 512)));
+    for (name, time) in [("accessed", attr.atime), ("modified", attr.mtime), ("changed", attr.ctime), ("made", attr.btime)] {
+        line(name, format!("{}.{:09} UTC", tree::time_text(time), time.nanos));
+    }
+    for name in names {
+        line("xattr", text::show(name));
+    }
+    drop(fs);
+    store.close()?;
+    output.print(lines, &object)
+}
+
+/// The engine's figures as JSON: bytes unless the name says otherwise, counts since the store was opened.
+pub fn engine(stats: &kvdb::Stats) -> Map<String, Value> {
+    let dictionaries: Vec<Value> = stats
+        .dictionaries
+        .iter()
+        .map(|d| {
+            let levels: Vec<Value> = d
+                .levels
+                .iter()
+                .map(|runs| {
+                    runs.iter()
+                        .map(|r| {
+                            json!({
+                                "items": r.items, "bytes": r.bytes, "height": r.height,
+                                "block_bytes": r.block_bytes, "block_spans": r.block_spans,
+                                "value_bytes": r.value_bytes, "value_spans": r.value_spans,
+                                "tombstones": r.tombstones, "range_tombstones": r.range_tombstones,
+                            })
+                        })
+                        .collect()
+                })
+                .collect();
+            json!({
+                "name": d.info.name, "id": d.info.id.0, "reserved": d.info.options.reserved, "stitch_at": d.info.options.stitch_at,
+                "separate_at": d.info.options.separate_at, "memtable_bytes": d.memtable_bytes, "levels": levels,
+            })
+        })
+        .collect();
+    let mut io: Map<String, Value> = stats
+        .io
+        .iter()
+        .map(|(purpose, p)| {
+            let figures = json!({
+                "read_ops": p.read_ops, "read_bytes": p.read_bytes, "write_ops": p.write_ops, "write_bytes": p.write_bytes,
+                "seeks": p.seeks,
+            });
+            (purpose.name().to_string(), figures)
+        })
+        .collect();
+    io.insert("syncs".into(), stats.io.syncs.into());
+    io.insert("discarded_bytes".into(), stats.io.discarded_bytes.into());
+    let all = json!({
+        "space": {"total": stats.space.total, "free": stats.space.free},
+        "dictionaries": dictionaries,
+        "memory": {"budget": stats.memory, "memtables": stats.memtable_bytes, "cache": stats.cache_bytes},
+        "journal_bytes": stats.journal_bytes,
+        "io": io,
+        "commits": {
+            "count": stats.commits, "bytes": stats.user_bytes, "bound_in_place_bytes": stats.bound_bytes, "syncs": stats.syncs,
+            "delays": stats.delays, "delayed_micros": stats.delayed_micros, "stops": stats.stops,
+        },
+        "merges": {
+            "flushes": stats.flushes, "compactions": stats.compactions, "written_bytes": stats.merged_bytes,
+            "stitched_bytes": stats.stitched_bytes,
+        },
+        "write_amplification": stats.write_amplification(),
+        "failed": stats.failed,
+    });
+    match all {
+        Value::Object(all) => all,
+        _ => Map::new(),
+    }
+}
+
+/// The figures for people. Written from the JSON, because that is what a daemon answers with.
+fn show(all: &Map<String, Value>) -> String {
+    let all = Value::Object(all.clone());
+    let mut out = String::new();
+    let bytes = |v: &Value| human_size(v.as_u64().unwrap_or(0));
+    let count = |v: &Value| v.as_u64().unwrap_or(0);
+    let mut line = |name: &str, value: String| {
+        let _ = writeln!(out, "{name:<13} {value}");
+    };
+    if let Some(pid) = all["daemon"]["pid"].as_i64() {
+        let place = |v: &Value| v.as_str().unwrap_or("-").to_string();
+        line("store", place(&all["daemon"]["store"]));
+        line("mounted on", format!("{} (process {pid})", place(&all["daemon"]["mount_point"])));
+        line("socket", place(&all["daemon"]["socket"]));
+    }
+    if let Some(why) = all["failed"].as_str() {
+        line("FAILED", format!("the store takes no more writes: {why}"));
+    }
+    if all["space"].is_object() {
+        let (total, free) = (count(&all["space"]["total"]), count(&all["space"]["free"]));
+        line("space", format!("{} used, {} free", human_size(total.saturating_sub(free)), human_size(free)));
+    }
+    if all["memory"].is_object() {
+        let m = &all["memory"];
+        line(
+            "memory",
+            format!("{} budget: {} memtables, {} cache", bytes(&m["budget"]), bytes(&m["memtables"]), bytes(&m["cache"])),
+        );
+        line("journal", bytes(&all["journal_bytes"]));
+    }
+    if all["commits"].is_object() {
+        let (c, m) = (&all["commits"], &all["merges"]);
+        let slowed = match count(&c["delays"]) {
+            0 => String::new(),
+            n => format!(", {n} slowed down by {:.1} s in all", count(&c["delayed_micros"]) as f64 / 1e6),
+        };
+        line("commits", format!("{} of {}, {} syncs{slowed}", count(&c["count"]), bytes(&c["bytes"]), count(&c["syncs"])));
+        line(
+            "merges",
+            format!(
+                "{} flushes, {} compactions: {} written, {} stitched",
+                count(&m["flushes"]),
+                count(&m["compactions"]),
+                bytes(&m["written_bytes"]),
+                bytes(&m["stitched_bytes"])
+            ),
+        );
+        line("written", format!("{:.2} times what was committed", all["write_amplification"].as_f64().unwrap_or(0.0)));
+    }
+    if all["files"].is_object() {
+        let f = &all["files"];
+        line(
+            "files",
+            format!("{} inodes in memory, {} not committed yet", count(&f["inodes_in_memory"]), bytes(&f["dirty_bytes"])),
+        );
+    }
+    if let Some(requests) = all["requests"].as_object() {
+        let total: u64 = requests.values().map(count).sum();
+        let mut most: Vec<(&String, u64)> = requests.iter().map(|(name, n)| (name, count(n))).collect();
+        most.sort_by_key(|(_, n)| std::cmp::Reverse(*n));
+        let most: Vec<String> = most.iter().take(5).map(|(name, n)| format!("{name} {n}")).collect();
+        line("requests", format!("{total}: {}", most.join(", ")));
+    }
+    if all["clients"].is_object() {
+        let s = &all["clients"];
+        line("clients", format!("{} connected, {} commands", count(&s["connections"]), count(&s["commands"])));
+    }
+    if let Some(io) = all["io"].as_object() {
+        let _ = writeln!(out, "\n{:<13} {:>10} {:>9} {:>10} {:>9}", "purpose", "read", "ops", "written", "ops");
+        for (purpose, p) in io.iter().filter(|(_, p)| p.is_object()) {
+            let (read, write) = (bytes(&p["read_bytes"]), bytes(&p["write_bytes"]));
+            let _ =
+                writeln!(out, "{purpose:<13} {read:>10} {:>9} {write:>10} {:>9}", count(&p["read_ops"]), count(&p["write_ops"]));
+        }
+    }
+    if let Some(dictionaries) = all["dictionaries"].as_array() {
+        let _ = writeln!(
+            out,
+            "\n{:<13} {:>6} {:>5} {:>11} {:>10} {:>10} {:>8} {:>8}",
+            "dictionary", "level", "runs", "items", "blocks", "values", "spans", "v.spans"
+        );
+        for d in dictionaries {
+            let name = d["name"].as_str().unwrap_or_default();
+            let _ = writeln!(out, "{name:<13} {:>6} {:>5} {:>11} {:>10}", "memory", "", "", bytes(&d["memtable_bytes"]));
+            for (level, runs) in d["levels"].as_array().into_iter().flatten().enumerate() {
+                let Some(runs) = runs.as_array().filter(|runs| !runs.is_empty()) else { continue };
+                let sum = |key: &str| runs.iter().map(|r| count(&r[key])).sum::<u64>();
+                let _ = writeln!(
+                    out,
+                    "{:<13} {level:>6} {:>5} {:>11} {:>10} {:>10} {:>8} {:>8}",
+                    "",
+                    runs.len(),
+                    sum("items"),
+                    human_size(sum("block_bytes")),
+                    human_size(sum("value_bytes")),
+                    sum("block_spans"),
+                    sum("value_spans")
+                );
+            }
+        }
+    }
+    out
 }

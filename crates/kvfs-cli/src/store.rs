@@ -226,8 +226,7 @@ fn answers(socket: &Path) -> bool {
 
 /// What is known about an open store, as a JSON object: for `kvfs stat`, and for clients of the socket.
 pub fn statistics(db: &Kvdb, fs: Option<&Fs>, requests: Option<&Counters>) -> String {
-    let space = db.space();
-    let mut all = serde_json::json!({"space": {"total": space.total, "free": space.free}});
+    let mut all = serde_json::Value::Object(crate::stat::engine(&db.stats()));
     if let Some(fs) = fs {
         let s = fs.statistics();
         all["files"] = serde_json::json!({

@@ -1,6 +1,7 @@
 //! What an ordered store can do and Redis cannot: reading and deleting stretches of keys.
 //!
-//! A stretch is `[start, end)`: the end is not in it. An empty bound, `-` as the start and `+` as the end mean that there is none.
+//! A stretch is `[start, end)`: the end is not in it. An empty bound, `-` as the start and `+` as the end mean that there is none;
+//! with `EXACT` only an empty one does, so that programs can name any key.
 
 use bytes::Bytes;
 use kvdb::{Batch, DictionaryId};
@@ -13,21 +14,23 @@ use crate::request::{Arguments, integer};
 use crate::session::Session;
 use crate::walk::{Stretch, answer};
 
-fn start(arg: &[u8]) -> &[u8] {
-    if arg == b"-" { b"" } else { arg }
-}
-fn end(arg: &[u8]) -> &[u8] {
-    if arg == b"+" { b"" } else { arg }
+/// The bounds in the first two arguments; empty: none.
+fn bounds<'a>(args: Arguments<'a>, exact: bool) -> (&'a [u8], &'a [u8]) {
+    match (args.at(1), args.at(2)) {
+        (start, end) if exact => (start, end),
+        (start, end) => (if start == b"-" { b"" } else { start }, if end == b"+" { b"" } else { end }),
+    }
 }
 
-/// `RANGE start end [REV] [LIMIT n] [NOVALUES]`: keys and values in turn.
+/// `RANGE start end [REV] [LIMIT n] [NOVALUES] [EXACT]`: keys and values in turn.
 pub fn range(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    let (mut backward, mut limit, mut values) = (false, u64::MAX, true);
+    let (mut backward, mut limit, mut values, mut exact) = (false, u64::MAX, true, false);
     let mut options = args.from(3);
     while let Some(option) = options.next() {
         match option {
             o if is(o, "rev") => backward = true,
             o if is(o, "novalues") => values = false,
+            o if is(o, "exact") => exact = true,
             o if is(o, "limit") => {
                 let n = integer(options.next().ok_or(Failure::SYNTAX)?).ok_or(Failure::NOT_AN_INTEGER)?;
                 limit = u64::try_from(n).map_err(|_| Failure::request("LIMIT is out of range"))?;
@@ -39,7 +42,8 @@ pub fn range(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
         out.array(0);
         return Ok(());
     };
-    let (start, end) = (start(args.at(1)).to_vec(), end(args.at(2)).to_vec());
+    let (start, end) = bounds(args, exact);
+    let (start, end) = (start.to_vec(), end.to_vec());
     if !end.is_empty() && start >= end {
         out.array(0);
         return Ok(());
@@ -60,12 +64,17 @@ pub fn range(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     }
 }
 
-/// `DELRANGE start end`. Costs one range tombstone whatever it covers, so it does not say how many keys there were.
+/// `DELRANGE start end [EXACT]`. Costs one range tombstone whatever it covers, so it does not say how many keys there were.
 pub fn delrange(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let exact = args.get(3).is_some_and(|o| is(o, "exact"));
+    if args.len() > 4 || (args.len() == 4 && !exact) {
+        return Err(Failure::SYNTAX);
+    }
     if let Some(dict) = s.existing()? {
+        let (start, end) = bounds(args, exact);
         let _held = s.shared.locks.all();
         let mut batch = Batch::new();
-        delete(s, dict, start(args.at(1)), end(args.at(2)), &mut batch)?;
+        delete(s, dict, start, end, &mut batch)?;
         if !batch.is_empty() {
             s.commit(batch)?;
         }

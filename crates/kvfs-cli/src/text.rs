@@ -1,0 +1,68 @@
+//! Bytes as text. Keys, values and names are any bytes; a terminal gets them with escapes, JSON as a string where they are UTF-8 and
+//! in base64 under a key of its own where they are not, so that nothing is lost.
+
+use serde_json::{Map, Value};
+
+/// For one line on a terminal: control characters, backslashes and what is not UTF-8 are escaped (`\n`, `\x1b`).
+pub fn show(bytes: &[u8]) -> String {
+    let mut out = String::new();
+    for chunk in bytes.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            match c {
+                '\n' => out.push_str("\\n"),
+                '\r' => out.push_str("\\r"),
+                '\t' => out.push_str("\\t"),
+                '\\' => out.push_str("\\\\"),
+                c if c.is_control() => c.to_string().bytes().for_each(|b| out.push_str(&format!("\\x{b:02x}"))),
+                c => out.push(c),
+            }
+        }
+        chunk.invalid().iter().for_each(|b| out.push_str(&format!("\\x{b:02x}")));
+    }
+    out
+}
+
+/// Puts `bytes` under `key`, or under `key_base64` when they are not UTF-8.
+pub fn put(object: &mut Map<String, Value>, key: &str, bytes: &[u8]) {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => object.insert(key.into(), text.into()),
+        Err(_) => object.insert(format!("{key}_base64"), base64(bytes).into()),
+    };
+}
+
+/// RFC 4648, with padding.
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for three in bytes.chunks(3) {
+        let word = three.iter().enumerate().fold(0u32, |word, (i, b)| word | u32::from(*b) << (16 - 8 * i));
+        for i in 0..4 {
+            let digit = DIGITS[(word >> (18 - 6 * i)) as usize & 63];
+            out.push(if i <= three.len() { digit as char } else { '=' });
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_stays_one_line() {
+        assert_eq!(show("grün\n\t\\\x1b[1m".as_bytes()), "grün\\n\\t\\\\\\x1b[1m");
+        assert_eq!(show(b"a\xff\x00b"), "a\\xff\\x00b");
+    }
+
+    #[test]
+    fn what_is_not_text_keeps_every_byte() {
+        for (bytes, want) in [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foob", "Zm9vYg=="), ("fooba", "Zm9vYmE=")]
+        {
+            assert_eq!(base64(bytes.as_bytes()), want);
+        }
+        let mut object = Map::new();
+        put(&mut object, "key", b"k");
+        put(&mut object, "value", b"\xff\xfe");
+        assert_eq!(Value::Object(object).to_string(), r#"{"key":"k","value_base64":"//4="}"#);
+    }
+}

@@ -1,0 +1,264 @@
+//! The files of a store that is not mounted, by path.
+
+use kvfs::{Attr, Caller, FileKind, Fs, Ino, ROOT, Timestamp, Whence};
+
+use crate::output::{Exit, Failure, Outcome};
+use crate::store;
+use crate::text;
+
+/// Bytes that are read or written at once.
+pub const PIECE: u32 = 1 << 20;
+
+/// A failed call, with what was being done.
+pub fn failure(doing: impl std::fmt::Display, error: kvfs::Error) -> Failure {
+    let exit = match error {
+        kvfs::Error::Store(error) => return store::failure(doing, error),
+        kvfs::Error::NotFound => Exit::NotFound,
+        kvfs::Error::NoSpace => Exit::NoSpace,
+        kvfs::Error::NotPermitted(_) => Exit::NotPermitted,
+        kvfs::Error::Corrupt { .. } => Exit::Damaged,
+        _ => Exit::Failed,
+    };
+    Failure::new(exit, format!("{doing}: {error}"))
+}
+
+/// What `path` leads to, symbolic links at its end included.
+pub fn find(fs: &Fs, path: &[u8]) -> Outcome<Attr> {
+    let failed = |e| failure(format!("cannot find {}", text::show(path)), e);
+    let mut path_now = path.to_vec();
+    for _ in 0..40 {
+        let attr = fs.resolve(&path_now).map_err(failed)?;
+        if attr.kind != FileKind::Symlink {
+            return Ok(attr);
+        }
+        let target = fs.readlink(attr.ino).map_err(failed)?;
+        path_now = if target.starts_with(b"/") { target } else { [parent(&path_now), b"/", &target].concat() };
+    }
+    Err(failed(kvfs::Error::TooManySymlinks))
+}
+
+fn parent(path: &[u8]) -> &[u8] {
+    let path = &path[..path.iter().rposition(|c| *c != b'/').map_or(0, |i| i + 1)];
+    path.iter().rposition(|c| *c == b'/').map_or(b"", |i| &path[..i])
+}
+
+/// The names in a path.
+pub fn names(path: &[u8]) -> impl Iterator<Item = &[u8]> {
+    path.split(|c| *c == b'/').filter(|name| !name.is_empty() && *name != b".")
+}
+
+/// The folder at `path`, made with its parents where it does not exist.
+pub fn make_folders(fs: &Fs, path: &[u8], caller: Caller) -> Outcome<Ino> {
+    let mut at = ROOT;
+    for name in names(path) {
+        let failed = |e| failure(format!("cannot make the folder {}", text::show(path)), e);
+        let made = match fs.lookup(at, name) {
+            Err(kvfs::Error::NotFound) => fs.mkdir(at, name, 0o755, caller),
+            found => found,
+        };
+        let attr = made.map_err(failed)?;
+        fs.forget(attr.ino, 1);
+        at = match attr.kind {
+            FileKind::Symlink => find(fs, path)?.ino,
+            _ => attr.ino,
+        };
+        if attr.kind == FileKind::Symlink {
+            return Ok(at);
+        }
+    }
+    Ok(at)
+}
+
+/// The stretches of a file that are stored: (offset, length), in order. What lies between is zeros.
+pub fn stretches(fs: &Fs, attr: &Attr) -> kvfs::Result<Vec<(u64, u64)>> {
+    // A file without holes is not searched for them.
+    if attr.blocks.saturating_mul(512) >= attr.size {
+        return Ok(if attr.size > 0 { vec![(0, attr.size)] } else { Vec::new() });
+    }
+    let mut found = Vec::new();
+    let mut at = 0;
+    while at < attr.size {
+        let data = match fs.seek(attr.ino, at, Whence::Data) {
+            Err(kvfs::Error::NoSuchOffset) => break,
+            data => data?,
+        };
+        let hole = fs.seek(attr.ino, data, Whence::Hole)?.min(attr.size);
+        if hole <= data {
+            break;
+        }
+        found.push((data, hole - data));
+        at = hole;
+    }
+    Ok(found)
+}
+
+/// One entry of a folder.
+pub struct Entry {
+    pub name: Vec<u8>,
+    pub ino: Ino,
+}
+
+/// A listing that is read in pieces, so that a folder of any size takes little memory. Without `.` and `..`.
+pub struct Listing {
+    pub ino: Ino,
+    cookie: u64,
+    waiting: std::vec::IntoIter<Entry>,
+    over: bool,
+}
+
+impl Listing {
+    pub fn new(ino: Ino) -> Self {
+        Listing { ino, cookie: 0, waiting: Vec::new().into_iter(), over: false }
+    }
+
+    pub fn next(&mut self, fs: &Fs) -> kvfs::Result<Option<Entry>> {
+        loop {
+            if let Some(entry) = self.waiting.next() {
+                return Ok(Some(entry));
+            }
+            if self.over {
+                return Ok(None);
+            }
+            let (mut entries, mut cookie, mut full) = (Vec::new(), self.cookie, false);
+            fs.readdir(self.ino, self.cookie, false, &mut |entry| {
+                full = entries.len() >= 1000;
+                if full {
+                    return false;
+                }
+                cookie = entry.cookie;
+                if entry.name != b"." && entry.name != b".." {
+                    entries.push(Entry { name: entry.name.to_vec(), ino: entry.ino });
+                }
+                true
+            })?;
+            self.cookie = cookie;
+            self.over = !full;
+            self.waiting = entries.into_iter();
+        }
+    }
+}
+
+/// `drwxr-xr-x`
+pub fn mode_text(kind: FileKind, perm: u16) -> String {
+    let mut out = String::from(match kind {
+        FileKind::File => "-",
+        FileKind::Dir => "d",
+        FileKind::Symlink => "l",
+        FileKind::Fifo => "p",
+        FileKind::Socket => "s",
+        FileKind::CharDevice => "c",
+        FileKind::BlockDevice => "b",
+    });
+    for (shift, special, both, alone) in [(6, 0o4000, 's', 'S'), (3, 0o2000, 's', 'S'), (0, 0o1000, 't', 'T')] {
+        let bits = perm >> shift;
+        out.push(if bits & 4 != 0 { 'r' } else { '-' });
+        out.push(if bits & 2 != 0 { 'w' } else { '-' });
+        out.push(match (bits & 1 != 0, perm & special != 0) {
+            (true, true) => both,
+            (false, true) => alone,
+            (true, false) => 'x',
+            (false, false) => '-',
+        });
+    }
+    out
+}
+
+pub fn kind_name(kind: FileKind) -> &'static str {
+    match kind {
+        FileKind::File => "file",
+        FileKind::Dir => "folder",
+        FileKind::Symlink => "symlink",
+        FileKind::Fifo => "fifo",
+        FileKind::Socket => "socket",
+        FileKind::CharDevice => "character device",
+        FileKind::BlockDevice => "block device",
+    }
+}
+
+/// Major and minor number of a device, from the kernel's encoding.
+pub fn device_numbers(rdev: u32) -> (u32, u32) {
+    ((rdev >> 8) & 0xfff, (rdev & 0xff) | ((rdev >> 12) & 0xfff00))
+}
+
+/// The kernel's encoding of a device's major and minor number.
+pub fn device_number(major: u32, minor: u32) -> u32 {
+    (minor & 0xff) | ((major & 0xfff) << 8) | ((minor & 0xfff00) << 12)
+}
+
+/// "2026-11-21 21:40:03", UTC.
+pub fn time_text(time: Timestamp) -> String {
+    let (days, seconds) = (time.secs.div_euclid(86_400), time.secs.rem_euclid(86_400));
+    // Days since 0000-03-01 in eras of 400 years (H. Hinnant, "chrono-compatible low-level date algorithms").
+    let z = days.saturating_add(719_468);
+    let (era, day) = (z.div_euclid(146_097), z.rem_euclid(146_097));
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    let year = year + era * 400 + i64::from(month <= 2);
+    let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}")
+}
+
+/// Everything that `stat` knows, as JSON.
+pub fn attr_json(attr: &Attr) -> serde_json::Map<String, serde_json::Value> {
+    let time = |t: Timestamp| serde_json::json!({"secs": t.secs, "nanos": t.nanos});
+    let mut object = serde_json::Map::new();
+    object.insert("ino".into(), attr.ino.into());
+    object.insert("kind".into(), kind_name(attr.kind).into());
+    object.insert("mode".into(), format!("{:04o}", attr.perm).into());
+    object.insert("nlink".into(), attr.nlink.into());
+    object.insert("uid".into(), attr.uid.into());
+    object.insert("gid".into(), attr.gid.into());
+    if matches!(attr.kind, FileKind::CharDevice | FileKind::BlockDevice) {
+        let (major, minor) = device_numbers(attr.rdev);
+        object.insert("device".into(), serde_json::json!([major, minor]));
+    }
+    object.insert("size".into(), attr.size.into());
+    object.insert("blocks".into(), attr.blocks.into());
+    for (name, t) in [("atime", attr.atime), ("mtime", attr.mtime), ("ctime", attr.ctime), ("btime", attr.btime)] {
+        object.insert(name.into(), time(t));
+    }
+    object
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_shown_in_the_calendar() {
+        for (secs, want) in [
+            (0, "1970-01-01 00:00:00"),
+            (951_782_400, "2000-02-29 00:00:00"),
+            (1_795_297_203, "2026-11-21 21:40:03"),
+            (-1, "1969-12-31 23:59:59"),
+            (4_102_444_799, "2099-12-31 23:59:59"),
+        ] {
+            assert_eq!(time_text(Timestamp { secs, nanos: 0 }), want);
+        }
+    }
+
+    #[test]
+    fn modes_are_shown_as_ls_does() {
+        assert_eq!(mode_text(FileKind::Dir, 0o1777), "drwxrwxrwt");
+        assert_eq!(mode_text(FileKind::File, 0o4655), "-rwSr-xr-x");
+        assert_eq!(mode_text(FileKind::File, 0o2755), "-rwxr-sr-x");
+    }
+
+    #[test]
+    fn device_numbers_survive() {
+        for (major, minor) in [(0, 0), (1, 3), (8, 300), (4095, 0xf_ffff)] {
+            assert_eq!(device_numbers(device_number(major, minor)), (major, minor));
+        }
+    }
+
+    #[test]
+    fn parents() {
+        assert_eq!(parent(b"/a/b"), b"/a");
+        assert_eq!(parent(b"/a/b//"), b"/a");
+        assert_eq!(parent(b"a"), b"");
+        assert_eq!(parent(b"/"), b"");
+    }
+}

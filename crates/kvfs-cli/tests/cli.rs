@@ -1,0 +1,539 @@
+//! The commands that work on a store which is not mounted (and keys of one that is), as a user or a script sees them: what is printed,
+//! and with which exit code they end.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+const NOT_FOUND: i32 = 3;
+const BUSY: i32 = 4;
+const DAMAGED: i32 = 5;
+const NOT_PERMITTED: i32 = 7;
+
+/// A folder with a new store in it.
+struct Lab {
+    dir: tempfile::TempDir,
+    store: PathBuf,
+}
+
+/// How a command ended.
+struct Ended {
+    code: i32,
+    out: Vec<u8>,
+    err: String,
+}
+
+impl Ended {
+    fn text(&self) -> &str {
+        std::str::from_utf8(&self.out).expect("text")
+    }
+    fn json(&self) -> Value {
+        assert_eq!(self.code, 0, "{}", self.err);
+        serde_json::from_slice(&self.out).unwrap_or_else(|e| panic!("{e} in {}", self.out.escape_ascii()))
+    }
+    #[track_caller]
+    fn prints(&self, want: &str) {
+        assert_eq!((self.code, self.text()), (0, want), "{}", self.err);
+    }
+    #[track_caller]
+    fn fails(&self, code: i32, says: &str) {
+        assert_eq!(self.code, code, "{} / {}", self.err, self.out.escape_ascii());
+        assert!(self.err.contains(says), "{says:?} is not in {:?}", self.err);
+    }
+}
+
+fn kvfs<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Ended {
+    kvfs_with(args, b"")
+}
+
+fn kvfs_with<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>, input: &[u8]) -> Ended {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
+    command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("kvfs starts");
+    let mut stdin = child.stdin.take().expect("a pipe");
+    let input = input.to_vec();
+    // A command that does not read its input may end before it is written.
+    let writer = std::thread::spawn(move || drop(stdin.write_all(&input)));
+    let output = child.wait_with_output().expect("kvfs ends");
+    writer.join().expect("the input is written");
+    let code = output.status.code().expect("kvfs is not killed");
+    Ended { code, out: output.stdout, err: String::from_utf8_lossy(&output.stderr).into_owned() }
+}
+
+impl Lab {
+    fn new() -> Lab {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let store = dir.path().join("s.kvfs");
+        kvfs([OsStr::new("create"), store.as_os_str(), "--size".as_ref(), "1G".as_ref()])
+            .prints(&format!("created {} (up to 1.0 GiB)\n", store.display()));
+        Lab { dir, store }
+    }
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+    /// Runs "kv ACTION STORE REST…".
+    fn kv(&self, action: &str, rest: &[&str]) -> Ended {
+        let mut args: Vec<&OsStr> = vec!["kv".as_ref(), action.as_ref(), self.store.as_os_str()];
+        args.extend(rest.iter().map(OsStr::new));
+        kvfs(args)
+    }
+    /// Runs "COMMAND STORE REST…".
+    fn run(&self, command: &str, rest: &[&str]) -> Ended {
+        let mut args: Vec<&OsStr> = vec![command.as_ref(), self.store.as_os_str()];
+        args.extend(rest.iter().map(OsStr::new));
+        kvfs(args)
+    }
+}
+
+#[test]
+fn keys() {
+    let lab = Lab::new();
+    lab.kv("put", &["b", "2"]).prints("");
+    lab.kv("put", &["a", "one and only"]).prints("");
+    lab.kv("get", &["a"]).prints("one and only");
+    lab.kv("get", &["nope"]).fails(NOT_FOUND, "no such key in dictionary 0: 'nope'");
+    lab.kv("put", &["a", "x", "--new"]).fails(1, "the key 'a' exists");
+    lab.kv("put", &["c", "3", "--new", "--no-sync"]).prints("");
+    lab.kv("incr", &["n"]).prints("1\n");
+    lab.kv("incr", &["n", "-5"]).prints("-4\n");
+    lab.kv("incr", &["a"]).fails(1, "value is not an integer or out of range");
+    lab.kv("count", &[]).prints("4\n");
+    lab.kv("scan", &[]).prints("a\nb\nc\nn\n");
+    lab.kv("scan", &["--match", "[bn]"]).prints("b\nn\n");
+    lab.kv("range", &[]).prints("a\tone and only\nb\t2\nc\t3\nn\t-4\n");
+    lab.kv("range", &["b", "n"]).prints("b\t2\nc\t3\n");
+    lab.kv("range", &["--reverse", "--limit", "2", "--keys"]).prints("n\nc\n");
+    lab.kv("range", &["", "b"]).prints("a\tone and only\n");
+    lab.kv("range", &["x", "b"]).prints("");
+    lab.kv("del", &["a", "nope"]).prints("");
+    lab.kv("del", &["a", "nope"]).fails(NOT_FOUND, "no such key in dictionary 0: 'a', 'nope'");
+    lab.kv("delrange", &["c", ""]).prints("");
+    lab.kv("scan", &[]).prints("b\n");
+    lab.kv("call", &["MGET", "b", "nope"]).prints("2\n(nil)\n");
+    lab.kv("call", &["NOSUCH"]).fails(1, "unknown command 'NOSUCH'");
+    assert_eq!(lab.run("check", &["--json"]).json()["clean"], true);
+}
+
+#[test]
+fn keys_as_json() {
+    let lab = Lab::new();
+    assert_eq!(lab.kv("put", &["a", "1", "--json"]).json(), serde_json::json!({"put": 1}));
+    assert_eq!(lab.kv("get", &["a", "--json"]).json(), serde_json::json!({"key": "a", "value": "1"}));
+    assert_eq!(lab.kv("range", &["--json"]).json(), serde_json::json!([{"key": "a", "value": "1"}]));
+    assert_eq!(lab.kv("scan", &["--json", "--match", "x*"]).json(), serde_json::json!([]));
+    assert_eq!(lab.kv("incr", &["a", "--json"]).json(), serde_json::json!({"value": 2}));
+    assert_eq!(lab.kv("count", &["--json"]).json(), serde_json::json!({"keys": 1}));
+    assert_eq!(lab.kv("dicts", &["--json"]).json(), serde_json::json!(["0"]));
+    assert_eq!(lab.kv("del", &["a", "--json"]).json(), serde_json::json!({"deleted": 1}));
+    let failed = lab.kv("get", &["a", "--json"]);
+    let error: Value = serde_json::from_str(&failed.err).expect("JSON on standard error");
+    assert_eq!((failed.code, &error["error"]["code"]), (NOT_FOUND, &Value::from("not_found")));
+    assert!(failed.out.is_empty());
+}
+
+#[test]
+fn values_are_any_bytes() {
+    let lab = Lab::new();
+    let value: Vec<u8> = (0..3_000_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let put = |key: &str, value: &[u8]| {
+        kvfs_with([OsStr::new("kv"), "put".as_ref(), lab.store.as_os_str(), key.as_ref(), "-".as_ref()], value)
+    };
+    put("large", &value).prints("");
+    assert_eq!(lab.kv("get", &["large"]).out, value);
+    put("odd", b"\xff\n\0").prints("");
+    assert_eq!(lab.kv("get", &["odd"]).out, b"\xff\n\0");
+    assert_eq!(lab.kv("get", &["odd", "--json"]).json(), serde_json::json!({"key": "odd", "value_base64": "/woA"}));
+    lab.kv("range", &["odd"]).prints("odd\t\\xff\\n\\x00\n");
+    put("huge", &vec![0; (4 << 20) + 1]).fails(1, "larger than a value can be (4.0 MiB)");
+    put("none", b"").prints("");
+    lab.kv("get", &["none"]).prints("");
+    // The names of no bound are keys like any other.
+    for key in ["-", "+"] {
+        kvfs([OsStr::new("kv"), "put".as_ref(), lab.store.as_os_str(), key.as_ref(), "sign".as_ref()]).prints("");
+    }
+    lab.kv("range", &["--reverse", "--keys"]).prints("odd\nnone\nlarge\n-\n+\n");
+}
+
+#[test]
+fn a_long_range_is_paged_without_a_seam() {
+    let lab = Lab::new();
+    let mut call = vec!["MSET".to_string()];
+    let keys: Vec<String> = (0..10_000).map(|i| format!("k{i:05}")).collect();
+    for (i, key) in keys.iter().enumerate() {
+        call.extend([key.clone(), format!("{}", i * i)]);
+    }
+    lab.kv("call", &call.iter().map(String::as_str).collect::<Vec<_>>()).prints("OK\n");
+    let lines = |ended: Ended| ended.text().lines().map(String::from).collect::<Vec<_>>();
+    assert_eq!(lines(lab.kv("scan", &[])), keys);
+    assert_eq!(lines(lab.kv("range", &["-k"])), keys);
+    assert_eq!(lines(lab.kv("range", &["-k", "-r"])), keys.iter().rev().cloned().collect::<Vec<_>>());
+    assert_eq!(lines(lab.kv("range", &["-k", "-n", "5000"])), keys[..5000]);
+    let all = lab.kv("range", &["--json"]).json();
+    assert_eq!(all.as_array().map(Vec::len), Some(10_000));
+    assert_eq!(all[9_999], serde_json::json!({"key": "k09999", "value": "99980001"}));
+}
+
+#[test]
+fn dictionaries_are_apart_and_those_of_the_file_system_closed() {
+    let lab = Lab::new();
+    lab.kv("put", &["a", "zero"]).prints("");
+    lab.kv("put", &["a", "photo", "--dict", "photos"]).prints("");
+    lab.kv("get", &["a"]).prints("zero");
+    lab.kv("get", &["a", "-d", "photos"]).prints("photo");
+    lab.kv("dicts", &[]).prints("0\nphotos\n");
+    for dict in ["nmap", "imap", "dmap"] {
+        for (action, rest) in [("put", vec!["a", "1"]), ("scan", vec![]), ("delrange", vec!["", ""])] {
+            let mut rest = rest.clone();
+            rest.extend(["--dict", dict]);
+            lab.kv(action, &rest).fails(NOT_PERMITTED, "is reserved for the file system");
+        }
+    }
+    lab.kv("scan", &["--dict", ""]).fails(1, "1 to 128 bytes long");
+}
+
+/// A folder with one of everything.
+fn sample(at: &Path) {
+    fs::create_dir_all(at.join("d/e")).expect("folders");
+    fs::write(at.join("small"), "hello\n").expect("a file");
+    let large: Vec<u8> = (0..2_500_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 11) as u8).collect();
+    fs::write(at.join("large"), large).expect("a file");
+    fs::write(at.join("empty"), "").expect("a file");
+    fs::hard_link(at.join("small"), at.join("d/other-name")).expect("a hard link");
+    symlink("../small", at.join("d/link")).expect("a symbolic link");
+    symlink("x".repeat(200), at.join("d/long-link")).expect("a symbolic link");
+    fs::write(at.join("d").join("n".repeat(200)), "long name").expect("a file");
+    fs::write(at.join("d/gr\u{fc}n \t#"), "odd name").expect("a file");
+    let sparse = fs::File::create(at.join("sparse")).expect("a file");
+    sparse.set_len(50 << 20).expect("a hole");
+    std::os::unix::fs::FileExt::write_all_at(&sparse, b"in the middle", 20 << 20).expect("data");
+    fs::set_permissions(at.join("large"), fs::Permissions::from_mode(0o4711)).expect("a mode");
+    fs::set_permissions(at.join("d/e"), fs::Permissions::from_mode(0o500)).expect("a mode");
+    rustix::fs::mknodat(rustix::fs::CWD, at.join("fifo"), rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).expect("a fifo");
+    let _ = rustix::fs::setxattr(at.join("small"), "user.mark", b"a\0b", rustix::fs::XattrFlags::empty());
+    let times = |secs, nanos| {
+        let t = rustix::fs::Timespec { tv_sec: secs, tv_nsec: nanos };
+        rustix::fs::Timestamps { last_access: t, last_modification: t }
+    };
+    let set = |name: &str, secs, nanos| {
+        rustix::fs::utimensat(rustix::fs::CWD, at.join(name), &times(secs, nanos), rustix::fs::AtFlags::SYMLINK_NOFOLLOW)
+            .expect("times");
+    };
+    set("small", 981_173_106, 123_456_789);
+    set("empty", -86_400, 500_000_000);
+    set("d/link", 1_000_000_000, 1);
+    set("d", 1_234_567_890, 987_654_321);
+}
+
+/// Everything about everything in a folder, in order of names; hard links by their first name.
+fn describe(at: &Path) -> Vec<String> {
+    let (mut todo, mut paths) = (vec![at.to_path_buf()], Vec::new());
+    while let Some(dir) = todo.pop() {
+        for entry in fs::read_dir(&dir).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            if path.symlink_metadata().expect("attributes").is_dir() {
+                todo.push(path.clone());
+            }
+            paths.push(path);
+        }
+    }
+    paths.sort();
+    let mut first = std::collections::HashMap::new();
+    let describe = |path: PathBuf| {
+        let m = path.symlink_metadata().expect("attributes");
+        let name = path.strip_prefix(at).expect("inside").to_path_buf();
+        let same = first.entry(m.ino()).or_insert_with(|| name.clone()).clone();
+        let content = match m.file_type() {
+            t if t.is_file() => {
+                let content = fs::read(&path).expect("content");
+                let sum = content.iter().fold(0u64, |sum, b| sum.wrapping_mul(31).wrapping_add(u64::from(*b)));
+                format!("{} bytes, {sum:x}", content.len())
+            }
+            t if t.is_symlink() => format!("-> {}", fs::read_link(&path).expect("a target").display()),
+            t if t.is_fifo() => "fifo".into(),
+            _ => "folder".into(),
+        };
+        let mut value = [0; 100];
+        let xattr =
+            rustix::fs::lgetxattr(&path, "user.mark", &mut value).map_or(String::new(), |n| value[..n].escape_ascii().to_string());
+        let links = if m.is_dir() { 0 } else { m.nlink() };
+        let times = format!("{}.{:09}", m.mtime(), m.mtime_nsec());
+        format!("{} = {}: {:o} {}:{} {links} {times} {xattr} {content}", name.display(), same.display(), m.mode(), m.uid(), m.gid())
+    };
+    paths.into_iter().map(describe).collect()
+}
+
+#[test]
+fn a_folder_goes_in_and_out_unchanged() {
+    let lab = Lab::new();
+    let (from, to) = (lab.path("from"), lab.path("to"));
+    sample(&from);
+    let imported = lab.run("import", &[from.to_str().expect("text"), "--to", "/a/b", "--json"]).json();
+    assert_eq!(imported["skipped"], 0);
+    assert_eq!((&imported["hard_links"], &imported["symlinks"], &imported["special"]), (&1.into(), &2.into(), &1.into()));
+    let exported = lab.run("export", &[to.join("").to_str().expect("text"), "--from", "/a/b", "--json"]).json();
+    assert_eq!(exported["skipped"], 0);
+    assert_eq!(describe(&to), describe(&from));
+    let blocks = |path: &Path| path.join("sparse").metadata().expect("attributes").blocks();
+    assert!(blocks(&to) < 1000, "holes stay holes: {} blocks", blocks(&to));
+    assert_eq!(lab.run("check", &["--json"]).json()["clean"], true);
+
+    // The same again: what exists is replaced, and nothing else happens.
+    lab.run("import", &[from.to_str().expect("text"), "--to", "/a/b", "--json"]).json();
+    let again = lab.path("again");
+    lab.run("export", &[again.join("").to_str().expect("text"), "--from", "a/b", "--json"]).json();
+    assert_eq!(describe(&again), describe(&from));
+    let check = lab.run("check", &["--json"]).json();
+    assert_eq!((&check["clean"], &check["files"]["orphans"]), (&true.into(), &0.into()));
+    fs::set_permissions(from.join("d/e"), fs::Permissions::from_mode(0o700)).expect("a mode");
+}
+
+#[test]
+fn a_tar_stream_goes_in_and_out_unchanged() {
+    let lab = Lab::new();
+    let (from, to) = (lab.path("from"), lab.path("to"));
+    sample(&from);
+    let tar = |args: &[&str]| {
+        let output = Command::new("tar").current_dir(lab.dir.path()).args(args).output().expect("tar runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        output.stdout
+    };
+    for (i, format) in ["--format=posix", "--format=gnu"].into_iter().enumerate() {
+        let stream = tar(&["-cSf", "-", format, "--xattrs", "-C", "from", "."]);
+        let place = format!("/{i}");
+        let imported = kvfs_with(
+            [OsStr::new("import"), lab.store.as_os_str(), "-".as_ref(), "--to".as_ref(), place.as_ref(), "--json".as_ref()],
+            &stream,
+        );
+        assert_eq!(imported.json()["skipped"], 0);
+        let blocks = lab.run("stat", &[&format!("{place}/sparse"), "--json"]).json()["blocks"].as_u64();
+        assert!(blocks.is_some_and(|b| b < 1000), "{format}: holes stay holes: {blocks:?} blocks");
+    }
+    // Through the standard output, and through a file.
+    let stream = lab.run("export", &["-", "--from", "/0"]);
+    assert_eq!(stream.code, 0, "{}", stream.err);
+    fs::write(lab.path("out.tar"), &stream.out).expect("a file");
+    lab.run("export", &[lab.path("file.tar").to_str().expect("text"), "--from", "/0"]);
+    assert!(stream.out == fs::read(lab.path("file.tar")).expect("a file"), "both are the same bytes");
+    fs::create_dir(&to).expect("a folder");
+    tar(&["-xpf", "out.tar", "--xattrs", "-C", "to"]);
+    assert_eq!(describe(&to), describe(&from));
+    assert!(to.join("sparse").metadata().expect("attributes").blocks() < 1000);
+    assert_eq!(lab.run("check", &["--json"]).json()["clean"], true);
+    for dir in [&from, &to] {
+        fs::set_permissions(dir.join("d/e"), fs::Permissions::from_mode(0o700)).expect("a mode");
+    }
+}
+
+/// A tar archive of entries (name, kind, link target, content), made byte by byte so that names need not be sound.
+fn archive(entries: &[(&str, tar::EntryType, &str, &str)]) -> Vec<u8> {
+    let mut builder = tar::Builder::new(Vec::new());
+    for (name, kind, link, content) in entries {
+        let mut header = tar::Header::new_ustar();
+        header.as_mut_bytes()[..name.len()].copy_from_slice(name.as_bytes());
+        header.as_mut_bytes()[157..157 + link.len()].copy_from_slice(link.as_bytes());
+        header.set_entry_type(*kind);
+        header.set_mode(0o644);
+        header.set_uid(7);
+        header.set_gid(8);
+        header.set_mtime(9);
+        header.set_size(content.len() as u64);
+        header.set_cksum();
+        builder.append(&header, content.as_bytes()).expect("an entry");
+    }
+    builder.into_inner().expect("an archive")
+}
+
+#[test]
+fn hostile_archives_write_where_their_paths_say_or_nowhere() {
+    use tar::EntryType::{Link, Regular, Symlink};
+    let lab = Lab::new();
+    let import = |entries: &[(&str, tar::EntryType, &str, &str)], to: &str| {
+        kvfs_with([OsStr::new("import"), lab.store.as_os_str(), "-".as_ref(), "--to".as_ref(), to.as_ref()], &archive(entries))
+    };
+    import(&[("secret", Regular, "", "mine")], "/").prints_something();
+    import(&[("../secret", Regular, "", "theirs")], "/in").fails(1, "leads out of its folder");
+    import(&[("a/../../secret", Regular, "", "theirs")], "/in").fails(1, "leads out of its folder");
+    import(&[("up", Symlink, "..", ""), ("up/secret", Regular, "", "theirs")], "/in").fails(1, "which is a symlink");
+    import(&[("stolen", Link, "../secret", "")], "/in").fails(1, "leads out of its folder");
+    import(&[("stolen", Link, "nothing", "")], "/in").fails(NOT_FOUND, "hard link");
+    let slashes = import(&[("/secret", Regular, "", "theirs")], "/in");
+    assert_eq!(slashes.code, 0, "{}", slashes.err);
+    lab.run("cat", &["/secret"]).prints("mine");
+    lab.run("cat", &["/in/secret"]).prints("theirs");
+    let cut = &archive(&[("f", Regular, "", "content")])[..700];
+    kvfs_with([OsStr::new("import"), lab.store.as_os_str(), "-".as_ref()], cut).fails(1, "");
+    kvfs_with([OsStr::new("import"), lab.store.as_os_str(), "-".as_ref()], &[0x1f; 1024]).fails(1, "the tar stream cannot be read");
+    assert_eq!(lab.run("check", &["--json"]).json()["clean"], true);
+}
+
+#[test]
+fn looking_into_a_store() {
+    let lab = Lab::new();
+    let from = lab.path("from");
+    fs::create_dir_all(from.join("d")).expect("folders");
+    fs::write(from.join("d/f"), "content").expect("a file");
+    fs::write(from.join("g"), "more").expect("a file");
+    symlink("d/f", from.join("l")).expect("a link");
+    lab.run("import", &[from.to_str().expect("text")]).prints_something();
+    lab.run("ls", &[]).prints("d\ng\nl\n");
+    lab.run("ls", &["/d/"]).prints("f\n");
+    lab.run("ls", &["-R"]).prints("d\nd/f\ng\nl\n");
+    let long = lab.run("ls", &["-l"]);
+    assert!(long.text().lines().nth(2).is_some_and(|l| l.starts_with("lrwxrwxrwx") && l.ends_with(" l -> d/f")), "{}", long.text());
+    let list = lab.run("ls", &["/", "--json"]).json();
+    assert_eq!((&list[1]["name"], &list[1]["kind"], &list[1]["size"]), (&"g".into(), &"file".into(), &4.into()));
+    assert_eq!(list[2]["target"], "d/f");
+    lab.run("ls", &["/nope"]).fails(NOT_FOUND, "cannot find /nope");
+    lab.run("cat", &["/d/f", "/g", "/l"]).prints("contentmorecontent");
+    lab.run("cat", &["/d"]).fails(1, "cannot print /d: it is a folder");
+    lab.run("cat", &["/nope"]).fails(NOT_FOUND, "cannot find /nope");
+    let stat = lab.run("stat", &["/l", "--json"]).json();
+    assert_eq!((&stat["kind"], &stat["target"]), (&"symlink".into(), &"d/f".into()));
+    assert!(lab.run("stat", &["/g"]).text().contains("size      4"));
+}
+
+impl Ended {
+    fn prints_something(&self) {
+        assert_eq!(self.code, 0, "{}", self.err);
+        assert!(!self.out.is_empty());
+    }
+}
+
+#[test]
+fn the_figures_of_a_store() {
+    let lab = Lab::new();
+    lab.kv("put", &["k", "v"]).prints("");
+    let stat = lab.run("stat", &["--json"]).json();
+    assert_eq!(stat["space"]["total"], 1 << 30);
+    let names: Vec<_> = stat["dictionaries"].as_array().expect("a list").iter().map(|d| d["name"].as_str()).collect();
+    for name in ["nmap", "imap", "dmap", "0"] {
+        assert!(names.contains(&Some(name)), "{name} in {names:?}");
+    }
+    let zero = &stat["dictionaries"][names.iter().position(|n| *n == Some("0")).expect("there")];
+    assert_eq!((&zero["reserved"], &zero["levels"][0][0]["items"]), (&false.into(), &1.into()));
+    assert!(stat["io"]["journal"]["write_bytes"].is_u64());
+    let text = lab.run("stat", &[]);
+    for part in ["space", "memory", "dictionary", "nmap", "purpose", "journal"] {
+        assert!(text.text().contains(part), "{part} in {}", text.text());
+    }
+}
+
+#[test]
+fn damage_is_found_and_never_printed() {
+    let lab = Lab::new();
+    let content: Vec<u8> = (0..1_000_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 9) as u8).collect();
+    fs::write(lab.path("f"), &content).expect("a file");
+    fs::create_dir(lab.path("dir")).expect("a folder");
+    fs::rename(lab.path("f"), lab.path("dir/f")).expect("moved");
+    lab.run("import", &[lab.path("dir").to_str().expect("text")]).prints_something();
+    let clean = lab.run("check", &[]);
+    assert_eq!(clean.code, 0, "{}", clean.err);
+    assert!(clean.text().contains(": clean; "), "{}", clean.text());
+
+    let mut store = fs::read(&lab.store).expect("the store");
+    let needle = &content[500_000 / 4096 * 4096..][..64];
+    let at = store.windows(64).position(|w| w == needle).expect("the content lies in the store as it is");
+    store[at + 10] ^= 4;
+    fs::write(&lab.store, &store).expect("the store");
+
+    let check = lab.run("check", &["--json"]);
+    check.fails(DAMAGED, "faults in");
+    let report: Value = serde_json::from_slice(&check.out).expect("JSON");
+    assert_eq!(report["clean"], false);
+    let places: Vec<_> = report["faults"].as_array().expect("a list").iter().map(|f| f["place"].to_string()).collect();
+    assert!(places.iter().any(|p| p.contains("dmap")), "{places:?}");
+    let cat = lab.run("cat", &["/f"]);
+    cat.fails(DAMAGED, "corrupt");
+    assert!(content.starts_with(&cat.out), "what was printed before is right");
+}
+
+#[test]
+fn what_is_not_there_or_no_store_or_in_use() {
+    let lab = Lab::new();
+    let nothing = lab.path("nothing");
+    let text = lab.path("text");
+    fs::write(&text, "just a text").expect("a file");
+    for command in
+        [vec!["kv", "get", "@", "k"], vec!["kv", "put", "@", "k", "v"], vec!["ls", "@"], vec!["stat", "@"], vec!["check", "@"]]
+    {
+        let on = |target: &Path| kvfs(command.iter().map(|w| if *w == "@" { target.as_os_str() } else { OsStr::new(w) }));
+        on(&nothing).fails(NOT_FOUND, nothing.to_str().expect("text"));
+        on(&text).fails(1, "not a KVFS store");
+        assert_ne!(on(lab.dir.path()).code, 0, "{command:?} of a folder");
+        assert_eq!(fs::read(&text).expect("the file"), b"just a text");
+        assert!(!nothing.exists());
+
+        // As another process would hold it. A child that another test is just starting may hold our last lock for a moment more.
+        let held = loop {
+            match zones::FileDevice::open(&lab.store, false) {
+                Err(zones::Error::Busy(_)) => std::thread::yield_now(),
+                held => break held.expect("the store can be opened"),
+            }
+        };
+        on(&lab.store).fails(BUSY, "is in use by another process");
+        drop(held);
+    }
+    for wrong in [vec!["kv"], vec!["kv", "get", "x"], vec!["nosuch"], vec!["kv", "incr", "x", "k", "ten"], vec!["export", "x"]] {
+        assert_eq!(kvfs(&wrong).code, 2, "{wrong:?}");
+    }
+    let help = kvfs(["--help"]);
+    assert!(help.text().contains("Exit codes:"));
+}
+
+/// Unmounts when the test ends, however it does.
+struct Mounted<'a>(&'a Path);
+
+impl Drop for Mounted<'_> {
+    fn drop(&mut self) {
+        let ended = kvfs([OsStr::new("umount"), self.0.as_os_str()]);
+        if ended.code != 0 {
+            eprintln!("{}", ended.err);
+        }
+    }
+}
+
+#[test]
+fn keys_of_a_mounted_store() {
+    if !Path::new("/dev/fuse").exists() {
+        eprintln!("there is no /dev/fuse here; nothing is mounted");
+        return;
+    }
+    let lab = Lab::new();
+    let mnt = lab.path("mnt");
+    fs::create_dir(&mnt).expect("a folder");
+    kvfs([OsStr::new("mount"), lab.store.as_os_str(), mnt.as_os_str()]).prints_something();
+    let mounted = Mounted(&mnt);
+    let kv = |words: &[&str]| {
+        let at = words.iter().position(|w| *w == "@").expect("a target");
+        let mut args: Vec<&OsStr> = vec!["kv".as_ref()];
+        args.extend(words.iter().enumerate().map(|(i, w)| if i == at { mnt.as_os_str() } else { OsStr::new(w) }));
+        kvfs(args)
+    };
+    fs::write(mnt.join("file"), "beside the keys").expect("a file");
+    kv(&["put", "@", "a", "1"]).prints("");
+    kv(&["incr", "@", "a", "41"]).prints("42\n");
+    kv(&["get", "@", "a"]).prints("42");
+    kv(&["get", "@", "nope"]).fails(NOT_FOUND, "no such key");
+    kv(&["put", "@", "x", "y", "--dict", "imap"]).fails(NOT_PERMITTED, "is reserved for the file system");
+    kv(&["range", "@"]).prints("a\t42\n");
+    // The store's file names the mount as well; what needs it for itself is told where it is.
+    lab.kv("get", &["a"]).prints("42");
+    lab.run("ls", &[]).fails(BUSY, "is mounted on");
+    lab.run("check", &[]).fails(BUSY, "is mounted on");
+    let stat = kvfs([OsStr::new("stat"), mnt.as_os_str(), "--json".as_ref()]).json();
+    assert!(stat["daemon"]["pid"].as_u64().is_some_and(|pid| pid > 1));
+    assert_eq!(stat["daemon"]["mount_point"], mnt.canonicalize().expect("a path").to_str().expect("text"));
+    assert!(stat["clients"]["by_command"]["incrby"]["calls"] == 1, "{}", stat["clients"]);
+    assert!(stat["dictionaries"].is_array());
+    let text = kvfs([OsStr::new("stat"), mnt.as_os_str()]);
+    assert!(text.text().contains("mounted on"), "{}", text.text());
+    drop(mounted);
+    lab.kv("get", &["a"]).prints("42");
+    lab.run("cat", &["/file"]).prints("beside the keys");
+    assert_eq!(lab.run("check", &["--json"]).json()["clean"], true);
+}
