@@ -35,6 +35,13 @@ requests! {
     LSeek = 46 "LSEEK", CopyFileRange = 47 "COPY_FILE_RANGE", TmpFile = 51 "TMPFILE", CopyFileRange64 = 53 "COPY_FILE_RANGE_64",
 }
 
+impl Request {
+    /// Answered only when the disk has done something, which takes a thousand times as long as other answers.
+    pub(crate) fn waits_for_the_disk(self) -> bool {
+        matches!(self, Request::FSync | Request::FSyncDir)
+    }
+}
+
 /// Requests by kind since the mount.
 #[derive(Debug)]
 pub struct Counters {

@@ -1,7 +1,7 @@
 //! The FUSE door to KVFS.
 //!
 //! `handler` is the seam: what any FUSE transport asks of any file system, in plain types. On one side of it are the messages on
-//! `/dev/fuse` (`wire`: their layouts; `transport`: which call a request becomes; `session`: the threads), on the other
+//! `/dev/fuse` (`wire`: their layouts; `transport`: which call a request becomes; `session` and `waiting`: the threads), on the other
 //! `door`, which answers with a `kvfs` file system. `mount` mounts and unmounts, `mounts` reads what is mounted,
 //! `counters` counts requests.
 
@@ -13,6 +13,7 @@ pub mod mount;
 pub mod mounts;
 mod session;
 mod transport;
+mod waiting;
 mod wire;
 
 pub use counters::Counters;

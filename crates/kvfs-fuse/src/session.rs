@@ -1,8 +1,8 @@
 //! The connection to the kernel and the threads that answer on it.
 //!
 //! Each thread reads one request at a time from its own clone of the connection, answers it and reads the next: no queue and no
-//! hand-over between threads, for waking another thread costs more than most answers. The connection ends when the kernel says
-//! that the file system is gone.
+//! hand-over between threads, for waking another thread costs more than most answers. Only requests that wait for the disk are
+//! let out of the way (`waiting`). The connection ends when the kernel says that the file system is gone.
 
 use std::fs::File;
 use std::io::{self, IoSlice};
@@ -12,8 +12,10 @@ use std::thread::JoinHandle;
 
 use rustix::io::Errno as Os;
 
+use crate::counters::Request;
 use crate::handler::{Errno, Handler, Ino, Invalidator};
 use crate::transport::{Desk, Outcome, Transport};
+use crate::waiting::WaitingRoom;
 use crate::wire;
 
 /// Opcode of the first request on a connection.
@@ -32,14 +34,15 @@ impl Session {
         greet(&connection, &transport, &mut buffer)?;
         let connection = Arc::new(connection);
         let transport = Arc::new(transport);
+        let room = Arc::new(WaitingRoom::default());
         let mut session = Session { connection: connection.clone(), threads: Vec::new() };
         for i in 0..threads.max(1) {
             let connection = if i == 0 { connection.clone() } else { Arc::new(clone_of(&connection)?) };
-            let transport = transport.clone();
+            let (transport, room) = (transport.clone(), room.clone());
             let mut buffer = std::mem::take(&mut buffer);
             buffer.resize(max_write as usize + wire::REQUEST_ROOM, 0);
             let thread = std::thread::Builder::new().name(format!("fuse-{i}"));
-            session.threads.push(thread.spawn(move || serve(&connection, &transport, &mut buffer))?);
+            session.threads.push(thread.spawn(move || serve(&connection, &transport, &room, &mut buffer))?);
         }
         Ok(session)
     }
@@ -74,30 +77,55 @@ fn greet<H: Handler>(connection: &OwnedFd, transport: &Transport<H>, buffer: &mu
     if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
 }
 
-fn serve<H: Handler>(connection: &OwnedFd, transport: &Transport<H>, buffer: &mut [u8]) -> io::Result<()> {
+fn serve<H: Handler>(
+    connection: &Arc<OwnedFd>,
+    transport: &Arc<Transport<H>>,
+    room: &Arc<WaitingRoom>,
+    buffer: &mut [u8],
+) -> io::Result<()> {
     let mut desk = Desk::default();
+    let broken = |_| io::Error::new(io::ErrorKind::InvalidData, "the kernel sent a broken request");
     while let Some(length) = next(connection, buffer)? {
-        let (head, fields) = match wire::head(&buffer[..length]) {
-            Ok(request) => request,
-            Err(_) => return Err(io::Error::new(io::ErrorKind::InvalidData, "the kernel sent a broken request")),
-        };
-        let sent = match transport.dispatch(&head, fields, &mut desk) {
-            Outcome::Nothing => Ok(()),
-            Outcome::Error(Errno(e)) => send(connection, head.unique, -e, &[]),
-            Outcome::Answer => send(connection, head.unique, 0, &desk.answer.0),
-            Outcome::Data(data) => send(connection, head.unique, 0, &data),
-        };
-        match sent {
-            Ok(()) => {}
-            // The request was interrupted and is forgotten, or the connection is gone; the next read knows.
-            Err(Os::NOENT | Os::NODEV | Os::CONNABORTED) => transport.take_back(&desk),
-            Err(e) => {
-                transport.take_back(&desk);
-                tracing::error!("the kernel did not take the answer to {head:?}: {e}");
-            }
+        let (head, fields) = wire::head(&buffer[..length]).map_err(broken)?;
+        if !Request::of(head.opcode).waits_for_the_disk() {
+            answer(connection, transport, &head, fields, &mut desk);
+            continue;
         }
+        // An answer must go to the connection that its request came from.
+        let (connection, transport, message) = (connection.clone(), transport.clone(), buffer[..length].to_vec());
+        room.admit(move || {
+            // It was decoded above.
+            if let Ok((head, fields)) = wire::head(&message) {
+                answer(&connection, &transport, &head, fields, &mut Desk::default());
+            }
+        });
     }
     Ok(())
+}
+
+/// Has one request dispatched and sends its answer.
+fn answer<H: Handler>(
+    connection: &OwnedFd,
+    transport: &Transport<H>,
+    head: &wire::Head,
+    fields: wire::Fields<'_>,
+    desk: &mut Desk,
+) {
+    let sent = match transport.dispatch(head, fields, desk) {
+        Outcome::Nothing => Ok(()),
+        Outcome::Error(Errno(e)) => send(connection, head.unique, -e, &[]),
+        Outcome::Answer => send(connection, head.unique, 0, &desk.answer.0),
+        Outcome::Data(data) => send(connection, head.unique, 0, &data),
+    };
+    match sent {
+        Ok(()) => {}
+        // The request was interrupted and is forgotten, or the connection is gone; the next read knows.
+        Err(Os::NOENT | Os::NODEV | Os::CONNABORTED) => transport.take_back(desk),
+        Err(e) => {
+            transport.take_back(desk);
+            tracing::error!("the kernel did not take the answer to {head:?}: {e}");
+        }
+    }
 }
 
 /// The next request's length in `buffer`; `None`: the file system is unmounted.

@@ -1,0 +1,144 @@
+//! Requests that wait for the disk. A thread that answers one answers nothing else meanwhile, and with as many threads as cores a
+//! handful of programs that fsync would stop everybody. So the first such request under way is answered where it arrived,
+//! which costs no hand-over when a program syncs alone; those that come beside it go to threads of their own, made when
+//! needed, and join the same flush.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::{Condvar, Mutex};
+
+/// Threads at most; what comes beyond is answered where it arrives.
+const MOST: usize = 64;
+
+type Job = Box<dyn FnOnce() + Send>;
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    idle: usize,
+    threads: usize,
+    closed: bool,
+}
+
+#[derive(Default)]
+struct Shared {
+    queue: Mutex<Queue>,
+    wake: Condvar,
+}
+
+/// The waiting room of one mount.
+#[derive(Default)]
+pub(crate) struct WaitingRoom {
+    under_way: AtomicUsize,
+    shared: Arc<Shared>,
+}
+
+impl WaitingRoom {
+    /// Runs `job` here when nothing else waits, else elsewhere.
+    pub fn admit(self: &Arc<Self>, job: impl FnOnce() + Send + 'static) {
+        let first = self.under_way.fetch_add(1, Ordering::AcqRel) == 0;
+        let room = Leaving(self.clone());
+        let job = move || {
+            let _room = room;
+            job();
+        };
+        if first {
+            return job();
+        }
+        if let Some(job) = self.hand_over(Box::new(job)) {
+            job();
+        }
+    }
+
+    /// Gives the job back when no thread can take it.
+    fn hand_over(&self, job: Job) -> Option<Job> {
+        let mut queue = self.shared.queue.lock();
+        if queue.idle <= queue.jobs.len() {
+            if queue.threads == MOST {
+                return Some(job);
+            }
+            let shared = self.shared.clone();
+            if std::thread::Builder::new().name("fuse-wait".into()).spawn(move || work(&shared)).is_err() {
+                return Some(job);
+            }
+            queue.threads += 1;
+            queue.idle += 1;
+        }
+        queue.jobs.push_back(job);
+        drop(queue);
+        self.shared.wake.notify_one();
+        None
+    }
+}
+
+impl Drop for WaitingRoom {
+    fn drop(&mut self) {
+        self.shared.queue.lock().closed = true;
+        self.shared.wake.notify_all();
+    }
+}
+
+/// A request's place in the room, given up also when its job panics.
+struct Leaving(Arc<WaitingRoom>);
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        self.0.under_way.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+fn work(shared: &Shared) {
+    let mut queue = shared.queue.lock();
+    loop {
+        if let Some(job) = queue.jobs.pop_front() {
+            queue.idle -= 1;
+            drop(queue);
+            job();
+            queue = shared.queue.lock();
+            queue.idle += 1;
+        } else if queue.closed {
+            return;
+        } else {
+            shared.wake.wait(&mut queue);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    #[test]
+    fn requests_that_wait_for_each_other_all_get_through() {
+        let room = Arc::new(WaitingRoom::default());
+        let (done, all_done) = channel();
+        let barrier = Arc::new(std::sync::Barrier::new(10));
+        // Each waits until all ten have begun: they must run beside each other, wherever `admit` puts them.
+        for _ in 0..9 {
+            let (room, barrier, done) = (room.clone(), barrier.clone(), done.clone());
+            std::thread::spawn(move || {
+                room.admit(move || {
+                    barrier.wait();
+                    done.send(()).expect("the test listens");
+                });
+            });
+        }
+        barrier.wait();
+        for _ in 0..9 {
+            all_done.recv().expect("all are answered");
+        }
+    }
+
+    #[test]
+    fn alone_a_request_is_answered_where_it_arrived() {
+        let room = Arc::new(WaitingRoom::default());
+        for _ in 0..3 {
+            let (tell, told) = channel();
+            room.admit(move || tell.send(std::thread::current().id()).expect("the test listens"));
+            assert_eq!(told.recv().expect("it ran"), std::thread::current().id());
+        }
+    }
+}
