@@ -106,9 +106,7 @@ impl Fs {
                 break;
             }
             rounds -= group.len();
-            // The order of locks: directories (whose attributes were set) one after the other, then the rest by number.
-            group.sort_by_cached_key(|inode| (!inode.state.read().is_dir(), inode.ino));
-            if let Err(e) = self.flush_group(&group)
+            if let Err(e) = self.flush_group(&mut group, false)
                 && result.is_ok()
             {
                 result = Err(e);
@@ -124,16 +122,19 @@ impl Fs {
         queue.drain(..old).map(|(_, inode)| inode).collect()
     }
 
-    fn flush_group(&self, group: &[Arc<Inode>]) -> Result<()> {
+    /// Commits these, taken out of the queue, in batches of some size. `unlinked`: also files without a name. Their data needs no
+    /// durability, and most of them vanish before they cost a write.
+    fn flush_group(&self, group: &mut [Arc<Inode>], unlinked: bool) -> Result<()> {
+        // The order of locks: directories (whose attributes were set) one after the other, then the rest by number.
+        group.sort_by_cached_key(|inode| (!inode.state.read().is_dir(), inode.ino));
         let mut result: Result<()> = Ok(());
         let mut held: Vec<Held<'_>> = Vec::with_capacity(group.len());
         let mut batch = Batch::new();
         let mut bytes = 0;
-        for inode in group {
+        for inode in &*group {
             let mut state = inode.state.write();
             state.queued = false;
-            // The data of an unlinked file needs no durability: most such files vanish before they cost a write.
-            if state.is_dir() || state.attr.nlink == 0 || !state.dirty || state.gone {
+            if state.is_dir() || state.attr.nlink == 0 && !unlinked || !state.dirty || state.gone {
                 let flushed = if state.is_dir() { self.commit_dirty(inode, &mut state) } else { Ok(()) };
                 self.enqueue_if_dirty(inode, &mut state);
                 result = result.and(flushed);
@@ -228,13 +229,14 @@ impl Fs {
         let mut rounds = None;
         while self.core.dirty.bytes() > self.core.options.write_buffer {
             let rounds = rounds.get_or_insert_with(|| self.core.dirty.queue.lock().len());
-            let group = self.pop_dirty(Duration::MAX, 1);
-            let Some(inode) = group.first().filter(|_| *rounds > 0) else { return };
-            *rounds -= 1;
-            let mut state = inode.state.write();
-            state.queued = false;
-            self.commit_or_warn(inode, &mut state);
-            self.enqueue_if_dirty(inode, &mut state);
+            let mut group = self.pop_dirty(Duration::MAX, GROUP.min(*rounds));
+            if group.is_empty() {
+                return;
+            }
+            *rounds -= group.len();
+            if let Err(e) = self.flush_group(&mut group, true) {
+                tracing::warn!("committing dirty data failed, will be tried again: {e}");
+            }
         }
     }
 

@@ -16,7 +16,7 @@ fn pattern(len: usize, seed: u8) -> Vec<u8> {
 #[test]
 fn every_size_around_the_borders_is_kept() {
     let mut w = World::new();
-    let sizes = [0usize, 1, 511, 4095, 4096, 4097, 8191, 8192, 8193, 65_535, 65_536, 65_537, 200_000, 1 << 20];
+    let sizes = [0usize, 1, 511, 512, 513, 4095, 4096, 4097, 8191, 8192, 8193, 65_535, 65_536, 65_537, 200_000, 1 << 20];
     for (n, &size) in sizes.iter().enumerate() {
         let ino = w.file_with(ROOT, &format!("f{n}"), &pattern(size, n as u8));
         assert_eq!(w.read_all(ino), pattern(size, n as u8));
@@ -26,7 +26,7 @@ fn every_size_around_the_borders_is_kept() {
         for (n, &size) in sizes.iter().enumerate() {
             let attr = w.stat(&format!("f{n}"));
             assert_eq!((attr.size, w.read_all(attr.ino) == pattern(size, n as u8)), (size as u64, true), "{size}");
-            let blocks = if size <= 4096 { size.div_ceil(512) } else { size.div_ceil(4096) * 8 };
+            let blocks = if size <= 512 { size.div_ceil(512) } else { size.div_ceil(4096) * 8 };
             assert_eq!(attr.blocks, blocks as u64, "{size}");
         }
     }

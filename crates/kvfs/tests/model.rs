@@ -11,6 +11,8 @@ use kvfs::{Allocate, AllocateMode, Error, FileKind, Ino, ROOT, RenameFlags, SetA
 use world::{USER, World};
 
 const PAGE: usize = 4096;
+/// Up to here, data lies in the node.
+const INLINE: usize = 512;
 
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Content {
@@ -36,7 +38,7 @@ impl Content {
         }
         self.data[offset..end].copy_from_slice(bytes);
         if self.pages.is_none() {
-            if end <= PAGE {
+            if end <= INLINE {
                 self.inline = self.inline.max(end);
                 return;
             }
@@ -280,7 +282,7 @@ impl Model {
     fn data(&mut self) {
         let Some(ino) = self.pick(FileKind::File) else { return };
         let size = self.nodes[&ino].now.data.len();
-        let border = [0, 1, 4095, 4096, 4097, 8192, 65_536, 100_000][self.below(8)];
+        let border = [0, 1, 511, 512, 513, 4095, 4096, 4097, 8192, 65_536, 100_000][self.below(11)];
         let offset = match self.below(4) {
             0 => 0,
             1 => size,
@@ -364,8 +366,7 @@ impl Model {
         let blocks = self.w.fs.getattr(ino).unwrap().blocks;
         let now = &mut self.node(ino).now;
         assert!((0..size).all(|n| now.data[n] == 0 || stored.contains(&(n / PAGE))));
-        let inline = data_end <= PAGE && data_end.div_ceil(512) as u64 == blocks && (data_end != PAGE || now.pages.is_none());
-        if inline && now.pages.is_none() {
+        if now.pages.is_none() && data_end <= INLINE && blocks <= 1 {
             now.inline = data_end;
         } else {
             assert_eq!(blocks, stored.len() as u64 * 8);

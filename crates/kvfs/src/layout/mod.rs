@@ -22,8 +22,8 @@ pub(crate) use node::{Attributes, Body, XattrValue, Xattrs, decode_node, encode_
 
 /// Bytes of a page, the unit of file data.
 pub(crate) const PAGE: u64 = 4096;
-/// A file whose data ends within this many bytes may keep it in its node.
-pub(crate) const INLINE_MAX: u64 = PAGE;
+/// A file whose data ends within this many bytes keeps it in its node. Why not more: `docs/decisions/small-files.md`.
+pub(crate) const INLINE_MAX: u64 = 512;
 const XATTR: u8 = 1;
 const SUPER: u8 = b's';
 const ORPHAN: u8 = b'o';

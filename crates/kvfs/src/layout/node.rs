@@ -16,7 +16,6 @@ use bytes::Bytes;
 
 use crate::attr::{Attr, FileKind, Ino, Timestamp};
 use crate::error::{Error, Result};
-use crate::layout::INLINE_MAX;
 
 const VERSION: u8 = 1;
 const CTIME: u16 = 1;
@@ -247,7 +246,7 @@ fn parse(value: &Bytes) -> Option<(Attributes, Option<Xattrs>, Bytes)> {
         Some(_) => return None,
         None => {
             let holds_data = matches!(kind, FileKind::File | FileKind::Symlink);
-            let most = if holds_data { size.min(INLINE_MAX) } else { 0 };
+            let most = if holds_data { size.min(crate::layout::PAGE) } else { 0 };
             if input.len() as u64 > most {
                 return None;
             }
