@@ -166,7 +166,10 @@ impl Database {
                 break pipeline;
             }
             drop(pipeline);
-            self.make_room(record.len())?;
+            match self.make_room(record.len()) {
+                Err(Error::NoSpace) if self.want_space() => self.make_room(record.len())?,
+                made => made?,
+            }
         };
         // Checked under the lock: nothing is acknowledged behind a failure that a sync has met.
         self.writable()?;
@@ -298,7 +301,6 @@ impl Database {
         let seq = pipeline.next_seq - 1;
         self.swap_version(|v| *v = v.sealed());
         let bytes = self.active_bytes.swap(0, Ordering::Relaxed);
-        self.sealed_bytes.fetch_add(bytes, Ordering::Release);
         drop(pipeline);
         if taken > 0 {
             let synced = self.durable.load(Ordering::Acquire);
@@ -306,7 +308,10 @@ impl Database {
         }
         let at = writer.position();
         let start = JournalStart { segment: at.segment, offset: at.offset, position: at.position, seq };
-        self.sealed.lock().push_back(Sealed { generation: number, bytes, start });
+        let mut sealed = self.sealed.lock();
+        sealed.push_back(Sealed { generation: number, bytes, start });
+        self.sealed_bytes.fetch_add(bytes, Ordering::Release);
+        drop(sealed);
         drop(writer);
         self.background.flush_wanted();
         Ok(())

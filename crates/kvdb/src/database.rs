@@ -246,15 +246,18 @@ impl Database {
         // A half-done compaction is given up; what it wrote is free again.
         *self.compacting.lock() = None;
         self.health.check()?;
-        if self.options.flush_on_close {
-            match self.flush_all() {
-                // The journal has it all; the next open flushes when there is room.
-                Err(Error::NoSpace) => {}
-                other => other?,
-            }
-        }
+        let flushed = match self.options.flush_on_close {
+            true => self.flush_all(),
+            false => Ok(()),
+        };
+        // Whether or not that worked, the journal has it all.
         let end = self.pipeline.lock().end();
         self.sync_to(end)?;
+        match flushed {
+            // The next open flushes when there is room.
+            Err(Error::NoSpace) => {}
+            other => other?,
+        }
         let writer = self.writer.lock();
         let mut edits = Vec::new();
         if let Some((number, position)) = writer.last_used() {

@@ -116,9 +116,19 @@ impl Database {
             [("kvdb-clock", Database::clock_loop), ("kvdb-flush", Database::flush_loop), ("kvdb-merge", Database::compaction_loop)];
         for (name, job) in jobs {
             let db = self.clone();
-            threads.push(std::thread::Builder::new().name(name.into()).spawn(move || job(&db))?);
+            let run = move || {
+                let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job(&db)));
+                if outcome.is_err() {
+                    // A mistake in the program: nobody may wait for this thread's work.
+                    db.health.fail("background work", &Error::Invalid(format!("{name} has panicked")));
+                    db.background.memory_free.notify_all();
+                }
+            };
+            threads.push(std::thread::Builder::new().name(name.into()).spawn(run)?);
         }
-        Ok(())
+        drop(threads);
+        // So that the first synced commits find their space allocated as well.
+        self.prepare_segment()
     }
 
     fn clock_loop(&self) {
@@ -289,7 +299,11 @@ impl Database {
         if self.writer.lock().ready() >= self.stock() {
             return Ok(());
         }
-        let (zone, hold) = self.zones.take_zone(Purpose::Journal, Reserve::Keep)?;
+        let (zone, hold) = match self.zones.take_zone(Purpose::Journal, Reserve::Keep) {
+            Ok(taken) => taken,
+            Err(zones::Error::NoSpace) => return Ok(()),
+            Err(e) => return Err(e.into()),
+        };
         if self.options.zero_journal {
             let zeros = vec![0; 1 << 20];
             for offset in (0..ZONE_SIZE).step_by(zeros.len()) {

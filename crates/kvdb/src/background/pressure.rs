@@ -78,6 +78,10 @@ impl Database {
                 }
                 return Err(Error::NoSpace);
             }
+            if self.sealed.lock().is_empty() {
+                // It is the journal that is too long, and nobody sealed what it holds yet.
+                self.seal(self.version.load().generation.number)?;
+            }
             self.background.wait_for_flush(Duration::from_millis(100));
         }
         Ok(())
