@@ -46,11 +46,12 @@ gitrepo() {
     if [ -d "$HOST/linux-source-6.1" ]; then
         cp -r "$HOST/linux-source-6.1/drivers/net" "$HOST/net-src"
         mkdir "$src" && cp -r "$HOST/net-src/." "$src" && rm -rf "$HOST/net-src"
-        git -C "$src" init -q && git -C "$src" add -A && git -C "$src" -c user.name=t -c user.email=t@t commit -qm "a real tree"
+        git -C "$src" init -q && git -C "$src" config gc.auto 0 && git -C "$src" add -A && git -C "$src" -c user.name=t -c user.email=t@t commit -qm "a real tree"
     else
         git clone -q "$REPO" "$src"
     fi
     git clone -q --no-hardlinks "$src" "$MNT/clone"
+    git -C "$MNT/clone" config gc.auto 0 # no gc behind our back while folders are removed
     git -C "$MNT/clone" fsck --full
     git -C "$MNT/clone" checkout -q -b work
     (cd "$MNT/clone" && find . -name '*.c' -o -name '*.rs' | grep -v '^./.git/' | head -200 | while read -r f; do echo "// changed" >>"$f"; done)

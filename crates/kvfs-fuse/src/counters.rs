@@ -30,9 +30,9 @@ requests! {
     Link = 13 "LINK", Open = 14 "OPEN", Read = 15 "READ", Write = 16 "WRITE", StatFs = 17 "STATFS", Release = 18 "RELEASE",
     FSync = 20 "FSYNC", SetXattr = 21 "SETXATTR", GetXattr = 22 "GETXATTR", ListXattr = 23 "LISTXATTR",
     RemoveXattr = 24 "REMOVEXATTR", Flush = 25 "FLUSH", OpenDir = 27 "OPENDIR", ReadDir = 28 "READDIR", ReleaseDir = 29 "RELEASEDIR",
-    FSyncDir = 30 "FSYNCDIR", Access = 34 "ACCESS", Create = 35 "CREATE", Interrupt = 36 "INTERRUPT", Destroy = 38 "DESTROY",
+    FSyncDir = 30 "FSYNCDIR", Access = 34 "ACCESS", Create = 35 "CREATE", Interrupt = 36 "INTERRUPT", Destroy = 38 "DESTROY", IoCtl = 39 "IOCTL", Poll = 40 "POLL",
     BatchForget = 42 "BATCH_FORGET", FAllocate = 43 "FALLOCATE", ReadDirPlus = 44 "READDIRPLUS", Rename2 = 45 "RENAME2",
-    LSeek = 46 "LSEEK", CopyFileRange = 47 "COPY_FILE_RANGE", TmpFile = 51 "TMPFILE", CopyFileRange64 = 53 "COPY_FILE_RANGE_64",
+    LSeek = 46 "LSEEK", CopyFileRange = 47 "COPY_FILE_RANGE", TmpFile = 51 "TMPFILE", Statx = 52 "STATX", CopyFileRange64 = 53 "COPY_FILE_RANGE_64",
 }
 
 impl Request {

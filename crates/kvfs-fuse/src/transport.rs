@@ -221,6 +221,9 @@ impl<H: Handler> Transport<H> {
             | Request::Create
             | Request::Access
             | Request::Interrupt
+            | Request::IoCtl
+            | Request::Poll
+            | Request::Statx
             | Request::Other => Err(Errno(libc::ENOSYS)),
         }
     }
