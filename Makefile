@@ -49,13 +49,14 @@ posix: build
 bench-first: build
 	python3 scripts/bench_first.py --kvfs $(KVFS) --out docs/bench/first.md
 
-## make install      install kvfs and its mount helper (PREFIX=/usr/local)
+## make install      install kvfs and its helpers for mount(8) and umount(8) (PREFIX=/usr/local)
 PREFIX ?= /usr/local
 install: build
 	install -D -m 755 $(KVFS) $(DESTDIR)$(PREFIX)/bin/kvfs
 	install -d $(DESTDIR)/sbin
 	ln -sf $(PREFIX)/bin/kvfs $(DESTDIR)/sbin/mount.fuse.kvfs
 	ln -sf $(PREFIX)/bin/kvfs $(DESTDIR)/sbin/mount.kvfs
+	ln -sf $(PREFIX)/bin/kvfs $(DESTDIR)/sbin/umount.fuse.kvfs
 
 clean:
 	$(CARGO) clean

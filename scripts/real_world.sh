@@ -52,12 +52,12 @@ gitrepo() {
     fi
     git clone -q --no-hardlinks "$src" "$MNT/clone"
     git -C "$MNT/clone" config gc.auto 0 # no gc behind our back while folders are removed
-    git -C "$MNT/clone" fsck --full
+    git -C "$MNT/clone" fsck --full --no-dangling
     git -C "$MNT/clone" checkout -q -b work
     (cd "$MNT/clone" && find . -name '*.c' -o -name '*.rs' | grep -v '^./.git/' | head -200 | while read -r f; do echo "// changed" >>"$f"; done)
     git -C "$MNT/clone" -c user.name=t -c user.email=t@t commit -qam "changes"
     git -C "$MNT/clone" gc -q
-    git -C "$MNT/clone" fsck --full
+    git -C "$MNT/clone" fsck --full --no-dangling
     [ -z "$(git -C "$MNT/clone" status --porcelain)" ] || die "git status is not clean"
     echo "fsck clean before and after gc, $(git -C "$MNT/clone" ls-files | wc -l) files"
     rm -rf "$MNT/clone" "$src"

@@ -37,7 +37,9 @@ impl Session {
         let room = Arc::new(WaitingRoom::default());
         let mut session = Session { connection: connection.clone(), threads: Vec::new() };
         for i in 0..threads.max(1) {
-            let connection = if i == 0 { connection.clone() } else { Arc::new(clone_of(&connection)?) };
+            // Without the right to open the device there is one connection, and all share it.
+            let own = if i == 0 { None } else { clone_of(&connection).ok() };
+            let connection = own.map_or_else(|| connection.clone(), Arc::new);
             let (transport, room) = (transport.clone(), room.clone());
             let mut buffer = std::mem::take(&mut buffer);
             buffer.resize(max_write as usize + wire::REQUEST_ROOM, 0);
