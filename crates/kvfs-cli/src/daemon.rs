@@ -107,7 +107,9 @@ fn prepare_process() {
 
 /// Where the background process logs unless told otherwise; `None` where there is no place for it.
 pub fn default_log() -> Option<PathBuf> {
-    Some(daemons::make_folder().ok()?.join(format!("{}.log", std::process::id())))
+    let folder = daemons::make_folder().ok()?;
+    daemons::sweep(&folder);
+    Some(folder.join(format!("{}.log", std::process::id())))
 }
 
 /// Sends the log to `path`, or to standard error. `KVFS_LOG` says how much (as "debug" or "info,kvfs=trace").

@@ -9,6 +9,7 @@ use std::fs;
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags};
 use serde_json::{Value, json};
@@ -51,6 +52,25 @@ pub fn make_folder() -> io::Result<PathBuf> {
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("{} belongs to user {owner}", folder.display())));
     }
     Ok(folder)
+}
+
+/// Removes what daemons that were killed left behind: sockets, empty logs, and logs that nobody looked at for a week.
+pub fn sweep(folder: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let pid = path.file_stem().and_then(|s| s.to_str()).and_then(|s| s.parse::<i32>().ok());
+        let ended = pid.is_some_and(|pid| start_of(pid).is_none());
+        let Some(metadata) = entry.metadata().ok().filter(|_| ended) else { continue };
+        let old = metadata.modified().is_ok_and(|m| m.elapsed().is_ok_and(|age| age > Duration::from_secs(7 * 24 * 3600)));
+        let useless = match path.extension().and_then(|e| e.to_str()) {
+            Some("sock") => true,
+            Some("log") => metadata.len() == 0 || old,
+            _ => false,
+        };
+        if useless {
+            let _ = fs::remove_file(path);
+        }
+    }
 }
 
 impl Record {
@@ -195,6 +215,21 @@ mod tests {
         record.socket = Some(odd.clone());
         let read = Record::from_json(&serde_json::from_str(&record.to_json().to_string()).expect("JSON"));
         assert_eq!(read, Some(record));
+    }
+
+    #[test]
+    fn only_useless_leftovers_of_ended_processes_are_swept() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let (ended, alive) = (i32::MAX, std::process::id());
+        let names = [format!("{ended}.log"), format!("{ended}.sock"), format!("{alive}.log"), "0:45.json".into()];
+        for name in &names {
+            fs::write(folder.path().join(name), "").expect("write");
+        }
+        fs::write(folder.path().join(format!("{}.log", ended - 1)), "why it ended").expect("write");
+        sweep(folder.path());
+        let left = names.map(|name| folder.path().join(name).exists());
+        assert_eq!(left, [false, false, true, true]);
+        assert!(folder.path().join(format!("{}.log", ended - 1)).exists());
     }
 
     #[test]
