@@ -3,7 +3,7 @@
 //! There is no opendir, so a position must mean the same at any later call. Entries lie in the order of their names; the position
 //! after an entry is a keyed hash of its name. To go on from a position, its name is looked for
 //!
-//! 1. among the entries that the last listings of this directory emitted (the usual case: a listing goes on where it stopped),
+//! 1. among the entries that unfinished listings of this directory emitted last (the usual case: one goes on where it stopped),
 //! 2. among the names that were removed since the directory was first listed,
 //! 3. in the directory itself, by hashing its names.
 //!
@@ -26,26 +26,49 @@ use crate::layout;
 const AFTER_DOT: u64 = 1;
 const AFTER_DOTS: u64 = 2;
 const FIRST_HASH: u64 = 3;
-/// Interrupted listings whose entries are remembered, a directory.
+/// Calls whose entries are remembered until a listing ends, a directory.
 const LISTINGS: usize = 8;
-/// Entries of one interrupted listing that are remembered, the last ones.
+/// Entries of one call that are remembered, the last ones.
 const REMEMBERED: usize = 2048;
 /// Removed names that are remembered, a directory.
 const REMOVED: usize = 4096;
 
-type Positions = Vec<(u64, Box<[u8]>)>;
+/// Positions with their names, of one call of `readdir`.
+#[derive(Default)]
+struct Emitted {
+    /// Each with the end of its name in `names`.
+    positions: Vec<(u64, u32)>,
+    names: Vec<u8>,
+}
+
+impl Emitted {
+    fn push(&mut self, position: u64, name: &[u8]) {
+        if self.positions.len() == REMEMBERED {
+            self.positions.clear();
+            self.names.clear();
+        }
+        self.names.extend_from_slice(name);
+        self.positions.push((position, self.names.len() as u32));
+    }
+
+    fn find(&self, cookie: u64) -> Option<&[u8]> {
+        let at = self.positions.iter().rposition(|(position, _)| *position == cookie)?;
+        let start = if at == 0 { 0 } else { self.positions[at - 1].1 as usize };
+        self.names.get(start..self.positions[at].1 as usize)
+    }
+}
 
 /// What keeps positions of one directory valid.
 #[derive(Default)]
 pub(crate) struct Listing {
-    emitted: VecDeque<Positions>,
+    emitted: VecDeque<Emitted>,
     removed: VecDeque<(u64, Box<[u8]>)>,
 }
 
 impl Listing {
     fn find(&self, cookie: u64) -> Option<&[u8]> {
-        let emitted = self.emitted.iter().rev().flat_map(|listing| listing.iter().rev());
-        emitted.chain(self.removed.iter().rev()).find(|(c, _)| *c == cookie).map(|(_, name)| &**name)
+        let emitted = self.emitted.iter().rev().find_map(|emitted| emitted.find(cookie));
+        emitted.or_else(|| self.removed.iter().rev().find(|(c, _)| *c == cookie).map(|(_, name)| &**name))
     }
 }
 
@@ -103,7 +126,7 @@ impl Fs {
                 }
             }
         }
-        let mut emitted = VecDeque::new();
+        let mut emitted = Emitted::default();
         while let Some(tuple) = cursor.next()? {
             let (_, name) = layout::decode_name_key(&tuple.key)?;
             let (child, kind) = layout::decode_name(ino, &tuple.value()?)?;
@@ -114,13 +137,19 @@ impl Fs {
                 if attr.is_some() {
                     self.forget(child, 1);
                 }
-                remember_emitted(&dir, emitted);
-                break;
+                let mut listing = dir.listing.lock();
+                let listing = listing.get_or_insert_default();
+                if listing.emitted.len() == LISTINGS {
+                    listing.emitted.pop_front();
+                }
+                listing.emitted.push_back(emitted);
+                return Ok(());
             }
-            if emitted.len() == REMEMBERED {
-                emitted.pop_front();
-            }
-            emitted.push_back((position, name.into()));
+            emitted.push(position, name);
+        }
+        // The end: nobody else goes on here but another listing of this directory, and that can look for its position.
+        if let Some(listing) = &mut *dir.listing.lock() {
+            listing.emitted = VecDeque::new();
         }
         Ok(())
     }
@@ -142,16 +171,4 @@ impl Fs {
             listing.removed.push_back((self.position(name), name.into()));
         }
     }
-}
-
-fn remember_emitted(dir: &Inode, emitted: VecDeque<(u64, Box<[u8]>)>) {
-    if emitted.is_empty() {
-        return;
-    }
-    let mut listing = dir.listing.lock();
-    let listing = listing.get_or_insert_default();
-    if listing.emitted.len() == LISTINGS {
-        listing.emitted.pop_front();
-    }
-    listing.emitted.push_back(emitted.into());
 }

@@ -23,6 +23,11 @@ const NODE_CHARGE: usize = 512;
 /// Most inodes, and most dirty bytes, that the interval commits in one batch.
 const GROUP: usize = 256;
 const GROUP_BYTES: usize = 4 << 20;
+/// Room that stays free, so that what was accepted can be committed: the store hands it out by zones, and the ways there
+/// (journal, open zones of several streams) take some in between.
+pub(crate) const SPACE_MARGIN: u64 = 8 << 20;
+/// What a new name with its inode takes of the room.
+pub(crate) const NAME_COST: u64 = 1024;
 /// Bytes that may be written at most before the store is asked again how much room it has.
 const LOOK_AGAIN: u64 = 256 << 20;
 /// Dirty bytes at which one file is committed by its writer, so that the batches of a stream stay of a size.
@@ -257,13 +262,17 @@ impl Fs {
         }
         // Truncated and rewritten files give room back when they are committed; if the store can take no more, they cannot.
         let _ = self.flush_older_than(Duration::MAX);
+        if !self.look_at_space(cost) {
+            self.core.db.reclaim();
+        }
         if self.look_at_space(cost) { Ok(()) } else { Err(Error::NoSpace) }
     }
 
     /// Asks the store how much room it has. A part of it may then be used up without asking again.
     fn look_at_space(&self, cost: u64) -> bool {
         let dirty = self.core.dirty.bytes() as u64;
-        let left = self.core.db.space().free.checked_sub(dirty.saturating_add(dirty / 8).saturating_add(cost));
+        let taken = dirty.saturating_add(dirty / 8).saturating_add(cost).saturating_add(SPACE_MARGIN);
+        let left = self.core.db.space().free.checked_sub(taken);
         // A quarter, because others take from the same room.
         self.core.dirty.room.store(left.unwrap_or(0).min(LOOK_AGAIN) / 4, Ordering::Relaxed);
         left.is_some()

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use kvdb::Batch;
 
 use crate::attr::{Attr, Caller, FileKind, Ino};
+use crate::dirty::NAME_COST;
 use crate::error::{Error, Result};
 use crate::fs::{Fs, stage_removal};
 use crate::inode::{Inode, State};
@@ -127,6 +128,7 @@ impl Fs {
     fn make(&self, parent: Ino, name: &[u8], kind: FileKind, perm: u16, rdev: u32, content: Bytes, caller: Caller) -> Result<Attr> {
         self.writable()?;
         check_name(name)?;
+        self.reserve(NAME_COST)?;
         let dir = self.inode(parent)?;
         let mut dir_state = self.lock_dir(&dir)?;
         let key = layout::name_key(parent, name);
@@ -201,6 +203,7 @@ impl Fs {
     pub fn link(&self, ino: Ino, new_parent: Ino, new_name: &[u8]) -> Result<Attr> {
         self.writable()?;
         check_name(new_name)?;
+        self.reserve(NAME_COST)?;
         let inode = self.inode(ino)?;
         if inode.state.read().is_dir() {
             return Err(Error::NotPermitted("a hard link to a directory"));

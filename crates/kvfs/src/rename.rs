@@ -98,6 +98,10 @@ impl Fs {
             (attr.mtime, attr.ctime) = (now, now);
         }
 
+        if !source_state.dirty {
+            // As many names as before, or one less.
+            batch.releases_space();
+        }
         // The moved file: its data first.
         self.count_pages(source.ino, &mut source_state)?;
         let mut source_attr = source_state.attr;

@@ -1,6 +1,7 @@
 //! The room in the store, as `df` shows it.
 
 use crate::attr::StatFs;
+use crate::dirty::SPACE_MARGIN;
 use crate::error::Result;
 use crate::fs::Fs;
 use crate::layout::PAGE;
@@ -11,7 +12,7 @@ const INODE_BYTES: u64 = 512;
 impl Fs {
     pub fn statfs(&self) -> Result<StatFs> {
         let space = self.core.db.space();
-        let free = space.free.saturating_sub(self.core.dirty.bytes() as u64);
+        let free = space.free.saturating_sub(self.core.dirty.bytes() as u64 + SPACE_MARGIN);
         let used = self.statistics().next_ino;
         Ok(StatFs {
             block_size: PAGE as u32,
