@@ -53,6 +53,8 @@ verdicts "$WORK/ext4.out" >"$WORK/ext4.v"
 verdicts "$WORK/kvfs.out" >"$WORK/kvfs.v"
 for fs in ext4 kvfs; do printf '%-5s' $fs; awk -F'\t' '{ n[$2]++ } END { for (v in n) printf " %d %s", n[v], v; print "" }' "$WORK/$fs.v"; tail -n 3 "$WORK/$fs.out"; done
 worse=$(join -t "$(printf '\t')" "$WORK/ext4.v" "$WORK/kvfs.v" | awk -F'\t' '$2 != $3 { print }')
+# The C library knows the largest number of links by the kind of file system, and of FUSE it knows none: that case is left out.
+worse=$(grep -v '^link::link_count_max[[:space:]].*skipped$' <<<"$worse" || true)
 "$KVFS" umount "$MNT"
 "$KVFS" check "$STORE"
 if [ -n "$worse" ]; then printf 'case, ext4, kvfs:\n%s\n' "$worse"; cp "$WORK/kvfs.out" "${TMPDIR:-/tmp}/kvfs-posix.out"; exit 1; fi

@@ -54,7 +54,7 @@ gitrepo() {
     git -C "$MNT/clone" config gc.auto 0 # no gc behind our back while folders are removed
     git -C "$MNT/clone" fsck --full --no-dangling
     git -C "$MNT/clone" checkout -q -b work
-    (cd "$MNT/clone" && find . -name '*.c' -o -name '*.rs' | grep -v '^./.git/' | head -200 | while read -r f; do echo "// changed" >>"$f"; done)
+    (cd "$MNT/clone" && find . -name '*.c' -o -name '*.rs' | grep -v '^./.git/' | awk 'NR <= 200' | while read -r f; do echo "// changed" >>"$f"; done)
     git -C "$MNT/clone" -c user.name=t -c user.email=t@t commit -qam "changes"
     git -C "$MNT/clone" gc -q
     git -C "$MNT/clone" fsck --full --no-dangling
