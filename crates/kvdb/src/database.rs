@@ -263,7 +263,8 @@ impl Database {
         if let Some((number, position)) = writer.last_used() {
             edits.push(Edit::SegmentEnds { number, position });
         }
-        edits.push(Edit::Closed(self.zones.positions()));
+        edits.push(Edit::Streams(self.zones.positions()));
+        edits.push(Edit::Closed);
         let mut manifest = self.manifest()?;
         match manifest.commit(edits) {
             Ok(()) => manifest.vouch(),

@@ -22,7 +22,7 @@ use crate::error::{Error, Result};
 use crate::health::Health;
 use crate::journal::record::{self, Op, Record};
 use crate::journal::{Owned, Segment, Writer};
-use crate::manifest::{self, Manifest, RunId, State};
+use crate::manifest::{self, Edit, Manifest, RunId, State};
 use crate::options::{CreateOptions, OpenOptions, Shares};
 use crate::stream::{Part, Records, StreamReader};
 use crate::version::{Generation, Placed, Tree, Version};
@@ -82,7 +82,9 @@ pub(crate) fn open(device: Arc<dyn Device>, env: Arc<dyn Env>, options: OpenOpti
     let found = Found::read(&zones, &store)?;
     let mut recovery = found.recovery;
     let state = &found.loaded.state;
-    let journal = read_journal(&zones, &store, state, &mut recovery, &mut |_| {})?;
+    // Open zones go on behind what commits have bound since the manifest noted their places.
+    let mut bound = |e: &ExtentRef| zones.saw_extent(e.addr, u64::from(e.len));
+    let journal = read_journal(&zones, &store, state, &mut recovery, &mut bound)?;
     // Marked before allocation begins.
     let bound = zones.pin(&journal.bound)?;
 
@@ -96,33 +98,37 @@ pub(crate) fn open(device: Arc<dyn Device>, env: Arc<dyn Env>, options: OpenOpti
     let manifest = if options.read_only {
         None
     } else {
-        for (purpose, addr) in state.closed.iter().flatten() {
+        let mut old = Vec::new();
+        for (purpose, addr) in &state.streams {
             zones.resume(*purpose, *addr);
         }
         zones.start();
         // Segments that hold part of the stream stay as they are, their ends noted; the others begin a new life, since what a
         // crash left in them could be taken for part of what follows.
-        let mut next = State { closed: None, segments: Vec::new(), ..state.clone() };
-        let (mut old, mut fresh) = (Vec::new(), Vec::new());
+        let (mut edits, mut fresh) = (Vec::new(), Vec::new());
+        let mut number = state.next_segment;
         for (segment, hold) in found.segments {
-            match journal.used.iter().find(|s| s.number == segment.number) {
-                Some(&segment) => old.push(Owned { segment, hold }),
-                None if fresh.len() < 2 => fresh.push((segment.zone, hold)),
-                None => {}
+            if let Some(&segment) = journal.used.iter().find(|s| s.number == segment.number) {
+                edits.extend(segment.end.map(|position| Edit::SegmentEnds { number: segment.number, position }));
+                old.push(Owned { segment, hold });
+                continue;
+            }
+            edits.push(Edit::ForgetSegment { number: segment.number });
+            if fresh.len() < 2 {
+                let segment = Segment { number, zone: segment.zone, epoch: env.random(), end: None };
+                number += 1;
+                fresh.push(Owned { segment, hold });
             }
         }
-        next.segments.extend(old.iter().map(|o| o.segment));
-        let fresh: Vec<Owned> = fresh
-            .into_iter()
-            .map(|(zone, hold)| {
-                let segment = Segment { number: next.next_segment, zone, epoch: env.random(), end: None };
-                next.next_segment += 1;
-                next.segments.push(segment);
-                Owned { segment, hold }
-            })
-            .collect();
-        let number = found.loaded.root.number;
-        let manifest = Manifest::begin(zones.clone(), env.clone(), health.clone(), next, number)?;
+        edits.extend(fresh.iter().map(|f| Edit::Segment(f.segment)));
+        let mut next = state.clone();
+        edits.iter().cloned().try_for_each(|e| next.apply(e))?;
+        next.closed = false;
+        let begun = Manifest::begin(zones.clone(), env.clone(), health.clone(), next, found.loaded.root.number);
+        let manifest = match begun {
+            Err(Error::NoSpace) => Manifest::resume(zones.clone(), env.clone(), health.clone(), &found.loaded, edits)?,
+            begun => begun?,
+        };
         writer.keep_old(old);
         fresh.into_iter().for_each(|segment| writer.add(segment));
         Some(manifest)
@@ -226,7 +232,7 @@ impl Found {
             segments.push((*s, zones.pin(&ZoneUse::whole(s.zone))?));
         }
         let generation = Generation::new(1);
-        let mut recovery = Recovery { clean: state.closed.is_some(), edits: loaded.records, ..Recovery::default() };
+        let mut recovery = Recovery { clean: state.closed, edits: loaded.records, ..Recovery::default() };
         let mut trees = Vec::new();
         for d in state.dictionaries.values() {
             let mut tree = Tree::new(d.info.clone(), &generation);

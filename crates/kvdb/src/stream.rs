@@ -90,6 +90,11 @@ impl<'a> StreamReader<'a> {
         self.part
     }
 
+    /// Offset in that part's zone behind the last piece.
+    pub(crate) fn offset(&self) -> u64 {
+        self.offset
+    }
+
     /// Everything before this position was durable, as far as is known yet.
     pub(crate) fn synced(&self) -> u64 {
         self.synced
@@ -287,5 +292,163 @@ impl Records {
             Err(shared) => shared.to_vec(),
         };
         Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chunk::HEADER;
+    use crate::journal::{Owned, SEGMENT_SIZE, Segment, Writer, cost};
+    use env::Random;
+    use std::sync::Arc;
+    use zones::{FormatOptions, MemoryDevice, Reserve};
+
+    struct Written {
+        device: Arc<MemoryDevice>,
+        zones: Arc<Zones>,
+        writer: Writer,
+        segments: Vec<Segment>,
+        /// The stream.
+        bytes: Vec<u8>,
+    }
+
+    impl Written {
+        fn new() -> Written {
+            let device = Arc::new(MemoryDevice::new());
+            let zones = Zones::format_as(device.clone(), FormatOptions::default(), [1; 16]).unwrap();
+            let writer = Writer::new(zones.clone(), 1000);
+            Written { device, zones, writer, segments: Vec::new(), bytes: Vec::new() }
+        }
+
+        fn add_segment(&mut self) {
+            let (zone, hold) = self.zones.take_zone(Purpose::Journal, Reserve::Use).unwrap();
+            let number = self.segments.len() as u64;
+            let segment = Segment { number, zone, epoch: 77 + number, end: None };
+            self.segments.push(segment);
+            self.writer.add(Owned { segment, hold });
+        }
+
+        fn write(&mut self, len: usize, random: &mut Random, synced: u64) {
+            let mut buffer = vec![0; HEADER + len];
+            random.fill(&mut buffer[HEADER..]);
+            self.bytes.extend_from_slice(&buffer[HEADER..]);
+            self.writer.write(&mut buffer, synced).unwrap();
+        }
+
+        fn read(&self, segments: &[Segment]) -> Result<(Vec<u8>, Tail)> {
+            let parts: Vec<Part> = segments.iter().map(Segment::part).collect();
+            let mut reader = StreamReader::new(&self.zones, Kind::Journal, &parts, 0, 1000);
+            let mut bytes = Vec::new();
+            while let Some((at, piece)) = reader.next()? {
+                assert_eq!(at, 1000 + bytes.len() as u64);
+                bytes.extend_from_slice(&piece);
+            }
+            Ok((bytes, reader.tail()?))
+        }
+
+        /// Device address of each chunk.
+        fn chunks(&self) -> Vec<u64> {
+            let mut found = Vec::new();
+            for s in &self.segments {
+                for offset in (0..SEGMENT_SIZE).step_by(SECTOR as usize) {
+                    let mut head = [0; HEADER];
+                    self.zones.read(Purpose::Journal, s.zone.start() + offset, &mut head).unwrap();
+                    found.extend(Header::read(Kind::Journal, &head).map(|_| s.zone.start() + offset));
+                }
+            }
+            found
+        }
+    }
+
+    /// The promise that commits rely on: what `room` said, less what each write `cost`s, always fits.
+    #[test]
+    fn what_has_room_can_be_written_and_reads_back_over_any_number_of_segments() {
+        for seed in 0..20 {
+            let mut random = Random::new(seed);
+            let mut w = Written::new();
+            for _ in 0..60 {
+                let bits = 1 + random.below(22);
+                let len = 1 + random.below(1 << bits) as usize;
+                while w.writer.room() < len {
+                    w.add_segment();
+                }
+                let left = w.writer.room().saturating_sub(cost(len));
+                w.write(len, &mut random, 0);
+                assert!(w.writer.room() >= left, "seed {seed}: {len} bytes cost more than {}", cost(len));
+            }
+            let (bytes, tail) = w.read(&w.segments).unwrap();
+            assert!(bytes == w.bytes, "seed {seed}");
+            assert_eq!(tail, Tail { position: 1000 + bytes.len() as u64, synced: 1000, torn: 0 });
+        }
+    }
+
+    #[test]
+    fn a_missing_chunk_ends_the_stream_unless_a_later_one_vouches_for_it() {
+        for vouched in [false, true] {
+            let mut random = Random::new(1);
+            let mut w = Written::new();
+            w.add_segment();
+            for _ in 0..3 {
+                w.write(100, &mut random, 1000);
+            }
+            w.write(100, &mut random, if vouched { 1200 } else { 1100 });
+            let chunks = w.chunks();
+            assert_eq!(chunks.len(), 4);
+            w.device.flip_bit(chunks[1] + HEADER as u64 + 7, 0);
+            match w.read(&w.segments) {
+                Ok((bytes, tail)) => {
+                    assert!(!vouched);
+                    assert_eq!(bytes, w.bytes[..100]);
+                    assert_eq!((tail.position, tail.torn), (1100, 300));
+                }
+                Err(e) => assert!(vouched && matches!(e, Error::Corrupt(_)), "{e}"),
+            }
+        }
+    }
+
+    #[test]
+    fn an_ended_segment_gives_all_up_to_its_end_and_nothing_beyond() {
+        let mut random = Random::new(2);
+        let mut w = Written::new();
+        w.add_segment();
+        for _ in 0..4 {
+            w.write(100, &mut random, 1000);
+        }
+        let ended = |end| vec![Segment { end: Some(end), ..w.segments[0] }];
+        assert_eq!(w.read(&ended(1250)).unwrap().0, w.bytes[..250]);
+        assert_eq!(w.read(&ended(1400)).unwrap().0, w.bytes);
+        assert!(matches!(w.read(&ended(1401)), Err(Error::Corrupt(_))), "it was there once");
+        let mut other = ended(1400);
+        other[0].epoch += 1;
+        assert!(matches!(w.read(&other), Err(Error::Corrupt(_))), "bytes of another life are not its");
+    }
+
+    #[test]
+    fn records_come_whole_however_the_pieces_are_cut() {
+        let mut random = Random::new(3);
+        let mut stream = Vec::new();
+        let mut all = Vec::new();
+        for _ in 0..50 {
+            let mut record = vec![0; random.below(300) as usize];
+            random.fill(&mut record);
+            stream.extend_from_slice(&(record.len() as u32).to_le_bytes());
+            stream.extend_from_slice(&record);
+            all.push(record);
+        }
+        let whole = stream.len() as u64;
+        stream.extend_from_slice(&[200, 0, 0, 0, 1, 2, 3]);
+        let (mut records, mut found) = (Records::new(5), Vec::new());
+        let mut rest = Bytes::from(stream);
+        while !rest.is_empty() {
+            let piece = rest.split_to((1 + random.below(100) as usize).min(rest.len()));
+            let each = |_, record: Bytes| {
+                found.push(record.to_vec());
+                Ok(true)
+            };
+            records.push(&piece, each).unwrap();
+        }
+        assert_eq!(found, all);
+        assert_eq!((records.position(), records.unfinished()), (5 + whole, 7));
     }
 }

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use env::{Random, Simulated};
-use kvdb::{DictionaryId, Durability, Kvdb, OpenOptions};
+use kvdb::{DictionaryId, Durability, Error, Kvdb, OpenOptions};
 use model::*;
-use zones::{CrashDevice, MemoryDevice};
+use zones::{CrashDevice, MemoryDevice, ZONE_SIZE};
 
 fn seeds(usual: u64) -> std::ops::Range<u64> {
     let number = |name| std::env::var(name).ok().and_then(|v| v.parse::<u64>().ok());
@@ -57,25 +57,37 @@ fn work(
                 let changes = changes(random, dicts);
                 let durability = if random.one_in(4) { Durability::Synced } else { Durability::Buffered };
                 history.attempt(&changes);
-                db.commit(batch(&changes), durability)?;
-                if durability == Durability::Synced {
-                    history.certain();
+                match db.commit(batch(&changes), durability) {
+                    Ok(()) if durability == Durability::Synced => history.certain(),
+                    Ok(()) => {}
+                    // Refused, and nothing of it may ever be seen.
+                    Err(Error::NoSpace) => drop(history.possible.pop()),
+                    Err(e) => return Err(e),
                 }
             }
-            15..=19 => drop(db.step()?),
+            15..=19 => drop(unless_full(db.step())?),
             20 => {
                 db.sync()?;
                 history.certain();
             }
             21 => {
-                db.flush()?;
-                history.certain();
+                if unless_full(db.flush())?.is_some() {
+                    history.certain();
+                }
             }
-            22 if random.one_in(4) => db.compact(dicts[random.below(dicts.len() as u64) as usize])?,
+            22 if random.one_in(4) => drop(unless_full(db.compact(dicts[random.below(dicts.len() as u64) as usize]))?),
             _ => env.advance(Duration::from_millis(random.below(30))),
         }
     }
     Ok(())
+}
+
+/// `None`: there was no space for it.
+fn unless_full<T>(result: kvdb::Result<T>) -> kvdb::Result<Option<T>> {
+    match result {
+        Err(Error::NoSpace) => Ok(None),
+        other => other.map(Some),
+    }
 }
 
 fn options(random: &mut Random) -> OpenOptions {
@@ -85,7 +97,9 @@ fn options(random: &mut Random) -> OpenOptions {
 fn run(seed: u64) {
     let mut random = Random::new(seed);
     let env = Arc::new(Simulated::new(seed));
-    let mut image = MemoryDevice::new();
+    // Every third store is so small that it fills up.
+    let mut image =
+        if seed.is_multiple_of(3) { MemoryDevice::with_limit((9 + random.below(5)) * ZONE_SIZE) } else { MemoryDevice::new() };
     let dicts = {
         let device = Arc::new(CrashDevice::over(image.clone()));
         let db = create(device.clone(), env.clone(), options(&mut random)).unwrap();
@@ -104,7 +118,8 @@ fn run(seed: u64) {
         let db = match opened {
             Ok((db, _)) => Some(db),
             Err(e) => {
-                assert!(device.is_dead(), "seed {seed}, life {life}: opening failed: {e}");
+                let full = matches!(e, Error::NoSpace);
+                assert!(device.is_dead() || full, "seed {seed}, life {life}: opening failed: {e}");
                 None
             }
         };

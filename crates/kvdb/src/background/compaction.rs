@@ -137,7 +137,7 @@ impl Compaction {
         let (dict, level) = (job.dict, job.level);
         let old: Vec<RunId> = job.inputs.iter().map(|p| p.id).collect();
         db.install(|state| {
-            let mut edits = Vec::new();
+            let mut edits = vec![Edit::Streams(db.zones.positions())];
             let id = RunId(state.next_run);
             // Dropped meanwhile: so is the result.
             if state.dictionaries.contains_key(&dict) {

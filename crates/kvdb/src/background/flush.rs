@@ -88,7 +88,7 @@ impl Flush {
         let mut rest = released.split_off(again);
         let mut recycled = Vec::new();
         let outcome = db.install(|state| {
-            let mut edits = Vec::new();
+            let mut edits = vec![Edit::Streams(db.zones.positions())];
             let mut id = state.next_run;
             let mut placed = Vec::new();
             for (dict, run) in self.runs {

@@ -10,8 +10,10 @@
 //! 6  segment         varint number, varint zone, u64 epoch
 //! 7  segment ends    varint number, varint position
 //! 8  drop segments   varint number: those before it are no longer journal
-//! 9  closed          varint count, then each: u8 stream, varint address where its open zone goes on
+//! 9  streams         varint count, then each: u8 stream, varint address where its open zone goes on
 //! 10 next ids        varint dictionary, varint run, varint segment
+//! 11 closed          nothing
+//! 12 forget segment  varint number
 //! ```
 
 use bytes::Bytes;
@@ -43,14 +45,38 @@ pub(crate) struct JournalStart {
 pub(crate) enum Edit {
     Dictionary(DictionaryInfo),
     DropDictionary(DictionaryId),
-    AddRun { dict: DictionaryId, level: u32, id: RunId, run: Bytes },
-    DropRun { dict: DictionaryId, id: RunId },
+    AddRun {
+        dict: DictionaryId,
+        level: u32,
+        id: RunId,
+        run: Bytes,
+    },
+    DropRun {
+        dict: DictionaryId,
+        id: RunId,
+    },
     JournalStart(JournalStart),
     Segment(Segment),
-    SegmentEnds { number: u64, position: u64 },
-    DropSegments { before: u64 },
-    Closed(Vec<(Purpose, u64)>),
-    NextIds { dictionary: u32, run: u64, segment: u64 },
+    SegmentEnds {
+        number: u64,
+        position: u64,
+    },
+    DropSegments {
+        before: u64,
+    },
+    /// Everything that runs refer to lies before these places, or in other zones.
+    Streams(Vec<(Purpose, u64)>),
+    /// The store was closed properly, and nothing came after.
+    Closed,
+    /// Nothing of the stream is in this segment.
+    ForgetSegment {
+        number: u64,
+    },
+    NextIds {
+        dictionary: u32,
+        run: u64,
+        segment: u64,
+    },
 }
 
 impl Edit {
@@ -101,7 +127,12 @@ impl Edit {
                 out.push(8);
                 put_varint(out, *before);
             }
-            Edit::Closed(streams) => {
+            Edit::Closed => out.push(11),
+            Edit::ForgetSegment { number } => {
+                out.push(12);
+                put_varint(out, *number);
+            }
+            Edit::Streams(streams) => {
                 out.push(9);
                 put_varint(out, streams.len() as u64);
                 for (purpose, addr) in streams {
@@ -148,9 +179,11 @@ impl Edit {
                     let purpose = stream_of(r.u8()?).ok_or_else(|| r.corrupt("a stream is unknown"))?;
                     streams.push((purpose, r.varint()?));
                 }
-                Edit::Closed(streams)
+                Edit::Streams(streams)
             }
             10 => Edit::NextIds { dictionary: r.varint_u32()?, run: r.varint()?, segment: r.varint()? },
+            11 => Edit::Closed,
+            12 => Edit::ForgetSegment { number: r.varint()? },
             kind => return Err(r.corrupt(&format!("edit {kind} is unknown: a newer version wrote it, or it is damaged"))),
         })
     }
@@ -207,7 +240,9 @@ mod tests {
             Edit::Segment(Segment { number: 3, zone: ZoneId(8), epoch: 0xfeed, end: None }),
             Edit::SegmentEnds { number: 3, position: 1234 },
             Edit::DropSegments { before: 3 },
-            Edit::Closed(vec![(Purpose::Pages, 1 << 33), (Purpose::Index, 5)]),
+            Edit::Streams(vec![(Purpose::Pages, 1 << 33), (Purpose::Index, 5)]),
+            Edit::Closed,
+            Edit::ForgetSegment { number: 9 },
             Edit::NextIds { dictionary: 1, run: 2, segment: 3 },
         ]
     }
@@ -223,7 +258,7 @@ mod tests {
     fn damaged_edits_never_panic() {
         let record = Bytes::from(Edit::encode_all(&all())).slice(4..);
         for at in 0..record.len() {
-            for value in [0, 3, 11, 0x80, 0xff] {
+            for value in [0, 3, 13, 0x80, 0xff] {
                 let mut bad = record.to_vec();
                 bad[at] = value;
                 let _ = Edit::decode_all(&Bytes::from(bad));

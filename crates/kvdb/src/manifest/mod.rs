@@ -80,6 +80,9 @@ pub(crate) struct Loaded {
     pub records: u64,
     /// Device addresses of unreadable copies of chunks; the other copy was read.
     pub damaged: Vec<u64>,
+    /// Where the next chunk goes: offset in the last zone.
+    pub offset: u64,
+    pub position: u64,
     /// Bytes of an edit that was under way when the store stopped.
     pub torn: u64,
 }
@@ -109,7 +112,8 @@ pub(crate) fn load(zones: &Zones, root: &[u8]) -> Result<Loaded> {
     }
     let damaged = reader.damaged(root.durable >= records.position());
     let torn = tail.torn + records.unfinished();
-    Ok(Loaded { root, state, records: count, damaged, torn })
+    let (offset, position) = (reader.offset(), records.position());
+    Ok(Loaded { root, state, records: count, damaged, offset, position, torn })
 }
 
 /// The manifest of an open store, for writing.
@@ -133,6 +137,25 @@ impl Manifest {
         let root = Root { number, epoch: 0, durable: 0, zones: Vec::new() };
         let mut manifest = Manifest { zones, env, health, state, root, holds: Vec::new(), offset: 0, position: 0 };
         manifest.rewrite()?;
+        Ok(manifest)
+    }
+
+    /// Goes on where a loaded manifest ends, for want of a zone to begin another one. What a torn edit left there is written over;
+    /// it was not whole and does not become so.
+    pub(crate) fn resume(
+        zones: Arc<Zones>,
+        env: Arc<dyn Env>,
+        health: Arc<Health>,
+        loaded: &Loaded,
+        edits: Vec<Edit>,
+    ) -> Result<Manifest> {
+        // What was read may not be durable yet.
+        zones.sync()?;
+        let holds = vec![zones.pin(&loaded.root.uses())?];
+        let (root, state) = (loaded.root.clone(), loaded.state.clone());
+        let (offset, position) = (loaded.offset, loaded.position);
+        let mut manifest = Manifest { zones, env, health, state, root, holds, offset, position };
+        manifest.commit(edits)?;
         Ok(manifest)
     }
 

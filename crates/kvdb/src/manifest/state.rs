@@ -23,8 +23,10 @@ pub(crate) struct State {
     /// The journal's segments in order, those prepared but not yet written included.
     pub segments: Vec<Segment>,
     pub start: JournalStart,
-    /// Where open zones go on; only when the store was closed and nothing was written since.
-    pub closed: Option<Vec<(Purpose, u64)>>,
+    /// Where open zones go on: behind everything that runs refer to.
+    pub streams: Vec<(Purpose, u64)>,
+    /// The store was closed, and nothing was written since.
+    pub closed: bool,
     pub next_dictionary: u32,
     pub next_run: u64,
     pub next_segment: u64,
@@ -43,8 +45,7 @@ impl State {
     }
 
     pub(crate) fn apply(&mut self, edit: Edit) -> Result<()> {
-        // Whatever follows a close makes the noted ends of streams stale.
-        self.closed = None;
+        self.closed = edit == Edit::Closed;
         match edit {
             Edit::Dictionary(info) => {
                 let id = info.id;
@@ -82,7 +83,9 @@ impl State {
                 segment.ok_or_else(|| contradiction(format!("journal segment {number} does not exist")))?.end = Some(position);
             }
             Edit::DropSegments { before } => self.segments.retain(|s| s.number >= before),
-            Edit::Closed(streams) => self.closed = Some(streams),
+            Edit::Streams(streams) => self.streams = streams,
+            Edit::Closed => {}
+            Edit::ForgetSegment { number } => self.segments.retain(|s| s.number != number),
             Edit::NextIds { dictionary, run, segment } => {
                 self.next_dictionary = self.next_dictionary.max(dictionary);
                 self.next_run = self.next_run.max(run);
@@ -108,7 +111,8 @@ impl State {
         edits.push(Edit::JournalStart(self.start));
         let (dictionary, run, segment) = (self.next_dictionary, self.next_run, self.next_segment);
         edits.push(Edit::NextIds { dictionary, run, segment });
-        edits.extend(self.closed.clone().map(Edit::Closed));
+        edits.push(Edit::Streams(self.streams.clone()));
+        edits.extend(self.closed.then_some(Edit::Closed));
         edits
     }
 }
@@ -149,7 +153,9 @@ mod tests {
             Edit::DropSegments { before: 2 },
             Edit::SegmentEnds { number: 2, position: 99 },
             Edit::JournalStart(JournalStart { segment: 2, offset: 4096, position: 50, seq: 12 }),
-            Edit::Closed(vec![(Purpose::Index, 77)]),
+            Edit::ForgetSegment { number: 3 },
+            Edit::Streams(vec![(Purpose::Index, 77)]),
+            Edit::Closed,
         ];
         for e in edits {
             state.apply(e).unwrap();
@@ -173,7 +179,7 @@ mod tests {
         let refused = |e: Edit| assert!(sample().apply(e.clone()).is_err(), "{e:?}");
         refused(Edit::DropRun { dict: DictionaryId(1), id: RunId(1) });
         refused(Edit::DropDictionary(DictionaryId(2)));
-        refused(Edit::Segment(Segment { number: 3, zone: ZoneId(1), epoch: 0, end: None }));
+        refused(Edit::Segment(Segment { number: 2, zone: ZoneId(1), epoch: 0, end: None }));
         refused(Edit::SegmentEnds { number: 1, position: 0 });
         refused(Edit::AddRun { dict: DictionaryId(1), level: 64, id: RunId(9), run: Bytes::new() });
         refused(Edit::AddRun { dict: DictionaryId(1), level: 0, id: RunId(u64::MAX), run: Bytes::new() });
@@ -183,6 +189,6 @@ mod tests {
     fn an_edit_after_the_close_voids_it() {
         let mut state = sample();
         state.apply(Edit::DropSegments { before: 0 }).unwrap();
-        assert_eq!(state.closed, None);
+        assert!(!state.closed);
     }
 }

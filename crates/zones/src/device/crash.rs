@@ -164,8 +164,8 @@ fn apply(image: &MemoryDevice, pending: &Pending, mut survives: impl FnMut(u64) 
         }
         Pending::Grow { new_len } => {
             if survives(*new_len) {
-                let grown = image.grow(*new_len);
-                debug_assert!(grown.is_ok(), "the same growth succeeded before");
+                // A growth that the power cut hit may be one that the device has no room for.
+                _ = image.grow(*new_len);
             }
         }
     }
