@@ -42,13 +42,13 @@ sync -f "$MNT"
 
 say "Keys in the same store: the command line and any Redis client"
 run "$KVFS" kv put "$MNT" project:name KVFS
-run "$KVFS" kv get "$MNT" project:name
+run "$KVFS" kv get "$MNT" project:name; echo
 SOCKET=$STORE.sock
 if command -v redis-cli >/dev/null 2>&1 && [ -S "$SOCKET" ]; then
     run redis-cli -s "$SOCKET" MSET a 1 b 2 c 3
     run redis-cli -s "$SOCKET" INCRBY a 41
     run redis-cli -s "$SOCKET" RANGE a c LIMIT 10
-    run redis-cli -s "$SOCKET" SYNC
+    run redis-cli -s "$SOCKET" SAVE
 fi
 
 say "What the store says of itself"
