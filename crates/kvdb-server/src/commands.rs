@@ -16,6 +16,8 @@ mod strings;
 pub struct Command {
     /// In lower case.
     pub name: &'static str,
+    /// Its arguments, for people.
+    pub usage: &'static str,
     /// Arguments with the name; negative: at least so many.
     pub arity: i32,
     /// Its success acknowledges a change of the store.
@@ -30,14 +32,14 @@ pub struct Command {
 /// Writes exactly one reply, or none and returns the failure that becomes the reply.
 pub type Handler = fn(&mut Session, Arguments<'_>, &mut Output) -> Outcome;
 
-const fn open(name: &'static str, arity: i32, run: Handler) -> Command {
-    Command { name, arity, writes: false, open: true, keys: (0, 0, 0), run }
+const fn open(name: &'static str, usage: &'static str, arity: i32, run: Handler) -> Command {
+    Command { name, usage, arity, writes: false, open: true, keys: (0, 0, 0), run }
 }
-const fn reads(name: &'static str, arity: i32, keys: (i32, i32, i32), run: Handler) -> Command {
-    Command { name, arity, writes: false, open: false, keys, run }
+const fn reads(name: &'static str, usage: &'static str, arity: i32, keys: (i32, i32, i32), run: Handler) -> Command {
+    Command { name, usage, arity, writes: false, open: false, keys, run }
 }
-const fn writes(name: &'static str, arity: i32, keys: (i32, i32, i32), run: Handler) -> Command {
-    Command { name, arity, writes: true, open: false, keys, run }
+const fn writes(name: &'static str, usage: &'static str, arity: i32, keys: (i32, i32, i32), run: Handler) -> Command {
+    Command { name, usage, arity, writes: true, open: false, keys, run }
 }
 
 const NONE: (i32, i32, i32) = (0, 0, 0);
@@ -47,66 +49,66 @@ const PAIRS: (i32, i32, i32) = (1, -1, 2);
 
 /// All commands, sorted by name.
 pub static COMMANDS: &[Command] = &[
-    writes("append", 3, FIRST, strings::append),
-    open("auth", -2, connection::auth),
-    reads("client", -2, NONE, connection::client),
-    reads("command", -1, NONE, server::command),
-    reads("config", -2, NONE, server::config),
-    reads("dbsize", 1, NONE, scan::dbsize),
-    writes("decr", 2, FIRST, numbers::decr),
-    writes("decrby", 3, FIRST, numbers::decrby),
-    writes("del", -2, EACH, keys::del),
-    writes("delrange", -3, NONE, ranges::delrange),
-    reads("dicts", 1, NONE, connection::dicts),
-    reads("durable", -1, NONE, connection::durable),
-    reads("echo", 2, NONE, connection::echo),
-    reads("exists", -2, EACH, keys::exists),
-    reads("expire", -3, FIRST, keys::expiry),
-    reads("expireat", -3, FIRST, keys::expiry),
-    writes("flushall", -1, NONE, ranges::flushall),
-    writes("flushdb", -1, NONE, ranges::flushdb),
-    reads("get", 2, FIRST, strings::get),
-    writes("getdel", 2, FIRST, strings::getdel),
-    reads("getex", -2, FIRST, strings::getex),
-    reads("getrange", 4, FIRST, strings::getrange),
-    writes("getset", 3, FIRST, strings::getset),
-    open("hello", -1, connection::hello),
-    writes("incr", 2, FIRST, numbers::incr),
-    writes("incrby", 3, FIRST, numbers::incrby),
-    writes("incrbyfloat", 3, FIRST, numbers::incrbyfloat),
-    reads("info", -1, NONE, server::info),
-    reads("keys", 2, NONE, scan::keys),
-    reads("kvfs.stat", 1, NONE, server::stat),
-    reads("mget", -2, EACH, strings::mget),
-    writes("mset", -3, PAIRS, strings::mset),
-    writes("msetnx", -3, PAIRS, strings::msetnx),
-    reads("persist", 2, FIRST, keys::persist),
-    reads("pexpire", -3, FIRST, keys::expiry),
-    reads("pexpireat", -3, FIRST, keys::expiry),
-    reads("ping", -1, NONE, connection::ping),
-    reads("psetex", 4, FIRST, keys::expiry),
-    reads("pttl", 2, FIRST, keys::ttl),
-    open("quit", -1, connection::quit),
-    reads("range", -3, NONE, ranges::range),
-    open("reset", 1, connection::reset),
-    reads("save", 1, NONE, server::sync),
-    reads("scan", -2, NONE, scan::scan),
-    reads("select", 2, NONE, connection::select),
-    writes("set", -3, FIRST, strings::set),
-    reads("setex", 4, FIRST, keys::expiry),
-    writes("setnx", 3, FIRST, strings::setnx),
-    writes("setrange", 4, FIRST, strings::setrange),
-    reads("strlen", 2, FIRST, strings::strlen),
-    reads("substr", 4, FIRST, strings::getrange),
-    reads("sync", 1, NONE, server::sync),
-    reads("time", 1, NONE, server::time),
-    reads("touch", -2, EACH, keys::exists),
-    reads("ttl", 2, FIRST, keys::ttl),
-    reads("type", 2, FIRST, keys::kind),
-    writes("unlink", -2, EACH, keys::del),
-    reads("use", 2, NONE, connection::choose),
-    reads("wait", 3, NONE, server::wait),
-    reads("waitaof", 4, NONE, server::waitaof),
+    writes("append", "key value", 3, FIRST, strings::append),
+    open("auth", "[user] password", -2, connection::auth),
+    reads("client", "ID | GETNAME | SETNAME name | SETINFO LIB-NAME|LIB-VER value | INFO | LIST", -2, NONE, connection::client),
+    reads("command", "[COUNT | LIST | INFO name ... | DOCS name ...]", -1, NONE, server::command),
+    reads("config", "GET pattern ... | SET durable yes|no | RESETSTAT", -2, NONE, server::config),
+    reads("dbsize", "", 1, NONE, scan::dbsize),
+    writes("decr", "key", 2, FIRST, numbers::decr),
+    writes("decrby", "key decrement", 3, FIRST, numbers::decrby),
+    writes("del", "key ...", -2, EACH, keys::del),
+    writes("delrange", "start end [EXACT]", -3, NONE, ranges::delrange),
+    reads("dicts", "", 1, NONE, connection::dicts),
+    reads("durable", "[yes|no]", -1, NONE, connection::durable),
+    reads("echo", "message", 2, NONE, connection::echo),
+    reads("exists", "key ...", -2, EACH, keys::exists),
+    reads("expire", "(not supported)", -3, FIRST, keys::expiry),
+    reads("expireat", "(not supported)", -3, FIRST, keys::expiry),
+    writes("flushall", "[ASYNC|SYNC]", -1, NONE, ranges::flushall),
+    writes("flushdb", "[ASYNC|SYNC]", -1, NONE, ranges::flushdb),
+    reads("get", "key", 2, FIRST, strings::get),
+    writes("getdel", "key", 2, FIRST, strings::getdel),
+    reads("getex", "key [PERSIST]", -2, FIRST, strings::getex),
+    reads("getrange", "key start end", 4, FIRST, strings::getrange),
+    writes("getset", "key value", 3, FIRST, strings::getset),
+    open("hello", "[2|3 [AUTH user password] [SETNAME name]]", -1, connection::hello),
+    writes("incr", "key", 2, FIRST, numbers::incr),
+    writes("incrby", "key increment", 3, FIRST, numbers::incrby),
+    writes("incrbyfloat", "key increment", 3, FIRST, numbers::incrbyfloat),
+    reads("info", "[section ...]", -1, NONE, server::info),
+    reads("keys", "pattern", 2, NONE, scan::keys),
+    reads("kvfs.stat", "", 1, NONE, server::stat),
+    reads("mget", "key ...", -2, EACH, strings::mget),
+    writes("mset", "key value ...", -3, PAIRS, strings::mset),
+    writes("msetnx", "key value ...", -3, PAIRS, strings::msetnx),
+    reads("persist", "key", 2, FIRST, keys::persist),
+    reads("pexpire", "(not supported)", -3, FIRST, keys::expiry),
+    reads("pexpireat", "(not supported)", -3, FIRST, keys::expiry),
+    reads("ping", "[message]", -1, NONE, connection::ping),
+    reads("psetex", "(not supported)", 4, FIRST, keys::expiry),
+    reads("pttl", "key", 2, FIRST, keys::ttl),
+    open("quit", "", -1, connection::quit),
+    reads("range", "start end [REV] [LIMIT count] [NOVALUES] [EXACT]", -3, NONE, ranges::range),
+    open("reset", "", 1, connection::reset),
+    reads("save", "", 1, NONE, server::sync),
+    reads("scan", "cursor [MATCH pattern] [COUNT count] [TYPE type]", -2, NONE, scan::scan),
+    reads("select", "number", 2, NONE, connection::select),
+    writes("set", "key value [NX|XX] [GET] [KEEPTTL]", -3, FIRST, strings::set),
+    reads("setex", "(not supported)", 4, FIRST, keys::expiry),
+    writes("setnx", "key value", 3, FIRST, strings::setnx),
+    writes("setrange", "key offset value", 4, FIRST, strings::setrange),
+    reads("strlen", "key", 2, FIRST, strings::strlen),
+    reads("substr", "key start end", 4, FIRST, strings::getrange),
+    reads("sync", "", 1, NONE, server::sync),
+    reads("time", "", 1, NONE, server::time),
+    reads("touch", "key ...", -2, EACH, keys::exists),
+    reads("ttl", "key", 2, FIRST, keys::ttl),
+    reads("type", "key", 2, FIRST, keys::kind),
+    writes("unlink", "key ...", -2, EACH, keys::del),
+    reads("use", "dictionary", 2, NONE, connection::choose),
+    reads("wait", "replicas timeout", 3, NONE, server::wait),
+    reads("waitaof", "local replicas timeout", 4, NONE, server::waitaof),
 ];
 
 /// The place in `COMMANDS` of the command of this name, in any case.

@@ -6,8 +6,9 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
 
-use kvdb::{Batch, DictionaryOptions, Durability, Kvdb};
+use kvdb::{Batch, CreateOptions, DictionaryOptions, Durability, Kvdb, OpenOptions};
 use kvdb_server::{Client, Error, Limits, Reply, Server, ServerOptions, read_reply};
 use served::{serve, serve_db, show};
 
@@ -251,4 +252,29 @@ fn increments_of_many_connections_all_count() {
     assert_eq!(c.run("GET counter"), format!("\"{}\"", THREADS * EACH));
     assert_eq!(c.run("STRLEN log"), format!("(integer) {}", THREADS * EACH));
     assert_eq!(c.run("KEYS once:*").split(' ').count(), EACH as usize);
+}
+
+#[test]
+fn no_reply_acknowledges_a_durable_write_that_is_not_on_disk() {
+    use zones::{Fault, FaultDevice, FaultKind, MemoryDevice, Operation};
+    let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
+    let open = OpenOptions { memory: 64 << 20, threads: false, ..OpenOptions::default() };
+    let options = CreateOptions { open, ..CreateOptions::default() };
+    let db = Kvdb::create(device.clone(), Arc::new(env::Machine::default()), options).expect("a store");
+    let served = serve_db(db, ServerOptions::default());
+    let mut c = served.connect();
+    c.expect(&[("SET a 1", "OK"), ("DURABLE yes", "OK"), ("SET a 2", "OK")]);
+    device.inject(Fault::always(Operation::Sync, FaultKind::Error));
+    c.send(b"GET a\r\nSET a 3\r\nECHO between\r\nINCR a\r\nGET none\r\n");
+    let replies: Vec<String> = (0..5).map(|_| show(&c.reply().expect("a reply"))).collect();
+    assert_eq!((replies[0].as_str(), replies[2].as_str(), replies[4].as_str()), ("\"2\"", "\"between\"", "(nil)"));
+    for reply in [&replies[1], &replies[3]] {
+        assert!(reply.starts_with("(error) IOERR") || reply.starts_with("(error) READONLY"), "{reply}");
+    }
+    // The store does not forget that a sync failed.
+    device.clear();
+    let later = c.run("SET a 5");
+    assert!(later.starts_with("(error) READONLY"), "{later}");
+    assert!(c.run("SYNC").starts_with("(error)"));
+    assert_eq!(c.run("PING"), "PONG");
 }

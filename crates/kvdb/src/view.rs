@@ -30,6 +30,14 @@ impl View {
         }
     }
 
+    /// Length of a value in bytes; a large one is not read for it.
+    pub fn value_len(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<usize>> {
+        match self.version.trees.get(&dict) {
+            None => Ok(None),
+            Some(tree) => Ok(tree.get(key, self.at)?.map(|v| v.len())),
+        }
+    }
+
     /// A cursor over `[start, end)` of one dictionary, before its first tuple. `end` empty: to the end of the dictionary.
     pub fn cursor(&self, dict: DictionaryId, start: &[u8], end: &[u8]) -> Result<Cursor> {
         Ok(Cursor::new(self, self.version.tree(dict)?, start, end))

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use bytes::Bytes;
 use kvdb::Batch;
 
-use super::strings::read;
+use super::strings::len;
 use crate::failure::{Failure, Outcome};
 use crate::output::Output;
 use crate::request::Arguments;
@@ -16,9 +16,9 @@ pub fn del(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     if let Some(dict) = s.existing()? {
         let keys: HashSet<&[u8]> = args.from(1).collect();
         let _held = s.shared.locks.keys(dict, keys.iter().copied());
-        let mut batch = Batch::new();
+        let (mut batch, view) = (Batch::new(), s.db().view());
         for key in keys {
-            if s.db().get(dict, key)?.is_some() {
+            if view.value_len(dict, key)?.is_some() {
                 batch.delete(dict, Bytes::copy_from_slice(key));
                 deleted += 1;
             }
@@ -34,21 +34,21 @@ pub fn del(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 pub fn exists(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let mut found = 0;
     for key in args.from(1) {
-        found += i64::from(read(s, key)?.is_some());
+        found += i64::from(len(s, key)?.is_some());
     }
     out.integer(found);
     Ok(())
 }
 
 pub fn kind(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    let found = read(s, args.at(1))?.is_some();
+    let found = len(s, args.at(1))?.is_some();
     out.status(if found { "string" } else { "none" });
     Ok(())
 }
 
 /// -1: the key has no time to live; -2: there is no such key.
 pub fn ttl(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    let found = read(s, args.at(1))?.is_some();
+    let found = len(s, args.at(1))?.is_some();
     out.integer(if found { -1 } else { -2 });
     Ok(())
 }

@@ -187,11 +187,23 @@ pub fn command(_: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
             out.map(found.len());
             for c in found {
                 out.bulk(c.name.as_bytes());
-                out.map(2);
+                out.map(if c.usage.is_empty() { 2 } else { 3 });
                 out.bulk(b"summary");
-                out.bulk(b"");
+                out.bulk(format!("{} {}", c.name, c.usage).trim_end().as_bytes());
                 out.bulk(b"group");
                 out.bulk(if c.keys == (0, 0, 0) { b"server" } else { b"string" });
+                if !c.usage.is_empty() {
+                    // As one argument: clients show it as a hint.
+                    out.bulk(b"arguments");
+                    out.array(1);
+                    out.map(3);
+                    out.bulk(b"name");
+                    out.bulk(c.usage.as_bytes());
+                    out.bulk(b"type");
+                    out.bulk(b"string");
+                    out.bulk(b"display_text");
+                    out.bulk(c.usage.as_bytes());
+                }
             }
         }
         Some(c) => {

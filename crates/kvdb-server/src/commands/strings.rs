@@ -23,6 +23,14 @@ pub fn read(s: &mut Session, key: &[u8]) -> Result<Option<Bytes>, Failure> {
     }
 }
 
+/// The length of the value of `key`; large values are not read for it.
+pub fn len(s: &mut Session, key: &[u8]) -> Result<Option<usize>, Failure> {
+    match s.existing()? {
+        Some(dict) => Ok(s.db().view().value_len(dict, key)?),
+        None => Ok(None),
+    }
+}
+
 /// `GETEX` without a time is `GET`.
 pub fn getex(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     match args.get(2) {
@@ -60,16 +68,18 @@ pub fn set(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// Puts a value if `when` holds; gives the old value where it was read (`old_wanted` or a condition), and whether it put.
+/// Puts a value if `when` holds; gives the old value where it is wanted, and whether it put.
 fn put_when(s: &mut Session, key: &[u8], value: &[u8], when: When, old_wanted: bool) -> Result<(Option<Bytes>, bool), Failure> {
     s.check_key(key)?;
     let dict = s.writable()?;
     let _held = s.shared.locks.key(dict, key);
-    let old = if when == When::Always && !old_wanted { None } else { s.db().get(dict, key)? };
+    let old = if old_wanted { s.db().get(dict, key)? } else { None };
+    let present =
+        || -> Result<bool, Failure> { Ok(if old_wanted { old.is_some() } else { s.db().view().value_len(dict, key)?.is_some() }) };
     let done = match when {
         When::Always => true,
-        When::Absent => old.is_none(),
-        When::Present => old.is_some(),
+        When::Absent => !present()?,
+        When::Present => present()?,
     };
     if done {
         let mut batch = Batch::new();
@@ -148,8 +158,9 @@ fn put_all(s: &mut Session, args: Arguments<'_>, name: &str, only_new: bool) -> 
     let dict = s.writable()?;
     let _held = s.shared.locks.keys(dict, args.from(1).step_by(2));
     if only_new {
+        let view = s.db().view();
         for key in args.from(1).step_by(2) {
-            if s.db().get(dict, key)?.is_some() {
+            if view.value_len(dict, key)?.is_some() {
                 return Ok(false);
             }
         }
@@ -163,7 +174,7 @@ fn put_all(s: &mut Session, args: Arguments<'_>, name: &str, only_new: bool) -> 
 }
 
 pub fn strlen(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    let len = read(s, args.at(1))?.map_or(0, |value| value.len());
+    let len = len(s, args.at(1))?.unwrap_or(0);
     out.integer(len as i64);
     Ok(())
 }
