@@ -38,6 +38,9 @@ const FILE_LIMIT: usize = 8 << 20;
 pub(crate) struct DirtyQueue {
     /// With the time since when. An inode is in it at most once, and may have been committed meanwhile.
     queue: Mutex<VecDeque<(Duration, Arc<Inode>)>>,
+    /// Held from taking inodes out of the queue until they are committed: who finds the queue empty under it knows that
+    /// everything is committed. The first of all locks.
+    flushing: Mutex<()>,
     bytes: AtomicUsize,
     /// Bytes that can be accepted before the store has to be asked for its room again.
     room: AtomicU64,
@@ -103,9 +106,11 @@ impl Fs {
     /// its place, while one of them alone would go through the journal and be written twice. An inode that cannot be
     /// committed stays dirty and does not stop the others.
     fn flush_older_than(&self, limit: Duration) -> Result<()> {
-        let mut rounds = self.core.dirty.queue.lock().len();
+        let mut rounds = usize::MAX;
         let mut result = Ok(());
         while rounds > 0 {
+            let _flushing = self.core.dirty.flushing.lock();
+            rounds = rounds.min(self.core.dirty.queue.lock().len());
             let mut group = self.pop_dirty(limit, rounds.min(GROUP));
             if group.is_empty() {
                 break;
@@ -233,6 +238,11 @@ impl Fs {
     pub(crate) fn relieve(&self) {
         let mut rounds = None;
         while self.core.dirty.bytes() > self.core.options.write_buffer {
+            let _flushing = self.core.dirty.flushing.lock();
+            if self.core.dirty.bytes() <= self.core.options.write_buffer {
+                // Somebody else did the work while this one waited.
+                return;
+            }
             let rounds = rounds.get_or_insert_with(|| self.core.dirty.queue.lock().len());
             let mut group = self.pop_dirty(Duration::MAX, GROUP.min(*rounds));
             if group.is_empty() {
