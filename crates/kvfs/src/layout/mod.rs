@@ -22,7 +22,7 @@ pub(crate) use node::{Attributes, Body, XattrValue, Xattrs, decode_node, encode_
 
 /// Bytes of a page, the unit of file data.
 pub(crate) const PAGE: u64 = 4096;
-/// A file whose data ends within this many bytes keeps it in its node. Why not more: `docs/decisions/small-files.md`.
+/// A file whose data ends within this many bytes keeps it in its node. Why not more: `docs/decisions/003-small-files.md`.
 pub(crate) const INLINE_MAX: u64 = 512;
 const XATTR: u8 = 1;
 const SUPER: u8 = b's';
