@@ -46,9 +46,16 @@ impl Sink for Memory {
 }
 
 impl Client {
-    /// Talks to the server whose socket is at `path`.
+    /// Talks to the server whose socket is at `path`. It must run as the same user or as root (root talks to anyone's), so that nobody
+    /// can put a socket of his own in its place and be told keys.
     pub fn connect(path: &Path) -> io::Result<Client> {
-        Ok(Client { transport: Transport::Socket(BufReader::with_capacity(64 << 10, UnixStream::connect(path)?)) })
+        let stream = UnixStream::connect(path)?;
+        let (us, them) = (rustix::process::geteuid(), rustix::net::sockopt::socket_peercred(&stream)?.uid);
+        if them != us && !them.is_root() && !us.is_root() {
+            let what = format!("the server there runs as user {}, not as you", them.as_raw());
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
+        }
+        Ok(Client { transport: Transport::Socket(BufReader::with_capacity(64 << 10, stream)) })
     }
 
     /// Talks to `db` in this process.

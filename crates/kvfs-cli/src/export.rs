@@ -36,6 +36,9 @@ pub struct Args {
     /// What to copy: a folder's content, or one file.
     #[arg(long, value_name = "PATH", default_value = "/")]
     from: OsString,
+    /// Leave out what is damaged, name it, and end with exit code 5; without this the first damage ends the export.
+    #[arg(long)]
+    keep_going: bool,
 }
 
 pub fn run(args: Args, output: &Output) -> Outcome {
@@ -47,39 +50,49 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let bar = output.progress("exporting", None, true);
     let cannot = |e: io::Error| Failure::io(format!("cannot write {}", args.to.display()), &e);
     let name = tree::names(args.from.as_bytes()).last().unwrap_or(b"file").to_vec();
+    let walk = || Walk { fs: &fs, bar: &bar, keep_going: args.keep_going, counts: Counts::default(), output };
+    let tar = |file: File, what: &str| -> Outcome<Counts> {
+        let cannot = |e: io::Error| Failure::io(format!("cannot write {what}"), &e);
+        let out: Box<dyn Write> = Box::new(io::BufWriter::with_capacity(1 << 20, file));
+        let builder = tar::Builder::new(out);
+        let mut tar = Tar { builder, linked: HashMap::new(), proof_read: args.keep_going, skipped: Skipped::new(output) };
+        let counts = walk().run(&mut tar, root, &name)?;
+        tar.builder.into_inner().and_then(|mut out| out.flush()).map_err(cannot)?;
+        Ok(counts)
+    };
     let counts = if args.to.is_dir() || args.to.as_os_str().as_bytes().ends_with(b"/") {
         std::fs::create_dir_all(&args.to).map_err(cannot)?;
         let at = rustix::fs::open(&args.to, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(|e| cannot(e.into()))?;
         raise_open_files();
         let mut folder =
             Folder { at: vec![at], root: args.to.clone(), linked: HashMap::new(), owner: is_root(), skipped: Skipped::new(output) };
-        walk(&fs, root, &name, &bar, &mut folder)?
+        walk().run(&mut folder, root, &name)?
     } else if stdout {
         if std::io::IsTerminal::is_terminal(&io::stdout()) {
             return Err(Failure::new(Exit::Usage, "a tar stream is not for a terminal")
                 .hint("give a file's name instead of -, or use a pipe"));
         }
         let out = io::stdout().as_fd().try_clone_to_owned().map_err(cannot)?;
-        tar(&fs, root, &name, &bar, File::from(out), output).map_err(|f| named(f, "standard output"))?
+        tar(File::from(out), "standard output")?
     } else {
         let file = File::create(&args.to).map_err(cannot)?;
-        tar(&fs, root, &name, &bar, file, output).map_err(|f| named(f, &args.to.display().to_string()))?
+        tar(file, &args.to.display().to_string())?
     };
     bar.finish_and_clear();
     drop(fs);
     store.close()?;
+    let whole = match counts.damaged {
+        0 => Ok(()),
+        n => Err(Failure::new(Exit::Damaged, format!("{n} entries of {} are damaged and were left out", args.store.display()))),
+    };
     if stdout {
-        return Ok(());
+        return whole;
     }
     let seconds = begun.elapsed().as_secs_f64();
     let skipped = if counts.skipped > 0 { format!(", {} skipped", counts.skipped) } else { String::new() };
     let text = format!("exported {} entries, {} in {seconds:.1} s{skipped}", counts.entries, human_size(counts.bytes));
-    output.print(text, counts)
-}
-
-fn named(mut failure: Failure, what: &str) -> Failure {
-    failure.message = format!("{what}: {}", failure.message);
-    failure
+    output.print(text, counts)?;
+    whole
 }
 
 fn is_root() -> bool {
@@ -100,6 +113,8 @@ struct Counts {
     bytes: u64,
     /// Entries or attributes that the target does not take.
     skipped: u64,
+    /// Entries left out because they, or what is in them, could not be read.
+    damaged: u64,
 }
 
 /// What is left out, told for the first ones.
@@ -141,43 +156,93 @@ trait Target {
     fn skipped(&self) -> u64;
 }
 
-/// Puts `root`, and everything below where it is a folder, each folder before what is in it.
-fn walk(fs: &Fs, root: Attr, name: &[u8], bar: &ProgressBar, to: &mut dyn Target) -> Outcome<Counts> {
-    let mut counts = Counts::default();
-    let mut put = |item: &Item<'_>, to: &mut dyn Target| -> Outcome {
-        counts.bytes += to.put(fs, item, bar)?;
-        counts.entries += 1;
-        Ok(())
-    };
-    if root.kind != FileKind::Dir {
-        put(&read(fs, name, name, root)?, to)?;
-    } else {
+/// One export under way.
+struct Walk<'a> {
+    fs: &'a Fs,
+    bar: &'a ProgressBar,
+    keep_going: bool,
+    counts: Counts,
+    output: &'a Output,
+}
+
+impl Walk<'_> {
+    /// Puts `root`, and everything below where it is a folder, each folder before what is in it.
+    fn run(mut self, to: &mut dyn Target, root: Attr, name: &[u8]) -> Outcome<Counts> {
+        if root.kind != FileKind::Dir {
+            self.put(to, name, name, root)?;
+        } else if self.put(to, b"", b"", root)? {
+            self.below(to, root)?;
+        }
+        self.counts.skipped = to.skipped();
+        Ok(self.counts)
+    }
+
+    fn below(&mut self, to: &mut dyn Target, root: Attr) -> Outcome {
         let mut path = Vec::new();
-        let first = read(fs, b"", b"", root)?;
-        put(&first, to)?;
         // (listing, attributes of the folder, length of its path)
         let mut open = vec![(tree::Listing::new(root.ino), root, 0)];
         while let Some((listing, folder, len)) = open.last_mut() {
             path.truncate(*len);
-            let failed = |e| tree::failure(format!("cannot list {}", text::show(&path)), e);
-            let Some(entry) = listing.next(fs).map_err(failed)? else {
-                to.leave(&read(fs, &path, b"", *folder)?)?;
+            let cannot = |e| tree::failure(format!("cannot list {}", text::show(&path)), e);
+            let entry = match listing.next(self.fs).map_err(cannot) {
+                Ok(entry) => entry,
+                Err(failure) => {
+                    self.damaged(failure)?;
+                    None
+                }
+            };
+            let Some(entry) = entry else {
+                let item = match read(self.fs, &path, b"", *folder) {
+                    Ok(item) => item,
+                    Err(failure) => {
+                        self.damaged(failure)?;
+                        Item { path: &path, name: b"", attr: *folder, target: Vec::new(), xattrs: Vec::new() }
+                    }
+                };
+                to.leave(&item)?;
                 open.pop();
                 continue;
             };
-            let attr = fs.getattr(entry.ino).map_err(|e| tree::failure(format!("cannot read {}", text::show(&entry.name)), e))?;
             if !path.is_empty() {
                 path.push(b'/');
             }
             path.extend_from_slice(&entry.name);
-            put(&read(fs, &path, &entry.name, attr)?, to)?;
-            if attr.kind == FileKind::Dir {
+            let attr = match self.fs.getattr(entry.ino) {
+                Ok(attr) => attr,
+                Err(e) => {
+                    self.damaged(tree::failure(format!("cannot read {}", text::show(&path)), e))?;
+                    continue;
+                }
+            };
+            if self.put(to, &path, &entry.name, attr)? && attr.kind == FileKind::Dir {
                 open.push((tree::Listing::new(attr.ino), attr, path.len()));
             }
         }
+        Ok(())
     }
-    counts.skipped = to.skipped();
-    Ok(counts)
+
+    /// `false`: it is damaged and was left out.
+    fn put(&mut self, to: &mut dyn Target, path: &[u8], name: &[u8], attr: Attr) -> Outcome<bool> {
+        let done = read(self.fs, path, name, attr).and_then(|item| to.put(self.fs, &item, self.bar));
+        match done {
+            Ok(bytes) => {
+                self.counts.bytes += bytes;
+                self.counts.entries += 1;
+                Ok(true)
+            }
+            Err(failure) => self.damaged(failure).map(|()| false),
+        }
+    }
+
+    /// Notes the damage, or gives it back where it ends the export.
+    fn damaged(&mut self, failure: Failure) -> Outcome {
+        if !self.keep_going || failure.exit != Exit::Damaged {
+            return Err(failure);
+        }
+        self.counts.damaged += 1;
+        self.bar.suspend(|| self.output.note(&failure.message));
+        Ok(())
+    }
 }
 
 fn read<'a>(fs: &Fs, path: &'a [u8], name: &'a [u8], attr: Attr) -> Outcome<Item<'a>> {
@@ -196,15 +261,9 @@ struct Tar<'a> {
     builder: tar::Builder<Box<dyn Write>>,
     /// The first name of each file that has several.
     linked: HashMap<Ino, Vec<u8>>,
+    /// Each file is read before its header is written, because an entry that has begun cannot be taken back.
+    proof_read: bool,
     skipped: Skipped<'a>,
-}
-
-fn tar(fs: &Fs, root: Attr, name: &[u8], bar: &ProgressBar, out: File, output: &Output) -> Outcome<Counts> {
-    let out: Box<dyn Write> = Box::new(io::BufWriter::with_capacity(1 << 20, out));
-    let mut tar = Tar { builder: tar::Builder::new(out), linked: HashMap::new(), skipped: Skipped::new(output) };
-    let counts = walk(fs, root, name, bar, &mut tar)?;
-    tar.builder.into_inner().and_then(|mut out| out.flush()).map_err(|e| Failure::io("cannot write the tar stream", &e))?;
-    Ok(counts)
 }
 
 /// What an octal field of the header holds at most.
@@ -237,20 +296,21 @@ impl Target for Tar<'_> {
             FileKind::BlockDevice => tar::EntryType::Block,
             FileKind::File | FileKind::Socket => tar::EntryType::Regular,
         };
-        if attr.nlink > 1 && attr.kind != FileKind::Dir {
-            match self.linked.get(&attr.ino) {
-                Some(first) => {
-                    kind = tar::EntryType::Link;
-                    link = first.clone();
-                }
-                None => drop(self.linked.insert(attr.ino, path.clone())),
-            }
+        let several = attr.nlink > 1 && attr.kind != FileKind::Dir;
+        if several && let Some(first) = self.linked.get(&attr.ino) {
+            kind = tar::EntryType::Link;
+            link = first.clone();
         }
+        let first_name = path.clone();
         let mut map = Vec::new();
         let mut size = 0;
         if kind == tar::EntryType::Regular {
             stretches =
                 tree::stretches(fs, attr).map_err(|e| tree::failure(format!("cannot read {}", text::show(item.path)), e))?;
+            if self.proof_read {
+                let mut content = Content::new(fs, attr.ino, stretches.clone(), None);
+                io::copy(&mut content, &mut io::sink()).map_err(|e| cannot_write(item, e))?;
+            }
             size = stretches.iter().map(|(_, len)| len).sum();
             if size < attr.size {
                 // A sparse file ends with an empty stretch at its end, so that its last hole is in the map.
@@ -307,18 +367,14 @@ impl Target for Tar<'_> {
             }
         }
         header.set_cksum();
-        let cannot = |e: io::Error| {
-            // A failure to read the store travels through the tar writer as an I/O error.
-            match e.downcast::<StoreError>() {
-                Ok(StoreError(e)) => tree::failure(format!("cannot read {}", text::show(item.path)), e),
-                Err(e) => Failure::io("cannot write the tar stream", &e),
-            }
-        };
         let records = records.iter().map(|(key, value)| (key.as_str(), value.as_slice()));
-        self.builder.append_pax_extensions(records).map_err(cannot)?;
+        self.builder.append_pax_extensions(records).map_err(|e| cannot_write(item, e))?;
         let data = size - map.len() as u64;
-        let content = Content { fs, ino: attr.ino, stretches: stretches.into_iter(), now: (0, 0), piece: bytes_of(&[]), bar };
-        self.builder.append(&header, io::Read::chain(map.as_slice(), content)).map_err(cannot)?;
+        let content = Content::new(fs, attr.ino, stretches, Some(bar));
+        self.builder.append(&header, io::Read::chain(map.as_slice(), content)).map_err(|e| cannot_write(item, e))?;
+        if several && kind != tar::EntryType::Link {
+            self.linked.insert(attr.ino, first_name);
+        }
         Ok(data)
     }
 
@@ -331,8 +387,12 @@ impl Target for Tar<'_> {
     }
 }
 
-fn bytes_of(bytes: &[u8]) -> io::Cursor<Vec<u8>> {
-    io::Cursor::new(bytes.to_vec())
+/// A failure of the tar writer; one to read the store travels through it as an I/O error.
+fn cannot_write(item: &Item<'_>, error: io::Error) -> Failure {
+    match error.downcast::<StoreError>() {
+        Ok(StoreError(e)) => tree::failure(format!("cannot read {}", text::show(item.path)), e),
+        Err(e) => Failure::io("cannot write the tar stream", &e),
+    }
 }
 
 #[derive(Debug)]
@@ -352,8 +412,15 @@ struct Content<'a> {
     stretches: std::vec::IntoIter<(u64, u64)>,
     /// (offset, length) of what is left of the stretch at hand.
     now: (u64, u64),
+    /// Read and not handed out.
     piece: io::Cursor<Vec<u8>>,
-    bar: &'a ProgressBar,
+    bar: Option<&'a ProgressBar>,
+}
+
+impl<'a> Content<'a> {
+    fn new(fs: &'a Fs, ino: Ino, stretches: Vec<(u64, u64)>, bar: Option<&'a ProgressBar>) -> Self {
+        Content { fs, ino, stretches: stretches.into_iter(), now: (0, 0), piece: io::Cursor::default(), bar }
+    }
 }
 
 impl io::Read for Content<'_> {
@@ -376,8 +443,8 @@ impl io::Read for Content<'_> {
                 return Err(io::Error::other("a file ended before its size"));
             }
             self.now = (self.now.0 + u64::from(len), self.now.1 - u64::from(len));
-            self.bar.inc(u64::from(len));
-            self.piece = bytes_of(&piece);
+            self.bar.inspect(|bar| bar.inc(u64::from(len)));
+            self.piece = io::Cursor::new(piece.to_vec());
         }
     }
 }
@@ -466,7 +533,11 @@ impl Target for Folder<'_> {
                 let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                 let fd = rustix::fs::openat(&parent, item.name, flags, Mode::RUSR | Mode::WUSR).map_err(cannot)?;
                 let file = File::from(fd);
-                let written = write_file(fs, &file, item, bar, &cannot)?;
+                let written = write_file(fs, &file, item, bar, &cannot).inspect_err(|_| {
+                    // Half a file must not pass for the whole.
+                    let _ = rustix::fs::unlinkat(&parent, item.name, AtFlags::empty());
+                    self.linked.remove(&attr.ino);
+                })?;
                 let dressed = self.dress(&file, item);
                 dressed.map_err(|e| Failure::io(format!("cannot set the attributes of {}", text::show(item.path)), &e.into()))?;
                 return Ok(written);

@@ -430,6 +430,7 @@ fn damage_is_found_and_never_printed() {
     fs::write(lab.path("f"), &content).expect("a file");
     fs::create_dir(lab.path("dir")).expect("a folder");
     fs::rename(lab.path("f"), lab.path("dir/f")).expect("moved");
+    fs::write(lab.path("dir/whole"), "unharmed").expect("a file");
     lab.run("import", &[lab.path("dir").to_str().expect("text")]).prints_something();
     let clean = lab.run("check", &[]);
     assert_eq!(clean.code, 0, "{}", clean.err);
@@ -450,6 +451,18 @@ fn damage_is_found_and_never_printed() {
     let cat = lab.run("cat", &["/f"]);
     cat.fails(DAMAGED, "corrupt");
     assert!(content.starts_with(&cat.out), "what was printed before is right");
+
+    // What is whole can be saved, and half a file never passes for a whole one.
+    let (out, file) = (lab.path("out"), lab.path("out.tar"));
+    let (folder, file) = (out.join(""), file.to_str().expect("text"));
+    let folder = folder.to_str().expect("text");
+    lab.run("export", &[folder]).fails(DAMAGED, "cannot read f");
+    lab.run("export", &[folder, "--keep-going"]).fails(DAMAGED, "1 entries of");
+    assert!(!out.join("f").exists());
+    assert_eq!(fs::read(out.join("whole")).expect("the other file"), b"unharmed");
+    lab.run("export", &[file, "--keep-going"]).fails(DAMAGED, "1 entries of");
+    let list = Command::new("tar").args(["-tf", file]).output().expect("tar runs");
+    assert_eq!((list.status.success(), String::from_utf8_lossy(&list.stdout).as_ref()), (true, "./\nwhole\n"));
 }
 
 #[test]
