@@ -34,7 +34,7 @@ pub struct Args {
     /// Stay in front until unmounted; log to standard error. Ctrl-C unmounts.
     #[arg(long, short = 'f')]
     foreground: bool,
-    /// All the memory the store may take for buffers, caches and indexes: bytes, or with a unit (256M, 2G).
+    /// All the memory the store may take for buffers, caches and indexes: bytes, or with a unit (64M, 2G); default 320M.
     #[arg(long, value_name = "SIZE", value_parser = store::parse_size)]
     memory: Option<u64>,
     /// Append the daemon's log to this file.

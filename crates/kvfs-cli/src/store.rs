@@ -4,6 +4,7 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use env::Machine;
 use kvdb::{CreateOptions, Kvdb, OpenOptions};
@@ -88,40 +89,63 @@ pub struct Store {
     pub path: PathBuf,
     pub db: Kvdb,
     pub access: Access,
+    /// The file system's share of the memory, for data that is not committed yet, bytes.
+    write_buffer: usize,
+}
+
+/// All the memory a store takes when not told otherwise, bytes.
+const MEMORY: u64 = 320 << 20;
+
+/// Shares the memory budget out: a fifth for the file system's uncommitted data, the rest for the database. (What either needs beside
+/// its buffers, the database keeps an eighth of its share for.)
+fn shares(memory: u64) -> (usize, usize) {
+    let write_buffer = (memory / 5).clamp(1 << 20, 1 << 30);
+    let database = memory.saturating_sub(write_buffer).max(1 << 20);
+    (usize::try_from(write_buffer).unwrap_or(usize::MAX), usize::try_from(database).unwrap_or(usize::MAX))
 }
 
 /// Opens the store at `path`. `memory`: all it may take for buffers, caches and indexes, bytes.
 pub fn open(path: &Path, access: Access, memory: Option<u64>) -> Outcome<Store> {
     let device = FileDevice::open(path, access == Access::ReadOnly).map_err(|e| device_failure(path, "open", e))?;
-    let mut options = OpenOptions { read_only: access == Access::ReadOnly, ..Default::default() };
-    if let Some(memory) = memory {
-        options.memory = usize::try_from(memory).unwrap_or(usize::MAX);
-    }
+    let (write_buffer, memory) = shares(memory.unwrap_or(MEMORY));
+    let options = OpenOptions { read_only: access == Access::ReadOnly, memory, ..Default::default() };
     let (db, recovery) = Kvdb::open(Arc::new(device), Arc::new(Machine::default()), options)
         .map_err(|e| failure(format!("cannot open {}", path.display()), e))?;
     tracing::info!("opened {}: {recovery}", path.display());
-    Ok(Store { path: full_path(path).unwrap_or_else(|_| path.to_path_buf()), db, access })
+    Ok(Store { path: full_path(path).unwrap_or_else(|_| path.to_path_buf()), db, access, write_buffer })
 }
 
-/// As `open`, but if the store's last mount is on its way out (unmounted, and still writing what was left) it waits for that.
+/// As `open`, but if the store's last mount is on its way out (unmounted, and still writing what was left) it waits for that; for
+/// any other user it waits a moment, in case it is just leaving.
 pub fn open_waiting(path: &Path, access: Access, memory: Option<u64>) -> Outcome<Store> {
     let full = full_path(path).unwrap_or_else(|_| path.to_path_buf());
+    let mut patience = 50;
     loop {
-        match open(path, access, memory) {
-            Err(busy) if busy.exit == Exit::Busy => {
-                let Some(record) = Record::all().into_iter().find(|r| r.store == full) else { return Err(busy) };
-                let mounted = mounts::mounts().is_ok_and(|all| all.iter().any(|m| m.device == record.device));
-                let Some(process) = record.process().filter(|_| !mounted) else { return Err(busy) };
-                let _ = rustix::event::poll(&mut [PollFd::new(&process, PollFlags::IN)], None);
-            }
+        let busy = match open(path, access, memory) {
+            Err(busy) if busy.exit == Exit::Busy => busy,
             done => return done,
+        };
+        if let Some(record) = Record::all().into_iter().find(|r| r.store == full) {
+            if mounts::mounts().is_ok_and(|all| all.iter().any(|m| m.device == record.device)) {
+                return Err(busy);
+            }
+            if let Some(process) = record.process() {
+                let _ = rustix::event::poll(&mut [PollFd::new(&process, PollFlags::IN)], None);
+                continue;
+            }
         }
+        if patience == 0 {
+            return Err(busy);
+        }
+        patience -= 1;
+        std::thread::sleep(Duration::from_millis(10));
     }
 }
 
 impl Store {
     pub fn file_system(&self) -> Outcome<Fs> {
-        let options = FsOptions { read_only: self.access == Access::ReadOnly, ..Default::default() };
+        let options =
+            FsOptions { read_only: self.access == Access::ReadOnly, write_buffer: self.write_buffer, ..Default::default() };
         Fs::open(self.db.clone(), Arc::new(Machine::default()), options).map_err(|e| {
             let exit = if matches!(e, kvfs::Error::Corrupt { .. }) { Exit::Damaged } else { Exit::Failed };
             Failure::new(exit, format!("cannot open the file system in {}: {e}", self.path.display()))
@@ -255,6 +279,16 @@ mod tests {
         assert!(parse_size("ten").is_err());
         assert!(parse_size("10X").is_err());
         assert!(parse_size("99999999999T").is_err());
+    }
+
+    #[test]
+    fn the_shares_of_the_memory_stay_within_it() {
+        for memory in [4 << 20, 64 << 20, MEMORY, 8 << 30] {
+            let (write_buffer, database) = shares(memory);
+            assert!((write_buffer + database) as u64 <= memory, "{memory}");
+        }
+        assert_eq!(shares(MEMORY), (64 << 20, 256 << 20));
+        assert!(shares(0).1 > 0);
     }
 
     #[test]
