@@ -99,7 +99,7 @@ impl Live {
         let closed = matches!(image.end, End::Closed | End::ClosedUnflushed);
         let mut end = Vec::new();
         let mut manifest = chain(image, of(Purpose::Manifest).collect(), b"KVMC");
-        assert!(manifest.chunks.len() >= 2 && manifest.chunks.len() % 2 == 0, "every chunk is there twice");
+        assert!(manifest.chunks.len() >= 2 && manifest.chunks.len().is_multiple_of(2), "every chunk is there twice");
         if !closed {
             end.extend(manifest.chunks.split_off(manifest.chunks.len() - 2));
         }
