@@ -498,6 +498,22 @@ fn what_is_not_there_or_no_store_or_in_use() {
     assert!(help.text().contains("Exit codes:"));
 }
 
+#[test]
+fn what_shells_and_man_know() {
+    let lab = Lab::new();
+    for shell in ["bash", "zsh", "fish"] {
+        let script = kvfs(["completions", shell]);
+        assert!(script.code == 0 && script.text().contains("delrange"), "{shell}");
+    }
+    let syntax = Command::new("bash").args(["-n", "-c", kvfs(["completions", "bash"]).text()]).status();
+    assert!(syntax.expect("bash runs").success());
+    let pages = lab.path("man1");
+    kvfs([OsStr::new("man"), pages.as_os_str()]).prints_something();
+    for page in ["kvfs.1", "kvfs-mount.1", "kvfs-kv-range.1"] {
+        assert!(fs::read_to_string(pages.join(page)).expect(page).contains(".SH SYNOPSIS"), "{page}");
+    }
+}
+
 /// Unmounts when the test ends, however it does.
 struct Mounted<'a>(&'a Path);
 
