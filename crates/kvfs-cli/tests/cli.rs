@@ -114,6 +114,11 @@ fn keys() {
     lab.kv("del", &["a", "nope"]).fails(NOT_FOUND, "no such key in dictionary 0: 'a', 'nope'");
     lab.kv("delrange", &["c", ""]).prints("");
     lab.kv("scan", &[]).prints("b\n");
+    lab.kv("put", &["b", "-7"]).prints("");
+    lab.kv("put", &["--", "-b", "--new"]).prints("");
+    lab.kv("get", &["--", "-b"]).prints("--new");
+    lab.kv("del", &["--", "-b"]).prints("");
+    lab.kv("put", &["b", "2"]).prints("");
     lab.kv("call", &["MGET", "b", "nope"]).prints("2\n(nil)\n");
     lab.kv("call", &["NOSUCH"]).fails(1, "unknown command 'NOSUCH'");
     assert_eq!(lab.run("check", &["--json"]).json()["clean"], true);
