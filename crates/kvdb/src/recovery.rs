@@ -236,9 +236,8 @@ impl Found {
         let mut trees = Vec::new();
         for d in state.dictionaries.values() {
             let mut tree = Tree::new(d.info.clone(), &generation);
-            // By age: each run is newer than those added before it.
-            for (&id, (level, run)) in &d.runs {
-                tree.add_run(*level as usize, Placed { id, run: decode_run(store, id, run)? });
+            for (&id, r) in &d.runs {
+                tree.add_run(r.level as usize, Placed { id, age: r.age, run: decode_run(store, id, &r.run)? });
                 recovery.runs += 1;
             }
             trees.push(tree);

@@ -41,6 +41,8 @@ pub(crate) struct Layer {
 #[derive(Clone)]
 pub(crate) struct Placed {
     pub id: RunId,
+    /// Orders the runs of a level: greater is newer. A run that takes another one's place takes its age too.
+    pub age: u64,
     pub run: Arc<Run>,
 }
 
@@ -98,12 +100,13 @@ impl Tree {
         self.layers.iter().map(|l| l.memtable.bytes()).sum()
     }
 
-    /// Puts a run at a level as its newest.
+    /// Puts a run at a level, where its age says.
     pub(crate) fn add_run(&mut self, level: usize, placed: Placed) {
         if self.levels.len() <= level {
             self.levels.resize_with(level + 1, Vec::new);
         }
-        self.levels[level].insert(0, placed);
+        let at = self.levels[level].partition_point(|p| p.age > placed.age);
+        self.levels[level].insert(at, placed);
     }
 
     pub(crate) fn drop_runs(&mut self, ids: &[RunId]) {

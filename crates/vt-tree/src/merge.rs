@@ -127,6 +127,17 @@ impl Merge {
         Ok((run, MergeStats { blocks_read: walked.blocks_read.max(built.blocks_read), pruned: walked.pruned, ..built }))
     }
 
+    /// Ends the merge early, for a part of the work that is installed on its own: the run of all keys below the one returned, which
+    /// is where the rest begins. No key: everything was merged, as by [`Merge::finish`].
+    pub fn cut(mut self) -> Result<(Option<Arc<Run>>, Option<Bytes>, MergeStats)> {
+        // Between two pieces, everything that was pushed ends where the next piece begins, or before.
+        let next = if self.done { None } else { self.next_low(|_| true).map(Bytes::copy_from_slice) };
+        let next = next.filter(|next| self.end.as_ref().is_none_or(|end| next < end));
+        self.done = true;
+        let (run, stats) = self.finish()?;
+        Ok((run, next, stats))
+    }
+
     /// The input whose piece begins first; the newest on a tie.
     fn first(&self) -> Option<usize> {
         let mut best: Option<(usize, &[u8])> = None;

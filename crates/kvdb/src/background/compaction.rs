@@ -2,12 +2,16 @@
 //! has gathered [`FAN`] runs they become one run of the next level, or, once what lies above the bottom run weighs a good part of
 //! it, all are merged into the bottom run. Deletions are debts of their own: a run with tombstones above older runs keeps dead
 //! data alive, so when the store is quiet, or short of space, it is merged with everything below it.
+//!
+//! A merge is installed in parts. Once it has written enough, what is merged becomes a run of its own at the level below, the inputs
+//! are cut off behind it, and the merge of the rest begins: runs are ropes, so this costs a few index nodes. However large the
+//! runs, the store never holds more than one part twice.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use vt_tree::{Input, KeyRange, Merge, MergeOptions, Placement};
+use vt_tree::{Input, KeyRange, Merge, MergeOptions, Placement, Run};
 use zones::{Reserve, ZONE_SIZE, ZoneId};
 
 use super::flush::encode_run;
@@ -29,8 +33,8 @@ const STEP: u64 = 4 << 20;
 /// Runs to merge.
 pub(crate) struct Job {
     dict: DictionaryId,
-    /// Newest first; adjacent in age.
-    inputs: Vec<Placed>,
+    /// Newest first, each with its level; adjacent in age.
+    inputs: Vec<(usize, Placed)>,
     level: usize,
     /// Nothing older lies below.
     to_bottom: bool,
@@ -53,36 +57,41 @@ fn has_tombstones(placed: &Placed) -> bool {
     stats.tombstones || stats.range_tombstones
 }
 
+/// The runs of some levels, newest first.
+fn inputs_of(tree: &Tree, levels: std::ops::Range<usize>) -> Vec<(usize, Placed)> {
+    levels.flat_map(|level| tree.levels[level].iter().map(move |p| (level, p.clone()))).collect()
+}
+
 impl Job {
-    fn new(tree: &Tree, inputs: Vec<Placed>, level: usize, to_bottom: bool) -> Job {
+    fn new(tree: &Tree, inputs: Vec<(usize, Placed)>, level: usize, to_bottom: bool) -> Job {
         let placement = Placement::threshold(tree.info.options.stitch_at);
         Job { dict: tree.info.id, inputs, level, to_bottom, placement, separate_at: tree.info.options.separate_at }
     }
 
     /// All runs from level `from` downwards.
     fn everything_from(tree: &Tree, from: usize) -> Job {
-        let inputs = tree.levels.iter().skip(from).flatten().cloned().collect();
-        Job::new(tree, inputs, BOTTOM, true)
+        Job::new(tree, inputs_of(tree, from..tree.levels.len()), BOTTOM, true)
     }
 
     /// What the shape calls for, if anything.
     pub(crate) fn for_shape(tree: &Tree) -> Option<Job> {
-        let (level, runs) = tree.levels.iter().enumerate().take(BOTTOM).find(|(_, runs)| runs.len() >= FAN)?;
+        let level = tree.levels.iter().take(BOTTOM).position(|runs| runs.len() >= FAN)?;
         let upper = weights(tree.levels.iter().take(BOTTOM).skip(level).flatten());
         let bottom = weights(tree.levels.iter().skip(BOTTOM).flatten());
         if upper * RATIO >= bottom || level + 1 == BOTTOM {
             return Some(Job::everything_from(tree, level));
         }
-        Some(Job::new(tree, runs.clone(), level + 1, false))
+        Some(Job::new(tree, inputs_of(tree, level..level + 1), level + 1, false))
     }
 
     /// What the tombstones call for: their runs merged with everything older. `any`: however few there are.
     pub(crate) fn for_tombstones(tree: &Tree, any: bool) -> Option<Job> {
         let level = tree.levels.iter().position(|runs| runs.iter().any(has_tombstones))?;
         let job = Job::everything_from(tree, level);
-        let ranges = job.inputs.iter().any(|p| p.run.stats().range_tombstones);
-        let with = weights(job.inputs.iter().filter(|p| has_tombstones(p)));
-        (any || ranges || with * 16 >= weights(&job.inputs)).then_some(job)
+        let inputs = || job.inputs.iter().map(|(_, p)| p);
+        let ranges = inputs().any(|p| p.run.stats().range_tombstones);
+        let with = weights(inputs().filter(|p| has_tombstones(p)));
+        (any || ranges || with * 16 >= weights(inputs())).then_some(job)
     }
 
     /// All runs of a dictionary, unless it is one run of the bottom without tombstones.
@@ -106,12 +115,20 @@ impl Job {
 /// A compaction under way.
 pub(crate) struct Compaction {
     job: Job,
+    /// Of the inputs as they are now.
     merge: Merge,
+    /// What is merged and installed: everything in front of the inputs.
+    result: Option<Placed>,
 }
 
 impl Compaction {
     pub(crate) fn begin(db: &Database, job: Job) -> Result<Compaction> {
-        let inputs: Vec<Input> = job.inputs.iter().map(|p| Input::Run(p.run.clone())).collect();
+        let merge = Compaction::merge(db, &job)?;
+        Ok(Compaction { job, merge, result: None })
+    }
+
+    fn merge(db: &Database, job: &Job) -> Result<Merge> {
+        let inputs: Vec<Input> = job.inputs.iter().map(|(_, p)| Input::Run(p.run.clone())).collect();
         let options = MergeOptions {
             placement: job.placement.clone(),
             drop_tombstones: job.to_bottom,
@@ -119,44 +136,87 @@ impl Compaction {
             old_seq: db.visible.load(Ordering::Acquire),
             reserve: Reserve::Use,
         };
-        let merge = Merge::new(&db.store, &inputs, &KeyRange::all(), options)?;
-        Ok(Compaction { job, merge })
+        Ok(Merge::new(&db.store, &inputs, &KeyRange::all(), options)?)
     }
 
-    /// A bounded part of the work; `true` when all is merged and only the install is left.
-    pub(crate) fn step(&mut self) -> Result<bool> {
-        Ok(self.merge.step(STEP)?)
+    /// A bounded part of the work. `None`: all of it is done.
+    pub(crate) fn step(mut self, db: &Database) -> Result<Option<Compaction>> {
+        let budget = STEP.min(db.shares.merge_part);
+        let done = self.merge.step(budget)?;
+        let m = self.merge.stats();
+        if !done && m.blocks_written + m.values_written + m.index_written < db.part_size() {
+            return Ok(Some(self));
+        }
+        self.install(db)
     }
 
-    /// Makes the result part of the store in place of its inputs.
-    pub(crate) fn install(self, db: &Database) -> Result<()> {
-        let Compaction { job, merge } = self;
-        let (run, stats) = merge.finish()?;
+    /// Makes what is merged part of the store, in place of that much of the inputs. `None`: that was all.
+    fn install(self, db: &Database) -> Result<Option<Compaction>> {
+        let Compaction { mut job, merge, result: before } = self;
+        let (run, next, stats) = merge.cut()?;
         db.counters.merged(&stats);
+        let joined: Vec<Arc<Run>> = before.iter().map(|p| p.run.clone()).chain(run).collect();
+        let joined = match joined.len() {
+            0 | 1 => joined.into_iter().next(),
+            _ => vt_tree::concat(&db.store, &joined)?,
+        };
+        // Of each input: its level, itself, and what is left of it when that is less than all.
+        let mut left: Vec<(usize, Placed, Option<Arc<Run>>)> = Vec::new();
+        let mut dropped: Vec<RunId> = before.iter().map(|p| p.id).collect();
+        for (level, placed) in job.inputs.drain(..) {
+            let rest = match &next {
+                None => None,
+                Some(next) if placed.run.fences().0 >= next.as_ref() => {
+                    left.push((level, placed, None));
+                    continue;
+                }
+                Some(next) => vt_tree::slice(&placed.run, &KeyRange { start: next.clone(), end: None })?,
+            };
+            dropped.push(placed.id);
+            left.extend(rest.map(|rest| (level, placed, Some(rest))));
+        }
         db.zones.sync().map_err(|e| db.health.fail("syncing a merge", &e.into()))?;
-        let (dict, level) = (job.dict, job.level);
-        let old: Vec<RunId> = job.inputs.iter().map(|p| p.id).collect();
+        let (dict, target) = (job.dict, job.level);
+        let (mut result, mut inputs) = (None, Vec::new());
+        let mut there = true;
         db.install(|state| {
             let mut edits = vec![Edit::Streams(db.zones.positions())];
-            let id = RunId(state.next_run);
+            let mut added = Vec::new();
             // Dropped meanwhile: so is the result.
-            if state.dictionaries.contains_key(&dict) {
-                edits.extend(old.iter().map(|&id| Edit::DropRun { dict, id }));
-                edits.extend(run.iter().map(|run| Edit::AddRun { dict, level: level as u32, id, run: encode_run(run) }));
+            there = state.dictionaries.contains_key(&dict);
+            if there {
+                edits.extend(dropped.iter().map(|&id| Edit::DropRun { dict, id }));
+                let mut next_id = state.next_run;
+                let mut add = |level: usize, age: Option<u64>, run: Arc<Run>| {
+                    let placed = Placed { id: RunId(next_id), age: age.unwrap_or(next_id), run };
+                    next_id += 1;
+                    let (id, age, run) = (placed.id, placed.age, encode_run(&placed.run));
+                    edits.push(Edit::AddRun { dict, level: level as u32, id, age, run });
+                    added.push((level, placed.clone()));
+                    placed
+                };
+                result = joined.map(|run| add(target, before.as_ref().map(|p| p.age), run));
+                for (level, placed, rest) in left {
+                    inputs.push((level, rest.map_or(placed.clone(), |rest| add(level, Some(placed.age), rest))));
+                }
             }
             let change = move |v: &mut Version| {
                 v.change(dict, |tree| {
-                    tree.drop_runs(&old);
-                    if let Some(run) = run {
-                        tree.add_run(level, Placed { id, run });
-                    }
+                    tree.drop_runs(&dropped);
+                    added.into_iter().for_each(|(level, placed)| tree.add_run(level, placed));
                 });
             };
             (edits, change)
         })?;
-        db.counters.compactions.add(1);
+        drop(before);
+        db.counters.compactions.add(u64::from(next.is_none()));
         db.compacted();
-        Ok(())
+        if next.is_none() || !there {
+            return Ok(None);
+        }
+        job.inputs = inputs;
+        let merge = Compaction::merge(db, &job)?;
+        Ok(Some(Compaction { job, merge, result }))
     }
 }
 
@@ -177,13 +237,20 @@ impl Database {
     /// Does a whole job here and now; `false` when the store is being closed, which gives it up.
     fn compact_now(&self, job: Job) -> Result<bool> {
         let mut compaction = Compaction::begin(self, job)?;
-        while !compaction.step()? {
+        while let Some(more) = compaction.step(self)? {
             if self.background.stopping() {
                 return Ok(false);
             }
+            compaction = more;
         }
-        compaction.install(self)?;
         Ok(true)
+    }
+
+    /// Bytes that a merge writes before it is installed: little when little is free.
+    fn part_size(&self) -> u64 {
+        let part = self.shares.merge_part;
+        // Asked of the device only when enough is written to matter.
+        part.min((self.zones.space().free_for_user / 4).max(part / 8))
     }
 
     /// Merges all runs of a dictionary into one.

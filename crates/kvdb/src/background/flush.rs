@@ -94,8 +94,8 @@ impl Flush {
             for (dict, run) in self.runs {
                 // Dropped meanwhile: so is what it held.
                 if state.dictionaries.contains_key(&dict) {
-                    edits.push(Edit::AddRun { dict, level: 0, id: RunId(id), run: encode_run(&run) });
-                    placed.push((dict, Placed { id: RunId(id), run }));
+                    edits.push(Edit::AddRun { dict, level: 0, id: RunId(id), age: id, run: encode_run(&run) });
+                    placed.push((dict, Placed { id: RunId(id), age: id, run }));
                     id += 1;
                 }
             }

@@ -221,18 +221,14 @@ impl Database {
     pub(crate) fn compaction_steps(&self, steps: usize) -> Result<bool> {
         let mut current = self.compacting.lock();
         for done in 0..steps {
-            let mut compaction = match current.take() {
+            let compaction = match current.take() {
                 Some(compaction) => compaction,
                 None => match self.next_job(self.is_quiet(), false) {
                     Some(job) => Compaction::begin(self, job)?,
                     None => return Ok(done > 0),
                 },
             };
-            if compaction.step()? {
-                compaction.install(self)?;
-            } else {
-                *current = Some(compaction);
-            }
+            *current = compaction.step(self)?;
         }
         Ok(true)
     }
