@@ -167,7 +167,13 @@ impl Database {
             }
             drop(pipeline);
             match self.make_room(record.len()) {
-                Err(Error::NoSpace) if self.want_space() => self.make_room(record.len())?,
+                Err(Error::NoSpace) => {
+                    // What is in runs needs no journal: its zones can be had again.
+                    if !self.want_space() {
+                        self.flush_all()?;
+                    }
+                    self.make_room(record.len())?;
+                }
                 made => made?,
             }
         };
@@ -200,7 +206,14 @@ impl Database {
 
     /// Lists one more segment in the manifest and gives it to the writer.
     pub(crate) fn add_segment(&self, writer: &mut Writer) -> Result<()> {
-        let (zone, hold) = self.zones.take_zone(Purpose::Journal, Reserve::Use)?;
+        let (zone, hold) = match self.zones.take_zone(Purpose::Journal, Reserve::Keep) {
+            Err(zones::Error::NoSpace) => {
+                // What is set aside is for merging: the journal must soon be short again.
+                self.journal_tight.store(true, Ordering::Release);
+                self.zones.take_zone(Purpose::Journal, Reserve::Use)?
+            }
+            taken => taken?,
+        };
         let mut manifest = self.manifest()?;
         let segment = Segment { number: manifest.state().next_segment, zone, epoch: self.env.random(), end: None };
         manifest.commit(vec![Edit::Segment(segment)])?;

@@ -59,6 +59,8 @@ pub(crate) struct Database {
     /// Something may be gained by [`Database::reclaim`].
     pub reclaimable: AtomicBool,
     pub reclaiming: Mutex<()>,
+    /// The journal has taken a zone of those set aside.
+    pub journal_tight: AtomicBool,
     /// Delays that commits owe, not yet slept.
     pub owed_nanos: AtomicU64,
 
@@ -120,6 +122,7 @@ impl Database {
             deletions: AtomicBool::new(active > 0),
             reclaimable: AtomicBool::new(true),
             reclaiming: Mutex::new(()),
+            journal_tight: AtomicBool::new(false),
             owed_nanos: AtomicU64::new(0),
             pipeline: Mutex::new(pipeline),
             writer: Mutex::new(parts.writer),

@@ -29,8 +29,6 @@ pub struct OpenOptions {
     /// Values that lie outside their block anyway are written straight to their final place when a batch has at least this many
     /// bytes of them; the journal then carries their places. `u64::MAX`: never.
     pub late_bind_at: u64,
-    /// A merge is installed in parts of this many written bytes, at most a quarter of `memory`: what it may hold twice for a while.
-    pub merge_part: u64,
     /// Nothing is written to the device, recovery included.
     pub read_only: bool,
     /// Background work in threads. Without them, and always in a simulated environment, commits do what is overdue and
@@ -50,7 +48,6 @@ impl Default for OpenOptions {
             memory: 256 << 20,
             flush_interval: Duration::from_secs(1),
             late_bind_at: 64 << 10,
-            merge_part: 64 << 20,
             read_only: false,
             threads: true,
             zero_journal: true,
@@ -72,8 +69,6 @@ pub(crate) struct Shares {
     /// The journal's buffer never grows beyond this but for a single record.
     pub journal_buffer: usize,
     pub cache: usize,
-    /// Bytes that a merge writes before that part of it is installed.
-    pub merge_part: u64,
     /// The journal forces a flush when it takes more of the device than this.
     pub journal_device: u64,
     /// Largest record that a commit may make.
@@ -93,7 +88,6 @@ impl Shares {
             journal_write_at,
             journal_buffer: 4 * journal_write_at,
             cache: memory / 8 * 3 - 4 * journal_write_at,
-            merge_part: (memory as u64 / 4).min(options.merge_part),
             journal_device: (4 * seal_at as u64).max(4 * zones::ZONE_SIZE),
             largest_record: memtables.max(4 << 20).min(u32::MAX as usize / 2),
         }

@@ -145,13 +145,14 @@ pub(crate) fn open(device: Arc<dyn Device>, env: Arc<dyn Env>, options: OpenOpti
     let offset = offset_in(&journal.used, &start);
     let mut reader = StreamReader::new(&zones, Kind::Journal, &parts, offset, start.position);
     let mut records = Records::new(start.position);
+    let mut flush_at = db.shares.seal_at;
     while let Some((_, piece)) = reader.next()? {
         let more = records.push(&piece, |end, bytes| {
             if end > journal.end {
                 return Ok(false);
             }
             if let Some(record) = record::decode(&bytes)? {
-                replay(&db, record, bound.uses())?;
+                replay(&db, record, bound.uses(), &mut flush_at)?;
             }
             Ok(true)
         })?;
@@ -170,19 +171,24 @@ pub(crate) fn open(device: Arc<dyn Device>, env: Arc<dyn Env>, options: OpenOpti
 
 /// Applies a commit of the journal. When memory for memtables is full, they are flushed, the journal left as it is: replaying a
 /// commit once more over runs that have it changes nothing, since all that follows it is replayed too.
-fn replay(db: &Database, record: Record, bound: &ZoneUse) -> Result<()> {
+fn replay(db: &Database, record: Record, bound: &ZoneUse, flush_at: &mut usize) -> Result<()> {
     let version = db.version.load_full();
     let grown = write_memtables(&version, record.first_seq, &record.changes);
     let active = db.active_bytes.fetch_add(grown, std::sync::atomic::Ordering::Relaxed) + grown;
-    if active < db.shares.seal_at || db.options.read_only {
+    if active < *flush_at || db.options.read_only {
         return Ok(());
     }
     let number = version.generation.number;
     drop(version);
     db.swap_version(|v| *v = v.sealed());
     db.version.load().generation.hold(db.zones.pin(bound)?);
-    db.active_bytes.store(0, std::sync::atomic::Ordering::Relaxed);
-    db.flush_upto(number, None)
+    match db.flush_upto(number, None) {
+        Ok(()) => db.active_bytes.store(0, std::sync::atomic::Ordering::Relaxed),
+        // A full store opens all the same: these memtables stay in memory, until there is room for them or they have doubled.
+        Err(Error::NoSpace) => *flush_at = 2 * active,
+        Err(e) => return Err(e),
+    }
+    Ok(())
 }
 
 /// What the manifest names, pinned; nothing changed.
@@ -236,8 +242,9 @@ impl Found {
         let mut trees = Vec::new();
         for d in state.dictionaries.values() {
             let mut tree = Tree::new(d.info.clone(), &generation);
-            for (&id, r) in &d.runs {
-                tree.add_run(r.level as usize, Placed { id, age: r.age, run: decode_run(store, id, &r.run)? });
+            // By age: each run is newer than those added before it.
+            for (&id, (level, run)) in &d.runs {
+                tree.add_run(*level as usize, Placed { id, run: decode_run(store, id, run)? });
                 recovery.runs += 1;
             }
             trees.push(tree);

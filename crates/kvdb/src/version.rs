@@ -41,8 +41,6 @@ pub(crate) struct Layer {
 #[derive(Clone)]
 pub(crate) struct Placed {
     pub id: RunId,
-    /// Orders the runs of a level: greater is newer. A run that takes another one's place takes its age too.
-    pub age: u64,
     pub run: Arc<Run>,
 }
 
@@ -100,13 +98,19 @@ impl Tree {
         self.layers.iter().map(|l| l.memtable.bytes()).sum()
     }
 
-    /// Puts a run at a level, where its age says.
+    /// Puts a run at a level as its newest.
     pub(crate) fn add_run(&mut self, level: usize, placed: Placed) {
         if self.levels.len() <= level {
             self.levels.resize_with(level + 1, Vec::new);
         }
-        let at = self.levels[level].partition_point(|p| p.age > placed.age);
-        self.levels[level].insert(at, placed);
+        self.levels[level].insert(0, placed);
+    }
+
+    /// Puts `run` in the place of the run with this number.
+    pub(crate) fn replace_run(&mut self, id: RunId, run: Arc<Run>) {
+        if let Some(placed) = self.levels.iter_mut().flatten().find(|p| p.id == id) {
+            placed.run = run;
+        }
     }
 
     pub(crate) fn drop_runs(&mut self, ids: &[RunId]) {

@@ -107,24 +107,6 @@ fn with_background_threads_it_is_no_different() {
 }
 
 #[test]
-fn half_of_a_full_store_of_small_values_gives_its_space_back() {
-    let env = Arc::new(Simulated::new(1));
-    let open = OpenOptions { merge_part: 4 << 20, memory: 16 << 20, ..small() };
-    let (db, d) = create(Arc::new(MemoryDevice::new()), env, Some(CAPACITY), open);
-    let count = fill(&db, d, 0, 20, 500);
-    // Every second one goes: all of what is left must be written anew, and there is no room for it beside what is there.
-    for i in (0..count).step_by(200) {
-        let mut batch = Batch::new();
-        (i..count.min(i + 200)).step_by(2).for_each(|i| batch.delete(d, key(i)));
-        db.commit(batch, Durability::Buffered).unwrap();
-    }
-    expect(&db, d, count / 2);
-    let again = fill(&db, d, count, 20, 500);
-    assert!(again > count / 3, "{again} values after {count}");
-    expect(&db, d, count / 2 + again);
-}
-
-#[test]
 fn holes_are_made_whole_when_space_runs_short() {
     let env = Arc::new(Simulated::new(1));
     let (db, d) = create(Arc::new(MemoryDevice::new()), env, Some(CAPACITY), small());

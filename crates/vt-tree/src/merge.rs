@@ -62,7 +62,7 @@ impl Default for MergeOptions {
             drop_tombstones: false,
             separate_at: 2048,
             old_seq: 0,
-            reserve: Reserve::Use,
+            reserve: Reserve::Merge,
         }
     }
 }
@@ -122,20 +122,18 @@ impl Merge {
     /// The merged run, written but not synced; `None` when nothing is left in the range.
     pub fn finish(mut self) -> Result<(Option<Arc<Run>>, MergeStats)> {
         while !self.step(u64::MAX)? {}
-        let walked = self.stats();
-        let (run, built) = self.builder.finish()?;
-        Ok((run, MergeStats { blocks_read: walked.blocks_read.max(built.blocks_read), pruned: walked.pruned, ..built }))
+        let (run, _, stats) = self.cut()?;
+        Ok((run, stats))
     }
 
-    /// Ends the merge early, for a part of the work that is installed on its own: the run of all keys below the one returned, which
-    /// is where the rest begins. No key: everything was merged, as by [`Merge::finish`].
-    pub fn cut(mut self) -> Result<(Option<Arc<Run>>, Option<Bytes>, MergeStats)> {
-        // Between two pieces, everything that was pushed ends where the next piece begins, or before.
-        let next = if self.done { None } else { self.next_low(|_| true).map(Bytes::copy_from_slice) };
-        let next = next.filter(|next| self.end.as_ref().is_none_or(|end| next < end));
-        self.done = true;
-        let (run, stats) = self.finish()?;
-        Ok((run, next, stats))
+    /// Ends the merge where it stands: the merged run of all keys before the one returned, which no input has passed; `None`:
+    /// everything is merged. A merge of the same inputs from that key on gives the rest.
+    pub fn cut(self) -> Result<(Option<Arc<Run>>, Option<Bytes>, MergeStats)> {
+        let at = if self.done { None } else { self.next_low(|_| true).map(Bytes::copy_from_slice) };
+        let walked = self.stats();
+        let (run, built) = self.builder.finish()?;
+        let stats = MergeStats { blocks_read: walked.blocks_read.max(built.blocks_read), pruned: walked.pruned, ..built };
+        Ok((run, at, stats))
     }
 
     /// The input whose piece begins first; the newest on a tie.

@@ -213,8 +213,22 @@ impl World {
 
     /// Merges in steps of a random size.
     fn merge(&mut self, inputs: &[Input], range: &KeyRange, options: MergeOptions) -> Option<Arc<Run>> {
-        let mut merge = Merge::new(&self.store, inputs, range, options).expect("a merge begins");
+        let mut merge = Merge::new(&self.store, inputs, range, options.clone()).expect("a merge begins");
         let budget = self.r.of(&[1, 1000, 100_000, u64::MAX]);
+        if self.r.one_in(3) {
+            // In two parts: cut off where it stands, and the rest from there on.
+            for _ in 0..1 + self.r.below(8) {
+                _ = merge.step(budget.min(20_000)).expect("a merge goes on");
+            }
+            let (front, at, _) = merge.cut().expect("a merge is cut");
+            let back = at.and_then(|start| self.merge(inputs, &KeyRange { start, end: range.end.clone() }, options));
+            let parts: Vec<_> = front.into_iter().chain(back).collect();
+            return if parts.len() > 1 {
+                concat(&self.store, &parts).expect("parts fit together")
+            } else {
+                parts.into_iter().next()
+            };
+        }
         while !merge.step(budget).expect("a merge goes on") {}
         merge.finish().expect("a merge ends").0
     }

@@ -265,10 +265,7 @@ impl State {
 
     /// Free zones that must be left over.
     fn floor(&self, reserve: Reserve) -> usize {
-        match reserve {
-            Reserve::Keep => self.reserve as usize,
-            Reserve::Use => 0,
-        }
+        reserve.floor(self.reserve) as usize
     }
 
     /// Takes the best free zone and pins it once, if the reserve allows it.

@@ -113,8 +113,24 @@ impl fmt::Display for Purpose {
 pub enum Reserve {
     /// User data: fails with [`Error::NoSpace`] rather than dip into the reserve.
     Keep,
-    /// Flush, merge, manifest, deletes: may take the reserve.
+    /// The journal, deletions: may take half of the reserve, but leaves 4 zones of a large one.
     Use,
+    /// Flush and merge, which turn deletions into space: may take three quarters of the reserve, but leave 2 zones of a large one.
+    Merge,
+    /// What a store needs to be opened at all, and gives back at once: may take the last zone.
+    Last,
+}
+
+impl Reserve {
+    /// Free zones that must be left over, of a reserve of so many.
+    fn floor(self, reserve: u32) -> u32 {
+        match self {
+            Reserve::Keep => reserve,
+            Reserve::Use => (reserve / 2).min(4),
+            Reserve::Merge => (reserve / 4).min(2),
+            Reserve::Last => 0,
+        }
+    }
 }
 
 /// The next multiple of `align` (a power of two) at or after `n`; saturates at the last one.

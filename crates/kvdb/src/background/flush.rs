@@ -58,7 +58,7 @@ impl Flush {
                 separate_at: tree.info.options.separate_at,
                 // Nobody asks a run for the order of its commits yet.
                 old_seq: db.visible.load(Ordering::Acquire),
-                reserve: Reserve::Use,
+                reserve: Reserve::Merge,
             };
             merges.push_back((dict, Merge::new(&db.store, &inputs, &KeyRange::all(), options)?));
         }
@@ -94,8 +94,8 @@ impl Flush {
             for (dict, run) in self.runs {
                 // Dropped meanwhile: so is what it held.
                 if state.dictionaries.contains_key(&dict) {
-                    edits.push(Edit::AddRun { dict, level: 0, id: RunId(id), age: id, run: encode_run(&run) });
-                    placed.push((dict, Placed { id: RunId(id), age: id, run }));
+                    edits.push(Edit::AddRun { dict, level: 0, id: RunId(id), run: encode_run(&run) });
+                    placed.push((dict, Placed { id: RunId(id), run }));
                     id += 1;
                 }
             }

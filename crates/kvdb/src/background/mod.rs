@@ -3,6 +3,7 @@
 
 pub(crate) mod compaction;
 pub(crate) mod flush;
+mod parts;
 mod pressure;
 
 use std::sync::Arc;
@@ -221,14 +222,33 @@ impl Database {
     pub(crate) fn compaction_steps(&self, steps: usize) -> Result<bool> {
         let mut current = self.compacting.lock();
         for done in 0..steps {
-            let compaction = match current.take() {
+            let mut compaction = match current.take() {
                 Some(compaction) => compaction,
                 None => match self.next_job(self.is_quiet(), false) {
                     Some(job) => Compaction::begin(self, job)?,
                     None => return Ok(done > 0),
                 },
             };
-            *current = compaction.step(self)?;
+            let outcome = match compaction.step() {
+                Ok(true) => compaction.install(self),
+                Ok(false) => {
+                    *current = Some(compaction);
+                    Ok(())
+                }
+                Err(e) => {
+                    // What it wrote is free again.
+                    drop(compaction);
+                    Err(e)
+                }
+            };
+            match outcome {
+                Err(Error::NoSpace) => match self.next_job(self.is_quiet(), false) {
+                    // In parts it may fit.
+                    Some(job) => drop(self.compact_somehow(job)?),
+                    None => return Ok(done > 0),
+                },
+                other => other?,
+            }
         }
         Ok(true)
     }
@@ -251,9 +271,14 @@ impl Database {
             }
         }
         self.sync_and_mark()?;
-        self.prepare_segment()?;
+        match self.prepare_segment() {
+            // Commits take one from what is set aside, when they must.
+            Ok(()) | Err(Error::NoSpace) => {}
+            Err(e) => return Err(e),
+        }
         let (_, since) = *self.background.quiet.lock();
         if now.saturating_sub(since) >= self.options.idle_flush {
+            self.background.compaction_wanted();
             if self.deletions.swap(false, Ordering::AcqRel) {
                 let flushed = self.flush_all();
                 if flushed.is_err() {
@@ -261,7 +286,6 @@ impl Database {
                 }
                 flushed?;
             }
-            self.background.compaction_wanted();
             self.zones.give_back()?;
         }
         Ok(())

@@ -122,21 +122,25 @@ impl Database {
         if !self.reclaimable.swap(false, Ordering::AcqRel) {
             return false;
         }
-        if let Err(e) = self.reclaim() {
-            tracing::warn!("no space could be made free: {e}");
+        match self.reclaim() {
+            Ok(true) => self.reclaimable.store(true, Ordering::Release),
+            Ok(false) => {}
+            Err(e) => tracing::warn!("no space could be made free: {e}"),
         }
         true
     }
 
     /// What a commit does afterwards when nothing runs by itself: whatever is overdue.
     pub(crate) fn after_commit(&self) -> Result<()> {
-        if self.counters.journal_device.get() > self.shares.journal_device && self.sealed.lock().is_empty() {
+        let tight = self.journal_tight.swap(false, Ordering::AcqRel);
+        if (tight || self.counters.journal_device.get() > self.shares.journal_device) && self.sealed.lock().is_empty() {
             self.seal(self.version.load().generation.number)?;
         }
         if !self.inline() {
             return Ok(());
         }
-        if self.memtable_bytes() > self.shares.memtables || self.counters.journal_device.get() > self.shares.journal_device {
+        if tight || self.memtable_bytes() > self.shares.memtables || self.counters.journal_device.get() > self.shares.journal_device
+        {
             self.ignore_full(self.flush_sealed().map(|_| ()))?;
         }
         if self.counters.young_runs.get() as usize >= 4 * FAN {

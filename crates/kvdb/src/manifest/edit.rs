@@ -4,7 +4,7 @@
 //! ```text
 //! 1  dictionary      varint id, bytes name, varint separate_at, varint stitch_at, u8 reserved
 //! 2  drop dictionary varint id
-//! 3  add run         varint dictionary, varint level, varint run id, varint age, bytes run (see "Runs")
+//! 3  add run         varint dictionary, varint level, varint run id, bytes run (see "Runs")
 //! 4  drop run        varint dictionary, varint run id
 //! 5  journal start   varint segment number, varint offset in its zone, varint position, varint last sequence number in runs
 //! 6  segment         varint number, varint zone, u64 epoch
@@ -25,7 +25,7 @@ use crate::dictionary::{DictionaryId, DictionaryInfo, DictionaryOptions};
 use crate::error::Result;
 use crate::journal::Segment;
 
-/// Identifies a run in the manifest.
+/// Identifies a run in the manifest; larger is newer within a level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct RunId(pub u64);
 
@@ -49,8 +49,6 @@ pub(crate) enum Edit {
         dict: DictionaryId,
         level: u32,
         id: RunId,
-        /// Within a level the run of the greater age is newer.
-        age: u64,
         run: Bytes,
     },
     DropRun {
@@ -96,12 +94,11 @@ impl Edit {
                 out.push(2);
                 put_varint(out, u64::from(id.0));
             }
-            Edit::AddRun { dict, level, id, age, run } => {
+            Edit::AddRun { dict, level, id, run } => {
                 out.push(3);
                 put_varint(out, u64::from(dict.0));
                 put_varint(out, u64::from(*level));
                 put_varint(out, id.0);
-                put_varint(out, *age);
                 put_bytes(out, run);
             }
             Edit::DropRun { dict, id } => {
@@ -164,7 +161,7 @@ impl Edit {
             2 => Edit::DropDictionary(DictionaryId(r.varint_u32()?)),
             3 => {
                 let (dict, level, id) = (DictionaryId(r.varint_u32()?), r.varint_u32()?, RunId(r.varint()?));
-                Edit::AddRun { dict, level, id, age: r.varint()?, run: record.slice_ref(r.bytes()?) }
+                Edit::AddRun { dict, level, id, run: record.slice_ref(r.bytes()?) }
             }
             4 => Edit::DropRun { dict: DictionaryId(r.varint_u32()?), id: RunId(r.varint()?) },
             5 => Edit::JournalStart(JournalStart {
@@ -237,7 +234,7 @@ mod tests {
         vec![
             Edit::Dictionary(DictionaryInfo { id: dict, name: "größe".into(), options }),
             Edit::DropDictionary(dict),
-            Edit::AddRun { dict, level: 2, id: RunId(9), age: 8, run: Bytes::from_static(b"a run") },
+            Edit::AddRun { dict, level: 2, id: RunId(9), run: Bytes::from_static(b"a run") },
             Edit::DropRun { dict, id: RunId(9) },
             Edit::JournalStart(JournalStart { segment: 1, offset: 4096, position: 1 << 50, seq: 77 }),
             Edit::Segment(Segment { number: 3, zone: ZoneId(8), epoch: 0xfeed, end: None }),

@@ -129,13 +129,15 @@ pub(crate) struct Manifest {
     offset: u64,
     /// Position in the stream where the next chunk goes.
     position: u64,
+    /// What is being written there may count.
+    stained: bool,
 }
 
 impl Manifest {
     /// Writes `state` as a new manifest, numbered behind `number`, and moves the root there. Zones must have been started.
     pub(crate) fn begin(zones: Arc<Zones>, env: Arc<dyn Env>, health: Arc<Health>, state: State, number: u64) -> Result<Manifest> {
         let root = Root { number, epoch: 0, durable: 0, zones: Vec::new() };
-        let mut manifest = Manifest { zones, env, health, state, root, holds: Vec::new(), offset: 0, position: 0 };
+        let mut manifest = Manifest { zones, env, health, state, root, holds: Vec::new(), offset: 0, position: 0, stained: false };
         manifest.rewrite()?;
         Ok(manifest)
     }
@@ -154,7 +156,7 @@ impl Manifest {
         let holds = vec![zones.pin(&loaded.root.uses())?];
         let (root, state) = (loaded.root.clone(), loaded.state.clone());
         let (offset, position) = (loaded.offset, loaded.position);
-        let mut manifest = Manifest { zones, env, health, state, root, holds, offset, position };
+        let mut manifest = Manifest { zones, env, health, state, root, holds, offset, position, stained: false };
         manifest.commit(edits)?;
         Ok(manifest)
     }
@@ -180,6 +182,11 @@ impl Manifest {
             Ok(()) => Ok(()),
             Err(Error::NoSpace) => {
                 self.state = before;
+                // A host that has no space for what it had promised: part of the edit may be on the device all the same, and would
+                // count. Another checkpoint leaves it behind.
+                if std::mem::take(&mut self.stained) {
+                    self.rewrite().map_err(|e| self.health.fail("writing the manifest", &e))?;
+                }
                 Err(Error::NoSpace)
             }
             Err(e) => Err(self.health.fail("writing the manifest", &e)),
@@ -193,8 +200,10 @@ impl Manifest {
         chunk::seal(Kind::Manifest, &mut bytes, self.root.epoch, self.position, self.position);
         bytes.extend_from_within(..);
         let zone = self.root.zones[self.root.zones.len() - 1];
+        self.stained = true;
         self.zones.write(Purpose::Manifest, zone.start() + self.offset, &bytes)?;
         self.zones.sync()?;
+        self.stained = false;
         self.offset += bytes.len() as u64;
         self.position += len;
         Ok(())
@@ -216,7 +225,7 @@ impl Manifest {
         let (mut offset, mut done) = (ZONE_SIZE, 0);
         while done < record.len() {
             if offset + 2 * SECTOR > ZONE_SIZE {
-                let (zone, hold) = self.zones.take_zone(Purpose::Manifest, Reserve::Use)?;
+                let (zone, hold) = self.zones.take_zone(Purpose::Manifest, Reserve::Last)?;
                 root.zones.push(zone);
                 holds.push(hold);
                 offset = 0;
@@ -233,7 +242,8 @@ impl Manifest {
             done += piece;
         }
         self.zones.sync()?;
-        self.zones.set_root(&root.encode())?;
+        // Nobody can tell which root is there when this fails, even for want of space.
+        self.zones.set_root(&root.encode()).map_err(|e| self.health.fail("writing the superblock", &e.into()))?;
         (self.root, self.offset, self.position) = (root, offset, record.len() as u64);
         self.holds = holds;
         Ok(())

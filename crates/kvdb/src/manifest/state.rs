@@ -10,19 +10,11 @@ use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::error::{Error, Result};
 use crate::journal::Segment;
 
-/// One dictionary: its options and its runs.
+/// One dictionary: its options, and its runs, each at a level, by age.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DictionaryState {
     pub info: DictionaryInfo,
-    pub runs: BTreeMap<RunId, RunState>,
-}
-
-/// One run: its level, its age, and what `vt_tree` wrote of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct RunState {
-    pub level: u32,
-    pub age: u64,
-    pub run: Bytes,
+    pub runs: BTreeMap<RunId, (u32, Bytes)>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -67,9 +59,9 @@ impl State {
                 self.dictionary(id)?;
                 self.dictionaries.remove(&id);
             }
-            Edit::AddRun { dict, level, id, age, run } => {
+            Edit::AddRun { dict, level, id, run } => {
                 self.next_run = self.next_run.max(next(id.0)?);
-                if level > MAX_LEVEL || self.dictionary(dict)?.runs.insert(id, RunState { level, age, run }).is_some() {
+                if level > MAX_LEVEL || self.dictionary(dict)?.runs.insert(id, (level, run)).is_some() {
                     return Err(contradiction(format!("run {} cannot be added", id.0)));
                 }
             }
@@ -108,8 +100,7 @@ impl State {
         let mut edits = Vec::new();
         for (&dict, d) in &self.dictionaries {
             edits.push(Edit::Dictionary(d.info.clone()));
-            let add = |(&id, r): (&RunId, &RunState)| Edit::AddRun { dict, level: r.level, id, age: r.age, run: r.run.clone() };
-            edits.extend(d.runs.iter().map(add));
+            edits.extend(d.runs.iter().map(|(&id, (level, run))| Edit::AddRun { dict, level: *level, id, run: run.clone() }));
         }
         for s in &self.segments {
             edits.push(Edit::Segment(*s));
@@ -146,8 +137,7 @@ mod tests {
         let mut state = State::new();
         let info =
             |id, name: &str| DictionaryInfo { id: DictionaryId(id), name: name.into(), options: DictionaryOptions::default() };
-        let add =
-            |dict, id| Edit::AddRun { dict: DictionaryId(dict), level: 1, id: RunId(id), age: id, run: Bytes::from_static(b"run") };
+        let add = |dict, id| Edit::AddRun { dict: DictionaryId(dict), level: 1, id: RunId(id), run: Bytes::from_static(b"run") };
         let segment = |number| Edit::Segment(Segment { number, zone: ZoneId(number as u32 + 5), epoch: number * 3, end: None });
         let edits = [
             Edit::Dictionary(info(1, "a")),
@@ -191,8 +181,8 @@ mod tests {
         refused(Edit::DropDictionary(DictionaryId(2)));
         refused(Edit::Segment(Segment { number: 2, zone: ZoneId(1), epoch: 0, end: None }));
         refused(Edit::SegmentEnds { number: 1, position: 0 });
-        refused(Edit::AddRun { dict: DictionaryId(1), level: 64, id: RunId(9), age: 9, run: Bytes::new() });
-        refused(Edit::AddRun { dict: DictionaryId(1), level: 0, id: RunId(u64::MAX), age: 1, run: Bytes::new() });
+        refused(Edit::AddRun { dict: DictionaryId(1), level: 64, id: RunId(9), run: Bytes::new() });
+        refused(Edit::AddRun { dict: DictionaryId(1), level: 0, id: RunId(u64::MAX), run: Bytes::new() });
     }
 
     #[test]

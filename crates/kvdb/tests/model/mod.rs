@@ -70,7 +70,6 @@ pub fn small() -> OpenOptions {
         memory: 1 << 20,
         flush_interval: Duration::from_millis(10),
         late_bind_at: 16 << 10,
-        merge_part: 16 << 10,
         threads: false,
         zero_journal: false,
         idle_flush: Duration::from_millis(50),
