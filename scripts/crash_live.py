@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import random
+import select
 import shutil
 import signal
 import socket
@@ -213,10 +214,11 @@ class Lab:
         fd = os.pidfd_open(pid)
         signal.pidfd_send_signal(fd, signal.SIGKILL)
         # Readable when the process has ended.
-        import select
-
         select.select([fd], [], [])
         os.close(fd)
+
+    def clear(self):
+        """Takes the dead mount away. Not before every worker has stopped: they would go on in the folder beneath it."""
         subprocess.run(["umount", "-l", str(self.mnt)], capture_output=True)
 
 
@@ -285,7 +287,8 @@ def main():
             lab.kill(pid)
             stop.set()
             for t in threads:
-                t.join(timeout=60)
+                t.join()
+            lab.clear()
             acknowledged += len(ledger.acknowledged)
             found = subprocess.run([kvfs, "check", str(lab.store)], capture_output=True, text=True)
             if found.returncode != 0:
@@ -299,6 +302,7 @@ def main():
                 lab.run("umount", str(lab.mnt))
             else:
                 lab.kill(pid)
+                lab.clear()
             print(f"\r{n + 1}/{a.kills} kills, {compared} names compared, {acknowledged} acknowledged", end="", flush=True)
         print()
     finally:

@@ -22,7 +22,8 @@ use crate::text;
 TARGET is the folder a store is mounted on, or the file of a store that is not mounted.
 Keys and values are any bytes; listings show what does not print as escapes (\\n, \\xff), --json loses nothing.
 A range is from START up to END, without END; leave a bound out, or give an empty one, for no bound.
-Writes are on disk when the command ends, unless --no-sync is given.")]
+Writes are on disk when the command ends, unless --no-sync is given.
+What begins with a dash comes behind `--`: kvfs kv put my.kvfs -- -key -value")]
 pub struct Args {
     /// The dictionary: a key space of its own. Made by the first write.
     #[arg(long, short = 'd', global = true, value_name = "NAME", default_value = "0")]
@@ -42,6 +43,7 @@ enum Action {
     Put {
         target: PathBuf,
         key: OsString,
+        #[arg(allow_negative_numbers = true)]
         value: Option<OsString>,
         /// Only if the key does not exist; otherwise nothing is changed and the exit code is 1.
         #[arg(long)]

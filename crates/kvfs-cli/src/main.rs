@@ -13,6 +13,7 @@ mod export;
 mod import;
 mod kv;
 mod ls;
+mod manual;
 mod mount;
 mod mount_options;
 mod output;
@@ -54,6 +55,8 @@ enum Command {
     Import(import::Args),
     Export(export::Args),
     Bench(bench::Args),
+    Completions(manual::CompletionsArgs),
+    Man(manual::ManArgs),
 }
 
 fn main() -> ExitCode {
@@ -75,6 +78,8 @@ fn main() -> ExitCode {
         Command::Import(args) => import::run(args, &output),
         Command::Export(args) => export::run(args, &output),
         Command::Bench(args) => bench::run(args, &output),
+        Command::Completions(args) => manual::completions(args, &output),
+        Command::Man(args) => manual::man(args, &output),
     };
     output.finish(outcome)
 }

@@ -205,3 +205,14 @@ fn no_time_ends_the_daemon() {
         }
     }
 }
+
+#[test]
+fn a_defect_in_one_request_is_an_error_of_that_request_alone() {
+    let Some(m) = Mount::new(Policy { threads: 1, ..Policy::default() }) else { return };
+    for _ in 0..3 {
+        let error = fs::metadata(m.path("a defect")).expect_err("it panics");
+        assert_eq!(error.raw_os_error(), Some(libc::EIO));
+    }
+    write_file(&m.path("a"), b"hello");
+    assert_eq!(fs::read(m.path("a")).expect("others are served"), b"hello");
+}

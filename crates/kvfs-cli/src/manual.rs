@@ -1,0 +1,36 @@
+//! `kvfs completions` and `kvfs man`: what shells and `man` know of the commands, made from their own descriptions.
+
+use std::path::PathBuf;
+
+use clap::CommandFactory;
+use clap_complete::Shell;
+
+use crate::Cli;
+use crate::output::{Failure, Outcome, Output};
+
+/// Print a script that completes commands and options in a shell.
+#[derive(clap::Args)]
+#[command(after_help = "For bash: kvfs completions bash >/etc/bash_completion.d/kvfs")]
+pub struct CompletionsArgs {
+    shell: Shell,
+}
+
+pub fn completions(args: CompletionsArgs, output: &Output) -> Outcome {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "kvfs", &mut script);
+    output.print_bytes(&script)
+}
+
+/// Write the manual pages, one for each command.
+#[derive(clap::Args)]
+pub struct ManArgs {
+    /// The folder to write them into, such as /usr/local/share/man/man1; made if it does not exist.
+    folder: PathBuf,
+}
+
+pub fn man(args: ManArgs, output: &Output) -> Outcome {
+    let cannot = |e| Failure::io(format!("cannot write to {}", args.folder.display()), &e);
+    std::fs::create_dir_all(&args.folder).map_err(cannot)?;
+    clap_mangen::generate_to(Cli::command(), &args.folder).map_err(cannot)?;
+    output.print(format!("wrote the manual pages to {}", args.folder.display()), serde_json::json!({"folder": args.folder}))
+}
