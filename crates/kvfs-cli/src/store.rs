@@ -89,30 +89,42 @@ pub struct Store {
     pub path: PathBuf,
     pub db: Kvdb,
     pub access: Access,
-    /// The file system's share of the memory, for data that is not committed yet, bytes.
-    write_buffer: usize,
+    shares: Shares,
 }
 
 /// All the memory a store takes when not told otherwise, bytes.
 const MEMORY: u64 = 320 << 20;
 
-/// Shares the memory budget out: a fifth for the file system's uncommitted data, the rest for the database. (What either needs beside
-/// its buffers, the database keeps an eighth of its share for.)
-fn shares(memory: u64) -> (usize, usize) {
-    let write_buffer = (memory / 5).clamp(1 << 20, 1 << 30);
-    let database = memory.saturating_sub(write_buffer).max(1 << 20);
-    (usize::try_from(write_buffer).unwrap_or(usize::MAX), usize::try_from(database).unwrap_or(usize::MAX))
+/// How the memory budget is shared out, bytes. (What all of them need beside their buffers, the database keeps an eighth of its
+/// share for.)
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Shares {
+    /// Data of files that is not committed yet.
+    write_buffer: usize,
+    /// Inodes.
+    inodes: usize,
+    database: usize,
+}
+
+impl Shares {
+    fn of(memory: u64) -> Shares {
+        let write_buffer = (memory / 5).clamp(1 << 20, 1 << 30);
+        let inodes = memory / 20;
+        let database = memory.saturating_sub(write_buffer + inodes).max(1 << 20);
+        let bytes = |n| usize::try_from(n).unwrap_or(usize::MAX);
+        Shares { write_buffer: bytes(write_buffer), inodes: bytes(inodes), database: bytes(database) }
+    }
 }
 
 /// Opens the store at `path`. `memory`: all it may take for buffers, caches and indexes, bytes.
 pub fn open(path: &Path, access: Access, memory: Option<u64>) -> Outcome<Store> {
     let device = FileDevice::open(path, access == Access::ReadOnly).map_err(|e| device_failure(path, "open", e))?;
-    let (write_buffer, memory) = shares(memory.unwrap_or(MEMORY));
-    let options = OpenOptions { read_only: access == Access::ReadOnly, memory, ..Default::default() };
+    let shares = Shares::of(memory.unwrap_or(MEMORY));
+    let options = OpenOptions { read_only: access == Access::ReadOnly, memory: shares.database, ..Default::default() };
     let (db, recovery) = Kvdb::open(Arc::new(device), Arc::new(Machine::default()), options)
         .map_err(|e| failure(format!("cannot open {}", path.display()), e))?;
     tracing::info!("opened {}: {recovery}", path.display());
-    Ok(Store { path: full_path(path).unwrap_or_else(|_| path.to_path_buf()), db, access, write_buffer })
+    Ok(Store { path: full_path(path).unwrap_or_else(|_| path.to_path_buf()), db, access, shares })
 }
 
 /// As `open`, but if the store's last mount is on its way out (unmounted, and still writing what was left) it waits for that; for
@@ -144,8 +156,12 @@ pub fn open_waiting(path: &Path, access: Access, memory: Option<u64>) -> Outcome
 
 impl Store {
     pub fn file_system(&self) -> Outcome<Fs> {
-        let options =
-            FsOptions { read_only: self.access == Access::ReadOnly, write_buffer: self.write_buffer, ..Default::default() };
+        let options = FsOptions {
+            read_only: self.access == Access::ReadOnly,
+            write_buffer: self.shares.write_buffer,
+            inode_memory: self.shares.inodes,
+            ..Default::default()
+        };
         Fs::open(self.db.clone(), Arc::new(Machine::default()), options).map_err(|e| {
             let exit = if matches!(e, kvfs::Error::Corrupt { .. }) { Exit::Damaged } else { Exit::Failed };
             Failure::new(exit, format!("cannot open the file system in {}: {e}", self.path.display()))
@@ -284,11 +300,11 @@ mod tests {
     #[test]
     fn the_shares_of_the_memory_stay_within_it() {
         for memory in [4 << 20, 64 << 20, MEMORY, 8 << 30] {
-            let (write_buffer, database) = shares(memory);
-            assert!((write_buffer + database) as u64 <= memory, "{memory}");
+            let s = Shares::of(memory);
+            assert!((s.write_buffer + s.inodes + s.database) as u64 <= memory, "{memory}: {s:?}");
         }
-        assert_eq!(shares(MEMORY), (64 << 20, 256 << 20));
-        assert!(shares(0).1 > 0);
+        assert_eq!(Shares::of(MEMORY), Shares { write_buffer: 64 << 20, inodes: 16 << 20, database: 240 << 20 });
+        assert!(Shares::of(0).database > 0);
     }
 
     #[test]

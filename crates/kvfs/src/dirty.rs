@@ -122,6 +122,7 @@ impl Fs {
                 result = Err(e);
             }
         }
+        self.core.table.trim();
         result
     }
 

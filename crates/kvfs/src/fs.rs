@@ -32,6 +32,8 @@ pub struct FsOptions {
     pub read_only: bool,
     /// Bytes of uncommitted data in all files together.
     pub write_buffer: usize,
+    /// Bytes for inodes in memory that have nothing uncommitted.
+    pub inode_memory: usize,
     /// A change is on disk at most this long after the call.
     pub flush_interval: Duration,
     pub atime: Atime,
@@ -48,6 +50,7 @@ impl Default for FsOptions {
         FsOptions {
             read_only: false,
             write_buffer: 64 << 20,
+            inode_memory: 16 << 20,
             flush_interval: Duration::from_secs(1),
             atime: Atime::Relative,
             max_links: i32::MAX as u32,
@@ -140,8 +143,8 @@ impl Fs {
                 db,
                 env,
                 layout,
+                table: Table::new(options.inode_memory),
                 options,
-                table: Table::new(),
                 tree: Mutex::new(()),
                 dirty: DirtyQueue::default(),
                 hash_key,

@@ -13,7 +13,7 @@
 //! Waiting for the disk (`Kvdb::sync`) happens under no lock.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::AtomicU64;
 
 use bytes::Bytes;
 use parking_lot::{Mutex, RwLock};
@@ -26,8 +26,6 @@ pub(crate) struct Inode {
     pub ino: Ino,
     /// References the kernel holds. Added to under `state` (shared is enough), so that an unlink sees all of them.
     pub lookups: AtomicU64,
-    /// In the table's queue of candidates for eviction.
-    pub idle: AtomicBool,
     pub state: RwLock<State>,
     /// Of a directory that was listed: what keeps positions valid.
     pub listing: Mutex<Option<Box<Listing>>>,
@@ -120,13 +118,7 @@ impl Default for Buffer {
 
 impl Inode {
     pub fn new(ino: Ino, state: State, lookups: u64) -> Self {
-        Inode {
-            ino,
-            lookups: AtomicU64::new(lookups),
-            idle: AtomicBool::new(false),
-            state: RwLock::new(state),
-            listing: Mutex::new(None),
-        }
+        Inode { ino, lookups: AtomicU64::new(lookups), state: RwLock::new(state), listing: Mutex::new(None) }
     }
 }
 

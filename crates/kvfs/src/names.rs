@@ -65,20 +65,13 @@ impl Fs {
 
     /// Gives `count` references back. With the last one an unlinked inode goes, and what it stored.
     pub fn forget(&self, ino: Ino, count: u64) {
-        let Some(inode) = self.core.table.get(ino) else { return };
-        // Never below zero, whatever the kernel says.
-        let left = inode.lookups.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |n| Some(n.saturating_sub(count)));
-        if left.is_ok_and(|before| before > count) {
-            return;
-        }
+        let Some(inode) = self.core.table.forget(ino, count) else { return };
         let unlinked = {
             let state = inode.state.read();
             state.attr.nlink == 0 && !state.gone
         };
         if unlinked {
             self.remove_unlinked(&inode);
-        } else {
-            self.core.table.rest(&inode);
         }
     }
 

@@ -1,8 +1,9 @@
-//! The inodes in memory, by number.
+//! The inodes in memory, by number, within a budget.
 //!
-//! An inode stays while the kernel holds references to it, while it is dirty, or while somebody works with it; beyond that the
-//! last few thousand stay. There is at most one `Inode` of a number at any time, which is why eviction and insertion happen
-//! under the lock of the shard.
+//! The kernel may hold references to millions of inodes, far more than it works with. So an inode that is clean and that nobody
+//! works with may leave, oldest first, whether the kernel refers to it or not; of one it refers to, only the number of
+//! references stays, and whoever asks for it loads it again. There is at most one `Inode` of a number at any time, which is
+//! why eviction and insertion happen under the lock of the shard.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -15,8 +16,10 @@ use crate::attr::Ino;
 use crate::inode::{Inode, State};
 
 const SHARDS: usize = 64;
-/// Unreferenced inodes a shard keeps.
-const IDLE: usize = 64;
+/// What an inode in memory is reckoned to take, bytes.
+const CHARGE: usize = 512;
+/// Inodes that a shard keeps however small the budget.
+const LEAST: usize = 16;
 
 #[derive(Default)]
 pub(crate) struct InoHasher(u64);
@@ -40,16 +43,22 @@ impl Hasher for InoHasher {
 #[derive(Default)]
 struct Shard {
     map: HashMap<Ino, Arc<Inode>, BuildHasherDefault<InoHasher>>,
-    idle: VecDeque<Ino>,
+    /// Every number in `map` once, in the order of arrival, and some that were removed.
+    order: VecDeque<Ino>,
+    /// The kernel's references to inodes that left.
+    away: HashMap<Ino, u64, BuildHasherDefault<InoHasher>>,
 }
 
 pub(crate) struct Table {
     shards: Vec<Mutex<Shard>>,
+    /// Inodes a shard keeps.
+    capacity: usize,
 }
 
 impl Table {
-    pub fn new() -> Self {
-        Table { shards: (0..SHARDS).map(|_| Mutex::default()).collect() }
+    /// `memory`: bytes for clean inodes; dirty ones come on top, and are bounded by the write buffer.
+    pub fn new(memory: usize) -> Self {
+        Table { shards: (0..SHARDS).map(|_| Mutex::default()).collect(), capacity: (memory / CHARGE / SHARDS).max(LEAST) }
     }
 
     fn shard(&self, ino: Ino) -> &Mutex<Shard> {
@@ -67,11 +76,10 @@ impl Table {
             if let Some(inode) = shard.map.get(&ino) {
                 return Ok(inode.clone());
             }
-            let inode = Arc::new(Inode::new(ino, State::absent(), 0));
+            let inode = Arc::new(Inode::new(ino, State::absent(), shard.away.remove(&ino).unwrap_or(0)));
             // Nobody else knows it: this does not wait, though it is the wrong order of locks.
             let guard = inode.state.write();
-            shard.map.insert(ino, inode.clone());
-            shard.rest(ino, &inode);
+            shard.arrive(inode.clone(), self.capacity);
             drop(shard);
             let mut guard = guard;
             match load() {
@@ -79,6 +87,11 @@ impl Table {
                 Err(e) => {
                     drop(guard);
                     self.remove(&inode);
+                    // It may be there, but unreadable now: the kernel's references stay.
+                    match inode.lookups.load(Ordering::Relaxed) {
+                        0 => {}
+                        references => drop(self.shard(ino).lock().away.insert(ino, references)),
+                    }
                     return Err(e);
                 }
             }
@@ -90,11 +103,24 @@ impl Table {
 
     /// A new inode, whose number nobody else has.
     pub fn insert(&self, inode: Arc<Inode>) {
-        let mut shard = self.shard(inode.ino).lock();
-        if inode.lookups.load(Ordering::Relaxed) == 0 {
-            shard.rest(inode.ino, &inode);
+        self.shard(inode.ino).lock().arrive(inode, self.capacity);
+    }
+
+    /// The kernel gives back `count` references. The inode, if it is here and was the last reference's; `None`: nothing to do.
+    pub fn forget(&self, ino: Ino, count: u64) -> Option<Arc<Inode>> {
+        let mut shard = self.shard(ino).lock();
+        if let Some(inode) = shard.map.get(&ino) {
+            // Never below zero, whatever the kernel says.
+            let left = inode.lookups.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |n| Some(n.saturating_sub(count)));
+            return left.is_ok_and(|before| before <= count).then(|| inode.clone());
         }
-        shard.map.insert(inode.ino, inode);
+        if let Some(references) = shard.away.get_mut(&ino) {
+            *references = references.saturating_sub(count);
+            if *references == 0 {
+                shard.away.remove(&ino);
+            }
+        }
+        None
     }
 
     pub fn remove(&self, inode: &Arc<Inode>) {
@@ -104,9 +130,13 @@ impl Table {
         }
     }
 
-    /// The kernel holds no reference any more: a candidate for eviction.
-    pub fn rest(&self, inode: &Arc<Inode>) {
-        self.shard(inode.ino).lock().rest(inode.ino, inode);
+    /// Lets go of what is above the budget; of use when many inodes have become clean.
+    pub fn trim(&self) {
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            let all = shard.order.len();
+            shard.leave(all, self.capacity);
+        }
     }
 
     pub fn len(&self) -> usize {
@@ -115,31 +145,34 @@ impl Table {
 }
 
 impl Shard {
-    fn rest(&mut self, ino: Ino, inode: &Inode) {
-        if !inode.idle.swap(true, Ordering::Relaxed) {
-            self.idle.push_back(ino);
-        }
+    fn arrive(&mut self, inode: Arc<Inode>, capacity: usize) {
+        self.order.push_back(inode.ino);
+        self.map.insert(inode.ino, inode);
         // More than one a call, so that those that were busy once do not pile up.
-        for _ in 0..2 {
-            if self.idle.len() <= IDLE {
+        self.leave(2, capacity);
+    }
+
+    /// Lets up to `most` of the oldest leave, as long as there are more than `capacity`.
+    fn leave(&mut self, most: usize, capacity: usize) {
+        for _ in 0..most {
+            if self.order.len() <= capacity {
                 break;
             }
-            let Some(oldest) = self.idle.pop_front() else { break };
+            let Some(oldest) = self.order.pop_front() else { break };
             let Some(entry) = self.map.get_mut(&oldest) else { continue };
-            if let Some(unused) = Arc::get_mut(entry) {
+            // Nobody works with it, and what the store holds of it is the newest. An unlinked one lives in memory alone.
+            let leaves = Arc::get_mut(entry).and_then(|unused| {
                 let state = unused.state.get_mut();
-                if *unused.lookups.get_mut() > 0 {
-                    *unused.idle.get_mut() = false;
-                } else if state.dirty || state.attr.nlink == 0 && !state.gone {
-                    self.idle.push_back(oldest);
-                } else {
+                (!state.dirty && (state.attr.nlink > 0 || state.gone)).then(|| *unused.lookups.get_mut())
+            });
+            match leaves {
+                Some(references) => {
                     self.map.remove(&oldest);
+                    if references > 0 {
+                        self.away.insert(oldest, references);
+                    }
                 }
-            } else if entry.lookups.load(Ordering::Relaxed) > 0 {
-                // Comes back when the kernel forgets it.
-                entry.idle.store(false, Ordering::Relaxed);
-            } else {
-                self.idle.push_back(oldest);
+                None => self.order.push_back(oldest),
             }
         }
     }

@@ -2,7 +2,7 @@
 
 mod world;
 
-use kvfs::ROOT;
+use kvfs::{FsOptions, ROOT};
 use world::{USER, World, fails};
 
 #[test]
@@ -96,7 +96,7 @@ fn an_unlinked_file_without_references_goes_at_once() {
 
 #[test]
 fn far_more_inodes_than_memory_keeps() {
-    let w = World::new();
+    let w = World::with(FsOptions { inode_memory: 2 << 20, ..FsOptions::default() });
     for n in 0..10_000 {
         let f = w.file_with(ROOT, &format!("n{n}"), format!("{n}").as_bytes());
         w.fs.forget(f, 1);
@@ -111,4 +111,23 @@ fn far_more_inodes_than_memory_keeps() {
         w.fs.forget(attr.ino, 1);
     }
     assert!(w.fs.statistics().inodes <= 64 * 64 + 64, "{:?}", w.fs.statistics());
+}
+
+#[test]
+fn references_outlive_the_inodes_in_memory() {
+    // Room for the fewest inodes there can be, and far more references.
+    let w = World::with(FsOptions { inode_memory: 0, ..FsOptions::default() });
+    let files: Vec<_> = (0..5000).map(|i| (format!("f{i}"), w.file_with(ROOT, &format!("f{i}"), &[i as u8; 5000]))).collect();
+    w.fs.sync_all().unwrap();
+    assert!(w.fs.statistics().inodes < 3000, "{} inodes in memory", w.fs.statistics().inodes);
+    let (name, ino) = &files[17];
+    w.fs.unlink(ROOT, name.as_bytes()).unwrap();
+    assert_eq!(w.read(*ino, 0, 5000), [17; 5000], "unlinked, but the kernel has it open");
+    w.fs.forget(*ino, 1);
+    assert!(matches!(w.fs.getattr(*ino), Err(kvfs::Error::Stale(_))));
+    // References given back while the inode is away: an unlink is final at once.
+    let (name, ino) = &files[18];
+    w.fs.forget(*ino, 1);
+    w.fs.unlink(ROOT, name.as_bytes()).unwrap();
+    assert!(matches!(w.fs.getattr(*ino), Err(kvfs::Error::Stale(_))));
 }
