@@ -257,8 +257,9 @@ impl Merge {
                 break;
             }
             count += 1;
-            bytes += e.data_bytes();
-            seeks += e.value_spans;
+            let (more_bytes, more_seeks) = placement.weigh(e);
+            bytes += more_bytes;
+            seeks += more_seeks;
         }
         if count == 0 {
             return self.inputs[i].descend();

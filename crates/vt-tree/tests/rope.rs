@@ -195,7 +195,11 @@ impl World {
         // Defragmentation now and then. Zone 0 is the superblock's; a history fits in the next few.
         let evacuate = self.r.one_in(5).then(|| Arc::new((0..2).map(|_| ZoneId(1 + self.r.below(4) as u32)).collect()));
         MergeOptions {
-            placement: Placement { stitch_at: self.r.of(&[0, 0, 3000, 10_000, 60_000, u64::MAX]), evacuate },
+            placement: Placement {
+                stitch_at: self.r.of(&[0, 0, 3000, 10_000, 60_000, u64::MAX]),
+                values_stay: self.r.one_in(3),
+                evacuate,
+            },
             drop_tombstones: bottom && self.r.one_in(2),
             separate_at: self.r.of(&[1, 40, 2048, 2048, u32::MAX]),
             old_seq: if self.r.one_in(3) { self.seq } else { 0 },

@@ -68,6 +68,10 @@ fn large_values_stay_where_they_are_when_their_keys_are_merged() {
     assert_eq!(lfs.values_written, 0, "threshold 0 never moves a value");
     let (plain, lsm) = merged(&store, &inputs, threshold(u64::MAX));
     assert_eq!(lsm.values_written, 8000 * 4096, "an endless threshold moves all");
+    let placement = Placement { values_stay: true, ..Placement::copy() };
+    let (_, tight) = merged(&store, &inputs, MergeOptions { placement, ..MergeOptions::default() });
+    assert_eq!(tight.values_written, 0, "where space is short, key blocks are copied and values stay");
+    assert!(tight.blocks_written > 0 && tight.stitched >= 8000 * 4096);
     let (run, default) = merged(&store, &inputs, threshold(64 << 10));
     assert_eq!(default.values_written, 8000 * 4096, "single pages are shorter than the threshold");
     assert_eq!(run.stats().value_spans, plain.stats().value_spans);
@@ -95,7 +99,7 @@ fn evacuation_leaves_the_victims_and_stitches_the_rest() {
     let store = store();
     let before = run(&store, 0..20_000, 4096);
     let (victim, _) = before.uses().iter().nth(3).expect("eighty megabytes lie in many zones");
-    let placement = Placement { stitch_at: 0, evacuate: Some(Arc::new([victim].into())) };
+    let placement = Placement { evacuate: Some(Arc::new([victim].into())), ..Placement::stitch() };
     let (after, stats) = merged(&store, &[Input::Run(before)], MergeOptions { placement, ..MergeOptions::default() });
     assert!(after.uses().iter().all(|(z, _)| z != victim));
     assert!(stats.values_written <= 9 << 20, "{} bytes moved to empty one zone", stats.values_written);
