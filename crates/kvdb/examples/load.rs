@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use env::{Machine, Random};
 use kvdb::{Batch, CreateOptions, DictionaryOptions, Durability, Kvdb, OpenOptions};
-use zones::FileDevice;
+use zones::{FileDevice, MemoryDevice};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args: Vec<String> = std::env::args().collect();
@@ -103,5 +103,21 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         );
     }
     let _ = std::fs::remove_file(path);
+
+    // A power cut's image, taken in memory: what opening costs when the memtables are full and nothing is in runs.
+    let device = Arc::new(MemoryDevice::new());
+    let db = Kvdb::create(device.clone(), Arc::new(Machine::default()), options())?;
+    let d = db.create_dictionary("d", DictionaryOptions::default())?;
+    let mut noise = Random::new(2);
+    while db.stats().flushes == 0 && db.stats().memtable_bytes < (memory as u64) << 20 >> 2 {
+        for _ in 0..1000 {
+            let mut batch = Batch::new();
+            batch.put(d, noise.number().to_be_bytes().to_vec(), vec![3; 100]);
+            db.commit(batch, Durability::Buffered)?;
+        }
+    }
+    db.sync()?;
+    let image = MemoryDevice::clone(&device);
+    println!("{}", Kvdb::open(Arc::new(image), Arc::new(Machine::default()), options().open)?.1);
     Ok(())
 }

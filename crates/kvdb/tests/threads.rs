@@ -188,3 +188,37 @@ fn an_idle_store_gives_the_space_of_deleted_data_back() {
     }
     assert!(db.view().scan(d, b"", b"", 1).unwrap().is_empty());
 }
+
+#[test]
+fn a_device_that_takes_no_more_runs_stops_the_store_and_nobody_waits_for_ever() {
+    for purpose in [Purpose::Tuples, Purpose::Index, Purpose::Manifest, Purpose::Journal] {
+        let device = Arc::new(zones::FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
+        let db = create(device.clone(), 2 << 20);
+        let d = db.create_dictionary("d", DictionaryOptions::default()).unwrap();
+        device.inject(zones::Fault::always(zones::Operation::Write, zones::FaultKind::Error).of(purpose));
+        let failed = std::thread::scope(|scope| {
+            let writers: Vec<_> = (0..4u64)
+                .map(|writer| {
+                    let db = &db;
+                    scope.spawn(move || {
+                        for i in 0..100_000u64 {
+                            let mut batch = Batch::new();
+                            batch.put(d, (writer << 32 | i).to_be_bytes().to_vec(), vec![7; 500]);
+                            if let Err(e) = db.commit(batch, Durability::Buffered) {
+                                return Some(e);
+                            }
+                        }
+                        None
+                    })
+                })
+                .collect();
+            writers.into_iter().map(|w| w.join().unwrap()).collect::<Vec<_>>()
+        });
+        for e in failed {
+            assert!(matches!(e, Some(kvdb::Error::ReadOnly(_))), "{purpose}: {e:?}");
+        }
+        assert!(db.stats().failed.is_some());
+        assert!(!model::contents(&db).unwrap()[&d].is_empty(), "reading goes on");
+        assert!(db.close().is_err());
+    }
+}

@@ -153,7 +153,7 @@ impl Database {
     }
 
     fn flush_loop(&self) {
-        let mut failures = 0;
+        let mut failures = 0u32;
         loop {
             {
                 let mut wanted = self.background.wanted.lock();
@@ -162,7 +162,8 @@ impl Database {
                 }
                 if failures > 0 && !self.background.stopping() {
                     // A failed flush is tried again after a while, or as soon as space came back.
-                    self.background.wake_flush.wait_for(&mut wanted, Duration::from_secs(1));
+                    let pause = Duration::from_millis(50) * (1 << failures.min(5));
+                    self.background.wake_flush.wait_for(&mut wanted, pause);
                 }
                 wanted.flush = false;
             }
