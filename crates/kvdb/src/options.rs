@@ -29,6 +29,8 @@ pub struct OpenOptions {
     /// Values that lie outside their block anyway are written straight to their final place when a batch has at least this many
     /// bytes of them; the journal then carries their places. `u64::MAX`: never.
     pub late_bind_at: u64,
+    /// A merge is installed in parts of this many written bytes, or less when space is short: what it may hold twice for a while.
+    pub merge_part: u64,
     /// Nothing is written to the device, recovery included.
     pub read_only: bool,
     /// Background work in threads. Without them, and always in a simulated environment, commits do what is overdue and
@@ -48,6 +50,7 @@ impl Default for OpenOptions {
             memory: 256 << 20,
             flush_interval: Duration::from_secs(1),
             late_bind_at: 64 << 10,
+            merge_part: 64 << 20,
             read_only: false,
             threads: true,
             zero_journal: true,

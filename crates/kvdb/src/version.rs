@@ -106,10 +106,10 @@ impl Tree {
         self.levels[level].insert(0, placed);
     }
 
-    /// Puts `run` in the place of the run with this number.
-    pub(crate) fn replace_run(&mut self, id: RunId, run: Arc<Run>) {
-        if let Some(placed) = self.levels.iter_mut().flatten().find(|p| p.id == id) {
-            placed.run = run;
+    /// Puts a run in the place of the one with its number.
+    pub(crate) fn replace_run(&mut self, with: Placed) {
+        if let Some(placed) = self.levels.iter_mut().flatten().find(|p| p.id == with.id) {
+            *placed = with;
         }
     }
 

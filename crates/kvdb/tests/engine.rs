@@ -99,7 +99,8 @@ proptest! {
         let env = Arc::new(Simulated::new(seed));
         let device = Arc::new(MemoryDevice::new());
         let mut random = Random::new(seed);
-        let mut db = create(device.clone(), env.clone(), small()).unwrap();
+        let options = || OpenOptions { merge_part: 20 << 10, ..small() };
+        let mut db = create(device.clone(), env.clone(), options()).unwrap();
         let dicts = dictionaries(&db).unwrap();
         let mut model = with_all(Model::new(), &dicts);
         let mut kept: Vec<(View, Model)> = Vec::new();
@@ -124,14 +125,14 @@ proptest! {
                     }
                     let image = MemoryDevice::clone(&device);
                     drop(db);
-                    let (opened, recovery) = Kvdb::open(if properly { device.clone() } else { Arc::new(image) }, env.clone(), small()).unwrap();
+                    let (opened, recovery) = Kvdb::open(if properly { device.clone() } else { Arc::new(image) }, env.clone(), options()).unwrap();
                     assert_eq!(recovery.clean, properly);
                     db = opened;
                     if !properly {
                         // Back to the one device that the next opening uses.
                         assert_eq!(contents(&db).unwrap(), model);
                         drop(db);
-                        db = Kvdb::open(device.clone(), env.clone(), small()).unwrap().0;
+                        db = Kvdb::open(device.clone(), env.clone(), options()).unwrap().0;
                     }
                 }
                 Step::Keep => kept.push((db.view(), model.clone())),

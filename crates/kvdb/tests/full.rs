@@ -107,6 +107,26 @@ fn with_background_threads_it_is_no_different() {
 }
 
 #[test]
+fn a_quarter_of_a_full_store_of_small_values_gives_its_space_back() {
+    let env = Arc::new(Simulated::new(1));
+    let open = OpenOptions { memory: 16 << 20, ..small() };
+    let options = CreateOptions { capacity: Some(24 * ZONE_SIZE), reserve_zones: 3, open };
+    let db = Kvdb::create(Arc::new(MemoryDevice::new()), env, options).unwrap();
+    let d = db.create_dictionary("d", DictionaryOptions { stitch_at: 0, ..Default::default() }).unwrap();
+    let count = fill(&db, d, 0, 20, 500);
+    // Every fourth one goes: all of what is left must be written anew, and there is no room for it beside what is there.
+    for i in (0..count).step_by(400) {
+        let mut batch = Batch::new();
+        (i..count.min(i + 400)).step_by(4).for_each(|i| batch.delete(d, key(i)));
+        db.commit(batch, Durability::Buffered).unwrap();
+    }
+    expect(&db, d, count / 4 * 3);
+    let again = fill(&db, d, count, 20, 500);
+    assert!(again > count / 6, "{again} values after {count}");
+    expect(&db, d, count / 4 * 3 + again);
+}
+
+#[test]
 fn holes_are_made_whole_when_space_runs_short() {
     let env = Arc::new(Simulated::new(1));
     let (db, d) = create(Arc::new(MemoryDevice::new()), env, Some(CAPACITY), small());

@@ -91,7 +91,9 @@ fn unless_full<T>(result: kvdb::Result<T>) -> kvdb::Result<Option<T>> {
 }
 
 fn options(random: &mut Random) -> OpenOptions {
-    OpenOptions { memory: (1 << 20) << random.below(2), flush_on_close: random.one_in(2), ..small() }
+    // Parts so small that most merges consist of several.
+    let merge_part = 16 << 10 << random.below(4);
+    OpenOptions { memory: (1 << 20) << random.below(2), flush_on_close: random.one_in(2), merge_part, ..small() }
 }
 
 fn run(seed: u64) {

@@ -390,7 +390,8 @@ impl RunBuilder {
         entry.at.len as usize >= BLOCK_SIZE / 4 && (self.block.builder.is_empty() || self.block.builder.size() >= BLOCK_SIZE / 4)
     }
 
-    fn is_empty(&self) -> bool {
+    /// `true` when nothing was pushed yet.
+    pub fn is_empty(&self) -> bool {
         self.block.builder.is_empty() && self.span.items.is_empty() && self.open.iter().all(|n| n.entries.is_empty())
     }
 

@@ -75,6 +75,8 @@ pub struct Merge {
     builder: RunBuilder,
     /// Blocks of this input that end at or below this key were judged: they are copied.
     copying: Option<(usize, Bytes)>,
+    /// Height of the tallest run, when no other is as tall.
+    tallest: Option<u16>,
     done: bool,
 }
 
@@ -91,8 +93,10 @@ impl Merge {
             walker.pruned = 0;
             walkers.push(walker);
         }
+        let heights = || inputs.iter().filter_map(|i| if let Input::Run(r) = i { Some(r.root().1) } else { None });
+        let tallest = heights().max().filter(|top| heights().filter(|h| h == top).count() == 1);
         let builder = RunBuilder::new(store, options.placement.clone(), options.separate_at, options.reserve);
-        Ok(Merge { options, end: range.end.clone(), inputs: walkers, builder, copying: None, done: false })
+        Ok(Merge { options, end: range.end.clone(), inputs: walkers, builder, copying: None, tallest, done: false })
     }
 
     /// Works until about `budget` bytes were read or written. `true`: everything is merged, call [`Merge::finish`].
@@ -229,7 +233,12 @@ impl Merge {
             return self.inputs[i].descend();
         }
         if level > 0 {
-            let stitch = !(self.options.drop_tombstones && (entry.tombstones || entry.range_tombstones))
+            // The only tallest run, stitched whole beside anything else, would become one entry of a higher root, and every merge
+            // would add a level. Its root is opened, so that what comes next to it joins it at its own level.
+            let alone = self.builder.is_empty() && others.is_none();
+            let joins = alone || !self.inputs[i].at_root() || self.tallest != Some(level);
+            let stitch = joins
+                && !(self.options.drop_tombstones && (entry.tombstones || entry.range_tombstones))
                 && self.options.placement.stitches_subtree(entry)?
                 && self.builder.takes_subtree(level, entry);
             if !stitch {

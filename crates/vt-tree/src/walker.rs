@@ -87,6 +87,11 @@ impl Walker {
         }
     }
 
+    /// `true` in front of a whole run that is not yet opened.
+    pub fn at_root(&self) -> bool {
+        matches!(self.under, Under::Run { root: true, .. }) && self.here.is_none()
+    }
+
     /// Where the current piece begins. `None`: the input has ended.
     pub fn low(&self) -> Option<&[u8]> {
         self.piece().map(|p| match p {

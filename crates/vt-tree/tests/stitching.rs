@@ -104,3 +104,27 @@ fn evacuation_leaves_the_victims_and_stitches_the_rest() {
     assert!(after.uses().iter().all(|(z, _)| z != victim));
     assert!(stats.values_written <= 9 << 20, "{} bytes moved to empty one zone", stats.values_written);
 }
+
+/// Appending for ever, in front of what is there as well, must not make the tree grow by a level each time: a manifest takes 40.
+#[test]
+fn a_run_that_grows_by_one_small_merge_after_another_stays_low() {
+    let store = store();
+    for ascending in [true, false] {
+        let mut whole = run(&store, 1_000_000..1_020_000, 64);
+        for step in 1..150u64 {
+            let first = if ascending { 1_000_000 + step * 20_000 } else { 1_000_000 - step * 2_000 };
+            let next = run(&store, first..first + 500, 64);
+            whole = if step % 2 == 0 {
+                merged(&store, &[Input::Run(next), Input::Run(whole)], threshold(0)).0
+            } else {
+                let both = if ascending { [whole, next] } else { [next, whole] };
+                vt_tree::concat(&store, &both).expect("they do not overlap").expect("something is there")
+            };
+        }
+        assert_eq!(whole.stats().items, 20_000 + 149 * 500);
+        assert!(whole.stats().height <= 4, "{} levels", whole.stats().height);
+        let mut bytes = Vec::new();
+        whole.encode(&mut bytes);
+        assert_eq!(Run::decode(&store, &mut &bytes[..]).expect("it decodes").stats(), whole.stats());
+    }
+}

@@ -2,13 +2,17 @@
 //! has gathered [`FAN`] runs they become one run of the next level, or, once what lies above the bottom run weighs a good part of
 //! it, all are merged into the bottom run. Deletions are debts of their own: a run with tombstones above older runs keeps dead
 //! data alive, so when the store is quiet, or short of space, it is merged with everything below it.
+//!
+//! A merge is installed in parts. Once it has written enough, or as much as there is room for, what is before a key becomes a run of
+//! its own at the level below, the inputs are cut there, and what only they held is free for the next part: runs are ropes, so
+//! this costs a few index nodes. Each part is one edit of the manifest, so the store is whole after any of them; however large
+//! the runs, it never holds more than one part twice.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use bytes::Bytes;
-use vt_tree::{Input, KeyRange, Merge, MergeOptions, MergeStats, Placement, Run};
+use vt_tree::{Input, KeyRange, Merge, MergeOptions, Placement, Run, concat, slice};
 use zones::{Reserve, ZONE_SIZE, ZoneId};
 
 use super::flush::encode_run;
@@ -23,26 +27,29 @@ pub(crate) const FAN: usize = 4;
 /// The bottom run is merged when what lies above it weighs this part of it.
 const RATIO: u64 = 4;
 /// The level of the bottom run.
-pub(super) const BOTTOM: usize = 15;
+const BOTTOM: usize = 15;
 /// Zones that must have become free before a reclaim is content.
 const ENOUGH: u64 = 4;
 /// Most rounds of a reclaim: whoever waits for it must go on at last.
 const ROUNDS: usize = 16;
+/// When not even a part of this size finds room, there is none.
+const SMALLEST: u64 = 256 << 10;
+/// Zones that a part leaves alone: the last ones, and the open ones that it may begin.
+const LEFT: u64 = 3;
 /// Bytes of work after which a compaction looks up.
 const STEP: u64 = 4 << 20;
 
 /// Runs to merge.
-#[derive(Clone)]
 pub(crate) struct Job {
-    pub(super) dict: DictionaryId,
+    dict: DictionaryId,
     /// Newest first; adjacent in age.
-    pub(super) inputs: Vec<Placed>,
+    inputs: Vec<Placed>,
     /// The level of each input.
     levels: Vec<(RunId, usize)>,
     /// That of the result.
     level: usize,
     /// Nothing older lies below.
-    pub(super) to_bottom: bool,
+    to_bottom: bool,
     placement: Placement,
     separate_at: u32,
 }
@@ -71,17 +78,8 @@ impl Job {
     }
 
     /// The level that the input lies at.
-    pub(super) fn level_of(&self, id: RunId) -> usize {
+    fn level_of(&self, id: RunId) -> usize {
         self.levels.iter().find(|(of, _)| *of == id).map_or(BOTTOM, |(_, level)| *level)
-    }
-
-    /// The same, merged with everything older.
-    fn downwards(self, tree: &Tree) -> Job {
-        if self.to_bottom {
-            return self;
-        }
-        let level = self.inputs.first().map_or(0, |p| self.level_of(p.id));
-        Job { placement: self.placement, ..Job::everything_from(tree, level) }
     }
 
     /// All runs from level `from` downwards.
@@ -131,64 +129,124 @@ impl Job {
 /// A compaction under way.
 pub(crate) struct Compaction {
     job: Job,
-    merge: Merge,
+    /// Of the inputs as they are now; `None`: not begun.
+    merge: Option<Merge>,
+    /// What is merged and installed: everything before the inputs.
+    result: Option<Placed>,
+    /// Bytes to write before the next install.
+    part: u64,
+}
+
+/// An input behind a part: where it is, and what is left of it. `None`: nothing; else itself when no byte was cut off.
+struct Cut {
+    input: Placed,
+    rest: Option<Arc<Run>>,
 }
 
 impl Compaction {
-    pub(crate) fn begin(db: &Database, job: Job) -> Result<Compaction> {
-        let inputs: Vec<Input> = job.inputs.iter().map(|p| Input::Run(p.run.clone())).collect();
+    pub(crate) fn begin(db: &Database, job: Job) -> Compaction {
+        Compaction { job, merge: None, result: None, part: db.part_size() }
+    }
+
+    /// A bounded part of the work; `true` when all is done. What finds no space is tried again in smaller parts.
+    pub(crate) fn step(&mut self, db: &Database) -> Result<bool> {
+        match self.work(db) {
+            Err(Error::NoSpace) if self.part > SMALLEST => {
+                self.part = (self.part / 4).max(SMALLEST);
+                // Nothing is moved for the sake of scans now.
+                self.job.placement.stitch_at = 0;
+                Ok(false)
+            }
+            done => done,
+        }
+    }
+
+    fn work(&mut self, db: &Database) -> Result<bool> {
+        let mut merge = match self.merge.take() {
+            Some(merge) => merge,
+            None => self.merge(db)?,
+        };
+        let done = merge.step(STEP.min(self.part))?;
+        let m = merge.stats();
+        if !done && m.blocks_written + m.values_written + m.index_written < self.part {
+            self.merge = Some(merge);
+            return Ok(false);
+        }
+        self.install(db, merge)
+    }
+
+    fn merge(&self, db: &Database) -> Result<Merge> {
+        let inputs: Vec<Input> = self.job.inputs.iter().map(|p| Input::Run(p.run.clone())).collect();
         let options = MergeOptions {
-            placement: job.placement.clone(),
-            drop_tombstones: job.to_bottom,
-            separate_at: job.separate_at,
+            placement: self.job.placement.clone(),
+            drop_tombstones: self.job.to_bottom,
+            separate_at: self.job.separate_at,
             old_seq: db.visible.load(Ordering::Acquire),
             reserve: Reserve::Merge,
         };
-        let merge = Merge::new(&db.store, &inputs, &KeyRange::all(), options)?;
-        Ok(Compaction { job, merge })
+        Ok(Merge::new(&db.store, &inputs, &KeyRange::all(), options)?)
     }
 
-    /// A bounded part of the work; `true` when all is merged and only the install is left.
-    pub(crate) fn step(&mut self) -> Result<bool> {
-        Ok(self.merge.step(STEP)?)
-    }
-
-    /// Works until about `budget` bytes are written, and stops there: see [`Merge::cut`].
-    pub(super) fn cut(mut self, budget: u64) -> Result<(Option<Arc<Run>>, Option<Bytes>, MergeStats)> {
-        let written = |s: &MergeStats| s.blocks_written + s.values_written + s.index_written;
-        while written(&self.merge.stats()) < budget && !self.merge.step(STEP.min(budget))? {}
-        Ok(self.merge.cut()?)
-    }
-
-    /// Makes the result part of the store in place of its inputs.
-    pub(crate) fn install(self, db: &Database) -> Result<()> {
-        let Compaction { job, merge } = self;
-        let (run, stats) = merge.finish()?;
-        db.counters.merged(&stats);
+    /// Makes what is merged part of the store, in place of that much of the inputs. `true`: that was all.
+    fn install(&mut self, db: &Database, merge: Merge) -> Result<bool> {
+        let (run, next, stats) = merge.cut()?;
+        let parts: Vec<Arc<Run>> = self.result.iter().map(|p| p.run.clone()).chain(run).collect();
+        let joined = if parts.len() > 1 { concat(&db.store, &parts)? } else { parts.into_iter().next() };
+        let mut cuts = Vec::new();
+        for input in self.job.inputs.iter().cloned() {
+            let rest = match &next {
+                None => None,
+                Some(next) if input.run.fences().0 >= next.as_ref() => Some(input.run.clone()),
+                Some(next) => slice(&input.run, &KeyRange { start: next.clone(), end: None })?,
+            };
+            cuts.push(Cut { input, rest });
+        }
         db.zones.sync().map_err(|e| db.health.fail("syncing a merge", &e.into()))?;
-        let (dict, level) = (job.dict, job.level);
-        let old: Vec<RunId> = job.inputs.iter().map(|p| p.id).collect();
+        db.counters.merged(&stats);
+        let (dict, target, before) = (self.job.dict, self.job.level, self.result.as_ref().map(|p| p.id));
+        let mut result = None;
+        let mut there = true;
         db.install(|state| {
             let mut edits = vec![Edit::Streams(db.zones.positions())];
-            let id = RunId(state.next_run);
             // Dropped meanwhile: so is the result.
-            if state.dictionaries.contains_key(&dict) {
-                edits.extend(old.iter().map(|&id| Edit::DropRun { dict, id }));
-                edits.extend(run.iter().map(|run| Edit::AddRun { dict, level: level as u32, id, run: encode_run(run) }));
+            there = state.dictionaries.contains_key(&dict);
+            if there {
+                for Cut { input, rest } in &cuts {
+                    let id = input.id;
+                    if rest.as_ref().is_some_and(|rest| Arc::ptr_eq(rest, &input.run)) {
+                        continue;
+                    }
+                    edits.push(Edit::DropRun { dict, id });
+                    // Under its number it keeps its place among the others.
+                    let level = self.job.level_of(id) as u32;
+                    edits.extend(rest.iter().map(|rest| Edit::AddRun { dict, level, id, run: encode_run(rest) }));
+                }
+                edits.extend(before.map(|id| Edit::DropRun { dict, id }));
+                if let Some(run) = joined {
+                    let id = before.unwrap_or(RunId(state.next_run));
+                    edits.push(Edit::AddRun { dict, level: target as u32, id, run: encode_run(&run) });
+                    result = Some(Placed { id, run });
+                }
             }
+            let gone: Vec<RunId> = cuts.iter().filter(|c| c.rest.is_none()).map(|c| c.input.id).chain(before).collect();
+            let rests: Vec<Placed> = cuts.iter().filter_map(|c| Some(Placed { id: c.input.id, run: c.rest.clone()? })).collect();
+            let placed = result.clone();
             let change = move |v: &mut Version| {
                 v.change(dict, |tree| {
-                    tree.drop_runs(&old);
-                    if let Some(run) = run {
-                        tree.add_run(level, Placed { id, run });
-                    }
+                    tree.drop_runs(&gone);
+                    rests.into_iter().for_each(|rest| tree.replace_run(rest));
+                    placed.into_iter().for_each(|placed| tree.add_run(target, placed));
                 });
             };
             (edits, change)
         })?;
-        db.counters.compactions.add(1);
+        let done = next.is_none() || !there;
+        self.job.inputs = cuts.into_iter().filter_map(|c| Some(Placed { id: c.input.id, run: c.rest? })).collect();
+        self.result = result;
+        self.part = db.part_size();
+        db.counters.compactions.add(u64::from(done));
         db.compacted();
-        Ok(())
+        Ok(done)
     }
 }
 
@@ -214,30 +272,41 @@ impl Database {
         version.trees.values().find_map(|t| Job::for_tombstones(t, any))
     }
 
-    /// Does a whole job here and now; `false` when the store is being closed, which gives it up.
+    /// Does a whole job here and now; `false` when the store is being closed, which gives the rest of it up.
     fn compact_now(&self, job: Job) -> Result<bool> {
-        let mut compaction = Compaction::begin(self, job)?;
-        while !compaction.step()? {
+        let mut compaction = Compaction::begin(self, job);
+        while !compaction.step(self)? {
             if self.background.stopping() {
                 return Ok(false);
             }
         }
-        compaction.install(self)?;
         Ok(true)
     }
 
-    /// The same, in parts when it does not fit in one.
-    pub(super) fn compact_somehow(&self, job: Job) -> Result<bool> {
-        match self.compact_now(job.clone()) {
-            Err(Error::NoSpace) => {
-                let Some(tree) = self.version.load().trees.get(&job.dict).cloned() else { return Ok(true) };
-                let mut job = job.downwards(&tree);
-                // Nothing is moved for the sake of scans now.
+    /// The same; when there is no space for it, merged with everything older, which may make some.
+    fn compact_somehow(&self, job: Job) -> Result<bool> {
+        let (dict, level, to_bottom) = (job.dict, job.inputs.first().map_or(0, |p| job.level_of(p.id)), job.to_bottom);
+        match self.compact_now(job) {
+            Err(Error::NoSpace) if !to_bottom => {
+                let job = self.version.load().trees.get(&dict).map(|tree| Job::everything_from(tree, level));
+                let Some(mut job) = job.filter(|job| !job.inputs.is_empty()) else { return Ok(true) };
                 job.placement.stitch_at = 0;
-                self.compact_in_parts(job)
+                self.compact_now(job)
             }
             done => done,
         }
+    }
+
+    /// Bytes that a merge writes before they are installed: less when little is free.
+    fn part_size(&self) -> u64 {
+        let space = self.zones.space();
+        let zones = match space.free_for_user / ZONE_SIZE {
+            0 => space.zones_free,
+            more => more.saturating_add(u64::from(space.reserve)),
+        };
+        // Not too little: where inputs are cut, a few blocks are written for that alone.
+        let room = zones.saturating_sub(LEFT).saturating_mul(ZONE_SIZE / 4 * 3).max(ZONE_SIZE / 2);
+        room.min(self.options.merge_part)
     }
 
     /// Merges all runs of a dictionary into one.

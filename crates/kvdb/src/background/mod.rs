@@ -3,7 +3,6 @@
 
 pub(crate) mod compaction;
 pub(crate) mod flush;
-mod parts;
 mod pressure;
 
 use std::sync::Arc;
@@ -226,29 +225,12 @@ impl Database {
             let mut compaction = match current.take() {
                 Some(compaction) => compaction,
                 None => match self.next_job(self.is_quiet(), false) {
-                    Some(job) => Compaction::begin(self, job)?,
+                    Some(job) => Compaction::begin(self, job),
                     None => return Ok(done > 0),
                 },
             };
-            let outcome = match compaction.step() {
-                Ok(true) => compaction.install(self),
-                Ok(false) => {
-                    *current = Some(compaction);
-                    Ok(())
-                }
-                Err(e) => {
-                    // What it wrote is free again.
-                    drop(compaction);
-                    Err(e)
-                }
-            };
-            match outcome {
-                Err(Error::NoSpace) => match self.next_job(self.is_quiet(), false) {
-                    // In parts it may fit.
-                    Some(job) => drop(self.compact_somehow(job)?),
-                    None => return Ok(done > 0),
-                },
-                other => other?,
+            if !compaction.step(self)? {
+                *current = Some(compaction);
             }
         }
         Ok(true)
