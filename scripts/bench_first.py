@@ -50,7 +50,7 @@ class Kvfs:
 
     def requests(self):
         counts = json.loads(sh(self.kvfs, "stat", str(self.dir), "--json"))
-        return counts.get("daemon", {}).get("requests", {})
+        return counts["requests"]
 
 
 class Ext4:
@@ -125,7 +125,7 @@ def main():
         shown = ", ".join(f"{n} {v:.2f}" for n, v in list(req.items())[:6])
         lines.append(
             f"| {what} | {ops[at] / mk:,.0f} | {ops[at] / me:,.0f} | **{statistics.median(ratios):.2f}** "
-            f"| {ratios[0]:.2f}–{ratios[-1]:.2f} | {sum(req.values()):.2f}: {shown} |"
+            f"| {ratios[0]:.2f}–{ratios[-1]:.2f} | {sum(req.values()):.2f}{': ' if shown else ''}{shown} |"
         )
     cpu = next((l.split(":", 1)[1].strip() for l in Path("/proc/cpuinfo").read_text().splitlines() if l.startswith("model name")), "?")
     text = (

@@ -55,6 +55,7 @@ fn serve_logged(
     let mut record = Record::of_this_process(mounted.device(), &store.path, mounted.mount_point());
     record.socket = server.as_ref().map(|s| s.path().to_path_buf());
     record.log = log;
+    record.recovery = store.recovery.clone();
     record.write().map_err(|e| Failure::io(format!("cannot write a record to {}", daemons::folder().display()), &e))?;
     let signals = end_on_signals(mounted.unmounter()).map_err(|e| Failure::io("cannot listen to signals", &e))?;
     // The first request: whoever is told "mounted" can rely on being answered.

@@ -26,6 +26,8 @@ pub struct Record {
     pub mount_point: PathBuf,
     pub socket: Option<PathBuf>,
     pub log: Option<PathBuf>,
+    /// What opening the store had to repair, in one line; `None` after a proper close.
+    pub recovery: Option<String>,
     /// What went wrong while the daemon closed the store; left for `kvfs umount` to tell.
     pub failure: Option<String>,
 }
@@ -84,6 +86,7 @@ impl Record {
             mount_point: mount_point.into(),
             socket: None,
             log: None,
+            recovery: None,
             failure: None,
         }
     }
@@ -144,7 +147,8 @@ impl Record {
         json!({
             "device": self.device, "pid": self.pid, "started": self.started, "store": path(&self.store),
             "mount_point": path(&self.mount_point), "socket": self.socket.as_deref().map(path),
-            "log": self.log.as_deref().map(path), "failure": self.failure,
+            "log": self.log.as_deref().map(path), "recovery": self.recovery,
+            "failure": self.failure,
         })
     }
 
@@ -158,6 +162,7 @@ impl Record {
             mount_point: path(&v["mount_point"])?,
             socket: path(&v["socket"]),
             log: path(&v["log"]),
+            recovery: v["recovery"].as_str().map(Into::into),
             failure: v["failure"].as_str().map(Into::into),
         })
     }

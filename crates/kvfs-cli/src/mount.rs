@@ -71,9 +71,14 @@ pub fn run(args: Args, output: &Output) -> Outcome {
 }
 
 fn announce(output: &Output, record: &Record) -> Outcome {
-    let text = format!("mounted {} on {}", record.store.display(), record.mount_point.display());
+    let mut text = format!("mounted {} on {}", record.store.display(), record.mount_point.display());
+    if let Some(recovery) = &record.recovery {
+        text.push('\n');
+        text.push_str(recovery);
+    }
     let value = serde_json::json!({
         "store": record.store, "mount_point": record.mount_point, "pid": record.pid, "socket": record.socket, "device": record.device,
+        "recovery": record.recovery,
     });
     output.print(text, value)
 }

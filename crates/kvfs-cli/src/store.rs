@@ -89,6 +89,8 @@ pub struct Store {
     pub path: PathBuf,
     pub db: Kvdb,
     pub access: Access,
+    /// What opening it had to repair, in one line; `None` after a proper close.
+    pub recovery: Option<String>,
     shares: Shares,
 }
 
@@ -124,7 +126,8 @@ pub fn open(path: &Path, access: Access, memory: Option<u64>) -> Outcome<Store> 
     let (db, recovery) = Kvdb::open(Arc::new(device), Arc::new(Machine::default()), options)
         .map_err(|e| failure(format!("cannot open {}", path.display()), e))?;
     tracing::info!("opened {}: {recovery}", path.display());
-    Ok(Store { path: full_path(path).unwrap_or_else(|_| path.to_path_buf()), db, access, shares })
+    let recovery = (!recovery.clean).then(|| recovery.to_string());
+    Ok(Store { path: full_path(path).unwrap_or_else(|_| path.to_path_buf()), db, access, recovery, shares })
 }
 
 /// As `open`, but if the store's last mount is on its way out (unmounted, and still writing what was left) it waits for that; for

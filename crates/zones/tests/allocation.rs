@@ -1,13 +1,13 @@
 //! Who gets which zone. One long test drives random fills, holds, drops, crashes and reopenings against a model; the others
 //! show one rule each.
 
-mod common;
+mod world;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use common::{SMALL, memory_store, place};
 use env::Random;
+use world::{SMALL, memory_store, place};
 use zones::{
     Device, Error, Fault, FaultDevice, FaultKind, FormatOptions, Hold, MemoryDevice, Operation, Purpose, Reserve, SECTOR,
     ZONE_SIZE, ZoneId, ZoneUse, Zones,
@@ -454,7 +454,7 @@ fn threads_fill_and_sync_together() {
                     let mut placed = Vec::new();
                     for round in 0..10 {
                         let mut fill = zones.fill(STREAMS[(thread % 2) as usize], Reserve::Keep);
-                        for object in common::objects(thread * 100 + round, 30, 30_000) {
+                        for object in world::objects(thread * 100 + round, 30, 30_000) {
                             placed.push((place(&mut fill, 16, &object), object));
                         }
                         hold.merge(fill.finish().unwrap());

@@ -1,13 +1,13 @@
 //! Each device keeps the one promise it was made for.
 
-mod common;
+mod world;
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-use common::{SMALL, place};
 use env::Random;
+use world::{SMALL, place};
 use zones::{
     CountDevice, CrashDevice, Device, Error, Fault, FaultDevice, FaultKind, FileDevice, FormatOptions, Hold, MemoryDevice,
     Operation, Purpose, PurposeStats, Reserve, ZONE_SIZE, Zones,
@@ -156,7 +156,7 @@ fn counts_are_by_purpose() {
 
 #[test]
 fn a_store_counts_what_its_streams_do() {
-    let zones = common::memory_store(SMALL);
+    let zones = world::memory_store(SMALL);
     let mut fill = zones.fill(Purpose::Index, Reserve::Keep);
     (0..1000).for_each(|_| _ = place(&mut fill, 1, &[1; 4096]));
     let _hold = fill.finish().unwrap();
@@ -340,13 +340,13 @@ fn a_store_survives_a_crash_with_all_that_was_synced() {
         let device = Arc::new(CrashDevice::new());
         let zones = Zones::format(device.clone(), SMALL).unwrap();
         let mut fill = zones.fill(P, Reserve::Keep);
-        let placed: Vec<_> = common::objects(seed, 50, 20_000).map(|object| (place(&mut fill, 8, &object), object)).collect();
+        let placed: Vec<_> = world::objects(seed, 50, 20_000).map(|object| (place(&mut fill, 8, &object), object)).collect();
         let hold = fill.finish().unwrap();
         let mut root = Vec::new();
         hold.uses().encode(&mut root);
         zones.set_root(&root).unwrap();
         let mut more = zones.fill(P, Reserve::Keep);
-        common::objects(seed + 1000, 200, 20_000).for_each(|object| _ = place(&mut more, 8, &object));
+        world::objects(seed + 1000, 200, 20_000).for_each(|object| _ = place(&mut more, 8, &object));
         let _unsynced = more.finish().unwrap();
         device.cut_power();
         let zones = Zones::open(Arc::new(device.crash(seed))).unwrap();

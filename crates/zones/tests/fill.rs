@@ -1,8 +1,8 @@
 //! Fills: what is placed lies where it was said, in one zone, apart from everything else, until its hold is dropped.
 
-mod common;
+mod world;
 
-use common::{SMALL, memory_store, objects, place};
+use world::{SMALL, memory_store, objects, place};
 use zones::{Error, Purpose, Reserve, SECTOR, ZONE_SIZE, ZoneId, ZoneUse};
 
 #[test]

@@ -1,11 +1,11 @@
 //! The superblock pair: whatever one interrupted or damaged write does, the store opens with the old root or the new one.
 
-mod common;
+mod world;
 
 use std::sync::Arc;
 
-use common::SMALL;
 use env::Random;
+use world::SMALL;
 use zones::{
     CrashDevice, Device, Error, Fault, FaultDevice, FaultKind, FormatOptions, MAX_ROOT, MemoryDevice, Operation, Purpose,
     ZONE_SIZE, Zones,
@@ -34,7 +34,7 @@ fn what_was_formatted_is_found_again() {
     assert_eq!(found.superblock().capacity, Some(20 * ZONE_SIZE));
     assert_eq!(found.superblock().root, [7; MAX_ROOT]);
     assert!(matches!(found.set_root(&[0; MAX_ROOT + 1]), Err(Error::Invalid(_))));
-    assert_ne!(common::memory_store(SMALL).superblock().uuid, made.superblock().uuid);
+    assert_ne!(world::memory_store(SMALL).superblock().uuid, made.superblock().uuid);
 }
 
 #[test]

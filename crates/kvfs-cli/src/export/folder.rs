@@ -1,0 +1,158 @@
+//! The folder of the host that an export fills.
+
+use super::*;
+
+pub(super) struct Folder<'a> {
+    /// The target folder and those below it that are being filled, each held open: a name is made in its folder and nowhere else,
+    /// whatever symbolic links lie about.
+    pub(super) at: Vec<OwnedFd>,
+    pub(super) root: PathBuf,
+    /// The first name of each file that has several, from the target folder.
+    pub(super) linked: HashMap<Ino, Vec<u8>>,
+    /// Owners can be set.
+    pub(super) owner: bool,
+    pub(super) skipped: Skipped<'a>,
+}
+
+impl Folder<'_> {
+    fn dress(&mut self, fd: impl AsFd, item: &Item<'_>) -> Result<(), Errno> {
+        let attr = &item.attr;
+        if self.owner {
+            rustix::fs::fchown(&fd, Some(Uid::from_raw(attr.uid)), Some(Gid::from_raw(attr.gid)))?;
+        }
+        rustix::fs::fchmod(&fd, Mode::from_raw_mode(u32::from(attr.perm)))?;
+        for (name, value) in &item.xattrs {
+            if rustix::fs::fsetxattr(&fd, name.as_slice(), value, XattrFlags::empty()).is_err() {
+                self.skipped.note(item.path, &format!("the attribute {} is left out", text::show(name)));
+            }
+        }
+        rustix::fs::futimens(&fd, &times(attr))
+    }
+
+    /// As `dress`, for what cannot be opened.
+    fn dress_name(&mut self, parent: &OwnedFd, item: &Item<'_>) -> Result<(), Errno> {
+        let attr = &item.attr;
+        if self.owner {
+            let (uid, gid) = (Some(Uid::from_raw(attr.uid)), Some(Gid::from_raw(attr.gid)));
+            rustix::fs::chownat(parent, item.name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?;
+        }
+        if attr.kind != FileKind::Symlink {
+            rustix::fs::chmodat(parent, item.name, Mode::from_raw_mode(u32::from(attr.perm)), AtFlags::empty())?;
+        }
+        rustix::fs::utimensat(parent, item.name, &times(attr), AtFlags::SYMLINK_NOFOLLOW)
+    }
+}
+
+fn times(attr: &Attr) -> Timestamps {
+    let spec = |t: kvfs::Timestamp| Timespec { tv_sec: t.secs, tv_nsec: i64::from(t.nanos) };
+    Timestamps { last_access: spec(attr.atime), last_modification: spec(attr.mtime) }
+}
+
+impl Target for Folder<'_> {
+    fn put(&mut self, fs: &Fs, item: &Item<'_>, bar: &ProgressBar) -> Outcome<u64> {
+        if item.path.is_empty() {
+            return Ok(0);
+        }
+        let path = self.root.join(std::ffi::OsStr::from_bytes(item.path));
+        let cannot = |e: Errno| Failure::io(format!("cannot write {}", path.display()), &e.into());
+        let Some(parent) = self.at.last() else { return Err(Failure::new(Exit::Failed, "no folder is open")) };
+        let parent = parent.try_clone().map_err(|e| Failure::io("cannot open folders so deep", &e))?;
+        let attr = &item.attr;
+        if attr.kind == FileKind::Dir {
+            match rustix::fs::mkdirat(&parent, item.name, Mode::RWXU) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(e) => return Err(cannot(e)),
+            }
+            let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let fd = rustix::fs::openat(&parent, item.name, flags, Mode::empty()).map_err(cannot)?;
+            self.at.push(fd);
+            return Ok(0);
+        }
+        match rustix::fs::unlinkat(&parent, item.name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(e) => return Err(cannot(e)),
+        }
+        if attr.nlink > 1 {
+            if let Some(first) = self.linked.get(&attr.ino) {
+                rustix::fs::linkat(&self.at[0], first.as_slice(), &parent, item.name, AtFlags::empty()).map_err(cannot)?;
+                return Ok(0);
+            }
+            self.linked.insert(attr.ino, item.path.to_vec());
+        }
+        let special = match attr.kind {
+            FileKind::File => {
+                let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                let fd = rustix::fs::openat(&parent, item.name, flags, Mode::RUSR | Mode::WUSR).map_err(cannot)?;
+                let file = File::from(fd);
+                let written = write_file(fs, &file, item, bar, &cannot).inspect_err(|_| {
+                    // Half a file must not pass for the whole.
+                    let _ = rustix::fs::unlinkat(&parent, item.name, AtFlags::empty());
+                    self.linked.remove(&attr.ino);
+                })?;
+                let dressed = self.dress(&file, item);
+                dressed.map_err(|e| Failure::io(format!("cannot set the attributes of {}", text::show(item.path)), &e.into()))?;
+                return Ok(written);
+            }
+            FileKind::Symlink => rustix::fs::symlinkat(item.target.as_slice(), &parent, item.name),
+            kind => {
+                let kind = match kind {
+                    FileKind::CharDevice => FileType::CharacterDevice,
+                    FileKind::BlockDevice => FileType::BlockDevice,
+                    FileKind::Socket => FileType::Socket,
+                    _ => FileType::Fifo,
+                };
+                let (major, minor) = tree::device_numbers(attr.rdev);
+                let rdev = rustix::fs::makedev(major, minor);
+                rustix::fs::mknodat(&parent, item.name, kind, Mode::RUSR | Mode::WUSR, rdev)
+            }
+        };
+        match special {
+            Err(Errno::PERM) if attr.kind != FileKind::Symlink => {
+                self.skipped.note(item.path, "only root may make devices");
+                return Ok(0);
+            }
+            made => made.map_err(cannot)?,
+        }
+        let dressed = self.dress_name(&parent, item);
+        dressed.map_err(|e| Failure::io(format!("cannot set the attributes of {}", text::show(item.path)), &e.into()))?;
+        for (name, value) in &item.xattrs {
+            if rustix::fs::lsetxattr(&path, name.as_slice(), value, XattrFlags::empty()).is_err() {
+                self.skipped.note(item.path, &format!("the attribute {} is left out", text::show(name)));
+            }
+        }
+        Ok(0)
+    }
+
+    /// The attributes of a folder come last: what is put into it changes its times, and its mode may forbid to.
+    fn leave(&mut self, item: &Item<'_>) -> Outcome {
+        let Some(fd) = self.at.pop() else { return Ok(()) };
+        let dressed = self.dress(&fd, item);
+        dressed.map_err(|e| Failure::io(format!("cannot set the attributes of the folder {}", text::show(item.path)), &e.into()))
+    }
+
+    fn skipped(&self) -> u64 {
+        self.skipped.count
+    }
+}
+
+fn write_file(fs: &Fs, file: &File, item: &Item<'_>, bar: &ProgressBar, cannot: &dyn Fn(Errno) -> Failure) -> Outcome<u64> {
+    let attr = &item.attr;
+    let failed = |e| tree::failure(format!("cannot read {}", text::show(item.path)), e);
+    let mut written = 0;
+    for (mut at, mut len) in tree::stretches(fs, attr).map_err(failed)? {
+        while len > 0 {
+            let piece = fs.read(attr.ino, at, len.min(u64::from(tree::PIECE)) as u32).map_err(failed)?;
+            if piece.is_empty() {
+                break;
+            }
+            file.write_all_at(&piece, at)
+                .map_err(|e| cannot(Errno::from_raw_os_error(e.raw_os_error().unwrap_or(rustix::io::Errno::IO.raw_os_error()))))?;
+            at += piece.len() as u64;
+            len -= piece.len() as u64;
+            written += piece.len() as u64;
+            bar.inc(piece.len() as u64);
+        }
+    }
+    rustix::fs::ftruncate(file, attr.size).map_err(cannot)?;
+    Ok(written)
+}
