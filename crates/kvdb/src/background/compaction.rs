@@ -30,6 +30,8 @@ const RATIO: u64 = 4;
 const BOTTOM: usize = 15;
 /// Zones that must have become free before a reclaim is content.
 const ENOUGH: u64 = 4;
+/// Spans of key blocks that stay where they are when space is short, bytes.
+const PRESSED: u64 = 1 << 20;
 /// Most rounds of a reclaim: whoever waits for it must go on at last.
 const ROUNDS: usize = 16;
 /// When not even a part of this size finds room, there is none.
@@ -80,6 +82,14 @@ impl Job {
     /// The level that the input lies at.
     fn level_of(&self, id: RunId) -> usize {
         self.levels.iter().find(|(of, _)| *of == id).map_or(BOTTOM, |(_, level)| *level)
+    }
+
+    /// Space is short: no value is moved for the sake of scans, and no few key blocks stay behind that would keep a zone.
+    fn press(&mut self) {
+        if self.placement.evacuate.is_none() {
+            self.placement.stitch_at = PRESSED;
+            self.placement.values_stay = true;
+        }
     }
 
     /// All runs from level `from` downwards.
@@ -153,8 +163,7 @@ impl Compaction {
         match self.work(db) {
             Err(Error::NoSpace) if self.part > SMALLEST => {
                 self.part = (self.part / 4).max(SMALLEST);
-                // Nothing is moved for the sake of scans now.
-                self.job.placement.stitch_at = 0;
+                self.job.press();
                 Ok(false)
             }
             done => done,
@@ -290,7 +299,7 @@ impl Database {
             Err(Error::NoSpace) if !to_bottom => {
                 let job = self.version.load().trees.get(&dict).map(|tree| Job::everything_from(tree, level));
                 let Some(mut job) = job.filter(|job| !job.inputs.is_empty()) else { return Ok(true) };
-                job.placement.stitch_at = 0;
+                job.press();
                 self.compact_now(job)
             }
             done => done,
@@ -324,6 +333,7 @@ impl Database {
     /// rest of them together, until there is some room or nothing is left to gain. Done by whoever finds the store full, before
     /// saying so. `true`: there may be more to gain.
     pub(crate) fn reclaim(&self) -> Result<bool> {
+        let mut free = 0;
         for _ in 0..ROUNDS {
             // Without room for a flush, merges may make some.
             let flushed = unless_full(self.flush_all())?.is_some();
@@ -337,7 +347,8 @@ impl Database {
             if space.free_for_user > enough.saturating_add(self.unflushed()) {
                 return Ok(moved || !settled);
             }
-            if self.background.stopping() || (!moved && flushed && settled) {
+            let gained = space.zones_free > std::mem::replace(&mut free, space.zones_free);
+            if self.background.stopping() || !gained || (!moved && flushed && settled) {
                 return Ok(false);
             }
         }
@@ -347,7 +358,7 @@ impl Database {
     /// Does all compactions that are called for, those for few tombstones too. The caller has `compacting`.
     fn settle(&self) -> Result<()> {
         while let Some(mut job) = self.next_job(true, true) {
-            job.placement.stitch_at = 0;
+            job.press();
             if !self.compact_somehow(job)? {
                 break;
             }
@@ -360,7 +371,7 @@ impl Database {
     fn evacuate(&self) -> Result<bool> {
         let open: BTreeSet<ZoneId> = self.zones.positions().iter().map(|(_, addr)| ZoneId::of(*addr)).collect();
         let mut zones: Vec<(u64, ZoneId)> = self.zones.usage().iter().map(|&(zone, live, _)| (live, zone)).collect();
-        zones.retain(|(live, zone)| live * 4 < ZONE_SIZE * 3 && !open.contains(zone));
+        zones.retain(|(live, zone)| live * 8 < ZONE_SIZE * 7 && !open.contains(zone));
         zones.sort_unstable();
         let space = self.zones.space();
         let free = match space.free_for_user / ZONE_SIZE {
@@ -377,8 +388,8 @@ impl Database {
             moved += live;
             victims.insert(zone);
         }
-        // A zone at least, and what the index may take.
-        if (victims.len() as u64 * ZONE_SIZE).saturating_sub(moved) < ZONE_SIZE + ZONE_SIZE / 4 {
+        // A zone at least.
+        if (victims.len() as u64 * ZONE_SIZE) < moved + ZONE_SIZE {
             return Ok(false);
         }
         let victims = Arc::new(victims);
