@@ -2,7 +2,8 @@
 # A full store and a full host disk, on a real mount: writing until ENOSPC, once against the store's own limit (create --size), once
 # against a host that something else has filled. Every file that was written without an error has its md5, also after a remount, and
 # after the daemon was killed, both when full; removing works when full; what was removed can be written again, round after round;
-# at the end the host has its blocks back and `kvfs check` finds nothing. Needs root and 3 GB of disk.
+# at the end the host has its blocks back and `kvfs check` finds nothing. Needs root and 3 GB of disk; with
+# HOSTFS=tmpfs, of memory.
 set -euo pipefail
 KVFS=$(realpath "${1:?usage: full_disk.sh KVFS-BINARY [limit|host]…}"); shift
 STEPS=${*:-limit host}
@@ -26,12 +27,13 @@ content() { { echo "$1"; cat "$WORK/noise" "$WORK/noise"; } 2>/dev/null | head -
 LIST=$WORK/list
 : >"$LIST"
 put() { # NAME BYTES
+    local one=$WORK/one.$BASHPID why=$WORK/why.$BASHPID
     mkdir -p "$(dirname "$MNT/$1")" 2>/dev/null || return 1
-    content "$1" "$2" >"$WORK/one"
-    if bounded cp "$WORK/one" "$MNT/$1" 2>"$WORK/why"; then
-        echo "$(md5sum <"$WORK/one" | cut -c1-32)  ./$1" >>"$LIST"
+    content "$1" "$2" >"$one"
+    if bounded cp "$one" "$MNT/$1" 2>"$why"; then
+        echo "$(md5sum <"$one" | cut -c1-32)  ./$1" >>"$LIST"
     else
-        grep -q "No space left" "$WORK/why" || die "cp $1: $(cat "$WORK/why")"
+        grep -q "No space left" "$why" || die "cp $1: $(cat "$why")"
         bounded rm -f "$MNT/$1" || die "a half written file cannot be removed"
         return 1
     fi
@@ -42,6 +44,13 @@ fill() {
     while [ $n -lt "${3:-20000}" ] && put "$1/$((n / 500))/$n" "$2"; do n=$((n + 1)); done
     [ $n -lt 20000 ] || die "it never gets full"
     echo "$n files of $2 bytes ($1)"
+}
+# crowd PREFIX BYTES: eight at once fill what is left.
+crowd() {
+    local pids=() p
+    for p in 1 2 3 4 5 6 7 8; do fill "$1/$p" "$2" >"$WORK/crowd.$p" & pids+=($!); done
+    for p in "${pids[@]}"; do wait "$p" || die "one of eight writers failed"; done
+    cat "$WORK"/crowd.?
 }
 verify() { (cd "$MNT" && LIMIT=600 bounded md5sum --quiet -c "$LIST") >"$WORK/bad" 2>&1 || die "$1: $(head -5 "$WORK/bad")"; echo "$(wc -l <"$LIST") files right $1"; }
 # forget REGEX: removes the files whose names match.
@@ -70,6 +79,7 @@ cycle() {
     say "$1, round $2: filling"
     fill "small$2" 1500 800
     if [ "$2" = 2 ]; then fill "middle$2" 300000; fi
+    if [ "$2" = 3 ]; then crowd "crowd$2" $((MIB + 1)); fi
     fill "large$2" $((5 * MIB)); fill "small$2/rest" 70000
     local full; full=$(held); echo "$((full / MIB)) MiB held"
     [ "$2" = 1 ] && FIRST=$full
@@ -114,6 +124,10 @@ finish() { # BYTES that the empty store may take
 }
 
 host() { # BYTES
+    if [ "${HOSTFS:-ext4}" = tmpfs ]; then
+        mount -t tmpfs -o size="$1" tmpfs "$DISK"
+        return
+    fi
     truncate -s "$1" "$IMG"
     mkfs.ext4 -q -F -m 0 "$IMG"
     mount -o loop "$IMG" "$DISK"
@@ -133,7 +147,7 @@ limit() {
     cycle "limit" 3
     [ "$(used)" -le $((769 * MIB)) ] || die "the store takes more than its limit"
     finish $((200 * MIB))
-    umount "$DISK"; rm "$IMG"
+    umount "$DISK"; rm -f "$IMG"
 }
 
 host_full() {
@@ -167,7 +181,7 @@ host_full() {
     for n in 1 2 3 4 5 6 7 8; do put "after/$n" $((12 * MIB)) || die "there is space again, but writing fails"; done
     verify "after the host had space again"
     finish $((200 * MIB))
-    umount "$DISK"; rm "$IMG"
+    umount "$DISK"; rm -f "$IMG"
 }
 
 for step in $STEPS; do
