@@ -125,7 +125,7 @@ fn start_log(path: Option<&Path>) -> Outcome<Option<PathBuf>> {
     let filter = tracing_subscriber::EnvFilter::try_from_env("KVFS_LOG").unwrap_or_else(|_| {
         // A log nobody asked for must not grow.
         let quiet = path.is_some_and(|p| p.starts_with(daemons::folder()));
-        tracing_subscriber::EnvFilter::new(if quiet { "warn,fuser=off" } else { "info,fuser=off" })
+        tracing_subscriber::EnvFilter::new(if quiet { "warn" } else { "info" })
     });
     let builder = tracing_subscriber::fmt().with_env_filter(filter);
     let started = match path {

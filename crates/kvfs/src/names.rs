@@ -239,20 +239,7 @@ impl Fs {
         }
         let inode = self.inode_of_entry(parent, name, ino)?;
         let mut state = self.lock(&inode)?;
-        let mut batch = Batch::new();
-        batch.releases_space();
-        batch.delete(self.core.layout.nmap, layout::name_key(parent, name));
-        let now = self.now();
-        let mut dir_attr = dir_state.attr;
-        dir_attr.size = dir_attr.size.saturating_sub(1);
-        (dir_attr.mtime, dir_attr.ctime) = (now, now);
-        self.stage(parent, &mut dir_state, &dir_attr, &mut batch)?;
-        let dropped = self.stage_unlink(&inode, &mut state, now, &mut batch)?;
-        self.remember_removed(&dir, name);
-        self.commit(batch)?;
-        self.staged(&mut dir_state, dir_attr);
-        self.unlinked(&inode, &mut state, dropped);
-        Ok(())
+        self.remove_name((&dir, &mut dir_state), name, (&inode, &mut state))
     }
 
     pub fn rmdir(&self, parent: Ino, name: &[u8]) -> Result<()> {
@@ -274,20 +261,33 @@ impl Fs {
         if state.attr.size > 0 {
             return Err(Error::NotEmpty);
         }
+        self.remove_name((&dir, &mut dir_state), name, (&inode, &mut state))
+    }
+
+    /// Takes `name` out of a directory, and one link from what it names, as one commit. Both are locked by the caller.
+    fn remove_name(
+        &self,
+        (dir, dir_state): (&Arc<Inode>, &mut State),
+        name: &[u8],
+        (inode, state): (&Arc<Inode>, &mut State),
+    ) -> Result<()> {
         let mut batch = Batch::new();
         batch.releases_space();
-        batch.delete(self.core.layout.nmap, layout::name_key(parent, name));
+        batch.delete(self.core.layout.nmap, layout::name_key(dir.ino, name));
         let now = self.now();
         let mut dir_attr = dir_state.attr;
         dir_attr.size = dir_attr.size.saturating_sub(1);
-        dir_attr.nlink = dir_attr.nlink.saturating_sub(1);
+        if state.is_dir() {
+            // Its `..` was a link of the directory.
+            dir_attr.nlink = dir_attr.nlink.saturating_sub(1);
+        }
         (dir_attr.mtime, dir_attr.ctime) = (now, now);
-        self.stage(parent, &mut dir_state, &dir_attr, &mut batch)?;
-        let dropped = self.stage_unlink(&inode, &mut state, now, &mut batch)?;
-        self.remember_removed(&dir, name);
+        self.stage(dir.ino, dir_state, &dir_attr, &mut batch)?;
+        let dropped = self.stage_unlink(inode, state, now, &mut batch)?;
+        self.remember_removed(dir, name);
         self.commit(batch)?;
-        self.staged(&mut dir_state, dir_attr);
-        self.unlinked(&inode, &mut state, dropped);
+        self.staged(dir_state, dir_attr);
+        self.unlinked(inode, state, dropped);
         Ok(())
     }
 
