@@ -31,7 +31,7 @@ pub use cursor::{TreeCursor, TreeTuple};
 pub use error::{Error, Result};
 pub use filter::{Filter, FilterBuilder, hash};
 pub use item::{Body, ExtentRef, Item, Lookup, Seq, Value};
-pub use memtable::{Memtable, MemtableCursor, Writer};
+pub use memtable::{Memtable, MemtableCursor, Slot, UNPLACED, Writer};
 pub use merge::{Input, KeyRange, Merge, MergeOptions, concat, merge, slice};
 pub use placement::Placement;
 pub use run::{Run, RunStats};

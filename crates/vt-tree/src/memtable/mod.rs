@@ -23,7 +23,7 @@ mod tests;
 
 pub use cursor::MemtableCursor;
 
-use crate::{Lookup, Seq, Value};
+use crate::{ExtentRef, Lookup, Seq, Value};
 use arena::{Arena, Place};
 use bytes::Bytes;
 use fragments::Fragments;
@@ -52,7 +52,7 @@ struct State {
     tree: Tree,
     fragments: Fragments,
     /// Values kept outside the arena; `Place::kept` says which.
-    kept: Vec<Option<Value>>,
+    kept: Vec<Option<Kept>>,
     free_kept: Vec<u32>,
     /// Heap bytes of `kept`'s values.
     kept_bytes: usize,
@@ -62,6 +62,18 @@ struct State {
     min_seq: Seq,
     max_seq: Seq,
 }
+
+/// A value kept outside the arena.
+enum Kept {
+    /// As it was given.
+    Own(Value),
+    /// It shares a buffer with its neighbours until it has a place on the device, see `Writer::put_unplaced`.
+    Unplaced(Bytes),
+}
+
+/// Where a memtable keeps a value that has no place on the device yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot(u32);
 
 impl Default for Memtable {
     fn default() -> Self {
@@ -145,6 +157,23 @@ impl Memtable {
         MemtableCursor::new(self.clone(), at)
     }
 
+    /// Replaces values put by [`Writer::put_unplaced`] by the places they have got since; they must be readable there. Gives the
+    /// bytes by which the memtable shrank.
+    pub fn place(&self, placed: impl IntoIterator<Item = (Slot, ExtentRef)>) -> usize {
+        let mut writer = self.writer();
+        let before = writer.state.kept_bytes;
+        for (Slot(i), extent) in placed {
+            if let Some(Some(kept)) = writer.state.kept.get_mut(i as usize)
+                && let Kept::Unplaced(bytes) = kept
+            {
+                let heap = UNPLACED + bytes.len();
+                *kept = Kept::Own(Value::Extent(extent));
+                writer.state.kept_bytes -= heap;
+            }
+        }
+        before - writer.state.kept_bytes
+    }
+
     /// Promises that every `get` from now on and every cursor, also those that exist, asks for `floor` or later. Versions that nobody can
     /// ask for any more may then be forgotten. The floor never falls.
     pub fn set_floor(&self, floor: Seq) {
@@ -188,7 +217,11 @@ impl State {
         if place == Place::DELETE {
             None
         } else if let Some(i) = place.as_kept() {
-            self.kept[i as usize].clone()
+            match self.kept[i as usize].as_ref()? {
+                Kept::Own(value) => Some(value.clone()),
+                // Whoever asked may keep it, which must not keep its neighbours.
+                Kept::Unplaced(bytes) => Some(Value::Inline(Bytes::copy_from_slice(bytes))),
+            }
         } else {
             Some(Value::Inline(self.arena.bytes(place)))
         }
@@ -201,19 +234,18 @@ impl State {
         Stamp { seq, arrival: self.arrivals }
     }
 
-    fn keep(&mut self, value: Value) -> Place {
-        self.kept_bytes += kept_heap(&value);
-        let i = match self.free_kept.pop() {
+    fn keep(&mut self, kept: Kept) -> u32 {
+        self.kept_bytes += kept.heap();
+        match self.free_kept.pop() {
             Some(i) => {
-                self.kept[i as usize] = Some(value);
+                self.kept[i as usize] = Some(kept);
                 i
             }
             None => {
-                self.kept.push(Some(value));
+                self.kept.push(Some(kept));
                 self.kept.len() as u32 - 1
             }
-        };
-        Place::kept(i)
+        }
     }
 
     fn write(&mut self, key: &[u8], seq: Seq, value: Place) {
@@ -221,8 +253,9 @@ impl State {
         let mut released = Vec::new();
         self.tree.put(&mut self.arena, key, stamp, value, self.floor, &mut released);
         for i in released.into_iter().filter_map(Place::as_kept) {
-            if let Some(value) = self.kept[i as usize].take() {
-                self.kept_bytes -= kept_heap(&value);
+            // An unplaced one keeps its slot: somebody is about to tell its place.
+            if let Some(kept) = self.kept[i as usize].take_if(|kept| matches!(kept, Kept::Own(_))) {
+                self.kept_bytes -= kept.heap();
                 self.free_kept.push(i);
             }
         }
@@ -232,17 +265,23 @@ impl State {
         self.arena.heap()
             + self.tree.heap()
             + self.fragments.heap()
-            + self.kept.capacity() * size_of::<Option<Value>>()
+            + self.kept.capacity() * size_of::<Option<Kept>>()
             + self.free_kept.capacity() * 4
             + self.kept_bytes
     }
 }
 
-/// Heap bytes behind a value kept as given: the buffer, its reference count, the allocator's share.
-fn kept_heap(value: &Value) -> usize {
-    match value {
-        Value::Inline(b) => b.len() + 48,
-        Value::Extent(_) => 0,
+/// Heap bytes that an unplaced value takes beside its own.
+pub const UNPLACED: usize = 16;
+
+impl Kept {
+    /// Heap bytes behind it: the buffer, its reference count, the allocator's share.
+    fn heap(&self) -> usize {
+        match self {
+            Kept::Own(Value::Inline(b)) => b.len() + 48,
+            Kept::Own(Value::Extent(_)) => 0,
+            Kept::Unplaced(b) => b.len() + UNPLACED,
+        }
     }
 }
 
@@ -258,15 +297,27 @@ impl Writer<'_> {
         let s = &mut *self.state;
         let place = match &value {
             Value::Inline(b) if b.len() < KEEP_FROM => s.arena.add(b),
-            _ => s.keep(value),
+            _ => Place::kept(s.keep(Kept::Own(value))),
         };
         s.write(key, seq, place);
+    }
+
+    /// As `put` of an inline value that is on its way to the device, where [`Memtable::place`] will say that it lies. Until then it
+    /// is kept as given, a slice of a buffer that it shares with others.
+    pub fn put_unplaced(&mut self, key: &[u8], seq: Seq, value: Bytes) -> Slot {
+        let s = &mut *self.state;
+        let slot = s.keep(Kept::Unplaced(value));
+        s.write(key, seq, Place::kept(slot));
+        Slot(slot)
     }
 
     /// As `put` of an inline value, from a slice.
     pub fn put_slice(&mut self, key: &[u8], seq: Seq, value: &[u8]) {
         let s = &mut *self.state;
-        let place = if value.len() < KEEP_FROM { s.arena.add(value) } else { s.keep(Value::Inline(Bytes::copy_from_slice(value))) };
+        let place = match value.len() < KEEP_FROM {
+            true => s.arena.add(value),
+            false => Place::kept(s.keep(Kept::Own(Value::Inline(Bytes::copy_from_slice(value))))),
+        };
         s.write(key, seq, place);
     }
 
