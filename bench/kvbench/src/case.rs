@@ -1,0 +1,84 @@
+//! A case: a load and what is read after it, each phase in a child process of its own, scratch data deleted at the end.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+use crate::memory_limit::MemoryLimit;
+use crate::outcome::Outcome;
+use crate::spec::{Read, Spec, name};
+
+/// Scratch data that goes when this goes.
+struct Scratch(PathBuf);
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Runs the load of `spec` and then `reads`; `spec.settings.dir` is emptied before and after. Each outcome goes to `sink` as it comes.
+pub fn run(spec: &Spec, reads: &[Read], get_ops: u64, sink: &mut dyn FnMut(Outcome) -> Result<()>) -> Result<()> {
+    let dir = &spec.settings.dir;
+    let _ = fs::remove_dir_all(dir);
+    fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    let _scratch = Scratch(dir.clone());
+    drop_caches();
+    sink(child(spec)?)?;
+    for &read in reads {
+        let mut spec = Spec { read: Some(read), ops: get_ops, series: None, ..spec.clone() };
+        if !read.warm() {
+            drop_caches();
+        }
+        let limit = match read.limited() {
+            false => None,
+            true => {
+                let bytes = (spec.count() * spec.tuple_bytes() / 4).max(64 << 20);
+                match MemoryLimit::new(bytes) {
+                    Ok(limit) => {
+                        // The engine's own budget has to fit, with room for the page cache.
+                        spec.settings.memory = spec.settings.memory.min(bytes / 2);
+                        spec.settings.write_buffer = spec.settings.write_buffer.min(spec.settings.memory / 8);
+                        spec.memory_limit = Some(bytes);
+                        spec.group = Some(limit.group().to_path_buf());
+                        Some(limit)
+                    }
+                    Err(e) => {
+                        eprintln!("{} skipped: memory cannot be limited here: {e:#}", name(&read));
+                        continue;
+                    }
+                }
+            }
+        };
+        let outcome = child(&spec);
+        drop(limit);
+        sink(outcome?)?;
+    }
+    Ok(())
+}
+
+fn child(spec: &Spec) -> Result<Outcome> {
+    let program = std::env::current_exe()?;
+    let output = Command::new(program)
+        .arg("phase")
+        .arg(serde_json::to_string(spec)?)
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cannot start the child process")?;
+    if !output.status.success() {
+        bail!("{} {}: the child process failed: {}", spec.engine, name(&spec.load), output.status);
+    }
+    serde_json::from_slice(&output.stdout).context("the child process did not print an outcome")
+}
+
+/// Writes out what is dirty and drops the page cache, so that a case starts as the one before did.
+fn drop_caches() {
+    // SAFETY: sync has no arguments and no failure.
+    unsafe { libc::sync() };
+    if fs::write(Path::new("/proc/sys/vm/drop_caches"), "3").is_err() {
+        eprintln!("the page cache cannot be dropped (root can): cold figures are warm ones");
+    }
+}

@@ -1,0 +1,101 @@
+//! This project's engine: one dictionary in one file, one commit a put.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use bytes::Bytes;
+use env::Machine;
+use kvdb::{Batch, CreateOptions, DictionaryId, DictionaryOptions, Durability, Kvdb, OpenOptions};
+use zones::FileDevice;
+
+use super::{Engine, Settings};
+
+pub const JOURNAL_CAN_BE_OFF: bool = false;
+
+/// Tuples that a scan takes at a time.
+const SCAN_PART: usize = 1024;
+
+pub struct Store {
+    db: Kvdb,
+    dictionary: DictionaryId,
+}
+
+impl Store {
+    pub fn open(settings: &Settings) -> Result<Store> {
+        let path = settings.dir.join("store.kvfs");
+        let open = OpenOptions { memory: settings.memory as usize, ..OpenOptions::default() };
+        let machine = Arc::new(Machine::default());
+        let db = if path.exists() {
+            Kvdb::open(Arc::new(FileDevice::open(&path, false)?), machine, open)?.0
+        } else {
+            Kvdb::create(Arc::new(FileDevice::create(&path)?), machine, CreateOptions { open, ..CreateOptions::default() })?
+        };
+        let default = DictionaryOptions::default();
+        let options = DictionaryOptions { stitch_at: settings.stitch_at.unwrap_or(default.stitch_at), ..default };
+        let dictionary = match db.dictionary("bench") {
+            Some(d) => d,
+            None => db.create_dictionary("bench", options)?,
+        };
+        Ok(Store { db, dictionary })
+    }
+}
+
+impl Engine for Store {
+    fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        let mut batch = Batch::new();
+        batch.put(self.dictionary, Bytes::copy_from_slice(key), Bytes::copy_from_slice(value));
+        Ok(self.db.commit(batch, Durability::Buffered)?)
+    }
+
+    fn delete(&self, key: &[u8]) -> Result<()> {
+        let mut batch = Batch::new();
+        batch.delete(self.dictionary, Bytes::copy_from_slice(key));
+        Ok(self.db.commit(batch, Durability::Buffered)?)
+    }
+
+    fn delete_range(&self, start: &[u8], end: &[u8]) -> Result<bool> {
+        let mut batch = Batch::new();
+        batch.delete_range(self.dictionary, Bytes::copy_from_slice(start), Bytes::copy_from_slice(end));
+        self.db.commit(batch, Durability::Buffered)?;
+        Ok(true)
+    }
+
+    fn get(&self, key: &[u8], seen: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        let value = self.db.get(self.dictionary, key)?;
+        value.iter().for_each(|v| seen(v));
+        Ok(value.is_some())
+    }
+
+    fn scan(&self, start: &[u8], limit: u64, seen: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64> {
+        let view = self.db.view();
+        let (mut from, mut n) = (start.to_vec(), 0);
+        while n < limit {
+            let part = view.scan(self.dictionary, &from, b"", SCAN_PART.min((limit - n) as usize))?;
+            let Some((last, _)) = part.last() else { break };
+            from.clear();
+            from.extend_from_slice(last);
+            from.push(0);
+            n += part.len() as u64;
+            part.iter().for_each(|(k, v)| seen(k, v));
+        }
+        Ok(n)
+    }
+
+    fn flush(&self) -> Result<()> {
+        Ok(self.db.flush()?)
+    }
+
+    fn figures(&self) -> serde_json::Value {
+        let s = self.db.stats();
+        let levels: Vec<usize> = s.dictionaries.iter().flat_map(|d| d.levels.iter().map(Vec::len)).collect();
+        serde_json::json!({
+            "flushes": s.flushes, "merges": s.compactions, "stitched_bytes": s.stitched_bytes, "merged_bytes": s.merged_bytes,
+            "delays": s.delays, "delayed_ms": s.delayed_micros / 1000, "stops": s.stops, "runs_by_level": levels,
+            "written_by_purpose": format!("{:?}", s.io), "bound_bytes": s.bound_bytes,
+        })
+    }
+
+    fn close(self: Box<Self>) -> Result<()> {
+        Ok(self.db.close()?)
+    }
+}
