@@ -231,6 +231,16 @@ impl Database {
         Ok(())
     }
 
+    /// Changes the stitching threshold of a dictionary, durably and for merges under way.
+    pub(crate) fn set_stitch_at(&self, dict: DictionaryId, stitch_at: u64) -> Result<()> {
+        self.writable()?;
+        self.version.load().tree(dict)?;
+        self.install(|state| {
+            let edits = state.dictionaries.contains_key(&dict).then_some(Edit::StitchAt { dict, stitch_at });
+            (edits.into_iter().collect(), move |v: &mut Version| v.change(dict, |t| t.info.options.stitch_at = stitch_at))
+        })
+    }
+
     pub(crate) fn dictionary(&self, name: &str) -> Option<DictionaryId> {
         self.version.load().trees.values().find(|t| t.info.name == name).map(|t| t.info.id)
     }

@@ -1,5 +1,7 @@
 //! Dictionaries: the ordered key spaces of a store, and how each keeps its tuples.
 
+pub use vt_tree::ADAPTIVE;
+
 /// A dictionary: one ordered key space of the store. Numbered from 1 in the order of creation; a number is never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DictionaryId(pub u32);
@@ -9,7 +11,12 @@ pub struct DictionaryId(pub u32);
 pub struct DictionaryOptions {
     /// Values of at least this many bytes lie outside their key block as raw extents.
     pub separate_at: u32,
-    /// Stitching threshold in bytes of contiguous span (VT-tree §3.1): 0 is a log-structured file system, `u64::MAX` a plain LSM-tree.
+    /// Stitching threshold (VT-tree §3.1): merges copy stretches of data that need no merging when fewer bytes than this lie
+    /// contiguous. 0 is a log-structured file system: nothing is ever copied. `u64::MAX` is a plain LSM-tree: everything is, at
+    /// every level. In between, key blocks are copied until their spans are that long, and large values are moved once, at the bottom,
+    /// when fewer bytes of 16 MiB in the order of their keys lie together. [`ADAPTIVE`], the default, follows the spans that are there
+    /// and [`crate::OpenOptions::seek_bytes`]; on solid state it leaves large values where they are. Can be changed at any time:
+    /// [`crate::Kvdb::set_stitch_at`].
     pub stitch_at: u64,
     /// Dictionaries of the file system are reserved: the key-value doors refuse them.
     pub reserved: bool,
@@ -17,7 +24,7 @@ pub struct DictionaryOptions {
 
 impl Default for DictionaryOptions {
     fn default() -> Self {
-        DictionaryOptions { separate_at: 2048, stitch_at: 64 << 10, reserved: false }
+        DictionaryOptions { separate_at: 2048, stitch_at: ADAPTIVE, reserved: false }
     }
 }
 

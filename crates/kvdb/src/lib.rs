@@ -48,7 +48,7 @@ pub use batch::{Batch, Durability};
 pub use check::{CheckReport, Fault, check};
 pub use commit::{MAX_KEY, MAX_VALUE};
 pub use cursor::{Cursor, Tuple};
-pub use dictionary::{DictionaryId, DictionaryInfo, DictionaryOptions, MAX_DICTIONARY_NAME};
+pub use dictionary::{ADAPTIVE, DictionaryId, DictionaryInfo, DictionaryOptions, MAX_DICTIONARY_NAME};
 pub use error::{Error, Result};
 pub use options::{CreateOptions, OpenOptions};
 pub use recovery::Recovery;
@@ -117,6 +117,12 @@ impl Kvdb {
     /// Drops a dictionary and everything in it (durable before this returns). Views that exist still see it.
     pub fn drop_dictionary(&self, dict: DictionaryId) -> Result<()> {
         self.db.0.drop_dictionary(dict)
+    }
+
+    /// Changes the stitching threshold of a dictionary (see [`DictionaryOptions::stitch_at`]); durable before this returns. A merge
+    /// under way takes it up with its next part.
+    pub fn set_stitch_at(&self, dict: DictionaryId, bytes: u64) -> Result<()> {
+        self.db.0.set_stitch_at(dict, bytes)
     }
 
     /// All dictionaries, by number.

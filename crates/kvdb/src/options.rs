@@ -31,6 +31,9 @@ pub struct OpenOptions {
     pub late_bind_at: u64,
     /// A merge is installed in parts of this many written bytes, or less when space is short: what it may hold twice for a while.
     pub merge_part: u64,
+    /// Bytes that the device reads in the time that a seek takes, at the queue depth of a scan: 8 KiB suits solid state, 1 MiB hard
+    /// disks. What the adaptive stitching threshold goes by; where seeks are dear (64 KiB or more), it moves large values too.
+    pub seek_bytes: u64,
     /// Nothing is written to the device, recovery included.
     pub read_only: bool,
     /// Background work in threads. Without them, and always in a simulated environment, commits do what is overdue and
@@ -51,6 +54,7 @@ impl Default for OpenOptions {
             flush_interval: Duration::from_secs(1),
             late_bind_at: 64 << 10,
             merge_part: 64 << 20,
+            seek_bytes: vt_tree::SOLID_STATE_SEEK,
             read_only: false,
             threads: true,
             zero_journal: true,

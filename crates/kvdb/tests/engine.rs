@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use env::{Random, Simulated};
-use kvdb::{Batch, DictionaryId, DictionaryOptions, Durability, Error, Kvdb, OpenOptions, View};
+use kvdb::{ADAPTIVE, Batch, DictionaryId, DictionaryOptions, Durability, Error, Kvdb, OpenOptions, View};
 use model::*;
 use proptest::prelude::*;
 use zones::MemoryDevice;
@@ -175,6 +175,45 @@ fn a_later_change_of_a_batch_wins() {
     b.delete(d, "aa");
     db.commit(b, Durability::Synced).unwrap();
     assert_eq!(db.view().scan(d, b"", b"", 9).unwrap(), [("a".into(), "2".into())]);
+}
+
+/// Four flushes of appends to many ranges make a merge due; what it copies is the threshold's business, to the last moment.
+#[test]
+fn the_threshold_is_durable_and_changes_while_merges_run() {
+    let run = |stitch_at: Option<u64>| {
+        let (device, env) = (Arc::new(MemoryDevice::new()), Arc::new(Simulated::new(1)));
+        let options = OpenOptions { memory: 64 << 20, merge_part: 256 << 10, ..small() };
+        let db = create(device.clone(), env.clone(), options).unwrap();
+        let d = db.create_dictionary("d", DictionaryOptions { stitch_at: u64::MAX, ..Default::default() }).unwrap();
+        for flush in 0..4u64 {
+            for range in 0..40u64 {
+                let mut b = Batch::new();
+                (0..600).for_each(|i| b.put(d, ((range << 40) + flush * 600 + i).to_be_bytes().to_vec(), vec![1; 60]));
+                db.commit(b, Durability::Buffered).unwrap();
+            }
+            db.flush().unwrap();
+        }
+        let before = db.stats().merged_bytes;
+        // The merge is under way.
+        while db.stats().merged_bytes == before {
+            assert!(db.step().unwrap());
+        }
+        if let Some(stitch_at) = stitch_at {
+            db.set_stitch_at(d, stitch_at).unwrap();
+        }
+        while db.stats().compactions == 0 {
+            assert!(db.step().unwrap());
+        }
+        let copied = db.stats().merged_bytes - before;
+        db.close().unwrap();
+        drop(db);
+        let (db, _) = Kvdb::open(device, env, small()).unwrap();
+        assert_eq!(db.dictionaries()[0].options.stitch_at, stitch_at.unwrap_or(u64::MAX));
+        assert_eq!(db.view().scan(d, b"", b"", usize::MAX).unwrap().len(), 4 * 40 * 600);
+        copied
+    };
+    let (plain, adaptive, log) = (run(None), run(Some(ADAPTIVE)), run(Some(0)));
+    assert!(adaptive * 3 < plain && log * 3 < plain, "{log} and {adaptive} of {plain} bytes");
 }
 
 #[test]

@@ -15,6 +15,7 @@ use crate::node::NodeBuilder;
 use crate::placement::Placement;
 use crate::run::Run;
 use crate::store::{Store, place_value};
+use crate::window::Window;
 use crate::{Error, Result};
 
 /// A tuple block is closed when its payload reaches this, bytes.
@@ -24,8 +25,8 @@ const NODE_SIZE: usize = 8 << 10;
 /// A leaf index node is closed at this many items, so that its filter stays a small read.
 const LEAF_ITEMS: u64 = 16 << 10;
 
-/// Small items that wait for the decision on the span before them take no more memory than about this, bytes.
-const WAITING: usize = 1 << 20;
+/// A gap between keys is one when it is this much wider than what the block before it covers.
+const GAP: u64 = 16;
 
 /// What a merge did, bytes unless said otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,18 +63,49 @@ struct OpenBlock {
     value_spans: u64,
     last_extent: Option<ExtentRef>,
     zones: ZoneUse,
+    /// The block before was closed because it was full: this one goes on where it ended.
+    after_full: bool,
 }
 
-/// Large values that lie contiguous, waiting for the decision whether they stay (they and the small items between them).
-#[derive(Default)]
-struct Span {
-    items: Vec<Item>,
-    bytes: u64,
-    last: Option<ExtentRef>,
-    /// Memory that the small items among `items` take, bytes.
-    waiting: usize,
-    /// The span has reached the threshold: what continues it stays as well.
-    kept: bool,
+impl OpenBlock {
+    /// `true` when a gap between keys lies before `key` that is much wider than all that the block covers, as between two files or
+    /// two ranges that are appended to. A block that reached across it would overlap every later append to the first range; one
+    /// that ends there is stitched by every merge.
+    fn ends_before(&self, key: &[u8]) -> bool {
+        let least = if self.after_full { BLOCK_SIZE / 16 } else { BLOCK_SIZE / 4 };
+        self.builder.size() >= least && self.items > 1 && is_gap(&self.low, &self.high, key)
+    }
+}
+
+/// `true` when `key` is much further from `high` than `high` is from `low`, as numbers: of bytes, or of digits where keys are written
+/// so, since 0999 and 1000 are neighbours.
+fn is_gap(low: &[u8], high: &[u8], key: &[u8]) -> bool {
+    let shared = low.iter().zip(key).take_while(|(a, b)| a == b).count();
+    let rest = |k| <[u8]>::get(k, shared..).unwrap_or_default();
+    let (low, high, key) = (rest(low), rest(high), rest(key));
+    let wide = |number: &dyn Fn(&[u8]) -> u64| {
+        let (low, high, key) = (number(low), number(high), number(key));
+        key.saturating_sub(high) / GAP > high.saturating_sub(low)
+    };
+    let digits = |radix: u32| {
+        // As many as a number of 64 bits has.
+        let most = if radix == 10 { 19 } else { 16 };
+        move |k: &[u8]| {
+            let digit = |i: usize| k.get(i).and_then(|&b| char::from(b).to_digit(radix)).unwrap_or(0);
+            (0..most).fold(0u64, |n, i| n * u64::from(radix) + u64::from(digit(i)))
+        }
+    };
+    let bytes = |k: &[u8]| (0..8).fold(0u64, |n, i| n << 8 | u64::from(k.get(i).copied().unwrap_or(0)));
+    let written = |radix: u32| {
+        [low, &high[..high.len().saturating_sub(1)], key].iter().all(|k| k.iter().take(16).all(|&b| char::from(b).is_digit(radix)))
+    };
+    // Digits make no gap wider.
+    wide(&bytes)
+        && match () {
+            () if written(10) => wide(&digits(10)),
+            () if written(16) => wide(&digits(16)),
+            () => true,
+        }
 }
 
 /// A leaf index node some of whose blocks were stitched into the open leaf: its filter stands for their keys.
@@ -93,12 +125,15 @@ pub(crate) struct RunBuilder {
     index: Fill,
     pages: Fill,
     block: OpenBlock,
-    span: Span,
+    /// Large values, and what lies between them, until it is known which of them stay.
+    window: Window,
     /// `open[l]` collects entries of level `l`: blocks at 0, leaf index nodes at 1.
     open: Vec<NodeBuilder>,
     /// Keys of the open leaf that were written by us, hashed.
     hashes: Vec<u64>,
     borrowed: Vec<Borrowed>,
+    /// The last block was closed because it was full.
+    after_full: bool,
     pub stats: MergeStats,
 }
 
@@ -113,10 +148,11 @@ impl RunBuilder {
             pages: zones.fill(Purpose::Pages, reserve),
             store: store.clone(),
             block: OpenBlock::default(),
-            span: Span::default(),
+            window: Window::default(),
             open: vec![NodeBuilder::default()],
             hashes: Vec::new(),
             borrowed: Vec::new(),
+            after_full: false,
             stats: MergeStats::default(),
         }
     }
@@ -125,91 +161,66 @@ impl RunBuilder {
     pub fn push_item(&mut self, item: Item) -> Result<()> {
         match item.body {
             Body::Put(Value::Inline(ref v)) if v.len() >= self.separate_at as usize => {
-                self.end_span()?;
+                self.end_window()?;
                 let extent = self.write_value(v)?;
                 self.add(&item.key, item.seq, &Body::Put(Value::Extent(extent)))
             }
-            Body::Put(Value::Extent(extent)) => self.push_extent(item, extent),
-            _ if self.span.items.is_empty() => self.add(&item.key, item.seq, &item.body),
-            _ => {
-                // Order must hold: what comes behind an undecided span waits with it, though not for ever.
-                self.span.waiting += item.key.len() + item.body_len() + size_of::<Item>();
-                self.span.items.push(item);
-                if self.span.waiting >= WAITING { self.end_span() } else { Ok(()) }
+            Body::Put(Value::Extent(extent)) if self.placement.leaves_values() => {
+                self.stats.stitched += u64::from(extent.len);
+                self.add(&item.key, item.seq, &item.body)
             }
+            // Order must hold: what comes behind an undecided value waits with it, though not for ever.
+            Body::Put(Value::Extent(_)) => self.wait(item),
+            _ if !self.window.is_empty() => self.wait(item),
+            _ => self.add(&item.key, item.seq, &item.body),
         }
     }
 
-    fn push_extent(&mut self, item: Item, extent: ExtentRef) -> Result<()> {
-        if self.placement.value_must_leave(&extent) {
-            self.end_span()?;
-            return self.move_values(vec![item]);
-        }
-        let continues = self.span.last.is_some_and(|last| contiguous(&last, &extent));
-        if !continues {
-            self.end_span()?;
-        }
-        self.span.last = Some(extent);
-        self.span.bytes += u64::from(extent.len);
-        if self.span.kept || (self.span.items.is_empty() && self.placement.stitches_values(self.span.bytes)) {
-            self.span.kept = true;
-            self.stats.stitched += u64::from(extent.len);
-            return self.add(&item.key, item.seq, &item.body);
-        }
-        self.span.items.push(item);
-        if self.span.bytes >= self.placement.decided_at() {
-            let last = self.span.last;
-            let kept = self.placement.stitches_values(self.span.bytes);
-            self.end_span()?;
-            if kept {
-                self.span = Span { last, kept: true, ..Span::default() };
-            }
-        }
-        Ok(())
+    fn wait(&mut self, item: Item) -> Result<()> {
+        self.window.push(item);
+        if self.window.is_full() { self.end_window() } else { Ok(()) }
     }
 
     /// Decides what is waiting.
-    fn end_span(&mut self) -> Result<()> {
-        let span = std::mem::take(&mut self.span);
-        if span.items.is_empty() {
+    fn end_window(&mut self) -> Result<()> {
+        if self.window.is_empty() {
             return Ok(());
         }
-        if !self.placement.stitches_values(span.bytes) {
-            return self.move_values(span.items);
-        }
-        self.stats.stitched += span.bytes;
-        for i in span.items {
-            self.add(&i.key, i.seq, &i.body)?;
+        for (moves, items) in self.window.judge(&self.placement) {
+            if moves {
+                self.move_values(items)?;
+                continue;
+            }
+            for i in items {
+                if let Body::Put(Value::Extent(e)) = &i.body {
+                    self.stats.stitched += u64::from(e.len);
+                }
+                self.add(&i.key, i.seq, &i.body)?;
+            }
         }
         Ok(())
     }
 
-    /// Copies the large values among `items` to the fill and adds all of them.
+    /// Copies the large values among `items` to the fill, in the order of their keys, and adds all of them.
     fn move_values(&mut self, items: Vec<Item>) -> Result<()> {
-        // A quarter of a zone at a time bounds the memory.
-        let mut rest = items.into_iter().peekable();
-        while rest.peek().is_some() {
-            let mut group = Vec::new();
-            let mut extents = Vec::new();
-            let mut bytes = 0;
-            while let Some(i) = rest.next_if(|_| bytes < zones::ZONE_SIZE / 4) {
-                if let Body::Put(Value::Extent(e)) = i.body {
-                    bytes += u64::from(e.len);
-                    extents.push(e);
+        let of = |i: &Item| if let Body::Put(Value::Extent(e)) = i.body { Some(e) } else { None };
+        // Read in the order of the device.
+        let mut extents: Vec<(ExtentRef, usize)> = items.iter().enumerate().filter_map(|(at, i)| Some((of(i)?, at))).collect();
+        extents.sort_unstable_by_key(|(e, at)| (e.addr, *at));
+        let places: Vec<ExtentRef> = extents.iter().map(|(e, _)| *e).collect();
+        let mut values = vec![None; items.len()];
+        for ((e, at), value) in extents.iter().zip(self.store.read_values(&places)?) {
+            self.stats.values_read += u64::from(e.len);
+            values[*at] = Some(value);
+        }
+        for (i, value) in items.iter().zip(values) {
+            match value {
+                Some(v) => {
+                    let extent = self.write_value(&v)?;
+                    self.add(&i.key, i.seq, &Body::Put(Value::Extent(extent)))?;
                 }
-                group.push(i);
-            }
-            let mut values = self.store.read_values(&extents)?.into_iter();
-            self.stats.values_read += bytes;
-            for i in group {
-                let body = match i.body {
-                    Body::Put(Value::Extent(_)) => match values.next() {
-                        Some(v) => Body::Put(Value::Extent(self.write_value(&v)?)),
-                        None => return Err(Error::corrupt("a value is missing from a group that was read", 0)),
-                    },
-                    other => other,
-                };
-                self.add(&i.key, i.seq, &body)?;
+                None if of(i).is_some() => return Err(Error::corrupt("a value is missing from a group that was read", 0)),
+                None => self.add(&i.key, i.seq, &i.body)?,
             }
         }
         Ok(())
@@ -221,9 +232,14 @@ impl RunBuilder {
     }
 
     fn add(&mut self, key: &Bytes, seq: Seq, body: &Body) -> Result<()> {
+        if self.block.ends_before(key) {
+            self.close_block()?;
+            self.after_full = false;
+        }
         let b = &mut self.block;
         if b.builder.is_empty() {
             b.low = key.clone();
+            b.after_full = self.after_full;
         }
         b.builder.add(key, seq, body);
         b.items += 1;
@@ -247,7 +263,11 @@ impl RunBuilder {
             b.last_extent = Some(*e);
             b.zones.add_extent(e.addr, u64::from(e.len));
         }
-        if b.builder.size() >= BLOCK_SIZE { self.close_block() } else { Ok(()) }
+        if b.builder.size() >= BLOCK_SIZE {
+            self.after_full = true;
+            return self.close_block();
+        }
+        Ok(())
     }
 
     fn close_block(&mut self) -> Result<()> {
@@ -373,7 +393,7 @@ impl RunBuilder {
             return self.is_empty();
         }
         // Each node that would be closed early must be empty, with nothing below it, or well filled already.
-        let mut below = !self.block.builder.is_empty() || !self.span.items.is_empty();
+        let mut below = !self.block.builder.is_empty() || !self.window.is_empty();
         for l in 0..usize::from(level) {
             // A level that is not open yet would be opened for what closes below it, and closed with that one entry.
             let (size, items) = self.open.get(l).map_or((0, 0), |node| (node.size, node.items));
@@ -385,19 +405,21 @@ impl RunBuilder {
         true
     }
 
-    /// `true` when a stitched block may follow without leaving a nearly empty block behind.
+    /// `true` when a span of stitched blocks that begins with this one may follow without leaving a nearly empty block behind.
     pub fn takes_block(&self, entry: &Entry) -> bool {
-        entry.at.len as usize >= BLOCK_SIZE / 4 && (self.block.builder.is_empty() || self.block.builder.size() >= BLOCK_SIZE / 4)
+        let open = &self.block;
+        let closes = open.builder.is_empty() || open.builder.size() >= BLOCK_SIZE / 4 || open.ends_before(&entry.low);
+        entry.at.len as usize >= BLOCK_SIZE / 4 && closes
     }
 
     /// `true` when nothing was pushed yet.
     pub fn is_empty(&self) -> bool {
-        self.block.builder.is_empty() && self.span.items.is_empty() && self.open.iter().all(|n| n.entries.is_empty())
+        self.block.builder.is_empty() && self.window.is_empty() && self.open.iter().all(|n| n.entries.is_empty())
     }
 
     /// Appends a whole subtree by its pointer. `level` is that of the node it points to.
     pub fn push_subtree(&mut self, level: u16, entry: Entry) -> Result<()> {
-        self.end_span()?;
+        self.end_window()?;
         self.close_block()?;
         // Closing a level may open the one above, which must be closed as well: what comes before the subtree lies below no node
         // that also has keys behind it.
@@ -413,7 +435,7 @@ impl RunBuilder {
 
     /// Appends tuple blocks by their pointers; all come from the leaf index node whose filter and item count are given.
     pub fn push_blocks(&mut self, entries: &[Entry], filter: Option<FramePointer>, leaf_items: u64) -> Result<()> {
-        self.end_span()?;
+        self.end_window()?;
         self.close_block()?;
         for e in entries {
             if let Some(filter) = filter {
@@ -443,7 +465,7 @@ impl RunBuilder {
 
     /// Writes what is open. `None` when nothing was pushed. The run is on the device, but not synced.
     pub fn finish(mut self) -> Result<(Option<Arc<Run>>, MergeStats)> {
-        self.end_span()?;
+        self.end_window()?;
         self.close_block()?;
         let mut level = 0;
         let root = loop {
@@ -496,7 +518,21 @@ mod tests {
     use zones::{FormatOptions, MemoryDevice, Zones};
 
     #[test]
-    fn small_items_behind_an_undecided_span_do_not_pile_up() {
+    fn gaps_lie_between_ranges_and_not_between_neighbours() {
+        let behind = |k: &str| [k.as_bytes(), &[0]].concat();
+        let gap = |low: &str, high: &str, key: &str| is_gap(low.as_bytes(), &behind(high), key.as_bytes());
+        assert!(!gap("00085", "00099", "00100") && !gap("00985", "00999", "01000") && !gap("98985", "98999", "99000"));
+        assert!(!gap("000cc", "000ff", "00100") && !gap("00fcc", "00fff", "01000"));
+        assert!(gap("file7/00100", "file7/00190", "file8/00000"));
+        assert!(gap("00085", "00099", "00500"));
+        let number = |n: u64| n.to_be_bytes();
+        assert!(!is_gap(&number(0x1_ff00), &[&number(0x1_ffff)[..], &[0]].concat(), &number(0x2_0000)));
+        assert!(is_gap(&number(0x1_ff00), &[&number(0x1_ffff)[..], &[0]].concat(), &number(0x9_0000)));
+        assert!(!is_gap(b"", b"", b"") && !is_gap(b"a", b"a\0", b"a\0"));
+    }
+
+    #[test]
+    fn small_items_behind_an_undecided_value_do_not_pile_up() {
         let zones = Zones::format(Arc::new(MemoryDevice::default()), FormatOptions::default()).expect("a fresh store");
         zones.start();
         let mut fill = zones.fill(Purpose::Pages, Reserve::Use);
@@ -508,7 +544,7 @@ mod tests {
         b.push_item(put(0, Value::Extent(extent))).expect("a reference is taken");
         for i in 1..20_000 {
             b.push_item(put(i, Value::Inline(Bytes::from(vec![0; 1000])))).expect("there is room");
-            assert!(b.span.items.len() < 1100);
+            assert!(b.window.len() < 10_000);
         }
         let (run, _) = b.finish().expect("there is room");
         assert_eq!(run.expect("something was pushed").stats().items, 20_000);

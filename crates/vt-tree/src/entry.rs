@@ -43,11 +43,6 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Mean bytes that a scan reads between two seeks: what the stitching threshold is compared with.
-    pub fn mean_span(&self) -> u64 {
-        (self.block_bytes + self.value_bytes) / (self.block_spans + self.value_spans).max(1)
-    }
-
     /// Data beneath, bytes.
     pub fn data_bytes(&self) -> u64 {
         self.block_bytes + self.value_bytes

@@ -24,6 +24,7 @@ mod run_cursor;
 mod source;
 mod store;
 mod walker;
+mod window;
 
 pub use builder::MergeStats;
 pub use check::check_run;
@@ -33,7 +34,7 @@ pub use filter::{Filter, FilterBuilder, hash};
 pub use item::{Body, ExtentRef, Item, Lookup, Seq, Value};
 pub use memtable::{Memtable, MemtableCursor, Slot, UNPLACED, Writer};
 pub use merge::{Input, KeyRange, Merge, MergeOptions, concat, merge, slice};
-pub use placement::Placement;
+pub use placement::{ADAPTIVE, Placement, SOLID_STATE_SEEK, VALUE_WINDOW};
 pub use run::{Run, RunStats};
 pub use run_cursor::RunCursor;
 pub use source::Source;

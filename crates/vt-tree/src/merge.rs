@@ -14,7 +14,7 @@ use zones::Reserve;
 use crate::builder::{MergeStats, RunBuilder, follows_block};
 use crate::item::{Body, Item, Seq};
 use crate::memtable::Memtable;
-use crate::placement::Placement;
+use crate::placement::{Placement, Spans};
 use crate::run::Run;
 use crate::store::Store;
 use crate::walker::{Piece, Walker};
@@ -75,6 +75,7 @@ pub struct Merge {
     builder: RunBuilder,
     /// Blocks of this input that end at or below this key were judged: they are copied.
     copying: Option<(usize, Bytes)>,
+    spans: Spans,
     /// Height of the tallest run, when no other is as tall.
     tallest: Option<u16>,
     done: bool,
@@ -96,7 +97,16 @@ impl Merge {
         let heights = || inputs.iter().filter_map(|i| if let Input::Run(r) = i { Some(r.root().1) } else { None });
         let tallest = heights().max().filter(|top| heights().filter(|h| h == top).count() == 1);
         let builder = RunBuilder::new(store, options.placement.clone(), options.separate_at, options.reserve);
-        Ok(Merge { options, end: range.end.clone(), inputs: walkers, builder, copying: None, tallest, done: false })
+        Ok(Merge {
+            options,
+            end: range.end.clone(),
+            inputs: walkers,
+            builder,
+            copying: None,
+            spans: Spans::default(),
+            tallest,
+            done: false,
+        })
     }
 
     /// Works until about `budget` bytes were read or written. `true`: everything is merged, call [`Merge::finish`].
@@ -239,11 +249,13 @@ impl Merge {
             let joins = alone || !self.inputs[i].at_root() || self.tallest != Some(level);
             let stitch = joins
                 && !(self.options.drop_tombstones && (entry.tombstones || entry.range_tombstones))
-                && self.options.placement.stitches_subtree(entry)?
+                && entry.block_bytes / entry.block_spans.max(1) >= self.spans.threshold(&self.options.placement)
+                && self.options.placement.may_stay(entry)?
                 && self.builder.takes_subtree(level, entry);
             if !stitch {
                 return self.inputs[i].descend();
             }
+            self.spans.saw(entry.block_bytes, entry.block_spans);
             let entry = entry.clone();
             self.inputs[i].advance()?;
             return self.builder.push_subtree(level, entry);
@@ -257,24 +269,23 @@ impl Merge {
             return Err(Error::corrupt("a tuple block outside of any index node", 0));
         };
         let placement = &self.options.placement;
-        let (mut count, mut bytes, mut seeks) = (0, 0, 1);
+        let (mut count, mut bytes) = (0, 0);
         for (at, e) in entries.iter().enumerate() {
             let free = limit.as_ref().is_none_or(|l| e.high <= *l);
-            let joined = at == 0 || follows_block(entries[at - 1].at.end(), e);
+            // One small block may end a span: where a range ends.
+            let taken = if at == 0 { self.builder.takes_block(e) } else { follows_block(entries[at - 1].at.end(), e) };
             let rewritten = self.options.drop_tombstones && (e.tombstones || e.range_tombstones);
-            if !free || !joined || rewritten || !self.builder.takes_block(e) || placement.must_leave(e)? {
+            if !free || !taken || rewritten || !placement.may_stay(e)? {
                 break;
             }
             count += 1;
-            let (more_bytes, more_seeks) = placement.weigh(e);
-            bytes += more_bytes;
-            seeks += more_seeks;
+            bytes += e.block_bytes;
         }
         if count == 0 {
             return self.inputs[i].descend();
         }
-        // Values that lie out of line in the order of their keys add a seek for each of their spans but the first.
-        if bytes / seeks.max(1) >= placement.stitch_at {
+        self.spans.saw(bytes, 1);
+        if bytes >= self.spans.threshold(placement) {
             let span = entries[..count].to_vec();
             self.builder.push_blocks(&span, origin.filter, origin.items)?;
             self.inputs[i].advance_blocks(count);

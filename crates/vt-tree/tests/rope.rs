@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use vt_tree::{
-    Body, Input, Item, KeyRange, Lookup, Memtable, Merge, MergeOptions, Placement, Run, RunCursor, Seq, Source, Store, TreeCursor,
-    Value, check_run, concat, hash, slice,
+    ADAPTIVE, Body, Input, Item, KeyRange, Lookup, Memtable, Merge, MergeOptions, Placement, Run, RunCursor, Seq, Source, Store,
+    TreeCursor, Value, check_run, concat, hash, slice,
 };
 use zones::{FormatOptions, MemoryDevice, ZoneId, Zones};
 
@@ -196,8 +196,9 @@ impl World {
         let evacuate = self.r.one_in(5).then(|| Arc::new((0..2).map(|_| ZoneId(1 + self.r.below(4) as u32)).collect()));
         MergeOptions {
             placement: Placement {
-                stitch_at: self.r.of(&[0, 0, 3000, 10_000, 60_000, u64::MAX]),
-                values_stay: self.r.one_in(3),
+                stitch_at: self.r.of(&[0, 0, 3000, 10_000, 60_000, u64::MAX, ADAPTIVE]),
+                values_at: self.r.of(&[0, 0, 3000, 10_000, 60_000, u64::MAX]),
+                seek_bytes: self.r.of(&[1, 1000, 8 << 10]),
                 evacuate,
             },
             drop_tombstones: bottom && self.r.one_in(2),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use vt_tree::{Input, KeyRange, Memtable, Merge, MergeOptions, MergeStats, Placement, Run, Store, Value, check_run};
+use vt_tree::{ADAPTIVE, Input, KeyRange, Memtable, Merge, MergeOptions, MergeStats, Placement, Run, Store, Value, check_run};
 use zones::{FormatOptions, MemoryDevice, Zones};
 
 fn store() -> Arc<Store> {
@@ -66,18 +66,65 @@ fn large_values_stay_where_they_are_when_their_keys_are_merged() {
     let inputs = [Input::Run(odd), Input::Run(even)];
     let (_, lfs) = merged(&store, &inputs, threshold(0));
     assert_eq!(lfs.values_written, 0, "threshold 0 never moves a value");
-    let (plain, lsm) = merged(&store, &inputs, threshold(u64::MAX));
+    let (_, lsm) = merged(&store, &inputs, threshold(u64::MAX));
     assert_eq!(lsm.values_written, 8000 * 4096, "an endless threshold moves all");
-    let placement = Placement { values_stay: true, ..Placement::copy() };
+    let placement = Placement { values_at: 0, ..Placement::copy() };
     let (_, tight) = merged(&store, &inputs, MergeOptions { placement, ..MergeOptions::default() });
     assert_eq!(tight.values_written, 0, "where space is short, key blocks are copied and values stay");
     assert!(tight.blocks_written > 0 && tight.stitched >= 8000 * 4096);
-    let (run, default) = merged(&store, &inputs, threshold(64 << 10));
-    assert_eq!(default.values_written, 8000 * 4096, "single pages are shorter than the threshold");
-    assert_eq!(run.stats().value_spans, plain.stats().value_spans);
-    // Once they lie together they are never moved again.
-    let (_, again) = merged(&store, &[Input::Run(run)], threshold(64 << 10));
-    assert_eq!((again.values_written, again.blocks_written), (0, 0));
+    let (_, adaptive) = merged(&store, &inputs, threshold(ADAPTIVE));
+    assert_eq!(adaptive.values_written, 0);
+    let (_, two) = merged(&store, &inputs, threshold(1 << 20));
+    assert!(two.values_written < 8000 * 4096 / 50, "two sequences side by side are as good as one for a scan that reads ahead");
+}
+
+/// What a scan by the index cannot read in large pieces is moved together, once.
+#[test]
+fn scattered_values_are_moved_once() {
+    let store = store();
+    // Each run has every 256th page.
+    let runs: Vec<Input> = (0..256).map(|r| Input::Run(run(&store, (0..32).map(|i| i * 256 + r), 4096))).collect();
+    let (before, stays) = merged(&store, &runs, threshold(64 << 10));
+    assert_eq!(stays.values_written, 0, "a window of 16 MiB has 16 pages of each run side by side");
+    let (together, moved) = merged(&store, &[Input::Run(before)], threshold(256 << 10));
+    assert_eq!(moved.values_written, 8192 * 4096);
+    // A quarter is overwritten: only that moves.
+    let scattered: Vec<Input> = (0..128).map(|r| Input::Run(run(&store, (0..16).map(|i| i * 512 + r * 4), 4096))).collect();
+    let inputs: Vec<Input> = scattered.into_iter().chain([Input::Run(together)]).collect();
+    let (_, again) = merged(&store, &inputs, threshold(256 << 10));
+    assert_eq!(again.values_written, 128 * 16 * 4096);
+}
+
+/// Appending to many ranges: each flush has a little of each. Blocks end where ranges end, so nothing overlaps, and the adaptive
+/// threshold follows the short spans.
+#[test]
+fn appends_to_many_ranges_are_stitched_at_the_default_threshold() {
+    let store = store();
+    let per_flush = 400u64;
+    let flush = |n: u64| {
+        let keys = (0..100u64).flat_map(move |range| (0..per_flush).map(move |i| (range << 40) + n * per_flush + i));
+        run(&store, keys, 64)
+    };
+    let inputs: Vec<Input> = (0..4).rev().map(|n| Input::Run(flush(n))).collect();
+    let (all, stats) = merged(&store, &inputs, threshold(ADAPTIVE));
+    let data = all.stats().block_bytes;
+    assert_eq!(all.stats().items, 4 * 100 * per_flush);
+    assert!(stats.blocks_written * 20 < data, "{} of {data} bytes copied", stats.blocks_written);
+    assert!(data / all.stats().block_spans >= 16 << 10, "{} spans in {data} bytes", all.stats().block_spans);
+    // Spans of one block are too short for a scan: they are copied, once.
+    let per_flush = 60u64;
+    let flush = |n: u64| {
+        let keys = (0..500u64).flat_map(move |range| (0..per_flush).map(move |i| (range << 40) + n * per_flush + i));
+        run(&store, keys, 64)
+    };
+    let merged_of = |from: u64| {
+        let inputs: Vec<Input> = (from..from + 4).rev().map(|n| Input::Run(flush(n))).collect();
+        merged(&store, &inputs, threshold(ADAPTIVE))
+    };
+    let (a, stats) = merged_of(0);
+    assert!(stats.blocks_written * 10 > a.stats().block_bytes * 9);
+    let (b, again) = merged(&store, &[Input::Run(merged_of(4).0), Input::Run(a)], threshold(ADAPTIVE));
+    assert!(again.blocks_written * 10 < b.stats().block_bytes, "{} of {}", again.blocks_written, b.stats().block_bytes);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use vt_tree::{Input, KeyRange, Merge, MergeOptions, Placement, Run, concat, slice};
+use vt_tree::{ADAPTIVE, Input, KeyRange, Merge, MergeOptions, Placement, Run, concat, slice};
 use zones::{Reserve, ZONE_SIZE, ZoneId};
 
 use super::flush::encode_run;
@@ -52,9 +52,13 @@ pub(crate) struct Job {
     level: usize,
     /// Nothing older lies below.
     to_bottom: bool,
-    placement: Placement,
+    /// `None`: as the dictionary's threshold says.
+    placement: Option<Placement>,
     separate_at: u32,
 }
+
+/// Seeks that cost more than this many bytes of reading are dear: large values are moved for the sake of scans.
+const DEAR: u64 = 64 << 10;
 
 /// What a merge of this run costs: the key blocks, since values stay in place.
 fn weight(placed: &Placed) -> u64 {
@@ -73,10 +77,9 @@ fn has_tombstones(placed: &Placed) -> bool {
 
 impl Job {
     fn new(tree: &Tree, inputs: Vec<Placed>, level: usize, to_bottom: bool) -> Job {
-        let placement = Placement::threshold(tree.info.options.stitch_at);
         let of_level = |(level, runs): (usize, &Vec<Placed>)| runs.iter().map(|p| (p.id, level)).collect::<Vec<_>>();
         let levels = tree.levels.iter().enumerate().flat_map(of_level).collect();
-        Job { dict: tree.info.id, inputs, levels, level, to_bottom, placement, separate_at: tree.info.options.separate_at }
+        Job { dict: tree.info.id, inputs, levels, level, to_bottom, placement: None, separate_at: tree.info.options.separate_at }
     }
 
     /// The level that the input lies at.
@@ -86,10 +89,26 @@ impl Job {
 
     /// Space is short: no value is moved for the sake of scans, and no few key blocks stay behind that would keep a zone.
     fn press(&mut self) {
-        if self.placement.evacuate.is_none() {
-            self.placement.stitch_at = PRESSED;
-            self.placement.values_stay = true;
+        if self.placement.is_none() {
+            self.placement = Some(Placement { stitch_at: PRESSED, ..Placement::stitch() });
         }
+    }
+
+    /// The policy for the next part: what the dictionary's threshold is by then.
+    fn placement(&self, db: &Database) -> Placement {
+        if let Some(placement) = &self.placement {
+            return placement.clone();
+        }
+        let stitch_at = db.version.load().trees.get(&self.dict).map_or(ADAPTIVE, |t| t.info.options.stitch_at);
+        let seek_bytes = db.options.seek_bytes;
+        let values_at = match stitch_at {
+            ADAPTIVE if seek_bytes < DEAR => 0,
+            ADAPTIVE => seek_bytes,
+            at => at,
+        };
+        // Large values are moved on their way to the bottom, once; a plain LSM-tree moves them every time.
+        let values_at = if self.to_bottom || stitch_at == u64::MAX { values_at } else { 0 };
+        Placement { stitch_at, values_at, seek_bytes, evacuate: None }
     }
 
     /// All runs from level `from` downwards.
@@ -130,8 +149,7 @@ impl Job {
     fn for_evacuation(tree: &Tree, victims: &Arc<BTreeSet<ZoneId>>) -> Option<Job> {
         let touched = tree.runs().any(|p| p.run.uses().iter().any(|(zone, _)| victims.contains(&zone)));
         let mut job = touched.then(|| Job::everything_from(tree, 0))?;
-        job.placement.stitch_at = 0;
-        job.placement.evacuate = Some(victims.clone());
+        job.placement = Some(Placement { evacuate: Some(victims.clone()), ..Placement::stitch() });
         Some(job)
     }
 }
@@ -187,7 +205,7 @@ impl Compaction {
     fn merge(&self, db: &Database) -> Result<Merge> {
         let inputs: Vec<Input> = self.job.inputs.iter().map(|p| Input::Run(p.run.clone())).collect();
         let options = MergeOptions {
-            placement: self.job.placement.clone(),
+            placement: self.job.placement(db),
             drop_tombstones: self.job.to_bottom,
             separate_at: self.job.separate_at,
             old_seq: db.visible.load(Ordering::Acquire),

@@ -14,6 +14,7 @@
 //! 10 next ids        varint dictionary, varint run, varint segment
 //! 11 closed          nothing
 //! 12 forget segment  varint number
+//! 13 stitch at       varint dictionary, varint stitch_at
 //! ```
 
 use bytes::Bytes;
@@ -71,6 +72,11 @@ pub(crate) enum Edit {
     /// Nothing of the stream is in this segment.
     ForgetSegment {
         number: u64,
+    },
+    /// Changes a dictionary's stitching threshold.
+    StitchAt {
+        dict: DictionaryId,
+        stitch_at: u64,
     },
     NextIds {
         dictionary: u32,
@@ -132,6 +138,11 @@ impl Edit {
                 out.push(12);
                 put_varint(out, *number);
             }
+            Edit::StitchAt { dict, stitch_at } => {
+                out.push(13);
+                put_varint(out, u64::from(dict.0));
+                put_varint(out, *stitch_at);
+            }
             Edit::Streams(streams) => {
                 out.push(9);
                 put_varint(out, streams.len() as u64);
@@ -184,6 +195,7 @@ impl Edit {
             10 => Edit::NextIds { dictionary: r.varint_u32()?, run: r.varint()?, segment: r.varint()? },
             11 => Edit::Closed,
             12 => Edit::ForgetSegment { number: r.varint()? },
+            13 => Edit::StitchAt { dict: DictionaryId(r.varint_u32()?), stitch_at: r.varint()? },
             kind => return Err(r.corrupt(&format!("edit {kind} is unknown: a newer version wrote it, or it is damaged"))),
         })
     }
@@ -243,6 +255,7 @@ mod tests {
             Edit::Streams(vec![(Purpose::Pages, 1 << 33), (Purpose::Index, 5)]),
             Edit::Closed,
             Edit::ForgetSegment { number: 9 },
+            Edit::StitchAt { dict, stitch_at: 1 << 40 },
             Edit::NextIds { dictionary: 1, run: 2, segment: 3 },
         ]
     }
@@ -258,7 +271,7 @@ mod tests {
     fn damaged_edits_never_panic() {
         let record = Bytes::from(Edit::encode_all(&all())).slice(4..);
         for at in 0..record.len() {
-            for value in [0, 3, 13, 0x80, 0xff] {
+            for value in [0, 3, 13, 14, 0x80, 0xff] {
                 let mut bad = record.to_vec();
                 bad[at] = value;
                 let _ = Edit::decode_all(&Bytes::from(bad));

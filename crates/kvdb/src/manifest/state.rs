@@ -70,6 +70,7 @@ impl State {
                     return Err(contradiction(format!("run {} is dropped but not there", id.0)));
                 }
             }
+            Edit::StitchAt { dict, stitch_at } => self.dictionary(dict)?.info.options.stitch_at = stitch_at,
             Edit::JournalStart(start) => self.start = start,
             Edit::Segment(segment) => {
                 if self.segments.last().is_some_and(|s| s.number >= segment.number) {
@@ -147,6 +148,7 @@ mod tests {
             add(2, 3),
             Edit::DropRun { dict: DictionaryId(1), id: RunId(1) },
             Edit::DropDictionary(DictionaryId(2)),
+            Edit::StitchAt { dict: DictionaryId(1), stitch_at: 5 },
             segment(1),
             segment(2),
             segment(3),
@@ -179,6 +181,7 @@ mod tests {
         let refused = |e: Edit| assert!(sample().apply(e.clone()).is_err(), "{e:?}");
         refused(Edit::DropRun { dict: DictionaryId(1), id: RunId(1) });
         refused(Edit::DropDictionary(DictionaryId(2)));
+        refused(Edit::StitchAt { dict: DictionaryId(2), stitch_at: 0 });
         refused(Edit::Segment(Segment { number: 2, zone: ZoneId(1), epoch: 0, end: None }));
         refused(Edit::SegmentEnds { number: 1, position: 0 });
         refused(Edit::AddRun { dict: DictionaryId(1), level: 64, id: RunId(9), run: Bytes::new() });

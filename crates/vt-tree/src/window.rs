@@ -1,0 +1,129 @@
+//! The window in which a merge judges large values: they wait here in the order of their keys until there are as many as a scan reads
+//! at once. Then it is known which of them lie contiguous, in whatever order, and which are so scattered that they should move.
+
+use zones::ZONE_SIZE;
+
+use crate::item::{Body, ExtentRef, Item, Value};
+use crate::placement::{Placement, VALUE_WINDOW};
+
+/// Items in a window take no more memory than about this, bytes.
+const WAITING: usize = 1 << 20;
+
+/// Items in key order, large values among them.
+#[derive(Default)]
+pub(crate) struct Window {
+    items: Vec<Item>,
+    /// Of the large values.
+    bytes: u64,
+    /// That the items take, bytes.
+    memory: usize,
+}
+
+impl Window {
+    pub fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    #[cfg(test)]
+    pub fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    pub fn push(&mut self, item: Item) {
+        if let Body::Put(Value::Extent(e)) = &item.body {
+            self.bytes += u64::from(e.len);
+        }
+        self.memory += item.key.len() + item.body_len() + size_of::<Item>();
+        self.items.push(item);
+    }
+
+    /// `true` when it is to be judged.
+    pub fn is_full(&self) -> bool {
+        self.bytes >= VALUE_WINDOW || self.memory >= WAITING
+    }
+
+    /// Empties the window: its items in stretches of which all values move (`true`) or none does, none longer than a quarter of a
+    /// zone where they move, which bounds the memory.
+    pub fn judge(&mut self, placement: &Placement) -> Vec<(bool, Vec<Item>)> {
+        let window = std::mem::take(self);
+        let moves = window.scattered(placement);
+        let mut out: Vec<(bool, Vec<Item>)> = Vec::new();
+        let mut bytes = 0;
+        for (item, moves) in window.items.into_iter().zip(moves) {
+            let len = if let Body::Put(Value::Extent(e)) = &item.body { u64::from(e.len) } else { 0 };
+            match out.last_mut() {
+                // What is no large value goes with either.
+                Some((of, items)) if len == 0 || (*of == moves && (!moves || bytes < ZONE_SIZE / 4)) => items.push(item),
+                _ => {
+                    out.push((moves, vec![item]));
+                    bytes = 0;
+                }
+            }
+            bytes += len;
+        }
+        out
+    }
+
+    /// For each item whether its value must move.
+    fn scattered(&self, placement: &Placement) -> Vec<bool> {
+        let mut moves = vec![false; self.items.len()];
+        let mut values: Vec<(ExtentRef, usize)> = Vec::new();
+        for (i, item) in self.items.iter().enumerate() {
+            if let Body::Put(Value::Extent(e)) = item.body {
+                values.push((e, i));
+            }
+        }
+        values.sort_unstable_by_key(|(e, i)| (e.addr, *i));
+        // Reading on over a gap that costs no more than a seek is no seek.
+        let joined = |a: &ExtentRef, b: &ExtentRef| b.addr.saturating_sub(a.addr + u64::from(a.len)) <= placement.seek_bytes;
+        for span in values.chunk_by(|(a, _), (b, _)| joined(a, b)) {
+            let bytes = span.iter().map(|(e, _)| u64::from(e.len)).sum();
+            for (e, i) in span {
+                moves[*i] = placement.moves_value(e, bytes);
+            }
+        }
+        moves
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+
+    fn window(pages: impl Iterator<Item = u64>) -> Window {
+        let mut w = Window::default();
+        for (key, page) in pages.enumerate() {
+            let e = ExtentRef { addr: page * 4096, len: 4096, crc: 0 };
+            w.push(Item { key: Bytes::from((key as u64).to_be_bytes().to_vec()), seq: 1, body: Body::Put(Value::Extent(e)) });
+        }
+        w
+    }
+
+    fn moved(mut w: Window, values_at: u64) -> usize {
+        let placement = Placement { values_at, ..Placement::stitch() };
+        w.judge(&placement).iter().filter(|(moves, _)| *moves).map(|(_, items)| items.len()).sum()
+    }
+
+    #[test]
+    fn values_that_lie_together_in_another_order_stay() {
+        let interleaved = || window((0..100).map(|i| if i % 2 == 0 { 10_000 + i / 2 } else { 20_000 + i / 2 }));
+        assert_eq!(moved(interleaved(), 64 << 10), 0, "two stretches of fifty pages");
+        assert_eq!(moved(interleaved(), 1 << 20), 100);
+        assert_eq!(moved(interleaved(), 0), 0);
+        assert_eq!(moved(window((0..100).map(|i| i * 4)), 64 << 10), 100, "single pages");
+        assert_eq!(moved(window((0..100).map(|i| i * 3)), 64 << 10), 0, "gaps that are cheaper to read than to jump over");
+    }
+
+    #[test]
+    fn items_keep_their_order_and_moves_are_bounded() {
+        let mut w = window((0..4096).map(|i| i * 2));
+        assert!(w.is_full());
+        let stretches = w.judge(&Placement::copy());
+        assert!(stretches.iter().all(|(moves, items)| *moves && items.len() as u64 * 4096 <= ZONE_SIZE / 4));
+        let keys: Vec<Bytes> = stretches.into_iter().flat_map(|(_, items)| items).map(|i| i.key).collect();
+        assert_eq!(keys.len(), 4096);
+        assert!(keys.is_sorted());
+        assert!(w.is_empty() && !w.is_full());
+    }
+}
