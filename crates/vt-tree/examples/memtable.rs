@@ -1,0 +1,83 @@
+//! What a put into the memtable costs, beside a `BTreeMap<Vec<u8>, Vec<u8>>` in the same process: keys of 16 bytes, values of 64.
+//!
+//! `cargo run --release -p vt-tree --example memtable [items] [rounds]`
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use vt_tree::Memtable;
+
+const VALUE: [u8; 64] = [7; 64];
+/// Keys of one batch.
+const BATCH: usize = 100;
+
+/// A number that looks random, another one for each `i`.
+fn mix(i: u64) -> u64 {
+    let x = (i ^ i >> 31).wrapping_mul(0x7fb5_d329_728e_a185);
+    let x = (x ^ x >> 27).wrapping_mul(0x81da_def4_bc2d_d44d);
+    x ^ x >> 33
+}
+
+fn keys(load: &str, n: u64) -> Vec<[u8; 16]> {
+    let decimal = |i: u64| <[u8; 16]>::try_from(format!("{i:016}").as_bytes()).expect("sixteen digits");
+    match load {
+        "random" => (0..n).map(|i| decimal(mix(i) % 10_000_000_000_000_000)).collect(),
+        "sequential" => (0..n).map(decimal).collect(),
+        // 2040 ranges, each written upwards, in random order.
+        _ => {
+            let mut next = vec![0u64; 2040];
+            (0..n)
+                .map(|i| {
+                    let range = (mix(i) % 2040) as usize;
+                    next[range] += 1;
+                    decimal(range as u64 * 1_000_000_000 + next[range])
+                })
+                .collect()
+        }
+    }
+}
+
+fn main() {
+    let mut args = std::env::args().skip(1).filter_map(|a| a.parse::<u64>().ok());
+    let (n, rounds) = (args.next().unwrap_or(500_000), args.next().unwrap_or(3));
+    for load in ["random", "sequential", "append"] {
+        let keys = keys(load, n);
+        let mut best = [f64::MAX; 4];
+        let mut bytes = 0;
+        for _ in 0..rounds {
+            let m = Memtable::new();
+            let begin = Instant::now();
+            for (seq, k) in keys.iter().enumerate() {
+                m.writer().put_slice(k, seq as u64 + 1, &VALUE);
+            }
+            best[0] = best[0].min(begin.elapsed().as_nanos() as f64 / n as f64);
+            bytes = m.bytes();
+            let begin = Instant::now();
+            let found = keys.iter().step_by(7).filter(|k| matches!(m.get(&k[..], u64::MAX), vt_tree::Lookup::Found(..))).count();
+            best[3] = best[3].min(begin.elapsed().as_nanos() as f64 / found as f64);
+            drop(m);
+            let m = Memtable::new();
+            let begin = Instant::now();
+            for (b, batch) in keys.chunks(BATCH).enumerate() {
+                let mut w = m.writer();
+                for (i, k) in batch.iter().enumerate() {
+                    w.put_slice(k, (b * BATCH + i) as u64 + 1, &VALUE);
+                }
+            }
+            best[1] = best[1].min(begin.elapsed().as_nanos() as f64 / n as f64);
+            drop(m);
+            let mut map = BTreeMap::new();
+            let begin = Instant::now();
+            for k in &keys {
+                map.insert(k.to_vec(), VALUE.to_vec());
+            }
+            best[2] = best[2].min(begin.elapsed().as_nanos() as f64 / n as f64);
+        }
+        let [one, batched, map, get] = best;
+        println!(
+            "{load:>10}: {one:.0} ns a put, {batched:.0} in batches of {BATCH}, {map:.0} into a BTreeMap ({:.2} of it); {get:.0} ns a get; {:.0} bytes an item",
+            one / map,
+            bytes as f64 / n as f64
+        );
+    }
+}
