@@ -32,7 +32,7 @@ pub use cursor::{TreeCursor, TreeTuple};
 pub use error::{Error, Result};
 pub use filter::{Filter, FilterBuilder, hash};
 pub use item::{Body, ExtentRef, Item, Lookup, Seq, Value};
-pub use memtable::{Memtable, MemtableCursor, Slot, UNPLACED, Writer};
+pub use memtable::{Memtable, MemtableCursor, Pool, Slot, UNPLACED, Writer};
 pub use merge::{Input, KeyRange, Merge, MergeOptions, concat, merge, slice};
 pub use placement::{ADAPTIVE, Placement, SOLID_STATE_SEEK, VALUE_WINDOW};
 pub use run::{Run, RunStats};

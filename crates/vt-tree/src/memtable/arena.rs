@@ -1,9 +1,15 @@
 //! The memtable's bytes: keys and small values, appended to chunks and never moved.
 //!
-//! A full chunk is sealed into a `Bytes`, so handing a key out of it costs a reference count and no copy; out of the one chunk that
-//! is still being filled, keys are copied. That keeps the arena free of `unsafe`.
+//! A *record* is a key with what was written to it first: twelve bytes of header, the key, the value if it is small. The tree refers to
+//! records by their *address*, four bytes. All records of one batch lie one behind the other, so an insertion writes to memory where
+//! the one before left off, and what it reads of other records are those whose keys it cannot tell from its own by their heads.
+//!
+//! A full chunk is sealed into a `Bytes`, so handing a key or a value out of it costs a reference count and no copy; out of the one chunk
+//! that is still being filled they are copied. That keeps the arena free of `unsafe`.
 
+use super::pool::{Pool, REGION, Region};
 use bytes::Bytes;
+use std::sync::Arc;
 
 /// Where some bytes lie in the arena. The two highest chunk numbers are reserved, see `Place::DELETE` and `Place::kept`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,51 +33,173 @@ impl Place {
     }
 }
 
-/// Chunks start small, because a store may have many memtables with little in them, and double up to this size.
-const CHUNK_MAX: usize = 256 << 10;
-const CHUNK_MIN: usize = 4 << 10;
+/// What a new record says of its key.
+#[derive(Clone, Copy)]
+pub(super) enum Written<'a> {
+    /// A value below `KEEP_FROM`.
+    Small(&'a [u8]),
+    /// A value in this slot of the memtable's table of kept ones.
+    Kept(u32),
+    Delete,
+}
 
-#[derive(Default)]
+/// What is known of the newest version of a record's key.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum First {
+    /// There is one version only. `seq` is relative to the memtable's base.
+    Only { seq: u32, arrival: u32, value: Place },
+    /// The tree has a chain of versions under this number.
+    Chain(u32),
+}
+
+/// Chunks start small, because a store may have many memtables with little in them, and grow with the arena. From this total on they
+/// are regions of the pool.
+const REGIONS_FROM: usize = 2 * REGION;
+const CHUNK_MIN: usize = 4 << 10;
+/// Larger pieces get a chunk of their own, so that the rest of the chunk being filled is not wasted.
+const PIECE_MAX: usize = REGION / 8;
+
+/// Records lie at multiples of this, so that 32 bits address 32 GiB.
+const ALIGN: usize = 8;
+const CHUNK_SHIFT: u32 = (REGION / ALIGN).trailing_zeros();
+
+const HEADER: usize = 12;
+/// In place of the length of a key that 16 bits cannot tell: four more bytes of header do.
+const LONG: u16 = u16::MAX;
+/// In place of the length of a value.
+const DELETE: u16 = u16::MAX;
+const KEPT: u16 = u16::MAX - 1;
+const CHAIN: u16 = u16::MAX - 2;
+
+enum Chunk {
+    Own(Vec<u8>),
+    Region(Region),
+}
+
+impl AsRef<[u8]> for Chunk {
+    #[inline]
+    fn as_ref(&self) -> &[u8] {
+        match self {
+            Chunk::Own(v) => v,
+            Chunk::Region(r) => r,
+        }
+    }
+}
+
+impl AsMut<[u8]> for Chunk {
+    #[inline]
+    fn as_mut(&mut self) -> &mut [u8] {
+        match self {
+            Chunk::Own(v) => v,
+            Chunk::Region(r) => r,
+        }
+    }
+}
+
 pub(super) struct Arena {
+    pool: Arc<Pool>,
     /// All chunks; the one being filled has an empty placeholder here.
     chunks: Vec<Bytes>,
-    filling: Vec<u8>,
+    filling: Chunk,
+    /// Of `filling`, bytes in use.
+    filled: usize,
     /// The number of the chunk being filled, plus one; 0 before the first.
     filling_plus_one: usize,
-    /// Capacity of all chunks, bytes.
+    /// Size of all chunks, bytes.
     bytes: usize,
 }
 
 impl Arena {
+    pub fn new(pool: Arc<Pool>) -> Arena {
+        Arena { pool, chunks: Vec::new(), filling: Chunk::Own(Vec::new()), filled: 0, filling_plus_one: 0, bytes: 0 }
+    }
+
     /// Copies `data` in. A single piece is below 4 GiB: the memtable keeps larger values outside, and keys are far shorter.
     pub fn add(&mut self, data: &[u8]) -> Place {
-        let len = u32::try_from(data.len()).expect("keys and arena values are below 4 GiB");
-        if data.len() > CHUNK_MAX / 8 {
-            // A chunk of its own, so that the rest of the chunk being filled is not wasted.
-            self.chunks.push(Bytes::copy_from_slice(data));
-            self.bytes += data.len();
-            return Place { chunk: self.chunks.len() as u32 - 1, off: 0, len };
+        let (chunk, off, to) = self.room(data.len());
+        to.copy_from_slice(data);
+        Place { chunk, off: off as u32, len: data.len() as u32 }
+    }
+
+    /// Adds a record and returns its address.
+    #[inline]
+    pub fn add_record(&mut self, key: &[u8], seq: u32, arrival: u32, written: Written<'_>) -> u32 {
+        let (tag, value) = match written {
+            Written::Small(v) => (v.len() as u16, v),
+            Written::Kept(_) => (KEPT, &[][..]),
+            Written::Delete => (DELETE, &[][..]),
+        };
+        // The number of a kept value takes the place of a value.
+        let slot = if let Written::Kept(i) = written { i.to_le_bytes() } else { [0; 4] };
+        let value = if tag == KEPT { &slot[..] } else { value };
+        self.record(key, seq, arrival, tag, value)
+    }
+
+    /// Adds a record of a key that has a chain of versions.
+    pub fn add_chain(&mut self, key: &[u8], chain: u32) -> u32 {
+        self.record(key, chain, 0, CHAIN, &[])
+    }
+
+    #[inline]
+    fn record(&mut self, key: &[u8], first: u32, second: u32, tag: u16, value: &[u8]) -> u32 {
+        self.filled = self.filled.next_multiple_of(ALIGN);
+        let head = if key.len() < LONG as usize { HEADER } else { HEADER + 4 };
+        let (chunk, off, to) = self.room(head + key.len() + value.len());
+        let (header, rest) = to.split_at_mut(head);
+        header[0..4].copy_from_slice(&first.to_le_bytes());
+        header[4..8].copy_from_slice(&second.to_le_bytes());
+        header[8..10].copy_from_slice(&(key.len().min(LONG as usize) as u16).to_le_bytes());
+        header[10..12].copy_from_slice(&tag.to_le_bytes());
+        if head > HEADER {
+            header[12..16].copy_from_slice(&(key.len() as u32).to_le_bytes());
         }
-        if self.filling_plus_one == 0 || self.filling.capacity() - self.filling.len() < data.len() {
-            if self.filling_plus_one > 0 {
-                self.chunks[self.filling_plus_one - 1] = Bytes::from(std::mem::take(&mut self.filling));
-            }
-            let size = self.bytes.clamp(CHUNK_MIN, CHUNK_MAX).max(data.len());
-            self.filling = Vec::with_capacity(size);
-            self.bytes += size;
-            self.chunks.push(Bytes::new());
-            self.filling_plus_one = self.chunks.len();
+        let (to_key, to_value) = rest.split_at_mut(key.len());
+        to_key.copy_from_slice(key);
+        to_value.copy_from_slice(value);
+        chunk << CHUNK_SHIFT | (off / ALIGN) as u32
+    }
+
+    /// Takes `len` bytes at the end.
+    #[inline]
+    fn room(&mut self, len: usize) -> (u32, usize, &mut [u8]) {
+        // A chunk of the arena's own pieces starts at a multiple of ALIGN as well.
+        if self.filling_plus_one == 0 || self.filling.as_ref().len() < self.filled + len {
+            self.next_chunk(len);
         }
-        let off = self.filling.len() as u32;
-        self.filling.extend_from_slice(data);
-        Place { chunk: self.filling_plus_one as u32 - 1, off, len }
+        let off = self.filled;
+        self.filled += len;
+        (self.filling_plus_one as u32 - 1, off, &mut self.filling.as_mut()[off..off + len])
+    }
+
+    #[cold]
+    fn next_chunk(&mut self, len: usize) {
+        let next = if self.bytes >= REGIONS_FROM && len <= PIECE_MAX {
+            Chunk::Region(self.pool.region())
+        } else {
+            Chunk::Own(vec![0; (self.bytes / 2).clamp(CHUNK_MIN, REGION / 2).max(len).next_multiple_of(ALIGN)])
+        };
+        self.bytes += next.as_ref().len();
+        // What is left of a chunk is lost, an eighth of it at most, except before a long piece.
+        let full = std::mem::replace(&mut self.filling, next);
+        if self.filling_plus_one > 0 {
+            let filled = std::mem::take(&mut self.filled);
+            self.chunks[self.filling_plus_one - 1] = Bytes::from_owner(full).slice(..filled);
+        }
+        self.filled = 0;
+        self.chunks.push(Bytes::new());
+        self.filling_plus_one = self.chunks.len();
+        // Its owner seals a memtable long before.
+        assert!(self.chunks.len() <= 1 << (32 - CHUNK_SHIFT), "a memtable of more than 32 GiB");
+    }
+
+    #[inline]
+    fn chunk(&self, chunk: u32) -> &[u8] {
+        if chunk as usize + 1 == self.filling_plus_one { self.filling.as_ref() } else { &self.chunks[chunk as usize] }
     }
 
     #[inline]
     pub fn get(&self, p: Place) -> &[u8] {
-        let chunk: &[u8] =
-            if p.chunk as usize + 1 == self.filling_plus_one { &self.filling } else { &self.chunks[p.chunk as usize] };
-        &chunk[p.off as usize..][..p.len as usize]
+        &self.chunk(p.chunk)[p.off as usize..][..p.len as usize]
     }
 
     /// The bytes at `p`, to keep.
@@ -83,8 +211,91 @@ impl Arena {
         }
     }
 
+    /// The header of the record at `address`, where its key is, and its tag.
+    #[inline]
+    fn parts(&self, address: u32) -> (&[u8], Place, u16) {
+        let chunk = address >> CHUNK_SHIFT;
+        let off = (address & ((1 << CHUNK_SHIFT) - 1)) as usize * ALIGN;
+        let record = &self.chunk(chunk)[off..];
+        let word = |at: usize| u16::from_le_bytes([record[at], record[at + 1]]);
+        let (len, tag) = (word(8), word(10));
+        if len == LONG {
+            let len = u32::from_le_bytes([record[12], record[13], record[14], record[15]]);
+            return (record, Place { chunk, off: (off + HEADER + 4) as u32, len }, tag);
+        }
+        (record, Place { chunk, off: (off + HEADER) as u32, len: len.into() }, tag)
+    }
+
+    /// The key of the record at `address`.
+    #[inline]
+    pub fn key(&self, address: u32) -> &[u8] {
+        self.get(self.key_place(address))
+    }
+
+    #[inline]
+    pub fn key_place(&self, address: u32) -> Place {
+        self.parts(address).1
+    }
+
+    /// What the record at `address` says of its key.
+    #[inline]
+    pub fn first(&self, address: u32) -> First {
+        let (record, key, tag) = self.parts(address);
+        let word = |at: usize| u32::from_le_bytes([record[at], record[at + 1], record[at + 2], record[at + 3]]);
+        let (seq, arrival) = (word(0), word(4));
+        let behind = key.off + key.len;
+        let value = match tag {
+            CHAIN => return First::Chain(seq),
+            DELETE => Place::DELETE,
+            KEPT => Place::kept(u32::from_le_bytes(
+                self.get(Place { chunk: key.chunk, off: behind, len: 4 }).try_into().expect("four bytes"),
+            )),
+            len => Place { chunk: key.chunk, off: behind, len: len.into() },
+        };
+        First::Only { seq, arrival, value }
+    }
+
     /// Heap bytes in use.
     pub fn heap(&self) -> usize {
         self.bytes + self.chunks.capacity() * size_of::<Bytes>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_come_back_from_small_chunks_regions_and_chunks_of_their_own() {
+        let mut arena = Arena::new(Pool::new());
+        let keys: Vec<Vec<u8>> = (0..9000usize)
+            .map(|i| match i {
+                4000 => vec![1; 65_535],
+                8000 => vec![2; 300_000],
+                8001 => vec![3; 3_000_000],
+                _ => vec![i as u8; i % 500],
+            })
+            .collect();
+        let value = [9; 511];
+        let written = |i: usize| match i % 3 {
+            0 => Written::Small(&value[..i % 512]),
+            1 => Written::Kept(i as u32),
+            _ => Written::Delete,
+        };
+        let addresses: Vec<u32> = (0..keys.len()).map(|i| arena.add_record(&keys[i], i as u32, 7, written(i))).collect();
+        assert!(arena.heap() > REGIONS_FROM);
+        let mut seen = std::collections::HashSet::new();
+        for (i, a) in addresses.into_iter().enumerate() {
+            assert!(seen.insert(a), "no two records at one address");
+            assert_eq!(arena.key(a), keys[i]);
+            assert_eq!(arena.bytes(arena.key_place(a)), keys[i]);
+            let First::Only { seq, arrival: 7, value } = arena.first(a) else { panic!("record {i}") };
+            assert_eq!(seq, i as u32);
+            match i % 3 {
+                0 => assert_eq!(arena.get(value), &[9; 511][..i % 512]),
+                1 => assert_eq!(value.as_kept(), Some(i as u32)),
+                _ => assert_eq!(value, Place::DELETE),
+            }
+        }
     }
 }

@@ -52,7 +52,7 @@ impl State {
         for _ in 0..LEAVES_MAX {
             let Some(p) = pos else { return start.to_vec() };
             if self.tree.leaf_newest(p) < tombstone.seq {
-                let first = self.arena.get(self.tree.leaf_first(p));
+                let first = self.arena.get(self.tree.leaf_first(&self.arena, p));
                 if first < &start[..] {
                     return start.to_vec();
                 }
@@ -61,11 +61,11 @@ impl State {
             }
             let mut here = p;
             loop {
-                let k = self.arena.get(self.tree.key(here));
+                let k = self.arena.get(self.tree.key(&self.arena, here));
                 if k < &start[..] {
                     return start.to_vec();
                 }
-                if self.tree.version(here, at).is_some_and(|v| v.stamp() > tombstone) {
+                if self.tree.version(&self.arena, here, at).is_some_and(|v| v.stamp() > tombstone) {
                     return successor(k);
                 }
                 pos = self.tree.prev(here);
@@ -77,7 +77,7 @@ impl State {
         }
         // Enough looked at: cut here, at a key that the tombstone covers.
         let Some(p) = pos else { return start.to_vec() };
-        let k = successor(self.arena.get(self.tree.key(p)));
+        let k = successor(self.arena.get(self.tree.key(&self.arena, p)));
         if k[..] < start[..] { start.to_vec() } else { k }
     }
 
@@ -95,7 +95,7 @@ impl State {
             // Points up to the next tombstone.
             let edge = fragments.peek().map(|(s, _)| &s[..]).filter(|s| below(s, hi)).or(hi);
             while let Some(p) = point {
-                let place = self.tree.key(p);
+                let place = self.tree.key(&self.arena, p);
                 let key = self.arena.get(place);
                 if !below(key, edge) {
                     break;
@@ -103,7 +103,7 @@ impl State {
                 if out.len() >= size || work == 0 {
                     return Some(key.to_vec());
                 }
-                if let Some(v) = self.tree.version(p, at) {
+                if let Some(v) = self.tree.version(&self.arena, p, at) {
                     let body = self.value(v.value).map_or(Body::Delete, Body::Put);
                     out.push(Item { key: self.arena.bytes(place), seq: v.seq, body });
                 }
@@ -135,7 +135,7 @@ impl State {
                 let mut stop = edge;
                 let mut newer = None;
                 while let Some(p) = point {
-                    let place = self.tree.key(p);
+                    let place = self.tree.key(&self.arena, p);
                     let key = self.arena.get(place);
                     if key >= edge {
                         break;
@@ -148,12 +148,12 @@ impl State {
                         // All of this leaf is older. Of the keys that are beyond the edge, go back to the first.
                         point = self.tree.next_leaf(p);
                         work = work.saturating_sub(FRAGMENTS_PER_LEAF);
-                        if point.is_none_or(|n| self.arena.get(self.tree.leaf_first(n)) > edge) {
+                        if point.is_none_or(|n| self.arena.get(self.tree.leaf_first(&self.arena, n)) > edge) {
                             point = self.tree.seek(&self.arena, edge);
                         }
                         continue;
                     }
-                    if let Some(v) = self.tree.version(p, at).filter(|v| v.stamp() > tombstone) {
+                    if let Some(v) = self.tree.version(&self.arena, p, at).filter(|v| v.stamp() > tombstone) {
                         stop = key;
                         newer = Some((place, v));
                         break;
@@ -187,7 +187,7 @@ impl State {
             point = self.tree.prev(p);
         }
         let fragment = self.fragments.before(hi).nth(size / 2).map(|(start, _)| &start[..]);
-        let point = point.map(|p| self.arena.get(self.tree.key(p)));
+        let point = point.map(|p| self.arena.get(self.tree.key(&self.arena, p)));
         // The nearer of the two; none is as far away as can be.
         match point.max(fragment) {
             Some(lo) => self.item_start(lo, at),

@@ -1,21 +1,33 @@
 //! The sorted keys of one tree node. Each key is represented by its *head*: the eight bytes behind the prefix that all keys of the
 //! node share. Searching heads stays inside the node; only equal heads are decided by reading whole keys in the arena.
+//!
+//! What an insertion costs is cache misses. So a node is small (twelve bytes a key), and a search first compares every eighth head: the
+//! cache lines of the node are then all on their way at once, where a binary search would wait for one after the other.
 
-use super::arena::{Arena, Place};
+use super::arena::Arena;
+use bytemuck::{Pod, Zeroable};
 use std::cmp::Ordering;
 
 /// Keys per node. Few in this crate's own tests, so that small tables have deep trees.
 pub(super) const FANOUT: usize = if cfg!(test) { 4 } else { 64 };
+/// Heads in a cache line.
+const LINE: usize = if cfg!(test) { 2 } else { 8 };
 /// A shared prefix is kept in the node up to this length, so that checking it does not leave the node either.
 const PREFIX_MAX: usize = if cfg!(test) { 2 } else { 24 };
 
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
 pub(super) struct Keys {
+    prefix: [u8; 24],
     len: u8,
     /// Length of `prefix` in use: every key of the node begins with it.
     skip: u8,
-    prefix: [u8; PREFIX_MAX],
+    /// Index of the last insertion.
+    last: u8,
+    _pad: [u8; 5],
     heads: [u64; FANOUT],
-    places: [Place; FANOUT],
+    /// Addresses of records with the keys.
+    records: [u32; FANOUT],
 }
 
 /// Eight bytes of `key` from `skip` on, zero-padded, as a number that sorts like the bytes do.
@@ -38,7 +50,7 @@ fn common_prefix(a: &[u8], b: &[u8]) -> usize {
 
 impl Keys {
     pub fn new() -> Keys {
-        Keys { len: 0, skip: 0, prefix: [0; PREFIX_MAX], heads: [0; FANOUT], places: [Place::DELETE; FANOUT] }
+        Keys { prefix: [0; 24], len: 0, skip: 0, last: 0, _pad: [0; 5], heads: [u64::MAX; FANOUT], records: [0; FANOUT] }
     }
 
     #[inline]
@@ -46,41 +58,85 @@ impl Keys {
         self.len as usize
     }
 
+    /// `true` when the last insertion was that of the last key.
     #[inline]
-    pub fn place(&self, i: usize) -> Place {
+    pub fn appended(&self) -> bool {
+        self.last + 1 == self.len
+    }
+
+    /// Where to split the full node when a key goes to index `i`: where keys arrive in ascending order, at `i`, so that the left half
+    /// stays full and the next key finds room behind this one; else in the middle.
+    pub fn split_at(&self, i: usize) -> usize {
+        if i == self.last as usize + 1 && i > FANOUT / 2 { i } else { FANOUT / 2 }
+    }
+
+    /// The record of key `i`.
+    #[inline]
+    pub fn record(&self, i: usize) -> u32 {
         debug_assert!(i < self.len());
-        self.places[i]
+        self.records[i]
+    }
+
+    /// Another record of the same key `i`.
+    pub fn set_record(&mut self, i: usize, record: u32) {
+        self.records[i] = record;
     }
 
     /// Compares key `i` with `key`.
     #[inline]
-    pub fn cmp(&self, arena: &Arena, i: usize, key: &[u8]) -> Ordering {
-        arena.get(self.place(i)).cmp(key)
+    fn cmp(&self, arena: &Arena, i: usize, key: &[u8]) -> Ordering {
+        arena.key(self.record(i)).cmp(key)
+    }
+
+    /// Compares the shared prefix with `key`'s.
+    #[inline]
+    fn cmp_prefix(&self, key: &[u8]) -> Ordering {
+        let skip = self.skip as usize;
+        if skip == 0 { Ordering::Equal } else { self.prefix[..skip].cmp(&key[..skip.min(key.len())]) }
+    }
+
+    /// Compares key `i` with `key`, most often without leaving the node.
+    #[inline]
+    fn cmp_near(&self, arena: &Arena, i: usize, key: &[u8]) -> Ordering {
+        let near = self.cmp_prefix(key).then_with(|| self.heads[i].cmp(&head(key, self.skip as usize)));
+        near.then_with(|| self.cmp(arena, i, key))
     }
 
     /// Compares the first key with `key`, most often without leaving the node.
     #[inline]
     pub fn cmp_first(&self, arena: &Arena, key: &[u8]) -> Ordering {
-        let skip = self.skip as usize;
-        let prefix = self.prefix[..skip].cmp(&key[..skip.min(key.len())]);
-        prefix.then_with(|| self.heads[0].cmp(&head(key, skip))).then_with(|| self.cmp(arena, 0, key))
+        self.cmp_near(arena, 0, key)
+    }
+
+    /// Compares the last key with `key`, most often without leaving the node. The node must not be empty.
+    #[inline]
+    pub fn cmp_last(&self, arena: &Arena, key: &[u8]) -> Ordering {
+        self.cmp_near(arena, self.len() - 1, key)
     }
 
     /// The index of the first key that is not below `key`, and whether it equals `key`.
     #[inline]
     pub fn search(&self, arena: &Arena, key: &[u8]) -> (usize, bool) {
-        let (len, skip) = (self.len(), self.skip as usize);
-        match key[..skip.min(key.len())].cmp(&self.prefix[..skip]) {
-            Ordering::Less => return (0, false),
-            Ordering::Greater => return (len, false),
+        let len = self.len();
+        match self.cmp_prefix(key) {
+            Ordering::Greater => return (0, false),
+            Ordering::Less => return (len, false),
             Ordering::Equal => {}
         }
-        let h = head(key, skip);
-        let mut i = self.heads[..len].partition_point(|&x| x < h);
-        let ties = self.heads[i..len].iter().take_while(|&&x| x == h).count();
-        if ties == 0 {
-            return (i, false);
+        let h = head(key, self.skip as usize);
+        // Unused heads are as large as can be. The comparisons depend on nothing, and there is no branch to guess.
+        let mut line = 0;
+        for last in 0..FANOUT / LINE - 1 {
+            line += usize::from(self.heads[last * LINE + LINE - 1] < h);
         }
+        let mut i = line * LINE;
+        for at in line * LINE..line * LINE + LINE {
+            i += usize::from(self.heads[at] < h);
+        }
+        if i >= len || self.heads[i] != h {
+            return (i.min(len), false);
+        }
+        let ties = self.heads[i..len].iter().take_while(|&&x| x == h).count();
         let mut end = i + ties;
         while i < end {
             let mid = (i + end) / 2;
@@ -93,24 +149,26 @@ impl Keys {
         (i, false)
     }
 
-    /// Puts `key`, which lies at `place`, at index `i`. The node must have room.
-    pub fn insert(&mut self, arena: &Arena, i: usize, key: &[u8], place: Place) {
+    /// Puts `key`, which is in `record`, at index `i`. The node must have room.
+    #[inline]
+    pub fn insert(&mut self, arena: &Arena, i: usize, key: &[u8], record: u32) {
         let len = self.len();
         debug_assert!(len < FANOUT && i <= len);
         if len == 0 {
             self.skip = key.len().min(PREFIX_MAX) as u8;
             self.prefix[..self.skip as usize].copy_from_slice(&key[..self.skip as usize]);
-        } else {
-            let shared = common_prefix(key, &self.prefix[..self.skip as usize]);
-            if shared < self.skip as usize {
-                self.set_skip(arena, shared);
+        } else if self.skip > 0 {
+            let prefix = &self.prefix[..self.skip as usize];
+            if !key.starts_with(prefix) {
+                self.set_skip(arena, common_prefix(key, prefix));
             }
         }
         self.heads.copy_within(i..len, i + 1);
-        self.places.copy_within(i..len, i + 1);
+        self.records.copy_within(i..len, i + 1);
         self.heads[i] = head(key, self.skip as usize);
-        self.places[i] = place;
+        self.records[i] = record;
         self.len += 1;
+        self.last = i as u8;
     }
 
     /// Moves the keys from `at` on into `right`, which must be empty.
@@ -118,11 +176,13 @@ impl Keys {
         let n = self.len() - at;
         debug_assert!(right.len == 0);
         right.heads[..n].copy_from_slice(&self.heads[at..at + n]);
-        right.places[..n].copy_from_slice(&self.places[at..at + n]);
+        right.records[..n].copy_from_slice(&self.records[at..at + n]);
         right.len = n as u8;
         right.skip = self.skip;
         right.prefix = self.prefix;
+        right.last = 0;
         self.len = at as u8;
+        self.heads[at..].fill(u64::MAX);
         self.sharpen(arena);
         right.sharpen(arena);
     }
@@ -130,6 +190,7 @@ impl Keys {
     /// Forgets the last key.
     pub fn pop(&mut self) {
         self.len -= 1;
+        self.heads[self.len()] = u64::MAX;
     }
 
     /// Lengthens the shared prefix when the heads have become too much alike to tell keys apart.
@@ -138,17 +199,17 @@ impl Keys {
         if self.heads[0] ^ self.heads[last] >= 1 << 32 {
             return;
         }
-        let shared = common_prefix(arena.get(self.places[0]), arena.get(self.places[last])).min(PREFIX_MAX);
+        let shared = common_prefix(arena.key(self.records[0]), arena.key(self.records[last])).min(PREFIX_MAX);
         if shared > self.skip as usize {
             self.set_skip(arena, shared);
         }
     }
 
     fn set_skip(&mut self, arena: &Arena, skip: usize) {
-        self.prefix[..skip].copy_from_slice(&arena.get(self.places[0])[..skip]);
+        self.prefix[..skip].copy_from_slice(&arena.key(self.records[0])[..skip]);
         self.skip = skip as u8;
         for i in 0..self.len() {
-            self.heads[i] = head(arena.get(self.places[i]), skip);
+            self.heads[i] = head(arena.key(self.records[i]), skip);
         }
     }
 }

@@ -4,7 +4,8 @@
 //! lookup, one write or one batch of them, and never by a cursor between two calls. Inside:
 //!
 //! - `arena`: keys and small values, appended to chunks, never moved;
-//! - `tree`, `keys`: the points, a B+-tree with fat leaves and a version chain behind each key;
+//! - `pool`: where its memory comes from and goes back to;
+//! - `tree`, `leaves`, `keys`: the points, a B+-tree with fat leaves and a version chain behind each key written again;
 //! - `fragments`: the range tombstones, cut so that one search finds the newest one over a key;
 //! - `cursor`: both together as one sequence of disjoint items.
 //!
@@ -16,15 +17,18 @@ mod arena;
 mod cursor;
 mod fragments;
 mod keys;
+mod leaves;
+mod pool;
 mod tree;
 
 #[cfg(test)]
 mod tests;
 
 pub use cursor::MemtableCursor;
+pub use pool::Pool;
 
 use crate::{ExtentRef, Lookup, Seq, Value};
-use arena::{Arena, Place};
+use arena::{Arena, Place, Written};
 use bytes::Bytes;
 use fragments::Fragments;
 use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
@@ -82,11 +86,17 @@ impl Default for Memtable {
 }
 
 impl Memtable {
+    /// A memtable with memory of its own. A store's memtables share a pool, see [`Memtable::in_pool`].
     pub fn new() -> Memtable {
+        Memtable::in_pool(&Pool::new())
+    }
+
+    /// A memtable that takes its memory from `pool` and leaves it there.
+    pub fn in_pool(pool: &Arc<Pool>) -> Memtable {
         Memtable {
             state: RwLock::new(State {
-                arena: Arena::default(),
-                tree: Tree::new(),
+                arena: Arena::new(pool.clone()),
+                tree: Tree::new(pool.clone()),
                 fragments: Fragments::default(),
                 kept: Vec::new(),
                 free_kept: Vec::new(),
@@ -248,10 +258,14 @@ impl State {
         }
     }
 
-    fn write(&mut self, key: &[u8], seq: Seq, value: Place) {
+    #[inline]
+    fn write(&mut self, key: &[u8], seq: Seq, value: Written<'_>) {
         let stamp = self.stamp(seq);
         let mut released = Vec::new();
         self.tree.put(&mut self.arena, key, stamp, value, self.floor, &mut released);
+        if released.is_empty() {
+            return;
+        }
         for i in released.into_iter().filter_map(Place::as_kept) {
             // An unplaced one keeps its slot: somebody is about to tell its place.
             if let Some(kept) = self.kept[i as usize].take_if(|kept| matches!(kept, Kept::Own(_))) {
@@ -295,11 +309,13 @@ impl Writer<'_> {
     /// See `Memtable::put`.
     pub fn put(&mut self, key: &[u8], seq: Seq, value: Value) {
         let s = &mut *self.state;
-        let place = match &value {
-            Value::Inline(b) if b.len() < KEEP_FROM => s.arena.add(b),
-            _ => Place::kept(s.keep(Kept::Own(value))),
-        };
-        s.write(key, seq, place);
+        match &value {
+            Value::Inline(b) if b.len() < KEEP_FROM => s.write(key, seq, Written::Small(b)),
+            _ => {
+                let slot = s.keep(Kept::Own(value));
+                s.write(key, seq, Written::Kept(slot));
+            }
+        }
     }
 
     /// As `put` of an inline value that is on its way to the device, where [`Memtable::place`] will say that it lies. Until then it
@@ -307,23 +323,23 @@ impl Writer<'_> {
     pub fn put_unplaced(&mut self, key: &[u8], seq: Seq, value: Bytes) -> Slot {
         let s = &mut *self.state;
         let slot = s.keep(Kept::Unplaced(value));
-        s.write(key, seq, Place::kept(slot));
+        s.write(key, seq, Written::Kept(slot));
         Slot(slot)
     }
 
     /// As `put` of an inline value, from a slice.
     pub fn put_slice(&mut self, key: &[u8], seq: Seq, value: &[u8]) {
         let s = &mut *self.state;
-        let place = match value.len() < KEEP_FROM {
-            true => s.arena.add(value),
-            false => Place::kept(s.keep(Kept::Own(Value::Inline(Bytes::copy_from_slice(value))))),
-        };
-        s.write(key, seq, place);
+        if value.len() < KEEP_FROM {
+            return s.write(key, seq, Written::Small(value));
+        }
+        let slot = s.keep(Kept::Own(Value::Inline(Bytes::copy_from_slice(value))));
+        s.write(key, seq, Written::Kept(slot));
     }
 
     /// See `Memtable::delete`.
     pub fn delete(&mut self, key: &[u8], seq: Seq) {
-        self.state.write(key, seq, Place::DELETE);
+        self.state.write(key, seq, Written::Delete);
     }
 
     /// See `Memtable::delete_range`.

@@ -3,15 +3,22 @@
 //! Nothing is ever removed from the tree, which keeps two invariants simple: the first key of each leaf but the leftmost *is* the
 //! separator that leads to it, and a leaf never dies. So a writer may remember the leaf that it used last and go on there (a
 //! sequential or batched insert does not descend), and an append to a full leaf opens a new one instead of leaving two half full.
+//!
+//! A key written once is a record in the arena and twelve bytes in a leaf. One written again gets a chain of versions.
 
-use super::arena::{Arena, Place};
+use super::arena::{Arena, First, Place, Written};
 use super::keys::{FANOUT, Keys};
+use super::leaves::{Leaf, Leaves};
+use super::pool::Pool;
 use crate::Seq;
 use std::cmp::Ordering;
+use std::sync::Arc;
 
-const NONE: u32 = u32::MAX;
+pub(super) const NONE: u32 = u32::MAX;
 /// Overwrites of one key between two looks at which of its versions no reader can ask for any more, at least.
 const TRIM_EVERY: u32 = 8;
+/// Records tell sequence numbers as a distance from one that lies so far below the first.
+const BELOW_FIRST: Seq = 1 << 30;
 
 /// When something was written: commit order first; inside one commit, order of arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -25,7 +32,7 @@ pub(super) struct Stamp {
 pub(super) struct Version {
     pub seq: Seq,
     arrival: u32,
-    /// The next older version, an index into `Tree::olds`.
+    /// The next older version, an index into `Tree::versions`.
     older: u32,
     /// Overwrites until the chain behind this newest version is trimmed.
     credit: u32,
@@ -36,15 +43,6 @@ impl Version {
     pub fn stamp(&self) -> Stamp {
         Stamp { seq: self.seq, arrival: self.arrival }
     }
-}
-
-struct Leaf {
-    keys: Keys,
-    versions: [Version; FANOUT],
-    /// No version in this leaf is newer: a cursor passes a leaf that a range tombstone covers without looking into it.
-    newest: Seq,
-    next: u32,
-    prev: u32,
 }
 
 struct Inner {
@@ -63,36 +61,25 @@ pub(super) struct Pos {
 // Nodes are boxed so that a growing table of them moves pointers and not kilobytes.
 #[allow(clippy::vec_box)]
 pub(super) struct Tree {
-    leaves: Vec<Box<Leaf>>,
+    leaves: Leaves,
     inners: Vec<Box<Inner>>,
     /// Levels of inner nodes above the leaves; with 0, `root` is a leaf.
     height: usize,
     root: u32,
     /// The leaf of the last insertion.
     finger: u32,
-    /// Versions that are not their key's newest.
-    olds: Vec<Version>,
-    free_olds: Vec<u32>,
+    /// Sequence numbers in records are relative to this.
+    base: Seq,
+    /// The chains: all versions of keys written more than once, the newest of each under the number in the key's record.
+    versions: Vec<Version>,
+    free_versions: Vec<u32>,
+    /// Keys, and versions behind newest ones.
     keys: usize,
+    olds: usize,
 }
 
 /// What an overwrite pushed out: values kept outside the arena, to be dropped.
 pub(super) type Released = Vec<Place>;
-
-fn empty_leaf() -> Box<Leaf> {
-    let version = Version { seq: 0, arrival: 0, older: NONE, credit: 0, value: Place::DELETE };
-    Box::new(Leaf { keys: Keys::new(), versions: [version; FANOUT], newest: 0, next: NONE, prev: NONE })
-}
-
-impl Leaf {
-    fn insert(&mut self, arena: &Arena, i: usize, key: &[u8], place: Place, version: Version) {
-        let len = self.keys.len();
-        self.keys.insert(arena, i, key, place);
-        self.versions.copy_within(i..len, i + 1);
-        self.versions[i] = version;
-        self.newest = self.newest.max(version.seq);
-    }
-}
 
 impl Inner {
     /// The child whose keys may include `key`.
@@ -102,77 +89,100 @@ impl Inner {
         i + found as usize
     }
 
-    /// Adds separator `key` at `i`, and the child behind it.
-    fn insert(&mut self, arena: &Arena, i: usize, place: Place, child: u32) {
+    /// Adds a separator at `i`, and the child behind it.
+    fn insert(&mut self, arena: &Arena, i: usize, separator: u32, child: u32) {
         let n = self.keys.len() + 1;
-        self.keys.insert(arena, i, arena.get(place), place);
+        self.keys.insert(arena, i, arena.key(separator), separator);
         self.children.copy_within(i + 1..n, i + 2);
         self.children[i + 1] = child;
     }
 }
 
 impl Tree {
-    pub fn new() -> Tree {
+    pub fn new(pool: Arc<Pool>) -> Tree {
         Tree {
-            leaves: Vec::new(),
+            leaves: Leaves::new(pool),
             inners: Vec::new(),
             height: 0,
             root: 0,
             finger: 0,
-            olds: Vec::new(),
-            free_olds: Vec::new(),
+            base: 0,
+            versions: Vec::new(),
+            free_versions: Vec::new(),
             keys: 0,
+            olds: 0,
         }
     }
 
     /// Versions kept, of all keys.
     pub fn len(&self) -> usize {
-        self.keys + self.olds.len() - self.free_olds.len()
+        self.keys + self.olds
     }
 
     /// Heap bytes in use, without those of the arena.
     pub fn heap(&self) -> usize {
-        self.leaves.len() * (size_of::<Leaf>() + 16)
+        self.leaves.heap()
             + self.inners.len() * (size_of::<Inner>() + 16)
-            + (self.leaves.capacity() + self.inners.capacity()) * 8
-            + self.olds.capacity() * size_of::<Version>()
-            + self.free_olds.capacity() * 4
+            + self.inners.capacity() * 8
+            + self.versions.capacity() * size_of::<Version>()
+            + self.free_versions.capacity() * 4
     }
 
-    /// Adds a version of `key`. `value` lies in the arena or is kept outside. Readers below `floor` are gone: versions that only they
-    /// could see are forgotten now and then. Values kept outside that nothing refers to any more are added to `released`.
-    pub fn put(&mut self, arena: &mut Arena, key: &[u8], stamp: Stamp, value: Place, floor: Seq, released: &mut Released) {
-        let version = Version { seq: stamp.seq, arrival: stamp.arrival, older: NONE, credit: TRIM_EVERY, value };
-        if self.leaves.is_empty() {
-            self.leaves.push(empty_leaf());
+    /// Adds a version of `key`. Readers below `floor` are gone: versions that only they could see are forgotten now and then. Values
+    /// kept outside the arena that nothing refers to any more are added to `released`.
+    #[inline]
+    pub fn put(&mut self, arena: &mut Arena, key: &[u8], stamp: Stamp, written: Written<'_>, floor: Seq, released: &mut Released) {
+        if self.leaves.len() == 0 {
+            self.leaves.push(Leaf::new());
+            self.base = stamp.seq.saturating_sub(BELOW_FIRST);
         }
-        if !self.finger_fits(arena, key) {
-            self.finger = self.descend(arena, key);
-        }
-        let leaf = &mut self.leaves[self.finger as usize];
-        let (i, found) = leaf.keys.search(arena, key);
+        let (i, found) = self.find(arena, key);
         if found {
-            leaf.newest = leaf.newest.max(stamp.seq);
-            self.overwrite(i, version, floor, released);
-            return;
+            return self.put_again(arena, i, key, stamp, written, floor, released);
         }
         self.keys += 1;
-        let place = arena.add(key);
+        let record = match stamp.seq.checked_sub(self.base).and_then(|seq| u32::try_from(seq).ok()) {
+            Some(seq) => arena.add_record(key, seq, stamp.arrival, written),
+            None => {
+                let chain = self.begin_chain(first_version(arena, stamp, written));
+                arena.add_chain(key, chain)
+            }
+        };
+        let leaf = self.leaves.get_mut(self.finger);
         if leaf.keys.len() < FANOUT {
-            leaf.insert(arena, i, key, place, version);
+            leaf.keys.insert(arena, i, key, record);
+            leaf.newest = leaf.newest.max(stamp.seq);
         } else {
-            self.finger = self.split_leaf(arena, key, place, i, version);
+            self.finger = self.split_leaf(arena, key, record, i, stamp.seq);
         }
     }
 
-    /// `true` when `key` belongs into the leaf of the last insertion.
+    /// Points the finger to the leaf for `key`; gives the index there of the first key that is not below it, and whether it is the same.
     #[inline]
-    fn finger_fits(&self, arena: &Arena, key: &[u8]) -> bool {
-        let leaf = &self.leaves[self.finger as usize];
-        if leaf.prev != NONE && leaf.keys.cmp_first(arena, key) == Ordering::Greater {
-            return false;
+    fn find(&mut self, arena: &Arena, key: &[u8]) -> (usize, bool) {
+        let leaf = self.leaves.get(self.finger);
+        let len = leaf.keys.len();
+        if len > 0 {
+            match leaf.keys.cmp_last(arena, key) {
+                Ordering::Equal => return (len - 1, true),
+                // Ascending keys: behind the last one, but not beyond the leaf. The next leaf's first key is only looked at when
+                // they were ascending before as well, since it lies elsewhere.
+                Ordering::Less => {
+                    let fits = leaf.next == NONE
+                        || (leaf.keys.appended() && self.leaves.get(leaf.next).keys.cmp_first(arena, key) == Ordering::Greater);
+                    if fits {
+                        return (len, false);
+                    }
+                    self.finger = self.descend(arena, key);
+                }
+                Ordering::Greater => {
+                    if leaf.prev != NONE && leaf.keys.cmp_first(arena, key) == Ordering::Greater {
+                        self.finger = self.descend(arena, key);
+                    }
+                }
+            }
         }
-        leaf.next == NONE || self.leaves[leaf.next as usize].keys.cmp_first(arena, key) == Ordering::Greater
+        self.leaves.get(self.finger).keys.search(arena, key)
     }
 
     fn descend(&self, arena: &Arena, key: &[u8]) -> u32 {
@@ -185,36 +195,38 @@ impl Tree {
     }
 
     /// Splits the full leaf `self.finger` for `key`, which belongs at its index `i`; returns the leaf that took it.
-    fn split_leaf(&mut self, arena: &Arena, key: &[u8], place: Place, i: usize, version: Version) -> u32 {
+    #[cold]
+    fn split_leaf(&mut self, arena: &Arena, key: &[u8], record: u32, i: usize, seq: Seq) -> u32 {
         let left_id = self.finger;
         let right_id = self.leaves.len() as u32;
-        let mut right = empty_leaf();
-        let left = &mut self.leaves[left_id as usize];
+        let mut right = Leaf::new();
+        let left = self.leaves.get_mut(left_id);
         let took = if i == FANOUT {
-            right.insert(arena, 0, key, place, version);
+            right.keys.insert(arena, 0, key, record);
+            right.newest = seq;
             right_id
         } else {
-            let mid = FANOUT / 2;
+            let mid = left.keys.split_at(i);
             left.keys.split_off(arena, mid, &mut right.keys);
-            right.versions[..FANOUT - mid].copy_from_slice(&left.versions[mid..]);
-            // Versions behind the newest are older, so the newest of the newest bounds them all.
-            right.newest = right.versions[..FANOUT - mid].iter().map(|v| v.seq).max().unwrap_or(0);
-            left.newest = left.versions[..mid].iter().map(|v| v.seq).max().unwrap_or(0);
+            // Not the newest of the right half perhaps, but not older either.
+            right.newest = left.newest;
             if i <= mid {
-                left.insert(arena, i, key, place, version);
+                left.keys.insert(arena, i, key, record);
+                left.newest = left.newest.max(seq);
                 left_id
             } else {
-                right.insert(arena, i - mid, key, place, version);
+                right.keys.insert(arena, i - mid, key, record);
+                right.newest = right.newest.max(seq);
                 right_id
             }
         };
         right.prev = left_id;
         right.next = left.next;
         left.next = right_id;
-        let separator = right.keys.place(0);
+        let separator = right.keys.record(0);
         if right.next != NONE {
             let next = right.next;
-            self.leaves[next as usize].prev = right_id;
+            self.leaves.get_mut(next).prev = right_id;
         }
         self.leaves.push(right);
         self.add_child(arena, separator, right_id);
@@ -222,13 +234,13 @@ impl Tree {
     }
 
     /// Enters the new leaf `child`, whose first key is `separator`, into the inner nodes.
-    fn add_child(&mut self, arena: &Arena, separator: Place, child: u32) {
+    fn add_child(&mut self, arena: &Arena, separator: u32, child: u32) {
         // The way down to the leaf left of it: the separator is not yet anywhere above.
         let mut path = Vec::with_capacity(self.height);
         let mut node = self.root;
         for _ in 0..self.height {
             let inner = &self.inners[node as usize];
-            let i = inner.child(arena, arena.get(separator));
+            let i = inner.child(arena, arena.key(separator));
             path.push((node, i));
             node = inner.children[i];
         }
@@ -246,7 +258,7 @@ impl Tree {
             } else {
                 let mid = FANOUT / 2;
                 // Separator `mid` goes up; those behind it, and the children behind it, go right.
-                let up = left.keys.place(mid);
+                let up = left.keys.record(mid);
                 left.keys.split_off(arena, mid + 1, &mut right.keys);
                 left.keys.pop();
                 right.children[..FANOUT - mid].copy_from_slice(&left.children[mid + 1..]);
@@ -268,9 +280,41 @@ impl Tree {
         self.height += 1;
     }
 
+    /// Begins a chain; returns its number.
+    fn begin_chain(&mut self, version: Version) -> u32 {
+        store(&mut self.versions, &mut self.free_versions, version)
+    }
+
     /// A version of a key that is there already: key `i` of leaf `self.finger`.
-    fn overwrite(&mut self, i: usize, mut new: Version, floor: Seq, released: &mut Released) {
-        let newest = &mut self.leaves[self.finger as usize].versions[i];
+    #[allow(clippy::too_many_arguments)]
+    fn put_again(
+        &mut self,
+        arena: &mut Arena,
+        i: usize,
+        key: &[u8],
+        stamp: Stamp,
+        written: Written<'_>,
+        floor: Seq,
+        released: &mut Released,
+    ) {
+        let leaf = self.leaves.get_mut(self.finger);
+        leaf.newest = leaf.newest.max(stamp.seq);
+        let chain = match arena.first(leaf.keys.record(i)) {
+            First::Chain(chain) => chain,
+            First::Only { seq, arrival, value } => {
+                let only = Version { seq: self.base + Seq::from(seq), arrival, older: NONE, credit: TRIM_EVERY, value };
+                let chain = self.begin_chain(only);
+                let record = arena.add_chain(key, chain);
+                self.leaves.get_mut(self.finger).keys.set_record(i, record);
+                chain
+            }
+        };
+        self.overwrite(chain, first_version(arena, stamp, written), floor, released);
+    }
+
+    /// Adds `new` to a chain.
+    fn overwrite(&mut self, chain: u32, mut new: Version, floor: Seq, released: &mut Released) {
+        let newest = &mut self.versions[chain as usize];
         match new.seq.cmp(&newest.seq) {
             // Inside one commit the last write counts, and nobody sees those before it.
             Ordering::Equal => {
@@ -281,35 +325,34 @@ impl Tree {
             Ordering::Greater => {
                 let old = *newest;
                 new.credit = old.credit.saturating_sub(1);
-                new.older = store(&mut self.olds, &mut self.free_olds, old);
-                *newest = new;
+                new.older = store(&mut self.versions, &mut self.free_versions, old);
+                self.olds += 1;
+                self.versions[chain as usize] = new;
                 if new.credit == 0 {
                     let left = self.trim(new, floor, released);
                     // Looking costs as much as there are versions; so wait for as many overwrites before the next look.
-                    self.leaves[self.finger as usize].versions[i].credit = left + TRIM_EVERY;
+                    self.versions[chain as usize].credit = left + TRIM_EVERY;
                 }
             }
             // Not from the commit pipeline, whose sequence numbers ascend; but order of arrival is not assumed anywhere else either.
             Ordering::Less => {
-                let mut behind = NONE;
+                let mut behind = chain;
                 let mut at = newest.older;
-                while at != NONE && self.olds[at as usize].seq > new.seq {
+                while at != NONE && self.versions[at as usize].seq > new.seq {
                     behind = at;
-                    at = self.olds[at as usize].older;
+                    at = self.versions[at as usize].older;
                 }
-                if at != NONE && self.olds[at as usize].seq == new.seq {
-                    let old = &mut self.olds[at as usize];
+                if at != NONE && self.versions[at as usize].seq == new.seq {
+                    let old = &mut self.versions[at as usize];
                     released.push(old.value);
                     old.value = new.value;
                     old.arrival = new.arrival;
                     return;
                 }
                 new.older = at;
-                let id = store(&mut self.olds, &mut self.free_olds, new);
-                match behind {
-                    NONE => self.leaves[self.finger as usize].versions[i].older = id,
-                    _ => self.olds[behind as usize].older = id,
-                }
+                let id = store(&mut self.versions, &mut self.free_versions, new);
+                self.olds += 1;
+                self.versions[behind as usize].older = id;
             }
         }
     }
@@ -321,20 +364,21 @@ impl Tree {
         let mut at = newest.older;
         let mut seen = newest.seq <= floor;
         while at != NONE && !seen {
-            seen = self.olds[at as usize].seq <= floor;
+            seen = self.versions[at as usize].seq <= floor;
             left += 1;
             last = at;
-            at = self.olds[at as usize].older;
+            at = self.versions[at as usize].older;
         }
         if last == NONE {
             // The newest version itself is all that anyone sees: possible only when the floor is ahead of the writer. Keep the chain.
             return left;
         }
-        self.olds[last as usize].older = NONE;
+        self.versions[last as usize].older = NONE;
         while at != NONE {
-            let old = self.olds[at as usize];
+            let old = self.versions[at as usize];
             released.push(old.value);
-            self.free_olds.push(at);
+            self.free_versions.push(at);
+            self.olds -= 1;
             at = old.older;
         }
         left
@@ -342,46 +386,55 @@ impl Tree {
 
     /// The newest version of `key` with a sequence number of at most `at`.
     #[inline]
-    pub fn get(&self, arena: &Arena, key: &[u8], at: Seq) -> Option<&Version> {
-        if self.leaves.is_empty() {
+    pub fn get(&self, arena: &Arena, key: &[u8], at: Seq) -> Option<Version> {
+        if self.leaves.len() == 0 {
             return None;
         }
-        let leaf = &self.leaves[self.descend(arena, key) as usize];
+        let leaf = self.leaves.get(self.descend(arena, key));
         let (i, found) = leaf.keys.search(arena, key);
-        if found { self.visible(&leaf.versions[i], at) } else { None }
+        if found { self.visible(arena, leaf.keys.record(i), at) } else { None }
     }
 
+    /// The newest version with a sequence number of at most `at` of the key in `record`.
     #[inline]
-    fn visible<'a>(&'a self, newest: &'a Version, at: Seq) -> Option<&'a Version> {
-        let mut v = newest;
-        while v.seq > at {
-            if v.older == NONE {
-                return None;
+    fn visible(&self, arena: &Arena, record: u32, at: Seq) -> Option<Version> {
+        match arena.first(record) {
+            First::Only { seq, arrival, value } => {
+                let seq = self.base + Seq::from(seq);
+                (seq <= at).then_some(Version { seq, arrival, older: NONE, credit: 0, value })
             }
-            v = &self.olds[v.older as usize];
+            First::Chain(chain) => {
+                let mut v = &self.versions[chain as usize];
+                while v.seq > at {
+                    if v.older == NONE {
+                        return None;
+                    }
+                    v = &self.versions[v.older as usize];
+                }
+                Some(*v)
+            }
         }
-        Some(v)
     }
 
     /// The first key that is not below `key`.
     pub fn seek(&self, arena: &Arena, key: &[u8]) -> Option<Pos> {
-        if self.leaves.is_empty() {
+        if self.leaves.len() == 0 {
             return None;
         }
         let leaf = self.descend(arena, key);
-        let i = self.leaves[leaf as usize].keys.search(arena, key).0;
+        let i = self.leaves.get(leaf).keys.search(arena, key).0;
         self.settle(Pos { leaf, i: i as u32 })
     }
 
     /// The last key below `key`; the last of all for `None`.
     pub fn seek_before(&self, arena: &Arena, key: Option<&[u8]>) -> Option<Pos> {
-        if self.leaves.is_empty() {
+        if self.leaves.len() == 0 {
             return None;
         }
         let pos = match key {
             Some(key) => {
                 let leaf = self.descend(arena, key);
-                Pos { leaf, i: self.leaves[leaf as usize].keys.search(arena, key).0 as u32 }
+                Pos { leaf, i: self.leaves.get(leaf).keys.search(arena, key).0 as u32 }
             }
             None => {
                 let mut leaf = self.root;
@@ -389,14 +442,14 @@ impl Tree {
                     let inner = &self.inners[leaf as usize];
                     leaf = inner.children[inner.keys.len()];
                 }
-                Pos { leaf, i: self.leaves[leaf as usize].keys.len() as u32 }
+                Pos { leaf, i: self.leaves.get(leaf).keys.len() as u32 }
             }
         };
         self.prev(pos)
     }
 
     fn settle(&self, pos: Pos) -> Option<Pos> {
-        let leaf = &self.leaves[pos.leaf as usize];
+        let leaf = self.leaves.get(pos.leaf);
         if (pos.i as usize) < leaf.keys.len() { Some(pos) } else { self.next_leaf(pos) }
     }
 
@@ -412,47 +465,57 @@ impl Tree {
 
     /// The first key of the next leaf. No leaf is empty.
     pub fn next_leaf(&self, pos: Pos) -> Option<Pos> {
-        let next = self.leaves[pos.leaf as usize].next;
+        let next = self.leaves.get(pos.leaf).next;
         (next != NONE).then_some(Pos { leaf: next, i: 0 })
     }
 
     /// The last key of the leaf before.
     pub fn prev_leaf(&self, pos: Pos) -> Option<Pos> {
-        let prev = self.leaves[pos.leaf as usize].prev;
-        (prev != NONE).then(|| Pos { leaf: prev, i: self.leaves[prev as usize].keys.len() as u32 - 1 })
+        let prev = self.leaves.get(pos.leaf).prev;
+        (prev != NONE).then(|| Pos { leaf: prev, i: self.leaves.get(prev).keys.len() as u32 - 1 })
     }
 
     /// The first key of the leaf at `pos`.
-    pub fn leaf_first(&self, pos: Pos) -> Place {
-        self.leaves[pos.leaf as usize].keys.place(0)
+    pub fn leaf_first(&self, arena: &Arena, pos: Pos) -> Place {
+        arena.key_place(self.leaves.get(pos.leaf).keys.record(0))
     }
 
     /// No version in the leaf at `pos` is newer than this.
     pub fn leaf_newest(&self, pos: Pos) -> Seq {
-        self.leaves[pos.leaf as usize].newest
+        self.leaves.get(pos.leaf).newest
     }
 
     #[inline]
-    pub fn key(&self, pos: Pos) -> Place {
-        self.leaves[pos.leaf as usize].keys.place(pos.i as usize)
+    pub fn key(&self, arena: &Arena, pos: Pos) -> Place {
+        arena.key_place(self.leaves.get(pos.leaf).keys.record(pos.i as usize))
     }
 
     /// The version of the key at `pos` that a reader at `at` sees.
     #[inline]
-    pub fn version(&self, pos: Pos, at: Seq) -> Option<&Version> {
-        self.visible(&self.leaves[pos.leaf as usize].versions[pos.i as usize], at)
+    pub fn version(&self, arena: &Arena, pos: Pos, at: Seq) -> Option<Version> {
+        self.visible(arena, self.leaves.get(pos.leaf).keys.record(pos.i as usize), at)
     }
 }
 
-fn store(olds: &mut Vec<Version>, free: &mut Vec<u32>, old: Version) -> u32 {
+/// What was written, as the newest version of its key. A small value is copied into the arena.
+fn first_version(arena: &mut Arena, stamp: Stamp, written: Written<'_>) -> Version {
+    let value = match written {
+        Written::Small(v) => arena.add(v),
+        Written::Kept(i) => Place::kept(i),
+        Written::Delete => Place::DELETE,
+    };
+    Version { seq: stamp.seq, arrival: stamp.arrival, older: NONE, credit: TRIM_EVERY, value }
+}
+
+fn store(versions: &mut Vec<Version>, free: &mut Vec<u32>, old: Version) -> u32 {
     match free.pop() {
         Some(i) => {
-            olds[i as usize] = old;
+            versions[i as usize] = old;
             i
         }
         None => {
-            olds.push(old);
-            olds.len() as u32 - 1
+            versions.push(old);
+            versions.len() as u32 - 1
         }
     }
 }
