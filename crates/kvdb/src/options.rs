@@ -87,7 +87,8 @@ const MIN_MEMORY: usize = 1 << 20;
 impl Shares {
     pub(crate) fn of(options: &OpenOptions) -> Shares {
         let memory = options.memory.max(MIN_MEMORY);
-        let (memtables, seal_at) = (memory / 2, memory / 4);
+        // A memtable addresses 32 GiB.
+        let (memtables, seal_at) = (memory / 2, (memory / 4).min(8 << 30));
         let journal_write_at = (memory / 256).clamp(16 << 10, 1 << 20);
         Shares {
             memtables,

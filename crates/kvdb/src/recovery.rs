@@ -65,7 +65,7 @@ pub(crate) fn create(device: Arc<dyn Device>, env: Arc<dyn Env>, options: Create
     let health = Arc::new(Health::default());
     let manifest = Manifest::begin(zones.clone(), env.clone(), health.clone(), State::new(), 0)?;
     let store = Store::new(zones.clone(), Shares::of(&options.open).cache);
-    let version = Version { trees: Default::default(), generation: Generation::new(1) };
+    let version = Version { trees: Default::default(), generation: Generation::first() };
     let options = OpenOptions { read_only: false, ..options.open };
     let writer = Writer::new(zones.clone(), 0);
     let parts = Parts { env, zones, store, options, health, version, next_seq: 1, writer, manifest: Some(manifest) };
@@ -237,7 +237,7 @@ impl Found {
         for s in &state.segments {
             segments.push((*s, zones.pin(&ZoneUse::whole(s.zone))?));
         }
-        let generation = Generation::new(1);
+        let generation = Generation::first();
         let mut recovery = Recovery { clean: state.closed, edits: loaded.records, ..Recovery::default() };
         let mut trees = Vec::new();
         for d in state.dictionaries.values() {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use vt_tree::{Input, Lookup, Memtable, Run, Seq, Value};
+use vt_tree::{Input, Lookup, Memtable, Pool, Run, Seq, Value};
 use zones::Hold;
 
 use crate::dictionary::{DictionaryId, DictionaryInfo};
@@ -17,14 +17,26 @@ use crate::manifest::RunId;
 /// The memtables of all dictionaries that are sealed, and flushed, together; so the journal has one position for all of them.
 pub(crate) struct Generation {
     pub number: u64,
+    /// Memory that the memtables of all generations share: what a flushed one leaves, the next one fills.
+    pool: Arc<Pool>,
     /// What late binding placed for commits of this generation stays until the runs refer to it.
     holds: Mutex<Hold>,
 }
 
 impl Generation {
-    pub(crate) fn new(number: u64) -> Arc<Generation> {
-        Arc::new(Generation { number, holds: Mutex::default() })
+    pub(crate) fn first() -> Arc<Generation> {
+        Arc::new(Generation { number: 1, pool: Pool::new(), holds: Mutex::default() })
     }
+
+    fn next(&self) -> Arc<Generation> {
+        Arc::new(Generation { number: self.number + 1, pool: self.pool.clone(), holds: Mutex::default() })
+    }
+
+    /// A memtable of this generation, empty.
+    fn memtable(&self) -> Arc<Memtable> {
+        Arc::new(Memtable::in_pool(&self.pool))
+    }
+
     pub(crate) fn hold(&self, hold: Hold) {
         self.holds.lock().merge(hold);
     }
@@ -56,11 +68,7 @@ pub(crate) struct Tree {
 
 impl Tree {
     pub(crate) fn new(info: DictionaryInfo, generation: &Arc<Generation>) -> Tree {
-        Tree {
-            info,
-            layers: vec![Layer { generation: generation.clone(), memtable: Arc::new(Memtable::new()) }],
-            levels: Vec::new(),
-        }
+        Tree { info, layers: vec![Layer { generation: generation.clone(), memtable: generation.memtable() }], levels: Vec::new() }
     }
 
     /// The newest value of `key` among commits up to `at`.
@@ -143,7 +151,7 @@ impl Version {
 
     /// The same with a new generation of empty memtables in front.
     pub(crate) fn sealed(&self) -> Version {
-        let generation = Generation::new(self.generation.number + 1);
+        let generation = self.generation.next();
         let mut next = Version { trees: self.trees.clone(), generation: generation.clone() };
         for tree in next.trees.values_mut() {
             let tree = Arc::make_mut(tree);
@@ -151,7 +159,7 @@ impl Version {
             if tree.layers.first().is_some_and(|l| l.memtable.is_empty()) {
                 tree.layers.remove(0);
             }
-            tree.layers.insert(0, Layer { generation: generation.clone(), memtable: Arc::new(Memtable::new()) });
+            tree.layers.insert(0, Layer { generation: generation.clone(), memtable: generation.memtable() });
         }
         next
     }
