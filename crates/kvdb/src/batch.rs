@@ -13,7 +13,20 @@ pub enum Durability {
     Synced,
 }
 
-/// Changes that happen whole or not at all, in the order given; a later one wins over an earlier one.
+/// Changes that happen whole or not at all, in the order given; a later one wins over an earlier one. They may be in several
+/// dictionaries.
+///
+/// ```
+/// # use kvdb::{Batch, Durability, Kvdb};
+/// # let db = Kvdb::in_memory();
+/// # let (stock, orders) = (db.open_dictionary("stock")?, db.open_dictionary("orders")?);
+/// let mut batch = Batch::new();
+/// batch.put(orders.id(), "17", "3 apples");
+/// batch.put(stock.id(), "apples", "97");
+/// batch.delete(stock.id(), "reserved/17");
+/// db.commit(batch, Durability::Synced)?;
+/// # Ok::<(), kvdb::Error>(())
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
     pub(crate) changes: Vec<Change>,
@@ -51,14 +64,22 @@ impl Batch {
     pub fn releases_space(&mut self) {
         self.releases = true;
     }
+    /// Gives `key` a value, whether or not it had one.
+    #[doc(alias = "insert")]
     pub fn put(&mut self, dict: DictionaryId, key: impl Into<Bytes>, value: impl Into<Bytes>) {
         self.changes.push(Change::Put(dict, key.into(), value.into()));
     }
+    /// Deletes `key`, whether or not it is there.
+    #[doc(alias = "remove")]
     pub fn delete(&mut self, dict: DictionaryId, key: impl Into<Bytes>) {
         self.changes.push(Change::Delete(dict, key.into()));
     }
     /// Deletes every key in `[start, end)`; costs one range tombstone whatever it covers.
     pub fn delete_range(&mut self, dict: DictionaryId, start: impl Into<Bytes>, end: impl Into<Bytes>) {
         self.changes.push(Change::DeleteRange(dict, start.into(), end.into()));
+    }
+    /// Deletes every key that begins with `prefix`; the empty one empties the dictionary.
+    pub fn delete_prefix(&mut self, dict: DictionaryId, prefix: impl AsRef<[u8]>) {
+        crate::bounds::delete(self, dict, crate::bounds::of_prefix(prefix.as_ref()));
     }
 }

@@ -1,16 +1,31 @@
 //! KVDB: an ordered, transactional key-value database on VT-trees.
 //!
+//! ```no_run
+//! let db = kvdb::Kvdb::open_path("fruit.kvfs")?;
+//! let fruit = db.open_dictionary("fruit")?;
+//! fruit.insert("apple", "red")?;
+//! assert_eq!(fruit.get("apple")?.as_deref(), Some(&b"red"[..]));
+//! # Ok::<(), kvdb::Error>(())
 //! ```
-//! use kvdb::{Batch, DictionaryOptions, Durability, Kvdb};
+//!
+//! A store is a file; a [`Dictionary`] is one of its key spaces. Changes that belong together are a [`Batch`], committed as one unit
+//! over any number of dictionaries; a [`View`] is the store as of one commit:
+//!
+//! ```
+//! use kvdb::{Batch, Durability, Kvdb};
 //!
 //! let db = Kvdb::in_memory();
-//! let fruit = db.create_dictionary("fruit", DictionaryOptions::default())?;
+//! let fruit = db.open_dictionary("fruit")?;
+//! let before = db.view();
 //! let mut batch = Batch::new();
-//! batch.put(fruit, "apple", "red");
-//! batch.put(fruit, "pear", "green");
+//! batch.put(fruit.id(), "apple", "red");
+//! batch.put(fruit.id(), "pear", "green");
 //! db.commit(batch, Durability::Synced)?;
-//! assert_eq!(db.get(fruit, b"pear")?.as_deref(), Some(&b"green"[..]));
-//! assert_eq!(db.view().scan(fruit, b"a", b"b", 10)?.len(), 1);
+//! assert_eq!(before.iter(fruit.id()).count(), 0);
+//! for tuple in fruit.prefix("p") {
+//!     let (key, value) = tuple?;
+//!     assert_eq!((&key[..], &value[..]), (&b"pear"[..], &b"green"[..]));
+//! }
 //! # Ok::<(), kvdb::Error>(())
 //! ```
 //!
@@ -20,7 +35,9 @@
 
 mod background;
 mod batch;
+mod bounds;
 mod check;
+mod checkpoint;
 mod chunk;
 mod codec;
 mod commit;
@@ -28,7 +45,12 @@ mod cursor;
 mod database;
 mod dictionary;
 mod error;
+mod estimate;
+mod files;
+mod handle;
 mod health;
+mod ingest;
+mod iter;
 mod journal;
 mod manifest;
 mod options;
@@ -45,15 +67,21 @@ use env::{Env, Machine};
 use zones::{Device, MemoryDevice};
 
 pub use batch::{Batch, Durability};
+pub use bounds::prefix_end;
 pub use check::{CheckReport, Fault, check};
+pub use checkpoint::CheckpointStats;
 pub use commit::{MAX_KEY, MAX_VALUE};
 pub use cursor::{Cursor, Tuple};
 pub use dictionary::{ADAPTIVE, DictionaryId, DictionaryInfo, DictionaryOptions, MAX_DICTIONARY_NAME};
 pub use error::{Error, Result};
+pub use handle::Dictionary;
+pub use ingest::{Ingest, IngestStats};
+pub use iter::{Iter, Keys};
 pub use options::{CreateOptions, OpenOptions};
 pub use recovery::Recovery;
 pub use stats::{DictionaryStats, Stats};
 pub use view::View;
+pub use vt_tree::Estimate;
 
 use database::Database;
 
@@ -83,15 +111,19 @@ pub struct Space {
 }
 
 impl Kvdb {
+    pub(crate) fn of(db: Arc<Database>) -> Kvdb {
+        Kvdb { db: Arc::new(Handle(db)) }
+    }
+
     /// Makes an empty store on `device`; whatever the device held is lost.
     pub fn create(device: Arc<dyn Device>, env: Arc<dyn Env>, options: CreateOptions) -> Result<Kvdb> {
-        Ok(Kvdb { db: Arc::new(Handle(recovery::create(device, env, options)?)) })
+        Ok(Self::of(recovery::create(device, env, options)?))
     }
 
     /// Opens the store on `device`, replaying what the journal holds.
     pub fn open(device: Arc<dyn Device>, env: Arc<dyn Env>, options: OpenOptions) -> Result<(Kvdb, Recovery)> {
         let (db, recovery) = recovery::open(device, env, options)?;
-        Ok((Kvdb { db: Arc::new(Handle(db)) }, recovery))
+        Ok((Self::of(db), recovery))
     }
 
     /// A store in memory, without background threads: for tests of the floors above, and for trying things out.
@@ -174,6 +206,24 @@ impl Kvdb {
         self.db.0.writable()?;
         self.db.0.flush_all()?;
         self.db.0.compact(dict)
+    }
+
+    /// Merges what all runs have in a range of keys into the bottom run, and gives the space of what was deleted there back; the rest
+    /// of the dictionary stays as it is.
+    ///
+    /// ```
+    /// # let db = kvdb::Kvdb::in_memory();
+    /// # let d = db.open_dictionary("d")?;
+    /// # for i in 0..100u8 { d.insert(vec![i], vec![i; 1000])?; }
+    /// d.remove_range([10]..[90])?;
+    /// db.compact_range(d.id(), [10]..[90])?;
+    /// assert_eq!(d.estimate([10]..[90])?.items, 0);
+    /// # Ok::<(), kvdb::Error>(())
+    /// ```
+    pub fn compact_range<K: AsRef<[u8]>>(&self, dict: DictionaryId, range: impl std::ops::RangeBounds<K>) -> Result<()> {
+        self.db.0.writable()?;
+        self.db.0.flush_all()?;
+        self.db.0.compact_range(dict, bounds::of(&range))
     }
 
     /// One bounded unit of background work, for a store without threads. `false`: there is nothing to do.

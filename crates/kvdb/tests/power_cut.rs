@@ -76,6 +76,25 @@ fn work(
                 }
             }
             22 if random.one_in(4) => drop(unless_full(db.compact(dicts[random.below(dicts.len() as u64) as usize]))?),
+            22 if random.one_in(3) => {
+                let (from, to) = (random.below(300), random.below(300));
+                let range = format!("key{from:03}")..format!("key{to:03}");
+                unless_full(db.compact_range(dicts[random.below(dicts.len() as u64) as usize], range))?;
+            }
+            22 if random.one_in(2) => {
+                let dict = dicts[random.below(dicts.len() as u64) as usize];
+                let (from, len) = (random.below(200), random.below(3000) as usize);
+                let keys = (from..from + random.below(100)).map(|i| format!("key{i:03}").into_bytes());
+                let tuples: Vec<_> = keys.map(|key| (key, bytes(random, len))).collect();
+                let changes: Vec<_> = tuples.iter().cloned().map(|(k, v)| Change::Put(dict, k, v)).collect();
+                history.attempt(&changes);
+                match db.ingest(dict, tuples) {
+                    Ok(_) if changes.is_empty() => {}
+                    Ok(_) => history.certain(),
+                    Err(Error::NoSpace) => drop(history.possible.pop()),
+                    Err(e) => return Err(e),
+                }
+            }
             _ => env.advance(Duration::from_millis(random.below(30))),
         }
     }

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 use crate::allocator::{Allocator, Growth};
+use crate::device::copy_range;
 use crate::superblock::{self, COPIES, FORMAT_VERSION, MAX_ROOT, Superblock};
 use crate::{
     CountDevice, Device, Error, Fill, Hold, IoStats, Purpose, Reserve, Result, SECTOR, Space, ZONE_SIZE, ZoneId, ZoneUse, round_up,
@@ -86,6 +87,23 @@ impl Zones {
             zones.write_superblock(&newest.0, 0)?;
         }
         Ok(zones)
+    }
+
+    /// A new store on `device`, which gets every zone of `uses` as it is here, at the same address, and holes between them. Capacity and
+    /// reserve are those of this store. It is not started: whatever it consists of must be pinned first, as after opening; it can be
+    /// opened once it has a root. The caller sees to it that nothing frees these zones meanwhile.
+    pub fn copy_to(&self, device: Arc<dyn Device>, uses: &ZoneUse, uuid: [u8; 16]) -> Result<Arc<Zones>> {
+        let doing = "copying the store";
+        let last = uses.iter().last().map_or(ZoneId(0), |(zone, _)| zone);
+        self.check_range(ZONE_SIZE, last.end() - ZONE_SIZE)?;
+        device.lengthen(last.end()).map_err(|e| Error::io(doing, e))?;
+        for (zone, _) in uses.iter() {
+            copy_range(&self.device, &*device, zone.start(), ZONE_SIZE)
+                .map_err(|e| Error::io(format!("copying {zone} of the store"), e))?;
+        }
+        let own = self.superblock();
+        let superblock = Superblock { uuid, version: FORMAT_VERSION, generation: 1, root: Vec::new(), ..own };
+        Self::new(device, superblock, 1)
     }
 
     /// Opens a store by its newest valid superblock. Nothing can be allocated before [`Zones::start`].

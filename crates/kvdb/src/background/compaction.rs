@@ -27,7 +27,7 @@ pub(crate) const FAN: usize = 4;
 /// The bottom run is merged when what lies above it weighs this part of it.
 const RATIO: u64 = 4;
 /// The level of the bottom run.
-const BOTTOM: usize = 15;
+pub(crate) const BOTTOM: usize = 15;
 /// Zones that must have become free before a reclaim is content.
 const ENOUGH: u64 = 4;
 /// Spans of key blocks that stay where they are when space is short, bytes.
@@ -95,7 +95,7 @@ impl Job {
     }
 
     /// The policy for the next part: what the dictionary's threshold is by then.
-    fn placement(&self, db: &Database) -> Placement {
+    pub(super) fn placement(&self, db: &Database) -> Placement {
         if let Some(placement) = &self.placement {
             return placement.clone();
         }
@@ -112,7 +112,7 @@ impl Job {
     }
 
     /// All runs from level `from` downwards.
-    fn everything_from(tree: &Tree, from: usize) -> Job {
+    pub(super) fn everything_from(tree: &Tree, from: usize) -> Job {
         let inputs = tree.levels.iter().skip(from).flatten().cloned().collect();
         Job::new(tree, inputs, BOTTOM, true)
     }
@@ -325,7 +325,7 @@ impl Database {
     }
 
     /// Bytes that a merge writes before they are installed: less when little is free.
-    fn part_size(&self) -> u64 {
+    pub(crate) fn part_size(&self) -> u64 {
         let space = self.zones.space();
         let zones = match space.free_for_user / ZONE_SIZE {
             0 => space.zones_free,

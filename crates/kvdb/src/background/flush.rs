@@ -138,6 +138,11 @@ impl Database {
     /// Flushes what is sealed. `false`: nothing was.
     pub(crate) fn flush_sealed(&self) -> Result<bool> {
         let _one = self.flushing.lock();
+        self.flush_sealed_locked()
+    }
+
+    /// The same for a caller that has `flushing`.
+    pub(crate) fn flush_sealed_locked(&self) -> Result<bool> {
         let Some(last) = self.sealed.lock().back().copied() else { return Ok(false) };
         self.flush_upto(last.generation, Some(last))?;
         let mut sealed = self.sealed.lock();

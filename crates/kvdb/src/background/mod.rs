@@ -4,6 +4,7 @@
 pub(crate) mod compaction;
 pub(crate) mod flush;
 mod pressure;
+mod ranged;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -337,7 +338,7 @@ impl Database {
     }
 
     /// After a flush: who waited for memory goes on, and the young runs may want merging.
-    fn flushed(&self) {
+    pub(crate) fn flushed(&self) {
         self.count_runs();
         self.reclaimable.store(true, Ordering::Release);
         self.background.blocked.store(false, Ordering::Release);

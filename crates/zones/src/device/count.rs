@@ -102,6 +102,14 @@ impl Device for CountDevice {
         self.inner.grow(new_len)
     }
 
+    fn lengthen(&self, new_len: u64) -> io::Result<()> {
+        self.inner.lengthen(new_len)
+    }
+
+    fn host_file(&self) -> Option<&std::fs::File> {
+        self.inner.host_file()
+    }
+
     fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
         self.inner.allocate(offset, len)
     }

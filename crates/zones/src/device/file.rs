@@ -112,6 +112,14 @@ impl Device for FileDevice {
         if self.len()? < new_len { self.file.set_len(new_len) } else { Ok(()) }
     }
 
+    fn lengthen(&self, new_len: u64) -> io::Result<()> {
+        if self.block_device || new_len <= self.len()? { self.grow(new_len) } else { self.file.set_len(new_len) }
+    }
+
+    fn host_file(&self) -> Option<&File> {
+        Some(&self.file)
+    }
+
     fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
         if self.block_device {
             return Ok(());

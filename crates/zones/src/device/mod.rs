@@ -1,5 +1,6 @@
 //! What a store lies on: a trait small enough that a file, memory and devices that break on purpose are all a page long.
 
+mod copy;
 mod count;
 mod crash;
 mod direct;
@@ -7,12 +8,14 @@ mod fault;
 mod file;
 mod memory;
 
+pub(crate) use copy::copy_range;
 pub use count::CountDevice;
 pub use crash::CrashDevice;
 pub use fault::{Fault, FaultDevice, FaultKind, Operation};
 pub use file::FileDevice;
 pub use memory::MemoryDevice;
 
+use std::fs::File;
 use std::io;
 
 use crate::Purpose;
@@ -39,6 +42,17 @@ pub trait Device: Send + Sync + 'static {
     /// Makes the device `new_len` long (never shorter) and allocates the new space, so that later writes to it cannot find
     /// the host full. `StorageFull` when the host or the device has no more.
     fn grow(&self, new_len: u64) -> io::Result<()>;
+
+    /// Makes the device `new_len` long (never shorter) without asking for space: what is not written stays a hole where the device
+    /// can have holes.
+    fn lengthen(&self, new_len: u64) -> io::Result<()> {
+        self.grow(new_len)
+    }
+
+    /// The host's file behind the device, if it is one: for copies that the host makes by itself.
+    fn host_file(&self) -> Option<&File> {
+        None
+    }
 
     /// Allocates a range that may have been discarded, so that later writes to it cannot find the host full.
     fn allocate(&self, _offset: u64, _len: u64) -> io::Result<()> {

@@ -1,0 +1,104 @@
+//! A checkpoint: a copy of the store as of one commit, a store of its own. The zones that its runs lie in are copied to the same
+//! addresses of a sparse file, so no pointer changes; a manifest is written that names these runs, and no journal. Writes go on
+//! meanwhile: the version that is copied holds its zones.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use zones::{Device, FileDevice, ZONE_SIZE, ZoneUse};
+
+use crate::Kvdb;
+use crate::background::flush::encode_run;
+use crate::database::Database;
+use crate::error::Result;
+use crate::files::Partial;
+use crate::health::Health;
+use crate::manifest::{Edit, JournalStart, Manifest, State};
+use crate::version::Version;
+
+/// What a checkpoint consists of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CheckpointStats {
+    pub dictionaries: u64,
+    pub runs: u64,
+    /// Bytes copied, or shared by the host where it can: whole zones of 8 MiB.
+    pub copied_bytes: u64,
+    /// Of these, bytes that the copy refers to.
+    pub live_bytes: u64,
+}
+
+impl Kvdb {
+    /// Copies the store to a new file at `path`, as of a moment during the call: everything committed before it is in the copy, which is
+    /// a store of its own, closed properly. What is in memory is flushed first; the copy costs what the zones in use weigh, or nothing
+    /// where the host shares them (XFS, Btrfs). Others go on reading and writing meanwhile. The file appears under its name when
+    /// it is whole and durable; a file that is there already is an error.
+    ///
+    /// ```
+    /// # let folder = tempfile::tempdir()?;
+    /// # let (path, copy) = (folder.path().join("fruit.kvfs"), folder.path().join("monday.kvfs"));
+    /// let db = kvdb::Kvdb::open_path(&path)?;
+    /// let fruit = db.open_dictionary("fruit")?;
+    /// fruit.insert("apple", "red")?;
+    /// db.checkpoint(&copy)?;
+    /// fruit.insert("apple", "rotten")?;
+    ///
+    /// let monday = kvdb::Kvdb::open_path(&copy)?;
+    /// assert_eq!(monday.open_dictionary("fruit")?.get("apple")?.unwrap(), "red");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn checkpoint(&self, path: impl AsRef<Path>) -> Result<CheckpointStats> {
+        let partial = Partial::begin(path.as_ref())?;
+        let stats = self.checkpoint_to(Arc::new(FileDevice::create(&partial.name)?))?;
+        partial.finish()?;
+        Ok(stats)
+    }
+
+    /// The same to any device, whose contents are lost. It is a store, and durable, when this returns without an error, and not before.
+    pub fn checkpoint_to(&self, device: Arc<dyn Device>) -> Result<CheckpointStats> {
+        self.db.0.checkpoint_to(device)
+    }
+}
+
+impl Database {
+    fn checkpoint_to(&self, device: Arc<dyn Device>) -> Result<CheckpointStats> {
+        let empty = |v: &Version| v.trees.values().all(|t| t.layers.iter().all(|l| l.memtable.is_empty()));
+        if !self.options.read_only || !empty(&self.version.load()) {
+            self.writable()?;
+            self.flush_all()?;
+        }
+        // Runs are always those of a prefix of the commits: a flush installs what it has of all dictionaries at once.
+        let version = self.version.load_full();
+        let seq = self.visible.load(Ordering::Acquire);
+        let mut stats = CheckpointStats::default();
+        let mut uses = ZoneUse::new();
+        let mut state = State::new();
+        for (&dict, tree) in &version.trees {
+            stats.dictionaries += 1;
+            state.apply(Edit::Dictionary(tree.info.clone()))?;
+            for (level, placed) in tree.levels.iter().enumerate().flat_map(|(level, runs)| runs.iter().map(move |p| (level, p))) {
+                stats.runs += 1;
+                uses.merge(placed.run.uses());
+                let run = encode_run(&placed.run);
+                state.apply(Edit::AddRun { dict, level: level as u32, id: placed.id, run })?;
+            }
+        }
+        stats.copied_bytes = uses.len() as u64 * ZONE_SIZE;
+        stats.live_bytes = uses.iter().map(|(_, bytes)| bytes.min(ZONE_SIZE)).sum();
+        state.apply(Edit::JournalStart(JournalStart { seq, ..state.start }))?;
+        state.apply(Edit::Closed)?;
+
+        // Under a name of its own, so that nobody takes one for the other.
+        let mut uuid = [0; 16];
+        uuid[..8].copy_from_slice(&self.env.random().to_le_bytes());
+        uuid[8..].copy_from_slice(&self.env.random().to_le_bytes());
+        let zones = self.zones.copy_to(device, &uses, uuid)?;
+        let kept = zones.pin(&uses)?;
+        zones.start();
+        // Syncs the copied zones and the manifest, then the superblocks that lead to it.
+        let mut manifest = Manifest::begin(zones, self.env.clone(), Arc::new(Health::default()), state, 0)?;
+        manifest.vouch()?;
+        drop((manifest, kept, version));
+        Ok(stats)
+    }
+}

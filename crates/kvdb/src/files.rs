@@ -1,0 +1,123 @@
+//! Stores as files of the host: one by its path, with the defaults that fit most. A store appears under its name only when it
+//! is whole; until then it has the name with `.partial` behind it, and what a crash leaves there is overwritten.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use env::Machine;
+use zones::FileDevice;
+
+use crate::error::{Error, Result};
+use crate::options::{CreateOptions, OpenOptions};
+use crate::recovery::Recovery;
+use crate::{Kvdb, recovery};
+
+impl Kvdb {
+    /// Opens the store in the file at `path`, or makes one: 256 MiB of memory, background threads, everything on disk within a second.
+    ///
+    /// ```
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path().join("fruit.kvfs");
+    /// let db = kvdb::Kvdb::open_path(&path)?;
+    /// db.open_dictionary("fruit")?.insert("apple", "red")?;
+    /// drop(db);
+    /// let db = kvdb::Kvdb::open_path(&path)?;
+    /// assert_eq!(db.open_dictionary("fruit")?.get("apple")?.as_deref(), Some(&b"red"[..]));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn open_path(path: impl AsRef<Path>) -> Result<Kvdb> {
+        Self::open_path_with(path, OpenOptions::default())
+    }
+
+    /// The same with other options. With `read_only` the store must be there.
+    ///
+    /// ```
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path().join("fruit.kvfs");
+    /// use kvdb::{Kvdb, OpenOptions};
+    /// let db = Kvdb::open_path_with(&path, OpenOptions { memory: 64 << 20, ..OpenOptions::default() })?;
+    /// # drop(db);
+    /// let reader = Kvdb::open_path_with(&path, OpenOptions { read_only: true, ..OpenOptions::default() })?;
+    /// assert!(reader.dictionaries().is_empty());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn open_path_with(path: impl AsRef<Path>, options: OpenOptions) -> Result<Kvdb> {
+        let path = path.as_ref();
+        if !options.read_only && !path.try_exists()? {
+            return Self::create_path(path, CreateOptions { open: options, ..CreateOptions::default() });
+        }
+        Ok(Self::recover_path(path, options)?.0)
+    }
+
+    /// Opens the store in the file at `path`, and tells what recovery found.
+    pub fn recover_path(path: impl AsRef<Path>, options: OpenOptions) -> Result<(Kvdb, Recovery)> {
+        let device = FileDevice::open(path, options.read_only)?;
+        Self::open(Arc::new(device), Arc::new(Machine::default()), options)
+    }
+
+    /// Makes an empty store in a new file; one that is there is an error.
+    pub fn create_path(path: impl AsRef<Path>, options: CreateOptions) -> Result<Kvdb> {
+        let partial = Partial::begin(path.as_ref())?;
+        let device = FileDevice::create(&partial.name)?;
+        let db = recovery::create(Arc::new(device), Arc::new(Machine::default()), options)?;
+        let db = Kvdb::of(db);
+        partial.finish()?;
+        Ok(db)
+    }
+}
+
+/// A file in the making. Dropped unfinished, it is removed.
+pub(crate) struct Partial {
+    pub name: PathBuf,
+    path: PathBuf,
+    done: bool,
+}
+
+impl Partial {
+    /// Nothing may be at `path`; what an earlier attempt left is removed.
+    pub(crate) fn begin(path: &Path) -> Result<Partial> {
+        if path.try_exists()? {
+            return Err(Error::Io(io::Error::new(io::ErrorKind::AlreadyExists, format!("{} is there already", path.display()))));
+        }
+        let Some(file_name) = path.file_name() else {
+            return Err(Error::Invalid(format!("{} is no name for a file", path.display())));
+        };
+        let mut partial: OsString = file_name.to_owned();
+        partial.push(".partial");
+        let name = path.with_file_name(partial);
+        if name.try_exists()? {
+            // Locked by whoever is writing it.
+            let left = FileDevice::open(&name, false)?;
+            fs::remove_file(&name)?;
+            drop(left);
+        }
+        Ok(Partial { name, path: path.to_owned(), done: false })
+    }
+
+    /// Gives the file its name, durably. Its bytes are durable already.
+    pub(crate) fn finish(mut self) -> Result<()> {
+        // A link, unlike a rename, never replaces what somebody else has put there meanwhile.
+        match fs::hard_link(&self.name, &self.path) {
+            Ok(()) => fs::remove_file(&self.name)?,
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => return Err(e.into()),
+            // Some hosts have no links.
+            Err(_) => fs::rename(&self.name, &self.path)?,
+        }
+        self.done = true;
+        let parent = self.path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        File::open(parent)?.sync_all()?;
+        Ok(())
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        if !self.done {
+            // Best effort: the next attempt removes it too.
+            let _ = fs::remove_file(&self.name);
+        }
+    }
+}

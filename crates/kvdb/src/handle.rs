@@ -1,0 +1,219 @@
+//! A dictionary in hand: the store and the number of one of its dictionaries, with everything that is done to one key space.
+//! Each change here is a commit of its own; several that belong together go into a [`Batch`].
+
+use std::ops::RangeBounds;
+
+use bytes::Bytes;
+use vt_tree::Estimate;
+
+use crate::batch::{Batch, Durability};
+use crate::bounds;
+use crate::database::Database;
+use crate::dictionary::{DictionaryId, DictionaryOptions};
+use crate::error::Result;
+use crate::ingest::{Ingest, IngestStats};
+use crate::iter::Iter;
+use crate::{DictionaryInfo, Kvdb};
+
+/// One dictionary of an open store; clones are cheap. Changes are visible when the call returns, and on disk within the flush
+/// interval (1 s by default) or after [`Kvdb::sync`].
+///
+/// ```
+/// let db = kvdb::Kvdb::in_memory();
+/// let fruit = db.open_dictionary("fruit")?;
+/// fruit.insert("apple", "red")?;
+/// fruit.insert("pear", "green")?;
+/// assert!(fruit.contains("apple")?);
+/// fruit.remove("apple")?;
+/// assert_eq!(fruit.get("apple")?, None);
+/// for tuple in fruit.iter() {
+///     let (key, value) = tuple?;
+///     assert_eq!((&key[..], &value[..]), (&b"pear"[..], &b"green"[..]));
+/// }
+/// # Ok::<(), kvdb::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Dictionary {
+    db: Kvdb,
+    id: DictionaryId,
+}
+
+impl Kvdb {
+    /// The dictionary of that name, made with default options if it does not exist.
+    pub fn open_dictionary(&self, name: &str) -> Result<Dictionary> {
+        self.open_dictionary_with(name, DictionaryOptions::default())
+    }
+
+    /// The dictionary of that name, made with `options` if it does not exist; one that exists keeps its own.
+    pub fn open_dictionary_with(&self, name: &str, options: DictionaryOptions) -> Result<Dictionary> {
+        let id = self.create_dictionary(name, options)?;
+        Ok(Dictionary { db: self.clone(), id })
+    }
+}
+
+impl Dictionary {
+    fn database(&self) -> &Database {
+        &self.db.db.0
+    }
+
+    fn one(&self, change: impl FnOnce(&mut Batch)) -> Result<()> {
+        let mut batch = Batch::new();
+        change(&mut batch);
+        self.db.commit(batch, Durability::Buffered)
+    }
+
+    /// Its number, for batches, views and cursors.
+    pub fn id(&self) -> DictionaryId {
+        self.id
+    }
+
+    /// The store that it is part of.
+    pub fn store(&self) -> &Kvdb {
+        &self.db
+    }
+
+    /// Name and options; `None` once it was dropped.
+    pub fn info(&self) -> Option<DictionaryInfo> {
+        self.database().version.load().trees.get(&self.id).map(|t| t.info.clone())
+    }
+
+    /// The newest value of `key`.
+    pub fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Bytes>> {
+        self.db.get(self.id, key.as_ref())
+    }
+
+    /// Whether there is such a key; a large value is not read for it.
+    pub fn contains(&self, key: impl AsRef<[u8]>) -> Result<bool> {
+        self.db.view().contains(self.id, key)
+    }
+
+    /// Gives `key` a value, whether or not it had one.
+    #[doc(alias = "put")]
+    #[doc(alias = "set")]
+    pub fn insert(&self, key: impl Into<Bytes>, value: impl Into<Bytes>) -> Result<()> {
+        self.one(|b| b.put(self.id, key, value))
+    }
+
+    /// Deletes `key`, whether or not it was there.
+    #[doc(alias = "delete")]
+    pub fn remove(&self, key: impl Into<Bytes>) -> Result<()> {
+        self.one(|b| b.delete(self.id, key))
+    }
+
+    /// Deletes every key of a range; costs one range tombstone whatever it covers.
+    ///
+    /// ```
+    /// # let db = kvdb::Kvdb::in_memory();
+    /// # let log = db.open_dictionary("log")?;
+    /// for day in 1..=9 {
+    ///     log.insert(format!("2024-01-0{day}"), "…")?;
+    /// }
+    /// log.remove_range(.."2024-01-07")?;
+    /// log.remove_range("2024-01-08"..="2024-01-08")?;
+    /// assert_eq!(log.iter().keys().collect::<Result<Vec<_>, _>>()?, ["2024-01-07", "2024-01-09"]);
+    /// # Ok::<(), kvdb::Error>(())
+    /// ```
+    #[doc(alias = "delete_range")]
+    pub fn remove_range<K: AsRef<[u8]>>(&self, range: impl RangeBounds<K>) -> Result<()> {
+        self.one(|b| bounds::delete(b, self.id, bounds::of(&range)))
+    }
+
+    /// Deletes every key that begins with `prefix`; the empty one empties the dictionary.
+    ///
+    /// ```
+    /// # let db = kvdb::Kvdb::in_memory();
+    /// # let users = db.open_dictionary("users")?;
+    /// users.insert("7/name", "Ada")?;
+    /// users.insert("7/born", "1815")?;
+    /// users.insert("8/name", "Alan")?;
+    /// users.remove_prefix("7/")?;
+    /// assert_eq!(users.iter().count(), 1);
+    /// # Ok::<(), kvdb::Error>(())
+    /// ```
+    #[doc(alias = "delete_prefix")]
+    pub fn remove_prefix(&self, prefix: impl AsRef<[u8]>) -> Result<()> {
+        self.one(|b| b.delete_prefix(self.id, prefix))
+    }
+
+    /// Every tuple, as of now; from both ends.
+    ///
+    /// ```
+    /// # let db = kvdb::Kvdb::in_memory();
+    /// # let d = db.open_dictionary("d")?;
+    /// # for k in ["a", "b", "c"] { d.insert(k, "")?; }
+    /// let newest_first: Vec<_> = d.iter().rev().map(|tuple| Ok(tuple?.0)).collect::<kvdb::Result<_>>()?;
+    /// assert_eq!(newest_first, ["c", "b", "a"]);
+    /// # Ok::<(), kvdb::Error>(())
+    /// ```
+    pub fn iter(&self) -> Iter {
+        self.db.view().iter(self.id)
+    }
+
+    /// The tuples of a range of keys, as of now; from both ends.
+    ///
+    /// ```
+    /// # let db = kvdb::Kvdb::in_memory();
+    /// # let d = db.open_dictionary("d")?;
+    /// # for k in ["a", "b", "c", "d"] { d.insert(k, "")?; }
+    /// assert_eq!(d.range("b".."d").count(), 2);
+    /// assert_eq!(d.range("b"..="d").count(), 3);
+    /// let (last, _) = d.range(.."c").next_back().unwrap()?;
+    /// assert_eq!(last, "b", "the key before `c`");
+    /// # Ok::<(), kvdb::Error>(())
+    /// ```
+    pub fn range<K: AsRef<[u8]>>(&self, range: impl RangeBounds<K>) -> Iter {
+        self.db.view().range(self.id, range)
+    }
+
+    /// The tuples whose keys begin with `prefix`, as of now; from both ends.
+    ///
+    /// ```
+    /// # let db = kvdb::Kvdb::in_memory();
+    /// # let d = db.open_dictionary("d")?;
+    /// # for k in ["fig", "pear", "peas", "plum"] { d.insert(k, "")?; }
+    /// assert_eq!(d.prefix("pea").keys().collect::<Result<Vec<_>, _>>()?, ["pear", "peas"]);
+    /// # Ok::<(), kvdb::Error>(())
+    /// ```
+    pub fn prefix(&self, prefix: impl AsRef<[u8]>) -> Iter {
+        self.db.view().prefix(self.id, prefix)
+    }
+
+    /// About how many tuples and bytes lie in a range of keys, from index entries alone; see [`Estimate`].
+    ///
+    /// ```
+    /// # let db = kvdb::Kvdb::in_memory();
+    /// # let d = db.open_dictionary("d")?;
+    /// for i in 0..10_000u32 {
+    ///     d.insert(i.to_be_bytes().to_vec(), vec![0; 100])?;
+    /// }
+    /// db.flush()?;
+    /// let half = d.estimate(..5_000u32.to_be_bytes())?;
+    /// assert!(half.items.abs_diff(5_000) <= half.items_error);
+    /// # Ok::<(), kvdb::Error>(())
+    /// ```
+    #[doc(alias = "approximate_size")]
+    #[doc(alias = "approximate_count")]
+    pub fn estimate<K: AsRef<[u8]>>(&self, range: impl RangeBounds<K>) -> Result<Estimate> {
+        self.db.view().estimate(self.id, range)
+    }
+
+    /// Merges all runs of the dictionary into one; see [`Kvdb::compact`].
+    pub fn compact(&self) -> Result<()> {
+        self.db.compact(self.id)
+    }
+
+    /// Merges what lies in a range of keys; see [`Kvdb::compact_range`].
+    pub fn compact_range<K: AsRef<[u8]>>(&self, range: impl RangeBounds<K>) -> Result<()> {
+        self.db.compact_range(self.id, range)
+    }
+
+    /// Takes sorted tuples straight into a run; see [`Kvdb::ingest`].
+    pub fn ingest<K: Into<Bytes>, V: Into<Bytes>>(&self, tuples: impl IntoIterator<Item = (K, V)>) -> Result<IngestStats> {
+        self.db.ingest(self.id, tuples)
+    }
+
+    /// The same, tuple by tuple; see [`Kvdb::begin_ingest`].
+    pub fn begin_ingest(&self) -> Result<Ingest> {
+        self.db.begin_ingest(self.id)
+    }
+}

@@ -1,0 +1,199 @@
+//! Bulk ingest: sorted tuples become a run at once, written once, past the journal and the memtables. The run is made part of the
+//! store by one edit of the manifest, as the newest of its dictionary; later merges stitch it.
+//!
+//! Its place in time: while the tuples come in, nothing of them is seen. When they have ended, the memtables are sealed and
+//! flushed, so that everything committed until then lies in older runs, and the new run is put above them. What is committed
+//! while that goes on lies in younger memtables and wins.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use vt_tree::{Run, RunWriter};
+use zones::Reserve;
+
+use crate::background::flush::encode_run;
+use crate::commit::{MAX_KEY, MAX_VALUE};
+use crate::database::Database;
+use crate::dictionary::DictionaryId;
+use crate::error::{Error, Result};
+use crate::manifest::{Edit, RunId};
+use crate::version::{Placed, Version};
+use crate::{Handle, Kvdb};
+
+/// Bytes taken in after which the space is looked at.
+const LOOK_AT_SPACE: u64 = 4 << 20;
+/// Below this much free space what was deleted is reclaimed first.
+const SHORT: u64 = 32 << 20;
+
+/// What an ingest has written, bytes unless said otherwise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IngestStats {
+    /// A count.
+    pub tuples: u64,
+    /// Keys and values as given.
+    pub user_bytes: u64,
+    /// Blocks, values and index as written.
+    pub written_bytes: u64,
+}
+
+impl Kvdb {
+    /// Takes tuples in strictly ascending order of their keys straight into the store: each byte is written once, not to the journal
+    /// first and not by later merges, and memory stays bounded however many there are. All of them become visible, and durable, at
+    /// once when this returns; on any error none does, and their space is free again.
+    ///
+    /// They replace what was committed to the same keys before their end was reached; a commit that is made after that, while the last
+    /// step is under way, wins over them. An unsorted or repeated key is [`Error::Invalid`].
+    ///
+    /// ```
+    /// # let db = kvdb::Kvdb::in_memory();
+    /// let squares = db.open_dictionary("squares")?;
+    /// let sorted = (0..100_000u32).map(|i| (i.to_be_bytes().to_vec(), (u64::from(i) * u64::from(i)).to_be_bytes().to_vec()));
+    /// let stats = db.ingest(squares.id(), sorted)?;
+    /// assert_eq!(stats.tuples, 100_000);
+    /// assert_eq!(squares.get(9u32.to_be_bytes())?.unwrap(), 81u64.to_be_bytes()[..]);
+    /// # Ok::<(), kvdb::Error>(())
+    /// ```
+    pub fn ingest<K, V>(&self, dict: DictionaryId, tuples: impl IntoIterator<Item = (K, V)>) -> Result<IngestStats>
+    where
+        K: Into<Bytes>,
+        V: Into<Bytes>,
+    {
+        let mut ingest = self.begin_ingest(dict)?;
+        for (key, value) in tuples {
+            ingest.push(key, value)?;
+        }
+        ingest.finish()
+    }
+
+    /// The same, tuple by tuple, for a source that may fail: dropping the [`Ingest`] gives up.
+    ///
+    /// ```
+    /// # let db = kvdb::Kvdb::in_memory();
+    /// # let d = db.open_dictionary("d")?;
+    /// let mut ingest = db.begin_ingest(d.id())?;
+    /// for line in "a=1\nb=2\n".lines() {
+    ///     let (key, value) = line.split_once('=').ok_or_else(|| kvdb::Error::Invalid(format!("no = in {line}")))?;
+    ///     ingest.push(key.to_owned(), value.to_owned())?;
+    /// }
+    /// assert_eq!(d.get("a")?, None, "not before the end");
+    /// ingest.finish()?;
+    /// assert_eq!(d.get("a")?.unwrap(), "1");
+    /// # Ok::<(), kvdb::Error>(())
+    /// ```
+    pub fn begin_ingest(&self, dict: DictionaryId) -> Result<Ingest> {
+        let db = &self.db.0;
+        db.writable()?;
+        let separate_at = db.version.load().tree(dict)?.info.options.separate_at;
+        // Old from the start: no transaction can have read the order of what it has not seen.
+        let writer = RunWriter::new(&db.store, separate_at, 0, Reserve::Keep);
+        Ok(Ingest { db: self.db.clone(), dict, writer, last: None, stats: IngestStats::default(), looked: 0 })
+    }
+}
+
+/// A bulk ingest under way, see [`Kvdb::begin_ingest`].
+pub struct Ingest {
+    db: Arc<Handle>,
+    dict: DictionaryId,
+    writer: RunWriter,
+    last: Option<Bytes>,
+    stats: IngestStats,
+    /// User bytes when the space was last looked at.
+    looked: u64,
+}
+
+impl Ingest {
+    /// Appends a tuple; its key must be above the one before. After an error the ingest can only be given up.
+    pub fn push(&mut self, key: impl Into<Bytes>, value: impl Into<Bytes>) -> Result<()> {
+        let (key, value) = (key.into(), value.into());
+        if key.len() > MAX_KEY {
+            return Err(Error::Invalid(format!("a key of {} bytes; at most {MAX_KEY} are allowed", key.len())));
+        }
+        if value.len() > MAX_VALUE {
+            return Err(Error::Invalid(format!("a value of {} bytes; at most {MAX_VALUE} are allowed", value.len())));
+        }
+        if let Some(last) = self.last.as_ref().filter(|last| key <= **last) {
+            let how = if key == *last { "comes twice" } else { "comes after a larger one" };
+            let at = self.stats.tuples;
+            return Err(Error::Invalid(format!("ingest takes keys in ascending order: key {at} ({:?}) {how}", shown(&key))));
+        }
+        self.stats.tuples += 1;
+        self.stats.user_bytes += (key.len() + value.len()) as u64;
+        if self.stats.user_bytes - self.looked >= LOOK_AT_SPACE {
+            self.looked = self.stats.user_bytes;
+            let db = &self.db.0;
+            db.writable()?;
+            if db.space().free < SHORT {
+                // What was deleted may make room.
+                db.want_space();
+            }
+        }
+        // The caller's buffer may be much larger than the key.
+        self.last = Some(Bytes::copy_from_slice(&key));
+        Ok(self.writer.push(key, value)?)
+    }
+
+    /// Bytes written to the device so far.
+    pub fn written(&self) -> u64 {
+        self.writer.written()
+    }
+
+    /// Makes what was pushed part of the store, durably.
+    pub fn finish(self) -> Result<IngestStats> {
+        let Ingest { db, dict, writer, mut stats, .. } = self;
+        let db = &db.0;
+        let (run, written) = writer.finish()?;
+        stats.written_bytes = written.blocks_written + written.values_written + written.index_written;
+        let Some(run) = run else { return Ok(stats) };
+        db.install_ingested(dict, run)?;
+        db.counters.merged(&written);
+        db.counters.user_bytes.add(stats.user_bytes);
+        db.counters.bound_bytes.add(written.values_written);
+        Ok(stats)
+    }
+}
+
+/// The beginning of a key, for a message.
+fn shown(key: &[u8]) -> String {
+    let more = if key.len() > 40 { "…" } else { "" };
+    format!("{}{more}", key[..key.len().min(40)].escape_ascii())
+}
+
+impl Database {
+    /// Puts `run` above everything committed so far.
+    fn install_ingested(&self, dict: DictionaryId, run: Arc<Run>) -> Result<()> {
+        self.writable()?;
+        self.zones.sync().map_err(|e| self.health.fail("syncing an ingest", &e.into()))?;
+        // Most of what is in memory is written out here, while other flushes may go on.
+        self.flush_all()?;
+        // From here on no younger memtable becomes a run before this one does.
+        let flushing = self.flushing.lock();
+        let version = self.version.load_full();
+        let number = version.generation.number;
+        let empty = version.trees.get(&dict).is_none_or(|t| t.layers.iter().all(|l| l.memtable.is_empty()));
+        drop(version);
+        if !empty {
+            self.seal(number)?;
+        }
+        self.flush_sealed_locked()?;
+        let mut there = true;
+        self.install(|state| {
+            there = state.dictionaries.contains_key(&dict);
+            let id = RunId(state.next_run);
+            let mut edits = Vec::new();
+            if there {
+                edits.push(Edit::Streams(self.zones.positions()));
+                edits.push(Edit::AddRun { dict, level: 0, id, run: encode_run(&run) });
+            }
+            let placed = Placed { id, run };
+            (edits, move |v: &mut Version| v.change(dict, |t| t.add_run(0, placed)))
+        })?;
+        drop(flushing);
+        self.reclaimable.store(true, Ordering::Release);
+        self.flushed();
+        match there {
+            true => Ok(()),
+            false => Err(Error::NoDictionary(format!("{} (by number): dropped meanwhile", dict.0))),
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! Iterators over a range, from both ends. Each end is a cursor of its own, made when that end is first asked; they stop where
+//! they meet.
+
+use std::ops::RangeBounds;
+
+use bytes::Bytes;
+use vt_tree::KeyRange;
+
+use crate::bounds;
+use crate::cursor::{Cursor, Tuple};
+use crate::dictionary::DictionaryId;
+use crate::error::Result;
+use crate::view::View;
+
+/// Key and value of each tuple of a range, in key order from the front and against it from the back. It holds its view: what is
+/// committed later does not show. After an error it has ended.
+pub struct Iter {
+    view: View,
+    dict: DictionaryId,
+    range: KeyRange,
+    front: Option<Cursor>,
+    back: Option<Cursor>,
+    /// The last key that each end gave.
+    last_front: Option<Bytes>,
+    last_back: Option<Bytes>,
+    done: bool,
+}
+
+impl Iter {
+    pub(crate) fn new(view: View, dict: DictionaryId, range: KeyRange) -> Iter {
+        let done = bounds::is_empty(&range);
+        Iter { view, dict, range, front: None, back: None, last_front: None, last_back: None, done }
+    }
+
+    fn cursor(&self) -> Result<Cursor> {
+        let (start, end) = bounds::for_cursor(&self.range);
+        self.view.cursor(self.dict, start, end)
+    }
+
+    fn forward(&mut self) -> Result<Option<Tuple>> {
+        let mut cursor = match self.front.take() {
+            Some(cursor) => cursor,
+            None => self.cursor()?,
+        };
+        let tuple = cursor.next()?;
+        self.front = Some(cursor);
+        let tuple = tuple.filter(|t| self.last_back.as_ref().is_none_or(|last| t.key < *last));
+        self.last_front = tuple.as_ref().map(|t| t.key.clone());
+        Ok(tuple)
+    }
+
+    fn backward(&mut self) -> Result<Option<Tuple>> {
+        let mut cursor = match self.back.take() {
+            Some(cursor) => cursor,
+            None => {
+                let mut cursor = self.cursor()?;
+                cursor.seek_to_end()?;
+                cursor
+            }
+        };
+        let tuple = cursor.prev()?;
+        self.back = Some(cursor);
+        let tuple = tuple.filter(|t| self.last_front.as_ref().is_none_or(|last| t.key > *last));
+        self.last_back = tuple.as_ref().map(|t| t.key.clone());
+        Ok(tuple)
+    }
+
+    fn give<T>(&mut self, outcome: Result<Option<T>>) -> Option<Result<T>> {
+        let outcome = outcome.transpose();
+        self.done = !matches!(outcome, Some(Ok(_)));
+        outcome
+    }
+
+    /// The same range, keys only: values are not read.
+    pub fn keys(self) -> Keys {
+        Keys(self)
+    }
+}
+
+fn read(tuple: Option<Tuple>) -> Result<Option<(Bytes, Bytes)>> {
+    tuple.map(|t| Ok((t.key.clone(), t.value()?))).transpose()
+}
+
+impl Iterator for Iter {
+    type Item = Result<(Bytes, Bytes)>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.done {
+            return None;
+        }
+        let outcome = self.forward().and_then(read);
+        self.give(outcome)
+    }
+}
+
+impl DoubleEndedIterator for Iter {
+    fn next_back(&mut self) -> Option<Self::Item> {
+        if self.done {
+            return None;
+        }
+        let outcome = self.backward().and_then(read);
+        self.give(outcome)
+    }
+}
+
+impl std::iter::FusedIterator for Iter {}
+
+/// The keys of a range, see [`Iter::keys`].
+pub struct Keys(Iter);
+
+impl Iterator for Keys {
+    type Item = Result<Bytes>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.0.done {
+            return None;
+        }
+        let outcome = self.0.forward().map(|t| t.map(|t| t.key));
+        self.0.give(outcome)
+    }
+}
+
+impl DoubleEndedIterator for Keys {
+    fn next_back(&mut self) -> Option<Self::Item> {
+        if self.0.done {
+            return None;
+        }
+        let outcome = self.0.backward().map(|t| t.map(|t| t.key));
+        self.0.give(outcome)
+    }
+}
+
+impl std::iter::FusedIterator for Keys {}
+
+impl View {
+    /// Every tuple of a dictionary, in key order or, reversed, against it.
+    ///
+    /// ```
+    /// # let db = kvdb::Kvdb::in_memory();
+    /// # let fruit = db.open_dictionary("fruit")?;
+    /// fruit.insert("apple", "red")?;
+    /// let view = db.view();
+    /// fruit.insert("pear", "green")?;
+    /// let then: Vec<_> = view.iter(fruit.id()).collect::<Result<_, _>>()?;
+    /// assert_eq!(then, [("apple".into(), "red".into())], "a view does not change");
+    /// # Ok::<(), kvdb::Error>(())
+    /// ```
+    pub fn iter(&self, dict: DictionaryId) -> Iter {
+        Iter::new(self.clone(), dict, KeyRange::all())
+    }
+
+    /// The tuples of a range of keys.
+    pub fn range<K: AsRef<[u8]>>(&self, dict: DictionaryId, range: impl RangeBounds<K>) -> Iter {
+        Iter::new(self.clone(), dict, bounds::of(&range))
+    }
+
+    /// The tuples whose keys begin with `prefix`.
+    pub fn prefix(&self, dict: DictionaryId, prefix: impl AsRef<[u8]>) -> Iter {
+        Iter::new(self.clone(), dict, bounds::of_prefix(prefix.as_ref()))
+    }
+
+    /// Whether there is such a key; a large value is not read for it.
+    pub fn contains(&self, dict: DictionaryId, key: impl AsRef<[u8]>) -> Result<bool> {
+        Ok(self.value_len(dict, key.as_ref())?.is_some())
+    }
+}

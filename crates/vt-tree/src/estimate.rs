@@ -1,0 +1,134 @@
+//! How much lies in a range of keys, told from index entries alone: what lies wholly inside is counted by its sums, the blocks that
+//! the two ends of the range cut are taken for half. No tuple block is read, so the cost is that of two descents.
+
+use std::ops::AddAssign;
+use std::sync::Arc;
+
+use crate::Result;
+use crate::entry::Entry;
+use crate::item::{Body, Item, Seq, Value};
+use crate::memtable::Memtable;
+use crate::merge::{Input, KeyRange};
+use crate::run::Run;
+use crate::source::Source;
+
+/// Items of a memtable that are counted one by one; what lies behind them is judged by how far they reach.
+const COUNTED: u64 = 4096;
+
+/// About how much lies in a range.
+///
+/// Items are counted in every source: a key that was overwritten counts once in each run that still has a version of it, a tombstone
+/// counts as an item. After a compaction of the range the figures are those of the live tuples.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Estimate {
+    pub items: u64,
+    /// At most so many items too many or too few, apart from those that newer ones hide.
+    pub items_error: u64,
+    /// Bytes: tuple blocks as stored, large values, and keys and values in memory.
+    pub bytes: u64,
+    /// At most so many bytes too many or too few.
+    pub bytes_error: u64,
+}
+
+impl AddAssign for Estimate {
+    fn add_assign(&mut self, other: Estimate) {
+        self.items += other.items;
+        self.items_error += other.items_error;
+        self.bytes += other.bytes;
+        self.bytes_error += other.bytes_error;
+    }
+}
+
+/// The sum over `inputs`, memtables as of `at`.
+pub fn estimate(inputs: &[Input], range: &KeyRange, at: Seq) -> Result<Estimate> {
+    let mut sum = Estimate::default();
+    for input in inputs {
+        match input {
+            Input::Memtable(m) => sum += of_memtable(m, range, at)?,
+            Input::Run(run) => {
+                let (root, level) = run.root();
+                of_subtree(run, root, level, range, &mut sum)?;
+            }
+        }
+    }
+    Ok(sum)
+}
+
+fn begins_inside(e: &Entry, range: &KeyRange) -> bool {
+    range.end.as_ref().is_none_or(|end| e.low < *end)
+}
+
+fn of_subtree(run: &Run, entry: &Entry, level: u16, range: &KeyRange, sum: &mut Estimate) -> Result<()> {
+    if entry.high <= range.start || !begins_inside(entry, range) {
+        return Ok(());
+    }
+    let (items, bytes) = (entry.items, entry.data_bytes());
+    if entry.low >= range.start && range.end.as_ref().is_none_or(|end| entry.high <= *end) {
+        sum.items += items;
+        sum.bytes += bytes;
+        return Ok(());
+    }
+    if level == 0 {
+        *sum += Estimate { items: items / 2, items_error: items.div_ceil(2), bytes: bytes / 2, bytes_error: bytes.div_ceil(2) };
+        return Ok(());
+    }
+    let node = run.store().node(entry.at, level)?;
+    let from = node.position(&range.start);
+    for e in node.entries[from..].iter().take_while(|e| begins_inside(e, range)) {
+        of_subtree(run, e, level - 1, range, sum)?;
+    }
+    Ok(())
+}
+
+fn item_bytes(item: &Item) -> u64 {
+    let extent = match &item.body {
+        Body::Put(Value::Extent(e)) => e.len as usize,
+        _ => 0,
+    };
+    (item.key.len() + item.body_len() + extent) as u64
+}
+
+/// The place of `key` between others that share its first `skip` bytes, as a number.
+fn place(key: &[u8], skip: usize) -> u64 {
+    let rest = &key[skip.min(key.len())..];
+    (0..8).fold(0, |n, i| n << 8 | u64::from(rest.get(i).copied().unwrap_or(0)))
+}
+
+fn of_memtable(memtable: &Arc<Memtable>, range: &KeyRange, at: Seq) -> Result<Estimate> {
+    let mut sum = Estimate::default();
+    if memtable.is_empty() {
+        return Ok(sum);
+    }
+    let mut cursor = memtable.cursor(at);
+    cursor.seek(&range.start)?;
+    let (mut first, mut reached) = (None, None);
+    while let Some(item) = cursor.item() {
+        if range.end.as_ref().is_some_and(|end| item.key >= *end) {
+            return Ok(sum);
+        }
+        if sum.items == COUNTED {
+            reached = Some(item.key.clone());
+            break;
+        }
+        first.get_or_insert_with(|| item.key.clone());
+        sum.items += 1;
+        sum.bytes += item_bytes(item);
+        cursor.next()?;
+    }
+    let (Some(first), Some(reached)) = (first, reached) else { return Ok(sum) };
+    // As if the rest were as dense as what was counted, but no more than there is.
+    cursor.last()?;
+    let last = match (cursor.item(), &range.end) {
+        (Some(item), Some(end)) => item.key.clone().min(end.clone()),
+        (Some(item), None) => item.key.clone(),
+        (None, _) => reached.clone(),
+    };
+    let skip = first.iter().zip(last.iter()).take_while(|(a, b)| a == b).count();
+    let (a, b, c) = (place(&first, skip), place(&reached, skip), place(&last, skip));
+    let most = memtable.len() as u64;
+    let ratio = (c.saturating_sub(a)).max(1) as f64 / (b.saturating_sub(a)).max(1) as f64;
+    let items = ((sum.items as f64 * ratio) as u64).clamp(sum.items, most.max(sum.items));
+    let bytes = (sum.bytes as f64 * items as f64 / sum.items as f64) as u64;
+    let (items_error, bytes_error) = (most.saturating_sub(sum.items), memtable.bytes() as u64);
+    Ok(Estimate { items, items_error, bytes, bytes_error })
+}

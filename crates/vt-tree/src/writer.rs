@@ -1,0 +1,43 @@
+//! A run straight from sorted tuples: the way of bulk ingest. Nothing is merged, nothing is written twice: small tuples go to the
+//! fill in blocks, large values to theirs one behind the other.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use zones::Reserve;
+
+use crate::Result;
+use crate::builder::{MergeStats, RunBuilder};
+use crate::item::{Body, Item, Seq, Value};
+use crate::placement::Placement;
+use crate::run::Run;
+use crate::store::Store;
+
+/// Takes tuples in ascending order of their keys. Dropping it unfinished frees what it placed. Its memory is that of the open block,
+/// the open index nodes and a few write buffers, whatever the number of tuples.
+pub struct RunWriter {
+    builder: RunBuilder,
+    seq: Seq,
+}
+
+impl RunWriter {
+    /// All tuples get the sequence number `seq`; values of `separate_at` bytes and more lie outside their block.
+    pub fn new(store: &Arc<Store>, separate_at: u32, seq: Seq, reserve: Reserve) -> RunWriter {
+        RunWriter { builder: RunBuilder::new(store, Placement::stitch(), separate_at, reserve), seq }
+    }
+
+    /// Appends a tuple. The caller sees to it that `key` is above all keys before it. After an error the writer can only be dropped.
+    pub fn push(&mut self, key: Bytes, value: Bytes) -> Result<()> {
+        self.builder.push_item(Item { key, seq: self.seq, body: Body::Put(Value::Inline(value)) })
+    }
+
+    /// Bytes written so far.
+    pub fn written(&self) -> u64 {
+        self.builder.written()
+    }
+
+    /// The run, written but not synced; `None` when there was no tuple.
+    pub fn finish(self) -> Result<(Option<Arc<Run>>, MergeStats)> {
+        self.builder.finish()
+    }
+}
