@@ -31,6 +31,10 @@ impl<'a> Reader<'a> {
         self.rest = tail;
         Ok(head)
     }
+    /// All that is left.
+    pub(crate) fn rest(&mut self) -> &'a [u8] {
+        std::mem::take(&mut self.rest)
+    }
     fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
         let mut a = [0; N];
         a.copy_from_slice(self.take(N)?);

@@ -1,5 +1,6 @@
-//! The commit pipeline. A commit binds its large values, makes its record, and then, under one short lock, appends the record to
-//! the journal's buffer, writes the memtables and becomes visible. No thread hands work to another on this way.
+//! The commit pipeline. A commit binds its large values, or copies them to wait for their place, and then, under one short lock,
+//! appends its record to the journal's buffer, writes the memtables and becomes visible. Nobody waits for another thread on this way;
+//! what has gathered is written by the journal's thread.
 //!
 //! Durability is a second stage: whoever wants it for a position of the journal's stream waits for a sync that began after its
 //! record was in the buffer. One of the waiting threads does the sync for all of them; the others join the next one.
@@ -7,17 +8,18 @@
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use vt_tree::{ExtentRef, Seq, Value, place_value};
+use vt_tree::{ExtentRef, Seq, Slot, Value, place_value};
 use zones::{Hold, Purpose, Reserve};
 
 use crate::batch::{Batch, Change, Durability};
-use crate::chunk::HEADER;
 use crate::database::{Database, Sealed};
+use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::journal::record::{self, Changes, Op};
 use crate::journal::{Owned, Segment, Writer};
 use crate::manifest::{Edit, JournalStart};
-use crate::version::Version;
+use crate::unplaced::{self, Pending, Unplaced};
+use crate::version::{Layer, Version};
 
 /// Longest key, bytes.
 pub const MAX_KEY: usize = 32 << 10;
@@ -28,26 +30,50 @@ pub const MAX_VALUE: usize = 7 << 20;
 /// What the pipeline's lock guards.
 pub(crate) struct Pipeline {
     pub next_seq: Seq,
-    /// `HEADER` bytes, then what the journal's writer has not taken yet.
-    pub buffer: Vec<u8>,
-    /// Position in the stream of the buffer's first byte.
+    /// What the journal's writer has not taken yet.
+    pub pending: Pending,
+    /// Position in the stream of the first pending byte.
     pub position: u64,
-    /// Bytes of stream that the buffer may hold: the segments at hand have room for them.
+    /// Bytes of stream that may be pending: the segments at hand have room for them.
     pub room: usize,
+    /// What the values that may wait for their place can take: see [`unplaced::room`].
+    pub place_room: u64,
     /// A buffer that was written out, for reuse.
-    pub spare: Vec<u8>,
+    spare: Vec<u8>,
 }
 
 impl Pipeline {
     pub(crate) fn new(next_seq: Seq, position: u64) -> Pipeline {
-        Pipeline { next_seq, buffer: vec![0; HEADER], position, room: 0, spare: Vec::new() }
+        Pipeline { next_seq, pending: Pending::new(Vec::new()), position, room: 0, place_room: 0, spare: Vec::new() }
     }
-    pub(crate) fn pending(&self) -> usize {
-        self.buffer.len() - HEADER
-    }
+
     /// Position behind everything committed.
     pub(crate) fn end(&self) -> u64 {
-        self.position + self.pending() as u64
+        self.position + self.pending.len() as u64
+    }
+
+    /// Takes what is pending, to be written by `writer`. Until that is done, the room is known to be what it leaves at least.
+    fn take(&mut self, writer: &Writer) -> Pending {
+        let empty = Pending::new(std::mem::take(&mut self.spare));
+        let taken = std::mem::replace(&mut self.pending, empty);
+        self.position += taken.len() as u64;
+        self.room = writer.room().saturating_sub(crate::journal::cost(taken.len()));
+        self.place_room = unplaced::room(writer.set_aside.len().saturating_sub(unplaced::zones_for(taken.cost)));
+        taken
+    }
+
+    /// Undoes that.
+    fn put_back(&mut self, mut taken: Pending, writer: &Writer) {
+        self.position -= taken.len() as u64;
+        taken.append(std::mem::replace(&mut self.pending, Pending::new(Vec::new())));
+        self.pending = taken;
+        self.look(writer);
+    }
+
+    /// Takes note of what the writer has room for.
+    fn look(&mut self, writer: &Writer) {
+        self.room = writer.room();
+        self.place_room = unplaced::room(writer.set_aside.len());
     }
 }
 
@@ -71,18 +97,26 @@ impl Database {
         let user_bytes: u64 = changes.iter().map(|(_, op)| size(op)).sum();
         let (large, total) = self.large(&version, &changes);
         drop(version);
-        let hold = self.bind(&large, total, &mut changes)?;
-        let mut record = record::encode(&changes);
-        if record.len() > self.shares.largest_record {
+        let mut hold = Hold::default();
+        if total >= self.options.late_bind_at.min(unplaced::LONGEST) {
+            hold = self.bind(large, total, &mut changes)?;
+        } else if !large.is_empty() && (durability == Durability::Buffered || !self.options.journal) {
+            // The admission comes first: what is copied takes memory.
+            self.admit(user_bytes as usize, total as usize, deletes_only)?;
+            self.copy_values(&large, &mut changes);
+        }
+        let record = record::size(&changes);
+        if record > self.shares.largest_record {
             return Err(Error::Invalid(format!(
-                "a batch of {} bytes is more than memory allows ({}): split it, or give the store more memory",
-                record.len(),
+                "a batch of {record} bytes is more than memory allows ({}): split it, or give the store more memory",
                 self.shares.largest_record
             )));
         }
-        self.admit(record.len(), deletes_only)?;
-        let deletes = deletes_only || changes.iter().any(|(_, op)| !matches!(op, Op::Put(..)));
-        let (end, pending, seal) = self.apply(&mut record, changes, hold)?;
+        if !changes.iter().any(|(_, op)| matches!(op, Op::PutUnplaced(..))) {
+            self.admit(record, 0, deletes_only)?;
+        }
+        let deletes = deletes_only || changes.iter().any(|(_, op)| matches!(op, Op::Delete(_) | Op::DeleteRange(..)));
+        let applied = self.apply(record, &changes, hold)?;
         if deletes {
             self.deletions.store(true, Ordering::Relaxed);
             self.reclaimable.store(true, Ordering::Relaxed);
@@ -90,22 +124,20 @@ impl Database {
         self.counters.commits.add(1);
         self.counters.user_bytes.add(user_bytes);
         if durability == Durability::Synced {
-            self.sync_to(end)?;
-        } else if pending >= self.shares.journal_buffer {
-            self.write_out()?;
-        } else if pending >= self.shares.journal_write_at
-            && let Some(mut writer) = self.writer.try_lock()
-        {
-            // When the writer is busy, the buffer may wait for the next commit.
-            self.write_out_with(&mut writer)?;
+            self.synced_commits.store(true, Ordering::Relaxed);
+            let synced = self.sync_to(applied.end);
+            if self.options.journal {
+                // It has happened: without its sync nobody could say whether it will last. All space that this takes was taken before,
+                // so a host that has none breaks its word.
+                synced.map_err(|e| self.health.fail("syncing a commit", &e))?;
+            } else {
+                synced?;
+            }
         }
-        if let Some(generation) = seal {
-            self.seal(generation)?;
-        }
-        self.after_commit()
+        self.after_commit(applied)
     }
 
-    /// Which changes have large values that should be bound now, in key order, and their bytes together.
+    /// Which changes have large values, and their bytes together.
     fn large(&self, version: &Version, changes: &Changes) -> (Vec<usize>, u64) {
         let separate = |dict| version.trees.get(&dict).map_or(u32::MAX, |t| t.info.options.separate_at) as usize;
         let mut large: Vec<usize> = Vec::new();
@@ -118,23 +150,27 @@ impl Database {
                 total += v.len() as u64;
             }
         }
-        if total < self.options.late_bind_at {
-            return (Vec::new(), 0);
+        if self.options.late_bind_at == u64::MAX { (Vec::new(), 0) } else { (large, total) }
+    }
+
+    /// Copies large values to where they wait for their place.
+    fn copy_values(&self, large: &[usize], changes: &mut Changes) {
+        let mut chunks = self.chunks.lock();
+        for &i in large {
+            if let Op::Put(key, Value::Inline(value)) = &changes[i].1 {
+                changes[i].1 = Op::PutUnplaced(key.clone(), chunks.copy(value));
+            }
         }
-        // So that a scan reads them in one go.
-        large.sort_by(|&a, &b| (changes[a].0, key(&changes[a].1)).cmp(&(changes[b].0, key(&changes[b].1))));
-        (large, total)
     }
 
     /// Places large values, and puts their places into the changes. No version may be held: this may have to wait for space
     /// that one would keep.
-    fn bind(&self, large: &[usize], total: u64, changes: &mut Changes) -> Result<Hold> {
-        if large.is_empty() {
-            return Ok(Hold::default());
-        }
-        let (extents, hold) = match self.place(changes, large) {
+    fn bind(&self, mut large: Vec<usize>, total: u64, changes: &mut Changes) -> Result<Hold> {
+        // So that a scan reads them in one go.
+        large.sort_by(|&a, &b| (changes[a].0, changes[a].1.key()).cmp(&(changes[b].0, changes[b].1.key())));
+        let (extents, hold) = match self.place(changes, &large) {
             // What was deleted may make room.
-            Err(Error::NoSpace) if self.want_space() => self.place(changes, large)?,
+            Err(Error::NoSpace) if self.want_space() => self.place(changes, &large)?,
             placed => placed?,
         };
         for (&i, extent) in large.iter().zip(extents) {
@@ -157,22 +193,25 @@ impl Database {
         Ok((extents, fill.finish()?))
     }
 
-    /// The locked part: journal buffer, memtables, visibility. Gives the position behind the record, the bytes that wait in the
-    /// buffer, and the generation when it should be sealed.
-    fn apply(&self, record: &mut [u8], changes: Changes, hold: Hold) -> Result<(u64, usize, Option<u64>)> {
+    /// The locked part: journal buffer, memtables, visibility.
+    fn apply(&self, record: usize, changes: &Changes, hold: Hold) -> Result<Applied> {
+        let need = if self.options.journal { record + record::NUMBER_SIZE } else { 0 };
+        let values = changes.iter().filter_map(|(_, op)| if let Op::PutUnplaced(_, v) = op { Some(v) } else { None });
+        let cost: u64 = values.map(|v| unplaced::cost(v.len())).sum();
         let mut pipeline = loop {
             let pipeline = self.pipeline.lock();
-            if pipeline.pending() + record.len() <= pipeline.room {
+            let journal = need == 0 || pipeline.pending.len() + need <= pipeline.room;
+            if journal && (cost == 0 || pipeline.pending.cost + cost <= pipeline.place_room) {
                 break pipeline;
             }
             drop(pipeline);
-            match self.make_room(record.len()) {
+            match self.make_room(need, cost) {
                 Err(Error::NoSpace) => {
                     // What is in runs needs no journal: its zones can be had again.
                     if !self.want_space() {
                         self.flush_all()?;
                     }
-                    self.make_room(record.len())?;
+                    self.make_room(need, cost)?;
                 }
                 made => made?,
             }
@@ -180,28 +219,79 @@ impl Database {
         // Checked under the lock: nothing is acknowledged behind a failure that a sync has met.
         self.writable()?;
         let first = pipeline.next_seq;
-        record::set_seq(record, first);
-        pipeline.buffer.extend_from_slice(record);
-        pipeline.next_seq += changes.len() as u64;
+        let waiting = pipeline.pending.values.len();
+        pipeline.pending.cost += cost;
+        let Pending { stream, values, .. } = &mut pipeline.pending;
         let version = self.version.load();
-        version.generation.hold(hold);
-        let grown = write_memtables(&version, first, &changes);
+        let (grown, unplaced) = write_memtables(&version, first, changes, &mut |dict, key, value, slot| {
+            let Some((layer, slot)) = slot else { return };
+            let (key, value, layer) = (key.clone(), value.clone(), layer.clone());
+            values.push(Unplaced { dict, key, value, at: None, layer, slot });
+        });
+        if self.options.journal {
+            if stream.len() == crate::chunk::HEADER {
+                stream.extend_from_slice(&record::number(first));
+            }
+            let mut values = values[waiting..].iter_mut();
+            record::encode(changes, stream, |at| {
+                // One that is missing belongs to a dictionary that was dropped this moment: nobody will ask for it.
+                if let Some(value) = values.next() {
+                    value.at = Some(at);
+                }
+            });
+        }
+        pipeline.next_seq += changes.len() as u64;
+        if !hold.uses().is_empty() {
+            version.generation.hold(hold);
+        }
         self.visible.store(pipeline.next_seq - 1, Ordering::Release);
         let active = self.active_bytes.fetch_add(grown, Ordering::Relaxed) + grown;
-        let seal = (active >= self.shares.seal_at).then_some(version.generation.number);
-        Ok((pipeline.end(), pipeline.pending(), seal))
+        let unplaced = self.unplaced_bytes.fetch_add(unplaced, Ordering::Relaxed) + unplaced;
+        let full = active + unplaced.min(self.shares.window) >= self.shares.seal_at;
+        let seal = full.then_some(version.generation.number);
+        Ok(Applied { end: pipeline.end(), pending: pipeline.pending.len(), unplaced, seal })
     }
 
-    /// Prepares segments until a record of `len` bytes fits.
-    fn make_room(&self, len: usize) -> Result<()> {
+    /// Prepares segments until a record of `len` bytes fits, and zones for values that cost so much.
+    fn make_room(&self, len: usize, cost: u64) -> Result<()> {
         let mut writer = self.writer.lock();
         self.write_out_with(&mut writer)?;
         while writer.room() < len {
             self.add_segment(&mut writer)?;
         }
-        let mut pipeline = self.pipeline.lock();
-        pipeline.room = writer.room();
+        self.set_aside(&mut writer, cost, Reserve::Keep)?;
+        self.pipeline.lock().look(&writer);
         Ok(())
+    }
+
+    /// Takes zones until values that cost so much are sure to find a place.
+    fn set_aside(&self, writer: &mut Writer, cost: u64, reserve: Reserve) -> Result<()> {
+        while unplaced::room(writer.set_aside.len()) < cost {
+            writer.set_aside.push(self.zones.set_aside(reserve)?);
+        }
+        Ok(())
+    }
+
+    /// Takes zones ahead for two windows of values, when there is plenty of space and such values come.
+    pub(crate) fn set_aside_ahead(&self) -> Result<()> {
+        let cost = 2 * self.shares.window as u64;
+        if self.zones.space().free_for_user < 16 * cost {
+            return Ok(());
+        }
+        let mut writer = self.writer.lock();
+        self.set_aside(&mut writer, cost, Reserve::Keep)?;
+        let mut pipeline = self.pipeline.lock();
+        // The values that are pending count on the zones as well.
+        pipeline.look(&writer);
+        Ok(())
+    }
+
+    /// Gives back what was taken ahead and is not needed.
+    pub(crate) fn give_aside_back(&self) {
+        let mut writer = self.writer.lock();
+        let mut pipeline = self.pipeline.lock();
+        writer.set_aside.truncate(unplaced::zones_for(pipeline.pending.cost));
+        pipeline.look(&writer);
     }
 
     /// Lists one more segment in the manifest and gives it to the writer.
@@ -228,29 +318,41 @@ impl Database {
 
     pub(crate) fn write_out_with(&self, writer: &mut Writer) -> Result<u64> {
         self.health.check()?;
-        let mut buffer = {
+        let mut taken = {
             let mut pipeline = self.pipeline.lock();
-            let taken = pipeline.pending();
-            if taken == 0 {
+            if pipeline.pending.is_empty() {
                 return Ok(pipeline.position);
             }
-            let mut empty = std::mem::take(&mut pipeline.spare);
-            empty.clear();
-            empty.resize(HEADER, 0);
-            pipeline.position += taken as u64;
-            pipeline.room = writer.room().saturating_sub(crate::journal::cost(taken));
-            std::mem::replace(&mut pipeline.buffer, empty)
+            pipeline.take(writer)
         };
-        writer.write(&mut buffer, self.durable.load(Ordering::Acquire)).map_err(|e| self.health.fail("writing the journal", &e))?;
-        self.counters.journal_device.set(writer.bytes());
-        let mut pipeline = self.pipeline.lock();
-        // What has gathered meanwhile was let in by the more careful figure above.
-        pipeline.room = writer.room();
-        if buffer.capacity() <= 2 * self.shares.journal_buffer {
-            pipeline.spare = buffer;
+        if let Err(e) = self.place_values(&mut taken, writer) {
+            // They stay what they are, readable and not yet durable; the next write tries again.
+            self.pipeline.lock().put_back(taken, writer);
+            return Err(self.unless_full("writing values", e));
         }
-        drop(pipeline);
+        self.write_taken(writer, taken.stream)?;
         Ok(writer.position().position)
+    }
+
+    /// A full store is no failure of it; anything else is.
+    fn unless_full(&self, doing: &str, e: Error) -> Error {
+        if matches!(e, Error::NoSpace) { e } else { self.health.fail(doing, &e) }
+    }
+
+    /// Writes a piece of the stream that was taken from the pipeline.
+    fn write_taken(&self, writer: &mut Writer, mut stream: Vec<u8>) -> Result<()> {
+        if stream.len() > crate::chunk::HEADER {
+            let synced = self.durable.load(Ordering::Acquire);
+            writer.write(&mut stream, synced).map_err(|e| self.health.fail("writing the journal", &e))?;
+            self.counters.journal_device.set(writer.bytes());
+        }
+        let mut pipeline = self.pipeline.lock();
+        // What has gathered meanwhile was let in by the more careful figures.
+        pipeline.look(writer);
+        if stream.capacity() <= 2 * self.shares.journal_buffer {
+            pipeline.spare = stream;
+        }
+        Ok(())
     }
 
     /// Everything committed before this call is durable when it returns.
@@ -259,6 +361,9 @@ impl Database {
             return Ok(());
         }
         self.health.check()?;
+        if !self.options.journal {
+            return self.flush_all();
+        }
         let end = self.pipeline.lock().end();
         if end == self.marked.load(Ordering::Relaxed) {
             // Nothing but a mark came since the last sync.
@@ -269,6 +374,9 @@ impl Database {
 
     /// Returns when the journal's stream is durable up to `position`.
     pub(crate) fn sync_to(&self, position: u64) -> Result<()> {
+        if !self.options.journal {
+            return self.flush_all();
+        }
         let mut syncing = self.syncing.lock();
         loop {
             if self.durable.load(Ordering::Acquire) >= position {
@@ -301,24 +409,24 @@ impl Database {
     /// Closes generation `number` for commits, if nobody did so before.
     pub(crate) fn seal(&self, number: u64) -> Result<()> {
         let mut writer = self.writer.lock();
+        // Twice, so that little is left for the time when commits must wait.
+        self.write_out_with(&mut writer)?;
         self.write_out_with(&mut writer)?;
         let mut pipeline = self.pipeline.lock();
         if self.version.load().generation.number != number {
             return Ok(());
         }
-        // What came since the write above belongs to this generation too.
-        let mut rest = std::mem::replace(&mut pipeline.buffer, vec![0; HEADER]);
-        let taken = rest.len() - HEADER;
-        pipeline.position += taken as u64;
-        pipeline.room = writer.room().saturating_sub(crate::journal::cost(taken));
+        // What came since belongs to this generation too. Its values must have their places before it is flushed.
+        let mut rest = pipeline.take(&writer);
+        if let Err(e) = self.place_values(&mut rest, &mut writer) {
+            pipeline.put_back(rest, &writer);
+            return Err(self.unless_full("writing values", e));
+        }
         let seq = pipeline.next_seq - 1;
         self.swap_version(|v| *v = v.sealed());
         let bytes = self.active_bytes.swap(0, Ordering::Relaxed);
         drop(pipeline);
-        if taken > 0 {
-            let synced = self.durable.load(Ordering::Acquire);
-            writer.write(&mut rest, synced).map_err(|e| self.health.fail("writing the journal", &e))?;
-        }
+        self.write_taken(&mut writer, rest.stream)?;
         let at = writer.position();
         let start = JournalStart { segment: at.segment, offset: at.offset, position: at.position, seq };
         let mut sealed = self.sealed.lock();
@@ -331,15 +439,22 @@ impl Database {
     }
 }
 
-fn key(op: &Op) -> &Bytes {
-    match op {
-        Op::Put(k, _) | Op::Delete(k) | Op::DeleteRange(k, _) => k,
-    }
+/// What a commit has left behind.
+pub(crate) struct Applied {
+    /// Position behind its record.
+    pub end: u64,
+    /// Bytes of stream that wait to be written.
+    pub pending: usize,
+    /// Memory of values that wait for their place.
+    pub unplaced: usize,
+    /// The generation, when it should be sealed.
+    pub seal: Option<u64>,
 }
 
 fn size(op: &Op) -> u64 {
     (match op {
         Op::Put(k, v) => k.len() + v.len(),
+        Op::PutUnplaced(k, v) => k.len() + v.len(),
         Op::Delete(k) => k.len(),
         Op::DeleteRange(s, e) => s.len() + e.len(),
     }) as u64
@@ -366,7 +481,7 @@ fn validate(version: &Version, batch: Batch) -> Result<(Changes, bool)> {
         };
         let longest = match &op {
             Op::DeleteRange(s, e) => s.len().max(e.len()),
-            op => key(op).len(),
+            op => op.key().len(),
         };
         if longest > MAX_KEY {
             return Err(Error::Invalid(format!("a key of {longest} bytes; at most {MAX_KEY} are allowed")));
@@ -376,34 +491,51 @@ fn validate(version: &Version, batch: Batch) -> Result<(Changes, bool)> {
     Ok((changes, deletes_only || releases))
 }
 
-/// Writes numbered changes into the newest memtables; gives the bytes by which they grew. Changes of dictionaries that are gone
-/// are left out.
-pub(crate) fn write_memtables(version: &Version, first: Seq, changes: &Changes) -> usize {
+/// Is told of an unplaced value: dictionary, key, value, and where it is.
+type Told<'a> = dyn FnMut(DictionaryId, &Bytes, &Bytes, Option<(&Layer, Slot)>) + 'a;
+
+/// Writes numbered changes into the newest memtables. Gives the bytes by which they grew, and those of unplaced values apart.
+/// `unplaced` is told of each of these: where it is, or `None` when its dictionary is gone; changes of such are left out.
+pub(crate) fn write_memtables(
+    version: &Version,
+    first: Seq,
+    changes: &[(DictionaryId, Op)],
+    unplaced: &mut Told,
+) -> (usize, usize) {
     /// Readers wait while a memtable is locked.
     const AT_ONCE: usize = 256;
-    let mut grown = 0;
+    let (mut grown, mut waiting) = (0, 0);
     let mut seq = first;
     for stretch in changes.chunk_by(|a, b| a.0 == b.0) {
-        let memtable = version.trees.get(&stretch[0].0).and_then(|t| t.layers.first()).map(|l| &l.memtable);
-        let Some(memtable) = memtable else {
+        let Some(layer) = version.trees.get(&stretch[0].0).and_then(|t| t.layers.first()) else {
+            for (dict, op) in stretch {
+                if let Op::PutUnplaced(k, v) = op {
+                    unplaced(*dict, k, v, None);
+                }
+            }
             seq += stretch.len() as u64;
             continue;
         };
-        let before = memtable.bytes();
+        let before = layer.memtable.bytes();
         for part in stretch.chunks(AT_ONCE) {
-            let mut writer = memtable.writer();
-            for (_, op) in part {
+            let mut writer = layer.memtable.writer();
+            for (dict, op) in part {
                 match op {
                     // Copied: the bytes may be a slice of something much larger.
                     Op::Put(k, Value::Inline(v)) => writer.put_slice(k, seq, v),
                     Op::Put(k, v) => writer.put(k, seq, v.clone()),
+                    Op::PutUnplaced(k, v) => {
+                        let slot = writer.put_unplaced(k, seq, v.clone());
+                        waiting += unplaced::heap(v.len());
+                        unplaced(*dict, k, v, Some((layer, slot)));
+                    }
                     Op::Delete(k) => writer.delete(k, seq),
                     Op::DeleteRange(s, e) => writer.delete_range(s, e, seq),
                 }
                 seq += 1;
             }
         }
-        grown += memtable.bytes().saturating_sub(before);
+        grown += layer.memtable.bytes().saturating_sub(before);
     }
-    grown
+    (grown.saturating_sub(waiting), waiting)
 }

@@ -24,6 +24,7 @@ use crate::journal::{SEGMENT_SIZE, Writer};
 use crate::manifest::{Edit, JournalStart, Manifest, State};
 use crate::options::{OpenOptions, Shares};
 use crate::stats::Counters;
+use crate::unplaced::Chunks;
 use crate::version::{Tree, Version};
 use crate::view::View;
 
@@ -54,6 +55,12 @@ pub(crate) struct Database {
     pub active_bytes: AtomicUsize,
     /// Bytes in those that wait for their flush.
     pub sealed_bytes: AtomicUsize,
+    /// Bytes of values that wait for their place; no memtable's figure counts them.
+    pub unplaced_bytes: AtomicUsize,
+    /// Where such values are copied to.
+    pub chunks: Mutex<Chunks>,
+    /// Somebody has synced a commit: the journal's space should be written ahead of time.
+    pub synced_commits: AtomicBool,
     /// Something was deleted since the last flush that idleness made.
     pub deletions: AtomicBool,
     /// Something may be gained by [`Database::reclaim`].
@@ -119,6 +126,9 @@ impl Database {
             visible: AtomicU64::new(pipeline.next_seq - 1),
             active_bytes: AtomicUsize::new(active),
             sealed_bytes: AtomicUsize::new(0),
+            unplaced_bytes: AtomicUsize::new(0),
+            chunks: Mutex::default(),
+            synced_commits: AtomicBool::new(false),
             deletions: AtomicBool::new(active > 0),
             reclaimable: AtomicBool::new(true),
             reclaiming: Mutex::new(()),
@@ -247,7 +257,7 @@ impl Database {
 
     /// Segments that should lie ready.
     pub(crate) fn stock(&self) -> usize {
-        if self.shares.seal_at as u64 >= 2 * SEGMENT_SIZE { 2 } else { 1 }
+        (self.shares.seal_at as u64 / SEGMENT_SIZE / 2).clamp(1, 8) as usize
     }
 
     /// Ends background work and leaves everything durable. Later writes are refused; views stay readable.

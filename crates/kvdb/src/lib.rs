@@ -57,6 +57,7 @@ mod options;
 mod recovery;
 mod stats;
 mod stream;
+mod unplaced;
 mod version;
 mod view;
 

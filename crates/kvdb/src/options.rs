@@ -26,20 +26,25 @@ pub struct OpenOptions {
     pub memory: usize,
     /// Buffered commits are on disk after this time at the latest.
     pub flush_interval: Duration,
-    /// Values that lie outside their block anyway are written straight to their final place when a batch has at least this many
-    /// bytes of them; the journal then carries their places. `u64::MAX`: never.
+    /// Values that lie outside their block anyway are written straight to their final place by a batch that has at least this many
+    /// bytes of them. Fewer, in a buffered commit, wait a little to be placed together with others. Either way the journal
+    /// carries their places. `u64::MAX`: never.
     pub late_bind_at: u64,
     /// A merge is installed in parts of this many written bytes, or less when space is short: what it may hold twice for a while.
     pub merge_part: u64,
     /// Bytes that the device reads in the time that a seek takes, at the queue depth of a scan: 8 KiB suits solid state, 1 MiB hard
     /// disks. What the adaptive stitching threshold goes by; where seeks are dear (64 KiB or more), it moves large values too.
     pub seek_bytes: u64,
+    /// Commits are logged. Without a journal they are on disk when their memtable is flushed, which `sync` and synced commits
+    /// then do; a crash brings back the state of the last flush.
+    pub journal: bool,
     /// Nothing is written to the device, recovery included.
     pub read_only: bool,
     /// Background work in threads. Without them, and always in a simulated environment, commits do what is overdue and
     /// [`crate::Kvdb::step`] does the rest.
     pub threads: bool,
-    /// New zones of the journal are filled with zeros ahead of time, so that a synced write finds its space allocated.
+    /// Once commits are synced, new zones of the journal are filled with zeros ahead of time, so that such a commit finds its space
+    /// allocated.
     pub zero_journal: bool,
     /// A memtable with deletions is written out after this time without commits, so that their space comes back.
     pub idle_flush: Duration,
@@ -55,6 +60,7 @@ impl Default for OpenOptions {
             late_bind_at: 64 << 10,
             merge_part: 64 << 20,
             seek_bytes: vt_tree::SOLID_STATE_SEEK,
+            journal: true,
             read_only: false,
             threads: true,
             zero_journal: true,
@@ -71,6 +77,8 @@ pub(crate) struct Shares {
     pub memtables: usize,
     /// A memtable generation is sealed at this size.
     pub seal_at: usize,
+    /// Values that wait for their place are given one when they are this many bytes; commits wait at twice as many.
+    pub window: usize,
     /// The journal's buffer is written out at this size.
     pub journal_write_at: usize,
     /// The journal's buffer never grows beyond this but for a single record.
@@ -93,6 +101,7 @@ impl Shares {
         Shares {
             memtables,
             seal_at,
+            window: memory / 16,
             journal_write_at,
             journal_buffer: 4 * journal_write_at,
             cache: memory / 8 * 3 - 4 * journal_write_at,

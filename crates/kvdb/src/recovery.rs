@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use env::Env;
-use vt_tree::{ExtentRef, Run, Store, Value};
+use vt_tree::{ExtentRef, Run, Seq, Store, Value};
 use zones::{Device, FormatOptions, Hold, SECTOR, ZONE_SIZE, ZoneUse, Zones};
 
 use crate::chunk::Kind;
@@ -20,7 +20,7 @@ use crate::commit::write_memtables;
 use crate::database::{Database, Parts};
 use crate::error::{Error, Result};
 use crate::health::Health;
-use crate::journal::record::{self, Op, Record};
+use crate::journal::record::{self, Changes, Op, Record};
 use crate::journal::{Owned, Segment, Writer};
 use crate::manifest::{self, Edit, Manifest, RunId, State};
 use crate::options::{CreateOptions, OpenOptions, Shares};
@@ -145,14 +145,15 @@ pub(crate) fn open(device: Arc<dyn Device>, env: Arc<dyn Env>, options: OpenOpti
     let offset = offset_in(&journal.used, &start);
     let mut reader = StreamReader::new(&zones, Kind::Journal, &parts, offset, start.position);
     let mut records = Records::new(start.position);
+    let mut numbers = Numbers { next: start.seq + 1 };
     let mut flush_at = db.shares.seal_at;
     while let Some((_, piece)) = reader.next()? {
         let more = records.push(&piece, |end, bytes| {
             if end > journal.end {
                 return Ok(false);
             }
-            if let Some(record) = record::decode(&bytes)? {
-                replay(&db, record, bound.uses(), &mut flush_at)?;
+            if let Some((first, changes)) = numbers.take(record::decode(&bytes)?)? {
+                replay(&db, first, &changes, bound.uses(), &mut flush_at)?;
             }
             Ok(true)
         })?;
@@ -171,9 +172,9 @@ pub(crate) fn open(device: Arc<dyn Device>, env: Arc<dyn Env>, options: OpenOpti
 
 /// Applies a commit of the journal. When memory for memtables is full, they are flushed, the journal left as it is: replaying a
 /// commit once more over runs that have it changes nothing, since all that follows it is replayed too.
-fn replay(db: &Database, record: Record, bound: &ZoneUse, flush_at: &mut usize) -> Result<()> {
+fn replay(db: &Database, first: Seq, changes: &Changes, bound: &ZoneUse, flush_at: &mut usize) -> Result<()> {
     let version = db.version.load_full();
-    let grown = write_memtables(&version, record.first_seq, &record.changes);
+    let (grown, _) = write_memtables(&version, first, changes, &mut |_, _, _, _| {});
     let active = db.active_bytes.fetch_add(grown, std::sync::atomic::Ordering::Relaxed) + grown;
     if active < *flush_at || db.options.read_only {
         return Ok(());
@@ -189,6 +190,30 @@ fn replay(db: &Database, record: Record, bound: &ZoneUse, flush_at: &mut usize) 
         Err(e) => return Err(e),
     }
     Ok(())
+}
+
+/// Numbers the changes of a journal as its records come.
+struct Numbers {
+    next: Seq,
+}
+
+impl Numbers {
+    /// The changes of a commit and the number of the first one; `None`: the record is no commit.
+    fn take(&mut self, record: Record) -> Result<Option<(Seq, Changes)>> {
+        match record {
+            Record::Mark => Ok(None),
+            Record::Number(next) if next == self.next => Ok(None),
+            Record::Number(next) => {
+                Err(Error::Corrupt(format!("the journal goes on with change {next} where {} is next", self.next)))
+            }
+            Record::Commit(changes) => {
+                let first = self.next;
+                let next = first.checked_add(changes.len() as u64);
+                self.next = next.ok_or_else(|| Error::Corrupt("the journal has more changes than can be numbered".into()))?;
+                Ok(Some((first, changes)))
+            }
+        }
+    }
 }
 
 /// What the manifest names, pinned; nothing changed.
@@ -267,7 +292,7 @@ fn decode_run(store: &Arc<Store>, id: RunId, bytes: &Bytes) -> Result<Arc<Run>> 
 struct Unsynced {
     begin: u64,
     end: u64,
-    /// `None`: a mark.
+    /// `None`: no commit.
     last_seq: Option<u64>,
     extents: Vec<ExtentRef>,
 }
@@ -292,20 +317,22 @@ pub(crate) fn read_journal(
     // Where each part's share of the stream ends.
     let mut ends: Vec<u64> = Vec::new();
     let mut unsynced: VecDeque<Unsynced> = VecDeque::new();
+    let mut numbers = Numbers { next: start.seq + 1 };
     while let Some((at, piece)) = reader.next()? {
         ends.resize(reader.part() + 1, at);
         ends[reader.part()] = at + piece.len() as u64;
         let mut begin = records.position();
         records.push(&piece, |end, bytes| {
-            let record = record::decode(&bytes)?;
-            let changes = record.iter().flat_map(|r| &r.changes);
+            let commit = numbers.take(record::decode(&bytes)?)?;
+            let changes = commit.iter().flat_map(|(_, changes)| changes);
             let extents = changes.filter_map(|(dict, op)| match op {
                 // What was bound for a dictionary that is gone may be gone too.
                 Op::Put(_, Value::Extent(e)) if state.dictionaries.contains_key(dict) => Some(*e),
                 _ => None,
             });
             let extents = extents.collect();
-            unsynced.push_back(Unsynced { begin, end, last_seq: record.map(|r| r.last_seq()), extents });
+            let last_seq = commit.as_ref().map(|_| numbers.next - 1);
+            unsynced.push_back(Unsynced { begin, end, last_seq, extents });
             begin = end;
             Ok(true)
         })?;

@@ -241,7 +241,10 @@ impl<'a> StreamReader<'a> {
     }
 }
 
-/// Puts pieces together to the records that they carry: a length (u32), then that many bytes.
+/// Bytes of the longest length in front of a record.
+const LONGEST_LENGTH: usize = 10;
+
+/// Puts pieces together to the records that they carry: a length (varint), then that many bytes.
 #[derive(Default)]
 pub(crate) struct Records {
     /// Bytes of the record that is not whole yet.
@@ -274,16 +277,23 @@ impl Records {
             self.open.extend_from_slice(piece);
             Bytes::from(std::mem::take(&mut self.open))
         };
-        while let Some(head) = all.get(..4) {
-            let len = u32::from_le_bytes([head[0], head[1], head[2], head[3]]) as usize;
-            if all.len() - 4 < len {
+        loop {
+            let mut rest = &all[..];
+            let len = match zones::varint::get_u64(&mut rest) {
+                Ok(len) => len,
+                Err(_) if all.len() < LONGEST_LENGTH => break,
+                Err(_) => return Err(Error::Corrupt(format!("at position {} of a stream stands no length of a record", self.at))),
+            };
+            if (rest.len() as u64) < len {
                 break;
             }
-            let end = self.at + 4 + len as u64;
-            if !each(end, all.slice(4..4 + len))? {
+            let head = all.len() - rest.len();
+            let (record, next) = (head..head + len as usize, head + len as usize);
+            let end = self.at + next as u64;
+            if !each(end, all.slice(record))? {
                 return Ok(false);
             }
-            all = all.slice(4 + len..);
+            all = all.slice(next..);
             self.at = end;
         }
         // A unique `Bytes` gives its memory back, so that a record over many chunks is not copied once for each.
@@ -432,12 +442,12 @@ mod tests {
         for _ in 0..50 {
             let mut record = vec![0; random.below(300) as usize];
             random.fill(&mut record);
-            stream.extend_from_slice(&(record.len() as u32).to_le_bytes());
+            zones::varint::put_u64(&mut stream, record.len() as u64);
             stream.extend_from_slice(&record);
             all.push(record);
         }
         let whole = stream.len() as u64;
-        stream.extend_from_slice(&[200, 0, 0, 0, 1, 2, 3]);
+        stream.extend_from_slice(&[200, 1, 0, 0, 1, 2, 3]);
         let (mut records, mut found) = (Records::new(5), Vec::new());
         let mut rest = Bytes::from(stream);
         while !rest.is_empty() {

@@ -28,6 +28,8 @@ pub struct Fill {
     /// Bytes placed in the current zone that the hold does not count yet.
     placed: u64,
     failed: Option<Error>,
+    /// Zones set aside for it.
+    supply: Vec<Hold>,
 }
 
 impl Fill {
@@ -45,7 +47,18 @@ impl Fill {
             chunk: FIRST_CHUNK,
             placed: 0,
             failed: None,
+            supply: Vec::new(),
         }
+    }
+
+    /// Gives it zones that [`Zones::set_aside`], to be used before others. What they have room for is sure to find a place.
+    pub fn supply(&mut self, zones: Vec<Hold>) {
+        self.supply.extend(zones);
+    }
+
+    /// Takes back what it did not use of them.
+    pub fn unused(&mut self) -> Vec<Hold> {
+        std::mem::take(&mut self.supply)
     }
 
     /// Places an object of `len` bytes (at most [`ZONE_SIZE`]) at a multiple of `align` (a power of two, at most
@@ -138,8 +151,15 @@ impl Fill {
     fn move_on(&mut self, need: u64) -> Result<()> {
         let need = round_up(need, SECTOR);
         // Only a fill that begins may use gaps: one that goes on is a long one, and wants to stay contiguous.
-        let (start, len) =
-            self.zones.reserve_chunk(self.purpose, self.reserve, need, need.max(self.chunk), self.end == 0, &mut self.hold)?;
+        let (start, len) = self.zones.reserve_chunk(
+            self.purpose,
+            self.reserve,
+            need,
+            need.max(self.chunk),
+            self.end == 0,
+            &mut self.hold,
+            &mut self.supply,
+        )?;
         let written = self.write_out(true);
         self.count();
         self.zones.give_chunk_back(self.purpose, self.start, self.end);

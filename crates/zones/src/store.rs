@@ -229,6 +229,11 @@ impl Zones {
         Ok((zone, hold))
     }
 
+    /// Takes a zone for later: for a [`Fill`] that must not find the store full.
+    pub fn set_aside(&self, reserve: Reserve) -> Result<Hold> {
+        self.acquire(reserve)
+    }
+
     /// A new append position on a stream. Nothing is reserved before the first object.
     pub fn fill(self: &Arc<Self>, purpose: Purpose, reserve: Reserve) -> Fill {
         Fill::new(Arc::clone(self), purpose, reserve)
@@ -361,7 +366,8 @@ impl Zones {
     }
 
     /// Reserves between `need` and `want` bytes (multiples of `SECTOR`) in the stream's open zone, or in a new one, and puts the
-    /// zone into `hold`. Address and length.
+    /// zone into `hold`; a new one comes from `supply` if that has any. Address and length.
+    #[allow(clippy::too_many_arguments)]
     pub(crate) fn reserve_chunk(
         &self,
         purpose: Purpose,
@@ -370,6 +376,7 @@ impl Zones {
         want: u64,
         gaps: bool,
         hold: &mut Hold,
+        supply: &mut Vec<Hold>,
     ) -> Result<(u64, u64)> {
         let from_open_zone = |hold: &mut Hold| {
             let mut state = self.allocator.lock();
@@ -383,7 +390,10 @@ impl Zones {
         if let Some(chunk) = from_open_zone(hold) {
             return Ok(chunk);
         }
-        let taken = self.acquire(reserve)?;
+        let taken = match supply.pop() {
+            Some(taken) => taken,
+            None => self.acquire(reserve)?,
+        };
         // Another fill may have opened a zone meanwhile; then the one taken is free again.
         if let Some(chunk) = from_open_zone(hold) {
             return Ok(chunk);

@@ -1,4 +1,4 @@
-//! Background work: three threads (the clock, flush, compaction), or, without threads, [`Database::step`], which does one bounded
+//! Background work: four threads (the clock, the journal, flush, compaction), or, without threads, [`Database::step`], which does one bounded
 //! unit of it. Nothing is decided here: what a thread does is what a step does.
 
 pub(crate) mod compaction;
@@ -28,6 +28,9 @@ const ATTEMPTS: u32 = 5;
 struct Wanted {
     flush: bool,
     compaction: bool,
+    journal: bool,
+    /// The generation to be sealed.
+    seal: Option<u64>,
 }
 
 pub(crate) struct Background {
@@ -35,7 +38,10 @@ pub(crate) struct Background {
     wake_flush: Condvar,
     wake_compaction: Condvar,
     wake_clock: Condvar,
-    /// A flush has ended: memory and perhaps journal space are free again.
+    wake_journal: Condvar,
+    /// The journal's thread was asked for something that it has not looked at yet: nobody need ask again.
+    journal_asked: AtomicBool,
+    /// A flush has ended, or values have been placed: memory and perhaps journal space are free again.
     memory_free: Condvar,
     stop: AtomicBool,
     /// The last flush found no space.
@@ -54,6 +60,8 @@ impl Background {
             wake_flush: Condvar::new(),
             wake_compaction: Condvar::new(),
             wake_clock: Condvar::new(),
+            wake_journal: Condvar::new(),
+            journal_asked: AtomicBool::new(false),
             memory_free: Condvar::new(),
             stop: AtomicBool::new(false),
             blocked: AtomicBool::new(false),
@@ -81,9 +89,34 @@ impl Background {
         self.blocked.load(Ordering::Acquire)
     }
 
-    /// Waits for the end of a flush, at most so long.
-    pub(crate) fn wait_for_flush(&self, at_most: Duration) {
-        self.memory_free.wait_for(&mut self.wanted.lock(), at_most);
+    /// What has gathered should be written; `seal`: and this generation closed.
+    pub(crate) fn journal_wanted(&self, seal: Option<u64>) {
+        if self.journal_asked.swap(true, Ordering::AcqRel) && seal.is_none() {
+            return;
+        }
+        let mut wanted = self.wanted.lock();
+        if wanted.seal.is_some() && wanted.seal == seal {
+            return;
+        }
+        wanted.journal = true;
+        wanted.seal = seal.or(wanted.seal);
+        drop(wanted);
+        self.wake_journal.notify_one();
+    }
+
+    /// Waits until memory becomes free, at most so long; not at all unless `full` still holds.
+    pub(crate) fn wait_for_memory(&self, at_most: Duration, full: impl Fn() -> bool) {
+        let mut wanted = self.wanted.lock();
+        if full() {
+            self.memory_free.wait_for(&mut wanted, at_most);
+        }
+    }
+
+    /// Tells those that wait for memory.
+    pub(crate) fn memory_is_free(&self) {
+        // Under the lock, so that one that is about to wait does not miss it.
+        drop(self.wanted.lock());
+        self.memory_free.notify_all();
     }
 
     /// Ends all threads.
@@ -95,6 +128,7 @@ impl Background {
             self.wake_flush.notify_all();
             self.wake_compaction.notify_all();
             self.wake_clock.notify_all();
+            self.wake_journal.notify_all();
             self.memory_free.notify_all();
         }
         for thread in std::mem::take(&mut *self.threads.lock()) {
@@ -113,8 +147,12 @@ impl Database {
         }
         let mut threads = self.background.threads.lock();
         type Job = (&'static str, fn(&Database));
-        let jobs: [Job; 3] =
-            [("kvdb-clock", Database::clock_loop), ("kvdb-flush", Database::flush_loop), ("kvdb-merge", Database::compaction_loop)];
+        let jobs: [Job; 4] = [
+            ("kvdb-clock", Database::clock_loop),
+            ("kvdb-journal", Database::journal_loop),
+            ("kvdb-flush", Database::flush_loop),
+            ("kvdb-merge", Database::compaction_loop),
+        ];
         for (name, job) in jobs {
             let db = self.clone();
             let run = move || {
@@ -152,6 +190,46 @@ impl Database {
         }
     }
 
+    fn journal_loop(&self) {
+        loop {
+            let seal = {
+                let mut wanted = self.background.wanted.lock();
+                while !wanted.journal && !self.background.stopping() {
+                    self.background.wake_journal.wait(&mut wanted);
+                }
+                wanted.journal = false;
+                self.background.journal_asked.store(false, Ordering::Release);
+                wanted.seal
+            };
+            if self.background.stopping() || self.health.failed() {
+                return;
+            }
+            let values = self.unplaced_bytes.load(Ordering::Relaxed) > 0;
+            let done = match seal {
+                Some(generation) => self.seal(generation),
+                None => self.write_out().map(|_| ()),
+            };
+            {
+                let mut wanted = self.background.wanted.lock();
+                if wanted.seal == seal {
+                    wanted.seal = None;
+                }
+            }
+            let done = done.and_then(|()| self.prepare_segment());
+            let done = done.and_then(|()| if values { self.set_aside_ahead() } else { Ok(()) });
+            self.background.memory_is_free();
+            match done {
+                Ok(()) => {}
+                Err(Error::NoSpace) => {
+                    // Those who commit hear of it; what was deleted may make room.
+                    self.background.blocked.store(true, Ordering::Release);
+                    self.want_space();
+                }
+                Err(e) => tracing::warn!("writing the journal out failed: {e}"),
+            }
+        }
+    }
+
     fn flush_loop(&self) {
         let mut failures = 0u32;
         loop {
@@ -183,7 +261,7 @@ impl Database {
                     }
                 }
             }
-            self.background.memory_free.notify_all();
+            self.background.memory_is_free();
         }
     }
 
@@ -263,6 +341,8 @@ impl Database {
         let (_, since) = *self.background.quiet.lock();
         if now.saturating_sub(since) >= self.options.idle_flush {
             self.background.compaction_wanted();
+            self.chunks.lock().keep(0);
+            self.give_aside_back();
             if self.deletions.swap(false, Ordering::AcqRel) {
                 let flushed = self.flush_all();
                 if flushed.is_err() {
@@ -278,6 +358,9 @@ impl Database {
     /// Makes the journal durable. When it was already, and nothing came behind, a mark is written (not synced) that says so: from
     /// then on damage to the last commits is told from a torn write.
     fn sync_and_mark(&self) -> Result<()> {
+        if !self.options.journal {
+            return Ok(());
+        }
         let mut pipeline = self.pipeline.lock();
         let end = pipeline.end();
         if end == self.marked.load(Ordering::Relaxed) {
@@ -288,10 +371,10 @@ impl Database {
             return self.sync_to(end);
         }
         let mark = record::mark();
-        if pipeline.pending() + mark.len() > pipeline.room {
+        if pipeline.pending.len() + mark.len() > pipeline.room {
             return Ok(());
         }
-        pipeline.buffer.extend_from_slice(&mark);
+        pipeline.pending.stream.extend_from_slice(&mark);
         self.marked.store(pipeline.end(), Ordering::Relaxed);
         drop(pipeline);
         self.write_out()?;
@@ -300,7 +383,7 @@ impl Database {
 
     /// Lays a segment ready for the journal, its space on the host allocated and written, so that no synced commit waits for it.
     fn prepare_segment(&self) -> Result<()> {
-        if self.writer.lock().ready() >= self.stock() {
+        if !self.options.journal || self.writer.lock().ready() >= self.stock() {
             return Ok(());
         }
         let (zone, hold) = match self.zones.take_zone(Purpose::Journal, Reserve::Keep) {
@@ -308,7 +391,7 @@ impl Database {
             Err(zones::Error::NoSpace) => return Ok(()),
             Err(e) => return Err(e.into()),
         };
-        if self.options.zero_journal {
+        if self.options.zero_journal && self.synced_commits.load(Ordering::Relaxed) {
             let zeros = vec![0; 1 << 20];
             for offset in (0..ZONE_SIZE).step_by(zeros.len()) {
                 self.zones.write(Purpose::Journal, zone.start() + offset, &zeros)?;
@@ -342,7 +425,7 @@ impl Database {
         self.count_runs();
         self.reclaimable.store(true, Ordering::Release);
         self.background.blocked.store(false, Ordering::Release);
-        self.background.memory_free.notify_all();
+        self.background.memory_is_free();
         self.background.compaction_wanted();
     }
 

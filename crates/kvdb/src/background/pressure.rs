@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::compaction::FAN;
+use crate::commit::Applied;
 use crate::database::Database;
 use crate::error::{Error, Result};
 
@@ -20,8 +21,8 @@ const LONGEST: u64 = 20_000_000;
 const LOOK_AGAIN: u64 = 4 << 20;
 
 impl Database {
-    /// Lets a commit of `bytes` go ahead: now, a little later, or not at all.
-    pub(crate) fn admit(&self, bytes: usize, deletes_only: bool) -> Result<()> {
+    /// Lets a commit of `bytes` go ahead: now, a little later, or not at all. `unplaced`: how many of them will wait for their place.
+    pub(crate) fn admit(&self, bytes: usize, unplaced: usize, deletes_only: bool) -> Result<()> {
         if !deletes_only {
             self.admit_space(bytes as u64)?;
         }
@@ -29,6 +30,9 @@ impl Database {
             return Ok(());
         }
         self.admit_memory(bytes, deletes_only)?;
+        if unplaced > 0 {
+            self.admit_unplaced(unplaced)?;
+        }
         let owed = (self.debt() * SLOWEST * bytes as f64) as u64;
         if owed > 0 {
             let owed = self.owed_nanos.fetch_add(owed, Ordering::Relaxed) + owed;
@@ -51,12 +55,36 @@ impl Database {
         };
         let memory = part(self.memtable_bytes(), self.shares.memtables / 2, self.shares.memtables);
         let runs = part(self.counters.young_runs.get() as usize, 2 * FAN, 8 * FAN);
-        memory.max(runs)
+        let unplaced = part(self.unplaced_bytes.load(Ordering::Relaxed), self.shares.window, 2 * self.shares.window);
+        memory.max(runs).max(unplaced)
     }
 
-    /// Bytes of all memtables.
+    /// Bytes of all memtables, and of what waits for its place.
     pub(crate) fn memtable_bytes(&self) -> usize {
-        self.active_bytes.load(Ordering::Relaxed) + self.sealed_bytes.load(Ordering::Relaxed)
+        self.active_bytes.load(Ordering::Relaxed)
+            + self.sealed_bytes.load(Ordering::Relaxed)
+            + self.unplaced_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Waits until another `bytes` of values may wait for their place.
+    fn admit_unplaced(&self, bytes: usize) -> Result<()> {
+        let full = || {
+            let waiting = self.unplaced_bytes.load(Ordering::Acquire);
+            waiting > 0 && waiting + bytes > 2 * self.shares.window
+        };
+        if !full() {
+            return Ok(());
+        }
+        self.counters.stops.add(1);
+        while full() {
+            self.writable()?;
+            self.background.journal_wanted(None);
+            self.background.wait_for_memory(Duration::from_millis(100), full);
+            if full() && self.background.flush_blocked() {
+                return Err(Error::NoSpace);
+            }
+        }
+        Ok(())
     }
 
     fn admit_memory(&self, bytes: usize, deletes_only: bool) -> Result<()> {
@@ -82,7 +110,7 @@ impl Database {
                 // It is the journal that is too long, and nobody sealed what it holds yet.
                 self.seal(self.version.load().generation.number)?;
             }
-            self.background.wait_for_flush(Duration::from_millis(100));
+            self.background.wait_for_memory(Duration::from_millis(100), full);
         }
         Ok(())
     }
@@ -122,6 +150,7 @@ impl Database {
         if !self.reclaimable.swap(false, Ordering::AcqRel) {
             return false;
         }
+        self.give_aside_back();
         match self.reclaim() {
             Ok(true) => self.reclaimable.store(true, Ordering::Release),
             Ok(false) => {}
@@ -130,17 +159,32 @@ impl Database {
         true
     }
 
-    /// What a commit does afterwards when nothing runs by itself: whatever is overdue.
-    pub(crate) fn after_commit(&self) -> Result<()> {
+    /// What a commit does afterwards: it asks for what is due, or does it itself when nothing runs by itself.
+    pub(crate) fn after_commit(&self, applied: Applied) -> Result<()> {
+        let long = self.counters.journal_device.get() > self.shares.journal_device;
         let tight = self.journal_tight.swap(false, Ordering::AcqRel);
-        if (tight || self.counters.journal_device.get() > self.shares.journal_device) && self.sealed.lock().is_empty() {
-            self.seal(self.version.load().generation.number)?;
+        let mut seal = applied.seal;
+        if (tight || long) && self.sealed.lock().is_empty() {
+            seal = Some(self.version.load().generation.number);
         }
+        let write = applied.pending >= self.shares.journal_write_at || applied.unplaced >= self.shares.window;
         if !self.inline() {
+            if write || seal.is_some() {
+                self.background.journal_wanted(seal);
+            }
+            if applied.pending >= self.shares.journal_buffer {
+                self.write_out()?;
+            }
             return Ok(());
         }
-        if tight || self.memtable_bytes() > self.shares.memtables || self.counters.journal_device.get() > self.shares.journal_device
-        {
+        if write {
+            // Without space for it, it stays as it is until there is some.
+            self.ignore_full(self.write_out().map(|_| ()))?;
+        }
+        if let Some(generation) = seal {
+            self.ignore_full(self.seal(generation))?;
+        }
+        if tight || long || self.memtable_bytes() > self.shares.memtables {
             self.ignore_full(self.flush_sealed().map(|_| ()))?;
         }
         if self.counters.young_runs.get() as usize >= 4 * FAN {

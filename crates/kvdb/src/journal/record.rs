@@ -1,17 +1,24 @@
-//! What the journal says: one record for each commit; and marks, which only let the chunk that carries them tell that all before it
-//! was synced. In the stream a record is a length (u32) and that many bytes; it may run
-//! over chunks and segments. Nothing of a record counts until all of it is there, and so a commit happens whole or not at all.
+//! What the journal says: one record for each commit; numbers, which say where the count of changes stands; and marks, which only
+//! let the chunk that carries them tell that all before it was synced. In the stream a record is a length (varint) and that many
+//! bytes; it may run over chunks and segments. Nothing of a record counts until all of it is there, and so a commit happens whole
+//! or not at all.
 //!
 //! ```text
-//! u8      kind: 1, a commit · 2, a mark, nothing follows
-//! u64     sequence number of the first change; the others follow one by one
-//! varint  number of changes, then each:
-//!           u8      1 put · 2 put, value bound to an extent · 3 delete · 4 delete range
-//!           varint  dictionary
-//!           bytes   key (for 4: start)
-//!           1: bytes value · 2: u64 address, u32 length, u32 CRC-32C · 4: bytes end
+//! u8  kind: 1, a number:  u64 sequence number of the change that follows
+//!           2, a mark:    nothing
+//!           3, a commit:  varint number of changes, then each: u8 op, change; a value has its length (varint) in front
+//!           16 + op, a commit of one change: change; its value, or the end of its range, is the rest of the record
+//!
+//! change: varint  dictionary
+//!         bytes   key (op 4: start)
+//!         op 1, put: value · op 2, put of a value that lies elsewhere: u64 address, u32 length, u32 CRC-32C ·
+//!         op 3, delete: nothing · op 4, delete range: end
 //! ```
-//! (`bytes`: a varint length, then the bytes.)
+//! (`bytes`: a varint length, then the bytes.) Changes are numbered one by one in the order of the stream, from the position where
+//! the manifest lets the journal begin. Every write to the device begins with a number, which must agree.
+//!
+//! A value on its way to its place has room in its record for the reference, which is filled in before the record is written
+//! (BetrFS 0.2, §3: the journal is late-binding).
 
 use bytes::Bytes;
 use vt_tree::{ExtentRef, Seq, Value};
@@ -20,20 +27,24 @@ use crate::codec::{Reader, put_bytes, put_varint};
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
 
-const COMMIT: u8 = 1;
+const NUMBER: u8 = 1;
 const MARK: u8 = 2;
+const COMMIT: u8 = 3;
+const SINGLE: u8 = 16;
 const PUT: u8 = 1;
 const PUT_EXTENT: u8 = 2;
 const DELETE: u8 = 3;
 const DELETE_RANGE: u8 = 4;
 
-/// Where the first sequence number stands in an encoded record, behind length and kind.
-const SEQ_AT: usize = 5;
+/// Bytes of a reference to an extent.
+const REFERENCE: usize = 16;
 
-/// One change, its value bound to a place.
+/// One change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     Put(Bytes, Value),
+    /// A large value that gets its place when its record is written; it shares its buffer with others. Never read from a journal.
+    PutUnplaced(Bytes, Bytes),
     Delete(Bytes),
     DeleteRange(Bytes, Bytes),
 }
@@ -41,111 +52,174 @@ pub(crate) enum Op {
 /// A commit's changes, in order.
 pub(crate) type Changes = Vec<(DictionaryId, Op)>;
 
-/// The record of `changes`, its length in front. The sequence number is set later: see [`set_seq`].
-pub(crate) fn encode(changes: &Changes) -> Vec<u8> {
-    let payload: usize = changes
-        .iter()
-        .map(|(_, op)| match op {
-            Op::Put(k, Value::Inline(v)) => k.len() + v.len(),
-            Op::Put(k, Value::Extent(_)) => k.len() + 16,
-            Op::Delete(k) => k.len(),
-            Op::DeleteRange(s, e) => s.len() + e.len(),
-        })
-        .sum();
-    let mut out = Vec::with_capacity(24 + payload + 16 * changes.len());
-    out.extend_from_slice(&[0; 4]);
-    out.push(COMMIT);
-    out.extend_from_slice(&[0; 8]);
-    put_varint(&mut out, changes.len() as u64);
-    for (dict, op) in changes {
-        out.push(match op {
+impl Op {
+    fn code(&self) -> u8 {
+        match self {
             Op::Put(_, Value::Inline(_)) => PUT,
-            Op::Put(_, Value::Extent(_)) => PUT_EXTENT,
+            Op::Put(_, Value::Extent(_)) | Op::PutUnplaced(..) => PUT_EXTENT,
             Op::Delete(_) => DELETE,
             Op::DeleteRange(..) => DELETE_RANGE,
-        });
-        put_varint(&mut out, u64::from(dict.0));
-        match op {
-            Op::Put(k, Value::Inline(v)) => {
-                put_bytes(&mut out, k);
-                put_bytes(&mut out, v);
-            }
-            Op::Put(k, Value::Extent(e)) => {
-                put_bytes(&mut out, k);
-                out.extend_from_slice(&e.addr.to_le_bytes());
-                out.extend_from_slice(&e.len.to_le_bytes());
-                out.extend_from_slice(&e.crc.to_le_bytes());
-            }
-            Op::Delete(k) => put_bytes(&mut out, k),
-            Op::DeleteRange(s, e) => {
-                put_bytes(&mut out, s);
-                put_bytes(&mut out, e);
-            }
         }
     }
-    // A record of 4 GiB and more is refused by the commit before anything is written; see `commit`.
-    let len = (out.len() - 4) as u32;
-    out[..4].copy_from_slice(&len.to_le_bytes());
+
+    /// What is put or deleted; the start of a range.
+    pub(crate) fn key(&self) -> &Bytes {
+        match self {
+            Op::Put(k, _) | Op::PutUnplaced(k, _) | Op::Delete(k) | Op::DeleteRange(k, _) => k,
+        }
+    }
+
+    /// The value or the end of the range that lies in the record.
+    fn payload(&self) -> Option<&Bytes> {
+        match self {
+            Op::Put(_, Value::Inline(v)) => Some(v),
+            Op::DeleteRange(_, end) => Some(end),
+            Op::Put(_, Value::Extent(_)) | Op::PutUnplaced(..) | Op::Delete(_) => None,
+        }
+    }
+
+    /// Bytes in the record behind the code. `alone`: the record holds no other change.
+    fn size(&self, dict: DictionaryId, alone: bool) -> usize {
+        let framed = |len: usize| varint_len(len as u64) + len;
+        let payload = self.payload().map_or(0, |p| if alone { p.len() } else { framed(p.len()) });
+        let reference = if self.code() == PUT_EXTENT { REFERENCE } else { 0 };
+        varint_len(u64::from(dict.0)) + framed(self.key().len()) + payload + reference
+    }
+
+    fn encode(&self, dict: DictionaryId, alone: bool, out: &mut Vec<u8>) {
+        put_varint(out, u64::from(dict.0));
+        put_bytes(out, self.key());
+        match self {
+            Op::Put(_, Value::Extent(e)) => out.extend_from_slice(&reference(e)),
+            Op::PutUnplaced(..) => out.extend_from_slice(&[0; REFERENCE]),
+            _ => {}
+        }
+        match self.payload() {
+            Some(payload) if alone => out.extend_from_slice(payload),
+            Some(payload) => put_bytes(out, payload),
+            None => {}
+        }
+    }
+}
+
+fn varint_len(value: u64) -> usize {
+    (64 - (value | 1).leading_zeros() as usize).div_ceil(7)
+}
+
+fn reference(e: &ExtentRef) -> [u8; REFERENCE] {
+    let mut out = [0; REFERENCE];
+    out[..8].copy_from_slice(&e.addr.to_le_bytes());
+    out[8..12].copy_from_slice(&e.len.to_le_bytes());
+    out[12..].copy_from_slice(&e.crc.to_le_bytes());
     out
 }
 
-/// A mark, its length in front.
-pub(crate) fn mark() -> [u8; 5] {
-    [1, 0, 0, 0, MARK]
+/// Fills in the reference of a value that has its place now; it stands in `stream` at `at`, see [`encode`].
+pub(crate) fn place(stream: &mut [u8], at: usize, e: &ExtentRef) {
+    stream[at..at + REFERENCE].copy_from_slice(&reference(e));
 }
 
-/// Gives the encoded record its first sequence number.
-pub(crate) fn set_seq(record: &mut [u8], first: Seq) {
-    record[SEQ_AT..SEQ_AT + 8].copy_from_slice(&first.to_le_bytes());
+/// Bytes of the record of `changes`, its length included.
+pub(crate) fn size(changes: &[(DictionaryId, Op)]) -> usize {
+    let inside = inside(changes);
+    varint_len(inside as u64) + inside
 }
 
-/// A commit as the journal told it.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Record {
-    pub first_seq: Seq,
-    pub changes: Changes,
-}
-
-impl Record {
-    /// Sequence number of the last change.
-    pub(crate) fn last_seq(&self) -> Seq {
-        self.first_seq + (self.changes.len() as u64).saturating_sub(1)
+/// The same without the length.
+fn inside(changes: &[(DictionaryId, Op)]) -> usize {
+    match changes {
+        [(dict, op)] => 1 + op.size(*dict, true),
+        _ => {
+            let all: usize = changes.iter().map(|(dict, op)| 1 + op.size(*dict, false)).sum();
+            1 + varint_len(changes.len() as u64) + all
+        }
     }
 }
 
-/// Decodes what stands behind the length; `None` for a mark. Keys and values share the record's memory.
-pub(crate) fn decode(record: &Bytes) -> Result<Option<Record>> {
+/// Appends the record of `changes`, its length in front, to `out`. For each unplaced value, `unplaced` is told where its reference
+/// will stand in `out`.
+pub(crate) fn encode(changes: &[(DictionaryId, Op)], out: &mut Vec<u8>, mut unplaced: impl FnMut(usize)) {
+    let mut encode = |dict: DictionaryId, op: &Op, alone: bool, out: &mut Vec<u8>| {
+        op.encode(dict, alone, out);
+        if matches!(op, Op::PutUnplaced(..)) {
+            unplaced(out.len() - REFERENCE);
+        }
+    };
+    put_varint(out, inside(changes) as u64);
+    if let [(dict, op)] = changes {
+        out.push(SINGLE + op.code());
+        encode(*dict, op, true, out);
+        return;
+    }
+    out.push(COMMIT);
+    put_varint(out, changes.len() as u64);
+    for (dict, op) in changes {
+        out.push(op.code());
+        encode(*dict, op, false, out);
+    }
+}
+
+/// A mark, its length in front.
+pub(crate) fn mark() -> [u8; 2] {
+    [1, MARK]
+}
+
+/// Bytes of a number, its length included.
+pub(crate) const NUMBER_SIZE: usize = 10;
+
+/// The number of the change that follows, its length in front.
+pub(crate) fn number(next: Seq) -> [u8; NUMBER_SIZE] {
+    let mut out = [0; NUMBER_SIZE];
+    out[..2].copy_from_slice(&[NUMBER_SIZE as u8 - 1, NUMBER]);
+    out[2..].copy_from_slice(&next.to_le_bytes());
+    out
+}
+
+/// What a record says.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Record {
+    Number(Seq),
+    Mark,
+    Commit(Changes),
+}
+
+/// Decodes what stands behind the length. Keys and values share the record's memory.
+pub(crate) fn decode(record: &Bytes) -> Result<Record> {
     let mut r = Reader::new(record, "a journal record");
     let kind = r.u8()?;
-    if kind == MARK {
-        return Ok(None);
-    }
-    if kind != COMMIT {
-        return Err(r.corrupt(&format!("kind {kind} is unknown: a newer version wrote it, or it is damaged")));
-    }
-    let first_seq = r.u64()?;
-    let count = r.count(3)?;
-    let mut changes = Vec::with_capacity(count);
-    for _ in 0..count {
-        let kind = r.u8()?;
-        let dict = DictionaryId(r.varint_u32()?);
-        let key = record.slice_ref(r.bytes()?);
-        let op = match kind {
-            PUT => Op::Put(key, Value::Inline(record.slice_ref(r.bytes()?))),
-            PUT_EXTENT => Op::Put(key, Value::Extent(ExtentRef { addr: r.u64()?, len: r.u32()?, crc: r.u32()? })),
-            DELETE => Op::Delete(key),
-            DELETE_RANGE => Op::DeleteRange(key, record.slice_ref(r.bytes()?)),
-            _ => return Err(r.corrupt("a change has an unknown kind")),
-        };
-        changes.push((dict, op));
-    }
+    let decoded = match kind {
+        NUMBER => Record::Number(r.u64()?),
+        MARK => Record::Mark,
+        COMMIT => {
+            let count = r.count(3)?;
+            let mut changes = Vec::with_capacity(count);
+            for _ in 0..count {
+                let code = r.u8()?;
+                changes.push(change(record, &mut r, code, false)?);
+            }
+            Record::Commit(changes)
+        }
+        _ if kind > SINGLE => Record::Commit(vec![change(record, &mut r, kind - SINGLE, true)?]),
+        _ => return Err(r.corrupt(&format!("kind {kind} is unknown: a newer version wrote it, or it is damaged"))),
+    };
     if !r.is_empty() {
         return Err(r.corrupt("something follows the last change"));
     }
-    if first_seq.checked_add(changes.len() as u64).is_none() {
-        return Err(r.corrupt("its sequence number is out of range"));
-    }
-    Ok(Some(Record { first_seq, changes }))
+    Ok(decoded)
+}
+
+fn change(record: &Bytes, r: &mut Reader, code: u8, alone: bool) -> Result<(DictionaryId, Op)> {
+    let dict = DictionaryId(r.varint_u32()?);
+    let key = record.slice_ref(r.bytes()?);
+    let payload = |r: &mut Reader| Ok::<_, crate::Error>(record.slice_ref(if alone { r.rest() } else { r.bytes()? }));
+    let op = match code {
+        PUT => Op::Put(key, Value::Inline(payload(r)?)),
+        PUT_EXTENT => Op::Put(key, Value::Extent(ExtentRef { addr: r.u64()?, len: r.u32()?, crc: r.u32()? })),
+        DELETE => Op::Delete(key),
+        DELETE_RANGE => Op::DeleteRange(key, payload(r)?),
+        _ => return Err(r.corrupt("a change has an unknown kind")),
+    };
+    Ok((dict, op))
 }
 
 #[cfg(test)]
@@ -162,31 +236,66 @@ mod tests {
         ]
     }
 
-    fn encoded() -> Bytes {
-        let mut bytes = encode(&sample());
-        set_seq(&mut bytes, 77);
-        assert_eq!(u32::from_le_bytes(bytes[..4].try_into().unwrap()) as usize, bytes.len() - 4);
-        Bytes::from(bytes).slice(4..)
+    /// The record without its length, which is checked.
+    fn encoded(changes: &[(DictionaryId, Op)]) -> Bytes {
+        let mut bytes = Vec::new();
+        encode(changes, &mut bytes, |_| {});
+        let mut rest = &bytes[..];
+        let len = zones::varint::get_u64(&mut rest).unwrap();
+        assert_eq!(len as usize, rest.len());
+        Bytes::copy_from_slice(rest)
     }
 
     #[test]
     fn a_record_survives_the_way_there_and_back() {
-        assert_eq!(decode(&encoded()).unwrap(), Some(Record { first_seq: 77, changes: sample() }));
-        assert_eq!(decode(&Bytes::copy_from_slice(&mark()[4..])).unwrap(), None);
+        assert_eq!(decode(&encoded(&sample())).unwrap(), Record::Commit(sample()));
+        for change in sample() {
+            assert_eq!(decode(&encoded(std::slice::from_ref(&change))).unwrap(), Record::Commit(vec![change]));
+        }
+        assert_eq!(decode(&Bytes::copy_from_slice(&mark()[1..])).unwrap(), Record::Mark);
+        assert_eq!(decode(&Bytes::copy_from_slice(&number(77)[1..])).unwrap(), Record::Number(77));
+    }
+
+    #[test]
+    fn a_small_put_costs_four_bytes() {
+        let put = (DictionaryId(1), Op::Put(Bytes::from(vec![1; 16]), Value::Inline(Bytes::from(vec![2; 64]))));
+        let mut bytes = Vec::new();
+        encode(&[put], &mut bytes, |_| {});
+        assert_eq!(bytes.len(), 16 + 64 + 4);
+    }
+
+    #[test]
+    fn a_value_gets_its_place_in_a_record_that_is_there_already() {
+        let extent = ExtentRef { addr: 8 << 20, len: 3, crc: 9 };
+        let (d, key) = (DictionaryId(1), Bytes::from("k"));
+        let other = (d, Op::Put("l".into(), Value::Inline("v".into())));
+        for others in [vec![], vec![other]] {
+            let mut changes = vec![(d, Op::PutUnplaced(key.clone(), "abc".into()))];
+            changes.extend(others.clone());
+            let (mut bytes, mut places) = (vec![5; 7], Vec::new());
+            encode(&changes, &mut bytes, |at| places.push(at));
+            places.iter().for_each(|&at| place(&mut bytes, at, &extent));
+            changes[0].1 = Op::Put(key.clone(), Value::Extent(extent));
+            assert_eq!(decode(&Bytes::from(bytes).slice(8..)).unwrap(), Record::Commit(changes));
+        }
     }
 
     #[test]
     fn any_other_bytes_are_an_error_or_another_record_but_no_panic() {
-        let good = encoded();
-        for len in 0..good.len() {
-            assert!(decode(&good.slice(..len)).is_err());
-        }
-        for at in 0..good.len() {
-            for value in [0, 1, 0x7f, 0x80, 0xff] {
-                let mut bad = good.to_vec();
-                bad[at] = value;
-                let _ = decode(&Bytes::from(bad));
+        let singles = sample().into_iter().map(|c| encoded(&[c]));
+        for good in singles.chain([encoded(&sample())]) {
+            for len in 0..good.len() {
+                let _ = decode(&good.slice(..len));
+            }
+            for at in 0..good.len() {
+                for value in [0, 1, 0x7f, 0x80, 0xff] {
+                    let mut bad = good.to_vec();
+                    bad[at] = value;
+                    let _ = decode(&Bytes::from(bad));
+                }
             }
         }
+        let whole = encoded(&sample());
+        (0..whole.len()).for_each(|len| assert!(decode(&whole.slice(..len)).is_err()));
     }
 }

@@ -26,6 +26,8 @@ pub(crate) struct Writer {
     offset: u64,
     /// Position in the stream where the next chunk begins.
     position: u64,
+    /// Zones for values that wait for their place: they go to the device together with the stream.
+    pub set_aside: Vec<Hold>,
 }
 
 /// Where the writer stands.
@@ -39,7 +41,7 @@ pub(crate) struct Written {
 impl Writer {
     /// A writer that goes on at `position` in the first of the segments that are added to it.
     pub(crate) fn new(zones: Arc<Zones>, position: u64) -> Writer {
-        Writer { zones, used: VecDeque::new(), ready: VecDeque::new(), offset: SEGMENT_SIZE, position }
+        Writer { zones, used: VecDeque::new(), ready: VecDeque::new(), offset: SEGMENT_SIZE, position, set_aside: Vec::new() }
     }
 
     /// Segments of an earlier life: kept until the runs hold what is in them.

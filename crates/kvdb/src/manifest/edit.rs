@@ -212,11 +212,10 @@ impl Edit {
 
     /// One record, its length in front.
     pub(crate) fn encode_all(edits: &[Edit]) -> Vec<u8> {
-        let mut out = vec![0; 4];
-        edits.iter().for_each(|e| e.encode(&mut out));
-        // A manifest is megabytes: its runs are a few hundred bytes each.
-        let len = (out.len() - 4) as u32;
-        out[..4].copy_from_slice(&len.to_le_bytes());
+        let mut record = Vec::new();
+        edits.iter().for_each(|e| e.encode(&mut record));
+        let mut out = Vec::with_capacity(record.len() + 4);
+        put_bytes(&mut out, &record);
         out
     }
 }
@@ -263,13 +262,14 @@ mod tests {
     #[test]
     fn edits_survive_the_way_there_and_back() {
         let record = Edit::encode_all(&all());
-        assert_eq!(record.len() - 4, u32::from_le_bytes(record[..4].try_into().unwrap()) as usize);
-        assert_eq!(Edit::decode_all(&Bytes::from(record).slice(4..)).unwrap(), all());
+        let inside = zones::varint::get_bytes(&mut &record[..]).unwrap();
+        assert_eq!(Edit::decode_all(&Bytes::copy_from_slice(inside)).unwrap(), all());
     }
 
     #[test]
     fn damaged_edits_never_panic() {
-        let record = Bytes::from(Edit::encode_all(&all())).slice(4..);
+        let record = Edit::encode_all(&all());
+        let record = Bytes::copy_from_slice(zones::varint::get_bytes(&mut &record[..]).unwrap());
         for at in 0..record.len() {
             for value in [0, 3, 13, 14, 0x80, 0xff] {
                 let mut bad = record.to_vec();

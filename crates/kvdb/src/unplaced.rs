@@ -1,0 +1,201 @@
+//! Large values between their commit and their place. A buffered commit of a few of them copies them into chunks of memory and is
+//! done. They are placed together, by the thread that writes the journal out: sorted by key, so that what is near in key order
+//! lies near on the device, and written once; only then are the references in the journal's records filled in and the records
+//! written. The memtables refer to the chunks until then, to the places from then on.
+//!
+//! This is the late-binding journal of BetrFS 0.2 (§3) for values that come one by one: logged in order first, bound to places
+//! before the record is durable.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use vt_tree::{ExtentRef, Slot, UNPLACED, place_value};
+use zones::{Purpose, Reserve, SECTOR, ZONE_SIZE};
+
+use crate::chunk::HEADER;
+use crate::database::Database;
+use crate::dictionary::DictionaryId;
+use crate::error::Result;
+use crate::journal::{Writer, record};
+use crate::version::{Generation, Layer};
+
+/// Bytes of a chunk.
+const CHUNK: usize = 1 << 20;
+/// Values whose places are told to a memtable at once: readers wait meanwhile.
+const AT_ONCE: usize = 256;
+
+/// A value that waits for its place.
+pub(crate) struct Unplaced {
+    pub dict: DictionaryId,
+    pub key: Bytes,
+    pub value: Bytes,
+    /// Where its reference stands in the journal's buffer; `None` when there is no journal.
+    pub at: Option<usize>,
+    /// The memtable that has it, and where.
+    pub layer: Layer,
+    pub slot: Slot,
+}
+
+/// Memory that a value of so many bytes takes while it is unplaced.
+pub(crate) fn heap(len: usize) -> usize {
+    len + UNPLACED
+}
+
+/// The longest value that may wait, bytes.
+pub(crate) const LONGEST: u64 = 256 << 10;
+
+/// What a value takes of [`room`], bytes.
+pub(crate) fn cost(len: usize) -> u64 {
+    (len as u64).next_multiple_of(SECTOR)
+}
+
+/// What surely finds its place in so many zones, bytes: the last value in a zone may not quite fit.
+pub(crate) fn room(zones: usize) -> u64 {
+    zones as u64 * (ZONE_SIZE - LONGEST)
+}
+
+/// Zones that this much needs at most.
+pub(crate) fn zones_for(cost: u64) -> usize {
+    cost.div_ceil(ZONE_SIZE - LONGEST) as usize
+}
+
+/// Memory that values are copied into. Chunks are used again once nothing refers to them: memory from the system costs more than
+/// the copy.
+#[derive(Default)]
+pub(crate) struct Chunks {
+    filling: BytesMut,
+    /// `filling` is a chunk.
+    started: bool,
+    /// Full ones: their empty ends, by which they can be had back.
+    full: VecDeque<BytesMut>,
+}
+
+impl Chunks {
+    /// A copy of `value`, which is at most a chunk long.
+    pub(crate) fn copy(&mut self, value: &[u8]) -> Bytes {
+        if self.filling.capacity() < value.len() {
+            let next = match self.full.front_mut().is_some_and(|oldest| oldest.try_reclaim(CHUNK)) {
+                true => self.full.pop_front().unwrap_or_default(),
+                false => BytesMut::with_capacity(CHUNK),
+            };
+            let full = std::mem::replace(&mut self.filling, next);
+            if self.started {
+                self.full.push_back(full);
+            }
+            self.started = true;
+        }
+        self.filling.extend_from_slice(value);
+        self.filling.split().freeze()
+    }
+
+    /// Gives up chunks beyond so many bytes; what is referred to stays.
+    pub(crate) fn keep(&mut self, bytes: usize) {
+        self.full.truncate(bytes / CHUNK);
+    }
+}
+
+/// What is committed and not written yet.
+pub(crate) struct Pending {
+    /// `HEADER` bytes, then the journal's stream.
+    pub stream: Vec<u8>,
+    pub values: Vec<Unplaced>,
+    /// What they need of [`room`].
+    pub cost: u64,
+}
+
+impl Pending {
+    pub(crate) fn new(mut stream: Vec<u8>) -> Pending {
+        stream.clear();
+        stream.resize(HEADER, 0);
+        Pending { stream, values: Vec::new(), cost: 0 }
+    }
+
+    /// Bytes of the stream.
+    pub(crate) fn len(&self) -> usize {
+        self.stream.len() - HEADER
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len() == 0 && self.values.is_empty()
+    }
+
+    /// Puts what came later behind this.
+    pub(crate) fn append(&mut self, mut later: Pending) {
+        let by = self.len();
+        later.values.iter_mut().flat_map(|v| &mut v.at).for_each(|at| *at += by);
+        self.stream.extend_from_slice(&later.stream[HEADER..]);
+        self.values.append(&mut later.values);
+        self.cost += later.cost;
+    }
+}
+
+impl Database {
+    /// Gives the values their places, writes them, and fills in their references. An error leaves them unplaced. Each commit has seen
+    /// to it that the writer has zones enough set aside, so that no sync finds the store full.
+    pub(crate) fn place_values(&self, pending: &mut Pending, writer: &mut Writer) -> Result<()> {
+        if pending.values.is_empty() {
+            return Ok(());
+        }
+        // Versions of one key stay in order.
+        pending.values.sort_by(|a, b| (a.dict, &a.key).cmp(&(b.dict, &b.key)));
+        let mut fill = self.zones.fill(Purpose::Pages, Reserve::Merge);
+        fill.supply(std::mem::take(&mut writer.set_aside));
+        let mut extents: Vec<ExtentRef> = Vec::with_capacity(pending.values.len());
+        for v in &pending.values {
+            extents.push(place_value(&mut fill, &v.value)?);
+        }
+        writer.set_aside = fill.unused();
+        let hold = fill.finish()?;
+        let mut generations: Vec<&Arc<Generation>> = pending.values.iter().map(|v| &v.layer.generation).collect();
+        generations.dedup_by_key(|g| g.number);
+        for generation in generations {
+            generation.hold(self.zones.pin(hold.uses())?);
+        }
+        let (mut bytes, mut memory) = (0, 0);
+        for (v, extent) in pending.values.iter().zip(&extents) {
+            if let Some(at) = v.at {
+                record::place(&mut pending.stream, at, extent);
+            }
+            bytes += u64::from(extent.len);
+            memory += heap(v.value.len());
+        }
+        let mut rest = &extents[..];
+        for values in pending.values.chunk_by(|a, b| Arc::ptr_eq(&a.layer.memtable, &b.layer.memtable)) {
+            let (here, next) = rest.split_at(values.len());
+            for (values, extents) in values.chunks(AT_ONCE).zip(here.chunks(AT_ONCE)) {
+                values[0].layer.memtable.place(values.iter().map(|v| v.slot).zip(extents.iter().copied()));
+            }
+            rest = next;
+        }
+        pending.values.clear();
+        pending.cost = 0;
+        self.unplaced_bytes.fetch_sub(memory, std::sync::atomic::Ordering::Release);
+        self.counters.bound_bytes.add(bytes);
+        self.background.memory_is_free();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_are_used_again_when_nothing_refers_to_them() {
+        let mut chunks = Chunks::default();
+        let mut last = Bytes::new();
+        for i in 0..40_000u32 {
+            let value = vec![i as u8; 1 + (i as usize * 37) % 5000];
+            last = chunks.copy(&value);
+            assert_eq!(last, value);
+        }
+        assert!(chunks.full.len() <= 2, "{} chunks for one value", chunks.full.len());
+        drop(last);
+        let all: Vec<Bytes> = (0..1000).map(|_| chunks.copy(&[3; 5000])).collect();
+        assert!(chunks.full.len() >= 4);
+        assert!(all.iter().all(|v| v == &[3; 5000][..]));
+        chunks.keep(0);
+        assert!(all.iter().all(|v| v == &[3; 5000][..]), "what is referred to stays");
+    }
+}
