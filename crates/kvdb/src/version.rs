@@ -91,6 +91,25 @@ impl Tree {
         Ok(None)
     }
 
+    /// Tells the device of the blocks that `get` of these keys (ascending) is likely to read.
+    pub(crate) fn announce<'k>(&self, store: &vt_tree::Store, keys: impl Iterator<Item = &'k [u8]>) -> Result<()> {
+        let mut blocks = Vec::new();
+        for key in keys {
+            let hash = vt_tree::hash(key);
+            for placed in self.runs() {
+                if let Some(block) = placed.run.wants(key, hash)? {
+                    blocks.push(block);
+                    break;
+                }
+            }
+        }
+        // One is read at once anyway.
+        if blocks.len() > 1 {
+            store.announce_blocks(blocks);
+        }
+        Ok(())
+    }
+
     /// All runs, newest first.
     pub(crate) fn runs(&self) -> impl Iterator<Item = &Placed> {
         self.levels.iter().flatten()

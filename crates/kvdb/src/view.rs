@@ -1,11 +1,14 @@
 //! A view: the store as of one commit, for as long as it is held.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use vt_tree::{Seq, Store, Value};
 
 use crate::cursor::Cursor;
+use crate::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::version::{Version, read};
@@ -62,19 +65,74 @@ impl View {
             };
             out.push((tuple.key, value));
             if bytes >= SCAN_AHEAD {
-                self.fill_in(&mut out, &mut places, &mut extents)?;
+                fill_in(&self.store, &mut places, &mut extents, |at, value| out[at].1 = value)?;
                 bytes = 0;
             }
         }
-        self.fill_in(&mut out, &mut places, &mut extents)?;
+        fill_in(&self.store, &mut places, &mut extents, |at, value| out[at].1 = value)?;
         Ok(out)
     }
 
-    fn fill_in(&self, out: &mut [(Bytes, Bytes)], places: &mut Vec<usize>, extents: &mut Vec<vt_tree::ExtentRef>) -> Result<()> {
-        let values = self.store.read_values(extents)?;
-        places.iter().zip(values).for_each(|(&at, value)| out[at].1 = value);
-        places.clear();
-        extents.clear();
+    /// Shows every tuple of `[start, end)` to `visit` in order, until that breaks. `end` empty: to the end of the dictionary. The
+    /// quickest way through small values: nothing is copied.
+    pub fn for_each(
+        &self,
+        dict: DictionaryId,
+        start: &[u8],
+        end: &[u8],
+        mut visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<()>,
+    ) -> Result<()> {
+        let mut cursor = self.cursor(dict, start, end)?;
+        while let Some(ControlFlow::Continue(())) = cursor.visit_next(&mut visit)? {}
         Ok(())
+    }
+
+    /// The value of each of `keys`, in their order. What must be read is read in the order of its place, and many at a time.
+    pub fn multi_get<K: AsRef<[u8]>>(&self, dict: DictionaryId, keys: &[K]) -> Result<Vec<Option<Bytes>>> {
+        let tree = self.version.tree(dict)?;
+        let mut order: Vec<usize> = (0..keys.len()).collect();
+        order.sort_unstable_by_key(|&i| keys[i].as_ref());
+        if keys.len() > 1 {
+            tree.announce(&self.store, order.iter().map(|&i| keys[i].as_ref()))?;
+        }
+        let mut out = vec![None; keys.len()];
+        let mut large: Vec<(vt_tree::ExtentRef, usize)> = Vec::new();
+        for i in order {
+            match tree.get(keys[i].as_ref(), self.at)? {
+                None => {}
+                Some(Value::Inline(bytes)) => out[i] = Some(bytes),
+                Some(Value::Extent(e)) => large.push((e, i)),
+            }
+        }
+        large.sort_unstable_by_key(|(e, _)| e.addr);
+        let (mut extents, mut places): (Vec<_>, Vec<_>) = large.into_iter().unzip();
+        fill_in(&self.store, &mut places, &mut extents, |at, value| out[at] = Some(value))?;
+        Ok(out)
+    }
+}
+
+/// Reads `extents` and hands each to `put` with its place; both are empty afterwards.
+fn fill_in(
+    store: &Store,
+    places: &mut Vec<usize>,
+    extents: &mut Vec<vt_tree::ExtentRef>,
+    mut put: impl FnMut(usize, Bytes),
+) -> Result<()> {
+    let values = store.read_values(extents)?;
+    places.drain(..).zip(values).for_each(|(at, value)| put(at, value));
+    extents.clear();
+    Ok(())
+}
+
+impl Database {
+    /// The newest committed value: a view for the time of one search, without pinning anything.
+    pub(crate) fn get(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>> {
+        // The version first, see `view`.
+        let version = self.version.load();
+        let at = self.visible.load(Ordering::Acquire);
+        match version.trees.get(&dict) {
+            None => Ok(None),
+            Some(tree) => tree.get(key, at)?.map(|v| read(&self.store, v)).transpose(),
+        }
     }
 }

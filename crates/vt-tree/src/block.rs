@@ -9,6 +9,7 @@
 use bytes::Bytes;
 use zones::varint;
 
+use crate::group::{Group, Place};
 use crate::item::{Body, ExtentRef, Item, Seq, Value};
 use crate::{Error, Result};
 
@@ -225,6 +226,25 @@ impl Block {
         Ok(items)
     }
 
+    /// All items of a group, into memory that was used before.
+    pub(crate) fn group_into(&self, group: usize, out: &mut Group) -> Result<()> {
+        out.begin(&self.data);
+        if group >= self.groups {
+            return Ok(());
+        }
+        let (start, end) = self.group_bytes(group);
+        let mut d = Decoder { data: &self.data[..end], at: start, extent: None };
+        while d.at < end {
+            let item = d.head(out.last_key_len()).and_then(|head| Some((d.place(head.kind)?, head)));
+            let Some((place, head)) = item else {
+                out.clear();
+                return Err(self.corrupt());
+            };
+            out.push(head.shared, &self.data[head.suffix.0..head.suffix.1], head.seq, place);
+        }
+        Ok(())
+    }
+
     /// The item that covers `key`, if any.
     pub fn find(&self, key: &[u8]) -> Result<Option<(Seq, Body)>> {
         if self.groups == 0 {
@@ -268,7 +288,14 @@ struct Decoder<'a> {
 }
 
 impl Decoder<'_> {
+    #[inline]
     fn varint(&mut self) -> Option<u64> {
+        // Nearly all are below 128.
+        let first = *self.data.get(self.at)?;
+        if first < 0x80 {
+            self.at += 1;
+            return Some(u64::from(first));
+        }
         let mut rest = self.data.get(self.at..)?;
         let before = rest.len();
         let v = varint::get_u64(&mut rest).ok()?;
@@ -293,10 +320,11 @@ impl Decoder<'_> {
         Some(Head { shared, suffix, kind: flags & KIND, seq })
     }
 
-    fn bytes(&mut self, data: &Bytes) -> Option<Bytes> {
+    fn bytes(&mut self) -> Option<(u32, u32)> {
         let len = usize::try_from(self.varint()?).ok()?;
         let (s, e) = self.take(len)?;
-        Some(data.slice(s..e))
+        // A block is shorter than a zone.
+        Some((s as u32, e as u32))
     }
 
     fn crc(&mut self) -> Option<u32> {
@@ -305,8 +333,21 @@ impl Decoder<'_> {
     }
 
     fn body(&mut self, kind: u8, data: &Bytes) -> Option<Body> {
+        Some(match self.place(kind)? {
+            Place::Inline(s, e) => Body::Put(Value::Inline(data.slice(s as usize..e as usize))),
+            Place::Extent(e) => Body::Put(Value::Extent(e)),
+            Place::Delete => Body::Delete,
+            Place::DeleteRange(s, e) => Body::DeleteRange { end: data.slice(s as usize..e as usize) },
+        })
+    }
+
+    #[inline]
+    fn place(&mut self, kind: u8) -> Option<Place> {
         Some(match kind {
-            INLINE => Body::Put(Value::Inline(self.bytes(data)?)),
+            INLINE => {
+                let (s, e) = self.bytes()?;
+                Place::Inline(s, e)
+            }
             EXTENT | FOLLOWS => {
                 let (addr, len) = if kind == EXTENT {
                     (self.varint()?, u32::try_from(self.varint()?).ok()?)
@@ -320,10 +361,13 @@ impl Decoder<'_> {
                 }
                 let e = ExtentRef { addr, len, crc: self.crc()? };
                 self.extent = Some(e);
-                Body::Put(Value::Extent(e))
+                Place::Extent(e)
             }
-            DELETE => Body::Delete,
-            DELETE_RANGE => Body::DeleteRange { end: self.bytes(data)? },
+            DELETE => Place::Delete,
+            DELETE_RANGE => {
+                let (s, e) = self.bytes()?;
+                Place::DeleteRange(s, e)
+            }
             _ => return None,
         })
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::Result;
-use crate::item::{Body, Item, Seq, Value};
+use crate::item::{BodyRef, Item, ItemRef, Seq, Value, ValueRef};
 use crate::memtable::MemtableCursor;
 use crate::merge::Input;
 use crate::run_cursor::RunCursor;
@@ -21,6 +21,21 @@ pub struct TreeTuple {
     pub key: Bytes,
     pub seq: Seq,
     pub value: Value,
+}
+
+/// A live tuple where it lies, good until the cursor moves.
+#[derive(Clone, Copy, Debug)]
+pub struct TupleRef<'a> {
+    pub key: &'a [u8],
+    pub seq: Seq,
+    pub value: ValueRef<'a>,
+}
+
+impl TupleRef<'_> {
+    /// The same, to be kept.
+    pub fn to_tuple(&self) -> TreeTuple {
+        TreeTuple { key: Bytes::copy_from_slice(self.key), seq: self.seq, value: self.value.to_value() }
+    }
 }
 
 /// The two kinds of source, without a virtual call on the way to an item.
@@ -36,10 +51,27 @@ impl Under {
             Under::Run(c) => &mut **c,
         }
     }
-    fn item(&self) -> Option<&Item> {
+    #[inline]
+    fn item(&self) -> Option<ItemRef<'_>> {
         match self {
-            Under::Memtable(c) => c.item(),
+            Under::Memtable(c) => c.item().map(Item::borrow),
             Under::Run(c) => c.item(),
+        }
+    }
+    #[inline]
+    fn key(&self) -> Option<&[u8]> {
+        match self {
+            Under::Memtable(c) => c.item().map(|i| i.key.as_ref()),
+            Under::Run(c) => c.key(),
+        }
+    }
+    #[inline]
+    fn step(&mut self, forward: bool) -> Result<()> {
+        match (self, forward) {
+            (Under::Memtable(c), true) => c.next(),
+            (Under::Memtable(c), false) => c.prev(),
+            (Under::Run(c), true) => c.next(),
+            (Under::Run(c), false) => c.prev(),
         }
     }
 }
@@ -52,7 +84,7 @@ enum Direction {
     Backward,
 }
 
-/// Where the cursor stands: in front of all keys from `key` on, or behind every key.
+/// Where the cursor stands when its sources do not tell: in front of all keys from `key` on, or behind every key.
 enum Position {
     Before(Vec<u8>),
     End,
@@ -61,7 +93,12 @@ enum Position {
 /// A cursor over memtables and runs, newest first, as of a sequence number.
 pub struct TreeCursor {
     sources: Vec<Under>,
+    /// The sources that have an item, the one whose item comes next in front; of several at one place the newest first. Moving the
+    /// front one costs one comparison as long as it stays in front, and few when it does not go far.
+    order: Vec<u32>,
     direction: Direction,
+    /// The item in front has been handed out: it is passed by when the cursor moves on.
+    handed: bool,
     position: Position,
 }
 
@@ -75,25 +112,39 @@ impl TreeCursor {
                 Input::Run(r) => Under::Run(Box::new(RunCursor::new(Arc::clone(r)))),
             })
             .collect();
-        TreeCursor { sources, direction: Direction::None, position: Position::Before(Vec::new()) }
+        TreeCursor { sources, order: Vec::new(), direction: Direction::None, handed: false, position: Position::Before(Vec::new()) }
+    }
+
+    fn stand(&mut self, position: Position) {
+        self.position = position;
+        self.direction = Direction::None;
+        self.handed = false;
     }
 
     /// Moves before the first tuple whose key is at least `key`.
     pub fn seek(&mut self, key: &[u8]) {
-        self.position = Position::Before(key.to_vec());
-        self.direction = Direction::None;
+        self.stand(Position::Before(key.to_vec()));
     }
 
     /// Moves behind the last tuple.
     pub fn seek_to_end(&mut self) {
-        self.position = Position::End;
-        self.direction = Direction::None;
+        self.stand(Position::End);
     }
 
+    /// Positions the sources for a direction.
     fn face(&mut self, direction: Direction) -> Result<()> {
         if self.direction == direction {
             return Ok(());
         }
+        if self.handed {
+            // The cursor stands right behind the tuple handed out, or right before it.
+            let mut key = self.current().map_or_else(Vec::new, |t| t.key.to_vec());
+            if self.direction == Direction::Forward {
+                key.push(0);
+            }
+            self.stand(Position::Before(key));
+        }
+        self.direction = Direction::None;
         for s in &mut self.sources {
             let s = s.source();
             match (&self.position, direction) {
@@ -108,92 +159,144 @@ impl TreeCursor {
             }
         }
         self.direction = direction;
+        self.arrange();
         Ok(())
+    }
+
+    /// Orders all sources anew.
+    fn arrange(&mut self) {
+        let mut order = std::mem::take(&mut self.order);
+        order.clear();
+        order.extend((0..self.sources.len() as u32).filter(|&i| self.sources[i as usize].key().is_some()));
+        order.sort_unstable_by(|&a, &b| self.compare(a, b));
+        self.order = order;
+    }
+
+    /// Which of two sources comes first in the direction of the cursor.
+    #[inline]
+    fn compare(&self, a: u32, b: u32) -> Ordering {
+        let (x, y) = (&self.sources[a as usize], &self.sources[b as usize]);
+        let places = match self.direction {
+            Direction::Backward => match (x.item(), y.item()) {
+                (Some(x), Some(y)) => compare_ends(y, x),
+                (x, y) => y.is_some().cmp(&x.is_some()),
+            },
+            _ => x.key().cmp(&y.key()),
+        };
+        places.then_with(|| a.cmp(&b))
+    }
+
+    /// Moves the source at `at` in the order one item on, and to where it then belongs.
+    #[inline]
+    fn step(&mut self, at: usize) -> Result<()> {
+        let i = self.order[at];
+        self.sources[i as usize].step(self.direction == Direction::Forward)?;
+        if self.sources[i as usize].key().is_none() {
+            self.order.remove(at);
+            return Ok(());
+        }
+        let mut to = at;
+        while let Some(&next) = self.order.get(to + 1)
+            && self.compare(next, i) == Ordering::Less
+        {
+            self.order[to] = next;
+            to += 1;
+        }
+        self.order[to] = i;
+        Ok(())
+    }
+
+    /// Passes by the point in front, and what older sources say of its key.
+    fn pass(&mut self) -> Result<()> {
+        // Those lie right behind it; a tombstone among them hides what is older still, and does so when it comes in front.
+        while let Some(&older) = self.order.get(1)
+            && let (Some(a), Some(b)) = (self.sources[self.order[0] as usize].key(), self.sources[older as usize].item())
+            && a == b.key
+            && !matches!(b.body, BodyRef::DeleteRange { .. })
+        {
+            self.step(1)?;
+        }
+        self.step(0)
+    }
+
+    /// To the next live tuple in a direction; `false` at the end. After an error the cursor must be moved by a seek.
+    fn go(&mut self, direction: Direction) -> Result<bool> {
+        self.face(direction)?;
+        if std::mem::take(&mut self.handed) {
+            self.pass()?;
+        }
+        loop {
+            let Some(&front) = self.order.first() else {
+                // Nothing comes any more: the sources need not be asked again.
+                self.position = if direction == Direction::Forward { Position::End } else { Position::Before(Vec::new()) };
+                return Ok(false);
+            };
+            match self.sources[front as usize].item().map(|i| (i.key, i.body)) {
+                Some((_, BodyRef::Put(_))) => {
+                    self.handed = true;
+                    return Ok(true);
+                }
+                Some((start, BodyRef::DeleteRange { end })) => {
+                    let (start, end) = (start.to_vec(), end.to_vec());
+                    for older in &mut self.sources[front as usize + 1..] {
+                        match direction {
+                            Direction::Forward if older.key().is_some_and(|k| k < end.as_slice()) => older.source().seek(&end)?,
+                            Direction::Backward if older.item().is_some_and(|o| !o.ends_before(&start)) => {
+                                older.source().seek_before(&start)?;
+                            }
+                            _ => {}
+                        }
+                    }
+                    self.sources[front as usize].step(direction == Direction::Forward)?;
+                    self.arrange();
+                }
+                _ => self.pass()?,
+            }
+        }
+    }
+
+    /// The tuple that [`TreeCursor::advance`] or [`TreeCursor::retreat`] has come to.
+    #[inline]
+    pub fn current(&self) -> Option<TupleRef<'_>> {
+        if !self.handed {
+            return None;
+        }
+        match self.sources[*self.order.first()? as usize].item() {
+            Some(ItemRef { key, seq, body: BodyRef::Put(value) }) => Some(TupleRef { key, seq, value }),
+            _ => None,
+        }
+    }
+
+    /// To behind the next live tuple, which is then [`TreeCursor::current`]; `false` at the end. After an error the cursor must be
+    /// moved by a seek.
+    pub fn advance(&mut self) -> Result<bool> {
+        self.go(Direction::Forward)
+    }
+
+    /// To before the live tuple before the position, which is then [`TreeCursor::current`]; `false` at the start.
+    pub fn retreat(&mut self) -> Result<bool> {
+        self.go(Direction::Backward)
     }
 
     /// The next live tuple; `None` at the end. After an error the cursor must be moved by a seek.
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> Result<Option<TreeTuple>> {
-        self.face(Direction::Forward)?;
-        loop {
-            let mut first: Option<(usize, &Item)> = None;
-            for (i, s) in self.sources.iter().enumerate() {
-                if let Some(item) = s.item()
-                    && first.is_none_or(|(_, f)| item.key < f.key)
-                {
-                    first = Some((i, item));
-                }
-            }
-            let Some((i, item)) = first else { return Ok(None) };
-            let item = item.clone();
-            if let Body::DeleteRange { end } = &item.body {
-                for older in &mut self.sources[i + 1..] {
-                    if older.item().is_some_and(|o| o.key < end) {
-                        older.source().seek(end)?;
-                    }
-                }
-                self.sources[i].source().next()?;
-                continue;
-            }
-            for older in &mut self.sources[i + 1..] {
-                if older.item().is_some_and(|o| o.key == item.key && !matches!(o.body, Body::DeleteRange { .. })) {
-                    older.source().next()?;
-                }
-            }
-            self.sources[i].source().next()?;
-            if let Body::Put(value) = item.body {
-                let mut behind = item.key.to_vec();
-                behind.push(0);
-                self.position = Position::Before(behind);
-                return Ok(Some(TreeTuple { key: item.key, seq: item.seq, value }));
-            }
-        }
+        Ok(if self.advance()? { self.current().map(|t| t.to_tuple()) } else { None })
     }
 
     /// The live tuple before the position; `None` at the start.
     pub fn prev(&mut self) -> Result<Option<TreeTuple>> {
-        self.face(Direction::Backward)?;
-        loop {
-            let mut last: Option<(usize, &Item)> = None;
-            for (i, s) in self.sources.iter().enumerate() {
-                if let Some(item) = s.item()
-                    && last.is_none_or(|(_, l)| compare_ends(item, l) == Ordering::Greater)
-                {
-                    last = Some((i, item));
-                }
-            }
-            let Some((i, item)) = last else { return Ok(None) };
-            let item = item.clone();
-            if matches!(item.body, Body::DeleteRange { .. }) {
-                for older in &mut self.sources[i + 1..] {
-                    if older.item().is_some_and(|o| !o.ends_before(&item.key)) {
-                        older.source().seek_before(&item.key)?;
-                    }
-                }
-                self.sources[i].source().prev()?;
-                continue;
-            }
-            for older in &mut self.sources[i + 1..] {
-                if older.item().is_some_and(|o| o.key == item.key && !matches!(o.body, Body::DeleteRange { .. })) {
-                    older.source().prev()?;
-                }
-            }
-            self.sources[i].source().prev()?;
-            if let Body::Put(value) = item.body {
-                self.position = Position::Before(item.key.to_vec());
-                return Ok(Some(TreeTuple { key: item.key, seq: item.seq, value }));
-            }
-        }
+        Ok(if self.retreat()? { self.current().map(|t| t.to_tuple()) } else { None })
     }
 }
 
 /// Which of two items reaches further up. A point at `k` ends where a range that excludes the key behind `k` does.
-fn compare_ends(a: &Item, b: &Item) -> Ordering {
-    match (&a.body, &b.body) {
-        (Body::DeleteRange { end: x }, Body::DeleteRange { end: y }) => x.cmp(y),
-        (Body::DeleteRange { end }, _) => compare_range_to_point(end, &b.key),
-        (_, Body::DeleteRange { end }) => compare_range_to_point(end, &a.key).reverse(),
-        _ => a.key.cmp(&b.key),
+fn compare_ends(a: ItemRef<'_>, b: ItemRef<'_>) -> Ordering {
+    match (a.body, b.body) {
+        (BodyRef::DeleteRange { end: x }, BodyRef::DeleteRange { end: y }) => x.cmp(y),
+        (BodyRef::DeleteRange { end }, _) => compare_range_to_point(end, b.key),
+        (_, BodyRef::DeleteRange { end }) => compare_range_to_point(end, a.key).reverse(),
+        _ => a.key.cmp(b.key),
     }
 }
 

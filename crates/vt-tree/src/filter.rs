@@ -253,6 +253,11 @@ impl Filter {
         self.count == 0
     }
 
+    /// Memory behind it, bytes.
+    pub fn size(&self) -> usize {
+        self.bytes.len()
+    }
+
     /// Bits of a fingerprint.
     pub fn bits(&self) -> u32 {
         self.bits

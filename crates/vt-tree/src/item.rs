@@ -83,6 +83,84 @@ impl Item {
     }
 }
 
+/// A value where it lies: in memory that somebody else keeps, or on the device.
+#[derive(Clone, Copy, Debug)]
+pub enum ValueRef<'a> {
+    /// The bytes, and a buffer that they are a part of, so that they can be kept without a copy.
+    Inline(&'a [u8], &'a Bytes),
+    Extent(ExtentRef),
+}
+
+impl ValueRef<'_> {
+    /// The same, to be kept.
+    #[inline]
+    pub fn to_value(&self) -> Value {
+        match self {
+            ValueRef::Inline(bytes, buffer) => Value::Inline(buffer.slice_ref(bytes)),
+            ValueRef::Extent(e) => Value::Extent(*e),
+        }
+    }
+
+    /// Length of the value in bytes.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        match self {
+            ValueRef::Inline(b, _) => b.len(),
+            ValueRef::Extent(e) => e.len as usize,
+        }
+    }
+}
+
+/// [`Body`], borrowed.
+#[derive(Clone, Copy, Debug)]
+pub enum BodyRef<'a> {
+    Put(ValueRef<'a>),
+    Delete,
+    DeleteRange { end: &'a [u8] },
+}
+
+/// [`Item`], borrowed from a cursor's position.
+#[derive(Clone, Copy, Debug)]
+pub struct ItemRef<'a> {
+    pub key: &'a [u8],
+    pub seq: Seq,
+    pub body: BodyRef<'a>,
+}
+
+impl ItemRef<'_> {
+    /// The same, to be kept.
+    pub fn to_item(&self) -> Item {
+        let body = match self.body {
+            BodyRef::Put(v) => Body::Put(v.to_value()),
+            BodyRef::Delete => Body::Delete,
+            BodyRef::DeleteRange { end } => Body::DeleteRange { end: Bytes::copy_from_slice(end) },
+        };
+        Item { key: Bytes::copy_from_slice(self.key), seq: self.seq, body }
+    }
+
+    /// `true` when every key that the item covers is below `key`.
+    pub fn ends_before(&self, key: &[u8]) -> bool {
+        match self.body {
+            BodyRef::DeleteRange { end } => end <= key,
+            _ => self.key < key,
+        }
+    }
+}
+
+impl Item {
+    /// The same, borrowed.
+    #[inline]
+    pub fn borrow(&self) -> ItemRef<'_> {
+        let body = match &self.body {
+            Body::Put(Value::Inline(b)) => BodyRef::Put(ValueRef::Inline(b, b)),
+            Body::Put(Value::Extent(e)) => BodyRef::Put(ValueRef::Extent(*e)),
+            Body::Delete => BodyRef::Delete,
+            Body::DeleteRange { end } => BodyRef::DeleteRange { end },
+        };
+        ItemRef { key: &self.key, seq: self.seq, body }
+    }
+}
+
 /// What one source knows about a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Lookup {

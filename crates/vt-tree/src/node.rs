@@ -15,7 +15,6 @@ pub struct Node {
     pub entries: Vec<Entry>,
     /// 1 for a leaf index node.
     pub level: u16,
-    weight: usize,
 }
 
 impl Node {
@@ -41,14 +40,7 @@ impl Node {
         if at != data.len() {
             return Err(corrupt("bytes behind the last entry"));
         }
-        let weight =
-            data.len() + entries.len() * size_of::<Entry>() + entries.iter().map(|e| e.low.len() + e.high.len()).sum::<usize>();
-        Ok(Node { entries, level, weight })
-    }
-
-    /// Memory that it takes, bytes.
-    pub fn weight(&self) -> usize {
-        self.weight
+        Ok(Node { entries, level })
     }
 
     /// Index of the first entry that ends above `key`: the one that covers it, or the next; `entries.len()` when none does.

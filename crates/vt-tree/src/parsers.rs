@@ -8,8 +8,10 @@ use bytes::Bytes;
 use crate::block::{Block, contiguous};
 use crate::builder::follows_block;
 use crate::entry::Entry;
+use crate::fences::Fences;
 use crate::filter::{Filter, FilterBuilder};
 use crate::frame::{FrameKind, FramePointer, open};
+use crate::group::Group;
 use crate::item::{Body, ExtentRef, Value};
 use crate::node::Node;
 
@@ -19,8 +21,12 @@ pub fn tuple_block(data: &[u8]) {
     black_box(block.weight());
     let mut last: Option<ExtentRef> = None;
     for g in 0..block.groups() + 1 {
+        let mut again = Group::default();
+        let decoded = block.group_into(g, &mut again);
         let Ok(items) = block.group(g) else { continue };
-        for item in items {
+        assert!(decoded.is_ok() && again.len() == items.len());
+        for (i, item) in items.into_iter().enumerate() {
+            assert_eq!(again.item(i).map(|i| i.to_item()).as_ref(), Some(&item));
             black_box((item.covers(data), item.ends_before(data)));
             black_box(block.find(&item.key).is_ok());
             black_box(block.group_of(&item.key).is_ok());
@@ -36,13 +42,14 @@ pub fn tuple_block(data: &[u8]) {
 /// An index node's payload.
 pub fn index_node(data: &[u8]) {
     let Ok(node) = Node::parse(Bytes::copy_from_slice(data), 1, 4096) else { return };
-    black_box((node.weight(), node.position(data)));
+    let fences = Fences::of(&node);
+    black_box((fences.weight(), fences.covering(data), fences.before(data)));
     for pair in node.entries.windows(2) {
         black_box(follows_block(pair[0].at.end(), &pair[1]));
     }
-    for e in &node.entries {
+    for (i, e) in node.entries.iter().enumerate() {
         index_entry_use(e);
-        assert_eq!(node.entries.get(node.position(&e.low)), Some(e), "an entry is found by its lower fence");
+        assert_eq!(fences.covering(&e.low), Some(i), "an entry is found by its lower fence");
     }
 }
 

@@ -1,11 +1,13 @@
 //! A run: an immutable sorted sequence of items, stored as a tree of index nodes over tuple blocks (the paper's SSTable). Runs
 //! share blocks and whole subtrees freely; each holds every zone in which a byte of it lies.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use zones::{Hold, ZoneUse, varint};
 
 use crate::entry::Entry;
+use crate::fences::{Fences, Target};
+use crate::frame::FramePointer;
 use crate::item::{Body, Lookup};
 use crate::store::Store;
 use crate::{Error, Result};
@@ -18,6 +20,8 @@ pub struct Run {
     root: Entry,
     /// Level of the root node; 1 when it is a leaf index node.
     level: u16,
+    /// The root node, once it was read: the one index node that every read needs.
+    top: OnceLock<Arc<Fences>>,
     uses: ZoneUse,
     _hold: Hold,
 }
@@ -44,7 +48,7 @@ impl Run {
     pub(crate) fn open(store: &Arc<Store>, root: Entry, level: u16) -> Result<Arc<Run>> {
         let uses = root.zone_use()?;
         let hold = store.zones().pin(&uses)?;
-        Ok(Arc::new(Run { store: store.clone(), root, level, uses, _hold: hold }))
+        Ok(Arc::new(Run { store: store.clone(), root, level, top: OnceLock::new(), uses, _hold: hold }))
     }
 
     /// The root pointer, for a manifest.
@@ -107,37 +111,62 @@ impl Run {
 
     /// What this run knows of `key`; `hash` is [`crate::hash`] of it. At most one tuple block is read.
     pub fn get(&self, key: &[u8], hash: u64) -> Result<Lookup> {
-        if key < self.root.low.as_ref() || key >= self.root.high.as_ref() {
-            return Ok(Lookup::Absent);
-        }
-        let (mut at, mut level) = (self.root.at, self.level);
-        if level == 1 && self.filtered(&self.root, hash)? {
-            return Ok(Lookup::Absent);
-        }
-        loop {
-            let node = self.store.node(at, level)?;
-            let Some(entry) = node.entries.get(node.position(key)).filter(|e| e.low <= key) else { return Ok(Lookup::Absent) };
-            at = entry.at;
-            level -= 1;
-            match level {
-                0 => break,
-                1 if self.filtered(entry, hash)? => return Ok(Lookup::Absent),
-                _ => {}
-            }
-        }
-        Ok(match self.store.block(at)?.find(key)? {
+        let Some(block) = self.locate(key, hash)? else { return Ok(Lookup::Absent) };
+        Ok(match self.store.block(block)?.find(key)? {
             None => Lookup::Absent,
             Some((seq, Body::Put(value))) => Lookup::Found(seq, value),
             Some((seq, Body::Delete | Body::DeleteRange { .. })) => Lookup::Deleted(seq),
         })
     }
 
+    /// The block that a `get` of `key` would have to read, where it lies.
+    pub fn wants(&self, key: &[u8], hash: u64) -> Result<Option<(u64, u32)>> {
+        Ok(self.locate(key, hash)?.filter(|t| !self.store.has_block(*t)).map(|t| (t.at.addr, t.at.len)))
+    }
+
+    /// The one block that can cover `key`, unless it is known that none does.
+    fn locate(&self, key: &[u8], hash: u64) -> Result<Option<Target>> {
+        if key < self.root.low.as_ref() || key >= self.root.high.as_ref() {
+            return Ok(None);
+        }
+        if self.level == 1 && self.filtered(self.root.filter, self.root.range_tombstones, hash)? {
+            return Ok(None);
+        }
+        let mut inner;
+        let mut node: &Fences = self.root_fences()?;
+        loop {
+            let Some(i) = node.covering(key) else { return Ok(None) };
+            let target = node.target(i);
+            match node.level - 1 {
+                0 => return Ok(Some(target)),
+                1 if self.filtered(node.filter(i), target.range_tombstones, hash)? => return Ok(None),
+                level => {
+                    inner = self.store.fences(target.at, level)?;
+                    node = &inner;
+                }
+            }
+        }
+    }
+
     /// `true` when the filter of a leaf index node proves that `key` is not beneath. Keys inside a deleted range are in no filter.
-    fn filtered(&self, leaf: &Entry, hash: u64) -> Result<bool> {
-        match leaf.filter {
-            Some(f) if !leaf.range_tombstones => Ok(!self.store.filter(f)?.may_contain(hash)),
+    fn filtered(&self, filter: Option<FramePointer>, range_tombstones: bool, hash: u64) -> Result<bool> {
+        match filter {
+            Some(f) if !range_tombstones => Ok(!self.store.filter(f)?.may_contain(hash)),
             _ => Ok(false),
         }
+    }
+
+    fn root_fences(&self) -> Result<&Arc<Fences>> {
+        if let Some(top) = self.top.get() {
+            return Ok(top);
+        }
+        let top = self.store.fences(self.root.at, self.level)?;
+        Ok(self.top.get_or_init(|| top))
+    }
+
+    /// The root node.
+    pub(crate) fn top(&self) -> Result<Arc<Fences>> {
+        self.root_fences().cloned()
     }
 }
 

@@ -1,27 +1,93 @@
 //! A position on the items of one run.
+//!
+//! Items are decoded a group at a time into memory that the cursor uses again; nothing is allocated on the way from one to the next.
+//! A cursor that goes from block to block in one direction, and finds them not in the cache, announces those to come to the
+//! device: stretches that lie contiguous as one, first little, then more and more. What a range ends with is thus never more
+//! in vain than what was read for it.
 
 use std::sync::Arc;
 
+use zones::Purpose;
+
 use crate::Result;
 use crate::block::Block;
-use crate::item::Item;
-use crate::node::Node;
+use crate::group::Group;
+use crate::item::ItemRef;
+use crate::path::Path;
 use crate::run::Run;
 use crate::source::Source;
+
+/// Blocks entered one after the other before any is announced.
+const STREAK: u32 = 2;
+/// Bytes of blocks announced at first and at most.
+const WINDOW_MIN: u64 = 64 << 10;
+const WINDOW_MAX: u64 = 4 << 20;
+/// Leaf index nodes announced before they are needed.
+const LEAVES: usize = 4;
+
+/// What a cursor has announced of the blocks in front of it.
+#[derive(Default)]
+struct Ahead {
+    forward: bool,
+    streak: u32,
+    /// The last block announced.
+    scout: Option<Path>,
+    /// Bytes from here to there, and how many it may become.
+    bytes: u64,
+    window: u64,
+}
+
+impl Ahead {
+    /// The cursor enters the block at `path`, which is not in the cache.
+    fn missed(&mut self, run: &Run, path: &Path) {
+        if self.streak < STREAK || self.bytes > self.window / 2 {
+            return;
+        }
+        self.window = (self.window * 2).clamp(WINDOW_MIN, WINDOW_MAX);
+        let mut scout = match self.scout.take() {
+            Some(scout) if self.bytes > 0 => scout,
+            _ => path.clone(),
+        };
+        let zones = run.store().zones();
+        let forward = self.forward;
+        let mut blocks = Vec::new();
+        while self.bytes < self.window {
+            let turned = scout.turn(run, forward, |above, i| {
+                let near = if forward { i + 1..(i + 1 + LEAVES).min(above.len()) } else { i.saturating_sub(LEAVES)..i };
+                for n in near {
+                    let at = above.target(n).at;
+                    if !run.store().has_fences(at) {
+                        zones.will_read(Purpose::Index, at.addr, u64::from(at.len));
+                    }
+                }
+            });
+            // An error will show again when the cursor comes there.
+            let Some(target) = turned.ok().filter(|t| *t).and_then(|_| scout.here()) else { break };
+            self.bytes += u64::from(target.at.len);
+            if !run.store().has_block(target) {
+                blocks.push((target.at.addr, target.at.end()));
+            }
+        }
+        blocks.sort_unstable();
+        run.store().announce_sorted(Purpose::Tuples, blocks.into_iter());
+        self.scout = Some(scout);
+    }
+}
 
 /// Holds its run, so what it stands on is never freed; costs nothing when idle.
 pub struct RunCursor {
     run: Arc<Run>,
-    path: Vec<(Arc<Node>, usize)>,
+    path: Path,
     block: Option<Arc<Block>>,
     group: usize,
-    items: Vec<Item>,
+    items: Group,
     at: usize,
+    ahead: Ahead,
 }
 
 impl RunCursor {
     pub fn new(run: Arc<Run>) -> Self {
-        RunCursor { run, path: Vec::new(), block: None, group: 0, items: Vec::new(), at: 0 }
+        RunCursor { run, path: Path::default(), block: None, group: 0, items: Group::default(), at: 0, ahead: Ahead::default() }
     }
 
     fn clear(&mut self) {
@@ -31,65 +97,46 @@ impl RunCursor {
         self.at = 0;
     }
 
-    /// Descends from the root, choosing an entry at every node; `false` when a node has none.
-    fn descend(&mut self, choose: impl Fn(&Node) -> Option<usize>) -> Result<bool> {
-        self.clear();
-        let (root, mut level) = self.run.root();
-        let mut at = root.at;
-        while level > 0 {
-            let node = self.run.store().node(at, level)?;
-            let Some(i) = choose(&node).filter(|&i| i < node.entries.len()) else {
-                self.clear();
-                return Ok(false);
-            };
-            at = node.entries[i].at;
-            self.path.push((node, i));
-            level -= 1;
-        }
-        self.block = Some(self.run.store().block(at)?);
-        Ok(true)
+    /// Opens the block at `path`; without one the cursor has no item.
+    fn open(&mut self) -> Result<()> {
+        let Some(target) = self.path.here() else {
+            self.clear();
+            return Ok(());
+        };
+        let block = match self.run.store().cached_block(target) {
+            Some(block) => block,
+            None => {
+                self.ahead.missed(&self.run, &self.path);
+                self.run.store().read_block(target)?
+            }
+        };
+        self.ahead.bytes = self.ahead.bytes.saturating_sub(u64::from(target.at.len));
+        self.block = Some(block);
+        Ok(())
     }
 
     fn load(&mut self, group: usize) -> Result<()> {
         self.group = group;
-        self.items = match &self.block {
-            Some(b) => b.group(group)?,
-            None => Vec::new(),
-        };
-        Ok(())
+        match &self.block {
+            Some(b) => b.group_into(group, &mut self.items),
+            None => {
+                self.items.clear();
+                Ok(())
+            }
+        }
     }
 
     /// Opens the neighbouring block; `false` at the end of the run.
     fn turn(&mut self, forward: bool) -> Result<bool> {
-        let mut up = self.path.len();
-        loop {
-            let Some(level) = up.checked_sub(1) else {
-                self.clear();
-                return Ok(false);
-            };
-            let (node, i) = &mut self.path[level];
-            let moved = if forward { Some(*i + 1).filter(|&n| n < node.entries.len()) } else { i.checked_sub(1) };
-            if let Some(n) = moved {
-                *i = n;
-                break;
-            }
-            up = level;
+        if self.ahead.forward != forward {
+            self.ahead = Ahead { forward, ..Ahead::default() };
         }
-        self.path.truncate(up);
-        loop {
-            let (node, i) = &self.path[self.path.len() - 1];
-            let (at, level) = (node.entries[*i].at, node.level - 1);
-            if level == 0 {
-                self.block = Some(self.run.store().block(at)?);
-                return Ok(true);
-            }
-            let child = self.run.store().node(at, level)?;
-            let n = if forward { 0 } else { child.entries.len().saturating_sub(1) };
-            if child.entries.is_empty() {
-                return Err(crate::Error::corrupt("index node without entries", at.addr));
-            }
-            self.path.push((child, n));
+        self.ahead.streak = self.ahead.streak.saturating_add(1);
+        let turned = self.path.turn(&self.run, forward, |_, _| {});
+        if !matches!(turned, Ok(true)) {
+            self.clear();
         }
+        Ok(turned? && self.open().map(|()| true)?)
     }
 
     /// After a load: forward over ends of groups and blocks.
@@ -134,16 +181,31 @@ impl RunCursor {
             }
         }
     }
+
+    /// A seek begins: nothing is known of where it leads.
+    fn leave(&mut self) {
+        self.clear();
+        self.ahead = Ahead::default();
+    }
+
+    /// The key of the item here.
+    #[inline]
+    pub(crate) fn key(&self) -> Option<&[u8]> {
+        self.items.key(self.at)
+    }
 }
 
 impl Source for RunCursor {
     fn seek(&mut self, key: &[u8]) -> Result<()> {
-        if !self.descend(|n| Some(n.position(key)))? {
+        self.leave();
+        if key >= self.run.fences().1 {
             return Ok(());
         }
+        self.path.descend(&self.run, |n| Some(n.covering(key).unwrap_or(0)))?;
+        self.open()?;
         let group = match &self.block {
             Some(b) => b.group_of(key)?,
-            None => 0,
+            None => return Ok(()),
         };
         self.load(group)?;
         self.at = self.items.partition_point(|i| i.ends_before(key));
@@ -151,16 +213,15 @@ impl Source for RunCursor {
     }
 
     fn seek_before(&mut self, key: &[u8]) -> Result<()> {
-        // The last entry that begins below the key.
-        if !self.descend(|n| n.entries.partition_point(|e| e.low.as_ref() < key).checked_sub(1))? {
-            return Ok(());
-        }
+        self.leave();
+        self.path.descend(&self.run, |n| n.before(key))?;
+        self.open()?;
         let group = match &self.block {
             Some(b) => b.group_of(key)?,
-            None => 0,
+            None => return Ok(()),
         };
         self.load(group)?;
-        self.at = self.items.partition_point(|i| i.key.as_ref() < key);
+        self.at = self.items.partition_point(|i| i.key < key);
         self.step_back()
     }
 
@@ -169,23 +230,28 @@ impl Source for RunCursor {
     }
 
     fn last(&mut self) -> Result<()> {
-        if !self.descend(|n| n.entries.len().checked_sub(1))? {
-            return Ok(());
-        }
-        let groups = self.block.as_ref().map_or(0, |b| b.groups());
+        self.leave();
+        self.path.descend(&self.run, |n| n.len().checked_sub(1))?;
+        self.open()?;
+        let Some(b) = &self.block else { return Ok(()) };
+        let groups = b.groups();
         self.load(groups.saturating_sub(1))?;
         self.at = self.items.len();
         self.step_back()
     }
 
-    fn item(&self) -> Option<&Item> {
-        self.items.get(self.at)
+    #[inline]
+    fn item(&self) -> Option<ItemRef<'_>> {
+        self.items.item(self.at)
     }
 
+    #[inline]
     fn next(&mut self) -> Result<()> {
         if self.at < self.items.len() {
             self.at += 1;
-            self.settle_forward()?;
+            if self.at == self.items.len() {
+                self.settle_forward()?;
+            }
         }
         Ok(())
     }

@@ -2,8 +2,12 @@
 //!
 //! The cache is keyed by device address and checksum. Stitching moves pointers and leaves blocks where they are, so a block stays
 //! warm through any number of merges; and a zone that is freed and written anew can never serve its former content.
+//!
+//! Index nodes, filters, and the tuple blocks that hold nothing but references to large values have the first claim on the budget: a
+//! read then costs the device one access, for the tuple itself. Tuple blocks have what is left, an eighth at least.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use quick_cache::Weighter;
@@ -11,6 +15,7 @@ use quick_cache::sync::Cache;
 use zones::{Fill, Purpose, ZONE_SIZE, Zones, crc32c};
 
 use crate::block::{Block, contiguous, extent_align};
+use crate::fences::{Fences, Target};
 use crate::filter::Filter;
 use crate::frame::{self, FrameKind, FramePointer};
 use crate::item::{ExtentRef, Value};
@@ -18,40 +23,66 @@ use crate::node::Node;
 use crate::{Error, Result};
 
 /// Longest single read along contiguous extents, bytes.
-const READ_AHEAD: u64 = 1 << 20;
+const READ_MOST: u64 = 1 << 20;
+/// Two stretches with a gap below this are announced as one: reading that much takes less than a second request.
+pub(crate) const GAP: u64 = 16 << 10;
 
+/// What is kept of an index, and before anything else: without it each read of a tuple would cost several of the device.
 #[derive(Clone)]
-enum Cached {
-    Block(Arc<Block>),
-    Node(Arc<Node>),
+enum Upper {
+    Fences(Arc<Fences>),
     Filter(Arc<Filter>),
+    /// A tuple block that mostly refers to large values.
+    Block(Arc<Block>),
 }
+
+/// An address and the checksum of what lies there.
+type Key = (u64, u32);
+
+/// Stands for the cache's own bookkeeping of an entry, bytes.
+const BOOKKEEPING: u64 = 64;
 
 #[derive(Clone)]
 struct Weight;
 
-impl Weighter<(u64, u32), Cached> for Weight {
-    fn weight(&self, _: &(u64, u32), v: &Cached) -> u64 {
-        // 64 bytes stand for the cache's own bookkeeping of an entry.
-        64 + match v {
-            Cached::Block(b) => b.weight(),
-            Cached::Node(n) => n.weight(),
-            Cached::Filter(f) => size_of::<Filter>() + f.len() * f.bits() as usize / 8,
-        } as u64
+impl Weighter<Key, Upper> for Weight {
+    fn weight(&self, _: &Key, v: &Upper) -> u64 {
+        BOOKKEEPING
+            + match v {
+                Upper::Block(b) => b.weight(),
+                Upper::Fences(f) => f.weight(),
+                Upper::Filter(f) => size_of::<Filter>() + f.size(),
+            } as u64
+    }
+}
+
+impl Weighter<Key, Arc<Block>> for Weight {
+    fn weight(&self, _: &Key, b: &Arc<Block>) -> u64 {
+        BOOKKEEPING + b.weight() as u64
     }
 }
 
 /// Device and block cache; one for all trees of a store.
 pub struct Store {
     zones: Arc<Zones>,
-    cache: Cache<(u64, u32), Cached, Weight>,
+    /// The budget of both caches together, bytes.
+    budget: u64,
+    /// May take nearly all of the budget; tuple blocks get what it leaves.
+    upper: Cache<Key, Upper, Weight>,
+    blocks: Cache<Key, Arc<Block>, Weight>,
 }
 
 impl Store {
     /// `cache_bytes`: the budget of the block cache.
     pub fn new(zones: Arc<Zones>, cache_bytes: usize) -> Arc<Store> {
         let items = (cache_bytes / 8192).max(64);
-        Arc::new(Store { zones, cache: Cache::with_weighter(items, cache_bytes as u64, Weight) })
+        let budget = cache_bytes as u64;
+        Arc::new(Store {
+            zones,
+            budget,
+            upper: Cache::with_weighter(items, budget - budget / 8, Weight),
+            blocks: Cache::with_weighter(items, budget, Weight),
+        })
     }
 
     pub fn zones(&self) -> &Arc<Zones> {
@@ -60,12 +91,21 @@ impl Store {
 
     /// Bytes that the block cache holds now.
     pub fn cache_bytes(&self) -> u64 {
-        self.cache.weight()
+        self.upper.weight() + self.blocks.weight()
     }
 
     /// (hits, misses) of the block cache.
     pub fn cache_counts(&self) -> (u64, u64) {
-        (self.cache.hits(), self.cache.misses())
+        (self.upper.hits() + self.blocks.hits(), self.upper.misses() + self.blocks.misses())
+    }
+
+    fn keep_upper(&self, at: FramePointer, value: Upper) {
+        self.upper.insert((at.addr, at.crc), value);
+        // The tuple blocks make room, in steps that are worth it.
+        let left = self.budget.saturating_sub(self.upper.weight()).max(self.budget / 8);
+        if left.abs_diff(self.blocks.capacity()) > self.budget / 64 {
+            self.blocks.set_capacity(left);
+        }
     }
 
     fn read_frame(&self, kind: FrameKind, level: u16, at: FramePointer) -> Result<Bytes> {
@@ -82,42 +122,83 @@ impl Store {
         Ok(Bytes::from(buf))
     }
 
-    /// The tuple block at `at`.
-    pub(crate) fn block(&self, at: FramePointer) -> Result<Arc<Block>> {
-        let key = (at.addr, at.crc);
-        if let Some(Cached::Block(b)) = self.cache.get(&key) {
-            return Ok(b);
+    /// A tuple block, if it is in the cache.
+    #[inline]
+    pub(crate) fn cached_block(&self, at: Target) -> Option<Arc<Block>> {
+        let key = (at.at.addr, at.at.crc);
+        if !at.refers {
+            return self.blocks.get(&key);
         }
-        let block = Arc::new(Block::parse(self.read_frame(FrameKind::Tuples, 0, at)?, at.addr)?);
-        self.cache.insert(key, Cached::Block(block.clone()));
+        match self.upper.get(&key) {
+            Some(Upper::Block(b)) => Some(b),
+            _ => None,
+        }
+    }
+
+    /// The same without counting or marking it as used.
+    pub(crate) fn has_block(&self, at: Target) -> bool {
+        let key = (at.at.addr, at.at.crc);
+        if at.refers { self.upper.contains_key(&key) } else { self.blocks.contains_key(&key) }
+    }
+
+    /// A tuple block from the device, into the cache.
+    pub(crate) fn read_block(&self, at: Target) -> Result<Arc<Block>> {
+        let block = Arc::new(Block::parse(self.read_frame(FrameKind::Tuples, 0, at.at)?, at.at.addr)?);
+        match at.refers {
+            true => self.keep_upper(at.at, Upper::Block(block.clone())),
+            false => self.blocks.insert((at.at.addr, at.at.crc), block.clone()),
+        }
         Ok(block)
+    }
+
+    /// A tuple block.
+    pub(crate) fn block(&self, at: Target) -> Result<Arc<Block>> {
+        match self.cached_block(at) {
+            Some(block) => Ok(block),
+            None => self.read_block(at),
+        }
     }
 
     /// The same for a merge, which reads each block once: it takes what is cached and does not push other blocks out.
     pub(crate) fn block_once(&self, at: FramePointer) -> Result<Arc<Block>> {
-        match self.cache.peek(&(at.addr, at.crc)) {
-            Some(Cached::Block(b)) => Ok(b),
-            _ => Ok(Arc::new(Block::parse(self.read_frame(FrameKind::Tuples, 0, at)?, at.addr)?)),
+        let key = (at.addr, at.crc);
+        let cached = self.blocks.peek(&key).or_else(|| match self.upper.peek(&key) {
+            Some(Upper::Block(b)) => Some(b),
+            _ => None,
+        });
+        match cached {
+            Some(b) => Ok(b),
+            None => Ok(Arc::new(Block::parse(self.read_frame(FrameKind::Tuples, 0, at)?, at.addr)?)),
         }
     }
 
-    pub(crate) fn node(&self, at: FramePointer, level: u16) -> Result<Arc<Node>> {
-        let key = (at.addr, at.crc);
-        if let Some(Cached::Node(n)) = self.cache.get(&key) {
-            return Ok(n);
+    /// An index node with all that a merge wants to know. Merges read each once, so it is not kept.
+    pub(crate) fn node(&self, at: FramePointer, level: u16) -> Result<Node> {
+        Node::parse(self.read_frame(FrameKind::Node, level, at)?, level, at.addr)
+    }
+
+    /// An index node as reads need it.
+    pub(crate) fn fences(&self, at: FramePointer, level: u16) -> Result<Arc<Fences>> {
+        if let Some(Upper::Fences(f)) = self.upper.get(&(at.addr, at.crc))
+            && f.level == level
+        {
+            return Ok(f);
         }
-        let node = Arc::new(Node::parse(self.read_frame(FrameKind::Node, level, at)?, level, at.addr)?);
-        self.cache.insert(key, Cached::Node(node.clone()));
-        Ok(node)
+        let fences = Arc::new(Fences::of(&self.node(at, level)?));
+        self.keep_upper(at, Upper::Fences(fences.clone()));
+        Ok(fences)
+    }
+
+    pub(crate) fn has_fences(&self, at: FramePointer) -> bool {
+        self.upper.contains_key(&(at.addr, at.crc))
     }
 
     pub(crate) fn filter(&self, at: FramePointer) -> Result<Arc<Filter>> {
-        let key = (at.addr, at.crc);
-        if let Some(Cached::Filter(f)) = self.cache.get(&key) {
+        if let Some(Upper::Filter(f)) = self.upper.get(&(at.addr, at.crc)) {
             return Ok(f);
         }
         let filter = Arc::new(Filter::parse(self.read_frame(FrameKind::Filter, 0, at)?)?);
-        self.cache.insert(key, Cached::Filter(filter.clone()));
+        self.keep_upper(at, Upper::Filter(filter.clone()));
         Ok(filter)
     }
 
@@ -133,7 +214,8 @@ impl Store {
         }
     }
 
-    /// The bytes of many large values, read with one request for each stretch that lies contiguous on the device.
+    /// The bytes of many large values, read with one request for each stretch that lies contiguous on the device. When the first
+    /// has to be waited for, all others are announced: the device then has them in the air together.
     pub fn read_values(&self, extents: &[ExtentRef]) -> Result<Vec<Bytes>> {
         let mut out = Vec::with_capacity(extents.len());
         let mut i = 0;
@@ -142,12 +224,17 @@ impl Store {
             let mut j = i + 1;
             while j < extents.len()
                 && contiguous(&extents[j - 1], &extents[j])
-                && extents[j].addr + u64::from(extents[j].len) - start <= READ_AHEAD
+                && extents[j].addr + u64::from(extents[j].len) - start <= READ_MOST
             {
                 j += 1;
             }
             let last = extents[j - 1];
-            let data = self.read_raw(Purpose::Pages, start, last.addr + u64::from(last.len) - start)?;
+            let len = last.addr + u64::from(last.len) - start;
+            let begun = Instant::now();
+            let data = self.read_raw(Purpose::Pages, start, len)?;
+            if i == 0 && waited(begun, len) {
+                self.announce(extents[j..].to_vec());
+            }
             for e in &extents[i..j] {
                 let from = (e.addr - start) as usize;
                 let value = data.slice(from..from + e.len as usize);
@@ -158,6 +245,47 @@ impl Store {
         }
         Ok(out)
     }
+
+    /// Tells the device that these values will be read: stretches of neighbours as one, small gaps included.
+    pub fn announce(&self, mut extents: Vec<ExtentRef>) {
+        extents.sort_unstable_by_key(|e| e.addr);
+        self.announce_sorted(Purpose::Pages, extents.iter().map(|e| (e.addr, e.addr.saturating_add(u64::from(e.len)))));
+    }
+
+    /// The same for tuple blocks, by address and length.
+    pub fn announce_blocks(&self, mut blocks: Vec<(u64, u32)>) {
+        blocks.sort_unstable();
+        self.announce_sorted(Purpose::Tuples, blocks.iter().map(|&(addr, len)| (addr, addr.saturating_add(u64::from(len)))));
+    }
+
+    /// The same for ranges in ascending order.
+    pub(crate) fn announce_sorted(&self, purpose: Purpose, ranges: impl Iterator<Item = (u64, u64)>) {
+        let mut stretch: Option<(u64, u64)> = None;
+        for (start, end) in ranges {
+            stretch = match stretch {
+                Some((from, to)) if start.saturating_sub(to) < GAP => Some((from, to.max(end))),
+                before => {
+                    if let Some((from, to)) = before {
+                        self.zones.will_read(purpose, from, to - from);
+                    }
+                    Some((start, end))
+                }
+            };
+        }
+        if let Some((from, to)) = stretch {
+            self.zones.will_read(purpose, from, to - from);
+        }
+    }
+
+    /// The budget of the caches, bytes.
+    pub fn cache_budget(&self) -> u64 {
+        self.budget
+    }
+}
+
+/// `true` when reading `len` bytes took so long that the host did not have them in memory.
+pub fn waited(begun: Instant, len: u64) -> bool {
+    begun.elapsed() > Duration::from_nanos(25_000 + len / 4)
 }
 
 fn check_extent(e: &ExtentRef, data: &[u8]) -> Result<()> {

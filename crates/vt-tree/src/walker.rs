@@ -130,7 +130,7 @@ impl Walker {
             *block = Some(Opened { block: run.store().block_once(at)?, group: 0, items: Vec::new() });
             self.next_item()
         } else {
-            path.push(Step { node: run.store().node(at, level)?, at: 0, origin });
+            path.push(Step { node: Arc::new(run.store().node(at, level)?), at: 0, origin });
             self.settle();
             Ok(())
         }

@@ -273,7 +273,7 @@ impl World {
         c.first().expect("reads");
         let mut at = 0;
         while let Some(item) = c.item() {
-            let (from, to) = self.check_item(item, layer);
+            let (from, to) = self.check_item(&item.to_item(), layer);
             assert!(at <= from, "items ascend and are disjoint");
             self.check_nothing(layer, at, from);
             at = to;
@@ -283,7 +283,7 @@ impl World {
         c.last().expect("reads");
         let mut at = end;
         while let Some(item) = c.item() {
-            let (from, to) = self.check_item(item, layer);
+            let (from, to) = self.check_item(&item.to_item(), layer);
             assert!(to <= at, "items descend and are disjoint");
             self.check_nothing(layer, to, at);
             at = from;
@@ -292,30 +292,30 @@ impl World {
         self.check_nothing(layer, 0, at);
 
         for _ in 0..30 {
-            let before = c.item().map(|i| self.check_item(i, layer));
+            let before = c.item().map(|i| self.check_item(&i.to_item(), layer));
             let key = self.r.below(end);
             match (self.r.below(6), before) {
                 (0, _) => {
                     c.seek(&self.landmarks[key]).expect("reads");
-                    let here = c.item().map(|i| self.check_item(i, layer));
+                    let here = c.item().map(|i| self.check_item(&i.to_item(), layer));
                     assert!(here.is_none_or(|(_, to)| to > key), "seek: the item ends after the key");
                     self.check_nothing(layer, key, here.map_or(end, |(from, _)| from));
                 }
                 (1, _) => {
                     c.seek_before(&self.landmarks[key]).expect("reads");
-                    let here = c.item().map(|i| self.check_item(i, layer));
+                    let here = c.item().map(|i| self.check_item(&i.to_item(), layer));
                     assert!(here.is_none_or(|(from, _)| from < key), "seek_before: the item begins before the key");
                     self.check_nothing(layer, here.map_or(0, |(_, to)| to), key);
                 }
                 (2 | 3, Some((_, at))) => {
                     c.next().expect("reads");
-                    let here = c.item().map(|i| self.check_item(i, layer));
+                    let here = c.item().map(|i| self.check_item(&i.to_item(), layer));
                     assert!(here.is_none_or(|(from, _)| at <= from));
                     self.check_nothing(layer, at, here.map_or(end, |(from, _)| from));
                 }
                 (_, Some((at, _))) => {
                     c.prev().expect("reads");
-                    let here = c.item().map(|i| self.check_item(i, layer));
+                    let here = c.item().map(|i| self.check_item(&i.to_item(), layer));
                     assert!(here.is_none_or(|(_, to)| to <= at));
                     self.check_nothing(layer, here.map_or(0, |(_, to)| to), at);
                 }

@@ -7,6 +7,9 @@ use crate::Purpose;
 pub struct PurposeStats {
     pub read_ops: u64,
     pub read_bytes: u64,
+    /// Ranges that were announced before they were read, each fetched as one; the reads count besides.
+    pub ahead_ops: u64,
+    pub ahead_bytes: u64,
     pub write_ops: u64,
     pub write_bytes: u64,
     /// Accesses that did not begin where the one before ended.
@@ -32,6 +35,8 @@ impl IoStats {
         self.by_purpose.iter().fold(PurposeStats::default(), |sum, p| PurposeStats {
             read_ops: sum.read_ops + p.read_ops,
             read_bytes: sum.read_bytes + p.read_bytes,
+            ahead_ops: sum.ahead_ops + p.ahead_ops,
+            ahead_bytes: sum.ahead_bytes + p.ahead_bytes,
             write_ops: sum.write_ops + p.write_ops,
             write_bytes: sum.write_bytes + p.write_bytes,
             seeks: sum.seeks + p.seeks,

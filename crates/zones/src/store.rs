@@ -256,6 +256,13 @@ impl Zones {
             .map_err(|e| Error::io(format!("reading {} bytes of {purpose} at {addr}", buf.len()), e))
     }
 
+    /// Says that `len` bytes at `addr` are about to be read, so that the device can fetch them meanwhile.
+    pub fn will_read(&self, purpose: Purpose, addr: u64, len: u64) {
+        if self.check_range(addr, len).is_ok() {
+            self.device.will_read(purpose, addr, len);
+        }
+    }
+
     /// Writes inside a zone that was taken.
     pub fn write(&self, purpose: Purpose, addr: u64, bytes: &[u8]) -> Result<()> {
         self.healthy()?;

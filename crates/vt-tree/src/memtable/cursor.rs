@@ -9,7 +9,7 @@
 
 use super::tree::Pos;
 use super::{Memtable, State};
-use crate::{Body, Item, Result, Seq, Source};
+use crate::{Body, Item, ItemRef, Result, Seq, Source};
 use bytes::Bytes;
 use std::sync::Arc;
 
@@ -201,6 +201,11 @@ impl MemtableCursor {
         MemtableCursor { memtable, at, batch: Vec::new(), lo: Vec::new(), hi: None, here: None, size: BATCH_MIN }
     }
 
+    /// [`Source::item`], as it is kept here.
+    pub fn item(&self) -> Option<&Item> {
+        self.here.map(|i| &self.batch[i])
+    }
+
     fn grow(&mut self) {
         self.size = (self.size * 2).min(BATCH_MAX);
     }
@@ -282,8 +287,8 @@ impl Source for MemtableCursor {
         Ok(())
     }
 
-    fn item(&self) -> Option<&Item> {
-        self.here.map(|i| &self.batch[i])
+    fn item(&self) -> Option<ItemRef<'_>> {
+        self.here.map(|i| self.batch[i].borrow())
     }
 
     fn next(&mut self) -> Result<()> {

@@ -22,6 +22,8 @@ pub struct CountDevice {
 struct Counters {
     read_ops: AtomicU64,
     read_bytes: AtomicU64,
+    ahead_ops: AtomicU64,
+    ahead_bytes: AtomicU64,
     write_ops: AtomicU64,
     write_bytes: AtomicU64,
     seeks: AtomicU64,
@@ -46,6 +48,8 @@ impl CountDevice {
             PurposeStats {
                 read_ops: c.read_ops.load(Relaxed),
                 read_bytes: c.read_bytes.load(Relaxed),
+                ahead_ops: c.ahead_ops.load(Relaxed),
+                ahead_bytes: c.ahead_bytes.load(Relaxed),
                 write_ops: c.write_ops.load(Relaxed),
                 write_bytes: c.write_bytes.load(Relaxed),
                 seeks: c.seeks.load(Relaxed),
@@ -73,6 +77,13 @@ impl Device for CountDevice {
         counters.read_bytes.fetch_add(buf.len() as u64, Relaxed);
         self.moved(counters, offset, buf.len());
         self.inner.read_at(purpose, offset, buf)
+    }
+
+    fn will_read(&self, purpose: Purpose, offset: u64, len: u64) {
+        let counters = &self.by_purpose[purpose as usize];
+        counters.ahead_ops.fetch_add(1, Relaxed);
+        counters.ahead_bytes.fetch_add(len, Relaxed);
+        self.inner.will_read(purpose, offset, len);
     }
 
     fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> io::Result<()> {

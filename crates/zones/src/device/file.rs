@@ -2,15 +2,19 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
+use std::num::NonZeroU64;
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
 
-use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock, fstatvfs};
+use rustix::fs::{Advice, FallocateFlags, FlockOperation, fadvise, fallocate, flock, fstatvfs};
 use rustix::io::Errno;
 
 use super::Device;
 use super::direct::DirectWriter;
 use crate::{Error, Purpose, Result};
+
+/// The host fetches no more than its longest request for one piece of advice, and forgets the rest.
+const WILL_READ_PIECE: u64 = 512 << 10;
 
 /// Holds an exclusive `flock` (shared when read-only), which the kernel drops with the last descriptor, also on a crash.
 #[derive(Debug)]
@@ -74,6 +78,17 @@ fn written_to_be_synced(purpose: Purpose) -> bool {
 impl Device for FileDevice {
     fn read_at(&self, _: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         self.file.read_exact_at(buf, offset)
+    }
+
+    fn will_read(&self, _: Purpose, offset: u64, len: u64) {
+        let end = offset.saturating_add(len);
+        let mut at = offset;
+        while at < end {
+            let piece = (end - at).min(WILL_READ_PIECE);
+            // A hint: where it fails, the read itself will tell.
+            let _ = fadvise(&self.file, at, NonZeroU64::new(piece), Advice::WillNeed);
+            at += piece;
+        }
     }
 
     fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> io::Result<()> {

@@ -27,6 +27,9 @@ pub trait Device: Send + Sync + 'static {
     /// Fills all of `buf`; a range beyond the end is an `UnexpectedEof` error.
     fn read_at(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()>;
 
+    /// Says that a range is about to be read, so that it can be fetched meanwhile. Returns at once; a device that cannot does nothing.
+    fn will_read(&self, _purpose: Purpose, _offset: u64, _len: u64) {}
+
     /// Writes all of `buf`, which must lie inside the device. Not durable before the next [`Device::sync`].
     fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> io::Result<()>;
 

@@ -1,0 +1,163 @@
+//! Reading ahead of a cursor. Values are written in windows, each sorted by key, and stay where they are; so in key order they lie in many
+//! places, and a scan that read one after the other would wait for the device each time. Once a cursor's large values have been
+//! asked for, and had to be waited for, it walks the index ahead of its position, sorts what it finds by place, and announces it to
+//! the device, neighbours together; when a tuple is handed out, its value is in the host's memory most often.
+//!
+//! What is announced doubles from a little to a lot as the scan goes on, so a short range reads little in vain. Of the
+//! values themselves nothing is kept here; a tuple in the queue takes about a hundred bytes.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
+
+use bytes::Bytes;
+use vt_tree::{ExtentRef, Store, TreeTuple, Value, waited};
+
+use crate::error::{Error, Result};
+
+/// Large values that were waited for before anything is announced.
+const SLOW: u32 = 2;
+/// Bytes of values announced at first, and at most when the memory budget is large.
+const WINDOW_MIN: u64 = 128 << 10;
+const WINDOW_MAX: u64 = 32 << 20;
+/// What a tuple in the queue takes, about.
+const QUEUED: u64 = 128;
+
+/// Reads large values for the tuples of one cursor, and notes how that goes.
+pub(crate) struct Reader {
+    store: Arc<Store>,
+    /// Bytes of large values asked for since the last seek.
+    asked: AtomicU64,
+    slow: AtomicU32,
+}
+
+impl Reader {
+    pub fn new(store: &Arc<Store>) -> Arc<Reader> {
+        Arc::new(Reader { store: store.clone(), asked: AtomicU64::new(0), slow: AtomicU32::new(0) })
+    }
+
+    pub fn read(&self, value: &Value) -> Result<Bytes> {
+        match value {
+            Value::Inline(bytes) => Ok(bytes.clone()),
+            Value::Extent(e) => {
+                let begun = Instant::now();
+                let bytes = self.store.read_value(value)?;
+                self.asked.fetch_add(u64::from(e.len), Relaxed);
+                if waited(begun, u64::from(e.len)) {
+                    self.slow.fetch_add(1, Relaxed);
+                }
+                Ok(bytes)
+            }
+        }
+    }
+
+    fn reset(&self) {
+        self.asked.store(0, Relaxed);
+        self.slow.store(0, Relaxed);
+    }
+}
+
+/// Why nothing more is taken into the queue.
+enum Stop {
+    End,
+    Failed(Error),
+}
+
+/// The tuples between a cursor's position and that of its tree.
+pub(crate) struct Ahead {
+    pub reader: Arc<Reader>,
+    queue: VecDeque<TreeTuple>,
+    pub forward: bool,
+    /// The tuple handed out last, when it came out of the queue.
+    pub last: Bytes,
+    stop: Option<Stop>,
+    /// Bytes of large values handed out since the last seek; in the queue; and how many it may become.
+    given: u64,
+    bytes: u64,
+    window: u64,
+}
+
+impl Ahead {
+    pub fn new(store: &Arc<Store>) -> Ahead {
+        Ahead {
+            reader: Reader::new(store),
+            queue: VecDeque::new(),
+            forward: true,
+            last: Bytes::new(),
+            stop: None,
+            given: 0,
+            bytes: 0,
+            window: 0,
+        }
+    }
+
+    /// The cursor goes elsewhere.
+    pub fn leave(&mut self) {
+        self.reader.reset();
+        self.queue = VecDeque::new();
+        (self.stop, self.given, self.bytes, self.window) = (None, 0, 0, 0);
+    }
+
+    /// `true` when the tree is not where the cursor is.
+    pub fn in_use(&self) -> bool {
+        !self.queue.is_empty() || self.stop.is_some()
+    }
+
+    /// A large value is handed out.
+    pub fn gives(&mut self, len: u64) {
+        self.given += len;
+    }
+
+    /// `true` when it is time to look further ahead: values are wanted, and what is known of them runs short.
+    pub fn wants(&self) -> bool {
+        let asked = self.reader.asked.load(Relaxed);
+        self.stop.is_none() && self.bytes <= self.window / 2 && self.reader.slow.load(Relaxed) >= SLOW && asked >= self.given / 2
+    }
+
+    /// Takes what `next` gives into the queue, up to the window, and announces it.
+    pub fn fill(&mut self, forward: bool, mut next: impl FnMut() -> Result<Option<TreeTuple>>) {
+        let budget = self.reader.store.cache_budget();
+        self.forward = forward;
+        self.window = (self.window * 2).clamp(WINDOW_MIN, (budget / 3).clamp(WINDOW_MIN, WINDOW_MAX));
+        let most = (budget / 64 / QUEUED).max(16) as usize;
+        let mut extents: Vec<ExtentRef> = Vec::new();
+        while self.bytes < self.window && self.queue.len() < most {
+            match next() {
+                Ok(Some(tuple)) => {
+                    if let Value::Extent(e) = tuple.value {
+                        self.bytes += u64::from(e.len);
+                        extents.push(e);
+                    }
+                    self.queue.push_back(tuple);
+                }
+                Ok(None) => {
+                    self.stop = Some(Stop::End);
+                    break;
+                }
+                Err(e) => {
+                    self.stop = Some(Stop::Failed(e));
+                    break;
+                }
+            }
+        }
+        self.reader.store.announce(extents);
+    }
+
+    /// The next tuple of the queue. `Ok(None)`: the end of the range; to be asked only while in use.
+    pub fn take(&mut self) -> Result<Option<TreeTuple>> {
+        match self.queue.pop_front() {
+            Some(tuple) => {
+                if let Value::Extent(e) = tuple.value {
+                    self.bytes = self.bytes.saturating_sub(u64::from(e.len));
+                }
+                self.last = tuple.key.clone();
+                Ok(Some(tuple))
+            }
+            None => match self.stop.take() {
+                Some(Stop::Failed(e)) => Err(e),
+                _ => Ok(None),
+            },
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! An index node as reads need it: where each key lies, in little memory.
+//!
+//! Merges want all that an [`Entry`] says; a search wants one comparison after the other without leaving a few cache lines, and as many
+//! nodes in memory as can be. So the sums are left out, the prefix that all lower fences share is stored once, and the eight
+//! bytes behind it stand side by side as numbers: most searches touch nothing else.
+
+use crate::entry::Entry;
+use crate::frame::FramePointer;
+use crate::node::Node;
+
+/// What lies beneath one entry.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target {
+    pub at: FramePointer,
+    pub range_tombstones: bool,
+    /// A tuple block that mostly refers to large values: part of their index, small beside them.
+    pub refers: bool,
+}
+
+impl Target {
+    pub fn of(e: &Entry) -> Target {
+        Target { at: e.at, range_tombstones: e.range_tombstones, refers: e.value_bytes > 4 * e.block_bytes }
+    }
+}
+
+/// The lower fences of a node's entries, and where these point.
+#[derive(Debug)]
+pub(crate) struct Fences {
+    pub level: u16,
+    /// The prefix that all lower fences share, then the rest of each.
+    keys: Box<[u8]>,
+    prefix: u32,
+    /// Where the rest of each key ends in `keys`.
+    ends: Box<[u32]>,
+    /// The first eight bytes of each rest, as a number that sorts as they do.
+    heads: Box<[u64]>,
+    targets: Box<[Target]>,
+    /// Of pointers to leaf index nodes, and then one for each; a length of 0 stands for none.
+    filters: Box<[FramePointer]>,
+}
+
+fn head(rest: &[u8]) -> u64 {
+    let mut bytes = [0; 8];
+    let n = rest.len().min(8);
+    bytes[..n].copy_from_slice(&rest[..n]);
+    u64::from_be_bytes(bytes)
+}
+
+impl Fences {
+    pub fn of(node: &Node) -> Fences {
+        let entries = &node.entries;
+        let shared = match (entries.first(), entries.last()) {
+            (Some(a), Some(b)) => a.low.iter().zip(&b.low).take_while(|(x, y)| x == y).count(),
+            _ => 0,
+        };
+        let mut keys: Vec<u8> = entries.first().map(|e| e.low[..shared].to_vec()).unwrap_or_default();
+        let mut ends = Vec::with_capacity(entries.len());
+        for e in entries {
+            // Keys between the first and the last share what these share.
+            keys.extend_from_slice(&e.low[shared..]);
+            ends.push(keys.len() as u32);
+        }
+        let filters = match entries.iter().any(|e| e.filter.is_some()) {
+            true => entries.iter().map(|e| e.filter.unwrap_or_default()).collect(),
+            false => Box::default(),
+        };
+        Fences {
+            level: node.level,
+            keys: keys.into(),
+            prefix: shared as u32,
+            ends: ends.into(),
+            heads: entries.iter().map(|e| head(&e.low[shared..])).collect(),
+            targets: entries.iter().map(Target::of).collect(),
+            filters,
+        }
+    }
+
+    /// Memory that it takes, bytes.
+    pub fn weight(&self) -> usize {
+        size_of::<Self>()
+            + self.keys.len()
+            + self.targets.len() * (12 + size_of::<Target>())
+            + self.filters.len() * size_of::<FramePointer>()
+    }
+
+    pub fn len(&self) -> usize {
+        self.targets.len()
+    }
+
+    pub fn target(&self, i: usize) -> Target {
+        self.targets[i]
+    }
+
+    pub fn filter(&self, i: usize) -> Option<FramePointer> {
+        self.filters.get(i).copied().filter(|f| f.len > 0)
+    }
+
+    fn rest(&self, i: usize) -> &[u8] {
+        let start = if i == 0 { self.prefix } else { self.ends[i - 1] };
+        &self.keys[start as usize..self.ends[i] as usize]
+    }
+
+    /// How many entries begin at or below `key` (`or_at`), or below it.
+    fn below(&self, key: &[u8], or_at: bool) -> usize {
+        let prefix = &self.keys[..self.prefix as usize];
+        let n = prefix.len().min(key.len());
+        match key[..n].cmp(&prefix[..n]) {
+            std::cmp::Ordering::Less => return 0,
+            std::cmp::Ordering::Greater => return self.len(),
+            // The key is itself a part of the prefix.
+            std::cmp::Ordering::Equal if n < prefix.len() => return 0,
+            std::cmp::Ordering::Equal => {}
+        }
+        let rest = &key[n..];
+        let h = head(rest);
+        let first = self.heads.partition_point(|&x| x < h);
+        let same = self.heads[first..].partition_point(|&x| x == h);
+        // Equal heads are decided by the whole keys.
+        let (mut lo, mut hi) = (first, first + same);
+        while lo < hi {
+            let mid = (lo + hi) / 2;
+            let low = self.rest(mid);
+            if low < rest || (or_at && low == rest) { lo = mid + 1 } else { hi = mid }
+        }
+        lo
+    }
+
+    /// The last entry that begins at or below `key`: the only one that can cover it. `None`: all begin above.
+    pub fn covering(&self, key: &[u8]) -> Option<usize> {
+        self.below(key, true).checked_sub(1)
+    }
+
+    /// The last entry that begins below `key`.
+    pub fn before(&self, key: &[u8]) -> Option<usize> {
+        self.below(key, false).checked_sub(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+
+    fn node(lows: &[&[u8]]) -> Node {
+        let mut b = crate::node::NodeBuilder::default();
+        for (i, low) in lows.iter().enumerate() {
+            let mut high = low.to_vec();
+            high.push(0);
+            b.push(Entry {
+                low: Bytes::copy_from_slice(low),
+                high: Bytes::from(high),
+                at: FramePointer { addr: 4096 * (i as u64 + 1), len: 4096, crc: i as u32 },
+                filter: None,
+                tombstones: false,
+                range_tombstones: false,
+                items: 1,
+                max_seq: 0,
+                block_bytes: 4096,
+                block_spans: 1,
+                value_bytes: 0,
+                value_spans: 0,
+                zones: Bytes::from_static(&[0]),
+            });
+        }
+        Node::parse(Bytes::from(b.payload()), 1, 4096).expect("what is built parses")
+    }
+
+    #[test]
+    fn a_search_finds_what_a_walk_finds() {
+        let sets: [&[&[u8]]; 5] = [
+            &[b""],
+            &[b"a", b"ab", b"abc\0", b"abc\0\0\0\0\0\0\0\0\0", b"abc\0\0\0\0\0\0\0\0\0\0", b"abd"],
+            &[b"same prefix 00000000a", b"same prefix 00000000b", b"same prefix 1"],
+            &[b"", b"\0", b"\0\0", b"\xff\xff\xff\xff\xff\xff\xff\xff\xff"],
+            &[b"only one"],
+        ];
+        let probes: Vec<&[u8]> =
+            sets.concat().into_iter().chain([&b"same"[..], b"same prefix 00000000aa", b"same z", b"zz", b"abc"]).collect();
+        for lows in sets {
+            let f = Fences::of(&node(lows));
+            for p in &probes {
+                assert_eq!(f.covering(p), lows.iter().rposition(|l| l <= p), "{lows:?} {p:?}");
+                assert_eq!(f.before(p), lows.iter().rposition(|l| l < p), "{lows:?} {p:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! The items of one group of a tuple block, decoded into memory that is used again and again: what a cursor walks on.
+
+use bytes::Bytes;
+
+use crate::item::{BodyRef, ExtentRef, ItemRef, Seq, ValueRef};
+
+/// A body; bytes by their place in the block.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Place {
+    Inline(u32, u32),
+    Extent(ExtentRef),
+    Delete,
+    DeleteRange(u32, u32),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    key: (u32, u32),
+    seq: Seq,
+    body: Place,
+}
+
+/// Decoded items. Keys are copied, since they lie in the block without the prefix that they share; all else stays there.
+#[derive(Default)]
+pub(crate) struct Group {
+    data: Bytes,
+    keys: Vec<u8>,
+    slots: Vec<Slot>,
+}
+
+impl Group {
+    /// Empty, over the bytes of a block.
+    pub fn begin(&mut self, data: &Bytes) {
+        // Most often the block is the same as before.
+        if self.data.as_ptr() != data.as_ptr() || self.data.len() != data.len() {
+            self.data = data.clone();
+        }
+        self.keys.clear();
+        self.slots.clear();
+    }
+
+    pub fn clear(&mut self) {
+        self.data = Bytes::new();
+        self.keys.clear();
+        self.slots.clear();
+    }
+
+    /// Adds an item whose key begins with `shared` bytes of the key before it, which must be as long.
+    pub fn push(&mut self, shared: usize, suffix: &[u8], seq: Seq, body: Place) {
+        let start = self.keys.len();
+        if shared > 0 {
+            let from = self.slots.last().map_or(0, |s| s.key.0 as usize);
+            self.keys.extend_from_within(from..from + shared);
+        }
+        self.keys.extend_from_slice(suffix);
+        self.slots.push(Slot { key: (start as u32, self.keys.len() as u32), seq, body });
+    }
+
+    /// Length of the last key; 0 when there is none.
+    pub fn last_key_len(&self) -> usize {
+        self.slots.last().map_or(0, |s| (s.key.1 - s.key.0) as usize)
+    }
+
+    pub fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    #[inline]
+    pub fn key(&self, i: usize) -> Option<&[u8]> {
+        self.slots.get(i).map(|s| &self.keys[s.key.0 as usize..s.key.1 as usize])
+    }
+
+    #[inline]
+    pub fn item(&self, i: usize) -> Option<ItemRef<'_>> {
+        let s = self.slots.get(i)?;
+        let body = match s.body {
+            Place::Inline(a, b) => BodyRef::Put(ValueRef::Inline(&self.data[a as usize..b as usize], &self.data)),
+            Place::Extent(e) => BodyRef::Put(ValueRef::Extent(e)),
+            Place::Delete => BodyRef::Delete,
+            Place::DeleteRange(a, b) => BodyRef::DeleteRange { end: &self.data[a as usize..b as usize] },
+        };
+        Some(ItemRef { key: &self.keys[s.key.0 as usize..s.key.1 as usize], seq: s.seq, body })
+    }
+
+    /// How many items from the front fulfil `pred`; they must come first.
+    pub fn partition_point(&self, pred: impl Fn(ItemRef<'_>) -> bool) -> usize {
+        (0..self.len()).take_while(|&i| self.item(i).is_some_and(&pred)).count()
+    }
+}

@@ -1,0 +1,69 @@
+//! The way from the root of a run down to one tuple block, and from there to its neighbours.
+
+use std::sync::Arc;
+
+use crate::fences::{Fences, Target};
+use crate::run::Run;
+use crate::{Error, Result};
+
+/// Index nodes from the root down, and the entry taken in each. Empty: nowhere.
+#[derive(Clone, Default)]
+pub(crate) struct Path {
+    steps: Vec<(Arc<Fences>, usize)>,
+}
+
+impl Path {
+    pub fn clear(&mut self) {
+        self.steps.clear();
+    }
+
+    /// From the root to a block, choosing an entry at every node. Nowhere, when a node has none to choose.
+    pub fn descend(&mut self, run: &Run, choose: impl Fn(&Fences) -> Option<usize>) -> Result<()> {
+        self.clear();
+        let mut node = run.top()?;
+        loop {
+            let Some(i) = choose(&node).filter(|&i| i < node.len()) else {
+                self.clear();
+                return Ok(());
+            };
+            let (target, level) = (node.target(i), node.level - 1);
+            self.steps.push((node, i));
+            if level == 0 {
+                return Ok(());
+            }
+            node = run.store().fences(target.at, level)?;
+        }
+    }
+
+    /// The block here.
+    pub fn here(&self) -> Option<Target> {
+        self.steps.last().map(|(node, i)| node.target(*i))
+    }
+
+    /// To the neighbouring block; `false`, and nowhere, at the end of the run. `entered` is told of each leaf index node that is
+    /// gone to and of its place in the node above.
+    pub fn turn(&mut self, run: &Run, forward: bool, mut entered: impl FnMut(&Fences, usize)) -> Result<bool> {
+        let beside = |node: &Fences, i: usize| if forward { Some(i + 1).filter(|&n| n < node.len()) } else { i.checked_sub(1) };
+        loop {
+            let Some((node, i)) = self.steps.last_mut() else { return Ok(false) };
+            if let Some(n) = beside(node, *i) {
+                *i = n;
+                break;
+            }
+            self.steps.pop();
+        }
+        while let Some((node, i)) = self.steps.last().filter(|(node, _)| node.level > 1) {
+            let (at, level) = (node.target(*i).at, node.level - 1);
+            if level == 1 {
+                entered(node, *i);
+            }
+            let child = run.store().fences(at, level)?;
+            let n = if forward { 0 } else { child.len().saturating_sub(1) };
+            if child.len() == 0 {
+                return Err(Error::corrupt("index node without entries", at.addr));
+            }
+            self.steps.push((child, n));
+        }
+        Ok(true)
+    }
+}
