@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::memory_limit::MemoryLimit;
 use crate::outcome::Outcome;
-use crate::spec::{Read, Spec, name};
+use crate::spec::{Kind, Read, Spec, name};
 
 /// Scratch data that goes when this goes.
 struct Scratch(PathBuf);
@@ -28,7 +28,9 @@ pub fn run(spec: &Spec, reads: &[Read], get_ops: u64, sink: &mut dyn FnMut(Outco
     drop_caches();
     sink(child(spec)?)?;
     for &read in reads {
-        let mut spec = Spec { read: Some(read), ops: get_ops, series: None, ..spec.clone() };
+        // A short range reads a hundred tuples.
+        let ops = if read.kind() == Kind::Short { (get_ops / 100).max(100) } else { get_ops };
+        let mut spec = Spec { read: Some(read), ops, series: None, ..spec.clone() };
         if !read.warm() {
             drop_caches();
         }

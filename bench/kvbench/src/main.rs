@@ -6,10 +6,12 @@ mod engines;
 mod histogram;
 mod keys;
 mod load;
+mod medians;
 mod memory_limit;
 mod meter;
 mod outcome;
 mod phase;
+mod plot;
 mod reads;
 mod report;
 mod run;
@@ -33,6 +35,8 @@ enum Command {
     Run(Box<run::Options>),
     /// Prints tables of what JSON lines say: medians, and ratios to the best peer.
     Report(report::Options),
+    /// Draws what JSON lines say as SVG.
+    Plot(plot::Options),
     /// Names the engines that can be run.
     Engines,
     /// One phase of a case: what `run` starts for itself.
@@ -54,6 +58,7 @@ fn command(command: Command) -> Result<()> {
     match command {
         Command::Run(options) => run::run(&options),
         Command::Report(options) => report::run(&options),
+        Command::Plot(options) => plot::run(&options),
         Command::Engines => {
             for name in engines::NAMES {
                 let note = engines::unfit(name, true, 4096).map_or_else(String::new, |why| format!("  ({why})"));

@@ -13,6 +13,8 @@ pub struct Outcome {
     /// `load`, or what was read after the load: `get-cold`, `scan-warm`, …
     pub phase: String,
     pub value_bytes: u64,
+    /// Keys and values of the data set as asked for, MiB.
+    pub data_mib: u64,
     pub round: u32,
     pub journal: bool,
     pub memory: u64,

@@ -27,6 +27,7 @@ pub fn run(spec: &Spec) -> Result<Outcome> {
         load: name(&spec.load),
         phase: spec.read.as_ref().map_or_else(|| "load".into(), name),
         value_bytes: spec.settings.value_bytes,
+        data_mib: spec.bytes >> 20,
         round: spec.round,
         journal: spec.settings.journal,
         memory: spec.settings.memory,

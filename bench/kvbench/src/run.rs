@@ -67,7 +67,7 @@ pub struct Options {
     #[arg(long)]
     ops: Option<u64>,
     /// Gets of a read phase; short ranges are a hundredth of it
-    #[arg(long, default_value_t = 100_000)]
+    #[arg(long, default_value_t = 50_000)]
     gets: u64,
     /// Seconds that a read phase takes at most
     #[arg(long, default_value_t = 10.0)]
