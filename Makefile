@@ -3,7 +3,7 @@
 CARGO ?= cargo
 KVFS   = target/release/kvfs
 
-.PHONY: help setup build demo test lint test-long crash-live full real-world posix bench-first install clean
+.PHONY: help setup build demo test lint test-long crash-live full real-world posix bench-first bench-kv lint-bench install clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -52,6 +52,13 @@ posix: build
 ## make bench-first  the first table: KVFS against ext4 on a loop device, interleaved in one run (docs/bench/first.md)
 bench-first: build
 	python3 scripts/bench_first.py --kvfs $(KVFS) --out docs/bench/first.md
+
+## make bench-kv     kvdb beside RocksDB, LevelDB, fjall and redb: tables and pictures in docs/bench/kv.md (ROUNDS=1, STAGES=...)
+bench-kv: setup
+	@bash scripts/bench_kv.sh $(STAGES)
+
+lint-bench:
+	cd bench/kvbench && $(CARGO) fmt --check && $(CARGO) clippy --all-targets --quiet -- -D warnings
 
 ## make install      install kvfs and its helpers for mount(8) and umount(8) (PREFIX=/usr/local)
 PREFIX ?= /usr/local

@@ -34,10 +34,13 @@ pub fn draw(all: &BTreeMap<Setting, Phases>) -> Vec<Picture> {
 
 fn picture(title: &str, groups: &[&(&Setting, &Phases)]) -> String {
     let mut engines: Vec<&String> = Vec::new();
-    let rates: Vec<Vec<(&String, f64)>> =
-        groups.iter().map(|(_, phases)| phases["load"].iter().map(|(label, r)| (label, r.ops_per_s())).collect()).collect();
+    let shown = |phases: &'_ Phases| -> Vec<(String, f64)> {
+        let ours_as_it_is = phases["load"].iter().filter(|(label, r)| r.is_peer() || label == "kvdb");
+        ours_as_it_is.map(|(label, r)| (label.clone(), r.ops_per_s())).collect()
+    };
+    let rates: Vec<Vec<(String, f64)>> = groups.iter().map(|(_, phases)| shown(phases)).collect();
     for (label, _) in rates.iter().flatten() {
-        if !engines.contains(label) {
+        if !engines.contains(&label) {
             engines.push(label);
         }
     }
@@ -46,7 +49,7 @@ fn picture(title: &str, groups: &[&(&Setting, &Phases)]) -> String {
     let mut chart = Chart::new(title, "", "inserts/s", width * groups.len() as f64, most);
     for (g, ((setting, _), rates)) in groups.iter().zip(&rates).enumerate() {
         for (label, rate) in rates {
-            let place = engines.iter().position(|e| e == label).unwrap_or(0) as f64;
+            let place = engines.iter().position(|e| *e == label).unwrap_or(0) as f64;
             let left = g as f64 * width + 0.5 + place;
             chart.bar(left + 0.05, left + 0.95, *rate, colour(label));
         }

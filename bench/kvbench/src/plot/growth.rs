@@ -56,9 +56,15 @@ fn picture(title: &str, unit: &str, sizes: &[(&Setting, &Phases)], figure: Figur
     }
     let smallest = sizes.iter().map(|s| s.0.data_mib as f64).fold(f64::MAX, f64::min).log2();
     let place = |mib: f64| mib.log2() - smallest;
-    let most = lines.values().flatten().map(|p| p.1).fold(0.0, f64::max);
     let terabyte = place(1024.0 * 1024.0);
-    let mut chart = Chart::new(title, "", unit, terabyte + 0.3, most * 1.3);
+    let mut lines: Vec<_> = lines.into_iter().collect();
+    for (_, points) in &mut lines {
+        points.sort_by(|a, b| a.0.total_cmp(&b.0));
+        points.iter_mut().for_each(|p| p.0 = place(p.0));
+    }
+    let then = |points: &[(f64, f64)]| fit(points).map_or(0.0, |(at, slope)| at + slope * terabyte);
+    let most = lines.iter().map(|(_, points)| points.iter().map(|p| p.1).fold(then(points), f64::max)).fold(0.0, f64::max);
+    let mut chart = Chart::new(&format!("{title}, by size of the data"), "", unit, terabyte + 0.3, most * 1.1);
     for (setting, _) in sizes {
         let x = chart.x(place(setting.data_mib as f64));
         let size =
@@ -66,10 +72,8 @@ fn picture(title: &str, unit: &str, sizes: &[(&Setting, &Phases)], figure: Figur
         chart.text(x, HEIGHT - 34.0, &size, "middle", "font-size=\"10\"");
     }
     let x = chart.x(terabyte);
-    chart.text(x, HEIGHT - 34.0, "1 TiB?", "middle", "font-size=\"10\"");
-    for (label, mut points) in lines {
-        points.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let placed: Vec<(f64, f64)> = points.iter().map(|p| (place(p.0), p.1)).collect();
+    chart.text(x, HEIGHT - 34.0, "1T", "middle", "font-size=\"10\"");
+    for (label, placed) in lines {
         chart.line(&placed, colour(label), 2.0);
         placed.iter().for_each(|p| chart.dot(p.0, p.1, colour(label)));
         let mut key = label.clone();

@@ -1,0 +1,123 @@
+#!/bin/bash
+# The key-value benchmark: runs stages of `kvbench`, collects JSON lines, and writes the tables and pictures of docs/bench/kv.md.
+#
+#   scripts/bench_kv.sh [stage…]      without a stage: inserts reads thresholds, about a quarter of an hour on a quiet machine
+#
+#   inserts     the six loads of the paper's §4.1 with a journal
+#   reads       cold, warm, missing and limited reads, scans and short ranges after random loads
+#   thresholds  kvdb by stitching threshold (Figure 6)
+#   no-journal  the six loads without a journal
+#   more        overwrites, write–delete–write, range deletes, YCSB
+#   growth      kvdb at 1, 2, 4, 8 and 16 GiB (long; needs 40 GiB of disk)
+#
+# ROUNDS: how often, engines interleaved (1). MIB, SMALL_MIB: data sets of 4 KiB and of 64 B values (1024, 256). DIR: scratch, on the
+# file system to be measured. OUT: where the results go. KEEP=1: results are added to what is there. ENGINES: a list with commas.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+ROUNDS=${ROUNDS:-1} MIB=${MIB:-1024} SMALL_MIB=${SMALL_MIB:-256} DIR=${DIR:-bench-scratch} OUT=${OUT:-docs/bench}
+ENGINES=${ENGINES:-kvdb,rocksdb,rocksdb-universal,rocksdb-blob,leveldb,fjall,fjall-kv,redb}
+STAGES=("$@")
+[ ${#STAGES[@]} -gt 0 ] || STAGES=(inserts reads thresholds)
+
+# The peers that are C++ libraries are opened when they are asked for; without them the others still run.
+missing=()
+for package in libleveldb-dev librocksdb-dev; do
+    dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q "install ok" || missing+=("$package")
+done
+if [ ${#missing[@]} -gt 0 ]; then
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+        echo "installing: ${missing[*]}"
+        apt-get update -qq
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+    else
+        echo "missing packages: ${missing[*]}; their engines will fail (Debian: sudo apt-get install ${missing[*]})" >&2
+    fi
+fi
+
+cargo build --release --quiet --manifest-path bench/kvbench/Cargo.toml ${FEATURES:+--features "$FEATURES"}
+target=$(cargo metadata --format-version 1 --no-deps --manifest-path bench/kvbench/Cargo.toml | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
+kvbench=$target/release/kvbench
+
+mkdir -p "$OUT" "$DIR"
+lines=$OUT/kv.jsonl commands=$OUT/kv.commands
+[ -n "${KEEP:-}" ] || rm -f "$lines" "$commands"
+
+# A case that fails is told and left out; the others go on.
+run() {
+    echo "kvbench run $*" >>"$commands"
+    "$kvbench" run --rounds "$ROUNDS" --dir "$DIR" --out "$lines" "$@" || echo "some cases failed: kvbench run $*" >&2
+}
+large=(--values 4096 --mib "$MIB")
+small=(--values 64 --mib "$SMALL_MIB")
+reads=get-cold,get-warm,get-limited,missing-warm,scan-cold,scan-warm,scan-limited,short-cold,short-limited
+append_and_sequential=sequential,append
+
+for stage in "${STAGES[@]}"; do
+    echo "== $stage"
+    case $stage in
+        inserts)
+            for size in large small; do
+                declare -n these=$size
+                # The reads stage loads at random anyway.
+                case " ${STAGES[*]} " in
+                    *" reads "*) run --engines "$ENGINES" --loads "$append_and_sequential" --reads scan-cold "${these[@]}" ;;
+                    *) run --engines "$ENGINES" --loads sequential,random,append "${these[@]}" ;;
+                esac
+            done
+            ;;
+        reads)
+            run --engines "$ENGINES" --loads random --reads "$reads" --read-seconds 3 "${large[@]}"
+            run --engines "$ENGINES" --loads random --reads "$reads" --read-seconds 3 "${small[@]}"
+            ;;
+        thresholds)
+            run --engines kvdb --loads append,random --reads scan-cold --stitch-at 0,16384,65536,262144,1048576,max "${large[@]}"
+            ;;
+        no-journal)
+            run --engines "$ENGINES" --journal off "${large[@]}"
+            run --engines "$ENGINES" --journal off "${small[@]}"
+            ;;
+        more)
+            all=overwrite,write-delete-write,range-delete,ycsb-a,ycsb-b,ycsb-c,ycsb-d,ycsb-e,ycsb-f
+            run --engines "$ENGINES" --loads "$all" "${large[@]}"
+            run --engines "$ENGINES" --loads "$all" "${small[@]}"
+            ;;
+        growth)
+            for gib in 1 2 4 8 16; do
+                run --engines kvdb --loads random,append --values 4096 --mib $((gib * 1024))
+                run --engines kvdb --loads random --values 64 --mib $((gib * 1024))
+            done
+            ;;
+        *)
+            echo "no stage is called $stage: see the top of $0" >&2
+            exit 2
+            ;;
+    esac
+done
+rmdir "$DIR" 2>/dev/null || true
+
+"$kvbench" plot --out "$OUT" "$lines" >/dev/null
+{
+    echo "# kvdb beside the engines that people use"
+    echo
+    echo "\`make bench-kv\` · $(nproc) cores ($(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1)), Linux $(uname -r) · $ROUNDS" \
+        "rounds, engines interleaved, each phase in a process of its own · 256 MiB of memory for each engine, 64 MiB of them a write" \
+        "buffer, no compression, a journal that is not synced unless it says \"no journal\" · medians. \"Written\" counts the bytes that the" \
+        "process sent to storage for each byte of keys and values; a ratio above 1 means that the engine is faster than the best peer. redb" \
+        "and LMDB put a thousand puts in a transaction."
+    echo
+    echo "The lines behind the tables are in \`kv.jsonl\`; the commands were:"
+    echo
+    echo '```'
+    sort -u "$commands"
+    echo '```'
+    echo
+    "$kvbench" report "$lines"
+    echo
+    for picture in "$OUT"/kv-*.svg; do
+        name=$(basename "$picture")
+        echo "![$name]($name)"
+    done
+} >"$OUT/kv.md"
+rm -f "$commands"
+echo "$OUT/kv.md"
