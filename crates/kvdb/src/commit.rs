@@ -8,6 +8,7 @@
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
+use parking_lot::MutexGuard;
 use vt_tree::{ExtentRef, Seq, Slot, Value, place_value};
 use zones::{Hold, Purpose, Reserve};
 
@@ -50,6 +51,15 @@ impl Pipeline {
     /// Position behind everything committed.
     pub(crate) fn end(&self) -> u64 {
         self.position + self.pending.len() as u64
+    }
+
+    /// The stream, to append a commit to.
+    fn stream(&mut self) -> &mut Vec<u8> {
+        let stream = &mut self.pending.stream;
+        if stream.len() == crate::chunk::HEADER {
+            stream.extend_from_slice(&record::number(self.next_seq));
+        }
+        stream
     }
 
     /// Takes what is pending, to be written by `writer`. Until that is done, the room is known to be what it leaves at least.
@@ -123,17 +133,7 @@ impl Database {
         }
         self.counters.commits.add(1);
         self.counters.user_bytes.add(user_bytes);
-        if durability == Durability::Synced {
-            self.synced_commits.store(true, Ordering::Relaxed);
-            let synced = self.sync_to(applied.end);
-            if self.options.journal {
-                // It has happened: without its sync nobody could say whether it will last. All space that this takes was taken before,
-                // so a host that has none breaks its word.
-                synced.map_err(|e| self.health.fail("syncing a commit", &e))?;
-            } else {
-                synced?;
-            }
-        }
+        self.sync_if(durability, &applied)?;
         self.after_commit(applied)
     }
 
@@ -193,12 +193,60 @@ impl Database {
         Ok((extents, fill.finish()?))
     }
 
-    /// The locked part: journal buffer, memtables, visibility.
-    fn apply(&self, record: usize, changes: &Changes, hold: Hold) -> Result<Applied> {
-        let need = if self.options.journal { record + record::NUMBER_SIZE } else { 0 };
-        let values = changes.iter().filter_map(|(_, op)| if let Op::PutUnplaced(_, v) = op { Some(v) } else { None });
-        let cost: u64 = values.map(|v| unplaced::cost(v.len())).sum();
-        let mut pipeline = loop {
+    /// One put: what [`Database::commit`] does with a batch of it, without the batch.
+    pub(crate) fn put(&self, dict: DictionaryId, key: &[u8], value: &[u8], durability: Durability) -> Result<()> {
+        self.writable()?;
+        check_put(key.len(), value.len())?;
+        let version = self.version.load();
+        let large = value.len() >= version.tree(dict)?.info.options.separate_at.max(1) as usize;
+        let unplaced = large && (durability == Durability::Buffered || !self.options.journal);
+        if large
+            && (self.options.late_bind_at.min(unplaced::LONGEST) <= value.len() as u64 || self.options.late_bind_at == u64::MAX)
+        {
+            drop(version);
+            let mut batch = Batch::new();
+            batch.put(dict, Bytes::copy_from_slice(key), Bytes::copy_from_slice(value));
+            return self.commit(batch, durability);
+        }
+        // No version may be held while space or memory is waited for, which one could keep.
+        drop(version);
+        let need = record::put_size(dict, key.len(), if unplaced { None } else { Some(value.len()) });
+        self.admit(key.len() + value.len(), if unplaced { value.len() } else { 0 }, false)?;
+        let copy = unplaced.then(|| self.chunks.lock().copy(value));
+        let applied = {
+            let mut pipeline = self.enter(need, copy.as_ref().map_or(0, |v| unplaced::cost(v.len())))?;
+            let version = self.version.load();
+            let layer = version.tree(dict)?.layers.first().ok_or_else(|| Error::NoDictionary(format!("{} (by number)", dict.0)))?;
+            let seq = pipeline.next_seq;
+            let before = layer.memtable.bytes();
+            let mut waiting = 0;
+            let at = self.options.journal.then(|| {
+                let stream = pipeline.stream();
+                record::encode_put(dict, key, copy.is_none().then_some(value), stream);
+                stream.len() - record::REFERENCE
+            });
+            match copy {
+                None => layer.memtable.writer().put_slice(key, seq, value),
+                Some(value) => {
+                    waiting = unplaced::heap(value.len());
+                    let slot = layer.memtable.writer().put_unplaced(key, seq, value.clone());
+                    let key = Bytes::copy_from_slice(key);
+                    pipeline.pending.push(Unplaced { dict, key, value, at, layer: layer.clone(), slot });
+                }
+            }
+            let grown = layer.memtable.bytes().saturating_sub(before + waiting);
+            self.publish(&mut pipeline, &version, 1, grown, waiting)
+        };
+        self.counters.commits.add(1);
+        self.counters.user_bytes.add((key.len() + value.len()) as u64);
+        self.sync_if(durability, &applied)?;
+        self.after_commit(applied)
+    }
+
+    /// Takes the pipeline's lock with room for `need` bytes of stream and for values that cost so much.
+    fn enter(&self, need: usize, cost: u64) -> Result<MutexGuard<'_, Pipeline>> {
+        let need = if self.options.journal { need + record::NUMBER_SIZE } else { 0 };
+        let pipeline = loop {
             let pipeline = self.pipeline.lock();
             let journal = need == 0 || pipeline.pending.len() + need <= pipeline.room;
             if journal && (cost == 0 || pipeline.pending.cost + cost <= pipeline.place_room) {
@@ -218,38 +266,59 @@ impl Database {
         };
         // Checked under the lock: nothing is acknowledged behind a failure that a sync has met.
         self.writable()?;
-        let first = pipeline.next_seq;
-        let waiting = pipeline.pending.values.len();
-        pipeline.pending.cost += cost;
-        let Pending { stream, values, .. } = &mut pipeline.pending;
-        let version = self.version.load();
-        let (grown, unplaced) = write_memtables(&version, first, changes, &mut |dict, key, value, slot| {
-            let Some((layer, slot)) = slot else { return };
-            let (key, value, layer) = (key.clone(), value.clone(), layer.clone());
-            values.push(Unplaced { dict, key, value, at: None, layer, slot });
-        });
-        if self.options.journal {
-            if stream.len() == crate::chunk::HEADER {
-                stream.extend_from_slice(&record::number(first));
-            }
-            let mut values = values[waiting..].iter_mut();
-            record::encode(changes, stream, |at| {
-                // One that is missing belongs to a dictionary that was dropped this moment: nobody will ask for it.
-                if let Some(value) = values.next() {
-                    value.at = Some(at);
-                }
-            });
-        }
-        pipeline.next_seq += changes.len() as u64;
-        if !hold.uses().is_empty() {
-            version.generation.hold(hold);
-        }
+        Ok(pipeline)
+    }
+
+    /// Lets everybody see `count` changes that are in the memtables.
+    fn publish(&self, pipeline: &mut Pipeline, version: &Version, count: u64, grown: usize, unplaced: usize) -> Applied {
+        pipeline.next_seq += count;
         self.visible.store(pipeline.next_seq - 1, Ordering::Release);
         let active = self.active_bytes.fetch_add(grown, Ordering::Relaxed) + grown;
         let unplaced = self.unplaced_bytes.fetch_add(unplaced, Ordering::Relaxed) + unplaced;
         let full = active + unplaced.min(self.shares.window) >= self.shares.seal_at;
         let seal = full.then_some(version.generation.number);
-        Ok(Applied { end: pipeline.end(), pending: pipeline.pending.len(), unplaced, seal })
+        Applied { end: pipeline.end(), pending: pipeline.pending.len(), unplaced, seal }
+    }
+
+    /// The second stage of a commit.
+    fn sync_if(&self, durability: Durability, applied: &Applied) -> Result<()> {
+        if durability == Durability::Buffered {
+            return Ok(());
+        }
+        self.synced_commits.store(true, Ordering::Relaxed);
+        let synced = self.sync_to(applied.end);
+        if self.options.journal {
+            // It has happened: without its sync nobody could say whether it will last. All space that this takes was taken before,
+            // so a host that has none breaks its word.
+            return synced.map_err(|e| self.health.fail("syncing a commit", &e));
+        }
+        synced
+    }
+
+    /// The locked part: journal buffer, memtables, visibility.
+    fn apply(&self, record: usize, changes: &Changes, hold: Hold) -> Result<Applied> {
+        let values = changes.iter().filter_map(|(_, op)| if let Op::PutUnplaced(_, v) = op { Some(v) } else { None });
+        let mut pipeline = self.enter(record, values.map(|v| unplaced::cost(v.len())).sum())?;
+        let first = pipeline.next_seq;
+        let waiting = pipeline.pending.values.len();
+        let version = self.version.load();
+        let (grown, unplaced) = write_memtables(&version, first, changes, &mut |dict, key, value, slot| {
+            let Some((layer, slot)) = slot else { return };
+            let (key, value, layer) = (key.clone(), value.clone(), layer.clone());
+            pipeline.pending.push(Unplaced { dict, key, value, at: None, layer, slot });
+        });
+        if self.options.journal {
+            let mut places = Vec::new();
+            record::encode(changes, pipeline.stream(), |at| places.push(at));
+            // One that is missing belongs to a dictionary that was dropped this moment: nobody will ask for it.
+            for (value, at) in pipeline.pending.values[waiting..].iter_mut().zip(places) {
+                value.at = Some(at);
+            }
+        }
+        if !hold.uses().is_empty() {
+            version.generation.hold(hold);
+        }
+        Ok(self.publish(&mut pipeline, &version, changes.len() as u64, grown, unplaced))
     }
 
     /// Prepares segments until a record of `len` bytes fits, and zones for values that cost so much.
@@ -460,6 +529,20 @@ fn size(op: &Op) -> u64 {
     }) as u64
 }
 
+fn check_put(key: usize, value: usize) -> Result<()> {
+    if value > MAX_VALUE {
+        return Err(Error::Invalid(format!("a value of {value} bytes; at most {MAX_VALUE} are allowed")));
+    }
+    check_key(key)
+}
+
+fn check_key(len: usize) -> Result<()> {
+    if len > MAX_KEY {
+        return Err(Error::Invalid(format!("a key of {len} bytes; at most {MAX_KEY} are allowed")));
+    }
+    Ok(())
+}
+
 /// The batch's changes, if all of them are possible; and whether none of them adds data, or the batch says that it gives more back.
 fn validate(version: &Version, batch: Batch) -> Result<(Changes, bool)> {
     let (mut deletes_only, releases) = (true, batch.releases);
@@ -470,21 +553,16 @@ fn validate(version: &Version, batch: Batch) -> Result<(Changes, bool)> {
         let op = match change {
             Change::Put(_, k, v) => {
                 deletes_only = false;
-                if v.len() > MAX_VALUE {
-                    return Err(Error::Invalid(format!("a value of {} bytes; at most {MAX_VALUE} are allowed", v.len())));
-                }
+                check_put(k.len(), v.len())?;
                 Op::Put(k, Value::Inline(v))
             }
             Change::Delete(_, k) => Op::Delete(k),
             Change::DeleteRange(_, s, e) if s < e => Op::DeleteRange(s, e),
             Change::DeleteRange(..) => continue,
         };
-        let longest = match &op {
-            Op::DeleteRange(s, e) => s.len().max(e.len()),
-            op => op.key().len(),
-        };
-        if longest > MAX_KEY {
-            return Err(Error::Invalid(format!("a key of {longest} bytes; at most {MAX_KEY} are allowed")));
+        match &op {
+            Op::DeleteRange(s, e) => check_key(s.len().max(e.len()))?,
+            op => check_key(op.key().len())?,
         }
         changes.push((dict, op));
     }

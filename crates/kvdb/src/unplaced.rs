@@ -120,6 +120,12 @@ impl Pending {
         self.len() == 0 && self.values.is_empty()
     }
 
+    /// One more value.
+    pub(crate) fn push(&mut self, value: Unplaced) {
+        self.cost += cost(value.value.len());
+        self.values.push(value);
+    }
+
     /// Puts what came later behind this.
     pub(crate) fn append(&mut self, mut later: Pending) {
         let by = self.len();

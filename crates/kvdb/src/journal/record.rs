@@ -37,7 +37,7 @@ const DELETE: u8 = 3;
 const DELETE_RANGE: u8 = 4;
 
 /// Bytes of a reference to an extent.
-const REFERENCE: usize = 16;
+pub(crate) const REFERENCE: usize = 16;
 
 /// One change.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -159,6 +159,26 @@ pub(crate) fn encode(changes: &[(DictionaryId, Op)], out: &mut Vec<u8>, mut unpl
     }
 }
 
+/// Bytes of the record of one put, without its length. No value: it is unplaced.
+fn put_inside(dict: DictionaryId, key: usize, value: Option<usize>) -> usize {
+    1 + varint_len(u64::from(dict.0)) + varint_len(key as u64) + key + value.unwrap_or(REFERENCE)
+}
+
+/// The same with it.
+pub(crate) fn put_size(dict: DictionaryId, key: usize, value: Option<usize>) -> usize {
+    let inside = put_inside(dict, key, value);
+    varint_len(inside as u64) + inside
+}
+
+/// As [`encode`] of one put. No value: it is unplaced, and the last [`REFERENCE`] bytes of `out` are where its reference will stand.
+pub(crate) fn encode_put(dict: DictionaryId, key: &[u8], value: Option<&[u8]>, out: &mut Vec<u8>) {
+    put_varint(out, put_inside(dict, key.len(), value.map(<[u8]>::len)) as u64);
+    out.push(SINGLE + if value.is_some() { PUT } else { PUT_EXTENT });
+    put_varint(out, u64::from(dict.0));
+    put_bytes(out, key);
+    out.extend_from_slice(value.unwrap_or(&[0; REFERENCE]));
+}
+
 /// A mark, its length in front.
 pub(crate) fn mark() -> [u8; 2] {
     [1, MARK]
@@ -254,6 +274,22 @@ mod tests {
         }
         assert_eq!(decode(&Bytes::copy_from_slice(&mark()[1..])).unwrap(), Record::Mark);
         assert_eq!(decode(&Bytes::copy_from_slice(&number(77)[1..])).unwrap(), Record::Number(77));
+    }
+
+    #[test]
+    fn one_put_is_the_same_with_and_without_a_batch() {
+        let (d, key) = (DictionaryId(300), Bytes::from("key"));
+        for len in [0, 1, 100, 127, 128, 5000] {
+            let value = Bytes::from(vec![3; len]);
+            let puts = [Op::Put(key.clone(), Value::Inline(value.clone())), Op::PutUnplaced(key.clone(), value.clone())];
+            for (op, value) in puts.into_iter().zip([Some(&value[..]), None]) {
+                let (mut one, mut other) = (Vec::new(), Vec::new());
+                encode(&[(d, op)], &mut one, |_| {});
+                encode_put(d, &key, value, &mut other);
+                assert_eq!(one, other);
+                assert_eq!(put_size(d, key.len(), value.map(<[u8]>::len)), one.len());
+            }
+        }
     }
 
     #[test]
