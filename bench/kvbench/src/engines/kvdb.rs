@@ -10,7 +10,7 @@ use zones::FileDevice;
 
 use super::{Engine, Settings};
 
-pub const JOURNAL_CAN_BE_OFF: bool = false;
+pub const JOURNAL_CAN_BE_OFF: bool = true;
 
 /// Tuples that a scan takes at a time.
 const SCAN_PART: usize = 1024;
@@ -23,7 +23,7 @@ pub struct Store {
 impl Store {
     pub fn open(settings: &Settings) -> Result<Store> {
         let path = settings.dir.join("store.kvfs");
-        let open = OpenOptions { memory: settings.memory as usize, ..OpenOptions::default() };
+        let open = OpenOptions { memory: settings.memory as usize, journal: settings.journal, ..OpenOptions::default() };
         let machine = Arc::new(Machine::default());
         let db = if path.exists() {
             Kvdb::open(Arc::new(FileDevice::open(&path, false)?), machine, open)?.0
@@ -42,9 +42,7 @@ impl Store {
 
 impl Engine for Store {
     fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
-        let mut batch = Batch::new();
-        batch.put(self.dictionary, Bytes::copy_from_slice(key), Bytes::copy_from_slice(value));
-        Ok(self.db.commit(batch, Durability::Buffered)?)
+        Ok(self.db.put(self.dictionary, key, value, Durability::Buffered)?)
     }
 
     fn delete(&self, key: &[u8]) -> Result<()> {
