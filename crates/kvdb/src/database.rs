@@ -1,6 +1,6 @@
 //! The engine behind a [`crate::Kvdb`]: what its parts share, and the order in which their locks are taken.
 //!
-//! Locks, outermost first: `reclaiming` → `flushing` or `compacting` (one job of each kind at a time) → `writer` (the journal's place on the
+//! Locks, outermost first: `reclaiming` → `flushing` or the gate of `merging` → `writer` (the journal's place on the
 //! device) → `manifest` → `swap` (the version) ; and `writer` → `pipeline` → `swap`. A commit alone takes `pipeline` and
 //! nothing else; a reader takes none.
 
@@ -15,7 +15,7 @@ use parking_lot::{Condvar, MappedMutexGuard, Mutex, MutexGuard};
 use vt_tree::Store;
 use zones::Zones;
 
-use crate::background::{Background, Compaction};
+use crate::background::{Background, Merging};
 use crate::commit::{Pipeline, Syncing};
 use crate::dictionary::{DictionaryId, DictionaryInfo, DictionaryOptions, MAX_DICTIONARY_NAME};
 use crate::error::{Error, Result};
@@ -85,8 +85,7 @@ pub(crate) struct Database {
     /// Generations that wait for their flush, oldest first.
     pub sealed: Mutex<VecDeque<Sealed>>,
     pub flushing: Mutex<()>,
-    /// The compaction under way, when it is done in steps.
-    pub compacting: Mutex<Option<Compaction>>,
+    pub merging: Merging,
     pub background: Background,
     /// Bytes that commits may still add before the space is looked at again.
     pub space_left: AtomicU64,
@@ -143,7 +142,7 @@ impl Database {
             manifest: Mutex::new(parts.manifest),
             sealed: Mutex::default(),
             flushing: Mutex::new(()),
-            compacting: Mutex::new(None),
+            merging: Merging::default(),
             space_left: AtomicU64::new(0),
             closed: AtomicBool::new(false),
         }
@@ -267,7 +266,7 @@ impl Database {
             return Ok(());
         }
         // A half-done compaction is given up; what it wrote is free again.
-        *self.compacting.lock() = None;
+        drop(self.merge_alone());
         self.health.check()?;
         let flushed = match self.options.flush_on_close {
             true => self.flush_all(),

@@ -68,6 +68,7 @@ use bytes::Bytes;
 use env::{Env, Machine};
 use zones::{Device, MemoryDevice};
 
+pub use background::shape::Shape;
 pub use batch::{Batch, Durability};
 pub use bounds::prefix_end;
 pub use check::{CheckReport, Fault, check};

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::background::shape::Shape;
+
 /// How a new store is made.
 #[derive(Clone, Debug)]
 pub struct CreateOptions {
@@ -38,6 +40,10 @@ pub struct OpenOptions {
     /// Commits are logged. Without a journal they are on disk when their memtable is flushed, which `sync` and synced commits
     /// then do; a crash brings back the state of the last flush.
     pub journal: bool,
+    /// How runs are kept.
+    pub shape: Shape,
+    /// Threads that merge, beside each other where they can. 0: as many as half the machine's processors, at most 4.
+    pub merge_threads: usize,
     /// Nothing is written to the device, recovery included.
     pub read_only: bool,
     /// Background work in threads. Without them, and always in a simulated environment, commits do what is overdue and
@@ -61,11 +67,22 @@ impl Default for OpenOptions {
             merge_part: 64 << 20,
             seek_bytes: vt_tree::SOLID_STATE_SEEK,
             journal: true,
+            shape: Shape::default(),
+            merge_threads: 0,
             read_only: false,
             threads: true,
             zero_journal: true,
             idle_flush: Duration::from_secs(3),
             flush_on_close: true,
+        }
+    }
+}
+
+impl OpenOptions {
+    pub(crate) fn merge_threads(&self) -> usize {
+        match self.merge_threads {
+            0 => (std::thread::available_parallelism().map_or(1, |n| n.get()) / 2).clamp(1, 4),
+            n => n.min(64),
         }
     }
 }

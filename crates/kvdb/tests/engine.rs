@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use env::{Random, Simulated};
-use kvdb::{ADAPTIVE, Batch, DictionaryId, DictionaryOptions, Durability, Error, Kvdb, OpenOptions, View};
+use kvdb::{ADAPTIVE, Batch, DictionaryId, DictionaryOptions, Durability, Error, Kvdb, OpenOptions, Shape, View};
 use model::*;
 use proptest::prelude::*;
 use zones::MemoryDevice;
@@ -214,6 +214,54 @@ fn the_threshold_is_durable_and_changes_while_merges_run() {
     };
     let (plain, adaptive, log) = (run(None), run(Some(ADAPTIVE)), run(Some(0)));
     assert!(adaptive * 3 < plain && log * 3 < plain, "{log} and {adaptive} of {plain} bytes");
+}
+
+/// A large merge goes on in parts; what is flushed meanwhile is merged among itself, and reads see one store throughout.
+#[test]
+fn young_runs_are_merged_while_a_large_merge_is_under_way() {
+    let (device, env) = (Arc::new(MemoryDevice::new()), Arc::new(Simulated::new(1)));
+    let shape = Shape { runs_per_level: 2, size_ratio: 1, single_bottom: true };
+    let options = OpenOptions { merge_part: 256 << 10, shape, ..small() };
+    let db = create(device.clone(), env.clone(), options).unwrap();
+    let d = db.create_dictionary("d", DictionaryOptions { stitch_at: u64::MAX, ..Default::default() }).unwrap();
+    let flush = |value: u8, step: usize| {
+        let mut b = Batch::new();
+        (0..20_000u32).step_by(step).for_each(|i| b.put(d, i.to_be_bytes().to_vec(), vec![value; 200]));
+        db.commit(b, Durability::Buffered).unwrap();
+        db.flush().unwrap();
+    };
+    flush(1, 1);
+    flush(2, 1);
+    // A part of the large merge is done.
+    let before = db.stats().merged_bytes;
+    while db.stats().merged_bytes == before {
+        assert!(db.step().unwrap());
+    }
+    assert_eq!(db.stats().compactions, 0);
+    let newest = |db: &Kvdb| {
+        let all = db.view().scan(d, b"", b"", usize::MAX).unwrap();
+        assert_eq!(all.len(), 20_000);
+        all.iter().map(|(_, v)| usize::from(v[0])).sum::<usize>()
+    };
+    assert_eq!(newest(&db), 40_000);
+    flush(3, 2);
+    flush(4, 4);
+    let expected = 5_000 * 4 + 5_000 * 3 + 10_000 * 2;
+    assert_eq!(newest(&db), expected);
+    let bottom = |db: &Kvdb| db.stats().dictionaries[0].levels[15].len();
+    let mut meanwhile = false;
+    while db.step().unwrap() {
+        // The young merge is done, and the large one is not: its inputs and its result lie at the bottom and just above.
+        meanwhile |= db.stats().compactions == 1 && db.stats().dictionaries[0].levels[14].len() == 2;
+        assert_eq!(newest(&db), expected);
+    }
+    assert!(meanwhile, "the young runs had to wait");
+    assert_eq!(bottom(&db), 1);
+    db.close().unwrap();
+    drop(db);
+    assert!(kvdb::check(device.clone(), &mut |_, _| {}).is_clean());
+    let (db, _) = Kvdb::open(device, env, small()).unwrap();
+    assert_eq!(newest(&db), expected);
 }
 
 #[test]

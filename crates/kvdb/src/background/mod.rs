@@ -3,8 +3,11 @@
 
 pub(crate) mod compaction;
 pub(crate) mod flush;
+pub(crate) mod merging;
 mod pressure;
 mod ranged;
+mod reclaim;
+pub(crate) mod shape;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,7 +16,8 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-pub(crate) use compaction::Compaction;
+pub(crate) use merging::Merging;
+use merging::Stack;
 
 use crate::database::Database;
 use crate::error::{Error, Result};
@@ -27,10 +31,11 @@ const ATTEMPTS: u32 = 5;
 #[derive(Default)]
 struct Wanted {
     flush: bool,
-    compaction: bool,
     journal: bool,
     /// The generation to be sealed.
     seal: Option<u64>,
+    /// Grows: each merging thread knows what it has seen of it.
+    compaction: u64,
 }
 
 pub(crate) struct Background {
@@ -77,8 +82,8 @@ impl Background {
     }
 
     pub(crate) fn compaction_wanted(&self) {
-        self.wanted.lock().compaction = true;
-        self.wake_compaction.notify_one();
+        self.wanted.lock().compaction += 1;
+        self.wake_compaction.notify_all();
     }
 
     pub(crate) fn stopping(&self) -> bool {
@@ -147,12 +152,13 @@ impl Database {
         }
         let mut threads = self.background.threads.lock();
         type Job = (&'static str, fn(&Database));
-        let jobs: [Job; 4] = [
+        let merge: Job = ("kvdb-merge", Database::compaction_loop);
+        let mut jobs: Vec<Job> = vec![
             ("kvdb-clock", Database::clock_loop),
             ("kvdb-journal", Database::journal_loop),
             ("kvdb-flush", Database::flush_loop),
-            ("kvdb-merge", Database::compaction_loop),
         ];
+        jobs.extend(std::iter::repeat_n(merge, self.options.merge_threads()));
         for (name, job) in jobs {
             let db = self.clone();
             let run = move || {
@@ -267,23 +273,25 @@ impl Database {
 
     fn compaction_loop(&self) {
         let mut failed = false;
+        let mut seen = 0;
+        let mut stack = Stack::default();
         loop {
             {
                 let mut wanted = self.background.wanted.lock();
-                while !wanted.compaction && !self.background.stopping() && !failed {
+                while wanted.compaction == seen && !self.background.stopping() && !failed {
                     self.background.wake_compaction.wait(&mut wanted);
                 }
                 if failed && !self.background.stopping() {
                     self.background.wake_compaction.wait_for(&mut wanted, Duration::from_secs(5));
                 }
-                wanted.compaction = false;
+                seen = wanted.compaction;
             }
             failed = false;
             loop {
                 if self.background.stopping() {
                     return;
                 }
-                match self.compaction_steps(1) {
+                match self.merge_step(&mut stack) {
                     Ok(true) => {}
                     Ok(false) => break,
                     Err(_) if self.health.failed() => return,
@@ -297,26 +305,19 @@ impl Database {
         }
     }
 
-    /// Up to `steps` bounded steps of compaction. `false`: there is nothing to do.
+    /// Up to `steps` bounded steps of compaction, for a store without threads. `false`: there is nothing to do.
     pub(crate) fn compaction_steps(&self, steps: usize) -> Result<bool> {
-        let mut current = self.compacting.lock();
+        let mut stack = self.merging.inline.lock();
         for done in 0..steps {
-            let mut compaction = match current.take() {
-                Some(compaction) => compaction,
-                None => match self.next_job(self.is_quiet(), false) {
-                    Some(job) => Compaction::begin(self, job),
-                    None => return Ok(done > 0),
-                },
-            };
-            if !compaction.step(self)? {
-                *current = Some(compaction);
+            if !self.merge_step(&mut stack)? {
+                return Ok(done > 0);
             }
         }
         Ok(true)
     }
 
     /// `true` when no commit came for a while.
-    fn is_quiet(&self) -> bool {
+    pub(crate) fn is_quiet(&self) -> bool {
         let (_, since) = *self.background.quiet.lock();
         self.now().saturating_sub(since) >= self.options.idle_flush.min(Duration::from_secs(2))
     }

@@ -6,7 +6,6 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::compaction::FAN;
 use crate::commit::Applied;
 use crate::database::Database;
 use crate::error::{Error, Result};
@@ -54,7 +53,8 @@ impl Database {
             x * x
         };
         let memory = part(self.memtable_bytes(), self.shares.memtables / 2, self.shares.memtables);
-        let runs = part(self.counters.young_runs.get() as usize, 2 * FAN, 8 * FAN);
+        let fan = self.options.shape.sane().runs_per_level;
+        let runs = part(self.counters.young_runs.get() as usize, 2 * fan, 8 * fan);
         let unplaced = part(self.unplaced_bytes.load(Ordering::Relaxed), self.shares.window, 2 * self.shares.window);
         memory.max(runs).max(unplaced)
     }
@@ -187,7 +187,7 @@ impl Database {
         if tight || long || self.memtable_bytes() > self.shares.memtables {
             self.ignore_full(self.flush_sealed().map(|_| ()))?;
         }
-        if self.counters.young_runs.get() as usize >= 4 * FAN {
+        if self.counters.young_runs.get() as usize >= 4 * self.options.shape.sane().runs_per_level {
             self.ignore_full(self.compaction_steps(usize::MAX).map(|_| ()))?;
         }
         Ok(())

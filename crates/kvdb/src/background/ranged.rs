@@ -9,8 +9,8 @@ use bytes::Bytes;
 use vt_tree::{Input, KeyRange, Merge, MergeOptions, Run, concat, slice};
 use zones::Reserve;
 
-use super::compaction::{BOTTOM, Job};
 use super::flush::encode_run;
+use super::shape::{BOTTOM, Job};
 use crate::bounds;
 use crate::database::Database;
 use crate::dictionary::DictionaryId;
@@ -48,8 +48,7 @@ fn settled(tree: &Tree, inputs: &[(usize, Placed)]) -> bool {
 impl Database {
     /// Merges what lies in `range` into the bottom run.
     pub(crate) fn compact_range(&self, dict: DictionaryId, range: KeyRange) -> Result<()> {
-        let mut current = self.compacting.lock();
-        *current = None;
+        let _alone = self.merge_alone();
         let mut rest = Some(range);
         while let Some(range) = rest {
             rest = match bounds::is_empty(&range) || self.background.stopping() {
@@ -60,7 +59,7 @@ impl Database {
         Ok(())
     }
 
-    /// Merges and installs the first part of `range`; what is left of it. The caller has `compacting`.
+    /// Merges and installs the first part of `range`; what is left of it. The caller merges alone.
     fn compact_part(&self, dict: DictionaryId, range: KeyRange) -> Result<Option<KeyRange>> {
         let tree = self.version.load().tree(dict)?.clone();
         let runs = tree.levels.iter().enumerate().flat_map(|(level, runs)| runs.iter().map(move |p| (level, p.clone())));

@@ -1,0 +1,102 @@
+//! Who merges. Each thread has a stack of merges under way: one that becomes due at a younger level goes first, so that a large merge
+//! does not let the young runs pile up; threads beside each other take what nobody has claimed. Whoever must not find a merge under way
+//! goes through [`Database::merge_alone`]: the threads pause between two steps, and give up what they had begun; what of it is
+//! installed stays.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
+
+use super::compaction::Compaction;
+use super::shape::{Claim, Job};
+use crate::database::Database;
+use crate::error::Result;
+
+/// Merges that a thread has under way at most, each younger than the one before.
+const DEEPEST: usize = 4;
+
+#[derive(Default)]
+pub(crate) struct Merging {
+    /// Shared for a step of a merge; alone by whoever must not find one.
+    gate: RwLock<()>,
+    /// Changes when all merges under way are given up.
+    round: AtomicU64,
+    claims: Mutex<Vec<Claim>>,
+    next_claim: AtomicU64,
+    /// Of a store without threads.
+    pub inline: Mutex<Stack>,
+}
+
+/// The merges that one thread has under way, the youngest last.
+#[derive(Default)]
+pub(crate) struct Stack {
+    round: u64,
+    merges: Vec<(u64, Compaction)>,
+}
+
+impl Merging {
+    fn release(&self, number: u64) {
+        self.claims.lock().retain(|c| c.number != number);
+    }
+}
+
+impl Database {
+    /// The most pressing compaction beside those that `claims` stand for. `tombstones`: also those that only deletions call for; `any`:
+    /// however few they are. `above`: only those that begin at a level above this one.
+    pub(crate) fn next_job(&self, tombstones: bool, any: bool, claims: &[Claim], above: usize) -> Option<Job> {
+        let version = self.version.load();
+        let shape = self.options.shape.sane();
+        let shapes = version
+            .trees
+            .values()
+            .filter_map(|t| Some((t.levels.first().map_or(0, Vec::len), Job::for_shape(t, &shape, claims, above)?)));
+        if let Some((_, job)) = shapes.max_by_key(|(runs, _)| *runs) {
+            return Some(job);
+        }
+        if !tombstones {
+            return None;
+        }
+        let free = |t: &&std::sync::Arc<crate::version::Tree>| claims.iter().all(|c| c.dict != t.info.id);
+        version.trees.values().filter(free).find_map(|t| Job::for_tombstones(t, any))
+    }
+
+    /// Keeps all merges from going on; those under way are given up.
+    pub(crate) fn merge_alone(&self) -> RwLockWriteGuard<'_, ()> {
+        let gate = self.merging.gate.write();
+        self.merging.round.fetch_add(1, Ordering::AcqRel);
+        self.merging.claims.lock().clear();
+        gate
+    }
+
+    /// One bounded step of the youngest merge of `stack`, or of one that is due. `false`: there is nothing to do.
+    pub(crate) fn merge_step(&self, stack: &mut Stack) -> Result<bool> {
+        let _shared = self.merging.gate.read();
+        let round = self.merging.round.load(Ordering::Acquire);
+        if std::mem::replace(&mut stack.round, round) != round {
+            stack.merges.clear();
+        }
+        if stack.merges.len() < DEEPEST {
+            let mut claims = self.merging.claims.lock();
+            let (tombstones, above) = match stack.merges.last() {
+                None => (self.is_quiet(), usize::MAX),
+                Some((_, compaction)) => (false, compaction.from()),
+            };
+            if let Some(job) = self.next_job(tombstones, false, &claims, above) {
+                let compaction = Compaction::begin(self, job);
+                let number = self.merging.next_claim.fetch_add(1, Ordering::Relaxed);
+                claims.push(compaction.claim(number));
+                stack.merges.push((number, compaction));
+            }
+        }
+        let Some((number, compaction)) = stack.merges.last_mut() else { return Ok(false) };
+        match compaction.step(self) {
+            Ok(false) => {}
+            done => {
+                self.merging.release(*number);
+                stack.merges.pop();
+                done?;
+            }
+        }
+        Ok(true)
+    }
+}

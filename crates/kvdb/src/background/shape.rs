@@ -1,0 +1,177 @@
+//! The shape of a dictionary's runs, and so which of them to merge next. Tiered above, one run at the bottom: when a level has gathered
+//! its runs they become one run of the next level, or, once what lies above the bottom run weighs enough, all of it is merged
+//! into the bottom run. Deletions are debts of their own: a run with tombstones above older runs keeps dead data alive, so when the
+//! store is quiet, or short of space, it is merged with everything below it.
+//!
+//! Several merges may be under way in one dictionary. What makes that safe is age: a run may only move below runs that are older. So
+//! a merge takes all runs of its level, and none of them is in another merge; and a merge into the bottom takes all levels from its
+//! own downwards. Before it begins it moves them out of the way, down to the last levels above the bottom: what is flushed
+//! meanwhile is merged among itself, however long the large merge takes.
+
+use vt_tree::{ADAPTIVE, Placement};
+
+use crate::database::Database;
+use crate::dictionary::DictionaryId;
+use crate::manifest::RunId;
+use crate::version::{Placed, Tree};
+
+/// How the runs of a dictionary are kept, see `docs/decisions/012-shape.md`. May change from one opening to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Runs that a level gathers before they are merged into one of the next. At least 2.
+    pub runs_per_level: usize,
+    /// The bottom run is merged when what lies above it weighs this part of it: 4 stands for a quarter. At least 1.
+    pub size_ratio: u64,
+    /// All data ends in one run. Otherwise levels are merged into the next for ever, and reads meet more runs.
+    pub single_bottom: bool,
+}
+
+impl Default for Shape {
+    fn default() -> Self {
+        Shape { runs_per_level: 4, size_ratio: 4, single_bottom: true }
+    }
+}
+
+impl Shape {
+    /// Within bounds that work.
+    pub(crate) fn sane(self) -> Shape {
+        Shape { runs_per_level: self.runs_per_level.clamp(2, 64), size_ratio: self.size_ratio.clamp(1, 1 << 20), ..self }
+    }
+}
+
+/// The level of the bottom run.
+pub(crate) const BOTTOM: usize = 15;
+/// Spans of key blocks that stay where they are when space is short, bytes.
+const PRESSED: u64 = 1 << 20;
+/// Seeks that cost more than this many bytes of reading are dear: large values are moved for the sake of scans.
+const DEAR: u64 = 64 << 10;
+
+/// Runs to merge.
+pub(crate) struct Job {
+    pub dict: DictionaryId,
+    /// Newest first; adjacent in age.
+    pub inputs: Vec<Placed>,
+    /// The level of each input.
+    pub levels: Vec<(RunId, usize)>,
+    /// That of the result.
+    pub level: usize,
+    /// Nothing older lies below.
+    pub to_bottom: bool,
+    /// `None`: as the dictionary's threshold says.
+    pub placement: Option<Placement>,
+    pub separate_at: u32,
+}
+
+/// What merges under way have taken: nobody else may touch it.
+#[derive(Clone, Debug)]
+pub(crate) struct Claim {
+    pub number: u64,
+    pub dict: DictionaryId,
+    pub runs: Vec<RunId>,
+    /// Where its result grows.
+    pub level: usize,
+}
+
+/// What a merge of this run costs: the key blocks, since values stay in place.
+fn weight(placed: &Placed) -> u64 {
+    let stats = placed.run.stats();
+    stats.block_bytes + stats.items
+}
+
+fn weights<'a>(runs: impl IntoIterator<Item = &'a Placed>) -> u64 {
+    runs.into_iter().map(weight).sum()
+}
+
+fn has_tombstones(placed: &Placed) -> bool {
+    let stats = placed.run.stats();
+    stats.tombstones || stats.range_tombstones
+}
+
+impl Job {
+    pub(crate) fn new(tree: &Tree, inputs: Vec<Placed>, level: usize, to_bottom: bool) -> Job {
+        let all = tree.levels.iter().enumerate().flat_map(|(level, runs)| runs.iter().map(move |p| (p.id, level)));
+        let levels = all.filter(|(id, _)| inputs.iter().any(|p| p.id == *id)).collect();
+        Job { dict: tree.info.id, inputs, levels, level, to_bottom, placement: None, separate_at: tree.info.options.separate_at }
+    }
+
+    /// The level that the input lies at.
+    pub(crate) fn level_of(&self, id: RunId) -> usize {
+        self.levels.iter().find(|(of, _)| *of == id).map_or(BOTTOM, |(_, level)| *level)
+    }
+
+    /// Space is short: no value is moved for the sake of scans, and no few key blocks stay behind that would keep a zone.
+    pub(crate) fn press(&mut self) {
+        if self.placement.is_none() {
+            self.placement = Some(Placement { stitch_at: PRESSED, ..Placement::stitch() });
+        }
+    }
+
+    /// The policy for the next part: what the dictionary's threshold is by then.
+    pub(crate) fn placement(&self, db: &Database) -> Placement {
+        if let Some(placement) = &self.placement {
+            return placement.clone();
+        }
+        let stitch_at = db.version.load().trees.get(&self.dict).map_or(ADAPTIVE, |t| t.info.options.stitch_at);
+        let seek_bytes = db.options.seek_bytes;
+        let values_at = match stitch_at {
+            ADAPTIVE if seek_bytes < DEAR => 0,
+            ADAPTIVE => seek_bytes,
+            at => at,
+        };
+        // Large values are moved on their way to the bottom, once; a plain LSM-tree moves them every time.
+        let values_at = if self.to_bottom || stitch_at == u64::MAX { values_at } else { 0 };
+        Placement { stitch_at, values_at, seek_bytes, evacuate: None }
+    }
+
+    /// All runs from level `from` downwards.
+    pub(crate) fn everything_from(tree: &Tree, from: usize) -> Job {
+        let inputs = tree.levels.iter().skip(from).flatten().cloned().collect();
+        Job::new(tree, inputs, BOTTOM, true)
+    }
+
+    /// The highest level that it takes runs from.
+    pub(crate) fn from(&self) -> usize {
+        self.levels.iter().map(|(_, level)| *level).min().unwrap_or(BOTTOM)
+    }
+
+    /// What the shape calls for beside the merges under way, if anything. `above`: only of the levels above this one.
+    pub(crate) fn for_shape(tree: &Tree, shape: &Shape, claims: &[Claim], above: usize) -> Option<Job> {
+        let claims: Vec<&Claim> = claims.iter().filter(|c| c.dict == tree.info.id).collect();
+        let taken = |level: usize| {
+            let runs = tree.levels.get(level).into_iter().flatten();
+            claims.iter().any(|c| c.level == level || runs.clone().any(|p| c.runs.contains(&p.id)))
+        };
+        for (level, runs) in tree.levels.iter().enumerate().take(BOTTOM.min(above)) {
+            if runs.len() < shape.runs_per_level || taken(level) {
+                continue;
+            }
+            let below = |from: usize| tree.levels.iter().take(BOTTOM).skip(from).flatten();
+            let bottom = weights(tree.levels.iter().skip(BOTTOM).flatten());
+            let heavy = shape.single_bottom && weights(below(level)).saturating_mul(shape.size_ratio) >= bottom;
+            if (heavy || level + 1 == BOTTOM) && !(level..=BOTTOM).any(taken) {
+                return Some(Job::everything_from(tree, level));
+            }
+            if level + 1 < BOTTOM {
+                return Some(Job::new(tree, runs.clone(), level + 1, false));
+            }
+        }
+        None
+    }
+
+    /// What the tombstones call for: their runs merged with everything older. `any`: however few there are.
+    pub(crate) fn for_tombstones(tree: &Tree, any: bool) -> Option<Job> {
+        let level = tree.levels.iter().position(|runs| runs.iter().any(has_tombstones))?;
+        let job = Job::everything_from(tree, level);
+        let ranges = job.inputs.iter().any(|p| p.run.stats().range_tombstones);
+        let with = weights(job.inputs.iter().filter(|p| has_tombstones(p)));
+        (any || ranges || with * 16 >= weights(&job.inputs)).then_some(job)
+    }
+
+    /// All runs of a dictionary, unless it is one run of the bottom without tombstones.
+    pub(crate) fn for_all(tree: &Tree) -> Option<Job> {
+        let mut runs = tree.runs();
+        let first = runs.next()?;
+        let settled = runs.next().is_none() && !has_tombstones(first) && tree.levels.len() == BOTTOM + 1;
+        (!settled).then(|| Job::everything_from(tree, 0))
+    }
+}
