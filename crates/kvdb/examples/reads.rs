@@ -1,6 +1,7 @@
 //! Reading, measured: `cargo run --release -p kvdb --example reads -- FILE [MiB [memory MiB [value bytes [threshold]]]]`. Loads tuples
 //! in random key order, opens the store again, and reads it cold (the host's cache dropped) and warm, with what that cost on the device.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -16,6 +17,12 @@ fn key(i: u64) -> String {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     format!("{:016x}", z ^ (z >> 31))
+}
+
+/// Seconds of processor time that this process has taken.
+fn processor() -> f64 {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    t.tv_sec as f64 + t.tv_nsec as f64 / 1e9
 }
 
 fn drop_host_cache(path: &str) -> Result<(), Failure> {
@@ -35,7 +42,7 @@ fn main() -> Result<(), Failure> {
     let open = OpenOptions { memory: (memory as usize) << 20, ..OpenOptions::default() };
     let each = (4096 / value as u64).max(1);
     let count = (mib << 20) / (value as u64 + 16) / each * each;
-    if args.get(7).is_none() {
+    if args.get(7).is_none_or(|v| v != "again") {
         let _ = std::fs::remove_file(path);
         let create = CreateOptions { open: open.clone(), ..CreateOptions::default() };
         let db = Kvdb::create(Arc::new(FileDevice::create(path)?), Arc::new(Machine::default()), create)?;
@@ -59,6 +66,9 @@ fn main() -> Result<(), Failure> {
             db.commit(batch, Durability::Buffered)?;
         }
         db.flush()?;
+        if args.get(7).is_some_and(|v| v == "compact") {
+            db.compact(d)?;
+        }
         println!(
             "load: {:.0}k/s, written {:.2}",
             count as f64 / begun.elapsed().as_secs_f64() / 1e3,
@@ -75,26 +85,14 @@ fn main() -> Result<(), Failure> {
     for l in &db.stats().dictionaries[0].levels {
         println!("  level: {:?}", l.iter().map(|r| (r.items, r.value_spans, r.block_spans, r.height)).collect::<Vec<_>>());
     }
-    for what in [
-        "scan cold",
-        "scan warm",
-        "scan warm",
-        "keys warm",
-        "back warm",
-        "back cold",
-        "short cold",
-        "short warm",
-        "get cold",
-        "get warm",
-        "get warm",
-        "missing",
-    ] {
+    let all = "scan cold,scan warm,scan warm,lend warm,keys warm,back warm,back cold,short cold,short warm,get cold,get warm,get warm,missing";
+    for what in args.get(8).map_or(all, |v| v.as_str()).split(',') {
         if what.ends_with("cold") {
             drop(db);
             db = reopen()?;
         }
         let before = db.stats().io;
-        let begun = Instant::now();
+        let (begun, processor) = (Instant::now(), processor());
         let (mut n, mut bytes) = (0u64, 0usize);
         let view = db.view();
         match what {
@@ -106,6 +104,11 @@ fn main() -> Result<(), Failure> {
                 }
                 assert_eq!(n, count);
             }
+            "lend warm" => view.for_each(d, b"", b"", |key, value| {
+                n += 1;
+                bytes += key.len() + value.len();
+                ControlFlow::Continue(())
+            })?,
             "keys warm" => {
                 let mut c = view.cursor(d, b"", b"")?;
                 while let Some(t) = c.next()? {
@@ -151,10 +154,11 @@ fn main() -> Result<(), Failure> {
         let after = db.stats().io;
         let ops = |p: Purpose| after.of(p).read_ops - before.of(p).read_ops;
         println!(
-            "{what}: {:.0}k/s, {:.0} MB/s, {:.0} ns each; reads a tuple: values {:.3}, blocks {:.3}, index {:.3}; cache {} MB",
+            "{what}: {:.0}k/s, {:.0} MB/s, {:.0} ns each, {:.0} of them on a processor; reads a tuple: values {:.3}, blocks {:.3}, index {:.3}; cache {} MB",
             n as f64 / took / 1e3,
             bytes as f64 / took / 1e6,
             took * 1e9 / n as f64,
+            (self::processor() - processor) * 1e9 / n as f64,
             ops(Purpose::Pages) as f64 / n as f64,
             ops(Purpose::Tuples) as f64 / n as f64,
             ops(Purpose::Index) as f64 / n as f64,
