@@ -37,19 +37,14 @@ impl Reader {
         Arc::new(Reader { store: store.clone(), asked: AtomicU64::new(0), slow: AtomicU32::new(0) })
     }
 
-    pub fn read(&self, value: &Value) -> Result<Bytes> {
-        match value {
-            Value::Inline(bytes) => Ok(bytes.clone()),
-            Value::Extent(e) => {
-                let begun = Instant::now();
-                let bytes = self.store.read_value(value)?;
-                self.asked.fetch_add(u64::from(e.len), Relaxed);
-                if waited(begun, u64::from(e.len)) {
-                    self.slow.fetch_add(1, Relaxed);
-                }
-                Ok(bytes)
-            }
+    pub fn read(&self, e: &ExtentRef) -> Result<Bytes> {
+        let begun = Instant::now();
+        let bytes = self.store.read_value(&Value::Extent(*e))?;
+        self.asked.fetch_add(u64::from(e.len), Relaxed);
+        if waited(begun, u64::from(e.len)) {
+            self.slow.fetch_add(1, Relaxed);
         }
+        Ok(bytes)
     }
 
     fn reset(&self) {

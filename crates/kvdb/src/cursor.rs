@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use vt_tree::{TreeCursor, TreeTuple, TupleRef, Value, ValueRef};
+use vt_tree::{ExtentRef, TreeCursor, TreeTuple, TupleRef, Value, ValueRef};
 
 use crate::ahead::{Ahead, Reader};
 use crate::error::Result;
@@ -26,23 +26,54 @@ pub struct Cursor {
 #[derive(Clone)]
 pub struct Tuple {
     pub key: Bytes,
-    pub(crate) value: Value,
-    reader: Arc<Reader>,
+    value: TupleValue,
+}
+
+#[derive(Clone)]
+enum TupleValue {
+    Small(Bytes),
+    /// Where it lies, and what reads it.
+    Large(ExtentRef, Arc<Reader>),
 }
 
 impl std::fmt::Debug for Tuple {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tuple").field("key", &self.key).field("value", &self.value).finish()
+        f.debug_struct("Tuple").field("key", &self.key).field("value_len", &self.value_len()).finish()
     }
 }
 
 impl Tuple {
     /// Length of the value in bytes; nothing is read.
     pub fn value_len(&self) -> usize {
-        self.value.len()
+        match &self.value {
+            TupleValue::Small(bytes) => bytes.len(),
+            TupleValue::Large(e, _) => e.len as usize,
+        }
     }
+
     pub fn value(&self) -> Result<Bytes> {
-        self.reader.read(&self.value)
+        match &self.value {
+            TupleValue::Small(bytes) => Ok(bytes.clone()),
+            TupleValue::Large(e, reader) => reader.read(e),
+        }
+    }
+
+    /// Key and value.
+    pub fn into_parts(self) -> Result<(Bytes, Bytes)> {
+        let value = match self.value {
+            TupleValue::Small(bytes) => bytes,
+            TupleValue::Large(e, reader) => reader.read(&e)?,
+        };
+        Ok((self.key, value))
+    }
+
+    /// Key, and value or where it lies.
+    pub(crate) fn into_raw(self) -> (Bytes, Value) {
+        let value = match self.value {
+            TupleValue::Small(bytes) => Value::Inline(bytes),
+            TupleValue::Large(e, _) => Value::Extent(e),
+        };
+        (self.key, value)
     }
 }
 
@@ -138,7 +169,11 @@ impl Cursor {
                 None => return Ok(None),
             },
         };
-        Ok(Some(Tuple { key: t.key, value: t.value, reader: self.ahead.reader.clone() }))
+        let value = match t.value {
+            Value::Inline(bytes) => TupleValue::Small(bytes),
+            Value::Extent(e) => TupleValue::Large(e, self.ahead.reader.clone()),
+        };
+        Ok(Some(Tuple { key: t.key, value }))
     }
 
     /// The next tuple in key order, or `None` at the range's end.
@@ -155,15 +190,23 @@ impl Cursor {
     /// Shows the next tuple to `visit`, key and value, and gives back what it says; `None` at the range's end. Cheaper than
     /// [`Cursor::next`] for small values, which are not copied.
     pub fn visit_next<T>(&mut self, visit: impl FnOnce(&[u8], &[u8]) -> T) -> Result<Option<T>> {
-        match self.step(true)? {
-            Step::End => Ok(None),
-            Step::Taken(t) => Ok(Some(visit(&t.key, &self.ahead.reader.read(&t.value)?))),
+        let taken;
+        let (key, value) = match self.step(true)? {
+            Step::End => return Ok(None),
+            Step::Taken(t) => {
+                taken = t;
+                match &taken.value {
+                    Value::Inline(bytes) => return Ok(Some(visit(&taken.key, bytes))),
+                    Value::Extent(e) => (&taken.key[..], *e),
+                }
+            }
             Step::Here => match self.tree.current() {
-                None => Ok(None),
-                Some(TupleRef { key, value: ValueRef::Inline(bytes, _), .. }) => Ok(Some(visit(key, bytes))),
-                Some(t) => Ok(Some(visit(t.key, &self.ahead.reader.read(&t.value.to_value())?))),
+                None => return Ok(None),
+                Some(TupleRef { key, value: ValueRef::Inline(bytes, _), .. }) => return Ok(Some(visit(key, bytes))),
+                Some(TupleRef { key, value: ValueRef::Extent(e), .. }) => (key, e),
             },
-        }
+        };
+        Ok(Some(visit(key, &self.ahead.reader.read(&value)?)))
     }
 
     /// Moves before the first tuple whose key is at least `key`.

@@ -20,16 +20,29 @@ pub struct Iter {
     range: KeyRange,
     front: Option<Cursor>,
     back: Option<Cursor>,
-    /// The last key that each end gave.
-    last_front: Option<Bytes>,
-    last_back: Option<Bytes>,
+    /// The last key that each end gave, when it was asked.
+    last_front: Vec<u8>,
+    last_back: Vec<u8>,
+    from_front: bool,
+    from_back: bool,
     done: bool,
 }
 
 impl Iter {
     pub(crate) fn new(view: View, dict: DictionaryId, range: KeyRange) -> Iter {
         let done = bounds::is_empty(&range);
-        Iter { view, dict, range, front: None, back: None, last_front: None, last_back: None, done }
+        Iter {
+            view,
+            dict,
+            range,
+            front: None,
+            back: None,
+            last_front: Vec::new(),
+            last_back: Vec::new(),
+            from_front: false,
+            from_back: false,
+            done,
+        }
     }
 
     fn cursor(&self) -> Result<Cursor> {
@@ -38,30 +51,26 @@ impl Iter {
     }
 
     fn forward(&mut self) -> Result<Option<Tuple>> {
-        let mut cursor = match self.front.take() {
-            Some(cursor) => cursor,
-            None => self.cursor()?,
-        };
-        let tuple = cursor.next()?;
-        self.front = Some(cursor);
-        let tuple = tuple.filter(|t| self.last_back.as_ref().is_none_or(|last| t.key < *last));
-        self.last_front = tuple.as_ref().map(|t| t.key.clone());
+        if self.front.is_none() {
+            self.front = Some(self.cursor()?);
+        }
+        let Some(cursor) = &mut self.front else { return Ok(None) };
+        let tuple = cursor.next()?.filter(|t| !self.from_back || t.key < self.last_back);
+        note(&mut self.last_front, &tuple);
+        self.from_front = true;
         Ok(tuple)
     }
 
     fn backward(&mut self) -> Result<Option<Tuple>> {
-        let mut cursor = match self.back.take() {
-            Some(cursor) => cursor,
-            None => {
-                let mut cursor = self.cursor()?;
-                cursor.seek_to_end()?;
-                cursor
-            }
-        };
-        let tuple = cursor.prev()?;
-        self.back = Some(cursor);
-        let tuple = tuple.filter(|t| self.last_front.as_ref().is_none_or(|last| t.key > *last));
-        self.last_back = tuple.as_ref().map(|t| t.key.clone());
+        if self.back.is_none() {
+            let mut cursor = self.cursor()?;
+            cursor.seek_to_end()?;
+            self.back = Some(cursor);
+        }
+        let Some(cursor) = &mut self.back else { return Ok(None) };
+        let tuple = cursor.prev()?.filter(|t| !self.from_front || t.key > self.last_front);
+        note(&mut self.last_back, &tuple);
+        self.from_back = true;
         Ok(tuple)
     }
 
@@ -78,7 +87,14 @@ impl Iter {
 }
 
 fn read(tuple: Option<Tuple>) -> Result<Option<(Bytes, Bytes)>> {
-    tuple.map(|t| Ok((t.key.clone(), t.value()?))).transpose()
+    tuple.map(Tuple::into_parts).transpose()
+}
+
+fn note(last: &mut Vec<u8>, tuple: &Option<Tuple>) {
+    if let Some(t) = tuple {
+        last.clear();
+        last.extend_from_slice(&t.key);
+    }
 }
 
 impl Iterator for Iter {

@@ -54,7 +54,8 @@ impl View {
         let (mut places, mut extents, mut bytes) = (Vec::new(), Vec::new(), 0);
         while out.len() < limit {
             let Some(tuple) = cursor.next()? else { break };
-            let value = match tuple.value {
+            let (key, value) = tuple.into_raw();
+            let value = match value {
                 Value::Inline(value) => value,
                 Value::Extent(e) => {
                     places.push(out.len());
@@ -63,7 +64,7 @@ impl View {
                     Bytes::new()
                 }
             };
-            out.push((tuple.key, value));
+            out.push((key, value));
             if bytes >= SCAN_AHEAD {
                 fill_in(&self.store, &mut places, &mut extents, |at, value| out[at].1 = value)?;
                 bytes = 0;

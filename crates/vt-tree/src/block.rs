@@ -10,7 +10,7 @@ use bytes::Bytes;
 use zones::varint;
 
 use crate::group::{Group, Place};
-use crate::item::{Body, ExtentRef, Item, Seq, Value};
+use crate::item::{Body, BodyRef, ExtentRef, Item, Seq, Value};
 use crate::{Error, Result};
 
 /// Items between restart points.
@@ -127,6 +127,14 @@ impl BlockBuilder {
     }
 }
 
+/// The first eight bytes as a number that sorts as they do; missing ones count as zeros.
+pub(crate) fn head_of(bytes: &[u8]) -> u64 {
+    let mut head = [0; 8];
+    let n = bytes.len().min(8);
+    head[..n].copy_from_slice(&bytes[..n]);
+    u64::from_be_bytes(head)
+}
+
 fn shared_prefix(a: &[u8], b: &[u8]) -> usize {
     a.iter().zip(b).take_while(|(x, y)| x == y).count()
 }
@@ -139,6 +147,10 @@ pub struct Block {
     items_end: usize,
     groups: usize,
     addr: u64,
+    /// Bytes that all keys at restart points share, and the eight behind these of each, as a number that sorts as they do: a search
+    /// reads these and no key but one.
+    shared: usize,
+    heads: Box<[u64]>,
 }
 
 impl Block {
@@ -148,7 +160,7 @@ impl Block {
         let tail = data.len().checked_sub(4).ok_or_else(corrupt)?;
         let groups = u32::from_le_bytes([data[tail], data[tail + 1], data[tail + 2], data[tail + 3]]) as usize;
         let items_end = groups.checked_mul(4).and_then(|n| tail.checked_sub(n)).ok_or_else(corrupt)?;
-        let block = Block { data, items_end, groups, addr };
+        let mut block = Block { data, items_end, groups, addr, shared: 0, heads: Box::default() };
         let mut last = None;
         for g in 0..groups {
             let offset = block.restart(g);
@@ -160,12 +172,17 @@ impl Block {
         if groups == 0 && items_end != 0 {
             return Err(corrupt());
         }
+        if groups > 0 {
+            block.shared = shared_prefix(block.group_key(0)?, block.group_key(groups - 1)?);
+            let head = |g| Ok(head_of(block.group_key(g)?.get(block.shared..).unwrap_or_default()));
+            block.heads = (0..groups).map(head).collect::<Result<_>>()?;
+        }
         Ok(block)
     }
 
     /// Memory that it takes, bytes.
     pub fn weight(&self) -> usize {
-        self.data.len() + size_of::<Self>()
+        self.data.len() + 8 * self.groups + size_of::<Self>()
     }
 
     /// Number of groups.
@@ -197,7 +214,22 @@ impl Block {
 
     /// The last group whose first key is at most `key`; 0 when none is.
     pub fn group_of(&self, key: &[u8]) -> Result<usize> {
-        let (mut lo, mut hi) = (0, self.groups);
+        if self.groups == 0 {
+            return Ok(0);
+        }
+        let n = self.shared.min(key.len());
+        let (mut lo, mut hi) = match key[..n].cmp(&self.group_key(0)?[..n]) {
+            std::cmp::Ordering::Less => (0, 0),
+            std::cmp::Ordering::Greater => (self.groups, self.groups),
+            // The key is itself a part of what all share.
+            std::cmp::Ordering::Equal if n < self.shared => (0, 0),
+            std::cmp::Ordering::Equal => {
+                let head = head_of(&key[n..]);
+                let first = self.heads.partition_point(|&h| h < head);
+                (first, first + self.heads[first..].partition_point(|&h| h == head))
+            }
+        };
+        // Equal heads are decided by whole keys.
         while lo < hi {
             let mid = (lo + hi) / 2;
             if self.group_key(mid)? <= key { lo = mid + 1 } else { hi = mid }
@@ -252,24 +284,33 @@ impl Block {
         }
         let (start, end) = self.group_bytes(self.group_of(key)?);
         let mut d = Decoder { data: &self.data[..end], at: start, extent: None };
-        let mut current: Vec<u8> = Vec::with_capacity(64);
-        let mut before: Option<(Seq, Body)> = None;
+        // The key before, its length, and how much of it is as `key` begins: where that ends it is the smaller one.
+        let (mut len, mut common) = (0, 0);
+        let mut before: Option<(Seq, Place)> = None;
         while d.at < end {
-            let head = d.head(current.len()).ok_or_else(|| self.corrupt())?;
-            current.truncate(head.shared);
-            current.extend_from_slice(&self.data[head.suffix.0..head.suffix.1]);
-            match current.as_slice().cmp(key) {
-                std::cmp::Ordering::Greater => break,
-                std::cmp::Ordering::Equal => {
-                    return Ok(Some((head.seq, d.body(head.kind, &self.data).ok_or_else(|| self.corrupt())?)));
-                }
-                std::cmp::Ordering::Less => {
-                    let body = d.body(head.kind, &self.data).ok_or_else(|| self.corrupt())?;
-                    before = matches!(body, Body::DeleteRange { .. }).then_some((head.seq, body));
-                }
+            let head = d.head(len).ok_or_else(|| self.corrupt())?;
+            let suffix = &self.data[head.suffix.0..head.suffix.1];
+            len = head.shared + suffix.len();
+            if head.shared < common {
+                // It differs earlier than the one before, and ascends there.
+                break;
             }
+            let mut order = std::cmp::Ordering::Less;
+            if head.shared == common {
+                common += shared_prefix(suffix, &key[common..]);
+                order = suffix[common - head.shared..].cmp(&key[common..]);
+            }
+            if order == std::cmp::Ordering::Greater {
+                break;
+            }
+            let place = d.place(head.kind).ok_or_else(|| self.corrupt())?;
+            if order == std::cmp::Ordering::Equal {
+                return Ok(Some((head.seq, place.body(&self.data).to_body())));
+            }
+            before = Some((head.seq, place));
         }
-        Ok(before.filter(|(_, body)| matches!(body, Body::DeleteRange { end } if key < end)))
+        let range = before.map(|(seq, place)| (seq, place.body(&self.data)));
+        Ok(range.filter(|(_, b)| matches!(b, BodyRef::DeleteRange { end } if key < *end)).map(|(seq, b)| (seq, b.to_body())))
     }
 }
 
@@ -333,11 +374,10 @@ impl Decoder<'_> {
     }
 
     fn body(&mut self, kind: u8, data: &Bytes) -> Option<Body> {
+        // Of a merge, which keeps the block while it has its items: nothing is copied.
         Some(match self.place(kind)? {
             Place::Inline(s, e) => Body::Put(Value::Inline(data.slice(s as usize..e as usize))),
-            Place::Extent(e) => Body::Put(Value::Extent(e)),
-            Place::Delete => Body::Delete,
-            Place::DeleteRange(s, e) => Body::DeleteRange { end: data.slice(s as usize..e as usize) },
+            other => other.body(data).to_body(),
         })
     }
 

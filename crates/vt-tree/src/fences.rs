@@ -4,6 +4,7 @@
 //! nodes in memory as can be. So the sums are left out, the prefix that all lower fences share is stored once, and the eight
 //! bytes behind it stand side by side as numbers: most searches touch nothing else.
 
+use crate::block::head_of;
 use crate::entry::Entry;
 use crate::frame::FramePointer;
 use crate::node::Node;
@@ -39,13 +40,6 @@ pub(crate) struct Fences {
     filters: Box<[FramePointer]>,
 }
 
-fn head(rest: &[u8]) -> u64 {
-    let mut bytes = [0; 8];
-    let n = rest.len().min(8);
-    bytes[..n].copy_from_slice(&rest[..n]);
-    u64::from_be_bytes(bytes)
-}
-
 impl Fences {
     pub fn of(node: &Node) -> Fences {
         let entries = &node.entries;
@@ -69,7 +63,7 @@ impl Fences {
             keys: keys.into(),
             prefix: shared as u32,
             ends: ends.into(),
-            heads: entries.iter().map(|e| head(&e.low[shared..])).collect(),
+            heads: entries.iter().map(|e| head_of(&e.low[shared..])).collect(),
             targets: entries.iter().map(Target::of).collect(),
             filters,
         }
@@ -112,7 +106,7 @@ impl Fences {
             std::cmp::Ordering::Equal => {}
         }
         let rest = &key[n..];
-        let h = head(rest);
+        let h = head_of(rest);
         let first = self.heads.partition_point(|&x| x < h);
         let same = self.heads[first..].partition_point(|&x| x == h);
         // Equal heads are decided by the whole keys.

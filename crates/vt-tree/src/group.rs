@@ -13,6 +13,19 @@ pub(crate) enum Place {
     DeleteRange(u32, u32),
 }
 
+impl Place {
+    /// The body itself, in the bytes of its block.
+    #[inline]
+    pub fn body(self, data: &Bytes) -> BodyRef<'_> {
+        match self {
+            Place::Inline(a, b) => BodyRef::Put(ValueRef::Inline(&data[a as usize..b as usize], data)),
+            Place::Extent(e) => BodyRef::Put(ValueRef::Extent(e)),
+            Place::Delete => BodyRef::Delete,
+            Place::DeleteRange(a, b) => BodyRef::DeleteRange { end: &data[a as usize..b as usize] },
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     key: (u32, u32),
@@ -77,13 +90,7 @@ impl Group {
     #[inline]
     pub fn item(&self, i: usize) -> Option<ItemRef<'_>> {
         let s = self.slots.get(i)?;
-        let body = match s.body {
-            Place::Inline(a, b) => BodyRef::Put(ValueRef::Inline(&self.data[a as usize..b as usize], &self.data)),
-            Place::Extent(e) => BodyRef::Put(ValueRef::Extent(e)),
-            Place::Delete => BodyRef::Delete,
-            Place::DeleteRange(a, b) => BodyRef::DeleteRange { end: &self.data[a as usize..b as usize] },
-        };
-        Some(ItemRef { key: &self.keys[s.key.0 as usize..s.key.1 as usize], seq: s.seq, body })
+        Some(ItemRef { key: &self.keys[s.key.0 as usize..s.key.1 as usize], seq: s.seq, body: s.body.body(&self.data) })
     }
 
     /// How many items from the front fulfil `pred`; they must come first.

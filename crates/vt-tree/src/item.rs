@@ -83,6 +83,10 @@ impl Item {
     }
 }
 
+/// Shorter values are copied when they are to be kept: that takes less time than the two counts of a shared buffer, and does not keep the
+/// buffer.
+const COPY_BELOW: usize = 512;
+
 /// A value where it lies: in memory that somebody else keeps, or on the device.
 #[derive(Clone, Copy, Debug)]
 pub enum ValueRef<'a> {
@@ -96,6 +100,7 @@ impl ValueRef<'_> {
     #[inline]
     pub fn to_value(&self) -> Value {
         match self {
+            ValueRef::Inline(bytes, _) if bytes.len() < COPY_BELOW => Value::Inline(Bytes::copy_from_slice(bytes)),
             ValueRef::Inline(bytes, buffer) => Value::Inline(buffer.slice_ref(bytes)),
             ValueRef::Extent(e) => Value::Extent(*e),
         }
@@ -127,15 +132,21 @@ pub struct ItemRef<'a> {
     pub body: BodyRef<'a>,
 }
 
-impl ItemRef<'_> {
+impl BodyRef<'_> {
     /// The same, to be kept.
-    pub fn to_item(&self) -> Item {
-        let body = match self.body {
+    pub fn to_body(&self) -> Body {
+        match self {
             BodyRef::Put(v) => Body::Put(v.to_value()),
             BodyRef::Delete => Body::Delete,
             BodyRef::DeleteRange { end } => Body::DeleteRange { end: Bytes::copy_from_slice(end) },
-        };
-        Item { key: Bytes::copy_from_slice(self.key), seq: self.seq, body }
+        }
+    }
+}
+
+impl ItemRef<'_> {
+    /// The same, to be kept.
+    pub fn to_item(&self) -> Item {
+        Item { key: Bytes::copy_from_slice(self.key), seq: self.seq, body: self.body.to_body() }
     }
 
     /// `true` when every key that the item covers is below `key`.

@@ -94,11 +94,6 @@ impl Store {
         self.upper.weight() + self.blocks.weight()
     }
 
-    /// (hits, misses) of the block cache.
-    pub fn cache_counts(&self) -> (u64, u64) {
-        (self.upper.hits() + self.blocks.hits(), self.upper.misses() + self.blocks.misses())
-    }
-
     fn keep_upper(&self, at: FramePointer, value: Upper) {
         self.upper.insert((at.addr, at.crc), value);
         // The tuple blocks make room, in steps that are worth it.
