@@ -1,5 +1,6 @@
 //! This project's engine: one dictionary in one file, one commit a put.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use anyhow::Result;
@@ -10,10 +11,8 @@ use zones::FileDevice;
 
 use super::{Engine, Settings};
 
-pub const JOURNAL_CAN_BE_OFF: bool = true;
-
-/// Tuples that a scan takes at a time.
-const SCAN_PART: usize = 1024;
+/// A scan of up to so many tuples asks for them together; a longer one goes through a cursor.
+const TOGETHER: u64 = 256;
 
 pub struct Store {
     db: Kvdb,
@@ -66,16 +65,17 @@ impl Engine for Store {
 
     fn scan(&self, start: &[u8], limit: u64, seen: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64> {
         let view = self.db.view();
-        let (mut from, mut n) = (start.to_vec(), 0);
-        while n < limit {
-            let part = view.scan(self.dictionary, &from, b"", SCAN_PART.min((limit - n) as usize))?;
-            let Some((last, _)) = part.last() else { break };
-            from.clear();
-            from.extend_from_slice(last);
-            from.push(0);
-            n += part.len() as u64;
-            part.iter().for_each(|(k, v)| seen(k, v));
+        if limit <= TOGETHER {
+            let tuples = view.scan(self.dictionary, start, b"", limit as usize)?;
+            tuples.iter().for_each(|(k, v)| seen(k, v));
+            return Ok(tuples.len() as u64);
         }
+        let mut n = 0;
+        view.for_each(self.dictionary, start, b"", |k, v| {
+            seen(k, v);
+            n += 1;
+            if n < limit { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })?;
         Ok(n)
     }
 

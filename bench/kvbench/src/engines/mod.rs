@@ -95,7 +95,7 @@ pub fn unfit(name: &str, journal: bool, value_bytes: u64) -> Option<String> {
     if name.starts_with("rocksdb-new") && !cfg!(feature = "rocksdb-crate") {
         return Some("built without the feature rocksdb-crate".into());
     }
-    let journal_can_be_off = name.starts_with("rocksdb") || (name == "kvdb" && kvdb::JOURNAL_CAN_BE_OFF);
+    let journal_can_be_off = name.starts_with("rocksdb") || name == "kvdb";
     if !journal && !journal_can_be_off {
         return Some("it cannot be run without a journal".into());
     }
