@@ -10,7 +10,7 @@ use crate::block::{BlockBuilder, contiguous};
 use crate::entry::Entry;
 use crate::filter::{FilterBuilder, hash};
 use crate::frame::{FRAME_HEADER, FrameKind, FramePointer, seal};
-use crate::item::{Body, ExtentRef, Item, Seq, Value};
+use crate::item::{Body, BodyRef, ExtentRef, Item, ItemRef, Seq, Value, ValueRef};
 use crate::node::NodeBuilder;
 use crate::placement::Placement;
 use crate::run::Run;
@@ -65,6 +65,8 @@ struct OpenBlock {
     zones: ZoneUse,
     /// The block before was closed because it was full: this one goes on where it ended.
     after_full: bool,
+    /// How many hashes of keys before this block's there are.
+    hashes_before: usize,
 }
 
 impl OpenBlock {
@@ -159,20 +161,26 @@ impl RunBuilder {
 
     /// Appends one item to the fill. A large value is placed, kept where it is, or moved, as the placement says.
     pub fn push_item(&mut self, item: Item) -> Result<()> {
+        self.push(item.borrow())
+    }
+
+    /// The same with an item that lies elsewhere: it is copied only when it must wait for a decision.
+    #[inline]
+    pub fn push(&mut self, item: ItemRef<'_>) -> Result<()> {
         match item.body {
-            Body::Put(Value::Inline(ref v)) if v.len() >= self.separate_at as usize => {
+            BodyRef::Put(ValueRef::Inline(v, _)) if v.len() >= self.separate_at as usize => {
                 self.end_window()?;
                 let extent = self.write_value(v)?;
-                self.add(&item.key, item.seq, &Body::Put(Value::Extent(extent)))
+                self.add(item.key, item.seq, BodyRef::Put(ValueRef::Extent(extent)))
             }
-            Body::Put(Value::Extent(extent)) if self.placement.leaves_values() => {
+            BodyRef::Put(ValueRef::Extent(extent)) if self.placement.leaves_values() => {
                 self.stats.stitched += u64::from(extent.len);
-                self.add(&item.key, item.seq, &item.body)
+                self.add(item.key, item.seq, item.body)
             }
             // Order must hold: what comes behind an undecided value waits with it, though not for ever.
-            Body::Put(Value::Extent(_)) => self.wait(item),
-            _ if !self.window.is_empty() => self.wait(item),
-            _ => self.add(&item.key, item.seq, &item.body),
+            BodyRef::Put(ValueRef::Extent(_)) => self.wait(item.to_item()),
+            _ if !self.window.is_empty() => self.wait(item.to_item()),
+            _ => self.add(item.key, item.seq, item.body),
         }
     }
 
@@ -195,7 +203,7 @@ impl RunBuilder {
                 if let Body::Put(Value::Extent(e)) = &i.body {
                     self.stats.stitched += u64::from(e.len);
                 }
-                self.add(&i.key, i.seq, &i.body)?;
+                self.add(&i.key, i.seq, i.body.borrow())?;
             }
         }
         Ok(())
@@ -217,10 +225,10 @@ impl RunBuilder {
             match value {
                 Some(v) => {
                     let extent = self.write_value(&v)?;
-                    self.add(&i.key, i.seq, &Body::Put(Value::Extent(extent)))?;
+                    self.add(&i.key, i.seq, BodyRef::Put(ValueRef::Extent(extent)))?;
                 }
                 None if of(i).is_some() => return Err(Error::corrupt("a value is missing from a group that was read", 0)),
-                None => self.add(&i.key, i.seq, &i.body)?,
+                None => self.add(&i.key, i.seq, i.body.borrow())?,
             }
         }
         Ok(())
@@ -231,37 +239,38 @@ impl RunBuilder {
         place_value(&mut self.pages, data)
     }
 
-    fn add(&mut self, key: &Bytes, seq: Seq, body: &Body) -> Result<()> {
+    fn add(&mut self, key: &[u8], seq: Seq, body: BodyRef<'_>) -> Result<()> {
         if self.block.ends_before(key) {
             self.close_block()?;
             self.after_full = false;
         }
         let b = &mut self.block;
         if b.builder.is_empty() {
-            b.low = key.clone();
+            b.low = Bytes::copy_from_slice(key);
             b.after_full = self.after_full;
+            b.hashes_before = self.hashes.len();
         }
         b.builder.add(key, seq, body);
         b.items += 1;
         b.max_seq = b.max_seq.max(seq);
         b.high.clear();
-        match body {
-            Body::DeleteRange { end } => {
-                b.high.extend_from_slice(end);
-                b.range_tombstones = true;
-            }
-            _ => {
-                b.high.extend_from_slice(key);
-                b.high.push(0);
-                self.hashes.push(hash(key));
-                b.tombstones |= matches!(body, Body::Delete);
-            }
+        if let BodyRef::DeleteRange { end } = body {
+            b.high.extend_from_slice(end);
+            b.range_tombstones = true;
+        } else {
+            b.high.extend_from_slice(key);
+            b.high.push(0);
+            self.hashes.push(hash(key));
         }
-        if let Body::Put(Value::Extent(e)) = body {
-            b.value_bytes += u64::from(e.len);
-            b.value_spans += u64::from(!b.last_extent.is_some_and(|last| contiguous(&last, e)));
-            b.last_extent = Some(*e);
-            b.zones.add_extent(e.addr, u64::from(e.len));
+        match body {
+            BodyRef::Put(ValueRef::Extent(e)) => {
+                b.value_bytes += u64::from(e.len);
+                b.value_spans += u64::from(!b.last_extent.is_some_and(|last| contiguous(&last, &e)));
+                b.last_extent = Some(e);
+                b.zones.add_extent(e.addr, u64::from(e.len));
+            }
+            BodyRef::Delete => b.tombstones = true,
+            _ => {}
         }
         if b.builder.size() >= BLOCK_SIZE {
             self.after_full = true;
@@ -275,7 +284,14 @@ impl RunBuilder {
             return Ok(());
         }
         let mut b = std::mem::take(&mut self.block);
-        let at = place_frame(&mut self.tuples, FrameKind::Tuples, 0, &b.builder.finish())?;
+        let (payload, series) = b.builder.finish();
+        if series {
+            self.hashes.truncate(b.hashes_before);
+        }
+        let at = place_frame(&mut self.tuples, FrameKind::Tuples, 0, payload)?;
+        // Its memory serves the next block.
+        b.builder.clear();
+        self.block.builder = b.builder;
         self.stats.blocks_written += u64::from(at.len);
         b.zones.add_extent(at.addr, u64::from(at.len));
         self.push_entry(
@@ -287,6 +303,7 @@ impl RunBuilder {
                 filter: None,
                 tombstones: b.tombstones,
                 range_tombstones: b.range_tombstones,
+                series,
                 items: b.items,
                 max_seq: b.max_seq,
                 block_bytes: u64::from(at.len),
@@ -305,7 +322,7 @@ impl RunBuilder {
         self.open[level].push(entry);
         let open = &self.open[level];
         // Entries can be longer than a node should be: long keys, many zones. Four at least let the tree end in one root.
-        let full = (open.size >= NODE_SIZE && open.entries.len() >= 4) || (level == 0 && open.items >= LEAF_ITEMS);
+        let full = (open.size >= NODE_SIZE && open.entries.len() >= 4) || (level == 0 && open.filtered >= LEAF_ITEMS);
         if full { self.close_node(level) } else { Ok(()) }
     }
 
@@ -323,6 +340,7 @@ impl RunBuilder {
             filter,
             tombstones: false,
             range_tombstones: false,
+            series: false,
             items: 0,
             max_seq: 0,
             block_bytes: 0,
@@ -336,6 +354,7 @@ impl RunBuilder {
         for e in &node.entries {
             entry.tombstones |= e.tombstones;
             entry.range_tombstones |= e.range_tombstones;
+            entry.series |= e.series;
             entry.items += e.items;
             entry.max_seq = entry.max_seq.max(e.max_seq);
             entry.block_bytes += e.block_bytes;
@@ -363,7 +382,7 @@ impl RunBuilder {
         // keys of the blocks are read instead.
         let stale: u64 = self.borrowed.iter().map(|b| b.total.saturating_sub(b.taken)).sum();
         for b in std::mem::take(&mut self.borrowed) {
-            if stale <= leaf.items || b.taken * 2 >= b.total {
+            if stale <= leaf.filtered || b.taken * 2 >= b.total {
                 builder.add_all(&*self.store.filter(b.filter)?);
                 continue;
             }
@@ -396,7 +415,7 @@ impl RunBuilder {
         let mut below = !self.block.builder.is_empty() || !self.window.is_empty();
         for l in 0..usize::from(level) {
             // A level that is not open yet would be opened for what closes below it, and closed with that one entry.
-            let (size, items) = self.open.get(l).map_or((0, 0), |node| (node.size, node.items));
+            let (size, items) = self.open.get(l).map_or((0, 0), |node| (node.size, node.filtered));
             if (below || size > 0) && size < NODE_SIZE / 4 && (l > 0 || items < LEAF_ITEMS / 4) {
                 return false;
             }
@@ -438,7 +457,7 @@ impl RunBuilder {
         self.end_window()?;
         self.close_block()?;
         for e in entries {
-            if let Some(filter) = filter {
+            if let Some(filter) = filter.filter(|_| !e.series) {
                 let source = match self.borrowed.iter().position(|b| b.filter == filter) {
                     Some(at) => &mut self.borrowed[at],
                     None => {

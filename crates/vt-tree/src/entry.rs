@@ -14,6 +14,7 @@ use crate::{Error, Result};
 
 const TOMBSTONES: u8 = 1;
 const RANGE_TOMBSTONES: u8 = 2;
+const HAS_SERIES: u8 = 4;
 
 /// A pointer to a tuple block (level 0) or to an index node (level 1 and up), with its fences and its sums.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +28,9 @@ pub struct Entry {
     pub filter: Option<FramePointer>,
     pub tombstones: bool,
     pub range_tombstones: bool,
+    /// Of a tuple block: it is nearly all long series, so that its fences and itself tell at once which keys there are, and its
+    /// keys are in no filter. Of a node: there are such blocks beneath.
+    pub series: bool,
     /// Items beneath.
     pub items: u64,
     /// Newest sequence number beneath; 0 when all are old.
@@ -58,7 +62,8 @@ impl Entry {
         put_key(out, before, &self.low);
         put_key(out, &self.low, &self.high);
         put_pointer(out, &self.at);
-        out.push((u8::from(self.tombstones) * TOMBSTONES) | (u8::from(self.range_tombstones) * RANGE_TOMBSTONES));
+        let flag = |set: bool, flag: u8| if set { flag } else { 0 };
+        out.push(flag(self.tombstones, TOMBSTONES) | flag(self.range_tombstones, RANGE_TOMBSTONES) | flag(self.series, HAS_SERIES));
         for v in [self.items, self.max_seq, self.block_bytes, self.block_spans, self.value_bytes, self.value_spans] {
             varint::put_u64(out, v);
         }
@@ -98,6 +103,7 @@ impl Entry {
             filter,
             tombstones: flags & TOMBSTONES != 0,
             range_tombstones: flags & RANGE_TOMBSTONES != 0,
+            series: flags & HAS_SERIES != 0,
             items,
             max_seq,
             block_bytes,

@@ -14,13 +14,15 @@ use crate::node::Node;
 pub(crate) struct Target {
     pub at: FramePointer,
     pub range_tombstones: bool,
+    /// See [`Entry::series`].
+    pub series: bool,
     /// A tuple block that mostly refers to large values: part of their index, small beside them.
     pub refers: bool,
 }
 
 impl Target {
     pub fn of(e: &Entry) -> Target {
-        Target { at: e.at, range_tombstones: e.range_tombstones, refers: e.value_bytes > 4 * e.block_bytes }
+        Target { at: e.at, range_tombstones: e.range_tombstones, series: e.series, refers: e.value_bytes > 4 * e.block_bytes }
     }
 }
 
@@ -147,6 +149,7 @@ mod tests {
                 filter: None,
                 tombstones: false,
                 range_tombstones: false,
+                series: false,
                 items: 1,
                 max_seq: 0,
                 block_bytes: 4096,

@@ -158,17 +158,24 @@ impl ItemRef<'_> {
     }
 }
 
-impl Item {
+impl Body {
     /// The same, borrowed.
     #[inline]
-    pub fn borrow(&self) -> ItemRef<'_> {
-        let body = match &self.body {
+    pub fn borrow(&self) -> BodyRef<'_> {
+        match self {
             Body::Put(Value::Inline(b)) => BodyRef::Put(ValueRef::Inline(b, b)),
             Body::Put(Value::Extent(e)) => BodyRef::Put(ValueRef::Extent(*e)),
             Body::Delete => BodyRef::Delete,
             Body::DeleteRange { end } => BodyRef::DeleteRange { end },
-        };
-        ItemRef { key: &self.key, seq: self.seq, body }
+        }
+    }
+}
+
+impl Item {
+    /// The same, borrowed.
+    #[inline]
+    pub fn borrow(&self) -> ItemRef<'_> {
+        ItemRef { key: &self.key, seq: self.seq, body: self.body.borrow() }
     }
 }
 

@@ -7,6 +7,7 @@
 mod block;
 mod builder;
 mod check;
+mod counter;
 mod cursor;
 mod entry;
 mod error;
@@ -25,6 +26,7 @@ mod path;
 mod placement;
 mod run;
 mod run_cursor;
+mod series;
 mod source;
 mod store;
 mod walker;

@@ -55,14 +55,15 @@ pub struct NodeBuilder {
     pub entries: Vec<Entry>,
     /// Encoded size so far without zone lists: what decides when a node is full.
     pub size: usize,
-    pub items: u64,
+    /// Items whose keys the node's filter has to know, at most.
+    pub filtered: u64,
 }
 
 impl NodeBuilder {
     pub fn push(&mut self, entry: Entry) {
         debug_assert!(self.entries.last().is_none_or(|l| l.high <= entry.low), "entries come in order and do not overlap");
         self.size += 40 + entry.low.len() / 2 + entry.high.len() / 2;
-        self.items += entry.items;
+        self.filtered += if entry.series { 0 } else { entry.items };
         self.entries.push(entry);
     }
 

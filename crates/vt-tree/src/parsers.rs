@@ -115,7 +115,7 @@ pub fn filter(data: &[u8]) {
 mod tests {
     use super::*;
     use crate::block::BlockBuilder;
-    use crate::item::Item;
+    use crate::item::{BodyRef, Item, ValueRef};
     use crate::node::NodeBuilder;
     use proptest::prelude::*;
 
@@ -133,9 +133,15 @@ mod tests {
                         _ => Body::DeleteRange { end: Bytes::from(format!("key {:04}", i * 3 + 2)) },
                     };
                     let item = Item { key: key(i), seq: i % 2 * 1000, body };
-                    b.add(&item.key, item.seq, &item.body);
+                    b.add(&item.key, item.seq, item.borrow().body);
                 }
-                b.finish()
+                // A series, and one that ends early.
+                for i in 0..210u64 {
+                    let key = [b"page".as_slice(), &(i + i / 200 * 9).to_be_bytes()].concat();
+                    let e = ExtentRef { addr: (1 << 30) + i * 4096, len: 4096, crc: i as u32 };
+                    b.add(&key, 5 + i, BodyRef::Put(ValueRef::Extent(e)));
+                }
+                b.finish().0.to_vec()
             }
             1 => {
                 let mut node = NodeBuilder::default();
@@ -168,6 +174,7 @@ mod tests {
             filter: Some(FramePointer { addr: 1 << 24, len: 100, crc: 6 }),
             tombstones: true,
             range_tombstones: false,
+            series: false,
             items: 100,
             max_seq: 1 << 40,
             block_bytes: 8192,

@@ -129,8 +129,13 @@ impl Run {
         if key < self.root.low.as_ref() || key >= self.root.high.as_ref() {
             return Ok(None);
         }
+        // The filter says no: what is left are blocks whose keys are in no filter.
+        let mut only_series = false;
         if self.level == 1 && self.filtered(self.root.filter, self.root.range_tombstones, hash)? {
-            return Ok(None);
+            if !self.root.series {
+                return Ok(None);
+            }
+            only_series = true;
         }
         let mut inner;
         let mut node: &Fences = self.root_fences()?;
@@ -138,9 +143,14 @@ impl Run {
             let Some(i) = node.covering(key) else { return Ok(None) };
             let target = node.target(i);
             match node.level - 1 {
-                0 => return Ok(Some(target)),
-                1 if self.filtered(node.filter(i), target.range_tombstones, hash)? => return Ok(None),
+                0 => return Ok(Some(target).filter(|t| t.series || !only_series)),
                 level => {
+                    if level == 1 && self.filtered(node.filter(i), target.range_tombstones, hash)? {
+                        if !target.series {
+                            return Ok(None);
+                        }
+                        only_series = true;
+                    }
                     inner = self.store.fences(target.at, level)?;
                     node = &inner;
                 }

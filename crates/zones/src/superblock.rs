@@ -24,7 +24,7 @@ use std::io;
 use crate::{Checksum, Device, Error, Purpose, Result, SECTOR, ZONE_SIZE};
 
 /// The format this program reads and writes.
-pub const FORMAT_VERSION: u32 = 2;
+pub const FORMAT_VERSION: u32 = 3;
 
 /// The longest root, in bytes.
 pub const MAX_ROOT: usize = 2048;

@@ -1,0 +1,172 @@
+//! Keys as numbers: the last bytes of a key, read as a big-endian number or as digits, so that keys that count upwards (the pages of a
+//! file, the lines of a table) need not be stored one by one.
+
+/// How the last bytes of a key are a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Radix {
+    /// Big-endian.
+    Bytes = 0,
+    /// Digits.
+    Decimal = 1,
+    /// Digits, and letters a to f.
+    Hex = 2,
+}
+
+/// The number in the last `width` bytes of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Counter {
+    radix: Radix,
+    width: u8,
+}
+
+impl Radix {
+    const ALL: [Radix; 3] = [Radix::Decimal, Radix::Hex, Radix::Bytes];
+
+    /// As many bytes as a number of 64 bits has.
+    fn most(self) -> usize {
+        match self {
+            Radix::Bytes => 8,
+            Radix::Decimal => 19,
+            Radix::Hex => 16,
+        }
+    }
+
+    fn is_digit(self, byte: u8) -> bool {
+        match self {
+            Radix::Bytes => true,
+            Radix::Decimal => byte.is_ascii_digit(),
+            Radix::Hex => matches!(byte, b'0'..=b'9' | b'a'..=b'f'),
+        }
+    }
+}
+
+impl Counter {
+    /// The ways in which `key` ends with a number.
+    pub fn of(key: &[u8]) -> impl Iterator<Item = Counter> + '_ {
+        Radix::ALL.into_iter().filter_map(|radix| {
+            let width = key.iter().rev().take(radix.most()).take_while(|&&b| radix.is_digit(b)).count();
+            (width > 0).then_some(Counter { radix, width: width as u8 })
+        })
+    }
+
+    /// As `encode` gives it.
+    pub fn decode(code: u8) -> Option<Counter> {
+        let radix = match code >> 5 {
+            0 => Radix::Bytes,
+            1 => Radix::Decimal,
+            2 => Radix::Hex,
+            _ => return None,
+        };
+        let width = code & 0x1f;
+        (width > 0 && usize::from(width) <= radix.most()).then_some(Counter { radix, width })
+    }
+
+    pub fn encode(self) -> u8 {
+        (self.radix as u8) << 5 | self.width
+    }
+
+    pub fn width(self) -> usize {
+        self.width.into()
+    }
+
+    /// The bytes before the number, and the number. `None`: the key does not end with one.
+    pub fn split(self, key: &[u8]) -> Option<(&[u8], u64)> {
+        let (prefix, digits) = key.split_at(key.len().checked_sub(self.width())?);
+        let number = match self.radix {
+            Radix::Bytes => digits.iter().fold(0, |n, &b| n << 8 | u64::from(b)),
+            radix => {
+                let base = if radix == Radix::Decimal { 10 } else { 16 };
+                let mut n = 0;
+                for &b in digits {
+                    if !radix.is_digit(b) {
+                        return None;
+                    }
+                    // At most 19 decimal or 16 hexadecimal digits: no overflow.
+                    n = n * base + u64::from(if b <= b'9' { b - b'0' } else { b - b'a' + 10 });
+                }
+                n
+            }
+        };
+        Some((prefix, number))
+    }
+
+    /// The largest number that fits.
+    pub fn max(self) -> u64 {
+        match self.radix {
+            Radix::Bytes if self.width == 8 => u64::MAX,
+            Radix::Bytes => (1 << (8 * self.width)) - 1,
+            Radix::Decimal => 10u64.pow(self.width.into()) - 1,
+            Radix::Hex if self.width == 16 => u64::MAX,
+            Radix::Hex => (1 << (4 * self.width)) - 1,
+        }
+    }
+
+    /// Writes `number`, which must fit, in the place of the number of `key`, which must be as long.
+    pub fn write(self, mut number: u64, key: &mut [u8]) {
+        let from = key.len() - self.width();
+        for b in key[from..].iter_mut().rev() {
+            *b = match self.radix {
+                Radix::Bytes => number as u8,
+                Radix::Decimal => b'0' + (number % 10) as u8,
+                Radix::Hex => b"0123456789abcdef"[(number % 16) as usize],
+            };
+            number = match self.radix {
+                Radix::Bytes => number >> 8,
+                Radix::Decimal => number / 10,
+                Radix::Hex => number >> 4,
+            };
+        }
+    }
+
+    /// Counts `key` up by `step`. `false`: the next number does not fit, and the key is as it was.
+    pub fn advance(self, key: &mut [u8], step: u64) -> bool {
+        let Some(next) = self.split(key).and_then(|(_, n)| n.checked_add(step)).filter(|&n| n <= self.max()) else { return false };
+        self.write(next, key);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_come_back() {
+        for (key, want) in [
+            (&b"page 0099"[..], vec![(Radix::Decimal, 4, 99), (Radix::Hex, 4, 0x99), (Radix::Bytes, 8, 0x6167_6520_3030_3939)]),
+            (b"\xff\xff", vec![(Radix::Bytes, 2, 0xffff)]),
+            (b"beef", vec![(Radix::Hex, 4, 0xbeef), (Radix::Bytes, 4, 0x6265_6566)]),
+            (b"", vec![]),
+        ] {
+            let found: Vec<_> = Counter::of(key).map(|c| (c.radix, c.width(), c.split(key).unwrap().1)).collect();
+            assert_eq!(found, want);
+            for c in Counter::of(key) {
+                assert_eq!(Counter::decode(c.encode()), Some(c));
+                let mut again = vec![b'?'; key.len()];
+                again[..key.len() - c.width()].copy_from_slice(&key[..key.len() - c.width()]);
+                c.write(c.split(key).unwrap().1, &mut again);
+                assert_eq!(again, key);
+            }
+        }
+    }
+
+    #[test]
+    fn counting_carries_and_ends_where_the_width_does() {
+        let count = |key: &[u8], i: usize, step| {
+            let mut key = key.to_vec();
+            let counter = Counter::of(&key).nth(i).unwrap();
+            counter.advance(&mut key, step).then_some(key)
+        };
+        assert_eq!(count(b"a099", 0, 1).unwrap(), b"a100");
+        assert_eq!(count(b"x09f", 0, 1).unwrap(), b"x0a0");
+        assert_eq!(count(b"\x01\xff", 0, 2).unwrap(), b"\x02\x01");
+        assert_eq!(count(b"a999", 0, 1), None);
+        assert_eq!(count(&[0xff; 8], 0, 1), None);
+        for code in 0..=255 {
+            let Some(c) = Counter::decode(code) else { continue };
+            let mut key = vec![b'0'; c.width()];
+            c.write(c.max(), &mut key);
+            assert_eq!(c.split(&key), Some((&b""[..], c.max())));
+        }
+    }
+}
