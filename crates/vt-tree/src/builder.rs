@@ -10,6 +10,7 @@ use crate::block::{BlockBuilder, contiguous};
 use crate::entry::Entry;
 use crate::filter::{FilterBuilder, hash};
 use crate::frame::{FRAME_HEADER, FrameKind, FramePointer, seal};
+use crate::group::Group;
 use crate::item::{Body, BodyRef, ExtentRef, Item, ItemRef, Seq, Value, ValueRef};
 use crate::node::NodeBuilder;
 use crate::placement::Placement;
@@ -97,7 +98,10 @@ fn is_gap(low: &[u8], high: &[u8], key: &[u8]) -> bool {
             (0..most).fold(0u64, |n, i| n * u64::from(radix) + u64::from(digit(i)))
         }
     };
-    let bytes = |k: &[u8]| (0..8).fold(0u64, |n, i| n << 8 | u64::from(k.get(i).copied().unwrap_or(0)));
+    let bytes = |k: &[u8]| match k.first_chunk::<8>() {
+        Some(b) => u64::from_be_bytes(*b),
+        None => (0..8).fold(0u64, |n, i| n << 8 | u64::from(k.get(i).copied().unwrap_or(0))),
+    };
     let written = |radix: u32| {
         [low, &high[..high.len().saturating_sub(1)], key].iter().all(|k| k.iter().take(16).all(|&b| char::from(b).is_digit(radix)))
     };
@@ -389,10 +393,12 @@ impl RunBuilder {
             for at in b.blocks {
                 self.stats.blocks_read += u64::from(at.len);
                 let block = self.store.block_once(at)?;
+                let mut group = Group::default();
                 for g in 0..block.groups() {
-                    for i in block.group(g)? {
-                        if !matches!(i.body, Body::DeleteRange { .. }) {
-                            builder.add(hash(&i.key));
+                    block.group_into(g, &mut group)?;
+                    for i in (0..group.len()).filter_map(|i| group.item(i)) {
+                        if !matches!(i.body, BodyRef::DeleteRange { .. }) {
+                            builder.add(hash(i.key));
                         }
                     }
                 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::Result;
-use crate::item::{BodyRef, Item, ItemRef, Seq, Value, ValueRef};
+use crate::item::{BodyRef, ItemRef, Seq, Value, ValueRef};
 use crate::memtable::MemtableCursor;
 use crate::merge::Input;
 use crate::run_cursor::RunCursor;
@@ -54,14 +54,14 @@ impl Under {
     #[inline]
     fn item(&self) -> Option<ItemRef<'_>> {
         match self {
-            Under::Memtable(c) => c.item().map(Item::borrow),
+            Under::Memtable(c) => c.item(),
             Under::Run(c) => c.item(),
         }
     }
     #[inline]
     fn key(&self) -> Option<&[u8]> {
         match self {
-            Under::Memtable(c) => c.item().map(|i| i.key.as_ref()),
+            Under::Memtable(c) => c.item().map(|i| i.key),
             Under::Run(c) => c.key(),
         }
     }

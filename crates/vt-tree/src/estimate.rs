@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::Result;
 use crate::entry::Entry;
-use crate::item::{Body, Item, Seq, Value};
+use crate::item::{BodyRef, ItemRef, Seq};
 use crate::memtable::Memtable;
 use crate::merge::{Input, KeyRange};
 use crate::run::Run;
@@ -80,12 +80,13 @@ fn of_subtree(run: &Run, entry: &Entry, level: u16, range: &KeyRange, sum: &mut 
     Ok(())
 }
 
-fn item_bytes(item: &Item) -> u64 {
-    let extent = match &item.body {
-        Body::Put(Value::Extent(e)) => e.len as usize,
-        _ => 0,
+fn item_bytes(item: ItemRef<'_>) -> u64 {
+    let body = match item.body {
+        BodyRef::Put(v) => v.len(),
+        BodyRef::Delete => 0,
+        BodyRef::DeleteRange { end } => end.len(),
     };
-    (item.key.len() + item.body_len() + extent) as u64
+    (item.key.len() + body) as u64
 }
 
 /// The place of `key` between others that share its first `skip` bytes, as a number.
@@ -103,14 +104,14 @@ fn of_memtable(memtable: &Arc<Memtable>, range: &KeyRange, at: Seq) -> Result<Es
     cursor.seek(&range.start)?;
     let (mut first, mut reached) = (None, None);
     while let Some(item) = cursor.item() {
-        if range.end.as_ref().is_some_and(|end| item.key >= *end) {
+        if range.end.as_ref().is_some_and(|end| item.key >= end.as_ref()) {
             return Ok(sum);
         }
         if sum.items == COUNTED {
-            reached = Some(item.key.clone());
+            reached = Some(item.key.to_vec());
             break;
         }
-        first.get_or_insert_with(|| item.key.clone());
+        first.get_or_insert_with(|| item.key.to_vec());
         sum.items += 1;
         sum.bytes += item_bytes(item);
         cursor.next()?;
@@ -119,8 +120,8 @@ fn of_memtable(memtable: &Arc<Memtable>, range: &KeyRange, at: Seq) -> Result<Es
     // As if the rest were as dense as what was counted, but no more than there is.
     cursor.last()?;
     let last = match (cursor.item(), &range.end) {
-        (Some(item), Some(end)) => item.key.clone().min(end.clone()),
-        (Some(item), None) => item.key.clone(),
+        (Some(item), Some(end)) => item.key.min(end).to_vec(),
+        (Some(item), None) => item.key.to_vec(),
         (None, _) => reached.clone(),
     };
     let skip = first.iter().zip(last.iter()).take_while(|(a, b)| a == b).count();

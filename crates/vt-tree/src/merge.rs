@@ -12,7 +12,7 @@ use bytes::Bytes;
 use zones::Reserve;
 
 use crate::builder::{MergeStats, RunBuilder, follows_block};
-use crate::item::{Body, Item, Seq};
+use crate::item::{Body, BodyRef, Item, ItemRef, Seq};
 use crate::memtable::Memtable;
 use crate::placement::{Placement, Spans};
 use crate::run::Run;
@@ -151,7 +151,11 @@ impl Merge {
     }
 
     /// The input whose piece begins first; the newest on a tie.
+    #[inline]
     fn first(&self) -> Option<usize> {
+        if self.inputs.len() == 1 {
+            return Some(0);
+        }
         let mut best: Option<(usize, &[u8])> = None;
         for (i, w) in self.inputs.iter().enumerate() {
             if let Some(low) = w.low()
@@ -173,39 +177,48 @@ impl Merge {
             self.done = true;
             return Ok(());
         };
-        let (is_item, past_end) = match (self.inputs[i].piece(), &self.end) {
-            (Some(Piece::Item(item)), end) => (true, end.as_ref().is_some_and(|e| item.key >= *e)),
-            (Some(Piece::Subtree(e, _)), end) => (false, end.as_ref().is_some_and(|end| e.low >= *end)),
-            (None, _) => (false, true),
-        };
-        if past_end {
-            self.done = true;
-            return Ok(());
+        let past = |low: &[u8]| self.end.as_ref().is_some_and(|end| low >= end.as_ref());
+        match self.inputs[i].piece() {
+            Some(Piece::Item(item)) if !past(item.key) => {
+                let seq = if item.seq <= self.options.old_seq { 0 } else { item.seq };
+                if let BodyRef::DeleteRange { .. } = item.body {
+                    return self.merge_range(i, Item { seq, ..item.to_item() });
+                }
+                // A point wins over everything older at its key. It is not copied on its way.
+                if !(self.options.drop_tombstones && matches!(item.body, BodyRef::Delete)) {
+                    self.builder.push(ItemRef { seq, ..item })?;
+                }
+                if self.inputs[i + 1..].iter().any(|older| older.low() == Some(item.key)) {
+                    let key = Bytes::copy_from_slice(item.key);
+                    self.skip_older(i, &key)?;
+                }
+                self.inputs[i].advance()
+            }
+            Some(Piece::Subtree(e, _)) if !past(&e.low) => self.merge_subtree(i),
+            _ => {
+                self.done = true;
+                Ok(())
+            }
         }
-        if is_item { self.merge_item(i) } else { self.merge_subtree(i) }
     }
 
-    /// The piece that begins first is an item: it wins over everything older at its keys.
-    fn merge_item(&mut self, i: usize) -> Result<()> {
-        let Some(Piece::Item(item)) = self.inputs[i].piece() else { return Ok(()) };
-        let mut item = item.clone();
-        if item.seq <= self.options.old_seq {
-            item.seq = 0;
-        }
-        let Body::DeleteRange { end } = &item.body else {
-            let behind = Bytes::from([item.key.as_ref(), &[0]].concat());
-            for older in i + 1..self.inputs.len() {
-                if self.inputs[older].low().is_some_and(|low| low == item.key) {
-                    self.inputs[older].skip_to(&behind)?;
-                }
+    /// Drops `key` from the inputs older than `i`.
+    fn skip_older(&mut self, i: usize, key: &[u8]) -> Result<()> {
+        let behind = [key, &[0]].concat();
+        for older in &mut self.inputs[i + 1..] {
+            if older.low() == Some(key) {
+                older.skip_to(&behind)?;
             }
-            self.inputs[i].advance()?;
-            let dropped = self.options.drop_tombstones && item.body == Body::Delete;
-            return if dropped { Ok(()) } else { self.builder.push_item(item) };
-        };
+        }
+        Ok(())
+    }
+
+    /// The piece that begins first is a range tombstone: it wins over everything older at its keys.
+    fn merge_range(&mut self, i: usize, item: Item) -> Result<()> {
+        let Body::DeleteRange { end } = item.body.clone() else { return Ok(()) };
         let end = match &self.end {
-            Some(limit) if limit < end => limit.clone(),
-            _ => end.clone(),
+            Some(limit) if *limit < end => limit.clone(),
+            _ => end,
         };
         for older in i + 1..self.inputs.len() {
             if self.inputs[older].low().is_some_and(|low| low < end.as_ref()) {

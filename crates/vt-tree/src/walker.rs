@@ -8,7 +8,8 @@ use crate::Result;
 use crate::block::Block;
 use crate::entry::Entry;
 use crate::frame::FramePointer;
-use crate::item::{Body, Item};
+use crate::group::Group;
+use crate::item::{BodyRef, Item, ItemRef};
 use crate::memtable::{Memtable, MemtableCursor};
 use crate::node::Node;
 use crate::run::Run;
@@ -16,7 +17,7 @@ use crate::source::Source;
 
 /// What lies at a position.
 pub(crate) enum Piece<'a> {
-    Item(&'a Item),
+    Item(ItemRef<'a>),
     /// An unopened tuple block (level 0) or index node.
     Subtree(&'a Entry, u16),
 }
@@ -38,8 +39,9 @@ struct Opened {
     block: Arc<Block>,
     /// Next group to decode.
     group: usize,
-    /// Items of the current group that are still to come, last first.
-    items: Vec<Item>,
+    /// Items of the group before it, and the one here.
+    items: Group,
+    at: usize,
 }
 
 enum Under {
@@ -55,7 +57,8 @@ enum Under {
 
 pub(crate) struct Walker {
     under: Under,
-    here: Option<Item>,
+    /// In place of the item here: a range tombstone that begins later than it did.
+    cut: Option<Item>,
     /// Tuple-block bytes read, and data bytes dropped unread.
     pub blocks_read: u64,
     pub pruned: u64,
@@ -63,18 +66,28 @@ pub(crate) struct Walker {
 
 impl Walker {
     pub fn run(run: Arc<Run>) -> Self {
-        Walker { under: Under::Run { run, root: true, path: Vec::new(), block: None }, here: None, blocks_read: 0, pruned: 0 }
+        Walker { under: Under::Run { run, root: true, path: Vec::new(), block: None }, cut: None, blocks_read: 0, pruned: 0 }
     }
 
     pub fn memtable(memtable: &Arc<Memtable>) -> Result<Self> {
         let mut cursor = memtable.cursor(u64::MAX);
         cursor.first()?;
-        let here = cursor.item().cloned();
-        Ok(Walker { under: Under::Memtable(cursor), here, blocks_read: 0, pruned: 0 })
+        Ok(Walker { under: Under::Memtable(cursor), cut: None, blocks_read: 0, pruned: 0 })
     }
 
+    /// The item here, unless a block or subtree that is not opened is.
+    #[inline(always)]
+    fn item(&self) -> Option<ItemRef<'_>> {
+        match (&self.cut, &self.under) {
+            (Some(cut), _) => Some(cut.borrow()),
+            (None, Under::Memtable(cursor)) => cursor.item(),
+            (None, Under::Run { block, .. }) => block.as_ref().and_then(|open| open.items.item(open.at)),
+        }
+    }
+
+    #[inline(always)]
     pub fn piece(&self) -> Option<Piece<'_>> {
-        if let Some(item) = &self.here {
+        if let Some(item) = self.item() {
             return Some(Piece::Item(item));
         }
         match &self.under {
@@ -89,21 +102,21 @@ impl Walker {
 
     /// `true` in front of a whole run that is not yet opened.
     pub fn at_root(&self) -> bool {
-        matches!(self.under, Under::Run { root: true, .. }) && self.here.is_none()
+        matches!(self.under, Under::Run { root: true, .. })
     }
 
     /// Where the current piece begins. `None`: the input has ended.
     pub fn low(&self) -> Option<&[u8]> {
         self.piece().map(|p| match p {
-            Piece::Item(i) => i.key.as_ref(),
+            Piece::Item(i) => i.key,
             Piece::Subtree(e, _) => e.low.as_ref(),
         })
     }
 
     /// The current block entry and those behind it in the same index node, with their origin.
     pub fn blocks(&self) -> Option<(&[Entry], LeafOrigin)> {
-        match (&self.under, &self.here) {
-            (Under::Run { root: false, path, .. }, None) => {
+        match &self.under {
+            Under::Run { root: false, path, block: None, .. } => {
                 let step = path.last().filter(|s| s.node.level == 1)?;
                 Some((&step.node.entries[step.at..], step.origin))
             }
@@ -114,7 +127,7 @@ impl Walker {
     /// Opens the block or node here.
     pub fn descend(&mut self) -> Result<()> {
         let Under::Run { run, root, path, block } = &mut self.under else { return Ok(()) };
-        if self.here.is_some() {
+        if block.is_some() {
             return Ok(());
         }
         let (at, level, origin) = if *root {
@@ -127,7 +140,7 @@ impl Walker {
         *root = false;
         if level == 0 {
             self.blocks_read += u64::from(at.len);
-            *block = Some(Opened { block: run.store().block_once(at)?, group: 0, items: Vec::new() });
+            *block = Some(Opened { block: run.store().block_once(at)?, group: 0, items: Group::default(), at: 0 });
             self.next_item()
         } else {
             path.push(Step { node: Arc::new(run.store().node(at, level)?), at: 0, origin });
@@ -136,22 +149,25 @@ impl Walker {
         }
     }
 
-    /// Takes the next item of the open block, or leaves the block.
+    /// To the next item of the open block, or out of the block.
+    #[inline]
     fn next_item(&mut self) -> Result<()> {
-        self.here = None;
+        self.cut = None;
+        let Under::Run { block: Some(open), .. } = &mut self.under else { return Ok(()) };
+        open.at += 1;
+        if open.at < open.items.len() { Ok(()) } else { self.next_group() }
+    }
+
+    fn next_group(&mut self) -> Result<()> {
         let Under::Run { block, .. } = &mut self.under else { return Ok(()) };
         let Some(open) = block else { return Ok(()) };
-        loop {
-            if let Some(item) = open.items.pop() {
-                self.here = Some(item);
+        while open.group < open.block.groups() {
+            open.block.group_into(open.group, &mut open.items)?;
+            open.group += 1;
+            open.at = 0;
+            if !open.items.is_empty() {
                 return Ok(());
             }
-            if open.group >= open.block.groups() {
-                break;
-            }
-            open.items = open.block.group(open.group)?;
-            open.items.reverse();
-            open.group += 1;
         }
         *block = None;
         self.next_entry();
@@ -184,16 +200,16 @@ impl Walker {
 
     /// Past the current piece.
     pub fn advance(&mut self) -> Result<()> {
-        if let Under::Memtable(cursor) = &mut self.under {
-            cursor.next()?;
-            self.here = cursor.item().cloned();
-            return Ok(());
-        }
-        if self.here.is_some() {
-            self.next_item()
-        } else {
-            self.next_entry();
-            Ok(())
+        match &mut self.under {
+            Under::Memtable(cursor) => {
+                self.cut = None;
+                cursor.next()
+            }
+            Under::Run { block: Some(_), .. } => self.next_item(),
+            Under::Run { .. } => {
+                self.next_entry();
+                Ok(())
+            }
         }
     }
 
@@ -209,23 +225,22 @@ impl Walker {
 
     /// Lets the range tombstone here begin at `key`.
     pub fn cut(&mut self, key: &[u8]) {
-        if let Some(item) = &mut self.here {
-            item.key = Bytes::copy_from_slice(key);
-        }
+        self.cut = self.item().map(|i| Item { key: Bytes::copy_from_slice(key), ..i.to_item() });
     }
 
     /// Drops everything below `key`: what lies wholly below is not read, a range tombstone across it is cut.
     pub fn skip_to(&mut self, key: &[u8]) -> Result<()> {
+        let behind = self.item().is_some_and(|i| i.ends_before(key));
         if let Under::Memtable(cursor) = &mut self.under
-            && self.here.as_ref().is_some_and(|i| i.ends_before(key))
+            && behind
         {
+            self.cut = None;
             cursor.seek(key)?;
-            self.here = cursor.item().cloned();
         }
         loop {
             let (ends, begins, bytes) = match self.piece() {
                 None => return Ok(()),
-                Some(Piece::Item(i)) => (i.ends_before(key), i.key.as_ref() < key, 0),
+                Some(Piece::Item(i)) => (i.ends_before(key), i.key < key, 0),
                 Some(Piece::Subtree(e, _)) => (e.high.as_ref() <= key, e.low.as_ref() < key, e.data_bytes()),
             };
             if ends {
@@ -234,8 +249,8 @@ impl Walker {
             } else if !begins {
                 return Ok(());
             } else {
-                match &self.here {
-                    Some(Item { body: Body::DeleteRange { .. }, .. }) => self.cut(key),
+                match self.item().map(|i| i.body) {
+                    Some(BodyRef::DeleteRange { .. }) => self.cut(key),
                     // A point that begins below `key` also ends below it.
                     Some(_) => return Ok(()),
                     None => self.descend()?,

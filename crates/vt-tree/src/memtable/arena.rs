@@ -1,14 +1,13 @@
 //! The memtable's bytes: keys and small values, appended to chunks and never moved.
 //!
 //! A *record* is a key with what was written to it first: twelve bytes of header, the key, the value if it is small. The tree refers to
-//! records by their *address*, four bytes. All records of one batch lie one behind the other, so an insertion writes to memory where
+//! records by their *address*, four bytes. Records lie one behind the other in the order of their
+//! arrival, so an insertion writes to memory where
 //! the one before left off, and what it reads of other records are those whose keys it cannot tell from its own by their heads.
 //!
-//! A full chunk is sealed into a `Bytes`, so handing a key or a value out of it costs a reference count and no copy; out of the one chunk
-//! that is still being filled they are copied. That keeps the arena free of `unsafe`.
+//! Whoever reads copies: so nobody keeps the memory of a memtable that is gone.
 
 use super::pool::{Pool, REGION, Region};
-use bytes::Bytes;
 use std::sync::Arc;
 
 /// Where some bytes lie in the arena. The two highest chunk numbers are reserved, see `Place::DELETE` and `Place::kept`.
@@ -98,20 +97,17 @@ impl AsMut<[u8]> for Chunk {
 
 pub(super) struct Arena {
     pool: Arc<Pool>,
-    /// All chunks; the one being filled has an empty placeholder here.
-    chunks: Vec<Bytes>,
-    filling: Chunk,
-    /// Of `filling`, bytes in use.
+    /// The last one is being filled.
+    chunks: Vec<Chunk>,
+    /// Of the last one, bytes in use.
     filled: usize,
-    /// The number of the chunk being filled, plus one; 0 before the first.
-    filling_plus_one: usize,
     /// Size of all chunks, bytes.
     bytes: usize,
 }
 
 impl Arena {
     pub fn new(pool: Arc<Pool>) -> Arena {
-        Arena { pool, chunks: Vec::new(), filling: Chunk::Own(Vec::new()), filled: 0, filling_plus_one: 0, bytes: 0 }
+        Arena { pool, chunks: Vec::new(), filled: 0, bytes: 0 }
     }
 
     /// Copies `data` in. A single piece is below 4 GiB: the memtable keeps larger values outside, and keys are far shorter.
@@ -162,13 +158,13 @@ impl Arena {
     /// Takes `len` bytes at the end.
     #[inline]
     fn room(&mut self, len: usize) -> (u32, usize, &mut [u8]) {
-        // A chunk of the arena's own pieces starts at a multiple of ALIGN as well.
-        if self.filling_plus_one == 0 || self.filling.as_ref().len() < self.filled + len {
+        if self.chunks.last().is_none_or(|c| c.as_ref().len() < self.filled + len) {
             self.next_chunk(len);
         }
         let off = self.filled;
         self.filled += len;
-        (self.filling_plus_one as u32 - 1, off, &mut self.filling.as_mut()[off..off + len])
+        let last = self.chunks.len() - 1;
+        (last as u32, off, &mut self.chunks[last].as_mut()[off..off + len])
     }
 
     #[cold]
@@ -180,35 +176,20 @@ impl Arena {
         };
         self.bytes += next.as_ref().len();
         // What is left of a chunk is lost, an eighth of it at most, except before a long piece.
-        let full = std::mem::replace(&mut self.filling, next);
-        if self.filling_plus_one > 0 {
-            let filled = std::mem::take(&mut self.filled);
-            self.chunks[self.filling_plus_one - 1] = Bytes::from_owner(full).slice(..filled);
-        }
+        self.chunks.push(next);
         self.filled = 0;
-        self.chunks.push(Bytes::new());
-        self.filling_plus_one = self.chunks.len();
         // Its owner seals a memtable long before.
         assert!(self.chunks.len() <= 1 << (32 - CHUNK_SHIFT), "a memtable of more than 32 GiB");
     }
 
     #[inline]
     fn chunk(&self, chunk: u32) -> &[u8] {
-        if chunk as usize + 1 == self.filling_plus_one { self.filling.as_ref() } else { &self.chunks[chunk as usize] }
+        self.chunks[chunk as usize].as_ref()
     }
 
     #[inline]
     pub fn get(&self, p: Place) -> &[u8] {
         &self.chunk(p.chunk)[p.off as usize..][..p.len as usize]
-    }
-
-    /// The bytes at `p`, to keep.
-    pub fn bytes(&self, p: Place) -> Bytes {
-        if p.chunk as usize + 1 == self.filling_plus_one {
-            Bytes::copy_from_slice(self.get(p))
-        } else {
-            self.chunks[p.chunk as usize].slice(p.off as usize..p.off as usize + p.len as usize)
-        }
     }
 
     /// The header of the record at `address`, where its key is, and its tag.
@@ -224,6 +205,14 @@ impl Arena {
             return (record, Place { chunk, off: (off + HEADER + 4) as u32, len }, tag);
         }
         (record, Place { chunk, off: (off + HEADER) as u32, len: len.into() }, tag)
+    }
+
+    /// A byte of each of the two cache lines that a record with a small value takes.
+    #[inline]
+    pub fn glance(&self, address: u32) -> u8 {
+        let chunk = self.chunk(address >> CHUNK_SHIFT);
+        let off = (address & ((1 << CHUNK_SHIFT) - 1)) as usize * ALIGN;
+        chunk.get(off).copied().unwrap_or(0) ^ chunk.get(off + 64).copied().unwrap_or(0)
     }
 
     /// The key of the record at `address`.
@@ -257,7 +246,7 @@ impl Arena {
 
     /// Heap bytes in use.
     pub fn heap(&self) -> usize {
-        self.bytes + self.chunks.capacity() * size_of::<Bytes>()
+        self.bytes + self.chunks.capacity() * size_of::<Chunk>()
     }
 }
 
@@ -288,7 +277,6 @@ mod tests {
         for (i, a) in addresses.into_iter().enumerate() {
             assert!(seen.insert(a), "no two records at one address");
             assert_eq!(arena.key(a), keys[i]);
-            assert_eq!(arena.bytes(arena.key_place(a)), keys[i]);
             let First::Only { seq, arrival: 7, value } = arena.first(a) else { panic!("record {i}") };
             assert_eq!(seq, i as u32);
             match i % 3 {

@@ -7,10 +7,10 @@
 //! leaf at a time where the leaf holds nothing newer. The work under the lock is bounded: where a piece would be longer than the bound
 //! allows it is cut in two, which says the same.
 
+use super::batch::Batch;
 use super::tree::Pos;
 use super::{Memtable, State};
-use crate::{Body, Item, ItemRef, Result, Seq, Source};
-use bytes::Bytes;
+use crate::{ItemRef, Result, Seq, Source};
 use std::sync::Arc;
 
 /// Items in the first batch after a seek, and in the longest; in between they double.
@@ -25,7 +25,7 @@ pub struct MemtableCursor {
     memtable: Arc<Memtable>,
     at: Seq,
     /// All items in `[lo, hi)`.
-    batch: Vec<Item>,
+    batch: Batch,
     lo: Vec<u8>,
     /// `None`: no end.
     hi: Option<Vec<u8>>,
@@ -82,7 +82,7 @@ impl State {
     }
 
     /// Adds the items of `[lo, hi)` to `out`, until there are `size`; no item may cross `lo`. Returns where it stopped.
-    fn items(&self, lo: &[u8], hi: Option<&[u8]>, at: Seq, size: usize, out: &mut Vec<Item>) -> Option<Vec<u8>> {
+    fn items(&self, lo: &[u8], hi: Option<&[u8]>, at: Seq, size: usize, out: &mut Batch) -> Option<Vec<u8>> {
         let mut point = self.tree.seek(&self.arena, lo);
         let mut fragments = self.fragments.from(lo).peekable();
         // Everything below `reached` is done.
@@ -95,6 +95,7 @@ impl State {
             // Points up to the next tombstone.
             let edge = fragments.peek().map(|(s, _)| &s[..]).filter(|s| below(s, hi)).or(hi);
             while let Some(p) = point {
+                self.tree.passing(&self.arena, p);
                 let place = self.tree.key(&self.arena, p);
                 let key = self.arena.get(place);
                 if !below(key, edge) {
@@ -104,8 +105,7 @@ impl State {
                     return Some(key.to_vec());
                 }
                 if let Some(v) = self.tree.version(&self.arena, p, at) {
-                    let body = self.value(v.value).map_or(Body::Delete, Body::Put);
-                    out.push(Item { key: self.arena.bytes(place), seq: v.seq, body });
+                    out.point(self, place, v.seq, v.value);
                 }
                 point = self.tree.next(p);
                 work = work.saturating_sub(leaf_work(p, point));
@@ -162,8 +162,8 @@ impl State {
                     work = work.saturating_sub(leaf_work(p, point));
                 }
                 if &reached[..] < stop {
-                    let body = Body::DeleteRange { end: Bytes::copy_from_slice(stop) };
-                    out.push(Item { key: Bytes::from(std::mem::replace(&mut reached, stop.to_vec())), seq: tombstone.seq, body });
+                    out.range(&reached, stop, tombstone.seq);
+                    reached = stop.to_vec();
                 }
                 let (Some((place, v)), Some(p)) = (newer, point) else {
                     if stop == edge {
@@ -171,8 +171,7 @@ impl State {
                     }
                     continue;
                 };
-                let body = self.value(v.value).map_or(Body::Delete, Body::Put);
-                out.push(Item { key: self.arena.bytes(place), seq: v.seq, body });
+                out.point(self, place, v.seq, v.value);
                 reached = successor(self.arena.get(place));
                 point = self.tree.next(p);
             }
@@ -198,12 +197,7 @@ impl State {
 
 impl MemtableCursor {
     pub(super) fn new(memtable: Arc<Memtable>, at: Seq) -> MemtableCursor {
-        MemtableCursor { memtable, at, batch: Vec::new(), lo: Vec::new(), hi: None, here: None, size: BATCH_MIN }
-    }
-
-    /// [`Source::item`], as it is kept here.
-    pub fn item(&self) -> Option<&Item> {
-        self.here.map(|i| &self.batch[i])
+        MemtableCursor { memtable, at, batch: Batch::default(), lo: Vec::new(), hi: None, here: None, size: BATCH_MIN }
     }
 
     fn grow(&mut self) {
@@ -217,6 +211,7 @@ impl MemtableCursor {
             let s = self.memtable.state.read();
             let hi = s.items(&lo, None, self.at, self.size, &mut self.batch);
             drop(s);
+            self.batch.seal();
             self.grow();
             self.here = (!self.batch.is_empty()).then_some(0);
             match hi {
@@ -244,6 +239,7 @@ impl MemtableCursor {
                 from = stop;
             }
             drop(s);
+            self.batch.seal();
             self.grow();
             self.here = self.batch.len().checked_sub(1);
             if !self.batch.is_empty() || lo.is_empty() {
@@ -287,8 +283,9 @@ impl Source for MemtableCursor {
         Ok(())
     }
 
+    #[inline]
     fn item(&self) -> Option<ItemRef<'_>> {
-        self.here.map(|i| self.batch[i].borrow())
+        self.batch.item(self.here?)
     }
 
     fn next(&mut self) -> Result<()> {

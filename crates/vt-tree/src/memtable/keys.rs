@@ -77,6 +77,12 @@ impl Keys {
         self.records[i]
     }
 
+    /// The records of up to eight keys from `i` on, where these are a multiple of eight.
+    #[inline]
+    pub fn eight_from(&self, i: usize) -> &[u32] {
+        if i.is_multiple_of(8) { &self.records[i..self.len().min(i + 8)] } else { &[] }
+    }
+
     /// Another record of the same key `i`.
     pub fn set_record(&mut self, i: usize, record: u32) {
         self.records[i] = record;

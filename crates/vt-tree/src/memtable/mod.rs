@@ -7,13 +7,14 @@
 //! - `pool`: where its memory comes from and goes back to;
 //! - `tree`, `leaves`, `keys`: the points, a B+-tree with fat leaves and a version chain behind each key written again;
 //! - `fragments`: the range tombstones, cut so that one search finds the newest one over a key;
-//! - `cursor`: both together as one sequence of disjoint items.
+//! - `cursor`, `batch`: both together as one sequence of disjoint items.
 //!
 //! What bounds it: nothing is removed, so the owner watches `bytes` and seals the memtable at its budget. A hot key's old versions are
 //! forgotten while the memtable is written, once the owner has said (`set_floor`) that no reader asks for them; their arena bytes (values
 //! below `KEEP_FROM`) stay until the memtable goes, and count.
 
 mod arena;
+mod batch;
 mod cursor;
 mod fragments;
 mod keys;
@@ -233,7 +234,8 @@ impl State {
                 Kept::Unplaced(bytes) => Some(Value::Inline(Bytes::copy_from_slice(bytes))),
             }
         } else {
-            Some(Value::Inline(self.arena.bytes(place)))
+            // Copied: who keeps one value must not keep a region of the pool.
+            Some(Value::Inline(Bytes::copy_from_slice(self.arena.get(place))))
         }
     }
 

@@ -66,6 +66,11 @@ fn says(item: &Item) -> Lookup {
     }
 }
 
+/// The item where the cursor is.
+fn here(c: &MemtableCursor) -> Option<Item> {
+    c.item().map(|i| i.to_item())
+}
+
 /// The first key that is not covered by `item` nor below it.
 fn end(item: &Item) -> Vec<u8> {
     match &item.body {
@@ -102,21 +107,21 @@ impl View<'_> {
         let mut c = m.cursor(self.at);
         c.first().unwrap();
         let mut reached = vec![];
-        while let Some(i) = c.item() {
+        while let Some(i) = here(&c) {
             assert!(reached[..] <= i.key[..]);
             self.check_gap(&reached, Some(&i.key));
-            self.check_item(i);
-            reached = end(i);
+            self.check_item(&i);
+            reached = end(&i);
             c.next().unwrap();
         }
         self.check_gap(&reached, None);
 
         c.last().unwrap();
         let mut reached: Option<Vec<u8>> = None;
-        while let Some(i) = c.item() {
-            assert!(reached.as_ref().is_none_or(|r| end(i) <= *r));
-            self.check_gap(&end(i), reached.as_deref());
-            self.check_item(i);
+        while let Some(i) = here(&c) {
+            assert!(reached.as_ref().is_none_or(|r| end(&i) <= *r));
+            self.check_gap(&end(&i), reached.as_deref());
+            self.check_item(&i);
             reached = Some(i.key.to_vec());
             c.prev().unwrap();
         }
@@ -226,44 +231,44 @@ proptest! {
                 model.apply(&m, seq, &op);
             }
             let view = View { model: &model, landmarks: model.landmarks(), at };
-            let before = c.item().cloned();
+            let before = here(&c);
             match (step, &before) {
                 (0, _) => {
                     c.first().unwrap();
-                    view.check_gap(&[], c.item().map(|i| &i.key[..]));
+                    view.check_gap(&[], here(&c).as_ref().map(|i| &i.key[..]));
                 }
                 (1, _) => {
                     c.last().unwrap();
-                    view.check_gap(&c.item().map_or(vec![], end), None);
+                    view.check_gap(&here(&c).as_ref().map_or(vec![], end), None);
                 }
                 (2, _) => {
                     c.seek(&key).unwrap();
-                    view.check_gap(&key, c.item().map(|i| &i.key[..]));
-                    prop_assert!(c.item().is_none_or(|i| !i.ends_before(&key)));
+                    view.check_gap(&key, here(&c).as_ref().map(|i| &i.key[..]));
+                    prop_assert!(here(&c).is_none_or(|i| !i.ends_before(&key)));
                 }
                 (3, _) => {
                     c.seek_before(&key).unwrap();
-                    prop_assert!(c.item().is_none_or(|i| i.key < key[..]));
-                    view.check_gap(&c.item().map_or(vec![], end), Some(&key));
+                    prop_assert!(here(&c).is_none_or(|i| i.key < key[..]));
+                    view.check_gap(&here(&c).as_ref().map_or(vec![], end), Some(&key));
                 }
                 (4..=6, Some(before)) => {
                     c.next().unwrap();
-                    view.check_gap(&end(before), c.item().map(|i| &i.key[..]));
-                    prop_assert!(c.item().is_none_or(|i| i.key[..] >= end(before)[..]));
+                    view.check_gap(&end(before), here(&c).as_ref().map(|i| &i.key[..]));
+                    prop_assert!(here(&c).is_none_or(|i| i.key[..] >= end(before)[..]));
                 }
                 (_, Some(before)) => {
                     c.prev().unwrap();
-                    view.check_gap(&c.item().map_or(vec![], end), Some(&before.key));
-                    prop_assert!(c.item().is_none_or(|i| end(i)[..] <= before.key[..]));
+                    view.check_gap(&here(&c).as_ref().map_or(vec![], end), Some(&before.key));
+                    prop_assert!(here(&c).is_none_or(|i| end(&i)[..] <= before.key[..]));
                 }
                 (_, None) => {
                     c.next().unwrap();
                     c.prev().unwrap();
-                    prop_assert_eq!(c.item(), None, "without an item there is no next one");
+                    prop_assert_eq!(here(&c), None, "without an item there is no next one");
                 }
             }
-            if let Some(i) = c.item() {
-                view.check_item(i);
+            if let Some(i) = here(&c) {
+                view.check_item(&i);
             }
         }
     }
@@ -300,12 +305,12 @@ fn an_empty_memtable_has_nothing() {
     let mut c = m.cursor(Seq::MAX);
     for go in [Source::first, Source::last, Source::next, Source::prev] {
         go(&mut c).unwrap();
-        assert_eq!(c.item(), None);
+        assert_eq!(here(&c), None);
     }
     c.seek(b"").unwrap();
-    assert_eq!(c.item(), None);
+    assert_eq!(here(&c), None);
     c.seek_before(b"a").unwrap();
-    assert_eq!(c.item(), None);
+    assert_eq!(here(&c), None);
     m.delete_range(b"b", b"b", 1);
     m.delete_range(b"c", b"b", 1);
     assert!(m.is_empty(), "a range with its end at or before its start has no effect");
@@ -370,7 +375,7 @@ fn readers_see_whole_commits_while_one_writes() {
                     } else {
                         c.last().unwrap()
                     }
-                    while let Some(i) = c.item() {
+                    while let Some(i) = here(&c) {
                         if let Body::Put(Value::Inline(v)) = &i.body {
                             got.insert(i.key.to_vec(), u64::from_be_bytes(v[..].try_into().unwrap()));
                         }

@@ -490,6 +490,12 @@ impl Tree {
         arena.key_place(self.leaves.get(pos.leaf).keys.record(pos.i as usize))
     }
 
+    /// Tells that a walk comes by at `pos` and goes on.
+    #[inline]
+    pub fn passing(&self, arena: &Arena, pos: Pos) {
+        arena.fetch(self.leaves.get(pos.leaf).keys.eight_from(pos.i as usize));
+    }
+
     /// The version of the key at `pos` that a reader at `at` sees.
     #[inline]
     pub fn version(&self, arena: &Arena, pos: Pos, at: Seq) -> Option<Version> {

@@ -1,0 +1,110 @@
+//! Items copied out of a memtable, in the order of their keys and one behind the other in one buffer that serves the next batch again.
+
+use super::arena::{Arena, Place};
+use super::{Kept, State};
+use crate::item::{BodyRef, ItemRef, ValueRef};
+use crate::{ExtentRef, Seq, Value};
+use bytes::{Bytes, BytesMut};
+
+enum Said {
+    /// In the buffer.
+    Small(u32, u32),
+    Kept(Bytes),
+    Extent(ExtentRef),
+    Delete,
+    /// Up to the key that lies there in the buffer.
+    DeleteRange(u32, u32),
+}
+
+struct Slot {
+    key: (u32, u32),
+    seq: Seq,
+    said: Said,
+}
+
+#[derive(Default)]
+pub(super) struct Batch {
+    /// While items are added.
+    filling: BytesMut,
+    bytes: Bytes,
+    slots: Vec<Slot>,
+}
+
+impl Batch {
+    pub fn clear(&mut self) {
+        self.slots.clear();
+        // The buffer is used again, unless somebody has kept a value that lies in it.
+        self.bytes = Bytes::new();
+        self.filling.clear();
+    }
+
+    fn add(&mut self, data: &[u8]) -> (u32, u32) {
+        // A batch holds a few hundred keys and values below `KEEP_FROM`.
+        let start = self.filling.len() as u32;
+        self.filling.extend_from_slice(data);
+        (start, self.filling.len() as u32)
+    }
+
+    /// Adds a point: `value` of the key at `key`.
+    #[inline]
+    pub fn point(&mut self, state: &State, key: Place, seq: Seq, value: Place) {
+        let key = self.add(state.arena.get(key));
+        let said = match value.as_kept() {
+            None if value == Place::DELETE => Said::Delete,
+            None => {
+                let (start, end) = self.add(state.arena.get(value));
+                Said::Small(start, end)
+            }
+            Some(i) => match &state.kept[i as usize] {
+                Some(Kept::Own(Value::Inline(b))) => Said::Kept(b.clone()),
+                Some(Kept::Own(Value::Extent(e))) => Said::Extent(*e),
+                // Whoever asked may keep it, which must not keep its neighbours.
+                Some(Kept::Unplaced(b)) => Said::Kept(Bytes::copy_from_slice(b)),
+                None => Said::Delete,
+            },
+        };
+        self.slots.push(Slot { key, seq, said });
+    }
+
+    pub fn range(&mut self, start: &[u8], end: &[u8], seq: Seq) {
+        let key = self.add(start);
+        let (from, to) = self.add(end);
+        self.slots.push(Slot { key, seq, said: Said::DeleteRange(from, to) });
+    }
+
+    /// No more items are added until it is cleared. Before, none can be read.
+    pub fn seal(&mut self) {
+        self.bytes = self.filling.split().freeze();
+    }
+
+    pub fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    #[inline]
+    pub fn item(&self, i: usize) -> Option<ItemRef<'_>> {
+        let slot = self.slots.get(i)?;
+        let at = |(start, end): (u32, u32)| &self.bytes[start as usize..end as usize];
+        let body = match &slot.said {
+            Said::Small(start, end) => BodyRef::Put(ValueRef::Inline(at((*start, *end)), &self.bytes)),
+            Said::Kept(b) => BodyRef::Put(ValueRef::Inline(b, b)),
+            Said::Extent(e) => BodyRef::Put(ValueRef::Extent(*e)),
+            Said::Delete => BodyRef::Delete,
+            Said::DeleteRange(start, end) => BodyRef::DeleteRange { end: at((*start, *end)) },
+        };
+        Some(ItemRef { key: at(slot.key), seq: slot.seq, body })
+    }
+}
+
+impl Arena {
+    /// Fetches the records at `addresses` from memory, all at the same time, where a walk would wait for one after the other.
+    #[inline]
+    pub(super) fn fetch(&self, addresses: &[u32]) {
+        let touched = addresses.iter().fold(0, |sum, &a| sum ^ self.glance(a));
+        std::hint::black_box(touched);
+    }
+}
