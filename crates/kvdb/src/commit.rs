@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 use parking_lot::MutexGuard;
 use vt_tree::{ExtentRef, Seq, Slot, Value, place_value};
-use zones::{Hold, Purpose, Reserve};
+use zones::{Hold, Purpose, Reserve, ZoneId};
 
 use crate::batch::{Batch, Change, Durability};
 use crate::database::{Database, Sealed};
@@ -341,9 +341,9 @@ impl Database {
         Ok(())
     }
 
-    /// Takes zones ahead for two windows of values, when there is plenty of space and such values come.
+    /// Takes zones ahead for the windows of values that may be pending and one more, when there is plenty of space and such values come.
     pub(crate) fn set_aside_ahead(&self) -> Result<()> {
-        let cost = 2 * self.shares.window as u64;
+        let cost = 3 * self.shares.window as u64;
         if self.zones.space().free_for_user < 16 * cost {
             return Ok(());
         }
@@ -373,11 +373,26 @@ impl Database {
             }
             taken => taken?,
         };
+        let owned = self.list_segment(zone, hold)?;
+        self.give_to(writer, vec![owned])
+    }
+
+    /// Makes a zone the journal's next segment in the manifest.
+    pub(crate) fn list_segment(&self, zone: ZoneId, hold: Hold) -> Result<Owned> {
         let mut manifest = self.manifest()?;
         let segment = Segment { number: manifest.state().next_segment, zone, epoch: self.env.random(), end: None };
         manifest.commit(vec![Edit::Segment(segment)])?;
-        writer.add(Owned { segment, hold });
-        Ok(())
+        Ok(Owned { segment, hold })
+    }
+
+    /// Gives listed segments to the writer; those that come too late for it are no segments any more.
+    pub(crate) fn give_to(&self, writer: &mut Writer, segments: Vec<Owned>) -> Result<()> {
+        let late: Vec<Owned> = segments.into_iter().filter_map(|s| writer.add(s)).collect();
+        if late.is_empty() {
+            return Ok(());
+        }
+        let forget = late.iter().map(|s| Edit::ForgetSegment { number: s.segment.number }).collect();
+        self.manifest()?.commit(forget)
     }
 
     /// Hands the journal's buffer to the device, not synced. Gives the position up to which the stream is written.

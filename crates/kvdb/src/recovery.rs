@@ -130,7 +130,10 @@ pub(crate) fn open(device: Arc<dyn Device>, env: Arc<dyn Env>, options: OpenOpti
             begun => begun?,
         };
         writer.keep_old(old);
-        fresh.into_iter().for_each(|segment| writer.add(segment));
+        for segment in fresh {
+            // Numbered upwards, above the old ones: none comes too late.
+            let _ = writer.add(segment);
+        }
         Some(manifest)
     };
     drop(found.manifest_hold);

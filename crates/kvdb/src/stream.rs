@@ -336,7 +336,7 @@ mod tests {
             let number = self.segments.len() as u64;
             let segment = Segment { number, zone, epoch: 77 + number, end: None };
             self.segments.push(segment);
-            self.writer.add(Owned { segment, hold });
+            assert!(self.writer.add(Owned { segment, hold }).is_none());
         }
 
         fn write(&mut self, len: usize, random: &mut Random, synced: u64) {

@@ -80,11 +80,14 @@ impl Flush {
     /// Makes the runs part of the store.
     fn install(self, db: &Database) -> Result<()> {
         db.zones.sync().map_err(|e| db.health.fail("syncing a flush", &e.into()))?;
-        let mut writer = db.writer.lock();
         let before = self.sealed.map_or(0, |s| s.start.segment);
-        let mut released = writer.release(before);
+        // The writer is not locked during the sync below: commits go on.
+        let (mut released, ready) = {
+            let mut writer = db.writer.lock();
+            (writer.release(before), writer.ready())
+        };
         // A few of the zones that become free are listed for the journal's next segments in the same edit.
-        let again = db.stock().saturating_sub(writer.ready()).min(released.len());
+        let again = db.stock().saturating_sub(ready).min(released.len());
         let mut rest = released.split_off(again);
         let mut recycled = Vec::new();
         let outcome = db.install(|state| {
@@ -123,12 +126,12 @@ impl Flush {
         if outcome.is_err() {
             // The manifest still lists them: they stay.
             released.append(&mut rest);
-            writer.take_back(released);
+            db.writer.lock().take_back(released);
             return outcome;
         }
-        for (old, segment) in released.into_iter().zip(recycled) {
-            writer.add(Owned { segment, hold: old.hold });
-        }
+        let again = released.into_iter().zip(recycled).map(|(old, segment)| Owned { segment, hold: old.hold }).collect();
+        let mut writer = db.writer.lock();
+        db.give_to(&mut writer, again)?;
         db.counters.journal_device.set(writer.bytes());
         Ok(())
     }

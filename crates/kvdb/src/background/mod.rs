@@ -21,8 +21,7 @@ use merging::Stack;
 
 use crate::database::Database;
 use crate::error::{Error, Result};
-use crate::journal::{Owned, Segment, record};
-use crate::manifest::Edit;
+use crate::journal::record;
 use zones::{Purpose, Reserve, ZONE_SIZE};
 
 /// A failed flush is tried this often before the store stops taking writes.
@@ -221,8 +220,8 @@ impl Database {
                     wanted.seal = None;
                 }
             }
-            let done = done.and_then(|()| self.prepare_segment());
             let done = done.and_then(|()| if values { self.set_aside_ahead() } else { Ok(()) });
+            let done = done.and_then(|()| self.prepare_segment());
             self.background.memory_is_free();
             match done {
                 Ok(()) => {}
@@ -398,12 +397,9 @@ impl Database {
                 self.zones.write(Purpose::Journal, zone.start() + offset, &zeros)?;
             }
         }
-        let mut writer = self.writer.lock();
-        let mut manifest = self.manifest()?;
-        let segment = Segment { number: manifest.state().next_segment, zone, epoch: self.env.random(), end: None };
-        manifest.commit(vec![Edit::Segment(segment)])?;
-        writer.add(Owned { segment, hold });
-        Ok(())
+        // The writer is not locked during the sync that this needs.
+        let owned = self.list_segment(zone, hold)?;
+        self.give_to(&mut self.writer.lock(), vec![owned])
     }
 
     /// One bounded unit of background work. `false`: there is nothing to do.

@@ -50,9 +50,16 @@ impl Writer {
         self.used.extend(old);
     }
 
-    /// An empty segment, already durable in the manifest.
-    pub(crate) fn add(&mut self, segment: Owned) {
+    /// An empty segment, already durable in the manifest. Given back when a later one was added before: the stream goes through
+    /// segments in the order of their numbers.
+    #[must_use]
+    pub(crate) fn add(&mut self, segment: Owned) -> Option<Owned> {
+        let newest = self.ready.back().or(self.used.back()).map(|s| s.segment.number);
+        if newest.is_some_and(|newest| newest > segment.segment.number) {
+            return Some(segment);
+        }
         self.ready.push_back(segment);
+        None
     }
 
     pub(crate) fn ready(&self) -> usize {

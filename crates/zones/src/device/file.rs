@@ -70,9 +70,13 @@ impl FileDevice {
     }
 }
 
-/// Streams of small writes each of which is synced soon.
-fn written_to_be_synced(purpose: Purpose) -> bool {
-    matches!(purpose, Purpose::Journal | Purpose::Manifest | Purpose::Superblock)
+/// Writes of at least so many bytes are worth waiting for; shorter ones gather in the page cache.
+const BULK: usize = 256 << 10;
+
+/// What is synced soon, and what is written in bulk: in the page cache it would push out what is read, and make each sync of the journal
+/// wait until the host has written it too (docs/decisions/020-direct-writes.md).
+fn goes_past_the_cache(purpose: Purpose, len: usize) -> bool {
+    matches!(purpose, Purpose::Journal | Purpose::Manifest | Purpose::Superblock) || len >= BULK
 }
 
 impl Device for FileDevice {
@@ -93,7 +97,9 @@ impl Device for FileDevice {
 
     fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> io::Result<()> {
         match &self.direct {
-            Some(direct) if written_to_be_synced(purpose) && DirectWriter::takes(offset, buf.len()) => direct.write_at(offset, buf),
+            Some(direct) if goes_past_the_cache(purpose, buf.len()) && DirectWriter::takes(offset, buf.len()) => {
+                direct.write_at(offset, buf)
+            }
             _ => self.file.write_all_at(buf, offset),
         }
     }
