@@ -74,7 +74,7 @@ impl FileDevice {
 const BULK: usize = 256 << 10;
 
 /// What is synced soon, and what is written in bulk: in the page cache it would push out what is read, and make each sync of the journal
-/// wait until the host has written it too (docs/decisions/020-direct-writes.md).
+/// wait until the host has written it too (docs/decisions/021-direct-writes.md).
 fn goes_past_the_cache(purpose: Purpose, len: usize) -> bool {
     matches!(purpose, Purpose::Journal | Purpose::Manifest | Purpose::Superblock) || len >= BULK
 }

@@ -1,0 +1,81 @@
+//! Bytes written to the device for each byte committed, journal, index and filters included. Counted, not timed: each load is put
+//! one by one, merged until nothing is left to do, and closed.
+
+use std::sync::Arc;
+
+use env::{Machine, Random};
+use kvdb::{CreateOptions, DictionaryOptions, Durability, Kvdb, OpenOptions};
+use zones::{MemoryDevice, Purpose};
+
+const KEY: usize = 16;
+
+struct Written {
+    /// Of all purposes, for each byte of keys and values.
+    amplification: f64,
+    journal: f64,
+    index: f64,
+    user: u64,
+}
+
+/// Puts `count` tuples under the keys that `key` gives.
+fn load(count: u64, value_len: usize, options: DictionaryOptions, mut key: impl FnMut(u64) -> u64) -> Written {
+    let device = Arc::new(MemoryDevice::new());
+    // The machine's clock, no threads: steps are taken here, so that the outcome is the same each time.
+    let open = OpenOptions { memory: 64 << 20, threads: false, ..OpenOptions::default() };
+    let db = Kvdb::create(device, Arc::new(Machine::default()), CreateOptions { open, ..CreateOptions::default() }).unwrap();
+    let dict = db.create_dictionary("d", options).unwrap();
+    let made = db.stats().io.total().write_bytes;
+    let mut random = Random::new(5);
+    let mut value = vec![0; value_len];
+    for i in 0..count {
+        random.fill(&mut value[..value_len.min(64)]);
+        let key = format!("{:016x}", key(i));
+        db.put(dict, key.as_bytes(), &value, Durability::Buffered).unwrap();
+        if i % 512 == 0 {
+            while db.step().unwrap() {}
+        }
+    }
+    db.flush().unwrap();
+    while db.step().unwrap() {}
+    db.close().unwrap();
+    let stats = db.stats();
+    let user = count * (KEY + value_len) as u64;
+    assert_eq!(stats.user_bytes, user);
+    let of = |purpose| stats.io.of(purpose).write_bytes as f64 / user as f64;
+    Written {
+        amplification: (stats.io.total().write_bytes - made) as f64 / user as f64,
+        journal: of(Purpose::Journal),
+        index: of(Purpose::Index),
+        user,
+    }
+}
+
+/// A permutation of numbers below `count`, a power of two.
+fn scattered(i: u64, count: u64) -> u64 {
+    i.wrapping_mul(0x9e37_79b9_7f4a_7c15) & (count - 1)
+}
+
+const PAGES: u64 = 1 << 16;
+
+#[test]
+fn pages_are_written_once_in_any_order() {
+    let sequential = load(PAGES, 4096, DictionaryOptions::default(), |i| i);
+    assert!(sequential.amplification < 1.05, "sequential: {}", sequential.amplification);
+    let random = load(PAGES, 4096, DictionaryOptions::default(), |i| scattered(i, PAGES));
+    assert!(random.amplification < 1.3, "random: {}", random.amplification);
+    let at_zero = DictionaryOptions { stitch_at: 0, ..DictionaryOptions::default() };
+    let random = load(PAGES, 4096, at_zero, |i| scattered(i, PAGES));
+    assert!(random.amplification < 1.3, "random, threshold 0: {}", random.amplification);
+    // 256 ranges, each in order.
+    let append = load(PAGES, 4096, DictionaryOptions::default(), |i| scattered(i % 256, 256) << 32 | (i / 256));
+    assert!(append.amplification < 1.15, "append: {}", append.amplification);
+}
+
+#[test]
+fn small_tuples_in_order_are_written_twice_and_the_index_is_a_fraction() {
+    let count = 1 << 19;
+    let written = load(count, 64, DictionaryOptions::default(), |i| i);
+    assert!(written.amplification < 2.2, "sequential: {}", written.amplification);
+    assert!(written.journal < 1.1, "journal: {}", written.journal);
+    assert!(written.index < 0.06, "index: {} of {} bytes", written.index, written.user);
+}
