@@ -18,9 +18,10 @@ use crate::error::{Error, Result};
 
 /// Large values that were waited for before anything is announced.
 const SLOW: u32 = 2;
-/// Bytes of values announced at first, and at most when the memory budget is large.
+/// Bytes of values announced at first, and at most. The larger the window, the longer the stretches that neighbours make: half of it is
+/// sorted at a time. The host keeps them, in memory that is not ours; but where ours is small, its will be.
 const WINDOW_MIN: u64 = 128 << 10;
-const WINDOW_MAX: u64 = 32 << 20;
+const WINDOW_MAX: u64 = 64 << 20;
 /// What a tuple in the queue takes, about.
 const QUEUED: u64 = 128;
 
@@ -114,8 +115,8 @@ impl Ahead {
     pub fn fill(&mut self, forward: bool, mut next: impl FnMut() -> Result<Option<TreeTuple>>) {
         let budget = self.reader.store.cache_budget();
         self.forward = forward;
-        self.window = (self.window * 2).clamp(WINDOW_MIN, (budget / 3).clamp(WINDOW_MIN, WINDOW_MAX));
-        let most = (budget / 64 / QUEUED).max(16) as usize;
+        self.window = (self.window * 2).clamp(WINDOW_MIN, budget.clamp(WINDOW_MIN, WINDOW_MAX));
+        let most = (budget / 16 / QUEUED).max(16) as usize;
         let mut extents: Vec<ExtentRef> = Vec::new();
         while self.bytes < self.window && self.queue.len() < most {
             match next() {

@@ -1,0 +1,346 @@
+//! What reading costs the device, and that readahead never changes what is read.
+
+use std::collections::{BTreeMap, HashSet};
+use std::io;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use env::{Machine, Random};
+use kvdb::{Batch, CreateOptions, Cursor, DictionaryId, DictionaryOptions, Durability, Kvdb, OpenOptions};
+use parking_lot::Mutex;
+use zones::{Device, MemoryDevice, Purpose, PurposeStats};
+
+/// A device behind a host's cache: what was read or announced is there at once, all else is waited for.
+#[derive(Default)]
+struct Waiting {
+    inner: MemoryDevice,
+    host: Mutex<Host>,
+}
+
+#[derive(Default)]
+struct Host {
+    pages: HashSet<u64>,
+    waits: u64,
+}
+
+fn pages(offset: u64, len: u64) -> std::ops::Range<u64> {
+    offset / 4096..(offset + len).div_ceil(4096)
+}
+
+impl Waiting {
+    /// Empties the host's cache.
+    fn forget(&self) {
+        *self.host.lock() = Host::default();
+    }
+
+    /// Reads that had to be waited for since then.
+    fn waits(&self) -> u64 {
+        self.host.lock().waits
+    }
+}
+
+impl Device for Waiting {
+    fn read_at(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let mut missing = false;
+        {
+            let mut host = self.host.lock();
+            for page in pages(offset, buf.len() as u64) {
+                missing |= host.pages.insert(page);
+            }
+            host.waits += u64::from(missing);
+        }
+        if missing {
+            // The time that a device takes.
+            std::thread::sleep(Duration::from_micros(60));
+        }
+        self.inner.read_at(purpose, offset, buf)
+    }
+
+    fn will_read(&self, _: Purpose, offset: u64, len: u64) {
+        self.host.lock().pages.extend(pages(offset, len));
+    }
+
+    fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.inner.write_at(purpose, offset, buf)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.inner.sync()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.inner.discard(offset, len)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.inner.len()
+    }
+
+    fn grow(&self, new_len: u64) -> io::Result<()> {
+        self.inner.grow(new_len)
+    }
+}
+
+struct Loaded {
+    device: Arc<Waiting>,
+    db: Kvdb,
+    d: DictionaryId,
+    tuples: BTreeMap<Vec<u8>, Vec<u8>>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Order {
+    Sequential,
+    Random,
+}
+
+impl Loaded {
+    fn new(memory: usize, value: usize, count: u64, order: Order) -> Loaded {
+        let device = Arc::new(Waiting::default());
+        let open = OpenOptions { memory, threads: false, zero_journal: false, flush_on_close: false, ..OpenOptions::default() };
+        let options = CreateOptions { open, ..CreateOptions::default() };
+        let db = Kvdb::create(device.clone(), Arc::new(Machine::default()), options).unwrap();
+        let d = db.create_dictionary("d", DictionaryOptions::default()).unwrap();
+        let mut noise = Random::new(1);
+        let mut tuples = BTreeMap::new();
+        let mut i = 0;
+        while i < count {
+            let mut batch = Batch::new();
+            for _ in 0..(16 << 10) / value + 1 {
+                let key = if order == Order::Random { noise.number() } else { i * 10 };
+                let key = format!("{key:020}").into_bytes();
+                let mut data = vec![0; value];
+                noise.fill(&mut data[..value.min(64)]);
+                batch.put(d, key.clone(), data.clone());
+                tuples.insert(key, data);
+                i += 1;
+            }
+            db.commit(batch, Durability::Buffered).unwrap();
+        }
+        db.flush().unwrap();
+        while db.step().unwrap() {}
+        device.forget();
+        Loaded { device, db, d, tuples }
+    }
+
+    fn io(&self, purpose: Purpose) -> PurposeStats {
+        *self.db.stats().io.of(purpose)
+    }
+
+    /// Device reads of tuples, by purpose summed up.
+    fn reads(&self) -> u64 {
+        [Purpose::Tuples, Purpose::Index, Purpose::Pages].map(|p| self.io(p).read_ops).iter().sum()
+    }
+
+    fn cursor(&self) -> Cursor {
+        self.db.view().cursor(self.d, b"", b"").unwrap()
+    }
+
+    fn keys(&self) -> Vec<&Vec<u8>> {
+        self.tuples.keys().collect()
+    }
+}
+
+const MIB: usize = 1 << 20;
+
+#[test]
+fn a_scan_of_values_that_lie_in_many_places_hardly_waits_for_the_device() {
+    let s = Loaded::new(16 * MIB, 4096, 6000, Order::Random);
+    let mut cursor = s.cursor();
+    for (key, value) in &s.tuples {
+        let tuple = cursor.next().unwrap().unwrap();
+        assert_eq!((&tuple.key[..], &tuple.value().unwrap()[..]), (&key[..], &value[..]));
+    }
+    assert!(cursor.next().unwrap().is_none());
+    let waits = s.device.waits();
+    assert!(waits < s.tuples.len() as u64 / 50, "{waits} waits for {} tuples", s.tuples.len());
+    // Neighbours are announced together, and nothing twice.
+    let pages = s.io(Purpose::Pages);
+    assert!(pages.ahead_ops < s.tuples.len() as u64 / 10, "{pages:?}");
+    assert!(pages.ahead_bytes < 6000 * 4096 * 11 / 10, "{pages:?}");
+}
+
+#[test]
+fn a_scan_of_contiguous_data_makes_large_requests() {
+    let s = Loaded::new(16 * MIB, 4096, 6000, Order::Sequential);
+    let mut cursor = s.cursor();
+    while let Some(t) = cursor.next().unwrap() {
+        t.value().unwrap();
+    }
+    let pages = s.io(Purpose::Pages);
+    assert!(pages.ahead_bytes > 20 << 20 && pages.ahead_bytes / pages.ahead_ops > 256 << 10, "{pages:?}");
+
+    let s = Loaded::new(4 * MIB, 100, 100_000, Order::Sequential);
+    let mut cursor = s.cursor();
+    while cursor.next().unwrap().is_some() {}
+    let blocks = s.io(Purpose::Tuples);
+    assert!(blocks.ahead_bytes > 8 << 20 && blocks.ahead_bytes / blocks.ahead_ops > 128 << 10, "{blocks:?}");
+    assert!(s.device.waits() < 40, "{} waits", s.device.waits());
+}
+
+#[test]
+fn a_walk_with_turns_and_seeks_gives_what_the_model_gives() {
+    for (value, count) in [(4096, 3000), (100, 30_000)] {
+        let s = Loaded::new(4 * MIB, value, count, Order::Random);
+        let keys = s.keys();
+        let mut random = Random::new(3);
+        let mut cursor = s.cursor();
+        // Between tuples `at - 1` and `at`.
+        let mut at = 0;
+        for _ in 0..60 {
+            let forward = random.one_in(2);
+            if random.one_in(4) {
+                at = random.below(keys.len() as u64) as usize;
+                cursor.seek(keys[at]).unwrap();
+            }
+            for _ in 0..random.below(200) {
+                let expected = if forward { keys.get(at) } else { at.checked_sub(1).map(|i| &keys[i]) };
+                let tuple = if forward { cursor.next().unwrap() } else { cursor.prev().unwrap() };
+                assert_eq!(tuple.as_ref().map(|t| &t.key[..]), expected.map(|k| &k[..]));
+                let Some(tuple) = tuple else { break };
+                assert_eq!(tuple.value().unwrap(), s.tuples[&tuple.key[..]]);
+                at = if forward { at + 1 } else { at - 1 };
+            }
+        }
+        // Against the order of keys it is read ahead as well.
+        s.device.forget();
+        cursor.seek_to_end().unwrap();
+        for (key, value) in s.tuples.iter().rev() {
+            let tuple = cursor.prev().unwrap().unwrap();
+            assert_eq!((&tuple.key[..], &tuple.value().unwrap()[..]), (&key[..], &value[..]));
+        }
+        let waits = s.device.waits();
+        assert!(waits < s.tuples.len() as u64 / 50, "{waits} waits for {} tuples", s.tuples.len());
+    }
+}
+
+#[test]
+fn a_short_range_reads_little_in_vain() {
+    let s = Loaded::new(4 * MIB, 100, 50_000, Order::Random);
+    let runs: u64 = s.db.stats().dictionaries[0].levels.iter().flatten().count() as u64;
+    let keys = s.keys();
+    for start in (0..keys.len() - 100).step_by(5000) {
+        let before = s.io(Purpose::Tuples);
+        let part = s.db.view().scan(s.d, keys[start], b"", 10).unwrap();
+        assert!(part.iter().map(|(k, _)| k).eq(&keys[start..start + 10]));
+        let after = s.io(Purpose::Tuples);
+        assert!(after.read_ops - before.read_ops <= 2 * runs, "{runs} runs, {before:?} {after:?}");
+        assert_eq!(after.ahead_bytes, before.ahead_bytes);
+    }
+
+    let s = Loaded::new(4 * MIB, 4096, 2000, Order::Random);
+    let keys = s.keys();
+    let mut cursor = s.cursor();
+    for start in (0..keys.len() - 100).step_by(300) {
+        let before = s.io(Purpose::Pages);
+        cursor.seek(keys[start]).unwrap();
+        for key in &keys[start..start + 10] {
+            let tuple = cursor.next().unwrap().unwrap();
+            assert_eq!(&tuple.key[..], &key[..]);
+            tuple.value().unwrap();
+        }
+        let after = s.io(Purpose::Pages);
+        assert_eq!(after.read_bytes - before.read_bytes, 10 * 4096);
+        let ahead = after.ahead_bytes - before.ahead_bytes;
+        // As many values as there are in the first window; and small gaps between them.
+        assert!(ahead <= 128 << 10 << 1, "{ahead} bytes announced");
+    }
+}
+
+#[test]
+fn a_scan_of_keys_reads_no_values() {
+    let s = Loaded::new(4 * MIB, 4096, 2000, Order::Random);
+    let before = s.io(Purpose::Pages);
+    let mut cursor = s.cursor();
+    for key in s.tuples.keys() {
+        assert_eq!(&cursor.next().unwrap().unwrap().key[..], &key[..]);
+    }
+    assert_eq!(s.io(Purpose::Pages), before);
+}
+
+#[test]
+fn a_get_reads_the_device_about_once_at_ten_times_memory() {
+    for (memory, value, count) in [(4 * MIB, 4096, 10_000), (8 * MIB, 100, 650_000)] {
+        let s = Loaded::new(memory, value, count, Order::Random);
+        s.db.compact(s.d).unwrap();
+        let keys = s.keys();
+        let mut random = Random::new(5);
+        let mut get = |n: u64| {
+            for _ in 0..n {
+                let key = keys[random.below(keys.len() as u64) as usize];
+                assert_eq!(s.db.get(s.d, key).unwrap().as_deref(), Some(&s.tuples[key][..]));
+            }
+        };
+        get(3000);
+        let before = s.reads();
+        get(3000);
+        let reads = s.reads() - before;
+        assert!(reads <= 3300, "{reads} reads for 3000 gets of {value} bytes");
+    }
+}
+
+#[test]
+fn a_missing_key_is_known_without_the_device() {
+    let s = Loaded::new(8 * MIB, 100, 50_000, Order::Random);
+    let runs: u64 = s.db.stats().dictionaries[0].levels.iter().flatten().count() as u64;
+    let mut random = Random::new(6);
+    let mut get = |n: u64| {
+        for _ in 0..n {
+            let key = format!("{:020}x", random.number());
+            assert!(s.db.get(s.d, key.as_bytes()).unwrap().is_none());
+        }
+    };
+    get(1000);
+    let before = s.reads();
+    get(5000);
+    // False positives of the filters.
+    let reads = s.reads() - before;
+    assert!(reads <= 5000 * runs / 50, "{reads} reads with {runs} runs");
+}
+
+#[test]
+fn blocks_stay_warm_through_a_merge_that_stitches() {
+    let s = Loaded::new(64 * MIB, 100, 30_000, Order::Sequential);
+    let d = s.d;
+    let mut batch = Batch::new();
+    batch.put(d, format!("{:020}", 1_000_000_000), "beyond all others");
+    s.db.commit(batch, Durability::Buffered).unwrap();
+    s.db.flush().unwrap();
+    let scan = || {
+        let mut n = 0;
+        let count = |_: &[u8], _: &[u8]| {
+            n += 1;
+            ControlFlow::Continue(())
+        };
+        s.db.view().for_each(d, b"", b"", count).unwrap();
+        assert_eq!(n, s.tuples.len() + 1);
+    };
+    scan();
+    let (before, stitched) = (s.io(Purpose::Tuples), s.db.stats().stitched_bytes);
+    s.db.compact(d).unwrap();
+    assert!(s.db.stats().stitched_bytes - stitched > 2 << 20);
+    scan();
+    let reads = s.io(Purpose::Tuples).read_ops - before.read_ops;
+    assert!(reads < 30, "{reads} of more than 300 blocks were read again");
+}
+
+#[test]
+fn many_keys_at_once_are_what_they_are_one_by_one_and_wait_less() {
+    for (value, count) in [(4096, 2000), (100, 30_000)] {
+        let s = Loaded::new(4 * MIB, value, count, Order::Random);
+        let keys = s.keys();
+        let mut random = Random::new(8);
+        let mut wanted: Vec<Vec<u8>> = (0..200).map(|_| keys[random.below(keys.len() as u64) as usize].clone()).collect();
+        wanted.push(b"no such key".to_vec());
+        wanted.push(wanted[0].clone());
+        let got = s.db.multi_get(s.d, &wanted).unwrap();
+        // The index, and the first of what it points to.
+        let waits = s.device.waits();
+        assert!(waits < 100, "{waits} waits for {} keys", wanted.len());
+        for (key, value) in wanted.iter().zip(got) {
+            assert_eq!(value.as_deref(), s.tuples.get(key).map(|v| &v[..]));
+            assert_eq!(value, s.db.get(s.d, key).unwrap());
+        }
+    }
+}
