@@ -16,7 +16,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 ROUNDS=${ROUNDS:-1} MIB=${MIB:-1024} SMALL_MIB=${SMALL_MIB:-256} DIR=${DIR:-bench-scratch} OUT=${OUT:-docs/bench}
-ENGINES=${ENGINES:-kvdb,rocksdb,rocksdb-universal,rocksdb-blob,leveldb,fjall,fjall-kv,redb,lmdb}
+ENGINES=${ENGINES:-kvdb,rocksdb,rocksdb-universal,rocksdb-blob,leveldb,fjall,fjall-kv,redb}
 STAGES=("$@")
 [ ${#STAGES[@]} -gt 0 ] || STAGES=(inserts reads thresholds)
 

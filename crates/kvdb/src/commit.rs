@@ -302,6 +302,7 @@ impl Database {
         let first = pipeline.next_seq;
         let waiting = pipeline.pending.values.len();
         let version = self.version.load();
+        self.forget_tombstones(&version, changes);
         let (grown, unplaced) = write_memtables(&version, first, changes, &mut |dict, key, value, slot| {
             let Some((layer, slot)) = slot else { return };
             let (key, value, layer) = (key.clone(), value.clone(), layer.clone());

@@ -8,7 +8,8 @@ use vt_tree::{ExtentRef, TreeCursor, TreeTuple, TupleRef, Value, ValueRef};
 
 use crate::ahead::{Ahead, Reader};
 use crate::error::Result;
-use crate::version::{Tree, Version};
+use crate::pins::Pinned;
+use crate::version::Tree;
 use crate::view::View;
 
 /// A position between tuples, in a range of a view; it holds the view and no lock.
@@ -19,7 +20,7 @@ pub struct Cursor {
     end: Bytes,
     /// What lies between this cursor's position and the tree's.
     ahead: Ahead,
-    _version: Arc<Version>,
+    _version: Pinned,
 }
 
 /// A tuple whose value is read when asked for.

@@ -23,6 +23,7 @@ use crate::health::Health;
 use crate::journal::{SEGMENT_SIZE, Writer};
 use crate::manifest::{Edit, JournalStart, Manifest, State};
 use crate::options::{OpenOptions, Shares};
+use crate::pins::{Pinned, Pins};
 use crate::stats::Counters;
 use crate::unplaced::Chunks;
 use crate::version::{Tree, Version};
@@ -51,6 +52,7 @@ pub(crate) struct Database {
     pub swap: Mutex<()>,
     /// The newest commit that readers see.
     pub visible: AtomicU64,
+    pub pins: Arc<Pins>,
     /// Bytes in the memtables that take commits.
     pub active_bytes: AtomicUsize,
     /// Bytes in those that wait for their flush.
@@ -123,6 +125,7 @@ impl Database {
             version: ArcSwap::from_pointee(parts.version),
             swap: Mutex::new(()),
             visible: AtomicU64::new(pipeline.next_seq - 1),
+            pins: Arc::default(),
             active_bytes: AtomicUsize::new(active),
             sealed_bytes: AtomicUsize::new(0),
             unplaced_bytes: AtomicUsize::new(0),
@@ -199,8 +202,8 @@ impl Database {
     pub(crate) fn view(&self) -> View {
         // The version first: what it lacks was committed after this call began; what its runs hold is visible already.
         let version = self.version.load_full();
-        let at = self.visible.load(Ordering::Acquire);
-        View { version, store: self.store.clone(), at }
+        let pin = self.pins.pin(&self.visible);
+        View { at: pin.at, store: self.store.clone(), version: Pinned { version, _pin: pin } }
     }
 
     pub(crate) fn create_dictionary(&self, name: &str, options: DictionaryOptions) -> Result<DictionaryId> {

@@ -55,6 +55,7 @@ mod iter;
 mod journal;
 mod manifest;
 mod options;
+mod pins;
 mod recovery;
 mod stats;
 mod stream;

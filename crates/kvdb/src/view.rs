@@ -11,12 +11,13 @@ use crate::cursor::Cursor;
 use crate::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
-use crate::version::{Version, read};
+use crate::pins::Pinned;
+use crate::version::read;
 
 /// A pinned, immutable state of the whole store: reads through it see one commit boundary and never block.
 #[derive(Clone)]
 pub struct View {
-    pub(crate) version: Arc<Version>,
+    pub(crate) version: Pinned,
     pub(crate) store: Arc<Store>,
     /// Commits up to this one are seen.
     pub(crate) at: Seq,

@@ -1,7 +1,8 @@
 //! Reading many sources as one ordered sequence of live tuples, forward and backward.
 //!
 //! The position lies between tuples. Of all sources the item that comes first counts (the newest on a tie); a tombstone makes
-//! the older sources jump over what it covers with one seek each, however much that is.
+//! the older sources jump over what it covers, however much that is: with a few comparisons where that ends in the block they stand
+//! in, else with one seek each. Tombstones of one source that lie end to end are one.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -74,7 +75,26 @@ impl Under {
             (Under::Run(c), false) => c.prev(),
         }
     }
+
+    /// As `seek(bound)` forward, or `seek_before(bound)` backward, from an item that lies before `bound` in that direction.
+    fn jump(&mut self, bound: &[u8], forward: bool) -> Result<()> {
+        if let Under::Run(c) = self {
+            return if forward { c.forward_to(bound) } else { c.backward_to(bound) };
+        }
+        for _ in 0..NEAR {
+            match self.item() {
+                Some(i) if forward && i.ends_before(bound) => {}
+                Some(i) if !forward && i.key >= bound => {}
+                _ => return Ok(()),
+            }
+            self.step(forward)?;
+        }
+        if forward { self.source().seek(bound) } else { self.source().seek_before(bound) }
+    }
 }
+
+/// Steps that cost less than a seek in a memtable.
+const NEAR: usize = 8;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Direction {
@@ -100,6 +120,8 @@ pub struct TreeCursor {
     /// The item in front has been handed out: it is passed by when the cursor moves on.
     handed: bool,
     position: Position,
+    /// Where a jump leads; memory that is used again.
+    bound: Vec<u8>,
 }
 
 impl TreeCursor {
@@ -112,7 +134,14 @@ impl TreeCursor {
                 Input::Run(r) => Under::Run(Box::new(RunCursor::new(Arc::clone(r)))),
             })
             .collect();
-        TreeCursor { sources, order: Vec::new(), direction: Direction::None, handed: false, position: Position::Before(Vec::new()) }
+        TreeCursor {
+            sources,
+            order: Vec::new(),
+            direction: Direction::None,
+            handed: false,
+            position: Position::Before(Vec::new()),
+            bound: Vec::new(),
+        }
     }
 
     fn stand(&mut self, position: Position) {
@@ -237,22 +266,41 @@ impl TreeCursor {
                     return Ok(true);
                 }
                 Some((start, BodyRef::DeleteRange { end })) => {
-                    let (start, end) = (start.to_vec(), end.to_vec());
-                    for older in &mut self.sources[front as usize + 1..] {
-                        match direction {
-                            Direction::Forward if older.key().is_some_and(|k| k < end.as_slice()) => older.source().seek(&end)?,
-                            Direction::Backward if older.item().is_some_and(|o| !o.ends_before(&start)) => {
-                                older.source().seek_before(&start)?;
-                            }
-                            _ => {}
-                        }
-                    }
-                    self.sources[front as usize].step(direction == Direction::Forward)?;
-                    self.arrange();
+                    self.bound.clear();
+                    self.bound.extend_from_slice(if direction == Direction::Forward { end } else { start });
+                    self.jump(front as usize)?;
                 }
                 _ => self.pass()?,
             }
         }
+    }
+
+    /// Passes by the tombstone in front, which ends (backward: begins) at `bound`, and what older sources have beneath it.
+    fn jump(&mut self, front: usize) -> Result<()> {
+        let forward = self.direction == Direction::Forward;
+        let (newer, older) = self.sources.split_at_mut(front + 1);
+        let tombstones = &mut newer[front];
+        let bound = &mut self.bound;
+        tombstones.step(forward)?;
+        // Where the next one begins at the end of this one, both are passed at once.
+        while let Some(ItemRef { key, body: BodyRef::DeleteRange { end }, .. }) = tombstones.item()
+            && (if forward { key } else { end }) == bound.as_slice()
+        {
+            bound.clear();
+            bound.extend_from_slice(if forward { end } else { key });
+            tombstones.step(forward)?;
+        }
+        for older in older {
+            let under = match forward {
+                true => older.key().is_some_and(|k| k < bound.as_slice()),
+                false => older.item().is_some_and(|o| !o.ends_before(bound)),
+            };
+            if under {
+                older.jump(bound, forward)?;
+            }
+        }
+        self.arrange();
+        Ok(())
     }
 
     /// The tuple that [`TreeCursor::advance`] or [`TreeCursor::retreat`] has come to.

@@ -76,6 +76,8 @@ pub struct Merge {
     /// Blocks of this input that end at or below this key were judged: they are copied.
     copying: Option<(usize, Bytes)>,
     spans: Spans,
+    /// The last item, a range tombstone: the next one may continue it.
+    open: Option<Item>,
     /// Height of the tallest run, when no other is as tall.
     tallest: Option<u16>,
     done: bool,
@@ -104,6 +106,7 @@ impl Merge {
             builder,
             copying: None,
             spans: Spans::default(),
+            open: None,
             tallest,
             done: false,
         })
@@ -142,7 +145,8 @@ impl Merge {
 
     /// Ends the merge where it stands: the merged run of all keys before the one returned, which no input has passed; `None`:
     /// everything is merged. A merge of the same inputs from that key on gives the rest.
-    pub fn cut(self) -> Result<(Option<Arc<Run>>, Option<Bytes>, MergeStats)> {
+    pub fn cut(mut self) -> Result<(Option<Arc<Run>>, Option<Bytes>, MergeStats)> {
+        self.release()?;
         let at = if self.done { None } else { self.next_low(|_| true).map(Bytes::copy_from_slice) };
         let walked = self.stats();
         let (run, built) = self.builder.finish()?;
@@ -186,6 +190,9 @@ impl Merge {
                 }
                 // A point wins over everything older at its key. It is not copied on its way.
                 if !(self.options.drop_tombstones && matches!(item.body, BodyRef::Delete)) {
+                    if let Some(open) = self.open.take() {
+                        self.builder.push_item(open)?;
+                    }
                     self.builder.push(ItemRef { seq, ..item })?;
                 }
                 if self.inputs[i + 1..].iter().any(|older| older.low() == Some(item.key)) {
@@ -233,17 +240,39 @@ impl Merge {
             // A newer item begins inside: the tombstone goes on behind it.
             Some(cut) => {
                 self.inputs[i].cut(&cut);
-                self.builder.push_item(Item { body: Body::DeleteRange { end: cut }, ..item })
+                self.push_range(Item { body: Body::DeleteRange { end: cut }, ..item })
             }
             None => {
                 self.inputs[i].advance()?;
-                self.builder.push_item(Item { body: Body::DeleteRange { end }, ..item })
+                self.push_range(Item { body: Body::DeleteRange { end }, ..item })
             }
         }
     }
 
+    /// Appends a range tombstone to the result. Those of one age that lie end to end become one: a million of them, as a queue leaves
+    /// them behind, is as good as one.
+    fn push_range(&mut self, item: Item) -> Result<()> {
+        if let Some(Item { body: Body::DeleteRange { end: reached }, seq, .. }) = &mut self.open
+            && let Body::DeleteRange { end } = &item.body
+            && *reached == item.key
+            && *seq == item.seq
+        {
+            *reached = end.clone();
+            return Ok(());
+        }
+        self.release()?;
+        self.open = Some(item);
+        Ok(())
+    }
+
+    /// Nothing continues the last range tombstone.
+    fn release(&mut self) -> Result<()> {
+        self.open.take().map_or(Ok(()), |item| self.builder.push_item(item))
+    }
+
     /// The piece that begins first is an unopened block or subtree.
     fn merge_subtree(&mut self, i: usize) -> Result<()> {
+        self.release()?;
         let Some(Piece::Subtree(entry, level)) = self.inputs[i].piece() else { return Ok(()) };
         let others = self.next_low(|j| j != i);
         let limit = match (others, self.end.as_deref()) {

@@ -129,13 +129,14 @@ impl Run {
         if key < self.root.low.as_ref() || key >= self.root.high.as_ref() {
             return Ok(None);
         }
-        // The filter says no: what is left are blocks whose keys are in no filter.
-        let mut only_series = false;
-        if self.level == 1 && self.filtered(self.root.filter, self.root.range_tombstones, hash)? {
-            if !self.root.series {
+        // The filter says no: what is left are blocks whose keys are in no filter, and those with range tombstones.
+        let unfiltered = |series: bool, range_tombstones: bool| series || range_tombstones;
+        let mut only_unfiltered = false;
+        if self.level == 1 && self.filtered(self.root.filter, hash)? {
+            if !unfiltered(self.root.series, self.root.range_tombstones) {
                 return Ok(None);
             }
-            only_series = true;
+            only_unfiltered = true;
         }
         let mut inner;
         let mut node: &Fences = self.root_fences()?;
@@ -143,13 +144,13 @@ impl Run {
             let Some(i) = node.covering(key) else { return Ok(None) };
             let target = node.target(i);
             match node.level - 1 {
-                0 => return Ok(Some(target).filter(|t| t.series || !only_series)),
+                0 => return Ok(Some(target).filter(|t| !only_unfiltered || unfiltered(t.series, t.range_tombstones))),
                 level => {
-                    if level == 1 && self.filtered(node.filter(i), target.range_tombstones, hash)? {
-                        if !target.series {
+                    if level == 1 && self.filtered(node.filter(i), hash)? {
+                        if !unfiltered(target.series, target.range_tombstones) {
                             return Ok(None);
                         }
-                        only_series = true;
+                        only_unfiltered = true;
                     }
                     inner = self.store.fences(target.at, level)?;
                     node = &inner;
@@ -158,11 +159,11 @@ impl Run {
         }
     }
 
-    /// `true` when the filter of a leaf index node proves that `key` is not beneath. Keys inside a deleted range are in no filter.
-    fn filtered(&self, filter: Option<FramePointer>, range_tombstones: bool, hash: u64) -> Result<bool> {
+    /// `true` when the filter of a leaf index node proves that `key` is no point beneath.
+    fn filtered(&self, filter: Option<FramePointer>, hash: u64) -> Result<bool> {
         match filter {
-            Some(f) if !range_tombstones => Ok(!self.store.filter(f)?.may_contain(hash)),
-            _ => Ok(false),
+            Some(f) => Ok(!self.store.filter(f)?.may_contain(hash)),
+            None => Ok(false),
         }
     }
 

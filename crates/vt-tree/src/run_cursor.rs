@@ -188,6 +188,45 @@ impl RunCursor {
         self.ahead = Ahead::default();
     }
 
+    /// As `seek`, from an item that begins before `key`: where that is near, what is open is searched first.
+    pub(crate) fn forward_to(&mut self, key: &[u8]) -> Result<()> {
+        let Some(block) = &self.block else { return Ok(()) };
+        while self.items.item(self.at).is_some_and(|i| i.ends_before(key)) {
+            self.at += 1;
+        }
+        if self.at < self.items.len() {
+            return Ok(());
+        }
+        if self.group + 1 < block.groups() {
+            let group = block.group_of(key)?.max(self.group + 1);
+            let inside = group + 1 < block.groups();
+            self.load(group)?;
+            self.at = self.items.partition_point(|i| i.ends_before(key));
+            if self.at < self.items.len() || inside {
+                return self.settle_forward();
+            }
+        }
+        self.seek(key)
+    }
+
+    /// As `seek_before`, from an item that ends behind `key`.
+    pub(crate) fn backward_to(&mut self, key: &[u8]) -> Result<()> {
+        let Some(block) = &self.block else { return Ok(()) };
+        if self.items.key(0).is_some_and(|first| first < key) {
+            self.at = self.items.partition_point(|i| i.key < key);
+            return self.step_back();
+        }
+        if self.group > 0 {
+            let group = block.group_of(key)?.min(self.group - 1);
+            self.load(group)?;
+            if self.items.key(0).is_some_and(|first| first < key) {
+                self.at = self.items.partition_point(|i| i.key < key);
+                return self.step_back();
+            }
+        }
+        self.seek_before(key)
+    }
+
     /// The key of the item here.
     #[inline]
     pub(crate) fn key(&self) -> Option<&[u8]> {

@@ -9,7 +9,7 @@ use std::ops::Bound::{Excluded, Included, Unbounded};
 
 pub(super) struct Fragment {
     pub end: Bytes,
-    /// Newest first, one for each sequence number. Never empty.
+    /// Oldest first, one for each sequence number. Never empty.
     stamps: Vec<Stamp>,
 }
 
@@ -17,20 +17,27 @@ impl Fragment {
     /// The newest tombstone here that a reader at `at` sees.
     #[inline]
     pub fn visible(&self, at: Seq) -> Option<Stamp> {
-        self.stamps.iter().copied().find(|s| s.seq <= at)
+        match self.stamps.last() {
+            Some(newest) if newest.seq <= at => Some(*newest),
+            _ => self.stamps[..self.stamps.partition_point(|s| s.seq <= at)].last().copied(),
+        }
     }
 
-    /// Adds `stamp`, and forgets the tombstones that no reader at `floor` or later sees. Returns the change in number.
-    fn add(&mut self, stamp: Stamp, floor: Seq) -> isize {
+    /// Forgets the tombstones that no reader at `floor` or later sees. Returns how many.
+    fn forget(&mut self, floor: Seq) -> isize {
+        let unseen = self.stamps.partition_point(|s| s.seq <= floor).saturating_sub(1);
+        self.stamps.drain(..unseen);
+        unseen as isize
+    }
+
+    /// Adds `stamp`; gives the change in number.
+    fn add(&mut self, stamp: Stamp) -> isize {
         let before = self.stamps.len() as isize;
-        let i = self.stamps.partition_point(|s| s.seq > stamp.seq);
-        if self.stamps.get(i).is_some_and(|s| s.seq == stamp.seq) {
-            self.stamps[i] = stamp;
-        } else {
-            self.stamps.insert(i, stamp);
+        let i = self.stamps.partition_point(|s| s.seq < stamp.seq);
+        match self.stamps.get_mut(i) {
+            Some(same) if same.seq == stamp.seq => *same = stamp,
+            _ => self.stamps.insert(i, stamp),
         }
-        let seen = self.stamps.partition_point(|s| s.seq > floor);
-        self.stamps.truncate(seen + 1);
         self.stamps.len() as isize - before
     }
 }
@@ -72,6 +79,7 @@ impl Fragments {
         let (start, end) = (Bytes::copy_from_slice(start), Bytes::copy_from_slice(end));
         self.cut(&start);
         self.cut(&end);
+        self.thin(&start, &end, floor);
         // Now no fragment crosses either end: those inside get the stamp, the gaps between them become fragments.
         let mut gaps = Vec::new();
         let mut reached = start.clone();
@@ -80,13 +88,35 @@ impl Fragments {
                 gaps.push((reached, s.clone()));
             }
             reached = f.end.clone();
-            self.stamps += f.add(stamp, floor);
+            self.stamps += f.add(stamp);
         }
         if reached < end {
             gaps.push((reached, end));
         }
         for (s, e) in gaps {
             self.add(s, Fragment { end: e, stamps: vec![stamp] });
+        }
+    }
+
+    /// Joins fragments of `[start, end)` between which no reader at `floor` or later sees a difference: what one tombstone has covered
+    /// becomes one again. So each fragment is met twice at most, however many tombstones lie over one another.
+    fn thin(&mut self, start: &[u8], end: &[u8], floor: Seq) {
+        let mut gone = Vec::new();
+        let mut before: Option<&mut Fragment> = None;
+        for (s, f) in self.map.range_mut::<[u8], _>((Included(start), Excluded(end))) {
+            self.stamps -= f.forget(floor);
+            match &mut before {
+                Some(b) if b.end == s && b.stamps == f.stamps => {
+                    self.key_bytes -= b.end.len() + s.len();
+                    self.stamps -= f.stamps.len() as isize;
+                    b.end = f.end.clone();
+                    gone.push(s.clone());
+                }
+                _ => before = Some(f),
+            }
+        }
+        for s in gone {
+            self.map.remove(&s);
         }
     }
 

@@ -63,6 +63,8 @@ struct State {
     kept_bytes: usize,
     /// No reader asks for a sequence number below this.
     floor: Seq,
+    /// The same for range tombstones alone.
+    tombstone_floor: Seq,
     arrivals: u32,
     min_seq: Seq,
     max_seq: Seq,
@@ -103,6 +105,7 @@ impl Memtable {
                 free_kept: Vec::new(),
                 kept_bytes: 0,
                 floor: 0,
+                tombstone_floor: 0,
                 arrivals: 0,
                 min_seq: Seq::MAX,
                 max_seq: 0,
@@ -143,6 +146,7 @@ impl Memtable {
     /// at most `at` is newer.
     pub fn get(&self, key: &[u8], at: Seq) -> Lookup {
         let s = &*self.state.read();
+        let at = at.max(s.tombstone_floor);
         let version = s.tree.get(&s.arena, key, at);
         // A version newer than all tombstones needs no look at them.
         if !s.fragments.is_empty() && version.is_none_or(|v| v.seq <= s.fragments.newest()) {
@@ -190,6 +194,13 @@ impl Memtable {
     pub fn set_floor(&self, floor: Seq) {
         let mut s = self.state.write();
         s.floor = s.floor.max(floor);
+    }
+
+    /// Promises that every cursor, also those that exist, asks for `floor` or later, a state that readers may see; a `get` that asks for
+    /// less gets that one. Range tombstones that newer ones cover are then forgotten as they come; points are not.
+    pub fn forget_tombstones(&self, floor: Seq) {
+        let mut s = self.state.write();
+        s.tombstone_floor = s.tombstone_floor.max(floor);
     }
 
     /// Keeps the zones of `hold` from being reused as long as the memtable lives: those of the extents that its values refer to.
@@ -349,7 +360,7 @@ impl Writer<'_> {
         if start < end {
             let s = &mut *self.state;
             let stamp = s.stamp(seq);
-            s.fragments.insert(start, end, stamp, s.floor);
+            s.fragments.insert(start, end, stamp, s.floor.max(s.tombstone_floor));
         }
     }
 }

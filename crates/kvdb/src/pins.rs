@@ -1,0 +1,208 @@
+//! Which commits views still read: what a memtable must keep of range tombstones that newer ones cover.
+//!
+//! A view notes its commit in a slot that is nobody's, with one compare-and-swap; beyond so many views they are noted in a map. A
+//! writer says up to where it means to forget before it looks at the notes; a view looks there after it has made its note. So
+//! either the writer sees the note, or the view sees what the writer said and begins at a newer commit.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+
+use parking_lot::Mutex;
+use vt_tree::Seq;
+
+use crate::database::Database;
+use crate::journal::record::Op;
+use crate::version::Version;
+
+/// Views that are noted without a lock.
+const SLOTS: usize = 64;
+/// Slots that are tried.
+const TRIES: usize = 4;
+
+/// A commit and one, or 0: nobody's. On a cache line of its own.
+#[derive(Default)]
+#[repr(align(64))]
+struct Slot(AtomicU64);
+
+pub(crate) struct Pins {
+    slots: [Slot; SLOTS],
+    more: Mutex<BTreeMap<Seq, usize>>,
+    /// What nobody reads before this commit may be forgotten.
+    said: AtomicU64,
+}
+
+impl Default for Pins {
+    fn default() -> Self {
+        Pins { slots: std::array::from_fn(|_| Slot::default()), more: Mutex::default(), said: AtomicU64::new(0) }
+    }
+}
+
+/// The slot that this thread tries first.
+fn first_try() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local!(static MINE: Cell<usize> = const { Cell::new(usize::MAX) });
+    MINE.with(|mine| {
+        if mine.get() == usize::MAX {
+            mine.set(NEXT.fetch_add(TRIES, Ordering::Relaxed));
+        }
+        mine.get()
+    })
+}
+
+impl Pins {
+    fn note(&self, at: Seq) -> Option<usize> {
+        let first = first_try();
+        for i in 0..TRIES {
+            let slot = (first + i) % SLOTS;
+            if self.slots[slot].0.compare_exchange(0, at + 1, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+                return Some(slot);
+            }
+        }
+        *self.more.lock().entry(at).or_default() += 1;
+        None
+    }
+
+    fn release(&self, at: Seq, slot: Option<usize>) {
+        match slot {
+            Some(slot) => self.slots[slot].0.store(0, Ordering::Release),
+            None => {
+                let mut more = self.more.lock();
+                if let Some(count) = more.get_mut(&at) {
+                    *count -= 1;
+                    if *count == 0 {
+                        more.remove(&at);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Pins the newest of `visible`, which never falls.
+    pub(crate) fn pin(self: &Arc<Self>, visible: &AtomicU64) -> Pin {
+        loop {
+            let at = visible.load(Ordering::Acquire);
+            let slot = self.note(at);
+            fence(Ordering::SeqCst);
+            if self.said.load(Ordering::SeqCst) <= at {
+                return Pin { pins: self.clone(), at, slot };
+            }
+            self.release(at, slot);
+        }
+    }
+
+    /// No view reads, or ever will read, a commit before this one. `visible`: the newest.
+    pub(crate) fn floor(&self, visible: Seq) -> Seq {
+        self.said.fetch_max(visible, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        let noted = self.slots.iter().filter_map(|s| s.0.load(Ordering::SeqCst).checked_sub(1)).min();
+        let more = self.more.lock().first_key_value().map(|(at, _)| *at);
+        [noted, more].into_iter().flatten().fold(visible, Seq::min)
+    }
+}
+
+/// Keeps what a reader at `at` sees.
+pub(crate) struct Pin {
+    pins: Arc<Pins>,
+    pub at: Seq,
+    slot: Option<usize>,
+}
+
+impl Clone for Pin {
+    fn clone(&self) -> Pin {
+        // This one is noted: nobody can have said that more may be forgotten.
+        Pin { pins: self.pins.clone(), at: self.at, slot: self.pins.note(self.at) }
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        self.pins.release(self.at, self.slot);
+    }
+}
+
+/// A version, and a commit that is read in it.
+#[derive(Clone)]
+pub(crate) struct Pinned {
+    pub version: Arc<Version>,
+    pub _pin: Pin,
+}
+
+impl Deref for Pinned {
+    type Target = Version;
+    fn deref(&self) -> &Version {
+        &self.version
+    }
+}
+
+impl Database {
+    /// Before `changes` enter the memtables of `version`: the range tombstones there need not tell apart what no view does.
+    pub(crate) fn forget_tombstones<'a>(
+        &self,
+        version: &Version,
+        changes: impl IntoIterator<Item = &'a (crate::DictionaryId, Op)>,
+    ) {
+        let mut floor = None;
+        let mut last = None;
+        for (dict, op) in changes {
+            if matches!(op, Op::DeleteRange(..)) && last != Some(*dict) {
+                last = Some(*dict);
+                let floor = *floor.get_or_insert_with(|| self.pins.floor(self.visible.load(Ordering::Acquire)));
+                if let Some(layer) = version.trees.get(dict).and_then(|t| t.layers.first()) {
+                    layer.memtable.forget_tombstones(floor);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+
+    #[test]
+    fn the_floor_is_the_oldest_pin_however_many_there_are() {
+        let (pins, visible) = (Arc::new(Pins::default()), AtomicU64::new(5));
+        assert_eq!(pins.floor(5), 5);
+        let first = pins.pin(&visible);
+        visible.store(9, Ordering::SeqCst);
+        let many: Vec<Pin> = (0..3 * SLOTS).map(|_| pins.pin(&visible)).collect();
+        let again = first.clone();
+        assert_eq!((first.at, again.at, many[7].at), (5, 5, 9));
+        assert_eq!(pins.floor(9), 5);
+        drop(first);
+        assert_eq!(pins.floor(12), 5, "its clone is there");
+        drop(again);
+        visible.store(12, Ordering::SeqCst);
+        assert_eq!(pins.floor(12), 9);
+        drop(many);
+        assert_eq!(pins.floor(12), 12);
+    }
+
+    #[test]
+    fn no_view_ever_reads_before_what_was_said() {
+        let (pins, visible, stop) = (Arc::new(Pins::default()), AtomicU64::new(1), AtomicBool::new(false));
+        // The floor in force: raised by the writer, checked by whoever holds a pin.
+        let floor = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        let pin = pins.pin(&visible);
+                        for _ in 0..20 {
+                            assert!(floor.load(Ordering::SeqCst) <= pin.at);
+                        }
+                    }
+                });
+            }
+            for seq in 2..50_000 {
+                visible.store(seq, Ordering::SeqCst);
+                floor.fetch_max(pins.floor(seq), Ordering::SeqCst);
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+    }
+}
