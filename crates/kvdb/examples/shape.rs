@@ -91,6 +91,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             ("stitch_at", v) => options.stitch_at = v.parse()?,
             ("threads", v) => load.threads = v.parse()?,
             ("ranges", v) => load.ranges = v.parse()?,
+            ("runs_per_level", v) => open.shape.runs_per_level = v.parse()?,
+            ("size_ratio", v) => open.shape.size_ratio = v.parse()?,
+            ("single_bottom", v) => open.shape.single_bottom = v.parse()?,
+            ("merge_threads", v) => open.merge_threads = v.parse()?,
+            ("seek_bytes", v) => open.seek_bytes = v.parse()?,
             ("memory", v) => open.memory = v.parse::<usize>()? << 20,
             _ => return Err(format!("{name} is no option").into()),
         }

@@ -15,7 +15,7 @@ use parking_lot::{Condvar, MappedMutexGuard, Mutex, MutexGuard};
 use vt_tree::Store;
 use zones::Zones;
 
-use crate::background::{Background, Merging};
+use crate::background::{Background, Defragmenter, Merging};
 use crate::commit::{Pipeline, Syncing};
 use crate::dictionary::{DictionaryId, DictionaryInfo, DictionaryOptions, MAX_DICTIONARY_NAME};
 use crate::error::{Error, Result};
@@ -88,6 +88,7 @@ pub(crate) struct Database {
     pub sealed: Mutex<VecDeque<Sealed>>,
     pub flushing: Mutex<()>,
     pub merging: Merging,
+    pub defragmenter: Defragmenter,
     pub background: Background,
     /// Bytes that commits may still add before the space is looked at again.
     pub space_left: AtomicU64,
@@ -146,6 +147,7 @@ impl Database {
             sealed: Mutex::default(),
             flushing: Mutex::new(()),
             merging: Merging::default(),
+            defragmenter: Defragmenter::default(),
             space_left: AtomicU64::new(0),
             closed: AtomicBool::new(false),
         }
@@ -264,6 +266,8 @@ impl Database {
 
     /// Ends background work and leaves everything durable. Later writes are refused; views stay readable.
     pub(crate) fn close(&self) -> Result<()> {
+        self.background.stop_soon();
+        self.defragmenter.wake();
         self.background.stop();
         if self.options.read_only || self.closed.swap(true, Ordering::AcqRel) {
             return Ok(());

@@ -69,6 +69,7 @@ use bytes::Bytes;
 use env::{Env, Machine};
 use zones::{Device, MemoryDevice};
 
+pub use background::defragment::{DefragOptions, DefragProgress};
 pub use background::shape::Shape;
 pub use batch::{Batch, Durability};
 pub use bounds::prefix_end;
@@ -239,6 +240,27 @@ impl Kvdb {
         self.db.0.writable()?;
         self.db.0.flush_all()?;
         self.db.0.compact_range(dict, bounds::of(&range))
+    }
+
+    /// Starts moving what lies in zones that are mostly holes together, in the background; clients go on meanwhile. `false`: that was under
+    /// way already. In a store without threads it is done when this returns. See [`Kvdb::defrag_progress`].
+    pub fn defragment(&self, options: DefragOptions) -> Result<bool> {
+        self.db.0.start_defragment(options)
+    }
+
+    /// How far the defragmentation is, or how far the last one came.
+    pub fn defrag_progress(&self) -> DefragProgress {
+        self.db.0.defragmenter.progress()
+    }
+
+    /// Ends a defragmentation after the part that it is at; what it has moved stays moved.
+    pub fn stop_defragment(&self) {
+        self.db.0.defragmenter.stop();
+    }
+
+    /// Returns when no defragmentation is under way.
+    pub fn wait_for_defragment(&self) {
+        self.db.0.defragmenter.wait_for_end();
     }
 
     /// One bounded unit of background work, for a store without threads. `false`: there is nothing to do.

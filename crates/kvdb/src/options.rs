@@ -42,6 +42,8 @@ pub struct OpenOptions {
     pub journal: bool,
     /// How runs are kept.
     pub shape: Shape,
+    /// Bytes a second that defragmentation moves when it runs by itself, more when much is lost. 0: it does not run by itself.
+    pub defrag_rate: u64,
     /// Threads that merge, beside each other where they can. 0: as many as half the machine's processors, at most 4.
     pub merge_threads: usize,
     /// Nothing is written to the device, recovery included.
@@ -68,6 +70,7 @@ impl Default for OpenOptions {
             seek_bytes: vt_tree::SOLID_STATE_SEEK,
             journal: true,
             shape: Shape::default(),
+            defrag_rate: 32 << 20,
             merge_threads: 0,
             read_only: false,
             threads: true,

@@ -6,6 +6,7 @@ use vt_tree::{MergeStats, RunStats};
 use zones::IoStats;
 
 use crate::Space;
+use crate::background::defragment::DefragProgress;
 use crate::database::Database;
 use crate::dictionary::DictionaryInfo;
 
@@ -82,6 +83,10 @@ pub struct Stats {
     pub delayed_micros: u64,
     /// Commits that had to wait for memory.
     pub stops: u64,
+    /// Zones of 8 MiB that runs keep, and how many of them could be free if the others were full.
+    pub zones_held: u64,
+    pub zones_reclaimable: u64,
+    pub defrag: DefragProgress,
     /// Why the store takes no more writes, if so.
     pub failed: Option<String>,
 }
@@ -112,6 +117,7 @@ impl Database {
     pub(crate) fn stats(&self) -> Stats {
         let version = self.version.load_full();
         let c = &self.counters;
+        let holes = self.holes();
         let dictionaries = version.trees.values().map(|t| DictionaryStats {
             info: t.info.clone(),
             memtable_bytes: t.memtable_bytes() as u64,
@@ -136,6 +142,9 @@ impl Database {
             delays: c.delays.get(),
             delayed_micros: c.delayed_micros.get(),
             stops: c.stops.get(),
+            zones_held: holes.zones,
+            zones_reclaimable: holes.reclaimable(),
+            defrag: self.defragmenter.progress(),
             failed: self.health.why(),
         }
     }

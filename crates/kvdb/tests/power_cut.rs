@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use env::{Random, Simulated};
-use kvdb::{DictionaryId, Durability, Error, Kvdb, OpenOptions};
+use kvdb::{DefragOptions, DictionaryId, Durability, Error, Kvdb, OpenOptions};
 use model::*;
 use zones::{CrashDevice, MemoryDevice, ZONE_SIZE};
 
@@ -50,11 +50,15 @@ fn work(
     dicts: &[DictionaryId],
     history: &mut History,
     steps: u64,
+    large: bool,
 ) -> kvdb::Result<()> {
     for _ in 0..steps {
         match random.below(24) {
             0..=14 => {
-                let changes = changes(random, dicts);
+                let mut changes = changes(random, dicts);
+                if large {
+                    changes.iter_mut().for_each(enlarge);
+                }
                 let durability = if random.one_in(4) { Durability::Synced } else { Durability::Buffered };
                 history.attempt(&changes);
                 match db.commit(batch(&changes), durability) {
@@ -95,10 +99,21 @@ fn work(
                     Err(e) => return Err(e),
                 }
             }
+            23 if random.one_in(if large { 3 } else { 8 }) => {
+                unless_full(db.defragment(DefragOptions { fullest_percent: 99, ..DefragOptions::default() }))?;
+            }
             _ => env.advance(Duration::from_millis(random.below(30))),
         }
     }
     Ok(())
+}
+
+/// So that a store has many zones, and holes in them.
+fn enlarge(change: &mut Change) {
+    if let Change::Put(_, _, value) = change {
+        let len = value.len();
+        *value = value.iter().copied().cycle().take((len * 200).min(64 << 10)).collect();
+    }
 }
 
 /// `None`: there was no space for it.
@@ -115,12 +130,15 @@ fn options(random: &mut Random) -> OpenOptions {
     OpenOptions { memory: (1 << 20) << random.below(2), flush_on_close: random.one_in(2), merge_part, ..small() }
 }
 
-fn run(seed: u64) {
+fn run(seed: u64, large: bool) {
     let mut random = Random::new(seed);
     let env = Arc::new(Simulated::new(seed));
     // Every third store is so small that it fills up.
-    let mut image =
-        if seed.is_multiple_of(3) { MemoryDevice::with_limit((9 + random.below(5)) * ZONE_SIZE) } else { MemoryDevice::new() };
+    let mut image = if seed.is_multiple_of(3) && !large {
+        MemoryDevice::with_limit((9 + random.below(5)) * ZONE_SIZE)
+    } else {
+        MemoryDevice::new()
+    };
     let dicts = {
         let device = Arc::new(CrashDevice::over(image.clone()));
         let db = create(device.clone(), env.clone(), options(&mut random)).unwrap();
@@ -151,7 +169,7 @@ fn run(seed: u64) {
                 at.unwrap_or_else(|| panic!("seed {seed}, life {life}: no state of the {} possible ones", history.possible.len()));
             // What was read can only be lost again as long as it is not on disk; opening puts it there.
             history.possible = vec![history.possible.swap_remove(at)];
-            if let Err(e) = work(db, &env, &mut random, &dicts, &mut history, steps) {
+            if let Err(e) = work(db, &env, &mut random, &dicts, &mut history, steps, large) {
                 assert!(device.is_dead(), "seed {seed}, life {life}: {e}");
             } else if random.one_in(3) && !device.is_dead() {
                 // In an orderly way, for once.
@@ -173,6 +191,14 @@ fn run(seed: u64) {
 #[test]
 fn a_store_survives_power_cuts_as_the_state_after_some_commit() {
     for seed in seeds(200) {
-        run(seed);
+        run(seed, false);
+    }
+}
+
+/// Stores of many zones with holes in them, which defragmentation moves together at all times.
+#[test]
+fn a_store_survives_power_cuts_while_it_is_defragmented() {
+    for seed in seeds(12) {
+        run(seed, true);
     }
 }

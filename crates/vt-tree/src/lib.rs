@@ -32,6 +32,7 @@ mod store;
 mod walker;
 mod window;
 mod writer;
+mod zone_weights;
 
 pub use builder::MergeStats;
 pub use check::check_run;
@@ -48,3 +49,4 @@ pub use run_cursor::RunCursor;
 pub use source::Source;
 pub use store::{Store, place_value, waited};
 pub use writer::RunWriter;
+pub use zone_weights::ZoneWeight;

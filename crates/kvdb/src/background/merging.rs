@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::compaction::Compaction;
 use super::shape::{Claim, Job};
@@ -35,7 +35,21 @@ pub(crate) struct Stack {
 }
 
 impl Merging {
-    fn release(&self, number: u64) {
+    /// Keeps [`Database::merge_alone`] waiting.
+    pub(crate) fn shared(&self) -> RwLockReadGuard<'_, ()> {
+        self.gate.read()
+    }
+
+    /// Claims what `choose` says beside what is claimed already; the number to release it by.
+    pub(crate) fn claim(&self, choose: impl FnOnce(&[Claim]) -> Option<Claim>) -> Option<u64> {
+        let mut claims = self.claims.lock();
+        let number = self.next_claim.fetch_add(1, Ordering::Relaxed);
+        let claim = Claim { number, ..choose(&claims)? };
+        claims.push(claim);
+        Some(number)
+    }
+
+    pub(crate) fn release(&self, number: u64) {
         self.claims.lock().retain(|c| c.number != number);
     }
 }

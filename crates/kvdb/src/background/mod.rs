@@ -2,6 +2,7 @@
 //! unit of it. Nothing is decided here: what a thread does is what a step does.
 
 pub(crate) mod compaction;
+pub(crate) mod defragment;
 pub(crate) mod flush;
 pub(crate) mod merging;
 mod pressure;
@@ -16,6 +17,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
+pub(crate) use defragment::Defragmenter;
 pub(crate) use merging::Merging;
 use merging::Stack;
 
@@ -123,6 +125,11 @@ impl Background {
         self.memory_free.notify_all();
     }
 
+    /// Lets threads end as soon as they look.
+    pub(crate) fn stop_soon(&self) {
+        self.stop.store(true, Ordering::Release);
+    }
+
     /// Ends all threads.
     pub(crate) fn stop(&self) {
         self.stop.store(true, Ordering::Release);
@@ -156,6 +163,7 @@ impl Database {
             ("kvdb-clock", Database::clock_loop),
             ("kvdb-journal", Database::journal_loop),
             ("kvdb-flush", Database::flush_loop),
+            ("kvdb-defrag", Database::defragment_loop),
         ];
         jobs.extend(std::iter::repeat_n(merge, self.options.merge_threads()));
         for (name, job) in jobs {
@@ -338,6 +346,7 @@ impl Database {
             Ok(()) | Err(Error::NoSpace) => {}
             Err(e) => return Err(e),
         }
+        self.look_for_holes();
         let (_, since) = *self.background.quiet.lock();
         if now.saturating_sub(since) >= self.options.idle_flush {
             self.background.compaction_wanted();

@@ -1,16 +1,12 @@
 //! Making room: what a full store does before it says so, and compactions that somebody waits for. All of it has the runs alone.
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
-use vt_tree::Placement;
-use zones::{ZONE_SIZE, ZoneId};
+use zones::ZONE_SIZE;
 
 use super::compaction::Compaction;
 use super::shape::Job;
 use crate::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
-use crate::version::Tree;
 
 /// Zones that must have become free before a reclaim is content.
 const ENOUGH: u64 = 4;
@@ -23,14 +19,6 @@ fn unless_full<T>(result: Result<T>) -> Result<Option<T>> {
         Err(Error::NoSpace) => Ok(None),
         other => other.map(Some),
     }
-}
-
-/// Moves what lies in `victims` elsewhere.
-fn for_evacuation(tree: &Tree, victims: &Arc<BTreeSet<ZoneId>>) -> Option<Job> {
-    let touched = tree.runs().any(|p| p.run.uses().iter().any(|(zone, _)| victims.contains(&zone)));
-    let mut job = touched.then(|| Job::everything_from(tree, 0))?;
-    job.placement = Some(Placement { evacuate: Some(victims.clone()), ..Placement::stitch() });
-    Some(job)
 }
 
 impl Database {
@@ -79,7 +67,7 @@ impl Database {
             let flushed = unless_full(self.flush_all())?.is_some();
             let alone = self.merge_alone();
             let settled = unless_full(self.settle())?.is_some();
-            let moved = unless_full(self.evacuate())?.unwrap_or(false);
+            let moved = unless_full(self.empty_zones())?.unwrap_or(false);
             drop(alone);
             let space = self.zones.space();
             let enough = (space.zones_total / 16).max(ENOUGH) * ZONE_SIZE;
@@ -103,44 +91,5 @@ impl Database {
             }
         }
         Ok(())
-    }
-
-    /// Copies what is left in the emptiest zones elsewhere, so that they become free; `false`: there is nothing to gain. The caller
-    /// merges alone.
-    fn evacuate(&self) -> Result<bool> {
-        let open: BTreeSet<ZoneId> = self.zones.positions().iter().map(|(_, addr)| ZoneId::of(*addr)).collect();
-        let mut zones: Vec<(u64, ZoneId)> = self.zones.usage().iter().map(|&(zone, live, _)| (live, zone)).collect();
-        zones.retain(|(live, zone)| live * 8 < ZONE_SIZE * 7 && !open.contains(zone));
-        zones.sort_unstable();
-        let space = self.zones.space();
-        let free = match space.free_for_user / ZONE_SIZE {
-            0 => space.zones_free,
-            more => more.saturating_add(u64::from(space.reserve)),
-        };
-        // The copies need room before the zones are free, and so does the index.
-        let room = free.saturating_sub(3).saturating_mul(ZONE_SIZE);
-        let (mut victims, mut moved) = (BTreeSet::new(), 0);
-        for (live, zone) in zones {
-            if moved + live > (room / 2).max(ZONE_SIZE) {
-                break;
-            }
-            moved += live;
-            victims.insert(zone);
-        }
-        // A zone at least.
-        if (victims.len() as u64 * ZONE_SIZE) < moved + ZONE_SIZE {
-            return Ok(false);
-        }
-        let victims = Arc::new(victims);
-        let dicts: Vec<DictionaryId> = self.version.load().trees.keys().copied().collect();
-        for dict in dicts {
-            let job = self.version.load().trees.get(&dict).and_then(|t| for_evacuation(t, &victims));
-            if let Some(job) = job
-                && !self.compact_somehow(job)?
-            {
-                return Ok(false);
-            }
-        }
-        Ok(true)
     }
 }

@@ -1,0 +1,63 @@
+//! What a run has in each zone, weighed for defragmentation: bytes, and the contiguous spans that they lie in (VT-tree §3.1). Read off
+//! index entries of a level where a subtree is some megabytes, so that a walk reads a thousandth of the index.
+
+use std::collections::BTreeMap;
+
+use zones::ZoneId;
+
+use crate::Result;
+use crate::entry::Entry;
+use crate::frame::FramePointer;
+use crate::run::Run;
+
+/// What lies in one zone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ZoneWeight {
+    pub bytes: u64,
+    /// Contiguous spans, estimated: those of a subtree are shared out to its zones by their bytes.
+    pub spans: u64,
+}
+
+impl Run {
+    /// Adds what this run has in each zone to `out`.
+    pub fn weigh_zones(&self, out: &mut BTreeMap<ZoneId, ZoneWeight>) -> Result<()> {
+        let (root, level) = self.root();
+        let own = |at: FramePointer, out: &mut BTreeMap<ZoneId, ZoneWeight>| {
+            let weight = out.entry(ZoneId::of(at.addr)).or_default();
+            weight.bytes += u64::from(at.len);
+            weight.spans += 1;
+        };
+        let mut nodes = Vec::new();
+        match level {
+            0 | 1 => share_out(root, out)?,
+            _ => {
+                own(root.at, out);
+                nodes.push((root.at, level));
+            }
+        }
+        while let Some((at, level)) = nodes.pop() {
+            for entry in &self.store().node(at, level)?.entries {
+                if level > 2 {
+                    own(entry.at, out);
+                    nodes.push((entry.at, level - 1));
+                } else {
+                    share_out(entry, out)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn share_out(entry: &Entry, out: &mut BTreeMap<ZoneId, ZoneWeight>) -> Result<()> {
+    let zones = entry.zone_use()?;
+    let bytes = zones.total_bytes().max(1);
+    let spans = entry.block_spans.saturating_add(entry.value_spans);
+    for (zone, here) in zones.iter() {
+        let weight = out.entry(zone).or_default();
+        weight.bytes += here;
+        // Each zone that it has anything in takes a seek at least.
+        weight.spans += (u128::from(spans) * u128::from(here) / u128::from(bytes)).max(1) as u64;
+    }
+    Ok(())
+}
