@@ -61,6 +61,9 @@ impl FileDevice {
         let how = if read_only { FlockOperation::NonBlockingLockShared } else { FlockOperation::NonBlockingLockExclusive };
         match flock(&file, how) {
             Ok(()) => {
+                // What is read beyond the request is in vain: whoever reads on says so, by `will_read`. A hint, so that failing is no
+                // error.
+                let _ = fadvise(&file, 0, None, Advice::Random);
                 let direct = if read_only { None } else { DirectWriter::of(&file) };
                 Ok(FileDevice { file, direct, block_device: kind.is_block_device() })
             }
