@@ -29,6 +29,8 @@
 //! # Ok::<(), kvdb::Error>(())
 //! ```
 //!
+//! The guide is `docs/kvdb.md`.
+//!
 //! How it works, in the order of a commit's life: `commit` (the pipeline, late binding, group sync), `journal` (the stream of
 //! records), `version` (what readers pin), `background` (flush, compaction, pressure), `manifest` (what the store consists of),
 //! `recovery` (opening it again), `check` (reading everything).
@@ -278,3 +280,8 @@ impl Kvdb {
         self.db.0.close()
     }
 }
+
+/// The guide's examples run as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/kvdb.md")]
+struct Guide;

@@ -3,6 +3,8 @@
 //! A stretch is `[start, end)`: the end is not in it. An empty bound, `-` as the start and `+` as the end mean that there is none;
 //! with `EXACT` only an empty one does, so that programs can name any key.
 
+use std::ops::Bound;
+
 use bytes::Bytes;
 use kvdb::{Batch, DictionaryId};
 
@@ -80,6 +82,39 @@ pub fn delrange(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
         }
     }
     out.ok();
+    Ok(())
+}
+
+/// `DELPREFIX prefix`: every key that begins with it, by one range tombstone.
+pub fn delprefix(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    if let Some(dict) = s.existing()? {
+        let _held = s.shared.locks.all();
+        let mut batch = Batch::new();
+        batch.delete_prefix(dict, args.at(1));
+        s.commit(batch)?;
+    }
+    out.ok();
+    Ok(())
+}
+
+/// `ESTIMATE start end [EXACT]`: about how many keys and bytes, each with the most by which it may be off; no tuple is read.
+pub fn estimate(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let exact = args.get(3).is_some_and(|o| is(o, "exact"));
+    if args.len() > 4 || (args.len() == 4 && !exact) {
+        return Err(Failure::SYNTAX);
+    }
+    let found = match s.existing()? {
+        None => kvdb::Estimate::default(),
+        Some(dict) => {
+            let (start, end) = bounds(args, exact);
+            let end = if end.is_empty() { Bound::Unbounded } else { Bound::Excluded(end) };
+            s.db().view().estimate::<&[u8]>(dict, (Bound::Included(start), end))?
+        }
+    };
+    out.array(4);
+    for figure in [found.items, found.items_error, found.bytes, found.bytes_error] {
+        out.integer(figure as i64);
+    }
     Ok(())
 }
 
