@@ -22,8 +22,9 @@ const SLOW: u32 = 2;
 /// sorted at a time. The host keeps them, in memory that is not ours; but where ours is small, its will be.
 const WINDOW_MIN: u64 = 128 << 10;
 const WINDOW_MAX: u64 = 64 << 20;
-/// What a tuple in the queue takes, about.
-const QUEUED: u64 = 128;
+/// What a tuple in a queue takes, about, and the share of the cache's budget that all queues together may.
+const QUEUED: usize = 128;
+const SHARE: u64 = 16;
 
 /// Reads large values for the tuples of one cursor, and notes how that goes.
 pub(crate) struct Reader {
@@ -72,6 +73,8 @@ pub(crate) struct Ahead {
     given: u64,
     bytes: u64,
     window: u64,
+    /// Memory for the queue, as the store knows it.
+    charged: usize,
 }
 
 impl Ahead {
@@ -85,6 +88,7 @@ impl Ahead {
             given: 0,
             bytes: 0,
             window: 0,
+            charged: 0,
         }
     }
 
@@ -92,6 +96,7 @@ impl Ahead {
     pub fn leave(&mut self) {
         self.reader.reset();
         self.queue = VecDeque::new();
+        self.charge();
         (self.stop, self.given, self.bytes, self.window) = (None, 0, 0, 0);
     }
 
@@ -116,7 +121,10 @@ impl Ahead {
         let budget = self.reader.store.cache_budget();
         self.forward = forward;
         self.window = (self.window * 2).clamp(WINDOW_MIN, budget.clamp(WINDOW_MIN, WINDOW_MAX));
-        let most = (budget / 16 / QUEUED).max(16) as usize;
+        self.charge();
+        let others = self.reader.store.ahead().load(Relaxed).saturating_sub(self.charged);
+        let most = ((budget / SHARE) as usize).saturating_sub(others) / QUEUED;
+        let most = most.max(16);
         let mut extents: Vec<ExtentRef> = Vec::new();
         while self.bytes < self.window && self.queue.len() < most {
             match next() {
@@ -137,7 +145,19 @@ impl Ahead {
                 }
             }
         }
+        self.charge();
         self.reader.store.announce(extents);
+    }
+
+    /// Lets the store know of the queue's memory. Between two calls it only falls.
+    fn charge(&mut self) {
+        let takes = self.queue.len() * QUEUED;
+        if takes != self.charged {
+            let ahead = self.reader.store.ahead();
+            ahead.fetch_add(takes, Relaxed);
+            ahead.fetch_sub(self.charged, Relaxed);
+            self.charged = takes;
+        }
     }
 
     /// The next tuple of the queue. `Ok(None)`: the end of the range; to be asked only while in use.
@@ -155,5 +175,12 @@ impl Ahead {
                 _ => Ok(None),
             },
         }
+    }
+}
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        self.queue.clear();
+        self.charge();
     }
 }

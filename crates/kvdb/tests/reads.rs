@@ -249,6 +249,39 @@ fn a_short_range_reads_little_in_vain() {
 }
 
 #[test]
+fn a_seek_waits_for_all_runs_at_once() {
+    let mut s = Loaded::new(8 * MIB, 100, 100_000, Order::Random);
+    let mut noise = Random::new(2);
+    for _ in 0..3 {
+        let mut batch = Batch::new();
+        for _ in 0..5000 {
+            let key = format!("{:020}", noise.number()).into_bytes();
+            batch.put(s.d, key.clone(), vec![1; 100]);
+            s.tuples.insert(key, vec![1; 100]);
+        }
+        s.db.commit(batch, Durability::Buffered).unwrap();
+        s.db.flush().unwrap();
+    }
+    s.device.forget();
+    let runs = s.db.stats().dictionaries[0].levels.iter().flatten().count() as u64;
+    assert!(runs > 2, "{runs} runs");
+    let keys = s.keys();
+    // The index, once.
+    for start in (0..keys.len() - 100).step_by(100) {
+        s.db.get(s.d, keys[start]).unwrap();
+    }
+    let mut seeks = 0;
+    let before = s.device.waits();
+    for start in (50..keys.len() - 100).step_by(5000) {
+        let tuple = s.db.view().cursor(s.d, keys[start], b"").unwrap().next().unwrap();
+        assert_eq!(tuple.map(|t| t.key.to_vec()).as_ref(), Some(keys[start]));
+        seeks += 1;
+    }
+    let waits = s.device.waits() - before;
+    assert!(waits <= seeks, "{waits} waits for {seeks} seeks in {runs} runs");
+}
+
+#[test]
 fn a_scan_of_keys_reads_no_values() {
     let s = Loaded::new(4 * MIB, 4096, 2000, Order::Random);
     let before = s.io(Purpose::Pages);

@@ -174,6 +174,7 @@ impl TreeCursor {
             self.stand(Position::Before(key));
         }
         self.direction = Direction::None;
+        self.aim(direction)?;
         for s in &mut self.sources {
             let s = s.source();
             match (&self.position, direction) {
@@ -189,6 +190,23 @@ impl TreeCursor {
         }
         self.direction = direction;
         self.arrange();
+        Ok(())
+    }
+
+    /// Before the sources seek: finds the block that each run will want, so that the device can have all of them in the air together.
+    fn aim(&mut self, direction: Direction) -> Result<()> {
+        let Position::Before(key) = &self.position else { return Ok(()) };
+        let mut blocks = Vec::new();
+        let mut store = None;
+        for s in &mut self.sources {
+            if let Under::Run(c) = s {
+                blocks.extend(c.aim(key, direction == Direction::Backward)?);
+                store = Some(c.run().store().clone());
+            }
+        }
+        if let Some(store) = store.filter(|_| blocks.len() > 1) {
+            store.announce_blocks(blocks);
+        }
         Ok(())
     }
 

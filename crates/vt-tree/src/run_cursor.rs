@@ -82,12 +82,23 @@ pub struct RunCursor {
     group: usize,
     items: Group,
     at: usize,
+    /// The path leads to the block that the next seek wants.
+    aimed: bool,
     ahead: Ahead,
 }
 
 impl RunCursor {
     pub fn new(run: Arc<Run>) -> Self {
-        RunCursor { run, path: Path::default(), block: None, group: 0, items: Group::default(), at: 0, ahead: Ahead::default() }
+        RunCursor {
+            run,
+            path: Path::default(),
+            block: None,
+            group: 0,
+            items: Group::default(),
+            at: 0,
+            aimed: false,
+            ahead: Ahead::default(),
+        }
     }
 
     fn clear(&mut self) {
@@ -185,7 +196,26 @@ impl RunCursor {
     /// A seek begins: nothing is known of where it leads.
     fn leave(&mut self) {
         self.clear();
+        self.aimed = false;
         self.ahead = Ahead::default();
+    }
+
+    /// The first half of `seek` or, with `before`, of `seek_before`, which must follow: finds the block, and reads nothing but the
+    /// index. The block's place is given when it is not in the cache.
+    pub(crate) fn aim(&mut self, key: &[u8], before: bool) -> Result<Option<(u64, u32)>> {
+        self.leave();
+        if before {
+            self.path.descend(&self.run, |n| n.before(key))?;
+        } else if key < self.run.fences().1 {
+            self.path.descend(&self.run, |n| Some(n.covering(key).unwrap_or(0)))?;
+        }
+        self.aimed = true;
+        let unread = self.path.here().filter(|t| !self.run.store().has_block(*t));
+        Ok(unread.map(|t| (t.at.addr, t.at.len)))
+    }
+
+    pub(crate) fn run(&self) -> &Arc<Run> {
+        &self.run
     }
 
     /// As `seek`, from an item that begins before `key`: where that is near, what is open is searched first.
@@ -236,11 +266,10 @@ impl RunCursor {
 
 impl Source for RunCursor {
     fn seek(&mut self, key: &[u8]) -> Result<()> {
-        self.leave();
-        if key >= self.run.fences().1 {
-            return Ok(());
+        if !std::mem::take(&mut self.aimed) {
+            self.aim(key, false)?;
+            self.aimed = false;
         }
-        self.path.descend(&self.run, |n| Some(n.covering(key).unwrap_or(0)))?;
         self.open()?;
         let group = match &self.block {
             Some(b) => b.group_of(key)?,
@@ -252,8 +281,10 @@ impl Source for RunCursor {
     }
 
     fn seek_before(&mut self, key: &[u8]) -> Result<()> {
-        self.leave();
-        self.path.descend(&self.run, |n| n.before(key))?;
+        if !std::mem::take(&mut self.aimed) {
+            self.aim(key, true)?;
+            self.aimed = false;
+        }
         self.open()?;
         let group = match &self.block {
             Some(b) => b.group_of(key)?,

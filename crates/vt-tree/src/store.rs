@@ -7,6 +7,7 @@
 //! read then costs the device one access, for the tuple itself. Tuple blocks have what is left, an eighth at least.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -70,6 +71,7 @@ pub struct Store {
     /// May take nearly all of the budget; tuple blocks get what it leaves.
     upper: Cache<Key, Upper, Weight>,
     blocks: Cache<Key, Arc<Block>, Weight>,
+    ahead: AtomicUsize,
 }
 
 impl Store {
@@ -82,6 +84,7 @@ impl Store {
             budget,
             upper: Cache::with_weighter(items, budget - budget / 8, Weight),
             blocks: Cache::with_weighter(items, budget, Weight),
+            ahead: AtomicUsize::new(0),
         })
     }
 
@@ -270,6 +273,11 @@ impl Store {
         if let Some((from, to)) = stretch {
             self.zones.will_read(purpose, from, to - from);
         }
+    }
+
+    /// Memory that cursors take for tuples read ahead, all together: kept by those who take it.
+    pub fn ahead(&self) -> &AtomicUsize {
+        &self.ahead
     }
 
     /// The budget of the caches, bytes.
