@@ -1,6 +1,7 @@
 //! Dictionaries: the ordered key spaces of a store, and how each keeps its tuples.
 
-pub use vt_tree::ADAPTIVE;
+pub use vt_tree::{ADAPTIVE, Compression, FALSE_POSITIVES};
+use vt_tree::{MergeOptions, Placement};
 
 /// A dictionary: one ordered key space of the store. Numbered from 1 in the order of creation; a number is never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -20,11 +21,36 @@ pub struct DictionaryOptions {
     pub stitch_at: u64,
     /// Dictionaries of the file system are reserved: the key-value doors refuse them.
     pub reserved: bool,
+    /// How blocks of keys and small values are stored. They count as many bytes of the cache as they have when read.
+    pub compression: Compression,
+    /// Of ten thousand keys that are not there, so many at most seem to be, and cost a read of the device: the default is 80, 0.8%, for
+    /// about eleven bits of filter a key. Half the rate costs a bit more. 0: no filters, for dictionaries whose missing keys nobody
+    /// asks for.
+    pub false_positives: u16,
+}
+
+impl DictionaryOptions {
+    /// For what is written of this dictionary: how it is stored, and by what placement.
+    pub(crate) fn storage(&self, placement: Placement) -> MergeOptions {
+        MergeOptions {
+            placement,
+            separate_at: self.separate_at,
+            compression: self.compression,
+            false_positives: self.false_positives,
+            ..MergeOptions::default()
+        }
+    }
 }
 
 impl Default for DictionaryOptions {
     fn default() -> Self {
-        DictionaryOptions { separate_at: 2048, stitch_at: ADAPTIVE, reserved: false }
+        DictionaryOptions {
+            separate_at: 2048,
+            stitch_at: ADAPTIVE,
+            reserved: false,
+            compression: Compression::None,
+            false_positives: FALSE_POSITIVES,
+        }
     }
 }
 

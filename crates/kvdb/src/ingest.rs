@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use vt_tree::{Run, RunWriter};
+use vt_tree::{MergeOptions, Placement, Run, RunWriter};
 use zones::Reserve;
 
 use crate::background::flush::encode_run;
@@ -84,9 +84,10 @@ impl Kvdb {
     pub fn begin_ingest(&self, dict: DictionaryId) -> Result<Ingest> {
         let db = &self.db.0;
         db.writable()?;
-        let separate_at = db.version.load().tree(dict)?.info.options.separate_at;
+        let options = db.version.load().tree(dict)?.info.options.storage(Placement::stitch());
+        let options = MergeOptions { reserve: Reserve::Keep, ..options };
         // Old from the start: no transaction can have read the order of what it has not seen.
-        let writer = RunWriter::new(&db.store, separate_at, 0, Reserve::Keep);
+        let writer = RunWriter::new(&db.store, 0, &options);
         Ok(Ingest { db: self.db.clone(), dict, writer, last: None, stats: IngestStats::default(), looked: 0 })
     }
 }

@@ -79,7 +79,9 @@ pub use check::{CheckReport, Fault, check};
 pub use checkpoint::CheckpointStats;
 pub use commit::{MAX_KEY, MAX_VALUE};
 pub use cursor::{Cursor, Tuple};
-pub use dictionary::{ADAPTIVE, DictionaryId, DictionaryInfo, DictionaryOptions, MAX_DICTIONARY_NAME};
+pub use dictionary::{
+    ADAPTIVE, Compression, DictionaryId, DictionaryInfo, DictionaryOptions, FALSE_POSITIVES, MAX_DICTIONARY_NAME,
+};
 pub use error::{Error, Result};
 pub use handle::Dictionary;
 pub use ingest::{Ingest, IngestStats};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use env::{Random, Simulated};
-use kvdb::{ADAPTIVE, Batch, DictionaryId, DictionaryOptions, Durability, Error, Kvdb, OpenOptions, Shape, View};
+use kvdb::{ADAPTIVE, Batch, Compression, DictionaryId, DictionaryOptions, Durability, Error, Kvdb, OpenOptions, Shape, View};
 use model::*;
 use proptest::prelude::*;
 use zones::MemoryDevice;
@@ -269,7 +269,8 @@ fn dictionaries_are_durable_and_a_dropped_one_is_gone_with_its_space() {
     let (device, env, db) = store();
     let a = db.create_dictionary("a", DictionaryOptions::default()).unwrap();
     assert_eq!(db.create_dictionary("a", DictionaryOptions { separate_at: 7, ..Default::default() }).unwrap(), a);
-    let options = DictionaryOptions { separate_at: 9, stitch_at: 5, reserved: true };
+    let options =
+        DictionaryOptions { separate_at: 9, stitch_at: 5, reserved: true, compression: Compression::Zstd, false_positives: 7 };
     let b = db.create_dictionary("b", options.clone()).unwrap();
     assert_eq!((a, b), (DictionaryId(1), DictionaryId(2)));
     for i in 0..20_000 {

@@ -173,7 +173,7 @@ impl BlockBuilder {
     }
 
     /// The payload, in a buffer that the next block uses again; and whether nearly all of it is long series, see
-    /// [`crate::entry::Entry::series`]. Call [`Self::clear`] behind it.
+    /// [`crate::entry::Entry::unfiltered`]. Call [`Self::clear`] behind it.
     pub fn finish(&mut self) -> (&[u8], bool) {
         self.close_series();
         for r in &self.restarts {

@@ -4,14 +4,16 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use zones::{Fill, Hold, Purpose, Reserve, ZoneUse};
+use zones::{Fill, Hold, Purpose, ZoneUse};
 
 use crate::block::{BlockBuilder, contiguous};
+use crate::compression::Packer;
 use crate::entry::Entry;
 use crate::filter::{FilterBuilder, hash};
 use crate::frame::{FRAME_HEADER, FrameKind, FramePointer, seal};
 use crate::group::Group;
 use crate::item::{Body, BodyRef, ExtentRef, Item, ItemRef, Seq, Value, ValueRef};
+use crate::merge::MergeOptions;
 use crate::node::NodeBuilder;
 use crate::placement::Placement;
 use crate::run::Run;
@@ -117,8 +119,7 @@ fn is_gap(low: &[u8], high: &[u8], key: &[u8]) -> bool {
 /// A leaf index node some of whose blocks were stitched into the open leaf: its filter stands for their keys.
 struct Borrowed {
     filter: FramePointer,
-    /// Items under that leaf, and how many of them came along.
-    total: u64,
+    /// Items that came along.
     taken: u64,
     blocks: Vec<FramePointer>,
 }
@@ -127,6 +128,9 @@ pub(crate) struct RunBuilder {
     store: Arc<Store>,
     placement: Placement,
     separate_at: u32,
+    /// See [`MergeOptions::false_positives`].
+    false_positives: u16,
+    packer: Packer,
     tuples: Fill,
     index: Fill,
     pages: Fill,
@@ -144,11 +148,13 @@ pub(crate) struct RunBuilder {
 }
 
 impl RunBuilder {
-    pub fn new(store: &Arc<Store>, placement: Placement, separate_at: u32, reserve: Reserve) -> Self {
-        let zones = store.zones();
+    pub fn new(store: &Arc<Store>, options: &MergeOptions) -> Self {
+        let (zones, reserve) = (store.zones(), options.reserve);
         RunBuilder {
-            placement,
-            separate_at: separate_at.max(1),
+            placement: options.placement.clone(),
+            separate_at: options.separate_at.max(1),
+            false_positives: options.false_positives,
+            packer: Packer::new(options.compression),
             tuples: zones.fill(Purpose::Tuples, reserve),
             index: zones.fill(Purpose::Index, reserve),
             pages: zones.fill(Purpose::Pages, reserve),
@@ -289,10 +295,15 @@ impl RunBuilder {
         }
         let mut b = std::mem::take(&mut self.block);
         let (payload, series) = b.builder.finish();
-        if series {
+        let unfiltered = series || self.false_positives == 0;
+        if unfiltered {
             self.hashes.truncate(b.hashes_before);
         }
-        let at = place_frame(&mut self.tuples, FrameKind::Tuples, 0, payload)?;
+        // Checksums do not get smaller.
+        let packed = if series { None } else { self.packer.pack(payload) };
+        let compressed = packed.is_some();
+        let (codec, stored) = packed.unwrap_or((0, payload));
+        let at = place_frame(&mut self.tuples, FrameKind::Tuples, 0, codec, stored)?;
         // Its memory serves the next block.
         b.builder.clear();
         self.block.builder = b.builder;
@@ -307,7 +318,8 @@ impl RunBuilder {
                 filter: None,
                 tombstones: b.tombstones,
                 range_tombstones: b.range_tombstones,
-                series,
+                unfiltered,
+                compressed,
                 items: b.items,
                 max_seq: b.max_seq,
                 block_bytes: u64::from(at.len),
@@ -335,7 +347,7 @@ impl RunBuilder {
         let node = std::mem::take(&mut self.open[level]);
         let (Some(first), Some(last)) = (node.entries.first(), node.entries.last()) else { return Ok(()) };
         let filter = if level == 0 { self.close_filter(&node)? } else { None };
-        let at = place_frame(&mut self.index, FrameKind::Node, level as u16 + 1, &node.payload())?;
+        let at = place_frame(&mut self.index, FrameKind::Node, level as u16 + 1, 0, &node.payload())?;
         self.stats.index_written += u64::from(at.len);
         let mut entry = Entry {
             low: first.low.clone(),
@@ -344,7 +356,8 @@ impl RunBuilder {
             filter,
             tombstones: false,
             range_tombstones: false,
-            series: false,
+            unfiltered: false,
+            compressed: false,
             items: 0,
             max_seq: 0,
             block_bytes: 0,
@@ -358,7 +371,7 @@ impl RunBuilder {
         for e in &node.entries {
             entry.tombstones |= e.tombstones;
             entry.range_tombstones |= e.range_tombstones;
-            entry.series |= e.series;
+            entry.unfiltered |= e.unfiltered;
             entry.items += e.items;
             entry.max_seq = entry.max_seq.max(e.max_seq);
             entry.block_bytes += e.block_bytes;
@@ -378,16 +391,22 @@ impl RunBuilder {
 
     /// The filter of the open leaf: our own keys, and the fingerprints of the filters that stand for stitched blocks.
     fn close_filter(&mut self, leaf: &NodeBuilder) -> Result<Option<FramePointer>> {
-        let mut builder = FilterBuilder::new();
+        let mut builder = FilterBuilder::new(self.false_positives.max(1));
         for h in self.hashes.drain(..) {
             builder.add(h);
         }
-        // A borrowed filter also stands for keys that did not come along; when these would be more than the leaf's own, the
-        // keys of the blocks are read instead.
-        let stale: u64 = self.borrowed.iter().map(|b| b.total.saturating_sub(b.taken)).sum();
+        // A borrowed filter also stands for keys that did not come along, or were gone before; when these would be more than the leaf's
+        // own, the keys of the blocks are read instead.
+        let mut borrowed = Vec::new();
+        let mut stale = 0;
         for b in std::mem::take(&mut self.borrowed) {
-            if stale <= leaf.filtered || b.taken * 2 >= b.total {
-                builder.add_all(&*self.store.filter(b.filter)?);
+            let filter = self.store.filter(b.filter)?;
+            stale += (filter.len() as u64).saturating_sub(b.taken);
+            borrowed.push((b, filter));
+        }
+        for (b, filter) in borrowed {
+            if stale <= leaf.filtered || b.taken * 2 >= filter.len() as u64 {
+                builder.add_all(&filter);
                 continue;
             }
             for at in b.blocks {
@@ -407,7 +426,7 @@ impl RunBuilder {
         if builder.is_empty() {
             return Ok(None);
         }
-        let at = place_frame(&mut self.index, FrameKind::Filter, 0, &builder.finish())?;
+        let at = place_frame(&mut self.index, FrameKind::Filter, 0, 0, &builder.finish())?;
         self.stats.index_written += u64::from(at.len);
         Ok(Some(at))
     }
@@ -433,8 +452,10 @@ impl RunBuilder {
     /// `true` when a span of stitched blocks that begins with this one may follow without leaving a nearly empty block behind.
     pub fn takes_block(&self, entry: &Entry) -> bool {
         let open = &self.block;
+        // A compressed one held more than it takes.
+        let least = if entry.compressed { BLOCK_SIZE / 16 } else { BLOCK_SIZE / 4 };
         let closes = open.builder.is_empty() || open.builder.size() >= BLOCK_SIZE / 4 || open.ends_before(&entry.low);
-        entry.at.len as usize >= BLOCK_SIZE / 4 && closes
+        entry.at.len as usize >= least && closes
     }
 
     /// `true` when nothing was pushed yet.
@@ -458,16 +479,16 @@ impl RunBuilder {
         self.push_entry(usize::from(level), entry)
     }
 
-    /// Appends tuple blocks by their pointers; all come from the leaf index node whose filter and item count are given.
-    pub fn push_blocks(&mut self, entries: &[Entry], filter: Option<FramePointer>, leaf_items: u64) -> Result<()> {
+    /// Appends tuple blocks by their pointers; all come from the leaf index node whose filter is given.
+    pub fn push_blocks(&mut self, entries: &[Entry], filter: Option<FramePointer>) -> Result<()> {
         self.end_window()?;
         self.close_block()?;
         for e in entries {
-            if let Some(filter) = filter.filter(|_| !e.series) {
+            if let Some(filter) = filter.filter(|_| !e.unfiltered) {
                 let source = match self.borrowed.iter().position(|b| b.filter == filter) {
                     Some(at) => &mut self.borrowed[at],
                     None => {
-                        self.borrowed.push(Borrowed { filter, total: leaf_items, taken: 0, blocks: Vec::new() });
+                        self.borrowed.push(Borrowed { filter, taken: 0, blocks: Vec::new() });
                         // Just pushed, so there is a last one.
                         let last = self.borrowed.len() - 1;
                         &mut self.borrowed[last]
@@ -527,12 +548,12 @@ pub(crate) fn follows_block(end: u64, entry: &Entry) -> bool {
     entry.at.addr >= end && entry.at.addr - end < zones::SECTOR
 }
 
-fn place_frame(fill: &mut Fill, kind: FrameKind, level: u16, payload: &[u8]) -> Result<FramePointer> {
+fn place_frame(fill: &mut Fill, kind: FrameKind, level: u16, codec: u8, payload: &[u8]) -> Result<FramePointer> {
     let len = FRAME_HEADER + payload.len();
     let mut crc = 0;
     let addr = fill.place(8, len, |addr, buf| {
         buf[FRAME_HEADER..].copy_from_slice(payload);
-        crc = seal(buf, kind, level, addr);
+        crc = seal(buf, kind, level, codec, addr);
     })?;
     Ok(FramePointer { addr, len: len as u32, crc })
 }
@@ -540,7 +561,7 @@ fn place_frame(fill: &mut Fill, kind: FrameKind, level: u16, payload: &[u8]) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zones::{FormatOptions, MemoryDevice, Zones};
+    use zones::{FormatOptions, MemoryDevice, Reserve, Zones};
 
     #[test]
     fn gaps_lie_between_ranges_and_not_between_neighbours() {
@@ -564,7 +585,10 @@ mod tests {
         let extent = place_value(&mut fill, &[7; 4096]).expect("there is room");
         let _hold = fill.finish().expect("it is written");
         let store = Store::new(zones, 1 << 20);
-        let mut b = RunBuilder::new(&store, Placement::threshold(1 << 20), 2048, Reserve::Use);
+        let mut b = RunBuilder::new(
+            &store,
+            &MergeOptions { placement: Placement::threshold(1 << 20), reserve: Reserve::Use, ..MergeOptions::default() },
+        );
         let put = |key: u64, v| Item { key: key.to_be_bytes().to_vec().into(), seq: 1, body: Body::Put(v) };
         b.push_item(put(0, Value::Extent(extent))).expect("a reference is taken");
         for i in 1..20_000 {
@@ -573,5 +597,56 @@ mod tests {
         }
         let (run, _) = b.finish().expect("there is room");
         assert_eq!(run.expect("something was pushed").stats().items, 20_000);
+    }
+
+    /// Fingerprints in all filters of a run, and items beneath them.
+    fn filtered(run: &Run) -> (u64, u64) {
+        fn walk(store: &Store, entry: &Entry, level: u16, sum: &mut (u64, u64)) {
+            if let Some(f) = entry.filter {
+                sum.0 += store.filter(f).expect("it is whole").len() as u64;
+                sum.1 += entry.items;
+            } else {
+                let node = store.node(entry.at, level).expect("it is whole");
+                node.entries.iter().for_each(|e| walk(store, e, level - 1, sum));
+            }
+        }
+        let mut sum = (0, 0);
+        let (root, level) = run.root();
+        walk(run.store(), root, level, &mut sum);
+        sum
+    }
+
+    #[test]
+    fn fingerprints_of_keys_that_are_gone_stay_few() {
+        let zones = Zones::format(Arc::new(MemoryDevice::default()), FormatOptions::default()).expect("a fresh store");
+        zones.start();
+        let store = Store::new(zones, 1 << 20);
+        let key = |i: u64| i.to_be_bytes();
+        let flush = |keys: &mut dyn Iterator<Item = u64>, delete: bool| {
+            let m = Arc::new(crate::Memtable::new());
+            for i in keys {
+                if delete {
+                    m.delete(&key(i), i + 1);
+                } else {
+                    m.put(&key(i), i + 1, Value::Inline(Bytes::from_static(&[7; 100])));
+                }
+            }
+            let all = crate::KeyRange::all();
+            crate::merge(&store, &[crate::Input::Memtable(m)], &all, MergeOptions::default())
+                .expect("there is room")
+                .expect("items")
+        };
+        let mut run = flush(&mut (0..60_000), false);
+        // Again and again stretches are deleted, so that what is left is stitched, piece by piece, out of ever more leaves.
+        for round in 0..12u64 {
+            let gone = flush(&mut (0..60_000).filter(|i| (i / 700 + round * 5) % 17 == 0), true);
+            let options = MergeOptions { drop_tombstones: true, ..MergeOptions::default() };
+            let inputs = [crate::Input::Run(gone), crate::Input::Run(run)];
+            run = crate::merge(&store, &inputs, &crate::KeyRange::all(), options).expect("there is room").expect("items");
+            let (fingerprints, items) = filtered(&run);
+            assert_eq!(items, run.stats().items);
+            assert!(fingerprints <= 2 * items + 100, "round {round}: {fingerprints} fingerprints for {items} items");
+        }
+        assert!(run.stats().items < 30_000);
     }
 }

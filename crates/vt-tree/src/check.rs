@@ -37,7 +37,7 @@ struct Found {
     max_seq: u64,
     tombstones: bool,
     range_tombstones: bool,
-    series: bool,
+    unfiltered: bool,
     block_bytes: u64,
     block_spans: u64,
     value_bytes: u64,
@@ -54,8 +54,8 @@ impl Check<'_> {
 
     fn subtree(&mut self, entry: &Entry, level: u16) -> Option<Found> {
         let mut found = if level == 0 { self.block(entry)? } else { self.node(entry, level)? };
-        if level == 0 && entry.series {
-            found.series = true;
+        if level == 0 && entry.unfiltered {
+            found.unfiltered = true;
             found.hashes.clear();
         }
         found.zones.add_extent(entry.at.addr, u64::from(entry.at.len));
@@ -97,7 +97,7 @@ impl Check<'_> {
             sum.max_seq = sum.max_seq.max(found.max_seq);
             sum.tombstones |= found.tombstones;
             sum.range_tombstones |= found.range_tombstones;
-            sum.series |= found.series;
+            sum.unfiltered |= found.unfiltered;
             sum.block_bytes += found.block_bytes;
             sum.block_spans += if joined { 0 } else { found.block_spans };
             sum.value_bytes += found.value_bytes;
@@ -164,8 +164,8 @@ impl Check<'_> {
     }
 
     fn compare(&mut self, e: &Entry, level: u16, f: &Found) {
-        let said = (e.items, e.max_seq, e.tombstones, e.range_tombstones, e.series);
-        let is = (f.items, f.max_seq, f.tombstones, f.range_tombstones, f.series);
+        let said = (e.items, e.max_seq, e.tombstones, e.range_tombstones, e.unfiltered);
+        let is = (f.items, f.max_seq, f.tombstones, f.range_tombstones, f.unfiltered);
         let (said, is) = (
             (said, e.block_bytes, e.block_spans, e.value_bytes, e.value_spans),
             (is, f.block_bytes, f.block_spans, f.value_bytes, f.value_spans),

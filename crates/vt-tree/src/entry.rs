@@ -14,7 +14,8 @@ use crate::{Error, Result};
 
 const TOMBSTONES: u8 = 1;
 const RANGE_TOMBSTONES: u8 = 2;
-const HAS_SERIES: u8 = 4;
+const UNFILTERED: u8 = 4;
+const COMPRESSED: u8 = 8;
 
 /// A pointer to a tuple block (level 0) or to an index node (level 1 and up), with its fences and its sums.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,9 +29,11 @@ pub struct Entry {
     pub filter: Option<FramePointer>,
     pub tombstones: bool,
     pub range_tombstones: bool,
-    /// Of a tuple block: it is nearly all long series, so that its fences and itself tell at once which keys there are, and its
-    /// keys are in no filter. Of a node: there are such blocks beneath.
-    pub series: bool,
+    /// Of a tuple block: its keys are in no filter, since it is nearly all long series and tells at once which keys there are, or since
+    /// none was wanted. Of a node: there are such blocks beneath.
+    pub unfiltered: bool,
+    /// The tuple block is compressed.
+    pub compressed: bool,
     /// Items beneath.
     pub items: u64,
     /// Newest sequence number beneath; 0 when all are old.
@@ -63,7 +66,8 @@ impl Entry {
         put_key(out, &self.low, &self.high);
         put_pointer(out, &self.at);
         let flag = |set: bool, flag: u8| if set { flag } else { 0 };
-        out.push(flag(self.tombstones, TOMBSTONES) | flag(self.range_tombstones, RANGE_TOMBSTONES) | flag(self.series, HAS_SERIES));
+        let tombstones = flag(self.tombstones, TOMBSTONES) | flag(self.range_tombstones, RANGE_TOMBSTONES);
+        out.push(tombstones | flag(self.unfiltered, UNFILTERED) | flag(self.compressed, COMPRESSED));
         for v in [self.items, self.max_seq, self.block_bytes, self.block_spans, self.value_bytes, self.value_spans] {
             varint::put_u64(out, v);
         }
@@ -103,7 +107,8 @@ impl Entry {
             filter,
             tombstones: flags & TOMBSTONES != 0,
             range_tombstones: flags & RANGE_TOMBSTONES != 0,
-            series: flags & HAS_SERIES != 0,
+            unfiltered: flags & UNFILTERED != 0,
+            compressed: flags & COMPRESSED != 0,
             items,
             max_seq,
             block_bytes,

@@ -14,15 +14,20 @@ use crate::node::Node;
 pub(crate) struct Target {
     pub at: FramePointer,
     pub range_tombstones: bool,
-    /// See [`Entry::series`].
-    pub series: bool,
+    /// See [`Entry::unfiltered`].
+    pub unfiltered: bool,
     /// A tuple block that mostly refers to large values: part of their index, small beside them.
     pub refers: bool,
 }
 
 impl Target {
     pub fn of(e: &Entry) -> Target {
-        Target { at: e.at, range_tombstones: e.range_tombstones, series: e.series, refers: e.value_bytes > 4 * e.block_bytes }
+        Target {
+            at: e.at,
+            range_tombstones: e.range_tombstones,
+            unfiltered: e.unfiltered,
+            refers: e.value_bytes > 4 * e.block_bytes,
+        }
     }
 }
 
@@ -149,7 +154,8 @@ mod tests {
                 filter: None,
                 tombstones: false,
                 range_tombstones: false,
-                series: false,
+                unfiltered: false,
+                compressed: false,
                 items: 1,
                 max_seq: 0,
                 block_bytes: 4096,

@@ -10,12 +10,13 @@
 //! shortest in the merge. How many bits to keep is then a question of what merges are to come:
 //!
 //! - A filter of `n` fingerprints of `bits` bits has false positives at a rate of `n / 2^bits`.
-//! - A filter built from keys keeps the fewest bits that bring that below 0.3%, but not below 22 bits. So a merge of `k` filters
-//!   of one size has at most `k × 0.3%`: the 0.8% aimed at still holds for two to five filters of full leaf nodes (a merged
-//!   node is never larger than a node, so `k` stays small), and for any number of little ones up to 2^15 keys together.
+//! - A filter built from keys keeps the fewest bits that bring that below three eighths of the rate aimed at, but not fewer than bring
+//!   2^15 keys below the rate itself. At 0.8%, the usual one, that is 0.3% and 22 bits. So a merge of `k` filters of one size has at
+//!   most `k × 0.3%`: the 0.8% aimed at still holds for two to five filters of full leaf nodes (a merged node is never larger than a
+//!   node, so `k` stays small), and for any number of little ones up to 2^15 keys together.
 //! - A merge never keeps more bits than a build from keys would, so nothing swells.
 //!
-//! That costs a remainder, a one, and about one zero of the code, and a quarter of a bit of directory for each key: 10.4 to 11.4 bits
+//! At 0.8% that costs a remainder, a one, and about one zero of the code, and a quarter of a bit of directory for each key: 10.4 to 11.4 bits
 //! in all from 8192 keys on. Fewer keys pay for the 22 bits, three bits more at 1000 keys, where that is 400 bytes.
 //!
 //! `docs/format.md`, "Quotient filter", has the bytes.
@@ -36,14 +37,23 @@ const VERSION: u8 = 1;
 const HEADER: usize = 16;
 /// Quotients for each entry of the directory.
 const STRIDE: u64 = 128;
-/// A fingerprint has at least and at most this many bits. The upper bound is for reading foreign bytes; `new` stays below 42.
-const BITS_MIN: u32 = 22;
+/// A fingerprint has at most this many bits.
 const BITS_MAX: u32 = 48;
 
-/// The fewest bits that make `n` fingerprints give false positives at a rate of at most 3 in 1000.
-fn bits_for(n: u64) -> u32 {
-    let values = (n * 1000).div_ceil(3).max(1);
-    values.next_power_of_two().trailing_zeros().clamp(BITS_MIN, BITS_MAX)
+/// How often a filter may be wrong: of ten thousand keys that are not there, so many at most seem to be, see
+/// [`crate::MergeOptions::false_positives`].
+pub const FALSE_POSITIVES: u16 = 80;
+
+/// So many keys of little filters may come together and still keep the rate.
+const TOGETHER: u64 = 1 << 15;
+
+/// The fewest bits that make `n` fingerprints give false positives at three eighths of `rate`, and [`TOGETHER`] at `rate`.
+fn bits_for(n: u64, rate: u16) -> u32 {
+    let rate = u64::from(rate.clamp(1, 10_000));
+    // Ten thousand divided by three eighths.
+    let alone = (n.max(1) * 80_000).div_ceil(3 * rate);
+    let merged = (TOGETHER * 10_000).div_ceil(rate);
+    alone.max(merged).next_power_of_two().trailing_zeros().min(BITS_MAX)
 }
 
 /// How many of `bits` go into the remainder: what makes the filter of `n` fingerprints smallest.
@@ -56,17 +66,19 @@ fn mask(bits: u32) -> u64 {
 }
 
 /// Collects hashes, and fingerprints of other filters, into a filter.
-#[derive(Default)]
 pub struct FilterBuilder {
     /// Hashes, and fingerprints aligned with them: shifted up to the top.
     hashes: Vec<u64>,
     /// Of the hashes only so many bits are known. 0: all.
     bits: u32,
+    /// See [`FALSE_POSITIVES`].
+    rate: u16,
 }
 
 impl FilterBuilder {
-    pub fn new() -> FilterBuilder {
-        FilterBuilder::default()
+    /// A filter with false positives at `rate` of ten thousand, as [`FALSE_POSITIVES`].
+    pub fn new(rate: u16) -> FilterBuilder {
+        FilterBuilder { hashes: Vec::new(), bits: 0, rate }
     }
 
     /// Adds a key by its `hash`.
@@ -102,7 +114,7 @@ impl FilterBuilder {
             self.hashes.sort();
         }
         self.hashes.dedup();
-        let bits = known.min(bits_for(self.hashes.len() as u64));
+        let bits = known.min(bits_for(self.hashes.len() as u64, self.rate));
         self.hashes.iter_mut().for_each(|h| *h >>= known - bits);
         self.hashes.dedup();
         let bytes = encode(&self.hashes, bits);

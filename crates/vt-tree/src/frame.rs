@@ -4,11 +4,13 @@
 //! when the bytes themselves are whole; the pointer to a block carries the same checksum, so that an older block once written at the
 //! same address is caught as well.
 //!
-//! Layout (little endian): crc32c u32 of everything behind it · kind u8 · codec u8 (0) · level u16 · address u64 · payload.
+//! Layout (little endian): crc32c u32 of everything behind it · kind u8 · codec u8 · level u16 · address u64 · payload, compressed if
+//! the codec is not 0. Only tuple blocks are. The checksum is that of what is stored.
 
 use bytes::Bytes;
 use zones::crc32c;
 
+use crate::compression::unpack;
 use crate::{Error, Result};
 
 /// Bytes before the payload.
@@ -40,9 +42,9 @@ impl FramePointer {
 }
 
 /// Completes a frame in place: `frame` is header space followed by the payload. Returns its checksum.
-pub fn seal(frame: &mut [u8], kind: FrameKind, level: u16, addr: u64) -> u32 {
+pub fn seal(frame: &mut [u8], kind: FrameKind, level: u16, codec: u8, addr: u64) -> u32 {
     frame[4] = kind as u8;
-    frame[5] = 0;
+    frame[5] = codec;
     frame[6..8].copy_from_slice(&level.to_le_bytes());
     frame[8..16].copy_from_slice(&addr.to_le_bytes());
     let crc = crc32c(&frame[4..]);
@@ -52,7 +54,7 @@ pub fn seal(frame: &mut [u8], kind: FrameKind, level: u16, addr: u64) -> u32 {
 
 /// Checks a frame read from `at` and returns its payload.
 pub fn open(frame: Bytes, kind: FrameKind, level: u16, at: FramePointer) -> Result<Bytes> {
-    let fault = |what: &str| Err(Error::Corrupt { what: format!("{kind:?} block: {what}"), addr: at.addr });
+    let fault = |what: &str| -> Result<Bytes> { Err(Error::Corrupt { what: format!("{kind:?} block: {what}"), addr: at.addr }) };
     if frame.len() != at.len as usize || frame.len() < FRAME_HEADER {
         return fault("wrong length");
     }
@@ -70,10 +72,11 @@ pub fn open(frame: Bytes, kind: FrameKind, level: u16, at: FramePointer) -> Resu
     if frame[4] != kind as u8 || u16::from_le_bytes([frame[6], frame[7]]) != level {
         return fault("of another kind or level than its index entry says");
     }
-    if frame[5] != 0 {
-        return fault("unknown codec");
+    match frame[5] {
+        0 => Ok(frame.slice(FRAME_HEADER..)),
+        codec if kind == FrameKind::Tuples => unpack(codec, &frame[FRAME_HEADER..]).or_else(fault),
+        _ => fault("compressed, which only tuple blocks are"),
     }
-    Ok(frame.slice(FRAME_HEADER..))
 }
 
 #[cfg(test)]
@@ -84,7 +87,7 @@ mod tests {
     fn every_flipped_bit_is_found() {
         let mut frame = vec![0u8; FRAME_HEADER];
         frame.extend_from_slice(b"some payload");
-        let crc = seal(&mut frame, FrameKind::Tuples, 0, 4096);
+        let crc = seal(&mut frame, FrameKind::Tuples, 0, 0, 4096);
         let at = FramePointer { addr: 4096, len: frame.len() as u32, crc };
         assert_eq!(open(Bytes::from(frame.clone()), FrameKind::Tuples, 0, at).unwrap(), Bytes::from_static(b"some payload"));
         for bit in 0..frame.len() * 8 {
@@ -97,7 +100,7 @@ mod tests {
     #[test]
     fn a_block_from_elsewhere_is_refused() {
         let mut frame = vec![0u8; FRAME_HEADER + 4];
-        let crc = seal(&mut frame, FrameKind::Node, 2, 8192);
+        let crc = seal(&mut frame, FrameKind::Node, 2, 0, 8192);
         let at = FramePointer { addr: 4096, len: frame.len() as u32, crc };
         assert!(open(Bytes::from(frame.clone()), FrameKind::Node, 2, at).is_err());
         assert!(open(Bytes::from(frame), FrameKind::Node, 1, FramePointer { addr: 8192, ..at }).is_err());

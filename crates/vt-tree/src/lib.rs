@@ -7,6 +7,7 @@
 mod block;
 mod builder;
 mod check;
+mod compression;
 mod counter;
 mod cursor;
 mod entry;
@@ -36,10 +37,11 @@ mod zone_weights;
 
 pub use builder::MergeStats;
 pub use check::check_run;
+pub use compression::Compression;
 pub use cursor::{TreeCursor, TreeTuple, TupleRef};
 pub use error::{Error, Result};
 pub use estimate::{Estimate, estimate};
-pub use filter::{Filter, FilterBuilder, hash};
+pub use filter::{FALSE_POSITIVES, Filter, FilterBuilder, hash};
 pub use item::{Body, BodyRef, ExtentRef, Item, ItemRef, Lookup, Seq, Value, ValueRef};
 pub use memtable::{Memtable, MemtableCursor, Pool, Slot, UNPLACED, Writer};
 pub use merge::{Input, KeyRange, Merge, MergeOptions, concat, merge, slice};

@@ -12,6 +12,8 @@ use bytes::Bytes;
 use zones::Reserve;
 
 use crate::builder::{MergeStats, RunBuilder, follows_block};
+use crate::compression::Compression;
+use crate::filter::FALSE_POSITIVES;
 use crate::item::{Body, BodyRef, Item, ItemRef, Seq};
 use crate::memtable::Memtable;
 use crate::placement::{Placement, Spans};
@@ -52,6 +54,11 @@ pub struct MergeOptions {
     pub separate_at: u32,
     /// Sequence numbers up to this one are of no more interest and are written as 0.
     pub old_seq: Seq,
+    /// How the tuple blocks written are stored; what is stitched stays as it is.
+    pub compression: Compression,
+    /// Of ten thousand keys that are not there, so many at most seem to be, by the filters written: 80 is 0.8%. 0: the blocks written have
+    /// no filter.
+    pub false_positives: u16,
     pub reserve: Reserve,
 }
 
@@ -62,6 +69,8 @@ impl Default for MergeOptions {
             drop_tombstones: false,
             separate_at: 2048,
             old_seq: 0,
+            compression: Compression::None,
+            false_positives: FALSE_POSITIVES,
             reserve: Reserve::Merge,
         }
     }
@@ -98,7 +107,7 @@ impl Merge {
         }
         let heights = || inputs.iter().filter_map(|i| if let Input::Run(r) = i { Some(r.root().1) } else { None });
         let tallest = heights().max().filter(|top| heights().filter(|h| h == top).count() == 1);
-        let builder = RunBuilder::new(store, options.placement.clone(), options.separate_at, options.reserve);
+        let builder = RunBuilder::new(store, &options);
         Ok(Merge {
             options,
             end: range.end.clone(),
@@ -307,7 +316,7 @@ impl Merge {
 
     /// A tuple block that overlaps nothing: judges the contiguous span that begins with it.
     fn merge_blocks(&mut self, i: usize, limit: Option<Bytes>) -> Result<()> {
-        let Some((entries, origin)) = self.inputs[i].blocks() else {
+        let Some((entries, filter)) = self.inputs[i].blocks() else {
             return Err(Error::corrupt("a tuple block outside of any index node", 0));
         };
         let placement = &self.options.placement;
@@ -329,7 +338,7 @@ impl Merge {
         self.spans.saw(bytes, 1);
         if bytes >= self.spans.threshold(placement) {
             let span = entries[..count].to_vec();
-            self.builder.push_blocks(&span, origin.filter, origin.items)?;
+            self.builder.push_blocks(&span, filter)?;
             self.inputs[i].advance_blocks(count);
             return Ok(());
         }

@@ -63,7 +63,7 @@ impl NodeBuilder {
     pub fn push(&mut self, entry: Entry) {
         debug_assert!(self.entries.last().is_none_or(|l| l.high <= entry.low), "entries come in order and do not overlap");
         self.size += 40 + entry.low.len() / 2 + entry.high.len() / 2;
-        self.filtered += if entry.series { 0 } else { entry.items };
+        self.filtered += if entry.unfiltered { 0 } else { entry.items };
         self.entries.push(entry);
     }
 

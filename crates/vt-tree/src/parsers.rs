@@ -9,7 +9,7 @@ use crate::block::{Block, contiguous};
 use crate::builder::follows_block;
 use crate::entry::Entry;
 use crate::fences::Fences;
-use crate::filter::{Filter, FilterBuilder};
+use crate::filter::{FALSE_POSITIVES, Filter, FilterBuilder};
 use crate::frame::{FrameKind, FramePointer, open};
 use crate::group::Group;
 use crate::item::{Body, ExtentRef, Value};
@@ -105,7 +105,7 @@ pub fn filter(data: &[u8]) {
     for top in 0..=255u64 {
         black_box(filter.may_contain(top << 56 | top));
     }
-    let mut b = FilterBuilder::new();
+    let mut b = FilterBuilder::new(FALSE_POSITIVES);
     b.add_all(&filter);
     let again = Filter::parse(b.finish().into()).expect("what is built parses");
     assert!(filter.fingerprints().all(|f| again.may_contain(f << (64 - filter.bits()))));
@@ -115,6 +115,7 @@ pub fn filter(data: &[u8]) {
 mod tests {
     use super::*;
     use crate::block::BlockBuilder;
+    use crate::compression::{Compression, Packer};
     use crate::item::{BodyRef, Item, ValueRef};
     use crate::node::NodeBuilder;
     use proptest::prelude::*;
@@ -155,11 +156,18 @@ mod tests {
             }
             3 => {
                 let mut frame = vec![9; 40];
-                crate::frame::seal(&mut frame, FrameKind::Node, 1, 4096);
+                crate::frame::seal(&mut frame, FrameKind::Node, 1, 0, 4096);
+                frame
+            }
+            5 => {
+                let mut packer = Packer::new(Compression::Lz4);
+                let (codec, stored) = packer.pack(&[7; 500]).expect("it gets smaller");
+                let mut frame = [&[0; 16], stored].concat();
+                crate::frame::seal(&mut frame, FrameKind::Tuples, 0, codec, 4096);
                 frame
             }
             _ => {
-                let mut b = FilterBuilder::new();
+                let mut b = FilterBuilder::new(FALSE_POSITIVES);
                 (0..200).for_each(|i| b.add(crate::hash(&key(i))));
                 b.finish()
             }
@@ -174,7 +182,8 @@ mod tests {
             filter: Some(FramePointer { addr: 1 << 24, len: 100, crc: 6 }),
             tombstones: true,
             range_tombstones: false,
-            series: false,
+            unfiltered: false,
+            compressed: false,
             items: 100,
             max_seq: 1 << 40,
             block_bytes: 8192,
@@ -185,7 +194,7 @@ mod tests {
         }
     }
 
-    const DOORS: [fn(&[u8]); 5] = [tuple_block, index_node, index_entry, frame, filter];
+    const DOORS: [fn(&[u8]); 6] = [tuple_block, index_node, index_entry, frame, filter, frame];
 
     #[test]
     fn what_is_spoilt_below_is_whole() {

@@ -130,10 +130,10 @@ impl Run {
             return Ok(None);
         }
         // The filter says no: what is left are blocks whose keys are in no filter, and those with range tombstones.
-        let unfiltered = |series: bool, range_tombstones: bool| series || range_tombstones;
+        let unfiltered = |unfiltered: bool, range_tombstones: bool| unfiltered || range_tombstones;
         let mut only_unfiltered = false;
         if self.level == 1 && self.filtered(self.root.filter, hash)? {
-            if !unfiltered(self.root.series, self.root.range_tombstones) {
+            if !unfiltered(self.root.unfiltered, self.root.range_tombstones) {
                 return Ok(None);
             }
             only_unfiltered = true;
@@ -144,10 +144,10 @@ impl Run {
             let Some(i) = node.covering(key) else { return Ok(None) };
             let target = node.target(i);
             match node.level - 1 {
-                0 => return Ok(Some(target).filter(|t| !only_unfiltered || unfiltered(t.series, t.range_tombstones))),
+                0 => return Ok(Some(target).filter(|t| !only_unfiltered || unfiltered(t.unfiltered, t.range_tombstones))),
                 level => {
                     if level == 1 && self.filtered(node.filter(i), hash)? {
-                        if !unfiltered(target.series, target.range_tombstones) {
+                        if !unfiltered(target.unfiltered, target.range_tombstones) {
                             return Ok(None);
                         }
                         only_unfiltered = true;

@@ -22,17 +22,11 @@ pub(crate) enum Piece<'a> {
     Subtree(&'a Entry, u16),
 }
 
-/// The leaf index node that the current block entry belongs to, as far as its filter is concerned.
-#[derive(Clone, Copy)]
-pub(crate) struct LeafOrigin {
-    pub filter: Option<FramePointer>,
-    pub items: u64,
-}
-
 struct Step {
     node: Arc<Node>,
     at: usize,
-    origin: LeafOrigin,
+    /// The filter of the node, which is a leaf's.
+    filter: Option<FramePointer>,
 }
 
 struct Opened {
@@ -113,12 +107,12 @@ impl Walker {
         })
     }
 
-    /// The current block entry and those behind it in the same index node, with their origin.
-    pub fn blocks(&self) -> Option<(&[Entry], LeafOrigin)> {
+    /// The current block entry and those behind it in the same index node, with the filter that knows their keys.
+    pub fn blocks(&self) -> Option<(&[Entry], Option<FramePointer>)> {
         match &self.under {
             Under::Run { root: false, path, block: None, .. } => {
                 let step = path.last().filter(|s| s.node.level == 1)?;
-                Some((&step.node.entries[step.at..], step.origin))
+                Some((&step.node.entries[step.at..], step.filter))
             }
             _ => None,
         }
@@ -130,12 +124,12 @@ impl Walker {
         if block.is_some() {
             return Ok(());
         }
-        let (at, level, origin) = if *root {
+        let (at, level, filter) = if *root {
             let (e, level) = run.root();
-            (e.at, level, LeafOrigin { filter: e.filter, items: e.items })
+            (e.at, level, e.filter)
         } else {
             let Some(e) = path.last().and_then(|s| s.node.entries.get(s.at).map(|e| (e, s.node.level - 1))) else { return Ok(()) };
-            (e.0.at, e.1, LeafOrigin { filter: e.0.filter, items: e.0.items })
+            (e.0.at, e.1, e.0.filter)
         };
         *root = false;
         if level == 0 {
@@ -143,7 +137,7 @@ impl Walker {
             *block = Some(Opened { block: run.store().block_once(at)?, group: 0, items: Group::default(), at: 0 });
             self.next_item()
         } else {
-            path.push(Step { node: Arc::new(run.store().node(at, level)?), at: 0, origin });
+            path.push(Step { node: Arc::new(run.store().node(at, level)?), at: 0, filter });
             self.settle();
             Ok(())
         }

@@ -4,12 +4,11 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use zones::Reserve;
 
 use crate::Result;
 use crate::builder::{MergeStats, RunBuilder};
 use crate::item::{Body, Item, Seq, Value};
-use crate::placement::Placement;
+use crate::merge::MergeOptions;
 use crate::run::Run;
 use crate::store::Store;
 
@@ -21,9 +20,9 @@ pub struct RunWriter {
 }
 
 impl RunWriter {
-    /// All tuples get the sequence number `seq`; values of `separate_at` bytes and more lie outside their block.
-    pub fn new(store: &Arc<Store>, separate_at: u32, seq: Seq, reserve: Reserve) -> RunWriter {
-        RunWriter { builder: RunBuilder::new(store, Placement::stitch(), separate_at, reserve), seq }
+    /// All tuples get the sequence number `seq`. Of the options those count that say how tuples are stored.
+    pub fn new(store: &Arc<Store>, seq: Seq, options: &MergeOptions) -> RunWriter {
+        RunWriter { builder: RunBuilder::new(store, options), seq }
     }
 
     /// Appends a tuple. The caller sees to it that `key` is above all keys before it. After an error the writer can only be dropped.

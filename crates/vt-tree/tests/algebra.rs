@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use vt_tree::{
-    Input, KeyRange, Lookup, Memtable, MergeOptions, Placement, Run, Store, TreeCursor, Value, check_run, concat, hash, merge,
-    slice,
+    Compression, Input, KeyRange, Lookup, Memtable, MergeOptions, Placement, Run, Store, TreeCursor, Value, check_run, concat,
+    hash, merge, slice,
 };
 use zones::{FormatOptions, MemoryDevice, Zones};
 
@@ -135,6 +135,7 @@ fn one_history(seed: u64) {
             placement: Placement::threshold([0, 4096, 65536, u64::MAX][r.next(4) as usize]),
             drop_tombstones: bottom,
             old_seq: if r.next(2) == 0 { 0 } else { seq },
+            compression: [Compression::None, Compression::Lz4, Compression::Zstd][r.next(3) as usize],
             ..MergeOptions::default()
         };
         match r.next(6) {

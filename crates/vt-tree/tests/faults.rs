@@ -6,7 +6,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use proptest::prelude::*;
 use vt_tree::{
-    Input, KeyRange, Lookup, Memtable, MergeOptions, Placement, Result, Run, Store, TreeCursor, Value, check_run, hash, merge,
+    Compression, Input, KeyRange, Lookup, Memtable, MergeOptions, Placement, Result, Run, Store, TreeCursor, Value, check_run,
+    hash, merge,
 };
 use zones::{FormatOptions, MemoryDevice, ZONE_SIZE, Zones};
 
@@ -48,7 +49,8 @@ fn written(n: u64) -> Written {
         m.delete_range(&key(i + 12), &key(i + 15), n + i + 1);
         (i + 12..i + 15).for_each(|i| _ = truth.insert(key(i), None));
     }
-    let options = MergeOptions { placement: Placement::copy(), separate_at: 512, ..MergeOptions::default() };
+    let options =
+        MergeOptions { placement: Placement::copy(), separate_at: 512, compression: Compression::Lz4, ..MergeOptions::default() };
     let run = merge(&store, &[Input::Memtable(Arc::new(m))], &KeyRange::all(), options).expect("flushes").expect("has keys");
     let mut root = Vec::new();
     run.encode(&mut root);

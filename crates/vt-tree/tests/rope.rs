@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use vt_tree::{
-    ADAPTIVE, Body, Input, Item, KeyRange, Lookup, Memtable, Merge, MergeOptions, Placement, Run, RunCursor, Seq, Source, Store,
-    TreeCursor, Value, check_run, concat, hash, slice,
+    ADAPTIVE, Body, Compression, Input, Item, KeyRange, Lookup, Memtable, Merge, MergeOptions, Placement, Run, RunCursor, Seq,
+    Source, Store, TreeCursor, Value, check_run, concat, hash, slice,
 };
 use zones::{FormatOptions, MemoryDevice, ZoneId, Zones};
 
@@ -204,6 +204,8 @@ impl World {
             drop_tombstones: bottom && self.r.one_in(2),
             separate_at: self.r.of(&[1, 40, 2048, 2048, u32::MAX]),
             old_seq: if self.r.one_in(3) { self.seq } else { 0 },
+            compression: self.r.of(&[Compression::None, Compression::Lz4, Compression::Zstd]),
+            false_positives: self.r.of(&[80, 80, 0, 2000]),
             ..MergeOptions::default()
         }
     }

@@ -128,11 +128,10 @@ impl Compaction {
     fn merge(&self, db: &Database) -> Result<Merge> {
         let inputs: Vec<Input> = self.job.inputs.iter().map(|p| Input::Run(p.run.clone())).collect();
         let options = MergeOptions {
-            placement: self.job.placement(db),
             drop_tombstones: self.job.to_bottom,
-            separate_at: self.job.separate_at,
             old_seq: db.visible.load(Ordering::Acquire),
             reserve: Reserve::Merge,
+            ..self.job.options.storage(self.job.placement(db))
         };
         Ok(Merge::new(&db.store, &inputs, &KeyRange::all(), options)?)
     }

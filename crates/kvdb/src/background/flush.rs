@@ -52,13 +52,12 @@ impl Flush {
                 continue;
             }
             let options = MergeOptions {
-                // Values that the journal has bound stay where they are.
-                placement: Placement::stitch(),
                 drop_tombstones: tree.runs().next().is_none(),
-                separate_at: tree.info.options.separate_at,
                 // Nobody asks a run for the order of its commits yet.
                 old_seq: db.visible.load(Ordering::Acquire),
                 reserve: Reserve::Merge,
+                // Values that the journal has bound stay where they are.
+                ..tree.info.options.storage(Placement::stitch())
             };
             merges.push_back((dict, Merge::new(&db.store, &inputs, &KeyRange::all(), options)?));
         }

@@ -68,11 +68,10 @@ impl Database {
             return Ok(None);
         }
         let options = MergeOptions {
-            placement: Job::everything_from(&tree, 0).placement(self),
             drop_tombstones: true,
-            separate_at: tree.info.options.separate_at,
             old_seq: self.visible.load(Ordering::Acquire),
             reserve: Reserve::Merge,
+            ..tree.info.options.storage(Job::everything_from(&tree, 0).placement(self))
         };
         let sources: Vec<Input> = inputs.iter().map(|(_, p)| Input::Run(p.run.clone())).collect();
         let mut merge = Merge::new(&self.store, &sources, &range, options)?;

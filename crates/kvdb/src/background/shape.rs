@@ -12,6 +12,7 @@ use vt_tree::{ADAPTIVE, Placement};
 
 use crate::database::Database;
 use crate::dictionary::DictionaryId;
+use crate::dictionary::DictionaryOptions;
 use crate::manifest::RunId;
 use crate::version::{Placed, Tree};
 
@@ -59,7 +60,7 @@ pub(crate) struct Job {
     pub to_bottom: bool,
     /// `None`: as the dictionary's threshold says.
     pub placement: Option<Placement>,
-    pub separate_at: u32,
+    pub options: DictionaryOptions,
 }
 
 /// What merges under way have taken: nobody else may touch it.
@@ -91,7 +92,7 @@ impl Job {
     pub(crate) fn new(tree: &Tree, inputs: Vec<Placed>, level: usize, to_bottom: bool) -> Job {
         let all = tree.levels.iter().enumerate().flat_map(|(level, runs)| runs.iter().map(move |p| (p.id, level)));
         let levels = all.filter(|(id, _)| inputs.iter().any(|p| p.id == *id)).collect();
-        Job { dict: tree.info.id, inputs, levels, level, to_bottom, placement: None, separate_at: tree.info.options.separate_at }
+        Job { dict: tree.info.id, inputs, levels, level, to_bottom, placement: None, options: tree.info.options.clone() }
     }
 
     /// The level that the input lies at.

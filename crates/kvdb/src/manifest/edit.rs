@@ -2,7 +2,7 @@
 //! take effect together. A checkpoint is one record of edits that build the whole state from nothing.
 //!
 //! ```text
-//! 1  dictionary      varint id, bytes name, varint separate_at, varint stitch_at, u8 reserved
+//! 1  dictionary      varint id, bytes name, varint separate_at, varint stitch_at, u8 reserved, u8 compression, varint false positives
 //! 2  drop dictionary varint id
 //! 3  add run         varint dictionary, varint level, varint run id, bytes run (see "Runs")
 //! 4  drop run        varint dictionary, varint run id
@@ -18,7 +18,7 @@
 //! ```
 
 use bytes::Bytes;
-use vt_tree::Seq;
+use vt_tree::{Compression, Seq};
 use zones::{Purpose, ZoneId};
 
 use crate::codec::{Reader, put_bytes, put_varint};
@@ -95,6 +95,8 @@ impl Edit {
                 put_varint(out, u64::from(d.options.separate_at));
                 put_varint(out, d.options.stitch_at);
                 out.push(u8::from(d.options.reserved));
+                out.push(d.options.compression.code());
+                put_varint(out, u64::from(d.options.false_positives));
             }
             Edit::DropDictionary(id) => {
                 out.push(2);
@@ -166,7 +168,13 @@ impl Edit {
                 let id = DictionaryId(r.varint_u32()?);
                 let name = r.bytes()?;
                 let name = std::str::from_utf8(name).map_err(|_| r.corrupt("a dictionary's name is not UTF-8"))?.to_owned();
-                let options = DictionaryOptions { separate_at: r.varint_u32()?, stitch_at: r.varint()?, reserved: r.u8()? != 0 };
+                let options = DictionaryOptions {
+                    separate_at: r.varint_u32()?,
+                    stitch_at: r.varint()?,
+                    reserved: r.u8()? != 0,
+                    compression: Compression::of_code(r.u8()?).ok_or_else(|| r.corrupt("a compression is unknown"))?,
+                    false_positives: u16::try_from(r.varint()?).map_err(|_| r.corrupt("a rate is above one"))?,
+                };
                 Edit::Dictionary(DictionaryInfo { id, name, options })
             }
             2 => Edit::DropDictionary(DictionaryId(r.varint_u32()?)),
@@ -241,7 +249,13 @@ mod tests {
 
     fn all() -> Vec<Edit> {
         let dict = DictionaryId(4);
-        let options = DictionaryOptions { separate_at: 1, stitch_at: u64::MAX, reserved: true };
+        let options = DictionaryOptions {
+            separate_at: 1,
+            stitch_at: u64::MAX,
+            reserved: true,
+            compression: Compression::Zstd,
+            false_positives: 300,
+        };
         vec![
             Edit::Dictionary(DictionaryInfo { id: dict, name: "größe".into(), options }),
             Edit::DropDictionary(dict),

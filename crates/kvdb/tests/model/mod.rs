@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use env::{Random, Simulated};
-use kvdb::{Batch, CreateOptions, DictionaryId, DictionaryOptions, Kvdb, OpenOptions};
+use kvdb::{Batch, Compression, CreateOptions, DictionaryId, DictionaryOptions, Kvdb, OpenOptions};
 use zones::Device;
 
 /// What the store should hold.
@@ -84,8 +84,9 @@ pub fn create(device: Arc<dyn Device>, env: Arc<Simulated>, open: OpenOptions) -
 /// Three dictionaries that keep their values differently.
 pub fn dictionaries(db: &Kvdb) -> kvdb::Result<Vec<DictionaryId>> {
     let plain = DictionaryOptions::default();
-    let paged = DictionaryOptions { separate_at: 512, stitch_at: 0, reserved: true };
-    let whole = DictionaryOptions { separate_at: u32::MAX, stitch_at: u64::MAX, reserved: false };
+    let paged =
+        DictionaryOptions { separate_at: 512, stitch_at: 0, reserved: true, compression: Compression::Lz4, ..Default::default() };
+    let whole = DictionaryOptions { separate_at: u32::MAX, stitch_at: u64::MAX, false_positives: 0, ..Default::default() };
     [("plain", plain), ("paged", paged), ("whole", whole)].into_iter().map(|(name, o)| db.create_dictionary(name, o)).collect()
 }
 

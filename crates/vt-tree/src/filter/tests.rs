@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use std::collections::BTreeSet;
 
 fn build(hashes: impl IntoIterator<Item = u64>) -> Vec<u8> {
-    let mut b = FilterBuilder::new();
+    let mut b = FilterBuilder::new(FALSE_POSITIVES);
     hashes.into_iter().for_each(|h| b.add(h));
     b.finish()
 }
@@ -65,7 +65,7 @@ fn false_positives_and_size_are_as_promised() {
 #[test]
 fn a_merge_of_a_few_full_filters_is_still_good() {
     for (k, n) in [(2, 50_000), (3, 21_000), (2, 10_000)] {
-        let mut b = FilterBuilder::new();
+        let mut b = FilterBuilder::new(FALSE_POSITIVES);
         for part in 0..k {
             b.add_all(&parse(build((0..n).map(|i| key(part * n + i)))));
         }
@@ -82,7 +82,7 @@ fn a_merge_of_a_few_full_filters_is_still_good() {
 
 #[test]
 fn a_merge_of_many_little_filters_is_as_good_as_one_build() {
-    let mut b = FilterBuilder::new();
+    let mut b = FilterBuilder::new(FALSE_POSITIVES);
     for part in 0..200 {
         b.add_all(&parse(build((0..160).map(|i| key(part * 160 + i)))));
     }
@@ -96,7 +96,7 @@ fn merging_merged_filters_again_and_again_keeps_every_key() {
     // Half of each filter's keys are in the next one too, as when a node's neighbours overwrite it.
     let mut f = parse(build((0..10_000).map(key)));
     for round in 1..10 {
-        let mut b = FilterBuilder::new();
+        let mut b = FilterBuilder::new(FALSE_POSITIVES);
         b.add_all(&f);
         (round * 5000..round * 5000 + 10_000).for_each(|i| b.add(key(i)));
         f = parse(b.finish());
@@ -116,6 +116,52 @@ fn every_flipped_bit_is_an_error() {
     }
     for len in 0..bytes.len() {
         assert!(Filter::parse(bytes[..len].to_vec().into()).is_err(), "{len} bytes");
+    }
+}
+
+#[test]
+fn another_quotient_filter_merges_to_the_same_fingerprints() {
+    // Filters of one size, and the top bits of their hashes in a filter of the other kind, which keeps lower ones.
+    for (parts, n) in [(2u64, 10_000u64), (5, 3000), (40, 200)] {
+        let mut ours = FilterBuilder::new(FALSE_POSITIVES);
+        let bits = bits_for(n, FALSE_POSITIVES) as u8;
+        let empty = || qfilter::Filter::with_fingerprint_size(2 * parts * n, bits).unwrap();
+        let mut theirs = empty();
+        for part in 0..parts {
+            // A third of each part is in the next one too.
+            let hashes: Vec<u64> = (0..n).map(|i| key(part * n * 2 / 3 + i)).collect();
+            let own = parse(build(hashes.iter().copied()));
+            assert_eq!(own.bits(), bits.into());
+            ours.add_all(&own);
+            let mut other = empty();
+            for h in &hashes {
+                other.insert_fingerprint(false, h >> (64 - bits)).unwrap();
+            }
+            theirs.merge(false, &other).unwrap();
+        }
+        let ours = parse(ours.finish());
+        // A merge may keep fewer bits than its parts; then the other's are cut as well.
+        let cut = u32::from(bits) - ours.bits();
+        let want: BTreeSet<u64> = theirs.fingerprints().map(|f| f >> cut).collect();
+        assert_eq!(ours.fingerprints().collect::<Vec<_>>(), want.into_iter().collect::<Vec<_>>());
+        for i in 0..50_000u64 {
+            let h = hash(&(i | 1 << 63).to_be_bytes());
+            assert!(!theirs.contains_fingerprint(h >> (64 - bits)) || ours.may_contain(h));
+        }
+    }
+}
+
+#[test]
+fn every_rate_asked_for_is_kept() {
+    for rate in [1, 20, 80, 300, 1000, 10_000] {
+        for n in [500, 8192, 30_000] {
+            let mut b = FilterBuilder::new(rate);
+            (0..n).for_each(|i| b.add(key(i)));
+            let f = parse(b.finish());
+            assert!((0..n).all(|i| f.may_contain(key(i))));
+            let found = false_positives(&f, 200_000);
+            assert!(found * 10_000.0 <= f64::from(rate) + 1.0, "{n} keys at {rate}: {found}");
+        }
     }
 }
 
@@ -142,7 +188,7 @@ proptest! {
         filters in proptest::collection::vec(proptest::collection::vec(any::<u64>(), 0..600), 0..6),
         hashes in proptest::collection::vec(any::<u64>(), 0..100),
     ) {
-        let mut b = FilterBuilder::new();
+        let mut b = FilterBuilder::new(FALSE_POSITIVES);
         filters.iter().for_each(|hashes| b.add_all(&parse(build(hashes.iter().copied()))));
         hashes.iter().for_each(|h| b.add(*h));
         let f = parse(b.finish());

@@ -1,0 +1,177 @@
+//! Compression of tuple blocks. A block is compressed whole, on its way to the device, and decompressed on its way into the cache;
+//! nobody else sees it compressed. One that gets hardly smaller is stored as it is.
+
+use bytes::Bytes;
+use std::cell::RefCell;
+use zones::ZONE_SIZE;
+
+/// How tuple blocks are stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Compression {
+    #[default]
+    None,
+    /// Fast; text to about a half.
+    Lz4,
+    /// Text to about a third, for several times the work.
+    Zstd,
+}
+
+impl Compression {
+    /// Its number in the format.
+    pub fn code(self) -> u8 {
+        match self {
+            Compression::None => 0,
+            Compression::Lz4 => 1,
+            Compression::Zstd => 2,
+        }
+    }
+
+    /// The one with this number.
+    pub fn of_code(code: u8) -> Option<Compression> {
+        [Compression::None, Compression::Lz4, Compression::Zstd].into_iter().find(|c| c.code() == code)
+    }
+}
+
+/// Zstandard's level: beyond it, blocks of a few KiB get smaller by little.
+const LEVEL: i32 = 1;
+/// The length of the payload, before the compressed bytes.
+const LENGTH: usize = 4;
+
+/// Compresses block after block in the same memory.
+pub(crate) struct Packer {
+    compression: Compression,
+    zstd: Option<zstd::bulk::Compressor<'static>>,
+    out: Vec<u8>,
+}
+
+impl Packer {
+    pub fn new(compression: Compression) -> Packer {
+        Packer { compression, zstd: None, out: Vec::new() }
+    }
+
+    /// What to store in the place of `payload`, and its codec. `None`: `payload` itself.
+    pub fn pack(&mut self, payload: &[u8]) -> Option<(u8, &[u8])> {
+        let len = u32::try_from(payload.len()).ok()?;
+        let most = match self.compression {
+            Compression::None => return None,
+            Compression::Lz4 => lz4_flex::block::get_maximum_output_size(payload.len()),
+            Compression::Zstd => zstd::zstd_safe::compress_bound(payload.len()),
+        };
+        self.out.resize(LENGTH + most, 0);
+        self.out[..LENGTH].copy_from_slice(&len.to_le_bytes());
+        let to = &mut self.out[LENGTH..];
+        let packed = match self.compression {
+            Compression::None => return None,
+            Compression::Lz4 => lz4_flex::block::compress_into(payload, to).ok()?,
+            Compression::Zstd => {
+                if self.zstd.is_none() {
+                    self.zstd = zstd::bulk::Compressor::new(LEVEL).ok();
+                }
+                self.zstd.as_mut()?.compress_to_buffer(payload, to).ok()?
+            }
+        };
+        // An eighth at least: less is not worth the work of every reader.
+        let stored = LENGTH + packed;
+        (stored <= payload.len() / 8 * 7).then(|| (self.compression.code(), &self.out[..stored]))
+    }
+}
+
+thread_local! {
+    static UNPACKER: RefCell<Option<zstd::bulk::Decompressor<'static>>> = const { RefCell::new(None) };
+}
+
+/// The payload of a frame with a codec other than 0. The error says what is wrong. No more is allocated than the longest payload takes.
+pub(crate) fn unpack(codec: u8, stored: &[u8]) -> Result<Bytes, &'static str> {
+    let (len, packed) = stored.split_first_chunk::<LENGTH>().ok_or("too short for its codec")?;
+    let len = u32::from_le_bytes(*len) as usize;
+    if len as u64 > ZONE_SIZE {
+        return Err("its payload would be longer than a zone");
+    }
+    let mut payload = vec![0; len];
+    let unpacked = match Compression::of_code(codec) {
+        Some(Compression::Lz4) => lz4_flex::block::decompress_into(packed, &mut payload).ok(),
+        Some(Compression::Zstd) => UNPACKER.with_borrow_mut(|unpacker| {
+            if unpacker.is_none() {
+                *unpacker = zstd::bulk::Decompressor::new().ok();
+            }
+            unpacker.as_mut().and_then(|u| u.decompress_to_buffer(packed, &mut payload[..]).ok())
+        }),
+        Some(Compression::None) | None => return Err("unknown codec"),
+    };
+    if unpacked != Some(len) {
+        return Err("does not decompress to the length that it tells");
+    }
+    Ok(Bytes::from(payload))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn text_gets_smaller_and_comes_back_and_noise_stays() {
+        let text = b"the quick brown fox jumps over the lazy dog; ".repeat(200);
+        let mut x = 1u64;
+        let noise: Vec<u8> = (0..8192)
+            .map(|_| {
+                x = x.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+                (x >> 56) as u8
+            })
+            .collect();
+        for compression in [Compression::Lz4, Compression::Zstd] {
+            let mut packer = Packer::new(compression);
+            for _ in 0..2 {
+                let (codec, stored) = packer.pack(&text).unwrap();
+                assert!(stored.len() < text.len() / 4);
+                assert_eq!(unpack(codec, stored).unwrap(), text);
+                assert_eq!(packer.pack(&noise), None);
+                assert_eq!(packer.pack(b""), None);
+            }
+        }
+        assert_eq!(Packer::new(Compression::None).pack(&text), None);
+    }
+
+    #[test]
+    fn a_length_that_lies_is_an_error() {
+        let text = b"abc".repeat(1000);
+        for compression in [Compression::Lz4, Compression::Zstd] {
+            let mut packer = Packer::new(compression);
+            let (codec, stored) = packer.pack(&text).unwrap();
+            for len in [0, 1, 2999, 3001, 8 << 20, (8 << 20) + 1, u32::MAX] {
+                let mut bad = stored.to_vec();
+                bad[..4].copy_from_slice(&len.to_le_bytes());
+                assert!(unpack(codec, &bad).is_err(), "{len}");
+            }
+            assert!(unpack(codec, &stored[..stored.len() - 1]).is_err());
+            assert!(unpack(0, stored).is_err() && unpack(9, stored).is_err());
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn foreign_bytes_are_refused_or_read_without_panic(
+            codec in 0u8..4,
+            len in 0u32..20_000,
+            bytes in proptest::collection::vec(any::<u8>(), 0..300),
+            changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..5),
+        ) {
+            let mut bad = len.to_le_bytes().to_vec();
+            bad.extend_from_slice(&bytes);
+            if let Ok(payload) = unpack(codec, &bad) {
+                prop_assert_eq!(payload.len(), len as usize);
+            }
+            let mut packer = Packer::new(Compression::of_code(codec).unwrap_or_default());
+            if let Some((codec, stored)) = packer.pack(&bytes.repeat(20)) {
+                let mut bad = stored.to_vec();
+                for (at, byte) in &changes {
+                    let at = at.index(bad.len());
+                    bad[at] = *byte;
+                }
+                let _ = unpack(codec, &bad);
+            }
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! How tuples are stored is a choice of each merge: compressed or not, with filters or without; runs of all kinds merge with each other.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use vt_tree::{
+    Compression, Input, KeyRange, Lookup, Memtable, MergeOptions, Placement, Run, RunCursor, Source, Store, Value, check_run, hash,
+    merge,
+};
+use zones::{FormatOptions, MemoryDevice, Zones};
+
+fn store() -> Arc<Store> {
+    let zones = Zones::format(Arc::new(MemoryDevice::default()), FormatOptions::default()).unwrap();
+    zones.start();
+    Store::new(zones, 1 << 20)
+}
+
+fn key(i: u64) -> Vec<u8> {
+    format!("user/{i:08}/name").into_bytes()
+}
+
+fn value(i: u64) -> Bytes {
+    Bytes::from(format!("a value that says something about {i}, and says it at some length, as values do"))
+}
+
+fn run(store: &Arc<Store>, items: impl Iterator<Item = u64>, options: MergeOptions) -> Arc<Run> {
+    let m = Arc::new(Memtable::new());
+    for (seq, i) in items.enumerate() {
+        m.put(&key(i), seq as u64 + 1, Value::Inline(value(i)));
+    }
+    merge(store, &[Input::Memtable(m)], &KeyRange::all(), options).unwrap().unwrap()
+}
+
+fn whole(run: &Arc<Run>) {
+    let mut faults = Vec::new();
+    check_run(run, &mut |f| faults.push(f), &mut |_| {});
+    assert!(faults.is_empty(), "{faults:?}");
+}
+
+#[test]
+fn compressed_blocks_are_smaller_and_read_the_same() {
+    let store = store();
+    let stored = |compression| {
+        let run = run(&store, 0..20_000, MergeOptions { compression, ..MergeOptions::default() });
+        whole(&run);
+        let mut c = RunCursor::new(run.clone());
+        c.first().unwrap();
+        for i in 0..20_000 {
+            assert_eq!(c.item().map(|i| i.key.to_vec()), Some(key(i)));
+            c.next().unwrap();
+        }
+        for i in (0..20_000).step_by(997) {
+            let Lookup::Found(_, Value::Inline(v)) = run.get(&key(i), hash(&key(i))).unwrap() else { panic!("{i} is missing") };
+            assert_eq!(v, value(i));
+        }
+        run.stats().block_bytes
+    };
+    let none = stored(Compression::None);
+    let (lz4, zstd) = (stored(Compression::Lz4), stored(Compression::Zstd));
+    assert!(lz4 * 2 < none && zstd * 2 < none, "{none} bytes, with LZ4 {lz4}, with Zstandard {zstd}");
+}
+
+#[test]
+fn runs_stored_in_all_ways_merge_with_each_other() {
+    let store = store();
+    let ways = [(Compression::None, 0), (Compression::Lz4, 80), (Compression::Zstd, 0), (Compression::None, 800)];
+    let options = |way: usize, placement| MergeOptions {
+        placement,
+        compression: ways[way].0,
+        false_positives: ways[way].1,
+        ..MergeOptions::default()
+    };
+    // A stretch of its own for each, and one in which they all have keys.
+    let inputs: Vec<Input> = (0..4)
+        .map(|way| {
+            let own = (way * 100_000..way * 100_000 + 30_000).map(|i| i * 2);
+            let shared = (900_000..901_000).map(|i| i * 8 + way * 2);
+            Input::Run(run(&store, own.chain(shared), options(way as usize, Placement::stitch())))
+        })
+        .collect();
+    for way in 0..4 {
+        for placement in [Placement::stitch(), Placement::threshold(64 << 10), Placement::copy()] {
+            let all = merge(&store, &inputs, &KeyRange::all(), options(way, placement)).unwrap().unwrap();
+            whole(&all);
+            assert_eq!(all.stats().items, 4 * 31_000);
+            let has = |i: u64| matches!(all.get(&key(i), hash(&key(i))).unwrap(), Lookup::Found(..));
+            for i in (0..30_000).step_by(7) {
+                assert!((0..4).all(|w| has((w * 100_000 + i) * 2)));
+                assert!(!(0..4).any(|w| has((w * 100_000 + i) * 2 + 1)));
+            }
+            assert!((900_000..901_000).all(|i| (0..4).all(|w| has(i * 8 + w * 2) && !has(i * 8 + w * 2 + 1))));
+        }
+    }
+}
+
+#[test]
+fn a_lower_rate_of_false_positives_costs_a_bit_a_key_for_each_half() {
+    let store = store();
+    let index = |false_positives| {
+        let run = run(&store, 0..40_000, MergeOptions { false_positives, ..MergeOptions::default() });
+        let stats = run.stats();
+        (stats.bytes - stats.block_bytes) as f64 * 8.0 / 40_000.0
+    };
+    let (none, coarse, usual, fine) = (index(0), index(320), index(80), index(20));
+    println!("bits of filter a key: {:.2} at 3.2%, {:.2} at 0.8%, {:.2} at 0.2%", coarse - none, usual - none, fine - none);
+    assert!(usual - none < 12.0, "{:.2} bits a key at 0.8%", usual - none);
+    assert!((1.5..2.5).contains(&(usual - coarse)) && (1.5..2.5).contains(&(fine - usual)));
+}
