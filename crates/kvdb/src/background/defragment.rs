@@ -24,7 +24,7 @@ use zones::{Reserve, ZONE_SIZE, ZoneId};
 use super::flush::encode_run;
 use super::shape::Claim;
 use crate::database::Database;
-use crate::dictionary::DictionaryId;
+use crate::dictionary::{DictionaryId, DictionaryOptions};
 use crate::error::{Error, Result};
 use crate::manifest::{Edit, RunId};
 use crate::version::{Placed, Version};
@@ -286,7 +286,7 @@ impl Database {
             let tree = version.trees.get(&dict)?;
             let level = tree.levels.iter().position(|runs| runs.iter().any(|p| p.id == id))?;
             let placed = tree.levels[level].iter().find(|p| p.id == id)?;
-            Some((level, placed.run.clone(), tree.info.options.separate_at))
+            Some((level, placed.run.clone(), tree.info.options.clone()))
         };
         let mut found = None;
         let claimed = self.merging.claim(|claims| {
@@ -295,12 +295,12 @@ impl Database {
             let busy = claims.iter().any(|c| c.dict == dict && (c.runs.contains(&id) || c.level == level));
             (!busy).then(|| Claim { number: 0, dict, runs: vec![id], level })
         });
-        let Some((level, run, separate_at)) = found else {
+        let Some((level, run, options)) = found else {
             // Merged away meanwhile, and with it what it had there.
             return Ok(Part::Moved(0, None));
         };
         let Some(number) = claimed else { return Ok(Part::Busy) };
-        let done = self.replace_part(&Placed { id, run }, dict, level, separate_at, victims, from, part);
+        let done = self.replace_part(&Placed { id, run }, dict, level, &options, victims, from, part);
         self.merging.release(number);
         done
     }
@@ -311,7 +311,7 @@ impl Database {
         placed: &Placed,
         dict: DictionaryId,
         level: usize,
-        separate_at: u32,
+        options: &DictionaryOptions,
         victims: &Arc<BTreeSet<ZoneId>>,
         from: &Bytes,
         part: u64,
@@ -321,11 +321,10 @@ impl Database {
             return Ok(Part::Moved(0, None));
         }
         let options = MergeOptions {
-            placement: Placement { evacuate: Some(victims.clone()), ..Placement::stitch() },
             drop_tombstones: false,
-            separate_at,
             old_seq: self.visible.load(Ordering::Acquire),
             reserve: Reserve::Merge,
+            ..options.storage(Placement { evacuate: Some(victims.clone()), ..Placement::stitch() })
         };
         let range = KeyRange { start: from.clone(), end: None };
         let mut merge = Merge::new(&self.store, &[Input::Run(run.clone())], &range, options)?;
