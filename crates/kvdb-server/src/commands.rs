@@ -6,6 +6,7 @@ use crate::request::Arguments;
 use crate::session::Session;
 
 mod connection;
+mod defrag;
 mod keys;
 mod numbers;
 mod ranges;
@@ -57,6 +58,7 @@ pub static COMMANDS: &[Command] = &[
     reads("dbsize", "", 1, NONE, scan::dbsize),
     writes("decr", "key", 2, FIRST, numbers::decr),
     writes("decrby", "key decrement", 3, FIRST, numbers::decrby),
+    reads("defrag", "START [RATE bytes] [FULLEST percent] | STATUS | STOP", -2, NONE, defrag::defrag),
     writes("del", "key ...", -2, EACH, keys::del),
     writes("delprefix", "prefix", 2, NONE, ranges::delprefix),
     writes("delrange", "start end [EXACT]", -3, NONE, ranges::delrange),

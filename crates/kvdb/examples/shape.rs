@@ -114,13 +114,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let begun = Instant::now();
     let took = std::thread::scope(|scope| {
         let (db2, done, most, stop, load) = (&db, &done, &most, &stop, &load);
-        // Space against data, in percent, while it loads, once there is something.
+        // Space against data, in percent, in the second half of the load.
         scope.spawn(move || {
             while !stop.load(Ordering::Relaxed) {
                 std::thread::sleep(Duration::from_millis(50));
                 let live = done.load(Ordering::Relaxed) * (load.value as u64 + 16);
                 let live = if load.kind == "overwrite" { live.min(load.count / 4 * (load.value as u64 + 16)) } else { live };
-                if live > 256 << 20 {
+                if done.load(Ordering::Relaxed) > load.count / 2 {
                     let space = db2.space();
                     most.fetch_max((space.total - space.free.min(space.total)) * 100 / live, Ordering::Relaxed);
                 }

@@ -37,6 +37,11 @@ impl Generation {
         Arc::new(Memtable::in_pool(&self.pool))
     }
 
+    /// Bytes that late binding placed for commits of this generation.
+    pub(crate) fn held(&self) -> u64 {
+        self.holds.lock().uses().total_bytes()
+    }
+
     pub(crate) fn hold(&self, hold: Hold) {
         self.holds.lock().merge(hold);
     }

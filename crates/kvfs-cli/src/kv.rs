@@ -179,13 +179,13 @@ fn act(args: &Args, value: &[u8], door: &mut Door, output: &Output) -> Outcome {
 }
 
 /// A store's commands, wherever the store is.
-struct Door {
+pub(crate) struct Door {
     client: Client,
     opened: Option<Store>,
 }
 
 impl Door {
-    fn open(target: &Path, writes: bool) -> Outcome<Door> {
+    pub(crate) fn open(target: &Path, writes: bool) -> Outcome<Door> {
         if let Some(socket) = store::socket_of(target)? {
             let client = Client::connect(&socket)
                 .map_err(|e| Failure::io(format!("cannot reach the store's daemon at {}", socket.display()), &e))?;
@@ -201,14 +201,14 @@ impl Door {
     }
 
     /// Runs a command; an error reply is a failure.
-    fn call(&mut self, words: &[&[u8]]) -> Outcome<Reply> {
+    pub(crate) fn call(&mut self, words: &[&[u8]]) -> Outcome<Reply> {
         match self.client.call(words).map_err(|e| Failure::io("cannot talk to the store's daemon", &e))? {
             Reply::Error(text) => Err(refused(&text)),
             reply => Ok(reply),
         }
     }
 
-    fn close(self) -> Outcome {
+    pub(crate) fn close(self) -> Outcome {
         drop(self.client);
         self.opened.map_or(Ok(()), Store::close)
     }

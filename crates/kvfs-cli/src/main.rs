@@ -9,6 +9,7 @@ mod check;
 mod create;
 mod daemon;
 mod daemons;
+mod defrag;
 mod export;
 mod import;
 mod kv;
@@ -52,6 +53,7 @@ enum Command {
     Cat(cat::Args),
     Stat(stat::Args),
     Check(check::Args),
+    Defrag(defrag::Args),
     Import(import::Args),
     Export(export::Args),
     Bench(bench::Args),
@@ -75,6 +77,7 @@ fn main() -> ExitCode {
         Command::Cat(args) => cat::run(args, &output),
         Command::Stat(args) => stat::run(args, &output),
         Command::Check(args) => check::run(args, &output),
+        Command::Defrag(args) => defrag::run(args, &output),
         Command::Import(args) => import::run(args, &output),
         Command::Export(args) => export::run(args, &output),
         Command::Bench(args) => bench::run(args, &output),

@@ -91,6 +91,29 @@ impl Lab {
 }
 
 #[test]
+fn defragmentation_says_what_it_gained() {
+    let lab = Lab::new();
+    fs::create_dir(lab.path("in")).unwrap();
+    for i in 0..300 {
+        fs::write(lab.path(&format!("in/{}-{i}", if i % 5 == 0 { "stays" } else { "goes" })), vec![i as u8; 200 << 10]).unwrap();
+    }
+    let input = lab.path("in");
+    assert_eq!(lab.run("import", &[input.to_str().expect("text")]).code, 0);
+    for i in 0..20 {
+        lab.kv("put", &[&format!("k{i}"), "v"]).prints("");
+    }
+    let out = lab.run("defrag", &["--rate", "500", "--json"]).json();
+    let of = |name: &str| out["defrag"][name].as_u64().unwrap();
+    assert_eq!(of("running"), 0);
+    assert_eq!(of("zones_reclaimed"), of("zones_reclaimable"));
+    let text = lab.run("defrag", &["--fullest", "99"]);
+    assert!(text.code == 0 && text.text().contains("reclaimable zones of 8 MiB are free"), "{} {}", text.text(), text.err);
+    lab.run("defrag", &["--status"]).prints("0 of 0 reclaimable zones of 8 MiB are free, 0 B moved\n");
+    lab.run("defrag", &["--fullest", "100"]).fails(2, "100 is not in 1..=99");
+    assert_eq!(lab.run("check", &[]).code, 0);
+}
+
+#[test]
 fn keys() {
     let lab = Lab::new();
     lab.kv("put", &["b", "2"]).prints("");

@@ -373,7 +373,8 @@ impl Database {
             let all = self.victims(u64::MAX, fullest)?.gain();
             update(&|p| p.zones_reclaimable = p.zones_reclaimable.max(p.zones_reclaimed + all));
             let automatic = self.defragmenter.progress().automatic;
-            if stop() || all == 0 || (automatic && self.holes().percent() < BEGIN_PERCENT * 3 / 4) {
+            let enough = || self.holes().percent() < BEGIN_PERCENT * 3 / 4 || self.merging.below();
+            if stop() || all == 0 || (automatic && enough()) {
                 return Ok(());
             }
             let victims = self.victims(self.round_size().min(ROUND), fullest)?;
@@ -434,6 +435,10 @@ impl Database {
     /// Begins by itself when too much is lost.
     pub(crate) fn look_for_holes(&self) {
         if self.inline() || self.options.defrag_rate == 0 || self.defragmenter.progress().running {
+            return;
+        }
+        // A merge that moves values empties zones by and by; what is left of them for the moment is not worth moving.
+        if self.merging.below() {
             return;
         }
         let holes = self.holes();

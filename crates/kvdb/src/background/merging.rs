@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::compaction::Compaction;
-use super::shape::{Claim, Job};
+use super::shape::{BOTTOM, Claim, Job};
 use crate::database::Database;
 use crate::error::Result;
 
@@ -35,6 +35,11 @@ pub(crate) struct Stack {
 }
 
 impl Merging {
+    /// A merge into the bottom is under way: what it leaves behind is not known yet.
+    pub(crate) fn below(&self) -> bool {
+        self.claims.lock().iter().any(|c| c.level == BOTTOM && c.runs.len() > 1)
+    }
+
     /// Keeps [`Database::merge_alone`] waiting.
     pub(crate) fn shared(&self) -> RwLockReadGuard<'_, ()> {
         self.gate.read()

@@ -347,6 +347,7 @@ impl Database {
             Err(e) => return Err(e),
         }
         self.look_for_holes();
+        self.seal_what_holds_much()?;
         let (_, since) = *self.background.quiet.lock();
         if now.saturating_sub(since) >= self.options.idle_flush {
             self.background.compaction_wanted();
@@ -360,6 +361,17 @@ impl Database {
                 flushed?;
             }
             self.zones.give_back()?;
+        }
+        Ok(())
+    }
+
+    /// Values that were overwritten stay until the flush of their generation: one whose values weigh a good part of the store is
+    /// flushed, however small its memtables are.
+    fn seal_what_holds_much(&self) -> Result<()> {
+        const LEAST: u64 = 256 << 20;
+        let generation = self.version.load().generation.clone();
+        if generation.held() > LEAST.max(self.holes().live / 5) && self.sealed.lock().is_empty() {
+            self.seal(generation.number)?;
         }
         Ok(())
     }

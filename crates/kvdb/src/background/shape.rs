@@ -47,6 +47,9 @@ const PRESSED: u64 = 1 << 20;
 /// Seeks that cost more than this many bytes of reading are dear: large values are moved for the sake of scans.
 const DEAR: u64 = 64 << 10;
 
+/// A merge whose key blocks are this much smaller than its new values is cheap.
+const CHEAP: u64 = 48;
+
 /// Runs to merge.
 pub(crate) struct Job {
     pub dict: DictionaryId,
@@ -143,7 +146,14 @@ impl Job {
             claims.iter().any(|c| c.level == level || runs.clone().any(|p| c.runs.contains(&p.id)))
         };
         for (level, runs) in tree.levels.iter().enumerate().take(BOTTOM.min(above)) {
-            if runs.len() < shape.runs_per_level || taken(level) {
+            if taken(level) {
+                continue;
+            }
+            // Where values lie outside, merging key blocks costs next to nothing, and shows which values are dead.
+            if shape.single_bottom && !(level..=BOTTOM).any(taken) && Job::is_cheap(tree, level) {
+                return Some(Job::everything_from(tree, level));
+            }
+            if runs.len() < shape.runs_per_level {
                 continue;
             }
             let below = |from: usize| tree.levels.iter().take(BOTTOM).skip(from).flatten();
@@ -157,6 +167,16 @@ impl Job {
             }
         }
         None
+    }
+
+    /// A merge of all from `level` downwards writes little beside the large values that it may find dead: those above the bottom weigh a
+    /// part of those in it that counts, and many times the key blocks of all.
+    fn is_cheap(tree: &Tree, level: usize) -> bool {
+        let values = |from: usize| tree.levels.iter().skip(from).flatten().map(|p| p.run.stats().value_bytes).sum::<u64>();
+        let blocks = weights(tree.levels.iter().skip(level).flatten());
+        let (all, bottom) = (values(level), values(BOTTOM));
+        let above = all - bottom;
+        bottom > 0 && above >= bottom / 8 && above >= CHEAP.saturating_mul(blocks)
     }
 
     /// What the tombstones call for: their runs merged with everything older. `any`: however few there are.

@@ -1,0 +1,52 @@
+//! `DEFRAG`: moves together what lies in zones that are mostly holes, while clients go on.
+
+use kvdb::DefragOptions;
+
+use super::is;
+use crate::failure::{Failure, Outcome};
+use crate::output::Output;
+use crate::request::{Arguments, integer};
+use crate::session::Session;
+
+/// `DEFRAG START [RATE bytes-a-second] [FULLEST percent]`, `DEFRAG STATUS`, `DEFRAG STOP`. The status is names and numbers in turn.
+pub fn defrag(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    match (args.at(1), args.len()) {
+        (c, n) if is(c, "start") && n.is_multiple_of(2) => {
+            let mut options = DefragOptions::default();
+            for at in (2..n).step_by(2) {
+                let number = integer(args.at(at + 1)).and_then(|n| u64::try_from(n).ok()).ok_or(Failure::NOT_AN_INTEGER)?;
+                match args.at(at) {
+                    o if is(o, "rate") => options.bytes_per_second = Some(number).filter(|n| *n > 0),
+                    o if is(o, "fullest") && number <= 99 => options.fullest_percent = number as u8,
+                    _ => return Err(Failure::SYNTAX),
+                }
+            }
+            match s.db().defragment(options)? {
+                true => out.ok(),
+                false => return Err(Failure::request("the store is being defragmented already")),
+            }
+        }
+        (c, 2) if is(c, "status") => {
+            let p = s.db().defrag_progress();
+            let fields = [
+                ("running", u64::from(p.running)),
+                ("automatic", u64::from(p.automatic)),
+                ("zones_reclaimable", p.zones_reclaimable),
+                ("zones_reclaimed", p.zones_reclaimed),
+                ("bytes_moved", p.bytes_moved),
+                ("rounds", p.rounds),
+            ];
+            out.array(fields.len() * 2);
+            for (name, value) in fields {
+                out.bulk(name.as_bytes());
+                out.integer(i64::try_from(value).unwrap_or(i64::MAX));
+            }
+        }
+        (c, 2) if is(c, "stop") => {
+            s.db().stop_defragment();
+            out.ok();
+        }
+        _ => return Err(Failure::SYNTAX),
+    }
+    Ok(())
+}

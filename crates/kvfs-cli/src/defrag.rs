@@ -1,0 +1,78 @@
+//! `kvfs defrag`: gives back the space of holes, in a store that is mounted or not.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use kvdb_server::Reply;
+use serde_json::{Map, Value, json};
+
+use crate::kv::Door;
+use crate::output::{Outcome, Output};
+use crate::store::human_size;
+
+/// Move together what lies in zones that are mostly holes, and give their space back.
+#[derive(clap::Args)]
+#[command(after_help = "\
+TARGET is the folder a store is mounted on, or the file of a store that is not mounted. Programs that use the store go on meanwhile.
+A store does the same by itself, slowly, when much of it is holes. What was moved stays moved when this is stopped.")]
+pub struct Args {
+    target: PathBuf,
+    /// Move at most so many MiB in a second.
+    #[arg(long, value_name = "MIB")]
+    rate: Option<u64>,
+    /// Leave zones alone of which more percent than this is in use.
+    #[arg(long, value_name = "PERCENT", default_value_t = 90, value_parser = clap::value_parser!(u8).range(1..=99))]
+    fullest: u8,
+    /// Only say how far it is.
+    #[arg(long, conflicts_with = "stop")]
+    status: bool,
+    /// End one that is under way.
+    #[arg(long)]
+    stop: bool,
+}
+
+pub fn run(args: Args, output: &Output) -> Outcome {
+    let mut door = Door::open(&args.target, !args.status)?;
+    if args.stop {
+        door.call(&[b"DEFRAG", b"STOP"])?;
+    } else if !args.status {
+        let (rate, fullest) = (args.rate.unwrap_or(0).saturating_mul(1 << 20).to_string(), args.fullest.to_string());
+        door.call(&[b"DEFRAG", b"START", b"RATE", rate.as_bytes(), b"FULLEST", fullest.as_bytes()])?;
+        let bar = output.progress("defragmenting", Some(0), false);
+        loop {
+            let status = status(&mut door)?;
+            let of = |name: &str| status[name].as_u64().unwrap_or(0);
+            bar.set_length(of("zones_reclaimable"));
+            bar.set_position(of("zones_reclaimed"));
+            if of("running") == 0 {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        bar.finish_and_clear();
+    }
+    let status = status(&mut door)?;
+    door.close()?;
+    let of = |name: &str| status[name].as_u64().unwrap_or(0);
+    let text = format!(
+        "{}{} of {} reclaimable zones of 8 MiB are free, {} moved",
+        if of("running") > 0 { "under way: " } else { "" },
+        of("zones_reclaimed"),
+        of("zones_reclaimable"),
+        human_size(of("bytes_moved"))
+    );
+    output.print(text, json!({"target": args.target, "defrag": status}))
+}
+
+/// Names and numbers.
+fn status(door: &mut Door) -> Outcome<Map<String, Value>> {
+    let mut map = Map::new();
+    if let Reply::Array(fields) = door.call(&[b"DEFRAG", b"STATUS"])? {
+        for pair in fields.chunks(2) {
+            if let [Reply::Bulk(name), Reply::Integer(value)] = pair {
+                map.insert(String::from_utf8_lossy(name).into_owned(), json!(value));
+            }
+        }
+    }
+    Ok(map)
+}
