@@ -77,6 +77,21 @@ impl View {
 
     /// Shows every tuple of `[start, end)` to `visit` in order, until that breaks. `end` empty: to the end of the dictionary. The
     /// quickest way through small values: nothing is copied.
+    ///
+    /// ```
+    /// # use std::ops::ControlFlow;
+    /// # let db = kvdb::Kvdb::in_memory();
+    /// # let fruit = db.open_dictionary("fruit")?;
+    /// # fruit.insert("apple", "red")?;
+    /// # fruit.insert("pear", "green")?;
+    /// let mut bytes = 0;
+    /// db.view().for_each(fruit.id(), b"", b"", |_key, value| {
+    ///     bytes += value.len();
+    ///     ControlFlow::Continue(())
+    /// })?;
+    /// assert_eq!(bytes, 8);
+    /// # Ok::<(), kvdb::Error>(())
+    /// ```
     pub fn for_each(
         &self,
         dict: DictionaryId,
@@ -90,6 +105,15 @@ impl View {
     }
 
     /// The value of each of `keys`, in their order. What must be read is read in the order of its place, and many at a time.
+    ///
+    /// ```
+    /// # let db = kvdb::Kvdb::in_memory();
+    /// # let fruit = db.open_dictionary("fruit")?;
+    /// # fruit.insert("apple", "red")?;
+    /// let found = db.view().multi_get(fruit.id(), &["pear", "apple"])?;
+    /// assert_eq!(found, [None, Some("red".into())]);
+    /// # Ok::<(), kvdb::Error>(())
+    /// ```
     pub fn multi_get<K: AsRef<[u8]>>(&self, dict: DictionaryId, keys: &[K]) -> Result<Vec<Option<Bytes>>> {
         let tree = self.version.tree(dict)?;
         let mut order: Vec<usize> = (0..keys.len()).collect();
