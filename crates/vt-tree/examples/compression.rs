@@ -34,7 +34,7 @@ fn value(kind: &str, i: u64) -> Vec<u8> {
             word(2),
             word(3),
             mix(i) % 100_000,
-            i % 3 == 0
+            i.is_multiple_of(3)
         )
         .into(),
         _ => (0..8).flat_map(|n| mix(i * 8 + n).to_le_bytes()).collect(),
