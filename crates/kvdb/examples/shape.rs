@@ -96,6 +96,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             ("single_bottom", v) => open.shape.single_bottom = v.parse()?,
             ("merge_threads", v) => open.merge_threads = v.parse()?,
             ("seek_bytes", v) => open.seek_bytes = v.parse()?,
+            ("defrag_rate", v) => open.defrag_rate = v.parse()?,
             ("memory", v) => open.memory = v.parse::<usize>()? << 20,
             _ => return Err(format!("{name} is no option").into()),
         }
@@ -172,7 +173,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let at = |part: f64| f64::from(took[((took.len() - 1) as f64 * part) as usize]) / 1e3;
     println!(
         "{{\"load\":\"{kind}\",\"value_bytes\":{value},\"options\":{rest:?},\"ops_per_s\":{:.0},\"write_amp\":{},\"write_amp_loaded\":{:.3},\"journal\":{},\"tuples\":{},\"index\":{},\"pages\":{},\
-         \"p999_ms\":{:.1},\"worst_ms\":{:.1},\"stops\":{},\"delayed_ms\":{},\"flushes\":{},\"merges\":{},\"levels\":{:?},\"block_span\":{},\"value_span\":{},\"space_most_pct\":{},\"live_bytes\":{scanned},\"scan_mb_s\":{:.0}}}",
+         \"p999_ms\":{:.1},\"worst_ms\":{:.1},\"stops\":{},\"delayed_ms\":{},\"flushes\":{},\"merges\":{},\"levels\":{:?},\"block_span\":{},\"value_span\":{},\"defrag_moved\":{},\"zones_held\":{},\"zones_reclaimable\":{},\"space_most_pct\":{},\"live_bytes\":{scanned},\"scan_mb_s\":{:.0}}}",
         load.count as f64 / seconds,
         per_byte(s.io.total().write_bytes),
         loaded.write_amplification(),
@@ -189,6 +190,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         s.dictionaries[0].levels.iter().map(Vec::len).collect::<Vec<_>>(),
         sum(|r| r.block_bytes) / sum(|r| r.block_spans).max(1),
         sum(|r| r.value_bytes) / sum(|r| r.value_spans).max(1),
+        s.defrag.bytes_moved,
+        s.zones_held,
+        s.zones_reclaimable,
         most.load(Ordering::Relaxed),
         scanned as f64 / scan / 1e6,
     );

@@ -85,6 +85,8 @@ pub struct Merge {
     /// Blocks of this input that end at or below this key were judged: they are copied.
     copying: Option<(usize, Bytes)>,
     spans: Spans,
+    /// The last span that was stitched, when nothing was pushed since: its input, and where on the device it ends.
+    stitched: Option<(usize, u64)>,
     /// The last item, a range tombstone: the next one may continue it.
     open: Option<Item>,
     /// Height of the tallest run, when no other is as tall.
@@ -115,6 +117,7 @@ impl Merge {
             builder,
             copying: None,
             spans: Spans::default(),
+            stitched: None,
             open: None,
             tallest,
             done: false,
@@ -193,6 +196,7 @@ impl Merge {
         let past = |low: &[u8]| self.end.as_ref().is_some_and(|end| low >= end.as_ref());
         match self.inputs[i].piece() {
             Some(Piece::Item(item)) if !past(item.key) => {
+                self.stitched = None;
                 let seq = if item.seq <= self.options.old_seq { 0 } else { item.seq };
                 if let BodyRef::DeleteRange { .. } = item.body {
                     return self.merge_range(i, Item { seq, ..item.to_item() });
@@ -335,9 +339,16 @@ impl Merge {
         if count == 0 {
             return self.inputs[i].descend();
         }
-        self.spans.saw(bytes, 1);
-        if bytes >= self.spans.threshold(placement) {
+        // Index nodes cut spans in two: what such a node ends with goes on in the next, and what it begins with may have begun before.
+        let begun = self.stitched.is_some_and(|(of, end)| of == i && follows_block(end, &entries[0]));
+        let cut = begun || (count == entries.len() && self.inputs[i].goes_on());
+        let threshold = self.spans.threshold(placement);
+        if !cut {
+            self.spans.saw(bytes, 1);
+        }
+        if bytes >= threshold || (cut && threshold != u64::MAX) {
             let span = entries[..count].to_vec();
+            self.stitched = span.last().map(|e| (i, e.at.end()));
             self.builder.push_blocks(&span, filter)?;
             self.inputs[i].advance_blocks(count);
             return Ok(());

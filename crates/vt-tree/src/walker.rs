@@ -118,6 +118,14 @@ impl Walker {
         }
     }
 
+    /// `true` when the run goes on behind the current index node.
+    pub fn goes_on(&self) -> bool {
+        match &self.under {
+            Under::Run { path, .. } => path.iter().rev().skip(1).any(|s| s.at + 1 < s.node.entries.len()),
+            _ => false,
+        }
+    }
+
     /// Opens the block or node here.
     pub fn descend(&mut self) -> Result<()> {
         let Under::Run { run, root, path, block } = &mut self.under else { return Ok(()) };

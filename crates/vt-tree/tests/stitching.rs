@@ -57,7 +57,10 @@ fn the_index_written_follows_the_overlap_and_not_the_size() {
     let (one, eight) = (cost(50_000), cost(400_000));
     // `cargo test -p vt-tree --test stitching index -- --nocapture` shows them.
     for (n, s) in [(50_000, &one), (100_000, &cost(100_000)), (200_000, &cost(200_000)), (400_000, &eight)] {
-        println!("100 of {n} items: {} bytes of index, {} of blocks written, {} read", s.index_written, s.blocks_written, s.blocks_read);
+        println!(
+            "100 of {n} items: {} bytes of index, {} of blocks written, {} read",
+            s.index_written, s.blocks_written, s.blocks_read
+        );
     }
     assert!(eight.index_written < one.index_written * 2, "{} against {}", one.index_written, eight.index_written);
     assert!(eight.blocks_written <= one.blocks_written * 2 && eight.blocks_read <= one.blocks_read * 2);

@@ -38,6 +38,8 @@ const STEP: u64 = 2 << 20;
 /// By itself it begins when this many percent of what runs hold are holes, and some zones can be had.
 const BEGIN_PERCENT: u64 = 12;
 const BEGIN_ZONES: u64 = 4;
+/// By itself it empties no zone that is fuller: it writes at most three bytes for each that it gains.
+const CHEAP_PERCENT: u8 = 75;
 /// From here on it goes as fast as it can.
 const HURRY_PERCENT: u64 = 22;
 /// When not even a part of this size finds room, there is none.
@@ -448,9 +450,7 @@ impl Database {
             // The same as when the last one ended.
             && std::mem::replace(&mut self.defragmenter.state.lock().seen, seen) != seen
         {
-            // Under load only what is cheap.
-            let fullest_percent = if self.is_quiet() { DefragOptions::default().fullest_percent } else { 80 };
-            self.defragmenter.request(DefragOptions { bytes_per_second: None, fullest_percent }, true);
+            self.defragmenter.request(DefragOptions { bytes_per_second: None, fullest_percent: CHEAP_PERCENT }, true);
         }
     }
 
