@@ -182,7 +182,8 @@ fn a_later_change_of_a_batch_wins() {
 fn the_threshold_is_durable_and_changes_while_merges_run() {
     let run = |stitch_at: Option<u64>| {
         let (device, env) = (Arc::new(MemoryDevice::new()), Arc::new(Simulated::new(1)));
-        let options = OpenOptions { memory: 64 << 20, merge_part: 256 << 10, ..small() };
+        let shape = Shape { runs_per_level: 4, ..Shape::default() };
+        let options = OpenOptions { memory: 64 << 20, merge_part: 256 << 10, shape, ..small() };
         let db = create(device.clone(), env.clone(), options).unwrap();
         let d = db.create_dictionary("d", DictionaryOptions { stitch_at: u64::MAX, ..Default::default() }).unwrap();
         for flush in 0..4u64 {

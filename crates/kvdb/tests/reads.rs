@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use env::{Machine, Random};
-use kvdb::{Batch, CreateOptions, Cursor, DictionaryId, DictionaryOptions, Durability, Kvdb, OpenOptions};
+use kvdb::{Batch, CreateOptions, Cursor, DictionaryId, DictionaryOptions, Durability, Kvdb, OpenOptions, Shape};
 use parking_lot::Mutex;
 use zones::{Device, MemoryDevice, Purpose, PurposeStats};
 
@@ -98,7 +98,10 @@ enum Order {
 impl Loaded {
     fn new(memory: usize, value: usize, count: u64, order: Order) -> Loaded {
         let device = Arc::new(Waiting::default());
-        let open = OpenOptions { memory, threads: false, zero_journal: false, flush_on_close: false, ..OpenOptions::default() };
+        // Few runs, whatever the default.
+        let shape = Shape { runs_per_level: 4, ..Shape::default() };
+        let open =
+            OpenOptions { memory, shape, threads: false, zero_journal: false, flush_on_close: false, ..OpenOptions::default() };
         let options = CreateOptions { open, ..CreateOptions::default() };
         let db = Kvdb::create(device.clone(), Arc::new(Machine::default()), options).unwrap();
         let d = db.create_dictionary("d", DictionaryOptions::default()).unwrap();

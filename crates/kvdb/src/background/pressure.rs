@@ -54,7 +54,7 @@ impl Database {
         };
         let memory = part(self.memtable_bytes(), self.shares.memtables / 2, self.shares.memtables);
         let fan = self.options.shape.sane().runs_per_level;
-        let runs = part(self.counters.young_runs.get() as usize, 2 * fan, 8 * fan);
+        let runs = part(self.counters.young_runs.get() as usize, fan + fan / 2, 4 * fan);
         let unplaced = part(self.unplaced_bytes.load(Ordering::Relaxed), self.shares.window, 2 * self.shares.window);
         memory.max(runs).max(unplaced)
     }

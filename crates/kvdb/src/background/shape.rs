@@ -29,7 +29,7 @@ pub struct Shape {
 
 impl Default for Shape {
     fn default() -> Self {
-        Shape { runs_per_level: 4, size_ratio: 4, single_bottom: true }
+        Shape { runs_per_level: 8, size_ratio: 4, single_bottom: true }
     }
 }
 
