@@ -77,6 +77,8 @@ fn options(end: End) -> OpenOptions {
         threads: false,
         zero_journal: false,
         flush_on_close: end != End::ClosedUnflushed,
+        // So that seven flushes make several levels.
+        shape: kvdb::Shape { runs_per_level: 4, ..kvdb::Shape::default() },
         ..OpenOptions::default()
     }
 }
