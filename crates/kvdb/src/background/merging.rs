@@ -10,7 +10,7 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use super::compaction::Compaction;
 use super::shape::{BOTTOM, Claim, Job};
 use crate::database::Database;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Merges that a thread has under way at most, each younger than the one before.
 const DEEPEST: usize = 4;
@@ -25,6 +25,8 @@ pub(crate) struct Merging {
     next_claim: AtomicU64,
     /// Of a store without threads.
     pub inline: Mutex<Stack>,
+    /// One more than the zones that were free when a merge last found no space for it; 0: it found some.
+    starved: AtomicU64,
 }
 
 /// The merges that one thread has under way, the youngest last.
@@ -38,6 +40,11 @@ impl Merging {
     /// A merge into the bottom is under way: what it leaves behind is not known yet.
     pub(crate) fn below(&self) -> bool {
         self.claims.lock().iter().any(|c| c.level == BOTTOM && c.runs.len() > 1)
+    }
+
+    /// `true` when a merge would find no more space than the last one, which found too little.
+    pub(crate) fn starved(&self, zones_free: u64) -> bool {
+        zones_free < self.starved.load(Ordering::Relaxed)
     }
 
     /// Keeps [`Database::merge_alone`] waiting.
@@ -113,6 +120,8 @@ impl Database {
             done => {
                 self.merging.release(*number);
                 stack.merges.pop();
+                let starved = if matches!(done, Err(Error::NoSpace)) { self.zones.space().zones_free + 1 } else { 0 };
+                self.merging.starved.store(starved, Ordering::Relaxed);
                 done?;
             }
         }

@@ -187,7 +187,8 @@ impl Database {
         if tight || long || self.memtable_bytes() > self.shares.memtables {
             self.ignore_full(self.flush_sealed().map(|_| ()))?;
         }
-        if self.counters.young_runs.get() as usize >= 4 * self.options.shape.sane().runs_per_level {
+        let runs = self.counters.young_runs.get() as usize >= 4 * self.options.shape.sane().runs_per_level;
+        if runs && !self.merging.starved(self.zones.space().zones_free) {
             self.ignore_full(self.compaction_steps(usize::MAX).map(|_| ()))?;
         }
         Ok(())
