@@ -104,7 +104,8 @@ rmdir "$DIR" 2>/dev/null || true
         "rounds, engines interleaved, each phase in a process of its own · 256 MiB of memory for each engine, 64 MiB of them a write" \
         "buffer, no compression, a journal that is not synced unless it says \"no journal\" · medians. \"Written\" counts the bytes that the" \
         "process sent to storage for each byte of keys and values; a ratio above 1 means that the engine is faster than the best peer. redb" \
-        "and LMDB put a thousand puts in a transaction."
+        "and LMDB put a thousand puts in a transaction. An unsynced put is in the kernel's hands at once with RocksDB, LevelDB and fjall;" \
+        "kvdb keeps it in its own memory for up to a second, so a killed process loses that too."
     echo
     echo "The lines behind the tables are in \`kv.jsonl\`; the commands were:"
     echo
