@@ -123,7 +123,21 @@ fn clients_go_on_meanwhile_and_it_can_be_stopped_and_begun_again() {
         expected.get_mut(&d).unwrap().extend(written.iter().enumerate().map(|(i, key)| (key.clone(), vec![i as u8; 5000])));
     });
     assert!(contents(&db).unwrap() == expected);
-    assert!(db.stats().zones_reclaimable * 2 <= reclaimable, "{} of {reclaimable}", db.stats().zones_reclaimable);
+    assert!(db.defrag_progress().bytes_moved > 0, "it moved something while the writer went on");
+    // What was written meanwhile is flushed and merged behind it, which may leave holes too. In the end there is nothing to gain.
+    let begun = std::time::Instant::now();
+    loop {
+        if db.defragment(DefragOptions { fullest_percent: 99, ..DefragOptions::default() }).unwrap() {
+            db.wait_for_defragment();
+            if db.defrag_progress().zones_reclaimable == 0 {
+                break;
+            }
+        }
+        assert!(begun.elapsed().as_secs() < 60, "{:?}", db.defrag_progress());
+    }
+    // The figure of the statistics counts the open zones of tuples, index and pages as well.
+    let left = db.stats().zones_reclaimable;
+    assert!(left < reclaimable && left <= 3, "{left} of {reclaimable}");
 }
 
 #[test]
