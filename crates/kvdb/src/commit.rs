@@ -2,24 +2,23 @@
 //! appends its record to the journal's buffer, writes the memtables and becomes visible. Nobody waits for another thread on this way;
 //! what has gathered is written by the journal's thread.
 //!
-//! Durability is a second stage: whoever wants it for a position of the journal's stream waits for a sync that began after its
-//! record was in the buffer. One of the waiting threads does the sync for all of them; the others join the next one.
+//! Durability is a second stage (see `pipeline`): whoever wants it for a position of the journal's stream waits for a sync that began
+//! after its record was in the buffer. One of the waiting threads does the sync for all of them; the others join the next one.
 
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use parking_lot::MutexGuard;
 use vt_tree::{ExtentRef, Seq, Slot, Value, place_value};
-use zones::{Hold, Purpose, Reserve, ZoneId};
+use zones::{Hold, Purpose, Reserve};
 
 use crate::batch::{Batch, Change, Durability};
-use crate::database::{Database, Sealed};
+use crate::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::journal::record::{self, Changes, Op};
-use crate::journal::{Owned, Segment, Writer};
-use crate::manifest::{Edit, JournalStart};
-use crate::unplaced::{self, Pending, Unplaced};
+use crate::pipeline::Pipeline;
+use crate::unplaced::{self, Unplaced};
 use crate::version::{Layer, Version};
 
 /// Longest key, bytes.
@@ -27,71 +26,6 @@ pub const MAX_KEY: usize = 32 << 10;
 
 /// Longest value, bytes: it lies in one piece, in one zone.
 pub const MAX_VALUE: usize = 7 << 20;
-
-/// What the pipeline's lock guards.
-pub(crate) struct Pipeline {
-    pub next_seq: Seq,
-    /// What the journal's writer has not taken yet.
-    pub pending: Pending,
-    /// Position in the stream of the first pending byte.
-    pub position: u64,
-    /// Bytes of stream that may be pending: the segments at hand have room for them.
-    pub room: usize,
-    /// What the values that may wait for their place can take: see [`unplaced::room`].
-    pub place_room: u64,
-    /// A buffer that was written out, for reuse.
-    spare: Vec<u8>,
-}
-
-impl Pipeline {
-    pub(crate) fn new(next_seq: Seq, position: u64) -> Pipeline {
-        Pipeline { next_seq, pending: Pending::new(Vec::new()), position, room: 0, place_room: 0, spare: Vec::new() }
-    }
-
-    /// Position behind everything committed.
-    pub(crate) fn end(&self) -> u64 {
-        self.position + self.pending.len() as u64
-    }
-
-    /// The stream, to append a commit to.
-    fn stream(&mut self) -> &mut Vec<u8> {
-        let stream = &mut self.pending.stream;
-        if stream.len() == crate::chunk::HEADER {
-            stream.extend_from_slice(&record::number(self.next_seq));
-        }
-        stream
-    }
-
-    /// Takes what is pending, to be written by `writer`. Until that is done, the room is known to be what it leaves at least.
-    fn take(&mut self, writer: &Writer) -> Pending {
-        let empty = Pending::new(std::mem::take(&mut self.spare));
-        let taken = std::mem::replace(&mut self.pending, empty);
-        self.position += taken.len() as u64;
-        self.room = writer.room().saturating_sub(crate::journal::cost(taken.len()));
-        self.place_room = unplaced::room(writer.set_aside.len().saturating_sub(unplaced::zones_for(taken.cost)));
-        taken
-    }
-
-    /// Undoes that.
-    fn put_back(&mut self, mut taken: Pending, writer: &Writer) {
-        self.position -= taken.len() as u64;
-        taken.append(std::mem::replace(&mut self.pending, Pending::new(Vec::new())));
-        self.pending = taken;
-        self.look(writer);
-    }
-
-    /// Takes note of what the writer has room for.
-    fn look(&mut self, writer: &Writer) {
-        self.room = writer.room();
-        self.place_room = unplaced::room(writer.set_aside.len());
-    }
-}
-
-/// Who syncs the journal, and how far it is durable.
-#[derive(Default)]
-pub(crate) struct Syncing {
-    pub running: bool,
-}
 
 impl Database {
     pub(crate) fn commit(&self, batch: Batch, durability: Durability) -> Result<()> {
@@ -320,207 +254,6 @@ impl Database {
             version.generation.hold(hold);
         }
         Ok(self.publish(&mut pipeline, &version, changes.len() as u64, grown, unplaced))
-    }
-
-    /// Prepares segments until a record of `len` bytes fits, and zones for values that cost so much.
-    fn make_room(&self, len: usize, cost: u64) -> Result<()> {
-        let mut writer = self.writer.lock();
-        self.write_out_with(&mut writer)?;
-        while writer.room() < len {
-            self.add_segment(&mut writer)?;
-        }
-        self.set_aside(&mut writer, cost, Reserve::Keep)?;
-        self.pipeline.lock().look(&writer);
-        Ok(())
-    }
-
-    /// Takes zones until values that cost so much are sure to find a place.
-    fn set_aside(&self, writer: &mut Writer, cost: u64, reserve: Reserve) -> Result<()> {
-        while unplaced::room(writer.set_aside.len()) < cost {
-            writer.set_aside.push(self.zones.set_aside(reserve)?);
-        }
-        Ok(())
-    }
-
-    /// Takes zones ahead for the windows of values that may be pending and one more, when there is plenty of space and such values come.
-    pub(crate) fn set_aside_ahead(&self) -> Result<()> {
-        let cost = 3 * self.shares.window as u64;
-        if self.zones.space().free_for_user < 16 * cost {
-            return Ok(());
-        }
-        let mut writer = self.writer.lock();
-        self.set_aside(&mut writer, cost, Reserve::Keep)?;
-        let mut pipeline = self.pipeline.lock();
-        // The values that are pending count on the zones as well.
-        pipeline.look(&writer);
-        Ok(())
-    }
-
-    /// Gives back what was taken ahead and is not needed.
-    pub(crate) fn give_aside_back(&self) {
-        let mut writer = self.writer.lock();
-        let mut pipeline = self.pipeline.lock();
-        writer.set_aside.truncate(unplaced::zones_for(pipeline.pending.cost));
-        pipeline.look(&writer);
-    }
-
-    /// Lists one more segment in the manifest and gives it to the writer.
-    pub(crate) fn add_segment(&self, writer: &mut Writer) -> Result<()> {
-        let (zone, hold) = match self.zones.take_zone(Purpose::Journal, Reserve::Keep) {
-            Err(zones::Error::NoSpace) => {
-                // What is set aside is for merging: the journal must soon be short again.
-                self.journal_tight.store(true, Ordering::Release);
-                self.zones.take_zone(Purpose::Journal, Reserve::Use)?
-            }
-            taken => taken?,
-        };
-        let owned = self.list_segment(zone, hold)?;
-        self.give_to(writer, vec![owned])
-    }
-
-    /// Makes a zone the journal's next segment in the manifest.
-    pub(crate) fn list_segment(&self, zone: ZoneId, hold: Hold) -> Result<Owned> {
-        let mut manifest = self.manifest()?;
-        let segment = Segment { number: manifest.state().next_segment, zone, epoch: self.env.random(), end: None };
-        manifest.commit(vec![Edit::Segment(segment)])?;
-        Ok(Owned { segment, hold })
-    }
-
-    /// Gives listed segments to the writer; those that come too late for it are no segments any more.
-    pub(crate) fn give_to(&self, writer: &mut Writer, segments: Vec<Owned>) -> Result<()> {
-        let late: Vec<Owned> = segments.into_iter().filter_map(|s| writer.add(s)).collect();
-        if late.is_empty() {
-            return Ok(());
-        }
-        let forget = late.iter().map(|s| Edit::ForgetSegment { number: s.segment.number }).collect();
-        self.manifest()?.commit(forget)
-    }
-
-    /// Hands the journal's buffer to the device, not synced. Gives the position up to which the stream is written.
-    pub(crate) fn write_out(&self) -> Result<u64> {
-        self.write_out_with(&mut self.writer.lock())
-    }
-
-    pub(crate) fn write_out_with(&self, writer: &mut Writer) -> Result<u64> {
-        self.health.check()?;
-        let mut taken = {
-            let mut pipeline = self.pipeline.lock();
-            if pipeline.pending.is_empty() {
-                return Ok(pipeline.position);
-            }
-            pipeline.take(writer)
-        };
-        if let Err(e) = self.place_values(&mut taken, writer) {
-            // They stay what they are, readable and not yet durable; the next write tries again.
-            self.pipeline.lock().put_back(taken, writer);
-            return Err(self.unless_full("writing values", e));
-        }
-        self.write_taken(writer, taken.stream)?;
-        Ok(writer.position().position)
-    }
-
-    /// A full store is no failure of it; anything else is.
-    fn unless_full(&self, doing: &str, e: Error) -> Error {
-        if matches!(e, Error::NoSpace) { e } else { self.health.fail(doing, &e) }
-    }
-
-    /// Writes a piece of the stream that was taken from the pipeline.
-    fn write_taken(&self, writer: &mut Writer, mut stream: Vec<u8>) -> Result<()> {
-        if stream.len() > crate::chunk::HEADER {
-            let synced = self.durable.load(Ordering::Acquire);
-            writer.write(&mut stream, synced).map_err(|e| self.health.fail("writing the journal", &e))?;
-            self.counters.journal_device.set(writer.bytes());
-        }
-        let mut pipeline = self.pipeline.lock();
-        // What has gathered meanwhile was let in by the more careful figures.
-        pipeline.look(writer);
-        if stream.capacity() <= 2 * self.shares.journal_buffer {
-            pipeline.spare = stream;
-        }
-        Ok(())
-    }
-
-    /// Everything committed before this call is durable when it returns.
-    pub(crate) fn sync(&self) -> Result<()> {
-        if self.options.read_only {
-            return Ok(());
-        }
-        self.health.check()?;
-        if !self.options.journal {
-            return self.flush_all();
-        }
-        let end = self.pipeline.lock().end();
-        if end == self.marked.load(Ordering::Relaxed) {
-            // Nothing but a mark came since the last sync.
-            return Ok(());
-        }
-        self.sync_to(end)
-    }
-
-    /// Returns when the journal's stream is durable up to `position`.
-    pub(crate) fn sync_to(&self, position: u64) -> Result<()> {
-        if !self.options.journal {
-            return self.flush_all();
-        }
-        let mut syncing = self.syncing.lock();
-        loop {
-            if self.durable.load(Ordering::Acquire) >= position {
-                return Ok(());
-            }
-            self.health.check()?;
-            if !syncing.running {
-                break;
-            }
-            self.sync_done.wait(&mut syncing);
-        }
-        syncing.running = true;
-        drop(syncing);
-        let result = self.write_out().and_then(|written| {
-            // The writer is not locked here: others fill and write the buffer while this sync is under way.
-            self.zones.sync().map_err(|e| self.health.fail("syncing the journal", &e.into()))?;
-            self.counters.syncs.add(1);
-            Ok(written)
-        });
-        let mut syncing = self.syncing.lock();
-        syncing.running = false;
-        if let Ok(written) = result {
-            self.durable.fetch_max(written, Ordering::AcqRel);
-        }
-        drop(syncing);
-        self.sync_done.notify_all();
-        result.map(|_| ())
-    }
-
-    /// Closes generation `number` for commits, if nobody did so before.
-    pub(crate) fn seal(&self, number: u64) -> Result<()> {
-        let mut writer = self.writer.lock();
-        // Twice, so that little is left for the time when commits must wait.
-        self.write_out_with(&mut writer)?;
-        self.write_out_with(&mut writer)?;
-        let mut pipeline = self.pipeline.lock();
-        if self.version.load().generation.number != number {
-            return Ok(());
-        }
-        // What came since belongs to this generation too. Its values must have their places before it is flushed.
-        let mut rest = pipeline.take(&writer);
-        if let Err(e) = self.place_values(&mut rest, &mut writer) {
-            pipeline.put_back(rest, &writer);
-            return Err(self.unless_full("writing values", e));
-        }
-        let seq = pipeline.next_seq - 1;
-        self.swap_version(|v| *v = v.sealed());
-        let bytes = self.active_bytes.swap(0, Ordering::Relaxed);
-        drop(pipeline);
-        self.write_taken(&mut writer, rest.stream)?;
-        let at = writer.position();
-        let start = JournalStart { segment: at.segment, offset: at.offset, position: at.position, seq };
-        let mut sealed = self.sealed.lock();
-        sealed.push_back(Sealed { generation: number, bytes, start });
-        self.sealed_bytes.fetch_add(bytes, Ordering::Release);
-        drop(sealed);
-        drop(writer);
-        self.background.flush_wanted();
-        Ok(())
     }
 }
 

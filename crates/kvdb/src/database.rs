@@ -16,7 +16,6 @@ use vt_tree::Store;
 use zones::Zones;
 
 use crate::background::{Background, Defragmenter, Merging};
-use crate::commit::{Pipeline, Syncing};
 use crate::dictionary::{DictionaryId, DictionaryInfo, DictionaryOptions, MAX_DICTIONARY_NAME};
 use crate::error::{Error, Result};
 use crate::health::Health;
@@ -24,6 +23,7 @@ use crate::journal::{SEGMENT_SIZE, Writer};
 use crate::manifest::{Edit, JournalStart, Manifest, State};
 use crate::options::{OpenOptions, Shares};
 use crate::pins::{Pinned, Pins};
+use crate::pipeline::{Pipeline, Syncing};
 use crate::stats::Counters;
 use crate::unplaced::Chunks;
 use crate::version::{Tree, Version};

@@ -58,6 +58,7 @@ mod journal;
 mod manifest;
 mod options;
 mod pins;
+mod pipeline;
 mod recovery;
 mod stats;
 mod stream;
