@@ -88,15 +88,15 @@ impl Database {
         while writer.room() < len {
             self.add_segment(&mut writer)?;
         }
-        self.set_aside(&mut writer, cost, Reserve::Keep)?;
+        self.set_aside(&mut writer, cost)?;
         self.pipeline.lock().look(&writer);
         Ok(())
     }
 
     /// Takes zones until values that cost so much are sure to find a place.
-    fn set_aside(&self, writer: &mut Writer, cost: u64, reserve: Reserve) -> Result<()> {
+    fn set_aside(&self, writer: &mut Writer, cost: u64) -> Result<()> {
         while unplaced::room(writer.set_aside.len()) < cost {
-            writer.set_aside.push(self.zones.set_aside(reserve)?);
+            writer.set_aside.push(self.zones.set_aside(Reserve::Keep)?);
         }
         Ok(())
     }
@@ -108,10 +108,8 @@ impl Database {
             return Ok(());
         }
         let mut writer = self.writer.lock();
-        self.set_aside(&mut writer, cost, Reserve::Keep)?;
-        let mut pipeline = self.pipeline.lock();
-        // The values that are pending count on the zones as well.
-        pipeline.look(&writer);
+        self.set_aside(&mut writer, cost)?;
+        self.pipeline.lock().look(&writer);
         Ok(())
     }
 

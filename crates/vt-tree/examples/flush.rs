@@ -3,22 +3,13 @@
 //!
 //! `cargo run --release -p vt-tree --example flush [items] [rounds]`
 
+mod measure;
+
 use std::sync::Arc;
 
+use measure::{mix, ran};
 use vt_tree::{Input, KeyRange, Memtable, MergeOptions, Placement, Pool, Run, Source, Store, merge};
 use zones::{FormatOptions, MemoryDevice, Zones};
-
-fn mix(i: u64) -> u64 {
-    let x = (i ^ i >> 31).wrapping_mul(0x7fb5_d329_728e_a185);
-    let x = (x ^ x >> 27).wrapping_mul(0x81da_def4_bc2d_d44d);
-    x ^ x >> 33
-}
-
-/// Nanoseconds that this thread has been running.
-fn ran() -> u64 {
-    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").expect("Linux tells how long a thread ran");
-    stat.split(' ').next().and_then(|ns| ns.parse().ok()).expect("a number of nanoseconds")
-}
 
 fn run(store: &Arc<Store>, inputs: &[Input]) -> Arc<Run> {
     let options = MergeOptions { placement: Placement::copy(), old_seq: u64::MAX, ..MergeOptions::default() };

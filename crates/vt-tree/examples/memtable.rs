@@ -3,26 +3,16 @@
 //!
 //! `cargo run --release -p vt-tree --example memtable [random|sequential|append] [items] [rounds]`
 
+mod measure;
+
 use std::collections::BTreeMap;
 
+use measure::{mix, ran};
 use vt_tree::{Memtable, Pool};
 
 const VALUE: [u8; 64] = [7; 64];
 /// Keys of one batch.
 const BATCH: usize = 100;
-
-/// A number that looks random, another one for each `i`.
-fn mix(i: u64) -> u64 {
-    let x = (i ^ i >> 31).wrapping_mul(0x7fb5_d329_728e_a185);
-    let x = (x ^ x >> 27).wrapping_mul(0x81da_def4_bc2d_d44d);
-    x ^ x >> 33
-}
-
-/// Nanoseconds that this thread has been running.
-fn ran() -> u64 {
-    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").expect("Linux tells how long a thread ran");
-    stat.split(' ').next().and_then(|ns| ns.parse().ok()).expect("a number of nanoseconds")
-}
 
 fn keys(load: &str, n: u64) -> Vec<[u8; 16]> {
     let decimal = |i: u64| <[u8; 16]>::try_from(format!("{i:016}").as_bytes()).expect("sixteen digits");

@@ -1,5 +1,5 @@
-//! Background work: four threads (the clock, the journal, flush, compaction), or, without threads, [`Database::step`], which does one bounded
-//! unit of it. Nothing is decided here: what a thread does is what a step does.
+//! Background work: threads for the clock, the journal, flushes, merges and defragmentation, or, without threads, [`Database::step`],
+//! which does one bounded unit of it. Nothing is decided here: what a thread does is what a step does.
 
 pub(crate) mod compaction;
 pub(crate) mod defragment;
