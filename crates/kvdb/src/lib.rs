@@ -62,6 +62,7 @@ mod pipeline;
 mod recovery;
 mod stats;
 mod stream;
+mod transactions;
 mod unplaced;
 mod version;
 mod view;
@@ -90,6 +91,7 @@ pub use iter::{Iter, Keys};
 pub use options::{CreateOptions, OpenOptions};
 pub use recovery::Recovery;
 pub use stats::{DictionaryStats, Stats};
+pub use transactions::Scope;
 pub use view::View;
 pub use vt_tree::Estimate;
 

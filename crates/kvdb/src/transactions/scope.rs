@@ -1,0 +1,76 @@
+//! A scope: where reads and writes go. Whoever works on one need not know whether it is the store itself, a transaction, or a
+//! state that nobody changes.
+
+use bytes::Bytes;
+
+use crate::Kvdb;
+use crate::batch::{Batch, Durability};
+use crate::cursor::Cursor;
+use crate::dictionary::DictionaryId;
+use crate::error::{Error, Result};
+use crate::view::View;
+
+/// Where reads and writes go.
+#[derive(Clone)]
+pub enum Scope {
+    /// The store as it is for everybody.
+    Mainline(Kvdb),
+    /// A state that nobody changes.
+    Frozen(View),
+}
+
+impl Scope {
+    /// The newest value that is seen here.
+    pub fn get(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>> {
+        match self {
+            Scope::Mainline(db) => db.get(dict, key),
+            Scope::Frozen(view) => view.get(dict, key),
+        }
+    }
+
+    /// Up to `limit` tuples of `[start, end)`; see [`View::scan`].
+    pub fn scan(&self, dict: DictionaryId, start: &[u8], end: &[u8], limit: usize) -> Result<Vec<(Bytes, Bytes)>> {
+        match self {
+            Scope::Mainline(db) => db.view().scan(dict, start, end, limit),
+            Scope::Frozen(view) => view.scan(dict, start, end, limit),
+        }
+    }
+
+    /// A cursor over `[start, end)` as it is now; see [`View::cursor`].
+    pub fn cursor(&self, dict: DictionaryId, start: &[u8], end: &[u8]) -> Result<Cursor> {
+        match self {
+            Scope::Mainline(db) => db.view().cursor(dict, start, end),
+            Scope::Frozen(view) => view.cursor(dict, start, end),
+        }
+    }
+
+    /// What is seen here now, for as long as the view is held. In a serializable transaction nothing is locked by it or by reading it.
+    pub fn view(&self) -> View {
+        match self {
+            Scope::Mainline(db) => db.view(),
+            Scope::Frozen(view) => view.clone(),
+        }
+    }
+
+    /// Applies a batch as one unit. In a transaction it is seen there alone until that commits, and `durability` waits for that.
+    pub fn commit(&self, batch: Batch, durability: Durability) -> Result<()> {
+        match self {
+            Scope::Mainline(db) => db.commit(batch, durability),
+            Scope::Frozen(_) => Err(Error::ReadOnly("it is a snapshot".into())),
+        }
+    }
+
+    /// Everything committed here before this call is on disk when it returns. In a transaction there is nothing to do: it is durable
+    /// with its commit.
+    pub fn sync(&self) -> Result<()> {
+        match self {
+            Scope::Mainline(db) => db.sync(),
+            Scope::Frozen(_) => Ok(()),
+        }
+    }
+
+    /// `false`: nothing can be changed here.
+    pub fn writable(&self) -> bool {
+        !matches!(self, Scope::Frozen(_))
+    }
+}
