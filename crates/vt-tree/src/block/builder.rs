@@ -1,0 +1,150 @@
+//! Writing a tuple block: items come in the order of their keys; those that count upwards wait until it is known whether they are a
+//! series.
+
+use zones::varint;
+
+use super::{
+    ASCENDS, DELETE, DELETE_RANGE, EXTENT, FOLLOWS, GROUP, HAS_SEQ, HAS_SERIES, INLINE, PART, SERIES, following, shared_prefix,
+};
+use crate::item::{BodyRef, ExtentRef, Seq, ValueRef};
+use crate::series::Open;
+
+/// Collects items in order and encodes them.
+#[derive(Default)]
+pub struct BlockBuilder {
+    buf: Vec<u8>,
+    restarts: Vec<u32>,
+    last_key: Vec<u8>,
+    last_extent: Option<ExtentRef>,
+    /// Items behind the last restart point.
+    in_group: usize,
+    /// The next item begins at a restart point, however short the group is.
+    ends_group: bool,
+    /// The latest items, while they may be a series.
+    open: Option<Open>,
+    /// Series, and items outside of any.
+    units: usize,
+    items: usize,
+    has_series: bool,
+}
+
+impl BlockBuilder {
+    pub fn is_empty(&self) -> bool {
+        self.items == 0
+    }
+
+    /// Size of the payload so far, bytes; an upper bound.
+    pub fn size(&self) -> usize {
+        self.buf.len() + 4 * self.restarts.len() + 4 + self.open.as_ref().map_or(0, Open::size)
+    }
+
+    pub fn add(&mut self, key: &[u8], seq: Seq, body: BodyRef<'_>) {
+        self.items += 1;
+        if let BodyRef::Put(ValueRef::Extent(e)) = body {
+            if self.open.as_mut().is_some_and(|open| open.push(key, seq, &e)) {
+                return;
+            }
+            self.close_series();
+            self.open = Open::begin(key, seq, &e);
+            if self.open.is_some() {
+                return;
+            }
+        } else if self.open.is_some() {
+            self.close_series();
+        }
+        self.add_one(key, seq, body);
+    }
+
+    /// Writes what is in the making, as a series or item by item.
+    fn close_series(&mut self) {
+        let Some(open) = self.open.take() else { return };
+        if !open.is_series() {
+            return open.each(|key, seq, e| self.add_one(key, seq, BodyRef::Put(ValueRef::Extent(e))));
+        }
+        self.restarts.push(self.buf.len() as u32);
+        self.head(0, open.first_key(), open.seq(), SERIES | if open.ascends() { ASCENDS } else { 0 });
+        open.encode(&mut self.buf);
+        self.has_series = true;
+        self.ends_group = true;
+        self.units += 1;
+    }
+
+    fn head(&mut self, shared: usize, key: &[u8], seq: Seq, kind: u8) {
+        let further = &key[shared..];
+        let flags = kind | if seq > 0 { HAS_SEQ } else { 0 };
+        if shared < 0x80 && further.len() < 0x80 {
+            self.buf.extend_from_slice(&[shared as u8, further.len() as u8, flags]);
+        } else {
+            varint::put_u64(&mut self.buf, shared as u64);
+            varint::put_u64(&mut self.buf, further.len() as u64);
+            self.buf.push(flags);
+        }
+        self.buf.extend_from_slice(further);
+        if seq > 0 {
+            varint::put_u64(&mut self.buf, seq);
+        }
+    }
+
+    fn add_one(&mut self, key: &[u8], seq: Seq, body: BodyRef<'_>) {
+        debug_assert!(self.units == 0 || self.ends_group || key > self.last_key.as_slice(), "items come in order");
+        let restart = self.units == 0 || self.ends_group || self.in_group == GROUP;
+        if restart {
+            self.restarts.push(self.buf.len() as u32);
+            self.last_extent = None;
+            self.in_group = 0;
+            self.ends_group = false;
+        }
+        self.in_group += 1;
+        self.units += 1;
+        let shared = if restart { 0 } else { shared_prefix(&self.last_key, key) };
+        match body {
+            BodyRef::Put(ValueRef::Inline(v, _)) => {
+                self.head(shared, key, seq, INLINE);
+                varint::put_u64(&mut self.buf, v.len() as u64);
+                self.buf.extend_from_slice(v);
+            }
+            BodyRef::Put(ValueRef::Extent(e)) => {
+                let follows = self
+                    .last_extent
+                    .is_some_and(|last| e.len == last.len && e.addr == following(last.addr + u64::from(last.len), e.len));
+                self.head(shared, key, seq, if follows { FOLLOWS } else { EXTENT });
+                if !follows {
+                    varint::put_u64(&mut self.buf, e.addr);
+                    varint::put_u64(&mut self.buf, u64::from(e.len));
+                }
+                self.buf.extend_from_slice(&e.crc.to_le_bytes());
+                self.last_extent = Some(e);
+            }
+            BodyRef::Delete => self.head(shared, key, seq, DELETE),
+            BodyRef::DeleteRange { end } => {
+                self.head(shared, key, seq, DELETE_RANGE);
+                varint::put_u64(&mut self.buf, end.len() as u64);
+                self.buf.extend_from_slice(end);
+            }
+        }
+        self.last_key.truncate(shared);
+        self.last_key.extend_from_slice(&key[shared..]);
+    }
+
+    /// The payload, in a buffer that the next block uses again; and whether nearly all of it is long series, see
+    /// [`crate::entry::Entry::unfiltered`]. Call [`Self::clear`] behind it.
+    pub fn finish(&mut self) -> (&[u8], bool) {
+        self.close_series();
+        for r in &self.restarts {
+            self.buf.extend_from_slice(&r.to_le_bytes());
+        }
+        let count = self.restarts.len() as u32 | if self.has_series { HAS_SERIES } else { 0 };
+        self.buf.extend_from_slice(&count.to_le_bytes());
+        (&self.buf, self.has_series && self.units * (PART / 2) <= self.items)
+    }
+
+    /// Empties it for the next block.
+    pub fn clear(&mut self) {
+        self.buf.clear();
+        self.restarts.clear();
+        self.last_key.clear();
+        (self.last_extent, self.open) = (None, None);
+        (self.in_group, self.units, self.items) = (0, 0, 0);
+        (self.ends_group, self.has_series) = (false, false);
+    }
+}

@@ -1,0 +1,99 @@
+//! Decoding one item after the other, from a restart point on. Nothing is believed: what does not fit is `None`.
+
+use zones::varint;
+
+use super::{ASCENDS, DELETE, DELETE_RANGE, EXTENT, FOLLOWS, HAS_SEQ, INLINE, KIND, following};
+use crate::group::Place;
+use crate::item::{ExtentRef, Seq};
+
+/// What precedes an item's body.
+pub(super) struct Head {
+    pub shared: usize,
+    pub suffix: (usize, usize),
+    pub kind: u8,
+    pub ascends: bool,
+    pub seq: Seq,
+}
+
+pub(super) struct Decoder<'a> {
+    pub data: &'a [u8],
+    pub at: usize,
+    pub extent: Option<ExtentRef>,
+}
+
+impl Decoder<'_> {
+    #[inline]
+    fn varint(&mut self) -> Option<u64> {
+        // Nearly all are below 128.
+        let first = *self.data.get(self.at)?;
+        if first < 0x80 {
+            self.at += 1;
+            return Some(u64::from(first));
+        }
+        let mut rest = self.data.get(self.at..)?;
+        let before = rest.len();
+        let v = varint::get_u64(&mut rest).ok()?;
+        self.at += before - rest.len();
+        Some(v)
+    }
+
+    fn take(&mut self, len: usize) -> Option<(usize, usize)> {
+        let end = self.at.checked_add(len).filter(|&e| e <= self.data.len())?;
+        let start = self.at;
+        self.at = end;
+        Some((start, end))
+    }
+
+    pub fn head(&mut self, key_len: usize) -> Option<Head> {
+        let shared = usize::try_from(self.varint()?).ok().filter(|&s| s <= key_len)?;
+        let unshared = usize::try_from(self.varint()?).ok()?;
+        let flags = self.data.get(self.at).copied()?;
+        self.at += 1;
+        let suffix = self.take(unshared)?;
+        let seq = if flags & HAS_SEQ != 0 { self.varint()? } else { 0 };
+        Some(Head { shared, suffix, kind: flags & KIND, ascends: flags & ASCENDS != 0, seq })
+    }
+
+    fn bytes(&mut self) -> Option<(u32, u32)> {
+        let len = usize::try_from(self.varint()?).ok()?;
+        let (s, e) = self.take(len)?;
+        // A block is shorter than a zone.
+        Some((s as u32, e as u32))
+    }
+
+    fn crc(&mut self) -> Option<u32> {
+        let (s, e) = self.take(4)?;
+        Some(u32::from_le_bytes(self.data[s..e].try_into().ok()?))
+    }
+
+    #[inline]
+    pub fn place(&mut self, kind: u8) -> Option<Place> {
+        Some(match kind {
+            INLINE => {
+                let (s, e) = self.bytes()?;
+                Place::Inline(s, e)
+            }
+            EXTENT | FOLLOWS => {
+                let (addr, len) = if kind == EXTENT {
+                    (self.varint()?, u32::try_from(self.varint()?).ok()?)
+                } else {
+                    let last = self.extent?;
+                    (following(last.addr.checked_add(u64::from(last.len))?, last.len), last.len)
+                };
+                // Keeps every later sum of address and length inside u64.
+                if addr > u64::MAX / 2 {
+                    return None;
+                }
+                let e = ExtentRef { addr, len, crc: self.crc()? };
+                self.extent = Some(e);
+                Place::Extent(e)
+            }
+            DELETE => Place::Delete,
+            DELETE_RANGE => {
+                let (s, e) = self.bytes()?;
+                Place::DeleteRange(s, e)
+            }
+            _ => return None,
+        })
+    }
+}

@@ -1,0 +1,81 @@
+//! Tuple blocks: sorted items, prefix-compressed, with restart points.
+//!
+//! Payload: the items; then the offset (u32) of each restart point; then their number (u32; its highest bit says that there are series).
+//! An item: shared key bytes (varint, 0 at a restart point) · further key bytes (varint) · kind and flags (u8) · the further key bytes ·
+//! sequence number (varint, when flagged; absent means 0, "old") · body. A body is: inline value (varint length, bytes); extent
+//! (varint address, varint length, crc u32); an extent that follows the previous one (crc u32: it has the same length and lies
+//! directly behind it); nothing (delete); the end of a deleted range (varint length, bytes); a series (see there), which stands alone
+//! between two restart points.
+//!
+//! Readers see *groups*: the items between two restart points, or a part of a series.
+
+mod builder;
+mod decoder;
+mod reader;
+#[cfg(test)]
+mod tests;
+
+use crate::item::ExtentRef;
+
+pub use builder::BlockBuilder;
+pub use reader::Block;
+
+/// Items between restart points.
+const GROUP: usize = 16;
+/// Items of a series that are decoded at once.
+const PART: usize = 64;
+
+const KIND: u8 = 0x07;
+const HAS_SEQ: u8 = 0x08;
+/// Of a series: each item's sequence number is one more than that of the item before.
+const ASCENDS: u8 = 0x10;
+const INLINE: u8 = 0;
+const EXTENT: u8 = 1;
+const FOLLOWS: u8 = 2;
+const DELETE: u8 = 3;
+const DELETE_RANGE: u8 = 4;
+const SERIES: u8 = 5;
+
+/// In the number of restart points.
+const HAS_SERIES: u32 = 1 << 31;
+
+/// Values whose length is a multiple of a page are page-aligned; others lie on this boundary.
+const SMALL_ALIGN: u64 = 512;
+
+/// The alignment of a large value of `len` bytes.
+pub fn extent_align(len: usize) -> u32 {
+    if len.is_multiple_of(zones::SECTOR as usize) { zones::SECTOR as u32 } else { SMALL_ALIGN as u32 }
+}
+
+/// Where the next extent of `len` bytes lies when it follows one that ends at `end`.
+fn following(end: u64, len: u32) -> u64 {
+    end.next_multiple_of(u64::from(extent_align(len as usize)))
+}
+
+/// `true` when reading `b` directly after `a` needs no seek: it begins where `a` ends, alignment aside.
+pub fn contiguous(a: &ExtentRef, b: &ExtentRef) -> bool {
+    let end = a.addr.saturating_add(u64::from(a.len));
+    b.addr >= end && b.addr - end < zones::SECTOR
+}
+
+/// The first eight bytes as a number that sorts as they do; missing ones count as zeros.
+pub(crate) fn head_of(bytes: &[u8]) -> u64 {
+    let mut head = [0; 8];
+    let n = bytes.len().min(8);
+    head[..n].copy_from_slice(&bytes[..n]);
+    u64::from_be_bytes(head)
+}
+
+fn shared_prefix(a: &[u8], b: &[u8]) -> usize {
+    let mut n = 0;
+    // Eight bytes at a time as long as they are the same.
+    while let (Some(x), Some(y)) = (a.get(n..n + 8), b.get(n..n + 8)) {
+        let word = |s: &[u8]| s.try_into().map_or(0, u64::from_le_bytes);
+        let differ = word(x) ^ word(y);
+        if differ != 0 {
+            return n + differ.trailing_zeros() as usize / 8;
+        }
+        n += 8;
+    }
+    n + a[n..].iter().zip(&b[n..]).take_while(|(x, y)| x == y).count()
+}

@@ -1,0 +1,255 @@
+//! Reading a tuple block: groups are found by their first keys, and decoded when somebody asks for them.
+
+use bytes::Bytes;
+
+use super::decoder::Decoder;
+use super::{HAS_SERIES, PART, SERIES, head_of, shared_prefix};
+use crate::group::{Group, Place};
+use crate::item::{Body, BodyRef, Item, Seq, Value};
+use crate::series::Series;
+use crate::{Error, Result};
+
+/// A decoded view of one tuple block. Decoding is lazy: a group (the items between two restart points) at a time.
+#[derive(Clone, Debug)]
+pub struct Block {
+    data: Bytes,
+    /// End of the items, start of the restart offsets.
+    items_end: usize,
+    restarts: usize,
+    has_series: bool,
+    /// Where there are series: the groups.
+    parts: Option<Box<[Part]>>,
+    addr: u64,
+    /// Bytes that all keys at restart points share, and the eight behind these of each, as a number that sorts as they do: a search
+    /// reads these and no key but one.
+    shared: usize,
+    heads: Box<[u64]>,
+}
+
+/// A group of a block with series: what lies behind a restart point, of a series the items from `from` on.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    restart: u32,
+    from: u32,
+}
+
+/// What lies behind a restart point.
+enum Stretch<'a> {
+    Items(Decoder<'a>, usize),
+    Series(Series<'a>),
+}
+
+impl Block {
+    /// `addr` names the block in errors.
+    pub fn parse(data: Bytes, addr: u64) -> Result<Block> {
+        let corrupt = || Error::Corrupt { what: "tuple block: restart points do not fit".into(), addr };
+        let tail = data.len().checked_sub(4).ok_or_else(corrupt)?;
+        let count = u32::from_le_bytes([data[tail], data[tail + 1], data[tail + 2], data[tail + 3]]);
+        let restarts = (count & !HAS_SERIES) as usize;
+        let items_end = restarts.checked_mul(4).and_then(|n| tail.checked_sub(n)).ok_or_else(corrupt)?;
+        let has_series = count & HAS_SERIES != 0;
+        let mut block = Block { data, items_end, restarts, has_series, parts: None, addr, shared: 0, heads: Box::default() };
+        let mut last = None;
+        for r in 0..restarts {
+            let offset = block.restart(r);
+            if offset >= items_end || last.is_some_and(|l| l >= offset) || (r == 0 && offset != 0) {
+                return Err(corrupt());
+            }
+            last = Some(offset);
+        }
+        if restarts == 0 && items_end != 0 {
+            return Err(corrupt());
+        }
+        if restarts > 0 {
+            block.shared = shared_prefix(block.restart_key(0)?, block.restart_key(restarts - 1)?);
+            let head = |r| Ok(head_of(block.restart_key(r)?.get(block.shared..).unwrap_or_default()));
+            block.heads = (0..restarts).map(head).collect::<Result<_>>()?;
+        }
+        if has_series {
+            let mut parts = Vec::new();
+            for r in 0..restarts {
+                // A series is as long as its checksums in the block, so there are few parts.
+                let len = if let Stretch::Series(s) = block.stretch(r)? { s.len() } else { 1 };
+                parts.extend((0..len).step_by(PART).map(|from| Part { restart: r as u32, from: from as u32 }));
+            }
+            block.parts = Some(parts.into());
+        }
+        Ok(block)
+    }
+
+    /// Memory that it takes, bytes.
+    pub fn weight(&self) -> usize {
+        self.data.len() + 8 * self.restarts + size_of::<Self>() + self.parts.as_ref().map_or(0, |p| p.len() * size_of::<Part>())
+    }
+
+    /// Number of groups.
+    pub fn groups(&self) -> usize {
+        self.parts.as_ref().map_or(self.restarts, |p| p.len())
+    }
+
+    /// Offset of a restart point.
+    fn restart(&self, r: usize) -> usize {
+        let at = self.items_end + 4 * r;
+        u32::from_le_bytes([self.data[at], self.data[at + 1], self.data[at + 2], self.data[at + 3]]) as usize
+    }
+
+    /// Decodes from a restart point on, up to the next.
+    fn decoder(&self, r: usize) -> (Decoder<'_>, usize) {
+        let end = if r + 1 < self.restarts { self.restart(r + 1) } else { self.items_end };
+        (Decoder { data: &self.data[..end], at: self.restart(r), extent: None }, end)
+    }
+
+    fn stretch(&self, r: usize) -> Result<Stretch<'_>> {
+        let (d, end) = self.decoder(r);
+        if !self.has_series {
+            return Ok(Stretch::Items(d, end));
+        }
+        let mut at_body = Decoder { ..d };
+        let head = at_body.head(0).ok_or_else(|| self.corrupt())?;
+        if head.kind != SERIES {
+            return Ok(Stretch::Items(d, end));
+        }
+        let key = &self.data[head.suffix.0..head.suffix.1];
+        let series = Series::decode(key, head.seq, head.ascends, &self.data[at_body.at..end]);
+        series.map(Stretch::Series).ok_or_else(|| self.corrupt())
+    }
+
+    fn corrupt(&self) -> Error {
+        Error::Corrupt { what: "tuple block: an item does not decode".into(), addr: self.addr }
+    }
+
+    /// The key at a restart point.
+    fn restart_key(&self, r: usize) -> Result<&[u8]> {
+        let (mut d, _) = self.decoder(r);
+        let head = d.head(0).ok_or_else(|| self.corrupt())?;
+        Ok(&self.data[head.suffix.0..head.suffix.1])
+    }
+
+    /// The last restart point with a key of at most `key`; 0 when none has.
+    fn restart_of(&self, key: &[u8]) -> Result<usize> {
+        if self.restarts == 0 {
+            return Ok(0);
+        }
+        let n = self.shared.min(key.len());
+        let (mut lo, mut hi) = match key[..n].cmp(&self.restart_key(0)?[..n]) {
+            std::cmp::Ordering::Less => (0, 0),
+            std::cmp::Ordering::Greater => (self.restarts, self.restarts),
+            // The key is itself a part of what all share.
+            std::cmp::Ordering::Equal if n < self.shared => (0, 0),
+            std::cmp::Ordering::Equal => {
+                let head = head_of(&key[n..]);
+                let first = self.heads.partition_point(|&h| h < head);
+                (first, first + self.heads[first..].partition_point(|&h| h == head))
+            }
+        };
+        // Equal heads are decided by whole keys.
+        while lo < hi {
+            let mid = (lo + hi) / 2;
+            if self.restart_key(mid)? <= key { lo = mid + 1 } else { hi = mid }
+        }
+        Ok(lo.saturating_sub(1))
+    }
+
+    /// The last group whose first key is at most `key`; 0 when none is.
+    pub fn group_of(&self, key: &[u8]) -> Result<usize> {
+        let r = self.restart_of(key)?;
+        let Some(parts) = self.parts.as_deref() else { return Ok(r) };
+        let (mut lo, mut hi) =
+            (parts.partition_point(|p| (p.restart as usize) < r), parts.partition_point(|p| p.restart as usize <= r));
+        let Some(Stretch::Series(series)) = (lo + 1 < hi).then(|| self.stretch(r)).transpose()? else { return Ok(lo) };
+        let mut first = Vec::new();
+        while lo + 1 < hi {
+            let mid = (lo + hi) / 2;
+            series.key(parts[mid].from as usize, &mut first);
+            if first.as_slice() <= key { lo = mid } else { hi = mid }
+        }
+        Ok(lo)
+    }
+
+    /// All items of a group.
+    pub fn group(&self, group: usize) -> Result<Vec<Item>> {
+        let mut decoded = Group::default();
+        self.group_into(group, &mut decoded)?;
+        Ok((0..decoded.len()).filter_map(|i| decoded.item(i)).map(|i| i.to_item()).collect())
+    }
+
+    /// All items of a group, into memory that was used before: nothing is allocated, and each key is put together once.
+    pub(crate) fn group_into(&self, group: usize, out: &mut Group) -> Result<()> {
+        out.begin(&self.data);
+        let part = match self.parts.as_deref() {
+            None if group < self.restarts => Part { restart: group as u32, from: 0 },
+            Some(parts) if group < parts.len() => parts[group],
+            _ => return Ok(()),
+        };
+        match self.stretch(part.restart as usize) {
+            Err(e) => {
+                out.clear();
+                return Err(e);
+            }
+            Ok(Stretch::Items(mut d, end)) => {
+                while d.at < end {
+                    let item = d.head(out.last_key_len()).and_then(|head| Some((d.place(head.kind)?, head)));
+                    let Some((place, head)) = item else {
+                        out.clear();
+                        return Err(self.corrupt());
+                    };
+                    out.push(head.shared, &self.data[head.suffix.0..head.suffix.1], head.seq, place);
+                }
+            }
+            Ok(Stretch::Series(series)) => {
+                let from = part.from as usize;
+                let mut key = Vec::new();
+                for i in from..series.len().min(from + PART) {
+                    series.key(i, &mut key);
+                    let shared = if i == from { 0 } else { key.len() - series.width() };
+                    let (seq, e) = series.item(i);
+                    out.push(shared, &key[shared..], seq, Place::Extent(e));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The item that covers `key`, if any.
+    pub fn find(&self, key: &[u8]) -> Result<Option<(Seq, Body)>> {
+        if self.restarts == 0 {
+            return Ok(None);
+        }
+        let (mut d, end) = match self.stretch(self.restart_of(key)?)? {
+            Stretch::Items(d, end) => (d, end),
+            Stretch::Series(series) => {
+                return Ok(series.find(key).map(|i| {
+                    let (seq, e) = series.item(i);
+                    (seq, Body::Put(Value::Extent(e)))
+                }));
+            }
+        };
+        // The key before, its length, and how much of it is as `key` begins: where that ends it is the smaller one.
+        let (mut len, mut common) = (0, 0);
+        let mut before: Option<(Seq, Place)> = None;
+        while d.at < end {
+            let head = d.head(len).ok_or_else(|| self.corrupt())?;
+            let suffix = &self.data[head.suffix.0..head.suffix.1];
+            len = head.shared + suffix.len();
+            if head.shared < common {
+                // It differs earlier than the one before, and ascends there.
+                break;
+            }
+            let mut order = std::cmp::Ordering::Less;
+            if head.shared == common {
+                common += shared_prefix(suffix, &key[common..]);
+                order = suffix[common - head.shared..].cmp(&key[common..]);
+            }
+            if order == std::cmp::Ordering::Greater {
+                break;
+            }
+            let place = d.place(head.kind).ok_or_else(|| self.corrupt())?;
+            if order == std::cmp::Ordering::Equal {
+                return Ok(Some((head.seq, place.body(&self.data).to_body())));
+            }
+            before = Some((head.seq, place));
+        }
+        let range = before.map(|(seq, place)| (seq, place.body(&self.data)));
+        Ok(range.filter(|(_, b)| matches!(b, BodyRef::DeleteRange { end } if key < *end)).map(|(seq, b)| (seq, b.to_body())))
+    }
+}

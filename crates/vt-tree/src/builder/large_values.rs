@@ -1,0 +1,63 @@
+//! Large values: placed when they come as bytes; left or moved, a window of keys at a time, when they have a place.
+
+use super::RunBuilder;
+use crate::item::{Body, BodyRef, ExtentRef, Item, Value, ValueRef};
+use crate::store::place_value;
+use crate::{Error, Result};
+
+impl RunBuilder {
+    pub(super) fn wait(&mut self, item: Item) -> Result<()> {
+        self.window.push(item);
+        if self.window.is_full() { self.end_window() } else { Ok(()) }
+    }
+
+    /// Decides what is waiting.
+    pub(super) fn end_window(&mut self) -> Result<()> {
+        if self.window.is_empty() {
+            return Ok(());
+        }
+        for (moves, items) in self.window.judge(&self.placement) {
+            if moves {
+                self.move_values(items)?;
+                continue;
+            }
+            for i in items {
+                if let Body::Put(Value::Extent(e)) = &i.body {
+                    self.stats.stitched += u64::from(e.len);
+                }
+                self.add(&i.key, i.seq, i.body.borrow())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies the large values among `items` to the fill, in the order of their keys, and adds all of them.
+    fn move_values(&mut self, items: Vec<Item>) -> Result<()> {
+        let of = |i: &Item| if let Body::Put(Value::Extent(e)) = i.body { Some(e) } else { None };
+        // Read in the order of the device.
+        let mut extents: Vec<(ExtentRef, usize)> = items.iter().enumerate().filter_map(|(at, i)| Some((of(i)?, at))).collect();
+        extents.sort_unstable_by_key(|(e, at)| (e.addr, *at));
+        let places: Vec<ExtentRef> = extents.iter().map(|(e, _)| *e).collect();
+        let mut values = vec![None; items.len()];
+        for ((e, at), value) in extents.iter().zip(self.store.read_values(&places)?) {
+            self.stats.values_read += u64::from(e.len);
+            values[*at] = Some(value);
+        }
+        for (i, value) in items.iter().zip(values) {
+            match value {
+                Some(v) => {
+                    let extent = self.write_value(&v)?;
+                    self.add(&i.key, i.seq, BodyRef::Put(ValueRef::Extent(extent)))?;
+                }
+                None if of(i).is_some() => return Err(Error::corrupt("a value is missing from a group that was read", 0)),
+                None => self.add(&i.key, i.seq, i.body.borrow())?,
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn write_value(&mut self, data: &[u8]) -> Result<ExtentRef> {
+        self.stats.values_written += data.len() as u64;
+        place_value(&mut self.pages, data)
+    }
+}

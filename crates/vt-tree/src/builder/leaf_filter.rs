@@ -1,0 +1,61 @@
+//! The filter of a leaf index node: from the keys that were written, and from the filters of the nodes whose blocks were stitched.
+
+use super::{RunBuilder, place_frame};
+use crate::Result;
+use crate::filter::{FilterBuilder, hash};
+use crate::frame::{FrameKind, FramePointer};
+use crate::group::Group;
+use crate::item::BodyRef;
+use crate::node::NodeBuilder;
+
+/// A leaf index node some of whose blocks were stitched into the open leaf: its filter stands for their keys.
+pub(super) struct Borrowed {
+    pub filter: FramePointer,
+    /// Items that came along.
+    pub taken: u64,
+    pub blocks: Vec<FramePointer>,
+}
+
+impl RunBuilder {
+    /// The filter of the open leaf: our own keys, and the fingerprints of the filters that stand for stitched blocks.
+    pub(super) fn close_filter(&mut self, leaf: &NodeBuilder) -> Result<Option<FramePointer>> {
+        let mut builder = FilterBuilder::new(self.false_positives.max(1));
+        for h in self.hashes.drain(..) {
+            builder.add(h);
+        }
+        // A borrowed filter also stands for keys that did not come along, or were gone before; when these would be more than the leaf's
+        // own, the keys of the blocks are read instead.
+        let mut borrowed = Vec::new();
+        let mut stale = 0;
+        for b in std::mem::take(&mut self.borrowed) {
+            let filter = self.store.filter(b.filter)?;
+            stale += (filter.len() as u64).saturating_sub(b.taken);
+            borrowed.push((b, filter));
+        }
+        for (b, filter) in borrowed {
+            if stale <= leaf.filtered || b.taken * 2 >= filter.len() as u64 {
+                builder.add_all(&filter);
+                continue;
+            }
+            for at in b.blocks {
+                self.stats.blocks_read += u64::from(at.len);
+                let block = self.store.block_once(at)?;
+                let mut group = Group::default();
+                for g in 0..block.groups() {
+                    block.group_into(g, &mut group)?;
+                    for i in (0..group.len()).filter_map(|i| group.item(i)) {
+                        if !matches!(i.body, BodyRef::DeleteRange { .. }) {
+                            builder.add(hash(i.key));
+                        }
+                    }
+                }
+            }
+        }
+        if builder.is_empty() {
+            return Ok(None);
+        }
+        let at = place_frame(&mut self.index, FrameKind::Filter, 0, 0, &builder.finish())?;
+        self.stats.index_written += u64::from(at.len);
+        Ok(Some(at))
+    }
+}

@@ -1,0 +1,244 @@
+//! Building a run from the left to the right out of two kinds of pieces: items, which go to the fill, and index entries of
+//! blocks or whole subtrees that stay where they are. Only the index above the pieces is new.
+
+mod gap;
+mod large_values;
+mod leaf_filter;
+mod open_block;
+mod stitches;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use zones::{Fill, Hold, Purpose, ZoneUse};
+
+use self::leaf_filter::Borrowed;
+use self::open_block::OpenBlock;
+use crate::Result;
+use crate::compression::Packer;
+use crate::entry::Entry;
+use crate::frame::{FRAME_HEADER, FrameKind, FramePointer, seal};
+use crate::item::{BodyRef, Item, ItemRef, ValueRef};
+use crate::merge::MergeOptions;
+use crate::node::NodeBuilder;
+use crate::placement::Placement;
+use crate::run::Run;
+use crate::store::Store;
+use crate::window::Window;
+
+/// A tuple block is closed when its payload reaches this, bytes.
+pub(crate) const BLOCK_SIZE: usize = 8 << 10;
+/// An index node is closed when its entries (zone lists aside) reach this, bytes.
+const NODE_SIZE: usize = 8 << 10;
+/// A leaf index node is closed at this many items, so that its filter stays a small read.
+const LEAF_ITEMS: u64 = 16 << 10;
+
+/// What a merge did, bytes unless said otherwise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MergeStats {
+    /// Blocks and values that stayed where they were.
+    pub stitched: u64,
+    /// Tuple blocks written.
+    pub blocks_written: u64,
+    /// Large values written (placed for the first time or copied).
+    pub values_written: u64,
+    /// Index nodes and filters written.
+    pub index_written: u64,
+    /// Tuple blocks read.
+    pub blocks_read: u64,
+    /// Large values read in order to move them.
+    pub values_read: u64,
+    /// Index entries and subtrees stitched (a count).
+    pub stitches: u64,
+    /// Bytes that range tombstones dropped without reading them.
+    pub pruned: u64,
+}
+
+pub(crate) struct RunBuilder {
+    store: Arc<Store>,
+    placement: Placement,
+    separate_at: u32,
+    /// See [`MergeOptions::false_positives`].
+    false_positives: u16,
+    packer: Packer,
+    tuples: Fill,
+    index: Fill,
+    pages: Fill,
+    block: OpenBlock,
+    /// Large values, and what lies between them, until it is known which of them stay.
+    window: Window,
+    /// `open[l]` collects entries of level `l`: blocks at 0, leaf index nodes at 1.
+    open: Vec<NodeBuilder>,
+    /// Keys of the open leaf that were written by us, hashed.
+    hashes: Vec<u64>,
+    borrowed: Vec<Borrowed>,
+    /// The last block was closed because it was full.
+    after_full: bool,
+    pub stats: MergeStats,
+}
+
+impl RunBuilder {
+    pub fn new(store: &Arc<Store>, options: &MergeOptions) -> Self {
+        let (zones, reserve) = (store.zones(), options.reserve);
+        RunBuilder {
+            placement: options.placement.clone(),
+            separate_at: options.separate_at.max(1),
+            false_positives: options.false_positives,
+            packer: Packer::new(options.compression),
+            tuples: zones.fill(Purpose::Tuples, reserve),
+            index: zones.fill(Purpose::Index, reserve),
+            pages: zones.fill(Purpose::Pages, reserve),
+            store: store.clone(),
+            block: OpenBlock::default(),
+            window: Window::default(),
+            open: vec![NodeBuilder::default()],
+            hashes: Vec::new(),
+            borrowed: Vec::new(),
+            after_full: false,
+            stats: MergeStats::default(),
+        }
+    }
+
+    /// Appends one item to the fill. A large value is placed, kept where it is, or moved, as the placement says.
+    pub fn push_item(&mut self, item: Item) -> Result<()> {
+        self.push(item.borrow())
+    }
+
+    /// The same with an item that lies elsewhere: it is copied only when it must wait for a decision.
+    #[inline]
+    pub fn push(&mut self, item: ItemRef<'_>) -> Result<()> {
+        match item.body {
+            BodyRef::Put(ValueRef::Inline(v, _)) if v.len() >= self.separate_at as usize => {
+                self.end_window()?;
+                let extent = self.write_value(v)?;
+                self.add(item.key, item.seq, BodyRef::Put(ValueRef::Extent(extent)))
+            }
+            BodyRef::Put(ValueRef::Extent(extent)) if self.placement.leaves_values() => {
+                self.stats.stitched += u64::from(extent.len);
+                self.add(item.key, item.seq, item.body)
+            }
+            // Order must hold: what comes behind an undecided value waits with it, though not for ever.
+            BodyRef::Put(ValueRef::Extent(_)) => self.wait(item.to_item()),
+            _ if !self.window.is_empty() => self.wait(item.to_item()),
+            _ => self.add(item.key, item.seq, item.body),
+        }
+    }
+
+    fn push_entry(&mut self, level: usize, entry: Entry) -> Result<()> {
+        if self.open.len() <= level {
+            self.open.resize_with(level + 1, NodeBuilder::default);
+        }
+        self.open[level].push(entry);
+        let open = &self.open[level];
+        // Entries can be longer than a node should be: long keys, many zones. Four at least let the tree end in one root.
+        let full = (open.size >= NODE_SIZE && open.entries.len() >= 4) || (level == 0 && open.filtered >= LEAF_ITEMS);
+        if full { self.close_node(level) } else { Ok(()) }
+    }
+
+    /// Writes the open node of `level` entries and hands a pointer to it to the level above.
+    fn close_node(&mut self, level: usize) -> Result<()> {
+        let node = std::mem::take(&mut self.open[level]);
+        let (Some(first), Some(last)) = (node.entries.first(), node.entries.last()) else { return Ok(()) };
+        let filter = if level == 0 { self.close_filter(&node)? } else { None };
+        let at = place_frame(&mut self.index, FrameKind::Node, level as u16 + 1, 0, &node.payload())?;
+        self.stats.index_written += u64::from(at.len);
+        let mut entry = Entry {
+            low: first.low.clone(),
+            high: last.high.clone(),
+            at,
+            filter,
+            tombstones: false,
+            range_tombstones: false,
+            unfiltered: false,
+            compressed: false,
+            items: 0,
+            max_seq: 0,
+            block_bytes: 0,
+            block_spans: 0,
+            value_bytes: 0,
+            value_spans: 0,
+            zones: Bytes::new(),
+        };
+        let mut zones = ZoneUse::new();
+        let mut block_end = None;
+        for e in &node.entries {
+            entry.tombstones |= e.tombstones;
+            entry.range_tombstones |= e.range_tombstones;
+            entry.unfiltered |= e.unfiltered;
+            entry.items += e.items;
+            entry.max_seq = entry.max_seq.max(e.max_seq);
+            entry.block_bytes += e.block_bytes;
+            let joined = level == 0 && block_end.is_some_and(|end| follows_block(end, e));
+            entry.block_spans += if joined { 0 } else { e.block_spans };
+            entry.value_bytes += e.value_bytes;
+            entry.value_spans += e.value_spans;
+            zones.merge(&e.zone_use()?);
+            block_end = Some(e.at.end());
+        }
+        for p in [Some(at), filter].into_iter().flatten() {
+            zones.add_extent(p.addr, u64::from(p.len));
+        }
+        entry.zones = encoded(&zones);
+        self.push_entry(level + 1, entry)
+    }
+
+    /// `true` when nothing was pushed yet.
+    pub fn is_empty(&self) -> bool {
+        self.block.builder.is_empty() && self.window.is_empty() && self.open.iter().all(|n| n.entries.is_empty())
+    }
+
+    /// Bytes written so far.
+    pub fn written(&self) -> u64 {
+        self.stats.blocks_written + self.stats.values_written + self.stats.index_written
+    }
+
+    /// Writes what is open. `None` when nothing was pushed. The run is on the device, but not synced.
+    pub fn finish(mut self) -> Result<(Option<Arc<Run>>, MergeStats)> {
+        self.end_window()?;
+        self.close_block()?;
+        let mut level = 0;
+        let root = loop {
+            let Some(node) = self.open.get(level) else { break None };
+            let top = self.open[level + 1..].iter().all(|n| n.entries.is_empty());
+            if top && level > 0 && node.entries.len() == 1 {
+                break node.entries.first().cloned().map(|e| (e, level as u16));
+            }
+            self.close_node(level)?;
+            level += 1;
+        };
+        let mut fills = Hold::default();
+        for fill in [self.tuples, self.index, self.pages] {
+            fills.merge(fill.finish()?);
+        }
+        let run = match root {
+            Some((entry, level)) => Some(Run::open(&self.store, entry, level)?),
+            None => None,
+        };
+        // The run holds its zones itself from here on; only now may the fills let go.
+        drop(fills);
+        Ok((run, self.stats))
+    }
+}
+
+fn encoded(zones: &ZoneUse) -> Bytes {
+    let mut out = Vec::new();
+    zones.encode(&mut out);
+    Bytes::from(out)
+}
+
+/// `true` when the block of `entry` lies directly behind a block that ends at `end`.
+pub(crate) fn follows_block(end: u64, entry: &Entry) -> bool {
+    entry.at.addr >= end && entry.at.addr - end < zones::SECTOR
+}
+
+fn place_frame(fill: &mut Fill, kind: FrameKind, level: u16, codec: u8, payload: &[u8]) -> Result<FramePointer> {
+    let len = FRAME_HEADER + payload.len();
+    let mut crc = 0;
+    let addr = fill.place(8, len, |addr, buf| {
+        buf[FRAME_HEADER..].copy_from_slice(payload);
+        crc = seal(buf, kind, level, codec, addr);
+    })?;
+    Ok(FramePointer { addr, len: len as u32, crc })
+}
