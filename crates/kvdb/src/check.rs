@@ -90,13 +90,13 @@ fn examine(device: Arc<dyn Device>, report: &mut CheckReport, progress: &mut dyn
 
     let total =
         found.trees.iter().flat_map(|t| t.runs()).map(|p| p.run.stats()).map(|s| s.block_bytes + s.value_bytes).sum::<u64>()
-            + bound.iter().map(|e| u64::from(e.len)).sum::<u64>();
+            + bound.iter().map(|e| u64::from(e.stored)).sum::<u64>();
     let mut done = 0;
     for extent in &bound {
         if let Err(e) = store.read_value(&Value::Extent(*extent)) {
             report.fault("journal", format!("a value that it binds: {e}"));
         }
-        done += u64::from(extent.len);
+        done += u64::from(extent.stored);
         progress(done, total);
     }
     let mut used: BTreeMap<ZoneId, &'static str> = BTreeMap::new();

@@ -9,14 +9,14 @@ use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use parking_lot::MutexGuard;
-use vt_tree::{ExtentRef, Seq, Slot, Value, place_value};
+use vt_tree::{Compression, ExtentRef, Packer, Seq, Slot, Value, place_packed};
 use zones::{Hold, Purpose, Reserve};
 
 use crate::batch::{Batch, Change, Durability};
 use crate::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
-use crate::journal::record::{self, Changes, Op};
+use crate::journal::record::{self, Changes, Op, PutValue};
 use crate::pipeline::Pipeline;
 use crate::unplaced::{self, Unplaced};
 use crate::version::{Layer, Version};
@@ -43,7 +43,7 @@ impl Database {
         drop(version);
         let mut hold = Hold::default();
         if total >= self.options.late_bind_at.min(unplaced::LONGEST) {
-            hold = self.bind(large, total, &mut changes)?;
+            hold = self.bind(large, &mut changes)?;
         } else if !large.is_empty() && (durability == Durability::Buffered || !self.options.journal) {
             // The admission comes first: what is copied takes memory.
             self.admit(user_bytes as usize, total as usize, deletes_only)?;
@@ -89,17 +89,18 @@ impl Database {
 
     /// Copies large values to where they wait for their place.
     fn copy_values(&self, large: &[usize], changes: &mut Changes) {
+        let version = self.version.load();
         let mut chunks = self.chunks.lock();
         for &i in large {
-            if let Op::Put(key, Value::Inline(value)) = &changes[i].1 {
-                changes[i].1 = Op::PutUnplaced(key.clone(), chunks.copy(value));
+            if let (dict, Op::Put(key, Value::Inline(value))) = &changes[i] {
+                changes[i].1 = Op::PutUnplaced(key.clone(), chunks.copy(value), codec(&version, *dict));
             }
         }
     }
 
     /// Places large values, and puts their places into the changes. No version may be held: this may have to wait for space
     /// that one would keep.
-    fn bind(&self, mut large: Vec<usize>, total: u64, changes: &mut Changes) -> Result<Hold> {
+    fn bind(&self, mut large: Vec<usize>, changes: &mut Changes) -> Result<Hold> {
         // So that a scan reads them in one go.
         large.sort_by(|&a, &b| (changes[a].0, changes[a].1.key()).cmp(&(changes[b].0, changes[b].1.key())));
         let (extents, hold) = match self.place(changes, &large) {
@@ -112,16 +113,18 @@ impl Database {
                 *value = Value::Extent(extent);
             }
         }
-        self.counters.bound_bytes.add(total);
+        self.counters.bound_bytes.add(hold.uses().total_bytes());
         Ok(hold)
     }
 
     fn place(&self, changes: &Changes, large: &[usize]) -> Result<(Vec<ExtentRef>, Hold)> {
         let mut fill = self.zones.fill(Purpose::Pages, Reserve::Keep);
+        let mut packer = Packer::default();
         let mut extents = Vec::with_capacity(large.len());
         for &i in large {
-            if let Op::Put(_, Value::Inline(bytes)) = &changes[i].1 {
-                extents.push(place_value(&mut fill, bytes)?);
+            if let (dict, Op::Put(_, Value::Inline(bytes))) = &changes[i] {
+                let codec = codec(&self.version.load(), *dict);
+                extents.push(place_packed(&mut fill, &mut packer, codec, bytes)?);
             }
         }
         Ok((extents, fill.finish()?))
@@ -132,7 +135,9 @@ impl Database {
         self.writable()?;
         check_put(key.len(), value.len())?;
         let version = self.version.load();
-        let large = value.len() >= version.tree(dict)?.info.options.separate_at.max(1) as usize;
+        let options = &version.tree(dict)?.info.options;
+        let large = value.len() >= options.separate_at.max(1) as usize;
+        let codec = options.compress_values;
         let unplaced = large && (durability == Durability::Buffered || !self.options.journal);
         if large
             && (self.options.late_bind_at.min(unplaced::LONGEST) <= value.len() as u64 || self.options.late_bind_at == u64::MAX)
@@ -144,7 +149,8 @@ impl Database {
         }
         // No version may be held while space or memory is waited for, which one could keep.
         drop(version);
-        let need = record::put_size(dict, key.len(), if unplaced { None } else { Some(value.len()) });
+        let said = if unplaced { PutValue::Unplaced(codec) } else { PutValue::Inline(value) };
+        let need = record::put_size(dict, key.len(), said);
         self.admit(key.len() + value.len(), if unplaced { value.len() } else { 0 }, false)?;
         let copy = unplaced.then(|| self.chunks.lock().copy(value));
         let applied = {
@@ -156,8 +162,9 @@ impl Database {
             let mut waiting = 0;
             let at = self.options.journal.then(|| {
                 let stream = pipeline.stream();
-                record::encode_put(dict, key, copy.is_none().then_some(value), stream);
-                stream.len() - record::REFERENCE
+                record::encode_put(dict, key, said, stream);
+                // Read only where there is a reference.
+                stream.len().saturating_sub(record::reference_len(codec))
             });
             match copy {
                 None => layer.memtable.writer().put_slice(key, seq, value),
@@ -165,7 +172,7 @@ impl Database {
                     waiting = unplaced::heap(value.len());
                     let slot = layer.memtable.writer().put_unplaced(key, seq, value.clone());
                     let key = Bytes::copy_from_slice(key);
-                    pipeline.pending.push(Unplaced { dict, key, value, at, layer: layer.clone(), slot });
+                    pipeline.pending.push(Unplaced { dict, key, value, codec, at, layer: layer.clone(), slot });
                 }
             }
             let grown = layer.memtable.bytes().saturating_sub(before + waiting);
@@ -231,16 +238,16 @@ impl Database {
 
     /// The locked part: journal buffer, memtables, visibility.
     fn apply(&self, record: usize, changes: &Changes, hold: Hold) -> Result<Applied> {
-        let values = changes.iter().filter_map(|(_, op)| if let Op::PutUnplaced(_, v) = op { Some(v) } else { None });
+        let values = changes.iter().filter_map(|(_, op)| if let Op::PutUnplaced(_, v, _) = op { Some(v) } else { None });
         let mut pipeline = self.enter(record, values.map(|v| unplaced::cost(v.len())).sum())?;
         let first = pipeline.next_seq;
         let waiting = pipeline.pending.values.len();
         let version = self.version.load();
         self.forget_tombstones(&version, changes);
-        let (grown, unplaced) = write_memtables(&version, first, changes, &mut |dict, key, value, slot| {
-            let Some((layer, slot)) = slot else { return };
-            let (key, value, layer) = (key.clone(), value.clone(), layer.clone());
-            pipeline.pending.push(Unplaced { dict, key, value, at: None, layer, slot });
+        let (grown, unplaced) = write_memtables(&version, first, changes, &mut |dict, op, slot| {
+            let (Op::PutUnplaced(key, value, codec), Some((layer, slot))) = (op, slot) else { return };
+            let (key, value, codec, layer, at) = (key.clone(), value.clone(), *codec, layer.clone(), None);
+            pipeline.pending.push(Unplaced { dict, key, value, codec, at, layer, slot });
         });
         if self.options.journal {
             let mut places = Vec::new();
@@ -269,10 +276,15 @@ pub(crate) struct Applied {
     pub seal: Option<u64>,
 }
 
+/// How large values of a dictionary are compressed.
+fn codec(version: &Version, dict: DictionaryId) -> Compression {
+    version.trees.get(&dict).map_or(Compression::None, |t| t.info.options.compress_values)
+}
+
 fn size(op: &Op) -> u64 {
     (match op {
         Op::Put(k, v) => k.len() + v.len(),
-        Op::PutUnplaced(k, v) => k.len() + v.len(),
+        Op::PutUnplaced(k, v, _) => k.len() + v.len(),
         Op::Delete(k) => k.len(),
         Op::DeleteRange(s, e) => s.len() + e.len(),
     }) as u64
@@ -318,8 +330,8 @@ fn validate(version: &Version, batch: Batch) -> Result<(Changes, bool)> {
     Ok((changes, deletes_only || releases))
 }
 
-/// Is told of an unplaced value: dictionary, key, value, and where it is.
-type Told<'a> = dyn FnMut(DictionaryId, &Bytes, &Bytes, Option<(&Layer, Slot)>) + 'a;
+/// Is told of an unplaced value: dictionary, put, and where it is.
+type Told<'a> = dyn FnMut(DictionaryId, &Op, Option<(&Layer, Slot)>) + 'a;
 
 /// Writes numbered changes into the newest memtables. Gives the bytes by which they grew, and those of unplaced values apart.
 /// `unplaced` is told of each of these: where it is, or `None` when its dictionary is gone; changes of such are left out.
@@ -336,8 +348,8 @@ pub(crate) fn write_memtables(
     for stretch in changes.chunk_by(|a, b| a.0 == b.0) {
         let Some(layer) = version.trees.get(&stretch[0].0).and_then(|t| t.layers.first()) else {
             for (dict, op) in stretch {
-                if let Op::PutUnplaced(k, v) = op {
-                    unplaced(*dict, k, v, None);
+                if matches!(op, Op::PutUnplaced(..)) {
+                    unplaced(*dict, op, None);
                 }
             }
             seq += stretch.len() as u64;
@@ -351,10 +363,10 @@ pub(crate) fn write_memtables(
                     // Copied: the bytes may be a slice of something much larger.
                     Op::Put(k, Value::Inline(v)) => writer.put_slice(k, seq, v),
                     Op::Put(k, v) => writer.put(k, seq, v.clone()),
-                    Op::PutUnplaced(k, v) => {
+                    Op::PutUnplaced(k, v, _) => {
                         let slot = writer.put_unplaced(k, seq, v.clone());
                         waiting += unplaced::heap(v.len());
-                        unplaced(*dict, k, v, Some((layer, slot)));
+                        unplaced(*dict, op, Some((layer, slot)));
                     }
                     Op::Delete(k) => writer.delete(k, seq),
                     Op::DeleteRange(s, e) => writer.delete_range(s, e, seq),

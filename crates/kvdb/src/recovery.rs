@@ -83,7 +83,7 @@ pub(crate) fn open(device: Arc<dyn Device>, env: Arc<dyn Env>, options: OpenOpti
     let mut recovery = found.recovery;
     let state = &found.loaded.state;
     // Open zones go on behind what commits have bound since the manifest noted their places.
-    let mut bound = |e: &ExtentRef| zones.saw_extent(e.addr, u64::from(e.len));
+    let mut bound = |e: &ExtentRef| zones.saw_extent(e.addr, u64::from(e.stored));
     let journal = read_journal(&zones, &store, state, &mut recovery, &mut bound)?;
     // Marked before allocation begins.
     let bound = zones.pin(&journal.bound)?;
@@ -177,7 +177,7 @@ pub(crate) fn open(device: Arc<dyn Device>, env: Arc<dyn Env>, options: OpenOpti
 /// commit once more over runs that have it changes nothing, since all that follows it is replayed too.
 fn replay(db: &Database, first: Seq, changes: &Changes, bound: &ZoneUse, flush_at: &mut usize) -> Result<()> {
     let version = db.version.load_full();
-    let (grown, _) = write_memtables(&version, first, changes, &mut |_, _, _, _| {});
+    let (grown, _) = write_memtables(&version, first, changes, &mut |_, _, _| {});
     let active = db.active_bytes.fetch_add(grown, std::sync::atomic::Ordering::Relaxed) + grown;
     if active < *flush_at || db.options.read_only {
         return Ok(());
@@ -374,7 +374,7 @@ impl Journal {
             self.records += 1;
         }
         for extent in &record.extents {
-            self.bound.add_extent(extent.addr, u64::from(extent.len));
+            self.bound.add_extent(extent.addr, u64::from(extent.stored));
             bound(extent);
         }
     }

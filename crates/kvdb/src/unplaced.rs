@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use vt_tree::{ExtentRef, Slot, UNPLACED, place_value};
+use vt_tree::{Compression, ExtentRef, Packer, Slot, UNPLACED, place_packed};
 use zones::{Purpose, Reserve, SECTOR, ZONE_SIZE};
 
 use crate::chunk::HEADER;
@@ -30,6 +30,8 @@ pub(crate) struct Unplaced {
     pub dict: DictionaryId,
     pub key: Bytes,
     pub value: Bytes,
+    /// How it is compressed, if that makes it smaller.
+    pub codec: Compression,
     /// Where its reference stands in the journal's buffer; `None` when there is no journal.
     pub at: Option<usize>,
     /// The memtable that has it, and where.
@@ -148,8 +150,9 @@ impl Database {
         let mut fill = self.zones.fill(Purpose::Pages, Reserve::Merge);
         fill.supply(std::mem::take(&mut writer.set_aside));
         let mut extents: Vec<ExtentRef> = Vec::with_capacity(pending.values.len());
+        let mut packer = Packer::default();
         for v in &pending.values {
-            extents.push(place_value(&mut fill, &v.value)?);
+            extents.push(place_packed(&mut fill, &mut packer, v.codec, &v.value)?);
         }
         writer.set_aside = fill.unused();
         let hold = fill.finish()?;
@@ -161,9 +164,9 @@ impl Database {
         let (mut bytes, mut memory) = (0, 0);
         for (v, extent) in pending.values.iter().zip(&extents) {
             if let Some(at) = v.at {
-                record::place(&mut pending.stream, at, extent);
+                record::place(&mut pending.stream, at, extent, v.codec);
             }
-            bytes += u64::from(extent.len);
+            bytes += u64::from(extent.stored);
             memory += heap(v.value.len());
         }
         let mut rest = &extents[..];

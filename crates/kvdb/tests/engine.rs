@@ -270,8 +270,14 @@ fn dictionaries_are_durable_and_a_dropped_one_is_gone_with_its_space() {
     let (device, env, db) = store();
     let a = db.create_dictionary("a", DictionaryOptions::default()).unwrap();
     assert_eq!(db.create_dictionary("a", DictionaryOptions { separate_at: 7, ..Default::default() }).unwrap(), a);
-    let options =
-        DictionaryOptions { separate_at: 9, stitch_at: 5, reserved: true, compression: Compression::Zstd, false_positives: 7 };
+    let options = DictionaryOptions {
+        separate_at: 9,
+        stitch_at: 5,
+        reserved: true,
+        compression: Compression::Zstd,
+        compress_values: Compression::Lz4,
+        false_positives: 7,
+    };
     let b = db.create_dictionary("b", options.clone()).unwrap();
     assert_eq!((a, b), (DictionaryId(1), DictionaryId(2)));
     for i in 0..20_000 {

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use env::{Machine, Random};
-use kvdb::{CreateOptions, DictionaryOptions, Durability, Kvdb, OpenOptions};
+use kvdb::{Compression, CreateOptions, DictionaryOptions, Durability, Kvdb, OpenOptions};
 use zones::{MemoryDevice, Purpose};
 
 const KEY: usize = 16;
@@ -78,4 +78,16 @@ fn small_tuples_in_order_are_written_twice_and_the_index_is_a_fraction() {
     assert!(written.amplification < 2.2, "sequential: {}", written.amplification);
     assert!(written.journal < 1.1, "journal: {}", written.journal);
     assert!(written.index < 0.06, "index: {} of {} bytes", written.index, written.user);
+}
+
+#[test]
+fn compressed_pages_are_written_once_and_are_few_bytes() {
+    // 64 random bytes and zeros: a unit of 512 bytes on the device.
+    for compress_values in [Compression::Lz4, Compression::Zstd] {
+        let options = DictionaryOptions { compress_values, ..DictionaryOptions::default() };
+        let sequential = load(PAGES / 4, 4096, options.clone(), |i| i);
+        assert!(sequential.amplification < 0.2, "sequential: {}", sequential.amplification);
+        let random = load(PAGES / 4, 4096, options, |i| scattered(i, PAGES / 4));
+        assert!(random.amplification < 0.3, "random: {}", random.amplification);
+    }
 }

@@ -156,9 +156,9 @@ impl Check<'_> {
         found.items += 1;
         found.max_seq = found.max_seq.max(item.seq);
         if let Body::Put(Value::Extent(e)) = &item.body {
-            found.value_bytes += u64::from(e.len);
+            found.value_bytes += u64::from(e.stored);
             found.value_spans += u64::from(!extents.last().is_some_and(|last| contiguous(last, e)));
-            found.zones.add_extent(e.addr, u64::from(e.len));
+            found.zones.add_extent(e.addr, u64::from(e.stored));
             extents.push(*e);
         }
     }

@@ -1,11 +1,13 @@
-//! Compression of tuple blocks. A block is compressed whole, on its way to the device, and decompressed on its way into the cache;
-//! nobody else sees it compressed. One that gets hardly smaller is stored as it is.
+//! Compression of tuple blocks and large values. Each is compressed whole, on its way to the device, and decompressed when it is read;
+//! merges pass large values on as they lie. What gets hardly smaller is stored as it is.
 
 use bytes::Bytes;
 use std::cell::RefCell;
 use zones::ZONE_SIZE;
 
-/// How tuple blocks are stored.
+use crate::item::SMALL_ALIGN;
+
+/// How tuple blocks, or large values, are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Compression {
     #[default]
@@ -37,43 +39,55 @@ const LEVEL: i32 = 1;
 /// The length of the payload, before the compressed bytes.
 const LENGTH: usize = 4;
 
-/// Compresses block after block in the same memory.
-pub(crate) struct Packer {
-    compression: Compression,
+/// Compresses one block or value after the other in the same memory.
+#[derive(Default)]
+pub struct Packer {
     zstd: Option<zstd::bulk::Compressor<'static>>,
     out: Vec<u8>,
 }
 
 impl Packer {
-    pub fn new(compression: Compression) -> Packer {
-        Packer { compression, zstd: None, out: Vec::new() }
+    /// What to store in the place of the block `payload`, and its codec. `None`: `payload` itself.
+    pub(crate) fn pack(&mut self, compression: Compression, payload: &[u8]) -> Option<(u8, &[u8])> {
+        let len = u32::try_from(payload.len()).ok()?;
+        let stored = LENGTH + self.compress(compression, payload)?;
+        self.out[..LENGTH].copy_from_slice(&len.to_le_bytes());
+        (stored <= worth(payload.len())).then(|| (compression.code(), &self.out[..stored]))
     }
 
-    /// What to store in the place of `payload`, and its codec. `None`: `payload` itself.
-    pub fn pack(&mut self, payload: &[u8]) -> Option<(u8, &[u8])> {
-        let len = u32::try_from(payload.len()).ok()?;
-        let most = match self.compression {
+    /// What to store in the place of a large value; its reference tells its length and codec. `None`: `value` itself, since compressed it
+    /// would take as many units of the device.
+    pub(crate) fn pack_value(&mut self, compression: Compression, value: &[u8]) -> Option<&[u8]> {
+        let stored = self.compress(compression, value)?;
+        let units = |len: usize| len.div_ceil(SMALL_ALIGN as usize);
+        (stored <= worth(value.len()) && units(stored) < units(value.len())).then(|| &self.out[LENGTH..LENGTH + stored])
+    }
+
+    /// Compresses to `out`, behind room for a length; gives how many bytes that made.
+    fn compress(&mut self, compression: Compression, payload: &[u8]) -> Option<usize> {
+        let most = match compression {
             Compression::None => return None,
             Compression::Lz4 => lz4_flex::block::get_maximum_output_size(payload.len()),
             Compression::Zstd => zstd::zstd_safe::compress_bound(payload.len()),
         };
         self.out.resize(LENGTH + most, 0);
-        self.out[..LENGTH].copy_from_slice(&len.to_le_bytes());
         let to = &mut self.out[LENGTH..];
-        let packed = match self.compression {
-            Compression::None => return None,
-            Compression::Lz4 => lz4_flex::block::compress_into(payload, to).ok()?,
+        match compression {
+            Compression::None => None,
+            Compression::Lz4 => lz4_flex::block::compress_into(payload, to).ok(),
             Compression::Zstd => {
                 if self.zstd.is_none() {
                     self.zstd = zstd::bulk::Compressor::new(LEVEL).ok();
                 }
-                self.zstd.as_mut()?.compress_to_buffer(payload, to).ok()?
+                self.zstd.as_mut()?.compress_to_buffer(payload, to).ok()
             }
-        };
-        // An eighth at least: less is not worth the work of every reader.
-        let stored = LENGTH + packed;
-        (stored <= payload.len() / 8 * 7).then(|| (self.compression.code(), &self.out[..stored]))
+        }
     }
+}
+
+/// To how many bytes so many must shrink: an eighth less, or it is not worth the work of every reader.
+fn worth(len: usize) -> usize {
+    len / 8 * 7
 }
 
 thread_local! {
@@ -83,20 +97,33 @@ thread_local! {
 /// The payload of a frame with a codec other than 0. The error says what is wrong. No more is allocated than the longest payload takes.
 pub(crate) fn unpack(codec: u8, stored: &[u8]) -> Result<Bytes, &'static str> {
     let (len, packed) = stored.split_first_chunk::<LENGTH>().ok_or("too short for its codec")?;
-    let len = u32::from_le_bytes(*len) as usize;
+    let codec = Compression::of_code(codec).ok_or("unknown codec")?;
+    decompress(codec, packed, u32::from_le_bytes(*len) as usize)
+}
+
+/// A large value of `len` bytes from its bytes on the device. The error says what is wrong; again memory is bounded.
+pub(crate) fn unpack_value(codec: Compression, stored: Bytes, len: u32) -> Result<Bytes, &'static str> {
+    match codec {
+        Compression::None if stored.len() == len as usize => Ok(stored),
+        Compression::None => Err("its length is another than it has on the device"),
+        codec => decompress(codec, &stored, len as usize),
+    }
+}
+
+fn decompress(codec: Compression, packed: &[u8], len: usize) -> Result<Bytes, &'static str> {
     if len as u64 > ZONE_SIZE {
-        return Err("its payload would be longer than a zone");
+        return Err("decompressed it would be longer than a zone");
     }
     let mut payload = vec![0; len];
-    let unpacked = match Compression::of_code(codec) {
-        Some(Compression::Lz4) => lz4_flex::block::decompress_into(packed, &mut payload).ok(),
-        Some(Compression::Zstd) => UNPACKER.with_borrow_mut(|unpacker| {
+    let unpacked = match codec {
+        Compression::Lz4 => lz4_flex::block::decompress_into(packed, &mut payload).ok(),
+        Compression::Zstd => UNPACKER.with_borrow_mut(|unpacker| {
             if unpacker.is_none() {
                 *unpacker = zstd::bulk::Decompressor::new().ok();
             }
             unpacker.as_mut().and_then(|u| u.decompress_to_buffer(packed, &mut payload[..]).ok())
         }),
-        Some(Compression::None) | None => return Err("unknown codec"),
+        Compression::None => return Err("unknown codec"),
     };
     if unpacked != Some(len) {
         return Err("does not decompress to the length that it tells");
@@ -120,24 +147,24 @@ mod tests {
             })
             .collect();
         for compression in [Compression::Lz4, Compression::Zstd] {
-            let mut packer = Packer::new(compression);
+            let mut packer = Packer::default();
             for _ in 0..2 {
-                let (codec, stored) = packer.pack(&text).unwrap();
+                let (codec, stored) = packer.pack(compression, &text).unwrap();
                 assert!(stored.len() < text.len() / 4);
                 assert_eq!(unpack(codec, stored).unwrap(), text);
-                assert_eq!(packer.pack(&noise), None);
-                assert_eq!(packer.pack(b""), None);
+                assert_eq!(packer.pack(compression, &noise), None);
+                assert_eq!(packer.pack(compression, b""), None);
             }
         }
-        assert_eq!(Packer::new(Compression::None).pack(&text), None);
+        assert_eq!(Packer::default().pack(Compression::None, &text), None);
     }
 
     #[test]
     fn a_length_that_lies_is_an_error() {
         let text = b"abc".repeat(1000);
         for compression in [Compression::Lz4, Compression::Zstd] {
-            let mut packer = Packer::new(compression);
-            let (codec, stored) = packer.pack(&text).unwrap();
+            let mut packer = Packer::default();
+            let (codec, stored) = packer.pack(compression, &text).unwrap();
             for len in [0, 1, 2999, 3001, 8 << 20, (8 << 20) + 1, u32::MAX] {
                 let mut bad = stored.to_vec();
                 bad[..4].copy_from_slice(&len.to_le_bytes());
@@ -146,6 +173,23 @@ mod tests {
             assert!(unpack(codec, &stored[..stored.len() - 1]).is_err());
             assert!(unpack(0, stored).is_err() && unpack(9, stored).is_err());
         }
+    }
+
+    #[test]
+    fn a_value_is_packed_when_that_saves_a_unit_of_the_device() {
+        let text = b"the quick brown fox jumps over the lazy dog; ".repeat(200);
+        for compression in [Compression::Lz4, Compression::Zstd] {
+            let mut packer = Packer::default();
+            let stored = Bytes::copy_from_slice(packer.pack_value(compression, &text[..4096]).unwrap());
+            assert!(stored.len() < 1024);
+            assert_eq!(unpack_value(compression, stored.clone(), 4096).unwrap(), text[..4096]);
+            for len in [0, 4095, 4097, 8 << 20, (8 << 20) + 1, u32::MAX] {
+                assert!(unpack_value(compression, stored.clone(), len).is_err(), "{len}");
+            }
+            assert_eq!(packer.pack_value(compression, &text[..500]), None, "one unit either way");
+            assert!(unpack_value(Compression::None, stored.clone(), 4096).is_err());
+        }
+        assert_eq!(unpack_value(Compression::None, Bytes::from_static(b"abc"), 3).unwrap(), &b"abc"[..]);
     }
 
     proptest! {
@@ -163,8 +207,9 @@ mod tests {
             if let Ok(payload) = unpack(codec, &bad) {
                 prop_assert_eq!(payload.len(), len as usize);
             }
-            let mut packer = Packer::new(Compression::of_code(codec).unwrap_or_default());
-            if let Some((codec, stored)) = packer.pack(&bytes.repeat(20)) {
+            let compression = Compression::of_code(codec).unwrap_or_default();
+            let mut packer = Packer::default();
+            if let Some((codec, stored)) = packer.pack(compression, &bytes.repeat(20)) {
                 let mut bad = stored.to_vec();
                 for (at, byte) in &changes {
                     let at = at.index(bad.len());

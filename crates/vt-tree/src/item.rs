@@ -5,6 +5,8 @@
 
 use bytes::Bytes;
 
+use crate::compression::Compression;
+
 /// Commit order. 0 stands for "old": before everything that an open transaction may still ask for.
 pub type Seq = u64;
 
@@ -13,10 +15,45 @@ pub type Seq = u64;
 pub struct ExtentRef {
     /// Device address, bytes.
     pub addr: u64,
-    /// Length, bytes.
+    /// Length of the value, bytes.
     pub len: u32,
-    /// CRC-32C of the bytes.
+    /// Bytes on the device: as many as the value has, or fewer, just when it is compressed.
+    pub stored: u32,
+    /// CRC-32C of the bytes on the device.
     pub crc: u32,
+    /// How they are compressed.
+    pub codec: Compression,
+}
+
+/// Values whose length is a multiple of a page are page-aligned; others, compressed ones too, lie on this boundary.
+pub(crate) const SMALL_ALIGN: u32 = 512;
+
+impl ExtentRef {
+    /// A value that lies there as it is.
+    pub fn plain(addr: u64, len: u32, crc: u32) -> ExtentRef {
+        ExtentRef { addr, len, stored: len, crc, codec: Compression::None }
+    }
+
+    /// A value that is compressed, if it is shorter for it. `None`: there is no such thing.
+    pub fn packed(addr: u64, len: u32, stored: u32, crc: u32, codec: Compression) -> Option<ExtentRef> {
+        (codec != Compression::None && stored > 0 && stored < len).then_some(ExtentRef { addr, len, stored, crc, codec })
+    }
+
+    /// Behind its last byte on the device.
+    pub fn end(&self) -> u64 {
+        self.addr.saturating_add(u64::from(self.stored))
+    }
+
+    /// What its address is a multiple of.
+    pub fn align(&self) -> u32 {
+        let page = zones::SECTOR as u32;
+        if self.codec == Compression::None && self.len.is_multiple_of(page) { page } else { SMALL_ALIGN }
+    }
+
+    /// Where it lies when it follows an extent that ends at `end`.
+    pub(crate) fn behind(&self, end: u64) -> Option<u64> {
+        end.checked_next_multiple_of(u64::from(self.align()))
+    }
 }
 
 /// A value, or the place where it lies.

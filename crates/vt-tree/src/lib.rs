@@ -37,7 +37,7 @@ mod zone_weights;
 
 pub use builder::MergeStats;
 pub use check::check_run;
-pub use compression::Compression;
+pub use compression::{Compression, Packer};
 pub use cursor::{TreeCursor, TreeTuple, TupleRef};
 pub use error::{Error, Result};
 pub use estimate::{Estimate, estimate};
@@ -49,6 +49,6 @@ pub use placement::{ADAPTIVE, Placement, SOLID_STATE_SEEK, VALUE_WINDOW};
 pub use run::{Run, RunStats};
 pub use run_cursor::RunCursor;
 pub use source::Source;
-pub use store::{Store, place_value, waited};
+pub use store::{Store, place_packed, place_value, waited};
 pub use writer::RunWriter;
 pub use zone_weights::ZoneWeight;

@@ -129,7 +129,7 @@ mod tests {
                 for i in 0..60 {
                     let body = match i % 5 {
                         0 => Body::Put(Value::Inline(vec![7; i as usize].into())),
-                        1 | 2 => Body::Put(Value::Extent(ExtentRef { addr: i * 4096, len: 4096, crc: 1 })),
+                        1 | 2 => Body::Put(Value::Extent(ExtentRef::plain(i * 4096, 4096, 1))),
                         3 => Body::Delete,
                         _ => Body::DeleteRange { end: Bytes::from(format!("key {:04}", i * 3 + 2)) },
                     };
@@ -139,8 +139,16 @@ mod tests {
                 // A series, and one that ends early.
                 for i in 0..210u64 {
                     let key = [b"page".as_slice(), &(i + i / 200 * 9).to_be_bytes()].concat();
-                    let e = ExtentRef { addr: (1 << 30) + i * 4096, len: 4096, crc: i as u32 };
+                    let e = ExtentRef::plain((1 << 30) + i * 4096, 4096, i as u32);
                     b.add(&key, 5 + i, BodyRef::Put(ValueRef::Extent(e)));
+                }
+                // Compressed ones: single, following one another, in a packed series with some that are not.
+                for i in 0..90u64 {
+                    let key = [b"q".as_slice(), &(i + i / 40 * 1000 + i / 30 * i * i).to_be_bytes()].concat();
+                    let addr = (2 << 30) + i * 4096;
+                    let e = ExtentRef::packed(addr, 4096, 3000 + i as u32, i as u32, Compression::Lz4).unwrap();
+                    let e = if i % 7 == 3 { ExtentRef::plain(addr, 4096, 9) } else { e };
+                    b.add(&key, 5, BodyRef::Put(ValueRef::Extent(e)));
                 }
                 b.finish().0.to_vec()
             }
@@ -160,8 +168,8 @@ mod tests {
                 frame
             }
             5 => {
-                let mut packer = Packer::new(Compression::Lz4);
-                let (codec, stored) = packer.pack(&[7; 500]).expect("it gets smaller");
+                let mut packer = Packer::default();
+                let (codec, stored) = packer.pack(Compression::Lz4, &[7; 500]).expect("it gets smaller");
                 let mut frame = [&[0; 16], stored].concat();
                 crate::frame::seal(&mut frame, FrameKind::Tuples, 0, codec, 4096);
                 frame

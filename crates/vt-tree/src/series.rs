@@ -1,18 +1,22 @@
 //! Series: items whose keys count upwards and whose large values follow one another on the device, as the pages of a file do. All that
-//! tells them apart is a checksum, so that is all that is stored for each.
+//! tells them apart is a checksum, so that is all that is stored for each. Where some of the values are compressed, a *packed* series
+//! also tells how many bytes each takes on the device.
 
 use zones::varint;
 
-use crate::block::extent_align;
+use crate::compression::Compression;
 use crate::counter::Counter;
 use crate::item::{ExtentRef, Seq};
 
 /// Fewer items are not worth a series.
 const LEAST: usize = 4;
 
-/// The distance between the addresses of values of `len` bytes that follow one another.
+/// A packed series has at most so many items: the place of one is found by passing all before it.
+const PACKED_MOST: usize = 256;
+
+/// The distance between the addresses of values of `len` bytes that follow one another, none of them compressed.
 fn stride(len: u32) -> u64 {
-    u64::from(len).next_multiple_of(u64::from(extent_align(len as usize)))
+    u64::from(len).next_multiple_of(u64::from(ExtentRef::plain(0, len, 0).align()))
 }
 
 /// Where the values of a series lie, without their checksums.
@@ -20,11 +24,17 @@ fn stride(len: u32) -> u64 {
 struct Places {
     addr: u64,
     len: u32,
+    /// What is compressed is so. `None`: nothing is.
+    codec: Compression,
 }
 
 impl Places {
-    fn nth(self, i: usize, crc: u32) -> ExtentRef {
-        ExtentRef { addr: self.addr + i as u64 * stride(self.len), len: self.len, crc }
+    /// One of `stored` bytes behind one that ends at `end`; it is compressed if it has fewer than a value has.
+    fn behind(self, end: u64, stored: u32, crc: u32) -> ExtentRef {
+        let plain = ExtentRef::plain(end, self.len, crc);
+        let e = ExtentRef::packed(end, self.len, stored, crc, self.codec).unwrap_or(plain);
+        // There is such an address: the bounds of a series see to it.
+        ExtentRef { addr: e.behind(end).unwrap_or(end), ..e }
     }
 }
 
@@ -44,7 +54,11 @@ pub(crate) struct Open {
     /// Sequence numbers ascend by one; else they are all the same.
     ascends: bool,
     places: Places,
+    /// Where the last value ends.
+    end: u64,
     crcs: Vec<u32>,
+    /// Of a packed series: the bytes that each value takes.
+    stored: Vec<u16>,
     /// All ways of counting that fit the keys so far; with one key, none is known yet.
     expected: Vec<Expected>,
 }
@@ -52,29 +66,63 @@ pub(crate) struct Open {
 impl Open {
     /// Begins with one item. `None`: a value that lies where no value is put.
     pub fn begin(key: &[u8], seq: Seq, e: &ExtentRef) -> Option<Open> {
-        let fits = e.len > 0 && e.addr.is_multiple_of(u64::from(extent_align(e.len as usize)));
-        fits.then(|| Open {
+        let mut open = Open {
             first_key: key.to_vec(),
             seq,
             ascends: false,
-            places: Places { addr: e.addr, len: e.len },
-            crcs: vec![e.crc],
+            places: Places { addr: e.addr, len: e.len, codec: Compression::None },
+            end: e.addr,
+            crcs: Vec::new(),
+            stored: Vec::new(),
             expected: Vec::new(),
-        })
+        };
+        if e.len == 0 || !open.goes_on_with(e) {
+            return None;
+        }
+        open.take(e);
+        Some(open)
+    }
+
+    /// `true` when the value lies where the next one should, and packed or not as the others.
+    fn goes_on_with(&self, e: &ExtentRef) -> bool {
+        let packs = match (self.is_packed(), e.codec) {
+            (false, Compression::None) => true,
+            (packed, codec) => {
+                let same = !packed || codec == Compression::None || codec == self.places.codec;
+                same && self.crcs.len() < PACKED_MOST && u16::try_from(e.len).is_ok()
+            }
+        };
+        packs && e.len == self.places.len && e.behind(self.end) == Some(e.addr)
+    }
+
+    fn take(&mut self, e: &ExtentRef) {
+        if e.codec != Compression::None && !self.is_packed() {
+            self.places.codec = e.codec;
+            self.stored = vec![self.places.len as u16; self.crcs.len()];
+        }
+        if self.is_packed() {
+            self.stored.push(e.stored as u16);
+        }
+        self.crcs.push(e.crc);
+        self.end = e.end();
+    }
+
+    /// Some of the values are compressed.
+    pub fn is_packed(&self) -> bool {
+        self.places.codec != Compression::None
     }
 
     /// Bytes that it takes at most.
     pub fn size(&self) -> usize {
-        self.first_key.len() + 48 + 4 * self.crcs.len()
+        self.first_key.len() + 49 + 4 * self.crcs.len() + 2 * self.stored.len()
     }
 
     /// Takes the next item, if it goes on with the series.
     pub fn push(&mut self, key: &[u8], seq: Seq, e: &ExtentRef) -> bool {
         let n = self.crcs.len();
-        let next = self.places.nth(n, e.crc);
         let ascends = if n == 1 { self.seq > 0 && seq == self.seq + 1 } else { self.ascends };
         let expected_seq = if ascends { self.seq.checked_add(n as u64) } else { Some(self.seq) };
-        if *e != next || expected_seq != Some(seq) {
+        if !self.goes_on_with(e) || expected_seq != Some(seq) {
             return false;
         }
         if n == 1 {
@@ -89,7 +137,7 @@ impl Open {
             return false;
         }
         self.ascends = ascends;
-        self.crcs.push(e.crc);
+        self.take(e);
         // Where no way of counting leads on, the series ends here; its own keys are still told by the one left.
         for x in &mut self.expected {
             if !x.counter.advance(&mut x.key, x.step) {
@@ -122,12 +170,15 @@ impl Open {
     /// The items, one by one.
     pub fn each(&self, mut add: impl FnMut(&[u8], Seq, ExtentRef)) {
         let mut key = self.first_key.clone();
+        let mut end = self.places.addr;
         for (i, crc) in self.crcs.iter().enumerate() {
             if let Some(x) = self.expected.first().filter(|_| i > 0) {
                 // It led through all of them before.
                 x.counter.advance(&mut key, x.step);
             }
-            add(&key, if self.ascends { self.seq + i as u64 } else { self.seq }, self.places.nth(i, *crc));
+            let e = self.places.behind(end, self.stored.get(i).map_or(self.places.len, |&s| u32::from(s)), *crc);
+            end = e.end();
+            add(&key, if self.ascends { self.seq + i as u64 } else { self.seq }, e);
         }
     }
 
@@ -151,7 +202,11 @@ impl Open {
         varint::put_u64(out, x.step);
         varint::put_u64(out, self.places.addr);
         varint::put_u64(out, u64::from(self.places.len));
+        if self.is_packed() {
+            out.push(self.places.codec.code());
+        }
         self.crcs.iter().for_each(|crc| out.extend_from_slice(&crc.to_le_bytes()));
+        self.stored.iter().for_each(|stored| out.extend_from_slice(&stored.to_le_bytes()));
     }
 }
 
@@ -167,11 +222,13 @@ pub(crate) struct Series<'a> {
     step: u64,
     places: Places,
     crcs: &'a [u8],
+    /// Of a packed one: the bytes that each value takes.
+    stored: &'a [u8],
 }
 
 impl<'a> Series<'a> {
     /// From the body and what lies before it. `None`: no such series can be. It ends with `body`.
-    pub fn decode(key: &'a [u8], seq: Seq, ascends: bool, mut body: &'a [u8]) -> Option<Series<'a>> {
+    pub fn decode(key: &'a [u8], seq: Seq, ascends: bool, packed: bool, mut body: &'a [u8]) -> Option<Series<'a>> {
         let count = varint::get_u64(&mut body).ok()?;
         let (&code, rest) = body.split_first()?;
         body = rest;
@@ -181,17 +238,34 @@ impl<'a> Series<'a> {
         let len = varint::get_u32(&mut body).ok()?;
         let (prefix, first) = counter.split(key)?;
         let last = first.checked_add(step.checked_mul(count.checked_sub(1)?)?)?;
-        // Keeps every later sum of address and length inside u64.
-        let end = addr.checked_add(stride(len).checked_mul(count)?)?;
+        let mut codec = Compression::None;
+        if packed {
+            codec = Compression::of_code(*body.split_off_first()?).filter(|&c| c != Compression::None)?;
+        }
+        let (crcs, stored) = body.split_at_checked(usize::try_from(count.checked_mul(4)?).ok()?)?;
+        let places = Places { addr, len, codec };
+        // Keeps every later sum of address and length inside u64: where some are compressed, others may have to begin at a page.
+        let most = if packed { u64::from(len) + zones::SECTOR } else { stride(len) };
+        let end = addr.checked_add(most.checked_mul(count)?)?;
+        let sizes = stored.chunks_exact(2).map(|s| u32::from(u16::from_le_bytes([s[0], s[1]])));
         let sound = step > 0
             && last <= counter.max()
             && len > 0
             && end <= u64::MAX / 2
             && seq.checked_add(count).is_some()
             && (seq > 0 || !ascends)
-            && body.len() as u64 == count.checked_mul(4)?;
-        let places = Places { addr, len };
-        sound.then_some(Series { key, prefix, first, seq, ascends, counter, step, places, crcs: body })
+            && stored.len() == if packed { crcs.len() / 2 } else { 0 }
+            && sizes.into_iter().all(|stored| stored > 0 && stored <= len);
+        sound.then_some(Series { key, prefix, first, seq, ascends, counter, step, places, crcs, stored })
+    }
+
+    /// Bytes that value `i`, which must exist, takes on the device.
+    fn stored(&self, i: usize) -> u32 {
+        self.stored.get(2 * i..2 * i + 2).map_or(self.places.len, |s| u32::from(u16::from_le_bytes([s[0], s[1]])))
+    }
+
+    fn crc(&self, i: usize) -> u32 {
+        self.crcs.get(4 * i..4 * i + 4).and_then(|b| b.try_into().ok()).map_or(0, u32::from_le_bytes)
     }
 
     pub fn len(&self) -> usize {
@@ -210,10 +284,24 @@ impl<'a> Series<'a> {
         self.counter.write(self.first + i as u64 * self.step, key);
     }
 
+    /// Sequence numbers and values from item `i` on, which must exist.
+    pub fn items(&self, i: usize) -> impl Iterator<Item = (Seq, ExtentRef)> {
+        let mut end = self.places.addr;
+        match self.places.codec {
+            Compression::None => end += i as u64 * stride(self.places.len),
+            _ => (0..i).for_each(|i| end = self.places.behind(end, self.stored(i), 0).end()),
+        }
+        (i..self.len()).map(move |i| {
+            let e = self.places.behind(end, self.stored(i), self.crc(i));
+            end = e.end();
+            (if self.ascends { self.seq + i as u64 } else { self.seq }, e)
+        })
+    }
+
     /// Sequence number and value of item `i`, which must exist.
     pub fn item(&self, i: usize) -> (Seq, ExtentRef) {
-        let crc = self.crcs.get(4 * i..4 * i + 4).and_then(|b| b.try_into().ok()).map_or(0, u32::from_le_bytes);
-        (if self.ascends { self.seq + i as u64 } else { self.seq }, self.places.nth(i, crc))
+        // There is one by the caller's word; the other is never seen.
+        self.items(i).next().unwrap_or((self.seq, self.places.behind(self.places.addr, 0, 0)))
     }
 
     /// The item with just this key.

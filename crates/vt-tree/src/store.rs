@@ -15,7 +15,8 @@ use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 use zones::{Fill, Purpose, ZONE_SIZE, Zones, crc32c};
 
-use crate::block::{Block, contiguous, extent_align};
+use crate::block::{Block, contiguous};
+use crate::compression::{Compression, Packer, unpack_value};
 use crate::fences::{Fences, Target};
 use crate::filter::Filter;
 use crate::frame::{self, FrameKind, FramePointer};
@@ -205,9 +206,9 @@ impl Store {
         match value {
             Value::Inline(b) => Ok(b.clone()),
             Value::Extent(e) => {
-                let data = self.read_raw(Purpose::Pages, e.addr, u64::from(e.len))?;
+                let data = self.read_raw(Purpose::Pages, e.addr, u64::from(e.stored))?;
                 check_extent(e, &data)?;
-                Ok(data)
+                unpack_extent(e, data)
             }
         }
     }
@@ -215,19 +216,24 @@ impl Store {
     /// The bytes of many large values, read with one request for each stretch that lies contiguous on the device. When the first
     /// has to be waited for, all others are announced: the device then has them in the air together.
     pub fn read_values(&self, extents: &[ExtentRef]) -> Result<Vec<Bytes>> {
+        let mut values = self.read_stored(extents)?;
+        for (e, value) in extents.iter().zip(&mut values) {
+            *value = unpack_extent(e, std::mem::take(value))?;
+        }
+        Ok(values)
+    }
+
+    /// The same as they lie on the device, checked, perhaps compressed.
+    pub(crate) fn read_stored(&self, extents: &[ExtentRef]) -> Result<Vec<Bytes>> {
         let mut out = Vec::with_capacity(extents.len());
         let mut i = 0;
         while i < extents.len() {
             let start = extents[i].addr;
             let mut j = i + 1;
-            while j < extents.len()
-                && contiguous(&extents[j - 1], &extents[j])
-                && extents[j].addr + u64::from(extents[j].len) - start <= READ_MOST
-            {
+            while j < extents.len() && contiguous(&extents[j - 1], &extents[j]) && extents[j].end() - start <= READ_MOST {
                 j += 1;
             }
-            let last = extents[j - 1];
-            let len = last.addr + u64::from(last.len) - start;
+            let len = extents[j - 1].end() - start;
             let begun = Instant::now();
             let data = self.read_raw(Purpose::Pages, start, len)?;
             if i == 0 && waited(begun, len) {
@@ -235,7 +241,7 @@ impl Store {
             }
             for e in &extents[i..j] {
                 let from = (e.addr - start) as usize;
-                let value = data.slice(from..from + e.len as usize);
+                let value = data.slice(from..from + e.stored as usize);
                 check_extent(e, &value)?;
                 out.push(value);
             }
@@ -247,7 +253,7 @@ impl Store {
     /// Tells the device that these values will be read: stretches of neighbours as one, small gaps included.
     pub fn announce(&self, mut extents: Vec<ExtentRef>) {
         extents.sort_unstable_by_key(|e| e.addr);
-        self.announce_sorted(Purpose::Pages, extents.iter().map(|e| (e.addr, e.addr.saturating_add(u64::from(e.len)))));
+        self.announce_sorted(Purpose::Pages, extents.iter().map(|e| (e.addr, e.end())));
     }
 
     /// The same for tuple blocks, by address and length.
@@ -298,8 +304,29 @@ fn check_extent(e: &ExtentRef, data: &[u8]) -> Result<()> {
     Err(Error::Corrupt { what: format!("value of {} bytes: checksum does not match its bytes", e.len), addr: e.addr })
 }
 
+fn unpack_extent(e: &ExtentRef, stored: Bytes) -> Result<Bytes> {
+    unpack_value(e.codec, stored, e.len)
+        .map_err(|what| Error::Corrupt { what: format!("value of {} bytes: {what}", e.len), addr: e.addr })
+}
+
 /// Writes a large value to its final place: raw, aligned, with its checksum in the reference only.
 pub fn place_value(fill: &mut Fill, data: &[u8]) -> Result<ExtentRef> {
-    let addr = fill.place(extent_align(data.len()), data.len(), |_, buf| buf.copy_from_slice(data))?;
-    Ok(ExtentRef { addr, len: data.len() as u32, crc: crc32c(data) })
+    place_stored(fill, ExtentRef::plain(0, data.len() as u32, crc32c(data)), data)
+}
+
+/// The same, compressed if that makes it enough shorter.
+pub fn place_packed(fill: &mut Fill, packer: &mut Packer, compression: Compression, data: &[u8]) -> Result<ExtentRef> {
+    let packed = packer.pack_value(compression, data).and_then(|stored| {
+        Some((ExtentRef::packed(0, data.len() as u32, stored.len() as u32, crc32c(stored), compression)?, stored))
+    });
+    match packed {
+        Some((e, stored)) => place_stored(fill, e, stored),
+        None => place_value(fill, data),
+    }
+}
+
+/// Writes the bytes that the device is to have of a value; `e` tells of them everything but the place.
+pub(crate) fn place_stored(fill: &mut Fill, e: ExtentRef, stored: &[u8]) -> Result<ExtentRef> {
+    let addr = fill.place(e.align(), stored.len(), |_, buf| buf.copy_from_slice(stored))?;
+    Ok(ExtentRef { addr, ..e })
 }

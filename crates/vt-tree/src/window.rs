@@ -31,7 +31,7 @@ impl Window {
 
     pub fn push(&mut self, item: Item) {
         if let Body::Put(Value::Extent(e)) = &item.body {
-            self.bytes += u64::from(e.len);
+            self.bytes += u64::from(e.stored);
         }
         self.memory += item.key.len() + item.body_len() + size_of::<Item>();
         self.items.push(item);
@@ -50,7 +50,7 @@ impl Window {
         let mut out: Vec<(bool, Vec<Item>)> = Vec::new();
         let mut bytes = 0;
         for (item, moves) in window.items.into_iter().zip(moves) {
-            let len = if let Body::Put(Value::Extent(e)) = &item.body { u64::from(e.len) } else { 0 };
+            let len = if let Body::Put(Value::Extent(e)) = &item.body { u64::from(e.stored) } else { 0 };
             match out.last_mut() {
                 // What is no large value goes with either.
                 Some((of, items)) if len == 0 || (*of == moves && (!moves || bytes < ZONE_SIZE / 4)) => items.push(item),
@@ -75,9 +75,9 @@ impl Window {
         }
         values.sort_unstable_by_key(|(e, i)| (e.addr, *i));
         // Reading on over a gap that costs no more than a seek is no seek.
-        let joined = |a: &ExtentRef, b: &ExtentRef| b.addr.saturating_sub(a.addr + u64::from(a.len)) <= placement.seek_bytes;
+        let joined = |a: &ExtentRef, b: &ExtentRef| b.addr.saturating_sub(a.end()) <= placement.seek_bytes;
         for span in values.chunk_by(|(a, _), (b, _)| joined(a, b)) {
-            let bytes = span.iter().map(|(e, _)| u64::from(e.len)).sum();
+            let bytes = span.iter().map(|(e, _)| u64::from(e.stored)).sum();
             for (e, i) in span {
                 moves[*i] = placement.moves_value(e, bytes);
             }
@@ -94,7 +94,7 @@ mod tests {
     fn window(pages: impl Iterator<Item = u64>) -> Window {
         let mut w = Window::default();
         for (key, page) in pages.enumerate() {
-            let e = ExtentRef { addr: page * 4096, len: 4096, crc: 0 };
+            let e = ExtentRef::plain(page * 4096, 4096, 0);
             w.push(Item { key: Bytes::from((key as u64).to_be_bytes().to_vec()), seq: 1, body: Body::Put(Value::Extent(e)) });
         }
         w

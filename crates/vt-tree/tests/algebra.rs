@@ -135,6 +135,7 @@ fn one_history(seed: u64) {
             placement: Placement::threshold([0, 4096, 65536, u64::MAX][r.next(4) as usize]),
             drop_tombstones: bottom,
             old_seq: if r.next(2) == 0 { 0 } else { seq },
+            compress_values: [Compression::None, Compression::Lz4, Compression::Zstd][r.next(3) as usize],
             compression: [Compression::None, Compression::Lz4, Compression::Zstd][r.next(3) as usize],
             ..MergeOptions::default()
         };

@@ -37,6 +37,8 @@ fn written(n: u64) -> Written {
         let value = match i % 20 {
             3 => None,
             7 => Some(vec![i as u8; 600]),
+            // What cannot be compressed lies as it is.
+            17 => Some((0..600u64).map(|b| ((b * b * 0x9e37_79b9 + i) >> 13) as u8).collect()),
             _ => Some(format!("value of {i}").into_bytes()),
         };
         match &value {
@@ -49,8 +51,13 @@ fn written(n: u64) -> Written {
         m.delete_range(&key(i + 12), &key(i + 15), n + i + 1);
         (i + 12..i + 15).for_each(|i| _ = truth.insert(key(i), None));
     }
-    let options =
-        MergeOptions { placement: Placement::copy(), separate_at: 512, compression: Compression::Lz4, ..MergeOptions::default() };
+    let options = MergeOptions {
+        placement: Placement::copy(),
+        separate_at: 512,
+        compression: Compression::Lz4,
+        compress_values: Compression::Lz4,
+        ..MergeOptions::default()
+    };
     let run = merge(&store, &[Input::Memtable(Arc::new(m))], &KeyRange::all(), options).expect("flushes").expect("has keys");
     let mut root = Vec::new();
     run.encode(&mut root);
@@ -128,8 +135,8 @@ fn a_flipped_bit_is_an_error_and_never_a_wrong_answer() {
     let w = written(KEYS);
     let mut found = 0;
     for (zone, bytes) in w.run.uses().iter() {
-        // A zone is filled from its start; between large values, one for twenty keys, lies padding of less than a sector.
-        for at in zone.start()..zone.start() + (bytes + (KEYS / 20 + 1) * 512).min(ZONE_SIZE) {
+        // A zone is filled from its start; between large values, one for ten keys, lies padding of less than a sector.
+        for at in zone.start()..zone.start() + (bytes + (KEYS / 10 + 1) * 512).min(ZONE_SIZE) {
             let bit = (at * 7 % 8) as u8;
             w.device.flip_bit(at, bit);
             let faults = w.faults();

@@ -204,6 +204,7 @@ impl World {
             drop_tombstones: bottom && self.r.one_in(2),
             separate_at: self.r.of(&[1, 40, 2048, 2048, u32::MAX]),
             old_seq: if self.r.one_in(3) { self.seq } else { 0 },
+            compress_values: self.r.of(&[Compression::None, Compression::Lz4, Compression::Zstd]),
             compression: self.r.of(&[Compression::None, Compression::Lz4, Compression::Zstd]),
             false_positives: self.r.of(&[80, 80, 0, 2000]),
             ..MergeOptions::default()

@@ -106,3 +106,76 @@ fn a_lower_rate_of_false_positives_costs_a_bit_a_key_for_each_half() {
     assert!(usual - none < 12.0, "{:.2} bits a key at 0.8%", usual - none);
     assert!((1.5..2.5).contains(&(usual - coarse)) && (1.5..2.5).contains(&(fine - usual)));
 }
+
+/// 4 KiB each: text that compresses well, and now and then noise that does not.
+fn page(i: u64) -> Bytes {
+    if i % 9 == 4 {
+        let mut x = i;
+        let noise = std::iter::repeat_with(|| {
+            x = x.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+            (x >> 56) as u8
+        });
+        return noise.take(4096).collect();
+    }
+    Bytes::from(format!("line {i}: the quick brown fox jumps over the lazy dog\n").repeat(100).into_bytes()).slice(..4096)
+}
+
+fn pages(store: &Arc<Store>, items: impl Iterator<Item = u64>, options: MergeOptions) -> Arc<Run> {
+    let m = Arc::new(Memtable::new());
+    for (seq, i) in items.enumerate() {
+        m.put(&key(i), seq as u64 + 1, Value::Inline(page(i)));
+    }
+    merge(store, &[Input::Memtable(m)], &KeyRange::all(), options).unwrap().unwrap()
+}
+
+#[test]
+fn large_values_are_compressed_once_and_move_as_they_lie() {
+    let store = store();
+    let options = |compress_values, placement| MergeOptions { placement, compress_values, ..MergeOptions::default() };
+    for compression in [Compression::Lz4, Compression::Zstd] {
+        let plain = pages(&store, 0..2000, options(Compression::None, Placement::stitch()));
+        let even = pages(&store, (0..2000).map(|i| i * 2), options(compression, Placement::stitch()));
+        let odd = pages(&store, (0..2000).map(|i| i * 2 + 1), options(compression, Placement::stitch()));
+        whole(&even);
+        assert!(even.stats().value_bytes * 3 < plain.stats().value_bytes, "{} bytes", even.stats().value_bytes);
+        // Stitched, then moved: the merge asks for no compression, and theirs stays.
+        for placement in [Placement::stitch(), Placement::copy()] {
+            let inputs = [Input::Run(even.clone()), Input::Run(odd.clone())];
+            let all = merge(&store, &inputs, &KeyRange::all(), options(Compression::None, placement)).unwrap().unwrap();
+            whole(&all);
+            assert_eq!(all.stats().value_bytes, even.stats().value_bytes + odd.stats().value_bytes);
+            let mut extents = Vec::new();
+            for i in 0..4000 {
+                let Lookup::Found(_, v) = all.get(&key(i), hash(&key(i))).unwrap() else { panic!("{i} is missing") };
+                assert_eq!((v.len(), store.read_value(&v).unwrap()), (4096, page(i)));
+                let Value::Extent(e) = v else { panic!("{i} lies in its block") };
+                extents.push(e);
+            }
+            let together = store.read_values(&extents).unwrap();
+            assert!((0..4000).all(|i| together[i as usize] == page(i)));
+        }
+    }
+}
+
+#[test]
+fn references_that_lie_about_compressed_values_are_errors() {
+    let store = store();
+    let options = MergeOptions { compress_values: Compression::Lz4, ..MergeOptions::default() };
+    let run = pages(&store, 0..1, options);
+    let Lookup::Found(_, Value::Extent(e)) = run.get(&key(0), hash(&key(0))).unwrap() else { panic!("it is missing") };
+    assert!(e.stored < 1024 && e.len == 4096);
+    assert_eq!(store.read_value(&Value::Extent(e)).unwrap(), page(0));
+    let lies = [
+        vt_tree::ExtentRef { len: 4095, ..e },
+        vt_tree::ExtentRef { len: 4097, ..e },
+        vt_tree::ExtentRef { len: u32::MAX, ..e },
+        vt_tree::ExtentRef { stored: e.stored - 1, ..e },
+        vt_tree::ExtentRef { stored: u32::MAX, ..e },
+        vt_tree::ExtentRef { codec: Compression::Zstd, ..e },
+        vt_tree::ExtentRef { codec: Compression::None, ..e },
+        vt_tree::ExtentRef { crc: !e.crc, ..e },
+    ];
+    for lie in lies {
+        assert!(store.read_value(&Value::Extent(lie)).is_err() && store.read_values(&[lie]).is_err(), "{lie:?}");
+    }
+}

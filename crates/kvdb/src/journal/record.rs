@@ -12,7 +12,8 @@
 //! change: varint  dictionary
 //!         bytes   key (op 4: start)
 //!         op 1, put: value · op 2, put of a value that lies elsewhere: u64 address, u32 length, u32 CRC-32C ·
-//!         op 3, delete: nothing · op 4, delete range: end
+//!         op 3, delete: nothing · op 4, delete range: end · op 5, put of a value that lies elsewhere, perhaps compressed: u64 address,
+//!         u32 length, u32 CRC-32C of the bytes there, u32 their number, u8 codec
 //! ```
 //! (`bytes`: a varint length, then the bytes.) Changes are numbered one by one in the order of the stream, from the position where
 //! the manifest lets the journal begin. Every write to the device begins with a number, which must agree.
@@ -21,7 +22,7 @@
 //! (BetrFS 0.2, §3: the journal is late-binding).
 
 use bytes::Bytes;
-use vt_tree::{ExtentRef, Seq, Value};
+use vt_tree::{Compression, ExtentRef, Seq, Value};
 
 use crate::codec::{Reader, put_bytes, put_varint};
 use crate::dictionary::DictionaryId;
@@ -35,16 +36,25 @@ const PUT: u8 = 1;
 const PUT_EXTENT: u8 = 2;
 const DELETE: u8 = 3;
 const DELETE_RANGE: u8 = 4;
+const PUT_PACKED: u8 = 5;
 
 /// Bytes of a reference to an extent.
-pub(crate) const REFERENCE: usize = 16;
+const REFERENCE: usize = 16;
+/// The same where values may be compressed.
+const PACKED_REFERENCE: usize = 21;
+
+/// Bytes of a reference to a value that is stored so, if it gets smaller.
+pub(crate) fn reference_len(codec: Compression) -> usize {
+    if codec == Compression::None { REFERENCE } else { PACKED_REFERENCE }
+}
 
 /// One change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     Put(Bytes, Value),
-    /// A large value that gets its place when its record is written; it shares its buffer with others. Never read from a journal.
-    PutUnplaced(Bytes, Bytes),
+    /// A large value that gets its place when its record is written, compressed so if it gets smaller; it shares its buffer with
+    /// others. Never read from a journal.
+    PutUnplaced(Bytes, Bytes, Compression),
     Delete(Bytes),
     DeleteRange(Bytes, Bytes),
 }
@@ -56,7 +66,7 @@ impl Op {
     fn code(&self) -> u8 {
         match self {
             Op::Put(_, Value::Inline(_)) => PUT,
-            Op::Put(_, Value::Extent(_)) | Op::PutUnplaced(..) => PUT_EXTENT,
+            Op::Put(_, Value::Extent(ExtentRef { codec, .. })) | Op::PutUnplaced(_, _, codec) => put_extent(*codec),
             Op::Delete(_) => DELETE,
             Op::DeleteRange(..) => DELETE_RANGE,
         }
@@ -65,7 +75,7 @@ impl Op {
     /// What is put or deleted; the start of a range.
     pub(crate) fn key(&self) -> &Bytes {
         match self {
-            Op::Put(k, _) | Op::PutUnplaced(k, _) | Op::Delete(k) | Op::DeleteRange(k, _) => k,
+            Op::Put(k, _) | Op::PutUnplaced(k, ..) | Op::Delete(k) | Op::DeleteRange(k, _) => k,
         }
     }
 
@@ -78,20 +88,27 @@ impl Op {
         }
     }
 
+    /// Bytes of the reference that stands in the record.
+    fn reference_len(&self) -> usize {
+        match self {
+            Op::Put(_, Value::Extent(ExtentRef { codec, .. })) | Op::PutUnplaced(_, _, codec) => reference_len(*codec),
+            _ => 0,
+        }
+    }
+
     /// Bytes in the record behind the code. `alone`: the record holds no other change.
     fn size(&self, dict: DictionaryId, alone: bool) -> usize {
         let framed = |len: usize| varint_len(len as u64) + len;
         let payload = self.payload().map_or(0, |p| if alone { p.len() } else { framed(p.len()) });
-        let reference = if self.code() == PUT_EXTENT { REFERENCE } else { 0 };
-        varint_len(u64::from(dict.0)) + framed(self.key().len()) + payload + reference
+        varint_len(u64::from(dict.0)) + framed(self.key().len()) + payload + self.reference_len()
     }
 
     fn encode(&self, dict: DictionaryId, alone: bool, out: &mut Vec<u8>) {
         put_varint(out, u64::from(dict.0));
         put_bytes(out, self.key());
         match self {
-            Op::Put(_, Value::Extent(e)) => out.extend_from_slice(&reference(e)),
-            Op::PutUnplaced(..) => out.extend_from_slice(&[0; REFERENCE]),
+            Op::Put(_, Value::Extent(e)) => out.extend_from_slice(&reference(e)[..self.reference_len()]),
+            Op::PutUnplaced(..) => out.extend_from_slice(&[0; PACKED_REFERENCE][..self.reference_len()]),
             _ => {}
         }
         match self.payload() {
@@ -106,17 +123,26 @@ fn varint_len(value: u64) -> usize {
     (64 - (value | 1).leading_zeros() as usize).div_ceil(7)
 }
 
-fn reference(e: &ExtentRef) -> [u8; REFERENCE] {
-    let mut out = [0; REFERENCE];
+fn put_extent(codec: Compression) -> u8 {
+    if codec == Compression::None { PUT_EXTENT } else { PUT_PACKED }
+}
+
+/// The first [`REFERENCE`] bytes say all of what is not compressed.
+fn reference(e: &ExtentRef) -> [u8; PACKED_REFERENCE] {
+    let mut out = [0; PACKED_REFERENCE];
     out[..8].copy_from_slice(&e.addr.to_le_bytes());
     out[8..12].copy_from_slice(&e.len.to_le_bytes());
-    out[12..].copy_from_slice(&e.crc.to_le_bytes());
+    out[12..16].copy_from_slice(&e.crc.to_le_bytes());
+    out[16..20].copy_from_slice(&e.stored.to_le_bytes());
+    out[20] = e.codec.code();
     out
 }
 
-/// Fills in the reference of a value that has its place now; it stands in `stream` at `at`, see [`encode`].
-pub(crate) fn place(stream: &mut [u8], at: usize, e: &ExtentRef) {
-    stream[at..at + REFERENCE].copy_from_slice(&reference(e));
+/// Fills in the reference of a value that has its place now; it stands in `stream` at `at`, see [`encode`]. `codec`: how it would
+/// have been compressed if that had made it smaller.
+pub(crate) fn place(stream: &mut [u8], at: usize, e: &ExtentRef, codec: Compression) {
+    let len = reference_len(codec);
+    stream[at..at + len].copy_from_slice(&reference(e)[..len]);
 }
 
 /// Bytes of the record of `changes`, its length included.
@@ -142,7 +168,7 @@ pub(crate) fn encode(changes: &[(DictionaryId, Op)], out: &mut Vec<u8>, mut unpl
     let mut encode = |dict: DictionaryId, op: &Op, alone: bool, out: &mut Vec<u8>| {
         op.encode(dict, alone, out);
         if matches!(op, Op::PutUnplaced(..)) {
-            unplaced(out.len() - REFERENCE);
+            unplaced(out.len() - op.reference_len());
         }
     };
     put_varint(out, inside(changes) as u64);
@@ -159,24 +185,48 @@ pub(crate) fn encode(changes: &[(DictionaryId, Op)], out: &mut Vec<u8>, mut unpl
     }
 }
 
-/// Bytes of the record of one put, without its length. No value: it is unplaced.
-fn put_inside(dict: DictionaryId, key: usize, value: Option<usize>) -> usize {
-    1 + varint_len(u64::from(dict.0)) + varint_len(key as u64) + key + value.unwrap_or(REFERENCE)
+/// What stands in the record of one put for its value.
+#[derive(Clone, Copy)]
+pub(crate) enum PutValue<'a> {
+    Inline(&'a [u8]),
+    /// It is unplaced; the last [`reference_len`] bytes of the record are where its reference will stand.
+    Unplaced(Compression),
+}
+
+impl PutValue<'_> {
+    fn code(self) -> u8 {
+        match self {
+            PutValue::Inline(_) => PUT,
+            PutValue::Unplaced(codec) => put_extent(codec),
+        }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match self {
+            PutValue::Inline(value) => value,
+            PutValue::Unplaced(codec) => &[0; PACKED_REFERENCE][..reference_len(*codec)],
+        }
+    }
+}
+
+/// Bytes of the record of one put, without its length.
+fn put_inside(dict: DictionaryId, key: usize, value: PutValue) -> usize {
+    1 + varint_len(u64::from(dict.0)) + varint_len(key as u64) + key + value.bytes().len()
 }
 
 /// The same with it.
-pub(crate) fn put_size(dict: DictionaryId, key: usize, value: Option<usize>) -> usize {
+pub(crate) fn put_size(dict: DictionaryId, key: usize, value: PutValue) -> usize {
     let inside = put_inside(dict, key, value);
     varint_len(inside as u64) + inside
 }
 
-/// As [`encode`] of one put. No value: it is unplaced, and the last [`REFERENCE`] bytes of `out` are where its reference will stand.
-pub(crate) fn encode_put(dict: DictionaryId, key: &[u8], value: Option<&[u8]>, out: &mut Vec<u8>) {
-    put_varint(out, put_inside(dict, key.len(), value.map(<[u8]>::len)) as u64);
-    out.push(SINGLE + if value.is_some() { PUT } else { PUT_EXTENT });
+/// As [`encode`] of one put.
+pub(crate) fn encode_put(dict: DictionaryId, key: &[u8], value: PutValue, out: &mut Vec<u8>) {
+    put_varint(out, put_inside(dict, key.len(), value) as u64);
+    out.push(SINGLE + value.code());
     put_varint(out, u64::from(dict.0));
     put_bytes(out, key);
-    out.extend_from_slice(value.unwrap_or(&[0; REFERENCE]));
+    out.extend_from_slice(value.bytes());
 }
 
 /// A mark, its length in front.
@@ -234,7 +284,16 @@ fn change(record: &Bytes, r: &mut Reader, code: u8, alone: bool) -> Result<(Dict
     let payload = |r: &mut Reader| Ok::<_, crate::Error>(record.slice_ref(if alone { r.rest() } else { r.bytes()? }));
     let op = match code {
         PUT => Op::Put(key, Value::Inline(payload(r)?)),
-        PUT_EXTENT => Op::Put(key, Value::Extent(ExtentRef { addr: r.u64()?, len: r.u32()?, crc: r.u32()? })),
+        PUT_EXTENT => Op::Put(key, Value::Extent(ExtentRef::plain(r.u64()?, r.u32()?, r.u32()?))),
+        PUT_PACKED => {
+            let (addr, len, crc, stored) = (r.u64()?, r.u32()?, r.u32()?, r.u32()?);
+            let e = match Compression::of_code(r.u8()?) {
+                Some(Compression::None) if stored == len => Some(ExtentRef::plain(addr, len, crc)),
+                Some(codec) => ExtentRef::packed(addr, len, stored, crc, codec),
+                None => None,
+            };
+            Op::Put(key, Value::Extent(e.ok_or_else(|| r.corrupt("a compressed value has an impossible length or codec"))?))
+        }
         DELETE => Op::Delete(key),
         DELETE_RANGE => Op::DeleteRange(key, payload(r)?),
         _ => return Err(r.corrupt("a change has an unknown kind")),
@@ -250,7 +309,8 @@ mod tests {
         let d = DictionaryId(300);
         vec![
             (d, Op::Put("key".into(), Value::Inline("value".into()))),
-            (d, Op::Put("big".into(), Value::Extent(ExtentRef { addr: 1 << 40, len: 70_000, crc: 0xdead_beef }))),
+            (d, Op::Put("big".into(), Value::Extent(ExtentRef::plain(1 << 40, 70_000, 0xdead_beef)))),
+            (d, Op::Put("packed".into(), Value::Extent(ExtentRef::packed(1 << 40, 70_000, 512, 7, Compression::Zstd).unwrap()))),
             (DictionaryId(1), Op::Delete(Bytes::new())),
             (DictionaryId(1), Op::DeleteRange("a".into(), "b".into())),
         ]
@@ -281,13 +341,14 @@ mod tests {
         let (d, key) = (DictionaryId(300), Bytes::from("key"));
         for len in [0, 1, 100, 127, 128, 5000] {
             let value = Bytes::from(vec![3; len]);
-            let puts = [Op::Put(key.clone(), Value::Inline(value.clone())), Op::PutUnplaced(key.clone(), value.clone())];
-            for (op, value) in puts.into_iter().zip([Some(&value[..]), None]) {
+            let unplaced = |codec| (Op::PutUnplaced(key.clone(), value.clone(), codec), PutValue::Unplaced(codec));
+            let inline = (Op::Put(key.clone(), Value::Inline(value.clone())), PutValue::Inline(&value));
+            for (op, value) in [inline, unplaced(Compression::None), unplaced(Compression::Lz4)] {
                 let (mut one, mut other) = (Vec::new(), Vec::new());
                 encode(&[(d, op)], &mut one, |_| {});
                 encode_put(d, &key, value, &mut other);
                 assert_eq!(one, other);
-                assert_eq!(put_size(d, key.len(), value.map(<[u8]>::len)), one.len());
+                assert_eq!(put_size(d, key.len(), value), one.len());
             }
         }
     }
@@ -302,15 +363,17 @@ mod tests {
 
     #[test]
     fn a_value_gets_its_place_in_a_record_that_is_there_already() {
-        let extent = ExtentRef { addr: 8 << 20, len: 3, crc: 9 };
+        let plain = ExtentRef::plain(8 << 20, 3, 9);
+        let packed = ExtentRef::packed(8 << 20, 3, 2, 9, Compression::Lz4).unwrap();
         let (d, key) = (DictionaryId(1), Bytes::from("k"));
         let other = (d, Op::Put("l".into(), Value::Inline("v".into())));
-        for others in [vec![], vec![other]] {
-            let mut changes = vec![(d, Op::PutUnplaced(key.clone(), "abc".into()))];
+        let ways = [(plain, Compression::None), (plain, Compression::Lz4), (packed, Compression::Lz4)];
+        for (others, (extent, codec)) in [vec![], vec![other]].into_iter().flat_map(|o| ways.map(|w| (o.clone(), w))) {
+            let mut changes = vec![(d, Op::PutUnplaced(key.clone(), "abc".into(), codec))];
             changes.extend(others.clone());
             let (mut bytes, mut places) = (vec![5; 7], Vec::new());
             encode(&changes, &mut bytes, |at| places.push(at));
-            places.iter().for_each(|&at| place(&mut bytes, at, &extent));
+            places.iter().for_each(|&at| place(&mut bytes, at, &extent, codec));
             changes[0].1 = Op::Put(key.clone(), Value::Extent(extent));
             assert_eq!(decode(&Bytes::from(bytes).slice(8..)).unwrap(), Record::Commit(changes));
         }

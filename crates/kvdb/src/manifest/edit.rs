@@ -2,7 +2,7 @@
 //! take effect together. A checkpoint is one record of edits that build the whole state from nothing.
 //!
 //! ```text
-//! 1  dictionary      varint id, bytes name, varint separate_at, varint stitch_at, u8 reserved, u8 compression, varint false positives
+//! 1  dictionary      varint id, bytes name, varint separate_at, varint stitch_at, u8 reserved, u8 compression (of values × 16 + of blocks), varint false positives
 //! 2  drop dictionary varint id
 //! 3  add run         varint dictionary, varint level, varint run id, bytes run (see "Runs")
 //! 4  drop run        varint dictionary, varint run id
@@ -95,7 +95,7 @@ impl Edit {
                 put_varint(out, u64::from(d.options.separate_at));
                 put_varint(out, d.options.stitch_at);
                 out.push(u8::from(d.options.reserved));
-                out.push(d.options.compression.code());
+                out.push(d.options.compress_values.code() << 4 | d.options.compression.code());
                 put_varint(out, u64::from(d.options.false_positives));
             }
             Edit::DropDictionary(id) => {
@@ -168,11 +168,16 @@ impl Edit {
                 let id = DictionaryId(r.varint_u32()?);
                 let name = r.bytes()?;
                 let name = std::str::from_utf8(name).map_err(|_| r.corrupt("a dictionary's name is not UTF-8"))?.to_owned();
+                let (separate_at, stitch_at, reserved) = (r.varint_u32()?, r.varint()?, r.u8()? != 0);
+                let codecs = r.u8()?;
+                let codec = |code| Compression::of_code(code).ok_or_else(|| r.corrupt("a compression is unknown"));
+                let (compression, compress_values) = (codec(codecs & 15)?, codec(codecs >> 4)?);
                 let options = DictionaryOptions {
-                    separate_at: r.varint_u32()?,
-                    stitch_at: r.varint()?,
-                    reserved: r.u8()? != 0,
-                    compression: Compression::of_code(r.u8()?).ok_or_else(|| r.corrupt("a compression is unknown"))?,
+                    separate_at,
+                    stitch_at,
+                    reserved,
+                    compression,
+                    compress_values,
                     false_positives: u16::try_from(r.varint()?).map_err(|_| r.corrupt("a rate is above one"))?,
                 };
                 Edit::Dictionary(DictionaryInfo { id, name, options })
@@ -254,6 +259,7 @@ mod tests {
             stitch_at: u64::MAX,
             reserved: true,
             compression: Compression::Zstd,
+            compress_values: Compression::Lz4,
             false_positives: 300,
         };
         vec![

@@ -84,15 +84,24 @@ pub fn create(device: Arc<dyn Device>, env: Arc<Simulated>, open: OpenOptions) -
 /// Three dictionaries that keep their values differently.
 pub fn dictionaries(db: &Kvdb) -> kvdb::Result<Vec<DictionaryId>> {
     let plain = DictionaryOptions::default();
-    let paged =
-        DictionaryOptions { separate_at: 512, stitch_at: 0, reserved: true, compression: Compression::Lz4, ..Default::default() };
+    let paged = DictionaryOptions {
+        separate_at: 512,
+        stitch_at: 0,
+        reserved: true,
+        compression: Compression::Lz4,
+        compress_values: Compression::Lz4,
+        ..Default::default()
+    };
     let whole = DictionaryOptions { separate_at: u32::MAX, stitch_at: u64::MAX, false_positives: 0, ..Default::default() };
     [("plain", plain), ("paged", paged), ("whole", whole)].into_iter().map(|(name, o)| db.create_dictionary(name, o)).collect()
 }
 
 pub fn bytes(random: &mut Random, len: usize) -> Vec<u8> {
     let mut v = vec![0; len];
-    random.fill(&mut v);
+    // The longer ones: some are noise, some repeat themselves and can be compressed.
+    let noise = if len > 512 && random.one_in(2) { 100 } else { len };
+    random.fill(&mut v[..noise]);
+    (noise..len).for_each(|i| v[i] = v[i - noise]);
     v
 }
 

@@ -4,8 +4,10 @@
 use zones::varint;
 
 use super::{
-    ASCENDS, DELETE, DELETE_RANGE, EXTENT, FOLLOWS, GROUP, HAS_SEQ, HAS_SERIES, INLINE, PART, SERIES, following, shared_prefix,
+    ASCENDS, DELETE, DELETE_RANGE, EXTENT, FOLLOWS, GROUP, HAS_PACKED, HAS_SEQ, HAS_SERIES, INLINE, PACKED, PACKED_FOLLOWS, PART,
+    SERIES, shared_prefix,
 };
+use crate::compression::Compression;
 use crate::item::{BodyRef, ExtentRef, Seq, ValueRef};
 use crate::series::Open;
 
@@ -62,7 +64,8 @@ impl BlockBuilder {
             return open.each(|key, seq, e| self.add_one(key, seq, BodyRef::Put(ValueRef::Extent(e))));
         }
         self.restarts.push(self.buf.len() as u32);
-        self.head(0, open.first_key(), open.seq(), SERIES | if open.ascends() { ASCENDS } else { 0 });
+        let flags = if open.ascends() { ASCENDS } else { 0 } | if open.is_packed() { HAS_PACKED } else { 0 };
+        self.head(0, open.first_key(), open.seq(), SERIES | flags);
         open.encode(&mut self.buf);
         self.has_series = true;
         self.ends_group = true;
@@ -104,13 +107,26 @@ impl BlockBuilder {
                 self.buf.extend_from_slice(v);
             }
             BodyRef::Put(ValueRef::Extent(e)) => {
-                let follows = self
-                    .last_extent
-                    .is_some_and(|last| e.len == last.len && e.addr == following(last.addr + u64::from(last.len), e.len));
-                self.head(shared, key, seq, if follows { FOLLOWS } else { EXTENT });
+                let packed = e.codec != Compression::None;
+                let follows = self.last_extent.is_some_and(|last| {
+                    e.len == last.len && Some(e.addr) == e.behind(last.end()) && (!packed || e.codec == last.codec)
+                });
+                let kind = match (packed, follows) {
+                    (false, false) => EXTENT,
+                    (false, true) => FOLLOWS,
+                    (true, false) => PACKED,
+                    (true, true) => PACKED_FOLLOWS,
+                };
+                self.head(shared, key, seq, kind);
                 if !follows {
                     varint::put_u64(&mut self.buf, e.addr);
                     varint::put_u64(&mut self.buf, u64::from(e.len));
+                }
+                if packed && !follows {
+                    self.buf.push(e.codec.code());
+                }
+                if packed {
+                    varint::put_u64(&mut self.buf, u64::from(e.stored));
                 }
                 self.buf.extend_from_slice(&e.crc.to_le_bytes());
                 self.last_extent = Some(e);

@@ -2,7 +2,8 @@
 
 use zones::varint;
 
-use super::{ASCENDS, DELETE, DELETE_RANGE, EXTENT, FOLLOWS, HAS_SEQ, INLINE, KIND, following};
+use super::{ASCENDS, DELETE, DELETE_RANGE, EXTENT, FOLLOWS, HAS_PACKED, HAS_SEQ, INLINE, KIND, PACKED, PACKED_FOLLOWS};
+use crate::compression::Compression;
 use crate::group::Place;
 use crate::item::{ExtentRef, Seq};
 
@@ -12,6 +13,7 @@ pub(super) struct Head {
     pub suffix: (usize, usize),
     pub kind: u8,
     pub ascends: bool,
+    pub packed: bool,
     pub seq: Seq,
 }
 
@@ -51,7 +53,7 @@ impl Decoder<'_> {
         self.at += 1;
         let suffix = self.take(unshared)?;
         let seq = if flags & HAS_SEQ != 0 { self.varint()? } else { 0 };
-        Some(Head { shared, suffix, kind: flags & KIND, ascends: flags & ASCENDS != 0, seq })
+        Some(Head { shared, suffix, kind: flags & KIND, ascends: flags & ASCENDS != 0, packed: flags & HAS_PACKED != 0, seq })
     }
 
     fn bytes(&mut self) -> Option<(u32, u32)> {
@@ -66,6 +68,20 @@ impl Decoder<'_> {
         Some(u32::from_le_bytes(self.data[s..e].try_into().ok()?))
     }
 
+    /// An extent that follows the one before, whose end is its address yet; the checksum comes next.
+    fn behind(&mut self, e: ExtentRef) -> Option<ExtentRef> {
+        Some(ExtentRef { addr: e.behind(e.addr)?, crc: self.crc()?, ..e })
+    }
+
+    fn extent(&mut self, e: ExtentRef) -> Option<Place> {
+        // Keeps every later sum of address and length inside u64.
+        if e.addr > u64::MAX / 2 {
+            return None;
+        }
+        self.extent = Some(e);
+        Some(Place::Extent(e))
+    }
+
     #[inline]
     pub fn place(&mut self, kind: u8) -> Option<Place> {
         Some(match kind {
@@ -74,19 +90,26 @@ impl Decoder<'_> {
                 Place::Inline(s, e)
             }
             EXTENT | FOLLOWS => {
-                let (addr, len) = if kind == EXTENT {
-                    (self.varint()?, u32::try_from(self.varint()?).ok()?)
+                let e = if kind == EXTENT {
+                    ExtentRef::plain(self.varint()?, u32::try_from(self.varint()?).ok()?, self.crc()?)
                 } else {
                     let last = self.extent?;
-                    (following(last.addr.checked_add(u64::from(last.len))?, last.len), last.len)
+                    self.behind(ExtentRef::plain(last.end(), last.len, 0))?
                 };
-                // Keeps every later sum of address and length inside u64.
-                if addr > u64::MAX / 2 {
-                    return None;
-                }
-                let e = ExtentRef { addr, len, crc: self.crc()? };
-                self.extent = Some(e);
-                Place::Extent(e)
+                self.extent(e)?
+            }
+            PACKED => {
+                let (addr, len) = (self.varint()?, u32::try_from(self.varint()?).ok()?);
+                let (code, _) = self.take(1)?;
+                let codec = Compression::of_code(self.data[code])?;
+                let e = ExtentRef::packed(addr, len, u32::try_from(self.varint()?).ok()?, self.crc()?, codec)?;
+                self.extent(e)?
+            }
+            PACKED_FOLLOWS => {
+                let last = self.extent?;
+                let stored = u32::try_from(self.varint()?).ok()?;
+                let e = self.behind(ExtentRef::packed(last.end(), last.len, stored, 0, last.codec)?)?;
+                self.extent(e)?
             }
             DELETE => Place::Delete,
             DELETE_RANGE => {

@@ -4,7 +4,8 @@
 //! An item: shared key bytes (varint, 0 at a restart point) · further key bytes (varint) · kind and flags (u8) · the further key bytes ·
 //! sequence number (varint, when flagged; absent means 0, "old") · body. A body is: inline value (varint length, bytes); extent
 //! (varint address, varint length, crc u32); an extent that follows the previous one (crc u32: it has the same length and lies
-//! directly behind it); nothing (delete); the end of a deleted range (varint length, bytes); a series (see there), which stands alone
+//! directly behind it); a compressed extent (varint address, varint length of the value, u8 codec, varint length on the device, crc
+//! u32), or one that follows (varint length on the device, crc u32); nothing (delete); the end of a deleted range (varint length, bytes); a series (see there), which stands alone
 //! between two restart points.
 //!
 //! Readers see *groups*: the items between two restart points, or a part of a series.
@@ -29,33 +30,23 @@ const KIND: u8 = 0x07;
 const HAS_SEQ: u8 = 0x08;
 /// Of a series: each item's sequence number is one more than that of the item before.
 const ASCENDS: u8 = 0x10;
+/// Of a series: some of its values are compressed.
+const HAS_PACKED: u8 = 0x20;
 const INLINE: u8 = 0;
 const EXTENT: u8 = 1;
 const FOLLOWS: u8 = 2;
 const DELETE: u8 = 3;
 const DELETE_RANGE: u8 = 4;
 const SERIES: u8 = 5;
+const PACKED: u8 = 6;
+const PACKED_FOLLOWS: u8 = 7;
 
 /// In the number of restart points.
 const HAS_SERIES: u32 = 1 << 31;
 
-/// Values whose length is a multiple of a page are page-aligned; others lie on this boundary.
-const SMALL_ALIGN: u64 = 512;
-
-/// The alignment of a large value of `len` bytes.
-pub fn extent_align(len: usize) -> u32 {
-    if len.is_multiple_of(zones::SECTOR as usize) { zones::SECTOR as u32 } else { SMALL_ALIGN as u32 }
-}
-
-/// Where the next extent of `len` bytes lies when it follows one that ends at `end`.
-fn following(end: u64, len: u32) -> u64 {
-    end.next_multiple_of(u64::from(extent_align(len as usize)))
-}
-
 /// `true` when reading `b` directly after `a` needs no seek: it begins where `a` ends, alignment aside.
 pub fn contiguous(a: &ExtentRef, b: &ExtentRef) -> bool {
-    let end = a.addr.saturating_add(u64::from(a.len));
-    b.addr >= end && b.addr - end < zones::SECTOR
+    b.addr >= a.end() && b.addr - a.end() < zones::SECTOR
 }
 
 /// The first eight bytes as a number that sorts as they do; missing ones count as zeros.

@@ -110,7 +110,7 @@ impl Block {
             return Ok(Stretch::Items(d, end));
         }
         let key = &self.data[head.suffix.0..head.suffix.1];
-        let series = Series::decode(key, head.seq, head.ascends, &self.data[at_body.at..end]);
+        let series = Series::decode(key, head.seq, head.ascends, head.packed, &self.data[at_body.at..end]);
         series.map(Stretch::Series).ok_or_else(|| self.corrupt())
     }
 
@@ -199,10 +199,9 @@ impl Block {
             Ok(Stretch::Series(series)) => {
                 let from = part.from as usize;
                 let mut key = Vec::new();
-                for i in from..series.len().min(from + PART) {
+                for (i, (seq, e)) in (from..series.len().min(from + PART)).zip(series.items(from)) {
                     series.key(i, &mut key);
                     let shared = if i == from { 0 } else { key.len() - series.width() };
-                    let (seq, e) = series.item(i);
                     out.push(shared, &key[shared..], seq, Place::Extent(e));
                 }
             }

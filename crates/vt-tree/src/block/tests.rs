@@ -1,6 +1,7 @@
 use bytes::Bytes;
 
 use super::*;
+use crate::compression::Compression;
 use crate::item::{Body, Item, Seq, Value};
 
 fn sample() -> Vec<Item> {
@@ -9,13 +10,60 @@ fn sample() -> Vec<Item> {
             let key = Bytes::from(format!("key/{:06}", i * 10));
             let body = match i % 5 {
                 0 => Body::Put(Value::Inline(Bytes::from(vec![i as u8; i as usize % 40]))),
-                1 | 2 => Body::Put(Value::Extent(ExtentRef { addr: 4096 * i, len: 4096, crc: i as u32 })),
+                1 | 2 => Body::Put(Value::Extent(ExtentRef::plain(4096 * i, 4096, i as u32))),
                 3 => Body::Delete,
                 _ => Body::DeleteRange { end: Bytes::from(format!("key/{:06}", i * 10 + 5)) },
             };
             Item { key, seq: if i % 3 == 0 { 0 } else { 1000 + i }, body }
         })
         .collect()
+}
+
+/// Compressed values, most of 900 to 3500 bytes, some as they are, one behind the other from `addr` on.
+fn packed(keys: impl Iterator<Item = Bytes>, addr: u64) -> Vec<Item> {
+    let mut end = addr;
+    let mut item = |(i, key): (usize, Bytes)| {
+        let e = ExtentRef::packed(0, 4096, 900 + i as u32 * 37 % 2600, i as u32, Compression::Zstd).unwrap();
+        let e = if i % 11 == 5 { ExtentRef::plain(0, 4096, 77) } else { e };
+        let e = ExtentRef { addr: e.behind(end).unwrap(), ..e };
+        end = e.end();
+        Item { key, seq: 0, body: Body::Put(Value::Extent(e)) }
+    };
+    keys.enumerate().map(&mut item).collect()
+}
+
+fn all_items(block: &Block) -> Vec<Item> {
+    (0..block.groups()).flat_map(|g| block.group(g).unwrap()).collect()
+}
+
+#[test]
+fn compressed_values_come_back_and_cost_six_bytes_in_a_row() {
+    let number = |i: u64| Bytes::from([&9u64.to_be_bytes()[..], &i.to_be_bytes()].concat());
+    let items = packed((0..1000).map(number), 1 << 30);
+    let mut b = BlockBuilder::default();
+    items.iter().for_each(|i| b.add(&i.key, 0, i.borrow().body));
+    let upper = b.size();
+    let (bytes, series) = b.finish();
+    assert!(series && bytes.len() < 6300 && bytes.len() <= upper, "{} bytes, {upper} expected", bytes.len());
+    let block = Block::parse(Bytes::copy_from_slice(bytes), 0).unwrap();
+    assert_eq!(all_items(&block), items);
+    for i in &items {
+        assert_eq!(block.find(&i.key).unwrap(), Some((0, i.body.clone())));
+    }
+    // No series: neither the keys nor the lengths go on; and one that becomes packed late, by another codec than the one before.
+    let mut items = packed((0..100u64).map(|i| Bytes::from(format!("k{:09}", i * i * i))), 1 << 31);
+    items.extend((0..50).map(|i| page(1 << 62, i, (1 << 32) + i * 4096, 0)));
+    for (i, item) in items[100..].iter_mut().enumerate().skip(30) {
+        let codec = if i < 40 { Compression::Lz4 } else { Compression::Zstd };
+        let Body::Put(Value::Extent(e)) = &mut item.body else { unreachable!() };
+        *e = ExtentRef::packed((1 << 32) + 30 * 4096 + (i as u64 - 30) * 512, 4096, 512, e.crc, codec).unwrap();
+    }
+    items.sort_by(|a, b| a.key.cmp(&b.key));
+    let block = build(&items);
+    assert_eq!(all_items(&block), items);
+    for i in &items {
+        assert_eq!(block.find(&i.key).unwrap(), Some((i.seq, i.body.clone())));
+    }
 }
 
 fn build(items: &[Item]) -> Block {
@@ -49,7 +97,7 @@ fn find_sees_points_and_ranges() {
 
 fn page(file: u64, i: u64, addr: u64, seq: Seq) -> Item {
     let key = [file.to_be_bytes(), i.to_be_bytes()].concat();
-    Item { key: key.into(), seq, body: Body::Put(Value::Extent(ExtentRef { addr, len: 4096, crc: i as u32 * 7 })) }
+    Item { key: key.into(), seq, body: Body::Put(Value::Extent(ExtentRef::plain(addr, 4096, i as u32 * 7))) }
 }
 
 #[test]
@@ -76,7 +124,7 @@ fn series_and_what_lies_between_come_back_and_are_found() {
     items.extend((0..3).map(|i| page(3, i, (9000 + i) * 4096, 0)));
     items.extend((10..30).map(|i| page(3, 2 * i, (9100 + i) * 4096, 70)));
     let decimal = |i: u64, addr: u64| {
-        let body = Body::Put(Value::Extent(ExtentRef { addr, len: 1000, crc: i as u32 }));
+        let body = Body::Put(Value::Extent(ExtentRef::plain(addr, 1000, i as u32)));
         Item { key: Bytes::from(format!("line {i:05}")), seq: 0, body }
     };
     items.extend((95..200).map(|i| decimal(i, i * 1024)));

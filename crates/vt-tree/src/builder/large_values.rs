@@ -2,7 +2,7 @@
 
 use super::RunBuilder;
 use crate::item::{Body, BodyRef, ExtentRef, Item, Value, ValueRef};
-use crate::store::place_value;
+use crate::store::{place_packed, place_stored};
 use crate::{Error, Result};
 
 impl RunBuilder {
@@ -23,7 +23,7 @@ impl RunBuilder {
             }
             for i in items {
                 if let Body::Put(Value::Extent(e)) = &i.body {
-                    self.stats.stitched += u64::from(e.len);
+                    self.stats.stitched += u64::from(e.stored);
                 }
                 self.add(&i.key, i.seq, i.body.borrow())?;
             }
@@ -31,7 +31,7 @@ impl RunBuilder {
         Ok(())
     }
 
-    /// Copies the large values among `items` to the fill, in the order of their keys, and adds all of them.
+    /// Copies the large values among `items` to the fill as they lie, in the order of their keys, and adds all of them.
     fn move_values(&mut self, items: Vec<Item>) -> Result<()> {
         let of = |i: &Item| if let Body::Put(Value::Extent(e)) = i.body { Some(e) } else { None };
         // Read in the order of the device.
@@ -39,14 +39,15 @@ impl RunBuilder {
         extents.sort_unstable_by_key(|(e, at)| (e.addr, *at));
         let places: Vec<ExtentRef> = extents.iter().map(|(e, _)| *e).collect();
         let mut values = vec![None; items.len()];
-        for ((e, at), value) in extents.iter().zip(self.store.read_values(&places)?) {
-            self.stats.values_read += u64::from(e.len);
-            values[*at] = Some(value);
+        for ((e, at), value) in extents.iter().zip(self.store.read_stored(&places)?) {
+            self.stats.values_read += u64::from(e.stored);
+            values[*at] = Some((*e, value));
         }
         for (i, value) in items.iter().zip(values) {
             match value {
-                Some(v) => {
-                    let extent = self.write_value(&v)?;
+                Some((e, stored)) => {
+                    let extent = place_stored(&mut self.pages, e, &stored)?;
+                    self.stats.values_written += u64::from(extent.stored);
                     self.add(&i.key, i.seq, BodyRef::Put(ValueRef::Extent(extent)))?;
                 }
                 None if of(i).is_some() => return Err(Error::corrupt("a value is missing from a group that was read", 0)),
@@ -57,7 +58,8 @@ impl RunBuilder {
     }
 
     pub(super) fn write_value(&mut self, data: &[u8]) -> Result<ExtentRef> {
-        self.stats.values_written += data.len() as u64;
-        place_value(&mut self.pages, data)
+        let extent = place_packed(&mut self.pages, &mut self.packer, self.compress_values, data)?;
+        self.stats.values_written += u64::from(extent.stored);
+        Ok(extent)
     }
 }

@@ -17,7 +17,7 @@ use zones::{Fill, Hold, Purpose, ZoneUse};
 use self::leaf_filter::Borrowed;
 use self::open_block::OpenBlock;
 use crate::Result;
-use crate::compression::Packer;
+use crate::compression::{Compression, Packer};
 use crate::entry::Entry;
 use crate::frame::{FRAME_HEADER, FrameKind, FramePointer, seal};
 use crate::item::{BodyRef, Item, ItemRef, ValueRef};
@@ -62,6 +62,8 @@ pub(crate) struct RunBuilder {
     separate_at: u32,
     /// See [`MergeOptions::false_positives`].
     false_positives: u16,
+    compression: Compression,
+    compress_values: Compression,
     packer: Packer,
     tuples: Fill,
     index: Fill,
@@ -86,7 +88,9 @@ impl RunBuilder {
             placement: options.placement.clone(),
             separate_at: options.separate_at.max(1),
             false_positives: options.false_positives,
-            packer: Packer::new(options.compression),
+            compression: options.compression,
+            compress_values: options.compress_values,
+            packer: Packer::default(),
             tuples: zones.fill(Purpose::Tuples, reserve),
             index: zones.fill(Purpose::Index, reserve),
             pages: zones.fill(Purpose::Pages, reserve),
@@ -116,7 +120,7 @@ impl RunBuilder {
                 self.add(item.key, item.seq, BodyRef::Put(ValueRef::Extent(extent)))
             }
             BodyRef::Put(ValueRef::Extent(extent)) if self.placement.leaves_values() => {
-                self.stats.stitched += u64::from(extent.len);
+                self.stats.stitched += u64::from(extent.stored);
                 self.add(item.key, item.seq, item.body)
             }
             // Order must hold: what comes behind an undecided value waits with it, though not for ever.

@@ -68,10 +68,10 @@ impl RunBuilder {
         }
         match body {
             BodyRef::Put(ValueRef::Extent(e)) => {
-                b.value_bytes += u64::from(e.len);
+                b.value_bytes += u64::from(e.stored);
                 b.value_spans += u64::from(!b.last_extent.is_some_and(|last| contiguous(&last, &e)));
                 b.last_extent = Some(e);
-                b.zones.add_extent(e.addr, u64::from(e.len));
+                b.zones.add_extent(e.addr, u64::from(e.stored));
             }
             BodyRef::Delete => b.tombstones = true,
             _ => {}
@@ -94,7 +94,7 @@ impl RunBuilder {
             self.hashes.truncate(b.hashes_before);
         }
         // Checksums do not get smaller.
-        let packed = if series { None } else { self.packer.pack(payload) };
+        let packed = if series { None } else { self.packer.pack(self.compression, payload) };
         let compressed = packed.is_some();
         let (codec, stored) = packed.unwrap_or((0, payload));
         let at = place_frame(&mut self.tuples, FrameKind::Tuples, 0, codec, stored)?;

@@ -146,7 +146,7 @@ fn value() -> impl Strategy<Value = Value> {
     prop_oneof![
         6 => any::<u16>().prop_map(|v| Value::Inline(v.to_be_bytes().to_vec().into())),
         1 => any::<u8>().prop_map(|v| Value::Inline(vec![v; KEEP_FROM + v as usize].into())),
-        1 => any::<u32>().prop_map(|v| Value::Extent(crate::ExtentRef { addr: v as u64, len: v, crc: v })),
+        1 => any::<u32>().prop_map(|v| Value::Extent(crate::ExtentRef::plain(v as u64, v, v))),
         1 => Just(Value::Inline(Bytes::new())),
     ]
 }
@@ -429,7 +429,7 @@ fn a_value_is_read_before_and_after_it_has_a_place() {
     let full = m.bytes();
     let inline = Lookup::Found(1, Value::Inline(buffer.slice(..5000)));
     assert_eq!(m.get(&0u64.to_be_bytes(), 9), inline);
-    let extent = ExtentRef { addr: 4096, len: 5000, crc: 1 };
+    let extent = ExtentRef::plain(4096, 5000, 1);
     let shrunk = m.place([(slots[0], extent)]);
     assert_eq!((shrunk, m.bytes()), (5000 + UNPLACED, full - shrunk));
     assert_eq!(m.get(&0u64.to_be_bytes(), 9), Lookup::Found(1, Value::Extent(extent)));
