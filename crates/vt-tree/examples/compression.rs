@@ -1,5 +1,5 @@
-//! What compression of tuple blocks saves and costs: blocks of log lines, of JSON and of noise, written by a flush, read by a scan and by
-//! gets whose blocks are not in the cache. Times are those of the processor; the device is memory.
+//! What compression of tuple blocks and of large values saves and costs: log lines, JSON and noise, written by a flush, read by a scan and
+//! by gets that find nothing in the cache. Times are those of the processor; the device is memory.
 //!
 //! `cargo run --release -p vt-tree --example compression [items]`
 
@@ -8,7 +8,9 @@ mod measure;
 use std::sync::Arc;
 
 use measure::{mix, ran};
-use vt_tree::{Compression, Input, KeyRange, Memtable, MergeOptions, Placement, RunCursor, Source, Store, hash, merge};
+use vt_tree::{
+    Compression, Input, KeyRange, Lookup, Memtable, MergeOptions, Placement, RunCursor, Source, Store, Value, hash, merge,
+};
 use zones::{FormatOptions, MemoryDevice, Zones};
 
 fn value(kind: &str, i: u64) -> Vec<u8> {
@@ -32,13 +34,57 @@ fn value(kind: &str, i: u64) -> Vec<u8> {
     }
 }
 
+/// So much of it in a row.
+fn page(kind: &str, i: u64, len: usize) -> Vec<u8> {
+    (0..).flat_map(|n| value(kind, i * 1000 + n)).take(len).collect()
+}
+
+fn store() -> Arc<Store> {
+    let zones = Zones::format(Arc::new(MemoryDevice::default()), FormatOptions::default()).expect("a fresh store");
+    zones.start();
+    Store::new(zones, 1 << 20)
+}
+
+/// Large values of `len` bytes: flushed, then got in the order of their keys, each by itself, so that nothing but the value is read twice.
+fn large_values(kind: &str, len: usize, compress_values: Compression) {
+    let n = (64 << 20) / len as u64;
+    let store = store();
+    let m = Arc::new(Memtable::new());
+    for i in 0..n {
+        m.put(&i.to_be_bytes(), i + 1, Value::Inline(page(kind, i, len).into()));
+    }
+    let options = MergeOptions { old_seq: u64::MAX, compress_values, ..MergeOptions::default() };
+    let begin = ran();
+    let run = merge(&store, &[Input::Memtable(m)], &KeyRange::all(), options).expect("memory").expect("there are items");
+    let flush = (ran() - begin) as f64 / (n * len as u64) as f64;
+    let (mut read, mut units, mut begin) = (0, 0, 0);
+    for round in 0..2 {
+        (read, begin) = (0, ran());
+        for i in 0..n {
+            let Ok(Lookup::Found(_, v)) = run.get(&i.to_be_bytes(), hash(&i.to_be_bytes())) else { panic!("{i} is missing") };
+            if let Value::Extent(e) = v {
+                units += u64::from(e.stored.next_multiple_of(e.align())) * round;
+            }
+            read += store.read_value(&v).expect("memory").len() as u64;
+        }
+    }
+    let get = (ran() - begin) as f64 / read as f64;
+    println!(
+        "{kind:>8} {:>3} KiB {:>4}: {:.2} of the bytes; {:.2} ns a byte put, {:.2} got ({:.1} us a value)",
+        len >> 10,
+        format!("{compress_values:?}"),
+        units as f64 / read as f64,
+        flush,
+        get,
+        get * len as f64 / 1000.0
+    );
+}
+
 fn main() {
     let n = std::env::args().nth(1).and_then(|a| a.parse::<u64>().ok()).unwrap_or(300_000);
     for kind in ["log line", "JSON", "noise"] {
         for compression in [Compression::None, Compression::Lz4, Compression::Zstd] {
-            let zones = Zones::format(Arc::new(MemoryDevice::default()), FormatOptions::default()).expect("a fresh store");
-            zones.start();
-            let store = Store::new(zones, 1 << 20);
+            let store = store();
             let m = Arc::new(Memtable::new());
             let key = |i: u64| format!("{:016}", mix(i) % 10_000_000_000_000_000);
             let mut bytes = 0;
@@ -73,6 +119,13 @@ fn main() {
                 run.stats().block_bytes as f64 / bytes as f64,
                 get / 1000.0
             );
+        }
+    }
+    for kind in ["log line", "JSON", "noise"] {
+        for len in [4 << 10, 64 << 10] {
+            for compression in [Compression::None, Compression::Lz4, Compression::Zstd] {
+                large_values(kind, len, compression);
+            }
         }
     }
 }
