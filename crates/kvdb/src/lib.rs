@@ -55,6 +55,8 @@ mod health;
 mod ingest;
 mod iter;
 mod journal;
+#[allow(dead_code)] // Transactions are its users.
+mod locks;
 mod manifest;
 mod options;
 mod pins;

@@ -1,0 +1,417 @@
+//! The lock tree of serializable transactions: shared and exclusive locks on keys and key ranges, held until their owner ends.
+//!
+//! Nobody deadlocks, because the older one wins (wound-wait). Whoever meets a lock of an older owner waits for it, and so does whoever
+//! meets an older one that waits for what it wants itself. Whoever meets a lock of a younger owner *wounds* that: it can do nothing
+//! more than end, and the older one waits for just that. So all waiting is for older owners, or for wounded ones, which wait for
+//! nobody; there is no circle of that. An owner that is tried again with its old age becomes the oldest at last, so nobody starves.
+//!
+//! Commits that belong to no such owner take no locks. They are the youngest of all: they look whether anybody's lock lies on what
+//! they change, and wait, and hold off new locks for the moment in which they happen ([`Locks::try_guard`]).
+//!
+//! - `range`: a range of keys, borrowed;
+//! - `fragments`: who holds what in a dictionary;
+//! - `range_set`: what one owner holds there;
+//! - `table`: all of it and who waits, and what becomes of a request.
+//!
+//! One mutex guards the table. It is the innermost lock of the database: nothing is called while it is held.
+
+mod fragments;
+mod range;
+mod range_set;
+mod table;
+
+#[cfg(test)]
+mod model_tests;
+#[cfg(test)]
+mod thread_tests;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use crate::dictionary::DictionaryId;
+pub(crate) use range::KeyRangeRef;
+use table::{Table, Verdict, Want};
+
+/// Who can hold locks: a serializable transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Owner {
+    /// Never used for another one.
+    pub id: u64,
+    /// Smaller is older. One that is tried again keeps the age of its first try.
+    pub age: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Shared,
+    Exclusive,
+}
+
+/// Why there is no lock. What the owner held before, it still holds, unless it has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LockError {
+    /// An older owner wants what this one holds: it must end.
+    Wounded { by: u64 },
+    /// An older owner held it, or one that has not ended though wounded, for as long as the caller would wait.
+    TimedOut { holder: u64 },
+    /// The owner never began, or was released.
+    Ended,
+}
+
+/// An owner's lock lies on what a commit would change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Blocked {
+    pub holder: u64,
+}
+
+#[derive(Default)]
+pub(crate) struct Locks {
+    table: Mutex<Table>,
+    owners: AtomicUsize,
+}
+
+/// While it lives, no lock is granted and none released.
+pub(crate) struct Guard<'a> {
+    _table: MutexGuard<'a, Table>,
+}
+
+impl Locks {
+    /// `owner` may ask for locks from now on.
+    ///
+    /// A commit that saw [`Locks::any`] say no just before may still be under way when this returns. The caller must let commits
+    /// that have begun come to their end before the owner reads anything: taking the lock under which they happen, once, will do.
+    pub(crate) fn begin(&self, owner: Owner) {
+        if self.table.lock().begin(owner) {
+            self.owners.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// `true` when there are owners. Whoever sees `false` needs to look at no lock.
+    pub(crate) fn any(&self) -> bool {
+        self.owners.load(Ordering::SeqCst) > 0
+    }
+
+    /// Gives `owner` a lock on all keys of `range`, until it is released. What it holds already, in this mode or exclusively, is
+    /// granted at once; what it holds shared becomes exclusive if that is asked. Any number of threads may ask for one owner.
+    ///
+    /// Waits for older owners, `timeout` at most. Younger ones in the way are wounded: `wound` is called for each of them, on this
+    /// thread and with no lock held here. It should bring about that the owner of this number ends and is released, soon if not at
+    /// once; that one's waiting calls come back with an error before.
+    pub(crate) fn lock(
+        &self,
+        owner: u64,
+        dict: DictionaryId,
+        range: KeyRangeRef,
+        mode: Mode,
+        timeout: Duration,
+        wound: &dyn Fn(u64),
+    ) -> Result<(), LockError> {
+        let want = Want { dict, range, exclusive: mode == Mode::Exclusive };
+        let mut table = self.table.lock();
+        let mut waiting: Option<(u64, Arc<Condvar>)> = None;
+        let mut deadline = None;
+        let result = loop {
+            let on = match table.judge(owner, &want) {
+                Err(e) => break Err(e),
+                Ok(Verdict::Granted) => break Ok(()),
+                Ok(Verdict::Wait { on }) => on,
+            };
+            let (ticket, bell) = waiting.get_or_insert_with(|| table.queue(owner, &want));
+            table.waits_for(*ticket, on);
+            let wounded = table.wound_for(owner, &want);
+            if !wounded.is_empty() {
+                MutexGuard::unlocked(&mut table, || wounded.into_iter().for_each(wound));
+                continue;
+            }
+            // A time too far away to be a time is no end of waiting.
+            let deadline = *deadline.get_or_insert_with(|| Instant::now().checked_add(timeout));
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                break Err(LockError::TimedOut { holder: on });
+            }
+            match deadline {
+                Some(deadline) => drop(bell.wait_until(&mut table, deadline)),
+                None => bell.wait(&mut table),
+            }
+        };
+        if let Some((ticket, _)) = waiting {
+            table.leave(ticket, result.is_ok());
+        }
+        result
+    }
+
+    /// Who has wounded `owner`.
+    pub(crate) fn wounded(&self, owner: u64) -> Option<u64> {
+        self.table.lock().wounded(owner)
+    }
+
+    /// Ends `owner`: all its locks are free, its waiting calls come back.
+    pub(crate) fn release(&self, owner: u64) {
+        if self.table.lock().release(owner) {
+            self.owners.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// For a commit of these changes: when no lock of an owner other than `except` lies on any of them, a guard that keeps it so.
+    pub(crate) fn try_guard<'a>(
+        &'a self,
+        changes: impl IntoIterator<Item = (DictionaryId, KeyRangeRef<'a>)>,
+        except: Option<u64>,
+    ) -> Result<Guard<'a>, Blocked> {
+        let table = self.table.lock();
+        match table.blocker(changes, except) {
+            None => Ok(Guard { _table: table }),
+            Some(holder) => Err(Blocked { holder }),
+        }
+    }
+
+    /// Waits until no such lock lies on any of the changes, `timeout` at most. The next one may come at once.
+    pub(crate) fn wait_until_free<'a, I>(&self, changes: I, except: Option<u64>, timeout: Duration) -> Result<(), Blocked>
+    where
+        I: IntoIterator<Item = (DictionaryId, KeyRangeRef<'a>)> + Clone,
+    {
+        let deadline = Instant::now().checked_add(timeout);
+        let mut table = self.table.lock();
+        let mut waiting: Option<(u64, Arc<Condvar>)> = None;
+        let result = loop {
+            let Some(holder) = table.blocker(changes.clone(), except) else { break Ok(()) };
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                break Err(Blocked { holder });
+            }
+            let (ticket, bell) = waiting.get_or_insert_with(|| table.queue_without_want());
+            table.waits_for(*ticket, holder);
+            match deadline {
+                Some(deadline) => drop(bell.wait_until(&mut table, deadline)),
+                None => bell.wait(&mut table),
+            }
+        };
+        if let Some((ticket, _)) = waiting {
+            table.leave(ticket, false);
+        }
+        result
+    }
+
+    /// Calls that wait at this moment.
+    #[cfg(test)]
+    pub(crate) fn waiting(&self) -> usize {
+        self.table.lock().waiting()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DICT: DictionaryId = DictionaryId(1);
+    const NOW: Duration = Duration::ZERO;
+    const EVER: Duration = Duration::MAX;
+
+    /// Locks with the owners 1, 2, 3: 1 is the oldest.
+    fn three() -> Locks {
+        let locks = Locks::default();
+        (1..=3).for_each(|id| locks.begin(Owner { id, age: id }));
+        locks
+    }
+
+    fn lock(locks: &Locks, owner: u64, key: &str, mode: Mode) -> Result<(), LockError> {
+        lock_range(locks, owner, KeyRangeRef::key(key.as_bytes()), mode, NOW)
+    }
+
+    /// With a transaction manager that aborts the wounded at once.
+    fn lock_range(locks: &Locks, owner: u64, range: KeyRangeRef, mode: Mode, timeout: Duration) -> Result<(), LockError> {
+        locks.lock(owner, DICT, range, mode, timeout, &|wounded| locks.release(wounded))
+    }
+
+    fn until(condition: impl Fn() -> bool) {
+        while !condition() {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn shared_locks_go_together_and_exclusive_ones_alone() {
+        let locks = three();
+        assert_eq!(lock(&locks, 1, "k", Mode::Shared), Ok(()));
+        assert_eq!(lock(&locks, 2, "k", Mode::Shared), Ok(()));
+        assert_eq!(lock(&locks, 3, "k", Mode::Exclusive), Err(LockError::TimedOut { holder: 1 }));
+        assert_eq!(lock(&locks, 3, "k2", Mode::Exclusive), Ok(()));
+        let other = DictionaryId(2);
+        assert_eq!(locks.lock(3, other, KeyRangeRef::key(b"k"), Mode::Exclusive, NOW, &|_| ()), Ok(()));
+    }
+
+    #[test]
+    fn a_key_is_locked_by_every_range_that_holds_it() {
+        let locks = three();
+        assert_eq!(lock_range(&locks, 1, KeyRangeRef::between(b"d", b"f"), Mode::Exclusive, NOW), Ok(()));
+        let timed_out = Err(LockError::TimedOut { holder: 1 });
+        assert_eq!(lock(&locks, 2, "d", Mode::Shared), timed_out);
+        assert_eq!(lock(&locks, 2, "e\0", Mode::Shared), timed_out);
+        assert_eq!(lock(&locks, 2, "f", Mode::Shared), Ok(()));
+        assert_eq!(lock(&locks, 2, "c", Mode::Shared), Ok(()));
+        assert_eq!(lock_range(&locks, 2, KeyRangeRef::starting_at(b""), Mode::Shared, NOW), timed_out);
+        assert_eq!(lock_range(&locks, 2, KeyRangeRef::between(b"e", b"e"), Mode::Shared, NOW), Ok(()), "an empty range");
+    }
+
+    #[test]
+    fn an_owner_meets_no_lock_of_its_own() {
+        let locks = three();
+        assert_eq!(lock_range(&locks, 2, KeyRangeRef::between(b"a", b"m"), Mode::Shared, NOW), Ok(()));
+        assert_eq!(lock(&locks, 2, "c", Mode::Exclusive), Ok(()), "an upgrade");
+        assert_eq!(lock(&locks, 2, "c", Mode::Shared), Ok(()), "and that holds for reading");
+        assert_eq!(lock(&locks, 3, "c", Mode::Shared), Err(LockError::TimedOut { holder: 2 }), "and stays exclusive");
+        assert_eq!(lock(&locks, 3, "d", Mode::Shared), Ok(()));
+    }
+
+    #[test]
+    fn the_older_wounds_the_younger_which_then_has_ended() {
+        let locks = three();
+        assert_eq!(lock(&locks, 3, "a", Mode::Exclusive), Ok(()));
+        assert_eq!(lock(&locks, 2, "b", Mode::Shared), Ok(()));
+        assert_eq!(lock_range(&locks, 1, KeyRangeRef::starting_at(b""), Mode::Exclusive, NOW), Ok(()));
+        assert_eq!(lock(&locks, 3, "z", Mode::Shared), Err(LockError::Ended));
+        assert_eq!(lock(&locks, 2, "z", Mode::Shared), Err(LockError::Ended));
+        locks.release(1);
+        assert!(!locks.any());
+    }
+
+    #[test]
+    fn a_wounded_owner_gets_nothing_more_and_keeps_what_it_has_until_it_ends() {
+        let locks = three();
+        assert_eq!(lock(&locks, 2, "k", Mode::Exclusive), Ok(()));
+        let deaf = |_| ();
+        let k = KeyRangeRef::key(b"k");
+        assert_eq!(locks.lock(1, DICT, k, Mode::Shared, NOW, &deaf), Err(LockError::TimedOut { holder: 2 }));
+        assert_eq!(locks.wounded(2), Some(1));
+        assert_eq!(lock(&locks, 2, "k", Mode::Shared), Err(LockError::Wounded { by: 1 }), "even what it holds");
+        assert_eq!(lock(&locks, 3, "k", Mode::Shared), Err(LockError::TimedOut { holder: 2 }));
+        locks.release(2);
+        assert_eq!(lock(&locks, 1, "k", Mode::Shared), Ok(()));
+    }
+
+    #[test]
+    fn of_two_that_read_and_both_want_to_write_the_older_does() {
+        let locks = three();
+        assert_eq!(lock(&locks, 1, "k", Mode::Shared), Ok(()));
+        assert_eq!(lock(&locks, 2, "k", Mode::Shared), Ok(()));
+        assert_eq!(lock(&locks, 2, "k", Mode::Exclusive), Err(LockError::TimedOut { holder: 1 }));
+        assert_eq!(lock(&locks, 1, "k", Mode::Exclusive), Ok(()));
+        assert_eq!(lock(&locks, 2, "k", Mode::Exclusive), Err(LockError::Ended));
+    }
+
+    #[test]
+    fn the_younger_waits_until_the_older_ends() {
+        let locks = three();
+        assert_eq!(lock(&locks, 1, "k", Mode::Exclusive), Ok(()));
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| lock_range(&locks, 2, KeyRangeRef::key(b"k"), Mode::Shared, EVER));
+            until(|| locks.waiting() == 1);
+            locks.release(1);
+            assert_eq!(waits.join().unwrap(), Ok(()));
+        });
+        assert_eq!(locks.waiting(), 0);
+    }
+
+    #[test]
+    fn whoever_waits_is_woken_by_its_wound() {
+        let locks = three();
+        assert_eq!(lock(&locks, 1, "a", Mode::Exclusive), Ok(()));
+        assert_eq!(lock(&locks, 3, "b", Mode::Exclusive), Ok(()));
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| lock_range(&locks, 3, KeyRangeRef::key(b"a"), Mode::Shared, EVER));
+            until(|| locks.waiting() == 1);
+            // Nobody else ends it: it does so itself, when its call has come back.
+            let older = scope.spawn(|| locks.lock(2, DICT, KeyRangeRef::key(b"b"), Mode::Shared, EVER, &|_| ()));
+            assert_eq!(waits.join().unwrap(), Err(LockError::Wounded { by: 2 }));
+            locks.release(3);
+            assert_eq!(older.join().unwrap(), Ok(()));
+        });
+    }
+
+    #[test]
+    fn a_waiting_exclusive_lock_goes_before_later_shared_ones_of_younger_owners() {
+        let locks = three();
+        assert_eq!(lock(&locks, 1, "k", Mode::Shared), Ok(()));
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| lock_range(&locks, 2, KeyRangeRef::key(b"k"), Mode::Exclusive, EVER));
+            until(|| locks.waiting() == 1);
+            assert_eq!(lock(&locks, 3, "k", Mode::Shared), Err(LockError::TimedOut { holder: 2 }));
+            assert_eq!(lock(&locks, 3, "j", Mode::Shared), Ok(()), "what it does not want is free");
+            locks.release(1);
+            assert_eq!(waits.join().unwrap(), Ok(()));
+        });
+    }
+
+    #[test]
+    fn those_behind_one_that_gives_up_waiting_go_on() {
+        let locks = three();
+        assert_eq!(lock(&locks, 1, "k", Mode::Shared), Ok(()));
+        std::thread::scope(|scope| {
+            let second = scope.spawn(|| lock_range(&locks, 2, KeyRangeRef::key(b"k"), Mode::Exclusive, EVER));
+            until(|| locks.waiting() == 1);
+            let third = scope.spawn(|| lock_range(&locks, 3, KeyRangeRef::key(b"k"), Mode::Shared, EVER));
+            until(|| locks.waiting() == 2);
+            locks.release(2);
+            assert_eq!(second.join().unwrap(), Err(LockError::Ended));
+            assert_eq!(third.join().unwrap(), Ok(()));
+        });
+    }
+
+    #[test]
+    fn a_commit_without_locks_passes_where_nobody_has_any() {
+        let locks = three();
+        assert_eq!(lock_range(&locks, 1, KeyRangeRef::between(b"d", b"f"), Mode::Shared, NOW), Ok(()));
+        let change = |key| [(DICT, KeyRangeRef::key(key))];
+        assert!(locks.try_guard(change(b"c"), None).is_ok());
+        assert_eq!(locks.try_guard(change(b"e"), None).err(), Some(Blocked { holder: 1 }));
+        assert!(locks.try_guard(change(b"e"), Some(1)).is_ok(), "its own do not count");
+        assert!(locks.try_guard([(DictionaryId(2), KeyRangeRef::key(b"e"))], None).is_ok());
+        let all = [(DICT, KeyRangeRef::key(b"c")), (DICT, KeyRangeRef::starting_at(b"e"))];
+        assert_eq!(locks.try_guard(all, None).err(), Some(Blocked { holder: 1 }));
+        assert_eq!(locks.wait_until_free(all, None, NOW), Err(Blocked { holder: 1 }));
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| locks.wait_until_free(all, None, EVER));
+            until(|| locks.waiting() == 1);
+            locks.release(1);
+            assert_eq!(waits.join().unwrap(), Ok(()));
+        });
+    }
+
+    #[test]
+    fn no_lock_is_granted_beside_a_guard() {
+        let locks = three();
+        let guard = locks.try_guard([(DICT, KeyRangeRef::key(b"k"))], None).unwrap_or_else(|_| panic!("nobody holds anything"));
+        std::thread::scope(|scope| {
+            let (asked, asks) = std::sync::mpsc::channel();
+            let locks = &locks;
+            scope.spawn(move || asked.send(lock(locks, 1, "k", Mode::Shared)).unwrap());
+            assert!(asks.try_recv().is_err());
+            drop(guard);
+            assert_eq!(asks.recv().unwrap(), Ok(()));
+        });
+    }
+
+    #[test]
+    fn there_is_nothing_to_look_at_without_owners() {
+        let locks = Locks::default();
+        assert!(!locks.any());
+        locks.begin(Owner { id: 7, age: 1 });
+        locks.begin(Owner { id: 7, age: 1 });
+        assert!(locks.any());
+        locks.release(7);
+        locks.release(7);
+        assert!(!locks.any());
+        assert_eq!(lock(&locks, 7, "k", Mode::Shared), Err(LockError::Ended));
+    }
+
+    #[test]
+    fn a_scan_key_by_key_leaves_one_range_behind() {
+        let locks = three();
+        let key = |i: u32| i.to_be_bytes();
+        for i in 0..5000 {
+            assert_eq!(lock_range(&locks, 1, KeyRangeRef::between(&key(i), &key(i + 1)), Mode::Shared, NOW), Ok(()));
+        }
+        assert_eq!(locks.table.lock().size(), (1, 1));
+    }
+}

@@ -1,0 +1,191 @@
+//! Random requests against the simplest thing that could be right: a list of locks.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// Half-open; no end: to the last key.
+#[derive(Clone, Debug)]
+struct Range {
+    start: Vec<u8>,
+    end: Option<Vec<u8>>,
+    single: bool,
+}
+
+impl Range {
+    fn borrowed(&self) -> KeyRangeRef<'_> {
+        match &self.end {
+            _ if self.single => KeyRangeRef::key(&self.start),
+            None => KeyRangeRef::starting_at(&self.start),
+            Some(end) => KeyRangeRef::between(&self.start, end),
+        }
+    }
+    fn has(&self, point: &[u8]) -> bool {
+        *self.start <= *point && self.end.as_ref().is_none_or(|end| *point < **end)
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Begin(u64),
+    Lock(u64, u32, Range, bool),
+    Release(u64),
+    Commit(Vec<(u32, Range)>, Option<u64>),
+}
+
+fn range() -> impl Strategy<Value = Range> {
+    let key = 0u8..12;
+    prop_oneof![
+        3 => key.clone().prop_map(|k| Range { start: vec![k], end: Some(vec![k, 0]), single: true }),
+        3 => (key.clone(), key.clone()).prop_map(|(a, b)| Range { start: vec![a], end: Some(vec![b]), single: false }),
+        1 => key.prop_map(|k| Range { start: vec![k], end: None, single: false }),
+    ]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let owner = 1u64..6;
+    let dict = 1u32..3;
+    prop_oneof![
+        2 => owner.clone().prop_map(Step::Begin),
+        8 => (owner.clone(), dict.clone(), range(), any::<bool>()).prop_map(|(o, d, r, x)| Step::Lock(o, d, r, x)),
+        1 => owner.clone().prop_map(Step::Release),
+        2 => (prop::collection::vec((dict, range()), 0..4), prop::option::of(owner)).prop_map(|(c, e)| Step::Commit(c, e)),
+    ]
+}
+
+/// Every key that ranges begin or end with, and one between any two.
+fn points() -> impl Iterator<Item = Vec<u8>> {
+    (0..13u8).flat_map(|k| [vec![k], vec![k, 0], vec![k, 1]])
+}
+
+struct Held {
+    owner: u64,
+    dict: u32,
+    range: Range,
+    exclusive: bool,
+}
+
+#[derive(Default)]
+struct Model {
+    /// Owner → age.
+    owners: BTreeMap<u64, u64>,
+    held: Vec<Held>,
+}
+
+impl Model {
+    fn in_the_way(&self, owner: Option<u64>, dict: u32, range: &Range, exclusive: bool) -> Vec<u64> {
+        let meets = |held: &&Held| {
+            held.dict == dict
+                && Some(held.owner) != owner
+                && (exclusive || held.exclusive)
+                && points().any(|p| held.range.has(&p) && range.has(&p))
+        };
+        self.held.iter().filter(meets).map(|held| held.owner).collect()
+    }
+    fn mode(&self, owner: u64, dict: u32, point: &[u8]) -> Option<bool> {
+        self.held.iter().filter(|h| h.owner == owner && h.dict == dict && h.range.has(point)).map(|h| h.exclusive).max()
+    }
+    fn release(&mut self, owner: u64) {
+        self.owners.remove(&owner);
+        self.held.retain(|h| h.owner != owner);
+    }
+}
+
+/// The older ones have the larger numbers, now and then, so that age and number are not the same.
+fn age(owner: u64) -> u64 {
+    [0, 40, 10, 30, 10, 50][owner as usize]
+}
+
+fn run(steps: Vec<Step>) -> Result<(), TestCaseError> {
+    let locks = Locks::default();
+    let mut model = Model::default();
+    for step in steps {
+        match step {
+            Step::Begin(id) => {
+                locks.begin(Owner { id, age: age(id) });
+                model.owners.insert(id, age(id));
+            }
+            Step::Release(id) => {
+                locks.release(id);
+                model.release(id);
+            }
+            Step::Lock(id, dict, range, exclusive) => {
+                let wounded = RefCell::new(Vec::new());
+                let wound = |id| {
+                    locks.release(id);
+                    wounded.borrow_mut().push(id);
+                };
+                let mode = if exclusive { Mode::Exclusive } else { Mode::Shared };
+                let result = locks.lock(id, DictionaryId(dict), range.borrowed(), mode, Duration::ZERO, &wound);
+                let mut ways = model.in_the_way(Some(id), dict, &range, exclusive);
+                ways.sort_unstable();
+                ways.dedup();
+                let older: Vec<u64> = ways.iter().copied().filter(|w| (age(*w), *w) < (age(id), id)).collect();
+                match result {
+                    Err(LockError::Ended) => prop_assert!(!model.owners.contains_key(&id)),
+                    Err(LockError::TimedOut { holder }) => prop_assert!(older.contains(&holder)),
+                    Err(e) => prop_assert!(false, "{e:?} where every wounded owner ends at once"),
+                    Ok(()) => {
+                        prop_assert!(model.owners.contains_key(&id) && older.is_empty());
+                        let mut wounded = wounded.into_inner();
+                        wounded.sort_unstable();
+                        prop_assert_eq!(&wounded, &ways);
+                        wounded.into_iter().for_each(|w| model.release(w));
+                        model.held.push(Held { owner: id, dict, range, exclusive });
+                    }
+                }
+            }
+            Step::Commit(changes, except) => {
+                let blockers: Vec<u64> = changes.iter().flat_map(|(d, r)| model.in_the_way(except, *d, r, true)).collect();
+                let changes = changes.iter().map(|(d, r)| (DictionaryId(*d), r.borrowed()));
+                match locks.try_guard(changes, except) {
+                    Ok(_) => prop_assert!(blockers.is_empty()),
+                    Err(Blocked { holder }) => prop_assert!(blockers.contains(&holder)),
+                };
+            }
+        }
+        prop_assert_eq!(locks.any(), !model.owners.is_empty());
+        compare(&locks, &model)?;
+    }
+    Ok(())
+}
+
+/// Every owner holds at every point what the model says; and what is kept is as little as can be.
+fn compare(locks: &Locks, model: &Model) -> Result<(), TestCaseError> {
+    let table = locks.table.lock();
+    for dict in 1..3 {
+        let Some(fragments) = table.fragments(DictionaryId(dict)) else {
+            prop_assert!(!model.held.iter().any(|h| h.dict == dict && points().any(|p| h.range.has(&p))));
+            continue;
+        };
+        let all: Vec<_> = fragments.iter().collect();
+        for two in all.windows(2) {
+            let ((_, left), (start, right)) = (two[0], two[1]);
+            let end = left.end.as_ref();
+            prop_assert!(end.is_some_and(|end| end <= start), "fragments do not overlap");
+            prop_assert!(end != Some(start) || left.holders != right.holders, "neighbours are joined");
+        }
+        for point in points() {
+            for owner in 1..6 {
+                let held = model.mode(owner, dict, &point);
+                let point = KeyRangeRef::key(&point);
+                prop_assert_eq!(fragments.covers(owner, point, false), held.is_some());
+                prop_assert_eq!(fragments.covers(owner, point, true), held == Some(true));
+            }
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn locks_are_granted_and_refused_as_in_a_list_of_locks(steps in prop::collection::vec(step(), 1..80)) {
+        run(steps)?;
+    }
+}

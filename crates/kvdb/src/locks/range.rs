@@ -1,0 +1,102 @@
+//! A range of keys as a caller has it at hand, borrowed: a single key costs no copy.
+
+use bytes::Bytes;
+use vt_tree::KeyRange;
+
+/// One key, or the keys of a half-open range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct KeyRangeRef<'a> {
+    pub start: &'a [u8],
+    pub end: End<'a>,
+}
+
+/// Where a range ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End<'a> {
+    /// Its start is its only key.
+    Start,
+    /// Before this key.
+    Before(&'a [u8]),
+    /// With the last key that there is.
+    Last,
+}
+
+impl<'a> KeyRangeRef<'a> {
+    pub(crate) fn key(key: &'a [u8]) -> Self {
+        KeyRangeRef { start: key, end: End::Start }
+    }
+
+    pub(crate) fn between(start: &'a [u8], end: &'a [u8]) -> Self {
+        KeyRangeRef { start, end: End::Before(end) }
+    }
+
+    /// Every key from `start` on.
+    pub(crate) fn starting_at(start: &'a [u8]) -> Self {
+        KeyRangeRef { start, end: End::Last }
+    }
+
+    /// `true` when no key lies in it.
+    pub(crate) fn is_empty(&self) -> bool {
+        !self.ends_behind(self.start)
+    }
+
+    /// `true` when `key` lies before its end.
+    pub(crate) fn ends_behind(&self, key: &[u8]) -> bool {
+        match self.end {
+            End::Start => key <= self.start,
+            End::Before(end) => key < end,
+            End::Last => true,
+        }
+    }
+
+    /// `true` when some key lies in both it and `[start, end)`; no end: to the last key.
+    pub(crate) fn overlaps(&self, start: &[u8], end: Option<&[u8]>) -> bool {
+        !self.is_empty() && self.ends_behind(start) && end.is_none_or(|end| self.start < end)
+    }
+
+    /// A copy to keep, with a buffer of its own.
+    pub(crate) fn to_range(self) -> KeyRange {
+        match self.end {
+            End::Start => {
+                // The smallest key behind it is the key and a zero byte: one buffer holds both.
+                let end = Bytes::from([self.start, &[0]].concat());
+                KeyRange { start: end.slice(..self.start.len()), end: Some(end) }
+            }
+            End::Before(end) => KeyRange { start: Bytes::copy_from_slice(self.start), end: Some(Bytes::copy_from_slice(end)) },
+            End::Last => KeyRange { start: Bytes::copy_from_slice(self.start), end: None },
+        }
+    }
+}
+
+impl<'a> From<&'a KeyRange> for KeyRangeRef<'a> {
+    fn from(range: &'a KeyRange) -> Self {
+        let end = range.end.as_deref().map_or(End::Last, End::Before);
+        KeyRangeRef { start: &range.start, end }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_the_range_to_the_smallest_key_behind_it() {
+        let key = KeyRangeRef::key(b"k");
+        let copy = key.to_range();
+        assert_eq!((&copy.start[..], copy.end.as_deref()), (&b"k"[..], Some(&b"k\0"[..])));
+        for other in [&b"j"[..], b"k", b"k\0", b"l"] {
+            assert_eq!(key.ends_behind(other), KeyRangeRef::from(&copy).ends_behind(other), "{other:?}");
+        }
+        assert!(!key.is_empty());
+    }
+
+    #[test]
+    fn ranges_overlap_when_they_share_a_key() {
+        let range = KeyRangeRef::between(b"b", b"d");
+        assert!(range.overlaps(b"c", None) && range.overlaps(b"a", Some(b"b\0")) && range.overlaps(b"", None));
+        assert!(!range.overlaps(b"d", None) && !range.overlaps(b"a", Some(b"b")));
+        assert!(KeyRangeRef::starting_at(b"b").overlaps(b"zzz", None));
+        assert!(!KeyRangeRef::between(b"b", b"b").overlaps(b"a", Some(b"c")), "an empty one shares none");
+        assert!(KeyRangeRef::between(b"d", b"b").is_empty() && KeyRangeRef::between(b"b", b"b").is_empty());
+    }
+}

@@ -1,0 +1,101 @@
+//! The ranges that one owner has locked in one dictionary, in whatever mode: what its release must look at. Ranges that touch are one.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
+use bytes::Bytes;
+use vt_tree::KeyRange;
+
+#[derive(Debug, Default)]
+pub(super) struct RangeSet {
+    /// Start → end, disjoint, none touching the next; no end: to the last key.
+    ranges: BTreeMap<Bytes, Option<Bytes>>,
+}
+
+impl RangeSet {
+    pub(super) fn insert(&mut self, mut range: KeyRange) {
+        // A range that begins before it and reaches it takes it in.
+        if let Some((start, end)) = self.ranges.range::<[u8], _>((Bound::Unbounded, Bound::Included(&range.start[..]))).next_back()
+            && end.as_ref().is_none_or(|end| *end >= range.start)
+        {
+            if reaches(end, &range.end) {
+                return;
+            }
+            range.start = start.clone();
+        }
+        // So does it with those that it reaches.
+        while let Some((start, end)) = self.ranges.range::<[u8], _>((Bound::Included(&range.start[..]), Bound::Unbounded)).next() {
+            if range.end.as_ref().is_some_and(|own| own < start) {
+                break;
+            }
+            if reaches(end, &range.end) {
+                range.end = end.clone();
+            }
+            let start = start.clone();
+            self.ranges.remove(&start);
+        }
+        self.ranges.insert(range.start, range.end);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.ranges.len()
+    }
+}
+
+impl IntoIterator for RangeSet {
+    type Item = KeyRange;
+    type IntoIter =
+        std::iter::Map<std::collections::btree_map::IntoIter<Bytes, Option<Bytes>>, fn((Bytes, Option<Bytes>)) -> KeyRange>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.ranges.into_iter().map(|(start, end)| KeyRange { start, end })
+    }
+}
+
+/// `true` when the end `a` is not before the end `b`.
+fn reaches(a: &Option<Bytes>, b: &Option<Bytes>) -> bool {
+    match (a, b) {
+        (None, _) => true,
+        (Some(_), None) => false,
+        (Some(a), Some(b)) => a >= b,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(ranges: &[(&'static str, &'static str)]) -> Vec<(String, String)> {
+        let mut set = RangeSet::default();
+        for (start, end) in ranges {
+            let end = (!end.is_empty()).then(|| Bytes::from_static(end.as_bytes()));
+            set.insert(KeyRange { start: Bytes::from_static(start.as_bytes()), end });
+        }
+        let text = |bytes: Bytes| String::from_utf8(bytes.to_vec()).unwrap();
+        set.into_iter().map(|r| (text(r.start), r.end.map(text).unwrap_or_default())).collect()
+    }
+
+    fn pairs(of: &[(&str, &str)]) -> Vec<(String, String)> {
+        of.iter().map(|(a, b)| (a.to_string(), b.to_string())).collect()
+    }
+
+    #[test]
+    fn ranges_that_touch_or_overlap_are_one() {
+        assert_eq!(set(&[("a", "c"), ("c", "e")]), pairs(&[("a", "e")]));
+        assert_eq!(set(&[("c", "e"), ("a", "c")]), pairs(&[("a", "e")]));
+        assert_eq!(set(&[("a", "b"), ("d", "e"), ("g", "h"), ("b", "g")]), pairs(&[("a", "h")]));
+        assert_eq!(set(&[("a", "b"), ("d", "e"), ("aa", "dd")]), pairs(&[("a", "e")]));
+        assert_eq!(set(&[("a", "z"), ("d", "e")]), pairs(&[("a", "z")]));
+    }
+
+    #[test]
+    fn ranges_apart_stay_apart() {
+        assert_eq!(set(&[("d", "e"), ("a", "b")]), pairs(&[("a", "b"), ("d", "e")]));
+    }
+
+    #[test]
+    fn a_range_without_an_end_takes_in_all_behind_it() {
+        assert_eq!(set(&[("d", "e"), ("x", ""), ("b", "")]), pairs(&[("b", "")]));
+        assert_eq!(set(&[("b", ""), ("d", "e"), ("a", "b")]), pairs(&[("a", "")]));
+    }
+}

@@ -1,0 +1,232 @@
+//! The table of all locks and of who waits for one; and the verdict on a request.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use parking_lot::Condvar;
+use vt_tree::KeyRange;
+
+use super::fragments::Fragments;
+use super::range::KeyRangeRef;
+use super::range_set::RangeSet;
+use super::{LockError, Owner};
+use crate::dictionary::DictionaryId;
+
+#[derive(Default)]
+pub(super) struct Table {
+    /// Of the dictionaries in which something is locked.
+    dictionaries: BTreeMap<DictionaryId, Fragments>,
+    owners: BTreeMap<u64, Holdings>,
+    /// By ticket, in the order in which they came.
+    queue: BTreeMap<u64, Waiting>,
+    next_ticket: u64,
+}
+
+struct Holdings {
+    age: u64,
+    wounded: Option<u64>,
+    held: BTreeMap<DictionaryId, RangeSet>,
+}
+
+/// A lock that is asked for.
+pub(super) struct Want<'a> {
+    pub dict: DictionaryId,
+    pub range: KeyRangeRef<'a>,
+    pub exclusive: bool,
+}
+
+pub(super) enum Verdict {
+    Granted,
+    /// Until this owner has ended, at least, or has given up what it waits for.
+    Wait {
+        on: u64,
+    },
+}
+
+/// A call that waits.
+struct Waiting {
+    /// What it would lock; none: it only waits.
+    want: Option<Wanted>,
+    /// The owner it waits for: nothing changes for it before that one ends, or stops waiting without a lock.
+    on: Option<u64>,
+    bell: Arc<Condvar>,
+}
+
+struct Wanted {
+    owner: u64,
+    dict: DictionaryId,
+    range: KeyRange,
+    exclusive: bool,
+}
+
+impl Table {
+    /// `false`: it had begun before.
+    pub(super) fn begin(&mut self, owner: Owner) -> bool {
+        let fresh = !self.owners.contains_key(&owner.id);
+        if fresh {
+            self.owners.insert(owner.id, Holdings { age: owner.age, wounded: None, held: BTreeMap::new() });
+        }
+        fresh
+    }
+
+    pub(super) fn wounded(&self, owner: u64) -> Option<u64> {
+        self.owners.get(&owner)?.wounded
+    }
+
+    /// Grants what is wanted, or says whom to wait for. One that is younger than `owner` is named only when none that is older
+    /// stands in the way.
+    pub(super) fn judge(&mut self, owner: u64, want: &Want) -> Result<Verdict, LockError> {
+        let holdings = self.owners.get(&owner).ok_or(LockError::Ended)?;
+        if let Some(by) = holdings.wounded {
+            return Err(LockError::Wounded { by });
+        }
+        if want.range.is_empty() {
+            return Ok(Verdict::Granted);
+        }
+        let mut younger = None;
+        if let Some(fragments) = self.dictionaries.get(&want.dict) {
+            if fragments.covers(owner, want.range, want.exclusive) {
+                return Ok(Verdict::Granted);
+            }
+            for id in fragments.in_the_way(Some(owner), want.range, want.exclusive) {
+                if younger == Some(id) {
+                    continue;
+                }
+                if self.older(id, owner) {
+                    return Ok(Verdict::Wait { on: id });
+                }
+                younger = Some(id);
+            }
+        }
+        if let Some(id) = self.ahead(owner, want).or(younger) {
+            return Ok(Verdict::Wait { on: id });
+        }
+        let range = want.range.to_range();
+        self.dictionaries.entry(want.dict).or_default().grant(owner, &range, want.exclusive);
+        if let Some(holdings) = self.owners.get_mut(&owner) {
+            holdings.held.entry(want.dict).or_default().insert(range);
+        }
+        Ok(Verdict::Granted)
+    }
+
+    /// Is to be called when `owner` must wait. When only younger ones are in the way: marks those that are not yet wounded, wakes
+    /// them, and gives their numbers.
+    pub(super) fn wound_for(&mut self, owner: u64, want: &Want) -> Vec<u64> {
+        let Some(fragments) = self.dictionaries.get(&want.dict) else { return Vec::new() };
+        let mut fresh = Vec::new();
+        for id in fragments.in_the_way(Some(owner), want.range, want.exclusive) {
+            if self.older(id, owner) {
+                return Vec::new();
+            }
+            if self.wounded(id).is_none() && !fresh.contains(&id) {
+                fresh.push(id);
+            }
+        }
+        if self.ahead(owner, want).is_some() {
+            return Vec::new();
+        }
+        for id in &fresh {
+            if let Some(holdings) = self.owners.get_mut(id) {
+                holdings.wounded = Some(owner);
+            }
+            self.wake(|waiting| waiting.want.as_ref().is_some_and(|want| want.owner == *id));
+        }
+        fresh
+    }
+
+    /// An older owner that waits for something which excludes this.
+    fn ahead(&self, owner: u64, want: &Want) -> Option<u64> {
+        let wanted = self.queue.values().filter_map(|waiting| waiting.want.as_ref());
+        wanted
+            .filter(|w| w.dict == want.dict && w.owner != owner && (w.exclusive || want.exclusive))
+            .filter(|w| self.owners.get(&w.owner).is_some_and(|o| o.wounded.is_none()) && self.older(w.owner, owner))
+            .find(|w| want.range.overlaps(&w.range.start, w.range.end.as_deref()))
+            .map(|w| w.owner)
+    }
+
+    fn older(&self, a: u64, b: u64) -> bool {
+        let rank = |id| self.owners.get(&id).map(|holdings| (holdings.age, id));
+        rank(a) < rank(b)
+    }
+
+    pub(super) fn queue(&mut self, owner: u64, want: &Want) -> (u64, Arc<Condvar>) {
+        self.enqueue(Some(Wanted { owner, dict: want.dict, range: want.range.to_range(), exclusive: want.exclusive }))
+    }
+
+    /// For a call that waits for others and takes no lock.
+    pub(super) fn queue_without_want(&mut self) -> (u64, Arc<Condvar>) {
+        self.enqueue(None)
+    }
+
+    fn enqueue(&mut self, want: Option<Wanted>) -> (u64, Arc<Condvar>) {
+        let (ticket, bell) = (self.next_ticket, Arc::new(Condvar::new()));
+        self.next_ticket += 1;
+        self.queue.insert(ticket, Waiting { want, on: None, bell: bell.clone() });
+        (ticket, bell)
+    }
+
+    pub(super) fn waits_for(&mut self, ticket: u64, on: u64) {
+        if let Some(waiting) = self.queue.get_mut(&ticket) {
+            waiting.on = Some(on);
+        }
+    }
+
+    /// A call waits no longer. Without a lock it may have held up others.
+    pub(super) fn leave(&mut self, ticket: u64, granted: bool) {
+        let left = self.queue.remove(&ticket).and_then(|waiting| waiting.want);
+        if let Some(want) = left.filter(|_| !granted) {
+            self.wake(|waiting| waiting.on == Some(want.owner));
+        }
+    }
+
+    /// Frees what `owner` holds; `false`: it had ended before.
+    pub(super) fn release(&mut self, owner: u64) -> bool {
+        let Some(holdings) = self.owners.remove(&owner) else { return false };
+        for (dict, ranges) in holdings.held {
+            let Some(fragments) = self.dictionaries.get_mut(&dict) else { continue };
+            for range in ranges {
+                fragments.release(owner, &range);
+            }
+            if fragments.is_empty() {
+                self.dictionaries.remove(&dict);
+            }
+        }
+        self.wake(|waiting| waiting.on == Some(owner) || waiting.want.as_ref().is_some_and(|want| want.owner == owner));
+        true
+    }
+
+    fn wake(&self, whom: impl Fn(&Waiting) -> bool) {
+        for waiting in self.queue.values().filter(|waiting| whom(waiting)) {
+            waiting.bell.notify_all();
+        }
+    }
+
+    /// An owner other than `except` whose lock lies on one of the changes.
+    pub(super) fn blocker<'c>(
+        &self,
+        changes: impl IntoIterator<Item = (DictionaryId, KeyRangeRef<'c>)>,
+        except: Option<u64>,
+    ) -> Option<u64> {
+        if self.dictionaries.is_empty() {
+            return None;
+        }
+        changes.into_iter().find_map(|(dict, range)| self.dictionaries.get(&dict)?.in_the_way(except, range, true).next())
+    }
+
+    #[cfg(test)]
+    pub(super) fn waiting(&self) -> usize {
+        self.queue.values().filter(|waiting| waiting.on.is_some()).count()
+    }
+
+    /// (fragments, ranges of owners) that are kept.
+    #[cfg(test)]
+    pub(super) fn size(&self) -> (usize, usize) {
+        let fragments = self.dictionaries.values().map(|f| f.iter().count()).sum();
+        (fragments, self.owners.values().flat_map(|o| o.held.values()).map(RangeSet::len).sum())
+    }
+
+    #[cfg(test)]
+    pub(super) fn fragments(&self, dict: DictionaryId) -> Option<&Fragments> {
+        self.dictionaries.get(&dict)
+    }
+}
