@@ -79,6 +79,15 @@ enum Action {
     },
     /// Delete every key from START up to END, at the price of one.
     Delrange { target: PathBuf, start: OsString, end: OsString },
+    /// Delete every key that begins with PREFIX, at the price of one.
+    #[command(alias = "delprefix")]
+    DeletePrefix {
+        target: PathBuf,
+        /// Its bytes as they are. An empty one empties the dictionary.
+        prefix: OsString,
+    },
+    /// Tell about how many keys and bytes lie from START up to END. Nothing of them is read, however many there are.
+    Estimate { target: PathBuf, start: Option<OsString>, end: Option<OsString> },
     /// Add BY to the number in a key, and print the sum.
     Incr {
         target: PathBuf,
@@ -103,11 +112,13 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         Action::Get { target, .. }
         | Action::Scan { target, .. }
         | Action::Range { target, .. }
+        | Action::Estimate { target, .. }
         | Action::Count { target }
         | Action::Dicts { target } => (target, false),
         Action::Put { target, .. }
         | Action::Del { target, .. }
         | Action::Delrange { target, .. }
+        | Action::DeletePrefix { target, .. }
         | Action::Incr { target, .. }
         | Action::Call { target, .. } => (target, true),
     };
@@ -156,6 +167,14 @@ fn act(args: &Args, value: &[u8], door: &mut Door, output: &Output) -> Outcome {
         Action::Delrange { start, end, .. } => {
             door.call(&[b"DELRANGE", start.as_bytes(), end.as_bytes(), b"EXACT"])?;
             output.print("", json!({"deleted": true}))
+        }
+        Action::DeletePrefix { prefix, .. } => {
+            door.call(&[b"DELPREFIX", prefix.as_bytes()])?;
+            output.print("", json!({"deleted": true}))
+        }
+        Action::Estimate { start, end, .. } => {
+            let bound = |b: &Option<OsString>| b.as_ref().map(|b| b.as_bytes().to_vec()).unwrap_or_default();
+            estimate(door, &bound(start), &bound(end), output)
         }
         Action::Incr { key, by, .. } => {
             let sum = integer(door.call(&[b"INCRBY", key.as_bytes(), by.to_string().as_bytes()])?)?;
@@ -361,6 +380,27 @@ fn range(
         }
     }
     list.end()
+}
+
+fn estimate(door: &mut Door, start: &[u8], end: &[u8], output: &Output) -> Outcome {
+    let reply = door.call(&[b"ESTIMATE", start, end, b"EXACT"])?;
+    let figures = match &reply {
+        Reply::Array(figures) => {
+            figures.iter().map(|f| if let Reply::Integer(n) = f { u64::try_from(*n).ok() } else { None }).collect()
+        }
+        _ => None,
+    };
+    let figures: Option<Vec<u64>> = figures;
+    let Some(&[keys, keys_error, bytes, bytes_error]) = figures.as_deref() else { return Err(unexpected(&reply)) };
+    let off = |by: u64, shown: String| if by == 0 { String::new() } else { format!(", off by {shown} at most") };
+    let human = store::human_size;
+    let text = format!(
+        "{keys} keys{}\n{}{}\n",
+        off(keys_error, keys_error.to_string()),
+        human(bytes),
+        off(bytes_error, human(bytes_error))
+    );
+    output.print(text, json!({"keys": keys, "keys_error": keys_error, "bytes": bytes, "bytes_error": bytes_error}))
 }
 
 /// A listing of any length: lines for people, one array for `--json`.

@@ -148,6 +148,28 @@ fn keys() {
 }
 
 #[test]
+fn a_prefix_is_deleted_and_a_range_estimated() {
+    let lab = Lab::new();
+    lab.kv("estimate", &[]).prints("0 keys\n0 B\n");
+    for key in ["user/1", "user/2", "user0", "zebra"] {
+        lab.kv("put", &[key, "12345"]).prints("");
+    }
+    let figures = |rest: &[&str]| {
+        let out = lab.kv("estimate", &[rest, &["--json"]].concat()).json();
+        ["keys", "keys_error", "bytes", "bytes_error"].map(|name| out[name].as_u64().expect("a number"))
+    };
+    let holds = |[keys, off, ..]: [u64; 4], truth: u64| keys.abs_diff(truth) <= off;
+    assert!(holds(figures(&[]), 4) && holds(figures(&["user/", "user0"]), 2) && holds(figures(&["zz"]), 0));
+    assert!(figures(&[])[2] >= 10);
+    lab.kv("delete-prefix", &["user/"]).prints("");
+    lab.kv("scan", &[]).prints("user0\nzebra\n");
+    assert_eq!(lab.kv("delprefix", &["nothing", "--json"]).json(), serde_json::json!({"deleted": true}));
+    lab.kv("count", &[]).prints("2\n");
+    lab.kv("delete-prefix", &[""]).prints("");
+    lab.kv("count", &[]).prints("0\n");
+}
+
+#[test]
 fn keys_as_json() {
     let lab = Lab::new();
     assert_eq!(lab.kv("put", &["a", "1", "--json"]).json(), serde_json::json!({"put": 1}));
@@ -215,7 +237,13 @@ fn dictionaries_are_apart_and_those_of_the_file_system_closed() {
     lab.kv("get", &["a", "-d", "photos"]).prints("photo");
     lab.kv("dicts", &[]).prints("0\nphotos\n");
     for dict in ["nmap", "imap", "dmap"] {
-        for (action, rest) in [("put", vec!["a", "1"]), ("scan", vec![]), ("delrange", vec!["", ""])] {
+        for (action, rest) in [
+            ("put", vec!["a", "1"]),
+            ("scan", vec![]),
+            ("delrange", vec!["", ""]),
+            ("delete-prefix", vec![""]),
+            ("estimate", vec![]),
+        ] {
             let mut rest = rest.clone();
             rest.extend(["--dict", dict]);
             lab.kv(action, &rest).fails(NOT_PERMITTED, "is reserved for the file system");
