@@ -114,25 +114,27 @@ fn examine(device: Arc<dyn Device>, report: &mut CheckReport, progress: &mut dyn
     for (zone, bytes) in uses.iter() {
         claim(&used, zone, bytes, "a value that the journal binds", report);
     }
-    for tree in &found.trees {
-        report.dictionaries += 1;
-        for placed in tree.runs() {
-            let place = format!("dictionary {}, run {}", tree.info.name, placed.id.0);
-            let mut faults = Vec::new();
-            let mut bytes = 0;
-            vt_tree::check_run(&placed.run, &mut |what| faults.push(what), &mut |n| {
-                bytes += n;
-                progress(done + bytes, total);
-            });
-            done += bytes;
-            faults.into_iter().for_each(|what| report.fault(place.clone(), what));
-            for (zone, bytes) in placed.run.uses().iter() {
-                claim(&used, zone, bytes, &place, report);
-            }
-            report.runs += 1;
-            report.items += placed.run.stats().items;
-            report.bytes += bytes;
+    report.dictionaries = found.trees.len() as u64;
+    let of = |dict| found.trees.iter().find(|t| t.info.id == dict).map_or("", |t| &t.info.name);
+    let placed = found.trees.iter().flat_map(|t| t.runs().map(|p| (&p.run, format!("dictionary {}, run {}", t.info.name, p.id.0))));
+    let journal = journal.iter().flat_map(|j| &j.runs).flat_map(|b| &b.runs);
+    let bound = journal
+        .flat_map(|(dict, runs)| runs.iter().map(move |run| (run, format!("dictionary {}, a run of the journal", of(*dict)))));
+    for (run, place) in placed.chain(bound) {
+        let mut faults = Vec::new();
+        let mut bytes = 0;
+        vt_tree::check_run(run, &mut |what| faults.push(what), &mut |n| {
+            bytes += n;
+            progress(done + bytes, total);
+        });
+        done += bytes;
+        faults.into_iter().for_each(|what| report.fault(place.clone(), what));
+        for (zone, bytes) in run.uses().iter() {
+            claim(&used, zone, bytes, &place, report);
         }
+        report.runs += 1;
+        report.items += run.stats().items;
+        report.bytes += bytes;
     }
     progress(total, total);
     Ok(())

@@ -15,7 +15,6 @@ use crate::error::Result;
 use crate::files::Partial;
 use crate::health::Health;
 use crate::manifest::{Edit, JournalStart, Manifest, State};
-use crate::version::Version;
 
 /// What a checkpoint consists of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,8 +61,7 @@ impl Kvdb {
 
 impl Database {
     fn checkpoint_to(&self, device: Arc<dyn Device>) -> Result<CheckpointStats> {
-        let empty = |v: &Version| v.trees.values().all(|t| t.layers.iter().all(|l| l.memtable.is_empty()));
-        if !self.options.read_only || !empty(&self.version.load()) {
+        if !self.options.read_only || !self.version.load().is_flushed() {
             self.writable()?;
             self.flush_all()?;
         }

@@ -30,14 +30,30 @@ pub const MAX_VALUE: usize = 7 << 20;
 impl Database {
     pub(crate) fn commit(&self, batch: Batch, durability: Durability) -> Result<()> {
         self.writable()?;
-        let version = self.version.load_full();
-        let (mut changes, deletes_only) = validate(&version, batch)?;
+        let (changes, deletes_only) = validate(&self.version.load(), batch)?;
         if changes.is_empty() {
             return match durability {
                 Durability::Buffered => Ok(()),
                 Durability::Synced => self.sync(),
             };
         }
+        if let Outcome::Applied(applied) = self.commit_changes(changes, deletes_only, durability, |_| Ok(true))? {
+            self.sync_if(durability, &applied)?;
+            self.after_commit(applied)?;
+        }
+        Ok(())
+    }
+
+    /// Applies changes once `still` agrees, which is asked, with the newest commit's number, under the pipeline's lock. `durability`
+    /// says how large values get their places; the caller sees to the rest of it, and to `after_commit`.
+    pub(crate) fn commit_changes(
+        &self,
+        mut changes: Changes,
+        deletes_only: bool,
+        durability: Durability,
+        still: impl FnOnce(Seq) -> Result<bool>,
+    ) -> Result<Outcome> {
+        let version = self.version.load_full();
         let user_bytes: u64 = changes.iter().map(|(_, op)| size(op)).sum();
         let (large, total) = self.large(&version, &changes);
         drop(version);
@@ -60,15 +76,14 @@ impl Database {
             self.admit(record, 0, deletes_only)?;
         }
         let deletes = deletes_only || changes.iter().any(|(_, op)| matches!(op, Op::Delete(_) | Op::DeleteRange(..)));
-        let applied = self.apply(record, &changes, hold)?;
+        let Some(applied) = self.apply(record, &changes, hold, still)? else { return Ok(Outcome::Stale) };
         if deletes {
             self.deletions.store(true, Ordering::Relaxed);
             self.reclaimable.store(true, Ordering::Relaxed);
         }
         self.counters.commits.add(1);
         self.counters.user_bytes.add(user_bytes);
-        self.sync_if(durability, &applied)?;
-        self.after_commit(applied)
+        Ok(Outcome::Applied(applied))
     }
 
     /// Which changes have large values, and their bytes together.
@@ -211,7 +226,7 @@ impl Database {
     }
 
     /// Lets everybody see `count` changes that are in the memtables.
-    fn publish(&self, pipeline: &mut Pipeline, version: &Version, count: u64, grown: usize, unplaced: usize) -> Applied {
+    pub(crate) fn publish(&self, pipeline: &mut Pipeline, version: &Version, count: u64, grown: usize, unplaced: usize) -> Applied {
         pipeline.next_seq += count;
         self.visible.store(pipeline.next_seq - 1, Ordering::Release);
         let active = self.active_bytes.fetch_add(grown, Ordering::Relaxed) + grown;
@@ -222,7 +237,7 @@ impl Database {
     }
 
     /// The second stage of a commit.
-    fn sync_if(&self, durability: Durability, applied: &Applied) -> Result<()> {
+    pub(crate) fn sync_if(&self, durability: Durability, applied: &Applied) -> Result<()> {
         if durability == Durability::Buffered {
             return Ok(());
         }
@@ -237,10 +252,19 @@ impl Database {
     }
 
     /// The locked part: journal buffer, memtables, visibility.
-    fn apply(&self, record: usize, changes: &Changes, hold: Hold) -> Result<Applied> {
+    fn apply(
+        &self,
+        record: usize,
+        changes: &Changes,
+        hold: Hold,
+        still: impl FnOnce(Seq) -> Result<bool>,
+    ) -> Result<Option<Applied>> {
         let values = changes.iter().filter_map(|(_, op)| if let Op::PutUnplaced(_, v, _) = op { Some(v) } else { None });
         let mut pipeline = self.enter(record, values.map(|v| unplaced::cost(v.len())).sum())?;
         let first = pipeline.next_seq;
+        if !still(first - 1)? {
+            return Ok(None);
+        }
         let waiting = pipeline.pending.values.len();
         let version = self.version.load();
         self.forget_tombstones(&version, changes);
@@ -260,8 +284,15 @@ impl Database {
         if !hold.uses().is_empty() {
             version.generation.hold(hold);
         }
-        Ok(self.publish(&mut pipeline, &version, changes.len() as u64, grown, unplaced))
+        Ok(Some(self.publish(&mut pipeline, &version, changes.len() as u64, grown, unplaced)))
     }
+}
+
+/// How an attempt to commit ended.
+pub(crate) enum Outcome {
+    Applied(Applied),
+    /// Something was committed that must be looked at first; nothing is changed.
+    Stale,
 }
 
 /// What a commit has left behind.
@@ -305,7 +336,7 @@ fn check_key(len: usize) -> Result<()> {
 }
 
 /// The batch's changes, if all of them are possible; and whether none of them adds data, or the batch says that it gives more back.
-fn validate(version: &Version, batch: Batch) -> Result<(Changes, bool)> {
+pub(crate) fn validate(version: &Version, batch: Batch) -> Result<(Changes, bool)> {
     let (mut deletes_only, releases) = (true, batch.releases);
     let mut changes = Vec::with_capacity(batch.changes.len());
     for change in batch.changes {

@@ -106,7 +106,8 @@ fn walk(tree: &mut TreeCursor, start: &[u8], end: &[u8], forward: bool) -> Resul
 
 impl Cursor {
     pub(crate) fn new(view: &View, tree: &Tree, start: &[u8], end: &[u8]) -> Cursor {
-        let mut cursor = TreeCursor::new(&tree.inputs(), view.at);
+        let own = view.own.iter().flat_map(|own| own.inputs(tree.info.id));
+        let mut cursor = TreeCursor::as_of(own.chain(tree.inputs().into_iter().map(|input| (input, view.at))));
         cursor.seek(start);
         // An inverted range holds nothing, as one that ends where it begins.
         let end = if !end.is_empty() && end < start { start } else { end };

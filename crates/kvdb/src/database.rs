@@ -25,6 +25,7 @@ use crate::options::{OpenOptions, Shares};
 use crate::pins::{Pinned, Pins};
 use crate::pipeline::{Pipeline, Syncing};
 use crate::stats::Counters;
+use crate::transactions::registry::Transactions;
 use crate::unplaced::Chunks;
 use crate::version::{Tree, Version};
 use crate::view::View;
@@ -88,6 +89,7 @@ pub(crate) struct Database {
     pub sealed: Mutex<VecDeque<Sealed>>,
     pub flushing: Mutex<()>,
     pub merging: Merging,
+    pub transactions: Transactions,
     pub defragmenter: Defragmenter,
     pub background: Background,
     /// Bytes that commits may still add before the space is looked at again.
@@ -147,6 +149,7 @@ impl Database {
             sealed: Mutex::default(),
             flushing: Mutex::new(()),
             merging: Merging::default(),
+            transactions: Transactions::default(),
             defragmenter: Defragmenter::default(),
             space_left: AtomicU64::new(0),
             closed: AtomicBool::new(false),
@@ -205,7 +208,18 @@ impl Database {
         // The version first: what it lacks was committed after this call began; what its runs hold is visible already.
         let version = self.version.load_full();
         let pin = self.pins.pin(&self.visible);
-        View { at: pin.at, store: self.store.clone(), version: Pinned { version, _pin: pin } }
+        View { at: pin.at, store: self.store.clone(), version: Pinned { version, _pin: pin }, own: None }
+    }
+
+    /// A view that has every commit up to the one that it pins: what is newer than that number is not in it, and nothing else.
+    pub(crate) fn exact_view(&self) -> View {
+        loop {
+            let view = self.view();
+            // What was committed between the two steps lies in its memtables, unless these were sealed meanwhile.
+            if Arc::ptr_eq(&self.version.load().generation, &view.version.generation) {
+                return view;
+            }
+        }
     }
 
     pub(crate) fn create_dictionary(&self, name: &str, options: DictionaryOptions) -> Result<DictionaryId> {
@@ -266,6 +280,7 @@ impl Database {
 
     /// Ends background work and leaves everything durable. Later writes are refused; views stay readable.
     pub(crate) fn close(&self) -> Result<()> {
+        self.transactions.end_all("the store was closed");
         self.background.stop_soon();
         self.defragmenter.wake();
         self.background.stop();

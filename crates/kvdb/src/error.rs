@@ -2,6 +2,11 @@
 
 use std::io;
 
+use bytes::Bytes;
+
+use crate::dictionary::DictionaryId;
+use crate::transactions::TransactionId;
+
 /// Why an operation on a store failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -19,8 +24,42 @@ pub enum Error {
     /// The caller asked for what the store cannot hold; nothing was changed.
     #[error("not possible: {0}")]
     Invalid(String),
+    /// A transaction cannot commit: somebody else has changed the same keys since it began. It is over; begin it again.
+    #[error("conflict: {}: begin the transaction again", shown(keys))]
+    Conflict {
+        /// The first of them.
+        keys: Vec<(DictionaryId, Bytes)>,
+    },
+    /// A serializable transaction holds what is wanted, and did not let it go in time; or an older one took what this one held, which
+    /// is over then. Try again.
+    #[error("locked: {0}")]
+    Locked(String),
+    #[error("no transaction {0}: it has ended, or never was")]
+    NoTransaction(TransactionId),
     #[error("{0}")]
     Io(#[from] io::Error),
+}
+
+impl Error {
+    /// Whether the same may succeed when the transaction is begun again.
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Error::Conflict { .. } | Error::Locked(_))
+    }
+}
+
+/// A few of the keys, for a message.
+fn shown(keys: &[(DictionaryId, Bytes)]) -> String {
+    const SHOWN: usize = 3;
+    let mut out = String::new();
+    for (i, (dict, key)) in keys.iter().take(SHOWN).enumerate() {
+        let comma = if i > 0 { ", " } else { "" };
+        let more = if key.len() > 40 { "…" } else { "" };
+        out += &format!("{comma}key \"{}\"{more} of dictionary {}", key[..key.len().min(40)].escape_ascii(), dict.0);
+    }
+    if keys.len() > SHOWN {
+        out += &format!(" and {} more", keys.len() - SHOWN);
+    }
+    out + if keys.len() == 1 { " was changed meanwhile" } else { " were changed meanwhile" }
 }
 
 pub type Result<T> = std::result::Result<T, Error>;

@@ -18,7 +18,7 @@ use crate::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::manifest::{Edit, RunId};
-use crate::version::{Placed, Version};
+use crate::version::{Layer, Placed, Version};
 use crate::{Handle, Kvdb};
 
 /// Bytes taken in after which the space is looked at.
@@ -171,7 +171,7 @@ impl Database {
         let flushing = self.flushing.lock();
         let version = self.version.load_full();
         let number = version.generation.number;
-        let empty = version.trees.get(&dict).is_none_or(|t| t.layers.iter().all(|l| l.memtable.is_empty()));
+        let empty = version.trees.get(&dict).is_none_or(|t| t.layers.iter().all(Layer::is_empty));
         drop(version);
         if !empty {
             self.seal(number)?;

@@ -93,7 +93,10 @@ pub use iter::{Iter, Keys};
 pub use options::{CreateOptions, OpenOptions};
 pub use recovery::Recovery;
 pub use stats::{DictionaryStats, Stats};
-pub use transactions::Scope;
+pub use transactions::{
+    Changed, Changes, Isolation, MergeRoutine, Merged, Savepoint, Scope, Transaction, TransactionId, TransactionInfo,
+    TransactionOptions,
+};
 pub use view::View;
 pub use vt_tree::Estimate;
 

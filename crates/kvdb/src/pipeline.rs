@@ -4,16 +4,21 @@
 //! Room comes first. A commit appends only what the segments and zones at hand are sure to hold, so nothing that was acknowledged finds
 //! the store full later; whoever writes says what room is left while it writes, and afterwards.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use vt_tree::Seq;
+use vt_tree::{Run, Seq};
 use zones::{Hold, Purpose, Reserve, ZoneId};
 
+use crate::commit::Outcome;
 use crate::database::{Database, Sealed};
+use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::journal::{Owned, Segment, Writer, record};
 use crate::manifest::{Edit, JournalStart};
+use crate::transactions::history::Past;
 use crate::unplaced::{self, Pending};
+use crate::version::Version;
 
 /// What the pipeline's lock guards.
 pub(crate) struct Pipeline {
@@ -251,31 +256,86 @@ impl Database {
     /// Closes generation `number` for commits, if nobody did so before.
     pub(crate) fn seal(&self, number: u64) -> Result<()> {
         let mut writer = self.writer.lock();
-        // Twice, so that little is left for the time when commits must wait.
+        self.seal_if(&mut writer, |version, _, _| Ok(version.generation.number == number), |_| {})?;
+        Ok(())
+    }
+
+    /// Makes runs part of the store, above all that is in it, once `still` agrees, which is asked as in
+    /// [`Database::commit_changes`]. What is in the runs is durable already.
+    pub(crate) fn bind_runs(
+        &self,
+        runs: &[(DictionaryId, Vec<Arc<Run>>)],
+        still: impl FnOnce(Seq) -> Result<bool>,
+    ) -> Result<Outcome> {
+        let record = record::bind(&self.zones.positions(), runs);
+        let mut writer = self.writer.lock();
+        // Beside what is pending there must be room for the record.
         self.write_out_with(&mut writer)?;
-        self.write_out_with(&mut writer)?;
-        let mut pipeline = self.pipeline.lock();
-        if self.version.load().generation.number != number {
-            return Ok(());
+        let need = crate::journal::cost(record.len() + record::NUMBER_SIZE);
+        while writer.room() < 2 * need {
+            self.add_segment(&mut writer)?;
         }
+        let mut applied = None;
+        let bound = |pipeline: &mut Pipeline| {
+            let seq = pipeline.next_seq;
+            let each = runs.iter().flat_map(|(dict, runs)| runs.iter().map(|run| (*dict, run.clone())));
+            self.transactions.remember(each.map(|(dict, run)| Past { dict, run, newest: seq, at_once: true }));
+            self.swap_version(|v| v.bind(runs));
+            if self.options.journal {
+                pipeline.stream().extend_from_slice(&record);
+            }
+            applied = Some(self.publish(pipeline, &self.version.load(), 1, 0, 0));
+        };
+        // Others may have filled the room meanwhile: then all begins anew.
+        let go = |_: &Version, pipeline: &Pipeline, writer: &Writer| {
+            let room = writer.room() >= crate::journal::cost(pipeline.pending.len()) + need;
+            Ok(room && still(pipeline.next_seq - 1)?)
+        };
+        self.seal_if(&mut writer, go, bound)?;
+        drop(writer);
+        let Some(applied) = applied else { return Ok(Outcome::Stale) };
+        self.counters.commits.add(1);
+        self.deletions.store(true, Ordering::Relaxed);
+        self.reclaimable.store(true, Ordering::Relaxed);
+        Ok(Outcome::Applied(applied))
+    }
+
+    /// Closes the generation that takes commits, if `go` says so, and does `then` before anything is committed to the next one.
+    fn seal_if(
+        &self,
+        writer: &mut Writer,
+        go: impl FnOnce(&Version, &Pipeline, &Writer) -> Result<bool>,
+        then: impl FnOnce(&mut Pipeline),
+    ) -> Result<()> {
+        // Twice, so that little is left for the time when commits must wait.
+        self.write_out_with(writer)?;
+        self.write_out_with(writer)?;
+        let mut pipeline = self.pipeline.lock();
+        let number = {
+            let version = self.version.load();
+            if !go(&version, &pipeline, writer)? {
+                return Ok(());
+            }
+            version.generation.number
+        };
         // What came since belongs to this generation too. Its values must have their places before it is flushed.
-        let mut rest = pipeline.take(&writer);
-        if let Err(e) = self.place_values(&mut rest, &mut writer) {
-            pipeline.put_back(rest, &writer);
+        let mut rest = pipeline.take(writer);
+        if let Err(e) = self.place_values(&mut rest, writer) {
+            pipeline.put_back(rest, writer);
             return Err(self.unless_full("writing values", e));
         }
         let seq = pipeline.next_seq - 1;
         self.swap_version(|v| *v = v.sealed());
         let bytes = self.active_bytes.swap(0, Ordering::Relaxed);
+        then(&mut pipeline);
         drop(pipeline);
-        self.write_taken(&mut writer, rest.stream)?;
+        self.write_taken(writer, rest.stream)?;
         let at = writer.position();
         let start = JournalStart { segment: at.segment, offset: at.offset, position: at.position, seq };
         let mut sealed = self.sealed.lock();
         sealed.push_back(Sealed { generation: number, bytes, start });
         self.sealed_bytes.fetch_add(bytes, Ordering::Release);
         drop(sealed);
-        drop(writer);
         self.background.flush_wanted();
         Ok(())
     }

@@ -13,14 +13,15 @@ use std::time::Duration;
 use bytes::Bytes;
 use env::Env;
 use vt_tree::{ExtentRef, Run, Seq, Store, Value};
-use zones::{Device, FormatOptions, Hold, SECTOR, ZONE_SIZE, ZoneUse, Zones};
+use zones::{Device, FormatOptions, Hold, SECTOR, ZONE_SIZE, ZoneId, ZoneUse, Zones};
 
 use crate::chunk::Kind;
 use crate::commit::write_memtables;
 use crate::database::{Database, Parts};
+use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::health::Health;
-use crate::journal::record::{self, Changes, Op, Record};
+use crate::journal::record::{self, Bound, Changes, Op, Record};
 use crate::journal::{Owned, Segment, Writer};
 use crate::manifest::{self, Edit, Manifest, RunId, State};
 use crate::options::{CreateOptions, OpenOptions, Shares};
@@ -84,7 +85,8 @@ pub(crate) fn open(device: Arc<dyn Device>, env: Arc<dyn Env>, options: OpenOpti
     let state = &found.loaded.state;
     // Open zones go on behind what commits have bound since the manifest noted their places.
     let mut bound = |e: &ExtentRef| zones.saw_extent(e.addr, u64::from(e.stored));
-    let journal = read_journal(&zones, &store, state, &mut recovery, &mut bound)?;
+    let mut journal = read_journal(&zones, &store, state, &mut recovery, &mut bound)?;
+    journal.runs.iter().for_each(|runs| runs.saw(&zones));
     // Marked before allocation begins.
     let bound = zones.pin(&journal.bound)?;
 
@@ -155,8 +157,15 @@ pub(crate) fn open(device: Arc<dyn Device>, env: Arc<dyn Env>, options: OpenOpti
             if end > journal.end {
                 return Ok(false);
             }
-            if let Some((first, changes)) = numbers.take(record::decode(&bytes)?)? {
-                replay(&db, first, &changes, bound.uses(), &mut flush_at)?;
+            match numbers.take(record::decode(&bytes)?)? {
+                None => {}
+                Some((first, Content::Changes(changes))) => replay(&db, first, &changes, bound.uses(), &mut flush_at)?,
+                Some((_, Content::Bound(_))) => {
+                    let Some(runs) = journal.runs.pop_front() else {
+                        return Err(Error::Corrupt("the journal binds more runs than when it was first read".into()));
+                    };
+                    rebind(&db, runs, bound.uses())?;
+                }
             }
             Ok(true)
         })?;
@@ -195,27 +204,76 @@ fn replay(db: &Database, first: Seq, changes: &Changes, bound: &ZoneUse, flush_a
     Ok(())
 }
 
+/// Puts the runs that a commit of the journal bound above everything before it.
+fn rebind(db: &Database, bound: BoundRuns, uses: &ZoneUse) -> Result<()> {
+    db.swap_version(|v| {
+        *v = v.sealed();
+        v.bind(&bound.runs);
+    });
+    db.version.load().generation.hold(db.zones.pin(uses)?);
+    Ok(())
+}
+
+/// The runs of one commit in the journal, pinned.
+pub(crate) struct BoundRuns {
+    places: Vec<u64>,
+    /// Of each dictionary, the newest first.
+    pub runs: Vec<(DictionaryId, Vec<Arc<Run>>)>,
+}
+
+impl BoundRuns {
+    fn open(store: &Arc<Store>, state: &State, bound: &Bound) -> Result<BoundRuns> {
+        let mut runs = Vec::new();
+        for (dict, roots) in &bound.runs {
+            // What was bound for a dictionary that is gone may be gone too.
+            if state.dictionaries.contains_key(dict) {
+                let decoded: Result<Vec<_>> = roots.iter().map(|root| decode_root(store, root)).collect();
+                runs.push((*dict, decoded?));
+            }
+        }
+        Ok(BoundRuns { places: bound.places.clone(), runs })
+    }
+
+    /// Before allocation begins: open zones go on behind the runs.
+    fn saw(&self, zones: &Zones) {
+        for (zone, _) in self.runs.iter().flat_map(|(_, runs)| runs).flat_map(|run| run.uses().iter()) {
+            let open = self.places.iter().find(|&&place| ZoneId::of(place) == zone);
+            zones.saw_extent(zone.start(), open.map_or(ZONE_SIZE, |place| place - zone.start()));
+        }
+    }
+}
+
+/// What a commit of the journal consists of.
+enum Content {
+    Changes(Changes),
+    /// Runs that were written before.
+    Bound(Bound),
+}
+
 /// Numbers the changes of a journal as its records come.
 struct Numbers {
     next: Seq,
 }
 
 impl Numbers {
-    /// The changes of a commit and the number of the first one; `None`: the record is no commit.
-    fn take(&mut self, record: Record) -> Result<Option<(Seq, Changes)>> {
-        match record {
-            Record::Mark => Ok(None),
-            Record::Number(next) if next == self.next => Ok(None),
+    /// A commit and the number of its first change; `None`: the record is no commit.
+    fn take(&mut self, record: Record) -> Result<Option<(Seq, Content)>> {
+        let (content, count) = match record {
+            Record::Mark => return Ok(None),
+            Record::Number(next) if next == self.next => return Ok(None),
             Record::Number(next) => {
-                Err(Error::Corrupt(format!("the journal goes on with change {next} where {} is next", self.next)))
+                return Err(Error::Corrupt(format!("the journal goes on with change {next} where {} is next", self.next)));
             }
             Record::Commit(changes) => {
-                let first = self.next;
-                let next = first.checked_add(changes.len() as u64);
-                self.next = next.ok_or_else(|| Error::Corrupt("the journal has more changes than can be numbered".into()))?;
-                Ok(Some((first, changes)))
+                let count = changes.len() as u64;
+                (Content::Changes(changes), count)
             }
-        }
+            Record::Bind(bound) => (Content::Bound(bound), 1),
+        };
+        let first = self.next;
+        let next = first.checked_add(count);
+        self.next = next.ok_or_else(|| Error::Corrupt("the journal has more changes than can be numbered".into()))?;
+        Ok(Some((first, content)))
     }
 }
 
@@ -239,6 +297,8 @@ pub(crate) struct Journal {
     pub used: Vec<Segment>,
     /// Where bound values lie.
     pub bound: ZoneUse,
+    /// Runs that commits bound, in order.
+    pub runs: VecDeque<BoundRuns>,
 }
 
 impl Journal {
@@ -291,6 +351,16 @@ fn decode_run(store: &Arc<Store>, id: RunId, bytes: &Bytes) -> Result<Arc<Run>> 
     Ok(run)
 }
 
+/// A run that a record of the journal names.
+fn decode_root(store: &Arc<Store>, bytes: &Bytes) -> Result<Arc<Run>> {
+    let mut rest = &bytes[..];
+    let run = Run::decode(store, &mut rest)?;
+    if !rest.is_empty() {
+        return Err(Error::Corrupt("the root of a run in the journal is too long".into()));
+    }
+    Ok(run)
+}
+
 /// A record that may not have been durable, and the values that it binds.
 struct Unsynced {
     begin: u64,
@@ -298,12 +368,13 @@ struct Unsynced {
     /// `None`: no commit.
     last_seq: Option<u64>,
     extents: Vec<ExtentRef>,
+    bound: Option<Bound>,
 }
 
 /// The first pass. See the module's comment. Each durable extent that the journal binds is shown to `bound`.
 pub(crate) fn read_journal(
     zones: &Zones,
-    store: &Store,
+    store: &Arc<Store>,
     state: &State,
     recovery: &mut Recovery,
     bound: &mut dyn FnMut(&ExtentRef),
@@ -316,7 +387,8 @@ pub(crate) fn read_journal(
     let parts: Vec<Part> = segments.iter().map(Segment::part).collect();
     let mut reader = StreamReader::new(zones, Kind::Journal, &parts, offset_in(&segments, &start), start.position);
     let mut records = Records::new(start.position);
-    let mut journal = Journal { end: start.position, last_seq: 0, records: 0, used: Vec::new(), bound: ZoneUse::new() };
+    let mut journal =
+        Journal { end: start.position, last_seq: 0, records: 0, used: Vec::new(), bound: ZoneUse::new(), runs: VecDeque::new() };
     // Where each part's share of the stream ends.
     let mut ends: Vec<u64> = Vec::new();
     let mut unsynced: VecDeque<Unsynced> = VecDeque::new();
@@ -327,20 +399,25 @@ pub(crate) fn read_journal(
         let mut begin = records.position();
         records.push(&piece, |end, bytes| {
             let commit = numbers.take(record::decode(&bytes)?)?;
-            let changes = commit.iter().flat_map(|(_, changes)| changes);
-            let extents = changes.filter_map(|(dict, op)| match op {
-                // What was bound for a dictionary that is gone may be gone too.
-                Op::Put(_, Value::Extent(e)) if state.dictionaries.contains_key(dict) => Some(*e),
-                _ => None,
-            });
-            let extents = extents.collect();
+            let (mut extents, mut bound) = (Vec::new(), None);
+            match &commit {
+                None => {}
+                Some((_, Content::Changes(changes))) => extents.extend(changes.iter().filter_map(|(dict, op)| match op {
+                    // What was bound for a dictionary that is gone may be gone too.
+                    Op::Put(_, Value::Extent(e)) if state.dictionaries.contains_key(dict) => Some(*e),
+                    _ => None,
+                })),
+                Some((_, Content::Bound(runs))) => bound = Some(runs.clone()),
+            }
             let last_seq = commit.as_ref().map(|_| numbers.next - 1);
-            unsynced.push_back(Unsynced { begin, end, last_seq, extents });
+            unsynced.push_back(Unsynced { begin, end, last_seq, extents, bound });
             begin = end;
             Ok(true)
         })?;
         while unsynced.front().is_some_and(|r| r.end <= reader.synced()) {
-            unsynced.pop_front().iter().for_each(|r| journal.take(r, bound));
+            if let Some(record) = unsynced.pop_front() {
+                journal.take(store, state, &record, bound)?;
+            }
         }
     }
     let tail = reader.tail()?;
@@ -351,7 +428,7 @@ pub(crate) fn read_journal(
             recovery.torn_bytes += records.position() - record.begin;
             break;
         }
-        journal.take(record, bound);
+        journal.take(store, state, record, bound)?;
     }
     (recovery.records, recovery.bytes) = (journal.records, journal.end - start.position);
     recovery.bound_bytes = journal.bound.total_bytes();
@@ -367,7 +444,10 @@ pub(crate) fn read_journal(
 
 impl Journal {
     /// The next record counts.
-    fn take(&mut self, record: &Unsynced, bound: &mut dyn FnMut(&ExtentRef)) {
+    fn take(&mut self, store: &Arc<Store>, state: &State, record: &Unsynced, bound: &mut dyn FnMut(&ExtentRef)) -> Result<()> {
+        if let Some(runs) = &record.bound {
+            self.runs.push_back(BoundRuns::open(store, state, runs)?);
+        }
         self.end = record.end;
         if let Some(seq) = record.last_seq {
             self.last_seq = seq;
@@ -377,5 +457,6 @@ impl Journal {
             self.bound.add_extent(extent.addr, u64::from(extent.stored));
             bound(extent);
         }
+        Ok(())
     }
 }

@@ -32,9 +32,9 @@ impl Generation {
         Arc::new(Generation { number: self.number + 1, pool: self.pool.clone(), holds: Mutex::default() })
     }
 
-    /// A memtable of this generation, empty.
-    fn memtable(&self) -> Arc<Memtable> {
-        Arc::new(Memtable::in_pool(&self.pool))
+    /// A dictionary's layer of this generation, empty.
+    fn layer(self: &Arc<Self>) -> Layer {
+        Layer { generation: self.clone(), memtable: Arc::new(Memtable::in_pool(&self.pool)), bound: Vec::new() }
     }
 
     /// Bytes that late binding placed for commits of this generation.
@@ -47,11 +47,25 @@ impl Generation {
     }
 }
 
-/// One dictionary's memtable of one generation.
+/// What one dictionary got in one generation.
 #[derive(Clone)]
 pub(crate) struct Layer {
     pub generation: Arc<Generation>,
     pub memtable: Arc<Memtable>,
+    /// Runs of a transaction that was committed as this generation began, newest first: above all older layers, beneath the memtable.
+    pub bound: Vec<Arc<Run>>,
+}
+
+impl Layer {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.memtable.is_empty() && self.bound.is_empty()
+    }
+
+    /// What is in it, newest first.
+    pub(crate) fn inputs(&self) -> impl Iterator<Item = Input> {
+        let memtable = (!self.memtable.is_empty()).then(|| Input::Memtable(self.memtable.clone()));
+        memtable.into_iter().chain(self.bound.iter().cloned().map(Input::Run))
+    }
 }
 
 /// A run with its name in the manifest.
@@ -73,7 +87,7 @@ pub(crate) struct Tree {
 
 impl Tree {
     pub(crate) fn new(info: DictionaryInfo, generation: &Arc<Generation>) -> Tree {
-        Tree { info, layers: vec![Layer { generation: generation.clone(), memtable: generation.memtable() }], levels: Vec::new() }
+        Tree { info, layers: vec![generation.layer()], levels: Vec::new() }
     }
 
     /// The newest value of `key` among commits up to `at`.
@@ -83,6 +97,13 @@ impl Tree {
                 Lookup::Absent => {}
                 Lookup::Deleted(_) => return Ok(None),
                 Lookup::Found(_, value) => return Ok(Some(value)),
+            }
+            for run in &layer.bound {
+                match run.get(key, vt_tree::hash(key))? {
+                    Lookup::Absent => {}
+                    Lookup::Deleted(_) => return Ok(None),
+                    Lookup::Found(_, value) => return Ok(Some(value)),
+                }
             }
         }
         let hash = vt_tree::hash(key);
@@ -122,8 +143,7 @@ impl Tree {
 
     /// Everything a cursor reads, newest first.
     pub(crate) fn inputs(&self) -> Vec<Input> {
-        let memtables = self.layers.iter().filter(|l| !l.memtable.is_empty()).map(|l| Input::Memtable(l.memtable.clone()));
-        memtables.chain(self.runs().map(|p| Input::Run(p.run.clone()))).collect()
+        self.layers.iter().flat_map(Layer::inputs).chain(self.runs().map(|p| Input::Run(p.run.clone()))).collect()
     }
 
     pub(crate) fn memtable_bytes(&self) -> usize {
@@ -180,12 +200,28 @@ impl Version {
         for tree in next.trees.values_mut() {
             let tree = Arc::make_mut(tree);
             // A dictionary that took no commit needs no memtable but one.
-            if tree.layers.first().is_some_and(|l| l.memtable.is_empty()) {
+            if tree.layers.first().is_some_and(Layer::is_empty) {
                 tree.layers.remove(0);
             }
-            tree.layers.insert(0, Layer { generation: generation.clone(), memtable: generation.memtable() });
+            tree.layers.insert(0, generation.layer());
         }
         next
+    }
+
+    /// Puts runs of a transaction above everything, in a version whose generation is new; those of dropped dictionaries are left out.
+    pub(crate) fn bind(&mut self, runs: &[(DictionaryId, Vec<Arc<Run>>)]) {
+        for (dict, runs) in runs {
+            self.change(*dict, |tree| {
+                if let Some(layer) = tree.layers.first_mut() {
+                    layer.bound = runs.clone();
+                }
+            });
+        }
+    }
+
+    /// Nothing waits for a flush.
+    pub(crate) fn is_flushed(&self) -> bool {
+        self.trees.values().all(|t| t.layers.iter().all(Layer::is_empty))
     }
 
     /// Bytes of all memtables, sealed ones included.

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use vt_tree::{Seq, Store, Value};
+use vt_tree::{Lookup, Seq, Store, Value};
 
 use crate::cursor::Cursor;
 use crate::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::pins::Pinned;
+use crate::transactions::Own;
 use crate::version::read;
 
 /// A pinned, immutable state of the whole store: reads through it see one commit boundary and never block.
@@ -21,25 +22,41 @@ pub struct View {
     pub(crate) store: Arc<Store>,
     /// Commits up to this one are seen.
     pub(crate) at: Seq,
+    /// What a transaction has written lies above all that.
+    pub(crate) own: Option<Arc<Own>>,
 }
 
 /// Most bytes of large values that a scan has read but not handed out.
 const SCAN_AHEAD: usize = 4 << 20;
 
 impl View {
-    pub fn get(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>> {
+    /// The same with what a transaction has written above it.
+    pub(crate) fn with(self, own: Own) -> View {
+        View { own: Some(Arc::new(own)), ..self }
+    }
+
+    /// The value of `key`, or the place where it lies.
+    fn find(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Value>> {
+        if let Some(own) = &self.own {
+            match own.get(dict, key)? {
+                Lookup::Found(_, value) => return Ok(Some(value)),
+                Lookup::Deleted(_) => return Ok(None),
+                Lookup::Absent => {}
+            }
+        }
         match self.version.trees.get(&dict) {
             None => Ok(None),
-            Some(tree) => tree.get(key, self.at)?.map(|v| read(&self.store, v)).transpose(),
+            Some(tree) => tree.get(key, self.at),
         }
+    }
+
+    pub fn get(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>> {
+        self.find(dict, key)?.map(|v| read(&self.store, v)).transpose()
     }
 
     /// Length of a value in bytes; a large one is not read for it.
     pub fn value_len(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<usize>> {
-        match self.version.trees.get(&dict) {
-            None => Ok(None),
-            Some(tree) => Ok(tree.get(key, self.at)?.map(|v| v.len())),
-        }
+        Ok(self.find(dict, key)?.map(|v| v.len()))
     }
 
     /// A cursor over `[start, end)` of one dictionary, before its first tuple. `end` empty: to the end of the dictionary.
@@ -124,7 +141,7 @@ impl View {
         let mut out = vec![None; keys.len()];
         let mut large: Vec<(vt_tree::ExtentRef, usize)> = Vec::new();
         for i in order {
-            match tree.get(keys[i].as_ref(), self.at)? {
+            match self.find(dict, keys[i].as_ref())? {
                 None => {}
                 Some(Value::Inline(bytes)) => out[i] = Some(bytes),
                 Some(Value::Extent(e)) => large.push((e, i)),

@@ -5,7 +5,6 @@
 //! in, else with one seek each. Tombstones of one source that lie end to end are one.
 
 use std::cmp::Ordering;
-use std::sync::Arc;
 
 use bytes::Bytes;
 
@@ -127,11 +126,16 @@ pub struct TreeCursor {
 impl TreeCursor {
     /// Stands before the first tuple. `inputs` newest first; memtables are read as of `at`.
     pub fn new(inputs: &[Input], at: Seq) -> Self {
+        TreeCursor::as_of(inputs.iter().map(|input| (input.clone(), at)))
+    }
+
+    /// The same, each memtable read as of a sequence number of its own.
+    pub fn as_of(inputs: impl IntoIterator<Item = (Input, Seq)>) -> Self {
         let sources = inputs
-            .iter()
-            .map(|i| match i {
+            .into_iter()
+            .map(|(input, at)| match input {
                 Input::Memtable(m) => Under::Memtable(Box::new(m.cursor(at))),
-                Input::Run(r) => Under::Run(Box::new(RunCursor::new(Arc::clone(r)))),
+                Input::Run(r) => Under::Run(Box::new(RunCursor::new(r))),
             })
             .collect();
         TreeCursor {

@@ -15,7 +15,8 @@ use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::journal::{Owned, Segment};
 use crate::manifest::{Edit, RunId};
-use crate::version::{Generation, Placed, Version};
+use crate::transactions::history::Past;
+use crate::version::{Generation, Layer, Placed, Version};
 
 /// Bytes of work after which a flush looks up.
 const STEP: u64 = 8 << 20;
@@ -40,21 +41,22 @@ pub(crate) fn encode_run(run: &Run) -> Bytes {
 
 impl Flush {
     fn begin(db: &Database, upto: u64, sealed: Option<Sealed>) -> Result<Flush> {
+        // In this order: one that begins after it finds nothing here that is newer.
+        let (oldest, asked) = db.transactions.oldest(&db.visible);
         let version = db.version.load_full();
         let mut merges = VecDeque::new();
         let mut generations: Vec<Arc<Generation>> = Vec::new();
         for (&dict, tree) in &version.trees {
             let layers = tree.layers.iter().filter(|l| l.generation.number <= upto);
             generations.extend(layers.clone().map(|l| l.generation.clone()));
-            let inputs: Vec<Input> =
-                layers.filter(|l| !l.memtable.is_empty()).map(|l| Input::Memtable(l.memtable.clone())).collect();
+            let inputs: Vec<Input> = layers.flat_map(Layer::inputs).collect();
             if inputs.is_empty() {
                 continue;
             }
             let options = MergeOptions {
-                drop_tombstones: tree.runs().next().is_none(),
-                // Nobody asks a run for the order of its commits yet.
-                old_seq: db.visible.load(Ordering::Acquire),
+                drop_tombstones: tree.runs().next().is_none() && !asked,
+                // Open transactions ask for the order of the commits since they began.
+                old_seq: oldest,
                 reserve: Reserve::Merge,
                 // Values that the journal has bound stay where they are.
                 ..tree.info.options.storage(Placement::stitch())
@@ -79,6 +81,12 @@ impl Flush {
     /// Makes the runs part of the store.
     fn install(self, db: &Database) -> Result<()> {
         db.zones.sync().map_err(|e| db.health.fail("syncing a flush", &e.into()))?;
+        // Written with the numbers that somebody asks for. Before the memtables go, so that nobody finds neither.
+        let past = |(dict, run): &(DictionaryId, Arc<Run>)| {
+            let newest = run.stats().max_seq;
+            (newest > 0).then(|| Past { dict: *dict, run: run.clone(), newest, at_once: false })
+        };
+        db.transactions.remember(self.runs.iter().filter_map(past));
         let before = self.sealed.map_or(0, |s| s.start.segment);
         // The writer is not locked during the sync below: commits go on.
         let (mut released, ready) = {
@@ -167,7 +175,7 @@ impl Database {
     pub(crate) fn flush_all(&self) -> Result<()> {
         let version = self.version.load_full();
         let number = version.generation.number;
-        let empty = version.trees.values().all(|t| t.layers.iter().all(|l| l.memtable.is_empty()));
+        let empty = version.is_flushed();
         drop(version);
         if !empty {
             self.seal(number)?;

@@ -340,6 +340,7 @@ impl Database {
                 *quiet = (commits, now);
             }
         }
+        self.transactions.end_idle(now);
         self.sync_and_mark()?;
         match self.prepare_segment() {
             // Commits take one from what is set aside, when they must.

@@ -6,6 +6,7 @@
 //! ```text
 //! u8  kind: 1, a number:  u64 sequence number of the change that follows
 //!           2, a mark:    nothing
+//!           4, runs bound: see below
 //!           3, a commit:  varint number of changes, then each: u8 op, change; a value has its length (varint) in front
 //!           16 + op, a commit of one change: change; its value, or the end of its range, is the rest of the record
 //!
@@ -15,14 +16,21 @@
 //!         op 3, delete: nothing · op 4, delete range: end · op 5, put of a value that lies elsewhere, perhaps compressed: u64 address,
 //!         u32 length, u32 CRC-32C of the bytes there, u32 their number, u8 codec
 //! ```
+//! Runs bound are a large transaction's commit, one change by number: varint number of places, then each: varint address where a stream
+//! went on behind the runs; varint number of dictionaries, then each: varint dictionary, varint number of runs, then each, the newest
+//! first: bytes run. They are durable before the record is written, and lie above everything that stands before them.
+//!
 //! (`bytes`: a varint length, then the bytes.) Changes are numbered one by one in the order of the stream, from the position where
 //! the manifest lets the journal begin. Every write to the device begins with a number, which must agree.
 //!
 //! A value on its way to its place has room in its record for the reference, which is filled in before the record is written
 //! (BetrFS 0.2, §3: the journal is late-binding).
 
+use std::sync::Arc;
+
 use bytes::Bytes;
-use vt_tree::{Compression, ExtentRef, Seq, Value};
+use vt_tree::{Compression, ExtentRef, Run, Seq, Value};
+use zones::Purpose;
 
 use crate::codec::{Reader, put_bytes, put_varint};
 use crate::dictionary::DictionaryId;
@@ -31,6 +39,7 @@ use crate::error::Result;
 const NUMBER: u8 = 1;
 const MARK: u8 = 2;
 const COMMIT: u8 = 3;
+const BIND: u8 = 4;
 const SINGLE: u8 = 16;
 const PUT: u8 = 1;
 const PUT_EXTENT: u8 = 2;
@@ -245,12 +254,43 @@ pub(crate) fn number(next: Seq) -> [u8; NUMBER_SIZE] {
     out
 }
 
+/// The record that binds runs of dictionaries, its length in front. `places`: where the streams go on.
+pub(crate) fn bind(places: &[(Purpose, u64)], runs: &[(DictionaryId, Vec<Arc<Run>>)]) -> Vec<u8> {
+    let mut inside = vec![BIND];
+    put_varint(&mut inside, places.len() as u64);
+    places.iter().for_each(|(_, addr)| put_varint(&mut inside, *addr));
+    put_varint(&mut inside, runs.len() as u64);
+    for (dict, runs) in runs {
+        put_varint(&mut inside, u64::from(dict.0));
+        put_varint(&mut inside, runs.len() as u64);
+        for run in runs {
+            let mut bytes = Vec::new();
+            run.encode(&mut bytes);
+            put_bytes(&mut inside, &bytes);
+        }
+    }
+    let mut out = Vec::with_capacity(inside.len() + 5);
+    put_varint(&mut out, inside.len() as u64);
+    out.extend_from_slice(&inside);
+    out
+}
+
+/// Runs that a transaction's commit bound.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Bound {
+    /// Where streams went on behind them.
+    pub places: Vec<u64>,
+    /// Roots of the runs of each dictionary, newest first.
+    pub runs: Vec<(DictionaryId, Vec<Bytes>)>,
+}
+
 /// What a record says.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Record {
     Number(Seq),
     Mark,
     Commit(Changes),
+    Bind(Bound),
 }
 
 /// Decodes what stands behind the length. Keys and values share the record's memory.
@@ -268,6 +308,21 @@ pub(crate) fn decode(record: &Bytes) -> Result<Record> {
                 changes.push(change(record, &mut r, code, false)?);
             }
             Record::Commit(changes)
+        }
+        BIND => {
+            let mut bound = Bound::default();
+            for _ in 0..r.count(1)? {
+                bound.places.push(r.varint()?);
+            }
+            for _ in 0..r.count(2)? {
+                let dict = DictionaryId(r.varint_u32()?);
+                let mut runs = Vec::new();
+                for _ in 0..r.count(1)? {
+                    runs.push(record.slice_ref(r.bytes()?));
+                }
+                bound.runs.push((dict, runs));
+            }
+            Record::Bind(bound)
         }
         _ if kind > SINGLE => Record::Commit(vec![change(record, &mut r, kind - SINGLE, true)?]),
         _ => return Err(r.corrupt(&format!("kind {kind} is unknown: a newer version wrote it, or it is damaged"))),

@@ -1,7 +1,27 @@
-//! Transactions: what belongs together, done by any number of threads and processes, seen by nobody else until it commits.
+//! Transactions: what belongs together, done by any number of threads and processes, seen by nobody else until it commits (VT-tree
+//! paper, §3.2).
 //!
+//! - `own`: what a transaction has written, in memory and in runs of its own;
+//! - `handle`: a transaction in hand;
+//! - `registry`: those that are open;
+//! - `conflicts`: what others have changed since a transaction began, and the merge routines that reconcile it;
+//! - `history`: what of that lies in runs already;
+//! - `ending`: commit and abort;
+//! - `changes`: what a transaction would change, listed;
 //! - `scope`: the store, a transaction or a frozen state, for whoever need not know which.
 
+mod changes;
+mod conflicts;
+mod ending;
+mod handle;
+pub(crate) mod history;
+mod own;
+pub(crate) mod registry;
 mod scope;
 
+pub use changes::{Changed, Changes};
+pub use conflicts::{MergeRoutine, Merged};
+pub use handle::{Isolation, Savepoint, Transaction, TransactionId, TransactionInfo, TransactionOptions};
 pub use scope::Scope;
+
+pub(crate) use own::Own;

@@ -3,6 +3,7 @@
 
 use bytes::Bytes;
 
+use super::handle::Transaction;
 use crate::Kvdb;
 use crate::batch::{Batch, Durability};
 use crate::cursor::Cursor;
@@ -15,6 +16,7 @@ use crate::view::View;
 pub enum Scope {
     /// The store as it is for everybody.
     Mainline(Kvdb),
+    Transaction(Transaction),
     /// A state that nobody changes.
     Frozen(View),
 }
@@ -24,6 +26,7 @@ impl Scope {
     pub fn get(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>> {
         match self {
             Scope::Mainline(db) => db.get(dict, key),
+            Scope::Transaction(t) => t.get(dict, key),
             Scope::Frozen(view) => view.get(dict, key),
         }
     }
@@ -32,6 +35,7 @@ impl Scope {
     pub fn scan(&self, dict: DictionaryId, start: &[u8], end: &[u8], limit: usize) -> Result<Vec<(Bytes, Bytes)>> {
         match self {
             Scope::Mainline(db) => db.view().scan(dict, start, end, limit),
+            Scope::Transaction(t) => t.scan(dict, start, end, limit),
             Scope::Frozen(view) => view.scan(dict, start, end, limit),
         }
     }
@@ -40,15 +44,17 @@ impl Scope {
     pub fn cursor(&self, dict: DictionaryId, start: &[u8], end: &[u8]) -> Result<Cursor> {
         match self {
             Scope::Mainline(db) => db.view().cursor(dict, start, end),
+            Scope::Transaction(t) => t.cursor(dict, start, end),
             Scope::Frozen(view) => view.cursor(dict, start, end),
         }
     }
 
     /// What is seen here now, for as long as the view is held. In a serializable transaction nothing is locked by it or by reading it.
-    pub fn view(&self) -> View {
+    pub fn view(&self) -> Result<View> {
         match self {
-            Scope::Mainline(db) => db.view(),
-            Scope::Frozen(view) => view.clone(),
+            Scope::Mainline(db) => Ok(db.view()),
+            Scope::Transaction(t) => t.view(),
+            Scope::Frozen(view) => Ok(view.clone()),
         }
     }
 
@@ -56,6 +62,7 @@ impl Scope {
     pub fn commit(&self, batch: Batch, durability: Durability) -> Result<()> {
         match self {
             Scope::Mainline(db) => db.commit(batch, durability),
+            Scope::Transaction(t) => t.apply(batch),
             Scope::Frozen(_) => Err(Error::ReadOnly("it is a snapshot".into())),
         }
     }
@@ -65,7 +72,7 @@ impl Scope {
     pub fn sync(&self) -> Result<()> {
         match self {
             Scope::Mainline(db) => db.sync(),
-            Scope::Frozen(_) => Ok(()),
+            Scope::Transaction(_) | Scope::Frozen(_) => Ok(()),
         }
     }
 

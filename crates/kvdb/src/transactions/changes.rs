@@ -1,0 +1,84 @@
+//! What a transaction would change, listed.
+
+use bytes::Bytes;
+use vt_tree::{BodyRef, Seq, Source};
+
+use super::handle::Transaction;
+use super::own::Part;
+use crate::dictionary::DictionaryId;
+use crate::error::{Error, Result};
+
+/// One change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Changed {
+    Put {
+        key: Bytes,
+        /// Bytes of the new value.
+        len: usize,
+    },
+    /// The key is deleted, whether or not it was there.
+    Delete { key: Bytes },
+    /// All keys of `[start, end)` are deleted.
+    DeleteRange { start: Bytes, end: Bytes },
+}
+
+/// The changes of a transaction as it was when this was made: by dictionary, then by key, each key once. What a deleted range covers
+/// and was written again is listed behind its start.
+pub struct Changes {
+    parts: Vec<(DictionaryId, Part)>,
+    source: Option<Box<dyn Source>>,
+    at: Seq,
+}
+
+impl Transaction {
+    /// What it has changed so far.
+    pub fn changes(&self) -> Result<Changes> {
+        let own = {
+            let state = self.read()?;
+            let Some(open) = &state.open else { return Err(Error::NoTransaction(self.id())) };
+            open.own.clone()
+        };
+        // The last dictionary first: they are taken from the end.
+        let mut parts = own.merged(&self.group.db)?;
+        parts.reverse();
+        Ok(Changes { parts, source: None, at: own.at })
+    }
+}
+
+impl Changes {
+    fn advance(&mut self) -> Result<Option<(DictionaryId, Changed)>> {
+        loop {
+            let Some((dict, part)) = self.parts.last() else { return Ok(None) };
+            let source = match &mut self.source {
+                Some(source) => source,
+                none => none.insert(part.source(self.at)?),
+            };
+            let Some(item) = source.item() else {
+                self.source = None;
+                self.parts.pop();
+                continue;
+            };
+            let key = Bytes::copy_from_slice(item.key);
+            let changed = match item.body {
+                BodyRef::Put(value) => Changed::Put { key, len: value.len() },
+                BodyRef::Delete => Changed::Delete { key },
+                BodyRef::DeleteRange { end } => Changed::DeleteRange { start: key, end: Bytes::copy_from_slice(end) },
+            };
+            let dict = *dict;
+            source.next()?;
+            return Ok(Some((dict, changed)));
+        }
+    }
+}
+
+impl Iterator for Changes {
+    type Item = Result<(DictionaryId, Changed)>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let next = self.advance().transpose();
+        if matches!(next, Some(Err(_))) {
+            self.parts.clear();
+        }
+        next
+    }
+}

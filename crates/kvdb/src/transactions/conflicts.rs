@@ -1,0 +1,228 @@
+//! Conflicts: of what a transaction has written, what did others change since it began? They are looked for among what is newer than
+//! its beginning alone, from the side that has fewer items, so that a commit costs what both have changed and not what the store
+//! holds. Where a dictionary has a merge routine, a key that both have changed is no conflict when the routine can join the two.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use vt_tree::{BodyRef, Lookup, Memtable, Run, RunCursor, Seq, Source};
+
+use super::own::{Own, Part};
+use crate::Kvdb;
+use crate::database::Database;
+use crate::dictionary::DictionaryId;
+use crate::error::{Error, Result};
+use crate::journal::record::{Changes, Op};
+use crate::version::read;
+use crate::view::View;
+
+/// Keys that a conflict names at most.
+const NAMED: usize = 16;
+
+/// What becomes of a key that two have changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Merged {
+    Put(Bytes),
+    Delete,
+    /// The two cannot be joined.
+    Conflict,
+}
+
+/// Joins two changes of one key of a dictionary (see [`Kvdb::set_merge`]). Called by commits, perhaps more than once for one of them,
+/// and by several threads.
+pub trait MergeRoutine: Send + Sync {
+    /// `base`: the value that both began with; `mine`: the transaction's, `theirs`: the one committed meanwhile. `None`: no such key.
+    fn merge(&self, key: &[u8], base: Option<&[u8]>, mine: Option<&[u8]>, theirs: Option<&[u8]>) -> Merged;
+}
+
+impl Kvdb {
+    /// Lets `routine` join what transactions and others have changed at the same keys of a dictionary, for as long as the store is open.
+    pub fn set_merge(&self, dict: DictionaryId, routine: Arc<dyn MergeRoutine>) {
+        self.db.0.transactions.routines.write().insert(dict, routine);
+    }
+}
+
+/// Something newer than a transaction's beginning.
+enum Newer {
+    Memtable(Arc<Memtable>),
+    Run(Arc<Run>),
+    /// All of it is newer.
+    AtOnce(Arc<Run>),
+}
+
+impl Newer {
+    fn items(&self) -> u64 {
+        match self {
+            Newer::Memtable(m) => m.len() as u64,
+            Newer::Run(run) | Newer::AtOnce(run) => run.stats().items,
+        }
+    }
+
+    /// `key` was changed after `since`.
+    fn changed(&self, key: &[u8], since: Seq) -> Result<bool> {
+        let found = match self {
+            Newer::Memtable(m) => m.get(key, Seq::MAX),
+            Newer::Run(run) | Newer::AtOnce(run) => run.get(key, vt_tree::hash(key))?,
+        };
+        Ok(match found {
+            Lookup::Absent => false,
+            Lookup::Found(seq, _) | Lookup::Deleted(seq) => self.counts(seq, since),
+        })
+    }
+
+    fn counts(&self, seq: Seq, since: Seq) -> bool {
+        matches!(self, Newer::AtOnce(_)) || seq > since
+    }
+
+    fn source(&self) -> Box<dyn Source> {
+        match self {
+            Newer::Memtable(m) => Box::new(m.cursor(Seq::MAX)),
+            Newer::Run(run) | Newer::AtOnce(run) => Box::new(RunCursor::new(run.clone())),
+        }
+    }
+}
+
+/// What of a dictionary was committed after `since`, and something more.
+fn newer(db: &Database, dict: DictionaryId, since: Seq) -> Vec<Newer> {
+    // The version first: what a flush takes out of it is in the history before.
+    let version = db.version.load_full();
+    let layers = version.trees.get(&dict).into_iter().flat_map(|t| &t.layers);
+    let memtables = layers.filter(|l| l.memtable.max_seq() > since).map(|l| Newer::Memtable(l.memtable.clone()));
+    let mut all: Vec<Newer> = memtables.collect();
+    let past = db.transactions.history.of(dict, since).into_iter();
+    all.extend(past.map(|p| if p.at_once { Newer::AtOnce(p.run) } else { Newer::Run(p.run) }));
+    all
+}
+
+/// Keys that both sides have changed.
+#[derive(Default)]
+struct Both {
+    points: BTreeSet<(DictionaryId, Bytes)>,
+    /// Where one of them deleted a range: nothing can join that.
+    ranges: BTreeSet<(DictionaryId, Bytes)>,
+}
+
+impl Both {
+    fn enough(&self) -> bool {
+        self.ranges.len() >= NAMED
+    }
+}
+
+/// What `own` changes and others have changed after `since`.
+fn both(db: &Database, own: &Own, since: Seq) -> Result<Both> {
+    let mut found = Both::default();
+    for (&dict, parts) in &*own.trees {
+        let mine: u64 = parts.iter().map(Part::items).sum();
+        if mine == 0 {
+            continue;
+        }
+        for newer in newer(db, dict, since) {
+            if found.enough() {
+                return Ok(found);
+            }
+            if newer.items() < mine {
+                through_theirs(own, dict, &newer, since, &mut found)?;
+            } else {
+                for part in parts {
+                    through_mine(own, dict, part, &newer, since, &mut found)?;
+                }
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Walks what they have changed, and asks whether we have, too.
+fn through_theirs(own: &Own, dict: DictionaryId, newer: &Newer, since: Seq, found: &mut Both) -> Result<()> {
+    let mut source = newer.source();
+    source.first()?;
+    while let Some(item) = source.item() {
+        if newer.counts(item.seq, since) && !found.enough() {
+            match item.body {
+                BodyRef::DeleteRange { end } => {
+                    if own.touches(dict, item.key, end)? {
+                        found.ranges.insert((dict, Bytes::copy_from_slice(item.key)));
+                    }
+                }
+                BodyRef::Put(_) | BodyRef::Delete => {
+                    if own.get(dict, item.key)? != Lookup::Absent {
+                        found.points.insert((dict, Bytes::copy_from_slice(item.key)));
+                    }
+                }
+            }
+        }
+        source.next()?;
+    }
+    Ok(())
+}
+
+/// Walks what we have changed, and asks whether they have, too.
+fn through_mine(own: &Own, dict: DictionaryId, part: &Part, newer: &Newer, since: Seq, found: &mut Both) -> Result<()> {
+    let mut source = part.source(own.at)?;
+    let mut theirs = newer.source();
+    while let Some(item) = source.item() {
+        match item.body {
+            BodyRef::DeleteRange { end } => {
+                theirs.seek(item.key)?;
+                while let Some(their) = theirs.item().filter(|their| their.key < end) {
+                    if newer.counts(their.seq, since) {
+                        found.ranges.insert((dict, Bytes::copy_from_slice(item.key)));
+                        break;
+                    }
+                    theirs.next()?;
+                }
+            }
+            BodyRef::Put(_) | BodyRef::Delete => {
+                if newer.changed(item.key, since)? {
+                    found.points.insert((dict, Bytes::copy_from_slice(item.key)));
+                }
+            }
+        }
+        if found.enough() {
+            return Ok(());
+        }
+        source.next()?;
+    }
+    Ok(())
+}
+
+/// What others have changed after `since` is joined with what `own` changes: the changes that `own` needs besides, or
+/// [`Error::Conflict`]. `base`: the store as of `since`; `now`: as it is.
+pub(super) fn reconcile(db: &Database, own: &Own, since: Seq, base: &View, now: &View) -> Result<Changes> {
+    let found = both(db, own, since)?;
+    let mut conflicts: Vec<(DictionaryId, Bytes)> = found.ranges.into_iter().collect();
+    let mut changes = Changes::new();
+    let routines = db.transactions.routines.read().clone();
+    for (dict, key) in found.points {
+        let merged = match routines.get(&dict) {
+            None => Merged::Conflict,
+            Some(routine) => {
+                let mine = match own.get(dict, &key)? {
+                    Lookup::Found(_, value) => Some(read(&db.store, value)?),
+                    Lookup::Deleted(_) | Lookup::Absent => None,
+                };
+                let (base, theirs) = (base.get(dict, &key)?, now.get(dict, &key)?);
+                routine.merge(&key, base.as_deref(), mine.as_deref(), theirs.as_deref())
+            }
+        };
+        match merged {
+            Merged::Put(value) => changes.push((dict, Op::Put(key, vt_tree::Value::Inline(value)))),
+            Merged::Delete => changes.push((dict, Op::Delete(key))),
+            Merged::Conflict => conflicts.push((dict, key)),
+        }
+        if conflicts.len() >= NAMED {
+            break;
+        }
+    }
+    match conflicts.is_empty() {
+        true => Ok(changes),
+        false => Err(Error::Conflict { keys: conflicts }),
+    }
+}
+
+/// Whether others have changed after `since` what `own` changes.
+pub(super) fn any(db: &Database, own: &Own, since: Seq) -> Result<bool> {
+    let found = both(db, own, since)?;
+    Ok(!found.points.is_empty() || !found.ranges.is_empty())
+}

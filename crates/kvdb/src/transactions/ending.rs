@@ -1,0 +1,166 @@
+//! How a transaction ends. A small commit goes the way of every batch: through the pipeline, into journal and memtables. A large one
+//! writes out what it still has in memory and *binds* its runs: the memtables of the moment are sealed, the runs are put above them, and
+//! one record of the journal says so; no data is moved, however much it is (VT-tree paper, §3.2). Either way the last look for conflicts
+//! is taken under the pipeline's lock, and mostly finds that nothing was committed since the one before. An abort lets go of what was
+//! written; there is nothing to undo.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use vt_tree::{BodyRef, Run, Seq};
+
+use super::conflicts;
+use super::handle::{Group, Open};
+use super::own::{Own, Part};
+use crate::batch::Durability;
+use crate::commit::{Applied, Outcome};
+use crate::dictionary::DictionaryId;
+use crate::error::{Error, Result};
+use crate::journal::record::{Changes, Op};
+
+/// A commit with more in memory than this binds runs, bytes.
+const BIND_AT: usize = 1 << 20;
+/// Looks for conflicts outside of the pipeline's lock before one is taken under it, however long it takes.
+const LOOKS: usize = 4;
+
+impl Group {
+    pub(super) fn commit(&self, durability: Durability) -> Result<()> {
+        let mut state = self.state.write();
+        let Some(open) = &mut state.open else { return Err(self.ended(&state)) };
+        if let Some(why) = &*self.doomed.lock() {
+            return Err(Error::Locked(format!("transaction {} was aborted: {why}", self.id)));
+        }
+        let applied = match self.apply(open) {
+            Ok(applied) => applied,
+            Err(e) => {
+                if matches!(e, Error::Conflict { .. }) {
+                    state.open = None;
+                    drop(state);
+                    self.gone();
+                }
+                return Err(e);
+            }
+        };
+        let durable = match (&applied, durability) {
+            (_, Durability::Buffered) => Ok(()),
+            (Some(applied), Durability::Synced) => self.db.sync_if(durability, applied),
+            (None, Durability::Synced) => self.db.sync(),
+        };
+        state.open = None;
+        drop(state);
+        self.gone();
+        durable?;
+        match applied {
+            Some(applied) => self.db.after_commit(applied),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes the changes everybody's; `None`: there were none.
+    fn apply(&self, open: &mut Open) -> Result<Option<Applied>> {
+        let db = &*self.db;
+        db.writable()?;
+        if open.own.is_empty() {
+            return Ok(None);
+        }
+        let checks = open.base.is_some() && self.options.check_conflicts;
+        let mut bound = !open.own.in_memory() || open.own.memory() > BIND_AT;
+        for look in 1.. {
+            let mut seen = Seq::MAX;
+            if checks {
+                let now = db.exact_view();
+                let (since, base) = match &open.checked {
+                    Some(base) => (base.at, base.clone()),
+                    None => match &open.base {
+                        Some(base) => (self.since, base.clone()),
+                        None => (self.since, now.clone()),
+                    },
+                };
+                seen = now.at;
+                if seen > since {
+                    let joined = conflicts::reconcile(db, &open.own, since, &base, &now)?;
+                    open.own.write(&joined);
+                    bound |= open.own.memory() > BIND_AT;
+                    open.checked = Some(now);
+                }
+            }
+            let own = open.own.clone();
+            // Under the pipeline's lock: what was committed since the look above?
+            let still = |visible: Seq| -> Result<bool> {
+                Ok(!checks || visible <= seen || look > LOOKS && !conflicts::any(db, &own, seen)?)
+            };
+            let outcome = match bound {
+                true => {
+                    open.own.spill(db, &BTreeMap::new())?;
+                    let runs = runs(&open.own);
+                    db.zones.sync().map_err(|e| db.health.fail("syncing a transaction", &e.into()))?;
+                    db.bind_runs(&runs, still)?
+                }
+                false => {
+                    let (changes, deletes_only) = changes(&own)?;
+                    db.commit_changes(changes, deletes_only, Durability::Buffered, still)?
+                }
+            };
+            match outcome {
+                Outcome::Applied(applied) => return Ok(Some(applied)),
+                Outcome::Stale => {}
+            }
+        }
+        Ok(None)
+    }
+
+    /// Ends it without a trace.
+    pub(super) fn abort(&self) {
+        let open = self.state.write().open.take();
+        if open.is_some() {
+            self.gone();
+        }
+        // What it had written is let go.
+        drop(open);
+    }
+
+    /// The same against its user's wish. Does not wait for a call that is under way: that one ends it then.
+    pub(super) fn end(&self, why: &str) {
+        *self.doomed.lock() = Some(why.to_owned());
+        let mut state = self.state.write();
+        let open = state.open.take();
+        if open.is_some() {
+            state.why = Some(why.to_owned());
+            drop(state);
+            self.gone();
+        }
+        drop(open);
+    }
+
+    fn gone(&self) {
+        self.db.transactions.forget(self.id);
+    }
+}
+
+/// A transaction in memory as the changes of a commit; and whether none of them adds data.
+fn changes(own: &Own) -> Result<(Changes, bool)> {
+    let mut changes = Changes::new();
+    let mut deletes_only = true;
+    own.for_each(|dict, item| {
+        let key = bytes::Bytes::copy_from_slice(item.key);
+        changes.push((
+            dict,
+            match item.body {
+                BodyRef::Put(value) => {
+                    deletes_only = false;
+                    Op::Put(key, value.to_value())
+                }
+                BodyRef::Delete => Op::Delete(key),
+                BodyRef::DeleteRange { end } => Op::DeleteRange(key, bytes::Bytes::copy_from_slice(end)),
+            },
+        ));
+        Ok(())
+    })?;
+    Ok((changes, deletes_only))
+}
+
+/// The runs of a transaction that has nothing in memory, newest first.
+fn runs(own: &Own) -> Vec<(DictionaryId, Vec<Arc<Run>>)> {
+    let run = |part: &Part| if let Part::Run(run) = part { Some(run.clone()) } else { None };
+    own.trees.iter().map(|(dict, parts)| (*dict, parts.iter().rev().filter_map(run).collect())).collect()
+}

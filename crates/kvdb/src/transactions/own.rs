@@ -1,0 +1,257 @@
+//! What a transaction has written, and nobody else sees: for each dictionary a stack of parts, memtables and runs, like a tree of its
+//! own above the one that it reads. A memtable that grows is written out as a run in its place, so that a transaction may be larger
+//! than memory; its data is written once, since the commit takes the runs as they are.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use vt_tree::{Input, ItemRef, KeyRange, Lookup, Memtable, Merge, MergeOptions, Placement, RunCursor, Seq, Source, Value};
+use zones::Reserve;
+
+use crate::database::Database;
+use crate::dictionary::DictionaryId;
+use crate::error::Result;
+use crate::journal::record::Op;
+
+/// Runs beside each other after which the young ones are made one.
+const RUNS: usize = 16;
+/// An older run joins them when it is at most so many times as large as they are together: so each tuple is merged once for each time
+/// that its transaction grows by this much or more, and a transaction has few runs however large it is.
+const OLDER: u64 = 2;
+
+/// A part of what was written to one dictionary.
+#[derive(Clone)]
+pub(crate) enum Part {
+    Memtable(Arc<Memtable>),
+    Run(Arc<vt_tree::Run>),
+}
+
+impl Part {
+    fn get(&self, key: &[u8], at: Seq) -> Result<Lookup> {
+        Ok(match self {
+            Part::Memtable(m) => m.get(key, at),
+            Part::Run(run) => run.get(key, vt_tree::hash(key))?,
+        })
+    }
+
+    pub(crate) fn items(&self) -> u64 {
+        match self {
+            Part::Memtable(m) => m.len() as u64,
+            Part::Run(run) => run.stats().items,
+        }
+    }
+
+    /// Its items, from the first one on.
+    pub(crate) fn source(&self, at: Seq) -> Result<Box<dyn Source>> {
+        let mut source: Box<dyn Source> = match self {
+            Part::Memtable(m) => Box::new(m.cursor(at)),
+            Part::Run(run) => Box::new(RunCursor::new(run.clone())),
+        };
+        source.first()?;
+        Ok(source)
+    }
+
+    fn input(&self) -> Input {
+        match self {
+            Part::Memtable(m) => Input::Memtable(m.clone()),
+            Part::Run(run) => Input::Run(run.clone()),
+        }
+    }
+}
+
+/// Parts of one dictionary, the newest last.
+pub(crate) type Parts = Vec<Part>;
+
+/// What a transaction has written, as of one of its own changes. Clones share the parts.
+#[derive(Clone, Default)]
+pub(crate) struct Own {
+    pub trees: Arc<BTreeMap<DictionaryId, Parts>>,
+    /// The transaction's changes up to this one are seen.
+    pub at: Seq,
+}
+
+impl Own {
+    pub(crate) fn get(&self, dict: DictionaryId, key: &[u8]) -> Result<Lookup> {
+        for part in self.trees.get(&dict).into_iter().flatten().rev() {
+            match part.get(key, self.at)? {
+                Lookup::Absent => {}
+                found => return Ok(found),
+            }
+        }
+        Ok(Lookup::Absent)
+    }
+
+    /// What a cursor reads above the tree beneath, newest first, each with the number up to which it is read.
+    pub(crate) fn inputs(&self, dict: DictionaryId) -> impl Iterator<Item = (Input, Seq)> {
+        let at = self.at;
+        self.trees.get(&dict).into_iter().flatten().rev().map(move |part| (part.input(), at))
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.trees.values().flatten().all(|p| p.items() == 0)
+    }
+
+    /// Nothing of it is in runs.
+    pub(crate) fn in_memory(&self) -> bool {
+        self.trees.values().flatten().all(|p| matches!(p, Part::Memtable(_)))
+    }
+
+    /// `true` when something is written at a key of `[start, end)`, or deleted there.
+    pub(crate) fn touches(&self, dict: DictionaryId, start: &[u8], end: &[u8]) -> Result<bool> {
+        for part in self.trees.get(&dict).into_iter().flatten() {
+            let mut source = part.source(self.at)?;
+            source.seek(start)?;
+            if source.item().is_some_and(|item| item.key < end) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Memory of what is not in runs, bytes.
+    pub(crate) fn memory(&self) -> usize {
+        let memtables =
+            self.trees.values().flatten().filter_map(|p| if let Part::Memtable(m) = p { Some(m.bytes()) } else { None });
+        memtables.sum()
+    }
+
+    /// Bytes that its runs take on the device, those shared with other runs included.
+    pub(crate) fn run_bytes(&self) -> u64 {
+        let runs = self.trees.values().flatten().filter_map(|p| if let Part::Run(r) = p { Some(r.stats().bytes) } else { None });
+        runs.sum()
+    }
+
+    fn tree_mut(&mut self, dict: DictionaryId) -> &mut Parts {
+        Arc::make_mut(&mut self.trees).entry(dict).or_default()
+    }
+
+    /// Writes changes one behind the other.
+    pub(crate) fn write(&mut self, changes: &[(DictionaryId, Op)]) {
+        let mut seq = self.at;
+        for stretch in changes.chunk_by(|a, b| a.0 == b.0) {
+            let memtable = match self.trees.get(&stretch[0].0).and_then(|parts| parts.last()) {
+                Some(Part::Memtable(m)) => m.clone(),
+                _ => {
+                    let memtable = Arc::new(Memtable::new());
+                    self.tree_mut(stretch[0].0).push(Part::Memtable(memtable.clone()));
+                    memtable
+                }
+            };
+            let mut writer = memtable.writer();
+            for (_, op) in stretch {
+                seq += 1;
+                match op {
+                    // Copied: the bytes may be a slice of something much larger.
+                    Op::Put(key, Value::Inline(value)) | Op::PutUnplaced(key, value, _) => writer.put_slice(key, seq, value),
+                    Op::Put(key, value) => writer.put(key, seq, value.clone()),
+                    Op::Delete(key) => writer.delete(key, seq),
+                    Op::DeleteRange(start, end) => writer.delete_range(start, end, seq),
+                }
+            }
+        }
+        self.at = seq;
+    }
+
+    /// How many parts there are of each dictionary. What is written from here on goes into new ones.
+    pub(crate) fn mark(&mut self) -> BTreeMap<DictionaryId, usize> {
+        for parts in Arc::make_mut(&mut self.trees).values_mut() {
+            if matches!(parts.last(), Some(Part::Memtable(m)) if !m.is_empty()) {
+                parts.push(Part::Memtable(Arc::new(Memtable::new())));
+            }
+        }
+        let depth = |parts: &Parts| parts.iter().filter(|p| p.items() > 0).count();
+        self.trees.iter().map(|(dict, parts)| (*dict, depth(parts))).collect()
+    }
+
+    /// Forgets the parts that have come since a mark.
+    pub(crate) fn cut(&mut self, mark: &BTreeMap<DictionaryId, usize>) {
+        for (dict, parts) in Arc::make_mut(&mut self.trees) {
+            parts.truncate(mark.get(dict).copied().unwrap_or(0));
+        }
+    }
+
+    /// Writes memtables out as runs in their places. `keep`: so many parts of each dictionary, from the oldest on, stay apart.
+    pub(crate) fn spill(&mut self, db: &Database, keep: &BTreeMap<DictionaryId, usize>) -> Result<()> {
+        let version = db.version.load_full();
+        // Made beside what is there, so that an error changes nothing.
+        let mut trees = BTreeMap::new();
+        for (dict, parts) in &*self.trees {
+            let options = version.trees.get(dict).map(|t| t.info.options.clone()).unwrap_or_default();
+            let options = MergeOptions {
+                // A commit may come behind others: what it deletes must stay deleted.
+                drop_tombstones: false,
+                old_seq: Seq::MAX,
+                reserve: Reserve::Keep,
+                ..options.storage(Placement::stitch())
+            };
+            let keep = keep.get(dict).copied().unwrap_or(0);
+            let mut next = Vec::with_capacity(parts.len());
+            for part in parts.iter().filter(|p| p.items() > 0) {
+                next.extend(match part {
+                    Part::Memtable(_) => merged(db, std::slice::from_ref(part), &options)?,
+                    Part::Run(_) => Some(part.clone()),
+                });
+            }
+            if next.len() > keep + RUNS {
+                let mut from = next.len();
+                let mut together = 0;
+                while from > keep && (from + 2 > next.len() || bytes(&next[from - 1]) <= OLDER * together) {
+                    from -= 1;
+                    together += bytes(&next[from]);
+                }
+                let one = merged(db, &next[from..], &options)?;
+                next.truncate(from);
+                next.extend(one);
+            }
+            trees.insert(*dict, next);
+        }
+        self.trees = Arc::new(trees);
+        Ok(())
+    }
+
+    /// Each dictionary as one part.
+    pub(super) fn merged(&self, db: &Database) -> Result<Vec<(DictionaryId, Part)>> {
+        let options = MergeOptions { drop_tombstones: false, old_seq: Seq::MAX, reserve: Reserve::Keep, ..MergeOptions::default() };
+        let mut out = Vec::new();
+        for (&dict, parts) in &*self.trees {
+            let parts: Vec<Part> = parts.iter().filter(|p| p.items() > 0).cloned().collect();
+            let one = match parts.len() {
+                0 | 1 => parts.into_iter().next(),
+                _ => merged(db, &parts, &options)?,
+            };
+            out.extend(one.map(|part| (dict, part)));
+        }
+        Ok(out)
+    }
+
+    /// Shows all items to `visit`, of each dictionary those of the oldest part first: one behind the other they make the same changes.
+    pub(super) fn for_each(&self, mut visit: impl FnMut(DictionaryId, ItemRef) -> Result<()>) -> Result<()> {
+        for (&dict, parts) in &*self.trees {
+            for part in parts.iter().filter(|p| p.items() > 0) {
+                let mut source = part.source(self.at)?;
+                while let Some(item) = source.item() {
+                    visit(dict, item)?;
+                    source.next()?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn bytes(part: &Part) -> u64 {
+    match part {
+        Part::Memtable(m) => m.bytes() as u64,
+        Part::Run(run) => run.stats().bytes,
+    }
+}
+
+/// One run of parts, which stand the oldest first.
+fn merged(db: &Database, parts: &[Part], options: &MergeOptions) -> Result<Option<Part>> {
+    let inputs: Vec<Input> = parts.iter().rev().map(Part::input).collect();
+    let mut merge = Merge::new(&db.store, &inputs, &KeyRange::all(), options.clone())?;
+    while !merge.step(u64::MAX)? {}
+    let (run, stats) = merge.finish()?;
+    db.counters.merged(&stats);
+    Ok(run.map(Part::Run))
+}

@@ -1,0 +1,116 @@
+//! The transactions that are open, and what is kept for their sake.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::{Mutex, RwLock};
+use vt_tree::Seq;
+
+use super::conflicts::MergeRoutine;
+use super::handle::{Group, Isolation, Open, State, TransactionId, TransactionOptions};
+use super::history::{History, Past};
+use crate::database::Database;
+use crate::dictionary::DictionaryId;
+use crate::error::{Error, Result};
+
+/// Open transactions at most: each pins a state of the store.
+const MOST: usize = 65_536;
+/// What a transaction keeps in memory before it writes a run of its own, bytes: at most, and at least however many there are.
+const SPILL_MOST: usize = 2 << 20;
+const SPILL_LEAST: usize = 64 << 10;
+
+#[derive(Default)]
+pub(crate) struct Transactions {
+    open: Mutex<BTreeMap<TransactionId, Arc<Group>>>,
+    count: AtomicUsize,
+    next: AtomicU64,
+    pub(super) history: History,
+    pub(super) routines: RwLock<BTreeMap<DictionaryId, Arc<dyn MergeRoutine>>>,
+}
+
+impl Transactions {
+    pub(super) fn begin(&self, db: &Arc<Database>, options: TransactionOptions) -> Result<Arc<Group>> {
+        let id = TransactionId(self.next.fetch_add(1, Ordering::Relaxed) + 1);
+        let now = db.now();
+        // Whoever writes a run out looks under this lock at what open transactions may ask for.
+        let mut open = self.open.lock();
+        if open.len() >= MOST {
+            return Err(Error::Invalid(format!("{MOST} transactions are open: end some")));
+        }
+        let base = (options.isolation == Isolation::Snapshot).then(|| db.exact_view());
+        let since = base.as_ref().map_or(Seq::MAX, |view| view.at);
+        let group = Arc::new(Group {
+            id,
+            options,
+            db: db.clone(),
+            begun: now,
+            used_nanos: AtomicU64::new(now.as_nanos() as u64),
+            handles: Mutex::new(Weak::new()),
+            since,
+            state: RwLock::new(State { open: Some(Open::new(base)), why: None }),
+            doomed: Mutex::new(None),
+        });
+        open.insert(id, group.clone());
+        self.count.store(open.len(), Ordering::Relaxed);
+        Ok(group)
+    }
+
+    pub(super) fn find(&self, id: TransactionId) -> Option<Arc<Group>> {
+        self.open.lock().get(&id).cloned()
+    }
+
+    pub(super) fn all(&self) -> Vec<Arc<Group>> {
+        self.open.lock().values().cloned().collect()
+    }
+
+    /// The number from which on the oldest transaction asks for conflicts, or what is visible when none does: then `false`.
+    pub(crate) fn oldest(&self, visible: &AtomicU64) -> (Seq, bool) {
+        let open = self.open.lock();
+        let asked = open.values().map(|g| g.since).min().filter(|&since| since != Seq::MAX);
+        let visible = visible.load(Ordering::Acquire);
+        (asked.unwrap_or(visible).min(visible), asked.is_some())
+    }
+
+    /// What was committed lies, or will lie, in these runs alone: kept for those who ask for conflicts, as long as somebody does.
+    pub(crate) fn remember(&self, past: impl IntoIterator<Item = Past>) {
+        // Under the lock, as `forget`.
+        let open = self.open.lock();
+        if open.values().any(|g| g.since != Seq::MAX) {
+            self.history.add(past);
+        }
+    }
+
+    /// It has ended.
+    pub(super) fn forget(&self, id: TransactionId) {
+        let mut open = self.open.lock();
+        let gone = open.remove(&id);
+        self.count.store(open.len(), Ordering::Relaxed);
+        let oldest = open.values().map(|g| g.since).min().filter(|&since| since != Seq::MAX);
+        // Under the lock: one that begins now must find what is added for it.
+        self.history.forget(oldest);
+        drop(open);
+        drop(gone);
+    }
+
+    /// Memory that a transaction may take for what it has not written out: a share of that for memtables.
+    pub(super) fn spill_at(&self, db: &Database) -> usize {
+        (db.shares.memtables / 8 / self.count.load(Ordering::Relaxed).max(1)).clamp(SPILL_LEAST, SPILL_MOST)
+    }
+
+    /// Aborts those that nobody has used for longer than they allow.
+    pub(crate) fn end_idle(&self, now: Duration) {
+        for group in self.all() {
+            let idle = now.saturating_sub(Duration::from_nanos(group.used_nanos.load(Ordering::Relaxed)));
+            if group.options.idle_limit.is_some_and(|limit| idle > limit) {
+                group.end("it was idle for too long");
+            }
+        }
+    }
+
+    /// Aborts all: the store is being closed, or goes back to a snapshot.
+    pub(crate) fn end_all(&self, why: &str) {
+        self.all().iter().for_each(|group| group.end(why));
+    }
+}
