@@ -21,6 +21,11 @@ impl Fs {
     /// range does not fit now.
     pub fn fallocate(&self, ino: Ino, how: Allocate, offset: u64, len: u64) -> Result<()> {
         self.writable()?;
+        let _inside = self.enter()?;
+        self.allocate_inside(ino, how, offset, len)
+    }
+
+    fn allocate_inside(&self, ino: Ino, how: Allocate, offset: u64, len: u64) -> Result<()> {
         if len == 0 {
             return Err(Error::Invalid("an empty range"));
         }
@@ -125,6 +130,7 @@ impl Fs {
 
     /// The first offset at or after `offset` that is data or hole; the end of the file is a hole. ENXIO when there is none.
     pub fn seek(&self, ino: Ino, offset: u64, whence: Whence) -> Result<u64> {
+        let _inside = self.enter()?;
         let inode = self.inode(ino)?;
         let state = inode.state.read();
         if state.gone {
@@ -190,6 +196,7 @@ impl Fs {
         if from == to && from_offset.abs_diff(to_offset) < len {
             return Err(Error::Invalid("overlapping ranges of one file"));
         }
+        let _inside = self.enter()?;
         let source = self.inode(from)?;
         let mut copied = 0;
         while copied < len && copied < COPY_MAX {
@@ -224,7 +231,7 @@ impl Fs {
                     copied += n;
                 }
                 Piece::Data(data) => {
-                    if let Err(e) = self.write(to, target, &data, Default::default()) {
+                    if let Err(e) = self.write_inside(to, target, &data, Default::default()) {
                         return if copied > 0 { Ok(copied) } else { Err(e) };
                     }
                     copied += data.len() as u64;
@@ -237,7 +244,7 @@ impl Fs {
     /// Makes a range a hole, and the file as long as to contain it.
     fn write_hole(&self, ino: Ino, offset: u64, len: u64) -> Result<()> {
         let zero = Allocate { mode: AllocateMode::Zero, keep_size: false };
-        self.fallocate(ino, zero, offset, len)
+        self.allocate_inside(ino, zero, offset, len)
     }
 }
 

@@ -13,6 +13,12 @@ const CAPABILITY: &[u8] = b"security.capability";
 
 impl Fs {
     pub fn getattr(&self, ino: Ino) -> Result<Attr> {
+        let _inside = self.enter()?;
+        self.attr_of(ino)
+    }
+
+    /// `getattr` for a call that is inside the gate.
+    pub(crate) fn attr_of(&self, ino: Ino) -> Result<Attr> {
         let inode = self.inode(ino)?;
         {
             let state = inode.state.read();
@@ -32,6 +38,7 @@ impl Fs {
     /// A change of owner clears set-uid and set-gid of anything but a directory; a change of size does if `kill_suid` says so.
     pub fn setattr(&self, ino: Ino, set: &SetAttr, _caller: Caller) -> Result<Attr> {
         self.writable()?;
+        let _inside = self.enter()?;
         let inode = self.inode(ino)?;
         let mut state = self.lock(&inode)?;
         let now = self.now();

@@ -30,6 +30,7 @@ const PIECE: u64 = 64 << 10;
 impl Fs {
     /// Up to `len` bytes at `offset`; fewer only at the end of the file.
     pub fn read(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes> {
+        let _inside = self.enter()?;
         let inode = self.inode(ino)?;
         let state = inode.state.read();
         if state.gone {
@@ -52,6 +53,7 @@ impl Fs {
     }
 
     pub fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
+        let _inside = self.enter()?;
         let inode = self.inode(ino)?;
         let state = inode.state.read();
         match state.attr.kind {
@@ -121,7 +123,7 @@ impl Fs {
             Vec::new()
         } else {
             let (start, stop) = (layout::page_key(ino, first), layout::page_key(ino, behind.min(state.buffer.cut)));
-            self.core.db.view().scan(self.core.layout.dmap, &start, &stop, (behind - first) as usize)?
+            self.core.scope.scan(self.core.layout.dmap, &start, &stop, (behind - first) as usize)?
         };
         let mut stored = stored.into_iter().peekable();
         let mut data = Vec::with_capacity((end - offset) as usize);
@@ -163,7 +165,7 @@ impl Fs {
         if !state.stored || block >= state.buffer.cut {
             return Ok(None);
         }
-        let page = self.core.db.get(self.core.layout.dmap, &layout::page_key(ino, block))?;
+        let page = self.core.scope.get(self.core.layout.dmap, &layout::page_key(ino, block))?;
         if let Some(page) = &page {
             checked_page(ino, page)?;
         }
@@ -173,6 +175,12 @@ impl Fs {
     /// Writes all of `data`; it is in memory when this returns, and committed later.
     pub fn write(&self, ino: Ino, offset: u64, data: &[u8], hints: WriteHints) -> Result<u32> {
         self.writable()?;
+        let _inside = self.enter()?;
+        self.write_inside(ino, offset, data, hints)
+    }
+
+    /// `write` for a call that is inside the gate.
+    pub(crate) fn write_inside(&self, ino: Ino, offset: u64, data: &[u8], hints: WriteHints) -> Result<u32> {
         let end = offset.checked_add(data.len() as u64).filter(|&end| end <= MAX_SIZE).ok_or(Error::TooLarge)?;
         if data.is_empty() {
             return Ok(0);
@@ -383,7 +391,7 @@ impl Fs {
     /// The blocks of `[from, to)` that the store has pages of, in order, without reading a page.
     pub(crate) fn stored_blocks(&self, ino: Ino, from: u64, to: u64) -> Result<StoredBlocks> {
         let (start, end) = (layout::page_key(ino, from), layout::page_key(ino, to));
-        let cursor = self.core.db.view().cursor(self.core.layout.dmap, &start, &end)?;
+        let cursor = self.core.scope.cursor(self.core.layout.dmap, &start, &end)?;
         Ok(StoredBlocks { cursor, ino, position: from })
     }
 }

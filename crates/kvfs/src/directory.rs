@@ -76,6 +76,7 @@ impl Fs {
     /// Calls `emit` with the entries behind position `cookie` (0: from the start, with `.` and `..`) until it returns `false`,
     /// which leaves that entry for the next call. With `plus`, each entry taken adds a reference to its inode, but for `.` and `..`.
     pub fn readdir(&self, ino: Ino, cookie: u64, plus: bool, emit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
+        let _inside = self.enter()?;
         let dir = self.inode(ino)?;
         let (parent, unlinked) = {
             let state = dir.state.read();
@@ -89,20 +90,19 @@ impl Fs {
             // POSIX: a removed directory has no entries, not even these two.
             return Ok(());
         }
-        // Before the view is taken, so that whoever removes a name from now on remembers it.
+        // Before the cursor is opened, so that whoever removes a name from now on remembers it.
         dir.listing.lock().get_or_insert_default();
         for (position, name, ino) in [(AFTER_DOT, &b"."[..], ino), (AFTER_DOTS, b"..", parent)] {
             if cookie < position {
-                let attr = if plus { self.getattr(ino).ok() } else { None };
+                let attr = if plus { self.attr_of(ino).ok() } else { None };
                 if !emit(DirEntry { ino, kind: FileKind::Dir, name, cookie: position, attr }) {
                     return Ok(());
                 }
             }
         }
 
-        let view = self.core.db.view();
         let (start, end) = (layout::name_key(ino, b""), layout::names_end(ino));
-        let mut cursor = view.cursor(self.core.layout.nmap, &start, &end)?;
+        let mut cursor = self.core.scope.cursor(self.core.layout.nmap, &start, &end)?;
         if cookie >= FIRST_HASH {
             let known =
                 dir.listing.lock().as_ref().and_then(|listing| listing.find(cookie)).map(|name| layout::name_key(ino, name));
@@ -130,12 +130,12 @@ impl Fs {
         while let Some(tuple) = cursor.next()? {
             let (_, name) = layout::decode_name_key(&tuple.key)?;
             let (child, kind) = layout::decode_name(ino, &tuple.value()?)?;
-            // `None`: it vanished since the view was taken.
+            // `None`: it vanished since the cursor was opened.
             let attr = if plus { self.reference(child).ok() } else { None };
             let position = self.position(name);
             if !emit(DirEntry { ino: child, kind, name, cookie: position, attr }) {
                 if attr.is_some() {
-                    self.forget(child, 1);
+                    self.release(child, 1);
                 }
                 let mut listing = dir.listing.lock();
                 let listing = listing.get_or_insert_default();

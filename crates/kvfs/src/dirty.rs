@@ -65,6 +65,7 @@ impl Fs {
         if self.core.options.read_only {
             return Ok(());
         }
+        let inside = self.enter()?;
         if let Some(inode) = self.core.table.get(ino) {
             let mut state = inode.state.write();
             if state.attr.nlink == 0 {
@@ -73,7 +74,9 @@ impl Fs {
             }
             self.commit_dirty(&inode, &mut state)?;
         }
-        Ok(self.core.db.sync()?)
+        // Whoever wants the view to himself need not wait for the disk.
+        drop(inside);
+        Ok(self.core.scope.sync()?)
     }
 
     pub fn fsyncdir(&self, ino: Ino) -> Result<()> {
@@ -85,8 +88,8 @@ impl Fs {
         if self.core.options.read_only {
             return Ok(());
         }
-        let flushed = self.flush_older_than(Duration::MAX);
-        self.core.db.sync()?;
+        let flushed = self.enter().and_then(|_inside| self.flush_older_than(Duration::MAX));
+        self.core.scope.sync()?;
         flushed
     }
 
@@ -97,15 +100,17 @@ impl Fs {
             return Ok(());
         }
         let now = self.core.env.monotonic();
-        let flushed = self.flush_older_than(now.saturating_sub(self.core.options.flush_interval / 2));
-        self.core.db.sync()?;
+        let limit = now.saturating_sub(self.core.options.flush_interval / 2);
+        let flushed = self.enter().and_then(|_inside| self.flush_older_than(limit));
+        self.core.scope.sync()?;
         flushed
     }
 
     /// Goes through the queue once, in groups: files of middling size together fill a batch that the store writes straight to
     /// its place, while one of them alone would go through the journal and be written twice. An inode that cannot be
     /// committed stays dirty and does not stop the others.
-    fn flush_older_than(&self, limit: Duration) -> Result<()> {
+    /// (Inside the gate.)
+    pub(crate) fn flush_older_than(&self, limit: Duration) -> Result<()> {
         let mut rounds = usize::MAX;
         let mut result = Ok(());
         while rounds > 0 {

@@ -85,6 +85,9 @@ impl Error {
             Error::Corrupt { .. } => libc::EIO,
             Error::Store(kvdb::Error::NoSpace) => libc::ENOSPC,
             Error::Store(kvdb::Error::ReadOnly(_)) => libc::EROFS,
+            // The same may succeed later, or in another transaction.
+            Error::Store(kvdb::Error::Locked(_) | kvdb::Error::Conflict { .. }) => libc::EDEADLK,
+            Error::Store(kvdb::Error::NoTransaction(_)) => libc::ESTALE,
             Error::Store(_) => libc::EIO,
         }
     }

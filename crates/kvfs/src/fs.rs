@@ -6,14 +6,16 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use env::Env;
-use kvdb::{Batch, Durability, Kvdb};
+use kvdb::{Batch, Durability, Kvdb, Scope};
 use parking_lot::{Condvar, Mutex, RwLockWriteGuard};
 
 use crate::attr::{Attr, FileKind, Ino, ROOT, Timestamp};
 use crate::dirty::DirtyQueue;
 use crate::error::{Error, Result};
+use crate::gate::{Gate, Inside};
 use crate::inode::{Inode, State};
 use crate::layout::{self, Attributes, Body, ImapKey, Layout, Super};
+use crate::numbers::{INO_LIMIT, Numbers};
 use crate::table::Table;
 
 /// What a read does to the access time.
@@ -85,16 +87,19 @@ pub(crate) struct Counters {
 
 pub(crate) struct Core {
     pub db: Kvdb,
+    /// Where this view reads and writes: everything it does to the store goes here.
+    pub scope: Scope,
     pub env: Arc<dyn Env>,
     pub layout: Layout,
     pub options: FsOptions,
     pub table: Table,
+    pub gate: Gate,
+    pub numbers: Numbers,
     /// Held by every operation that locks more than one directory; see `inode`.
     pub tree: Mutex<()>,
     pub dirty: DirtyQueue,
     pub hash_key: [u8; 16],
     pub counters: Counters,
-    next_ino: AtomicU64,
     ticker: Arc<Ticker>,
 }
 
@@ -136,23 +141,9 @@ impl Fs {
         let orphans = if options.read_only { 0 } else { empty_orphans(&db, &layout)? };
         let next = largest_ino(&db, &layout)?
             .checked_add(1)
-            .filter(|&n| n > ROOT)
+            .filter(|&n| n > ROOT && n < INO_LIMIT)
             .ok_or_else(|| Error::Corrupt { ino: u64::MAX, what: "an inode number that was never given out".into() })?;
-        let fs = Fs {
-            core: Arc::new(Core {
-                db,
-                env,
-                layout,
-                table: Table::new(options.inode_memory),
-                options,
-                tree: Mutex::new(()),
-                dirty: DirtyQueue::default(),
-                hash_key,
-                counters: Counters::default(),
-                next_ino: AtomicU64::new(next),
-                ticker: Arc::default(),
-            }),
-        };
+        let fs = Fs::of(db.clone(), Scope::Mainline(db), env, layout, hash_key, Numbers::from(next), options);
         let root = fs.inode(ROOT)?;
         if !root.state.read().is_dir() {
             return Err(Error::Corrupt { ino: ROOT, what: "the root is not a directory".into() });
@@ -160,6 +151,40 @@ impl Fs {
         fs.start_ticker();
         tracing::info!(next_ino = next, orphans_removed = orphans, read_only = fs.core.options.read_only, "file system open");
         Ok(fs)
+    }
+
+    /// Another view of the same branch. Costs microseconds, whatever there is to see.
+    pub(crate) fn view(&self, scope: Scope, options: FsOptions) -> Fs {
+        let core = &self.core;
+        Fs::of(core.db.clone(), scope, core.env.clone(), core.layout, core.hash_key, core.numbers.for_transaction(), options)
+    }
+
+    fn of(
+        db: Kvdb,
+        scope: Scope,
+        env: Arc<dyn Env>,
+        layout: Layout,
+        hash_key: [u8; 16],
+        numbers: Numbers,
+        options: FsOptions,
+    ) -> Fs {
+        let table = Table::new(options.inode_memory);
+        let core = Core {
+            db,
+            scope,
+            env,
+            layout,
+            table,
+            options,
+            gate: Gate::default(),
+            numbers,
+            tree: Mutex::new(()),
+            dirty: DirtyQueue::default(),
+            hash_key,
+            counters: Counters::default(),
+            ticker: Arc::default(),
+        };
+        Fs { core: Arc::new(core) }
     }
 
     /// Commits and syncs everything, and stops the background thread. Calls after it still work, but nothing flushes by itself.
@@ -210,7 +235,7 @@ impl Fs {
             pages_written: get(&c.pages_written),
             bytes_written: get(&c.bytes_written),
             bytes_read: get(&c.bytes_read),
-            next_ino: get(&self.core.next_ino),
+            next_ino: self.core.numbers.next(),
         }
     }
 
@@ -251,6 +276,11 @@ impl Fs {
 
     // --- what every call begins with --------------------------------------------------------------------------------
 
+    /// Through the gate. ESTALE when the view is over.
+    pub(crate) fn enter(&self) -> Result<Inside<'_>> {
+        self.core.gate.enter()
+    }
+
     pub(crate) fn now(&self) -> Timestamp {
         self.core.env.wall().into()
     }
@@ -260,7 +290,7 @@ impl Fs {
     }
 
     pub(crate) fn new_ino(&self) -> Ino {
-        self.core.next_ino.fetch_add(1, Ordering::Relaxed)
+        self.core.numbers.take()
     }
 
     /// The inode in memory, loaded if need be.
@@ -269,7 +299,7 @@ impl Fs {
             if ino == 0 {
                 return Err(Error::Stale(ino));
             }
-            let value = self.core.db.get(self.core.layout.imap, &layout::node_key(ino))?.ok_or(Error::Stale(ino))?;
+            let value = self.core.scope.get(self.core.layout.imap, &layout::node_key(ino))?.ok_or(Error::Stale(ino))?;
             let (attr, xattrs, _) = layout::decode_node(ino, &value)?;
             Ok(State::new(attr, xattrs))
         })
@@ -294,7 +324,7 @@ impl Fs {
 
     pub(crate) fn commit(&self, batch: Batch) -> Result<()> {
         self.core.counters.commits.fetch_add(1, Ordering::Relaxed);
-        Ok(self.core.db.commit(batch, Durability::Buffered)?)
+        Ok(self.core.scope.commit(batch, Durability::Buffered)?)
     }
 
     /// The inline content of an inode, from memory or the store.
@@ -304,7 +334,7 @@ impl Fs {
             (_, Some(content)) => Ok(content.clone()),
             (Body::Inline(len), None) => {
                 let corrupt = |what: &str| Error::Corrupt { ino, what: what.into() };
-                let value = self.core.db.get(self.core.layout.imap, &layout::node_key(ino))?;
+                let value = self.core.scope.get(self.core.layout.imap, &layout::node_key(ino))?;
                 let (_, _, content) = layout::decode_node(ino, &value.ok_or_else(|| corrupt("its node is missing"))?)?;
                 if content.len() != len as usize {
                     return Err(corrupt("its content changed in the store while it was open"));

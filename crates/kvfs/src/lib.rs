@@ -4,6 +4,7 @@
 //! are left to the kernel. How things are stored is the business of the `layout` module alone, and described in
 //! `docs/format.md`.
 
+mod absorb;
 mod allocate;
 mod attr;
 mod attributes;
@@ -12,19 +13,26 @@ mod directory;
 mod dirty;
 mod error;
 mod fs;
+mod gate;
 mod inode;
 mod layout;
+mod merge;
 mod names;
+mod numbers;
 mod rename;
 mod statfs;
 mod table;
 mod verify;
+mod views;
 mod xattr;
 
+pub use absorb::Touched;
 pub use attr::{
     Allocate, AllocateMode, Attr, Caller, DirEntry, FileKind, Ino, ROOT, RenameFlags, SetAttr, StatFs, TimeSet, Timestamp, Whence,
     WriteHints, XattrFlags,
 };
 pub use error::{Error, Result};
 pub use fs::{Atime, Fs, FsOptions, Statistics};
+pub use kvdb::TransactionId;
 pub use verify::{Finding, Report, verify};
+pub use views::{View, Views, Watcher};

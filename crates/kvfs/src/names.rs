@@ -23,6 +23,7 @@ impl Fs {
         if name.len() > NAME_MAX {
             return Err(Error::NameTooLong);
         }
+        let _inside = self.enter()?;
         let ino = match name {
             b"." => parent,
             b".." => {
@@ -60,11 +61,18 @@ impl Fs {
             return Ok(state.attr.public(ino));
         }
         drop(state);
-        self.getattr(ino)
+        self.attr_of(ino)
     }
 
     /// Gives `count` references back. With the last one an unlinked inode goes, and what it stored.
     pub fn forget(&self, ino: Ino, count: u64) {
+        if let Ok(_inside) = self.enter() {
+            self.release(ino, count);
+        }
+    }
+
+    /// `forget` for a call that is inside the gate.
+    pub(crate) fn release(&self, ino: Ino, count: u64) {
         let Some(inode) = self.core.table.forget(ino, count) else { return };
         let unlinked = {
             let state = inode.state.read();
@@ -75,12 +83,18 @@ impl Fs {
         }
     }
 
+    /// Whether what an unlinked inode has stored is this view's to remove. In a transaction an inode that others may have open keeps an
+    /// orphan record instead, and the mainline decides when that commits.
+    pub(crate) fn may_remove(&self, ino: Ino) -> bool {
+        !self.core.options.read_only && self.core.numbers.is_own(ino)
+    }
+
     fn remove_unlinked(&self, inode: &Arc<Inode>) {
         let mut state = inode.state.write();
         if state.gone || state.attr.nlink > 0 || inode.lookups.load(Ordering::Relaxed) > 0 {
             return;
         }
-        if state.orphaned && !self.core.options.read_only {
+        if state.orphaned && self.may_remove(inode.ino) {
             let mut batch = Batch::new();
             stage_removal(&self.core.layout, inode.ino, &mut batch);
             batch.delete(self.core.layout.imap, layout::orphan_key(inode.ino));
@@ -121,11 +135,12 @@ impl Fs {
     fn make(&self, parent: Ino, name: &[u8], kind: FileKind, perm: u16, rdev: u32, content: Bytes, caller: Caller) -> Result<Attr> {
         self.writable()?;
         check_name(name)?;
+        let _inside = self.enter()?;
         self.reserve(NAME_COST)?;
         let dir = self.inode(parent)?;
         let mut dir_state = self.lock_dir(&dir)?;
         let key = layout::name_key(parent, name);
-        if self.core.db.get(self.core.layout.nmap, &key)?.is_some() {
+        if self.core.scope.get(self.core.layout.nmap, &key)?.is_some() {
             return Err(Error::Exists);
         }
         let ino = self.new_ino();
@@ -151,6 +166,7 @@ impl Fs {
     /// Makes a file without a name (O_TMPFILE), with one reference. `link` can give it a name; otherwise it goes with its last reference.
     pub fn tmpfile(&self, parent: Ino, perm: u16, caller: Caller) -> Result<Attr> {
         self.writable()?;
+        let _inside = self.enter()?;
         let dir = self.inode(parent)?;
         let dir_state = self.lock_dir(&dir)?;
         let mut attr = self.new_attributes(&dir_state.attr, parent, FileKind::File, perm, 0, b"", caller);
@@ -196,6 +212,7 @@ impl Fs {
     pub fn link(&self, ino: Ino, new_parent: Ino, new_name: &[u8]) -> Result<Attr> {
         self.writable()?;
         check_name(new_name)?;
+        let _inside = self.enter()?;
         self.reserve(NAME_COST)?;
         let inode = self.inode(ino)?;
         if inode.state.read().is_dir() {
@@ -208,7 +225,7 @@ impl Fs {
             return Err(Error::TooManyLinks);
         }
         let key = layout::name_key(new_parent, new_name);
-        if self.core.db.get(self.core.layout.nmap, &key)?.is_some() {
+        if self.core.scope.get(self.core.layout.nmap, &key)?.is_some() {
             return Err(Error::Exists);
         }
         self.count_pages(ino, &mut state)?;
@@ -231,6 +248,7 @@ impl Fs {
     pub fn unlink(&self, parent: Ino, name: &[u8]) -> Result<()> {
         self.writable()?;
         check_name(name)?;
+        let _inside = self.enter()?;
         let dir = self.inode(parent)?;
         let mut dir_state = self.lock_dir(&dir)?;
         let (ino, kind) = self.entry(parent, name)?.ok_or(Error::NotFound)?;
@@ -249,6 +267,7 @@ impl Fs {
             b".." => return Err(Error::NotEmpty),
             _ => check_name(name)?,
         }
+        let _inside = self.enter()?;
         let _tree = self.core.tree.lock();
         let dir = self.inode(parent)?;
         let mut dir_state = self.lock_dir(&dir)?;
@@ -293,7 +312,7 @@ impl Fs {
 
     /// The inode and kind of an entry.
     pub(crate) fn entry(&self, parent: Ino, name: &[u8]) -> Result<Option<(Ino, FileKind)>> {
-        match self.core.db.get(self.core.layout.nmap, &layout::name_key(parent, name))? {
+        match self.core.scope.get(self.core.layout.nmap, &layout::name_key(parent, name))? {
             Some(value) => layout::decode_name(parent, &value).map(Some),
             None => Ok(None),
         }
@@ -331,6 +350,7 @@ impl Fs {
             return Ok(Unlinked::Linked(attr));
         }
         let stored = state.stored || state.has_external_xattrs();
+        let removes = self.may_remove(inode.ino);
         let referenced = inode.lookups.load(Ordering::Relaxed) > 0;
         if referenced {
             // The content goes with the node: whoever has the file open reads it from memory.
@@ -342,10 +362,13 @@ impl Fs {
             if stored {
                 batch.put(self.core.layout.imap, layout::orphan_key(inode.ino), b"".as_slice());
             }
-        } else if stored {
+        } else if stored && removes {
             stage_removal(&self.core.layout, inode.ino, batch);
         } else {
             batch.delete(self.core.layout.imap, layout::node_key(inode.ino));
+            if stored {
+                batch.put(self.core.layout.imap, layout::orphan_key(inode.ino), b"".as_slice());
+            }
         }
         Ok(Unlinked::Nameless { attr, referenced, stored })
     }

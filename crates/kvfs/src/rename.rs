@@ -38,6 +38,7 @@ impl Fs {
         if flags.exchange && (flags.no_replace || flags.whiteout) {
             return Err(Error::Invalid("an exchange cannot be combined with other flags"));
         }
+        let _inside = self.enter()?;
         let _tree = self.core.tree.lock();
         let (dir, new_dir) = (self.inode(parent)?, self.inode(new_parent)?);
         let mut dir_state = self.lock_dir(&dir)?;
@@ -131,6 +132,10 @@ impl Fs {
             } else {
                 unlinked = Some(self.stage_unlink(&target.inode, state, now, &mut batch)?);
             }
+        }
+        if parent != new_parent && (source.is_dir() || flags.exchange && target.as_ref().is_some_and(Entry::is_dir)) {
+            // Two transactions may each do what together makes a circle, without changing one inode both. So they meet here.
+            batch.put(layout.imap, layout::MOVES_KEY.as_slice(), layout::name_key(new_parent, &source.ino.to_be_bytes()));
         }
         let old_key = layout::name_key(parent, name);
         match (&target, flags) {

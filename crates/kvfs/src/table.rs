@@ -123,6 +123,43 @@ impl Table {
         None
     }
 
+    /// References the kernel holds to an inode, whether it is here or not.
+    pub fn references(&self, ino: Ino) -> u64 {
+        let shard = self.shard(ino).lock();
+        match shard.map.get(&ino) {
+            Some(inode) => inode.lookups.load(Ordering::Relaxed),
+            None => shard.away.get(&ino).copied().unwrap_or(0),
+        }
+    }
+
+    /// Every inode that the kernel refers to.
+    pub fn referenced(&self) -> Vec<Ino> {
+        let mut all = Vec::new();
+        for shard in &self.shards {
+            let shard = shard.lock();
+            all.extend(shard.map.values().filter(|i| i.lookups.load(Ordering::Relaxed) > 0).map(|i| i.ino));
+            all.extend(shard.away.keys());
+        }
+        all
+    }
+
+    /// Every inode that is here.
+    pub fn all(&self) -> Vec<Arc<Inode>> {
+        self.shards.iter().flat_map(|s| s.lock().map.values().cloned().collect::<Vec<_>>()).collect()
+    }
+
+    /// Has an inode leave; whoever asks for it loads it again. Nobody may work with it.
+    pub fn leave(&self, inode: &Arc<Inode>) {
+        let mut shard = self.shard(inode.ino).lock();
+        if shard.map.get(&inode.ino).is_some_and(|i| Arc::ptr_eq(i, inode)) {
+            shard.map.remove(&inode.ino);
+            match inode.lookups.load(Ordering::Relaxed) {
+                0 => {}
+                references => drop(shard.away.insert(inode.ino, references)),
+            }
+        }
+    }
+
     pub fn remove(&self, inode: &Arc<Inode>) {
         let mut shard = self.shard(inode.ino).lock();
         if shard.map.get(&inode.ino).is_some_and(|i| Arc::ptr_eq(i, inode)) {

@@ -47,7 +47,7 @@ impl Fs {
     /// Commits what is dirty and checks the whole file system.
     pub fn verify(&self) -> Result<Report> {
         self.sync_all()?;
-        verify(&self.core.db)
+        check(self.core.scope.view()?, self.core.layout)
     }
 }
 
@@ -55,12 +55,16 @@ impl Fs {
 /// every directory hangs on the root, every page belongs to a file, lies within its size and is counted.
 /// Memory: some hundred bytes an inode.
 pub fn verify(db: &Kvdb) -> Result<Report> {
-    let mut report = Report::default();
     let Some(layout) = Layout::find(db) else {
+        let mut report = Report::default();
         report.find(0, "there is no file system in this store");
         return Ok(report);
     };
-    let mut check = Check { view: db.view(), layout, report, inodes: HashMap::new() };
+    check(db.view(), layout)
+}
+
+fn check(view: View, layout: Layout) -> Result<Report> {
+    let mut check = Check { view, layout, report: Report::default(), inodes: HashMap::new() };
     check.nodes()?;
     check.names()?;
     check.pages()?;
@@ -98,6 +102,7 @@ impl Check {
                     Ok(_) => has_super = true,
                     Err(e) => self.report.find(0, e.to_string()),
                 },
+                Ok(ImapKey::Moves) => {}
                 Ok(ImapKey::Orphan(ino)) => {
                     self.report.orphans += 1;
                     self.inodes.insert(ino, None);

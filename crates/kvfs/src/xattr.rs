@@ -19,6 +19,7 @@ impl Fs {
     /// The value of an extended attribute; ENODATA when there is none.
     pub fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         check_name(name)?;
+        let _inside = self.enter()?;
         let inode = self.inode(ino)?;
         let state = inode.state.read();
         if state.gone {
@@ -27,7 +28,7 @@ impl Fs {
         match state.xattrs.as_ref().and_then(|all| all.get(name)).ok_or(Error::NoAttribute)? {
             XattrValue::Inline(value) => Ok(value.to_vec()),
             XattrValue::External(len) => {
-                let value = self.core.db.get(self.core.layout.imap, &layout::xattr_key(ino, name))?;
+                let value = self.core.scope.get(self.core.layout.imap, &layout::xattr_key(ino, name))?;
                 match value.filter(|value| value.len() == *len as usize) {
                     Some(value) => Ok(value.into()),
                     None => Err(Error::Corrupt { ino, what: format!("the value of `{}` is missing", name.escape_ascii()) }),
@@ -38,6 +39,7 @@ impl Fs {
 
     /// The names, each followed by a zero byte.
     pub fn listxattr(&self, ino: Ino) -> Result<Vec<u8>> {
+        let _inside = self.enter()?;
         let inode = self.inode(ino)?;
         let state = inode.state.read();
         if state.gone {
@@ -58,6 +60,7 @@ impl Fs {
         if value.len() > VALUE_MAX {
             return Err(Error::ArgumentTooLong);
         }
+        let _inside = self.enter()?;
         self.reserve(value.len() as u64)?;
         let inode = self.inode(ino)?;
         let mut state = self.lock(&inode)?;
@@ -94,6 +97,7 @@ impl Fs {
     pub fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
         self.writable()?;
         check_name(name)?;
+        let _inside = self.enter()?;
         let inode = self.inode(ino)?;
         let mut state = self.lock(&inode)?;
         let mut all = state.xattrs.as_deref().cloned().unwrap_or_default();

@@ -6,6 +6,7 @@
 //!        ino(8, BE) 0x01 name                value of an extended attribute too large for the node
 //!        0(8) 's'                            the file system itself: version, key of the directory hash
 //!        0(8) 'o' ino(8, BE)                 orphan: unlinked, but something of it is still stored
+//!        0(8) 'm'                            the last move of a directory to another one: new parent, its inode number
 //! dmap   ino(8, BE) block(8, BE)             page: up to 4096 bytes, what is missing at its end is zero
 //! ```
 //!
@@ -27,6 +28,7 @@ pub(crate) const INLINE_MAX: u64 = 512;
 const XATTR: u8 = 1;
 const SUPER: u8 = b's';
 const ORPHAN: u8 = b'o';
+const MOVES: u8 = b'm';
 const SUPER_VERSION: u8 = 1;
 const NAME_VERSION: u8 = 1;
 
@@ -109,6 +111,7 @@ pub(crate) fn node_key(ino: Ino) -> Vec<u8> {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ImapKey<'a> {
     Super,
+    Moves,
     Orphan(Ino),
     Node(Ino),
     Xattr(Ino, &'a [u8]),
@@ -120,6 +123,7 @@ pub(crate) fn decode_imap_key(key: &[u8]) -> Result<ImapKey<'_>> {
     let ino = u64::from_be_bytes(*ino);
     match (ino, rest) {
         (0, [SUPER]) => Ok(ImapKey::Super),
+        (0, [MOVES]) => Ok(ImapKey::Moves),
         (0, [ORPHAN, orphan @ ..]) => {
             let orphan = <[u8; 8]>::try_from(orphan).map_err(|_| corrupt(0))?;
             Ok(ImapKey::Orphan(u64::from_be_bytes(orphan)))
@@ -157,6 +161,9 @@ pub(crate) fn orphan_range() -> ([u8; 9], [u8; 9]) {
 }
 
 pub(crate) const SUPER_KEY: [u8; 9] = [0, 0, 0, 0, 0, 0, 0, 0, SUPER];
+
+/// Written by every move of a directory into another one, so that no two transactions that do it both commit.
+pub(crate) const MOVES_KEY: [u8; 9] = [0, 0, 0, 0, 0, 0, 0, 0, MOVES];
 
 /// The tuple that says that there is a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -248,6 +255,7 @@ mod tests {
         assert_eq!(decode_imap_key(&xattr_key(9, b"user.a")).unwrap(), ImapKey::Xattr(9, b"user.a"));
         assert_eq!(decode_imap_key(&orphan_key(9)).unwrap(), ImapKey::Orphan(9));
         assert_eq!(decode_imap_key(&SUPER_KEY).unwrap(), ImapKey::Super);
+        assert_eq!(decode_imap_key(&MOVES_KEY).unwrap(), ImapKey::Moves);
         for bad in [&[0u8; 8][..], &[1; 7], &[0, 0, 0, 0, 0, 0, 0, 1, 2], &[0, 0, 0, 0, 0, 0, 0, 1, 1], &orphan_key(9)[..12]] {
             assert!(decode_imap_key(bad).is_err(), "{bad:?}");
         }

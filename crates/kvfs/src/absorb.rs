@@ -1,0 +1,199 @@
+//! How a transaction's changes come to the mainline's file system: what of it is in memory there must be what is in the store, from
+//! the commit on, for every call.
+//!
+//! The mainline's gate is closed meanwhile, so no call is under way. What is dirty is committed first, so that the database sees it when
+//! it looks for conflicts: who writes to the file that a transaction has written has changed it before the transaction commits. Then the
+//! transaction commits, and of the inodes in memory
+//!
+//! - one that it changed is loaded again; what keeps positions of a listing valid stays, and learns of names that went;
+//! - one that it removed and that nobody has open goes;
+//! - one that it removed and that somebody has open here lives on without a name, as if it had been unlinked here: its content (if it lay
+//!   in the node) is taken into memory before, its pages stay because the transaction has left an orphan record instead of removing them;
+//! - one that is unlinked here already is none of the transaction's business: if it changed the file, that is a conflict;
+//! - one that the transaction made is not in memory, for nobody could ask for it.
+//!
+//! Numbers of references stay in every case: the kernel knows nothing of it yet. Orphans that nobody has open are removed afterwards,
+//! each with its record; a crash in between leaves them to the next opening.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use kvdb::{Batch, Changed, Transaction};
+
+use crate::attr::Ino;
+use crate::error::Result;
+use crate::fs::{Fs, stage_removal};
+use crate::inode::{Inode, State};
+use crate::layout::{self, ImapKey, Layout};
+
+/// Orphans removed in one batch.
+const REMOVED_AT_ONCE: usize = 64;
+
+/// What a transaction has changed of a file system.
+#[derive(Clone, Debug, Default)]
+pub struct Touched {
+    /// Directory and name: made, replaced or (`true`) removed.
+    pub names: Vec<(Ino, Box<[u8]>, bool)>,
+    /// Inodes that were made or changed, or (`true`) removed.
+    pub inodes: Vec<(Ino, bool)>,
+    /// Inodes without a name of which something is stored.
+    pub(crate) orphans: HashSet<Ino>,
+}
+
+impl Touched {
+    pub(crate) fn by(transaction: &Transaction, layout: &Layout) -> Result<Touched> {
+        let mut touched = Touched::default();
+        for change in transaction.changes()? {
+            let (dict, change) = change?;
+            let (key, removed) = match change {
+                Changed::Put { key, .. } => (key, false),
+                Changed::Delete { key } => (key, true),
+                // Of inodes that the transaction itself had made, and of pages, which never change without their node.
+                Changed::DeleteRange { .. } => continue,
+            };
+            if dict == layout.nmap {
+                let (parent, name) = layout::decode_name_key(&key)?;
+                touched.names.push((parent, name.into(), removed));
+            } else if dict == layout.imap {
+                match layout::decode_imap_key(&key)? {
+                    ImapKey::Node(ino) => touched.inodes.push((ino, removed)),
+                    ImapKey::Orphan(ino) if !removed => drop(touched.orphans.insert(ino)),
+                    _ => {}
+                }
+            }
+        }
+        Ok(touched)
+    }
+}
+
+/// An inode that loses its last name while somebody has it open.
+struct Unlinking {
+    inode: Arc<Inode>,
+    content: Bytes,
+}
+
+impl Fs {
+    /// Makes the transaction of this view ready to commit: everything the view has is in it afterwards. The view's gate is closed.
+    pub(crate) fn prepare(&self) -> Result<()> {
+        self.flush_older_than(Duration::MAX)?;
+        // Unlinked, but still open here: with the view their last users go. What they stored before the transaction is the mainline's.
+        for inode in self.core.table.all() {
+            let state = inode.state.read();
+            if state.attr.nlink == 0 && !state.gone && state.orphaned && self.may_remove(inode.ino) {
+                let mut batch = Batch::new();
+                stage_removal(&self.core.layout, inode.ino, &mut batch);
+                batch.delete(self.core.layout.imap, layout::orphan_key(inode.ino));
+                self.commit(batch)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Commits by `commit` what a transaction has changed, and brings what is in memory here up to that. The mainline's. Gives the orphans
+    /// that nobody has open. On an error nothing has changed.
+    pub(crate) fn absorb(&self, touched: &Touched, commit: impl FnOnce() -> Result<()>) -> Result<Vec<Ino>> {
+        // Most of it while others go on.
+        if let Ok(_inside) = self.enter() {
+            self.flush_older_than(Duration::MAX)?;
+        }
+        let _closed = self.core.gate.close();
+        self.flush_older_than(Duration::MAX)?;
+        let mut unlinking = Vec::new();
+        for &(ino, removed) in &touched.inodes {
+            if removed && self.core.table.references(ino) > 0 {
+                unlinking.extend(self.before_unlinking(ino)?);
+            }
+        }
+        commit()?;
+        let now = self.now();
+        let kept: HashSet<Ino> = unlinking.iter().map(|u| u.inode.ino).collect();
+        for Unlinking { inode, content } in unlinking {
+            let mut state = inode.state.write();
+            (state.attr.nlink, state.attr.ctime) = (0, now);
+            state.inline = Some(content).filter(|content| !content.is_empty());
+            state.orphaned = touched.orphans.contains(&inode.ino);
+        }
+        for &(ino, removed) in &touched.inodes {
+            if kept.contains(&ino) {
+                continue;
+            }
+            let Some(inode) = self.core.table.get(ino) else { continue };
+            if removed {
+                self.discard(&mut inode.state.write());
+                self.core.table.remove(&inode);
+            } else {
+                self.reload(&inode);
+            }
+        }
+        for (parent, name, removed) in &touched.names {
+            if *removed && let Some(dir) = self.core.table.get(*parent) {
+                self.remember_removed(&dir, name);
+            }
+        }
+        Ok(touched.orphans.iter().copied().filter(|ino| !kept.contains(ino)).collect())
+    }
+
+    /// `None`: it is unlinked here already.
+    fn before_unlinking(&self, ino: Ino) -> Result<Option<Unlinking>> {
+        let inode = match self.inode(ino) {
+            Err(crate::Error::Stale(_)) => return Ok(None),
+            inode => inode?,
+        };
+        let content = {
+            let state = inode.state.read();
+            if state.gone || state.attr.nlink == 0 {
+                return Ok(None);
+            }
+            // A copy: it may be a slice of a whole block.
+            Bytes::copy_from_slice(&self.content(ino, &state)?)
+        };
+        Ok(Some(Unlinking { inode, content }))
+    }
+
+    /// Brings an inode in memory up to the store.
+    fn reload(&self, inode: &Arc<Inode>) {
+        let mut state = inode.state.write();
+        if state.gone || state.attr.nlink == 0 {
+            return;
+        }
+        debug_assert!(!state.dirty, "committed before");
+        let node = self.core.scope.get(self.core.layout.imap, &layout::node_key(inode.ino)).ok().flatten();
+        match node.and_then(|value| layout::decode_node(inode.ino, &value).ok()) {
+            Some((attr, xattrs, _)) => {
+                let queued = state.queued;
+                *state = State { queued, ..State::new(attr, xattrs) };
+            }
+            None => {
+                // It cannot be read now: whoever asks for it is told why.
+                drop(state);
+                self.core.table.leave(inode);
+            }
+        }
+    }
+
+    /// Removes what nobody can find any more, and its records.
+    pub(crate) fn remove_orphans(&self, orphans: &[Ino]) -> Result<()> {
+        for some in orphans.chunks(REMOVED_AT_ONCE) {
+            let mut batch = Batch::new();
+            for &ino in some {
+                stage_removal(&self.core.layout, ino, &mut batch);
+                batch.delete(self.core.layout.imap, layout::orphan_key(ino));
+            }
+            self.commit(batch)?;
+        }
+        Ok(())
+    }
+
+    /// The inodes that the kernel refers to, also when the view is over.
+    pub fn referenced(&self) -> Vec<Ino> {
+        self.core.table.referenced()
+    }
+
+    /// Whether the kernel refers to an inode, also when the view is over.
+    pub fn is_referenced(&self, ino: Ino) -> bool {
+        // The root is never forgotten, and never counted.
+        ino == crate::ROOT || self.core.table.references(ino) > 0
+    }
+}

@@ -1,0 +1,420 @@
+//! Views: the file system as each of those sees it who look at the store in their own way: the mainline, every open transaction, every
+//! snapshot, every clone. One [`Fs`] for each, with its own inodes in memory and its own data that awaits its commit.
+//!
+//! [`Views`] ties them to the transactions of the database. Doors begin and end transactions here, never at the database itself, so
+//! that what is in memory (here, and in the kernel's caches) goes with what is in the store:
+//!
+//! ```
+//! # use std::sync::Arc;
+//! # let db = kvdb::Kvdb::in_memory();
+//! # let env: Arc<dyn env::Env> = Arc::new(env::Simulated::new(1));
+//! use kvfs::{Caller, FileKind, Fs, FsOptions, ROOT, View, Views};
+//!
+//! let fs = Fs::open(db.clone(), env, FsOptions::default())?;
+//! let views = Views::new(db, fs.clone());
+//! let id = views.begin(Default::default())?;
+//! let inside = views.fs(&View::Transaction(id))?;
+//! inside.mknod(ROOT, b"new", FileKind::File, 0o644, 0, Caller::default())?;
+//! assert!(fs.resolve(b"/new").is_err());
+//! views.commit(id, kvdb::Durability::Synced)?;
+//! assert!(fs.resolve(b"/new").is_ok());
+//! # Ok::<(), kvfs::Error>(())
+//! ```
+//!
+//! **Beginning.** What was written to the mainline before is in what the transaction sees: the kernel is asked to hand over what it holds
+//! ([`Watcher::write_back`]) and what waits in memory is committed.
+//!
+//! **Ending.** In this order, and each only when the one before has succeeded:
+//!
+//! 1. the kernel hands over what it holds of files that are still open (a close has handed over already);
+//! 2. the view's gate is closed: no call is under way in it, and none begins;
+//! 3. what waits in the view's memory goes into the transaction; what its users have unlinked and still hold open goes;
+//! 4. the mainline's gate is closed; what waits there is committed; the transaction commits, or finds a conflict; the inodes in memory
+//!    are brought up to it (`absorb`, where the cases are listed); the gate opens;
+//! 5. the watchers are told what changed, so that programs which have these directories and files open see it, and that the view is over:
+//!    whoever still uses it gets ESTALE. Then `commit` returns.
+//!
+//! A conflict ends the transaction, as an abort does. When a commit fails for another reason (no space, say) the view is open again.
+//!
+//! **Numbers.** A view has a number from 1 to [`Views::MAX_NUMBER`] while it is open, for doors that must put it into an inode
+//! number; the mainline's is 0. Numbers are taken in turn, so that one comes again only after all others.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use kvdb::{Durability, Kvdb, MergeRoutine, Merged, Scope, Transaction, TransactionId, TransactionInfo, TransactionOptions};
+use parking_lot::{Condvar, Mutex, RwLock};
+
+use crate::absorb::Touched;
+use crate::attr::Ino;
+use crate::error::{Error, Result};
+use crate::fs::{Fs, FsOptions};
+use crate::merge;
+
+/// Which view.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum View {
+    /// The file system as it is for everybody.
+    Mainline,
+    Transaction(TransactionId),
+    /// A snapshot, by name: read-only.
+    Snapshot(String),
+    /// A branch of its own, by name.
+    Clone(String),
+}
+
+/// Somebody who keeps something of the file system in his own memory: a kernel, behind a door.
+pub trait Watcher: Send + Sync {
+    /// Hands over what was written and is held back so far, of all views. Returns when it is handed over.
+    fn write_back(&self);
+    /// There is a new view.
+    fn appeared(&self, view: &View);
+    /// A view is over, and `fs` answers nothing any more but what was referred to. `touched`: what of the mainline has changed with its
+    /// commit; `None`: nothing.
+    fn ended(&self, view: &View, number: u16, fs: &Fs, touched: Option<&Touched>);
+}
+
+/// The views of one file system. Clones are the same.
+#[derive(Clone)]
+pub struct Views {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    db: Kvdb,
+    mainline: Fs,
+    open: RwLock<Open>,
+    watchers: RwLock<Vec<Weak<dyn Watcher>>>,
+    /// Of ended transactions: unlinked, open nowhere, to be removed.
+    orphans: Mutex<Vec<Ino>>,
+    keeper: Arc<Keeper>,
+}
+
+#[derive(Default)]
+struct Open {
+    by_number: BTreeMap<u16, Arc<Entry>>,
+    numbers: HashMap<View, u16>,
+    last: u16,
+}
+
+struct Entry {
+    view: View,
+    number: u16,
+    fs: Fs,
+    transaction: Option<Transaction>,
+}
+
+/// What the background thread waits on.
+#[derive(Default)]
+struct Keeper {
+    stop: Mutex<bool>,
+    wake: Condvar,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        *self.keeper.stop.lock() = true;
+        self.keeper.wake.notify_all();
+    }
+}
+
+/// The merge routine of `imap`.
+struct Join;
+
+impl MergeRoutine for Join {
+    fn merge(&self, key: &[u8], base: Option<&[u8]>, mine: Option<&[u8]>, theirs: Option<&[u8]>) -> Merged {
+        merge::join(key, base, mine, theirs).map_or(Merged::Conflict, Merged::Put)
+    }
+}
+
+/// Orphans that a commit removes itself; more of them are left to the background.
+const ORPHANS_AT_COMMIT: usize = 64;
+/// What a view keeps in memory, as a share of what the mainline may: it can commit to its transaction at any time.
+const VIEW_SHARE: usize = 8;
+
+impl Views {
+    /// The largest number a view can have.
+    pub const MAX_NUMBER: u16 = 0xfff0;
+
+    /// The views of the file system `mainline`, which is the one in `db`.
+    pub fn new(db: Kvdb, mainline: Fs) -> Views {
+        db.set_merge(mainline.core.layout.imap, Arc::new(Join));
+        let views = Views {
+            shared: Arc::new(Shared {
+                db,
+                mainline,
+                open: RwLock::default(),
+                watchers: RwLock::default(),
+                orphans: Mutex::default(),
+                keeper: Arc::default(),
+            }),
+        };
+        views.start_keeper();
+        views
+    }
+
+    pub fn mainline(&self) -> &Fs {
+        &self.shared.mainline
+    }
+
+    /// Has `watcher` told of views that come and go, for as long as somebody else keeps it.
+    pub fn watch(&self, watcher: &Arc<dyn Watcher>) {
+        self.shared.watchers.write().push(Arc::downgrade(watcher));
+    }
+
+    // --- transactions -----------------------------------------------------------------------------------------------
+
+    /// Begins a transaction over files and keys. It stays open until it is ended, however many programs come and go
+    /// (`detached` is always set).
+    pub fn begin(&self, options: TransactionOptions) -> Result<TransactionId> {
+        self.shared.mainline.writable()?;
+        self.settle()?;
+        let transaction = self.shared.db.begin_with(TransactionOptions { detached: true, ..options })?;
+        let id = transaction.id();
+        self.open_transaction(transaction)?;
+        Ok(id)
+    }
+
+    /// The transaction itself, to read and write keys in it.
+    pub fn transaction(&self, id: TransactionId) -> Result<Transaction> {
+        Ok(self.shared.db.transaction(id)?)
+    }
+
+    /// Commits a transaction, its files and its keys. With `Synced` it is on disk when this returns.
+    ///
+    /// [`kvdb::Error::Conflict`] ends it; after other errors it is still open.
+    pub fn commit(&self, id: TransactionId, durability: Durability) -> Result<()> {
+        let transaction = self.transaction(id)?;
+        let Some(entry) = self.entry(&View::Transaction(id)) else {
+            // Nobody has looked at its files.
+            return Ok(transaction.commit(durability)?);
+        };
+        self.write_back();
+        let core = &entry.fs.core;
+        let mut closed = core.gate.close();
+        if closed.ended() {
+            return Err(kvdb::Error::NoTransaction(id).into());
+        }
+        entry.fs.prepare()?;
+        let touched = Touched::by(&transaction, &core.layout)?;
+        if transaction.info().run_bytes > 0 {
+            // The commit syncs what the transaction has written out: now, and not while everybody waits at the mainline's gate.
+            self.shared.db.sync()?;
+        }
+        let committed = match touched.names.is_empty() && touched.inodes.is_empty() {
+            true => transaction.commit(Durability::Buffered).map(|()| Vec::new()).map_err(Error::from),
+            false => self.shared.mainline.absorb(&touched, || Ok(transaction.commit(Durability::Buffered)?)),
+        };
+        if committed.is_err() && self.shared.db.transaction(id).is_ok() {
+            return committed.map(drop);
+        }
+        closed.end();
+        drop(closed);
+        self.over(&entry, committed.is_ok().then_some(&touched));
+        let orphans = committed?;
+        if durability == Durability::Synced {
+            self.shared.db.sync()?;
+        }
+        self.remove_orphans(orphans);
+        Ok(())
+    }
+
+    /// Ends a transaction without a trace.
+    pub fn abort(&self, id: TransactionId) -> Result<()> {
+        let transaction = self.transaction(id)?;
+        // First, so that calls which wait for locks come back.
+        transaction.abort();
+        if let Some(entry) = self.entry(&View::Transaction(id)) {
+            entry.fs.core.gate.close().end();
+            self.over(&entry, None);
+        }
+        Ok(())
+    }
+
+    /// The open transactions, the oldest first.
+    pub fn list(&self) -> Vec<TransactionInfo> {
+        self.shared.db.transactions()
+    }
+
+    /// What a transaction has changed of the files so far.
+    pub fn touched(&self, id: TransactionId) -> Result<Touched> {
+        let transaction = self.transaction(id)?;
+        if let Some(entry) = self.entry(&View::Transaction(id)) {
+            self.write_back();
+            let _inside = entry.fs.enter()?;
+            entry.fs.flush_older_than(Duration::MAX)?;
+        }
+        Touched::by(&transaction, &self.shared.mainline.core.layout)
+    }
+
+    fn open_transaction(&self, transaction: Transaction) -> Result<Arc<Entry>> {
+        let mainline = &self.shared.mainline.core.options;
+        let options = FsOptions {
+            write_buffer: (mainline.write_buffer / VIEW_SHARE).max(1 << 20),
+            inode_memory: mainline.inode_memory / VIEW_SHARE,
+            ..mainline.clone()
+        };
+        let fs = self.shared.mainline.view(Scope::Transaction(transaction.clone()), options);
+        self.add(View::Transaction(transaction.id()), fs, Some(transaction))
+    }
+
+    // --- views ------------------------------------------------------------------------------------------------------
+
+    /// The file system as `view` has it. NotFound when there is no such view (any more).
+    pub fn fs(&self, view: &View) -> Result<Fs> {
+        match view {
+            View::Mainline => Ok(self.shared.mainline.clone()),
+            view => Ok(self.find(view)?.fs.clone()),
+        }
+    }
+
+    /// The number of a view; opens it if need be.
+    pub fn number(&self, view: &View) -> Result<u16> {
+        match view {
+            View::Mainline => Ok(0),
+            view => Ok(self.find(view)?.number),
+        }
+    }
+
+    /// The file system of the view with this number, not 0.
+    pub fn by_number(&self, number: u16) -> Option<Fs> {
+        self.shared.open.read().by_number.get(&number).map(|entry| entry.fs.clone())
+    }
+
+    /// Every view but the mainline: open transactions, snapshots, clones.
+    pub fn all(&self) -> Vec<View> {
+        self.list().into_iter().map(|info| View::Transaction(info.id)).collect()
+    }
+
+    fn entry(&self, view: &View) -> Option<Arc<Entry>> {
+        let open = self.shared.open.read();
+        open.numbers.get(view).and_then(|number| open.by_number.get(number)).cloned()
+    }
+
+    fn find(&self, view: &View) -> Result<Arc<Entry>> {
+        if let Some(entry) = self.entry(view) {
+            return Ok(entry);
+        }
+        match view {
+            View::Transaction(id) => self.open_transaction(self.shared.db.transaction(*id).map_err(|_| Error::NotFound)?),
+            View::Mainline | View::Snapshot(_) | View::Clone(_) => Err(Error::NotFound),
+        }
+    }
+
+    /// The view as it is open now, which may be by another thread.
+    fn add(&self, view: View, fs: Fs, transaction: Option<Transaction>) -> Result<Arc<Entry>> {
+        let entry = {
+            let mut open = self.shared.open.write();
+            if let Some(entry) = open.numbers.get(&view).and_then(|number| open.by_number.get(number)) {
+                return Ok(entry.clone());
+            }
+            if open.by_number.len() >= usize::from(Self::MAX_NUMBER) {
+                return Err(Error::Store(kvdb::Error::Invalid("too many views are open: end some transactions".into())));
+            }
+            let mut number = open.last % Self::MAX_NUMBER + 1;
+            while open.by_number.contains_key(&number) {
+                number = number % Self::MAX_NUMBER + 1;
+            }
+            open.last = number;
+            let entry = Arc::new(Entry { view: view.clone(), number, fs, transaction });
+            open.by_number.insert(number, entry.clone());
+            open.numbers.insert(view, number);
+            entry
+        };
+        self.tell(|watcher| watcher.appeared(&entry.view));
+        Ok(entry)
+    }
+
+    /// A view has ended.
+    fn over(&self, entry: &Entry, touched: Option<&Touched>) {
+        {
+            let mut open = self.shared.open.write();
+            if open.by_number.remove(&entry.number).is_none() {
+                return;
+            }
+            open.numbers.remove(&entry.view);
+        }
+        self.tell(|watcher| watcher.ended(&entry.view, entry.number, &entry.fs, touched));
+    }
+
+    /// No lock is held meanwhile: a watcher may have to wait for calls that take them.
+    fn tell(&self, what: impl Fn(&dyn Watcher)) {
+        let watchers: Vec<_> = self.shared.watchers.read().iter().filter_map(Weak::upgrade).collect();
+        watchers.iter().for_each(|watcher| what(&**watcher));
+    }
+
+    fn write_back(&self) {
+        self.tell(|watcher| watcher.write_back());
+    }
+
+    /// Everything that was written to the mainline until now is committed.
+    fn settle(&self) -> Result<()> {
+        self.write_back();
+        let mainline = &self.shared.mainline;
+        let _inside = mainline.enter()?;
+        mainline.flush_older_than(Duration::MAX)
+    }
+
+    // --- background -------------------------------------------------------------------------------------------------
+
+    /// What the background does from time to time: moves what waits in the views' memory into their transactions, lets go of views whose
+    /// transaction has ended by itself, and removes orphans. Called by its own thread; by the owner under an environment that runs inline.
+    pub fn tick(&self) {
+        let entries: Vec<_> = self.shared.open.read().by_number.values().cloned().collect();
+        for entry in entries {
+            let Some(transaction) = &entry.transaction else { continue };
+            if self.shared.db.transaction(transaction.id()).is_err() {
+                entry.fs.core.gate.close().end();
+                self.over(&entry, None);
+            } else if let Err(e) = entry.fs.tick() {
+                tracing::debug!(
+                    id = transaction.id().0,
+                    "a transaction did not take what waits in memory, will be tried again: {e}"
+                );
+            }
+        }
+        let orphans = std::mem::take(&mut *self.shared.orphans.lock());
+        self.remove(&orphans);
+    }
+
+    fn remove_orphans(&self, mut orphans: Vec<Ino>) {
+        if orphans.len() > ORPHANS_AT_COMMIT && !self.shared.mainline.core.env.inline() {
+            self.shared.orphans.lock().append(&mut orphans);
+            self.shared.keeper.wake.notify_all();
+        }
+        self.remove(&orphans);
+    }
+
+    fn remove(&self, orphans: &[Ino]) {
+        if let Err(e) = self.shared.mainline.remove_orphans(orphans) {
+            tracing::warn!("{} removed files keep their space until the next mount: {e}", orphans.len());
+        }
+    }
+
+    fn start_keeper(&self) {
+        let mainline = &self.shared.mainline.core;
+        if mainline.env.inline() || mainline.options.read_only {
+            return;
+        }
+        let (weak, keeper) = (Arc::downgrade(&self.shared), self.shared.keeper.clone());
+        let pause = mainline.options.flush_interval / 2;
+        let run = move || {
+            loop {
+                let mut stop = keeper.stop.lock();
+                if !*stop {
+                    keeper.wake.wait_for(&mut stop, pause);
+                }
+                if *stop {
+                    return;
+                }
+                drop(stop);
+                let Some(shared) = weak.upgrade() else { return };
+                Views { shared }.tick();
+            }
+        };
+        if let Err(e) = std::thread::Builder::new().name("kvfs-views".into()).spawn(run) {
+            tracing::warn!("no thread for the views, idle ones keep their memory: {e}");
+        }
+    }
+}

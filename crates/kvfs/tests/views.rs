@@ -1,0 +1,456 @@
+//! Views: what a transaction sees and others do not, and what becomes of it.
+
+mod world;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use kvdb::{Durability, Isolation, TransactionId, TransactionOptions};
+use kvfs::{Error, FileKind, Fs, FsOptions, Ino, ROOT, RenameFlags, SetAttr, Touched, View, Views, Watcher};
+use parking_lot::Mutex;
+use world::{USER, World, fails};
+
+struct Both {
+    w: World,
+    views: Views,
+}
+
+impl Both {
+    fn new() -> Both {
+        Self::with(FsOptions::default())
+    }
+
+    fn with(options: FsOptions) -> Both {
+        let w = World::with(options);
+        let views = Views::new(w.db.clone(), w.fs.clone());
+        Both { w, views }
+    }
+
+    fn begin(&self) -> (TransactionId, Fs) {
+        let id = self.views.begin(TransactionOptions::default()).unwrap();
+        (id, self.views.fs(&View::Transaction(id)).unwrap())
+    }
+
+    fn commit(&self, id: TransactionId) {
+        self.views.commit(id, Durability::Buffered).unwrap();
+        self.w.check();
+    }
+
+    #[track_caller]
+    fn conflicts(&self, id: TransactionId) {
+        match self.views.commit(id, Durability::Buffered) {
+            Err(Error::Store(kvdb::Error::Conflict { .. })) => {}
+            other => panic!("{other:?}"),
+        }
+        assert!(self.views.transaction(id).is_err(), "a conflict ends it");
+        self.w.check();
+    }
+}
+
+fn make(fs: &Fs, parent: Ino, name: &str, data: &[u8]) -> Ino {
+    let ino = fs.mknod(parent, name.as_bytes(), FileKind::File, 0o644, 0, USER).unwrap().ino;
+    fs.write(ino, 0, data, Default::default()).unwrap();
+    ino
+}
+
+fn read(fs: &Fs, path: &str) -> Option<Vec<u8>> {
+    let attr = match fs.resolve(path.as_bytes()) {
+        Err(Error::NotFound) => return None,
+        attr => attr.unwrap(),
+    };
+    Some(fs.read(attr.ino, 0, attr.size as u32).unwrap().to_vec())
+}
+
+fn names(fs: &Fs, dir: Ino) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    fs.readdir(dir, 2, false, &mut |e| names.insert(String::from_utf8_lossy(e.name).into_owned())).unwrap();
+    names
+}
+
+fn rename(fs: &Fs, from: (Ino, &str), to: (Ino, &str)) {
+    fs.rename(from.0, from.1.as_bytes(), to.0, to.1.as_bytes(), RenameFlags::default()).unwrap();
+}
+
+#[test]
+fn a_transaction_sees_what_was_written_before_it_and_nothing_that_comes_after() {
+    let b = Both::new();
+    // Not committed yet, only in memory.
+    let f = b.w.file_with(ROOT, "f", b"before");
+    let large = b.w.file_with(ROOT, "large", &[1; 50_000]);
+    let (id, t) = b.begin();
+    b.w.write(f, 0, b"after!");
+    b.w.write(large, 10_000, &[2; 10_000]);
+    b.w.file_with(ROOT, "later", b"");
+    b.w.fs.sync_all().unwrap();
+    assert_eq!(read(&t, "f").unwrap(), b"before");
+    assert_eq!(read(&t, "large").unwrap(), [1; 50_000]);
+    assert_eq!(names(&t, ROOT), ["f", "large"].map(String::from).into());
+    b.views.abort(id).unwrap();
+}
+
+#[test]
+fn others_see_nothing_of_it_before_it_commits_and_everything_afterwards() {
+    let b = Both::new();
+    let dir = b.w.dir(ROOT, "dir");
+    let f = b.w.file_with(dir, "f", b"old");
+    let gone = b.w.file_with(dir, "gone", b"x");
+    b.w.fs.forget(gone, 1);
+    let (id, t) = b.begin();
+    t.write(f, 0, b"new content", Default::default()).unwrap();
+    t.unlink(dir, b"gone").unwrap();
+    let sub = t.mkdir(dir, b"sub", 0o700, USER).unwrap().ino;
+    make(&t, sub, "deep", &[7; 100_000]);
+    t.setxattr(dir, b"user.note", b"changed", Default::default()).unwrap();
+    t.symlink(dir, b"link", b"f", USER).unwrap();
+    assert_eq!(t.readlink(t.resolve(b"dir/link").unwrap().ino).unwrap(), b"f");
+    assert_eq!(b.w.list(dir), [".", "..", "f", "gone"]);
+    assert_eq!(b.w.contents("dir/f"), b"old");
+    b.commit(id);
+    assert_eq!(b.w.list(dir), [".", "..", "f", "link", "sub"]);
+    assert_eq!(b.w.contents("dir/f"), b"new content");
+    assert_eq!(b.w.contents("dir/sub/deep"), [7; 100_000]);
+    assert_eq!(b.w.fs.getattr(f).unwrap().size, 11);
+    assert_eq!(b.w.fs.getattr(dir).unwrap().nlink, 3);
+    assert_eq!(b.w.fs.getxattr(dir, b"user.note").unwrap(), b"changed");
+    fails(b.w.fs.getattr(gone), libc::ESTALE);
+    // Its view is over.
+    fails(t.getattr(ROOT), libc::ESTALE);
+    fails(t.write(f, 0, b"late", Default::default()), libc::ESTALE);
+    assert!(matches!(b.views.fs(&View::Transaction(id)), Err(Error::NotFound)));
+    let mut b = b;
+    b.w.remount();
+    assert_eq!(b.w.contents("dir/f"), b"new content");
+}
+
+#[test]
+fn an_abort_leaves_nothing() {
+    let b = Both::new();
+    let f = b.w.file_with(ROOT, "f", b"old");
+    let (id, t) = b.begin();
+    t.write(f, 0, b"new", Default::default()).unwrap();
+    t.unlink(ROOT, b"f").unwrap();
+    make(&t, ROOT, "g", &[7; 100_000]);
+    t.sync_all().unwrap();
+    b.views.abort(id).unwrap();
+    assert_eq!(b.w.contents("f"), b"old");
+    assert_eq!(b.w.list(ROOT), [".", "..", "f"]);
+    fails(t.lookup(ROOT, b"f"), libc::ESTALE);
+    assert!(b.views.abort(id).is_err() && b.views.commit(id, Durability::Buffered).is_err());
+    assert_eq!(b.views.list(), []);
+    assert_eq!(kvfs::verify(&b.w.db).unwrap().pages, 0);
+}
+
+#[test]
+fn different_names_in_one_directory_join() {
+    let b = Both::new();
+    let dir = b.w.dir(ROOT, "dir");
+    let old = b.w.file_with(dir, "old", b"");
+    b.w.fs.forget(old, 1);
+    let ((one, t1), (two, t2)) = (b.begin(), b.begin());
+    make(&t1, dir, "a", b"1");
+    t1.mkdir(dir, b"sub1", 0o755, USER).unwrap();
+    make(&t2, dir, "b", b"2");
+    t2.mkdir(dir, b"sub2", 0o755, USER).unwrap();
+    t2.unlink(dir, b"old").unwrap();
+    b.w.file_with(dir, "c", b"3");
+    b.w.second();
+    b.w.dir(dir, "sub3");
+    b.commit(one);
+    b.commit(two);
+    assert_eq!(b.w.list(dir), [".", "..", "a", "b", "c", "sub1", "sub2", "sub3"]);
+    let attr = b.w.fs.getattr(dir).unwrap();
+    assert_eq!((attr.size, attr.nlink), (6, 5));
+    assert_eq!(attr.mtime, b.w.stat("dir/sub3").mtime, "the newest of the times");
+    for (name, content) in [("a", b"1"), ("b", b"2"), ("c", b"3")] {
+        assert_eq!(b.w.contents(&format!("dir/{name}")), content);
+    }
+}
+
+#[test]
+fn the_same_name_and_the_same_file_conflict() {
+    type Change = fn(&Fs, Ino);
+    let changes: [(Change, Change); 8] = [
+        (|t, _| assert!(make(t, ROOT, "new", b"1") > ROOT), |m, _| assert!(make(m, ROOT, "new", b"2") > ROOT)),
+        (
+            |t, f| assert_eq!(t.write(f, 0, b"1", Default::default()).unwrap(), 1),
+            |m, f| assert_eq!(m.write(f, 2, b"2", Default::default()).unwrap(), 1),
+        ),
+        (|t, f| assert_eq!(t.write(f, 0, b"1", Default::default()).unwrap(), 1), |m, _| m.unlink(ROOT, b"f").unwrap()),
+        (|t, _| t.unlink(ROOT, b"f").unwrap(), |m, f| assert_eq!(m.write(f, 2, b"2", Default::default()).unwrap(), 1)),
+        (|t, _| t.unlink(ROOT, b"f").unwrap(), |m, _| m.unlink(ROOT, b"f").unwrap()),
+        (|t, _| rename(t, (ROOT, "f"), (ROOT, "g")), |m, _| rename(m, (ROOT, "f"), (ROOT, "h"))),
+        (|t, f| assert_eq!(t.link(f, ROOT, b"g").unwrap().nlink, 2), |m, f| assert_eq!(m.link(f, ROOT, b"h").unwrap().nlink, 2)),
+        (
+            |t, f| assert_eq!(t.setattr(f, &SetAttr { mode: Some(0o600), ..Default::default() }, USER).unwrap().perm, 0o600),
+            |m, f| assert_eq!(m.setattr(f, &SetAttr { uid: Some(9), ..Default::default() }, USER).unwrap().uid, 9),
+        ),
+    ];
+    for (mine, theirs) in changes {
+        let b = Both::new();
+        let f = b.w.file_with(ROOT, "f", b"some content");
+        let (id, t) = b.begin();
+        mine(&t, f);
+        // What only waits in the mainline's memory counts.
+        theirs(&b.w.fs, f);
+        b.conflicts(id);
+        // The other way round, between two transactions.
+        let b = Both::new();
+        let f = b.w.file_with(ROOT, "f", b"some content");
+        let ((one, t1), (two, t2)) = (b.begin(), b.begin());
+        mine(&t1, f);
+        theirs(&t2, f);
+        b.commit(two);
+        b.conflicts(one);
+    }
+}
+
+#[test]
+fn a_directory_that_one_removes_and_the_other_fills_is_a_conflict() {
+    for removed_first in [false, true] {
+        let b = Both::new();
+        let dir = b.w.dir(ROOT, "dir");
+        let ((one, t1), (two, t2)) = (b.begin(), b.begin());
+        t1.rmdir(ROOT, b"dir").unwrap();
+        make(&t2, dir, "inside", b"");
+        let (first, second) = if removed_first { (one, two) } else { (two, one) };
+        b.commit(first);
+        b.conflicts(second);
+        assert_eq!(b.w.exists("dir/inside"), !removed_first);
+    }
+}
+
+#[test]
+fn two_moves_that_would_make_a_circle_conflict() {
+    let b = Both::new();
+    let (a, c) = (b.w.dir(ROOT, "a"), b.w.dir(ROOT, "c"));
+    let (deep_a, deep_c) = (b.w.dir(a, "deep"), b.w.dir(c, "deep"));
+    let ((one, t1), (two, t2)) = (b.begin(), b.begin());
+    rename(&t1, (ROOT, "a"), (deep_c, "a"));
+    rename(&t2, (ROOT, "c"), (deep_a, "c"));
+    b.commit(one);
+    b.conflicts(two);
+    assert!(b.w.exists("c/deep/a/deep"));
+}
+
+#[test]
+fn what_is_open_here_and_removed_there_lives_until_its_last_user_goes() {
+    let b = Both::new();
+    let (small, large) = (b.w.file_with(ROOT, "small", b"small"), b.w.file_with(ROOT, "large", &[5; 100_000]));
+    let unused = b.w.file_with(ROOT, "unused", &[6; 100_000]);
+    b.w.fs.forget(unused, 1);
+    let dir = b.w.dir(ROOT, "dir");
+    let (id, t) = b.begin();
+    for name in ["small", "large", "unused"] {
+        t.unlink(ROOT, name.as_bytes()).unwrap();
+    }
+    t.rmdir(ROOT, b"dir").unwrap();
+    b.commit(id);
+    assert_eq!(b.w.list(ROOT), [".", ".."]);
+    assert_eq!(b.w.read_all(small), b"small");
+    assert_eq!(b.w.read_all(large), [5; 100_000]);
+    assert_eq!(b.w.fs.getattr(large).unwrap().nlink, 0);
+    fails(b.w.fs.getattr(unused), libc::ESTALE);
+    fails(b.w.fs.mknod(dir, b"x", FileKind::File, 0o644, 0, USER), libc::ENOENT);
+    b.w.write(large, 0, &[9; 10]);
+    b.w.fs.sync_all().unwrap();
+    let report = b.w.fs.verify().unwrap();
+    assert_eq!((report.orphans, report.pages), (1, 25));
+    for ino in [small, large, dir] {
+        b.w.fs.forget(ino, 1);
+        fails(b.w.fs.getattr(ino), libc::ESTALE);
+    }
+    let report = b.w.fs.verify().unwrap();
+    assert_eq!((report.orphans, report.pages), (0, 0));
+}
+
+#[test]
+fn what_is_open_in_a_transaction_and_removed_there_goes_with_it() {
+    for commit in [false, true] {
+        let b = Both::new();
+        let f = b.w.file_with(ROOT, "f", &[5; 100_000]);
+        b.w.fs.forget(f, 1);
+        let (id, t) = b.begin();
+        t.lookup(ROOT, b"f").unwrap();
+        t.unlink(ROOT, b"f").unwrap();
+        let own = make(&t, ROOT, "own", &[6; 100_000]);
+        t.sync_all().unwrap();
+        t.unlink(ROOT, b"own").unwrap();
+        let nameless = t.tmpfile(ROOT, 0o600, USER).unwrap().ino;
+        t.write(nameless, 0, &[7; 100_000], Default::default()).unwrap();
+        for (ino, byte) in [(f, 5), (own, 6), (nameless, 7)] {
+            assert_eq!(t.read(ino, 0, 100_000).unwrap(), vec![byte; 100_000]);
+        }
+        if commit {
+            b.commit(id);
+            fails(b.w.fs.getattr(f), libc::ESTALE);
+        } else {
+            b.views.abort(id).unwrap();
+            assert_eq!(b.w.contents("f"), [5; 100_000]);
+        }
+        let report = b.w.fs.verify().unwrap();
+        assert_eq!((report.orphans, report.pages), (0, if commit { 0 } else { 25 }));
+    }
+}
+
+#[test]
+fn an_inode_of_a_transaction_has_a_number_of_its_own() {
+    let b = Both::new();
+    let ((one, t1), (two, t2)) = (b.begin(), b.begin());
+    let mut all = BTreeSet::new();
+    for i in 0..300 {
+        for (fs, name) in [(&b.w.fs, "m"), (&t1, "x"), (&t2, "y")] {
+            let dir = fs.mkdir(ROOT, format!("{name}{i}").as_bytes(), 0o755, USER).unwrap().ino;
+            assert!(all.insert(dir), "{dir} was given out twice");
+        }
+    }
+    b.commit(two);
+    b.commit(one);
+    assert_eq!(b.w.fs.getattr(ROOT).unwrap().size, 900);
+}
+
+#[test]
+fn a_transaction_larger_than_memory() {
+    let b = Both::with(FsOptions { write_buffer: 1 << 20, ..Default::default() });
+    let old = b.w.file_with(ROOT, "old", &[1; 3 << 20]);
+    let (id, t) = b.begin();
+    for n in 0..40u8 {
+        make(&t, ROOT, &format!("f{n}"), &vec![n; 1 << 20]);
+    }
+    t.write(old, 1 << 20, &[2; 1 << 20], Default::default()).unwrap();
+    assert!(t.statistics().dirty_bytes <= 1 << 20);
+    assert_eq!(read(&t, "f7").unwrap(), vec![7; 1 << 20]);
+    b.commit(id);
+    for n in 0..40u8 {
+        assert!(b.w.contents(&format!("f{n}")) == vec![n; 1 << 20]);
+    }
+    let content = b.w.read_all(old);
+    assert!(content[..1 << 20] == vec![1; 1 << 20] && content[1 << 20..2 << 20] == vec![2; 1 << 20]);
+}
+
+#[test]
+fn a_listing_that_is_under_way_goes_on_over_a_commit() {
+    let b = Both::new();
+    let dir = b.w.dir(ROOT, "dir");
+    for i in 0..20 {
+        b.w.file(dir, &format!("n{i:02}"));
+    }
+    let mut seen = Vec::new();
+    let mut cookie = 0;
+    let mut go = |most: usize, seen: &mut Vec<String>| {
+        let mut left = most;
+        b.w.fs.readdir(dir, cookie, false, &mut |e| {
+            if left == 0 {
+                return false;
+            }
+            left -= 1;
+            cookie = e.cookie;
+            seen.push(String::from_utf8_lossy(e.name).into_owned());
+            true
+        })
+    };
+    go(12, &mut seen).unwrap();
+    let (id, t) = b.begin();
+    t.unlink(dir, b"n09").unwrap();
+    t.unlink(dir, b"n15").unwrap();
+    make(&t, dir, "n99", b"");
+    b.commit(id);
+    go(100, &mut seen).unwrap();
+    let expected: Vec<String> = (0..20).filter(|&i| i != 15).chain([99]).map(|i| format!("n{i:02}")).collect();
+    assert_eq!(seen[2..], expected);
+}
+
+#[test]
+fn files_and_keys_commit_together() {
+    let b = Both::new();
+    let rows = b.w.db.open_dictionary("rows").unwrap();
+    let (id, t) = b.begin();
+    make(&t, ROOT, "f", b"content");
+    b.views.transaction(id).unwrap().put(rows.id(), "f", "a row").unwrap();
+    assert_eq!(rows.get("f").unwrap(), None);
+    b.commit(id);
+    assert_eq!(rows.get("f").unwrap().as_deref(), Some(&b"a row"[..]));
+    assert_eq!(b.w.contents("f"), b"content");
+    // A conflict on the key takes the file with it.
+    let (id, t) = b.begin();
+    make(&t, ROOT, "g", b"content");
+    b.views.transaction(id).unwrap().put(rows.id(), "f", "another").unwrap();
+    rows.insert("f", "theirs").unwrap();
+    b.conflicts(id);
+    assert!(!b.w.exists("g"));
+}
+
+/// Notes what it is told.
+#[derive(Default)]
+struct Notes(Mutex<Vec<String>>);
+
+impl Watcher for Notes {
+    fn write_back(&self) {
+        self.0.lock().push("write back".into());
+    }
+    fn appeared(&self, view: &View) {
+        self.0.lock().push(format!("appeared {view:?}"));
+    }
+    fn ended(&self, view: &View, number: u16, _fs: &Fs, touched: Option<&Touched>) {
+        let touched = touched.map(|t| {
+            let names: BTreeSet<_> =
+                t.names.iter().map(|(p, n, gone)| format!("{p}/{}{}", n.escape_ascii(), if *gone { "-" } else { "+" })).collect();
+            let inodes: BTreeSet<_> = t.inodes.iter().copied().collect();
+            format!("{names:?} {inodes:?}")
+        });
+        self.0.lock().push(format!("ended {view:?} {number} {touched:?}"));
+    }
+}
+
+#[test]
+fn watchers_are_told_what_changed() {
+    let b = Both::new();
+    let f = b.w.file_with(ROOT, "f", b"1");
+    let g = b.w.file_with(ROOT, "g", b"1");
+    let notes = Arc::new(Notes::default());
+    let watcher: Arc<dyn Watcher> = notes.clone();
+    b.views.watch(&watcher);
+    let told = |b: &Both, id: TransactionId| {
+        assert_eq!(b.views.number(&View::Transaction(id)).unwrap() as u64, id.0);
+        std::mem::take(&mut *notes.0.lock())
+    };
+    let (id, t) = b.begin();
+    assert_eq!(told(&b, id), ["write back".to_string(), format!("appeared Transaction({id:?})")]);
+    t.write(f, 0, b"2", Default::default()).unwrap();
+    t.unlink(ROOT, b"g").unwrap();
+    b.commit(id);
+    let expected = format!("ended Transaction({id:?}) 1 Some(\"{{\\\"1/g-\\\"}} {{({ROOT}, false), ({f}, false), ({g}, true)}}\")");
+    assert_eq!(*notes.0.lock(), ["write back".to_string(), expected]);
+    notes.0.lock().clear();
+    let (id, _) = b.begin();
+    told(&b, id);
+    b.views.abort(id).unwrap();
+    assert_eq!(*notes.0.lock(), [format!("ended Transaction({id:?}) 2 None")]);
+}
+
+#[test]
+fn beginning_and_ending_cost_nothing_to_speak_of() {
+    let b = Both::new();
+    let mut open = Vec::new();
+    for _ in 0..200 {
+        open.push(b.begin());
+    }
+    assert_eq!(b.views.all().len(), 200);
+    for (id, t) in open {
+        t.lookup(ROOT, b"nothing").unwrap_err();
+        b.views.abort(id).unwrap();
+    }
+    assert_eq!(b.views.all(), []);
+}
+
+#[test]
+fn serializable_views_see_what_is_committed_now() {
+    let b = Both::new();
+    let id = b.views.begin(TransactionOptions { isolation: Isolation::Serializable, ..Default::default() }).unwrap();
+    let t = b.views.fs(&View::Transaction(id)).unwrap();
+    b.w.file_with(ROOT, "f", b"later");
+    b.w.fs.sync_all().unwrap();
+    assert_eq!(read(&t, "f").unwrap(), b"later");
+    make(&t, ROOT, "g", b"mine");
+    b.commit(id);
+    assert_eq!(b.w.contents("g"), b"mine");
+}
