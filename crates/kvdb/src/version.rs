@@ -7,12 +7,15 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use vt_tree::{Input, Lookup, Memtable, Pool, Run, Seq, Value};
+use vt_tree::{Input, Lookup, Memtable, Pool, Probe, Run, Seq, Value};
 use zones::Hold;
 
 use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::error::{Error, Result};
 use crate::manifest::RunId;
+
+/// Runs that a lookup asks side by side.
+const TOGETHER: usize = 16;
 
 /// The memtables of all dictionaries that are sealed, and flushed, together; so the journal has one position for all of them.
 pub(crate) struct Generation {
@@ -107,14 +110,31 @@ impl Tree {
             }
         }
         let hash = vt_tree::hash(key);
-        for placed in self.runs() {
-            match placed.run.get(key, hash)? {
-                Lookup::Absent => {}
-                Lookup::Deleted(_) => return Ok(None),
-                Lookup::Found(_, value) => return Ok(Some(value)),
+        // All filters are on their way from memory before the first is looked at.
+        let mut runs = self.runs();
+        loop {
+            let mut probes: [Option<Probe<'_>>; TOGETHER] = [const { None }; TOGETHER];
+            let mut n = 0;
+            while n < TOGETHER
+                && let Some(placed) = runs.next()
+            {
+                if let Some(probe) = placed.run.probe(key, hash)? {
+                    probes[n] = Some(probe);
+                    n += 1;
+                }
+            }
+            probes.iter().flatten().for_each(|probe| probe.advance(hash));
+            for probe in probes.iter().flatten() {
+                match probe.get(key, hash)? {
+                    Lookup::Absent => {}
+                    Lookup::Deleted(_) => return Ok(None),
+                    Lookup::Found(_, value) => return Ok(Some(value)),
+                }
+            }
+            if n < TOGETHER {
+                return Ok(None);
             }
         }
-        Ok(None)
     }
 
     /// Tells the device of the blocks that `get` of these keys (ascending) is likely to read.

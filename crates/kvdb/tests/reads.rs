@@ -22,6 +22,8 @@ struct Waiting {
 struct Host {
     pages: HashSet<u64>,
     waits: u64,
+    /// What it says of its memory.
+    memory: Option<u64>,
 }
 
 fn pages(offset: u64, len: u64) -> std::ops::Range<u64> {
@@ -31,7 +33,8 @@ fn pages(offset: u64, len: u64) -> std::ops::Range<u64> {
 impl Waiting {
     /// Empties the host's cache.
     fn forget(&self) {
-        *self.host.lock() = Host::default();
+        let mut host = self.host.lock();
+        (host.pages, host.waits) = Default::default();
     }
 
     /// Reads that had to be waited for since then.
@@ -59,6 +62,10 @@ impl Device for Waiting {
 
     fn will_read(&self, _: Purpose, offset: u64, len: u64) {
         self.host.lock().pages.extend(pages(offset, len));
+    }
+
+    fn host_memory(&self) -> Option<u64> {
+        self.host.lock().memory
     }
 
     fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> io::Result<()> {
@@ -313,6 +320,41 @@ fn a_get_reads_the_device_about_once_at_ten_times_memory() {
         get(3000);
         let reads = s.reads() - before;
         assert!(reads <= 3300, "{reads} reads for 3000 gets of {value} bytes");
+    }
+}
+
+#[test]
+fn a_store_that_fits_into_the_hosts_memory_is_there_after_few_waits() {
+    for (value, count) in [(4096, 8000), (100, 300_000)] {
+        let s = Loaded::new(8 * MIB, value, count, Order::Random);
+        let keys = s.keys();
+        let mut random = Random::new(5);
+        let mut get = |n: u64| {
+            let (waits, ahead) = (s.device.waits(), [Purpose::Tuples, Purpose::Index, Purpose::Pages].map(|p| s.io(p).ahead_bytes));
+            for _ in 0..n {
+                let key = keys[random.below(keys.len() as u64) as usize];
+                assert_eq!(s.db.get(s.d, key).unwrap().as_deref(), Some(&s.tuples[key][..]));
+            }
+            let now = [Purpose::Tuples, Purpose::Index, Purpose::Pages].map(|p| s.io(p).ahead_bytes);
+            (s.device.waits() - waits, now.iter().sum::<u64>() - ahead.iter().sum::<u64>())
+        };
+        // Nobody says anything of memory, or there is too little: what is read is what was asked for.
+        let (waits, ahead) = get(1000);
+        assert!(waits > 500 && ahead == 0, "{waits} waits, {ahead} bytes in vain");
+        s.device.host.lock().memory = Some(zones::ZONE_SIZE);
+        let (_, ahead) = get(1000);
+        assert_eq!(ahead, 0);
+        // After a while it is looked again.
+        s.device.host.lock().memory = Some(1 << 30);
+        s.device.forget();
+        get(10_000);
+        let (waits, ahead) = get(1000);
+        assert!(waits < 20, "{waits} waits");
+        assert_eq!(ahead, 0, "nothing is fetched twice");
+        // And never again: what is gone is read as it is asked for.
+        s.device.forget();
+        let (_, ahead) = get(1000);
+        assert_eq!(ahead, 0);
     }
 }
 

@@ -4,10 +4,13 @@
 //! nodes in memory as can be. So the sums are left out, the prefix that all lower fences share is stored once, and the eight
 //! bytes behind it stand side by side as numbers: most searches touch nothing else.
 
+use std::sync::OnceLock;
+
 use crate::block::head_of;
 use crate::entry::Entry;
 use crate::frame::FramePointer;
 use crate::node::Node;
+use crate::store::Pin;
 
 /// What lies beneath one entry.
 #[derive(Clone, Copy, Debug)]
@@ -45,6 +48,8 @@ pub(crate) struct Fences {
     targets: Box<[Target]>,
     /// Of pointers to leaf index nodes, and then one for each; a length of 0 stands for none.
     filters: Box<[FramePointer]>,
+    /// The filters themselves, those that were asked for and could stay.
+    pub pins: Box<[OnceLock<Pin>]>,
 }
 
 impl Fences {
@@ -61,7 +66,7 @@ impl Fences {
             keys.extend_from_slice(&e.low[shared..]);
             ends.push(keys.len() as u32);
         }
-        let filters = match entries.iter().any(|e| e.filter.is_some()) {
+        let filters: Box<[FramePointer]> = match entries.iter().any(|e| e.filter.is_some()) {
             true => entries.iter().map(|e| e.filter.unwrap_or_default()).collect(),
             false => Box::default(),
         };
@@ -72,6 +77,7 @@ impl Fences {
             ends: ends.into(),
             heads: entries.iter().map(|e| head_of(&e.low[shared..])).collect(),
             targets: entries.iter().map(Target::of).collect(),
+            pins: filters.iter().map(|_| OnceLock::new()).collect(),
             filters,
         }
     }
@@ -81,7 +87,7 @@ impl Fences {
         size_of::<Self>()
             + self.keys.len()
             + self.targets.len() * (12 + size_of::<Target>())
-            + self.filters.len() * size_of::<FramePointer>()
+            + self.filters.len() * (size_of::<FramePointer>() + size_of::<OnceLock<Pin>>())
     }
 
     pub fn len(&self) -> usize {

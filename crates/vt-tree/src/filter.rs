@@ -256,6 +256,27 @@ impl Filter {
         false
     }
 
+    /// The first memory that a lookup of `hash` touches, the directory, will be wanted.
+    #[inline]
+    pub(crate) fn prefetch(&self, hash: u64) {
+        let d = (hash >> (64 - self.bits) >> self.low) / STRIDE;
+        prefetch(&self.bytes, HEADER + d as usize * 4);
+    }
+
+    /// And then the code and the remainders, whose places the directory tells nearly: within a stride they are spread evenly.
+    #[inline]
+    pub(crate) fn prefetch_rest(&self, hash: u64) {
+        let quotient = hash >> (64 - self.bits) >> self.low;
+        let (d, skip) = (quotient / STRIDE, quotient % STRIDE);
+        let (rank, strides) = (self.rank(d), self.layout.quotients.div_ceil(STRIDE));
+        let next = if d + 1 < strides { self.rank(d + 1) } else { u64::from(self.count) };
+        let i = rank + next.saturating_sub(rank) * skip / STRIDE;
+        // The code is read from the stride's beginning, which may lie in the line before.
+        prefetch(&self.bytes, self.layout.code + ((d * STRIDE + rank) / 8) as usize);
+        prefetch(&self.bytes, self.layout.code + ((quotient + i) / 8) as usize);
+        prefetch(&self.bytes, self.layout.remainders + (i * u64::from(self.low) / 8) as usize);
+    }
+
     /// Fingerprints in the filter: distinct keys, less those that share a fingerprint.
     pub fn len(&self) -> usize {
         self.count as usize
@@ -344,6 +365,19 @@ impl Filter {
             zeros = !self.word(self.layout.code + (at / 8) as usize);
         }
     }
+}
+
+/// Asks the processor for the cache line of `bytes` at `at`; a hint.
+#[inline]
+fn prefetch(bytes: &[u8], at: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(byte) = bytes.get(at) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint that touches no memory of the program, at an address inside of `bytes`.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(byte).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (bytes, at);
 }
 
 /// The position of the `n`th one of `word`, from 0. It must have more than `n`.

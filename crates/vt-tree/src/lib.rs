@@ -4,6 +4,7 @@
 //! blocks, with large values out of line. Runs are ropes: [`slice`], [`concat`], and the one [`merge`] behind every background job,
 //! which differ in their [`Placement`] only. A [`TreeCursor`] reads memtables and runs as one sequence of live tuples.
 
+mod around;
 mod block;
 mod builder;
 mod check;
@@ -46,7 +47,7 @@ pub use item::{Body, BodyRef, ExtentRef, Item, ItemRef, Lookup, Seq, Value, Valu
 pub use memtable::{Memtable, MemtableCursor, Pool, Slot, UNPLACED, Writer};
 pub use merge::{Input, KeyRange, Merge, MergeOptions, concat, merge, slice};
 pub use placement::{ADAPTIVE, Placement, SOLID_STATE_SEEK, VALUE_WINDOW};
-pub use run::{Run, RunStats};
+pub use run::{Probe, Run, RunStats};
 pub use run_cursor::RunCursor;
 pub use source::Source;
 pub use store::{Store, place_packed, place_value, waited};

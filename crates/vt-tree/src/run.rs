@@ -7,9 +7,9 @@ use zones::{Hold, ZoneUse, varint};
 
 use crate::entry::Entry;
 use crate::fences::{Fences, Target};
-use crate::frame::FramePointer;
+use crate::filter::Filter;
 use crate::item::{Body, Lookup};
-use crate::store::Store;
+use crate::store::{Pin, Store};
 use crate::{Error, Result};
 
 /// Index levels that any run can need: a node has at least two entries but for the seams.
@@ -22,6 +22,8 @@ pub struct Run {
     level: u16,
     /// The root node, once it was read: the one index node that every read needs.
     top: OnceLock<Arc<Fences>>,
+    /// The filter of a root that is a leaf.
+    pin: OnceLock<Pin>,
     uses: ZoneUse,
     _hold: Hold,
 }
@@ -48,7 +50,7 @@ impl Run {
     pub(crate) fn open(store: &Arc<Store>, root: Entry, level: u16) -> Result<Arc<Run>> {
         let uses = root.zone_use()?;
         let hold = store.zones().pin(&uses)?;
-        Ok(Arc::new(Run { store: store.clone(), root, level, top: OnceLock::new(), uses, _hold: hold }))
+        Ok(Arc::new(Run { store: store.clone(), root, level, top: OnceLock::new(), pin: OnceLock::new(), uses, _hold: hold }))
     }
 
     /// The root pointer, for a manifest.
@@ -111,60 +113,54 @@ impl Run {
 
     /// What this run knows of `key`; `hash` is [`crate::hash`] of it. At most one tuple block is read.
     pub fn get(&self, key: &[u8], hash: u64) -> Result<Lookup> {
-        let Some(block) = self.locate(key, hash)? else { return Ok(Lookup::Absent) };
-        Ok(match self.store.block(block)?.find(key)? {
-            None => Lookup::Absent,
-            Some((seq, Body::Put(value))) => Lookup::Found(seq, value),
-            Some((seq, Body::Delete | Body::DeleteRange { .. })) => Lookup::Deleted(seq),
-        })
+        match self.probe(key, hash)? {
+            Some(probe) => probe.get(key, hash),
+            None => Ok(Lookup::Absent),
+        }
     }
 
     /// The block that a `get` of `key` would have to read, where it lies.
     pub fn wants(&self, key: &[u8], hash: u64) -> Result<Option<(u64, u32)>> {
-        Ok(self.locate(key, hash)?.filter(|t| !self.store.has_block(*t)).map(|t| (t.at.addr, t.at.len)))
+        let Some(probe) = self.probe(key, hash)? else { return Ok(None) };
+        Ok(probe.locate(key, hash)?.filter(|t| !self.store.has_block(*t)).map(|t| (t.at.addr, t.at.len)))
     }
 
-    /// The one block that can cover `key`, unless it is known that none does.
-    fn locate(&self, key: &[u8], hash: u64) -> Result<Option<Target>> {
+    /// The first part of a [`Run::get`], up to the filter: its memory is on its way to the processor then. Whoever looks into several
+    /// runs begins with all of them, so that it waits for memory once and not once for each. `None`: the run cannot have the key.
+    pub fn probe(&self, key: &[u8], hash: u64) -> Result<Option<Probe<'_>>> {
         if key < self.root.low.as_ref() || key >= self.root.high.as_ref() {
             return Ok(None);
         }
-        // The filter says no: what is left are blocks whose keys are in no filter, and those with range tombstones.
-        let unfiltered = |unfiltered: bool, range_tombstones: bool| unfiltered || range_tombstones;
-        let mut only_unfiltered = false;
-        if self.level == 1 && self.filtered(self.root.filter, hash)? {
-            if !unfiltered(self.root.unfiltered, self.root.range_tombstones) {
-                return Ok(None);
+        let mut node = Node::Top(self.root_fences()?);
+        let mut probe = loop {
+            let Some(at) = node.covering(key) else { return Ok(None) };
+            if node.level <= 2 {
+                break Probe { run: self, node, at, filter: None };
             }
-            only_unfiltered = true;
-        }
-        let mut inner;
-        let mut node: &Fences = self.root_fences()?;
-        loop {
-            let Some(i) = node.covering(key) else { return Ok(None) };
-            let target = node.target(i);
-            match node.level - 1 {
-                0 => return Ok(Some(target).filter(|t| !only_unfiltered || unfiltered(t.unfiltered, t.range_tombstones))),
-                level => {
-                    if level == 1 && self.filtered(node.filter(i), hash)? {
-                        if !unfiltered(target.unfiltered, target.range_tombstones) {
-                            return Ok(None);
+            node = Node::Below(self.store.fences(node.target(at).at, node.level - 1)?);
+        };
+        let (filter, pinned) = match probe.node.level {
+            2 => (probe.node.filter(probe.at), probe.node.pins.get(probe.at)),
+            _ => (self.root.filter, Some(&self.pin)),
+        };
+        if let Some(f) = filter {
+            let have = pinned.and_then(OnceLock::get).map(Pin::filter);
+            match have {
+                Some(filter) => filter.prefetch(hash),
+                None => {
+                    let filter = self.store.filter(f)?;
+                    match pinned.zip(self.store.pin(&filter)) {
+                        // Somebody else may have been quicker.
+                        Some((slot, pin)) => slot.get_or_init(|| pin).filter().prefetch(hash),
+                        None => {
+                            filter.prefetch(hash);
+                            probe.filter = Some(filter);
                         }
-                        only_unfiltered = true;
                     }
-                    inner = self.store.fences(target.at, level)?;
-                    node = &inner;
                 }
             }
         }
-    }
-
-    /// `true` when the filter of a leaf index node proves that `key` is no point beneath.
-    fn filtered(&self, filter: Option<FramePointer>, hash: u64) -> Result<bool> {
-        match filter {
-            Some(f) => Ok(!self.store.filter(f)?.may_contain(hash)),
-            None => Ok(false),
-        }
+        Ok(Some(probe))
     }
 
     fn root_fences(&self) -> Result<&Arc<Fences>> {
@@ -178,6 +174,78 @@ impl Run {
     /// The root node.
     pub(crate) fn top(&self) -> Result<Arc<Fences>> {
         self.root_fences().cloned()
+    }
+}
+
+/// A node that is borrowed where it can be: counting references costs more than a search in it.
+enum Node<'a> {
+    Top(&'a Fences),
+    Below(Arc<Fences>),
+}
+
+impl std::ops::Deref for Node<'_> {
+    type Target = Fences;
+    fn deref(&self) -> &Fences {
+        match self {
+            Node::Top(node) => node,
+            Node::Below(node) => node,
+        }
+    }
+}
+
+/// A [`Run::get`] that has come to the filter.
+pub struct Probe<'a> {
+    run: &'a Run,
+    /// The node above the leaf index node, or that itself where it is the root; and the entry that covers the key.
+    node: Node<'a>,
+    at: usize,
+    /// The filter, when it is not pinned beside the node.
+    filter: Option<Arc<Filter>>,
+}
+
+impl Probe<'_> {
+    fn filter(&self) -> Option<&Filter> {
+        match (&self.filter, self.node.level) {
+            (Some(filter), _) => Some(filter),
+            (None, 2) => self.node.pins.get(self.at)?.get().map(Pin::filter),
+            (None, _) => self.run.pin.get().map(Pin::filter),
+        }
+    }
+
+    /// Brings what is left of the filter's memory on its way.
+    pub fn advance(&self, hash: u64) {
+        if let Some(filter) = self.filter() {
+            filter.prefetch_rest(hash);
+        }
+    }
+
+    /// The second part of [`Run::get`].
+    pub fn get(&self, key: &[u8], hash: u64) -> Result<Lookup> {
+        let Some(block) = self.locate(key, hash)? else { return Ok(Lookup::Absent) };
+        Ok(match self.run.store.block(block)?.find(key)? {
+            None => Lookup::Absent,
+            Some((seq, Body::Put(value))) => Lookup::Found(seq, value),
+            Some((seq, Body::Delete | Body::DeleteRange { .. })) => Lookup::Deleted(seq),
+        })
+    }
+
+    /// The one block that can cover `key`, unless it is known that none does.
+    fn locate(&self, key: &[u8], hash: u64) -> Result<Option<Target>> {
+        let no = self.filter().is_some_and(|f| !f.may_contain(hash));
+        // When the filter says no, what is left are blocks whose keys are in no filter, and those with range tombstones.
+        let left = |unfiltered: bool, range_tombstones: bool| !no || unfiltered || range_tombstones;
+        let target = self.node.target(self.at);
+        if self.node.level == 1 {
+            let root = &self.run.root;
+            let any = left(root.unfiltered, root.range_tombstones);
+            return Ok(Some(target).filter(|t| any && left(t.unfiltered, t.range_tombstones)));
+        }
+        if !left(target.unfiltered, target.range_tombstones) {
+            return Ok(None);
+        }
+        let leaf = self.run.store.fences(target.at, 1)?;
+        let Some(i) = leaf.covering(key) else { return Ok(None) };
+        Ok(Some(leaf.target(i)).filter(|t| left(t.unfiltered, t.range_tombstones)))
     }
 }
 

@@ -7,14 +7,15 @@
 //! read then costs the device one access, for the tuple itself. Tuple blocks have what is left, an eighth at least.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
-use zones::{Fill, Purpose, ZONE_SIZE, Zones, crc32c};
+use zones::{Fill, Purpose, Reading, ZONE_SIZE, Zones, crc32c};
 
+use crate::around::Around;
 use crate::block::{Block, contiguous};
 use crate::compression::{Compression, Packer, unpack_value};
 use crate::fences::{Fences, Target};
@@ -26,6 +27,8 @@ use crate::{Error, Result};
 
 /// Longest single read along contiguous extents, bytes.
 const READ_MOST: u64 = 1 << 20;
+/// Bytes of large values that are read together.
+const READ_TOGETHER: u64 = 8 << 20;
 /// Two stretches with a gap below this are announced as one: reading that much takes less than a second request.
 pub(crate) const GAP: u64 = 16 << 10;
 
@@ -36,6 +39,25 @@ enum Upper {
     Filter(Arc<Filter>),
     /// A tuple block that mostly refers to large values.
     Block(Arc<Block>),
+}
+
+/// A filter beside its node, counted.
+#[derive(Debug)]
+pub(crate) struct Pin {
+    filter: Filter,
+    pinned: Arc<AtomicU64>,
+}
+
+impl Pin {
+    pub fn filter(&self) -> &Filter {
+        &self.filter
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        self.pinned.fetch_sub(self.filter.size() as u64, Relaxed);
+    }
 }
 
 /// An address and the checksum of what lies there.
@@ -73,6 +95,8 @@ pub struct Store {
     upper: Cache<Key, Upper, Weight>,
     blocks: Cache<Key, Arc<Block>, Weight>,
     ahead: AtomicUsize,
+    pinned: Arc<AtomicU64>,
+    around: Around,
 }
 
 impl Store {
@@ -86,6 +110,8 @@ impl Store {
             upper: Cache::with_weighter(items, budget - budget / 8, Weight),
             blocks: Cache::with_weighter(items, budget, Weight),
             ahead: AtomicUsize::new(0),
+            pinned: Arc::default(),
+            around: Around::default(),
         })
     }
 
@@ -101,7 +127,8 @@ impl Store {
     fn keep_upper(&self, at: FramePointer, value: Upper) {
         self.upper.insert((at.addr, at.crc), value);
         // The tuple blocks make room, in steps that are worth it.
-        let left = self.budget.saturating_sub(self.upper.weight()).max(self.budget / 8);
+        let upper = self.upper.weight() + self.pinned.load(Relaxed);
+        let left = self.budget.saturating_sub(upper).max(self.budget / 8);
         if left.abs_diff(self.blocks.capacity()) > self.budget / 64 {
             self.blocks.set_capacity(left);
         }
@@ -117,7 +144,11 @@ impl Store {
             return Err(Error::Corrupt { what: format!("a block of {len} bytes is longer than a zone"), addr });
         }
         let mut buf = vec![0u8; len as usize];
+        let begun = Instant::now();
         self.zones.read(purpose, addr, &mut buf)?;
+        if Around::waited(begun, len) {
+            self.around.fetch(&self.zones, purpose, addr);
+        }
         Ok(Bytes::from(buf))
     }
 
@@ -201,6 +232,17 @@ impl Store {
         Ok(filter)
     }
 
+    /// Lets a filter stay beside its node, where it is found without looking into the cache; as long as an eighth of the budget lasts.
+    /// In the cache it stays as well, so that the next run with the same subtree finds it.
+    pub(crate) fn pin(&self, filter: &Filter) -> Option<Pin> {
+        let bytes = filter.size() as u64;
+        if self.pinned.fetch_add(bytes, Relaxed) + bytes > self.budget / 8 {
+            self.pinned.fetch_sub(bytes, Relaxed);
+            return None;
+        }
+        Some(Pin { filter: filter.clone(), pinned: self.pinned.clone() })
+    }
+
     /// The bytes of a value; large ones are checked against their reference.
     pub fn read_value(&self, value: &Value) -> Result<Bytes> {
         match value {
@@ -213,8 +255,8 @@ impl Store {
         }
     }
 
-    /// The bytes of many large values, read with one request for each stretch that lies contiguous on the device. When the first
-    /// has to be waited for, all others are announced: the device then has them in the air together.
+    /// The bytes of many large values, in the order of `extents`: read in the order of their places, one request for each stretch that
+    /// lies contiguous, and all of them in the air together.
     pub fn read_values(&self, extents: &[ExtentRef]) -> Result<Vec<Bytes>> {
         let mut values = self.read_stored(extents)?;
         for (e, value) in extents.iter().zip(&mut values) {
@@ -225,29 +267,52 @@ impl Store {
 
     /// The same as they lie on the device, checked, perhaps compressed.
     pub(crate) fn read_stored(&self, extents: &[ExtentRef]) -> Result<Vec<Bytes>> {
-        let mut out = Vec::with_capacity(extents.len());
-        let mut i = 0;
-        while i < extents.len() {
-            let start = extents[i].addr;
-            let mut j = i + 1;
-            while j < extents.len() && contiguous(&extents[j - 1], &extents[j]) && extents[j].end() - start <= READ_MOST {
-                j += 1;
+        let mut order: Vec<usize> = (0..extents.len()).collect();
+        order.sort_unstable_by_key(|&i| extents[i].addr);
+        let mut out = vec![Bytes::new(); extents.len()];
+        // As much at a time as is worth having in the air; what was read is the caller's, this only its order.
+        let mut rest = &order[..];
+        while !rest.is_empty() {
+            // Stretches: where each begins, how long it is, and how many values it has.
+            let mut stretches: Vec<(u64, u64, usize)> = Vec::new();
+            let (mut taken, mut bytes) = (0, 0);
+            while let Some(e) = rest.get(taken).map(|&i| &extents[i])
+                && (taken == 0 || bytes + u64::from(e.stored) <= READ_TOGETHER)
+            {
+                let last = taken.checked_sub(1).map(|l| &extents[rest[l]]);
+                match stretches.last_mut() {
+                    Some((start, len, values)) if last.is_some_and(|l| contiguous(l, e)) && e.end() - *start <= READ_MOST => {
+                        *len = e.end() - *start;
+                        *values += 1;
+                    }
+                    _ => stretches.push((e.addr, u64::from(e.stored), 1)),
+                }
+                (taken, bytes) = (taken + 1, bytes + u64::from(e.stored));
             }
-            let len = extents[j - 1].end() - start;
-            let begun = Instant::now();
-            let data = self.read_raw(Purpose::Pages, start, len)?;
-            if i == 0 && waited(begun, len) {
-                self.announce(extents[j..].to_vec());
+            let mut values = rest[..taken].iter();
+            for ((start, _, n), data) in stretches.iter().zip(self.read_stretches(&stretches)?) {
+                for &i in values.by_ref().take(*n) {
+                    let e = &extents[i];
+                    let from = (e.addr - start) as usize;
+                    let value = data.slice(from..from + e.stored as usize);
+                    check_extent(e, &value)?;
+                    out[i] = value;
+                }
             }
-            for e in &extents[i..j] {
-                let from = (e.addr - start) as usize;
-                let value = data.slice(from..from + e.stored as usize);
-                check_extent(e, &value)?;
-                out.push(value);
-            }
-            i = j;
+            rest = &rest[taken..];
         }
         Ok(out)
+    }
+
+    fn read_stretches(&self, stretches: &[(u64, u64, usize)]) -> Result<Vec<Bytes>> {
+        if let Some(&(addr, len, _)) = stretches.iter().find(|s| s.1 > ZONE_SIZE) {
+            return Err(Error::Corrupt { what: format!("a value of {len} bytes is longer than a zone"), addr });
+        }
+        let mut bufs: Vec<Vec<u8>> = stretches.iter().map(|s| vec![0; s.1 as usize]).collect();
+        let mut reads: Vec<Reading<'_>> =
+            stretches.iter().zip(&mut bufs).map(|(s, buf)| Reading { offset: s.0, buf: buf.as_mut_slice() }).collect();
+        self.zones.read_many(Purpose::Pages, &mut reads)?;
+        Ok(bufs.into_iter().map(Bytes::from).collect())
     }
 
     /// Tells the device that these values will be read: stretches of neighbours as one, small gaps included.
@@ -329,4 +394,34 @@ pub fn place_packed(fill: &mut Fill, packer: &mut Packer, compression: Compressi
 pub(crate) fn place_stored(fill: &mut Fill, e: ExtentRef, stored: &[u8]) -> Result<ExtentRef> {
     let addr = fill.place(e.align(), stored.len(), |_, buf| buf.copy_from_slice(stored))?;
     Ok(ExtentRef { addr, ..e })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zones::{FormatOptions, MemoryDevice};
+
+    #[test]
+    fn values_come_in_the_order_asked_for_and_each_is_checked() {
+        let zones = Zones::format(Arc::new(MemoryDevice::new()), FormatOptions::default()).unwrap();
+        let store = Store::new(zones.clone(), 1 << 20);
+        let mut fill = zones.fill(Purpose::Pages, zones::Reserve::Keep);
+        let data = |i: usize| vec![i as u8; [4096, 700, 9000, 1][i % 4]];
+        let mut places: Vec<ExtentRef> = (0..40).map(|i| place_value(&mut fill, &data(i)).unwrap()).collect();
+        let _hold = fill.finish().unwrap();
+        // Against their places, one twice, with gaps.
+        let order: Vec<usize> = (0..40).rev().filter(|i| i % 5 != 3).chain([7]).collect();
+        let wanted: Vec<ExtentRef> = order.iter().map(|&i| places[i]).collect();
+        let got = store.read_values(&wanted).unwrap();
+        assert!(got.iter().map(|v| v.to_vec()).eq(order.iter().map(|&i| data(i))));
+        assert!(store.read_values(&[]).unwrap().is_empty());
+        places[5].crc ^= 1;
+        let wrong = store.read_values(&places).unwrap_err();
+        assert!(matches!(wrong, Error::Corrupt { addr, .. } if addr == places[5].addr), "{wrong}");
+        // A reference of noise is an error and nothing else.
+        for (addr, len) in [(u64::MAX - 5, 4096), (0, u32::MAX), (1 << 50, 1)] {
+            places[5] = ExtentRef::plain(addr, len, 0);
+            assert!(store.read_values(&places).is_err());
+        }
+    }
 }

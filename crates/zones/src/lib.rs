@@ -23,7 +23,7 @@ pub mod varint;
 mod zone_use;
 
 pub use checksum::{Checksum, crc32c};
-pub use device::{CountDevice, CrashDevice, Device, Fault, FaultDevice, FaultKind, FileDevice, MemoryDevice, Operation};
+pub use device::{CountDevice, CrashDevice, Device, Fault, FaultDevice, FaultKind, FileDevice, MemoryDevice, Operation, Reading};
 pub use error::{Error, Result};
 pub use fill::Fill;
 pub use hold::Hold;

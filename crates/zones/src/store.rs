@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 use crate::allocator::{Allocator, Growth};
-use crate::device::copy_range;
+use crate::device::{Reading, copy_range};
 use crate::superblock::{self, COPIES, FORMAT_VERSION, MAX_ROOT, Superblock};
 use crate::{
     CountDevice, Device, Error, Fill, Hold, IoStats, Purpose, Reserve, Result, SECTOR, Space, ZONE_SIZE, ZoneId, ZoneUse, round_up,
@@ -256,11 +256,26 @@ impl Zones {
             .map_err(|e| Error::io(format!("reading {} bytes of {purpose} at {addr}", buf.len()), e))
     }
 
+    /// Fills all buffers; the device has the reads in the air together where it can. In the order of their addresses they cost least.
+    pub fn read_many(&self, purpose: Purpose, reads: &mut [Reading<'_>]) -> Result<()> {
+        reads.iter().try_for_each(|r| self.check_range(r.offset, r.buf.len() as u64))?;
+        let Some(first) = reads.first().map(|r| r.offset) else { return Ok(()) };
+        let n = reads.len();
+        self.device
+            .read_many(purpose, reads)
+            .map_err(|e| Error::io(format!("reading {n} ranges of {purpose}, the first at {first}"), e))
+    }
+
     /// Says that `len` bytes at `addr` are about to be read, so that the device can fetch them meanwhile.
     pub fn will_read(&self, purpose: Purpose, addr: u64, len: u64) {
         if self.check_range(addr, len).is_ok() {
             self.device.will_read(purpose, addr, len);
         }
+    }
+
+    /// Bytes of the host's memory that could keep what is read, see [`Device::host_memory`].
+    pub fn host_memory(&self) -> Option<u64> {
+        self.device.host_memory()
     }
 
     /// Writes inside a zone that was taken.

@@ -10,7 +10,7 @@ use env::Random;
 use world::{SMALL, place};
 use zones::{
     CountDevice, CrashDevice, Device, Error, Fault, FaultDevice, FaultKind, FileDevice, FormatOptions, Hold, MemoryDevice,
-    Operation, Purpose, PurposeStats, Reserve, ZONE_SIZE, Zones,
+    Operation, Purpose, PurposeStats, Reading, Reserve, ZONE_SIZE, Zones,
 };
 
 const P: Purpose = Purpose::Pages;
@@ -39,12 +39,47 @@ fn behaves(device: &dyn Device) {
     assert_eq!(read(device, before + 150_000, 50_000), noise[149_923..199_923]);
     device.write_at(P, before + 100_000, b"again").unwrap();
     assert_eq!(read(device, before + 100_000, 5), b"again");
+    reads_many(device, before + 77, &noise[..90_000]);
     let end = device.len().unwrap();
     for (offset, len) in [(end, 1), (end - 5, 6), (u64::MAX - 3, 2)] {
         assert!(device.read_at(P, offset, &mut vec![0; len]).is_err(), "{len} bytes at {offset}");
     }
     let eof = device.read_at(P, end - 5, &mut [0; 6]).unwrap_err();
     assert_eq!(eof.kind(), std::io::ErrorKind::UnexpectedEof);
+}
+
+/// Many reads at once are what they are one by one; `content` lies at `offset`.
+fn reads_many(device: &dyn Device, offset: u64, content: &[u8]) {
+    for count in [0, 1, 2, 300] {
+        let places: Vec<(usize, usize)> = (0..count).map(|i| (i * 7919 % 80_000, i * 31 % 9000)).collect();
+        let mut bufs: Vec<Vec<u8>> = places.iter().map(|(_, len)| vec![7; *len]).collect();
+        let mut reads: Vec<Reading<'_>> =
+            places.iter().zip(&mut bufs).map(|((at, _), buf)| Reading { offset: offset + *at as u64, buf }).collect();
+        device.read_many(P, &mut reads).unwrap();
+        for ((at, len), buf) in places.iter().zip(&bufs) {
+            assert!(*buf == content[*at..at + len], "{len} bytes at {at} of {count} reads");
+        }
+    }
+    // One that reaches beyond the end fails them all, as it does alone.
+    let end = device.len().unwrap();
+    let mut bufs = [[0; 10], [0; 10], [0; 10]];
+    let [a, b, c] = &mut bufs;
+    let mut reads = [Reading { offset, buf: a }, Reading { offset: end - 5, buf: b }, Reading { offset: offset + 10, buf: c }];
+    assert_eq!(device.read_many(P, &mut reads).unwrap_err().kind(), std::io::ErrorKind::UnexpectedEof);
+}
+
+#[test]
+fn many_threads_read_many_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let device = FileDevice::create(folder.path().join("store")).unwrap();
+    let noise: Vec<u8> = (0..100_000u32).map(|i| (i % 241) as u8).collect();
+    device.grow(100_000).unwrap();
+    device.write_at(P, 0, &noise).unwrap();
+    std::thread::scope(|s| {
+        for _ in 0..8 {
+            s.spawn(|| (0..20).for_each(|_| reads_many(&device, 0, &noise)));
+        }
+    });
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::Device;
+use super::{Device, Reading};
 use crate::Purpose;
 use crate::stats::{IoStats, PurposeStats};
 
@@ -79,6 +79,16 @@ impl Device for CountDevice {
         self.inner.read_at(purpose, offset, buf)
     }
 
+    fn read_many(&self, purpose: Purpose, reads: &mut [Reading<'_>]) -> io::Result<()> {
+        let counters = &self.by_purpose[purpose as usize];
+        counters.read_ops.fetch_add(reads.len() as u64, Relaxed);
+        for r in reads.iter() {
+            counters.read_bytes.fetch_add(r.buf.len() as u64, Relaxed);
+            self.moved(counters, r.offset, r.buf.len());
+        }
+        self.inner.read_many(purpose, reads)
+    }
+
     fn will_read(&self, purpose: Purpose, offset: u64, len: u64) {
         let counters = &self.by_purpose[purpose as usize];
         counters.ahead_ops.fetch_add(1, Relaxed);
@@ -127,6 +137,10 @@ impl Device for CountDevice {
 
     fn can_grow(&self) -> bool {
         self.inner.can_grow()
+    }
+
+    fn host_memory(&self) -> Option<u64> {
+        self.inner.host_memory()
     }
 
     fn host_free(&self) -> Option<u64> {

@@ -9,8 +9,9 @@ use std::path::Path;
 use rustix::fs::{Advice, FallocateFlags, FlockOperation, fadvise, fallocate, flock, fstatvfs};
 use rustix::io::Errno;
 
-use super::Device;
 use super::direct::DirectWriter;
+use super::uring::Rings;
+use super::{Device, Reading, host_memory};
 use crate::{Error, Purpose, Result};
 
 /// The host fetches no more than its longest request for one piece of advice, and forgets the rest.
@@ -23,6 +24,7 @@ pub struct FileDevice {
     /// `None`: read-only, or the host cannot.
     direct: Option<DirectWriter>,
     block_device: bool,
+    rings: Rings,
 }
 
 impl FileDevice {
@@ -65,7 +67,7 @@ impl FileDevice {
                 // error.
                 let _ = fadvise(&file, 0, None, Advice::Random);
                 let direct = if read_only { None } else { DirectWriter::of(&file) };
-                Ok(FileDevice { file, direct, block_device: kind.is_block_device() })
+                Ok(FileDevice { file, direct, block_device: kind.is_block_device(), rings: Rings::default() })
             }
             Err(Errno::WOULDBLOCK) => Err(Error::Busy(path.to_path_buf())),
             Err(e) => Err(Error::io(doing(), e.into())),
@@ -85,6 +87,17 @@ fn goes_past_the_cache(purpose: Purpose, len: usize) -> bool {
 impl Device for FileDevice {
     fn read_at(&self, _: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         self.file.read_exact_at(buf, offset)
+    }
+
+    fn read_many(&self, purpose: Purpose, reads: &mut [Reading<'_>]) -> io::Result<()> {
+        // One read has nothing to gain.
+        if reads.len() > 1 {
+            if let Some(outcome) = self.rings.read(&self.file, reads) {
+                return outcome;
+            }
+            reads.iter().for_each(|r| self.will_read(purpose, r.offset, r.buf.len() as u64));
+        }
+        reads.iter_mut().try_for_each(|r| self.read_at(purpose, r.offset, r.buf))
     }
 
     fn will_read(&self, _: Purpose, offset: u64, len: u64) {
@@ -159,6 +172,10 @@ impl Device for FileDevice {
 
     fn can_grow(&self) -> bool {
         !self.block_device
+    }
+
+    fn host_memory(&self) -> Option<u64> {
+        host_memory::available()
     }
 
     fn host_free(&self) -> Option<u64> {

@@ -6,7 +6,9 @@ mod crash;
 mod direct;
 mod fault;
 mod file;
+mod host_memory;
 mod memory;
+mod uring;
 
 pub(crate) use copy::copy_range;
 pub use count::CountDevice;
@@ -20,6 +22,13 @@ use std::io;
 
 use crate::Purpose;
 
+/// One of many reads.
+#[derive(Debug)]
+pub struct Reading<'a> {
+    pub offset: u64,
+    pub buf: &'a mut [u8],
+}
+
 /// Random-access bytes. `purpose` only serves statistics and injected faults.
 // An empty device is nothing anybody asks for.
 #[allow(clippy::len_without_is_empty)]
@@ -29,6 +38,13 @@ pub trait Device: Send + Sync + 'static {
 
     /// Says that a range is about to be read, so that it can be fetched meanwhile. Returns at once; a device that cannot does nothing.
     fn will_read(&self, _purpose: Purpose, _offset: u64, _len: u64) {}
+
+    /// Fills all buffers, as [`Device::read_at`] does for one; a device that can has them in the air together. After an error any of
+    /// them may be filled.
+    fn read_many(&self, purpose: Purpose, reads: &mut [Reading<'_>]) -> io::Result<()> {
+        reads.iter().for_each(|r| self.will_read(purpose, r.offset, r.buf.len() as u64));
+        reads.iter_mut().try_for_each(|r| self.read_at(purpose, r.offset, r.buf))
+    }
 
     /// Writes all of `buf`, which must lie inside the device. Not durable before the next [`Device::sync`].
     fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> io::Result<()>;
@@ -65,6 +81,11 @@ pub trait Device: Send + Sync + 'static {
     /// False for a device whose size is what it is.
     fn can_grow(&self) -> bool {
         true
+    }
+
+    /// Bytes of the host's memory that could keep what is read; `None` where nothing is kept, or nobody knows.
+    fn host_memory(&self) -> Option<u64> {
+        None
     }
 
     /// Bytes the host could still give for growing and allocating; `None` when that is not what limits the device.

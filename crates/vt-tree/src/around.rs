@@ -1,0 +1,71 @@
+//! Reading around: when a read had to wait for the device, what lies beside it is fetched as well, as long as the whole store fits
+//! into the memory that the host could use for it. A store just opened is then in memory after each of its places was read once, in
+//! pieces that the device likes, and not tuple by tuple.
+//!
+//! Nothing is fetched twice, so that what is fetched in vain is never more than the store; and nothing at all where the store is
+//! larger than half of that memory: there, what is beside a tuple would push out what was asked for.
+
+use std::collections::HashMap;
+
+use parking_lot::Mutex;
+use std::time::{Duration, Instant};
+use zones::{Purpose, ZONE_SIZE, Zones};
+
+/// What is fetched around a read: so much, aligned. A zone has 32 of these.
+const AROUND: u64 = ZONE_SIZE / 32;
+/// After so many bytes it is asked again whether the store fits.
+const LOOK: u64 = 64 << 20;
+/// Reads that are let pass after it did not fit.
+const PASS: u32 = 4096;
+
+#[derive(Default)]
+pub(crate) struct Around(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    /// By zone number a bit for each piece of it that was fetched.
+    fetched: HashMap<u64, u32>,
+    /// Bytes that may be fetched before it is asked again.
+    left: u64,
+    pass: u32,
+}
+
+impl Around {
+    /// `true` when a read of `len` bytes took so long that the host cannot have had them in memory.
+    pub fn waited(begun: Instant, len: u64) -> bool {
+        begun.elapsed() > Duration::from_nanos(8_000 + len / 4)
+    }
+
+    /// A read at `addr` had to wait.
+    pub fn fetch(&self, zones: &Zones, purpose: Purpose, addr: u64) {
+        let mut state = self.0.lock();
+        if state.pass > 0 {
+            state.pass -= 1;
+            return;
+        }
+        let (zone, piece) = (addr / ZONE_SIZE, addr % ZONE_SIZE / AROUND);
+        if state.fetched.get(&zone).is_some_and(|bits| bits >> piece & 1 == 1) {
+            return;
+        }
+        if state.left < AROUND {
+            if !fits(zones, &state) {
+                state.pass = PASS;
+                return;
+            }
+            state.left = LOOK;
+        }
+        state.left -= AROUND;
+        *state.fetched.entry(zone).or_default() |= 1 << piece;
+        drop(state);
+        zones.will_read(purpose, zone * ZONE_SIZE + piece * AROUND, AROUND);
+    }
+}
+
+/// Whether what was not fetched so far fits into half of the host's memory.
+fn fits(zones: &Zones, state: &State) -> bool {
+    let Some(memory) = zones.host_memory() else { return false };
+    let space = zones.space();
+    let all = (space.zones_total - space.zones_free) * ZONE_SIZE;
+    let fetched: u64 = state.fetched.values().map(|bits| u64::from(bits.count_ones()) * AROUND).sum();
+    all.saturating_sub(fetched) <= memory / 2
+}

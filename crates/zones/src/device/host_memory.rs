@@ -1,0 +1,82 @@
+//! How much memory the host could use for keeping what is read: what is free or holds clean pages, on the machine and within the
+//! control groups (version 1 or 2) that this process lives in.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Bytes; `None` where the host does not tell.
+pub(super) fn available() -> Option<u64> {
+    let machine = field(&fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable:")? << 10;
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let within = groups.lines().filter_map(folder).flat_map(|(root, folder)| up(&root, &folder)).filter_map(|f| in_group(&f));
+    Some(within.fold(machine, u64::min))
+}
+
+/// The number behind `name` in lines of names and numbers.
+fn field(lines: &str, name: &str) -> Option<u64> {
+    let line = lines.lines().find(|l| l.split_whitespace().next() == Some(name))?;
+    line.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// Where a line of `/proc/self/cgroup` puts this process, if it says anything of memory: the hierarchy's root, and the group.
+fn folder(line: &str) -> Option<(PathBuf, PathBuf)> {
+    let mut parts = line.splitn(3, ':');
+    let (number, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
+    let root = match controllers {
+        "" if number == "0" => "/sys/fs/cgroup",
+        c if c.split(',').any(|c| c == "memory") => "/sys/fs/cgroup/memory",
+        _ => return None,
+    };
+    Some((root.into(), Path::new(root).join(path.trim_start_matches('/'))))
+}
+
+/// A group and all groups that it is in.
+fn up(root: &Path, folder: &Path) -> Vec<PathBuf> {
+    folder.ancestors().take_while(|f| f.starts_with(root)).map(Path::to_path_buf).collect()
+}
+
+/// What a group leaves: its limit less what it holds that is no file's. `None`: no limit.
+fn in_group(folder: &Path) -> Option<u64> {
+    let read = |name: &str| fs::read_to_string(folder.join(name)).ok();
+    let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
+    let stat = read("memory.stat").unwrap_or_default();
+    let (limit, used, files) = match number("memory.max") {
+        Some(limit) => (limit, number("memory.current")?, field(&stat, "file")),
+        None => (number("memory.limit_in_bytes")?, number("memory.usage_in_bytes")?, field(&stat, "total_cache")),
+    };
+    Some(limit.saturating_sub(used.saturating_sub(files.unwrap_or(0))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_groups_of_both_versions_are_found() {
+        let of = |line: &str| folder(line).map(|(_, f)| f.display().to_string());
+        assert_eq!(of("0::/user.slice/a:b").as_deref(), Some("/sys/fs/cgroup/user.slice/a:b"));
+        assert_eq!(of("4:memory:/jobs/1").as_deref(), Some("/sys/fs/cgroup/memory/jobs/1"));
+        assert_eq!(of("3:cpu,memory:/").as_deref(), Some("/sys/fs/cgroup/memory/"));
+        assert_eq!((of("2:cpu:/jobs"), of("nonsense")), (None, None));
+        let all = up(Path::new("/sys/fs/cgroup"), Path::new("/sys/fs/cgroup/a/b"));
+        assert_eq!(all, ["/sys/fs/cgroup/a/b", "/sys/fs/cgroup/a", "/sys/fs/cgroup"].map(PathBuf::from));
+    }
+
+    #[test]
+    fn a_group_leaves_its_limit_less_what_no_file_can_give_back() {
+        let group = tempfile::tempdir().unwrap();
+        let put = |name: &str, text: &str| fs::write(group.path().join(name), text).unwrap();
+        assert_eq!(in_group(group.path()), None);
+        put("memory.limit_in_bytes", "1000\n");
+        put("memory.usage_in_bytes", "700\n");
+        put("memory.stat", "cache 1\ntotal_cache 500\n");
+        assert_eq!(in_group(group.path()), Some(800));
+        put("memory.max", "max\n");
+        put("memory.current", "900\n");
+        assert_eq!(in_group(group.path()), Some(800), "no limit of version 2");
+        put("memory.max", "2000\n");
+        put("memory.stat", "anon 5\nfile 300\n");
+        assert_eq!(in_group(group.path()), Some(1400));
+        assert!(available().is_some_and(|bytes| bytes > 0));
+    }
+}
