@@ -12,36 +12,6 @@ use kvdb::{DefragOptions, DictionaryId, Durability, Error, Kvdb, OpenOptions};
 use model::*;
 use zones::{CrashDevice, MemoryDevice, ZONE_SIZE};
 
-fn seeds(usual: u64) -> std::ops::Range<u64> {
-    let number = |name| std::env::var(name).ok().and_then(|v| v.parse::<u64>().ok());
-    match number("KVFS_SEED") {
-        Some(seed) => seed..seed + 1,
-        None => 0..number("KVFS_SEEDS").unwrap_or(usual),
-    }
-}
-
-/// What may be found after the power comes back: the state after each commit that was attempted since the last one that is
-/// certain.
-struct History {
-    /// States, oldest first; the first one is certain.
-    possible: Vec<Model>,
-}
-
-impl History {
-    fn newest(&self) -> &Model {
-        &self.possible[self.possible.len() - 1]
-    }
-    fn attempt(&mut self, changes: &[Change]) {
-        let mut next = self.newest().clone();
-        apply(&mut next, changes);
-        self.possible.push(next);
-    }
-    /// The newest state is certain.
-    fn certain(&mut self) {
-        self.possible.drain(..self.possible.len() - 1);
-    }
-}
-
 /// Works on the store until the power fails or the work is done.
 fn work(
     db: &Kvdb,
@@ -116,14 +86,6 @@ fn enlarge(change: &mut Change) {
     }
 }
 
-/// `None`: there was no space for it.
-fn unless_full<T>(result: kvdb::Result<T>) -> kvdb::Result<Option<T>> {
-    match result {
-        Err(Error::NoSpace) => Ok(None),
-        other => other.map(Some),
-    }
-}
-
 fn options(random: &mut Random) -> OpenOptions {
     // Parts so small that most merges consist of several.
     let merge_part = 16 << 10 << random.below(4);
@@ -163,12 +125,7 @@ fn run(seed: u64, large: bool) {
             }
         };
         if let Some(db) = &db {
-            let found = contents(db).unwrap();
-            let at = history.possible.iter().rposition(|m| *m == found);
-            let at =
-                at.unwrap_or_else(|| panic!("seed {seed}, life {life}: no state of the {} possible ones", history.possible.len()));
-            // What was read can only be lost again as long as it is not on disk; opening puts it there.
-            history.possible = vec![history.possible.swap_remove(at)];
+            history.found(contents(db).unwrap(), &format!("seed {seed}, life {life}"));
             if let Err(e) = work(db, &env, &mut random, &dicts, &mut history, steps, large) {
                 assert!(device.is_dead(), "seed {seed}, life {life}: {e}");
             } else if random.one_in(3) && !device.is_dead() {
@@ -184,8 +141,7 @@ fn run(seed: u64, large: bool) {
         assert!(report.is_clean(), "seed {seed}, life {life}: {:?}", report.faults);
     }
     let (db, _) = Kvdb::open(Arc::new(image), env, small()).unwrap_or_else(|e| panic!("seed {seed}: the last opening failed: {e}"));
-    let found = contents(&db).unwrap();
-    assert!(history.possible.contains(&found), "seed {seed}: no state of the {} possible ones", history.possible.len());
+    history.found(contents(&db).unwrap(), &format!("seed {seed}, at the end"));
 }
 
 #[test]

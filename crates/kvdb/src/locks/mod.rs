@@ -147,6 +147,11 @@ impl Locks {
         self.table.lock().wounded(owner)
     }
 
+    /// The owner that one of `owner`'s calls waits for.
+    pub(crate) fn waits_for(&self, owner: u64) -> Option<u64> {
+        self.table.lock().waited_for(owner)
+    }
+
     /// Ends `owner`: all its locks are free, its waiting calls come back.
     pub(crate) fn release(&self, owner: u64) {
         if self.table.lock().release(owner) {
@@ -307,10 +312,11 @@ mod tests {
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| lock_range(&locks, 2, KeyRangeRef::key(b"k"), Mode::Shared, EVER));
             until(|| locks.waiting() == 1);
+            assert_eq!((locks.waits_for(2), locks.waits_for(1)), (Some(1), None));
             locks.release(1);
             assert_eq!(waits.join().unwrap(), Ok(()));
         });
-        assert_eq!(locks.waiting(), 0);
+        assert_eq!((locks.waiting(), locks.waits_for(2)), (0, None));
     }
 
     #[test]

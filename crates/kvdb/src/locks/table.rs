@@ -165,6 +165,12 @@ impl Table {
         (ticket, bell)
     }
 
+    /// Whom one of the calls of `owner` waits for.
+    pub(super) fn waited_for(&self, owner: u64) -> Option<u64> {
+        let own = |waiting: &&Waiting| waiting.want.as_ref().is_some_and(|want| want.owner == owner);
+        self.queue.values().filter(own).find_map(|waiting| waiting.on)
+    }
+
     pub(super) fn waits_for(&mut self, ticket: u64, on: u64) {
         if let Some(waiting) = self.queue.get_mut(&ticket) {
             waiting.on = Some(on);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use env::{Random, Simulated};
-use kvdb::{Batch, Compression, CreateOptions, DictionaryId, DictionaryOptions, Kvdb, OpenOptions};
+use kvdb::{Batch, Compression, CreateOptions, DictionaryId, DictionaryOptions, Error, Kvdb, OpenOptions};
 use zones::Device;
 
 /// What the store should hold.
@@ -131,4 +131,50 @@ pub fn changes(random: &mut Random, dicts: &[DictionaryId]) -> Vec<Change> {
             }
         })
         .collect()
+}
+
+/// The seeds to run: see the top of the test files.
+pub fn seeds(usual: u64) -> std::ops::Range<u64> {
+    let number = |name| std::env::var(name).ok().and_then(|v| v.parse::<u64>().ok());
+    match number("KVFS_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("KVFS_SEEDS").unwrap_or(usual),
+    }
+}
+
+/// `None`: there was no space for it.
+pub fn unless_full<T>(result: kvdb::Result<T>) -> kvdb::Result<Option<T>> {
+    match result {
+        Err(Error::NoSpace) => Ok(None),
+        other => other.map(Some),
+    }
+}
+
+/// What may be found after the power comes back: the state after each commit that was attempted since the last one that is
+/// certain.
+pub struct History {
+    /// States, oldest first; the first one is certain.
+    pub possible: Vec<Model>,
+}
+
+impl History {
+    pub fn newest(&self) -> &Model {
+        &self.possible[self.possible.len() - 1]
+    }
+    pub fn attempt(&mut self, changes: &[Change]) {
+        let mut next = self.newest().clone();
+        apply(&mut next, changes);
+        self.possible.push(next);
+    }
+    /// The newest state is certain.
+    pub fn certain(&mut self) {
+        self.possible.drain(..self.possible.len() - 1);
+    }
+    /// This was found when the store was opened: it must be one of the states. What was read can only be lost again as long as it is
+    /// not on disk; opening puts it there.
+    pub fn found(&mut self, state: Model, when: &str) {
+        let at = self.possible.iter().rposition(|m| *m == state);
+        let at = at.unwrap_or_else(|| panic!("{when}: no state of the {} possible ones", self.possible.len()));
+        self.possible = vec![self.possible.swap_remove(at)];
+    }
 }
