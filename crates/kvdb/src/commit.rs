@@ -18,6 +18,7 @@ use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::journal::record::{self, Changes, Op, PutValue};
 use crate::pipeline::Pipeline;
+use crate::transactions::locking::ranges;
 use crate::unplaced::{self, Unplaced};
 use crate::version::{Layer, Version};
 
@@ -37,21 +38,23 @@ impl Database {
                 Durability::Synced => self.sync(),
             };
         }
-        if let Outcome::Applied(applied) = self.commit_changes(changes, deletes_only, durability, |_| Ok(true))? {
+        if let Outcome::Applied(applied) = self.commit_changes(changes, deletes_only, durability, None, |_| Ok(true))? {
             self.sync_if(durability, &applied)?;
             self.after_commit(applied)?;
         }
         Ok(())
     }
 
-    /// Applies changes once `still` agrees, which is asked, with the newest commit's number, under the pipeline's lock. `durability`
-    /// says how large values get their places; the caller sees to the rest of it, and to `after_commit`.
+    /// Applies changes once `still` agrees, which is asked, with the newest commit's number, under the pipeline's lock; and once no locks
+    /// lie on them but those of `owner`. `durability` says how large values get their places; the caller sees to the rest of it, and to
+    /// `after_commit`.
     pub(crate) fn commit_changes(
         &self,
         mut changes: Changes,
         deletes_only: bool,
         durability: Durability,
-        still: impl FnOnce(Seq) -> Result<bool>,
+        owner: Option<u64>,
+        still: impl Fn(Seq) -> Result<bool>,
     ) -> Result<Outcome> {
         let version = self.version.load_full();
         let user_bytes: u64 = changes.iter().map(|(_, op)| size(op)).sum();
@@ -76,7 +79,13 @@ impl Database {
             self.admit(record, 0, deletes_only)?;
         }
         let deletes = deletes_only || changes.iter().any(|(_, op)| matches!(op, Op::Delete(_) | Op::DeleteRange(..)));
-        let Some(applied) = self.apply(record, &changes, hold, still)? else { return Ok(Outcome::Stale) };
+        let applied = loop {
+            match self.apply(record, &changes, &mut hold, owner, &still)? {
+                Attempt::Applied(applied) => break applied,
+                Attempt::Stale => return Ok(Outcome::Stale),
+                Attempt::Locked => self.wait_for_locks(ranges(&changes), owner)?,
+            }
+        };
         if deletes {
             self.deletions.store(true, Ordering::Relaxed);
             self.reclaimable.store(true, Ordering::Relaxed);
@@ -170,6 +179,12 @@ impl Database {
         let copy = unplaced.then(|| self.chunks.lock().copy(value));
         let applied = {
             let mut pipeline = self.enter(need, copy.as_ref().map_or(0, |v| unplaced::cost(v.len())))?;
+            if self.locks.any() {
+                drop(pipeline);
+                let mut batch = Batch::new();
+                batch.put(dict, Bytes::copy_from_slice(key), Bytes::copy_from_slice(value));
+                return self.commit(batch, durability);
+            }
             let version = self.version.load();
             let layer = version.tree(dict)?.layers.first().ok_or_else(|| Error::NoDictionary(format!("{} (by number)", dict.0)))?;
             let seq = pipeline.next_seq;
@@ -256,15 +271,24 @@ impl Database {
         &self,
         record: usize,
         changes: &Changes,
-        hold: Hold,
-        still: impl FnOnce(Seq) -> Result<bool>,
-    ) -> Result<Option<Applied>> {
+        hold: &mut Hold,
+        owner: Option<u64>,
+        still: impl Fn(Seq) -> Result<bool>,
+    ) -> Result<Attempt> {
         let values = changes.iter().filter_map(|(_, op)| if let Op::PutUnplaced(_, v, _) = op { Some(v) } else { None });
         let mut pipeline = self.enter(record, values.map(|v| unplaced::cost(v.len())).sum())?;
         let first = pipeline.next_seq;
         if !still(first - 1)? {
-            return Ok(None);
+            return Ok(Attempt::Stale);
         }
+        // Until everybody sees the changes nobody gets a lock that would have kept them away.
+        let _guard = match self.locks.any() {
+            false => None,
+            true => match self.locks.try_guard(ranges(changes), owner) {
+                Ok(guard) => Some(guard),
+                Err(_) => return Ok(Attempt::Locked),
+            },
+        };
         let waiting = pipeline.pending.values.len();
         let version = self.version.load();
         self.forget_tombstones(&version, changes);
@@ -282,10 +306,18 @@ impl Database {
             }
         }
         if !hold.uses().is_empty() {
-            version.generation.hold(hold);
+            version.generation.hold(std::mem::take(hold));
         }
-        Ok(Some(self.publish(&mut pipeline, &version, changes.len() as u64, grown, unplaced)))
+        Ok(Attempt::Applied(self.publish(&mut pipeline, &version, changes.len() as u64, grown, unplaced)))
     }
+}
+
+/// What came of an attempt under the pipeline's lock.
+enum Attempt {
+    Applied(Applied),
+    Stale,
+    /// Somebody's lock lies on what is to be changed.
+    Locked,
 }
 
 /// How an attempt to commit ended.

@@ -1,8 +1,8 @@
 //! The engine behind a [`crate::Kvdb`]: what its parts share, and the order in which their locks are taken.
 //!
 //! Locks, outermost first: `reclaiming` → `flushing` or the gate of `merging` → `writer` (the journal's place on the
-//! device) → `manifest` → `swap` (the version) ; and `writer` → `pipeline` → `swap`. A commit alone takes `pipeline` and
-//! nothing else; a reader takes none.
+//! device) → `manifest` → `swap` (the version) ; and `writer` → `pipeline` → `swap`. A commit alone takes `pipeline` and, while
+//! there are serializable transactions, `locks` in it; a reader takes none. A transaction's own state comes before all of them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,6 +20,7 @@ use crate::dictionary::{DictionaryId, DictionaryInfo, DictionaryOptions, MAX_DIC
 use crate::error::{Error, Result};
 use crate::health::Health;
 use crate::journal::{SEGMENT_SIZE, Writer};
+use crate::locks::Locks;
 use crate::manifest::{Edit, JournalStart, Manifest, State};
 use crate::options::{OpenOptions, Shares};
 use crate::pins::{Pinned, Pins};
@@ -90,6 +91,7 @@ pub(crate) struct Database {
     pub flushing: Mutex<()>,
     pub merging: Merging,
     pub transactions: Transactions,
+    pub locks: Locks,
     pub defragmenter: Defragmenter,
     pub background: Background,
     /// Bytes that commits may still add before the space is looked at again.
@@ -150,6 +152,7 @@ impl Database {
             flushing: Mutex::new(()),
             merging: Merging::default(),
             transactions: Transactions::default(),
+            locks: Locks::default(),
             defragmenter: Defragmenter::default(),
             space_left: AtomicU64::new(0),
             closed: AtomicBool::new(false),

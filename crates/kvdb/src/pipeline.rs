@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use vt_tree::{Run, Seq};
+use vt_tree::{KeyRange, Run, Seq};
 use zones::{Hold, Purpose, Reserve, ZoneId};
 
 use crate::commit::Outcome;
@@ -17,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::journal::{Owned, Segment, Writer, record};
 use crate::manifest::{Edit, JournalStart};
 use crate::transactions::history::Past;
+use crate::transactions::locking::borrowed;
 use crate::unplaced::{self, Pending};
 use crate::version::Version;
 
@@ -260,13 +261,19 @@ impl Database {
         Ok(())
     }
 
-    /// Makes runs part of the store, above all that is in it, once `still` agrees, which is asked as in
+    /// Makes runs part of the store, above all that is in it, once `still` agrees and no locks lie on what they have `touched`, see
     /// [`Database::commit_changes`]. What is in the runs is durable already.
     pub(crate) fn bind_runs(
         &self,
         runs: &[(DictionaryId, Vec<Arc<Run>>)],
+        touched: impl FnOnce() -> Result<Vec<(DictionaryId, KeyRange)>>,
+        owner: Option<u64>,
         still: impl FnOnce(Seq) -> Result<bool>,
     ) -> Result<Outcome> {
+        // A serializable transaction has locked all of it.
+        let watched = owner.is_none() && self.locks.any();
+        let touched = if watched { touched()? } else { Vec::new() };
+        self.wait_for_locks(borrowed(&touched), owner)?;
         let record = record::bind(&self.zones.positions(), runs);
         let mut writer = self.writer.lock();
         // Beside what is pending there must be room for the record.
@@ -276,6 +283,7 @@ impl Database {
             self.add_segment(&mut writer)?;
         }
         let mut applied = None;
+        let mut guard = None;
         let bound = |pipeline: &mut Pipeline| {
             let seq = pipeline.next_seq;
             let each = runs.iter().flat_map(|(dict, runs)| runs.iter().map(|run| (*dict, run.clone())));
@@ -289,10 +297,16 @@ impl Database {
         // Others may have filled the room meanwhile: then all begins anew.
         let go = |_: &Version, pipeline: &Pipeline, writer: &Writer| {
             let room = writer.room() >= crate::journal::cost(pipeline.pending.len()) + need;
-            Ok(room && still(pipeline.next_seq - 1)?)
+            if !room || !still(pipeline.next_seq - 1)? || (owner.is_none() && self.locks.any() && !watched) {
+                return Ok(false);
+            }
+            if watched {
+                guard = self.locks.try_guard(borrowed(&touched), owner).ok();
+            }
+            Ok(!watched || guard.is_some())
         };
         self.seal_if(&mut writer, go, bound)?;
-        drop(writer);
+        drop((guard, writer));
         let Some(applied) = applied else { return Ok(Outcome::Stale) };
         self.counters.commits.add(1);
         self.deletions.store(true, Ordering::Relaxed);

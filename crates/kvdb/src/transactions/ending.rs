@@ -7,16 +7,17 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use vt_tree::{BodyRef, Run, Seq};
+use vt_tree::{BodyRef, KeyRange, Run, Seq};
 
 use super::conflicts;
-use super::handle::{Group, Open};
+use super::handle::{Group, Isolation, Open};
 use super::own::{Own, Part};
 use crate::batch::Durability;
 use crate::commit::{Applied, Outcome};
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::journal::record::{Changes, Op};
+use crate::locks::KeyRangeRef;
 
 /// A commit with more in memory than this binds runs, bytes.
 const BIND_AT: usize = 1 << 20;
@@ -28,7 +29,7 @@ impl Group {
         let mut state = self.state.write();
         let Some(open) = &mut state.open else { return Err(self.ended(&state)) };
         if let Some(why) = &*self.doomed.lock() {
-            return Err(Error::Locked(format!("transaction {} was aborted: {why}", self.id)));
+            return Err(self.aborted(why));
         }
         let applied = match self.apply(open) {
             Ok(applied) => applied,
@@ -89,16 +90,17 @@ impl Group {
             let still = |visible: Seq| -> Result<bool> {
                 Ok(!checks || visible <= seen || look > LOOKS && !conflicts::any(db, &own, seen)?)
             };
+            let owner = (self.options.isolation == Isolation::Serializable).then_some(self.id.0);
             let outcome = match bound {
                 true => {
                     open.own.spill(db, &BTreeMap::new())?;
                     let runs = runs(&open.own);
                     db.zones.sync().map_err(|e| db.health.fail("syncing a transaction", &e.into()))?;
-                    db.bind_runs(&runs, still)?
+                    db.bind_runs(&runs, || touched(&own), owner, still)?
                 }
                 false => {
                     let (changes, deletes_only) = changes(&own)?;
-                    db.commit_changes(changes, deletes_only, Durability::Buffered, still)?
+                    db.commit_changes(changes, deletes_only, Durability::Buffered, owner, still)?
                 }
             };
             match outcome {
@@ -133,8 +135,23 @@ impl Group {
     }
 
     fn gone(&self) {
+        self.db.locks.release(self.id.0);
         self.db.transactions.forget(self.id);
     }
+}
+
+/// What a commit changes, to be compared with locks.
+fn touched(own: &Own) -> Result<Vec<(DictionaryId, KeyRange)>> {
+    let mut out = Vec::new();
+    own.for_each(|dict, item| {
+        let range = match item.body {
+            BodyRef::DeleteRange { end } => KeyRangeRef::between(item.key, end),
+            BodyRef::Put(_) | BodyRef::Delete => KeyRangeRef::key(item.key),
+        };
+        out.push((dict, range.to_range()));
+        Ok(())
+    })?;
+    Ok(out)
 }
 
 /// A transaction in memory as the changes of a commit; and whether none of them adds data.

@@ -18,6 +18,7 @@ use crate::cursor::Cursor;
 use crate::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
+use crate::locks::{KeyRangeRef, Mode};
 use crate::version::read;
 use crate::view::View;
 
@@ -56,6 +57,8 @@ pub struct TransactionOptions {
     pub idle_limit: Option<Duration>,
     /// Serializable only: how long a call waits for a lock before it gives up with [`Error::Locked`].
     pub lock_timeout: Duration,
+    /// Serializable only: it is begun in place of one that was aborted for an older one, and is as old as that.
+    pub retry_of: Option<TransactionId>,
     /// For people who look at a list of transactions.
     pub label: String,
 }
@@ -68,6 +71,7 @@ impl Default for TransactionOptions {
             detached: false,
             idle_limit: None,
             lock_timeout: Duration::from_secs(10),
+            retry_of: None,
             label: String::new(),
         }
     }
@@ -203,16 +207,20 @@ impl Group {
 
     pub(super) fn ended(&self, state: &State) -> Error {
         match &state.why {
-            Some(why) => Error::Locked(format!("transaction {} was aborted: {why}", self.id)),
+            Some(why) => self.aborted(why),
             None => Error::NoTransaction(self.id),
         }
+    }
+
+    pub(super) fn aborted(&self, why: &str) -> Error {
+        Error::Locked(format!("transaction {} was aborted: {why}", self.id))
     }
 
     /// What every call begins with.
     fn used(&self) -> Result<()> {
         self.used_nanos.store(self.db.now().as_nanos() as u64, Ordering::Relaxed);
         match &*self.doomed.lock() {
-            Some(why) => Err(Error::Locked(format!("transaction {} was aborted: {why}", self.id))),
+            Some(why) => Err(self.aborted(why)),
             None => Ok(()),
         }
     }
@@ -263,7 +271,7 @@ impl Transaction {
 
     /// The value of `key` as the transaction sees it.
     pub fn get(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>> {
-        self.lock_key(dict, key, false)?;
+        self.lock(dict, KeyRangeRef::key(key), Mode::Shared)?;
         let state = self.read()?;
         let Some(open) = &state.open else { return Ok(None) };
         match open.own.get(dict, key)? {
@@ -280,8 +288,26 @@ impl Transaction {
     /// Up to `limit` tuples of `[start, end)` as the transaction sees them; see [`View::scan`]. A serializable one locks the part of
     /// the range that it has seen.
     pub fn scan(&self, dict: DictionaryId, start: &[u8], end: &[u8], limit: usize) -> Result<Vec<(Bytes, Bytes)>> {
-        self.lock_range(dict, start, end, false)?;
-        self.view()?.scan(dict, start, end, limit)
+        if self.isolation() == Isolation::Snapshot {
+            return self.view()?.scan(dict, start, end, limit);
+        }
+        // What is seen before it is locked may change until it is.
+        let mut locked: Option<Bytes> = None;
+        loop {
+            let found = self.view()?.scan(dict, start, end, limit)?;
+            let last = found.last().filter(|_| found.len() == limit).map(|(key, _)| key.clone());
+            match (last, &locked) {
+                (Some(last), Some(locked)) if last <= *locked => return Ok(found),
+                (Some(last), _) => {
+                    self.lock(dict, KeyRangeRef::between(start, &[&last[..], &[0]].concat()), Mode::Shared)?;
+                    locked = Some(last);
+                }
+                (None, _) => {
+                    self.lock_range(dict, start, end, false)?;
+                    return self.view()?.scan(dict, start, end, limit);
+                }
+            }
+        }
     }
 
     /// A cursor over `[start, end)` as the transaction sees it now; a serializable one locks all of the range.
@@ -384,22 +410,5 @@ impl Transaction {
     /// Ends it without a trace.
     pub fn abort(&self) {
         self.group.abort();
-    }
-
-    /// Locks a key for the time of a serializable transaction: against changes or, `exclusive`, against reads of others as well.
-    pub fn lock_key(&self, dict: DictionaryId, key: &[u8], exclusive: bool) -> Result<()> {
-        let _ = (dict, key, exclusive);
-        Ok(())
-    }
-
-    /// The same for a range, ahead of time; an empty `end` is the end of the dictionary.
-    pub fn lock_range(&self, dict: DictionaryId, start: &[u8], end: &[u8], exclusive: bool) -> Result<()> {
-        let _ = (dict, start, end, exclusive);
-        Ok(())
-    }
-
-    fn lock_changes(&self, changes: &crate::journal::record::Changes) -> Result<()> {
-        let _ = changes;
-        Ok(())
     }
 }

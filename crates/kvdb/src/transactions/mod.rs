@@ -6,6 +6,7 @@
 //! - `registry`: those that are open;
 //! - `conflicts`: what others have changed since a transaction began, and the merge routines that reconcile it;
 //! - `history`: what of that lies in runs already;
+//! - `locking`: what serializable ones lock, and what that means for others;
 //! - `ending`: commit and abort;
 //! - `changes`: what a transaction would change, listed;
 //! - `scope`: the store, a transaction or a frozen state, for whoever need not know which.
@@ -15,6 +16,7 @@ mod conflicts;
 mod ending;
 mod handle;
 pub(crate) mod history;
+pub(crate) mod locking;
 mod own;
 pub(crate) mod registry;
 mod scope;

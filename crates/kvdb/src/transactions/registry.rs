@@ -14,6 +14,7 @@ use super::history::{History, Past};
 use crate::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
+use crate::locks::Owner;
 
 /// Open transactions at most: each pins a state of the store.
 const MOST: usize = 65_536;
@@ -54,6 +55,13 @@ impl Transactions {
         });
         open.insert(id, group.clone());
         self.count.store(open.len(), Ordering::Relaxed);
+        drop(open);
+        if group.options.isolation == Isolation::Serializable {
+            let age = group.options.retry_of.unwrap_or(id).0.min(id.0);
+            db.locks.begin(Owner { id: id.0, age });
+            // Commits that have seen no locks come to their end.
+            drop(db.pipeline.lock());
+        }
         Ok(group)
     }
 

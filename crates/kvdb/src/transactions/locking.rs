@@ -1,0 +1,91 @@
+//! Where locks meet transactions and commits: a serializable transaction locks what it reads and writes before it does; a commit that
+//! holds no locks keeps clear of those that others hold.
+
+use std::time::Duration;
+
+use vt_tree::KeyRange;
+
+use super::handle::{Isolation, Transaction, TransactionId};
+use crate::database::Database;
+use crate::dictionary::DictionaryId;
+use crate::error::{Error, Result};
+use crate::journal::record::{Changes, Op};
+use crate::locks::{Blocked, KeyRangeRef, LockError, Mode};
+
+/// How long a commit without locks waits for those of others.
+const PLAIN_WAIT: Duration = Duration::from_secs(10);
+
+fn range_of(op: &Op) -> KeyRangeRef<'_> {
+    match op {
+        Op::DeleteRange(start, end) => KeyRangeRef::between(start, end),
+        op => KeyRangeRef::key(op.key()),
+    }
+}
+
+/// What changes touch.
+pub(crate) fn ranges(changes: &Changes) -> impl Iterator<Item = (DictionaryId, KeyRangeRef<'_>)> + Clone {
+    changes.iter().map(|(dict, op)| (*dict, range_of(op)))
+}
+
+/// The same of ranges that stand for themselves.
+pub(crate) fn borrowed(ranges: &[(DictionaryId, KeyRange)]) -> impl Iterator<Item = (DictionaryId, KeyRangeRef<'_>)> + Clone {
+    ranges.iter().map(|(dict, range)| (*dict, range.into()))
+}
+
+fn held(holder: u64, waited: Duration) -> Error {
+    Error::Locked(format!("transaction {holder} holds what is wanted, and has not ended within {waited:?}: try again"))
+}
+
+impl Transaction {
+    /// Locks a key for the rest of a serializable transaction: against changes or, `exclusive`, against reads of others as well.
+    /// Reading and writing do so by themselves; this is for doing it ahead of time. No effect under snapshot isolation.
+    pub fn lock_key(&self, dict: DictionaryId, key: &[u8], exclusive: bool) -> Result<()> {
+        self.lock(dict, KeyRangeRef::key(key), if exclusive { Mode::Exclusive } else { Mode::Shared })
+    }
+
+    /// The same for `[start, end)`; an empty `end` is the end of the dictionary.
+    pub fn lock_range(&self, dict: DictionaryId, start: &[u8], end: &[u8], exclusive: bool) -> Result<()> {
+        let range = if end.is_empty() { KeyRangeRef::starting_at(start) } else { KeyRangeRef::between(start, end) };
+        self.lock(dict, range, if exclusive { Mode::Exclusive } else { Mode::Shared })
+    }
+
+    pub(super) fn lock(&self, dict: DictionaryId, range: KeyRangeRef<'_>, mode: Mode) -> Result<()> {
+        if self.isolation() == Isolation::Snapshot {
+            return Ok(());
+        }
+        let (db, id, timeout) = (&self.group.db, self.group.id.0, self.group.options.lock_timeout);
+        let wound = |victim: u64| {
+            if let Some(group) = db.transactions.find(TransactionId(victim)) {
+                group.end("an older transaction needed what it had locked: begin it again");
+            }
+        };
+        db.locks.lock(id, dict, range, mode, timeout, &wound).map_err(|e| match e {
+            LockError::TimedOut { holder } => held(holder, timeout),
+            LockError::Wounded { .. } => {
+                let why = "an older transaction needed what it had locked: begin it again";
+                self.group.end(why);
+                self.group.aborted(why)
+            }
+            LockError::Ended => self.group.ended(&self.group.state.read()),
+        })
+    }
+
+    pub(super) fn lock_changes(&self, changes: &Changes) -> Result<()> {
+        match self.isolation() {
+            Isolation::Snapshot => Ok(()),
+            Isolation::Serializable => changes.iter().try_for_each(|(dict, op)| self.lock(*dict, range_of(op), Mode::Exclusive)),
+        }
+    }
+}
+
+impl Database {
+    /// Waits until no lock lies on what a commit changes. `blocked`: by whom it was stopped.
+    pub(crate) fn wait_for_locks<'a>(
+        &self,
+        ranges: impl Iterator<Item = (DictionaryId, KeyRangeRef<'a>)> + Clone,
+        owner: Option<u64>,
+    ) -> Result<()> {
+        let free = self.locks.wait_until_free(ranges, owner, PLAIN_WAIT);
+        free.map_err(|Blocked { holder }| held(holder, PLAIN_WAIT))
+    }
+}
