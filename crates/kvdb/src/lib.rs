@@ -55,7 +55,6 @@ mod health;
 mod ingest;
 mod iter;
 mod journal;
-#[allow(dead_code)] // Transactions are its users.
 mod locks;
 mod manifest;
 mod options;

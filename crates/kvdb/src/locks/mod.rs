@@ -143,6 +143,7 @@ impl Locks {
     }
 
     /// Who has wounded `owner`.
+    #[cfg(test)]
     pub(crate) fn wounded(&self, owner: u64) -> Option<u64> {
         self.table.lock().wounded(owner)
     }

@@ -37,6 +37,7 @@ impl RangeSet {
         self.ranges.insert(range.start, range.end);
     }
 
+    #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.ranges.len()
     }
