@@ -57,7 +57,7 @@ impl Database {
         still: impl Fn(Seq) -> Result<bool>,
     ) -> Result<Outcome> {
         let version = self.version.load_full();
-        let user_bytes: u64 = changes.iter().map(|(_, op)| size(op)).sum();
+        let user_bytes: u64 = changes.iter().map(|(_, op)| op.bytes() as u64).sum();
         let (large, total) = self.large(&version, &changes);
         drop(version);
         let mut hold = Hold::default();
@@ -344,16 +344,7 @@ fn codec(version: &Version, dict: DictionaryId) -> Compression {
     version.trees.get(&dict).map_or(Compression::None, |t| t.info.options.compress_values)
 }
 
-fn size(op: &Op) -> u64 {
-    (match op {
-        Op::Put(k, v) => k.len() + v.len(),
-        Op::PutUnplaced(k, v, _) => k.len() + v.len(),
-        Op::Delete(k) => k.len(),
-        Op::DeleteRange(s, e) => s.len() + e.len(),
-    }) as u64
-}
-
-fn check_put(key: usize, value: usize) -> Result<()> {
+pub(crate) fn check_put(key: usize, value: usize) -> Result<()> {
     if value > MAX_VALUE {
         return Err(Error::Invalid(format!("a value of {value} bytes; at most {MAX_VALUE} are allowed")));
     }

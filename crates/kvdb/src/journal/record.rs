@@ -88,6 +88,16 @@ impl Op {
         }
     }
 
+    /// Bytes of keys and value as given.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Op::Put(k, v) => k.len() + v.len(),
+            Op::PutUnplaced(k, v, _) => k.len() + v.len(),
+            Op::Delete(k) => k.len(),
+            Op::DeleteRange(s, e) => s.len() + e.len(),
+        }
+    }
+
     /// The value or the end of the range that lies in the record.
     fn payload(&self) -> Option<&Bytes> {
         match self {

@@ -13,7 +13,7 @@ use vt_tree::Lookup;
 use super::own::Own;
 use crate::Kvdb;
 use crate::batch::{Batch, Durability};
-use crate::commit::validate;
+use crate::commit::{check_put, validate};
 use crate::cursor::Cursor;
 use crate::database::Database;
 use crate::dictionary::DictionaryId;
@@ -327,15 +327,16 @@ impl Transaction {
         Ok(base.with(open.own.clone()))
     }
 
-    pub fn put(&self, dict: DictionaryId, key: impl Into<Bytes>, value: impl Into<Bytes>) -> Result<()> {
-        let mut batch = Batch::new();
-        batch.put(dict, key, value);
-        self.apply(batch)
+    pub fn put(&self, dict: DictionaryId, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
+        let (key, value) = (key.as_ref(), value.as_ref());
+        check_put(key.len(), value.len())?;
+        self.lock(dict, KeyRangeRef::key(key), Mode::Exclusive)?;
+        self.change(dict, false, |own| own.put(dict, key, value))
     }
 
-    pub fn delete(&self, dict: DictionaryId, key: impl Into<Bytes>) -> Result<()> {
+    pub fn delete(&self, dict: DictionaryId, key: impl AsRef<[u8]>) -> Result<()> {
         let mut batch = Batch::new();
-        batch.delete(dict, key);
+        batch.delete(dict, Bytes::copy_from_slice(key.as_ref()));
         self.apply(batch)
     }
 
@@ -357,20 +358,36 @@ impl Transaction {
             }
         };
         self.lock_changes(&changes)?;
+        match changes.first() {
+            Some((dict, _)) => self.change(*dict, deletes_only, |own| own.write(&changes)),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes room and then changes. `dict`: one that is changed.
+    fn change(&self, dict: DictionaryId, deletes_only: bool, change: impl FnOnce(&mut Own)) -> Result<()> {
         let db = &self.group.db;
-        let limit = db.transactions.spill_at(db);
         let mut state = self.write()?;
         let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.group.id)) };
-        if open.own.memory() >= limit {
+        if !open.own.trees.contains_key(&dict) {
+            // The first change there: is there such a dictionary?
+            match &open.base {
+                Some(view) => view.version.tree(dict).map(|_| ())?,
+                None => db.version.load().tree(dict).map(|_| ())?,
+            }
+        }
+        let share = db.transactions.share(db);
+        if open.own.is_full(share) {
+            db.writable()?;
             let keep = open.savepoints.last().map(|(_, mark)| mark.clone()).unwrap_or_default();
             match open.own.spill(db, &keep) {
                 // Deletions are still taken: they lead to space in the end.
-                Err(Error::NoSpace) if deletes_only && open.own.memory() < 2 * limit => {}
+                Err(Error::NoSpace) if deletes_only && open.own.memory() < 2 * share => {}
                 Err(Error::NoSpace) if db.want_space() => open.own.spill(db, &keep)?,
                 spilled => spilled?,
             }
         }
-        open.own.write(&changes);
+        change(&mut open.own);
         Ok(())
     }
 

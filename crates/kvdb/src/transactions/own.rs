@@ -13,8 +13,15 @@ use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::journal::record::Op;
 
+/// Bytes in memory after which a small transaction writes a run. What is in memory is all that a commit has to write: it makes the time
+/// that this takes.
+const SPILL_AT: usize = 2 << 20;
+/// A large one waits for this part of what it has written.
+const GROWTH: u64 = 32;
+/// What a change takes beside its key and value, about.
+const OVERHEAD: usize = 32;
 /// Runs beside each other after which the young ones are made one.
-const RUNS: usize = 16;
+const RUNS: usize = 32;
 /// An older run joins them when it is at most so many times as large as they are together: so each tuple is merged once for each time
 /// that its transaction grows by this much or more, and a transaction has few runs however large it is.
 const OLDER: u64 = 2;
@@ -68,6 +75,10 @@ pub(crate) struct Own {
     pub trees: Arc<BTreeMap<DictionaryId, Parts>>,
     /// The transaction's changes up to this one are seen.
     pub at: Seq,
+    /// Bytes changed since the memory was last looked at.
+    unseen: usize,
+    /// Bytes of runs, as of the last spill.
+    spilled: u64,
 }
 
 impl Own {
@@ -125,19 +136,31 @@ impl Own {
         Arc::make_mut(&mut self.trees).entry(dict).or_default()
     }
 
+    /// The memtable that takes changes of a dictionary.
+    fn newest(&mut self, dict: DictionaryId) -> &Arc<Memtable> {
+        if !matches!(self.trees.get(&dict).and_then(|parts| parts.last()), Some(Part::Memtable(_))) {
+            self.tree_mut(dict).push(Part::Memtable(Arc::new(Memtable::new())));
+        }
+        match self.trees.get(&dict).and_then(|parts| parts.last()) {
+            Some(Part::Memtable(memtable)) => memtable,
+            _ => unreachable!("it was pushed right before"),
+        }
+    }
+
+    /// One put.
+    pub(crate) fn put(&mut self, dict: DictionaryId, key: &[u8], value: &[u8]) {
+        self.at += 1;
+        let seq = self.at;
+        self.unseen += key.len() + value.len() + OVERHEAD;
+        self.newest(dict).writer().put_slice(key, seq, value);
+    }
+
     /// Writes changes one behind the other.
     pub(crate) fn write(&mut self, changes: &[(DictionaryId, Op)]) {
         let mut seq = self.at;
+        self.unseen += changes.iter().map(|(_, op)| op.bytes() + OVERHEAD).sum::<usize>();
         for stretch in changes.chunk_by(|a, b| a.0 == b.0) {
-            let memtable = match self.trees.get(&stretch[0].0).and_then(|parts| parts.last()) {
-                Some(Part::Memtable(m)) => m.clone(),
-                _ => {
-                    let memtable = Arc::new(Memtable::new());
-                    self.tree_mut(stretch[0].0).push(Part::Memtable(memtable.clone()));
-                    memtable
-                }
-            };
-            let mut writer = memtable.writer();
+            let mut writer = self.newest(stretch[0].0).writer();
             for (_, op) in stretch {
                 seq += 1;
                 match op {
@@ -206,7 +229,20 @@ impl Own {
             trees.insert(*dict, next);
         }
         self.trees = Arc::new(trees);
+        self.spilled = self.run_bytes();
         Ok(())
+    }
+
+    /// Whether there is enough in memory to be written out: more when much was written already, so that there are few runs, but never
+    /// more than `share`.
+    pub(super) fn is_full(&mut self, share: usize) -> bool {
+        let limit = ((self.spilled / GROWTH) as usize).max(SPILL_AT).min(share);
+        // Looked at now and then: it takes a walk over all parts.
+        if self.unseen < limit / 4 {
+            return false;
+        }
+        self.unseen = 0;
+        self.memory() >= limit
     }
 
     /// Each dictionary as one part.

@@ -18,9 +18,8 @@ use crate::locks::Owner;
 
 /// Open transactions at most: each pins a state of the store.
 const MOST: usize = 65_536;
-/// What a transaction keeps in memory before it writes a run of its own, bytes: at most, and at least however many there are.
-const SPILL_MOST: usize = 2 << 20;
-const SPILL_LEAST: usize = 64 << 10;
+/// What a transaction may keep in memory however many there are, bytes.
+const SHARE_LEAST: usize = 64 << 10;
 
 #[derive(Default)]
 pub(crate) struct Transactions {
@@ -102,9 +101,9 @@ impl Transactions {
         drop(gone);
     }
 
-    /// Memory that a transaction may take for what it has not written out: a share of that for memtables.
-    pub(super) fn spill_at(&self, db: &Database) -> usize {
-        (db.shares.memtables / 8 / self.count.load(Ordering::Relaxed).max(1)).clamp(SPILL_LEAST, SPILL_MOST)
+    /// Memory that each transaction may take for what it has not written out: together a part of that for memtables.
+    pub(super) fn share(&self, db: &Database) -> usize {
+        (db.shares.memtables / 8 / self.count.load(Ordering::Relaxed).max(1)).max(SHARE_LEAST)
     }
 
     /// Aborts those that nobody has used for longer than they allow.
