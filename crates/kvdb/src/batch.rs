@@ -3,6 +3,7 @@
 use bytes::Bytes;
 
 use crate::dictionary::DictionaryId;
+use crate::view::StoredValue;
 
 /// When a commit returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +37,7 @@ pub struct Batch {
 #[derive(Clone, Debug)]
 pub(crate) enum Change {
     Put(DictionaryId, Bytes, Bytes),
+    PutStored(DictionaryId, Bytes, StoredValue),
     Delete(DictionaryId, Bytes),
     DeleteRange(DictionaryId, Bytes, Bytes),
 }
@@ -43,7 +45,7 @@ pub(crate) enum Change {
 impl Change {
     pub(crate) fn dictionary(&self) -> DictionaryId {
         match self {
-            Change::Put(d, ..) | Change::Delete(d, ..) | Change::DeleteRange(d, ..) => *d,
+            Change::Put(d, ..) | Change::PutStored(d, ..) | Change::Delete(d, ..) | Change::DeleteRange(d, ..) => *d,
         }
     }
 }
@@ -68,6 +70,24 @@ impl Batch {
     #[doc(alias = "insert")]
     pub fn put(&mut self, dict: DictionaryId, key: impl Into<Bytes>, value: impl Into<Bytes>) {
         self.changes.push(Change::Put(dict, key.into(), value.into()));
+    }
+    /// Gives `key` a value that is stored already, under another key perhaps, or in another dictionary of the same store. A large one is
+    /// not copied: both keys refer to the same place, and it is free when neither does any more.
+    ///
+    /// ```
+    /// # use kvdb::{Batch, Durability, Kvdb};
+    /// # let db = Kvdb::in_memory();
+    /// # let d = db.open_dictionary("d")?;
+    /// d.insert("here", vec![7; 1 << 20])?;
+    /// let value = db.view().stored(d.id(), b"here")?.expect("it was put there");
+    /// let mut batch = Batch::new();
+    /// batch.put_stored(d.id(), "there", value);
+    /// db.commit(batch, Durability::Buffered)?;
+    /// assert_eq!(d.get("there")?, d.get("here")?);
+    /// # Ok::<(), kvdb::Error>(())
+    /// ```
+    pub fn put_stored(&mut self, dict: DictionaryId, key: impl Into<Bytes>, value: StoredValue) {
+        self.changes.push(Change::PutStored(dict, key.into(), value));
     }
     /// Deletes `key`, whether or not it is there.
     #[doc(alias = "remove")]

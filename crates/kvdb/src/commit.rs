@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 use parking_lot::MutexGuard;
 use vt_tree::{Compression, ExtentRef, Packer, Seq, Slot, Value, place_packed};
-use zones::{Hold, Purpose, Reserve};
+use zones::{Hold, Purpose, Reserve, ZoneUse};
 
 use crate::batch::{Batch, Change, Durability};
 use crate::database::Database;
@@ -31,14 +31,14 @@ pub const MAX_VALUE: usize = 7 << 20;
 impl Database {
     pub(crate) fn commit(&self, batch: Batch, durability: Durability) -> Result<()> {
         self.writable()?;
-        let (changes, deletes_only) = validate(&self.version.load(), batch)?;
+        let Valid { changes, deletes_only, hold } = self.validate(&self.version.load(), batch)?;
         if changes.is_empty() {
             return match durability {
                 Durability::Buffered => Ok(()),
                 Durability::Synced => self.sync(),
             };
         }
-        if let Outcome::Applied(applied) = self.commit_changes(changes, deletes_only, durability, None, |_| Ok(true))? {
+        if let Outcome::Applied(applied) = self.commit_changes(changes, hold, deletes_only, durability, None, |_| Ok(true))? {
             self.sync_if(durability, &applied)?;
             self.after_commit(applied)?;
         }
@@ -46,11 +46,12 @@ impl Database {
     }
 
     /// Applies changes once `still` agrees, which is asked, with the newest commit's number, under the pipeline's lock; and once no locks
-    /// lie on them but those of `owner`. `durability` says how large values get their places; the caller sees to the rest of it, and to
+    /// lie on them but those of `owner`. `hold` keeps the places of those that are stored already. `durability` says how large values get their places; the caller sees to the rest of it, and to
     /// `after_commit`.
     pub(crate) fn commit_changes(
         &self,
         mut changes: Changes,
+        mut hold: Hold,
         deletes_only: bool,
         durability: Durability,
         owner: Option<u64>,
@@ -60,9 +61,8 @@ impl Database {
         let user_bytes: u64 = changes.iter().map(|(_, op)| op.bytes() as u64).sum();
         let (large, total) = self.large(&version, &changes);
         drop(version);
-        let mut hold = Hold::default();
         if total >= self.options.late_bind_at.min(unplaced::LONGEST) {
-            hold = self.bind(large, &mut changes)?;
+            hold.merge(self.bind(large, &mut changes)?);
         } else if !large.is_empty() && (durability == Durability::Buffered || !self.options.journal) {
             // The admission comes first: what is copied takes memory.
             self.admit(user_bytes as usize, total as usize, deletes_only)?;
@@ -358,30 +358,62 @@ fn check_key(len: usize) -> Result<()> {
     Ok(())
 }
 
-/// The batch's changes, if all of them are possible; and whether none of them adds data, or the batch says that it gives more back.
-pub(crate) fn validate(version: &Version, batch: Batch) -> Result<(Changes, bool)> {
-    let (mut deletes_only, releases) = (true, batch.releases);
-    let mut changes = Vec::with_capacity(batch.changes.len());
-    for change in batch.changes {
-        let dict = change.dictionary();
-        version.tree(dict)?;
-        let op = match change {
-            Change::Put(_, k, v) => {
-                deletes_only = false;
-                check_put(k.len(), v.len())?;
-                Op::Put(k, Value::Inline(v))
+/// A batch whose changes are all possible.
+pub(crate) struct Valid {
+    pub changes: Changes,
+    /// None of them adds data, or the batch says that it gives more back.
+    pub deletes_only: bool,
+    /// Keeps the places of values that were stored before.
+    pub hold: Hold,
+}
+
+impl Database {
+    /// The changes of a batch, if all of them are possible.
+    pub(crate) fn validate(&self, version: &Version, batch: Batch) -> Result<Valid> {
+        let (mut deletes_only, releases) = (true, batch.releases);
+        let mut changes = Vec::with_capacity(batch.changes.len());
+        let mut stored = Vec::new();
+        for change in batch.changes {
+            let dict = change.dictionary();
+            version.tree(dict)?;
+            let op = match change {
+                Change::Put(_, k, v) => {
+                    deletes_only = false;
+                    check_put(k.len(), v.len())?;
+                    Op::Put(k, Value::Inline(v))
+                }
+                Change::PutStored(_, k, v) => {
+                    deletes_only = false;
+                    check_put(k.len(), v.len())?;
+                    let value = v.value.clone();
+                    stored.push(v);
+                    Op::Put(k, value)
+                }
+                Change::Delete(_, k) => Op::Delete(k),
+                Change::DeleteRange(_, s, e) if s < e => Op::DeleteRange(s, e),
+                Change::DeleteRange(..) => continue,
+            };
+            match &op {
+                Op::DeleteRange(s, e) => check_key(s.len().max(e.len()))?,
+                op => check_key(op.key().len())?,
             }
-            Change::Delete(_, k) => Op::Delete(k),
-            Change::DeleteRange(_, s, e) if s < e => Op::DeleteRange(s, e),
-            Change::DeleteRange(..) => continue,
-        };
-        match &op {
-            Op::DeleteRange(s, e) => check_key(s.len().max(e.len()))?,
-            op => check_key(op.key().len())?,
+            changes.push((dict, op));
         }
-        changes.push((dict, op));
+        // Before those are let go that have kept them until now.
+        let hold = if stored.is_empty() { Hold::default() } else { self.keep_places(&changes)? };
+        Ok(Valid { changes, deletes_only: deletes_only || releases, hold })
     }
-    Ok((changes, deletes_only || releases))
+
+    /// Keeps the places of all values that have one.
+    pub(crate) fn keep_places(&self, changes: &Changes) -> Result<Hold> {
+        let mut uses = ZoneUse::new();
+        for (_, op) in changes {
+            if let Op::Put(_, Value::Extent(e)) = op {
+                uses.add_extent(e.addr, u64::from(e.stored));
+            }
+        }
+        Ok(self.zones.pin(&uses)?)
+    }
 }
 
 /// Is told of an unplaced value: dictionary, put, and where it is.

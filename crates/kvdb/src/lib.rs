@@ -96,7 +96,7 @@ pub use transactions::{
     Changed, Changes, Isolation, MergeRoutine, Merged, Savepoint, Scope, Transaction, TransactionId, TransactionInfo,
     TransactionOptions,
 };
-pub use view::View;
+pub use view::{StoredValue, View};
 pub use vt_tree::Estimate;
 
 use database::Database;

@@ -26,6 +26,29 @@ pub struct View {
     pub(crate) own: Option<Arc<Own>>,
 }
 
+/// A value where it is stored, which stays there for as long as this is held: to be put under another key without a copy, see
+/// [`crate::Batch::put_stored`]. Good for the store that it came from.
+#[derive(Clone)]
+pub struct StoredValue {
+    pub(crate) value: Value,
+    /// Keeps its place.
+    _view: View,
+}
+
+impl std::fmt::Debug for StoredValue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("StoredValue").field(&self.value).finish()
+    }
+}
+
+impl StoredValue {
+    /// Length of the value in bytes.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.value.len()
+    }
+}
+
 /// Most bytes of large values that a scan has read but not handed out.
 const SCAN_AHEAD: usize = 4 << 20;
 
@@ -52,6 +75,23 @@ impl View {
 
     pub fn get(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>> {
         self.find(dict, key)?.map(|v| read(&self.store, v)).transpose()
+    }
+
+    /// The value of `key` where it is stored; a large one is not read.
+    pub fn stored(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<StoredValue>> {
+        Ok(self.find(dict, key)?.map(|value| StoredValue { value, _view: self.clone() }))
+    }
+
+    /// Up to `limit` tuples of `[start, end)` in order, their values where they are stored.
+    pub fn scan_stored(&self, dict: DictionaryId, start: &[u8], end: &[u8], limit: usize) -> Result<Vec<(Bytes, StoredValue)>> {
+        let mut cursor = self.cursor(dict, start, end)?;
+        let mut out = Vec::new();
+        while out.len() < limit {
+            let Some(tuple) = cursor.next()? else { break };
+            let (key, value) = tuple.into_raw();
+            out.push((key, StoredValue { value, _view: self.clone() }));
+        }
+        Ok(out)
     }
 
     /// Length of a value in bytes; a large one is not read for it.

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use vt_tree::{BodyRef, KeyRange, Run, Seq};
+use zones::Hold;
 
 use super::conflicts;
 use super::handle::{Group, Isolation, Open};
@@ -80,7 +81,7 @@ impl Group {
                 seen = now.at;
                 if seen > since {
                     let joined = conflicts::reconcile(db, &open.own, since, &base, &now)?;
-                    open.own.write(&joined);
+                    open.own.write(&joined, Hold::default());
                     bound |= open.own.memory() > BIND_AT;
                     open.checked = Some(now);
                 }
@@ -100,7 +101,8 @@ impl Group {
                 }
                 false => {
                     let (changes, deletes_only) = changes(&own)?;
-                    db.commit_changes(changes, deletes_only, Durability::Buffered, owner, still)?
+                    let hold = db.keep_places(&changes)?;
+                    db.commit_changes(changes, hold, deletes_only, Durability::Buffered, owner, still)?
                 }
             };
             match outcome {

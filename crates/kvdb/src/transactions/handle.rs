@@ -13,7 +13,7 @@ use vt_tree::Lookup;
 use super::own::Own;
 use crate::Kvdb;
 use crate::batch::{Batch, Durability};
-use crate::commit::{check_put, validate};
+use crate::commit::{Valid, check_put};
 use crate::cursor::Cursor;
 use crate::database::Database;
 use crate::dictionary::DictionaryId;
@@ -350,16 +350,17 @@ impl Transaction {
     /// Makes the changes of a batch, all or, on any error, none of them.
     pub fn apply(&self, batch: Batch) -> Result<()> {
         self.group.db.writable()?;
-        let (changes, deletes_only) = {
+        let db = &self.group.db;
+        let Valid { changes, deletes_only, hold } = {
             let state = self.read()?;
             match state.open.as_ref().and_then(|o| o.base.as_ref()) {
-                Some(view) => validate(&view.version, batch)?,
-                None => validate(&self.group.db.version.load(), batch)?,
+                Some(view) => db.validate(&view.version, batch)?,
+                None => db.validate(&db.version.load(), batch)?,
             }
         };
         self.lock_changes(&changes)?;
         match changes.first() {
-            Some((dict, _)) => self.change(*dict, deletes_only, |own| own.write(&changes)),
+            Some((dict, _)) => self.change(*dict, deletes_only, |own| own.write(&changes, hold)),
             None => Ok(()),
         }
     }

@@ -5,8 +5,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use vt_tree::{Input, ItemRef, KeyRange, Lookup, Memtable, Merge, MergeOptions, Placement, RunCursor, Seq, Source, Value};
-use zones::Reserve;
+use zones::{Hold, Reserve};
 
 use crate::database::Database;
 use crate::dictionary::DictionaryId;
@@ -75,6 +76,8 @@ pub(crate) struct Own {
     pub trees: Arc<BTreeMap<DictionaryId, Parts>>,
     /// The transaction's changes up to this one are seen.
     pub at: Seq,
+    /// Keeps the places of values that were stored before it put them under other keys.
+    places: Arc<Mutex<Hold>>,
     /// Bytes changed since the memory was last looked at.
     unseen: usize,
     /// Bytes of runs, as of the last spill.
@@ -155,8 +158,11 @@ impl Own {
         self.newest(dict).writer().put_slice(key, seq, value);
     }
 
-    /// Writes changes one behind the other.
-    pub(crate) fn write(&mut self, changes: &[(DictionaryId, Op)]) {
+    /// Writes changes one behind the other. `hold` keeps the places that they refer to.
+    pub(crate) fn write(&mut self, changes: &[(DictionaryId, Op)], hold: Hold) {
+        if !hold.uses().is_empty() {
+            self.places.lock().merge(hold);
+        }
         let mut seq = self.at;
         self.unseen += changes.iter().map(|(_, op)| op.bytes() + OVERHEAD).sum::<usize>();
         for stretch in changes.chunk_by(|a, b| a.0 == b.0) {
