@@ -4,6 +4,7 @@
 //! Room comes first. A commit appends only what the segments and zones at hand are sure to hold, so nothing that was acknowledged finds
 //! the store full later; whoever writes says what room is left while it writes, and afterwards.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -283,7 +284,8 @@ impl Database {
             self.add_segment(&mut writer)?;
         }
         let mut applied = None;
-        let mut guard = None;
+        // Held no longer than the pipeline's lock, which comes before it.
+        let guard = Cell::new(None);
         let bound = |pipeline: &mut Pipeline| {
             let seq = pipeline.next_seq;
             let each = runs.iter().flat_map(|(dict, runs)| runs.iter().map(|run| (*dict, run.clone())));
@@ -293,6 +295,7 @@ impl Database {
                 pipeline.stream().extend_from_slice(&record);
             }
             applied = Some(self.publish(pipeline, &self.version.load(), 1, 0, 0));
+            drop(guard.take());
         };
         // Others may have filled the room meanwhile: then all begins anew.
         let go = |_: &Version, pipeline: &Pipeline, writer: &Writer| {
@@ -301,12 +304,13 @@ impl Database {
                 return Ok(false);
             }
             if watched {
-                guard = self.locks.try_guard(borrowed(&touched), owner).ok();
+                let Ok(free) = self.locks.try_guard(borrowed(&touched), owner) else { return Ok(false) };
+                guard.set(Some(free));
             }
-            Ok(!watched || guard.is_some())
+            Ok(true)
         };
         self.seal_if(&mut writer, go, bound)?;
-        drop((guard, writer));
+        drop(writer);
         let Some(applied) = applied else { return Ok(Outcome::Stale) };
         self.counters.commits.add(1);
         self.deletions.store(true, Ordering::Relaxed);

@@ -93,6 +93,8 @@ pub struct TransactionInfo {
     pub memory: u64,
     /// Bytes of those runs.
     pub run_bytes: u64,
+    /// The transaction whose end a call of this one waits for, since that one holds what it would lock.
+    pub waits_for: Option<TransactionId>,
 }
 
 /// A point in a transaction to which it can go back.
@@ -240,6 +242,7 @@ impl Group {
             changes,
             memory,
             run_bytes,
+            waits_for: self.db.locks.waits_for(self.id.0).map(TransactionId),
         }
     }
 }
