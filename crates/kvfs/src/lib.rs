@@ -8,6 +8,7 @@ mod absorb;
 mod allocate;
 mod attr;
 mod attributes;
+mod clone_tree;
 mod data;
 mod directory;
 mod dirty;
@@ -31,6 +32,7 @@ pub use attr::{
     Allocate, AllocateMode, Attr, Caller, DirEntry, FileKind, Ino, ROOT, RenameFlags, SetAttr, StatFs, TimeSet, Timestamp, Whence,
     WriteHints, XattrFlags,
 };
+pub use clone_tree::CloneStats;
 pub use error::{Error, Result};
 pub use fs::{Atime, Fs, FsOptions, Statistics};
 pub use kvdb::TransactionId;
