@@ -3,12 +3,13 @@
 //! pieces that the device likes, and not tuple by tuple.
 //!
 //! Nothing is fetched twice, so that what is fetched in vain is never more than the store; and nothing at all where the store is
-//! larger than half of that memory: there, what is beside a tuple would push out what was asked for.
+//! larger than half of that memory: there, what is beside a tuple would push out what was asked for. Cursors announce by themselves
+//! what they will read; of what they come to, only the index is read around.
 
 use std::collections::HashMap;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use std::time::{Duration, Instant};
 use zones::{Purpose, ZONE_SIZE, Zones};
 
 /// What is fetched around a read: so much, aligned. A zone has 32 of these.

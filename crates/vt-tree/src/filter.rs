@@ -384,18 +384,15 @@ fn prefetch(bytes: &[u8], at: usize) {
 #[inline]
 fn select(mut word: u64, mut n: u32) -> u32 {
     let mut at = 0;
-    for half in [32, 16, 8] {
+    // Without branches: which half it is in cannot be foretold.
+    for half in [32, 16, 8, 4, 2, 1] {
         let ones = (word & mask(half)).count_ones();
-        if n >= ones {
-            n -= ones;
-            word >>= half;
-            at += half;
-        }
+        let above = u32::from(n >= ones);
+        n -= ones * above;
+        word >>= half * above;
+        at += half * above;
     }
-    for _ in 0..n {
-        word &= word - 1;
-    }
-    at + word.trailing_zeros()
+    at
 }
 
 #[cfg(test)]

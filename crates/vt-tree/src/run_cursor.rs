@@ -118,7 +118,7 @@ impl RunCursor {
             Some(block) => block,
             None => {
                 self.ahead.missed(&self.run, &self.path);
-                self.run.store().read_block(target)?
+                self.run.store().block_in_passing(target)?
             }
         };
         self.ahead.bytes = self.ahead.bytes.saturating_sub(u64::from(target.at.len));

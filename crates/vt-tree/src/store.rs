@@ -32,6 +32,14 @@ const READ_TOGETHER: u64 = 8 << 20;
 /// Two stretches with a gap below this are announced as one: reading that much takes less than a second request.
 pub(crate) const GAP: u64 = 16 << 10;
 
+/// How something is read that is not in memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum How {
+    Alone,
+    /// With what lies beside it, see [`Around`].
+    Around,
+}
+
 /// What is kept of an index, and before anything else: without it each read of a tuple would cost several of the device.
 #[derive(Clone)]
 enum Upper {
@@ -134,19 +142,19 @@ impl Store {
         }
     }
 
-    fn read_frame(&self, kind: FrameKind, level: u16, at: FramePointer) -> Result<Bytes> {
+    fn read_frame(&self, kind: FrameKind, level: u16, at: FramePointer, how: How) -> Result<Bytes> {
         let purpose = if kind == FrameKind::Tuples { Purpose::Tuples } else { Purpose::Index };
-        frame::open(self.read_raw(purpose, at.addr, u64::from(at.len))?, kind, level, at)
+        frame::open(self.read_raw(purpose, at.addr, u64::from(at.len), how)?, kind, level, at)
     }
 
-    fn read_raw(&self, purpose: Purpose, addr: u64, len: u64) -> Result<Bytes> {
+    fn read_raw(&self, purpose: Purpose, addr: u64, len: u64, how: How) -> Result<Bytes> {
         if len > ZONE_SIZE {
             return Err(Error::Corrupt { what: format!("a block of {len} bytes is longer than a zone"), addr });
         }
         let mut buf = vec![0u8; len as usize];
         let begun = Instant::now();
         self.zones.read(purpose, addr, &mut buf)?;
-        if Around::waited(begun, len) {
+        if how == How::Around && Around::waited(begun, len) {
             self.around.fetch(&self.zones, purpose, addr);
         }
         Ok(Bytes::from(buf))
@@ -172,8 +180,8 @@ impl Store {
     }
 
     /// A tuple block from the device, into the cache.
-    pub(crate) fn read_block(&self, at: Target) -> Result<Arc<Block>> {
-        let block = Arc::new(Block::parse(self.read_frame(FrameKind::Tuples, 0, at.at)?, at.at.addr)?);
+    fn read_block(&self, at: Target, how: How) -> Result<Arc<Block>> {
+        let block = Arc::new(Block::parse(self.read_frame(FrameKind::Tuples, 0, at.at, how)?, at.at.addr)?);
         match at.refers {
             true => self.keep_upper(at.at, Upper::Block(block.clone())),
             false => self.blocks.insert((at.at.addr, at.at.crc), block.clone()),
@@ -181,11 +189,16 @@ impl Store {
         Ok(block)
     }
 
+    /// A tuple block that a cursor comes to. It announces by itself what it will read.
+    pub(crate) fn block_in_passing(&self, at: Target) -> Result<Arc<Block>> {
+        self.read_block(at, if at.refers { How::Around } else { How::Alone })
+    }
+
     /// A tuple block.
     pub(crate) fn block(&self, at: Target) -> Result<Arc<Block>> {
         match self.cached_block(at) {
             Some(block) => Ok(block),
-            None => self.read_block(at),
+            None => self.read_block(at, How::Around),
         }
     }
 
@@ -198,13 +211,13 @@ impl Store {
         });
         match cached {
             Some(b) => Ok(b),
-            None => Ok(Arc::new(Block::parse(self.read_frame(FrameKind::Tuples, 0, at)?, at.addr)?)),
+            None => Ok(Arc::new(Block::parse(self.read_frame(FrameKind::Tuples, 0, at, How::Alone)?, at.addr)?)),
         }
     }
 
     /// An index node with all that a merge wants to know. Merges read each once, so it is not kept.
     pub(crate) fn node(&self, at: FramePointer, level: u16) -> Result<Node> {
-        Node::parse(self.read_frame(FrameKind::Node, level, at)?, level, at.addr)
+        Node::parse(self.read_frame(FrameKind::Node, level, at, How::Around)?, level, at.addr)
     }
 
     /// An index node as reads need it.
@@ -227,7 +240,7 @@ impl Store {
         if let Some(Upper::Filter(f)) = self.upper.get(&(at.addr, at.crc)) {
             return Ok(f);
         }
-        let filter = Arc::new(Filter::parse(self.read_frame(FrameKind::Filter, 0, at)?)?);
+        let filter = Arc::new(Filter::parse(self.read_frame(FrameKind::Filter, 0, at, How::Around)?)?);
         self.keep_upper(at, Upper::Filter(filter.clone()));
         Ok(filter)
     }
@@ -248,7 +261,7 @@ impl Store {
         match value {
             Value::Inline(b) => Ok(b.clone()),
             Value::Extent(e) => {
-                let data = self.read_raw(Purpose::Pages, e.addr, u64::from(e.stored))?;
+                let data = self.read_raw(Purpose::Pages, e.addr, u64::from(e.stored), How::Around)?;
                 check_extent(e, &data)?;
                 unpack_extent(e, data)
             }
