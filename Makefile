@@ -3,7 +3,7 @@
 CARGO ?= cargo
 KVFS   = target/release/kvfs
 
-.PHONY: help setup build demo test lint test-long crash-live full real-world posix bench-first bench-kv lint-bench install clean
+.PHONY: help setup build demo test lint test-long crash-live full real-world posix bench-first bench-kv bench-defrag lint-bench install clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -56,6 +56,10 @@ bench-first: build
 ## make bench-kv     kvdb beside RocksDB, LevelDB, fjall and redb: tables and pictures in docs/bench/kv.md (ROUNDS=1, STAGES=...)
 bench-kv: setup
 	@bash scripts/bench_kv.sh $(STAGES)
+
+## make bench-defrag  the paper's §4.4 at size: what defragmentation reclaims, what it does to scans and to a client (MIB=2048)
+bench-defrag:
+	@bash scripts/defrag.sh $(THRESHOLDS)
 
 lint-bench:
 	cd bench/kvbench && $(CARGO) fmt --check && $(CARGO) clippy --all-targets --quiet -- -D warnings
