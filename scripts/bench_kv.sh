@@ -8,7 +8,8 @@
 #   thresholds  kvdb by stitching threshold (Figure 6)
 #   no-journal  the six loads without a journal
 #   more        overwrites, write–delete–write, range deletes, YCSB
-#   growth      kvdb at 1, 2, 4, 8 and 16 GiB (long; needs 40 GiB of disk)
+#   growth      kvdb at 1, 2, 4, … GiB, up to GROWTH_GIB (16) or to what the free disk allows (long)
+#   ranges      range deletes beside RocksDB's, up to a million (docs/bench/range_deletes.md)
 #
 # ROUNDS: how often, engines interleaved (1). MIB, SMALL_MIB: data sets of 4 KiB and of 64 B values (1024, 256). DIR: scratch, on the
 # file system to be measured. OUT: where the results go. KEEP=1: results are added to what is there. ENGINES: a list with commas.
@@ -16,13 +17,13 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 ROUNDS=${ROUNDS:-1} MIB=${MIB:-1024} SMALL_MIB=${SMALL_MIB:-256} DIR=${DIR:-bench-scratch} OUT=${OUT:-docs/bench}
-ENGINES=${ENGINES:-kvdb,rocksdb,rocksdb-universal,rocksdb-blob,leveldb,fjall,fjall-kv,redb}
+ENGINES=${ENGINES:-kvdb,rocksdb,rocksdb-universal,rocksdb-blob,leveldb,fjall,fjall-kv,redb,lmdb}
 STAGES=("$@")
 [ ${#STAGES[@]} -gt 0 ] || STAGES=(inserts reads thresholds)
 
 # The peers that are C++ libraries are opened when they are asked for; without them the others still run.
 missing=()
-for package in libleveldb-dev librocksdb-dev; do
+for package in libleveldb-dev librocksdb-dev liblmdb-dev; do
     dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q "install ok" || missing+=("$package")
 done
 if [ ${#missing[@]} -gt 0 ]; then
@@ -41,7 +42,8 @@ kvbench=$target/release/kvbench
 
 mkdir -p "$OUT" "$DIR"
 lines=$OUT/kv.jsonl commands=$OUT/kv.commands
-[ -n "${KEEP:-}" ] || rm -f "$lines" "$commands"
+# The stage `ranges` has files of its own.
+[ -n "${KEEP:-}" ] || [ "${STAGES[*]}" = ranges ] || rm -f "$lines" "$commands"
 
 # A case that fails is told and left out; the others go on.
 run() {
@@ -83,10 +85,24 @@ for stage in "${STAGES[@]}"; do
             run --engines "$ENGINES" --loads "$all" "${small[@]}"
             ;;
         growth)
-            for gib in 1 2 4 8 16; do
+            for gib in 1 2 4 8 16 32 64; do
+                [ "$gib" -le "${GROWTH_GIB:-16}" ] || break
+                # Random small values take up to 1.9 times what is alive, for a while; the file system is left some room.
+                free=$(df --output=avail -BG "$DIR" | tail -1 | tr -dc 0-9)
+                if [ "$free" -lt $((2 * gib + 4)) ]; then
+                    echo "growth ends before $gib GiB: $((2 * gib + 4)) GiB of disk are needed, $free are free" >&2
+                    break
+                fi
                 run --engines kvdb --loads random,append --values 4096 --mib $((gib * 1024))
                 run --engines kvdb --loads random --values 64 --mib $((gib * 1024))
             done
+            ;;
+        ranges)
+            rm -f "$OUT/range_deletes.jsonl"
+            for engine in kvdb rocksdb; do
+                "$kvbench" ranges --engines "$engine" --dir "$DIR" --out "$OUT/range_deletes.jsonl"
+            done
+            python3 scripts/range_deletes.py "$OUT/range_deletes.jsonl" >"$OUT/range_deletes.md"
             ;;
         *)
             echo "no stage is called $stage: see the top of $0" >&2
@@ -96,6 +112,7 @@ for stage in "${STAGES[@]}"; do
 done
 rmdir "$DIR" 2>/dev/null || true
 
+[ "${STAGES[*]}" != ranges ] || exit 0
 "$kvbench" plot --out "$OUT" "$lines" >/dev/null
 {
     echo "# kvdb beside the engines that people use"

@@ -12,6 +12,7 @@ mod meter;
 mod outcome;
 mod phase;
 mod plot;
+mod ranges;
 mod reads;
 mod report;
 mod run;
@@ -33,6 +34,8 @@ struct Arguments {
 enum Command {
     /// Runs cases, engines interleaved by rounds; JSON lines go to --out, a line each to the terminal.
     Run(Box<run::Options>),
+    /// Measures range deletes, and reads before and after them.
+    Ranges(ranges::Options),
     /// Prints tables of what JSON lines say: medians, and ratios to the best peer.
     Report(report::Options),
     /// Draws what JSON lines say as SVG.
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
 fn command(command: Command) -> Result<()> {
     match command {
         Command::Run(options) => run::run(&options),
+        Command::Ranges(options) => ranges::run(&options),
         Command::Report(options) => report::run(&options),
         Command::Plot(options) => plot::run(&options),
         Command::Engines => {

@@ -76,6 +76,9 @@ pub struct Outcome {
     /// Largest anonymous part of it, sampled: without files that are mapped.
     pub peak_rss_anon: u64,
     pub cpu_s: f64,
+    /// Of this, seconds of the threads that merge; engines that do not name theirs leave it out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub merge_cpu_s: Option<f64>,
     /// Read from storage by the process, per operation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_bytes_per_op: Option<f64>,

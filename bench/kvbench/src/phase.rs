@@ -54,6 +54,7 @@ fn loading(engine: Box<dyn Engine>, spec: &Spec, out: &mut Outcome) -> Result<()
     }
     let done = Arc::new(AtomicU64::new(0));
     let start = Reading::now(dir);
+    let merges_before = meter::threads_cpu_s(merges);
     let sampler = Sampler::start(dir.clone(), done.clone());
     let begun = Instant::now();
     let tally = load::run(&*engine, spec, &done)?;
@@ -64,6 +65,7 @@ fn loading(engine: Box<dyn Engine>, spec: &Spec, out: &mut Outcome) -> Result<()
     // SAFETY: sync has no arguments and no failure.
     unsafe { libc::sync() };
     let settled = Reading::now(dir);
+    let merges_after = meter::threads_cpu_s(merges);
     let samples = sampler.stop();
     out.figures = engine.figures();
     out.space_bytes = Some(meter::space(dir));
@@ -101,10 +103,16 @@ fn loading(engine: Box<dyn Engine>, spec: &Spec, out: &mut Outcome) -> Result<()
     out.space_peak_bytes = Some(samples.space_peak);
     out.peak_rss_anon = samples.anon_peak;
     out.cpu_s = settled.cpu_s - start.cpu_s;
+    out.merge_cpu_s = (merges_after > 0.0).then_some(merges_after - merges_before);
     let running: Vec<(f64, u64)> = samples.progress.iter().copied().filter(|(s, _)| *s <= seconds).collect();
     out.progress = meter::thin(&running, POINTS);
     out.progress.push(((seconds * 1e3).round() / 1e3, tally.ops));
     Ok(())
+}
+
+/// The threads of the engines that name theirs: those that flush and merge.
+fn merges(thread: &str) -> bool {
+    ["kvdb-merge", "kvdb-flush", "rocksdb:low", "rocksdb:high"].contains(&thread)
 }
 
 fn reading(engine: Box<dyn Engine>, spec: &Spec, read: Read, out: &mut Outcome) -> Result<()> {

@@ -1,4 +1,4 @@
-//! What a byte costs as the store grows: bytes written, memory and processor time per user byte against the size of the data set, and
+//! What a byte costs as the store grows: bytes written, memory, processor time and that of merges per user byte against the size of the data set, and
 //! what a straight line through the logarithm of the size says for 1 TB.
 
 use std::collections::BTreeMap;
@@ -15,6 +15,9 @@ const FIGURES: &[(&str, &str, &str, Figure)] = &[
     ("memory", "Peak memory", "MiB", |r| r.median(|o| Some((o.peak_rss >> 20) as f64))),
     ("time", "Processor time, merges included", "CPU seconds per GB", |r| {
         r.median(|o| Some(o.cpu_s / (o.user_bytes? as f64 / 1e9)))
+    }),
+    ("merges", "Processor time of flushes and merges", "CPU seconds per GB", |r| {
+        r.median(|o| Some(o.merge_cpu_s? / (o.user_bytes? as f64 / 1e9)))
     }),
 ];
 
