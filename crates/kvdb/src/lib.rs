@@ -225,7 +225,9 @@ impl Kvdb {
     /// Writes everything committed before this call into runs; the journal is empty afterwards.
     pub fn flush(&self) -> Result<()> {
         self.db.0.writable()?;
-        self.db.0.flush_all()
+        self.db.0.flush_all()?;
+        self.db.0.tidy_soon();
+        Ok(())
     }
 
     /// Merges all runs of a dictionary into one; what was deleted gives its space back.

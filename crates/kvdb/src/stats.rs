@@ -43,6 +43,8 @@ pub(crate) struct Counters {
     pub journal_device: Counter,
     /// Most runs that any dictionary has at its youngest level.
     pub young_runs: Counter,
+    /// Of what runs hold: bytes that are dead, for a hundred alive.
+    pub dead_percent: Counter,
 }
 
 impl Counters {
@@ -86,7 +88,11 @@ pub struct Stats {
     /// Zones of 8 MiB that runs keep, and how many of them could be free if the others were full.
     pub zones_held: u64,
     pub zones_reclaimable: u64,
+    /// Bytes in runs that newer versions hide, for a hundred alive, by a sample.
+    pub dead_percent: u64,
     pub defrag: DefragProgress,
+    /// Nothing is left that the background would do by itself, until something is committed.
+    pub at_rest: bool,
     /// Why the store takes no more writes, if so.
     pub failed: Option<String>,
 }
@@ -144,7 +150,9 @@ impl Database {
             stops: c.stops.get(),
             zones_held: holes.zones,
             zones_reclaimable: holes.reclaimable(),
+            dead_percent: c.dead_percent.get(),
             defrag: self.defragmenter.progress(),
+            at_rest: self.at_rest(),
             failed: self.health.why(),
         }
     }

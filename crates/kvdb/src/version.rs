@@ -35,6 +35,11 @@ impl Generation {
         Arc::new(Generation { number: self.number + 1, pool: self.pool.clone(), holds: Mutex::default() })
     }
 
+    /// Gives the memory back to the system that no memtable uses now.
+    pub(crate) fn release_idle_memory(&self) {
+        self.pool.release();
+    }
+
     /// A dictionary's layer of this generation, empty.
     fn layer(self: &Arc<Self>) -> Layer {
         Layer { generation: self.clone(), memtable: Arc::new(Memtable::in_pool(&self.pool)), bound: Vec::new() }

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use zones::Reserve;
+use zones::{Lane, Reserve};
 
 use crate::builder::{MergeStats, RunBuilder, follows_block};
 use crate::compression::Compression;
@@ -62,6 +62,8 @@ pub struct MergeOptions {
     /// no filter.
     pub false_positives: u16,
     pub reserve: Reserve,
+    /// Beside what it is laid on the device.
+    pub lane: Lane,
 }
 
 impl Default for MergeOptions {
@@ -75,6 +77,7 @@ impl Default for MergeOptions {
             compress_values: Compression::None,
             false_positives: FALSE_POSITIVES,
             reserve: Reserve::Merge,
+            lane: Lane::Young,
         }
     }
 }

@@ -119,6 +119,11 @@ impl Run {
         }
     }
 
+    /// `false`: the run has nothing at `key`. Tuple blocks are not read for it.
+    pub fn may_have(&self, key: &[u8], hash: u64) -> Result<bool> {
+        Ok(self.locate(key, hash)?.is_some())
+    }
+
     /// The block that a `get` of `key` would have to read, where it lies.
     pub fn wants(&self, key: &[u8], hash: u64) -> Result<Option<(u64, u32)>> {
         let Some(probe) = self.probe(key, hash)? else { return Ok(None) };

@@ -17,9 +17,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::stream::Stream;
+use crate::stream::Streams;
 use crate::zone_use::ZoneUse;
-use crate::{Error, Purpose, Reserve, Result, SECTOR, ZONE_SIZE, ZoneId, round_up};
+use crate::{Error, Lane, Purpose, Reserve, Result, SECTOR, ZONE_SIZE, ZoneId, round_up};
 
 /// Zones by which a file grows at once, if there is room.
 const GROWTH: u32 = 8;
@@ -38,7 +38,9 @@ pub(crate) struct State {
     pub fresh: BTreeSet<u32>,
     pub unknown: BTreeSet<u32>,
     pub punched: BTreeSet<u32>,
-    pub streams: [Stream; Purpose::ALL.len()],
+    pub streams: Streams,
+    /// The fewest backed free zones since somebody last asked.
+    fewest: usize,
     /// Before the start: the end of the last extent known in a zone, and the largest share a single hold has in it.
     seen: BTreeMap<u32, Seen>,
 }
@@ -87,6 +89,7 @@ impl Allocator {
             unknown: BTreeSet::new(),
             punched: BTreeSet::new(),
             streams: Default::default(),
+            fewest: 0,
             seen: BTreeMap::new(),
         };
         Allocator { state: Mutex::new(state) }
@@ -167,7 +170,7 @@ impl Allocator {
             return;
         }
         state.started = true;
-        for stream in &mut state.streams {
+        for stream in state.streams.iter_mut() {
             let Some(zone) = stream.zone() else { continue };
             let seen = state.seen.get(&zone).copied().unwrap_or_default();
             stream.skip_to(seen.end);
@@ -228,8 +231,8 @@ impl Allocator {
         if success { state.make_free(zone) } else { _ = state.punched.insert(zone) }
     }
 
-    /// Free backed zones beyond the first `keep`, the highest first; they are nobody's until [`Allocator::punched`].
-    pub fn surplus(&self, keep: usize) -> Vec<u32> {
+    /// Free backed zones beyond the first `keep`, `most` of them, the highest; they are nobody's until [`Allocator::punched`].
+    pub fn surplus(&self, keep: usize, most: usize) -> Vec<u32> {
         let mut state = self.lock();
         let state = &mut *state;
         if !state.started {
@@ -239,7 +242,7 @@ impl Allocator {
         free.sort_unstable();
         // What is backed for certain fills the stock before what may be.
         free.extend(state.unknown.iter().copied());
-        let surplus = free.split_off(keep.min(free.len()));
+        let surplus = free.split_off(keep.max(free.len().saturating_sub(most)).min(free.len()));
         for zone in &surplus {
             for set in [&mut state.written, &mut state.fresh, &mut state.unknown] {
                 set.remove(zone);
@@ -263,6 +266,12 @@ impl State {
         self.written.len() + self.fresh.len()
     }
 
+    /// Backed free zones that were never needed since the last call.
+    pub fn idle(&mut self) -> usize {
+        let now = self.backed();
+        std::mem::replace(&mut self.fewest, now).min(now)
+    }
+
     /// Free zones that must be left over.
     fn floor(&self, reserve: Reserve) -> usize {
         reserve.floor(self.reserve) as usize
@@ -274,6 +283,7 @@ impl State {
             return None;
         }
         let zone = self.written.pop_first().or_else(|| self.fresh.pop_first())?;
+        self.fewest = self.fewest.min(self.backed());
         let known = &mut self.zones[zone as usize];
         debug_assert!(known.pins == 0 && !known.open, "a free zone is nobody's");
         known.pins = 1;
@@ -298,7 +308,7 @@ impl State {
             return;
         }
         // Nothing in the stream's zone is alive: it begins anew.
-        for stream in &mut self.streams {
+        for stream in self.streams.iter_mut() {
             if stream.zone() == Some(zone) {
                 stream.rewind();
             }
@@ -321,8 +331,8 @@ impl State {
 
     /// Lets a stream go on in `zone` (pinned by the caller) after `used` bytes of it, if that leaves it more room than the
     /// zone it has. Else the zone stays the caller's alone; says which.
-    pub fn open_zone(&mut self, purpose: Purpose, zone: ZoneId, used: u64) -> bool {
-        let stream = &mut self.streams[purpose as usize];
+    pub fn open_zone(&mut self, purpose: Purpose, lane: Lane, zone: ZoneId, used: u64) -> bool {
+        let stream = self.streams.of(purpose, lane);
         if stream.rest() >= ZONE_SIZE - used {
             return false;
         }

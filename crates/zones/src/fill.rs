@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use crate::{Error, Hold, Purpose, Reserve, Result, SECTOR, ZONE_SIZE, ZoneId, ZoneUse, Zones, round_up};
+use crate::{Error, Hold, Lane, Purpose, Reserve, Result, SECTOR, ZONE_SIZE, ZoneId, ZoneUse, Zones, round_up};
 
 /// The first chunk a fill reserves; each further one is twice as large, up to [`MAX_CHUNK`].
 const FIRST_CHUNK: u64 = 64 << 10;
@@ -15,6 +15,7 @@ const MAX_CHUNK: u64 = 1 << 20;
 pub struct Fill {
     zones: Arc<Zones>,
     purpose: Purpose,
+    lane: Lane,
     reserve: Reserve,
     hold: Hold,
     /// Placed, but not written yet; lies at `start` on the device, a multiple of `SECTOR`.
@@ -33,11 +34,12 @@ pub struct Fill {
 }
 
 impl Fill {
-    pub(crate) fn new(zones: Arc<Zones>, purpose: Purpose, reserve: Reserve) -> Fill {
+    pub(crate) fn new(zones: Arc<Zones>, purpose: Purpose, lane: Lane, reserve: Reserve) -> Fill {
         let hold = zones.empty_hold();
         Fill {
             zones,
             purpose,
+            lane,
             reserve,
             hold,
             buffer: Vec::new(),
@@ -153,6 +155,7 @@ impl Fill {
         // Only a fill that begins may use gaps: one that goes on is a long one, and wants to stay contiguous.
         let (start, len) = self.zones.reserve_chunk(
             self.purpose,
+            self.lane,
             self.reserve,
             need,
             need.max(self.chunk),

@@ -108,6 +108,23 @@ impl fmt::Display for Purpose {
     }
 }
 
+/// How long what is written is expected to live. Each lane of a purpose fills zones of its own: what a flush writes is merged away
+/// soon, what is merged into the bottom stays, and a zone that had both would stay for the sake of a few.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Lane {
+    /// Flushes, and all that is too little for zones of its own.
+    #[default]
+    Young,
+    /// Merges between levels.
+    Middle,
+    /// Merges into the bottom.
+    Old,
+}
+
+impl Lane {
+    pub const ALL: [Lane; 3] = [Lane::Young, Lane::Middle, Lane::Old];
+}
+
 /// Whether a zone may come from the reserve that keeps a full store able to flush, merge and delete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reserve {

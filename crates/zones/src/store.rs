@@ -11,7 +11,8 @@ use crate::allocator::{Allocator, Growth};
 use crate::device::{Reading, copy_range};
 use crate::superblock::{self, COPIES, FORMAT_VERSION, MAX_ROOT, Superblock};
 use crate::{
-    CountDevice, Device, Error, Fill, Hold, IoStats, Purpose, Reserve, Result, SECTOR, Space, ZONE_SIZE, ZoneId, ZoneUse, round_up,
+    CountDevice, Device, Error, Fill, Hold, IoStats, Lane, Purpose, Reserve, Result, SECTOR, Space, ZONE_SIZE, ZoneId, ZoneUse,
+    round_up,
 };
 
 /// Free zones beyond the reserve that are kept for reuse instead of being given back to the host.
@@ -200,7 +201,10 @@ impl Zones {
             return;
         }
         let next = round_up(addr - zone.start(), SECTOR);
-        state.streams[purpose as usize].open(zone.0, next);
+        // Which lane it was nobody noted, and hardly matters: the first without a zone goes on there.
+        if let Some(stream) = state.streams.lanes(purpose).iter_mut().find(|s| s.zone().is_none()) {
+            stream.open(zone.0, next);
+        }
     }
 
     /// After recovery has pinned everything: all other zones are free, and allocation is allowed.
@@ -210,14 +214,8 @@ impl Zones {
 
     /// Where each open stream stands. What is placed from now on lies elsewhere or behind it.
     pub fn positions(&self) -> Vec<(Purpose, u64)> {
-        let state = self.allocator.lock();
-        // The end of a full zone is the address of another one.
-        let has_room = |p: &Purpose| state.streams[*p as usize].rest() > 0;
-        Purpose::ALL
-            .into_iter()
-            .filter(has_room)
-            .filter_map(|p| state.streams[p as usize].position().map(|addr| (p, addr)))
-            .collect()
+        // The end of a full zone is the address of another one: only those with room.
+        self.allocator.lock().streams.positions()
     }
 
     /// Takes a whole zone, one written before if there is one, and counts all of it as alive. Written with [`Zones::write`].
@@ -236,7 +234,12 @@ impl Zones {
 
     /// A new append position on a stream. Nothing is reserved before the first object.
     pub fn fill(self: &Arc<Self>, purpose: Purpose, reserve: Reserve) -> Fill {
-        Fill::new(Arc::clone(self), purpose, reserve)
+        self.fill_in(purpose, Lane::default(), reserve)
+    }
+
+    /// The same in a lane.
+    pub fn fill_in(self: &Arc<Self>, purpose: Purpose, lane: Lane, reserve: Reserve) -> Fill {
+        Fill::new(Arc::clone(self), purpose, lane, reserve)
     }
 
     /// Whether `len` bytes at `addr` can be there at all: [`Error::Corrupt`] if not. For callers that must allocate memory
@@ -326,27 +329,56 @@ impl Zones {
 
     /// Gives free zones beyond a small stock (and the reserve) back to the host. Returns the bytes given.
     pub fn give_back(&self) -> Result<u64> {
-        let _growing = self.growing.lock();
-        let keep = STOCK + self.allocator.lock().reserve as usize;
-        let mut surplus = self.allocator.surplus(keep);
-        surplus.sort_unstable();
+        self.give(STOCK, usize::MAX)
+    }
+
+    /// Gives back, of those, what was free all the time since the last call, but no more than `most` zones: what a store under load
+    /// does now and then, so that space used for a moment does not stay with it.
+    pub fn give_back_idle(&self, most: usize) -> Result<u64> {
+        let idle = {
+            let mut state = self.allocator.lock();
+            state.idle().saturating_sub(state.reserve as usize + STOCK)
+        };
+        self.give(STOCK, idle.min(most))
+    }
+
+    /// Free zones that [`Zones::give_back`] would give.
+    pub fn spare(&self) -> usize {
+        let state = self.allocator.lock();
+        (state.backed() + state.unknown.len()).saturating_sub(state.reserve as usize + STOCK)
+    }
+
+    fn give(&self, stock: usize, most: usize) -> Result<u64> {
+        /// Zones that go at once. Whoever needs a new zone waits for so long.
+        const AT_ONCE: usize = 2;
         let mut given = 0;
-        let mut failure = None;
-        // Neighbours go together.
-        for stretch in surplus.chunk_by(|a, b| a + 1 == *b) {
-            let len = stretch.len() as u64 * ZONE_SIZE;
-            if failure.is_none() {
-                match self.device.discard(ZoneId(stretch[0]).start(), len) {
-                    Ok(()) => given += len,
-                    Err(e) => failure = Some(e),
-                }
+        let mut left = most;
+        while left > 0 {
+            let _growing = self.growing.lock();
+            let keep = stock + self.allocator.lock().reserve as usize;
+            let mut surplus = self.allocator.surplus(keep, left.min(AT_ONCE));
+            if surplus.is_empty() {
+                break;
             }
-            stretch.iter().for_each(|&zone| self.allocator.punched(zone, failure.is_none()));
+            left -= surplus.len();
+            surplus.sort_unstable();
+            let mut failure = None;
+            // Neighbours go together.
+            for stretch in surplus.chunk_by(|a, b| a + 1 == *b) {
+                let len = stretch.len() as u64 * ZONE_SIZE;
+                if failure.is_none() {
+                    match self.device.discard(ZoneId(stretch[0]).start(), len) {
+                        Ok(()) => given += len,
+                        Err(e) => failure = Some(e),
+                    }
+                }
+                stretch.iter().for_each(|&zone| self.allocator.punched(zone, failure.is_none()));
+            }
+            if let Some(e) = failure {
+                return Err(Error::io("giving space back to the host", e));
+            }
         }
-        match failure {
-            None => Ok(given),
-            Some(e) => Err(Error::io("giving space back to the host", e)),
-        }
+        Ok(given)
     }
 
     pub fn space(&self) -> Space {
@@ -393,6 +425,7 @@ impl Zones {
     pub(crate) fn reserve_chunk(
         &self,
         purpose: Purpose,
+        lane: Lane,
         reserve: Reserve,
         need: u64,
         want: u64,
@@ -400,43 +433,51 @@ impl Zones {
         hold: &mut Hold,
         supply: &mut Vec<Hold>,
     ) -> Result<(u64, u64)> {
-        let from_open_zone = |hold: &mut Hold| {
+        let from_open_zone = |lane: Lane, hold: &mut Hold| {
             let mut state = self.allocator.lock();
-            let chunk = state.streams[purpose as usize].reserve(need, want, gaps)?;
+            let chunk = state.streams.of(purpose, lane).reserve(need, want, gaps)?;
             state.pin_for_fill(hold.uses_mut(), ZoneId::of(chunk.0).0);
             Some(chunk)
         };
         if !self.allocator.lock().started {
             return Err(Error::NotStarted);
         }
-        if let Some(chunk) = from_open_zone(hold) {
+        if let Some(chunk) = from_open_zone(lane, hold) {
             return Ok(chunk);
         }
         let taken = match supply.pop() {
             Some(taken) => taken,
-            None => self.acquire(reserve)?,
+            None => match self.acquire(reserve) {
+                // A full store cannot keep young and old apart.
+                Err(Error::NoSpace) => {
+                    let chunk = Lane::ALL.into_iter().find_map(|lane| from_open_zone(lane, hold));
+                    return chunk.ok_or(Error::NoSpace);
+                }
+                taken => taken?,
+            },
         };
         // Another fill may have opened a zone meanwhile; then the one taken is free again.
-        if let Some(chunk) = from_open_zone(hold) {
+        if let Some(chunk) = from_open_zone(lane, hold) {
             return Ok(chunk);
         }
         let Some((zone, _)) = taken.uses().iter().next() else { return Err(Error::NoSpace) };
         hold.merge(taken);
         let used = want.min(ZONE_SIZE);
-        let shared = self.allocator.lock().open_zone(purpose, zone, used);
+        let shared = self.allocator.lock().open_zone(purpose, lane, zone, used);
         // A zone that the stream does not go on in is this fill's to the end.
         Ok((zone.start(), if shared { used } else { ZONE_SIZE }))
     }
 
     /// Reserves more right behind a chunk; `None` when somebody else has that.
     pub(crate) fn extend_chunk(&self, purpose: Purpose, end: u64, need: u64, want: u64) -> Option<u64> {
-        self.allocator.lock().streams[purpose as usize].extend(end, need, want)
+        // Only one of them stands there.
+        self.allocator.lock().streams.lanes(purpose).iter_mut().find_map(|stream| stream.extend(end, need, want))
     }
 
     /// The range was reserved and holds nothing that counts.
     pub(crate) fn give_chunk_back(&self, purpose: Purpose, start: u64, end: u64) {
         if start < end {
-            self.allocator.lock().streams[purpose as usize].give_back(start, end);
+            self.allocator.lock().streams.lanes(purpose).iter_mut().for_each(|stream| stream.give_back(start, end));
         }
     }
 

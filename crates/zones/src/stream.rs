@@ -3,7 +3,33 @@
 
 use std::collections::BTreeMap;
 
-use crate::{SECTOR, ZONE_SIZE, ZoneId, round_up};
+use crate::{Lane, Purpose, SECTOR, ZONE_SIZE, ZoneId, round_up};
+
+/// The streams of a store: one for each purpose and lane.
+#[derive(Debug, Default)]
+pub(crate) struct Streams([[Stream; Lane::ALL.len()]; Purpose::ALL.len()]);
+
+impl Streams {
+    pub fn of(&mut self, purpose: Purpose, lane: Lane) -> &mut Stream {
+        &mut self.0[purpose as usize][lane as usize]
+    }
+
+    /// Those of a purpose, the youngest lane first.
+    pub fn lanes(&mut self, purpose: Purpose) -> &mut [Stream] {
+        &mut self.0[purpose as usize]
+    }
+
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Stream> {
+        self.0.iter_mut().flatten()
+    }
+
+    /// Where each stream with an open zone stands that has room.
+    pub fn positions(&self) -> Vec<(Purpose, u64)> {
+        let of = |purpose: Purpose| self.0[purpose as usize].iter().map(move |s| (purpose, s));
+        let open = Purpose::ALL.into_iter().flat_map(of).filter(|(_, s)| s.rest() > 0);
+        open.filter_map(|(purpose, s)| s.position().map(|addr| (purpose, addr))).collect()
+    }
+}
 
 /// A stream with no zone has nothing to give.
 #[derive(Debug, Default)]

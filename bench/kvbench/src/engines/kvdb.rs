@@ -83,6 +83,10 @@ impl Engine for Store {
         Ok(self.db.flush()?)
     }
 
+    fn busy(&self) -> bool {
+        !self.db.stats().at_rest
+    }
+
     fn figures(&self) -> serde_json::Value {
         let s = self.db.stats();
         let levels: Vec<usize> = s.dictionaries.iter().flat_map(|d| d.levels.iter().map(Vec::len)).collect();

@@ -39,6 +39,8 @@ pub(crate) struct Compaction {
     part: u64,
     /// The inputs are out of the way of younger merges, as far as they can be.
     aside: bool,
+    /// Items of the inputs that hide older ones, and all of them, when it began.
+    hiding: (f64, u64),
 }
 
 /// An input behind a part: where it is, and what is left of it. `None`: nothing; else itself when no byte was cut off.
@@ -49,7 +51,8 @@ struct Cut {
 
 impl Compaction {
     pub(crate) fn begin(db: &Database, job: Job) -> Compaction {
-        Compaction { job, merge: None, result: None, part: db.part_size(), aside: false }
+        let hiding = (db.merging.hiding.items(&job.inputs), job.inputs.iter().map(|p| p.run.stats().items).sum());
+        Compaction { job, merge: None, result: None, part: db.part_size(), aside: false, hiding }
     }
 
     /// What it has taken.
@@ -131,6 +134,7 @@ impl Compaction {
             drop_tombstones: self.job.to_bottom,
             old_seq: db.visible.load(Ordering::Acquire),
             reserve: Reserve::Merge,
+            lane: db.lane(&self.job.inputs, self.job.level),
             ..self.job.options.storage(self.job.placement(db))
         };
         Ok(Merge::new(&db.store, &inputs, &KeyRange::all(), options)?)
@@ -198,6 +202,12 @@ impl Compaction {
         let done = next.is_none() || !there;
         self.job.inputs = cuts.into_iter().filter_map(|c| Some(Placed { id: c.input.id, run: c.rest? })).collect();
         self.result = result;
+        if let Some(placed) = self.result.as_ref().filter(|_| done && target < BOTTOM) {
+            // What they hid of each other is gone; what is left of it lies below.
+            let items = placed.run.stats().items;
+            let left = self.hiding.0 - self.hiding.1.saturating_sub(items) as f64;
+            db.merging.hiding.set(placed.id, left / items.max(1) as f64);
+        }
         self.part = db.part_size();
         db.counters.compactions.add(u64::from(done));
         db.compacted();

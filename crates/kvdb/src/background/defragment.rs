@@ -326,6 +326,7 @@ impl Database {
             drop_tombstones: false,
             old_seq: self.visible.load(Ordering::Acquire),
             reserve: Reserve::Merge,
+            lane: self.lane([placed], level),
             ..options.storage(Placement { evacuate: Some(victims.clone()), ..Placement::stitch() })
         };
         let range = KeyRange { start: from.clone(), end: None };
@@ -434,22 +435,24 @@ impl Database {
         Ok(started)
     }
 
-    /// Begins by itself when too much is lost.
-    pub(crate) fn look_for_holes(&self) {
+    /// So much is lost that it should begin by itself.
+    pub(crate) fn holes_due(&self) -> bool {
         if self.inline() || self.options.defrag_rate == 0 || self.defragmenter.progress().running {
-            return;
-        }
-        // A merge that moves values empties zones by and by; what is left of them for the moment is not worth moving.
-        if self.merging.below() {
-            return;
+            return false;
         }
         let holes = self.holes();
-        let seen = (holes.zones, holes.live);
-        if holes.percent() >= BEGIN_PERCENT
+        holes.percent() >= BEGIN_PERCENT
             && holes.reclaimable() >= BEGIN_ZONES
-            // The same as when the last one ended.
-            && std::mem::replace(&mut self.defragmenter.state.lock().seen, seen) != seen
-        {
+            // Not the same as when the last one ended.
+            && self.defragmenter.state.lock().seen != (holes.zones, holes.live)
+    }
+
+    /// Begins by itself when too much is lost.
+    pub(crate) fn look_for_holes(&self) {
+        // A merge that moves values empties zones by and by; what is left of them for the moment is not worth moving.
+        if !self.merging.below() && self.holes_due() {
+            let holes = self.holes();
+            self.defragmenter.state.lock().seen = (holes.zones, holes.live);
             self.defragmenter.request(DefragOptions { bytes_per_second: None, fullest_percent: CHEAP_PERCENT }, true);
         }
     }

@@ -26,8 +26,9 @@ struct Flush {
     /// The newest generation in it, and where the journal begins afterwards; `None` leaves the journal alone.
     upto: u64,
     sealed: Option<Sealed>,
-    merges: VecDeque<(DictionaryId, Merge)>,
-    runs: Vec<(DictionaryId, Arc<Run>)>,
+    /// With the share of the items that hide older ones.
+    merges: VecDeque<(DictionaryId, Merge, f64)>,
+    runs: Vec<(DictionaryId, Arc<Run>, f64)>,
     /// Keeps bound values in place until the runs hold them, even when a dictionary is dropped meanwhile.
     _generations: Vec<Arc<Generation>>,
 }
@@ -61,7 +62,8 @@ impl Flush {
                 // Values that the journal has bound stay where they are.
                 ..tree.info.options.storage(Placement::stitch())
             };
-            merges.push_back((dict, Merge::new(&db.store, &inputs, &KeyRange::all(), options)?));
+            let hiding = db.hiding_share(tree, upto)?;
+            merges.push_back((dict, Merge::new(&db.store, &inputs, &KeyRange::all(), options)?, hiding));
         }
         generations.sort_by_key(|g| g.number);
         generations.dedup_by_key(|g| g.number);
@@ -69,11 +71,11 @@ impl Flush {
     }
 
     fn run(&mut self, db: &Database) -> Result<()> {
-        while let Some((dict, mut merge)) = self.merges.pop_front() {
+        while let Some((dict, mut merge, hiding)) = self.merges.pop_front() {
             while !merge.step(STEP)? {}
             let (run, stats) = merge.finish()?;
             db.counters.merged(&stats);
-            self.runs.extend(run.map(|run| (dict, run)));
+            self.runs.extend(run.map(|run| (dict, run, hiding)));
         }
         Ok(())
     }
@@ -101,11 +103,12 @@ impl Flush {
             let mut edits = vec![Edit::Streams(db.zones.positions())];
             let mut id = state.next_run;
             let mut placed = Vec::new();
-            for (dict, run) in self.runs {
+            for (dict, run, hiding) in self.runs {
                 // Dropped meanwhile: so is what it held.
                 if state.dictionaries.contains_key(&dict) {
                     edits.push(Edit::AddRun { dict, level: 0, id: RunId(id), run: encode_run(&run) });
                     placed.push((dict, Placed { id: RunId(id), run }));
+                    db.merging.hiding.set(RunId(id), hiding);
                     id += 1;
                 }
             }

@@ -8,9 +8,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::compaction::Compaction;
+use super::dead::Hiding;
 use super::shape::{BOTTOM, Claim, Job};
 use crate::database::Database;
 use crate::error::{Error, Result};
+use crate::version::Tree;
 
 /// Merges that a thread has under way at most, each younger than the one before.
 const DEEPEST: usize = 4;
@@ -27,6 +29,8 @@ pub(crate) struct Merging {
     pub inline: Mutex<Stack>,
     /// One more than the zones that were free when a merge last found no space for it; 0: it found some.
     starved: AtomicU64,
+    /// What runs hide of older ones.
+    pub hiding: Hiding,
 }
 
 /// The merges that one thread has under way, the youngest last.
@@ -45,6 +49,11 @@ impl Merging {
     /// `true` when a merge would find no more space than the last one, which found too little.
     pub(crate) fn starved(&self, zones_free: u64) -> bool {
         zones_free < self.starved.load(Ordering::Relaxed)
+    }
+
+    /// A merge, or the defragmentation of a run, is under way.
+    pub(crate) fn busy(&self) -> bool {
+        !self.claims.lock().is_empty()
     }
 
     /// Keeps [`Database::merge_alone`] waiting.
@@ -72,18 +81,18 @@ impl Database {
     pub(crate) fn next_job(&self, tombstones: bool, any: bool, claims: &[Claim], above: usize) -> Option<Job> {
         let version = self.version.load();
         let shape = self.options.shape.sane();
-        let shapes = version
-            .trees
-            .values()
-            .filter_map(|t| Some((t.levels.first().map_or(0, Vec::len), Job::for_shape(t, &shape, claims, above)?)));
+        let shapes = version.trees.values().filter_map(|t| {
+            Some((t.levels.first().map_or(0, Vec::len), Job::for_shape(t, &shape, claims, above, self.merging.hiding.dead(t))?))
+        });
         if let Some((_, job)) = shapes.max_by_key(|(runs, _)| *runs) {
             return Some(job);
         }
         if !tombstones {
             return None;
         }
-        let free = |t: &&std::sync::Arc<crate::version::Tree>| claims.iter().all(|c| c.dict != t.info.id);
-        version.trees.values().filter(free).find_map(|t| Job::for_tombstones(t, any))
+        let free = |t: &&std::sync::Arc<Tree>| claims.iter().all(|c| c.dict != t.info.id);
+        let dead = |t: &Tree| self.merging.hiding.dead(t);
+        version.trees.values().filter(free).find_map(|t| Job::for_tombstones(t, any).or_else(|| Job::for_dead(t, dead(t), &shape)))
     }
 
     /// Keeps all merges from going on; those under way are given up.

@@ -2,6 +2,7 @@
 //! which does one bounded unit of it. Nothing is decided here: what a thread does is what a step does.
 
 pub(crate) mod compaction;
+mod dead;
 pub(crate) mod defragment;
 pub(crate) mod flush;
 pub(crate) mod merging;
@@ -17,6 +18,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
+use dead::Dead;
 pub(crate) use defragment::Defragmenter;
 pub(crate) use merging::Merging;
 use merging::Stack;
@@ -26,6 +28,8 @@ use crate::error::{Error, Result};
 use crate::journal::record;
 use zones::{Purpose, Reserve, ZONE_SIZE};
 
+/// Zones that go back to the host at an interval under load, at most.
+const GIVE_BACK: usize = 16;
 /// A failed flush is tried this often before the store stops taking writes.
 const ATTEMPTS: u32 = 5;
 
@@ -229,6 +233,7 @@ impl Database {
                 }
             }
             let done = done.and_then(|()| if values { self.set_aside_ahead() } else { Ok(()) });
+            let done = done.and_then(|()| if values { self.seal_what_holds_much(false) } else { Ok(()) });
             let done = done.and_then(|()| self.prepare_segment());
             self.background.memory_is_free();
             match done {
@@ -329,6 +334,22 @@ impl Database {
         self.now().saturating_sub(since) >= self.options.idle_flush.min(Duration::from_secs(2))
     }
 
+    /// Somebody has flushed by hand, and so expects no more for a while: what is put off until the store is quiet is done soon.
+    pub(crate) fn tidy_soon(&self) {
+        if !self.inline() {
+            let idle = self.options.idle_flush.max(Duration::from_secs(2));
+            *self.background.quiet.lock() = (self.counters.commits.get(), self.now().saturating_sub(idle));
+            self.background.wake_clock.notify_one();
+        }
+    }
+
+    /// Nothing is left that the background would do by itself, unless something is committed.
+    pub(crate) fn at_rest(&self) -> bool {
+        let merges = || !self.merging.busy() && self.next_job(true, false, &[], usize::MAX).is_none();
+        let space = || self.zones.spare() == 0 && !self.defragmenter.progress().running && !self.holes_due();
+        self.sealed.lock().is_empty() && !self.deletions.load(Ordering::Acquire) && merges() && space()
+    }
+
     /// What falls due with time.
     pub(crate) fn tick(&self) -> Result<()> {
         let now = self.now();
@@ -348,7 +369,9 @@ impl Database {
             Err(e) => return Err(e),
         }
         self.look_for_holes();
-        self.seal_what_holds_much()?;
+        self.seal_what_holds_much(true)?;
+        // What a moment's work took and nobody needed since; little at once, since it is the device that writers wait for.
+        self.zones.give_back_idle(GIVE_BACK)?;
         let (_, since) = *self.background.quiet.lock();
         if now.saturating_sub(since) >= self.options.idle_flush {
             self.background.compaction_wanted();
@@ -362,17 +385,30 @@ impl Database {
                 flushed?;
             }
             self.zones.give_back()?;
+            self.version.load().generation.release_idle_memory();
         }
         Ok(())
     }
 
-    /// Values that were overwritten stay until the flush of their generation: one whose values weigh a good part of the store is
-    /// flushed, however small its memtables are.
-    fn seal_what_holds_much(&self) -> Result<()> {
-        const LEAST: u64 = 256 << 20;
-        let generation = self.version.load().generation.clone();
-        if generation.held() > LEAST.max(self.holes().live / 5) && self.sealed.lock().is_empty() {
-            self.seal(generation.number)?;
+    /// Values that were overwritten stay until the flush of their generation: one that has made a good part of the store's values dead
+    /// is flushed, however small its memtables are. `in_time`: also one that holds much, since a sample sees little of what was
+    /// overwritten before it was flushed at all.
+    fn seal_what_holds_much(&self, in_time: bool) -> Result<()> {
+        const LEAST: u64 = 64 << 20;
+        const MOST: u64 = 256 << 20;
+        // Nobody asks a memtable for less: what newer versions hide there may be forgotten as others come.
+        let floor = self.pins.floor(self.visible.load(Ordering::Acquire));
+        let version = self.version.load_full();
+        for layer in version.trees.values().filter_map(|t| t.layers.first()) {
+            layer.memtable.set_floor(floor);
+        }
+        let held = version.generation.held();
+        let live = self.holes().live;
+        if held < LEAST || !self.sealed.lock().is_empty() {
+            return Ok(());
+        }
+        if in_time && held > MOST.max(live / 5) || self.dead_of_active()? > LEAST.max((live + held) / 10) {
+            self.seal(version.generation.number)?;
         }
         Ok(())
     }
@@ -460,5 +496,9 @@ impl Database {
         let version = self.version.load();
         let most = version.trees.values().map(|t| t.levels.first().map_or(0, Vec::len)).max();
         self.counters.young_runs.set(most.unwrap_or(0) as u64);
+        self.merging.hiding.keep(&version);
+        let dead = version.trees.values().map(|t| self.merging.hiding.dead(t));
+        let dead = dead.fold(Dead::default(), |sum, d| Dead { dead: sum.dead + d.dead, all: sum.all + d.all });
+        self.counters.dead_percent.set(dead.percent());
     }
 }

@@ -16,6 +16,10 @@ const SLOWEST: f64 = 50.0;
 const WORTH_SLEEPING: u64 = 300_000;
 /// The longest single sleep.
 const LONGEST: u64 = 20_000_000;
+/// Dead bytes for a hundred alive from which writers are slowed down, and where they are slowest: above what merges at their own pace let
+/// gather.
+const DEAD_FROM: usize = 75;
+const DEAD_TO: usize = 300;
 /// Bytes that commits may add before the space is looked at again.
 const LOOK_AGAIN: u64 = 4 << 20;
 
@@ -55,8 +59,9 @@ impl Database {
         let memory = part(self.memtable_bytes(), self.shares.memtables / 2, self.shares.memtables);
         let fan = self.options.shape.sane().runs_per_level;
         let runs = part(self.counters.young_runs.get() as usize, fan + fan / 2, 4 * fan);
+        let dead = part(self.counters.dead_percent.get() as usize, DEAD_FROM, DEAD_TO);
         let unplaced = part(self.unplaced_bytes.load(Ordering::Relaxed), self.shares.window, 2 * self.shares.window);
-        memory.max(runs).max(unplaced)
+        memory.max(runs).max(dead).max(unplaced)
     }
 
     /// Bytes of all memtables, and of what waits for its place.

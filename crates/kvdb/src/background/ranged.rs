@@ -71,6 +71,7 @@ impl Database {
             drop_tombstones: true,
             old_seq: self.visible.load(Ordering::Acquire),
             reserve: Reserve::Merge,
+            lane: self.lane(inputs.iter().map(|(_, p)| p), BOTTOM),
             ..tree.info.options.storage(Job::everything_from(&tree, 0).placement(self))
         };
         let sources: Vec<Input> = inputs.iter().map(|(_, p)| Input::Run(p.run.clone())).collect();

@@ -9,7 +9,9 @@
 //! meanwhile is merged among itself, however long the large merge takes.
 
 use vt_tree::{ADAPTIVE, Placement};
+use zones::{Lane, ZONE_SIZE};
 
+use super::dead::Dead;
 use crate::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::dictionary::DictionaryOptions;
@@ -47,8 +49,29 @@ const PRESSED: u64 = 1 << 20;
 /// Seeks that cost more than this many bytes of reading are dear: large values are moved for the sake of scans.
 const DEAR: u64 = 64 << 10;
 
+/// Dead bytes for a hundred alive from which everything above the bottom is merged into it, while clients write, and when the store is
+/// quiet. Each such merge writes what is alive: with the first, two bytes for each overwritten.
+const DEAD_PERCENT: u64 = 50;
+const DEAD_WHEN_QUIET: u64 = 8;
+
 /// A merge whose key blocks are this much smaller than its new values is cheap.
 const CHEAP: u64 = 48;
+
+/// What is less than this has no zones of its own, bytes of key blocks.
+const APART: u64 = 2 * ZONE_SIZE;
+/// With less than this free, young and old share zones: those begun by either would be missed.
+const PLENTY: u64 = 32 * ZONE_SIZE;
+
+impl Database {
+    /// Where on the device the result of merging `runs` belongs, at `level`: beside what lives as long.
+    pub(crate) fn lane<'a>(&self, runs: impl IntoIterator<Item = &'a Placed>, level: usize) -> Lane {
+        match level {
+            _ if weights(runs) < APART || self.zones.space().free_for_user < PLENTY => Lane::Young,
+            BOTTOM => Lane::Old,
+            _ => Lane::Middle,
+        }
+    }
+}
 
 /// Runs to merge.
 pub(crate) struct Job {
@@ -139,13 +162,17 @@ impl Job {
     }
 
     /// What the shape calls for beside the merges under way, if anything. `above`: only of the levels above this one.
-    pub(crate) fn for_shape(tree: &Tree, shape: &Shape, claims: &[Claim], above: usize) -> Option<Job> {
+    pub(crate) fn for_shape(tree: &Tree, shape: &Shape, claims: &[Claim], above: usize, dead: Dead) -> Option<Job> {
         let claims: Vec<&Claim> = claims.iter().filter(|c| c.dict == tree.info.id).collect();
         let taken = |level: usize| {
             let runs = tree.levels.get(level).into_iter().flatten();
             claims.iter().any(|c| c.level == level || runs.clone().any(|p| c.runs.contains(&p.id)))
         };
+        let dead = shape.single_bottom && dead.percent() >= DEAD_PERCENT;
         for (level, runs) in tree.levels.iter().enumerate().take(BOTTOM.min(above)) {
+            if dead && !runs.is_empty() && !(level..=BOTTOM).any(taken) {
+                return Some(Job::everything_from(tree, level));
+            }
             if taken(level) {
                 continue;
             }
@@ -177,6 +204,13 @@ impl Job {
         let (all, bottom) = (values(level), values(BOTTOM));
         let above = all - bottom;
         bottom > 0 && above >= bottom / 8 && above >= CHEAP.saturating_mul(blocks)
+    }
+
+    /// What dead bytes call for when the store is quiet.
+    pub(crate) fn for_dead(tree: &Tree, dead: Dead, shape: &Shape) -> Option<Job> {
+        let level = tree.levels.iter().take(BOTTOM).position(|runs| !runs.is_empty())?;
+        let due = shape.single_bottom && dead.percent() >= DEAD_WHEN_QUIET;
+        due.then(|| Job::everything_from(tree, level)).filter(|job| job.inputs.len() > 1)
     }
 
     /// What the tombstones call for: their runs merged with everything older. `any`: however few there are.

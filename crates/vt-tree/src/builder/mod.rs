@@ -83,7 +83,7 @@ pub(crate) struct RunBuilder {
 
 impl RunBuilder {
     pub fn new(store: &Arc<Store>, options: &MergeOptions) -> Self {
-        let (zones, reserve) = (store.zones(), options.reserve);
+        let (zones, reserve, lane) = (store.zones(), options.reserve, options.lane);
         RunBuilder {
             placement: options.placement.clone(),
             separate_at: options.separate_at.max(1),
@@ -91,9 +91,9 @@ impl RunBuilder {
             compression: options.compression,
             compress_values: options.compress_values,
             packer: Packer::default(),
-            tuples: zones.fill(Purpose::Tuples, reserve),
-            index: zones.fill(Purpose::Index, reserve),
-            pages: zones.fill(Purpose::Pages, reserve),
+            tuples: zones.fill_in(Purpose::Tuples, lane, reserve),
+            index: zones.fill_in(Purpose::Index, lane, reserve),
+            pages: zones.fill_in(Purpose::Pages, lane, reserve),
             store: store.clone(),
             block: OpenBlock::default(),
             window: Window::default(),

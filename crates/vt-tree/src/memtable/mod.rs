@@ -61,6 +61,8 @@ struct State {
     free_kept: Vec<u32>,
     /// Heap bytes of `kept`'s values.
     kept_bytes: usize,
+    /// Bytes on the device of values that were forgotten.
+    forgotten: u64,
     /// No reader asks for a sequence number below this.
     floor: Seq,
     /// The same for range tombstones alone.
@@ -104,6 +106,7 @@ impl Memtable {
                 kept: Vec::new(),
                 free_kept: Vec::new(),
                 kept_bytes: 0,
+                forgotten: 0,
                 floor: 0,
                 tombstone_floor: 0,
                 arrivals: 0,
@@ -146,7 +149,7 @@ impl Memtable {
     /// at most `at` is newer.
     pub fn get(&self, key: &[u8], at: Seq) -> Lookup {
         let s = &*self.state.read();
-        let at = at.max(s.tombstone_floor);
+        let at = at.max(s.tombstone_floor).max(s.floor);
         let version = s.tree.get(&s.arena, key, at);
         // A version newer than all tombstones needs no look at them.
         if !s.fragments.is_empty() && version.is_none_or(|v| v.seq <= s.fragments.newest()) {
@@ -189,8 +192,8 @@ impl Memtable {
         before - writer.state.kept_bytes
     }
 
-    /// Promises that every `get` from now on and every cursor, also those that exist, asks for `floor` or later. Versions that nobody can
-    /// ask for any more may then be forgotten. The floor never falls.
+    /// Promises that every cursor, also those that exist, asks for `floor` or later, a state that readers may see; a `get` that asks for
+    /// less gets that one. Versions that nobody can ask for any more may then be forgotten as newer ones come. The floor never falls.
     pub fn set_floor(&self, floor: Seq) {
         let mut s = self.state.write();
         s.floor = s.floor.max(floor);
@@ -211,6 +214,28 @@ impl Memtable {
     /// Heap bytes in use, overhead included. An estimate from above, except for shared buffers, see `put`.
     pub fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of large values, placed or about to be, that newer versions have pushed out: they lie on the device, and no reader asks for
+    /// them.
+    pub fn forgotten_bytes(&self) -> u64 {
+        self.state.read().forgotten
+    }
+
+    /// Keys at even distances, about `count` of them, or fewer where there are few.
+    pub fn sample(&self, count: usize) -> Vec<Bytes> {
+        let s = &*self.state.read();
+        let step = (s.tree.leaves() / count.max(1)).max(1);
+        let mut keys = Vec::new();
+        let mut at = s.tree.seek(&s.arena, &[]);
+        for i in 0.. {
+            let Some(pos) = at else { break };
+            if i % step == 0 {
+                keys.push(Bytes::copy_from_slice(s.arena.get(s.tree.leaf_first(&s.arena, pos))));
+            }
+            at = s.tree.next_leaf(pos);
+        }
+        keys
     }
 
     /// Versions kept, deletions and range tombstone fragments included.
@@ -280,6 +305,11 @@ impl State {
             return;
         }
         for i in released.into_iter().filter_map(Place::as_kept) {
+            self.forgotten += match self.kept[i as usize].as_ref() {
+                Some(Kept::Own(Value::Extent(e))) => u64::from(e.stored),
+                Some(Kept::Unplaced(bytes)) => bytes.len() as u64,
+                _ => 0,
+            };
             // An unplaced one keeps its slot: somebody is about to tell its place.
             if let Some(kept) = self.kept[i as usize].take_if(|kept| matches!(kept, Kept::Own(_))) {
                 self.kept_bytes -= kept.heap();

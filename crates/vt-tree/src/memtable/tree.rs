@@ -119,6 +119,11 @@ impl Tree {
         self.keys + self.olds
     }
 
+    /// Leaves.
+    pub fn leaves(&self) -> usize {
+        self.leaves.len()
+    }
+
     /// Heap bytes in use, without those of the arena.
     pub fn heap(&self) -> usize {
         self.leaves.heap()

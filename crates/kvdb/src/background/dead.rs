@@ -1,0 +1,131 @@
+//! How much of what the runs hold is dead: older versions that newer ones hide, which only a merge can drop. What compaction is chosen
+//! by, and writers are held back by, beside the number of runs: a tree may have few runs and be mostly dead, or many and not at all.
+//!
+//! Nobody knows it exactly without reading; a sample does. Of each memtable that is flushed some keys are looked up in the filters of the
+//! runs below: the share of them that is there is the share of its items that hide an older one. A run keeps its share as it is cut;
+//! one merged from several has what is left of theirs. It is a guess, kept in memory: after opening nothing is known to be dead until
+//! something is overwritten again, and the shape bounds it as ever.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+
+use crate::database::Database;
+use crate::error::Result;
+use crate::manifest::RunId;
+use crate::version::{Placed, Tree, Version};
+
+/// Keys of a memtable that are looked for below.
+const SAMPLE: usize = 64;
+/// Of the keys that are not there, so many of ten thousand seem to be, in each run.
+const FALSE_POSITIVES: f64 = 80.0;
+
+/// The share of a run's items that hide older ones, from 0 to 1, by run.
+#[derive(Default)]
+pub(crate) struct Hiding(Mutex<BTreeMap<RunId, f64>>);
+
+impl Hiding {
+    pub(crate) fn set(&self, run: RunId, share: f64) {
+        if share > 0.0 {
+            self.0.lock().insert(run, share.min(1.0));
+        }
+    }
+
+    /// Items of `runs` that hide others.
+    pub(crate) fn items<'a>(&self, runs: impl IntoIterator<Item = &'a Placed>) -> f64 {
+        let shares = self.0.lock();
+        runs.into_iter().map(|p| shares.get(&p.id).copied().unwrap_or(0.0) * p.run.stats().items as f64).sum()
+    }
+
+    /// Forgets runs that are gone.
+    pub(crate) fn keep(&self, version: &Version) {
+        let mut shares = self.0.lock();
+        if !shares.is_empty() {
+            let there: std::collections::BTreeSet<RunId> = version.trees.values().flat_map(|t| t.runs()).map(|p| p.id).collect();
+            shares.retain(|id, _| there.contains(id));
+        }
+    }
+
+    /// Bytes of a dictionary's runs that are dead, and all of them.
+    pub(crate) fn dead(&self, tree: &Tree) -> Dead {
+        let hiding = self.items(tree.runs());
+        let (mut bytes, mut items) = (0, 0u64);
+        let mut all = 0;
+        for stats in tree.runs().map(|p| p.run.stats()) {
+            let of = stats.block_bytes + stats.value_bytes;
+            all += of;
+            // What hides is a tombstone or as large as what it hides; tombstones alone would make that look small.
+            if !stats.tombstones {
+                (bytes, items) = (bytes + of, items + stats.items);
+            }
+        }
+        if items == 0 {
+            (bytes, items) = (all, tree.runs().map(|p| p.run.stats().items).sum());
+        }
+        let dead = hiding * bytes as f64 / items.max(1) as f64;
+        Dead { dead: (dead as u64).min(all), all }
+    }
+}
+
+/// Bytes that are dead, of all.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Dead {
+    pub dead: u64,
+    pub all: u64,
+}
+
+impl Dead {
+    /// For a hundred bytes alive.
+    pub(crate) fn percent(self) -> u64 {
+        self.dead * 100 / (self.all - self.dead).max(1)
+    }
+}
+
+impl Database {
+    /// The share of `keys` that the runs of a dictionary seem to have.
+    fn share_below(&self, tree: &Tree, keys: &[Bytes]) -> Result<f64> {
+        let runs = tree.runs().count();
+        if runs == 0 || keys.is_empty() {
+            return Ok(0.0);
+        }
+        let mut there = 0;
+        for key in keys {
+            let hash = vt_tree::hash(key);
+            for placed in tree.runs() {
+                if placed.run.may_have(key, hash)? {
+                    there += 1;
+                    break;
+                }
+            }
+        }
+        let by_mistake = 1.0 - (1.0 - FALSE_POSITIVES / 1e4).powi(runs as i32);
+        let share = f64::from(there) / keys.len() as f64;
+        // A key or two may be mistakes that were not counted on.
+        let share = (share - by_mistake - 1.5 / SAMPLE as f64) / (1.0 - by_mistake);
+        Ok(share.max(0.0))
+    }
+
+    /// The share of the items that hide older ones, over the memtables up to generation `upto` of a dictionary.
+    pub(crate) fn hiding_share(&self, tree: &Tree, upto: u64) -> Result<f64> {
+        let mut keys = Vec::new();
+        for layer in tree.layers.iter().filter(|l| l.generation.number <= upto) {
+            keys.extend(layer.memtable.sample(SAMPLE));
+        }
+        self.share_below(tree, &keys)
+    }
+
+    /// Bytes of large values of the generation that takes commits which are dead, or have made others so.
+    pub(crate) fn dead_of_active(&self) -> Result<u64> {
+        let version = self.version.load_full();
+        let held = version.generation.held();
+        let mut dead = 0;
+        for tree in version.trees.values() {
+            let Some(layer) = tree.layers.first().filter(|l| !l.memtable.is_empty()) else { continue };
+            dead += layer.memtable.forgotten_bytes();
+            let of_all = layer.memtable.bytes() as f64 / version.memtable_bytes().max(1) as f64;
+            dead += (self.share_below(tree, &layer.memtable.sample(SAMPLE))? * held as f64 * of_all) as u64;
+        }
+        Ok(dead.min(2 * held))
+    }
+}
