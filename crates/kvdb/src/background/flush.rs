@@ -84,7 +84,7 @@ impl Flush {
     fn install(self, db: &Database) -> Result<()> {
         db.zones.sync().map_err(|e| db.health.fail("syncing a flush", &e.into()))?;
         // Written with the numbers that somebody asks for. Before the memtables go, so that nobody finds neither.
-        let past = |(dict, run): &(DictionaryId, Arc<Run>)| {
+        let past = |(dict, run, _): &(DictionaryId, Arc<Run>, f64)| {
             let newest = run.stats().max_seq;
             (newest > 0).then(|| Past { dict: *dict, run: run.clone(), newest, at_once: false })
         };
