@@ -171,7 +171,7 @@ impl Job {
         let dead = shape.single_bottom && dead.percent() >= DEAD_PERCENT;
         for (level, runs) in tree.levels.iter().enumerate().take(BOTTOM.min(above)) {
             if dead && !runs.is_empty() && !(level..=BOTTOM).any(taken) {
-                return Some(Job::everything_from(tree, level));
+                return Some(Job::for_space(tree, level));
             }
             if taken(level) {
                 continue;
@@ -210,7 +210,14 @@ impl Job {
     pub(crate) fn for_dead(tree: &Tree, dead: Dead, shape: &Shape) -> Option<Job> {
         let level = tree.levels.iter().take(BOTTOM).position(|runs| !runs.is_empty())?;
         let due = shape.single_bottom && dead.percent() >= DEAD_WHEN_QUIET;
-        due.then(|| Job::everything_from(tree, level)).filter(|job| job.inputs.len() > 1)
+        due.then(|| Job::for_space(tree, level)).filter(|job| job.inputs.len() > 1)
+    }
+
+    /// All runs from a level downwards, for the sake of what is dead in them: short spans are not stitched, since each would keep a zone.
+    fn for_space(tree: &Tree, level: usize) -> Job {
+        let mut job = Job::everything_from(tree, level);
+        job.press();
+        job
     }
 
     /// What the tombstones call for: their runs merged with everything older. `any`: however few there are.
