@@ -121,7 +121,8 @@ impl Run {
 
     /// `false`: the run has nothing at `key`. Tuple blocks are not read for it.
     pub fn may_have(&self, key: &[u8], hash: u64) -> Result<bool> {
-        Ok(self.locate(key, hash)?.is_some())
+        let Some(probe) = self.probe(key, hash)? else { return Ok(false) };
+        Ok(probe.locate(key, hash)?.is_some())
     }
 
     /// The block that a `get` of `key` would have to read, where it lies.
