@@ -130,6 +130,7 @@ fn what_is_deleted_gives_its_space_back_when_the_store_is_quiet() {
         bench.db.commit(batch, Durability::Buffered).unwrap();
     }
     bench.settle();
+    bench.db.defragment(DefragOptions::default()).unwrap();
     let live = count / 4 * TUPLE;
     assert!(bench.held() <= live / 100 * 105 + 3 * ZONE_SIZE, "{} MiB for {} MiB", bench.held() >> 20, live >> 20);
     assert_eq!(bench.db.stats().dead_percent, 0);

@@ -58,7 +58,7 @@ const DEAD_WHEN_QUIET: u64 = 8;
 const CHEAP: u64 = 48;
 
 /// What is less than this has no zones of its own, bytes of key blocks.
-const APART: u64 = 2 * ZONE_SIZE;
+const APART: u64 = 5 * ZONE_SIZE;
 /// With less than this free, young and old share zones: those begun by either would be missed.
 const PLENTY: u64 = 32 * ZONE_SIZE;
 
