@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use kvdb_server::{Server, ServerOptions};
-use kvfs_fuse::{Counters, Door, MountOptions, Mounted, Unmounter};
+use kvfs::Views;
+use kvfs_fuse::{Counters, Door, Herald, MountOptions, Mounted, Unmounter};
 use rustix::process::{Resource, Rlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -42,6 +43,7 @@ fn serve_logged(
     let access = if options.mount.read_only { Access::ReadOnly } else { Access::ReadWrite };
     let store = store::open_waiting(store, access, options.memory)?;
     let fs = store.file_system()?;
+    let views = Views::new(store.db.clone(), fs.clone());
     let counters: Arc<OnceLock<Arc<Counters>>> = Arc::default();
     let server = start_server(&store, &fs, counters.clone())?;
 
@@ -49,8 +51,8 @@ fn serve_logged(
         source: options.source.clone().unwrap_or_else(|| store.path.clone().into_os_string()),
         ..options.mount.clone()
     };
-    let door = Arc::new(Door::new(fs.clone()));
-    let mut mounted = kvfs_fuse::mount(door, dir, &mount_options, &options.policy).map_err(store::mount_failure)?;
+    let door = Arc::new(Door::new(views.clone()));
+    let mut mounted = kvfs_fuse::mount(door.clone(), dir, &mount_options, &options.policy).map_err(store::mount_failure)?;
     let _ = counters.set(mounted.counters());
     let mut record = Record::of_this_process(mounted.device(), &store.path, mounted.mount_point());
     record.socket = server.as_ref().map(|s| s.path().to_path_buf());
@@ -60,10 +62,12 @@ fn serve_logged(
     let signals = end_on_signals(mounted.unmounter()).map_err(|e| Failure::io("cannot listen to signals", &e))?;
     // The first request: whoever is told "mounted" can rely on being answered.
     fs::metadata(mounted.mount_point()).map_err(|e| Failure::io(format!("the mount on {} does not answer", dir.display()), &e))?;
+    let herald = Herald::start(&views, &door, &mounted)
+        .map_err(|e| Failure::io(format!("cannot tell the kernel what changes under {}", dir.display()), &e))?;
     tracing::info!(store = %store.path.display(), mount_point = %mounted.mount_point().display(), "mounted");
     ready(&record)?;
 
-    let outcome = close(&mut mounted, server, &fs, store);
+    let outcome = close(&mut mounted, &herald, server, &fs, store);
     signals.close();
     match &outcome {
         Ok(()) => record.remove(),
@@ -79,10 +83,11 @@ fn serve_logged(
 }
 
 /// Waits for the end of the mount, then closes everything. Of several failures the first is told: the others follow from it.
-fn close(mounted: &mut Mounted, server: Option<Server>, fs: &kvfs::Fs, store: Store) -> Outcome {
+fn close(mounted: &mut Mounted, herald: &Herald, server: Option<Server>, fs: &kvfs::Fs, store: Store) -> Outcome {
     let counters = mounted.counters();
     let served = mounted.wait().map_err(store::mount_failure);
     tracing::info!("unmounted after {} requests: {counters}", counters.total());
+    herald.stop();
     if let Some(server) = server {
         server.stop();
     }

@@ -1,18 +1,59 @@
-//! The answers of a KVFS file system: each request becomes one of its calls.
+//! The answers of a KVFS file system: each request becomes a call of the view that its inode number names.
+//!
+//! A request for a view that is over is answered ESTALE. Nothing moves or is linked from one view to another (EXDEV, as between any
+//! two file systems), and the hidden directory itself cannot be changed.
+
+use std::ops::Deref;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use bytes::Bytes;
-use kvfs::{Fs, WriteHints};
+use kvfs::{Fs, Views, WriteHints};
 
 use crate::handler::*;
+use crate::rendezvous::Rendezvous;
+use crate::{hidden, wire_ino};
 
-/// A KVFS file system behind the door.
+/// A KVFS file system with all its views behind the door.
 pub struct Door {
-    fs: Fs,
+    views: Views,
+    mainline: Fs,
+    /// The thread that brings the kernel's files up to the store; see [`Door::heed`].
+    herald: AtomicU32,
+    rendezvous: Rendezvous,
 }
 
-impl Door {
-    pub fn new(fs: Fs) -> Door {
-        Door { fs }
+/// What an inode number on the wire stands for.
+enum At<'a> {
+    View(In<'a>, Ino),
+    /// A directory of the hidden ones.
+    Hidden(Ino),
+}
+
+/// A view, by its number.
+struct In<'a> {
+    number: u16,
+    fs: FsIn<'a>,
+}
+
+enum FsIn<'a> {
+    Mainline(&'a Fs),
+    Other(Fs),
+}
+
+impl Deref for In<'_> {
+    type Target = Fs;
+    fn deref(&self) -> &Fs {
+        match &self.fs {
+            FsIn::Mainline(fs) => fs,
+            FsIn::Other(fs) => fs,
+        }
+    }
+}
+
+impl In<'_> {
+    /// Attributes as the kernel is to see them.
+    fn shown(&self, attr: kvfs::Result<Attr>) -> Reply<Attr> {
+        attr.map(|attr| wire_ino::attr(self.number, attr)).map_err(errno)
     }
 }
 
@@ -25,87 +66,261 @@ fn errno(error: kvfs::Error) -> Errno {
     Errno(errno)
 }
 
+const STALE: Errno = Errno(libc::ESTALE);
+const NOT_HERE: Errno = Errno(libc::EPERM);
+
+impl Door {
+    pub fn new(views: Views) -> Door {
+        let mainline = views.mainline().clone();
+        Door { views, mainline, herald: AtomicU32::new(0), rendezvous: Rendezvous::default() }
+    }
+
+    /// From now on a change of attributes that the thread with this number asks for changes nothing: it asks only to have the kernel
+    /// take what it is answered (see `herald`).
+    pub(crate) fn heed(&self, thread: u32) {
+        self.herald.store(thread, Ordering::Relaxed);
+    }
+
+    pub(crate) fn rendezvous(&self) -> &Rendezvous {
+        &self.rendezvous
+    }
+
+    fn at(&self, wire: Ino) -> Reply<At<'_>> {
+        match wire_ino::split(wire) {
+            (0, ino) => Ok(At::View(In { number: 0, fs: FsIn::Mainline(&self.mainline) }, ino)),
+            (wire_ino::HIDDEN, ino) => Ok(At::Hidden(ino)),
+            (number, ino) => match self.views.by_number(number) {
+                Some(fs) => Ok(At::View(In { number, fs: FsIn::Other(fs) }, ino)),
+                None => Err(STALE),
+            },
+        }
+    }
+
+    /// An inode that must lie in a view.
+    fn inode(&self, wire: Ino) -> Reply<(In<'_>, Ino)> {
+        match self.at(wire)? {
+            At::View(view, ino) => Ok((view, ino)),
+            At::Hidden(_) => Err(NOT_HERE),
+        }
+    }
+
+    /// A directory in which `name` is to be made or removed. The name of the hidden directory is taken.
+    fn directory(&self, wire: Ino, name: &[u8]) -> Reply<(In<'_>, Ino)> {
+        let (view, ino) = self.inode(wire)?;
+        if ino == ROOT && name == hidden::NAME { Err(NOT_HERE) } else { Ok((view, ino)) }
+    }
+
+    /// An inode, and a directory of the same view.
+    fn together<'a>(&'a self, first: (In<'a>, Ino), second: Ino) -> Reply<(In<'a>, Ino, Ino)> {
+        let (view, ino) = first;
+        match wire_ino::split(second) {
+            (number, other) if number == view.number => Ok((view, ino, other)),
+            _ => Err(Errno(libc::EXDEV)),
+        }
+    }
+
+    fn hidden_attr(&self, ino: Ino) -> Reply<Attr> {
+        let root = self.mainline.getattr(ROOT).map_err(errno)?;
+        hidden::attr(ino, &root).ok_or(STALE)
+    }
+
+    /// What `name` stands for in a hidden directory.
+    fn find_hidden(&self, dir: Ino, name: &[u8]) -> Reply<Attr> {
+        let none = Errno(libc::ENOENT);
+        match (dir, name) {
+            (_, b".") => self.hidden_attr(dir),
+            (hidden::TOP, b"..") => self.mainline.lookup(ROOT, b".").map_err(errno),
+            (_, b"..") => self.hidden_attr(hidden::TOP),
+            (hidden::TOP, _) if name == hidden::BARRIER_NAME.as_bytes() => self.hidden_attr(hidden::BARRIER),
+            (hidden::TOP, _) => {
+                let kind = hidden::KINDS.iter().find(|(kind, _)| kind.as_bytes() == name);
+                self.hidden_attr(kind.ok_or(none)?.1)
+            }
+            _ => {
+                let view = hidden::view(dir, name).ok_or(none)?;
+                let number = self.views.number(&view).map_err(errno)?;
+                let fs = self.views.fs(&view).map_err(errno)?;
+                In { number, fs: FsIn::Other(fs) }.shown(match self.views.by_number(number) {
+                    Some(fs) => fs.lookup(ROOT, b"."),
+                    None => return Err(none),
+                })
+            }
+        }
+    }
+
+    fn list_hidden(&self, dir: Ino, cookie: u64, take: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Reply<()> {
+        let here = |ino| wire_ino::of(wire_ino::HIDDEN, ino);
+        let above = if dir == hidden::TOP { ROOT } else { here(hidden::TOP) };
+        let mut entries = vec![(".".to_string(), here(dir)), ("..".to_string(), above)];
+        if dir == hidden::TOP {
+            entries.extend(hidden::KINDS.iter().map(|(name, ino)| (name.to_string(), here(*ino))));
+        } else {
+            for view in self.views.all() {
+                if let Some((_, name)) = hidden::place(&view).filter(|(place, _)| *place == dir) {
+                    // Listing opens nothing: a number on the wire is given to what is looked up.
+                    entries.push((name, here(ROOT)));
+                }
+            }
+        }
+        for (at, (name, ino)) in entries.iter().enumerate().skip(usize::try_from(cookie).unwrap_or(usize::MAX)) {
+            let entry = DirEntry { ino: *ino, kind: FileKind::Dir, name: name.as_bytes(), cookie: at as u64 + 1, attr: None };
+            if !take(entry) {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Handler for Door {
     fn lookup(&self, parent: Ino, name: &[u8]) -> Reply<Option<Attr>> {
-        match self.fs.lookup(parent, name) {
-            Ok(attr) => Ok(Some(attr)),
-            Err(kvfs::Error::NotFound) => Ok(None),
-            Err(e) => Err(errno(e)),
+        match self.at(parent)? {
+            At::View(view, ROOT) if view.number == 0 && name == hidden::NAME => self.hidden_attr(hidden::TOP).map(Some),
+            At::View(view, ino) => match view.lookup(ino, name) {
+                Err(kvfs::Error::NotFound) => Ok(None),
+                attr => view.shown(attr).map(Some),
+            },
+            // An error, for the kernel remembers what is merely absent.
+            At::Hidden(dir) => self.find_hidden(dir, name).map(Some),
         }
     }
     fn forget(&self, ino: Ino, references: u64) {
-        self.fs.forget(ino, references);
+        if let Ok((view, ino)) = self.inode(ino) {
+            view.forget(ino, references);
+        }
     }
     fn getattr(&self, ino: Ino) -> Reply<Attr> {
-        self.fs.getattr(ino).map_err(errno)
+        match self.at(ino)? {
+            At::View(view, ino) => view.shown(view.getattr(ino)),
+            At::Hidden(ino) => self.hidden_attr(ino),
+        }
     }
     fn setattr(&self, ino: Ino, changes: &SetAttr, caller: Caller) -> Reply<Attr> {
-        self.fs.setattr(ino, changes, caller).map_err(errno)
+        let (view, ino) = match self.at(ino)? {
+            At::View(view, ino) => (view, ino),
+            At::Hidden(hidden::BARRIER) => return self.hidden_attr(hidden::BARRIER),
+            At::Hidden(_) => return Err(NOT_HERE),
+        };
+        if caller.pid == self.herald.load(Ordering::Relaxed) && caller.pid != 0 {
+            return view.shown(view.getattr(ino));
+        }
+        view.shown(view.setattr(ino, changes, caller))
     }
     fn readlink(&self, ino: Ino) -> Reply<Bytes> {
-        self.fs.readlink(ino).map(Bytes::from).map_err(errno)
+        let (view, ino) = self.inode(ino)?;
+        view.readlink(ino).map(Bytes::from).map_err(errno)
     }
     fn mknod(&self, parent: Ino, name: &[u8], kind: FileKind, perm: u16, rdev: u32, caller: Caller) -> Reply<Attr> {
-        self.fs.mknod(parent, name, kind, perm, rdev, caller).map_err(errno)
+        let (view, parent) = self.directory(parent, name)?;
+        view.shown(view.mknod(parent, name, kind, perm, rdev, caller))
     }
     fn mkdir(&self, parent: Ino, name: &[u8], perm: u16, caller: Caller) -> Reply<Attr> {
-        self.fs.mkdir(parent, name, perm, caller).map_err(errno)
+        let (view, parent) = self.directory(parent, name)?;
+        view.shown(view.mkdir(parent, name, perm, caller))
     }
     fn tmpfile(&self, parent: Ino, perm: u16, caller: Caller) -> Reply<Attr> {
-        self.fs.tmpfile(parent, perm, caller).map_err(errno)
+        let (view, parent) = self.inode(parent)?;
+        view.shown(view.tmpfile(parent, perm, caller))
     }
     fn symlink(&self, parent: Ino, name: &[u8], target: &[u8], caller: Caller) -> Reply<Attr> {
-        self.fs.symlink(parent, name, target, caller).map_err(errno)
+        let (view, parent) = self.directory(parent, name)?;
+        view.shown(view.symlink(parent, name, target, caller))
     }
     fn link(&self, ino: Ino, parent: Ino, name: &[u8], _caller: Caller) -> Reply<Attr> {
-        self.fs.link(ino, parent, name).map_err(errno)
+        let (view, parent, ino) = self.together(self.directory(parent, name)?, ino)?;
+        view.shown(view.link(ino, parent, name))
     }
     fn unlink(&self, parent: Ino, name: &[u8], _caller: Caller) -> Reply<()> {
-        self.fs.unlink(parent, name).map_err(errno)
+        let (view, parent) = self.directory(parent, name)?;
+        view.unlink(parent, name).map_err(errno)
     }
     fn rmdir(&self, parent: Ino, name: &[u8], _caller: Caller) -> Reply<()> {
-        self.fs.rmdir(parent, name).map_err(errno)
+        let (view, parent) = self.directory(parent, name)?;
+        view.rmdir(parent, name).map_err(errno)
     }
     fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), flags: RenameFlags, _caller: Caller) -> Reply<()> {
-        self.fs.rename(from.0, from.1, to.0, to.1, flags).map_err(errno)
+        self.directory(to.0, to.1)?;
+        let (view, parent, new_parent) = self.together(self.directory(from.0, from.1)?, to.0)?;
+        view.rename(parent, from.1, new_parent, to.1, flags).map_err(errno)
     }
     fn read(&self, ino: Ino, offset: u64, length: u32) -> Reply<Bytes> {
-        self.fs.read(ino, offset, length).map_err(errno)
+        let (view, ino) = match self.at(ino)? {
+            At::View(view, ino) => (view, ino),
+            At::Hidden(hidden::BARRIER) => return Ok(Bytes::new()),
+            At::Hidden(_) => return Err(Errno(libc::EISDIR)),
+        };
+        view.read(ino, offset, length).map_err(errno)
     }
     fn write(&self, ino: Ino, offset: u64, data: &[u8], kill_suid: bool) -> Reply<u32> {
-        self.fs.write(ino, offset, data, WriteHints { kill_suid }).map_err(errno)
+        let (view, ino) = match self.at(ino)? {
+            At::View(view, ino) => (view, ino),
+            At::Hidden(hidden::BARRIER) => {
+                self.rendezvous.arrive();
+                return Ok(data.len() as u32);
+            }
+            At::Hidden(_) => return Err(Errno(libc::EISDIR)),
+        };
+        view.write(ino, offset, data, WriteHints { kill_suid }).map_err(errno)
     }
     fn fsync(&self, ino: Ino, data_only: bool) -> Reply<()> {
-        self.fs.fsync(ino, data_only).map_err(errno)
+        match self.at(ino)? {
+            At::View(view, ino) => view.fsync(ino, data_only).map_err(errno),
+            At::Hidden(_) => Ok(()),
+        }
     }
     fn fsyncdir(&self, ino: Ino, _data_only: bool) -> Reply<()> {
-        self.fs.fsyncdir(ino).map_err(errno)
+        match self.at(ino)? {
+            At::View(view, ino) => view.fsyncdir(ino).map_err(errno),
+            At::Hidden(_) => Ok(()),
+        }
     }
     fn readdir(&self, ino: Ino, cookie: u64, attributes: bool, take: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Reply<()> {
-        self.fs.readdir(ino, cookie, attributes, take).map_err(errno)
+        match self.at(ino)? {
+            At::View(view, ino) => {
+                let number = view.number;
+                let mut shown = |entry: DirEntry<'_>| {
+                    let attr = entry.attr.map(|attr| wire_ino::attr(number, attr));
+                    take(DirEntry { ino: wire_ino::of(number, entry.ino), attr, ..entry })
+                };
+                view.readdir(ino, cookie, attributes, &mut shown).map_err(errno)
+            }
+            At::Hidden(dir) => self.list_hidden(dir, cookie, take),
+        }
     }
     fn getxattr(&self, ino: Ino, name: &[u8]) -> Reply<Bytes> {
-        self.fs.getxattr(ino, name).map(Bytes::from).map_err(errno)
+        match self.at(ino)? {
+            At::View(view, ino) => view.getxattr(ino, name).map(Bytes::from).map_err(errno),
+            At::Hidden(_) => Err(Errno(libc::ENODATA)),
+        }
     }
     fn listxattr(&self, ino: Ino) -> Reply<Bytes> {
-        self.fs.listxattr(ino).map(Bytes::from).map_err(errno)
+        match self.at(ino)? {
+            At::View(view, ino) => view.listxattr(ino).map(Bytes::from).map_err(errno),
+            At::Hidden(_) => Ok(Bytes::new()),
+        }
     }
     fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrFlags, _caller: Caller) -> Reply<()> {
-        self.fs.setxattr(ino, name, value, mode).map_err(errno)
+        let (view, ino) = self.inode(ino)?;
+        view.setxattr(ino, name, value, mode).map_err(errno)
     }
     fn removexattr(&self, ino: Ino, name: &[u8], _caller: Caller) -> Reply<()> {
-        self.fs.removexattr(ino, name).map_err(errno)
+        let (view, ino) = self.inode(ino)?;
+        view.removexattr(ino, name).map_err(errno)
     }
     fn statfs(&self) -> Reply<StatFs> {
-        self.fs.statfs().map_err(errno)
+        self.mainline.statfs().map_err(errno)
     }
     fn fallocate(&self, ino: Ino, offset: u64, length: u64, how: Allocate) -> Reply<()> {
-        self.fs.fallocate(ino, how, offset, length).map_err(errno)
+        let (view, ino) = self.inode(ino)?;
+        view.fallocate(ino, how, offset, length).map_err(errno)
     }
     fn seek(&self, ino: Ino, offset: u64, what: Whence) -> Reply<u64> {
-        self.fs.seek(ino, offset, what).map_err(errno)
+        let (view, ino) = self.inode(ino)?;
+        view.seek(ino, offset, what).map_err(errno)
     }
     fn copy_file_range(&self, from: (Ino, u64), to: (Ino, u64), length: u64) -> Reply<u64> {
-        self.fs.copy_file_range(from.0, from.1, to.0, to.1, length).map_err(errno)
+        // Between views the kernel reads and writes instead.
+        let (view, source, target) = self.together(self.inode(from.0)?, to.0)?;
+        view.copy_file_range(source, from.1, target, to.1, length).map_err(errno)
     }
 }

@@ -104,8 +104,11 @@ impl Default for Policy {
 
 /// Tells the kernel to drop what it caches, for changes that did not come through the mount.
 pub trait Invalidator: Send + Sync {
-    /// The name (also: the remembered absence of the name) is looked up anew.
+    /// The name (also: the remembered absence of the name) is looked up anew. Who works in the directory it names goes on doing so.
     fn entry(&self, parent: Ino, name: &[u8]) -> std::io::Result<()>;
-    /// Attributes and cached pages of the inode are read anew.
+    /// Attributes and cached pages of the inode are read anew. Of a file the kernel keeps size and times: it holds back writes, and so
+    /// believes itself.
     fn inode(&self, ino: Ino) -> std::io::Result<()>;
+    /// The file is at least this long, whatever the kernel believed.
+    fn grown(&self, ino: Ino, size: u64) -> std::io::Result<()>;
 }

@@ -2,21 +2,28 @@
 //!
 //! `handler` is the seam: what any FUSE transport asks of any file system, in plain types. On one side of it are the messages on
 //! `/dev/fuse` (`wire`: their layouts; `transport`: which call a request becomes; `session` and `waiting`: the threads), on the other
-//! `door`, which answers with a `kvfs` file system. `mount` mounts and unmounts, `mounts` reads what is mounted,
+//! `door`, which answers with a `kvfs` file system and its views (`wire_ino`: which view an inode number names; `hidden`: the directory
+//! that has them all; `herald`: tells the kernel when one
+//! ends, `rendezvous`: how it knows that everything has arrived). `mount` mounts and unmounts, `mounts` reads what is mounted,
 //! `counters` counts requests.
 
 pub mod counters;
 mod door;
 mod fusermount;
 pub mod handler;
+mod herald;
+mod hidden;
 pub mod mount;
 pub mod mounts;
+mod rendezvous;
 mod session;
 mod transport;
 mod waiting;
 mod wire;
+mod wire_ino;
 
 pub use counters::Counters;
 pub use door::Door;
 pub use handler::{Handler, Invalidator, Policy};
+pub use herald::Herald;
 pub use mount::{AccessTimes, Error, MountOptions, Mounted, Unmount, Unmounter, mount, unmount};

@@ -248,6 +248,11 @@ impl Mounted {
         self.counters.clone()
     }
 
+    /// How many threads answer requests.
+    pub(crate) fn threads(&self) -> usize {
+        self.session.as_ref().map_or(0, Session::threads)
+    }
+
     /// For changes that do not come through the mount.
     pub fn invalidator(&self) -> Option<Arc<dyn Invalidator>> {
         let session = self.session.as_ref()?;

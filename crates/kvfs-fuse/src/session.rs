@@ -24,6 +24,8 @@ const INIT: u32 = 26;
 /// The threads of one mount.
 pub(crate) struct Session {
     connection: Arc<OwnedFd>,
+    /// What the kernel has offered.
+    offered: u64,
     threads: Vec<JoinHandle<io::Result<()>>>,
 }
 
@@ -31,11 +33,11 @@ impl Session {
     /// Answers INIT on a connection that was just mounted, then starts the threads.
     pub fn start<H: Handler>(connection: OwnedFd, transport: Transport<H>, threads: usize, max_write: u32) -> io::Result<Session> {
         let mut buffer = vec![0; max_write as usize + wire::REQUEST_ROOM];
-        greet(&connection, &transport, &mut buffer)?;
+        let offered = greet(&connection, &transport, &mut buffer)?;
         let connection = Arc::new(connection);
         let transport = Arc::new(transport);
         let room = Arc::new(WaitingRoom::default());
-        let mut session = Session { connection: connection.clone(), threads: Vec::new() };
+        let mut session = Session { connection: connection.clone(), offered, threads: Vec::new() };
         for i in 0..threads.max(1) {
             // Without the right to open the device there is one connection, and all share it.
             let own = if i == 0 { None } else { clone_of(&connection).ok() };
@@ -49,8 +51,13 @@ impl Session {
         Ok(session)
     }
 
+    /// How many threads answer.
+    pub fn threads(&self) -> usize {
+        self.threads.len()
+    }
+
     pub fn invalidator(&self) -> KernelCache {
-        KernelCache(self.connection.clone())
+        KernelCache { connection: self.connection.clone(), expires: self.offered & wire::init::HAS_EXPIRE_ONLY != 0 }
     }
 
     /// Returns when the kernel has ended the connection and every thread has come home. The first error wins.
@@ -64,8 +71,8 @@ impl Session {
     }
 }
 
-/// Reads the kernel's INIT and answers it.
-fn greet<H: Handler>(connection: &OwnedFd, transport: &Transport<H>, buffer: &mut [u8]) -> io::Result<()> {
+/// Reads the kernel's INIT and answers it; gives what the kernel offered.
+fn greet<H: Handler>(connection: &OwnedFd, transport: &Transport<H>, buffer: &mut [u8]) -> io::Result<u64> {
     let length = next(connection, buffer)?.ok_or(io::ErrorKind::NotConnected)?;
     let broken = || io::Error::new(io::ErrorKind::InvalidData, "the kernel did not begin with INIT");
     let (head, fields) = wire::head(&buffer[..length]).map_err(|_| broken())?;
@@ -76,7 +83,7 @@ fn greet<H: Handler>(connection: &OwnedFd, transport: &Transport<H>, buffer: &mu
     let answered = transport.init(fields, &mut desk);
     let error = answered.err().map_or(0, |e| e.0);
     send(connection, head.unique, -error, &desk.answer.0)?;
-    if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
+    answered.map_err(|e| io::Error::from_raw_os_error(e.0))
 }
 
 fn serve<H: Handler>(
@@ -171,11 +178,15 @@ fn clone_of(connection: &OwnedFd) -> io::Result<OwnedFd> {
 }
 
 /// Messages that make the kernel drop what it caches.
-pub(crate) struct KernelCache(Arc<OwnedFd>);
+pub(crate) struct KernelCache {
+    connection: Arc<OwnedFd>,
+    /// The kernel can ask about an entry anew without tearing it out.
+    expires: bool,
+}
 
 impl KernelCache {
     fn tell(&self, code: i32, body: &[u8]) -> io::Result<()> {
-        match send(&*self.0, 0, code, body) {
+        match send(&*self.connection, 0, code, body) {
             // It had nothing cached.
             Ok(()) | Err(Os::NOENT) => Ok(()),
             Err(e) => Err(e.into()),
@@ -186,7 +197,8 @@ impl KernelCache {
 impl Invalidator for KernelCache {
     fn entry(&self, parent: Ino, name: &[u8]) -> io::Result<()> {
         let mut body = wire::Answer::default();
-        body.u64(parent).u32(name.len() as u32).u32(0);
+        let flags = if self.expires { wire::INVAL_ENTRY_EXPIRE } else { 0 };
+        body.u64(parent).u32(name.len() as u32).u32(flags);
         body.0.extend_from_slice(name);
         body.0.push(0);
         self.tell(wire::NOTIFY_INVAL_ENTRY, &body.0)
@@ -197,5 +209,12 @@ impl Invalidator for KernelCache {
         let mut body = wire::Answer::default();
         body.u64(ino).u64(0).u64(0);
         self.tell(wire::NOTIFY_INVAL_INODE, &body.0)
+    }
+
+    fn grown(&self, ino: Ino, size: u64) -> io::Result<()> {
+        // Stores nothing, at the new end.
+        let mut body = wire::Answer::default();
+        body.u64(ino).u64(size).u32(0).u32(0);
+        self.tell(wire::NOTIFY_STORE, &body.0)
     }
 }

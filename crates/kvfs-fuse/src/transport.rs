@@ -264,8 +264,8 @@ impl<H: Handler> Transport<H> {
         Ok(Outcome::Answer)
     }
 
-    /// Answers INIT: the kernel's offer comes in, what we take of it goes out.
-    pub fn init(&self, mut f: Fields<'_>, desk: &mut Desk) -> Reply<()> {
+    /// Answers INIT: the kernel's offer comes in and is returned, what we take of it goes out.
+    pub fn init(&self, mut f: Fields<'_>, desk: &mut Desk) -> Reply<u64> {
         let (major, _minor, max_readahead, flags) = (f.u32()?, f.u32()?, f.u32()?, f.u32()?);
         let offered = u64::from(flags) | if u64::from(flags) & init::INIT_EXT != 0 { u64::from(f.u32()?) << 32 } else { 0 };
         if major != wire::MAJOR {
@@ -300,7 +300,7 @@ impl<H: Handler> Transport<H> {
         // Times count in steps of one nanosecond.
         a.u32(max_write).u32(1).u16(max_pages).u16(0).u32((take >> 32) as u32);
         a.0.resize(64, 0);
-        Ok(())
+        Ok(offered)
     }
 }
 

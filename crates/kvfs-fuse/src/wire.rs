@@ -31,6 +31,8 @@ pub mod init {
     pub const EXPLICIT_INVAL_DATA: u64 = 1 << 25;
     pub const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
     pub const INIT_EXT: u64 = 1 << 30;
+    /// Not asked for: the kernel says that it knows `INVAL_ENTRY_EXPIRE`.
+    pub const HAS_EXPIRE_ONLY: u64 = 1 << 35;
 }
 
 /// Bits of `fuse_setattr_in.valid`.
@@ -57,6 +59,10 @@ pub const OPEN_KEEP_CACHE: u32 = 1 << 1;
 /// Codes of messages that no request asked for.
 pub const NOTIFY_INVAL_INODE: i32 = 2;
 pub const NOTIFY_INVAL_ENTRY: i32 = 3;
+pub const NOTIFY_STORE: i32 = 4;
+/// Bit of `fuse_notify_inval_entry_out.flags`: the entry is asked about anew, and stays if nothing has changed. Without it the name is
+/// torn out at once, from under programs that work there and mounts that lie below.
+pub const INVAL_ENTRY_EXPIRE: u32 = 1 << 0;
 
 /// The head of a request.
 #[derive(Clone, Copy, Debug)]

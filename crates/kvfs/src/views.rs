@@ -68,7 +68,7 @@ pub enum View {
 pub trait Watcher: Send + Sync {
     /// Hands over what was written and is held back so far, of all views. Returns when it is handed over.
     fn write_back(&self);
-    /// There is a new view.
+    /// There is a new view. (Not told of those that were there before, and are only opened when somebody asks for them.)
     fn appeared(&self, view: &View);
     /// A view is over, and `fs` answers nothing any more but what was referred to. `touched`: what of the mainline has changed with its
     /// commit; `None`: nothing.
@@ -172,7 +172,8 @@ impl Views {
         self.settle()?;
         let transaction = self.shared.db.begin_with(TransactionOptions { detached: true, ..options })?;
         let id = transaction.id();
-        self.open_transaction(transaction)?;
+        let entry = self.open_transaction(transaction)?;
+        self.tell(|watcher| watcher.appeared(&entry.view));
         Ok(id)
     }
 
@@ -304,25 +305,21 @@ impl Views {
 
     /// The view as it is open now, which may be by another thread.
     fn add(&self, view: View, fs: Fs, transaction: Option<Transaction>) -> Result<Arc<Entry>> {
-        let entry = {
-            let mut open = self.shared.open.write();
-            if let Some(entry) = open.numbers.get(&view).and_then(|number| open.by_number.get(number)) {
-                return Ok(entry.clone());
-            }
-            if open.by_number.len() >= usize::from(Self::MAX_NUMBER) {
-                return Err(Error::Store(kvdb::Error::Invalid("too many views are open: end some transactions".into())));
-            }
-            let mut number = open.last % Self::MAX_NUMBER + 1;
-            while open.by_number.contains_key(&number) {
-                number = number % Self::MAX_NUMBER + 1;
-            }
-            open.last = number;
-            let entry = Arc::new(Entry { view: view.clone(), number, fs, transaction });
-            open.by_number.insert(number, entry.clone());
-            open.numbers.insert(view, number);
-            entry
-        };
-        self.tell(|watcher| watcher.appeared(&entry.view));
+        let mut open = self.shared.open.write();
+        if let Some(entry) = open.numbers.get(&view).and_then(|number| open.by_number.get(number)) {
+            return Ok(entry.clone());
+        }
+        if open.by_number.len() >= usize::from(Self::MAX_NUMBER) {
+            return Err(Error::Store(kvdb::Error::Invalid("too many views are open: end some transactions".into())));
+        }
+        let mut number = open.last % Self::MAX_NUMBER + 1;
+        while open.by_number.contains_key(&number) {
+            number = number % Self::MAX_NUMBER + 1;
+        }
+        open.last = number;
+        let entry = Arc::new(Entry { view: view.clone(), number, fs, transaction });
+        open.by_number.insert(number, entry.clone());
+        open.numbers.insert(view, number);
         Ok(entry)
     }
 

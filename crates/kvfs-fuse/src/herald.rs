@@ -1,0 +1,291 @@
+//! The herald: tells the kernel what it must not believe any more when a view ends, in a thread of its own.
+//!
+//! Such a message makes the kernel take the lock of an inode, which a program may hold that waits for an answer of ours. So no thread that
+//! answers requests sends one, and nobody who does holds a lock that an answer needs. Whoever ends a view waits until the messages that
+//! concern others are sent: programs which have these directories and files open see the change from then on.
+//!
+//! - Names that were made, replaced or removed are looked up anew. They are not torn out (`INVAL_ENTRY_EXPIRE`), for that would take away
+//!   the working directories of programs and mounts that lie below.
+//! - Of inodes that changed, attributes and pages are dropped. Only what the kernel refers to is worth a message.
+//! - **Size and times of files.** With write-back caching the kernel believes its own, whatever it is told. But it takes what an
+//!   answer to a change of the size says. So the herald opens the file through the mount, by its handle, which succeeds for just those that
+//!   the kernel has in memory, and sets size and time to what they are; the door knows its thread and answers without changing anything. That
+//!   takes the right to open by handle (CAP_DAC_READ_SEARCH). Without it files that have grown are shown at their new length, and those
+//!   that have become shorter keep the old one, with zeros at the end, until the kernel forgets them.
+//! - The view's own inodes are dropped afterwards, while nobody waits: whoever still has one open gets ESTALE.
+//!
+//! **Before a transaction begins or ends** the kernel must hand over what it holds back. A close hands over; for files that are still
+//! open the herald calls syncfs(2) on the mount, which makes the kernel send all its dirty pages (of every view); it does not reach us as a
+//! request of its own. Since Linux 6.16 nobody waits there for the answers of a FUSE daemon, so the herald meets all our threads
+//! afterwards (`rendezvous`): then the pages have been taken.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+
+use kvfs::{Fs, Touched, View, Views, Watcher};
+use parking_lot::Mutex;
+use rustix::fs::{OFlags, Timespec, Timestamps};
+
+use crate::door::Door;
+use crate::handler::{Attr, FileKind, Ino, Invalidator};
+use crate::mount::Mounted;
+use crate::{hidden, wire_ino};
+
+/// What the thread is to tell.
+#[derive(Default)]
+struct News {
+    names: Vec<(Ino, Box<[u8]>)>,
+    inodes: Vec<Ino>,
+    /// Told afterwards.
+    view: Vec<Ino>,
+    done: Option<Sender<()>>,
+}
+
+/// The watcher of a mounted file system's views. Stops with the mount.
+pub struct Herald {
+    cache: Arc<dyn Invalidator>,
+    door: Arc<Door>,
+    mainline: Fs,
+    place: Place,
+    /// Threads that answer requests.
+    threads: usize,
+    /// Held by who waits for what the kernel holds back.
+    writing_back: Mutex<()>,
+    /// `None`: it has stopped.
+    news: Mutex<Option<Sender<News>>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// Where the mount is.
+#[derive(Clone)]
+struct Place {
+    mount_point: PathBuf,
+    device: u64,
+}
+
+impl Place {
+    /// The root, opened. Not kept open, as that would keep the mount busy.
+    fn open(&self) -> io::Result<File> {
+        let root = File::open(&self.mount_point)?;
+        // Something else may be mounted there meanwhile.
+        if root.metadata()?.dev() == self.device { Ok(root) } else { Err(io::ErrorKind::NotFound.into()) }
+    }
+}
+
+impl Herald {
+    /// Starts to watch the views behind `door`, which is mounted as `mounted`.
+    pub fn start(views: &Views, door: &Arc<Door>, mounted: &Mounted) -> io::Result<Arc<Herald>> {
+        let cache = mounted.invalidator().ok_or(io::ErrorKind::NotConnected)?;
+        let mount_point = mounted.mount_point().to_path_buf();
+        let device = mount_point.metadata()?.dev();
+        let place = Place { mount_point, device };
+        let (news, told) = channel();
+        let teller = Teller { cache: cache.clone(), mainline: views.mainline().clone(), place: place.clone(), by_handle: true };
+        let heeding = door.clone();
+        let work = move || {
+            heeding.heed(rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs());
+            teller.work(told);
+        };
+        let thread = std::thread::Builder::new().name("fuse-herald".into()).spawn(work)?;
+        let herald = Arc::new(Herald {
+            cache,
+            door: door.clone(),
+            mainline: views.mainline().clone(),
+            place,
+            threads: mounted.threads(),
+            writing_back: Mutex::new(()),
+            news: Mutex::new(Some(news)),
+            thread: Mutex::new(Some(thread)),
+        });
+        let watcher: Arc<dyn Watcher> = herald.clone();
+        views.watch(&watcher);
+        Ok(herald)
+    }
+
+    /// Tells nothing any more. To be called when the mount has ended.
+    pub fn stop(&self) {
+        drop(self.news.lock().take());
+        if let Some(thread) = self.thread.lock().take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Watcher for Herald {
+    fn write_back(&self) {
+        let _one = self.writing_back.lock();
+        // Without a mount nothing is held back.
+        let Ok(root) = self.place.open() else { return };
+        let waited = rustix::fs::syncfs(&root).map_err(io::Error::from).and_then(|()| self.meet(&root));
+        if let Err(e) = waited {
+            tracing::warn!("the kernel could not hand over what it holds: {e}");
+        }
+    }
+
+    fn appeared(&self, view: &View) {
+        // It takes no inode's lock to drop a listing.
+        if let Some((dir, _)) = hidden::place(view)
+            && let Err(e) = self.cache.inode(wire_ino::of(wire_ino::HIDDEN, dir))
+        {
+            tracing::debug!("cannot tell the kernel of {view:?}: {e}");
+        }
+    }
+
+    fn ended(&self, view: &View, number: u16, fs: &Fs, touched: Option<&Touched>) {
+        let mut news = News::default();
+        if let Some(touched) = touched {
+            let known = |ino: &Ino| self.mainline.is_referenced(*ino);
+            news.names.extend(touched.names.iter().filter(|(dir, ..)| known(dir)).map(|(dir, name, _)| (*dir, name.clone())));
+            news.inodes.extend(touched.inodes.iter().map(|(ino, _)| *ino).filter(known));
+        }
+        if let Some((dir, name)) = hidden::place(view) {
+            let dir = wire_ino::of(wire_ino::HIDDEN, dir);
+            news.names.push((dir, name.into_bytes().into()));
+            news.inodes.push(dir);
+        }
+        news.view.extend(fs.referenced().into_iter().map(|ino| wire_ino::of(number, ino)));
+        let (done, told) = channel();
+        news.done = Some(done);
+        let sent = self.news.lock().as_ref().is_some_and(|news_to| news_to.send(news).is_ok());
+        if sent {
+            // An error means that the thread is gone, and the mount with it.
+            let _ = told.recv();
+        }
+    }
+}
+
+impl Herald {
+    /// Waits until every thread has done what it took before this call.
+    fn meet(&self, root: &File) -> io::Result<()> {
+        let path = Path::new(OsStr::from_bytes(hidden::NAME)).join(hidden::BARRIER_NAME);
+        let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+        let barrier = File::from(rustix::fs::openat(root, path, flags, rustix::fs::Mode::empty())?);
+        let all = self.door.rendezvous().call(self.threads);
+        for thread in 0..self.threads as u64 {
+            // Pages that do not lie side by side go in requests of their own.
+            barrier.write_all_at(&[0], thread * 2 * APART)?;
+        }
+        barrier.sync_data()?;
+        if !all.have_come() {
+            tracing::warn!("a thread is busy for too long: a file that is still open may lack what was written last");
+        }
+        Ok(())
+    }
+}
+
+/// At least the size of a page of the kernel's.
+const APART: u64 = 64 << 10;
+
+/// What the thread has.
+struct Teller {
+    cache: Arc<dyn Invalidator>,
+    mainline: Fs,
+    place: Place,
+    /// Files can be opened by their handles here.
+    by_handle: bool,
+}
+
+impl Teller {
+    fn work(mut self, told: Receiver<News>) {
+        for news in told {
+            if let Err(e) = self.tell(&news) {
+                tracing::warn!("the kernel may show old content: it did not take what changed: {e}");
+            }
+            drop(news.done);
+            for ino in news.view {
+                // What it has forgotten is no error, and the rest is of nobody's concern.
+                let _ = self.cache.inode(ino);
+            }
+        }
+    }
+
+    fn tell(&mut self, news: &News) -> io::Result<()> {
+        let mut result = Ok(());
+        for &ino in &news.inodes {
+            result = result.and(self.cache.inode(ino));
+        }
+        for (dir, name) in &news.names {
+            result = result.and(self.cache.entry(*dir, name));
+        }
+        let files = news.inodes.iter().filter_map(|&ino| {
+            let attr = self.mainline.getattr(ino).ok()?;
+            (wire_ino::split(ino).0 == 0 && attr.kind == FileKind::File).then_some(attr)
+        });
+        let files: Vec<Attr> = files.collect();
+        if files.is_empty() {
+            return result;
+        }
+        let root = self.place.open()?;
+        for attr in files {
+            result = result.and(self.show(&root, &attr));
+        }
+        result
+    }
+
+    /// Has the kernel take over size and time of a file.
+    fn show(&mut self, root: &File, attr: &Attr) -> io::Result<()> {
+        if self.by_handle {
+            match set_as_it_is(root, attr) {
+                Err(e) if matches!(e.raw_os_error(), Some(libc::EPERM | libc::EOPNOTSUPP | libc::ENOSYS)) => {
+                    tracing::info!("files that become shorter by a commit keep their length where they are cached: {e}");
+                    self.by_handle = false;
+                }
+                // It is not in the kernel's memory.
+                Err(e) if e.raw_os_error() == Some(libc::ESTALE) => return Ok(()),
+                Err(e) => tracing::debug!(ino = attr.ino, "cannot show the new size by its handle: {e}"),
+                Ok(()) => return Ok(()),
+            }
+        }
+        self.cache.grown(attr.ino, attr.size)
+    }
+}
+
+/// Sets size and time of a file that the kernel has in memory to what they are.
+fn set_as_it_is(root: &File, attr: &Attr) -> io::Result<()> {
+    let file = open_by_handle(root, attr.ino, libc::O_RDONLY)?;
+    let seen = file.metadata()?;
+    if seen.size() != attr.size {
+        open_by_handle(root, attr.ino, libc::O_WRONLY)?.set_len(attr.size)?;
+    }
+    let (mtime, seen) = (attr.mtime, file.metadata()?);
+    if (seen.mtime(), seen.mtime_nsec()) != (mtime.secs, i64::from(mtime.nanos)) {
+        let keep = Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT as _ };
+        let times =
+            Timestamps { last_access: keep, last_modification: Timespec { tv_sec: mtime.secs, tv_nsec: mtime.nanos.into() } };
+        rustix::fs::futimens(&file, &times)?;
+    }
+    Ok(())
+}
+
+/// `struct file_handle` with the handle of an inode in FUSE: high and low half of its number, and its generation, which is 0 here.
+#[repr(C)]
+struct Handle {
+    bytes: u32,
+    kind: i32,
+    ino: [u32; 2],
+    generation: u32,
+}
+
+/// Opens an inode that the kernel has in memory; ESTALE when it has not.
+fn open_by_handle(root: &File, ino: Ino, flags: i32) -> io::Result<File> {
+    /// FILEID_INO64_GEN
+    const KIND: i32 = 0x81;
+    let mut handle = Handle { bytes: 12, kind: KIND, ino: [(ino >> 32) as u32, ino as u32], generation: 0 };
+    // SAFETY: the handle is laid out as the call wants it, with as many bytes behind its head as it says, and lives until it returns;
+    // the descriptor it gives is nobody else's.
+    unsafe {
+        let flags = flags | libc::O_CLOEXEC | libc::O_NOATIME | libc::O_NONBLOCK;
+        match libc::open_by_handle_at(root.as_raw_fd(), (&raw mut handle).cast(), flags) {
+            -1 => Err(io::Error::last_os_error()),
+            fd => Ok(File::from(OwnedFd::from_raw_fd(fd))),
+        }
+    }
+}
