@@ -94,7 +94,7 @@ pub use recovery::Recovery;
 pub use stats::{DictionaryStats, Stats};
 pub use transactions::{
     Changed, Changes, Isolation, MergeRoutine, Merged, Savepoint, Scope, Transaction, TransactionId, TransactionInfo,
-    TransactionOptions,
+    TransactionOptions, at_once,
 };
 pub use view::{StoredValue, View};
 pub use vt_tree::Estimate;

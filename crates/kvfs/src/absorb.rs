@@ -12,6 +12,9 @@
 //! - one that is unlinked here already is none of the transaction's business: if it changed the file, that is a conflict;
 //! - one that the transaction made is not in memory, for nobody could ask for it.
 //!
+//! A serializable transaction keeps others from committing what it has locked. What they wrote to such a file before it was locked, and was
+//! not committed in time, is a conflict if the transaction changed the file, too.
+//!
 //! Numbers of references stay in every case: the kernel knows nothing of it yet. Orphans that nobody has open are removed afterwards,
 //! each with its record; a crash in between leaves them to the next opening.
 
@@ -27,6 +30,7 @@ use crate::error::Result;
 use crate::fs::{Fs, stage_removal};
 use crate::inode::{Inode, State};
 use crate::layout::{self, ImapKey, Layout};
+use crate::locks;
 
 /// Orphans removed in one batch.
 const REMOVED_AT_ONCE: usize = 64;
@@ -92,21 +96,29 @@ impl Fs {
     }
 
     /// Commits by `commit` what a transaction has changed, and brings what is in memory here up to that. The mainline's. Gives the orphans
-    /// that nobody has open. On an error nothing has changed.
+    /// that nobody has open. On an error nothing has changed; [`kvdb::Error::Locked`]: try again.
     pub(crate) fn absorb(&self, touched: &Touched, commit: impl FnOnce() -> Result<()>) -> Result<Vec<Ino>> {
         // Most of it while others go on.
         if let Ok(_inside) = self.enter() {
-            self.flush_older_than(Duration::MAX)?;
+            self.flush_what_is_free()?;
         }
         let _closed = self.core.gate.close();
-        self.flush_older_than(Duration::MAX)?;
+        self.flush_what_is_free()?;
+        let dirty = touched.inodes.iter().find(|(ino, _)| {
+            let inode = self.core.table.get(*ino);
+            inode.is_some_and(|inode| matches!(inode.state.read(), state if state.dirty && state.attr.nlink > 0))
+        });
+        if let Some((ino, _)) = dirty {
+            let key = (self.core.layout.imap, layout::node_key(*ino).into());
+            return Err(kvdb::Error::Conflict { keys: vec![key] }.into());
+        }
         let mut unlinking = Vec::new();
         for &(ino, removed) in &touched.inodes {
             if removed && self.core.table.references(ino) > 0 {
                 unlinking.extend(self.before_unlinking(ino)?);
             }
         }
-        commit()?;
+        kvdb::at_once(commit)?;
         let now = self.now();
         let kept: HashSet<Ino> = unlinking.iter().map(|u| u.inode.ino).collect();
         for Unlinking { inode, content } in unlinking {
@@ -133,6 +145,14 @@ impl Fs {
             }
         }
         Ok(touched.orphans.iter().copied().filter(|ino| !kept.contains(ino)).collect())
+    }
+
+    /// Commits what is dirty, but for what a transaction has locked. (Inside the gate.)
+    pub(crate) fn flush_what_is_free(&self) -> Result<()> {
+        match kvdb::at_once(|| self.flush_older_than(Duration::MAX)) {
+            Err(e) if locks::is_locked(&e) => Ok(()),
+            flushed => flushed,
+        }
     }
 
     /// `None`: it is unlinked here already.
@@ -162,8 +182,7 @@ impl Fs {
         let node = self.core.scope.get(self.core.layout.imap, &layout::node_key(inode.ino)).ok().flatten();
         match node.and_then(|value| layout::decode_node(inode.ino, &value).ok()) {
             Some((attr, xattrs, _)) => {
-                let queued = state.queued;
-                *state = State { queued, ..State::new(attr, xattrs) };
+                *state = State { queued: state.queued, ..State::new(attr, xattrs) };
             }
             None => {
                 // It cannot be read now: whoever asks for it is told why.

@@ -21,8 +21,10 @@ impl Fs {
     /// range does not fit now.
     pub fn fallocate(&self, ino: Ino, how: Allocate, offset: u64, len: u64) -> Result<()> {
         self.writable()?;
-        let _inside = self.enter()?;
-        self.allocate_inside(ino, how, offset, len)
+        self.patiently(|| {
+            let _inside = self.enter()?;
+            self.allocate_inside(ino, how, offset, len)
+        })
     }
 
     fn allocate_inside(&self, ino: Ino, how: Allocate, offset: u64, len: u64) -> Result<()> {
@@ -196,6 +198,10 @@ impl Fs {
         if from == to && from_offset.abs_diff(to_offset) < len {
             return Err(Error::Invalid("overlapping ranges of one file"));
         }
+        self.patiently(|| self.copy_once((from, from_offset), (to, to_offset), len))
+    }
+
+    fn copy_once(&self, (from, from_offset): (Ino, u64), (to, to_offset): (Ino, u64), len: u64) -> Result<u64> {
         let _inside = self.enter()?;
         let source = self.inode(from)?;
         let mut copied = 0;

@@ -29,7 +29,10 @@ impl Fs {
                 return Ok(state.attr.public(ino));
             }
         }
-        let mut state = self.lock(&inode)?;
+        let mut state = inode.state.write();
+        if state.gone {
+            return Err(Error::Stale(ino));
+        }
         self.exact_attr(&inode, &mut state)
     }
 
@@ -38,6 +41,10 @@ impl Fs {
     /// A change of owner clears set-uid and set-gid of anything but a directory; a change of size does if `kill_suid` says so.
     pub fn setattr(&self, ino: Ino, set: &SetAttr, _caller: Caller) -> Result<Attr> {
         self.writable()?;
+        self.patiently(|| self.setattr_once(ino, set))
+    }
+
+    fn setattr_once(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
         let _inside = self.enter()?;
         let inode = self.inode(ino)?;
         let mut state = self.lock(&inode)?;

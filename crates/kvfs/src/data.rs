@@ -175,8 +175,10 @@ impl Fs {
     /// Writes all of `data`; it is in memory when this returns, and committed later.
     pub fn write(&self, ino: Ino, offset: u64, data: &[u8], hints: WriteHints) -> Result<u32> {
         self.writable()?;
-        let _inside = self.enter()?;
-        self.write_inside(ino, offset, data, hints)
+        self.patiently(|| {
+            let _inside = self.enter()?;
+            self.write_inside(ino, offset, data, hints)
+        })
     }
 
     /// `write` for a call that is inside the gate.

@@ -65,18 +65,18 @@ impl Fs {
         if self.core.options.read_only {
             return Ok(());
         }
-        let inside = self.enter()?;
-        if let Some(inode) = self.core.table.get(ino) {
+        let named = self.patiently(|| {
+            let _inside = self.enter()?;
+            let Some(inode) = self.core.table.get(ino) else { return Ok(true) };
             let mut state = inode.state.write();
             if state.attr.nlink == 0 {
                 // Nobody can find it after a crash.
-                return Ok(());
+                return Ok(false);
             }
-            self.commit_dirty(&inode, &mut state)?;
-        }
-        // Whoever wants the view to himself need not wait for the disk.
-        drop(inside);
-        Ok(self.core.scope.sync()?)
+            self.commit_dirty(&inode, &mut state).map(|()| true)
+        })?;
+        // Outside of the gate: whoever wants the view to himself need not wait for the disk.
+        if named { Ok(self.core.scope.sync()?) } else { Ok(()) }
     }
 
     pub fn fsyncdir(&self, ino: Ino) -> Result<()> {
@@ -88,7 +88,10 @@ impl Fs {
         if self.core.options.read_only {
             return Ok(());
         }
-        let flushed = self.enter().and_then(|_inside| self.flush_older_than(Duration::MAX));
+        let flushed = self.patiently(|| {
+            let _inside = self.enter()?;
+            self.flush_older_than(Duration::MAX)
+        });
         self.core.scope.sync()?;
         flushed
     }
@@ -101,7 +104,7 @@ impl Fs {
         }
         let now = self.core.env.monotonic();
         let limit = now.saturating_sub(self.core.options.flush_interval / 2);
-        let flushed = self.enter().and_then(|_inside| self.flush_older_than(limit));
+        let flushed = self.enter().and_then(|_inside| kvdb::at_once(|| self.flush_older_than(limit)));
         self.core.scope.sync()?;
         flushed
     }

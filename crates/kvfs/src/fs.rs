@@ -216,7 +216,10 @@ impl Fs {
                 drop(stop);
                 let Some(core) = weak.upgrade() else { return };
                 if let Err(e) = (Fs { core }).tick() {
-                    tracing::warn!("flushing dirty data failed, will be tried again: {e}");
+                    match crate::locks::is_locked(&e) {
+                        true => tracing::debug!("dirty data waits for a transaction: {e}"),
+                        false => tracing::warn!("flushing dirty data failed, will be tried again: {e}"),
+                    }
                 }
             }
         };
@@ -299,21 +302,37 @@ impl Fs {
             if ino == 0 {
                 return Err(Error::Stale(ino));
             }
-            let value = self.core.scope.get(self.core.layout.imap, &layout::node_key(ino))?.ok_or(Error::Stale(ino))?;
+            let (imap, key) = (self.core.layout.imap, layout::node_key(ino));
+            if self.locking().is_some()
+                && let Some(value) = self.core.scope.view()?.get(imap, &key)?
+            {
+                let (attr, xattrs, _) = layout::decode_node(ino, &value)?;
+                if attr.kind == FileKind::Dir {
+                    return Ok(State { unlocked: true, ..State::new(attr, xattrs) });
+                }
+            }
+            let value = self.core.scope.get(imap, &key)?.ok_or(Error::Stale(ino))?;
             let (attr, xattrs, _) = layout::decode_node(ino, &value)?;
             Ok(State::new(attr, xattrs))
         })
     }
 
-    /// Locks an inode that must still exist.
+    /// Locks an inode that must still exist, to change it.
     pub(crate) fn lock<'a>(&self, inode: &'a Inode) -> Result<RwLockWriteGuard<'a, State>> {
-        let state = inode.state.write();
-        if state.gone { Err(Error::Stale(inode.ino)) } else { Ok(state) }
+        let mut state = inode.state.write();
+        if state.gone {
+            return Err(Error::Stale(inode.ino));
+        }
+        self.claim(inode.ino, &mut state)?;
+        Ok(state)
     }
 
     /// Locks a directory that entries are to be added to or removed from.
     pub(crate) fn lock_dir<'a>(&self, inode: &'a Inode) -> Result<RwLockWriteGuard<'a, State>> {
-        let state = inode.state.write();
+        let mut state = inode.state.write();
+        if !state.gone {
+            self.claim(inode.ino, &mut state)?;
+        }
         match () {
             () if state.gone => Err(Error::NotFound),
             () if !state.is_dir() => Err(Error::NotDirectory),

@@ -42,6 +42,8 @@ pub(crate) struct State {
     pub dirty: bool,
     /// In the dirty queue.
     pub queued: bool,
+    /// Of a directory in a serializable transaction: read without a lock (see `locks`).
+    pub unlocked: bool,
     /// The store may hold pages of this inode.
     pub stored: bool,
     /// The store has an orphan record of this inode.
@@ -132,6 +134,7 @@ impl State {
             gone: false,
             dirty: false,
             queued: false,
+            unlocked: false,
             stored,
             orphaned: false,
             charged: 0,

@@ -17,6 +17,7 @@ mod fs;
 mod gate;
 mod inode;
 mod layout;
+mod locks;
 mod merge;
 mod names;
 mod numbers;

@@ -114,11 +114,11 @@ impl Fs {
             FileKind::CharDevice | FileKind::BlockDevice => rdev,
             _ => 0,
         };
-        self.make(parent, name, kind, perm, rdev, Bytes::new(), caller)
+        self.patiently(|| self.make(parent, name, kind, perm, rdev, Bytes::new(), caller))
     }
 
     pub fn mkdir(&self, parent: Ino, name: &[u8], perm: u16, caller: Caller) -> Result<Attr> {
-        self.make(parent, name, FileKind::Dir, perm, 0, Bytes::new(), caller)
+        self.patiently(|| self.make(parent, name, FileKind::Dir, perm, 0, Bytes::new(), caller))
     }
 
     pub fn symlink(&self, parent: Ino, name: &[u8], target: &[u8], caller: Caller) -> Result<Attr> {
@@ -128,7 +128,8 @@ impl Fs {
         if target.len() > TARGET_MAX {
             return Err(Error::NameTooLong);
         }
-        self.make(parent, name, FileKind::Symlink, 0o777, 0, Bytes::copy_from_slice(target), caller)
+        let target = Bytes::copy_from_slice(target);
+        self.patiently(|| self.make(parent, name, FileKind::Symlink, 0o777, 0, target.clone(), caller))
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -168,7 +169,12 @@ impl Fs {
         self.writable()?;
         let _inside = self.enter()?;
         let dir = self.inode(parent)?;
-        let dir_state = self.lock_dir(&dir)?;
+        let dir_state = dir.state.read();
+        match () {
+            () if dir_state.gone || dir_state.attr.nlink == 0 => return Err(Error::NotFound),
+            () if !dir_state.is_dir() => return Err(Error::NotDirectory),
+            () => {}
+        }
         let mut attr = self.new_attributes(&dir_state.attr, parent, FileKind::File, perm, 0, b"", caller);
         drop(dir_state);
         attr.nlink = 0;
@@ -212,6 +218,10 @@ impl Fs {
     pub fn link(&self, ino: Ino, new_parent: Ino, new_name: &[u8]) -> Result<Attr> {
         self.writable()?;
         check_name(new_name)?;
+        self.patiently(|| self.link_once(ino, new_parent, new_name))
+    }
+
+    fn link_once(&self, ino: Ino, new_parent: Ino, new_name: &[u8]) -> Result<Attr> {
         let _inside = self.enter()?;
         self.reserve(NAME_COST)?;
         let inode = self.inode(ino)?;
@@ -248,6 +258,10 @@ impl Fs {
     pub fn unlink(&self, parent: Ino, name: &[u8]) -> Result<()> {
         self.writable()?;
         check_name(name)?;
+        self.patiently(|| self.unlink_once(parent, name))
+    }
+
+    fn unlink_once(&self, parent: Ino, name: &[u8]) -> Result<()> {
         let _inside = self.enter()?;
         let dir = self.inode(parent)?;
         let mut dir_state = self.lock_dir(&dir)?;
@@ -267,6 +281,10 @@ impl Fs {
             b".." => return Err(Error::NotEmpty),
             _ => check_name(name)?,
         }
+        self.patiently(|| self.rmdir_once(parent, name))
+    }
+
+    fn rmdir_once(&self, parent: Ino, name: &[u8]) -> Result<()> {
         let _inside = self.enter()?;
         let _tree = self.core.tree.lock();
         let dir = self.inode(parent)?;

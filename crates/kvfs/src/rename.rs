@@ -38,6 +38,10 @@ impl Fs {
         if flags.exchange && (flags.no_replace || flags.whiteout) {
             return Err(Error::Invalid("an exchange cannot be combined with other flags"));
         }
+        self.patiently(|| self.rename_once((parent, name), (new_parent, new_name), flags))
+    }
+
+    fn rename_once(&self, (parent, name): (Ino, &[u8]), (new_parent, new_name): (Ino, &[u8]), flags: RenameFlags) -> Result<()> {
         let _inside = self.enter()?;
         let _tree = self.core.tree.lock();
         let (dir, new_dir) = (self.inode(parent)?, self.inode(new_parent)?);
@@ -54,6 +58,9 @@ impl Fs {
             _ => {}
         }
         if let Some(new_dir_state) = &new_dir_state {
+            if source.is_dir() || flags.exchange && target.as_ref().is_some_and(Entry::is_dir) {
+                self.lock_moves()?;
+            }
             // Nothing may come to lie below itself.
             let (above_dir, above_new_dir) = (dir_state.attr.parent, new_dir_state.attr.parent);
             let locked = |ino| match ino {
@@ -195,7 +202,7 @@ impl Fs {
             }
             at = match parent_of_locked(at) {
                 Some(parent) => parent,
-                None => self.inode(at)?.state.read().attr.parent,
+                None => self.parent_of(at)?,
             };
         }
         Err(Error::Corrupt { ino: dir, what: "its parents form a circle".into() })

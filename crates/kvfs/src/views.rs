@@ -43,14 +43,16 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use kvdb::{Durability, Kvdb, MergeRoutine, Merged, Scope, Transaction, TransactionId, TransactionInfo, TransactionOptions};
+use kvdb::{
+    Durability, Isolation, Kvdb, MergeRoutine, Merged, Scope, Transaction, TransactionId, TransactionInfo, TransactionOptions,
+};
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::absorb::Touched;
 use crate::attr::Ino;
 use crate::error::{Error, Result};
 use crate::fs::{Fs, FsOptions};
-use crate::merge;
+use crate::{locks, merge};
 
 /// Which view.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -203,12 +205,18 @@ impl Views {
             // The commit syncs what the transaction has written out: now, and not while everybody waits at the mainline's gate.
             self.shared.db.sync()?;
         }
+        let commit = || Ok(transaction.commit(Durability::Buffered)?);
         let committed = match touched.names.is_empty() && touched.inodes.is_empty() {
-            true => transaction.commit(Durability::Buffered).map(|()| Vec::new()).map_err(Error::from),
-            false => self.shared.mainline.absorb(&touched, || Ok(transaction.commit(Durability::Buffered)?)),
+            true => commit().map(|()| Vec::new()),
+            // Serializable transactions may hold what it changes, and end only when the mainline's gate is open.
+            false => locks::again(|| self.shared.mainline.absorb(&touched, commit)),
         };
-        if committed.is_err() && self.shared.db.transaction(id).is_ok() {
-            return committed.map(drop);
+        if let Err(e) = &committed {
+            if matches!(e, Error::Store(kvdb::Error::Conflict { .. })) {
+                transaction.abort();
+            } else if self.shared.db.transaction(id).is_ok() {
+                return committed.map(drop);
+            }
         }
         closed.end();
         drop(closed);
@@ -350,7 +358,7 @@ impl Views {
         self.write_back();
         let mainline = &self.shared.mainline;
         let _inside = mainline.enter()?;
-        mainline.flush_older_than(Duration::MAX)
+        mainline.flush_what_is_free()
     }
 
     // --- background -------------------------------------------------------------------------------------------------
@@ -364,6 +372,8 @@ impl Views {
             if self.shared.db.transaction(transaction.id()).is_err() {
                 entry.fs.core.gate.close().end();
                 self.over(&entry, None);
+            } else if transaction.isolation() == Isolation::Serializable {
+                // It may have to wait for locks, which its users do themselves.
             } else if let Err(e) = entry.fs.tick() {
                 tracing::debug!(
                     id = transaction.id().0,

@@ -60,6 +60,10 @@ impl Fs {
         if value.len() > VALUE_MAX {
             return Err(Error::ArgumentTooLong);
         }
+        self.patiently(|| self.setxattr_once(ino, name, value, flags))
+    }
+
+    fn setxattr_once(&self, ino: Ino, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
         let _inside = self.enter()?;
         self.reserve(value.len() as u64)?;
         let inode = self.inode(ino)?;
@@ -97,6 +101,10 @@ impl Fs {
     pub fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
         self.writable()?;
         check_name(name)?;
+        self.patiently(|| self.removexattr_once(ino, name))
+    }
+
+    fn removexattr_once(&self, ino: Ino, name: &[u8]) -> Result<()> {
         let _inside = self.enter()?;
         let inode = self.inode(ino)?;
         let mut state = self.lock(&inode)?;

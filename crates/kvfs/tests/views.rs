@@ -454,3 +454,95 @@ fn serializable_views_see_what_is_committed_now() {
     b.commit(id);
     assert_eq!(b.w.contents("g"), b"mine");
 }
+
+impl Both {
+    fn begin_serializable(&self) -> (TransactionId, Fs) {
+        let options = TransactionOptions {
+            isolation: Isolation::Serializable,
+            lock_timeout: std::time::Duration::ZERO,
+            ..Default::default()
+        };
+        let id = self.views.begin(options).unwrap();
+        (id, self.views.fs(&View::Transaction(id)).unwrap())
+    }
+}
+
+#[test]
+fn what_a_serializable_transaction_has_read_stays_as_it_is() {
+    let b = Both::new();
+    let dir = b.w.dir(ROOT, "dir");
+    let (f, g) = (b.w.file_with(dir, "f", b"read"), b.w.file_with(dir, "g", b"not read"));
+    let (id, t) = b.begin_serializable();
+    assert_eq!(read(&t, "dir/f").unwrap(), b"read");
+    assert!(read(&t, "dir/none").is_none());
+    // Nobody waits here: this world has one thread.
+    fails(b.w.fs.write(f, 0, b"changed", Default::default()), libc::EDEADLK);
+    fails(b.w.fs.setattr(f, &SetAttr { size: Some(0), ..Default::default() }, USER), libc::EDEADLK);
+    fails(b.w.fs.unlink(dir, b"f"), libc::EDEADLK);
+    fails(b.w.fs.mknod(dir, b"none", FileKind::File, 0o644, 0, USER), libc::EDEADLK);
+    // What it has not read is free, names in a directory that it has only walked through included.
+    b.w.write(g, 0, b"changed");
+    b.w.file_with(dir, "other", b"");
+    b.w.fs.sync_all().unwrap();
+    b.w.check();
+    b.commit(id);
+    b.w.write(f, 0, b"changed");
+    b.w.file_with(dir, "none", b"");
+}
+
+#[test]
+fn what_a_serializable_transaction_has_listed_stays_as_it_is() {
+    let b = Both::new();
+    let dir = b.w.dir(ROOT, "dir");
+    let (id, t) = b.begin_serializable();
+    assert!(names(&t, dir).is_empty());
+    fails(b.w.fs.mknod(dir, b"phantom", FileKind::File, 0o644, 0, USER), libc::EDEADLK);
+    b.views.abort(id).unwrap();
+    b.w.file(dir, "phantom");
+}
+
+#[test]
+fn serializable_transactions_change_a_directory_one_after_the_other() {
+    let b = Both::new();
+    let dir = b.w.dir(ROOT, "dir");
+    let ((older, t1), (younger, t2)) = (b.begin_serializable(), b.begin_serializable());
+    assert!(!b.w.exists("dir/a") && read(&t1, "dir/x").is_none() && read(&t2, "dir/y").is_none());
+    // Both have seen the directory; what they know of it is of no use when they change it.
+    make(&t1, dir, "a", b"1");
+    fails(t2.mknod(dir, b"b", FileKind::File, 0o644, 0, USER), libc::EDEADLK);
+    b.commit(older);
+    make(&t2, dir, "b", b"2");
+    b.commit(younger);
+    assert_eq!(b.w.list(dir), [".", "..", "a", "b"]);
+    assert_eq!(b.w.fs.getattr(dir).unwrap().size, 2);
+}
+
+#[test]
+fn a_commit_waits_for_a_serializable_transaction_that_holds_what_it_changes() {
+    let (db, env) = (kvdb::Kvdb::in_memory(), Arc::new(env::Machine::default()));
+    let fs = Fs::open(db.clone(), env, FsOptions::default()).unwrap();
+    let views = Views::new(db, fs.clone());
+    let f = make(&fs, ROOT, "f", b"old");
+    let serializable = TransactionOptions { isolation: Isolation::Serializable, ..Default::default() };
+    let (ser, si) = (views.begin(serializable).unwrap(), views.begin(TransactionOptions::default()).unwrap());
+    let (s, t) = (views.fs(&View::Transaction(ser)).unwrap(), views.fs(&View::Transaction(si)).unwrap());
+    assert_eq!(read(&s, "f").unwrap(), b"old");
+    t.write(f, 0, b"new", Default::default()).unwrap();
+    std::thread::scope(|scope| {
+        let committed = scope.spawn(|| views.commit(si, Durability::Buffered));
+        let written = scope.spawn(|| fs.write(f, 0, b"!", Default::default()));
+        // Both wait, and keep nobody from reading.
+        std::thread::sleep(std::time::Duration::from_millis(30));
+        assert!(!committed.is_finished() && !written.is_finished());
+        assert_eq!(read(&fs, "f").unwrap(), b"old");
+        views.commit(ser, Durability::Buffered).unwrap();
+        let committed = committed.join().unwrap();
+        written.join().unwrap().unwrap();
+        // Whoever came first.
+        match committed {
+            Ok(()) => assert_eq!(read(&fs, "f").unwrap(), b"!ew"),
+            Err(Error::Store(kvdb::Error::Conflict { .. })) => assert_eq!(read(&fs, "f").unwrap(), b"!ld"),
+            Err(e) => panic!("{e}"),
+        }
+    });
+}

@@ -1,11 +1,13 @@
 //! Where locks meet transactions and commits: a serializable transaction locks what it reads and writes before it does; a commit that
 //! holds no locks keeps clear of those that others hold.
 
+use std::cell::Cell;
 use std::time::Duration;
 
 use vt_tree::KeyRange;
 
 use super::handle::{Isolation, Transaction, TransactionId};
+use crate::Kvdb;
 use crate::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
@@ -14,6 +16,32 @@ use crate::locks::{Blocked, KeyRangeRef, LockError, Mode};
 
 /// How long a commit without locks waits for those of others.
 const PLAIN_WAIT: Duration = Duration::from_secs(10);
+
+thread_local! {
+    static AT_ONCE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Does `work`; commits made in it on this thread do not wait for serializable transactions that hold what they want, but fail with
+/// [`Error::Locked`] at once, having changed nothing; a transaction that was to commit is still open. For those who hold locks of their
+/// own that others need: let go of these, wait, and try again.
+pub fn at_once<T>(work: impl FnOnce() -> T) -> T {
+    struct Before(bool);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            AT_ONCE.set(self.0);
+        }
+    }
+    let _before = Before(AT_ONCE.replace(true));
+    work()
+}
+
+impl Kvdb {
+    /// Whether a commit of `key` would have to wait for a serializable transaction now.
+    pub fn is_locked(&self, dict: DictionaryId, key: &[u8]) -> bool {
+        let locks = &self.db.0.locks;
+        locks.any() && locks.try_guard([(dict, KeyRangeRef::key(key))], None).is_err()
+    }
+}
 
 fn range_of(op: &Op) -> KeyRangeRef<'_> {
     match op {
@@ -85,7 +113,8 @@ impl Database {
         ranges: impl Iterator<Item = (DictionaryId, KeyRangeRef<'a>)> + Clone,
         owner: Option<u64>,
     ) -> Result<()> {
-        let free = self.locks.wait_until_free(ranges, owner, PLAIN_WAIT);
-        free.map_err(|Blocked { holder }| held(holder, PLAIN_WAIT))
+        let patience = if AT_ONCE.get() { Duration::ZERO } else { PLAIN_WAIT };
+        let free = self.locks.wait_until_free(ranges, owner, patience);
+        free.map_err(|Blocked { holder }| held(holder, patience))
     }
 }

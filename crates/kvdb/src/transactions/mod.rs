@@ -24,6 +24,7 @@ mod scope;
 pub use changes::{Changed, Changes};
 pub use conflicts::{MergeRoutine, Merged};
 pub use handle::{Isolation, Savepoint, Transaction, TransactionId, TransactionInfo, TransactionOptions};
+pub use locking::at_once;
 pub use scope::Scope;
 
 pub(crate) use own::Own;

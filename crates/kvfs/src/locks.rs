@@ -1,0 +1,106 @@
+//! Where serializable transactions meet the file system.
+//!
+//! **The mainline keeps clear of them.** A call that would commit what a transaction has locked must wait for its end; but not with
+//! inodes locked and inside the gate, which that very end has to close. So on the mainline a commit fails at once where it would have to
+//! wait, the call lets go of everything, waits a little and is made again. A file is not written to, not even in memory, while a
+//! transaction has it locked.
+//!
+//! **Directories.** A transaction locks the names it looks for, and the inodes of files, when it reads them. The inode of a directory it
+//! locks only when it changes it: whoever walks through a directory would otherwise keep everybody from adding names to it. Times,
+//! links and number of entries of a directory that a transaction did not change may thus be newer or older than everything else it
+//! sees.
+
+use std::time::Duration;
+
+use kvdb::{Isolation, Scope, Transaction};
+
+use crate::attr::Ino;
+use crate::error::{Error, Result};
+use crate::fs::Fs;
+use crate::inode::State;
+use crate::layout;
+
+/// How long a call waits for transactions.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+const FIRST_PAUSE: Duration = Duration::from_micros(500);
+const LONGEST_PAUSE: Duration = Duration::from_millis(20);
+
+/// Whether this is for want of a lock.
+pub(crate) fn is_locked(error: &Error) -> bool {
+    matches!(error, Error::Store(kvdb::Error::Locked(_)))
+}
+
+/// Makes a call again while it fails for want of a lock, for some time.
+pub(crate) fn again<T>(mut call: impl FnMut() -> Result<T>) -> Result<T> {
+    let (mut waited, mut pause) = (Duration::ZERO, FIRST_PAUSE);
+    loop {
+        match kvdb::at_once(&mut call) {
+            Err(e) if is_locked(&e) && waited < PATIENCE => {
+                std::thread::sleep(pause);
+                waited += pause;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+            result => return result,
+        }
+    }
+}
+
+impl Fs {
+    /// Makes a call that may change something. In a transaction the database waits for locks, which are taken one by one and kept.
+    pub(crate) fn patiently<T>(&self, mut call: impl FnMut() -> Result<T>) -> Result<T> {
+        match &self.core.scope {
+            Scope::Mainline(_) if !self.core.env.inline() => again(call),
+            // Nobody could end the transaction meanwhile.
+            Scope::Mainline(_) => kvdb::at_once(call),
+            Scope::Transaction(_) | Scope::Frozen(_) => call(),
+        }
+    }
+
+    /// The transaction of this view, if it takes locks.
+    pub(crate) fn locking(&self) -> Option<&Transaction> {
+        match &self.core.scope {
+            Scope::Transaction(transaction) if transaction.isolation() == Isolation::Serializable => Some(transaction),
+            _ => None,
+        }
+    }
+
+    /// Before an inode is changed in memory: on the mainline nobody may have it locked; a serializable transaction locks a directory now, and
+    /// takes it as it is then.
+    pub(crate) fn claim(&self, ino: Ino, state: &mut State) -> Result<()> {
+        let imap = self.core.layout.imap;
+        if let Scope::Mainline(db) = &self.core.scope {
+            if !state.dirty && state.attr.nlink > 0 && db.is_locked(imap, &layout::node_key(ino)) {
+                return Err(kvdb::Error::Locked("a transaction works with the file".into()).into());
+            }
+        } else if state.unlocked
+            && let Some(transaction) = self.locking()
+        {
+            let key = layout::node_key(ino);
+            transaction.lock_key(imap, &key, true)?;
+            let node = transaction.get(imap, &key)?.ok_or(Error::Stale(ino))?;
+            let (attr, xattrs, _) = layout::decode_node(ino, &node)?;
+            *state = State { queued: state.queued, ..State::new(attr, xattrs) };
+        }
+        Ok(())
+    }
+
+    /// The directory that a directory is in, as it is now.
+    pub(crate) fn parent_of(&self, ino: Ino) -> Result<Ino> {
+        let inode = self.inode(ino)?;
+        let state = inode.state.read();
+        if state.unlocked
+            && let Some(node) = self.core.scope.view()?.get(self.core.layout.imap, &layout::node_key(ino))?
+        {
+            return Ok(layout::decode_node(ino, &node)?.0.parent);
+        }
+        Ok(state.attr.parent)
+    }
+
+    /// Before a directory moves into another one: no other transaction moves one.
+    pub(crate) fn lock_moves(&self) -> Result<()> {
+        match self.locking() {
+            Some(transaction) => Ok(transaction.lock_key(self.core.layout.imap, &layout::MOVES_KEY, true)?),
+            None => Ok(()),
+        }
+    }
+}
