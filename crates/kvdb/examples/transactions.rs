@@ -64,12 +64,18 @@ fn latency(path: &Path) -> Outcome {
         println!("{keys} keys: median (worst) of 1000");
         for isolation in [Isolation::Snapshot, Isolation::Serializable] {
             let mut open: Vec<Transaction> = Vec::new();
-            let begin = times(1000, |_| Ok(open.push(db.begin(isolation)?)))?;
+            let begin = times(1000, |_| {
+                open.push(db.begin(isolation)?);
+                Ok(())
+            })?;
             open.iter().enumerate().try_for_each(|(i, t)| t.put(d, format!("{i}"), "changed"))?;
             let mut rest = open.split_off(500).into_iter();
             let commit = times(500, |i| Ok(open[i].commit(Durability::Buffered)?))?;
             let synced = times(100, |_| Ok(rest.next().map_or(Ok(()), |t| t.commit(Durability::Synced))?))?;
-            let abort = times(400, |_| Ok(drop(rest.next())))?;
+            let abort = times(400, |_| {
+                drop(rest.next());
+                Ok(())
+            })?;
             println!("  {isolation:?}: begin {begin:?}, commit {commit:?}, synced commit {synced:?}, abort {abort:?}");
         }
     }
