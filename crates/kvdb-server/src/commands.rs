@@ -8,11 +8,13 @@ use crate::session::Session;
 mod connection;
 mod defrag;
 mod keys;
+pub mod multi;
 mod numbers;
 mod ranges;
 mod scan;
 mod server;
 mod strings;
+mod txn;
 
 pub struct Command {
     /// In lower case.
@@ -28,19 +30,34 @@ pub struct Command {
     /// First and last argument that is a key, and the step between keys; last -1: to the end. All 0: no keys.
     pub keys: (i32, i32, i32),
     pub run: Handler,
+    pub in_multi: InMulti,
+}
+
+/// What becomes of a command between `MULTI` and `EXEC`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum InMulti {
+    /// It is run by `EXEC`.
+    Queued,
+    /// It is run at once, and knows what it does.
+    AtOnce,
+    Refused,
 }
 
 /// Writes exactly one reply, or none and returns the failure that becomes the reply.
 pub type Handler = fn(&mut Session, Arguments<'_>, &mut Output) -> Outcome;
 
 const fn open(name: &'static str, usage: &'static str, arity: i32, run: Handler) -> Command {
-    Command { name, usage, arity, writes: false, open: true, keys: (0, 0, 0), run }
+    Command { name, usage, arity, writes: false, open: true, keys: (0, 0, 0), run, in_multi: InMulti::Queued }
 }
 const fn reads(name: &'static str, usage: &'static str, arity: i32, keys: (i32, i32, i32), run: Handler) -> Command {
-    Command { name, usage, arity, writes: false, open: false, keys, run }
+    Command { name, usage, arity, writes: false, open: false, keys, run, in_multi: InMulti::Queued }
 }
 const fn writes(name: &'static str, usage: &'static str, arity: i32, keys: (i32, i32, i32), run: Handler) -> Command {
-    Command { name, usage, arity, writes: true, open: false, keys, run }
+    Command { name, usage, arity, writes: true, open: false, keys, run, in_multi: InMulti::Queued }
+}
+
+const fn in_multi(in_multi: InMulti, command: Command) -> Command {
+    Command { in_multi, ..command }
 }
 
 const NONE: (i32, i32, i32) = (0, 0, 0);
@@ -51,21 +68,23 @@ const PAIRS: (i32, i32, i32) = (1, -1, 2);
 /// All commands, sorted by name.
 pub static COMMANDS: &[Command] = &[
     writes("append", "key value", 3, FIRST, strings::append),
-    open("auth", "[user] password", -2, connection::auth),
+    in_multi(InMulti::Refused, open("auth", "[user] password", -2, connection::auth)),
     reads("client", "ID | GETNAME | SETNAME name | SETINFO LIB-NAME|LIB-VER value | INFO | LIST", -2, NONE, connection::client),
     reads("command", "[COUNT | LIST | INFO name ... | DOCS name ...]", -1, NONE, server::command),
     reads("config", "GET pattern ... | SET durable yes|no | RESETSTAT", -2, NONE, server::config),
     reads("dbsize", "", 1, NONE, scan::dbsize),
     writes("decr", "key", 2, FIRST, numbers::decr),
     writes("decrby", "key decrement", 3, FIRST, numbers::decrby),
-    reads("defrag", "START [RATE bytes] [FULLEST percent] | STATUS | STOP", -2, NONE, defrag::defrag),
+    in_multi(InMulti::Refused, reads("defrag", "START [RATE bytes] [FULLEST percent] | STATUS | STOP", -2, NONE, defrag::defrag)),
     writes("del", "key ...", -2, EACH, keys::del),
     writes("delprefix", "prefix", 2, NONE, ranges::delprefix),
     writes("delrange", "start end [EXACT]", -3, NONE, ranges::delrange),
     reads("dicts", "", 1, NONE, connection::dicts),
+    in_multi(InMulti::AtOnce, reads("discard", "", 1, NONE, multi::discard)),
     reads("durable", "[yes|no]", -1, NONE, connection::durable),
     reads("echo", "message", 2, NONE, connection::echo),
     reads("estimate", "start end [EXACT]", -3, NONE, ranges::estimate),
+    in_multi(InMulti::AtOnce, writes("exec", "", 1, NONE, multi::exec)),
     reads("exists", "key ...", -2, EACH, keys::exists),
     reads("expire", "(not supported)", -3, FIRST, keys::expiry),
     reads("expireat", "(not supported)", -3, FIRST, keys::expiry),
@@ -76,7 +95,7 @@ pub static COMMANDS: &[Command] = &[
     reads("getex", "key [PERSIST]", -2, FIRST, strings::getex),
     reads("getrange", "key start end", 4, FIRST, strings::getrange),
     writes("getset", "key value", 3, FIRST, strings::getset),
-    open("hello", "[2|3 [AUTH user password] [SETNAME name]]", -1, connection::hello),
+    in_multi(InMulti::Refused, open("hello", "[2|3 [AUTH user password] [SETNAME name]]", -1, connection::hello)),
     writes("incr", "key", 2, FIRST, numbers::incr),
     writes("incrby", "key increment", 3, FIRST, numbers::incrby),
     writes("incrbyfloat", "key increment", 3, FIRST, numbers::incrbyfloat),
@@ -86,16 +105,17 @@ pub static COMMANDS: &[Command] = &[
     reads("mget", "key ...", -2, EACH, strings::mget),
     writes("mset", "key value ...", -3, PAIRS, strings::mset),
     writes("msetnx", "key value ...", -3, PAIRS, strings::msetnx),
+    in_multi(InMulti::AtOnce, reads("multi", "", 1, NONE, multi::multi)),
     reads("persist", "key", 2, FIRST, keys::persist),
     reads("pexpire", "(not supported)", -3, FIRST, keys::expiry),
     reads("pexpireat", "(not supported)", -3, FIRST, keys::expiry),
     reads("ping", "[message]", -1, NONE, connection::ping),
     reads("psetex", "(not supported)", 4, FIRST, keys::expiry),
     reads("pttl", "key", 2, FIRST, keys::ttl),
-    open("quit", "", -1, connection::quit),
+    in_multi(InMulti::AtOnce, open("quit", "", -1, connection::quit)),
     reads("range", "start end [REV] [LIMIT count] [NOVALUES] [EXACT]", -3, NONE, ranges::range),
-    open("reset", "", 1, connection::reset),
-    reads("save", "", 1, NONE, server::sync),
+    in_multi(InMulti::AtOnce, open("reset", "", 1, connection::reset)),
+    in_multi(InMulti::Refused, reads("save", "", 1, NONE, server::sync)),
     reads("scan", "cursor [MATCH pattern] [COUNT count] [TYPE type]", -2, NONE, scan::scan),
     reads("select", "number", 2, NONE, connection::select),
     writes("set", "key value [NX|XX] [GET] [KEEPTTL]", -3, FIRST, strings::set),
@@ -104,15 +124,18 @@ pub static COMMANDS: &[Command] = &[
     writes("setrange", "key offset value", 4, FIRST, strings::setrange),
     reads("strlen", "key", 2, FIRST, strings::strlen),
     reads("substr", "key start end", 4, FIRST, strings::getrange),
-    reads("sync", "", 1, NONE, server::sync),
+    in_multi(InMulti::Refused, reads("sync", "", 1, NONE, server::sync)),
     reads("time", "", 1, NONE, server::time),
     reads("touch", "key ...", -2, EACH, keys::exists),
     reads("ttl", "key", 2, FIRST, keys::ttl),
+    in_multi(InMulti::Refused, reads("txn", txn::USAGE, -2, NONE, txn::txn)),
     reads("type", "key", 2, FIRST, keys::kind),
     writes("unlink", "key ...", -2, EACH, keys::del),
+    reads("unwatch", "", 1, NONE, multi::unwatch),
     reads("use", "dictionary", 2, NONE, connection::choose),
     reads("wait", "replicas timeout", 3, NONE, server::wait),
-    reads("waitaof", "local replicas timeout", 4, NONE, server::waitaof),
+    in_multi(InMulti::Refused, reads("waitaof", "local replicas timeout", 4, NONE, server::waitaof)),
+    in_multi(InMulti::AtOnce, reads("watch", "key ...", -2, EACH, multi::watch)),
 ];
 
 /// The place in `COMMANDS` of the command of this name, in any case.

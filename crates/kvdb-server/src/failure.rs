@@ -20,6 +20,15 @@ pub enum Failure {
     /// A checksum did not match (`CORRUPT`).
     #[error("CORRUPT {0}; run `kvfs check` on the store")]
     Corrupt(String),
+    /// Others have changed the same since the transaction began (`CONFLICT`); it is over, and may be begun again.
+    #[error("CONFLICT {0}")]
+    Conflict(String),
+    /// Another transaction holds what is wanted, or took what this one held (`LOCKED`).
+    #[error("LOCKED {0}")]
+    Locked(String),
+    /// The transaction has ended (`NOTXN`).
+    #[error("NOTXN {0}")]
+    NoTransaction(String),
     /// The device failed (`IOERR`).
     #[error("IOERR {0}")]
     Io(String),
@@ -51,6 +60,9 @@ impl From<kvdb::Error> for Failure {
             kvdb::Error::ReadOnly(why) => Failure::ReadOnly(why),
             kvdb::Error::Corrupt(what) => Failure::Corrupt(what),
             kvdb::Error::Io(error) => Failure::Io(error.to_string()),
+            kvdb::Error::Conflict { .. } => Failure::Conflict(error.to_string().trim_start_matches("conflict: ").to_owned()),
+            kvdb::Error::Locked(why) => Failure::Locked(why),
+            kvdb::Error::NoTransaction(_) => Failure::NoTransaction(error.to_string()),
             other => Failure::request(other.to_string()),
         }
     }

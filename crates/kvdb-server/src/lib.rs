@@ -5,6 +5,8 @@
 //! those of the file system cannot be reached. Writes are on disk within the store's flush interval, or before the reply with
 //! `DURABLE yes`; `SYNC` makes everything acknowledged so far durable.
 //!
+//! `TXN` begins, joins and ends transactions of the store; `MULTI` and `WATCH` are Redis' own.
+//!
 //! From bytes to bytes: `socket` and `server` accept, `conversation` holds a client's buffer, `request` finds the commands in it,
 //! `session` admits them, `commands` runs them, `output` gathers the replies.
 
@@ -23,9 +25,11 @@ mod request;
 mod server;
 mod session;
 mod socket;
+mod transactions;
 mod walk;
 
 pub use client::{Client, Reply, read_reply};
 pub use limits::Limits;
 pub use server::{Error, Server, ServerOptions};
 pub use session::InfoSource;
+pub use transactions::{FileChange, Transactions};

@@ -19,6 +19,8 @@ pub struct KeyLocks {
 /// Stripes held until this is dropped.
 #[must_use]
 pub enum Held<'a> {
+    /// What is needed is held by whoever called.
+    Already,
     One(#[allow(dead_code, reason = "held, not read")] MutexGuard<'a, ()>),
     Many(#[allow(dead_code, reason = "held, not read")] Vec<MutexGuard<'a, ()>>),
 }

@@ -26,6 +26,8 @@ pub struct Output {
     unsynced: Vec<Range<usize>>,
     /// RESP3 instead of RESP2.
     pub resp3: bool,
+    /// Nothing leaves before this many bytes are ready: whatever is written may have to be taken back.
+    keep: Option<usize>,
     /// Bytes sent so far.
     pub sent: u64,
     broken: Option<io::Error>,
@@ -33,7 +35,7 @@ pub struct Output {
 
 impl Output {
     pub fn new(db: Kvdb, sink: Box<dyn Sink>, send_at: usize) -> Self {
-        Output { db, sink, bytes: Vec::new(), send_at, unsynced: Vec::new(), resp3: false, sent: 0, broken: None }
+        Output { db, sink, bytes: Vec::new(), send_at, unsynced: Vec::new(), resp3: false, keep: None, sent: 0, broken: None }
     }
 
     pub fn status(&mut self, text: &str) {
@@ -68,6 +70,10 @@ impl Output {
     }
     pub fn null(&mut self) {
         self.bytes.extend_from_slice(if self.resp3 { b"_\r\n" } else { b"$-1\r\n" });
+    }
+    /// Instead of an array.
+    pub fn null_array(&mut self) {
+        self.bytes.extend_from_slice(if self.resp3 { b"_\r\n" } else { b"*-1\r\n" });
     }
     pub fn value(&mut self, value: Option<&[u8]>) {
         match value {
@@ -131,13 +137,25 @@ impl Output {
     pub fn hold(&mut self, position: usize) {
         self.unsynced.push(position..self.bytes.len());
     }
+    /// From here on nothing leaves, so that `rewind` can take all of it back, until `release`. A client whose replies grow beyond `most`
+    /// bytes meanwhile counts as gone.
+    pub fn keep(&mut self, most: usize) {
+        self.keep = Some(self.bytes.len() + most);
+    }
+    pub fn release(&mut self) {
+        self.keep = None;
+    }
     /// `true` when enough is ready to be sent on.
     pub fn is_full(&self) -> bool {
         self.bytes.len() >= self.send_at
     }
     /// Sends on what is ready if it is much. Long replies call this between their elements.
     pub fn relieve(&mut self) {
-        if self.is_full() {
+        if let Some(most) = self.keep {
+            if self.bytes.len() > most {
+                self.broken = Some(io::Error::other("a reply that must be whole is too long"));
+            }
+        } else if self.is_full() {
             self.flush();
         }
     }

@@ -71,10 +71,37 @@ impl<'a> Arguments<'a> {
         self.get(i).unwrap_or_default()
     }
     /// The arguments from `i` on.
-    pub fn from(&self, i: usize) -> impl ExactSizeIterator<Item = &'a [u8]> + use<'a> {
+    pub fn from(&self, i: usize) -> impl ExactSizeIterator<Item = &'a [u8]> + Clone + use<'a> {
         let bytes = self.bytes;
         let places = self.places.get(i..).unwrap_or_default();
         places.iter().map(move |&(start, len)| &bytes[start as usize..start as usize + len as usize])
+    }
+}
+
+/// A request that is kept for later.
+pub struct Request {
+    bytes: Vec<u8>,
+    places: Vec<(u32, u32)>,
+}
+
+impl Request {
+    pub fn arguments(&self) -> Arguments<'_> {
+        Arguments { bytes: &self.bytes, places: &self.places }
+    }
+    /// Memory that it takes, bytes.
+    pub fn size(&self) -> usize {
+        self.bytes.len() + self.places.len() * size_of::<(u32, u32)>() + size_of::<Request>()
+    }
+}
+
+impl Arguments<'_> {
+    pub fn to_request(self) -> Request {
+        let mut request = Request { bytes: Vec::new(), places: Vec::with_capacity(self.len()) };
+        for argument in self.from(0) {
+            request.places.push((request.bytes.len() as u32, argument.len() as u32));
+            request.bytes.extend_from_slice(argument);
+        }
+        request
     }
 }
 

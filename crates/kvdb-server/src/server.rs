@@ -22,6 +22,7 @@ use crate::limits::Limits;
 use crate::output::Sink;
 use crate::session::{InfoSource, Shared};
 use crate::socket::PrivateSocket;
+use crate::transactions::Transactions;
 
 /// What the server is asked to be.
 #[derive(Clone, Default)]
@@ -34,6 +35,8 @@ pub struct ServerOptions {
     /// Connections start with `DURABLE yes`: each write is on disk before its reply.
     pub durable: bool,
     pub limits: Limits,
+    /// Who begins and ends transactions; `None`: the store itself.
+    pub transactions: Option<Arc<dyn Transactions>>,
     /// The store's statistics as a JSON object, for `INFO` and `KVFS.STAT`.
     pub info: Option<InfoSource>,
 }
@@ -142,6 +145,9 @@ impl Server {
             return Err(Error::NoPassword);
         }
         let mut shared = Shared::new(db, options.limits, options.password, options.durable, options.info);
+        if let Some(transactions) = options.transactions {
+            shared.transactions = transactions;
+        }
         let tcp = match options.tcp {
             None => None,
             Some(address) => {

@@ -5,17 +5,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
-use kvdb::{Batch, DictionaryId, Durability, Kvdb};
+use bytes::Bytes;
+use kvdb::{Batch, DictionaryId, Durability, Kvdb, Transaction, TransactionId, View};
 
-use crate::commands::{self, COMMANDS, Command};
+use crate::commands::multi::{Queue, Watch};
+use crate::commands::{self, COMMANDS, Command, InMulti};
 use crate::cursors::Cursors;
 use crate::dictionaries::Selected;
 use crate::failure::{Failure, Outcome};
 use crate::limits::Limits;
-use crate::locks::KeyLocks;
+use crate::locks::{Held, KeyLocks};
 use crate::metrics::Metrics;
 use crate::output::Output;
 use crate::request::Arguments;
+use crate::transactions::{Group, Groups, Transactions};
 
 /// Gives what the owner of the store knows about it, as JSON.
 pub type InfoSource = Arc<dyn Fn() -> String + Send + Sync>;
@@ -30,6 +33,8 @@ pub struct Shared {
     pub socket: String,
     pub tcp: Option<SocketAddr>,
     pub locks: KeyLocks,
+    pub transactions: Arc<dyn Transactions>,
+    pub groups: Groups,
     pub cursors: Cursors,
     pub metrics: Metrics,
     pub next_client: AtomicU64,
@@ -42,6 +47,8 @@ pub struct Shared {
 impl Shared {
     pub fn new(db: Kvdb, limits: Limits, password: Option<String>, durable: bool, info: Option<InfoSource>) -> Self {
         Shared {
+            transactions: Arc::new(db.clone()),
+            groups: Groups::default(),
             db,
             cursors: Cursors::new(limits.cursors),
             limits,
@@ -74,6 +81,23 @@ pub struct Session {
     pub authenticated: bool,
     /// The connection ends when the reply is out.
     pub closing: bool,
+    /// The transaction that commands work in, and what is shared with others that do.
+    pub joined: Option<(Transaction, Arc<Group>)>,
+    /// Transactions that end with this connection.
+    pub attached: Vec<TransactionId>,
+    /// Between `MULTI` and `EXEC`: what is to be run.
+    pub queue: Option<Queue>,
+    pub watches: Vec<Watch>,
+    /// Under way in `EXEC`, which holds the locks.
+    pub executing: Option<Executing>,
+}
+
+/// Where the commands of an `EXEC` work.
+pub enum Executing {
+    /// In the transaction that the connection has joined.
+    Joined,
+    /// In one of its own.
+    Own(Transaction),
 }
 
 impl Session {
@@ -88,6 +112,11 @@ impl Session {
             needs_password,
             authenticated: !needs_password,
             closing: false,
+            joined: None,
+            attached: Vec::new(),
+            queue: None,
+            watches: Vec::new(),
+            executing: None,
             shared,
         }
     }
@@ -104,9 +133,102 @@ impl Session {
     pub fn writable(&mut self) -> Result<DictionaryId, Failure> {
         self.dictionary.writable(&self.shared.db)
     }
-    /// Commits; durability, where asked for, is the output's business (see there).
+
+    /// The transaction that commands work in; `None`: they work on the store as it is for everybody.
+    pub fn inside(&self) -> Option<&Transaction> {
+        match &self.executing {
+            Some(Executing::Own(transaction)) => Some(transaction),
+            Some(Executing::Joined) | None => self.joined.as_ref().map(|(transaction, _)| transaction),
+        }
+    }
+    pub fn get(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>, Failure> {
+        Ok(match self.inside() {
+            None => self.shared.db.get(dict, key)?,
+            Some(transaction) => transaction.get(dict, key)?,
+        })
+    }
+    /// The length of a value; a large one is not read for it.
+    pub fn value_len(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<usize>, Failure> {
+        self.reads(dict, [key])?;
+        Ok(self.view()?.value_len(dict, key)?)
+    }
+    /// What is seen now. What is read through it must have been announced by `reads`; or see `view_of`.
+    pub fn view(&self) -> Result<View, Failure> {
+        Ok(match self.inside() {
+            None => self.shared.db.view(),
+            Some(transaction) => transaction.view()?,
+        })
+    }
+    /// These keys are going to be read: a serializable transaction locks them.
+    pub fn reads<'k>(&self, dict: DictionaryId, keys: impl IntoIterator<Item = &'k [u8]>) -> Outcome {
+        if let Some(transaction) = self.inside() {
+            for key in keys {
+                transaction.lock_key(dict, key, false)?;
+            }
+        }
+        Ok(())
+    }
+    /// What is seen now of `[start, end)`, which is going to be read; an empty `end` is the end of the dictionary.
+    pub fn view_of(&self, dict: DictionaryId, start: &[u8], end: &[u8]) -> Result<View, Failure> {
+        if let Some(transaction) = self.inside() {
+            transaction.lock_range(dict, start, end, false)?;
+        }
+        self.view()
+    }
+    /// Commits; durability, where asked for, is the output's business (see there). In a transaction it is seen there alone.
     pub fn commit(&self, batch: Batch) -> Result<(), Failure> {
-        Ok(self.shared.db.commit(batch, Durability::Buffered)?)
+        match self.inside() {
+            None => Ok(self.shared.db.commit(batch, Durability::Buffered)?),
+            Some(transaction) => Ok(transaction.apply(batch)?),
+        }
+    }
+
+    fn locks(&self) -> &KeyLocks {
+        match &self.joined {
+            None => &self.shared.locks,
+            Some((_, group)) => &group.locks,
+        }
+    }
+    /// Keeps others from changing these keys between reading and writing them. What waits long (for another transaction's lock) is
+    /// waited for first.
+    pub fn hold<'k>(&self, dict: DictionaryId, keys: impl IntoIterator<Item = &'k [u8]> + Clone) -> Result<Held<'_>, Failure> {
+        if let Some(transaction) = self.inside() {
+            for key in keys.clone() {
+                transaction.lock_key(dict, key, true)?;
+            }
+        }
+        if self.executing.is_some() {
+            return Ok(Held::Already);
+        }
+        let mut keys = keys.into_iter();
+        Ok(match (keys.next(), keys.next()) {
+            (Some(key), None) => self.locks().key(dict, key),
+            (first, second) => self.locks().keys(dict, first.into_iter().chain(second).chain(keys)),
+        })
+    }
+    /// The same for whatever there is.
+    pub fn hold_all(&self) -> Held<'_> {
+        if self.executing.is_some() { Held::Already } else { self.locks().all() }
+    }
+
+    /// Commands work on the store itself again.
+    pub fn leave(&mut self) {
+        self.joined = None;
+        self.watches.clear();
+    }
+    /// Forgets what `MULTI` has gathered.
+    pub fn discard(&mut self) {
+        self.queue = None;
+        self.watches.clear();
+    }
+    /// Ends what is to end with this connection.
+    pub fn let_go(&mut self) {
+        for id in std::mem::take(&mut self.attached) {
+            match self.shared.transactions.abort(id) {
+                Ok(()) | Err(kvdb::Error::NoTransaction(_) | kvdb::Error::Locked(_)) => {}
+                Err(error) => tracing::warn!("transaction {id} could not be aborted: {error}"),
+            }
+        }
     }
     /// A key that may be written.
     pub fn check_key(&self, key: &[u8]) -> Outcome {
@@ -127,18 +249,44 @@ impl Session {
             self.shared.metrics.unknown.fetch_add(1, Relaxed);
             self.shared.metrics.commands.fetch_add(1, Relaxed);
             let failure = if self.authenticated { unknown(args) } else { NOAUTH };
+            self.spoil();
             return out.error(&failure.to_string());
         };
-        let started = Instant::now();
+        let command = &COMMANDS[index];
         let position = out.position();
+        if self.queue.is_some() && command.in_multi != InMulti::AtOnce {
+            match self.admit(command, args).and_then(|()| commands::multi::queue(self, command, args)) {
+                Ok(()) => out.status("QUEUED"),
+                Err(failure) => {
+                    self.spoil();
+                    out.error(&failure.to_string());
+                }
+            }
+            return;
+        }
+        let done = self.run_one(index, args, out);
+        if done && command.writes && self.durable && self.inside().is_none() {
+            out.hold(position);
+        }
+    }
+
+    /// Runs the command at `index` of the table and writes its one reply; `false`: that is an error.
+    pub fn run_one(&mut self, index: usize, args: Arguments<'_>, out: &mut Output) -> bool {
+        let started = Instant::now();
         let command = &COMMANDS[index];
         let outcome = self.admit(command, args).and_then(|()| (command.run)(self, args, out));
-        match &outcome {
-            Ok(()) if command.writes && self.durable => out.hold(position),
-            Ok(()) => {}
-            Err(failure) => out.error(&failure.to_string()),
+        if let Err(failure) = &outcome {
+            out.error(&failure.to_string());
         }
         self.shared.metrics.count(index, started.elapsed(), outcome.is_ok());
+        outcome.is_ok()
+    }
+
+    /// What is queued must not be run: one of its commands was refused.
+    fn spoil(&mut self) {
+        if let Some(queue) = &mut self.queue {
+            queue.spoil();
+        }
     }
 
     fn admit(&self, command: &Command, args: Arguments<'_>) -> Outcome {
@@ -148,6 +296,12 @@ impl Session {
         let wanted = command.arity.unsigned_abs() as usize;
         let fits = if command.arity < 0 { args.len() >= wanted } else { args.len() == wanted };
         if fits { Ok(()) } else { Err(wrong_arity(command.name)) }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.let_go();
     }
 }
 

@@ -124,7 +124,7 @@ fn gather(
     each: usize,
     write: impl Fn(&Tuple, &mut Output) -> Outcome,
 ) -> Result<Option<(View, Stretch, u64)>, Failure> {
-    let view = s.db().view();
+    let view = s.view_of(stretch.dict, &stretch.start, &stretch.end)?;
     let position = out.position();
     let room = s.shared.limits.reply / 4;
     let mut walk = stretch.walk(&view, s)?;

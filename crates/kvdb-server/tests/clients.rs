@@ -79,3 +79,78 @@ fn redis_cli_works() {
     assert!(run(&["SET", "a"]).contains("ERR wrong number of arguments"));
     assert_eq!(run(&["-n", "4", "RANGE", "-", "+"]), "greeting\nhello world\n");
 }
+
+#[test]
+fn redis_cli_shows_transactions() {
+    let served = serve(ServerOptions::default());
+    let run = |args: &[&str]| redis_cli(&served, args);
+    let Some(id) = run(&["TXN", "BEGIN", "LABEL", "by hand"]) else {
+        eprintln!("redis-cli is not installed; nothing to see here");
+        return;
+    };
+    assert_eq!(id, "1\n");
+    assert!(run(&["TXN", "LIST"]).unwrap_or_default().contains("by hand"));
+    let mut typed =
+        Command::new("redis-cli").arg("-s").arg(&served.path).stdin(std::process::Stdio::piped()).spawn().expect("it starts");
+    std::io::Write::write_all(&mut typed.stdin.take().expect("a pipe"), b"TXN JOIN 1\nSET a 1\nMULTI\nINCR a\nEXEC\nTXN COMMIT\n")
+        .expect("it reads");
+    assert!(typed.wait().expect("it ends").success());
+    assert_eq!(run(&["GET", "a"]).as_deref(), Some("2\n"));
+}
+
+/// A counter raised in the way that redis-py's manual shows, and a transaction of ours.
+const PYTHON: &str = r#"
+import sys, redis
+r = redis.Redis(unix_socket_path=sys.argv[1], decode_responses=True)
+r.mset({"a": 1, "b": 2})
+with r.pipeline() as p:
+    p.incr("a"); p.get("b"); p.set("c", "x")
+    assert p.execute() == [2, "2", True]
+def raise_it(p):
+    n = int(p.get("a"))
+    p.multi()
+    p.set("a", n + 1)
+assert r.transaction(raise_it, "a") == [True]
+with r.pipeline() as p:
+    p.watch("a")
+    r.set("a", 10)
+    p.multi()
+    p.set("a", 11)
+    try:
+        p.execute()
+        raise SystemExit("no WatchError")
+    except redis.WatchError:
+        pass
+id = r.execute_command("TXN", "BEGIN")
+with r.client() as c:
+    c.execute_command("TXN", "JOIN", id)
+    c.set("a", 12)
+    assert r.get("a") == "10"
+    c.execute_command("TXN", "COMMIT")
+assert r.get("a") == "12"
+one, two = (r.execute_command("TXN", "BEGIN") for _ in "12")
+for id in (one, two):
+    with r.client() as c:
+        c.execute_command("TXN", "JOIN", id)
+        c.set("a", id)
+        c.execute_command("TXN", "LEAVE")
+r.execute_command("TXN", "COMMIT", one)
+try:
+    r.execute_command("TXN", "COMMIT", two)
+    raise SystemExit("no conflict")
+except redis.ResponseError as e:
+    assert str(e).startswith("CONFLICT "), e
+print("done")
+"#;
+
+#[test]
+fn redis_py_works() {
+    let served = serve(ServerOptions::default());
+    let has_it = |python: &&str| Command::new(python).args(["-c", "import redis"]).output().is_ok_and(|o| o.status.success());
+    let Some(python) = ["python3", "/usr/bin/python3"].into_iter().find(has_it) else {
+        eprintln!("redis-py is not installed; nothing to see here");
+        return;
+    };
+    let done = Command::new(python).args(["-c", PYTHON]).arg(&served.path).output().expect("it runs");
+    assert_eq!(String::from_utf8_lossy(&done.stdout), "done\n", "{}", String::from_utf8_lossy(&done.stderr));
+}

@@ -4,12 +4,12 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use vt_tree::{ExtentRef, TreeCursor, TreeTuple, TupleRef, Value, ValueRef};
+use vt_tree::{ExtentRef, Input, TreeCursor, TreeTuple, TupleRef, Value, ValueRef};
 
 use crate::ahead::{Ahead, Reader};
+use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::pins::Pinned;
-use crate::version::Tree;
 use crate::view::View;
 
 /// A position between tuples, in a range of a view; it holds the view and no lock.
@@ -105,9 +105,10 @@ fn walk(tree: &mut TreeCursor, start: &[u8], end: &[u8], forward: bool) -> Resul
 }
 
 impl Cursor {
-    pub(crate) fn new(view: &View, tree: &Tree, start: &[u8], end: &[u8]) -> Cursor {
-        let own = view.own.iter().flat_map(|own| own.inputs(tree.info.id));
-        let mut cursor = TreeCursor::as_of(own.chain(tree.inputs().into_iter().map(|input| (input, view.at))));
+    /// Over what a transaction has written, if the view is one's, and `below`.
+    pub(crate) fn new(view: &View, dict: DictionaryId, below: Vec<Input>, start: &[u8], end: &[u8]) -> Cursor {
+        let own = view.own.iter().flat_map(|own| own.inputs(dict));
+        let mut cursor = TreeCursor::as_of(own.chain(below.into_iter().map(|input| (input, view.at))));
         cursor.seek(start);
         // An inverted range holds nothing, as one that ends where it begins.
         let end = if !end.is_empty() && end < start { start } else { end };

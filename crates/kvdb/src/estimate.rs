@@ -20,6 +20,6 @@ impl View {
         if bounds::is_empty(range) {
             return Ok(Estimate::default());
         }
-        Ok(vt_tree::estimate(&self.version.tree(dict)?.inputs(), range, self.at)?)
+        Ok(vt_tree::estimate(&self.inputs(dict)?, range, self.at)?)
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use vt_tree::{Lookup, Seq, Store, Value};
+use vt_tree::{Input, Lookup, Seq, Store, Value};
 
 use crate::cursor::Cursor;
 use crate::database::Database;
@@ -101,7 +101,16 @@ impl View {
 
     /// A cursor over `[start, end)` of one dictionary, before its first tuple. `end` empty: to the end of the dictionary.
     pub fn cursor(&self, dict: DictionaryId, start: &[u8], end: &[u8]) -> Result<Cursor> {
-        Ok(Cursor::new(self, self.version.tree(dict)?, start, end))
+        Ok(Cursor::new(self, dict, self.inputs(dict)?, start, end))
+    }
+
+    /// Everything that a cursor reads below what a transaction has written, newest first. A transaction may have written to a dictionary
+    /// that was made after the state that it reads.
+    pub(crate) fn inputs(&self, dict: DictionaryId) -> Result<Vec<Input>> {
+        match &self.own {
+            Some(_) if !self.version.trees.contains_key(&dict) => Ok(Vec::new()),
+            _ => Ok(self.version.tree(dict)?.inputs()),
+        }
     }
 
     /// Up to `limit` tuples of `[start, end)` in order, values read with as few large reads as their places allow.
@@ -172,10 +181,13 @@ impl View {
     /// # Ok::<(), kvdb::Error>(())
     /// ```
     pub fn multi_get<K: AsRef<[u8]>>(&self, dict: DictionaryId, keys: &[K]) -> Result<Vec<Option<Bytes>>> {
-        let tree = self.version.tree(dict)?;
+        let tree = match &self.own {
+            Some(_) => self.version.trees.get(&dict),
+            None => Some(self.version.tree(dict)?),
+        };
         let mut order: Vec<usize> = (0..keys.len()).collect();
         order.sort_unstable_by_key(|&i| keys[i].as_ref());
-        if keys.len() > 1 {
+        if let Some(tree) = tree.filter(|_| keys.len() > 1) {
             tree.announce(&self.store, order.iter().map(|&i| keys[i].as_ref()))?;
         }
         let mut out = vec![None; keys.len()];

@@ -412,3 +412,29 @@ fn an_idle_one_is_aborted_when_its_time_is_over() {
     assert!(e.to_string().contains("idle"), "{e}");
     assert_eq!(get(&db, d, "a"), None);
 }
+
+#[test]
+fn a_dictionary_made_since_it_began_can_be_written_and_read() {
+    let (db, _) = store();
+    let t = db.begin(Isolation::Snapshot).unwrap();
+    let late = db.create_dictionary("late", Default::default()).unwrap();
+    assert_eq!(t.get(late, b"a").unwrap(), None);
+    t.put(late, "a", "1").unwrap();
+    assert_eq!(all(&t.view().unwrap(), late), pairs(&[("a", "1")]));
+    assert_eq!(t.view().unwrap().multi_get(late, &["a", "b"]).unwrap(), [Some("1".into()), None]);
+    t.commit(Durability::Buffered).unwrap();
+    assert_eq!(get(&db, late, "a").as_deref(), Some("1"));
+}
+
+#[test]
+fn it_tells_before_its_commit_whether_others_were_there() {
+    let (db, d) = store();
+    put(&db, d, "a", "0");
+    let t = db.begin(Isolation::Snapshot).unwrap();
+    t.delete(d, "a").unwrap();
+    assert!(!t.is_outdated().unwrap());
+    put(&db, d, "b", "1");
+    assert!(!t.is_outdated().unwrap());
+    put(&db, d, "a", "0");
+    assert!(t.is_outdated().unwrap(), "the same value again is a change");
+}

@@ -31,6 +31,9 @@ pub fn quit(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
 }
 
 pub fn reset(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
+    s.leave();
+    s.discard();
+    s.let_go();
     s.dictionary = Selected::default();
     s.durable = s.shared.durable;
     s.name.clear();

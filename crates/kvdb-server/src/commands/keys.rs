@@ -15,8 +15,8 @@ pub fn del(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let mut deleted = 0;
     if let Some(dict) = s.existing()? {
         let keys: HashSet<&[u8]> = args.from(1).collect();
-        let _held = s.shared.locks.keys(dict, keys.iter().copied());
-        let (mut batch, view) = (Batch::new(), s.db().view());
+        let _held = s.hold(dict, keys.iter().copied())?;
+        let (mut batch, view) = (Batch::new(), s.view()?);
         for key in keys {
             if view.value_len(dict, key)?.is_some() {
                 batch.delete(dict, Bytes::copy_from_slice(key));

@@ -74,7 +74,7 @@ pub fn delrange(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
     }
     if let Some(dict) = s.existing()? {
         let (start, end) = bounds(args, exact);
-        let _held = s.shared.locks.all();
+        let _held = s.hold_all();
         let mut batch = Batch::new();
         delete(s, dict, start, end, &mut batch)?;
         if !batch.is_empty() {
@@ -88,7 +88,7 @@ pub fn delrange(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
 /// `DELPREFIX prefix`: every key that begins with it, by one range tombstone.
 pub fn delprefix(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     if let Some(dict) = s.existing()? {
-        let _held = s.shared.locks.all();
+        let _held = s.hold_all();
         let mut batch = Batch::new();
         batch.delete_prefix(dict, args.at(1));
         s.commit(batch)?;
@@ -108,7 +108,7 @@ pub fn estimate(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
         Some(dict) => {
             let (start, end) = bounds(args, exact);
             let end = if end.is_empty() { Bound::Unbounded } else { Bound::Excluded(end) };
-            s.db().view().estimate::<&[u8]>(dict, (Bound::Included(start), end))?
+            s.view()?.estimate::<&[u8]>(dict, (Bound::Included(start), end))?
         }
     };
     out.array(4);
@@ -126,7 +126,7 @@ fn delete(s: &Session, dict: DictionaryId, start: &[u8], end: &[u8], batch: &mut
         }
         return Ok(());
     }
-    let mut cursor = s.db().view().cursor(dict, start, b"")?;
+    let mut cursor = s.view_of(dict, start, b"")?.cursor(dict, start, b"")?;
     cursor.seek_to_end()?;
     if let Some(last) = cursor.prev()? {
         if *start < *last.key {
@@ -163,7 +163,7 @@ fn flush_mode(args: Arguments<'_>) -> Outcome {
 }
 
 fn empty(s: &Session, dicts: Vec<DictionaryId>) -> Outcome {
-    let _held = s.shared.locks.all();
+    let _held = s.hold_all();
     let mut batch = Batch::new();
     for dict in dicts {
         delete(s, dict, b"", b"", &mut batch)?;

@@ -47,7 +47,7 @@ pub fn scan(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         stretch.start = stretch.start.max(from);
         let mut bytes = 0;
         if stretch.end.is_empty() || stretch.start < stretch.end {
-            let view = s.db().view();
+            let view = s.view_of(dict, &stretch.start, &stretch.end)?;
             let mut walk = stretch.walk(&view, s)?;
             while let Some(tuple) = walk.step()? {
                 if count == 0 || bytes >= PAGE_BYTES {
@@ -93,7 +93,7 @@ pub fn keys(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 pub fn dbsize(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     let mut count = 0;
     if let Some(dict) = s.existing()? {
-        let view = s.db().view();
+        let view = s.view_of(dict, b"", b"")?;
         let all = Stretch::matching(dict, b"*");
         let mut walk = all.walk(&view, s)?;
         while walk.step()?.is_some() {

@@ -18,7 +18,7 @@ pub fn get(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 /// The value of `key` in the selected dictionary.
 pub fn read(s: &mut Session, key: &[u8]) -> Result<Option<Bytes>, Failure> {
     match s.existing()? {
-        Some(dict) => Ok(s.db().get(dict, key)?),
+        Some(dict) => s.get(dict, key),
         None => Ok(None),
     }
 }
@@ -26,7 +26,7 @@ pub fn read(s: &mut Session, key: &[u8]) -> Result<Option<Bytes>, Failure> {
 /// The length of the value of `key`; large values are not read for it.
 pub fn len(s: &mut Session, key: &[u8]) -> Result<Option<usize>, Failure> {
     match s.existing()? {
-        Some(dict) => Ok(s.db().view().value_len(dict, key)?),
+        Some(dict) => s.value_len(dict, key),
         None => Ok(None),
     }
 }
@@ -72,10 +72,9 @@ pub fn set(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 fn put_when(s: &mut Session, key: &[u8], value: &[u8], when: When, old_wanted: bool) -> Result<(Option<Bytes>, bool), Failure> {
     s.check_key(key)?;
     let dict = s.writable()?;
-    let _held = s.shared.locks.key(dict, key);
-    let old = if old_wanted { s.db().get(dict, key)? } else { None };
-    let present =
-        || -> Result<bool, Failure> { Ok(if old_wanted { old.is_some() } else { s.db().view().value_len(dict, key)?.is_some() }) };
+    let _held = s.hold(dict, [key])?;
+    let old = if old_wanted { s.get(dict, key)? } else { None };
+    let present = || -> Result<bool, Failure> { Ok(if old_wanted { old.is_some() } else { s.value_len(dict, key)?.is_some() }) };
     let done = match when {
         When::Always => true,
         When::Absent => !present()?,
@@ -105,8 +104,8 @@ pub fn getdel(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     let key = args.at(1);
     let mut old = None;
     if let Some(dict) = s.existing()? {
-        let _held = s.shared.locks.key(dict, key);
-        old = s.db().get(dict, key)?;
+        let _held = s.hold(dict, [key])?;
+        old = s.get(dict, key)?;
         if old.is_some() {
             let mut batch = Batch::new();
             batch.delete(dict, Bytes::copy_from_slice(key));
@@ -120,7 +119,10 @@ pub fn getdel(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
 /// All values as of one moment. A value that cannot be read is an error in its place.
 pub fn mget(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let dict = s.existing()?;
-    let view = s.db().view();
+    if let Some(dict) = dict {
+        s.reads(dict, args.from(1))?;
+    }
+    let view = s.view()?;
     out.array(args.len() - 1);
     for key in args.from(1) {
         if out.is_broken() {
@@ -156,9 +158,9 @@ fn put_all(s: &mut Session, args: Arguments<'_>, name: &str, only_new: bool) -> 
         s.check_key(key)?;
     }
     let dict = s.writable()?;
-    let _held = s.shared.locks.keys(dict, args.from(1).step_by(2));
+    let _held = s.hold(dict, args.from(1).step_by(2))?;
     if only_new {
-        let view = s.db().view();
+        let view = s.view()?;
         for key in args.from(1).step_by(2) {
             if view.value_len(dict, key)?.is_some() {
                 return Ok(false);
@@ -242,8 +244,8 @@ pub fn rewrite(
 ) -> Result<usize, Failure> {
     s.check_key(key)?;
     let dict = s.writable()?;
-    let _held = s.shared.locks.key(dict, key);
-    let value = change(s.db().get(dict, key)?.as_deref())?;
+    let _held = s.hold(dict, [key])?;
+    let value = change(s.get(dict, key)?.as_deref())?;
     let len = value.len();
     let mut batch = Batch::new();
     batch.put(dict, Bytes::copy_from_slice(key), value);

@@ -353,14 +353,10 @@ impl Transaction {
     /// Makes the changes of a batch, all or, on any error, none of them.
     pub fn apply(&self, batch: Batch) -> Result<()> {
         self.group.db.writable()?;
+        drop(self.read()?);
         let db = &self.group.db;
-        let Valid { changes, deletes_only, hold } = {
-            let state = self.read()?;
-            match state.open.as_ref().and_then(|o| o.base.as_ref()) {
-                Some(view) => db.validate(&view.version, batch)?,
-                None => db.validate(&db.version.load(), batch)?,
-            }
-        };
+        // As it is now: a dictionary may have been made since the transaction began.
+        let Valid { changes, deletes_only, hold } = db.validate(&db.version.load(), batch)?;
         self.lock_changes(&changes)?;
         match changes.first() {
             Some((dict, _)) => self.change(*dict, deletes_only, |own| own.write(&changes, hold)),
@@ -375,10 +371,7 @@ impl Transaction {
         let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.group.id)) };
         if !open.own.trees.contains_key(&dict) {
             // The first change there: is there such a dictionary?
-            match &open.base {
-                Some(view) => view.version.tree(dict).map(|_| ())?,
-                None => db.version.load().tree(dict).map(|_| ())?,
-            }
+            db.version.load().tree(dict).map(|_| ())?;
         }
         let share = db.transactions.share(db);
         if open.own.is_full(share) {
@@ -426,6 +419,16 @@ impl Transaction {
     pub fn commit(&self, durability: Durability) -> Result<()> {
         self.group.used()?;
         self.group.commit(durability)
+    }
+
+    /// Whether others have by now changed something that it has changed, so that its commit would find a conflict if nothing can join
+    /// the two. Never so for a serializable one.
+    pub fn is_outdated(&self) -> Result<bool> {
+        let own = match &self.read()?.open {
+            Some(open) if open.base.is_some() => open.own.clone(),
+            _ => return Ok(false),
+        };
+        super::conflicts::any(&self.group.db, &own, self.group.since)
     }
 
     /// Ends it without a trace.

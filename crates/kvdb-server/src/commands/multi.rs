@@ -1,0 +1,238 @@
+//! `MULTI`, `EXEC`, `DISCARD`, `WATCH`, `UNWATCH`, as Redis has them.
+//!
+//! Commands between `MULTI` and `EXEC` are gathered, and run by `EXEC` in one transaction of the store, so that they are seen by others, and
+//! survive a crash, together or not at all. `EXEC` holds the locks of what they touch, so other clients do not come between; a
+//! transaction that commits in between is a conflict, upon which they are run again. In a joined transaction they are run in it.
+//! As in Redis, a command that fails does not keep the others from being done.
+//!
+//! `WATCH` begins a transaction that claims to change the watched keys, and never commits: what the store would say to its commit is
+//! the answer to whether others have changed them.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use bytes::Bytes;
+use kvdb::{Batch, DictionaryId, Durability, Isolation, Transaction, TransactionOptions, View};
+
+use super::{COMMANDS, Command, InMulti, find, is};
+use crate::failure::{Failure, Outcome};
+use crate::locks::Held;
+use crate::output::Output;
+use crate::request::{Arguments, Request};
+use crate::session::{Executing, Session, Shared};
+
+/// How often commands are run again when others have come between.
+const TRIES: usize = 64;
+
+/// What is gathered between `MULTI` and `EXEC`.
+pub struct Queue {
+    shared: Arc<Shared>,
+    requests: Vec<Request>,
+    bytes: usize,
+    /// A command was refused, so none is run.
+    spoilt: bool,
+}
+
+impl Queue {
+    pub fn spoil(&mut self) {
+        self.spoilt = true;
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        self.shared.request_bytes.fetch_sub(self.bytes, Relaxed);
+    }
+}
+
+/// Keys that must not have changed for `EXEC` to run.
+pub enum Watch {
+    /// Of the store: a transaction that claims to change them.
+    Store(Transaction),
+    /// Of a joined transaction: as they were in it.
+    Joined { before: View, keys: Vec<(DictionaryId, Bytes)> },
+}
+
+pub fn multi(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
+    if s.queue.is_some() {
+        return Err(Failure::request("MULTI calls can not be nested"));
+    }
+    s.queue = Some(Queue { shared: s.shared.clone(), requests: Vec::new(), bytes: 0, spoilt: false });
+    out.ok();
+    Ok(())
+}
+
+pub fn discard(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
+    if s.queue.is_none() {
+        return Err(Failure::request("DISCARD without MULTI"));
+    }
+    s.discard();
+    out.ok();
+    Ok(())
+}
+
+/// Puts a command off until `EXEC`.
+pub fn queue(s: &mut Session, command: &Command, args: Arguments<'_>) -> Outcome {
+    if command.in_multi == InMulti::Refused {
+        return Err(Failure::request(format!("'{}' is not possible between MULTI and EXEC", command.name)));
+    }
+    let Some(queue) = &mut s.queue else { return Ok(()) };
+    let request = args.to_request();
+    let size = request.size();
+    let (limits, all) = (&s.shared.limits, &s.shared.request_bytes);
+    if queue.bytes + size > limits.request || queue.requests.len() >= limits.arguments {
+        return Err(Failure::request(format!("more than {} bytes between MULTI and EXEC", limits.request)));
+    }
+    if all.fetch_add(size, Relaxed) + size > limits.requests {
+        all.fetch_sub(size, Relaxed);
+        return Err(Failure::request("too many large requests at once; try again later"));
+    }
+    queue.bytes += size;
+    queue.requests.push(request);
+    Ok(())
+}
+
+pub fn watch(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    if s.queue.is_some() {
+        return Err(Failure::request("WATCH inside MULTI is not allowed"));
+    }
+    let dict = s.writable()?;
+    let watch = match &s.joined {
+        Some((transaction, _)) => Watch::Joined {
+            before: transaction.view()?,
+            keys: args.from(1).map(|key| (dict, Bytes::copy_from_slice(key))).collect(),
+        },
+        None => {
+            let claim = s.db().begin_with(TransactionOptions { label: "WATCH".into(), ..TransactionOptions::default() })?;
+            let mut batch = Batch::new();
+            for key in args.from(1) {
+                s.check_key(key)?;
+                batch.delete(dict, Bytes::copy_from_slice(key));
+            }
+            claim.apply(batch)?;
+            Watch::Store(claim)
+        }
+    };
+    s.watches.push(watch);
+    out.ok();
+    Ok(())
+}
+
+pub fn unwatch(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
+    s.watches.clear();
+    out.ok();
+    Ok(())
+}
+
+pub fn exec(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
+    let queue = s.queue.take().ok_or(Failure::request("EXEC without MULTI"))?;
+    let watches = std::mem::take(&mut s.watches);
+    if queue.spoilt {
+        return Err(Failure::coded("EXECABORT Transaction discarded because of previous errors."));
+    }
+    let position = out.position();
+    out.keep(s.shared.limits.requests);
+    let (dictionary, durable, name, resp3) = (s.dictionary.clone(), s.durable, s.name.clone(), out.resp3);
+    let mut outcome = Err(Failure::Conflict("others changed the same again and again; try again later".into()));
+    for _ in 0..TRIES {
+        outcome = attempt(s, &queue, &watches, out);
+        s.executing = None;
+        if outcome.is_ok() {
+            break;
+        }
+        // Nothing has happened: not to the connection either.
+        out.rewind(position);
+        (s.dictionary, s.durable, s.name, out.resp3) = (dictionary.clone(), durable, name.clone(), resp3);
+        // In a joined transaction there is nothing to try again: it is over.
+        if s.joined.is_some() || !matches!(outcome, Err(Failure::Conflict(_))) {
+            break;
+        }
+    }
+    out.release();
+    outcome
+}
+
+fn attempt(s: &mut Session, queue: &Queue, watches: &[Watch], out: &mut Output) -> Outcome {
+    let (shared, group) = (s.shared.clone(), s.joined.as_ref().map(|(_, group)| group.clone()));
+    let _held = match &group {
+        // Others in the transaction wait. It may be for long, if one of these commands waits for a lock.
+        Some(group) => group.locks.all(),
+        None => hold(s, &shared, queue)?,
+    };
+    let transaction = match &s.joined {
+        Some((transaction, _)) => transaction.clone(),
+        None => s.db().begin_with(TransactionOptions { label: "EXEC".into(), ..TransactionOptions::default() })?,
+    };
+    for watch in watches {
+        if watch.is_broken(&transaction)? {
+            out.null_array();
+            return Ok(());
+        }
+    }
+    s.executing = Some(if group.is_some() { Executing::Joined } else { Executing::Own(transaction.clone()) });
+    out.array(queue.requests.len());
+    for request in &queue.requests {
+        let args = request.arguments();
+        match find(args.at(0)) {
+            Some(index) => drop(s.run_one(index, args, out)),
+            None => out.error("ERR unknown command"),
+        }
+        out.relieve();
+        if out.is_broken() {
+            transaction.abort();
+            return Ok(());
+        }
+    }
+    s.executing = None;
+    if group.is_none() {
+        transaction.commit(Durability::Buffered)?;
+    } else {
+        // An error if it is over: the replies above tell of what will never be.
+        transaction.view()?;
+    }
+    Ok(())
+}
+
+/// The locks of what the commands touch, as far as that can be seen beforehand; all of them where it cannot.
+fn hold<'a>(s: &mut Session, shared: &'a Shared, queue: &Queue) -> Result<Held<'a>, Failure> {
+    let mut keys: Vec<&[u8]> = Vec::new();
+    let mut writes = false;
+    for request in &queue.requests {
+        let args = request.arguments();
+        let Some(command) = find(args.at(0)).map(|index| &COMMANDS[index]) else { continue };
+        let (first, last, step) = command.keys;
+        writes |= command.writes;
+        if first > 0 {
+            let last = if last < 0 { args.len() } else { last as usize + 1 };
+            keys.extend((first as usize..last).step_by(step as usize).map(|i| args.at(i)));
+        } else if command.writes || [("select"), ("use")].iter().any(|name| is(command.name.as_bytes(), name)) {
+            return Ok(shared.locks.all());
+        }
+    }
+    let dict = if writes { Some(s.writable()?) } else { s.existing()? };
+    Ok(match dict {
+        Some(dict) => shared.locks.keys(dict, keys.into_iter()),
+        None => Held::Already,
+    })
+}
+
+impl Watch {
+    /// Whether a key has changed, as `now` sees it.
+    fn is_broken(&self, now: &Transaction) -> Result<bool, Failure> {
+        match self {
+            Watch::Store(claim) => Ok(claim.is_outdated()?),
+            Watch::Joined { before, keys } => {
+                let after = now.view()?;
+                for (dict, key) in keys {
+                    if now.isolation() == Isolation::Serializable {
+                        now.lock_key(*dict, key, false)?;
+                    }
+                    if before.get(*dict, key)? != after.get(*dict, key)? {
+                        return Ok(true);
+                    }
+                }
+                Ok(false)
+            }
+        }
+    }
+}

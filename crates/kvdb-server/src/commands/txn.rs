@@ -1,0 +1,328 @@
+//! `TXN`: transactions over keys, and over files where the store is mounted, shared by any number of connections and processes.
+
+use std::time::Duration;
+
+use kvdb::{Changed, Durability, Isolation, Kvdb, Transaction, TransactionId, TransactionInfo, TransactionOptions};
+
+use super::is;
+use crate::dictionaries;
+use crate::failure::{Failure, Outcome};
+use crate::output::Output;
+use crate::request::{Arguments, integer};
+use crate::session::{Session, wrong_arity};
+
+pub const USAGE: &str = "BEGIN [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds] [NOCHECK] [ATTACHED] | JOIN id | LEAVE | \
+                         COMMIT [id] [SYNC] | ABORT [id] | KEEP id | LIST | STATUS [id] | CHANGES [id] | FILES [id] | SAVEPOINT name | ROLLBACK name";
+
+pub fn txn(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    match args.at(1) {
+        c if is(c, "begin") => begin(s, args, out),
+        c if is(c, "join") => join(s, args, out),
+        c if is(c, "leave") => {
+            arity(args, 2, 2)?;
+            s.leave();
+            out.ok();
+            Ok(())
+        }
+        c if is(c, "commit") => commit(s, args, out),
+        c if is(c, "abort") => abort(s, args, out),
+        c if is(c, "keep") => {
+            arity(args, 3, 3)?;
+            let id = s.db().transaction(number(args.at(2))?)?.id();
+            s.attached.retain(|attached| *attached != id);
+            out.ok();
+            Ok(())
+        }
+        c if is(c, "list") => {
+            arity(args, 2, 2)?;
+            let all = s.db().transactions();
+            out.array(all.len());
+            all.iter().for_each(|info| describe(info, out));
+            Ok(())
+        }
+        c if is(c, "status") => status(s, args, out),
+        c if is(c, "changes") => changes(s, args, out),
+        c if is(c, "files") => files(s, args, out),
+        c if is(c, "savepoint") => savepoint(s, args, out),
+        c if is(c, "rollback") => rollback(s, args, out),
+        c => {
+            let c = String::from_utf8_lossy(&c[..c.len().min(64)]).into_owned();
+            Err(Failure::request(format!("unknown subcommand '{c}'. TXN {USAGE}")))
+        }
+    }
+}
+
+fn arity(args: Arguments<'_>, least: usize, most: usize) -> Outcome {
+    if (least..=most).contains(&args.len()) { Ok(()) } else { Err(wrong_arity("txn")) }
+}
+
+fn number(arg: &[u8]) -> Result<TransactionId, Failure> {
+    let id = integer(arg).and_then(|id| u64::try_from(id).ok());
+    id.map(TransactionId).ok_or_else(|| Failure::request("a transaction is named by the number that TXN BEGIN gave"))
+}
+
+/// The transaction named by argument `at`, or the joined one.
+fn named(s: &Session, args: Arguments<'_>, at: usize) -> Result<Transaction, Failure> {
+    match args.get(at) {
+        Some(id) => Ok(s.db().transaction(number(id)?)?),
+        None => joined(s).cloned(),
+    }
+}
+
+fn joined(s: &Session) -> Result<&Transaction, Failure> {
+    let none = || Failure::request("this connection is in no transaction: TXN JOIN one, or give its number");
+    s.joined.as_ref().map(|(transaction, _)| transaction).ok_or_else(none)
+}
+
+fn seconds(arg: Option<&[u8]>) -> Result<Duration, Failure> {
+    let text = arg.and_then(|arg| std::str::from_utf8(arg).ok()).and_then(|arg| arg.parse::<f64>().ok());
+    let duration = text.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    duration.ok_or_else(|| Failure::request("not a number of seconds"))
+}
+
+/// `TXN BEGIN [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds] [NOCHECK] [ATTACHED]`: its number.
+fn begin(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let mut options = TransactionOptions { detached: true, ..TransactionOptions::default() };
+    let mut attached = false;
+    let mut words = args.from(2);
+    while let Some(word) = words.next() {
+        match word {
+            o if is(o, "si") => options.isolation = Isolation::Snapshot,
+            o if is(o, "ser") => options.isolation = Isolation::Serializable,
+            o if is(o, "label") => {
+                let label = words.next().ok_or(Failure::SYNTAX)?;
+                options.label = String::from_utf8_lossy(&label[..label.len().min(256)]).into_owned();
+            }
+            o if is(o, "idle") => options.idle_limit = Some(seconds(words.next())?),
+            o if is(o, "timeout") => options.lock_timeout = seconds(words.next())?,
+            o if is(o, "nocheck") => options.check_conflicts = false,
+            o if is(o, "attached") => attached = true,
+            _ => return Err(Failure::SYNTAX),
+        }
+    }
+    let id = s.shared.transactions.begin(options)?;
+    if attached {
+        s.attached.push(id);
+    }
+    out.integer(id.0 as i64);
+    Ok(())
+}
+
+fn join(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    arity(args, 3, 3)?;
+    let transaction = s.db().transaction(number(args.at(2))?)?;
+    let group = s.shared.groups.of(s.db(), transaction.id());
+    s.leave();
+    s.joined = Some((transaction, group));
+    out.ok();
+    Ok(())
+}
+
+/// The connection is in it no longer: it is over.
+fn over(s: &mut Session, id: TransactionId) {
+    s.attached.retain(|attached| *attached != id);
+    if s.joined.as_ref().is_some_and(|(transaction, _)| transaction.id() == id) {
+        s.leave();
+    }
+}
+
+/// The number in argument 2, or that of the joined one, which may have ended.
+fn id_of(s: &Session, id: Option<&[u8]>) -> Result<TransactionId, Failure> {
+    match id {
+        Some(id) => number(id),
+        None => joined(s).map(Transaction::id),
+    }
+}
+
+fn commit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    arity(args, 2, 4)?;
+    let mut durability = if s.durable { Durability::Synced } else { Durability::Buffered };
+    let mut id = None;
+    for word in args.from(2) {
+        match word {
+            o if is(o, "sync") => durability = Durability::Synced,
+            o if id.is_none() => id = Some(o),
+            _ => return Err(Failure::SYNTAX),
+        }
+    }
+    let id = id_of(s, id)?;
+    let done = s.shared.transactions.commit(id, durability);
+    match done {
+        Err(kvdb::Error::Conflict { keys }) => {
+            over(s, id);
+            Err(Failure::Conflict(conflict(s.db(), &keys)))
+        }
+        Err(error) => {
+            if s.db().transaction(id).is_err() {
+                over(s, id);
+            }
+            Err(error.into())
+        }
+        Ok(()) => {
+            over(s, id);
+            out.ok();
+            Ok(())
+        }
+    }
+}
+
+/// What was changed by others, in names that the user knows.
+fn conflict(db: &Kvdb, keys: &[(kvdb::DictionaryId, bytes::Bytes)]) -> String {
+    const SHOWN: usize = 3;
+    let dictionaries = db.dictionaries();
+    let mut all = Vec::new();
+    for (dict, key) in keys {
+        let shown = match dictionaries.iter().find(|d| d.id == *dict) {
+            Some(d) if d.options.reserved => "a file or folder".to_string(),
+            found => {
+                let name = found.map_or_else(|| dict.0.to_string(), |d| d.name.clone());
+                let more = if key.len() > 40 { "…" } else { "" };
+                format!("key \"{}\"{more} of dictionary {name}", key[..key.len().min(40)].escape_ascii())
+            }
+        };
+        if !all.contains(&shown) {
+            all.push(shown);
+        }
+    }
+    let more = if all.len() > SHOWN { format!(" and {} more", all.len() - SHOWN) } else { String::new() };
+    all.truncate(SHOWN);
+    format!("others have changed {}{more} meanwhile; nothing was changed: begin again", all.join(", "))
+}
+
+fn abort(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    arity(args, 2, 3)?;
+    let id = id_of(s, args.get(2))?;
+    over(s, id);
+    s.shared.transactions.abort(id)?;
+    out.ok();
+    Ok(())
+}
+
+/// One transaction, as a map of names and values.
+fn describe(info: &TransactionInfo, out: &mut Output) {
+    let millis = |duration: Duration| i64::try_from(duration.as_millis()).unwrap_or(i64::MAX);
+    out.map(8);
+    out.bulk(b"id");
+    out.integer(info.id.0 as i64);
+    out.bulk(b"isolation");
+    out.bulk(match info.isolation {
+        Isolation::Snapshot => b"si",
+        Isolation::Serializable => b"ser",
+    });
+    out.bulk(b"label");
+    out.bulk(info.label.as_bytes());
+    for (name, value) in [
+        ("age_ms", millis(info.age)),
+        ("idle_ms", millis(info.idle)),
+        ("changes", info.changes as i64),
+        ("memory", info.memory as i64),
+        ("run_bytes", info.run_bytes as i64),
+    ] {
+        out.bulk(name.as_bytes());
+        out.integer(value);
+    }
+}
+
+/// The joined one if no other is named; nil when there is none.
+fn status(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    arity(args, 2, 3)?;
+    if args.len() == 2 && s.joined.is_none() {
+        out.null();
+        return Ok(());
+    }
+    let transaction = named(s, args, 2)?;
+    if s.db().transaction(transaction.id()).is_err() {
+        return Err(kvdb::Error::NoTransaction(transaction.id()).into());
+    }
+    describe(&transaction.info(), out);
+    Ok(())
+}
+
+/// `TXN CHANGES [id]`: what it has changed of keys, in order: for each an array of dictionary, `put`, key, bytes of the value; or dictionary,
+/// `delete`, key; or dictionary, `delete-range`, start, end.
+fn changes(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    arity(args, 2, 3)?;
+    let transaction = named(s, args, 2)?;
+    let names: std::collections::HashMap<_, _> = dictionaries::listed(s.db()).into_iter().map(|(name, id)| (id, name)).collect();
+    let position = out.position();
+    let mut count = 0;
+    let most = s.shared.limits.requests;
+    for change in transaction.changes()? {
+        let (dict, change) = change?;
+        let Some(name) = names.get(&dict) else { continue };
+        let (fields, kind): (usize, &[u8]) = match &change {
+            Changed::Put { .. } => (4, b"put"),
+            Changed::Delete { .. } => (3, b"delete"),
+            Changed::DeleteRange { .. } => (4, b"delete-range"),
+        };
+        out.array(fields);
+        out.bulk(name.as_bytes());
+        out.bulk(kind);
+        match change {
+            Changed::Put { key, len } => {
+                out.bulk(&key);
+                out.integer(len as i64);
+            }
+            Changed::Delete { key } => out.bulk(&key),
+            Changed::DeleteRange { start, end } => {
+                out.bulk(&start);
+                out.bulk(&end);
+            }
+        }
+        count += 1;
+        if out.position() - position > most {
+            out.rewind(position);
+            return Err(Failure::request(format!("more than {most} bytes of changes")));
+        }
+    }
+    out.insert_array_header(position, count);
+    Ok(())
+}
+
+/// `TXN FILES [id]`: what it has changed of files, by path: for each an array of path, kind (`d`, `f`, `l`, `o`), bytes before (nil: it was
+/// not there), bytes now (nil: it is gone).
+fn files(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    arity(args, 2, 3)?;
+    let id = named(s, args, 2)?.id();
+    let all = s.shared.transactions.files(id)?;
+    out.array(all.len());
+    for file in all {
+        out.array(4);
+        out.bulk(&file.path);
+        out.bulk(file.kind.to_string().as_bytes());
+        for bytes in [file.before, file.after] {
+            match bytes {
+                Some(bytes) => out.integer(i64::try_from(bytes).unwrap_or(i64::MAX)),
+                None => out.null(),
+            }
+        }
+        out.relieve();
+    }
+    Ok(())
+}
+
+fn savepoint(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    arity(args, 3, 3)?;
+    let savepoint = joined(s)?.savepoint()?;
+    if let Some((_, group)) = &s.joined {
+        group.savepoints.lock().push((args.at(2).to_vec(), savepoint));
+    }
+    out.ok();
+    Ok(())
+}
+
+/// Undoes what was changed since the savepoint, which stays; those made after it are gone.
+fn rollback(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    arity(args, 3, 3)?;
+    let transaction = joined(s)?;
+    if let Some((_, group)) = &s.joined {
+        let _held = group.locks.all();
+        let mut savepoints = group.savepoints.lock();
+        let missing = || Failure::request("this transaction has no savepoint of that name");
+        let at = savepoints.iter().rposition(|(name, _)| *name == args.at(2)).ok_or_else(missing)?;
+        s.shared.transactions.rollback(transaction, &savepoints[at].1)?;
+        savepoints.truncate(at + 1);
+    }
+    out.ok();
+    Ok(())
+}

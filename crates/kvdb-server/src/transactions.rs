@@ -1,0 +1,82 @@
+//! Transactions of clients: who begins and ends them, and what the connections that are in one share.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use kvdb::{Durability, Kvdb, Result, Savepoint, Transaction, TransactionId, TransactionOptions};
+use parking_lot::Mutex;
+
+use crate::locks::KeyLocks;
+
+/// A file that a transaction has changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileChange {
+    /// From the root of the file system, without a slash in front.
+    pub path: Vec<u8>,
+    /// `d` a folder, `f` a file, `l` a symbolic link, `o` anything else; of what is there now, or was.
+    pub kind: char,
+    /// Bytes before; `None`: it was not there.
+    pub before: Option<u64>,
+    /// Bytes now; `None`: it is gone.
+    pub after: Option<u64>,
+}
+
+/// Who begins and ends transactions. The store itself does where it is nothing but keys; where it is also a file system, files must be
+/// ready for it as well.
+pub trait Transactions: Send + Sync {
+    /// Begins one that stays until it is ended (`detached` is set).
+    fn begin(&self, options: TransactionOptions) -> Result<TransactionId>;
+    fn commit(&self, id: TransactionId, durability: Durability) -> Result<()>;
+    fn abort(&self, id: TransactionId) -> Result<()>;
+    fn rollback(&self, transaction: &Transaction, to: &Savepoint) -> Result<()>;
+    /// What it has changed of the files, sorted by path.
+    fn files(&self, id: TransactionId) -> Result<Vec<FileChange>>;
+}
+
+/// A store without files.
+impl Transactions for Kvdb {
+    fn begin(&self, options: TransactionOptions) -> Result<TransactionId> {
+        Ok(self.begin_with(options)?.id())
+    }
+    fn commit(&self, id: TransactionId, durability: Durability) -> Result<()> {
+        self.transaction(id)?.commit(durability)
+    }
+    fn abort(&self, id: TransactionId) -> Result<()> {
+        self.transaction(id)?.abort();
+        Ok(())
+    }
+    fn rollback(&self, transaction: &Transaction, to: &Savepoint) -> Result<()> {
+        transaction.rollback_to(to)
+    }
+    fn files(&self, id: TransactionId) -> Result<Vec<FileChange>> {
+        self.transaction(id).map(|_| Vec::new())
+    }
+}
+
+/// What all connections in one transaction share.
+#[derive(Default)]
+pub struct Group {
+    /// For commands that read and write, against each other. Apart from those of the store: whoever waits here for a lock of another
+    /// transaction must not hold up those that this one's commands need.
+    pub locks: KeyLocks,
+    /// By name; of several with one name the last counts.
+    pub savepoints: Mutex<Vec<(Vec<u8>, Savepoint)>>,
+}
+
+/// The groups of open transactions.
+#[derive(Default)]
+pub struct Groups {
+    all: Mutex<HashMap<TransactionId, Arc<Group>>>,
+}
+
+impl Groups {
+    pub fn of(&self, db: &Kvdb, id: TransactionId) -> Arc<Group> {
+        let mut all = self.all.lock();
+        if let Some(group) = all.get(&id) {
+            return group.clone();
+        }
+        let open: std::collections::HashSet<TransactionId> = db.transactions().into_iter().map(|info| info.id).collect();
+        all.retain(|id, _| open.contains(id));
+        all.entry(id).or_default().clone()
+    }
+}

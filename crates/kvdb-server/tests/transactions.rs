@@ -1,0 +1,446 @@
+//! Transactions at the door: `TXN`, and Redis' own `MULTI`, `EXEC`, `DISCARD`, `WATCH`.
+
+mod served;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use kvdb::{Durability, Isolation};
+use kvdb_server::{Reply, ServerOptions};
+use served::{Raw, Served, serve};
+
+const OVER: &str = "(error) NOTXN no transaction 1: it has ended, or never was";
+
+fn begin(c: &mut Raw, words: &str) -> String {
+    c.run(&format!("TXN BEGIN {words}")).trim_start_matches("(integer) ").to_string()
+}
+
+/// Waits until `done`; the test fails where that takes too long.
+#[track_caller]
+fn until(done: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !done() {
+        assert!(started.elapsed() < Duration::from_secs(20), "it never happened");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn what_is_done_in_a_transaction_is_seen_there_alone_until_it_commits() {
+    let served = serve(ServerOptions::default());
+    let (mut inside, mut outside) = (served.connect(), served.connect());
+    outside.expect(&[("MSET a 1 b 2 n 5", "OK")]);
+    inside.expect(&[
+        ("TXN STATUS", "(nil)"),
+        ("TXN BEGIN", "(integer) 1"),
+        ("GET a", "\"1\""),
+        ("TXN JOIN 1", "OK"),
+        ("SET a 10", "OK"),
+        ("DEL b", "(integer) 1"),
+        ("INCR n", "(integer) 6"),
+        ("APPEND s tail", "(integer) 4"),
+        ("SETNX a 3", "(integer) 0"),
+        ("MSET x 1 y 2", "OK"),
+        ("DELRANGE x y", "OK"),
+        ("MGET a b n s x y", r#"["10" (nil) "6" "tail" (nil) "2"]"#),
+        ("KEYS *", r#"["a" "n" "s" "y"]"#),
+        ("RANGE - + REV LIMIT 1", r#"["y" "2"]"#),
+        ("SCAN 0 COUNT 100", r#"["0" ["a" "n" "s" "y"]]"#),
+        ("DBSIZE", "(integer) 4"),
+        ("EXISTS b a", "(integer) 1"),
+    ]);
+    outside.expect(&[("MGET a b n s x y", r#"["1" "2" "5" (nil) (nil) (nil)]"#), ("SET later 1", "OK")]);
+    inside.expect(&[("GET later", "(nil)"), ("TXN COMMIT", "OK"), ("GET later", "\"1\"")]);
+    outside.expect(&[("MGET a b n s x y", r#"["10" (nil) "6" "tail" (nil) "2"]"#), ("TXN LIST", "[]")]);
+}
+
+#[test]
+fn a_dictionary_may_be_made_in_a_transaction() {
+    let served = serve(ServerOptions::default());
+    let (mut inside, mut outside) = (served.connect(), served.connect());
+    inside.expect(&[
+        ("TXN BEGIN", "(integer) 1"),
+        ("TXN JOIN 1", "OK"),
+        ("USE new", "OK"),
+        ("SET a 1", "OK"),
+        ("KEYS *", "[\"a\"]"),
+        ("MGET a b", "[\"1\" (nil)]"),
+        ("SCAN 0", "[\"0\" [\"a\"]]"),
+    ]);
+    outside.expect(&[("USE new", "OK"), ("GET a", "(nil)")]);
+    inside.expect(&[("TXN COMMIT SYNC", "OK")]);
+    outside.expect(&[("GET a", "\"1\"")]);
+}
+
+#[test]
+fn an_abort_leaves_nothing() {
+    let served = serve(ServerOptions::default());
+    served.connect().expect(&[
+        ("SET a 1", "OK"),
+        ("TXN BEGIN", "(integer) 1"),
+        ("TXN JOIN 1", "OK"),
+        ("FLUSHALL", "OK"),
+        ("DBSIZE", "(integer) 0"),
+        ("TXN ABORT", "OK"),
+        ("GET a", "\"1\""),
+        ("TXN ABORT 1", OVER),
+        ("TXN JOIN 1", OVER),
+        ("TXN COMMIT 1", OVER),
+        ("TXN COMMIT", "(error) ERR this connection is in no transaction: TXN JOIN one, or give its number"),
+    ]);
+}
+
+#[test]
+fn any_number_of_connections_work_in_one_transaction() {
+    let served = serve(ServerOptions::default());
+    let id = begin(&mut served.connect(), "");
+    std::thread::scope(|threads| {
+        for _ in 0..4 {
+            threads.spawn(|| {
+                let mut c = served.connect();
+                c.run(&format!("TXN JOIN {id}"));
+                for _ in 0..100 {
+                    assert!(c.run("INCR n").starts_with("(integer)"));
+                }
+            });
+        }
+    });
+    let mut c = served.connect();
+    c.expect(&[("GET n", "(nil)")]);
+    assert_eq!(c.run(&format!("TXN COMMIT {id}")), "OK");
+    c.expect(&[("GET n", "\"400\"")]);
+}
+
+#[test]
+fn who_is_in_a_transaction_that_others_have_ended_is_told_and_changes_nothing() {
+    let served = serve(ServerOptions::default());
+    let (mut a, mut b) = (served.connect(), served.connect());
+    a.expect(&[("TXN BEGIN", "(integer) 1"), ("TXN JOIN 1", "OK"), ("SET k 1", "OK")]);
+    b.expect(&[("TXN COMMIT 1", "OK")]);
+    a.expect(&[("SET k 2", OVER), ("GET k", OVER), ("SET k 2", OVER), ("TXN LEAVE", "OK"), ("GET k", "\"1\"")]);
+}
+
+#[test]
+fn of_two_that_change_a_key_the_first_to_commit_wins() {
+    let served = serve(ServerOptions::default());
+    let mut c = served.connect();
+    c.expect(&[
+        ("USE stock", "OK"),
+        ("SET apples 3", "OK"),
+        ("TXN BEGIN SI", "(integer) 1"),
+        ("TXN BEGIN SI", "(integer) 2"),
+        ("TXN JOIN 1", "OK"),
+        ("DECR apples", "(integer) 2"),
+        ("TXN JOIN 2", "OK"),
+        ("DECR apples", "(integer) 2"),
+        ("TXN COMMIT 1", "OK"),
+        (
+            "TXN COMMIT",
+            "(error) CONFLICT others have changed key \"apples\" of dictionary stock meanwhile; nothing was changed: begin again",
+        ),
+        ("TXN STATUS", "(nil)"),
+        ("TXN COMMIT 2", "(error) NOTXN no transaction 2: it has ended, or never was"),
+        ("GET apples", "\"2\""),
+        ("TXN BEGIN NOCHECK", "(integer) 3"),
+        ("TXN JOIN 3", "OK"),
+        ("SET apples 9", "OK"),
+        ("TXN LEAVE", "OK"),
+        ("SET apples 8", "OK"),
+        ("TXN COMMIT 3", "OK"),
+        ("GET apples", "\"9\""),
+    ]);
+}
+
+#[test]
+fn savepoints_have_names() {
+    let served = serve(ServerOptions::default());
+    let mut c = served.connect();
+    c.expect(&[
+        ("TXN BEGIN", "(integer) 1"),
+        ("TXN JOIN 1", "OK"),
+        ("SET a 1", "OK"),
+        ("TXN SAVEPOINT first", "OK"),
+        ("SET a 2", "OK"),
+        ("SET b 2", "OK"),
+        ("TXN SAVEPOINT second", "OK"),
+        ("DEL a", "(integer) 1"),
+        ("TXN ROLLBACK second", "OK"),
+        ("MGET a b", "[\"2\" \"2\"]"),
+    ]);
+    // They belong to the transaction, not to the connection.
+    let mut d = served.connect();
+    d.expect(&[
+        ("TXN SAVEPOINT x", "(error) ERR this connection is in no transaction: TXN JOIN one, or give its number"),
+        ("TXN JOIN 1", "OK"),
+        ("TXN ROLLBACK first", "OK"),
+        ("TXN ROLLBACK second", "(error) ERR this transaction has no savepoint of that name"),
+        ("TXN ROLLBACK first", "OK"),
+        ("TXN COMMIT", "OK"),
+        ("MGET a b", "[\"1\" (nil)]"),
+    ]);
+}
+
+#[test]
+fn what_a_transaction_would_change_can_be_listed() {
+    let served = serve(ServerOptions::default());
+    let mut c = served.connect();
+    c.expect(&[
+        ("MSET a 1 b 1 c 1", "OK"),
+        ("TXN BEGIN SER LABEL 'the night run' IDLE 3600 TIMEOUT 0.5", "(integer) 1"),
+        ("TXN JOIN 1", "OK"),
+        ("SET a 22", "OK"),
+        ("DEL b", "(integer) 1"),
+        ("DELRANGE c d", "OK"),
+        ("TXN CHANGES", r#"[["0" "put" "a" (integer) 2] ["0" "delete" "b"] ["0" "delete-range" "c" "d"]]"#),
+        ("TXN FILES", "[]"),
+        ("TXN BEGIN IDLE soon", "(error) ERR not a number of seconds"),
+        ("TXN BEGIN LABEL", "(error) ERR syntax error"),
+        ("TXN JOIN x", "(error) ERR a transaction is named by the number that TXN BEGIN gave"),
+        ("TXN BEGIN", "(integer) 2"),
+    ]);
+    let Reply::Array(list) = ({
+        c.send(b"TXN LIST\r\n");
+        c.reply().expect("a reply")
+    }) else {
+        panic!("a list")
+    };
+    let shown: Vec<String> = list.iter().map(served::show).collect();
+    assert_eq!(shown.len(), 2);
+    assert!(shown[0].starts_with(r#"["id" (integer) 1 "isolation" "ser" "label" "the night run" "age_ms" "#), "{}", shown[0]);
+    assert!(shown[1].starts_with(r#"["id" (integer) 2 "isolation" "si" "label" "" "#), "{}", shown[1]);
+    assert!(c.run("TXN STATUS").contains("the night run"));
+    assert!(c.run("TXN NONSENSE").starts_with("(error) ERR unknown subcommand 'NONSENSE'. TXN BEGIN"));
+}
+
+#[test]
+fn a_transaction_outlives_its_connection_unless_it_is_attached_to_it() {
+    let served = serve(ServerOptions::default());
+    let mut c = served.connect();
+    for (words, id) in [("", "1"), ("ATTACHED", "2"), ("ATTACHED", "3")] {
+        assert_eq!(begin(&mut c, words), id);
+        c.run(&format!("TXN JOIN {id}"));
+        c.run("SET k v");
+    }
+    c.expect(&[("TXN KEEP 3", "OK")]);
+    drop(c);
+    until(|| served.db.transactions().len() == 2);
+    let mut c = served.connect();
+    c.expect(&[
+        ("TXN JOIN 2", "(error) NOTXN no transaction 2: it has ended, or never was"),
+        ("TXN JOIN 3", "OK"),
+        ("GET k", "\"v\""),
+        ("TXN JOIN 1", "OK"),
+        ("GET k", "\"v\""),
+        ("RESET", "RESET"),
+        ("GET k", "(nil)"),
+    ]);
+}
+
+#[test]
+fn transactions_of_the_program_and_of_clients_are_the_same() {
+    let served = serve(ServerOptions::default());
+    let dict = served.db.create_dictionary("0", Default::default()).expect("made");
+    let t = served.db.begin(Isolation::Snapshot).expect("begun");
+    t.put(dict, "a", "1").expect("put");
+    let mut c = served.connect();
+    assert_eq!(c.run(&format!("TXN JOIN {}", t.id())), "OK");
+    c.expect(&[("GET a", "\"1\""), ("SET b 2", "OK")]);
+    t.commit(Durability::Buffered).expect("committed");
+    c.expect(&[("TXN LEAVE", "OK"), ("MGET a b", "[\"1\" \"2\"]")]);
+}
+
+#[test]
+fn multi_gathers_and_exec_runs() {
+    serve(ServerOptions::default()).connect().expect(&[
+        ("EXEC", "(error) ERR EXEC without MULTI"),
+        ("DISCARD", "(error) ERR DISCARD without MULTI"),
+        ("MULTI", "OK"),
+        ("MULTI", "(error) ERR MULTI calls can not be nested"),
+        ("SET a 1", "QUEUED"),
+        ("INCR a", "QUEUED"),
+        ("GET a", "QUEUED"),
+        ("KEYS *", "QUEUED"),
+        ("EXEC", r#"[OK (integer) 2 "2" ["a"]]"#),
+        ("MULTI", "OK"),
+        ("EXEC", "[]"),
+        ("MULTI", "OK"),
+        ("SET a 9", "QUEUED"),
+        ("DISCARD", "OK"),
+        ("GET a", "\"2\""),
+        ("MULTI", "OK"),
+        ("SELECT 3", "QUEUED"),
+        ("SET a three", "QUEUED"),
+        ("EXEC", "[OK OK]"),
+        ("GET a", "\"three\""),
+        ("SELECT 0", "OK"),
+        ("GET a", "\"2\""),
+    ]);
+}
+
+#[test]
+fn what_is_refused_between_multi_and_exec_keeps_all_of_it_from_being_run() {
+    const ABORTED: &str = "(error) EXECABORT Transaction discarded because of previous errors.";
+    serve(ServerOptions::default()).connect().expect(&[
+        ("MULTI", "OK"),
+        ("SET a 1", "QUEUED"),
+        ("NOSUCH", "(error) ERR unknown command 'NOSUCH', with args beginning with: "),
+        ("EXEC", ABORTED),
+        ("MULTI", "OK"),
+        ("SET a 1", "QUEUED"),
+        ("SET a", "(error) ERR wrong number of arguments for 'set' command"),
+        ("EXEC", ABORTED),
+        ("MULTI", "OK"),
+        ("SET a 1", "QUEUED"),
+        ("TXN BEGIN", "(error) ERR 'txn' is not possible between MULTI and EXEC"),
+        ("EXEC", ABORTED),
+        ("GET a", "(nil)"),
+        // As in Redis, a command that fails when it is run does not undo the others.
+        ("MULTI", "OK"),
+        ("SET a x", "QUEUED"),
+        ("INCR a", "QUEUED"),
+        ("SET b 1", "QUEUED"),
+        ("EXEC", "[OK (error) ERR value is not an integer or out of range OK]"),
+        ("MGET a b", "[\"x\" \"1\"]"),
+    ]);
+}
+
+#[test]
+fn exec_does_nothing_when_a_watched_key_has_changed() {
+    let served = serve(ServerOptions::default());
+    let (mut a, mut b) = (served.connect(), served.connect());
+    a.expect(&[("SET k 1", "OK"), ("WATCH k none", "OK"), ("MULTI", "OK"), ("SET k 2", "QUEUED")]);
+    b.expect(&[("SET other 1", "OK")]);
+    a.expect(&[("EXEC", "[OK]"), ("WATCH k", "OK"), ("MULTI", "OK"), ("WATCH x", "(error) ERR WATCH inside MULTI is not allowed")]);
+    // The same value again is a change.
+    b.expect(&[("SET k 2", "OK")]);
+    a.expect(&[("SET k 3", "QUEUED"), ("EXEC", "(nil)"), ("GET k", "\"2\"")]);
+    // Its own change counts as well, and so does one by a transaction, and a key that comes into being.
+    a.expect(&[("WATCH k", "OK"), ("SET k 4", "OK"), ("MULTI", "OK"), ("SET k 5", "QUEUED"), ("EXEC", "(nil)")]);
+    a.expect(&[("WATCH none", "OK"), ("MULTI", "OK"), ("SET k 5", "QUEUED")]);
+    let id = begin(&mut b, "");
+    assert_eq!(b.run(&format!("TXN JOIN {id}")), "OK");
+    b.expect(&[("SET none 1", "OK"), ("TXN COMMIT", "OK")]);
+    a.expect(&[("EXEC", "(nil)"), ("GET k", "\"4\"")]);
+    // A range that is deleted, too; and UNWATCH and DISCARD forget.
+    a.expect(&[("WATCH k", "OK"), ("MULTI", "OK"), ("SET k 5", "QUEUED")]);
+    b.expect(&[("FLUSHALL", "OK")]);
+    a.expect(&[("EXEC", "(nil)"), ("WATCH k", "OK")]);
+    b.expect(&[("SET k 1", "OK")]);
+    a.expect(&[("UNWATCH", "OK"), ("MULTI", "OK"), ("SET k 6", "QUEUED"), ("EXEC", "[OK]"), ("WATCH k", "OK"), ("MULTI", "OK")]);
+    b.expect(&[("SET k 1", "OK")]);
+    a.expect(&[("DISCARD", "OK"), ("MULTI", "OK"), ("SET k 7", "QUEUED"), ("EXEC", "[OK]")]);
+    assert!(served.db.transactions().is_empty(), "nothing is left of any WATCH");
+}
+
+#[test]
+fn exec_works_in_a_joined_transaction() {
+    let served = serve(ServerOptions::default());
+    let (mut a, mut b, mut outside) = (served.connect(), served.connect(), served.connect());
+    a.expect(&[
+        ("TXN BEGIN", "(integer) 1"),
+        ("TXN JOIN 1", "OK"),
+        ("SET k 1", "OK"),
+        ("WATCH k", "OK"),
+        ("MULTI", "OK"),
+        ("SET k 2", "QUEUED"),
+    ]);
+    outside.expect(&[("SET k out", "OK"), ("GET k", "\"out\"")]);
+    a.expect(&[("EXEC", "[OK]"), ("GET k", "\"2\""), ("WATCH k", "OK"), ("MULTI", "OK"), ("SET k 3", "QUEUED")]);
+    b.expect(&[("TXN JOIN 1", "OK"), ("SET k 9", "OK")]);
+    a.expect(&[("EXEC", "(nil)"), ("GET k", "\"9\""), ("MULTI", "OK"), ("SET k 10", "QUEUED")]);
+    b.expect(&[("TXN ABORT", "OK")]);
+    a.expect(&[("EXEC", OVER), ("GET k", OVER), ("RESET", "RESET"), ("GET k", "\"out\"")]);
+}
+
+#[test]
+fn a_connection_that_dies_in_multi_leaves_no_trace() {
+    let served = serve(ServerOptions::default());
+    let mut c = served.connect();
+    c.expect(&[("WATCH k", "OK"), ("MULTI", "OK"), ("SET k 1", "QUEUED")]);
+    drop(c);
+    until(|| served.db.transactions().is_empty());
+    served.connect().expect(&[("GET k", "(nil)")]);
+}
+
+/// Two counters that are only ever raised together, by clients that use every way there is; readers never see them apart.
+#[test]
+fn exec_is_atomic_and_isolated() {
+    let served = serve(ServerOptions::default());
+    let stop = AtomicBool::new(false);
+    served.connect().expect(&[("MSET a 0 b 0", "OK")]);
+    let pair = |served: &Served| -> (i64, i64) {
+        let Reply::Array(items) = ({
+            let mut c = served.connect();
+            c.send(b"MGET a b\r\n");
+            c.reply().expect("a reply")
+        }) else {
+            panic!("an array")
+        };
+        let number = |reply: &Reply| match reply {
+            Reply::Bulk(text) => String::from_utf8_lossy(text).parse().expect("a number"),
+            other => panic!("{other:?}"),
+        };
+        (number(&items[0]), number(&items[1]))
+    };
+    std::thread::scope(|threads| {
+        let mut writers = Vec::new();
+        for i in 0..3 {
+            let served = &served;
+            writers.push(threads.spawn(move || {
+                let mut c = served.connect();
+                for _ in 0..100 {
+                    if i == 0 {
+                        // Until it commits.
+                        loop {
+                            let id = begin(&mut c, "");
+                            c.run(&format!("TXN JOIN {id}"));
+                            c.run("INCR a");
+                            c.run("INCR b");
+                            if c.run("TXN COMMIT") == "OK" {
+                                break;
+                            }
+                        }
+                    } else {
+                        c.expect(&[("MULTI", "OK"), ("INCR a", "QUEUED"), ("INCR b", "QUEUED")]);
+                        let done = c.run("EXEC");
+                        assert!(done.starts_with("[(integer)"), "{done}");
+                    }
+                }
+            }));
+        }
+        threads.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                let (a, b) = pair(&served);
+                assert_eq!(a, b);
+            }
+        });
+        let ended: Vec<_> = writers.into_iter().map(|writer| writer.join()).collect();
+        stop.store(true, Ordering::Relaxed);
+        assert!(ended.iter().all(Result::is_ok));
+    });
+    assert_eq!(pair(&served), (300, 300));
+}
+
+#[test]
+fn a_command_that_must_be_taken_back_never_leaves_early() {
+    let served = serve(ServerOptions { limits: kvdb_server::Limits { reply: 1000, ..Default::default() }, ..Default::default() });
+    let mut c = served.connect();
+    for i in 0..50 {
+        c.run(&format!("SET {i:02} {}", "v".repeat(100)));
+    }
+    c.expect(&[("MULTI", "OK"), ("RANGE - +", "QUEUED"), ("SET 00 x", "QUEUED"), ("RANGE - + NOVALUES LIMIT 1", "QUEUED")]);
+    let shown = c.run("EXEC");
+    assert_eq!(shown.matches("\"vvv").count(), 50);
+    assert!(shown.ends_with(" OK [\"00\"]]"), "{}", &shown[shown.len() - 50..]);
+}
+
+#[test]
+fn replies_in_resp3() {
+    let served = serve(ServerOptions::default());
+    let (mut a, mut b) = (served.connect(), served.connect());
+    a.run("HELLO 3");
+    a.expect(&[("TXN BEGIN", "(integer) 1"), ("WATCH k", "OK"), ("MULTI", "OK"), ("GET k", "QUEUED")]);
+    b.expect(&[("SET k 1", "OK")]);
+    a.expect(&[("EXEC", "(nil)")]);
+    assert!(a.run("TXN STATUS 1").starts_with("[\"id\" (integer) 1"));
+}
