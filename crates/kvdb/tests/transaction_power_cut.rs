@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use env::{Random, Simulated};
-use kvdb::{DictionaryId, Durability, Error, Isolation, Kvdb, OpenOptions, Savepoint, Transaction, TransactionOptions};
+use kvdb::{DictionaryId, Durability, Error, Isolation, Kvdb, OpenOptions, Savepoint, Transaction, TransactionOptions, at_once};
 use model::*;
 use zones::{CrashDevice, MemoryDevice, ZONE_SIZE};
 
@@ -25,13 +25,13 @@ struct Running {
 impl Running {
     fn begin(db: &Kvdb, random: &mut Random, base: &Model) -> kvdb::Result<Running> {
         let isolation = if random.one_in(4) { Isolation::Serializable } else { Isolation::Snapshot };
-        // Nobody else could end what it would wait for.
+        // There is one thread: nobody else could end what it would wait for. Commits are made `at_once` for the same reason.
         let options = TransactionOptions { isolation, lock_timeout: Duration::ZERO, ..TransactionOptions::default() };
         Ok(Running { transaction: db.begin_with(options)?, base: base.clone(), changes: Vec::new(), savepoints: Vec::new() })
     }
 
-    /// Some changes, perhaps so large that they are written out. `false`: it is over.
-    fn change(&mut self, random: &mut Random, dicts: &[DictionaryId]) -> kvdb::Result<bool> {
+    /// Some changes, perhaps so large that they are written out.
+    fn change(&mut self, random: &mut Random, dicts: &[DictionaryId]) -> kvdb::Result<()> {
         let mut next = changes(random, dicts);
         if random.one_in(6) {
             let dict = dicts[random.below(dicts.len() as u64) as usize];
@@ -45,10 +45,9 @@ impl Running {
         match self.transaction.apply(batch(&next)) {
             Ok(()) => self.changes.extend(next),
             Err(Error::NoSpace) => {}
-            Err(Error::Locked(_)) => return Ok(false),
             Err(e) => return Err(e),
         }
-        Ok(true)
+        Ok(())
     }
 
     fn mark(&mut self) -> kvdb::Result<()> {
@@ -97,21 +96,25 @@ fn work(
         let durability = if random.one_in(3) { Durability::Synced } else { Durability::Buffered };
         match random.below(24) {
             0..=3 if running.len() < 4 => running.push(Running::begin(db, random, history.newest())?),
-            0..=11 if !running.is_empty() => {
-                if !running[one].change(random, dicts)? {
-                    running.swap_remove(one);
+            0..=14 if !running.is_empty() => {
+                let dict = dicts[random.below(dicts.len() as u64) as usize];
+                let step = match random.below(11) {
+                    0 => running[one].mark(),
+                    1 => running[one].go_back(random),
+                    2 => running[one].verify(dict, history.newest()),
+                    _ => running[one].change(random, dicts),
+                };
+                match step {
+                    // Over, for the sake of an older one.
+                    Err(Error::Locked(_)) => drop(running.swap_remove(one)),
+                    step => step?,
                 }
-            }
-            12 if !running.is_empty() => running[one].mark()?,
-            13 if !running.is_empty() => running[one].go_back(random)?,
-            14 if !running.is_empty() => {
-                running[one].verify(dicts[random.below(dicts.len() as u64) as usize], history.newest())?;
             }
             15..=17 if !running.is_empty() => {
                 let Running { transaction, changes, .. } = running.swap_remove(one);
                 let large = transaction.info().run_bytes > 0;
                 history.attempt(&changes);
-                match transaction.commit(durability) {
+                match at_once(|| transaction.commit(durability)) {
                     Ok(()) => {
                         committed[large as usize] += 1;
                         if durability == Durability::Synced {
@@ -127,7 +130,7 @@ fn work(
             19 => {
                 let changes = changes(random, dicts);
                 history.attempt(&changes);
-                match db.commit(batch(&changes), durability) {
+                match at_once(|| db.commit(batch(&changes), durability)) {
                     Ok(()) if durability == Durability::Synced => history.certain(),
                     Ok(()) => {}
                     Err(Error::NoSpace | Error::Locked(_)) => drop(history.possible.pop()),
