@@ -318,6 +318,9 @@ impl Handler for Door {
         let (view, ino) = self.inode(ino)?;
         view.seek(ino, offset, what).map_err(errno)
     }
+    fn stalls(&self) -> bool {
+        self.views.takes_locks()
+    }
     fn copy_file_range(&self, from: (Ino, u64), to: (Ino, u64), length: u64) -> Reply<u64> {
         // Between views the kernel reads and writes instead.
         let (view, source, target) = self.together(self.inode(from.0)?, to.0)?;

@@ -62,6 +62,10 @@ pub trait Handler: Send + Sync + 'static {
     fn fallocate(&self, ino: Ino, offset: u64, length: u64, how: Allocate) -> Reply<()>;
     /// The first data or hole at or behind `offset`.
     fn seek(&self, ino: Ino, offset: u64, what: Whence) -> Reply<u64>;
+    /// Whether a call may have to wait for something that only other calls can bring about: then there must be threads for these.
+    fn stalls(&self) -> bool {
+        false
+    }
     /// Returns the bytes copied.
     fn copy_file_range(&self, from: (Ino, u64), to: (Ino, u64), length: u64) -> Reply<u64>;
 }

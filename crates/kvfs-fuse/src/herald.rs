@@ -34,6 +34,7 @@ use kvfs::{Fs, Touched, View, Views, Watcher};
 use parking_lot::Mutex;
 use rustix::fs::{OFlags, Timespec, Timestamps};
 
+use crate::crew::Crew;
 use crate::door::Door;
 use crate::handler::{Attr, FileKind, Ino, Invalidator};
 use crate::mount::Mounted;
@@ -55,8 +56,7 @@ pub struct Herald {
     door: Arc<Door>,
     mainline: Fs,
     place: Place,
-    /// Threads that answer requests.
-    threads: usize,
+    crew: Arc<Crew>,
     /// Held by who waits for what the kernel holds back.
     writing_back: Mutex<()>,
     /// `None`: it has stopped.
@@ -84,6 +84,7 @@ impl Herald {
     /// Starts to watch the views behind `door`, which is mounted as `mounted`.
     pub fn start(views: &Views, door: &Arc<Door>, mounted: &Mounted) -> io::Result<Arc<Herald>> {
         let cache = mounted.invalidator().ok_or(io::ErrorKind::NotConnected)?;
+        let crew = mounted.crew().ok_or(io::ErrorKind::NotConnected)?;
         let mount_point = mounted.mount_point().to_path_buf();
         let device = mount_point.metadata()?.dev();
         let place = Place { mount_point, device };
@@ -100,7 +101,7 @@ impl Herald {
             door: door.clone(),
             mainline: views.mainline().clone(),
             place,
-            threads: mounted.threads(),
+            crew,
             writing_back: Mutex::new(()),
             news: Mutex::new(Some(news)),
             thread: Mutex::new(Some(thread)),
@@ -168,8 +169,9 @@ impl Herald {
         let path = Path::new(OsStr::from_bytes(hidden::NAME)).join(hidden::BARRIER_NAME);
         let flags = OFlags::WRONLY | OFlags::CLOEXEC;
         let barrier = File::from(rustix::fs::openat(root, path, flags, rustix::fs::Mode::empty())?);
-        let all = self.door.rendezvous().call(self.threads);
-        for thread in 0..self.threads as u64 {
+        let threads = self.crew.threads();
+        let all = self.door.rendezvous().call(threads);
+        for thread in 0..threads as u64 {
             // Pages that do not lie side by side go in requests of their own.
             barrier.write_all_at(&[0], thread * 2 * APART)?;
         }

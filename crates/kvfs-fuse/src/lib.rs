@@ -1,13 +1,14 @@
 //! The FUSE door to KVFS.
 //!
 //! `handler` is the seam: what any FUSE transport asks of any file system, in plain types. On one side of it are the messages on
-//! `/dev/fuse` (`wire`: their layouts; `transport`: which call a request becomes; `session` and `waiting`: the threads), on the other
+//! `/dev/fuse` (`wire`: their layouts; `transport`: which call a request becomes; `session`, `crew` and `waiting`: the threads), on the other
 //! `door`, which answers with a `kvfs` file system and its views (`wire_ino`: which view an inode number names; `hidden`: the directory
 //! that has them all; `herald`: tells the kernel when one
 //! ends, `rendezvous`: how it knows that everything has arrived). `mount` mounts and unmounts, `mounts` reads what is mounted,
 //! `counters` counts requests.
 
 pub mod counters;
+mod crew;
 mod door;
 mod fusermount;
 pub mod handler;

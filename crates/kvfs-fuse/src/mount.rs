@@ -13,6 +13,7 @@ use std::sync::Arc;
 use rustix::mount::{MountFlags, UnmountFlags};
 
 use crate::counters::Counters;
+use crate::crew::Crew;
 use crate::fusermount;
 use crate::handler::{Handler, Invalidator, Policy};
 use crate::mounts::{self, MountEntry};
@@ -248,9 +249,9 @@ impl Mounted {
         self.counters.clone()
     }
 
-    /// How many threads answer requests.
-    pub(crate) fn threads(&self) -> usize {
-        self.session.as_ref().map_or(0, Session::threads)
+    /// The threads that answer requests.
+    pub(crate) fn crew(&self) -> Option<Arc<Crew>> {
+        self.session.as_ref().map(Session::crew)
     }
 
     /// For changes that do not come through the mount.

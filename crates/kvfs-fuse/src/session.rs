@@ -10,9 +10,11 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use parking_lot::Mutex;
 use rustix::io::Errno as Os;
 
 use crate::counters::Request;
+use crate::crew::{Crew, Seat};
 use crate::handler::{Errno, Handler, Ino, Invalidator};
 use crate::transport::{Desk, Outcome, Transport};
 use crate::waiting::WaitingRoom;
@@ -26,8 +28,14 @@ pub(crate) struct Session {
     connection: Arc<OwnedFd>,
     /// What the kernel has offered.
     offered: u64,
-    threads: Vec<JoinHandle<io::Result<()>>>,
+    /// Shared with whoever starts more of them.
+    threads: Arc<Mutex<Vec<Thread>>>,
+    crew: Arc<Crew>,
+    /// Looks after the threads.
+    keeper: Option<JoinHandle<()>>,
 }
+
+type Thread = JoinHandle<io::Result<()>>;
 
 impl Session {
     /// Answers INIT on a connection that was just mounted, then starts the threads.
@@ -35,25 +43,38 @@ impl Session {
         let mut buffer = vec![0; max_write as usize + wire::REQUEST_ROOM];
         let offered = greet(&connection, &transport, &mut buffer)?;
         let connection = Arc::new(connection);
-        let transport = Arc::new(transport);
-        let room = Arc::new(WaitingRoom::default());
-        let mut session = Session { connection: connection.clone(), offered, threads: Vec::new() };
-        for i in 0..threads.max(1) {
+        let base = threads.max(1);
+        let crew = Arc::new(Crew::new(base));
+        let desks = Desks { transport: Arc::new(transport), room: Arc::default(), crew: crew.clone(), buffer: buffer.len() };
+        let mut session =
+            Session { connection: connection.clone(), offered, threads: Arc::default(), crew: crew.clone(), keeper: None };
+        for i in 0..base {
             // Without the right to open the device there is one connection, and all share it.
             let own = if i == 0 { None } else { clone_of(&connection).ok() };
-            let connection = own.map_or_else(|| connection.clone(), Arc::new);
-            let (transport, room) = (transport.clone(), room.clone());
-            let mut buffer = std::mem::take(&mut buffer);
-            buffer.resize(max_write as usize + wire::REQUEST_ROOM, 0);
-            let thread = std::thread::Builder::new().name(format!("fuse-{i}"));
-            session.threads.push(thread.spawn(move || serve(&connection, &transport, &room, &mut buffer))?);
+            let thread = desks.open(format!("fuse-{i}"), own.map_or_else(|| connection.clone(), Arc::new), false)?;
+            session.threads.lock().push(thread);
         }
+        let all = session.threads.clone();
+        let transport = desks.transport.clone();
+        let help = move || {
+            let own = clone_of(&connection).map_or_else(|_| connection.clone(), Arc::new);
+            match desks.open("fuse-help".into(), own, true) {
+                Ok(thread) => {
+                    let mut all = all.lock();
+                    all.retain(|t| !t.is_finished());
+                    all.push(thread);
+                }
+                Err(e) => tracing::warn!("all threads are held up, and there can be no more of them: {e}"),
+            }
+        };
+        let look = move || crew.look_after(|| transport.stalls(), help);
+        session.keeper = Some(std::thread::Builder::new().name("fuse-keeper".into()).spawn(look)?);
         Ok(session)
     }
 
-    /// How many threads answer.
-    pub fn threads(&self) -> usize {
-        self.threads.len()
+    /// The threads that answer.
+    pub fn crew(&self) -> Arc<Crew> {
+        self.crew.clone()
     }
 
     pub fn invalidator(&self) -> KernelCache {
@@ -63,11 +84,22 @@ impl Session {
     /// Returns when the kernel has ended the connection and every thread has come home. The first error wins.
     pub fn wait(self) -> io::Result<()> {
         let mut outcome = Ok(());
-        for thread in self.threads {
+        let mut keeper = self.keeper;
+        loop {
+            let next = self.threads.lock().pop();
             // Every thread is waited for, whatever the others said.
-            outcome = outcome.and(thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked"))));
+            match next {
+                Some(thread) => outcome = outcome.and(thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))),
+                // It may have started another one meanwhile.
+                None => match keeper.take() {
+                    Some(keeper) => {
+                        self.crew.end();
+                        let _ = keeper.join();
+                    }
+                    None => return outcome,
+                },
+            }
         }
-        outcome
     }
 }
 
@@ -86,15 +118,44 @@ fn greet<H: Handler>(connection: &OwnedFd, transport: &Transport<H>, buffer: &mu
     answered.map_err(|e| io::Error::from_raw_os_error(e.0))
 }
 
+/// What every thread works with.
+struct Desks<H> {
+    transport: Arc<Transport<H>>,
+    room: Arc<WaitingRoom>,
+    crew: Arc<Crew>,
+    /// Bytes for a request.
+    buffer: usize,
+}
+
+impl<H: Handler> Desks<H> {
+    /// Starts a thread. `helps`: it goes home when it is not needed.
+    fn open(&self, name: String, connection: Arc<OwnedFd>, helps: bool) -> io::Result<Thread> {
+        let (transport, room, crew) = (self.transport.clone(), self.room.clone(), self.crew.clone());
+        let mut buffer = vec![0; self.buffer];
+        let seat = crew.join();
+        let ours = seat.clone();
+        let work = move || {
+            let served = serve(&connection, &transport, &room, &crew, (&ours, helps), &mut buffer);
+            crew.leave(&ours);
+            served
+        };
+        std::thread::Builder::new().name(name).spawn(work).inspect_err(|_| self.crew.leave(&seat))
+    }
+}
+
 fn serve<H: Handler>(
     connection: &Arc<OwnedFd>,
     transport: &Arc<Transport<H>>,
     room: &Arc<WaitingRoom>,
+    crew: &Crew,
+    (seat, helps): (&Arc<Seat>, bool),
     buffer: &mut [u8],
 ) -> io::Result<()> {
     let mut desk = Desk::default();
     let broken = |_| io::Error::new(io::ErrorKind::InvalidData, "the kernel sent a broken request");
-    while let Some(length) = next(connection, buffer)? {
+    while !(helps && crew.leave_if_not_needed(seat)) {
+        let Some(length) = next(connection, buffer)? else { break };
+        let _working = seat.work();
         let (head, fields) = wire::head(&buffer[..length]).map_err(broken)?;
         if !Request::of(head.opcode).waits_for_the_disk() {
             answer(connection, transport, &head, fields, &mut desk);

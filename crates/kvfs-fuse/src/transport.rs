@@ -49,6 +49,11 @@ impl<H: Handler> Transport<H> {
         Transport { handler, policy, counters }
     }
 
+    /// Whether a request may take long now.
+    pub fn stalls(&self) -> bool {
+        self.handler.stalls()
+    }
+
     /// Answers one request. A panic in the handler is a defect, but not one that may take everybody's files away: it is answered
     /// with EIO, as the panic hook reports it.
     pub fn dispatch(&self, head: &Head, fields: Fields<'_>, desk: &mut Desk) -> Outcome {

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use env::Machine;
 use kvdb::{Durability, Kvdb};
 use kvfs::{Fs, FsOptions, TransactionId, Views};
+use kvfs_fuse::counters::Request;
 use kvfs_fuse::{Door, Herald, MountOptions, Mounted, Policy, mount};
 
 struct Mount {
@@ -301,4 +302,40 @@ fn what_the_kernel_holds_back_is_in_the_commit() {
     let failed = m.views.commit(id, Durability::Buffered).expect_err("a conflict");
     assert!(matches!(failed, kvfs::Error::Store(kvdb::Error::Conflict { .. })), "{failed}");
     assert_eq!(&fs::read(m.path("f")).expect("read")[..15], b"on the mainline");
+}
+
+#[test]
+fn programs_that_wait_for_a_transaction_do_not_keep_others_from_ending_it() {
+    let Some(m) = Mount::new() else { return };
+    const PROGRAMS: usize = 12;
+    let file = |i: usize| m.path(&format!("f{i}"));
+    for i in 0..PROGRAMS {
+        fs::write(file(i), "old").expect("write");
+    }
+    let options = kvdb::TransactionOptions { isolation: kvdb::Isolation::Serializable, ..Default::default() };
+    let id = m.views.begin(options).expect("begun");
+    let t = m.path(&format!(".kvfs/txn/{id}"));
+    for i in 0..PROGRAMS {
+        assert_eq!(fs::read(t.join(format!("f{i}"))).expect("read"), b"old");
+    }
+    // Far more of them than there are threads; each must wait before it may cut its file to nothing.
+    let asked = || m.mounted.counters().get(Request::SetAttr);
+    let before = asked();
+    let program =
+        |i: usize| Command::new("sh").args(["-c", &format!("echo {i} > f{i}")]).current_dir(m.dir.path()).spawn().expect("sh");
+    let programs: Vec<_> = (0..PROGRAMS).map(program).collect();
+    while asked() < before + PROGRAMS as u64 {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    // Everybody else goes on, the transaction, too.
+    fs::write(m.path("other"), "x").expect("write");
+    fs::write(t.join("f0"), "from the transaction").expect("write");
+    assert_eq!(fs::read(file(0)).expect("read"), b"old");
+    m.commit(id);
+    for mut program in programs {
+        assert!(program.wait().expect("waited").success());
+    }
+    for i in 0..PROGRAMS {
+        assert_eq!(fs::read_to_string(file(i)).expect("read"), format!("{i}\n"));
+    }
 }

@@ -246,6 +246,11 @@ impl Views {
         self.shared.db.transactions()
     }
 
+    /// Whether a serializable transaction is open, for which others may have to wait.
+    pub fn takes_locks(&self) -> bool {
+        self.list().iter().any(|t| t.isolation == Isolation::Serializable)
+    }
+
     /// What a transaction has changed of the files so far.
     pub fn touched(&self, id: TransactionId) -> Result<Touched> {
         let transaction = self.transaction(id)?;
