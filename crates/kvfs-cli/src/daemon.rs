@@ -20,6 +20,7 @@ use crate::daemons::{self, Record};
 use crate::mount_options::Options;
 use crate::output::{Exit, Failure, Outcome};
 use crate::store::{self, Access, Store};
+use crate::transactions::OverFiles;
 
 /// Serves `store` on the folder `dir` until it is unmounted, from here or elsewhere. `ready` is called once the mount answers.
 pub fn serve(store: &Path, dir: &Path, options: &Options, ready: &mut dyn FnMut(&Record) -> Outcome) -> Outcome {
@@ -45,7 +46,7 @@ fn serve_logged(
     let fs = store.file_system()?;
     let views = Views::new(store.db.clone(), fs.clone());
     let counters: Arc<OnceLock<Arc<Counters>>> = Arc::default();
-    let server = start_server(&store, &fs, counters.clone())?;
+    let server = start_server(&store, &fs, &views, counters.clone())?;
 
     let mount_options = MountOptions {
         source: options.source.clone().unwrap_or_else(|| store.path.clone().into_os_string()),
@@ -183,7 +184,7 @@ fn end_on_signals(unmounter: Unmounter) -> std::io::Result<signal_hook::iterator
     Ok(handle)
 }
 /// The key-value door. A store can be mounted without it, if no socket can be made anywhere.
-fn start_server(store: &Store, fs: &kvfs::Fs, counters: Arc<OnceLock<Arc<Counters>>>) -> Outcome<Option<Server>> {
+fn start_server(store: &Store, fs: &kvfs::Fs, views: &Views, counters: Arc<OnceLock<Arc<Counters>>>) -> Outcome<Option<Server>> {
     if store.access == Access::ReadOnly {
         tracing::info!("no socket: the mount is read-only");
         return Ok(None);
@@ -197,7 +198,8 @@ fn start_server(store: &Store, fs: &kvfs::Fs, counters: Arc<OnceLock<Arc<Counter
     let (db, fs) = (store.db.clone(), fs.clone());
     let info: kvdb_server::InfoSource = Arc::new(move || store::statistics(&db, Some(&fs), counters.get().map(|c| &**c)));
     for place in places {
-        let options = ServerOptions { info: Some(info.clone()), ..Default::default() };
+        let transactions: Arc<dyn kvdb_server::Transactions> = Arc::new(OverFiles(views.clone()));
+        let options = ServerOptions { info: Some(info.clone()), transactions: Some(transactions), ..Default::default() };
         match Server::start(store.db.clone(), &place, options) {
             Ok(server) => return Ok(Some(server)),
             Err(e) => tracing::warn!("no socket at {}: {e}", place.display()),

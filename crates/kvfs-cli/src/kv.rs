@@ -12,6 +12,7 @@ use clap::Subcommand;
 use kvdb_server::{Client, Limits, Reply};
 use serde_json::{Map, Value, json};
 
+use crate::mounted::{self, refused};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::store::{self, Access, Store};
 use crate::text;
@@ -22,7 +23,8 @@ use crate::text;
 TARGET is the folder a store is mounted on, or the file of a store that is not mounted.
 Keys and values are any bytes; listings show what does not print as escapes (\\n, \\xff), --json loses nothing.
 A range is from START up to END, without END; leave a bound out, or give an empty one, for no bound.
-Writes are on disk when the command ends, unless --no-sync is given.
+Writes are on disk when the command ends, unless --no-sync is given. In a program that `kvfs run` has started, and for its store, they
+are part of the transaction instead.
 What begins with a dash comes behind `--`: kvfs kv put my.kvfs -- -key -value")]
 pub struct Args {
     /// The dictionary: a key space of its own. Made by the first write.
@@ -208,7 +210,11 @@ impl Door {
         if let Some(socket) = store::socket_of(target)? {
             let client = Client::connect(&socket)
                 .map_err(|e| Failure::io(format!("cannot reach the store's daemon at {}", socket.display()), &e))?;
-            return Ok(Door { client, opened: None });
+            let mut door = Door { client, opened: None };
+            if let Some(id) = mounted::entered(&socket) {
+                door.call(&[b"TXN", b"JOIN", id.to_string().as_bytes()])?;
+            }
+            return Ok(door);
         }
         if target.is_dir() {
             let what = format!("{} is neither a store nor the folder of a mounted one with a socket", target.display());
@@ -231,19 +237,6 @@ impl Door {
         drop(self.client);
         self.opened.map_or(Ok(()), Store::close)
     }
-}
-
-/// An error reply as our own: its code chooses ours.
-fn refused(text: &str) -> Failure {
-    let (code, rest) = text.split_once(' ').unwrap_or((text, text));
-    let exit = match code {
-        "NOSPACE" => Exit::NoSpace,
-        "CORRUPT" => Exit::Damaged,
-        "NOAUTH" | "WRONGPASS" | "NOPERM" => Exit::NotPermitted,
-        _ if rest.ends_with("is reserved for the file system") => Exit::NotPermitted,
-        _ => Exit::Failed,
-    };
-    Failure::new(exit, rest)
 }
 
 fn value_of(value: Option<&OsStr>) -> Outcome<Vec<u8>> {

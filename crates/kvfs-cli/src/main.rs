@@ -5,6 +5,8 @@
 
 mod bench;
 mod cat;
+mod chamber;
+mod changes;
 mod check;
 mod create;
 mod daemon;
@@ -17,12 +19,16 @@ mod ls;
 mod manual;
 mod mount;
 mod mount_options;
+mod mounted;
 mod output;
 mod pax;
+mod run;
 mod stat;
 mod store;
 mod text;
+mod transactions;
 mod tree;
+mod txn;
 mod umount;
 
 use std::ffi::OsString;
@@ -49,6 +55,8 @@ enum Command {
     Mount(mount::Args),
     Umount(umount::Args),
     Kv(kv::Args),
+    Run(run::Args),
+    Txn(txn::Args),
     Ls(ls::Args),
     Cat(cat::Args),
     Stat(stat::Args),
@@ -69,6 +77,9 @@ fn main() -> ExitCode {
     let cli = Cli::parse_from(arguments);
     let output = Output::new(cli.json);
     let outcome = match cli.command {
+        // They end with exit codes of other programs.
+        Command::Run(args) => return run::run(args, &output),
+        Command::Txn(args) => return txn::run(args, &output),
         Command::Create(args) => create::run(args, &output),
         Command::Mount(args) => mount::run(args, &output),
         Command::Umount(args) => umount::run(args, &output),

@@ -19,6 +19,7 @@ Exit codes:
   5  damage was found
   6  no space left
   7  not permitted
+  8  a transaction was given up because of others: try again
   32 mount failed (when called by mount(8))";
 
 /// Why a command ends; the numbers are stable.
@@ -31,9 +32,14 @@ pub enum Exit {
     Damaged = 5,
     NoSpace = 6,
     NotPermitted = 7,
+    /// Others have changed the same meanwhile: it may be tried again.
+    Conflict = 8,
 }
 
 impl Exit {
+    /// For a conflict, where the exit codes are another program's: that of sysexits.h for "try again later".
+    pub const TRY_AGAIN: u8 = 75;
+
     /// The code as scripts see it in JSON.
     pub fn name(self) -> &'static str {
         match self {
@@ -44,11 +50,12 @@ impl Exit {
             Exit::Damaged => "damaged",
             Exit::NoSpace => "no_space",
             Exit::NotPermitted => "not_permitted",
+            Exit::Conflict => "conflict",
         }
     }
 
     fn from_number(n: i32) -> Exit {
-        [Exit::Usage, Exit::NotFound, Exit::Busy, Exit::Damaged, Exit::NoSpace, Exit::NotPermitted]
+        [Exit::Usage, Exit::NotFound, Exit::Busy, Exit::Damaged, Exit::NoSpace, Exit::NotPermitted, Exit::Conflict]
             .into_iter()
             .find(|e| *e as i32 == n)
             .unwrap_or(Exit::Failed)

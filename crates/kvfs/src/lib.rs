@@ -10,6 +10,7 @@ mod attr;
 mod attributes;
 mod clone_tree;
 mod data;
+mod difference;
 mod directory;
 mod dirty;
 mod error;
@@ -34,6 +35,7 @@ pub use attr::{
     WriteHints, XattrFlags,
 };
 pub use clone_tree::CloneStats;
+pub use difference::FileChange;
 pub use error::{Error, Result};
 pub use fs::{Atime, Fs, FsOptions, Statistics};
 pub use kvdb::TransactionId;

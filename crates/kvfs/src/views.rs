@@ -50,6 +50,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::absorb::Touched;
 use crate::attr::Ino;
+use crate::difference::{FileChange, difference};
 use crate::error::{Error, Result};
 use crate::fs::{Fs, FsOptions};
 use crate::{locks, merge};
@@ -260,6 +261,17 @@ impl Views {
             entry.fs.flush_older_than(Duration::MAX)?;
         }
         Touched::by(&transaction, &self.shared.mainline.core.layout)
+    }
+
+    /// What a transaction would change of the files, by path, against the mainline as it is now.
+    pub fn difference(&self, id: TransactionId) -> Result<Vec<FileChange>> {
+        let touched = self.touched(id)?;
+        let mainline = &self.shared.mainline;
+        {
+            let _inside = mainline.enter()?;
+            mainline.flush_older_than(Duration::MAX)?;
+        }
+        difference(mainline, &self.fs(&View::Transaction(id))?, &touched)
     }
 
     fn open_transaction(&self, transaction: Transaction) -> Result<Arc<Entry>> {

@@ -57,6 +57,7 @@ impl Mount {
         self.root().join(name)
     }
 
+    #[allow(dead_code, reason = "not every test that mounts needs it")]
     /// Unmounts and mounts again: what is there afterwards was in the store.
     pub fn again(self) -> Mount {
         // A child that another test is just starting holds our files, too, until it becomes its program: busy then is no fault.

@@ -1,0 +1,279 @@
+//! A program in a view: started so that a folder (the transaction's view of the files) lies where the mount is, for it and its
+//! children alone, and waited for so that signals, stops and the exit code pass through.
+//!
+//! The child gets a mount name space of its own, made private, and the view is bound over the mount point in it. That takes
+//! CAP_SYS_ADMIN; without, it also gets a user name space in which it has it, and in which its user and group are what they were, if the
+//! kernel lets users make such. Or it gets the view as its root (`chroot`), which takes CAP_SYS_CHROOT and programs in the view.
+//!
+//! Whoever waits blocks the signals that it passes on and takes them one by one, together with the news of the child, so there is no
+//! handler and no other thread.
+
+use std::ffi::{CString, OsString};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::output::{Exit, Failure, Outcome};
+
+/// What the child sees.
+pub enum Room {
+    /// `view` lies over `mount_point`.
+    Bound { view: PathBuf, mount_point: PathBuf },
+    /// `view` is the root.
+    Root { view: PathBuf },
+}
+
+/// How a child ended, as a shell would say it: its exit code, or 128 and the signal.
+pub type Code = u8;
+
+/// The program could not be started: these codes are those of env(1), nice(1) and others.
+pub const NOT_STARTED: Code = 125;
+const NOT_EXECUTABLE: Code = 126;
+const NO_PROGRAM: Code = 127;
+
+/// What is passed on to the child when it comes from another process. From a terminal the child gets it itself.
+const PASSED: [libc::c_int; 8] =
+    [libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2, libc::SIGWINCH, libc::SIGCONT];
+
+/// Runs `words` in `room` with `environment` set besides what there is. Ends when the program has ended.
+pub fn run(room: &Room, words: &[OsString], environment: &[(&str, OsString)]) -> Outcome<Code> {
+    let Some((program, arguments)) = words.split_first() else {
+        return Err(Failure::new(Exit::Usage, "no command is given").hint("put it behind `--`"));
+    };
+    let mut command = Command::new(program);
+    command.args(arguments).envs(environment.iter().map(|(name, value)| (name, value)));
+    let inside = Inside::prepare(room)?;
+    let waiting = Blocked::signals().map_err(|e| Failure::io("cannot wait for signals", &e))?;
+    let before = waiting.before;
+    let report = Report::pipe().map_err(|e| Failure::io("cannot make a pipe", &e))?;
+    let told = report.writer.as_raw_fd();
+    // SAFETY: between fork and exec only system calls are made, with strings that exist already; nothing is allocated and no lock is
+    // taken.
+    unsafe {
+        command.pre_exec(move || {
+            if let Err((step, error)) = inside.enter() {
+                // Which step failed; the error itself comes back by itself.
+                libc::write(told, [step].as_ptr().cast(), 1);
+                return Err(error);
+            }
+            if libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            Ok(())
+        });
+    }
+    let spawned = command.spawn();
+    let step = report.read();
+    match spawned {
+        Ok(child) => Ok(waiting.wait(child.id() as libc::pid_t)),
+        Err(error) => Err(match step {
+            Some(step) => refused(room, step, &error),
+            None => {
+                let failure = Failure::io(format!("cannot run {}", program.display()), &error);
+                eprintln!("kvfs: {}", failure.message);
+                return Ok(if error.kind() == io::ErrorKind::NotFound { NO_PROGRAM } else { NOT_EXECUTABLE });
+            }
+        }),
+    }
+}
+
+/// Steps of the way in, for the message.
+const UNSHARE: u8 = 1;
+const MAP: u8 = 2;
+const PRIVATE: u8 = 3;
+const BIND: u8 = 4;
+const CHROOT: u8 = 5;
+const CHDIR: u8 = 6;
+
+fn refused(room: &Room, step: u8, error: &io::Error) -> Failure {
+    let (view, place) = match room {
+        Room::Bound { view, mount_point } => (view, mount_point),
+        Room::Root { view } => (view, view),
+    };
+    let what = match step {
+        UNSHARE => "cannot make a private mount name space".to_string(),
+        MAP => "cannot keep your user in a new user name space".to_string(),
+        PRIVATE => "cannot make the mounts private".to_string(),
+        BIND => format!("cannot bind {} over {}", view.display(), place.display()),
+        CHROOT => format!("cannot make {} the root", view.display()),
+        _ => "cannot go to the working directory".to_string(),
+    };
+    let failure = Failure::io(what, error);
+    match step {
+        UNSHARE | MAP | PRIVATE => failure.hint(
+            "this needs root, or a kernel that lets users make name spaces (sysctl kernel.unprivileged_userns_clone, \
+             kernel.apparmor_restrict_unprivileged_userns); --chroot needs CAP_SYS_CHROOT alone",
+        ),
+        _ => failure,
+    }
+}
+
+/// Everything the child needs on its way in, ready before the fork.
+struct Inside {
+    bind: Option<(CString, CString)>,
+    root: Option<CString>,
+    directory: Option<CString>,
+    /// Contents of `/proc/self/uid_map` and `gid_map`.
+    maps: (CString, CString),
+}
+
+fn c_string(path: &Path) -> Outcome<CString> {
+    CString::new(path.as_os_str().as_bytes()).map_err(|_| Failure::new(Exit::Usage, format!("{} has a zero byte", path.display())))
+}
+
+impl Inside {
+    fn prepare(room: &Room) -> Outcome<Inside> {
+        let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let line = |id: u32| CString::new(format!("{id} {id} 1\n")).unwrap_or_default();
+        let maps = (line(user), line(group));
+        let here = std::env::current_dir().ok();
+        Ok(match room {
+            Room::Bound { view, mount_point } => {
+                // The same path leads to the view once that lies there.
+                let directory = here.filter(|dir| dir.starts_with(mount_point)).map(|dir| c_string(&dir)).transpose()?;
+                Inside { bind: Some((c_string(view)?, c_string(mount_point)?)), root: None, directory, maps }
+            }
+            Room::Root { view } => {
+                Inside { bind: None, root: Some(c_string(view)?), directory: Some(c_string(Path::new("/"))?), maps }
+            }
+        })
+    }
+
+    /// In the child, between fork and exec.
+    fn enter(&self) -> Result<(), (u8, io::Error)> {
+        let step = |step: u8, result: libc::c_int| {
+            if result == 0 { Ok(()) } else { Err((step, io::Error::last_os_error())) }
+        };
+        if let Some((view, place)) = &self.bind {
+            // SAFETY: here and below, system calls with strings that live as long as `self`, and null where the call allows it.
+            let plain = unsafe { libc::unshare(libc::CLONE_NEWNS) };
+            if plain != 0 {
+                // SAFETY: see above.
+                step(UNSHARE, unsafe { libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS) })?;
+                write_to(c"/proc/self/setgroups", c"deny").map_err(|e| (MAP, e))?;
+                write_to(c"/proc/self/uid_map", &self.maps.0).map_err(|e| (MAP, e))?;
+                write_to(c"/proc/self/gid_map", &self.maps.1).map_err(|e| (MAP, e))?;
+            }
+            let none = std::ptr::null();
+            // SAFETY: see above.
+            step(PRIVATE, unsafe { libc::mount(none, c"/".as_ptr(), none, libc::MS_REC | libc::MS_PRIVATE, none.cast()) })?;
+            // SAFETY: see above.
+            step(BIND, unsafe { libc::mount(view.as_ptr(), place.as_ptr(), none, libc::MS_BIND | libc::MS_REC, none.cast()) })?;
+        }
+        if let Some(root) = &self.root {
+            // SAFETY: see above.
+            step(CHROOT, unsafe { libc::chroot(root.as_ptr()) })?;
+        }
+        if let Some(directory) = &self.directory {
+            // SAFETY: see above.
+            step(CHDIR, unsafe { libc::chdir(directory.as_ptr()) })?;
+        }
+        Ok(())
+    }
+}
+
+/// Without allocating: this runs between fork and exec.
+fn write_to(path: &std::ffi::CStr, text: &std::ffi::CStr) -> io::Result<()> {
+    // SAFETY: the strings end in zero bytes, and the length is that of the text.
+    unsafe {
+        let file = libc::open(path.as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
+        if file < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let bytes = text.to_bytes();
+        let written = libc::write(file, bytes.as_ptr().cast(), bytes.len());
+        let failed = (written < 0).then(io::Error::last_os_error);
+        libc::close(file);
+        failed.map_or(Ok(()), Err)
+    }
+}
+
+/// A pipe on which the child names the step that failed.
+struct Report {
+    reader: OwnedFd,
+    writer: OwnedFd,
+}
+
+impl Report {
+    fn pipe() -> io::Result<Report> {
+        let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+        Ok(Report { reader, writer })
+    }
+
+    /// Once the child is gone, or is its program. `None`: no step failed.
+    fn read(self) -> Option<u8> {
+        drop(self.writer);
+        let mut step = [0];
+        match rustix::io::read(&self.reader, &mut step) {
+            Ok(1) => Some(step[0]),
+            _ => None,
+        }
+    }
+}
+
+/// Signals that are taken instead of delivered, until this is dropped.
+struct Blocked {
+    taken: libc::sigset_t,
+    before: libc::sigset_t,
+}
+
+impl Blocked {
+    fn signals() -> io::Result<Blocked> {
+        // SAFETY: both sets are initialised by the calls that are given them.
+        unsafe {
+            let mut taken = std::mem::zeroed();
+            let mut before = std::mem::zeroed();
+            libc::sigemptyset(&raw mut taken);
+            for signal in PASSED.into_iter().chain([libc::SIGCHLD]) {
+                libc::sigaddset(&raw mut taken, signal);
+            }
+            match libc::pthread_sigmask(libc::SIG_BLOCK, &raw const taken, &raw mut before) {
+                0 => Ok(Blocked { taken, before }),
+                error => Err(io::Error::from_raw_os_error(error)),
+            }
+        }
+    }
+
+    /// Until the child has ended.
+    fn wait(&self, child: libc::pid_t) -> Code {
+        loop {
+            let mut status = 0;
+            // SAFETY: `status` is ours.
+            let got = unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG | libc::WUNTRACED) };
+            if got == child {
+                if libc::WIFEXITED(status) {
+                    return libc::WEXITSTATUS(status) as Code;
+                }
+                if libc::WIFSIGNALED(status) {
+                    return 128u8.saturating_add(libc::WTERMSIG(status) as u8);
+                }
+                // It was stopped, at the terminal: so are we, until somebody has us both go on.
+                // SAFETY: sending a signal to ourselves.
+                unsafe { libc::raise(libc::SIGSTOP) };
+                continue;
+            }
+            // SAFETY: the set and the place for the news are ours.
+            let (signal, sender) = unsafe {
+                let mut news: libc::siginfo_t = std::mem::zeroed();
+                let signal = libc::sigwaitinfo(&raw const self.taken, &raw mut news);
+                (signal, news.si_code)
+            };
+            // What the terminal sends, it sends to the child as well.
+            let from_terminal = sender == libc::SI_KERNEL && [libc::SIGINT, libc::SIGQUIT, libc::SIGWINCH].contains(&signal);
+            if PASSED.contains(&signal) && !from_terminal {
+                // SAFETY: the child has not been waited for, so the number is still its.
+                unsafe { libc::kill(child, signal) };
+            }
+        }
+    }
+}
+
+impl Drop for Blocked {
+    fn drop(&mut self) {
+        // SAFETY: `before` is what the mask was.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, std::ptr::null_mut()) };
+    }
+}

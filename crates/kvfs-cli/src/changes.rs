@@ -1,0 +1,294 @@
+//! What a transaction would change, for people and programs: files by path, keys by dictionary.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use kvdb_server::Reply;
+use serde_json::{Map, Value, json};
+use similar::TextDiff;
+
+use crate::mounted::Mounted;
+use crate::output::{Exit, Failure, Outcome};
+use crate::store::human_size;
+use crate::text;
+
+/// How much is shown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
+pub struct Detail {
+    /// One line for all: how much was added, changed, removed.
+    #[arg(long, conflicts_with = "patch")]
+    stat: bool,
+    /// The lines that differ, of files that are text.
+    #[arg(long, short = 'p')]
+    patch: bool,
+}
+
+impl Detail {
+    pub const PATCH: Detail = Detail { stat: false, patch: true };
+}
+
+/// The largest file of which lines are compared, bytes.
+const LARGEST: u64 = 4 << 20;
+
+struct File {
+    path: Vec<u8>,
+    kind: String,
+    before: Option<u64>,
+    after: Option<u64>,
+}
+
+struct Key {
+    dictionary: String,
+    what: KeyChange,
+}
+
+enum KeyChange {
+    /// Bytes of the value before, if there was one, and now.
+    Put {
+        key: Vec<u8>,
+        before: Option<u64>,
+        after: u64,
+    },
+    Delete {
+        key: Vec<u8>,
+        before: Option<u64>,
+    },
+    DeleteRange {
+        start: Vec<u8>,
+        end: Vec<u8>,
+    },
+}
+
+pub struct Changes {
+    files: Vec<File>,
+    keys: Vec<Key>,
+}
+
+fn odd() -> Failure {
+    Failure::new(Exit::Failed, "the store's daemon gave an unexpected list of changes")
+}
+
+fn bulk(reply: Option<Reply>) -> Outcome<Vec<u8>> {
+    if let Some(Reply::Bulk(bytes)) = reply { Ok(bytes) } else { Err(odd()) }
+}
+
+fn number(reply: Option<Reply>) -> Outcome<Option<u64>> {
+    match reply {
+        Some(Reply::Integer(n)) => Ok(u64::try_from(n).ok()),
+        Some(Reply::Null) => Ok(None),
+        _ => Err(odd()),
+    }
+}
+
+fn lists(reply: Reply) -> Outcome<Vec<std::vec::IntoIter<Reply>>> {
+    let Reply::Array(items) = reply else { return Err(odd()) };
+    items.into_iter().map(|item| if let Reply::Array(fields) = item { Ok(fields.into_iter()) } else { Err(odd()) }).collect()
+}
+
+impl Changes {
+    pub fn of(mounted: &mut Mounted, id: u64) -> Outcome<Changes> {
+        let id = id.to_string();
+        let mut files = Vec::new();
+        for mut f in lists(mounted.txn(&["FILES", &id])?)? {
+            let (path, kind) = (bulk(f.next())?, String::from_utf8_lossy(&bulk(f.next())?).into_owned());
+            files.push(File { path, kind, before: number(f.next())?, after: number(f.next())? });
+        }
+        let mut keys = Vec::new();
+        let mut chosen = None;
+        for mut f in lists(mounted.txn(&["CHANGES", &id])?)? {
+            let dictionary = String::from_utf8_lossy(&bulk(f.next())?).into_owned();
+            let (what, key) = (bulk(f.next())?, bulk(f.next())?);
+            let mut before = |mounted: &mut Mounted, key: &[u8]| -> Outcome<Option<u64>> {
+                if chosen.as_ref() != Some(&dictionary) {
+                    mounted.call(&[b"USE", dictionary.as_bytes()])?;
+                    chosen = Some(dictionary.clone());
+                }
+                let there = number(Some(mounted.call(&[b"EXISTS", key])?))?;
+                if there == Some(0) { Ok(None) } else { number(Some(mounted.call(&[b"STRLEN", key])?)) }
+            };
+            let what = match what.as_slice() {
+                b"put" => {
+                    let before = before(mounted, &key)?;
+                    KeyChange::Put { key, before, after: number(f.next())?.unwrap_or(0) }
+                }
+                b"delete" => match before(mounted, &key)? {
+                    // It was not there: nothing changes.
+                    None => continue,
+                    before => KeyChange::Delete { key, before },
+                },
+                _ => KeyChange::DeleteRange { start: key, end: bulk(f.next())? },
+            };
+            keys.push(Key { dictionary, what });
+        }
+        Ok(Changes { files, keys })
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.files.is_empty() && self.keys.is_empty()
+    }
+
+    /// For a terminal.
+    pub fn text(&self, mounted: &Mounted, id: u64, detail: Detail) -> Outcome<String> {
+        if self.is_empty() {
+            return Ok("nothing is changed\n".into());
+        }
+        let mut out = String::new();
+        if detail.patch {
+            self.files.iter().for_each(|file| file.patch(mounted, id, &mut out));
+            self.keys.iter().for_each(|key| key.line(&mut out));
+        } else if !detail.stat {
+            self.files.iter().for_each(|file| file.line(&mut out));
+            self.keys.iter().for_each(|key| key.line(&mut out));
+        }
+        out.push_str(&self.summary());
+        Ok(out)
+    }
+
+    fn summary(&self) -> String {
+        let mut parts = Vec::new();
+        let mut count = |what: &str, letter: char| {
+            let n = self.files.iter().filter(|f| f.letter() == letter).count();
+            if n > 0 {
+                parts.push(format!("{n} {} {what}", if n == 1 { "file" } else { "files" }));
+            }
+        };
+        count("added", 'A');
+        count("changed", 'M');
+        count("removed", 'D');
+        if !self.keys.is_empty() {
+            let n = self.keys.len();
+            parts.push(format!("{n} {} changed", if n == 1 { "key" } else { "keys" }));
+        }
+        let (before, after) = self.files.iter().fold((0, 0), |(b, a), f| (b + f.before.unwrap_or(0), a + f.after.unwrap_or(0)));
+        let sizes = match (before, after) {
+            (b, a) if a > b => format!("; {} more", human_size(a - b)),
+            (b, a) if b > a => format!("; {} less", human_size(b - a)),
+            _ => String::new(),
+        };
+        format!("{}{sizes}\n", parts.join(", "))
+    }
+
+    pub fn json(&self) -> Value {
+        json!({
+            "files": self.files.iter().map(File::json).collect::<Vec<_>>(),
+            "keys": self.keys.iter().map(Key::json).collect::<Vec<_>>(),
+        })
+    }
+}
+
+fn word(letter: char) -> &'static str {
+    match letter {
+        'A' => "added",
+        'D' => "removed",
+        _ => "changed",
+    }
+}
+
+/// "300 B", "300 B → 1.2 KiB".
+fn sizes(before: Option<u64>, after: Option<u64>) -> String {
+    match (before, after) {
+        (Some(before), Some(after)) if before != after => format!("{} → {}", human_size(before), human_size(after)),
+        (_, Some(size)) | (Some(size), None) => human_size(size),
+        (None, None) => String::new(),
+    }
+}
+
+impl File {
+    fn letter(&self) -> char {
+        match (self.before, self.after) {
+            (None, _) => 'A',
+            (_, None) => 'D',
+            _ => 'M',
+        }
+    }
+
+    fn shown(&self) -> String {
+        let path = if self.path.is_empty() { ".".into() } else { text::show(&self.path) };
+        if self.kind == "d" { path + "/" } else { path }
+    }
+
+    fn line(&self, out: &mut String) {
+        let size = if self.kind == "f" { sizes(self.before, self.after) } else { String::new() };
+        let _ = writeln!(out, "{}", format!("{}  {:40}  {size}", self.letter(), self.shown()).trim_end());
+    }
+
+    /// The lines that differ, where both are text that is not too long; otherwise as in the list.
+    fn patch(&self, mounted: &Mounted, id: u64, out: &mut String) {
+        let read = |root: &Path, size: Option<u64>| -> Option<String> {
+            match size {
+                None => Some(String::new()),
+                Some(size) if size > LARGEST => None,
+                Some(_) => {
+                    let bytes = fs::read(root.join(std::ffi::OsStr::from_bytes(&self.path))).ok()?;
+                    String::from_utf8(bytes).ok().filter(|text| !text.contains('\0'))
+                }
+            }
+        };
+        let (before, after) = (read(&mounted.mount_point, self.before), read(&mounted.view(id), self.after));
+        let (Some(before), Some(after), "f") = (before, after, self.kind.as_str()) else { return self.line(out) };
+        let name = |there: bool, side: &str| if there { format!("{side}/{}", self.shown()) } else { "/dev/null".into() };
+        let diff = TextDiff::from_lines(&before, &after);
+        let unified = diff.unified_diff().header(&name(self.before.is_some(), "a"), &name(self.after.is_some(), "b")).to_string();
+        if unified.is_empty() { self.line(out) } else { out.push_str(&unified) }
+    }
+
+    fn json(&self) -> Value {
+        let mut object = Map::new();
+        text::put(&mut object, "path", &self.path);
+        let kind = match self.kind.as_str() {
+            "d" => "folder",
+            "f" => "file",
+            "l" => "symlink",
+            _ => "other",
+        };
+        for (name, value) in [
+            ("change", json!(word(self.letter()))),
+            ("kind", json!(kind)),
+            ("before", json!(self.before)),
+            ("after", json!(self.after)),
+        ] {
+            object.insert(name.into(), value);
+        }
+        Value::Object(object)
+    }
+}
+
+impl Key {
+    fn line(&self, out: &mut String) {
+        let name = |key: &[u8]| format!("{}:{}", text::show(self.dictionary.as_bytes()), text::show(key));
+        let (letter, shown, size) = match &self.what {
+            KeyChange::Put { key, before, after } => {
+                (if before.is_some() { 'M' } else { 'A' }, name(key), sizes(*before, Some(*after)))
+            }
+            KeyChange::Delete { key, before } => ('D', name(key), sizes(*before, None)),
+            KeyChange::DeleteRange { start, end } => ('D', format!("{} … {}", name(start), text::show(end)), String::new()),
+        };
+        let _ = writeln!(out, "{}", format!("{letter}  {:40}  {size}", format!("key {shown}")).trim_end());
+    }
+
+    fn json(&self) -> Value {
+        let mut object = Map::new();
+        object.insert("dictionary".into(), json!(self.dictionary));
+        match &self.what {
+            KeyChange::Put { key, before, after } => {
+                text::put(&mut object, "key", key);
+                object.insert("change".into(), json!(if before.is_some() { "changed" } else { "added" }));
+                object.insert("before".into(), json!(before));
+                object.insert("after".into(), json!(after));
+            }
+            KeyChange::Delete { key, before } => {
+                text::put(&mut object, "key", key);
+                object.insert("change".into(), json!("removed"));
+                object.insert("before".into(), json!(before));
+            }
+            KeyChange::DeleteRange { start, end } => {
+                text::put(&mut object, "start", start);
+                text::put(&mut object, "end", end);
+                object.insert("change".into(), json!("range removed"));
+            }
+        }
+        Value::Object(object)
+    }
+}

@@ -1,0 +1,87 @@
+//! A mounted store as the commands on transactions see it: where it is, and a connection to its daemon.
+
+use std::path::{Path, PathBuf};
+
+use kvdb_server::{Client, Reply};
+use kvfs_fuse::mounts;
+
+use crate::daemons::Record;
+use crate::output::{Exit, Failure, Outcome};
+use crate::store;
+
+/// The transaction that a program was started in, and the socket of the store that this is one of: set by `kvfs run`.
+pub const TRANSACTION: &str = "KVFS_TXN";
+pub const SOCKET: &str = "KVFS_SOCKET";
+/// Where the store is mounted.
+pub const MOUNT: &str = "KVFS_MOUNT";
+
+pub struct Mounted {
+    pub mount_point: PathBuf,
+    pub socket: PathBuf,
+    client: Client,
+}
+
+impl Mounted {
+    /// The store that is mounted at `target`, or that `target` lies in, or that is the file `target`.
+    pub fn find(target: &Path) -> Outcome<Mounted> {
+        let full = store::full_path(target).map_err(|e| Failure::io(format!("cannot find {}", target.display()), &e))?;
+        let none = || {
+            let what = format!("no store with a socket is mounted at {}", target.display());
+            Failure::new(Exit::NotFound, what).hint("transactions are a mounted store's: kvfs mount STORE FOLDER")
+        };
+        let socket = store::socket_of(target)?.ok_or_else(none)?;
+        let mount_point = match full.is_dir() {
+            true => mounts::mount_of(&full).ok().flatten().filter(mounts::MountEntry::is_fuse).map(|m| m.mount_point),
+            false => Record::all().into_iter().find(|r| r.store == full).map(|r| r.mount_point),
+        };
+        let client = Client::connect(&socket)
+            .map_err(|e| Failure::io(format!("cannot reach the store's daemon at {}", socket.display()), &e))?;
+        Ok(Mounted { mount_point: mount_point.ok_or_else(none)?, socket, client })
+    }
+
+    /// The folder where a transaction's view of the files is.
+    pub fn view(&self, id: u64) -> PathBuf {
+        self.mount_point.join(".kvfs/txn").join(id.to_string())
+    }
+
+    /// Runs a command; an error reply is a failure.
+    pub fn call(&mut self, words: &[&[u8]]) -> Outcome<Reply> {
+        match self.client.call(words).map_err(|e| Failure::io("cannot talk to the store's daemon", &e))? {
+            Reply::Error(text) => Err(refused(&text)),
+            reply => Ok(reply),
+        }
+    }
+
+    pub fn txn(&mut self, words: &[&str]) -> Outcome<Reply> {
+        let words: Vec<&[u8]> = std::iter::once("TXN").chain(words.iter().copied()).map(str::as_bytes).collect();
+        self.call(&words)
+    }
+
+    /// The transaction that this process was started in, if it is one of this store.
+    pub fn entered(&self) -> Option<u64> {
+        entered(&self.socket)
+    }
+}
+
+/// The transaction that this process was started in, if it is one of the store with this socket.
+pub fn entered(socket: &Path) -> Option<u64> {
+    let id = std::env::var(TRANSACTION).ok()?.parse().ok()?;
+    let of = std::env::var_os(SOCKET)?;
+    let same = |a: &Path, b: &Path| a == b || a.canonicalize().ok().zip(b.canonicalize().ok()).is_some_and(|(a, b)| a == b);
+    same(Path::new(&of), socket).then_some(id)
+}
+
+/// An error reply as our own: its code chooses ours.
+pub fn refused(text: &str) -> Failure {
+    let (code, rest) = text.split_once(' ').unwrap_or((text, text));
+    let exit = match code {
+        "NOSPACE" => Exit::NoSpace,
+        "CORRUPT" => Exit::Damaged,
+        "NOAUTH" | "WRONGPASS" | "NOPERM" => Exit::NotPermitted,
+        "CONFLICT" | "LOCKED" => Exit::Conflict,
+        "NOTXN" => Exit::NotFound,
+        _ if rest.ends_with("is reserved for the file system") => Exit::NotPermitted,
+        _ => Exit::Failed,
+    };
+    Failure::new(exit, rest)
+}

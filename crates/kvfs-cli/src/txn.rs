@@ -1,0 +1,199 @@
+//! `kvfs txn`: transactions by hand.
+
+use std::ffi::OsString;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Subcommand;
+use kvdb_server::Reply;
+use serde_json::{Map, Value, json};
+
+use crate::chamber;
+use crate::changes::{Changes, Detail};
+use crate::mounted::{self, Mounted};
+use crate::output::{Exit, Failure, Outcome, Output};
+use crate::run::{How, enter};
+use crate::store::human_size;
+
+/// Begin, use and end transactions over the files and keys of a mounted store.
+#[derive(clap::Args)]
+#[command(after_help = "\
+A transaction stays open until somebody ends it, however many programs work in it:
+
+  id=$(kvfs txn begin /mnt)
+  kvfs txn exec /mnt $id -- make          # or work in /mnt/.kvfs/txn/$id
+  kvfs txn diff /mnt $id
+  kvfs txn commit /mnt $id                # or abort
+
+Inside of `kvfs run` and `kvfs txn exec` the number may be left out.")]
+pub struct Args {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Begin a transaction, and print its number.
+    Begin {
+        /// The folder a store is mounted on.
+        mount: PathBuf,
+        #[command(flatten)]
+        how: How,
+    },
+    /// Run a program in an open transaction, which stays open; its exit code is passed on.
+    Exec {
+        mount: PathBuf,
+        id: u64,
+        /// Make the view the root of the program.
+        #[arg(long)]
+        chroot: bool,
+        /// The program and its arguments, behind `--`.
+        #[arg(last = true, required = true, value_name = "COMMAND")]
+        command: Vec<OsString>,
+    },
+    /// List the open transactions.
+    #[command(visible_alias = "ls")]
+    List { mount: PathBuf },
+    /// Show one.
+    Status { mount: PathBuf, id: Option<u64> },
+    /// Show what it would change: files and keys.
+    Diff {
+        mount: PathBuf,
+        id: Option<u64>,
+        #[command(flatten)]
+        detail: Detail,
+    },
+    /// Make what it has changed everybody's, all at once.
+    Commit {
+        mount: PathBuf,
+        id: Option<u64>,
+        /// Do not wait until it is on disk; it will be there within the flush interval.
+        #[arg(long)]
+        no_sync: bool,
+    },
+    /// End it without a trace.
+    Abort { mount: PathBuf, id: Option<u64> },
+}
+
+/// Only `exec` has an exit code of its own.
+pub fn run(args: Args, output: &Output) -> ExitCode {
+    if let Action::Exec { mount, id, chroot, command } = &args.action {
+        return match Mounted::find(mount).and_then(|mounted| enter(&mounted, *id, *chroot, command)) {
+            Ok(code) => ExitCode::from(code),
+            Err(failure) => {
+                output.print_error(&failure);
+                ExitCode::from(chamber::NOT_STARTED)
+            }
+        };
+    }
+    output.finish(act(args.action, output))
+}
+
+/// The store, and the transaction that is meant.
+fn named(mount: &Path, id: Option<u64>) -> Outcome<(Mounted, u64)> {
+    let mounted = Mounted::find(mount)?;
+    let id = id.or_else(|| mounted.entered()).ok_or_else(|| {
+        Failure::new(Exit::Usage, "which transaction?")
+            .hint(format!("give its number; kvfs txn list {} lists them", mount.display()))
+    })?;
+    Ok((mounted, id))
+}
+
+fn act(action: Action, output: &Output) -> Outcome {
+    match action {
+        Action::Exec { .. } => Ok(()),
+        Action::Begin { mount, how } => {
+            let mut mounted = Mounted::find(&mount)?;
+            let id = how.begin(&mut mounted, false, "")?;
+            let environment = json!({mounted::TRANSACTION: id.to_string(), mounted::SOCKET: mounted.socket});
+            output.print(id, json!({"id": id, "view": mounted.view(id), "environment": environment}))
+        }
+        Action::List { mount } => {
+            let Reply::Array(all) = Mounted::find(&mount)?.txn(&["LIST"])? else { return Err(odd()) };
+            let all: Vec<Map<String, Value>> = all.into_iter().map(fields).collect::<Outcome<_>>()?;
+            let mut text = String::new();
+            if !all.is_empty() {
+                let _ = writeln!(text, "{:>6}  {:4}  {:>8}  {:>8}  {:>8}  LABEL", "ID", "", "AGE", "IDLE", "SIZE");
+            }
+            for info in &all {
+                let size = human_size(info["memory"].as_u64().unwrap_or(0) + info["run_bytes"].as_u64().unwrap_or(0));
+                let _ = writeln!(
+                    text,
+                    "{:>6}  {:4}  {:>8}  {:>8}  {size:>8}  {}",
+                    info["id"].as_u64().unwrap_or(0),
+                    info["isolation"].as_str().unwrap_or(""),
+                    duration(&info["age_ms"]),
+                    duration(&info["idle_ms"]),
+                    info["label"].as_str().unwrap_or("")
+                );
+            }
+            output.print(text, all)
+        }
+        Action::Status { mount, id } => {
+            let (mut mounted, id) = named(&mount, id)?;
+            let info = fields(mounted.txn(&["STATUS", &id.to_string()])?)?;
+            let isolation = if info["isolation"] == "ser" { "serializable" } else { "snapshot isolation" };
+            let text = format!(
+                "transaction {id}: {isolation}\nlabel    {}\nage      {}\nidle     {}\nchanges  {}\nsize     {} in memory, {} in runs of its own\nview     {}\n",
+                info["label"].as_str().unwrap_or(""),
+                duration(&info["age_ms"]),
+                duration(&info["idle_ms"]),
+                info["changes"],
+                human_size(info["memory"].as_u64().unwrap_or(0)),
+                human_size(info["run_bytes"].as_u64().unwrap_or(0)),
+                mounted.view(id).display(),
+            );
+            output.print(text, info)
+        }
+        Action::Diff { mount, id, detail } => {
+            let (mut mounted, id) = named(&mount, id)?;
+            let changes = Changes::of(&mut mounted, id)?;
+            let text = if output.is_json() { String::new() } else { changes.text(&mounted, id, detail)? };
+            output.print(text, changes.json())
+        }
+        Action::Commit { mount, id, no_sync } => {
+            let (mut mounted, id) = named(&mount, id)?;
+            let number = id.to_string();
+            let mut words = vec!["COMMIT", &number];
+            words.extend((!no_sync).then_some("SYNC"));
+            mounted.txn(&words)?;
+            output.print("", json!({"committed": id}))
+        }
+        Action::Abort { mount, id } => {
+            let (mut mounted, id) = named(&mount, id)?;
+            mounted.txn(&["ABORT", &id.to_string()])?;
+            output.print("", json!({"aborted": id}))
+        }
+    }
+}
+
+fn odd() -> Failure {
+    Failure::new(Exit::Failed, "the store's daemon gave an unexpected reply")
+}
+
+/// A map of names and values as the daemon sends it.
+fn fields(reply: Reply) -> Outcome<Map<String, Value>> {
+    let Reply::Array(items) = reply else { return Err(odd()) };
+    let mut object = Map::new();
+    let mut items = items.into_iter();
+    while let (Some(Reply::Bulk(name)), Some(value)) = (items.next(), items.next()) {
+        let value = match value {
+            Reply::Integer(n) => json!(n),
+            Reply::Bulk(text) => json!(String::from_utf8_lossy(&text)),
+            _ => Value::Null,
+        };
+        object.insert(String::from_utf8_lossy(&name).into_owned(), value);
+    }
+    Ok(object)
+}
+
+/// "3 s", "5 min", "2 h".
+fn duration(millis: &Value) -> String {
+    match millis.as_u64().unwrap_or(0) {
+        ms if ms < 1000 => format!("{ms} ms"),
+        ms if ms < 120_000 => format!("{} s", ms / 1000),
+        ms if ms < 7_200_000 => format!("{} min", ms / 60_000),
+        ms => format!("{} h", ms / 3_600_000),
+    }
+}

@@ -1,0 +1,284 @@
+//! `kvfs run` and `kvfs txn` on a mounted store: files and keys of programs that know nothing of it, together or not at all.
+
+mod mounted;
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use mounted::Mount;
+
+fn kvfs(words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
+    command.args(words).stdin(Stdio::null()).env_remove("KVFS_TXN").env_remove("KVFS_SOCKET");
+    command
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Exit code, standard output and standard error.
+fn ends(command: &mut Command) -> (Option<i32>, String, String) {
+    let Output { status, stdout, stderr } = command.output().expect("it runs");
+    (status.code(), text(&stdout), text(&stderr))
+}
+
+#[track_caller]
+fn succeeds(command: &mut Command) -> String {
+    let (code, out, err) = ends(command);
+    assert_eq!(code, Some(0), "{command:?}: {out}{err}");
+    out
+}
+
+/// `kvfs run OPTIONS MOUNT -- sh -c SCRIPT`, in which `kvfs` is the program under test.
+fn run(mount: &Path, options: &[&str], script: &str) -> Command {
+    let mut command = kvfs(&["run"]);
+    command.args(options).arg(mount).args(["--", "sh", "-c", script]);
+    with_program(&mut command);
+    command
+}
+
+fn with_program(command: &mut Command) {
+    let folder = Path::new(env!("CARGO_BIN_EXE_kvfs")).parent().expect("a folder");
+    let path = std::env::var("PATH").unwrap_or_default();
+    command.env("PATH", format!("{}:{path}", folder.display()));
+}
+
+fn read(path: impl AsRef<Path>) -> Option<String> {
+    fs::read_to_string(path).ok()
+}
+
+#[test]
+fn success_commits_files_and_keys_together() {
+    let Some(mount) = Mount::new() else { return };
+    fs::write(mount.path("old"), "old").expect("write");
+    fs::write(mount.path("gone"), "x").expect("write");
+    let root = mount.root();
+    let script = "set -e; cd $KVFS_MOUNT; cat old; echo new > new; echo more >> old; rm gone; kvfs kv put . greeting hello; kvfs kv get . greeting
+        # What is outside sees nothing of it yet: this folder is reached by the daemon's own mount.
+        kvfs txn status . > status";
+    let out = succeeds(&mut run(&root, &[], script));
+    assert_eq!(out, "oldhello");
+    assert_eq!(read(mount.path("new")).as_deref(), Some("new\n"));
+    assert_eq!(read(mount.path("old")).as_deref(), Some("oldmore\n"));
+    assert!(!mount.path("gone").exists());
+    assert!(read(mount.path("status")).expect("status").contains("snapshot isolation"));
+    assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(&root).arg("greeting")), "hello");
+    assert_eq!(succeeds(kvfs(&["txn", "list"]).arg(&root)), "");
+}
+
+#[test]
+fn failure_aborts_and_the_exit_code_passes_through() {
+    let Some(mount) = Mount::new() else { return };
+    fs::create_dir(mount.path("src")).expect("mkdir");
+    fs::write(mount.path("src/main.c"), "int main;").expect("write");
+    let root = mount.root();
+    let script = "cd $KVFS_MOUNT; rm -rf src; kvfs kv put . k v; test ! -e src || exit 9; exit 3";
+    let (code, _, err) = ends(&mut run(&root, &[], script));
+    assert_eq!(code, Some(3));
+    assert_eq!(err, "kvfs: aborted (exit code 3): nothing was changed\n");
+    assert_eq!(read(mount.path("src/main.c")).as_deref(), Some("int main;"));
+    assert_eq!(kvfs(&["kv", "get"]).arg(&root).arg("k").output().expect("it runs").status.code(), Some(3));
+    // A rehearsal, and the contrary.
+    succeeds(&mut run(&root, &["--abort"], "rm -r $KVFS_MOUNT/src"));
+    assert!(mount.path("src/main.c").exists());
+    let (code, ..) = ends(&mut run(&root, &["--commit"], "rm -r $KVFS_MOUNT/src; exit 4"));
+    assert_eq!(code, Some(4));
+    assert!(!mount.path("src").exists());
+}
+
+#[test]
+fn the_working_directory_is_that_of_the_view() {
+    let Some(mount) = Mount::new() else { return };
+    fs::create_dir_all(mount.path("a/b")).expect("mkdir");
+    let mut command = run(&mount.root(), &[], "pwd; echo 1 > here; (cd ..; ls b); ls /proc/self/cwd/");
+    let out = succeeds(command.current_dir(mount.path("a/b")));
+    assert_eq!(out, format!("{}\nhere\nhere\n", mount.path("a/b").display()));
+    assert_eq!(read(mount.path("a/b/here")).as_deref(), Some("1\n"));
+}
+
+#[test]
+fn others_see_nothing_before_the_commit() {
+    let Some(mount) = Mount::new() else { return };
+    let root = mount.root();
+    let mut child = run(&root, &[], "cd $KVFS_MOUNT; echo 1 > file; echo ready; read line; exit 0")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    let mut said = [0; 6];
+    std::io::Read::read_exact(child.stdout.as_mut().expect("a pipe"), &mut said).expect("ready");
+    assert!(!mount.path("file").exists());
+    let list = succeeds(kvfs(&["txn", "list", "--json"]).arg(&root));
+    assert!(list.contains("\"label\":\"sh -c cd $KVFS_MOUNT;"), "{list}");
+    let id: serde_json::Value = serde_json::from_str(&list).expect("JSON");
+    let id = id[0]["id"].to_string();
+    assert_eq!(read(root.join(".kvfs/txn").join(&id).join("file")).as_deref(), Some("1\n"));
+    drop(child.stdin.take());
+    assert_eq!(child.wait().expect("it ends").code(), Some(0));
+    assert_eq!(read(mount.path("file")).as_deref(), Some("1\n"));
+}
+
+#[test]
+fn of_two_that_change_a_file_the_second_is_told_to_run_again() {
+    let Some(mount) = Mount::new() else { return };
+    fs::write(mount.path("file"), "0").expect("write");
+    let root = mount.root();
+    // The one inside is run by the daemon's mount, for the program is told of no other transaction.
+    let inner = format!("echo outside > {}", mount.path("file").display());
+    let mut child = run(&root, &[], "cd $KVFS_MOUNT; echo inside > file; echo ready; read line; exit 0")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    let mut said = [0; 6];
+    std::io::Read::read_exact(child.stdout.as_mut().expect("a pipe"), &mut said).expect("ready");
+    succeeds(Command::new("sh").args(["-c", &inner]));
+    drop(child.stdin.take());
+    let ended = child.wait_with_output().expect("it ends");
+    assert_eq!(ended.status.code(), Some(75), "{}", text(&ended.stderr));
+    assert!(text(&ended.stderr).contains("others have changed a file or folder meanwhile"), "{}", text(&ended.stderr));
+    assert_eq!(read(mount.path("file")).as_deref(), Some("outside\n"));
+}
+
+#[test]
+fn signals_pass_through() {
+    let Some(mount) = Mount::new() else { return };
+    let script = "trap 'echo got it; exit 5' TERM; echo ready; while :; do sleep 0.05; done";
+    let mut child = run(&mount.root(), &[], script).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("it runs");
+    let mut said = [0; 6];
+    std::io::Read::read_exact(child.stdout.as_mut().expect("a pipe"), &mut said).expect("ready");
+    let pid = rustix::process::Pid::from_raw(child.id() as i32).expect("a number");
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("kill");
+    let ended = child.wait_with_output().expect("it ends");
+    assert_eq!((ended.status.code(), text(&ended.stdout).as_str()), (Some(5), "got it\n"));
+    // Ended by a signal: as a shell would say it.
+    let (code, ..) = ends(&mut run(&mount.root(), &[], "kill -KILL $$"));
+    assert_eq!(code, Some(128 + 9));
+}
+
+#[test]
+fn a_runner_that_is_killed_leaves_no_transaction() {
+    let Some(mount) = Mount::new() else { return };
+    let root = mount.root();
+    let script = "echo 1 > $KVFS_MOUNT/file; echo ready; read line";
+    let mut child = run(&root, &[], script).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it runs");
+    let mut said = [0; 6];
+    std::io::Read::read_exact(child.stdout.as_mut().expect("a pipe"), &mut said).expect("ready");
+    child.kill().expect("kill");
+    child.wait().expect("it ends");
+    let started = Instant::now();
+    while !succeeds(kvfs(&["txn", "list"]).arg(&root)).is_empty() {
+        assert!(started.elapsed() < Duration::from_secs(20), "the transaction stays");
+    }
+    assert!(!mount.path("file").exists());
+}
+
+#[test]
+fn programs_that_cannot_be_run_have_their_own_exit_codes() {
+    let Some(mount) = Mount::new() else { return };
+    let root = mount.root();
+    let (code, _, err) = ends(kvfs(&["run"]).arg(&root).args(["--", "no-such-program"]));
+    assert_eq!(code, Some(127), "{err}");
+    let (code, _, err) = ends(kvfs(&["run"]).arg(&root).args(["--", "/"]));
+    assert_eq!(code, Some(126), "{err}");
+    let (code, _, err) = ends(&mut kvfs(&["run", "/", "--", "true"]));
+    assert_eq!(code, Some(125), "{err}");
+    assert!(err.contains("no store with a socket is mounted"), "{err}");
+    assert_eq!(succeeds(kvfs(&["txn", "list"]).arg(&root)), "");
+    let (code, _, err) = ends(&mut run(&root, &[], "kvfs run $KVFS_MOUNT -- true"));
+    assert_eq!(code, Some(125));
+    assert!(err.contains("this already runs in transaction"), "{err}");
+}
+
+#[test]
+fn by_hand_begin_work_look_and_commit() {
+    let Some(mount) = Mount::new() else { return };
+    let root = mount.root();
+    fs::write(mount.path("notes"), "one\ntwo\n").expect("write");
+    fs::write(mount.path("trash"), "12345").expect("write");
+    succeeds(kvfs(&["kv", "put"]).arg(&root).args(["stock", "7"]));
+    let id = succeeds(kvfs(&["txn", "begin", "--label", "by hand"]).arg(&root)).trim().to_string();
+    let view = root.join(".kvfs/txn").join(&id);
+    fs::write(view.join("notes"), "one\n2\n").expect("write");
+    fs::write(view.join("new"), "hello\n").expect("write");
+    fs::remove_file(view.join("trash")).expect("remove");
+    let mut exec = kvfs(&["txn", "exec"]);
+    with_program(&mut exec);
+    let script = "kvfs kv put $KVFS_MOUNT stock 100; kvfs kv put $KVFS_MOUNT added x; exit 6";
+    let (code, ..) = ends(exec.arg(&root).arg(&id).args(["--", "sh", "-c", script]));
+    assert_eq!(code, Some(6), "the transaction stays open");
+    let diff = |options: &[&str]| succeeds(kvfs(&["txn", "diff"]).args(options).arg(&root).arg(&id));
+    let squeezed = diff(&[]).lines().map(|l| l.split_whitespace().collect::<Vec<_>>().join(" ")).collect::<Vec<_>>();
+    assert_eq!(
+        squeezed,
+        [
+            "A new 6 B",
+            "M notes 8 B → 6 B",
+            "D trash 5 B",
+            "A key 0:added 1 B",
+            "M key 0:stock 1 B → 3 B",
+            "1 file added, 1 file changed, 1 file removed, 2 keys changed; 1 B less",
+        ]
+    );
+    assert_eq!(diff(&["--stat"]).lines().count(), 1);
+    let patch = diff(&["--patch"]);
+    assert!(patch.contains("--- a/notes\n+++ b/notes\n@@ -1,2 +1,2 @@\n one\n-two\n+2\n"), "{patch}");
+    assert!(patch.contains("--- /dev/null\n+++ b/new\n"), "{patch}");
+    let json: serde_json::Value = serde_json::from_str(&diff(&["--json"])).expect("JSON");
+    assert_eq!(
+        json["files"][1],
+        serde_json::json!({"path": "notes", "change": "changed", "kind": "file", "before": 8, "after": 6})
+    );
+    assert_eq!(
+        json["keys"][0],
+        serde_json::json!({"dictionary": "0", "key": "added", "change": "added", "before": null, "after": 1})
+    );
+    assert!(succeeds(kvfs(&["txn", "list"]).arg(&root)).contains("by hand"));
+    succeeds(kvfs(&["txn", "commit"]).arg(&root).arg(&id));
+    assert_eq!(read(mount.path("notes")).as_deref(), Some("one\n2\n"));
+    assert!(mount.path("new").exists() && !mount.path("trash").exists());
+    assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(&root).arg("stock")), "100");
+    let (code, _, err) = ends(kvfs(&["txn", "commit"]).arg(&root).arg(&id));
+    assert_eq!(code, Some(3), "{err}");
+}
+
+#[test]
+fn kept_open_it_can_be_looked_at_and_thrown_away() {
+    let Some(mount) = Mount::new() else { return };
+    let root = mount.root();
+    let id = succeeds(&mut run(&root, &["--keep"], "echo 1 > $KVFS_MOUNT/file")).trim().to_string();
+    assert!(succeeds(kvfs(&["txn", "diff"]).arg(&root).arg(&id)).contains("file"));
+    succeeds(kvfs(&["txn", "abort"]).arg(&root).arg(&id));
+    assert!(!mount.path("file").exists());
+}
+
+/// The question comes on the terminal; script(1) makes one.
+#[test]
+fn asked_first_the_user_decides() {
+    let Some(mount) = Mount::new() else { return };
+    let root = mount.root();
+    if Command::new("script").arg("--version").output().is_err() {
+        eprintln!("SKIPPED: script(1) is not installed");
+        return;
+    }
+    for (answer, there) in [("n\n", false), ("d\ny\n", true)] {
+        let inner = format!("{} run --ask {} -- sh -c 'echo hello > $KVFS_MOUNT/file'", env!("CARGO_BIN_EXE_kvfs"), root.display());
+        let mut child = Command::new("script")
+            .args(["-qec", &inner, "/dev/null"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("it runs");
+        child.stdin.as_mut().expect("a pipe").write_all(answer.as_bytes()).expect("it reads");
+        let ended = child.wait_with_output().expect("it ends");
+        let shown = text(&ended.stdout);
+        assert!(shown.contains("A  file") && shown.contains("Commit? [y]es"), "{shown}");
+        assert_eq!(shown.contains("+hello"), there, "{shown}");
+        assert_eq!(mount.path("file").exists(), there, "{shown}");
+    }
+}
