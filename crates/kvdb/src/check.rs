@@ -1,6 +1,6 @@
 //! Check: reads everything that the store consists of, and lists what is wrong. Nothing is changed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use vt_tree::{Store, Value};
@@ -8,11 +8,13 @@ use zones::{Device, ZoneId, ZoneUse, Zones};
 
 use crate::error::Result;
 use crate::recovery::{Found, read_journal};
+use crate::version::{Placed, Tree};
 
 /// One thing that is not as it must be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// Which part of the store: "superblock", "manifest", "journal", "dictionary NAME, run N", "zones".
+    /// Which part of the store: "superblock", "manifest", "journal", "dictionary NAME, run N", "snapshot NAME, dictionary
+    /// NAME, run N", "zones".
     pub place: String,
     /// What is wrong there, with its device address where it has one.
     pub what: String,
@@ -29,6 +31,8 @@ impl std::fmt::Display for Fault {
 pub struct CheckReport {
     pub faults: Vec<Fault>,
     pub dictionaries: u64,
+    pub snapshots: u64,
+    /// Each once, however many dictionaries and snapshots have it.
     pub runs: u64,
     /// Items in runs, tombstones and hidden ones included.
     pub items: u64,
@@ -88,9 +92,19 @@ fn examine(device: Arc<dyn Device>, report: &mut CheckReport, progress: &mut dyn
         report.fault("journal", format!("{} bytes lie behind the end of a store that was closed properly", report.torn_bytes));
     }
 
-    let total =
-        found.trees.iter().flat_map(|t| t.runs()).map(|p| p.run.stats()).map(|s| s.block_bytes + s.value_bytes).sum::<u64>()
-            + bound.iter().map(|e| u64::from(e.stored)).sum::<u64>();
+    let snapshots: Vec<_> = found.snapshots.list().into_iter().map(|s| (s.label.name.clone(), s.version())).collect();
+    let live = found.trees.iter().flat_map(|t| t.runs().map(move |p| (&p.run, place(t, p))));
+    let kept = snapshots.iter().flat_map(|(name, version)| version.trees.values().map(move |t| (name, t)));
+    let kept = kept.flat_map(|(name, t)| t.runs().map(move |p| (&p.run, format!("snapshot {name}, {}", place(t, p)))));
+    let of = |dict| found.trees.iter().find(|t| t.info.id == dict).map_or("", |t| &t.info.name);
+    let in_journal = journal.iter().flat_map(|j| &j.runs).flat_map(|b| &b.runs);
+    let in_journal = in_journal
+        .flat_map(|(dict, runs)| runs.iter().map(move |run| (run, format!("dictionary {}, a run of the journal", of(*dict)))));
+    // What several have in common is read once.
+    let mut seen = HashSet::new();
+    let runs: Vec<_> = live.chain(in_journal).chain(kept).filter(|(run, _)| seen.insert(Arc::as_ptr(run))).collect();
+    let total = runs.iter().map(|(run, _)| run.stats()).map(|s| s.block_bytes + s.value_bytes).sum::<u64>()
+        + bound.iter().map(|e| u64::from(e.stored)).sum::<u64>();
     let mut done = 0;
     for extent in &bound {
         if let Err(e) = store.read_value(&Value::Extent(*extent)) {
@@ -115,12 +129,8 @@ fn examine(device: Arc<dyn Device>, report: &mut CheckReport, progress: &mut dyn
         claim(&used, zone, "a value that the journal binds", report);
     }
     report.dictionaries = found.trees.len() as u64;
-    let of = |dict| found.trees.iter().find(|t| t.info.id == dict).map_or("", |t| &t.info.name);
-    let placed = found.trees.iter().flat_map(|t| t.runs().map(|p| (&p.run, format!("dictionary {}, run {}", t.info.name, p.id.0))));
-    let journal = journal.iter().flat_map(|j| &j.runs).flat_map(|b| &b.runs);
-    let bound = journal
-        .flat_map(|(dict, runs)| runs.iter().map(move |run| (run, format!("dictionary {}, a run of the journal", of(*dict)))));
-    for (run, place) in placed.chain(bound) {
+    report.snapshots = snapshots.len() as u64;
+    for (run, place) in &runs {
         let mut faults = Vec::new();
         let mut bytes = 0;
         vt_tree::check_run(run, &mut |what| faults.push(what), &mut |n| {
@@ -130,7 +140,7 @@ fn examine(device: Arc<dyn Device>, report: &mut CheckReport, progress: &mut dyn
         done += bytes;
         faults.into_iter().for_each(|what| report.fault(place.clone(), what));
         for (zone, _) in run.uses().iter() {
-            claim(&used, zone, &place, report);
+            claim(&used, zone, place, report);
         }
         report.runs += 1;
         report.items += run.stats().items;
@@ -138,6 +148,12 @@ fn examine(device: Arc<dyn Device>, report: &mut CheckReport, progress: &mut dyn
     }
     progress(total, total);
     Ok(())
+}
+
+/// What a run is called: its dictionary, its branch if that is not the main one, and its number.
+fn place(tree: &Tree, placed: &Placed) -> String {
+    let branch = if tree.info.branch.is_empty() { String::new() } else { format!("branch {}, ", tree.info.branch) };
+    format!("{branch}dictionary {}, run {}", tree.info.name, placed.id.0)
 }
 
 /// `what` lies in `zone`: possible only when the zone is nobody's whole. It may have more bytes there than there are, since several of its

@@ -2,6 +2,7 @@
 //! addresses of a sparse file, so no pointer changes; a manifest is written that names these runs, and no journal. Writes go on
 //! meanwhile: the version that is copied holds its zones.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,6 +12,7 @@ use zones::{Device, FileDevice, ZONE_SIZE, ZoneUse};
 use crate::Kvdb;
 use crate::background::flush::encode_run;
 use crate::database::Database;
+use crate::dictionary::DictionaryInfo;
 use crate::error::Result;
 use crate::files::Partial;
 use crate::health::Health;
@@ -28,8 +30,8 @@ pub struct CheckpointStats {
 }
 
 impl Kvdb {
-    /// Copies the store to a new file at `path`, as of a moment during the call: everything committed before it is in the copy, which is
-    /// a store of its own, closed properly. What is in memory is flushed first; the copy costs what the zones in use weigh, or nothing
+    /// Copies the store to a new file at `path`, as of a moment during the call: everything committed before it is in the copy, branches and
+    /// snapshots too, which is a store of its own, closed properly. What is in memory is flushed first; the copy costs what the zones in use weigh, or nothing
     /// where the host shares them (XFS, Btrfs). Others go on reading and writing meanwhile. The file appears under its name when
     /// it is whole and durable; a file that is there already is an error.
     ///
@@ -60,6 +62,43 @@ impl Kvdb {
 }
 
 impl Database {
+    /// Above the numbers of all dictionaries that there were, as far as anybody still knows of them.
+    fn next_dictionary(&self) -> u32 {
+        self.manifest().map_or(0, |m| m.state().next_dictionary)
+    }
+
+    /// Edits that build the branches, without their dictionaries, and the snapshots.
+    fn kept(&self, uses: &mut ZoneUse) -> Vec<Edit> {
+        let mut edits = Vec::new();
+        edits.extend(self.snapshots.branches().into_iter().map(|(name, of)| Edit::Branch { name, of }));
+        let (mut runs, mut trees) = (HashMap::new(), HashMap::new());
+        let all: Vec<_> = self.snapshots.list().into_iter().map(|s| (s.label.clone(), s.version())).collect();
+        // One that was made this moment and has memtables is newer than the copy.
+        for (label, version) in all.iter().filter(|(_, v)| v.trees.values().all(|t| t.layers.is_empty())) {
+            let mut dictionaries = Vec::new();
+            for tree in version.trees.values() {
+                let next = trees.len() as u64;
+                dictionaries.push(*trees.entry((Arc::as_ptr(tree), &label.branch)).or_insert_with(|| {
+                    let mut kept = Vec::new();
+                    for (level, placed) in tree.placed() {
+                        let next = runs.len() as u64;
+                        let n = *runs.entry(Arc::as_ptr(&placed.run)).or_insert_with(|| {
+                            uses.merge(placed.run.uses());
+                            edits.push(Edit::KeptRun(encode_run(&placed.run)));
+                            next
+                        });
+                        kept.push((level as u32, placed.id, n));
+                    }
+                    let info = DictionaryInfo { branch: label.branch.clone(), ..tree.info.clone() };
+                    edits.push(Edit::KeptDictionary(info, kept));
+                    next
+                }));
+            }
+            edits.push(Edit::KeptSnapshot(label.clone(), dictionaries));
+        }
+        edits
+    }
+
     fn checkpoint_to(&self, device: Arc<dyn Device>) -> Result<CheckpointStats> {
         if !self.options.read_only || !self.version.load().is_flushed() {
             self.writable()?;
@@ -71,16 +110,18 @@ impl Database {
         let mut stats = CheckpointStats::default();
         let mut uses = ZoneUse::new();
         let mut state = State::new();
+        state.apply_all(self.kept(&mut uses))?;
         for (&dict, tree) in &version.trees {
             stats.dictionaries += 1;
             state.apply(Edit::Dictionary(tree.info.clone()))?;
-            for (level, placed) in tree.levels.iter().enumerate().flat_map(|(level, runs)| runs.iter().map(move |p| (level, p))) {
+            for (level, placed) in tree.placed() {
                 stats.runs += 1;
                 uses.merge(placed.run.uses());
                 let run = encode_run(&placed.run);
                 state.apply(Edit::AddRun { dict, level: level as u32, id: placed.id, run })?;
             }
         }
+        state.apply(Edit::NextIds { dictionary: self.next_dictionary(), run: 0, segment: 0 })?;
         stats.copied_bytes = uses.len() as u64 * ZONE_SIZE;
         stats.live_bytes = uses.iter().map(|(_, bytes)| bytes.min(ZONE_SIZE)).sum();
         state.apply(Edit::JournalStart(JournalStart { seq, ..state.start }))?;

@@ -1,8 +1,8 @@
 //! The engine behind a [`crate::Kvdb`]: what its parts share, and the order in which their locks are taken.
 //!
-//! Locks, outermost first: `reclaiming` → `flushing` or the gate of `merging` → `writer` (the journal's place on the
-//! device) → `manifest` → `swap` (the version) ; and `writer` → `pipeline` → `swap`. A commit alone takes `pipeline` and, while
-//! there are serializable transactions, `locks` in it; a reader takes none. A transaction's own state comes before all of them.
+//! Locks, outermost first: `reclaiming` → the gate of `merging` → `flushing` → `naming` of `snapshots` → `writer` (the journal's place
+//! on the device) → `manifest` → `swap` (the version) ; and `writer` → `pipeline` → `manifest` → `swap`. A commit alone takes `pipeline`
+//! and, while there are serializable transactions, `locks` in it; a reader takes none. A transaction's own state comes before all of them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -25,6 +25,7 @@ use crate::manifest::{Edit, JournalStart, Manifest, State};
 use crate::options::{OpenOptions, Shares};
 use crate::pins::{Pinned, Pins};
 use crate::pipeline::{Pipeline, Syncing};
+use crate::snapshots::Snapshots;
 use crate::stats::Counters;
 use crate::transactions::registry::Transactions;
 use crate::unplaced::Chunks;
@@ -92,6 +93,7 @@ pub(crate) struct Database {
     pub merging: Merging,
     pub transactions: Transactions,
     pub locks: Locks,
+    pub snapshots: Snapshots,
     pub defragmenter: Defragmenter,
     pub background: Background,
     /// Bytes that commits may still add before the space is looked at again.
@@ -110,6 +112,7 @@ pub(crate) struct Parts {
     pub next_seq: u64,
     pub writer: Writer,
     pub manifest: Option<Manifest>,
+    pub snapshots: Snapshots,
 }
 
 impl Database {
@@ -153,6 +156,7 @@ impl Database {
             merging: Merging::default(),
             transactions: Transactions::default(),
             locks: Locks::default(),
+            snapshots: parts.snapshots,
             defragmenter: Defragmenter::default(),
             space_left: AtomicU64::new(0),
             closed: AtomicBool::new(false),
@@ -225,8 +229,8 @@ impl Database {
         }
     }
 
-    pub(crate) fn create_dictionary(&self, name: &str, options: DictionaryOptions) -> Result<DictionaryId> {
-        if let Some(id) = self.dictionary(name) {
+    pub(crate) fn create_dictionary(&self, branch: &str, name: &str, options: DictionaryOptions) -> Result<DictionaryId> {
+        if let Some(id) = self.dictionary(branch, name) {
             return Ok(id);
         }
         self.writable()?;
@@ -236,28 +240,34 @@ impl Database {
         let mut made = None;
         self.install(|state| {
             // Somebody else may have been quicker.
-            let there = state.dictionaries.values().find(|d| d.info.name == name).map(|d| d.info.id);
+            let there = state.dictionaries.values().find(|d| d.info.name == name && d.info.branch == branch).map(|d| d.info.id);
+            let known = branch.is_empty() || state.branches.contains_key(branch);
             let id = there.unwrap_or(DictionaryId(state.next_dictionary));
-            made = Some(id);
-            let info = DictionaryInfo { id, name: name.into(), options };
-            let edits = if there.is_some() { Vec::new() } else { vec![Edit::Dictionary(info.clone())] };
+            made = known.then_some(id);
+            let info = DictionaryInfo { id, name: name.into(), branch: branch.into(), options };
+            let edits = if there.is_some() || !known { Vec::new() } else { vec![Edit::Dictionary(info.clone())] };
             let change = move |v: &mut Version| {
                 let generation = v.generation.clone();
-                v.trees.entry(id).or_insert_with(|| Arc::new(Tree::new(info, &generation)));
+                if known {
+                    v.trees.entry(id).or_insert_with(|| Arc::new(Tree::new(info, &generation)));
+                }
             };
             (edits, change)
         })?;
-        made.ok_or_else(|| Error::NoDictionary(name.into()))
+        made.ok_or_else(|| Error::NoBranch(branch.into()))
     }
 
     /// Drops a dictionary and all that is in it.
     pub(crate) fn drop_dictionary(&self, dict: DictionaryId) -> Result<()> {
         self.writable()?;
         self.version.load().tree(dict)?;
+        // A snapshot that was made before has it.
+        let naming = self.settled()?;
         self.install(|state| {
             let edits = state.dictionaries.contains_key(&dict).then_some(Edit::DropDictionary(dict));
             (edits.into_iter().collect(), move |v: &mut Version| drop(v.trees.remove(&dict)))
         })?;
+        drop(naming);
         self.background.compaction_wanted();
         Ok(())
     }
@@ -272,8 +282,9 @@ impl Database {
         })
     }
 
-    pub(crate) fn dictionary(&self, name: &str) -> Option<DictionaryId> {
-        self.version.load().trees.values().find(|t| t.info.name == name).map(|t| t.info.id)
+    pub(crate) fn dictionary(&self, branch: &str, name: &str) -> Option<DictionaryId> {
+        let version = self.version.load();
+        version.trees.values().find(|t| t.info.name == name && t.info.branch == branch).map(|t| t.info.id)
     }
 
     /// Segments that should lie ready.

@@ -64,6 +64,8 @@ impl Default for DictionaryOptions {
 pub struct DictionaryInfo {
     pub id: DictionaryId,
     pub name: String,
+    /// The branch that it belongs to; empty: the main one.
+    pub branch: String,
     pub options: DictionaryOptions,
 }
 

@@ -12,6 +12,13 @@ use crate::transactions::TransactionId;
 pub enum Error {
     #[error("no dictionary {0}")]
     NoDictionary(String),
+    #[error("no snapshot {0}")]
+    NoSnapshot(String),
+    #[error("no branch {0}")]
+    NoBranch(String),
+    /// The name is taken.
+    #[error("{0} exists already")]
+    Exists(String),
     /// No space left for user data; deleting still works.
     #[error("the store is full: delete something, or grow it")]
     NoSpace,

@@ -46,12 +46,15 @@ impl Kvdb {
 
     /// The dictionary of that name, made with `options` if it does not exist; one that exists keeps its own.
     pub fn open_dictionary_with(&self, name: &str, options: DictionaryOptions) -> Result<Dictionary> {
-        let id = self.create_dictionary(name, options)?;
-        Ok(Dictionary { db: self.clone(), id })
+        Ok(Dictionary::of(self, self.create_dictionary(name, options)?))
     }
 }
 
 impl Dictionary {
+    pub(crate) fn of(db: &Kvdb, id: DictionaryId) -> Dictionary {
+        Dictionary { db: db.clone(), id }
+    }
+
     fn database(&self) -> &Database {
         &self.db.db.0
     }

@@ -176,7 +176,14 @@ impl Database {
         if !empty {
             self.seal(number)?;
         }
-        self.flush_sealed_locked()?;
+        // A snapshot that was made before must not get what comes now.
+        let naming = loop {
+            self.flush_sealed_locked()?;
+            let naming = self.snapshots.naming.lock();
+            if self.snapshots.next_pending().is_none() {
+                break naming;
+            }
+        };
         let mut there = true;
         self.install(|state| {
             there = state.dictionaries.contains_key(&dict);
@@ -189,7 +196,7 @@ impl Database {
             let placed = Placed { id, run };
             (edits, move |v: &mut Version| v.change(dict, |t| t.add_run(0, placed)))
         })?;
-        drop(flushing);
+        drop((naming, flushing));
         self.reclaimable.store(true, Ordering::Release);
         self.flushed();
         match there {

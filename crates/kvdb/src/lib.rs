@@ -61,6 +61,7 @@ mod options;
 mod pins;
 mod pipeline;
 mod recovery;
+mod snapshots;
 mod stats;
 mod stream;
 mod transactions;
@@ -91,6 +92,7 @@ pub use ingest::{Ingest, IngestStats};
 pub use iter::{Iter, Keys};
 pub use options::{CreateOptions, OpenOptions};
 pub use recovery::Recovery;
+pub use snapshots::{BranchInfo, MAX_SNAPSHOT_NAME, SnapshotInfo};
 pub use stats::{DictionaryStats, Stats};
 pub use transactions::{
     Changed, Changes, Isolation, MergeRoutine, Merged, Savepoint, Scope, Transaction, TransactionId, TransactionInfo,
@@ -154,12 +156,12 @@ impl Kvdb {
     }
 
     pub fn dictionary(&self, name: &str) -> Option<DictionaryId> {
-        self.db.0.dictionary(name)
+        self.db.0.dictionary("", name)
     }
 
     /// The dictionary of that name, made if it does not exist (durable before this returns).
     pub fn create_dictionary(&self, name: &str, options: DictionaryOptions) -> Result<DictionaryId> {
-        self.db.0.create_dictionary(name, options)
+        self.db.0.create_dictionary("", name, options)
     }
 
     /// Drops a dictionary and everything in it (durable before this returns). Views that exist still see it.
@@ -173,9 +175,9 @@ impl Kvdb {
         self.db.0.set_stitch_at(dict, bytes)
     }
 
-    /// All dictionaries, by number.
+    /// All dictionaries of the main branch, by number.
     pub fn dictionaries(&self) -> Vec<DictionaryInfo> {
-        self.db.0.version.load().trees.values().map(|t| t.info.clone()).collect()
+        self.dictionaries_in("")
     }
 
     /// The store as of the newest commit, for as long as the view is held.

@@ -258,8 +258,7 @@ impl Database {
     /// Closes generation `number` for commits, if nobody did so before.
     pub(crate) fn seal(&self, number: u64) -> Result<()> {
         let mut writer = self.writer.lock();
-        self.seal_if(&mut writer, |version, _, _| Ok(version.generation.number == number), |_| {})?;
-        Ok(())
+        self.seal_if(&mut writer, |version, _, _| Ok(version.generation.number == number), |_| {})
     }
 
     /// Makes runs part of the store, above all that is in it, once `still` agrees and no locks lie on what they have `touched`, see
@@ -298,7 +297,7 @@ impl Database {
             drop(guard.take());
         };
         // Others may have filled the room meanwhile: then all begins anew.
-        let go = |_: &Version, pipeline: &Pipeline, writer: &Writer| {
+        let go = |_: &Version, pipeline: &mut Pipeline, writer: &Writer| {
             let room = writer.room() >= crate::journal::cost(pipeline.pending.len()) + need;
             if !room || !still(pipeline.next_seq - 1)? || (owner.is_none() && self.locks.any() && !watched) {
                 return Ok(false);
@@ -318,11 +317,12 @@ impl Database {
         Ok(Outcome::Applied(applied))
     }
 
-    /// Closes the generation that takes commits, if `go` says so, and does `then` before anything is committed to the next one.
-    fn seal_if(
+    /// Closes the generation that takes commits if `go` says so, which may append a last record to it where there is room. `then` is
+    /// done before anything is committed to the next one.
+    pub(crate) fn seal_if(
         &self,
         writer: &mut Writer,
-        go: impl FnOnce(&Version, &Pipeline, &Writer) -> Result<bool>,
+        go: impl FnOnce(&Version, &mut Pipeline, &Writer) -> Result<bool>,
         then: impl FnOnce(&mut Pipeline),
     ) -> Result<()> {
         // Twice, so that little is left for the time when commits must wait.
@@ -331,7 +331,7 @@ impl Database {
         let mut pipeline = self.pipeline.lock();
         let number = {
             let version = self.version.load();
-            if !go(&version, &pipeline, writer)? {
+            if !go(&version, &mut pipeline, writer)? {
                 return Ok(());
             }
             version.generation.number

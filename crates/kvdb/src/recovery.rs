@@ -5,7 +5,7 @@
 //! values it binds are really there; they were written before it, but without a sync the device may have kept one and lost the
 //! other. Then allocation may begin, a fresh manifest notes how far the journal goes, and the second pass replays it.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,14 +17,15 @@ use zones::{Device, FormatOptions, Hold, SECTOR, ZONE_SIZE, ZoneId, ZoneUse, Zon
 
 use crate::chunk::Kind;
 use crate::commit::write_memtables;
-use crate::database::{Database, Parts};
+use crate::database::{Database, Parts, Sealed};
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::health::Health;
 use crate::journal::record::{self, Bound, Changes, Op, Record};
 use crate::journal::{Owned, Segment, Writer};
-use crate::manifest::{self, Edit, Manifest, RunId, State};
+use crate::manifest::{self, DictionaryState, Edit, JournalStart, Label, Manifest, RunId, State};
 use crate::options::{CreateOptions, OpenOptions, Shares};
+use crate::snapshots::Snapshots;
 use crate::stream::{Part, Records, StreamReader};
 use crate::version::{Generation, Placed, Tree, Version};
 
@@ -67,9 +68,10 @@ pub(crate) fn create(device: Arc<dyn Device>, env: Arc<dyn Env>, options: Create
     let manifest = Manifest::begin(zones.clone(), env.clone(), health.clone(), State::new(), 0)?;
     let store = Store::new(zones.clone(), Shares::of(&options.open).cache);
     let version = Version { trees: Default::default(), generation: Generation::first() };
+    let snapshots = Snapshots::new(BTreeMap::new());
     let options = OpenOptions { read_only: false, ..options.open };
     let writer = Writer::new(zones.clone(), 0);
-    let parts = Parts { env, zones, store, options, health, version, next_seq: 1, writer, manifest: Some(manifest) };
+    let parts = Parts { env, zones, store, options, health, version, next_seq: 1, writer, manifest: Some(manifest), snapshots };
     let db = Arc::new(Database::new(parts));
     db.start_threads()?;
     Ok(db)
@@ -124,7 +126,7 @@ pub(crate) fn open(device: Arc<dyn Device>, env: Arc<dyn Env>, options: OpenOpti
         }
         edits.extend(fresh.iter().map(|f| Edit::Segment(f.segment)));
         let mut next = state.clone();
-        edits.iter().cloned().try_for_each(|e| next.apply(e))?;
+        next.apply_all(edits.iter().cloned())?;
         next.closed = false;
         let begun = Manifest::begin(zones.clone(), env.clone(), health.clone(), next, found.loaded.root.number);
         let manifest = match begun {
@@ -142,7 +144,10 @@ pub(crate) fn open(device: Arc<dyn Device>, env: Arc<dyn Env>, options: OpenOpti
 
     version.generation.hold(zones.pin(bound.uses())?);
     let start = state.start;
-    let parts_of = Parts { env: env.clone(), zones: zones.clone(), store, options, health, version, next_seq, writer, manifest };
+    let since = state.since.clone();
+    let snapshots = found.snapshots;
+    let parts_of =
+        Parts { env: env.clone(), zones: zones.clone(), store, options, health, version, next_seq, writer, manifest, snapshots };
     let db = Arc::new(Database::new(parts_of));
     let journal_device = db.writer.lock().bytes();
     db.counters.journal_device.set(journal_device);
@@ -152,14 +157,26 @@ pub(crate) fn open(device: Arc<dyn Device>, env: Arc<dyn Env>, options: OpenOpti
     let mut records = Records::new(start.position);
     let mut numbers = Numbers { next: start.seq + 1 };
     let mut flush_at = db.shares.seal_at;
-    while let Some((_, piece)) = reader.next()? {
+    while let Some((at, piece)) = reader.next()? {
         let more = records.push(&piece, |end, bytes| {
             if end > journal.end {
                 return Ok(false);
             }
-            match numbers.take(record::decode(&bytes)?)? {
+            let record = record::decode(&bytes)?;
+            if let Record::Snapshot { label, below } = record {
+                if end != at + piece.len() as u64 {
+                    return Err(Error::Corrupt(format!("the journal goes on behind snapshot {} in the same chunk", label.name)));
+                }
+                let (segment, offset) = (journal.used[reader.part()].number, reader.offset());
+                let start = JournalStart { segment, offset, position: end, seq: numbers.next - 1 };
+                return snapshot_again(&db, label, below, start, bound.uses()).map(|()| true);
+            }
+            match numbers.take(record)? {
                 None => {}
-                Some((first, Content::Changes(changes))) => replay(&db, first, &changes, bound.uses(), &mut flush_at)?,
+                Some((first, Content::Changes(mut changes))) => {
+                    void(first, &mut changes, &since);
+                    replay(&db, first, &changes, bound.uses(), &mut flush_at)?;
+                }
                 Some((_, Content::Bound(_))) => {
                     let Some(runs) = journal.runs.pop_front() else {
                         return Err(Error::Corrupt("the journal binds more runs than when it was first read".into()));
@@ -195,7 +212,8 @@ fn replay(db: &Database, first: Seq, changes: &Changes, bound: &ZoneUse, flush_a
     drop(version);
     db.swap_version(|v| *v = v.sealed());
     db.version.load().generation.hold(db.zones.pin(bound)?);
-    match db.flush_upto(number, None) {
+    // First what ends with a snapshot.
+    match db.flush_sealed().and_then(|_| db.flush_upto(number, None)) {
         Ok(()) => db.active_bytes.store(0, std::sync::atomic::Ordering::Relaxed),
         // A full store opens all the same: these memtables stay in memory, until there is room for them or they have doubled.
         Err(Error::NoSpace) => *flush_at = 2 * active,
@@ -222,11 +240,11 @@ pub(crate) struct BoundRuns {
 }
 
 impl BoundRuns {
-    fn open(store: &Arc<Store>, state: &State, bound: &Bound) -> Result<BoundRuns> {
+    fn open(store: &Arc<Store>, state: &State, seq: Seq, bound: &Bound) -> Result<BoundRuns> {
         let mut runs = Vec::new();
         for (dict, roots) in &bound.runs {
             // What was bound for a dictionary that is gone may be gone too.
-            if state.dictionaries.contains_key(dict) {
+            if state.takes(*dict, seq) {
                 let decoded: Result<Vec<_>> = roots.iter().map(|root| decode_root(store, root)).collect();
                 runs.push((*dict, decoded?));
             }
@@ -250,6 +268,32 @@ enum Content {
     Bound(Bound),
 }
 
+/// Takes the changes out that a rollback made void.
+fn void(first: Seq, changes: &mut Changes, since: &BTreeMap<DictionaryId, Seq>) {
+    for (seq, (dict, _)) in (first..).zip(changes.iter_mut()).filter(|_| !since.is_empty()) {
+        if since.get(dict).is_some_and(|since| seq <= *since) {
+            // Nobody's: as a change of a dictionary that was dropped.
+            *dict = DictionaryId(0);
+        }
+    }
+}
+
+/// A snapshot was made here that was not yet flushed: it is made again. It is flushed by `replay`, or in the background.
+fn snapshot_again(db: &Database, label: Label, below: u32, start: JournalStart, bound: &ZoneUse) -> Result<()> {
+    if db.snapshots.get(&label.name).is_some() {
+        return Err(Error::Corrupt(format!("the journal makes snapshot {} again", label.name)));
+    }
+    let generation = db.version.load().generation.number;
+    db.snapshots.begin(generation, db.snapshots.of(label, below, &db.version.load()));
+    db.swap_version(|v| *v = v.sealed());
+    db.version.load().generation.hold(db.zones.pin(bound)?);
+    let bytes = db.active_bytes.swap(0, std::sync::atomic::Ordering::Relaxed);
+    db.sealed.lock().push_back(Sealed { generation, bytes, start });
+    db.sealed_bytes.fetch_add(bytes, std::sync::atomic::Ordering::Relaxed);
+    db.background.flush_wanted();
+    Ok(())
+}
+
 /// Numbers the changes of a journal as its records come.
 struct Numbers {
     next: Seq,
@@ -259,7 +303,7 @@ impl Numbers {
     /// A commit and the number of its first change; `None`: the record is no commit.
     fn take(&mut self, record: Record) -> Result<Option<(Seq, Content)>> {
         let (content, count) = match record {
-            Record::Mark => return Ok(None),
+            Record::Mark | Record::Snapshot { .. } => return Ok(None),
             Record::Number(next) if next == self.next => return Ok(None),
             Record::Number(next) => {
                 return Err(Error::Corrupt(format!("the journal goes on with change {next} where {} is next", self.next)));
@@ -283,6 +327,7 @@ pub(crate) struct Found {
     pub manifest_hold: Hold,
     pub segments: Vec<(Segment, Hold)>,
     pub trees: Vec<Tree>,
+    pub snapshots: Snapshots,
     pub generation: Arc<Generation>,
     pub recovery: Recovery,
 }
@@ -327,18 +372,48 @@ impl Found {
         }
         let generation = Generation::first();
         let mut recovery = Recovery { clean: state.closed, edits: loaded.records, ..Recovery::default() };
-        let mut trees = Vec::new();
-        for d in state.dictionaries.values() {
-            let mut tree = Tree::new(d.info.clone(), &generation);
-            // By age: each run is newer than those added before it.
-            for (&id, (level, run)) in &d.runs {
-                tree.add_run(*level as usize, Placed { id, run: decode_run(store, id, run)? });
-                recovery.runs += 1;
+        let mut runs = Runs::default();
+        let trees = state.dictionaries.values().map(|d| runs.tree(store, d, &generation)).collect::<Result<Vec<_>>>()?;
+        let snapshots = Snapshots::new((*state.branches).clone());
+        // What snapshots have in common is there once.
+        let mut known: HashMap<*const DictionaryState, Arc<Tree>> = HashMap::new();
+        for snapshot in state.snapshots.values() {
+            let mut trees = BTreeMap::new();
+            for (id, d) in &snapshot.dictionaries {
+                let tree = match known.get(&Arc::as_ptr(d)) {
+                    Some(tree) => tree.clone(),
+                    None => Arc::new(snapshots.as_kept(runs.tree(store, d, &generation)?)),
+                };
+                known.insert(Arc::as_ptr(d), tree.clone());
+                trees.insert(*id, tree);
             }
-            trees.push(tree);
+            snapshots.found(snapshot.label.clone(), trees);
         }
+        recovery.runs = runs.known.len() as u64;
         recovery.torn_bytes = loaded.torn;
-        Ok(Found { loaded, manifest_hold, segments, trees, generation, recovery })
+        Ok(Found { loaded, manifest_hold, segments, trees, snapshots, generation, recovery })
+    }
+}
+
+/// Runs by what the manifest says of them: those that several dictionaries and snapshots have are there once.
+#[derive(Default)]
+struct Runs {
+    known: HashMap<Bytes, Arc<Run>>,
+}
+
+impl Runs {
+    fn tree(&mut self, store: &Arc<Store>, d: &DictionaryState, generation: &Arc<Generation>) -> Result<Tree> {
+        let mut tree = Tree::new(d.info.clone(), generation);
+        // By age: each run is newer than those added before it.
+        for (&id, (level, bytes)) in &d.runs {
+            let run = match self.known.get(bytes) {
+                Some(run) => run.clone(),
+                None => decode_run(store, id, bytes)?,
+            };
+            self.known.insert(bytes.clone(), run.clone());
+            tree.add_run(*level as usize, Placed { id, run });
+        }
+        Ok(tree)
     }
 }
 
@@ -402,11 +477,13 @@ pub(crate) fn read_journal(
             let (mut extents, mut bound) = (Vec::new(), None);
             match &commit {
                 None => {}
-                Some((_, Content::Changes(changes))) => extents.extend(changes.iter().filter_map(|(dict, op)| match op {
-                    // What was bound for a dictionary that is gone may be gone too.
-                    Op::Put(_, Value::Extent(e)) if state.dictionaries.contains_key(dict) => Some(*e),
-                    _ => None,
-                })),
+                Some((first, Content::Changes(changes))) => {
+                    extents.extend((*first..).zip(changes).filter_map(|(seq, (dict, op))| match op {
+                        // What was bound for a dictionary that is gone may be gone too.
+                        Op::Put(_, Value::Extent(e)) if state.takes(*dict, seq) => Some(*e),
+                        _ => None,
+                    }));
+                }
                 Some((_, Content::Bound(runs))) => bound = Some(runs.clone()),
             }
             let last_seq = commit.as_ref().map(|_| numbers.next - 1);
@@ -446,7 +523,7 @@ impl Journal {
     /// The next record counts.
     fn take(&mut self, store: &Arc<Store>, state: &State, record: &Unsynced, bound: &mut dyn FnMut(&ExtentRef)) -> Result<()> {
         if let Some(runs) = &record.bound {
-            self.runs.push_back(BoundRuns::open(store, state, runs)?);
+            self.runs.push_back(BoundRuns::open(store, state, record.last_seq.unwrap_or(0), runs)?);
         }
         self.end = record.end;
         if let Some(seq) = record.last_seq {

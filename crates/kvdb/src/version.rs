@@ -91,11 +91,14 @@ pub(crate) struct Tree {
     pub layers: Vec<Layer>,
     /// `levels[0]` is the youngest; within a level newest first.
     pub levels: Vec<Vec<Placed>>,
+    /// Commits up to this one were undone by a rollback: what was read before it is no more.
+    #[allow(dead_code)] // Of use to whoever began before.
+    pub since: Seq,
 }
 
 impl Tree {
     pub(crate) fn new(info: DictionaryInfo, generation: &Arc<Generation>) -> Tree {
-        Tree { info, layers: vec![generation.layer()], levels: Vec::new() }
+        Tree { info, layers: vec![generation.layer()], levels: Vec::new(), since: 0 }
     }
 
     /// The newest value of `key` among commits up to `at`.
@@ -164,6 +167,11 @@ impl Tree {
     /// All runs, newest first.
     pub(crate) fn runs(&self) -> impl Iterator<Item = &Placed> {
         self.levels.iter().flatten()
+    }
+
+    /// The same with their levels.
+    pub(crate) fn placed(&self) -> impl Iterator<Item = (usize, &Placed)> {
+        self.levels.iter().enumerate().flat_map(|(level, runs)| runs.iter().map(move |p| (level, p)))
     }
 
     /// Everything a cursor reads, newest first.

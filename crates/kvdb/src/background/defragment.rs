@@ -219,13 +219,17 @@ impl Database {
         for placed in version.trees.values().flat_map(|t| t.runs()) {
             placed.run.weigh_zones(&mut weights)?;
         }
+        // What a snapshot keeps is not gained by moving what others have there.
+        let kept = self.snapshots.zones();
         let open: BTreeSet<ZoneId> = self.zones.positions().iter().map(|(_, addr)| ZoneId::of(*addr)).collect();
         // What somebody else holds as well, a reader of an older version or a flush under way, would not become free.
         let held: BTreeMap<ZoneId, u64> = self.zones.usage().into_iter().map(|(zone, live, _)| (zone, live)).collect();
         let alone = |zone: &ZoneId, bytes: u64| held.get(zone).is_some_and(|live| *live <= bytes);
         let mut candidates: Vec<(u64, u64, ZoneId)> = weights
             .iter()
-            .filter(|(zone, w)| w.bytes * 100 < ZONE_SIZE * fullest_percent && !open.contains(zone) && alone(zone, w.bytes))
+            .filter(|(zone, w)| {
+                w.bytes * 100 < ZONE_SIZE * fullest_percent && !open.contains(zone) && !kept.contains(zone) && alone(zone, w.bytes)
+            })
             .map(|(zone, w)| (w.bytes.saturating_add(w.spans.saturating_mul(self.options.seek_bytes)), w.bytes, *zone))
             .collect();
         candidates.sort_unstable();

@@ -15,6 +15,7 @@ use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::journal::{Owned, Segment};
 use crate::manifest::{Edit, RunId};
+use crate::snapshots::Snapshot;
 use crate::transactions::history::Past;
 use crate::version::{Generation, Layer, Placed, Version};
 
@@ -26,6 +27,8 @@ struct Flush {
     /// The newest generation in it, and where the journal begins afterwards; `None` leaves the journal alone.
     upto: u64,
     sealed: Option<Sealed>,
+    /// What its newest generation is the last of.
+    snapshot: Option<Arc<Snapshot>>,
     /// With the share of the items that hide older ones.
     merges: VecDeque<(DictionaryId, Merge, f64)>,
     runs: Vec<(DictionaryId, Arc<Run>, f64)>,
@@ -67,7 +70,8 @@ impl Flush {
         }
         generations.sort_by_key(|g| g.number);
         generations.dedup_by_key(|g| g.number);
-        Ok(Flush { upto, sealed, merges, runs: Vec::new(), _generations: generations })
+        let snapshot = sealed.and_then(|_| db.snapshots.pending_at(upto));
+        Ok(Flush { upto, sealed, snapshot, merges, runs: Vec::new(), _generations: generations })
     }
 
     fn run(&mut self, db: &Database) -> Result<()> {
@@ -122,7 +126,8 @@ impl Flush {
                 edits.push(Edit::Segment(segment));
                 recycled.push(segment);
             }
-            let upto = self.upto;
+            edits.extend(self.snapshot.iter().map(|s| s.edit()));
+            let (upto, snapshot, snapshots) = (self.upto, self.snapshot, &db.snapshots);
             let change = move |v: &mut Version| {
                 for tree in v.trees.values_mut() {
                     Arc::make_mut(tree).layers.retain(|l| l.generation.number > upto);
@@ -130,6 +135,7 @@ impl Flush {
                 for (dict, placed) in placed {
                     v.change(dict, |t| t.add_run(0, placed));
                 }
+                snapshot.iter().for_each(|s| snapshots.settle(s, v));
             };
             (edits, change)
         });
@@ -156,13 +162,20 @@ impl Database {
 
     /// The same for a caller that has `flushing`.
     pub(crate) fn flush_sealed_locked(&self) -> Result<bool> {
-        let Some(last) = self.sealed.lock().back().copied() else { return Ok(false) };
-        self.flush_upto(last.generation, Some(last))?;
-        let mut sealed = self.sealed.lock();
-        sealed.retain(|s| s.generation > last.generation);
-        self.sealed_bytes.store(sealed.iter().map(|s| s.bytes).sum(), Ordering::Release);
-        drop(sealed);
-        self.counters.flushes.add(1);
+        let Some(last) = self.sealed.lock().back().map(|s| s.generation) else { return Ok(false) };
+        let mut done = 0;
+        while done < last {
+            // Up to where a snapshot was made, so that the runs are exactly what it has.
+            let upto = self.snapshots.next_pending().map_or(last, |generation| generation.min(last));
+            let Some(next) = self.sealed.lock().iter().rfind(|s| s.generation <= upto).copied() else { break };
+            self.flush_upto(next.generation, Some(next))?;
+            done = next.generation;
+            let mut sealed = self.sealed.lock();
+            sealed.retain(|s| s.generation > done);
+            self.sealed_bytes.store(sealed.iter().map(|s| s.bytes).sum(), Ordering::Release);
+            drop(sealed);
+            self.counters.flushes.add(1);
+        }
         self.flushed();
         Ok(true)
     }

@@ -7,6 +7,7 @@
 //! u8  kind: 1, a number:  u64 sequence number of the change that follows
 //!           2, a mark:    nothing
 //!           4, runs bound: see below
+//!           5, a snapshot: the label of one that is made here (see the manifest), varint below: of dictionaries with smaller numbers
 //!           3, a commit:  varint number of changes, then each: u8 op, change; a value has its length (varint) in front
 //!           16 + op, a commit of one change: change; its value, or the end of its range, is the rest of the record
 //!
@@ -35,11 +36,13 @@ use zones::Purpose;
 use crate::codec::{Reader, put_bytes, put_varint};
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
+use crate::manifest::Label;
 
 const NUMBER: u8 = 1;
 const MARK: u8 = 2;
 const COMMIT: u8 = 3;
 const BIND: u8 = 4;
+const SNAPSHOT: u8 = 5;
 const SINGLE: u8 = 16;
 const PUT: u8 = 1;
 const PUT_EXTENT: u8 = 2;
@@ -294,6 +297,16 @@ pub(crate) struct Bound {
     pub runs: Vec<(DictionaryId, Vec<Bytes>)>,
 }
 
+/// The record of a snapshot that is made at this point, its length in front.
+pub(crate) fn snapshot(label: &Label, below: u32) -> Vec<u8> {
+    let mut inside = vec![SNAPSHOT];
+    label.encode(&mut inside);
+    put_varint(&mut inside, u64::from(below));
+    let mut out = Vec::new();
+    put_bytes(&mut out, &inside);
+    out
+}
+
 /// What a record says.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Record {
@@ -301,6 +314,11 @@ pub(crate) enum Record {
     Mark,
     Commit(Changes),
     Bind(Bound),
+    /// All before it is a snapshot; `below`: of dictionaries with smaller numbers.
+    Snapshot {
+        label: Label,
+        below: u32,
+    },
 }
 
 /// Decodes what stands behind the length. Keys and values share the record's memory.
@@ -310,6 +328,7 @@ pub(crate) fn decode(record: &Bytes) -> Result<Record> {
     let decoded = match kind {
         NUMBER => Record::Number(r.u64()?),
         MARK => Record::Mark,
+        SNAPSHOT => Record::Snapshot { label: Label::decode(&mut r)?, below: r.varint_u32()? },
         COMMIT => {
             let count = r.count(3)?;
             let mut changes = Vec::with_capacity(count);

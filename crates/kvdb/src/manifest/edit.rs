@@ -15,7 +15,24 @@
 //! 11 closed          nothing
 //! 12 forget segment  varint number
 //! 13 stitch at       varint dictionary, varint stitch_at
+//! 14 dictionary of a branch   bytes branch, then as 1
+//! 15 snapshot        label, varint below: the branch's dictionaries with smaller numbers, as they stand here
+//! 16 drop snapshot   bytes name
+//! 17 clone           bytes snapshot, bytes branch, varint number of the first dictionary
+//! 18 branch          bytes name, bytes name of the snapshot that it was cloned from (or nothing)
+//! 19 drop branch     bytes name
+//! 20 roll back       bytes snapshot, varint sequence number: what the journal has up to it is void for the branch
+//! 21 since           varint dictionary, varint sequence number: what the journal has up to it is void for the dictionary
+//! 22 adopt           bytes from, bytes to: the branch takes the place of the other
+//! 23 kept run        bytes run; numbered from 0 within the record, as what follows
+//! 24 kept dictionary as 14, varint count, then each: varint level, varint run id, varint kept run
+//! 25 kept snapshot   label, varint count, then each: varint kept dictionary
+//! 26 add kept run    varint dictionary, varint level, varint run id, varint kept run
+//! label: bytes name, bytes branch, 16 bytes id, varint nanoseconds since 1970, varint sequence number
 //! ```
+//! The last four stand in checkpoints, where what several snapshots and branches have in common is written once.
+
+use std::time::Duration;
 
 use bytes::Bytes;
 use vt_tree::{Compression, Seq};
@@ -41,6 +58,23 @@ pub(crate) struct JournalStart {
     /// Commits up to this sequence number are in runs.
     pub seq: Seq,
 }
+
+/// What a snapshot is called, and of when it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Label {
+    pub name: String,
+    /// The branch that it is of; empty: the main one.
+    pub branch: String,
+    /// Tells it from all others, in every store that it was sent to.
+    pub id: [u8; 16],
+    /// Since 1970.
+    pub created: Duration,
+    /// Commits up to this one are in it.
+    pub seq: Seq,
+}
+
+/// A run as one dictionary of a snapshot has it: its level, its number, and which of the kept ones it is.
+pub(crate) type Kept = (u32, RunId, u64);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Edit {
@@ -83,20 +117,55 @@ pub(crate) enum Edit {
         run: u64,
         segment: u64,
     },
+    /// The branch's dictionaries numbered below `below`, as they stand at this point.
+    Snapshot {
+        label: Label,
+        below: u32,
+    },
+    DropSnapshot(String),
+    /// A new branch of new dictionaries, numbered from `first` on, that have what the snapshot's have.
+    Clone {
+        snapshot: String,
+        branch: String,
+        first: u32,
+    },
+    /// A new branch without dictionaries; `of`: the snapshot that it was cloned from, if any.
+    Branch {
+        name: String,
+        of: String,
+    },
+    DropBranch(String),
+    /// The snapshot's dictionaries take the place of those that its branch has. Commits up to `seq` are void there.
+    RollBack {
+        snapshot: String,
+        seq: Seq,
+    },
+    Since {
+        dict: DictionaryId,
+        seq: Seq,
+    },
+    /// The dictionaries of `from` take the place of those of `to`, and `from` is no more.
+    Adopt {
+        from: String,
+        to: String,
+    },
+    KeptRun(Bytes),
+    KeptDictionary(DictionaryInfo, Vec<Kept>),
+    KeptSnapshot(Label, Vec<u64>),
+    AddKeptRun(DictionaryId, Kept),
 }
 
 impl Edit {
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         match self {
-            Edit::Dictionary(d) => {
+            Edit::Dictionary(d) if d.branch.is_empty() => {
                 out.push(1);
-                put_varint(out, u64::from(d.id.0));
-                put_bytes(out, d.name.as_bytes());
-                put_varint(out, u64::from(d.options.separate_at));
-                put_varint(out, d.options.stitch_at);
-                out.push(u8::from(d.options.reserved));
-                out.push(d.options.compress_values.code() << 4 | d.options.compression.code());
-                put_varint(out, u64::from(d.options.false_positives));
+                put_dictionary(out, d);
+            }
+            Edit::Dictionary(d) => {
+                out.push(14);
+                put_bytes(out, d.branch.as_bytes());
+                put_dictionary(out, d);
             }
             Edit::DropDictionary(id) => {
                 out.push(2);
@@ -159,29 +228,82 @@ impl Edit {
                 put_varint(out, *run);
                 put_varint(out, *segment);
             }
+            _ => self.encode_branching(out),
+        }
+    }
+
+    /// The edits of snapshots and branches.
+    fn encode_branching(&self, out: &mut Vec<u8>) {
+        match self {
+            Edit::Snapshot { label, below } => {
+                out.push(15);
+                label.encode(out);
+                put_varint(out, u64::from(*below));
+            }
+            Edit::DropSnapshot(name) => {
+                out.push(16);
+                put_bytes(out, name.as_bytes());
+            }
+            Edit::Clone { snapshot, branch, first } => {
+                out.push(17);
+                put_bytes(out, snapshot.as_bytes());
+                put_bytes(out, branch.as_bytes());
+                put_varint(out, u64::from(*first));
+            }
+            Edit::Branch { name, of } => {
+                out.push(18);
+                put_bytes(out, name.as_bytes());
+                put_bytes(out, of.as_bytes());
+            }
+            Edit::DropBranch(name) => {
+                out.push(19);
+                put_bytes(out, name.as_bytes());
+            }
+            Edit::RollBack { snapshot, seq } => {
+                out.push(20);
+                put_bytes(out, snapshot.as_bytes());
+                put_varint(out, *seq);
+            }
+            Edit::Since { dict, seq } => {
+                out.push(21);
+                put_varint(out, u64::from(dict.0));
+                put_varint(out, *seq);
+            }
+            Edit::Adopt { from, to } => {
+                out.push(22);
+                put_bytes(out, from.as_bytes());
+                put_bytes(out, to.as_bytes());
+            }
+            Edit::KeptRun(run) => {
+                out.push(23);
+                put_bytes(out, run);
+            }
+            Edit::KeptDictionary(d, runs) => {
+                out.push(24);
+                put_bytes(out, d.branch.as_bytes());
+                put_dictionary(out, d);
+                put_varint(out, runs.len() as u64);
+                runs.iter().for_each(|kept| put_kept(out, kept));
+            }
+            Edit::KeptSnapshot(label, dictionaries) => {
+                out.push(25);
+                label.encode(out);
+                put_varint(out, dictionaries.len() as u64);
+                dictionaries.iter().for_each(|d| put_varint(out, *d));
+            }
+            Edit::AddKeptRun(dict, kept) => {
+                out.push(26);
+                put_varint(out, u64::from(dict.0));
+                put_kept(out, kept);
+            }
+            // The others have their place in `encode`.
+            _ => {}
         }
     }
 
     fn decode(record: &Bytes, r: &mut Reader) -> Result<Edit> {
         Ok(match r.u8()? {
-            1 => {
-                let id = DictionaryId(r.varint_u32()?);
-                let name = r.bytes()?;
-                let name = std::str::from_utf8(name).map_err(|_| r.corrupt("a dictionary's name is not UTF-8"))?.to_owned();
-                let (separate_at, stitch_at, reserved) = (r.varint_u32()?, r.varint()?, r.u8()? != 0);
-                let codecs = r.u8()?;
-                let codec = |code| Compression::of_code(code).ok_or_else(|| r.corrupt("a compression is unknown"));
-                let (compression, compress_values) = (codec(codecs & 15)?, codec(codecs >> 4)?);
-                let options = DictionaryOptions {
-                    separate_at,
-                    stitch_at,
-                    reserved,
-                    compression,
-                    compress_values,
-                    false_positives: u16::try_from(r.varint()?).map_err(|_| r.corrupt("a rate is above one"))?,
-                };
-                Edit::Dictionary(DictionaryInfo { id, name, options })
-            }
+            1 => Edit::Dictionary(dictionary(r, String::new())?),
             2 => Edit::DropDictionary(DictionaryId(r.varint_u32()?)),
             3 => {
                 let (dict, level, id) = (DictionaryId(r.varint_u32()?), r.varint_u32()?, RunId(r.varint()?));
@@ -209,6 +331,27 @@ impl Edit {
             11 => Edit::Closed,
             12 => Edit::ForgetSegment { number: r.varint()? },
             13 => Edit::StitchAt { dict: DictionaryId(r.varint_u32()?), stitch_at: r.varint()? },
+            14 => Edit::Dictionary(branched(r)?),
+            15 => Edit::Snapshot { label: Label::decode(r)?, below: r.varint_u32()? },
+            16 => Edit::DropSnapshot(text(r)?),
+            17 => Edit::Clone { snapshot: text(r)?, branch: text(r)?, first: r.varint_u32()? },
+            18 => Edit::Branch { name: text(r)?, of: text(r)? },
+            19 => Edit::DropBranch(text(r)?),
+            20 => Edit::RollBack { snapshot: text(r)?, seq: r.varint()? },
+            21 => Edit::Since { dict: DictionaryId(r.varint_u32()?), seq: r.varint()? },
+            22 => Edit::Adopt { from: text(r)?, to: text(r)? },
+            23 => Edit::KeptRun(record.slice_ref(r.bytes()?)),
+            24 => {
+                let info = branched(r)?;
+                let runs = (0..r.count(3)?).map(|_| kept(r)).collect::<Result<_>>()?;
+                Edit::KeptDictionary(info, runs)
+            }
+            25 => {
+                let label = Label::decode(r)?;
+                let dictionaries = (0..r.count(1)?).map(|_| r.varint()).collect::<Result<_>>()?;
+                Edit::KeptSnapshot(label, dictionaries)
+            }
+            26 => Edit::AddKeptRun(DictionaryId(r.varint_u32()?), kept(r)?),
             kind => return Err(r.corrupt(&format!("edit {kind} is unknown: a newer version wrote it, or it is damaged"))),
         })
     }
@@ -231,6 +374,65 @@ impl Edit {
         put_bytes(&mut out, &record);
         out
     }
+}
+
+fn put_dictionary(out: &mut Vec<u8>, d: &DictionaryInfo) {
+    put_varint(out, u64::from(d.id.0));
+    put_bytes(out, d.name.as_bytes());
+    put_varint(out, u64::from(d.options.separate_at));
+    put_varint(out, d.options.stitch_at);
+    out.push(u8::from(d.options.reserved));
+    out.push(d.options.compress_values.code() << 4 | d.options.compression.code());
+    put_varint(out, u64::from(d.options.false_positives));
+}
+
+impl Label {
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        put_bytes(out, self.name.as_bytes());
+        put_bytes(out, self.branch.as_bytes());
+        out.extend_from_slice(&self.id);
+        put_varint(out, self.created.as_nanos() as u64);
+        put_varint(out, self.seq);
+    }
+
+    pub(crate) fn decode(r: &mut Reader) -> Result<Label> {
+        let (name, branch) = (text(r)?, text(r)?);
+        let mut id = [0; 16];
+        id.copy_from_slice(r.take(16)?);
+        Ok(Label { name, branch, id, created: Duration::from_nanos(r.varint()?), seq: r.varint()? })
+    }
+}
+
+fn put_kept(out: &mut Vec<u8>, (level, id, kept): &Kept) {
+    put_varint(out, u64::from(*level));
+    put_varint(out, id.0);
+    put_varint(out, *kept);
+}
+
+fn text(r: &mut Reader) -> Result<String> {
+    let bytes = r.bytes()?;
+    Ok(std::str::from_utf8(bytes).map_err(|_| r.corrupt("a name is not UTF-8"))?.to_owned())
+}
+
+fn dictionary(r: &mut Reader, branch: String) -> Result<DictionaryInfo> {
+    let id = DictionaryId(r.varint_u32()?);
+    let name = text(r)?;
+    let (separate_at, stitch_at, reserved) = (r.varint_u32()?, r.varint()?, r.u8()? != 0);
+    let codecs = r.u8()?;
+    let codec = |code| Compression::of_code(code).ok_or_else(|| r.corrupt("a compression is unknown"));
+    let (compression, compress_values) = (codec(codecs & 15)?, codec(codecs >> 4)?);
+    let false_positives = u16::try_from(r.varint()?).map_err(|_| r.corrupt("a rate is above one"))?;
+    let options = DictionaryOptions { separate_at, stitch_at, reserved, compression, compress_values, false_positives };
+    Ok(DictionaryInfo { id, name, branch, options })
+}
+
+fn branched(r: &mut Reader) -> Result<DictionaryInfo> {
+    let branch = text(r)?;
+    dictionary(r, branch)
+}
+
+fn kept(r: &mut Reader) -> Result<Kept> {
+    Ok((r.varint_u32()?, RunId(r.varint()?), r.varint()?))
 }
 
 fn stream_number(purpose: Purpose) -> u8 {
@@ -262,8 +464,24 @@ mod tests {
             compress_values: Compression::Lz4,
             false_positives: 300,
         };
+        let in_branch = DictionaryInfo { id: dict, name: "d".into(), branch: "try".into(), options: options.clone() };
+        let created = Duration::new(1_700_000_000, 5);
+        let label = Label { name: "monday".into(), branch: "try".into(), id: [7; 16], created, seq: 99 };
         vec![
-            Edit::Dictionary(DictionaryInfo { id: dict, name: "größe".into(), options }),
+            Edit::Dictionary(DictionaryInfo { id: dict, name: "größe".into(), branch: String::new(), options: options.clone() }),
+            Edit::Dictionary(in_branch.clone()),
+            Edit::Snapshot { label: label.clone(), below: 77 },
+            Edit::DropSnapshot("monday".into()),
+            Edit::Clone { snapshot: "monday".into(), branch: "try".into(), first: 9 },
+            Edit::Branch { name: "try".into(), of: String::new() },
+            Edit::DropBranch("try".into()),
+            Edit::RollBack { snapshot: "monday".into(), seq: 1 << 40 },
+            Edit::Since { dict, seq: 12 },
+            Edit::Adopt { from: "try".into(), to: String::new() },
+            Edit::KeptRun(Bytes::from_static(b"a run")),
+            Edit::KeptDictionary(in_branch, vec![(3, RunId(7), 0), (15, RunId(1), 0)]),
+            Edit::KeptSnapshot(label, vec![0, 0]),
+            Edit::AddKeptRun(dict, (63, RunId(9), 1)),
             Edit::DropDictionary(dict),
             Edit::AddRun { dict, level: 2, id: RunId(9), run: Bytes::from_static(b"a run") },
             Edit::DropRun { dict, id: RunId(9) },
@@ -291,7 +509,7 @@ mod tests {
         let record = Edit::encode_all(&all());
         let record = Bytes::copy_from_slice(zones::varint::get_bytes(&mut &record[..]).unwrap());
         for at in 0..record.len() {
-            for value in [0, 3, 13, 14, 0x80, 0xff] {
+            for value in [0, 3, 13, 14, 24, 25, 27, 0x80, 0xff] {
                 let mut bad = record.to_vec();
                 bad[at] = value;
                 let _ = Edit::decode_all(&Bytes::from(bad));

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use env::Env;
 use zones::{Hold, Purpose, Reserve, SECTOR, ZONE_SIZE, ZoneId, ZoneUse, Zones};
 
-pub(crate) use edit::{Edit, JournalStart, RunId};
-pub(crate) use state::State;
+pub(crate) use edit::{Edit, JournalStart, Label, RunId};
+pub(crate) use state::{DictionaryState, SnapshotState, State};
 
 use crate::chunk::{self, HEADER, Kind, MAX_PIECE};
 use crate::codec::{Reader, put_varint};
@@ -98,7 +98,7 @@ pub(crate) fn load(zones: &Zones, root: &[u8]) -> Result<Loaded> {
     while let Some((_, piece)) = reader.next()? {
         records.push(&piece, |_, record| {
             count += 1;
-            Edit::decode_all(&record)?.into_iter().try_for_each(|e| state.apply(e))?;
+            state.apply_all(Edit::decode_all(&record)?)?;
             Ok(true)
         })?;
     }
@@ -170,7 +170,7 @@ impl Manifest {
     pub(crate) fn commit(&mut self, edits: Vec<Edit>) -> Result<()> {
         self.health.check()?;
         let mut next = self.state.clone();
-        edits.iter().cloned().try_for_each(|e| next.apply(e))?;
+        next.apply_all(edits.iter().cloned())?;
         let record = Edit::encode_all(&edits);
         let before = std::mem::replace(&mut self.state, next);
         let done = if record.len() <= MAX_PIECE && self.offset + 2 * chunk::size(record.len()) <= ZONE_SIZE {

@@ -1,0 +1,114 @@
+//! Branches: clones of snapshots, rollbacks, and what ends them. Each is one edit of the manifest, and moves no data.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::database::Database;
+use crate::dictionary::{DictionaryId, DictionaryInfo};
+use crate::error::{Error, Result};
+use crate::manifest::{Edit, SnapshotState, State};
+use crate::snapshots::Snapshot;
+use crate::version::{Tree, Version};
+
+/// The dictionaries of a snapshot as the manifest has them, and the runs of each.
+fn contents(state: &State, snapshot: &Snapshot) -> Vec<(DictionaryInfo, Arc<Tree>)> {
+    let version = snapshot.version();
+    let of = |s: &Arc<SnapshotState>| s.dictionaries.values().map(|d| d.info.clone()).collect::<Vec<_>>();
+    let infos = state.snapshots.get(&snapshot.label.name).map(of).unwrap_or_default();
+    infos.into_iter().filter_map(|info| Some((info.clone(), version.trees.get(&info.id)?.clone()))).collect()
+}
+
+/// Puts a dictionary with these runs and nothing in memory into the version.
+fn put(version: &mut Version, info: DictionaryInfo, runs: &Tree, since: u64) {
+    let tree = Tree { levels: runs.levels.clone(), since, ..Tree::new(info, &version.generation) };
+    version.trees.insert(tree.info.id, Arc::new(tree));
+}
+
+impl Database {
+    pub(crate) fn clone_snapshot(&self, snapshot: &str, branch: &str) -> Result<()> {
+        self.writable()?;
+        let _naming = self.settled()?;
+        let of = self.snapshots.get(snapshot).ok_or_else(|| Error::NoSnapshot(snapshot.into()))?;
+        if self.snapshots.has_branch(branch) {
+            return Err(Error::Exists(format!("branch {branch}")));
+        }
+        self.install(|state| {
+            let first = state.next_dictionary;
+            let edit = Edit::Clone { snapshot: snapshot.into(), branch: branch.into(), first };
+            let trees = contents(state, &of);
+            let change = move |v: &mut Version| {
+                for (n, (info, runs)) in trees.into_iter().enumerate() {
+                    let id = DictionaryId(first + n as u32);
+                    put(v, DictionaryInfo { id, branch: branch.into(), ..info }, &runs, 0);
+                }
+            };
+            (vec![edit], change)
+        })?;
+        self.snapshots.change_branches(|all| _ = all.insert(branch.into(), snapshot.into()));
+        Ok(())
+    }
+
+    pub(crate) fn create_branch(&self, name: &str) -> Result<()> {
+        self.writable()?;
+        let _naming = self.snapshots.naming.lock();
+        if self.snapshots.has_branch(name) {
+            return Err(Error::Exists(format!("branch {name}")));
+        }
+        self.manifest()?.commit(vec![Edit::Branch { name: name.into(), of: String::new() }])?;
+        self.snapshots.change_branches(|all| _ = all.insert(name.into(), String::new()));
+        Ok(())
+    }
+
+    pub(crate) fn drop_branch(&self, name: &str) -> Result<()> {
+        self.writable()?;
+        // A snapshot of it that was made before has its dictionaries.
+        let naming = self.settled()?;
+        if name.is_empty() || !self.snapshots.has_branch(name) {
+            return Err(Error::NoBranch(name.into()));
+        }
+        let edit = Edit::DropBranch(name.into());
+        self.install(|_| (vec![edit], |v: &mut Version| v.trees.retain(|_, t| t.info.branch != name)))?;
+        self.snapshots.change_branches(|all| _ = all.remove(name));
+        drop(naming);
+        self.reclaimable.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    pub(crate) fn roll_back(&self, snapshot: &str) -> Result<()> {
+        self.writable()?;
+        // Nothing that is under way may add to what is replaced.
+        let alone = self.merge_alone();
+        let flushing = self.flushing.lock();
+        let naming = loop {
+            let naming = self.snapshots.naming.lock();
+            if self.snapshots.next_pending().is_none() {
+                break naming;
+            }
+            drop(naming);
+            self.flush_sealed_locked()?;
+        };
+        let to = self.snapshots.get(snapshot).ok_or_else(|| Error::NoSnapshot(snapshot.into()))?;
+        let branch = to.label.branch.clone();
+        {
+            // Every commit is before or after: those before are void, in memory and in the journal.
+            let pipeline = self.pipeline.lock();
+            let seq = pipeline.next_seq - 1;
+            self.install(|state| {
+                let trees = contents(state, &to);
+                let branch = &branch;
+                let change = move |v: &mut Version| {
+                    v.trees.retain(|_, t| t.info.branch != *branch);
+                    trees.into_iter().for_each(|(info, runs)| put(v, info, &runs, seq));
+                };
+                (vec![Edit::RollBack { snapshot: snapshot.into(), seq }], change)
+            })?;
+        }
+        if !branch.is_empty() {
+            self.snapshots.change_branches(|all| _ = all.entry(branch).or_default());
+        }
+        drop((naming, flushing, alone));
+        self.reclaimable.store(true, Ordering::Release);
+        self.flushed();
+        Ok(())
+    }
+}

@@ -1,0 +1,186 @@
+//! Making a snapshot, opening and dropping it.
+//!
+//! When all is in runs, a snapshot is one edit of the manifest. Else the generation that takes commits is closed, with the snapshot's
+//! record as its last; should the power fail before it is flushed, the journal's replay closes it there again. The flush that writes it
+//! moves the journal's start behind that record in the same edit, so the record never counts twice.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use parking_lot::MutexGuard;
+use vt_tree::Run;
+use zones::{ZONE_SIZE, ZoneId};
+
+use super::SnapshotInfo;
+use super::registry::{Snapshot, above};
+use crate::batch::Durability;
+use crate::database::Database;
+use crate::error::{Error, Result};
+use crate::journal::{self, record};
+use crate::manifest::{Edit, Label};
+use crate::version::Version;
+use crate::view::View;
+
+impl Database {
+    pub(crate) fn snapshot(&self, branch: &str, name: &str, durability: Durability) -> Result<()> {
+        self.writable()?;
+        {
+            let _naming = self.snapshots.naming.lock();
+            if self.snapshots.get(name).is_some() {
+                return Err(Error::Exists(format!("snapshot {name}")));
+            }
+            if !self.snapshots.has_branch(branch) {
+                return Err(Error::NoBranch(branch.into()));
+            }
+            let label = self.label(branch, name);
+            if self.snapshot_of_runs(&label)? {
+                return Ok(());
+            }
+            self.snapshot_of_memory(label)?;
+        }
+        match durability {
+            Durability::Buffered => Ok(()),
+            Durability::Synced => self.sync(),
+        }
+    }
+
+    pub(crate) fn label(&self, branch: &str, name: &str) -> Label {
+        let mut id = [0; 16];
+        id[..8].copy_from_slice(&self.env.random().to_le_bytes());
+        id[8..].copy_from_slice(&self.env.random().to_le_bytes());
+        let seq = self.visible.load(Ordering::Acquire);
+        Label { name: name.into(), branch: branch.into(), id, created: self.env.wall(), seq }
+    }
+
+    /// When everything is in runs: notes them. `false`: not everything is. The caller has `naming`.
+    fn snapshot_of_runs(&self, label: &Label) -> Result<bool> {
+        // Nobody flushes meanwhile; what is committed meanwhile stays in memory.
+        let Some(_flushing) = self.flushing.try_lock() else { return Ok(false) };
+        let version = self.version.load_full();
+        if self.snapshots.next_pending().is_some() || !self.sealed.lock().is_empty() || !version.is_flushed() {
+            return Ok(false);
+        }
+        self.write_snapshot(self.snapshots.of(label.clone(), above(&version), &version))?;
+        Ok(true)
+    }
+
+    /// Notes a snapshot of what is in runs. The caller has `naming`, and keeps flushes from coming in between.
+    pub(crate) fn write_snapshot(&self, snapshot: Arc<Snapshot>) -> Result<()> {
+        self.install(|_| {
+            let (edit, snapshots) = (snapshot.edit(), &self.snapshots);
+            (vec![edit], move |v: &mut Version| snapshots.settle(&snapshot, v))
+        })
+    }
+
+    /// Closes the generation that takes commits: a snapshot is what is in it and before it. The caller has `naming`.
+    fn snapshot_of_memory(&self, label: Label) -> Result<()> {
+        // More than its record takes.
+        let need = label.name.len() + label.branch.len() + 64 + record::NUMBER_SIZE;
+        let need = if self.options.journal { journal::cost(need) } else { 0 };
+        let mut writer = self.writer.lock();
+        let made = RefCell::new(None);
+        loop {
+            self.write_out_with(&mut writer)?;
+            while writer.room() < 2 * need {
+                self.add_segment(&mut writer)?;
+            }
+            self.seal_if(
+                &mut writer,
+                |version, pipeline, writer| {
+                    if self.options.journal && writer.room() < journal::cost(pipeline.pending.len()) + need {
+                        // Others have filled the room meanwhile.
+                        return Ok(false);
+                    }
+                    let label = Label { seq: pipeline.next_seq - 1, ..label.clone() };
+                    let snapshot = self.snapshots.of(label, above(version), version);
+                    if self.options.journal {
+                        pipeline.stream().extend_from_slice(&record::snapshot(&snapshot.label, snapshot.below));
+                    }
+                    made.replace(Some((version.generation.number, snapshot)));
+                    Ok(true)
+                },
+                |_| {
+                    if let Some((generation, snapshot)) = &*made.borrow() {
+                        self.snapshots.begin(*generation, snapshot.clone());
+                    }
+                },
+            )?;
+            if made.borrow().is_some() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// `naming`, once no snapshot waits for its flush any more: for whoever changes dictionaries as such.
+    pub(crate) fn settled(&self) -> Result<MutexGuard<'_, ()>> {
+        loop {
+            let naming = self.snapshots.naming.lock();
+            if self.snapshots.next_pending().is_none() {
+                return Ok(naming);
+            }
+            drop(naming);
+            self.flush_sealed()?;
+        }
+    }
+
+    pub(crate) fn open_snapshot(&self, name: &str) -> Result<View> {
+        let snapshot = self.snapshots.get(name).ok_or_else(|| Error::NoSnapshot(name.into()))?;
+        let mut view = self.view();
+        view.version.version = snapshot.version();
+        Ok(view)
+    }
+
+    pub(crate) fn drop_snapshot(&self, name: &str) -> Result<()> {
+        self.writable()?;
+        let naming = self.settled()?;
+        if self.snapshots.get(name).is_none() {
+            return Err(Error::NoSnapshot(name.into()));
+        }
+        self.manifest()?.commit(vec![Edit::DropSnapshot(name.into())])?;
+        let gone = self.snapshots.remove(name);
+        drop(naming);
+        // Its runs are let go outside of all locks.
+        drop(gone);
+        self.reclaimable.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    pub(crate) fn list_snapshots(&self) -> Vec<SnapshotInfo> {
+        /// Who keeps a zone: one of the snapshots, or several, or the store itself.
+        const SHARED: usize = usize::MAX;
+        let all: Vec<(Arc<Snapshot>, Arc<Version>)> = self.snapshots.list().into_iter().map(|s| (s.clone(), s.version())).collect();
+        let live = self.version.load_full();
+        let mut runs: HashMap<*const Run, (&Arc<Run>, usize)> = HashMap::new();
+        for run in live.trees.values().flat_map(|t| t.runs()) {
+            runs.insert(Arc::as_ptr(&run.run), (&run.run, SHARED));
+        }
+        for (i, (_, version)) in all.iter().enumerate() {
+            for placed in version.trees.values().flat_map(|t| t.runs()) {
+                let entry = runs.entry(Arc::as_ptr(&placed.run)).or_insert((&placed.run, i));
+                entry.1 = if entry.1 == i { i } else { SHARED };
+            }
+        }
+        let mut zones: HashMap<ZoneId, usize> = HashMap::new();
+        for (run, by) in runs.values() {
+            for (zone, _) in run.uses().iter() {
+                let keeper = zones.entry(zone).or_insert(*by);
+                *keeper = if keeper == by { *by } else { SHARED };
+            }
+        }
+        let mut unique = vec![0; all.len()];
+        zones.values().filter(|by| **by != SHARED).for_each(|by| unique[*by] += ZONE_SIZE);
+        let infos = all.iter().zip(unique).map(|((snapshot, version), unique_bytes)| SnapshotInfo {
+            name: snapshot.label.name.clone(),
+            branch: snapshot.label.branch.clone(),
+            id: snapshot.label.id,
+            created: snapshot.label.created,
+            seq: snapshot.label.seq,
+            dictionaries: version.trees.len(),
+            bytes: version.trees.values().flat_map(|t| t.runs()).map(|p| p.run.stats().bytes).sum(),
+            unique_bytes,
+        });
+        infos.collect()
+    }
+}

@@ -1,0 +1,178 @@
+//! The snapshots and branches that there are, in memory: what is read of a snapshot, and which of them wait for their flush.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use std::sync::{Arc, Weak};
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use zones::ZoneId;
+
+use crate::dictionary::{DictionaryId, DictionaryInfo};
+use crate::manifest::{Edit, Label};
+use crate::version::{Generation, Placed, Tree, Version};
+
+/// One snapshot.
+pub(crate) struct Snapshot {
+    pub label: Label,
+    /// It has the branch's dictionaries with smaller numbers.
+    pub below: u32,
+    /// What it has: runs, and until it is in the manifest also memtables.
+    version: ArcSwap<Version>,
+}
+
+impl Snapshot {
+    pub(crate) fn version(&self) -> Arc<Version> {
+        self.version.load_full()
+    }
+
+    pub(crate) fn edit(&self) -> Edit {
+        Edit::Snapshot { label: self.label.clone(), below: self.below }
+    }
+
+    fn has(&self, info: &DictionaryInfo) -> bool {
+        info.branch == self.label.branch && info.id.0 < self.below
+    }
+}
+
+pub(crate) struct Snapshots {
+    /// Held while names come and go, and by whoever changes dictionaries in a way that a snapshot which waits for its flush must not see.
+    pub naming: Mutex<()>,
+    /// By name.
+    all: Mutex<BTreeMap<String, Arc<Snapshot>>>,
+    /// Those that wait for the flush of a generation, oldest first.
+    pending: Mutex<VecDeque<(u64, Arc<Snapshot>)>>,
+    /// Branches beside the main one, and what they were cloned from.
+    branches: Mutex<BTreeMap<String, String>>,
+    /// Of each dictionary what the newest snapshot has: the next one may have the same.
+    newest: Mutex<BTreeMap<DictionaryId, Weak<Tree>>>,
+    /// That of a version without memtables.
+    nothing: Arc<Generation>,
+}
+
+impl Snapshots {
+    pub(crate) fn new(branches: BTreeMap<String, String>) -> Snapshots {
+        Snapshots {
+            naming: Mutex::default(),
+            all: Mutex::default(),
+            pending: Mutex::default(),
+            branches: Mutex::new(branches),
+            newest: Mutex::default(),
+            nothing: Generation::first(),
+        }
+    }
+
+    /// Takes up a snapshot that the manifest has, as recovery found it.
+    pub(crate) fn found(&self, label: Label, trees: BTreeMap<DictionaryId, Arc<Tree>>) {
+        let version = Version { trees, generation: self.nothing.clone() };
+        let snapshot = Snapshot { label, below: 0, version: ArcSwap::from_pointee(version) };
+        self.all.lock().insert(snapshot.label.name.clone(), Arc::new(snapshot));
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Option<Arc<Snapshot>> {
+        self.all.lock().get(name).cloned()
+    }
+
+    /// The oldest first.
+    pub(crate) fn list(&self) -> Vec<Arc<Snapshot>> {
+        let mut all: Vec<_> = self.all.lock().values().cloned().collect();
+        all.sort_by(|a, b| (a.label.created, a.label.seq).cmp(&(b.label.created, b.label.seq)));
+        all
+    }
+
+    /// Zones in which a snapshot has something.
+    pub(crate) fn zones(&self) -> BTreeSet<ZoneId> {
+        let all: Vec<_> = self.all.lock().values().map(|s| s.version()).collect();
+        let mut seen = HashSet::new();
+        let runs = all.iter().flat_map(|v| v.trees.values()).flat_map(|t| t.runs());
+        let fresh = runs.filter(|p| seen.insert(Arc::as_ptr(&p.run)));
+        fresh.flat_map(|p| p.run.uses().iter().map(|(zone, _)| zone)).collect()
+    }
+
+    pub(crate) fn remove(&self, name: &str) -> Option<Arc<Snapshot>> {
+        self.all.lock().remove(name)
+    }
+
+    pub(crate) fn branches(&self) -> BTreeMap<String, String> {
+        self.branches.lock().clone()
+    }
+
+    pub(crate) fn has_branch(&self, name: &str) -> bool {
+        name.is_empty() || self.branches.lock().contains_key(name)
+    }
+
+    pub(crate) fn change_branches(&self, change: impl FnOnce(&mut BTreeMap<String, String>)) {
+        change(&mut self.branches.lock());
+    }
+
+    /// A dictionary as a snapshot has it, without memtables.
+    pub(crate) fn as_kept(&self, tree: Tree) -> Tree {
+        Tree { layers: Vec::new(), ..as_main(&tree) }
+    }
+
+    /// A snapshot of what `version` has, memtables included, that take no more commits.
+    pub(crate) fn of(&self, label: Label, below: u32, version: &Version) -> Arc<Snapshot> {
+        let snapshot = Snapshot { label, below, version: ArcSwap::from_pointee(self.empty()) };
+        let trees = version.trees.iter().filter(|(_, t)| snapshot.has(&t.info));
+        let trees = trees.map(|(id, t)| (*id, Arc::new(as_main(t)))).collect();
+        snapshot.version.store(Arc::new(Version { trees, generation: self.nothing.clone() }));
+        Arc::new(snapshot)
+    }
+
+    fn empty(&self) -> Version {
+        Version { trees: BTreeMap::new(), generation: self.nothing.clone() }
+    }
+
+    /// It can be read from here on, and waits for the flush of `generation`, of which it is the end.
+    pub(crate) fn begin(&self, generation: u64, snapshot: Arc<Snapshot>) {
+        self.all.lock().insert(snapshot.label.name.clone(), snapshot.clone());
+        self.pending.lock().push_back((generation, snapshot));
+    }
+
+    /// The snapshot that ends `generation` and waits for its flush.
+    pub(crate) fn pending_at(&self, generation: u64) -> Option<Arc<Snapshot>> {
+        self.pending.lock().iter().find(|(at, _)| *at == generation).map(|(_, s)| s.clone())
+    }
+
+    /// The generation of the oldest one that waits for its flush.
+    pub(crate) fn next_pending(&self) -> Option<u64> {
+        self.pending.lock().front().map(|(generation, _)| *generation)
+    }
+
+    /// It is in the manifest, and has the runs of `version`.
+    pub(crate) fn settle(&self, snapshot: &Arc<Snapshot>, version: &Version) {
+        let trees = version.trees.iter().filter(|(_, t)| snapshot.has(&t.info));
+        let trees = trees.map(|(id, t)| (*id, self.runs_of(t))).collect();
+        snapshot.version.store(Arc::new(Version { trees, generation: self.nothing.clone() }));
+        self.all.lock().insert(snapshot.label.name.clone(), snapshot.clone());
+        self.pending.lock().retain(|(_, s)| !Arc::ptr_eq(s, snapshot));
+    }
+
+    /// The runs of a dictionary, shared with the snapshot before when it has the same.
+    fn runs_of(&self, tree: &Tree) -> Arc<Tree> {
+        let mut newest = self.newest.lock();
+        if let Some(before) = newest.get(&tree.info.id).and_then(Weak::upgrade)
+            && before.info.options == tree.info.options
+            && same_runs(&before.levels, &tree.levels)
+        {
+            return before;
+        }
+        let runs = Arc::new(self.as_kept(tree.clone()));
+        newest.insert(tree.info.id, Arc::downgrade(&runs));
+        runs
+    }
+}
+
+/// The number above all dictionaries of a version.
+pub(crate) fn above(version: &Version) -> u32 {
+    version.trees.last_key_value().map_or(0, |(id, _)| id.0.saturating_add(1))
+}
+
+/// A dictionary of a snapshot, which is no branch: it is found by its name alone.
+fn as_main(tree: &Tree) -> Tree {
+    Tree { info: DictionaryInfo { branch: String::new(), ..tree.info.clone() }, since: 0, ..tree.clone() }
+}
+
+fn same_runs(a: &[Vec<Placed>], b: &[Vec<Placed>]) -> bool {
+    let same = |a: &Placed, b: &Placed| a.id == b.id && Arc::ptr_eq(&a.run, &b.run);
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b)))
+}
