@@ -35,8 +35,10 @@ fn store() -> Kvdb {
 }
 
 fn reopen(db: Kvdb, device: &Arc<MemoryDevice>) -> Kvdb {
+    // Another world each time: what is random must not come again.
+    let seed = db.stats().io.total().write_bytes;
     drop(db);
-    Kvdb::open(device.clone(), Arc::new(Simulated::new(2)), small()).unwrap().0
+    Kvdb::open(device.clone(), Arc::new(Simulated::new(seed)), small()).unwrap().0
 }
 
 fn names(db: &Kvdb) -> Vec<String> {
@@ -310,14 +312,14 @@ fn step(db: &Kvdb, world: &mut World, random: &mut Random, count: &mut u32) -> k
         }
         30 => {
             let name = format!("d{}", random.below(4));
+            world.branches.get_mut(&branch).unwrap().entry(name.clone()).or_default();
             db.create_dictionary_in(&branch, &name, DictionaryOptions::default())?;
-            world.branches.get_mut(&branch).unwrap().entry(name).or_default();
             Ok(true)
         }
         31 => {
             let Some(d) = pick(random, world.branches[&branch].keys().cloned().collect()) else { return Ok(false) };
-            db.drop_dictionary(db.dictionary_in(&branch, &d).unwrap())?;
             world.branches.get_mut(&branch).unwrap().remove(&d);
+            db.drop_dictionary(db.dictionary_in(&branch, &d).unwrap())?;
             Ok(true)
         }
         32..=34 => {
@@ -370,8 +372,8 @@ fn options(random: &mut Random) -> OpenOptions {
 fn random_histories_match_the_model() {
     for seed in 0..12 {
         let mut random = Random::new(seed);
-        let device = Arc::new(MemoryDevice::new());
-        let mut db = create(device.clone(), Arc::new(Simulated::new(seed)), options(&mut random)).unwrap();
+        let (device, env) = (Arc::new(MemoryDevice::new()), Arc::new(Simulated::new(seed)));
+        let mut db = create(device.clone(), env.clone(), options(&mut random)).unwrap();
         let mut world = World::default();
         world.branches.insert(String::new(), State::new());
         let mut count = 0;
@@ -386,7 +388,7 @@ fn random_histories_match_the_model() {
             drop(db);
             let report = kvdb::check(device.clone(), &mut |_, _| {});
             assert!(report.is_clean(), "seed {seed}: {:?}", report.faults);
-            db = Kvdb::open(device.clone(), Arc::new(Simulated::new(seed)), options(&mut random)).unwrap().0;
+            db = Kvdb::open(device.clone(), env.clone(), options(&mut random)).unwrap().0;
             assert!(same(&found(&db), &world), "seed {seed}, step {count}, opened again");
         }
     }
