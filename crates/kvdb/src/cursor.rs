@@ -44,6 +44,14 @@ impl std::fmt::Debug for Tuple {
 }
 
 impl Tuple {
+    pub(crate) fn of(key: Bytes, value: Value, reader: &Arc<Reader>) -> Tuple {
+        let value = match value {
+            Value::Inline(bytes) => TupleValue::Small(bytes),
+            Value::Extent(e) => TupleValue::Large(e, reader.clone()),
+        };
+        Tuple { key, value }
+    }
+
     /// Length of the value in bytes; nothing is read.
     pub fn value_len(&self) -> usize {
         match &self.value {
@@ -172,11 +180,7 @@ impl Cursor {
                 None => return Ok(None),
             },
         };
-        let value = match t.value {
-            Value::Inline(bytes) => TupleValue::Small(bytes),
-            Value::Extent(e) => TupleValue::Large(e, self.ahead.reader.clone()),
-        };
-        Ok(Some(Tuple { key: t.key, value }))
+        Ok(Some(Tuple::of(t.key, t.value, &self.ahead.reader)))
     }
 
     /// The next tuple in key order, or `None` at the range's end.

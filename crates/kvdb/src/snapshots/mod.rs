@@ -15,10 +15,12 @@
 
 mod branches;
 mod create;
+mod difference;
 pub(crate) mod registry;
 
 use std::time::Duration;
 
+pub use difference::{Change, Difference};
 pub(crate) use registry::{Snapshot, Snapshots};
 
 use crate::batch::Durability;

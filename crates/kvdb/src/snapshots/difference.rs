@@ -1,0 +1,91 @@
+//! What two views differ in, dictionary by dictionary.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use vt_tree::{Input, KeyChange};
+
+use crate::ahead::Reader;
+use crate::cursor::Tuple;
+use crate::dictionary::DictionaryId;
+use crate::error::Result;
+use crate::view::View;
+
+/// A key whose value is not the same on both sides. A large value is read when it is asked for.
+#[derive(Clone, Debug)]
+pub struct Change {
+    pub key: Bytes,
+    /// `None`: the key was not there.
+    pub before: Option<Tuple>,
+    /// `None`: it is no more.
+    pub after: Option<Tuple>,
+}
+
+/// The changes of one dictionary from one view to another, in the order of the keys; see [`View::difference`]. It ends with the first
+/// error.
+pub struct Difference {
+    inner: vt_tree::Difference,
+    reader: Arc<Reader>,
+    failed: bool,
+    /// What they refer to stays.
+    _views: [View; 2],
+}
+
+impl View {
+    /// What has changed in a dictionary since this view: from `dict` here to `dict_after` there, which are the same number unless the
+    /// views are of different branches. A dictionary that a view does not have is empty there. It takes the time that the changes take
+    /// to read: what both share, most often nearly all, is passed by.
+    ///
+    /// ```
+    /// # let db = kvdb::Kvdb::in_memory();
+    /// let fruit = db.open_dictionary("fruit")?;
+    /// fruit.insert("apple", "red")?;
+    /// fruit.insert("pear", "green")?;
+    /// db.snapshot("monday")?;
+    /// fruit.insert("apple", "rotten")?;
+    /// fruit.remove("pear")?;
+    /// let changes: Vec<_> = db.open_snapshot("monday")?.difference(fruit.id(), &db.view(), fruit.id())?.collect::<kvdb::Result<_>>()?;
+    /// assert_eq!(changes[0].key, "apple");
+    /// assert_eq!(changes[0].after.as_ref().unwrap().value()?, "rotten");
+    /// assert!(changes[1].after.is_none());
+    /// # Ok::<(), kvdb::Error>(())
+    /// ```
+    pub fn difference(&self, dict: DictionaryId, after: &View, dict_after: DictionaryId) -> Result<Difference> {
+        let inner = vt_tree::Difference::new(&self.store, self.side(dict), after.side(dict_after))?;
+        let reader = Reader::new(&self.store);
+        Ok(Difference { inner, reader, failed: false, _views: [self.clone(), after.clone()] })
+    }
+
+    /// Everything that a dictionary consists of here, newest first.
+    fn side(&self, dict: DictionaryId) -> vt_tree::Side {
+        let own = self.own.iter().flat_map(|own| own.inputs(dict));
+        let inputs = self.version.trees.get(&dict).map(|t| t.inputs()).unwrap_or_default();
+        own.chain(inputs.into_iter().map(|input: Input| (input, self.at))).collect()
+    }
+}
+
+impl Difference {
+    /// Blocks and index nodes that were opened so far to find the changes.
+    pub fn opened(&self) -> u64 {
+        self.inner.opened()
+    }
+
+    fn change(&self, change: KeyChange) -> Change {
+        let KeyChange { key, before, after } = change;
+        let tuple = |value| Tuple::of(key.clone(), value, &self.reader);
+        Change { before: before.map(tuple), after: after.map(tuple), key: key.clone() }
+    }
+}
+
+impl Iterator for Difference {
+    type Item = Result<Change>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.failed {
+            return None;
+        }
+        let next = self.inner.next();
+        self.failed = next.is_err();
+        next.map_err(Into::into).transpose().map(|change| change.map(|c| self.change(c)))
+    }
+}
