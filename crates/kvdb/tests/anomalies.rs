@@ -10,14 +10,14 @@
 //! - `-> waits`: the step does not come to its end yet; `T1 goes on -> outcome`: now it has.
 //! - `-> locked`: refused for somebody else's lock, because that one is older and took this one's, or held it for too long
 //! - `now k=v k=v`: what is committed
-//! - `plain put k v`: a write that belongs to no transaction, and does not wait for long
+//! - `plain put k v`, `plain get k`: what belongs to no transaction; it waits for nobody here, but is refused
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::Duration;
 
 use bytes::Bytes;
-use kvdb::{DictionaryId, Durability, Error, Isolation, Kvdb, Transaction, TransactionOptions};
+use kvdb::{DictionaryId, Durability, Error, Isolation, Kvdb, Transaction, TransactionOptions, at_once};
 
 use Isolation::{Serializable, Snapshot};
 
@@ -121,7 +121,11 @@ impl World {
                 String::new()
             }
             ("plain", [put, key, value]) if put == "put" => {
-                outcome(self.db.put(self.dict, key.as_bytes(), value.as_bytes(), Durability::Buffered).map(|()| String::new()))
+                let put = || self.db.put(self.dict, key.as_bytes(), value.as_bytes(), Durability::Buffered);
+                outcome(at_once(put).map(|()| String::new()))
+            }
+            ("plain", [get, key]) if get == "get" => {
+                outcome(self.db.get(self.dict, key.as_bytes()).map(|v| v.map_or("nothing".into(), |v| text(&v))))
             }
             (who, [goes, on]) if goes == "goes" && on == "on" => {
                 self.waiting.remove(who).expect("it waits").recv_timeout(LONG).expect("it still waits")
@@ -700,5 +704,29 @@ fn plain_writes_respect_transactions() {
          plain put x 11
          T1 commit -> conflict x
          now x=11 y=20",
+    );
+    // What a serializable transaction has read stays as it is; whoever writes beside it goes on.
+    play(
+        Serializable,
+        "begin T1
+         T1 get x -> 10
+         plain put x 11 -> locked
+         plain get x -> 10
+         plain put y 21
+         T1 get y -> 21
+         T1 commit
+         plain put x 11
+         now x=11 y=21",
+    );
+    play(
+        Serializable,
+        "begin T1
+         T1 scan -> x=10 y=20
+         plain put z 30 -> locked
+         T1 put x 11
+         plain get x -> 10
+         T1 abort
+         plain put z 30
+         now x=10 y=20 z=30",
     );
 }
