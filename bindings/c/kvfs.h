@@ -1,0 +1,102 @@
+/* libkvfs: transactions over the files and the keys of a mounted KVFS store.
+ *
+ *     kvfs *store = kvfs_open("/mnt");
+ *     kvfs_txn t;
+ *     do {
+ *         kvfs_begin(store, KVFS_SI, 0, &t);
+ *         kvfs_enter(store, t, 0);            // /mnt is now as the transaction sees it, for this process and its children
+ *         ... open, write, rename, remove files under /mnt ...
+ *         kvfs_put(store, "state", 5, "done", 4);
+ *         kvfs_leave(store);
+ *     } while (kvfs_commit(store, t, KVFS_SYNC) == KVFS_CONFLICT);
+ *     kvfs_close(store);
+ *
+ * A transaction belongs to the store, not to the process: it has a number, and whoever knows that can join it. It covers everything
+ * that is done in it to files and keys, commits as a whole or not at all, and is seen by nobody else before.
+ *
+ * Every function returns KVFS_OK (0) or one of the codes below; kvfs_error tells in words what was wrong. A `kvfs` is a connection to
+ * the store's daemon, for one thread at a time. No dependency but the C library; Linux. */
+#ifndef KVFS_H
+#define KVFS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct kvfs kvfs;
+typedef uint64_t kvfs_txn;
+
+enum {
+    KVFS_OK = 0,
+    KVFS_ABSENT = 1,    /* there is no such key */
+    KVFS_ERROR = -1,    /* see kvfs_error */
+    KVFS_CONFLICT = -2, /* others have changed the same: the transaction is over, nothing was changed, begin again */
+    KVFS_LOCKED = -3,   /* another transaction holds it, or an older one took what this one held: abort, and begin again */
+    KVFS_ENDED = -4,    /* there is no such transaction any more */
+    KVFS_FULL = -5,     /* the store is full; the transaction is still open */
+    KVFS_LOST = -6      /* the daemon is gone, or said something that makes no sense: close the connection */
+};
+
+enum { KVFS_SI = 0, KVFS_SER = 1 }; /* snapshot isolation; serializable */
+
+enum {
+    KVFS_NOCHECK = 1,  /* begin: the last to commit wins (KVFS_SI alone) */
+    KVFS_ATTACHED = 2, /* begin: aborted when this connection ends */
+    KVFS_SYNC = 4,     /* commit: on disk before it returns */
+    KVFS_CHROOT = 8    /* enter: the view becomes the root, which needs CAP_SYS_CHROOT alone */
+};
+
+/* Connects to a store: by the folder it is mounted on (or one inside), or by its daemon's socket. NULL: the store that `kvfs run` has
+ * started this program for ($KVFS_SOCKET). NULL with errno set when that is not possible. */
+kvfs *kvfs_open(const char *where);
+void kvfs_close(kvfs *store);
+
+/* What was wrong last, in words; never NULL. Valid until the next call. */
+const char *kvfs_error(const kvfs *store);
+
+/* Where the store is mounted, or NULL where that is not known. */
+const char *kvfs_mount_point(const kvfs *store);
+
+/* Begins a transaction. `isolation`: KVFS_SI or KVFS_SER; `flags`: KVFS_NOCHECK, KVFS_ATTACHED. */
+int kvfs_begin(kvfs *store, int isolation, unsigned flags, kvfs_txn *txn);
+
+/* Makes the transaction's changes everybody's, all at once. `flags`: KVFS_SYNC. Leaves it first if it was entered. */
+int kvfs_commit(kvfs *store, kvfs_txn txn, unsigned flags);
+
+/* Ends it without a trace. Leaves it first if it was entered. */
+int kvfs_abort(kvfs *store, kvfs_txn txn);
+
+/* The keys of this connection are those of the transaction from here on, until kvfs_leave. Files are not concerned. */
+int kvfs_join(kvfs *store, kvfs_txn txn);
+
+/* The same, and for this process and its children the mount is as the transaction sees it: the view is bound over the mount point, in
+ * a mount name space of their own (with root's rights, or through a user name space where the kernel lets users make them; that
+ * asks for a process with one thread). With KVFS_CHROOT the view becomes the root. The working directory is kept if it lies in the
+ * mount; files that are open already stay what they are. */
+int kvfs_enter(kvfs *store, kvfs_txn txn, unsigned flags);
+
+/* Back to the store as it is for everybody: keys and, if they were entered, files. The transaction stays open. */
+int kvfs_leave(kvfs *store);
+
+/* The folder in which the transaction's view of the files lies, for those who rather work there. `path` has room for `size` bytes. */
+int kvfs_view(kvfs *store, kvfs_txn txn, char *path, size_t size);
+
+/* The dictionary that keys are in; "0" at first. */
+int kvfs_use(kvfs *store, const char *dictionary);
+
+/* Sets a key to a value; of any bytes. */
+int kvfs_put(kvfs *store, const void *key, size_t key_size, const void *value, size_t value_size);
+
+/* The value of a key, in memory that the caller frees; KVFS_ABSENT when there is none. A zero byte follows the value, uncounted. */
+int kvfs_get(kvfs *store, const void *key, size_t key_size, void **value, size_t *value_size);
+
+/* Deletes a key; KVFS_ABSENT when there was none. */
+int kvfs_delete(kvfs *store, const void *key, size_t key_size);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,206 @@
+//! The C library and the examples, built and run on a mounted store where their tools are installed.
+
+mod mounted;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use mounted::Mount;
+
+fn tree(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
+}
+
+#[track_caller]
+fn succeeds(command: &mut Command) -> String {
+    let ended = command.output().expect("it runs");
+    assert!(ended.status.success(), "{command:?}: {}", String::from_utf8_lossy(&ended.stderr));
+    String::from_utf8_lossy(&ended.stdout).into_owned()
+}
+
+fn kvfs(words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
+    command.args(words).env_remove("KVFS_TXN").env_remove("KVFS_SOCKET");
+    command
+}
+
+fn is_there(program: &str, words: &[&str]) -> bool {
+    let there = Command::new(program).args(words).output().is_ok_and(|ended| ended.status.success());
+    if !there {
+        eprintln!("SKIPPED: {program} {} does not work here", words.join(" "));
+    }
+    there
+}
+
+/// Installs the library into `folder`, and builds `source` with it the way its users do.
+fn built(folder: &Path, source: &Path) -> PathBuf {
+    let prefix = folder.join("prefix");
+    let mut make = Command::new("make");
+    make.arg("-C").arg(tree("bindings/c")).arg("install").arg(format!("BUILD={}", folder.join("build").display()));
+    succeeds(make.arg(format!("PREFIX={}", prefix.display())));
+    assert!(prefix.join("lib/pkgconfig/libkvfs.pc").exists() && prefix.join("lib/libkvfs.so").exists());
+    let program = folder.join("program");
+    let mut compile = Command::new("cc");
+    compile.args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&program).arg(source).arg("-I").arg(prefix.join("include"));
+    succeeds(compile.arg(prefix.join("lib/libkvfs.a")));
+    program
+}
+
+#[test]
+fn the_c_example_publishes_a_file_with_its_key() {
+    let Some(mount) = Mount::new() else { return };
+    if !is_there("cc", &["--version"]) || !is_there("make", &["--version"]) {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let publish = built(folder.path(), &tree("examples/c/publish.c"));
+    let root = mount.root();
+    for (text, version) in [("first", "1"), ("second", "2")] {
+        succeeds(Command::new(&publish).arg(&root).args(["page", text]));
+        assert_eq!(fs::read_to_string(mount.path("page")).expect("the page"), format!("{text}\n"));
+        assert_eq!(succeeds(kvfs(&["kv", "-d", "versions", "get"]).arg(&root).arg("page")), version);
+    }
+    // A page that cannot be written leaves the key alone.
+    let ended = Command::new(&publish).arg(&root).args(["no/such/folder", "x"]).output().expect("it runs");
+    assert_eq!(ended.status.code(), Some(1));
+    assert_eq!(succeeds(kvfs(&["txn", "list"]).arg(&root)), "");
+    // Four at once: each comes once.
+    let mut all: Vec<_> =
+        (0..4).map(|i| Command::new(&publish).arg(&root).args(["page", &format!("by {i}")]).spawn().expect("it runs")).collect();
+    assert!(all.iter_mut().all(|child| child.wait().expect("it ends").success()));
+    assert_eq!(succeeds(kvfs(&["kv", "-d", "versions", "get"]).arg(&root).arg("page")), "6");
+}
+
+/// Every function, and what it says when things go wrong.
+const CALLS: &str = r#"
+#include <kvfs.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#define IS(what, want) do { int got = (what); if (got != (want)) { \
+    fprintf(stderr, "line %d: %s is %d: %s\n", __LINE__, #what, got, kvfs_error(s)); return 1; } } while (0)
+static int holds(const char *path, const char *want) {
+    char got[64] = "";
+    FILE *f = fopen(path, "r");
+    if (f == NULL) return want == NULL;
+    if (fgets(got, sizeof got, f) == NULL) got[0] = 0;
+    fclose(f);
+    return want != NULL && strcmp(got, want) == 0;
+}
+static void put(const char *path, const char *text) { FILE *f = fopen(path, "w"); if (f) { fputs(text, f); fclose(f); } }
+int main(int n, char **words) {
+    char path[4096];
+    void *value; size_t size; kvfs_txn t, u;
+    if (n != 2 || chdir(words[1]) != 0) return 2;
+    kvfs *s = kvfs_open("."), *o = kvfs_open(words[1]);
+    if (s == NULL || o == NULL) { perror("open"); return 1; }
+    IS(strcmp(kvfs_mount_point(s), words[1]), 0);
+    for (unsigned how = 0; how <= KVFS_CHROOT; how += KVFS_CHROOT) {
+        put("file", "0");
+        IS(kvfs_begin(s, KVFS_SI, 0, &t), KVFS_OK);
+        IS(kvfs_enter(s, t, how), KVFS_OK);
+        put("file", "1");
+        IS(kvfs_put(s, "k\0y", 3, "v\r\n\0", 4), KVFS_OK);
+        IS(kvfs_get(o, "k\0y", 3, &value, &size), KVFS_ABSENT);
+        IS(kvfs_leave(s), KVFS_OK);
+        if (chdir(words[1]) != 0) return 3;
+        IS(holds("file", "0"), 1);
+        IS(kvfs_get(s, "k\0y", 3, &value, &size), KVFS_ABSENT);
+        IS(kvfs_view(s, t, path, sizeof path), KVFS_OK);
+        strcat(path, "/file");
+        IS(holds(path, "1"), 1);
+        IS(kvfs_join(s, t), KVFS_OK);
+        IS(kvfs_commit(s, t, KVFS_SYNC), KVFS_OK);
+        IS(holds("file", "1"), 1);
+        IS(kvfs_get(o, "k\0y", 3, &value, &size), KVFS_OK);
+        IS(size == 4 && memcmp(value, "v\r\n\0", 5) == 0, 1);
+        free(value);
+        IS(kvfs_delete(o, "k\0y", 3), KVFS_OK);
+        IS(kvfs_delete(o, "k\0y", 3), KVFS_ABSENT);
+    }
+    IS(kvfs_commit(s, t, 0), KVFS_ENDED);
+    IS(kvfs_enter(s, 12345, 0), KVFS_ENDED);
+    IS(kvfs_begin(s, KVFS_SI, 0, &t), KVFS_OK);
+    IS(kvfs_begin(o, KVFS_SI, KVFS_NOCHECK, &u), KVFS_OK);
+    IS(kvfs_join(s, t), KVFS_OK);
+    IS(kvfs_join(o, u), KVFS_OK);
+    IS(kvfs_put(s, "a", 1, "1", 1), KVFS_OK);
+    IS(kvfs_put(o, "a", 1, "2", 1), KVFS_OK);
+    IS(kvfs_commit(o, u, 0), KVFS_OK);
+    IS(kvfs_commit(s, t, 0), KVFS_CONFLICT);
+    IS(strstr(kvfs_error(s), "others have changed key \"a\"") != NULL, 1);
+    IS(kvfs_begin(s, KVFS_SER, KVFS_ATTACHED, &t), KVFS_OK);
+    IS(kvfs_enter(s, t, 0), KVFS_OK);
+    put("file", "gone");
+    IS(kvfs_abort(s, t), KVFS_OK);
+    IS(holds("file", "1"), 1);
+    IS(kvfs_use(s, ""), KVFS_ERROR);
+    kvfs_close(s);
+    kvfs_close(o);
+    puts("done");
+    return 0;
+}
+"#;
+
+#[test]
+fn every_call_of_the_c_library() {
+    let Some(mount) = Mount::new() else { return };
+    if !is_there("cc", &["--version"]) || !is_there("make", &["--version"]) {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let source = folder.path().join("calls.c");
+    fs::write(&source, CALLS).expect("write");
+    let calls = built(folder.path(), &source);
+    assert_eq!(succeeds(Command::new(calls).arg(mount.root().canonicalize().expect("the mount"))), "done\n");
+}
+
+#[test]
+fn the_python_example_moves_a_file_and_its_keys() {
+    let Some(mount) = Mount::new() else { return };
+    let Some(python) = ["python3", "/usr/bin/python3"].into_iter().find(|python| is_there(python, &["-c", "import redis"])) else {
+        return;
+    };
+    fs::create_dir(mount.path("inbox")).expect("mkdir");
+    fs::write(mount.path("inbox/letter"), "Dear all").expect("write");
+    let root = mount.root();
+    let socket = root.with_file_name("store.sock");
+    let mut transfer = Command::new(python);
+    transfer.arg(tree("examples/python/transfer.py")).arg(&root).args(["inbox/letter", "archive"]).env("KVFS_SOCKET", &socket);
+    succeeds(&mut transfer);
+    assert_eq!(fs::read_to_string(mount.path("archive/letter")).expect("the letter"), "Dear all");
+    assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(&root).arg("place:letter")), "archive");
+    // There is nothing to move any more: nothing changes.
+    assert!(!transfer.output().expect("it runs").status.success());
+    assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(&root).arg("documents in archive")), "1");
+    assert_eq!(succeeds(kvfs(&["txn", "list"]).arg(&root)), "");
+}
+
+#[test]
+fn the_shell_example_upgrades_when_the_tests_pass() {
+    let Some(mount) = Mount::new() else { return };
+    if !is_there("tar", &["--version"]) {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let root = mount.root();
+    let program = Path::new(env!("CARGO_BIN_EXE_kvfs")).parent().expect("a folder");
+    let path = format!("{}:{}", program.display(), std::env::var("PATH").unwrap_or_default());
+    for (version, works) in [("1", "true"), ("2", "false")] {
+        let app = folder.path().join(version);
+        fs::create_dir(&app).expect("mkdir");
+        fs::write(app.join("VERSION"), version).expect("write");
+        fs::write(app.join("self-test"), format!("#!/bin/sh\n{works}\n")).expect("write");
+        let archive = folder.path().join(format!("{version}.tar"));
+        succeeds(
+            Command::new("sh").arg("-c").arg("chmod +x self-test; tar -cf \"$1\" .").arg("sh").arg(&archive).current_dir(&app),
+        );
+        let ended =
+            Command::new(tree("examples/shell/upgrade.sh")).arg(&root).arg(&archive).env("PATH", &path).output().expect("it runs");
+        assert_eq!(ended.status.success(), works == "true", "{}", String::from_utf8_lossy(&ended.stderr));
+        assert_eq!(fs::read_to_string(mount.path("app/VERSION")).expect("a version"), "1");
+        assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(&root).arg("app:version")), "1");
+    }
+}
