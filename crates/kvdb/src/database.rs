@@ -294,7 +294,7 @@ impl Database {
 
     /// Ends background work and leaves everything durable. Later writes are refused; views stay readable.
     pub(crate) fn close(&self) -> Result<()> {
-        self.transactions.end_all("the store was closed");
+        self.transactions.close();
         self.background.stop_soon();
         self.defragmenter.wake();
         self.background.stop();

@@ -193,6 +193,9 @@ pub(crate) fn open(device: Arc<dyn Device>, env: Arc<dyn Env>, options: OpenOpti
     if records.position() != journal.end {
         return Err(Error::Corrupt(format!("the journal ended at {} when read again, not at {}", records.position(), journal.end)));
     }
+    if !db.options.read_only {
+        db.restore_transactions()?;
+    }
     db.start_threads()?;
     recovery.duration = env.monotonic().saturating_sub(begun);
     tracing::info!("{recovery}");

@@ -362,6 +362,7 @@ impl Database {
             }
         }
         self.transactions.end_idle(now);
+        self.sweep_logs()?;
         self.sync_and_mark()?;
         match self.prepare_segment() {
             // Commits take one from what is set aside, when they must.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use vt_tree::{BodyRef, Lookup, Memtable, Run, RunCursor, Seq, Source};
 
+use super::durable;
 use super::own::{Own, Part};
 use crate::Kvdb;
 use crate::database::Database;
@@ -187,10 +188,52 @@ fn through_mine(own: &Own, dict: DictionaryId, part: &Part, newer: &Newer, since
     Ok(())
 }
 
-/// What others have changed after `since` is joined with what `own` changes: the changes that `own` needs besides, or
-/// [`Error::Conflict`]. `base`: the store as of `since`; `now`: as it is.
-pub(super) fn reconcile(db: &Database, own: &Own, since: Seq, base: &View, now: &View) -> Result<Changes> {
-    let found = both(db, own, since)?;
+/// How to tell what others have changed.
+pub(super) enum Since {
+    /// It has a greater number.
+    Number(Seq),
+    /// It is not as it was: numbers from before the store was opened say nothing.
+    Base,
+}
+
+/// Keys of `own` that are not in `now` as they were in `base`.
+fn changed_since(own: &Own, base: &View, now: &View) -> Result<Both> {
+    let mut found = Both::default();
+    own.for_each(|dict, item| {
+        match item.body {
+            BodyRef::DeleteRange { end } => {
+                let all = |view: &View| match view.version.trees.contains_key(&dict) {
+                    true => view.scan(dict, item.key, end, usize::MAX),
+                    false => Ok(Vec::new()),
+                };
+                if all(base)? != all(now)? {
+                    found.ranges.insert((dict, Bytes::copy_from_slice(item.key)));
+                }
+            }
+            BodyRef::Put(_) | BodyRef::Delete => {
+                if base.get(dict, item.key)? != now.get(dict, item.key)? {
+                    found.points.insert((dict, Bytes::copy_from_slice(item.key)));
+                }
+            }
+        }
+        Ok(())
+    })?;
+    Ok(found)
+}
+
+/// What others have changed is joined with what `own` changes: the changes that `own` needs besides, or [`Error::Conflict`]. `base`: the
+/// store as it was when the transaction began or was last looked at; `now`: as it is.
+pub(super) fn reconcile(db: &Database, own: &Own, since: Since, base: &View, now: &View) -> Result<Changes> {
+    let found = match since {
+        Since::Number(since) => both(db, own, since)?,
+        Since::Base => changed_since(own, base, now)?,
+    };
+    // A log is nobody else's.
+    let log = |dict: &DictionaryId| now.version.trees.get(dict).is_some_and(|t| t.info.branch == durable::BRANCH);
+    let found = Both {
+        points: found.points.into_iter().filter(|(dict, _)| !log(dict)).collect(),
+        ranges: found.ranges.into_iter().filter(|(dict, _)| !log(dict)).collect(),
+    };
     let mut conflicts: Vec<(DictionaryId, Bytes)> = found.ranges.into_iter().collect();
     let mut changes = Changes::new();
     let routines = db.transactions.routines.read().clone();

@@ -10,11 +10,12 @@ use std::sync::Arc;
 use vt_tree::{BodyRef, KeyRange, Run, Seq};
 use zones::Hold;
 
-use super::conflicts;
+use super::conflicts::{self, Since};
 use super::handle::{Group, Isolation, Open};
 use super::own::{Own, Part};
 use crate::batch::Durability;
 use crate::commit::{Applied, Outcome};
+use crate::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::journal::record::{Changes, Op};
@@ -36,8 +37,9 @@ impl Group {
             Ok(applied) => applied,
             Err(e) => {
                 if matches!(e, Error::Conflict { .. }) {
-                    state.open = None;
+                    let open = state.open.take();
                     drop(state);
+                    self.end_log(open.and_then(|open| open.log));
                     self.gone();
                 }
                 return Err(e);
@@ -62,6 +64,10 @@ impl Group {
     fn apply(&self, open: &mut Open) -> Result<Option<Applied>> {
         let db = &*self.db;
         db.writable()?;
+        if let Some(log) = open.log {
+            // In the same commit as everything else.
+            open.own.write(&[Database::end_of_log(log)], Hold::default());
+        }
         if open.own.is_empty() {
             return Ok(None);
         }
@@ -79,8 +85,10 @@ impl Group {
                     },
                 };
                 seen = now.at;
-                if seen > since {
-                    let joined = conflicts::reconcile(db, &open.own, since, &base, &now)?;
+                let first = open.checked.is_none();
+                let by = if open.restored && first { Since::Base } else { Since::Number(since) };
+                if seen > since || open.restored && first {
+                    let joined = conflicts::reconcile(db, &open.own, by, &base, &now)?;
                     open.own.write(&joined, Hold::default());
                     bound |= open.own.memory() > BIND_AT;
                     open.checked = Some(now);
@@ -116,11 +124,24 @@ impl Group {
     /// Ends it without a trace.
     pub(super) fn abort(&self) {
         let open = self.state.write().open.take();
-        if open.is_some() {
+        if let Some(open) = &open {
+            self.end_log(open.log);
             self.gone();
         }
         // What it had written is let go.
         drop(open);
+    }
+
+    /// The store is being closed.
+    pub(super) fn leave(&self, why: &str) {
+        if self.options.durable {
+            *self.doomed.lock() = Some(why.to_owned());
+            let open = self.state.write().open.take();
+            self.gone();
+            drop(open);
+        } else {
+            self.end(why);
+        }
     }
 
     /// The same against its user's wish. Does not wait for a call that is under way: that one ends it then.
@@ -131,6 +152,7 @@ impl Group {
         if open.is_some() {
             state.why = Some(why.to_owned());
             drop(state);
+            self.end_log(open.as_ref().and_then(|open| open.log));
             self.gone();
         }
         drop(open);

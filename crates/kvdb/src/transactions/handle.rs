@@ -18,6 +18,7 @@ use crate::cursor::Cursor;
 use crate::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
+use crate::journal::record::Changes;
 use crate::locks::{KeyRangeRef, Mode};
 use crate::version::read;
 use crate::view::View;
@@ -59,6 +60,9 @@ pub struct TransactionOptions {
     pub lock_timeout: Duration,
     /// Serializable only: it is begun in place of one that was aborted for an older one, and is as old as that.
     pub retry_of: Option<TransactionId>,
+    /// It survives a crash and a restart, as it was some moments (the flush interval) before at the latest: its changes are logged, and hence
+    /// written once more. Snapshot isolation only; detached whether or not that is said.
+    pub durable: bool,
     /// For people who look at a list of transactions.
     pub label: String,
 }
@@ -72,6 +76,7 @@ impl Default for TransactionOptions {
             idle_limit: None,
             lock_timeout: Duration::from_secs(10),
             retry_of: None,
+            durable: false,
             label: String::new(),
         }
     }
@@ -83,7 +88,9 @@ pub struct TransactionInfo {
     pub id: TransactionId,
     pub isolation: Isolation,
     pub label: String,
-    /// Since it began.
+    /// It survives a restart.
+    pub durable: bool,
+    /// Since it began, or since the store was opened.
     pub age: Duration,
     /// Since its last call.
     pub idle: Duration,
@@ -163,13 +170,25 @@ pub(super) struct Open {
     pub own: Own,
     /// What was committed up to here is joined with `own` already, by a commit that then failed.
     pub checked: Option<View>,
-    savepoints: Vec<(u64, BTreeMap<DictionaryId, usize>)>,
+    /// Where its changes are logged.
+    pub log: Option<DictionaryId>,
+    /// It began before the store was opened: what others have changed since cannot be told by numbers.
+    pub restored: bool,
+    savepoints: Vec<Mark>,
     next_savepoint: u64,
+}
+
+/// What a savepoint goes back to.
+struct Mark {
+    id: u64,
+    parts: BTreeMap<DictionaryId, usize>,
+    /// Changes made so far.
+    at: u64,
 }
 
 impl Open {
     pub(super) fn new(base: Option<View>) -> Open {
-        Open { base, own: Own::default(), checked: None, savepoints: Vec::new(), next_savepoint: 1 }
+        Open { base, own: Own::default(), checked: None, log: None, restored: false, savepoints: Vec::new(), next_savepoint: 1 }
     }
 }
 
@@ -237,6 +256,7 @@ impl Group {
             id: self.id,
             isolation: self.options.isolation,
             label: self.options.label.clone(),
+            durable: self.options.durable,
             age: now.saturating_sub(self.begun),
             idle: now.saturating_sub(Duration::from_nanos(self.used_nanos.load(Ordering::Relaxed))),
             changes,
@@ -333,8 +353,13 @@ impl Transaction {
     pub fn put(&self, dict: DictionaryId, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         let (key, value) = (key.as_ref(), value.as_ref());
         check_put(key.len(), value.len())?;
+        if self.group.options.durable {
+            let mut batch = Batch::new();
+            batch.put(dict, Bytes::copy_from_slice(key), Bytes::copy_from_slice(value));
+            return self.apply(batch);
+        }
         self.lock(dict, KeyRangeRef::key(key), Mode::Exclusive)?;
-        self.change(dict, false, |own| own.put(dict, key, value))
+        self.change(dict, false, None, |own| own.put(dict, key, value))
     }
 
     pub fn delete(&self, dict: DictionaryId, key: impl AsRef<[u8]>) -> Result<()> {
@@ -359,13 +384,19 @@ impl Transaction {
         let Valid { changes, deletes_only, hold } = db.validate(&db.version.load(), batch)?;
         self.lock_changes(&changes)?;
         match changes.first() {
-            Some((dict, _)) => self.change(*dict, deletes_only, |own| own.write(&changes, hold)),
+            Some((dict, _)) => self.change(*dict, deletes_only, Some(&changes), |own| own.write(&changes, hold)),
             None => Ok(()),
         }
     }
 
-    /// Makes room and then changes. `dict`: one that is changed.
-    fn change(&self, dict: DictionaryId, deletes_only: bool, change: impl FnOnce(&mut Own)) -> Result<()> {
+    /// Makes room and then changes. `dict`: one that is changed; `logged`: the changes, when they may have to be logged.
+    fn change(
+        &self,
+        dict: DictionaryId,
+        deletes_only: bool,
+        logged: Option<&Changes>,
+        change: impl FnOnce(&mut Own),
+    ) -> Result<()> {
         let db = &self.group.db;
         let mut state = self.write()?;
         let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.group.id)) };
@@ -376,13 +407,16 @@ impl Transaction {
         let share = db.transactions.share(db);
         if open.own.is_full(share) {
             db.writable()?;
-            let keep = open.savepoints.last().map(|(_, mark)| mark.clone()).unwrap_or_default();
+            let keep = open.savepoints.last().map(|mark| mark.parts.clone()).unwrap_or_default();
             match open.own.spill(db, &keep) {
                 // Deletions are still taken: they lead to space in the end.
                 Err(Error::NoSpace) if deletes_only && open.own.memory() < 2 * share => {}
                 Err(Error::NoSpace) if db.want_space() => open.own.spill(db, &keep)?,
                 spilled => spilled?,
             }
+        }
+        if let (Some(log), Some(changes)) = (open.log, logged) {
+            db.log(log, open.own.at, changes)?;
         }
         change(&mut open.own);
         Ok(())
@@ -394,8 +428,8 @@ impl Transaction {
         let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.group.id)) };
         let id = open.next_savepoint;
         open.next_savepoint += 1;
-        let mark = open.own.mark();
-        open.savepoints.push((id, mark));
+        let parts = open.own.mark();
+        open.savepoints.push(Mark { id, parts, at: open.own.at });
         Ok(Savepoint { id })
     }
 
@@ -403,12 +437,15 @@ impl Transaction {
     pub fn rollback_to(&self, savepoint: &Savepoint) -> Result<()> {
         let mut state = self.write()?;
         let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.group.id)) };
-        let Some(at) = open.savepoints.iter().position(|(id, _)| *id == savepoint.id) else {
+        let Some(at) = open.savepoints.iter().position(|mark| mark.id == savepoint.id) else {
             return Err(Error::Invalid("the savepoint is gone: the transaction went back to an earlier one".into()));
         };
         open.savepoints.truncate(at + 1);
-        let mark = open.savepoints[at].1.clone();
-        open.own.cut(&mark);
+        let mark = &open.savepoints[at];
+        if let Some(log) = open.log {
+            self.group.db.cut_log(log, mark.at)?;
+        }
+        open.own.cut(&mark.parts);
         // What comes next goes into parts of its own again.
         open.own.mark();
         Ok(())

@@ -8,11 +8,13 @@
 //! - `history`: what of that lies in runs already;
 //! - `locking`: what serializable ones lock, and what that means for others;
 //! - `ending`: commit and abort;
+//! - `durable`: those that survive a crash and a restart;
 //! - `changes`: what a transaction would change, listed;
 //! - `scope`: the store, a transaction or a frozen state, for whoever need not know which.
 
 mod changes;
 mod conflicts;
+mod durable;
 mod ending;
 mod handle;
 pub(crate) mod history;

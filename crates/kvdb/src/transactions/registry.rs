@@ -33,7 +33,7 @@ pub(crate) struct Transactions {
 impl Transactions {
     pub(super) fn begin(&self, db: &Arc<Database>, options: TransactionOptions) -> Result<Arc<Group>> {
         let id = TransactionId(self.next.fetch_add(1, Ordering::Relaxed) + 1);
-        let now = db.now();
+        let log = options.durable.then(|| db.begin_log(id, &options)).transpose()?;
         // Whoever writes a run out looks under this lock at what open transactions may ask for.
         let mut open = self.open.lock();
         if open.len() >= MOST {
@@ -41,19 +41,9 @@ impl Transactions {
         }
         let base = (options.isolation == Isolation::Snapshot).then(|| db.exact_view());
         let since = base.as_ref().map_or(Seq::MAX, |view| view.at);
-        let group = Arc::new(Group {
-            id,
-            options,
-            db: db.clone(),
-            begun: now,
-            used_nanos: AtomicU64::new(now.as_nanos() as u64),
-            handles: Mutex::new(Weak::new()),
-            since,
-            state: RwLock::new(State { open: Some(Open::new(base)), why: None }),
-            doomed: Mutex::new(None),
-        });
-        open.insert(id, group.clone());
-        self.count.store(open.len(), Ordering::Relaxed);
+        let mut with = Open::new(base);
+        with.log = log;
+        let group = self.insert(&mut open, db, id, options, with, since);
         drop(open);
         if group.options.isolation == Isolation::Serializable {
             let age = group.options.retry_of.unwrap_or(id).0.min(id.0);
@@ -62,6 +52,44 @@ impl Transactions {
             drop(db.pipeline.lock());
         }
         Ok(group)
+    }
+
+    fn insert(
+        &self,
+        open: &mut BTreeMap<TransactionId, Arc<Group>>,
+        db: &Arc<Database>,
+        id: TransactionId,
+        options: TransactionOptions,
+        with: Open,
+        since: Seq,
+    ) -> Arc<Group> {
+        let now = db.now();
+        let group = Arc::new(Group {
+            id,
+            options: TransactionOptions { detached: options.detached || options.durable, ..options },
+            db: db.clone(),
+            begun: now,
+            used_nanos: AtomicU64::new(now.as_nanos() as u64),
+            handles: Mutex::new(Weak::new()),
+            since,
+            state: RwLock::new(State { open: Some(with), why: None }),
+            doomed: Mutex::new(None),
+        });
+        open.insert(id, group.clone());
+        self.count.store(open.len(), Ordering::Relaxed);
+        group
+    }
+
+    /// A transaction of this number exists or has existed.
+    pub(super) fn number_used(&self, id: TransactionId) {
+        self.next.fetch_max(id.0, Ordering::Relaxed);
+    }
+
+    /// Takes up one that began before the store was opened.
+    pub(super) fn take_up(&self, db: &Arc<Database>, id: TransactionId, options: TransactionOptions, with: Open) {
+        let mut open = self.open.lock();
+        let since = db.exact_view().at;
+        self.insert(&mut open, db, id, options, with, since);
     }
 
     pub(super) fn find(&self, id: TransactionId) -> Option<Arc<Group>> {
@@ -116,8 +144,8 @@ impl Transactions {
         }
     }
 
-    /// Aborts all: the store is being closed, or goes back to a snapshot.
-    pub(crate) fn end_all(&self, why: &str) {
-        self.all().iter().for_each(|group| group.end(why));
+    /// The store is being closed: durable ones go on when it is opened again, the others are aborted.
+    pub(crate) fn close(&self) {
+        self.all().iter().for_each(|group| group.leave("the store was closed"));
     }
 }

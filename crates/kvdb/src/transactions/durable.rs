@@ -1,0 +1,191 @@
+//! Transactions that survive a crash and a restart. What such a one writes is logged: in a dictionary of its own, in a branch that nobody
+//! sees, one tuple for each call, committed like everything else and hence on disk within the flush interval. What it reads is kept by
+//! a snapshot of its own. When the store is opened again, it goes on as of the last of its calls that is on disk.
+//!
+//! Its commit deletes the log in the same commit, and so does its abort: a log without its beginning is that of a transaction which
+//! has ended, whatever happened afterwards, and is swept up.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use vt_tree::Value;
+use zones::Hold;
+
+use super::handle::{Group, Isolation, Open, TransactionId, TransactionOptions};
+use crate::batch::{Batch, Durability};
+use crate::codec::{Reader, put_bytes, put_varint};
+use crate::database::Database;
+use crate::dictionary::{DictionaryId, DictionaryOptions};
+use crate::error::{Error, Result};
+use crate::journal::record::{self, Changes, Op, Record};
+use crate::version::read;
+
+/// Where the logs are.
+pub(super) const BRANCH: &str = ".transactions";
+/// The tuple that a log begins with: how the transaction was begun.
+const BEGINNING: &[u8] = &[];
+/// Behind all keys of a log.
+const END: [u8; 9] = [0xff; 9];
+/// A call's changes are logged in pieces of about this many bytes.
+const PIECE: usize = 1 << 20;
+
+/// The snapshot that keeps what a transaction reads.
+fn base_name(id: TransactionId) -> String {
+    format!(".transaction-{id}")
+}
+
+/// How a transaction was begun, as its log has it: version, flags (1: conflicts are checked), varint idle limit in ms and one (0: none),
+/// bytes label.
+fn encode(options: &TransactionOptions) -> Vec<u8> {
+    let mut out = vec![1, u8::from(options.check_conflicts)];
+    put_varint(&mut out, options.idle_limit.map_or(0, |limit| limit.as_millis() as u64 + 1));
+    put_bytes(&mut out, options.label.as_bytes());
+    out
+}
+
+fn decode(bytes: &[u8]) -> Result<TransactionOptions> {
+    let mut r = Reader::new(bytes, "the log of a transaction");
+    if r.u8()? != 1 {
+        return Err(r.corrupt("it was written by a newer version"));
+    }
+    let check_conflicts = r.u8()? & 1 != 0;
+    let idle_limit = r.varint()?.checked_sub(1).map(Duration::from_millis);
+    let label = String::from_utf8_lossy(r.bytes()?).into_owned();
+    Ok(TransactionOptions { check_conflicts, idle_limit, label, detached: true, durable: true, ..Default::default() })
+}
+
+/// Changes by themselves: what is stored elsewhere is read.
+fn whole(db: &Database, changes: &Changes) -> Result<Changes> {
+    let op = |op: &Op| -> Result<Op> {
+        Ok(match op {
+            Op::Put(key, value @ Value::Extent(_)) => Op::Put(key.clone(), Value::Inline(read(&db.store, value.clone())?)),
+            op => op.clone(),
+        })
+    };
+    changes.iter().map(|(dict, change)| Ok((*dict, op(change)?))).collect()
+}
+
+impl Database {
+    /// Begins the log of a transaction, and keeps what it reads: durable when this returns.
+    pub(super) fn begin_log(&self, id: TransactionId, options: &TransactionOptions) -> Result<DictionaryId> {
+        if options.isolation == Isolation::Serializable {
+            return Err(Error::Invalid("a durable transaction cannot be serializable: its locks would not survive".into()));
+        }
+        match self.create_branch(BRANCH) {
+            Ok(()) | Err(Error::Exists(_)) => {}
+            Err(e) => return Err(e),
+        }
+        let dict = DictionaryOptions { reserved: true, ..DictionaryOptions::default() };
+        let log = self.create_dictionary(BRANCH, &id.to_string(), dict)?;
+        self.snapshot("", &base_name(id), Durability::Buffered)?;
+        let mut batch = Batch::new();
+        batch.put(log, BEGINNING, encode(options));
+        self.commit(batch, Durability::Synced)?;
+        Ok(log)
+    }
+
+    /// Logs changes that a transaction is about to make; `at`: how many it has made before.
+    pub(super) fn log(&self, log: DictionaryId, at: u64, changes: &Changes) -> Result<()> {
+        let changes = whole(self, changes)?;
+        let mut batch = Batch::new();
+        let mut rest = &changes[..];
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let fits = rest.iter().take_while(|(_, op)| {
+                bytes += op.bytes();
+                bytes <= PIECE
+            });
+            let (piece, more) = rest.split_at(fits.count().max(1));
+            let mut record = Vec::new();
+            record::encode(piece, &mut record, |_| {});
+            let at = at + (changes.len() - rest.len()) as u64;
+            batch.put(log, Bytes::copy_from_slice(&at.to_be_bytes()), record);
+            rest = more;
+        }
+        self.commit(batch, Durability::Buffered)
+    }
+
+    /// Takes back what was logged when a transaction had made more than `at` changes.
+    pub(super) fn cut_log(&self, log: DictionaryId, at: u64) -> Result<()> {
+        let mut batch = Batch::new();
+        batch.delete_range(log, Bytes::copy_from_slice(&at.to_be_bytes()), Bytes::from_static(&END));
+        self.commit(batch, Durability::Buffered)
+    }
+
+    /// What ends a log.
+    pub(super) fn end_of_log(log: DictionaryId) -> (DictionaryId, Op) {
+        (log, Op::DeleteRange(Bytes::from_static(BEGINNING), Bytes::from_static(&END)))
+    }
+
+    /// Opens the transactions again whose logs are there.
+    pub(crate) fn restore_transactions(self: &Arc<Self>) -> Result<()> {
+        let view = self.view();
+        let logs = view.version.trees.values().filter(|t| t.info.branch == BRANCH).map(|t| (t.info.id, t.info.name.clone()));
+        for (log, name) in logs.collect::<Vec<_>>() {
+            let Ok(id) = name.parse::<u64>().map(TransactionId) else { continue };
+            self.transactions.number_used(id);
+            if let Some(beginning) = view.get(log, BEGINNING)? {
+                match self.restore(id, log, &beginning) {
+                    Ok(()) => tracing::info!("transaction {id} goes on"),
+                    Err(e) => tracing::warn!("transaction {id} cannot go on: {e}"),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn restore(self: &Arc<Self>, id: TransactionId, log: DictionaryId, beginning: &[u8]) -> Result<()> {
+        let base = self.open_snapshot(&base_name(id))?;
+        let mut open = Open::new(Some(base));
+        open.log = Some(log);
+        open.restored = true;
+        let share = self.shares.memtables / 8;
+        let mut cursor = self.view().cursor(log, &[0], b"")?;
+        while let Some(tuple) = cursor.next()? {
+            // The record's own length stands in front.
+            let value = tuple.value()?;
+            let mut rest = &value[..];
+            zones::varint::get_u64(&mut rest)
+                .map_err(|_| Error::Corrupt(format!("the log of transaction {id} has a record without a length")))?;
+            let Record::Commit(changes) = record::decode(&value.slice_ref(rest))? else {
+                return Err(Error::Corrupt(format!("the log of transaction {id} has a record that is no change")));
+            };
+            if open.own.is_full(share) {
+                open.own.spill(self, &Default::default())?;
+            }
+            // Numbers that were taken back are not given again.
+            let at = tuple.key.first_chunk().map_or(0, |at| u64::from_be_bytes(*at));
+            open.own.at = open.own.at.max(at);
+            open.own.write(&changes, Hold::default());
+        }
+        self.transactions.take_up(self, id, decode(beginning)?, open);
+        Ok(())
+    }
+
+    /// Drops the logs of transactions that have ended.
+    pub(crate) fn sweep_logs(&self) -> Result<()> {
+        let version = self.version.load_full();
+        let ended = |name: &str| name.parse().is_ok_and(|id| self.transactions.find(TransactionId(id)).is_none());
+        for tree in version.trees.values().filter(|t| t.info.branch == BRANCH && ended(&t.info.name)) {
+            let base = format!(".transaction-{}", tree.info.name);
+            match self.drop_snapshot(&base) {
+                Ok(()) | Err(Error::NoSnapshot(_)) => self.drop_dictionary(tree.info.id)?,
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Group {
+    /// Ends the log of one that is aborted.
+    pub(super) fn end_log(&self, log: Option<DictionaryId>) {
+        let Some(log) = log else { return };
+        let mut batch = Batch::new();
+        batch.delete_range(log, Bytes::from_static(BEGINNING), Bytes::from_static(&END));
+        if let Err(e) = self.db.commit(batch, Durability::Buffered) {
+            tracing::warn!("transaction {} is aborted, but may be there again when the store is opened: {e}", self.id);
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Durable transactions: a crash or a restart does not end them; their commit and their abort do, for good.
+
+use std::sync::Arc;
+
+use env::Machine;
+use kvdb::{
+    Batch, CreateOptions, DictionaryId, Durability, Error, Isolation, Kvdb, OpenOptions, Transaction, TransactionId,
+    TransactionOptions,
+};
+use zones::MemoryDevice;
+
+fn options() -> OpenOptions {
+    OpenOptions { memory: 4 << 20, threads: false, zero_journal: false, flush_on_close: false, ..Default::default() }
+}
+
+struct World {
+    db: Kvdb,
+    d: DictionaryId,
+    device: Arc<MemoryDevice>,
+}
+
+impl World {
+    fn new() -> World {
+        let device = Arc::new(MemoryDevice::new());
+        let create = CreateOptions { open: options(), ..Default::default() };
+        let db = Kvdb::create(device.clone(), Arc::new(Machine::default()), create).unwrap();
+        let d = db.open_dictionary("d").unwrap().id();
+        World { db, d, device }
+    }
+
+    fn begin(&self) -> Transaction {
+        let options = TransactionOptions { durable: true, label: "long work".into(), ..Default::default() };
+        self.db.begin_with(options).unwrap()
+    }
+
+    fn put(&self, key: &str, value: &str) {
+        self.db.put(self.d, key.as_bytes(), value.as_bytes(), Durability::Buffered).unwrap();
+    }
+
+    fn get(&self, key: &str) -> Option<String> {
+        self.db.get(self.d, key.as_bytes()).unwrap().map(|v| String::from_utf8(v.to_vec()).unwrap())
+    }
+
+    /// As the store is after a crash now: what was synced is there.
+    fn crash(&self) -> World {
+        self.db.sync().unwrap();
+        let device = Arc::new((*self.device).clone());
+        let (db, _) = Kvdb::open(device.clone(), Arc::new(Machine::default()), options()).unwrap();
+        World { db, d: self.d, device }
+    }
+
+    fn joined(&self, id: TransactionId) -> Transaction {
+        self.db.transaction(id).unwrap()
+    }
+
+    /// Nothing of ended transactions is left.
+    fn is_swept(&self) {
+        let left = || self.db.stats().dictionaries.iter().filter(|d| !d.info.branch.is_empty()).count();
+        while left() > 0 {
+            self.db.step().unwrap();
+            std::thread::yield_now();
+        }
+        assert!(self.db.snapshots().is_empty());
+    }
+}
+
+fn value(t: &Transaction, d: DictionaryId, key: &str) -> Option<String> {
+    t.get(d, key.as_bytes()).unwrap().map(|v| String::from_utf8(v.to_vec()).unwrap())
+}
+
+#[test]
+fn it_goes_on_after_a_crash_as_if_nothing_had_been() {
+    let world = World::new();
+    world.put("a", "0");
+    world.put("b", "0");
+    let t = world.begin();
+    t.put(world.d, "a", "t").unwrap();
+    world.put("b", "1");
+    let mark = t.savepoint().unwrap();
+    t.delete_range(world.d, "a", "z").unwrap();
+    t.rollback_to(&mark).unwrap();
+    t.put(world.d, "c", "t").unwrap();
+    (0..5000).for_each(|i| t.put(world.d, format!("many{i:05}"), [7; 300]).unwrap());
+    let world = world.crash();
+    let list = world.db.transactions();
+    assert_eq!((list.len(), list[0].id, list[0].durable, list[0].label.as_str()), (1, t.id(), true, "long work"));
+    let again = world.joined(t.id());
+    assert_eq!(value(&again, world.d, "a").as_deref(), Some("t"));
+    assert_eq!(value(&again, world.d, "b").as_deref(), Some("0"), "it reads what was there when it began");
+    assert_eq!(value(&again, world.d, "c").as_deref(), Some("t"));
+    assert_eq!(again.view().unwrap().prefix(world.d, "many").count(), 5000);
+    assert_eq!((world.get("a").as_deref(), world.get("b").as_deref(), world.get("c")), (Some("0"), Some("1"), None));
+    again.put(world.d, "d", "later").unwrap();
+    // And once more.
+    let world = world.crash();
+    let again = world.joined(t.id());
+    assert_eq!(value(&again, world.d, "d").as_deref(), Some("later"));
+    again.commit(Durability::Synced).unwrap();
+    assert_eq!((world.get("a").as_deref(), world.get("d").as_deref()), (Some("t"), Some("later")));
+    assert_eq!(world.db.view().prefix(world.d, "many").count(), 5000);
+    let world = world.crash();
+    assert!(world.db.transactions().is_empty(), "it has ended");
+    assert_eq!(world.get("d").as_deref(), Some("later"));
+    world.is_swept();
+}
+
+#[test]
+fn it_goes_on_after_the_store_was_closed() {
+    let world = World::new();
+    let t = world.begin();
+    t.put(world.d, "a", "t").unwrap();
+    let other = world.db.begin(Isolation::Snapshot).unwrap();
+    world.db.close().unwrap();
+    assert!(matches!(t.get(world.d, b"a"), Err(Error::Locked(_))));
+    let (id, gone, World { db, d, device }) = (t.id(), other.id(), world);
+    drop((db, t, other));
+    let (db, _) = Kvdb::open(device.clone(), Arc::new(Machine::default()), options()).unwrap();
+    let world = World { db, d, device };
+    assert!(world.db.transaction(gone).is_err());
+    assert!(world.db.begin(Isolation::Snapshot).unwrap().id() > id, "no number is given twice");
+    assert_eq!(value(&world.joined(id), world.d, "a").as_deref(), Some("t"));
+}
+
+#[test]
+fn an_abort_is_for_good() {
+    let world = World::new();
+    let (t, u) = (world.begin(), world.begin());
+    t.put(world.d, "a", "t").unwrap();
+    u.put(world.d, "a", "u").unwrap();
+    t.commit(Durability::Buffered).unwrap();
+    // The second one has a conflict, and a third one is given up.
+    assert!(matches!(u.commit(Durability::Buffered), Err(Error::Conflict { .. })));
+    let v = world.begin();
+    v.put(world.d, "b", "v").unwrap();
+    v.abort();
+    let world = world.crash();
+    assert!(world.db.transactions().is_empty());
+    assert_eq!((world.get("a").as_deref(), world.get("b")), (Some("t"), None));
+    world.is_swept();
+}
+
+#[test]
+fn what_others_changed_before_the_crash_is_a_conflict_after_it() {
+    let world = World::new();
+    world.put("a", "0");
+    world.put("m", "0");
+    let ts = [world.begin(), world.begin(), world.begin(), world.begin()];
+    ts[0].put(world.d, "a", "t").unwrap();
+    ts[1].delete_range(world.d, "k", "n").unwrap();
+    ts[2].put(world.d, "b", "fine").unwrap();
+    ts[3].put(world.d, "x", "late").unwrap();
+    world.put("a", "1");
+    let mut batch = Batch::new();
+    batch.delete(world.d, "m");
+    world.db.commit(batch, Durability::Buffered).unwrap();
+    let world = world.crash();
+    let commit = |i: usize| world.joined(ts[i].id()).commit(Durability::Buffered);
+    assert!(matches!(commit(0), Err(Error::Conflict { .. })));
+    assert!(matches!(commit(1), Err(Error::Conflict { .. })));
+    commit(2).unwrap();
+    world.put("x", "1");
+    assert!(matches!(commit(3), Err(Error::Conflict { .. })), "and what they change after it");
+    assert_eq!(world.get("b").as_deref(), Some("fine"));
+}
+
+#[test]
+fn a_serializable_one_cannot_be_durable() {
+    let world = World::new();
+    let options = TransactionOptions { durable: true, isolation: Isolation::Serializable, ..Default::default() };
+    assert!(matches!(world.db.begin_with(options), Err(Error::Invalid(_))));
+    assert!(world.db.transactions().is_empty());
+}
