@@ -60,6 +60,9 @@ pub struct How {
     /// The last to commit wins instead of the first: for those who know that nobody else changes the same (si only).
     #[arg(long)]
     no_check: bool,
+    /// It survives a restart of the store's daemon, a crash included; what it writes is written once more for that (si only).
+    #[arg(long)]
+    durable: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -93,6 +96,7 @@ impl How {
         words.extend(["LABEL", self.label.as_deref().unwrap_or(label)]);
         words.extend(idle.iter().flat_map(|seconds| ["IDLE", seconds.as_str()]));
         words.extend(self.no_check.then_some("NOCHECK"));
+        words.extend(self.durable.then_some("DURABLE"));
         words.extend(attached.then_some("ATTACHED"));
         match mounted.txn(&words)? {
             Reply::Integer(id) => Ok(id as u64),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use env::Env;
-use kvdb::{Batch, Durability, Kvdb, Scope};
+use kvdb::{Batch, Durability, Kvdb, Scope, View};
 use parking_lot::{Condvar, Mutex, RwLockWriteGuard};
 
 use crate::attr::{Attr, FileKind, Ino, ROOT, Timestamp};
@@ -139,7 +139,7 @@ impl Fs {
             None => make(&db, &layout, &*env, &options)?,
         };
         let orphans = if options.read_only { 0 } else { empty_orphans(&db, &layout)? };
-        let next = largest_ino(&db, &layout)?
+        let next = largest_ino(&db.view(), &layout)?
             .checked_add(1)
             .filter(|&n| n > ROOT && n < INO_LIMIT)
             .ok_or_else(|| Error::Corrupt { ino: u64::MAX, what: "an inode number that was never given out".into() })?;
@@ -421,8 +421,7 @@ pub(crate) fn stage_removal(layout: &Layout, ino: Ino, batch: &mut Batch) {
 }
 
 /// The largest inode number in use: of the nodes, and of the pages too, so that no new file finds old data under its number.
-fn largest_ino(db: &Kvdb, layout: &Layout) -> Result<Ino> {
-    let view = db.view();
+pub(crate) fn largest_ino(view: &View, layout: &Layout) -> Result<Ino> {
     let mut largest = ROOT;
     for dict in [layout.imap, layout.dmap] {
         let mut cursor = view.cursor(dict, &[], &[])?;

@@ -44,6 +44,11 @@ impl Numbers {
         Numbers { next: self.next.clone(), blocks: Some(Mutex::default()) }
     }
 
+    /// Numbers from `ino` on may be taken.
+    pub fn is_taken_below(&self, ino: Ino) {
+        self.next.fetch_max(ino, Ordering::Relaxed);
+    }
+
     pub fn take(&self) -> Ino {
         let Some(blocks) = &self.blocks else { return self.next.fetch_add(1, Ordering::Relaxed) };
         let mut blocks = blocks.lock();

@@ -52,7 +52,7 @@ use crate::absorb::Touched;
 use crate::attr::Ino;
 use crate::difference::{FileChange, difference};
 use crate::error::{Error, Result};
-use crate::fs::{Fs, FsOptions};
+use crate::fs::{Fs, FsOptions, largest_ino};
 use crate::{locks, merge};
 
 /// Which view.
@@ -153,8 +153,22 @@ impl Views {
                 keeper: Arc::default(),
             }),
         };
+        for transaction in views.shared.db.transactions() {
+            if let Err(e) = views.take_up(transaction.id) {
+                tracing::warn!("transaction {} has no files: {e}", transaction.id);
+            }
+        }
         views.start_keeper();
         views
+    }
+
+    /// Opens the view of a transaction that began before the store was opened.
+    fn take_up(&self, id: TransactionId) -> Result<()> {
+        let transaction = self.shared.db.transaction(id)?;
+        let core = &self.shared.mainline.core;
+        core.numbers.is_taken_below(largest_ino(&transaction.view()?, &core.layout)?.saturating_add(1));
+        self.open_transaction(transaction)?;
+        Ok(())
     }
 
     pub fn mainline(&self) -> &Fs {

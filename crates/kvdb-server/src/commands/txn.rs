@@ -80,7 +80,7 @@ fn seconds(arg: Option<&[u8]>) -> Result<Duration, Failure> {
     duration.ok_or_else(|| Failure::request("not a number of seconds"))
 }
 
-/// `TXN BEGIN [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds] [NOCHECK] [ATTACHED]`: its number.
+/// `TXN BEGIN [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds] [NOCHECK] [DURABLE] [ATTACHED]`: its number.
 fn begin(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let mut options = TransactionOptions { detached: true, ..TransactionOptions::default() };
     let mut attached = false;
@@ -96,6 +96,7 @@ fn begin(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             o if is(o, "idle") => options.idle_limit = Some(seconds(words.next())?),
             o if is(o, "timeout") => options.lock_timeout = seconds(words.next())?,
             o if is(o, "nocheck") => options.check_conflicts = false,
+            o if is(o, "durable") => options.durable = true,
             o if is(o, "attached") => attached = true,
             _ => return Err(Failure::SYNTAX),
         }

@@ -1,0 +1,65 @@
+//! Durable transactions over files: after a restart the view is there again, with what was written in it.
+
+use std::sync::Arc;
+
+use env::Simulated;
+use kvdb::{CreateOptions, Durability, Kvdb, OpenOptions, TransactionOptions};
+use kvfs::{Caller, FileKind, Fs, FsOptions, Ino, ROOT, View, Views};
+use zones::MemoryDevice;
+
+fn open(device: &Arc<MemoryDevice>, fresh: bool) -> (Kvdb, Fs, Views) {
+    let env = Arc::new(Simulated::new(7));
+    let options = OpenOptions { memory: 16 << 20, threads: false, zero_journal: false, ..Default::default() };
+    let db = match fresh {
+        true => Kvdb::create(device.clone(), env.clone(), CreateOptions { open: options, ..Default::default() }).unwrap(),
+        false => Kvdb::open(device.clone(), env.clone(), options).unwrap().0,
+    };
+    let fs = Fs::open(db.clone(), env, FsOptions::default()).unwrap();
+    let views = Views::new(db.clone(), fs.clone());
+    (db, fs, views)
+}
+
+fn file(fs: &Fs, parent: Ino, name: &str, data: &[u8]) -> Ino {
+    let ino = fs.mknod(parent, name.as_bytes(), FileKind::File, 0o644, 0, Caller::default()).unwrap().ino;
+    assert_eq!(fs.write(ino, 0, data, Default::default()).unwrap() as usize, data.len());
+    ino
+}
+
+fn content(fs: &Fs, path: &str) -> Vec<u8> {
+    let attr = fs.resolve(path.as_bytes()).unwrap();
+    fs.read(attr.ino, 0, attr.size as u32).unwrap().to_vec()
+}
+
+#[test]
+fn a_view_goes_on_after_a_crash_and_its_commit_meets_no_strangers() {
+    let device = Arc::new(MemoryDevice::new());
+    let (db, fs, views) = open(&device, true);
+    file(&fs, ROOT, "before", b"before");
+    let id = views.begin(TransactionOptions { durable: true, ..Default::default() }).unwrap();
+    let inside = views.fs(&View::Transaction(id)).unwrap();
+    let dir = inside.mkdir(ROOT, b"dir", 0o755, Caller::default()).unwrap().ino;
+    file(&inside, dir, "new", &[7; 20_000]);
+    inside.unlink(ROOT, b"before").unwrap();
+    inside.sync_all().unwrap();
+    db.sync().unwrap();
+
+    let crashed = Arc::new((*device).clone());
+    let (db, fs, views) = open(&crashed, false);
+    assert_eq!(content(&fs, "/before"), b"before");
+    assert!(fs.resolve(b"/dir").is_err());
+    // Numbers that the view has given are not given again.
+    let outside = file(&fs, ROOT, "outside", b"outside");
+    let inside = views.fs(&View::Transaction(id)).unwrap();
+    assert_eq!(content(&inside, "/dir/new"), vec![7; 20_000]);
+    assert!(inside.resolve(b"/before").is_err() && inside.resolve(b"/outside").is_err());
+    assert_ne!(inside.resolve(b"/dir/new").unwrap().ino, outside);
+    file(&inside, ROOT, "later", b"later");
+    views.commit(id, Durability::Synced).unwrap();
+    assert_eq!(content(&fs, "/dir/new"), vec![7; 20_000]);
+    assert_eq!((content(&fs, "/outside"), content(&fs, "/later")), (b"outside".to_vec(), b"later".to_vec()));
+    assert!(fs.resolve(b"/before").is_err());
+    fs.sync_all().unwrap();
+    let report = kvfs::verify(&db).unwrap();
+    assert!(report.findings.is_empty(), "{:?}", report.findings);
+    assert!(db.transactions().is_empty());
+}
