@@ -215,7 +215,7 @@ impl Database {
     }
 
     /// Takes the pipeline's lock with room for `need` bytes of stream and for values that cost so much.
-    fn enter(&self, need: usize, cost: u64) -> Result<MutexGuard<'_, Pipeline>> {
+    pub(crate) fn enter(&self, need: usize, cost: u64) -> Result<MutexGuard<'_, Pipeline>> {
         let need = if self.options.journal { need + record::NUMBER_SIZE } else { 0 };
         let pipeline = loop {
             let pipeline = self.pipeline.lock();

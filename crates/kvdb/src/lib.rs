@@ -92,7 +92,9 @@ pub use ingest::{Ingest, IngestStats};
 pub use iter::{Iter, Keys};
 pub use options::{CreateOptions, OpenOptions};
 pub use recovery::Recovery;
-pub use snapshots::{BranchInfo, Change, Difference, MAX_SNAPSHOT_NAME, SnapshotInfo};
+pub use snapshots::{
+    BranchInfo, Change, Difference, MAX_SNAPSHOT_NAME, ReceiveOptions, ReceiveStats, Received, SendStats, SnapshotInfo,
+};
 pub use stats::{DictionaryStats, Stats};
 pub use transactions::{
     Changed, Changes, Isolation, MergeRoutine, Merged, Savepoint, Scope, Transaction, TransactionId, TransactionInfo,

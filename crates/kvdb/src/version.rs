@@ -92,7 +92,6 @@ pub(crate) struct Tree {
     /// `levels[0]` is the youngest; within a level newest first.
     pub levels: Vec<Vec<Placed>>,
     /// Commits up to this one were undone by a rollback: what was read before it is no more.
-    #[allow(dead_code)] // Of use to whoever began before.
     pub since: Seq,
 }
 

@@ -191,6 +191,27 @@ fn a_rollback_undoes_everything_since_and_nothing_else() {
 }
 
 #[test]
+fn a_transaction_that_began_before_a_rollback_cannot_commit_over_it() {
+    let db = store();
+    let (d, e) = (db.open_dictionary("d").unwrap(), db.open_dictionary("e").unwrap());
+    d.insert("k", "1").unwrap();
+    db.snapshot("s").unwrap();
+    db.clone_snapshot("s", "b").unwrap();
+    let other = db.dictionary_in("b", "e").unwrap();
+    let [hit, spared] = [(); 2].map(|()| db.begin(kvdb::Isolation::Snapshot).unwrap());
+    hit.put(e.id(), "x", "1").unwrap();
+    spared.put(other, "x", "1").unwrap();
+    db.rollback("s").unwrap();
+    assert!(matches!(hit.commit(Durability::Buffered), Err(Error::Conflict { .. })));
+    spared.commit(Durability::Buffered).unwrap();
+    let later = db.begin(kvdb::Isolation::Snapshot).unwrap();
+    later.put(e.id(), "y", "1").unwrap();
+    later.commit(Durability::Buffered).unwrap();
+    assert_eq!((db.get(e.id(), b"x").unwrap(), db.get(e.id(), b"y").unwrap().is_some()), (None, true));
+    assert!(db.get(other, b"x").unwrap().is_some());
+}
+
+#[test]
 fn a_checkpoint_has_snapshots_and_branches_too() {
     let db = store();
     let d = db.open_dictionary("d").unwrap();

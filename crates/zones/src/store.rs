@@ -149,6 +149,7 @@ impl Zones {
         let mut newest = self.superblock.lock();
         let mut next = newest.0.clone();
         next.generation += 1;
+        next.version = FORMAT_VERSION;
         next.root = root.to_vec();
         let older = 1 - newest.1;
         self.write_superblock(&next, older)?;

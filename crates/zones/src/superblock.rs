@@ -24,7 +24,9 @@ use std::io;
 use crate::{Checksum, Device, Error, Purpose, Result, SECTOR, ZONE_SIZE};
 
 /// The format this program reads and writes.
-pub const FORMAT_VERSION: u32 = 3;
+pub const FORMAT_VERSION: u32 = 4;
+/// The oldest version that is a part of it: what it has is read as it is, and the store has the newer one with its next root.
+const OLDEST_VERSION: u32 = 3;
 
 /// The longest root, in bytes.
 pub const MAX_ROOT: usize = 2048;
@@ -80,7 +82,7 @@ impl Superblock {
             return Err(Error::corrupt("a superblock fails its checksum", addr));
         }
         let version = u32_at(8);
-        if version != FORMAT_VERSION {
+        if !(OLDEST_VERSION..=FORMAT_VERSION).contains(&version) {
             return Err(Error::Version { found: version, supported: FORMAT_VERSION });
         }
         let root_len = u32_at(60) as usize;
@@ -168,6 +170,12 @@ mod tests {
     #[test]
     fn a_copy_at_the_wrong_place_is_refused() {
         assert!(matches!(Superblock::decode(&sample().encode(COPIES[0]), COPIES[1]), Err(Error::Corrupt { .. })));
+    }
+
+    #[test]
+    fn the_version_before_is_read() {
+        let old = Superblock { version: 3, ..sample() };
+        assert_eq!(Superblock::decode(&old.encode(0), 0).unwrap(), old);
     }
 
     #[test]

@@ -376,7 +376,7 @@ impl Edit {
     }
 }
 
-fn put_dictionary(out: &mut Vec<u8>, d: &DictionaryInfo) {
+pub(crate) fn put_dictionary(out: &mut Vec<u8>, d: &DictionaryInfo) {
     put_varint(out, u64::from(d.id.0));
     put_bytes(out, d.name.as_bytes());
     put_varint(out, u64::from(d.options.separate_at));
@@ -409,12 +409,12 @@ fn put_kept(out: &mut Vec<u8>, (level, id, kept): &Kept) {
     put_varint(out, *kept);
 }
 
-fn text(r: &mut Reader) -> Result<String> {
+pub(crate) fn text(r: &mut Reader) -> Result<String> {
     let bytes = r.bytes()?;
     Ok(std::str::from_utf8(bytes).map_err(|_| r.corrupt("a name is not UTF-8"))?.to_owned())
 }
 
-fn dictionary(r: &mut Reader, branch: String) -> Result<DictionaryInfo> {
+pub(crate) fn dictionary(r: &mut Reader, branch: String) -> Result<DictionaryInfo> {
     let id = DictionaryId(r.varint_u32()?);
     let name = text(r)?;
     let (separate_at, stitch_at, reserved) = (r.varint_u32()?, r.varint()?, r.u8()? != 0);

@@ -3,9 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use bytes::Bytes;
+
 use crate::database::Database;
 use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::error::{Error, Result};
+use crate::journal::record::{self, Op};
 use crate::manifest::{Edit, SnapshotState, State};
 use crate::snapshots::Snapshot;
 use crate::version::{Tree, Version};
@@ -91,7 +94,13 @@ impl Database {
         let branch = to.label.branch.clone();
         {
             // Every commit is before or after: those before are void, in memory and in the journal.
-            let pipeline = self.pipeline.lock();
+            // It has a number of its own, so that whoever began before can tell: that of a change that is nobody's.
+            let nobodys = [(DictionaryId(0), Op::Delete(Bytes::new()))];
+            let mut pipeline = self.enter(record::size(&nobodys), 0)?;
+            if self.options.journal {
+                record::encode(&nobodys, pipeline.stream(), |_| {});
+            }
+            self.publish(&mut pipeline, &self.version.load(), 1, 0, 0);
             let seq = pipeline.next_seq - 1;
             self.install(|state| {
                 let trees = contents(state, &to);

@@ -16,12 +16,18 @@
 mod branches;
 mod create;
 mod difference;
+mod receive;
 pub(crate) mod registry;
+mod send;
+mod stream;
 
 use std::time::Duration;
 
 pub use difference::{Change, Difference};
+pub use receive::{ReceiveOptions, ReceiveStats};
 pub(crate) use registry::{Snapshot, Snapshots};
+pub use send::SendStats;
+pub use stream::Received;
 
 use crate::batch::Durability;
 use crate::dictionary::{DictionaryId, DictionaryInfo, DictionaryOptions};

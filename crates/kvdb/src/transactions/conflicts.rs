@@ -118,6 +118,10 @@ fn both(db: &Database, own: &Own, since: Seq) -> Result<Both> {
         if mine == 0 {
             continue;
         }
+        if db.version.load().trees.get(&dict).is_some_and(|t| t.since > since) {
+            // Rolled back meanwhile: all of it was changed.
+            found.ranges.insert((dict, Bytes::new()));
+        }
         for newer in newer(db, dict, since) {
             if found.enough() {
                 return Ok(found);

@@ -1,0 +1,227 @@
+//! Receiving a snapshot that another store has sent. What comes is applied to a branch that nobody sees, together with a note of how far
+//! it came, so that a stream that was cut off goes on where it ended. With the stream's end the branch takes its place, and the
+//! snapshot is there, in one edit of the manifest.
+
+use std::collections::BTreeSet;
+use std::io::Read;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::check_name;
+use super::stream::{Frame, Header, Received, read_magic};
+use crate::Kvdb;
+use crate::batch::{Batch, Durability};
+use crate::database::Database;
+use crate::dictionary::{DictionaryId, DictionaryOptions};
+use crate::error::{Error, Result};
+use crate::manifest::{Edit, Label};
+use crate::version::Version;
+
+/// The branch of a stream that is being received begins with this; its name goes on with the snapshot's id.
+const PREFIX: &str = ".receive-";
+/// A dictionary of that branch, with one key: how far it came.
+const PROGRESS: &str = ".progress";
+const KEY: &[u8] = b"received";
+
+/// Where a stream goes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReceiveOptions {
+    /// The branch that becomes what was sent; empty: the main one.
+    pub branch: String,
+    /// The name of the snapshot here; `None`: the one that it has there.
+    pub snapshot: Option<String>,
+    /// What the branch has is given up, even when it is not the base of the changes that were sent.
+    pub replace: bool,
+}
+
+/// What was received.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReceiveStats {
+    /// The snapshot's name here.
+    pub snapshot: String,
+    pub chunks: u64,
+    /// Those received before the stream was cut off included.
+    pub tuples: u64,
+}
+
+fn branch_of(id: &[u8; 16]) -> String {
+    id.iter().fold(PREFIX.to_owned(), |name, byte| name + &format!("{byte:02x}"))
+}
+
+impl Kvdb {
+    /// Takes a stream of [`Kvdb::send`]. Nothing of it is seen before its end; then the branch is what was sent, and a snapshot of it is
+    /// there, durably and as one step. The branch's dictionaries have new numbers afterwards. A stream that is damaged or
+    /// cut off is an error, and what came before stays: the same stream, from its beginning or from there, goes on with it.
+    ///
+    /// A branch that has something of its own is replaced only when that is asked for: of a whole stream it must not exist (the main one:
+    /// be empty), of changes it must still be as the base is.
+    pub fn receive(&self, mut input: impl Read, options: &ReceiveOptions) -> Result<ReceiveStats> {
+        let db = &self.db.0;
+        db.writable()?;
+        read_magic(&mut input)?;
+        let Frame::Header(header) = Frame::read(&mut input)? else {
+            return Err(Error::Corrupt("a stream: it does not begin with a header".into()));
+        };
+        let name = options.snapshot.clone().unwrap_or_else(|| header.label.name.clone());
+        check_name("snapshot", &name)?;
+        if !options.branch.is_empty() {
+            check_name("branch", &options.branch)?;
+        }
+        let known = db.snapshots.list().into_iter().find(|s| s.label.id == header.label.id || s.label.name == name);
+        if let Some(known) = known {
+            return Err(Error::Exists(format!("snapshot {}", known.label.name)));
+        }
+        let base = self.base(&header)?;
+        if !options.replace {
+            self.may_replace(&options.branch, base.as_deref())?;
+        }
+        let branch = branch_of(&header.label.id);
+        self.prepare(&branch, base.as_deref(), &header)?;
+        let of = |name: &str| self.dictionary_in(&branch, name).ok_or_else(|| Error::NoDictionary(name.into()));
+        let dicts: Vec<DictionaryId> = header.dictionaries.iter().map(|d| of(&d.name)).collect::<Result<_>>()?;
+        let progress = self.create_dictionary_in(&branch, PROGRESS, DictionaryOptions::default())?;
+        let mut received = self.progress(&branch)?.unwrap_or(Received { id: header.label.id, ..Received::default() });
+        if header.first > received.chunks {
+            let (first, next) = (header.first, received.chunks);
+            return Err(Error::Invalid(format!("the stream begins with chunk {first}, but chunk {next} is the next one wanted")));
+        }
+        loop {
+            match Frame::read(&mut input)? {
+                Frame::Header(_) => return Err(Error::Corrupt("a stream: it has a second header".into())),
+                Frame::Chunk { number, .. } if number < received.chunks => {}
+                Frame::Chunk { number, dictionary, tuples } => {
+                    let dict = dicts.get(dictionary as usize).filter(|_| number == received.chunks);
+                    let dict = *dict.ok_or_else(|| Error::Corrupt(format!("a stream: chunk {number} is out of order")))?;
+                    received = Received {
+                        id: received.id,
+                        chunks: number + 1,
+                        tuples: received.tuples + tuples.len() as u64,
+                        dictionary,
+                        key: tuples.last().map(|(key, _)| key.clone()).unwrap_or_default(),
+                    };
+                    let mut batch = Batch::new();
+                    for (key, value) in tuples {
+                        match value {
+                            Some(value) => batch.put(dict, key, value),
+                            None => batch.delete(dict, key),
+                        }
+                    }
+                    batch.put(progress, KEY, received.to_bytes());
+                    self.commit(batch, Durability::Buffered)?;
+                }
+                Frame::End { chunks, tuples } if (chunks, tuples) == (received.chunks, received.tuples) => break,
+                Frame::End { chunks, tuples } => {
+                    let (c, t) = (received.chunks, received.tuples);
+                    return Err(Error::Corrupt(format!("a stream: {chunks} chunks of {tuples} tuples were sent, {c} of {t} came")));
+                }
+            }
+        }
+        self.drop_dictionary(progress)?;
+        let label = Label { name: name.clone(), branch: options.branch.clone(), ..header.label };
+        db.adopt(&branch, &options.branch, label)?;
+        Ok(ReceiveStats { snapshot: name, chunks: received.chunks, tuples: received.tuples })
+    }
+
+    /// Streams that were cut off, and how far they came: what of it is listed is on disk. For [`Kvdb::send`] of the other store.
+    pub fn receiving(&self) -> Result<Vec<Received>> {
+        self.sync()?;
+        let branches = self.db.0.snapshots.branches().into_keys().filter(|name| name.starts_with(PREFIX));
+        branches.filter_map(|branch| self.progress(&branch).transpose()).collect()
+    }
+
+    /// Gives up a stream that was cut off.
+    pub fn forget_received(&self, received: &Received) -> Result<()> {
+        self.db.0.drop_branch(&branch_of(&received.id))
+    }
+
+    fn progress(&self, branch: &str) -> Result<Option<Received>> {
+        let Some(dict) = self.dictionary_in(branch, PROGRESS) else { return Ok(None) };
+        self.get(dict, KEY)?.map(|bytes| Received::from_bytes(&bytes)).transpose()
+    }
+
+    /// The name here of the snapshot that the stream's changes are made to.
+    fn base(&self, header: &Header) -> Result<Option<String>> {
+        let Some((id, name)) = &header.base else { return Ok(None) };
+        let found = self.db.0.snapshots.list().into_iter().find(|s| s.label.id == *id);
+        Ok(Some(found.ok_or_else(|| Error::NoSnapshot(format!("{name}, which the stream builds upon")))?.label.name.clone()))
+    }
+
+    fn may_replace(&self, branch: &str, base: Option<&str>) -> Result<()> {
+        let dictionaries = self.dictionaries_in(branch);
+        let Some(base) = base else {
+            let free = if branch.is_empty() { dictionaries.is_empty() } else { !self.db.0.snapshots.has_branch(branch) };
+            let what = if branch.is_empty() { "something in the main branch".into() } else { format!("branch {branch}") };
+            return if free { Ok(()) } else { Err(Error::Exists(what)) };
+        };
+        if !self.db.0.snapshots.has_branch(branch) {
+            return Ok(());
+        }
+        let (before, now) = (self.open_snapshot(base)?, self.view());
+        let names: BTreeSet<String> = before.dictionaries().into_iter().chain(dictionaries).map(|d| d.name).collect();
+        for name in names {
+            let ids = (before.dictionary(&name), self.dictionary_in(branch, &name));
+            let (Some(a), Some(b)) = ids else {
+                return Err(Error::Invalid(format!(
+                    "the branch is not as snapshot {base} is: dictionary {name} is in one of them alone"
+                )));
+            };
+            if let Some(change) = before.difference(a, &now, b)?.next() {
+                change?;
+                return Err(Error::Invalid(format!("the branch was changed since snapshot {base}, in dictionary {name}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// The hidden branch, with the dictionaries of the header.
+    fn prepare(&self, branch: &str, base: Option<&str>, header: &Header) -> Result<()> {
+        let db = &self.db.0;
+        if !db.snapshots.has_branch(branch) {
+            match base {
+                Some(base) => db.clone_snapshot(base, branch)?,
+                None => db.create_branch(branch)?,
+            }
+        }
+        for info in self.dictionaries_in(branch) {
+            if info.name != PROGRESS && header.dictionaries.iter().all(|d| d.name != info.name) {
+                self.drop_dictionary(info.id)?;
+            }
+        }
+        for info in &header.dictionaries {
+            self.create_dictionary_in(branch, &info.name, info.options.clone())?;
+        }
+        Ok(())
+    }
+}
+
+impl Database {
+    /// Lets the branch `from`, which nobody writes to any more, take the place of `to`, and makes a snapshot of it.
+    fn adopt(&self, from: &str, to: &str, label: Label) -> Result<()> {
+        self.flush_all()?;
+        let _naming = self.settled()?;
+        if self.snapshots.get(&label.name).is_some() {
+            return Err(Error::Exists(format!("snapshot {}", label.name)));
+        }
+        let label = Label { seq: self.visible.load(Ordering::Acquire), ..label };
+        self.install(|state| {
+            let snapshot = self.snapshots.of(label, state.next_dictionary, &self.version.load());
+            let edits = vec![Edit::Adopt { from: from.into(), to: to.into() }, snapshot.edit()];
+            let change = move |v: &mut Version| {
+                v.trees.retain(|_, t| t.info.branch != to);
+                for tree in v.trees.values_mut().filter(|t| t.info.branch == from) {
+                    Arc::make_mut(tree).info.branch = to.into();
+                }
+                self.snapshots.settle(&snapshot, v);
+            };
+            (edits, change)
+        })?;
+        self.snapshots.change_branches(|all| {
+            all.remove(from);
+            if !to.is_empty() {
+                all.entry(to.into()).or_default();
+            }
+        });
+        self.reclaimable.store(true, Ordering::Release);
+        Ok(())
+    }
+}

@@ -1,0 +1,125 @@
+//! Sending a snapshot: all of its tuples, or what has changed since another one.
+
+use std::io::Write;
+
+use bytes::Bytes;
+
+use super::stream::{Frame, Header, Received, write_magic};
+use crate::Kvdb;
+use crate::error::{Error, Result};
+
+/// Bytes of tuples after which a chunk ends.
+const CHUNK: usize = 128 << 10;
+
+/// What was sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SendStats {
+    pub chunks: u64,
+    pub tuples: u64,
+    /// Of the stream.
+    pub bytes: u64,
+}
+
+struct Sender<'a> {
+    out: &'a mut dyn Write,
+    stats: SendStats,
+    dictionary: u32,
+    tuples: Vec<(Bytes, Option<Bytes>)>,
+    bytes: usize,
+}
+
+impl Sender<'_> {
+    fn push(&mut self, key: Bytes, value: Option<Bytes>) -> Result<()> {
+        self.bytes += key.len() + value.as_ref().map_or(0, Bytes::len);
+        self.tuples.push((key, value));
+        if self.bytes >= CHUNK { self.flush() } else { Ok(()) }
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        let tuples = std::mem::take(&mut self.tuples);
+        self.bytes = 0;
+        if tuples.is_empty() {
+            return Ok(());
+        }
+        self.stats.tuples += tuples.len() as u64;
+        let chunk = Frame::Chunk { number: self.stats.chunks, dictionary: self.dictionary, tuples };
+        self.stats.bytes += chunk.write(self.out)?;
+        self.stats.chunks += 1;
+        Ok(())
+    }
+}
+
+impl Kvdb {
+    /// Writes a snapshot as a stream of bytes, for [`Kvdb::receive`] of another store: all of it or, with `base`, what has changed since that
+    /// snapshot, which the other store must have. `from`: what of the same stream was received already ([`Kvdb::receiving`]) is
+    /// left out. The statistics count what was left out too, but for the bytes.
+    ///
+    /// ```
+    /// # let (db, other) = (kvdb::Kvdb::in_memory(), kvdb::Kvdb::in_memory());
+    /// let fruit = db.open_dictionary("fruit")?;
+    /// fruit.insert("apple", "red")?;
+    /// db.snapshot("monday")?;
+    /// let mut stream = Vec::new();
+    /// db.send("monday", None, &mut stream, None)?;
+    /// other.receive(&stream[..], &kvdb::ReceiveOptions::default())?;
+    /// assert_eq!(other.open_dictionary("fruit")?.get("apple")?.unwrap(), "red");
+    ///
+    /// fruit.insert("pear", "green")?;
+    /// db.snapshot("tuesday")?;
+    /// let mut changes = Vec::new();
+    /// db.send("tuesday", Some("monday"), &mut changes, None)?;
+    /// other.receive(&changes[..], &kvdb::ReceiveOptions::default())?;
+    /// assert_eq!(other.open_dictionary("fruit")?.get("pear")?.unwrap(), "green");
+    /// # Ok::<(), kvdb::Error>(())
+    /// ```
+    pub fn send(&self, snapshot: &str, base: Option<&str>, mut out: impl Write, from: Option<&Received>) -> Result<SendStats> {
+        let db = &self.db.0;
+        let known = |name: &str| db.snapshots.get(name).ok_or_else(|| Error::NoSnapshot(name.into()));
+        let (label, view) = (known(snapshot)?.label.clone(), self.open_snapshot(snapshot)?);
+        let base = base.map(|name| Ok::<_, Error>((known(name)?.label.clone(), self.open_snapshot(name)?))).transpose()?;
+        if let Some(from) = from.filter(|from| from.id != label.id) {
+            return Err(Error::Invalid(format!("what was received is of snapshot {:02x?}, not of {snapshot}", from.id)));
+        }
+        let begun = from.cloned().unwrap_or_default();
+        let dictionaries = view.dictionaries();
+        let header = Header {
+            uuid: db.zones.superblock().uuid,
+            label,
+            base: base.as_ref().map(|(label, _)| (label.id, label.name.clone())),
+            first: begun.chunks,
+            dictionaries: dictionaries.clone(),
+        };
+        let stats = SendStats { chunks: begun.chunks, tuples: begun.tuples, bytes: 0 };
+        let mut sender = Sender { out: &mut out, stats, dictionary: 0, tuples: Vec::new(), bytes: 0 };
+        sender.stats.bytes += write_magic(sender.out)? + Frame::Header(Box::new(header)).write(sender.out)?;
+        for (n, info) in dictionaries.iter().enumerate().skip(begun.dictionary as usize) {
+            sender.dictionary = n as u32;
+            // Behind the last key that was received.
+            let last = (begun.chunks > 0 && n == begun.dictionary as usize).then_some(&begun.key);
+            match &base {
+                None => {
+                    let start = last.map(|key| [&key[..], &[0]].concat()).unwrap_or_default();
+                    let mut cursor = view.cursor(info.id, &start, b"")?;
+                    while let Some(tuple) = cursor.next()? {
+                        let (key, value) = tuple.into_parts()?;
+                        sender.push(key, Some(value))?;
+                    }
+                }
+                Some((_, base)) => {
+                    let before = base.dictionary(&info.name).unwrap_or(crate::DictionaryId(0));
+                    for change in base.difference(before, &view, info.id)? {
+                        let change = change?;
+                        if last.is_none_or(|last| change.key > *last) {
+                            sender.push(change.key, change.after.map(|t| t.value()).transpose()?)?;
+                        }
+                    }
+                }
+            }
+            sender.flush()?;
+        }
+        let mut stats = sender.stats;
+        stats.bytes += Frame::End { chunks: stats.chunks, tuples: stats.tuples }.write(&mut out)?;
+        out.flush()?;
+        Ok(stats)
+    }
+}

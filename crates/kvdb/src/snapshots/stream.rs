@@ -1,0 +1,229 @@
+//! The form of a snapshot on its way to another store: frames, each with its length and checksum, so that whatever a pipe or a disk does
+//! to it is found before it is applied.
+//!
+//! ```text
+//! 8 bytes  magic: KVFS then "send"; then frames:
+//! u8 kind · u32 length · payload · u32 CRC-32C of all before it in the frame
+//!
+//! 1 header: varint version (1), 16 bytes uuid of the store, label of the snapshot (see the manifest), u8 1 when there is a base, then
+//!           16 bytes its id and bytes its name; varint number of the first chunk; varint count of dictionaries, each as in edit 1
+//! 2 chunk:  varint number, varint which dictionary of the header, varint count, then each: u8 1 put: bytes key, bytes value; 2 delete:
+//!           bytes key. Keys ascend within a dictionary, dictionaries follow one another
+//! 3 end:    varint number of chunks, varint tuples in them
+//! ```
+
+use std::io::{self, Read, Write};
+
+use bytes::Bytes;
+use zones::{ZONE_SIZE, crc32c};
+
+use crate::codec::{Reader, put_bytes, put_varint};
+use crate::dictionary::DictionaryInfo;
+use crate::error::{Error, Result};
+use crate::manifest::{Label, dictionary, put_dictionary, text};
+
+const MAGIC: &[u8; 8] = b"KVFSsend";
+const VERSION: u64 = 1;
+const HEADER: u8 = 1;
+const CHUNK: u8 = 2;
+const END: u8 = 3;
+/// More than any frame has: a chunk ends with the first value that makes it long, which lies in one zone.
+const LONGEST: u32 = 2 * ZONE_SIZE as u32;
+
+/// How far a stream was received, for the sender to go on there; see [`crate::Kvdb::send`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Received {
+    /// The snapshot's.
+    pub id: [u8; 16],
+    /// Everything before the chunk of this number is there.
+    pub chunks: u64,
+    pub tuples: u64,
+    /// The dictionary and the key of the last tuple.
+    pub dictionary: u32,
+    pub key: Bytes,
+}
+
+impl Received {
+    /// The same as bytes, to be kept or sent.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut out = self.id.to_vec();
+        [self.chunks, self.tuples, u64::from(self.dictionary)].into_iter().for_each(|n| put_varint(&mut out, n));
+        put_bytes(&mut out, &self.key);
+        out
+    }
+
+    pub fn from_bytes(bytes: &[u8]) -> Result<Received> {
+        let mut r = Reader::new(bytes, "a received position");
+        let mut received = Received::default();
+        received.id.copy_from_slice(r.take(16)?);
+        (received.chunks, received.tuples, received.dictionary) = (r.varint()?, r.varint()?, r.varint_u32()?);
+        received.key = Bytes::copy_from_slice(r.bytes()?);
+        Ok(received)
+    }
+}
+
+/// What a stream begins with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Header {
+    pub uuid: [u8; 16],
+    pub label: Label,
+    /// Id and name of the snapshot that the changes are made to; `None`: the stream has everything.
+    pub base: Option<([u8; 16], String)>,
+    pub first: u64,
+    pub dictionaries: Vec<DictionaryInfo>,
+}
+
+/// A piece of a stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Frame {
+    Header(Box<Header>),
+    Chunk {
+        number: u64,
+        dictionary: u32,
+        /// No value: the key is deleted.
+        tuples: Vec<(Bytes, Option<Bytes>)>,
+    },
+    End {
+        chunks: u64,
+        tuples: u64,
+    },
+}
+
+impl Frame {
+    fn encode(&self) -> (u8, Vec<u8>) {
+        let mut out = Vec::new();
+        let kind = match self {
+            Frame::Header(h) => {
+                put_varint(&mut out, VERSION);
+                out.extend_from_slice(&h.uuid);
+                h.label.encode(&mut out);
+                out.push(u8::from(h.base.is_some()));
+                if let Some((id, name)) = &h.base {
+                    out.extend_from_slice(id);
+                    put_bytes(&mut out, name.as_bytes());
+                }
+                put_varint(&mut out, h.first);
+                put_varint(&mut out, h.dictionaries.len() as u64);
+                h.dictionaries.iter().for_each(|d| put_dictionary(&mut out, d));
+                HEADER
+            }
+            Frame::Chunk { number, dictionary, tuples } => {
+                put_varint(&mut out, *number);
+                put_varint(&mut out, u64::from(*dictionary));
+                put_varint(&mut out, tuples.len() as u64);
+                for (key, value) in tuples {
+                    out.push(if value.is_some() { 1 } else { 2 });
+                    put_bytes(&mut out, key);
+                    value.iter().for_each(|v| put_bytes(&mut out, v));
+                }
+                CHUNK
+            }
+            Frame::End { chunks, tuples } => {
+                put_varint(&mut out, *chunks);
+                put_varint(&mut out, *tuples);
+                END
+            }
+        };
+        (kind, out)
+    }
+
+    fn decode(kind: u8, payload: &Bytes) -> Result<Frame> {
+        let mut r = Reader::new(payload, "a stream");
+        let frame = match kind {
+            HEADER => {
+                let version = r.varint()?;
+                if version != VERSION {
+                    return Err(r.corrupt(&format!("it has version {version}, this program reads {VERSION}: use a newer one")));
+                }
+                let mut uuid = [0; 16];
+                uuid.copy_from_slice(r.take(16)?);
+                let label = Label::decode(&mut r)?;
+                let base = match r.u8()? {
+                    0 => None,
+                    _ => {
+                        let mut id = [0; 16];
+                        id.copy_from_slice(r.take(16)?);
+                        Some((id, text(&mut r)?))
+                    }
+                };
+                let first = r.varint()?;
+                let dictionaries = (0..r.count(6)?).map(|_| dictionary(&mut r, String::new())).collect::<Result<_>>()?;
+                Frame::Header(Box::new(Header { uuid, label, base, first, dictionaries }))
+            }
+            CHUNK => {
+                let (number, dictionary) = (r.varint()?, r.varint_u32()?);
+                let mut tuples = Vec::new();
+                for _ in 0..r.count(2)? {
+                    let put = r.u8()? == 1;
+                    let key = payload.slice_ref(r.bytes()?);
+                    let value = if put { Some(payload.slice_ref(r.bytes()?)) } else { None };
+                    tuples.push((key, value));
+                }
+                Frame::Chunk { number, dictionary, tuples }
+            }
+            END => Frame::End { chunks: r.varint()?, tuples: r.varint()? },
+            _ => return Err(r.corrupt(&format!("a frame of kind {kind} is unknown"))),
+        };
+        if !r.is_empty() {
+            return Err(r.corrupt("something follows in a frame"));
+        }
+        Ok(frame)
+    }
+
+    /// Gives the bytes written.
+    pub(crate) fn write(&self, out: &mut dyn Write) -> Result<u64> {
+        let (kind, payload) = self.encode();
+        let mut bytes = vec![kind];
+        bytes.extend_from_slice(&(payload.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(&payload);
+        let crc = crc32c(&bytes);
+        bytes.extend_from_slice(&crc.to_le_bytes());
+        out.write_all(&bytes)?;
+        Ok(bytes.len() as u64)
+    }
+
+    pub(crate) fn read(input: &mut dyn Read) -> Result<Frame> {
+        let mut head = [0; 5];
+        input.read_exact(&mut head).map_err(cut)?;
+        let len = u32::from_le_bytes([head[1], head[2], head[3], head[4]]);
+        if len > LONGEST {
+            return Err(Error::Corrupt(format!("a stream: a frame of {len} bytes is longer than any")));
+        }
+        // As it comes: a length that is wrong must not take the memory for it.
+        let mut bytes = Vec::new();
+        input.take(u64::from(len) + 4).read_to_end(&mut bytes)?;
+        if bytes.len() < len as usize + 4 {
+            return Err(cut(io::ErrorKind::UnexpectedEof.into()));
+        }
+        let crc = bytes.split_off(len as usize);
+        let whole = [&head[..], &bytes].concat();
+        if crc != crc32c(&whole).to_le_bytes() {
+            return Err(Error::Corrupt("a stream: a checksum does not match: it was damaged on its way".into()));
+        }
+        Frame::decode(head[0], &Bytes::from(bytes))
+    }
+}
+
+fn cut(e: io::Error) -> Error {
+    match e.kind() {
+        io::ErrorKind::UnexpectedEof => {
+            let what = "the stream was cut off: what came is kept, send it again or from where it ended";
+            Error::Io(io::Error::new(io::ErrorKind::UnexpectedEof, what))
+        }
+        _ => Error::Io(e),
+    }
+}
+
+pub(crate) fn write_magic(out: &mut dyn Write) -> Result<u64> {
+    out.write_all(MAGIC)?;
+    Ok(MAGIC.len() as u64)
+}
+
+pub(crate) fn read_magic(input: &mut dyn Read) -> Result<()> {
+    let mut magic = [0; 8];
+    input.read_exact(&mut magic).map_err(cut)?;
+    if magic != *MAGIC {
+        return Err(Error::Invalid("this is no stream that `send` wrote".into()));
+    }
+    Ok(())
+}

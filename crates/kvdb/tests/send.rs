@@ -1,0 +1,232 @@
+//! A snapshot sent is the same snapshot received: whole or as changes, in one piece or in many, and nothing else is ever seen.
+
+mod model;
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::sync::Arc;
+
+use env::{Random, Simulated};
+use kvdb::{Durability, Error, Kvdb, ReceiveOptions, View};
+use model::*;
+use zones::{CrashDevice, MemoryDevice};
+
+type State = BTreeMap<String, BTreeMap<Vec<u8>, Vec<u8>>>;
+
+fn of_view(view: &View) -> State {
+    let tuples = |id| view.scan(id, b"", b"", usize::MAX).unwrap().into_iter().map(|(k, v)| (k.to_vec(), v.to_vec())).collect();
+    view.dictionaries().into_iter().map(|d| (d.name, tuples(d.id))).collect()
+}
+
+fn of(db: &Kvdb, snapshot: &str) -> State {
+    of_view(&db.open_snapshot(snapshot).unwrap())
+}
+
+fn store(seed: u64) -> Kvdb {
+    create(Arc::new(MemoryDevice::new()), Arc::new(Simulated::new(seed)), small()).unwrap()
+}
+
+fn send(db: &Kvdb, snapshot: &str, base: Option<&str>) -> Vec<u8> {
+    let mut stream = Vec::new();
+    let stats = db.send(snapshot, base, &mut stream, None).unwrap();
+    assert_eq!(stats.bytes, stream.len() as u64);
+    stream
+}
+
+fn work(db: &Kvdb, random: &mut Random, steps: u64) {
+    let dicts = dictionaries(db).unwrap();
+    for _ in 0..steps {
+        db.commit(batch(&changes(random, &dicts)), Durability::Buffered).unwrap();
+        if random.one_in(5) {
+            db.step().unwrap();
+        }
+    }
+}
+
+fn into(branch: &str) -> ReceiveOptions {
+    ReceiveOptions { branch: branch.into(), ..ReceiveOptions::default() }
+}
+
+#[test]
+fn whole_and_incremental_streams_make_the_same_snapshots() {
+    for seed in 0..10 {
+        let mut random = Random::new(seed);
+        let (db, other) = (store(seed), store(seed + 100));
+        for n in 0..5 {
+            work(&db, &mut random, 60);
+            if n == 2 {
+                db.drop_dictionary(db.dictionary("whole").unwrap()).unwrap();
+                db.open_dictionary("new").unwrap().insert("k", "v").unwrap();
+            }
+            let (name, before) = (format!("s{n}"), format!("s{}", n - 1));
+            db.snapshot(&name).unwrap();
+            let stream = send(&db, &name, (n > 0).then_some(before.as_str()));
+            for branch in ["", "copy"] {
+                let options = ReceiveOptions { snapshot: Some(format!("{name} {branch}")), ..into(branch) };
+                match other.receive(&stream[..], &options) {
+                    // One snapshot is there once.
+                    Err(Error::Exists(_)) if branch == "copy" => {}
+                    done => assert_eq!(done.unwrap().snapshot, options.snapshot.clone().unwrap()),
+                }
+            }
+            let here = of(&other, &format!("{name} "));
+            assert_eq!(here, of(&db, &name), "seed {seed}, {n}");
+            let main: State =
+                other.dictionaries().into_iter().map(|d| d.name).zip(contents(&other).unwrap().into_values()).collect();
+            assert_eq!(main, here);
+            assert!(other.branches().is_empty() && other.receiving().unwrap().is_empty());
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let (db, other) = (store(1), store(2));
+    let d = db.open_dictionary("d").unwrap();
+    d.insert("k", "1").unwrap();
+    db.snapshot("a").unwrap();
+    d.insert("k", "2").unwrap();
+    db.snapshot("b").unwrap();
+    let (whole, changes) = (send(&db, "a", None), send(&db, "b", Some("a")));
+    assert!(matches!(db.send("x", None, io::sink(), None), Err(Error::NoSnapshot(_))));
+    assert!(matches!(other.receive(&changes[..], &into("")), Err(Error::NoSnapshot(_))));
+    other.open_dictionary("mine").unwrap();
+    assert!(matches!(other.receive(&whole[..], &into("")), Err(Error::Exists(_))));
+    other.receive(&whole[..], &into("copy")).unwrap();
+    assert!(matches!(other.receive(&whole[..], &into("copy")), Err(Error::Exists(_))));
+    let theirs = other.open_dictionary_in("copy", "d").unwrap();
+    theirs.insert("k", "mine").unwrap();
+    assert!(matches!(other.receive(&changes[..], &into("copy")), Err(Error::Invalid(_))));
+    assert_eq!(theirs.get("k").unwrap().unwrap(), "mine");
+    let replace = ReceiveOptions { replace: true, ..into("copy") };
+    other.receive(&changes[..], &replace).unwrap();
+    assert_eq!(of(&other, "b"), of(&db, "b"));
+    assert_eq!(other.dictionaries().len(), 1, "the main branch is as it was");
+}
+
+#[test]
+fn a_stream_that_is_cut_off_goes_on() {
+    let (db, device) = (store(1), Arc::new(MemoryDevice::new()));
+    let env = Arc::new(Simulated::new(2));
+    let mut other = create(device.clone(), env.clone(), small()).unwrap();
+    let (d, e) = (db.open_dictionary("d").unwrap(), db.open_dictionary("e").unwrap());
+    for i in 0..4000u32 {
+        d.insert(i.to_be_bytes().to_vec(), vec![i as u8; 300]).unwrap();
+        e.insert(i.to_be_bytes().to_vec(), vec![i as u8; 200]).unwrap();
+    }
+    db.snapshot("s").unwrap();
+    let stream = send(&db, "s", None);
+    let cut = |other: &Kvdb, stream: &[u8]| {
+        let failed = other.receive(stream, &into("")).unwrap_err();
+        assert!(matches!(&failed, Error::Io(e) if e.kind() == io::ErrorKind::UnexpectedEof), "{failed}");
+        assert!(other.dictionaries().is_empty() && other.branches().is_empty(), "nothing is seen");
+    };
+    cut(&other, &stream[..stream.len() / 3]);
+    let first = other.receiving().unwrap();
+    assert!(first.len() == 1 && first[0].chunks > 2, "{first:?}");
+    drop(other);
+    other = Kvdb::open(device, env, small()).unwrap().0;
+    assert_eq!(other.receiving().unwrap(), first, "it survives");
+    // The whole stream again, and then from where it ended.
+    cut(&other, &stream[..stream.len() * 2 / 3]);
+    let from = other.receiving().unwrap().remove(0);
+    assert!(from.chunks > first[0].chunks);
+    let from = kvdb::Received::from_bytes(&from.to_bytes()).unwrap();
+    let mut rest = Vec::new();
+    let stats = db.send("s", None, &mut rest, Some(&from)).unwrap();
+    assert!(rest.len() < stream.len() / 2, "{} of {}", rest.len(), stream.len());
+    let received = other.receive(&rest[..], &into("")).unwrap();
+    assert_eq!((received.tuples, received.chunks), (8000, stats.chunks));
+    assert_eq!(of(&other, "s"), of(&db, "s"));
+    // Too late a beginning is refused, and a stream can be given up.
+    let fresh = store(5);
+    assert!(matches!(fresh.receive(&rest[..], &into("")), Err(Error::Invalid(_))));
+    cut(&fresh, &stream[..stream.len() / 3]);
+    fresh.forget_received(&fresh.receiving().unwrap()[0]).unwrap();
+    assert!(fresh.receiving().unwrap().is_empty());
+}
+
+#[test]
+fn damaged_streams_are_refused_and_leave_nothing_to_see() {
+    let db = store(1);
+    let d = db.open_dictionary("d").unwrap();
+    for i in 0..40u32 {
+        d.insert(i.to_be_bytes().to_vec(), vec![i as u8; 20]).unwrap();
+    }
+    db.snapshot("s").unwrap();
+    let stream = send(&db, "s", None);
+    let other = store(2);
+    for at in 0..stream.len() {
+        for flip in [1, 0x80] {
+            let mut bad = stream.clone();
+            bad[at] ^= flip;
+            assert!(other.receive(&bad[..], &into("")).is_err(), "byte {at}");
+        }
+        if at % 7 == 0 {
+            assert!(other.receive(&stream[..at], &into("")).is_err(), "cut at {at}");
+        }
+    }
+    assert!(other.snapshots().is_empty() && other.dictionaries().is_empty());
+    other.receive(&stream[..], &into("")).unwrap();
+    assert_eq!(of(&other, "s"), of(&db, "s"));
+}
+
+#[test]
+fn one_percent_of_change_is_about_one_percent_of_the_stream() {
+    let db = store(1);
+    let d = db.open_dictionary("d").unwrap();
+    d.ingest((0..20_000u32).map(|i| (i.to_be_bytes().to_vec(), vec![i as u8; 400]))).unwrap();
+    db.snapshot("a").unwrap();
+    for i in 0..200u32 {
+        d.insert((i * 100).to_be_bytes().to_vec(), vec![0xee; 400]).unwrap();
+    }
+    db.snapshot("b").unwrap();
+    let (whole, changes) = (send(&db, "b", None).len(), send(&db, "b", Some("a")).len());
+    assert!(changes * 90 < whole, "{changes} of {whole}");
+}
+
+/// A writer that loses power together with the receiving store.
+#[test]
+fn power_cuts_while_receiving_leave_all_or_nothing_and_it_goes_on() {
+    let db = store(1);
+    let mut random = Random::new(3);
+    work(&db, &mut random, 200);
+    db.snapshot("s").unwrap();
+    let stream = send(&db, "s", None);
+    for seed in 0..40 {
+        let env = Arc::new(Simulated::new(seed));
+        let device = Arc::new(CrashDevice::over(MemoryDevice::new()));
+        let other = create(device.clone(), env.clone(), small()).unwrap();
+        device.cut_power_after(random.below(150));
+        let done = other.receive(&stream[..], &into(""));
+        let image = device.crash(seed);
+        drop(other);
+        let report = kvdb::check(Arc::new(image.clone()), &mut |_, _| {});
+        assert!(report.is_clean(), "seed {seed}: {:?}", report.faults);
+        let (other, _) = Kvdb::open(Arc::new(image), env, small()).unwrap();
+        match other.snapshots().len() {
+            0 => {
+                assert!(done.is_err() && other.dictionaries().is_empty(), "seed {seed}");
+                other.receive(&stream[..], &into("")).unwrap();
+            }
+            _ => assert_eq!(other.dictionaries().len(), 3),
+        }
+        assert_eq!(of(&other, "s"), of(&db, "s"), "seed {seed}");
+    }
+}
+
+#[test]
+fn a_writer_that_fails_ends_the_sending() {
+    struct Full;
+    impl Write for Full {
+        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+            Err(io::ErrorKind::StorageFull.into())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let db = store(1);
+    db.snapshot("s").unwrap();
+    assert!(matches!(db.send("s", None, Full, None), Err(Error::Io(_))));
+}
