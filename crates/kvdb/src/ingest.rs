@@ -2,8 +2,8 @@
 //! store by one edit of the manifest, as the newest of its dictionary; later merges stitch it.
 //!
 //! Its place in time: while the tuples come in, nothing of them is seen. When they have ended, the memtables are sealed and
-//! flushed, so that everything committed until then lies in older runs, and the new run is put above them. What is committed
-//! while that goes on lies in younger memtables and wins.
+//! flushed, so that everything committed until then lies in older runs, and the new run is put above them. Nothing is committed to
+//! keys between its first and its last one while that goes on.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,6 +17,7 @@ use crate::commit::{MAX_KEY, MAX_VALUE};
 use crate::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
+use crate::locks::KeyRangeRef;
 use crate::manifest::{Edit, RunId};
 use crate::version::{Layer, Placed, Version};
 use crate::{Handle, Kvdb};
@@ -42,8 +43,10 @@ impl Kvdb {
     /// first and not by later merges, and memory stays bounded however many there are. All of them become visible, and durable, at
     /// once when this returns; on any error none does, and their space is free again.
     ///
-    /// They replace what was committed to the same keys before their end was reached; a commit that is made after that, while the last
-    /// step is under way, wins over them. An unsorted or repeated key is [`Error::Invalid`].
+    /// They replace what was committed to the same keys before their end was reached. For the last step the keys from the first to the
+    /// last one are locked: it waits for serializable transactions that have locked some of them, and fails with [`Error::Locked`] when
+    /// that takes too long; commits to these keys wait for its end. Transactions with snapshot isolation that are open do not find a
+    /// conflict with it. An unsorted or repeated key is [`Error::Invalid`].
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -88,7 +91,7 @@ impl Kvdb {
         let options = MergeOptions { reserve: Reserve::Keep, ..options };
         // Old from the start: no transaction can have read the order of what it has not seen.
         let writer = RunWriter::new(&db.store, 0, &options);
-        Ok(Ingest { db: self.db.clone(), dict, writer, last: None, stats: IngestStats::default(), looked: 0 })
+        Ok(Ingest { db: self.db.clone(), dict, writer, first: Bytes::new(), last: None, stats: IngestStats::default(), looked: 0 })
     }
 }
 
@@ -97,6 +100,7 @@ pub struct Ingest {
     db: Arc<Handle>,
     dict: DictionaryId,
     writer: RunWriter,
+    first: Bytes,
     last: Option<Bytes>,
     stats: IngestStats,
     /// User bytes when the space was last looked at.
@@ -130,7 +134,11 @@ impl Ingest {
             }
         }
         // The caller's buffer may be much larger than the key.
-        self.last = Some(Bytes::copy_from_slice(&key));
+        let last = Bytes::copy_from_slice(&key);
+        if self.last.is_none() {
+            self.first = last.clone();
+        }
+        self.last = Some(last);
         Ok(self.writer.push(key, value)?)
     }
 
@@ -141,12 +149,12 @@ impl Ingest {
 
     /// Makes what was pushed part of the store, durably.
     pub fn finish(self) -> Result<IngestStats> {
-        let Ingest { db, dict, writer, mut stats, .. } = self;
+        let Ingest { db, dict, writer, first, last, mut stats, .. } = self;
         let db = &db.0;
         let (run, written) = writer.finish()?;
         stats.written_bytes = written.blocks_written + written.values_written + written.index_written;
-        let Some(run) = run else { return Ok(stats) };
-        db.install_ingested(dict, run)?;
+        let (Some(run), Some(last)) = (run, last) else { return Ok(stats) };
+        db.install_ingested(dict, KeyRangeRef::between(&first, &[&last[..], &[0]].concat()), run)?;
         db.counters.merged(&written);
         db.counters.user_bytes.add(stats.user_bytes);
         db.counters.bound_bytes.add(written.values_written);
@@ -161,12 +169,13 @@ fn shown(key: &[u8]) -> String {
 }
 
 impl Database {
-    /// Puts `run` above everything committed so far.
-    fn install_ingested(&self, dict: DictionaryId, run: Arc<Run>) -> Result<()> {
+    /// Puts `run`, whose keys lie in `range`, above everything committed so far.
+    fn install_ingested(&self, dict: DictionaryId, range: KeyRangeRef<'_>, run: Arc<Run>) -> Result<()> {
         self.writable()?;
         self.zones.sync().map_err(|e| self.health.fail("syncing an ingest", &e.into()))?;
         // Most of what is in memory is written out here, while other flushes may go on.
         self.flush_all()?;
+        let _alone = self.lock_alone(dict, range)?;
         // From here on no younger memtable becomes a run before this one does.
         let flushing = self.flushing.lock();
         let version = self.version.load_full();

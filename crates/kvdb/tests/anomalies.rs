@@ -10,7 +10,7 @@
 //! - `-> waits`: the step does not come to its end yet; `T1 goes on -> outcome`: now it has.
 //! - `-> locked`: refused for somebody else's lock, because that one is older and took this one's, or held it for too long
 //! - `now k=v k=v`: what is committed
-//! - `plain put k v`, `plain get k`: what belongs to no transaction; it waits for nobody here, but is refused
+//! - `plain put k v`, `plain ingest k v`, `plain get k`: what belongs to no transaction; it waits for nobody here, but is refused
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
@@ -123,6 +123,10 @@ impl World {
             ("plain", [put, key, value]) if put == "put" => {
                 let put = || self.db.put(self.dict, key.as_bytes(), value.as_bytes(), Durability::Buffered);
                 outcome(at_once(put).map(|()| String::new()))
+            }
+            ("plain", [ingest, key, value]) if ingest == "ingest" => {
+                let tuples = [(key.clone(), value.clone())];
+                outcome(at_once(|| self.db.ingest(self.dict, tuples)).map(|_| String::new()))
             }
             ("plain", [get, key]) if get == "get" => {
                 outcome(self.db.get(self.dict, key.as_bytes()).map(|v| v.map_or("nothing".into(), |v| text(&v))))
@@ -723,10 +727,11 @@ fn plain_writes_respect_transactions() {
         "begin T1
          T1 scan -> x=10 y=20
          plain put z 30 -> locked
+         plain ingest z 30 -> locked
          T1 put x 11
          plain get x -> 10
          T1 abort
-         plain put z 30
+         plain ingest z 30
          now x=10 y=20 z=30",
     );
 }

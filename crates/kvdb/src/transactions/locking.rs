@@ -12,7 +12,7 @@ use crate::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::journal::record::{Changes, Op};
-use crate::locks::{Blocked, KeyRangeRef, LockError, Mode};
+use crate::locks::{Blocked, KeyRangeRef, LockError, Locks, Mode, Owner};
 
 /// How long a commit without locks waits for those of others.
 const PLAIN_WAIT: Duration = Duration::from_secs(10);
@@ -113,8 +113,37 @@ impl Database {
         ranges: impl Iterator<Item = (DictionaryId, KeyRangeRef<'a>)> + Clone,
         owner: Option<u64>,
     ) -> Result<()> {
-        let patience = if AT_ONCE.get() { Duration::ZERO } else { PLAIN_WAIT };
+        let patience = patience();
         let free = self.locks.wait_until_free(ranges, owner, patience);
         free.map_err(|Blocked { holder }| held(holder, patience))
     }
+
+    /// Locks keys for something that is no transaction and takes more than a moment. It is the youngest of all: it waits for everybody.
+    pub(crate) fn lock_alone(&self, dict: DictionaryId, range: KeyRangeRef<'_>) -> Result<Alone<'_>> {
+        let alone = Alone { locks: &self.locks, id: self.transactions.number() };
+        self.locks.begin(Owner { id: alone.id, age: u64::MAX });
+        let patience = patience();
+        // Nobody is younger but another one like this, which lets go soon.
+        match self.locks.lock(alone.id, dict, range, Mode::Exclusive, patience, &|_| ()) {
+            Ok(()) => Ok(alone),
+            Err(LockError::TimedOut { holder } | LockError::Wounded { by: holder }) => Err(held(holder, patience)),
+            Err(LockError::Ended) => Err(held(alone.id, patience)),
+        }
+    }
+}
+
+/// What [`Database::lock_alone`] has locked, as long as this lives.
+pub(crate) struct Alone<'a> {
+    locks: &'a Locks,
+    id: u64,
+}
+
+impl Drop for Alone<'_> {
+    fn drop(&mut self) {
+        self.locks.release(self.id);
+    }
+}
+
+fn patience() -> Duration {
+    if AT_ONCE.get() { Duration::ZERO } else { PLAIN_WAIT }
 }

@@ -31,8 +31,13 @@ pub(crate) struct Transactions {
 }
 
 impl Transactions {
+    /// A number that is never given again.
+    pub(super) fn number(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
     pub(super) fn begin(&self, db: &Arc<Database>, options: TransactionOptions) -> Result<Arc<Group>> {
-        let id = TransactionId(self.next.fetch_add(1, Ordering::Relaxed) + 1);
+        let id = TransactionId(self.number());
         let log = options.durable.then(|| db.begin_log(id, &options)).transpose()?;
         // Whoever writes a run out looks under this lock at what open transactions may ask for.
         let mut open = self.open.lock();
