@@ -28,9 +28,9 @@ lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --quiet -- -D warnings
 
-## make test-long    the slow suites: many simulation seeds, bit flips, live kills, real programs, the POSIX suite
+## make test-long    the slow suites: many simulation seeds, transactions, bit flips, live kills, real programs, the POSIX suite
 test-long: build
-	KVFS_SEEDS=1000 KVFS_FLIPS=10000 $(CARGO) test --release --workspace --quiet
+	KVFS_SEEDS=1000 KVFS_FLIPS=10000 KVFS_TRANSACTIONS=100000 $(CARGO) test --release --workspace --quiet
 	$(MAKE) crash-live full real-world posix
 
 ## make crash-live   SIGKILL of the daemon at 200 random moments under load

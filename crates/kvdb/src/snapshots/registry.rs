@@ -75,7 +75,7 @@ impl Snapshots {
     /// The oldest first.
     pub(crate) fn list(&self) -> Vec<Arc<Snapshot>> {
         let mut all: Vec<_> = self.all.lock().values().cloned().collect();
-        all.sort_by(|a, b| (a.label.created, a.label.seq).cmp(&(b.label.created, b.label.seq)));
+        all.sort_by_key(|a| (a.label.created, a.label.seq));
         all
     }
 
