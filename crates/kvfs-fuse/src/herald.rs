@@ -45,6 +45,8 @@ use crate::{hidden, wire_ino};
 struct News {
     names: Vec<(Ino, Box<[u8]>)>,
     inodes: Vec<Ino>,
+    /// Of those that are files, what they are now.
+    files: Vec<Attr>,
     /// Told afterwards.
     view: Vec<Ino>,
     done: Option<Sender<()>>,
@@ -89,7 +91,7 @@ impl Herald {
         let device = mount_point.metadata()?.dev();
         let place = Place { mount_point, device };
         let (news, told) = channel();
-        let teller = Teller { cache: cache.clone(), mainline: views.mainline().clone(), place: place.clone(), by_handle: true };
+        let teller = Teller { cache: cache.clone(), place: place.clone(), by_handle: true };
         let heeding = door.clone();
         let work = move || {
             heeding.heed(rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs());
@@ -143,9 +145,7 @@ impl Watcher for Herald {
     fn ended(&self, view: &View, number: u16, fs: &Fs, touched: Option<&Touched>) {
         let mut news = News::default();
         if let Some(touched) = touched {
-            let known = |ino: &Ino| self.mainline.is_referenced(*ino);
-            news.names.extend(touched.names.iter().filter(|(dir, ..)| known(dir)).map(|(dir, name, _)| (*dir, name.clone())));
-            news.inodes.extend(touched.inodes.iter().map(|(ino, _)| *ino).filter(known));
+            news.of(0, &self.mainline, touched);
         }
         if let Some((dir, name)) = hidden::place(view) {
             let dir = wire_ino::of(wire_ino::HIDDEN, dir);
@@ -153,9 +153,39 @@ impl Watcher for Herald {
             news.inodes.push(dir);
         }
         news.view.extend(fs.referenced().into_iter().map(|ino| wire_ino::of(number, ino)));
+        self.spread(news);
+    }
+
+    fn changed(&self, number: u16, fs: &Fs, touched: &Touched) {
+        let mut news = News::default();
+        news.of(number, fs, touched);
+        self.spread(news);
+    }
+}
+
+impl News {
+    /// What of a view has changed that the kernel knows.
+    fn of(&mut self, number: u16, fs: &Fs, touched: &Touched) {
+        let known = |ino: &Ino| fs.is_referenced(*ino);
+        let wire = |ino| wire_ino::of(number, ino);
+        self.names.extend(touched.names.iter().filter(|(dir, ..)| known(dir)).map(|(dir, name, _)| (wire(*dir), name.clone())));
+        for &(ino, _) in touched.inodes.iter().filter(|(ino, _)| known(ino)) {
+            self.inodes.push(wire(ino));
+            if let Ok(attr) = fs.getattr(ino)
+                && attr.kind == FileKind::File
+            {
+                self.files.push(wire_ino::attr(number, attr));
+            }
+        }
+    }
+}
+
+impl Herald {
+    /// Returns when the kernel has been told.
+    fn spread(&self, mut news: News) {
         let (done, told) = channel();
         news.done = Some(done);
-        let sent = self.news.lock().as_ref().is_some_and(|news_to| news_to.send(news).is_ok());
+        let sent = self.news.lock().as_ref().is_some_and(|thread| thread.send(news).is_ok());
         if sent {
             // An error means that the thread is gone, and the mount with it.
             let _ = told.recv();
@@ -189,7 +219,6 @@ const APART: u64 = 64 << 10;
 /// What the thread has.
 struct Teller {
     cache: Arc<dyn Invalidator>,
-    mainline: Fs,
     place: Place,
     /// Files can be opened by their handles here.
     by_handle: bool,
@@ -217,17 +246,12 @@ impl Teller {
         for (dir, name) in &news.names {
             result = result.and(self.cache.entry(*dir, name));
         }
-        let files = news.inodes.iter().filter_map(|&ino| {
-            let attr = self.mainline.getattr(ino).ok()?;
-            (wire_ino::split(ino).0 == 0 && attr.kind == FileKind::File).then_some(attr)
-        });
-        let files: Vec<Attr> = files.collect();
-        if files.is_empty() {
+        if news.files.is_empty() {
             return result;
         }
         let root = self.place.open()?;
-        for attr in files {
-            result = result.and(self.show(&root, &attr));
+        for attr in &news.files {
+            result = result.and(self.show(&root, attr));
         }
         result
     }

@@ -192,6 +192,51 @@ impl Fs {
         }
     }
 
+    /// Has `change` make another state of the store this view's, all at once, and brings everything in memory up to that. What is not
+    /// committed is gone. Gives what the kernel may know that is not so any more.
+    pub(crate) fn revert(&self, change: impl FnOnce() -> Result<()>) -> Result<Touched> {
+        let closed = self.core.gate.close();
+        if closed.ended() {
+            return Err(crate::Error::Stale(crate::ROOT));
+        }
+        let mut names = self.known_names()?;
+        change()?;
+        for inode in self.core.table.all() {
+            let mut state = inode.state.write();
+            self.discard(&mut state);
+            let node = self.core.scope.get(self.core.layout.imap, &layout::node_key(inode.ino))?;
+            match node {
+                Some(value) => {
+                    let (attr, xattrs, _) = layout::decode_node(inode.ino, &value)?;
+                    *state = State { queued: state.queued, ..State::new(attr, xattrs) };
+                }
+                // Made since then.
+                None => {
+                    drop(state);
+                    self.core.table.leave(&inode);
+                }
+            }
+        }
+        names.extend(self.known_names()?);
+        names.sort_unstable();
+        names.dedup();
+        let inodes = self.referenced().into_iter().chain([crate::ROOT]).map(|ino| (ino, false)).collect();
+        Ok(Touched { names, inodes, orphans: HashSet::new() })
+    }
+
+    /// The names in all directories that the kernel refers to.
+    fn known_names(&self) -> Result<Vec<(Ino, Box<[u8]>, bool)>> {
+        let mut names = Vec::new();
+        let view = self.core.scope.view()?;
+        for ino in self.referenced().into_iter().chain([crate::ROOT]) {
+            let mut cursor = view.cursor(self.core.layout.nmap, &layout::name_key(ino, b""), &layout::names_end(ino))?;
+            while let Some(tuple) = cursor.next()? {
+                names.push((ino, layout::decode_name_key(&tuple.key)?.1.into(), false));
+            }
+        }
+        Ok(names)
+    }
+
     /// Removes what nobody can find any more, and its records.
     pub(crate) fn remove_orphans(&self, orphans: &[Ino]) -> Result<()> {
         for some in orphans.chunks(REMOVED_AT_ONCE) {

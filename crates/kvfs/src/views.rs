@@ -44,7 +44,8 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use kvdb::{
-    Durability, Isolation, Kvdb, MergeRoutine, Merged, Scope, Transaction, TransactionId, TransactionInfo, TransactionOptions,
+    Durability, Isolation, Kvdb, MergeRoutine, Merged, Savepoint, Scope, Transaction, TransactionId, TransactionInfo,
+    TransactionOptions,
 };
 use parking_lot::{Condvar, Mutex, RwLock};
 
@@ -76,6 +77,8 @@ pub trait Watcher: Send + Sync {
     /// A view is over, and `fs` answers nothing any more but what was referred to. `touched`: what of the mainline has changed with its
     /// commit; `None`: nothing.
     fn ended(&self, view: &View, number: u16, fs: &Fs, touched: Option<&Touched>);
+    /// A view, or the mainline, has become another one all at once.
+    fn changed(&self, number: u16, fs: &Fs, touched: &Touched);
 }
 
 /// The views of one file system. Clones are the same.
@@ -253,6 +256,29 @@ impl Views {
             entry.fs.core.gate.close().end();
             self.over(&entry, None);
         }
+        Ok(())
+    }
+
+    /// Marks the state that a transaction has now, files included.
+    pub fn savepoint(&self, id: TransactionId) -> Result<Savepoint> {
+        let transaction = self.transaction(id)?;
+        if let Some(entry) = self.entry(&View::Transaction(id)) {
+            self.write_back();
+            let _inside = entry.fs.enter()?;
+            entry.fs.flush_older_than(Duration::MAX)?;
+            return Ok(transaction.savepoint()?);
+        }
+        Ok(transaction.savepoint()?)
+    }
+
+    /// Undoes what a transaction has changed since a savepoint, in its files, too.
+    pub fn rollback_to(&self, id: TransactionId, savepoint: &Savepoint) -> Result<()> {
+        let transaction = self.transaction(id)?;
+        let Some(entry) = self.entry(&View::Transaction(id)) else { return Ok(transaction.rollback_to(savepoint)?) };
+        // What the kernel holds back must not come afterwards.
+        self.write_back();
+        let touched = entry.fs.revert(|| Ok(transaction.rollback_to(savepoint)?))?;
+        self.tell(|watcher| watcher.changed(entry.number, &entry.fs, &touched));
         Ok(())
     }
 

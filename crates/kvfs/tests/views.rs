@@ -399,6 +399,9 @@ impl Watcher for Notes {
         });
         self.0.lock().push(format!("ended {view:?} {number} {touched:?}"));
     }
+    fn changed(&self, number: u16, _fs: &Fs, touched: &Touched) {
+        self.0.lock().push(format!("changed {number} {:?}", touched.names));
+    }
 }
 
 #[test]
@@ -545,4 +548,27 @@ fn a_commit_waits_for_a_serializable_transaction_that_holds_what_it_changes() {
             Err(e) => panic!("{e}"),
         }
     });
+}
+
+#[test]
+fn a_transaction_goes_back_to_a_savepoint_with_its_files() {
+    let b = Both::new();
+    let f = b.w.file_with(ROOT, "f", b"old");
+    let (id, t) = b.begin();
+    t.write(f, 0, b"kept", Default::default()).unwrap();
+    let dir = t.mkdir(ROOT, b"dir", 0o755, USER).unwrap().ino;
+    let savepoint = b.views.savepoint(id).unwrap();
+    t.write(f, 0, b"undone, and longer", Default::default()).unwrap();
+    let made = make(&t, dir, "made", &[1; 50_000]);
+    t.sync_all().unwrap();
+    t.unlink(ROOT, b"f").unwrap();
+    t.tmpfile(ROOT, 0o600, USER).unwrap();
+    b.views.rollback_to(id, &savepoint).unwrap();
+    assert_eq!(read(&t, "f").unwrap(), b"kept");
+    assert!(names(&t, dir).is_empty());
+    fails(t.getattr(made), libc::ESTALE);
+    make(&t, dir, "again", b"1");
+    b.commit(id);
+    assert_eq!(b.w.contents("f"), b"kept");
+    assert_eq!(b.w.list(dir), [".", "..", "again"]);
 }
