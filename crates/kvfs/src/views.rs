@@ -309,7 +309,7 @@ impl Views {
         let mainline = &self.shared.mainline;
         {
             let _inside = mainline.enter()?;
-            mainline.flush_older_than(Duration::MAX)?;
+            mainline.flush_what_is_free()?;
         }
         difference(mainline, &self.fs(&View::Transaction(id))?, &touched)
     }
