@@ -68,7 +68,7 @@ fn serve_logged(
     tracing::info!(store = %store.path.display(), mount_point = %mounted.mount_point().display(), "mounted");
     ready(&record)?;
 
-    let outcome = close(&mut mounted, &herald, server, &fs, store);
+    let outcome = close(&mut mounted, &herald, server, &views, store);
     signals.close();
     match &outcome {
         Ok(()) => record.remove(),
@@ -84,7 +84,7 @@ fn serve_logged(
 }
 
 /// Waits for the end of the mount, then closes everything. Of several failures the first is told: the others follow from it.
-fn close(mounted: &mut Mounted, herald: &Herald, server: Option<Server>, fs: &kvfs::Fs, store: Store) -> Outcome {
+fn close(mounted: &mut Mounted, herald: &Herald, server: Option<Server>, views: &Views, store: Store) -> Outcome {
     let counters = mounted.counters();
     let served = mounted.wait().map_err(store::mount_failure);
     tracing::info!("unmounted after {} requests: {counters}", counters.total());
@@ -92,7 +92,8 @@ fn close(mounted: &mut Mounted, herald: &Herald, server: Option<Server>, fs: &kv
     if let Some(server) = server {
         server.stop();
     }
-    let committed = fs.shutdown().map_err(|e| Failure::new(Exit::Failed, format!("the last changes could not be written: {e}")));
+    let committed = views.shutdown().and(views.mainline().shutdown());
+    let committed = committed.map_err(|e| Failure::new(Exit::Failed, format!("the last changes could not be written: {e}")));
     let closed = store.close();
     served.and(committed).and(closed)
 }

@@ -339,3 +339,30 @@ fn programs_that_wait_for_a_transaction_do_not_keep_others_from_ending_it() {
         assert_eq!(fs::read_to_string(file(i)).expect("read"), format!("{i}\n"));
     }
 }
+
+#[test]
+fn snapshots_and_clones_lie_beside_the_transactions() {
+    let Some(m) = Mount::new() else { return };
+    sh(m.dir.path(), "mkdir d; echo monday > d/f");
+    m.views.snapshot(&kvfs::View::Mainline, "monday", Durability::Synced).expect("a snapshot");
+    m.views.clone_snapshot("monday", "other").expect("a clone");
+    assert_eq!((names(&m.path(".kvfs/snapshot")), names(&m.path(".kvfs/clone"))), (vec!["monday".into()], vec!["other".into()]));
+    let (monday, other) = (m.path(".kvfs/snapshot/monday"), m.path(".kvfs/clone/other"));
+    sh(m.dir.path(), "echo friday > d/f; touch d/g");
+    sh(&other, "echo other > d/f; mkdir d/sub");
+    assert_eq!(sh(&monday, "cat d/f; ls d"), "monday\nf\n");
+    assert_eq!(sh(&other, "cat d/f; ls d"), "other\nf\nsub\n");
+    assert_eq!(sh(m.dir.path(), "cat d/f; ls d"), "friday\nf\ng\n");
+    fails(fs::write(monday.join("d/f"), "x"), libc::EROFS);
+    // A rollback is seen at once, too.
+    let mut open = File::open(m.path("d/f")).expect("open");
+    m.views.rollback("monday").expect("rolled back");
+    let mut content = String::new();
+    open.read_to_string(&mut content).expect("read");
+    assert_eq!(content, "monday\n");
+    assert_eq!(sh(m.dir.path(), "cat d/f; ls d"), "monday\nf\n");
+    m.views.drop_clone("other").expect("dropped");
+    m.views.drop_snapshot("monday").expect("dropped");
+    assert_eq!((names(&m.path(".kvfs/snapshot")), names(&m.path(".kvfs/clone"))), (vec![], vec![]));
+    fails(fs::metadata(&other), libc::ENOENT);
+}

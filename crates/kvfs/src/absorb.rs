@@ -35,11 +35,14 @@ use crate::locks;
 /// Orphans removed in one batch.
 const REMOVED_AT_ONCE: usize = 64;
 
+/// Directory and name; `true`: removed.
+type Named = (Ino, Box<[u8]>, bool);
+
 /// What a transaction has changed of a file system.
 #[derive(Clone, Debug, Default)]
 pub struct Touched {
-    /// Directory and name: made, replaced or (`true`) removed.
-    pub names: Vec<(Ino, Box<[u8]>, bool)>,
+    /// Names in their directories: made, replaced or (`true`) removed.
+    pub names: Vec<Named>,
     /// Inodes that were made or changed, or (`true`) removed.
     pub inodes: Vec<(Ino, bool)>,
     /// Inodes without a name of which something is stored.
@@ -225,7 +228,7 @@ impl Fs {
     }
 
     /// The names in all directories that the kernel refers to.
-    fn known_names(&self) -> Result<Vec<(Ino, Box<[u8]>, bool)>> {
+    fn known_names(&self) -> Result<Vec<Named>> {
         let mut names = Vec::new();
         let view = self.core.scope.view()?;
         for ino in self.referenced().into_iter().chain([crate::ROOT]) {

@@ -133,6 +133,13 @@ impl Fs {
             None if options.read_only => return Err(Error::ReadOnly),
             None => Layout::create(&db)?,
         };
+        let fs = Fs::open_layout(db, layout, env, options)?;
+        fs.start_ticker();
+        Ok(fs)
+    }
+
+    /// The file system in these dictionaries. Nothing flushes by itself.
+    pub(crate) fn open_layout(db: Kvdb, layout: Layout, env: Arc<dyn Env>, options: FsOptions) -> Result<Fs> {
         let hash_key = match db.get(layout.imap, &layout::SUPER_KEY)? {
             Some(value) => Super::decode(&value)?.hash_key,
             None if options.read_only => return Err(Error::ReadOnly),
@@ -148,7 +155,6 @@ impl Fs {
         if !root.state.read().is_dir() {
             return Err(Error::Corrupt { ino: ROOT, what: "the root is not a directory".into() });
         }
-        fs.start_ticker();
         tracing::info!(next_ino = next, orphans_removed = orphans, read_only = fs.core.options.read_only, "file system open");
         Ok(fs)
     }
@@ -159,7 +165,13 @@ impl Fs {
         Fs::of(core.db.clone(), scope, core.env.clone(), core.layout, core.hash_key, core.numbers.for_transaction(), options)
     }
 
-    fn of(
+    /// Removes what unlinked files have left that nobody has open. (None is.)
+    pub(crate) fn empty_orphans(&self) -> Result<usize> {
+        let _inside = self.enter()?;
+        empty_orphans(&self.core.db, &self.core.layout)
+    }
+
+    pub(crate) fn of(
         db: Kvdb,
         scope: Scope,
         env: Arc<dyn Env>,

@@ -23,6 +23,7 @@ mod merge;
 mod names;
 mod numbers;
 mod rename;
+mod snapshots;
 mod statfs;
 mod table;
 mod verify;

@@ -62,7 +62,7 @@ pub enum View {
     /// The file system as it is for everybody.
     Mainline,
     Transaction(TransactionId),
-    /// A snapshot, by name: read-only.
+    /// A snapshot, by name: read-only (see `snapshots`).
     Snapshot(String),
     /// A branch of its own, by name.
     Clone(String),
@@ -84,13 +84,15 @@ pub trait Watcher: Send + Sync {
 /// The views of one file system. Clones are the same.
 #[derive(Clone)]
 pub struct Views {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
 }
 
-struct Shared {
-    db: Kvdb,
-    mainline: Fs,
-    open: RwLock<Open>,
+pub(crate) struct Shared {
+    pub db: Kvdb,
+    pub mainline: Fs,
+    pub open: RwLock<Open>,
+    /// Held by who opens a clone.
+    pub opening: Mutex<()>,
     watchers: RwLock<Vec<Weak<dyn Watcher>>>,
     /// Of ended transactions: unlinked, open nowhere, to be removed.
     orphans: Mutex<Vec<Ino>>,
@@ -98,16 +100,16 @@ struct Shared {
 }
 
 #[derive(Default)]
-struct Open {
-    by_number: BTreeMap<u16, Arc<Entry>>,
+pub(crate) struct Open {
+    pub by_number: BTreeMap<u16, Arc<Entry>>,
     numbers: HashMap<View, u16>,
     last: u16,
 }
 
-struct Entry {
-    view: View,
-    number: u16,
-    fs: Fs,
+pub(crate) struct Entry {
+    pub view: View,
+    pub number: u16,
+    pub fs: Fs,
     transaction: Option<Transaction>,
 }
 
@@ -137,7 +139,7 @@ impl MergeRoutine for Join {
 /// Orphans that a commit removes itself; more of them are left to the background.
 const ORPHANS_AT_COMMIT: usize = 64;
 /// What a view keeps in memory, as a share of what the mainline may: it can commit to its transaction at any time.
-const VIEW_SHARE: usize = 8;
+pub(crate) const VIEW_SHARE: usize = 8;
 
 impl Views {
     /// The largest number a view can have.
@@ -151,6 +153,7 @@ impl Views {
                 db,
                 mainline,
                 open: RwLock::default(),
+                opening: Mutex::default(),
                 watchers: RwLock::default(),
                 orphans: Mutex::default(),
                 keeper: Arc::default(),
@@ -350,10 +353,13 @@ impl Views {
 
     /// Every view but the mainline: open transactions, snapshots, clones.
     pub fn all(&self) -> Vec<View> {
-        self.list().into_iter().map(|info| View::Transaction(info.id)).collect()
+        let transactions = self.list().into_iter().map(|info| View::Transaction(info.id));
+        let snapshots = self.snapshots().into_iter().map(|info| View::Snapshot(info.name));
+        let clones = self.clones().into_iter().map(|info| View::Clone(info.name));
+        transactions.chain(snapshots).chain(clones).collect()
     }
 
-    fn entry(&self, view: &View) -> Option<Arc<Entry>> {
+    pub(crate) fn entry(&self, view: &View) -> Option<Arc<Entry>> {
         let open = self.shared.open.read();
         open.numbers.get(view).and_then(|number| open.by_number.get(number)).cloned()
     }
@@ -364,12 +370,14 @@ impl Views {
         }
         match view {
             View::Transaction(id) => self.open_transaction(self.shared.db.transaction(*id).map_err(|_| Error::NotFound)?),
-            View::Mainline | View::Snapshot(_) | View::Clone(_) => Err(Error::NotFound),
+            View::Snapshot(name) => self.open_snapshot(name),
+            View::Clone(name) => self.open_clone(name),
+            View::Mainline => Err(Error::NotFound),
         }
     }
 
     /// The view as it is open now, which may be by another thread.
-    fn add(&self, view: View, fs: Fs, transaction: Option<Transaction>) -> Result<Arc<Entry>> {
+    pub(crate) fn add(&self, view: View, fs: Fs, transaction: Option<Transaction>) -> Result<Arc<Entry>> {
         let mut open = self.shared.open.write();
         if let Some(entry) = open.numbers.get(&view).and_then(|number| open.by_number.get(number)) {
             return Ok(entry.clone());
@@ -389,7 +397,7 @@ impl Views {
     }
 
     /// A view has ended.
-    fn over(&self, entry: &Entry, touched: Option<&Touched>) {
+    pub(crate) fn over(&self, entry: &Entry, touched: Option<&Touched>) {
         {
             let mut open = self.shared.open.write();
             if open.by_number.remove(&entry.number).is_none() {
@@ -401,12 +409,12 @@ impl Views {
     }
 
     /// No lock is held meanwhile: a watcher may have to wait for calls that take them.
-    fn tell(&self, what: impl Fn(&dyn Watcher)) {
+    pub(crate) fn tell(&self, what: impl Fn(&dyn Watcher)) {
         let watchers: Vec<_> = self.shared.watchers.read().iter().filter_map(Weak::upgrade).collect();
         watchers.iter().for_each(|watcher| what(&**watcher));
     }
 
-    fn write_back(&self) {
+    pub(crate) fn write_back(&self) {
         self.tell(|watcher| watcher.write_back());
     }
 
@@ -425,7 +433,12 @@ impl Views {
     pub fn tick(&self) {
         let entries: Vec<_> = self.shared.open.read().by_number.values().cloned().collect();
         for entry in entries {
-            let Some(transaction) = &entry.transaction else { continue };
+            let Some(transaction) = &entry.transaction else {
+                if let Err(e) = entry.fs.tick() {
+                    tracing::warn!("flushing what was written to {:?} failed, will be tried again: {e}", entry.view);
+                }
+                continue;
+            };
             if self.shared.db.transaction(transaction.id()).is_err() {
                 entry.fs.core.gate.close().end();
                 self.over(&entry, None);

@@ -46,6 +46,17 @@ impl Layout {
         Some(Layout { nmap: db.dictionary("nmap")?, imap: db.dictionary("imap")?, dmap: db.dictionary("dmap")? })
     }
 
+    /// Those of a branch.
+    pub fn find_in(db: &Kvdb, branch: &str) -> Option<Layout> {
+        let find = |name| db.dictionary_in(branch, name);
+        Some(Layout { nmap: find("nmap")?, imap: find("imap")?, dmap: find("dmap")? })
+    }
+
+    /// Those of a snapshot.
+    pub fn of_state(state: &kvdb::View) -> Option<Layout> {
+        Some(Layout { nmap: state.dictionary("nmap")?, imap: state.dictionary("imap")?, dmap: state.dictionary("dmap")? })
+    }
+
     pub fn create(db: &Kvdb) -> Result<Layout> {
         let reserved = DictionaryOptions { reserved: true, ..Default::default() };
         // Nodes stay in their blocks, content included, so that one read brings a small file.

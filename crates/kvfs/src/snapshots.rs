@@ -1,0 +1,157 @@
+//! Snapshots and clones of the file system, as views: a snapshot is read-only, a clone is a branch of its own that anybody may change. Both
+//! share all data with the mainline, and are made in the time of a synced commit.
+//!
+//! A snapshot has what was written before it, in the kernel's memory, too, as a transaction that begins. A rollback ends all
+//! transactions: what they have seen is no more. What is open shows the state of the snapshot at once, and files that were
+//! made since are stale.
+
+use std::sync::Arc;
+
+use kvdb::{BranchInfo, Durability, Kvdb, Scope, SnapshotInfo};
+
+use crate::error::{Error, Result};
+use crate::fs::{Fs, FsOptions};
+use crate::layout::{self, Layout, Super};
+use crate::views::{Entry, VIEW_SHARE, View, Views};
+
+impl Views {
+    /// Makes a snapshot of the mainline or of a clone. With `Synced` it is on disk when this returns.
+    pub fn snapshot(&self, of: &View, name: &str, durability: Durability) -> Result<()> {
+        let branch = match of {
+            View::Mainline => "",
+            View::Clone(name) => name,
+            View::Transaction(_) | View::Snapshot(_) => {
+                return Err(Error::Invalid("a snapshot of what is neither the mainline nor a clone"));
+            }
+        };
+        self.write_back();
+        let fs = self.fs(of)?;
+        {
+            let _inside = fs.enter()?;
+            fs.flush_what_is_free()?;
+        }
+        self.shared.db.snapshot_of(branch, name, durability)?;
+        self.tell(|watcher| watcher.appeared(&View::Snapshot(name.into())));
+        Ok(())
+    }
+
+    /// All snapshots, the oldest first.
+    pub fn snapshots(&self) -> Vec<SnapshotInfo> {
+        self.shared.db.snapshots()
+    }
+
+    /// Drops a snapshot. Clones of it stay.
+    pub fn drop_snapshot(&self, name: &str) -> Result<()> {
+        self.shared.db.drop_snapshot(name)?;
+        self.close(&View::Snapshot(name.into()));
+        Ok(())
+    }
+
+    /// Makes a branch out of a snapshot.
+    pub fn clone_snapshot(&self, snapshot: &str, name: &str) -> Result<()> {
+        self.shared.db.clone_snapshot(snapshot, name)?;
+        self.tell(|watcher| watcher.appeared(&View::Clone(name.into())));
+        Ok(())
+    }
+
+    /// All clones, by name.
+    pub fn clones(&self) -> Vec<BranchInfo> {
+        self.shared.db.branches()
+    }
+
+    /// Drops a clone and everything in it. Its snapshots stay.
+    pub fn drop_clone(&self, name: &str) -> Result<()> {
+        // Nobody writes to it any more when it goes.
+        self.close(&View::Clone(name.into()));
+        Ok(self.shared.db.drop_branch(name)?)
+    }
+
+    /// Gives the mainline, or the clone that the snapshot is of, the state that it had then.
+    pub fn rollback(&self, snapshot: &str) -> Result<()> {
+        let info = self.snapshots().into_iter().find(|info| info.name == snapshot).ok_or(Error::NotFound)?;
+        if info.branch.is_empty() {
+            for transaction in self.list() {
+                match self.abort(transaction.id) {
+                    // It has just ended by itself.
+                    Err(Error::Store(kvdb::Error::NoTransaction(_))) | Ok(()) => {}
+                    Err(e) => return Err(e),
+                }
+            }
+        }
+        // What the kernel holds back belongs to what is left behind.
+        self.write_back();
+        let view = if info.branch.is_empty() { View::Mainline } else { View::Clone(info.branch) };
+        let fs = self.fs(&view)?;
+        let touched = fs.revert(|| Ok(self.shared.db.rollback(snapshot)?))?;
+        // Files that were open without a name when the snapshot was made.
+        fs.empty_orphans()?;
+        let number = self.number(&view)?;
+        self.tell(|watcher| watcher.changed(number, &fs, &touched));
+        Ok(())
+    }
+
+    /// Commits everything in all clones, and syncs it. The mainline and the transactions are their owners' affair.
+    pub fn shutdown(&self) -> Result<()> {
+        let entries: Vec<Arc<Entry>> = self.shared.open.read().by_number.values().cloned().collect();
+        entries.iter().filter(|e| matches!(e.view, View::Clone(_))).try_for_each(|e| e.fs.sync_all())
+    }
+
+    pub(crate) fn open_snapshot(&self, name: &str) -> Result<Arc<Entry>> {
+        let db = &self.shared.db;
+        if !db.snapshots().iter().any(|info| info.name == name) {
+            return Err(Error::NotFound);
+        }
+        let state = db.open_snapshot(name)?;
+        let mainline = &self.shared.mainline;
+        let options = FsOptions {
+            read_only: true,
+            inode_memory: mainline.core.options.inode_memory / VIEW_SHARE,
+            ..mainline.core.options.clone()
+        };
+        let fs = Fs::frozen(db, mainline.core.env.clone(), state, options)?;
+        self.add(View::Snapshot(name.into()), fs, None)
+    }
+
+    pub(crate) fn open_clone(&self, name: &str) -> Result<Arc<Entry>> {
+        let db = &self.shared.db;
+        if !db.branches().iter().any(|info| info.name == name) {
+            return Err(Error::NotFound);
+        }
+        let mainline = &self.shared.mainline.core;
+        let options = FsOptions {
+            write_buffer: (mainline.options.write_buffer / VIEW_SHARE).max(1 << 20),
+            inode_memory: mainline.options.inode_memory / VIEW_SHARE,
+            ..mainline.options.clone()
+        };
+        // Two of one branch would not know of each other's changes.
+        let _one = self.shared.opening.lock();
+        if let Some(entry) = self.entry(&View::Clone(name.into())) {
+            return Ok(entry);
+        }
+        let layout = Layout::find_in(db, name).ok_or(Error::NotFound)?;
+        let fs = Fs::open_layout(db.clone(), layout, mainline.env.clone(), options)?;
+        self.add(View::Clone(name.into()), fs, None)
+    }
+
+    /// Ends a view whose state is gone.
+    fn close(&self, view: &View) {
+        match self.entry(view) {
+            Some(entry) => {
+                entry.fs.core.gate.close().end();
+                self.over(&entry, None);
+            }
+            // Nobody has it open, but it may have been listed.
+            None => self.tell(|watcher| watcher.appeared(view)),
+        }
+    }
+}
+
+impl Fs {
+    /// The file system in a state that nobody changes.
+    fn frozen(db: &Kvdb, env: Arc<dyn env::Env>, state: kvdb::View, options: FsOptions) -> Result<Fs> {
+        let layout = Layout::of_state(&state).ok_or(Error::NotFound)?;
+        let value = state.get(layout.imap, &layout::SUPER_KEY)?.ok_or(Error::NotFound)?;
+        let hash_key = Super::decode(&value)?.hash_key;
+        Ok(Fs::of(db.clone(), Scope::Frozen(state), env, layout, hash_key, crate::numbers::Numbers::from(u64::MAX >> 16), options))
+    }
+}
