@@ -189,7 +189,7 @@ impl Views {
     // --- transactions -----------------------------------------------------------------------------------------------
 
     /// Begins a transaction over files and keys. It stays open until it is ended, however many programs come and go
-    /// (`detached` is always set).
+    /// (`detached` is always set). One that looks for no conflicts can read files, and write keys alone.
     pub fn begin(&self, options: TransactionOptions) -> Result<TransactionId> {
         self.shared.mainline.writable()?;
         self.settle()?;
@@ -320,6 +320,8 @@ impl Views {
     fn open_transaction(&self, transaction: Transaction) -> Result<Arc<Entry>> {
         let mainline = &self.shared.mainline.core.options;
         let options = FsOptions {
+            // Without a look for conflicts links, sizes and pages would not fit together any more.
+            read_only: mainline.read_only || !transaction.checks_conflicts(),
             write_buffer: (mainline.write_buffer / VIEW_SHARE).max(1 << 20),
             inode_memory: mainline.inode_memory / VIEW_SHARE,
             ..mainline.clone()

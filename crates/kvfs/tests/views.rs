@@ -572,3 +572,17 @@ fn a_transaction_goes_back_to_a_savepoint_with_its_files() {
     assert_eq!(b.w.contents("f"), b"kept");
     assert_eq!(b.w.list(dir), [".", "..", "again"]);
 }
+
+#[test]
+fn a_transaction_that_looks_for_no_conflicts_changes_no_files() {
+    let b = Both::new();
+    let f = b.w.file_with(ROOT, "f", b"content");
+    let id = b.views.begin(TransactionOptions { check_conflicts: false, ..Default::default() }).unwrap();
+    let t = b.views.fs(&View::Transaction(id)).unwrap();
+    assert_eq!(read(&t, "f").unwrap(), b"content");
+    fails(t.write(f, 0, b"x", Default::default()), libc::EROFS);
+    let rows = b.w.db.open_dictionary("rows").unwrap();
+    b.views.transaction(id).unwrap().put(rows.id(), "k", "v").unwrap();
+    b.commit(id);
+    assert_eq!(rows.get("k").unwrap().as_deref(), Some(&b"v"[..]));
+}

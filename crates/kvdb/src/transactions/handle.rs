@@ -276,6 +276,11 @@ impl Transaction {
         self.group.options.isolation
     }
 
+    /// Whether it cannot undo unawares what others have changed; see [`TransactionOptions::check_conflicts`].
+    pub fn checks_conflicts(&self) -> bool {
+        self.group.options.check_conflicts || self.isolation() == Isolation::Serializable
+    }
+
     pub fn info(&self) -> TransactionInfo {
         self.group.info()
     }
