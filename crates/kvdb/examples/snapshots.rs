@@ -103,7 +103,7 @@ fn many(path: &str, keys: u32) -> Outcome<()> {
     let list = db.snapshots();
     println!("  listing {}: {:.1} ms", list.len(), begun.elapsed().as_secs_f64() * 1e3);
     db.close()?;
-    drop(db);
+    drop((d, db));
     let begun = Instant::now();
     let (db, recovery) = Kvdb::recover_path(path, OpenOptions::default())?;
     println!("  opening: {:.1} ms, {} runs", begun.elapsed().as_secs_f64() * 1e3, recovery.runs);

@@ -227,3 +227,53 @@ pub(crate) fn read_magic(input: &mut dyn Read) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dictionary::{DictionaryId, DictionaryOptions};
+    use std::time::Duration;
+
+    fn all() -> [Frame; 3] {
+        let label = Label { name: "s".into(), branch: String::new(), id: [3; 16], created: Duration::from_secs(5), seq: 9 };
+        let info =
+            DictionaryInfo { id: DictionaryId(4), name: "d".into(), branch: String::new(), options: DictionaryOptions::default() };
+        let base = Some(([7; 16], "before".to_owned()));
+        let tuples = vec![(Bytes::from_static(b"k"), Some(Bytes::from_static(b"v"))), (Bytes::from_static(b"l"), None)];
+        [
+            Frame::Header(Box::new(Header { uuid: [1; 16], label, base, first: 3, dictionaries: vec![info] })),
+            Frame::Chunk { number: 3, dictionary: 0, tuples },
+            Frame::End { chunks: 4, tuples: 300 },
+        ]
+    }
+
+    #[test]
+    fn frames_survive_the_way_there_and_back() {
+        for frame in all() {
+            let mut bytes = Vec::new();
+            assert_eq!(frame.write(&mut bytes).unwrap(), bytes.len() as u64);
+            assert_eq!(Frame::read(&mut &bytes[..]).unwrap(), frame);
+        }
+        let received = Received { id: [5; 16], chunks: 300, tuples: 1 << 40, dictionary: 2, key: Bytes::from_static(b"key") };
+        assert_eq!(Received::from_bytes(&received.to_bytes()).unwrap(), received);
+        (0..received.to_bytes().len()).for_each(|at| assert!(Received::from_bytes(&received.to_bytes()[..at]).is_err()));
+    }
+
+    #[test]
+    fn whatever_a_frame_holds_decoding_it_never_panics() {
+        for (kind, payload) in all().iter().map(Frame::encode) {
+            for at in 0..payload.len() {
+                assert!(Frame::decode(kind, &Bytes::copy_from_slice(&payload[..at])).is_err());
+                for value in [0, 1, 0x7f, 0x80, 0xff] {
+                    let mut bad = payload.clone();
+                    bad[at] = value;
+                    for kind in 0..5 {
+                        let _ = Frame::decode(kind, &Bytes::from(bad.clone()));
+                    }
+                }
+            }
+        }
+        let long = [&[2, 0xff, 0xff, 0xff, 0xff][..], &[0; 100]].concat();
+        assert!(Frame::read(&mut &long[..]).is_err());
+    }
+}
