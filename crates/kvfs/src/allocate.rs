@@ -192,7 +192,8 @@ impl Fs {
     }
 
     /// Copies up to `len` bytes from one file to another (or within one, if the ranges do not overlap); gives how many. Fewer
-    /// than asked for only at the end of the source, or when a piece of it is enough for one call. Holes stay holes.
+    /// than asked for only at the end of the source, or when a piece of it is enough for one call. Holes stay holes. Whole pages that
+    /// lie at the start of one in both files are not copied but shared (see `share`).
     pub fn copy_file_range(&self, from: Ino, from_offset: u64, to: Ino, to_offset: u64, len: u64) -> Result<u64> {
         self.writable()?;
         if from == to && from_offset.abs_diff(to_offset) < len {
@@ -203,8 +204,8 @@ impl Fs {
 
     fn copy_once(&self, (from, from_offset): (Ino, u64), (to, to_offset): (Ino, u64), len: u64) -> Result<u64> {
         let _inside = self.enter()?;
+        let mut copied = self.share_pages((from, from_offset), (to, to_offset), len)?;
         let source = self.inode(from)?;
-        let mut copied = 0;
         while copied < len && copied < COPY_MAX {
             let (at, want) = (from_offset.saturating_add(copied), (len - copied).min(COPY_STEP));
             let piece = {

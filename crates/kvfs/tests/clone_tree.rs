@@ -141,3 +141,44 @@ fn many_files_cost_their_names() {
     assert_eq!(world.read_all(world.stat("/copy/d49/f19").ino), content(19, 9000));
     is_sound(&world);
 }
+
+#[test]
+fn whole_pages_that_are_copied_from_file_to_file_are_shared() {
+    let world = World::new();
+    let len = 10 << 20;
+    let from = world.file_with(ROOT, "from", &content(5, len + 100));
+    world.write(from, 20 << 20, b"behind a hole");
+    world.fs.sync_all().unwrap();
+    let written = || world.db.stats().io.total().write_bytes;
+    let before = written();
+    let size = world.fs.getattr(from).unwrap().size;
+    let copies: Vec<_> = (0..5).map(|i| world.file(ROOT, &format!("copy{i}"))).collect();
+    for &to in &copies {
+        let mut done = 0;
+        while done < size {
+            done += world.fs.copy_file_range(from, done, to, done, size - done).unwrap();
+        }
+    }
+    world.fs.sync_all().unwrap();
+    assert!(written() - before < len as u64 / 2, "{} bytes for five copies of {len}", written() - before);
+    let blocks = |ino| world.fs.getattr(ino).unwrap().blocks;
+    for &to in &copies {
+        assert_eq!(world.read(to, 0, len + 100), content(5, len + 100));
+        assert_eq!(world.read(to, 20 << 20, 100), b"behind a hole");
+        assert_eq!((world.fs.getattr(to).unwrap().size, blocks(to)), (size, blocks(from)));
+    }
+    is_sound(&world);
+    // Each goes its own way.
+    world.write(copies[0], 4000, b"changed");
+    world.fs.unlink(ROOT, b"from").unwrap();
+    world.fs.sync_all().unwrap();
+    assert_eq!(world.read(copies[1], 4000, 7), content(5, 5000)[4000..4007]);
+    assert_eq!(world.read(copies[0], 4000, 7), b"changed");
+    // Over what is there, in the middle: the last whole page, and then what is left.
+    let to = world.file_with(ROOT, "to", &content(6, 100_000));
+    assert_eq!(world.fs.copy_file_range(copies[1], 8192, to, 4096, 10_000).unwrap(), 10_000);
+    let mut expected = content(6, 100_000);
+    expected[4096..14_096].copy_from_slice(&content(5, 20_000)[8192..18_192]);
+    assert_eq!(world.read_all(to), expected);
+    is_sound(&world);
+}

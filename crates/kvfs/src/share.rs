@@ -1,0 +1,88 @@
+//! Pages that two files share: a copy of whole pages refers to those of the original where they lie, and costs their names.
+
+use kvdb::{Batch, Isolation, Scope};
+
+use crate::attr::{FileKind, Ino};
+use crate::error::{Error, Result};
+use crate::fs::Fs;
+use crate::layout::{self, Body, PAGE, PageKeys};
+
+/// Pages that one call shares at most.
+const AT_ONCE: u64 = 16 << 10;
+/// What a page costs in the store, about, bytes.
+const COST: u64 = 64;
+
+impl Fs {
+    /// As much of a copy as can be done by sharing, from its start on, in one commit; 0: none of it, nothing is changed. Both offsets must
+    /// be those of pages, and what ends within a page must be the end of both files.
+    /// (Inside the gate.)
+    pub(crate) fn share_pages(&self, (from, from_offset): (Ino, u64), (to, to_offset): (Ino, u64), len: u64) -> Result<u64> {
+        let aligned = from_offset.is_multiple_of(PAGE) && to_offset.is_multiple_of(PAGE);
+        // What a serializable transaction reads it must have locked: it copies.
+        let locks = matches!(&self.core.scope, Scope::Transaction(t) if t.isolation() == Isolation::Serializable);
+        if !aligned || locks || from == to {
+            return Ok(0);
+        }
+        let source = self.inode(from)?;
+        let source_end = {
+            let mut state = self.lock(&source)?;
+            if state.attr.kind != FileKind::File || !matches!(state.attr.body, Body::Paged(1..)) || state.attr.nlink == 0 {
+                return Ok(0);
+            }
+            self.commit_dirty(&source, &mut state)?;
+            state.attr.size
+        };
+        let view = self.core.scope.view()?;
+        let mut len = len.min(source_end.saturating_sub(from_offset)).min(AT_ONCE * PAGE);
+        let to_end = to_offset.checked_add(len).ok_or(Error::TooLarge)?;
+        self.reserve(COST * layout::blocks_of(len))?;
+
+        let target = self.inode(to)?;
+        let mut state = self.lock(&target)?;
+        match state.attr.body {
+            _ if state.attr.kind != FileKind::File || state.attr.nlink == 0 => return Ok(0),
+            Body::Inline(1..) => return Ok(0),
+            Body::Inline(0) | Body::Paged(_) => {}
+        }
+        if from_offset + len < source_end || to_end < state.attr.size {
+            len -= len % PAGE;
+        }
+        if len == 0 {
+            return Ok(0);
+        }
+        self.commit_dirty(&target, &mut state)?;
+        let dmap = self.core.layout.dmap;
+        let (first, blocks) = (from_offset / PAGE, layout::blocks_of(len));
+        let (start, end) = (layout::page_key(from, first), layout::page_key(from, first + blocks));
+        let pages = view.scan_stored(dmap, &start, &end, blocks as usize)?;
+
+        let to_first = to_offset / PAGE;
+        let mut batch = Batch::new();
+        let mut count = match state.attr.body {
+            Body::Paged(count) => count,
+            Body::Inline(_) => 0,
+        };
+        if count > 0 {
+            count -= self.pages_between(to, &state, to_first, to_first + blocks)?.min(count);
+            let (start, end) = (layout::page_key(to, to_first), layout::page_key(to, to_first + blocks));
+            batch.delete_range(dmap, start.to_vec(), end.to_vec());
+        }
+        let shared = pages.len() as u64;
+        let mut keys = PageKeys::with_capacity(pages.len());
+        for (key, value) in pages {
+            let (_, block) = layout::decode_page_key(&key)?;
+            batch.put_stored(dmap, keys.key(to, block - first + to_first), value);
+        }
+        self.touch(&mut state, self.now(), false);
+        // Until it is committed.
+        self.mark_dirty(&target, &mut state);
+        let mut attr = state.attr;
+        attr.body = Body::Paged(count + shared);
+        attr.size = attr.size.max(to_offset + len);
+        self.stage(to, &mut state, &attr, &mut batch)?;
+        self.commit(batch)?;
+        self.staged(&mut state, attr);
+        state.stored |= shared > 0;
+        Ok(len)
+    }
+}
