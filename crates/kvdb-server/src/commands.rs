@@ -13,6 +13,7 @@ mod numbers;
 mod ranges;
 mod scan;
 mod server;
+mod snapshot;
 mod strings;
 mod txn;
 
@@ -70,6 +71,7 @@ pub static COMMANDS: &[Command] = &[
     writes("append", "key value", 3, FIRST, strings::append),
     in_multi(InMulti::Refused, open("auth", "[user] password", -2, connection::auth)),
     reads("client", "ID | GETNAME | SETNAME name | SETINFO LIB-NAME|LIB-VER value | INFO | LIST", -2, NONE, connection::client),
+    in_multi(InMulti::Refused, reads("clone", snapshot::CLONE_USAGE, -2, NONE, snapshot::clone)),
     reads("command", "[COUNT | LIST | INFO name ... | DOCS name ...]", -1, NONE, server::command),
     reads("config", "GET pattern ... | SET durable yes|no | RESETSTAT", -2, NONE, server::config),
     reads("dbsize", "", 1, NONE, scan::dbsize),
@@ -122,6 +124,7 @@ pub static COMMANDS: &[Command] = &[
     reads("setex", "(not supported)", 4, FIRST, keys::expiry),
     writes("setnx", "key value", 3, FIRST, strings::setnx),
     writes("setrange", "key offset value", 4, FIRST, strings::setrange),
+    in_multi(InMulti::Refused, reads("snapshot", snapshot::USAGE, -2, NONE, snapshot::snapshot)),
     reads("strlen", "key", 2, FIRST, strings::strlen),
     reads("substr", "key start end", 4, FIRST, strings::getrange),
     in_multi(InMulti::Refused, reads("sync", "", 1, NONE, server::sync)),

@@ -63,6 +63,7 @@ impl From<kvdb::Error> for Failure {
             kvdb::Error::Conflict { .. } => Failure::Conflict(error.to_string().trim_start_matches("conflict: ").to_owned()),
             kvdb::Error::Locked(why) => Failure::Locked(why),
             kvdb::Error::NoTransaction(_) => Failure::NoTransaction(error.to_string()),
+            kvdb::Error::NoSnapshot(_) | kvdb::Error::NoBranch(_) => Failure::Coded(format!("NOSNAPSHOT {error}").into()),
             other => Failure::request(other.to_string()),
         }
     }

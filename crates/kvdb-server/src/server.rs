@@ -22,7 +22,7 @@ use crate::limits::Limits;
 use crate::output::Sink;
 use crate::session::{InfoSource, Shared};
 use crate::socket::PrivateSocket;
-use crate::transactions::Transactions;
+use crate::transactions::{Snapshots, Transactions};
 
 /// What the server is asked to be.
 #[derive(Clone, Default)]
@@ -37,6 +37,8 @@ pub struct ServerOptions {
     pub limits: Limits,
     /// Who begins and ends transactions; `None`: the store itself.
     pub transactions: Option<Arc<dyn Transactions>>,
+    /// Who makes snapshots and clones; `None`: the store itself.
+    pub snapshots: Option<Arc<dyn Snapshots>>,
     /// The store's statistics as a JSON object, for `INFO` and `KVFS.STAT`.
     pub info: Option<InfoSource>,
 }
@@ -147,6 +149,9 @@ impl Server {
         let mut shared = Shared::new(db, options.limits, options.password, options.durable, options.info);
         if let Some(transactions) = options.transactions {
             shared.transactions = transactions;
+        }
+        if let Some(snapshots) = options.snapshots {
+            shared.snapshots = snapshots;
         }
         let tcp = match options.tcp {
             None => None,

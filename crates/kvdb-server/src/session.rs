@@ -18,7 +18,7 @@ use crate::locks::{Held, KeyLocks};
 use crate::metrics::Metrics;
 use crate::output::Output;
 use crate::request::Arguments;
-use crate::transactions::{Group, Groups, Transactions};
+use crate::transactions::{Group, Groups, Snapshots, Transactions};
 
 /// Gives what the owner of the store knows about it, as JSON.
 pub type InfoSource = Arc<dyn Fn() -> String + Send + Sync>;
@@ -35,6 +35,7 @@ pub struct Shared {
     pub locks: KeyLocks,
     pub transactions: Arc<dyn Transactions>,
     pub groups: Groups,
+    pub snapshots: Arc<dyn Snapshots>,
     pub cursors: Cursors,
     pub metrics: Metrics,
     pub next_client: AtomicU64,
@@ -49,6 +50,7 @@ impl Shared {
         Shared {
             transactions: Arc::new(db.clone()),
             groups: Groups::default(),
+            snapshots: Arc::new(db.clone()),
             db,
             cursors: Cursors::new(limits.cursors),
             limits,

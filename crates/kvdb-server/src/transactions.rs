@@ -1,4 +1,4 @@
-//! Transactions of clients: who begins and ends them, and what the connections that are in one share.
+//! Transactions and snapshots of clients: who makes and ends them, and what the connections that are in one transaction share.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -31,6 +31,41 @@ pub trait Transactions: Send + Sync {
     fn rollback(&self, transaction: &Transaction, to: &Savepoint) -> Result<()>;
     /// What it has changed of the files, sorted by path.
     fn files(&self, id: TransactionId) -> Result<Vec<FileChange>>;
+}
+
+/// Who makes and drops snapshots and clones: as with [`Transactions`].
+pub trait Snapshots: Send + Sync {
+    /// Of the main branch (`""`) or of a clone.
+    fn create(&self, branch: &str, name: &str, durability: Durability) -> Result<()>;
+    fn remove(&self, name: &str) -> Result<()>;
+    /// Gives the branch that the snapshot is of the state that it had then.
+    fn roll_back(&self, name: &str) -> Result<()>;
+    fn branch_off(&self, snapshot: &str, name: &str) -> Result<()>;
+    fn remove_clone(&self, name: &str) -> Result<()>;
+    /// What differs in the files from a snapshot to another, or to what there is now; sorted by path.
+    fn files(&self, before: &str, after: Option<&str>) -> Result<Vec<FileChange>>;
+}
+
+/// A store without files.
+impl Snapshots for Kvdb {
+    fn create(&self, branch: &str, name: &str, durability: Durability) -> Result<()> {
+        self.snapshot_of(branch, name, durability)
+    }
+    fn remove(&self, name: &str) -> Result<()> {
+        self.drop_snapshot(name)
+    }
+    fn roll_back(&self, name: &str) -> Result<()> {
+        self.rollback(name)
+    }
+    fn branch_off(&self, snapshot: &str, name: &str) -> Result<()> {
+        self.clone_snapshot(snapshot, name)
+    }
+    fn remove_clone(&self, name: &str) -> Result<()> {
+        self.drop_branch(name)
+    }
+    fn files(&self, _: &str, _: Option<&str>) -> Result<Vec<FileChange>> {
+        Ok(Vec::new())
+    }
 }
 
 /// A store without files.

@@ -1,6 +1,6 @@
-//! What a transaction has changed, in paths: what its user is shown before the commit.
+//! What a transaction has changed, or what two snapshots differ in, in paths.
 //!
-//! The transaction knows which names and inodes it has changed. A directory knows the one it is in, so the path of a name is found by
+//! A transaction knows which names and inodes it has changed. A directory knows the one it is in, so the path of a name is found by
 //! going up, with one look through the names of each directory on the way. A file does not know its names (it may have many): those of
 //! files of which the content alone has changed are found by going through all names, which costs microseconds a file of the tree, and
 //! ends when all are found. Read from frozen states, so that nothing is locked and nobody waits.
@@ -12,9 +12,9 @@ use kvdb::View as State;
 
 use crate::absorb::Touched;
 use crate::attr::{Attr, FileKind, Ino, ROOT};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::fs::Fs;
-use crate::layout::{self, Attributes, Layout};
+use crate::layout::{self, Attributes, ImapKey, Layout};
 
 /// A path that means something else than before.
 #[derive(Clone, Debug)]
@@ -30,16 +30,19 @@ pub struct FileChange {
 /// Directories on a way up, at most: more is a circle, hence damage.
 const DEEPEST: usize = 4096;
 
-struct Side<'a> {
+struct Side {
     state: State,
-    layout: &'a Layout,
+    layout: Layout,
     paths: HashMap<Ino, Option<Vec<u8>>>,
 }
 
-impl<'a> Side<'a> {
-    fn of(fs: &'a Fs) -> Result<Side<'a>> {
-        let core = &fs.core;
-        Ok(Side { state: core.scope.view()?, layout: &core.layout, paths: HashMap::from([(ROOT, Some(Vec::new()))]) })
+impl Side {
+    fn of(fs: &Fs) -> Result<Side> {
+        Ok(Side::new(fs.core.scope.view()?, fs.core.layout))
+    }
+
+    fn new(state: State, layout: Layout) -> Side {
+        Side { state, layout, paths: HashMap::from([(ROOT, Some(Vec::new()))]) }
     }
 
     fn attributes(&self, ino: Ino) -> Result<Option<Attributes>> {
@@ -121,7 +124,30 @@ fn differs(before: &Attr, after: &Attr) -> bool {
 /// What has changed from `before` to `after`, where `touched` says what may have; sorted by path. A directory that was moved is listed
 /// itself, what is in it is not.
 pub(crate) fn difference(before: &Fs, after: &Fs, touched: &Touched) -> Result<Vec<FileChange>> {
-    let (mut old, mut new) = (Side::of(before)?, Side::of(after)?);
+    between(Side::of(before)?, Side::of(after)?, touched)
+}
+
+/// What has changed from one state of a store to another, each a snapshot or the mainline; sorted by path. It takes the time that the
+/// changes take. (What waits in the memory of an [`Fs`] is not in any state yet.)
+pub fn difference_of_states(before: &State, after: &State) -> Result<Vec<FileChange>> {
+    let layout = |state: &State| Layout::of_state(state).ok_or(Error::NotFound);
+    let (old, new) = (layout(before)?, layout(after)?);
+    let mut touched = Touched::default();
+    for change in before.difference(old.nmap, after, new.nmap)? {
+        let change = change?;
+        let (parent, name) = layout::decode_name_key(&change.key)?;
+        touched.names.push((parent, name.into(), change.after.is_none()));
+    }
+    for change in before.difference(old.imap, after, new.imap)? {
+        let change = change?;
+        if let ImapKey::Node(ino) = layout::decode_imap_key(&change.key)? {
+            touched.inodes.push((ino, change.after.is_none()));
+        }
+    }
+    between(Side::new(before.clone(), old), Side::new(after.clone(), new), &touched)
+}
+
+fn between(mut old: Side, mut new: Side, touched: &Touched) -> Result<Vec<FileChange>> {
     let mut changes: BTreeMap<Vec<u8>, FileChange> = BTreeMap::new();
     let mut seen = HashSet::new();
     for (parent, name, _) in &touched.names {
@@ -164,7 +190,7 @@ pub(crate) fn difference(before: &Fs, after: &Fs, touched: &Touched) -> Result<V
 }
 
 /// Directory, name and inode of every name of these files.
-fn names_of(side: &Side<'_>, wanted: &HashMap<Ino, (Attr, Attr)>) -> Result<Vec<(Ino, Vec<u8>, Ino)>> {
+fn names_of(side: &Side, wanted: &HashMap<Ino, (Attr, Attr)>) -> Result<Vec<(Ino, Vec<u8>, Ino)>> {
     let links = |attr: &Attr| if attr.kind == FileKind::Dir { 1 } else { u64::from(attr.nlink) };
     let mut missing: u64 = wanted.values().map(|(_, is)| links(is)).sum();
     let (mut found, mut failed) = (Vec::new(), None);

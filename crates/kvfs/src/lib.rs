@@ -37,7 +37,7 @@ pub use attr::{
     WriteHints, XattrFlags,
 };
 pub use clone_tree::CloneStats;
-pub use difference::FileChange;
+pub use difference::{FileChange, difference_of_states};
 pub use error::{Error, Result};
 pub use fs::{Atime, Fs, FsOptions, Statistics};
 pub use kvdb::TransactionId;

@@ -10,6 +10,7 @@ use crate::failure::{Failure, Outcome};
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::{Session, wrong_arity};
+use crate::transactions::FileChange;
 
 pub const USAGE: &str = "BEGIN [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds] [NOCHECK] [ATTACHED] | JOIN id | LEAVE | \
                          COMMIT [id] [SYNC] | ABORT [id] | KEEP id | LIST | STATUS [id] | CHANGES [id] | FILES [id] | SAVEPOINT name | ROLLBACK name";
@@ -52,7 +53,7 @@ pub fn txn(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     }
 }
 
-fn arity(args: Arguments<'_>, least: usize, most: usize) -> Outcome {
+pub fn arity(args: Arguments<'_>, least: usize, most: usize) -> Outcome {
     if (least..=most).contains(&args.len()) { Ok(()) } else { Err(wrong_arity("txn")) }
 }
 
@@ -285,21 +286,29 @@ fn changes(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 fn files(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     arity(args, 2, 3)?;
     let id = named(s, args, 2)?.id();
-    let all = s.shared.transactions.files(id)?;
+    list_files(s.shared.transactions.files(id)?, out);
+    Ok(())
+}
+
+pub fn list_files(all: Vec<FileChange>, out: &mut Output) {
     out.array(all.len());
     for file in all {
         out.array(4);
         out.bulk(&file.path);
         out.bulk(file.kind.to_string().as_bytes());
         for bytes in [file.before, file.after] {
-            match bytes {
-                Some(bytes) => out.integer(i64::try_from(bytes).unwrap_or(i64::MAX)),
-                None => out.null(),
-            }
+            size(bytes, out);
         }
         out.relieve();
     }
-    Ok(())
+}
+
+/// Bytes; nil: there is nothing.
+pub fn size(bytes: Option<u64>, out: &mut Output) {
+    match bytes {
+        Some(bytes) => out.integer(i64::try_from(bytes).unwrap_or(i64::MAX)),
+        None => out.null(),
+    }
 }
 
 fn savepoint(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {

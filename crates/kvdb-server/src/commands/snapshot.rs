@@ -1,0 +1,130 @@
+//! `SNAPSHOT` and `CLONE`: states of the store that are kept, branches made of them, and what two of them differ in.
+
+use std::collections::BTreeMap;
+
+use kvdb::{DictionaryId, Durability, View};
+
+use super::is;
+use super::txn::{arity, list_files, size};
+use crate::failure::{Failure, Outcome};
+use crate::output::Output;
+use crate::request::Arguments;
+use crate::session::Session;
+
+pub const USAGE: &str =
+    "CREATE name [OF clone] | LIST | DROP name | ROLLBACK name | CHANGES snapshot [snapshot] | FILES snapshot [snapshot]";
+pub const CLONE_USAGE: &str = "CREATE snapshot name | LIST | DROP name";
+
+fn name(arg: &[u8]) -> Result<&str, Failure> {
+    std::str::from_utf8(arg).map_err(|_| Failure::request("a name is UTF-8 text"))
+}
+
+/// Everything here is on disk before the reply.
+pub fn snapshot(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let snapshots = s.shared.snapshots.clone();
+    match (args.at(1), args.len()) {
+        (c, 3) if is(c, "create") => snapshots.create("", name(args.at(2))?, Durability::Synced)?,
+        (c, 5) if is(c, "create") && is(args.at(3), "of") => {
+            snapshots.create(name(args.at(4))?, name(args.at(2))?, Durability::Synced)?;
+        }
+        (c, 3) if is(c, "drop") => snapshots.remove(name(args.at(2))?)?,
+        (c, 3) if is(c, "rollback") => snapshots.roll_back(name(args.at(2))?)?,
+        (c, _) if is(c, "list") => {
+            arity(args, 2, 2)?;
+            list(s, out);
+            return Ok(());
+        }
+        (c, 3 | 4) if is(c, "files") => {
+            let after = args.get(3).map(name).transpose()?;
+            list_files(snapshots.files(name(args.at(2))?, after)?, out);
+            return Ok(());
+        }
+        (c, 3 | 4) if is(c, "changes") => return changes(s, args, out),
+        _ => return Err(Failure::request(format!("unknown subcommand or wrong number of arguments. SNAPSHOT {USAGE}"))),
+    }
+    out.ok();
+    Ok(())
+}
+
+fn list(s: &Session, out: &mut Output) {
+    let all = s.db().snapshots();
+    out.array(all.len());
+    for info in all {
+        out.map(5);
+        out.bulk(b"name");
+        out.bulk(info.name.as_bytes());
+        out.bulk(b"clone");
+        out.bulk(info.branch.as_bytes());
+        for (name, value) in [("created", info.created.as_secs()), ("bytes", info.bytes), ("unique_bytes", info.unique_bytes)] {
+            out.bulk(name.as_bytes());
+            size(Some(value), out);
+        }
+    }
+}
+
+pub fn clone(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let snapshots = s.shared.snapshots.clone();
+    match (args.at(1), args.len()) {
+        (c, 4) if is(c, "create") => snapshots.branch_off(name(args.at(2))?, name(args.at(3))?)?,
+        (c, 3) if is(c, "drop") => snapshots.remove_clone(name(args.at(2))?)?,
+        (c, 2) if is(c, "list") => {
+            let all = s.db().branches();
+            out.array(all.len());
+            for info in all {
+                out.map(2);
+                out.bulk(b"name");
+                out.bulk(info.name.as_bytes());
+                out.bulk(b"snapshot");
+                out.value(info.snapshot.as_deref().map(str::as_bytes));
+            }
+            return Ok(());
+        }
+        _ => return Err(Failure::request(format!("unknown subcommand or wrong number of arguments. CLONE {CLONE_USAGE}"))),
+    }
+    out.ok();
+    Ok(())
+}
+
+/// The user's dictionaries that a state has, by name.
+fn dictionaries(state: &View) -> BTreeMap<String, DictionaryId> {
+    let all = state.dictionaries().into_iter().filter(|d| !d.options.reserved && d.branch.is_empty());
+    all.map(|d| (d.name, d.id)).collect()
+}
+
+/// `SNAPSHOT CHANGES before [after]`: for each key that differs an array of dictionary, key, bytes before (nil: it was not there), bytes
+/// after (nil: it is not there). Without `after`: what there is now.
+fn changes(s: &Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let before = s.db().open_snapshot(name(args.at(2))?)?;
+    let after = match args.get(3) {
+        Some(after) => s.db().open_snapshot(name(after)?)?,
+        None => s.db().view(),
+    };
+    let (old, new) = (dictionaries(&before), dictionaries(&after));
+    let mut all: BTreeMap<&String, (DictionaryId, DictionaryId)> = old.iter().map(|(name, id)| (name, (*id, *id))).collect();
+    for (name, id) in &new {
+        all.entry(name).and_modify(|(_, after)| *after = *id).or_insert((*id, *id));
+    }
+    let (position, most) = (out.position(), s.shared.limits.requests);
+    let mut count = 0;
+    for (dictionary, (dict, dict_after)) in all {
+        for change in before.difference(dict, &after, dict_after)? {
+            let change = change?;
+            out.array(4);
+            out.bulk(dictionary.as_bytes());
+            out.bulk(&change.key);
+            for side in [&change.before, &change.after] {
+                size(side.as_ref().map(|tuple| tuple.value_len() as u64), out);
+            }
+            count += 1;
+            if count % 256 == 0 {
+                s.check_stopping()?;
+            }
+            if out.position() - position > most {
+                out.rewind(position);
+                return Err(Failure::request(format!("more than {most} bytes of changes")));
+            }
+        }
+    }
+    out.insert_array_header(position, count);
+    Ok(())
+}
