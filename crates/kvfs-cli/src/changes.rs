@@ -1,9 +1,9 @@
-//! What a transaction would change, for people and programs: files by path, keys by dictionary.
+//! What a transaction would change, or what two snapshots differ in, for people and programs: files by path, keys by dictionary.
 
 use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use kvdb_server::Reply;
 use serde_json::{Map, Value, json};
@@ -64,6 +64,8 @@ enum KeyChange {
 pub struct Changes {
     files: Vec<File>,
     keys: Vec<Key>,
+    /// The folders in which files are as they were and as they are, for `--patch`.
+    roots: Option<(PathBuf, PathBuf)>,
 }
 
 fn odd() -> Failure {
@@ -87,14 +89,36 @@ fn lists(reply: Reply) -> Outcome<Vec<std::vec::IntoIter<Reply>>> {
     items.into_iter().map(|item| if let Reply::Array(fields) = item { Ok(fields.into_iter()) } else { Err(odd()) }).collect()
 }
 
+/// The files of `TXN FILES` and `SNAPSHOT FILES`.
+fn files(reply: Reply) -> Outcome<Vec<File>> {
+    let mut files = Vec::new();
+    for mut f in lists(reply)? {
+        let (path, kind) = (bulk(f.next())?, String::from_utf8_lossy(&bulk(f.next())?).into_owned());
+        files.push(File { path, kind, before: number(f.next())?, after: number(f.next())? });
+    }
+    Ok(files)
+}
+
 impl Changes {
-    pub fn of(mounted: &mut Mounted, id: u64) -> Outcome<Changes> {
-        let id = id.to_string();
-        let mut files = Vec::new();
-        for mut f in lists(mounted.txn(&["FILES", &id])?)? {
-            let (path, kind) = (bulk(f.next())?, String::from_utf8_lossy(&bulk(f.next())?).into_owned());
-            files.push(File { path, kind, before: number(f.next())?, after: number(f.next())? });
+    /// From the replies to `SNAPSHOT FILES` and `SNAPSHOT CHANGES`.
+    pub fn between(files_reply: Reply, keys_reply: Reply, roots: Option<(PathBuf, PathBuf)>) -> Outcome<Changes> {
+        let mut keys = Vec::new();
+        for mut f in lists(keys_reply)? {
+            let (dictionary, key) = (String::from_utf8_lossy(&bulk(f.next())?).into_owned(), bulk(f.next())?);
+            let what = match (number(f.next())?, number(f.next())?) {
+                (before, None) => KeyChange::Delete { key, before },
+                (before, Some(after)) => KeyChange::Put { key, before, after },
+            };
+            keys.push(Key { dictionary, what });
         }
+        Ok(Changes { files: files(files_reply)?, keys, roots })
+    }
+
+    /// Of a transaction.
+    pub fn of(mounted: &mut Mounted, id: u64) -> Outcome<Changes> {
+        let roots = Some((mounted.mount_point.clone(), mounted.view(id)));
+        let id = id.to_string();
+        let files = files(mounted.txn(&["FILES", &id])?)?;
         let mut keys = Vec::new();
         let mut chosen = None;
         for mut f in lists(mounted.txn(&["CHANGES", &id])?)? {
@@ -122,7 +146,7 @@ impl Changes {
             };
             keys.push(Key { dictionary, what });
         }
-        Ok(Changes { files, keys })
+        Ok(Changes { files, keys, roots })
     }
 
     pub fn is_empty(&self) -> bool {
@@ -130,20 +154,20 @@ impl Changes {
     }
 
     /// For a terminal.
-    pub fn text(&self, mounted: &Mounted, id: u64, detail: Detail) -> Outcome<String> {
+    pub fn text(&self, detail: Detail) -> String {
         if self.is_empty() {
-            return Ok("nothing is changed\n".into());
+            return "nothing is changed\n".into();
         }
         let mut out = String::new();
         if detail.patch {
-            self.files.iter().for_each(|file| file.patch(mounted, id, &mut out));
+            self.files.iter().for_each(|file| file.patch(self.roots.as_ref(), &mut out));
             self.keys.iter().for_each(|key| key.line(&mut out));
         } else if !detail.stat {
             self.files.iter().for_each(|file| file.line(&mut out));
             self.keys.iter().for_each(|key| key.line(&mut out));
         }
         out.push_str(&self.summary());
-        Ok(out)
+        out
     }
 
     fn summary(&self) -> String {
@@ -215,7 +239,8 @@ impl File {
     }
 
     /// The lines that differ, where both are text that is not too long; otherwise as in the list.
-    fn patch(&self, mounted: &Mounted, id: u64, out: &mut String) {
+    fn patch(&self, roots: Option<&(PathBuf, PathBuf)>, out: &mut String) {
+        let Some((old, new)) = roots else { return self.line(out) };
         let read = |root: &Path, size: Option<u64>| -> Option<String> {
             match size {
                 None => Some(String::new()),
@@ -226,7 +251,7 @@ impl File {
                 }
             }
         };
-        let (before, after) = (read(&mounted.mount_point, self.before), read(&mounted.view(id), self.after));
+        let (before, after) = (read(old, self.before), read(new, self.after));
         let (Some(before), Some(after), "f") = (before, after, self.kind.as_str()) else { return self.line(out) };
         let name = |there: bool, side: &str| if there { format!("{side}/{}", self.shown()) } else { "/dev/null".into() };
         let diff = TextDiff::from_lines(&before, &after);

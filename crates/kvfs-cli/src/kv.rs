@@ -233,6 +233,11 @@ impl Door {
         }
     }
 
+    /// The store, where it is opened here and not mounted.
+    pub(crate) fn store(&self) -> Option<&Store> {
+        self.opened.as_ref()
+    }
+
     pub(crate) fn close(self) -> Outcome {
         drop(self.client);
         self.opened.map_or(Ok(()), Store::close)

@@ -23,6 +23,7 @@ mod mounted;
 mod output;
 mod pax;
 mod run;
+mod snapshot;
 mod stat;
 mod store;
 mod text;
@@ -57,6 +58,9 @@ enum Command {
     Kv(kv::Args),
     Run(run::Args),
     Txn(txn::Args),
+    Snapshot(snapshot::Args),
+    Clone(snapshot::CloneArgs),
+    Diff(snapshot::DiffArgs),
     Ls(ls::Args),
     Cat(cat::Args),
     Stat(stat::Args),
@@ -84,6 +88,9 @@ fn main() -> ExitCode {
         Command::Mount(args) => mount::run(args, &output),
         Command::Umount(args) => umount::run(args, &output),
         Command::Kv(args) => kv::run(args, &output),
+        Command::Snapshot(args) => snapshot::run(args, &output),
+        Command::Clone(args) => snapshot::clone(args, &output),
+        Command::Diff(args) => snapshot::diff(args, &output),
         Command::Ls(args) => ls::run(args, &output),
         Command::Cat(args) => cat::run(args, &output),
         Command::Stat(args) => stat::run(args, &output),

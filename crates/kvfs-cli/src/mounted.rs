@@ -79,7 +79,7 @@ pub fn refused(text: &str) -> Failure {
         "CORRUPT" => Exit::Damaged,
         "NOAUTH" | "WRONGPASS" | "NOPERM" => Exit::NotPermitted,
         "CONFLICT" | "LOCKED" => Exit::Conflict,
-        "NOTXN" => Exit::NotFound,
+        "NOTXN" | "NOSNAPSHOT" => Exit::NotFound,
         _ if rest.ends_with("is reserved for the file system") => Exit::NotPermitted,
         _ => Exit::Failed,
     };

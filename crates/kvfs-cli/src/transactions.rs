@@ -40,20 +40,23 @@ impl Transactions for OverFiles {
     }
 
     fn files(&self, id: TransactionId) -> Result<Vec<FileChange>> {
-        let all = self.0.difference(id).map_err(of_store)?;
-        Ok(all
-            .into_iter()
-            .map(|change| FileChange {
-                kind: match change.after.or(change.before).map(|attr| attr.kind) {
-                    Some(FileKind::Dir) => 'd',
-                    Some(FileKind::File) => 'f',
-                    Some(FileKind::Symlink) => 'l',
-                    _ => 'o',
-                },
-                path: change.path,
-                before: change.before.map(|attr| attr.size),
-                after: change.after.map(|attr| attr.size),
-            })
-            .collect())
+        Ok(listed(self.0.difference(id).map_err(of_store)?))
     }
+}
+
+/// As the socket's clients are told.
+pub fn listed(all: Vec<kvfs::FileChange>) -> Vec<FileChange> {
+    let kind = |kind| match kind {
+        Some(FileKind::Dir) => 'd',
+        Some(FileKind::File) => 'f',
+        Some(FileKind::Symlink) => 'l',
+        _ => 'o',
+    };
+    let one = |change: kvfs::FileChange| FileChange {
+        kind: kind(change.after.or(change.before).map(|attr| attr.kind)),
+        path: change.path,
+        before: change.before.map(|attr| attr.size),
+        after: change.after.map(|attr| attr.size),
+    };
+    all.into_iter().map(one).collect()
 }

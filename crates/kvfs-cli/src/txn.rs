@@ -149,7 +149,7 @@ fn act(action: Action, output: &Output) -> Outcome {
         Action::Diff { mount, id, detail } => {
             let (mut mounted, id) = named(&mount, id)?;
             let changes = Changes::of(&mut mounted, id)?;
-            let text = if output.is_json() { String::new() } else { changes.text(&mounted, id, detail)? };
+            let text = if output.is_json() { String::new() } else { changes.text(detail) };
             output.print(text, changes.json())
         }
         Action::Commit { mount, id, no_sync } => {
@@ -173,7 +173,7 @@ fn odd() -> Failure {
 }
 
 /// A map of names and values as the daemon sends it.
-fn fields(reply: Reply) -> Outcome<Map<String, Value>> {
+pub fn fields(reply: Reply) -> Outcome<Map<String, Value>> {
     let Reply::Array(items) = reply else { return Err(odd()) };
     let mut object = Map::new();
     let mut items = items.into_iter();

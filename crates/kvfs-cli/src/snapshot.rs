@@ -1,0 +1,231 @@
+//! `kvfs snapshot`, `kvfs clone`, `kvfs diff`: states of a store that are kept, branches made of them, and what differs.
+
+use std::path::{Path, PathBuf};
+
+use clap::Subcommand;
+use kvdb_server::Reply;
+use serde_json::{Value, json};
+
+use crate::changes::{Changes, Detail};
+use crate::kv::Door;
+use crate::mounted::Mounted;
+use crate::output::{Exit, Failure, Outcome, Output};
+use crate::store::{self, human_size};
+use crate::transactions::listed;
+use crate::txn::fields;
+
+/// Make, list and drop snapshots of a store, and go back to them.
+#[derive(clap::Args)]
+#[command(after_help = "\
+A snapshot is made and dropped in the time of a sync, whatever the store holds, and shares all data with it. It has files and keys.
+While the store is mounted, /mnt/.kvfs/snapshot/NAME is the file system as it was.
+
+  kvfs snapshot create /mnt before-upgrade
+  kvfs diff /mnt before-upgrade                    # what has changed since
+  cp /mnt/.kvfs/snapshot/before-upgrade/config /mnt
+  kvfs snapshot rollback /mnt before-upgrade       # everything")]
+pub struct Args {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Make a snapshot.
+    Create {
+        /// The folder a store is mounted on, or the file of a store that is not mounted.
+        target: PathBuf,
+        name: String,
+        /// Of a clone instead of the store itself.
+        #[arg(long, value_name = "CLONE", default_value = "")]
+        of: String,
+    },
+    /// List the snapshots, the oldest first.
+    #[command(visible_alias = "ls")]
+    List { target: PathBuf },
+    /// Drop a snapshot. Clones of it stay.
+    #[command(visible_alias = "rm")]
+    Drop { target: PathBuf, name: String },
+    /// Give the store (or the clone that the snapshot is of) the state that it had. What was changed since is gone, and open transactions
+    /// are aborted; newer snapshots stay.
+    Rollback { target: PathBuf, name: String },
+}
+
+/// Make, list and drop clones: writable branches of a snapshot.
+#[derive(clap::Args)]
+#[command(after_help = "\
+A clone shares all data with the snapshot that it is made of, and goes its own way from there. While the store is mounted, it lies in
+/mnt/.kvfs/clone/NAME.")]
+pub struct CloneArgs {
+    #[command(subcommand)]
+    action: CloneAction,
+}
+
+#[derive(Subcommand)]
+enum CloneAction {
+    /// Make a clone of a snapshot.
+    Create { target: PathBuf, snapshot: String, name: String },
+    /// List the clones, by name.
+    #[command(visible_alias = "ls")]
+    List { target: PathBuf },
+    /// Drop a clone and everything in it. Its snapshots stay.
+    #[command(visible_alias = "rm")]
+    Drop { target: PathBuf, name: String },
+}
+
+/// Show what differs between two snapshots, or a snapshot and now: files and keys.
+#[derive(clap::Args)]
+pub struct DiffArgs {
+    /// The folder a store is mounted on, or the file of a store that is not mounted.
+    target: PathBuf,
+    /// A snapshot.
+    before: String,
+    /// Another one; without it, the store as it is now.
+    after: Option<String>,
+    #[command(flatten)]
+    detail: Detail,
+}
+
+/// Runs one command on the store.
+fn with(target: &Path, writes: bool, words: &[&str]) -> Outcome<Reply> {
+    let mut door = Door::open(target, writes)?;
+    let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
+    let reply = door.call(&words);
+    let closed = door.close();
+    reply.and_then(|reply| closed.map(|()| reply))
+}
+
+/// A list of maps.
+fn list(reply: Reply) -> Outcome<Vec<serde_json::Map<String, Value>>> {
+    match reply {
+        Reply::Array(all) => all.into_iter().map(fields).collect(),
+        _ => Err(Failure::new(Exit::Failed, "the store's daemon gave an unexpected reply")),
+    }
+}
+
+pub fn run(args: Args, output: &Output) -> Outcome {
+    match &args.action {
+        Action::Create { target, name, of } => {
+            let mut words = vec!["SNAPSHOT", "CREATE", name];
+            if !of.is_empty() {
+                words.extend(["OF", of]);
+            }
+            with(target, true, &words)?;
+            output.print("", json!({"created": name}))
+        }
+        Action::Drop { target, name } => {
+            with(target, true, &["SNAPSHOT", "DROP", name])?;
+            output.print("", json!({"dropped": name}))
+        }
+        Action::Rollback { target, name } => {
+            with(target, true, &["SNAPSHOT", "ROLLBACK", name])?;
+            output.print("", json!({"rolled_back_to": name}))
+        }
+        Action::List { target } => {
+            let all = list(with(target, false, &["SNAPSHOT", "LIST"])?)?;
+            let line = |info: &serde_json::Map<String, Value>| {
+                let size = |name: &str| human_size(info[name].as_u64().unwrap_or(0));
+                let clone = info["clone"].as_str().filter(|clone| !clone.is_empty()).map(|clone| format!("  of clone {clone}"));
+                let (name, created) = (info["name"].as_str().unwrap_or(""), time(info["created"].as_u64().unwrap_or(0)));
+                format!("{created}  {:>8}  {:>8}  {name}{}\n", size("bytes"), size("unique_bytes"), clone.unwrap_or_default())
+            };
+            let mut text: String = all.iter().map(line).collect();
+            if !text.is_empty() {
+                text.insert_str(0, &format!("{:20}  {:>8}  {:>8}  NAME\n", "CREATED (UTC)", "BYTES", "ALONE"));
+            }
+            output.print(text, all)
+        }
+    }
+}
+
+pub fn clone(args: CloneArgs, output: &Output) -> Outcome {
+    match &args.action {
+        CloneAction::Create { target, snapshot, name } => {
+            with(target, true, &["CLONE", "CREATE", snapshot, name])?;
+            output.print("", json!({"created": name}))
+        }
+        CloneAction::Drop { target, name } => {
+            with(target, true, &["CLONE", "DROP", name])?;
+            output.print("", json!({"dropped": name}))
+        }
+        CloneAction::List { target } => {
+            let all = list(with(target, false, &["CLONE", "LIST"])?)?;
+            let line = |info: &serde_json::Map<String, Value>| {
+                let of = info["snapshot"].as_str().map(|snapshot| format!("  of snapshot {snapshot}")).unwrap_or_default();
+                format!("{}{of}\n", info["name"].as_str().unwrap_or(""))
+            };
+            output.print(all.iter().map(line).collect::<String>(), all)
+        }
+    }
+}
+
+pub fn diff(args: DiffArgs, output: &Output) -> Outcome {
+    let mut door = Door::open(&args.target, false)?;
+    let changes = difference(&mut door, &args);
+    let closed = door.close();
+    let changes = changes?;
+    closed?;
+    let text = if output.is_json() { String::new() } else { changes.text(args.detail) };
+    output.print(text, changes.json())
+}
+
+fn difference(door: &mut Door, args: &DiffArgs) -> Outcome<Changes> {
+    let words = |what: &'static str| {
+        let mut words: Vec<&[u8]> = vec![b"SNAPSHOT", what.as_bytes(), args.before.as_bytes()];
+        words.extend(args.after.as_ref().map(String::as_bytes));
+        words
+    };
+    let keys = door.call(&words("CHANGES"))?;
+    let Some(store) = door.store() else {
+        let roots = Mounted::find(&args.target).ok().map(|mounted| {
+            let root = |name: &str| mounted.mount_point.join(".kvfs/snapshot").join(name);
+            (root(&args.before), args.after.as_deref().map_or(mounted.mount_point.clone(), root))
+        });
+        return Changes::between(door.call(&words("FILES"))?, keys, roots);
+    };
+    let cannot = |e: kvdb::Error| store::failure("cannot compare", e);
+    let before = store.db.open_snapshot(&args.before).map_err(cannot)?;
+    let after = match &args.after {
+        Some(name) => store.db.open_snapshot(name).map_err(cannot)?,
+        None => store.db.view(),
+    };
+    let files = kvfs::difference_of_states(&before, &after)
+        .map_err(|e| Failure::new(Exit::Failed, format!("cannot compare the files: {e}")))?;
+    let size = |size: Option<u64>| size.map_or(Reply::Null, |size| Reply::Integer(i64::try_from(size).unwrap_or(i64::MAX)));
+    let file = |f: kvdb_server::FileChange| {
+        Reply::Array(vec![Reply::Bulk(f.path), Reply::Bulk(f.kind.to_string().into()), size(f.before), size(f.after)])
+    };
+    Changes::between(Reply::Array(listed(files).into_iter().map(file).collect()), keys, None)
+}
+
+/// "2024-05-17 09:30:00" of seconds since 1970, UTC.
+fn time(seconds: u64) -> String {
+    let (days, rest) = (seconds / 86_400, seconds % 86_400);
+    // Years begin in March here, so that the odd day of a leap year is the last one (Howard Hinnant's algorithm).
+    let z = days + 719_468;
+    let (era, day) = (z / 146_097, z % 146_097);
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let in_year = day - (365 * year + year / 4 - year / 100);
+    let shifted = (5 * in_year + 2) / 153;
+    let (date, month) = (in_year - (153 * shifted + 2) / 5 + 1, if shifted < 10 { shifted + 3 } else { shifted - 9 });
+    let year = year + era * 400 + u64::from(month <= 2);
+    format!("{year:04}-{month:02}-{date:02} {:02}:{:02}:{:02}", rest / 3600, rest / 60 % 60, rest % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_those_of_the_calendar() {
+        for (seconds, want) in [
+            (0, "1970-01-01 00:00:00"),
+            (951_782_399, "2000-02-28 23:59:59"),
+            (951_782_400, "2000-02-29 00:00:00"),
+            (1_709_251_200, "2024-03-01 00:00:00"),
+            (4_102_444_799, "2099-12-31 23:59:59"),
+        ] {
+            assert_eq!(time(seconds), want);
+        }
+    }
+}
