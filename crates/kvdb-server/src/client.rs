@@ -66,6 +66,15 @@ impl Client {
         Client { transport: Transport::Local { conversation: Box::new(conversation), replies } }
     }
 
+    /// Sends one command over a socket. What the server sends behind its reply is the stream; it ends with the connection.
+    pub fn stream(mut self, args: &[&[u8]]) -> io::Result<(Reply, impl Read + use<>)> {
+        let reply = self.call(args)?;
+        match self.transport {
+            Transport::Socket(stream) => Ok((reply, stream)),
+            Transport::Local { .. } => Err(io::Error::new(io::ErrorKind::Unsupported, "a store in this process sends no stream")),
+        }
+    }
+
     /// Sends one command and waits for its reply. An `Err` means that there was none; an error reply is a `Reply::Error`.
     pub fn call(&mut self, args: &[&[u8]]) -> io::Result<Reply> {
         let mut request = format!("*{}\r\n", args.len()).into_bytes();

@@ -184,6 +184,16 @@ impl Output {
         self.broken.is_none()
     }
 
+    /// Bytes that are no reply, behind everything that was written so far.
+    pub fn raw(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if !self.flush() {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        self.sink.send(bytes)?;
+        self.sent += bytes.len() as u64;
+        Ok(())
+    }
+
     /// Turns every reply that waits for the sync into `error`.
     fn deny(&mut self, error: &str) {
         let old = std::mem::take(&mut self.bytes);

@@ -28,6 +28,7 @@ pub trait Transactions: Send + Sync {
     fn begin(&self, options: TransactionOptions) -> Result<TransactionId>;
     fn commit(&self, id: TransactionId, durability: Durability) -> Result<()>;
     fn abort(&self, id: TransactionId) -> Result<()>;
+    fn savepoint(&self, transaction: &Transaction) -> Result<Savepoint>;
     fn rollback(&self, transaction: &Transaction, to: &Savepoint) -> Result<()>;
     /// What it has changed of the files, sorted by path.
     fn files(&self, id: TransactionId) -> Result<Vec<FileChange>>;
@@ -79,6 +80,9 @@ impl Transactions for Kvdb {
     fn abort(&self, id: TransactionId) -> Result<()> {
         self.transaction(id)?.abort();
         Ok(())
+    }
+    fn savepoint(&self, transaction: &Transaction) -> Result<Savepoint> {
+        transaction.savepoint()
     }
     fn rollback(&self, transaction: &Transaction, to: &Savepoint) -> Result<()> {
         transaction.rollback_to(to)

@@ -199,8 +199,13 @@ fn start_server(store: &Store, fs: &kvfs::Fs, views: &Views, counters: Arc<OnceL
     let (db, fs) = (store.db.clone(), fs.clone());
     let info: kvdb_server::InfoSource = Arc::new(move || store::statistics(&db, Some(&fs), counters.get().map(|c| &**c)));
     for place in places {
-        let transactions: Arc<dyn kvdb_server::Transactions> = Arc::new(OverFiles(views.clone()));
-        let options = ServerOptions { info: Some(info.clone()), transactions: Some(transactions), ..Default::default() };
+        let over_files = Arc::new(OverFiles(views.clone()));
+        let options = ServerOptions {
+            info: Some(info.clone()),
+            transactions: Some(over_files.clone()),
+            snapshots: Some(over_files),
+            ..Default::default()
+        };
         match Server::start(store.db.clone(), &place, options) {
             Ok(server) => return Ok(Some(server)),
             Err(e) => tracing::warn!("no socket at {}: {e}", place.display()),

@@ -233,6 +233,14 @@ impl Door {
         }
     }
 
+    /// Runs a command whose reply goes on as a stream of bytes.
+    pub(crate) fn stream(self, words: &[&[u8]]) -> Outcome<impl Read> {
+        match self.client.stream(words).map_err(|e| Failure::io("cannot talk to the store's daemon", &e))? {
+            (Reply::Error(text), _) => Err(refused(&text)),
+            (_, stream) => Ok(stream),
+        }
+    }
+
     /// The store, where it is opened here and not mounted.
     pub(crate) fn store(&self) -> Option<&Store> {
         self.opened.as_ref()

@@ -23,6 +23,7 @@ mod mounted;
 mod output;
 mod pax;
 mod run;
+mod send;
 mod snapshot;
 mod stat;
 mod store;
@@ -61,6 +62,8 @@ enum Command {
     Snapshot(snapshot::Args),
     Clone(snapshot::CloneArgs),
     Diff(snapshot::DiffArgs),
+    Send(send::SendArgs),
+    Receive(send::ReceiveArgs),
     Ls(ls::Args),
     Cat(cat::Args),
     Stat(stat::Args),
@@ -91,6 +94,8 @@ fn main() -> ExitCode {
         Command::Snapshot(args) => snapshot::run(args, &output),
         Command::Clone(args) => snapshot::clone(args, &output),
         Command::Diff(args) => snapshot::diff(args, &output),
+        Command::Send(args) => send::send(args, &output),
+        Command::Receive(args) => send::receive(args, &output),
         Command::Ls(args) => ls::run(args, &output),
         Command::Cat(args) => cat::run(args, &output),
         Command::Stat(args) => stat::run(args, &output),

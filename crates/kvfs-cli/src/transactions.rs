@@ -1,9 +1,9 @@
-//! Transactions of the socket, over keys and files: begun and ended at the views, so that what programs have written reaches the
+//! Transactions and snapshots of the socket, over keys and files: begun and ended at the views, so that what programs have written reaches the
 //! transaction before it commits, and what it has changed reaches them.
 
 use kvdb::{Durability, Result, Savepoint, Transaction, TransactionId, TransactionOptions};
-use kvdb_server::{FileChange, Transactions};
-use kvfs::{FileKind, Views};
+use kvdb_server::{FileChange, Snapshots, Transactions};
+use kvfs::{FileKind, View, Views};
 
 pub struct OverFiles(pub Views);
 
@@ -30,17 +30,49 @@ impl Transactions for OverFiles {
         self.0.abort(id).map_err(of_store)
     }
 
-    /// What programs have of its files in memory cannot be undone.
+    fn savepoint(&self, transaction: &Transaction) -> Result<Savepoint> {
+        self.0.savepoint(transaction.id()).map_err(of_store)
+    }
+
     fn rollback(&self, transaction: &Transaction, to: &Savepoint) -> Result<()> {
-        let touched = self.0.touched(transaction.id()).map_err(of_store)?;
-        if !touched.names.is_empty() || !touched.inodes.is_empty() {
-            return Err(kvdb::Error::Invalid("files were changed in this transaction, and savepoints are for keys alone".into()));
-        }
-        transaction.rollback_to(to)
+        self.0.rollback_to(transaction.id(), to).map_err(of_store)
     }
 
     fn files(&self, id: TransactionId) -> Result<Vec<FileChange>> {
         Ok(listed(self.0.difference(id).map_err(of_store)?))
+    }
+}
+
+/// A branch as a view.
+fn view_of(branch: &str) -> View {
+    if branch.is_empty() { View::Mainline } else { View::Clone(branch.into()) }
+}
+
+fn of_snapshot(name: &str) -> impl Fn(kvfs::Error) -> kvdb::Error {
+    move |error| match error {
+        kvfs::Error::NotFound => kvdb::Error::NoSnapshot(name.into()),
+        other => of_store(other),
+    }
+}
+
+impl Snapshots for OverFiles {
+    fn create(&self, branch: &str, name: &str, durability: Durability) -> Result<()> {
+        self.0.snapshot(&view_of(branch), name, durability).map_err(of_snapshot(branch))
+    }
+    fn remove(&self, name: &str) -> Result<()> {
+        self.0.drop_snapshot(name).map_err(of_snapshot(name))
+    }
+    fn roll_back(&self, name: &str) -> Result<()> {
+        self.0.rollback(name).map_err(of_snapshot(name))
+    }
+    fn branch_off(&self, snapshot: &str, name: &str) -> Result<()> {
+        self.0.clone_snapshot(snapshot, name).map_err(of_snapshot(snapshot))
+    }
+    fn remove_clone(&self, name: &str) -> Result<()> {
+        self.0.drop_clone(name).map_err(of_snapshot(name))
+    }
+    fn files(&self, before: &str, after: Option<&str>) -> Result<Vec<FileChange>> {
+        self.0.difference_of_snapshots(before, after).map(listed).map_err(of_snapshot(before))
     }
 }
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use kvdb::{BranchInfo, Durability, Kvdb, Scope, SnapshotInfo};
 
+use crate::difference::{FileChange, difference_of_states};
 use crate::error::{Error, Result};
 use crate::fs::{Fs, FsOptions};
 use crate::layout::{self, Layout, Super};
@@ -38,6 +39,23 @@ impl Views {
     /// All snapshots, the oldest first.
     pub fn snapshots(&self) -> Vec<SnapshotInfo> {
         self.shared.db.snapshots()
+    }
+
+    /// What differs in the files from a snapshot to another, or to the mainline as it is now.
+    pub fn difference_of_snapshots(&self, before: &str, after: Option<&str>) -> Result<Vec<FileChange>> {
+        let db = &self.shared.db;
+        let before = db.open_snapshot(before)?;
+        let after = match after {
+            Some(name) => db.open_snapshot(name)?,
+            None => {
+                self.write_back();
+                let mainline = &self.shared.mainline;
+                let _inside = mainline.enter()?;
+                mainline.flush_what_is_free()?;
+                db.view()
+            }
+        };
+        difference_of_states(&before, &after)
     }
 
     /// Drops a snapshot. Clones of it stay.

@@ -1,8 +1,9 @@
 //! `SNAPSHOT` and `CLONE`: states of the store that are kept, branches made of them, and what two of them differ in.
 
 use std::collections::BTreeMap;
+use std::io::{self, BufWriter, Write};
 
-use kvdb::{DictionaryId, Durability, View};
+use kvdb::{DictionaryId, Durability, Received, View};
 
 use super::is;
 use super::txn::{arity, list_files, size};
@@ -11,8 +12,8 @@ use crate::output::Output;
 use crate::request::Arguments;
 use crate::session::Session;
 
-pub const USAGE: &str =
-    "CREATE name [OF clone] | LIST | DROP name | ROLLBACK name | CHANGES snapshot [snapshot] | FILES snapshot [snapshot]";
+pub const USAGE: &str = "CREATE name [OF clone] | LIST | DROP name | ROLLBACK name | CHANGES snapshot [snapshot] | FILES snapshot [snapshot] | \
+     SEND name [BASE snapshot] [FROM position]";
 pub const CLONE_USAGE: &str = "CREATE snapshot name | LIST | DROP name";
 
 fn name(arg: &[u8]) -> Result<&str, Failure> {
@@ -39,10 +40,49 @@ pub fn snapshot(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
             list_files(snapshots.files(name(args.at(2))?, after)?, out);
             return Ok(());
         }
+        (c, 3 | 5 | 7) if is(c, "send") => return send(s, args, out),
         (c, 3 | 4) if is(c, "changes") => return changes(s, args, out),
         _ => return Err(Failure::request(format!("unknown subcommand or wrong number of arguments. SNAPSHOT {USAGE}"))),
     }
     out.ok();
+    Ok(())
+}
+
+/// `SNAPSHOT SEND name [BASE snapshot] [FROM position]`: the reply is `OK`, and behind it come the bytes of a stream for
+/// [`kvdb::Kvdb::receive`], up to the end of the connection.
+fn send(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    struct Raw<'a>(&'a mut Output, &'a Session);
+    impl Write for Raw<'_> {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            if self.1.check_stopping().is_err() {
+                return Err(io::Error::other("the server is stopping"));
+            }
+            self.0.raw(bytes)?;
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let (mut base, mut from) = (None, None);
+    for at in (3..args.len()).step_by(2) {
+        match args.at(at) {
+            o if is(o, "base") => base = Some(name(args.at(at + 1))?),
+            o if is(o, "from") => from = Some(Received::from_bytes(args.at(at + 1))?),
+            _ => return Err(Failure::SYNTAX),
+        }
+    }
+    let snapshot = name(args.at(2))?;
+    for needed in [Some(snapshot), base].into_iter().flatten() {
+        s.db().open_snapshot(needed)?;
+    }
+    out.ok();
+    s.closing = true;
+    let sent = s.db().send(snapshot, base, BufWriter::with_capacity(1 << 20, Raw(out, s)), from.as_ref());
+    if let Err(error) = sent {
+        // The client sees a stream without an end.
+        tracing::warn!("snapshot {snapshot} could not be sent: {error}");
+    }
     Ok(())
 }
 

@@ -313,7 +313,7 @@ pub fn size(bytes: Option<u64>, out: &mut Output) {
 
 fn savepoint(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     arity(args, 3, 3)?;
-    let savepoint = joined(s)?.savepoint()?;
+    let savepoint = s.shared.transactions.savepoint(joined(s)?)?;
     if let Some((_, group)) = &s.joined {
         group.savepoints.lock().push((args.at(2).to_vec(), savepoint));
     }

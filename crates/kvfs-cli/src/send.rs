@@ -1,0 +1,185 @@
+//! `kvfs send`, `kvfs receive`: snapshots on their way to another store, whole or as what has changed since an earlier one.
+
+use std::fs::File;
+use std::io::{self, BufReader, BufWriter, IsTerminal, Read, Write};
+use std::path::PathBuf;
+
+use indicatif::ProgressBar;
+use kvdb::{ReceiveOptions, Received};
+use serde_json::json;
+
+use crate::kv::Door;
+use crate::output::{Exit, Failure, Outcome, Output};
+use crate::store;
+
+/// Write a snapshot as a stream of bytes, for `kvfs receive`: to a file, a pipe, another machine.
+#[derive(clap::Args)]
+#[command(after_help = "\
+  kvfs snapshot create /mnt monday
+  kvfs send /mnt monday | ssh there kvfs receive backup.kvfs
+  kvfs snapshot create /mnt tuesday
+  kvfs send /mnt tuesday --base monday | ssh there kvfs receive backup.kvfs     # what has changed alone
+
+The stream carries checksums; its receiver takes nothing over before its end.")]
+pub struct SendArgs {
+    /// The folder a store is mounted on, or the file of a store that is not mounted.
+    target: PathBuf,
+    /// The snapshot.
+    snapshot: String,
+    /// Only what has changed since this one, which the receiver must have.
+    #[arg(long, short = 'b', value_name = "SNAPSHOT")]
+    base: Option<String>,
+    /// Go on where a stream was cut off: what `kvfs receive --positions` says.
+    #[arg(long, value_name = "POSITION")]
+    from: Option<String>,
+    /// Into this file instead of standard output.
+    #[arg(long, short = 'o', value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+/// Take what `kvfs send` has written: the snapshot, and the store or a clone as it is in it.
+#[derive(clap::Args)]
+#[command(after_help = "\
+A stream of a whole snapshot goes to an empty store, or to a new clone; one of changes to where the base is, unchanged. A stream that is cut off or
+damaged changes nothing, and what came of it is kept: the same stream goes on with it, from its beginning or from the position that
+--positions prints.")]
+pub struct ReceiveArgs {
+    /// The file of a store, which must not be mounted.
+    store: PathBuf,
+    /// Into a clone of this name instead of the store itself.
+    #[arg(long, value_name = "NAME", default_value = "")]
+    clone: String,
+    /// The snapshot's name here.
+    #[arg(long = "as", value_name = "NAME")]
+    name: Option<String>,
+    /// Give up what was changed here.
+    #[arg(long)]
+    replace: bool,
+    /// From this file instead of standard input.
+    #[arg(long, short = 'i', value_name = "FILE")]
+    input: Option<PathBuf>,
+    /// Print how far streams that were cut off came, and nothing else.
+    #[arg(long)]
+    positions: bool,
+}
+
+/// Counts on a progress bar what goes through.
+struct Counted<T>(T, ProgressBar);
+
+impl<T: Write> Write for Counted<T> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let n = self.0.write(bytes)?;
+        self.1.inc(n as u64);
+        Ok(n)
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+impl<T: Read> Read for Counted<T> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let n = self.0.read(bytes)?;
+        self.1.inc(n as u64);
+        Ok(n)
+    }
+}
+
+pub fn send(args: SendArgs, output: &Output) -> Outcome {
+    let from = args.from.as_deref().map(position).transpose()?;
+    let out: Box<dyn Write> = match &args.output {
+        Some(path) => Box::new(File::create(path).map_err(|e| Failure::io(format!("cannot write {}", path.display()), &e))?),
+        None if io::stdout().is_terminal() => {
+            let what = "a stream of bytes is nothing for a terminal";
+            return Err(Failure::new(Exit::Usage, what).hint("pipe it into `kvfs receive`, or give --output FILE"));
+        }
+        None => Box::new(io::stdout().lock()),
+    };
+    let bar = output.progress(&args.snapshot, None, true);
+    let mut out = Counted(BufWriter::with_capacity(1 << 20, out), bar);
+    let door = Door::open(&args.target, false)?;
+    let sent = match door.store() {
+        Some(opened) => {
+            let sent = opened.db.send(&args.snapshot, args.base.as_deref(), &mut out, from.as_ref());
+            let sent = sent.map(drop).map_err(|e| store::failure("cannot send", e));
+            let closed = door.close();
+            sent.and(closed)
+        }
+        None => {
+            let position = from.as_ref().map(Received::to_bytes);
+            let mut words: Vec<&[u8]> = vec![b"SNAPSHOT", b"SEND", args.snapshot.as_bytes()];
+            for (option, value) in [(&b"BASE"[..], args.base.as_deref().map(str::as_bytes)), (b"FROM", position.as_deref())] {
+                words.extend(value.into_iter().flat_map(|value| [option, value]));
+            }
+            let mut stream = door.stream(&words)?;
+            io::copy(&mut stream, &mut out).map(drop).map_err(|e| Failure::io("cannot pass the stream on", &e))
+        }
+    };
+    sent?;
+    out.flush().map_err(|e| Failure::io("cannot write the stream", &e))?;
+    match (args.output, out.1.position()) {
+        (Some(file), bytes) => {
+            let text = format!("wrote {} to {}", store::human_size(bytes), file.display());
+            output.print(text, json!({"file": file, "bytes": bytes}))
+        }
+        (None, _) => Ok(()),
+    }
+}
+
+pub fn receive(args: ReceiveArgs, output: &Output) -> Outcome {
+    if store::socket_of(&args.store)?.is_some() {
+        let what = format!("{} is mounted: what is in use cannot be replaced", args.store.display());
+        return Err(Failure::new(Exit::Busy, what).hint("unmount it first"));
+    }
+    let opened = store::open_waiting(&args.store, store::Access::ReadWrite, None)?;
+    let done = if args.positions { positions(&opened.db, output) } else { take(&opened.db, &args, output) };
+    done.and(opened.close())
+}
+
+fn take(db: &kvdb::Kvdb, args: &ReceiveArgs, output: &Output) -> Outcome {
+    let input: Box<dyn Read> = match &args.input {
+        Some(path) => Box::new(File::open(path).map_err(|e| Failure::io(format!("cannot read {}", path.display()), &e))?),
+        None => Box::new(io::stdin().lock()),
+    };
+    let bar = output.progress("receiving", None, true);
+    // A new store has a file system without files, which no stream must respect.
+    let mut options = ReceiveOptions { branch: args.clone.clone(), snapshot: args.name.clone(), replace: args.replace };
+    options.replace |= args.clone.is_empty() && is_new(db)?;
+    let input = Counted(BufReader::with_capacity(1 << 20, input), bar);
+    let stats = db.receive(input, &options).map_err(|e| {
+        store::failure("cannot receive", e)
+            .hint("nothing was changed; the same stream goes on with what has come (see --positions)")
+    })?;
+    let text = format!("received snapshot {}: {} tuples", stats.snapshot, stats.tuples);
+    output.print(text, json!({"snapshot": stats.snapshot, "tuples": stats.tuples, "chunks": stats.chunks}))
+}
+
+/// No snapshot, no key, no file.
+fn is_new(db: &kvdb::Kvdb) -> Outcome<bool> {
+    let cannot = |e| store::failure("cannot look into the store", e);
+    let view = db.view();
+    let mut names = 0;
+    for dictionary in db.dictionaries() {
+        if dictionary.name == "nmap" || !dictionary.options.reserved {
+            names += view.scan(dictionary.id, b"", b"", 1).map_err(cannot)?.len();
+        }
+    }
+    Ok(names == 0 && db.snapshots().is_empty())
+}
+
+fn positions(db: &kvdb::Kvdb, output: &Output) -> Outcome {
+    let all = db.receiving().map_err(|e| store::failure("cannot look into the store", e))?;
+    let hex = |r: &Received| r.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let value: Vec<_> = all.iter().map(|r| json!({"position": hex(r), "chunks": r.chunks, "tuples": r.tuples})).collect();
+    output.print(all.iter().map(|r| hex(r) + "\n").collect::<String>(), value)
+}
+
+fn position(hex: &str) -> Outcome<Received> {
+    let wrong = || Failure::new(Exit::Usage, "that is no position: give what `kvfs receive --positions` has printed");
+    if !hex.is_ascii() || !hex.len().is_multiple_of(2) {
+        return Err(wrong());
+    }
+    let byte = |at: usize| u8::from_str_radix(&hex[at..at + 2], 16).map_err(|_| wrong());
+    let bytes: Vec<u8> = (0..hex.len()).step_by(2).map(byte).collect::<Outcome<_>>()?;
+    Received::from_bytes(&bytes).map_err(|_| wrong())
+}

@@ -1,0 +1,141 @@
+//! `kvfs snapshot`, `clone`, `diff`, `send`, `receive`: files and keys, mounted and not.
+
+mod mounted;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use mounted::Mount;
+
+fn kvfs(words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
+    command.args(words).stdin(Stdio::null()).env_remove("KVFS_TXN").env_remove("KVFS_SOCKET");
+    command
+}
+
+#[track_caller]
+fn succeeds(command: &mut Command) -> String {
+    let Output { status, stdout, stderr } = command.output().expect("it runs");
+    assert!(status.success(), "{command:?}: {}", String::from_utf8_lossy(&stderr));
+    String::from_utf8_lossy(&stdout).into_owned()
+}
+
+#[track_caller]
+fn fails(code: i32, command: &mut Command) -> String {
+    let Output { status, stderr, .. } = command.output().expect("it runs");
+    assert_eq!(status.code(), Some(code), "{command:?}: {}", String::from_utf8_lossy(&stderr));
+    String::from_utf8_lossy(&stderr).into_owned()
+}
+
+fn read(path: impl AsRef<Path>) -> Option<String> {
+    fs::read_to_string(path).ok()
+}
+
+fn lines(text: &str) -> Vec<String> {
+    text.lines().map(|l| l.split_whitespace().collect::<Vec<_>>().join(" ")).collect()
+}
+
+#[test]
+fn a_snapshot_of_a_mounted_store_is_looked_at_compared_and_gone_back_to() {
+    let Some(mount) = Mount::new() else { return };
+    let root = mount.root();
+    fs::create_dir(mount.path("docs")).expect("mkdir");
+    fs::write(mount.path("docs/page"), "one\ntwo\n").expect("write");
+    fs::write(mount.path("trash"), "12345").expect("write");
+    succeeds(kvfs(&["kv", "put"]).arg(&root).args(["k", "1"]));
+    succeeds(kvfs(&["snapshot", "create"]).arg(&root).arg("monday"));
+    fs::write(mount.path("docs/page"), "one\n2\n").expect("write");
+    fs::write(mount.path("new"), "hello\n").expect("write");
+    fs::remove_file(mount.path("trash")).expect("remove");
+    succeeds(kvfs(&["kv", "put"]).arg(&root).args(["k", "22"]));
+    assert_eq!(read(root.join(".kvfs/snapshot/monday/docs/page")).as_deref(), Some("one\ntwo\n"));
+
+    let want = ["M docs/page 8 B → 6 B", "A new 6 B", "D trash 5 B", "M key 0:k 1 B → 2 B"];
+    let diff = |words: &[&str]| succeeds(kvfs(&["diff"]).arg(&root).args(words));
+    assert_eq!(lines(&diff(&["monday"]))[..4], want);
+    succeeds(kvfs(&["snapshot", "create"]).arg(&root).arg("tuesday"));
+    fs::write(mount.path("later"), "").expect("write");
+    assert_eq!(lines(&diff(&["monday", "tuesday"]))[..4], want);
+    assert_eq!(lines(&diff(&["tuesday", "monday"]))[1], "D new 6 B");
+    assert!(
+        diff(&["monday", "tuesday", "--patch"]).contains("--- a/docs/page\n+++ b/docs/page\n@@ -1,2 +1,2 @@\n one\n-two\n+2\n")
+    );
+    assert_eq!(diff(&["monday", "--json"]).matches("\"change\":\"changed\"").count(), 2);
+    assert_eq!(diff(&["tuesday", "tuesday"]), "nothing is changed\n");
+    fails(3, kvfs(&["diff"]).arg(&root).arg("none"));
+
+    let list = succeeds(kvfs(&["snapshot", "list"]).arg(&root));
+    assert!(list.contains("monday") && list.contains("tuesday"), "{list}");
+    succeeds(kvfs(&["snapshot", "rollback"]).arg(&root).arg("monday"));
+    assert_eq!(read(mount.path("docs/page")).as_deref(), Some("one\ntwo\n"));
+    assert!(mount.path("trash").exists() && !mount.path("new").exists() && !mount.path("later").exists());
+    assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(&root).arg("k")), "1");
+    succeeds(kvfs(&["snapshot", "drop"]).arg(&root).arg("tuesday"));
+    fails(3, kvfs(&["snapshot", "drop"]).arg(&root).arg("tuesday"));
+    assert!(!root.join(".kvfs/snapshot/tuesday").exists());
+}
+
+#[test]
+fn a_clone_is_written_beside_the_store() {
+    let Some(mount) = Mount::new() else { return };
+    let root = mount.root();
+    fs::write(mount.path("file"), "1").expect("write");
+    succeeds(kvfs(&["snapshot", "create"]).arg(&root).arg("base"));
+    succeeds(kvfs(&["clone", "create"]).arg(&root).args(["base", "trial"]));
+    let clone = root.join(".kvfs/clone/trial");
+    fs::write(clone.join("file"), "changed").expect("write");
+    fs::write(clone.join("more"), "1").expect("write");
+    assert_eq!(read(mount.path("file")).as_deref(), Some("1"));
+    assert_eq!(succeeds(kvfs(&["clone", "list"]).arg(&root)), "trial  of snapshot base\n");
+    succeeds(kvfs(&["snapshot", "create", "--of", "trial"]).arg(&root).arg("tried"));
+    assert_eq!(lines(&succeeds(kvfs(&["diff"]).arg(&root).args(["base", "tried"])))[..2], ["M file 1 B → 7 B", "A more 1 B"]);
+    let mount = mount.again();
+    assert_eq!(read(clone.join("file")).as_deref(), Some("changed"));
+    succeeds(kvfs(&["clone", "drop"]).arg(mount.root()).arg("trial"));
+    assert!(!clone.exists());
+}
+
+#[test]
+fn a_store_is_kept_in_another_one_by_what_has_changed() {
+    let Some(mount) = Mount::new() else { return };
+    let root = mount.root();
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (backup, stream) = (folder.path().join("backup.kvfs"), folder.path().join("stream"));
+    succeeds(kvfs(&["create"]).arg(&backup));
+    fs::write(mount.path("large"), vec![7; 3 << 20]).expect("write");
+    fs::write(mount.path("file"), "monday").expect("write");
+    succeeds(kvfs(&["kv", "put"]).arg(&root).args(["day", "monday"]));
+    succeeds(kvfs(&["snapshot", "create"]).arg(&root).arg("monday"));
+    let send = |words: &[&str]| succeeds(kvfs(&["send"]).arg(&root).args(words).arg("-o").arg(&stream));
+    let receive = |file: &Path| {
+        let mut command = kvfs(&["receive"]);
+        command.arg(&backup).arg("-i").arg(file);
+        command
+    };
+    send(&["monday"]);
+    let whole = fs::metadata(&stream).expect("a stream").len();
+    assert!(whole > 3 << 20);
+    // Cut off: nothing is there, and the rest is enough.
+    let cut = folder.path().join("cut");
+    fs::write(&cut, &fs::read(&stream).expect("read")[..2 << 20]).expect("write");
+    assert!(fails(1, &mut receive(&cut)).contains("nothing was changed") || backup.exists());
+    let position = succeeds(kvfs(&["receive", "--positions"]).arg(&backup)).trim().to_string();
+    assert!(!position.is_empty());
+    send(&["monday", "--from", &position]);
+    assert!(fs::metadata(&stream).expect("a stream").len() < whole - (1 << 20), "only the rest is sent");
+    succeeds(&mut receive(&stream));
+    assert_eq!(succeeds(kvfs(&["cat"]).arg(&backup).arg("file")), "monday");
+
+    fs::write(mount.path("file"), "tuesday").expect("write");
+    succeeds(kvfs(&["kv", "put"]).arg(&root).args(["day", "tuesday"]));
+    succeeds(kvfs(&["snapshot", "create"]).arg(&root).arg("tuesday"));
+    send(&["tuesday", "--base", "monday"]);
+    assert!(fs::metadata(&stream).expect("a stream").len() < whole / 100, "only what has changed is sent");
+    succeeds(&mut receive(&stream));
+    assert_eq!(succeeds(kvfs(&["cat"]).arg(&backup).arg("file")), "tuesday");
+    assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(&backup).arg("day")), "tuesday");
+    assert_eq!(lines(&succeeds(kvfs(&["diff"]).arg(&backup).args(["monday", "tuesday"])))[..1], ["M file 6 B → 7 B"]);
+    succeeds(kvfs(&["check"]).arg(&backup));
+    assert!(fails(4, kvfs(&["receive"]).arg(mount.root()).arg("-i").arg(&stream)).contains("unmount"));
+}
