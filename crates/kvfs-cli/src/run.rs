@@ -169,8 +169,10 @@ fn run_and_end(args: &Args, output: &Output) -> Outcome<chamber::Code> {
         }
         Answer::Abort => {
             mounted.txn(&["ABORT", &number])?;
-            if !args.end.abort {
-                output.note(format!("aborted (exit code {code}): nothing was changed"));
+            match (args.end.abort, args.end.ask) {
+                (true, _) => {}
+                (_, true) => output.note("nothing was changed"),
+                _ => output.note(format!("aborted (exit code {code}): nothing was changed")),
             }
         }
         Answer::Keep => {
