@@ -15,6 +15,7 @@ mod scan;
 mod server;
 mod snapshot;
 mod strings;
+mod tree;
 mod txn;
 
 pub struct Command {
@@ -72,6 +73,7 @@ pub static COMMANDS: &[Command] = &[
     in_multi(InMulti::Refused, open("auth", "[user] password", -2, connection::auth)),
     reads("client", "ID | GETNAME | SETNAME name | SETINFO LIB-NAME|LIB-VER value | INFO | LIST", -2, NONE, connection::client),
     in_multi(InMulti::Refused, reads("clone", snapshot::CLONE_USAGE, -2, NONE, snapshot::clone)),
+    in_multi(InMulti::Refused, writes("clonetree", "from to [TXN id]", -3, NONE, tree::clonetree)),
     reads("command", "[COUNT | LIST | INFO name ... | DOCS name ...]", -1, NONE, server::command),
     reads("config", "GET pattern ... | SET durable yes|no | RESETSTAT", -2, NONE, server::config),
     reads("dbsize", "", 1, NONE, scan::dbsize),

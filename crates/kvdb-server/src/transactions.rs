@@ -21,6 +21,15 @@ pub struct FileChange {
     pub after: Option<u64>,
 }
 
+/// What a copy of a tree of files has made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cloned {
+    pub directories: u64,
+    pub files: u64,
+    /// Of the files, shared with the originals.
+    pub bytes: u64,
+}
+
 /// Who begins and ends transactions. The store itself does where it is nothing but keys; where it is also a file system, files must be
 /// ready for it as well.
 pub trait Transactions: Send + Sync {
@@ -32,6 +41,11 @@ pub trait Transactions: Send + Sync {
     fn rollback(&self, transaction: &Transaction, to: &Savepoint) -> Result<()>;
     /// What it has changed of the files, sorted by path.
     fn files(&self, id: TransactionId) -> Result<Vec<FileChange>>;
+    /// Copies a tree of files by reference, by paths from the root, in a transaction or in the mainline.
+    fn clone_tree(&self, id: Option<TransactionId>, from: &[u8], to: &[u8]) -> Result<Cloned> {
+        let _ = (id, from, to);
+        Err(kvdb::Error::Invalid("there are no files: the store is not mounted".into()))
+    }
 }
 
 /// Who makes and drops snapshots and clones: as with [`Transactions`].

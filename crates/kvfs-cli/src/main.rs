@@ -8,6 +8,7 @@ mod cat;
 mod chamber;
 mod changes;
 mod check;
+mod clone_tree;
 mod create;
 mod daemon;
 mod daemons;
@@ -68,6 +69,7 @@ enum Command {
     Cat(cat::Args),
     Stat(stat::Args),
     Check(check::Args),
+    CloneTree(clone_tree::Args),
     Defrag(defrag::Args),
     Import(import::Args),
     Export(export::Args),
@@ -100,6 +102,7 @@ fn main() -> ExitCode {
         Command::Cat(args) => cat::run(args, &output),
         Command::Stat(args) => stat::run(args, &output),
         Command::Check(args) => check::run(args, &output),
+        Command::CloneTree(args) => clone_tree::run(args, &output),
         Command::Defrag(args) => defrag::run(args, &output),
         Command::Import(args) => import::run(args, &output),
         Command::Export(args) => export::run(args, &output),

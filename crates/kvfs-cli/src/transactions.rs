@@ -2,7 +2,7 @@
 //! transaction before it commits, and what it has changed reaches them.
 
 use kvdb::{Durability, Result, Savepoint, Transaction, TransactionId, TransactionOptions};
-use kvdb_server::{FileChange, Snapshots, Transactions};
+use kvdb_server::{Cloned, FileChange, Snapshots, Transactions};
 use kvfs::{FileKind, View, Views};
 
 pub struct OverFiles(pub Views);
@@ -40,6 +40,12 @@ impl Transactions for OverFiles {
 
     fn files(&self, id: TransactionId) -> Result<Vec<FileChange>> {
         Ok(listed(self.0.difference(id).map_err(of_store)?))
+    }
+
+    fn clone_tree(&self, id: Option<TransactionId>, from: &[u8], to: &[u8]) -> Result<Cloned> {
+        let view = id.map_or(View::Mainline, View::Transaction);
+        let stats = self.0.clone_tree(&view, from, to).map_err(of_store)?;
+        Ok(Cloned { directories: stats.directories, files: stats.files, bytes: stats.bytes })
     }
 }
 

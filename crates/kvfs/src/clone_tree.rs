@@ -9,11 +9,13 @@ use std::time::Duration;
 
 use kvdb::{Batch, DictionaryId, Isolation, Scope, Transaction, TransactionOptions};
 
+use crate::absorb::Touched;
 use crate::attr::{FileKind, Ino, Timestamp};
 use crate::error::{Error, Result};
 use crate::fs::{Fs, stage_removal};
 use crate::layout::{self, Attributes, Body, XattrValue, Xattrs};
 use crate::names::{add_entry, check_name};
+use crate::views::{View, Views};
 
 /// Changes that are made together.
 const AT_ONCE: usize = 2048;
@@ -94,6 +96,22 @@ impl Fs {
     fn stage_absence(&self, ino: Ino, batch: &mut Batch) {
         stage_removal(&self.core.layout, ino, batch);
         batch.delete_range(self.core.layout.nmap, layout::name_key(ino, b""), layout::names_end(ino).to_vec());
+    }
+}
+
+impl Views {
+    /// The same in a view, by paths from its root; kernels that know the place are told. The last part of `to` must not be there.
+    pub fn clone_tree(&self, view: &View, from: &[u8], to: &[u8]) -> Result<CloneStats> {
+        let to = to.strip_suffix(b"/").unwrap_or(to);
+        let (parent, name) = to.iter().rposition(|&b| b == b'/').map_or((&b""[..], to), |at| (&to[..at], &to[at + 1..]));
+        // What programs have written and a kernel holds back is to be copied, too.
+        self.write_back();
+        let (fs, number) = (self.fs(view)?, self.number(view)?);
+        let (from, parent) = (fs.resolve(from)?.ino, fs.resolve(parent)?.ino);
+        let stats = fs.clone_tree(from, parent, name)?;
+        let touched = Touched { names: vec![(parent, name.into(), false)], inodes: vec![(parent, false)], ..Touched::default() };
+        self.tell(|watcher| watcher.changed(number, &fs, &touched));
+        Ok(stats)
     }
 }
 

@@ -1,0 +1,77 @@
+//! `kvfs clone-tree`: a directory copied by reference.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use kvdb_server::Reply;
+use serde_json::json;
+
+use crate::mounted::Mounted;
+use crate::output::{Exit, Failure, Outcome, Output};
+use crate::store::{self, human_size};
+
+/// Copy a directory with everything in it, or a file, by reference: it costs its names, and no data is copied.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Both lie in one mounted store, and in one view of it (the mainline, or one transaction). The copy appears whole or not at all; it has the owners,
+modes, times and extended attributes of the original. From then on each goes its own way, and data is kept for as long as one of them has it.
+What has several names in SRC has them in DST; links that lead out of SRC do not lead back into it.
+
+  kvfs clone-tree /mnt/project /mnt/project.try")]
+pub struct Args {
+    /// What is copied.
+    src: PathBuf,
+    /// What is made; if it is a directory already, the copy goes into it under SRC's name.
+    dst: PathBuf,
+}
+
+/// Where something lies: the path from the root of its view, and the transaction, if the view is one's.
+fn place(mounted: &Mounted, path: &Path) -> Outcome<(PathBuf, Option<u64>)> {
+    let outside = || {
+        Failure::new(Exit::Usage, format!("{} is not in the store mounted at {}", path.display(), mounted.mount_point.display()))
+    };
+    let rest = path.strip_prefix(&mounted.mount_point).map_err(|_| outside())?;
+    match rest.strip_prefix(".kvfs/txn") {
+        Err(_) if rest.starts_with(".kvfs") => {
+            Err(Failure::new(Exit::Usage, format!("{} lies in a view that is no transaction", path.display())))
+        }
+        Err(_) => Ok((rest.to_owned(), mounted.entered())),
+        Ok(inside) => {
+            let mut parts = inside.components();
+            let id = parts.next().and_then(|id| id.as_os_str().to_str()).and_then(|id| id.parse().ok()).ok_or_else(outside)?;
+            Ok((parts.as_path().to_owned(), Some(id)))
+        }
+    }
+}
+
+pub fn run(args: Args, output: &Output) -> Outcome {
+    let full = |path: &Path| store::full_path(path).map_err(|e| Failure::io(format!("cannot find {}", path.display()), &e));
+    let src = full(&args.src)?;
+    let (folder, name) = match (args.dst.is_dir(), src.file_name(), args.dst.file_name()) {
+        (true, Some(name), _) => (full(&args.dst)?, name.to_owned()),
+        (false, _, Some(name)) => {
+            let folder = args.dst.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            (full(folder)?, name.to_owned())
+        }
+        _ => return Err(Failure::new(Exit::Usage, "the copy must have a name")),
+    };
+    let mut mounted = Mounted::find(&folder)?;
+    let (from, of) = place(&mounted, &src)?;
+    let (to, into) = place(&mounted, &folder.join(&name))?;
+    if of != into {
+        return Err(Failure::new(
+            Exit::Usage,
+            "both must lie in one view: nothing is shared between a transaction and the mainline by this",
+        ));
+    }
+    let id = of.map(|id| id.to_string());
+    let mut words = vec![&b"CLONETREE"[..], from.as_os_str().as_bytes(), to.as_os_str().as_bytes()];
+    words.extend(id.iter().flat_map(|id| [&b"TXN"[..], id.as_bytes()]));
+    let Reply::Array(fields) = mounted.call(&words)? else {
+        return Err(Failure::new(Exit::Failed, "the store's daemon gave an unexpected reply"));
+    };
+    let number = |at: usize| if let Some(Reply::Integer(n)) = fields.get(at) { *n as u64 } else { 0 };
+    let (directories, files, bytes) = (number(1), number(3), number(5));
+    let text = format!("{files} files and {directories} directories, {} shared", human_size(bytes));
+    output.print(text, json!({"files": files, "directories": directories, "bytes": bytes}))
+}
