@@ -1,35 +1,29 @@
 //! The anomalies of the Hermitage list, on keys: what each isolation level forbids, how, and what it allows.
 //!
-//! A script has one step a line, `who verb arguments -> outcome`; without an outcome the step must succeed and say nothing. The store
-//! begins with x=10 and y=20, as Hermitage's table does. Of transactions that are begun in one line the first is the oldest.
+//! The store begins with x=10 and y=20, as Hermitage's table does. How scripts are read is told in `script`; the steps are
 //!
 //! - `T1 put k v`, `T1 delete k`, `T1 clear` (all keys), `T1 abort`
 //! - `T1 get k -> v`, or `nothing`
 //! - `T1 scan -> k=v k=v` (all keys), or `nothing`
 //! - `T1 commit`, or `-> conflict k k` with the keys, or `-> conflict` over a range
-//! - `-> waits`: the step does not come to its end yet; `T1 goes on -> outcome`: now it has.
 //! - `-> locked`: refused for somebody else's lock, because that one is older and took this one's, or held it for too long
-//! - `now k=v k=v`: what is committed
 //! - `plain put k v`, `plain ingest k v`, `plain get k`: what belongs to no transaction; it waits for nobody here, but is refused
 
+mod script;
+
 use std::collections::BTreeMap;
-use std::sync::mpsc::{Receiver, TryRecvError, channel};
-use std::time::Duration;
 
 use bytes::Bytes;
 use kvdb::{DictionaryId, Durability, Error, Isolation, Kvdb, Transaction, TransactionOptions, at_once};
+use script::{LONG, Stage, Step};
 
 use Isolation::{Serializable, Snapshot};
-
-/// Nothing here takes so long unless it hangs.
-const LONG: Duration = Duration::from_secs(60);
 
 struct World {
     db: Kvdb,
     dict: DictionaryId,
     isolation: Isolation,
     transactions: BTreeMap<String, Transaction>,
-    waiting: BTreeMap<String, Receiver<String>>,
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -71,94 +65,55 @@ fn step(t: &Transaction, dict: DictionaryId, verb: &str, args: &[String]) -> kvd
     }
 }
 
+/// What belongs to no transaction.
+fn plain(db: &Kvdb, dict: DictionaryId, verb: &str, args: &[String]) -> kvdb::Result<String> {
+    match (verb, args) {
+        ("put", [key, value]) => {
+            at_once(|| db.put(dict, key.as_bytes(), value.as_bytes(), Durability::Buffered)).map(|()| String::new())
+        }
+        ("ingest", [key, value]) => at_once(|| db.ingest(dict, [(key.clone(), value.clone())])).map(|_| String::new()),
+        ("get", [key]) => Ok(db.get(dict, key.as_bytes())?.map_or("nothing".into(), |v| text(&v))),
+        _ => panic!("no step: {verb} {args:?}"),
+    }
+}
+
 impl World {
     fn new(isolation: Isolation) -> World {
         let db = Kvdb::in_memory();
         let dict = db.open_dictionary("d").unwrap().id();
         db.put(dict, b"x", b"10", Durability::Buffered).unwrap();
         db.put(dict, b"y", b"20", Durability::Buffered).unwrap();
-        World { db, dict, isolation, transactions: BTreeMap::new(), waiting: BTreeMap::new() }
+        World { db, dict, isolation, transactions: BTreeMap::new() }
     }
+}
 
+impl Stage for World {
     fn begin(&mut self, who: &str) {
         let options = TransactionOptions { isolation: self.isolation, lock_timeout: LONG, ..TransactionOptions::default() };
         self.transactions.insert(who.into(), self.db.begin_with(options).unwrap());
     }
 
-    /// Takes the step on another thread, and returns when it waits for a lock.
-    fn wait(&mut self, who: &str, verb: &str, args: Vec<String>) {
-        let t = self.transactions[who].clone();
-        let (id, dict, verb) = (t.id(), self.dict, verb.to_owned());
-        let (say, said) = channel();
-        std::thread::spawn(move || say.send(outcome(step(&t, dict, &verb, &args))));
-        loop {
-            match said.try_recv() {
-                Ok(outcome) => panic!("it did not wait: {outcome:?}"),
-                Err(TryRecvError::Disconnected) => panic!("its thread is gone"),
-                Err(TryRecvError::Empty) => {}
-            }
-            if self.db.transactions().iter().any(|info| info.id == id && info.waits_for.is_some()) {
-                break;
-            }
-            std::thread::yield_now();
+    fn step(&self, who: &str, verb: &str, args: &[String]) -> Step {
+        let (db, dict, verb, args) = (self.db.clone(), self.dict, verb.to_owned(), args.to_vec());
+        if who == "plain" {
+            return Box::new(move || outcome(plain(&db, dict, &verb, &args)));
         }
-        self.waiting.insert(who.into(), said);
+        let t = self.transactions[who].clone();
+        Box::new(move || outcome(step(&t, dict, &verb, &args)))
     }
 
-    fn line(&mut self, line: &str) {
-        let (action, expected) = line.split_once("->").unwrap_or((line, ""));
-        let expected = expected.trim();
-        let words: Vec<String> = action.split_whitespace().map(str::to_owned).collect();
-        let (who, rest) = words.split_first().unwrap();
-        let found = match (who.as_str(), rest) {
-            ("begin", all) => {
-                all.iter().for_each(|who| self.begin(who));
-                String::new()
-            }
-            ("now", state) => {
-                let view = self.db.view();
-                assert_eq!(tuples(view.scan(self.dict, b"", b"", usize::MAX).unwrap()), state.join(" "));
-                String::new()
-            }
-            ("plain", [put, key, value]) if put == "put" => {
-                let put = || self.db.put(self.dict, key.as_bytes(), value.as_bytes(), Durability::Buffered);
-                outcome(at_once(put).map(|()| String::new()))
-            }
-            ("plain", [ingest, key, value]) if ingest == "ingest" => {
-                let tuples = [(key.clone(), value.clone())];
-                outcome(at_once(|| self.db.ingest(self.dict, tuples)).map(|_| String::new()))
-            }
-            ("plain", [get, key]) if get == "get" => {
-                outcome(self.db.get(self.dict, key.as_bytes()).map(|v| v.map_or("nothing".into(), |v| text(&v))))
-            }
-            (who, [goes, on]) if goes == "goes" && on == "on" => {
-                self.waiting.remove(who).expect("it waits").recv_timeout(LONG).expect("it still waits")
-            }
-            (who, [verb, args @ ..]) if expected == "waits" => {
-                self.wait(who, verb, args.to_vec());
-                "waits".into()
-            }
-            (who, [verb, args @ ..]) => outcome(step(&self.transactions[who], self.dict, verb, args)),
-            _ => panic!("no step"),
-        };
-        if expected == "conflict" && found.starts_with(expected) {
-            return;
-        }
-        assert_eq!(found, expected);
+    fn waits(&self, who: &str) -> bool {
+        let id = self.transactions[who].id();
+        self.db.transactions().iter().any(|info| info.id == id && info.waits_for.is_some())
+    }
+
+    fn now(&self) -> String {
+        tuples(self.db.view().scan(self.dict, b"", b"", usize::MAX).unwrap())
     }
 }
 
 fn play(isolation: Isolation, script: &str) {
-    let mut world = World::new(isolation);
-    for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
-        // Says which line it was.
-        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| world.line(line)));
-        if let Err(panic) = result {
-            eprintln!("{isolation:?}: at `{line}` of {script}");
-            std::panic::resume_unwind(panic);
-        }
-    }
-    assert!(world.waiting.is_empty(), "{isolation:?}: somebody still waits at the end of {script}");
+    script::play(&mut World::new(isolation), &format!("{isolation:?}"), script);
 }
 
 /// G0, dirty write: two transactions' writes of x and y are interleaved.

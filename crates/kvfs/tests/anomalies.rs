@@ -1,0 +1,1118 @@
+//! The anomalies of the Hermitage list, on files, and on a file and a key together: what each isolation level forbids, how, and what it
+//! allows.
+//!
+//! A word like `x` is a file of the root directory, `#x` a key of a user's dictionary; what predicates select are the names in the directory,
+//! and the keys. The store begins with x=10 and y=20, as Hermitage's table does. A script that `play` plays is played three times: with both
+//! as files, with a file and a key, and with a key and a file. How scripts are read is told in `script`; the steps are
+//!
+//! - `T1 write x v` (an existing file, and given to the transaction as by fsync)
+//! - `T1 hold x v`: written, but it stays in the view's memory until the commit
+//! - `T1 read x -> v`, or `nothing`
+//! - `T1 make z v`, `T1 remove z`, `T1 rename x z`: names
+//! - `T1 list -> x y`: the names of all files; `T1 scan -> x=v #y=v`: all files with their content, and all keys
+//! - `T1 clear`: all files and keys go
+//! - `T1 commit`, or `-> conflict file #y`: a file or name and a key have been changed by others; `T1 abort`
+//! - `-> locked`: refused for somebody else's lock, because that one is older and took this one's, or held it for too long; a commit finds
+//!   that there is no such transaction any more: `-> over`
+//! - `plain write x v` and so on: in no transaction; it waits for nobody here, but is refused
+
+#[path = "../../kvdb/tests/script/mod.rs"]
+mod script;
+mod world;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kvdb::{Batch, DictionaryId, Durability, Isolation, Kvdb, TransactionId, TransactionOptions, at_once};
+use kvfs::{Error, FileKind, Fs, ROOT, RenameFlags, Result, SetAttr, View, Views};
+use script::{LONG, Stage, Step};
+use world::{USER, World};
+
+use Isolation::{Serializable, Snapshot};
+
+struct Store {
+    w: World,
+    views: Views,
+    rows: DictionaryId,
+    isolation: Isolation,
+    /// They outlive their transactions.
+    places: BTreeMap<String, Place>,
+}
+
+/// Where a step is taken.
+#[derive(Clone)]
+struct Place {
+    views: Views,
+    db: Kvdb,
+    fs: Fs,
+    rows: DictionaryId,
+    transaction: Option<kvdb::Transaction>,
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn some(words: Vec<String>) -> String {
+    if words.is_empty() { "nothing".into() } else { words.join(" ") }
+}
+
+impl Place {
+    fn outcome(&self, result: Result<String>) -> String {
+        match result {
+            Ok(text) => text,
+            Err(Error::Store(kvdb::Error::Conflict { keys })) => {
+                let what = |(dict, key): &(DictionaryId, bytes::Bytes)| match *dict == self.rows {
+                    true => format!("#{}", text(key)),
+                    false => "file".into(),
+                };
+                let (keys, files): (BTreeSet<String>, BTreeSet<_>) = keys.iter().map(what).partition(|w| w.starts_with('#'));
+                files.into_iter().chain(keys).fold("conflict".into(), |all, one| format!("{all} {one}"))
+            }
+            Err(Error::Store(kvdb::Error::Locked(_))) => "locked".into(),
+            Err(Error::Store(kvdb::Error::NoTransaction(_))) => "over".into(),
+            Err(e) => format!("error: {e}"),
+        }
+    }
+
+    /// Everything a step does happens in the transaction, or at once.
+    fn step(&self, verb: &str, args: &[String]) -> Result<String> {
+        let done = String::new();
+        match (verb, args) {
+            ("write" | "hold" | "make", [key, value]) if key.starts_with('#') => {
+                let mut batch = Batch::new();
+                batch.put(self.rows, key[1..].to_owned(), value.to_owned());
+                self.apply(batch).map(|()| done)
+            }
+            ("remove", [key]) if key.starts_with('#') => {
+                let mut batch = Batch::new();
+                batch.delete(self.rows, key[1..].to_owned());
+                self.apply(batch).map(|()| done)
+            }
+            ("read", [key]) if key.starts_with('#') => {
+                let value = match &self.transaction {
+                    Some(t) => t.get(self.rows, &key.as_bytes()[1..])?,
+                    None => self.db.get(self.rows, &key.as_bytes()[1..])?,
+                };
+                Ok(value.map_or("nothing".into(), |v| text(&v)))
+            }
+            ("write" | "hold", [name, value]) => {
+                let attr = self.fs.resolve(name.as_bytes())?;
+                if attr.size != value.len() as u64 {
+                    self.fs.setattr(attr.ino, &SetAttr { size: Some(0), ..Default::default() }, USER)?;
+                }
+                self.fs.write(attr.ino, 0, value.as_bytes(), Default::default())?;
+                if verb == "write" {
+                    self.fs.fsync(attr.ino, false)?;
+                }
+                Ok(done)
+            }
+            ("read", [name]) => self.content(name),
+            ("make", [name, value]) => {
+                let ino = self.fs.mknod(ROOT, name.as_bytes(), FileKind::File, 0o644, 0, USER)?.ino;
+                self.fs.write(ino, 0, value.as_bytes(), Default::default())?;
+                self.fs.fsync(ino, false).map(|()| done)
+            }
+            ("remove", [name]) => self.fs.unlink(ROOT, name.as_bytes()).map(|()| done),
+            ("rename", [from, to]) => {
+                self.fs.rename(ROOT, from.as_bytes(), ROOT, to.as_bytes(), RenameFlags::default()).map(|_| done)
+            }
+            ("list", []) => Ok(some(self.names()?.into_iter().collect())),
+            ("scan", []) => {
+                let mut all = Vec::new();
+                for name in self.names()? {
+                    all.push(format!("{name}={}", self.content(&name)?));
+                }
+                for (key, value) in self.keys()? {
+                    all.push(format!("#{}={}", text(&key), text(&value)));
+                }
+                // By name; of one name the file comes first.
+                all.sort_by_key(|word| word.trim_start_matches('#').split('=').next().map(str::to_owned));
+                Ok(some(all))
+            }
+            ("clear", []) => {
+                for name in self.names()? {
+                    self.fs.unlink(ROOT, name.as_bytes())?;
+                }
+                let mut batch = Batch::new();
+                batch.delete_range(self.rows, "", "zz");
+                self.apply(batch).map(|()| done)
+            }
+            ("commit", []) => self.views.commit(self.id(), Durability::Buffered).map(|()| done),
+            ("abort", []) => self.views.abort(self.id()).map(|()| done),
+            _ => panic!("no step: {verb} {args:?}"),
+        }
+    }
+
+    fn id(&self) -> TransactionId {
+        self.transaction.as_ref().expect("not plain").id()
+    }
+
+    fn apply(&self, batch: Batch) -> Result<()> {
+        match &self.transaction {
+            Some(t) => Ok(t.apply(batch)?),
+            None => Ok(at_once(|| self.db.commit(batch, Durability::Buffered))?),
+        }
+    }
+
+    fn content(&self, name: &str) -> Result<String> {
+        match self.fs.resolve(name.as_bytes()) {
+            Err(Error::NotFound) => Ok("nothing".into()),
+            attr => {
+                let attr = attr?;
+                Ok(text(&self.fs.read(attr.ino, 0, attr.size as u32)?))
+            }
+        }
+    }
+
+    fn names(&self) -> Result<BTreeSet<String>> {
+        let mut names = BTreeSet::new();
+        self.fs.readdir(ROOT, 0, false, &mut |e| {
+            names.insert(text(e.name));
+            true
+        })?;
+        names.retain(|name| name != "." && name != "..");
+        Ok(names)
+    }
+
+    fn keys(&self) -> Result<Vec<(bytes::Bytes, bytes::Bytes)>> {
+        Ok(match &self.transaction {
+            Some(t) => t.scan(self.rows, b"", b"", usize::MAX)?,
+            None => self.db.view().scan(self.rows, b"", b"", usize::MAX)?,
+        })
+    }
+}
+
+impl Store {
+    fn new(isolation: Isolation, start: &str) -> Store {
+        let w = World::new();
+        let views = Views::new(w.db.clone(), w.fs.clone());
+        let rows = w.db.open_dictionary("rows").unwrap().id();
+        let store = Store { w, views, rows, isolation, places: BTreeMap::new() };
+        for (what, value) in start.split(' ').map(|word| word.split_once('=').unwrap()) {
+            let verb = if what.starts_with('#') { "write" } else { "make" };
+            store.place("plain").step(verb, &[what.into(), value.into()]).unwrap();
+        }
+        store
+    }
+
+    fn place(&self, who: &str) -> Place {
+        match self.places.get(who) {
+            Some(place) => place.clone(),
+            None => {
+                assert_eq!(who, "plain");
+                Place {
+                    views: self.views.clone(),
+                    db: self.w.db.clone(),
+                    fs: self.w.fs.clone(),
+                    rows: self.rows,
+                    transaction: None,
+                }
+            }
+        }
+    }
+}
+
+impl Stage for Store {
+    fn begin(&mut self, who: &str) {
+        let options = TransactionOptions { isolation: self.isolation, lock_timeout: LONG, ..TransactionOptions::default() };
+        let id = self.views.begin(options).unwrap();
+        let fs = self.views.fs(&View::Transaction(id)).unwrap();
+        let transaction = Some(self.views.transaction(id).unwrap());
+        self.places.insert(who.into(), Place { fs, transaction, ..self.place("plain") });
+    }
+
+    fn step(&self, who: &str, verb: &str, args: &[String]) -> Step {
+        let (place, verb, args) = (self.place(who), verb.to_owned(), args.to_vec());
+        Box::new(move || place.outcome(place.step(&verb, &args)))
+    }
+
+    fn waits(&self, who: &str) -> bool {
+        let id = self.places[who].id();
+        self.w.db.transactions().iter().any(|info| info.id == id && info.waits_for.is_some())
+    }
+
+    fn now(&self) -> String {
+        self.place("plain").step("scan", &[]).unwrap()
+    }
+}
+
+/// As written: which words are keys is said in the script.
+fn play_as_written(isolation: Isolation, start: &str, script: &str) {
+    script::play(&mut Store::new(isolation, start), &format!("{isolation:?}, {start}"), script);
+}
+
+fn play(isolation: Isolation, script: &str) {
+    for keys in ["", "y", "x"] {
+        let lines: Vec<_> = script.lines().map(|line| with_keys(line, keys)).collect();
+        play_as_written(isolation, &with_keys("x=10 y=20", keys), &lines.join("\n"));
+    }
+}
+
+/// The line with all of `keys` as keys. A conflict over others is over files.
+fn with_keys(line: &str, keys: &str) -> String {
+    let conflict = line.contains("-> conflict");
+    let is_key = |word: &str| word.split('=').next().is_some_and(|name| !name.is_empty() && keys.contains(name));
+    let word = |word: &str| match word {
+        word if is_key(word) => format!("#{word}"),
+        "x" | "y" if conflict => "file".into(),
+        word => word.into(),
+    };
+    let mut words: Vec<String> = line.split_whitespace().map(word).collect();
+    if conflict {
+        let list = words.iter().position(|word| word == "conflict").unwrap() + 1;
+        words[list..].sort_by_key(|word| word.starts_with('#'));
+        words.dedup();
+    }
+    words.join(" ")
+}
+
+const FILES: &str = "x=10 y=20";
+const MIXED: &str = "x=10 #y=20";
+
+/// G0, dirty write: two transactions' writes of x and y are interleaved.
+#[test]
+fn g0_writes_of_two_transactions_do_not_interleave() {
+    for write in ["write", "hold"] {
+        let script = "begin T1 T2
+             T1 write x 11
+             T2 write x 12
+             T1 write y 21
+             T1 commit
+             now x=11 y=21
+             T2 write y 22
+             T2 commit -> conflict x y
+             now x=11 y=21";
+        play(Snapshot, &script.replace("write", write));
+    }
+    play(
+        Serializable,
+        "begin T1 T2
+         T1 write x 11
+         T2 write x 12 -> waits
+         T1 write y 21
+         T1 commit
+         T2 goes on
+         now x=11 y=21
+         T2 write y 22
+         T2 commit
+         now x=12 y=22",
+    );
+    // The younger was first: the older takes over.
+    play(
+        Serializable,
+        "begin T1 T2
+         T2 write x 12
+         T1 write x 11
+         T2 write y 22 -> locked
+         T1 write y 21
+         T1 commit
+         T2 commit -> over
+         now x=11 y=21",
+    );
+    // Nothing of a file is locked against readers while it is in memory only; but it has been read, by whoever writes it.
+    play_as_written(
+        Serializable,
+        MIXED,
+        "begin T1 T2
+         T1 hold x 11
+         T2 hold x 12
+         T1 write #y 21
+         T2 commit -> waits
+         T1 commit
+         T2 goes on -> locked
+         now x=11 #y=21",
+    );
+}
+
+/// G1a, aborted read: a value is read that never was.
+#[test]
+fn g1a_what_is_aborted_is_never_read() {
+    for write in ["write", "hold"] {
+        let script = "begin T1 T2
+             T1 write x 101
+             T1 make z 30
+             T2 read x -> 10
+             T2 scan -> x=10 y=20
+             T1 abort
+             T2 read x -> 10
+             T2 read z -> nothing
+             T2 commit
+             now x=10 y=20";
+        play(Snapshot, &script.replace("write", write));
+    }
+    play(
+        Serializable,
+        "begin T1 T2
+         T1 write x 101
+         T2 read x -> waits
+         T1 abort
+         T2 goes on -> 10
+         T2 scan -> x=10 y=20
+         T2 commit
+         now x=10 y=20",
+    );
+    play(
+        Serializable,
+        "begin T1 T2
+         T2 write x 101
+         T1 scan -> x=10 y=20
+         T2 commit -> over
+         T1 commit
+         now x=10 y=20",
+    );
+    // A name that was made, one that was removed, one that was moved.
+    for (change, name, found) in [("make z 30", "z", "nothing"), ("remove x", "x", "10"), ("rename x z", "x", "10")] {
+        play_as_written(
+            Serializable,
+            MIXED,
+            &format!(
+                "begin T1 T2
+                 T1 {change}
+                 T2 read {name} -> waits
+                 T1 abort
+                 T2 goes on -> {found}
+                 T2 scan -> x=10 #y=20
+                 T2 commit"
+            ),
+        );
+    }
+}
+
+/// G1b, intermediate read: a value is read that its writer replaced before it committed.
+#[test]
+fn g1b_what_is_replaced_before_its_commit_is_never_read() {
+    play(
+        Snapshot,
+        "begin T1 T2
+         T1 write x 101
+         T2 read x -> 10
+         T1 write x 11
+         T1 commit
+         T2 read x -> 10
+         T2 commit
+         now x=11 y=20",
+    );
+    play(
+        Serializable,
+        "begin T1 T2
+         T1 write x 101
+         T2 read x -> waits
+         T1 write x 11
+         T1 commit
+         T2 goes on -> 11
+         T2 commit",
+    );
+    // A name that is there only in between.
+    play_as_written(
+        Serializable,
+        MIXED,
+        "begin T1 T2
+         T1 make z 30
+         T2 list -> waits
+         T1 rename z x
+         T1 commit
+         T2 goes on -> x
+         T2 read x -> 30
+         T2 commit",
+    );
+}
+
+/// G1c, circular information flow: two transactions each read what the other wrote.
+#[test]
+fn g1c_two_transactions_do_not_both_see_each_other() {
+    play(
+        Snapshot,
+        "begin T1 T2
+         T1 write x 11
+         T2 write y 22
+         T1 read y -> 20
+         T2 read x -> 10
+         T1 commit
+         T2 commit
+         now x=11 y=22",
+    );
+    play(
+        Serializable,
+        "begin T1 T2
+         T1 write x 11
+         T2 write y 22
+         T1 read y -> 20
+         T2 read x -> locked
+         T1 commit
+         T2 commit -> over
+         now x=11 y=20",
+    );
+}
+
+/// OTV, observed transaction vanishes: of a transaction's writes some are seen and others are not.
+#[test]
+fn otv_a_transaction_is_seen_whole_or_not_at_all() {
+    play(
+        Snapshot,
+        "begin T1 T2 T3
+         T1 write x 11
+         T1 write y 19
+         T2 write x 12
+         T1 commit
+         T3 read x -> 10
+         T2 write y 18
+         T3 read y -> 20
+         T2 commit -> conflict x y
+         T3 read y -> 20
+         T3 read x -> 10
+         T3 commit
+         now x=11 y=19",
+    );
+    play(
+        Snapshot,
+        "begin T1
+         T1 write x 11
+         T1 write y 19
+         T1 commit
+         begin T2 T3
+         T2 write x 12
+         T2 write y 18
+         T3 read x -> 11
+         T2 commit
+         T3 read y -> 19
+         T3 commit
+         now x=12 y=18",
+    );
+    play(
+        Serializable,
+        "begin T1 T2 T3
+         T1 write x 11
+         T1 write y 19
+         T2 write x 12 -> waits
+         T1 commit
+         T2 goes on
+         T3 read x -> waits
+         T2 write y 18
+         T2 commit
+         T3 goes on -> 12
+         T3 read y -> 18
+         T3 read x -> 12
+         T3 commit
+         now x=12 y=18",
+    );
+}
+
+/// PMP, predicate-many-preceders: what a predicate finds changes while the transaction runs.
+#[test]
+fn pmp_a_listing_stays_as_it_was_read() {
+    for z in ["z", "#z"] {
+        play(
+            Snapshot,
+            &format!(
+                "begin T1 T2
+                 T1 scan -> x=10 y=20
+                 T2 make {z} 30
+                 T2 commit
+                 T1 scan -> x=10 y=20
+                 T1 read {z} -> nothing
+                 T1 commit
+                 now x=10 y=20 {z}=30"
+            ),
+        );
+        play(
+            Serializable,
+            &format!(
+                "begin T1 T2
+                 T1 scan -> x=10 y=20
+                 T2 make {z} 30 -> waits
+                 T1 scan -> x=10 y=20
+                 T1 read {z} -> nothing
+                 T1 commit
+                 T2 goes on
+                 T2 commit
+                 now x=10 y=20 {z}=30"
+            ),
+        );
+        // The one who reads is the younger one.
+        play(
+            Serializable,
+            &format!(
+                "begin T1 T2
+                 T2 scan -> x=10 y=20
+                 T1 make {z} 30
+                 T2 scan -> locked
+                 T1 commit
+                 now x=10 y=20 {z}=30"
+            ),
+        );
+    }
+    // Names alone, and those that go.
+    for (change, after) in
+        [("make z 30", "x=10 y=20 z=30"), ("remove x", "y=20"), ("rename x z", "y=20 z=10"), ("rename x y", "y=10")]
+    {
+        play_as_written(
+            Snapshot,
+            FILES,
+            &format!(
+                "begin T1 T2
+                 T1 list -> x y
+                 T2 {change}
+                 T2 commit
+                 T1 list -> x y
+                 T1 scan -> x=10 y=20
+                 T1 commit
+                 now {after}"
+            ),
+        );
+        play_as_written(
+            Serializable,
+            FILES,
+            &format!(
+                "begin T1 T2
+                 T1 list -> x y
+                 T2 {change} -> waits
+                 T1 list -> x y
+                 T1 commit
+                 T2 goes on
+                 T2 commit
+                 now {after}"
+            ),
+        );
+    }
+    // A name that was looked for and is not there.
+    play_as_written(
+        Serializable,
+        FILES,
+        "begin T1 T2
+         T1 read z -> nothing
+         T2 rename x z -> waits
+         T1 read z -> nothing
+         T1 commit
+         T2 goes on
+         T2 commit
+         now y=20 z=10",
+    );
+}
+
+/// PMP with writes: everything is changed by one and removed by another.
+#[test]
+fn pmp_nothing_is_removed_from_under_its_writer() {
+    play(
+        Snapshot,
+        "begin T1 T2
+         T1 write x 20
+         T1 write y 30
+         T2 read y -> 20
+         T2 clear
+         T1 commit
+         T2 commit -> conflict
+         now x=20 y=30",
+    );
+    play(
+        Snapshot,
+        "begin T1 T2
+         T1 write x 20
+         T1 write y 30
+         T2 clear
+         T2 commit
+         T1 commit -> conflict x y
+         now nothing",
+    );
+    // Keys are removed as a range, files one by one: a new key is a conflict, a new name is none.
+    play_as_written(
+        Snapshot,
+        MIXED,
+        "begin T1 T2
+         T1 clear
+         T2 make #z 30
+         T2 commit
+         T1 commit -> conflict
+         now x=10 #y=20 #z=30",
+    );
+    play_as_written(
+        Snapshot,
+        MIXED,
+        "begin T1 T2
+         T1 clear
+         T2 make z 30
+         T2 commit
+         T1 commit
+         now z=30",
+    );
+    play(
+        Serializable,
+        "begin T1 T2
+         T1 write x 20
+         T1 write y 30
+         T2 clear -> waits
+         T1 commit
+         T2 goes on
+         T2 scan -> nothing
+         T2 commit
+         now nothing",
+    );
+}
+
+/// P4, lost update: two read, both write what they computed of it.
+#[test]
+fn p4_no_update_is_lost() {
+    for write in ["write", "hold"] {
+        let script = "begin T1 T2
+             T1 read x -> 10
+             T2 read x -> 10
+             T1 write x 11
+             T2 write x 12
+             T1 commit
+             T2 commit -> conflict x
+             now x=11 y=20";
+        play(Snapshot, &script.replace("write", write));
+        // A value that was changed and changed back is a conflict all the same.
+        let script = "begin T1
+             T1 read x -> 10
+             plain write x 11
+             plain write x 10
+             T1 write x 12
+             T1 commit -> conflict x
+             now x=10 y=20";
+        play(Snapshot, &script.replace("write", write));
+    }
+    // Whoever commits first wins, not whoever began first; and a removal is an update.
+    play(
+        Snapshot,
+        "begin T1 T2
+         T1 read x -> 10
+         T2 remove x
+         T2 commit
+         T1 write x 11
+         T1 commit -> conflict x
+         now y=20",
+    );
+    // A conflict on the key takes the file with it, and the other way round.
+    play(
+        Snapshot,
+        "begin T1 T2
+         T1 write x 11
+         T1 write y 21
+         T2 write y 22
+         T2 commit
+         T1 commit -> conflict y
+         now x=10 y=22",
+    );
+    play(
+        Serializable,
+        "begin T1 T2
+         T1 read x -> 10
+         T2 read x -> 10
+         T1 write x 11
+         T2 write x 12 -> locked
+         T1 commit
+         now x=11 y=20",
+    );
+    play(
+        Serializable,
+        "begin T1 T2
+         T1 read x -> 10
+         T2 read x -> 10
+         T2 write x 12 -> waits
+         T1 write x 11
+         T2 goes on -> locked
+         T1 commit
+         now x=11 y=20",
+    );
+    play_as_written(
+        Serializable,
+        MIXED,
+        "begin T1 T2
+         T1 read x -> 10
+         T2 read x -> 10
+         T1 hold x 11
+         T2 hold x 12
+         T1 commit
+         T2 commit -> over
+         now x=11 #y=20",
+    );
+}
+
+/// P4 on names: both make the same one, or both move the same file.
+#[test]
+fn p4_no_name_is_lost() {
+    play_as_written(
+        Snapshot,
+        MIXED,
+        "begin T1 T2
+         T1 read z -> nothing
+         T2 read z -> nothing
+         T1 make z 1
+         T2 make z 2
+         T2 write #y 22
+         T1 commit
+         T2 commit -> conflict file
+         now x=10 #y=20 z=1",
+    );
+    play_as_written(
+        Snapshot,
+        MIXED,
+        "begin T1 T2
+         T1 rename x a
+         T2 rename x b
+         T2 write #y 22
+         T1 commit
+         T2 commit -> conflict file
+         now a=10 #y=20",
+    );
+    // Replaced in two ways: by a rename over it, and by a write to it.
+    play_as_written(
+        Snapshot,
+        FILES,
+        "begin T1 T2
+         T1 write x 11
+         T2 rename y x
+         T2 commit
+         T1 commit -> conflict file
+         now x=20",
+    );
+    play_as_written(
+        Serializable,
+        MIXED,
+        "begin T1 T2
+         T1 rename x a
+         T2 rename x b -> waits
+         T1 commit
+         T2 goes on -> error: no such file or directory
+         T2 make b 30
+         T2 commit
+         now a=10 b=30 #y=20",
+    );
+    play_as_written(
+        Serializable,
+        MIXED,
+        "begin T1 T2
+         T1 read z -> nothing
+         T2 read z -> nothing
+         T1 make z 1
+         T2 make z 2 -> locked
+         T1 commit
+         now x=10 #y=20 z=1",
+    );
+}
+
+/// G-single, read skew: x is read before a transaction and y after it.
+#[test]
+fn g_single_a_reader_does_not_stand_on_both_sides_of_a_commit() {
+    play(
+        Snapshot,
+        "begin T1 T2
+         T1 read x -> 10
+         T2 read x -> 10
+         T2 read y -> 20
+         T2 write x 12
+         T2 write y 18
+         T2 commit
+         T1 read y -> 20
+         T1 commit
+         now x=12 y=18",
+    );
+    play(
+        Serializable,
+        "begin T1 T2
+         T1 read x -> 10
+         T2 read x -> 10
+         T2 read y -> 20
+         T2 write x 12 -> waits
+         T1 read y -> 20
+         T1 commit
+         T2 goes on
+         T2 write y 18
+         T2 commit
+         now x=12 y=18",
+    );
+    // The reader is the younger one: it reads before, and must not read after.
+    play(
+        Serializable,
+        "begin T1 T2
+         T2 read x -> 10
+         T1 write x 12
+         T1 write y 18
+         T1 commit
+         T2 read y -> locked
+         now x=12 y=18",
+    );
+    // What is in no transaction is a transaction of one step.
+    play(
+        Snapshot,
+        "begin T1
+         T1 read x -> 10
+         plain write x 12
+         plain write y 18
+         T1 read y -> 20
+         T1 commit
+         now x=12 y=18",
+    );
+}
+
+/// G-single with predicates: what one finds by listing, another changes.
+#[test]
+fn g_single_names_content_and_keys_are_read_as_of_one_moment() {
+    play(
+        Snapshot,
+        "begin T1 T2
+         T1 scan -> x=10 y=20
+         T2 write x 12
+         T2 remove y
+         T2 commit
+         T1 read x -> 10
+         T1 read y -> 20
+         T1 commit",
+    );
+    play(
+        Serializable,
+        "begin T1 T2
+         T1 read x -> 10
+         T1 read y -> 20
+         T2 clear -> waits
+         T1 scan -> x=10 y=20
+         T1 commit
+         T2 goes on
+         T2 commit
+         now nothing",
+    );
+}
+
+/// G-single with writes: who read x before another's transaction must not write y after it, if that was removed on account of x.
+#[test]
+fn g_single_a_writer_does_not_stand_on_both_sides_of_a_commit() {
+    play(
+        Snapshot,
+        "begin T1 T2
+         T1 read x -> 10
+         T2 scan -> x=10 y=20
+         T2 write x 12
+         T2 write y 18
+         T2 commit
+         T1 remove y
+         T1 commit -> conflict y
+         now x=12 y=18",
+    );
+    play(
+        Serializable,
+        "begin T1 T2
+         T1 read x -> 10
+         T2 scan -> x=10 y=20
+         T2 write x 12 -> waits
+         T1 remove y
+         T2 goes on -> locked
+         T1 commit
+         now x=10",
+    );
+}
+
+/// G2-item, write skew on single files and keys: each reads both, and writes the one that the other does not.
+#[test]
+fn g2_item_snapshots_allow_write_skew_and_locks_do_not() {
+    play(
+        Snapshot,
+        "begin T1 T2
+         T1 read x -> 10
+         T1 read y -> 20
+         T2 read x -> 10
+         T2 read y -> 20
+         T1 write x 11
+         T2 write y 21
+         T1 commit
+         T2 commit
+         now x=11 y=21",
+    );
+    for write in ["write", "hold"] {
+        let script = "begin T1 T2
+             T1 read x -> 10
+             T1 read y -> 20
+             T2 read x -> 10
+             T2 read y -> 20
+             T1 write x 11
+             T2 commit -> over
+             T1 commit
+             now x=11 y=20";
+        play(Serializable, script);
+        let script = "begin T1 T2
+             T1 read x -> 10
+             T1 read y -> 20
+             T2 read x -> 10
+             T2 read y -> 20
+             T1 write x 11
+             T2 write y 21 -> locked
+             T1 commit
+             now x=11 y=20";
+        if write == "write" {
+            play(Serializable, script);
+        }
+    }
+    play_as_written(
+        Serializable,
+        FILES,
+        "begin T1 T2
+         T1 read y -> 20
+         T2 read x -> 10
+         T1 hold x 11
+         T2 hold y 21
+         T1 commit
+         T2 commit -> over
+         now x=11 y=20",
+    );
+}
+
+/// G2, write skew on predicates: both look for what there is, and add to it.
+#[test]
+fn g2_snapshots_allow_phantom_skew_and_locks_do_not() {
+    for (v, w) in [("v", "w"), ("#v", "w"), ("v", "#w")] {
+        play(
+            Snapshot,
+            &format!(
+                "begin T1 T2
+                 T1 scan -> x=10 y=20
+                 T2 scan -> x=10 y=20
+                 T1 make {v} 30
+                 T2 make {w} 42
+                 T1 commit
+                 T2 commit
+                 now {v}=30 {w}=42 x=10 y=20"
+            ),
+        );
+        play(
+            Serializable,
+            &format!(
+                "begin T1 T2
+                 T1 scan -> x=10 y=20
+                 T2 scan -> x=10 y=20
+                 T1 make {v} 30
+                 T2 make {w} 42 -> locked
+                 T1 commit
+                 now {v}=30 x=10 y=20"
+            ),
+        );
+    }
+    // A name that is looked for, and a key: each makes what the other has not found.
+    let read = "begin T1 T2
+         T1 read z -> nothing
+         T2 read #z -> nothing";
+    play_as_written(
+        Snapshot,
+        MIXED,
+        &format!(
+            "{read}
+             T1 make #z 1
+             T2 make z 2
+             T1 commit
+             T2 commit
+             now x=10 #y=20 z=2 #z=1"
+        ),
+    );
+    play_as_written(
+        Serializable,
+        MIXED,
+        &format!(
+            "{read}
+             T1 make #z 1
+             T2 make z 2 -> locked
+             T1 commit
+             now x=10 #y=20 #z=1"
+        ),
+    );
+}
+
+/// G2 with two edges: a transaction that only reads sees an order of two others that cannot be.
+#[test]
+fn g2_a_reader_makes_no_difference_to_serializable_writers() {
+    play(
+        Snapshot,
+        "begin T1
+         T1 scan -> x=10 y=20
+         begin T2
+         T2 write y 25
+         T2 commit
+         begin T3
+         T3 scan -> x=10 y=25
+         T3 commit
+         T1 write x 0
+         T1 commit
+         now x=0 y=25",
+    );
+    play(
+        Serializable,
+        "begin T1
+         T1 scan -> x=10 y=20
+         begin T2
+         T2 write y 25 -> waits
+         T1 write x 0
+         T1 commit
+         T2 goes on
+         T2 commit
+         begin T3
+         T3 scan -> x=0 y=25
+         T3 commit
+         now x=0 y=25",
+    );
+    // The reader comes while both are under way.
+    play(
+        Serializable,
+        "begin T1 T2 T3
+         T1 scan -> x=10 y=20
+         T2 write y 25 -> waits
+         T3 read y -> waits
+         T1 write x 0
+         T1 commit
+         T2 goes on
+         T2 commit
+         T3 goes on -> 25
+         T3 read x -> 0
+         T3 commit
+         now x=0 y=25",
+    );
+}
+
+/// Writes outside of transactions are transactions of one step.
+#[test]
+fn plain_writes_respect_transactions() {
+    play(
+        Snapshot,
+        "begin T1
+         T1 read x -> 10
+         T1 write y 21
+         plain write x 11
+         T1 read x -> 10
+         T1 commit
+         now x=11 y=21",
+    );
+    play(
+        Snapshot,
+        "begin T1
+         T1 write x 12
+         plain hold x 11
+         T1 commit -> conflict x
+         now x=11 y=20",
+    );
+    // What a serializable transaction has read stays as it is; whoever writes beside it goes on.
+    play(
+        Serializable,
+        "begin T1
+         T1 read x -> 10
+         plain write x 11 -> locked
+         plain hold x 11 -> locked
+         plain remove x -> locked
+         plain read x -> 10
+         plain write y 21
+         T1 read y -> 21
+         T1 commit
+         plain write x 11
+         now x=11 y=21",
+    );
+    for z in ["z", "#z"] {
+        play(
+            Serializable,
+            &format!(
+                "begin T1
+                 T1 scan -> x=10 y=20
+                 plain make {z} 30 -> locked
+                 T1 write x 11
+                 plain read x -> 10
+                 T1 abort
+                 plain make {z} 30
+                 now x=10 y=20 {z}=30"
+            ),
+        );
+    }
+}
