@@ -3,7 +3,7 @@
 CARGO ?= cargo
 KVFS   = target/release/kvfs
 
-.PHONY: help setup build demo test lint test-long crash-live full real-world posix bench-first bench-kv bench-defrag lint-bench install clean
+.PHONY: help setup build demo test lint test-long crash-live crash-transactions full real-world posix bench-first bench-kv bench-defrag lint-bench install clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -31,11 +31,15 @@ lint:
 ## make test-long    the slow suites: many simulation seeds, transactions, bit flips, live kills, real programs, the POSIX suite
 test-long: build
 	KVFS_SEEDS=1000 KVFS_FLIPS=10000 KVFS_TRANSACTIONS=100000 $(CARGO) test --release --workspace --quiet
-	$(MAKE) crash-live full real-world posix
+	$(MAKE) crash-live crash-transactions full real-world posix
 
 ## make crash-live   SIGKILL of the daemon at 200 random moments under load
 crash-live: build
 	python3 scripts/crash_live.py --kvfs $(KVFS) --kills 200
+
+## make crash-transactions  SIGKILL at 200 random moments of transactions over a file and its key
+crash-transactions: build
+	python3 scripts/crash_transactions.py --kvfs $(KVFS) --kills 200
 
 ## make full         a full store and a full host disk, on a real mount
 full: build

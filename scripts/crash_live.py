@@ -213,9 +213,13 @@ class Lab:
     def kill(self, pid):
         fd = os.pidfd_open(pid)
         signal.pidfd_send_signal(fd, signal.SIGKILL)
-        # Readable when the process has ended.
-        select.select([fd], [], [])
+        # Readable when the process has ended, with all of its threads.
+        ended = select.select([fd], [], [], 60)[0]
         os.close(fd)
+        if not ended:
+            # Its threads wait for answers that nobody gives: a finding. This sets them free.
+            subprocess.run(["umount", "-f", str(self.mnt)], capture_output=True)
+            raise SystemExit(f"the daemon {pid} was killed and has not ended within a minute")
 
     def clear(self):
         """Takes the dead mount away. Not before every worker has stopped: they would go on in the folder beneath it."""
