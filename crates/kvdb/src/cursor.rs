@@ -76,6 +76,14 @@ impl Tuple {
         Ok((self.key, value))
     }
 
+    /// The value, or where it lies.
+    pub(crate) fn raw_value(&self) -> Value {
+        match &self.value {
+            TupleValue::Small(bytes) => Value::Inline(bytes.clone()),
+            TupleValue::Large(e, _) => Value::Extent(*e),
+        }
+    }
+
     /// Key, and value or where it lies.
     pub(crate) fn into_raw(self) -> (Bytes, Value) {
         let value = match self.value {

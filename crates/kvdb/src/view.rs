@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 use vt_tree::{Input, Lookup, Seq, Store, Value};
 
-use crate::cursor::Cursor;
+use crate::cursor::{Cursor, Tuple};
 use crate::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
@@ -32,7 +32,7 @@ pub struct View {
 pub struct StoredValue {
     pub(crate) value: Value,
     /// Keeps its place.
-    _view: View,
+    _view: Arc<View>,
 }
 
 impl std::fmt::Debug for StoredValue {
@@ -42,6 +42,11 @@ impl std::fmt::Debug for StoredValue {
 }
 
 impl StoredValue {
+    /// The value of a tuple that a cursor of `view` gave.
+    pub fn of(tuple: &Tuple, view: &Arc<View>) -> StoredValue {
+        StoredValue { value: tuple.raw_value(), _view: view.clone() }
+    }
+
     /// Length of the value in bytes.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
@@ -79,17 +84,18 @@ impl View {
 
     /// The value of `key` where it is stored; a large one is not read.
     pub fn stored(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<StoredValue>> {
-        Ok(self.find(dict, key)?.map(|value| StoredValue { value, _view: self.clone() }))
+        Ok(self.find(dict, key)?.map(|value| StoredValue { value, _view: Arc::new(self.clone()) }))
     }
 
     /// Up to `limit` tuples of `[start, end)` in order, their values where they are stored.
     pub fn scan_stored(&self, dict: DictionaryId, start: &[u8], end: &[u8], limit: usize) -> Result<Vec<(Bytes, StoredValue)>> {
         let mut cursor = self.cursor(dict, start, end)?;
+        let view = Arc::new(self.clone());
         let mut out = Vec::new();
         while out.len() < limit {
             let Some(tuple) = cursor.next()? else { break };
             let (key, value) = tuple.into_raw();
-            out.push((key, StoredValue { value, _view: self.clone() }));
+            out.push((key, StoredValue { value, _view: view.clone() }));
         }
         Ok(out)
     }

@@ -1,19 +1,22 @@
 //! A directory copied with everything in it, at the cost of its names: the pages of the copies are those of the originals, referred to
 //! a second time. It appears whole, in one commit, or not at all.
 //!
+//! While it is made it takes some sixty bytes of memory for each file, since the names of a file may be anywhere in the tree.
+//!
 //! What is copied is what was committed when the call began. Hard links among the copied files stay links among the copies; links to
 //! files outside do not reach into them.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
-use kvdb::{Batch, DictionaryId, Isolation, Scope, Transaction, TransactionOptions};
+use kvdb::{Batch, DictionaryId, Isolation, Scope, StoredValue, Transaction, TransactionOptions, Tuple};
 
 use crate::absorb::Touched;
 use crate::attr::{FileKind, Ino, Timestamp};
 use crate::error::{Error, Result};
 use crate::fs::{Fs, stage_removal};
-use crate::layout::{self, Attributes, Body, XattrValue, Xattrs};
+use crate::layout::{self, Attributes, Body};
 use crate::names::{add_entry, check_name};
 use crate::views::{View, Views};
 
@@ -51,11 +54,12 @@ impl Fs {
         };
         let mut walk = Walk {
             fs: self,
-            view: self.core.scope.view()?,
+            view: Arc::new(self.core.scope.view()?),
             transaction: &transaction,
             batch: Batch::new(),
             now: self.now(),
             links: HashMap::new(),
+            waiting: Vec::new(),
             made: Vec::new(),
             stats: CloneStats::default(),
         };
@@ -115,25 +119,64 @@ impl Views {
     }
 }
 
-/// A copy of a file that has several names.
+/// A copy of something that may have several names.
 struct Link {
     ino: Ino,
-    attr: Attributes,
-    xattrs: Option<Xattrs>,
-    content: bytes::Bytes,
     /// Names of it that were met.
     names: u32,
 }
 
+/// Ranges of one dictionary, asked for in ascending order: mostly one lies behind the other, and one cursor goes through them all.
+struct Forward {
+    cursor: kvdb::Cursor,
+    /// The tuple that was read last, when it lies behind what was asked for.
+    next: Option<Tuple>,
+    started: bool,
+}
+
+/// Tuples in between that are passed by; a seek costs more.
+const PASS: usize = 16;
+
+impl Forward {
+    fn new(view: &kvdb::View, dict: DictionaryId) -> Result<Forward> {
+        Ok(Forward { cursor: view.cursor(dict, b"", b"")?, next: None, started: false })
+    }
+
+    /// Shows the tuples of `[start, end)` to `visit`.
+    fn range(&mut self, start: &[u8], end: &[u8], mut visit: impl FnMut(Tuple) -> Result<()>) -> Result<()> {
+        let mut passed = 0;
+        while self.next.as_ref().is_none_or(|t| t.key < start) {
+            if !std::mem::replace(&mut self.started, true) || passed == PASS {
+                self.cursor.seek(start)?;
+            }
+            passed += 1;
+            self.next = self.cursor.next()?;
+            if self.next.is_none() {
+                return Ok(());
+            }
+        }
+        while let Some(tuple) = self.next.take_if(|t| t.key < end) {
+            visit(tuple)?;
+            self.next = self.cursor.next()?;
+        }
+        Ok(())
+    }
+}
+
+/// An inode to be copied: its number, that of its copy, and the copy's directory.
+type Inode = (Ino, Ino, Ino);
+
 struct Walk<'a> {
     fs: &'a Fs,
     /// What is copied, as it was.
-    view: kvdb::View,
+    view: Arc<kvdb::View>,
     transaction: &'a Transaction,
     batch: Batch,
     now: Timestamp,
     /// By the original's number.
     links: HashMap<Ino, Link>,
+    /// What has its number and its names, and nothing else yet.
+    waiting: Vec<Inode>,
     made: Vec<Ino>,
     stats: CloneStats,
 }
@@ -142,87 +185,108 @@ impl Walk<'_> {
     /// The copy's number and attributes; all of it is in the transaction but its name.
     fn copy(&mut self, from: Ino, parent: Ino) -> Result<(Ino, Attributes)> {
         let layout = self.fs.core.layout;
-        let (top, attr) = self.inode(from, parent)?;
-        let mut directories = if attr.kind == FileKind::Dir { vec![(from, top)] } else { Vec::new() };
-        while let Some((from, to)) = directories.pop() {
-            let (start, end) = (layout::name_key(from, b""), layout::names_end(from));
-            self.seen(layout.nmap, &start, &end)?;
-            let mut cursor = self.view.cursor(layout.nmap, &start, &end)?;
-            while let Some(tuple) = cursor.next()? {
-                let (_, name) = layout::decode_name_key(&tuple.key)?;
-                let (child, kind) = layout::decode_name(from, &tuple.value()?)?;
-                let (copy, _) = self.inode(child, to)?;
-                self.batch.put(layout.nmap, layout::name_key(to, name), layout::encode_name(copy, kind));
-                if kind == FileKind::Dir {
-                    directories.push((child, copy));
-                }
-                self.write(AT_ONCE)?;
+        let top = self.new_ino();
+        let attr = self.inodes(vec![(from, top, parent)])?.ok_or(Error::Stale(from))?;
+        let mut level = Vec::new();
+        match attr.kind {
+            FileKind::Dir => level.push((from, top)),
+            _ => self.stats.files += 1,
+        }
+        // Level by level, each in the order of its numbers, as which everything is stored.
+        while !level.is_empty() {
+            level.sort_unstable();
+            let (mut below, mut inodes) = (Vec::new(), Vec::new());
+            let mut names = Forward::new(&self.view, layout.nmap)?;
+            for (from, to) in level {
+                let (start, end) = (layout::name_key(from, b""), layout::names_end(from));
+                self.seen(layout.nmap, &start, &end)?;
+                names.range(&start, &end, |tuple| {
+                    let (_, name) = layout::decode_name_key(&tuple.key)?;
+                    let (child, kind) = layout::decode_name(from, &tuple.value()?)?;
+                    let copy = match self.links.get_mut(&child) {
+                        Some(link) => {
+                            link.names += 1;
+                            link.ino
+                        }
+                        None => {
+                            let copy = self.new_ino();
+                            if kind != FileKind::Dir {
+                                self.links.insert(child, Link { ino: copy, names: 1 });
+                            }
+                            inodes.push((child, copy, to));
+                            copy
+                        }
+                    };
+                    self.batch.put(layout.nmap, layout::name_key(to, name), layout::encode_name(copy, kind));
+                    match kind {
+                        FileKind::Dir => below.push((child, copy)),
+                        _ => self.stats.files += 1,
+                    }
+                    self.write(AT_ONCE)
+                })?;
             }
+            // All names of a file must be known before it is written: its links may lie anywhere.
+            self.waiting.extend(inodes);
+            level = below;
         }
-        for link in std::mem::take(&mut self.links).into_values() {
-            let attr = Attributes { nlink: link.names, ..link.attr };
-            let node = layout::encode_node(&attr, link.xattrs.as_ref(), &link.content);
-            self.batch.put(layout.imap, layout::node_key(link.ino), node);
-        }
+        let waiting = std::mem::take(&mut self.waiting);
+        self.inodes(waiting)?;
         self.write(1)?;
         Ok((top, attr))
     }
 
-    /// Copies everything of an inode but its names; of one that has several names only once.
-    fn inode(&mut self, from: Ino, parent: Ino) -> Result<(Ino, Attributes)> {
-        if let Some(link) = self.links.get_mut(&from) {
-            link.names += 1;
-            self.stats.files += 1;
-            return Ok((link.ino, link.attr));
-        }
-        let layout = self.fs.core.layout;
-        let (start, end) = layout::node_range(from);
-        self.seen(layout.imap, &start, &end)?;
-        let node = self.view.get(layout.imap, &layout::node_key(from))?.ok_or(Error::Stale(from))?;
-        let (mut attr, xattrs, content) = layout::decode_node(from, &node)?;
+    fn new_ino(&mut self) -> Ino {
         let ino = self.fs.new_ino();
         self.made.push(ino);
-        (attr.btime, attr.ctime) = (self.now, self.now);
-        if attr.kind == FileKind::Dir {
-            attr.parent = parent;
-            self.stats.directories += 1;
-        } else {
-            self.stats.files += 1;
-            self.stats.bytes += attr.size;
-            attr.parent = 0;
-        }
-        // What else there is under its number: extended attributes too large for the node.
-        if xattrs.as_ref().is_some_and(|x| x.values().any(|v| matches!(v, XattrValue::External(_)))) {
-            for (key, value) in self.view.scan_stored(layout.imap, &layout::xattr_key(from, b""), &end, usize::MAX)? {
-                self.batch.put_stored(layout.imap, [&ino.to_be_bytes()[..], &key[start.len()..]].concat(), value);
-            }
-        }
-        if matches!(attr.body, Body::Paged(1..)) {
-            self.pages(from, ino)?;
-        }
-        if attr.kind != FileKind::Dir && attr.nlink > 1 {
-            attr.nlink = 1;
-            self.links.insert(from, Link { ino, attr, xattrs, content, names: 1 });
-        } else {
-            self.batch.put(layout.imap, layout::node_key(ino), layout::encode_node(&attr, xattrs.as_ref(), &content));
-        }
-        Ok((ino, attr))
+        ino
     }
 
-    fn pages(&mut self, from: Ino, to: Ino) -> Result<()> {
-        let dmap = self.fs.core.layout.dmap;
-        let (mut start, end) = (layout::page_key(from, 0).to_vec(), layout::pages_end(from));
-        self.seen(dmap, &start, &end)?;
-        loop {
-            let pages = self.view.scan_stored(dmap, &start, &end, AT_ONCE)?;
-            let Some((last, _)) = pages.last() else { return Ok(()) };
-            start = [&last[..], &[0]].concat();
-            for (key, value) in pages {
-                let (_, block) = layout::decode_page_key(&key)?;
-                self.batch.put_stored(dmap, layout::page_key(to, block).to_vec(), value);
+    /// Copies everything of inodes but their names. The attributes of the last copy.
+    fn inodes(&mut self, mut all: Vec<Inode>) -> Result<Option<Attributes>> {
+        let layout = self.fs.core.layout;
+        all.sort_unstable();
+        let (mut nodes, mut pages) = (Forward::new(&self.view, layout.imap)?, Forward::new(&self.view, layout.dmap)?);
+        let mut last = None;
+        for (from, to, parent) in all {
+            let (start, end) = layout::node_range(from);
+            self.seen(layout.imap, &start, &end)?;
+            let mut copied = None;
+            nodes.range(&start, &end, |tuple| {
+                if tuple.key.len() == start.len() {
+                    let (mut attr, xattrs, content) = layout::decode_node(from, &tuple.value()?)?;
+                    (attr.btime, attr.ctime) = (self.now, self.now);
+                    if attr.kind == FileKind::Dir {
+                        attr.parent = parent;
+                        self.stats.directories += 1;
+                    } else {
+                        attr.parent = 0;
+                        attr.nlink = self.links.get(&from).map_or(1, |link| link.names);
+                        self.stats.bytes += attr.size;
+                    }
+                    self.batch.put(layout.imap, layout::node_key(to), layout::encode_node(&attr, xattrs.as_ref(), &content));
+                    copied = Some(attr);
+                } else {
+                    // The value of an extended attribute too large for the node.
+                    let key = [&to.to_be_bytes()[..], &tuple.key[start.len()..]].concat();
+                    self.batch.put_stored(layout.imap, key, StoredValue::of(&tuple, &self.view));
+                }
+                Ok(())
+            })?;
+            let attr = copied.ok_or(Error::Stale(from))?;
+            if matches!(attr.body, Body::Paged(1..)) {
+                let (start, end) = (layout::page_key(from, 0), layout::pages_end(from));
+                self.seen(layout.dmap, &start, &end)?;
+                pages.range(&start, &end, |tuple| {
+                    let (_, block) = layout::decode_page_key(&tuple.key)?;
+                    let value = StoredValue::of(&tuple, &self.view);
+                    self.batch.put_stored(layout.dmap, layout::page_key(to, block).to_vec(), value);
+                    self.write(AT_ONCE)
+                })?;
             }
             self.write(AT_ONCE)?;
+            last = Some(attr);
         }
+        Ok(last)
     }
 
     /// A range is read: a serializable transaction must know.
