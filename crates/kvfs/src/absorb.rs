@@ -52,7 +52,7 @@ pub struct Touched {
 impl Touched {
     pub(crate) fn by(transaction: &Transaction, layout: &Layout) -> Result<Touched> {
         let mut touched = Touched::default();
-        for change in transaction.changes()? {
+        for change in transaction.changes_of(&[layout.nmap, layout.imap])? {
             let (dict, change) = change?;
             let (key, removed) = match change {
                 Changed::Put { key, .. } => (key, false),

@@ -33,13 +33,22 @@ pub struct Changes {
 impl Transaction {
     /// What it has changed so far.
     pub fn changes(&self) -> Result<Changes> {
+        self.changes_if(|_| true)
+    }
+
+    /// What it has changed of some dictionaries.
+    pub fn changes_of(&self, dictionaries: &[DictionaryId]) -> Result<Changes> {
+        self.changes_if(|dict| dictionaries.contains(&dict))
+    }
+
+    fn changes_if(&self, wanted: impl Fn(DictionaryId) -> bool) -> Result<Changes> {
         let own = {
             let state = self.read()?;
             let Some(open) = &state.open else { return Err(Error::NoTransaction(self.id())) };
             open.own.clone()
         };
         // The last dictionary first: they are taken from the end.
-        let mut parts = own.merged(&self.group.db)?;
+        let mut parts = own.merged(&self.group.db, wanted)?;
         parts.reverse();
         Ok(Changes { parts, source: None, at: own.at })
     }

@@ -251,11 +251,11 @@ impl Own {
         self.memory() >= limit
     }
 
-    /// Each dictionary as one part.
-    pub(super) fn merged(&self, db: &Database) -> Result<Vec<(DictionaryId, Part)>> {
+    /// Each dictionary that is wanted as one part.
+    pub(super) fn merged(&self, db: &Database, wanted: impl Fn(DictionaryId) -> bool) -> Result<Vec<(DictionaryId, Part)>> {
         let options = MergeOptions { drop_tombstones: false, old_seq: Seq::MAX, reserve: Reserve::Keep, ..MergeOptions::default() };
         let mut out = Vec::new();
-        for (&dict, parts) in &*self.trees {
+        for (&dict, parts) in self.trees.iter().filter(|(dict, _)| wanted(**dict)) {
             let parts: Vec<Part> = parts.iter().filter(|p| p.items() > 0).cloned().collect();
             let one = match parts.len() {
                 0 | 1 => parts.into_iter().next(),
