@@ -18,6 +18,8 @@
 //! open the herald calls syncfs(2) on the mount, which makes the kernel send all its dirty pages (of every view); it does not reach us as a
 //! request of its own. Since Linux 6.16 nobody waits there for the answers of a FUSE daemon, so the herald meets all our threads
 //! afterwards (`rendezvous`): then the pages have been taken.
+//!
+//! What is done through the mount is done by guests (`guest`): otherwise a daemon that is killed amid it would never end.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -36,6 +38,7 @@ use rustix::fs::{OFlags, Timespec, Timestamps};
 
 use crate::crew::Crew;
 use crate::door::Door;
+use crate::guest::Guest;
 use crate::handler::{Attr, FileKind, Ino, Invalidator};
 use crate::mount::Mounted;
 use crate::{hidden, wire_ino};
@@ -59,8 +62,10 @@ pub struct Herald {
     mainline: Fs,
     place: Place,
     crew: Arc<Crew>,
-    /// Held by who waits for what the kernel holds back.
-    writing_back: Mutex<()>,
+    /// Waits for what the kernel holds back, for one after the other.
+    writer_back: Guest,
+    /// Shows files through the mount.
+    shower: Arc<Guest>,
     /// `None`: it has stopped.
     news: Mutex<Option<Sender<News>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -91,20 +96,18 @@ impl Herald {
         let device = mount_point.metadata()?.dev();
         let place = Place { mount_point, device };
         let (news, told) = channel();
-        let teller = Teller { cache: cache.clone(), place: place.clone(), by_handle: true };
-        let heeding = door.clone();
-        let work = move || {
-            heeding.heed(rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs());
-            teller.work(told);
-        };
-        let thread = std::thread::Builder::new().name("fuse-herald".into()).spawn(work)?;
+        let shower = Arc::new(Guest::start("fuse-show")?);
+        door.heed(shower.ask(|| rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs())?);
+        let teller = Teller { cache: cache.clone(), place: place.clone(), guest: shower.clone(), by_handle: true };
+        let thread = std::thread::Builder::new().name("fuse-herald".into()).spawn(move || teller.work(told))?;
         let herald = Arc::new(Herald {
             cache,
             door: door.clone(),
             mainline: views.mainline().clone(),
             place,
             crew,
-            writing_back: Mutex::new(()),
+            writer_back: Guest::start("fuse-write-back")?,
+            shower,
             news: Mutex::new(Some(news)),
             thread: Mutex::new(Some(thread)),
         });
@@ -119,17 +122,27 @@ impl Herald {
         if let Some(thread) = self.thread.lock().take() {
             let _ = thread.join();
         }
+        self.writer_back.stop();
+        self.shower.stop();
     }
 }
 
 impl Watcher for Herald {
     fn write_back(&self) {
-        let _one = self.writing_back.lock();
-        // Without a mount nothing is held back.
-        let Ok(root) = self.place.open() else { return };
-        let waited = rustix::fs::syncfs(&root).map_err(io::Error::from).and_then(|()| self.meet(&root));
-        if let Err(e) = waited {
-            tracing::warn!("the kernel could not hand over what it holds: {e}");
+        let (place, door, crew) = (self.place.clone(), self.door.clone(), self.crew.clone());
+        let waited = self.writer_back.ask(move || {
+            // Without a mount nothing is held back.
+            let Ok(root) = place.open() else { return Ok(true) };
+            rustix::fs::syncfs(&root)?;
+            meet(&root, &door, &crew)
+        });
+        match waited {
+            Ok(Ok(true)) => {}
+            Ok(Ok(false)) => {
+                tracing::warn!("a thread is busy for too long: a file that is still open may lack what was written last");
+            }
+            Ok(Err(e)) => tracing::warn!("the kernel could not hand over what it holds: {e}"),
+            Err(e) => tracing::debug!("nothing is handed over any more, the mount has ended: {e}"),
         }
     }
 
@@ -193,24 +206,19 @@ impl Herald {
     }
 }
 
-impl Herald {
-    /// Waits until every thread has done what it took before this call.
-    fn meet(&self, root: &File) -> io::Result<()> {
-        let path = Path::new(OsStr::from_bytes(hidden::NAME)).join(hidden::BARRIER_NAME);
-        let flags = OFlags::WRONLY | OFlags::CLOEXEC;
-        let barrier = File::from(rustix::fs::openat(root, path, flags, rustix::fs::Mode::empty())?);
-        let threads = self.crew.threads();
-        let all = self.door.rendezvous().call(threads);
-        for thread in 0..threads as u64 {
-            // Pages that do not lie side by side go in requests of their own.
-            barrier.write_all_at(&[0], thread * 2 * APART)?;
-        }
-        barrier.sync_data()?;
-        if !all.have_come() {
-            tracing::warn!("a thread is busy for too long: a file that is still open may lack what was written last");
-        }
-        Ok(())
+/// Waits until every thread has done what it took before this call; `false`: one of them did not come in time.
+fn meet(root: &File, door: &Door, crew: &Crew) -> io::Result<bool> {
+    let path = Path::new(OsStr::from_bytes(hidden::NAME)).join(hidden::BARRIER_NAME);
+    let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+    let barrier = File::from(rustix::fs::openat(root, path, flags, rustix::fs::Mode::empty())?);
+    let threads = crew.threads();
+    let all = door.rendezvous().call(threads);
+    for thread in 0..threads as u64 {
+        // Pages that do not lie side by side go in requests of their own.
+        barrier.write_all_at(&[0], thread * 2 * APART)?;
     }
+    barrier.sync_data()?;
+    Ok(all.have_come())
 }
 
 /// At least the size of a page of the kernel's.
@@ -220,6 +228,7 @@ const APART: u64 = 64 << 10;
 struct Teller {
     cache: Arc<dyn Invalidator>,
     place: Place,
+    guest: Arc<Guest>,
     /// Files can be opened by their handles here.
     by_handle: bool,
 }
@@ -249,26 +258,29 @@ impl Teller {
         if news.files.is_empty() {
             return result;
         }
-        let root = self.place.open()?;
-        for attr in &news.files {
-            result = result.and(self.show(&root, attr));
+        let (place, files, by_handle) = (self.place.clone(), news.files.clone(), self.by_handle);
+        let shown = self.guest.ask(move || {
+            let root = place.open()?;
+            let show = |attr| if by_handle { set_as_it_is(&root, attr) } else { Err(io::ErrorKind::Unsupported.into()) };
+            Ok::<_, io::Error>(files.iter().map(show).collect::<Vec<_>>())
+        })??;
+        for (attr, shown) in news.files.iter().zip(shown) {
+            result = result.and(self.shown(attr, shown));
         }
         result
     }
 
-    /// Has the kernel take over size and time of a file.
-    fn show(&mut self, root: &File, attr: &Attr) -> io::Result<()> {
-        if self.by_handle {
-            match set_as_it_is(root, attr) {
-                Err(e) if matches!(e.raw_os_error(), Some(libc::EPERM | libc::EOPNOTSUPP | libc::ENOSYS)) => {
-                    tracing::info!("files that become shorter by a commit keep their length where they are cached: {e}");
-                    self.by_handle = false;
-                }
-                // It is not in the kernel's memory.
-                Err(e) if e.raw_os_error() == Some(libc::ESTALE) => return Ok(()),
-                Err(e) => tracing::debug!(ino = attr.ino, "cannot show the new size by its handle: {e}"),
-                Ok(()) => return Ok(()),
+    /// Whether the kernel has taken over size and time of a file; if not, has it take what it takes without a handle.
+    fn shown(&mut self, attr: &Attr, shown: io::Result<()>) -> io::Result<()> {
+        match shown {
+            Ok(()) => return Ok(()),
+            // It is not in the kernel's memory.
+            Err(e) if e.raw_os_error() == Some(libc::ESTALE) => return Ok(()),
+            Err(e) if self.by_handle && matches!(e.raw_os_error(), Some(libc::EPERM | libc::EOPNOTSUPP | libc::ENOSYS)) => {
+                tracing::info!("files that become shorter by a commit keep their length where they are cached: {e}");
+                self.by_handle = false;
             }
+            Err(e) => tracing::debug!(ino = attr.ino, "cannot show the new size by its handle: {e}"),
         }
         self.cache.grown(attr.ino, attr.size)
     }

@@ -4,13 +4,14 @@
 //! `/dev/fuse` (`wire`: their layouts; `transport`: which call a request becomes; `session`, `crew` and `waiting`: the threads), on the other
 //! `door`, which answers with a `kvfs` file system and its views (`wire_ino`: which view an inode number names; `hidden`: the directory
 //! that has them all; `herald`: tells the kernel when one
-//! ends, `rendezvous`: how it knows that everything has arrived). `mount` mounts and unmounts, `mounts` reads what is mounted,
+//! ends, `guest`: how it uses the mount itself, `rendezvous`: how it knows that everything has arrived). `mount` mounts and unmounts, `mounts` reads what is mounted,
 //! `counters` counts requests.
 
 pub mod counters;
 mod crew;
 mod door;
 mod fusermount;
+mod guest;
 pub mod handler;
 mod herald;
 mod hidden;

@@ -1,0 +1,93 @@
+//! A guest: a thread of the daemon that uses the mount as any program does, and does not outlive a daemon that is killed.
+//!
+//! A call on the mount ends when the daemon has answered, and nothing interrupts it. When the daemon is killed the kernel takes its connection
+//! down with its last descriptor, and then every call that still waits fails. But a process keeps its descriptors until its last thread has
+//! ended: one that waits in a call on the daemon's own mount would wait for ever, and the store would stay locked. So a guest has a
+//! table of descriptors for itself, with none of the daemon's in it.
+
+use std::fs::File;
+use std::io;
+use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
+
+use parking_lot::Mutex;
+
+type Work = Box<dyn FnOnce() + Send>;
+
+pub(crate) struct Guest {
+    /// `None`: it has stopped.
+    work: Mutex<Option<Sender<Work>>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Guest {
+    pub fn start(name: &str) -> io::Result<Guest> {
+        let (work, given) = channel::<Work>();
+        let run = move || {
+            if let Err(e) = leave_descriptors() {
+                tracing::info!("a daemon that is killed may hang until its mount is ended with `umount -f`: {e}");
+            }
+            given.into_iter().for_each(|work| work());
+        };
+        let thread = std::thread::Builder::new().name(name.into()).spawn(run)?;
+        Ok(Guest { work: Mutex::new(Some(work)), thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Does `work` on the guest's thread, where no descriptor is valid that was opened elsewhere, and nothing can be printed or logged; nothing
+    /// it opens there is valid elsewhere.
+    /// NotConnected when the guest has stopped.
+    pub fn ask<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
+        let (say, said) = channel();
+        let work: Work = Box::new(move || drop(say.send(work())));
+        let gone = || io::Error::from(io::ErrorKind::NotConnected);
+        self.work.lock().as_ref().ok_or_else(gone)?.send(work).map_err(|_| gone())?;
+        said.recv().map_err(|_| gone())
+    }
+
+    /// Returns when what it was asked for is done.
+    pub fn stop(&self) {
+        drop(self.work.lock().take());
+        if let Some(thread) = self.thread.lock().take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Gives this thread a table of descriptors of its own. Standard input, output and error are nothing in it: whoever started the daemon may
+/// wait until nobody has them open any more.
+fn leave_descriptors() -> io::Result<()> {
+    // SAFETY: the table is not shared any more when its descriptors are closed (CLOSE_RANGE_UNSHARE), so no other thread loses any; and this
+    // one has just started and owns none.
+    let result = unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_UNSHARE) };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let nothing = File::options().read(true).write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stdin(&nothing)?;
+    rustix::stdio::dup2_stdout(&nothing)?;
+    Ok(rustix::stdio::dup2_stderr(&nothing)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    #[test]
+    fn a_guest_has_no_descriptor_of_others_and_takes_none_from_them() {
+        let file = File::open("/proc/self/status").unwrap();
+        let fd = file.as_raw_fd();
+        let guest = Guest::start("guest").unwrap();
+        let there = guest.ask(move || std::fs::metadata(format!("/proc/thread-self/fd/{fd}")).is_ok()).unwrap();
+        assert!(!there);
+        let nothing = std::path::PathBuf::from("/dev/null");
+        for fd in 0..3 {
+            let standard = guest.ask(move || std::fs::read_link(format!("/proc/thread-self/fd/{fd}"))).unwrap();
+            assert_eq!(standard.unwrap(), nothing);
+        }
+        assert!(file.metadata().is_ok());
+        guest.stop();
+        assert_eq!(guest.ask(|| ()).unwrap_err().kind(), io::ErrorKind::NotConnected);
+    }
+}
