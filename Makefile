@@ -3,7 +3,7 @@
 CARGO ?= cargo
 KVFS   = target/release/kvfs
 
-.PHONY: help setup build demo test lint test-long crash-live crash-transactions full real-world posix bench-first bench-kv bench-defrag lint-bench install clean
+.PHONY: help setup build demo test lint test-long crash-live crash-transactions full real-world posix bench-first bench-kv bench-transactions bench-defrag lint-bench install clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -60,6 +60,14 @@ bench-first: build
 ## make bench-kv     kvdb beside RocksDB, LevelDB, fjall and redb: tables and pictures in docs/bench/kv.md (ROUNDS=1, STAGES=...)
 bench-kv: setup
 	@bash scripts/bench_kv.sh $(STAGES)
+
+## make bench-transactions  builds, files with keys, snapshots, clones and differences beside the same without (docs/bench/transactions.md)
+STAGES_OF_TRANSACTIONS ?= build build ends four four four together latency library many
+bench-transactions: build
+	$(CARGO) build --release --package kvfs --example views
+	rm -f docs/bench/transactions.jsonl
+	for stage in $(STAGES_OF_TRANSACTIONS); do python3 scripts/bench_transactions.py $$stage || exit 1; done
+	python3 scripts/bench_transactions.py report
 
 ## make bench-defrag  the paper's §4.4 at size: what defragmentation reclaims, what it does to scans and to a client (MIB=2048)
 bench-defrag:
