@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::health::Health;
 use crate::journal::record::{self, Bound, Changes, Op, Record};
 use crate::journal::{Owned, Segment, Writer};
-use crate::manifest::{self, DictionaryState, Edit, JournalStart, Label, Manifest, RunId, State};
+use crate::manifest::{self, DictionaryState, Edit, JournalStart, Label, Manifest, State};
 use crate::options::{CreateOptions, OpenOptions, Shares};
 use crate::snapshots::Snapshots;
 use crate::stream::{Part, Records, StreamReader};
@@ -248,7 +248,8 @@ impl BoundRuns {
         for (dict, roots) in &bound.runs {
             // What was bound for a dictionary that is gone may be gone too.
             if state.takes(*dict, seq) {
-                let decoded: Result<Vec<_>> = roots.iter().map(|root| decode_root(store, root)).collect();
+                let decoded: Result<Vec<_>> =
+                    roots.iter().map(|root| decode_run(store, root, || "the root of a run in the journal".into())).collect();
                 runs.push((*dict, decoded?));
             }
         }
@@ -411,7 +412,7 @@ impl Runs {
         for (&id, (level, bytes)) in &d.runs {
             let run = match self.known.get(bytes) {
                 Some(run) => run.clone(),
-                None => decode_run(store, id, bytes)?,
+                None => decode_run(store, bytes, || format!("the manifest's entry of run {}", id.0))?,
             };
             self.known.insert(bytes.clone(), run.clone());
             tree.add_run(*level as usize, Placed { id, run });
@@ -420,21 +421,12 @@ impl Runs {
     }
 }
 
-fn decode_run(store: &Arc<Store>, id: RunId, bytes: &Bytes) -> Result<Arc<Run>> {
+/// The run that `what` names by these bytes.
+fn decode_run(store: &Arc<Store>, bytes: &Bytes, what: impl FnOnce() -> String) -> Result<Arc<Run>> {
     let mut rest = &bytes[..];
     let run = Run::decode(store, &mut rest)?;
     if !rest.is_empty() {
-        return Err(Error::Corrupt(format!("the manifest's entry of run {} is too long", id.0)));
-    }
-    Ok(run)
-}
-
-/// A run that a record of the journal names.
-fn decode_root(store: &Arc<Store>, bytes: &Bytes) -> Result<Arc<Run>> {
-    let mut rest = &bytes[..];
-    let run = Run::decode(store, &mut rest)?;
-    if !rest.is_empty() {
-        return Err(Error::Corrupt("the root of a run in the journal is too long".into()));
+        return Err(Error::Corrupt(format!("{} is too long", what())));
     }
     Ok(run)
 }

@@ -170,3 +170,28 @@ fn a_serializable_one_cannot_be_durable() {
     assert!(matches!(world.db.begin_with(options), Err(Error::Invalid(_))));
     assert!(world.db.transactions().is_empty());
 }
+
+#[test]
+fn one_that_begins_is_not_taken_for_one_that_has_ended() {
+    let device = Arc::new(MemoryDevice::new());
+    let open = OpenOptions { flush_interval: std::time::Duration::ZERO, ..options() };
+    let db = Kvdb::create(device, Arc::new(Machine::default()), CreateOptions { open, ..Default::default() }).unwrap();
+    let d = db.open_dictionary("d").unwrap().id();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // Every step sweeps.
+        scope.spawn(|| {
+            while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                db.step().unwrap();
+            }
+        });
+        for i in 0..50 {
+            let options = TransactionOptions { durable: true, ..Default::default() };
+            let t = db.begin_with(options).unwrap();
+            let wrote = t.put(d, format!("{i}"), "t").and_then(|()| t.commit(Durability::Buffered));
+            done.store(wrote.is_err() || i == 49, std::sync::atomic::Ordering::Relaxed);
+            wrote.unwrap();
+        }
+    });
+    assert_eq!(db.view().iter(d).count(), 50);
+}

@@ -192,17 +192,8 @@ fn through_mine(own: &Own, dict: DictionaryId, part: &Part, newer: &Newer, since
     Ok(())
 }
 
-/// How to tell what others have changed.
-pub(super) enum Since {
-    /// It has a greater number.
-    Number(Seq),
-    /// It is not as it was: numbers from before the store was opened say nothing.
-    Base,
-}
-
 /// Keys of `own` that are not in `now` as they were in `base`.
-fn changed_since(own: &Own, base: &View, now: &View) -> Result<Both> {
-    let mut found = Both::default();
+fn changed_since(own: &Own, base: &View, now: &View, found: &mut Both) -> Result<()> {
     own.for_each(|dict, item| {
         match item.body {
             BodyRef::DeleteRange { end } => {
@@ -221,17 +212,16 @@ fn changed_since(own: &Own, base: &View, now: &View) -> Result<Both> {
             }
         }
         Ok(())
-    })?;
-    Ok(found)
+    })
 }
 
 /// What others have changed is joined with what `own` changes: the changes that `own` needs besides, or [`Error::Conflict`]. `base`: the
-/// store as it was when the transaction began or was last looked at; `now`: as it is.
-pub(super) fn reconcile(db: &Database, own: &Own, since: Since, base: &View, now: &View) -> Result<Changes> {
-    let found = match since {
-        Since::Number(since) => both(db, own, since)?,
-        Since::Base => changed_since(own, base, now)?,
-    };
+/// store as it was when the transaction began or was last looked at; `now`: as it is. `by_value`: `base` may be older than `since`.
+pub(super) fn reconcile(db: &Database, own: &Own, since: Seq, by_value: bool, base: &View, now: &View) -> Result<Changes> {
+    let mut found = both(db, own, since)?;
+    if by_value {
+        changed_since(own, base, now, &mut found)?;
+    }
     // A log is nobody else's.
     let log = |dict: &DictionaryId| now.version.trees.get(dict).is_some_and(|t| t.info.branch == durable::BRANCH);
     let found = Both {

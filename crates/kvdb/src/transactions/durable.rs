@@ -5,6 +5,7 @@
 //! Its commit deletes the log in the same commit, and so does its abort: a log without its beginning is that of a transaction which
 //! has ended, whatever happened afterwards, and is swept up.
 
+use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,7 +32,7 @@ const END: [u8; 9] = [0xff; 9];
 const PIECE: usize = 1 << 20;
 
 /// The snapshot that keeps what a transaction reads.
-fn base_name(id: TransactionId) -> String {
+fn base_name(id: impl Display) -> String {
     format!(".transaction-{id}")
 }
 
@@ -67,8 +68,8 @@ fn whole(db: &Database, changes: &Changes) -> Result<Changes> {
 }
 
 impl Database {
-    /// Begins the log of a transaction, and keeps what it reads: durable when this returns.
-    pub(super) fn begin_log(&self, id: TransactionId, options: &TransactionOptions) -> Result<DictionaryId> {
+    /// Begins the log of a transaction, and keeps what it reads: durable when this returns. The caller has `logging`.
+    pub(super) fn begin_log(&self, id: TransactionId, options: &TransactionOptions) -> Result<Open> {
         if options.isolation == Isolation::Serializable {
             return Err(Error::Invalid("a durable transaction cannot be serializable: its locks would not survive".into()));
         }
@@ -82,7 +83,13 @@ impl Database {
         let mut batch = Batch::new();
         batch.put(log, BEGINNING, encode(options));
         self.commit(batch, Durability::Synced)?;
-        Ok(log)
+        self.open_logged(id, log)
+    }
+
+    /// A transaction as it begins: it reads the same before and after a restart.
+    fn open_logged(&self, id: TransactionId, log: DictionaryId) -> Result<Open> {
+        let base = self.open_snapshot(&base_name(id))?;
+        Ok(Open { log: Some(log), by_value: true, ..Open::new(Some(base)) })
     }
 
     /// Logs changes that a transaction is about to make; `at`: how many it has made before.
@@ -108,8 +115,12 @@ impl Database {
 
     /// Takes back what was logged when a transaction had made more than `at` changes.
     pub(super) fn cut_log(&self, log: DictionaryId, at: u64) -> Result<()> {
+        self.delete_log(log, Bytes::copy_from_slice(&at.to_be_bytes()))
+    }
+
+    fn delete_log(&self, log: DictionaryId, from: Bytes) -> Result<()> {
         let mut batch = Batch::new();
-        batch.delete_range(log, Bytes::copy_from_slice(&at.to_be_bytes()), Bytes::from_static(&END));
+        batch.delete_range(log, from, Bytes::from_static(&END));
         self.commit(batch, Durability::Buffered)
     }
 
@@ -136,11 +147,8 @@ impl Database {
     }
 
     fn restore(self: &Arc<Self>, id: TransactionId, log: DictionaryId, beginning: &[u8]) -> Result<()> {
-        let base = self.open_snapshot(&base_name(id))?;
-        let mut open = Open::new(Some(base));
-        open.log = Some(log);
-        open.restored = true;
-        let share = self.shares.memtables / 8;
+        let mut open = self.open_logged(id, log)?;
+        let share = self.transactions.share(self);
         let mut cursor = self.view().cursor(log, &[0], b"")?;
         while let Some(tuple) = cursor.next()? {
             // The record's own length stands in front.
@@ -165,11 +173,12 @@ impl Database {
 
     /// Drops the logs of transactions that have ended.
     pub(crate) fn sweep_logs(&self) -> Result<()> {
+        // Not that of one that is just beginning.
+        let Some(_logging) = self.transactions.logging.try_lock() else { return Ok(()) };
         let version = self.version.load_full();
         let ended = |name: &str| name.parse().is_ok_and(|id| self.transactions.find(TransactionId(id)).is_none());
         for tree in version.trees.values().filter(|t| t.info.branch == BRANCH && ended(&t.info.name)) {
-            let base = format!(".transaction-{}", tree.info.name);
-            match self.drop_snapshot(&base) {
+            match self.drop_snapshot(&base_name(&tree.info.name)) {
                 Ok(()) | Err(Error::NoSnapshot(_)) => self.drop_dictionary(tree.info.id)?,
                 Err(e) => return Err(e),
             }
@@ -182,9 +191,7 @@ impl Group {
     /// Ends the log of one that is aborted.
     pub(super) fn end_log(&self, log: Option<DictionaryId>) {
         let Some(log) = log else { return };
-        let mut batch = Batch::new();
-        batch.delete_range(log, Bytes::from_static(BEGINNING), Bytes::from_static(&END));
-        if let Err(e) = self.db.commit(batch, Durability::Buffered) {
+        if let Err(e) = self.db.delete_log(log, Bytes::from_static(BEGINNING)) {
             tracing::warn!("transaction {} is aborted, but may be there again when the store is opened: {e}", self.id);
         }
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use vt_tree::{BodyRef, KeyRange, Run, Seq};
 use zones::Hold;
 
-use super::conflicts::{self, Since};
+use super::conflicts;
 use super::handle::{Group, Isolation, Open};
 use super::own::{Own, Part};
 use crate::batch::Durability;
@@ -85,10 +85,9 @@ impl Group {
                     },
                 };
                 seen = now.at;
-                let first = open.checked.is_none();
-                let by = if open.restored && first { Since::Base } else { Since::Number(since) };
-                if seen > since || open.restored && first {
-                    let joined = conflicts::reconcile(db, &open.own, by, &base, &now)?;
+                let by_value = open.by_value && open.checked.is_none();
+                if seen > since || by_value {
+                    let joined = conflicts::reconcile(db, &open.own, since, by_value, &base, &now)?;
                     open.own.write(&joined, Hold::default());
                     bound |= open.own.memory() > BIND_AT;
                     open.checked = Some(now);

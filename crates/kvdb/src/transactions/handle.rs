@@ -172,14 +172,14 @@ pub(super) struct Open {
     pub checked: Option<View>,
     /// Where its changes are logged.
     pub log: Option<DictionaryId>,
-    /// It began before the store was opened: what others have changed since cannot be told by numbers.
-    pub restored: bool,
-    savepoints: Vec<Mark>,
-    next_savepoint: u64,
+    /// What it reads may be older than the number that conflicts are looked for from: what others have changed is told by values as well.
+    pub by_value: bool,
+    pub(super) savepoints: Vec<Mark>,
+    pub(super) next_savepoint: u64,
 }
 
 /// What a savepoint goes back to.
-struct Mark {
+pub(super) struct Mark {
     id: u64,
     parts: BTreeMap<DictionaryId, usize>,
     /// Changes made so far.
@@ -188,7 +188,7 @@ struct Mark {
 
 impl Open {
     pub(super) fn new(base: Option<View>) -> Open {
-        Open { base, own: Own::default(), checked: None, log: None, restored: false, savepoints: Vec::new(), next_savepoint: 1 }
+        Open { base, own: Own::default(), checked: None, log: None, by_value: false, savepoints: Vec::new(), next_savepoint: 1 }
     }
 }
 

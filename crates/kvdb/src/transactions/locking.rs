@@ -16,6 +16,8 @@ use crate::locks::{Blocked, KeyRangeRef, LockError, Locks, Mode, Owner};
 
 /// How long a commit without locks waits for those of others.
 const PLAIN_WAIT: Duration = Duration::from_secs(10);
+/// Why one ended that an older one has wounded.
+const WOUNDED: &str = "an older transaction needed what it had locked: begin it again";
 
 thread_local! {
     static AT_ONCE: Cell<bool> = const { Cell::new(false) };
@@ -84,15 +86,14 @@ impl Transaction {
         let (db, id, timeout) = (&self.group.db, self.group.id.0, self.group.options.lock_timeout);
         let wound = |victim: u64| {
             if let Some(group) = db.transactions.find(TransactionId(victim)) {
-                group.end("an older transaction needed what it had locked: begin it again");
+                group.end(WOUNDED);
             }
         };
         db.locks.lock(id, dict, range, mode, timeout, &wound).map_err(|e| match e {
             LockError::TimedOut { holder } => held(holder, timeout),
             LockError::Wounded { .. } => {
-                let why = "an older transaction needed what it had locked: begin it again";
-                self.group.end(why);
-                self.group.aborted(why)
+                self.group.end(WOUNDED);
+                self.group.aborted(WOUNDED)
             }
             LockError::Ended => self.group.ended(&self.group.state.read()),
         })

@@ -1,6 +1,7 @@
 //! What a transaction has written, and nobody else sees: for each dictionary a stack of parts, memtables and runs, like a tree of its
 //! own above the one that it reads. A memtable that grows is written out as a run in its place, so that a transaction may be larger
-//! than memory; its data is written once, since the commit takes the runs as they are.
+//! than memory. The commit takes the runs as they are; so large values are written once, and small ones about twice, since many runs of
+//! them are made fewer.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

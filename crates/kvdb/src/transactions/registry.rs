@@ -26,6 +26,8 @@ pub(crate) struct Transactions {
     open: Mutex<BTreeMap<TransactionId, Arc<Group>>>,
     count: AtomicUsize,
     next: AtomicU64,
+    /// Held while a log begins that no open transaction has yet, and by whoever drops logs that none has.
+    pub(super) logging: Mutex<()>,
     pub(super) history: History,
     pub(super) routines: RwLock<BTreeMap<DictionaryId, Arc<dyn MergeRoutine>>>,
 }
@@ -38,7 +40,8 @@ impl Transactions {
 
     pub(super) fn begin(&self, db: &Arc<Database>, options: TransactionOptions) -> Result<Arc<Group>> {
         let id = TransactionId(self.number());
-        let log = options.durable.then(|| db.begin_log(id, &options)).transpose()?;
+        let logging = options.durable.then(|| self.logging.lock());
+        let logged = options.durable.then(|| db.begin_log(id, &options)).transpose()?;
         // Whoever writes a run out looks under this lock at what open transactions may ask for.
         let mut open = self.open.lock();
         if open.len() >= MOST {
@@ -46,10 +49,9 @@ impl Transactions {
         }
         let base = (options.isolation == Isolation::Snapshot).then(|| db.exact_view());
         let since = base.as_ref().map_or(Seq::MAX, |view| view.at);
-        let mut with = Open::new(base);
-        with.log = log;
+        let with = logged.unwrap_or_else(|| Open::new(base));
         let group = self.insert(&mut open, db, id, options, with, since);
-        drop(open);
+        drop((open, logging));
         if group.options.isolation == Isolation::Serializable {
             let age = group.options.retry_of.unwrap_or(id).0.min(id.0);
             db.locks.begin(Owner { id: id.0, age });
