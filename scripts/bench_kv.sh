@@ -12,7 +12,8 @@
 #   ranges      range deletes beside RocksDB's, up to a million (docs/bench/range_deletes.md)
 #
 # ROUNDS: how often, engines interleaved (1). MIB, SMALL_MIB: data sets of 4 KiB and of 64 B values (1024, 256). DIR: scratch, on the
-# file system to be measured. OUT: where the results go. KEEP=1: results are added to what is there. ENGINES: a list with commas.
+# file system to be measured. OUT: where the results go. KEEP=1: results are added to what is there. ENGINES: a list with commas; with
+# rocksdb-new, rocksdb-new-universal or rocksdb-new-blob in it, RocksDB 11.8 is fetched from Maven Central, where its makers publish it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -36,9 +37,22 @@ if [ ${#missing[@]} -gt 0 ]; then
     fi
 fi
 
-cargo build --release --quiet --manifest-path bench/kvbench/Cargo.toml ${FEATURES:+--features "$FEATURES"}
+cargo build --release --quiet --manifest-path bench/kvbench/Cargo.toml
 target=$(cargo metadata --format-version 1 --no-deps --manifest-path bench/kvbench/Cargo.toml | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
 kvbench=$target/release/kvbench
+
+# The newer RocksDB: the library inside its package for Java, whose C interface is that of any other build.
+if [[ $ENGINES == *rocksdb-new* && -z ${KVBENCH_ROCKSDB_NEW:-} ]]; then
+    version=11.8.1 folder=$target/rocksdb-new
+    export KVBENCH_ROCKSDB_NEW=$folder/librocksdbjni-linux64.so
+    if [ ! -e "$KVBENCH_ROCKSDB_NEW" ]; then
+        mkdir -p "$folder"
+        curl -fsS -o "$folder/package" "https://repo1.maven.org/maven2/org/rocksdb/rocksdbjni/$version/rocksdbjni-$version.jar"
+        echo "628ed387887f4a431df480857954df2a28b4389bfe24858ccdec611cabf65dbf  $folder/package" | sha256sum --check --quiet
+        python3 -m zipfile -e "$folder/package" "$folder/all"
+        mv "$folder/all/librocksdbjni-linux64.so" "$folder/" && rm -r "$folder/all" "$folder/package"
+    fi
+fi
 
 mkdir -p "$OUT" "$DIR"
 lines=$OUT/kv.jsonl commands=$OUT/kv.commands

@@ -12,7 +12,6 @@ type P = *mut c_void;
 type Bytes = *const c_char;
 
 functions! {
-    #[cfg(any())]
     Functions {
         fn leveldb_open(options: P, name: Bytes, error: *mut *mut c_char) -> P;
         fn leveldb_close(db: P);

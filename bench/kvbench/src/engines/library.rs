@@ -48,10 +48,9 @@ pub unsafe fn fail_on(error: *mut c_char, free: unsafe extern "C" fn(*mut c_void
     bail!("{text}")
 }
 
-/// A table of C functions: `load` fills it from a shared library; where `when` holds, `linked` fills it with those that are linked
-/// into this program.
+/// A table of C functions that `load` fills from a shared library.
 macro_rules! functions {
-    (#[$when:meta] $table:ident { $(fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)?;)* }) => {
+    ($table:ident { $(fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)?;)* }) => {
         pub struct $table { $(pub $name: unsafe extern "C" fn($($type),*) $(-> $result)?,)* }
         impl $table {
             pub fn load(library: &$crate::engines::library::Library) -> anyhow::Result<Self> {
@@ -65,11 +64,6 @@ macro_rules! functions {
                         )
                     }
                 },)* })
-            }
-            #[$when]
-            pub fn linked() -> Self {
-                unsafe extern "C" { $(fn $name($($argument: $type),*) $(-> $result)?;)* }
-                $table { $($name,)* }
             }
         }
     };

@@ -92,8 +92,8 @@ pub fn unfit(name: &str, journal: bool, value_bytes: u64) -> Option<String> {
     if !NAMES.contains(&name) {
         return Some(format!("no engine is called {name}; there are {}", NAMES.join(", ")));
     }
-    if name.starts_with("rocksdb-new") && !cfg!(feature = "rocksdb-crate") {
-        return Some("built without the feature rocksdb-crate".into());
+    if name.starts_with("rocksdb-new") && std::env::var_os(rocksdb::NEW).is_none() {
+        return Some(format!("{} names no shared library", rocksdb::NEW));
     }
     let journal_can_be_off = name.starts_with("rocksdb") || name == "kvdb";
     if !journal && !journal_can_be_off {

@@ -1,16 +1,14 @@
-//! RocksDB by its C interface: Debian's version, and with the feature `rocksdb-crate` the newer one that the `rocksdb` crate ships.
+//! RocksDB by its C interface: Debian's version, and beside it a newer one, the shared library that
+//! `KVBENCH_ROCKSDB_NEW` names (scripts/bench_kv.sh fetches the one that RocksDB's makers publish for Java; the C interface is in it).
 //! Each leveled, universal, and with large values in blob files (BlobDB).
 
 use std::ffi::{CStr, CString, c_char, c_uchar, c_void};
 use std::ptr::null_mut;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use super::library::{Library, fail_on, functions};
 use super::{Engine, Settings};
-
-#[cfg(feature = "rocksdb-crate")]
-use librocksdb_sys as _;
 
 type P = *mut c_void;
 type Bytes = *const c_char;
@@ -20,7 +18,6 @@ mod c {
     use super::*;
 
     functions! {
-        #[cfg(feature = "rocksdb-crate")]
         Functions {
             fn rocksdb_open(options: P, name: Bytes, error: *mut *mut c_char) -> P;
             fn rocksdb_close(db: P);
@@ -56,6 +53,9 @@ mod c {
 }
 use c::Functions;
 
+/// The environment variable with the path of the newer RocksDB's shared library.
+pub const NEW: &str = "KVBENCH_ROCKSDB_NEW";
+
 pub struct Store {
     f: Functions,
     db: P,
@@ -70,11 +70,10 @@ unsafe impl Send for Store {}
 unsafe impl Sync for Store {}
 
 fn functions(name: &str) -> Result<Functions> {
-    #[cfg(feature = "rocksdb-crate")]
     if name.starts_with("rocksdb-new") {
-        return Ok(Functions::linked());
+        let path = std::env::var(NEW).with_context(|| format!("{NEW} names no shared library"))?;
+        return Functions::load(&Library::open(&[&path], "librocksdb-dev")?);
     }
-    let _ = name;
     Functions::load(&Library::open(&["librocksdb.so", "librocksdb.so.7.8"], "librocksdb-dev")?)
 }
 
