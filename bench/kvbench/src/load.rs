@@ -277,8 +277,15 @@ mod tests {
     use crate::engines::Settings;
 
     fn spec(load: Load, clients: u64, burst: u64) -> Spec {
-        let settings =
-            Settings { dir: "unused".into(), memory: 1, write_buffer: 1, journal: true, stitch_at: None, value_bytes: 64 };
+        let settings = Settings {
+            dir: "unused".into(),
+            memory: 1,
+            write_buffer: 1,
+            journal: true,
+            stitch_at: None,
+            separate_at: None,
+            value_bytes: 64,
+        };
         Spec {
             engine: "kvdb".into(),
             load,

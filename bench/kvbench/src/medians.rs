@@ -62,14 +62,16 @@ impl Setting {
     }
 }
 
-/// One engine with one stitching threshold.
+/// One engine with its settings, where they are not its defaults.
 pub fn label(o: &Outcome) -> String {
-    match o.stitch_at {
-        None => o.engine.clone(),
-        Some(u64::MAX) => format!("{} (stitch never)", o.engine),
-        Some(0) => format!("{} (stitch always)", o.engine),
-        Some(bytes) => format!("{} (stitch {} KiB)", o.engine, bytes >> 10),
-    }
+    let stitch = o.stitch_at.map(|at| match at {
+        u64::MAX => "stitch never".to_string(),
+        0 => "stitch always".to_string(),
+        bytes => format!("stitch {} KiB", bytes >> 10),
+    });
+    let separate = o.separate_at.map(|bytes| format!("separate at {bytes} B"));
+    let settings: Vec<String> = stitch.into_iter().chain(separate).collect();
+    if settings.is_empty() { o.engine.clone() } else { format!("{} ({})", o.engine, settings.join(", ")) }
 }
 
 /// The rounds of one engine in one phase.
@@ -125,7 +127,7 @@ pub fn read(files: &[PathBuf]) -> Result<BTreeMap<Setting, Phases>> {
     }
     let rank = |r: &Rounds| {
         let o = &r.0[0];
-        (engines::NAMES.iter().position(|n| *n == o.engine), o.stitch_at)
+        (engines::NAMES.iter().position(|n| *n == o.engine), o.stitch_at, o.separate_at)
     };
     all.values_mut().flat_map(|p| p.values_mut()).for_each(|engines| engines.sort_by_key(|(_, r)| rank(r)));
     Ok(all)

@@ -26,6 +26,8 @@ pub struct Outcome {
     pub ranges: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stitch_at: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub separate_at: Option<u32>,
     pub ops: u64,
     pub seconds: f64,
     pub ops_per_s: f64,

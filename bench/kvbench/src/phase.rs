@@ -35,6 +35,7 @@ pub fn run(spec: &Spec) -> Result<Outcome> {
         batch: engine.batch(),
         ranges: (spec.load == Load::Append).then_some(spec.ranges),
         stitch_at: spec.settings.stitch_at,
+        separate_at: spec.settings.separate_at,
         memory_limit: spec.memory_limit,
         ..Outcome::default()
     };

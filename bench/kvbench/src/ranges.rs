@@ -194,6 +194,7 @@ fn one(name: &str, options: &Options, dir: &std::path::Path, sink: &mut dyn FnMu
         write_buffer: memory / 4,
         journal: true,
         stitch_at: None,
+        separate_at: None,
         value_bytes: options.value,
     };
     let engine = engines::open(name, &settings)?;

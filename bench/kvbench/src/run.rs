@@ -75,6 +75,9 @@ pub struct Options {
     /// kvdb's stitching thresholds in bytes, one case each; `default`, or `max` for a plain LSM-tree
     #[arg(long, value_delimiter = ',', default_value = "default")]
     stitch_at: Vec<String>,
+    /// Values of so many bytes and more lie outside of kvdb's key blocks, and merges leave them where they are; without it kvdb's default
+    #[arg(long)]
+    separate_at: Option<u32>,
     /// Scratch directory, on the file system to be measured
     #[arg(long, default_value = "bench-scratch")]
     dir: PathBuf,
@@ -154,6 +157,7 @@ fn spec(options: &Options, engine: &str, stitch_at: Option<u64>, load: Load, val
         write_buffer: options.write_buffer * MIB,
         journal: options.journal == Switch::On,
         stitch_at,
+        separate_at: options.separate_at.filter(|_| engine == "kvdb"),
         value_bytes,
     };
     let mut spec = Spec {

@@ -30,7 +30,11 @@ impl Store {
             Kvdb::create(Arc::new(FileDevice::create(&path)?), machine, CreateOptions { open, ..CreateOptions::default() })?
         };
         let default = DictionaryOptions::default();
-        let options = DictionaryOptions { stitch_at: settings.stitch_at.unwrap_or(default.stitch_at), ..default };
+        let options = DictionaryOptions {
+            stitch_at: settings.stitch_at.unwrap_or(default.stitch_at),
+            separate_at: settings.separate_at.unwrap_or(default.separate_at),
+            ..default
+        };
         let dictionary = match db.dictionary("bench") {
             Some(d) => d,
             None => db.create_dictionary("bench", options)?,

@@ -30,6 +30,8 @@ pub struct Settings {
     pub journal: bool,
     /// kvdb's stitching threshold, bytes; `None`: its default.
     pub stitch_at: Option<u64>,
+    /// Values of so many bytes and more lie outside of kvdb's key blocks; `None`: its default.
+    pub separate_at: Option<u32>,
     pub value_bytes: u64,
 }
 
