@@ -32,7 +32,7 @@ pub struct View {
 pub struct StoredValue {
     pub(crate) value: Value,
     /// Keeps its place.
-    _view: Arc<View>,
+    pub(crate) _view: Arc<View>,
 }
 
 impl std::fmt::Debug for StoredValue {

@@ -4,7 +4,8 @@
 //! - `fill N`: makes N files of 100 bytes, 100 in a directory;
 //! - `together CLIENTS SECONDS`: a file of 4 KiB and its key in one synced transaction, over and over;
 //! - `latency`: begin, abort, snapshot, clone, drop, and the difference after ten files have changed, beside what is in the store;
-//! - `many`: gets and lookups beside 1,000 snapshots and 100 open transactions, against the same without them.
+//! - `many`: gets and lookups beside 1,000 snapshots and 100 open transactions, against the same in `STORE.alone`, which has had the same
+//!   changes without them; in short slices, in turn.
 //!
 //! The store is made if it is not there. Each figure is a line of JSON.
 
@@ -35,7 +36,12 @@ fn main() -> Outcome {
         "fill" => fill(&fs, number(2)?)?,
         "together" => together(&views, &db, number(2)?, Duration::from_secs(number(3)?))?,
         "latency" => latency(&views)?,
-        "many" => many(&views, &db)?,
+        "many" => {
+            let other = Kvdb::open_path(Path::new(&format!("{path}.alone")))?;
+            let its = Fs::open(other.clone(), Arc::new(Machine::default()), FsOptions::default())?;
+            let alone = Alike::new(other.clone(), Views::new(other, its))?;
+            many(Alike::new(db.clone(), views.clone())?, alone)?;
+        }
         other => return Err(format!("{other}? fill, together, latency or many").into()),
     }
     drop(views);
@@ -182,63 +188,122 @@ fn latency(views: &Views) -> Outcome {
     Ok(())
 }
 
-fn many(views: &Views, db: &Kvdb) -> Outcome {
-    const GETS: u64 = 300_000;
-    const KEPT: u64 = 500_000;
-    let (fs, keys, mut noise) = (views.mainline(), db.open_dictionary(KEYS)?.id(), Random::new(1));
-    let dirs = directories(fs)?;
-    for i in 0..KEPT {
-        db.put(keys, &i.to_be_bytes(), &[7; 64], Durability::Buffered)?;
-    }
-    db.flush()?;
-    let mut speed = |what: &str| -> Outcome<(f64, f64)> {
-        let begun = Instant::now();
-        for _ in 0..GETS {
-            db.get(keys, &noise.below(KEPT).to_be_bytes())?.ok_or("a key is missing")?;
+/// A store with files and keys, one of two alike.
+struct Alike {
+    views: Views,
+    db: Kvdb,
+    dirs: Vec<Ino>,
+    noise: Random,
+}
+
+const KEPT: u64 = 500_000;
+const FILES: u64 = 100_000;
+
+impl Alike {
+    fn new(db: Kvdb, views: Views) -> Outcome<Alike> {
+        if directories(views.mainline()).is_err() {
+            fill(views.mainline(), FILES)?;
         }
-        let gets = GETS as f64 / begun.elapsed().as_secs_f64();
+        let keys = db.open_dictionary(KEYS)?;
+        if keys.get(0u64.to_be_bytes())?.is_none() {
+            for i in 0..KEPT {
+                db.put(keys.id(), &i.to_be_bytes(), &[7; 64], Durability::Buffered)?;
+            }
+        }
+        db.flush()?;
+        let dirs = directories(views.mainline())?;
+        Ok(Alike { views, db, dirs, noise: Random::new(2) })
+    }
+
+    /// A thousand times ten keys and ten files, with a snapshot each time or without.
+    fn change(&mut self, snapshots: bool) -> Outcome {
+        let keys = self.db.open_dictionary(KEYS)?.id();
+        for i in 0..1000 {
+            for _ in 0..10 {
+                self.db.put(keys, &self.noise.below(KEPT).to_be_bytes(), &[8; 64], Durability::Buffered)?;
+            }
+            change_ten(self.views.mainline(), &self.dirs, &mut self.noise)?;
+            if snapshots {
+                self.views.snapshot(&View::Mainline, &format!("s{i:04}"), Durability::Buffered)?;
+            }
+        }
+        Ok(self.views.mainline().sync_all()?)
+    }
+
+    /// How long so many gets and lookups take.
+    fn speed(&mut self, times: u64) -> Outcome<[f64; 2]> {
+        let (fs, keys) = (self.views.mainline(), self.db.open_dictionary(KEYS)?.id());
         let begun = Instant::now();
-        for _ in 0..GETS {
-            let (dir, name) = some_file(&dirs, &mut noise);
+        for _ in 0..times {
+            self.db.get(keys, &self.noise.below(KEPT).to_be_bytes())?.ok_or("a key is missing")?;
+        }
+        let gets = begun.elapsed().as_secs_f64();
+        let begun = Instant::now();
+        for _ in 0..times {
+            let (dir, name) = some_file(&self.dirs, &mut self.noise);
             let ino = fs.lookup(dir, name.as_bytes())?.ino;
             fs.forget(ino, 1);
         }
-        let lookups = GETS as f64 / begun.elapsed().as_secs_f64();
-        println!("{{\"what\": \"{what}\", \"gets_per_second\": {gets:.0}, \"lookups_per_second\": {lookups:.0}}}");
-        Ok((gets, lookups))
-    };
-    for _ in 0..3 {
-        speed("alone")?;
+        Ok([gets, begun.elapsed().as_secs_f64()])
     }
-    let mut noise = Random::new(2);
-    let begun = Instant::now();
-    for i in 0..1000 {
-        for _ in 0..10 {
-            db.put(keys, &noise.below(KEPT).to_be_bytes(), &[8; 64], Durability::Buffered)?;
-        }
-        change_ten(fs, &dirs, &mut noise)?;
-        views.snapshot(&View::Mainline, &format!("s{i:04}"), Durability::Buffered)?;
+}
+
+/// Short slices of the one and the other in turn.
+fn compare(what: &str, alone: &mut Alike, beside: &mut Alike) -> Outcome {
+    const SLICE: u64 = 10_000;
+    const SLICES: usize = 40;
+    let mut slices = Vec::new();
+    for _ in 0..SLICES {
+        slices.push((alone.speed(SLICE)?, beside.speed(SLICE)?));
     }
-    println!("{{\"what\": \"1000 snapshots made\", \"seconds\": {:.2}}}", begun.elapsed().as_secs_f64());
-    for _ in 0..3 {
-        speed("beside 1000 snapshots")?;
-    }
-    let mut open = Vec::new();
-    for i in 0..100u64 {
-        let id = views.begin(TransactionOptions::default())?;
-        let transaction = views.transaction(id)?;
-        (0..100).try_for_each(|k| transaction.put(keys, (i * 1000 + k).to_be_bytes(), [1; 64]))?;
-        change_ten(&views.fs(&View::Transaction(id))?, &dirs, &mut noise)?;
-        open.push(id);
-    }
-    for _ in 0..3 {
-        speed("beside 1000 snapshots and 100 transactions")?;
-    }
-    let memory: u64 = views.list().iter().map(|info| info.memory).sum();
-    println!("{{\"what\": \"memory of 100 transactions\", \"kib\": {}}}", memory >> 10);
-    open.into_iter().try_for_each(|id| views.abort(id))?;
-    for snapshot in views.snapshots() {
-        views.drop_snapshot(&snapshot.name)?;
+    for (at, name) in ["gets", "lookups"].into_iter().enumerate() {
+        let middle = |mut all: Vec<f64>| {
+            all.sort_by(f64::total_cmp);
+            (all[all.len() / 2], all[all.len() / 10], all[all.len() * 9 / 10])
+        };
+        let (ratio, low, high) = middle(slices.iter().map(|(a, b)| b[at] / a[at]).collect());
+        let (a, ..) = middle(slices.iter().map(|(a, _)| SLICE as f64 / a[at]).collect());
+        let (b, ..) = middle(slices.iter().map(|(_, b)| SLICE as f64 / b[at]).collect());
+        println!(
+            "{{\"what\": \"{name} {what}\", \"alone_per_second\": {a:.0}, \"per_second\": {b:.0}, \"ratio\": {ratio:.3}, \"low\": {low:.3}, \
+             \"high\": {high:.3}}}"
+        );
     }
     Ok(())
+}
+
+fn runs(db: &Kvdb) -> Vec<(String, usize)> {
+    db.stats().dictionaries.iter().map(|d| (d.info.name.clone(), d.levels.iter().map(Vec::len).sum())).collect()
+}
+
+fn many(mut beside: Alike, mut alone: Alike) -> Outcome {
+    compare("before", &mut alone, &mut beside)?;
+    alone.change(false)?;
+    let begun = Instant::now();
+    beside.change(true)?;
+    println!("{{\"what\": \"1000 snapshots made\", \"seconds\": {:.2}}}", begun.elapsed().as_secs_f64());
+    eprintln!("runs: {:?} and {:?}", runs(&alone.db), runs(&beside.db));
+    compare("beside 1000 snapshots", &mut alone, &mut beside)?;
+    let mut open = Vec::new();
+    let keys = beside.db.open_dictionary(KEYS)?.id();
+    for i in 0..100u64 {
+        let id = beside.views.begin(TransactionOptions::default())?;
+        let transaction = beside.views.transaction(id)?;
+        (0..100).try_for_each(|k| transaction.put(keys, (i * 1000 + k).to_be_bytes(), [1; 64]))?;
+        change_ten(&beside.views.fs(&View::Transaction(id))?, &beside.dirs, &mut beside.noise)?;
+        open.push(id);
+    }
+    compare("beside 1000 snapshots and 100 transactions", &mut alone, &mut beside)?;
+    let memory: u64 = beside.views.list().iter().map(|info| info.memory).sum();
+    println!("{{\"what\": \"memory of 100 transactions\", \"kib\": {}}}", memory >> 10);
+    alone.db.flush()?;
+    beside.db.flush()?;
+    eprintln!("runs: {:?} and {:?}", runs(&alone.db), runs(&beside.db));
+    compare("the same, with nothing in memory", &mut alone, &mut beside)?;
+    open.into_iter().try_for_each(|id| beside.views.abort(id))?;
+    compare("beside 1000 snapshots again", &mut alone, &mut beside)?;
+    for snapshot in beside.views.snapshots() {
+        beside.views.drop_snapshot(&snapshot.name)?;
+    }
+    compare("after it all", &mut alone, &mut beside)
 }

@@ -1,29 +1,38 @@
 //! A directory copied with everything in it, at the cost of its names: the pages of the copies are those of the originals, referred to
 //! a second time. It appears whole, in one commit, or not at all.
 //!
-//! While it is made it takes some sixty bytes of memory for each file, since the names of a file may be anywhere in the tree.
+//! First the names are walked, level by level. Then the copies get their numbers, in the order of the originals' numbers. So whatever is
+//! read in its order is written in order, too: of a large tree each of the three dictionaries is built straight into a run, beside the
+//! others, by one pass over the original; nothing goes through memtables or the journal.
+//!
+//! While it is made it takes some sixty bytes of memory for each name, since the names of a file may be anywhere in the tree.
 //!
 //! What is copied is what was committed when the call began. Hard links among the copied files stay links among the copies; links to
 //! files outside do not reach into them.
 
-use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvdb::{Batch, DictionaryId, Isolation, Scope, StoredValue, Transaction, TransactionOptions, Tuple};
+use kvdb::{Batch, Bulk, BulkRun, DictionaryId, Isolation, Scope, StoredTuple, Transaction, TransactionOptions};
 
 use crate::absorb::Touched;
 use crate::attr::{FileKind, Ino, Timestamp};
 use crate::error::{Error, Result};
-use crate::fs::{Fs, stage_removal};
-use crate::layout::{self, Attributes, Body};
+use crate::fs::Fs;
+use crate::layout::{self, Attributes, Body, Layout};
 use crate::names::{add_entry, check_name};
 use crate::views::{View, Views};
 
 /// Changes that are made together.
 const AT_ONCE: usize = 2048;
-/// What a change takes in the store, about, bytes.
+/// What a change takes in the store, about, bytes; and what a page that is shared does.
 const COST: u64 = 256;
+const PAGE_COST: u64 = 32;
+/// From so many tuples on, those of a dictionary are built into a run: fewer cost less in the journal than what they are in must be synced for.
+const BULK: u64 = 2048;
+/// Tuples in between that are passed by; a seek costs more.
+const PASS: usize = 16;
 
 /// What was copied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,60 +55,68 @@ impl Fs {
             return Err(Error::Exists);
         }
         self.flush_older_than(Duration::MAX)?;
+        // What has a place is referred to; what has none would be copied.
+        self.core.db.write_out()?;
         let (transaction, alone) = match &self.core.scope {
             // Nobody else knows the new inodes, and the directory stays locked while it commits.
             Scope::Mainline(db) => (db.begin_with(TransactionOptions { check_conflicts: false, ..Default::default() })?, true),
             Scope::Transaction(t) => (t.clone(), false),
             Scope::Frozen(_) => return Err(Error::ReadOnly),
         };
-        let mut walk = Walk {
-            fs: self,
-            view: Arc::new(self.core.scope.view()?),
-            transaction: &transaction,
-            batch: Batch::new(),
-            now: self.now(),
-            links: HashMap::new(),
-            waiting: Vec::new(),
-            made: Vec::new(),
-            stats: CloneStats::default(),
-        };
-        let outcome = walk.copy(from, parent).and_then(|(ino, attr)| {
+        let (view, tree) = self.tree_below(from, &transaction)?;
+        let copies = self.core.numbers.take_together(tree.inodes.len() as u64);
+        let copying =
+            Copying { fs: self, layout: self.core.layout, view, transaction: &transaction, tree, copies, parent, now: self.now() };
+        let outcome = copying.all().and_then(|copied| {
+            let ino = copying.copy_of(from)?;
             let dir = self.inode(parent)?;
             let mut state = self.lock_dir(&dir)?;
             if self.entry(parent, name)?.is_some() {
                 return Err(Error::Exists);
             }
             let mut batch = Batch::new();
-            batch.put(self.core.layout.nmap, layout::name_key(parent, name), layout::encode_name(ino, attr.kind));
+            batch.put(self.core.layout.nmap, layout::name_key(parent, name), layout::encode_name(ino, copied.top.kind));
             let mut dir_attr = state.attr;
-            add_entry(&mut dir_attr, &attr);
+            add_entry(&mut dir_attr, &copied.top);
             self.stage(parent, &mut state, &dir_attr, &mut batch)?;
             transaction.apply(batch)?;
             if alone {
                 transaction.commit(kvdb::Durability::Buffered)?;
             }
             self.staged(&mut state, dir_attr);
-            Ok(())
+            Ok(copied.stats)
         });
-        let (made, stats) = (std::mem::take(&mut walk.made), walk.stats);
-        if let Err(e) = outcome {
+        if outcome.is_err() {
             if alone {
                 transaction.abort();
             } else {
                 // In a transaction that goes on, what was made so far goes again.
+                let (start, end) = (copying.copies.start.to_be_bytes(), copying.copies.end.to_be_bytes());
                 let mut batch = Batch::new();
-                made.iter().for_each(|&ino| self.stage_absence(ino, &mut batch));
+                let Layout { nmap, imap, dmap } = self.core.layout;
+                for dict in [nmap, imap, dmap] {
+                    batch.delete_range(dict, start.to_vec(), end.to_vec());
+                }
                 transaction.apply(batch)?;
             }
-            return Err(e);
         }
-        Ok(stats)
+        outcome
     }
 
-    /// Everything of an inode that may be a directory.
-    fn stage_absence(&self, ino: Ino, batch: &mut Batch) {
-        stage_removal(&self.core.layout, ino, batch);
-        batch.delete_range(self.core.layout.nmap, layout::name_key(ino, b""), layout::names_end(ino).to_vec());
+    /// The tree as it is, and the state that says so. A serializable transaction has locked all of it by then.
+    fn tree_below(&self, from: Ino, transaction: &Transaction) -> Result<(Arc<kvdb::View>, Tree)> {
+        let mut locked: Option<Tree> = None;
+        loop {
+            let view = Arc::new(self.core.scope.view()?);
+            let tree = Tree::below(from, &view, self.core.layout)?;
+            let known = locked.is_some_and(|locked| locked.inodes == tree.inodes);
+            if transaction.isolation() == Isolation::Snapshot || known {
+                return Ok((view, tree));
+            }
+            // It may have changed before it was locked: it is looked at again.
+            tree.lock(transaction, self.core.layout)?;
+            locked = Some(tree);
+        }
     }
 }
 
@@ -119,191 +136,378 @@ impl Views {
     }
 }
 
-/// A copy of something that may have several names.
-struct Link {
+/// An inode of the tree.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Node {
     ino: Ino,
-    /// Names of it that were met.
+    /// A directory of the tree in which it has a name; 0: it is the top.
+    parent: Ino,
+    /// Names of it in the tree.
     names: u32,
+    dir: bool,
 }
 
-/// Ranges of one dictionary, asked for in ascending order: mostly one lies behind the other, and one cursor goes through them all.
-struct Forward {
-    cursor: kvdb::Cursor,
-    /// The tuple that was read last, when it lies behind what was asked for.
-    next: Option<Tuple>,
-    started: bool,
+/// A directory, and which of the names are in it.
+struct Dir {
+    ino: Ino,
+    names: Range<usize>,
 }
 
-/// Tuples in between that are passed by; a seek costs more.
-const PASS: usize = 16;
+struct Name {
+    ino: Ino,
+    kind: FileKind,
+    /// Where it begins in the text.
+    at: usize,
+}
 
-impl Forward {
-    fn new(view: &kvdb::View, dict: DictionaryId) -> Result<Forward> {
-        Ok(Forward { cursor: view.cursor(dict, b"", b"")?, next: None, started: false })
+/// A tree by its names.
+struct Tree {
+    /// Every inode once, ascending.
+    inodes: Vec<Node>,
+    /// Ascending.
+    dirs: Vec<Dir>,
+    names: Vec<Name>,
+    text: Vec<u8>,
+}
+
+impl Tree {
+    fn below(top: Ino, view: &kvdb::View, layout: Layout) -> Result<Tree> {
+        let value = view.get(layout.imap, &layout::node_key(top))?.ok_or(Error::Stale(top))?;
+        let dir = layout::decode_node(top, &value)?.0.kind == FileKind::Dir;
+        let mut tree = Tree {
+            inodes: vec![Node { ino: top, parent: 0, names: 1, dir }],
+            dirs: Vec::new(),
+            names: Vec::new(),
+            text: Vec::new(),
+        };
+        let mut level = if dir { vec![top] } else { Vec::new() };
+        // Level by level, each in the order of its numbers, as which the names are stored.
+        while !level.is_empty() {
+            level.sort_unstable();
+            let next = tree.inodes.len();
+            let begin = tree.dirs.len();
+            let first = tree.names.len();
+            tree.dirs.extend(level.iter().map(|&ino| Dir { ino, names: first..first }));
+            let dirs = tree.dirs.len();
+            let (mut here, names, text, inodes) = (begin, &mut tree.names, &mut tree.text, &mut tree.inodes);
+            let all = &mut tree.dirs;
+            for_each_of(view, layout.nmap, &level, |at, tuple| {
+                let dir = level[at];
+                while here < begin + at {
+                    all[here].names.end = names.len();
+                    here += 1;
+                    all[here].names.start = names.len();
+                }
+                let (_, name) = layout::decode_name_key(tuple.key)?;
+                let value;
+                let value = match tuple.small() {
+                    Some(value) => value,
+                    None => {
+                        value = tuple.value()?;
+                        &value
+                    }
+                };
+                let (ino, kind) = layout::decode_name(dir, value)?;
+                names.push(Name { ino, kind, at: text.len() });
+                text.extend_from_slice(name);
+                inodes.push(Node { ino, parent: dir, names: 1, dir: kind == FileKind::Dir });
+                Ok(())
+            })?;
+            while here < dirs {
+                all[here].names.end = names.len();
+                here += 1;
+                if here < dirs {
+                    all[here].names.start = names.len();
+                }
+            }
+            level = tree.inodes[next..].iter().filter(|node| node.dir).map(|node| node.ino).collect();
+        }
+        tree.inodes.sort_by_key(|node| node.ino);
+        tree.inodes.dedup_by(|again, node| {
+            let same = again.ino == node.ino;
+            node.names += if same { again.names } else { 0 };
+            same
+        });
+        tree.dirs.sort_unstable_by_key(|dir| dir.ino);
+        Ok(tree)
     }
 
-    /// Shows the tuples of `[start, end)` to `visit`.
-    fn range(&mut self, start: &[u8], end: &[u8], mut visit: impl FnMut(Tuple) -> Result<()>) -> Result<()> {
-        let mut passed = 0;
-        while self.next.as_ref().is_none_or(|t| t.key < start) {
-            if !std::mem::replace(&mut self.started, true) || passed == PASS {
-                self.cursor.seek(start)?;
-            }
-            passed += 1;
-            self.next = self.cursor.next()?;
-            if self.next.is_none() {
-                return Ok(());
-            }
-        }
-        while let Some(tuple) = self.next.take_if(|t| t.key < end) {
-            visit(tuple)?;
-            self.next = self.cursor.next()?;
+    fn name(&self, at: usize) -> &[u8] {
+        let end = self.names.get(at + 1).map_or(self.text.len(), |next| next.at);
+        &self.text[self.names[at].at..end]
+    }
+
+    /// Whatever is read of it.
+    fn lock(&self, transaction: &Transaction, layout: Layout) -> Result<()> {
+        for node in &self.inodes {
+            let (start, end) = layout::node_range(node.ino);
+            transaction.lock_range(layout.imap, &start, &end, false)?;
+            transaction.lock_range(if node.dir { layout.nmap } else { layout.dmap }, &start, &end, false)?;
         }
         Ok(())
     }
 }
 
-/// An inode to be copied: its number, that of its copy, and the copy's directory.
-type Inode = (Ino, Ino, Ino);
-
-struct Walk<'a> {
-    fs: &'a Fs,
-    /// What is copied, as it was.
-    view: Arc<kvdb::View>,
-    transaction: &'a Transaction,
-    batch: Batch,
-    now: Timestamp,
-    /// By the original's number.
-    links: HashMap<Ino, Link>,
-    /// What has its number and its names, and nothing else yet.
-    waiting: Vec<Inode>,
-    made: Vec<Ino>,
-    stats: CloneStats,
+/// Shows the tuples whose keys begin with one of `inodes` (ascending) to `visit`, each with the place of its inode.
+fn for_each_of<T: Numbered>(
+    view: &kvdb::View,
+    dict: DictionaryId,
+    inodes: &[T],
+    mut visit: impl FnMut(usize, StoredTuple<'_>) -> Result<()>,
+) -> Result<()> {
+    let (mut at, mut passed) = (0, 0);
+    let Some(first) = inodes.first() else { return Ok(()) };
+    let mut tuples = view.stored_tuples(dict)?;
+    tuples.seek(&first.ino().to_be_bytes());
+    while tuples.advance()?
+        && let Some(tuple) = tuples.current()
+    {
+        // Other keys there are none.
+        let ino = tuple.key.first_chunk::<8>().map_or(0, |ino| u64::from_be_bytes(*ino));
+        while inodes.get(at).is_some_and(|wanted| wanted.ino() < ino) {
+            at += 1;
+        }
+        let Some(wanted) = inodes.get(at).map(Numbered::ino) else { break };
+        if wanted == ino {
+            passed = 0;
+            visit(at, tuple)?;
+        } else {
+            passed += 1;
+            if passed == PASS {
+                passed = 0;
+                tuples.seek(&wanted.to_be_bytes());
+            }
+        }
+    }
+    Ok(())
 }
 
-impl Walk<'_> {
-    /// The copy's number and attributes; all of it is in the transaction but its name.
-    fn copy(&mut self, from: Ino, parent: Ino) -> Result<(Ino, Attributes)> {
-        let layout = self.fs.core.layout;
-        let top = self.new_ino();
-        let attr = self.inodes(vec![(from, top, parent)])?.ok_or(Error::Stale(from))?;
-        let mut level = Vec::new();
-        match attr.kind {
-            FileKind::Dir => level.push((from, top)),
-            _ => self.stats.files += 1,
+trait Numbered {
+    fn ino(&self) -> Ino;
+}
+
+impl Numbered for Ino {
+    fn ino(&self) -> Ino {
+        *self
+    }
+}
+
+impl Numbered for Node {
+    fn ino(&self) -> Ino {
+        self.ino
+    }
+}
+
+/// Where the tuples of a dictionary go.
+enum Sink<'a> {
+    /// To the transaction, some at a time.
+    Changes {
+        copying: &'a Copying<'a>,
+        dict: DictionaryId,
+        batch: Batch,
+    },
+    Run(Box<Bulk>),
+}
+
+impl Sink<'_> {
+    fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
+        match self {
+            Sink::Run(bulk) => return Ok(bulk.push(key, value)?),
+            Sink::Changes { dict, batch, .. } => batch.put(*dict, key.to_vec(), value.to_vec()),
         }
-        // Level by level, each in the order of its numbers, as which everything is stored.
-        while !level.is_empty() {
-            level.sort_unstable();
-            let (mut below, mut inodes) = (Vec::new(), Vec::new());
-            let mut names = Forward::new(&self.view, layout.nmap)?;
-            for (from, to) in level {
-                let (start, end) = (layout::name_key(from, b""), layout::names_end(from));
-                self.seen(layout.nmap, &start, &end)?;
-                names.range(&start, &end, |tuple| {
-                    let (_, name) = layout::decode_name_key(&tuple.key)?;
-                    let (child, kind) = layout::decode_name(from, &tuple.value()?)?;
-                    let copy = match self.links.get_mut(&child) {
-                        Some(link) => {
-                            link.names += 1;
-                            link.ino
-                        }
-                        None => {
-                            let copy = self.new_ino();
-                            if kind != FileKind::Dir {
-                                self.links.insert(child, Link { ino: copy, names: 1 });
-                            }
-                            inodes.push((child, copy, to));
-                            copy
-                        }
-                    };
-                    self.batch.put(layout.nmap, layout::name_key(to, name), layout::encode_name(copy, kind));
-                    match kind {
-                        FileKind::Dir => below.push((child, copy)),
-                        _ => self.stats.files += 1,
-                    }
-                    self.write(AT_ONCE)
-                })?;
-            }
-            // All names of a file must be known before it is written: its links may lie anywhere.
-            self.waiting.extend(inodes);
-            level = below;
-        }
-        let waiting = std::mem::take(&mut self.waiting);
-        self.inodes(waiting)?;
-        self.write(1)?;
-        Ok((top, attr))
+        self.write(AT_ONCE)
     }
 
-    fn new_ino(&mut self) -> Ino {
-        let ino = self.fs.new_ino();
-        self.made.push(ino);
-        ino
-    }
-
-    /// Copies everything of inodes but their names. The attributes of the last copy.
-    fn inodes(&mut self, mut all: Vec<Inode>) -> Result<Option<Attributes>> {
-        let layout = self.fs.core.layout;
-        all.sort_unstable();
-        let (mut nodes, mut pages) = (Forward::new(&self.view, layout.imap)?, Forward::new(&self.view, layout.dmap)?);
-        let mut last = None;
-        for (from, to, parent) in all {
-            let (start, end) = layout::node_range(from);
-            self.seen(layout.imap, &start, &end)?;
-            let mut copied = None;
-            nodes.range(&start, &end, |tuple| {
-                if tuple.key.len() == start.len() {
-                    let (mut attr, xattrs, content) = layout::decode_node(from, &tuple.value()?)?;
-                    (attr.btime, attr.ctime) = (self.now, self.now);
-                    if attr.kind == FileKind::Dir {
-                        attr.parent = parent;
-                        self.stats.directories += 1;
-                    } else {
-                        attr.parent = 0;
-                        attr.nlink = self.links.get(&from).map_or(1, |link| link.names);
-                        self.stats.bytes += attr.size;
-                    }
-                    self.batch.put(layout.imap, layout::node_key(to), layout::encode_node(&attr, xattrs.as_ref(), &content));
-                    copied = Some(attr);
-                } else {
-                    // The value of an extended attribute too large for the node.
-                    let key = [&to.to_be_bytes()[..], &tuple.key[start.len()..]].concat();
-                    self.batch.put_stored(layout.imap, key, StoredValue::of(&tuple, &self.view));
-                }
-                Ok(())
-            })?;
-            let attr = copied.ok_or(Error::Stale(from))?;
-            if matches!(attr.body, Body::Paged(1..)) {
-                let (start, end) = (layout::page_key(from, 0), layout::pages_end(from));
-                self.seen(layout.dmap, &start, &end)?;
-                pages.range(&start, &end, |tuple| {
-                    let (_, block) = layout::decode_page_key(&tuple.key)?;
-                    let value = StoredValue::of(&tuple, &self.view);
-                    self.batch.put_stored(layout.dmap, layout::page_key(to, block).to_vec(), value);
-                    self.write(AT_ONCE)
-                })?;
-            }
-            self.write(AT_ONCE)?;
-            last = Some(attr);
+    fn put_stored(&mut self, key: &[u8], tuple: &StoredTuple<'_>) -> Result<()> {
+        match self {
+            Sink::Run(bulk) => return Ok(bulk.push_stored(key, tuple)?),
+            Sink::Changes { copying, dict, batch } => batch.put_stored(*dict, key.to_vec(), tuple.stored(&copying.view)),
         }
-        Ok(last)
-    }
-
-    /// A range is read: a serializable transaction must know.
-    fn seen(&self, dict: DictionaryId, start: &[u8], end: &[u8]) -> Result<()> {
-        match self.transaction.isolation() {
-            Isolation::Snapshot => Ok(()),
-            Isolation::Serializable => Ok(self.transaction.lock_range(dict, start, end, false)?),
-        }
+        self.write(AT_ONCE)
     }
 
     /// Gives what has gathered to the transaction, when there is so much of it.
     fn write(&mut self, least: usize) -> Result<()> {
-        if self.batch.len() < least {
-            return Ok(());
+        match self {
+            Sink::Changes { copying, batch, .. } if batch.len() >= least => {
+                copying.fs.reserve(COST * batch.len() as u64)?;
+                Ok(copying.transaction.apply(std::mem::take(batch))?)
+            }
+            _ => Ok(()),
         }
-        let batch = std::mem::take(&mut self.batch);
-        self.fs.reserve(COST * batch.len() as u64)?;
-        Ok(self.transaction.apply(batch)?)
     }
+
+    /// The run, if it was to be one.
+    fn finish(mut self) -> Result<Option<BulkRun>> {
+        self.write(1)?;
+        match self {
+            Sink::Run(bulk) => Ok(bulk.finish()?),
+            Sink::Changes { .. } => Ok(None),
+        }
+    }
+}
+
+/// What has become of the nodes.
+struct Copied {
+    top: Attributes,
+    stats: CloneStats,
+    pages: u64,
+}
+
+/// A tree on its way into a transaction.
+struct Copying<'a> {
+    fs: &'a Fs,
+    layout: Layout,
+    /// What is copied, as it was.
+    view: Arc<kvdb::View>,
+    transaction: &'a Transaction,
+    tree: Tree,
+    /// The copies' numbers: of the inodes in their order.
+    copies: Range<Ino>,
+    /// Where the copy of the top gets its name.
+    parent: Ino,
+    now: Timestamp,
+}
+
+impl Copying<'_> {
+    fn copy_of(&self, ino: Ino) -> Result<Ino> {
+        let inodes = &self.tree.inodes;
+        // Often they are numbered without gaps.
+        let guess = inodes.first().map_or(0, |first| ino.wrapping_sub(first.ino) as usize);
+        let at = match inodes.get(guess) {
+            Some(node) if node.ino == ino => Ok(guess),
+            _ => inodes.binary_search_by_key(&ino, |node| node.ino),
+        };
+        at.map(|at| self.copies.start + at as u64).map_err(|_| Error::Stale(ino))
+    }
+
+    /// Copies everything but the name of the top.
+    fn all(&self) -> Result<Copied> {
+        let Layout { nmap, imap, dmap } = self.layout;
+        let tuples = self.tree.inodes.len() + self.tree.names.len();
+        if (tuples as u64) < 2 * BULK || !self.transaction.takes_bulk() {
+            self.copy_names(self.sink(nmap, 0)?)?;
+            let (copied, _) = self.copy_nodes(self.sink(imap, 0)?)?;
+            let run = self.copy_pages(self.sink(dmap, copied.pages)?, 0..self.tree.inodes.len())?;
+            self.transaction.adopt(run)?;
+            return Ok(copied);
+        }
+        self.fs.reserve(COST * tuples as u64)?;
+        let names = || self.copy_names(self.sink(nmap, BULK)?);
+        let nodes = || self.copy_nodes(self.sink(imap, BULK)?);
+        // There is most to do for the pages: two runs, one behind the other.
+        let (middle, end) = (self.tree.inodes.len() / 2, self.tree.inodes.len());
+        let pages = |inodes| self.copy_pages(self.sink(dmap, BULK)?, inodes);
+        let (names, nodes, pages) = match self.fs.core.env.inline() {
+            true => (names(), nodes(), [pages(0..end), Ok(None)]),
+            false => std::thread::scope(|scope| {
+                let pages = [0..middle, middle..end].map(|inodes| scope.spawn(move || pages(inodes)));
+                let (names, nodes) = (names(), nodes());
+                (names, nodes, pages.map(joined))
+            }),
+        };
+        let (copied, nodes) = nodes?;
+        let [first, second] = pages;
+        for run in [names?, nodes, first?, second?] {
+            self.transaction.adopt(run)?;
+        }
+        Ok(copied)
+    }
+
+    /// For about so many tuples.
+    fn sink(&self, dict: DictionaryId, tuples: u64) -> Result<Sink<'_>> {
+        Ok(match tuples >= BULK && self.transaction.takes_bulk() {
+            true => Sink::Run(Box::new(self.transaction.bulk(dict, &self.view)?)),
+            false => Sink::Changes { copying: self, dict, batch: Batch::new() },
+        })
+    }
+
+    fn copy_names(&self, mut sink: Sink<'_>) -> Result<Option<BulkRun>> {
+        let (mut key, mut value) = (Vec::new(), Vec::new());
+        for dir in &self.tree.dirs {
+            let to = self.copy_of(dir.ino)?;
+            for at in dir.names.clone() {
+                let name = &self.tree.names[at];
+                key.clear();
+                key.extend_from_slice(&to.to_be_bytes());
+                key.extend_from_slice(self.tree.name(at));
+                value.clear();
+                layout::put_name(&mut value, self.copy_of(name.ino)?, name.kind);
+                sink.put(&key, &value)?;
+            }
+        }
+        sink.finish()
+    }
+
+    fn copy_nodes(&self, mut sink: Sink<'_>) -> Result<(Copied, Option<BulkRun>)> {
+        let (mut key, mut value) = (Vec::new(), Vec::new());
+        let (mut top, mut stats, mut pages) = (None, CloneStats::default(), 0);
+        // The one whose node is expected.
+        let mut next = 0;
+        for_each_of(&self.view, self.layout.imap, &self.tree.inodes, |at, tuple| {
+            let node = &self.tree.inodes[at];
+            let copy = self.copies.start + at as u64;
+            key.clear();
+            key.extend_from_slice(&copy.to_be_bytes());
+            if tuple.key.len() > 8 {
+                // The value of an extended attribute too large for the node.
+                key.extend_from_slice(&tuple.key[8..]);
+                return sink.put_stored(&key, &tuple);
+            }
+            if at != next {
+                return Err(Error::Stale(self.tree.inodes[next].ino));
+            }
+            next += 1;
+            let read;
+            let stored = match tuple.small() {
+                Some(stored) => stored,
+                None => {
+                    read = tuple.value()?;
+                    &read
+                }
+            };
+            let (mut attr, xattrs, content) = layout::parse_node(node.ino, stored)?;
+            (attr.btime, attr.ctime) = (self.now, self.now);
+            if attr.kind == FileKind::Dir {
+                attr.parent = if node.parent == 0 { self.parent } else { self.copy_of(node.parent)? };
+                stats.directories += 1;
+            } else {
+                attr.nlink = node.names;
+                stats.files += u64::from(node.names);
+                stats.bytes += attr.size;
+            }
+            if let Body::Paged(count) = attr.body {
+                pages += count;
+            }
+            if node.parent == 0 {
+                top = Some(attr);
+            }
+            value.clear();
+            layout::put_node(&mut value, &attr, xattrs.as_ref(), content);
+            sink.put(&key, &value)
+        })?;
+        match (top, self.tree.inodes.get(next)) {
+            (Some(top), None) => Ok((Copied { top, stats, pages }, sink.finish()?)),
+            (_, missing) => Err(Error::Stale(missing.map_or(0, |node| node.ino))),
+        }
+    }
+
+    /// The pages of those inodes whose places are given.
+    fn copy_pages(&self, mut sink: Sink<'_>, inodes: Range<usize>) -> Result<Option<BulkRun>> {
+        let (mut pages, first) = (0, self.copies.start + inodes.start as u64);
+        for_each_of(&self.view, self.layout.dmap, &self.tree.inodes[inodes], |at, tuple| {
+            let (_, block) = layout::decode_page_key(tuple.key)?;
+            if matches!(sink, Sink::Run(_)) && pages % AT_ONCE == 0 {
+                self.fs.reserve(PAGE_COST * AT_ONCE as u64)?;
+            }
+            pages += 1;
+            sink.put_stored(&layout::page_key(first + at as u64, block), &tuple)
+        })?;
+        sink.finish()
+    }
+}
+
+/// What a thread has come to.
+fn joined<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }

@@ -64,6 +64,18 @@ impl Numbers {
         ino
     }
 
+    /// So many numbers, one behind the other.
+    pub fn take_together(&self, count: u64) -> Range<Ino> {
+        let Some(blocks) = &self.blocks else {
+            let start = self.next.fetch_add(count, Ordering::Relaxed);
+            return start..start + count;
+        };
+        let mut blocks = blocks.lock();
+        let start = self.next.fetch_add(count, Ordering::Relaxed);
+        blocks.taken.push(start..start + count);
+        start..start + count
+    }
+
     /// Nobody but whoever takes numbers here can have seen this inode before it commits. Of a mainline: every number.
     pub fn is_own(&self, ino: Ino) -> bool {
         let Some(blocks) = &self.blocks else { return true };
@@ -93,6 +105,11 @@ mod tests {
                     assert_eq!(all.insert(numbers.take(), name), None);
                 }
             }
+        }
+        for (name, numbers) in [("mainline", &mainline), ("a", &a), ("b", &b)] {
+            let together = numbers.take_together(100);
+            assert_eq!(together.end - together.start, 100);
+            together.for_each(|ino| assert_eq!(all.insert(ino, name), None));
         }
         for (ino, name) in all {
             assert_eq!(a.is_own(ino), name == "a", "{ino}");

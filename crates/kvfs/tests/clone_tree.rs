@@ -2,8 +2,13 @@
 
 mod world;
 
-use kvfs::{CloneStats, Error, FileKind, ROOT};
+use std::sync::Arc;
+
+use env::{Machine, Simulated};
+use kvdb::{CreateOptions, Durability, Isolation, Kvdb, OpenOptions, TransactionOptions};
+use kvfs::{CloneStats, Error, FileKind, Fs, FsOptions, ROOT, View, Views};
 use world::{USER, World};
+use zones::{CrashDevice, MemoryDevice};
 
 /// A tree with one of everything.
 fn make(world: &World) -> kvfs::Ino {
@@ -181,4 +186,157 @@ fn whole_pages_that_are_copied_from_file_to_file_are_shared() {
     expected[4096..14_096].copy_from_slice(&content(5, 20_000)[8192..18_192]);
     assert_eq!(world.read_all(to), expected);
     is_sound(&world);
+}
+
+/// So many files that each dictionary gets runs of its own; all the while with one of everything among them.
+fn make_many(world: &World, files: usize) -> kvfs::Ino {
+    let top = make(world);
+    let mut dirs = vec![top];
+    for i in 0..files {
+        if i % 50 == 0 {
+            dirs.push(world.dir(dirs[i % dirs.len()], &format!("d{i}")));
+        }
+        let dir = dirs[dirs.len() - 1];
+        let ino = world.file_with(dir, &format!("f{i}"), &content(i as u8, [10, 700, 3000, 9000][i % 4]));
+        // Links across the tree, and files outside of it between those within.
+        if i % 100 == 7 {
+            world.fs.link(ino, dirs[i % dirs.len()], format!("link{i}").as_bytes()).unwrap();
+        }
+        if i % 70 == 3 {
+            world.file_with(ROOT, &format!("other{i}"), &content(1, 100_000));
+        }
+    }
+    top
+}
+
+/// Everything below a directory: path, number of names, content.
+fn listed(fs: &Fs, path: &str) -> Vec<(String, u32, Vec<u8>)> {
+    let mut out = Vec::new();
+    let mut dirs = vec![path.to_owned()];
+    while let Some(dir) = dirs.pop() {
+        let mut names = Vec::new();
+        let mut emit = |entry: kvfs::DirEntry<'_>| {
+            names.push(String::from_utf8(entry.name.to_vec()).unwrap());
+            true
+        };
+        fs.readdir(fs.resolve(dir.as_bytes()).unwrap().ino, 2, false, &mut emit).unwrap();
+        for name in names {
+            let at = format!("{dir}/{name}");
+            let attr = fs.resolve(at.as_bytes()).unwrap();
+            let content = match attr.kind {
+                FileKind::File => fs.read(attr.ino, 0, attr.size as u32).unwrap().to_vec(),
+                _ => Vec::new(),
+            };
+            // A link that leads outside of the tree is none in the copy.
+            let links = if name == "outside" { 1 } else { attr.nlink };
+            out.push((at[path.len()..].to_owned(), links, content));
+            if attr.kind == FileKind::Dir {
+                dirs.push(at);
+            }
+        }
+    }
+    out.sort();
+    out
+}
+
+fn on_this_machine(mut world: World) -> World {
+    let machine = Arc::new(Machine::default());
+    world.db = Kvdb::create(Arc::new(MemoryDevice::new()), machine.clone(), CreateOptions::default()).unwrap();
+    world.fs = Fs::open(world.db.clone(), machine, FsOptions::default()).unwrap();
+    world
+}
+
+#[test]
+fn a_large_tree_is_copied_whole() {
+    for mut world in [World::new(), on_this_machine(World::new())] {
+        let top = make_many(&world, 3000);
+        let stats = world.fs.clone_tree(top, ROOT, b"copy").unwrap();
+        assert_eq!((stats.directories, stats.files), (63, 3036));
+        is_the_tree(&world, "/copy");
+        let original = listed(&world.fs, "/top");
+        assert_eq!(original.len(), 62 + 3036);
+        assert!(listed(&world.fs, "/copy") == original);
+        is_sound(&world);
+        // From runs, a copy of a copy, into the tree itself.
+        world.db.flush().unwrap();
+        let copy = world.stat("/copy").ino;
+        world.fs.clone_tree(copy, world.stat("/top/sub").ino, b"again").unwrap();
+        assert!(listed(&world.fs, "/top/sub/again") == original);
+        remove(&world, ROOT, "copy");
+        world.fs.sync_all().unwrap();
+        assert!(listed(&world.fs, "/top/sub/again") == original);
+        is_sound(&world);
+        let machine = world.env.clone();
+        world.fs.shutdown().unwrap();
+        world.fs = Fs::open(world.db.clone(), machine, FsOptions::default()).unwrap();
+        assert!(listed(&world.fs, "/top/sub/again") == original);
+    }
+}
+
+#[test]
+fn a_large_tree_in_a_transaction() {
+    for isolation in [Isolation::Snapshot, Isolation::Serializable] {
+        let world = World::new();
+        make_many(&world, 2500);
+        let original = listed(&world.fs, "/top");
+        let views = Views::new(world.db.clone(), world.fs.clone());
+        let begin = || {
+            let id = views.begin(TransactionOptions { isolation, ..Default::default() }).unwrap();
+            (id, views.fs(&View::Transaction(id)).unwrap())
+        };
+        let (id, fs) = begin();
+        views.clone_tree(&View::Transaction(id), b"top", b"copy").unwrap();
+        assert!(listed(&fs, "/copy") == original);
+        assert!(!world.exists("/copy"));
+        views.abort(id).unwrap();
+        is_sound(&world);
+
+        let (id, fs) = begin();
+        views.clone_tree(&View::Transaction(id), b"top", b"copy").unwrap();
+        let changed = fs.resolve(b"copy/small").unwrap().ino;
+        fs.write(changed, 0, b"SMALL", Default::default()).unwrap();
+        assert!(matches!(views.clone_tree(&View::Transaction(id), b"top", b"copy"), Err(Error::Exists)));
+        views.clone_tree(&View::Transaction(id), b"copy", b"twin").unwrap();
+        views.commit(id, Durability::Buffered).unwrap();
+        assert_eq!((world.contents("/twin/small"), world.contents("/copy/small")), (b"SMALL".to_vec(), b"SMALL".to_vec()));
+        assert_eq!(listed(&world.fs, "/twin").len(), original.len());
+        is_sound(&world);
+    }
+}
+
+#[test]
+fn after_a_power_cut_it_is_there_whole_or_not_at_all() {
+    let env = Arc::new(Simulated::new(3));
+    let device = Arc::new(CrashDevice::over(MemoryDevice::new()));
+    let db = Kvdb::create(device.clone(), env.clone(), CreateOptions::default()).unwrap();
+    let fs = Fs::open(db.clone(), env.clone(), FsOptions::default()).unwrap();
+    let mut world = World { db, env: env.clone(), fs };
+    make_many(&world, 2200);
+    world.fs.sync_all().unwrap();
+    let original = listed(&world.fs, "/top");
+    let image = device.durable();
+    let (mut with, mut without) = (0, 0);
+    for seed in 0..24 {
+        let device = Arc::new(CrashDevice::over(image.clone()));
+        let open = |device: Arc<CrashDevice>| {
+            let db = Kvdb::open(device, env.clone(), OpenOptions::default()).unwrap().0;
+            (Fs::open(db.clone(), env.clone(), FsOptions::default()).unwrap(), db)
+        };
+        (world.fs, world.db) = open(device.clone());
+        device.cut_power_after(1 + seed * 3);
+        let top = world.stat("/top").ino;
+        let copied = world.fs.clone_tree(top, ROOT, b"copy").and_then(|_| world.fs.sync_all());
+        assert!(copied.is_ok() || device.is_dead(), "{copied:?}");
+        (world.fs, world.db) = open(Arc::new(CrashDevice::over(device.crash(seed))));
+        assert!(listed(&world.fs, "/top") == original);
+        if world.exists("/copy") {
+            assert!(listed(&world.fs, "/copy") == original, "seed {seed}");
+            with += 1;
+        } else {
+            assert!(copied.is_err(), "seed {seed}: it was synced");
+            without += 1;
+        }
+        is_sound(&world);
+    }
+    assert!(with > 0 && without > 0, "{with} with, {without} without: both are wanted");
 }

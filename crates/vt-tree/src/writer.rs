@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use crate::Result;
 use crate::builder::{MergeStats, RunBuilder};
-use crate::item::{Body, Item, Seq, Value};
+use crate::item::{Body, Item, ItemRef, Seq, Value};
 use crate::merge::MergeOptions;
 use crate::run::Run;
 use crate::store::Store;
@@ -28,6 +28,13 @@ impl RunWriter {
     /// Appends a tuple. The caller sees to it that `key` is above all keys before it. After an error the writer can only be dropped.
     pub fn push(&mut self, key: Bytes, value: Bytes) -> Result<()> {
         self.builder.push_item(Item { key, seq: self.seq, body: Body::Put(Value::Inline(value)) })
+    }
+
+    /// Appends an item that lies elsewhere, a value with a place of its own included, which it keeps if the placement says so. The
+    /// caller sees to the order, and to it that such a place stays until the run is finished.
+    #[inline]
+    pub fn push_ref(&mut self, item: ItemRef<'_>) -> Result<()> {
+        self.builder.push(ItemRef { seq: self.seq, ..item })
     }
 
     /// Bytes written so far.

@@ -2,6 +2,7 @@
 //! paper, §3.2).
 //!
 //! - `own`: what a transaction has written, in memory and in runs of its own;
+//! - `bulk`: many sorted tuples at once, as a run;
 //! - `handle`: a transaction in hand;
 //! - `registry`: those that are open;
 //! - `conflicts`: what others have changed since a transaction began, and the merge routines that reconcile it;
@@ -12,6 +13,7 @@
 //! - `changes`: what a transaction would change, listed;
 //! - `scope`: the store, a transaction or a frozen state, for whoever need not know which.
 
+mod bulk;
 mod changes;
 mod conflicts;
 mod durable;
@@ -23,6 +25,7 @@ mod own;
 pub(crate) mod registry;
 mod scope;
 
+pub use bulk::{Bulk, BulkRun, StoredTuple, StoredTuples};
 pub use changes::{Changed, Changes};
 pub use conflicts::{MergeRoutine, Merged};
 pub use handle::{Isolation, Savepoint, Transaction, TransactionId, TransactionInfo, TransactionOptions};

@@ -182,6 +182,12 @@ impl Own {
         self.at = seq;
     }
 
+    /// Takes a run as the newest part of a dictionary.
+    pub(crate) fn adopt(&mut self, dict: DictionaryId, run: Arc<vt_tree::Run>) {
+        self.at += run.stats().items;
+        self.tree_mut(dict).push(Part::Run(run));
+    }
+
     /// How many parts there are of each dictionary. What is written from here on goes into new ones.
     pub(crate) fn mark(&mut self) -> BTreeMap<DictionaryId, usize> {
         for parts in Arc::make_mut(&mut self.trees).values_mut() {

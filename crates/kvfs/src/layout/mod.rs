@@ -19,7 +19,7 @@ use kvdb::{DictionaryId, DictionaryOptions, Kvdb};
 
 use crate::attr::{FileKind, Ino};
 use crate::error::{Error, Result};
-pub(crate) use node::{Attributes, Body, XattrValue, Xattrs, decode_node, encode_node};
+pub(crate) use node::{Attributes, Body, XattrValue, Xattrs, decode_node, encode_node, parse_node, put_node};
 
 /// Bytes of a page, the unit of file data.
 pub(crate) const PAGE: u64 = 4096;
@@ -97,9 +97,14 @@ pub(crate) fn decode_name_key(key: &[u8]) -> Result<(Ino, &[u8])> {
 
 pub(crate) fn encode_name(ino: Ino, kind: FileKind) -> Vec<u8> {
     let mut value = Vec::with_capacity(10);
-    value.push(NAME_VERSION << 4 | node::kind_code(kind));
-    node::put_varint(&mut value, ino);
+    put_name(&mut value, ino, kind);
     value
+}
+
+/// The same appended to `out`.
+pub(crate) fn put_name(out: &mut Vec<u8>, ino: Ino, kind: FileKind) {
+    out.push(NAME_VERSION << 4 | node::kind_code(kind));
+    node::put_varint(out, ino);
 }
 
 /// The inode and kind a name stands for; `parent` only for the message.

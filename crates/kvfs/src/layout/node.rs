@@ -155,6 +155,13 @@ fn take_time(input: &mut &[u8]) -> Option<Timestamp> {
 
 /// The value of a node. `content` is the inline data: as long as `attr.body` says, empty for a paged file.
 pub(crate) fn encode_node(attr: &Attributes, xattrs: Option<&Xattrs>, content: &[u8]) -> Bytes {
+    let mut out = Vec::with_capacity(96 + content.len() + xattrs.map_or(0, |x| x.len() * 64));
+    put_node(&mut out, attr, xattrs, content);
+    out.into()
+}
+
+/// The same appended to `out`.
+pub(crate) fn put_node(out: &mut Vec<u8>, attr: &Attributes, xattrs: Option<&Xattrs>, content: &[u8]) {
     debug_assert!(match attr.body {
         Body::Inline(len) => len as usize == content.len(),
         Body::Paged(_) => content.is_empty(),
@@ -168,57 +175,61 @@ pub(crate) fn encode_node(attr: &Attributes, xattrs: Option<&Xattrs>, content: &
         | flag(attr.kind == FileKind::Dir, PARENT)
         | flag(matches!(attr.body, Body::Paged(_)), PAGED)
         | flag(xattrs.is_some(), XATTRS);
-    let mut out = Vec::with_capacity(96 + content.len() + xattrs.map_or(0, |x| x.len() * 64));
     out.push(VERSION);
     out.extend_from_slice(&flags.to_le_bytes());
     out.extend_from_slice(&(u16::from(kind_code(attr.kind)) << 12 | attr.perm & 0o7777).to_le_bytes());
     for n in [u64::from(attr.nlink), u64::from(attr.uid), u64::from(attr.gid), attr.size] {
-        put_varint(&mut out, n);
+        put_varint(out, n);
     }
-    put_time(&mut out, attr.btime);
+    put_time(out, attr.btime);
     for (bit, time) in [(CTIME, attr.ctime), (MTIME, attr.mtime), (ATIME, attr.atime)] {
         if flags & bit != 0 {
-            put_time(&mut out, time);
+            put_time(out, time);
         }
     }
     if flags & RDEV != 0 {
-        put_varint(&mut out, u64::from(attr.rdev));
+        put_varint(out, u64::from(attr.rdev));
     }
     if flags & PARENT != 0 {
-        put_varint(&mut out, attr.parent);
+        put_varint(out, attr.parent);
     }
     if let Body::Paged(pages) = attr.body {
-        put_varint(&mut out, pages);
+        put_varint(out, pages);
     }
     if let Some(xattrs) = xattrs {
-        put_varint(&mut out, xattrs.len() as u64);
+        put_varint(out, xattrs.len() as u64);
         for (name, value) in xattrs {
-            put_varint(&mut out, name.len() as u64);
+            put_varint(out, name.len() as u64);
             out.extend_from_slice(name);
             match value {
                 XattrValue::Inline(value) => {
                     out.push(0);
-                    put_varint(&mut out, value.len() as u64);
+                    put_varint(out, value.len() as u64);
                     out.extend_from_slice(value);
                 }
                 XattrValue::External(len) => {
                     out.push(1);
-                    put_varint(&mut out, u64::from(*len));
+                    put_varint(out, u64::from(*len));
                 }
             }
         }
     }
     out.extend_from_slice(content);
-    out.into()
 }
 
 /// A node taken apart; the content is a slice of `value`, not a copy.
 pub(crate) fn decode_node(ino: Ino, value: &Bytes) -> Result<(Attributes, Option<Xattrs>, Bytes)> {
+    let (attr, xattrs, content) = parse_node(ino, value)?;
+    Ok((attr, xattrs, value.slice(value.len() - content.len()..)))
+}
+
+/// The same where it lies.
+pub(crate) fn parse_node(ino: Ino, value: &[u8]) -> Result<(Attributes, Option<Xattrs>, &[u8])> {
     parse(value).ok_or_else(|| Error::Corrupt { ino, what: "its node is malformed".into() })
 }
 
-fn parse(value: &Bytes) -> Option<(Attributes, Option<Xattrs>, Bytes)> {
-    let mut input: &[u8] = value;
+fn parse(value: &[u8]) -> Option<(Attributes, Option<Xattrs>, &[u8])> {
+    let mut input = value;
     let (head, rest) = input.split_first_chunk::<5>()?;
     input = rest;
     let flags = u16::from_le_bytes([head[1], head[2]]);
@@ -253,7 +264,7 @@ fn parse(value: &Bytes) -> Option<(Attributes, Option<Xattrs>, Bytes)> {
             Body::Inline(input.len() as u32)
         }
     };
-    let content = value.slice(value.len() - input.len()..);
+    let content = input;
     let perm = mode & 0o7777;
     Some((Attributes { kind, perm, nlink, uid, gid, rdev, size, body, parent, atime, mtime, ctime, btime }, xattrs, content))
 }

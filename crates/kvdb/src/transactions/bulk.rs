@@ -1,0 +1,213 @@
+//! Many sorted tuples at once into a transaction: built straight into a run of its own, past memtables and journal, each byte written
+//! once. A commit binds the run with the others ([`super::ending`]); nothing of it is moved.
+//!
+//! Values may be those of a view, where they are stored: then the run refers to them, and they are not read.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use vt_tree::{BodyRef, Input, ItemRef, MergeOptions, Placement, RunWriter, TreeCursor, Value, ValueRef};
+use zones::Reserve;
+
+use super::handle::Transaction;
+use crate::Kvdb;
+use crate::commit::{MAX_KEY, MAX_VALUE};
+use crate::database::Database;
+use crate::dictionary::DictionaryId;
+use crate::error::{Error, Result};
+use crate::version::read;
+use crate::view::{StoredValue, View};
+
+/// The tuples of a dictionary in a view, in order, one after the other where they lie.
+pub struct StoredTuples {
+    cursor: TreeCursor,
+    view: View,
+}
+
+/// A tuple where it lies, good until the next one is asked for.
+#[derive(Clone, Copy)]
+pub struct StoredTuple<'a> {
+    pub key: &'a [u8],
+    value: ValueRef<'a>,
+    view: &'a View,
+}
+
+impl Kvdb {
+    /// Writes what is committed to the device, without waiting until it is durable: all large values have their places then.
+    pub fn write_out(&self) -> Result<()> {
+        self.db.0.write_out().map(drop)
+    }
+}
+
+impl View {
+    /// The tuples of a dictionary, from the first one on; values are not read.
+    pub fn stored_tuples(&self, dict: DictionaryId) -> Result<StoredTuples> {
+        let own = self.own.iter().flat_map(|own| own.inputs(dict));
+        let below = self.inputs(dict)?.into_iter().map(|input: Input| (input, self.at));
+        Ok(StoredTuples { cursor: TreeCursor::as_of(own.chain(below)), view: self.clone() })
+    }
+}
+
+impl StoredTuples {
+    /// Moves before the first tuple whose key is at least `key`.
+    pub fn seek(&mut self, key: &[u8]) {
+        self.cursor.seek(key);
+    }
+
+    /// To the next tuple, which is then [`StoredTuples::current`]; `false`: there is none.
+    pub fn advance(&mut self) -> Result<bool> {
+        Ok(self.cursor.advance()?)
+    }
+
+    /// The tuple that [`StoredTuples::advance`] has come to.
+    pub fn current(&self) -> Option<StoredTuple<'_>> {
+        self.cursor.current().map(|t| StoredTuple { key: t.key, value: t.value, view: &self.view })
+    }
+}
+
+impl<'a> StoredTuple<'a> {
+    /// The value, if it lies with its key.
+    pub fn small(&self) -> Option<&'a [u8]> {
+        match self.value {
+            ValueRef::Inline(bytes, _) => Some(bytes),
+            ValueRef::Extent(_) => None,
+        }
+    }
+
+    /// The value where it is stored, to be kept. `view`: that of these tuples.
+    pub fn stored(&self, view: &Arc<View>) -> StoredValue {
+        debug_assert!(Arc::ptr_eq(&self.view.version.version, &view.version.version), "a value of another view");
+        StoredValue { value: self.value.to_value(), _view: view.clone() }
+    }
+
+    /// The value, read if need be.
+    pub fn value(&self) -> Result<Bytes> {
+        match self.value {
+            ValueRef::Inline(bytes, _) => Ok(Bytes::copy_from_slice(bytes)),
+            ValueRef::Extent(e) => read(&self.view.store, Value::Extent(e)),
+        }
+    }
+}
+
+/// Sorted tuples on their way into a transaction, see [`Transaction::bulk`]. Dropped, it leaves nothing.
+pub struct Bulk {
+    db: Arc<Database>,
+    dict: DictionaryId,
+    writer: RunWriter,
+    /// Where stored values come from: it keeps their places until the run does.
+    source: View,
+    first: Vec<u8>,
+    last: Vec<u8>,
+    empty: bool,
+}
+
+/// What a [`Bulk`] has written.
+pub struct BulkRun {
+    pub(super) dict: DictionaryId,
+    pub(super) run: Arc<vt_tree::Run>,
+    first: Vec<u8>,
+    last: Vec<u8>,
+}
+
+impl Transaction {
+    /// Whether many changes may come by [`Transaction::bulk`]: not where each is logged, so that it survives a restart.
+    pub fn takes_bulk(&self) -> bool {
+        !self.group.options.durable
+    }
+
+    /// Begins to write tuples of one dictionary in ascending order of their keys. Any number of them may be written side by side, by
+    /// any threads; nothing of it is seen before [`Transaction::adopt`]. Stored values are those of `source`, which it holds.
+    ///
+    /// ```
+    /// # let db = kvdb::Kvdb::in_memory();
+    /// # let (a, b) = (db.open_dictionary("a")?, db.open_dictionary("b")?);
+    /// # a.insert("1", vec![7; 100_000])?;
+    /// let (t, view) = (db.begin(kvdb::Isolation::Snapshot)?, db.view());
+    /// let mut bulk = t.bulk(b.id(), &view)?;
+    /// let mut tuples = view.stored_tuples(a.id())?;
+    /// while tuples.advance()? {
+    ///     if let Some(tuple) = tuples.current() {
+    ///         bulk.push_stored(tuple.key, &tuple)?;
+    ///     }
+    /// }
+    /// bulk.push(b"2", b"two")?;
+    /// t.adopt(bulk.finish()?)?;
+    /// t.commit(kvdb::Durability::Buffered)?;
+    /// assert_eq!(b.get("1")?.unwrap(), vec![7; 100_000]);
+    /// # Ok::<(), kvdb::Error>(())
+    /// ```
+    pub fn bulk(&self, dict: DictionaryId, source: &View) -> Result<Bulk> {
+        let db = &self.group.db;
+        db.writable()?;
+        drop(self.read()?);
+        let options = db.version.load().tree(dict)?.info.options.storage(Placement::stitch());
+        let options = MergeOptions { reserve: Reserve::Keep, ..options };
+        Ok(Bulk {
+            db: db.clone(),
+            dict,
+            writer: RunWriter::new(&db.store, 0, &options),
+            source: source.clone(),
+            first: Vec::new(),
+            last: Vec::new(),
+            empty: true,
+        })
+    }
+
+    /// Makes what was written a part of the transaction, above its changes so far. A serializable one locks the keys from the first
+    /// to the last.
+    pub fn adopt(&self, written: Option<BulkRun>) -> Result<()> {
+        let Some(BulkRun { dict, run, first, mut last }) = written else { return Ok(()) };
+        if !self.takes_bulk() {
+            return Err(Error::Invalid("a run for a transaction whose changes are logged: give them to it one by one".into()));
+        }
+        last.push(0);
+        self.lock_range(dict, &first, &last, true)?;
+        let mut state = self.write()?;
+        let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.group.id)) };
+        open.own.adopt(dict, run);
+        Ok(())
+    }
+}
+
+impl Bulk {
+    /// Appends a tuple. After an error it can only be dropped.
+    pub fn push(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
+        if value.len() > MAX_VALUE {
+            return Err(Error::Invalid(format!("a value of {} bytes; at most {MAX_VALUE} are allowed", value.len())));
+        }
+        // Only a buffer that is to be kept needs to be one.
+        static NONE: Bytes = Bytes::new();
+        self.write(key, ValueRef::Inline(value, &NONE))
+    }
+
+    /// The same with the value of a tuple of the source.
+    pub fn push_stored(&mut self, key: &[u8], tuple: &StoredTuple<'_>) -> Result<()> {
+        debug_assert!(Arc::ptr_eq(&tuple.view.version.version, &self.source.version.version), "a value of another view");
+        self.write(key, tuple.value)
+    }
+
+    fn write(&mut self, key: &[u8], value: ValueRef<'_>) -> Result<()> {
+        if key.len() > MAX_KEY || key.is_empty() && !self.empty {
+            return Err(Error::Invalid(format!("a key of {} bytes; at most {MAX_KEY} are allowed", key.len())));
+        }
+        if std::mem::take(&mut self.empty) {
+            self.first.extend_from_slice(key);
+        } else if key <= self.last.as_slice() {
+            return Err(Error::Invalid("keys in bulk come in ascending order".into()));
+        }
+        self.last.clear();
+        self.last.extend_from_slice(key);
+        Ok(self.writer.push_ref(ItemRef { key, seq: 0, body: BodyRef::Put(value) })?)
+    }
+
+    /// Writes what is left. `None`: there was nothing.
+    pub fn finish(self) -> Result<Option<BulkRun>> {
+        let Bulk { db, dict, writer, source, first, last, .. } = self;
+        let (run, stats) = writer.finish()?;
+        // The run has its places itself from here on.
+        drop(source);
+        db.counters.merged(&stats);
+        db.counters.bound_bytes.add(stats.values_written);
+        Ok(run.map(|run| BulkRun { dict, run, first, last }))
+    }
+}
