@@ -55,7 +55,7 @@ impl Guest {
 
 /// Gives this thread a table of descriptors of its own. Standard input, output and error are nothing in it: whoever started the daemon may
 /// wait until nobody has them open any more.
-fn leave_descriptors() -> io::Result<()> {
+pub(crate) fn leave_descriptors() -> io::Result<()> {
     // SAFETY: the table is not shared any more when its descriptors are closed (CLOSE_RANGE_UNSHARE), so no other thread loses any; and this
     // one has just started and owns none.
     let result = unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_UNSHARE) };

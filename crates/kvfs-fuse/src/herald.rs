@@ -1,8 +1,9 @@
-//! The herald: tells the kernel what it must not believe any more when a view ends, in a thread of its own.
+//! The herald: tells the kernel what it must not believe any more when a view ends.
 //!
 //! Such a message makes the kernel take the lock of an inode, which a program may hold that waits for an answer of ours. So no thread that
-//! answers requests sends one, and nobody who does holds a lock that an answer needs. Whoever ends a view waits until the messages that
-//! concern others are sent: programs which have these directories and files open see the change from then on.
+//! answers requests sends one, and nobody who does holds a lock that an answer needs. Whoever ends a view sends them himself, as waking
+//! another thread would take longer than they do: programs which have these directories and files open see the change from
+//! then on. (A daemon that is killed while it sends one: see `watch`.)
 //!
 //! - Names that were made, replaced or removed are looked up anew. They are not torn out (`INVAL_ENTRY_EXPIRE`), for that would take away
 //!   the working directories of programs and mounts that lie below.
@@ -12,12 +13,13 @@
 //!   the kernel has in memory, and sets size and time to what they are; the door knows its thread and answers without changing anything. That
 //!   takes the right to open by handle (CAP_DAC_READ_SEARCH). Without it files that have grown are shown at their new length, and those
 //!   that have become shorter keep the old one, with zeros at the end, until the kernel forgets them.
-//! - The view's own inodes are dropped afterwards, while nobody waits: whoever still has one open gets ESTALE.
+//! - The view's own inodes are dropped, too: whoever still has one open gets ESTALE. A thread does it afterwards when they are many.
 //!
 //! **Before a transaction begins or ends** the kernel must hand over what it holds back. A close hands over; for files that are still
 //! open the herald calls syncfs(2) on the mount, which makes the kernel send all its dirty pages (of every view); it does not reach us as a
 //! request of its own. Since Linux 6.16 nobody waits there for the answers of a FUSE daemon, so the herald meets all our threads
-//! afterwards (`rendezvous`): then the pages have been taken.
+//! afterwards (`rendezvous`): then the pages have been taken. Unless no request at all is under way, which the kernel says for
+//! less than that costs (`control`). Several who want it at a time get it together.
 //!
 //! What is done through the mount is done by guests (`guest`): otherwise a daemon that is killed amid it would never end.
 
@@ -29,31 +31,34 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 
 use kvfs::{Fs, Touched, View, Views, Watcher};
 use parking_lot::Mutex;
 use rustix::fs::{OFlags, Timespec, Timestamps};
 
+use crate::control::UnderWay;
 use crate::crew::Crew;
 use crate::door::Door;
 use crate::guest::Guest;
 use crate::handler::{Attr, FileKind, Ino, Invalidator};
 use crate::mount::Mounted;
+use crate::together::Together;
 use crate::{hidden, wire_ino};
 
-/// What the thread is to tell.
+/// What is to be told.
 #[derive(Default)]
 struct News {
     names: Vec<(Ino, Box<[u8]>)>,
     inodes: Vec<Ino>,
     /// Of those that are files, what they are now.
     files: Vec<Attr>,
-    /// Told afterwards.
-    view: Vec<Ino>,
-    done: Option<Sender<()>>,
 }
+
+/// Inodes of a view that has ended which are dropped by who ends it; more are left to a thread.
+const DROPPED_AT_ONCE: usize = 64;
 
 /// The watcher of a mounted file system's views. Stops with the mount.
 pub struct Herald {
@@ -62,12 +67,17 @@ pub struct Herald {
     mainline: Fs,
     place: Place,
     crew: Arc<Crew>,
-    /// Waits for what the kernel holds back, for one after the other.
+    /// Counts requests under way; `None`: the kernel's files for it are out of reach.
+    under_way: Option<Arc<UnderWay>>,
+    /// Waits for what the kernel holds back.
     writer_back: Guest,
+    together: Together,
     /// Shows files through the mount.
-    shower: Arc<Guest>,
-    /// `None`: it has stopped.
-    news: Mutex<Option<Sender<News>>>,
+    shower: Guest,
+    /// Files can be opened by their handles here.
+    by_handle: AtomicBool,
+    /// To the thread that drops inodes; `None`: the herald has stopped.
+    dropper: Mutex<Option<Sender<Vec<Ino>>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -95,20 +105,29 @@ impl Herald {
         let mount_point = mounted.mount_point().to_path_buf();
         let device = mount_point.metadata()?.dev();
         let place = Place { mount_point, device };
-        let (news, told) = channel();
-        let shower = Arc::new(Guest::start("fuse-show")?);
+        let (dropper, dropped) = channel::<Vec<Ino>>();
+        let shower = Guest::start("fuse-show")?;
         door.heed(shower.ask(|| rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs())?);
-        let teller = Teller { cache: cache.clone(), place: place.clone(), guest: shower.clone(), by_handle: true };
-        let thread = std::thread::Builder::new().name("fuse-herald".into()).spawn(move || teller.work(told))?;
+        let drop_all = {
+            let cache = cache.clone();
+            move || dropped.iter().flatten().for_each(|ino| drop(cache.inode(ino)))
+        };
+        let thread = std::thread::Builder::new().name("fuse-herald".into()).spawn(drop_all)?;
         let herald = Arc::new(Herald {
             cache,
             door: door.clone(),
             mainline: views.mainline().clone(),
             place,
             crew,
+            under_way: UnderWay::of(mounted.device())
+                .inspect_err(|e| tracing::debug!("cannot count requests: {e}"))
+                .ok()
+                .map(Arc::new),
             writer_back: Guest::start("fuse-write-back")?,
+            together: Together::default(),
             shower,
-            news: Mutex::new(Some(news)),
+            by_handle: AtomicBool::new(true),
+            dropper: Mutex::new(Some(dropper)),
             thread: Mutex::new(Some(thread)),
         });
         let watcher: Arc<dyn Watcher> = herald.clone();
@@ -118,7 +137,7 @@ impl Herald {
 
     /// Tells nothing any more. To be called when the mount has ended.
     pub fn stop(&self) {
-        drop(self.news.lock().take());
+        drop(self.dropper.lock().take());
         if let Some(thread) = self.thread.lock().take() {
             let _ = thread.join();
         }
@@ -129,21 +148,7 @@ impl Herald {
 
 impl Watcher for Herald {
     fn write_back(&self) {
-        let (place, door, crew) = (self.place.clone(), self.door.clone(), self.crew.clone());
-        let waited = self.writer_back.ask(move || {
-            // Without a mount nothing is held back.
-            let Ok(root) = place.open() else { return Ok(true) };
-            rustix::fs::syncfs(&root)?;
-            meet(&root, &door, &crew)
-        });
-        match waited {
-            Ok(Ok(true)) => {}
-            Ok(Ok(false)) => {
-                tracing::warn!("a thread is busy for too long: a file that is still open may lack what was written last");
-            }
-            Ok(Err(e)) => tracing::warn!("the kernel could not hand over what it holds: {e}"),
-            Err(e) => tracing::debug!("nothing is handed over any more, the mount has ended: {e}"),
-        }
+        self.together.run(|| self.hand_over());
     }
 
     fn appeared(&self, view: &View) {
@@ -165,14 +170,23 @@ impl Watcher for Herald {
             news.names.push((dir, name.into_bytes().into()));
             news.inodes.push(dir);
         }
-        news.view.extend(fs.referenced().into_iter().map(|ino| wire_ino::of(number, ino)));
-        self.spread(news);
+        self.spread(&news);
+        let view: Vec<Ino> = fs.referenced().into_iter().map(|ino| wire_ino::of(number, ino)).collect();
+        if view.len() > DROPPED_AT_ONCE {
+            if let Some(dropper) = &*self.dropper.lock() {
+                // An error means that the thread is gone, and the mount with it.
+                let _ = dropper.send(view);
+            }
+        } else {
+            // What it has forgotten is no error, and the rest is of nobody's concern.
+            view.into_iter().for_each(|ino| drop(self.cache.inode(ino)));
+        }
     }
 
     fn changed(&self, number: u16, fs: &Fs, touched: &Touched) {
         let mut news = News::default();
         news.of(number, fs, touched);
-        self.spread(news);
+        self.spread(&news);
     }
 }
 
@@ -194,15 +208,79 @@ impl News {
 }
 
 impl Herald {
-    /// Returns when the kernel has been told.
-    fn spread(&self, mut news: News) {
-        let (done, told) = channel();
-        news.done = Some(done);
-        let sent = self.news.lock().as_ref().is_some_and(|thread| thread.send(news).is_ok());
-        if sent {
-            // An error means that the thread is gone, and the mount with it.
-            let _ = told.recv();
+    /// What the kernel holds back has come when this returns.
+    fn hand_over(&self) {
+        let (place, door, crew) = (self.place.clone(), self.door.clone(), self.crew.clone());
+        let under_way = self.under_way.clone();
+        let waited = self.writer_back.ask(move || {
+            // Without a mount nothing is held back.
+            let Ok(root) = place.open() else { return Ok(true) };
+            rustix::fs::syncfs(&root)?;
+            let nothing = under_way.is_some_and(|requests| requests.count().is_ok_and(|count| count == 0));
+            if nothing { Ok(true) } else { meet(&root, &door, &crew) }
+        });
+        match waited {
+            Ok(Ok(true)) => {}
+            Ok(Ok(false)) => {
+                tracing::warn!("a thread is busy for too long: a file that is still open may lack what was written last");
+            }
+            Ok(Err(e)) => tracing::warn!("the kernel could not hand over what it holds: {e}"),
+            Err(e) => tracing::debug!("nothing is handed over any more, the mount has ended: {e}"),
         }
+    }
+
+    /// Returns when the kernel has been told.
+    fn spread(&self, news: &News) {
+        if self.dropper.lock().is_none() {
+            return;
+        }
+        match self.tell(news) {
+            Ok(()) => {}
+            // The mount has ended meanwhile.
+            Err(_) if self.dropper.lock().is_none() => {}
+            Err(e) => tracing::warn!("the kernel may show old content: it did not take what changed: {e}"),
+        }
+    }
+
+    fn tell(&self, news: &News) -> io::Result<()> {
+        let mut result = Ok(());
+        for &ino in &news.inodes {
+            result = result.and(self.cache.inode(ino));
+        }
+        for (dir, name) in &news.names {
+            result = result.and(self.cache.entry(*dir, name));
+        }
+        if news.files.is_empty() {
+            return result;
+        }
+        let (place, files, by_handle) = (self.place.clone(), news.files.clone(), self.by_handle.load(Ordering::Relaxed));
+        let shown = self.shower.ask(move || {
+            let root = place.open()?;
+            let show = |attr| if by_handle { set_as_it_is(&root, attr) } else { Err(io::ErrorKind::Unsupported.into()) };
+            Ok::<_, io::Error>(files.iter().map(show).collect::<Vec<_>>())
+        })??;
+        for (attr, shown) in news.files.iter().zip(shown) {
+            result = result.and(self.shown(attr, shown));
+        }
+        result
+    }
+
+    /// Whether the kernel has taken over size and time of a file; if not, has it take what it takes without a handle.
+    fn shown(&self, attr: &Attr, shown: io::Result<()>) -> io::Result<()> {
+        match shown {
+            Ok(()) => return Ok(()),
+            // It is not in the kernel's memory.
+            Err(e) if e.raw_os_error() == Some(libc::ESTALE) => return Ok(()),
+            Err(e)
+                if self.by_handle.load(Ordering::Relaxed)
+                    && matches!(e.raw_os_error(), Some(libc::EPERM | libc::EOPNOTSUPP | libc::ENOSYS)) =>
+            {
+                tracing::info!("files that become shorter by a commit keep their length where they are cached: {e}");
+                self.by_handle.store(false, Ordering::Relaxed);
+            }
+            Err(e) => tracing::debug!(ino = attr.ino, "cannot show the new size by its handle: {e}"),
+        }
+        self.cache.grown(attr.ino, attr.size)
     }
 }
 
@@ -223,68 +301,6 @@ fn meet(root: &File, door: &Door, crew: &Crew) -> io::Result<bool> {
 
 /// At least the size of a page of the kernel's.
 const APART: u64 = 64 << 10;
-
-/// What the thread has.
-struct Teller {
-    cache: Arc<dyn Invalidator>,
-    place: Place,
-    guest: Arc<Guest>,
-    /// Files can be opened by their handles here.
-    by_handle: bool,
-}
-
-impl Teller {
-    fn work(mut self, told: Receiver<News>) {
-        for news in told {
-            if let Err(e) = self.tell(&news) {
-                tracing::warn!("the kernel may show old content: it did not take what changed: {e}");
-            }
-            drop(news.done);
-            for ino in news.view {
-                // What it has forgotten is no error, and the rest is of nobody's concern.
-                let _ = self.cache.inode(ino);
-            }
-        }
-    }
-
-    fn tell(&mut self, news: &News) -> io::Result<()> {
-        let mut result = Ok(());
-        for &ino in &news.inodes {
-            result = result.and(self.cache.inode(ino));
-        }
-        for (dir, name) in &news.names {
-            result = result.and(self.cache.entry(*dir, name));
-        }
-        if news.files.is_empty() {
-            return result;
-        }
-        let (place, files, by_handle) = (self.place.clone(), news.files.clone(), self.by_handle);
-        let shown = self.guest.ask(move || {
-            let root = place.open()?;
-            let show = |attr| if by_handle { set_as_it_is(&root, attr) } else { Err(io::ErrorKind::Unsupported.into()) };
-            Ok::<_, io::Error>(files.iter().map(show).collect::<Vec<_>>())
-        })??;
-        for (attr, shown) in news.files.iter().zip(shown) {
-            result = result.and(self.shown(attr, shown));
-        }
-        result
-    }
-
-    /// Whether the kernel has taken over size and time of a file; if not, has it take what it takes without a handle.
-    fn shown(&mut self, attr: &Attr, shown: io::Result<()>) -> io::Result<()> {
-        match shown {
-            Ok(()) => return Ok(()),
-            // It is not in the kernel's memory.
-            Err(e) if e.raw_os_error() == Some(libc::ESTALE) => return Ok(()),
-            Err(e) if self.by_handle && matches!(e.raw_os_error(), Some(libc::EPERM | libc::EOPNOTSUPP | libc::ENOSYS)) => {
-                tracing::info!("files that become shorter by a commit keep their length where they are cached: {e}");
-                self.by_handle = false;
-            }
-            Err(e) => tracing::debug!(ino = attr.ino, "cannot show the new size by its handle: {e}"),
-        }
-        self.cache.grown(attr.ino, attr.size)
-    }
-}
 
 /// Sets size and time of a file that the kernel has in memory to what they are.
 fn set_as_it_is(root: &File, attr: &Attr) -> io::Result<()> {

@@ -4,9 +4,11 @@
 //! `/dev/fuse` (`wire`: their layouts; `transport`: which call a request becomes; `session`, `crew` and `waiting`: the threads), on the other
 //! `door`, which answers with a `kvfs` file system and its views (`wire_ino`: which view an inode number names; `hidden`: the directory
 //! that has them all; `herald`: tells the kernel when one
-//! ends, `guest`: how it uses the mount itself, `rendezvous`: how it knows that everything has arrived). `mount` mounts and unmounts, `mounts` reads what is mounted,
+//! ends, `guest`: how it uses the mount itself, `rendezvous` and `together`: how it knows that everything has arrived). `mount` mounts and
+//! unmounts, `watch` ends the connection of a daemon that was killed (`control`: the kernel's files for that), `mounts` reads what is mounted,
 //! `counters` counts requests.
 
+mod control;
 pub mod counters;
 mod crew;
 mod door;
@@ -19,8 +21,10 @@ pub mod mount;
 pub mod mounts;
 mod rendezvous;
 mod session;
+mod together;
 mod transport;
 mod waiting;
+mod watch;
 mod wire;
 mod wire_ino;
 

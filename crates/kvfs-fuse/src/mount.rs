@@ -19,6 +19,7 @@ use crate::handler::{Handler, Invalidator, Policy};
 use crate::mounts::{self, MountEntry};
 use crate::session::Session;
 use crate::transport::Transport;
+use crate::watch::Watch;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -144,6 +145,8 @@ pub struct Mounted {
     entry: MountEntry,
     session: Option<Session>,
     counters: Arc<Counters>,
+    /// Until the session is over.
+    watch: Option<Watch>,
 }
 
 /// Mounts `handler` on the folder `mount_point`. When this returns, requests are being answered.
@@ -171,7 +174,10 @@ pub fn mount<H: Handler>(handler: Arc<H>, mount_point: &Path, options: &MountOpt
     let session = Session::start(connection, transport, policy.threads, policy.max_write).map_err(undo)?;
     let entry = mounts::mount_at(&mount_point).map_err(undo)?.ok_or_else(|| undo(io::ErrorKind::NotFound.into()))?;
     raise_limits(&entry, policy);
-    Ok(Mounted { entry, session: Some(session), counters })
+    let watch = Watch::start(&entry.device).inspect_err(|e| {
+        tracing::info!("a daemon that is killed may hang until its mount is ended with `umount -f`: {e}");
+    });
+    Ok(Mounted { entry, session: Some(session), counters, watch: watch.ok() })
 }
 
 /// mount(2) on our own; `None` where that is not permitted.
@@ -268,7 +274,11 @@ impl Mounted {
     /// Returns when the mount is gone and no request is under way.
     pub fn wait(&mut self) -> Result<(), Error> {
         match self.session.take() {
-            Some(session) => session.wait().map_err(|e| Error::Session(self.entry.mount_point.clone(), e)),
+            Some(session) => {
+                let served = session.wait();
+                self.watch = None;
+                served.map_err(|e| Error::Session(self.entry.mount_point.clone(), e))
+            }
             None => Ok(()),
         }
     }

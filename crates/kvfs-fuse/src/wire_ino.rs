@@ -55,8 +55,8 @@ mod tests {
     /// `hash` of Linux' fs/inode.c, for a table of 2^`shift` chains and a superblock at this address.
     fn chain(superblock: u64, shift: u32, number: Ino) -> u64 {
         const GOLDEN_RATIO: u64 = 0x61c8_8646_80b5_83eb;
-        let mixed = number.wrapping_mul(superblock) ^ GOLDEN_RATIO.wrapping_add(number) / 64;
-        (mixed ^ (mixed ^ GOLDEN_RATIO) >> shift) & ((1 << shift) - 1)
+        let mixed = number.wrapping_mul(superblock) ^ (GOLDEN_RATIO.wrapping_add(number) / 64);
+        (mixed ^ ((mixed ^ GOLDEN_RATIO) >> shift)) & ((1 << shift) - 1)
     }
 
     #[test]

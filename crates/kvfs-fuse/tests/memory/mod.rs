@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 use bytes::Bytes;
 use kvfs_fuse::handler::*;
@@ -18,6 +19,8 @@ struct Node {
 pub struct Memory {
     nodes: Mutex<BTreeMap<Ino, Node>>,
     pub syncs: AtomicU32,
+    /// A folder that is never made, and who is told that somebody asks for it.
+    never: Mutex<Option<(Vec<u8>, Sender<()>)>>,
 }
 
 fn attr(ino: Ino, kind: FileKind, perm: u16, caller: Caller) -> Attr {
@@ -38,11 +41,19 @@ impl Default for Memory {
             entries: BTreeMap::new(),
             xattrs: BTreeMap::new(),
         };
-        Memory { nodes: Mutex::new(BTreeMap::from([(ROOT, root)])), syncs: AtomicU32::new(0) }
+        Memory { nodes: Mutex::new(BTreeMap::from([(ROOT, root)])), syncs: AtomicU32::new(0), never: Mutex::default() }
     }
 }
 
 impl Memory {
+    /// From now on whoever makes a folder of this name gets no answer.
+    #[allow(dead_code, reason = "not all tests want it")]
+    pub fn never_make(&self, name: &str) -> Receiver<()> {
+        let (say, asked) = channel();
+        *self.never.lock() = Some((name.into(), say));
+        asked
+    }
+
     fn with<T>(&self, ino: Ino, f: impl FnOnce(&mut Node) -> Reply<T>) -> Reply<T> {
         f(self.nodes.lock().get_mut(&ino).ok_or(Errno(libc::ENOENT))?)
     }
@@ -99,6 +110,13 @@ impl Handler for Memory {
         self.add(parent, name, kind, perm, b"", caller)
     }
     fn mkdir(&self, parent: Ino, name: &[u8], perm: u16, caller: Caller) -> Reply<Attr> {
+        let never = self.never.lock().take_if(|(never, _)| never == name);
+        if let Some((_, say)) = never {
+            let _ = say.send(());
+            loop {
+                std::thread::park();
+            }
+        }
         self.add(parent, name, FileKind::Dir, perm, b"", caller)
     }
     fn tmpfile(&self, _parent: Ino, _perm: u16, _caller: Caller) -> Reply<Attr> {

@@ -1,0 +1,79 @@
+//! The watch: a process that ends the connection when the daemon is killed and cannot end.
+//!
+//! When a process is killed the kernel closes its descriptors once its last thread has ended, with the last one of them the connection, and then
+//! every program that waits for an answer is told that there will be none. A thread that is just telling the kernel what has changed
+//! (`herald`) waits there for the lock of a folder or a page, which one of those programs may hold. Then each waits for the other, and no
+//! signal ends that: the store stays locked, and the programs hang.
+//!
+//! So a small process (a shell, as there is no smaller one everywhere) holds the kernel's file that aborts this connection, and waits for the
+//! end of a pipe. The other end is in a thread with descriptors of its own, which waits for nothing: it ends as soon as the daemon is killed. A
+//! daemon that ends in order says so before.
+
+use std::io::{self, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+
+use rustix::fs::OFlags;
+
+use crate::control;
+use crate::guest::leave_descriptors;
+
+/// What the shell does: a pipe that ends without a word is the end of a killed daemon.
+const SCRIPT: &str = "trap '' INT TERM HUP; read -r word || echo 1";
+
+/// A watch over one connection, until it is dropped.
+pub(crate) struct Watch {
+    end: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watch {
+    /// Watches over the connection of the mount with this device number.
+    pub fn start(device: &str) -> io::Result<Watch> {
+        let (end, ended) = channel();
+        let (say, said) = channel();
+        let device = device.to_owned();
+        let work = move || {
+            let child = leave_descriptors().and_then(|()| begin(&device));
+            match child {
+                Ok(child) => {
+                    let _ = say.send(Ok(()));
+                    until(&ended, child);
+                }
+                Err(e) => drop(say.send(Err(e))),
+            }
+        };
+        let thread = std::thread::Builder::new().name("fuse-watch".into()).spawn(work)?;
+        let watch = Watch { end: Some(end), thread: Some(thread) };
+        said.recv().map_err(|_| io::Error::other("its thread has ended"))??;
+        Ok(watch)
+    }
+}
+
+/// Starts the process. Its pipe and the file that aborts are this thread's alone.
+fn begin(device: &str) -> io::Result<Child> {
+    let abort = control::open(device, "abort", OFlags::WRONLY)?;
+    let mut shell = Command::new("/bin/sh");
+    shell.args(["-c", SCRIPT]).env_clear().current_dir("/").process_group(0);
+    shell.stdin(Stdio::piped()).stdout(abort).stderr(Stdio::null()).spawn()
+}
+
+fn until(ended: &Receiver<()>, mut child: Child) {
+    // It ends when the sender is dropped.
+    let _ = ended.recv();
+    if let Some(mut pipe) = child.stdin.take() {
+        let _ = pipe.write_all(b"end\n");
+    }
+    let _ = child.wait();
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! A daemon that is killed ends, and so do the programs that wait for it, also when it was just telling the kernel of a change, which waits
+//! for a lock that one of those programs holds.
+
+mod memory;
+
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvfs_fuse::handler::ROOT;
+use kvfs_fuse::{MountOptions, Policy, Unmount, mount, unmount};
+use memory::Memory;
+
+/// Where the daemon of the test mounts.
+const FOLDER: &str = "KVFS_TEST_FOLDER";
+/// Making this in it never ends.
+const NEVER: &str = "never";
+
+fn wait_until(what: &str, mut so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !so() {
+        assert!(begun.elapsed() < Duration::from_secs(20), "{what} takes too long");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The daemon: not a test, but what `killed` runs in a process of its own.
+#[test]
+#[ignore = "run by the other one"]
+fn serve() {
+    let Some(folder) = std::env::var_os(FOLDER) else { return };
+    let memory = Arc::new(Memory::default());
+    // Whoever makes the folder has the lock of the root until it is answered, which the message below then waits for.
+    let asked = memory.never_make(NEVER);
+    let mounted = mount(memory.clone(), Path::new(&folder), &MountOptions::default(), &Policy::default()).expect("a mount");
+    let cache = mounted.invalidator().expect("it is mounted");
+    asked.recv().expect("a program that asks for it");
+    std::fs::write(Path::new(&folder).with_extension("asked"), b"").expect("word of it");
+    let _ = cache.entry(ROOT, NEVER.as_bytes());
+    unreachable!("it waits for a lock that its own answer would open");
+}
+
+/// Ends what a failed test would leave: nothing else gets rid of processes that hang.
+struct CleanUp<'a>(&'a Path, Child);
+
+impl Drop for CleanUp<'_> {
+    fn drop(&mut self) {
+        let _ = self.1.kill();
+        let _ = unmount(self.0, Unmount::Forced);
+        let _ = self.1.wait();
+    }
+}
+
+/// Whether a thread of the process waits in this function of the kernel's.
+fn waits_in(process: u32, function: &str) -> bool {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{process}/task")) else { return false };
+    let stacks = threads.flatten().filter_map(|t| std::fs::read_to_string(t.path().join("stack")).ok());
+    stacks.into_iter().any(|stack| stack.contains(function))
+}
+
+#[test]
+fn killed_amid_a_message_to_the_kernel() {
+    if !rustix::process::geteuid().is_root() || std::fs::File::open("/dev/fuse").is_err() {
+        eprintln!("SKIPPED: needs root and FUSE");
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let folder = dir.path().join("mount");
+    std::fs::create_dir(&folder).expect("a folder");
+    let daemon = Command::new(std::env::current_exe().expect("this program"))
+        .args(["--exact", "serve", "--ignored", "--nocapture"])
+        .env(FOLDER, &folder)
+        .stdout(Stdio::null())
+        .process_group(0)
+        .spawn()
+        .expect("a daemon");
+    let mut daemon = CleanUp(&folder, daemon);
+    let own = std::fs::metadata(dir.path()).map(|m| std::os::unix::fs::MetadataExt::dev(&m)).expect("metadata");
+    wait_until("mounting", || std::fs::metadata(&folder).is_ok_and(|m| std::os::unix::fs::MetadataExt::dev(&m) != own));
+    let mut program =
+        Command::new("mkdir").arg(folder.join(NEVER)).stderr(Stdio::null()).spawn().expect("a program that uses the mount");
+    wait_until("asking", || folder.with_extension("asked").exists());
+    wait_until("the message", || waits_in(daemon.1.id(), "fuse_reverse_inval_entry"));
+
+    daemon.1.kill().expect("kill");
+    wait_until("the end of the daemon", || daemon.1.try_wait().expect("wait").is_some());
+    wait_until("the end of the program", || program.try_wait().expect("wait").is_some());
+    assert!(!program.wait().expect("wait").success());
+    assert!(kvfs_fuse::mounts::is_dead(&folder), "whoever uses the mount is told so");
+}
