@@ -5,7 +5,8 @@
 //! - `together CLIENTS SECONDS`: a file of 4 KiB and its key in one synced transaction, over and over;
 //! - `latency`: begin, abort, snapshot, clone, drop, and the difference after ten files have changed, beside what is in the store;
 //! - `many`: gets and lookups beside 1,000 snapshots and 100 open transactions, against the same in `STORE.alone`, which has had the same
-//!   changes without them; in short slices, in turn.
+//!   changes without them; in short slices, in turn;
+//! - `gets TIMES`: how quick gets and lookups are in what `many` has left.
 //!
 //! The store is made if it is not there. Each figure is a line of JSON.
 
@@ -36,13 +37,21 @@ fn main() -> Outcome {
         "fill" => fill(&fs, number(2)?)?,
         "together" => together(&views, &db, number(2)?, Duration::from_secs(number(3)?))?,
         "latency" => latency(&views)?,
+        "gets" => {
+            let mut store = Alike { views: views.clone(), db: db.clone(), dirs: directories(&fs)?, noise: Random::new(3) };
+            println!("runs: {:?}", runs(&db));
+            for _ in 0..number(2)? {
+                let [gets, lookups] = store.speed(200_000)?.map(|seconds| 200_000.0 / seconds);
+                println!("{{\"what\": \"gets\", \"gets_per_second\": {gets:.0}, \"lookups_per_second\": {lookups:.0}}}");
+            }
+        }
         "many" => {
             let other = Kvdb::open_path(Path::new(&format!("{path}.alone")))?;
             let its = Fs::open(other.clone(), Arc::new(Machine::default()), FsOptions::default())?;
             let alone = Alike::new(other.clone(), Views::new(other, its))?;
             many(Alike::new(db.clone(), views.clone())?, alone)?;
         }
-        other => return Err(format!("{other}? fill, together, latency or many").into()),
+        other => return Err(format!("{other}? fill, together, latency, many or gets").into()),
     }
     drop(views);
     fs.shutdown()?;

@@ -92,7 +92,8 @@ impl Database {
         }
         let free = |t: &&std::sync::Arc<Tree>| claims.iter().all(|c| c.dict != t.info.id);
         let dead = |t: &Tree| self.merging.hiding.dead(t);
-        version.trees.values().filter(free).find_map(|t| Job::for_tombstones(t, any).or_else(|| Job::for_dead(t, dead(t), &shape)))
+        let quiet = |t: &std::sync::Arc<Tree>| Job::for_dead(t, dead(t), &shape).or_else(|| Job::for_readers(t, &shape));
+        version.trees.values().filter(free).find_map(|t| Job::for_tombstones(t, any).or_else(|| quiet(t)))
     }
 
     /// Keeps all merges from going on; those under way are given up.

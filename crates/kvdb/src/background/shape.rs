@@ -54,6 +54,13 @@ const DEAR: u64 = 64 << 10;
 const DEAD_PERCENT: u64 = 50;
 const DEAD_WHEN_QUIET: u64 = 8;
 
+/// What is rewritten for the sake of readers alone, at most, bytes of key blocks; and what comes along with a merge weighs at most so many
+/// times what is merged.
+const LIGHT: u64 = 4 << 20;
+const LIGHTER: u64 = 4;
+/// Runs above the bottom that may stay when the store is quiet.
+const FEW: usize = 2;
+
 /// A merge whose key blocks are this much smaller than its new values is cheap.
 const CHEAP: u64 = 48;
 
@@ -190,10 +197,33 @@ impl Job {
                 return Some(Job::everything_from(tree, level));
             }
             if level + 1 < BOTTOM {
-                return Some(Job::new(tree, runs.clone(), level + 1, false));
+                return Some(Job::down(tree, level, taken));
             }
         }
         None
+    }
+
+    /// A level's runs as one of the next; with what lies there, and so on, as long as that weighs little: a reader asks each run, however
+    /// few keys it has.
+    fn down(tree: &Tree, level: usize, taken: impl Fn(usize) -> bool) -> Job {
+        let (mut inputs, mut to) = (tree.levels[level].clone(), level + 1);
+        for (below, runs) in tree.levels.iter().enumerate().take(BOTTOM).skip(level + 1) {
+            let (weight, more) = (weights(&inputs), weights(runs));
+            if runs.is_empty() || taken(below) || weight + more > LIGHT || more > LIGHTER * weight {
+                break;
+            }
+            inputs.extend_from_slice(runs);
+            to = below;
+        }
+        Job::new(tree, inputs, to, false)
+    }
+
+    /// When the store is quiet: one run of those above the bottom, where they are several and weigh little.
+    pub(crate) fn for_readers(tree: &Tree, shape: &Shape) -> Option<Job> {
+        let above = || tree.levels.iter().take(BOTTOM).flatten();
+        let to = tree.levels.iter().take(BOTTOM).rposition(|runs| !runs.is_empty())?;
+        let due = shape.single_bottom && above().count() > FEW && weights(above()) <= LIGHT;
+        due.then(|| Job::new(tree, above().cloned().collect(), to, false))
     }
 
     /// A merge of all from `level` downwards writes little beside the large values that it may find dead: those above the bottom weigh a
