@@ -468,8 +468,8 @@ impl Copying<'_> {
             };
             let (mut attr, xattrs, content) = layout::parse_node(node.ino, stored)?;
             (attr.btime, attr.ctime) = (self.now, self.now);
+            attr.parent = if node.parent == 0 { self.parent } else { self.copy_of(node.parent)? };
             if attr.kind == FileKind::Dir {
-                attr.parent = if node.parent == 0 { self.parent } else { self.copy_of(node.parent)? };
                 stats.directories += 1;
             } else {
                 attr.nlink = node.names;

@@ -141,7 +141,15 @@ impl Fs {
     /// The file system in these dictionaries. Nothing flushes by itself.
     pub(crate) fn open_layout(db: Kvdb, layout: Layout, env: Arc<dyn Env>, options: FsOptions) -> Result<Fs> {
         let hash_key = match db.get(layout.imap, &layout::SUPER_KEY)? {
-            Some(value) => Super::decode(&value)?.hash_key,
+            Some(value) => {
+                let record = Super::decode(&value)?;
+                if !Super::is_current(&value) && !options.read_only {
+                    let mut batch = Batch::new();
+                    batch.put(layout.imap, layout::SUPER_KEY.to_vec(), record.encode());
+                    db.commit(batch, kvdb::Durability::Buffered)?;
+                }
+                record.hash_key
+            }
             None if options.read_only => return Err(Error::ReadOnly),
             None => make(&db, &layout, &*env, &options)?,
         };

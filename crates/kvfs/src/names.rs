@@ -177,7 +177,7 @@ impl Fs {
         }
         let mut attr = self.new_attributes(&dir_state.attr, parent, FileKind::File, perm, 0, b"", caller);
         drop(dir_state);
-        attr.nlink = 0;
+        (attr.nlink, attr.parent) = (0, 0);
         let ino = self.new_ino();
         self.core.table.insert(Arc::new(Inode::new(ino, State::new(attr, None), 1)));
         Ok(attr.public(ino))
@@ -206,7 +206,7 @@ impl Fs {
             rdev,
             size: content.len() as u64,
             body: Body::Inline(content.len() as u32),
-            parent: if is_dir { parent } else { 0 },
+            parent,
             atime: now,
             mtime: now,
             ctime: now,
@@ -241,6 +241,9 @@ impl Fs {
         self.count_pages(ino, &mut state)?;
         let mut attr = state.attr;
         attr.nlink += 1;
+        if attr.parent == 0 || attr.nlink == 1 {
+            attr.parent = new_parent;
+        }
         attr.ctime = self.now();
         let mut dir_attr = dir_state.attr;
         add_entry(&mut dir_attr, &attr);

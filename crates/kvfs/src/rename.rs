@@ -114,9 +114,7 @@ impl Fs {
         self.count_pages(source.ino, &mut source_state)?;
         let mut source_attr = source_state.attr;
         source_attr.ctime = now;
-        if source.is_dir() {
-            source_attr.parent = new_parent;
-        }
+        source_attr.parent = new_parent;
         self.stage(source.ino, &mut source_state, &source_attr, &mut batch)?;
         batch.put(layout.nmap, layout::name_key(new_parent, new_name), layout::encode_name(source.ino, source.kind));
         leave(&mut dir_attr, &source);
@@ -130,9 +128,7 @@ impl Fs {
                 self.count_pages(target.ino, state)?;
                 let mut attr = state.attr;
                 attr.ctime = now;
-                if target.is_dir() {
-                    attr.parent = parent;
-                }
+                attr.parent = parent;
                 self.stage(target.ino, state, &attr, &mut batch)?;
                 enter(&mut dir_attr, target);
                 exchanged = Some(attr);

@@ -2,8 +2,12 @@
 
 mod world;
 
-use kvfs::{FileKind, Fs, Ino, ROOT, RenameFlags, SetAttr, View, Views};
+use std::sync::Arc;
+
+use kvdb::{CreateOptions, Durability, Kvdb, OpenOptions};
+use kvfs::{FileKind, Fs, FsOptions, Ino, ROOT, RenameFlags, SetAttr, View, Views};
 use world::{USER, World};
+use zones::{CrashDevice, MemoryDevice};
 
 fn make(fs: &Fs, parent: Ino, name: &str, data: &[u8]) -> Ino {
     let ino = fs.mknod(parent, name.as_bytes(), FileKind::File, 0o644, 0, USER).unwrap().ino;
@@ -76,4 +80,74 @@ fn a_tree_that_is_removed_is_listed_whole() {
     // A file in its place is a change of the same path.
     make(&fs, ROOT, "a", b"123");
     assert_eq!(shown(&views, id), ["a />3", "a/x 1>-"]);
+}
+
+fn paths(changes: &[kvfs::FileChange]) -> Vec<String> {
+    changes.iter().map(|c| String::from_utf8_lossy(&c.path).into_owned()).collect()
+}
+
+#[test]
+fn names_are_found_wherever_they_have_gone() {
+    let w = World::new();
+    let views = Views::new(w.db.clone(), w.fs.clone());
+    let [a, b] = [b"a", b"b"].map(|name| w.fs.mkdir(ROOT, name, 0o755, USER).unwrap().ino);
+    let moved = make(&w.fs, a, "moved", b"1");
+    w.fs.rename(a, b"moved", b, b"there", RenameFlags::default()).unwrap();
+    let [left, right] = [(a, "left"), (b, "right")].map(|(dir, name)| make(&w.fs, dir, name, b"1"));
+    w.fs.rename(a, b"left", b, b"right", RenameFlags { exchange: true, ..Default::default() }).unwrap();
+    // Two names in different directories; and one whose first name is gone.
+    let both = make(&w.fs, a, "both", b"1");
+    w.fs.link(both, b, b"again").unwrap();
+    let orphaned = make(&w.fs, a, "first", b"1");
+    w.fs.link(orphaned, b, b"second").unwrap();
+    w.fs.unlink(a, b"first").unwrap();
+    let unnamed = w.fs.tmpfile(a, 0o644, USER).unwrap().ino;
+    w.fs.link(unnamed, b, b"named").unwrap();
+    make(&w.fs, b, "same", b"1");
+    views.snapshot(&View::Mainline, "before", Durability::Buffered).unwrap();
+    w.second();
+    for ino in [moved, left, right, both, orphaned, unnamed] {
+        w.fs.write(ino, 0, b"22", Default::default()).unwrap();
+    }
+    let changes = views.difference_of_snapshots("before", None).unwrap();
+    assert_eq!(paths(&changes), ["a/both", "a/left", "b/again", "b/named", "b/right", "b/second", "b/there"]);
+    w.check();
+}
+
+#[test]
+fn a_difference_reads_what_has_changed_and_not_all_names() {
+    let device = Arc::new(CrashDevice::over(MemoryDevice::new()));
+    let env = Arc::new(env::Simulated::new(1));
+    let db = Kvdb::create(device.clone(), env.clone(), CreateOptions::default()).unwrap();
+    let fs = Fs::open(db.clone(), env.clone(), FsOptions::default()).unwrap();
+    let mut files = Vec::new();
+    for d in 0..200 {
+        let dir = fs.mkdir(ROOT, format!("directory {d}").as_bytes(), 0o755, USER).unwrap().ino;
+        for i in 0..200 {
+            let name = format!("a file with a name of some length {i}");
+            let ino = fs.mknod(dir, name.as_bytes(), FileKind::File, 0o644, 0, USER).unwrap().ino;
+            fs.forget(ino, 1);
+            files.push(ino);
+        }
+    }
+    fs.sync_all().unwrap();
+    db.flush().unwrap();
+    db.snapshot("before").unwrap();
+    env.advance(std::time::Duration::from_secs(1));
+    (0..3).for_each(|i| drop(fs.write(files[i * 19_999], 0, b"changed", Default::default()).unwrap()));
+    fs.shutdown().unwrap();
+    db.flush().unwrap();
+    drop((fs, db));
+    // Nothing is in memory.
+    let (db, _) = Kvdb::open(Arc::new(CrashDevice::over(device.durable())), env.clone(), OpenOptions::default()).unwrap();
+    let fs = Fs::open(db.clone(), env, FsOptions::default()).unwrap();
+    let views = Views::new(db.clone(), fs);
+    let read = || db.stats().io.total().read_bytes;
+    let before = read();
+    assert_eq!(views.difference_of_snapshots("before", None).unwrap().len(), 3);
+    let took = read() - before;
+    let before = read();
+    assert_eq!(db.view().iter(db.dictionary("nmap").unwrap()).count(), 40_200);
+    let all = read() - before + took;
+    assert!(took * 3 < all, "{took} bytes read of {all}");
 }

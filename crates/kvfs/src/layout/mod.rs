@@ -29,7 +29,9 @@ const XATTR: u8 = 1;
 const SUPER: u8 = b's';
 const ORPHAN: u8 = b'o';
 const MOVES: u8 = b'm';
-const SUPER_VERSION: u8 = 1;
+/// Version 1 has no hints where files have their names; everything else is the same.
+const SUPER_VERSION: u8 = 2;
+const OLDEST_SUPER: u8 = 1;
 const NAME_VERSION: u8 = 1;
 
 /// The dictionaries.
@@ -196,11 +198,16 @@ impl Super {
         value
     }
 
+    /// Whether a record, which decodes, is as [`Super::encode`] would make it; else it must be so before anything is written.
+    pub fn is_current(value: &[u8]) -> bool {
+        value.get(4) == Some(&SUPER_VERSION)
+    }
+
     pub fn decode(value: &[u8]) -> Result<Super> {
         let corrupt = |what: &str| Error::Corrupt { ino: 0, what: what.into() };
         let rest = value.strip_prefix(b"kvfs").ok_or_else(|| corrupt("the file system's own record is malformed"))?;
         let (&version, rest) = rest.split_first().ok_or_else(|| corrupt("the file system's own record is cut short"))?;
-        if version != SUPER_VERSION {
+        if !(OLDEST_SUPER..=SUPER_VERSION).contains(&version) {
             return Err(corrupt(&format!("made by another version of the format ({version}, this program knows {SUPER_VERSION})")));
         }
         let hash_key = rest.try_into().map_err(|_| corrupt("the file system's own record is cut short"))?;
@@ -282,7 +289,10 @@ mod tests {
         let s = Super { hash_key: [3; 16] };
         assert_eq!(Super::decode(&s.encode()).unwrap(), s);
         let mut other = s.encode();
-        other[4] = 2;
+        other[4] = 1;
+        assert_eq!(Super::decode(&other).unwrap(), s);
+        assert!(!Super::is_current(&other) && Super::is_current(&s.encode()));
+        other[4] = 3;
         assert!(Super::decode(&other).unwrap_err().to_string().contains("another version"));
         for n in 0..s.encode().len() {
             assert!(Super::decode(&s.encode()[..n]).is_err());

@@ -5,7 +5,7 @@
 //! nlink uid gid size (varints)
 //! btime (zigzag varint seconds, u32 LE nanoseconds)
 //! ctime mtime atime, each only if its flag says that it differs from the one before it
-//! rdev (varint, if flagged)   parent (varint, directories)   page count (varint, if paged)
+//! rdev (varint, if flagged)   parent (varint, directories; others if flagged)   page count (varint, if paged)
 //! xattrs (if flagged): count, then name length, name, 0 value length value | 1 length (the value has its own key)
 //! content: the rest of the value (if not paged)
 //! ```
@@ -48,7 +48,8 @@ pub(crate) struct Attributes {
     /// Of a directory: the number of its entries.
     pub size: u64,
     pub body: Body,
-    /// Of a directory: the one it is in.
+    /// Of a directory: the one it is in. Of anything else a hint, 0 if there is none: one in which it had a name when it was last made,
+    /// moved or linked.
     pub parent: Ino,
     pub atime: Timestamp,
     pub mtime: Timestamp,
@@ -172,7 +173,7 @@ pub(crate) fn put_node(out: &mut Vec<u8>, attr: &Attributes, xattrs: Option<&Xat
         | flag(attr.mtime != attr.ctime, MTIME)
         | flag(attr.atime != attr.mtime, ATIME)
         | flag(attr.rdev != 0, RDEV)
-        | flag(attr.kind == FileKind::Dir, PARENT)
+        | flag(attr.kind == FileKind::Dir || attr.parent != 0, PARENT)
         | flag(matches!(attr.body, Body::Paged(_)), PAGED)
         | flag(xattrs.is_some(), XATTRS);
     out.push(VERSION);
@@ -247,7 +248,7 @@ fn parse(value: &[u8]) -> Option<(Attributes, Option<Xattrs>, &[u8])> {
     let atime = if flags & ATIME != 0 { take_time(&mut input)? } else { mtime };
     let rdev = if flags & RDEV != 0 { small(&mut input)? } else { 0 };
     let parent = if flags & PARENT != 0 { take_varint(&mut input)? } else { 0 };
-    if (flags & PARENT != 0) != (kind == FileKind::Dir) {
+    if kind == FileKind::Dir && flags & PARENT == 0 {
         return None;
     }
     let pages = if flags & PAGED != 0 { Some(take_varint(&mut input)?) } else { None };
@@ -316,7 +317,6 @@ mod tests {
                 _ if holds => Body::Inline(u64::from(len).min(size) as u32),
                 _ => Body::Inline(0),
             };
-            let parent = if kind == FileKind::Dir { parent } else { 0 };
             let (atime, mtime, ctime) = if same { (times.3, times.3, times.3) } else { (times.0, times.1, times.2) };
             Attributes { kind, perm, nlink, uid, gid, rdev, size, body, parent, atime, mtime, ctime, btime: times.3 }
         }
