@@ -62,7 +62,7 @@ bench-kv: setup
 	@bash scripts/bench_kv.sh $(STAGES)
 
 ## make bench-transactions  builds, files with keys, snapshots, clones and differences beside the same without (docs/bench/transactions.md)
-STAGES_OF_TRANSACTIONS ?= build build ends four four four together latency library many
+STAGES_OF_TRANSACTIONS ?= build build ends four four four serial serial serial together latency library many
 bench-transactions: build
 	$(CARGO) build --release --package kvfs --example views
 	rm -f docs/bench/transactions.jsonl

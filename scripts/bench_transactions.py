@@ -6,6 +6,7 @@ Each stage is a run of its own, of less than a minute, and appends its figures t
     build    `make -j2` of a C library in a transaction (si, ser) and on the plain mount
     ends     begin and commit of that build, in a store of 1,000 files and in one of many
     four     four such builds at once in four transactions, and four on the plain mount one after the other
+    serial   the same with `make -j1`, which leaves a core to others
     together a file and its key made durable together, and an ext4 file and a SQLite row
     latency  begin, snapshot, clone, drop and differences through the socket, at 1,000 files and at many
     library  the same in the library, and `together` in it
@@ -114,8 +115,8 @@ class Store:
         self.file.unlink(missing_ok=True)
 
 
-def make(folder):
-    return ["make", "-s", "-j2", "-C", str(folder)]
+def make(folder, jobs=2):
+    return ["make", "-s", f"-j{jobs}", "-C", str(folder)]
 
 
 def clean(folder):
@@ -174,22 +175,22 @@ def ends(a, work):
             s.close()
 
 
-def four(a, work):
+def four(a, work, jobs=2, named=""):
     s = Store(a, work, "s")
     try:
         folders = [s.project(f"zstd{i}") for i in range(4)]
         run = [a.kvfs, "run", str(s.dir), "--"]
 
         def at_once():
-            all = [subprocess.Popen([*run, *make(f)]) for f in folders]
+            all = [subprocess.Popen([*run, *make(f, jobs)]) for f in folders]
             assert all and not any([p.wait() for p in all])
 
         def in_turn():
             for f in folders:
-                sh(*make(f))
+                sh(*make(f, jobs))
 
         figures = {}
-        ways = {"four builds in turn, plain, s": in_turn, "four builds at once, transactions, s": at_once}
+        ways = {f"four{named} builds in turn, plain, s": in_turn, f"four{named} builds at once, transactions, s": at_once}
         for name in random.sample(list(ways), 2):
             seconds, _ = clock(ways[name])
             figures[name] = [seconds]
@@ -198,6 +199,10 @@ def four(a, work):
         return figures
     finally:
         s.close()
+
+
+def serial(a, work):
+    return four(a, work, jobs=1, named=" serial")
 
 
 def together(a, work):
@@ -336,7 +341,7 @@ def many(a, work):
             s.close()
 
 
-STAGES = {f.__name__: f for f in (build, ends, four, together, latency, library, many)}
+STAGES = {f.__name__: f for f in (build, ends, four, serial, together, latency, library, many)}
 
 
 # --- the report -----------------------------------------------------------------------------------------------------
@@ -378,9 +383,10 @@ def report(a):
                 f"{mid(f'begin {at}'):.2f} ms, {mid(f'commit {at}'):.2f} ms, {mid(f'commit and sync {at}'):.2f} ms",
                 "≤ 5 ms",
             )
-    x, y = "four builds at once, transactions, s", "four builds in turn, plain, s"
-    row("**b. four builds**", "")
-    row("at once in four transactions; on the plain mount in turn", f"{mid(x):.2f} s; {mid(y):.2f} s; ratio {ratio(x, y)}", "< 1")
+    row("**b. four builds**", "at once in four transactions; on the plain mount in turn")
+    for how, named in (("`make -j1`: a core each", " serial"), ("`make -j2`: each fills both cores", "")):
+        x, y = f"four{named} builds at once, transactions, s", f"four{named} builds in turn, plain, s"
+        row(how, f"{mid(x):.2f} s; {mid(y):.2f} s; ratio {ratio(x, y)}", "< 1")
     row("**c. a file and its key, durable together**", "per second")
     for clients in (1, 8):
         k, l, e, h = (

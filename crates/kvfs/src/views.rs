@@ -140,6 +140,9 @@ impl MergeRoutine for Join {
 const ORPHANS_AT_COMMIT: usize = 64;
 /// What a view keeps in memory, as a share of what the mainline may: it can commit to its transaction at any time.
 pub(crate) const VIEW_SHARE: usize = 8;
+/// What waits in a transaction's view at most before its writers move it into the transaction, bytes. All that still waits when the
+/// transaction commits is written then, while somebody waits for that: it makes the time that a commit takes.
+const AWAITS_COMMIT: usize = 1 << 20;
 
 impl Views {
     /// The largest number a view can have.
@@ -322,7 +325,7 @@ impl Views {
         let options = FsOptions {
             // Without a look for conflicts links, sizes and pages would not fit together any more.
             read_only: mainline.read_only || !transaction.checks_conflicts(),
-            write_buffer: (mainline.write_buffer / VIEW_SHARE).max(1 << 20),
+            write_buffer: AWAITS_COMMIT.min(mainline.write_buffer),
             inode_memory: mainline.inode_memory / VIEW_SHARE,
             ..mainline.clone()
         };

@@ -17,7 +17,7 @@ use crate::journal::record::Op;
 
 /// Bytes in memory after which a small transaction writes a run. What is in memory is all that a commit has to write: it makes the time
 /// that this takes.
-const SPILL_AT: usize = 2 << 20;
+const SPILL_AT: usize = 1 << 20;
 /// A large one waits for this part of what it has written.
 const GROWTH: u64 = 32;
 /// What a change takes beside its key and value, about.
