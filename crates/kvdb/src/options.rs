@@ -44,7 +44,8 @@ pub struct OpenOptions {
     pub shape: Shape,
     /// Bytes a second that defragmentation moves when it runs by itself, more when much is lost. 0: it does not run by itself.
     pub defrag_rate: u64,
-    /// Threads that merge, beside each other where they can. 0: as many as half the machine's processors, at most 4.
+    /// Threads that merge, beside each other where they can: each a merge of its own, or a range of keys of a large one. 0: as many as
+    /// half the machine's processors, at most 4. Without threads, large merges go on at so many places in turn (0: at one).
     pub merge_threads: usize,
     /// Nothing is written to the device, recovery included.
     pub read_only: bool,
@@ -87,6 +88,11 @@ impl OpenOptions {
             0 => (std::thread::available_parallelism().map_or(1, |n| n.get()) / 2).clamp(1, 4),
             n => n.min(64),
         }
+    }
+
+    /// Pieces that a large merge is cut into. A store without threads does the same on every machine.
+    pub(crate) fn merge_pieces(&self, inline: bool) -> usize {
+        if inline { self.merge_threads.clamp(1, 64) } else { self.merge_threads() }
     }
 }
 

@@ -34,6 +34,7 @@ pub(crate) struct Counters {
     pub syncs: Counter,
     pub flushes: Counter,
     pub compactions: Counter,
+    pub split_merges: Counter,
     pub stitched: Counter,
     pub copied: Counter,
     pub delays: Counter,
@@ -76,6 +77,8 @@ pub struct Stats {
     pub bound_bytes: u64,
     pub flushes: u64,
     pub compactions: u64,
+    /// Compactions that were cut into pieces for several threads.
+    pub split_merges: u64,
     /// Bytes that merges left where they were.
     pub stitched_bytes: u64,
     /// Bytes that flushes and merges wrote.
@@ -143,6 +146,7 @@ impl Database {
             bound_bytes: c.bound_bytes.get(),
             flushes: c.flushes.get(),
             compactions: c.compactions.get(),
+            split_merges: c.split_merges.get(),
             stitched_bytes: c.stitched.get(),
             merged_bytes: c.copied.get(),
             delays: c.delays.get(),

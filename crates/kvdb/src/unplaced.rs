@@ -147,7 +147,7 @@ impl Database {
         }
         // Versions of one key stay in order.
         pending.values.sort_by(|a, b| (a.dict, &a.key).cmp(&(b.dict, &b.key)));
-        let mut fill = self.zones.fill(Purpose::Pages, Reserve::Merge);
+        let mut fill = self.zones.fill(Purpose::Pages, Reserve::Flush);
         fill.supply(std::mem::take(&mut writer.set_aside));
         let mut extents: Vec<ExtentRef> = Vec::with_capacity(pending.values.len());
         let mut packer = Packer::default();

@@ -89,7 +89,9 @@ fn enlarge(change: &mut Change) {
 fn options(random: &mut Random) -> OpenOptions {
     // Parts so small that most merges consist of several.
     let merge_part = 16 << 10 << random.below(4);
-    OpenOptions { memory: (1 << 20) << random.below(2), flush_on_close: random.one_in(2), merge_part, ..small() }
+    // And those that are large beside them in several pieces.
+    let merge_threads = 1 + random.below(4) as usize;
+    OpenOptions { memory: (1 << 20) << random.below(2), flush_on_close: random.one_in(2), merge_part, merge_threads, ..small() }
 }
 
 fn run(seed: u64, large: bool) {

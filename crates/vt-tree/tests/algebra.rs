@@ -195,3 +195,58 @@ fn any_history_of_flushes_merges_slices_reads_like_a_map() {
         }
     }
 }
+
+/// A merge cut where the fences say, piece by piece, is the merge.
+#[test]
+fn pieces_of_a_merge_joined_are_the_merge() {
+    let mut several = 0;
+    for seed in 0..24 {
+        let mut r = Random(seed);
+        let store = store();
+        let keys = 3000;
+        let (mut seq, mut model) = (0, Model::new());
+        let mut runs: Vec<Arc<Run>> = Vec::new();
+        for _ in 0..4 {
+            let n = 200 + r.next(4000);
+            let m = memtable(&mut r, n, keys, &mut seq, &mut model, seed % 2 == 0);
+            let options = MergeOptions { compression: Compression::None, ..MergeOptions::default() };
+            let run = merge(&store, &[Input::Memtable(m)], &KeyRange::all(), options).expect("flushes");
+            runs.splice(0..0, run);
+        }
+        let values = r.next(2) == 0;
+        let cuts = vt_tree::cuts(&runs, 2 + r.next(5) as usize, values).expect("reads");
+        assert!(cuts.is_sorted_by(|a, b| a < b), "ascending, each once");
+        several += usize::from(cuts.len() > 1);
+        let lows: Vec<&[u8]> = runs.iter().map(|run| run.fences().0).collect();
+        assert!(cuts.iter().all(|cut| lows.iter().any(|low| *low < cut.as_ref())), "no piece is empty");
+        let inputs: Vec<Input> = runs.iter().cloned().map(Input::Run).collect();
+        for drop_tombstones in [false, true] {
+            let stitch_at = [0, 4096, u64::MAX][r.next(3) as usize];
+            let options =
+                || MergeOptions { drop_tombstones, placement: Placement::threshold(stitch_at), ..MergeOptions::default() };
+            let mut pieces = Vec::new();
+            let starts = std::iter::once(Bytes::new()).chain(cuts.iter().cloned());
+            for (start, end) in starts.zip(cuts.iter().cloned().map(Some).chain([None])) {
+                let piece =
+                    merge(&store, &inputs, &KeyRange { start: start.clone(), end: end.clone() }, options()).expect("merges");
+                if let Some(piece) = &piece {
+                    let (low, high) = piece.fences();
+                    assert!(low >= start.as_ref() && end.is_none_or(|end| high <= end.as_ref()), "a piece keeps to its keys");
+                }
+                pieces.extend(piece);
+            }
+            let joined = concat(&store, &pieces).expect("joins").expect("something is left");
+            let mut faults = Vec::new();
+            check_run(&joined, &mut |f| faults.push(f), &mut |_| {});
+            assert!(faults.is_empty(), "{faults:?}");
+            compare(&store, &[Input::Run(joined.clone())], &model, &mut r, keys);
+            let whole = merge(&store, &inputs, &KeyRange::all(), options()).expect("merges").expect("something is left");
+            let (a, b) = (joined.stats(), whole.stats());
+            if drop_tombstones {
+                assert_eq!((a.items, a.tombstones, a.range_tombstones), (b.items, false, false));
+            }
+            assert!(a.items >= b.items && a.items <= b.items + cuts.len() as u64, "a range tombstone more for each cut at most");
+        }
+    }
+    assert!(several > 12);
+}

@@ -132,8 +132,10 @@ pub enum Reserve {
     Keep,
     /// The journal, deletions: may take half of the reserve, but leaves 4 zones of a large one.
     Use,
-    /// Flush and merge, which turn deletions into space: may take three quarters of the reserve, but leave 2 zones of a large one.
+    /// Merges, which turn deletions into space: may take four zones of the reserve, three quarters of a small one.
     Merge,
+    /// Flushes, without which merges do not get to see deletions: leave one zone.
+    Flush,
     /// What a store needs to be opened at all, and gives back at once: may take the last zone.
     Last,
 }
@@ -144,7 +146,8 @@ impl Reserve {
         match self {
             Reserve::Keep => reserve,
             Reserve::Use => (reserve / 2).min(4),
-            Reserve::Merge => (reserve / 4).min(2),
+            Reserve::Merge => reserve.saturating_sub(4).max(reserve / 4).min(4),
+            Reserve::Flush => (reserve / 4).min(1),
             Reserve::Last => 0,
         }
     }

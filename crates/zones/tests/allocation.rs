@@ -169,7 +169,7 @@ fn user_data_never_takes_the_reserve() {
     assert_eq!(zones.space().free_for_user, 0);
     // The more a zone is needed to make others free, the further down the reserve it may be taken from.
     let mut reserve = Vec::new();
-    for (who, zones_for_it) in [(Reserve::Use, 2), (Reserve::Merge, 1), (Reserve::Last, 1)] {
+    for (who, zones_for_it) in [(Reserve::Use, 2), (Reserve::Flush, 1), (Reserve::Last, 1)] {
         reserve.extend((0..zones_for_it).map(|_| zones.take_zone(Purpose::Manifest, who).unwrap().1));
         assert!(matches!(zones.take_zone(Purpose::Manifest, who), Err(Error::NoSpace)), "{who:?}");
     }

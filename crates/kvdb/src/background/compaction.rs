@@ -1,18 +1,26 @@
 //! One merge of runs, under way. Which runs is decided in `shape`; who does it, in `merging`.
 //!
-//! A merge is installed in parts. Once it has written enough, or as much as there is room for, what is before a key becomes a run of
-//! its own at the level below, the inputs are cut there, and what only they held is free for the next part: runs are ropes, so
-//! this costs a few index nodes. Each part is one edit of the manifest, so the store is whole after any of them; however large
-//! the runs, it never holds more than one part twice.
+//! A merge is installed in parts. Once it has written enough, or as much as there is room for, what is merged becomes a run of its own at
+//! the level below, the inputs lose those keys, and what only they held is free for the next part: runs are ropes, so this costs a few
+//! index nodes. Each part is one edit of the manifest, so the store is whole after any of them; however large the runs, it never
+//! holds more than one part twice.
+//!
+//! A large merge consists of several *pieces*: disjoint ranges of keys of the same inputs, cut where index nodes begin, each for a thread of
+//! its own. What they have merged is joined by pointer into one run under one number; the inputs have a hole where each of them has been. A
+//! piece that is installed looks at the inputs anew; the others go on with what they began with until their own part is done, so what
+//! the merge holds twice is a part of each at most, and such parts are as much smaller as there are pieces.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use vt_tree::{Input, KeyRange, Merge, MergeOptions, Run, concat, slice};
+use bytes::Bytes;
+use parking_lot::Mutex;
+use vt_tree::{Input, KeyRange, Merge, MergeOptions, Run, concat, cuts, slice};
 use zones::{Reserve, ZONE_SIZE};
 
 use super::flush::encode_run;
-use super::shape::{BOTTOM, Claim, Job};
+use super::shape::{BOTTOM, Claim, Job, PLENTY};
 use crate::database::Database;
 use crate::error::{Error, Result};
 use crate::manifest::{Edit, RunId};
@@ -27,61 +35,113 @@ const STEP: u64 = 4 << 20;
 /// A part is no more than this share of the store, but for small stores.
 const SHARE: u64 = 20;
 const PART_MIN: u64 = 2 * ZONE_SIZE;
+/// A piece is worth a thread when it has at least this share of the largest part to merge.
+const WORTH: u64 = 2;
 
-/// A compaction under way.
+/// A compaction under way, shared by those who merge its pieces.
 pub(crate) struct Compaction {
+    /// The number of its claim.
+    pub number: u64,
+    /// The youngest level that it takes runs from.
+    from: AtomicUsize,
+    /// Bytes that a piece writes before the next install.
+    part: AtomicU64,
+    hands: Mutex<Hands>,
+    /// Held while a piece is installed; nobody waits for it with another lock.
+    state: Mutex<State>,
+}
+
+/// Who is at what.
+#[derive(Default)]
+struct Hands {
+    /// For each piece what it is in the middle of, but for the time of a step. `None`: not begun, or just installed.
+    merges: Vec<Option<Merge>>,
+    /// Pieces that nobody is at.
+    waiting: VecDeque<usize>,
+    /// Pieces that somebody is at.
+    taken: usize,
+    given_up: bool,
+}
+
+struct State {
     job: Job,
-    /// Of the inputs as they are now; `None`: not begun.
-    merge: Option<Merge>,
-    /// What is merged and installed: everything before the inputs.
-    result: Option<Placed>,
-    /// Bytes to write before the next install.
-    part: u64,
-    /// The inputs are out of the way of younger merges, as far as they can be.
-    aside: bool,
+    /// By key; one until it is prepared.
+    ranges: Vec<Range>,
+    /// What is merged and installed.
+    result: Option<RunId>,
     /// Items of the inputs that hide older ones, and all of them, when it began.
     hiding: (f64, u64),
 }
 
-/// An input behind a part: where it is, and what is left of it. `None`: nothing; else itself when no byte was cut off.
-struct Cut {
-    input: Placed,
-    rest: Option<Arc<Run>>,
+/// The keys of a piece, and how far it is.
+#[derive(Default)]
+struct Range {
+    /// What is before it is installed.
+    at: Bytes,
+    end: Option<Bytes>,
+    merged: Option<Arc<Run>>,
+    done: bool,
+}
+
+/// A piece of a compaction in somebody's hands.
+pub(crate) struct Piece {
+    whole: Arc<Compaction>,
+    number: usize,
+    /// The first, whose compaction is not ready for others.
+    first: bool,
 }
 
 impl Compaction {
-    pub(crate) fn begin(db: &Database, job: Job) -> Compaction {
+    /// A compaction of one piece; more are made of it when the first step finds that it is worth it.
+    pub(crate) fn begin(db: &Database, job: Job, number: u64) -> (Piece, Claim) {
+        let claim = Claim { number, dict: job.dict, runs: job.inputs.iter().map(|p| p.id).collect(), level: job.level };
         let hiding = (db.merging.hiding.items(&job.inputs), job.inputs.iter().map(|p| p.run.stats().items).sum());
-        Compaction { job, merge: None, result: None, part: db.part_size(), aside: false, hiding }
-    }
-
-    /// What it has taken.
-    pub(crate) fn claim(&self, number: u64) -> Claim {
-        Claim { number, dict: self.job.dict, runs: self.job.inputs.iter().map(|p| p.id).collect(), level: self.job.level }
+        let from = AtomicUsize::new(job.from());
+        let state = State { job, ranges: vec![Range::default()], result: None, hiding };
+        let hands = Hands { taken: 1, merges: vec![None], ..Hands::default() };
+        let part = AtomicU64::new(db.part_size());
+        let whole = Arc::new(Compaction { number, from, part, hands: Mutex::new(hands), state: Mutex::new(state) });
+        (Piece { whole, number: 0, first: true }, claim)
     }
 
     /// The youngest level that it takes runs from.
     pub(crate) fn from(&self) -> usize {
-        self.job.from()
+        self.from.load(Ordering::Relaxed)
     }
 
-    /// A bounded part of the work; `true` when all is done. What finds no space is tried again in smaller parts.
-    pub(crate) fn step(&mut self, db: &Database) -> Result<bool> {
-        match self.work(db) {
-            Err(Error::NoSpace) if self.part > SMALLEST => {
-                self.part = (self.part / 4).max(SMALLEST);
-                self.job.press();
-                Ok(false)
-            }
-            done => done,
-        }
+    /// A piece that nobody is at.
+    pub(crate) fn take(self: &Arc<Self>) -> Option<Piece> {
+        let mut hands = self.hands.lock();
+        let number = hands.waiting.pop_front()?;
+        hands.taken += 1;
+        Some(Piece { whole: self.clone(), number, first: false })
     }
 
+    /// Pieces that nobody is at.
+    pub(crate) fn waiting(&self) -> usize {
+        self.hands.lock().waiting.len()
+    }
+
+    /// Nobody goes on with it, and it holds nothing any more. What is installed of it stays.
+    pub(crate) fn give_up(&self) {
+        let mut hands = self.hands.lock();
+        hands.given_up = true;
+        hands.waiting.clear();
+        hands.merges.clear();
+    }
+
+    fn reset_part(&self, db: &Database) {
+        let pieces = self.hands.lock().merges.len() as u64;
+        self.part.store((db.part_size() / pieces.max(1)).max(SMALLEST), Ordering::Relaxed);
+    }
+}
+
+impl State {
     /// Moves the inputs of a merge into the bottom down to the last levels above it, so that younger runs are merged meanwhile.
     fn step_aside(&mut self, db: &Database) -> Result<()> {
         let upper: Vec<usize> = self.job.levels.iter().map(|(_, level)| *level).filter(|level| *level < BOTTOM).collect();
         let down = upper.iter().max().map_or(0, |deepest| BOTTOM - 1 - deepest);
-        if std::mem::replace(&mut self.aside, true) || !self.job.to_bottom || down == 0 {
+        if !self.job.to_bottom || down == 0 {
             return Ok(());
         }
         let dict = self.job.dict;
@@ -113,56 +173,178 @@ impl Compaction {
         Ok(())
     }
 
+    /// Cuts it into pieces, if it is large enough and there may be somebody for them. Not where little is free: the parts of several
+    /// would be so small that they leave holes.
+    fn split(&mut self, db: &Database) -> Result<()> {
+        if db.zones.space().free_for_user < PLENTY {
+            return Ok(());
+        }
+        let values = self.job.placement(db).values_at > 0;
+        let stats = || self.job.inputs.iter().map(|p| p.run.stats());
+        let work: u64 = stats().map(|s| s.block_bytes + s.items + if values { s.value_bytes } else { 0 }).sum();
+        let most = work / (db.options.merge_part / WORTH).max(1);
+        let pieces = most.min(db.options.merge_pieces(db.inline()) as u64) as usize;
+        if pieces < 2 {
+            return Ok(());
+        }
+        let runs: Vec<Arc<Run>> = self.job.inputs.iter().map(|p| p.run.clone()).collect();
+        let cuts = cuts(&runs, pieces, values)?;
+        let starts = std::iter::once(Bytes::new()).chain(cuts.iter().cloned());
+        let ends = cuts.iter().cloned().map(Some).chain([None]);
+        self.ranges = starts.zip(ends).map(|(at, end)| Range { at, end, ..Range::default() }).collect();
+        Ok(())
+    }
+}
+
+impl Piece {
+    /// The youngest level that its compaction takes runs from.
+    pub(crate) fn from(&self) -> usize {
+        self.whole.from()
+    }
+
+    pub(crate) fn whole(&self) -> &Arc<Compaction> {
+        &self.whole
+    }
+
+    /// Others may be at its compaction as well.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.whole.hands.lock().merges.len() > 1
+    }
+
+    /// Readies the compaction for others to take pieces of it, the first time. `true`: just now, and there are some.
+    pub(crate) fn prepare(&mut self, db: &Database) -> Result<bool> {
+        if !std::mem::replace(&mut self.first, false) {
+            return Ok(false);
+        }
+        let mut state = self.whole.state.lock();
+        state.step_aside(db)?;
+        state.split(db)?;
+        self.whole.from.store(state.job.from(), Ordering::Relaxed);
+        let pieces = state.ranges.len();
+        {
+            let mut hands = self.whole.hands.lock();
+            hands.merges.resize_with(pieces, || None);
+            hands.waiting = (1..pieces).collect();
+        }
+        self.whole.reset_part(db);
+        db.counters.split_merges.add(u64::from(pieces > 1));
+        Ok(pieces > 1)
+    }
+
+    /// A bounded part of the work; `true` when the piece is done, or its compaction given up. What finds no space is tried again in
+    /// smaller parts.
+    pub(crate) fn step(&mut self, db: &Database) -> Result<bool> {
+        match self.work(db) {
+            Err(Error::NoSpace) => {
+                let part = self.whole.part.load(Ordering::Relaxed);
+                if part <= SMALLEST {
+                    return Err(Error::NoSpace);
+                }
+                self.whole.part.store((part / 4).max(SMALLEST), Ordering::Relaxed);
+                self.whole.state.lock().job.press();
+                Ok(false)
+            }
+            done => done,
+        }
+    }
+
+    /// Goes on with another piece of the same compaction, and leaves this one as it is: what a store without threads does in their place.
+    pub(crate) fn turn(&mut self) {
+        let mut hands = self.whole.hands.lock();
+        if let Some(number) = hands.waiting.pop_front() {
+            let before = std::mem::replace(&mut self.number, number);
+            hands.waiting.push_back(before);
+        }
+    }
+
+    /// Installs what it has so that it holds nothing, and lets go of it for somebody to go on. The piece is to be left next.
+    pub(crate) fn hand_back(&mut self, db: &Database) -> Result<()> {
+        let done = self.take_merge().map_or(Ok(false), |merge| self.install(db, merge))?;
+        let mut hands = self.whole.hands.lock();
+        if !done && !hands.given_up {
+            hands.waiting.push_back(self.number);
+        }
+        Ok(())
+    }
+
+    /// It is done with, handed back, or has failed. `true`: nobody is at the compaction any more, nor will be.
+    pub(crate) fn leave(self, failed: bool) -> bool {
+        if failed {
+            self.whole.give_up();
+        }
+        let mut hands = self.whole.hands.lock();
+        hands.taken -= 1;
+        hands.taken == 0 && hands.waiting.is_empty()
+    }
+
+    fn take_merge(&self) -> Option<Merge> {
+        self.whole.hands.lock().merges.get_mut(self.number)?.take()
+    }
+
     fn work(&mut self, db: &Database) -> Result<bool> {
-        self.step_aside(db)?;
-        let mut merge = match self.merge.take() {
+        if self.whole.hands.lock().given_up {
+            return Ok(true);
+        }
+        let part = self.whole.part.load(Ordering::Relaxed);
+        let mut merge = match self.take_merge() {
             Some(merge) => merge,
-            None => self.merge(db)?,
+            None => self.begin(db)?,
         };
-        let done = merge.step(STEP.min(self.part))?;
+        let done = merge.step(STEP.min(part))?;
         let m = merge.stats();
-        if !done && m.blocks_written + m.values_written + m.index_written < self.part {
-            self.merge = Some(merge);
+        if !done && m.blocks_written + m.values_written + m.index_written < part {
+            if let Some(slot) = self.whole.hands.lock().merges.get_mut(self.number) {
+                *slot = Some(merge);
+            }
             return Ok(false);
         }
         self.install(db, merge)
     }
 
-    fn merge(&self, db: &Database) -> Result<Merge> {
-        let inputs: Vec<Input> = self.job.inputs.iter().map(|p| Input::Run(p.run.clone())).collect();
+    /// Begins its next part.
+    fn begin(&self, db: &Database) -> Result<Merge> {
+        let state = self.whole.state.lock();
+        let own = &state.ranges[self.number];
+        let range = KeyRange { start: own.at.clone(), end: own.end.clone() };
+        let inputs: Vec<Input> = state.job.inputs.iter().map(|p| Input::Run(p.run.clone())).collect();
         let options = MergeOptions {
-            drop_tombstones: self.job.to_bottom,
+            drop_tombstones: state.job.to_bottom,
             old_seq: db.visible.load(Ordering::Acquire),
             reserve: Reserve::Merge,
-            lane: db.lane(&self.job.inputs, self.job.level),
-            ..self.job.options.storage(self.job.placement(db))
+            lane: db.lane(&state.job.inputs, state.job.level),
+            ..state.job.options.storage(state.job.placement(db))
         };
-        Ok(Merge::new(&db.store, &inputs, &KeyRange::all(), options)?)
+        drop(state);
+        Ok(Merge::new(&db.store, &inputs, &range, options)?)
     }
 
-    /// Makes what is merged part of the store, in place of that much of the inputs. `true`: that was all.
+    /// Makes what is merged part of the store, in place of that much of the inputs. `true`: the piece is done.
     fn install(&mut self, db: &Database, merge: Merge) -> Result<bool> {
         let (run, next, stats) = merge.cut()?;
-        let parts: Vec<Arc<Run>> = self.result.iter().map(|p| p.run.clone()).chain(run).collect();
-        let joined = if parts.len() > 1 { concat(&db.store, &parts)? } else { parts.into_iter().next() };
+        let mut state = self.whole.state.lock();
+        let state = &mut *state;
+        let own = &state.ranges[self.number];
+        let next = next.filter(|next| own.end.as_ref().is_none_or(|end| next < end));
+        let (from, to) = (own.at.clone(), next.clone().or_else(|| own.end.clone()));
+        let merged = joined(db, own.merged.iter().cloned().chain(run).collect())?;
+        let others = |numbers: std::ops::Range<usize>| state.ranges[numbers].iter().filter_map(|range| range.merged.clone());
+        let all = others(0..self.number).chain(merged.clone()).chain(others(self.number + 1..state.ranges.len()));
+        let whole = joined(db, all.collect())?;
         let mut cuts = Vec::new();
-        for input in self.job.inputs.iter().cloned() {
-            let rest = match &next {
-                None => None,
-                Some(next) if input.run.fences().0 >= next.as_ref() => Some(input.run.clone()),
-                Some(next) => slice(&input.run, &KeyRange { start: next.clone(), end: None })?,
-            };
+        for input in state.job.inputs.iter().cloned() {
+            let rest = without(db, &input.run, &from, to.as_ref())?;
             cuts.push(Cut { input, rest });
         }
         db.zones.sync().map_err(|e| db.health.fail("syncing a merge", &e.into()))?;
         db.counters.merged(&stats);
-        let (dict, target, before) = (self.job.dict, self.job.level, self.result.as_ref().map(|p| p.id));
+        let (job, before) = (&state.job, state.result);
+        let (dict, target) = (job.dict, job.level);
         let mut result = None;
         let mut there = true;
-        db.install(|state| {
+        db.install(|manifest| {
             let mut edits = vec![Edit::Streams(db.zones.positions())];
             // Dropped meanwhile: so is the result.
-            there = state.dictionaries.contains_key(&dict);
+            there = manifest.dictionaries.contains_key(&dict);
             if there {
                 for Cut { input, rest } in &cuts {
                     let id = input.id;
@@ -171,12 +353,12 @@ impl Compaction {
                     }
                     edits.push(Edit::DropRun { dict, id });
                     // Under its number it keeps its place among the others.
-                    let level = self.job.level_of(id) as u32;
+                    let level = job.level_of(id) as u32;
                     edits.extend(rest.iter().map(|rest| Edit::AddRun { dict, level, id, run: encode_run(rest) }));
                 }
                 edits.extend(before.map(|id| Edit::DropRun { dict, id }));
-                if let Some(run) = joined {
-                    let id = before.unwrap_or(RunId(state.next_run));
+                if let Some(run) = whole {
+                    let id = before.unwrap_or(RunId(manifest.next_run));
                     edits.push(Edit::AddRun { dict, level: target as u32, id, run: encode_run(&run) });
                     result = Some(Placed { id, run });
                 }
@@ -199,19 +381,57 @@ impl Compaction {
             };
             (edits, change)
         })?;
+        state.job.inputs = cuts.into_iter().filter_map(|c| Some(Placed { id: c.input.id, run: c.rest? })).collect();
+        state.result = result.as_ref().map(|placed| placed.id);
         let done = next.is_none() || !there;
-        self.job.inputs = cuts.into_iter().filter_map(|c| Some(Placed { id: c.input.id, run: c.rest? })).collect();
-        self.result = result;
-        if let Some(placed) = self.result.as_ref().filter(|_| done && target < BOTTOM) {
+        let own = &mut state.ranges[self.number];
+        (own.merged, own.done) = (merged, done);
+        own.at = to.unwrap_or_default();
+        if !there {
+            self.whole.give_up();
+        }
+        let all_done = !there || state.ranges.iter().all(|range| range.done);
+        if let Some(placed) = result.filter(|_| all_done && target < BOTTOM) {
             // What they hid of each other is gone; what is left of it lies below.
             let items = placed.run.stats().items;
-            let left = self.hiding.0 - self.hiding.1.saturating_sub(items) as f64;
+            let left = state.hiding.0 - state.hiding.1.saturating_sub(items) as f64;
             db.merging.hiding.set(placed.id, left / items.max(1) as f64);
         }
-        self.part = db.part_size();
-        db.counters.compactions.add(u64::from(done));
+        self.whole.reset_part(db);
+        db.counters.compactions.add(u64::from(all_done));
         db.compacted();
         Ok(done)
+    }
+}
+
+/// An input behind a part: where it is, and what is left of it. `None`: nothing; else itself when no byte was cut off.
+struct Cut {
+    input: Placed,
+    rest: Option<Arc<Run>>,
+}
+
+/// `run` without its keys from `from` to just below `to`; `None`: to the end.
+fn without(db: &Database, run: &Arc<Run>, from: &Bytes, to: Option<&Bytes>) -> Result<Option<Arc<Run>>> {
+    let (low, high) = run.fences();
+    if high <= from.as_ref() || to.is_some_and(|to| low >= to.as_ref()) {
+        return Ok(Some(run.clone()));
+    }
+    let before = match low < from.as_ref() {
+        true => slice(run, &KeyRange { start: Bytes::new(), end: Some(from.clone()) })?,
+        false => None,
+    };
+    let after = match to {
+        Some(to) if high > to.as_ref() => slice(run, &KeyRange { start: to.clone(), end: None })?,
+        _ => None,
+    };
+    joined(db, before.into_iter().chain(after).collect())
+}
+
+/// One run of several that ascend.
+fn joined(db: &Database, parts: Vec<Arc<Run>>) -> Result<Option<Arc<Run>>> {
+    match parts.len() {
+        0 | 1 => Ok(parts.into_iter().next()),
+        _ => Ok(concat(&db.store, &parts)?),
     }
 }
 

@@ -287,7 +287,7 @@ impl Database {
         gated: bool,
     ) -> Result<Part> {
         // Whoever has the gate alone already needs no other.
-        let _shared = gated.then(|| self.merging.shared());
+        let _shared = gated.then(|| self.merging.pausing());
         let find = |version: &Version| {
             let tree = version.trees.get(&dict)?;
             let level = tree.levels.iter().position(|runs| runs.iter().any(|p| p.id == id))?;

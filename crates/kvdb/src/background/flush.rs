@@ -61,7 +61,7 @@ impl Flush {
                 drop_tombstones: tree.runs().next().is_none() && !asked,
                 // Open transactions ask for the order of the commits since they began.
                 old_seq: oldest,
-                reserve: Reserve::Merge,
+                reserve: Reserve::Flush,
                 // Values that the journal has bound stay where they are.
                 ..tree.info.options.storage(Placement::stitch())
             };

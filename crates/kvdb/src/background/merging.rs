@@ -1,13 +1,15 @@
 //! Who merges. Each thread has a stack of merges under way: one that becomes due at a younger level goes first, so that a large merge
-//! does not let the young runs pile up; threads beside each other take what nobody has claimed. Whoever must not find a merge under way
+//! does not let the young runs pile up; threads beside each other take what nobody has claimed, or a piece of a large merge that another
+//! one has begun. A thread that turns to a younger merge leaves its piece to whoever comes first. Whoever must not find a merge under way
 //! goes through [`Database::merge_alone`]: the threads pause between two steps, and give up what they had begun; what of it is
 //! installed stays.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::compaction::Compaction;
+use super::compaction::{Compaction, Piece};
 use super::dead::Hiding;
 use super::shape::{BOTTOM, Claim, Job};
 use crate::database::Database;
@@ -25,6 +27,7 @@ pub(crate) struct Merging {
     round: AtomicU64,
     claims: Mutex<Vec<Claim>>,
     next_claim: AtomicU64,
+    under_way: Mutex<Vec<Arc<Compaction>>>,
     /// Of a store without threads.
     pub inline: Mutex<Stack>,
     /// One more than the zones that were free when a merge last found no space for it; 0: it found some.
@@ -33,11 +36,11 @@ pub(crate) struct Merging {
     pub hiding: Hiding,
 }
 
-/// The merges that one thread has under way, the youngest last.
+/// The merges that one thread has under way, or its pieces of them, the youngest last.
 #[derive(Default)]
 pub(crate) struct Stack {
     round: u64,
-    merges: Vec<(u64, Compaction)>,
+    merges: Vec<Piece>,
 }
 
 impl Merging {
@@ -57,7 +60,7 @@ impl Merging {
     }
 
     /// Keeps [`Database::merge_alone`] waiting.
-    pub(crate) fn shared(&self) -> RwLockReadGuard<'_, ()> {
+    pub(crate) fn pausing(&self) -> RwLockReadGuard<'_, ()> {
         self.gate.read()
     }
 
@@ -72,6 +75,15 @@ impl Merging {
 
     pub(crate) fn release(&self, number: u64) {
         self.claims.lock().retain(|c| c.number != number);
+        self.under_way.lock().retain(|whole| whole.number != number);
+    }
+
+    /// A piece that nobody is at, of the youngest merge that has any and takes runs from above level `above`.
+    fn take(&self, above: usize) -> Option<Piece> {
+        let under_way = self.under_way.lock();
+        let whole =
+            under_way.iter().filter(|whole| whole.from() < above && whole.waiting() > 0).min_by_key(|whole| whole.from())?;
+        whole.take()
     }
 }
 
@@ -101,6 +113,7 @@ impl Database {
         let gate = self.merging.gate.write();
         self.merging.round.fetch_add(1, Ordering::AcqRel);
         self.merging.claims.lock().clear();
+        self.merging.under_way.lock().drain(..).for_each(|whole| whole.give_up());
         gate
     }
 
@@ -111,30 +124,63 @@ impl Database {
         if std::mem::replace(&mut stack.round, round) != round {
             stack.merges.clear();
         }
-        if stack.merges.len() < DEEPEST {
-            let mut claims = self.merging.claims.lock();
-            let (tombstones, above) = match stack.merges.last() {
-                None => (self.is_quiet(), usize::MAX),
-                Some((_, compaction)) => (false, compaction.from()),
-            };
-            if let Some(job) = self.next_job(tombstones, false, &claims, above) {
-                let compaction = Compaction::begin(self, job);
-                let number = self.merging.next_claim.fetch_add(1, Ordering::Relaxed);
-                claims.push(compaction.claim(number));
-                stack.merges.push((number, compaction));
+        if stack.merges.len() < DEEPEST
+            && let Some(younger) = self.next_piece(stack)
+        {
+            let older = stack.merges.pop_if(|older| older.is_shared());
+            stack.merges.push(younger);
+            if let Some(mut older) = older {
+                // It would hold what the others have merged meanwhile.
+                let left = older.hand_back(self);
+                self.end(older, left.is_err());
+                left?;
             }
         }
-        let Some((number, compaction)) = stack.merges.last_mut() else { return Ok(false) };
-        match compaction.step(self) {
+        let Some(piece) = stack.merges.last_mut() else { return Ok(false) };
+        let new = piece.prepare(self);
+        if self.inline() {
+            piece.turn();
+        } else if new.as_ref().is_ok_and(|new| *new) {
+            self.background.compaction_wanted();
+        }
+        match new.and_then(|_| piece.step(self)) {
             Ok(false) => {}
             done => {
-                self.merging.release(*number);
-                stack.merges.pop();
                 let starved = if matches!(done, Err(Error::NoSpace)) { self.zones.space().zones_free + 1 } else { 0 };
+                if let Some(piece) = stack.merges.pop() {
+                    self.end(piece, done.is_err());
+                }
                 self.merging.starved.store(starved, Ordering::Relaxed);
                 done?;
             }
         }
         Ok(true)
+    }
+
+    /// A merge that is due and goes before all of `stack`, or a piece of one.
+    fn next_piece(&self, stack: &Stack) -> Option<Piece> {
+        let (tombstones, above) = match stack.merges.last() {
+            None => (self.is_quiet(), usize::MAX),
+            Some(piece) => (false, piece.from()),
+        };
+        let mut claims = self.merging.claims.lock();
+        match self.next_job(tombstones, false, &claims, above) {
+            Some(job) => {
+                let number = self.merging.next_claim.fetch_add(1, Ordering::Relaxed);
+                let (piece, claim) = Compaction::begin(self, job, number);
+                claims.push(claim);
+                self.merging.under_way.lock().push(piece.whole().clone());
+                Some(piece)
+            }
+            None => self.merging.take(above),
+        }
+    }
+
+    /// Somebody is done with a piece.
+    fn end(&self, piece: Piece, failed: bool) {
+        let number = piece.whole().number;
+        if piece.leave(failed) {
+            self.merging.release(number);
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use zones::ZONE_SIZE;
 
-use super::compaction::Compaction;
+use super::compaction::{Compaction, Piece};
 use super::shape::Job;
 use crate::database::Database;
 use crate::dictionary::DictionaryId;
@@ -22,15 +22,48 @@ fn unless_full<T>(result: Result<T>) -> Result<Option<T>> {
 }
 
 impl Database {
-    /// Does a whole job here and now; `false` when the store is being closed, which gives the rest of it up.
+    /// Does a whole job here and now, a large one in several threads; `false` when the store is being closed, which gives the rest of
+    /// it up.
     fn compact_now(&self, job: Job) -> Result<bool> {
-        let mut compaction = Compaction::begin(self, job);
-        while !compaction.step(self)? {
-            if self.background.stopping() {
-                return Ok(false);
+        let (mut first, _) = Compaction::begin(self, job, 0);
+        first.prepare(self)?;
+        let whole = first.whole().clone();
+        let work = |first: Option<Piece>| {
+            let mut piece = first;
+            while let Some(mut own) = piece.take().or_else(|| whole.take()) {
+                let done = loop {
+                    if self.inline() {
+                        own.turn();
+                    }
+                    match own.step(self) {
+                        Ok(false) if !self.background.stopping() => {}
+                        done => break done,
+                    }
+                };
+                // Closed, or failed: nobody need go on.
+                own.leave(!matches!(done, Ok(true)));
+                if !done? {
+                    return Ok(false);
+                }
             }
-        }
-        Ok(true)
+            Ok(true)
+        };
+        let others = if self.inline() { 0 } else { whole.waiting() };
+        std::thread::scope(|scope| {
+            let work = &work;
+            let helpers: Vec<_> = (0..others)
+                .filter_map(|_| std::thread::Builder::new().name("kvdb-merge".into()).spawn_scoped(scope, || work(None)).ok())
+                .collect();
+            let mut done = work(Some(first));
+            for helper in helpers {
+                let helped = helper.join().unwrap_or_else(|_| Err(Error::Invalid("a merging thread has panicked".into())));
+                done = match (done, helped) {
+                    (Ok(a), Ok(b)) => Ok(a && b),
+                    (Err(e), _) | (_, Err(e)) => Err(e),
+                };
+            }
+            done
+        })
     }
 
     /// The same; when there is no space for it, merged with everything older, which may make some.
@@ -84,6 +117,15 @@ impl Database {
 
     /// Does all compactions that are called for, those for few tombstones too. The caller merges alone.
     fn settle(&self) -> Result<()> {
+        // Deletions first: these merges write least and gain most, and may make the room that others find none without.
+        let version = self.version.load_full();
+        for mut job in version.trees.values().filter_map(|tree| Job::for_tombstones(tree, true)) {
+            job.press();
+            if unless_full(self.compact_now(job))? == Some(false) {
+                return Ok(());
+            }
+        }
+        drop(version);
         while let Some(mut job) = self.next_job(true, true, &[], usize::MAX) {
             job.press();
             if !self.compact_somehow(job)? {

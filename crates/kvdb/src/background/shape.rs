@@ -46,6 +46,8 @@ impl Shape {
 pub(crate) const BOTTOM: usize = 15;
 /// Spans of key blocks that stay where they are when space is short, bytes.
 const PRESSED: u64 = 1 << 20;
+/// Space is short when less than this part of the store is free.
+const TIGHT: u64 = 8;
 /// Seeks that cost more than this many bytes of reading are dear: large values are moved for the sake of scans.
 const DEAR: u64 = 64 << 10;
 
@@ -67,7 +69,7 @@ const CHEAP: u64 = 48;
 /// What is less than this has no zones of its own, bytes of key blocks.
 const APART: u64 = 5 * ZONE_SIZE;
 /// With less than this free, young and old share zones: those begun by either would be missed.
-const PLENTY: u64 = 32 * ZONE_SIZE;
+pub(crate) const PLENTY: u64 = 32 * ZONE_SIZE;
 
 impl Database {
     /// Where on the device the result of merging `runs` belongs, at `level`: beside what lives as long.
@@ -144,6 +146,11 @@ impl Job {
     pub(crate) fn placement(&self, db: &Database) -> Placement {
         if let Some(placement) = &self.placement {
             return placement.clone();
+        }
+        // Few key blocks that stay behind keep a zone each: what little is left would be gone before the inputs are.
+        let space = db.zones.space();
+        if space.free_for_user / ZONE_SIZE < space.zones_total / TIGHT {
+            return Placement { stitch_at: PRESSED, ..Placement::stitch() };
         }
         let stitch_at = db.version.load().trees.get(&self.dict).map_or(ADAPTIVE, |t| t.info.options.stitch_at);
         let seek_bytes = db.options.seek_bytes;

@@ -1,0 +1,45 @@
+//! Where a merge of several runs can be cut into pieces of about the same work, told from index entries alone. Every cut is a lower fence of
+//! an index node (of a block, in small runs) of one of the runs, so that this run is cut without touching what lies beneath.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::Result;
+use crate::run::Run;
+
+/// Subtrees that a run is told apart in for each piece, at least.
+const FINE: usize = 16;
+
+/// Up to `pieces - 1` keys, ascending, that cut the runs into ranges of about the same weight: tuple blocks, and large values if
+/// `values`. Fewer where runs are too small to be cut so.
+pub fn cuts(runs: &[Arc<Run>], pieces: usize, values: bool) -> Result<Vec<Bytes>> {
+    let mut all: Vec<(Bytes, u64)> = Vec::new();
+    for run in runs {
+        let (root, mut level) = run.root();
+        let mut entries = vec![root.clone()];
+        while level > 0 && entries.len() < FINE * pieces {
+            let mut below = Vec::new();
+            for entry in &entries {
+                below.extend(run.store().node(entry.at, level)?.entries);
+            }
+            (entries, level) = (below, level - 1);
+        }
+        let weight = |e: &crate::entry::Entry| e.block_bytes + e.items + if values { e.value_bytes } else { 0 };
+        all.extend(entries.into_iter().map(|e| (e.low.clone(), weight(&e))));
+    }
+    all.sort_unstable();
+    let total: u64 = all.iter().map(|(_, weight)| weight).sum();
+    let mut cuts: Vec<Bytes> = Vec::new();
+    let mut before = 0;
+    for (low, weight) in &all {
+        let next = cuts.len() as u64 + 1;
+        let due = next < pieces as u64 && before as u128 * pieces as u128 >= total as u128 * u128::from(next);
+        if due && all.first().is_some_and(|(first, _)| first < low) && cuts.last().is_none_or(|last| last < low) {
+            // A key keeps the memory that it was read from.
+            cuts.push(Bytes::copy_from_slice(low));
+        }
+        before += weight;
+    }
+    Ok(cuts)
+}
