@@ -125,6 +125,9 @@ pub(crate) fn open(device: Arc<dyn Device>, env: Arc<dyn Env>, options: OpenOpti
             }
         }
         edits.extend(fresh.iter().map(|f| Edit::Segment(f.segment)));
+        // A rollback is on disk before the journal's end, which it made void, need be: numbers that were lost are given again.
+        let last = next_seq - 1;
+        edits.extend(state.since.iter().filter(|(_, since)| **since > last).map(|(&dict, _)| Edit::Since { dict, seq: last }));
         let mut next = state.clone();
         next.apply_all(edits.iter().cloned())?;
         next.closed = false;

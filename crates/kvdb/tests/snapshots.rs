@@ -467,3 +467,25 @@ fn power_cuts_leave_some_state_between_two_steps() {
         assert!(possible.iter().any(|w| same(w, &is)), "seed {seed}: none of {} possible states", possible.len());
     }
 }
+
+#[test]
+fn what_is_committed_after_a_rollback_and_a_crash_is_not_taken_for_what_the_rollback_undid() {
+    let device = Arc::new(CrashDevice::over(MemoryDevice::new()));
+    let options = OpenOptions { flush_on_close: false, ..small() };
+    let db = create(device.clone(), Arc::new(Simulated::new(1)), options.clone()).unwrap();
+    let d = db.open_dictionary("d").unwrap().id();
+    db.put(d, b"k", b"before", Durability::Synced).unwrap();
+    db.snapshot("s").unwrap();
+    // The rollback is on disk; what came before it never was.
+    (0..5u8).for_each(|i| db.put(d, &[i], b"undone", Durability::Buffered).unwrap());
+    db.rollback("s").unwrap();
+    let mut image = device.durable();
+    drop(db);
+    for life in 0..3u64 {
+        let device = Arc::new(CrashDevice::over(image));
+        let (db, _) = Kvdb::open(device.clone(), Arc::new(Simulated::new(2 + life)), options.clone()).unwrap();
+        assert_eq!(db.view().scan(d, b"", b"", usize::MAX).unwrap().len() as u64, 1 + life, "life {life}");
+        db.put(d, format!("new{life}").as_bytes(), b"after", Durability::Synced).unwrap();
+        image = device.durable();
+    }
+}

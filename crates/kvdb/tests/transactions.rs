@@ -438,3 +438,45 @@ fn it_tells_before_its_commit_whether_others_were_there() {
     put(&db, d, "a", "0");
     assert!(t.is_outdated().unwrap(), "the same value again is a change");
 }
+
+/// A commit that is refused for now, for the sake of a lock that another transaction has on `held`.
+fn refused_for_now(db: &Kvdb, d: DictionaryId, t: &kvdb::Transaction) {
+    let other = db.begin(Isolation::Serializable).unwrap();
+    other.lock_key(d, b"held", true).unwrap();
+    let refused = kvdb::at_once(|| t.commit(Durability::Buffered));
+    assert!(matches!(refused, Err(Error::Locked(_))), "{refused:?}");
+}
+
+#[test]
+fn what_it_changes_after_a_commit_that_was_refused_for_now_is_compared_with_all_since_it_began() {
+    let (db, d) = store();
+    let t = db.begin(Isolation::Snapshot).unwrap();
+    put(&db, d, "a", "theirs");
+    t.put(d, "held", "mine").unwrap();
+    refused_for_now(&db, d, &t);
+    t.put(d, "a", "mine").unwrap();
+    let result = t.commit(Durability::Buffered);
+    assert!(matches!(&result, Err(Error::Conflict { keys }) if keys[..] == [(d, "a".into())]), "{result:?}");
+    assert_eq!((get(&db, d, "a").as_deref(), get(&db, d, "held")), (Some("theirs"), None));
+}
+
+#[test]
+fn what_a_commit_has_joined_that_was_refused_for_now_is_joined_anew() {
+    let (db, d) = store();
+    db.set_merge(d, Arc::new(Sum));
+    put(&db, d, "count", "10");
+    let t = db.begin(Isolation::Snapshot).unwrap();
+    let mark = t.savepoint().unwrap();
+    t.put(d, "count", "11").unwrap();
+    t.put(d, "held", "1").unwrap();
+    put(&db, d, "count", "15");
+    refused_for_now(&db, d, &t);
+    assert_eq!(t.get(d, b"count").unwrap().as_deref(), Some(&b"11"[..]), "it still sees its own state alone");
+    t.rollback_to(&mark).unwrap();
+    assert_eq!(t.get(d, b"count").unwrap().as_deref(), Some(&b"10"[..]));
+    t.put(d, "count", "12").unwrap();
+    t.put(d, "held", "1").unwrap();
+    refused_for_now(&db, d, &t);
+    t.commit(Durability::Buffered).unwrap();
+    assert_eq!(get(&db, d, "count").as_deref(), Some("17"));
+}

@@ -204,16 +204,18 @@ impl Fs {
         }
         let mut names = self.known_names()?;
         change()?;
+        // Nothing is locked by reading this. What a serializable transaction has in memory is locked, or noted as not locked.
+        let view = self.core.scope.view()?;
         for inode in self.core.table.all() {
             let mut state = inode.state.write();
+            let unlocked = state.unlocked;
             self.discard(&mut state);
-            let node = self.core.scope.get(self.core.layout.imap, &layout::node_key(inode.ino))?;
-            match node {
-                Some(value) => {
-                    let (attr, xattrs, _) = layout::decode_node(inode.ino, &value)?;
-                    *state = State { queued: state.queued, ..State::new(attr, xattrs) };
+            let node = view.get(self.core.layout.imap, &layout::node_key(inode.ino)).ok().flatten();
+            match node.and_then(|value| layout::decode_node(inode.ino, &value).ok()) {
+                Some((attr, xattrs, _)) => {
+                    *state = State { queued: state.queued, unlocked, ..State::new(attr, xattrs) };
                 }
-                // Made since then.
+                // Made since then; or it cannot be read now, and whoever asks for it is told why.
                 None => {
                     drop(state);
                     self.core.table.leave(&inode);

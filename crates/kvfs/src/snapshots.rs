@@ -88,12 +88,17 @@ impl Views {
     pub fn rollback(&self, snapshot: &str) -> Result<()> {
         let info = self.snapshots().into_iter().find(|info| info.name == snapshot).ok_or(Error::NotFound)?;
         if info.branch.is_empty() {
-            for transaction in self.list() {
+            let open = self.list();
+            for transaction in &open {
                 match self.abort(transaction.id) {
                     // It has just ended by itself.
                     Err(Error::Store(kvdb::Error::NoTransaction(_))) | Ok(()) => {}
                     Err(e) => return Err(e),
                 }
+            }
+            if open.iter().any(|transaction| transaction.durable) {
+                // The rollback is on disk at once; one that it ends must not be there again after a crash.
+                self.shared.db.sync()?;
             }
         }
         // What the kernel holds back belongs to what is left behind.

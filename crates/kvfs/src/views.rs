@@ -54,7 +54,7 @@ use crate::attr::Ino;
 use crate::difference::{FileChange, difference};
 use crate::error::{Error, Result};
 use crate::fs::{Fs, FsOptions, largest_ino};
-use crate::{locks, merge};
+use crate::merge;
 
 /// Which view.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -233,7 +233,7 @@ impl Views {
         let committed = match touched.names.is_empty() && touched.inodes.is_empty() {
             true => commit().map(|()| Vec::new()),
             // Serializable transactions may hold what it changes, and end only when the mainline's gate is open.
-            false => locks::again(|| self.shared.mainline.absorb(&touched, commit)),
+            false => self.shared.mainline.patiently(|| self.shared.mainline.absorb(&touched, commit)),
         };
         if let Err(e) = &committed {
             if matches!(e, Error::Store(kvdb::Error::Conflict { .. })) {

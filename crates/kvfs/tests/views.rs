@@ -586,3 +586,28 @@ fn a_transaction_that_looks_for_no_conflicts_changes_no_files() {
     b.commit(id);
     assert_eq!(rows.get("k").unwrap().as_deref(), Some(&b"v"[..]));
 }
+
+#[test]
+fn a_serializable_transaction_goes_back_to_a_savepoint_whatever_others_have_locked() {
+    let both = Both::new();
+    let dir = both.w.dir(ROOT, "dir");
+    let begin = || {
+        let options = TransactionOptions {
+            isolation: Isolation::Serializable,
+            lock_timeout: std::time::Duration::ZERO,
+            ..TransactionOptions::default()
+        };
+        let id = both.views.begin(options).unwrap();
+        (id, both.views.fs(&View::Transaction(id)).unwrap())
+    };
+    let ((_, one), (id, two)) = (begin(), begin());
+    // Both have walked through the directory; only one of them changes it.
+    let savepoint = both.views.savepoint(id).unwrap();
+    assert!(two.resolve(b"/dir/none").is_err());
+    make(&two, ROOT, "mine", b"");
+    make(&one, dir, "theirs", b"");
+    both.views.rollback_to(id, &savepoint).unwrap();
+    assert!(read(&two, "/mine").is_none());
+    assert!(two.resolve(b"/dir").is_ok());
+    both.commit(id);
+}

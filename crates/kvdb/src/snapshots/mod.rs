@@ -76,6 +76,15 @@ fn check_name(what: &str, name: &str) -> Result<()> {
     Err(Error::Invalid(format!("the name of a {what} {bad}: {name:?}")))
 }
 
+/// Snapshots that begin with a dot are the store's own: what durable transactions read, which others neither see nor drop.
+fn is_own(name: &str) -> bool {
+    name.starts_with('.')
+}
+
+fn check_visible(snapshot: &str) -> Result<()> {
+    if is_own(snapshot) { Err(Error::NoSnapshot(snapshot.into())) } else { Ok(()) }
+}
+
 impl Kvdb {
     /// Makes a snapshot of the main branch: everything committed before this call, for as long as it is not dropped. It takes the time
     /// of a synced commit whatever the store holds, and is durable when this returns.
@@ -99,22 +108,27 @@ impl Kvdb {
     /// The same of any branch. A buffered one is on disk together with the commits before it.
     pub fn snapshot_of(&self, branch: &str, name: &str, durability: Durability) -> Result<()> {
         check_name("snapshot", name)?;
+        if !branch.is_empty() {
+            check_name("branch", branch)?;
+        }
         self.db.0.snapshot(branch, name, durability)
     }
 
     /// All snapshots, the oldest first.
     pub fn snapshots(&self) -> Vec<SnapshotInfo> {
-        self.db.0.list_snapshots()
+        self.db.0.list_snapshots().into_iter().filter(|s| !is_own(&s.name)).collect()
     }
 
     /// The store, or that branch of it, as it was when the snapshot was made. The view outlives the snapshot. Its dictionaries have the
     /// numbers that they had; see [`View::dictionary`].
     pub fn open_snapshot(&self, name: &str) -> Result<View> {
+        check_visible(name)?;
         self.db.0.open_snapshot(name)
     }
 
     /// Drops a snapshot, durably, in a time that does not depend on what is in it. Clones and views of it stay.
     pub fn drop_snapshot(&self, name: &str) -> Result<()> {
+        check_visible(name)?;
         self.db.0.drop_snapshot(name)
     }
 
@@ -134,6 +148,7 @@ impl Kvdb {
     /// # Ok::<(), kvdb::Error>(())
     /// ```
     pub fn clone_snapshot(&self, snapshot: &str, branch: &str) -> Result<()> {
+        check_visible(snapshot)?;
         check_name("branch", branch)?;
         self.db.0.clone_snapshot(snapshot, branch)
     }
@@ -172,6 +187,7 @@ impl Kvdb {
     /// # Ok::<(), kvdb::Error>(())
     /// ```
     pub fn rollback(&self, snapshot: &str) -> Result<()> {
+        check_visible(snapshot)?;
         self.db.0.roll_back(snapshot)
     }
 

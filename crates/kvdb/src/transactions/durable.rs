@@ -139,7 +139,13 @@ impl Database {
             if let Some(beginning) = view.get(log, BEGINNING)? {
                 match self.restore(id, log, &beginning) {
                     Ok(()) => tracing::info!("transaction {id} goes on"),
-                    Err(e) => tracing::warn!("transaction {id} cannot go on: {e}"),
+                    Err(e @ (Error::Corrupt(_) | Error::NoSnapshot(_))) => {
+                        tracing::warn!("transaction {id} cannot go on, and is aborted: {e}");
+                        self.delete_log(log, Bytes::from_static(BEGINNING))?;
+                    }
+                    Err(e) => {
+                        tracing::warn!("transaction {id} cannot go on now; it is kept for the next time the store is opened: {e}")
+                    }
                 }
             }
         }
@@ -171,15 +177,27 @@ impl Database {
         Ok(())
     }
 
-    /// Drops the logs of transactions that have ended.
+    /// Drops the logs of transactions that have ended: nobody has them open, and they have no beginning. (When the store is closed they are
+    /// open no more, and go on all the same.)
     pub(crate) fn sweep_logs(&self) -> Result<()> {
         // Not that of one that is just beginning.
         let Some(_logging) = self.transactions.logging.try_lock() else { return Ok(()) };
-        let version = self.version.load_full();
-        let ended = |name: &str| name.parse().is_ok_and(|id| self.transactions.find(TransactionId(id)).is_none());
-        for tree in version.trees.values().filter(|t| t.info.branch == BRANCH && ended(&t.info.name)) {
-            match self.drop_snapshot(&base_name(&tree.info.name)) {
-                Ok(()) | Err(Error::NoSnapshot(_)) => self.drop_dictionary(tree.info.id)?,
+        let view = self.view();
+        let mut ended = Vec::new();
+        for tree in view.version.trees.values().filter(|t| t.info.branch == BRANCH) {
+            let open = tree.info.name.parse().is_ok_and(|id| self.transactions.find(TransactionId(id)).is_some());
+            if !open && view.get(tree.info.id, BEGINNING)?.is_none() {
+                ended.push((tree.info.id, tree.info.name.clone()));
+            }
+        }
+        drop(view);
+        if !ended.is_empty() {
+            // Dropping is on disk at once. What ended them must be there before, or a crash would leave a log without what it reads.
+            self.sync()?;
+        }
+        for (log, name) in ended {
+            match self.drop_snapshot(&base_name(name)) {
+                Ok(()) | Err(Error::NoSnapshot(_)) => self.drop_dictionary(log)?,
                 Err(e) => return Err(e),
             }
         }

@@ -20,6 +20,7 @@ use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::journal::record::{Changes, Op};
 use crate::locks::KeyRangeRef;
+use crate::view::View;
 
 /// A commit with more in memory than this binds runs, bytes.
 const BIND_AT: usize = 1 << 20;
@@ -60,51 +61,62 @@ impl Group {
         }
     }
 
-    /// Makes the changes everybody's; `None`: there were none.
+    /// Makes the changes everybody's; `None`: there were none. What they are joined with is not the transaction's until it has committed: it
+    /// may go on after an error, and what it changes then has to be compared with all that has happened since it began.
     fn apply(&self, open: &mut Open) -> Result<Option<Applied>> {
         let db = &*self.db;
         db.writable()?;
-        if let Some(log) = open.log {
-            // In the same commit as everything else.
-            open.own.write(&[Database::end_of_log(log)], Hold::default());
-        }
-        if open.own.is_empty() {
+        if open.own.is_empty() && open.log.is_none() {
             return Ok(None);
         }
-        let checks = open.base.is_some() && self.options.check_conflicts;
         let mut bound = !open.own.in_memory() || open.own.memory() > BIND_AT;
+        if bound {
+            // Before anything is joined: an attempt that fails has not written it for nothing.
+            let keep = open.savepoints.last().map(|mark| mark.parts.clone()).unwrap_or_default();
+            open.own.spill(db, &keep)?;
+        }
+        let mut own = open.own.clone();
+        if let Some(log) = open.log {
+            // In the same commit as everything else.
+            own = own.fork();
+            own.write(&[Database::end_of_log(log)], Hold::default());
+        }
+        let checks = open.base.is_some() && self.options.check_conflicts;
+        // What was committed up to here is joined.
+        let mut checked: Option<View> = None;
         for look in 1.. {
             let mut seen = Seq::MAX;
             if checks {
                 let now = db.exact_view();
-                let (since, base) = match &open.checked {
-                    Some(base) => (base.at, base.clone()),
-                    None => match &open.base {
-                        Some(base) => (self.since, base.clone()),
-                        None => (self.since, now.clone()),
-                    },
+                let (since, base) = match (&checked, &open.base) {
+                    (Some(checked), _) => (checked.at, checked.clone()),
+                    (None, Some(base)) => (self.since, base.clone()),
+                    (None, None) => (self.since, now.clone()),
                 };
                 seen = now.at;
-                let by_value = open.by_value && open.checked.is_none();
+                let by_value = open.by_value && checked.is_none();
                 if seen > since || by_value {
-                    let joined = conflicts::reconcile(db, &open.own, since, by_value, &base, &now)?;
-                    open.own.write(&joined, Hold::default());
-                    bound |= open.own.memory() > BIND_AT;
-                    open.checked = Some(now);
+                    let joined = conflicts::reconcile(db, &own, since, by_value, &base, &now)?;
+                    if !joined.is_empty() {
+                        own = own.fork();
+                        own.write(&joined, Hold::default());
+                        bound |= own.memory() > BIND_AT;
+                    }
+                    checked = Some(now);
                 }
             }
-            let own = open.own.clone();
             // Under the pipeline's lock: what was committed since the look above?
+            let mine = own.clone();
             let still = |visible: Seq| -> Result<bool> {
-                Ok(!checks || visible <= seen || look > LOOKS && !conflicts::any(db, &own, seen)?)
+                Ok(!checks || visible <= seen || look > LOOKS && !conflicts::any(db, &mine, seen)?)
             };
             let owner = (self.options.isolation == Isolation::Serializable).then_some(self.id.0);
             let outcome = match bound {
                 true => {
-                    open.own.spill(db, &BTreeMap::new())?;
-                    let runs = runs(&open.own);
+                    own.spill(db, &BTreeMap::new())?;
+                    let runs = runs(&own);
                     db.zones.sync().map_err(|e| db.health.fail("syncing a transaction", &e.into()))?;
-                    db.bind_runs(&runs, || touched(&own), owner, still)?
+                    db.bind_runs(&runs, || touched(&mine), owner, still)?
                 }
                 false => {
                     let (changes, deletes_only) = changes(&own)?;

@@ -168,8 +168,6 @@ pub(super) struct Open {
     /// What it reads below its own changes; `None`: what is committed now.
     pub base: Option<View>,
     pub own: Own,
-    /// What was committed up to here is joined with `own` already, by a commit that then failed.
-    pub checked: Option<View>,
     /// Where its changes are logged.
     pub log: Option<DictionaryId>,
     /// What it reads may be older than the number that conflicts are looked for from: what others have changed is told by values as well.
@@ -181,14 +179,14 @@ pub(super) struct Open {
 /// What a savepoint goes back to.
 pub(super) struct Mark {
     id: u64,
-    parts: BTreeMap<DictionaryId, usize>,
+    pub(super) parts: BTreeMap<DictionaryId, usize>,
     /// Changes made so far.
     at: u64,
 }
 
 impl Open {
     pub(super) fn new(base: Option<View>) -> Open {
-        Open { base, own: Own::default(), checked: None, log: None, by_value: false, savepoints: Vec::new(), next_savepoint: 1 }
+        Open { base, own: Own::default(), log: None, by_value: false, savepoints: Vec::new(), next_savepoint: 1 }
     }
 }
 

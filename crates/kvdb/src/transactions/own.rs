@@ -188,6 +188,15 @@ impl Own {
         self.tree_mut(dict).push(Part::Run(run));
     }
 
+    /// The same, to be changed without changing this one.
+    pub(super) fn fork(&self) -> Own {
+        let mut fork = self.clone();
+        for parts in Arc::make_mut(&mut fork.trees).values_mut() {
+            parts.push(Part::Memtable(Arc::default()));
+        }
+        fork
+    }
+
     /// How many parts there are of each dictionary. What is written from here on goes into new ones.
     pub(crate) fn mark(&mut self) -> BTreeMap<DictionaryId, usize> {
         for parts in Arc::make_mut(&mut self.trees).values_mut() {
