@@ -406,6 +406,8 @@ impl Found {
 #[derive(Default)]
 struct Runs {
     known: HashMap<Bytes, Arc<Run>>,
+    /// The same by where in the state the bytes lie, which is alive meanwhile: what snapshots share lies there once.
+    by_place: HashMap<*const u8, Arc<Run>>,
 }
 
 impl Runs {
@@ -413,11 +415,18 @@ impl Runs {
         let mut tree = Tree::new(d.info.clone(), generation);
         // By age: each run is newer than those added before it.
         for (&id, (level, bytes)) in &d.runs {
-            let run = match self.known.get(bytes) {
+            let run = match self.by_place.get(&bytes.as_ptr()) {
                 Some(run) => run.clone(),
-                None => decode_run(store, bytes, || format!("the manifest's entry of run {}", id.0))?,
+                None => {
+                    let run = match self.known.get(bytes) {
+                        Some(run) => run.clone(),
+                        None => decode_run(store, bytes, || format!("the manifest's entry of run {}", id.0))?,
+                    };
+                    self.known.insert(bytes.clone(), run.clone());
+                    self.by_place.insert(bytes.as_ptr(), run.clone());
+                    run
+                }
             };
-            self.known.insert(bytes.clone(), run.clone());
             tree.add_run(*level as usize, Placed { id, run });
         }
         Ok(tree)

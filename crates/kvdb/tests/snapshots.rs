@@ -8,7 +8,7 @@ use std::sync::Arc;
 use env::{Random, Simulated};
 use kvdb::{Batch, DictionaryOptions, Durability, Error, Kvdb, OpenOptions, View};
 use model::*;
-use zones::{CrashDevice, MemoryDevice};
+use zones::{CrashDevice, MemoryDevice, Purpose};
 
 type Tuples = BTreeMap<Vec<u8>, Vec<u8>>;
 
@@ -487,5 +487,35 @@ fn what_is_committed_after_a_rollback_and_a_crash_is_not_taken_for_what_the_roll
         assert_eq!(db.view().scan(d, b"", b"", usize::MAX).unwrap().len() as u64, 1 + life, "life {life}");
         db.put(d, format!("new{life}").as_bytes(), b"after", Durability::Synced).unwrap();
         image = device.durable();
+    }
+}
+
+#[test]
+fn opening_a_store_reads_a_list_of_its_snapshots_and_nothing_that_is_in_them() {
+    let device = Arc::new(MemoryDevice::new());
+    let db = create(device.clone(), Arc::new(Simulated::new(1)), OpenOptions::default()).unwrap();
+    let d = db.open_dictionary("d").unwrap().id();
+    for i in 0..2000u32 {
+        db.put(d, &i.to_be_bytes(), &[1; 100], Durability::Buffered).unwrap();
+    }
+    db.flush().unwrap();
+    for round in 0..1000u32 {
+        for i in 0..10u32 {
+            db.put(d, &(round * 7 + i * 200).rem_euclid(2000).to_be_bytes(), &round.to_be_bytes(), Durability::Buffered).unwrap();
+        }
+        db.snapshot(&format!("{round}")).unwrap();
+        while round % 10 == 0 && db.step().unwrap() {}
+    }
+    let before = of_snapshot(&db, "500");
+    db.close().unwrap();
+    // Once as the log of edits was left, and once from the checkpoint that this opening made of it.
+    for _ in 0..2 {
+        let (db, recovery) = Kvdb::open(device.clone(), Arc::new(Simulated::new(2)), OpenOptions::default()).unwrap();
+        let io = db.stats().io;
+        assert_eq!([Purpose::Tuples, Purpose::Index, Purpose::Pages].map(|p| io.of(p).read_ops), [0; 3]);
+        assert!(io.total().read_bytes < 12 << 20, "{} bytes read", io.total().read_bytes);
+        assert!(recovery.runs < 1500, "{} runs", recovery.runs);
+        assert_eq!((db.snapshots().len(), of_snapshot(&db, "500")), (1000, before.clone()));
+        db.close().unwrap();
     }
 }
