@@ -230,3 +230,51 @@ fn a_writer_that_fails_ends_the_sending() {
     db.snapshot("s").unwrap();
     assert!(matches!(db.send("s", None, Full, None), Err(Error::Io(_))));
 }
+
+#[test]
+fn a_long_stream_is_written_once_and_power_cuts_leave_all_or_nothing_of_it() {
+    let db = store(1);
+    let (d, e) = (db.open_dictionary("d").unwrap(), db.open_dictionary("e").unwrap());
+    d.ingest((0..8_000u32).map(|i| (i.to_be_bytes().to_vec(), vec![i as u8; 400]))).unwrap();
+    e.ingest((0..300u32).map(|i| (i.to_be_bytes().to_vec(), vec![i as u8; 5000]))).unwrap();
+    db.snapshot("a").unwrap();
+    // Most of it changed, a part deleted.
+    d.ingest((0..8_000u32).filter(|i| i % 5 > 0).map(|i| (i.to_be_bytes().to_vec(), vec![!i as u8; 300]))).unwrap();
+    (0..8_000u32).filter(|i| i % 5 == 0).for_each(|i| d.remove(i.to_be_bytes().to_vec()).unwrap());
+    db.snapshot("b").unwrap();
+    let streams = [send(&db, "a", None), send(&db, "b", Some("a"))];
+
+    let other = store(2);
+    let before = other.stats().io.total().write_bytes;
+    other.receive(&streams[0][..], &into("")).unwrap();
+    let written = other.stats().io.total().write_bytes - before;
+    // The beginning twice, the rest once.
+    assert!(written < streams[0].len() as u64 * 3 / 2, "{written} bytes written of {}", streams[0].len());
+    other.receive(&streams[1][..], &into("")).unwrap();
+    let (a, b) = (of(&db, "a"), of(&db, "b"));
+    assert!(of(&other, "a") == a && of(&other, "b") == b);
+
+    let (mut whole, mut not) = (0, 0);
+    for seed in 0..24 {
+        let env = Arc::new(Simulated::new(seed));
+        let device = Arc::new(CrashDevice::over(MemoryDevice::new()));
+        let other = create(device.clone(), env.clone(), small()).unwrap();
+        other.receive(&streams[0][..], &into("")).unwrap();
+        device.cut_power_after(seed * 4);
+        let done = other.receive(&streams[1][..], &into(""));
+        let image = device.crash(seed);
+        drop(other);
+        let (other, _) = Kvdb::open(Arc::new(image), env, small()).unwrap();
+        if other.snapshots().len() == 2 {
+            whole += 1;
+        } else {
+            not += 1;
+            assert!(done.is_err(), "seed {seed}");
+            let first = other.view().iter(other.dictionary("d").unwrap()).next().unwrap().unwrap();
+            assert_eq!((first.1.len(), other.dictionaries().len()), (400, 2), "seed {seed}: as it was");
+            other.receive(&streams[1][..], &into("")).unwrap();
+        }
+        assert!(of(&other, "b") == b && of(&other, "a") == a, "seed {seed}");
+    }
+    assert!(whole > 0 && not > 5, "{whole} whole, {not} not");
+}

@@ -1,11 +1,16 @@
 //! Receiving a snapshot that another store has sent. What comes is applied to a branch that nobody sees, together with a note of how far
 //! it came, so that a stream that was cut off goes on where it ended. With the stream's end the branch takes its place, and the
 //! snapshot is there, in one edit of the manifest.
+//!
+//! A stream is sorted, so what comes is built straight into runs, as bulk ingest does it; a transaction takes some megabytes of them, with the
+//! note, and commits. Only the first megabyte goes the way of other commits: short streams are the frequent ones, and runs must be synced.
 
 use std::collections::BTreeSet;
 use std::io::Read;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
 
 use super::check_name;
 use super::stream::{Frame, Header, Received, read_magic};
@@ -15,6 +20,7 @@ use crate::database::Database;
 use crate::dictionary::{DictionaryId, DictionaryOptions};
 use crate::error::{Error, Result};
 use crate::manifest::{Edit, Label};
+use crate::transactions::{Bulk, Transaction, TransactionOptions};
 use crate::version::Version;
 
 /// The branch of a stream that is being received begins with this; its name goes on with the snapshot's id.
@@ -22,6 +28,12 @@ const PREFIX: &str = ".receive-";
 /// A dictionary of that branch, with one key: how far it came.
 const PROGRESS: &str = ".progress";
 const KEY: &[u8] = b"received";
+/// Chunks that are committed one by one before runs are made of what follows.
+const FIRST: u64 = 8;
+/// Bytes of a stream that one transaction takes: what a crash may cost.
+const TOGETHER: usize = 64 << 20;
+/// With less space than this what was deleted is reclaimed first.
+const SHORT: u64 = 32 << 20;
 
 /// Where a stream goes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -80,42 +92,18 @@ impl Kvdb {
         let of = |name: &str| self.dictionary_in(&branch, name).ok_or_else(|| Error::NoDictionary(name.into()));
         let dicts: Vec<DictionaryId> = header.dictionaries.iter().map(|d| of(&d.name)).collect::<Result<_>>()?;
         let progress = self.create_dictionary_in(&branch, PROGRESS, DictionaryOptions::default())?;
-        let mut received = self.progress(&branch)?.unwrap_or(Received { id: header.label.id, ..Received::default() });
+        let received = self.progress(&branch)?.unwrap_or(Received { id: header.label.id, ..Received::default() });
         if header.first > received.chunks {
             let (first, next) = (header.first, received.chunks);
             return Err(Error::Invalid(format!("the stream begins with chunk {first}, but chunk {next} is the next one wanted")));
         }
-        loop {
-            match Frame::read(&mut input)? {
-                Frame::Header(_) => return Err(Error::Corrupt("a stream: it has a second header".into())),
-                Frame::Chunk { number, .. } if number < received.chunks => {}
-                Frame::Chunk { number, dictionary, tuples } => {
-                    let dict = dicts.get(dictionary as usize).filter(|_| number == received.chunks);
-                    let dict = *dict.ok_or_else(|| Error::Corrupt(format!("a stream: chunk {number} is out of order")))?;
-                    received = Received {
-                        id: received.id,
-                        chunks: number + 1,
-                        tuples: received.tuples + tuples.len() as u64,
-                        dictionary,
-                        key: tuples.last().map(|(key, _)| key.clone()).unwrap_or_default(),
-                    };
-                    let mut batch = Batch::new();
-                    for (key, value) in tuples {
-                        match value {
-                            Some(value) => batch.put(dict, key, value),
-                            None => batch.delete(dict, key),
-                        }
-                    }
-                    batch.put(progress, KEY, received.to_bytes());
-                    self.commit(batch, Durability::Buffered)?;
-                }
-                Frame::End { chunks, tuples } if (chunks, tuples) == (received.chunks, received.tuples) => break,
-                Frame::End { chunks, tuples } => {
-                    let (c, t) = (received.chunks, received.tuples);
-                    return Err(Error::Corrupt(format!("a stream: {chunks} chunks of {tuples} tuples were sent, {c} of {t} came")));
-                }
-            }
-        }
+        let mut taking = Taking { db: self, progress, received, taken: 0, open: None };
+        let outcome = taking.all(&mut input, &dicts);
+        // What came before an error stays, too.
+        let kept = taking.commit();
+        outcome?;
+        kept?;
+        let received = taking.received;
         self.drop_dictionary(progress)?;
         let label = Label { name: name.clone(), branch: options.branch.clone(), ..header.label };
         db.adopt(&branch, &options.branch, label)?;
@@ -191,6 +179,150 @@ impl Kvdb {
             self.create_dictionary_in(branch, &info.name, info.options.clone())?;
         }
         Ok(())
+    }
+}
+
+/// The tuples of a stream on their way into the hidden branch.
+struct Taking<'a> {
+    db: &'a Kvdb,
+    progress: DictionaryId,
+    /// Everything up to here is committed, or in what is open.
+    received: Received,
+    /// Chunks of this call.
+    taken: u64,
+    open: Option<Open>,
+}
+
+/// Runs that are not committed yet.
+struct Open {
+    transaction: Transaction,
+    run: Option<(DictionaryId, Bulk)>,
+    bytes: usize,
+}
+
+impl Taking<'_> {
+    fn all(&mut self, input: &mut impl Read, dicts: &[DictionaryId]) -> Result<()> {
+        loop {
+            let received = &self.received;
+            match Frame::read(input)? {
+                Frame::Header(_) => return Err(Error::Corrupt("a stream: it has a second header".into())),
+                Frame::Chunk { number, .. } if number < received.chunks => {}
+                Frame::Chunk { number, dictionary, tuples } => {
+                    let dict = dicts.get(dictionary as usize).filter(|_| number == received.chunks);
+                    let dict = *dict.ok_or_else(|| Error::Corrupt(format!("a stream: chunk {number} is out of order")))?;
+                    let next = Received {
+                        id: received.id,
+                        chunks: number + 1,
+                        tuples: received.tuples + tuples.len() as u64,
+                        dictionary,
+                        key: tuples.last().map(|(key, _)| key.clone()).unwrap_or_default(),
+                    };
+                    match self.taken < FIRST {
+                        true => self.take_one(dict, tuples, next)?,
+                        false => self.take(dict, &tuples, next)?,
+                    }
+                    self.taken += 1;
+                }
+                Frame::End { chunks, tuples } if (chunks, tuples) == (received.chunks, received.tuples) => return Ok(()),
+                Frame::End { chunks, tuples } => {
+                    let (c, t) = (received.chunks, received.tuples);
+                    return Err(Error::Corrupt(format!("a stream: {chunks} chunks of {tuples} tuples were sent, {c} of {t} came")));
+                }
+            }
+        }
+    }
+
+    /// A chunk as a commit of its own.
+    fn take_one(&mut self, dict: DictionaryId, tuples: Vec<(Bytes, Option<Bytes>)>, next: Received) -> Result<()> {
+        let mut batch = Batch::new();
+        for (key, value) in tuples {
+            match value {
+                Some(value) => batch.put(dict, key, value),
+                None => batch.delete(dict, key),
+            }
+        }
+        batch.put(self.progress, KEY, next.to_bytes());
+        self.db.commit(batch, Durability::Buffered)?;
+        self.received = next;
+        Ok(())
+    }
+
+    /// A chunk into the open run.
+    fn take(&mut self, dict: DictionaryId, tuples: &[(Bytes, Option<Bytes>)], next: Received) -> Result<()> {
+        // A chunk that does not fit leaves what came before it whole.
+        let ascend = tuples.windows(2).all(|pair| pair[0].0 < pair[1].0);
+        let behind = self.received.dictionary != next.dictionary || tuples.first().is_none_or(|(key, _)| *key > self.received.key);
+        if !ascend || !behind {
+            return Err(Error::Corrupt(format!("a stream: the keys of chunk {} do not ascend", self.received.chunks)));
+        }
+        if self.db.db.0.space().free < SHORT {
+            self.db.db.0.want_space();
+        }
+        if self.open.is_none() {
+            // Nobody else knows the branch.
+            let options = TransactionOptions { check_conflicts: false, ..TransactionOptions::default() };
+            self.open = Some(Open { transaction: self.db.begin_with(options)?, run: None, bytes: 0 });
+        }
+        let Some(open) = &mut self.open else { return Ok(()) };
+        let taken = open.take(self.db, dict, tuples);
+        if taken.is_err() {
+            // What is written in part counts for nothing.
+            self.give_up()?;
+        }
+        taken?;
+        self.received = next;
+        match &self.open {
+            Some(open) if open.bytes >= TOGETHER => self.commit(),
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes what is open a part of the branch.
+    fn commit(&mut self) -> Result<()> {
+        let Some(mut open) = self.open.take() else { return Ok(()) };
+        let committed = open.finish_run().and_then(|()| {
+            open.transaction.put(self.progress, KEY, self.received.to_bytes())?;
+            open.transaction.commit(Durability::Buffered)
+        });
+        if committed.is_err() {
+            self.give_up()?;
+        }
+        committed
+    }
+
+    /// Back to what is committed.
+    fn give_up(&mut self) -> Result<()> {
+        self.open = None;
+        let committed = self.db.get(self.progress, KEY)?.map(|bytes| Received::from_bytes(&bytes)).transpose()?;
+        self.received = committed.unwrap_or(Received { id: self.received.id, ..Received::default() });
+        Ok(())
+    }
+}
+
+impl Open {
+    fn take(&mut self, db: &Kvdb, dict: DictionaryId, tuples: &[(Bytes, Option<Bytes>)]) -> Result<()> {
+        if self.run.as_ref().is_some_and(|(of, _)| *of != dict) {
+            self.finish_run()?;
+        }
+        if self.run.is_none() {
+            self.run = Some((dict, self.transaction.bulk(dict, &db.view())?));
+        }
+        let Some((_, run)) = &mut self.run else { return Ok(()) };
+        for (key, value) in tuples {
+            self.bytes += key.len() + value.as_ref().map_or(0, Bytes::len);
+            match value {
+                Some(value) => run.push(key, value)?,
+                None => run.delete(key)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn finish_run(&mut self) -> Result<()> {
+        match self.run.take() {
+            Some((_, run)) => self.transaction.adopt(run.finish()?),
+            None => Ok(()),
+        }
     }
 }
 

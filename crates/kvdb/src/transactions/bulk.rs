@@ -177,16 +177,26 @@ impl Bulk {
         }
         // Only a buffer that is to be kept needs to be one.
         static NONE: Bytes = Bytes::new();
-        self.write(key, ValueRef::Inline(value, &NONE))
+        self.write(key, BodyRef::Put(ValueRef::Inline(value, &NONE)))
+    }
+
+    /// The key is deleted, whatever was beneath.
+    pub fn delete(&mut self, key: &[u8]) -> Result<()> {
+        self.write(key, BodyRef::Delete)
+    }
+
+    /// Bytes written to the device so far.
+    pub fn written(&self) -> u64 {
+        self.writer.written()
     }
 
     /// The same with the value of a tuple of the source.
     pub fn push_stored(&mut self, key: &[u8], tuple: &StoredTuple<'_>) -> Result<()> {
         debug_assert!(Arc::ptr_eq(&tuple.view.version.version, &self.source.version.version), "a value of another view");
-        self.write(key, tuple.value)
+        self.write(key, BodyRef::Put(tuple.value))
     }
 
-    fn write(&mut self, key: &[u8], value: ValueRef<'_>) -> Result<()> {
+    fn write(&mut self, key: &[u8], body: BodyRef<'_>) -> Result<()> {
         if key.len() > MAX_KEY || key.is_empty() && !self.empty {
             return Err(Error::Invalid(format!("a key of {} bytes; at most {MAX_KEY} are allowed", key.len())));
         }
@@ -197,7 +207,7 @@ impl Bulk {
         }
         self.last.clear();
         self.last.extend_from_slice(key);
-        Ok(self.writer.push_ref(ItemRef { key, seq: 0, body: BodyRef::Put(value) })?)
+        Ok(self.writer.push_ref(ItemRef { key, seq: 0, body })?)
     }
 
     /// Writes what is left. `None`: there was nothing.
