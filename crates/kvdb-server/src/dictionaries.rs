@@ -1,12 +1,43 @@
-//! Which dictionaries a client reaches. Names are the user's own; a reserved dictionary is refused by whatever way it is named, so that
+//! Which dictionaries a client reaches, and of which state of the store. Names are the user's own; a reserved dictionary is refused by whatever way it is named, so that
 //! nothing a client sends can touch the file system's tuples.
 
-use kvdb::{DictionaryId, DictionaryOptions, Kvdb};
+use kvdb::{DictionaryId, DictionaryInfo, DictionaryOptions, Kvdb, View};
 
 use crate::failure::Failure;
 
 /// Longest name of a dictionary, bytes.
 const NAME_MAX: usize = 128;
+
+/// The state that a connection works on.
+#[derive(Clone, Default)]
+pub enum Place {
+    /// What there is now, for everybody.
+    #[default]
+    Store,
+    /// A snapshot: nothing there changes.
+    Snapshot(View),
+    /// A clone, by its name.
+    Clone(String),
+}
+
+impl Place {
+    /// Its dictionaries, the reserved ones included.
+    fn all(&self, db: &Kvdb) -> Vec<DictionaryInfo> {
+        match self {
+            Place::Store => db.dictionaries(),
+            Place::Snapshot(view) => view.dictionaries(),
+            Place::Clone(name) => db.dictionaries_in(name),
+        }
+    }
+
+    /// An error when it is no more.
+    fn check(&self, db: &Kvdb) -> Result<(), Failure> {
+        match self {
+            Place::Clone(name) if db.branches().iter().all(|b| b.name != *name) => Err(kvdb::Error::NoBranch(name.clone()).into()),
+            _ => Ok(()),
+        }
+    }
+}
 
 /// The dictionary that a connection works on. It is looked up when it is used, and made by the first write.
 #[derive(Clone, Debug)]
@@ -41,13 +72,26 @@ impl Selected {
         &self.name
     }
 
+    /// The dictionary of that name in a place beside the store, if it exists.
+    pub fn existing_at(&self, place: &Place, db: &Kvdb) -> Result<Option<DictionaryId>, Failure> {
+        match place.all(db).into_iter().find(|d| d.name == self.name) {
+            Some(info) if info.options.reserved => Err(self.reserved()),
+            Some(info) => Ok(Some(info.id)),
+            None => place.check(db).map(|()| None),
+        }
+    }
+
+    fn reserved(&self) -> Failure {
+        Failure::request(format!("dictionary '{}' is reserved for the file system", self.name))
+    }
+
     /// The dictionary if it exists.
     pub fn existing(&mut self, db: &Kvdb) -> Result<Option<DictionaryId>, Failure> {
         if self.id.is_none()
             && let Some(info) = db.dictionaries().into_iter().find(|d| d.name == self.name)
         {
             if info.options.reserved {
-                return Err(Failure::request(format!("dictionary '{}' is reserved for the file system", self.name)));
+                return Err(self.reserved());
             }
             self.id = Some(info.id);
         }
@@ -67,7 +111,12 @@ impl Selected {
 
 /// The user's dictionaries, by name.
 pub fn listed(db: &Kvdb) -> Vec<(String, DictionaryId)> {
-    let mut all: Vec<_> = db.dictionaries().into_iter().filter(|d| !d.options.reserved).map(|d| (d.name, d.id)).collect();
+    listed_at(&Place::Store, db)
+}
+
+/// Those of a place.
+pub fn listed_at(place: &Place, db: &Kvdb) -> Vec<(String, DictionaryId)> {
+    let mut all: Vec<_> = place.all(db).into_iter().filter(|d| !d.options.reserved).map(|d| (d.name, d.id)).collect();
     all.sort();
     all
 }

@@ -70,6 +70,10 @@ impl<'a> Arguments<'a> {
     pub fn at(&self, i: usize) -> &'a [u8] {
         self.get(i).unwrap_or_default()
     }
+    /// The request that begins with argument `i`.
+    pub fn behind(self, i: usize) -> Arguments<'a> {
+        Arguments { places: self.places.get(i..).unwrap_or_default(), ..self }
+    }
     /// The arguments from `i` on.
     pub fn from(&self, i: usize) -> impl ExactSizeIterator<Item = &'a [u8]> + Clone + use<'a> {
         let bytes = self.bytes;

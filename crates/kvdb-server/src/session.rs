@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
 use bytes::Bytes;
-use kvdb::{Batch, DictionaryId, Durability, Kvdb, Transaction, TransactionId, View};
+use kvdb::{Batch, DictionaryId, DictionaryOptions, Durability, Kvdb, Transaction, TransactionId, View};
 
 use crate::commands::multi::{Queue, Watch};
 use crate::commands::{self, COMMANDS, Command, InMulti};
 use crate::cursors::Cursors;
-use crate::dictionaries::Selected;
+use crate::dictionaries::{self, Place, Selected};
 use crate::failure::{Failure, Outcome};
 use crate::limits::Limits;
 use crate::locks::{Held, KeyLocks};
@@ -76,6 +76,8 @@ pub struct Session {
     pub name: String,
     pub library: (String, String),
     pub dictionary: Selected,
+    /// Where its commands work, if not in a transaction.
+    pub place: Place,
     /// Each write of this connection is durable before its reply leaves.
     pub durable: bool,
     /// The client must show the password before anything else.
@@ -110,6 +112,7 @@ impl Session {
             name: String::new(),
             library: Default::default(),
             dictionary: Selected::default(),
+            place: Place::Store,
             durable: shared.durable,
             needs_password,
             authenticated: !needs_password,
@@ -129,11 +132,25 @@ impl Session {
 
     /// The selected dictionary if it exists.
     pub fn existing(&mut self) -> Result<Option<DictionaryId>, Failure> {
-        self.dictionary.existing(&self.shared.db)
+        match &self.place {
+            Place::Store => self.dictionary.existing(&self.shared.db),
+            place => self.dictionary.existing_at(place, &self.shared.db),
+        }
     }
     /// The selected dictionary, made if need be.
     pub fn writable(&mut self) -> Result<DictionaryId, Failure> {
-        self.dictionary.writable(&self.shared.db)
+        match &self.place {
+            Place::Store => self.dictionary.writable(&self.shared.db),
+            Place::Snapshot(_) => Err(SNAPSHOT),
+            place @ Place::Clone(clone) => match self.dictionary.existing_at(place, &self.shared.db)? {
+                Some(id) => Ok(id),
+                None => Ok(self.shared.db.create_dictionary_in(clone, self.dictionary.name(), DictionaryOptions::default())?),
+            },
+        }
+    }
+    /// The user's dictionaries, by name.
+    pub fn dictionaries(&self) -> Vec<(String, DictionaryId)> {
+        dictionaries::listed_at(&self.place, &self.shared.db)
     }
 
     /// The transaction that commands work in; `None`: they work on the store as it is for everybody.
@@ -144,9 +161,10 @@ impl Session {
         }
     }
     pub fn get(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>, Failure> {
-        Ok(match self.inside() {
-            None => self.shared.db.get(dict, key)?,
-            Some(transaction) => transaction.get(dict, key)?,
+        Ok(match (&self.place, self.inside()) {
+            (Place::Snapshot(view), _) => view.get(dict, key)?,
+            (_, None) => self.shared.db.get(dict, key)?,
+            (_, Some(transaction)) => transaction.get(dict, key)?,
         })
     }
     /// The length of a value; a large one is not read for it.
@@ -156,9 +174,10 @@ impl Session {
     }
     /// What is seen now. What is read through it must have been announced by `reads`; or see `view_of`.
     pub fn view(&self) -> Result<View, Failure> {
-        Ok(match self.inside() {
-            None => self.shared.db.view(),
-            Some(transaction) => transaction.view()?,
+        Ok(match (&self.place, self.inside()) {
+            (Place::Snapshot(view), _) => view.clone(),
+            (_, None) => self.shared.db.view(),
+            (_, Some(transaction)) => transaction.view()?,
         })
     }
     /// These keys are going to be read: a serializable transaction locks them.
@@ -215,6 +234,7 @@ impl Session {
 
     /// Commands work on the store itself again.
     pub fn leave(&mut self) {
+        self.place = Place::Store;
         self.joined = None;
         self.watches.clear();
     }
@@ -296,6 +316,9 @@ impl Session {
             return Err(NOAUTH);
         }
         let wanted = command.arity.unsigned_abs() as usize;
+        if matches!(self.place, Place::Snapshot(_)) && (command.writes || matches!(command.name, "multi" | "watch")) {
+            return Err(SNAPSHOT);
+        }
         let fits = if command.arity < 0 { args.len() >= wanted } else { args.len() == wanted };
         if fits { Ok(()) } else { Err(wrong_arity(command.name)) }
     }
@@ -308,6 +331,10 @@ impl Drop for Session {
 }
 
 pub const NOAUTH: Failure = Failure::Coded(std::borrow::Cow::Borrowed("NOAUTH Authentication required."));
+
+/// What cannot be where nothing changes.
+const SNAPSHOT: Failure =
+    Failure::Coded(std::borrow::Cow::Borrowed("READONLY a snapshot does not change: SNAPSHOT LEAVE first, or make a clone of it"));
 
 pub fn wrong_arity(name: &str) -> Failure {
     Failure::request(format!("wrong number of arguments for '{name}' command"))

@@ -62,3 +62,73 @@ fn a_clone_goes_its_own_way() {
         ("SNAPSHOT CHANGES of-other", r#"[["0" "a" (integer) 1 (integer) 1]]"#),
     ]);
 }
+
+#[test]
+fn keys_of_snapshots_and_clones_are_read_in_place() {
+    let served = serve(ServerOptions::default());
+    let mut c = served.connect();
+    c.expect(&[
+        ("MSET a 1 b 2", "OK"),
+        ("SNAPSHOT CREATE monday", "OK"),
+        ("MSET a 10 c 30", "OK"),
+        ("USE later", "OK"),
+        ("SET x 1", "OK"),
+        ("SELECT 0", "OK"),
+        // One command.
+        ("SNAPSHOT USE monday GET a", "\"1\""),
+        ("SNAPSHOT USE monday MGET a b c", r#"["1" "2" (nil)]"#),
+        ("GET a", "\"10\""),
+        // All that follow.
+        ("SNAPSHOT USE monday", "OK"),
+        ("RANGE - +", r#"["a" "1" "b" "2"]"#),
+        ("KEYS *", r#"["a" "b"]"#),
+        ("DBSIZE", "(integer) 2"),
+        ("DICTS", "[\"0\"]"),
+        ("STRLEN c", "(integer) 0"),
+        ("USE later", "OK"),
+        ("GET x", "(nil)"),
+        ("SELECT 0", "OK"),
+        ("SNAPSHOT LEAVE", "OK"),
+        ("MGET a b c", r#"["10" "2" "30"]"#),
+        // A clone takes changes, and nobody else sees them.
+        ("CLONE CREATE monday what-if", "OK"),
+        ("CLONE USE what-if INCR a", "(integer) 2"),
+        ("CLONE USE what-if", "OK"),
+        ("SET new 5", "OK"),
+        ("USE later", "OK"),
+        ("SET y 7", "OK"),
+        ("DICTS", r#"["0" "later"]"#),
+        ("SELECT 0", "OK"),
+        ("MULTI", "OK"),
+        ("INCR a", "QUEUED"),
+        ("EXEC", "[(integer) 3]"),
+        ("MGET a new", r#"["3" "5"]"#),
+        ("RESET", "RESET"),
+        ("MGET a new", r#"["10" (nil)]"#),
+        ("USE later", "OK"),
+        ("GET y", "(nil)"),
+        ("SELECT 0", "OK"),
+        ("CLONE USE what-if", "OK"),
+        ("FLUSHALL", "OK"),
+        ("DBSIZE", "(integer) 0"),
+        ("CLONE LEAVE", "OK"),
+        ("DBSIZE", "(integer) 3"),
+    ]);
+    for refused in ["SET a 1", "DEL a", "FLUSHALL", "MULTI", "DELRANGE a b", "EXEC"] {
+        let reply = c.run(&format!("SNAPSHOT USE monday {refused}"));
+        assert!(reply.starts_with("(error)"), "{refused}: {reply}");
+        c.expect(&[("SNAPSHOT USE monday", "OK")]);
+        let reply = c.run(refused);
+        assert!(reply.starts_with("(error) READONLY"), "{refused}: {reply}");
+        c.expect(&[("SNAPSHOT LEAVE", "OK")]);
+    }
+    c.expect(&[("SNAPSHOT USE none GET a", "(error) NOSNAPSHOT no snapshot none")]);
+    // A dropped snapshot is read to the end by who reads it; a dropped clone is gone.
+    let mut other = served.connect();
+    other.expect(&[("SNAPSHOT USE monday", "OK")]);
+    c.expect(&[("CLONE USE what-if", "OK"), ("CLONE DROP what-if", "OK"), ("SNAPSHOT DROP monday", "OK")]);
+    other.expect(&[("GET a", "\"1\"")]);
+    assert!(c.run("GET a").starts_with("(error) NOSNAPSHOT"), "{}", c.run("GET a"));
+    assert!(c.run("SET a 1").starts_with("(error) NOSNAPSHOT"));
+    c.expect(&[("CLONE LEAVE", "OK"), ("GET a", "\"10\"")]);
+}

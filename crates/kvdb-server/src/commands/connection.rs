@@ -1,7 +1,7 @@
 //! Commands on the connection itself: who is it, which protocol, which dictionary.
 
 use super::is;
-use crate::dictionaries::{self, Selected};
+use crate::dictionaries::Selected;
 use crate::failure::{Failure, Outcome};
 use crate::output::Output;
 use crate::request::{Arguments, integer};
@@ -145,7 +145,7 @@ pub fn choose(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
 }
 
 pub fn dicts(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
-    let all = dictionaries::listed(s.db());
+    let all = s.dictionaries();
     out.array(all.len());
     for (name, _) in all {
         out.bulk(name.as_bytes());

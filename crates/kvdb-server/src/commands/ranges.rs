@@ -9,7 +9,6 @@ use bytes::Bytes;
 use kvdb::{Batch, DictionaryId};
 
 use super::is;
-use crate::dictionaries;
 use crate::failure::{Failure, Outcome};
 use crate::output::Output;
 use crate::request::{Arguments, integer};
@@ -148,7 +147,7 @@ pub fn flushdb(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
 /// Empties every dictionary of the user's; the file system's are none of them.
 pub fn flushall(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     flush_mode(args)?;
-    empty(s, dictionaries::listed(s.db()).into_iter().map(|(_, id)| id).collect())?;
+    empty(s, s.dictionaries().into_iter().map(|(_, id)| id).collect())?;
     out.ok();
     Ok(())
 }

@@ -7,14 +7,15 @@ use kvdb::{DictionaryId, Durability, Received, View};
 
 use super::is;
 use super::txn::{arity, list_files, size};
+use crate::dictionaries::Place;
 use crate::failure::{Failure, Outcome};
 use crate::output::Output;
 use crate::request::Arguments;
 use crate::session::Session;
 
 pub const USAGE: &str = "CREATE name [OF clone] | LIST | DROP name | ROLLBACK name | CHANGES snapshot [snapshot] | FILES snapshot [snapshot] | \
-     SEND name [BASE snapshot] [FROM position]";
-pub const CLONE_USAGE: &str = "CREATE snapshot name | LIST | DROP name";
+     SEND name [BASE snapshot] [FROM position] | USE name [command ...] | LEAVE";
+pub const CLONE_USAGE: &str = "CREATE snapshot name | LIST | DROP name | USE name [command ...] | LEAVE";
 
 fn name(arg: &[u8]) -> Result<&str, Failure> {
     std::str::from_utf8(arg).map_err(|_| Failure::request("a name is UTF-8 text"))
@@ -42,9 +43,33 @@ pub fn snapshot(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
         }
         (c, 3 | 5 | 7) if is(c, "send") => return send(s, args, out),
         (c, 3 | 4) if is(c, "changes") => return changes(s, args, out),
+        (c, 3..) if is(c, "use") => {
+            let place = Place::Snapshot(s.db().open_snapshot(name(args.at(2))?)?);
+            return go_to(s, place, args, out);
+        }
+        (c, 2) if is(c, "leave") => s.leave(),
         _ => return Err(Failure::request(format!("unknown subcommand or wrong number of arguments. SNAPSHOT {USAGE}"))),
     }
     out.ok();
+    Ok(())
+}
+
+/// `USE name`: the commands of this connection work there from here on, but for transactions it has joined, which it leaves. `USE name
+/// command …`: this command alone does.
+fn go_to(s: &mut Session, place: Place, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    if args.len() == 3 {
+        s.leave();
+        s.place = place;
+        out.ok();
+        return Ok(());
+    }
+    let nested = args.at(3);
+    if ["snapshot", "clone", "txn", "multi", "exec", "watch", "reset"].iter().any(|command| is(nested, command)) {
+        return Err(Failure::request("a command on keys is wanted behind the name"));
+    }
+    let before = (std::mem::replace(&mut s.place, place), s.joined.take());
+    s.run(args.behind(3), out);
+    (s.place, s.joined) = before;
     Ok(())
 }
 
@@ -107,6 +132,14 @@ pub fn clone(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     match (args.at(1), args.len()) {
         (c, 4) if is(c, "create") => snapshots.branch_off(name(args.at(2))?, name(args.at(3))?)?,
         (c, 3) if is(c, "drop") => snapshots.remove_clone(name(args.at(2))?)?,
+        (c, 3..) if is(c, "use") => {
+            let clone = name(args.at(2))?;
+            if s.db().branches().iter().all(|b| b.name != clone) {
+                return Err(kvdb::Error::NoBranch(clone.into()).into());
+            }
+            return go_to(s, Place::Clone(clone.into()), args, out);
+        }
+        (c, 2) if is(c, "leave") => s.leave(),
         (c, 2) if is(c, "list") => {
             let all = s.db().branches();
             out.array(all.len());
