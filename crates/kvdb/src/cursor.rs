@@ -1,6 +1,7 @@
 //! A cursor over a range of one dictionary in one view. Its position lies between tuples, so that `next` after `prev` gives the
 //! same tuple again.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -222,6 +223,14 @@ impl Cursor {
             },
         };
         Ok(Some(visit(key, &self.ahead.reader.read(&value)?)))
+    }
+
+    /// Behind [`Cursor::visit_next`]: shows those that follow and cost next to nothing, perhaps none, until `visit` breaks.
+    pub(crate) fn visit_near<B>(&mut self, visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<B>) -> ControlFlow<B> {
+        match self.ahead.in_use() || !self.ahead.forward {
+            true => ControlFlow::Continue(()),
+            false => self.tree.visit_near(&self.end, visit),
+        }
     }
 
     /// Moves before the first tuple whose key is at least `key`.

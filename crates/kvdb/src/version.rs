@@ -103,10 +103,13 @@ impl Tree {
     /// The newest value of `key` among commits up to `at`.
     pub(crate) fn get(&self, key: &[u8], at: Seq) -> Result<Option<Value>> {
         for layer in &self.layers {
-            match layer.memtable.get(key, at) {
-                Lookup::Absent => {}
-                Lookup::Deleted(_) => return Ok(None),
-                Lookup::Found(_, value) => return Ok(Some(value)),
+            // A reader sees of a commit that something was written before it sees the commit.
+            if !layer.memtable.is_empty() {
+                match layer.memtable.get(key, at) {
+                    Lookup::Absent => {}
+                    Lookup::Deleted(_) => return Ok(None),
+                    Lookup::Found(_, value) => return Ok(Some(value)),
+                }
             }
             for run in &layer.bound {
                 match run.get(key, vt_tree::hash(key))? {
@@ -117,6 +120,12 @@ impl Tree {
             }
         }
         let hash = vt_tree::hash(key);
+        if let Some(only) = self.only_run() {
+            return Ok(match only.run.get(key, hash)? {
+                Lookup::Found(_, value) => Some(value),
+                Lookup::Absent | Lookup::Deleted(_) => None,
+            });
+        }
         // All filters are on their way from memory before the first is looked at.
         let mut runs = self.runs();
         loop {
@@ -161,6 +170,12 @@ impl Tree {
             store.announce_blocks(blocks);
         }
         Ok(())
+    }
+
+    /// The run, if there is exactly one.
+    fn only_run(&self) -> Option<&Placed> {
+        let mut runs = self.runs();
+        runs.next().filter(|_| runs.next().is_none())
     }
 
     /// All runs, newest first.

@@ -172,7 +172,11 @@ impl View {
         mut visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<()>,
     ) -> Result<()> {
         let mut cursor = self.cursor(dict, start, end)?;
-        while let Some(ControlFlow::Continue(())) = cursor.visit_next(&mut visit)? {}
+        while let Some(ControlFlow::Continue(())) = cursor.visit_next(&mut visit)? {
+            if cursor.visit_near(&mut visit).is_break() {
+                break;
+            }
+        }
         Ok(())
     }
 

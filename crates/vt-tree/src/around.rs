@@ -12,8 +12,12 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use zones::{Purpose, ZONE_SIZE, Zones};
 
-/// What is fetched around a read: so much, aligned. A zone has 32 of these.
-const AROUND: u64 = ZONE_SIZE / 32;
+/// What is fetched around a read: a piece of so much, aligned. A zone has 32 of these.
+const PIECE: u64 = ZONE_SIZE / 32;
+/// Or more of them, a power of two, as more was fetched: an eighth of that, up to so many. Each read that waits costs the time of half a
+/// piece; who has come for a few tuples only shall not fetch many.
+const PIECES_MOST: u64 = 8;
+const SHARE: u64 = 8;
 /// After so many bytes it is asked again whether the store fits.
 const LOOK: u64 = 64 << 20;
 /// Reads that are let pass after it did not fit.
@@ -26,6 +30,8 @@ pub(crate) struct Around(Mutex<State>);
 struct State {
     /// By zone number a bit for each piece of it that was fetched.
     fetched: HashMap<u64, u32>,
+    /// Pieces that were fetched.
+    pieces: u64,
     /// Bytes that may be fetched before it is asked again.
     left: u64,
     pass: u32,
@@ -44,21 +50,30 @@ impl Around {
             state.pass -= 1;
             return;
         }
-        let (zone, piece) = (addr / ZONE_SIZE, addr % ZONE_SIZE / AROUND);
-        if state.fetched.get(&zone).is_some_and(|bits| bits >> piece & 1 == 1) {
+        let (zone, piece) = (addr / ZONE_SIZE, addr % ZONE_SIZE / PIECE);
+        let bits = state.fetched.get(&zone).copied().unwrap_or(0);
+        if bits >> piece & 1 == 1 {
             return;
         }
-        if state.left < AROUND {
+        let n = (state.pieces / SHARE).clamp(1, PIECES_MOST);
+        let n = 1 << n.ilog2();
+        if state.left < n * PIECE {
             if !fits(zones, &state) {
                 state.pass = PASS;
                 return;
             }
             state.left = LOOK;
         }
-        state.left -= AROUND;
-        *state.fetched.entry(zone).or_default() |= 1 << piece;
+        let first = piece / n * n;
+        let wanted = (((1u64 << n) - 1) << first) as u32 & !bits;
+        let pieces = u64::from(wanted.count_ones());
+        state.left -= pieces * PIECE;
+        state.pieces += pieces;
+        state.fetched.insert(zone, bits | wanted);
         drop(state);
-        zones.will_read(purpose, zone * ZONE_SIZE + piece * AROUND, AROUND);
+        for i in (first..first + n).filter(|i| wanted >> i & 1 == 1) {
+            zones.will_read(purpose, zone * ZONE_SIZE + i * PIECE, PIECE);
+        }
     }
 }
 
@@ -67,6 +82,5 @@ fn fits(zones: &Zones, state: &State) -> bool {
     let Some(memory) = zones.host_memory() else { return false };
     let space = zones.space();
     let all = (space.zones_total - space.zones_free) * ZONE_SIZE;
-    let fetched: u64 = state.fetched.values().map(|bits| u64::from(bits.count_ones()) * AROUND).sum();
-    all.saturating_sub(fetched) <= memory / 2
+    all.saturating_sub(state.pieces * PIECE) <= memory / 2
 }

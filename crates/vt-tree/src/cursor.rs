@@ -5,6 +5,7 @@
 //! in, else with one seek each. Tombstones of one source that lie end to end are one.
 
 use std::cmp::Ordering;
+use std::ops::ControlFlow;
 
 use bytes::Bytes;
 
@@ -341,6 +342,27 @@ impl TreeCursor {
     /// moved by a seek.
     pub fn advance(&mut self) -> Result<bool> {
         self.go(Direction::Forward)
+    }
+
+    /// Behind [`TreeCursor::advance`]: shows the tuples that follow to `visit`, as far as they lie in memory one behind the other, no other
+    /// source has anything among them, they are below `end` (empty: no end) and their values are small; until `visit` breaks. Then the
+    /// last one shown is the current tuple. Perhaps none is shown.
+    pub fn visit_near<B>(&mut self, end: &[u8], visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<B>) -> ControlFlow<B> {
+        if self.direction != Direction::Forward || !self.handed {
+            return ControlFlow::Continue(());
+        }
+        let Some((&front, others)) = self.order.split_first() else { return ControlFlow::Continue(()) };
+        let other = others.first().and_then(|&o| self.sources[o as usize].key());
+        let near = |last: &[u8]| other.is_none_or(|key| last < key) && (end.is_empty() || last < end);
+        // What is borrowed from the other source is a key; the front one moves.
+        match &self.sources[front as usize] {
+            Under::Run(c) if c.last_key().is_some_and(near) => {}
+            _ => return ControlFlow::Continue(()),
+        }
+        match &mut self.sources[front as usize] {
+            Under::Run(c) => c.visit_group(visit),
+            Under::Memtable(_) => ControlFlow::Continue(()),
+        }
     }
 
     /// To before the live tuple before the position, which is then [`TreeCursor::current`]; `false` at the start.

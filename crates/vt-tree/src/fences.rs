@@ -4,12 +4,14 @@
 //! nodes in memory as can be. So the sums are left out, the prefix that all lower fences share is stored once, and the eight
 //! bytes behind it stand side by side as numbers: most searches touch nothing else.
 
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 
 use crate::block::head_of;
 use crate::entry::Entry;
 use crate::frame::FramePointer;
 use crate::node::Node;
+use crate::outline::Outline;
 use crate::store::Pin;
 
 /// What lies beneath one entry.
@@ -50,6 +52,47 @@ pub(crate) struct Fences {
     filters: Box<[FramePointer]>,
     /// The filters themselves, those that were asked for and could stay.
     pub pins: Box<[OnceLock<Pin>]>,
+    /// Of the nodes beneath, those that could stay.
+    children: OnceLock<Beneath<Arc<Fences>>>,
+    /// Of the tuple blocks beneath, those that were read and are not kept.
+    outlines: OnceLock<Beneath<Arc<Outline>>>,
+}
+
+/// What stays of some that lie beneath a node, with its memory counted.
+#[derive(Debug)]
+struct Beneath<T> {
+    of: Box<[OnceLock<T>]>,
+    /// What these take, also counted in `all`.
+    bytes: AtomicU64,
+    all: Arc<AtomicU64>,
+}
+
+impl<T> Beneath<T> {
+    /// Keeps one of `len`, unless all together are then more than `most` bytes in `all`.
+    fn keep(these: &OnceLock<Beneath<T>>, len: usize, i: usize, one: T, weight: usize, all: &Arc<AtomicU64>, most: u64) {
+        let slots = if these.get().is_some() { 0 } else { len * size_of::<OnceLock<T>>() };
+        let bytes = (slots + weight) as u64;
+        if all.fetch_add(bytes, Relaxed) + bytes > most {
+            all.fetch_sub(bytes, Relaxed);
+            return;
+        }
+        let these = these.get_or_init(|| Beneath {
+            of: (0..len).map(|_| OnceLock::new()).collect(),
+            bytes: AtomicU64::new(0),
+            all: all.clone(),
+        });
+        // Should another have been quicker, it is counted twice until the node goes.
+        these.bytes.fetch_add(bytes, Relaxed);
+        if let Some(slot) = these.of.get(i) {
+            let _ = slot.set(one);
+        }
+    }
+}
+
+impl<T> Drop for Beneath<T> {
+    fn drop(&mut self) {
+        self.all.fetch_sub(*self.bytes.get_mut(), Relaxed);
+    }
 }
 
 impl Fences {
@@ -79,7 +122,33 @@ impl Fences {
             targets: entries.iter().map(Target::of).collect(),
             pins: filters.iter().map(|_| OnceLock::new()).collect(),
             filters,
+            children: OnceLock::new(),
+            outlines: OnceLock::new(),
         }
+    }
+
+    /// The outline of a block, if there is one.
+    #[inline]
+    pub fn outline(&self, i: usize) -> Option<&Arc<Outline>> {
+        self.outlines.get()?.of.get(i)?.get()
+    }
+
+    /// Keeps the outline of a block, unless all together are then more than `most` bytes in `all`.
+    pub fn keep_outline(&self, i: usize, outline: Outline, all: &Arc<AtomicU64>, most: u64) {
+        let weight = outline.weight();
+        Beneath::keep(&self.outlines, self.len(), i, Arc::new(outline), weight, all, most);
+    }
+
+    /// The node beneath an entry, if it stayed.
+    #[inline]
+    pub fn child(&self, i: usize) -> Option<&Fences> {
+        Some(self.children.get()?.of.get(i)?.get()?)
+    }
+
+    /// Lets the node beneath an entry stay as long as this one, unless all such are then more than `most` bytes in `all`.
+    pub fn keep_child(&self, i: usize, child: Arc<Fences>, all: &Arc<AtomicU64>, most: u64) {
+        let weight = child.weight();
+        Beneath::keep(&self.children, self.len(), i, child, weight, all, most);
     }
 
     /// Memory that it takes, bytes.

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use crate::item::{BodyRef, ExtentRef, ItemRef, Seq, ValueRef};
+use crate::item::{Body, BodyRef, ExtentRef, ItemRef, Seq, Value, ValueRef};
 
 /// A body; bytes by their place in the block.
 #[derive(Clone, Copy, Debug)]
@@ -22,6 +22,19 @@ impl Place {
             Place::Extent(e) => BodyRef::Put(ValueRef::Extent(e)),
             Place::Delete => BodyRef::Delete,
             Place::DeleteRange(a, b) => BodyRef::DeleteRange { end: &data[a as usize..b as usize] },
+        }
+    }
+}
+
+impl Place {
+    /// The body, copied out of the bytes that it refers to.
+    pub fn copied(self, data: &[u8]) -> Body {
+        let copy = |a: u32, b: u32| Bytes::copy_from_slice(&data[a as usize..b as usize]);
+        match self {
+            Place::Inline(a, b) => Body::Put(Value::Inline(copy(a, b))),
+            Place::Extent(e) => Body::Put(Value::Extent(e)),
+            Place::Delete => Body::Delete,
+            Place::DeleteRange(a, b) => Body::DeleteRange { end: copy(a, b) },
         }
     }
 }

@@ -24,6 +24,7 @@ mod item;
 mod memtable;
 mod merge;
 mod node;
+mod outline;
 #[cfg(any(test, fuzzing))]
 pub mod parsers;
 mod path;

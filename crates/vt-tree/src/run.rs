@@ -1,6 +1,7 @@
 //! A run: an immutable sorted sequence of items, stored as a tree of index nodes over tuple blocks (the paper's SSTable). Runs
 //! share blocks and whole subtrees freely; each holds every zone in which a byte of it lies.
 
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
 use zones::{Hold, ZoneUse, varint};
@@ -15,6 +16,12 @@ use crate::{Error, Result};
 /// Index levels that any run can need: a node has at least two entries but for the seams.
 const MAX_LEVEL: u16 = 40;
 
+/// After so many gets in a row that found their key, those that come are taken for such as well, and ask no filter: where nearly all
+/// keys are there, it costs more than it saves. The first that is not there ends it.
+const SURE: u32 = 64;
+/// One get in so many is counted, so that readers seldom write to the same place.
+const COUNTED: u64 = 8;
+
 pub struct Run {
     store: Arc<Store>,
     root: Entry,
@@ -24,6 +31,8 @@ pub struct Run {
     top: OnceLock<Arc<Fences>>,
     /// The filter of a root that is a leaf.
     pin: OnceLock<Pin>,
+    /// Gets in a row, of those that were counted, that found their key here; as far as [`SURE`].
+    found: AtomicU32,
     uses: ZoneUse,
     _hold: Hold,
 }
@@ -50,7 +59,16 @@ impl Run {
     pub(crate) fn open(store: &Arc<Store>, root: Entry, level: u16) -> Result<Arc<Run>> {
         let uses = root.zone_use()?;
         let hold = store.zones().pin(&uses)?;
-        Ok(Arc::new(Run { store: store.clone(), root, level, top: OnceLock::new(), pin: OnceLock::new(), uses, _hold: hold }))
+        Ok(Arc::new(Run {
+            store: store.clone(),
+            root,
+            level,
+            top: OnceLock::new(),
+            pin: OnceLock::new(),
+            found: AtomicU32::new(0),
+            uses,
+            _hold: hold,
+        }))
     }
 
     /// The root pointer, for a manifest.
@@ -121,19 +139,24 @@ impl Run {
 
     /// `false`: the run has nothing at `key`. Tuple blocks are not read for it.
     pub fn may_have(&self, key: &[u8], hash: u64) -> Result<bool> {
-        let Some(probe) = self.probe(key, hash)? else { return Ok(false) };
+        let Some(probe) = self.probe_with(key, hash, false)? else { return Ok(false) };
         Ok(probe.locate(key, hash)?.is_some())
     }
 
     /// The block that a `get` of `key` would have to read, where it lies.
     pub fn wants(&self, key: &[u8], hash: u64) -> Result<Option<(u64, u32)>> {
-        let Some(probe) = self.probe(key, hash)? else { return Ok(None) };
+        let Some(probe) = self.probe_with(key, hash, false)? else { return Ok(None) };
         Ok(probe.locate(key, hash)?.filter(|t| !self.store.has_block(*t)).map(|t| (t.at.addr, t.at.len)))
     }
 
     /// The first part of a [`Run::get`], up to the filter: its memory is on its way to the processor then. Whoever looks into several
     /// runs begins with all of them, so that it waits for memory once and not once for each. `None`: the run cannot have the key.
     pub fn probe(&self, key: &[u8], hash: u64) -> Result<Option<Probe<'_>>> {
+        self.probe_with(key, hash, self.sure())
+    }
+
+    /// `sure`: no filter is asked.
+    fn probe_with(&self, key: &[u8], hash: u64, sure: bool) -> Result<Option<Probe<'_>>> {
         if key < self.root.low.as_ref() || key >= self.root.high.as_ref() {
             return Ok(None);
         }
@@ -141,10 +164,16 @@ impl Run {
         let mut probe = loop {
             let Some(at) = node.covering(key) else { return Ok(None) };
             if node.level <= 2 {
-                break Probe { run: self, node, at, filter: None };
+                break Probe { run: self, node, at, filter: None, sure };
             }
-            node = Node::Below(self.store.fences(node.target(at).at, node.level - 1)?);
+            node = match &node {
+                Node::Top(above) => self.beneath(*above, at)?,
+                Node::Below(above) => Node::Below(self.store.fences(above.target(at).at, above.level - 1)?),
+            };
         };
+        if probe.sure {
+            return Ok(Some(probe));
+        }
         let (filter, pinned) = match probe.node.level {
             2 => (probe.node.filter(probe.at), probe.node.pins.get(probe.at)),
             _ => (self.root.filter, Some(&self.pin)),
@@ -167,6 +196,34 @@ impl Run {
             }
         }
         Ok(Some(probe))
+    }
+
+    /// Whether keys that are asked for are nearly always here.
+    fn sure(&self) -> bool {
+        self.found.load(Relaxed) >= SURE
+    }
+
+    /// Counts a get that did or did not find its key here.
+    fn count(&self, found: bool, hash: u64) {
+        let before = self.found.load(Relaxed);
+        let after = match found {
+            true if before < SURE && hash % COUNTED == 0 => before + 1,
+            false => 0,
+            true => before,
+        };
+        if after != before {
+            self.found.store(after, Relaxed);
+        }
+    }
+
+    /// The node beneath an entry of another.
+    fn beneath<'a>(&self, above: &'a Fences, i: usize) -> Result<Node<'a>> {
+        if let Some(node) = above.child(i) {
+            return Ok(Node::Top(node));
+        }
+        let node = self.store.fences(above.target(i).at, above.level - 1)?;
+        self.store.keep_beneath(above, i, &node);
+        Ok(Node::Below(node))
     }
 
     fn root_fences(&self) -> Result<&Arc<Fences>> {
@@ -207,10 +264,15 @@ pub struct Probe<'a> {
     at: usize,
     /// The filter, when it is not pinned beside the node.
     filter: Option<Arc<Filter>>,
+    /// No filter is asked.
+    sure: bool,
 }
 
 impl Probe<'_> {
     fn filter(&self) -> Option<&Filter> {
+        if self.sure {
+            return None;
+        }
         match (&self.filter, self.node.level) {
             (Some(filter), _) => Some(filter),
             (None, 2) => self.node.pins.get(self.at)?.get().map(Pin::filter),
@@ -227,8 +289,13 @@ impl Probe<'_> {
 
     /// The second part of [`Run::get`].
     pub fn get(&self, key: &[u8], hash: u64) -> Result<Lookup> {
-        let Some(block) = self.locate(key, hash)? else { return Ok(Lookup::Absent) };
-        Ok(match self.run.store.block(block)?.find(key)? {
+        let found = match self.lead(key, hash)? {
+            None => None,
+            Some(Lead::Here) => self.run.store.find(&self.node, self.at, key)?,
+            Some(Lead::Below(leaf, i)) => self.run.store.find(&leaf, i, key)?,
+        };
+        self.run.count(found.is_some(), hash);
+        Ok(match found {
             None => Lookup::Absent,
             Some((seq, Body::Put(value))) => Lookup::Found(seq, value),
             Some((seq, Body::Delete | Body::DeleteRange { .. })) => Lookup::Deleted(seq),
@@ -237,22 +304,38 @@ impl Probe<'_> {
 
     /// The one block that can cover `key`, unless it is known that none does.
     fn locate(&self, key: &[u8], hash: u64) -> Result<Option<Target>> {
+        Ok(self.lead(key, hash)?.map(|lead| match lead {
+            Lead::Here => self.node.target(self.at),
+            Lead::Below(leaf, i) => leaf.target(i),
+        }))
+    }
+
+    /// The same by its leaf index node.
+    fn lead(&self, key: &[u8], hash: u64) -> Result<Option<Lead<'_>>> {
         let no = self.filter().is_some_and(|f| !f.may_contain(hash));
         // When the filter says no, what is left are blocks whose keys are in no filter, and those with range tombstones.
         let left = |unfiltered: bool, range_tombstones: bool| !no || unfiltered || range_tombstones;
         let target = self.node.target(self.at);
         if self.node.level == 1 {
             let root = &self.run.root;
-            let any = left(root.unfiltered, root.range_tombstones);
-            return Ok(Some(target).filter(|t| any && left(t.unfiltered, t.range_tombstones)));
+            let any = left(root.unfiltered, root.range_tombstones) && left(target.unfiltered, target.range_tombstones);
+            return Ok(any.then_some(Lead::Here));
         }
         if !left(target.unfiltered, target.range_tombstones) {
             return Ok(None);
         }
-        let leaf = self.run.store.fences(target.at, 1)?;
+        let leaf = self.run.beneath(&self.node, self.at)?;
         let Some(i) = leaf.covering(key) else { return Ok(None) };
-        Ok(Some(leaf.target(i)).filter(|t| left(t.unfiltered, t.range_tombstones)))
+        let t = leaf.target(i);
+        Ok(left(t.unfiltered, t.range_tombstones).then_some(Lead::Below(leaf, i)))
     }
+}
+
+/// Where a probe leads: to an entry of a leaf index node.
+enum Lead<'a> {
+    /// The probe's own.
+    Here,
+    Below(Node<'a>, usize),
 }
 
 impl std::fmt::Debug for Run {

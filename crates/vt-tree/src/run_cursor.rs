@@ -5,6 +5,7 @@
 //! device: stretches that lie contiguous as one, first little, then more and more. What a range ends with is thus never more
 //! in vain than what was read for it.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use zones::Purpose;
@@ -12,7 +13,7 @@ use zones::Purpose;
 use crate::Result;
 use crate::block::Block;
 use crate::group::Group;
-use crate::item::ItemRef;
+use crate::item::{BodyRef, ItemRef, ValueRef};
 use crate::path::Path;
 use crate::run::Run;
 use crate::source::Source;
@@ -35,6 +36,8 @@ struct Ahead {
     /// Bytes from here to there, and how many it may become.
     bytes: u64,
     window: u64,
+    /// Bytes that were read in this direction.
+    read: u64,
 }
 
 impl Ahead {
@@ -118,7 +121,8 @@ impl RunCursor {
             Some(block) => block,
             None => {
                 self.ahead.missed(&self.run, &self.path);
-                self.run.store().block_in_passing(target)?
+                self.ahead.read += u64::from(target.at.len);
+                self.run.store().block_in_passing(target, self.ahead.read)?
             }
         };
         self.ahead.bytes = self.ahead.bytes.saturating_sub(u64::from(target.at.len));
@@ -255,6 +259,23 @@ impl RunCursor {
             }
         }
         self.seek_before(key)
+    }
+
+    /// The last key of those that are decoded together.
+    #[inline]
+    pub(crate) fn last_key(&self) -> Option<&[u8]> {
+        self.items.key(self.items.len().checked_sub(1)?)
+    }
+
+    /// Shows what follows the item here among those that are decoded together, up to the first that is no small value, or until
+    /// `visit` breaks. The last one shown is the item here.
+    pub(crate) fn visit_group<B>(&mut self, mut visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<B>) -> ControlFlow<B> {
+        while let Some(ItemRef { key, body: BodyRef::Put(ValueRef::Inline(value, _)), .. }) = self.items.item(self.at + 1) {
+            let shown = visit(key, value);
+            self.at += 1;
+            shown?;
+        }
+        ControlFlow::Continue(())
     }
 
     /// The key of the item here.

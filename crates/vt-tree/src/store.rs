@@ -7,12 +7,12 @@
 //! read then costs the device one access, for the tuple itself. Tuple blocks have what is left, an eighth at least.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use quick_cache::Weighter;
 use quick_cache::sync::Cache;
+use quick_cache::{DefaultHashBuilder, Lifecycle, Weighter};
 use zones::{Fill, Purpose, Reading, ZONE_SIZE, Zones, crc32c};
 
 use crate::around::Around;
@@ -20,9 +20,10 @@ use crate::block::{Block, contiguous};
 use crate::compression::{Compression, Packer, unpack_value};
 use crate::fences::{Fences, Target};
 use crate::filter::Filter;
-use crate::frame::{self, FrameKind, FramePointer};
-use crate::item::{ExtentRef, Value};
+use crate::frame::{self, FRAME_HEADER, FrameKind, FramePointer};
+use crate::item::{Body, ExtentRef, Seq, Value};
 use crate::node::Node;
+use crate::outline::Outline;
 use crate::{Error, Result};
 
 /// Longest single read along contiguous extents, bytes.
@@ -31,6 +32,14 @@ const READ_MOST: u64 = 1 << 20;
 const READ_TOGETHER: u64 = 8 << 20;
 /// Two stretches with a gap below this are announced as one: reading that much takes less than a second request.
 pub(crate) const GAP: u64 = 16 << 10;
+
+/// A cursor that has read one part of this many of the budget goes a long way.
+const LONG_WAY: u64 = 2;
+/// A block that the host has is given the place of another when it is asked for twice within so many misses: one for this many
+/// blocks in the cache. Where all are asked for alike, changing places is work for nothing.
+const SOON: usize = 16;
+/// Outlines may take so much of the budget: one part of this many.
+const OUTLINES: u64 = 4;
 
 /// How something is read that is not in memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -88,6 +97,18 @@ impl Weighter<Key, Upper> for Weight {
     }
 }
 
+/// Tells outlines what the cache has pushed out.
+#[derive(Clone, Default)]
+struct LettingGo;
+
+impl Lifecycle<Key, Arc<Block>> for LettingGo {
+    type RequestState = ();
+
+    fn on_evict(&self, _: &mut (), _: Key, block: Arc<Block>) {
+        Outline::let_go(&block);
+    }
+}
+
 impl Weighter<Key, Arc<Block>> for Weight {
     fn weight(&self, _: &Key, b: &Arc<Block>) -> u64 {
         BOOKKEEPING + b.weight() as u64
@@ -101,9 +122,14 @@ pub struct Store {
     budget: u64,
     /// May take nearly all of the budget; tuple blocks get what it leaves.
     upper: Cache<Key, Upper, Weight>,
-    blocks: Cache<Key, Arc<Block>, Weight>,
+    blocks: Cache<Key, Arc<Block>, Weight, DefaultHashBuilder, LettingGo>,
     ahead: AtomicUsize,
     pinned: Arc<AtomicU64>,
+    outlined: Arc<AtomicU64>,
+    /// Tuple blocks that were asked for and not in the cache.
+    misses: AtomicU32,
+    /// A block that comes back after fewer misses than this is worth a place that another one has; 0 while there is room.
+    soon: AtomicU32,
     around: Around,
 }
 
@@ -116,9 +142,12 @@ impl Store {
             zones,
             budget,
             upper: Cache::with_weighter(items, budget - budget / 8, Weight),
-            blocks: Cache::with_weighter(items, budget, Weight),
+            blocks: Cache::with(items, budget, Weight, DefaultHashBuilder::default(), LettingGo),
             ahead: AtomicUsize::new(0),
             pinned: Arc::default(),
+            outlined: Arc::default(),
+            misses: AtomicU32::new(0),
+            soon: AtomicU32::new(0),
             around: Around::default(),
         })
     }
@@ -135,7 +164,7 @@ impl Store {
     fn keep_upper(&self, at: FramePointer, value: Upper) {
         self.upper.insert((at.addr, at.crc), value);
         // The tuple blocks make room, in steps that are worth it.
-        let upper = self.upper.weight() + self.pinned.load(Relaxed);
+        let upper = self.upper.weight() + self.pinned.load(Relaxed) + self.outlined.load(Relaxed);
         let left = self.budget.saturating_sub(upper).max(self.budget / 8);
         if left.abs_diff(self.blocks.capacity()) > self.budget / 64 {
             self.blocks.set_capacity(left);
@@ -152,12 +181,19 @@ impl Store {
             return Err(Error::Corrupt { what: format!("a block of {len} bytes is longer than a zone"), addr });
         }
         let mut buf = vec![0u8; len as usize];
+        self.read_into(purpose, addr, &mut buf, how)?;
+        Ok(Bytes::from(buf))
+    }
+
+    /// `true`: the device had to be waited for.
+    fn read_into(&self, purpose: Purpose, addr: u64, buf: &mut [u8], how: How) -> Result<bool> {
         let begun = Instant::now();
-        self.zones.read(purpose, addr, &mut buf)?;
-        if how == How::Around && Around::waited(begun, len) {
+        self.zones.read(purpose, addr, buf)?;
+        let waited = Around::waited(begun, buf.len() as u64);
+        if how == How::Around && waited {
             self.around.fetch(&self.zones, purpose, addr);
         }
-        Ok(Bytes::from(buf))
+        Ok(waited)
     }
 
     /// A tuple block, if it is in the cache.
@@ -182,16 +218,21 @@ impl Store {
     /// A tuple block from the device, into the cache.
     fn read_block(&self, at: Target, how: How) -> Result<Arc<Block>> {
         let block = Arc::new(Block::parse(self.read_frame(FrameKind::Tuples, 0, at.at, how)?, at.at.addr)?);
-        match at.refers {
-            true => self.keep_upper(at.at, Upper::Block(block.clone())),
-            false => self.blocks.insert((at.at.addr, at.at.crc), block.clone()),
-        }
+        self.keep_block(at, block.clone());
         Ok(block)
     }
 
-    /// A tuple block that a cursor comes to. It announces by itself what it will read.
-    pub(crate) fn block_in_passing(&self, at: Target) -> Result<Arc<Block>> {
-        self.read_block(at, if at.refers { How::Around } else { How::Alone })
+    /// A tuple block that a cursor comes to. It announces by itself what it will read. `read`: what it has read so far, bytes. A long way
+    /// leaves the cache as it is: what it has seen last is what it will not see soon.
+    pub(crate) fn block_in_passing(&self, at: Target, read: u64) -> Result<Arc<Block>> {
+        if at.refers {
+            return self.read_block(at, How::Around);
+        }
+        let block = Arc::new(Block::parse(self.read_frame(FrameKind::Tuples, 0, at.at, How::Alone)?, at.at.addr)?);
+        if read <= self.budget / LONG_WAY {
+            self.keep_block(at, block.clone());
+        }
+        Ok(block)
     }
 
     /// A tuple block.
@@ -200,6 +241,79 @@ impl Store {
             Some(block) => Ok(block),
             None => self.read_block(at, How::Around),
         }
+    }
+
+    /// What a block has for `key`: the block is entry `i` of a leaf index node.
+    #[inline]
+    pub(crate) fn find(&self, leaf: &Fences, i: usize, key: &[u8]) -> Result<Option<(Seq, Body)>> {
+        let outline = leaf.outline(i);
+        if let Some((found, tell)) = outline.and_then(|o| o.find_here(key)) {
+            if tell {
+                self.cached_block(leaf.target(i));
+            }
+            return found;
+        }
+        self.find_below(leaf, i, outline, key)
+    }
+
+    /// The same where no outline has the block.
+    fn find_below(&self, leaf: &Fences, i: usize, outline: Option<&Arc<Outline>>, key: &[u8]) -> Result<Option<(Seq, Body)>> {
+        let target = leaf.target(i);
+        // Others may count at the same time and this one be lost: it is a clock, and need not be exact.
+        let now = self.misses.load(Relaxed).wrapping_add(1);
+        self.misses.store(now, Relaxed);
+        let soon = self.soon.load(Relaxed);
+        if let Some(outline) = outline.filter(|o| o.suits(now, soon) && soon > 0) {
+            let payload = target.at.addr + FRAME_HEADER as u64;
+            let found = outline.find(key, |at, group| {
+                if self.read_into(Purpose::Tuples, payload + at as u64, group, How::Around)? {
+                    outline.set_slow(true);
+                }
+                Ok(())
+            });
+            if let Some(found) = found {
+                return Ok(found);
+            }
+        }
+        let (block, waited) = match self.cached_block(target) {
+            Some(block) => (block, None),
+            None => {
+                let mut frame = vec![0; frame_len(target.at)?];
+                let waited = self.read_into(Purpose::Tuples, target.at.addr, &mut frame, How::Around)?;
+                let payload = frame::open(Bytes::from(frame), FrameKind::Tuples, 0, target.at)?;
+                (Arc::new(Block::parse(payload, target.at.addr)?), Some(waited))
+            }
+        };
+        // What is compressed lies otherwise on the device.
+        let plain = block.bytes().len() + FRAME_HEADER == target.at.len as usize;
+        let mut seen = outline;
+        if outline.is_none()
+            && plain
+            && !target.refers
+            && let Some(new) = Outline::of(&block, now)
+        {
+            leaf.keep_outline(i, new, &self.outlined, self.budget / OUTLINES);
+            seen = leaf.outline(i);
+        }
+        if let Some(waited) = waited {
+            outline.inspect(|o| o.set_slow(waited));
+            // The host has it, and no more is known than that it was asked for once: others may stay in its stead.
+            if outline.is_none() && seen.is_some() && !waited && soon > 0 {
+                return block.find(key);
+            }
+            self.keep_block(target, block.clone());
+        }
+        seen.inspect(|o| o.keep(&block));
+        block.find(key)
+    }
+
+    fn keep_block(&self, at: Target, block: Arc<Block>) {
+        if at.refers {
+            return self.keep_upper(at.at, Upper::Block(block));
+        }
+        self.blocks.insert((at.at.addr, at.at.crc), block);
+        let full = self.blocks.weight() + self.budget / 32 > self.blocks.capacity();
+        self.soon.store(if full { (self.blocks.len() / SOON).max(1) as u32 } else { 0 }, Relaxed);
     }
 
     /// The same for a merge, which reads each block once: it takes what is cached and does not push other blocks out.
@@ -230,6 +344,12 @@ impl Store {
         let fences = Arc::new(Fences::of(&self.node(at, level)?));
         self.keep_upper(at, Upper::Fences(fences.clone()));
         Ok(fences)
+    }
+
+    /// Lets a node stay beneath the one above it, where it is found without looking into the cache; as long as an eighth of the budget
+    /// lasts, which filters have a share in. Nobody finds it in the cache then, so it leaves that with time.
+    pub(crate) fn keep_beneath(&self, above: &Fences, i: usize, node: &Arc<Fences>) {
+        above.keep_child(i, node.clone(), &self.pinned, self.budget / 8);
     }
 
     pub(crate) fn has_fences(&self, at: FramePointer) -> bool {
@@ -373,6 +493,14 @@ impl Store {
 /// `true` when reading `len` bytes took so long that the host did not have them in memory.
 pub fn waited(begun: Instant, len: u64) -> bool {
     begun.elapsed() > Duration::from_nanos(25_000 + len / 4)
+}
+
+/// The length of a frame, which is below that of a zone.
+fn frame_len(at: FramePointer) -> Result<usize> {
+    match u64::from(at.len) > ZONE_SIZE {
+        true => Err(Error::Corrupt { what: format!("a block of {} bytes is longer than a zone", at.len), addr: at.addr }),
+        false => Ok(at.len as usize),
+    }
 }
 
 fn check_extent(e: &ExtentRef, data: &[u8]) -> Result<()> {

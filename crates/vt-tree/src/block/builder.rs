@@ -4,8 +4,8 @@
 use zones::varint;
 
 use super::{
-    ASCENDS, DELETE, DELETE_RANGE, EXTENT, FOLLOWS, GROUP, HAS_PACKED, HAS_SEQ, HAS_SERIES, INLINE, PACKED, PACKED_FOLLOWS, PART,
-    SERIES, shared_prefix,
+    ASCENDS, DELETE, DELETE_RANGE, EXTENT, FOLLOWS, GROUP, GROUP_BYTES, GROUP_LEAST, HAS_PACKED, HAS_SEQ, HAS_SERIES, INLINE,
+    PACKED, PACKED_FOLLOWS, PART, SERIES, shared_prefix,
 };
 use crate::compression::Compression;
 use crate::item::{BodyRef, ExtentRef, Seq, ValueRef};
@@ -90,7 +90,9 @@ impl BlockBuilder {
 
     fn add_one(&mut self, key: &[u8], seq: Seq, body: BodyRef<'_>) {
         debug_assert!(self.units == 0 || self.ends_group || key > self.last_key.as_slice(), "items come in order");
-        let restart = self.units == 0 || self.ends_group || self.in_group == GROUP;
+        let long = |start: &u32| self.buf.len() - *start as usize >= GROUP_BYTES;
+        let full = self.in_group == GROUP || self.in_group >= GROUP_LEAST && self.restarts.last().is_some_and(long);
+        let restart = self.units == 0 || self.ends_group || full;
         if restart {
             self.restarts.push(self.buf.len() as u32);
             self.last_extent = None;

@@ -1,16 +1,20 @@
 //! Reading a tuple block: groups are found by their first keys, and decoded when somebody asks for them.
 
+use std::sync::atomic::AtomicBool;
+use std::sync::{OnceLock, Weak};
+
 use bytes::Bytes;
 
 use super::decoder::Decoder;
 use super::{HAS_SERIES, PART, SERIES, head_of, shared_prefix};
 use crate::group::{Group, Place};
-use crate::item::{Body, BodyRef, Item, Seq, Value};
+use crate::item::{Body, Item, Seq, Value};
+use crate::outline::Outline;
 use crate::series::Series;
 use crate::{Error, Result};
 
 /// A decoded view of one tuple block. Decoding is lazy: a group (the items between two restart points) at a time.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Block {
     data: Bytes,
     /// End of the items, start of the restart offsets.
@@ -24,6 +28,10 @@ pub struct Block {
     /// reads these and no key but one.
     shared: usize,
     heads: Box<[u64]>,
+    /// The outline that finds this block while the cache has it.
+    pub(crate) told: OnceLock<Weak<Outline>>,
+    /// The cache has pushed it out.
+    pub(crate) gone: AtomicBool,
 }
 
 /// A group of a block with series: what lies behind a restart point, of a series the items from `from` on.
@@ -48,7 +56,18 @@ impl Block {
         let restarts = (count & !HAS_SERIES) as usize;
         let items_end = restarts.checked_mul(4).and_then(|n| tail.checked_sub(n)).ok_or_else(corrupt)?;
         let has_series = count & HAS_SERIES != 0;
-        let mut block = Block { data, items_end, restarts, has_series, parts: None, addr, shared: 0, heads: Box::default() };
+        let mut block = Block {
+            data,
+            items_end,
+            restarts,
+            has_series,
+            parts: None,
+            addr,
+            shared: 0,
+            heads: Box::default(),
+            told: OnceLock::new(),
+            gone: AtomicBool::new(false),
+        };
         let mut last = None;
         for r in 0..restarts {
             let offset = block.restart(r);
@@ -62,8 +81,11 @@ impl Block {
         }
         if restarts > 0 {
             block.shared = shared_prefix(block.restart_key(0)?, block.restart_key(restarts - 1)?);
-            let head = |r| Ok(head_of(block.restart_key(r)?.get(block.shared..).unwrap_or_default()));
-            block.heads = (0..restarts).map(head).collect::<Result<_>>()?;
+            let mut heads = Vec::with_capacity(restarts);
+            for r in 0..restarts {
+                heads.push(head_of(block.restart_key(r)?.get(block.shared..).unwrap_or_default()));
+            }
+            block.heads = heads.into();
         }
         if has_series {
             let mut parts = Vec::new();
@@ -223,32 +245,79 @@ impl Block {
                 }));
             }
         };
-        // The key before, its length, and how much of it is as `key` begins: where that ends it is the smaller one.
-        let (mut len, mut common) = (0, 0);
-        let mut before: Option<(Seq, Place)> = None;
-        while d.at < end {
-            let head = d.head(len).ok_or_else(|| self.corrupt())?;
-            let suffix = &self.data[head.suffix.0..head.suffix.1];
-            len = head.shared + suffix.len();
-            if head.shared < common {
-                // It differs earlier than the one before, and ascends there.
-                break;
-            }
-            let mut order = std::cmp::Ordering::Less;
-            if head.shared == common {
-                common += shared_prefix(suffix, &key[common..]);
-                order = suffix[common - head.shared..].cmp(&key[common..]);
-            }
-            if order == std::cmp::Ordering::Greater {
-                break;
-            }
-            let place = d.place(head.kind).ok_or_else(|| self.corrupt())?;
-            if order == std::cmp::Ordering::Equal {
-                return Ok(Some((head.seq, place.body(&self.data).to_body())));
-            }
-            before = Some((head.seq, place));
-        }
-        let range = before.map(|(seq, place)| (seq, place.body(&self.data)));
-        Ok(range.filter(|(_, b)| matches!(b, BodyRef::DeleteRange { end } if key < *end)).map(|(seq, b)| (seq, b.to_body())))
+        let found = find_from(&mut d, end, key).ok_or_else(|| self.corrupt())?;
+        Ok(found.map(|(seq, body)| (seq, body.body(&self.data).to_body())))
     }
+
+    /// The same in the one group that can have it, by where that lies.
+    pub(crate) fn find_between(&self, start: usize, end: usize, key: &[u8]) -> Result<Option<(Seq, Body)>> {
+        let data = self.data.get(..end).ok_or_else(|| self.corrupt())?;
+        let mut d = Decoder { data, at: start, extent: None };
+        let found = find_from(&mut d, end, key).ok_or_else(|| self.corrupt())?;
+        Ok(found.map(|(seq, body)| (seq, body.body(&self.data).to_body())))
+    }
+
+    /// All bytes of the payload.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.data
+    }
+
+    /// Where its groups lie, if none of them is a series.
+    pub(crate) fn plain_groups(&self) -> Option<Vec<std::ops::Range<usize>>> {
+        (!self.has_series).then(|| (0..self.restarts).map(|r| self.decoder(r)).map(|(d, end)| d.at..end).collect())
+    }
+
+    /// What the first keys of all groups share.
+    pub(crate) fn shared_prefix(&self) -> &[u8] {
+        // `parse` has looked at this key.
+        self.restart_key(0).map_or(&[], |key| &key[..self.shared.min(key.len())])
+    }
+
+    /// Of the first key of each group, the eight bytes behind what all share, see [`head_of`].
+    pub(crate) fn heads(&self) -> &[u64] {
+        &self.heads
+    }
+
+    /// The first key in the bytes of one group.
+    pub(crate) fn first_key(group: &[u8]) -> Option<&[u8]> {
+        let head = Decoder { data: group, at: 0, extent: None }.head(0)?;
+        Some(&group[head.suffix.0..head.suffix.1])
+    }
+
+    /// The item that covers `key`, if any, in the bytes of the one group that can have it. `None`: it does not decode.
+    pub(crate) fn find_in_group(group: &[u8], key: &[u8]) -> Option<Option<(Seq, Body)>> {
+        let mut d = Decoder { data: group, at: 0, extent: None };
+        let found = find_from(&mut d, group.len(), key)?;
+        Some(found.map(|(seq, place)| (seq, place.copied(group))))
+    }
+}
+
+/// The item that covers `key` among those up to `end`, the first of which has its whole key. `None`: one does not decode.
+fn find_from(d: &mut Decoder<'_>, end: usize, key: &[u8]) -> Option<Option<(Seq, Place)>> {
+    // The key before, its length, and how much of it is as `key` begins: where that ends it is the smaller one.
+    let (mut len, mut common) = (0, 0);
+    let mut before: Option<(Seq, Place)> = None;
+    while d.at < end {
+        let head = d.head(len)?;
+        let suffix = &d.data[head.suffix.0..head.suffix.1];
+        len = head.shared + suffix.len();
+        if head.shared < common {
+            // It differs earlier than the one before, and ascends there.
+            break;
+        }
+        let mut order = std::cmp::Ordering::Less;
+        if head.shared == common {
+            common += shared_prefix(suffix, &key[common..]);
+            order = suffix[common - head.shared..].cmp(&key[common..]);
+        }
+        if order == std::cmp::Ordering::Greater {
+            break;
+        }
+        let place = d.place(head.kind)?;
+        if order == std::cmp::Ordering::Equal {
+            return Some(Some((head.seq, place)));
+        }
+        before = Some((head.seq, place));
+    }
+    Some(before.filter(|(_, place)| matches!(place, Place::DeleteRange(a, b) if key < &d.data[*a as usize..*b as usize])))
 }
