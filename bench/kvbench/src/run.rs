@@ -66,7 +66,7 @@ pub struct Options {
     /// Operations of a YCSB load; without it as many as there are tuples, at most a million
     #[arg(long)]
     ops: Option<u64>,
-    /// Gets of a read phase; short ranges are a hundredth of it
+    /// Gets of a cold or limited read phase; of a warm one twenty times as many; short ranges are a hundredth of it
     #[arg(long, default_value_t = 50_000)]
     gets: u64,
     /// Seconds that a read phase takes at most

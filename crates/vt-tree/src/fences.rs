@@ -189,8 +189,11 @@ impl Fences {
         }
         let rest = &key[n..];
         let h = head_of(rest);
-        let first = self.heads.partition_point(|&x| x < h);
-        let same = self.heads[first..].partition_point(|&x| x == h);
+        let first = below(&self.heads, h);
+        let same = match self.heads.get(first) {
+            Some(&x) if x == h => self.heads[first..].partition_point(|&x| x == h),
+            _ => 0,
+        };
         // Equal heads are decided by the whole keys.
         let (mut lo, mut hi) = (first, first + same);
         while lo < hi {
@@ -212,10 +215,70 @@ impl Fences {
     }
 }
 
+/// How many of the ascending `heads` are below `h`. Keys are often spread evenly: then the search begins near its end, in one or two
+/// cache lines, where halving visits five. Where they are not, it takes twice the steps of halving at most.
+#[inline]
+fn below(heads: &[u64], h: u64) -> usize {
+    let (Some(&low), Some(&high)) = (heads.first(), heads.last()) else { return 0 };
+    if h <= low {
+        return 0;
+    }
+    if h > high {
+        return heads.len();
+    }
+    let last = heads.len() - 1;
+    // `low < h <= high`: the guess lies between 0 and `last`.
+    let guess = ((((h - low) as f64 / (high - low) as f64) * last as f64) as usize).min(last);
+    let mut step = 4;
+    // Everything before `from` is below `h`, everything from `to` on is not.
+    let (from, to) = if heads[guess] < h {
+        let mut from = guess + 1;
+        loop {
+            match heads.get(from + step) {
+                Some(&x) if x < h => from += step + 1,
+                Some(_) => break (from, from + step),
+                None => break (from, last),
+            }
+            step *= 2;
+        }
+    } else {
+        let mut to = guess;
+        loop {
+            match to.checked_sub(step).map(|i| (i, heads[i])) {
+                Some((i, x)) if x >= h => to = i,
+                Some((i, _)) => break (i + 1, to),
+                None => break (1, to),
+            }
+            step *= 2;
+        }
+    };
+    from + heads[from.min(to)..to].partition_point(|&x| x < h)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use bytes::Bytes;
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn a_guess_leads_where_halving_does(
+            mut heads in prop_oneof![
+                proptest::collection::vec(any::<u64>(), 0..300),
+                proptest::collection::vec(0u64..20, 0..60),
+                proptest::collection::vec(any::<u64>().prop_map(|x| 1u64.checked_shl((x % 70) as u32).unwrap_or(u64::MAX)), 0..100),
+            ],
+            others in proptest::collection::vec(any::<u64>(), 10),
+        ) {
+            heads.sort_unstable();
+            for h in heads.iter().flat_map(|&h| [h.saturating_sub(1), h, h.saturating_add(1)]).chain(others).chain([0, u64::MAX]) {
+                prop_assert_eq!(below(&heads, h), heads.partition_point(|&x| x < h));
+            }
+        }
+    }
 
     fn node(lows: &[&[u8]]) -> Node {
         let mut b = crate::node::NodeBuilder::default();

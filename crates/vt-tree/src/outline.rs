@@ -26,6 +26,9 @@ const GROUP_MOST: usize = 4 << 10;
 /// The cache is told of one find in so many without it, so that what is in use stays.
 const TOLD: u32 = 16;
 
+/// What a block has for a key.
+type Found = Result<Option<(Seq, Body)>>;
+
 /// A block in outline.
 #[derive(Debug)]
 pub(crate) struct Outline {
@@ -102,7 +105,7 @@ impl Outline {
 
     /// What the block has for `key`, if the cache has the block; and whether the cache should be told that it is in use.
     #[inline]
-    pub fn find_here(&self, key: &[u8]) -> Option<(Result<Option<(Seq, Body)>>, bool)> {
+    pub fn find_here(&self, key: &[u8]) -> Option<(Found, bool)> {
         let here = self.here.load();
         let block = here.as_ref()?;
         let hits = self.hits.load(Relaxed).wrapping_add(1);
@@ -119,7 +122,7 @@ impl Outline {
                 }
             },
         );
-        Some((found, hits % TOLD == 0))
+        Some((found, hits.is_multiple_of(TOLD)))
     }
 
     /// Whether a group should be read and not the whole block: the host has it, and it was not read a moment ago, which is `soon` misses

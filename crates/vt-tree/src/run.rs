@@ -167,7 +167,7 @@ impl Run {
                 break Probe { run: self, node, at, filter: None, sure };
             }
             node = match &node {
-                Node::Top(above) => self.beneath(*above, at)?,
+                Node::Top(above) => self.beneath(above, at)?,
                 Node::Below(above) => Node::Below(self.store.fences(above.target(at).at, above.level - 1)?),
             };
         };
@@ -207,7 +207,7 @@ impl Run {
     fn count(&self, found: bool, hash: u64) {
         let before = self.found.load(Relaxed);
         let after = match found {
-            true if before < SURE && hash % COUNTED == 0 => before + 1,
+            true if before < SURE && hash.is_multiple_of(COUNTED) => before + 1,
             false => 0,
             true => before,
         };
