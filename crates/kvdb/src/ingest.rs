@@ -17,8 +17,10 @@ use crate::commit::{MAX_KEY, MAX_VALUE};
 use crate::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
+use crate::journal::record::{self, Op};
 use crate::locks::KeyRangeRef;
 use crate::manifest::{Edit, RunId};
+use crate::transactions::history::Past;
 use crate::version::{Layer, Placed, Version};
 use crate::{Handle, Kvdb};
 
@@ -45,8 +47,8 @@ impl Kvdb {
     ///
     /// They replace what was committed to the same keys before their end was reached. For the last step the keys from the first to the
     /// last one are locked: it waits for serializable transactions that have locked some of them, and fails with [`Error::Locked`] when
-    /// that takes too long; commits to these keys wait for its end. Transactions with snapshot isolation that are open do not find a
-    /// conflict with it. An unsorted or repeated key is [`Error::Invalid`].
+    /// that takes too long; commits to these keys wait for its end. Open transactions with snapshot isolation that change
+    /// one of its keys find a conflict. An unsorted or repeated key is [`Error::Invalid`].
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -194,17 +196,29 @@ impl Database {
             }
         };
         let mut there = true;
-        self.install(|state| {
-            there = state.dictionaries.contains_key(&dict);
-            let id = RunId(state.next_run);
-            let mut edits = Vec::new();
-            if there {
-                edits.push(Edit::Streams(self.zones.positions()));
-                edits.push(Edit::AddRun { dict, level: 0, id, run: encode_run(&run) });
+        {
+            // It has a number of its own, that of a change that is nobody's, so that transactions which began before find a conflict with
+            // it. Under the pipeline's lock: whoever begins meanwhile sees all of it, or looks for conflicts from before it.
+            let nobodys = [(DictionaryId(0), Op::Delete(Bytes::new()))];
+            let mut pipeline = self.enter(record::size(&nobodys), 0)?;
+            if self.options.journal {
+                record::encode(&nobodys, pipeline.stream(), |_| {});
             }
-            let placed = Placed { id, run };
-            (edits, move |v: &mut Version| v.change(dict, |t| t.add_run(0, placed)))
-        })?;
+            self.publish(&mut pipeline, &self.version.load(), 1, 0, 0);
+            let newest = pipeline.next_seq - 1;
+            self.transactions.remember([Past { dict, run: run.clone(), newest, at_once: true }]);
+            self.install(|state| {
+                there = state.dictionaries.contains_key(&dict);
+                let id = RunId(state.next_run);
+                let mut edits = Vec::new();
+                if there {
+                    edits.push(Edit::Streams(self.zones.positions()));
+                    edits.push(Edit::AddRun { dict, level: 0, id, run: encode_run(&run) });
+                }
+                let placed = Placed { id, run };
+                (edits, move |v: &mut Version| v.change(dict, |t| t.add_run(0, placed)))
+            })?;
+        }
         drop((naming, flushing));
         self.reclaimable.store(true, Ordering::Release);
         self.flushed();

@@ -241,3 +241,25 @@ fn commits_and_flushes_of_others_go_on_meanwhile() {
     assert_eq!(d.get(key(5)).unwrap().unwrap(), "round 9");
     assert_eq!(d.get(key(6)).unwrap().unwrap().len(), 1009);
 }
+
+#[test]
+fn a_transaction_that_began_before_it_finds_a_conflict_and_one_that_begins_after_it_does_not() {
+    use kvdb::{Durability, Isolation};
+    let (_, db) = store();
+    let d = db.open_dictionary("d").unwrap();
+    let begin = || db.begin(Isolation::Snapshot).unwrap();
+    let (same, beside, range) = (begin(), begin(), begin());
+    same.put(d.id(), key(5), "mine").unwrap();
+    beside.put(d.id(), key(1000), "mine").unwrap();
+    range.delete_range(d.id(), key(0), key(3)).unwrap();
+    d.ingest(tuples(0, 10, 64)).unwrap();
+    let after = begin();
+    after.put(d.id(), key(6), "mine").unwrap();
+    let conflicts = |result: kvdb::Result<()>| assert!(matches!(result, Err(Error::Conflict { .. })), "{result:?}");
+    conflicts(same.commit(Durability::Buffered));
+    conflicts(range.commit(Durability::Buffered));
+    beside.commit(Durability::Buffered).unwrap();
+    after.commit(Durability::Buffered).unwrap();
+    let expected = tuples(0, 10, 64).map(|(k, v)| if k == key(6) { (k, Bytes::from("mine")) } else { (k, v) });
+    assert_eq!(contents(&d), expected.chain([(key(1000), Bytes::from("mine"))]).collect::<Vec<_>>());
+}

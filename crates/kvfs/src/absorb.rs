@@ -23,11 +23,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use kvdb::{Batch, Changed, Transaction};
+use kvdb::{Batch, Changed, Scope, Transaction};
 
 use crate::attr::Ino;
 use crate::error::Result;
-use crate::fs::{Fs, stage_removal};
+use crate::fs::{Fs, largest_ino, stage_removal};
 use crate::inode::{Inode, State};
 use crate::layout::{self, ImapKey, Layout};
 use crate::locks;
@@ -206,6 +206,10 @@ impl Fs {
         change()?;
         // Nothing is locked by reading this. What a serializable transaction has in memory is locked, or noted as not locked.
         let view = self.core.scope.view()?;
+        if matches!(self.core.scope, Scope::Mainline(_)) {
+            // What is back may have larger numbers than all that there was when the store was opened.
+            self.core.numbers.is_taken_below(largest_ino(&view, &self.core.layout)?.saturating_add(1));
+        }
         for inode in self.core.table.all() {
             let mut state = inode.state.write();
             let unlocked = state.unlocked;

@@ -118,3 +118,19 @@ fn a_rollback_is_seen_by_what_is_open() {
     w.check();
     assert!(matches!(views.rollback("never"), Err(Error::NotFound)));
 }
+
+#[test]
+fn what_a_rollback_brings_back_shares_its_number_with_nothing_new() {
+    let mut w = World::new();
+    let back = w.file_with(ROOT, "back", b"monday");
+    views(&w).snapshot(&View::Mainline, "monday", Durability::Buffered).unwrap();
+    w.fs.unlink(ROOT, b"back").unwrap();
+    w.fs.forget(back, 1);
+    // Opened anew, the store knows of no number as large.
+    w.remount();
+    let views = views(&w);
+    views.rollback("monday").unwrap();
+    let new = w.file_with(ROOT, "new", b"friday");
+    assert_ne!(new, w.stat("back").ino);
+    assert_eq!((w.contents("back"), w.contents("new")), (b"monday".to_vec(), b"friday".to_vec()));
+}

@@ -30,6 +30,7 @@ const LOOKS: usize = 4;
 impl Group {
     pub(super) fn commit(&self, durability: Durability) -> Result<()> {
         let mut state = self.state.write();
+        self.measure(&state);
         let Some(open) = &mut state.open else { return Err(self.ended(&state)) };
         if let Some(why) = &*self.doomed.lock() {
             return Err(self.aborted(why));

@@ -153,6 +153,8 @@ pub(crate) struct Group {
     /// The number of the newest commit when it began.
     pub(super) since: u64,
     pub(super) state: RwLock<State>,
+    /// Changes, memory and bytes of runs when that was last looked at: for listings, which wait for no call and no commit.
+    size: parking_lot::Mutex<(u64, u64, u64)>,
     /// It is not to go on: why. Looked at by every call; set without waiting for one that is under way.
     pub(super) doomed: parking_lot::Mutex<Option<String>>,
 }
@@ -214,6 +216,28 @@ impl Kvdb {
 }
 
 impl Group {
+    pub(super) fn new(
+        db: Arc<Database>,
+        id: TransactionId,
+        options: TransactionOptions,
+        now: Duration,
+        since: u64,
+        open: Open,
+    ) -> Arc<Group> {
+        Arc::new(Group {
+            id,
+            options: TransactionOptions { detached: options.detached || options.durable, ..options },
+            db,
+            begun: now,
+            used_nanos: AtomicU64::new(now.as_nanos() as u64),
+            handles: parking_lot::Mutex::default(),
+            since,
+            state: RwLock::new(State { open: Some(open), why: None }),
+            size: parking_lot::Mutex::default(),
+            doomed: parking_lot::Mutex::default(),
+        })
+    }
+
     pub(super) fn handle(group: &Arc<Group>) -> Transaction {
         let mut handles = group.handles.lock();
         let last = handles.upgrade().unwrap_or_else(|| {
@@ -244,12 +268,18 @@ impl Group {
         }
     }
 
+    /// Notes how large it is.
+    pub(super) fn measure(&self, state: &State) {
+        let size = state.open.as_ref().map(|open| (open.own.at, open.own.memory() as u64, open.own.run_bytes()));
+        *self.size.lock() = size.unwrap_or_default();
+    }
+
     pub(super) fn info(&self) -> TransactionInfo {
         let now = self.db.now();
-        let (changes, memory, run_bytes) = match &self.state.read().open {
-            Some(open) => (open.own.at, open.own.memory() as u64, open.own.run_bytes()),
-            None => (0, 0, 0),
-        };
+        if let Some(state) = self.state.try_read() {
+            self.measure(&state);
+        }
+        let (changes, memory, run_bytes) = *self.size.lock();
         TransactionInfo {
             id: self.id,
             isolation: self.options.isolation,

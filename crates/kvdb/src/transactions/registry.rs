@@ -1,15 +1,15 @@
 //! The transactions that are open, and what is kept for their sake.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
 use vt_tree::Seq;
 
 use super::conflicts::MergeRoutine;
-use super::handle::{Group, Isolation, Open, State, TransactionId, TransactionOptions};
+use super::handle::{Group, Isolation, Open, TransactionId, TransactionOptions};
 use super::history::{History, Past};
 use crate::database::Database;
 use crate::dictionary::DictionaryId;
@@ -70,18 +70,7 @@ impl Transactions {
         with: Open,
         since: Seq,
     ) -> Arc<Group> {
-        let now = db.now();
-        let group = Arc::new(Group {
-            id,
-            options: TransactionOptions { detached: options.detached || options.durable, ..options },
-            db: db.clone(),
-            begun: now,
-            used_nanos: AtomicU64::new(now.as_nanos() as u64),
-            handles: Mutex::new(Weak::new()),
-            since,
-            state: RwLock::new(State { open: Some(with), why: None }),
-            doomed: Mutex::new(None),
-        });
+        let group = Group::new(db.clone(), id, options, db.now(), since, with);
         open.insert(id, group.clone());
         self.count.store(open.len(), Ordering::Relaxed);
         group
