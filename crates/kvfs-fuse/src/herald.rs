@@ -68,7 +68,7 @@ pub struct Herald {
     place: Place,
     crew: Arc<Crew>,
     /// Counts requests under way; `None`: the kernel's files for it are out of reach.
-    under_way: Option<Arc<UnderWay>>,
+    under_way: Option<UnderWay>,
     /// Waits for what the kernel holds back.
     writer_back: Guest,
     together: Together,
@@ -119,10 +119,7 @@ impl Herald {
             mainline: views.mainline().clone(),
             place,
             crew,
-            under_way: UnderWay::of(mounted.device())
-                .inspect_err(|e| tracing::debug!("cannot count requests: {e}"))
-                .ok()
-                .map(Arc::new),
+            under_way: UnderWay::of(mounted.device()).inspect_err(|e| tracing::debug!("cannot count requests: {e}")).ok(),
             writer_back: Guest::start("fuse-write-back")?,
             together: Together::default(),
             shower,
@@ -210,23 +207,34 @@ impl News {
 impl Herald {
     /// What the kernel holds back has come when this returns.
     fn hand_over(&self) {
+        // A look before says whether one afterwards is likely to spare the meeting: to ask the guest again costs as much.
+        let by_itself = self.is_idle();
+        match self.send_back(!by_itself).and_then(|met| if by_itself && !self.is_idle() { self.send_back(true) } else { Ok(met) }) {
+            Ok(true) => {}
+            Ok(false) => {
+                tracing::warn!("a thread is busy for too long: a file that is still open may lack what was written last");
+            }
+            Err(e) if e.kind() == io::ErrorKind::NotConnected => {
+                tracing::debug!("nothing is handed over any more, the mount has ended: {e}");
+            }
+            Err(e) => tracing::warn!("the kernel could not hand over what it holds: {e}"),
+        }
+    }
+
+    /// No request is under way, none that waits in the kernel either.
+    fn is_idle(&self) -> bool {
+        self.under_way.as_ref().is_some_and(|requests| requests.count().is_ok_and(|count| count == 0))
+    }
+
+    /// Has the kernel send its dirty pages, and all our threads meet if `meets`; `false`: one of them did not come in time.
+    fn send_back(&self, meets: bool) -> io::Result<bool> {
         let (place, door, crew) = (self.place.clone(), self.door.clone(), self.crew.clone());
-        let under_way = self.under_way.clone();
-        let waited = self.writer_back.ask(move || {
+        self.writer_back.ask(move || {
             // Without a mount nothing is held back.
             let Ok(root) = place.open() else { return Ok(true) };
             rustix::fs::syncfs(&root)?;
-            let nothing = under_way.is_some_and(|requests| requests.count().is_ok_and(|count| count == 0));
-            if nothing { Ok(true) } else { meet(&root, &door, &crew) }
-        });
-        match waited {
-            Ok(Ok(true)) => {}
-            Ok(Ok(false)) => {
-                tracing::warn!("a thread is busy for too long: a file that is still open may lack what was written last");
-            }
-            Ok(Err(e)) => tracing::warn!("the kernel could not hand over what it holds: {e}"),
-            Err(e) => tracing::debug!("nothing is handed over any more, the mount has ended: {e}"),
-        }
+            if meets { meet(&root, &door, &crew) } else { Ok(true) }
+        })?
     }
 
     /// Returns when the kernel has been told.
