@@ -8,8 +8,9 @@
 #   thresholds  kvdb by stitching threshold (Figure 6)
 #   no-journal  the six loads without a journal
 #   more        overwrites, write–delete–write, range deletes, YCSB
-#   growth      kvdb at 1, 2, 4, … GiB, up to GROWTH_GIB (16) or to what the free disk allows (long)
-#   ranges      range deletes beside RocksDB's, up to a million (docs/bench/range_deletes.md)
+#   growth      kvdb at 1, 2, 4, … GiB, from GROWTH_FROM (1) up to GROWTH_GIB (16) or to what the free disk allows (long), with the values of
+#               GROWTH_VALUES (4096,64)
+#   ranges      range deletes beside RocksDB's, up to RANGE_DELETES (a million) (docs/bench/range_deletes.md)
 #
 # ROUNDS: how often, engines interleaved (1). MIB, SMALL_MIB: data sets of 4 KiB and of 64 B values (1024, 256). DIR: scratch, on the
 # file system to be measured. OUT: where the results go. KEEP=1: results are added to what is there. ENGINES: a list with commas; with
@@ -58,6 +59,10 @@ mkdir -p "$OUT" "$DIR"
 lines=$OUT/kv.jsonl commands=$OUT/kv.commands
 # The stage `ranges` has files of its own.
 [ -n "${KEEP:-}" ] || [ "${STAGES[*]}" = ranges ] || rm -f "$lines" "$commands"
+# The commands behind what is kept stand in the page.
+if [ -n "${KEEP:-}" ] && [ ! -e "$commands" ] && [ -e "$OUT/kv.md" ]; then
+    grep '^kvbench run' "$OUT/kv.md" >"$commands" || true
+fi
 
 # A case that fails is told and left out; the others go on.
 run() {
@@ -71,6 +76,7 @@ append_and_sequential=sequential,append
 
 for stage in "${STAGES[@]}"; do
     echo "== $stage"
+    begun=$SECONDS
     case $stage in
         inserts)
             for size in large small; do
@@ -103,6 +109,7 @@ for stage in "${STAGES[@]}"; do
             ;;
         growth)
             for gib in 1 2 4 8 16 32 64; do
+                [ "$gib" -ge "${GROWTH_FROM:-1}" ] || continue
                 [ "$gib" -le "${GROWTH_GIB:-16}" ] || break
                 # Random small values take up to 1.9 times what is alive, for a while; the file system is left some room.
                 free=$(df --output=avail -BG "$DIR" | tail -1 | tr -dc 0-9)
@@ -110,14 +117,18 @@ for stage in "${STAGES[@]}"; do
                     echo "growth ends before $gib GiB: $((2 * gib + 4)) GiB of disk are needed, $free are free" >&2
                     break
                 fi
-                run --engines kvdb --loads random,append --values 4096 --mib $((gib * 1024))
-                run --engines kvdb --loads random --values 64 --mib $((gib * 1024))
+                case ",${GROWTH_VALUES:-4096,64}," in
+                    *,4096,*) run --engines kvdb --loads random,append --values 4096 --mib $((gib * 1024)) ;;
+                esac
+                case ",${GROWTH_VALUES:-4096,64}," in
+                    *,64,*) run --engines kvdb --loads random --values 64 --mib $((gib * 1024)) ;;
+                esac
             done
             ;;
         ranges)
             rm -f "$OUT/range_deletes.jsonl"
             for engine in kvdb rocksdb; do
-                "$kvbench" ranges --engines "$engine" --dir "$DIR" --out "$OUT/range_deletes.jsonl"
+                "$kvbench" ranges --engines "$engine" ${RANGE_DELETES:+--deletes "$RANGE_DELETES"} --dir "$DIR" --out "$OUT/range_deletes.jsonl"
             done
             python3 scripts/range_deletes.py "$OUT/range_deletes.jsonl" >"$OUT/range_deletes.md"
             ;;
@@ -126,6 +137,7 @@ for stage in "${STAGES[@]}"; do
             exit 2
             ;;
     esac
+    echo "== $stage took $((SECONDS - begun)) s"
 done
 rmdir "$DIR" 2>/dev/null || true
 
