@@ -2,7 +2,7 @@
 //!
 //! The same at 1,000 and at 500,000 keys (16 B, values of 100 B): a snapshot of what is in memory and one of what is in runs, a clone, a drop, a
 //! rollback, and the difference after ten changes. Then 1,000 snapshots with ten changes each: what opening, reading and the
-//! manifest are like with them. Times are medians and the longest.
+//! manifest are like with them. Last, the 500,000 keys sent to another store. Times are medians and the longest.
 
 use std::time::{Duration, Instant};
 
@@ -122,11 +122,33 @@ fn many(path: &str, keys: u32) -> Outcome<()> {
     Ok(())
 }
 
+/// The store as it is, sent through memory to another one.
+fn copy(path: &str) -> Outcome<()> {
+    let other = format!("{path}.copy");
+    let _ = std::fs::remove_file(&other);
+    let db = Kvdb::open_path(path)?;
+    db.snapshot("all")?;
+    let begun = Instant::now();
+    let mut stream = Vec::new();
+    db.send("all", None, &mut stream, None)?;
+    println!("  sending {} MiB: {:.0} ms", stream.len() >> 20, begun.elapsed().as_secs_f64() * 1e3);
+    let to = Kvdb::open_path(&other)?;
+    let written = to.stats().io.total().write_bytes;
+    let begun = Instant::now();
+    to.receive(&stream[..], &kvdb::ReceiveOptions::default())?;
+    let (took, written) = (begun.elapsed(), to.stats().io.total().write_bytes - written);
+    println!("  receiving: {:.0} ms, {} MiB written", took.as_secs_f64() * 1e3, written >> 20);
+    to.close()?;
+    std::fs::remove_file(&other)?;
+    Ok(())
+}
+
 fn main() -> Outcome<()> {
     let path = std::env::args().nth(1).ok_or("give the name of a file, which is overwritten")?;
     run(&path, 1_000)?;
     run(&path, 500_000)?;
     many(&path, 500_000)?;
+    copy(&path)?;
     std::fs::remove_file(&path)?;
     Ok(())
 }

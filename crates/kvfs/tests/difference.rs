@@ -134,7 +134,9 @@ fn a_difference_reads_what_has_changed_and_not_all_names() {
     db.flush().unwrap();
     db.snapshot("before").unwrap();
     env.advance(std::time::Duration::from_secs(1));
-    (0..3).for_each(|i| drop(fs.write(files[i * 19_999], 0, b"changed", Default::default()).unwrap()));
+    for i in 0..3 {
+        fs.write(files[i * 19_999], 0, b"changed", Default::default()).unwrap();
+    }
     fs.shutdown().unwrap();
     db.flush().unwrap();
     drop((fs, db));
