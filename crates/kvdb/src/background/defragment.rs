@@ -44,6 +44,8 @@ const CHEAP_PERCENT: u8 = 75;
 const HURRY_PERCENT: u64 = 22;
 /// When not even a part of this size finds room, there is none.
 const SMALLEST: u64 = 256 << 10;
+/// Key blocks are merged first where values weigh so many times as much.
+const SMALL_BESIDE: u64 = 16;
 /// A run that is being merged is waited for this long.
 const WAIT: Duration = Duration::from_millis(50);
 
@@ -376,6 +378,9 @@ impl Database {
         let fullest = u64::from(options.fullest_percent.min(99));
         let stop = || self.background.stopping() || self.defragmenter.stopping();
         let update = |change: &dyn Fn(&mut DefragProgress)| change(&mut self.defragmenter.state.lock().progress);
+        if !self.defragmenter.progress().automatic && !self.inline() {
+            self.show_what_is_dead()?;
+        }
         loop {
             let all = self.victims(u64::MAX, fullest)?.gain();
             update(&|p| p.zones_reclaimable = p.zones_reclaimable.max(p.zones_reclaimed + all));
@@ -405,6 +410,25 @@ impl Database {
                 });
             }
         }
+    }
+
+    /// Merges key blocks where that costs little beside the values that they refer to: which of these are dead nobody knows before, and they
+    /// would be moved together with the others.
+    fn show_what_is_dead(&self) -> Result<()> {
+        // Without room for it, or a dictionary that was dropped meanwhile: there is something to move all the same.
+        let unless_in_vain = |done: Result<()>| match done {
+            Err(Error::NoSpace | Error::NoDictionary(_)) => Ok(()),
+            done => done,
+        };
+        unless_in_vain(self.flush_all().map(|_| ()))?;
+        for (&dict, tree) in &self.version.load_full().trees {
+            let stats = || tree.runs().map(|p| p.run.stats());
+            let (blocks, values) = (stats().map(|s| s.block_bytes).sum::<u64>(), stats().map(|s| s.value_bytes).sum::<u64>());
+            if blocks.saturating_mul(SMALL_BESIDE) <= values && !self.defragmenter.stopping() {
+                unless_in_vain(self.compact(dict))?;
+            }
+        }
+        Ok(())
     }
 
     /// What may be moved before the victims are free.
