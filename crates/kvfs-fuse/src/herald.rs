@@ -18,8 +18,8 @@
 //! **Before a transaction begins or ends** the kernel must hand over what it holds back. A close hands over; for files that are still
 //! open the herald calls syncfs(2) on the mount, which makes the kernel send all its dirty pages (of every view); it does not reach us as a
 //! request of its own. Since Linux 6.16 nobody waits there for the answers of a FUSE daemon, so the herald meets all our threads
-//! afterwards (`rendezvous`): then the pages have been taken. Unless no request at all is under way, which the kernel says for
-//! less than that costs (`control`). Several who want it at a time get it together.
+//! afterwards (`rendezvous`): then the pages have been taken. Several who want it at a time get
+//! it together.
 //!
 //! What is done through the mount is done by guests (`guest`): otherwise a daemon that is killed amid it would never end.
 
@@ -39,7 +39,6 @@ use kvfs::{Fs, Touched, View, Views, Watcher};
 use parking_lot::Mutex;
 use rustix::fs::{OFlags, Timespec, Timestamps};
 
-use crate::control::UnderWay;
 use crate::crew::Crew;
 use crate::door::Door;
 use crate::guest::Guest;
@@ -67,8 +66,6 @@ pub struct Herald {
     mainline: Fs,
     place: Place,
     crew: Arc<Crew>,
-    /// Counts requests under way; `None`: the kernel's files for it are out of reach.
-    under_way: Option<UnderWay>,
     /// Waits for what the kernel holds back.
     writer_back: Guest,
     together: Together,
@@ -119,7 +116,6 @@ impl Herald {
             mainline: views.mainline().clone(),
             place,
             crew,
-            under_way: UnderWay::of(mounted.device()).inspect_err(|e| tracing::debug!("cannot count requests: {e}")).ok(),
             writer_back: Guest::start("fuse-write-back")?,
             together: Together::default(),
             shower,
@@ -207,9 +203,7 @@ impl News {
 impl Herald {
     /// What the kernel holds back has come when this returns.
     fn hand_over(&self) {
-        // A look before says whether one afterwards is likely to spare the meeting: to ask the guest again costs as much.
-        let by_itself = self.is_idle();
-        match self.send_back(!by_itself).and_then(|met| if by_itself && !self.is_idle() { self.send_back(true) } else { Ok(met) }) {
+        match self.send_back() {
             Ok(true) => {}
             Ok(false) => {
                 tracing::warn!("a thread is busy for too long: a file that is still open may lack what was written last");
@@ -221,19 +215,14 @@ impl Herald {
         }
     }
 
-    /// No request is under way, none that waits in the kernel either.
-    fn is_idle(&self) -> bool {
-        self.under_way.as_ref().is_some_and(|requests| requests.count().is_ok_and(|count| count == 0))
-    }
-
-    /// Has the kernel send its dirty pages, and all our threads meet if `meets`; `false`: one of them did not come in time.
-    fn send_back(&self, meets: bool) -> io::Result<bool> {
+    /// Has the kernel send its dirty pages, and all our threads meet; `false`: one of them did not come in time.
+    fn send_back(&self) -> io::Result<bool> {
         let (place, door, crew) = (self.place.clone(), self.door.clone(), self.crew.clone());
         self.writer_back.ask(move || {
             // Without a mount nothing is held back.
             let Ok(root) = place.open() else { return Ok(true) };
             rustix::fs::syncfs(&root)?;
-            if meets { meet(&root, &door, &crew) } else { Ok(true) }
+            meet(&root, &door, &crew)
         })?
     }
 
