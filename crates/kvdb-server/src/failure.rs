@@ -48,6 +48,11 @@ impl Failure {
     pub fn request(text: impl Into<String>) -> Self {
         Failure::Request(Cow::Owned(text.into()))
     }
+    /// It is not the request's fault: the store could not do it, at least not now.
+    pub fn is_of_the_store(&self) -> bool {
+        use Failure::{Conflict, Io, Locked, NoSpace, NoTransaction, ReadOnly};
+        matches!(self, NoSpace | ReadOnly(_) | Conflict(_) | Locked(_) | NoTransaction(_) | Io(_))
+    }
     pub fn coded(text: &'static str) -> Self {
         Failure::Coded(Cow::Borrowed(text))
     }

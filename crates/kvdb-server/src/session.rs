@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
 use bytes::Bytes;
-use kvdb::{Batch, DictionaryId, DictionaryOptions, Durability, Kvdb, Transaction, TransactionId, View};
+use kvdb::{Batch, DictionaryId, DictionaryOptions, Draft, Durability, Kvdb, Transaction, TransactionId, View};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::commands::multi::{Queue, Watch};
 use crate::commands::{self, COMMANDS, Command, InMulti};
@@ -94,12 +95,14 @@ pub struct Session {
     pub watches: Vec<Watch>,
     /// Under way in `EXEC`, which holds the locks.
     pub executing: Option<Executing>,
+    /// A failure of the store, for which `EXEC` is to do nothing at all.
+    pub stopped: Option<Failure>,
 }
 
 /// Where the commands of an `EXEC` work.
 pub enum Executing {
-    /// In the transaction that the connection has joined.
-    Joined,
+    /// In the transaction that the connection has joined: what they change is made there when all of them were run.
+    Joined(Mutex<Draft>),
     /// In one of its own.
     Own(Transaction),
 }
@@ -122,6 +125,7 @@ impl Session {
             queue: None,
             watches: Vec::new(),
             executing: None,
+            stopped: None,
             shared,
         }
     }
@@ -157,10 +161,20 @@ impl Session {
     pub fn inside(&self) -> Option<&Transaction> {
         match &self.executing {
             Some(Executing::Own(transaction)) => Some(transaction),
-            Some(Executing::Joined) | None => self.joined.as_ref().map(|(transaction, _)| transaction),
+            Some(Executing::Joined(_)) | None => self.joined.as_ref().map(|(transaction, _)| transaction),
+        }
+    }
+    /// What `EXEC` is going to change in the joined transaction.
+    fn draft(&self) -> Option<MutexGuard<'_, Draft>> {
+        match &self.executing {
+            Some(Executing::Joined(draft)) => Some(draft.lock()),
+            _ => None,
         }
     }
     pub fn get(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>, Failure> {
+        if let Some(draft) = self.draft() {
+            return Ok(draft.get(dict, key)?);
+        }
         Ok(match (&self.place, self.inside()) {
             (Place::Snapshot(view), _) => view.get(dict, key)?,
             (_, None) => self.shared.db.get(dict, key)?,
@@ -174,6 +188,9 @@ impl Session {
     }
     /// What is seen now. What is read through it must have been announced by `reads`; or see `view_of`.
     pub fn view(&self) -> Result<View, Failure> {
+        if let Some(draft) = self.draft() {
+            return Ok(draft.view()?);
+        }
         Ok(match (&self.place, self.inside()) {
             (Place::Snapshot(view), _) => view.clone(),
             (_, None) => self.shared.db.view(),
@@ -198,6 +215,9 @@ impl Session {
     }
     /// Commits; durability, where asked for, is the output's business (see there). In a transaction it is seen there alone.
     pub fn commit(&self, batch: Batch) -> Result<(), Failure> {
+        if let Some(mut draft) = self.draft() {
+            return Ok(draft.apply(batch)?);
+        }
         match self.inside() {
             None => Ok(self.shared.db.commit(batch, Durability::Buffered)?),
             Some(transaction) => Ok(transaction.apply(batch)?),
@@ -301,7 +321,11 @@ impl Session {
             out.error(&failure.to_string());
         }
         self.shared.metrics.count(index, started.elapsed(), outcome.is_ok());
-        outcome.is_ok()
+        let done = outcome.is_ok();
+        if self.executing.is_some() {
+            self.stopped = outcome.err().filter(Failure::is_of_the_store);
+        }
+        done
     }
 
     /// What is queued must not be run: one of its commands was refused.

@@ -353,6 +353,127 @@ fn exec_works_in_a_joined_transaction() {
 }
 
 #[test]
+fn exec_in_a_joined_transaction_is_done_whole_or_not_at_all() {
+    let served = serve(ServerOptions::default());
+    let (mut a, mut b, mut c) = (served.connect(), served.connect(), served.connect());
+    a.expect(&[("MSET n 1 k 0", "OK"), ("TXN BEGIN SER", "(integer) 1"), ("TXN JOIN 1", "OK"), ("SET k held", "OK")]);
+    b.expect(&[("TXN BEGIN SER TIMEOUT 0.05", "(integer) 2"), ("TXN JOIN 2", "OK"), ("SET before 1", "OK")]);
+    let commands = [
+        ("MULTI", "OK"),
+        ("USE other", "QUEUED"),
+        ("SET o 1", "QUEUED"),
+        ("USE 0", "QUEUED"),
+        ("INCR n", "QUEUED"),
+        ("DELRANGE be bf", "QUEUED"),
+        ("SET k 2", "QUEUED"),
+        ("SET behind 1", "QUEUED"),
+    ];
+    b.expect(&commands);
+    let refused = b.run("EXEC");
+    assert!(refused.starts_with("(error) LOCKED ") && refused.ends_with("; nothing of this EXEC was done"), "{refused}");
+    // The transaction is as it was, for all that are in it, and goes on.
+    c.expect(&[("TXN JOIN 2", "OK"), ("MGET n before behind", r#"["1" "1" (nil)]"#), ("USE other", "OK"), ("GET o", "(nil)")]);
+    c.expect(&[("TXN CHANGES", r#"[["0" "put" "before" (integer) 1]]"#)]);
+    a.expect(&[("TXN COMMIT", "OK")]);
+    b.expect(&commands);
+    b.expect(&[("EXEC", "[OK OK OK (integer) 2 OK OK OK]"), ("TXN COMMIT", "OK")]);
+    a.expect(&[("MGET n before k behind", r#"["2" (nil) "2" "1"]"#), ("USE other", "OK"), ("GET o", "\"1\"")]);
+}
+
+#[test]
+fn in_a_joined_transaction_exec_sees_what_it_does_and_goes_on_after_wrong_commands() {
+    let served = serve(ServerOptions::default());
+    for isolation in ["SI", "SER"] {
+        let (mut c, mut outside) = (served.connect(), served.connect());
+        let id = begin(&mut c, isolation);
+        assert_eq!(c.run(&format!("TXN JOIN {id}")), "OK");
+        c.expect(&[
+            ("MSET a x b 1", "OK"),
+            ("MULTI", "OK"),
+            ("INCR a", "QUEUED"),
+            ("INCR b", "QUEUED"),
+            ("SET c 1", "QUEUED"),
+            ("KEYS *", "QUEUED"),
+            ("DEL a", "QUEUED"),
+            ("MGET a b c", "QUEUED"),
+            ("DBSIZE", "QUEUED"),
+            (
+                "EXEC",
+                r#"[(error) ERR value is not an integer or out of range (integer) 2 OK ["a" "b" "c"] (integer) 1 [(nil) "2" "1"] (integer) 2]"#,
+            ),
+            ("KEYS *", r#"["b" "c"]"#),
+        ]);
+        outside.expect(&[("DBSIZE", "(integer) 0")]);
+        c.expect(&[("TXN ABORT", "OK"), ("DBSIZE", "(integer) 0")]);
+    }
+}
+
+#[test]
+fn what_a_serializable_transaction_has_locked_is_waited_for() {
+    let served = serve(ServerOptions::default());
+    let (mut a, mut b, mut plain) = (served.connect(), served.connect(), served.connect());
+    a.expect(&[
+        ("MSET k 0 read 1 free 1", "OK"),
+        ("TXN BEGIN SER", "(integer) 1"),
+        ("TXN JOIN 1", "OK"),
+        ("SET k 1", "OK"),
+        ("GET read", "\"1\""),
+        ("RANGE m q", r#"[]"#),
+    ]);
+    // A younger one gets none of it in time, may read what is read, and goes on.
+    b.expect(&[("TXN BEGIN SER TIMEOUT 0.05", "(integer) 2"), ("TXN JOIN 2", "OK")]);
+    for command in ["GET k", "SET k 2", "SET read 2", "SET n 1", "DELRANGE a z"] {
+        let refused = b.run(command);
+        assert!(refused.starts_with("(error) LOCKED "), "{command}: {refused}");
+    }
+    b.expect(&[("GET read", "\"1\""), ("SET free 2", "OK"), ("TXN COMMIT", "OK")]);
+    // So does a client in no transaction: it reads what is committed, and what it writes waits.
+    plain.expect(&[("GET k", "\"0\"")]);
+    plain.send(b"SET k plain\r\n");
+    plain.0.get_ref().set_read_timeout(Some(Duration::from_millis(100))).expect("set");
+    assert!(plain.reply().is_err(), "it waits");
+    plain.0.get_ref().set_read_timeout(None).expect("set");
+    a.expect(&[("SET k 41", "OK"), ("TXN COMMIT", "OK")]);
+    assert_eq!(served::show(&plain.reply().expect("a reply")), "OK");
+    a.expect(&[("MGET k free", r#"["plain" "2"]"#)]);
+}
+
+#[test]
+fn an_older_serializable_transaction_takes_what_a_younger_one_holds() {
+    let served = serve(ServerOptions::default());
+    let (mut old, mut young) = (served.connect(), served.connect());
+    old.expect(&[("TXN BEGIN SER", "(integer) 1"), ("TXN BEGIN SER", "(integer) 2"), ("TXN JOIN 1", "OK")]);
+    young.expect(&[("TXN JOIN 2", "OK"), ("MSET k young other 1", "OK"), ("MULTI", "OK"), ("SET x 1", "QUEUED")]);
+    old.expect(&[("SET k old", "OK")]);
+    let told = young.run("EXEC");
+    assert!(told.starts_with("(error) LOCKED transaction 2 was aborted: "), "{told}");
+    old.expect(&[("GET other", "(nil)"), ("TXN COMMIT", "OK"), ("MGET k other x", r#"["old" (nil) (nil)]"#)]);
+}
+
+#[test]
+fn savepoints_of_a_serializable_transaction_undo_and_keep_the_locks() {
+    let served = serve(ServerOptions::default());
+    let (mut a, mut b) = (served.connect(), served.connect());
+    a.expect(&[
+        ("TXN BEGIN SER", "(integer) 1"),
+        ("TXN JOIN 1", "OK"),
+        ("SET a 1", "OK"),
+        ("TXN SAVEPOINT s", "OK"),
+        ("MULTI", "OK"),
+        ("SET a 2", "QUEUED"),
+        ("SET b 2", "QUEUED"),
+        ("EXEC", "[OK OK]"),
+        ("MGET a b", r#"["2" "2"]"#),
+        ("TXN ROLLBACK s", "OK"),
+        ("MGET a b", r#"["1" (nil)]"#),
+    ]);
+    b.expect(&[("TXN BEGIN SER TIMEOUT 0.05", "(integer) 2"), ("TXN JOIN 2", "OK")]);
+    assert!(b.run("SET b 3").starts_with("(error) LOCKED "));
+    a.expect(&[("TXN COMMIT", "OK")]);
+    b.expect(&[("SET b 3", "OK"), ("TXN COMMIT", "OK"), ("MGET a b", r#"["1" "3"]"#)]);
+}
+
+#[test]
 fn a_connection_that_dies_in_multi_leaves_no_trace() {
     let served = serve(ServerOptions::default());
     let mut c = served.connect();

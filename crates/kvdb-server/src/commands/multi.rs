@@ -2,8 +2,9 @@
 //!
 //! Commands between `MULTI` and `EXEC` are gathered, and run by `EXEC` in one transaction of the store, so that they are seen by others, and
 //! survive a crash, together or not at all. `EXEC` holds the locks of what they touch, so other clients do not come between; a
-//! transaction that commits in between is a conflict, upon which they are run again. In a joined transaction they are run in it.
-//! As in Redis, a command that fails does not keep the others from being done.
+//! transaction that commits in between is a conflict, upon which they are run again. In a joined transaction they are run on a draft of
+//! it, which is made when all of them were run. As in Redis, a command that fails does not keep the others from being done; but when the
+//! store fails (a lock is not to be had, there is no room), none is, and `EXEC` itself is the error.
 //!
 //! `WATCH` begins a transaction that claims to change the watched keys, and never commits: what the store would say to its commit is
 //! the answer to whether others have changed them.
@@ -13,6 +14,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
 use kvdb::{Batch, DictionaryId, Durability, Isolation, Transaction, TransactionOptions, View};
+use parking_lot::Mutex;
 
 use super::{COMMANDS, Command, InMulti, find, is};
 use crate::failure::{Failure, Outcome};
@@ -136,20 +138,23 @@ pub fn exec(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     let mut outcome = Err(Failure::Conflict("others changed the same again and again; try again later".into()));
     for _ in 0..TRIES {
         outcome = attempt(s, &queue, &watches, out);
-        s.executing = None;
+        (s.executing, s.stopped) = (None, None);
         if outcome.is_ok() {
             break;
         }
         // Nothing has happened: not to the connection either.
         out.rewind(position);
         (s.dictionary, s.durable, s.name, out.resp3) = (dictionary.clone(), durable, name.clone(), resp3);
-        // In a joined transaction there is nothing to try again: it is over.
+        // In a joined transaction trying again is up to who began it.
         if s.joined.is_some() || !matches!(outcome, Err(Failure::Conflict(_))) {
             break;
         }
     }
     out.release();
-    outcome
+    outcome.map_err(|failure| match failure {
+        Failure::Locked(why) => Failure::Locked(format!("{why}; nothing of this EXEC was done")),
+        failure => failure,
+    })
 }
 
 fn attempt(s: &mut Session, queue: &Queue, watches: &[Watch], out: &mut Output) -> Outcome {
@@ -169,7 +174,10 @@ fn attempt(s: &mut Session, queue: &Queue, watches: &[Watch], out: &mut Output) 
             return Ok(());
         }
     }
-    s.executing = Some(if group.is_some() { Executing::Joined } else { Executing::Own(transaction.clone()) });
+    s.executing = Some(match &group {
+        Some(_) => Executing::Joined(Mutex::new(transaction.draft()?)),
+        None => Executing::Own(transaction.clone()),
+    });
     out.array(queue.requests.len());
     for request in &queue.requests {
         let args = request.arguments();
@@ -177,18 +185,18 @@ fn attempt(s: &mut Session, queue: &Queue, watches: &[Watch], out: &mut Output) 
             Some(index) => drop(s.run_one(index, args, out)),
             None => out.error("ERR unknown command"),
         }
+        if let Some(failure) = s.stopped.take() {
+            return Err(failure);
+        }
         out.relieve();
         if out.is_broken() {
-            transaction.abort();
+            // Nobody hears of it, so it is not done.
             return Ok(());
         }
     }
-    s.executing = None;
-    if group.is_none() {
-        transaction.commit(Durability::Buffered)?;
-    } else {
-        // An error if it is over: the replies above tell of what will never be.
-        transaction.view()?;
+    match s.executing.take() {
+        Some(Executing::Joined(draft)) => draft.into_inner().finish()?,
+        _ => transaction.commit(Durability::Buffered)?,
     }
     Ok(())
 }

@@ -10,6 +10,7 @@ use bytes::Bytes;
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use vt_tree::Lookup;
 
+use super::draft::Draft;
 use super::own::Own;
 use crate::Kvdb;
 use crate::batch::{Batch, Durability};
@@ -376,11 +377,27 @@ impl Transaction {
     pub fn view(&self) -> Result<View> {
         let state = self.read()?;
         let Some(open) = &state.open else { return Err(Error::NoTransaction(self.group.id)) };
-        let base = match &open.base {
+        Ok(self.beneath(open).with(open.own.clone()))
+    }
+
+    /// What it reads below its own changes.
+    fn beneath(&self, open: &Open) -> View {
+        match &open.base {
             Some(view) => view.clone(),
             None => self.group.db.view(),
-        };
-        Ok(base.with(open.own.clone()))
+        }
+    }
+
+    pub(super) fn base(&self) -> Result<View> {
+        let state = self.read()?;
+        state.open.as_ref().map(|open| self.beneath(open)).ok_or(Error::NoTransaction(self.group.id))
+    }
+
+    /// Begins changes that are to be made all at once or not at all.
+    pub fn draft(&self) -> Result<Draft> {
+        let state = self.read()?;
+        let Some(open) = &state.open else { return Err(Error::NoTransaction(self.group.id)) };
+        Ok(Draft::new(self.clone(), &open.own))
     }
 
     pub fn put(&self, dict: DictionaryId, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
@@ -410,15 +427,29 @@ impl Transaction {
 
     /// Makes the changes of a batch, all or, on any error, none of them.
     pub fn apply(&self, batch: Batch) -> Result<()> {
+        let Valid { changes, deletes_only, hold } = self.validate(batch)?;
+        match changes.first() {
+            Some((dict, _)) => self.change(*dict, deletes_only, Some(&changes), |own| own.write(&changes, hold)),
+            None => Ok(()),
+        }
+    }
+
+    /// The changes of a batch, locked where need be.
+    pub(super) fn validate(&self, batch: Batch) -> Result<Valid> {
         self.group.db.writable()?;
         drop(self.read()?);
         let db = &self.group.db;
         // As it is now: a dictionary may have been made since the transaction began.
-        let Valid { changes, deletes_only, hold } = db.validate(&db.version.load(), batch)?;
-        self.lock_changes(&changes)?;
+        let valid = db.validate(&db.version.load(), batch)?;
+        self.lock_changes(&valid.changes)?;
+        Ok(valid)
+    }
+
+    /// Makes changes that were validated, and whose places are held. Their dictionaries may be gone by now, which the commit finds out.
+    pub(super) fn make(&self, changes: &Changes, deletes_only: bool) -> Result<()> {
         match changes.first() {
-            Some((dict, _)) => self.change(*dict, deletes_only, Some(&changes), |own| own.write(&changes, hold)),
-            None => Ok(()),
+            Some((dict, _)) => self.change(*dict, deletes_only, Some(changes), |own| own.write(changes, Default::default())),
+            None => self.read().map(|_| ()),
         }
     }
 

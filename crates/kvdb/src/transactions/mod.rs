@@ -4,6 +4,7 @@
 //! - `own`: what a transaction has written, in memory and in runs of its own;
 //! - `bulk`: many sorted tuples at once, as a run;
 //! - `handle`: a transaction in hand;
+//! - `draft`: changes of a transaction that are made all at once or not at all;
 //! - `registry`: those that are open;
 //! - `conflicts`: what others have changed since a transaction began, and the merge routines that reconcile it;
 //! - `history`: what of that lies in runs already;
@@ -16,6 +17,7 @@
 mod bulk;
 mod changes;
 mod conflicts;
+mod draft;
 mod durable;
 mod ending;
 mod handle;
@@ -28,6 +30,7 @@ mod scope;
 pub use bulk::{Bulk, BulkRun, StoredTuple, StoredTuples};
 pub use changes::{Changed, Changes};
 pub use conflicts::{MergeRoutine, Merged};
+pub use draft::Draft;
 pub use handle::{Isolation, Savepoint, Transaction, TransactionId, TransactionInfo, TransactionOptions};
 pub use locking::at_once;
 pub use scope::Scope;

@@ -1,0 +1,119 @@
+//! A draft: changes that are to be made in a transaction all at once or not at all, and are seen by whoever makes them before that.
+//!
+//! They stand in memtables above what the transaction has written when the draft began. What others change in the transaction
+//! meanwhile is not seen in the draft, and is not undone when it is dropped, as it would be by going back to a savepoint.
+
+use bytes::Bytes;
+
+use super::handle::Transaction;
+use super::own::Own;
+use crate::batch::Batch;
+use crate::commit::Valid;
+use crate::dictionary::DictionaryId;
+use crate::error::{Error, Result};
+use crate::journal::record::Changes;
+use crate::view::View;
+
+/// Bytes of changes that a draft holds in memory.
+const MOST: usize = 256 << 20;
+/// What a change takes beside its key and value, about.
+const OVERHEAD: usize = 32;
+
+/// Changes of a transaction that are not made yet; dropped, they never are. What a serializable one has locked for them stays locked.
+pub struct Draft {
+    transaction: Transaction,
+    own: Own,
+    changes: Changes,
+    bytes: usize,
+    deletes_only: bool,
+}
+
+impl Draft {
+    pub(super) fn new(transaction: Transaction, own: &Own) -> Draft {
+        Draft { transaction, own: own.fork(), changes: Changes::new(), bytes: 0, deletes_only: true }
+    }
+
+    /// The value of `key` with what is drafted.
+    pub fn get(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>> {
+        self.transaction.lock_key(dict, key, false)?;
+        self.view()?.get(dict, key)
+    }
+
+    /// What the transaction would see if the draft were made now. Reading it locks nothing.
+    pub fn view(&self) -> Result<View> {
+        Ok(self.transaction.base()?.with(self.own.clone()))
+    }
+
+    /// Adds the changes of a batch, all or, on any error, none of them.
+    pub fn apply(&mut self, batch: Batch) -> Result<()> {
+        let Valid { changes, deletes_only, hold } = self.transaction.validate(batch)?;
+        let bytes = self.bytes + changes.iter().map(|(_, op)| op.bytes() + OVERHEAD).sum::<usize>();
+        if bytes > MOST {
+            return Err(Error::Invalid(format!("more than {MOST} bytes to be changed at once")));
+        }
+        self.bytes = bytes;
+        self.deletes_only &= deletes_only;
+        // Places of values are held for the transaction, not just for the draft: they are shared.
+        self.own.write(&changes, hold);
+        self.changes.extend(changes);
+        Ok(())
+    }
+
+    /// Makes the changes in the transaction, all or, on any error, none of them.
+    pub fn finish(self) -> Result<()> {
+        self.transaction.make(&self.changes, self.deletes_only)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Durability, Isolation, Kvdb, TransactionOptions};
+
+    fn batch(dict: DictionaryId, keys: &[&'static str], value: &'static str) -> Batch {
+        let mut batch = Batch::new();
+        keys.iter().for_each(|key| batch.put(dict, *key, value));
+        batch
+    }
+
+    #[test]
+    fn a_draft_is_seen_in_itself_until_it_is_made() {
+        for isolation in [Isolation::Snapshot, Isolation::Serializable] {
+            let db = Kvdb::in_memory();
+            let dict = db.open_dictionary("d").expect("made").id();
+            let t = db.begin(isolation).expect("begun");
+            t.put(dict, "a", "0").expect("put");
+            let mut draft = t.draft().expect("begun");
+            draft.apply(batch(dict, &["a", "b"], "1")).expect("drafted");
+            let mut gone = Batch::new();
+            gone.delete(dict, "b");
+            draft.apply(gone).expect("drafted");
+            assert_eq!(draft.get(dict, b"a").expect("read").as_deref(), Some(&b"1"[..]));
+            assert_eq!(draft.get(dict, b"b").expect("read"), None);
+            assert_eq!(t.get(dict, b"a").expect("read").as_deref(), Some(&b"0"[..]), "not made yet");
+            // What comes into the transaction meanwhile stays, whatever becomes of the draft.
+            t.put(dict, "c", "1").expect("put");
+            drop(draft);
+            let mut draft = t.draft().expect("begun");
+            draft.apply(batch(dict, &["b"], "2")).expect("drafted");
+            draft.finish().expect("made");
+            t.commit(Durability::Buffered).expect("committed");
+            let values = [b"a", b"b", b"c"].map(|key| db.get(dict, key).expect("read"));
+            assert_eq!(values.map(|v| v.map(|v| v.to_vec())), [Some(b"0".to_vec()), Some(b"2".to_vec()), Some(b"1".to_vec())]);
+        }
+    }
+
+    #[test]
+    fn a_draft_of_a_transaction_that_has_ended_is_refused() {
+        let db = Kvdb::in_memory();
+        let dict = db.open_dictionary("d").expect("made").id();
+        let t = db.begin_with(TransactionOptions::default()).expect("begun");
+        let mut draft = t.draft().expect("begun");
+        draft.apply(batch(dict, &["a"], "1")).expect("drafted");
+        t.abort();
+        assert!(matches!(draft.get(dict, b"a"), Err(Error::NoTransaction(_))));
+        assert!(matches!(draft.apply(batch(dict, &["b"], "1")), Err(Error::NoTransaction(_))));
+        assert!(matches!(draft.finish(), Err(Error::NoTransaction(_))));
+        assert!(matches!(t.draft(), Err(Error::NoTransaction(_))));
+    }
+}
