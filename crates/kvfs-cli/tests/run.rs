@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use kvdb_server::{Client, Reply};
 use mounted::Mount;
 
 fn kvfs(words: &[&str]) -> Command {
@@ -281,4 +282,164 @@ fn asked_first_the_user_decides() {
         assert_eq!(shown.contains("+hello"), there, "{shown}");
         assert_eq!(mount.path("file").exists(), there, "{shown}");
     }
+}
+
+/// A command at a store's socket, and its reply in short.
+fn say(client: &mut Client, command: &str) -> String {
+    let words: Vec<&[u8]> = command.split(' ').map(str::as_bytes).collect();
+    match client.call(&words).expect("a reply") {
+        Reply::Status(text) | Reply::Error(text) => text,
+        Reply::Integer(number) => number.to_string(),
+        Reply::Bulk(bytes) => text(&bytes),
+        Reply::Null => "nil".into(),
+        other => format!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_serializable_transaction_goes_back_and_commits_and_is_waited_for_in_files_and_keys_alike() {
+    let Some(mount) = Mount::new() else { return };
+    let socket = mount.root().with_file_name("store.sock");
+    let connect = || Client::connect(&socket).expect("the socket answers");
+    let (mut inside, mut other) = (connect(), connect());
+    fs::write(mount.path("file"), "old").expect("write");
+    let id = say(&mut inside, "TXN BEGIN SER");
+    assert_eq!(say(&mut inside, &format!("TXN JOIN {id}")), "OK");
+    let view = mount.path(".kvfs/txn").join(&id);
+    fs::write(view.join("file"), "1").expect("write");
+    assert_eq!(say(&mut inside, "SET k 1"), "OK");
+    // Back to a savepoint: the file, the key, and a file that was not there.
+    assert_eq!(say(&mut inside, "TXN SAVEPOINT s"), "OK");
+    fs::write(view.join("file"), "changed").expect("write");
+    fs::write(view.join("more"), "more").expect("write");
+    assert_eq!(say(&mut inside, "SET k changed"), "OK");
+    assert_eq!(say(&mut inside, "TXN ROLLBACK s"), "OK");
+    assert_eq!(read(view.join("file")).as_deref(), Some("1"));
+    assert!(!view.join("more").exists());
+    assert_eq!(say(&mut inside, "GET k"), "1");
+    // Others read what is committed; a younger transaction does not get the key, and a program waits for the file.
+    assert_eq!(read(mount.path("file")).as_deref(), Some("old"));
+    assert_eq!(say(&mut other, "GET k"), "nil");
+    let younger = say(&mut other, "TXN BEGIN SER TIMEOUT 0.05");
+    assert_eq!(say(&mut other, &format!("TXN JOIN {younger}")), "OK");
+    let refused = say(&mut other, "SET k 2");
+    assert!(refused.starts_with("LOCKED "), "{refused}");
+    assert_eq!(say(&mut other, "TXN ABORT"), "OK");
+    let mut program = Command::new("sh")
+        .args(["-c", "echo ready; echo outside > \"$0\""])
+        .arg(mount.path("file"))
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    let mut said = [0; 6];
+    std::io::Read::read_exact(program.stdout.as_mut().expect("a pipe"), &mut said).expect("ready");
+    let started = Instant::now();
+    while started.elapsed() < Duration::from_millis(200) {
+        assert!(program.try_wait().expect("its state").is_none(), "it did not wait");
+        std::thread::yield_now();
+    }
+    let before = say(&mut inside, "GET k");
+    assert_eq!((before.as_str(), read(view.join("file")).as_deref()), ("1", Some("1")));
+    assert_eq!(say(&mut inside, "TXN COMMIT"), "OK");
+    assert!(program.wait().expect("it ends").success());
+    assert_eq!(read(mount.path("file")).as_deref(), Some("outside\n"), "behind the commit");
+    assert_eq!(say(&mut other, "GET k"), "1");
+    assert!(!mount.path("more").exists());
+    // With nobody in between both are seen.
+    let id = say(&mut inside, "TXN BEGIN SER");
+    say(&mut inside, &format!("TXN JOIN {id}"));
+    fs::write(mount.path(".kvfs/txn").join(&id).join("file"), "both").expect("write");
+    assert_eq!(say(&mut inside, "SET k both"), "OK");
+    assert_eq!(say(&mut inside, "TXN COMMIT SYNC"), "OK");
+    assert_eq!((read(mount.path("file")).as_deref(), say(&mut other, "GET k").as_str()), (Some("both"), "both"));
+}
+
+/// A user who is not root, on root's mount, whose socket was given to him (without that it lets in its owner alone).
+struct Unprivileged {
+    dir: tempfile::TempDir,
+}
+
+impl Unprivileged {
+    const USER: u32 = 65534;
+
+    /// `None`, with the reason printed, where there can be none.
+    fn new() -> Option<Unprivileged> {
+        let skip = |why: &str| -> Option<Unprivileged> {
+            eprintln!("SKIPPED: {why}");
+            None
+        };
+        if !rustix::process::geteuid().is_root() {
+            return skip("only root becomes another user");
+        }
+        if let Err(e) = fs::File::open("/dev/fuse") {
+            return skip(&format!("no FUSE here: cannot open /dev/fuse: {e}"));
+        }
+        let user = Unprivileged { dir: tempfile::tempdir().expect("a temporary folder") };
+        let give = |path: &Path| std::os::unix::fs::chown(path, Some(Self::USER), Some(Self::USER)).expect("chown");
+        give(user.dir.path());
+        let works = |program: &str, words: &[&str]| user.command(program).args(words).output().is_ok_and(|o| o.status.success());
+        if !works("unshare", &["--user", "--mount", "true"]) {
+            return skip("the kernel lets no user but root make name spaces (or setpriv or unshare is missing)");
+        }
+        if !works(env!("CARGO_BIN_EXE_kvfs"), &["--version"]) {
+            return skip("another user cannot run the program where it was built");
+        }
+        fs::create_dir(user.root()).expect("mkdir");
+        let store = user.dir.path().join("store");
+        succeeds(kvfs(&["create"]).arg(&store));
+        succeeds(kvfs(&["mount", "-o", "allow_other"]).arg(&store).arg(user.root()));
+        give(&user.root());
+        give(&user.dir.path().join("store.sock"));
+        Some(user)
+    }
+
+    fn root(&self) -> std::path::PathBuf {
+        self.dir.path().join("mnt")
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new("setpriv");
+        command.args([&format!("--reuid={}", Self::USER), &format!("--regid={}", Self::USER), "--clear-groups", program]);
+        command.stdin(Stdio::null()).current_dir("/").env("XDG_RUNTIME_DIR", self.dir.path()).env("HOME", self.dir.path());
+        command.env_remove("KVFS_TXN").env_remove("KVFS_SOCKET");
+        with_program(&mut command);
+        command
+    }
+
+    fn kvfs(&self, words: &[&str]) -> Command {
+        let mut command = self.command(env!("CARGO_BIN_EXE_kvfs"));
+        command.args(words);
+        command
+    }
+
+    fn sees(&self, name: &str) -> Option<String> {
+        let out = self.command("cat").arg(self.root().join(name)).output().expect("it runs");
+        out.status.success().then(|| text(&out.stdout))
+    }
+}
+
+impl Drop for Unprivileged {
+    fn drop(&mut self) {
+        let _ = kvfs(&["umount", "--force"]).arg(self.root()).output();
+    }
+}
+
+#[test]
+fn users_without_any_privilege_run_programs_in_transactions() {
+    let Some(user) = Unprivileged::new() else { return };
+    let run = |options: &[&str], script: &str| {
+        let mut command = user.kvfs(&["run"]);
+        command.args(options).arg(user.root()).args(["--", "sh", "-c", script]);
+        command
+    };
+    // The program is who it was, at the same paths, without a privilege more.
+    let script = "set -e; cd $KVFS_MOUNT; id -u; id -g; echo new > file; kvfs kv put . k v; kvfs kv get . k";
+    assert_eq!(succeeds(&mut run(&[], script)), "65534\n65534\nv");
+    assert_eq!(user.sees("file").as_deref(), Some("new\n"));
+    assert_eq!(succeeds(user.kvfs(&["kv", "get"]).arg(user.root()).arg("k")), "v");
+    let (code, ..) = ends(&mut run(&[], "rm $KVFS_MOUNT/file; kvfs kv put $KVFS_MOUNT k w; test ! -e $KVFS_MOUNT/file && exit 3"));
+    assert_eq!(code, Some(3));
+    assert_eq!(user.sees("file").as_deref(), Some("new\n"), "nothing was changed");
+    assert_eq!(succeeds(user.kvfs(&["kv", "get"]).arg(user.root()).arg("k")), "v");
+    assert_eq!(succeeds(user.kvfs(&["txn", "list"]).arg(user.root())), "");
 }
