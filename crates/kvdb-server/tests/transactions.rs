@@ -439,6 +439,20 @@ fn what_a_serializable_transaction_has_locked_is_waited_for() {
 }
 
 #[test]
+fn exec_that_waited_for_a_transaction_reads_what_that_has_committed() {
+    let served = serve(ServerOptions::default());
+    let (mut a, mut plain) = (served.connect(), served.connect());
+    a.expect(&[("SET k 0", "OK"), ("TXN BEGIN SER", "(integer) 1"), ("TXN JOIN 1", "OK"), ("SET k 41", "OK")]);
+    plain.expect(&[("MULTI", "OK"), ("INCR k", "QUEUED")]);
+    plain.send(b"EXEC\r\n");
+    plain.0.get_ref().set_read_timeout(Some(Duration::from_millis(100))).expect("set");
+    assert!(plain.reply().is_err(), "it waits");
+    plain.0.get_ref().set_read_timeout(None).expect("set");
+    a.expect(&[("TXN COMMIT", "OK")]);
+    assert_eq!(served::show(&plain.reply().expect("a reply")), "[(integer) 42]");
+}
+
+#[test]
 fn an_older_serializable_transaction_takes_what_a_younger_one_holds() {
     let served = serve(ServerOptions::default());
     let (mut old, mut young) = (served.connect(), served.connect());
