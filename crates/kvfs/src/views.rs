@@ -225,10 +225,6 @@ impl Views {
         }
         entry.fs.prepare()?;
         let touched = Touched::by(&transaction, &core.layout)?;
-        if transaction.info().run_bytes > 0 {
-            // The commit syncs what the transaction has written out: now, and not while everybody waits at the mainline's gate.
-            self.shared.db.sync()?;
-        }
         let commit = || Ok(transaction.commit(Durability::Buffered)?);
         let committed = match touched.names.is_empty() && touched.inodes.is_empty() {
             true => commit().map(|()| Vec::new()),
