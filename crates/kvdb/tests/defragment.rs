@@ -141,6 +141,28 @@ fn clients_go_on_meanwhile_and_it_can_be_stopped_and_begun_again() {
 }
 
 #[test]
+fn by_hand_it_lays_values_in_the_order_of_their_keys() {
+    let db = threaded(OpenOptions { memory: 16 << 20, threads: true, defrag_rate: 0, ..small() });
+    let d = fragmented(&db, 4);
+    let expected = contents(&db).unwrap();
+    let spans = || {
+        let dictionaries = db.stats().dictionaries;
+        let pages = dictionaries.iter().find(|of| of.info.id == d).expect("it was created");
+        pages.levels.iter().flatten().map(|run| run.value_spans).sum::<u64>()
+    };
+    let scattered = spans();
+    let run = |options| {
+        assert!(db.defragment(options).unwrap());
+        db.wait_for_defragment();
+        (spans(), db.defrag_progress().bytes_moved)
+    };
+    let (laid, moved) = run(DefragOptions::default());
+    assert!(laid * 10 < scattered && moved > 0, "{laid} stretches of {scattered}, {moved} bytes moved");
+    assert!(contents(&db).unwrap() == expected);
+    assert_eq!(run(DefragOptions::default()), (laid, 0), "there is nothing left to do");
+}
+
+#[test]
 fn it_begins_by_itself_when_much_is_lost() {
     let options = OpenOptions { memory: 16 << 20, threads: true, flush_interval: std::time::Duration::from_millis(10), ..small() };
     let db = threaded(options);

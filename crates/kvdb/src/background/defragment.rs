@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
-use vt_tree::{Input, KeyRange, Merge, MergeOptions, Placement, Run, ZoneWeight, concat, slice};
+use vt_tree::{Input, KeyRange, Merge, MergeOptions, Placement, Run, RunStats, ZoneWeight, concat, slice};
 use zones::{Reserve, ZONE_SIZE, ZoneId};
 
 use super::flush::encode_run;
@@ -46,6 +46,8 @@ const HURRY_PERCENT: u64 = 22;
 const SMALLEST: u64 = 256 << 10;
 /// Key blocks are merged first where values weigh so many times as much.
 const SMALL_BESIDE: u64 = 16;
+/// Values lie scattered when their stretches are shorter than this, bytes on average.
+const TOGETHER: u64 = 256 << 10;
 /// A run that is being merged is waited for this long.
 const WAIT: Duration = Duration::from_millis(50);
 
@@ -156,7 +158,7 @@ impl Defragmenter {
         self.changed.notify_all();
     }
 
-    fn stopping(&self) -> bool {
+    pub(crate) fn stopping(&self) -> bool {
         self.state.lock().stop
     }
 
@@ -379,7 +381,9 @@ impl Database {
         let stop = || self.background.stopping() || self.defragmenter.stopping();
         let update = |change: &dyn Fn(&mut DefragProgress)| change(&mut self.defragmenter.state.lock().progress);
         if !self.defragmenter.progress().automatic && !self.inline() {
-            self.show_what_is_dead()?;
+            let before = self.counters.copied.get();
+            self.lay_in_order(options)?;
+            update(&|p| p.bytes_moved += self.counters.copied.get().saturating_sub(before));
         }
         loop {
             let all = self.victims(u64::MAX, fullest)?.gain();
@@ -413,8 +417,9 @@ impl Database {
     }
 
     /// Merges key blocks where that costs little beside the values that they refer to: which of these are dead nobody knows before, and they
-    /// would be moved together with the others.
-    fn show_what_is_dead(&self) -> Result<()> {
+    /// would be moved together with the others. Values that lie scattered are laid in the order of their keys on the way, unless that is
+    /// to be slow: scans find them together then, while what moves zone by zone stays as scattered as it lay.
+    fn lay_in_order(&self, options: DefragOptions) -> Result<()> {
         // Without room for it, or a dictionary that was dropped meanwhile: there is something to move all the same.
         let unless_in_vain = |done: Result<()>| match done {
             Err(Error::NoSpace | Error::NoDictionary(_)) => Ok(()),
@@ -422,10 +427,14 @@ impl Database {
         };
         unless_in_vain(self.flush_all().map(|_| ()))?;
         for (&dict, tree) in &self.version.load_full().trees {
-            let stats = || tree.runs().map(|p| p.run.stats());
-            let (blocks, values) = (stats().map(|s| s.block_bytes).sum::<u64>(), stats().map(|s| s.value_bytes).sum::<u64>());
+            let sum = |of: fn(&RunStats) -> u64| tree.runs().map(|p| of(&p.run.stats())).sum::<u64>();
+            let (blocks, values, spans) = (sum(|s| s.block_bytes), sum(|s| s.value_bytes), sum(|s| s.value_spans));
             if blocks.saturating_mul(SMALL_BESIDE) <= values && !self.defragmenter.stopping() {
-                unless_in_vain(self.compact(dict))?;
+                let room = self.zones.space().free_for_user > values.saturating_add(self.unflushed());
+                let scattered = room && options.bytes_per_second.is_none() && values / spans.max(1) < TOGETHER;
+                unless_in_vain(
+                    self.compact_to_defragment(dict, scattered.then(|| Placement { values_at: TOGETHER, ..Placement::stitch() })),
+                )?;
             }
         }
         Ok(())

@@ -1,5 +1,6 @@
 //! Making room: what a full store does before it says so, and compactions that somebody waits for. All of it has the runs alone.
 
+use vt_tree::Placement;
 use zones::ZONE_SIZE;
 
 use super::compaction::{Compaction, Piece};
@@ -25,9 +26,11 @@ impl Database {
     /// Does a whole job here and now, a large one in several threads; `false` when the store is being closed, which gives the rest of
     /// it up.
     fn compact_now(&self, job: Job) -> Result<bool> {
+        let defragments = job.defragments;
         let (mut first, _) = Compaction::begin(self, job, 0);
         first.prepare(self)?;
         let whole = first.whole().clone();
+        let stop = || self.background.stopping() || (defragments && self.defragmenter.stopping());
         let work = |first: Option<Piece>| {
             let mut piece = first;
             while let Some(mut own) = piece.take().or_else(|| whole.take()) {
@@ -36,7 +39,7 @@ impl Database {
                         own.turn();
                     }
                     match own.step(self) {
-                        Ok(false) if !self.background.stopping() => {}
+                        Ok(false) if !stop() => {}
                         done => break done,
                     }
                 };
@@ -86,6 +89,21 @@ impl Database {
         let job = Job::for_all(self.version.load().tree(dict)?);
         if let Some(job) = job {
             self.compact_somehow(job)?;
+        }
+        Ok(())
+    }
+
+    /// The same as a part of a defragmentation, which may have a placement of its own: by that even a single run is merged.
+    pub(crate) fn compact_to_defragment(&self, dict: DictionaryId, placement: Option<Placement>) -> Result<()> {
+        let _alone = self.merge_alone();
+        let version = self.version.load_full();
+        let tree = version.tree(dict)?;
+        let job = match placement {
+            None => Job::for_all(tree),
+            placement => tree.runs().next().map(|_| Job { placement, ..Job::everything_from(tree, 0) }),
+        };
+        if let Some(job) = job {
+            self.compact_somehow(Job { defragments: true, ..job })?;
         }
         Ok(())
     }

@@ -95,6 +95,8 @@ pub(crate) struct Job {
     pub to_bottom: bool,
     /// `None`: as the dictionary's threshold says.
     pub placement: Option<Placement>,
+    /// It is a part of a defragmentation, and ends when that is to stop.
+    pub defragments: bool,
     pub options: DictionaryOptions,
 }
 
@@ -127,7 +129,16 @@ impl Job {
     pub(crate) fn new(tree: &Tree, inputs: Vec<Placed>, level: usize, to_bottom: bool) -> Job {
         let all = tree.levels.iter().enumerate().flat_map(|(level, runs)| runs.iter().map(move |p| (p.id, level)));
         let levels = all.filter(|(id, _)| inputs.iter().any(|p| p.id == *id)).collect();
-        Job { dict: tree.info.id, inputs, levels, level, to_bottom, placement: None, options: tree.info.options.clone() }
+        Job {
+            dict: tree.info.id,
+            inputs,
+            levels,
+            level,
+            to_bottom,
+            placement: None,
+            defragments: false,
+            options: tree.info.options.clone(),
+        }
     }
 
     /// The level that the input lies at.
