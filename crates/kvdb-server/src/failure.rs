@@ -53,6 +53,10 @@ impl Failure {
         use Failure::{Conflict, Io, Locked, NoSpace, NoTransaction, ReadOnly};
         matches!(self, NoSpace | ReadOnly(_) | Conflict(_) | Locked(_) | NoTransaction(_) | Io(_))
     }
+    /// Transactions came in between every time.
+    pub fn again_and_again() -> Self {
+        Failure::Conflict("others changed the same again and again; try again later".into())
+    }
     pub fn coded(text: &'static str) -> Self {
         Failure::Coded(Cow::Borrowed(text))
     }

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
 use bytes::Bytes;
-use kvdb::{Batch, DictionaryId, DictionaryOptions, Draft, Durability, Kvdb, Transaction, TransactionId, View};
+use kvdb::{Batch, DictionaryId, DictionaryOptions, Draft, Durability, Kvdb, Transaction, TransactionId, TransactionOptions, View};
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::commands::multi::{Queue, Watch};
+use crate::commands::multi::{Queue, TRIES, Watch};
 use crate::commands::{self, COMMANDS, Command, InMulti};
 use crate::cursors::Cursors;
 use crate::dictionaries::{self, Place, Selected};
@@ -247,7 +247,35 @@ impl Session {
             (first, second) => self.locks().keys(dict, first.into_iter().chain(second).chain(keys)),
         })
     }
-    /// The same for whatever there is.
+    /// Commits what `change` makes of what it reads of these keys, as if nobody did anything meanwhile: other commands are kept from it, and
+    /// after a transaction that was committed in between it is done anew. It may be asked more than once, then.
+    pub fn amend<'k>(
+        &self,
+        dict: DictionaryId,
+        keys: impl IntoIterator<Item = &'k [u8]> + Clone,
+        mut change: impl FnMut(&View) -> Result<Batch, Failure>,
+    ) -> Outcome {
+        let _held = self.hold(dict, keys)?;
+        if self.inside().is_some() {
+            let batch = change(&self.view()?)?;
+            return if batch.is_empty() { Ok(()) } else { self.commit(batch) };
+        }
+        for _ in 0..TRIES {
+            let options = TransactionOptions { label: "a command".into(), ..TransactionOptions::default() };
+            let transaction = self.shared.db.begin_with(options)?;
+            let batch = change(&transaction.view()?)?;
+            if batch.is_empty() {
+                return Ok(());
+            }
+            transaction.apply(batch)?;
+            match transaction.commit(Durability::Buffered) {
+                Err(kvdb::Error::Conflict { .. }) => {}
+                done => return Ok(done?),
+            }
+        }
+        Err(Failure::again_and_again())
+    }
+    /// Keeps others from changing anything.
     pub fn hold_all(&self) -> Held<'_> {
         if self.executing.is_some() { Held::Already } else { self.locks().all() }
     }

@@ -453,6 +453,33 @@ fn exec_that_waited_for_a_transaction_reads_what_that_has_committed() {
 }
 
 #[test]
+fn a_command_that_waited_for_a_transaction_reads_what_that_has_committed() {
+    let served = serve(ServerOptions::default());
+    let (mut a, mut plain) = (served.connect(), served.connect());
+    let commands = [
+        ("INCR k", "(integer) 42"),
+        ("APPEND k 0", "(integer) 3"),
+        ("GETSET k 7", "\"41\""),
+        ("SETNX new mine", "(integer) 0"),
+        ("MSETNX other 1 new mine", "(integer) 0"),
+        ("DEL k new", "(integer) 2"),
+        ("GETDEL k", "\"41\""),
+    ];
+    for (command, answer) in commands {
+        a.expect(&[("SET k 0", "OK")]);
+        let join = format!("TXN JOIN {}", begin(&mut a, "SER"));
+        a.expect(&[(&join, "OK"), ("SET k 41", "OK"), ("SET new theirs", "OK")]);
+        plain.send(format!("{command}\r\n").as_bytes());
+        plain.0.get_ref().set_read_timeout(Some(Duration::from_millis(50))).expect("set");
+        assert!(plain.reply().is_err(), "{command} waits");
+        plain.0.get_ref().set_read_timeout(None).expect("set");
+        a.expect(&[("TXN COMMIT", "OK")]);
+        assert_eq!(served::show(&plain.reply().expect("a reply")), answer, "{command}");
+        a.run("DEL k new other");
+    }
+}
+
+#[test]
 fn an_older_serializable_transaction_takes_what_a_younger_one_holds() {
     let served = serve(ServerOptions::default());
     let (mut old, mut young) = (served.connect(), served.connect());

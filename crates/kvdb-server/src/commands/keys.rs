@@ -15,17 +15,17 @@ pub fn del(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let mut deleted = 0;
     if let Some(dict) = s.existing()? {
         let keys: HashSet<&[u8]> = args.from(1).collect();
-        let _held = s.hold(dict, keys.iter().copied())?;
-        let (mut batch, view) = (Batch::new(), s.view()?);
-        for key in keys {
-            if view.value_len(dict, key)?.is_some() {
-                batch.delete(dict, Bytes::copy_from_slice(key));
-                deleted += 1;
+        s.amend(dict, keys.iter().copied(), |view| {
+            deleted = 0;
+            let mut batch = Batch::new();
+            for key in &keys {
+                if view.value_len(dict, key)?.is_some() {
+                    batch.delete(dict, Bytes::copy_from_slice(key));
+                    deleted += 1;
+                }
             }
-        }
-        if deleted > 0 {
-            s.commit(batch)?;
-        }
+            Ok(batch)
+        })?;
     }
     out.integer(deleted);
     Ok(())

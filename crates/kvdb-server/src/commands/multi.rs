@@ -24,7 +24,7 @@ use crate::request::{Arguments, Request};
 use crate::session::{Executing, Session, Shared};
 
 /// How often commands are run again when others have come between.
-const TRIES: usize = 64;
+pub const TRIES: usize = 64;
 
 /// What is gathered between `MULTI` and `EXEC`.
 pub struct Queue {
@@ -135,7 +135,7 @@ pub fn exec(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     let position = out.position();
     out.keep(s.shared.limits.requests);
     let (dictionary, durable, name, resp3) = (s.dictionary.clone(), s.durable, s.name.clone(), out.resp3);
-    let mut outcome = Err(Failure::Conflict("others changed the same again and again; try again later".into()));
+    let mut outcome = Err(Failure::again_and_again());
     for _ in 0..TRIES {
         outcome = attempt(s, &queue, &watches, out);
         (s.executing, s.stopped) = (None, None);

@@ -72,19 +72,28 @@ pub fn set(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 fn put_when(s: &mut Session, key: &[u8], value: &[u8], when: When, old_wanted: bool) -> Result<(Option<Bytes>, bool), Failure> {
     s.check_key(key)?;
     let dict = s.writable()?;
-    let _held = s.hold(dict, [key])?;
-    let old = if old_wanted { s.get(dict, key)? } else { None };
-    let present = || -> Result<bool, Failure> { Ok(if old_wanted { old.is_some() } else { s.value_len(dict, key)?.is_some() }) };
-    let done = match when {
-        When::Always => true,
-        When::Absent => !present()?,
-        When::Present => present()?,
-    };
-    if done {
+    let put = || {
         let mut batch = Batch::new();
         batch.put(dict, Bytes::copy_from_slice(key), Bytes::copy_from_slice(value));
-        s.commit(batch)?;
+        batch
+    };
+    if when == When::Always && !old_wanted {
+        let _held = s.hold(dict, [key])?;
+        s.commit(put())?;
+        return Ok((None, true));
     }
+    let (mut old, mut done) = (None, false);
+    s.amend(dict, [key], |view| {
+        let present = match old_wanted {
+            true => {
+                old = view.get(dict, key)?;
+                old.is_some()
+            }
+            false => view.value_len(dict, key)?.is_some(),
+        };
+        done = when == When::Always || present == (when == When::Present);
+        Ok(if done { put() } else { Batch::new() })
+    })?;
     Ok((old, done))
 }
 
@@ -104,13 +113,14 @@ pub fn getdel(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     let key = args.at(1);
     let mut old = None;
     if let Some(dict) = s.existing()? {
-        let _held = s.hold(dict, [key])?;
-        old = s.get(dict, key)?;
-        if old.is_some() {
+        s.amend(dict, [key], |view| {
+            old = view.get(dict, key)?;
             let mut batch = Batch::new();
-            batch.delete(dict, Bytes::copy_from_slice(key));
-            s.commit(batch)?;
-        }
+            if old.is_some() {
+                batch.delete(dict, Bytes::copy_from_slice(key));
+            }
+            Ok(batch)
+        })?;
     }
     out.value(old.as_deref());
     Ok(())
@@ -158,21 +168,28 @@ fn put_all(s: &mut Session, args: Arguments<'_>, name: &str, only_new: bool) -> 
         s.check_key(key)?;
     }
     let dict = s.writable()?;
-    let _held = s.hold(dict, args.from(1).step_by(2))?;
-    if only_new {
-        let view = s.view()?;
-        for key in args.from(1).step_by(2) {
-            if view.value_len(dict, key)?.is_some() {
-                return Ok(false);
-            }
+    let keys = || args.from(1).step_by(2);
+    let put = || {
+        let mut batch = Batch::new();
+        for (key, value) in keys().zip(args.from(2).step_by(2)) {
+            batch.put(dict, Bytes::copy_from_slice(key), Bytes::copy_from_slice(value));
         }
+        batch
+    };
+    if !only_new {
+        let _held = s.hold(dict, keys())?;
+        s.commit(put())?;
+        return Ok(true);
     }
-    let mut batch = Batch::new();
-    for (key, value) in args.from(1).step_by(2).zip(args.from(2).step_by(2)) {
-        batch.put(dict, Bytes::copy_from_slice(key), Bytes::copy_from_slice(value));
-    }
-    s.commit(batch)?;
-    Ok(true)
+    let mut new = false;
+    s.amend(dict, keys(), |view| {
+        new = true;
+        for key in keys() {
+            new &= view.value_len(dict, key)?.is_none();
+        }
+        Ok(if new { put() } else { Batch::new() })
+    })?;
+    Ok(new)
 }
 
 pub fn strlen(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
@@ -240,16 +257,18 @@ pub fn append(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
 pub fn rewrite(
     s: &mut Session,
     key: &[u8],
-    change: impl FnOnce(Option<&[u8]>) -> Result<Vec<u8>, Failure>,
+    mut change: impl FnMut(Option<&[u8]>) -> Result<Vec<u8>, Failure>,
 ) -> Result<usize, Failure> {
     s.check_key(key)?;
     let dict = s.writable()?;
-    let _held = s.hold(dict, [key])?;
-    let value = change(s.get(dict, key)?.as_deref())?;
-    let len = value.len();
-    let mut batch = Batch::new();
-    batch.put(dict, Bytes::copy_from_slice(key), value);
-    s.commit(batch)?;
+    let mut len = 0;
+    s.amend(dict, [key], |view| {
+        let value = change(view.get(dict, key)?.as_deref())?;
+        len = value.len();
+        let mut batch = Batch::new();
+        batch.put(dict, Bytes::copy_from_slice(key), value);
+        Ok(batch)
+    })?;
     Ok(len)
 }
 
