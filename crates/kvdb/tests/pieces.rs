@@ -178,10 +178,12 @@ fn a_compaction_by_hand_takes_several_threads() {
     several_runs(device.clone(), 3, 8000);
     let (db, _) = Kvdb::open(device.clone(), Arc::new(Machine::default()), threads(2)).unwrap();
     let d = db.open_dictionary("d").unwrap();
-    // The caller is one of the two; the other carries the name that the device looks at, and must not wait for a second.
-    device.writers.lock().insert(u64::MAX);
-    db.compact(d.id()).unwrap();
-    assert!(device.writers.lock().len() > 1, "somebody helped");
+    // The caller is one of the two, so it carries the name that the device looks at: it waits in the middle of its piece for the other.
+    std::thread::scope(|scope| {
+        let caller = std::thread::Builder::new().name("kvdb-merge".into());
+        caller.spawn_scoped(scope, || db.compact(d.id()).unwrap()).unwrap();
+    });
+    assert!(!*device.alone.lock() && device.writers.lock().len() > 1, "somebody helped");
     assert_eq!((db.stats().split_merges, d.iter().count()), (1, 24_000));
 }
 

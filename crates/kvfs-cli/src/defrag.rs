@@ -17,7 +17,7 @@ TARGET is the folder a store is mounted on, or the file of a store that is not m
 A store does the same by itself, slowly, when much of it is holes. What was moved stays moved when this is stopped.")]
 pub struct Args {
     target: PathBuf,
-    /// Move at most so many MiB in a second.
+    /// Move at most so many MiB in a second, zone by zone; without it, values that lie scattered are laid in the order of their keys, too.
     #[arg(long, value_name = "MIB")]
     rate: Option<u64>,
     /// Leave zones alone of which more percent than this is in use.

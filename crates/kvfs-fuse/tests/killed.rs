@@ -28,7 +28,7 @@ fn wait_until(what: &str, mut so: impl FnMut() -> bool) {
 
 /// The daemon: not a test, but what `killed` runs in a process of its own.
 #[test]
-#[ignore = "run by the other one"]
+#[ignore = "the daemon that killed_amid_a_message_to_the_kernel runs and kills"]
 fn serve() {
     let Some(folder) = std::env::var_os(FOLDER) else { return };
     let memory = Arc::new(Memory::default());

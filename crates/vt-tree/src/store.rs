@@ -171,18 +171,26 @@ impl Store {
         }
     }
 
+    /// What belongs to the index.
     fn read_frame(&self, kind: FrameKind, level: u16, at: FramePointer, how: How) -> Result<Bytes> {
-        let purpose = if kind == FrameKind::Tuples { Purpose::Tuples } else { Purpose::Index };
-        frame::open(self.read_raw(purpose, at.addr, u64::from(at.len), how)?, kind, level, at)
+        frame::open(self.read_raw(Purpose::Index, at.addr, u64::from(at.len), how)?.0, kind, level, at)
     }
 
-    fn read_raw(&self, purpose: Purpose, addr: u64, len: u64, how: How) -> Result<Bytes> {
+    /// A tuple block from the device; `true`: that had to be waited for.
+    fn read_tuples(&self, at: FramePointer, how: How) -> Result<(Arc<Block>, bool)> {
+        let (frame, waited) = self.read_raw(Purpose::Tuples, at.addr, u64::from(at.len), how)?;
+        let payload = frame::open(frame, FrameKind::Tuples, 0, at)?;
+        Ok((Arc::new(Block::parse(payload, at.addr)?), waited))
+    }
+
+    /// `true`: the device had to be waited for.
+    fn read_raw(&self, purpose: Purpose, addr: u64, len: u64, how: How) -> Result<(Bytes, bool)> {
         if len > ZONE_SIZE {
             return Err(Error::Corrupt { what: format!("a block of {len} bytes is longer than a zone"), addr });
         }
         let mut buf = vec![0u8; len as usize];
-        self.read_into(purpose, addr, &mut buf, how)?;
-        Ok(Bytes::from(buf))
+        let waited = self.read_into(purpose, addr, &mut buf, how)?;
+        Ok((Bytes::from(buf), waited))
     }
 
     /// `true`: the device had to be waited for.
@@ -217,7 +225,7 @@ impl Store {
 
     /// A tuple block from the device, into the cache.
     fn read_block(&self, at: Target, how: How) -> Result<Arc<Block>> {
-        let block = Arc::new(Block::parse(self.read_frame(FrameKind::Tuples, 0, at.at, how)?, at.at.addr)?);
+        let (block, _) = self.read_tuples(at.at, how)?;
         self.keep_block(at, block.clone());
         Ok(block)
     }
@@ -228,7 +236,7 @@ impl Store {
         if at.refers {
             return self.read_block(at, How::Around);
         }
-        let block = Arc::new(Block::parse(self.read_frame(FrameKind::Tuples, 0, at.at, How::Alone)?, at.at.addr)?);
+        let (block, _) = self.read_tuples(at.at, How::Alone)?;
         if read <= self.budget / LONG_WAY {
             self.keep_block(at, block.clone());
         }
@@ -278,10 +286,8 @@ impl Store {
         let (block, waited) = match self.cached_block(target) {
             Some(block) => (block, None),
             None => {
-                let mut frame = vec![0; frame_len(target.at)?];
-                let waited = self.read_into(Purpose::Tuples, target.at.addr, &mut frame, How::Around)?;
-                let payload = frame::open(Bytes::from(frame), FrameKind::Tuples, 0, target.at)?;
-                (Arc::new(Block::parse(payload, target.at.addr)?), Some(waited))
+                let (block, waited) = self.read_tuples(target.at, How::Around)?;
+                (block, Some(waited))
             }
         };
         // What is compressed lies otherwise on the device.
@@ -325,7 +331,7 @@ impl Store {
         });
         match cached {
             Some(b) => Ok(b),
-            None => Ok(Arc::new(Block::parse(self.read_frame(FrameKind::Tuples, 0, at, How::Alone)?, at.addr)?)),
+            None => Ok(self.read_tuples(at, How::Alone)?.0),
         }
     }
 
@@ -381,7 +387,7 @@ impl Store {
         match value {
             Value::Inline(b) => Ok(b.clone()),
             Value::Extent(e) => {
-                let data = self.read_raw(Purpose::Pages, e.addr, u64::from(e.stored), How::Around)?;
+                let (data, _) = self.read_raw(Purpose::Pages, e.addr, u64::from(e.stored), How::Around)?;
                 check_extent(e, &data)?;
                 unpack_extent(e, data)
             }
@@ -493,14 +499,6 @@ impl Store {
 /// `true` when reading `len` bytes took so long that the host did not have them in memory.
 pub fn waited(begun: Instant, len: u64) -> bool {
     begun.elapsed() > Duration::from_nanos(25_000 + len / 4)
-}
-
-/// The length of a frame, which is below that of a zone.
-fn frame_len(at: FramePointer) -> Result<usize> {
-    match u64::from(at.len) > ZONE_SIZE {
-        true => Err(Error::Corrupt { what: format!("a block of {} bytes is longer than a zone", at.len), addr: at.addr }),
-        false => Ok(at.len as usize),
-    }
 }
 
 fn check_extent(e: &ExtentRef, data: &[u8]) -> Result<()> {

@@ -7,6 +7,9 @@
 //! number and at its own level: nothing changes but where its bytes lie, and the store is whole after any part. When the last
 //! reader of the old bytes is gone the victims are free.
 //!
+//! By hand it begins with merges of what has small key blocks beside its values, which show what is dead, and lays scattered values in the
+//! order of their keys (`lay_in_order`).
+//!
 //! It runs when somebody asks for it, and by itself when too much of the store is holes. Between two parts it pauses, so that it takes
 //! no more of the device than its rate allows; by itself it goes faster the more is lost, so that writers are not held up before
 //! space really runs short. A store that has run short does rounds of it on the spot, see `reclaim`.
@@ -426,9 +429,14 @@ impl Database {
             done => done,
         };
         unless_in_vain(self.flush_all().map(|_| ()))?;
-        for (&dict, tree) in &self.version.load_full().trees {
+        let dictionaries: Vec<DictionaryId> = self.version.load().trees.keys().copied().collect();
+        for dict in dictionaries {
+            // Weighed in a version that is let go of before the merge: it would keep what the merge leaves behind.
+            let version = self.version.load_full();
+            let Some(tree) = version.trees.get(&dict) else { continue };
             let sum = |of: fn(&RunStats) -> u64| tree.runs().map(|p| of(&p.run.stats())).sum::<u64>();
             let (blocks, values, spans) = (sum(|s| s.block_bytes), sum(|s| s.value_bytes), sum(|s| s.value_spans));
+            drop(version);
             if blocks.saturating_mul(SMALL_BESIDE) <= values && !self.defragmenter.stopping() {
                 let room = self.zones.space().free_for_user > values.saturating_add(self.unflushed());
                 let scattered = room && options.bytes_per_second.is_none() && values / spans.max(1) < TOGETHER;

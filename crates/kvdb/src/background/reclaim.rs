@@ -96,11 +96,14 @@ impl Database {
     /// The same as a part of a defragmentation, which may have a placement of its own: by that even a single run is merged.
     pub(crate) fn compact_to_defragment(&self, dict: DictionaryId, placement: Option<Placement>) -> Result<()> {
         let _alone = self.merge_alone();
-        let version = self.version.load_full();
-        let tree = version.tree(dict)?;
-        let job = match placement {
-            None => Job::for_all(tree),
-            placement => tree.runs().next().map(|_| Job { placement, ..Job::everything_from(tree, 0) }),
+        // The version is let go of before the merge: it would keep what the merge leaves behind.
+        let job = {
+            let version = self.version.load();
+            let tree = version.tree(dict)?;
+            match placement {
+                None => Job::for_all(tree),
+                placement => tree.runs().next().map(|_| Job { placement, ..Job::everything_from(tree, 0) }),
+            }
         };
         if let Some(job) = job {
             self.compact_somehow(Job { defragments: true, ..job })?;
@@ -136,14 +139,13 @@ impl Database {
     /// Does all compactions that are called for, those for few tombstones too. The caller merges alone.
     fn settle(&self) -> Result<()> {
         // Deletions first: these merges write least and gain most, and may make the room that others find none without.
-        let version = self.version.load_full();
-        for mut job in version.trees.values().filter_map(|tree| Job::for_tombstones(tree, true)) {
+        let jobs: Vec<Job> = self.version.load().trees.values().filter_map(|tree| Job::for_tombstones(tree, true)).collect();
+        for mut job in jobs {
             job.press();
             if unless_full(self.compact_now(job))? == Some(false) {
                 return Ok(());
             }
         }
-        drop(version);
         while let Some(mut job) = self.next_job(true, true, &[], usize::MAX) {
             job.press();
             if !self.compact_somehow(job)? {
