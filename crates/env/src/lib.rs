@@ -3,6 +3,9 @@
 //! reproduces.
 
 mod random;
+pub mod schedule;
+pub mod sync;
+pub mod thread;
 
 pub use random::Random;
 
@@ -52,6 +55,9 @@ impl Env for Machine {
     }
 }
 
+/// A fixed date (2026-01-01) keeps simulated file times plausible.
+const SIMULATED_DATE: Duration = Duration::from_secs(1_767_225_600);
+
 /// A world of its own: time moves only when told to, randomness comes from a seed, nothing runs by itself.
 #[derive(Debug)]
 pub struct Simulated {
@@ -73,14 +79,32 @@ impl Env for Simulated {
         Duration::from_nanos(self.nanos.load(Ordering::Relaxed))
     }
     fn wall(&self) -> Duration {
-        // A fixed date (2026-01-01) keeps simulated file times plausible.
-        Duration::from_secs(1_767_225_600) + self.monotonic()
+        SIMULATED_DATE + self.monotonic()
     }
     fn random(&self) -> u64 {
         split_mix(&self.state)
     }
     fn inline(&self) -> bool {
         true
+    }
+}
+
+/// The world of a simulated run of [`schedule`]: virtual time, the seed's randomness, and threads whose order the seed decides.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Scheduled;
+
+impl Env for Scheduled {
+    fn monotonic(&self) -> Duration {
+        schedule::now()
+    }
+    fn wall(&self) -> Duration {
+        SIMULATED_DATE + schedule::now()
+    }
+    fn random(&self) -> u64 {
+        schedule::random().expect("only threads of a simulated run use its environment")
+    }
+    fn inline(&self) -> bool {
+        false
     }
 }
 

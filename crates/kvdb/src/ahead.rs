@@ -6,9 +6,9 @@
 //! What is announced doubles from a little to a lot as the scan goes on, so a short range reads little in vain. Of the
 //! values themselves nothing is kept here; a tuple in the queue takes about a hundred bytes.
 
+use env::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
 use bytes::Bytes;

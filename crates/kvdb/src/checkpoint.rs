@@ -2,10 +2,10 @@
 //! addresses of a sparse file, so no pointer changes; a manifest is written that names these runs, and no journal. Writes go on
 //! meanwhile: the version that is copied holds its zones.
 
+use env::sync::atomic::Ordering;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use zones::{Device, FileDevice, ZONE_SIZE, ZoneUse};
 

@@ -5,10 +5,10 @@
 //! Durability is a second stage (see `pipeline`): whoever wants it for a position of the journal's stream waits for a sync that began
 //! after its record was in the buffer. One of the waiting threads does the sync for all of them; the others join the next one.
 
-use std::sync::atomic::Ordering;
+use env::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use parking_lot::MutexGuard;
+use env::sync::MutexGuard;
 use vt_tree::{Compression, ExtentRef, Packer, Seq, Slot, Value, place_packed};
 use zones::{Hold, Purpose, Reserve, ZoneUse};
 

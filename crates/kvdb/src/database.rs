@@ -4,14 +4,14 @@
 //! on the device) → `manifest` → `swap` (the version) ; and `writer` → `pipeline` → `manifest` → `swap`. A commit alone takes `pipeline`
 //! and, while there are serializable transactions, `locks` in it; a reader takes none. A transaction's own state comes before all of them.
 
+use env::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use env::Env;
-use parking_lot::{Condvar, MappedMutexGuard, Mutex, MutexGuard};
+use env::sync::ArcSwap;
+use env::sync::{Condvar, MappedMutexGuard, Mutex, MutexGuard};
 use vt_tree::Store;
 use zones::Zones;
 

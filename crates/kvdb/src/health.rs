@@ -2,9 +2,9 @@
 //! a failed sync, a failed write of the journal or of the manifest. Nothing is retried as if nothing were lost: reading goes on,
 //! the next open recovers what is durable.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use env::sync::atomic::{AtomicBool, Ordering};
 
-use parking_lot::Mutex;
+use env::sync::Mutex;
 
 use crate::error::{Error, Result};
 

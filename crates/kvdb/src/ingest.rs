@@ -5,8 +5,8 @@
 //! flushed, so that everything committed until then lies in older runs, and the new run is put above them. Nothing is committed to
 //! keys between its first and its last one while that goes on.
 
+use env::sync::atomic::Ordering;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use vt_tree::{MergeOptions, Placement, Run, RunWriter};

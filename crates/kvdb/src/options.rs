@@ -85,7 +85,7 @@ impl Default for OpenOptions {
 impl OpenOptions {
     pub(crate) fn merge_threads(&self) -> usize {
         match self.merge_threads {
-            0 => (std::thread::available_parallelism().map_or(1, |n| n.get()) / 2).clamp(1, 4),
+            0 => (env::thread::available_parallelism().map_or(1, |n| n.get()) / 2).clamp(1, 4),
             n => n.min(64),
         }
     }

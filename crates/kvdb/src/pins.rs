@@ -4,13 +4,13 @@
 //! writer says up to where it means to forget before it looks at the notes; a view looks there after it has made its note. So
 //! either the writer sees the note, or the view sees what the writer said and begins at a newer commit.
 
+use env::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 
-use parking_lot::Mutex;
+use env::sync::Mutex;
 use vt_tree::Seq;
 
 use crate::database::Database;
@@ -161,7 +161,7 @@ impl Database {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::AtomicBool;
+    use env::sync::atomic::AtomicBool;
 
     #[test]
     fn the_floor_is_the_oldest_pin_however_many_there_are() {
@@ -187,7 +187,7 @@ mod tests {
         let (pins, visible, stop) = (Arc::new(Pins::default()), AtomicU64::new(1), AtomicBool::new(false));
         // The floor in force: raised by the writer, checked by whoever holds a pin.
         let floor = AtomicU64::new(0);
-        std::thread::scope(|scope| {
+        env::thread::scope(|scope| {
             for _ in 0..2 {
                 scope.spawn(|| {
                     while !stop.load(Ordering::Relaxed) {

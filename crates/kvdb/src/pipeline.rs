@@ -4,9 +4,9 @@
 //! Room comes first. A commit appends only what the segments and zones at hand are sure to hold, so nothing that was acknowledged finds
 //! the store full later; whoever writes says what room is left while it writes, and afterwards.
 
+use env::sync::atomic::Ordering;
 use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use vt_tree::{KeyRange, Run, Seq};
 use zones::{Hold, Purpose, Reserve, ZoneId};

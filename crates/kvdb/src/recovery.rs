@@ -210,7 +210,7 @@ pub(crate) fn open(device: Arc<dyn Device>, env: Arc<dyn Env>, options: OpenOpti
 fn replay(db: &Database, first: Seq, changes: &Changes, bound: &ZoneUse, flush_at: &mut usize) -> Result<()> {
     let version = db.version.load_full();
     let (grown, _) = write_memtables(&version, first, changes, &mut |_, _, _| {});
-    let active = db.active_bytes.fetch_add(grown, std::sync::atomic::Ordering::Relaxed) + grown;
+    let active = db.active_bytes.fetch_add(grown, env::sync::atomic::Ordering::Relaxed) + grown;
     if active < *flush_at || db.options.read_only {
         return Ok(());
     }
@@ -220,7 +220,7 @@ fn replay(db: &Database, first: Seq, changes: &Changes, bound: &ZoneUse, flush_a
     db.version.load().generation.hold(db.zones.pin(bound)?);
     // First what ends with a snapshot.
     match db.flush_sealed().and_then(|_| db.flush_upto(number, None)) {
-        Ok(()) => db.active_bytes.store(0, std::sync::atomic::Ordering::Relaxed),
+        Ok(()) => db.active_bytes.store(0, env::sync::atomic::Ordering::Relaxed),
         // A full store opens all the same: these memtables stay in memory, until there is room for them or they have doubled.
         Err(Error::NoSpace) => *flush_at = 2 * active,
         Err(e) => return Err(e),
@@ -294,9 +294,9 @@ fn snapshot_again(db: &Database, label: Label, below: u32, start: JournalStart, 
     db.snapshots.begin(generation, db.snapshots.of(label, below, &db.version.load()));
     db.swap_version(|v| *v = v.sealed());
     db.version.load().generation.hold(db.zones.pin(bound)?);
-    let bytes = db.active_bytes.swap(0, std::sync::atomic::Ordering::Relaxed);
+    let bytes = db.active_bytes.swap(0, env::sync::atomic::Ordering::Relaxed);
     db.sealed.lock().push_back(Sealed { generation, bytes, start });
-    db.sealed_bytes.fetch_add(bytes, std::sync::atomic::Ordering::Relaxed);
+    db.sealed_bytes.fetch_add(bytes, env::sync::atomic::Ordering::Relaxed);
     db.background.flush_wanted();
     Ok(())
 }

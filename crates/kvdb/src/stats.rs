@@ -1,6 +1,6 @@
 //! What the store has done and what it consists of, in figures.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use env::sync::atomic::{AtomicU64, Ordering};
 
 use vt_tree::{MergeStats, RunStats};
 use zones::IoStats;

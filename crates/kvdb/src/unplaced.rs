@@ -179,7 +179,7 @@ impl Database {
         }
         pending.values.clear();
         pending.cost = 0;
-        self.unplaced_bytes.fetch_sub(memory, std::sync::atomic::Ordering::Release);
+        self.unplaced_bytes.fetch_sub(memory, env::sync::atomic::Ordering::Release);
         self.counters.bound_bytes.add(bytes);
         self.background.memory_is_free();
         Ok(())

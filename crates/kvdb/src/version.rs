@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use parking_lot::Mutex;
+use env::sync::Mutex;
 use vt_tree::{Input, Lookup, Memtable, Pool, Probe, Run, Seq, Value};
 use zones::Hold;
 

@@ -1,8 +1,8 @@
 //! A view: the store as of one commit, for as long as it is held.
 
+use env::sync::atomic::Ordering;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use vt_tree::{Input, Lookup, Seq, Store, Value};

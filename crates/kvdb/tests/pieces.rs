@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::thread::ThreadId;
 use std::time::Duration;
 
+use env::sync::{Condvar, Mutex};
 use env::{Machine, Random, Simulated};
 use kvdb::{CreateOptions, DefragOptions, Error, Kvdb, OpenOptions, Shape};
 use model::*;
-use parking_lot::{Condvar, Mutex};
 use zones::{Device, MemoryDevice, Purpose, Reading, ZONE_SIZE};
 
 /// The same changes, steps and compactions, merged in up to so many pieces.

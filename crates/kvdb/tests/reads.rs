@@ -6,9 +6,9 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
+use env::sync::Mutex;
 use env::{Machine, Random};
 use kvdb::{Batch, CreateOptions, Cursor, DictionaryId, DictionaryOptions, Durability, Kvdb, OpenOptions, Shape};
-use parking_lot::Mutex;
 use zones::{Device, MemoryDevice, Purpose, PurposeStats};
 
 /// A device behind a host's cache: what was read or announced is there at once, all else is waited for.

@@ -400,7 +400,7 @@ impl Copying<'_> {
         let pages = |inodes| self.copy_pages(self.sink(dmap, BULK)?, inodes);
         let (names, nodes, pages) = match self.fs.core.env.inline() {
             true => (names(), nodes(), [pages(0..end), Ok(None)]),
-            false => std::thread::scope(|scope| {
+            false => env::thread::scope(|scope| {
                 let pages = [0..middle, middle..end].map(|inodes| scope.spawn(move || pages(inodes)));
                 let (names, nodes) = (names(), nodes());
                 (names, nodes, pages.map(joined))
@@ -508,6 +508,6 @@ impl Copying<'_> {
 }
 
 /// What a thread has come to.
-fn joined<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
+fn joined<T>(thread: env::thread::ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }

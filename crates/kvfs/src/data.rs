@@ -8,8 +8,8 @@
 //! - `Body::Paged(n)` is the number of distinct blocks stored or waiting, but for the waiting ones marked as not counted;
 //! - a file with `Body::Inline(n)` has no pages, and all of it behind byte `n` is a hole.
 
+use env::sync::atomic::Ordering;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;

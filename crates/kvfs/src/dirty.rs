@@ -4,13 +4,13 @@
 //! Whoever writes the node of an inode writes everything that is dirty of it in the same batch (`stage`), so that the store
 //! never holds a size or page count without its pages.
 
+use env::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use env::sync::{Mutex, RwLockWriteGuard};
 use kvdb::Batch;
-use parking_lot::{Mutex, RwLockWriteGuard};
 
 use crate::attr::{Attr, Ino};
 use crate::error::{Error, Result};

@@ -1,13 +1,13 @@
 //! The file system itself: opening, closing, and what every call begins with.
 
+use env::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 use env::Env;
+use env::sync::{Condvar, Mutex, RwLockWriteGuard};
 use kvdb::{Batch, Durability, Kvdb, Scope, View};
-use parking_lot::{Condvar, Mutex, RwLockWriteGuard};
 
 use crate::attr::{Attr, FileKind, Ino, ROOT, Timestamp};
 use crate::dirty::DirtyQueue;
@@ -243,7 +243,7 @@ impl Fs {
                 }
             }
         };
-        if let Err(e) = std::thread::Builder::new().name("kvfs-flush".into()).spawn(run) {
+        if let Err(e) = env::thread::Builder::new().name("kvfs-flush".into()).spawn(run) {
             tracing::warn!("no thread for the flush interval, data is flushed by fsync and when the buffer is full: {e}");
         }
     }

@@ -6,7 +6,7 @@
 //!
 //! It comes before all other locks (see `inode`). Nobody goes through it twice: a call that another call makes is inside already.
 
-use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use env::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::attr::ROOT;
 use crate::error::{Error, Result};

@@ -13,11 +13,11 @@
 //! Commits happen under the locks of the inodes they write, so that the store sees the states of an inode in their order.
 //! Waiting for the disk (`Kvdb::sync`) happens under no lock.
 
+use env::sync::atomic::AtomicU64;
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicU64;
 
 use bytes::Bytes;
-use parking_lot::{Mutex, RwLock};
+use env::sync::{Mutex, RwLock};
 
 use crate::attr::{FileKind, Ino, Timestamp};
 use crate::directory::Listing;

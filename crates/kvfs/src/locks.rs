@@ -36,7 +36,7 @@ pub(crate) fn again<T>(mut call: impl FnMut() -> Result<T>) -> Result<T> {
     loop {
         match kvdb::at_once(&mut call) {
             Err(e) if is_locked(&e) && waited < PATIENCE => {
-                std::thread::sleep(pause);
+                env::thread::sleep(pause);
                 waited += pause;
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }

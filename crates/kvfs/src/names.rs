@@ -1,7 +1,7 @@
 //! Names: looking up, making, linking, removing. Each call is one batch, committed at once and in order.
 
+use env::sync::atomic::Ordering;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use kvdb::Batch;

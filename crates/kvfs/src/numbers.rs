@@ -5,11 +5,11 @@
 //! is its own, was never seen outside, and goes without a trace when it is removed. The gaps that blocks leave cost nothing: a number
 //! is never reused, and there are 2^48 of them.
 
+use env::sync::atomic::{AtomicU64, Ordering};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
+use env::sync::Mutex;
 
 use crate::attr::Ino;
 

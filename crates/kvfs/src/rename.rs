@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
+use env::sync::RwLockWriteGuard;
 use kvdb::Batch;
-use parking_lot::RwLockWriteGuard;
 
 use crate::attr::{FileKind, Ino, ROOT, RenameFlags, Timestamp};
 use crate::error::{Error, Result};

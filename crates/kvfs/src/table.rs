@@ -5,12 +5,12 @@
 //! references stays, and whoever asks for it loads it again. There is at most one `Inode` of a number at any time, which is
 //! why eviction and insertion happen under the lock of the shard.
 
+use env::sync::atomic::Ordering;
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-use parking_lot::Mutex;
+use env::sync::Mutex;
 
 use crate::attr::Ino;
 use crate::inode::{Inode, State};

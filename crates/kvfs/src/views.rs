@@ -43,11 +43,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use env::sync::{Condvar, Mutex, RwLock};
 use kvdb::{
     Durability, Isolation, Kvdb, MergeRoutine, Merged, Savepoint, Scope, Transaction, TransactionId, TransactionInfo,
     TransactionOptions,
 };
-use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::absorb::Touched;
 use crate::attr::Ino;
@@ -491,7 +491,7 @@ impl Views {
                 Views { shared }.tick();
             }
         };
-        if let Err(e) = std::thread::Builder::new().name("kvfs-views".into()).spawn(run) {
+        if let Err(e) = env::thread::Builder::new().name("kvfs-views".into()).spawn(run) {
             tracing::warn!("no thread for the views, idle ones keep their memory: {e}");
         }
     }

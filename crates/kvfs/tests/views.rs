@@ -5,9 +5,9 @@ mod world;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use env::sync::Mutex;
 use kvdb::{Durability, Isolation, TransactionId, TransactionOptions};
 use kvfs::{Error, FileKind, Fs, FsOptions, Ino, ROOT, RenameFlags, SetAttr, Touched, View, Views, Watcher};
-use parking_lot::Mutex;
 use world::{USER, World, fails};
 
 struct Both {

@@ -9,7 +9,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use env::sync::Mutex;
 use zones::{Purpose, ZONE_SIZE, Zones};
 
 /// What is fetched around a read: a piece of so much, aligned. A zone has 32 of these.

@@ -15,7 +15,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use parking_lot::{Mutex, MutexGuard};
+use env::sync::{Mutex, MutexGuard};
 
 use crate::stream::Streams;
 use crate::zone_use::ZoneUse;

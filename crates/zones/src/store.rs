@@ -5,7 +5,7 @@ use std::io::Read;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use parking_lot::Mutex;
+use env::sync::Mutex;
 
 use crate::allocator::{Allocator, Growth};
 use crate::device::{Reading, copy_range};

@@ -10,12 +10,12 @@
 //! piece that is installed looks at the inputs anew; the others go on with what they began with until their own part is done, so what
 //! the merge holds twice is a part of each at most, and such parts are as much smaller as there are pieces.
 
+use env::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use bytes::Bytes;
-use parking_lot::Mutex;
+use env::sync::Mutex;
 use vt_tree::{Input, KeyRange, Merge, MergeOptions, Run, concat, cuts, slice};
 use zones::{Reserve, ZONE_SIZE};
 

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use parking_lot::Mutex;
+use env::sync::Mutex;
 
 use crate::database::Database;
 use crate::error::Result;

@@ -14,13 +14,13 @@
 //! no more of the device than its rate allows; by itself it goes faster the more is lost, so that writers are not held up before
 //! space really runs short. A store that has run short does rounds of it on the spot, see `reclaim`.
 
+use env::sync::atomic::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
-use parking_lot::{Condvar, Mutex};
+use env::sync::{Condvar, Mutex};
 use vt_tree::{Input, KeyRange, Merge, MergeOptions, Placement, Run, RunStats, ZoneWeight, concat, slice};
 use zones::{Reserve, ZONE_SIZE, ZoneId};
 

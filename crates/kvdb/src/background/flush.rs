@@ -2,9 +2,9 @@
 //! the runs and moves the journal's start behind what they hold. Until that edit is durable nothing is let go; a flush that finds
 //! no space leaves everything as it was, and is tried again.
 
+use env::sync::atomic::Ordering;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use vt_tree::{Input, KeyRange, Merge, MergeOptions, Placement, Run};

@@ -4,10 +4,10 @@
 //! goes through [`Database::merge_alone`]: the threads pause between two steps, and give up what they had begun; what of it is
 //! installed stays.
 
+use env::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use env::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::compaction::{Compaction, Piece};
 use super::dead::Hiding;

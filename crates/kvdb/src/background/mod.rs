@@ -11,12 +11,12 @@ mod ranged;
 mod reclaim;
 pub(crate) mod shape;
 
+use env::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use env::thread::JoinHandle;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
+use env::sync::{Condvar, Mutex};
 
 use dead::Dead;
 pub(crate) use defragment::Defragmenter;
@@ -180,7 +180,7 @@ impl Database {
                     db.background.memory_free.notify_all();
                 }
             };
-            threads.push(std::thread::Builder::new().name(name.into()).spawn(run)?);
+            threads.push(env::thread::Builder::new().name(name.into()).spawn(run)?);
         }
         drop(threads);
         // So that the first synced commits find their space allocated as well.

@@ -3,7 +3,7 @@
 //! when the flush of everything committed could no longer find room, so that nothing acknowledged can be lost to a full store;
 //! deletions are let through.
 
-use std::sync::atomic::Ordering;
+use env::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::commit::Applied;
@@ -44,7 +44,7 @@ impl Database {
                 let pause = Duration::from_nanos(owed.min(LONGEST));
                 self.counters.delays.add(1);
                 self.counters.delayed_micros.add(pause.as_micros() as u64);
-                std::thread::sleep(pause);
+                env::thread::sleep(pause);
             }
         }
         Ok(())

@@ -2,8 +2,8 @@
 //! by part, each installed by one edit of the manifest, as every compaction: a run is cut around the part by slices, which cost a
 //! few index nodes, and the merged part takes its place in the bottom run.
 
+use env::sync::atomic::Ordering;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use vt_tree::{Input, KeyRange, Merge, MergeOptions, Run, concat, slice};

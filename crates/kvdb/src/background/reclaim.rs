@@ -52,10 +52,10 @@ impl Database {
             Ok(true)
         };
         let others = if self.inline() { 0 } else { whole.waiting() };
-        std::thread::scope(|scope| {
+        env::thread::scope(|scope| {
             let work = &work;
             let helpers: Vec<_> = (0..others)
-                .filter_map(|_| std::thread::Builder::new().name("kvdb-merge".into()).spawn_scoped(scope, || work(None)).ok())
+                .filter_map(|_| env::thread::Builder::new().name("kvdb-merge".into()).spawn_scoped(scope, || work(None)).ok())
                 .collect();
             let mut done = work(Some(first));
             for helper in helpers {

@@ -25,11 +25,12 @@ mod model_tests;
 #[cfg(test)]
 mod thread_tests;
 
+use env::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use env::schedule::now;
+use env::sync::{Condvar, Mutex, MutexGuard};
 
 use crate::dictionary::DictionaryId;
 pub(crate) use range::KeyRangeRef;
@@ -127,12 +128,12 @@ impl Locks {
                 continue;
             }
             // A time too far away to be a time is no end of waiting.
-            let deadline = *deadline.get_or_insert_with(|| Instant::now().checked_add(timeout));
-            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            let deadline = *deadline.get_or_insert_with(|| now().checked_add(timeout));
+            if deadline.is_some_and(|deadline| now() >= deadline) {
                 break Err(LockError::TimedOut { holder: on });
             }
             match deadline {
-                Some(deadline) => drop(bell.wait_until(&mut table, deadline)),
+                Some(deadline) => drop(bell.wait_for(&mut table, deadline.saturating_sub(now()))),
                 None => bell.wait(&mut table),
             }
         };
@@ -178,18 +179,18 @@ impl Locks {
     where
         I: IntoIterator<Item = (DictionaryId, KeyRangeRef<'a>)> + Clone,
     {
-        let deadline = Instant::now().checked_add(timeout);
+        let deadline = now().checked_add(timeout);
         let mut table = self.table.lock();
         let mut waiting: Option<(u64, Arc<Condvar>)> = None;
         let result = loop {
             let Some(holder) = table.blocker(changes.clone(), except) else { break Ok(()) };
-            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            if deadline.is_some_and(|deadline| now() >= deadline) {
                 break Err(Blocked { holder });
             }
             let (ticket, bell) = waiting.get_or_insert_with(|| table.queue_without_want());
             table.waits_for(*ticket, holder);
             match deadline {
-                Some(deadline) => drop(bell.wait_until(&mut table, deadline)),
+                Some(deadline) => drop(bell.wait_for(&mut table, deadline.saturating_sub(now()))),
                 None => bell.wait(&mut table),
             }
         };
@@ -232,7 +233,7 @@ mod tests {
 
     fn until(condition: impl Fn() -> bool) {
         while !condition() {
-            std::thread::yield_now();
+            env::thread::yield_now();
         }
     }
 
@@ -310,7 +311,7 @@ mod tests {
     fn the_younger_waits_until_the_older_ends() {
         let locks = three();
         assert_eq!(lock(&locks, 1, "k", Mode::Exclusive), Ok(()));
-        std::thread::scope(|scope| {
+        env::thread::scope(|scope| {
             let waits = scope.spawn(|| lock_range(&locks, 2, KeyRangeRef::key(b"k"), Mode::Shared, EVER));
             until(|| locks.waiting() == 1);
             assert_eq!((locks.waits_for(2), locks.waits_for(1)), (Some(1), None));
@@ -325,7 +326,7 @@ mod tests {
         let locks = three();
         assert_eq!(lock(&locks, 1, "a", Mode::Exclusive), Ok(()));
         assert_eq!(lock(&locks, 3, "b", Mode::Exclusive), Ok(()));
-        std::thread::scope(|scope| {
+        env::thread::scope(|scope| {
             let waits = scope.spawn(|| lock_range(&locks, 3, KeyRangeRef::key(b"a"), Mode::Shared, EVER));
             until(|| locks.waiting() == 1);
             // Nobody else ends it: it does so itself, when its call has come back.
@@ -340,7 +341,7 @@ mod tests {
     fn a_waiting_exclusive_lock_goes_before_later_shared_ones_of_younger_owners() {
         let locks = three();
         assert_eq!(lock(&locks, 1, "k", Mode::Shared), Ok(()));
-        std::thread::scope(|scope| {
+        env::thread::scope(|scope| {
             let waits = scope.spawn(|| lock_range(&locks, 2, KeyRangeRef::key(b"k"), Mode::Exclusive, EVER));
             until(|| locks.waiting() == 1);
             assert_eq!(lock(&locks, 3, "k", Mode::Shared), Err(LockError::TimedOut { holder: 2 }));
@@ -354,7 +355,7 @@ mod tests {
     fn those_behind_one_that_gives_up_waiting_go_on() {
         let locks = three();
         assert_eq!(lock(&locks, 1, "k", Mode::Shared), Ok(()));
-        std::thread::scope(|scope| {
+        env::thread::scope(|scope| {
             let second = scope.spawn(|| lock_range(&locks, 2, KeyRangeRef::key(b"k"), Mode::Exclusive, EVER));
             until(|| locks.waiting() == 1);
             let third = scope.spawn(|| lock_range(&locks, 3, KeyRangeRef::key(b"k"), Mode::Shared, EVER));
@@ -377,7 +378,7 @@ mod tests {
         let all = [(DICT, KeyRangeRef::key(b"c")), (DICT, KeyRangeRef::starting_at(b"e"))];
         assert_eq!(locks.try_guard(all, None).err(), Some(Blocked { holder: 1 }));
         assert_eq!(locks.wait_until_free(all, None, NOW), Err(Blocked { holder: 1 }));
-        std::thread::scope(|scope| {
+        env::thread::scope(|scope| {
             let waits = scope.spawn(|| locks.wait_until_free(all, None, EVER));
             until(|| locks.waiting() == 1);
             locks.release(1);
@@ -389,7 +390,7 @@ mod tests {
     fn no_lock_is_granted_beside_a_guard() {
         let locks = three();
         let guard = locks.try_guard([(DICT, KeyRangeRef::key(b"k"))], None).unwrap_or_else(|_| panic!("nobody holds anything"));
-        std::thread::scope(|scope| {
+        env::thread::scope(|scope| {
             let (asked, asks) = std::sync::mpsc::channel();
             let locks = &locks;
             scope.spawn(move || asked.send(lock(locks, 1, "k", Mode::Shared)).unwrap());

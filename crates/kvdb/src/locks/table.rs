@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use parking_lot::Condvar;
+use env::sync::Condvar;
 use vt_tree::KeyRange;
 
 use super::fragments::Fragments;

@@ -1,7 +1,7 @@
 //! Many owners on many threads, with random locks on few keys: they exclude each other, and all of them come to their end.
 
+use env::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use env::Random;
@@ -74,7 +74,7 @@ fn attempt(id: u64, age: u64, random: &mut Random, locks: &Locks, running: &Runn
             Err(LockError::Wounded { .. } | LockError::Ended) => return false,
         }
         if random.one_in(4) {
-            std::thread::yield_now();
+            env::thread::yield_now();
         }
     }
     true
@@ -86,7 +86,7 @@ fn every_transaction_comes_to_its_end() {
     let cells: Vec<AtomicU32> = (0..KEYS).map(|_| AtomicU32::new(0)).collect();
     let (ids, clock, wounds) = (AtomicU64::new(1), AtomicU64::new(1), AtomicU64::new(0));
     let (locks, running, cells, ids, clock, wounds) = (&locks, &running, &cells, &ids, &clock, &wounds);
-    std::thread::scope(|scope| {
+    env::thread::scope(|scope| {
         for thread in 0..THREADS {
             scope.spawn(move || {
                 let mut random = Random::new(thread);

@@ -1,7 +1,7 @@
 //! Branches: clones of snapshots, rollbacks, and what ends them. Each is one edit of the manifest, and moves no data.
 
+use env::sync::atomic::Ordering;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 

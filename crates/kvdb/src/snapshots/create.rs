@@ -4,12 +4,12 @@
 //! record as its last; should the power fail before it is flushed, the journal's replay closes it there again. The flush that writes it
 //! moves the journal's start behind that record in the same edit, so the record never counts twice.
 
+use env::sync::atomic::Ordering;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-use parking_lot::MutexGuard;
+use env::sync::MutexGuard;
 use vt_tree::Run;
 use zones::{ZONE_SIZE, ZoneId};
 

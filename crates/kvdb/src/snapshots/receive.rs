@@ -5,10 +5,10 @@
 //! A stream is sorted, so what comes is built straight into runs, as bulk ingest does it; a transaction takes some megabytes of them, with the
 //! note, and commits. Only the first megabyte goes the way of other commits: short streams are the frequent ones, and runs must be synced.
 
+use env::sync::atomic::Ordering;
 use std::collections::BTreeSet;
 use std::io::Read;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::sync::{Arc, Weak};
 
-use arc_swap::ArcSwap;
-use parking_lot::Mutex;
+use env::sync::ArcSwap;
+use env::sync::Mutex;
 use zones::ZoneId;
 
 use crate::dictionary::{DictionaryId, DictionaryInfo};

@@ -1,13 +1,13 @@
 //! A transaction in hand. Clones are the same transaction, wherever they are: it ends for all of them.
 
+use env::sync::atomic::{AtomicU64, Ordering};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use env::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use vt_tree::Lookup;
 
 use super::draft::Draft;
@@ -150,14 +150,14 @@ pub(crate) struct Group {
     pub(super) begun: Duration,
     pub(super) used_nanos: AtomicU64,
     /// Makes handles; the last one of them ends it.
-    pub(super) handles: parking_lot::Mutex<std::sync::Weak<Last>>,
+    pub(super) handles: env::sync::Mutex<std::sync::Weak<Last>>,
     /// The number of the newest commit when it began.
     pub(super) since: u64,
     pub(super) state: RwLock<State>,
     /// Changes, memory and bytes of runs when that was last looked at: for listings, which wait for no call and no commit.
-    size: parking_lot::Mutex<(u64, u64, u64)>,
+    size: env::sync::Mutex<(u64, u64, u64)>,
     /// It is not to go on: why. Looked at by every call; set without waiting for one that is under way.
-    pub(super) doomed: parking_lot::Mutex<Option<String>>,
+    pub(super) doomed: env::sync::Mutex<Option<String>>,
 }
 
 pub(super) struct State {
@@ -231,11 +231,11 @@ impl Group {
             db,
             begun: now,
             used_nanos: AtomicU64::new(now.as_nanos() as u64),
-            handles: parking_lot::Mutex::default(),
+            handles: env::sync::Mutex::default(),
             since,
             state: RwLock::new(State { open: Some(open), why: None }),
-            size: parking_lot::Mutex::default(),
-            doomed: parking_lot::Mutex::default(),
+            size: env::sync::Mutex::default(),
+            doomed: env::sync::Mutex::default(),
         })
     }
 

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use env::sync::Mutex;
 use vt_tree::{Run, Seq};
 
 use crate::dictionary::DictionaryId;

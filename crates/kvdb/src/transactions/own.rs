@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use env::sync::Mutex;
 use vt_tree::{Input, ItemRef, KeyRange, Lookup, Memtable, Merge, MergeOptions, Placement, RunCursor, Seq, Source, Value};
 use zones::{Hold, Reserve};
 

@@ -1,11 +1,11 @@
 //! The transactions that are open, and what is kept for their sake.
 
+use env::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use parking_lot::{Mutex, RwLock};
+use env::sync::{Mutex, RwLock};
 use vt_tree::Seq;
 
 use super::conflicts::MergeRoutine;

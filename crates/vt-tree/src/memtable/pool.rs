@@ -6,8 +6,8 @@
 //! fills. A new region is only made when no idle one is left, so the pool never holds more than its memtables held together at their
 //! peak, which the owner of the memtables bounds.
 
+use env::sync::Mutex;
 use memmap2::MmapMut;
-use parking_lot::Mutex;
 use std::alloc::{Layout, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;

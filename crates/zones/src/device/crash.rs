@@ -5,7 +5,7 @@
 use std::io;
 
 use env::Random;
-use parking_lot::Mutex;
+use env::sync::Mutex;
 
 use super::{Device, MemoryDevice};
 use crate::Purpose;

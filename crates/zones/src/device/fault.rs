@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use env::Random;
-use parking_lot::Mutex;
+use env::sync::Mutex;
 
 use super::Device;
 use crate::Purpose;

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use parking_lot::RwLock;
+use env::sync::RwLock;
 
 use super::Device;
 use crate::Purpose;

@@ -11,8 +11,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
+use env::sync::Mutex;
 use io_uring::{IoUring, opcode, types};
-use parking_lot::Mutex;
 
 use super::Reading;
 
@@ -94,7 +94,7 @@ fn read_some(ring: &mut IoUring, file: &File, reads: &mut [Reading<'_>]) -> io::
         }
         // Interrupted, or short of memory: asked again. Whatever else it may be, the buffers are the host's until each is answered.
         if failed && done == before {
-            std::thread::sleep(Duration::from_micros(100));
+            env::thread::sleep(Duration::from_micros(100));
         }
     }
     // What failed or came short is asked for once more in the plain way, which also says why.

@@ -1,0 +1,73 @@
+//! A condition variable for the scheduled mutex. Outside of a run it counts its signals under a lock of its own, so a signal wakes
+//! all that wait; a waiter has to look at its condition again in any case.
+
+use std::time::Duration;
+
+use super::MutexGuard;
+use crate::schedule;
+
+#[derive(Default)]
+pub struct Condvar {
+    signals: parking_lot::Mutex<u64>,
+    signalled: parking_lot::Condvar,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaitTimeoutResult(bool);
+
+impl WaitTimeoutResult {
+    pub fn timed_out(&self) -> bool {
+        self.0
+    }
+}
+
+impl Condvar {
+    pub const fn new() -> Condvar {
+        Condvar { signals: parking_lot::Mutex::new(0), signalled: parking_lot::Condvar::new() }
+    }
+
+    pub fn notify_one(&self) {
+        self.notify(1);
+    }
+
+    pub fn notify_all(&self) {
+        self.notify(usize::MAX);
+    }
+
+    fn notify(&self, most: usize) {
+        *self.signals.lock() += 1;
+        self.signalled.notify_all();
+        schedule::wake(self.address(), most);
+    }
+
+    fn address(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
+    pub fn wait<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>) {
+        self.wait_at_most(guard, None);
+    }
+
+    pub fn wait_for<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>, at_most: Duration) -> WaitTimeoutResult {
+        self.wait_at_most(guard, Some(at_most))
+    }
+
+    fn wait_at_most<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>, at_most: Option<Duration>) -> WaitTimeoutResult {
+        if schedule::simulated() {
+            // Only the running thread can signal, and that is this one until it waits: no signal is missed.
+            return WaitTimeoutResult(MutexGuard::unlocked(guard, || schedule::wait("signal", self.address(), at_most)));
+        }
+        let mut signals = self.signals.lock();
+        let before = *signals;
+        WaitTimeoutResult(MutexGuard::unlocked(guard, move || {
+            let unchanged = |signals: &mut u64| *signals == before;
+            match at_most {
+                Some(time) => self.signalled.wait_while_for(&mut signals, unchanged, time).timed_out(),
+                None => {
+                    self.signalled.wait_while(&mut signals, unchanged);
+                    false
+                }
+            }
+        }))
+    }
+}

@@ -1,0 +1,37 @@
+//! Locks, condition variables, atomics and swaps, with the interface of `parking_lot`, `std` and `arc_swap`.
+//!
+//! Without debug assertions they are just those. With them each operation that orders threads is a point of the
+//! [schedule](crate::schedule), when its thread belongs to a simulated run, and the plain operation otherwise. Relaxed atomic
+//! operations order nothing and are no points.
+
+#[cfg(debug_assertions)]
+pub mod atomic;
+#[cfg(debug_assertions)]
+mod condvar;
+#[cfg(debug_assertions)]
+mod raw;
+#[cfg(debug_assertions)]
+mod swap;
+
+#[cfg(debug_assertions)]
+mod scheduled {
+    use super::raw::{RawMutex, RawRwLock};
+
+    pub type Mutex<T> = lock_api::Mutex<RawMutex, T>;
+    pub type MutexGuard<'a, T> = lock_api::MutexGuard<'a, RawMutex, T>;
+    pub type MappedMutexGuard<'a, T> = lock_api::MappedMutexGuard<'a, RawMutex, T>;
+    pub type RwLock<T> = lock_api::RwLock<RawRwLock, T>;
+    pub type RwLockReadGuard<'a, T> = lock_api::RwLockReadGuard<'a, RawRwLock, T>;
+    pub type RwLockWriteGuard<'a, T> = lock_api::RwLockWriteGuard<'a, RawRwLock, T>;
+    pub use super::condvar::{Condvar, WaitTimeoutResult};
+    pub use super::swap::ArcSwap;
+}
+#[cfg(debug_assertions)]
+pub use scheduled::*;
+
+#[cfg(not(debug_assertions))]
+pub use arc_swap::ArcSwap;
+#[cfg(not(debug_assertions))]
+pub use parking_lot::{Condvar, MappedMutexGuard, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, WaitTimeoutResult};
+#[cfg(not(debug_assertions))]
+pub use std::sync::atomic;
