@@ -208,6 +208,12 @@ impl Kvdb {
         self.db.0.commit(batch, durability)
     }
 
+    /// An error once the store takes no more writes: it was opened for reading, was closed, or has failed. For those who would otherwise
+    /// gather in memory what can never be committed.
+    pub fn takes_writes(&self) -> Result<()> {
+        self.db.0.writable()
+    }
+
     /// Everything committed before this call is on disk when it returns.
     pub fn sync(&self) -> Result<()> {
         self.db.0.sync()

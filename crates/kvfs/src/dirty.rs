@@ -61,7 +61,14 @@ impl DirtyQueue {
 
 impl Fs {
     /// Commits what is dirty of this inode and waits until that, and its names, are on disk. Other files' data does not join.
-    pub fn fsync(&self, ino: Ino, _data_only: bool) -> Result<()> {
+    ///
+    /// [`Error::NotSynced`] (EIO) once the store has failed. For want of space (ENOSPC) what was written stays in memory, in its place, and
+    /// a later sync or the interval writes it.
+    pub fn fsync(&self, ino: Ino, data_only: bool) -> Result<()> {
+        self.fsync_once(ino, data_only).map_err(Error::of_sync)
+    }
+
+    fn fsync_once(&self, ino: Ino, _data_only: bool) -> Result<()> {
         if self.core.options.read_only {
             return Ok(());
         }
@@ -92,8 +99,8 @@ impl Fs {
             let _inside = self.enter()?;
             self.flush_older_than(Duration::MAX)
         });
-        self.core.scope.sync()?;
-        flushed
+        self.core.scope.sync().map_err(|e| Error::from(e).of_sync())?;
+        flushed.map_err(Error::of_sync)
     }
 
     /// Commits what has waited for half the flush interval and syncs the store. Called by the file system's own thread every

@@ -39,6 +39,9 @@ pub enum Error {
     NoSpace,
     #[error("the file system is read-only")]
     ReadOnly,
+    /// A sync cannot keep its promise: the store has failed, then or before.
+    #[error("what was written last may never be on disk: {0}")]
+    NotSynced(String),
     /// The inode number is not (or no longer) in the file system.
     #[error("inode {0} does not exist any more")]
     Stale(Ino),
@@ -61,6 +64,14 @@ impl From<kvdb::Error> for Error {
 }
 
 impl Error {
+    /// As a sync says it: a store that has failed is more than one that cannot be written to, for what was accepted is lost.
+    pub(crate) fn of_sync(self) -> Error {
+        match self {
+            Error::Store(kvdb::Error::ReadOnly(why)) => Error::NotSynced(why),
+            other => other,
+        }
+    }
+
     /// The errno that says this to a program.
     pub fn errno(&self) -> i32 {
         match self {
@@ -82,7 +93,7 @@ impl Error {
             Error::NoSpace => libc::ENOSPC,
             Error::ReadOnly => libc::EROFS,
             Error::Stale(_) => libc::ESTALE,
-            Error::Corrupt { .. } => libc::EIO,
+            Error::Corrupt { .. } | Error::NotSynced(_) => libc::EIO,
             Error::Store(kvdb::Error::NoSpace) => libc::ENOSPC,
             Error::Store(kvdb::Error::ReadOnly(_)) => libc::EROFS,
             // The same may succeed later, or in another transaction.

@@ -235,9 +235,15 @@ impl Fs {
                 }
                 drop(stop);
                 let Some(core) = weak.upgrade() else { return };
+                let db = core.db.clone();
                 if let Err(e) = (Fs { core }).tick() {
                     match crate::locks::is_locked(&e) {
                         true => tracing::debug!("dirty data waits for a transaction: {e}"),
+                        false if db.takes_writes().is_err() => {
+                            // For good: what waits in memory is read from there until the store is opened again.
+                            tracing::error!("what was written last is not on disk: {e}");
+                            return;
+                        }
                         false => tracing::warn!("flushing dirty data failed, will be tried again: {e}"),
                     }
                 }
@@ -308,8 +314,10 @@ impl Fs {
         self.core.env.wall().into()
     }
 
+    /// What every call that changes something begins with. A store that has failed takes nothing more: what would wait in memory could
+    /// never be committed.
     pub(crate) fn writable(&self) -> Result<()> {
-        if self.core.options.read_only { Err(Error::ReadOnly) } else { Ok(()) }
+        if self.core.options.read_only { Err(Error::ReadOnly) } else { Ok(self.core.db.takes_writes()?) }
     }
 
     pub(crate) fn new_ino(&self) -> Ino {

@@ -1,0 +1,117 @@
+//! A store that has failed: files say so at once, and hold nothing that can never be written.
+
+use std::sync::Arc;
+
+use env::Simulated;
+use kvdb::{CreateOptions, Kvdb, OpenOptions};
+use kvfs::{Allocate, AllocateMode, Caller, FileKind, Fs, FsOptions, Ino, ROOT, SetAttr, View, Views, XattrFlags};
+use zones::{Fault, FaultDevice, FaultKind, MemoryDevice, Operation};
+
+const USER: Caller = Caller { uid: 1000, gid: 100, pid: 7 };
+
+fn open(device: Arc<dyn zones::Device>) -> (Kvdb, Fs) {
+    let env = Arc::new(Simulated::new(7));
+    let options = OpenOptions { memory: 16 << 20, threads: false, zero_journal: false, ..Default::default() };
+    let db = Kvdb::create(device, env.clone(), CreateOptions { open: options, ..Default::default() }).unwrap();
+    let fs = Fs::open(db.clone(), env, FsOptions::default()).unwrap();
+    (db, fs)
+}
+
+fn file(fs: &Fs, name: &str, data: &[u8]) -> Ino {
+    let ino = fs.mknod(ROOT, name.as_bytes(), FileKind::File, 0o644, 0, USER).unwrap().ino;
+    assert_eq!(fs.write(ino, 0, data, Default::default()).unwrap() as usize, data.len());
+    ino
+}
+
+#[track_caller]
+fn fails<T: std::fmt::Debug>(result: kvfs::Result<T>, errno: i32) {
+    match result {
+        Err(e) => assert_eq!(e.errno(), errno, "{e}"),
+        Ok(v) => panic!("succeeded with {v:?}, expected errno {errno}"),
+    }
+}
+
+/// Every call that changes something.
+fn refuses_every_change(fs: &Fs, ino: Ino) {
+    fails(fs.write(ino, 0, b"new", Default::default()), libc::EROFS);
+    fails(fs.write(ino, 1 << 20, &[1; 1 << 20], Default::default()), libc::EROFS);
+    fails(fs.setattr(ino, &SetAttr { size: Some(0), ..Default::default() }, USER), libc::EROFS);
+    fails(fs.setattr(ino, &SetAttr { mode: Some(0o600), ..Default::default() }, USER), libc::EROFS);
+    let keep_size = true;
+    for mode in [AllocateMode::Allocate, AllocateMode::Punch, AllocateMode::Zero] {
+        fails(fs.fallocate(ino, Allocate { mode, keep_size }, 0, 4096), libc::EROFS);
+    }
+    fails(fs.copy_file_range(ino, 0, ino, 1 << 20, 4096), libc::EROFS);
+    fails(fs.setxattr(ino, b"user.a", b"1", XattrFlags::Any), libc::EROFS);
+    fails(fs.removexattr(ino, b"user.a"), libc::EROFS);
+    fails(fs.mknod(ROOT, b"new", FileKind::File, 0o644, 0, USER), libc::EROFS);
+    fails(fs.mkdir(ROOT, b"new", 0o755, USER), libc::EROFS);
+    fails(fs.symlink(ROOT, b"new", b"target", USER), libc::EROFS);
+    fails(fs.tmpfile(ROOT, 0o600, USER), libc::EROFS);
+    fails(fs.link(ino, ROOT, b"new"), libc::EROFS);
+    fails(fs.rename(ROOT, b"f", ROOT, b"new", Default::default()), libc::EROFS);
+    fails(fs.unlink(ROOT, b"f"), libc::EROFS);
+    fails(fs.rmdir(ROOT, b"d"), libc::EROFS);
+}
+
+#[test]
+fn after_a_failed_sync_nothing_is_taken_and_what_was_taken_is_said_to_be_lost() {
+    let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
+    let (db, fs) = open(device.clone());
+    let views = Views::new(db.clone(), fs.clone());
+    let f = file(&fs, "f", &[7; 20_000]);
+    let open_elsewhere = file(&fs, "g", b"g");
+    fs.mkdir(ROOT, b"d", 0o755, USER).unwrap();
+    fs.sync_all().unwrap();
+    let id = views.begin(Default::default()).unwrap();
+    let inside = views.fs(&View::Transaction(id)).unwrap();
+    fs.write(f, 0, b"not to be lost", Default::default()).unwrap();
+    fs.write(open_elsewhere, 0, b"G", Default::default()).unwrap();
+
+    device.inject(Fault::always(Operation::Sync, FaultKind::Error));
+    // The first to hear of it, and whoever else relies on what was written.
+    fails(fs.fsync(f, false), libc::EIO);
+    fails(fs.fsync(open_elsewhere, true), libc::EIO);
+    fails(fs.sync_all(), libc::EIO);
+    device.clear();
+
+    let before = fs.statistics().dirty_bytes;
+    refuses_every_change(&fs, f);
+    refuses_every_change(&inside, f);
+    assert_eq!((fs.statistics().dirty_bytes, inside.statistics().dirty_bytes), (before, 0), "nothing gathers in memory");
+    // What is there is still read.
+    assert_eq!(&fs.read(f, 0, 14).unwrap()[..], b"not to be lost");
+    fails(fs.fsync(f, false), libc::EIO);
+}
+
+#[test]
+fn what_finds_no_space_at_a_sync_stays_in_its_place_and_is_written_later() {
+    let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
+    let (_, fs) = open(device.clone());
+    let log = file(&fs, "log", b"");
+    let mut expected = Vec::new();
+    let mut refused = 0;
+    for round in 0..60u32 {
+        // The host is full, and is not, and is again.
+        match round % 20 {
+            5 => [Operation::Grow, Operation::Write].map(|on| device.inject(Fault::always(on, FaultKind::NoSpace))).to_vec(),
+            15 => vec![device.clear()],
+            _ => vec![],
+        };
+        let line = [round as u8 + 1; 300_000];
+        if fs.write(log, expected.len() as u64, &line, Default::default()).is_ok() {
+            expected.extend_from_slice(&line);
+        }
+        match fs.fsync(log, true) {
+            Ok(()) => {}
+            Err(e) if e.errno() == libc::ENOSPC => refused += 1,
+            Err(e) => panic!("round {round}: {e}"),
+        }
+        let held = fs.read(log, 0, (expected.len() + 1) as u32).unwrap();
+        assert!(held == expected, "round {round}: no hole, and nothing lost, in what was accepted");
+    }
+    device.clear();
+    fs.fsync(log, true).unwrap();
+    assert!(refused > 0, "it was full at a sync");
+    assert!(fs.read(log, 0, expected.len() as u32).unwrap() == expected);
+}
