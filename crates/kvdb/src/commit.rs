@@ -18,7 +18,7 @@ use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::journal::record::{self, Changes, Op, PutValue};
 use crate::pipeline::Pipeline;
-use crate::transactions::locking::ranges;
+use crate::transactions::locking::{past, ranges};
 use crate::unplaced::{self, Unplaced};
 use crate::version::{Layer, Version};
 
@@ -38,7 +38,7 @@ impl Database {
                 Durability::Synced => self.sync(),
             };
         }
-        if let Outcome::Applied(applied) = self.commit_changes(changes, hold, deletes_only, durability, None, |_| Ok(true))? {
+        if let Outcome::Applied(applied) = self.commit_changes(changes, hold, deletes_only, durability, past(), |_| Ok(true))? {
             self.sync_if(durability, &applied)?;
             self.after_commit(applied)?;
         }

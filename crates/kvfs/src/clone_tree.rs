@@ -115,6 +115,7 @@ impl Fs {
             }
             // It may have changed before it was locked: it is looked at again.
             tree.lock(transaction, self.core.layout)?;
+            tree.inodes.iter().try_for_each(|node| self.settle_in_mainline(transaction, node.ino))?;
             locked = Some(tree);
         }
     }

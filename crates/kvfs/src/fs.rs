@@ -89,6 +89,8 @@ pub(crate) struct Core {
     pub db: Kvdb,
     /// Where this view reads and writes: everything it does to the store goes here.
     pub scope: Scope,
+    /// Of a transaction's view: the file system that it began in.
+    pub mainline: Option<Fs>,
     pub env: Arc<dyn Env>,
     pub layout: Layout,
     pub options: FsOptions,
@@ -170,7 +172,8 @@ impl Fs {
     /// Another view of the same branch. Costs microseconds, whatever there is to see.
     pub(crate) fn view(&self, scope: Scope, options: FsOptions) -> Fs {
         let core = &self.core;
-        Fs::of(core.db.clone(), scope, core.env.clone(), core.layout, core.hash_key, core.numbers.for_transaction(), options)
+        let (db, env, numbers) = (core.db.clone(), core.env.clone(), core.numbers.for_transaction());
+        Fs::over(Some(self.clone()), db, scope, env, core.layout, core.hash_key, numbers, options)
     }
 
     /// Removes what unlinked files have left that nobody has open. (None is.)
@@ -188,10 +191,25 @@ impl Fs {
         numbers: Numbers,
         options: FsOptions,
     ) -> Fs {
+        Fs::over(None, db, scope, env, layout, hash_key, numbers, options)
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn over(
+        mainline: Option<Fs>,
+        db: Kvdb,
+        scope: Scope,
+        env: Arc<dyn Env>,
+        layout: Layout,
+        hash_key: [u8; 16],
+        numbers: Numbers,
+        options: FsOptions,
+    ) -> Fs {
         let table = Table::new(options.inode_memory);
         let core = Core {
             db,
             scope,
+            mainline,
             env,
             layout,
             table,
@@ -339,6 +357,7 @@ impl Fs {
                     return Ok(State { unlocked: true, ..State::new(attr, xattrs) });
                 }
             }
+            self.lock_in_store(ino, false)?;
             let value = self.core.scope.get(imap, &key)?.ok_or(Error::Stale(ino))?;
             let (attr, xattrs, _) = layout::decode_node(ino, &value)?;
             Ok(State::new(attr, xattrs))

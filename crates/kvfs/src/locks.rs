@@ -2,8 +2,12 @@
 //!
 //! **The mainline keeps clear of them.** A call that would commit what a transaction has locked must wait for its end; but not with
 //! inodes locked and inside the gate, which that very end has to close. So on the mainline a commit fails at once where it would have to
-//! wait, the call lets go of everything, waits a little and is made again. A file is not written to, not even in memory, while a
-//! transaction has it locked.
+//! wait, the call lets go of everything, waits a little and is made again.
+//!
+//! **What a transaction has locked is clean on the mainline.** A file is not written to, not even in memory, while a transaction has it
+//! locked. What was accepted before, and waits in memory, is committed by the transaction that locks the file, when it has the lock and has
+//! not yet read it (`lock_in_store`): it came before, so the transaction reads it. Otherwise it would wait for the transaction's
+//! end, however long past the flush interval, and a sync of the file would fail for as long.
 //!
 //! **Directories.** A transaction locks the names it looks for, and the inodes of files, when it reads them. The inode of a directory it
 //! locks only when it changes it: whoever walks through a directory would otherwise keep everybody from adding names to it. Times,
@@ -69,19 +73,39 @@ impl Fs {
     pub(crate) fn claim(&self, ino: Ino, state: &mut State) -> Result<()> {
         let imap = self.core.layout.imap;
         if let Scope::Mainline(db) = &self.core.scope {
-            if !state.dirty && state.attr.nlink > 0 && db.is_locked(imap, &layout::node_key(ino)) {
+            if state.attr.nlink > 0 && db.is_locked(imap, &layout::node_key(ino)) {
                 return Err(kvdb::Error::Locked("a transaction works with the file".into()).into());
             }
         } else if state.unlocked
             && let Some(transaction) = self.locking()
         {
             let key = layout::node_key(ino);
-            transaction.lock_key(imap, &key, true)?;
+            self.lock_in_store(ino, true)?;
             let node = transaction.get(imap, &key)?.ok_or(Error::Stale(ino))?;
             let (attr, xattrs, _) = layout::decode_node(ino, &node)?;
             *state = State { queued: state.queued, ..State::new(attr, xattrs) };
         }
         Ok(())
+    }
+
+    /// In a serializable transaction: locks an inode that it has not read so far, and has what the mainline has accepted of it committed.
+    pub(crate) fn lock_in_store(&self, ino: Ino, exclusive: bool) -> Result<()> {
+        let Some(transaction) = self.locking() else { return Ok(()) };
+        transaction.lock_key(self.core.layout.imap, &layout::node_key(ino), exclusive)?;
+        self.settle_in_mainline(transaction, ino)
+    }
+
+    /// Has what waits of an inode on the mainline committed there. The transaction has locked it, so nothing is accepted any more, and no
+    /// other one has: whoever locked it first has done this.
+    pub(crate) fn settle_in_mainline(&self, transaction: &Transaction, ino: Ino) -> Result<()> {
+        let Some(mainline) = &self.core.mainline else { return Ok(()) };
+        let _inside = mainline.enter()?;
+        let Some(inode) = mainline.core.table.get(ino) else { return Ok(()) };
+        let mut state = inode.state.write();
+        if !state.dirty || state.attr.nlink == 0 {
+            return Ok(());
+        }
+        transaction.past_its_locks(|| kvdb::at_once(|| mainline.commit_dirty(&inode, &mut state)))
     }
 
     /// The directory that a directory is in, as it is now.

@@ -505,6 +505,48 @@ fn what_a_serializable_transaction_has_listed_stays_as_it_is() {
 }
 
 #[test]
+fn what_was_accepted_before_a_serializable_transaction_read_the_file_is_read_by_it_and_does_not_linger() {
+    let mut b = Both::new();
+    let f = b.w.file_with(ROOT, "f", b"old");
+    let large = b.w.file_with(ROOT, "large", &[1; 50_000]);
+    let tree = b.w.dir(ROOT, "tree");
+    let leaf = b.w.file_with(tree, "leaf", b"old");
+    let (id, t) = b.begin_serializable();
+    // In memory alone so far.
+    b.w.write(f, 0, b"new");
+    b.w.write(large, 10_000, &[2; 20_000]);
+    b.w.write(leaf, 0, b"new");
+    assert_eq!(read(&t, "f").unwrap(), b"new", "it reads the store as it is now");
+    assert_eq!(read(&t, "large").unwrap()[9_999..10_001], [1, 2]);
+    t.clone_tree(tree, ROOT, b"copy").unwrap();
+    assert_eq!(read(&t, "copy/leaf").unwrap(), b"new");
+    assert_eq!(b.w.fs.statistics().dirty_bytes, 0, "what a transaction holds never waits for its end");
+    for ino in [f, large, leaf] {
+        b.w.fs.fsync(ino, false).unwrap();
+        fails(b.w.fs.write(ino, 0, b"later", Default::default()), libc::EDEADLK);
+        fails(b.w.fs.setattr(ino, &SetAttr { size: Some(1), ..Default::default() }, USER), libc::EDEADLK);
+    }
+    assert_eq!(b.w.fs.statistics().dirty_bytes, 0);
+    b.w.crash();
+    assert_eq!((b.w.contents("f"), b.w.contents("tree/leaf")), (b"new".to_vec(), b"new".to_vec()));
+    b.views.commit(id, Durability::Buffered).unwrap();
+}
+
+#[test]
+fn attributes_of_a_directory_that_wait_are_committed_before_a_serializable_transaction_changes_it() {
+    let b = Both::new();
+    let dir = b.w.dir(ROOT, "dir");
+    let (id, t) = b.begin_serializable();
+    b.w.fs.setattr(dir, &SetAttr { mode: Some(0o700), ..Default::default() }, USER).unwrap();
+    make(&t, dir, "made", b"1");
+    b.w.fs.fsync(dir, false).unwrap();
+    assert_eq!(t.getattr(dir).unwrap().perm, 0o700);
+    b.commit(id);
+    assert_eq!(b.w.stat("dir").perm, 0o700);
+    assert_eq!(b.w.list(dir), [".", "..", "made"]);
+}
+
+#[test]
 fn serializable_transactions_change_a_directory_one_after_the_other() {
     let b = Both::new();
     let dir = b.w.dir(ROOT, "dir");

@@ -21,6 +21,7 @@ const WOUNDED: &str = "an older transaction needed what it had locked: begin it 
 
 thread_local! {
     static AT_ONCE: Cell<bool> = const { Cell::new(false) };
+    static PAST: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
 /// Does `work`; commits made in it on this thread do not wait for serializable transactions that hold what they want, but fail with
@@ -35,6 +36,11 @@ pub fn at_once<T>(work: impl FnOnce() -> T) -> T {
     }
     let _before = Before(AT_ONCE.replace(true));
     work()
+}
+
+/// Past whose locks this thread commits to the store; see [`Transaction::past_its_locks`].
+pub(crate) fn past() -> Option<u64> {
+    PAST.get()
 }
 
 impl Kvdb {
@@ -77,6 +83,20 @@ impl Transaction {
     pub fn lock_range(&self, dict: DictionaryId, start: &[u8], end: &[u8], exclusive: bool) -> Result<()> {
         let range = if end.is_empty() { KeyRangeRef::starting_at(start) } else { KeyRangeRef::between(start, end) };
         self.lock(dict, range, if exclusive { Mode::Exclusive } else { Mode::Shared })
+    }
+
+    /// Does `work`; commits to the store itself (not in a transaction) made in it on this thread do not mind the locks of this
+    /// transaction. For changes that came before a lock and must not wait for its end: they must be committed before anything that
+    /// is locked so is read, or the transaction has not read what it has locked.
+    pub fn past_its_locks<T>(&self, work: impl FnOnce() -> T) -> T {
+        struct Before(Option<u64>);
+        impl Drop for Before {
+            fn drop(&mut self) {
+                PAST.set(self.0);
+            }
+        }
+        let _before = Before(PAST.replace(Some(self.group.id.0)));
+        work()
     }
 
     pub(super) fn lock(&self, dict: DictionaryId, range: KeyRangeRef<'_>, mode: Mode) -> Result<()> {
