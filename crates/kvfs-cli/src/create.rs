@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use crate::identity::FileMode;
 use crate::output::{Outcome, Output};
 use crate::store;
 
@@ -13,10 +14,15 @@ pub struct Args {
     /// The most the store may grow to: bytes, or with a unit (64M, 10G, 1T). A file's space is taken as it is needed.
     #[arg(long, value_parser = store::parse_size)]
     size: Option<u64>,
+    #[command(flatten)]
+    mode: FileMode,
 }
 
 pub fn run(args: Args, output: &Output) -> Outcome {
     let size = store::create(&args.store, args.size)?;
+    if args.store.is_file() {
+        args.mode.apply(&args.store)?;
+    }
     let room = size.map_or("growing as far as its host lets it".into(), |s| format!("up to {}", store::human_size(s)));
     output.print(format!("created {} ({room})", args.store.display()), serde_json::json!({"store": args.store, "size": size}))
 }

@@ -12,8 +12,8 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use indicatif::ProgressBar;
@@ -22,6 +22,7 @@ use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid
 use rustix::io::Errno;
 use serde::Serialize;
 
+use crate::identity::{self, FileMode, Identity};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::store::{self, Access, human_size};
 use crate::{pax, text, tree};
@@ -44,6 +45,8 @@ pub struct Args {
     /// Leave out what is damaged, name it, and end with exit code 5; without this the first damage ends the export.
     #[arg(long)]
     keep_going: bool,
+    #[command(flatten)]
+    mode: FileMode,
 }
 
 pub fn run(args: Args, output: &Output) -> Outcome {
@@ -52,6 +55,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let fs = store.file_system()?;
     let root = tree::find(&fs, args.from.as_bytes())?;
     let stdout = args.to.as_os_str() == "-";
+    let itself = Identity::of_path(&args.store);
     let bar = output.progress("exporting", None, true);
     let cannot = |e: io::Error| Failure::io(format!("cannot write {}", args.to.display()), &e);
     let name = tree::names(args.from.as_bytes()).last().unwrap_or(b"file").to_vec();
@@ -66,21 +70,29 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         Ok(counts)
     };
     let counts = if args.to.is_dir() || args.to.as_os_str().as_bytes().ends_with(b"/") {
-        std::fs::create_dir_all(&args.to).map_err(cannot)?;
+        // Until everything is in it, and has its own permissions, it is nobody else's.
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&args.to).map_err(cannot)?;
         let at = rustix::fs::open(&args.to, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(|e| cannot(e.into()))?;
         raise_open_files();
-        let mut folder =
-            Folder { at: vec![at], root: args.to.clone(), linked: HashMap::new(), owner: is_root(), skipped: Skipped::new(output) };
+        let mut folder = Folder {
+            at: vec![at],
+            root: args.to.clone(),
+            linked: HashMap::new(),
+            owner: is_root(),
+            store: itself,
+            skipped: Skipped::new(output),
+        };
         walk().run(&mut folder, root, &name)?
     } else if stdout {
         if std::io::IsTerminal::is_terminal(&io::stdout()) {
             return Err(Failure::new(Exit::Usage, "a tar stream is not for a terminal")
                 .hint("give a file's name instead of -, or use a pipe"));
         }
+        identity::refuse(itself, Identity::of_open(io::stdout()), Path::new("standard output"))?;
         let out = io::stdout().as_fd().try_clone_to_owned().map_err(cannot)?;
         tar(File::from(out), "standard output")?
     } else {
-        let file = File::create(&args.to).map_err(cannot)?;
+        let file = identity::create(&args.to, args.mode, itself)?;
         tar(file, &args.to.display().to_string())?
     };
     bar.finish_and_clear();
@@ -186,6 +198,7 @@ impl Walk<'_> {
         let mut path = Vec::new();
         // (listing, attributes of the folder, length of its path)
         let mut open = vec![(tree::Listing::new(root.ino), root, 0)];
+        let mut walked = tree::Walked::from(root.ino);
         while let Some((listing, folder, len)) = open.last_mut() {
             path.truncate(*len);
             let cannot = |e| tree::failure(format!("cannot list {}", text::show(&path)), e);
@@ -219,6 +232,12 @@ impl Walk<'_> {
                     continue;
                 }
             };
+            if attr.kind == FileKind::Dir
+                && let Err(e) = walked.enter(entry.ino)
+            {
+                self.damaged(tree::failure(format!("cannot read {}", text::show(&path)), e))?;
+                continue;
+            }
             if self.put(to, &path, &entry.name, attr)? && attr.kind == FileKind::Dir {
                 open.push((tree::Listing::new(attr.ino), attr, path.len()));
             }

@@ -18,6 +18,7 @@ use kvfs::{Caller, FileKind, Fs, Ino, SetAttr, TimeSet, Timestamp, WriteHints, X
 use rustix::fs::SeekFrom;
 use serde::Serialize;
 
+use crate::identity::{self, Identity};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::store::{self, Access, human_size};
 use crate::{pax, text, tree};
@@ -50,6 +51,9 @@ pub fn run(args: Args, output: &Output) -> Outcome {
             Some((file, Some(meta.len()).filter(|_| meta.is_file())))
         }
     };
+    if let Some((file, _)) = &tar {
+        identity::refuse(Identity::of_path(&args.store), Identity::of_open(file), &args.from)?;
+    }
     let begun = Instant::now();
     let store = store::open_waiting(&args.store, Access::ReadWrite, None)?;
     let fs = store.file_system()?;

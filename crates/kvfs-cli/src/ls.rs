@@ -38,6 +38,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     if attr.kind == FileKind::Dir {
         // (listing, length of its path): the path is shared by all.
         let mut open = vec![(tree::Listing::new(attr.ino), 0)];
+        let mut walked = tree::Walked::from(attr.ino);
         let mut below = Vec::new();
         while let Some((listing, len)) = open.last_mut() {
             below.truncate(*len);
@@ -54,6 +55,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
                 return store.close();
             }
             if args.recursive && attr.kind == FileKind::Dir {
+                walked.enter(attr.ino).map_err(failed)?;
                 open.push((tree::Listing::new(attr.ino), below.len()));
             }
         }

@@ -14,6 +14,7 @@ mod daemon;
 mod daemons;
 mod defrag;
 mod export;
+mod identity;
 mod import;
 mod kv;
 mod ls;

@@ -16,6 +16,7 @@ use kvfs_fuse::{Unmount, mounts, unmount};
 
 use crate::daemon;
 use crate::daemons::Record;
+use crate::identity::{self, Identity};
 use crate::mount_options::{self, Options};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::store;
@@ -62,6 +63,9 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         Some(log) => Some(std::path::absolute(&log).map_err(|e| Failure::io(format!("cannot use {}", log.display()), &e))?),
         None => None,
     };
+    if let Some(log) = &options.log {
+        identity::refuse(Identity::of_path(&store), Identity::of_path(log), log)?;
+    }
     if args.foreground {
         let mut say = |record: &Record| announce(output, record);
         return daemon::serve(&store, &dir, &options, &mut say);

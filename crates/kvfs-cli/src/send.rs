@@ -2,12 +2,13 @@
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, IsTerminal, Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use indicatif::ProgressBar;
 use kvdb::{ReceiveOptions, Received};
 use serde_json::json;
 
+use crate::identity::{self, FileMode, Identity};
 use crate::kv::Door;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::store;
@@ -35,6 +36,8 @@ pub struct SendArgs {
     /// Into this file instead of standard output.
     #[arg(long, short = 'o', value_name = "FILE")]
     output: Option<PathBuf>,
+    #[command(flatten)]
+    mode: FileMode,
 }
 
 /// Take what `kvfs send` has written: the snapshot, and the store or a clone as it is in it.
@@ -87,13 +90,17 @@ impl<T: Read> Read for Counted<T> {
 
 pub fn send(args: SendArgs, output: &Output) -> Outcome {
     let from = args.from.as_deref().map(position).transpose()?;
+    let store = Identity::of_store(&args.target);
     let out: Box<dyn Write> = match &args.output {
-        Some(path) => Box::new(File::create(path).map_err(|e| Failure::io(format!("cannot write {}", path.display()), &e))?),
+        Some(path) => Box::new(identity::create(path, args.mode, store)?),
         None if io::stdout().is_terminal() => {
             let what = "a stream of bytes is nothing for a terminal";
             return Err(Failure::new(Exit::Usage, what).hint("pipe it into `kvfs receive`, or give --output FILE"));
         }
-        None => Box::new(io::stdout().lock()),
+        None => {
+            identity::refuse(store, Identity::of_open(io::stdout()), Path::new("standard output"))?;
+            Box::new(io::stdout().lock())
+        }
     };
     let bar = output.progress(&args.snapshot, None, true);
     let mut out = Counted(BufWriter::with_capacity(1 << 20, out), bar);
@@ -131,6 +138,8 @@ pub fn receive(args: ReceiveArgs, output: &Output) -> Outcome {
         let what = format!("{} is mounted: what is in use cannot be replaced", args.store.display());
         return Err(Failure::new(Exit::Busy, what).hint("unmount it first"));
     }
+    let input = args.input.as_deref().map_or_else(|| Identity::of_open(io::stdin()), Identity::of_path);
+    identity::refuse(Identity::of_path(&args.store), input, args.input.as_deref().unwrap_or(Path::new("standard input")))?;
     let opened = store::open_waiting(&args.store, store::Access::ReadWrite, None)?;
     let done = if args.positions { positions(&opened.db, output) } else { take(&opened.db, &args, output) };
     done.and(opened.close())

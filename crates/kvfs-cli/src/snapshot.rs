@@ -12,6 +12,7 @@ use crate::mounted::Mounted;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::store::{self, human_size};
 use crate::transactions::listed;
+use crate::tree;
 use crate::txn::fields;
 
 /// Make, list and drop snapshots of a store, and go back to them.
@@ -189,8 +190,7 @@ fn difference(door: &mut Door, args: &DiffArgs) -> Outcome<Changes> {
         Some(name) => store.db.open_snapshot(name).map_err(cannot)?,
         None => store.db.view(),
     };
-    let files = kvfs::difference_of_states(&before, &after)
-        .map_err(|e| Failure::new(Exit::Failed, format!("cannot compare the files: {e}")))?;
+    let files = kvfs::difference_of_states(&before, &after).map_err(|e| tree::failure("cannot compare the files", e))?;
     let size = |size: Option<u64>| size.map_or(Reply::Null, |size| Reply::Integer(i64::try_from(size).unwrap_or(i64::MAX)));
     let file = |f: kvdb_server::FileChange| {
         Reply::Array(vec![Reply::Bulk(f.path), Reply::Bulk(f.kind.to_string().into()), size(f.before), size(f.after)])

@@ -1,5 +1,7 @@
 //! The files of a store that is not mounted, by path.
 
+use std::collections::HashSet;
+
 use kvfs::{Attr, Caller, FileKind, Fs, Ino, ROOT, Timestamp, Whence};
 
 use crate::output::{Exit, Failure, Outcome};
@@ -104,11 +106,30 @@ pub struct Listing {
     cookie: u64,
     waiting: std::vec::IntoIter<Entry>,
     over: bool,
+    /// What came before an entry that cannot be read is given first.
+    failed: Option<kvfs::Error>,
+}
+
+/// The folders that a walk has been in. In a damaged store a folder may have several names or lie in itself; a walk that went in again
+/// would be long, or never end.
+pub struct Walked(HashSet<Ino>);
+
+impl Walked {
+    pub fn from(top: Ino) -> Walked {
+        Walked(HashSet::from([top]))
+    }
+
+    pub fn enter(&mut self, ino: Ino) -> kvfs::Result<()> {
+        match self.0.insert(ino) {
+            true => Ok(()),
+            false => Err(kvfs::Error::Corrupt { ino, what: "a directory with more than one name".into() }),
+        }
+    }
 }
 
 impl Listing {
     pub fn new(ino: Ino) -> Self {
-        Listing { ino, cookie: 0, waiting: Vec::new().into_iter(), over: false }
+        Listing { ino, cookie: 0, waiting: Vec::new().into_iter(), over: false, failed: None }
     }
 
     pub fn next(&mut self, fs: &Fs) -> kvfs::Result<Option<Entry>> {
@@ -116,11 +137,15 @@ impl Listing {
             if let Some(entry) = self.waiting.next() {
                 return Ok(Some(entry));
             }
+            if let Some(error) = self.failed.take() {
+                self.over = true;
+                return Err(error);
+            }
             if self.over {
                 return Ok(None);
             }
             let (mut entries, mut cookie, mut full) = (Vec::new(), self.cookie, false);
-            fs.readdir(self.ino, self.cookie, false, &mut |entry| {
+            let listed = fs.readdir(self.ino, self.cookie, false, &mut |entry| {
                 full = entries.len() >= 1000;
                 if full {
                     return false;
@@ -130,7 +155,8 @@ impl Listing {
                     entries.push(Entry { name: entry.name.to_vec(), ino: entry.ino });
                 }
                 true
-            })?;
+            });
+            self.failed = listed.err();
             self.cookie = cookie;
             self.over = !full;
             self.waiting = entries.into_iter();

@@ -10,6 +10,7 @@
 //! What is copied is what was committed when the call began. Hard links among the copied files stay links among the copies; links to
 //! files outside do not reach into them.
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -182,6 +183,8 @@ impl Tree {
             text: Vec::new(),
         };
         let mut level = if dir { vec![top] } else { Vec::new() };
+        // A directory has one name. In a damaged store it may have several, or be its own ancestor: copying it would not end.
+        let mut seen = HashSet::from([top]);
         // Level by level, each in the order of its numbers, as which the names are stored.
         while !level.is_empty() {
             level.sort_unstable();
@@ -209,6 +212,9 @@ impl Tree {
                     }
                 };
                 let (ino, kind) = layout::decode_name(dir, value)?;
+                if kind == FileKind::Dir && !seen.insert(ino) {
+                    return Err(Error::Corrupt { ino, what: "a directory with more than one name".into() });
+                }
                 names.push(Name { ino, kind, at: text.len() });
                 text.extend_from_slice(name);
                 inodes.push(Node { ino, parent: dir, names: 1, dir: kind == FileKind::Dir });

@@ -11,10 +11,8 @@ use crate::dirty::NAME_COST;
 use crate::error::{Error, Result};
 use crate::fs::{Fs, stage_removal};
 use crate::inode::{Inode, State};
-use crate::layout::{self, Attributes, Body};
+use crate::layout::{self, Attributes, Body, NAME_MAX, TARGET_MAX};
 
-const NAME_MAX: usize = 255;
-const TARGET_MAX: usize = 4095;
 const SGID: u16 = 0o2000;
 
 impl Fs {
@@ -34,7 +32,7 @@ impl Fs {
                 }
                 state.attr.parent
             }
-            _ => match self.entry(parent, name)? {
+            _ => match if layout::is_name(name) { self.entry(parent, name)? } else { None } {
                 Some((ino, _)) => ino,
                 None => {
                     let dir = self.inode(parent)?;
@@ -127,6 +125,9 @@ impl Fs {
         }
         if target.len() > TARGET_MAX {
             return Err(Error::NameTooLong);
+        }
+        if target.contains(&0) {
+            return Err(Error::Invalid("the target of a symbolic link holds no NUL"));
         }
         let target = Bytes::copy_from_slice(target);
         self.patiently(|| self.make(parent, name, FileKind::Symlink, 0o777, 0, target.clone(), caller))
@@ -423,9 +424,10 @@ pub(crate) enum Unlinked {
 
 /// What a new entry means for its directory.
 pub(crate) fn add_entry(dir: &mut Attributes, entry: &Attributes) {
-    dir.size += 1;
+    // What a damaged store says may be anything.
+    dir.size = dir.size.saturating_add(1);
     if entry.kind == FileKind::Dir {
-        dir.nlink += 1;
+        dir.nlink = dir.nlink.saturating_add(1);
     }
     // Exactly the time of the entry's own change.
     (dir.mtime, dir.ctime) = (entry.ctime, entry.ctime);
@@ -437,7 +439,7 @@ pub(crate) fn check_name(name: &[u8]) -> Result<()> {
         b"" => Err(Error::NotFound),
         b"." | b".." => Err(Error::Exists),
         _ if name.len() > NAME_MAX => Err(Error::NameTooLong),
-        _ if name.contains(&b'/') || name.contains(&0) => Err(Error::Invalid("a name holds neither `/` nor NUL")),
+        _ if !layout::is_name(name) => Err(Error::Invalid("a name holds neither `/` nor NUL")),
         _ => Ok(()),
     }
 }

@@ -231,9 +231,9 @@ fn leave(dir: &mut Attributes, entry: &Entry) {
 }
 
 fn enter(dir: &mut Attributes, entry: &Entry) {
-    dir.size += 1;
+    dir.size = dir.size.saturating_add(1);
     if entry.is_dir() {
-        dir.nlink += 1;
+        dir.nlink = dir.nlink.saturating_add(1);
     }
 }
 

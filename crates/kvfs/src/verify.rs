@@ -170,17 +170,14 @@ impl Check {
                 .and_then(|(parent, name)| Ok((parent, name, layout::decode_name(parent, &tuple.value()?)?)));
             let (parent, name, (ino, kind)) = match entry {
                 Ok(entry) => entry,
-                Err(Error::Store(e)) => return Err(e.into()),
-                Err(e) => {
-                    self.report.find(0, e.to_string());
+                Err(Error::Corrupt { ino, what }) => {
+                    self.report.find(ino, what);
                     continue;
                 }
+                Err(e) => return Err(e),
             };
             self.report.names += 1;
             let shown = name.escape_ascii().to_string();
-            if matches!(name, b"." | b"..") || name.contains(&b'/') || name.contains(&0) {
-                self.report.find(parent, format!("an entry with the impossible name `{shown}`"));
-            }
             match self.inodes.get_mut(&parent) {
                 Some(Some(dir)) if dir.attr.kind == FileKind::Dir => {
                     dir.entries += 1;

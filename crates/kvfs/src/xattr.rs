@@ -7,7 +7,6 @@ use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::layout::{self, XattrValue, Xattrs};
 
-const NAME_MAX: usize = 255;
 /// The kernel's limits on one value and on the list of names.
 const VALUE_MAX: usize = 64 << 10;
 const LIST_MAX: usize = 64 << 10;
@@ -153,7 +152,7 @@ fn check_name(name: &[u8]) -> Result<()> {
         b"" => Err(Error::Invalid("an extended attribute without a name")),
         // Their rules would have to be enforced, not only stored.
         _ if name.starts_with(b"system.posix_acl_") => Err(Error::Unsupported("access control lists")),
-        _ if name.len() > NAME_MAX || name.contains(&0) => Err(Error::Invalid("a malformed name of an extended attribute")),
+        _ if !layout::is_xattr_name(name) => Err(Error::Invalid("a malformed name of an extended attribute")),
         _ => Ok(()),
     }
 }

@@ -1,5 +1,9 @@
 //! The folder of the host that an export fills.
 
+use std::os::fd::AsRawFd;
+
+use rustix::fs::ResolveFlags;
+
 use super::*;
 
 pub(super) struct Folder<'a> {
@@ -11,6 +15,8 @@ pub(super) struct Folder<'a> {
     pub(super) linked: HashMap<Ino, Vec<u8>>,
     /// Owners can be set.
     pub(super) owner: bool,
+    /// What is read, and must stay.
+    pub(super) store: Option<Identity>,
     pub(super) skipped: Skipped<'a>,
 }
 
@@ -29,18 +35,43 @@ impl Folder<'_> {
         rustix::fs::futimens(&fd, &times(attr))
     }
 
-    /// As `dress`, for what cannot be opened.
-    fn dress_name(&mut self, parent: &OwnedFd, item: &Item<'_>) -> Result<(), Errno> {
+    /// As `dress`, for what cannot be opened. `it` refers to the entry itself, so that another one that took its name since is not meant.
+    fn dress_name(&mut self, it: &OwnedFd, item: &Item<'_>) -> Result<(), Errno> {
         let attr = &item.attr;
         if self.owner {
             let (uid, gid) = (Some(Uid::from_raw(attr.uid)), Some(Gid::from_raw(attr.gid)));
-            rustix::fs::chownat(parent, item.name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?;
+            rustix::fs::chownat(it, "", uid, gid, AtFlags::EMPTY_PATH)?;
         }
+        let place = format!("/proc/self/fd/{}", it.as_raw_fd());
         if attr.kind != FileKind::Symlink {
-            rustix::fs::chmodat(parent, item.name, Mode::from_raw_mode(u32::from(attr.perm)), AtFlags::empty())?;
+            rustix::fs::chmod(&place, Mode::from_raw_mode(u32::from(attr.perm)))?;
         }
-        rustix::fs::utimensat(parent, item.name, &times(attr), AtFlags::SYMLINK_NOFOLLOW)
+        for (name, value) in &item.xattrs {
+            if rustix::fs::setxattr(&place, name.as_slice(), value, XattrFlags::empty()).is_err() {
+                self.skipped.note(item.path, &format!("the attribute {} is left out", text::show(name)));
+            }
+        }
+        rustix::fs::utimensat(it, "", &times(attr), AtFlags::EMPTY_PATH)
     }
+}
+
+/// Opens what lies at `path` in an open folder, and nowhere else: no symbolic link is followed, on the way or at its end.
+fn open_within(folder: impl AsFd, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
+    let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    match rustix::fs::openat2(&folder, path, flags, mode, resolve) {
+        Err(Errno::NOSYS) => {}
+        opened => return opened,
+    }
+    // Before Linux 5.6: name by name. There is no `..` among them.
+    let mut at = rustix::fs::openat(&folder, ".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let mut names = path.split(|c| *c == b'/').peekable();
+    while let Some(name) = names.next() {
+        let way = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let (flags, mode) = if names.peek().is_some() { (way, Mode::empty()) } else { (flags, mode) };
+        at = rustix::fs::openat(&at, name, flags, mode)?;
+    }
+    Ok(at)
 }
 
 fn times(attr: &Attr) -> Timestamps {
@@ -63,26 +94,32 @@ impl Target for Folder<'_> {
                 Ok(()) | Err(Errno::EXIST) => {}
                 Err(e) => return Err(cannot(e)),
             }
-            let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            let fd = rustix::fs::openat(&parent, item.name, flags, Mode::empty()).map_err(cannot)?;
+            let fd = open_within(&parent, item.name, OFlags::DIRECTORY, Mode::empty()).map_err(cannot)?;
             self.at.push(fd);
             return Ok(0);
         }
+        identity::refuse(self.store, Identity::of_entry(&parent, item.name), &path)?;
         match rustix::fs::unlinkat(&parent, item.name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(e) => return Err(cannot(e)),
         }
         if attr.nlink > 1 {
             if let Some(first) = self.linked.get(&attr.ino) {
-                rustix::fs::linkat(&self.at[0], first.as_slice(), &parent, item.name, AtFlags::empty()).map_err(cannot)?;
+                let (folder, name) = first.split_at(first.iter().rposition(|c| *c == b'/').map_or(0, |at| at + 1));
+                let linked = match folder.strip_suffix(b"/") {
+                    None => rustix::fs::linkat(&self.at[0], name, &parent, item.name, AtFlags::empty()),
+                    Some(folder) => open_within(&self.at[0], folder, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())
+                        .and_then(|folder| rustix::fs::linkat(folder, name, &parent, item.name, AtFlags::empty())),
+                };
+                linked.map_err(cannot)?;
                 return Ok(0);
             }
             self.linked.insert(attr.ino, item.path.to_vec());
         }
         let special = match attr.kind {
             FileKind::File => {
-                let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-                let fd = rustix::fs::openat(&parent, item.name, flags, Mode::RUSR | Mode::WUSR).map_err(cannot)?;
+                let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
+                let fd = open_within(&parent, item.name, flags, Mode::RUSR | Mode::WUSR).map_err(cannot)?;
                 let file = File::from(fd);
                 let written = write_file(fs, &file, item, bar, &cannot).inspect_err(|_| {
                     // Half a file must not pass for the whole.
@@ -113,13 +150,9 @@ impl Target for Folder<'_> {
             }
             made => made.map_err(cannot)?,
         }
-        let dressed = self.dress_name(&parent, item);
+        let it = open_within(&parent, item.name, OFlags::PATH, Mode::empty()).map_err(cannot)?;
+        let dressed = self.dress_name(&it, item);
         dressed.map_err(|e| Failure::io(format!("cannot set the attributes of {}", text::show(item.path)), &e.into()))?;
-        for (name, value) in &item.xattrs {
-            if rustix::fs::lsetxattr(&path, name.as_slice(), value, XattrFlags::empty()).is_err() {
-                self.skipped.note(item.path, &format!("the attribute {} is left out", text::show(name)));
-            }
-        }
         Ok(0)
     }
 

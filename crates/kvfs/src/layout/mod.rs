@@ -17,12 +17,17 @@ mod node;
 use bytes::{Bytes, BytesMut};
 use kvdb::{DictionaryId, DictionaryOptions, Kvdb};
 
-use crate::attr::{FileKind, Ino};
+use crate::attr::{FileKind, Ino, ROOT};
 use crate::error::{Error, Result};
-pub(crate) use node::{Attributes, Body, XattrValue, Xattrs, decode_node, encode_node, parse_node, put_node};
+use crate::numbers::INO_LIMIT;
+pub(crate) use node::{Attributes, Body, XattrValue, Xattrs, decode_node, encode_node, is_xattr_name, parse_node, put_node};
 
 /// Bytes of a page, the unit of file data.
 pub(crate) const PAGE: u64 = 4096;
+/// Bytes of the longest name.
+pub(crate) const NAME_MAX: usize = 255;
+/// Bytes of the longest target of a symbolic link.
+pub(crate) const TARGET_MAX: usize = 4095;
 /// A file whose data ends within this many bytes keeps it in its node. Why not more: `docs/decisions/003-small-files.md`.
 pub(crate) const INLINE_MAX: u64 = 512;
 const XATTR: u8 = 1;
@@ -90,11 +95,24 @@ pub(crate) fn names_end(parent: Ino) -> [u8; 8] {
     parent.saturating_add(1).to_be_bytes()
 }
 
+/// Whether an entry can have this name. Everything that takes a name from the store or from a caller asks this, so a name that
+/// comes out of here can be a part of a path: it stays in its directory.
+pub(crate) fn is_name(name: &[u8]) -> bool {
+    !name.is_empty() && name.len() <= NAME_MAX && name != b"." && name != b".." && !name.contains(&b'/') && !name.contains(&0)
+}
+
+/// Directory and name. A store may come from anybody, so valid checksums do not make its names sound: they are checked here, where
+/// no reader can forget it.
 pub(crate) fn decode_name_key(key: &[u8]) -> Result<(Ino, &[u8])> {
-    match key.split_first_chunk::<8>() {
-        Some((parent, name)) if !name.is_empty() && name.len() <= 255 => Ok((u64::from_be_bytes(*parent), name)),
-        _ => Err(Error::Corrupt { ino: 0, what: format!("name key of {} bytes", key.len()) }),
+    let Some((parent, name)) = key.split_first_chunk::<8>() else {
+        return Err(Error::Corrupt { ino: 0, what: format!("a name key of {} bytes", key.len()) });
+    };
+    let parent = u64::from_be_bytes(*parent);
+    if !is_name(name) {
+        let shown = name[..name.len().min(NAME_MAX)].escape_ascii();
+        return Err(Error::Corrupt { ino: parent, what: format!("an entry with the impossible name `{shown}`") });
     }
+    Ok((parent, name))
 }
 
 pub(crate) fn encode_name(ino: Ino, kind: FileKind) -> Vec<u8> {
@@ -109,13 +127,13 @@ pub(crate) fn put_name(out: &mut Vec<u8>, ino: Ino, kind: FileKind) {
     node::put_varint(out, ino);
 }
 
-/// The inode and kind a name stands for; `parent` only for the message.
+/// The inode and kind a name stands for; `parent` only for the message. No entry names the root: the tree would have a circle.
 pub(crate) fn decode_name(parent: Ino, mut value: &[u8]) -> Result<(Ino, FileKind)> {
     let corrupt = || Error::Corrupt { ino: parent, what: "a directory entry is malformed".into() };
     let (&head, rest) = value.split_first().ok_or_else(corrupt)?;
     value = rest;
     let kind = node::kind_of(head & 15).filter(|_| head >> 4 == NAME_VERSION).ok_or_else(corrupt)?;
-    let ino = node::take_varint(&mut value).filter(|&ino| ino != 0 && value.is_empty()).ok_or_else(corrupt)?;
+    let ino = node::take_varint(&mut value).filter(|&ino| ino > ROOT && ino < INO_LIMIT && value.is_empty()).ok_or_else(corrupt)?;
     Ok((ino, kind))
 }
 
@@ -146,8 +164,8 @@ pub(crate) fn decode_imap_key(key: &[u8]) -> Result<ImapKey<'_>> {
             let orphan = <[u8; 8]>::try_from(orphan).map_err(|_| corrupt(0))?;
             Ok(ImapKey::Orphan(u64::from_be_bytes(orphan)))
         }
-        (1.., []) => Ok(ImapKey::Node(ino)),
-        (1.., [XATTR, name @ ..]) if !name.is_empty() => Ok(ImapKey::Xattr(ino, name)),
+        (1..INO_LIMIT, []) => Ok(ImapKey::Node(ino)),
+        (1..INO_LIMIT, [XATTR, name @ ..]) if node::is_xattr_name(name) => Ok(ImapKey::Xattr(ino, name)),
         _ => Err(corrupt(ino)),
     }
 }
@@ -266,10 +284,25 @@ mod tests {
         for kind in [FileKind::File, FileKind::Dir, FileKind::Socket] {
             assert_eq!(decode_name(7, &encode_name(1 << 40, kind)).unwrap(), (1 << 40, kind));
         }
-        for bad in [&b""[..], b"\x10", b"\x1f\x01", b"\x20\x01", b"\x10\x00", b"\x10\x01\x01", &[0x10; 20]] {
+        for bad in [&b""[..], b"\x10", b"\x1f\x02", b"\x20\x02", b"\x10\x00", b"\x10\x02\x02", &[0x10; 20]] {
             assert!(decode_name(7, bad).is_err(), "{bad:?}");
         }
+        // The root has no name, and numbers end where those of views begin.
+        assert!(decode_name(7, &encode_name(ROOT, FileKind::Dir)).is_err());
+        assert!(decode_name(7, &encode_name(INO_LIMIT, FileKind::File)).is_err());
+        assert!(decode_name(7, &encode_name(INO_LIMIT - 1, FileKind::File)).is_ok());
         assert!(decode_name_key(&[0; 8]).is_err() && decode_name_key(&[0; 3]).is_err());
+    }
+
+    #[test]
+    fn names_that_lead_elsewhere_are_not_decoded() {
+        for bad in [&b""[..], b".", b"..", b"/", b"/abs", b"a/b", b"../a", b"a\0", b"\0", &[b'n'; 256]] {
+            let error = decode_name_key(&name_key(7, bad)).unwrap_err();
+            assert!(matches!(&error, Error::Corrupt { ino: 7, what } if what.contains("impossible name")), "{error}");
+        }
+        for good in [&b"..."[..], b".a", b"a.", b"\xff", b"a b", &[b'n'; 255]] {
+            assert_eq!(decode_name_key(&name_key(7, good)).unwrap(), (7, good));
+        }
     }
 
     #[test]

@@ -259,7 +259,7 @@ fn parse(value: &[u8]) -> Option<(Attributes, Option<Xattrs>, &[u8])> {
         None => {
             let holds_data = matches!(kind, FileKind::File | FileKind::Symlink);
             let most = if holds_data { size.min(crate::layout::PAGE) } else { 0 };
-            if input.len() as u64 > most {
+            if input.len() as u64 > most || kind == FileKind::Symlink && !(input.len() as u64 == size && is_target(input)) {
                 return None;
             }
             Body::Inline(input.len() as u32)
@@ -268,6 +268,16 @@ fn parse(value: &[u8]) -> Option<(Attributes, Option<Xattrs>, &[u8])> {
     let content = input;
     let perm = mode & 0o7777;
     Some((Attributes { kind, perm, nlink, uid, gid, rdev, size, body, parent, atime, mtime, ctime, btime }, xattrs, content))
+}
+
+/// Whether an extended attribute can have this name: lists of names are separated by NUL.
+pub(crate) fn is_xattr_name(name: &[u8]) -> bool {
+    (1..=crate::layout::NAME_MAX).contains(&name.len()) && !name.contains(&0)
+}
+
+/// Whether a symbolic link can lead there.
+fn is_target(target: &[u8]) -> bool {
+    (1..=crate::layout::TARGET_MAX).contains(&target.len()) && !target.contains(&0)
 }
 
 fn take_xattrs(input: &mut &[u8]) -> Option<Xattrs> {
@@ -279,8 +289,8 @@ fn take_xattrs(input: &mut &[u8]) -> Option<Xattrs> {
     let count = take_varint(input)?;
     let mut all = Xattrs::new();
     for _ in 0..count {
-        let len = take_varint(input).filter(|len| (1..=255).contains(len))?;
-        let name = take(input, len)?;
+        let len = take_varint(input)?;
+        let name = take(input, len).filter(|name| is_xattr_name(name))?;
         let (&place, rest) = input.split_first()?;
         *input = rest;
         let len = take_varint(input)?;
@@ -308,10 +318,12 @@ mod tests {
     prop_compose! {
         fn attributes()(
             kind in (0u8..7).prop_map(|c| kind_of(c).expect("seven kinds")), perm in 0u16..0o10000, nlink: u32, uid: u32, gid: u32, rdev: u32,
-            size: u64, len in 0u32..4096, pages: u64, paged: bool, parent: u64,
+            size: u64, len in 1u32..4096, pages: u64, paged: bool, parent: u64,
             times in (time(), time(), time(), time()), same: bool,
         ) -> Attributes {
             let holds = matches!(kind, FileKind::File | FileKind::Symlink);
+            // A symbolic link is as long as its target.
+            let size = if kind == FileKind::Symlink { u64::from(len) } else { size };
             let body = match kind {
                 FileKind::File if paged => Body::Paged(pages % (crate::layout::blocks_of(size) + 1)),
                 _ if holds => Body::Inline(u64::from(len).min(size) as u32),
@@ -327,14 +339,14 @@ mod tests {
         fn what_is_encoded_is_decoded(
             attr in attributes(),
             xattrs in prop::collection::btree_map(
-                prop::collection::vec(any::<u8>(), 1..20).prop_map(Vec::into_boxed_slice),
+                prop::collection::vec(1u8.., 1..20).prop_map(Vec::into_boxed_slice),
                 prop_oneof![
                     any::<u32>().prop_map(XattrValue::External),
                     prop::collection::vec(any::<u8>(), 0..40).prop_map(|v| XattrValue::Inline(v.into())),
                 ],
                 0..4,
             ),
-            fill: u8,
+            fill in 1u8..,
         ) {
             let content = vec![fill; match attr.body { Body::Inline(len) => len as usize, Body::Paged(_) => 0 }];
             let value = encode_node(&attr, Some(&xattrs), &content);

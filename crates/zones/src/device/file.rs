@@ -3,7 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::num::NonZeroU64;
-use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
 use rustix::fs::{Advice, FallocateFlags, FlockOperation, fadvise, fallocate, flock, fstatvfs};
@@ -39,14 +39,15 @@ impl FileDevice {
         Self::lock(file, path, read_only)
     }
 
-    /// Creates a file, which must not exist yet, or opens a block device to be formatted.
+    /// Creates a file, which must not exist yet, or opens a block device to be formatted. The file is its owner's alone: a store holds what
+    /// others may not read, whatever the permissions in it.
     pub fn create(path: impl AsRef<Path>) -> Result<FileDevice> {
         let path = path.as_ref();
         if path.metadata().is_ok_and(|m| m.file_type().is_block_device()) {
             return Self::open(path, false);
         }
         let failed = |e| Error::io(format!("creating {}", path.display()), e);
-        let file = OpenOptions::new().read(true).write(true).create_new(true).open(path).map_err(failed)?;
+        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path).map_err(failed)?;
         let device = Self::lock(file, path, false)?;
         // The name must survive a power cut as surely as what is written under it.
         let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));

@@ -1,0 +1,171 @@
+//! What commands write to: never onto what they read, by whatever name, and nothing that others can read unless that is asked for.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+const USAGE: i32 = 2;
+
+struct Lab {
+    dir: tempfile::TempDir,
+    store: PathBuf,
+}
+
+fn command(words: &[&OsStr]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
+    command.args(words).stdin(Stdio::null()).env_remove("KVFS_TXN").env_remove("KVFS_SOCKET");
+    command
+}
+
+fn kvfs(words: &[&OsStr]) -> Output {
+    command(words).output().expect("kvfs runs")
+}
+
+#[track_caller]
+fn succeeds(output: Output) {
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[track_caller]
+fn refuses(output: Output) {
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(USAGE), "{err}");
+    assert!(err.contains("is the store itself"), "{err}");
+}
+
+fn mode(path: &Path) -> u32 {
+    path.metadata().expect("there").permissions().mode() & 0o7777
+}
+
+impl Lab {
+    fn new() -> Lab {
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        let lab = Lab { store: dir.path().join("s.kvfs"), dir };
+        fs::create_dir(lab.path("from")).expect("a folder");
+        fs::write(lab.path("from/file"), "content").expect("a file");
+        succeeds(kvfs(&["create".as_ref(), lab.store.as_ref()]));
+        succeeds(kvfs(&["import".as_ref(), lab.store.as_ref(), lab.path("from").as_ref()]));
+        succeeds(kvfs(&["snapshot".as_ref(), "create".as_ref(), lab.store.as_ref(), "s".as_ref()]));
+        lab
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// The store by each of its names.
+    fn names(&self) -> Vec<PathBuf> {
+        let (hard, soft, far) = (self.path("hard"), self.path("soft"), self.path("far"));
+        fs::hard_link(&self.store, &hard).expect("a link");
+        symlink(&self.store, &soft).expect("a link");
+        symlink(&soft, &far).expect("a link");
+        vec![self.store.clone(), hard, soft, far]
+    }
+
+    #[track_caller]
+    fn is_whole(&self) {
+        succeeds(kvfs(&["check".as_ref(), self.store.as_ref()]));
+        assert_eq!(kvfs(&["cat".as_ref(), self.store.as_ref(), "file".as_ref()]).stdout, b"content");
+    }
+}
+
+#[test]
+fn no_command_writes_onto_the_store_that_it_reads() {
+    let lab = Lab::new();
+    for name in lab.names() {
+        let name: &OsStr = name.as_ref();
+        refuses(kvfs(&["export".as_ref(), lab.store.as_ref(), name]));
+        refuses(kvfs(&["export".as_ref(), name, lab.store.as_ref()]));
+        refuses(kvfs(&["send".as_ref(), lab.store.as_ref(), "s".as_ref(), "-o".as_ref(), name]));
+        refuses(kvfs(&["import".as_ref(), lab.store.as_ref(), name]));
+        refuses(kvfs(&["receive".as_ref(), lab.store.as_ref(), "-i".as_ref(), name]));
+        lab.is_whole();
+        // Standard input and output are files as well.
+        let onto = || File::options().append(true).open(name).expect("the store");
+        refuses(command(&["export".as_ref(), lab.store.as_ref(), "-".as_ref()]).stdout(onto()).output().expect("it runs"));
+        refuses(command(&["send".as_ref(), lab.store.as_ref(), "s".as_ref()]).stdout(onto()).output().expect("it runs"));
+        let from = || File::open(name).expect("the store");
+        refuses(command(&["import".as_ref(), lab.store.as_ref(), "-".as_ref()]).stdin(from()).output().expect("it runs"));
+        refuses(command(&["receive".as_ref(), lab.store.as_ref()]).stdin(from()).output().expect("it runs"));
+        lab.is_whole();
+    }
+}
+
+/// An entry of the store may have the name that the store has in the folder that is filled.
+#[test]
+fn an_export_into_the_folder_of_the_store_does_not_replace_it() {
+    let lab = Lab::new();
+    fs::write(lab.path("from/s.kvfs"), "not a store").expect("a file");
+    succeeds(kvfs(&["import".as_ref(), lab.store.as_ref(), lab.path("from").as_ref()]));
+    refuses(kvfs(&["export".as_ref(), lab.store.as_ref(), lab.dir.path().as_ref()]));
+    lab.is_whole();
+}
+
+#[test]
+fn a_mounted_store_is_not_written_onto_either() {
+    if !Path::new("/dev/fuse").exists() || !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: no FUSE here");
+        return;
+    }
+    let lab = Lab::new();
+    let names = lab.names();
+    let mnt = lab.path("mnt");
+    fs::create_dir(&mnt).expect("a folder");
+    for name in &names {
+        let log = [OsStr::new("mount"), lab.store.as_ref(), mnt.as_ref(), "--log".as_ref(), name.as_ref()];
+        refuses(kvfs(&log));
+    }
+    succeeds(kvfs(&["mount".as_ref(), lab.store.as_ref(), mnt.as_ref()]));
+    fs::create_dir(mnt.join("below")).expect("a folder");
+    let ended: Vec<Output> = names
+        .iter()
+        .flat_map(|name| {
+            let send = |target: &Path| kvfs(&["send".as_ref(), target.as_ref(), "s".as_ref(), "-o".as_ref(), name.as_ref()]);
+            [send(&mnt), send(&mnt.join("below")), send(&lab.store)]
+        })
+        .collect();
+    succeeds(kvfs(&["umount".as_ref(), mnt.as_ref()]));
+    ended.into_iter().for_each(refuses);
+    lab.is_whole();
+}
+
+/// What holds the files of others is not for others to read, whatever the umask.
+#[test]
+fn what_is_made_is_its_owners_alone_unless_asked_otherwise() {
+    let lab = Lab::new();
+    assert_eq!(mode(&lab.store), 0o600);
+    let (tar, stream, folder, open) = (lab.path("tar"), lab.path("stream"), lab.path("folder"), lab.path("open"));
+    let loose = |words: &[&OsStr]| {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "umask 0; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_kvfs")]).args(words).stdin(Stdio::null());
+        succeeds(shell.output().expect("it runs"));
+    };
+    loose(&["export".as_ref(), lab.store.as_ref(), tar.as_ref()]);
+    loose(&["send".as_ref(), lab.store.as_ref(), "s".as_ref(), "-o".as_ref(), stream.as_ref()]);
+    loose(&["create".as_ref(), open.as_ref()]);
+    assert_eq!((mode(&tar), mode(&stream), mode(&open)), (0o600, 0o600, 0o600));
+    // A file that is there keeps what it has.
+    fs::set_permissions(&tar, fs::Permissions::from_mode(0o640)).expect("a mode");
+    loose(&["export".as_ref(), lab.store.as_ref(), tar.as_ref()]);
+    assert_eq!(mode(&tar), 0o640);
+    for (file, words) in [
+        (&tar, vec!["export".as_ref(), lab.store.as_os_str(), tar.as_ref()]),
+        (&stream, vec!["send".as_ref(), lab.store.as_ref(), "s".as_ref(), "-o".as_ref(), stream.as_ref()]),
+        (&open, vec!["create".as_ref(), open.as_ref()]),
+    ] {
+        fs::remove_file(file).expect("removed");
+        succeeds(kvfs(&[words, vec!["--mode".as_ref(), "0644".as_ref()]].concat()));
+        assert_eq!(mode(file), 0o644, "{}", file.display());
+    }
+    // What is in a folder has the permissions that it has in the store.
+    let secret = lab.path("from/secret");
+    fs::write(&secret, "secret").expect("a file");
+    fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).expect("a mode");
+    succeeds(kvfs(&["import".as_ref(), lab.store.as_ref(), lab.path("from").as_ref()]));
+    loose(&["export".as_ref(), lab.store.as_ref(), folder.join("").as_ref()]);
+    assert_eq!(mode(&folder.join("secret")), 0o600);
+    assert_eq!(kvfs(&["create".as_ref(), lab.path("bad").as_ref(), "--mode".as_ref(), "rw".as_ref()]).status.code(), Some(USAGE));
+    assert!(!lab.path("bad").exists());
+}
