@@ -8,8 +8,8 @@ use crate::attr::{Allocate, AllocateMode, FileKind, Ino, Whence};
 use crate::data::MAX_SIZE;
 use crate::error::{Error, Result};
 use crate::fs::Fs;
-use crate::inode::{Inode, Page, State};
-use crate::layout::{self, Body, PAGE, blocks_of};
+use crate::inode::{Inode, Page, Slot, State};
+use crate::layout::{self, Attributes, Body, PAGE, blocks_of};
 
 /// Bytes that one call of `copy_file_range` copies at most; the caller goes on.
 const COPY_MAX: u64 = 16 << 20;
@@ -43,23 +43,33 @@ impl Fs {
         if state.attr.kind != FileKind::File {
             return Err(if state.is_dir() { Error::IsDirectory } else { Error::Invalid("space of something that is not a file") });
         }
-        if how.mode != AllocateMode::Allocate {
-            self.clear(&inode, &mut state, offset, end)?;
-        }
+        // All of it is one change: what is committed on the way has the new size and times already.
+        let before = state.attr;
         if !how.keep_size && end > state.attr.size {
             state.attr.size = end;
         }
         self.touch(&mut state, self.now(), false);
-        self.mark_dirty(&inode, &mut state);
+        let cleared = match how.mode {
+            AllocateMode::Allocate => Ok(false),
+            _ => self.clear(&inode, &mut state, offset, end.min(before.size), before.size),
+        };
+        match cleared {
+            Ok(true) => {}
+            Ok(false) => self.mark_dirty(&inode, &mut state),
+            Err(e) => {
+                state.attr = Attributes { body: state.attr.body, ..before };
+                return Err(e);
+            }
+        }
         Ok(())
     }
 
-    /// Makes `[offset, end)` read as zeros: whole pages go, at once; the pages at the edges are changed in the buffer.
-    fn clear(&self, inode: &Arc<Inode>, state: &mut State, offset: u64, end: u64) -> Result<()> {
+    /// Makes `[offset, end)` of a file of `size` bytes read as zeros: the pages at the edges are changed in the buffer, and whole pages go
+    /// at once, in one commit with the edges and the node. After an error nothing has changed. `true`: all is committed.
+    fn clear(&self, inode: &Arc<Inode>, state: &mut State, offset: u64, end: u64, size: u64) -> Result<bool> {
         let ino = inode.ino;
-        let end = end.min(state.attr.size);
         if offset >= end {
-            return Ok(());
+            return Ok(false);
         }
         if let Body::Inline(have) = state.attr.body {
             let (from, to) = (offset.min(u64::from(have)) as usize, end.min(u64::from(have)) as usize);
@@ -73,61 +83,74 @@ impl Fs {
                 state.attr.body = Body::Inline(content.len() as u32);
                 state.inline = Some(content.into());
             }
-            return Ok(());
+            return Ok(false);
         }
         self.count_pages(ino, state)?;
         // A page that the file ends in counts as whole.
         let first = offset.div_ceil(PAGE);
-        let behind = if end == state.attr.size { blocks_of(end) } else { end / PAGE };
-        if first < behind {
-            let removed = self.pages_between(ino, state, first, behind)?;
-            // The node goes with the pages, so that its page count is right in the store as well.
-            let Body::Paged(count) = state.attr.body else { return Ok(()) };
-            let mut kept = state.buffer.pages.split_off(&first);
-            let mut behind_range = kept.split_off(&behind);
-            state.buffer.pages.append(&mut behind_range);
-            let mut attr = state.attr;
-            attr.body = Body::Paged(count.saturating_sub(removed));
-            let mut batch = Batch::new();
-            if state.stored {
-                let (start, stop) = (layout::page_key(ino, first), layout::page_key(ino, behind));
-                batch.delete_range(self.core.layout.dmap, start.to_vec(), stop.to_vec());
-            }
-            if let Err(e) = self.stage(ino, state, &attr, &mut batch).and_then(|()| self.commit(batch)) {
-                state.buffer.pages.append(&mut kept);
-                return Err(e);
-            }
-            self.staged(state, attr);
-        }
+        let behind = if end == size { blocks_of(end) } else { end / PAGE };
+        let mut edges = Vec::new();
         let mut at = offset;
         while at < end {
             let block = at / PAGE;
             let to = end.min((block + 1) * PAGE);
-            if !(first..behind).contains(&block) {
-                self.zero_in_page(ino, state, block, (at % PAGE) as usize, (to - block * PAGE) as usize)?;
-                at = to;
-            } else {
+            if (first..behind).contains(&block) {
                 at = to.max(behind * PAGE);
+            } else {
+                if let Some(zeroed) = self.zeroed_page(ino, state, block, (at % PAGE) as usize, (to - block * PAGE) as usize)? {
+                    edges.push((block, zeroed));
+                }
+                at = to;
             }
         }
-        Ok(())
+        if first >= behind {
+            edges.into_iter().for_each(|(block, page)| self.put_page(state, block, Page::Own(page)));
+            return Ok(false);
+        }
+        let removed = self.pages_between(ino, state, first, behind)?;
+        // The node goes with the pages, so that its page count is right in the store as well.
+        let Body::Paged(count) = state.attr.body else { return Ok(false) };
+        let mut kept = state.buffer.pages.split_off(&first);
+        let mut behind_range = kept.split_off(&behind);
+        state.buffer.pages.append(&mut behind_range);
+        // The edges are pages that are there, so the count includes them.
+        let mut fresh = Vec::new();
+        for (block, page) in edges {
+            match state.buffer.pages.insert(block, Slot { page: Page::Own(page), counted: true }) {
+                Some(old) => drop(kept.insert(block, old)),
+                None => fresh.push(block),
+            }
+        }
+        let mut attr = state.attr;
+        attr.body = Body::Paged(count.saturating_sub(removed));
+        let mut batch = Batch::new();
+        if state.stored {
+            let (start, stop) = (layout::page_key(ino, first), layout::page_key(ino, behind));
+            batch.delete_range(self.core.layout.dmap, start.to_vec(), stop.to_vec());
+        }
+        if let Err(e) = self.stage(ino, state, &attr, &mut batch).and_then(|()| self.commit(batch)) {
+            fresh.iter().for_each(|block| drop(state.buffer.pages.remove(block)));
+            state.buffer.pages.append(&mut kept);
+            return Err(e);
+        }
+        self.staged(state, attr);
+        Ok(true)
     }
 
-    fn zero_in_page(&self, ino: Ino, state: &mut State, block: u64, from: usize, to: usize) -> Result<()> {
-        let zero = |page: &mut Vec<u8>| {
-            let to = to.min(page.len());
-            if from < to {
-                page[from..to].fill(0);
-            }
+    /// A page of the file with zeros in these bytes; `None` where the file has no page.
+    fn zeroed_page(&self, ino: Ino, state: &State, block: u64, from: usize, to: usize) -> Result<Option<Vec<u8>>> {
+        let mut page = match state.buffer.pages.get(&block) {
+            Some(slot) => slot.page.bytes().to_vec(),
+            None => match self.stored_page(ino, state, block)? {
+                Some(page) => page.to_vec(),
+                None => return Ok(None),
+            },
         };
-        if let Some(slot) = state.buffer.pages.get_mut(&block) {
-            zero(slot.page.own());
-        } else if let Some(page) = self.stored_page(ino, state, block)? {
-            let mut page = page.to_vec();
-            zero(&mut page);
-            self.put_page(state, block, Page::Own(page));
+        let to = to.min(page.len());
+        if from < to {
+            page[from..to].fill(0);
         }
-        Ok(())
+        Ok(Some(page))
     }
 
     /// The first offset at or after `offset` that is data or hole; the end of the file is a hole. ENXIO when there is none.
