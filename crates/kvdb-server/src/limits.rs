@@ -21,6 +21,8 @@ pub struct Limits {
     pub reply: usize,
     /// A client that takes nothing of its replies for this long is disconnected.
     pub write_timeout: Duration,
+    /// A `WATCH` that is kept for longer than this without an `EXEC` counts as broken: the store remembers for it what was changed.
+    pub watch_time: Duration,
     /// `SCAN` cursors that are kept; the one unused for longest gives way.
     pub cursors: usize,
 }
@@ -36,6 +38,7 @@ impl Default for Limits {
             requests: 256 << 20,
             reply: 1 << 20,
             write_timeout: Duration::from_secs(60),
+            watch_time: Duration::from_secs(300),
             cursors: 16 << 10,
         }
     }

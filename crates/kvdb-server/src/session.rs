@@ -175,6 +175,9 @@ impl Session {
         if let Some(draft) = self.draft() {
             return Ok(draft.get(dict, key)?);
         }
+        if let Some(Executing::Own(transaction)) = &self.executing {
+            transaction.read_conflict_key(dict, key)?;
+        }
         Ok(match (&self.place, self.inside()) {
             (Place::Snapshot(view), _) => view.get(dict, key)?,
             (_, None) => self.shared.db.get(dict, key)?,
@@ -197,19 +200,21 @@ impl Session {
             (_, Some(transaction)) => transaction.view()?,
         })
     }
-    /// These keys are going to be read: a serializable transaction locks them.
+    /// These keys are going to be read: a serializable transaction locks them, the commit of an `EXEC` depends on them.
     pub fn reads<'k>(&self, dict: DictionaryId, keys: impl IntoIterator<Item = &'k [u8]>) -> Outcome {
-        if let Some(transaction) = self.inside() {
-            for key in keys {
-                transaction.lock_key(dict, key, false)?;
-            }
+        match (&self.executing, self.inside()) {
+            (Some(Executing::Own(own)), _) => keys.into_iter().try_for_each(|key| own.read_conflict_key(dict, key))?,
+            (_, Some(transaction)) => keys.into_iter().try_for_each(|key| transaction.lock_key(dict, key, false))?,
+            (_, None) => {}
         }
         Ok(())
     }
     /// What is seen now of `[start, end)`, which is going to be read; an empty `end` is the end of the dictionary.
     pub fn view_of(&self, dict: DictionaryId, start: &[u8], end: &[u8]) -> Result<View, Failure> {
-        if let Some(transaction) = self.inside() {
-            transaction.lock_range(dict, start, end, false)?;
+        match (&self.executing, self.inside()) {
+            (Some(Executing::Own(own)), _) => own.read_conflict_range(dict, start, end)?,
+            (_, Some(transaction)) => transaction.lock_range(dict, start, end, false)?,
+            (_, None) => {}
         }
         self.view()
     }
@@ -255,8 +260,10 @@ impl Session {
         keys: impl IntoIterator<Item = &'k [u8]> + Clone,
         mut change: impl FnMut(&View) -> Result<Batch, Failure>,
     ) -> Outcome {
-        let _held = self.hold(dict, keys)?;
+        let _held = self.hold(dict, keys.clone())?;
         if self.inside().is_some() {
+            // It may turn out that nothing is changed: that, too, depends on what was read.
+            self.reads(dict, keys)?;
             let batch = change(&self.view()?)?;
             return if batch.is_empty() { Ok(()) } else { self.commit(batch) };
         }

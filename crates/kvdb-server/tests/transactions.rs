@@ -606,3 +606,113 @@ fn replies_in_resp3() {
     a.expect(&[("EXEC", "(nil)")]);
     assert!(a.run("TXN STATUS 1").starts_with("[\"id\" (integer) 1"));
 }
+
+/// A watched key that `EXEC` itself does not touch is looked at once more at its commit, at the same moment as everything else.
+#[test]
+fn what_is_watched_is_checked_at_the_commit_of_exec() {
+    let served = serve(ServerOptions::default());
+    let (mut a, mut ser) = (served.connect(), served.connect());
+    a.expect(&[("MSET lock free k 0", "OK"), ("WATCH lock", "OK"), ("MULTI", "OK"), ("SET k 1", "QUEUED")]);
+    // The commit of EXEC has to wait for whoever has read what it writes, and that one takes the lock.
+    ser.expect(&[("TXN BEGIN SER", "(integer) 2"), ("TXN JOIN 2", "OK"), ("GET k", "\"0\""), ("SET lock taken", "OK")]);
+    a.send(b"EXEC\r\n");
+    a.0.get_ref().set_read_timeout(Some(Duration::from_millis(300))).expect("set");
+    assert!(a.reply().is_err(), "it waits");
+    a.0.get_ref().set_read_timeout(None).expect("set");
+    ser.expect(&[("TXN COMMIT", "OK")]);
+    assert_eq!(served::show(&a.reply().expect("a reply")), "(nil)");
+    a.expect(&[("MGET lock k", r#"["taken" "0"]"#)]);
+}
+
+/// What `EXEC` only reads is as it says until its commit: it is as if it ran alone.
+#[test]
+fn what_exec_reads_is_checked_at_its_commit() {
+    for (read, before, after) in [
+        ("GET r", "\"0\"", "\"1\""),
+        ("STRLEN r", "(integer) 1", "(integer) 1"),
+        ("MGET r none", "[\"0\" (nil)]", "[\"1\" (nil)]"),
+        ("RANGE r s", "[\"r\" \"0\"]", "[\"r\" \"1\" \"r2\" \"1\"]"),
+        ("EXISTS r r2", "(integer) 1", "(integer) 2"),
+        ("SETNX r 5", "(integer) 0", "(integer) 0"),
+        ("SET r2 5 XX", "(nil)", "OK"),
+        ("KEYS r*", "[\"r\"]", "[\"r\" \"r2\"]"),
+    ] {
+        let served = serve(ServerOptions::default());
+        let (mut a, mut ser) = (served.connect(), served.connect());
+        a.expect(&[("MSET r 0 k 0", "OK"), ("MULTI", "OK"), (read, "QUEUED"), ("SET k 1", "QUEUED")]);
+        ser.expect(&[("TXN BEGIN SER", "(integer) 1"), ("TXN JOIN 1", "OK"), ("GET k", "\"0\""), ("MSET r 1 r2 1", "OK")]);
+        a.send(b"EXEC\r\n");
+        a.0.get_ref().set_read_timeout(Some(Duration::from_millis(300))).expect("set");
+        assert!(a.reply().is_err(), "{read}: it waits");
+        a.0.get_ref().set_read_timeout(None).expect("set");
+        ser.expect(&[("TXN COMMIT", "OK")]);
+        let reply = served::show(&a.reply().expect("a reply"));
+        assert_eq!(reply, format!("[{after} OK]"), "{read}, which was {before} before");
+    }
+}
+
+/// The pattern of a lock: watch it, see that it is free, and work only if it still is.
+#[test]
+fn a_lock_taken_in_between_is_never_lost() {
+    let served = serve(ServerOptions::default());
+    const ROUNDS: usize = 300;
+    let barrier = std::sync::Barrier::new(2);
+    served.connect().expect(&[("MSET lock free work 0", "OK")]);
+    std::thread::scope(|threads| {
+        let taker = threads.spawn(|| {
+            let mut c = served.connect();
+            for _ in 0..ROUNDS {
+                barrier.wait();
+                let id = begin(&mut c, "");
+                c.run(&format!("TXN JOIN {id}"));
+                c.run("SET lock taken");
+                assert_eq!(c.run("TXN COMMIT"), "OK");
+                let now = c.run("GET work");
+                barrier.wait();
+                // From the moment at which the lock was taken nothing is done any more.
+                assert_eq!(c.run("GET work"), now, "the work was done though the lock was taken");
+                assert_eq!(c.run("SET lock free"), "OK");
+                barrier.wait();
+            }
+        });
+        let worker = threads.spawn(|| {
+            let mut c = served.connect();
+            for _ in 0..ROUNDS {
+                c.run("WATCH lock");
+                let free = c.run("GET lock") == "\"free\"";
+                barrier.wait();
+                c.run("MULTI");
+                c.run("INCR work");
+                if free {
+                    c.run("EXEC")
+                } else {
+                    c.run("DISCARD")
+                };
+                barrier.wait();
+                barrier.wait();
+            }
+        });
+        taker.join().expect("the lock held");
+        worker.join().expect("it worked");
+    });
+}
+
+#[test]
+fn a_watch_that_is_kept_for_too_long_counts_as_broken() {
+    let limits = kvdb_server::Limits { watch_time: Duration::from_millis(1), ..Default::default() };
+    let served = serve(ServerOptions { limits, ..Default::default() });
+    let mut c = served.connect();
+    c.expect(&[("WATCH k", "OK")]);
+    until(|| {
+        served.db.step().expect("a step");
+        served.db.transactions().is_empty()
+    });
+    c.expect(&[
+        ("MULTI", "OK"),
+        ("SET k 1", "QUEUED"),
+        ("EXEC", "(nil)"),
+        ("MULTI", "OK"),
+        ("SET k 1", "QUEUED"),
+        ("EXEC", "[OK]"),
+    ]);
+}

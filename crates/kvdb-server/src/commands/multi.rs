@@ -6,14 +6,15 @@
 //! it, which is made when all of them were run. As in Redis, a command that fails does not keep the others from being done; but when the
 //! store fails (a lock is not to be had, there is no room), none is, and `EXEC` itself is the error.
 //!
-//! `WATCH` begins a transaction that claims to change the watched keys, and never commits: what the store would say to its commit is
-//! the answer to whether others have changed them.
+//! `WATCH` begins a transaction whose commit would depend on the watched keys, and which never commits. That of `EXEC` depends on it: so
+//! the store looks whether a watched key was changed at the very moment at which it commits, and nothing can come between. What the
+//! commands read is a part of what that commit depends on as well; `EXEC` is as if it ran alone.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
-use kvdb::{Batch, DictionaryId, Durability, Isolation, Transaction, TransactionOptions, View};
+use kvdb::{DictionaryId, Durability, Isolation, Transaction, TransactionOptions, View};
 use parking_lot::Mutex;
 
 use super::{COMMANDS, Command, InMulti, find, is};
@@ -49,7 +50,7 @@ impl Drop for Queue {
 
 /// Keys that must not have changed for `EXEC` to run.
 pub enum Watch {
-    /// Of the store: a transaction that claims to change them.
+    /// Of the store: a transaction that depends on them.
     Store(Transaction),
     /// Of a joined transaction: as they were in it.
     Joined { before: View, keys: Vec<(DictionaryId, Bytes)> },
@@ -105,14 +106,14 @@ pub fn watch(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
             keys: args.from(1).map(|key| (dict, Bytes::copy_from_slice(key))).collect(),
         },
         None => {
-            let claim = s.db().begin_with(TransactionOptions { label: "WATCH".into(), ..TransactionOptions::default() })?;
-            let mut batch = Batch::new();
+            let idle_limit = Some(s.shared.limits.watch_time);
+            let options = TransactionOptions { label: "WATCH".into(), idle_limit, ..TransactionOptions::default() };
+            let watch = s.db().begin_with(options)?;
             for key in args.from(1) {
                 s.check_key(key)?;
-                batch.delete(dict, Bytes::copy_from_slice(key));
+                watch.read_conflict_key(dict, key)?;
             }
-            claim.apply(batch)?;
-            Watch::Store(claim)
+            Watch::Store(watch)
         }
     };
     s.watches.push(watch);
@@ -136,8 +137,8 @@ pub fn exec(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     out.keep(s.shared.limits.requests);
     let (dictionary, durable, name, resp3) = (s.dictionary.clone(), s.durable, s.name.clone(), out.resp3);
     let mut outcome = Err(Failure::again_and_again());
-    for _ in 0..TRIES {
-        outcome = attempt(s, &queue, &watches, out);
+    for tried in 0..TRIES {
+        outcome = attempt(s, &queue, &watches, tried, out);
         (s.executing, s.stopped) = (None, None);
         if outcome.is_ok() {
             break;
@@ -157,11 +158,13 @@ pub fn exec(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     })
 }
 
-fn attempt(s: &mut Session, queue: &Queue, watches: &[Watch], out: &mut Output) -> Outcome {
+fn attempt(s: &mut Session, queue: &Queue, watches: &[Watch], tried: usize, out: &mut Output) -> Outcome {
     let (shared, group) = (s.shared.clone(), s.joined.as_ref().map(|(_, group)| group.clone()));
     let _held = match &group {
         // Others in the transaction wait. It may be for long, if one of these commands waits for a lock.
         Some(group) => group.locks.all(),
+        // What the commands read need not be locked; where others keep changing it, it is.
+        None if tried > 0 => shared.locks.all(),
         None => hold(s, &shared, queue)?,
     };
     let transaction = match &s.joined {
@@ -172,6 +175,15 @@ fn attempt(s: &mut Session, queue: &Queue, watches: &[Watch], out: &mut Output) 
         if watch.is_broken(&transaction)? {
             out.null_array();
             return Ok(());
+        }
+        if let Watch::Store(watch) = watch {
+            match transaction.depend_on(watch) {
+                Err(error) if is_over(&error) => {
+                    out.null_array();
+                    return Ok(());
+                }
+                noted => noted?,
+            }
         }
     }
     s.executing = Some(match &group {
@@ -224,11 +236,19 @@ fn hold<'a>(s: &mut Session, shared: &'a Shared, queue: &Queue) -> Result<Held<'
     })
 }
 
+/// A `WATCH` that was kept for too long is over; nobody knows then whether something has changed.
+fn is_over(error: &kvdb::Error) -> bool {
+    matches!(error, kvdb::Error::Locked(_) | kvdb::Error::NoTransaction(_))
+}
+
 impl Watch {
     /// Whether a key has changed, as `now` sees it.
     fn is_broken(&self, now: &Transaction) -> Result<bool, Failure> {
         match self {
-            Watch::Store(claim) => Ok(claim.is_outdated()?),
+            Watch::Store(watch) => match watch.is_outdated() {
+                Err(error) if is_over(&error) => Ok(true),
+                outdated => Ok(outdated?),
+            },
             Watch::Joined { before, keys } => {
                 let after = now.view()?;
                 for (dict, key) in keys {

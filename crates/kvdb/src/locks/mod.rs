@@ -34,6 +34,7 @@ use env::sync::{Condvar, Mutex, MutexGuard};
 
 use crate::dictionary::DictionaryId;
 pub(crate) use range::KeyRangeRef;
+pub(crate) use range_set::RangeSet;
 use table::{Table, Verdict, Want};
 
 /// Who can hold locks: a serializable transaction.

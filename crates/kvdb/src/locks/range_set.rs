@@ -1,4 +1,5 @@
-//! The ranges that one owner has locked in one dictionary, in whatever mode: what its release must look at. Ranges that touch are one.
+//! Ranges of keys of one dictionary: those that one owner has locked, in whatever mode, which its release must look at; or those that a
+//! transaction has read. Ranges that touch are one.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -6,14 +7,14 @@ use std::ops::Bound;
 use bytes::Bytes;
 use vt_tree::KeyRange;
 
-#[derive(Debug, Default)]
-pub(super) struct RangeSet {
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RangeSet {
     /// Start → end, disjoint, none touching the next; no end: to the last key.
     ranges: BTreeMap<Bytes, Option<Bytes>>,
 }
 
 impl RangeSet {
-    pub(super) fn insert(&mut self, mut range: KeyRange) {
+    pub(crate) fn insert(&mut self, mut range: KeyRange) {
         // A range that begins before it and reaches it takes it in.
         if let Some((start, end)) = self.ranges.range::<[u8], _>((Bound::Unbounded, Bound::Included(&range.start[..]))).next_back()
             && end.as_ref().is_none_or(|end| *end >= range.start)
@@ -35,6 +36,10 @@ impl RangeSet {
             self.ranges.remove(&start);
         }
         self.ranges.insert(range.start, range.end);
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = KeyRange> {
+        self.ranges.iter().map(|(start, end)| KeyRange { start: start.clone(), end: end.clone() })
     }
 
     #[cfg(test)]

@@ -6,10 +6,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use vt_tree::{BodyRef, Lookup, Memtable, Run, RunCursor, Seq, Source};
+use vt_tree::{BodyRef, KeyRange, Lookup, Memtable, Run, RunCursor, Seq, Source};
 
 use super::durable;
 use super::own::{Own, Part};
+use super::reads::ReadSet;
 use crate::Kvdb;
 use crate::database::Database;
 use crate::dictionary::DictionaryId;
@@ -262,4 +263,40 @@ pub(super) fn reconcile(db: &Database, own: &Own, since: Seq, by_value: bool, ba
 pub(super) fn any(db: &Database, own: &Own, since: Seq) -> Result<bool> {
     let found = both(db, own, since)?;
     Ok(!found.points.is_empty() || !found.ranges.is_empty())
+}
+
+/// The first key or range of `reads` that others have changed after `since`.
+pub(super) fn changed_read(db: &Database, reads: &ReadSet, since: Seq) -> Result<Option<(DictionaryId, Bytes)>> {
+    for (dict, ranges) in reads.iter() {
+        // Dropped or rolled back meanwhile: all of it was changed.
+        let gone = db.version.load().trees.get(&dict).is_none_or(|t| t.since > since);
+        if let Some(range) = ranges.iter().next().filter(|_| gone) {
+            return Ok(Some((dict, range.start)));
+        }
+        for newer in newer(db, dict, since) {
+            let mut source = None;
+            for range in ranges.iter() {
+                if changed_in(&newer, &mut source, &range, since)? {
+                    return Ok(Some((dict, range.start)));
+                }
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// Whether something of `range` was changed after `since`. `source`: that of `newer`, once there is one.
+fn changed_in(newer: &Newer, source: &mut Option<Box<dyn Source>>, range: &KeyRange, since: Seq) -> Result<bool> {
+    if range.end.as_ref().is_some_and(|end| end.strip_prefix(&range.start[..]) == Some(&[0])) {
+        return newer.changed(&range.start, since);
+    }
+    let source = source.get_or_insert_with(|| newer.source());
+    source.seek(&range.start)?;
+    while let Some(item) = source.item().filter(|item| range.end.as_ref().is_none_or(|end| *item.key < **end)) {
+        if newer.counts(item.seq, since) {
+            return Ok(true);
+        }
+        source.next()?;
+    }
+    Ok(false)
 }

@@ -1,7 +1,8 @@
 //! A draft: changes that are to be made in a transaction all at once or not at all, and are seen by whoever makes them before that.
 //!
-//! They stand in memtables above what the transaction has written when the draft began. What others change in the transaction
-//! meanwhile is not seen in the draft, and is not undone when it is dropped, as it would be by going back to a savepoint.
+//! They stand in memtables of their own, numbered by themselves, above what the transaction had written when the draft began. What others
+//! change in the transaction meanwhile is not seen in the draft, and is not undone when it is dropped, as it would be by going back to
+//! a savepoint.
 
 use bytes::Bytes;
 
@@ -30,7 +31,7 @@ pub struct Draft {
 
 impl Draft {
     pub(super) fn new(transaction: Transaction, own: &Own) -> Draft {
-        Draft { transaction, own: own.fork(), changes: Changes::new(), bytes: 0, deletes_only: true }
+        Draft { transaction, own: own.above(), changes: Changes::new(), bytes: 0, deletes_only: true }
     }
 
     /// The value of `key` with what is drafted.
@@ -101,6 +102,41 @@ mod tests {
             let values = [b"a", b"b", b"c"].map(|key| db.get(dict, key).expect("read"));
             assert_eq!(values.map(|v| v.map(|v| v.to_vec())), [Some(b"0".to_vec()), Some(b"2".to_vec()), Some(b"1".to_vec())]);
         }
+    }
+
+    #[test]
+    fn a_draft_does_not_see_what_others_change_in_the_transaction_meanwhile() {
+        let db = Kvdb::in_memory();
+        let dict = db.open_dictionary("d").expect("made").id();
+        let t = db.begin(Isolation::Snapshot).expect("begun");
+        t.put(dict, "a", "0").expect("put");
+        t.put(dict, "b", "0").expect("put");
+        let mut draft = t.draft().expect("begun");
+        draft.apply(batch(dict, &["mine", "more", "most"], "1")).expect("drafted");
+        t.put(dict, "a", "theirs").expect("put");
+        t.put(dict, "new", "theirs").expect("put");
+        t.delete(dict, "b").expect("deleted");
+        let seen = |draft: &Draft| -> Vec<(Bytes, Bytes)> {
+            let view = draft.view().expect("read");
+            let found = view.scan(dict, b"", b"", 100).expect("read");
+            for (key, value) in &found {
+                assert_eq!(draft.get(dict, key).expect("read").as_ref(), Some(value));
+            }
+            found
+        };
+        let want = [("a", "0"), ("b", "0"), ("mine", "1"), ("more", "1"), ("most", "1")];
+        let want: Vec<(Bytes, Bytes)> = want.iter().map(|(k, v)| (Bytes::from(*k), Bytes::from(*v))).collect();
+        assert_eq!(seen(&draft), want);
+        assert_eq!(draft.get(dict, b"new").expect("read"), None);
+        // Neither when the transaction writes out what it has in memory.
+        for i in 0..40 {
+            t.put(dict, format!("much/{i}"), vec![0; 100_000]).expect("put");
+        }
+        assert!(t.info().run_bytes > 0, "it was written out");
+        assert_eq!(seen(&draft), want);
+        draft.finish().expect("made");
+        assert_eq!(t.get(dict, b"a").expect("read").as_deref(), Some(&b"theirs"[..]));
+        assert_eq!(t.get(dict, b"most").expect("read").as_deref(), Some(&b"1"[..]));
     }
 
     #[test]

@@ -13,6 +13,7 @@ use zones::Hold;
 use super::conflicts;
 use super::handle::{Group, Isolation, Open};
 use super::own::{Own, Part};
+use super::reads;
 use crate::batch::Durability;
 use crate::commit::{Applied, Outcome};
 use crate::database::Database;
@@ -67,8 +68,11 @@ impl Group {
     fn apply(&self, open: &mut Open) -> Result<Option<Applied>> {
         let db = &*self.db;
         db.writable()?;
+        let claims = reads::claims(open, self.since);
         if open.own.is_empty() && open.log.is_none() {
-            return Ok(None);
+            // What it has read itself was all there at once, when it began.
+            let others: Vec<_> = claims.into_iter().filter(|claim| claim.of.is_some()).collect();
+            return reads::check(db, &others, 0).map(|()| None);
         }
         let mut bound = !open.own.in_memory() || open.own.memory() > BIND_AT;
         if bound {
@@ -87,8 +91,9 @@ impl Group {
         let mut checked: Option<View> = None;
         for look in 1.. {
             let mut seen = Seq::MAX;
-            if checks {
+            if checks || !claims.is_empty() {
                 let now = db.exact_view();
+                reads::check(db, &claims, checked.as_ref().map_or(0, |checked| checked.at))?;
                 let (since, base) = match (&checked, &open.base) {
                     (Some(checked), _) => (checked.at, checked.clone()),
                     (None, Some(base)) => (self.since, base.clone()),
@@ -96,20 +101,26 @@ impl Group {
                 };
                 seen = now.at;
                 let by_value = open.by_value && checked.is_none();
-                if seen > since || by_value {
+                if checks && (seen > since || by_value) {
                     let joined = conflicts::reconcile(db, &own, since, by_value, &base, &now)?;
                     if !joined.is_empty() {
                         own = own.fork();
                         own.write(&joined, Hold::default());
                         bound |= own.memory() > BIND_AT;
                     }
+                }
+                if seen > since || by_value {
                     checked = Some(now);
                 }
             }
             // Under the pipeline's lock: what was committed since the look above?
             let mine = own.clone();
             let still = |visible: Seq| -> Result<bool> {
-                Ok(!checks || visible <= seen || look > LOOKS && !conflicts::any(db, &mine, seen)?)
+                if visible <= seen || look <= LOOKS {
+                    return Ok(visible <= seen);
+                }
+                reads::check(db, &claims, seen)?;
+                Ok(!checks || !conflicts::any(db, &mine, seen)?)
             };
             let owner = (self.options.isolation == Isolation::Serializable).then_some(self.id.0);
             let outcome = match bound {

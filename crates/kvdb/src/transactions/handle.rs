@@ -12,6 +12,7 @@ use vt_tree::Lookup;
 
 use super::draft::Draft;
 use super::own::Own;
+use super::reads::{Claim, ReadSet};
 use crate::Kvdb;
 use crate::batch::{Batch, Durability};
 use crate::commit::{Valid, check_put};
@@ -171,6 +172,10 @@ pub(super) struct Open {
     /// What it reads below its own changes; `None`: what is committed now.
     pub base: Option<View>,
     pub own: Own,
+    /// What others must not have changed when it commits, besides what it changes itself.
+    pub reads: Arc<ReadSet>,
+    /// The same of other transactions.
+    pub depends: Vec<Claim>,
     /// Where its changes are logged.
     pub log: Option<DictionaryId>,
     /// What it reads may be older than the number that conflicts are looked for from: what others have changed is told by values as well.
@@ -189,7 +194,16 @@ pub(super) struct Mark {
 
 impl Open {
     pub(super) fn new(base: Option<View>) -> Open {
-        Open { base, own: Own::default(), log: None, by_value: false, savepoints: Vec::new(), next_savepoint: 1 }
+        Open {
+            base,
+            own: Own::default(),
+            reads: Arc::default(),
+            depends: Vec::new(),
+            log: None,
+            by_value: false,
+            savepoints: Vec::new(),
+            next_savepoint: 1,
+        }
     }
 }
 
@@ -522,14 +536,19 @@ impl Transaction {
         self.group.commit(durability)
     }
 
-    /// Whether others have by now changed something that it has changed, so that its commit would find a conflict if nothing can join
-    /// the two. Never so for a serializable one.
+    /// Whether others have by now changed something that it has changed or that its commit depends on, so that it would find a conflict
+    /// if nothing can join the two. Never so for a serializable one.
     pub fn is_outdated(&self) -> Result<bool> {
-        let own = match &self.read()?.open {
-            Some(open) if open.base.is_some() => open.own.clone(),
+        let (own, claims) = match &self.read()?.open {
+            Some(open) if open.base.is_some() => (open.own.clone(), super::reads::claims(open, self.group.since)),
             _ => return Ok(false),
         };
-        super::conflicts::any(&self.group.db, &own, self.group.since)
+        let db = &self.group.db;
+        match super::reads::check(db, &claims, 0) {
+            Err(Error::Conflict { .. }) => return Ok(true),
+            checked => checked?,
+        }
+        super::conflicts::any(db, &own, self.group.since)
     }
 
     /// Ends it without a trace.

@@ -5,6 +5,7 @@
 //! - `bulk`: many sorted tuples at once, as a run;
 //! - `handle`: a transaction in hand;
 //! - `draft`: changes of a transaction that are made all at once or not at all;
+//! - `reads`: what of others a commit depends on, though it does not change it;
 //! - `registry`: those that are open;
 //! - `conflicts`: what others have changed since a transaction began, and the merge routines that reconcile it;
 //! - `history`: what of that lies in runs already;
@@ -24,6 +25,7 @@ mod handle;
 pub(crate) mod history;
 pub(crate) mod locking;
 mod own;
+mod reads;
 pub(crate) mod registry;
 mod scope;
 

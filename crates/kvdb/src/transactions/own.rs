@@ -77,6 +77,8 @@ pub(crate) struct Own {
     pub trees: Arc<BTreeMap<DictionaryId, Parts>>,
     /// The transaction's changes up to this one are seen.
     pub at: Seq,
+    /// What lies under it and stays as it is: of a draft, the transaction as it was when the draft began.
+    beneath: Option<Arc<Own>>,
     /// Keeps the places of values that were stored before it put them under other keys.
     places: Arc<Mutex<Hold>>,
     /// Bytes changed since the memory was last looked at.
@@ -93,13 +95,13 @@ impl Own {
                 found => return Ok(found),
             }
         }
-        Ok(Lookup::Absent)
+        self.beneath.as_ref().map_or(Ok(Lookup::Absent), |beneath| beneath.get(dict, key))
     }
 
     /// What a cursor reads above the tree beneath, newest first, each with the number up to which it is read.
-    pub(crate) fn inputs(&self, dict: DictionaryId) -> impl Iterator<Item = (Input, Seq)> {
-        let at = self.at;
-        self.trees.get(&dict).into_iter().flatten().rev().map(move |part| (part.input(), at))
+    pub(crate) fn inputs(&self, dict: DictionaryId) -> Vec<(Input, Seq)> {
+        let parts = self.trees.get(&dict).into_iter().flatten().rev().map(|part| (part.input(), self.at));
+        parts.chain(self.beneath.iter().flat_map(|beneath| beneath.inputs(dict))).collect()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -195,6 +197,11 @@ impl Own {
             parts.push(Part::Memtable(Arc::default()));
         }
         fork
+    }
+
+    /// Nothing, above what there is now. What is written to this one later is not seen there, though it goes into the same memtables.
+    pub(super) fn above(&self) -> Own {
+        Own { beneath: Some(Arc::new(self.clone())), places: self.places.clone(), ..Own::default() }
     }
 
     /// How many parts there are of each dictionary. What is written from here on goes into new ones.

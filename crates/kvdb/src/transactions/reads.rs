@@ -1,0 +1,254 @@
+//! What a transaction says that it has read. Under snapshot isolation only what two transactions *write* conflicts; where a decision
+//! depends on a key that is not written, the key is added here, and a change of it by others, up to the very commit, is a conflict as well
+//! (FoundationDB calls these read conflict ranges, RocksDB `GetForUpdate`).
+//!
+//! A transaction may also depend on what another one has added, from that one's beginning on: so a client notes what it goes by long
+//! before it knows what it will write, and the commit is the moment at which all of it is checked.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use vt_tree::{KeyRange, Seq};
+
+use super::handle::{Isolation, Open, Transaction};
+use crate::database::Database;
+use crate::dictionary::DictionaryId;
+use crate::error::{Error, Result};
+use crate::locks::{KeyRangeRef, RangeSet};
+
+/// Keys and ranges, by dictionary.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ReadSet {
+    dictionaries: BTreeMap<DictionaryId, RangeSet>,
+}
+
+impl ReadSet {
+    pub(super) fn is_empty(&self) -> bool {
+        self.dictionaries.is_empty()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (DictionaryId, &RangeSet)> {
+        self.dictionaries.iter().map(|(dict, ranges)| (*dict, ranges))
+    }
+
+    fn insert(&mut self, dict: DictionaryId, range: KeyRange) {
+        self.dictionaries.entry(dict).or_default().insert(range);
+    }
+
+    /// The first key of it, for a message.
+    fn first(&self) -> Option<(DictionaryId, Bytes)> {
+        self.iter().find_map(|(dict, ranges)| Some((dict, ranges.iter().next()?.start)))
+    }
+}
+
+/// A read set that must be unchanged when a transaction commits.
+#[derive(Clone)]
+pub(super) struct Claim {
+    pub reads: Arc<ReadSet>,
+    /// Changes with a greater number count.
+    pub since: Seq,
+    /// Whose it is, if another one's: kept, and open, so that what was committed since is remembered.
+    pub of: Option<Transaction>,
+}
+
+impl Claim {
+    /// What of it was changed after `since`, if anything was.
+    pub(super) fn changed(&self, db: &Database, since: Seq) -> Result<Option<(DictionaryId, Bytes)>> {
+        if let Some(found) = super::conflicts::changed_read(db, &self.reads, since.max(self.since))? {
+            return Ok(Some(found));
+        }
+        // Asked last: while it was open, nothing that the search above needs was forgotten.
+        let lost = self.of.as_ref().is_some_and(|of| db.transactions.find(of.id()).is_none());
+        Ok(if lost { self.reads.first() } else { None })
+    }
+}
+
+/// What a commit of `open`, which began at `since`, must find unchanged.
+pub(super) fn claims(open: &Open, since: Seq) -> Vec<Claim> {
+    let own = (!open.reads.is_empty()).then(|| Claim { reads: open.reads.clone(), since, of: None });
+    own.into_iter().chain(open.depends.iter().cloned()).collect()
+}
+
+/// The first claim that is broken by what was committed after `since`, as a conflict.
+pub(super) fn check(db: &Database, claims: &[Claim], since: Seq) -> Result<()> {
+    for claim in claims {
+        if let Some(found) = claim.changed(db, since)? {
+            return Err(Error::Conflict { keys: vec![found] });
+        }
+    }
+    Ok(())
+}
+
+impl Transaction {
+    /// A change of `key` by others, from the beginning of this transaction to its commit, is a conflict from here on, though this one
+    /// may not change it. A serializable one locks the key instead, which says the same.
+    ///
+    /// ```
+    /// # use kvdb::{Durability, Error, Isolation, Kvdb};
+    /// # let db = Kvdb::in_memory();
+    /// # let d = db.open_dictionary("d")?;
+    /// let t = db.begin(Isolation::Snapshot)?;
+    /// t.read_conflict_key(d.id(), b"open")?;
+    /// if t.get(d.id(), b"open")?.is_none() {
+    ///     t.put(d.id(), "order", "17")?;
+    /// }
+    /// d.insert("open", "no")?;
+    /// assert!(matches!(t.commit(Durability::Buffered), Err(Error::Conflict { .. })));
+    /// # Ok::<(), Error>(())
+    /// ```
+    pub fn read_conflict_key(&self, dict: DictionaryId, key: &[u8]) -> Result<()> {
+        self.read_conflict(dict, KeyRangeRef::key(key))
+    }
+
+    /// The same for `[start, end)`; an empty `end` is the end of the dictionary.
+    pub fn read_conflict_range(&self, dict: DictionaryId, start: &[u8], end: &[u8]) -> Result<()> {
+        self.read_conflict(dict, if end.is_empty() { KeyRangeRef::starting_at(start) } else { KeyRangeRef::between(start, end) })
+    }
+
+    fn read_conflict(&self, dict: DictionaryId, range: KeyRangeRef<'_>) -> Result<()> {
+        if self.isolation() == Isolation::Serializable {
+            return self.lock(dict, range, crate::locks::Mode::Shared);
+        }
+        if self.group.options.durable {
+            return Err(Error::Invalid("a durable transaction does not keep what it has read: it is not logged".into()));
+        }
+        if range.is_empty() {
+            return Ok(());
+        }
+        let mut state = self.write()?;
+        let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.id())) };
+        self.group.db.version.load().tree(dict)?;
+        Arc::make_mut(&mut open.reads).insert(dict, range.to_range());
+        Ok(())
+    }
+
+    /// The commit of this transaction is a conflict, too, if by then others have changed what `other` has added so far with
+    /// [`Transaction::read_conflict_key`], counted from the beginning of `other`; or if `other` has ended. It is kept until this
+    /// one ends, and is not changed by it.
+    pub fn depend_on(&self, other: &Transaction) -> Result<()> {
+        let reads = match &other.read()?.open {
+            Some(open) => open.reads.clone(),
+            None => return Err(Error::NoTransaction(other.id())),
+        };
+        if reads.is_empty() || other.id() == self.id() {
+            return Ok(());
+        }
+        let claim = Claim { reads, since: other.group.since, of: Some(other.clone()) };
+        let mut state = self.write()?;
+        let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.id())) };
+        open.depends.push(claim);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Batch, Dictionary, Durability, Kvdb};
+
+    fn store() -> (Kvdb, Dictionary) {
+        let db = Kvdb::in_memory();
+        let d = db.open_dictionary("d").expect("made");
+        for key in ["a", "b", "c", "x"] {
+            d.insert(key, "0").expect("put");
+        }
+        (db, d)
+    }
+
+    fn outcome(t: &Transaction) -> bool {
+        match t.commit(Durability::Buffered) {
+            Ok(()) => true,
+            Err(Error::Conflict { .. }) => false,
+            Err(e) => panic!("{e}"),
+        }
+    }
+
+    /// Every way in which others may change what was read.
+    fn ways() -> Vec<(&'static str, fn(&Kvdb, &Dictionary))> {
+        vec![
+            ("put", |_, d| d.insert("b", "1").expect("put")),
+            ("delete", |_, d| d.remove("b").expect("deleted")),
+            ("range", |_, d| d.remove_range("a".."c").expect("deleted")),
+            ("ingest", |_, d| assert_eq!(d.ingest([("b", "1")]).expect("ingested").tuples, 1)),
+            ("flushed", |db, d| {
+                d.insert("b", "1").expect("put");
+                db.flush().expect("flushed");
+                db.compact(d.id()).expect("compacted");
+            }),
+            ("bound", |db, d| {
+                let t = db.begin(Isolation::Snapshot).expect("begun");
+                let mut bulk = t.bulk(d.id(), &db.view()).expect("begun");
+                bulk.push(b"b", b"1").expect("pushed");
+                t.adopt(bulk.finish().expect("written")).expect("adopted");
+                t.commit(Durability::Buffered).expect("committed");
+            }),
+            ("dropped", |db, d| db.drop_dictionary(d.id()).expect("dropped")),
+        ]
+    }
+
+    #[test]
+    fn what_was_read_and_changed_by_others_is_a_conflict() {
+        for (way, change) in ways() {
+            for range in [false, true] {
+                let (db, d) = store();
+                let other = db.open_dictionary("other").expect("made").id();
+                let t = db.begin(Isolation::Snapshot).expect("begun");
+                match range {
+                    true => t.read_conflict_range(d.id(), b"aa", b"bb").expect("noted"),
+                    false => t.read_conflict_key(d.id(), b"b").expect("noted"),
+                }
+                t.put(other, "k", "1").expect("put");
+                change(&db, &d);
+                assert!(!outcome(&t), "{way}, range: {range}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_transaction_that_depends_on_another_conflicts_with_what_that_one_read() {
+        for (way, change) in ways() {
+            let (db, d) = store();
+            let other = db.open_dictionary("other").expect("made").id();
+            let watch = db.begin(Isolation::Snapshot).expect("begun");
+            watch.read_conflict_key(d.id(), b"b").expect("noted");
+            change(&db, &d);
+            let t = db.begin(Isolation::Snapshot).expect("begun");
+            t.depend_on(&watch).expect("noted");
+            t.put(other, "k", "1").expect("put");
+            assert!(watch.is_outdated().expect("asked"), "{way}");
+            assert!(!outcome(&t), "{way}");
+        }
+    }
+
+    #[test]
+    fn other_keys_and_ones_own_changes_are_no_conflict() {
+        let (db, d) = store();
+        let watch = db.begin(Isolation::Snapshot).expect("begun");
+        watch.read_conflict_key(d.id(), b"b").expect("noted");
+        let t = db.begin(Isolation::Snapshot).expect("begun");
+        t.depend_on(&watch).expect("noted");
+        t.read_conflict_range(d.id(), b"b", b"c").expect("noted");
+        t.put(d.id(), "b", "mine").expect("put");
+        let mut batch = Batch::new();
+        batch.put(d.id(), "a", "1");
+        batch.delete_range(d.id(), "c", "d");
+        db.commit(batch, Durability::Buffered).expect("committed");
+        db.flush().expect("flushed");
+        assert!(outcome(&t));
+        assert_eq!(d.get("b").expect("read").as_deref(), Some(&b"mine"[..]));
+        assert!(watch.is_outdated().expect("asked"), "what it watched was changed by that");
+    }
+
+    #[test]
+    fn one_that_depends_on_a_transaction_that_has_ended_is_a_conflict() {
+        let (db, d) = store();
+        let watch = db.begin(Isolation::Snapshot).expect("begun");
+        watch.read_conflict_key(d.id(), b"b").expect("noted");
+        let t = db.begin(Isolation::Snapshot).expect("begun");
+        t.depend_on(&watch).expect("noted");
+        watch.abort();
+        t.put(d.id(), "k", "1").expect("put");
+        assert!(!outcome(&t), "what was committed since is not known any more");
+    }
+}
