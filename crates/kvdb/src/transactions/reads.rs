@@ -164,8 +164,10 @@ mod tests {
         }
     }
 
+    type Way = (&'static str, fn(&Kvdb, &Dictionary));
+
     /// Every way in which others may change what was read.
-    fn ways() -> Vec<(&'static str, fn(&Kvdb, &Dictionary))> {
+    fn ways() -> Vec<Way> {
         vec![
             ("put", |_, d| d.insert("b", "1").expect("put")),
             ("delete", |_, d| d.remove("b").expect("deleted")),
