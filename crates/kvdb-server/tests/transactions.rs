@@ -658,24 +658,26 @@ fn a_lock_taken_in_between_is_never_lost() {
     const ROUNDS: usize = 300;
     let barrier = std::sync::Barrier::new(2);
     served.connect().expect(&[("MSET lock free work 0", "OK")]);
-    std::thread::scope(|threads| {
+    let lost = std::thread::scope(|threads| {
         let taker = threads.spawn(|| {
             let mut c = served.connect();
+            let mut lost = 0;
             for _ in 0..ROUNDS {
                 barrier.wait();
                 let id = begin(&mut c, "");
                 c.run(&format!("TXN JOIN {id}"));
                 c.run("SET lock taken");
-                assert_eq!(c.run("TXN COMMIT"), "OK");
+                c.run("TXN COMMIT");
+                // From here on nothing is done any more.
                 let now = c.run("GET work");
                 barrier.wait();
-                // From the moment at which the lock was taken nothing is done any more.
-                assert_eq!(c.run("GET work"), now, "the work was done though the lock was taken");
-                assert_eq!(c.run("SET lock free"), "OK");
+                lost += usize::from(c.run("GET work") != now);
+                c.run("SET lock free");
                 barrier.wait();
             }
+            lost
         });
-        let worker = threads.spawn(|| {
+        threads.spawn(|| {
             let mut c = served.connect();
             for _ in 0..ROUNDS {
                 c.run("WATCH lock");
@@ -683,18 +685,14 @@ fn a_lock_taken_in_between_is_never_lost() {
                 barrier.wait();
                 c.run("MULTI");
                 c.run("INCR work");
-                if free {
-                    c.run("EXEC")
-                } else {
-                    c.run("DISCARD")
-                };
+                c.run(if free { "EXEC" } else { "DISCARD" });
                 barrier.wait();
                 barrier.wait();
             }
         });
-        taker.join().expect("the lock held");
-        worker.join().expect("it worked");
+        taker.join().expect("it came to its end")
     });
+    assert_eq!(lost, 0, "rounds in which the work was done though the lock was taken");
 }
 
 #[test]

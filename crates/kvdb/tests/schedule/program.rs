@@ -33,7 +33,7 @@ fn key(register: usize) -> Vec<u8> {
 fn encode(value: u64) -> Vec<u8> {
     // Of two lengths, so that values lie in their blocks and outside of them.
     let mut bytes = value.to_be_bytes().to_vec();
-    if value % 3 == 0 {
+    if value.is_multiple_of(3) {
         bytes.resize(3000, 7);
     }
     bytes
