@@ -294,6 +294,51 @@ fn savepoints_bring_back_the_state_they_marked() {
     }
 }
 
+/// What came by [`kvdb::Transaction::bulk`] is kept and undone as what came by puts, wherever the savepoints stand.
+#[test]
+fn a_savepoint_keeps_the_runs_that_were_there_and_undoes_those_that_came() {
+    let (db, d, _) = small();
+    let adopt = |t: &kvdb::Transaction, keys: &[&str]| {
+        let mut bulk = t.bulk(d, &db.view()).unwrap();
+        keys.iter().for_each(|key| bulk.push(key.as_bytes(), b"bulk").unwrap());
+        t.adopt(bulk.finish().unwrap()).unwrap();
+    };
+    let names = |t: &kvdb::Transaction| all(&t.view().unwrap(), d).into_iter().map(|(k, _)| k).collect::<Vec<_>>().join(" ");
+    // What is done before, between and behind two savepoints: p: put, b: bulk, -: nothing.
+    for before in ["", "p", "b", "pb", "bp"] {
+        for between in ["", "p", "b", "pb", "bp", "bb"] {
+            for behind in ["p", "b", "pb", "bp"] {
+                let t = db.begin(Isolation::Snapshot).unwrap();
+                let mut count = 0;
+                let mut make = |steps: &str| {
+                    for step in steps.chars() {
+                        count += 1;
+                        let key = format!("{count}{step}");
+                        match step {
+                            'p' => t.put(d, &key, "put").unwrap(),
+                            _ => adopt(&t, &[&key]),
+                        }
+                    }
+                };
+                make(before);
+                let (first, at_first) = (t.savepoint().unwrap(), names(&t));
+                make(between);
+                let (second, at_second) = (t.savepoint().unwrap(), names(&t));
+                make(behind);
+                let what = format!("{before}, {between}, {behind}");
+                t.rollback_to(&second).unwrap();
+                assert_eq!(names(&t), at_second, "{what}: the second savepoint");
+                t.put(d, "x", "put").unwrap();
+                t.rollback_to(&second).unwrap();
+                assert_eq!(names(&t), at_second, "{what}: the second savepoint again");
+                t.rollback_to(&first).unwrap();
+                assert_eq!(names(&t), at_first, "{what}: the first savepoint");
+                t.abort();
+            }
+        }
+    }
+}
+
 #[test]
 fn one_larger_than_memory_is_committed_whole_and_its_data_stays_where_it_is() {
     let (db, d, device) = small();

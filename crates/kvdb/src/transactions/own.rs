@@ -68,8 +68,17 @@ impl Part {
     }
 }
 
-/// Parts of one dictionary, the newest last.
+/// Parts of one dictionary, the newest last. None of them is empty, but the last one may be a memtable that nothing has been written to
+/// yet; so a number of parts that have something in them is a place between parts, which stays the same whatever comes behind it.
 pub(crate) type Parts = Vec<Part>;
+
+/// Takes the memtable away to which nothing has been written.
+fn trim(parts: &mut Parts) {
+    if parts.last().is_some_and(|part| part.items() == 0) {
+        parts.pop();
+    }
+    debug_assert!(parts.iter().all(|part| part.items() > 0), "an empty part has others above it");
+}
 
 /// What a transaction has written, as of one of its own changes. Clones share the parts.
 #[derive(Clone, Default)]
@@ -187,13 +196,16 @@ impl Own {
     /// Takes a run as the newest part of a dictionary.
     pub(crate) fn adopt(&mut self, dict: DictionaryId, run: Arc<vt_tree::Run>) {
         self.at += run.stats().items;
-        self.tree_mut(dict).push(Part::Run(run));
+        let parts = self.tree_mut(dict);
+        trim(parts);
+        parts.push(Part::Run(run));
     }
 
     /// The same, to be changed without changing this one.
     pub(super) fn fork(&self) -> Own {
         let mut fork = self.clone();
         for parts in Arc::make_mut(&mut fork.trees).values_mut() {
+            trim(parts);
             parts.push(Part::Memtable(Arc::default()));
         }
         fork
@@ -206,13 +218,13 @@ impl Own {
 
     /// How many parts there are of each dictionary. What is written from here on goes into new ones.
     pub(crate) fn mark(&mut self) -> BTreeMap<DictionaryId, usize> {
-        for parts in Arc::make_mut(&mut self.trees).values_mut() {
-            if matches!(parts.last(), Some(Part::Memtable(m)) if !m.is_empty()) {
-                parts.push(Part::Memtable(Arc::new(Memtable::new())));
-            }
+        let mut depths = BTreeMap::new();
+        for (dict, parts) in Arc::make_mut(&mut self.trees) {
+            trim(parts);
+            depths.insert(*dict, parts.len());
+            parts.push(Part::Memtable(Arc::new(Memtable::new())));
         }
-        let depth = |parts: &Parts| parts.iter().filter(|p| p.items() > 0).count();
-        self.trees.iter().map(|(dict, parts)| (*dict, depth(parts))).collect()
+        depths
     }
 
     /// Forgets the parts that have come since a mark.
