@@ -3,6 +3,9 @@
 //! A view notes its commit in a slot that is nobody's, with one compare-and-swap; beyond so many views they are noted in a map. A
 //! writer says up to where it means to forget before it looks at the notes; a view looks there after it has made its note. So
 //! either the writer sees the note, or the view sees what the writer said and begins at a newer commit.
+//!
+//! A note stays where it is for as long as a view needs it: a copy of a view counts on the same note. Had it one of its own, a writer that
+//! looks at one after the other could look at the new place before that is taken and at the old one after it was left.
 
 use env::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 use std::cell::Cell;
@@ -22,10 +25,13 @@ const SLOTS: usize = 64;
 /// Slots that are tried.
 const TRIES: usize = 4;
 
-/// A commit and one, or 0: nobody's. On a cache line of its own.
+/// A commit and one, or 0: nobody's; and the pins that it stands for. On a cache line of its own.
 #[derive(Default)]
 #[repr(align(64))]
-struct Slot(AtomicU64);
+struct Slot {
+    note: AtomicU64,
+    pins: AtomicUsize,
+}
 
 pub(crate) struct Pins {
     slots: [Slot; SLOTS],
@@ -57,7 +63,8 @@ impl Pins {
         let first = first_try();
         for i in 0..TRIES {
             let slot = (first + i) % SLOTS;
-            if self.slots[slot].0.compare_exchange(0, at + 1, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+            if self.slots[slot].note.compare_exchange(0, at + 1, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+                self.slots[slot].pins.store(1, Ordering::Relaxed);
                 return Some(slot);
             }
         }
@@ -65,9 +72,22 @@ impl Pins {
         None
     }
 
+    /// One more pin for a note that is there.
+    fn share(&self, at: Seq, slot: Option<usize>) {
+        match slot {
+            Some(slot) => _ = self.slots[slot].pins.fetch_add(1, Ordering::Relaxed),
+            None => *self.more.lock().entry(at).or_default() += 1,
+        }
+    }
+
     fn release(&self, at: Seq, slot: Option<usize>) {
         match slot {
-            Some(slot) => self.slots[slot].0.store(0, Ordering::Release),
+            Some(slot) => {
+                // Whatever others have read under it has been read before its place is free.
+                if self.slots[slot].pins.fetch_sub(1, Ordering::AcqRel) == 1 {
+                    self.slots[slot].note.store(0, Ordering::Release);
+                }
+            }
             None => {
                 let mut more = self.more.lock();
                 if let Some(count) = more.get_mut(&at) {
@@ -95,9 +115,18 @@ impl Pins {
 
     /// No view reads, or ever will read, a commit before this one. `visible`: the newest.
     pub(crate) fn floor(&self, visible: Seq) -> Seq {
+        self.floor_with(visible, |_| ())
+    }
+
+    /// The same; `before` is what others do before the slot of this number is looked at.
+    fn floor_with(&self, visible: Seq, mut before: impl FnMut(usize)) -> Seq {
         self.said.fetch_max(visible, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        let noted = self.slots.iter().filter_map(|s| s.0.load(Ordering::SeqCst).checked_sub(1)).min();
+        let look = |(i, slot): (usize, &Slot)| {
+            before(i);
+            slot.note.load(Ordering::SeqCst).checked_sub(1)
+        };
+        let noted = self.slots.iter().enumerate().filter_map(look).min();
         let more = self.more.lock().first_key_value().map(|(at, _)| *at);
         [noted, more].into_iter().flatten().fold(visible, Seq::min)
     }
@@ -112,8 +141,8 @@ pub(crate) struct Pin {
 
 impl Clone for Pin {
     fn clone(&self) -> Pin {
-        // This one is noted: nobody can have said that more may be forgotten.
-        Pin { pins: self.pins.clone(), at: self.at, slot: self.pins.note(self.at) }
+        self.pins.share(self.at, self.slot);
+        Pin { pins: self.pins.clone(), at: self.at, slot: self.slot }
     }
 }
 
@@ -180,6 +209,27 @@ mod tests {
         assert_eq!(pins.floor(12), 9);
         drop(many);
         assert_eq!(pins.floor(12), 12);
+    }
+
+    #[test]
+    fn a_pin_that_changes_hands_while_the_floor_is_looked_for_is_seen() {
+        for kept in [1, 2 * TRIES] {
+            let (pins, visible) = (Arc::new(Pins::default()), AtomicU64::new(3));
+            // Those that are dropped right away leave the places in front free.
+            let mut first: Vec<Pin> = (0..kept).map(|_| pins.pin(&visible)).collect();
+            let mut pin = pins.pin(&visible);
+            first.clear();
+            let mut moved = 0;
+            let floor = pins.floor_with(9, |_| {
+                // The copy lives on in place of the original.
+                let copy = pin.clone();
+                pin = copy;
+                moved += 1;
+            });
+            assert_eq!((floor, moved), (3, SLOTS));
+            drop(pin);
+            assert_eq!(pins.floor(9), 9, "and it is let go of");
+        }
     }
 
     #[test]
