@@ -216,6 +216,24 @@ impl Database {
 
     /// Takes the pipeline's lock with room for `need` bytes of stream and for values that cost so much.
     pub(crate) fn enter(&self, need: usize, cost: u64) -> Result<MutexGuard<'_, Pipeline>> {
+        self.enter_with(need, cost, |need| match self.make_room(need, cost) {
+            Err(Error::NoSpace) => {
+                // What is in runs needs no journal: its zones can be had again.
+                if !self.want_space() {
+                    self.flush_all()?;
+                }
+                self.make_room(need, cost)
+            }
+            made => made,
+        })
+    }
+
+    /// The same for a caller that keeps flushes and merges away, which could make room in a full store.
+    pub(crate) fn enter_at_once(&self, need: usize) -> Result<MutexGuard<'_, Pipeline>> {
+        self.enter_with(need, 0, |need| self.make_room(need, 0))
+    }
+
+    fn enter_with(&self, need: usize, cost: u64, make_room: impl Fn(usize) -> Result<()>) -> Result<MutexGuard<'_, Pipeline>> {
         let need = if self.options.journal { need + record::NUMBER_SIZE } else { 0 };
         let pipeline = loop {
             let pipeline = self.pipeline.lock();
@@ -224,16 +242,7 @@ impl Database {
                 break pipeline;
             }
             drop(pipeline);
-            match self.make_room(need, cost) {
-                Err(Error::NoSpace) => {
-                    // What is in runs needs no journal: its zones can be had again.
-                    if !self.want_space() {
-                        self.flush_all()?;
-                    }
-                    self.make_room(need, cost)?;
-                }
-                made => made?,
-            }
+            make_room(need)?;
         };
         // Checked under the lock: nothing is acknowledged behind a failure that a sync has met.
         self.writable()?;

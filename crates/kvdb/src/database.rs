@@ -9,16 +9,19 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use env::Env;
 use env::sync::ArcSwap;
 use env::sync::{Condvar, MappedMutexGuard, Mutex, MutexGuard};
-use vt_tree::Store;
+use vt_tree::{Seq, Store};
 use zones::Zones;
 
 use crate::background::{Background, Defragmenter, Merging};
+use crate::commit::Applied;
 use crate::dictionary::{DictionaryId, DictionaryInfo, DictionaryOptions, MAX_DICTIONARY_NAME};
 use crate::error::{Error, Result};
 use crate::health::Health;
+use crate::journal::record::{self, Changes, Op};
 use crate::journal::{SEGMENT_SIZE, Writer};
 use crate::locks::Locks;
 use crate::manifest::{Edit, JournalStart, Manifest, State};
@@ -27,6 +30,7 @@ use crate::pins::{Pinned, Pins};
 use crate::pipeline::{Pipeline, Syncing};
 use crate::snapshots::Snapshots;
 use crate::stats::Counters;
+use crate::transactions::history::Past;
 use crate::transactions::registry::Transactions;
 use crate::unplaced::Chunks;
 use crate::version::{Tree, Version};
@@ -55,6 +59,9 @@ pub(crate) struct Database {
     pub swap: Mutex<()>,
     /// The newest commit that readers see.
     pub visible: AtomicU64,
+    /// [`Version::came_with`] of the version that there is, stored before `visible` is: who sees such a commit knows that its version is
+    /// there.
+    came_with: AtomicU64,
     pub pins: Arc<Pins>,
     /// Bytes in the memtables that take commits.
     pub active_bytes: AtomicUsize,
@@ -115,6 +122,11 @@ pub(crate) struct Parts {
     pub snapshots: Snapshots,
 }
 
+/// What the journal has of a commit that is none of its own: a change that is nobody's, for the sake of its number.
+pub(crate) fn number_alone() -> Changes {
+    vec![(DictionaryId(0), Op::Delete(Bytes::new()))]
+}
+
 impl Database {
     pub(crate) fn new(parts: Parts) -> Database {
         let shares = Shares::of(&parts.options);
@@ -133,6 +145,7 @@ impl Database {
             version: ArcSwap::from_pointee(parts.version),
             swap: Mutex::new(()),
             visible: AtomicU64::new(pipeline.next_seq - 1),
+            came_with: AtomicU64::new(0),
             pins: Arc::default(),
             active_bytes: AtomicUsize::new(active),
             sealed_bytes: AtomicUsize::new(0),
@@ -186,16 +199,63 @@ impl Database {
 
     /// Replaces the version by a changed one.
     pub(crate) fn swap_version(&self, change: impl FnOnce(&mut Version)) {
-        let old;
+        self.swap_version_and(change, |_| ());
+    }
+
+    /// The same, and then `then`, before anything else becomes of the version.
+    fn swap_version_and<T>(&self, change: impl FnOnce(&mut Version), then: impl FnOnce(&Version) -> T) -> T {
+        let (old, done);
         {
             let _one = self.swap.lock();
             old = self.version.load_full();
             let mut next = (*old).clone();
             change(&mut next);
-            self.version.store(Arc::new(next));
+            let next = Arc::new(next);
+            self.version.store(next.clone());
+            done = then(&next);
         }
         // What only the old version held is let go here, outside of the lock.
         drop(old);
+        done
+    }
+
+    /// Lets everybody see a commit that is a change of the version itself. Its number and the version become visible as one step: no view
+    /// has one without the other (see [`Database::view`]). Nothing may come between the two that waits for another thread, since views
+    /// that are made meanwhile wait for it.
+    pub(crate) fn publish_version(&self, pipeline: &mut Pipeline, change: impl FnOnce(&mut Version)) -> Applied {
+        let seq = pipeline.next_seq;
+        let change = |version: &mut Version| {
+            change(version);
+            version.came_with = seq;
+        };
+        self.swap_version_and(change, |version| {
+            self.came_with.store(seq, Ordering::Release);
+            self.publish(pipeline, version, 1, 0, 0)
+        })
+    }
+
+    /// A commit that is an edit of the manifest: made durable as `plan` draws it up for its number, and then visible. The caller has
+    /// entered the pipeline with room for [`number_alone`]. `past`: what it changes, for those who look for conflicts.
+    pub(crate) fn install_commit<F>(
+        &self,
+        pipeline: &mut Pipeline,
+        past: impl FnOnce(Seq) -> Option<Past>,
+        plan: impl FnOnce(&State, Seq) -> Result<(Vec<Edit>, F)>,
+    ) -> Result<()>
+    where
+        F: FnOnce(&mut Version),
+    {
+        let seq = pipeline.next_seq;
+        let mut manifest = self.manifest()?;
+        let (edits, change) = plan(manifest.state(), seq)?;
+        manifest.commit(edits)?;
+        // It has happened. Until it is visible, readers have all of what was before.
+        if self.options.journal {
+            record::encode(&number_alone(), pipeline.stream(), |_| {});
+        }
+        self.transactions.remember(past(seq));
+        self.publish_version(pipeline, change);
+        Ok(())
     }
 
     /// Makes the edits that `plan` draws up durable, then changes the version accordingly. Whatever the version lets go of is
@@ -212,18 +272,35 @@ impl Database {
     }
 
     pub(crate) fn view(&self) -> View {
-        // The version first: what it lacks was committed after this call began; what its runs hold is visible already.
-        let version = self.version.load_full();
-        let pin = self.pins.pin(&self.visible);
-        View { at: pin.at, store: self.store.clone(), version: Pinned { version, _pin: pin }, own: None }
+        self.view_with(|| ())
+    }
+
+    /// The same; `between` is what others do between its two steps.
+    fn view_with(&self, mut between: impl FnMut()) -> View {
+        loop {
+            // The version first: what it lacks was committed after this call began; what its runs hold is visible already.
+            let version = self.version.load_full();
+            between();
+            let pin = self.pins.pin(&self.visible);
+            // A commit that came with a version is seen in that version and no other.
+            if self.came_with.load(Ordering::Acquire) == version.came_with && version.came_with <= pin.at {
+                return View { at: pin.at, store: self.store.clone(), version: Pinned { version, _pin: pin }, own: None };
+            }
+            // One of these is becoming visible right now.
+            env::thread::yield_now();
+        }
     }
 
     /// A view that has every commit up to the one that it pins: what is newer than that number is not in it, and nothing else.
     pub(crate) fn exact_view(&self) -> View {
+        self.exact_view_with(|| ())
+    }
+
+    fn exact_view_with(&self, mut between: impl FnMut()) -> View {
         loop {
-            let view = self.view();
-            // What was committed between the two steps lies in its memtables, unless these were sealed meanwhile.
-            if Arc::ptr_eq(&self.version.load().generation, &view.version.generation) {
+            let view = self.view_with(&mut between);
+            // What was committed between the two steps lies in its memtables, unless these were sealed or others added meanwhile.
+            if Arc::ptr_eq(&self.version.load(), &view.version.version) {
                 return view;
             }
         }
@@ -334,5 +411,99 @@ impl Database {
 
     pub(crate) fn now(&self) -> Duration {
         self.env.monotonic()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+    use crate::{Batch, Durability, Isolation, Kvdb};
+
+    /// A view's two steps, with something that others do between them, which happens once: what it has is one state of the store.
+    fn between(others: impl Fn(&Kvdb, DictionaryId)) {
+        for exact in [false, true] {
+            let db = Kvdb::in_memory();
+            let d = db.create_dictionary("d", DictionaryOptions::default()).expect("made");
+            let put = |key: &str, value: &str| db.put(d, key.as_bytes(), value.as_bytes(), Durability::Buffered).expect("put");
+            put("a", "1");
+            put("b", "1");
+            db.snapshot("one").expect("made");
+            db.flush().expect("flushed");
+            put("a", "2");
+            let done = Cell::new(false);
+            let during = || {
+                if !done.replace(true) {
+                    others(&db, d);
+                    put("b", "behind");
+                }
+            };
+            let inner = &db.db.0;
+            let view = if exact { inner.exact_view_with(during) } else { inner.view_with(during) };
+            let read = |view: &View, key: &str| view.get(d, key.as_bytes()).expect("read");
+            let now = db.view();
+            if view.at == now.at {
+                // It has the number of all that was done: then it has all of it.
+                assert_eq!(["a", "b"].map(|key| read(&view, key)), ["a", "b"].map(|key| read(&now, key)), "exact: {exact}");
+            } else {
+                assert_eq!(["a", "b"].map(|key| read(&view, key)), [Some("2".into()), Some("1".into())], "exact: {exact}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_view_and_a_rollback() {
+        between(|db, _| db.rollback("one").expect("rolled back"));
+    }
+
+    #[test]
+    fn a_view_and_an_ingest() {
+        between(|db, d| _ = db.ingest(d, [("a", "ingested")]).expect("ingested"));
+    }
+
+    #[test]
+    fn a_view_and_a_transaction_that_binds_runs() {
+        between(|db, d| {
+            let t = db.begin(Isolation::Snapshot).expect("begun");
+            let mut bulk = t.bulk(d, &db.view()).expect("begun");
+            bulk.push(b"a", b"bound").expect("pushed");
+            t.adopt(bulk.finish().expect("written")).expect("adopted");
+            t.commit(Durability::Buffered).expect("committed");
+        });
+    }
+
+    /// A plain view may lack what came between its steps; one that a transaction reads has every commit up to its number.
+    #[test]
+    fn an_exact_view_and_what_goes_into_other_memtables() {
+        let new_generation = |db: &Kvdb, d| {
+            let generation = db.db.0.version.load().generation.number;
+            db.db.0.seal(generation).expect("sealed");
+            db.put(d, b"a", b"3", Durability::Buffered).expect("put");
+        };
+        let new_dictionary = |db: &Kvdb, _| {
+            let e = db.create_dictionary("e", DictionaryOptions::default()).expect("made");
+            db.put(e, b"a", b"3", Durability::Buffered).expect("put");
+        };
+        let cases: [&dyn Fn(&Kvdb, DictionaryId); 2] = [&new_generation, &new_dictionary];
+        for others in cases {
+            let db = Kvdb::in_memory();
+            let d = db.create_dictionary("d", DictionaryOptions::default()).expect("made");
+            let mut batch = Batch::new();
+            batch.put(d, "a", "1");
+            db.commit(batch, Durability::Buffered).expect("committed");
+            let done = Cell::new(false);
+            let view = db.db.0.exact_view_with(|| {
+                if !done.replace(true) {
+                    others(&db, d);
+                }
+            });
+            let now = db.view();
+            assert_eq!(view.at, now.at);
+            for dict in now.dictionaries() {
+                let read = |view: &View| view.dictionary(&dict.name).map(|d| view.get(d, b"a").expect("read"));
+                assert_eq!(read(&view), read(&now), "dictionary {}", dict.name);
+            }
+        }
     }
 }

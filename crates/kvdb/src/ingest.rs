@@ -14,10 +14,10 @@ use zones::Reserve;
 
 use crate::background::flush::encode_run;
 use crate::commit::{MAX_KEY, MAX_VALUE};
-use crate::database::Database;
+use crate::database::{Database, number_alone};
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
-use crate::journal::record::{self, Op};
+use crate::journal::record;
 use crate::locks::KeyRangeRef;
 use crate::manifest::{Edit, RunId};
 use crate::transactions::history::Past;
@@ -178,6 +178,8 @@ impl Database {
         // Most of what is in memory is written out here, while other flushes may go on.
         self.flush_all()?;
         let _alone = self.lock_alone(dict, range)?;
+        // While space can still be looked for.
+        drop(self.enter(record::size(&number_alone()), 0)?);
         // From here on no younger memtable becomes a run before this one does.
         let flushing = self.flushing.lock();
         let version = self.version.load_full();
@@ -195,36 +197,25 @@ impl Database {
                 break naming;
             }
         };
-        let mut there = true;
         {
-            // It has a number of its own, that of a change that is nobody's, so that transactions which began before find a conflict with
-            // it. Under the pipeline's lock: whoever begins meanwhile sees all of it, or looks for conflicts from before it.
-            let nobodys = [(DictionaryId(0), Op::Delete(Bytes::new()))];
-            let mut pipeline = self.enter(record::size(&nobodys), 0)?;
-            if self.options.journal {
-                record::encode(&nobodys, pipeline.stream(), |_| {});
-            }
-            self.publish(&mut pipeline, &self.version.load(), 1, 0, 0);
-            let newest = pipeline.next_seq - 1;
-            self.transactions.remember([Past { dict, run: run.clone(), newest, at_once: true }]);
-            self.install(|state| {
-                there = state.dictionaries.contains_key(&dict);
-                let id = RunId(state.next_run);
-                let mut edits = Vec::new();
-                if there {
-                    edits.push(Edit::Streams(self.zones.positions()));
-                    edits.push(Edit::AddRun { dict, level: 0, id, run: encode_run(&run) });
+            // It has a number of its own, so that transactions which began before find a conflict with it. Under the pipeline's lock:
+            // nothing is committed between what it lies above and itself.
+            let mut pipeline = self.enter_at_once(record::size(&number_alone()))?;
+            let past = |newest| Some(Past { dict, run: run.clone(), newest, at_once: true });
+            self.install_commit(&mut pipeline, past, |state, _| {
+                if !state.dictionaries.contains_key(&dict) {
+                    return Err(Error::NoDictionary(format!("{} (by number): dropped meanwhile", dict.0)));
                 }
-                let placed = Placed { id, run };
-                (edits, move |v: &mut Version| v.change(dict, |t| t.add_run(0, placed)))
+                let id = RunId(state.next_run);
+                let add = Edit::AddRun { dict, level: 0, id, run: encode_run(&run) };
+                let placed = Placed { id, run: run.clone() };
+                let change = move |v: &mut Version| v.change(dict, |t| t.add_run(0, placed));
+                Ok((vec![Edit::Streams(self.zones.positions()), add], change))
             })?;
         }
         drop((naming, flushing));
         self.reclaimable.store(true, Ordering::Release);
         self.flushed();
-        match there {
-            true => Ok(()),
-            false => Err(Error::NoDictionary(format!("{} (by number): dropped meanwhile", dict.0))),
-        }
+        Ok(())
     }
 }

@@ -289,11 +289,10 @@ impl Database {
             let seq = pipeline.next_seq;
             let each = runs.iter().flat_map(|(dict, runs)| runs.iter().map(|run| (*dict, run.clone())));
             self.transactions.remember(each.map(|(dict, run)| Past { dict, run, newest: seq, at_once: true }));
-            self.swap_version(|v| v.bind(runs));
             if self.options.journal {
                 pipeline.stream().extend_from_slice(&record);
             }
-            applied = Some(self.publish(pipeline, &self.version.load(), 1, 0, 0));
+            applied = Some(self.publish_version(pipeline, |v| v.bind(runs)));
             drop(guard.take());
         };
         // Others may have filled the room meanwhile: then all begins anew.

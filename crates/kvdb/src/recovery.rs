@@ -67,7 +67,7 @@ pub(crate) fn create(device: Arc<dyn Device>, env: Arc<dyn Env>, options: Create
     let health = Arc::new(Health::default());
     let manifest = Manifest::begin(zones.clone(), env.clone(), health.clone(), State::new(), 0)?;
     let store = Store::new(zones.clone(), Shares::of(&options.open).cache);
-    let version = Version { trees: Default::default(), generation: Generation::first() };
+    let version = Version { trees: Default::default(), generation: Generation::first(), came_with: 0 };
     let snapshots = Snapshots::new(BTreeMap::new());
     let options = OpenOptions { read_only: false, ..options.open };
     let writer = Writer::new(zones.clone(), 0);
@@ -93,7 +93,7 @@ pub(crate) fn open(device: Arc<dyn Device>, env: Arc<dyn Env>, options: OpenOpti
     let bound = zones.pin(&journal.bound)?;
 
     let trees = found.trees.into_iter().map(|t| (t.info.id, Arc::new(t))).collect();
-    let version = Version { trees, generation: found.generation };
+    let version = Version { trees, generation: found.generation, came_with: 0 };
     let next_seq = journal.last_seq.max(state.start.seq) + 1;
     let health = Arc::new(Health::default());
     let mut writer = Writer::new(zones.clone(), journal.end);

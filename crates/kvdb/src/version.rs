@@ -226,6 +226,9 @@ pub(crate) struct Version {
     pub trees: BTreeMap<DictionaryId, Arc<Tree>>,
     /// The generation that takes commits.
     pub generation: Arc<Generation>,
+    /// The newest commit that this version came with: one whose changes are in the version itself, not in the memtables that it shares
+    /// with the version before. 0: none since the store was opened.
+    pub came_with: Seq,
 }
 
 impl Version {
@@ -243,7 +246,7 @@ impl Version {
     /// The same with a new generation of empty memtables in front.
     pub(crate) fn sealed(&self) -> Version {
         let generation = self.generation.next();
-        let mut next = Version { trees: self.trees.clone(), generation: generation.clone() };
+        let mut next = Version { trees: self.trees.clone(), generation: generation.clone(), came_with: self.came_with };
         for tree in next.trees.values_mut() {
             let tree = Arc::make_mut(tree);
             // A dictionary that took no commit needs no memtable but one.

@@ -1,14 +1,13 @@
 //! Branches: clones of snapshots, rollbacks, and what ends them. Each is one edit of the manifest, and moves no data.
 
 use env::sync::atomic::Ordering;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use bytes::Bytes;
-
-use crate::database::Database;
+use crate::database::{Database, number_alone};
 use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::error::{Error, Result};
-use crate::journal::record::{self, Op};
+use crate::journal::record;
 use crate::manifest::{Edit, SnapshotState, State};
 use crate::snapshots::Snapshot;
 use crate::version::{Tree, Version};
@@ -26,6 +25,9 @@ fn put(version: &mut Version, info: DictionaryInfo, runs: &Tree, since: u64) {
     let tree = Tree { levels: runs.levels.clone(), since, ..Tree::new(info, &version.generation) };
     version.trees.insert(tree.info.id, Arc::new(tree));
 }
+
+/// Why serializable transactions end.
+const ROLLED_BACK: &str = "what it has read or changed was rolled back: begin it again";
 
 impl Database {
     pub(crate) fn clone_snapshot(&self, snapshot: &str, branch: &str) -> Result<()> {
@@ -79,6 +81,15 @@ impl Database {
 
     pub(crate) fn roll_back(&self, snapshot: &str) -> Result<()> {
         self.writable()?;
+        // Serializable transactions that have read or changed what is replaced end here, and none looks at it before all is done. Before
+        // the locks that follow: a call of one that must end may wait for these.
+        let to = self.snapshots.get(snapshot).ok_or_else(|| Error::NoSnapshot(snapshot.into()))?;
+        let branch = to.label.branch.clone();
+        let mut dicts: BTreeSet<DictionaryId> = to.version().trees.keys().copied().collect();
+        dicts.extend(self.version.load().trees.values().filter(|t| t.info.branch == branch).map(|t| t.info.id));
+        let locked = self.lock_before_all(dicts.iter().copied(), ROLLED_BACK)?;
+        // While space can still be looked for.
+        drop(self.enter(record::size(&number_alone()), 0)?);
         // Nothing that is under way may add to what is replaced.
         let alone = self.merge_alone();
         let flushing = self.flushing.lock();
@@ -90,32 +101,35 @@ impl Database {
             drop(naming);
             self.flush_sealed_locked()?;
         };
-        let to = self.snapshots.get(snapshot).ok_or_else(|| Error::NoSnapshot(snapshot.into()))?;
-        let branch = to.label.branch.clone();
+        if !self.snapshots.get(snapshot).is_some_and(|now| Arc::ptr_eq(&now, &to)) {
+            return Err(Error::NoSnapshot(snapshot.into()));
+        }
         {
-            // Every commit is before or after: those before are void, in memory and in the journal.
-            // It has a number of its own, so that whoever began before can tell: that of a change that is nobody's.
-            let nobodys = [(DictionaryId(0), Op::Delete(Bytes::new()))];
-            let mut pipeline = self.enter(record::size(&nobodys), 0)?;
-            if self.options.journal {
-                record::encode(&nobodys, pipeline.stream(), |_| {});
-            }
-            self.publish(&mut pipeline, &self.version.load(), 1, 0, 0);
-            let seq = pipeline.next_seq - 1;
-            self.install(|state| {
-                let trees = contents(state, &to);
-                let branch = &branch;
-                let change = move |v: &mut Version| {
-                    v.trees.retain(|_, t| t.info.branch != *branch);
-                    trees.into_iter().for_each(|(info, runs)| put(v, info, &runs, seq));
-                };
-                (vec![Edit::RollBack { snapshot: snapshot.into(), seq }], change)
-            })?;
+            // Every commit is before or after: those before are void, in memory and in the journal. It has a number of its own, so that
+            // whoever began before can tell.
+            let mut pipeline = self.enter_at_once(record::size(&number_alone()))?;
+            self.install_commit(
+                &mut pipeline,
+                |_| None,
+                |state, seq| {
+                    let of_branch = state.dictionaries.values().filter(|d| d.info.branch == branch);
+                    if let Some(new) = of_branch.map(|d| &d.info).find(|info| !dicts.contains(&info.id)) {
+                        return Err(Error::Locked(format!("dictionary {} was made during the rollback: try again", new.name)));
+                    }
+                    let trees = contents(state, &to);
+                    let branch = &branch;
+                    let change = move |v: &mut Version| {
+                        v.trees.retain(|_, t| t.info.branch != *branch);
+                        trees.into_iter().for_each(|(info, runs)| put(v, info, &runs, seq));
+                    };
+                    Ok((vec![Edit::RollBack { snapshot: snapshot.into(), seq }], change))
+                },
+            )?;
         }
         if !branch.is_empty() {
             self.snapshots.change_branches(|all| _ = all.entry(branch).or_default());
         }
-        drop((naming, flushing, alone));
+        drop((naming, flushing, alone, locked));
         self.reclaimable.store(true, Ordering::Release);
         self.flushed();
         Ok(())

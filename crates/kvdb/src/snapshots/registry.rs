@@ -63,7 +63,7 @@ impl Snapshots {
 
     /// Takes up a snapshot that the manifest has, as recovery found it.
     pub(crate) fn found(&self, label: Label, trees: BTreeMap<DictionaryId, Arc<Tree>>) {
-        let version = Version { trees, generation: self.nothing.clone() };
+        let version = Version { trees, generation: self.nothing.clone(), came_with: 0 };
         let snapshot = Snapshot { label, below: 0, version: ArcSwap::from_pointee(version) };
         self.all.lock().insert(snapshot.label.name.clone(), Arc::new(snapshot));
     }
@@ -114,12 +114,12 @@ impl Snapshots {
         let snapshot = Snapshot { label, below, version: ArcSwap::from_pointee(self.empty()) };
         let trees = version.trees.iter().filter(|(_, t)| snapshot.has(&t.info));
         let trees = trees.map(|(id, t)| (*id, Arc::new(as_main(t)))).collect();
-        snapshot.version.store(Arc::new(Version { trees, generation: self.nothing.clone() }));
+        snapshot.version.store(Arc::new(Version { trees, generation: self.nothing.clone(), came_with: 0 }));
         Arc::new(snapshot)
     }
 
     fn empty(&self) -> Version {
-        Version { trees: BTreeMap::new(), generation: self.nothing.clone() }
+        Version { trees: BTreeMap::new(), generation: self.nothing.clone(), came_with: 0 }
     }
 
     /// It can be read from here on, and waits for the flush of `generation`, of which it is the end.
@@ -142,7 +142,7 @@ impl Snapshots {
     pub(crate) fn settle(&self, snapshot: &Arc<Snapshot>, version: &Version) {
         let trees = version.trees.iter().filter(|(_, t)| snapshot.has(&t.info));
         let trees = trees.map(|(id, t)| (*id, self.runs_of(t))).collect();
-        snapshot.version.store(Arc::new(Version { trees, generation: self.nothing.clone() }));
+        snapshot.version.store(Arc::new(Version { trees, generation: self.nothing.clone(), came_with: 0 }));
         self.all.lock().insert(snapshot.label.name.clone(), snapshot.clone());
         self.pending.lock().retain(|(_, s)| !Arc::ptr_eq(s, snapshot));
     }

@@ -141,22 +141,48 @@ impl Database {
 
     /// Locks keys for something that is no transaction and takes more than a moment. It is the youngest of all: it waits for everybody.
     pub(crate) fn lock_alone(&self, dict: DictionaryId, range: KeyRangeRef<'_>) -> Result<Alone<'_>> {
-        let alone = Alone { locks: &self.locks, id: self.transactions.number() };
-        self.locks.begin(Owner { id: alone.id, age: u64::MAX });
-        let patience = patience();
+        let alone = self.begin_alone(u64::MAX);
         // Nobody is younger but another one like this, which lets go soon.
-        match self.locks.lock(alone.id, dict, range, Mode::Exclusive, patience, &|_| ()) {
-            Ok(()) => Ok(alone),
-            Err(LockError::TimedOut { holder } | LockError::Wounded { by: holder }) => Err(held(holder, patience)),
-            Err(LockError::Ended) => Err(held(alone.id, patience)),
+        alone.lock(dict, range, &|_| ())?;
+        Ok(alone)
+    }
+
+    /// Locks whole dictionaries. It is the oldest of all: transactions that have locked something there are aborted, for that reason.
+    pub(crate) fn lock_before_all(&self, dicts: impl IntoIterator<Item = DictionaryId>, why: &str) -> Result<Alone<'_>> {
+        let alone = self.begin_alone(0);
+        for dict in dicts {
+            alone.lock(dict, KeyRangeRef::starting_at(b""), &|victim| {
+                if let Some(group) = self.transactions.find(TransactionId(victim)) {
+                    group.end(why);
+                }
+            })?;
         }
+        Ok(alone)
+    }
+
+    fn begin_alone(&self, age: u64) -> Alone<'_> {
+        let alone = Alone { locks: &self.locks, id: self.transactions.number() };
+        self.locks.begin(Owner { id: alone.id, age });
+        // Commits that have seen no locks come to their end.
+        drop(self.pipeline.lock());
+        alone
     }
 }
 
-/// What [`Database::lock_alone`] has locked, as long as this lives.
+/// What [`Database::lock_alone`] and [`Database::lock_before_all`] have locked, as long as this lives.
 pub(crate) struct Alone<'a> {
     locks: &'a Locks,
     id: u64,
+}
+
+impl Alone<'_> {
+    fn lock(&self, dict: DictionaryId, range: KeyRangeRef<'_>, wound: &dyn Fn(u64)) -> Result<()> {
+        let patience = patience();
+        self.locks.lock(self.id, dict, range, Mode::Exclusive, patience, wound).map_err(|e| match e {
+            LockError::TimedOut { holder } | LockError::Wounded { by: holder } => held(holder, patience),
+            LockError::Ended => held(self.id, patience),
+        })
+    }
 }
 
 impl Drop for Alone<'_> {

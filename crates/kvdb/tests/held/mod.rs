@@ -1,0 +1,84 @@
+//! A device on which a sync waits until the test lets it go on: what others do while it is under way happens in a known order.
+#![allow(dead_code)] // Each test file uses its part.
+
+use std::io;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+use zones::{Device, MemoryDevice, Purpose};
+
+/// No test waits longer than this for another thread.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+#[derive(Default)]
+struct State {
+    /// The next sync behind a write of this purpose is held.
+    on: Option<Purpose>,
+    /// Such a write has come.
+    written: bool,
+    held: bool,
+}
+
+/// A device in memory whose next sync behind a write of some purpose can be held.
+#[derive(Default)]
+pub struct HeldSync {
+    pub memory: MemoryDevice,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl HeldSync {
+    /// Holds the next sync that comes behind a write for `purpose`.
+    pub fn hold_behind(&self, purpose: Purpose) {
+        *self.state.lock() = State { on: Some(purpose), ..State::default() };
+    }
+
+    /// Returns when a sync is held.
+    pub fn wait_until_held(&self) {
+        let mut state = self.state.lock();
+        while !state.held {
+            assert!(!self.changed.wait_for(&mut state, PATIENCE).timed_out(), "no sync came that could be held");
+        }
+    }
+
+    /// Lets it go on.
+    pub fn release(&self) {
+        *self.state.lock() = State::default();
+        self.changed.notify_all();
+    }
+}
+
+impl Device for HeldSync {
+    fn read_at(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.memory.read_at(purpose, offset, buf)
+    }
+    fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> io::Result<()> {
+        let mut state = self.state.lock();
+        state.written |= state.on == Some(purpose);
+        drop(state);
+        self.memory.write_at(purpose, offset, buf)
+    }
+    fn sync(&self) -> io::Result<()> {
+        let mut state = self.state.lock();
+        if state.written {
+            state.held = true;
+            self.changed.notify_all();
+            while state.held {
+                if self.changed.wait_for(&mut state, PATIENCE).timed_out() {
+                    return Err(io::Error::other("a held sync was never released"));
+                }
+            }
+        }
+        drop(state);
+        self.memory.sync()
+    }
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.memory.discard(offset, len)
+    }
+    fn len(&self) -> io::Result<u64> {
+        self.memory.len()
+    }
+    fn grow(&self, new_len: u64) -> io::Result<()> {
+        self.memory.grow(new_len)
+    }
+}

@@ -1,0 +1,213 @@
+//! What others do while a rollback or an ingest makes itself durable. The device holds the sync of its edit in the manifest, so that
+//! each of these orders of events happens every time.
+
+mod held;
+mod model;
+
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use env::Simulated;
+use held::HeldSync;
+use kvdb::{Batch, DictionaryId, Durability, Error, Isolation, Kvdb};
+use model::{create, small};
+use zones::Purpose;
+
+const BUFFERED: Durability = Durability::Buffered;
+
+fn store() -> (Arc<HeldSync>, Kvdb, DictionaryId) {
+    let device = Arc::new(HeldSync::default());
+    let db = create(device.clone(), Arc::new(Simulated::new(1)), small()).unwrap();
+    let d = db.open_dictionary("d").unwrap().id();
+    (device, db, d)
+}
+
+fn text(value: Option<bytes::Bytes>) -> Option<String> {
+    value.map(|v| String::from_utf8(v.to_vec()).unwrap())
+}
+
+fn get(db: &Kvdb, d: DictionaryId, key: &str) -> Option<String> {
+    text(db.get(d, key.as_bytes()).unwrap())
+}
+
+/// Does `during` while the sync of the manifest's edit of `step` is under way, which must be its first edit.
+fn while_synced<T>(device: &HeldSync, step: impl FnOnce() + Send, during: impl FnOnce() -> T) -> T {
+    /// Also when the test fails.
+    struct Release<'a>(&'a HeldSync);
+    impl Drop for Release<'_> {
+        fn drop(&mut self) {
+            self.0.release();
+        }
+    }
+    device.hold_behind(Purpose::Manifest);
+    std::thread::scope(|scope| {
+        let step = scope.spawn(step);
+        let held = Release(device);
+        device.wait_until_held();
+        let outcome = during();
+        drop(held);
+        step.join().unwrap();
+        outcome
+    })
+}
+
+/// A snapshot that waits for no flush any more, so that going back to it is one edit.
+fn snapshot(db: &Kvdb, name: &str) {
+    db.snapshot(name).unwrap();
+    db.flush().unwrap();
+}
+
+fn conflicts(result: kvdb::Result<()>) {
+    assert!(matches!(result, Err(Error::Conflict { .. })), "{result:?}");
+}
+
+#[test]
+fn a_transaction_that_begins_while_a_rollback_is_synced_does_not_undo_it() {
+    let (device, db, d) = store();
+    db.put(d, b"counter", b"1", BUFFERED).unwrap();
+    snapshot(&db, "one");
+    db.put(d, b"counter", b"7", BUFFERED).unwrap();
+    let increment = while_synced(
+        &device,
+        || db.rollback("one").unwrap(),
+        || {
+            let t = db.begin(Isolation::Snapshot).unwrap();
+            let now: u32 = text(t.get(d, b"counter").unwrap()).unwrap().parse().unwrap();
+            t.put(d, "counter", (now + 1).to_string()).unwrap();
+            (now, t)
+        },
+    );
+    let (read, t) = increment;
+    let outcome = t.commit(BUFFERED);
+    assert_eq!(get(&db, d, "counter").as_deref(), Some("1"), "it had read {read}, and its commit said {outcome:?}");
+    conflicts(outcome);
+    // One that begins now has the state of the snapshot.
+    let t = db.begin(Isolation::Snapshot).unwrap();
+    assert_eq!(text(t.get(d, b"counter").unwrap()).as_deref(), Some("1"));
+    t.put(d, "counter", "2").unwrap();
+    t.commit(BUFFERED).unwrap();
+}
+
+#[test]
+fn a_transaction_that_begins_while_an_ingest_is_synced_does_not_overwrite_it() {
+    let (device, db, d) = store();
+    db.put(d, b"k", b"old", BUFFERED).unwrap();
+    // So that the ingest has nothing to flush, which would be an edit of its own.
+    db.flush().unwrap();
+    let t = while_synced(
+        &device,
+        || _ = db.ingest(d, [("k", "ingested"), ("l", "ingested")]).unwrap(),
+        || {
+            let t = db.begin(Isolation::Snapshot).unwrap();
+            let before = text(t.get(d, b"k").unwrap()).unwrap();
+            t.put(d, "k", format!("{before}, and mine")).unwrap();
+            t
+        },
+    );
+    let outcome = t.commit(BUFFERED);
+    assert_eq!(get(&db, d, "k").as_deref(), Some("ingested"), "{outcome:?}");
+    conflicts(outcome);
+}
+
+/// A view has a commit whole or not at all, also one over what is rolled back and what is not.
+#[test]
+fn a_view_made_while_a_rollback_is_synced_has_what_was_before_it() {
+    let (device, db, d) = store();
+    db.create_branch("other").unwrap();
+    let other = db.open_dictionary_in("other", "d").unwrap().id();
+    snapshot(&db, "empty");
+    let both = |value: &str| {
+        let mut batch = Batch::new();
+        batch.put(d, "k", value.to_owned());
+        batch.put(other, "k", value.to_owned());
+        batch
+    };
+    db.commit(both("1"), BUFFERED).unwrap();
+    let view = while_synced(&device, || db.rollback("empty").unwrap(), || db.view());
+    db.commit(both("2"), BUFFERED).unwrap();
+    let seen = [d, other].map(|dict| text(view.get(dict, b"k").unwrap()));
+    assert_eq!(seen, [Some("1".into()), Some("1".into())]);
+    let now = db.view();
+    assert_eq!([d, other].map(|dict| text(now.get(dict, b"k").unwrap())), [Some("2".into()), Some("2".into())]);
+}
+
+#[test]
+fn a_plain_commit_comes_before_a_rollback_or_behind_it() {
+    let (device, db, d) = store();
+    db.put(d, b"k", b"1", BUFFERED).unwrap();
+    snapshot(&db, "one");
+    db.put(d, b"k", b"7", BUFFERED).unwrap();
+    let (done, when) = mpsc::channel();
+    std::thread::scope(|scope| {
+        let db = &db;
+        while_synced(
+            &device,
+            || db.rollback("one").unwrap(),
+            || {
+                scope.spawn(move || {
+                    db.put(d, b"l", b"behind", BUFFERED).unwrap();
+                    done.send(()).unwrap();
+                });
+                assert!(when.recv_timeout(Duration::from_millis(20)).is_err(), "it cannot know yet what it changes");
+            },
+        );
+        when.recv_timeout(Duration::from_secs(60)).unwrap();
+    });
+    assert_eq!((get(&db, d, "k").as_deref(), get(&db, d, "l").as_deref()), (Some("1"), Some("behind")));
+}
+
+#[test]
+fn a_serializable_transaction_does_not_outlive_a_rollback_of_what_it_has_read() {
+    let (_, db, d) = store();
+    let beside = db.open_dictionary_in("", "beside").unwrap().id();
+    db.put(d, b"k", b"1", BUFFERED).unwrap();
+    snapshot(&db, "one");
+    db.create_branch("other").unwrap();
+    let other = db.open_dictionary_in("other", "d").unwrap().id();
+    db.put(d, b"k", b"7", BUFFERED).unwrap();
+    let begin = || db.begin(Isolation::Serializable).unwrap();
+    let (reader, writer, idle, elsewhere) = (begin(), begin(), begin(), begin());
+    assert_eq!(text(reader.get(d, b"k").unwrap()).as_deref(), Some("7"));
+    writer.put(beside, "k", "mine").unwrap();
+    elsewhere.put(other, "k", "mine").unwrap();
+    db.rollback("one").unwrap();
+    let again = reader.get(d, b"k").map(text);
+    assert!(matches!(&again, Err(Error::Locked(why)) if why.contains("rolled back")), "{again:?}");
+    for t in [reader, writer] {
+        let outcome = t.commit(BUFFERED);
+        assert!(matches!(outcome, Err(Error::Locked(_))), "{outcome:?}");
+    }
+    assert_eq!(get(&db, beside, "k"), None);
+    // One that had not looked, and one that was in another branch, go on.
+    assert_eq!(text(idle.get(d, b"k").unwrap()).as_deref(), Some("1"));
+    idle.commit(BUFFERED).unwrap();
+    elsewhere.commit(BUFFERED).unwrap();
+    assert_eq!(get(&db, other, "k").as_deref(), Some("mine"));
+}
+
+#[test]
+fn what_a_serializable_transaction_reads_during_a_rollback_is_what_that_leaves() {
+    let (device, db, d) = store();
+    db.put(d, b"k", b"1", BUFFERED).unwrap();
+    snapshot(&db, "one");
+    db.put(d, b"k", b"7", BUFFERED).unwrap();
+    let t = db.begin(Isolation::Serializable).unwrap();
+    let (read, reads) = mpsc::channel();
+    std::thread::scope(|scope| {
+        let t = &t;
+        while_synced(
+            &device,
+            || db.rollback("one").unwrap(),
+            || {
+                scope.spawn(move || read.send(text(t.get(d, b"k").unwrap())).unwrap());
+                // It waits; were it not to, it would read what is about to go.
+                let early = reads.recv_timeout(Duration::from_millis(20));
+                assert!(early.is_err(), "{early:?}");
+            },
+        );
+        assert_eq!(reads.recv_timeout(Duration::from_secs(60)).unwrap().as_deref(), Some("1"));
+    });
+    assert_eq!(text(t.get(d, b"k").unwrap()).as_deref(), Some("1"));
+    t.commit(BUFFERED).unwrap();
+}
