@@ -250,7 +250,13 @@ impl Database {
     }
 
     /// Lets everybody see `count` changes that are in the memtables.
-    pub(crate) fn publish(&self, pipeline: &mut Pipeline, version: &Version, count: u64, grown: usize, unplaced: usize) -> Applied {
+    fn publish(&self, pipeline: &mut Pipeline, version: &Version, count: u64, grown: usize, unplaced: usize) -> Applied {
+        pipeline.unflushed = pipeline.end();
+        self.show(pipeline, version, count, grown, unplaced)
+    }
+
+    /// The same of changes that need no flush.
+    pub(crate) fn show(&self, pipeline: &mut Pipeline, version: &Version, count: u64, grown: usize, unplaced: usize) -> Applied {
         pipeline.next_seq += count;
         self.visible.store(pipeline.next_seq - 1, Ordering::Release);
         let active = self.active_bytes.fetch_add(grown, Ordering::Relaxed) + grown;

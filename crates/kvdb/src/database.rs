@@ -230,7 +230,7 @@ impl Database {
         };
         self.swap_version_and(change, |version| {
             self.came_with.store(seq, Ordering::Release);
-            self.publish(pipeline, version, 1, 0, 0)
+            self.show(pipeline, version, 1, 0, 0)
         })
     }
 

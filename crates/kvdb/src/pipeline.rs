@@ -25,6 +25,8 @@ use crate::version::Version;
 /// What the pipeline's lock guards.
 pub(crate) struct Pipeline {
     pub next_seq: Seq,
+    /// Position behind the newest record whose changes are in memtables, or in runs that the manifest does not know of.
+    pub unflushed: u64,
     /// What the journal's writer has not taken yet.
     pub pending: Pending,
     /// Position in the stream of the first pending byte.
@@ -39,7 +41,8 @@ pub(crate) struct Pipeline {
 
 impl Pipeline {
     pub(crate) fn new(next_seq: Seq, position: u64) -> Pipeline {
-        Pipeline { next_seq, pending: Pending::new(Vec::new()), position, room: 0, place_room: 0, spare: Vec::new() }
+        let pending = Pending::new(Vec::new());
+        Pipeline { next_seq, unflushed: position, pending, position, room: 0, place_room: 0, spare: Vec::new() }
     }
 
     /// Position behind everything committed.
@@ -292,6 +295,7 @@ impl Database {
             if self.options.journal {
                 pipeline.stream().extend_from_slice(&record);
             }
+            pipeline.unflushed = pipeline.end();
             applied = Some(self.publish_version(pipeline, |v| v.bind(runs)));
             drop(guard.take());
         };

@@ -263,3 +263,30 @@ fn a_transaction_that_began_before_it_finds_a_conflict_and_one_that_begins_after
     let expected = tuples(0, 10, 64).map(|(k, v)| if k == key(6) { (k, Bytes::from("mine")) } else { (k, v) });
     assert_eq!(contents(&d), expected.chain([(key(1000), Bytes::from("mine"))]).collect::<Vec<_>>());
 }
+
+/// Whatever the journal's replay has flushed: an ingest is above all that was committed before it, also when the store is opened again.
+#[test]
+fn an_ingest_after_a_replay_that_has_flushed_lasts() {
+    for len in (40_000..280_000).step_by(8_000) {
+        let device = Arc::new(MemoryDevice::new());
+        let options = OpenOptions { flush_on_close: false, ..small() };
+        let db = create(device.clone(), Arc::new(Simulated::new(1)), OpenOptions { memory: 16 << 20, ..options.clone() }).unwrap();
+        let d = db.open_dictionary_with("d", DictionaryOptions { separate_at: u32::MAX, ..Default::default() }).unwrap();
+        // The replay has less memory than those who committed: it flushes, and with some of these lengths the last record does it.
+        for i in 0..4 {
+            d.insert(key(i), vec![1; len]).unwrap();
+        }
+        db.sync().unwrap();
+        drop((d, db));
+        let (db, recovery) = Kvdb::open(device.clone(), Arc::new(Simulated::new(2)), options.clone()).unwrap();
+        assert!(recovery.records >= 4);
+        let d = db.open_dictionary("d").unwrap();
+        d.ingest((0..4).map(|i| (key(i), "ingested"))).unwrap();
+        db.close().unwrap();
+        drop((d, db));
+        let (db, _) = Kvdb::open(device, Arc::new(Simulated::new(3)), options).unwrap();
+        let d = db.open_dictionary("d").unwrap();
+        let expected: Vec<_> = (0..4).map(|i| (key(i), Bytes::from("ingested"))).collect();
+        assert!(contents(&d) == expected, "records of {len} bytes");
+    }
+}

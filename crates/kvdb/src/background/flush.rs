@@ -187,16 +187,23 @@ impl Database {
         flush.install(self)
     }
 
-    /// Everything committed before is in runs afterwards.
+    /// Everything committed before is in runs afterwards, and the journal begins behind it.
     pub(crate) fn flush_all(&self) -> Result<()> {
+        // Empty memtables alone do not say that nothing of the journal counts any more: a replay flushes what it has read and leaves
+        // the journal as it is. What is put above the runs from here on would be beneath it when the store is opened again.
+        let unflushed = self.pipeline.lock().unflushed;
         let version = self.version.load_full();
         let number = version.generation.number;
-        let empty = version.is_flushed();
+        let empty = version.is_flushed() && self.manifest()?.state().start.position >= unflushed;
         drop(version);
         if !empty {
             self.seal(number)?;
         }
         while self.flush_sealed()? {}
+        debug_assert!(
+            self.manifest()?.state().start.position >= unflushed,
+            "the journal has records to be replayed over what comes above the runs now"
+        );
         Ok(())
     }
 }
