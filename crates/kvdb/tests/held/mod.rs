@@ -4,7 +4,7 @@
 use std::io;
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
+use env::sync::{Condvar, Mutex};
 use zones::{Device, MemoryDevice, Purpose};
 
 /// No test waits longer than this for another thread.
