@@ -485,7 +485,8 @@ mod tests {
             let e = db.create_dictionary("e", DictionaryOptions::default()).expect("made");
             db.put(e, b"a", b"3", Durability::Buffered).expect("put");
         };
-        let cases: [&dyn Fn(&Kvdb, DictionaryId); 2] = [&new_generation, &new_dictionary];
+        type Others<'a> = &'a dyn Fn(&Kvdb, DictionaryId);
+        let cases: [Others; 2] = [&new_generation, &new_dictionary];
         for others in cases {
             let db = Kvdb::in_memory();
             let d = db.create_dictionary("d", DictionaryOptions::default()).expect("made");
