@@ -37,6 +37,8 @@ pub trait Transactions: Send + Sync {
     fn begin(&self, options: TransactionOptions) -> Result<TransactionId>;
     fn commit(&self, id: TransactionId, durability: Durability) -> Result<()>;
     fn abort(&self, id: TransactionId) -> Result<()>;
+    /// What a durable one has so far is on disk when this returns.
+    fn keep(&self, id: TransactionId) -> Result<()>;
     fn savepoint(&self, transaction: &Transaction) -> Result<Savepoint>;
     fn rollback(&self, transaction: &Transaction, to: &Savepoint) -> Result<()>;
     /// What it has changed of the files, sorted by path.
@@ -94,6 +96,9 @@ impl Transactions for Kvdb {
     fn abort(&self, id: TransactionId) -> Result<()> {
         self.transaction(id)?.abort();
         Ok(())
+    }
+    fn keep(&self, id: TransactionId) -> Result<()> {
+        self.transaction(id)?.sync()
     }
     fn savepoint(&self, transaction: &Transaction) -> Result<Savepoint> {
         transaction.savepoint()

@@ -31,6 +31,10 @@ impl Transactions for OverFiles {
         self.0.abort(id).map_err(of_store)
     }
 
+    fn keep(&self, id: TransactionId) -> Result<()> {
+        self.0.keep(id).map_err(of_store)
+    }
+
     fn savepoint(&self, transaction: &Transaction) -> Result<Savepoint> {
         self.0.savepoint(transaction.id()).map_err(of_store)
     }

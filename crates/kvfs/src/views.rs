@@ -249,6 +249,20 @@ impl Views {
         Ok(())
     }
 
+    /// What a durable transaction has so far, files included, is on disk when this returns. Of another one, that it is open.
+    pub fn keep(&self, id: TransactionId) -> Result<()> {
+        let transaction = self.transaction(id)?;
+        if !transaction.is_durable() {
+            return Ok(());
+        }
+        if let Some(entry) = self.entry(&View::Transaction(id)) {
+            self.write_back();
+            let _inside = entry.fs.enter()?;
+            entry.fs.flush_older_than(Duration::MAX)?;
+        }
+        Ok(transaction.sync()?)
+    }
+
     /// Ends a transaction without a trace.
     pub fn abort(&self, id: TransactionId) -> Result<()> {
         let transaction = self.transaction(id)?;

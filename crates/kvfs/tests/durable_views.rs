@@ -5,9 +5,9 @@ use std::sync::Arc;
 use env::Simulated;
 use kvdb::{CreateOptions, Durability, Kvdb, OpenOptions, TransactionOptions};
 use kvfs::{Caller, FileKind, Fs, FsOptions, Ino, ROOT, View, Views};
-use zones::MemoryDevice;
+use zones::{CrashDevice, Device, MemoryDevice};
 
-fn open(device: &Arc<MemoryDevice>, fresh: bool) -> (Kvdb, Fs, Views) {
+fn open<D: Device + 'static>(device: &Arc<D>, fresh: bool) -> (Kvdb, Fs, Views) {
     let env = Arc::new(Simulated::new(7));
     let options = OpenOptions { memory: 16 << 20, threads: false, zero_journal: false, ..Default::default() };
     let db = match fresh {
@@ -62,4 +62,55 @@ fn a_view_goes_on_after_a_crash_and_its_commit_meets_no_strangers() {
     let report = kvfs::verify(&db).unwrap();
     assert!(report.findings.is_empty(), "{:?}", report.findings);
     assert!(db.transactions().is_empty());
+}
+
+/// A durable transaction with a file and a key in it, none of it synced so far.
+fn begun(db: &Kvdb, views: &Views) -> (kvdb::TransactionId, Fs, Ino) {
+    let rows = db.open_dictionary("rows").unwrap();
+    let id = views.begin(TransactionOptions { durable: true, ..Default::default() }).unwrap();
+    let inside = views.fs(&View::Transaction(id)).unwrap();
+    let small = file(&inside, ROOT, "small", b"small");
+    file(&inside, ROOT, "large", &[7; 20_000]);
+    views.transaction(id).unwrap().put(rows.id(), "k", "v").unwrap();
+    (id, inside, small)
+}
+
+#[test]
+fn what_was_written_before_it_is_kept_is_there_after_a_power_cut() {
+    let device = Arc::new(CrashDevice::new());
+    let (db, _, views) = open(&device, true);
+    let (id, ..) = begun(&db, &views);
+    views.keep(id).unwrap();
+
+    let (db, fs, views) = open(&Arc::new(device.durable()), false);
+    let inside = views.fs(&View::Transaction(id)).unwrap();
+    assert_eq!((content(&inside, "/small"), content(&inside, "/large")), (b"small".to_vec(), vec![7; 20_000]));
+    views.commit(id, Durability::Synced).unwrap();
+    assert_eq!((content(&fs, "/small"), content(&fs, "/large")), (b"small".to_vec(), vec![7; 20_000]));
+    assert_eq!(db.open_dictionary("rows").unwrap().get("k").unwrap().as_deref(), Some(&b"v"[..]));
+}
+
+#[test]
+fn what_was_synced_in_it_is_there_after_a_power_cut() {
+    let device = Arc::new(CrashDevice::new());
+    let (db, _, views) = open(&device, true);
+    let (id, inside, small) = begun(&db, &views);
+    inside.fsync(small, false).unwrap();
+
+    let (_, _, views) = open(&Arc::new(device.durable()), false);
+    let inside = views.fs(&View::Transaction(id)).unwrap();
+    assert_eq!(content(&inside, "/small"), b"small");
+}
+
+#[test]
+fn one_that_is_not_durable_is_kept_without_a_sync() {
+    let device = Arc::new(CrashDevice::new());
+    let (db, _, views) = open(&device, true);
+    let id = views.begin(TransactionOptions::default()).unwrap();
+    file(&views.fs(&View::Transaction(id)).unwrap(), ROOT, "f", b"x");
+    let before = db.stats().syncs;
+    views.keep(id).unwrap();
+    assert_eq!(db.stats().syncs, before);
+    views.abort(id).unwrap();
+    assert!(views.keep(id).is_err());
 }

@@ -30,6 +30,7 @@ pub fn txn(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         c if is(c, "keep") => {
             arity(args, 3, 3)?;
             let id = s.db().transaction(number(args.at(2))?)?.id();
+            s.shared.transactions.keep(id)?;
             s.attached.retain(|attached| *attached != id);
             out.ok();
             Ok(())

@@ -328,6 +328,16 @@ impl Transaction {
         self.group.info()
     }
 
+    /// Whether it survives a restart; see [`TransactionOptions::durable`].
+    pub fn is_durable(&self) -> bool {
+        self.group.options.durable
+    }
+
+    /// What a durable one has changed before this call is on disk when it returns. Of another one nothing is before its commit.
+    pub fn sync(&self) -> Result<()> {
+        if self.is_durable() { self.group.db.sync() } else { Ok(()) }
+    }
+
     pub(super) fn read(&self) -> Result<RwLockReadGuard<'_, State>> {
         self.group.used()?;
         let state = self.group.state.read();

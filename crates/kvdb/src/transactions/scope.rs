@@ -67,12 +67,13 @@ impl Scope {
         }
     }
 
-    /// Everything committed here before this call is on disk when it returns. In a transaction there is nothing to do: it is durable
-    /// with its commit.
+    /// Everything committed here before this call is on disk when it returns. In a transaction that is not durable itself there is
+    /// nothing to do: what it changes is on disk with its commit.
     pub fn sync(&self) -> Result<()> {
         match self {
             Scope::Mainline(db) => db.sync(),
-            Scope::Transaction(_) | Scope::Frozen(_) => Ok(()),
+            Scope::Transaction(t) => t.sync(),
+            Scope::Frozen(_) => Ok(()),
         }
     }
 
