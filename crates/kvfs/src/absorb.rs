@@ -28,7 +28,7 @@ use kvdb::{Batch, Changed, Scope, Transaction};
 use crate::attr::Ino;
 use crate::error::Result;
 use crate::fs::{Fs, largest_ino, stage_removal};
-use crate::inode::{Inode, State};
+use crate::inode::{Identity, Inode, State};
 use crate::layout::{self, ImapKey, Layout};
 use crate::locks;
 
@@ -196,13 +196,15 @@ impl Fs {
     }
 
     /// Has `change` make another state of the store this view's, all at once, and brings everything in memory up to that. What is not
-    /// committed is gone. Gives what the kernel may know that is not so any more.
+    /// committed is gone. What the kernel refers to and is no more, or is another file under the same number, is stale from then on. Gives
+    /// what the kernel may know that is not so any more.
     pub(crate) fn revert(&self, change: impl FnOnce() -> Result<()>) -> Result<Touched> {
         let closed = self.core.gate.close();
         if closed.ended() {
             return Err(crate::Error::Stale(crate::ROOT));
         }
         let mut names = self.known_names()?;
+        let known = self.identities()?;
         change()?;
         // Nothing is locked by reading this. What a serializable transaction has in memory is locked, or noted as not locked.
         let view = self.core.scope.view()?;
@@ -210,20 +212,31 @@ impl Fs {
             // What is back may have larger numbers than all that there was when the store was opened.
             self.core.numbers.is_taken_below(largest_ino(&view, &self.core.layout)?.saturating_add(1));
         }
+        let node = |ino| {
+            let node = view.get(self.core.layout.imap, &layout::node_key(ino)).ok().flatten();
+            node.and_then(|value| layout::decode_node(ino, &value).ok())
+        };
         for inode in self.core.table.all() {
             let mut state = inode.state.write();
-            let unlocked = state.unlocked;
+            let (unlocked, before) = (state.unlocked, Identity::of(&state.attr));
             self.discard(&mut state);
-            let node = view.get(self.core.layout.imap, &layout::node_key(inode.ino)).ok().flatten();
-            match node.and_then(|value| layout::decode_node(inode.ino, &value).ok()) {
-                Some((attr, xattrs, _)) => {
+            match node(inode.ino) {
+                Some((attr, xattrs, _)) if Identity::of(&attr) == before => {
                     *state = State { queued: state.queued, unlocked, ..State::new(attr, xattrs) };
                 }
-                // Made since then; or it cannot be read now, and whoever asks for it is told why.
-                None => {
+                // Made since then, or another one under its number; or it cannot be read now, and whoever asks for it is told why.
+                _ => {
                     drop(state);
                     self.core.table.leave(&inode);
                 }
+            }
+        }
+        for (ino, before) in known {
+            match node(ino) {
+                Some((attr, ..)) if Identity::of(&attr) == before => self.core.table.recover(ino),
+                // The root is the root, whoever made it.
+                _ if ino == crate::ROOT => {}
+                _ => self.core.table.strand(ino, before),
             }
         }
         names.extend(self.known_names()?);
@@ -231,6 +244,24 @@ impl Fs {
         names.dedup();
         let inodes = self.referenced().into_iter().chain([crate::ROOT]).map(|ino| (ino, false)).collect();
         Ok(Touched { names, inodes, orphans: HashSet::new() })
+    }
+
+    /// What the kernel refers to, and what it is.
+    fn identities(&self) -> Result<Vec<(Ino, Identity)>> {
+        let view = self.core.scope.view()?;
+        let mut known = Vec::new();
+        for ino in self.referenced() {
+            let identity = match (self.core.table.stranded(ino), self.core.table.get(ino)) {
+                (Some(identity), _) => identity,
+                (None, Some(inode)) => Identity::of(&inode.state.read().attr),
+                (None, None) => {
+                    let Some(node) = view.get(self.core.layout.imap, &layout::node_key(ino))? else { continue };
+                    Identity::of(&layout::decode_node(ino, &node)?.0)
+                }
+            };
+            known.push((ino, identity));
+        }
+        Ok(known)
     }
 
     /// The names in all directories that the kernel refers to.
@@ -268,5 +299,50 @@ impl Fs {
     pub fn is_referenced(&self, ino: Ino) -> bool {
         // The root is never forgotten, and never counted.
         ino == crate::ROOT || self.core.table.references(ino) > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use env::Simulated;
+    use kvdb::{Durability, Kvdb, Scope};
+
+    use crate::numbers::Numbers;
+    use crate::{Caller, Error, FileKind, Fs, FsOptions, ROOT, View, Views};
+
+    /// As in a store that has received its snapshots from another one.
+    #[test]
+    fn an_open_file_whose_number_is_another_files_after_a_rollback_is_stale_until_it_is_closed() {
+        let (db, env) = (Kvdb::in_memory(), Arc::new(Simulated::new(1)));
+        let fs = Fs::open(db.clone(), env.clone(), FsOptions::default()).unwrap();
+        let make = |fs: &Fs, name: &[u8], data: &[u8]| {
+            let ino = fs.mknod(ROOT, name, FileKind::File, 0o644, 0, Caller::default()).unwrap().ino;
+            fs.write(ino, 0, data, Default::default()).unwrap();
+            ino
+        };
+        let a = make(&fs, b"a", b"theirs");
+        Views::new(db.clone(), fs.clone()).snapshot(&View::Mainline, "theirs", Durability::Buffered).unwrap();
+        fs.unlink(ROOT, b"a").unwrap();
+        fs.forget(a, 1);
+        fs.shutdown().unwrap();
+
+        env.advance(Duration::from_secs(1));
+        let core = &fs.core;
+        let (scope, numbers) = (Scope::Mainline(db.clone()), Numbers::from(a));
+        let fs = Fs::of(db.clone(), scope, env.clone(), core.layout, core.hash_key, numbers, FsOptions::default());
+        let views = Views::new(db, fs.clone());
+        let b = make(&fs, b"b", b"ours");
+        assert_eq!(a, b, "the scene is set");
+        views.rollback("theirs").unwrap();
+        let stale = |result: crate::Result<()>| assert!(matches!(result, Err(Error::Stale(_))), "{result:?}");
+        stale(fs.write(b, 0, b"OURS", Default::default()).map(drop));
+        stale(fs.read(b, 0, 4).map(drop));
+        assert!(fs.resolve(b"/a").is_err(), "nobody can tell who asks");
+        fs.forget(b, 1);
+        let back = fs.resolve(b"/a").unwrap();
+        assert_eq!(&fs.read(back.ino, 0, 10).unwrap()[..], b"theirs");
     }
 }

@@ -135,13 +135,13 @@ impl Fs {
             None if options.read_only => return Err(Error::ReadOnly),
             None => Layout::create(&db)?,
         };
-        let fs = Fs::open_layout(db, layout, env, options)?;
+        let fs = Fs::open_layout(db, "", layout, env, options)?;
         fs.start_ticker();
         Ok(fs)
     }
 
-    /// The file system in these dictionaries. Nothing flushes by itself.
-    pub(crate) fn open_layout(db: Kvdb, layout: Layout, env: Arc<dyn Env>, options: FsOptions) -> Result<Fs> {
+    /// The file system in these dictionaries of a branch. Nothing flushes by itself.
+    pub(crate) fn open_layout(db: Kvdb, branch: &str, layout: Layout, env: Arc<dyn Env>, options: FsOptions) -> Result<Fs> {
         let hash_key = match db.get(layout.imap, &layout::SUPER_KEY)? {
             Some(value) => {
                 let record = Super::decode(&value)?;
@@ -160,6 +160,9 @@ impl Fs {
             .checked_add(1)
             .filter(|&n| n > ROOT && n < INO_LIMIT)
             .ok_or_else(|| Error::Corrupt { ino: u64::MAX, what: "an inode number that was never given out".into() })?;
+        // A snapshot may hold numbers that are no more, and a rollback brings them back under whatever is open then.
+        let kept = if options.read_only { 0 } else { largest_kept(&db, branch) };
+        let next = next.max(kept + 1);
         let fs = Fs::of(db.clone(), Scope::Mainline(db), env, layout, hash_key, Numbers::from(next), options);
         let root = fs.inode(ROOT)?;
         if !root.state.read().is_dir() {
@@ -344,7 +347,7 @@ impl Fs {
 
     /// The inode in memory, loaded if need be.
     pub(crate) fn inode(&self, ino: Ino) -> Result<Arc<Inode>> {
-        self.core.table.get_or_load(ino, || {
+        self.core.table.get_or_load(ino, Error::Stale(ino), || {
             if ino == 0 {
                 return Err(Error::Stale(ino));
             }
@@ -465,6 +468,28 @@ pub(crate) fn stage_removal(layout: &Layout, ino: Ino, batch: &mut Batch) {
     let (start, end) = layout::node_range(ino);
     batch.delete_range(layout.imap, start.to_vec(), end.to_vec());
     batch.delete_range(layout.dmap, layout::page_key(ino, 0).to_vec(), layout::pages_end(ino).to_vec());
+}
+
+/// The largest inode number in any state that the branch can be rolled back to. One that cannot be read, or has impossible numbers, is
+/// passed by: the rollback to it says so.
+fn largest_kept(db: &Kvdb, branch: &str) -> Ino {
+    let mut largest = ROOT;
+    for info in db.snapshots().into_iter().filter(|info| info.branch == branch) {
+        match db.open_snapshot(&info.name).map_err(Error::from).and_then(|state| largest_in(&state)) {
+            Ok(ino) => largest = largest.max(ino),
+            Err(e) => tracing::warn!("snapshot {:?} cannot be rolled back to: {e}", info.name),
+        }
+    }
+    largest
+}
+
+/// The largest inode number in a snapshot's state.
+pub(crate) fn largest_in(state: &View) -> Result<Ino> {
+    let Some(layout) = Layout::of_state(state) else { return Ok(ROOT) };
+    match largest_ino(state, &layout)? {
+        ino if ino < INO_LIMIT - 1 => Ok(ino),
+        ino => Err(Error::Corrupt { ino, what: "an inode number that was never given out".into() }),
+    }
 }
 
 /// The largest inode number in use: of the nodes, and of the pages too, so that no new file finds old data under its number.

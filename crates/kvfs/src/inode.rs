@@ -32,6 +32,20 @@ pub(crate) struct Inode {
     pub listing: Mutex<Option<Box<Listing>>>,
 }
 
+/// What tells two inodes of one number apart, in states of the store that do not come from each other: numbers are not given twice in
+/// one history, and no two inodes with the same number are born in the same nanosecond.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    kind: FileKind,
+    birth: Timestamp,
+}
+
+impl Identity {
+    pub fn of(attr: &Attributes) -> Identity {
+        Identity { kind: attr.kind, birth: attr.btime }
+    }
+}
+
 /// What the locks of an inode protect.
 pub(crate) struct State {
     pub attr: Attributes,

@@ -11,7 +11,7 @@ use kvdb::{BranchInfo, Durability, Kvdb, Scope, SnapshotInfo};
 
 use crate::difference::{FileChange, difference_of_states};
 use crate::error::{Error, Result};
-use crate::fs::{Fs, FsOptions};
+use crate::fs::{Fs, FsOptions, largest_in};
 use crate::layout::{self, Layout, Super};
 use crate::views::{Entry, VIEW_SHARE, View, Views};
 
@@ -87,6 +87,8 @@ impl Views {
     /// Gives the mainline, or the clone that the snapshot is of, the state that it had then.
     pub fn rollback(&self, snapshot: &str) -> Result<()> {
         let info = self.snapshots().into_iter().find(|info| info.name == snapshot).ok_or(Error::NotFound)?;
+        // Before anything ends for it.
+        largest_in(&self.shared.db.open_snapshot(snapshot)?)?;
         if info.branch.is_empty() {
             let open = self.list();
             for transaction in &open {
@@ -152,7 +154,7 @@ impl Views {
             return Ok(entry);
         }
         let layout = Layout::find_in(db, name).ok_or(Error::NotFound)?;
-        let fs = Fs::open_layout(db.clone(), layout, mainline.env.clone(), options)?;
+        let fs = Fs::open_layout(db.clone(), name, layout, mainline.env.clone(), options)?;
         self.add(View::Clone(name.into()), fs, None)
     }
 

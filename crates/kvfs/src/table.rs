@@ -4,6 +4,10 @@
 //! works with may leave, oldest first, whether the kernel refers to it or not; of one it refers to, only the number of
 //! references stays, and whoever asks for it loads it again. There is at most one `Inode` of a number at any time, which is
 //! why eviction and insertion happen under the lock of the shard.
+//!
+//! **Stranded inodes.** A rollback may leave the kernel with an inode that is no more. Its number may be that of another file then: in a
+//! snapshot that came from elsewhere, say. As long as the kernel refers to the old one, whatever asks for the number is answered that it
+//! is stale, for nobody can tell who asks.
 
 use env::sync::atomic::Ordering;
 use std::collections::{HashMap, VecDeque};
@@ -13,7 +17,7 @@ use std::sync::Arc;
 use env::sync::Mutex;
 
 use crate::attr::Ino;
-use crate::inode::{Inode, State};
+use crate::inode::{Identity, Inode, State};
 
 const SHARDS: usize = 64;
 /// What an inode in memory is reckoned to take, bytes.
@@ -47,6 +51,8 @@ struct Shard {
     order: VecDeque<Ino>,
     /// The kernel's references to inodes that left.
     away: HashMap<Ino, u64, BuildHasherDefault<InoHasher>>,
+    /// What the kernel refers to and a rollback has left behind; all of them are in `away`.
+    stranded: HashMap<Ino, Identity, BuildHasherDefault<InoHasher>>,
 }
 
 pub(crate) struct Table {
@@ -69,12 +75,16 @@ impl Table {
         self.shard(ino).lock().map.get(&ino).cloned()
     }
 
-    /// The inode, loaded by `load` if it is not here. Others who ask meanwhile wait on the state's lock, not on the shard.
-    pub fn get_or_load<E>(&self, ino: Ino, load: impl FnOnce() -> Result<State, E>) -> Result<Arc<Inode>, E> {
+    /// The inode, loaded by `load` if it is not here; `stale`: it is stranded. Others who ask meanwhile wait on the state's lock, not on
+    /// the shard.
+    pub fn get_or_load<E>(&self, ino: Ino, stale: E, load: impl FnOnce() -> Result<State, E>) -> Result<Arc<Inode>, E> {
         let inode = {
             let mut shard = self.shard(ino).lock();
             if let Some(inode) = shard.map.get(&ino) {
                 return Ok(inode.clone());
+            }
+            if shard.stranded.contains_key(&ino) {
+                return Err(stale);
             }
             let inode = Arc::new(Inode::new(ino, State::absent(), shard.away.remove(&ino).unwrap_or(0)));
             // Nobody else knows it: this does not wait, though it is the wrong order of locks.
@@ -118,9 +128,28 @@ impl Table {
             *references = references.saturating_sub(count);
             if *references == 0 {
                 shard.away.remove(&ino);
+                shard.stranded.remove(&ino);
             }
         }
         None
+    }
+
+    /// Leaves an inode behind that the kernel refers to, and that is not here.
+    pub fn strand(&self, ino: Ino, identity: Identity) {
+        let mut shard = self.shard(ino).lock();
+        if shard.away.contains_key(&ino) {
+            shard.stranded.insert(ino, identity);
+        }
+    }
+
+    /// It is there again.
+    pub fn recover(&self, ino: Ino) {
+        self.shard(ino).lock().stranded.remove(&ino);
+    }
+
+    /// What a stranded inode was.
+    pub fn stranded(&self, ino: Ino) -> Option<Identity> {
+        self.shard(ino).lock().stranded.get(&ino).copied()
     }
 
     /// References the kernel holds to an inode, whether it is here or not.

@@ -134,3 +134,56 @@ fn what_a_rollback_brings_back_shares_its_number_with_nothing_new() {
     assert_ne!(new, w.stat("back").ino);
     assert_eq!((w.contents("back"), w.contents("new")), (b"monday".to_vec(), b"friday".to_vec()));
 }
+
+#[test]
+fn what_is_open_over_a_rollback_is_never_another_file() {
+    let mut w = World::new();
+    let a = w.file_with(ROOT, "a", b"monday");
+    views(&w).snapshot(&View::Mainline, "monday", Durability::Buffered).unwrap();
+    w.fs.unlink(ROOT, b"a").unwrap();
+    w.fs.forget(a, 1);
+    // Opened anew, the mainline knows of no number as large.
+    w.remount();
+    let views = views(&w);
+    let b = w.file_with(ROOT, "b", b"friday");
+    views.rollback("monday").unwrap();
+    fails(w.fs.write(b, 0, b"FRIDAY", Default::default()), libc::ESTALE);
+    fails(w.fs.read(b, 0, 6), libc::ESTALE);
+    fails(w.fs.getattr(b), libc::ESTALE);
+    assert_eq!(w.contents("a"), b"monday");
+    // What was left behind is there again with a state that has it.
+    w.fs.forget(b, 1);
+}
+
+#[test]
+fn what_a_rollback_left_behind_comes_back_with_a_later_snapshot() {
+    let w = World::new();
+    let views = views(&w);
+    snapshot(&views, "monday");
+    w.second();
+    let made = w.file_with(ROOT, "made", b"tuesday");
+    snapshot(&views, "tuesday");
+    views.rollback("monday").unwrap();
+    fails(w.fs.read(made, 0, 7), libc::ESTALE);
+    views.rollback("tuesday").unwrap();
+    assert_eq!((w.read_all(made), w.contents("made")), (b"tuesday".to_vec(), b"tuesday".to_vec()));
+}
+
+#[test]
+fn a_clone_gives_no_number_that_a_snapshot_of_it_has() {
+    let w = World::new();
+    let views = views(&w);
+    snapshot(&views, "s");
+    views.clone_snapshot("s", "c").unwrap();
+    let name = View::Clone("c".into());
+    let clone = views.fs(&name).unwrap();
+    let a = clone.mknod(ROOT, b"a", FileKind::File, 0o644, 0, USER).unwrap().ino;
+    views.snapshot(&name, "of c", Durability::Buffered).unwrap();
+    clone.unlink(ROOT, b"a").unwrap();
+    clone.forget(a, 1);
+    views.shutdown().unwrap();
+    drop((views, clone));
+    let views = self::views(&w);
+    let clone = views.fs(&name).unwrap();
+    assert!(clone.mknod(ROOT, b"b", FileKind::File, 0o644, 0, USER).unwrap().ino > a);
+}
