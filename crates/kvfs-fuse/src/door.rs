@@ -185,8 +185,11 @@ impl Handler for Door {
         }
     }
     fn forget(&self, ino: Ino, references: u64) {
-        if let Ok((view, ino)) = self.inode(ino) {
-            view.forget(ino, references);
+        match wire_ino::split(ino) {
+            (0, ino) => self.mainline.forget(ino, references),
+            (wire_ino::HIDDEN, _) => {}
+            // Also of one that has ended.
+            (number, ino) => self.views.forget(number, ino, references),
         }
     }
     fn getattr(&self, ino: Ino) -> Reply<Attr> {

@@ -110,6 +110,8 @@ impl Default for Policy {
 pub trait Invalidator: Send + Sync {
     /// The name (also: the remembered absence of the name) is looked up anew. Who works in the directory it names goes on doing so.
     fn entry(&self, parent: Ino, name: &[u8]) -> std::io::Result<()>;
+    /// The name is no more, nor anything below it: the kernel lets go of all that no program uses.
+    fn gone(&self, parent: Ino, name: &[u8]) -> std::io::Result<()>;
     /// Attributes and cached pages of the inode are read anew. Of a file the kernel keeps size and times: it holds back writes, and so
     /// believes itself.
     fn inode(&self, ino: Ino) -> std::io::Result<()>;

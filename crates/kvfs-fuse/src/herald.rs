@@ -13,7 +13,8 @@
 //!   the kernel has in memory, and sets size and time to what they are; the door knows its thread and answers without changing anything. That
 //!   takes the right to open by handle (CAP_DAC_READ_SEARCH). Without it files that have grown are shown at their new length, and those
 //!   that have become shorter keep the old one, with zeros at the end, until the kernel forgets them.
-//! - The view's own inodes are dropped, too: whoever still has one open gets ESTALE. A thread does it afterwards when they are many.
+//! - The view's own inodes are dropped, too: whoever still has one open gets ESTALE. A thread does it afterwards when they are many. The
+//!   view's name is torn out with all below it, so that the kernel forgets it and the view's number becomes free (`kvfs::Views`).
 //!
 //! **Before a transaction begins or ends** the kernel must hand over what it holds back. A close hands over; for files that are still
 //! open the herald calls syncfs(2) on the mount, which makes the kernel send all its dirty pages (of every view); it does not reach us as a
@@ -158,21 +159,24 @@ impl Watcher for Herald {
         if let Some(touched) = touched {
             news.of(0, &self.mainline, touched);
         }
-        if let Some((dir, name)) = hidden::place(view) {
-            let dir = wire_ino::of(wire_ino::HIDDEN, dir);
-            news.names.push((dir, name.into_bytes().into()));
-            news.inodes.push(dir);
-        }
+        let place = hidden::place(view).map(|(dir, name)| (wire_ino::of(wire_ino::HIDDEN, dir), name));
+        news.inodes.extend(place.as_ref().map(|(dir, _)| *dir));
         self.spread(&news);
-        let view: Vec<Ino> = fs.referenced().into_iter().map(|ino| wire_ino::of(number, ino)).collect();
-        if view.len() > DROPPED_AT_ONCE {
+        let left: Vec<Ino> = fs.referenced().into_iter().map(|ino| wire_ino::of(number, ino)).collect();
+        if left.len() > DROPPED_AT_ONCE {
             if let Some(dropper) = &*self.dropper.lock() {
                 // An error means that the thread is gone, and the mount with it.
-                let _ = dropper.send(view);
+                let _ = dropper.send(left);
             }
         } else {
             // What it has forgotten is no error, and the rest is of nobody's concern.
-            view.into_iter().for_each(|ino| drop(self.cache.inode(ino)));
+            left.into_iter().for_each(|ino| drop(self.cache.inode(ino)));
+        }
+        // What no program has open there is forgotten now, or the view's number would be taken for as long as memory is plenty.
+        if let Some((dir, name)) = place
+            && let Err(e) = self.cache.gone(dir, name.as_bytes())
+        {
+            tracing::debug!("the kernel goes on remembering {view:?}: {e}");
         }
     }
 

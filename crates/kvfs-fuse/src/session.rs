@@ -255,14 +255,23 @@ impl KernelCache {
     }
 }
 
-impl Invalidator for KernelCache {
-    fn entry(&self, parent: Ino, name: &[u8]) -> io::Result<()> {
+impl KernelCache {
+    fn invalidate_entry(&self, parent: Ino, name: &[u8], flags: u32) -> io::Result<()> {
         let mut body = wire::Answer::default();
-        let flags = if self.expires { wire::INVAL_ENTRY_EXPIRE } else { 0 };
         body.u64(parent).u32(name.len() as u32).u32(flags);
         body.0.extend_from_slice(name);
         body.0.push(0);
         self.tell(wire::NOTIFY_INVAL_ENTRY, &body.0)
+    }
+}
+
+impl Invalidator for KernelCache {
+    fn entry(&self, parent: Ino, name: &[u8]) -> io::Result<()> {
+        self.invalidate_entry(parent, name, if self.expires { wire::INVAL_ENTRY_EXPIRE } else { 0 })
+    }
+
+    fn gone(&self, parent: Ino, name: &[u8]) -> io::Result<()> {
+        self.invalidate_entry(parent, name, 0)
     }
 
     fn inode(&self, ino: Ino) -> io::Result<()> {

@@ -366,3 +366,42 @@ fn snapshots_and_clones_lie_beside_the_transactions() {
     assert_eq!((names(&m.path(".kvfs/snapshot")), names(&m.path(".kvfs/clone"))), (vec![], vec![]));
     fails(fs::metadata(&other), libc::ENOENT);
 }
+
+#[test]
+fn the_kernel_forgets_views_that_have_ended_but_for_what_is_open() {
+    let Some(m) = Mount::new() else { return };
+    sh(m.dir.path(), "mkdir -p d/e; echo old > d/f; for i in $(seq 100); do echo $i > d/e/$i; done");
+    let (held, t) = m.begin();
+    let mut open = File::open(t.join("d/f")).expect("open");
+    for round in 0..20 {
+        let (id, t) = m.begin();
+        sh(&t, "ls -lR . > /dev/null; cat d/e/* > /dev/null; echo new > made; mv d/e/1 d/moved; rm d/e/2; mkdir x; ln -s a x/b");
+        match round % 3 {
+            0 => m.commit(id),
+            1 => m.views.abort(id).expect("aborted"),
+            _ => {
+                m.views.snapshot(&kvfs::View::Mainline, "s", Durability::Buffered).expect("a snapshot");
+                sh(&m.path(".kvfs/snapshot/s"), "ls -lR . > /dev/null; cat d/f");
+                m.views.drop_snapshot("s").expect("dropped");
+                m.views.abort(id).expect("aborted");
+            }
+        }
+        sh(m.dir.path(), "rm -rf x made; mv d/moved d/e/1 2> /dev/null || true; echo 2 > d/e/2");
+    }
+    m.commit(held);
+    await_numbers(&m.views, 1);
+    fails(open.read(&mut [0; 4]), libc::ESTALE);
+    drop(open);
+    // What was open when its view ended the kernel keeps for as long as it has memory.
+    fs::write("/proc/sys/vm/drop_caches", "2").expect("root may");
+    await_numbers(&m.views, 0);
+}
+
+/// Forgetting is told without an answer.
+fn await_numbers(views: &Views, expected: usize) {
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    while views.numbers_taken() != expected {
+        assert!(std::time::Instant::now() < deadline, "{} numbers of views are taken, not {expected}", views.numbers_taken());
+        std::thread::yield_now();
+    }
+}

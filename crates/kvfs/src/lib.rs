@@ -23,6 +23,7 @@ mod merge;
 mod names;
 mod numbers;
 mod rename;
+mod retired;
 mod share;
 mod snapshots;
 mod statfs;

@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::fs::{Fs, stage_removal};
 use crate::inode::{Inode, State};
 use crate::layout::{self, Attributes, Body, NAME_MAX, TARGET_MAX};
+use crate::table::Forgotten;
 
 const SGID: u16 = 0o2000;
 
@@ -69,9 +70,10 @@ impl Fs {
         }
     }
 
-    /// `forget` for a call that is inside the gate.
-    pub(crate) fn release(&self, ino: Ino, count: u64) {
-        let Some(inode) = self.core.table.forget(ino, count) else { return };
+    /// `forget` for a call that is inside the gate. `false`: there were no references.
+    pub(crate) fn release(&self, ino: Ino, count: u64) -> bool {
+        let forgotten = self.core.table.forget(ino, count);
+        let Forgotten::Last(inode) = forgotten else { return forgotten.is_known() };
         let unlinked = {
             let state = inode.state.read();
             state.attr.nlink == 0 && !state.gone
@@ -79,6 +81,7 @@ impl Fs {
         if unlinked {
             self.remove_unlinked(&inode);
         }
+        true
     }
 
     /// Whether what an unlinked inode has stored is this view's to remove. In a transaction an inode that others may have open keeps an

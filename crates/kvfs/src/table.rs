@@ -55,6 +55,22 @@ struct Shard {
     stranded: HashMap<Ino, Identity, BuildHasherDefault<InoHasher>>,
 }
 
+/// What became of references that were given back.
+pub(crate) enum Forgotten {
+    /// It was the last one of an inode that is here.
+    Last(Arc<Inode>),
+    /// Others are left, or the inode is not here.
+    Done,
+    /// There were none.
+    Unknown,
+}
+
+impl Forgotten {
+    pub fn is_known(&self) -> bool {
+        !matches!(self, Forgotten::Unknown)
+    }
+}
+
 pub(crate) struct Table {
     shards: Vec<Mutex<Shard>>,
     /// Inodes a shard keeps.
@@ -116,22 +132,35 @@ impl Table {
         self.shard(inode.ino).lock().arrive(inode, self.capacity);
     }
 
-    /// The kernel gives back `count` references. The inode, if it is here and was the last reference's; `None`: nothing to do.
-    pub fn forget(&self, ino: Ino, count: u64) -> Option<Arc<Inode>> {
+    /// The kernel gives back `count` references.
+    pub fn forget(&self, ino: Ino, count: u64) -> Forgotten {
         let mut shard = self.shard(ino).lock();
         if let Some(inode) = shard.map.get(&ino) {
             // Never below zero, whatever the kernel says.
             let left = inode.lookups.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |n| Some(n.saturating_sub(count)));
-            return left.is_ok_and(|before| before <= count).then(|| inode.clone());
+            return match left {
+                Ok(before) if before <= count => Forgotten::Last(inode.clone()),
+                _ => Forgotten::Done,
+            };
         }
-        if let Some(references) = shard.away.get_mut(&ino) {
-            *references = references.saturating_sub(count);
-            if *references == 0 {
-                shard.away.remove(&ino);
-                shard.stranded.remove(&ino);
-            }
+        let Some(references) = shard.away.get_mut(&ino) else { return Forgotten::Unknown };
+        *references = references.saturating_sub(count);
+        if *references == 0 {
+            shard.away.remove(&ino);
+            shard.stranded.remove(&ino);
         }
-        None
+        Forgotten::Done
+    }
+
+    /// The kernel's references, by number, and nothing is left here. Of a view that is over.
+    pub fn take_references(&self) -> HashMap<Ino, u64> {
+        let mut all = HashMap::new();
+        for shard in &self.shards {
+            let shard = std::mem::take(&mut *shard.lock());
+            let here = shard.map.values().map(|inode| (inode.ino, inode.lookups.load(Ordering::Relaxed)));
+            all.extend(here.chain(shard.away).filter(|(_, references)| *references > 0));
+        }
+        all
     }
 
     /// Leaves an inode behind that the kernel refers to, and that is not here.

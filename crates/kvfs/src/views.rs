@@ -37,7 +37,7 @@
 //! A conflict ends the transaction, as an abort does. When a commit fails for another reason (no space, say) the view is open again.
 //!
 //! **Numbers.** A view has a number from 1 to [`Views::MAX_NUMBER`] while it is open, for doors that must put it into an inode
-//! number; the mainline's is 0. Numbers are taken in turn, so that one comes again only after all others.
+//! number; the mainline's is 0. It stays the view's afterwards for as long as the kernel refers to an inode of it (`retired`).
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Weak};
@@ -55,6 +55,7 @@ use crate::difference::{FileChange, difference};
 use crate::error::{Error, Result};
 use crate::fs::{Fs, FsOptions, largest_ino};
 use crate::merge;
+use crate::retired::Retired;
 
 /// Which view.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -102,6 +103,8 @@ pub(crate) struct Shared {
 #[derive(Default)]
 pub(crate) struct Open {
     pub by_number: BTreeMap<u16, Arc<Entry>>,
+    /// Of views that have ended: numbers that are not free yet.
+    pub retired: HashMap<u16, Retired>,
     numbers: HashMap<View, u16>,
     last: u16,
 }
@@ -397,11 +400,12 @@ impl Views {
         if let Some(entry) = open.numbers.get(&view).and_then(|number| open.by_number.get(number)) {
             return Ok(entry.clone());
         }
-        if open.by_number.len() >= usize::from(Self::MAX_NUMBER) {
-            return Err(Error::Store(kvdb::Error::Invalid("too many views are open: end some transactions".into())));
+        if open.by_number.len() + open.retired.len() >= usize::from(Self::MAX_NUMBER) {
+            let many = "too many views are open: end some transactions, and close what programs have open of ended ones";
+            return Err(Error::Store(kvdb::Error::Invalid(many.into())));
         }
         let mut number = open.last % Self::MAX_NUMBER + 1;
-        while open.by_number.contains_key(&number) {
+        while open.by_number.contains_key(&number) || open.retired.contains_key(&number) {
             number = number % Self::MAX_NUMBER + 1;
         }
         open.last = number;
@@ -415,12 +419,12 @@ impl Views {
     pub(crate) fn over(&self, entry: &Entry, touched: Option<&Touched>) {
         {
             let mut open = self.shared.open.write();
-            if open.by_number.remove(&entry.number).is_none() {
-                return;
-            }
+            let Some(ending) = open.by_number.remove(&entry.number) else { return };
             open.numbers.remove(&entry.view);
+            open.retired.insert(entry.number, Retired::Ending(ending));
         }
         self.tell(|watcher| watcher.ended(&entry.view, entry.number, &entry.fs, touched));
+        self.retire(entry);
     }
 
     /// No lock is held meanwhile: a watcher may have to wait for calls that take them.

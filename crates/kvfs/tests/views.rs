@@ -653,3 +653,36 @@ fn a_serializable_transaction_goes_back_to_a_savepoint_whatever_others_have_lock
     assert!(two.resolve(b"/dir").is_ok());
     both.commit(id);
 }
+
+#[test]
+fn the_number_of_a_view_that_has_ended_is_not_given_again_while_the_kernel_refers_to_it() {
+    let b = Both::new();
+    let f = b.w.file_with(ROOT, "f", b"content");
+    // One ends while the kernel has nothing of it, one while it has a file and the root.
+    let numbers = |round: u32| {
+        let id = b.views.begin(TransactionOptions::default()).unwrap();
+        let number = b.views.number(&View::Transaction(id)).unwrap();
+        assert!(round < 2 * u32::from(Views::MAX_NUMBER), "it goes round");
+        b.views.abort(id).unwrap();
+        number
+    };
+    let (id, t) = b.begin();
+    let held = b.views.number(&View::Transaction(id)).unwrap();
+    for ino in [t.lookup(ROOT, b"f").unwrap().ino, t.lookup(ROOT, b"f").unwrap().ino, t.lookup(ROOT, b".").unwrap().ino] {
+        assert!([f, ROOT].contains(&ino));
+    }
+    b.views.commit(id, Durability::Buffered).unwrap();
+    assert!(b.views.by_number(held).is_none(), "stale");
+    let mut seen = BTreeSet::new();
+    for round in 0..=u32::from(Views::MAX_NUMBER) {
+        let number = numbers(round);
+        assert_ne!(number, held, "the kernel has a file of it open");
+        seen.insert(number);
+    }
+    assert_eq!(seen.len(), usize::from(Views::MAX_NUMBER) - 1, "all others are free");
+    b.views.forget(held, f, 1);
+    b.views.forget(held, ROOT, 1);
+    assert!((0..u32::from(Views::MAX_NUMBER)).all(|round| numbers(round) != held), "one reference is left");
+    b.views.forget(held, f, 1);
+    assert!((0..u32::from(Views::MAX_NUMBER)).any(|round| numbers(round) == held), "it is free again");
+}

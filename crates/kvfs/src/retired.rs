@@ -1,0 +1,74 @@
+//! Numbers of views that have ended. A door puts the view's number into the number of an inode, and the kernel has such an inode for as long
+//! as a program holds it open, long after the view. Were the number given to another view meanwhile, that program would read and
+//! write there. So a number is given again only when the kernel has forgotten every inode that it has seen of the view.
+//!
+//! The kernel's references are counted in the view's table. When the view ends, no call adds one any more; the table then gives its
+//! counts to [`Retired`], so that an ended view costs no more than the references that are left.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::attr::Ino;
+use crate::fs::Fs;
+use crate::views::{Entry, Views};
+
+/// A view that has ended.
+pub(crate) enum Retired {
+    /// Its watchers are being told; its references are still counted in its own table.
+    Ending(Arc<Entry>),
+    /// What the kernel still refers to, never empty.
+    Left(HashMap<Ino, u64>),
+}
+
+impl Fs {
+    /// Gives back references also when the view is over. `false`: there are none, or they are counted elsewhere by now.
+    fn give_back(&self, ino: Ino, count: u64) -> bool {
+        match self.enter() {
+            Ok(_inside) => self.release(ino, count),
+            Err(_) => self.core.table.forget(ino, count).is_known(),
+        }
+    }
+}
+
+impl Views {
+    /// The kernel gives back `count` references to an inode of the view with this number, which may have ended.
+    pub fn forget(&self, number: u16, ino: Ino, count: u64) {
+        let fs = {
+            let open = self.shared.open.read();
+            match (open.by_number.get(&number), open.retired.get(&number)) {
+                (Some(entry), _) | (None, Some(Retired::Ending(entry))) => Some(entry.fs.clone()),
+                _ => None,
+            }
+        };
+        if fs.is_some_and(|fs| fs.give_back(ino, count)) {
+            return;
+        }
+        let mut open = self.shared.open.write();
+        let Some(Retired::Left(left)) = open.retired.get_mut(&number) else { return };
+        if let Some(references) = left.get_mut(&ino) {
+            *references = references.saturating_sub(count);
+            if *references == 0 {
+                left.remove(&ino);
+            }
+        }
+        if left.is_empty() {
+            open.retired.remove(&number);
+        }
+    }
+
+    /// Numbers that are not free: those of open views, and of ended ones that the kernel refers to. At most [`Views::MAX_NUMBER`].
+    pub fn numbers_taken(&self) -> usize {
+        let open = self.shared.open.read();
+        open.by_number.len() + open.retired.len()
+    }
+
+    /// All have been told that a view has ended: what is left of it is what the kernel refers to.
+    pub(crate) fn retire(&self, entry: &Entry) {
+        let mut open = self.shared.open.write();
+        let left = entry.fs.core.table.take_references();
+        match left.is_empty() {
+            true => drop(open.retired.remove(&entry.number)),
+            false => drop(open.retired.insert(entry.number, Retired::Left(left))),
+        }
+    }
+}
