@@ -9,6 +9,7 @@
 //! - a file with `Body::Inline(n)` has no pages, and all of it behind byte `n` is a hole.
 
 use env::sync::atomic::Ordering;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -230,14 +231,35 @@ impl Fs {
             }
             self.move_to_pages(inode.ino, state)?;
         }
+        // What has to be read is read before anything changes: a write is done whole or not at all, also when the device fails.
+        let mut edges = self.edges(inode.ino, state, offset, end)?;
         let mut at = 0;
         while at < data.len() {
             let from = offset + at as u64;
             let len = (PIECE - from % PIECE).min((data.len() - at) as u64) as usize;
-            self.write_piece(inode.ino, state, from, &data[at..at + len])?;
+            self.write_piece(state, from, &data[at..at + len], &mut edges);
             at += len;
         }
         Ok(())
+    }
+
+    /// The stored pages of which a write of `[offset, end)` keeps a part: at most the first and the last.
+    fn edges(&self, ino: Ino, state: &State, offset: u64, end: u64) -> Result<BTreeMap<u64, Vec<u8>>> {
+        let mut edges = BTreeMap::new();
+        for block in [offset / PAGE, (end - 1) / PAGE] {
+            let held = state.attr.size.saturating_sub(block * PAGE).min(PAGE);
+            let whole = offset <= block * PAGE && end >= block * PAGE + held;
+            if !whole
+                && !edges.contains_key(&block)
+                && !state.buffer.pages.contains_key(&block)
+                && let Some(page) = self.stored_page(ino, state, block)?
+            {
+                let mut own = Vec::with_capacity(PAGE as usize);
+                own.extend_from_slice(&page);
+                edges.insert(block, own);
+            }
+        }
+        Ok(edges)
     }
 
     /// The content of a small file becomes its page 0.
@@ -252,7 +274,7 @@ impl Fs {
     }
 
     /// Writes one aligned piece. Pages written from their start over all they held are slices of one copy; others are put together.
-    fn write_piece(&self, ino: Ino, state: &mut State, offset: u64, data: &[u8]) -> Result<()> {
+    fn write_piece(&self, state: &mut State, offset: u64, data: &[u8], edges: &mut BTreeMap<u64, Vec<u8>>) {
         let mut shared: Option<Bytes> = None;
         let mut at = 0;
         while at < data.len() {
@@ -264,7 +286,10 @@ impl Fs {
                 let shared = shared.get_or_insert_with(|| Bytes::copy_from_slice(data));
                 Page::Shared(shared.slice(at..at + len))
             } else {
-                let mut page = self.page_to_change(ino, state, block)?;
+                let mut page = match state.buffer.pages.get_mut(&block) {
+                    Some(slot) => std::mem::take(slot.page.own()),
+                    None => edges.remove(&block).unwrap_or_else(|| Vec::with_capacity(PAGE as usize)),
+                };
                 if page.len() < inside + len {
                     page.resize(inside + len, 0);
                 }
@@ -275,21 +300,6 @@ impl Fs {
             at += len;
             state.attr.size = state.attr.size.max(offset + at as u64);
         }
-        Ok(())
-    }
-
-    /// Takes the bytes of a page out, for changing and `put_page`.
-    fn page_to_change(&self, ino: Ino, state: &mut State, block: u64) -> Result<Vec<u8>> {
-        if let Some(slot) = state.buffer.pages.get_mut(&block) {
-            return Ok(std::mem::take(slot.page.own()));
-        }
-        let mut page = Vec::with_capacity(PAGE as usize);
-        if block < blocks_of(state.attr.size)
-            && let Some(stored) = self.stored_page(ino, state, block)?
-        {
-            page.extend_from_slice(&stored);
-        }
-        Ok(page)
     }
 
     /// Puts a page into the buffer. Call before the size moves over it: what lies beyond the size is known not to exist.
@@ -345,6 +355,14 @@ impl Fs {
         self.count_pages(ino, state)?;
         let (kept, blocks) = (blocks_of(size), blocks_of(state.attr.size));
         let Body::Paged(count) = state.attr.body else { return Ok(()) };
+        // All that has to be read, before anything changes.
+        let count = if count == blocks {
+            kept
+        } else if kept <= blocks - kept {
+            self.pages_between(ino, state, 0, kept)?
+        } else {
+            count - self.pages_between(ino, state, kept, blocks)?
+        };
         // The page that the new end is in keeps its first bytes only.
         let rest = (size % PAGE) as usize;
         if rest > 0 {
@@ -363,13 +381,6 @@ impl Fs {
                 state.buffer.pages.insert(block, Slot { page, counted: true });
             }
         }
-        let count = if count == blocks {
-            kept
-        } else if kept <= blocks - kept {
-            self.pages_between(ino, state, 0, kept)?
-        } else {
-            count - self.pages_between(ino, state, kept, blocks)?
-        };
         state.buffer.pages.split_off(&kept);
         state.buffer.cut = state.buffer.cut.min(kept);
         state.attr.body = Body::Paged(count);

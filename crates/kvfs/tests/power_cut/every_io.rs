@@ -2,7 +2,8 @@
 //! sync, each growth, each read. From the first error on nothing is certain but what was acknowledged; reading goes on; a sync that
 //! succeeds afterwards is believed; and after a power cut everything that was acknowledged is there.
 //!
-//! `KVFS_IO_STEP=1` strikes every operation of each seed's life instead of a sample; `KVFS_SEEDS` and `KVFS_SEED_BASE` as ever.
+//! `KVFS_IO_STEP=1` strikes every operation of each seed's life instead of a sample, `KVFS_IO_FROM=n` those from the n-th on;
+//! `KVFS_SEEDS` and `KVFS_SEED_BASE` as ever.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,7 +41,7 @@ fn live_with(seed: u64, on: Operation, kind: FaultKind, after: u64) -> bool {
     }
     if let Ok((fs, db)) = &opened {
         let store = Store { fs, db, dict };
-        let mut failed = None;
+        let (mut failed, mut last) = (None, None);
         for _ in 0..60 {
             let done = match random.below(12) {
                 0 => fs.tick(),
@@ -49,7 +50,10 @@ fn live_with(seed: u64, on: Operation, kind: FaultKind, after: u64) -> bool {
                     env.advance(Duration::from_millis(random.below(800)));
                     Ok(())
                 }
-                _ => random::step(&h, &mut random).map_or(Ok(()), |step| store.perform(&step, &mut h).map(drop)),
+                _ => random::step(&h, &mut random).map_or(Ok(()), |step| {
+                    last = Some(step.clone());
+                    store.perform(&step, &mut h).map(drop)
+                }),
             };
             if let Err(e) = done {
                 assert_eq!(faulty.struck(), 1, "{when}: {e}");
@@ -63,7 +67,7 @@ fn live_with(seed: u64, on: Operation, kind: FaultKind, after: u64) -> bool {
             now.states.drain(..h.states.len().saturating_sub(2));
             let least: Vec<_> = h.versions.iter().enumerate().map(|(id, v)| (id, v.len().saturating_sub(2))).collect();
             now.states.iter_mut().for_each(|s| s.least.extend(least.iter().copied()));
-            now.found(history::tree(fs), history::keys(db, dict), &format!("{when}: seen afterwards"));
+            now.found(history::tree(fs), history::keys(db, dict), &format!("{when}: seen after {last:?} failed: {failed:?}"));
         }
         // Who is told that all is on disk is told the truth.
         if fs.sync_all().is_ok() {
@@ -82,7 +86,7 @@ fn every_operation_of_the_device_may_fail_once() {
     let mut points = 0;
     for seed in seeds(2) {
         for (on, kind) in KINDS {
-            let mut after = seed % step;
+            let mut after = number("KVFS_IO_FROM").unwrap_or(seed % step);
             while live_with(seed, on, kind, after) {
                 (after, points) = (after + step, points + 1);
             }
