@@ -25,8 +25,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use kvdb::{Batch, Changed, Scope, Transaction};
 
-use crate::attr::Ino;
-use crate::error::Result;
+use crate::attr::{Ino, ROOT};
+use crate::error::{Error, Result};
 use crate::fs::{Fs, largest_ino, stage_removal};
 use crate::inode::{Identity, Inode, State};
 use crate::layout::{self, ImapKey, Layout};
@@ -101,12 +101,10 @@ impl Fs {
     /// Commits by `commit` what a transaction has changed, and brings what is in memory here up to that. The mainline's. Gives the orphans
     /// that nobody has open. On an error nothing has changed; [`kvdb::Error::Locked`]: try again.
     pub(crate) fn absorb(&self, touched: &Touched, commit: impl FnOnce() -> Result<()>) -> Result<Vec<Ino>> {
-        // Most of it while others go on.
-        if let Ok(_inside) = self.enter() {
-            self.flush_what_is_free()?;
-        }
-        let _closed = self.core.gate.close();
-        self.flush_what_is_free()?;
+        self.at_rest(|| self.absorb_at_rest(touched, commit))
+    }
+
+    fn absorb_at_rest(&self, touched: &Touched, commit: impl FnOnce() -> Result<()>) -> Result<Vec<Ino>> {
         let dirty = touched.inodes.iter().find(|(ino, _)| {
             let inode = self.core.table.get(*ino);
             inode.is_some_and(|inode| matches!(inode.state.read(), state if state.dirty && state.attr.nlink > 0))
@@ -148,6 +146,22 @@ impl Fs {
             }
         }
         Ok(touched.orphans.iter().copied().filter(|ino| !kept.contains(ino)).collect())
+    }
+
+    /// Does something at a moment at which everything that was written before is committed and no call is under way: what the store
+    /// holds then is a state that the files had, and keys committed since a write was acknowledged do not overtake it.
+    pub(crate) fn at_rest<T>(&self, moment: impl FnOnce() -> Result<T>) -> Result<T> {
+        // Most of it while others go on.
+        {
+            let _inside = self.enter()?;
+            self.flush_what_is_free()?;
+        }
+        let closed = self.core.gate.close();
+        if closed.ended() {
+            return Err(Error::Stale(ROOT));
+        }
+        self.flush_what_is_free()?;
+        moment()
     }
 
     /// Commits what is dirty, but for what a transaction has locked. (Inside the gate.)

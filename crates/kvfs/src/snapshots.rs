@@ -27,11 +27,11 @@ impl Views {
         };
         self.write_back();
         let fs = self.fs(of)?;
-        {
-            let _inside = fs.enter()?;
-            fs.flush_what_is_free()?;
+        let db = &self.shared.db;
+        fs.at_rest(|| Ok(db.snapshot_of(branch, name, Durability::Buffered)?))?;
+        if durability == Durability::Synced {
+            db.sync()?;
         }
-        self.shared.db.snapshot_of(branch, name, durability)?;
         self.tell(|watcher| watcher.appeared(&View::Snapshot(name.into())));
         Ok(())
     }
@@ -49,10 +49,7 @@ impl Views {
             Some(name) => db.open_snapshot(name)?,
             None => {
                 self.write_back();
-                let mainline = &self.shared.mainline;
-                let _inside = mainline.enter()?;
-                mainline.flush_what_is_free()?;
-                db.view()
+                self.shared.mainline.at_rest(|| Ok(db.view()))?
             }
         };
         difference_of_states(&before, &after)

@@ -22,7 +22,8 @@
 //! ```
 //!
 //! **Beginning.** What was written to the mainline before is in what the transaction sees: the kernel is asked to hand over what it holds
-//! ([`Watcher::write_back`]) and what waits in memory is committed.
+//! ([`Watcher::write_back`]) and what waits in memory is committed. The mainline's gate is closed for the moment of the beginning, so
+//! that what the transaction sees of files and keys is one state that was; the same goes for a snapshot.
 //!
 //! **Ending.** In this order, and each only when the one before has succeeded:
 //!
@@ -198,8 +199,9 @@ impl Views {
     /// (`detached` is always set). One that looks for no conflicts can read files, and write keys alone.
     pub fn begin(&self, options: TransactionOptions) -> Result<TransactionId> {
         self.shared.mainline.writable()?;
-        self.settle()?;
-        let transaction = self.shared.db.begin_with(TransactionOptions { detached: true, ..options })?;
+        self.write_back();
+        let options = TransactionOptions { detached: true, ..options };
+        let transaction = self.shared.mainline.at_rest(|| Ok(self.shared.db.begin_with(options)?))?;
         let id = transaction.id();
         let entry = self.open_transaction(transaction)?;
         self.tell(|watcher| watcher.appeared(&entry.view));
@@ -435,14 +437,6 @@ impl Views {
 
     pub(crate) fn write_back(&self) {
         self.tell(|watcher| watcher.write_back());
-    }
-
-    /// Everything that was written to the mainline until now is committed.
-    fn settle(&self) -> Result<()> {
-        self.write_back();
-        let mainline = &self.shared.mainline;
-        let _inside = mainline.enter()?;
-        mainline.flush_what_is_free()
     }
 
     // --- background -------------------------------------------------------------------------------------------------
