@@ -23,7 +23,7 @@ pub struct Conversation {
 
 impl Conversation {
     pub fn new(shared: Arc<Shared>, sink: Box<dyn Sink>, address: String, needs_password: bool) -> Self {
-        let out = Output::new(shared.db.clone(), sink, shared.limits.reply);
+        let out = Output::new(shared.db.clone(), sink, shared.limits.reply, shared.whole_replies.clone());
         let session = Session::new(shared, address, needs_password);
         Conversation { session, parser: Parser::default(), out, input: Vec::new(), charged: 0 }
     }

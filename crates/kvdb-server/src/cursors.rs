@@ -12,12 +12,16 @@ use parking_lot::Mutex;
 pub struct Cursors {
     table: Mutex<Table>,
     capacity: usize,
+    /// Bytes that the keys and names of all of them may take.
+    most: usize,
 }
 
 struct Table {
     entries: HashMap<u64, Entry>,
     /// Cursor of each age, oldest first.
     ages: BTreeMap<u64, u64>,
+    /// What the entries take.
+    bytes: usize,
     clock: u64,
     next: u64,
 }
@@ -30,13 +34,31 @@ struct Entry {
     age: u64,
 }
 
+impl Entry {
+    /// What it takes beside its key and name, about.
+    const OVERHEAD: usize = 160;
+
+    fn bytes(&self) -> usize {
+        self.from.capacity() + self.dictionary.len() + Entry::OVERHEAD
+    }
+}
+
+impl Table {
+    fn forget(&mut self, cursor: u64) {
+        if let Some(entry) = self.entries.remove(&cursor) {
+            self.ages.remove(&entry.age);
+            self.bytes -= entry.bytes();
+        }
+    }
+}
+
 impl Cursors {
-    pub fn new(capacity: usize) -> Self {
+    pub fn new(capacity: usize, most: usize) -> Self {
         // Numbers start at a random place, so that a cursor of an earlier server is not mistaken for one of ours, and stay below
         // 2^53, which every client can hold.
         let start = (RandomState::new().hash_one(0u8) >> 44) << 32 | 1;
-        let table = Table { entries: HashMap::new(), ages: BTreeMap::new(), clock: 0, next: start };
-        Cursors { table: Mutex::new(table), capacity: capacity.max(2) }
+        let table = Table { entries: HashMap::new(), ages: BTreeMap::new(), bytes: 0, clock: 0, next: start };
+        Cursors { table: Mutex::new(table), capacity: capacity.max(2), most }
     }
 
     /// Where the scan of `cursor` goes on. `None`: not one of ours, forgotten, or of another dictionary.
@@ -49,10 +71,8 @@ impl Cursors {
         entry.age = table.clock;
         table.ages.insert(entry.age, cursor);
         let from = entry.from.clone();
-        if let Some(predecessor) = entry.predecessor.take()
-            && let Some(old) = table.entries.remove(&predecessor)
-        {
-            table.ages.remove(&old.age);
+        if let Some(predecessor) = entry.predecessor.take() {
+            table.forget(predecessor);
         }
         Some(from)
     }
@@ -60,25 +80,24 @@ impl Cursors {
     /// A cursor for the page behind the one that `predecessor` asked for.
     pub fn issue(&self, predecessor: Option<u64>, dictionary: &str, from: Vec<u8>) -> u64 {
         let mut table = self.table.lock();
-        while table.entries.len() >= self.capacity
-            && let Some((_, oldest)) = table.ages.pop_first()
+        while (table.entries.len() >= self.capacity || table.entries.len() > 1 && table.bytes > self.most)
+            && let Some((_, &oldest)) = table.ages.first_key_value()
         {
-            table.entries.remove(&oldest);
+            table.forget(oldest);
         }
         table.clock += 1;
         let (cursor, age) = (table.next, table.clock);
         table.next += 1;
         table.ages.insert(age, cursor);
-        table.entries.insert(cursor, Entry { dictionary: dictionary.into(), from, predecessor, age });
+        let entry = Entry { dictionary: dictionary.into(), from, predecessor, age };
+        table.bytes += entry.bytes();
+        table.entries.insert(cursor, entry);
         cursor
     }
 
     /// The scan that `cursor` belongs to is over.
     pub fn finish(&self, cursor: u64) {
-        let mut table = self.table.lock();
-        if let Some(entry) = table.entries.remove(&cursor) {
-            table.ages.remove(&entry.age);
-        }
+        self.table.lock().forget(cursor);
     }
 }
 
@@ -88,7 +107,7 @@ mod tests {
 
     #[test]
     fn a_live_scan_outlives_any_number_of_pages_of_others() {
-        let cursors = Cursors::new(8);
+        let cursors = Cursors::new(8, usize::MAX);
         let slow = cursors.issue(None, "0", b"m".to_vec());
         let mut fast = cursors.issue(None, "0", b"a".to_vec());
         for i in 0..1000u32 {
@@ -103,7 +122,7 @@ mod tests {
 
     #[test]
     fn abandoned_scans_are_forgotten_and_say_so() {
-        let cursors = Cursors::new(8);
+        let cursors = Cursors::new(8, usize::MAX);
         let old = cursors.issue(None, "0", vec![]);
         for _ in 0..100 {
             cursors.issue(None, "0", vec![]);
@@ -113,8 +132,22 @@ mod tests {
     }
 
     #[test]
+    fn cursors_at_long_keys_give_way_sooner() {
+        let cursors = Cursors::new(1000, 100_000);
+        let mut last = 0;
+        for _ in 0..100 {
+            last = cursors.issue(None, "0", vec![b'k'; 10_000]);
+            assert!(cursors.table.lock().bytes <= 110_500, "{}", cursors.table.lock().bytes);
+        }
+        assert!(cursors.resume(last, "0").is_some());
+        cursors.finish(last);
+        let table = cursors.table.lock();
+        assert_eq!(table.bytes, table.entries.values().map(Entry::bytes).sum::<usize>());
+    }
+
+    #[test]
     fn a_cursor_belongs_to_its_dictionary() {
-        let cursors = Cursors::new(8);
+        let cursors = Cursors::new(8, usize::MAX);
         let cursor = cursors.issue(None, "a", b"k".to_vec());
         assert!(cursor < 1 << 53);
         assert_eq!(cursors.resume(cursor, "b"), None);

@@ -29,6 +29,9 @@ pub enum Failure {
     /// The transaction has ended (`NOTXN`).
     #[error("NOTXN {0}")]
     NoTransaction(String),
+    /// It would pile up more than is allowed (`LIMIT`).
+    #[error("LIMIT {0}")]
+    Limit(String),
     /// The device failed (`IOERR`).
     #[error("IOERR {0}")]
     Io(String),
@@ -50,8 +53,8 @@ impl Failure {
     }
     /// It is not the request's fault: the store could not do it, at least not now.
     pub fn is_of_the_store(&self) -> bool {
-        use Failure::{Conflict, Io, Locked, NoSpace, NoTransaction, ReadOnly};
-        matches!(self, NoSpace | ReadOnly(_) | Conflict(_) | Locked(_) | NoTransaction(_) | Io(_))
+        use Failure::{Conflict, Io, Limit, Locked, NoSpace, NoTransaction, ReadOnly};
+        matches!(self, Limit(_) | NoSpace | ReadOnly(_) | Conflict(_) | Locked(_) | NoTransaction(_) | Io(_))
     }
     /// Transactions came in between every time.
     pub fn again_and_again() -> Self {
@@ -71,6 +74,7 @@ impl From<kvdb::Error> for Failure {
             kvdb::Error::Io(error) => Failure::Io(error.to_string()),
             kvdb::Error::Conflict { .. } => Failure::Conflict(error.to_string().trim_start_matches("conflict: ").to_owned()),
             kvdb::Error::Locked(why) => Failure::Locked(why),
+            kvdb::Error::Limit(what) => Failure::Limit(what),
             kvdb::Error::NoTransaction(_) => Failure::NoTransaction(error.to_string()),
             kvdb::Error::NoSnapshot(_) | kvdb::Error::NoBranch(_) => Failure::Coded(format!("NOSNAPSHOT {error}").into()),
             other => Failure::request(other.to_string()),

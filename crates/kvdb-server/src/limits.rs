@@ -17,14 +17,22 @@ pub struct Limits {
     pub request: usize,
     /// Bytes that the unfinished requests of all connections together may take beyond 64 KiB each.
     pub requests: usize,
+    /// Bytes of replies that must be whole before they leave (those of `EXEC`, lists of changes), of all connections together.
+    pub whole_replies: usize,
     /// Replies are sent on as soon as this many bytes are ready, so that a long one is never held in memory as a whole.
     pub reply: usize,
     /// A client that takes nothing of its replies for this long is disconnected.
     pub write_timeout: Duration,
+    /// `WATCH` commands that are in force, of all connections together.
+    pub watches: usize,
     /// A `WATCH` that is kept for longer than this without an `EXEC` counts as broken: the store remembers for it what was changed.
     pub watch_time: Duration,
     /// `SCAN` cursors that are kept; the one unused for longest gives way.
     pub cursors: usize,
+    /// Bytes that these may take together.
+    pub cursor_bytes: usize,
+    /// Bytes of a savepoint's name.
+    pub name: usize,
 }
 
 impl Default for Limits {
@@ -36,10 +44,14 @@ impl Default for Limits {
             key: 16 << 10,
             request: 32 << 20,
             requests: 256 << 20,
+            whole_replies: 64 << 20,
             reply: 1 << 20,
             write_timeout: Duration::from_secs(60),
+            watches: 4096,
             watch_time: Duration::from_secs(300),
             cursors: 16 << 10,
+            cursor_bytes: 16 << 20,
+            name: 256,
         }
     }
 }

@@ -7,6 +7,8 @@
 
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use kvdb::Kvdb;
 
@@ -15,6 +17,32 @@ use crate::failure::Failure;
 /// Where the bytes go: a socket, or memory for a client inside this process.
 pub trait Sink: Send {
     fn send(&mut self, bytes: &[u8]) -> io::Result<()>;
+}
+
+/// Bytes that several connections share.
+pub struct Budget {
+    used: AtomicUsize,
+    most: usize,
+}
+
+impl Budget {
+    pub fn new(most: usize) -> Self {
+        Budget { used: AtomicUsize::new(0), most }
+    }
+    fn take(&self, bytes: usize) -> bool {
+        let fits = self.used.fetch_add(bytes, Relaxed) + bytes <= self.most;
+        if !fits {
+            self.give_back(bytes);
+        }
+        fits
+    }
+    fn give_back(&self, bytes: usize) {
+        self.used.fetch_sub(bytes, Relaxed);
+    }
+    #[cfg(test)]
+    pub fn used(&self) -> usize {
+        self.used.load(Relaxed)
+    }
 }
 
 pub struct Output {
@@ -26,16 +54,34 @@ pub struct Output {
     unsynced: Vec<Range<usize>>,
     /// RESP3 instead of RESP2.
     pub resp3: bool,
-    /// Nothing leaves before this many bytes are ready: whatever is written may have to be taken back.
-    keep: Option<usize>,
+    /// Nothing leaves: whatever is written may have to be taken back.
+    keep: bool,
+    /// What of `bytes` beyond `send_at` is counted there.
+    budget: Arc<Budget>,
+    charged: usize,
+    /// What is kept has grown beyond the budget.
+    overfull: bool,
     /// Bytes sent so far.
     pub sent: u64,
     broken: Option<io::Error>,
 }
 
 impl Output {
-    pub fn new(db: Kvdb, sink: Box<dyn Sink>, send_at: usize) -> Self {
-        Output { db, sink, bytes: Vec::new(), send_at, unsynced: Vec::new(), resp3: false, keep: None, sent: 0, broken: None }
+    pub fn new(db: Kvdb, sink: Box<dyn Sink>, send_at: usize, budget: Arc<Budget>) -> Self {
+        Output {
+            db,
+            sink,
+            bytes: Vec::new(),
+            send_at,
+            unsynced: Vec::new(),
+            resp3: false,
+            keep: false,
+            budget,
+            charged: 0,
+            overfull: false,
+            sent: 0,
+            broken: None,
+        }
     }
 
     pub fn status(&mut self, text: &str) {
@@ -87,9 +133,11 @@ impl Output {
     }
     /// Puts the header of an array in front of its `len` replies, which start at `position` and have all been written.
     pub fn insert_array_header(&mut self, position: usize, len: usize) {
-        let tail = self.bytes.split_off(position);
+        let end = self.bytes.len();
         self.array(len);
-        self.bytes.extend_from_slice(&tail);
+        // The header comes last and goes to the front: no second copy of what may be long.
+        let header = self.bytes.len() - end;
+        self.bytes[position..].rotate_right(header);
     }
     /// The header of a map; `len` pairs of replies follow.
     pub fn map(&mut self, len: usize) {
@@ -132,18 +180,42 @@ impl Output {
     /// Takes back what was written since `position`. Only before anything of it was sent: that is, without `relieve` in between.
     pub fn rewind(&mut self, position: usize) {
         self.bytes.truncate(position);
+        self.overfull = false;
+        self.give_back();
     }
     /// The reply since `position` acknowledges a write that must be durable before the client reads it.
     pub fn hold(&mut self, position: usize) {
         self.unsynced.push(position..self.bytes.len());
     }
-    /// From here on nothing leaves, so that `rewind` can take all of it back, until `release`. A client whose replies grow beyond `most`
-    /// bytes meanwhile counts as gone.
-    pub fn keep(&mut self, most: usize) {
-        self.keep = Some(self.bytes.len() + most);
+    /// From here on nothing leaves, so that `rewind` can take all of it back, until `release`. What is much is counted in the budget of
+    /// all connections until it has left; where that is used up, this is overfull, and all of it must be taken back.
+    pub fn keep(&mut self) {
+        self.keep = true;
     }
     pub fn release(&mut self) {
-        self.keep = None;
+        self.keep = false;
+    }
+    /// What is kept is too much.
+    pub fn is_overfull(&self) -> bool {
+        self.overfull
+    }
+    /// Counts what is there now.
+    fn charge(&mut self) {
+        let more = self.bytes.len().saturating_sub(self.send_at).saturating_sub(self.charged);
+        if more > 0 {
+            match self.budget.take(more) {
+                true => self.charged += more,
+                false => self.overfull = true,
+            }
+        }
+    }
+    fn give_back(&mut self) {
+        let still = self.bytes.len().saturating_sub(self.send_at).min(self.charged);
+        self.budget.give_back(self.charged - still);
+        self.charged = still;
+        if self.bytes.capacity() > self.send_at * 2 && self.bytes.len() <= self.send_at {
+            self.bytes.shrink_to(self.send_at);
+        }
     }
     /// `true` when enough is ready to be sent on.
     pub fn is_full(&self) -> bool {
@@ -151,17 +223,15 @@ impl Output {
     }
     /// Sends on what is ready if it is much. Long replies call this between their elements.
     pub fn relieve(&mut self) {
-        if let Some(most) = self.keep {
-            if self.bytes.len() > most {
-                self.broken = Some(io::Error::other("a reply that must be whole is too long"));
-            }
+        if self.keep {
+            self.charge();
         } else if self.is_full() {
             self.flush();
         }
     }
-    /// `true` once the client is gone: whoever makes a long reply may stop.
+    /// `true` once the client is gone, or what is written will be taken back: whoever makes a long reply may stop.
     pub fn is_broken(&self) -> bool {
-        self.broken.is_some()
+        self.broken.is_some() || self.overfull
     }
     /// Sends everything, after a sync where one is owed. `false` once the client is gone.
     pub fn flush(&mut self) -> bool {
@@ -181,6 +251,7 @@ impl Output {
         if self.bytes.capacity() > self.send_at * 2 {
             self.bytes = Vec::new();
         }
+        self.give_back();
         self.broken.is_none()
     }
 
@@ -207,11 +278,16 @@ impl Output {
     }
 }
 
+impl Drop for Output {
+    fn drop(&mut self) {
+        self.budget.give_back(self.charged);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use parking_lot::Mutex;
-    use std::sync::Arc;
 
     struct Memory(Arc<Mutex<Vec<u8>>>);
     impl Sink for Memory {
@@ -222,7 +298,7 @@ mod tests {
     }
     fn output() -> (Output, Arc<Mutex<Vec<u8>>>) {
         let sent = Arc::new(Mutex::new(Vec::new()));
-        (Output::new(Kvdb::in_memory(), Box::new(Memory(sent.clone())), 100), sent)
+        (Output::new(Kvdb::in_memory(), Box::new(Memory(sent.clone())), 100, Arc::new(Budget::new(1000))), sent)
     }
 
     #[test]
@@ -267,5 +343,43 @@ mod tests {
         out.bulk(&[b'x'; 50]);
         out.relieve();
         assert_eq!(sent.lock().len(), 114);
+    }
+
+    #[test]
+    fn what_is_kept_is_counted_until_it_has_left() {
+        let (mut out, sent) = output();
+        out.keep();
+        out.bulk(&[b'x'; 500]);
+        out.relieve();
+        assert!(sent.lock().is_empty() && out.budget.used() >= 400);
+        out.rewind(0);
+        assert_eq!(out.budget.used(), 0);
+        out.bulk(&[b'x'; 500]);
+        out.relieve();
+        out.release();
+        assert!(out.budget.used() >= 400, "it has not left yet");
+        out.relieve();
+        assert_eq!((sent.lock().len(), out.budget.used()), (508, 0));
+        // Of two that want too much together the second one hears of it.
+        let mut other = Output::new(Kvdb::in_memory(), Box::new(Memory(sent.clone())), 100, out.budget.clone());
+        for (out, fits) in [(&mut out, true), (&mut other, false)] {
+            out.keep();
+            out.bulk(&[b'x'; 800]);
+            out.relieve();
+            assert_eq!(out.is_overfull(), !fits);
+        }
+        other.rewind(0);
+        assert!(!other.is_overfull() && !other.is_broken());
+        drop((out, other));
+    }
+
+    #[test]
+    fn a_header_goes_in_front() {
+        let (mut out, _) = output();
+        out.ok();
+        let at = out.position();
+        (0..12).for_each(|i| out.integer(i));
+        out.insert_array_header(at, 12);
+        assert!(out.bytes.starts_with(b"+OK\r\n*12\r\n:0\r\n:1\r\n") && out.bytes.ends_with(b":11\r\n"));
     }
 }

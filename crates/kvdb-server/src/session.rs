@@ -9,7 +9,7 @@ use bytes::Bytes;
 use kvdb::{Batch, DictionaryId, DictionaryOptions, Draft, Durability, Kvdb, Transaction, TransactionId, TransactionOptions, View};
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::commands::multi::{Queue, TRIES, Watch};
+use crate::commands::multi::{Counted, Queue, TRIES, Watch};
 use crate::commands::{self, COMMANDS, Command, InMulti};
 use crate::cursors::Cursors;
 use crate::dictionaries::{self, Place, Selected};
@@ -17,7 +17,7 @@ use crate::failure::{Failure, Outcome};
 use crate::limits::Limits;
 use crate::locks::{Held, KeyLocks};
 use crate::metrics::Metrics;
-use crate::output::Output;
+use crate::output::{Budget, Output};
 use crate::request::Arguments;
 use crate::transactions::{Group, Groups, Snapshots, Transactions};
 
@@ -42,6 +42,10 @@ pub struct Shared {
     pub next_client: AtomicU64,
     /// Bytes that large requests on their way in have taken, of all connections (`Limits::requests`).
     pub request_bytes: AtomicUsize,
+    /// Bytes of replies that must be whole (`Limits::whole_replies`).
+    pub whole_replies: Arc<Budget>,
+    /// `WATCH` commands that are in force.
+    pub watches: AtomicUsize,
     /// Set when the server stops, so that long commands end.
     pub stopping: AtomicBool,
 }
@@ -53,7 +57,9 @@ impl Shared {
             groups: Groups::default(),
             snapshots: Arc::new(db.clone()),
             db,
-            cursors: Cursors::new(limits.cursors),
+            whole_replies: Arc::new(Budget::new(limits.whole_replies)),
+            watches: AtomicUsize::new(0),
+            cursors: Cursors::new(limits.cursors, limits.cursor_bytes),
             limits,
             password,
             durable,
@@ -92,7 +98,7 @@ pub struct Session {
     pub attached: Vec<TransactionId>,
     /// Between `MULTI` and `EXEC`: what is to be run.
     pub queue: Option<Queue>,
-    pub watches: Vec<Watch>,
+    pub watches: Vec<(Watch, Counted)>,
     /// Under way in `EXEC`, which holds the locks.
     pub executing: Option<Executing>,
     /// A failure of the store, for which `EXEC` is to do nothing at all.

@@ -31,6 +31,9 @@ pub enum Error {
     /// The caller asked for what the store cannot hold; nothing was changed.
     #[error("not possible: {0}")]
     Invalid(String),
+    /// It would pile up more than the store's memory allows; nothing was changed. The text says of what, and what to do.
+    #[error("too much: {0}")]
+    Limit(String),
     /// A transaction cannot commit: somebody else has changed the same keys since it began. It is over; begin it again.
     #[error("conflict: {}: begin the transaction again", shown(keys))]
     Conflict {

@@ -97,8 +97,8 @@ pub use snapshots::{
 };
 pub use stats::{DictionaryStats, Stats};
 pub use transactions::{
-    Bulk, BulkRun, Changed, Changes, Draft, Isolation, MergeRoutine, Merged, Savepoint, Scope, StoredTuple, StoredTuples,
-    Transaction, TransactionId, TransactionInfo, TransactionOptions, at_once,
+    Bulk, BulkRun, Changed, Changes, Draft, Isolation, MAX_SAVEPOINTS, MergeRoutine, Merged, Savepoint, Scope, StoredTuple,
+    StoredTuples, Transaction, TransactionId, TransactionInfo, TransactionOptions, at_once,
 };
 pub use view::{StoredValue, View};
 pub use vt_tree::Estimate;

@@ -99,6 +99,7 @@ impl Error {
             // The same may succeed later, or in another transaction.
             Error::Store(kvdb::Error::Locked(_) | kvdb::Error::Conflict { .. }) => libc::EDEADLK,
             Error::Store(kvdb::Error::NoTransaction(_)) => libc::ESTALE,
+            Error::Store(kvdb::Error::Limit(_)) => libc::ENOMEM,
             Error::Store(_) => libc::EIO,
         }
     }

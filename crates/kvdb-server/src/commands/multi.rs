@@ -56,6 +56,40 @@ pub enum Watch {
     Joined { before: View, keys: Vec<(DictionaryId, Bytes)> },
 }
 
+/// What a watched key takes beside its bytes, about.
+const WATCHED: usize = 256;
+
+/// A `WATCH` in force, as the server counts it.
+pub struct Counted {
+    shared: Arc<Shared>,
+    bytes: usize,
+}
+
+impl Counted {
+    fn new(shared: &Arc<Shared>) -> Result<Self, Failure> {
+        let (most, all) = (shared.limits.watches, shared.watches.fetch_add(1, Relaxed) + 1);
+        let counted = Counted { shared: shared.clone(), bytes: 0 };
+        if all > most {
+            return Err(Failure::Limit(format!("{most} WATCH are in force, of all connections: EXEC, UNWATCH or close some")));
+        }
+        Ok(counted)
+    }
+    fn add(&mut self, bytes: usize) -> Outcome {
+        self.bytes += bytes;
+        if self.shared.request_bytes.fetch_add(bytes, Relaxed) + bytes > self.shared.limits.requests {
+            return Err(Failure::Limit("too many large requests at once; try again later".into()));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.shared.request_bytes.fetch_sub(self.bytes, Relaxed);
+        self.shared.watches.fetch_sub(1, Relaxed);
+    }
+}
+
 pub fn multi(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     if s.queue.is_some() {
         return Err(Failure::request("MULTI calls can not be nested"));
@@ -84,11 +118,12 @@ pub fn queue(s: &mut Session, command: &Command, args: Arguments<'_>) -> Outcome
     let size = request.size();
     let (limits, all) = (&s.shared.limits, &s.shared.request_bytes);
     if queue.bytes + size > limits.request || queue.requests.len() >= limits.arguments {
-        return Err(Failure::request(format!("more than {} bytes between MULTI and EXEC", limits.request)));
+        let (bytes, commands) = (limits.request, limits.arguments);
+        return Err(Failure::Limit(format!("more than {bytes} bytes or {commands} commands between MULTI and EXEC")));
     }
     if all.fetch_add(size, Relaxed) + size > limits.requests {
         all.fetch_sub(size, Relaxed);
-        return Err(Failure::request("too many large requests at once; try again later"));
+        return Err(Failure::Limit("too many large requests at once; try again later".into()));
     }
     queue.bytes += size;
     queue.requests.push(request);
@@ -100,6 +135,8 @@ pub fn watch(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
         return Err(Failure::request("WATCH inside MULTI is not allowed"));
     }
     let dict = s.writable()?;
+    let mut counted = Counted::new(&s.shared)?;
+    counted.add(args.from(1).map(|key| key.len() + WATCHED).sum())?;
     let watch = match &s.joined {
         Some((transaction, _)) => Watch::Joined {
             before: transaction.view()?,
@@ -116,7 +153,7 @@ pub fn watch(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
             Watch::Store(watch)
         }
     };
-    s.watches.push(watch);
+    s.watches.push((watch, counted));
     out.ok();
     Ok(())
 }
@@ -134,7 +171,7 @@ pub fn exec(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
         return Err(Failure::coded("EXECABORT Transaction discarded because of previous errors."));
     }
     let position = out.position();
-    out.keep(s.shared.limits.requests);
+    out.keep();
     let (dictionary, durable, name, resp3) = (s.dictionary.clone(), s.durable, s.name.clone(), out.resp3);
     let mut outcome = Err(Failure::again_and_again());
     for tried in 0..TRIES {
@@ -158,7 +195,7 @@ pub fn exec(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     })
 }
 
-fn attempt(s: &mut Session, queue: &Queue, watches: &[Watch], tried: usize, out: &mut Output) -> Outcome {
+fn attempt(s: &mut Session, queue: &Queue, watches: &[(Watch, Counted)], tried: usize, out: &mut Output) -> Outcome {
     let (shared, group) = (s.shared.clone(), s.joined.as_ref().map(|(_, group)| group.clone()));
     let _held = match &group {
         // Others in the transaction wait. It may be for long, if one of these commands waits for a lock.
@@ -171,7 +208,7 @@ fn attempt(s: &mut Session, queue: &Queue, watches: &[Watch], tried: usize, out:
         Some((transaction, _)) => transaction.clone(),
         None => s.db().begin_with(TransactionOptions { label: "EXEC".into(), ..TransactionOptions::default() })?,
     };
-    for watch in watches {
+    for (watch, _) in watches {
         if watch.is_broken(&transaction)? {
             out.null_array();
             return Ok(());
@@ -201,6 +238,12 @@ fn attempt(s: &mut Session, queue: &Queue, watches: &[Watch], tried: usize, out:
             return Err(failure);
         }
         out.relieve();
+        if out.is_overfull() {
+            let most = s.shared.limits.whole_replies;
+            return Err(Failure::Limit(format!(
+                "the replies of this EXEC, with those of others, take more than {most} bytes; nothing of it was done"
+            )));
+        }
         if out.is_broken() {
             // Nobody hears of it, so it is not done.
             return Ok(());

@@ -167,6 +167,17 @@ fn dictionaries(state: &View) -> BTreeMap<String, DictionaryId> {
 /// `SNAPSHOT CHANGES before [after]`: for each key that differs an array of dictionary, key, bytes before (nil: it was not there), bytes
 /// after (nil: it is not there). Without `after`: what there is now.
 fn changes(s: &Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let position = out.position();
+    out.keep();
+    let listed = list_changes(s, args, out);
+    out.release();
+    if listed.is_err() {
+        out.rewind(position);
+    }
+    listed
+}
+
+fn list_changes(s: &Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let before = s.db().open_snapshot(name(args.at(2))?)?;
     let after = match args.get(3) {
         Some(after) => s.db().open_snapshot(name(after)?)?,
@@ -177,7 +188,7 @@ fn changes(s: &Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     for (name, id) in &new {
         all.entry(name).and_modify(|(_, after)| *after = *id).or_insert((*id, *id));
     }
-    let (position, most) = (out.position(), s.shared.limits.requests);
+    let (position, most) = (out.position(), s.shared.limits.whole_replies);
     let mut count = 0;
     for (dictionary, (dict, dict_after)) in all {
         for change in before.difference(dict, &after, dict_after)? {
@@ -192,9 +203,9 @@ fn changes(s: &Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             if count % 256 == 0 {
                 s.check_stopping()?;
             }
-            if out.position() - position > most {
-                out.rewind(position);
-                return Err(Failure::request(format!("more than {most} bytes of changes")));
+            out.relieve();
+            if out.is_overfull() {
+                return Err(Failure::Limit(format!("more than {most} bytes of changes, with the replies to others")));
             }
         }
     }

@@ -105,6 +105,11 @@ fn begin(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     }
     let id = s.shared.transactions.begin(options)?;
     if attached {
+        if s.attached.len() >= 64 && s.attached.len().is_power_of_two() {
+            // Others may have ended them.
+            let db = s.shared.db.clone();
+            s.attached.retain(|attached| db.transaction(*attached).is_ok());
+        }
         s.attached.push(id);
     }
     out.integer(id.0 as i64);
@@ -245,11 +250,22 @@ fn status(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 /// `delete`, key; or dictionary, `delete-range`, start, end.
 fn changes(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     arity(args, 2, 3)?;
+    let position = out.position();
+    out.keep();
+    let listed = list_changes(s, args, out);
+    out.release();
+    if listed.is_err() {
+        out.rewind(position);
+    }
+    listed
+}
+
+fn list_changes(s: &Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let transaction = named(s, args, 2)?;
     let names: std::collections::HashMap<_, _> = dictionaries::listed(s.db()).into_iter().map(|(name, id)| (id, name)).collect();
     let position = out.position();
     let mut count = 0;
-    let most = s.shared.limits.requests;
+    let most = s.shared.limits.whole_replies;
     for change in transaction.changes()? {
         let (dict, change) = change?;
         let Some(name) = names.get(&dict) else { continue };
@@ -273,9 +289,9 @@ fn changes(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             }
         }
         count += 1;
-        if out.position() - position > most {
-            out.rewind(position);
-            return Err(Failure::request(format!("more than {most} bytes of changes")));
+        out.relieve();
+        if out.is_overfull() {
+            return Err(Failure::Limit(format!("more than {most} bytes of changes, with the replies to others")));
         }
     }
     out.insert_array_header(position, count);
@@ -314,6 +330,10 @@ pub fn size(bytes: Option<u64>, out: &mut Output) {
 
 fn savepoint(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     arity(args, 3, 3)?;
+    let most = s.shared.limits.name;
+    if args.at(2).len() > most {
+        return Err(Failure::request(format!("a savepoint's name has up to {most} bytes")));
+    }
     let savepoint = s.shared.transactions.savepoint(joined(s)?)?;
     if let Some((_, group)) = &s.joined {
         group.savepoints.lock().push((args.at(2).to_vec(), savepoint));

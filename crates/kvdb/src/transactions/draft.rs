@@ -5,20 +5,19 @@
 //! a savepoint.
 
 use bytes::Bytes;
+use env::sync::atomic::Ordering;
 
 use super::handle::Transaction;
 use super::own::Own;
 use crate::batch::Batch;
 use crate::commit::Valid;
 use crate::dictionary::DictionaryId;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::journal::record::Changes;
 use crate::view::View;
 
-/// Bytes of changes that a draft holds in memory.
-const MOST: usize = 256 << 20;
-/// What a change takes beside its key and value, about.
-const OVERHEAD: usize = 32;
+/// What a change takes beside its key and value, about: it is kept twice, to be read and to be made.
+const OVERHEAD: usize = 128;
 
 /// Changes of a transaction that are not made yet; dropped, they never are. What a serializable one has locked for them stays locked.
 pub struct Draft {
@@ -48,11 +47,10 @@ impl Draft {
     /// Adds the changes of a batch, all or, on any error, none of them.
     pub fn apply(&mut self, batch: Batch) -> Result<()> {
         let Valid { changes, deletes_only, hold } = self.transaction.validate(batch)?;
-        let bytes = self.bytes + changes.iter().map(|(_, op)| op.bytes() + OVERHEAD).sum::<usize>();
-        if bytes > MOST {
-            return Err(Error::Invalid(format!("more than {MOST} bytes to be changed at once")));
-        }
-        self.bytes = bytes;
+        let bytes = changes.iter().map(|(_, op)| 2 * op.bytes() + OVERHEAD).sum::<usize>();
+        let db = &self.transaction.group.db;
+        db.transactions.draft(db, bytes)?;
+        self.bytes += bytes;
         self.deletes_only &= deletes_only;
         // Places of values are held for the transaction, not just for the draft: they are shared.
         self.own.write(&changes, hold);
@@ -66,10 +64,16 @@ impl Draft {
     }
 }
 
+impl Drop for Draft {
+    fn drop(&mut self) {
+        self.transaction.group.db.transactions.drafted.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Durability, Isolation, Kvdb, TransactionOptions};
+    use crate::{Durability, Error, Isolation, Kvdb, TransactionOptions};
 
     fn batch(dict: DictionaryId, keys: &[&'static str], value: &'static str) -> Batch {
         let mut batch = Batch::new();

@@ -1,6 +1,6 @@
 //! A transaction in hand. Clones are the same transaction, wherever they are: it ends for all of them.
 
-use env::sync::atomic::{AtomicU64, Ordering};
+use env::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -106,6 +106,9 @@ pub struct TransactionInfo {
     pub waits_for: Option<TransactionId>,
 }
 
+/// Savepoints that a transaction may have: what each of them goes back to is kept apart.
+pub const MAX_SAVEPOINTS: usize = 1024;
+
 /// A point in a transaction to which it can go back.
 #[derive(Clone, Debug)]
 pub struct Savepoint {
@@ -157,6 +160,8 @@ pub(crate) struct Group {
     pub(super) state: RwLock<State>,
     /// Changes, memory and bytes of runs when that was last looked at: for listings, which wait for no call and no commit.
     size: env::sync::Mutex<(u64, u64, u64)>,
+    /// Memory of its changes as it is counted in that of all transactions.
+    pub(super) held: AtomicUsize,
     /// It is not to go on: why. Looked at by every call; set without waiting for one that is under way.
     pub(super) doomed: env::sync::Mutex<Option<String>>,
 }
@@ -205,6 +210,12 @@ impl Open {
             next_savepoint: 1,
         }
     }
+
+    /// Writes out what it has in memory; what savepoints go back to stays apart.
+    pub(super) fn spill(&mut self, db: &Database) -> Result<()> {
+        let keep = self.savepoints.last().map(|mark| mark.parts.clone()).unwrap_or_default();
+        self.own.spill(db, &keep)
+    }
 }
 
 impl Kvdb {
@@ -249,6 +260,7 @@ impl Group {
             since,
             state: RwLock::new(State { open: Some(open), why: None }),
             size: env::sync::Mutex::default(),
+            held: AtomicUsize::new(0),
             doomed: env::sync::Mutex::default(),
         })
     }
@@ -287,6 +299,23 @@ impl Group {
     pub(super) fn measure(&self, state: &State) {
         let size = state.open.as_ref().map(|open| (open.own.at, open.own.memory() as u64, open.own.run_bytes()));
         *self.size.lock() = size.unwrap_or_default();
+    }
+
+    /// Counts the memory of its changes in that of all transactions.
+    pub(super) fn count(&self, open: &mut Open) {
+        let now = open.own.estimate();
+        let before = self.held.swap(now, Ordering::Relaxed);
+        // Of both directions: it wraps.
+        self.db.transactions.held.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
+    }
+
+    /// Writes out what it has in memory, for the sake of others; not while a call is under way.
+    pub(super) fn make_small(&self) -> Result<()> {
+        let Some(mut state) = self.state.try_write() else { return Ok(()) };
+        let Some(open) = &mut state.open else { return Ok(()) };
+        open.spill(&self.db)?;
+        self.count(open);
+        Ok(())
     }
 
     pub(super) fn info(&self) -> TransactionInfo {
@@ -495,18 +524,19 @@ impl Transaction {
         let share = db.transactions.share(db);
         if open.own.is_full(share) {
             db.writable()?;
-            let keep = open.savepoints.last().map(|mark| mark.parts.clone()).unwrap_or_default();
-            match open.own.spill(db, &keep) {
+            match open.spill(db) {
                 // Deletions are still taken: they lead to space in the end.
                 Err(Error::NoSpace) if deletes_only && open.own.memory() < 2 * share => {}
-                Err(Error::NoSpace) if db.want_space() => open.own.spill(db, &keep)?,
+                Err(Error::NoSpace) if db.want_space() => open.spill(db)?,
                 spilled => spilled?,
             }
         }
+        db.transactions.make_room(db, self.group.id);
         if let (Some(log), Some(changes)) = (open.log, logged) {
             db.log(log, open.own.at, changes)?;
         }
         change(&mut open.own);
+        self.group.count(open);
         Ok(())
     }
 
@@ -514,6 +544,11 @@ impl Transaction {
     pub fn savepoint(&self) -> Result<Savepoint> {
         let mut state = self.write()?;
         let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.group.id)) };
+        if open.savepoints.len() >= MAX_SAVEPOINTS {
+            return Err(Error::Limit(format!(
+                "the transaction has {MAX_SAVEPOINTS} savepoints: go back to an earlier one, or commit"
+            )));
+        }
         let id = open.next_savepoint;
         open.next_savepoint += 1;
         let parts = open.own.mark();
@@ -536,6 +571,7 @@ impl Transaction {
         open.own.cut(&mark.parts);
         // What comes next goes into parts of its own again.
         open.own.mark();
+        self.group.count(open);
         Ok(())
     }
 

@@ -90,7 +90,8 @@ pub(crate) struct Own {
     beneath: Option<Arc<Own>>,
     /// Keeps the places of values that were stored before it put them under other keys.
     places: Arc<Mutex<Hold>>,
-    /// Bytes changed since the memory was last looked at.
+    /// Memory of what is not in runs when it was last looked at, and bytes changed since.
+    looked: usize,
     unseen: usize,
     /// Bytes of runs, as of the last spill.
     spilled: u64,
@@ -229,6 +230,7 @@ impl Own {
 
     /// Forgets the parts that have come since a mark.
     pub(crate) fn cut(&mut self, mark: &BTreeMap<DictionaryId, usize>) {
+        self.looked = 0;
         for (dict, parts) in Arc::make_mut(&mut self.trees) {
             parts.truncate(mark.get(dict).copied().unwrap_or(0));
         }
@@ -271,6 +273,7 @@ impl Own {
         }
         self.trees = Arc::new(trees);
         self.spilled = self.run_bytes();
+        (self.looked, self.unseen) = (0, 0);
         Ok(())
     }
 
@@ -278,12 +281,17 @@ impl Own {
     /// more than `share`.
     pub(super) fn is_full(&mut self, share: usize) -> bool {
         let limit = ((self.spilled / GROWTH) as usize).max(SPILL_AT).min(share);
-        // Looked at now and then: it takes a walk over all parts.
-        if self.unseen < limit / 4 {
-            return false;
+        self.estimate() >= limit
+    }
+
+    /// The same as [`Own::memory`], or a little less.
+    pub(super) fn estimate(&mut self) -> usize {
+        /// Looked at now and then: it takes a walk over all parts.
+        const NOW_AND_THEN: usize = 4 << 10;
+        if self.looked == 0 || self.unseen >= NOW_AND_THEN {
+            (self.looked, self.unseen) = (self.memory(), 0);
         }
-        self.unseen = 0;
-        self.memory() >= limit
+        self.looked + self.unseen
     }
 
     /// Each dictionary that is wanted as one part.

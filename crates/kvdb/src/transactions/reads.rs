@@ -17,10 +17,17 @@ use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::locks::{KeyRangeRef, RangeSet};
 
+/// Bytes that the read set of a transaction may take.
+const MOST: usize = 32 << 20;
+/// What a range takes beside its keys, about.
+const OVERHEAD: usize = 128;
+
 /// Keys and ranges, by dictionary.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ReadSet {
     dictionaries: BTreeMap<DictionaryId, RangeSet>,
+    /// Of all that came in.
+    bytes: usize,
 }
 
 impl ReadSet {
@@ -33,6 +40,7 @@ impl ReadSet {
     }
 
     fn insert(&mut self, dict: DictionaryId, range: KeyRange) {
+        self.bytes += range.start.len() + range.end.as_ref().map_or(0, |end| end.len()) + OVERHEAD;
         self.dictionaries.entry(dict).or_default().insert(range);
     }
 
@@ -119,6 +127,11 @@ impl Transaction {
         let mut state = self.write()?;
         let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.id())) };
         self.group.db.version.load().tree(dict)?;
+        if open.reads.bytes > MOST {
+            return Err(Error::Limit(format!(
+                "the commit depends on more than {MOST} bytes of keys: take ranges, or a serializable transaction"
+            )));
+        }
         Arc::make_mut(&mut open.reads).insert(dict, range.to_range());
         Ok(())
     }

@@ -18,6 +18,12 @@ use crate::locks::Owner;
 
 /// Open transactions at most: each pins a state of the store.
 const MOST: usize = 65_536;
+/// Of those that stay open by themselves, one for so many bytes of the store's memory: each takes some even without any changes.
+const EACH: usize = 64 << 10;
+/// As many of these may be open however little memory there is.
+const LEAST: usize = 256;
+/// What an idle transaction with less in memory would take as a run is not less.
+const WORTH_SPILLING: usize = 8 << 10;
 /// What a transaction may keep in memory however many there are, bytes.
 const SHARE_LEAST: usize = 64 << 10;
 
@@ -25,7 +31,15 @@ const SHARE_LEAST: usize = 64 << 10;
 pub(crate) struct Transactions {
     open: Mutex<BTreeMap<TransactionId, Arc<Group>>>,
     count: AtomicUsize,
+    /// Of those, detached ones.
+    detached: AtomicUsize,
     next: AtomicU64,
+    /// Memory of the changes of all of them, bytes.
+    pub(super) held: AtomicUsize,
+    /// Held by whoever writes out idle ones.
+    spilling: Mutex<()>,
+    /// Bytes of all drafts.
+    pub(super) drafted: AtomicUsize,
     /// Held while a log begins that no open transaction has yet, and by whoever drops logs that none has.
     pub(super) logging: Mutex<()>,
     pub(super) history: History,
@@ -39,13 +53,24 @@ impl Transactions {
     }
 
     pub(super) fn begin(&self, db: &Arc<Database>, options: TransactionOptions) -> Result<Arc<Group>> {
+        let stays = options.detached || options.durable;
+        let most = (db.options.memory / EACH).clamp(LEAST, MOST);
+        let too_many = |most: usize| {
+            Error::Limit(format!(
+                "{most} transactions are open: end some, or give the store more memory (one for each {EACH} bytes)"
+            ))
+        };
+        if stays && self.detached.load(Ordering::Relaxed) >= most {
+            return Err(too_many(most));
+        }
         let id = TransactionId(self.number());
         let logging = options.durable.then(|| self.logging.lock());
         let logged = options.durable.then(|| db.begin_log(id, &options)).transpose()?;
         // Whoever writes a run out looks under this lock at what open transactions may ask for.
         let mut open = self.open.lock();
-        if open.len() >= MOST {
-            return Err(Error::Invalid(format!("{MOST} transactions are open: end some")));
+        // Once more, since others may have begun meanwhile; a log that is there already is let be, and swept up if this one has none.
+        if open.len() >= MOST || stays && logged.is_none() && self.detached.load(Ordering::Relaxed) >= most {
+            return Err(too_many(if open.len() >= MOST { MOST } else { most }));
         }
         let base = (options.isolation == Isolation::Snapshot).then(|| db.exact_view());
         let since = base.as_ref().map_or(Seq::MAX, |view| view.at);
@@ -71,8 +96,12 @@ impl Transactions {
         since: Seq,
     ) -> Arc<Group> {
         let group = Group::new(db.clone(), id, options, db.now(), since, with);
+        if let Some(with) = &mut group.state.write().open {
+            group.count(with);
+        }
         open.insert(id, group.clone());
         self.count.store(open.len(), Ordering::Relaxed);
+        self.detached.fetch_add(usize::from(group.options.detached), Ordering::Relaxed);
         group
     }
 
@@ -117,6 +146,10 @@ impl Transactions {
     pub(super) fn forget(&self, id: TransactionId) {
         let mut open = self.open.lock();
         let gone = open.remove(&id);
+        if let Some(gone) = &gone {
+            self.held.fetch_sub(gone.held.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+            self.detached.fetch_sub(usize::from(gone.options.detached), Ordering::Relaxed);
+        }
         self.count.store(open.len(), Ordering::Relaxed);
         let oldest = open.values().map(|g| g.since).min().filter(|&since| since != Seq::MAX);
         // Under the lock: one that begins now must find what is added for it.
@@ -128,6 +161,48 @@ impl Transactions {
     /// Memory that each transaction may take for what it has not written out: together a part of that for memtables.
     pub(super) fn share(&self, db: &Database) -> usize {
         (db.shares.memtables / 8 / self.count.load(Ordering::Relaxed).max(1)).max(SHARE_LEAST)
+    }
+
+    /// Memory that the changes of all transactions may take together, but for what is not worth writing out.
+    fn most_held(db: &Database) -> usize {
+        db.shares.memtables / 8
+    }
+
+    /// Writes out what idle transactions have in memory, the largest first, where all of them have more than their part of it together.
+    /// `asking`: one that is about to change something, and looks after itself.
+    pub(super) fn make_room(&self, db: &Database, asking: TransactionId) {
+        let most = Self::most_held(db);
+        if self.held.load(Ordering::Relaxed) <= most {
+            return;
+        }
+        let Some(_one) = self.spilling.try_lock() else { return };
+        let held = |group: &Arc<Group>| group.held.load(Ordering::Relaxed);
+        let mut all: Vec<_> = self.all().into_iter().map(|group| (held(&group), group)).collect();
+        all.retain(|(held, group)| *held >= WORTH_SPILLING && group.id != asking);
+        all.sort_by_key(|(held, _)| std::cmp::Reverse(*held));
+        for (_, group) in all {
+            // A little more than need be, so that not every change has to look.
+            if self.held.load(Ordering::Relaxed) <= most - most / 4 {
+                return;
+            }
+            if let Err(e) = group.make_small() {
+                // It stays as it was; whoever commits or goes on hears of it.
+                tracing::warn!("transaction {} could not be written out: {e}", group.id);
+                return;
+            }
+        }
+    }
+
+    /// Takes `bytes` more for a draft, of what all drafts may take together.
+    pub(super) fn draft(&self, db: &Database, bytes: usize) -> Result<()> {
+        let most = db.shares.memtables / 2;
+        if self.drafted.fetch_add(bytes, Ordering::Relaxed) + bytes > most {
+            self.drafted.fetch_sub(bytes, Ordering::Relaxed);
+            return Err(Error::Limit(format!(
+                "more than {most} bytes are to be changed at once: do it in parts, or give the store more memory"
+            )));
+        }
+        Ok(())
     }
 
     /// Aborts those that nobody has used for longer than they allow.
