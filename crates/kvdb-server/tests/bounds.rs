@@ -190,7 +190,7 @@ fn loads() {
     let held: u64 = served.db.transactions().iter().map(|t| t.memory).sum();
     let (_, peak) = resident();
     println!("idle: {} MiB, then at most {} MiB; {} KiB in their memtables", before >> 20, peak >> 20, held >> 10);
-    assert!(held < (MEMORY / 16 + (300 * 8 << 10) + (64 << 10)) as u64, "{held} bytes of changes in memory");
+    assert!(held < (MEMORY / 16 + 300 * (8 << 10) + (64 << 10)) as u64, "{held} bytes of changes in memory");
     assert!(peak < before + MEMORY, "{} MiB", peak >> 20);
     c.run("TXN LEAVE");
 

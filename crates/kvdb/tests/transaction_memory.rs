@@ -40,7 +40,7 @@ fn idle_transactions_are_written_out() {
                 t.savepoint().expect("marked");
             }
             // Their part of the budget is a sixteenth; what is too little to be a run of its own comes on top.
-            let most = MEMORY / 16 + (all.len() * 8 << 10) + (64 << 10);
+            let most = MEMORY / 16 + all.len() * (8 << 10) + (64 << 10);
             assert!(held(&db) <= most as u64, "round {round}, after {i}: {} bytes in memory", held(&db));
         }
     }
