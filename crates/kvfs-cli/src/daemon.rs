@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use kvdb_server::{Server, ServerOptions};
-use kvfs::Views;
-use kvfs_fuse::{Counters, Door, Herald, MountOptions, Mounted, Unmounter};
+use kvfs::{Atime, Views};
+use kvfs_fuse::{AccessTimes, Counters, Door, Herald, MountOptions, Mounted, Unmounter};
 use rustix::process::{Resource, Rlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -43,7 +43,10 @@ fn serve_logged(
 ) -> Outcome {
     let access = if options.mount.read_only { Access::ReadOnly } else { Access::ReadWrite };
     let store = store::open_waiting(store, access, options.memory)?;
-    let fs = store.file_system()?;
+    let fs = store.file_system_with(match options.mount.access_times {
+        AccessTimes::Relative => Atime::Relative,
+        AccessTimes::Never => Atime::Never,
+    })?;
     let views = Views::new(store.db.clone(), fs.clone());
     let counters: Arc<OnceLock<Arc<Counters>>> = Arc::default();
     let server = start_server(&store, &fs, &views, counters.clone())?;

@@ -32,8 +32,11 @@ Options for -o, separated by commas:
   suid, nosuid, dev, nodev    honour set-user-ID bits and device nodes (default: neither)
   exec, noexec                allow programs to be run (default: allowed)
   sync, async, dirsync        write through at once, or not (default)
-  relatime, noatime, strictatime, nodiratime
-                              when reading updates access times (default: relatime)
+  relatime, noatime           when reading updates access times (default: relatime): a read that the kernel
+                              answers out of its cache does not, so strictatime is refused
+  writeback                   let the kernel gather what is written to open files, instead of handing it over
+                              at each write: many small writes get cheaper, changes of names dearer, and
+                              more is lost when the machine or the daemon dies
   fsname=NAME, subtype=NAME   source and type in the table of mounts (default: the store, and kvfs;
                               an empty subtype leaves the type plain `fuse`)
   memory=SIZE, log=FILE       as --memory and --log
@@ -71,9 +74,14 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
             ("dirsync", None) => mount.dir_synchronous = true,
             ("relatime" | "atime" | "nostrictatime", None) => mount.access_times = AccessTimes::Relative,
             ("noatime", None) => mount.access_times = AccessTimes::Never,
-            ("strictatime" | "norelatime", None) => mount.access_times = AccessTimes::Always,
-            ("diratime", None) => mount.dir_access_times = true,
-            ("nodiratime", None) => mount.dir_access_times = false,
+            ("strictatime" | "norelatime", None) => {
+                return Err(bad("refused: the kernel answers most reads out of its cache, and those would not count".into())
+                    .hint("use relatime, or noatime"));
+            }
+            // Listing a directory never changes its access time.
+            ("diratime" | "nodiratime", None) => {}
+            ("writeback", None) => options.policy.write_back = true,
+            ("nowriteback", None) => options.policy.write_back = false,
             ("xattr" | "user_xattr", None) => options.policy.xattrs = true,
             ("noxattr" | "nouser_xattr", None) => options.policy.xattrs = false,
             ("fsname", Some(value)) => options.source = Some(value),
@@ -132,8 +140,24 @@ fn for_others(name: &str) -> bool {
 }
 
 fn takes_no_value(name: &str) -> bool {
-    ["ro", "rw", "allow_other", "default_permissions", "suid", "nosuid", "dev", "nodev", "exec", "noexec", "sync", "async"]
-        .contains(&name)
+    [
+        "ro",
+        "rw",
+        "allow_other",
+        "default_permissions",
+        "suid",
+        "nosuid",
+        "dev",
+        "nodev",
+        "exec",
+        "noexec",
+        "sync",
+        "async",
+        "noatime",
+        "relatime",
+        "writeback",
+    ]
+    .contains(&name)
 }
 
 fn takes_a_value(name: &str) -> bool {
@@ -198,5 +222,21 @@ mod tests {
         assert_eq!(read("memory=1G").expect("valid").memory, Some(1 << 30));
         assert!(read("threads=0").is_err());
         assert_eq!(read("threads=4").expect("valid").policy.threads, 4);
+    }
+
+    #[test]
+    fn writes_go_through_unless_asked_otherwise() {
+        assert!(!read("rw").expect("valid").policy.write_back);
+        assert!(read("writeback").expect("valid").policy.write_back);
+        assert!(!read("writeback,nowriteback").expect("valid").policy.write_back);
+    }
+
+    #[test]
+    fn access_times_are_kept_as_asked_or_refused() {
+        assert_eq!(read("rw").expect("valid").mount.access_times, AccessTimes::Relative);
+        assert_eq!(read("noatime").expect("valid").mount.access_times, AccessTimes::Never);
+        let refused = read("strictatime").expect_err("refused");
+        assert_eq!(refused.exit, Exit::Usage);
+        assert!(refused.message.contains("cache"), "{}", refused.message);
     }
 }

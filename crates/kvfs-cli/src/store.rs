@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use env::Machine;
 use kvdb::{CreateOptions, Kvdb, OpenOptions};
-use kvfs::{Fs, FsOptions};
+use kvfs::{Atime, Fs, FsOptions};
 use kvfs_fuse::Counters;
 use kvfs_fuse::mounts::{self, MountEntry};
 use rustix::event::{PollFd, PollFlags};
@@ -159,7 +159,13 @@ pub fn open_waiting(path: &Path, access: Access, memory: Option<u64>) -> Outcome
 
 impl Store {
     pub fn file_system(&self) -> Outcome<Fs> {
+        self.file_system_with(Atime::Relative)
+    }
+
+    /// With access times as a mount wants them.
+    pub fn file_system_with(&self, atime: Atime) -> Outcome<Fs> {
         let options = FsOptions {
+            atime,
             read_only: self.access == Access::ReadOnly,
             write_buffer: self.shares.write_buffer,
             inode_memory: self.shares.inodes,

@@ -36,9 +36,11 @@ requests! {
 }
 
 impl Request {
-    /// Answered only when the disk has done something, which takes a thousand times as long as other answers.
-    pub(crate) fn waits_for_the_disk(self) -> bool {
-        matches!(self, Request::FSync | Request::FSyncDir)
+    /// May be answered only when something else has been done, which takes long or takes another thread: the disk's work, or what the kernel
+    /// holds back of a file (`recall`).
+    pub(crate) fn waits(self) -> bool {
+        use Request::*;
+        matches!(self, FSync | FSyncDir | LSeek | Rename | Rename2 | Link)
     }
 }
 

@@ -4,8 +4,9 @@
 //! another transaction, for seconds, and the program that would end that one needs answers, too. So somebody looks from time to time: when
 //! every thread has had the same request in hand as at the look before, one more is started. It goes home when it is not needed any more.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::ThreadId;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
@@ -20,13 +21,37 @@ const SELDOM: Duration = Duration::from_millis(500);
 #[derive(Default)]
 // A cache line of its own, for it is written with every request.
 #[repr(align(64))]
-pub(crate) struct Seat(AtomicU64);
+pub(crate) struct Seat {
+    /// The lowest bit: it has a request in hand. The next one: and that writes back pages. Above: how many it has had.
+    doing: AtomicU64,
+    thread: OnceLock<ThreadId>,
+}
+
+const WORKS: u64 = 1;
+const WRITES_BACK: u64 = 2;
+const ANOTHER: u64 = 4;
 
 impl Seat {
+    /// To be called by the thread itself, first of all.
+    pub fn take(&self) {
+        let _ = self.thread.set(std::thread::current().id());
+    }
+
     /// Takes a request up, until what this returns is dropped.
-    pub fn work(&self) -> Working<'_> {
-        self.0.fetch_add(1, Ordering::Relaxed);
+    pub fn work(&self, writes_back: bool) -> Working<'_> {
+        let before = self.doing.load(Ordering::Relaxed) & !(ANOTHER - 1);
+        let what = if writes_back { WORKS | WRITES_BACK } else { WORKS };
+        // Release: whoever sees this sees all that the thread has done before.
+        self.doing.store(before.wrapping_add(ANOTHER) | what, Ordering::Release);
         Working(self)
+    }
+
+    fn doing(&self) -> u64 {
+        self.doing.load(Ordering::Acquire)
+    }
+
+    fn works(&self) -> bool {
+        self.doing() & WORKS != 0
     }
 }
 
@@ -34,7 +59,8 @@ pub(crate) struct Working<'a>(&'a Seat);
 
 impl Drop for Working<'_> {
     fn drop(&mut self) {
-        self.0.0.fetch_add(1, Ordering::Relaxed);
+        let doing = &self.0.doing;
+        doing.store(doing.load(Ordering::Relaxed) & !(ANOTHER - 1), Ordering::Release);
     }
 }
 
@@ -66,13 +92,26 @@ impl Crew {
     /// Leaves if enough others have nothing to do. For a thread that came to help, with nothing in hand.
     pub fn leave_if_not_needed(&self, seat: &Arc<Seat>) -> bool {
         let mut seats = self.seats.lock();
-        let idle = seats.iter().filter(|s| s.0.load(Ordering::Relaxed).is_multiple_of(2)).count();
+        let idle = seats.iter().filter(|s| !s.works()).count();
         // This one is among them.
         let leaves = idle > self.base;
         if leaves {
             seats.retain(|s| !Arc::ptr_eq(s, seat));
         }
         leaves
+    }
+
+    /// Every thread, and whether it has a request in hand that writes back no page. (One that seems to have none may just have taken one.)
+    pub fn otherwise_busy(&self) -> Vec<(ThreadId, bool)> {
+        let seats = self.seats.lock();
+        // One that has not begun has taken nothing.
+        let begun = seats.iter().filter_map(|s| s.thread.get().map(|thread| (*thread, s.doing())));
+        begun.map(|(thread, doing)| (thread, doing & (WORKS | WRITES_BACK) == WORKS)).collect()
+    }
+
+    /// Whether a thread writes back pages just now.
+    pub fn writes_back(&self) -> bool {
+        self.seats.lock().iter().any(|s| s.doing() & WRITES_BACK != 0)
     }
 
     pub fn threads(&self) -> usize {
@@ -86,8 +125,8 @@ impl Crew {
         while !*ended {
             let pause = if stalls() { OFTEN } else { SELDOM };
             self.wake.wait_for(&mut ended, pause);
-            let now: Vec<u64> = self.seats.lock().iter().map(|s| s.0.load(Ordering::Relaxed)).collect();
-            if !*ended && now == before && now.len() < MOST && now.iter().all(|n| !n.is_multiple_of(2)) {
+            let now: Vec<u64> = self.seats.lock().iter().map(|s| s.doing()).collect();
+            if !*ended && now == before && now.len() < MOST && now.iter().all(|n| n & WORKS != 0) {
                 help();
             }
             before = now;
@@ -114,9 +153,9 @@ mod tests {
             let crew = crew.clone();
             std::thread::spawn(move || crew.look_after(|| true, || call.send(crew.join()).unwrap()))
         };
-        let working = a.work();
+        let working = a.work(false);
         assert!(called.recv_timeout(OFTEN * 5).is_err(), "one of them is free");
-        let also = b.work();
+        let also = b.work(true);
         let helper = called.recv().unwrap();
         assert_eq!(crew.threads(), 3);
         assert!(!crew.leave_if_not_needed(&helper));

@@ -5,13 +5,15 @@
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
-use kvfs::{Fs, Views, WriteHints};
+use kvfs::{Fs, Views};
 
 use crate::handler::*;
+use crate::recall::Recall;
 use crate::rendezvous::Rendezvous;
-use crate::{hidden, wire_ino};
+use crate::{barrier, hidden, wire_ino};
 
 /// A KVFS file system with all its views behind the door.
 pub struct Door {
@@ -20,6 +22,8 @@ pub struct Door {
     /// The thread that brings the kernel's files up to the store; see [`Door::heed`].
     herald: AtomicU32,
     rendezvous: Rendezvous,
+    /// Set once the mount is there.
+    recall: OnceLock<Arc<Recall>>,
 }
 
 /// What an inode number on the wire stands for.
@@ -32,6 +36,8 @@ enum At<'a> {
 /// A view, by its number.
 struct In<'a> {
     number: u16,
+    /// The kernel gathers writes.
+    gathers: bool,
     fs: FsIn<'a>,
 }
 
@@ -53,7 +59,7 @@ impl Deref for In<'_> {
 impl In<'_> {
     /// Attributes as the kernel is to see them.
     fn shown(&self, attr: kvfs::Result<Attr>) -> Reply<Attr> {
-        attr.map(|attr| wire_ino::attr(self.number, attr)).map_err(errno)
+        attr.map(|attr| wire_ino::attr(self.number, with_space(attr, self.gathers))).map_err(errno)
     }
 }
 
@@ -66,13 +72,28 @@ fn errno(error: kvfs::Error) -> Errno {
     Errno(errno)
 }
 
+/// A file that takes no space is all hole for programs like tar, and is not even read. But the kernel may hold data of it, and it asks for the
+/// space only now and then. So a file that is not empty always takes some, and where the kernel gathers writes any file does.
+fn with_space(attr: Attr, gathers: bool) -> Attr {
+    match attr.kind {
+        FileKind::File if attr.size > 0 || gathers => Attr { blocks: attr.blocks.max(1), ..attr },
+        _ => attr,
+    }
+}
+
+/// What a call does to privileges of a file whose content it changes, where the kernel does not say so: as if the caller had no right to keep
+/// them, unless it is root.
+fn hints_of(caller: Caller) -> WriteHints {
+    WriteHints { kill_suid: caller.uid != 0, from_cache: false }
+}
+
 const STALE: Errno = Errno(libc::ESTALE);
 const NOT_HERE: Errno = Errno(libc::EPERM);
 
 impl Door {
     pub fn new(views: Views) -> Door {
         let mainline = views.mainline().clone();
-        Door { views, mainline, herald: AtomicU32::new(0), rendezvous: Rendezvous::default() }
+        Door { views, mainline, herald: AtomicU32::new(0), rendezvous: Rendezvous::default(), recall: OnceLock::new() }
     }
 
     /// From now on a change of attributes that the thread with this number asks for changes nothing: it asks only to have the kernel
@@ -81,16 +102,34 @@ impl Door {
         self.herald.store(thread, Ordering::Relaxed);
     }
 
+    /// From now on the kernel is asked for what it holds back where an answer depends on it.
+    pub(crate) fn ask_by(&self, recall: Arc<Recall>) {
+        let _ = self.recall.set(recall);
+    }
+
+    /// Everything that programs have written to a file has come; `false`: that cannot be known.
+    fn recall(&self, wire: Ino) -> bool {
+        let recalled = self.recall.get().map(|recall| recall.file(wire));
+        if let Some(Err(e)) = &recalled {
+            tracing::warn!("the kernel could not hand over what it holds of inode {wire}: {e}");
+        }
+        matches!(recalled, Some(Ok(())))
+    }
+
+    fn gathers_writes(&self) -> bool {
+        self.recall.get().is_some_and(|recall| recall.gathers_writes)
+    }
+
     pub(crate) fn rendezvous(&self) -> &Rendezvous {
         &self.rendezvous
     }
 
     fn at(&self, wire: Ino) -> Reply<At<'_>> {
         match wire_ino::split(wire) {
-            (0, ino) => Ok(At::View(In { number: 0, fs: FsIn::Mainline(&self.mainline) }, ino)),
+            (0, ino) => Ok(At::View(In { number: 0, gathers: self.gathers_writes(), fs: FsIn::Mainline(&self.mainline) }, ino)),
             (wire_ino::HIDDEN, ino) => Ok(At::Hidden(ino)),
             (number, ino) => match self.views.by_number(number) {
-                Some(fs) => Ok(At::View(In { number, fs: FsIn::Other(fs) }, ino)),
+                Some(fs) => Ok(At::View(In { number, gathers: self.gathers_writes(), fs: FsIn::Other(fs) }, ino)),
                 None => Err(STALE),
             },
         }
@@ -140,7 +179,7 @@ impl Door {
                 let view = hidden::view(dir, name).ok_or(none)?;
                 let number = self.views.number(&view).map_err(errno)?;
                 let fs = self.views.fs(&view).map_err(errno)?;
-                In { number, fs: FsIn::Other(fs) }.shown(match self.views.by_number(number) {
+                In { number, gathers: self.gathers_writes(), fs: FsIn::Other(fs) }.shown(match self.views.by_number(number) {
                     Some(fs) => fs.lookup(ROOT, b"."),
                     None => return Err(none),
                 })
@@ -230,7 +269,12 @@ impl Handler for Door {
         view.shown(view.symlink(parent, name, target, caller))
     }
     fn link(&self, ino: Ino, parent: Ino, name: &[u8], _caller: Caller) -> Reply<Attr> {
+        let wire = ino;
         let (view, parent, ino) = self.together(self.directory(parent, name)?, ino)?;
+        // A file gets its first name with the content that it has.
+        if self.gathers_writes() || view.getattr(ino).is_ok_and(|attr| attr.nlink == 0) {
+            self.recall(wire);
+        }
         view.shown(view.link(ino, parent, name))
     }
     fn unlink(&self, parent: Ino, name: &[u8], _caller: Caller) -> Reply<()> {
@@ -244,26 +288,35 @@ impl Handler for Door {
     fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), flags: RenameFlags, _caller: Caller) -> Reply<()> {
         self.directory(to.0, to.1)?;
         let (view, parent, new_parent) = self.together(self.directory(from.0, from.1)?, to.0)?;
+        // The content goes with the name: with that of a file that is replaced there would be nothing left but what is known here.
+        if let Ok(Some((ino, FileKind::File))) = view.peek(parent, from.1)
+            && (self.gathers_writes() || matches!(view.peek(new_parent, to.1), Ok(Some(_))))
+        {
+            self.recall(wire_ino::of(view.number, ino));
+        }
         view.rename(parent, from.1, new_parent, to.1, flags).map_err(errno)
     }
     fn read(&self, ino: Ino, offset: u64, length: u32) -> Reply<Bytes> {
         let (view, ino) = match self.at(ino)? {
             At::View(view, ino) => (view, ino),
-            At::Hidden(hidden::BARRIER) => return Ok(Bytes::new()),
+            At::Hidden(hidden::BARRIER) => {
+                let rest = barrier::SIZE.saturating_sub(offset).min(u64::from(length));
+                return Ok(vec![0; rest as usize].into());
+            }
             At::Hidden(_) => return Err(Errno(libc::EISDIR)),
         };
         view.read(ino, offset, length).map_err(errno)
     }
-    fn write(&self, ino: Ino, offset: u64, data: &[u8], kill_suid: bool) -> Reply<u32> {
+    fn write(&self, ino: Ino, offset: u64, data: &[u8], hints: WriteHints) -> Reply<Written> {
         let (view, ino) = match self.at(ino)? {
             At::View(view, ino) => (view, ino),
             At::Hidden(hidden::BARRIER) => {
                 self.rendezvous.arrive();
-                return Ok(data.len() as u32);
+                return Ok(Written { bytes: data.len() as u64, lost_privileges: false });
             }
             At::Hidden(_) => return Err(Errno(libc::EISDIR)),
         };
-        view.write(ino, offset, data, WriteHints { kill_suid }).map_err(errno)
+        view.write_for(ino, offset, data, hints).map_err(errno)
     }
     fn fsync(&self, ino: Ino, data_only: bool) -> Reply<()> {
         match self.at(ino)? {
@@ -280,9 +333,9 @@ impl Handler for Door {
     fn readdir(&self, ino: Ino, cookie: u64, attributes: bool, take: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Reply<()> {
         match self.at(ino)? {
             At::View(view, ino) => {
-                let number = view.number;
+                let (number, gathers) = (view.number, view.gathers);
                 let mut shown = |entry: DirEntry<'_>| {
-                    let attr = entry.attr.map(|attr| wire_ino::attr(number, attr));
+                    let attr = entry.attr.map(|attr| wire_ino::attr(number, with_space(attr, gathers)));
                     take(DirEntry { ino: wire_ino::of(number, entry.ino), attr, ..entry })
                 };
                 view.readdir(ino, cookie, attributes, &mut shown).map_err(errno)
@@ -313,20 +366,24 @@ impl Handler for Door {
     fn statfs(&self) -> Reply<StatFs> {
         self.mainline.statfs().map_err(errno)
     }
-    fn fallocate(&self, ino: Ino, offset: u64, length: u64, how: Allocate) -> Reply<()> {
+    fn fallocate(&self, ino: Ino, offset: u64, length: u64, how: Allocate, caller: Caller) -> Reply<Written> {
         let (view, ino) = self.inode(ino)?;
-        view.fallocate(ino, how, offset, length).map_err(errno)
+        view.fallocate_for(ino, how, offset, length, hints_of(caller)).map_err(errno)
     }
     fn seek(&self, ino: Ino, offset: u64, what: Whence) -> Reply<u64> {
+        let wire = ino;
         let (view, ino) = self.inode(ino)?;
+        if !self.recall(wire) {
+            return Err(Errno(libc::ENOSYS));
+        }
         view.seek(ino, offset, what).map_err(errno)
     }
     fn stalls(&self) -> bool {
         self.views.takes_locks()
     }
-    fn copy_file_range(&self, from: (Ino, u64), to: (Ino, u64), length: u64) -> Reply<u64> {
+    fn copy_file_range(&self, from: (Ino, u64), to: (Ino, u64), length: u64, caller: Caller) -> Reply<Written> {
         // Between views the kernel reads and writes instead.
         let (view, source, target) = self.together(self.inode(from.0)?, to.0)?;
-        view.copy_file_range(source, from.1, target, to.1, length).map_err(errno)
+        view.copy_file_range_for((source, from.1), (target, to.1), length, hints_of(caller)).map_err(errno)
     }
 }

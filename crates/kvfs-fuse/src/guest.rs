@@ -7,7 +7,7 @@
 
 use std::fs::File;
 use std::io;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
@@ -37,11 +37,16 @@ impl Guest {
     /// it opens there is valid elsewhere.
     /// NotConnected when the guest has stopped.
     pub fn ask<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
+        self.begin(work)?.recv().map_err(|_| io::ErrorKind::NotConnected.into())
+    }
+
+    /// As `ask`, without waiting: what it gives brings the result.
+    pub fn begin<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> io::Result<Receiver<T>> {
         let (say, said) = channel();
         let work: Work = Box::new(move || drop(say.send(work())));
         let gone = || io::Error::from(io::ErrorKind::NotConnected);
         self.work.lock().as_ref().ok_or_else(gone)?.send(work).map_err(|_| gone())?;
-        said.recv().map_err(|_| gone())
+        Ok(said)
     }
 
     /// Returns when what it was asked for is done.

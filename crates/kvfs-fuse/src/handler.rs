@@ -11,7 +11,7 @@ use bytes::Bytes;
 
 pub use kvfs::{
     Allocate, AllocateMode, Attr, Caller, DirEntry, FileKind, Ino, ROOT, RenameFlags, SetAttr, StatFs, TimeSet, Timestamp, Whence,
-    XattrFlags,
+    WriteHints, Written, XattrFlags,
 };
 
 /// A Linux error number, positive.
@@ -44,8 +44,8 @@ pub trait Handler: Send + Sync + 'static {
     fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), flags: RenameFlags, caller: Caller) -> Reply<()>;
     /// Up to `length` bytes; fewer only at the end of the file.
     fn read(&self, ino: Ino, offset: u64, length: u32) -> Reply<Bytes>;
-    /// Returns the bytes written. `kill_suid`: this write takes the set-user-ID and set-group-ID bits away.
-    fn write(&self, ino: Ino, offset: u64, data: &[u8], kill_suid: bool) -> Reply<u32>;
+    /// Writes all of it, or fails.
+    fn write(&self, ino: Ino, offset: u64, data: &[u8], hints: WriteHints) -> Reply<Written>;
     /// On disk when it returns. `data_only`: times may be left out.
     fn fsync(&self, ino: Ino, data_only: bool) -> Reply<()>;
     fn fsyncdir(&self, ino: Ino, data_only: bool) -> Reply<()>;
@@ -59,15 +59,15 @@ pub trait Handler: Send + Sync + 'static {
     fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrFlags, caller: Caller) -> Reply<()>;
     fn removexattr(&self, ino: Ino, name: &[u8], caller: Caller) -> Reply<()>;
     fn statfs(&self) -> Reply<StatFs>;
-    fn fallocate(&self, ino: Ino, offset: u64, length: u64, how: Allocate) -> Reply<()>;
-    /// The first data or hole at or behind `offset`.
+    fn fallocate(&self, ino: Ino, offset: u64, length: u64, how: Allocate, caller: Caller) -> Reply<Written>;
+    /// The first data or hole at or behind `offset`. ENOSYS: from now on every file is to be taken for data from start to end.
     fn seek(&self, ino: Ino, offset: u64, what: Whence) -> Reply<u64>;
     /// Whether a call may have to wait for something that only other calls can bring about: then there must be threads for these.
     fn stalls(&self) -> bool {
         false
     }
     /// Returns the bytes copied.
-    fn copy_file_range(&self, from: (Ino, u64), to: (Ino, u64), length: u64) -> Reply<u64>;
+    fn copy_file_range(&self, from: (Ino, u64), to: (Ino, u64), length: u64, caller: Caller) -> Reply<Written>;
 }
 
 /// How the kernel may cache, and how many requests may be under way.
@@ -83,6 +83,9 @@ pub struct Policy {
     pub max_readahead: u32,
     /// Requests that nobody waits for (readahead, write-back) under way at once.
     pub max_background: u16,
+    /// Writes gather in the kernel and come when it pleases, or when the file is closed or synced. Without it a write has been answered when it
+    /// returns, so that everything that depends on it is known here: sizes, times, holes, and what a rename is to bring.
+    pub write_back: bool,
     /// Extended attributes. With them every file that is written costs one request more, in which the kernel asks for its
     /// capabilities.
     pub xattrs: bool,
@@ -98,6 +101,7 @@ impl Default for Policy {
             max_write: 1 << 20,
             max_readahead: 1 << 20,
             max_background: 256,
+            write_back: false,
             xattrs: true,
             // One per core serves as many clients as can run; on two cores two were as fast as one for a single client and twice
             // as fast for two, and four were slower.
@@ -112,8 +116,8 @@ pub trait Invalidator: Send + Sync {
     fn entry(&self, parent: Ino, name: &[u8]) -> std::io::Result<()>;
     /// The name is no more, nor anything below it: the kernel lets go of all that no program uses.
     fn gone(&self, parent: Ino, name: &[u8]) -> std::io::Result<()>;
-    /// Attributes and cached pages of the inode are read anew. Of a file the kernel keeps size and times: it holds back writes, and so
-    /// believes itself.
+    /// Attributes and cached pages of the inode are read anew. If it gathers writes the kernel keeps size and times of files: it believes
+    /// itself.
     fn inode(&self, ino: Ino) -> std::io::Result<()>;
     /// The file is at least this long, whatever the kernel believed.
     fn grown(&self, ino: Ino, size: u64) -> std::io::Result<()>;

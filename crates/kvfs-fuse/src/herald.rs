@@ -8,7 +8,7 @@
 //! - Names that were made, replaced or removed are looked up anew. They are not torn out (`INVAL_ENTRY_EXPIRE`), for that would take away
 //!   the working directories of programs and mounts that lie below.
 //! - Of inodes that changed, attributes and pages are dropped. Only what the kernel refers to is worth a message.
-//! - **Size and times of files.** With write-back caching the kernel believes its own, whatever it is told. But it takes what an
+//! - **Size and times of files.** The kernel believes its own size until it asks, and if it gathers writes, whatever it is told. But it takes what an
 //!   answer to a change of the size says. So the herald opens the file through the mount, by its handle, which succeeds for just those that
 //!   the kernel has in memory, and sets size and time to what they are; the door knows its thread and answers without changing anything. That
 //!   takes the right to open by handle (CAP_DAC_READ_SEARCH). Without it files that have grown are shown at their new length, and those
@@ -16,37 +16,36 @@
 //! - The view's own inodes are dropped, too: whoever still has one open gets ESTALE. A thread does it afterwards when they are many. The
 //!   view's name is torn out with all below it, so that the kernel forgets it and the view's number becomes free (`kvfs::Views`).
 //!
-//! **Before a transaction begins or ends** the kernel must hand over what it holds back. A close hands over; for files that are still
-//! open the herald calls syncfs(2) on the mount, which makes the kernel send all its dirty pages (of every view); it does not reach us as a
+//! **Before a transaction begins or ends** the kernel must hand over what it holds back: dirty pages of mappings, and if it gathers writes, of all
+//! files that are still open. The herald calls syncfs(2) on the mount, which makes the kernel send all its dirty pages (of every view); it does not reach us as a
 //! request of its own. Since Linux 6.16 nobody waits there for the answers of a FUSE daemon, so the herald meets all our threads
 //! afterwards (`rendezvous`): then the pages have been taken. Several who want it at a time get
-//! it together.
+//! it together. If they do not come, whoever wants it gets an error: a transaction that began without them would not be of the present.
 //!
 //! What is done through the mount is done by guests (`guest`): otherwise a daemon that is killed amid it would never end.
 
-use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-use kvfs::{Fs, Touched, View, Views, Watcher};
+use kvfs::{Fs, Touched, View, Views, Wait, Watcher};
 use parking_lot::Mutex;
-use rustix::fs::{OFlags, Timespec, Timestamps};
+use rustix::fs::{Timespec, Timestamps};
 
 use crate::crew::Crew;
 use crate::door::Door;
 use crate::guest::Guest;
-use crate::handler::{Attr, FileKind, Ino, Invalidator};
+use crate::handler::{Attr, FileKind, Handler, Ino, Invalidator};
 use crate::mount::Mounted;
+use crate::place::{Place, open_by_handle};
+use crate::recall::Recall;
 use crate::together::Together;
-use crate::{hidden, wire_ino};
+use crate::{barrier, hidden, wire_ino};
 
 /// What is to be told.
 #[derive(Default)]
@@ -69,7 +68,8 @@ pub struct Herald {
     crew: Arc<Crew>,
     /// Waits for what the kernel holds back.
     writer_back: Guest,
-    together: Together,
+    together: Together<HandedOver>,
+    recall: Arc<Recall>,
     /// Shows files through the mount.
     shower: Guest,
     /// Files can be opened by their handles here.
@@ -79,30 +79,14 @@ pub struct Herald {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// Where the mount is.
-#[derive(Clone)]
-struct Place {
-    mount_point: PathBuf,
-    device: u64,
-}
-
-impl Place {
-    /// The root, opened. Not kept open, as that would keep the mount busy.
-    fn open(&self) -> io::Result<File> {
-        let root = File::open(&self.mount_point)?;
-        // Something else may be mounted there meanwhile.
-        if root.metadata()?.dev() == self.device { Ok(root) } else { Err(io::ErrorKind::NotFound.into()) }
-    }
-}
-
 impl Herald {
     /// Starts to watch the views behind `door`, which is mounted as `mounted`.
     pub fn start(views: &Views, door: &Arc<Door>, mounted: &Mounted) -> io::Result<Arc<Herald>> {
         let cache = mounted.invalidator().ok_or(io::ErrorKind::NotConnected)?;
         let crew = mounted.crew().ok_or(io::ErrorKind::NotConnected)?;
-        let mount_point = mounted.mount_point().to_path_buf();
-        let device = mount_point.metadata()?.dev();
-        let place = Place { mount_point, device };
+        let place = Place::of(mounted.mount_point())?;
+        let recall = Arc::new(Recall::start(place.clone(), cache.clone(), mounted.gathers_writes())?);
+        door.ask_by(recall.clone());
         let (dropper, dropped) = channel::<Vec<Ino>>();
         let shower = Guest::start("fuse-show")?;
         door.heed(shower.ask(|| rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs())?);
@@ -119,6 +103,7 @@ impl Herald {
             crew,
             writer_back: Guest::start("fuse-write-back")?,
             together: Together::default(),
+            recall,
             shower,
             by_handle: AtomicBool::new(true),
             dropper: Mutex::new(Some(dropper)),
@@ -135,14 +120,25 @@ impl Herald {
         if let Some(thread) = self.thread.lock().take() {
             let _ = thread.join();
         }
+        self.recall.stop();
         self.writer_back.stop();
         self.shower.stop();
     }
 }
 
 impl Watcher for Herald {
-    fn write_back(&self) {
-        self.together.run(|| self.hand_over());
+    fn write_back(&self, wait: Wait) -> Result<(), String> {
+        let asked = Instant::now();
+        loop {
+            match self.together.run(|| self.hand_over()) {
+                Some(HandedOver::All) => return Ok(()),
+                Some(HandedOver::ButForLocks) if wait == Wait::ButForLocks => return Ok(()),
+                Some(HandedOver::ButForLocks) if asked.elapsed() < PATIENCE => {}
+                Some(HandedOver::ButForLocks) => return Err("a file that they have changed is locked by a transaction".into()),
+                Some(HandedOver::Failed(why)) => return Err(why),
+                None => return Err("the round of asking the kernel for it panicked".into()),
+            }
+        }
     }
 
     fn appeared(&self, view: &View) {
@@ -204,30 +200,66 @@ impl News {
     }
 }
 
+/// What a round of asking has brought.
+#[derive(Clone)]
+enum HandedOver {
+    All,
+    /// All but pages that cannot be written while a transaction has locked something.
+    ButForLocks,
+    Failed(String),
+}
+
+/// How long whoever asks waits for pages that a thread has in hand. A write gives up waiting for a lock before.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// As long, when what is in hand may be waiting for whoever asks.
+const PATIENCE_WITH_LOCKS: Duration = Duration::from_secs(1);
+/// Between two meetings, for threads to do what has come meanwhile.
+const PAUSE: Duration = Duration::from_millis(5);
+
 impl Herald {
-    /// What the kernel holds back has come when this returns.
-    fn hand_over(&self) {
-        match self.send_back() {
-            Ok(true) => {}
-            Ok(false) => {
-                tracing::warn!("a thread is busy for too long: a file that is still open may lack what was written last");
+    /// Has the kernel send its dirty pages, and all our threads meet.
+    fn hand_over(&self) -> HandedOver {
+        let failed = |e: io::Error| HandedOver::Failed(format!("the kernel did not hand over what it holds: {e}"));
+        let place = self.place.clone();
+        let sent = self.writer_back.ask(move || match place.open() {
+            Ok(root) => rustix::fs::syncfs(&root).map(|()| true).map_err(io::Error::from),
+            // Without a mount nothing is held back.
+            Err(_) => Ok(false),
+        });
+        match sent {
+            Ok(Ok(true)) => {}
+            Ok(Ok(false)) => return HandedOver::All,
+            Ok(Err(e)) => return failed(e),
+            // The mount has ended, and has handed over everything before.
+            Err(_) => return HandedOver::All,
+        }
+        let asked = Instant::now();
+        loop {
+            match self.meet() {
+                Ok(true) => return HandedOver::All,
+                Ok(false) if asked.elapsed() > PATIENCE_WITH_LOCKS && self.crew.writes_back() && self.door.stalls() => {
+                    return HandedOver::ButForLocks;
+                }
+                Ok(false) if asked.elapsed() > PATIENCE => {
+                    return HandedOver::Failed("the thread that has them is busy for too long".into());
+                }
+                Ok(false) => std::thread::sleep(PAUSE),
+                Err(e) if e.kind() == io::ErrorKind::NotConnected => return HandedOver::All,
+                Err(e) => return failed(e),
             }
-            Err(e) if e.kind() == io::ErrorKind::NotConnected => {
-                tracing::debug!("nothing is handed over any more, the mount has ended: {e}");
-            }
-            Err(e) => tracing::warn!("the kernel could not hand over what it holds: {e}"),
         }
     }
 
-    /// Has the kernel send its dirty pages, and all our threads meet; `false`: one of them did not come in time.
-    fn send_back(&self) -> io::Result<bool> {
-        let (place, door, crew) = (self.place.clone(), self.door.clone(), self.crew.clone());
-        self.writer_back.ask(move || {
-            // Without a mount nothing is held back.
-            let Ok(root) = place.open() else { return Ok(true) };
-            rustix::fs::syncfs(&root)?;
-            meet(&root, &door, &crew)
-        })?
+    /// Waits until every thread has done what it took before this call; `false`: one of them did not come in time.
+    fn meet(&self) -> io::Result<bool> {
+        let meeting = self.door.rendezvous().call();
+        let (place, pages) = (self.place.clone(), self.crew.threads() + 1);
+        let sent = self.writer_back.begin(move || barrier::send_pages(&place.open()?, pages))?;
+        let met = meeting.has_all(|| self.crew.otherwise_busy());
+        // Whoever stands there has the answer to a page in hand.
+        drop(meeting);
+        sent.recv().map_err(|_| io::Error::from(io::ErrorKind::NotConnected))??;
+        Ok(met)
     }
 
     /// Returns when the kernel has been told.
@@ -285,24 +317,6 @@ impl Herald {
     }
 }
 
-/// Waits until every thread has done what it took before this call; `false`: one of them did not come in time.
-fn meet(root: &File, door: &Door, crew: &Crew) -> io::Result<bool> {
-    let path = Path::new(OsStr::from_bytes(hidden::NAME)).join(hidden::BARRIER_NAME);
-    let flags = OFlags::WRONLY | OFlags::CLOEXEC;
-    let barrier = File::from(rustix::fs::openat(root, path, flags, rustix::fs::Mode::empty())?);
-    let threads = crew.threads();
-    let all = door.rendezvous().call(threads);
-    for thread in 0..threads as u64 {
-        // Pages that do not lie side by side go in requests of their own.
-        barrier.write_all_at(&[0], thread * 2 * APART)?;
-    }
-    barrier.sync_data()?;
-    Ok(all.have_come())
-}
-
-/// At least the size of a page of the kernel's.
-const APART: u64 = 64 << 10;
-
 /// Sets size and time of a file that the kernel has in memory to what they are.
 fn set_as_it_is(root: &File, attr: &Attr) -> io::Result<()> {
     let file = open_by_handle(root, attr.ino, libc::O_RDONLY)?;
@@ -318,29 +332,4 @@ fn set_as_it_is(root: &File, attr: &Attr) -> io::Result<()> {
         rustix::fs::futimens(&file, &times)?;
     }
     Ok(())
-}
-
-/// `struct file_handle` with the handle of an inode in FUSE: high and low half of its number, and its generation, which is 0 here.
-#[repr(C)]
-struct Handle {
-    bytes: u32,
-    kind: i32,
-    ino: [u32; 2],
-    generation: u32,
-}
-
-/// Opens an inode that the kernel has in memory; ESTALE when it has not.
-fn open_by_handle(root: &File, ino: Ino, flags: i32) -> io::Result<File> {
-    /// FILEID_INO64_GEN
-    const KIND: i32 = 0x81;
-    let mut handle = Handle { bytes: 12, kind: KIND, ino: [(ino >> 32) as u32, ino as u32], generation: 0 };
-    // SAFETY: the handle is laid out as the call wants it, with as many bytes behind its head as it says, and lives until it returns;
-    // the descriptor it gives is nobody else's.
-    unsafe {
-        let flags = flags | libc::O_CLOEXEC | libc::O_NOATIME | libc::O_NONBLOCK;
-        match libc::open_by_handle_at(root.as_raw_fd(), (&raw mut handle).cast(), flags) {
-            -1 => Err(io::Error::last_os_error()),
-            fd => Ok(File::from(OwnedFd::from_raw_fd(fd))),
-        }
-    }
 }

@@ -13,7 +13,7 @@
 
 use kvfs::{Attr, FileKind, Ino, Timestamp, TransactionId, View};
 
-use crate::wire_ino;
+use crate::{barrier, wire_ino};
 
 /// The name in the root.
 pub(crate) const NAME: &[u8] = b".kvfs";
@@ -47,7 +47,7 @@ pub(crate) fn attr(ino: Ino, root: &Attr) -> Option<Attr> {
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     match ino {
         TOP..=CLONES => Some(directory),
-        BARRIER => Some(Attr { kind: FileKind::File, perm: 0o600, nlink: 1, uid, gid, ..directory }),
+        BARRIER => Some(Attr { kind: FileKind::File, perm: 0o600, nlink: 1, uid, gid, size: barrier::SIZE, ..directory }),
         _ => None,
     }
 }

@@ -4,10 +4,12 @@
 //! `/dev/fuse` (`wire`: their layouts; `transport`: which call a request becomes; `session`, `crew` and `waiting`: the threads), on the other
 //! `door`, which answers with a `kvfs` file system and its views (`wire_ino`: which view an inode number names; `hidden`: the directory
 //! that has them all; `herald`: tells the kernel when one
-//! ends, `guest`: how it uses the mount itself, `rendezvous` and `together`: how it knows that everything has arrived). `mount` mounts and
+//! ends, `guest` and `place`: how it uses the mount itself, `recall`: how it has the kernel hand over one file, `rendezvous`, `barrier` and `together`:
+//! how it knows that everything has arrived). `mount` mounts and
 //! unmounts, `watch` ends the connection of a daemon that was killed (`control`: the kernel's files for that), `mounts` reads what is mounted,
 //! `counters` counts requests.
 
+mod barrier;
 mod control;
 pub mod counters;
 mod crew;
@@ -19,6 +21,8 @@ mod herald;
 mod hidden;
 pub mod mount;
 pub mod mounts;
+mod place;
+mod recall;
 mod rendezvous;
 mod session;
 mod together;

@@ -54,8 +54,8 @@ pub struct MountOptions {
     pub exec: bool,
     pub synchronous: bool,
     pub dir_synchronous: bool,
+    /// What the table of mounts shows. The times are kept by the handler, for the kernel leaves them to it.
     pub access_times: AccessTimes,
-    pub dir_access_times: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,7 +63,6 @@ pub enum AccessTimes {
     #[default]
     Relative,
     Never,
-    Always,
 }
 
 impl Default for MountOptions {
@@ -80,7 +79,6 @@ impl Default for MountOptions {
             synchronous: false,
             dir_synchronous: false,
             access_times: AccessTimes::Relative,
-            dir_access_times: true,
         }
     }
 }
@@ -94,7 +92,6 @@ impl MountOptions {
         let mut flags = match self.access_times {
             AccessTimes::Relative => MountFlags::RELATIME,
             AccessTimes::Never => MountFlags::NOATIME,
-            AccessTimes::Always => MountFlags::STRICTATIME,
         };
         flags.set(MountFlags::RDONLY, self.read_only);
         flags.set(MountFlags::NOSUID, !self.suid);
@@ -102,7 +99,6 @@ impl MountOptions {
         flags.set(MountFlags::NOEXEC, !self.exec);
         flags.set(MountFlags::SYNCHRONOUS, self.synchronous);
         flags.set(MountFlags::DIRSYNC, self.dir_synchronous);
-        flags.set(MountFlags::NODIRATIME, !self.dir_access_times);
         flags
     }
 
@@ -145,6 +141,7 @@ pub struct Mounted {
     entry: MountEntry,
     session: Option<Session>,
     counters: Arc<Counters>,
+    gathers_writes: bool,
     /// Until the session is over.
     watch: Option<Watch>,
 }
@@ -177,7 +174,7 @@ pub fn mount<H: Handler>(handler: Arc<H>, mount_point: &Path, options: &MountOpt
     let watch = Watch::start(&entry.device).inspect_err(|e| {
         tracing::info!("a daemon that is killed may hang until its mount is ended with `umount -f`: {e}");
     });
-    Ok(Mounted { entry, session: Some(session), counters, watch: watch.ok() })
+    Ok(Mounted { entry, session: Some(session), counters, gathers_writes: policy.write_back, watch: watch.ok() })
 }
 
 /// mount(2) on our own; `None` where that is not permitted.
@@ -253,6 +250,11 @@ impl Mounted {
 
     pub fn counters(&self) -> Arc<Counters> {
         self.counters.clone()
+    }
+
+    /// The kernel was asked to gather writes.
+    pub(crate) fn gathers_writes(&self) -> bool {
+        self.gathers_writes
     }
 
     /// The threads that answer requests.

@@ -135,6 +135,7 @@ impl<H: Handler> Desks<H> {
         let seat = crew.join();
         let ours = seat.clone();
         let work = move || {
+            ours.take();
             let served = serve(&connection, &transport, &room, &crew, (&ours, helps), &mut buffer);
             crew.leave(&ours);
             served
@@ -155,15 +156,16 @@ fn serve<H: Handler>(
     let broken = |_| io::Error::new(io::ErrorKind::InvalidData, "the kernel sent a broken request");
     while !(helps && crew.leave_if_not_needed(seat)) {
         let Some(length) = next(connection, buffer)? else { break };
-        let _working = seat.work();
         let (head, fields) = wire::head(&buffer[..length]).map_err(broken)?;
-        if !Request::of(head.opcode).waits_for_the_disk() {
+        let request = Request::of(head.opcode);
+        let _working = seat.work(request == Request::Write && wire::writes_back(fields));
+        if !request.waits() {
             answer(connection, transport, &head, fields, &mut desk);
             continue;
         }
         // An answer must go to the connection that its request came from.
         let (connection, transport, message) = (connection.clone(), transport.clone(), buffer[..length].to_vec());
-        room.admit(move || {
+        room.admit(crew.threads() == 1, move || {
             // It was decoded above.
             if let Ok((head, fields)) = wire::head(&message) {
                 answer(&connection, &transport, &head, fields, &mut Desk::default());
@@ -181,7 +183,14 @@ fn answer<H: Handler>(
     fields: wire::Fields<'_>,
     desk: &mut Desk,
 ) {
-    let sent = match transport.dispatch(head, fields, desk) {
+    let outcome = transport.dispatch(head, fields, desk);
+    // Before the answer: whoever has it may rely on this.
+    for &ino in &desk.stale_attributes {
+        if let Err(e) = forget_attributes(connection, ino) {
+            tracing::warn!(ino, "the kernel may go on with a set-user-ID bit that is gone: it did not take word of it: {e}");
+        }
+    }
+    let sent = match outcome {
         Outcome::Nothing => Ok(()),
         Outcome::Error(Errno(e)) => send(connection, head.unique, -e, &[]),
         Outcome::Answer => send(connection, head.unique, 0, &desk.answer.0),
@@ -247,12 +256,24 @@ pub(crate) struct KernelCache {
 
 impl KernelCache {
     fn tell(&self, code: i32, body: &[u8]) -> io::Result<()> {
-        match send(&*self.connection, 0, code, body) {
-            // It had nothing cached.
-            Ok(()) | Err(Os::NOENT) => Ok(()),
-            Err(e) => Err(e.into()),
-        }
+        tell(&self.connection, code, body)
     }
+}
+
+fn tell(connection: &OwnedFd, code: i32, body: &[u8]) -> io::Result<()> {
+    match send(connection, 0, code, body) {
+        // It had nothing cached.
+        Ok(()) | Err(Os::NOENT) => Ok(()),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// Has the kernel ask for attributes anew. It takes no lock of the inode for that, so a thread that answers may send it.
+fn forget_attributes(connection: &OwnedFd, ino: Ino) -> io::Result<()> {
+    let mut body = wire::Answer::default();
+    // A negative offset: no pages.
+    body.u64(ino).u64(-1_i64 as u64).u64(0);
+    tell(connection, wire::NOTIFY_INVAL_INODE, &body.0)
 }
 
 impl KernelCache {

@@ -3,45 +3,55 @@
 
 use parking_lot::{Condvar, Mutex};
 
-#[derive(Default)]
-pub(crate) struct Together {
-    state: Mutex<State>,
+pub(crate) struct Together<T> {
+    state: Mutex<State<T>>,
     wake: Condvar,
 }
 
-#[derive(Default)]
-struct State {
+impl<T> Default for Together<T> {
+    fn default() -> Self {
+        Together { state: Mutex::new(State { begun: 0, done: 0, outcome: None }), wake: Condvar::new() }
+    }
+}
+
+struct State<T> {
     /// Rounds of work so far.
     begun: u64,
     done: u64,
+    /// What the last one that is done has brought; `None`: it panicked.
+    outcome: Option<T>,
 }
 
 /// The round that is under way, over when this is dropped, by a panic as well.
-struct Round<'a>(&'a Together);
+struct Round<'a, T>(&'a Together<T>, Option<T>);
 
-impl Drop for Round<'_> {
+impl<T> Drop for Round<'_, T> {
     fn drop(&mut self) {
         let mut state = self.0.state.lock();
         state.done = state.begun;
+        state.outcome = self.1.take();
         self.0.wake.notify_all();
     }
 }
 
-impl Together {
-    /// Returns when a round of `work` has been done that began after this was called, here or by another thread.
-    pub fn run(&self, work: impl FnOnce()) {
+impl<T: Clone> Together<T> {
+    /// Returns when a round of `work` has been done that began after this was called, here or by another thread, with what it has brought.
+    /// `None`: there it panicked.
+    pub fn run(&self, work: impl FnOnce() -> T) -> Option<T> {
         let mut state = self.state.lock();
         let wanted = state.begun + 1;
         while state.done < state.begun {
             self.wake.wait(&mut state);
             if state.done >= wanted {
-                return;
+                return state.outcome.clone();
             }
         }
         state.begun += 1;
         drop(state);
-        let _round = Round(self);
-        work();
+        let mut round = Round(self, None);
+        let outcome = work();
+        round.1 = Some(outcome.clone());
+        Some(outcome)
     }
 }
 
@@ -65,7 +75,7 @@ mod tests {
                 together.run(|| {
                     say.send(()).unwrap();
                     wait.recv().unwrap();
-                    rounds.fetch_add(1, Ordering::SeqCst);
+                    rounds.fetch_add(1, Ordering::SeqCst)
                 });
             })
         };
@@ -74,9 +84,8 @@ mod tests {
             .map(|_| {
                 let (together, rounds) = (together.clone(), rounds.clone());
                 std::thread::spawn(move || {
-                    together.run(|| {
-                        rounds.fetch_add(1, Ordering::SeqCst);
-                    });
+                    let nth = together.run(|| rounds.fetch_add(1, Ordering::SeqCst));
+                    assert!(nth.expect("no round panicked") >= 1, "what was under way does not count");
                     assert!(rounds.load(Ordering::SeqCst) >= 2, "what was under way does not count");
                 })
             })
@@ -85,8 +94,6 @@ mod tests {
         first.join().unwrap();
         others.into_iter().for_each(|t| t.join().unwrap());
         assert!((2..=9).contains(&rounds.load(Ordering::SeqCst)));
-        together.run(|| {
-            rounds.fetch_add(1, Ordering::SeqCst);
-        });
+        together.run(|| rounds.fetch_add(1, Ordering::SeqCst));
     }
 }

@@ -4,7 +4,7 @@
 //!
 //! - OPEN, OPENDIR, FLUSH and CREATE are answered ENOSYS, once each: from then on the kernel opens and closes without a word, keeps
 //!   pages and folder entries cached across opens, and creates with MKNOD.
-//! - Names, missing names and attributes are cached for as long as the policy says; writes gather in the page cache.
+//! - Names, missing names and attributes are cached for as long as the policy says; if it says so, writes gather in the page cache.
 //! - The kernel is told that set-user-ID bits are dropped here (`HANDLE_KILLPRIV_V2`): it then asks for `security.capability` once a
 //!   file and not once a write.
 //! - File locks stay in the kernel: it is not told that there is anyone else to ask.
@@ -42,6 +42,17 @@ pub(crate) struct Desk {
     pub answer: Answer,
     /// References that the answer hands to the kernel; if it does not arrive, they are taken back.
     pub handed_out: Vec<Ino>,
+    /// Inodes of which the kernel must ask for attributes anew, before it has the answer.
+    pub stale_attributes: Vec<Ino>,
+}
+
+impl Desk {
+    /// Notes what a change of a file's content means for the kernel.
+    fn changed(&mut self, ino: Ino, written: &Written) {
+        if written.lost_privileges {
+            self.stale_attributes.push(ino);
+        }
+    }
 }
 
 impl<H: Handler> Transport<H> {
@@ -59,6 +70,7 @@ impl<H: Handler> Transport<H> {
     pub fn dispatch(&self, head: &Head, fields: Fields<'_>, desk: &mut Desk) -> Outcome {
         desk.answer.0.clear();
         desk.handed_out.clear();
+        desk.stale_attributes.clear();
         let request = Request::of(head.opcode);
         self.counters.count(request);
         match catch_unwind(AssertUnwindSafe(|| self.answer(request, head, fields, desk))) {
@@ -152,8 +164,11 @@ impl<H: Handler> Transport<H> {
                 let (_fh, offset, size, flags) = (f.u64()?, f.u64()?, f.u32()?, f.u32()?);
                 let (_lock_owner, _open_flags, _) = (f.u64()?, f.u32()?, f.u32()?);
                 let data = f.bytes(size as usize)?;
-                let written = h.write(ino, offset, data, flags & wire::WRITE_KILL_SUIDGID != 0)?;
-                desk.answer.u32(written).u32(0);
+                let hints =
+                    WriteHints { kill_suid: flags & wire::WRITE_KILL_SUIDGID != 0, from_cache: flags & wire::WRITE_CACHE != 0 };
+                let written = h.write(ino, offset, data, hints)?;
+                desk.changed(ino, &written);
+                desk.answer.u32(written.bytes as u32).u32(0);
                 Ok(Outcome::Answer)
             }
             Request::FSync | Request::FSyncDir => {
@@ -191,7 +206,9 @@ impl<H: Handler> Transport<H> {
             Request::RemoveXattr => done(h.removexattr(ino, f.name()?, caller)),
             Request::FAllocate => {
                 let (_fh, offset, length, mode) = (f.u64()?, f.u64()?, f.u64()?, f.u32()?);
-                done(h.fallocate(ino, offset, length, allocate(mode as i32)?))
+                let written = h.fallocate(ino, offset, length, allocate(mode as i32)?, caller)?;
+                desk.changed(ino, &written);
+                Ok(Outcome::Answer)
             }
             Request::LSeek => {
                 let (_fh, offset, whence) = (f.u64()?, f.i64()?, f.u32()?);
@@ -207,13 +224,16 @@ impl<H: Handler> Transport<H> {
             Request::CopyFileRange | Request::CopyFileRange64 => {
                 let (_fh_in, offset_in, to, _fh_out) = (f.u64()?, f.u64()?, f.u64()?, f.u64()?);
                 let (offset_out, length) = (f.u64()?, f.u64()?);
-                if request == Request::CopyFileRange {
-                    // The answer has room for 32 bits; callers go on where a short copy ended.
-                    let copied = h.copy_file_range((ino, offset_in), (to, offset_out), length.min(1 << 30))?;
-                    desk.answer.u32(copied as u32).u32(0);
+                // The older answer has room for 32 bits; callers go on where a short copy ended.
+                let short = request == Request::CopyFileRange;
+                let length = if short { length.min(1 << 30) } else { length };
+                let copied = h.copy_file_range((ino, offset_in), (to, offset_out), length, caller)?;
+                desk.changed(to, &copied);
+                if short {
+                    desk.answer.u32(copied.bytes as u32).u32(0)
                 } else {
-                    desk.answer.u64(h.copy_file_range((ino, offset_in), (to, offset_out), length)?);
-                }
+                    desk.answer.u64(copied.bytes)
+                };
                 Ok(Outcome::Answer)
             }
             // Sent for files that TMPFILE opened, and when the mount ends.
@@ -281,8 +301,7 @@ impl<H: Handler> Transport<H> {
             (init::BIG_WRITES, "big writes"),
             (init::MAX_PAGES, "requests of more than 128 KiB"),
             (init::PARALLEL_DIROPS, "parallel folder operations"),
-            (init::ASYNC_DIO, "asynchronous direct I/O"),
-            (init::WRITEBACK_CACHE, "write-back caching"),
+            (init::EXPORT_SUPPORT, "files that are opened by handle after it has forgotten them"),
             (init::NO_OPEN_SUPPORT, "opening without a request"),
             (init::NO_OPENDIR_SUPPORT, "opening folders without a request"),
             (init::HANDLE_KILLPRIV_V2, "set-user-ID bits dropped by the file system"),
@@ -295,8 +314,11 @@ impl<H: Handler> Transport<H> {
         for (_, what) in wanted.iter().filter(|(bit, _)| offered & bit == 0) {
             tracing::warn!("this kernel's FUSE has no {what}: works, but slower");
         }
-        let take = wanted.iter().fold(init::INIT_EXT, |all, (bit, _)| all | bit) & offered;
         let policy = &self.policy;
+        // Asynchronous direct I/O is not asked for: behind a direct write that ends later the kernel does not drop the pages that were read
+        // since it began, and so would show old bytes.
+        let take = wanted.iter().fold(init::INIT_EXT, |all, (bit, _)| all | bit);
+        let take = (if policy.write_back { take | init::WRITEBACK_CACHE } else { take }) & offered;
         let max_write = policy.max_write.max(4096);
         let max_pages = max_write.div_ceil(4096).min(u32::from(u16::MAX)) as u16;
         let a = &mut desk.answer;

@@ -1,5 +1,5 @@
-//! Requests that wait for the disk. A thread that answers one answers nothing else meanwhile, and with as many threads as cores a
-//! handful of programs that fsync would stop everybody. So the first such request under way is answered where it arrived,
+//! Requests that wait: for the disk, or for pages that the kernel is asked for and another thread takes. A thread that answers one answers
+//! nothing else meanwhile, and with as many threads as cores a handful of programs that fsync would stop everybody. So the first such request under way is answered where it arrived,
 //! which costs no hand-over when a program syncs alone; those that come beside it go to threads of their own, made when
 //! needed, and join the same flush.
 
@@ -36,15 +36,15 @@ pub(crate) struct WaitingRoom {
 }
 
 impl WaitingRoom {
-    /// Runs `job` here when nothing else waits, else elsewhere.
-    pub fn admit(self: &Arc<Self>, job: impl FnOnce() + Send + 'static) {
+    /// Runs `job` here when nothing else waits, else elsewhere. `alone`: there is no other thread that answers, so never here.
+    pub fn admit(self: &Arc<Self>, alone: bool, job: impl FnOnce() + Send + 'static) {
         let first = self.under_way.fetch_add(1, Ordering::AcqRel) == 0;
         let room = Leaving(self.clone());
         let job = move || {
             let _room = room;
             job();
         };
-        if first {
+        if first && !alone {
             return job();
         }
         if let Some(job) = self.hand_over(Box::new(job)) {
@@ -120,7 +120,7 @@ mod tests {
         for _ in 0..9 {
             let (room, barrier, done) = (room.clone(), barrier.clone(), done.clone());
             std::thread::spawn(move || {
-                room.admit(move || {
+                room.admit(false, move || {
                     barrier.wait();
                     done.send(()).expect("the test listens");
                 });
@@ -137,8 +137,11 @@ mod tests {
         let room = Arc::new(WaitingRoom::default());
         for _ in 0..3 {
             let (tell, told) = channel();
-            room.admit(move || tell.send(std::thread::current().id()).expect("the test listens"));
+            room.admit(false, move || tell.send(std::thread::current().id()).expect("the test listens"));
             assert_eq!(told.recv().expect("it ran"), std::thread::current().id());
         }
+        let (tell, told) = channel();
+        room.admit(true, move || tell.send(std::thread::current().id()).expect("the test listens"));
+        assert_ne!(told.recv().expect("it ran"), std::thread::current().id(), "nobody would answer what it waits for");
     }
 }

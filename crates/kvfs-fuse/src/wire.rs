@@ -18,10 +18,10 @@ pub const REQUEST_ROOM: usize = 8192;
 /// What INIT negotiates: bits of `flags` (low half) and `flags2` (high half).
 pub mod init {
     pub const ASYNC_READ: u64 = 1 << 0;
+    pub const EXPORT_SUPPORT: u64 = 1 << 4;
     pub const BIG_WRITES: u64 = 1 << 5;
     pub const DO_READDIRPLUS: u64 = 1 << 13;
     pub const READDIRPLUS_AUTO: u64 = 1 << 14;
-    pub const ASYNC_DIO: u64 = 1 << 15;
     pub const WRITEBACK_CACHE: u64 = 1 << 16;
     pub const NO_OPEN_SUPPORT: u64 = 1 << 17;
     pub const PARALLEL_DIROPS: u64 = 1 << 18;
@@ -49,7 +49,8 @@ pub mod valid {
     pub const KILL_SUIDGID: u32 = 1 << 11;
 }
 
-/// Bit of `fuse_write_in.write_flags`.
+/// Bits of `fuse_write_in.write_flags`: pages that the kernel writes back; and bits that give privileges go.
+pub const WRITE_CACHE: u32 = 1 << 0;
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 /// Bit of `fuse_fsync_in.fsync_flags`.
 pub const FSYNC_DATA_ONLY: u32 = 1;
@@ -86,6 +87,15 @@ pub fn head(request: &[u8]) -> Reply<(Head, Fields<'_>)> {
         return Err(Errno(libc::EIO));
     }
     Ok((Head { opcode, unique, ino, uid, gid, pid }, f))
+}
+
+/// Whether a WRITE with these fields brings pages that the kernel writes back, and not what a program writes just now.
+pub fn writes_back(mut write: Fields<'_>) -> bool {
+    let flags = (|| {
+        let (_fh, _offset, _size) = (write.u64()?, write.u64()?, write.u32()?);
+        write.u32()
+    })();
+    flags.is_ok_and(|flags: u32| flags & WRITE_CACHE != 0)
 }
 
 /// The rest of a request, taken off field by field. Too few bytes are the kernel's mistake, answered with EIO.

@@ -78,15 +78,22 @@ fn create_with_4_kib(policy: Policy) -> Option<Vec<(&'static str, u64)>> {
 #[test]
 fn creating_a_file_with_4_kib_costs_five_requests_and_four_without_xattrs() {
     // GETATTR is for the folder, whose times the last creation changed.
-    let Some(seen) = create_with_4_kib(Policy::default()) else { return };
-    assert_eq!(seen, [("LOOKUP", 1), ("GETATTR", 1), ("MKNOD", 1), ("WRITE", 1), ("GETXATTR", 1)]);
-    let Some(seen) = create_with_4_kib(Policy { xattrs: false, ..Policy::default() }) else { return };
-    assert_eq!(seen, [("LOOKUP", 1), ("GETATTR", 1), ("MKNOD", 1), ("WRITE", 1)]);
+    for write_back in [false, true] {
+        let policy = Policy { write_back, ..Policy::default() };
+        let Some(seen) = create_with_4_kib(policy.clone()) else { return };
+        assert_eq!(seen, [("LOOKUP", 1), ("GETATTR", 1), ("MKNOD", 1), ("WRITE", 1), ("GETXATTR", 1)]);
+        let Some(seen) = create_with_4_kib(Policy { xattrs: false, ..policy }) else { return };
+        assert_eq!(seen, [("LOOKUP", 1), ("GETATTR", 1), ("MKNOD", 1), ("WRITE", 1)]);
+    }
 }
 
 #[test]
 fn what_was_seen_once_is_not_asked_again() {
-    let Some(m) = Mount::new(Policy::default()) else { return };
+    (0..2).for_each(|write_back| seen_once(write_back == 1));
+}
+
+fn seen_once(write_back: bool) {
+    let Some(m) = Mount::new(Policy { write_back, ..Policy::default() }) else { return };
     write_file(&m.path("a"), b"hello");
     assert_eq!(fs::read(m.path("a")).expect("read"), b"hello");
     let counters = m.counters();
@@ -98,7 +105,8 @@ fn what_was_seen_once_is_not_asked_again() {
         }
     });
     assert_eq!(seen, [], "open, read and close of a cached file ask nothing");
-    // A close makes the kernel doubt the space a file takes, so the first stat behind it asks; the others do not.
+    // What was written, and a close where writes are gathered, makes the kernel doubt size and space, so the first stat behind it asks, if
+    // the read has not done so; the others do not.
     let seen = requests(&counters, || {
         for _ in 0..10 {
             assert_eq!(fs::metadata(m.path("a")).expect("stat").len(), 5);
@@ -126,14 +134,21 @@ fn open_and_close_are_asked_once() {
 
 #[test]
 fn a_rewrite_asks_for_capabilities_once_a_file_not_once_a_write() {
-    let Some(m) = Mount::new(Policy::default()) else { return };
-    let mut file = fs::File::create_new(m.path("a")).expect("create");
-    for _ in 0..100 {
-        file.write_all(b"0123456789").expect("write");
+    for write_back in [false, true] {
+        let Some(m) = Mount::new(Policy { write_back, ..Policy::default() }) else { return };
+        let mut file = fs::File::create_new(m.path("a")).expect("create");
+        for _ in 0..100 {
+            file.write_all(b"0123456789").expect("write");
+        }
+        drop(file);
+        assert!(m.counters().get(Request::GetXattr) <= 1, "{}", m.counters());
+        let writes = m.counters().get(Request::Write);
+        if write_back {
+            assert!(writes <= 2, "they are gathered: {}", m.counters());
+        } else {
+            assert_eq!(writes, 100, "each goes through at once: {}", m.counters());
+        }
     }
-    drop(file);
-    assert!(m.counters().get(Request::GetXattr) <= 1, "{}", m.counters());
-    assert!(m.counters().get(Request::Write) <= 2, "{}", m.counters());
 }
 
 #[test]

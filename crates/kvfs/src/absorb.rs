@@ -26,6 +26,7 @@ use bytes::Bytes;
 use kvdb::{Batch, Changed, Scope, Transaction};
 
 use crate::attr::{Ino, ROOT};
+use crate::before::Turn;
 use crate::error::{Error, Result};
 use crate::fs::{Fs, largest_ino, stage_removal};
 use crate::inode::{Identity, Inode, State};
@@ -100,11 +101,11 @@ impl Fs {
 
     /// Commits by `commit` what a transaction has changed, and brings what is in memory here up to that. The mainline's. Gives the orphans
     /// that nobody has open. On an error nothing has changed; [`kvdb::Error::Locked`]: try again.
-    pub(crate) fn absorb(&self, touched: &Touched, commit: impl FnOnce() -> Result<()>) -> Result<Vec<Ino>> {
-        self.at_rest(|| self.absorb_at_rest(touched, commit))
+    pub(crate) fn absorb(&self, touched: &Touched, turn: &Turn<'_>, commit: impl FnOnce() -> Result<()>) -> Result<Vec<Ino>> {
+        self.at_rest(|| self.absorb_at_rest(touched, turn, commit))
     }
 
-    fn absorb_at_rest(&self, touched: &Touched, commit: impl FnOnce() -> Result<()>) -> Result<Vec<Ino>> {
+    fn absorb_at_rest(&self, touched: &Touched, turn: &Turn<'_>, commit: impl FnOnce() -> Result<()>) -> Result<Vec<Ino>> {
         let dirty = touched.inodes.iter().find(|(ino, _)| {
             let inode = self.core.table.get(*ino);
             inode.is_some_and(|inode| matches!(inode.state.read(), state if state.dirty && state.attr.nlink > 0))
@@ -119,7 +120,9 @@ impl Fs {
                 unlinking.extend(self.before_unlinking(ino)?);
             }
         }
+        let before = self.before(Some(touched.inodes.iter().map(|(ino, _)| *ino).collect()))?;
         kvdb::at_once(commit)?;
+        turn.is_made(before);
         let now = self.now();
         let kept: HashSet<Ino> = unlinking.iter().map(|u| u.inode.ino).collect();
         for Unlinking { inode, content } in unlinking {
@@ -212,14 +215,18 @@ impl Fs {
     /// Has `change` make another state of the store this view's, all at once, and brings everything in memory up to that. What is not
     /// committed is gone. What the kernel refers to and is no more, or is another file under the same number, is stale from then on. Gives
     /// what the kernel may know that is not so any more.
-    pub(crate) fn revert(&self, change: impl FnOnce() -> Result<()>) -> Result<Touched> {
+    pub(crate) fn revert(&self, turn: &Turn<'_>, change: impl FnOnce() -> Result<()>) -> Result<Touched> {
         let closed = self.core.gate.close();
         if closed.ended() {
             return Err(crate::Error::Stale(crate::ROOT));
         }
         let mut names = self.known_names()?;
         let known = self.identities()?;
+        // What is dirty here goes; but caches have read it. What cannot be committed now may come back from there, and is no worse for it.
+        let _ = kvdb::at_once(|| self.flush_older_than(Duration::MAX));
+        let before = self.before(None)?;
         change()?;
+        turn.is_made(before);
         // Nothing is locked by reading this. What a serializable transaction has in memory is locked, or noted as not locked.
         let view = self.core.scope.view()?;
         if matches!(self.core.scope, Scope::Mainline(_)) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kvdb::Batch;
 
-use crate::attr::{Allocate, AllocateMode, FileKind, Ino, Whence};
+use crate::attr::{Allocate, AllocateMode, FileKind, Ino, Whence, WriteHints, Written};
 use crate::data::MAX_SIZE;
 use crate::error::{Error, Result};
 use crate::fs::Fs;
@@ -20,14 +20,21 @@ impl Fs {
     /// `fallocate`. Allocating stores nothing — a log-structured store has no places to reserve — but fails with ENOSPC when the
     /// range does not fit now.
     pub fn fallocate(&self, ino: Ino, how: Allocate, offset: u64, len: u64) -> Result<()> {
-        self.writable()?;
-        self.patiently(|| {
-            let _inside = self.enter()?;
-            self.allocate_inside(ino, how, offset, len)
-        })
+        self.fallocate_for(ino, how, offset, len, WriteHints::default()).map(drop)
     }
 
-    fn allocate_inside(&self, ino: Ino, how: Allocate, offset: u64, len: u64) -> Result<()> {
+    /// `fallocate` for those who have to tell a cache what it did beside.
+    pub fn fallocate_for(&self, ino: Ino, how: Allocate, offset: u64, len: u64, hints: WriteHints) -> Result<Written> {
+        self.writable()?;
+        let lost_privileges = self.patiently(|| {
+            let _inside = self.enter()?;
+            self.allocate_inside(ino, how, offset, len, hints)
+        })?;
+        Ok(Written { bytes: len, lost_privileges })
+    }
+
+    /// Gives whether the file has lost set-uid or set-gid bits.
+    fn allocate_inside(&self, ino: Ino, how: Allocate, offset: u64, len: u64, hints: WriteHints) -> Result<bool> {
         if len == 0 {
             return Err(Error::Invalid("an empty range"));
         }
@@ -48,7 +55,7 @@ impl Fs {
         if !how.keep_size && end > state.attr.size {
             state.attr.size = end;
         }
-        self.touch(&mut state, self.now(), false);
+        let lost_privileges = self.touch(&mut state, self.now(), hints.kill_suid);
         let cleared = match how.mode {
             AllocateMode::Allocate => Ok(false),
             _ => self.clear(&inode, &mut state, offset, end.min(before.size), before.size),
@@ -61,7 +68,7 @@ impl Fs {
                 return Err(e);
             }
         }
-        Ok(())
+        Ok(lost_privileges)
     }
 
     /// Makes `[offset, end)` of a file of `size` bytes read as zeros: the pages at the edges are changed in the buffer, and whole pages go
@@ -218,16 +225,34 @@ impl Fs {
     /// than asked for only at the end of the source, or when a piece of it is enough for one call. Holes stay holes. Whole pages that
     /// lie at the start of one in both files are not copied but shared (see `share`).
     pub fn copy_file_range(&self, from: Ino, from_offset: u64, to: Ino, to_offset: u64, len: u64) -> Result<u64> {
+        self.copy_file_range_for((from, from_offset), (to, to_offset), len, WriteHints::default()).map(|copied| copied.bytes)
+    }
+
+    /// `copy_file_range` for those who have to tell a cache what it did beside.
+    pub fn copy_file_range_for(
+        &self,
+        (from, from_offset): (Ino, u64),
+        (to, to_offset): (Ino, u64),
+        len: u64,
+        hints: WriteHints,
+    ) -> Result<Written> {
         self.writable()?;
         if from == to && from_offset.abs_diff(to_offset) < len {
             return Err(Error::Invalid("overlapping ranges of one file"));
         }
-        self.patiently(|| self.copy_once((from, from_offset), (to, to_offset), len))
+        self.patiently(|| self.copy_once((from, from_offset), (to, to_offset), len, hints))
     }
 
-    fn copy_once(&self, (from, from_offset): (Ino, u64), (to, to_offset): (Ino, u64), len: u64) -> Result<u64> {
+    fn copy_once(
+        &self,
+        (from, from_offset): (Ino, u64),
+        (to, to_offset): (Ino, u64),
+        len: u64,
+        hints: WriteHints,
+    ) -> Result<Written> {
         let _inside = self.enter()?;
-        let mut copied = self.share_pages((from, from_offset), (to, to_offset), len)?;
+        let shared = self.share_pages((from, from_offset), (to, to_offset), len, hints)?;
+        let Written { bytes: mut copied, mut lost_privileges } = shared;
         let source = self.inode(from)?;
         while copied < len && copied < COPY_MAX {
             let (at, want) = (from_offset.saturating_add(copied), (len - copied).min(COPY_STEP));
@@ -257,24 +282,26 @@ impl Fs {
             let target = to_offset.checked_add(copied).ok_or(Error::TooLarge)?;
             match piece {
                 Piece::Hole(n) => {
-                    self.write_hole(to, target, n)?;
+                    lost_privileges |= self.write_hole(to, target, n, hints)?;
                     copied += n;
                 }
                 Piece::Data(data) => {
-                    if let Err(e) = self.write_inside(to, target, &data, Default::default()) {
-                        return if copied > 0 { Ok(copied) } else { Err(e) };
+                    match self.write_inside(to, target, &data, hints) {
+                        Ok(lost) => lost_privileges |= lost,
+                        Err(e) if copied == 0 => return Err(e),
+                        Err(_) => break,
                     }
                     copied += data.len() as u64;
                 }
             }
         }
-        Ok(copied)
+        Ok(Written { bytes: copied, lost_privileges })
     }
 
     /// Makes a range a hole, and the file as long as to contain it.
-    fn write_hole(&self, ino: Ino, offset: u64, len: u64) -> Result<()> {
+    fn write_hole(&self, ino: Ino, offset: u64, len: u64, hints: WriteHints) -> Result<bool> {
         let zero = Allocate { mode: AllocateMode::Zero, keep_size: false };
-        self.allocate_inside(ino, zero, offset, len)
+        self.allocate_inside(ino, zero, offset, len, hints)
     }
 }
 

@@ -87,6 +87,16 @@ pub struct SetAttr {
 pub struct WriteHints {
     /// The caller lacks CAP_FSETID: clear the set-uid and set-gid bits.
     pub kill_suid: bool,
+    /// Whole pages out of a cache, of which programs have changed a part.
+    pub from_cache: bool,
+}
+
+/// What a change of a file's content did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Written {
+    pub bytes: u64,
+    /// The file has lost its set-uid or set-gid bit by it. Whoever has cached the mode must learn of that before the caller goes on.
+    pub lost_privileges: bool,
 }
 
 /// The flags of `renameat2`.

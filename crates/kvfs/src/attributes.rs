@@ -87,14 +87,16 @@ impl Fs {
         self.exact_attr(&inode, &mut state)
     }
 
-    /// What a change of content does to the attributes.
-    pub(crate) fn touch(&self, state: &mut State, now: Timestamp, kill: bool) {
+    /// What a change of content does to the attributes. `kill`: the set-uid and set-gid bits go; gives whether there were any.
+    pub(crate) fn touch(&self, state: &mut State, now: Timestamp, kill: bool) -> bool {
         state.attr.mtime = now;
         state.attr.ctime = now;
+        let before = state.attr.perm;
         if kill {
             kill_suid(state);
         }
         kill_capability(state);
+        state.attr.perm != before
     }
 }
 

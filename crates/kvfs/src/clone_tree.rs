@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::layout::{self, Attributes, Body, Layout};
 use crate::names::{add_entry, check_name};
-use crate::views::{View, Views};
+use crate::views::{View, Views, Wait};
 
 /// Changes that are made together.
 const AT_ONCE: usize = 2048;
@@ -128,7 +128,7 @@ impl Views {
         let to = to.strip_suffix(b"/").unwrap_or(to);
         let (parent, name) = to.iter().rposition(|&b| b == b'/').map_or((&b""[..], to), |at| (&to[..at], &to[at + 1..]));
         // What programs have written and a kernel holds back is to be copied, too.
-        self.write_back();
+        self.write_back(Wait::ForAll)?;
         let (fs, number) = (self.fs(view)?, self.number(view)?);
         let (from, parent) = (fs.resolve(from)?.ino, fs.resolve(parent)?.ino);
         let stats = fs.clone_tree(from, parent, name)?;

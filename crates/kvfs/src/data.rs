@@ -16,7 +16,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use kvdb::Cursor;
 
-use crate::attr::{FileKind, Ino, WriteHints};
+use crate::attr::{FileKind, Ino, WriteHints, Written};
 use crate::error::{Error, Result};
 use crate::fs::{Atime, Fs};
 use crate::inode::{Inode, Page, Slot, State};
@@ -175,18 +175,27 @@ impl Fs {
 
     /// Writes all of `data`; it is in memory when this returns, and committed later.
     pub fn write(&self, ino: Ino, offset: u64, data: &[u8], hints: WriteHints) -> Result<u32> {
-        self.writable()?;
-        self.patiently(|| {
-            let _inside = self.enter()?;
-            self.write_inside(ino, offset, data, hints)
-        })
+        self.write_for(ino, offset, data, hints).map(|_| data.len() as u32)
     }
 
-    /// `write` for a call that is inside the gate.
-    pub(crate) fn write_inside(&self, ino: Ino, offset: u64, data: &[u8], hints: WriteHints) -> Result<u32> {
+    /// `write` for those who have to tell a cache what it did beside.
+    pub fn write_for(&self, ino: Ino, offset: u64, data: &[u8], hints: WriteHints) -> Result<Written> {
+        self.writable()?;
+        let lost_privileges = self.patiently(|| {
+            let _inside = self.enter()?;
+            match hints.from_cache {
+                true => self.take_cached(ino, offset, data, hints),
+                false => self.write_inside(ino, offset, data, hints),
+            }
+        })?;
+        Ok(Written { bytes: data.len() as u64, lost_privileges })
+    }
+
+    /// `write` for a call that is inside the gate. Gives whether the file has lost set-uid or set-gid bits.
+    pub(crate) fn write_inside(&self, ino: Ino, offset: u64, data: &[u8], hints: WriteHints) -> Result<bool> {
         let end = offset.checked_add(data.len() as u64).filter(|&end| end <= MAX_SIZE).ok_or(Error::TooLarge)?;
         if data.is_empty() {
-            return Ok(0);
+            return Ok(false);
         }
         self.reserve(data.len() as u64)?;
         let inode = self.inode(ino)?;
@@ -198,13 +207,25 @@ impl Fs {
         }
         self.write_locked(&inode, &mut state, offset, data)?;
         debug_assert!(state.attr.size >= end);
-        self.touch(&mut state, self.now(), hints.kill_suid);
+        let lost_privileges = self.touch(&mut state, self.now(), hints.kill_suid);
         self.mark_dirty(&inode, &mut state);
         self.core.counters.bytes_written.fetch_add(data.len() as u64, Ordering::Relaxed);
         self.commit_if_large(&inode, &mut state);
         drop(state);
         self.relieve();
-        Ok(data.len() as u32)
+        Ok(lost_privileges)
+    }
+
+    /// Makes a file at least this long. (Inside the gate.)
+    pub(crate) fn extend_inside(&self, ino: Ino, size: u64) -> Result<()> {
+        let inode = self.inode(ino)?;
+        let mut state = self.lock(&inode)?;
+        if state.attr.kind == FileKind::File && state.attr.size < size {
+            self.truncate(&inode, &mut state, size)?;
+            self.touch(&mut state, self.now(), false);
+            self.mark_dirty(&inode, &mut state);
+        }
+        Ok(())
     }
 
     /// Puts data into the buffer and moves the size; the caller marks the inode dirty.

@@ -48,6 +48,9 @@ pub enum Error {
     /// Bytes in the store that the file system cannot have written.
     #[error("corrupt file system at inode {ino}: {what}; run `kvfs check`")]
     Corrupt { ino: Ino, what: String },
+    /// Part of what programs have written is still on its way, so what was to be done would miss it.
+    #[error("programs have written what has not arrived yet, so nothing was done: {0}; try again")]
+    NotHandedOver(String),
     #[error(transparent)]
     Store(kvdb::Error),
 }
@@ -100,6 +103,7 @@ impl Error {
             Error::Store(kvdb::Error::Locked(_) | kvdb::Error::Conflict { .. }) => libc::EDEADLK,
             Error::Store(kvdb::Error::NoTransaction(_)) => libc::ESTALE,
             Error::Store(kvdb::Error::Limit(_)) => libc::ENOMEM,
+            Error::NotHandedOver(_) => libc::EBUSY,
             Error::Store(_) => libc::EIO,
         }
     }

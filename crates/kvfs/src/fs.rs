@@ -10,6 +10,7 @@ use env::sync::{Condvar, Mutex, RwLockWriteGuard};
 use kvdb::{Batch, Durability, Kvdb, Scope, View};
 
 use crate::attr::{Attr, FileKind, Ino, ROOT, Timestamp};
+use crate::before::Past;
 use crate::dirty::DirtyQueue;
 use crate::error::{Error, Result};
 use crate::gate::{Gate, Inside};
@@ -96,6 +97,7 @@ pub(crate) struct Core {
     pub options: FsOptions,
     pub table: Table,
     pub gate: Gate,
+    pub past: Past,
     pub numbers: Numbers,
     /// Held by every operation that locks more than one directory; see `inode`.
     pub tree: Mutex<()>,
@@ -218,6 +220,7 @@ impl Fs {
             table,
             options,
             gate: Gate::default(),
+            past: Past::default(),
             numbers,
             tree: Mutex::new(()),
             dirty: DirtyQueue::default(),

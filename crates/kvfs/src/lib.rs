@@ -8,6 +8,7 @@ mod absorb;
 mod allocate;
 mod attr;
 mod attributes;
+mod before;
 mod clone_tree;
 mod data;
 mod difference;
@@ -35,7 +36,7 @@ mod xattr;
 pub use absorb::Touched;
 pub use attr::{
     Allocate, AllocateMode, Attr, Caller, DirEntry, FileKind, Ino, ROOT, RenameFlags, SetAttr, StatFs, TimeSet, Timestamp, Whence,
-    WriteHints, XattrFlags,
+    WriteHints, Written, XattrFlags,
 };
 pub use clone_tree::CloneStats;
 pub use difference::{FileChange, difference_of_states};
@@ -43,4 +44,4 @@ pub use error::{Error, Result};
 pub use fs::{Atime, Fs, FsOptions, Statistics};
 pub use kvdb::TransactionId;
 pub use verify::{Finding, Report, verify};
-pub use views::{View, Views, Watcher};
+pub use views::{View, Views, Wait, Watcher};

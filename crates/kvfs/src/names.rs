@@ -45,6 +45,12 @@ impl Fs {
         self.reference(ino)
     }
 
+    /// What an entry names, without a reference to it.
+    pub fn peek(&self, parent: Ino, name: &[u8]) -> Result<Option<(Ino, FileKind)>> {
+        let _inside = self.enter()?;
+        self.entry(parent, name)
+    }
+
     /// Adds one reference. ENOENT for an inode without a name: it was unlinked since its entry was read.
     pub(crate) fn reference(&self, ino: Ino) -> Result<Attr> {
         let inode = match self.inode(ino) {

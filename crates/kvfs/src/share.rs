@@ -2,7 +2,7 @@
 
 use kvdb::{Batch, Isolation, Scope};
 
-use crate::attr::{FileKind, Ino};
+use crate::attr::{FileKind, Ino, WriteHints, Written};
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::layout::{self, Body, PAGE, PageKeys};
@@ -16,18 +16,24 @@ impl Fs {
     /// As much of a copy as can be done by sharing, from its start on, in one commit; 0: none of it, nothing is changed. Both offsets must
     /// be those of pages, and what ends within a page must be the end of both files.
     /// (Inside the gate.)
-    pub(crate) fn share_pages(&self, (from, from_offset): (Ino, u64), (to, to_offset): (Ino, u64), len: u64) -> Result<u64> {
+    pub(crate) fn share_pages(
+        &self,
+        (from, from_offset): (Ino, u64),
+        (to, to_offset): (Ino, u64),
+        len: u64,
+        hints: WriteHints,
+    ) -> Result<Written> {
         let aligned = from_offset.is_multiple_of(PAGE) && to_offset.is_multiple_of(PAGE);
         // What a serializable transaction reads it must have locked: it copies.
         let locks = matches!(&self.core.scope, Scope::Transaction(t) if t.isolation() == Isolation::Serializable);
         if !aligned || locks || from == to {
-            return Ok(0);
+            return Ok(Written::default());
         }
         let source = self.inode(from)?;
         let source_end = {
             let mut state = self.lock(&source)?;
             if state.attr.kind != FileKind::File || !matches!(state.attr.body, Body::Paged(1..)) || state.attr.nlink == 0 {
-                return Ok(0);
+                return Ok(Written::default());
             }
             self.commit_dirty(&source, &mut state)?;
             state.attr.size
@@ -40,15 +46,15 @@ impl Fs {
         let target = self.inode(to)?;
         let mut state = self.lock(&target)?;
         match state.attr.body {
-            _ if state.attr.kind != FileKind::File || state.attr.nlink == 0 => return Ok(0),
-            Body::Inline(1..) => return Ok(0),
+            _ if state.attr.kind != FileKind::File || state.attr.nlink == 0 => return Ok(Written::default()),
+            Body::Inline(1..) => return Ok(Written::default()),
             Body::Inline(0) | Body::Paged(_) => {}
         }
         if from_offset + len < source_end || to_end < state.attr.size {
             len -= len % PAGE;
         }
         if len == 0 {
-            return Ok(0);
+            return Ok(Written::default());
         }
         self.commit_dirty(&target, &mut state)?;
         let dmap = self.core.layout.dmap;
@@ -73,7 +79,7 @@ impl Fs {
             let (_, block) = layout::decode_page_key(&key)?;
             batch.put_stored(dmap, keys.key(to, block - first + to_first), value);
         }
-        self.touch(&mut state, self.now(), false);
+        let lost_privileges = self.touch(&mut state, self.now(), hints.kill_suid);
         // Until it is committed.
         self.mark_dirty(&target, &mut state);
         let mut attr = state.attr;
@@ -83,6 +89,6 @@ impl Fs {
         self.commit(batch)?;
         self.staged(&mut state, attr);
         state.stored |= shared > 0;
-        Ok(len)
+        Ok(Written { bytes: len, lost_privileges })
     }
 }

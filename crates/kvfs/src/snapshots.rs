@@ -13,7 +13,7 @@ use crate::difference::{FileChange, difference_of_states};
 use crate::error::{Error, Result};
 use crate::fs::{Fs, FsOptions, largest_in};
 use crate::layout::{self, Layout, Super};
-use crate::views::{Entry, VIEW_SHARE, View, Views};
+use crate::views::{Entry, VIEW_SHARE, View, Views, Wait};
 
 impl Views {
     /// Makes a snapshot of the mainline or of a clone. With `Synced` it is on disk when this returns.
@@ -25,7 +25,7 @@ impl Views {
                 return Err(Error::Invalid("a snapshot of what is neither the mainline nor a clone"));
             }
         };
-        self.write_back();
+        self.write_back(Wait::ForAll)?;
         let fs = self.fs(of)?;
         let db = &self.shared.db;
         fs.at_rest(|| Ok(db.snapshot_of(branch, name, Durability::Buffered)?))?;
@@ -48,7 +48,7 @@ impl Views {
         let after = match after {
             Some(name) => db.open_snapshot(name)?,
             None => {
-                self.write_back();
+                self.write_back(Wait::ForAll)?;
                 self.shared.mainline.at_rest(|| Ok(db.view()))?
             }
         };
@@ -101,14 +101,16 @@ impl Views {
             }
         }
         // What the kernel holds back belongs to what is left behind.
-        self.write_back();
+        self.write_back(Wait::ForAll)?;
         let view = if info.branch.is_empty() { View::Mainline } else { View::Clone(info.branch) };
         let fs = self.fs(&view)?;
-        let touched = fs.revert(|| Ok(self.shared.db.rollback(snapshot)?))?;
+        let turn = fs.core.past.turn();
+        let touched = fs.revert(&turn, || Ok(self.shared.db.rollback(snapshot)?))?;
         // Files that were open without a name when the snapshot was made.
         fs.empty_orphans()?;
         let number = self.number(&view)?;
         self.tell(|watcher| watcher.changed(number, &fs, &touched));
+        drop(turn);
         Ok(())
     }
 

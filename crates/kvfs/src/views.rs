@@ -70,10 +70,18 @@ pub enum View {
     Clone(String),
 }
 
+/// What [`Watcher::write_back`] waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    ForAll,
+    /// Not for what cannot be written until a serializable transaction ends: whoever asks may be about to end that very one.
+    ButForLocks,
+}
+
 /// Somebody who keeps something of the file system in his own memory: a kernel, behind a door.
 pub trait Watcher: Send + Sync {
-    /// Hands over what was written and is held back so far, of all views. Returns when it is handed over.
-    fn write_back(&self);
+    /// Hands over what was written and is held back so far, of all views. Returns when it is handed over; or says what is in the way.
+    fn write_back(&self, wait: Wait) -> std::result::Result<(), String>;
     /// There is a new view. (Not told of those that were there before, and are only opened when somebody asks for them.)
     fn appeared(&self, view: &View);
     /// A view is over, and `fs` answers nothing any more but what was referred to. `touched`: what of the mainline has changed with its
@@ -199,7 +207,7 @@ impl Views {
     /// (`detached` is always set). One that looks for no conflicts can read files, and write keys alone.
     pub fn begin(&self, options: TransactionOptions) -> Result<TransactionId> {
         self.shared.mainline.writable()?;
-        self.write_back();
+        self.write_back(Wait::ForAll)?;
         let options = TransactionOptions { detached: true, ..options };
         let transaction = self.shared.mainline.at_rest(|| Ok(self.shared.db.begin_with(options)?))?;
         let id = transaction.id();
@@ -222,7 +230,8 @@ impl Views {
             // Nobody has looked at its files.
             return Ok(transaction.commit(durability)?);
         };
-        self.write_back();
+        // What waits for a lock may wait for this very transaction.
+        self.write_back(Wait::ButForLocks)?;
         let core = &entry.fs.core;
         let mut closed = core.gate.close();
         if closed.ended() {
@@ -232,9 +241,13 @@ impl Views {
         let touched = Touched::by(&transaction, &core.layout)?;
         let commit = || Ok(transaction.commit(Durability::Buffered)?);
         let committed = match touched.names.is_empty() && touched.inodes.is_empty() {
-            true => commit().map(|()| Vec::new()),
-            // Serializable transactions may hold what it changes, and end only when the mainline's gate is open.
-            false => self.shared.mainline.patiently(|| self.shared.mainline.absorb(&touched, commit)),
+            true => commit().map(|()| (Vec::new(), None)),
+            // Serializable transactions may hold what it changes, and end only when the mainline's gate is open, and it is their turn.
+            false => self.shared.mainline.patiently(|| {
+                let turn = self.shared.mainline.core.past.turn();
+                let orphans = self.shared.mainline.absorb(&touched, &turn, commit)?;
+                Ok((orphans, Some(turn)))
+            }),
         };
         if let Err(e) = &committed {
             if matches!(e, Error::Store(kvdb::Error::Conflict { .. })) {
@@ -246,7 +259,8 @@ impl Views {
         closed.end();
         drop(closed);
         self.over(&entry, committed.is_ok().then_some(&touched));
-        let orphans = committed?;
+        let (orphans, turn) = committed?;
+        drop(turn);
         if durability == Durability::Synced {
             self.shared.db.sync()?;
         }
@@ -261,7 +275,7 @@ impl Views {
             return Ok(());
         }
         if let Some(entry) = self.entry(&View::Transaction(id)) {
-            self.write_back();
+            self.write_back(Wait::ButForLocks)?;
             let _inside = entry.fs.enter()?;
             entry.fs.flush_older_than(Duration::MAX)?;
         }
@@ -284,7 +298,7 @@ impl Views {
     pub fn savepoint(&self, id: TransactionId) -> Result<Savepoint> {
         let transaction = self.transaction(id)?;
         if let Some(entry) = self.entry(&View::Transaction(id)) {
-            self.write_back();
+            self.write_back(Wait::ButForLocks)?;
             let _inside = entry.fs.enter()?;
             entry.fs.flush_older_than(Duration::MAX)?;
             return Ok(transaction.savepoint()?);
@@ -297,9 +311,11 @@ impl Views {
         let transaction = self.transaction(id)?;
         let Some(entry) = self.entry(&View::Transaction(id)) else { return Ok(transaction.rollback_to(savepoint)?) };
         // What the kernel holds back must not come afterwards.
-        self.write_back();
-        let touched = entry.fs.revert(|| Ok(transaction.rollback_to(savepoint)?))?;
+        self.write_back(Wait::ButForLocks)?;
+        let turn = entry.fs.core.past.turn();
+        let touched = entry.fs.revert(&turn, || Ok(transaction.rollback_to(savepoint)?))?;
         self.tell(|watcher| watcher.changed(entry.number, &entry.fs, &touched));
+        drop(turn);
         Ok(())
     }
 
@@ -317,7 +333,7 @@ impl Views {
     pub fn touched(&self, id: TransactionId) -> Result<Touched> {
         let transaction = self.transaction(id)?;
         if let Some(entry) = self.entry(&View::Transaction(id)) {
-            self.write_back();
+            self.write_back(Wait::ButForLocks)?;
             let _inside = entry.fs.enter()?;
             entry.fs.flush_older_than(Duration::MAX)?;
         }
@@ -435,8 +451,10 @@ impl Views {
         watchers.iter().for_each(|watcher| what(&**watcher));
     }
 
-    pub(crate) fn write_back(&self) {
-        self.tell(|watcher| watcher.write_back());
+    /// What programs have written has come. On an error whoever asks must not go on: it would work on less than they have written.
+    pub(crate) fn write_back(&self, wait: Wait) -> Result<()> {
+        let watchers: Vec<_> = self.shared.watchers.read().iter().filter_map(Weak::upgrade).collect();
+        watchers.iter().try_for_each(|watcher| watcher.write_back(wait)).map_err(Error::NotHandedOver)
     }
 
     // --- background -------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use env::sync::Mutex;
 use kvdb::{Durability, Isolation, TransactionId, TransactionOptions};
-use kvfs::{Error, FileKind, Fs, FsOptions, Ino, ROOT, RenameFlags, SetAttr, Touched, View, Views, Watcher};
+use kvfs::{Error, FileKind, Fs, FsOptions, Ino, ROOT, RenameFlags, SetAttr, Touched, View, Views, Wait, Watcher};
 use world::{USER, World, fails};
 
 struct Both {
@@ -384,8 +384,9 @@ fn files_and_keys_commit_together() {
 struct Notes(Mutex<Vec<String>>);
 
 impl Watcher for Notes {
-    fn write_back(&self) {
+    fn write_back(&self, _wait: Wait) -> Result<(), String> {
         self.0.lock().push("write back".into());
+        Ok(())
     }
     fn appeared(&self, view: &View) {
         self.0.lock().push(format!("appeared {view:?}"));

@@ -147,7 +147,7 @@ impl Handler for Memory {
             Ok(Bytes::copy_from_slice(&n.data[start..end]))
         })
     }
-    fn write(&self, ino: Ino, offset: u64, data: &[u8], _kill_suid: bool) -> Reply<u32> {
+    fn write(&self, ino: Ino, offset: u64, data: &[u8], _hints: WriteHints) -> Reply<Written> {
         self.with(ino, |n| {
             let end = offset as usize + data.len();
             if n.data.len() < end {
@@ -156,7 +156,7 @@ impl Handler for Memory {
             n.data[offset as usize..end].copy_from_slice(data);
             n.attr.size = n.data.len() as u64;
             n.attr.blocks = n.attr.size.div_ceil(512);
-            Ok(data.len() as u32)
+            Ok(Written { bytes: data.len() as u64, lost_privileges: false })
         })
     }
     fn fsync(&self, _ino: Ino, _data_only: bool) -> Reply<()> {
@@ -198,13 +198,13 @@ impl Handler for Memory {
     fn statfs(&self) -> Reply<StatFs> {
         Ok(StatFs { block_size: 4096, blocks: 1000, free: 500, files: 100, files_free: 50, name_max: 255 })
     }
-    fn fallocate(&self, _ino: Ino, _offset: u64, _length: u64, _how: Allocate) -> Reply<()> {
+    fn fallocate(&self, _ino: Ino, _offset: u64, _length: u64, _how: Allocate, _caller: Caller) -> Reply<Written> {
         Err(Errno(libc::EOPNOTSUPP))
     }
     fn seek(&self, _ino: Ino, _offset: u64, _what: Whence) -> Reply<u64> {
         Err(Errno(libc::EOPNOTSUPP))
     }
-    fn copy_file_range(&self, _from: (Ino, u64), _to: (Ino, u64), _length: u64) -> Reply<u64> {
+    fn copy_file_range(&self, _from: (Ino, u64), _to: (Ino, u64), _length: u64, _caller: Caller) -> Reply<Written> {
         Err(Errno(libc::EOPNOTSUPP))
     }
 }

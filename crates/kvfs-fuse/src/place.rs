@@ -1,0 +1,53 @@
+//! Where the mount is, for those of our own threads that use it as programs do (`guest`).
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use kvfs::Ino;
+
+#[derive(Clone)]
+pub(crate) struct Place {
+    mount_point: PathBuf,
+    device: u64,
+}
+
+impl Place {
+    pub fn of(mount_point: &Path) -> io::Result<Place> {
+        Ok(Place { mount_point: mount_point.to_path_buf(), device: mount_point.metadata()?.dev() })
+    }
+
+    /// The root, opened. Not kept open, as that would keep the mount busy.
+    pub fn open(&self) -> io::Result<File> {
+        let root = File::open(&self.mount_point)?;
+        // Something else may be mounted there meanwhile.
+        if root.metadata()?.dev() == self.device { Ok(root) } else { Err(io::ErrorKind::NotFound.into()) }
+    }
+}
+
+/// `struct file_handle` with the handle of an inode in FUSE: high and low half of its number, and its generation, which is 0 here.
+#[repr(C)]
+struct Handle {
+    bytes: u32,
+    kind: i32,
+    ino: [u32; 2],
+    generation: u32,
+}
+
+/// Opens an inode by its number on the wire; ESTALE when there is none.
+pub(crate) fn open_by_handle(root: &File, ino: Ino, flags: i32) -> io::Result<File> {
+    /// FILEID_INO64_GEN
+    const KIND: i32 = 0x81;
+    let mut handle = Handle { bytes: 12, kind: KIND, ino: [(ino >> 32) as u32, ino as u32], generation: 0 };
+    // SAFETY: the handle is laid out as the call wants it, with as many bytes behind its head as it says, and lives until it returns;
+    // the descriptor it gives is nobody else's.
+    unsafe {
+        let flags = flags | libc::O_CLOEXEC | libc::O_NOATIME | libc::O_NONBLOCK;
+        match libc::open_by_handle_at(root.as_raw_fd(), (&raw mut handle).cast(), flags) {
+            -1 => Err(io::Error::last_os_error()),
+            fd => Ok(File::from(OwnedFd::from_raw_fd(fd))),
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Recall: has the kernel hand over what it holds back of one file.
+//!
+//! The kernel holds pages that programs have changed and that we have not seen: always those of shared mappings, and with write-back caching all
+//! that is written to a file that is still open. Some requests have to be answered with what programs see, but are sent without these pages:
+//! LSEEK, for one, and RENAME and LINK, which are to bring a file's content under its new name. The kernel has the file's lock then, so
+//! `fsync` on it would wait for our answer. But sync_file_range(2) takes no lock: it sends the dirty pages and waits until they are
+//! written. A guest does that through the mount, as a program would, with the file opened by its handle.
+//!
+//! Where opening by handle is not permitted (it takes CAP_DAC_READ_SEARCH) the kernel is told to drop the pages of the file, which makes
+//! it send the dirty ones first; what is not dirty must be read anew then.
+//!
+//! While one thread waits here the pages are written by another: see `waiting`.
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use kvfs::Ino;
+
+use crate::guest::Guest;
+use crate::handler::Invalidator;
+use crate::place::{Place, open_by_handle};
+
+pub(crate) struct Recall {
+    place: Place,
+    cache: Arc<dyn Invalidator>,
+    guest: Guest,
+    by_handle: AtomicBool,
+    /// The kernel gathers writes, too, not just those to mappings.
+    pub gathers_writes: bool,
+}
+
+impl Recall {
+    pub fn start(place: Place, cache: Arc<dyn Invalidator>, gathers_writes: bool) -> io::Result<Recall> {
+        Ok(Recall { place, cache, guest: Guest::start("fuse-recall")?, by_handle: AtomicBool::new(true), gathers_writes })
+    }
+
+    /// Everything that programs have written to this inode (as numbered on the wire) has come when this returns.
+    pub fn file(&self, ino: Ino) -> io::Result<()> {
+        if self.by_handle.load(Ordering::Relaxed) {
+            let place = self.place.clone();
+            match self.guest.ask(move || send_dirty_pages(&place, ino))? {
+                Ok(()) => return Ok(()),
+                // The kernel has not got it in memory, and nothing of it.
+                Err(e) if e.raw_os_error() == Some(libc::ESTALE) => return Ok(()),
+                Err(e) if matches!(e.raw_os_error(), Some(libc::EPERM | libc::EACCES | libc::EOPNOTSUPP | libc::ENOSYS)) => {
+                    self.by_handle.store(false, Ordering::Relaxed);
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        self.cache.inode(ino)
+    }
+
+    pub fn stop(&self) {
+        self.guest.stop();
+    }
+}
+
+fn send_dirty_pages(place: &Place, ino: Ino) -> io::Result<()> {
+    let root = place.open()?;
+    let file = open_by_handle(&root, ino, libc::O_RDONLY)?;
+    drop(root);
+    let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    // SAFETY: it takes a descriptor, which is open, and numbers. A length of 0 means to the end.
+    match unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, all) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}

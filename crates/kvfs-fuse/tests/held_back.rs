@@ -1,0 +1,190 @@
+//! What the kernel holds back of files that programs have open: nobody who looks at a file, renames it, begins a transaction or commits one is to
+//! see less of it than the program that writes it, whether writes go through at once or are gathered.
+
+mod real;
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use kvdb::Isolation;
+use real::{BOTH, Mapping, Real, seek, sh};
+
+const MIB: usize = 1 << 20;
+
+fn read_write(path: &std::path::Path) -> File {
+    File::options().read(true).write(true).create(true).truncate(false).open(path).expect("open")
+}
+
+#[test]
+fn a_file_that_is_being_written_has_no_holes_where_there_is_data() {
+    for write_back in BOTH {
+        let Some(m) = Real::new(write_back) else { return };
+        let data: Vec<u8> = (0..MIB).map(|i| (i % 251) as u8 | 1).collect();
+        let mut writer = read_write(&m.path("written"));
+        writer.write_all(&data).expect("write");
+        let other = File::open(m.path("written")).expect("open");
+        assert_eq!(seek(&other, 0, libc::SEEK_DATA), Some(0), "write-back: {write_back}");
+        assert_eq!(seek(&other, 0, libc::SEEK_HOLE), Some(MIB as i64));
+        assert_ne!(fs::metadata(m.path("written")).expect("stat").blocks(), 0);
+        writer.write_all(b"a tail").expect("write");
+        sh(m.dir.path(), "cp --sparse=auto written copied; cmp written copied; tar -cSf tar written; tar -xOf tar | cmp - written");
+        // What is a hole stays one.
+        writer.write_all_at(b"far", 64 * MIB as u64).expect("write");
+        assert_eq!(seek(&other, 2 * MIB as i64, libc::SEEK_DATA), Some(64 * MIB as i64));
+    }
+}
+
+#[test]
+fn a_mapping_that_is_being_written_has_no_holes_where_there_is_data() {
+    for write_back in BOTH {
+        let Some(m) = Real::new(write_back) else { return };
+        let file = read_write(&m.path("mapped"));
+        file.set_len(4 * MIB as u64).expect("truncate");
+        let mapping = Mapping::of(&file, 4 * MIB);
+        mapping.put(MIB, b"in the middle");
+        let other = File::open(m.path("mapped")).expect("open");
+        assert_eq!(seek(&other, 0, libc::SEEK_DATA), Some(MIB as i64), "write-back: {write_back}");
+        mapping.put(3 * MIB, b"and at the end");
+        assert_ne!(fs::metadata(m.path("mapped")).expect("stat").blocks(), 0);
+        sh(m.dir.path(), "cp --sparse=auto mapped copied; cmp mapped copied; tar -cSf tar mapped; tar -xOf tar | cmp - mapped");
+    }
+}
+
+#[test]
+fn many_who_look_for_holes_at_once_do_not_wait_for_each_other() {
+    for write_back in BOTH {
+        let Some(m) = Real::new(write_back) else { return };
+        let begun = Instant::now();
+        std::thread::scope(|scope| {
+            for i in 0..16 {
+                let m = &m;
+                scope.spawn(move || {
+                    let mut file = read_write(&m.path(&format!("f{i}")));
+                    for _ in 0..20 {
+                        file.write_all(&[7; 5000]).expect("write");
+                        assert_eq!(seek(&file, 0, libc::SEEK_DATA), Some(0));
+                        assert_eq!(
+                            seek(&file, 0, libc::SEEK_END),
+                            fs::metadata(m.path(&format!("f{i}"))).ok().map(|m| m.len() as i64)
+                        );
+                    }
+                });
+            }
+        });
+        assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+    }
+}
+
+#[test]
+fn a_commit_is_not_overwritten_by_a_page_that_was_read_before_it() {
+    const PAGES: usize = 3;
+    for write_back in BOTH {
+        for mapped in [false, true] {
+            let Some(m) = Real::new(write_back) else { return };
+            let path = m.path("f");
+            fs::write(&path, vec![b'.'; PAGES * 4096]).expect("write");
+            let file = read_write(&path);
+            let mapping = mapped.then(|| Mapping::of(&file, PAGES * 4096));
+            let (mut conflicts, mut rounds) = (0, 0);
+            let until = Instant::now() + Duration::from_secs(6);
+            while Instant::now() < until {
+                rounds += 1;
+                let old = fs::read(&path).expect("read");
+                let (id, t) = m.begin();
+                let letter = b'a' + (rounds % 26) as u8;
+                let inside = read_write(&t.join("f"));
+                inside.write_all_at(&vec![letter; PAGES * 4096 - 16], 16).expect("write");
+                drop(inside);
+                let start = Barrier::new(2);
+                let four = (rounds as u32).to_le_bytes();
+                let committed = std::thread::scope(|scope| {
+                    scope.spawn(|| {
+                        start.wait();
+                        std::thread::sleep(Duration::from_micros(rounds * 137 % 6000));
+                        match &mapping {
+                            Some(mapping) => mapping.put(4, &four),
+                            None => file.write_all_at(&four, 4).expect("write"),
+                        }
+                    });
+                    start.wait();
+                    m.views.commit(id, kvdb::Durability::Buffered)
+                });
+                let new = fs::read(&path).expect("read");
+                match committed {
+                    Ok(()) => {
+                        let wrong = new[16..].iter().filter(|b| **b != letter).count();
+                        assert_eq!(
+                            wrong, 0,
+                            "round {rounds}, write-back {write_back}, mapped {mapped}: the commit was overwritten"
+                        );
+                    }
+                    Err(kvfs::Error::Store(kvdb::Error::Conflict { .. })) => {
+                        conflicts += 1;
+                        assert_eq!(new[16..], old[16..], "nothing of what had a conflict is there");
+                    }
+                    Err(e) => panic!("{e}"),
+                }
+                assert!(new[4..8] == four, "what the mainline wrote is there");
+            }
+            eprintln!("write-back {write_back}, mapped {mapped}: {rounds} rounds, {conflicts} conflicts");
+            assert!(rounds > conflicts);
+        }
+    }
+}
+
+#[test]
+fn a_transaction_begins_with_what_is_in_mappings() {
+    for write_back in BOTH {
+        let Some(m) = Real::new(write_back) else { return };
+        let file = read_write(&m.path("mapped"));
+        file.set_len(MIB as u64).expect("truncate");
+        let mapping = Mapping::of(&file, MIB);
+        for round in 0..50_u32 {
+            mapping.put(round as usize * 20_000, &round.to_le_bytes());
+            let (id, t) = m.begin();
+            let mut seen = [0; 4];
+            File::open(t.join("mapped")).and_then(|f| f.read_exact_at(&mut seen, u64::from(round) * 20_000)).expect("read");
+            assert_eq!(u32::from_le_bytes(seen), round, "write-back: {write_back}");
+            m.views.abort(id).expect("aborted");
+        }
+    }
+}
+
+#[test]
+fn a_thread_that_waits_for_a_lock_does_not_keep_transactions_from_beginning() {
+    for write_back in BOTH {
+        let Some(m) = Real::new(write_back) else { return };
+        fs::write(m.path("locked"), b"old").expect("write");
+        let file = read_write(&m.path("mapped"));
+        file.set_len(MIB as u64).expect("truncate");
+        let mapping = Mapping::of(&file, MIB);
+        let options = kvdb::TransactionOptions { isolation: Isolation::Serializable, ..Default::default() };
+        let locking = m.views.begin(options).expect("begun");
+        fs::write(m.path(&format!(".kvfs/txn/{locking}/locked")), b"new").expect("write");
+        let ended = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // It waits for the transaction, for whose end it must not have to be waited.
+                fs::rename(m.path("locked"), m.path("renamed")).expect("renamed, when the transaction has ended");
+                assert!(ended.load(Ordering::SeqCst));
+            });
+            for round in 1..20_u32 {
+                let begun = Instant::now();
+                mapping.put(0, &round.to_le_bytes());
+                let (id, t) = m.begin();
+                let mut seen = [0; 4];
+                File::open(t.join("mapped")).and_then(|f| f.read_exact_at(&mut seen, 0)).expect("read");
+                assert_eq!(u32::from_le_bytes(seen), round);
+                m.views.abort(id).expect("aborted");
+                assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+            }
+            ended.store(true, Ordering::SeqCst);
+            m.commit(locking);
+        });
+        assert_eq!(fs::read(m.path("renamed")).expect("read"), b"new");
+    }
+}
