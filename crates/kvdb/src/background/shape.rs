@@ -127,6 +127,7 @@ fn has_tombstones(placed: &Placed) -> bool {
 
 impl Job {
     pub(crate) fn new(tree: &Tree, inputs: Vec<Placed>, level: usize, to_bottom: bool) -> Job {
+        debug_assert!(level > 0, "a result at the level of flushes would hide what is flushed while the merge goes on");
         let all = tree.levels.iter().enumerate().flat_map(|(level, runs)| runs.iter().map(move |p| (p.id, level)));
         let levels = all.filter(|(id, _)| inputs.iter().any(|p| p.id == *id)).collect();
         Job {
@@ -236,10 +237,11 @@ impl Job {
         Job::new(tree, inputs, to, false)
     }
 
-    /// When the store is quiet: one run of those above the bottom, where they are several and weigh little.
+    /// When the store is quiet: one run of those above the bottom, where they are several and weigh little. Never at the youngest level:
+    /// what is flushed there while the merge goes on is newer than its result.
     pub(crate) fn for_readers(tree: &Tree, shape: &Shape) -> Option<Job> {
         let above = || tree.levels.iter().take(BOTTOM).flatten();
-        let to = tree.levels.iter().take(BOTTOM).rposition(|runs| !runs.is_empty())?;
+        let to = tree.levels.iter().take(BOTTOM).rposition(|runs| !runs.is_empty())?.max(1);
         let due = shape.single_bottom && above().count() > FEW && weights(above()) <= LIGHT;
         due.then(|| Job::new(tree, above().cloned().collect(), to, false))
     }

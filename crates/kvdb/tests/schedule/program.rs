@@ -206,8 +206,10 @@ impl World {
                 ("view", read.map(|read| vec![Effect::Change { read, wrote: Vec::new() }]))
             }
             (None, 11) => {
-                synced = true;
-                ("ingest", self.ingest(random).map(|e| vec![e]))
+                let ingested = self.ingest(random);
+                // One of nothing changes nothing and syncs nothing.
+                synced = matches!(&ingested, Ok(Effect::Change { wrote, .. }) if !wrote.is_empty());
+                ("ingest", ingested.map(|e| vec![e]))
             }
             (None, 12) => {
                 let mut named = self.naming.lock();
