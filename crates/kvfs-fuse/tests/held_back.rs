@@ -5,7 +5,8 @@ mod real;
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -186,5 +187,119 @@ fn a_thread_that_waits_for_a_lock_does_not_keep_transactions_from_beginning() {
             m.commit(locking);
         });
         assert_eq!(fs::read(m.path("renamed")).expect("read"), b"new");
+    }
+}
+
+/// The first and the last byte, and the size, of a file as the daemon knows it, without asking the kernel for anything.
+fn known(m: &Real, name: &str) -> (u8, u8, u64) {
+    let fs = m.views.mainline();
+    let attr = fs.resolve(name.as_bytes()).expect("there");
+    let byte = |at| fs.read(attr.ino, at, 1).expect("read").first().copied().expect("a byte");
+    (byte(0), byte(attr.size - 1), attr.size)
+}
+
+#[test]
+fn a_name_comes_with_what_was_written_before() {
+    const LENGTH: usize = 200_000;
+    for write_back in BOTH {
+        for mapped in [false, true] {
+            let Some(m) = Real::new(write_back) else { return };
+            let fill = |file: &mut File| {
+                if mapped {
+                    file.set_len(LENGTH as u64).expect("truncate");
+                    let mapping = Mapping::of(file, LENGTH);
+                    mapping.put(0, &[b'n'; LENGTH]);
+                    Some(mapping)
+                } else {
+                    file.write_all(&[b'n'; LENGTH]).expect("write");
+                    None
+                }
+            };
+            fs::write(m.path("config"), b"old").expect("write");
+            let mut new = read_write(&m.path("config.new"));
+            let held = fill(&mut new);
+            fs::rename(m.path("config.new"), m.path("config")).expect("rename");
+            assert_eq!(known(&m, "/config"), (b'n', b'n', LENGTH as u64), "renamed, write-back {write_back}, mapped {mapped}");
+            drop((new, held));
+            let nameless = File::options().read(true).write(true).custom_flags(libc::O_TMPFILE).open(m.dir.path());
+            let mut nameless = nameless.expect("a file without a name");
+            let held = fill(&mut nameless);
+            let from = format!("/proc/self/fd/{}", nameless.as_raw_fd());
+            let follow = rustix::fs::AtFlags::SYMLINK_FOLLOW;
+            rustix::fs::linkat(rustix::fs::CWD, from, rustix::fs::CWD, m.path("named"), follow).expect("linked");
+            assert_eq!(known(&m, "/named"), (b'n', b'n', LENGTH as u64), "linked, write-back {write_back}, mapped {mapped}");
+            drop(held);
+        }
+    }
+}
+
+#[test]
+fn a_transaction_does_not_begin_without_a_page_that_waits_for_a_lock() {
+    for write_back in BOTH {
+        let Some(m) = Real::new(write_back) else { return };
+        let file = read_write(&m.path("f"));
+        file.set_len(8192).expect("truncate");
+        let mapping = Mapping::of(&file, 8192);
+        mapping.put(0, b"old");
+        file.sync_all().expect("synced");
+        let options = kvdb::TransactionOptions { isolation: Isolation::Serializable, ..Default::default() };
+        let locking = m.views.begin(options).expect("begun");
+        assert_eq!(&fs::read(m.path(&format!(".kvfs/txn/{locking}/f"))).expect("read")[..3], b"old");
+        // It comes to the daemon when a transaction begins, and has to wait there.
+        mapping.put(0, b"new");
+        let asked = Instant::now();
+        std::thread::scope(|scope| {
+            let begun = scope.spawn(|| m.views.begin(Default::default()));
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(1500));
+                m.views.abort(locking).expect("aborted");
+            });
+            let id = begun.join().expect("no panic").expect("begun, when nothing is in the way any more");
+            let seen = fs::read(m.path(&format!(".kvfs/txn/{id}/f"))).expect("read");
+            assert_eq!(&seen[..3], b"new", "write-back: {write_back}");
+            m.views.abort(id).expect("aborted");
+        });
+        assert!(asked.elapsed() < Duration::from_secs(10), "{:?}", asked.elapsed());
+    }
+}
+
+#[test]
+fn a_rollback_is_not_overwritten_by_a_page_that_was_read_before_it() {
+    const LENGTH: usize = 3 * 4096;
+    for write_back in BOTH {
+        for mapped in [false, true] {
+            let Some(m) = Real::new(write_back) else { return };
+            let path = m.path("f");
+            fs::write(&path, vec![b'.'; LENGTH]).expect("write");
+            m.views.snapshot(&kvfs::View::Mainline, "then", kvdb::Durability::Buffered).expect("a snapshot");
+            let file = read_write(&path);
+            let mapping = mapped.then(|| Mapping::of(&file, LENGTH));
+            let until = Instant::now() + Duration::from_secs(3);
+            let mut rounds = 0_u64;
+            while Instant::now() < until {
+                rounds += 1;
+                file.write_all_at(&vec![b'a' + (rounds % 26) as u8; LENGTH], 0).expect("write");
+                assert_ne!(fs::read(&path).expect("read")[100], b'.');
+                let start = Barrier::new(2);
+                let four = (rounds as u32).to_le_bytes();
+                std::thread::scope(|scope| {
+                    scope.spawn(|| {
+                        start.wait();
+                        std::thread::sleep(Duration::from_micros(rounds * 137 % 6000));
+                        match &mapping {
+                            Some(mapping) => mapping.put(4, &four),
+                            None => file.write_all_at(&four, 4).expect("write"),
+                        }
+                    });
+                    start.wait();
+                    m.views.rollback("then").expect("rolled back");
+                });
+                let new = fs::read(&path).expect("read");
+                let wrong = new.iter().enumerate().filter(|(at, b)| !(4..8).contains(at) && **b != b'.').count();
+                assert_eq!(wrong, 0, "round {rounds}, write-back {write_back}, mapped {mapped}: the rollback was overwritten");
+                assert!(new[4..8] == four || new[4..8] == [b'.'; 4]);
+            }
+            eprintln!("write-back {write_back}, mapped {mapped}: {rounds} rollbacks");
+        }
     }
 }
