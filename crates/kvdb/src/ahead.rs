@@ -15,6 +15,7 @@ use bytes::Bytes;
 use vt_tree::{ExtentRef, Store, TreeTuple, Value, waited};
 
 use crate::error::{Error, Result};
+use crate::view::View;
 
 /// Large values that were waited for before anything is announced.
 const SLOW: u32 = 2;
@@ -26,22 +27,27 @@ const WINDOW_MAX: u64 = 64 << 20;
 const QUEUED: usize = 128;
 const SHARE: u64 = 16;
 
-/// Reads large values for the tuples of one cursor, and notes how that goes.
+/// Reads large values for the tuples of one cursor, and notes how that goes. It keeps their places for as long as there is a tuple that may
+/// ask for its value.
 pub(crate) struct Reader {
-    store: Arc<Store>,
+    view: View,
     /// Bytes of large values asked for since the last seek.
     asked: AtomicU64,
     slow: AtomicU32,
 }
 
 impl Reader {
-    pub fn new(store: &Arc<Store>) -> Arc<Reader> {
-        Arc::new(Reader { store: store.clone(), asked: AtomicU64::new(0), slow: AtomicU32::new(0) })
+    pub fn new(view: &View) -> Arc<Reader> {
+        Arc::new(Reader { view: view.clone(), asked: AtomicU64::new(0), slow: AtomicU32::new(0) })
+    }
+
+    fn store(&self) -> &Arc<Store> {
+        &self.view.store
     }
 
     pub fn read(&self, e: &ExtentRef) -> Result<Bytes> {
         let begun = Instant::now();
-        let bytes = self.store.read_value(&Value::Extent(*e))?;
+        let bytes = self.store().read_value(&Value::Extent(*e))?;
         self.asked.fetch_add(u64::from(e.len), Relaxed);
         if waited(begun, u64::from(e.len)) {
             self.slow.fetch_add(1, Relaxed);
@@ -78,9 +84,9 @@ pub(crate) struct Ahead {
 }
 
 impl Ahead {
-    pub fn new(store: &Arc<Store>) -> Ahead {
+    pub fn new(view: &View) -> Ahead {
         Ahead {
-            reader: Reader::new(store),
+            reader: Reader::new(view),
             queue: VecDeque::new(),
             forward: true,
             last: Bytes::new(),
@@ -118,11 +124,11 @@ impl Ahead {
 
     /// Takes what `next` gives into the queue, up to the window, and announces it.
     pub fn fill(&mut self, forward: bool, mut next: impl FnMut() -> Result<Option<TreeTuple>>) {
-        let budget = self.reader.store.cache_budget();
+        let budget = self.reader.store().cache_budget();
         self.forward = forward;
         self.window = (self.window * 2).clamp(WINDOW_MIN, budget.clamp(WINDOW_MIN, WINDOW_MAX));
         self.charge();
-        let others = self.reader.store.ahead().load(Relaxed).saturating_sub(self.charged);
+        let others = self.reader.store().ahead().load(Relaxed).saturating_sub(self.charged);
         let most = ((budget / SHARE) as usize).saturating_sub(others) / QUEUED;
         let most = most.max(16);
         let mut extents: Vec<ExtentRef> = Vec::new();
@@ -146,14 +152,14 @@ impl Ahead {
             }
         }
         self.charge();
-        self.reader.store.announce(extents);
+        self.reader.store().announce(extents);
     }
 
     /// Lets the store know of the queue's memory. Between two calls it only falls.
     fn charge(&mut self) {
         let takes = self.queue.len() * QUEUED;
         if takes != self.charged {
-            let ahead = self.reader.store.ahead();
+            let ahead = self.reader.store().ahead();
             ahead.fetch_add(takes, Relaxed);
             ahead.fetch_sub(self.charged, Relaxed);
             self.charged = takes;

@@ -10,10 +10,9 @@ use vt_tree::{ExtentRef, Input, TreeCursor, TreeTuple, TupleRef, Value, ValueRef
 use crate::ahead::{Ahead, Reader};
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
-use crate::pins::Pinned;
 use crate::view::View;
 
-/// A position between tuples, in a range of a view; it holds the view and no lock.
+/// A position between tuples, in a range of a view, which it and its tuples keep; it holds no lock.
 pub struct Cursor {
     tree: TreeCursor,
     start: Bytes,
@@ -21,10 +20,9 @@ pub struct Cursor {
     end: Bytes,
     /// What lies between this cursor's position and the tree's.
     ahead: Ahead,
-    _version: Pinned,
 }
 
-/// A tuple whose value is read when asked for.
+/// A tuple whose value is read when asked for, which can be at any time: it stays what it was, and takes its space for so long.
 #[derive(Clone)]
 pub struct Tuple {
     pub key: Bytes,
@@ -34,7 +32,7 @@ pub struct Tuple {
 #[derive(Clone)]
 enum TupleValue {
     Small(Bytes),
-    /// Where it lies, and what reads it.
+    /// Where it lies, and what reads it and keeps the view that it was seen in.
     Large(ExtentRef, Arc<Reader>),
 }
 
@@ -129,13 +127,7 @@ impl Cursor {
         cursor.seek(start);
         // An inverted range holds nothing, as one that ends where it begins.
         let end = if !end.is_empty() && end < start { start } else { end };
-        Cursor {
-            tree: cursor,
-            start: Bytes::copy_from_slice(start),
-            end: Bytes::copy_from_slice(end),
-            ahead: Ahead::new(&view.store),
-            _version: view.version.clone(),
-        }
+        Cursor { tree: cursor, start: Bytes::copy_from_slice(start), end: Bytes::copy_from_slice(end), ahead: Ahead::new(view) }
     }
 
     #[inline]

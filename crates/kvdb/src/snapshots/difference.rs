@@ -25,10 +25,10 @@ pub struct Change {
 /// error.
 pub struct Difference {
     inner: vt_tree::Difference,
-    reader: Arc<Reader>,
+    /// Of each side. What they refer to stays.
+    before: Arc<Reader>,
+    after: Arc<Reader>,
     failed: bool,
-    /// What they refer to stays.
-    _views: [View; 2],
 }
 
 impl View {
@@ -52,8 +52,7 @@ impl View {
     /// ```
     pub fn difference(&self, dict: DictionaryId, after: &View, dict_after: DictionaryId) -> Result<Difference> {
         let inner = vt_tree::Difference::new(&self.store, self.side(dict), after.side(dict_after))?;
-        let reader = Reader::new(&self.store);
-        Ok(Difference { inner, reader, failed: false, _views: [self.clone(), after.clone()] })
+        Ok(Difference { inner, before: Reader::new(self), after: Reader::new(after), failed: false })
     }
 
     /// Everything that a dictionary consists of here, newest first.
@@ -72,8 +71,8 @@ impl Difference {
 
     fn change(&self, change: KeyChange) -> Change {
         let KeyChange { key, before, after } = change;
-        let tuple = |value| Tuple::of(key.clone(), value, &self.reader);
-        Change { before: before.map(tuple), after: after.map(tuple), key: key.clone() }
+        let tuple = |value, reader| Tuple::of(key.clone(), value, reader);
+        Change { before: before.map(|v| tuple(v, &self.before)), after: after.map(|v| tuple(v, &self.after)), key: key.clone() }
     }
 }
 
