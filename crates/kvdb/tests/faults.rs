@@ -265,3 +265,34 @@ fn a_hole_in_the_middle_of_the_journal_is_corruption_and_not_its_end() {
         }
     }
 }
+
+/// After a failed sync nobody can say what is on the device. The device may take everything from then on: the store does not.
+#[test]
+fn a_failed_sync_is_never_forgotten() {
+    for kind in [FaultKind::Error, FaultKind::NoSpace] {
+        let (memory, model) = lived(3, true);
+        let inner = Arc::new(memory);
+        let device = Arc::new(FaultDevice::new(inner.clone(), 1));
+        let db = open(device.clone()).unwrap();
+        let d = *model.keys().next().unwrap();
+        db.put(d, b"synced", b"1", Durability::Synced).unwrap();
+        device.inject(Fault::once(Operation::Sync, kind));
+        let put = |key: &str, durability| db.put(d, key.as_bytes(), b"1", durability);
+        let failed = put("lost?", Durability::Synced);
+        assert!(matches!(failed, Err(Error::ReadOnly(_))), "{failed:?}");
+        assert_eq!(device.struck(), 1);
+        for durability in [Durability::Buffered, Durability::Synced] {
+            let outcome = put("later", durability);
+            assert!(matches!(outcome, Err(Error::ReadOnly(_))), "{kind:?}: {outcome:?}");
+        }
+        for outcome in [db.sync(), db.flush(), db.snapshot("later"), db.step().map(|_| ()), db.close()] {
+            assert!(matches!(outcome, Err(Error::ReadOnly(_))), "{kind:?}: {outcome:?}");
+        }
+        assert_eq!(db.get(d, b"synced").unwrap().unwrap(), "1", "reading goes on");
+        drop(db);
+        let again = open(inner).unwrap();
+        assert_eq!(again.get(d, b"synced").unwrap().unwrap(), "1");
+        assert_eq!(again.get(d, b"later").unwrap(), None);
+        assert!(again.snapshots().is_empty());
+    }
+}

@@ -210,6 +210,35 @@ fn ranges_conflict_with_what_lies_in_them() {
     t.commit(Durability::Buffered).unwrap();
 }
 
+/// Whichever side is walked to find it: the one that has fewer items is.
+#[test]
+fn a_range_that_another_deletes_conflicts_with_the_keys_in_it() {
+    for mine in [1, 2, 50] {
+        for flushed in [false, true] {
+            for (start, end, hit) in [("k", "l", true), ("k00", "k000", true), ("l", "z", false), ("a", "k00", false)] {
+                let (db, d) = store();
+                put(&db, d, "k00", "old");
+                put(&db, d, "z", "old");
+                let t = db.begin(Isolation::Snapshot).unwrap();
+                (0..mine).for_each(|i| t.put(d, format!("k{i:02}"), "mine").unwrap());
+                let mut batch = Batch::new();
+                batch.delete_range(d, start, end);
+                db.commit(batch, Durability::Buffered).unwrap();
+                if flushed {
+                    db.flush().unwrap();
+                }
+                assert_eq!(t.is_outdated().unwrap(), hit);
+                let outcome = t.commit(Durability::Buffered);
+                let what = format!("{mine} keys, [{start}, {end}) deleted, flushed: {flushed}: {outcome:?}");
+                match hit {
+                    true => assert!(matches!(outcome, Err(Error::Conflict { .. })), "{what}"),
+                    false => assert!(outcome.is_ok(), "{what}"),
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn without_checks_the_last_one_wins() {
     let (db, d) = store();
