@@ -340,3 +340,27 @@ fn after_a_power_cut_it_is_there_whole_or_not_at_all() {
     }
     assert!(with > 0 && without > 0, "{with} with, {without} without: both are wanted");
 }
+
+#[test]
+fn a_copy_between_two_savepoints_is_there_when_the_transaction_goes_back_to_the_second() {
+    let world = World::new();
+    make(&world);
+    let views = Views::new(world.db.clone(), world.fs.clone());
+    let id = views.begin(TransactionOptions::default()).unwrap();
+    let (view, inside) = (View::Transaction(id), views.fs(&View::Transaction(id)).unwrap());
+    inside.mkdir(ROOT, b"before", 0o755, USER).unwrap();
+    let first = views.savepoint(id).unwrap();
+    views.clone_tree(&view, b"top", b"copy").unwrap();
+    let second = views.savepoint(id).unwrap();
+    inside.mkdir(ROOT, b"behind", 0o755, USER).unwrap();
+    views.rollback_to(id, &second).unwrap();
+    let large = inside.resolve(b"/copy/sub/large").unwrap();
+    assert_eq!(inside.read(large.ino, 0, 100_000).unwrap(), content(1, 100_000));
+    assert!(inside.resolve(b"/behind").is_err());
+    views.rollback_to(id, &first).unwrap();
+    assert!(inside.resolve(b"/copy").is_err() && inside.resolve(b"/before").is_ok());
+    views.clone_tree(&view, b"top", b"copy").unwrap();
+    views.commit(id, Durability::Buffered).unwrap();
+    is_the_tree(&world, "copy");
+    is_sound(&world);
+}
