@@ -164,7 +164,9 @@ impl Fs {
             .ok_or_else(|| Error::Corrupt { ino: u64::MAX, what: "an inode number that was never given out".into() })?;
         // A snapshot may hold numbers that are no more, and a rollback brings them back under whatever is open then.
         let kept = if options.read_only { 0 } else { largest_kept(&db, branch) };
-        let next = next.max(kept + 1);
+        // A transaction that goes on from before has given numbers that nothing on the mainline has yet.
+        let taken = if options.read_only || !branch.is_empty() { 0 } else { largest_taken(&db, &layout) };
+        let next = next.max(kept + 1).max(taken + 1);
         let fs = Fs::of(db.clone(), Scope::Mainline(db), env, layout, hash_key, Numbers::from(next), options);
         let root = fs.inode(ROOT)?;
         if !root.state.read().is_dir() {
@@ -486,13 +488,30 @@ fn largest_kept(db: &Kvdb, branch: &str) -> Ino {
     largest
 }
 
+/// The largest inode number in an open transaction. One that cannot be read, or has impossible numbers, is passed by: it cannot commit.
+fn largest_taken(db: &Kvdb, layout: &Layout) -> Ino {
+    let mut largest = ROOT;
+    for info in db.transactions() {
+        let found = db.transaction(info.id).and_then(|t| t.view()).map_err(Error::from);
+        match found.and_then(|view| possible(largest_ino(&view, layout)?)) {
+            Ok(ino) => largest = largest.max(ino),
+            Err(e) => tracing::warn!("what transaction {} has made cannot be read: {e}", info.id),
+        }
+    }
+    largest
+}
+
+fn possible(largest: Ino) -> Result<Ino> {
+    if largest < INO_LIMIT - 1 {
+        return Ok(largest);
+    }
+    Err(Error::Corrupt { ino: largest, what: "an inode number that was never given out".into() })
+}
+
 /// The largest inode number in a snapshot's state.
 pub(crate) fn largest_in(state: &View) -> Result<Ino> {
     let Some(layout) = Layout::of_state(state) else { return Ok(ROOT) };
-    match largest_ino(state, &layout)? {
-        ino if ino < INO_LIMIT - 1 => Ok(ino),
-        ino => Err(Error::Corrupt { ino, what: "an inode number that was never given out".into() }),
-    }
+    possible(largest_ino(state, &layout)?)
 }
 
 /// The largest inode number in use: of the nodes, and of the pages too, so that no new file finds old data under its number.

@@ -114,3 +114,57 @@ fn one_that_is_not_durable_is_kept_without_a_sync() {
     views.abort(id).unwrap();
     assert!(views.keep(id).is_err());
 }
+
+/// A command that works on the store while it is not mounted opens the files without looking at transactions.
+#[test]
+fn what_is_made_beside_the_views_takes_no_number_of_a_transaction_that_goes_on() {
+    let device = Arc::new(MemoryDevice::new());
+    let (db, _, views) = open(&device, true);
+    let id = views.begin(TransactionOptions { durable: true, ..Default::default() }).unwrap();
+    let inside = views.fs(&View::Transaction(id)).unwrap();
+    let mine: Vec<Ino> = (0..10).map(|i| file(&inside, ROOT, &format!("mine{i}"), &[7; 20_000])).collect();
+    inside.sync_all().unwrap();
+    db.sync().unwrap();
+    let crashed = Arc::new((*device).clone());
+    {
+        let env = Arc::new(Simulated::new(8));
+        let options = OpenOptions { memory: 16 << 20, threads: false, zero_journal: false, ..Default::default() };
+        let db = Kvdb::open(crashed.clone(), env.clone(), options).unwrap().0;
+        let fs = Fs::open(db, env, FsOptions::default()).unwrap();
+        let theirs: Vec<Ino> = (0..10).map(|i| file(&fs, ROOT, &format!("theirs{i}"), &[8; 20_000])).collect();
+        assert!(theirs.iter().all(|ino| !mine.contains(ino)), "{theirs:?} and {mine:?}");
+        fs.shutdown().unwrap();
+    }
+    let (db, fs, views) = open(&crashed, false);
+    views.commit(id, Durability::Synced).unwrap();
+    for i in 0..10 {
+        assert_eq!(content(&fs, &format!("/mine{i}")), vec![7; 20_000]);
+        assert_eq!(content(&fs, &format!("/theirs{i}")), vec![8; 20_000]);
+    }
+    let report = kvfs::verify(&db).unwrap();
+    assert!(report.findings.is_empty(), "{:?}", report.findings);
+}
+
+/// The rollback is on disk at once: a transaction that it has ended must not be there again when the power fails right behind it.
+#[test]
+fn a_transaction_that_a_rollback_has_ended_does_not_go_on_after_a_power_cut() {
+    let device = Arc::new(CrashDevice::new());
+    let env = Arc::new(Simulated::new(7));
+    let options = || OpenOptions { memory: 16 << 20, threads: false, zero_journal: false, ..Default::default() };
+    let db = Kvdb::create(device.clone(), env.clone(), CreateOptions { open: options(), ..Default::default() }).unwrap();
+    let fs = Fs::open(db.clone(), env.clone(), FsOptions::default()).unwrap();
+    let views = Views::new(db.clone(), fs.clone());
+    views.snapshot(&View::Mainline, "empty", Durability::Synced).unwrap();
+    let id = views.begin(TransactionOptions { durable: true, ..Default::default() }).unwrap();
+    let inside = views.fs(&View::Transaction(id)).unwrap();
+    file(&inside, ROOT, "mine", b"mine");
+    inside.sync_all().unwrap();
+    db.sync().unwrap();
+    views.rollback("empty").unwrap();
+    assert!(db.transactions().is_empty());
+    let image = Arc::new(device.durable());
+    let db = Kvdb::open(image, env.clone(), options()).unwrap().0;
+    assert!(db.transactions().is_empty(), "{:?}", db.transactions());
+    let fs = Fs::open(db, env, FsOptions::default()).unwrap();
+    assert!(fs.resolve(b"/mine").is_err());
+}
