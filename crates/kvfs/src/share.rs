@@ -30,15 +30,15 @@ impl Fs {
             return Ok(Written::default());
         }
         let source = self.inode(from)?;
-        let source_end = {
+        // What is copied is as it is now: the view is taken while nobody can change it.
+        let (view, source_end) = {
             let mut state = self.lock(&source)?;
             if state.attr.kind != FileKind::File || !matches!(state.attr.body, Body::Paged(1..)) || state.attr.nlink == 0 {
                 return Ok(Written::default());
             }
             self.commit_dirty(&source, &mut state)?;
-            state.attr.size
+            (self.core.scope.view()?, state.attr.size)
         };
-        let view = self.core.scope.view()?;
         let mut len = len.min(source_end.saturating_sub(from_offset)).min(AT_ONCE * PAGE);
         let to_end = to_offset.checked_add(len).ok_or(Error::TooLarge)?;
         self.reserve(COST * layout::blocks_of(len))?;
