@@ -105,7 +105,18 @@ impl Views {
         let view = if info.branch.is_empty() { View::Mainline } else { View::Clone(info.branch) };
         let fs = self.fs(&view)?;
         let turn = fs.core.past.turn();
-        let touched = fs.revert(&turn, || Ok(self.shared.db.rollback(snapshot)?))?;
+        let mut begun = Vec::new();
+        let touched = fs.revert(&turn, || {
+            self.shared.db.rollback(snapshot)?;
+            // One that has begun since, before it was done, has a view of what is no more.
+            begun.extend(self.list().into_iter().filter(|_| view == View::Mainline));
+            begun.iter().filter_map(|info| self.shared.db.transaction(info.id).ok()).for_each(|t| t.abort());
+            Ok(())
+        })?;
+        begun.iter().for_each(|info| self.let_go(info.id));
+        if begun.iter().any(|transaction| transaction.durable) {
+            self.shared.db.sync()?;
+        }
         // Files that were open without a name when the snapshot was made.
         fs.empty_orphans()?;
         let number = self.number(&view)?;

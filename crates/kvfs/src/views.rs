@@ -54,7 +54,7 @@ use crate::absorb::Touched;
 use crate::attr::Ino;
 use crate::difference::{FileChange, difference};
 use crate::error::{Error, Result};
-use crate::fs::{Fs, FsOptions, largest_ino};
+use crate::fs::{Fs, FsOptions};
 use crate::merge;
 use crate::retired::Retired;
 
@@ -185,11 +185,8 @@ impl Views {
 
     /// Opens the view of a transaction that began before the store was opened.
     fn take_up(&self, id: TransactionId) -> Result<()> {
-        let transaction = self.shared.db.transaction(id)?;
-        let core = &self.shared.mainline.core;
-        core.numbers.is_taken_below(largest_ino(&transaction.view()?, &core.layout)?.saturating_add(1));
-        self.open_transaction(transaction)?;
-        Ok(())
+        // The numbers that it has given are known since the mainline was opened.
+        self.open_transaction(self.shared.db.transaction(id)?).map(drop)
     }
 
     pub fn mainline(&self) -> &Fs {
@@ -287,11 +284,16 @@ impl Views {
         let transaction = self.transaction(id)?;
         // First, so that calls which wait for locks come back.
         transaction.abort();
+        self.let_go(id);
+        Ok(())
+    }
+
+    /// Ends the view of a transaction that has ended.
+    pub(crate) fn let_go(&self, id: TransactionId) {
         if let Some(entry) = self.entry(&View::Transaction(id)) {
             entry.fs.core.gate.close().end();
             self.over(&entry, None);
         }
-        Ok(())
     }
 
     /// Marks the state that a transaction has now, files included.
