@@ -253,8 +253,9 @@ impl Database {
         if self.options.journal {
             record::encode(&number_alone(), pipeline.stream(), |_| {});
         }
-        self.transactions.remember(past(seq));
+        let remembered = self.transactions.remember(past(seq));
         self.publish_version(pipeline, change);
+        drop(remembered);
         Ok(())
     }
 

@@ -291,13 +291,13 @@ impl Database {
         let bound = |pipeline: &mut Pipeline| {
             let seq = pipeline.next_seq;
             let each = runs.iter().flat_map(|(dict, runs)| runs.iter().map(|run| (*dict, run.clone())));
-            self.transactions.remember(each.map(|(dict, run)| Past { dict, run, newest: seq, at_once: true }));
+            let remembered = self.transactions.remember(each.map(|(dict, run)| Past { dict, run, newest: seq, at_once: true }));
             if self.options.journal {
                 pipeline.stream().extend_from_slice(&record);
             }
             pipeline.unflushed = pipeline.end();
             applied = Some(self.publish_version(pipeline, |v| v.bind(runs)));
-            drop(guard.take());
+            drop((remembered, guard.take()));
         };
         // Others may have filled the room meanwhile: then all begins anew.
         let go = |_: &Version, pipeline: &mut Pipeline, writer: &Writer| {

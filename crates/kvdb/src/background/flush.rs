@@ -92,7 +92,7 @@ impl Flush {
             let newest = run.stats().max_seq;
             (newest > 0).then(|| Past { dict: *dict, run: run.clone(), newest, at_once: false })
         };
-        db.transactions.remember(self.runs.iter().filter_map(past));
+        drop(db.transactions.remember(self.runs.iter().filter_map(past)));
         let before = self.sealed.map_or(0, |s| s.start.segment);
         // The writer is not locked during the sync below: commits go on.
         let (mut released, ready) = {

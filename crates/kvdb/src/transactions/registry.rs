@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use env::sync::{Mutex, RwLock};
+use env::sync::{Mutex, MutexGuard, RwLock};
 use vt_tree::Seq;
 
 use super::conflicts::MergeRoutine;
@@ -44,6 +44,11 @@ pub(crate) struct Transactions {
     pub(super) logging: Mutex<()>,
     pub(super) history: History,
     pub(super) routines: RwLock<BTreeMap<DictionaryId, Arc<dyn MergeRoutine>>>,
+}
+
+/// While it lives, no transaction begins.
+pub(crate) struct Remembered<'a> {
+    _open: MutexGuard<'a, BTreeMap<TransactionId, Arc<Group>>>,
 }
 
 impl Transactions {
@@ -133,13 +138,16 @@ impl Transactions {
         (asked.unwrap_or(visible).min(visible), asked.is_some())
     }
 
-    /// What was committed lies, or will lie, in these runs alone: kept for those who ask for conflicts, as long as somebody does.
-    pub(crate) fn remember(&self, past: impl IntoIterator<Item = Past>) {
+    /// What was committed lies, or will lie, in these runs alone: kept for those who ask for conflicts, as long as somebody does. For
+    /// what is not visible yet, the guard must live until it is: a transaction that began in between would neither see it nor
+    /// find a conflict with it.
+    pub(crate) fn remember(&self, past: impl IntoIterator<Item = Past>) -> Remembered<'_> {
         // Under the lock, as `forget`.
         let open = self.open.lock();
         if open.values().any(|g| g.since != Seq::MAX) {
             self.history.add(past);
         }
+        Remembered { _open: open }
     }
 
     /// It has ended.
