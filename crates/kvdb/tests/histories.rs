@@ -1,28 +1,36 @@
 //! Random histories of concurrent transactions, with power cuts in between, checked with `adya`: under snapshot isolation they must be
 //! valid as strong snapshot isolation, serializable ones as strictly serializable, views and plain commits included.
 //!
-//! A store lives several lives, each ended by a power cut, each with keys of its own. A key holds a list; a transaction reads lists
-//! and appends numbers that are used once, so that a list tells who wrote it, in which order. After the cut the lists tell as well
+//! A store lives several lives, each ended by a power cut, each with keys of its own. After the cut the lists tell
 //! which transactions have survived: each of them whole or not at all, those that were synced in any case, and with every survivor
 //! everything that had ended before it began; and the history of the survivors is valid, too.
 //!
-//! `KVFS_TRANSACTIONS=n` runs n transactions at each level instead of the usual few; `KVFS_SEED=n` begins with another seed.
+//! Transactions delete ranges and write them anew, take runs in bulk, go back to savepoints, change things by drafts, survive a restart; and
+//! some are what `WATCH` and `EXEC` are: a commit that depends on what was read before it began. Ingests put pairs of keys down that must
+//! show together. In some lives the store goes back to a snapshot now and then while all this goes on: that begins a new *epoch*, a
+//! history of its own which starts with what the rollback has left. What had ended before a rollback began and is not in the snapshot must
+//! be gone, and a transaction that began before it must not have committed behind it.
+//!
+//! `KVFS_TRANSACTIONS=n` runs n transactions at each level instead of the usual few, `KVFS_SEED_BASE=n` begins with another seed: each run
+//! says with which one the next goes on.
 
+mod history;
 mod model;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
-use adya::history::{Interner, Mop, Op, OpType, ReadValue, Scalar};
-use adya::{Opts, Valid, Workload};
+use env::sync::{Mutex, RwLock};
 use env::{Machine, Random};
 use kvdb::{
     Batch, CreateOptions, DictionaryId, DictionaryOptions, Durability, Error, Isolation, Kvdb, OpenOptions, Transaction,
     TransactionOptions,
 };
-use zones::CrashDevice;
+use zones::{CrashDevice, Device, Purpose};
+
+use history::{Attempt, Did, End, Figures, check, decode, encode, extent};
 
 const THREADS: u64 = 6;
 /// Of transactions in a life, about.
@@ -31,37 +39,36 @@ const LIFE: u64 = 1200;
 const LISTS: u64 = 10;
 /// The numbers of keys that plain commits write, each of them once, come behind.
 const FRESH: u64 = 1000;
+/// And those that ingests write: both of a pair in one dictionary.
+const INGESTED: u64 = 1_000_000;
+/// The kinds that must occur.
+const KINDS: [&str; 6] = ["view", "batch", "ingest", "watch", "durable", "transaction"];
 
-/// What one transaction did, in order.
-#[derive(Clone, Debug)]
-enum Did {
-    Read(u64, Vec<u64>),
-    Append(u64, u64),
-}
+/// A device whose syncs take as long as a disk's do, so that much happens while one is under way.
+struct SlowSync(Arc<CrashDevice>);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
-    Committed,
-    /// And on disk before that was said.
-    Synced,
-    Failed,
-    /// The power failed while it committed.
-    Unknown,
-}
-
-#[derive(Clone, Debug)]
-struct Attempt {
-    thread: u64,
-    /// Ticks before its first step and behind its last one.
-    from: u64,
-    to: u64,
-    did: Vec<Did>,
-    end: End,
-}
-
-impl Attempt {
-    fn appended(&self) -> impl Iterator<Item = (u64, u64)> {
-        self.did.iter().filter_map(|did| if let Did::Append(key, number) = did { Some((*key, *number)) } else { None })
+impl Device for SlowSync {
+    fn read_at(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> std::io::Result<()> {
+        self.0.read_at(purpose, offset, buf)
+    }
+    fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> std::io::Result<()> {
+        self.0.write_at(purpose, offset, buf)
+    }
+    fn sync(&self) -> std::io::Result<()> {
+        std::thread::sleep(Duration::from_micros(300));
+        self.0.sync()
+    }
+    fn discard(&self, offset: u64, len: u64) -> std::io::Result<()> {
+        self.0.discard(offset, len)
+    }
+    fn len(&self) -> std::io::Result<u64> {
+        self.0.len()
+    }
+    fn grow(&self, new_len: u64) -> std::io::Result<()> {
+        self.0.grow(new_len)
+    }
+    fn lengthen(&self, new_len: u64) -> std::io::Result<()> {
+        self.0.lengthen(new_len)
     }
 }
 
@@ -75,10 +82,12 @@ struct Life {
     /// Given out, over all lives.
     numbers: AtomicU64,
     fresh: AtomicU64,
-}
-
-fn decode(value: &[u8]) -> Vec<u64> {
-    value.chunks_exact(8).map(|c| u64::from_be_bytes(c.try_into().unwrap())).collect()
+    ingested: AtomicU64,
+    /// Held by each attempt while it is under way; alone by whoever looks at what a rollback has left.
+    gate: RwLock<()>,
+    epoch: AtomicU64,
+    /// Durable transactions that are left open, and what they have read of keys that they have not written.
+    left: Mutex<Vec<(kvdb::TransactionId, Vec<Did>)>>,
 }
 
 /// Where a read goes.
@@ -94,11 +103,16 @@ impl Life {
 
     /// Neighbours lie in different dictionaries.
     fn place(&self, key: u64) -> (DictionaryId, Vec<u8>) {
-        (self.dicts[key as usize % 2], self.name(key))
+        let side = if key >= INGESTED { key / 2 } else { key };
+        (self.dicts[side as usize % 2], self.name(key))
+    }
+
+    fn number(&self) -> u64 {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
     fn name(&self, key: u64) -> Vec<u8> {
-        format!("{:05}/{key:06}", self.number).into_bytes()
+        format!("{:05}/{key:07}", self.number).into_bytes()
     }
 
     fn read(&self, reader: &Reader, key: u64, did: &mut Vec<Did>) -> kvdb::Result<Vec<u64>> {
@@ -130,8 +144,9 @@ impl Life {
 
     /// Both keys of a pair that a plain commit writes about now.
     fn pair(&self, random: &mut Random) -> [u64; 2] {
-        let n = (self.fresh.load(Ordering::Relaxed) + random.below(3)).saturating_sub(1);
-        let first = FRESH + 2 * n;
+        let (first, next) = if random.one_in(3) { (INGESTED, &self.ingested) } else { (FRESH, &self.fresh) };
+        let n = (next.load(Ordering::Relaxed) + random.below(3)).saturating_sub(1);
+        let first = first + 2 * n;
         if random.one_in(2) { [first, first + 1] } else { [first + 1, first] }
     }
 
@@ -156,7 +171,90 @@ impl Life {
         t.commit(durability)
     }
 
-    fn transaction(&self, t: &Transaction, random: &mut Random, did: &mut Vec<Did>) -> kvdb::Result<()> {
+    /// Appends to a list.
+    fn append(&self, t: &Transaction, random: &mut Random, did: &mut Vec<Did>) -> kvdb::Result<()> {
+        let reader = Reader::Transaction(t);
+        let key = random.below(LISTS);
+        let (dict, name) = self.place(key);
+        if random.one_in(2) {
+            t.lock_key(dict, &name, true)?;
+        }
+        let savepoint = random.one_in(8).then(|| t.savepoint()).transpose()?;
+        let mut list = self.read(&reader, key, did)?;
+        let number = self.number();
+        list.push(number);
+        if t.takes_bulk() && random.one_in(12) {
+            let mut bulk = t.bulk(dict, &self.db.view())?;
+            bulk.push(&name, &encode(&list))?;
+            t.adopt(bulk.finish()?)?;
+        } else {
+            t.put(dict, name, encode(&list))?;
+        }
+        match savepoint {
+            // It never happened.
+            Some(savepoint) if random.one_in(2) => t.rollback_to(&savepoint)?,
+            _ => did.push(Did::Append(key, number)),
+        }
+        Ok(())
+    }
+
+    /// Deletes a range of lists, and writes what was there anew with something behind.
+    fn rewrite(&self, t: &Transaction, random: &mut Random, did: &mut Vec<Did>) -> kvdb::Result<()> {
+        let mut read = Vec::new();
+        self.scan(&Reader::Transaction(t), random, &mut read)?;
+        let keys: Vec<(u64, Vec<u64>)> =
+            read.iter().filter_map(|did| if let Did::Read(key, list) = did { Some((*key, list.clone())) } else { None }).collect();
+        did.extend(read);
+        let (Some((first, _)), Some((last, _))) = (keys.first(), keys.last()) else { return Ok(()) };
+        let dict = self.place(*first).0;
+        t.delete_range(dict, self.name(*first), self.name(*last + 1))?;
+        for (key, mut list) in keys {
+            if random.one_in(2) || list.is_empty() {
+                let number = self.number();
+                list.push(number);
+                did.push(Did::Append(key, number));
+            }
+            t.put(dict, self.name(key), encode(&list))?;
+        }
+        Ok(())
+    }
+
+    /// Appends by a draft, while something else is changed in the transaction. The draft sees nothing of that.
+    fn draft(&self, t: &Transaction, random: &mut Random, did: &mut Vec<Did>) -> kvdb::Result<()> {
+        let key = random.below(LISTS);
+        let other = (key + 2) % LISTS;
+        let ((dict, name), (other_dict, other_name)) = (self.place(key), self.place(other));
+        // Whoever has locked both waits for nobody amid this.
+        t.lock_key(dict, &name, true)?;
+        t.lock_key(other_dict, &other_name, true)?;
+        let mut draft = t.draft()?;
+        let before = draft.get(other_dict, &other_name)?;
+        let mut list = decode(&draft.get(dict, &name)?.unwrap_or_default());
+        let read = Did::Read(key, list.clone());
+        let number = self.number();
+        list.push(number);
+        let mut batch = Batch::new();
+        batch.put(dict, name.clone(), encode(&list));
+        draft.apply(batch)?;
+        let mut theirs = decode(&before.clone().unwrap_or_default());
+        let (their_read, their_number) = (Did::Read(other, theirs.clone()), self.number());
+        theirs.push(their_number);
+        t.put(other_dict, &other_name, encode(&theirs))?;
+        assert_eq!(draft.get(other_dict, &other_name)?, before, "a draft sees what others change");
+        assert_eq!(decode(&draft.get(dict, &name)?.unwrap_or_default()), list, "a draft sees what it changes");
+        did.extend([their_read, Did::Append(other, their_number)]);
+        if random.one_in(4) {
+            drop(draft);
+            did.push(read);
+        } else {
+            draft.finish()?;
+            did.extend([read, Did::Append(key, number)]);
+        }
+        Ok(())
+    }
+
+    /// `simple`: what it has read and not appended to stays as it was, whichever of its calls is the last that counts.
+    fn transaction(&self, t: &Transaction, random: &mut Random, did: &mut Vec<Did>, simple: bool) -> kvdb::Result<()> {
         let reader = Reader::Transaction(t);
         if random.one_in(30) {
             self.ballast(t, random)?;
@@ -167,26 +265,12 @@ impl Life {
             self.read(&reader, pair[0], did)?;
         }
         for _ in 0..1 + random.below(4) {
-            match random.below(6) {
-                0 => self.scan(&reader, random, did)?,
-                1 | 2 => drop(self.read(&reader, random.below(LISTS), did)?),
-                _ => {
-                    let key = random.below(LISTS);
-                    let (dict, name) = self.place(key);
-                    if random.one_in(2) {
-                        t.lock_key(dict, &name, true)?;
-                    }
-                    let savepoint = random.one_in(8).then(|| t.savepoint()).transpose()?;
-                    let mut list = self.read(&reader, key, did)?;
-                    let number = self.numbers.fetch_add(1, Ordering::Relaxed);
-                    list.push(number);
-                    t.put(dict, name, list.iter().flat_map(|n| n.to_be_bytes()).collect::<Vec<u8>>())?;
-                    match savepoint {
-                        // It never happened.
-                        Some(savepoint) if random.one_in(2) => t.rollback_to(&savepoint)?,
-                        _ => did.push(Did::Append(key, number)),
-                    }
-                }
+            match random.below(14) {
+                0 | 1 => self.scan(&reader, random, did)?,
+                2..=4 => drop(self.read(&reader, random.below(LISTS), did)?),
+                5 if !simple => self.rewrite(t, random, did)?,
+                6 => self.draft(t, random, did)?,
+                _ => self.append(t, random, did)?,
             }
             if random.one_in(4) {
                 std::thread::yield_now();
@@ -196,6 +280,50 @@ impl Life {
             self.read(&reader, pair[1], did)?;
         }
         Ok(())
+    }
+
+    /// What `WATCH`, reads and `EXEC` are: the reads come first, outside of any transaction; the commit depends on them.
+    fn watch(&self, durability: Durability, random: &mut Random, did: &mut Vec<Did>) -> kvdb::Result<()> {
+        let watch = self.db.begin(Isolation::Snapshot)?;
+        let mut keys: Vec<u64> = (0..1 + random.below(3)).map(|_| random.below(LISTS)).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        for key in &keys {
+            let (dict, name) = self.place(*key);
+            watch.read_conflict_key(dict, &name)?;
+        }
+        let mut lists = Vec::new();
+        for key in &keys {
+            let (dict, name) = self.place(*key);
+            let list = decode(&self.db.get(dict, &name)?.unwrap_or_default());
+            did.push(Did::Read(*key, list.clone()));
+            lists.push((*key, list));
+        }
+        let t = self.db.begin(Isolation::Snapshot)?;
+        t.depend_on(&watch)?;
+        if random.one_in(2) {
+            // What EXEC itself reads.
+            let (from, to) = (random.below(LISTS), LISTS);
+            let dict = self.place(from).0;
+            t.read_conflict_range(dict, &self.name(from), &self.name(to))?;
+            self.read(&Reader::Transaction(&t), from, did)?;
+        }
+        // One of them, or another list than those that it depends on.
+        let (key, mut list) = match random.one_in(2) {
+            true => lists.swap_remove(random.below(lists.len() as u64) as usize),
+            false => {
+                let key = random.below(LISTS);
+                let (dict, name) = self.place(key);
+                t.read_conflict_key(dict, &name)?;
+                (key, self.read(&Reader::Transaction(&t), key, did)?)
+            }
+        };
+        let (dict, name) = self.place(key);
+        let number = self.number();
+        list.push(number);
+        t.put(dict, name, encode(&list))?;
+        did.push(Did::Append(key, number));
+        t.commit(durability)
     }
 
     fn attempt(&self, thread: u64, random: &mut Random) -> Attempt {
@@ -208,60 +336,230 @@ impl Life {
             Err(Error::Conflict { .. } | Error::Locked(_)) => End::Failed,
             Err(_) => End::Unknown,
         };
-        let end = match random.below(10) {
-            0 => {
+        let ended = |t: Transaction, result: kvdb::Result<()>, random: &mut Random| match result {
+            Err(_) => {
+                t.abort();
+                End::Failed
+            }
+            Ok(()) if random.one_in(20) => {
+                t.abort();
+                End::Failed
+            }
+            Ok(()) => {
+                let end = end(t.commit(durability));
+                // A conflict has ended it already.
+                if end == End::Failed {
+                    t.abort();
+                }
+                end
+            }
+        };
+        let (kind, end) = match random.below(40) {
+            0..4 => {
                 let view = self.db.view();
                 let reader = Reader::View(&view);
                 let reads = self.pair(random).into_iter().chain((0..3).map(|_| random.below(LISTS))).collect::<Vec<_>>();
                 let read = reads.into_iter().try_for_each(|key| self.read(&reader, key, &mut did).map(drop));
-                if read.and_then(|()| self.scan(&reader, random, &mut did)).is_ok() { End::Committed } else { End::Failed }
+                let done = read.and_then(|()| self.scan(&reader, random, &mut did)).is_ok();
+                ("view", if done { End::Committed } else { End::Failed })
             }
-            1 => {
+            4..8 => {
                 let first = FRESH + 2 * self.fresh.fetch_add(1, Ordering::Relaxed);
                 let mut batch = Batch::new();
                 for key in [first, first + 1] {
-                    let number = self.numbers.fetch_add(1, Ordering::Relaxed);
+                    let number = self.number();
                     let (dict, name) = self.place(key);
                     batch.put(dict, name, number.to_be_bytes().to_vec());
                     did.push(Did::Append(key, number));
                 }
-                end(self.blind(batch, durability, random))
+                ("batch", end(self.blind(batch, durability, random)))
+            }
+            8 => {
+                let first = INGESTED + 2 * self.ingested.fetch_add(1, Ordering::Relaxed);
+                let tuples: Vec<_> = [first, first + 1].into_iter().map(|key| (key, self.number())).collect();
+                did.extend(tuples.iter().map(|(key, number)| Did::Append(*key, *number)));
+                let dict = self.place(first).0;
+                let ingested = self.db.ingest(dict, tuples.into_iter().map(|(key, number)| (self.name(key), encode(&[number]))));
+                // It is on disk when it returns.
+                let end = if ingested.is_ok() { End::Synced } else { end(ingested.map(drop)) };
+                ("ingest", end)
+            }
+            9..13 => ("watch", end(self.watch(durability, random, &mut did))),
+            13 if self.isolation == Isolation::Snapshot => {
+                let options = TransactionOptions { durable: true, label: "history".into(), ..TransactionOptions::default() };
+                match self.db.begin_with(options) {
+                    Err(_) => ("durable", End::Failed),
+                    Ok(t) => {
+                        let leave = random.one_in(10);
+                        let done = self.transaction(&t, random, &mut did, leave);
+                        if done.is_ok() && leave {
+                            // It is there when the store is opened again, and reads what it has read.
+                            self.left.lock().push((t.id(), did.clone()));
+                            ("durable", End::Failed)
+                        } else {
+                            ("durable", ended(t, done, random))
+                        }
+                    }
+                }
             }
             _ => match self.db.begin_with(TransactionOptions { isolation: self.isolation, ..TransactionOptions::default() }) {
-                Err(_) => End::Failed,
-                Ok(t) => match self.transaction(&t, random, &mut did) {
-                    Err(_) => End::Failed,
-                    Ok(()) if random.one_in(20) => {
-                        t.abort();
-                        End::Failed
-                    }
-                    Ok(()) => end(t.commit(durability)),
-                },
+                Err(_) => ("transaction", End::Failed),
+                Ok(t) => {
+                    let done = self.transaction(&t, random, &mut did, false);
+                    ("transaction", ended(t, done, random))
+                }
             },
         };
-        Attempt { thread, from, to: self.tick(), did, end }
+        Attempt { thread, from, to: self.tick(), did, end, kind }
     }
 
-    /// Runs transactions on several threads until they are enough or the power fails.
-    fn live(&self, seed: u64, device: &CrashDevice) -> Vec<Attempt> {
-        std::thread::scope(|scope| {
+    /// Runs transactions on several threads until they are enough or the power fails: those of each epoch, the last one behind.
+    fn live(&self, seed: u64, device: &CrashDevice, rollbacks: bool) -> Vec<Epoch> {
+        let over = &AtomicBool::new(false);
+        let mut epochs = std::thread::scope(|scope| {
             let worker = |thread| {
                 let mut random = Random::new(seed * THREADS + thread);
-                let mut attempts = Vec::new();
+                let mut attempts: Vec<(u64, Attempt)> = Vec::new();
                 while attempts.len() < (LIFE / THREADS) as usize && !device.is_dead() {
-                    attempts.push(self.attempt(thread, &mut random));
+                    let _under_way = self.gate.read();
+                    attempts.push((self.epoch.load(Ordering::SeqCst), self.attempt(thread, &mut random)));
                 }
                 attempts
             };
             let threads: Vec<_> = (0..THREADS).map(|thread| scope.spawn(move || worker(thread))).collect();
-            threads.into_iter().flat_map(|t| t.join().unwrap()).collect()
-        })
+            let roller = rollbacks.then(|| scope.spawn(move || self.roll_back_now_and_then(seed, over)));
+            let attempts: Vec<_> = threads.into_iter().flat_map(|t| t.join().unwrap()).collect();
+            over.store(true, Ordering::SeqCst);
+            let mut epochs = roller.map_or_else(Vec::new, |roller| roller.join().unwrap());
+            epochs.push(Epoch::default());
+            for (epoch, attempt) in attempts {
+                epochs[epoch as usize].attempts.push(attempt);
+            }
+            epochs
+        });
+        // Each begins with what the one before has left.
+        for i in 1..epochs.len() {
+            epochs[i].began = epochs[i - 1].rollback.as_ref().map(|r| r.left.clone()).unwrap_or_default();
+        }
+        epochs
+    }
+
+    /// Goes back to a snapshot, while others are at work; each time that begins a new epoch.
+    fn roll_back_now_and_then(&self, seed: u64, over: &AtomicBool) -> Vec<Epoch> {
+        let mut random = Random::new(seed ^ 0x5eed);
+        let mut epochs = Vec::new();
+        let wait = |ticks: u64| {
+            let until = self.clock.load(Ordering::SeqCst) + ticks;
+            while self.clock.load(Ordering::SeqCst) < until && !over.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            !over.load(Ordering::SeqCst)
+        };
+        while wait(10 + random.below(150)) && epochs.len() < 8 {
+            let name = format!("{}-{}", self.number, epochs.len());
+            let from = self.tick();
+            self.db.snapshot(&name).expect("a snapshot");
+            let to = self.tick();
+            let kept = lists_in(&self.db.open_snapshot(&name).expect("it was made"), &self.dicts, self.number);
+            let did = kept.iter().map(|(key, list)| Did::Read(*key, list.clone())).collect();
+            let snapshot = Attempt { thread: THREADS, from, to, did, end: End::Committed, kind: "snapshot" };
+            wait(10 + random.below(150));
+            let from = self.tick();
+            let outcome = self.db.rollback(&name);
+            let to = self.tick();
+            match outcome {
+                Ok(()) => {}
+                // Someone holds locks for too long: nothing has happened.
+                Err(Error::Locked(_)) => {
+                    self.db.drop_snapshot(&name).expect("dropped");
+                    continue;
+                }
+                Err(e) => panic!("rollback: {e}"),
+            }
+            let _alone = self.gate.write();
+            let left = lists(&self.db, &self.dicts, self.number);
+            self.db.drop_snapshot(&name).expect("dropped");
+            epochs.push(Epoch { attempts: vec![snapshot], rollback: Some(Rollback { from, to, kept, left }), ..Epoch::default() });
+            self.epoch.fetch_add(1, Ordering::SeqCst);
+        }
+        epochs
+    }
+}
+
+type Lists = BTreeMap<u64, Vec<u64>>;
+
+/// What happened between two rollbacks, or until the end.
+#[derive(Default)]
+struct Epoch {
+    /// What the rollback before has left.
+    began: Lists,
+    attempts: Vec<Attempt>,
+    /// The one that ended it.
+    rollback: Option<Rollback>,
+}
+
+struct Rollback {
+    from: u64,
+    to: u64,
+    /// In the snapshot.
+    kept: Lists,
+    /// In the store when all that was under way had ended.
+    left: Lists,
+}
+
+impl Epoch {
+    /// Its history by itself: it begins with what was there.
+    fn history(&self) -> Vec<Attempt> {
+        let first = self.attempts.iter().map(|a| a.from).min().unwrap_or(0);
+        let did: Vec<Did> = self.began.iter().flat_map(|(key, list)| list.iter().map(|n| Did::Append(*key, *n))).collect();
+        let began = Attempt { thread: THREADS + 1, from: 0, to: 0, did, end: End::Synced, kind: "what was left" };
+        let mut all = self.attempts.clone();
+        // Ticks begin at 0: those of the beginning come before all of them.
+        all.iter_mut().for_each(|a| (a.from, a.to) = (a.from + 2 - first.min(2), a.to + 2 - first.min(2)));
+        if !began.did.is_empty() {
+            all.push(Attempt { to: 1, ..began });
+        }
+        all
+    }
+
+    /// Judges the rollback that ended it, and what was there until then.
+    fn judge(&self, isolation: Isolation, what: &str) {
+        let mut history = self.history();
+        if let Some(Rollback { from, to, kept, left }) = &self.rollback {
+            let there: HashSet<(u64, u64)> = left.iter().flat_map(|(key, list)| list.iter().map(|n| (*key, *n))).collect();
+            for (key, list) in kept {
+                assert!(
+                    left.get(key).is_some_and(|now| now.starts_with(list)),
+                    "{what}: list {key} of the snapshot is {list:?}, not a part of {left:?}"
+                );
+            }
+            for a in &self.attempts {
+                let new = a.appended().filter(|(key, n)| !kept.get(key).is_some_and(|list| list.contains(n)));
+                let found: BTreeSet<bool> = new.map(|appended| there.contains(&appended)).collect();
+                assert!(found.len() < 2, "{what}: of a transaction only a part has outlived a rollback: {a:?}");
+                if found.contains(&true) {
+                    assert!(a.to > *from, "{what}: it ended before the rollback ({from} to {to}) and has outlived it: {a:?}");
+                    assert!(a.end != End::Failed, "{what}: it failed, and is there behind the rollback: {a:?}");
+                } else if found.contains(&false) && matches!(a.end, End::Committed | End::Synced) {
+                    assert!(a.from < *to, "{what}: it began after the rollback ({from} to {to}) and is gone: {a:?}");
+                }
+            }
+            // Of what was under way nobody knows on which side of it it read.
+            let shift = history.iter().zip(&self.attempts).map(|(h, a)| h.from.abs_diff(a.from)).next().unwrap_or(0);
+            for a in history.iter_mut().filter(|a| a.to > from + shift && a.from > 0) {
+                a.end = if a.end == End::Failed { End::Failed } else { End::Unknown };
+            }
+        }
+        check(isolation, &history, what);
     }
 }
 
 /// The lists of a life as the store has them now.
-fn lists(db: &Kvdb, dicts: &[DictionaryId; 2], life: u64) -> BTreeMap<u64, Vec<u64>> {
-    let view = db.view();
+fn lists(db: &Kvdb, dicts: &[DictionaryId; 2], life: u64) -> Lists {
+    lists_in(&db.view(), dicts, life)
+}
+
+fn lists_in(view: &kvdb::View, dicts: &[DictionaryId; 2], life: u64) -> Lists {
     let (start, end) = (format!("{life:05}/"), format!("{life:05}0"));
     let mut all = BTreeMap::new();
     for dict in dicts {
@@ -273,49 +571,8 @@ fn lists(db: &Kvdb, dicts: &[DictionaryId; 2], life: u64) -> BTreeMap<u64, Vec<u
     all
 }
 
-fn model(isolation: Isolation) -> &'static str {
-    match isolation {
-        Isolation::Snapshot => "strong-snapshot-isolation",
-        Isolation::Serializable => "strict-serializable",
-    }
-}
-
-/// Fails unless the attempts are a valid history.
-fn check(isolation: Isolation, attempts: &[Attempt], what: &str) {
-    let mut names = Interner::default();
-    let mut events: Vec<(u64, Op)> = Vec::new();
-    for a in attempts {
-        let mut id = |n: u64| names.intern(Scalar::Int(n as i64));
-        // Of one whose end is not known nobody knows whether it has read anything that is: what it wrote may have been seen.
-        let counts = |did: &&Did| a.end != End::Unknown || matches!(did, Did::Append(..));
-        let mops = a.did.iter().filter(counts).map(|did| match did {
-            Did::Append(key, number) => Mop::Append { key: id(*key), value: id(*number) },
-            Did::Read(key, list) => Mop::Read { key: id(*key), value: ReadValue::List(list.iter().map(|n| id(*n)).collect()) },
-        });
-        let value: Vec<Mop> = mops.collect();
-        let kind = match a.end {
-            End::Committed | End::Synced => OpType::Ok,
-            End::Failed => OpType::Fail,
-            End::Unknown => OpType::Info,
-        };
-        let process = Some(a.thread as i64);
-        events.push((a.from, Op { index: a.from, kind: OpType::Invoke, process, value: value.clone(), time: None }));
-        events.push((a.to, Op { index: a.to, kind, process, value, time: None }));
-    }
-    events.sort_by_key(|(tick, _)| *tick);
-    let history = adya::History::from_ops(events.into_iter().map(|(_, op)| op).collect(), names);
-    let opts = Opts { models: vec![model(isolation).into()], timeout: Duration::from_secs(60), ..Opts::default() };
-    let report = adya::check(&history, Workload::ListAppend, &opts);
-    // The power may fail before anything has happened.
-    if report.anomaly_types == ["empty-transaction-graph"] {
-        return;
-    }
-    let first: Vec<_> = report.anomalies.values().filter_map(|all| all.first()).map(|a| &a.explanation).collect();
-    assert_eq!(report.valid, Valid::True, "{what}: not {}: {:?} {first:#?}", model(isolation), report.anomaly_types);
-}
-
 /// Judges what is left of a life after the power cut, and gives the number of transactions whose end it decided.
-fn judge(isolation: Isolation, attempts: &[Attempt], left: &BTreeMap<u64, Vec<u64>>, what: &str) {
+fn judge(isolation: Isolation, attempts: &[Attempt], left: &Lists, what: &str) {
     let there: HashSet<(u64, u64)> = left.iter().flat_map(|(key, list)| list.iter().map(|n| (*key, *n))).collect();
     let writers = attempts.iter().filter(|a| a.end != End::Failed && a.appended().next().is_some());
     let (mut survivors, mut lost) = (Vec::new(), Vec::new());
@@ -335,12 +592,8 @@ fn judge(isolation: Isolation, attempts: &[Attempt], left: &BTreeMap<u64, Vec<u6
     history.extend(lost.into_iter().map(|a| Attempt { end: End::Failed, ..a.clone() }));
     history.extend(attempts.iter().filter(|a| a.end == End::Failed).cloned());
     let did = left.iter().map(|(key, list)| Did::Read(*key, list.clone())).collect();
-    history.push(Attempt { thread: THREADS, from: end + 1, to: end + 2, did, end: End::Committed });
+    history.push(Attempt { thread: THREADS, from: end + 1, to: end + 2, did, end: End::Committed, kind: "what is left" });
     check(isolation, &history, &format!("{what}, what is left of it"));
-}
-
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok().and_then(|v| v.parse().ok())
 }
 
 fn open() -> OpenOptions {
@@ -349,8 +602,7 @@ fn open() -> OpenOptions {
 }
 
 fn run(isolation: Isolation) {
-    let transactions = number("KVFS_TRANSACTIONS").unwrap_or(5 * LIFE);
-    let first = number("KVFS_SEED").unwrap_or(1);
+    let ((transactions, first), started) = (extent(5 * LIFE), Instant::now());
     let env = Arc::new(Machine::default());
     let device = Arc::new(CrashDevice::new());
     let options = CreateOptions { open: open(), reserve_zones: 4, ..CreateOptions::default() };
@@ -358,16 +610,18 @@ fn run(isolation: Isolation) {
     let dicts = ["one", "two"].map(|name| db.create_dictionary(name, DictionaryOptions::default()).unwrap());
     let mut image = device.crash(first);
     drop(db);
-    let (mut done, mut ends, mut numbers) = (0, [0u64; 4], 0);
-    for seed in first.. {
-        if done >= transactions {
-            break;
-        }
+    let (mut figures, mut numbers, mut next) = (Figures::default(), 0, first);
+    let (mut rolled_back, mut restored) = (0, 0);
+    while figures.done < transactions {
+        let seed = next;
+        next += 1;
         let what = format!("{isolation:?}, seed {seed}");
         let mut random = Random::new(seed);
         let device = Arc::new(CrashDevice::over(image.clone()));
-        let (db, _) = Kvdb::open(device.clone(), env.clone(), open()).unwrap_or_else(|e| panic!("{what}: opening: {e}"));
-        if !random.one_in(3) {
+        let rollbacks = random.one_in(3);
+        let on: Arc<dyn Device> = if random.one_in(3) { Arc::new(SlowSync(device.clone())) } else { device.clone() };
+        let (db, _) = Kvdb::open(on, env.clone(), open()).unwrap_or_else(|e| panic!("{what}: opening: {e}"));
+        if !rollbacks && !random.one_in(3) {
             device.cut_power_after(random.below(1300));
         }
         let life = Life {
@@ -378,26 +632,65 @@ fn run(isolation: Isolation) {
             clock: AtomicU64::new(0),
             numbers: AtomicU64::new(numbers),
             fresh: AtomicU64::new(0),
+            ingested: AtomicU64::new(0),
+            gate: RwLock::new(()),
+            epoch: AtomicU64::new(0),
+            left: Mutex::default(),
         };
-        let attempts = life.live(seed, &device);
+        let epochs = life.live(seed, &device, rollbacks);
         device.cut_power();
         image = device.crash(seed);
         numbers = life.numbers.load(Ordering::Relaxed);
+        let open_ones = std::mem::take(&mut *life.left.lock());
         drop((life, db));
-        done += attempts.len() as u64;
-        attempts.iter().for_each(|a| ends[a.end as usize] += 1);
-        check(isolation, &attempts, &what);
+        for (i, epoch) in epochs.iter().enumerate() {
+            figures.add(&epoch.attempts);
+            rolled_back += u64::from(epoch.rollback.is_some());
+            epoch.judge(isolation, &format!("{what}, epoch {i}"));
+        }
 
         let device = Arc::new(CrashDevice::over(image.clone()));
-        let (db, _) = Kvdb::open(device, env.clone(), open()).unwrap_or_else(|e| panic!("{what}: opening again: {e}"));
+        let (db, _) = Kvdb::open(device.clone(), env.clone(), open()).unwrap_or_else(|e| panic!("{what}: opening again: {e}"));
         let left = lists(&db, &dicts, seed);
+        restored += judge_durable(&db, &dicts, seed, &open_ones, &what);
+        db.close().unwrap_or_else(|e| panic!("{what}: closing: {e}"));
         drop(db);
-        judge(isolation, &attempts, &left, &what);
+        image = device.crash(seed);
+        if let Some(last) = epochs.last() {
+            judge(isolation, &last.history(), &left, &what);
+        }
     }
-    let [committed, synced, failed, unknown] = ends;
-    println!("{isolation:?}: {committed} committed, {synced} of them synced besides, {failed} failed, {unknown} cut off");
-    assert!(committed + synced > done / 4, "{isolation:?}: too few of {done} transactions committed");
-    assert!(failed > 0, "{isolation:?}: they never met each other");
+    let kinds = KINDS.iter().copied().filter(|kind| *kind != "durable" || isolation == Isolation::Snapshot).collect::<Vec<_>>();
+    figures.conclude(&format!("{isolation:?}"), first..next, started, &kinds);
+    println!("  {rolled_back} rollbacks, {restored} durable transactions after a restart");
+    assert!(rolled_back > 0, "none of the lives had a rollback");
+}
+
+/// Durable transactions that were left open read what they read before, as far as they have come. Gives how many there are.
+fn judge_durable(db: &Kvdb, dicts: &[DictionaryId; 2], life: u64, left: &[(kvdb::TransactionId, Vec<Did>)], what: &str) -> u64 {
+    let mut found = 0;
+    for info in db.transactions() {
+        let t = db.transaction(info.id).expect("it is open");
+        if let Some((_, did)) = left.iter().find(|(id, _)| *id == info.id) {
+            found += 1;
+            let written: BTreeSet<u64> =
+                did.iter().filter_map(|did| if let Did::Append(key, _) = did { Some(*key) } else { None }).collect();
+            for did in did {
+                let Did::Read(key, list) = did else { continue };
+                if *key < LISTS && !written.contains(key) {
+                    let now = t.get(dicts[*key as usize % 2], format!("{life:05}/{key:07}").as_bytes()).expect("read");
+                    assert_eq!(
+                        decode(&now.unwrap_or_default()),
+                        *list,
+                        "{what}: durable transaction {} read list {key} otherwise",
+                        info.id
+                    );
+                }
+            }
+        }
+        t.abort();
+    }
+    found
 }
 
 #[test]
@@ -414,7 +707,7 @@ fn serializability_holds_in_random_histories() {
 #[test]
 #[should_panic(expected = "G-single")]
 fn a_lost_update_would_be_found() {
-    let one = |thread, from, did| Attempt { thread, from, to: from + 10, did, end: End::Committed };
+    let one = |thread, from, did| Attempt { thread, from, to: from + 10, did, end: End::Committed, kind: "transaction" };
     let attempts = [
         one(0, 0, vec![Did::Read(1, vec![]), Did::Append(1, 1)]),
         one(1, 1, vec![Did::Read(1, vec![]), Did::Append(1, 2)]),
@@ -426,7 +719,7 @@ fn a_lost_update_would_be_found() {
 /// Write skew is what sets the two levels apart.
 #[test]
 fn write_skew_is_valid_at_one_level_only() {
-    let one = |thread, from, did| Attempt { thread, from, to: from + 10, did, end: End::Committed };
+    let one = |thread, from, did| Attempt { thread, from, to: from + 10, did, end: End::Committed, kind: "transaction" };
     let attempts = [
         one(0, 0, vec![Did::Read(1, vec![]), Did::Read(2, vec![]), Did::Append(1, 1)]),
         one(1, 1, vec![Did::Read(1, vec![]), Did::Read(2, vec![]), Did::Append(2, 2)]),
