@@ -3,7 +3,7 @@
 CARGO ?= cargo
 KVFS   = target/release/kvfs
 
-.PHONY: help setup build demo test lint test-long crash-live crash-transactions full real-world posix bench-first bench-kv bench-transactions bench-defrag lint-bench install clean
+.PHONY: help setup build demo test lint test-long crash-live crash-transactions full real-world posix readme bench-first bench-kv bench-transactions bench-defrag lint-bench install clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -31,7 +31,7 @@ lint:
 ## make test-long    the slow suites: many simulation seeds, transactions, bit flips, live kills, real programs, the POSIX suite
 test-long: build
 	KVFS_SEEDS=1000 KVFS_FLIPS=10000 KVFS_TRANSACTIONS=100000 $(CARGO) test --release --workspace --quiet
-	$(MAKE) crash-live crash-transactions full real-world posix
+	$(MAKE) crash-live crash-transactions full real-world posix readme
 
 ## make crash-live   SIGKILL of the daemon at 200 random moments under load
 crash-live: build
@@ -52,6 +52,10 @@ real-world: build
 ## make posix        pjdfstest on the mount and on ext4
 posix: build
 	bash scripts/posix.sh $(KVFS)
+
+## make readme       the terminal sessions of README.md, run as they are printed
+readme: build
+	python3 scripts/readme.py $(KVFS)
 
 ## make bench-first  the first table: KVFS against ext4 on a loop device, interleaved in one run (docs/bench/first.md)
 bench-first: build

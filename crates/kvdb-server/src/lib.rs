@@ -32,4 +32,4 @@ pub use client::{Client, Reply, read_reply};
 pub use limits::Limits;
 pub use server::{Error, Server, ServerOptions};
 pub use session::InfoSource;
-pub use transactions::{Cloned, FileChange, Snapshots, Transactions};
+pub use transactions::{Cloned, FileChange, FileDetail, Snapshots, Transactions};

@@ -19,6 +19,20 @@ pub struct FileChange {
     pub before: Option<u64>,
     /// Bytes now; `None`: it is gone.
     pub after: Option<u64>,
+    /// What differs; of what was added or is gone, what there is to say about it.
+    pub details: Vec<FileDetail>,
+}
+
+/// One thing in which a file differs: `kind`, `mode`, `owner`, `device`, `content` (without values), `target`, `links` (how many; the same
+/// number twice where they are others), `linked-to` (another path of the same file), `time` (of the last change), or `xattr:` and the
+/// name of an extended attribute.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileDetail {
+    pub what: Vec<u8>,
+    /// `None`: it was not there.
+    pub before: Option<Vec<u8>>,
+    /// `None`: it is gone.
+    pub after: Option<Vec<u8>>,
 }
 
 /// What a copy of a tree of files has made.
@@ -43,6 +57,8 @@ pub trait Transactions: Send + Sync {
     fn rollback(&self, transaction: &Transaction, to: &Savepoint) -> Result<()>;
     /// What it has changed of the files, sorted by path.
     fn files(&self, id: TransactionId) -> Result<Vec<FileChange>>;
+    /// Everything that was acknowledged is on disk when this returns, files included.
+    fn sync(&self) -> Result<()>;
     /// Copies a tree of files by reference, by paths from the root, in a transaction or in the mainline.
     fn clone_tree(&self, id: Option<TransactionId>, from: &[u8], to: &[u8]) -> Result<Cloned> {
         let _ = (id, from, to);
@@ -108,6 +124,9 @@ impl Transactions for Kvdb {
     }
     fn files(&self, id: TransactionId) -> Result<Vec<FileChange>> {
         self.transaction(id).map(|_| Vec::new())
+    }
+    fn sync(&self) -> Result<()> {
+        Kvdb::sync(self)
     }
 }
 

@@ -63,6 +63,11 @@ impl View {
         View { own: Some(Arc::new(own)), ..self }
     }
 
+    /// The state that a transaction's own changes lie above here, without them; any other view is this itself.
+    pub fn beneath(&self) -> View {
+        View { own: None, ..self.clone() }
+    }
+
     /// The value of `key`, or the place where it lies.
     fn find(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Value>> {
         if let Some(own) = &self.own {

@@ -1,18 +1,18 @@
 //! What a transaction would change, or what two snapshots differ in, for people and programs: files by path, keys by dictionary.
 
+mod file;
+
 use std::fmt::Write as _;
-use std::fs;
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use kvdb_server::Reply;
 use serde_json::{Map, Value, json};
-use similar::TextDiff;
 
 use crate::mounted::Mounted;
 use crate::output::{Exit, Failure, Outcome};
 use crate::store::human_size;
 use crate::text;
+use file::{File, files};
 
 /// How much is shown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
@@ -23,20 +23,13 @@ pub struct Detail {
     /// The lines that differ, of files that are text.
     #[arg(long, short = 'p')]
     patch: bool,
+    /// Also what differs in nothing but the time of its last change.
+    #[arg(long)]
+    times: bool,
 }
 
 impl Detail {
-    pub const PATCH: Detail = Detail { stat: false, patch: true };
-}
-
-/// The largest file of which lines are compared, bytes.
-const LARGEST: u64 = 4 << 20;
-
-struct File {
-    path: Vec<u8>,
-    kind: String,
-    before: Option<u64>,
-    after: Option<u64>,
+    pub const PATCH: Detail = Detail { stat: false, patch: true, times: false };
 }
 
 struct Key {
@@ -89,16 +82,6 @@ fn lists(reply: Reply) -> Outcome<Vec<std::vec::IntoIter<Reply>>> {
     items.into_iter().map(|item| if let Reply::Array(fields) = item { Ok(fields.into_iter()) } else { Err(odd()) }).collect()
 }
 
-/// The files of `TXN FILES` and `SNAPSHOT FILES`.
-fn files(reply: Reply) -> Outcome<Vec<File>> {
-    let mut files = Vec::new();
-    for mut f in lists(reply)? {
-        let (path, kind) = (bulk(f.next())?, String::from_utf8_lossy(&bulk(f.next())?).into_owned());
-        files.push(File { path, kind, before: number(f.next())?, after: number(f.next())? });
-    }
-    Ok(files)
-}
-
 impl Changes {
     /// From the replies to `SNAPSHOT FILES` and `SNAPSHOT CHANGES`.
     pub fn between(files_reply: Reply, keys_reply: Reply, roots: Option<(PathBuf, PathBuf)>) -> Outcome<Changes> {
@@ -149,31 +132,33 @@ impl Changes {
         Ok(Changes { files, keys, roots })
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.files.is_empty() && self.keys.is_empty()
+    /// Those that are to be shown.
+    fn shown(&self, detail: Detail) -> Vec<&File> {
+        self.files.iter().filter(|file| detail.times || !file.times_alone()).collect()
     }
 
-    /// For a terminal.
-    pub fn text(&self, detail: Detail) -> String {
-        if self.is_empty() {
+    /// For people; `terminal`: what would act on a terminal is escaped.
+    pub fn text(&self, detail: Detail, terminal: bool) -> String {
+        let files = self.shown(detail);
+        if files.is_empty() && self.keys.is_empty() {
             return "nothing is changed\n".into();
         }
         let mut out = String::new();
         if detail.patch {
-            self.files.iter().for_each(|file| file.patch(self.roots.as_ref(), &mut out));
+            files.iter().for_each(|file| file.patch(self.roots.as_ref(), terminal, &mut out));
             self.keys.iter().for_each(|key| key.line(&mut out));
         } else if !detail.stat {
-            self.files.iter().for_each(|file| file.line(&mut out));
+            files.iter().for_each(|file| file.line(&mut out));
             self.keys.iter().for_each(|key| key.line(&mut out));
         }
-        out.push_str(&self.summary());
+        out.push_str(&self.summary(&files));
         out
     }
 
-    fn summary(&self) -> String {
+    fn summary(&self, files: &[&File]) -> String {
         let mut parts = Vec::new();
         let mut count = |what: &str, letter: char| {
-            let n = self.files.iter().filter(|f| f.letter() == letter).count();
+            let n = files.iter().filter(|f| f.letter() == letter).count();
             if n > 0 {
                 parts.push(format!("{n} {} {what}", if n == 1 { "file" } else { "files" }));
             }
@@ -185,18 +170,12 @@ impl Changes {
             let n = self.keys.len();
             parts.push(format!("{n} {} changed", if n == 1 { "key" } else { "keys" }));
         }
-        let (before, after) = self.files.iter().fold((0, 0), |(b, a), f| (b + f.before.unwrap_or(0), a + f.after.unwrap_or(0)));
-        let sizes = match (before, after) {
-            (b, a) if a > b => format!("; {} more", human_size(a - b)),
-            (b, a) if b > a => format!("; {} less", human_size(b - a)),
-            _ => String::new(),
-        };
-        format!("{}{sizes}\n", parts.join(", "))
+        format!("{}{}\n", parts.join(", "), File::balance(files))
     }
 
-    pub fn json(&self) -> Value {
+    pub fn json(&self, detail: Detail) -> Value {
         json!({
-            "files": self.files.iter().map(File::json).collect::<Vec<_>>(),
+            "files": self.shown(detail).into_iter().map(|file| file.json(detail.times)).collect::<Vec<_>>(),
             "keys": self.keys.iter().map(Key::json).collect::<Vec<_>>(),
         })
     }
@@ -216,67 +195,6 @@ fn sizes(before: Option<u64>, after: Option<u64>) -> String {
         (Some(before), Some(after)) if before != after => format!("{} → {}", human_size(before), human_size(after)),
         (_, Some(size)) | (Some(size), None) => human_size(size),
         (None, None) => String::new(),
-    }
-}
-
-impl File {
-    fn letter(&self) -> char {
-        match (self.before, self.after) {
-            (None, _) => 'A',
-            (_, None) => 'D',
-            _ => 'M',
-        }
-    }
-
-    fn shown(&self) -> String {
-        let path = if self.path.is_empty() { ".".into() } else { text::show(&self.path) };
-        if self.kind == "d" { path + "/" } else { path }
-    }
-
-    fn line(&self, out: &mut String) {
-        let size = if self.kind == "f" { sizes(self.before, self.after) } else { String::new() };
-        let _ = writeln!(out, "{}", format!("{}  {:40}  {size}", self.letter(), self.shown()).trim_end());
-    }
-
-    /// The lines that differ, where both are text that is not too long; otherwise as in the list.
-    fn patch(&self, roots: Option<&(PathBuf, PathBuf)>, out: &mut String) {
-        let Some((old, new)) = roots else { return self.line(out) };
-        let read = |root: &Path, size: Option<u64>| -> Option<String> {
-            match size {
-                None => Some(String::new()),
-                Some(size) if size > LARGEST => None,
-                Some(_) => {
-                    let bytes = fs::read(root.join(std::ffi::OsStr::from_bytes(&self.path))).ok()?;
-                    String::from_utf8(bytes).ok().filter(|text| !text.contains('\0'))
-                }
-            }
-        };
-        let (before, after) = (read(old, self.before), read(new, self.after));
-        let (Some(before), Some(after), "f") = (before, after, self.kind.as_str()) else { return self.line(out) };
-        let name = |there: bool, side: &str| if there { format!("{side}/{}", self.shown()) } else { "/dev/null".into() };
-        let diff = TextDiff::from_lines(&before, &after);
-        let unified = diff.unified_diff().header(&name(self.before.is_some(), "a"), &name(self.after.is_some(), "b")).to_string();
-        if unified.is_empty() { self.line(out) } else { out.push_str(&unified) }
-    }
-
-    fn json(&self) -> Value {
-        let mut object = Map::new();
-        text::put(&mut object, "path", &self.path);
-        let kind = match self.kind.as_str() {
-            "d" => "folder",
-            "f" => "file",
-            "l" => "symlink",
-            _ => "other",
-        };
-        for (name, value) in [
-            ("change", json!(word(self.letter()))),
-            ("kind", json!(kind)),
-            ("before", json!(self.before)),
-            ("after", json!(self.after)),
-        ] {
-            object.insert(name.into(), value);
-        }
-        Value::Object(object)
     }
 }
 

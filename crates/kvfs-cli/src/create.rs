@@ -11,7 +11,7 @@ use crate::store;
 pub struct Args {
     /// The file to make, or a block device.
     store: PathBuf,
-    /// The most the store may grow to: bytes, or with a unit (64M, 10G, 1T). A file's space is taken as it is needed.
+    /// The most the store may grow to: bytes, or with a unit (200M, 10G, 1T); at least 160M. A file's space is taken as it is needed.
     #[arg(long, value_parser = store::parse_size)]
     size: Option<u64>,
     #[command(flatten)]

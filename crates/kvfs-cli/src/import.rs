@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use indicatif::ProgressBar;
-use kvfs::{Caller, FileKind, Fs, Ino, SetAttr, TimeSet, Timestamp, WriteHints, XattrFlags};
+use kvfs::{Caller, FileKind, Fs, Ino, ROOT, SetAttr, TimeSet, Timestamp, WriteHints, XattrFlags};
 use rustix::fs::SeekFrom;
 use serde::Serialize;
 
@@ -59,6 +59,13 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let fs = store.file_system()?;
     let caller =
         Caller { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw(), pid: std::process::id() };
+    // Before anything is made.
+    if tree::names(args.to.as_bytes()).next() == Some(HIDDEN) {
+        return Err(hidden(args.to.as_bytes()));
+    }
+    if folder && tree::names(args.to.as_bytes()).next().is_none() && args.from.join(".kvfs").symlink_metadata().is_ok() {
+        return Err(hidden(args.from.join(".kvfs").as_os_str().as_bytes()));
+    }
     let root = tree::make_folders(&fs, args.to.as_bytes(), caller)?;
     let mut import = Import::new(&fs, root, caller, output);
     let done = match tar {
@@ -128,6 +135,18 @@ struct Import<'a> {
     notes: u32,
 }
 
+/// The name in the root where a mounted store has its views.
+const HIDDEN: &[u8] = b".kvfs";
+
+/// What would lie there could not be reached: the views have that name.
+fn hidden(path: &[u8]) -> Failure {
+    let what = format!(
+        "cannot import {}: in the root of a store the name .kvfs belongs to its views (transactions, snapshots)",
+        text::show(path)
+    );
+    Failure::new(Exit::Failed, what).hint("rename it, leave it out, or import into a folder: --to /FOLDER")
+}
+
 impl<'a> Import<'a> {
     fn new(fs: &'a Fs, root: Ino, caller: Caller, output: &'a Output) -> Self {
         Import { fs, root, caller, output, counts: Counts::default(), last: None, folders: Vec::new(), notes: 0 }
@@ -151,6 +170,9 @@ impl<'a> Import<'a> {
         if names.contains(&b"..".as_slice()) {
             let what = format!("the entry {} leads out of its folder by `..`", text::show(path));
             return Err(Failure::new(Exit::Failed, what).hint("an archive with such names is not to be trusted"));
+        }
+        if self.root == ROOT && names.first() == Some(&HIDDEN) {
+            return Err(hidden(path));
         }
         let Some((name, folders)) = names.split_last() else { return Ok(None) };
         let key = folders.join(&b'/');

@@ -34,6 +34,7 @@ mod transactions;
 mod tree;
 mod txn;
 mod umount;
+mod within;
 
 use std::ffi::OsString;
 use std::process::ExitCode;

@@ -212,7 +212,7 @@ impl Terminal {
     fn ask(&mut self, mounted: &mut Mounted, id: u64, code: chamber::Code) -> Outcome<Answer> {
         let cannot = |e: std::io::Error| Failure::io("cannot ask on the terminal", &e);
         let changes = Changes::of(mounted, id)?;
-        let mut shown = changes.text(Detail::default());
+        let mut shown = changes.text(Detail::default(), true);
         if code != 0 {
             shown.push_str(&format!("The program ended with {code}.\n"));
         }
@@ -228,7 +228,7 @@ impl Terminal {
                 "y" | "yes" => return Ok(Answer::Commit),
                 "n" | "no" => return Ok(Answer::Abort),
                 "k" | "keep" => return Ok(Answer::Keep),
-                "d" | "diff" | "differences" => changes.text(Detail::PATCH),
+                "d" | "diff" | "differences" => changes.text(Detail::PATCH, true),
                 _ => String::new(),
             };
         }

@@ -1,7 +1,7 @@
 //! `kvfs send`, `kvfs receive`: snapshots on their way to another store, whole or as what has changed since an earlier one.
 
 use std::fs::File;
-use std::io::{self, BufReader, BufWriter, IsTerminal, Read, Write};
+use std::io::{self, BufRead, BufReader, BufWriter, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
 
 use indicatif::ProgressBar;
@@ -45,7 +45,7 @@ pub struct SendArgs {
 #[command(after_help = "\
 A stream of a whole snapshot goes to an empty store, or to a new clone; one of changes to where the base is, unchanged. A stream that is cut off or
 damaged changes nothing, and what came of it is kept: the same stream goes on with it, from its beginning or from the position that
---positions prints.")]
+--positions prints. Of several streams in one file or pipe all are received, one after the other.")]
 pub struct ReceiveArgs {
     /// The file of a store, which must not be mounted.
     store: PathBuf,
@@ -151,16 +151,32 @@ fn take(db: &kvdb::Kvdb, args: &ReceiveArgs, output: &Output) -> Outcome {
         None => Box::new(io::stdin().lock()),
     };
     let bar = output.progress("receiving", None, true);
-    // A new store has a file system without files, which no stream must respect.
     let mut options = ReceiveOptions { branch: args.clone.clone(), snapshot: args.name.clone(), replace: args.replace };
+    // A new store has a file system without files, which no stream must respect.
     options.replace |= args.clone.is_empty() && is_new(db)?;
-    let input = Counted(BufReader::with_capacity(1 << 20, input), bar);
-    let stats = db.receive(input, &options).map_err(|e| {
-        store::failure("cannot receive", e)
-            .hint("nothing was changed; the same stream goes on with what has come (see --positions)")
-    })?;
-    let text = format!("received snapshot {}: {} tuples", stats.snapshot, stats.tuples);
-    output.print(text, json!({"snapshot": stats.snapshot, "tuples": stats.tuples, "chunks": stats.chunks}))
+    let mut input = Counted(BufReader::with_capacity(1 << 20, input), bar);
+    let mut received = 0;
+    loop {
+        let stats = db.receive(&mut input, &options).map_err(|e| {
+            let failure = store::failure("cannot receive", e);
+            match received {
+                0 => failure.hint("nothing was changed; the same stream goes on with what has come (see --positions)"),
+                n => failure.hint(format!("{n} streams before this one were received and stay; this one changed nothing")),
+            }
+        })?;
+        received += 1;
+        let text = format!("received snapshot {}: {} tuples", stats.snapshot, stats.tuples);
+        output.print(text, json!({"snapshot": stats.snapshot, "tuples": stats.tuples, "chunks": stats.chunks}))?;
+        // Streams may follow one another in one pipe: none of them is left out.
+        if input.0.fill_buf().map_err(|e| Failure::io("cannot read the stream", &e))?.is_empty() {
+            return Ok(());
+        }
+        if let Some(name) = &options.snapshot {
+            let what = format!("more follows behind the stream that was received as {name}, and was not taken");
+            return Err(Failure::new(Exit::Failed, what).hint("--as names one snapshot: receive streams one by one, or without it"));
+        }
+        options.replace = args.replace;
+    }
 }
 
 /// No snapshot, no key, no file.

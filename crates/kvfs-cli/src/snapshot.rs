@@ -166,8 +166,9 @@ pub fn diff(args: DiffArgs, output: &Output) -> Outcome {
     let closed = door.close();
     let changes = changes?;
     closed?;
-    let text = if output.is_json() { String::new() } else { changes.text(args.detail) };
-    output.print(text, changes.json())
+    let terminal = std::io::IsTerminal::is_terminal(&std::io::stdout());
+    let text = if output.is_json() { String::new() } else { changes.text(args.detail, terminal) };
+    output.print(text, changes.json(args.detail))
 }
 
 fn difference(door: &mut Door, args: &DiffArgs) -> Outcome<Changes> {
@@ -192,8 +193,11 @@ fn difference(door: &mut Door, args: &DiffArgs) -> Outcome<Changes> {
     };
     let files = kvfs::difference_of_states(&before, &after).map_err(|e| tree::failure("cannot compare the files", e))?;
     let size = |size: Option<u64>| size.map_or(Reply::Null, |size| Reply::Integer(i64::try_from(size).unwrap_or(i64::MAX)));
+    let side = |side: Option<Vec<u8>>| side.map_or(Reply::Null, Reply::Bulk);
+    let detail = |d: kvdb_server::FileDetail| Reply::Array(vec![Reply::Bulk(d.what), side(d.before), side(d.after)]);
     let file = |f: kvdb_server::FileChange| {
-        Reply::Array(vec![Reply::Bulk(f.path), Reply::Bulk(f.kind.to_string().into()), size(f.before), size(f.after)])
+        let details = Reply::Array(f.details.into_iter().map(detail).collect());
+        Reply::Array(vec![Reply::Bulk(f.path), Reply::Bulk(f.kind.to_string().into()), size(f.before), size(f.after), details])
     };
     Changes::between(Reply::Array(listed(files).into_iter().map(file).collect()), keys, None)
 }

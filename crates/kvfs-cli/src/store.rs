@@ -49,6 +49,11 @@ pub fn human_size(bytes: u64) -> String {
     if unit == 0 || value >= 100.0 { format!("{value:.0} {}", units[unit]) } else { format!("{value:.1} {}", units[unit]) }
 }
 
+/// The least size of a store, bytes. Zones are 8 MiB, and a few more than a dozen are spoken for before there is any data: the journal, the
+/// manifest, what is kept back so that deleting and merging always work, and an open zone for each kind of what is written. With this
+/// many 8 MiB of files can be written, and written again, with keys beside them.
+pub const LEAST_SIZE: u64 = 160 << 20;
+
 /// Makes an empty store at `path`; the size it may grow to is returned, `None`: as far as the host lets it.
 pub fn create(path: &Path, size: Option<u64>) -> Outcome<Option<u64>> {
     let cannot = |e: kvdb::Error| failure(format!("cannot create {}", path.display()), e);
@@ -58,6 +63,19 @@ pub fn create(path: &Path, size: Option<u64>) -> Outcome<Option<u64>> {
         None if !path.is_file() => Some(zones::Device::len(&device).map_err(|e| cannot(e.into()))?),
         size => size,
     };
+    if let Some(size) = size.filter(|size| *size < LEAST_SIZE) {
+        if path.is_file() {
+            // What was made a moment ago.
+            let _ = std::fs::remove_file(path);
+        }
+        let what = format!(
+            "cannot create {}: {} are too few for a store, the least is {}",
+            path.display(),
+            human_size(size),
+            human_size(LEAST_SIZE)
+        );
+        return Err(Failure::new(Exit::Usage, what).hint("give a larger --size, or none: a file takes space only as it is needed"));
+    }
     let options = CreateOptions { capacity: size, ..Default::default() };
     let made = Kvdb::create(Arc::new(device), Arc::new(Machine::default()), options).map_err(cannot).and_then(|db| {
         let options = FsOptions {

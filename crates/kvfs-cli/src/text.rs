@@ -13,13 +13,31 @@ pub fn show(bytes: &[u8]) -> String {
                 '\r' => out.push_str("\\r"),
                 '\t' => out.push_str("\\t"),
                 '\\' => out.push_str("\\\\"),
-                c if c.is_control() => c.to_string().bytes().for_each(|b| out.push_str(&format!("\\x{b:02x}"))),
+                c if c.is_control() || hides(c) => c.to_string().bytes().for_each(|b| out.push_str(&format!("\\x{b:02x}"))),
                 c => out.push(c),
             }
         }
         chunk.invalid().iter().for_each(|b| out.push_str(&format!("\\x{b:02x}")));
     }
     out
+}
+
+/// A line of text as it is, but for what would act on a terminal: one must not be able to hide what stands beside it.
+pub fn show_line(line: &str) -> String {
+    let mut out = String::new();
+    for c in line.chars() {
+        match c {
+            '\n' | '\t' => out.push(c),
+            c if c.is_control() || hides(c) => out.extend(c.escape_unicode()),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// Characters that are not seen, or make others be seen in another order.
+fn hides(c: char) -> bool {
+    matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
 /// Puts `bytes` under `key`, or under `key_base64` when they are not UTF-8.
@@ -52,6 +70,12 @@ mod tests {
     fn a_line_stays_one_line() {
         assert_eq!(show("grün\n\t\\\x1b[1m".as_bytes()), "grün\\n\\t\\\\\\x1b[1m");
         assert_eq!(show(b"a\xff\x00b"), "a\\xff\\x00b");
+    }
+
+    #[test]
+    fn nothing_hides_what_stands_beside_it() {
+        assert_eq!(show("a\u{202e}b\u{200b}c".as_bytes()), "a\\xe2\\x80\\xaeb\\xe2\\x80\\x8bc");
+        assert_eq!(show_line("+a\tb\r\x1b[2K\u{2066}\n"), "+a\tb\\u{d}\\u{1b}[2K\\u{2066}\n");
     }
 
     #[test]

@@ -2,8 +2,10 @@
 //! transaction before it commits, and what it has changed reaches them.
 
 use kvdb::{Durability, Result, Savepoint, Transaction, TransactionId, TransactionOptions};
-use kvdb_server::{Cloned, FileChange, Snapshots, Transactions};
-use kvfs::{FileKind, View, Views};
+use kvdb_server::{Cloned, FileChange, FileDetail, Snapshots, Transactions};
+use kvfs::{Attr, FileKind, View, Views};
+
+use crate::tree;
 
 pub struct OverFiles(pub Views);
 
@@ -45,6 +47,10 @@ impl Transactions for OverFiles {
 
     fn files(&self, id: TransactionId) -> Result<Vec<FileChange>> {
         Ok(listed(self.0.difference(id).map_err(of_store)?))
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.0.sync_all().map_err(of_store)
     }
 
     fn clone_tree(&self, id: Option<TransactionId>, from: &[u8], to: &[u8]) -> Result<Cloned> {
@@ -97,9 +103,58 @@ pub fn listed(all: Vec<kvfs::FileChange>) -> Vec<FileChange> {
     };
     let one = |change: kvfs::FileChange| FileChange {
         kind: kind(change.after.or(change.before).map(|attr| attr.kind)),
-        path: change.path,
         before: change.before.map(|attr| attr.size),
         after: change.after.map(|attr| attr.size),
+        details: details(&change),
+        path: change.path,
     };
     all.into_iter().map(one).collect()
+}
+
+fn owned(value: &Option<impl AsRef<[u8]>>) -> Option<Vec<u8>> {
+    value.as_ref().map(|value| value.as_ref().to_vec())
+}
+
+/// Everything in which the two sides differ.
+fn details(change: &kvfs::FileChange) -> Vec<FileDetail> {
+    let mut details = Vec::new();
+    let mut put = |what: &[u8], before: Option<Vec<u8>>, after: Option<Vec<u8>>| {
+        details.push(FileDetail { what: what.into(), before, after });
+    };
+    let (before, after) = (change.before.as_ref(), change.after.as_ref());
+    let mut compare = |what: &str, of: &dyn Fn(&Attr) -> Option<String>| {
+        let value = |attr: Option<&Attr>| attr.and_then(of).map(String::into_bytes);
+        let (before, after) = (value(before), value(after));
+        if before != after {
+            put(what.as_bytes(), before, after);
+        }
+    };
+    compare("kind", &|a| Some(tree::kind_name(a.kind).into()));
+    compare("mode", &|a| Some(format!("{:04o}", a.perm)));
+    compare("owner", &|a| Some(format!("{}:{}", a.uid, a.gid)));
+    compare("device", &|a| {
+        let (major, minor) = tree::device_numbers(a.rdev);
+        matches!(a.kind, FileKind::CharDevice | FileKind::BlockDevice).then(|| format!("{major}:{minor}"))
+    });
+    if before.is_some() && after.is_some() {
+        compare("time", &|a| Some(format!("{}.{:09}", tree::time_text(a.mtime), a.mtime.nanos)));
+    }
+    if change.content {
+        put(b"content", None, None);
+    }
+    if change.targets.0 != change.targets.1 {
+        put(b"target", owned(&change.targets.0), owned(&change.targets.1));
+    }
+    let links = |attr: Option<&Attr>| attr.map(|attr| attr.nlink.to_string().into_bytes());
+    if change.links {
+        put(b"links", links(before), links(after));
+    }
+    if let Some(other) = &change.linked_to {
+        let is = after.is_some();
+        put(b"linked-to", (!is).then(|| other.clone()), is.then(|| other.clone()));
+    }
+    for xattr in &change.xattrs {
+        put(&[b"xattr:", &xattr.name[..]].concat(), owned(&xattr.before), owned(&xattr.after));
+    }
+    details
 }

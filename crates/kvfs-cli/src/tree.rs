@@ -8,6 +8,8 @@ use crate::output::{Exit, Failure, Outcome};
 use crate::store;
 use crate::text;
 
+/// The largest file of which the number of its pages is taken for where they lie, bytes.
+const TRUSTED: u64 = 4 << 20;
 /// Bytes that are read or written at once.
 pub const PIECE: u32 = 1 << 20;
 
@@ -73,8 +75,9 @@ pub fn make_folders(fs: &Fs, path: &[u8], caller: Caller) -> Outcome<Ino> {
 
 /// The stretches of a file that are stored: (offset, length), in order. What lies between is zeros.
 pub fn stretches(fs: &Fs, attr: &Attr) -> kvfs::Result<Vec<(u64, u64)>> {
-    // A file without holes is not searched for them.
-    if attr.blocks.saturating_mul(512) >= attr.size {
+    // A small file without holes is not searched for them. Of a large one the count of its pages is not trusted: what a damaged store
+    // claims to have would be written as zeros without end.
+    if attr.size <= TRUSTED && attr.blocks.saturating_mul(512) >= attr.size {
         return Ok(if attr.size > 0 { vec![(0, attr.size)] } else { Vec::new() });
     }
     let mut found = Vec::new();

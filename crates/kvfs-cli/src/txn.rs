@@ -149,8 +149,9 @@ fn act(action: Action, output: &Output) -> Outcome {
         Action::Diff { mount, id, detail } => {
             let (mut mounted, id) = named(&mount, id)?;
             let changes = Changes::of(&mut mounted, id)?;
-            let text = if output.is_json() { String::new() } else { changes.text(detail) };
-            output.print(text, changes.json())
+            let terminal = std::io::IsTerminal::is_terminal(&std::io::stdout());
+            let text = if output.is_json() { String::new() } else { changes.text(detail, terminal) };
+            output.print(text, changes.json(detail))
         }
         Action::Commit { mount, id, no_sync } => {
             let (mut mounted, id) = named(&mount, id)?;

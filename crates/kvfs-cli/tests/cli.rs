@@ -622,3 +622,86 @@ fn keys_of_a_mounted_store() {
     lab.run("cat", &["/file"]).prints("beside the keys");
     assert_eq!(lab.run("check", &["--json"]).json()["clean"], true);
 }
+
+#[test]
+fn a_save_through_the_socket_has_files_on_disk() {
+    if !Path::new("/dev/fuse").exists() {
+        eprintln!("there is no /dev/fuse here; nothing is mounted");
+        return;
+    }
+    let lab = Lab::new();
+    let mnt = lab.path("mnt");
+    fs::create_dir(&mnt).expect("a folder");
+    for command in ["SAVE", "SYNC"] {
+        kvfs([OsStr::new("mount"), lab.store.as_os_str(), mnt.as_os_str()]).prints_something();
+        fs::write(mnt.join("small"), command).expect("a file");
+        fs::write(mnt.join("large"), command.repeat(50_000)).expect("a file");
+        lab.kv("call", &[command]).prints("OK\n");
+        let stat = kvfs([OsStr::new("stat"), mnt.as_os_str(), "--json".as_ref()]).json();
+        let pid = rustix::process::Pid::from_raw(stat["daemon"]["pid"].as_i64().expect("a number") as i32).expect("a process");
+        let ended = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).expect("it runs");
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("killed");
+        rustix::event::poll(&mut [rustix::event::PollFd::new(&ended, rustix::event::PollFlags::IN)], None).expect("it has ended");
+        kvfs([OsStr::new("umount"), "--force".as_ref(), mnt.as_os_str()]);
+        lab.run("cat", &["/small"]).prints(command);
+        assert_eq!(lab.run("cat", &["/large"]).out, command.repeat(50_000).into_bytes());
+    }
+}
+
+/// In the root of a mounted store that name leads to the views.
+#[test]
+fn what_would_lie_under_the_views_is_not_imported() {
+    let lab = Lab::new();
+    let from = lab.path("from");
+    fs::create_dir_all(from.join(".kvfs")).expect("folders");
+    fs::write(from.join(".kvfs/file"), "content").expect("a file");
+    fs::write(from.join("beside"), "content").expect("a file");
+    let folder = from.to_str().expect("text");
+    lab.run("import", &[folder]).fails(1, "the name .kvfs belongs to its views");
+    lab.run("import", &[folder, "--to", "/.kvfs/a"]).fails(1, "the name .kvfs belongs to its views");
+    lab.run("import", &[folder, "--to", "//.kvfs"]).fails(1, "the name .kvfs belongs to its views");
+    // Nothing was made before it was found.
+    lab.run("ls", &["-R"]).prints("");
+    let tar = |name: &str| {
+        let stream = archive(&[(name, tar::EntryType::Regular, "", "content")]);
+        kvfs_with([OsStr::new("import"), lab.store.as_os_str(), "-".as_ref()], &stream)
+    };
+    for name in [".kvfs", "./.kvfs/file", "/.kvfs/a/b"] {
+        tar(name).fails(1, "the name .kvfs belongs to its views");
+    }
+    // Anywhere else it is a name like others.
+    lab.run("import", &[folder, "--to", "/below"]).prints_something();
+    lab.run("ls", &["-R"]).prints("below\nbelow/.kvfs\nbelow/.kvfs/file\nbelow/beside\n");
+}
+
+/// What `create` names as the least is enough to work with.
+#[test]
+fn a_store_of_the_least_size_takes_files_and_keys() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let store = dir.path().join("least.kvfs");
+    let create = |size: &str| kvfs([OsStr::new("create"), store.as_os_str(), "--size".as_ref(), size.as_ref()]);
+    for size in ["0", "1M", "80M", "128M", "159M"] {
+        create(size).fails(2, "the least is 160 MiB");
+        assert!(!store.exists());
+    }
+    assert_eq!(create("160M").code, 0);
+    let lab = Lab { store, dir };
+    let from = lab.path("from");
+    fs::create_dir_all(from.join("small")).expect("a folder");
+    for round in 0..6u32 {
+        for i in 0..8u32 {
+            let content: Vec<u8> =
+                (0..1u32 << 20).map(|n| ((n ^ round << 7 ^ i).wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+            fs::write(from.join(i.to_string()), content).expect("a file");
+        }
+        for i in 0..300 {
+            fs::write(from.join(format!("small/{i}")), vec![round as u8; 3000]).expect("a file");
+        }
+        lab.run("import", &[from.to_str().expect("text")]).prints_something();
+        lab.kv("put", &[&format!("key {round}"), &"value".repeat(20_000)]).prints("");
+        kvfs([OsStr::new("snapshot"), "create".as_ref(), lab.store.as_os_str(), "s".as_ref()]).prints("");
+        kvfs([OsStr::new("snapshot"), "drop".as_ref(), lab.store.as_os_str(), "s".as_ref()]).prints("");
+    }
+    lab.kv("count", &[]).prints("6\n");
+    assert_eq!(lab.run("check", &["--json"]).json()["clean"], true);
+}

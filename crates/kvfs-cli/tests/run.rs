@@ -233,7 +233,7 @@ fn by_hand_begin_work_look_and_commit() {
     let json: serde_json::Value = serde_json::from_str(&diff(&["--json"])).expect("JSON");
     assert_eq!(
         json["files"][1],
-        serde_json::json!({"path": "notes", "change": "changed", "kind": "file", "before": 8, "after": 6})
+        serde_json::json!({"path": "notes", "change": "changed", "kind": "file", "before": 8, "after": 6, "differs": {"content": true}})
     );
     assert_eq!(
         json["keys"][0],

@@ -139,3 +139,66 @@ fn a_store_is_kept_in_another_one_by_what_has_changed() {
     succeeds(kvfs(&["check"]).arg(&backup));
     assert!(fails(4, kvfs(&["receive"]).arg(mount.root()).arg("-i").arg(&stream)).contains("unmount"));
 }
+
+/// A store with the snapshots a, b and c, and their streams, each of the changes since the one before.
+fn three(folder: &Path) -> [Vec<u8>; 3] {
+    let store = folder.join("three.kvfs");
+    succeeds(kvfs(&["create"]).arg(&store));
+    let mut base = None;
+    ["a", "b", "c"].map(|name| {
+        succeeds(kvfs(&["kv", "put"]).arg(&store).args(["key", name]));
+        succeeds(kvfs(&["snapshot", "create"]).arg(&store).arg(name));
+        let stream = folder.join(format!("{name}.stream"));
+        let mut send = kvfs(&["send"]);
+        send.arg(&store).args([name, "-o"]).arg(&stream);
+        send.args(base.replace(name).into_iter().flat_map(|base| ["--base", base]));
+        succeeds(&mut send);
+        fs::read(stream).expect("a stream")
+    })
+}
+
+#[test]
+fn all_streams_of_a_pipe_are_received() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let streams = three(folder.path());
+    let receive = |name: &str, bytes: &[u8], words: &[&str]| {
+        let (store, input) = (folder.path().join(name), folder.path().join("input"));
+        if !store.exists() {
+            succeeds(kvfs(&["create"]).arg(&store));
+        }
+        fs::write(&input, bytes).expect("write");
+        let mut command = kvfs(&["receive"]);
+        command.arg(store).arg("-i").arg(input).args(words);
+        command
+    };
+    let told = succeeds(&mut receive("all", &streams.concat(), &[]));
+    assert_eq!(
+        told.lines().map(|l| l.split(':').next().unwrap_or("")).collect::<Vec<_>>(),
+        ["received snapshot a", "received snapshot b", "received snapshot c"]
+    );
+    assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(folder.path().join("all")).arg("key")), "c");
+    // What is no stream behind one is not passed over, and a name is one snapshot's.
+    let said = fails(1, &mut receive("garbage", &[&streams[0][..], b"garbage, and more of it"].concat(), &[]));
+    assert!(said.contains("no stream") && said.contains("1 streams before this one were received and stay"), "{said}");
+    let said = fails(1, &mut receive("named", &streams.concat(), &["--as", "mine"]));
+    assert!(said.contains("more follows behind the stream that was received as mine"), "{said}");
+    succeeds(kvfs(&["check"]).arg(folder.path().join("named")));
+}
+
+#[test]
+fn a_snapshot_that_is_here_is_named_by_the_name_it_has() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    three(folder.path());
+    let store = folder.path().join("here");
+    succeeds(kvfs(&["create"]).arg(&store));
+    let receive = |words: &[&str], stream: &str| {
+        let mut command = kvfs(&["receive"]);
+        command.arg(&store).arg("-i").arg(folder.path().join(stream)).args(words);
+        command
+    };
+    succeeds(&mut receive(&["--as", "mine"], "a.stream"));
+    let said = fails(1, &mut receive(&["--as", "other", "--replace"], "a.stream"));
+    assert!(said.contains("the snapshot of this stream, here under the name mine, exists already"), "{said}");
+    let said = fails(1, &mut receive(&["--as", "mine"], "b.stream"));
+    assert!(said.contains("another snapshot with the name mine exists already"), "{said}");
+}

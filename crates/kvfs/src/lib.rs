@@ -39,7 +39,7 @@ pub use attr::{
     WriteHints, Written, XattrFlags,
 };
 pub use clone_tree::CloneStats;
-pub use difference::{FileChange, difference_of_states};
+pub use difference::{FileChange, XattrChange, difference_of_states};
 pub use error::{Error, Result};
 pub use fs::{Atime, Fs, FsOptions, Statistics};
 pub use kvdb::TransactionId;

@@ -282,7 +282,7 @@ impl Fs {
         if kind == FileKind::Dir {
             return Err(Error::IsDirectory);
         }
-        let inode = self.inode_of_entry(parent, name, ino)?;
+        let inode = self.inode_of_entry((parent, name), (ino, kind), parent)?;
         let mut state = self.lock(&inode)?;
         self.remove_name((&dir, &mut dir_state), name, (&inode, &mut state))
     }
@@ -306,7 +306,7 @@ impl Fs {
         if kind != FileKind::Dir {
             return Err(Error::NotDirectory);
         }
-        let inode = self.inode_of_entry(parent, name, ino)?;
+        let inode = self.inode_of_entry((parent, name), (ino, kind), parent)?;
         let mut state = self.lock(&inode)?;
         if state.attr.size > 0 {
             return Err(Error::NotEmpty);
@@ -349,15 +349,35 @@ impl Fs {
         }
     }
 
-    /// An inode that must exist because an entry names it. Call with the directory's lock.
-    pub(crate) fn inode_of_entry(&self, parent: Ino, name: &[u8], ino: Ino) -> Result<Arc<Inode>> {
-        self.inode(ino).map_err(|e| match e {
-            Error::Stale(_) => Error::Corrupt {
-                ino: parent,
-                what: format!("the entry `{}` names inode {ino}, which does not exist", name.escape_ascii()),
-            },
+    /// An inode that must exist because an entry names it. Call with the directory's lock. In a damaged store an entry may name the
+    /// directory that it is in, whose lock would then be waited for in vain, or a directory as if it were none, which has its place in the
+    /// order of locks by being one: both are refused. `locked`: another directory that the caller has locked.
+    pub(crate) fn inode_of_entry(
+        &self,
+        (parent, name): (Ino, &[u8]),
+        (ino, kind): (Ino, FileKind),
+        locked: Ino,
+    ) -> Result<Arc<Inode>> {
+        let corrupt = |what: &str| Error::Corrupt {
+            ino: parent,
+            what: format!("the entry `{}` names inode {ino}, which {what}", name.escape_ascii()),
+        };
+        if ino == parent {
+            return Err(corrupt("is the directory that it is in"));
+        }
+        let inode = self.inode(ino).map_err(|e| match e {
+            Error::Stale(_) => corrupt("does not exist"),
             e => e,
-        })
+        })?;
+        if ino == locked {
+            return if kind == FileKind::Dir { Ok(inode) } else { Err(corrupt("is of another kind")) };
+        }
+        let state = inode.state.read();
+        if !state.gone && (state.attr.kind == FileKind::Dir) != (kind == FileKind::Dir) {
+            return Err(corrupt("is of another kind"));
+        }
+        drop(state);
+        Ok(inode)
     }
 
     /// Adds to `batch` what one name less means for an inode. With the last name the node goes from the store; an inode that is

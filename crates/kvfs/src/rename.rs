@@ -48,8 +48,8 @@ impl Fs {
         let mut dir_state = self.lock_dir(&dir)?;
         let mut new_dir_state = if parent == new_parent { None } else { Some(self.lock_dir(&new_dir)?) };
 
-        let source = self.named(parent, name)?.ok_or(Error::NotFound)?;
-        let target = self.named(new_parent, new_name)?;
+        let source = self.named(parent, name, new_parent)?.ok_or(Error::NotFound)?;
+        let target = self.named(new_parent, new_name, parent)?;
         match &target {
             Some(_) if flags.no_replace => return Err(Error::Exists),
             None if flags.exchange => return Err(Error::NotFound),
@@ -87,6 +87,14 @@ impl Fs {
             _ => {}
         }
 
+        if [Some(source.ino), target.as_ref().map(|target| target.ino)]
+            .iter()
+            .flatten()
+            .any(|&ino| ino == parent || ino == new_parent)
+        {
+            // They are locked. What a sound store can be asked was answered above.
+            return Err(Error::Corrupt { ino: parent, what: "directories that lie in each other".into() });
+        }
         let (mut source_state, mut target_state) = self.lock_both(&source, target.as_ref())?;
         if let (Some(target), Some(state)) = (&target, &target_state)
             && !flags.exchange
@@ -179,22 +187,29 @@ impl Fs {
         Ok(())
     }
 
-    fn named(&self, parent: Ino, name: &[u8]) -> Result<Option<Entry>> {
+    fn named(&self, parent: Ino, name: &[u8], locked: Ino) -> Result<Option<Entry>> {
         let Some((ino, kind)) = self.entry(parent, name)? else { return Ok(None) };
-        Ok(Some(Entry { ino, kind, inode: self.inode_of_entry(parent, name, ino)? }))
+        Ok(Some(Entry { ino, kind, inode: self.inode_of_entry((parent, name), (ino, kind), locked)? }))
     }
 
     /// Whether `dir` is `above` or lies below it. `parent_of_locked` knows the parents of the directories the caller has locked;
     /// the tree lock keeps those of all others as they are.
     fn is_below(&self, dir: Ino, above: Ino, parent_of_locked: &dyn Fn(Ino) -> Option<Ino>) -> Result<bool> {
         let mut at = dir;
-        // No tree is this deep: each level takes a directory.
-        for _ in 0..1 << 24 {
+        // In a damaged store the way up may lead in a circle: it comes back to where it was after some power of two of steps (Brent).
+        let (mut mark, mut next_mark) = (0, 1);
+        for step in 0u64.. {
             if at == above {
                 return Ok(true);
             }
             if at == ROOT {
                 return Ok(false);
+            }
+            if at == mark {
+                break;
+            }
+            if step == next_mark {
+                (mark, next_mark) = (at, next_mark * 2);
             }
             at = match parent_of_locked(at) {
                 Some(parent) => parent,

@@ -125,6 +125,19 @@ impl Views {
         Ok(())
     }
 
+    /// Commits everything in the mainline and in all clones, what the kernel holds back included, and syncs it; but for what open
+    /// serializable transactions have locked.
+    pub fn sync_all(&self) -> Result<()> {
+        self.write_back(Wait::ButForLocks)?;
+        let mainline = &self.shared.mainline;
+        {
+            let _inside = mainline.enter()?;
+            mainline.flush_what_is_free()?;
+        }
+        self.shutdown()?;
+        Ok(self.shared.db.sync()?)
+    }
+
     /// Commits everything in all clones, and syncs it. The mainline and the transactions are their owners' affair.
     pub fn shutdown(&self) -> Result<()> {
         let entries: Vec<Arc<Entry>> = self.shared.open.read().by_number.values().cloned().collect();

@@ -52,7 +52,7 @@ use kvdb::{
 
 use crate::absorb::Touched;
 use crate::attr::Ino;
-use crate::difference::{FileChange, difference};
+use crate::difference::{FileChange, difference_in};
 use crate::error::{Error, Result};
 use crate::fs::{Fs, FsOptions};
 use crate::merge;
@@ -333,24 +333,26 @@ impl Views {
 
     /// What a transaction has changed of the files so far.
     pub fn touched(&self, id: TransactionId) -> Result<Touched> {
+        Touched::by(&self.flushed(id)?, &self.shared.mainline.core.layout)
+    }
+
+    /// A transaction that has everything in it that was written in its view.
+    fn flushed(&self, id: TransactionId) -> Result<Transaction> {
         let transaction = self.transaction(id)?;
         if let Some(entry) = self.entry(&View::Transaction(id)) {
             self.write_back(Wait::ButForLocks)?;
             let _inside = entry.fs.enter()?;
             entry.fs.flush_older_than(Duration::MAX)?;
         }
-        Touched::by(&transaction, &self.shared.mainline.core.layout)
+        Ok(transaction)
     }
 
-    /// What a transaction would change of the files, by path, against the mainline as it is now.
+    /// What a transaction has changed of the files, by path, against the state that it reads: it commits onto nothing else, for where others
+    /// have changed the same since then, that is a conflict.
     pub fn difference(&self, id: TransactionId) -> Result<Vec<FileChange>> {
-        let touched = self.touched(id)?;
-        let mainline = &self.shared.mainline;
-        {
-            let _inside = mainline.enter()?;
-            mainline.flush_what_is_free()?;
-        }
-        difference(mainline, &self.fs(&View::Transaction(id))?, &touched)
+        let transaction = self.flushed(id)?;
+        let view = transaction.view()?;
+        difference_in(self.shared.mainline.core.layout, view.beneath(), view)
     }
 
     fn open_transaction(&self, transaction: Transaction) -> Result<Arc<Entry>> {

@@ -15,7 +15,7 @@ use crate::session::Session;
 
 /// Everything acknowledged before this is on disk when the reply leaves.
 pub fn sync(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
-    s.db().sync()?;
+    s.shared.transactions.sync()?;
     out.ok();
     Ok(())
 }
@@ -30,7 +30,7 @@ pub fn wait(_: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 /// `WAITAOF local replicas timeout`, Redis's way to ask for what `SYNC` does.
 pub fn waitaof(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     integer(args.at(1)).and(integer(args.at(2))).and(integer(args.at(3))).ok_or(Failure::NOT_AN_INTEGER)?;
-    s.db().sync()?;
+    s.shared.transactions.sync()?;
     out.array(2);
     out.integer(1);
     out.integer(0);

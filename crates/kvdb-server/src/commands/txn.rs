@@ -299,7 +299,8 @@ fn list_changes(s: &Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 }
 
 /// `TXN FILES [id]`: what it has changed of files, by path: for each an array of path, kind (`d`, `f`, `l`, `o`), bytes before (nil: it was
-/// not there), bytes now (nil: it is gone).
+/// not there), bytes now (nil: it is gone), and what differs: for each thing an array of its name, before, now (nil: not there); see
+/// [`crate::FileDetail`].
 fn files(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     arity(args, 2, 3)?;
     let id = named(s, args, 2)?.id();
@@ -310,11 +311,22 @@ fn files(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 pub fn list_files(all: Vec<FileChange>, out: &mut Output) {
     out.array(all.len());
     for file in all {
-        out.array(4);
+        out.array(5);
         out.bulk(&file.path);
         out.bulk(file.kind.to_string().as_bytes());
         for bytes in [file.before, file.after] {
             size(bytes, out);
+        }
+        out.array(file.details.len());
+        for detail in &file.details {
+            out.array(3);
+            out.bulk(&detail.what);
+            for value in [&detail.before, &detail.after] {
+                match value {
+                    Some(value) => out.bulk(value),
+                    None => out.null(),
+                }
+            }
         }
         out.relieve();
     }

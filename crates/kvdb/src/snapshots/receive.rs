@@ -63,7 +63,8 @@ fn branch_of(id: &[u8; 16]) -> String {
 impl Kvdb {
     /// Takes a stream of [`Kvdb::send`]. Nothing of it is seen before its end; then the branch is what was sent, and a snapshot of it is
     /// there, durably and as one step. The branch's dictionaries have new numbers afterwards. A stream that is damaged or
-    /// cut off is an error, and what came before stays: the same stream, from its beginning or from there, goes on with it.
+    /// cut off is an error, and what came before stays: the same stream, from its beginning or from there, goes on with it. Nothing behind
+    /// the stream's end is read, so that another one may follow.
     ///
     /// A branch that has something of its own is replaced only when that is asked for: of a whole stream it must not exist (the main one:
     /// be empty), of changes it must still be as the base is.
@@ -79,9 +80,14 @@ impl Kvdb {
         if !options.branch.is_empty() {
             check_name("branch", &options.branch)?;
         }
-        let known = db.snapshots.list().into_iter().find(|s| s.label.id == header.label.id || s.label.name == name);
-        if let Some(known) = known {
-            return Err(Error::Exists(format!("snapshot {}", known.label.name)));
+        for known in db.snapshots.list() {
+            // A snapshot is here once, whatever its name: what it is to be called does not make it another one.
+            if known.label.id == header.label.id {
+                return Err(Error::Exists(format!("the snapshot of this stream, here under the name {},", known.label.name)));
+            }
+            if known.label.name == name {
+                return Err(Error::Exists(format!("another snapshot with the name {name}")));
+            }
         }
         let base = self.base(&header)?;
         if !options.replace {

@@ -2,9 +2,8 @@
 
 use std::os::fd::AsRawFd;
 
-use rustix::fs::ResolveFlags;
-
 use super::*;
+use crate::within;
 
 pub(super) struct Folder<'a> {
     /// The target folder and those below it that are being filled, each held open: a name is made in its folder and nowhere else,
@@ -55,25 +54,6 @@ impl Folder<'_> {
     }
 }
 
-/// Opens what lies at `path` in an open folder, and nowhere else: no symbolic link is followed, on the way or at its end.
-fn open_within(folder: impl AsFd, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
-    let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    match rustix::fs::openat2(&folder, path, flags, mode, resolve) {
-        Err(Errno::NOSYS) => {}
-        opened => return opened,
-    }
-    // Before Linux 5.6: name by name. There is no `..` among them.
-    let mut at = rustix::fs::openat(&folder, ".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-    let mut names = path.split(|c| *c == b'/').peekable();
-    while let Some(name) = names.next() {
-        let way = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let (flags, mode) = if names.peek().is_some() { (way, Mode::empty()) } else { (flags, mode) };
-        at = rustix::fs::openat(&at, name, flags, mode)?;
-    }
-    Ok(at)
-}
-
 fn times(attr: &Attr) -> Timestamps {
     let spec = |t: kvfs::Timestamp| Timespec { tv_sec: t.secs, tv_nsec: i64::from(t.nanos) };
     Timestamps { last_access: spec(attr.atime), last_modification: spec(attr.mtime) }
@@ -94,7 +74,7 @@ impl Target for Folder<'_> {
                 Ok(()) | Err(Errno::EXIST) => {}
                 Err(e) => return Err(cannot(e)),
             }
-            let fd = open_within(&parent, item.name, OFlags::DIRECTORY, Mode::empty()).map_err(cannot)?;
+            let fd = within::open(&parent, item.name, OFlags::DIRECTORY, Mode::empty()).map_err(cannot)?;
             self.at.push(fd);
             return Ok(0);
         }
@@ -108,7 +88,7 @@ impl Target for Folder<'_> {
                 let (folder, name) = first.split_at(first.iter().rposition(|c| *c == b'/').map_or(0, |at| at + 1));
                 let linked = match folder.strip_suffix(b"/") {
                     None => rustix::fs::linkat(&self.at[0], name, &parent, item.name, AtFlags::empty()),
-                    Some(folder) => open_within(&self.at[0], folder, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())
+                    Some(folder) => within::open(&self.at[0], folder, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())
                         .and_then(|folder| rustix::fs::linkat(folder, name, &parent, item.name, AtFlags::empty())),
                 };
                 linked.map_err(cannot)?;
@@ -119,7 +99,7 @@ impl Target for Folder<'_> {
         let special = match attr.kind {
             FileKind::File => {
                 let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
-                let fd = open_within(&parent, item.name, flags, Mode::RUSR | Mode::WUSR).map_err(cannot)?;
+                let fd = within::open(&parent, item.name, flags, Mode::RUSR | Mode::WUSR).map_err(cannot)?;
                 let file = File::from(fd);
                 let written = write_file(fs, &file, item, bar, &cannot).inspect_err(|_| {
                     // Half a file must not pass for the whole.
@@ -150,7 +130,7 @@ impl Target for Folder<'_> {
             }
             made => made.map_err(cannot)?,
         }
-        let it = open_within(&parent, item.name, OFlags::PATH, Mode::empty()).map_err(cannot)?;
+        let it = within::open(&parent, item.name, OFlags::PATH, Mode::empty()).map_err(cannot)?;
         let dressed = self.dress_name(&it, item);
         dressed.map_err(|e| Failure::io(format!("cannot set the attributes of {}", text::show(item.path)), &e.into()))?;
         Ok(0)

@@ -1,0 +1,102 @@
+//! Comparing what two inodes hold: bytes, and extended attributes.
+
+use std::collections::BTreeSet;
+
+use bytes::Bytes;
+use kvdb::Cursor;
+
+use super::XattrChange;
+use super::side::{Node, Side};
+use crate::error::{Error, Result};
+use crate::layout::{self, Body, XattrValue};
+
+/// What is missing at the end of a page is zero.
+pub(super) fn same_but_for_zeros(a: &[u8], b: &[u8]) -> bool {
+    let both = a.len().min(b.len());
+    a[..both] == b[..both] && a[both..].iter().chain(&b[both..]).all(|byte| *byte == 0)
+}
+
+/// Whether both keep their data in the same kind of place, so that for one inode the pages that differ say all.
+pub(super) fn lie_alike(a: &Node, b: &Node) -> bool {
+    matches!((a.attr.body, b.attr.body), (Body::Inline(_), Body::Inline(_)) | (Body::Paged(_), Body::Paged(_)))
+}
+
+/// The data of a file as pages, in order.
+enum Pages {
+    Inline(Option<Bytes>),
+    Stored(Box<Cursor>),
+}
+
+impl Pages {
+    fn of((side, node): (&Side, &Node)) -> Result<Pages> {
+        Ok(match node.attr.body {
+            Body::Inline(_) => Pages::Inline(Some(node.content.clone())),
+            Body::Paged(_) => {
+                let start = layout::page_key(node.ino, 0);
+                Pages::Stored(Box::new(side.state.cursor(side.layout.dmap, &start, &layout::pages_end(node.ino))?))
+            }
+        })
+    }
+
+    fn next(&mut self) -> Result<Option<(u64, Bytes)>> {
+        match self {
+            Pages::Inline(content) => Ok(content.take().map(|content| (0, content))),
+            Pages::Stored(cursor) => match cursor.next()? {
+                Some(tuple) => Ok(Some((layout::decode_page_key(&tuple.key)?.1, tuple.value()?))),
+                None => Ok(None),
+            },
+        }
+    }
+}
+
+/// Whether two files have the same bytes, wherever they lie.
+pub(super) fn same(a: (&Side, &Node), b: (&Side, &Node)) -> Result<bool> {
+    if a.1.attr.size != b.1.attr.size {
+        return Ok(false);
+    }
+    let (mut left, mut right) = (Pages::of(a)?, Pages::of(b)?);
+    let (mut x, mut y) = (left.next()?, right.next()?);
+    loop {
+        let at = match (&x, &y) {
+            (None, None) => return Ok(true),
+            (Some((at, _)), None) | (None, Some((at, _))) => *at,
+            (Some((i, _)), Some((j, _))) => *i.min(j),
+        };
+        let page = |page: &mut Option<(u64, Bytes)>, pages: &mut Pages| match page.take_if(|(block, _)| *block == at) {
+            Some((_, bytes)) => {
+                *page = pages.next()?;
+                Ok::<_, Error>(bytes)
+            }
+            // A hole.
+            None => Ok(Bytes::new()),
+        };
+        let (p, q) = (page(&mut x, &mut left)?, page(&mut y, &mut right)?);
+        if !same_but_for_zeros(&p, &q) {
+            return Ok(false);
+        }
+    }
+}
+
+/// The extended attributes that differ; all of them where there is nothing on the other side.
+pub(super) fn xattrs(a: (&Side, Option<&Node>), b: (&Side, Option<&Node>)) -> Result<Vec<XattrChange>> {
+    let all = |node: Option<&Node>| node.and_then(|node| node.xattrs.clone()).unwrap_or_default();
+    let (mut before, mut after) = (all(a.1), all(b.1));
+    let names: BTreeSet<Box<[u8]>> = before.keys().chain(after.keys()).cloned().collect();
+    let mut changes = Vec::new();
+    for name in names {
+        let value = |(side, node): (&Side, Option<&Node>), value: Option<XattrValue>| match (node, value) {
+            (Some(_), Some(XattrValue::Inline(value))) => Ok(Some(Bytes::from(value))),
+            (Some(node), Some(XattrValue::External(_))) => {
+                let stored = side.state.get(side.layout.imap, &layout::xattr_key(node.ino, &name))?;
+                let missing = || Error::Corrupt { ino: node.ino, what: "the value of an extended attribute is missing".into() };
+                stored.ok_or_else(missing).map(Some)
+            }
+            _ => Ok(None),
+        };
+        let (before, after) = (value(a, before.remove(&name))?, value(b, after.remove(&name))?);
+        if before != after {
+            changes.push(XattrChange { name, before, after });
+        }
+    }
+    Ok(changes)
+}

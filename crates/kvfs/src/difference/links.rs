@@ -1,0 +1,108 @@
+//! Files with several names: a path's other names are a part of what it is, for what is written by one is written by all.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::rc::Rc;
+
+use super::side::{Node, Side, joined};
+use crate::attr::{FileKind, Ino};
+use crate::error::Result;
+
+/// The files whose names are to be gathered.
+#[derive(Default)]
+pub(super) struct Linked {
+    inodes: HashSet<Ino>,
+    /// Paths that lead to other inodes than before, on both sides, of which one has several names; with both.
+    met: HashMap<Vec<u8>, (Ino, Ino)>,
+}
+
+/// All paths of one file.
+type Group = BTreeSet<Vec<u8>>;
+
+/// All names of the files, on one side.
+#[derive(Default)]
+pub(super) struct Names {
+    of: HashMap<Vec<u8>, (Ino, Rc<Group>)>,
+}
+
+pub(super) struct Groups {
+    pub old: Names,
+    pub new: Names,
+}
+
+impl Linked {
+    /// A path leads to something else than before.
+    pub fn note(&mut self, path: &[u8], was: Option<&Node>, is: Option<&Node>) {
+        let several = |node: &&Node| node.attr.kind != FileKind::Dir && node.attr.nlink > 1;
+        let files = [was.filter(several), is.filter(several)];
+        self.inodes.extend(files.iter().flatten().map(|node| node.ino));
+        let file = |node: &&Node| node.attr.kind != FileKind::Dir;
+        if let (Some(was), Some(is)) = (was.filter(file), is.filter(file))
+            && files.iter().any(Option::is_some)
+        {
+            self.met.insert(path.to_vec(), (was.ino, is.ino));
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.inodes.is_empty()
+    }
+
+    pub fn groups(&self, old: &Side, new: &Side) -> Result<Groups> {
+        let mut groups = Groups { old: self.names(old)?, new: self.names(new)? };
+        // A path that led to one of them, and leads to a file without other names now, or the other way round.
+        for (path, &(was, is)) in &self.met {
+            groups.old.alone(path, was);
+            groups.new.alone(path, is);
+        }
+        Ok(groups)
+    }
+
+    fn names(&self, side: &Side) -> Result<Names> {
+        let found = side.names_of(&self.inodes)?;
+        let paths = side.paths(&found.iter().map(|(parent, ..)| *parent).collect())?;
+        let mut groups: HashMap<Ino, Group> = HashMap::new();
+        for (parent, name, ino) in found {
+            if let Some(parent) = paths.get(&parent) {
+                groups.entry(ino).or_default().insert(joined(parent, &name));
+            }
+        }
+        let mut names = Names::default();
+        for (ino, group) in groups {
+            let group = Rc::new(group);
+            names.of.extend(group.iter().map(|path| (path.clone(), (ino, group.clone()))));
+        }
+        Ok(names)
+    }
+}
+
+impl Names {
+    fn alone(&mut self, path: &[u8], ino: Ino) {
+        self.of.entry(path.to_vec()).or_insert_with(|| (ino, Rc::new(BTreeSet::from([path.to_vec()]))));
+    }
+
+    pub fn ino(&self, path: &[u8]) -> Option<Ino> {
+        self.of.get(path).map(|(ino, _)| *ino)
+    }
+
+    /// Another path of the same file.
+    pub fn other(&self, path: &[u8]) -> Option<Vec<u8>> {
+        self.of.get(path)?.1.iter().find(|other| *other != path).cloned()
+    }
+}
+
+impl Groups {
+    /// The paths on both sides whose other names are not the same, in order.
+    pub fn differing(&self) -> BTreeSet<Vec<u8>> {
+        // Each pair of groups is compared once.
+        let mut known: HashMap<(Ino, Ino), bool> = HashMap::new();
+        let mut differing = BTreeSet::new();
+        for (path, (was, before)) in &self.old.of {
+            if let Some((is, after)) = self.new.of.get(path)
+                && *known.entry((*was, *is)).or_insert_with(|| before != after)
+            {
+                differing.insert(path.clone());
+            }
+        }
+        differing
+    }
+}

@@ -1,0 +1,178 @@
+//! One of the two states that are compared: its nodes, its names, and the ways to its directories.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::ops::ControlFlow;
+
+use bytes::Bytes;
+use kvdb::View as State;
+
+use crate::attr::{Attr, FileKind, Ino, ROOT};
+use crate::error::{Error, Result};
+use crate::layout::{self, Attributes, Layout, Xattrs};
+
+pub(super) struct Side {
+    pub state: State,
+    pub layout: Layout,
+}
+
+/// An inode.
+pub(super) struct Node {
+    pub ino: Ino,
+    pub attr: Attributes,
+    pub xattrs: Option<Xattrs>,
+    pub content: Bytes,
+}
+
+impl Node {
+    pub fn public(&self) -> Attr {
+        self.attr.public(self.ino)
+    }
+
+    /// Where a symbolic link leads.
+    pub fn target(&self) -> Option<Bytes> {
+        (self.attr.kind == FileKind::Symlink).then(|| self.content.clone())
+    }
+}
+
+/// Directories between the root and another one, at most: more is a circle, hence damage.
+const DEEPEST: usize = 4096;
+
+/// A directory, a name in it, and the inode that it names.
+pub(super) type Named = (Ino, Vec<u8>, Ino);
+
+pub(super) fn joined(parent: &[u8], name: &[u8]) -> Vec<u8> {
+    if parent.is_empty() { name.to_vec() } else { [parent, b"/", name].concat() }
+}
+
+impl Side {
+    pub fn new(state: State, layout: Layout) -> Side {
+        Side { state, layout }
+    }
+
+    pub fn node(&self, ino: Ino) -> Result<Option<Node>> {
+        let Some(value) = self.state.get(self.layout.imap, &layout::node_key(ino))? else { return Ok(None) };
+        let (attr, xattrs, content) = layout::decode_node(ino, &value)?;
+        Ok(Some(Node { ino, attr, xattrs, content }))
+    }
+
+    pub fn entry(&self, parent: Ino, name: &[u8]) -> Result<Option<Node>> {
+        let Some(value) = self.state.get(self.layout.nmap, &layout::name_key(parent, name))? else { return Ok(None) };
+        let (ino, _) = layout::decode_name(parent, &value)?;
+        let missing = || Error::Corrupt {
+            ino: parent,
+            what: format!("the entry `{}` names inode {ino}, which does not exist", name.escape_ascii()),
+        };
+        self.node(ino)?.ok_or_else(missing).map(Some)
+    }
+
+    /// Shows the entries from `start` up to `end` to `visit`, until it breaks.
+    fn each(&self, start: &[u8], end: &[u8], mut visit: impl FnMut(Ino, &[u8], Ino, FileKind) -> ControlFlow<()>) -> Result<()> {
+        let mut failed = None;
+        self.state.for_each(self.layout.nmap, start, end, |key, value| {
+            let entry = layout::decode_name_key(key)
+                .and_then(|(parent, name)| layout::decode_name(parent, value).map(|(ino, kind)| (parent, name, ino, kind)));
+            match entry {
+                Ok((parent, name, ino, kind)) => visit(parent, name, ino, kind),
+                Err(error) => {
+                    failed = Some(error);
+                    ControlFlow::Break(())
+                }
+            }
+        })?;
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// The names in a directory.
+    pub fn each_name(&self, dir: Ino, mut visit: impl FnMut(&[u8])) -> Result<()> {
+        self.each(&dir.to_be_bytes(), &layout::names_end(dir), |_, name, _, _| {
+            visit(name);
+            ControlFlow::Continue(())
+        })
+    }
+
+    /// All names of these inodes, but for those that have no node here. The directories that their nodes hint at are gone through first;
+    /// where they do not have as many names as the nodes say, all names are.
+    pub fn names_of(&self, inodes: &HashSet<Ino>) -> Result<Vec<Named>> {
+        let (mut missing, mut hints) = (0, BTreeSet::new());
+        for &ino in inodes {
+            let Some(Node { attr, .. }) = self.node(ino)? else { continue };
+            if ino != ROOT {
+                missing += if attr.kind == FileKind::Dir { 1 } else { u64::from(attr.nlink) };
+                hints.insert(attr.parent);
+            }
+        }
+        let mut found = Vec::new();
+        let mut look = |start: &[u8], end: &[u8], looked_at: &BTreeSet<Ino>| -> Result<bool> {
+            self.each(start, end, |parent, name, ino, _| {
+                if missing > 0 && inodes.contains(&ino) && !looked_at.contains(&parent) {
+                    found.push((parent, name.to_vec(), ino));
+                    missing -= 1;
+                }
+                if missing == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            })?;
+            Ok(missing == 0)
+        };
+        let none = BTreeSet::new();
+        let mut all = inodes.is_empty();
+        for &dir in hints.iter().filter(|&&dir| dir != 0) {
+            all = look(&dir.to_be_bytes(), &layout::names_end(dir), &none)?;
+            if all {
+                break;
+            }
+        }
+        if !all {
+            look(b"", b"", &hints)?;
+        }
+        Ok(found)
+    }
+
+    /// The entries by which one comes from the root to these directories: for each directory on the way the one that it is in, and its
+    /// name. What is no directory here, or leads nowhere, has none.
+    pub fn ways_to(&self, dirs: &BTreeSet<Ino>) -> Result<Vec<(Ino, Vec<u8>)>> {
+        Ok(self.steps(dirs)?.into_values().collect())
+    }
+
+    /// The paths of these directories.
+    pub fn paths(&self, dirs: &BTreeSet<Ino>) -> Result<HashMap<Ino, Vec<u8>>> {
+        let steps = self.steps(dirs)?;
+        let mut paths = HashMap::new();
+        for &dir in dirs {
+            let (mut way, mut at) = (Vec::new(), dir);
+            while let Some((parent, name)) = steps.get(&at).filter(|_| way.len() < DEEPEST) {
+                way.push(name.as_slice());
+                at = *parent;
+            }
+            if at == ROOT {
+                way.reverse();
+                paths.insert(dir, way.join(&b'/'));
+            }
+        }
+        Ok(paths)
+    }
+
+    /// For each of these directories, and those above them: the one that it is in, and its name there. All that are in one directory
+    /// are looked for together.
+    fn steps(&self, dirs: &BTreeSet<Ino>) -> Result<HashMap<Ino, (Ino, Vec<u8>)>> {
+        let mut steps: HashMap<Ino, (Ino, Vec<u8>)> = HashMap::new();
+        let mut asked: HashSet<Ino> = HashSet::from([ROOT]);
+        let mut wanted: Vec<Ino> = dirs.iter().copied().filter(|&dir| asked.insert(dir)).collect();
+        while !wanted.is_empty() {
+            let mut within: HashMap<Ino, HashSet<Ino>> = HashMap::new();
+            for dir in wanted {
+                if let Some(node) = self.node(dir)?.filter(|node| node.attr.kind == FileKind::Dir) {
+                    within.entry(node.attr.parent).or_default().insert(dir);
+                }
+            }
+            for (&parent, children) in &mut within {
+                self.each(&parent.to_be_bytes(), &layout::names_end(parent), |_, name, ino, _| {
+                    if children.remove(&ino) {
+                        steps.insert(ino, (parent, name.to_vec()));
+                    }
+                    if children.is_empty() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+                })?;
+            }
+            wanted = within.into_keys().filter(|&dir| asked.insert(dir)).collect();
+        }
+        Ok(steps)
+    }
+}

@@ -1,0 +1,150 @@
+//! Hostile stores and streams with valid checksums, given to everything that reads them: whatever is in them, a call answers or fails. It
+//! does not panic, it ends, and it takes no memory that its budget does not allow.
+//!
+//! `KVFS_HOSTILE=100000 cargo test -p kvfs --test hostile` runs many, from the seed `KVFS_BASE` on.
+
+mod content;
+mod exercise;
+mod stream;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use content::Random;
+use env::{Env, Simulated};
+use kvdb::{CreateOptions, Kvdb, OpenOptions};
+use kvfs::{Fs, FsOptions};
+use zones::MemoryDevice;
+
+/// Counts what is allocated and not freed, and how much that was at most.
+struct Counting;
+
+static NOW: AtomicUsize = AtomicUsize::new(0);
+static MOST: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call goes on to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let now = NOW.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
+        MOST.fetch_max(now, Ordering::Relaxed);
+        // SAFETY: as required of the caller.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        NOW.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: as required of the caller.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// What the store is told that it may take.
+const MEMORY: usize = 16 << 20;
+const WRITE_BUFFER: usize = 4 << 20;
+const INODES: usize = 1 << 20;
+/// Longer than any case takes on a busy machine; a case that goes on is stuck.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+fn options() -> FsOptions {
+    FsOptions { write_buffer: WRITE_BUFFER, inode_memory: INODES, ..FsOptions::default() }
+}
+
+/// A store in memory, and the device that it lies on.
+fn store(seed: u64) -> (Kvdb, Arc<MemoryDevice>, Arc<dyn Env>) {
+    let open = OpenOptions { memory: MEMORY, threads: false, zero_journal: false, flush_on_close: false, ..OpenOptions::default() };
+    let (device, env) = (Arc::new(MemoryDevice::new()), Arc::new(Simulated::new(seed)));
+    let options = CreateOptions { open, ..CreateOptions::default() };
+    let db = Kvdb::create(device.clone(), env.clone(), options).expect("memory does not fail");
+    (db, device, env)
+}
+
+fn number(name: &str, or: u64) -> u64 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(or)
+}
+
+/// Runs the cases one after the other, with a watch on time and memory.
+fn run(what: &str, quick: u64, case: impl Fn(u64)) {
+    // The figures are the process's.
+    static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    let _one = ONE.lock().unwrap_or_else(|e| e.into_inner());
+    let base = number("KVFS_BASE", 0);
+    let (at, done) = (Arc::new(AtomicU64::new(base)), Arc::new(AtomicBool::new(false)));
+    let watch = {
+        let (what, at, done) = (what.to_owned(), at.clone(), done.clone());
+        std::thread::spawn(move || {
+            let mut since = (u64::MAX, Instant::now());
+            while !done.load(Ordering::Acquire) {
+                let seed = at.load(Ordering::Acquire);
+                if seed != since.0 {
+                    since = (seed, Instant::now());
+                }
+                if since.1.elapsed() > PATIENCE {
+                    // Not by the macro, whose output would be kept back for the end of the test.
+                    let _ = writeln!(
+                        std::io::stderr(),
+                        "{what}: seed {seed} does not end: KVFS_BASE={seed} KVFS_HOSTILE=1 shows it again"
+                    );
+                    std::process::abort();
+                }
+                std::thread::park_timeout(Duration::from_millis(200));
+            }
+        })
+    };
+    for seed in base..base + number("KVFS_HOSTILE", quick) {
+        at.store(seed, Ordering::Release);
+        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| case(seed)));
+        if let Err(panic) = caught {
+            eprintln!("{what}: seed {seed}: KVFS_BASE={seed} KVFS_HOSTILE=1 shows it again");
+            std::panic::resume_unwind(panic);
+        }
+    }
+    done.store(true, Ordering::Release);
+    watch.thread().unpark();
+    let _ = watch.join();
+}
+
+/// Runs it, and checks that it did not take more memory than twice the budget beside what came to lie on the device.
+fn within_budget(seed: u64, device: &MemoryDevice, it: impl FnOnce()) {
+    let (before, lies) = (NOW.load(Ordering::Relaxed), device.allocated());
+    MOST.store(before, Ordering::Relaxed);
+    it();
+    let taken = MOST.load(Ordering::Relaxed).saturating_sub(before) as u64;
+    let allowed = 2 * (MEMORY + WRITE_BUFFER + INODES) as u64 + device.allocated().saturating_sub(lies);
+    assert!(taken <= allowed, "seed {seed}: {taken} bytes of memory, {allowed} are allowed");
+}
+
+#[test]
+fn hostile_stores_are_read_and_written() {
+    run("stores", 400, |seed| {
+        let mut random = Random::new(seed);
+        let (db, device, env) = store(seed);
+        let fs = Fs::open(db.clone(), env.clone(), options()).expect("a file system");
+        let known = content::sound(&fs);
+        fs.shutdown().expect("closed");
+        drop(fs);
+        db.snapshot("sound").expect("a snapshot");
+        if !content::spoil(&mut random, &db, known.clone()) {
+            return;
+        }
+        if random.one_in(2) {
+            db.flush().expect("flushed");
+        }
+        db.snapshot("hostile").expect("a snapshot");
+        within_budget(seed, &device, || exercise::all(&mut random, &db, &env, &known));
+    });
+}
+
+#[test]
+fn hostile_streams_are_received_or_refused() {
+    run("streams", 300, |seed| {
+        let mut random = Random::new(seed ^ 0xabcd_ef01);
+        let bytes = stream::make(&mut random);
+        let (db, device, env) = store(seed);
+        within_budget(seed, &device, || stream::receive(&mut random, &db, &env, &bytes));
+    });
+}

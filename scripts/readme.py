@@ -1,0 +1,130 @@
+#!/usr/bin/env python3
+"""Runs the terminal sessions of README.md as they are printed, and compares what they say.
+
+A block ```console is a session: lines that begin with `$ ` are commands for bash, the lines behind one are what it prints. Every command must
+succeed. Numbers and units may differ from what is printed, `…` stands for anything, and blanks for any blanks. What the sessions
+take for granted (a project under ~/src, a folder /mnt/work) is made in a mount name space of its own. Needs root and /dev/fuse.
+
+    python3 scripts/readme.py target/release/kvfs
+"""
+
+import os
+import pty
+import re
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+# Before the second session: what the first one built is not there, and the store is mounted.
+BETWEEN = "kvfs mount my.kvfs /mnt/work >/dev/null && rm -rf /mnt/work/project/out && kvfs kv put /mnt/work build none"
+MAKEFILE = """all:
+\tmkdir -p out && cat $$(find src -name '*.rs') | wc -l > out/lines
+"""
+
+
+def sessions(text):
+    """Lists of (command, lines that it prints)."""
+    for block in re.findall(r"^```console\n(.*?)^```$", text, re.M | re.S):
+        session = []
+        for line in block.splitlines():
+            if line.startswith("$ "):
+                session.append((line[2:], []))
+            else:
+                session[-1][1].append(line)
+        yield session
+
+
+def pattern(lines):
+    """What the lines allow."""
+    words = " ".join(lines).split()
+    out = []
+    for word in words:
+        # Names are as they are; other numbers may be others.
+        if not word.startswith("/"):
+            word = re.sub(r"\d+(?:\\\.\d+)?", lambda _: r"[\d.]+", re.escape(word))
+        word = word.replace("…", ".*")
+        out.append(r"(?:B|KiB|MiB|GiB)" + word[len(unit) :] if (unit := units(word)) else word)
+    return r"\s*" + r"\s+".join(out) + r"\s*"
+
+
+def units(word):
+    found = re.match(r"(KiB|MiB|GiB|B)\b", word)
+    return found.group(1) if found else ""
+
+
+def run(command, env, folder):
+    """Runs it; where it asks, the answer is the one that is printed behind the question."""
+    if "--ask" not in command:
+        done = subprocess.run(["bash", "-c", command], env=env, cwd=folder, stdout=subprocess.PIPE, timeout=300)
+        return done.returncode, done.stdout.decode()
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(folder)
+        os.execvpe("bash", ["bash", "-c", command], env)
+    out, answered = b"", False
+    while True:
+        if not select.select([terminal], [], [], 300)[0]:
+            raise SystemExit(f"no answer to: {command}")
+        try:
+            piece = os.read(terminal, 65536)
+        except OSError:
+            piece = b""
+        if not piece:
+            break
+        out += piece
+        if not answered and b"Commit?" in out:
+            answered = True
+            os.write(terminal, b"n\n")
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), out.decode()
+
+
+def main():
+    kvfs = os.path.abspath(sys.argv[1])
+    if os.environ.get("KVFS_README_INSIDE") != "1":
+        if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
+            raise SystemExit("readme: needs root and /dev/fuse")
+        os.environ["KVFS_README_INSIDE"] = "1"
+        os.execvp("unshare", ["unshare", "--mount", "--propagation", "private", sys.executable, os.path.abspath(__file__), kvfs])
+    folder = tempfile.mkdtemp(prefix="kvfs-readme.")
+    env = dict(os.environ, HOME=folder, FAKETTY="1", COLUMNS="120", GIT_CONFIG_GLOBAL="/dev/null")
+    env.pop("MAKEFLAGS", None)
+    os.mkdir(f"{folder}/bin")
+    os.symlink(kvfs, f"{folder}/bin/kvfs")
+    env["PATH"] = f"{folder}/bin:" + env["PATH"]
+    subprocess.run("mount -t tmpfs tmpfs /mnt && mkdir /mnt/work", shell=True, check=True)
+    project = f"{folder}/src/project"
+    os.makedirs(f"{project}/src/layout")
+    open(f"{project}/Makefile", "w").write(MAKEFILE)
+    for name, size in [("lib.rs", 30), ("fs.rs", 300), ("layout/mod.rs", 300), ("layout/node.rs", 350)]:
+        open(f"{project}/src/{name}", "w").write("// a line of a source file, such as it is\n" * size)
+    git = "git -c init.defaultBranch=main init -q && git add -A && git -c user.name=n -c user.email=e commit -qm 1"
+    subprocess.run(["bash", "-c", git], cwd=project, env=env, check=True)
+    wrong = 0
+    try:
+        for number, session in enumerate(sessions(open(f"{ROOT}/README.md").read())):
+            if number == 1:
+                subprocess.run(["bash", "-ec", BETWEEN], cwd=folder, env=env, check=True)
+            for command, lines in session:
+                if command.startswith("kill "):
+                    # What was written longer ago than the flush interval is on disk; a reader is not as fast as this program.
+                    subprocess.run(["redis-cli", "-s", "my.kvfs.sock", "SAVE"], cwd=folder, env=env, check=True, capture_output=True)
+                print(f"$ {command}", flush=True)
+                code, said = run(command, env, folder)
+                print(said, end="" if said.endswith("\n") or not said else "\n", flush=True)
+                # The answer was no: the program's own code stays.
+                lines = [line.replace("/home/me/", folder + "/") for line in lines]
+                if code != 0 or lines and not re.fullmatch(pattern(lines), said, re.S):
+                    wrong += 1
+                    print(f"readme: WRONG, exit code {code}, README prints:\n" + "\n".join(lines), flush=True)
+    finally:
+        subprocess.run(["kvfs", "umount", "/mnt/work"], env=env, capture_output=True)
+        shutil.rmtree(folder)
+    print(f"readme: {'as printed' if wrong == 0 else f'{wrong} commands are not as printed'}")
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
