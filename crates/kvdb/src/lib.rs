@@ -268,6 +268,7 @@ impl Kvdb {
     /// Starts moving what lies in zones that are mostly holes together, in the background; clients go on meanwhile. `false`: that was under
     /// way already. In a store without threads it is done when this returns. See [`Kvdb::defrag_progress`].
     pub fn defragment(&self, options: DefragOptions) -> Result<bool> {
+        self.db.0.writable()?;
         self.db.0.start_defragment(options)
     }
 

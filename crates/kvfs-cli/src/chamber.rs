@@ -1,9 +1,12 @@
 //! A program in a view: started so that a folder (the transaction's view of the files) lies where the mount is, for it and its
 //! children alone, and waited for so that signals, stops and the exit code pass through.
 //!
-//! The child gets a mount name space of its own, made private, and the view is bound over the mount point in it. That takes
-//! CAP_SYS_ADMIN; without, it also gets a user name space in which it has it, and in which its user and group are what they were, if the
-//! kernel lets users make such. Or it gets the view as its root (`chroot`), which takes CAP_SYS_CHROOT and programs in the view.
+//! The child gets a mount name space of its own, made private, in which the view takes the place of the store: wherever the store, or a
+//! folder of it, is mounted, that mount is taken away and the view, or the same folder of it, is mounted instead. So there is nothing
+//! beneath the view that could be uncovered. That takes CAP_SYS_ADMIN; without, the child also gets a user name space in which it has it,
+//! and in which its user and group are what they were, if the kernel lets users make such. Mounts of the name space before cannot be taken
+//! away there; the view covers them, and the program, which has no privilege, cannot uncover them (see `docs/security.md`). Or it gets the
+//! view as its root (`chroot`), which takes CAP_SYS_CHROOT and programs in the view.
 //!
 //! Whoever waits blocks the signals that it passes on and takes them one by one, together with the news of the child, so there is no
 //! handler and no other thread.
@@ -16,11 +19,14 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use kvfs_fuse::mounts;
+
 use crate::output::{Exit, Failure, Outcome};
+use crate::place;
 
 /// What the child sees.
 pub enum Room {
-    /// `view` lies over `mount_point`.
+    /// `view` takes the place of what is mounted on `mount_point`.
     Bound { view: PathBuf, mount_point: PathBuf },
     /// `view` is the root.
     Root { view: PathBuf },
@@ -45,7 +51,7 @@ pub fn run(room: &Room, words: &[OsString], environment: &[(&str, OsString)]) ->
     };
     let mut command = Command::new(program);
     command.args(arguments).envs(environment.iter().map(|(name, value)| (name, value)));
-    let inside = Inside::prepare(room)?;
+    let mut inside = Inside::prepare(room)?;
     let waiting = Blocked::signals().map_err(|e| Failure::io("cannot wait for signals", &e))?;
     let before = waiting.before;
     let report = Report::pipe().map_err(|e| Failure::io("cannot make a pipe", &e))?;
@@ -87,6 +93,7 @@ const PRIVATE: u8 = 3;
 const BIND: u8 = 4;
 const CHROOT: u8 = 5;
 const CHDIR: u8 = 6;
+const AWAY: u8 = 7;
 
 fn refused(room: &Room, step: u8, error: &io::Error) -> Failure {
     let (view, place) = match room {
@@ -97,7 +104,8 @@ fn refused(room: &Room, step: u8, error: &io::Error) -> Failure {
         UNSHARE => "cannot make a private mount name space".to_string(),
         MAP => "cannot keep your user in a new user name space".to_string(),
         PRIVATE => "cannot make the mounts private".to_string(),
-        BIND => format!("cannot bind {} over {}", view.display(), place.display()),
+        BIND => format!("cannot mount {} in place of {}", view.display(), place.display()),
+        AWAY => format!("cannot take away another mount of the store on {}, whose folder the view does not have", place.display()),
         CHROOT => format!("cannot make {} the root", view.display()),
         _ => "cannot go to the working directory".to_string(),
     };
@@ -111,9 +119,22 @@ fn refused(room: &Room, step: u8, error: &io::Error) -> Failure {
     }
 }
 
+/// A mount of the store, and the folder of the view that takes its place.
+struct Replaced {
+    view: CString,
+    place: CString,
+    /// The view itself, without which nothing goes on.
+    is_main: bool,
+    /// In the child: the folder, to be mounted; negative: there is none.
+    tree: libc::c_int,
+    /// In the child: the store is not mounted there any more.
+    away: bool,
+}
+
 /// Everything the child needs on its way in, ready before the fork.
 struct Inside {
-    bind: Option<(CString, CString)>,
+    /// In the order in which they were mounted.
+    replaced: Vec<Replaced>,
     root: Option<CString>,
     directory: Option<CString>,
     /// Contents of `/proc/self/uid_map` and `gid_map`.
@@ -132,22 +153,32 @@ impl Inside {
         let here = std::env::current_dir().ok();
         Ok(match room {
             Room::Bound { view, mount_point } => {
+                let places = places(view, mount_point)?;
                 // The same path leads to the view once that lies there.
-                let directory = here.filter(|dir| dir.starts_with(mount_point)).map(|dir| c_string(&dir)).transpose()?;
-                Inside { bind: Some((c_string(view)?, c_string(mount_point)?)), root: None, directory, maps }
+                let inside = |dir: &PathBuf| places.iter().any(|(_, place)| dir.starts_with(place));
+                let directory = here.filter(inside).map(|dir| c_string(&dir)).transpose()?;
+                let replaced = |(view, place): &(PathBuf, PathBuf)| {
+                    let is_main = place == mount_point;
+                    Ok(Replaced { view: c_string(view)?, place: c_string(place)?, is_main, tree: -1, away: false })
+                };
+                let replaced = places.iter().map(replaced).collect::<Outcome<Vec<_>>>()?;
+                if !replaced.iter().any(|replaced| replaced.is_main) {
+                    return Err(Failure::new(Exit::NotFound, format!("the store is not mounted on {}", mount_point.display())));
+                }
+                Inside { replaced, root: None, directory, maps }
             }
             Room::Root { view } => {
-                Inside { bind: None, root: Some(c_string(view)?), directory: Some(c_string(Path::new("/"))?), maps }
+                Inside { replaced: Vec::new(), root: Some(c_string(view)?), directory: Some(c_string(Path::new("/"))?), maps }
             }
         })
     }
 
     /// In the child, between fork and exec.
-    fn enter(&self) -> Result<(), (u8, io::Error)> {
+    fn enter(&mut self) -> Result<(), (u8, io::Error)> {
         let step = |step: u8, result: libc::c_int| {
             if result == 0 { Ok(()) } else { Err((step, io::Error::last_os_error())) }
         };
-        if let Some((view, place)) = &self.bind {
+        if !self.replaced.is_empty() {
             // SAFETY: here and below, system calls with strings that live as long as `self`, and null where the call allows it.
             let plain = unsafe { libc::unshare(libc::CLONE_NEWNS) };
             if plain != 0 {
@@ -160,8 +191,32 @@ impl Inside {
             let none = std::ptr::null();
             // SAFETY: see above.
             step(PRIVATE, unsafe { libc::mount(none, c"/".as_ptr(), none, libc::MS_REC | libc::MS_PRIVATE, none.cast()) })?;
-            // SAFETY: see above.
-            step(BIND, unsafe { libc::mount(view.as_ptr(), place.as_ptr(), none, libc::MS_BIND | libc::MS_REC, none.cast()) })?;
+            // All of the view is taken in hand first: the way to it goes with the store's mounts.
+            for replaced in &mut self.replaced {
+                // SAFETY: see above.
+                replaced.tree =
+                    unsafe { libc::syscall(libc::SYS_open_tree, libc::AT_FDCWD, replaced.view.as_ptr(), CLONED_TREE) } as _;
+                if replaced.tree < 0 && replaced.is_main {
+                    return Err((BIND, io::Error::last_os_error()));
+                }
+            }
+            // What was mounted last may lie on what was mounted before.
+            for replaced in self.replaced.iter_mut().rev() {
+                // SAFETY: see above.
+                replaced.away = unsafe { libc::umount2(replaced.place.as_ptr(), libc::MNT_DETACH | libc::UMOUNT_NOFOLLOW) } == 0;
+            }
+            for replaced in &self.replaced {
+                let (tree, place) = (replaced.tree, replaced.place.as_ptr());
+                // SAFETY: see above.
+                let moved = tree >= 0
+                    && unsafe { libc::syscall(libc::SYS_move_mount, tree, c"".as_ptr(), libc::AT_FDCWD, place, OF_TREE) } == 0;
+                if !moved && replaced.is_main {
+                    return Err((BIND, io::Error::last_os_error()));
+                }
+                if !moved && !replaced.away {
+                    return Err((AWAY, io::Error::last_os_error()));
+                }
+            }
         }
         if let Some(root) = &self.root {
             // SAFETY: see above.
@@ -173,6 +228,20 @@ impl Inside {
         }
         Ok(())
     }
+}
+
+/// For open_tree(2): a copy of the mount, with those below it, that goes with its descriptor.
+const CLONED_TREE: libc::c_int = 1 | 0x8000 | libc::O_CLOEXEC;
+/// For move_mount(2): the mount is the descriptor's.
+const OF_TREE: libc::c_int = 4;
+
+/// Where the store, or a folder of it, is mounted, and the folder of `view` that belongs there. Mounts of views stay what they are.
+fn places(view: &Path, mount_point: &Path) -> Outcome<Vec<(PathBuf, PathBuf)>> {
+    let all = mounts::mounts().map_err(|e| Failure::io("cannot read the table of mounts", &e))?;
+    let top = |place: &Path| all.iter().rfind(|m| m.mount_point == place);
+    let device = top(mount_point).map(|m| &m.device);
+    let ours = all.iter().filter(|m| Some(&m.device) == device && top(&m.mount_point).is_some_and(|top| top.device == m.device));
+    Ok(ours.filter_map(|m| Some((view.join(place::folder_of_store(m)?), m.mount_point.clone()))).collect())
 }
 
 /// Without allocating: this runs between fork and exec.

@@ -8,6 +8,7 @@ use serde_json::json;
 
 use crate::mounted::Mounted;
 use crate::output::{Exit, Failure, Outcome, Output};
+use crate::place::{self, View};
 use crate::store::{self, human_size};
 
 /// Copy a directory with everything in it, or a file, by reference: it costs its names, and no data is copied.
@@ -26,21 +27,16 @@ pub struct Args {
 }
 
 /// Where something lies: the path from the root of its view, and the transaction, if the view is one's.
-fn place(mounted: &Mounted, path: &Path) -> Outcome<(PathBuf, Option<u64>)> {
+fn position(mounted: &Mounted, path: &Path, device: &str) -> Outcome<(PathBuf, Option<u64>)> {
     let outside = || {
         Failure::new(Exit::Usage, format!("{} is not in the store mounted at {}", path.display(), mounted.mount_point.display()))
     };
-    let rest = path.strip_prefix(&mounted.mount_point).map_err(|_| outside())?;
-    match rest.strip_prefix(".kvfs/txn") {
-        Err(_) if rest.starts_with(".kvfs") => {
-            Err(Failure::new(Exit::Usage, format!("{} lies in a view that is no transaction", path.display())))
-        }
-        Err(_) => Ok((rest.to_owned(), mounted.entered())),
-        Ok(inside) => {
-            let mut parts = inside.components();
-            let id = parts.next().and_then(|id| id.as_os_str().to_str()).and_then(|id| id.parse().ok()).ok_or_else(outside)?;
-            Ok((parts.as_path().to_owned(), Some(id)))
-        }
+    let place = place::of(path).map_err(|e| Failure::io("cannot read the table of mounts", &e))?;
+    let place = place.filter(|place| place.mount.device == device).ok_or_else(outside)?;
+    match place.view {
+        View::Mainline => Ok((place.rest, mounted.entered())),
+        View::Transaction(id) => Ok((place.rest, Some(id))),
+        _ => Err(Failure::new(Exit::Usage, format!("{} lies in a view that is no transaction", path.display()))),
     }
 }
 
@@ -55,9 +51,10 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         }
         _ => return Err(Failure::new(Exit::Usage, "the copy must have a name")),
     };
-    let mut mounted = Mounted::find(&folder)?;
-    let (from, of) = place(&mounted, &src)?;
-    let (to, into) = place(&mounted, &folder.join(&name))?;
+    let mut mounted = Mounted::find_view(&folder)?;
+    let device = place::of_target(&folder)?.map(|place| place.mount.device).unwrap_or_default();
+    let (from, of) = position(&mounted, &src, &device)?;
+    let (to, into) = position(&mounted, &folder.join(&name), &device)?;
     if of != into {
         return Err(Failure::new(
             Exit::Usage,

@@ -189,10 +189,6 @@ fn end_on_signals(unmounter: Unmounter) -> std::io::Result<signal_hook::iterator
 }
 /// The key-value door. A store can be mounted without it, if no socket can be made anywhere.
 fn start_server(store: &Store, fs: &kvfs::Fs, views: &Views, counters: Arc<OnceLock<Arc<Counters>>>) -> Outcome<Option<Server>> {
-    if store.access == Access::ReadOnly {
-        tracing::info!("no socket: the mount is read-only");
-        return Ok(None);
-    }
     let mut places = vec![];
     let beside = store::socket_beside(&store.path);
     places.extend(beside);

@@ -126,6 +126,14 @@ impl Record {
         start_of(self.pid) == Some(self.started)
     }
 
+    /// It was stopped by a signal, and does nothing until it is told to go on.
+    pub fn is_stopped(&self) -> bool {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
+        // The name in parentheses may contain anything.
+        let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
+        matches!(state, Some('T' | 't')) && self.is_alive()
+    }
+
     /// A handle that becomes readable when the process ends; `None`: it has ended.
     pub fn process(&self) -> Option<std::os::fd::OwnedFd> {
         let handle = rustix::process::pidfd_open(Pid::from_raw(self.pid)?, PidfdFlags::empty()).ok()?;

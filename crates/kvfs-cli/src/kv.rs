@@ -14,6 +14,7 @@ use serde_json::{Map, Value, json};
 
 use crate::mounted::{self, refused};
 use crate::output::{Exit, Failure, Outcome, Output};
+use crate::place::{self, View};
 use crate::store::{self, Access, Store};
 use crate::text;
 
@@ -129,7 +130,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         Action::Put { value, .. } => value_of(value.as_deref())?,
         _ => Vec::new(),
     };
-    let mut door = Door::open(target, writes)?;
+    let mut door = Door::of_keys(target, writes)?;
     door.call(&[b"USE", args.dict.as_bytes()])?;
     if writes && !args.no_sync {
         door.call(&[b"DURABLE", b"yes"])?;
@@ -206,7 +207,30 @@ pub(crate) struct Door {
 }
 
 impl Door {
+    /// To the keys of what `target` names: the store, or one of its views.
+    fn of_keys(target: &Path, writes: bool) -> Outcome<Door> {
+        let Some(place) = place::of_target(target)? else { return Door::to(target, writes) };
+        let mut door = Door::to(target, writes)?;
+        match &place.view {
+            View::Mainline => {}
+            View::Transaction(id) => drop(door.call(&[b"TXN", b"JOIN", id.to_string().as_bytes()])?),
+            View::Snapshot(name) => drop(door.call(&[b"SNAPSHOT", b"USE", name.as_bytes()])?),
+            View::Clone(name) => drop(door.call(&[b"CLONE", b"USE", name.as_bytes()])?),
+            View::Listing => {
+                let what = format!("{} leads into a list of views, which has no keys", target.display());
+                return Err(Failure::new(Exit::Usage, what).hint("give one of the views in it, or the folder of the mount"));
+            }
+        }
+        Ok(door)
+    }
+
+    /// To the whole store.
     pub(crate) fn open(target: &Path, writes: bool) -> Outcome<Door> {
+        place::must_be_the_store(target)?;
+        Door::to(target, writes)
+    }
+
+    fn to(target: &Path, writes: bool) -> Outcome<Door> {
         if let Some(socket) = store::socket_of(target)? {
             let client = Client::connect(&socket)
                 .map_err(|e| Failure::io(format!("cannot reach the store's daemon at {}", socket.display()), &e))?;

@@ -24,6 +24,7 @@ mod mount_options;
 mod mounted;
 mod output;
 mod pax;
+mod place;
 mod run;
 mod send;
 mod snapshot;

@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use kvdb_server::{Client, Reply};
-use kvfs_fuse::mounts;
 
 use crate::daemons::Record;
 use crate::output::{Exit, Failure, Outcome};
+use crate::place::{self, View};
 use crate::store;
 
 /// The transaction that a program was started in, and the socket of the store that this is one of: set by `kvfs run`.
@@ -18,25 +18,37 @@ pub const MOUNT: &str = "KVFS_MOUNT";
 pub struct Mounted {
     pub mount_point: PathBuf,
     pub socket: PathBuf,
+    /// What the path leads to that it was found by.
+    pub view: View,
+    /// It is the mount that shows the view, and not the path that names it.
+    pub bound: bool,
     client: Client,
 }
 
 impl Mounted {
-    /// The store that is mounted at `target`, or that `target` lies in, or that is the file `target`.
+    /// The store that is mounted at `target`, or that `target` lies in, or that is the file `target`. A path that names a view is refused.
     pub fn find(target: &Path) -> Outcome<Mounted> {
+        place::must_be_the_store(target)?;
+        Mounted::find_view(target)
+    }
+
+    /// The same for what has a meaning for views, too.
+    pub fn find_view(target: &Path) -> Outcome<Mounted> {
         let full = store::full_path(target).map_err(|e| Failure::io(format!("cannot find {}", target.display()), &e))?;
         let none = || {
             let what = format!("no store with a socket is mounted at {}", target.display());
             Failure::new(Exit::NotFound, what).hint("transactions are a mounted store's: kvfs mount STORE FOLDER")
         };
         let socket = store::socket_of(target)?.ok_or_else(none)?;
-        let mount_point = match full.is_dir() {
-            true => mounts::mount_of(&full).ok().flatten().filter(mounts::MountEntry::is_fuse).map(|m| m.mount_point),
-            false => Record::all().into_iter().find(|r| r.store == full).map(|r| r.mount_point),
+        let place = place::of_target(&full)?;
+        let mount_point = match &place {
+            Some(place) => Some(place.root()),
+            None => Record::all().into_iter().find(|r| r.store == full).map(|r| r.mount_point),
         };
         let client = Client::connect(&socket)
             .map_err(|e| Failure::io(format!("cannot reach the store's daemon at {}", socket.display()), &e))?;
-        Ok(Mounted { mount_point: mount_point.ok_or_else(none)?, socket, client })
+        let (view, bound) = place.map_or((View::Mainline, false), |place| (place.view, place.bound));
+        Ok(Mounted { mount_point: mount_point.ok_or_else(none)?, socket, view, bound, client })
     }
 
     /// The folder where a transaction's view of the files is.

@@ -25,7 +25,7 @@ In the program's environment: KVFS_TXN, the number of the transaction; KVFS_SOCK
 store is mounted. `kvfs kv` in it works in the transaction by itself; other clients of the socket say: TXN JOIN $KVFS_TXN
 
 Exit codes: the program's, or 128 and the signal that ended it. Of kvfs run itself, when nothing was changed: 75 others have changed the
-same meanwhile, so run it again; 125 something else failed; 126 the program cannot be run; 127 there is no such program.")]
+same meanwhile, or needed what it had locked, so run it again; 125 something else failed; 126 the program cannot be run; 127 there is no such program.")]
 pub struct Args {
     /// The folder a store is mounted on.
     mount: PathBuf,

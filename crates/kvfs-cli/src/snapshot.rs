@@ -10,6 +10,7 @@ use crate::changes::{Changes, Detail};
 use crate::kv::Door;
 use crate::mounted::Mounted;
 use crate::output::{Exit, Failure, Outcome, Output};
+use crate::place::{self, View};
 use crate::store::{self, human_size};
 use crate::transactions::listed;
 use crate::tree;
@@ -87,6 +88,20 @@ pub struct DiffArgs {
     detail: Detail,
 }
 
+/// The store, and the clone that a snapshot is to be made of; empty: of the store itself.
+fn made_of(target: &Path, of: &str) -> Outcome<(PathBuf, String)> {
+    let Some(place) = place::of_target(target)? else { return Ok((target.into(), of.into())) };
+    match &place.view {
+        View::Mainline => Ok((target.into(), of.into())),
+        View::Clone(name) if !place.bound && (of.is_empty() || of == name) => Ok((place.mount.mount_point, name.clone())),
+        view => {
+            let what = format!("a snapshot is made of the store or of a clone, and {} leads into {view}", target.display());
+            Err(Failure::new(Exit::Usage, what)
+                .hint(format!("give the folder of the mount ({})", place.mount.mount_point.display())))
+        }
+    }
+}
+
 /// Runs one command on the store.
 fn with(target: &Path, writes: bool, words: &[&str]) -> Outcome<Reply> {
     let mut door = Door::open(target, writes)?;
@@ -107,6 +122,7 @@ fn list(reply: Reply) -> Outcome<Vec<serde_json::Map<String, Value>>> {
 pub fn run(args: Args, output: &Output) -> Outcome {
     match &args.action {
         Action::Create { target, name, of } => {
+            let (target, of) = &made_of(target, of)?;
             let mut words = vec!["SNAPSHOT", "CREATE", name];
             if !of.is_empty() {
                 words.extend(["OF", of]);
@@ -119,6 +135,10 @@ pub fn run(args: Args, output: &Output) -> Outcome {
             output.print("", json!({"dropped": name}))
         }
         Action::Rollback { target, name } => {
+            if let Some(place) = place::of_target(target)?.filter(|place| place.view != View::Mainline) {
+                let what = format!("{} shows {}, which would end with the rollback", target.display(), place.view);
+                return Err(Failure::new(Exit::Usage, what).hint("do it from outside"));
+            }
             with(target, true, &["SNAPSHOT", "ROLLBACK", name])?;
             output.print("", json!({"rolled_back_to": name}))
         }
@@ -162,6 +182,12 @@ pub fn clone(args: CloneArgs, output: &Output) -> Outcome {
 
 pub fn diff(args: DiffArgs, output: &Output) -> Outcome {
     let mut door = Door::open(&args.target, false)?;
+    if args.after.is_none()
+        && let Some(place) = place::of_target(&args.target)?.filter(|place| place.view != View::Mainline)
+    {
+        let what = format!("{} shows {}, not the store as it is now", args.target.display(), place.view);
+        return Err(Failure::new(Exit::Usage, what).hint("`kvfs txn diff` shows what a transaction would change"));
+    }
     let changes = difference(&mut door, &args);
     let closed = door.close();
     let changes = changes?;

@@ -32,6 +32,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let full = store::full_path(&args.target).map_err(|e| Failure::io(format!("cannot find {}", args.target.display()), &e))?;
     let record = Record::all().into_iter().find(|r| r.store == full || r.mount_point == full);
     let mut all = Map::new();
+    crate::place::must_be_the_store(&args.target)?;
     match (store::socket_of(&args.target)?, record) {
         (Some(socket), record) => {
             let cannot = |e| Failure::io(format!("cannot ask the store's daemon at {}", socket.display()), &e);

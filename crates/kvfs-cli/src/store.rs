@@ -247,14 +247,17 @@ pub fn mount_failure(error: kvfs_fuse::Error) -> Failure {
 /// The absolute path without symlinks, also of a folder that is a dead mount (which cannot be asked anything itself).
 pub fn full_path(path: &Path) -> io::Result<PathBuf> {
     match path.canonicalize() {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => {
-            let path = std::path::absolute(path)?;
-            match (path.parent(), path.file_name()) {
-                (Some(parent), Some(name)) => Ok(parent.canonicalize()?.join(name)),
-                _ => Err(e),
-            }
-        }
+        Err(e) if e.kind() != io::ErrorKind::NotFound => path_beside(path),
         done => done,
+    }
+}
+
+/// The same, of a path whose last name is no symbolic link: nothing is asked of what lies there.
+pub fn path_beside(path: &Path) -> io::Result<PathBuf> {
+    let path = std::path::absolute(path)?;
+    match (path.parent(), path.file_name()) {
+        (Some(parent), Some(name)) => Ok(parent.canonicalize()?.join(name)),
+        _ => Err(io::ErrorKind::InvalidInput.into()),
     }
 }
 

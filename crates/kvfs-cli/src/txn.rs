@@ -13,6 +13,7 @@ use crate::chamber;
 use crate::changes::{Changes, Detail};
 use crate::mounted::{self, Mounted};
 use crate::output::{Exit, Failure, Outcome, Output};
+use crate::place::View;
 use crate::run::{How, enter};
 use crate::store::human_size;
 
@@ -26,7 +27,7 @@ A transaction stays open until somebody ends it, however many programs work in i
   kvfs txn diff /mnt $id
   kvfs txn commit /mnt $id                # or abort
 
-Inside of `kvfs run` and `kvfs txn exec` the number may be left out.")]
+Inside of `kvfs run` and `kvfs txn exec` the number may be left out, and where the path says it: /mnt/.kvfs/txn/17")]
 pub struct Args {
     #[command(subcommand)]
     action: Action,
@@ -79,7 +80,7 @@ enum Action {
 /// Only `exec` has an exit code of its own.
 pub fn run(args: Args, output: &Output) -> ExitCode {
     if let Action::Exec { mount, id, chroot, command } = &args.action {
-        return match Mounted::find(mount).and_then(|mounted| enter(&mounted, *id, *chroot, command)) {
+        return match named(mount, Some(*id)).and_then(|(mounted, id)| enter(&mounted, id, *chroot, command)) {
             Ok(code) => ExitCode::from(code),
             Err(failure) => {
                 output.print_error(&failure);
@@ -92,8 +93,20 @@ pub fn run(args: Args, output: &Output) -> ExitCode {
 
 /// The store, and the transaction that is meant.
 fn named(mount: &Path, id: Option<u64>) -> Outcome<(Mounted, u64)> {
-    let mounted = Mounted::find(mount)?;
-    let id = id.or_else(|| mounted.entered()).ok_or_else(|| {
+    let mounted = Mounted::find_view(mount)?;
+    let by_path = match &mounted.view {
+        View::Mainline => None,
+        // The number that is given may be of another one, where the path does not name this one.
+        View::Transaction(_) if id.is_some() && mounted.bound => None,
+        View::Transaction(this) if id.is_none_or(|id| id == *this) => Some(*this),
+        view => {
+            let what = format!("{} leads into {view}, which is another one", mount.display());
+            return Err(
+                Failure::new(Exit::Usage, what).hint(format!("give the folder of the mount: {}", mounted.mount_point.display()))
+            );
+        }
+    };
+    let id = id.or(by_path).or_else(|| mounted.entered()).ok_or_else(|| {
         Failure::new(Exit::Usage, "which transaction?")
             .hint(format!("give its number; kvfs txn list {} lists them", mount.display()))
     })?;

@@ -2,11 +2,13 @@
 
 use std::ffi::OsString;
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use kvfs_fuse::mounts::MountEntry;
 use kvfs_fuse::{Unmount, mounts, unmount};
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::daemons::{Record, folder};
 use crate::output::{Exit, Failure, Outcome, Output};
@@ -59,14 +61,15 @@ pub fn run_as_umount_helper(words: &[OsString]) -> Outcome {
 
 /// Unmounts `target` and waits for its daemon; says what was done.
 fn take_down(target: &Path, how: Unmount) -> Outcome<String> {
-    let entry = find(target)?;
+    let entry = find(target, how)?;
     let dir = &entry.mount_point;
     let record = Record::read(&entry.device);
     if !entry.fs_type.ends_with("kvfs") && record.is_none() {
         return Err(Failure::new(Exit::Usage, format!("what is mounted on {} is {}, not KVFS", dir.display(), entry.fs_type)));
     }
     // Without a daemon, or with one that is being killed, nothing can be written any more.
-    let dead = mounts::is_dead(dir);
+    // (To ask a daemon that hangs would be to hang.)
+    let dead = how != Unmount::Forced && mounts::is_dead(dir);
     let daemon = record.as_ref().filter(|_| !dead).and_then(Record::process);
     let Some((record, daemon)) = record.clone().zip(daemon) else {
         unmount(dir, if dead { Unmount::Lazy } else { how }).map_err(store::mount_failure)?;
@@ -92,12 +95,7 @@ fn take_down(target: &Path, how: Unmount) -> Outcome<String> {
             other.mount_point.display()
         ));
     }
-    let mut wait = [PollFd::new(&daemon, PollFlags::IN)];
-    while let Err(e) = rustix::event::poll(&mut wait, None) {
-        if e != rustix::io::Errno::INTR {
-            return Err(Failure::io(format!("cannot wait for process {}", record.pid), &e.into()));
-        }
-    }
+    wait_for(&daemon, &record, dir, how)?;
     // A daemon that ended well takes its record with it.
     match Record::read(&entry.device).filter(|r| (r.pid, r.started) == (record.pid, record.started)) {
         None => Ok(format!("unmounted {}", dir.display())),
@@ -110,9 +108,50 @@ fn take_down(target: &Path, how: Unmount) -> Outcome<String> {
     }
 }
 
-/// The mount that `target` is: its folder, or its store.
-fn find(target: &Path) -> Outcome<MountEntry> {
+/// How long a forced end waits for a daemon to close the store.
+const FORCED: Duration = Duration::from_secs(60);
+/// How often it is looked at whether it can.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Returns when the daemon has ended. It cannot when it is stopped, and may hang: then a forced end says so.
+fn wait_for(daemon: &OwnedFd, record: &Record, dir: &Path, how: Unmount) -> Outcome {
+    let begun = Instant::now();
+    let look = Timespec { tv_sec: 0, tv_nsec: LOOK.subsec_nanos().into() };
+    loop {
+        let mut wait = [PollFd::new(daemon, PollFlags::IN)];
+        match rustix::event::poll(&mut wait, (how == Unmount::Forced).then_some(&look)) {
+            Ok(0) => {}
+            Ok(_) => return Ok(()),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(Failure::io(format!("cannot wait for process {}", record.pid), &e.into())),
+        }
+        let (store, pid) = (record.store.display(), record.pid);
+        let left = |why: &str, what: String| {
+            let text =
+                format!("unmounted {}, but its daemon (process {pid}) {why}: {store} stays in use until it ends", dir.display());
+            Err(Failure::new(Exit::Busy, text).hint(what))
+        };
+        if how == Unmount::Forced && record.is_stopped() {
+            return left(
+                "is stopped",
+                format!("kill -CONT {pid} has it write what it holds, and end; kill -KILL {pid} ends it at once"),
+            );
+        }
+        if how == Unmount::Forced && begun.elapsed() > FORCED {
+            return left("does not end", format!("kill -KILL {pid} ends it; what was synced is safe"));
+        }
+    }
+}
+
+/// The mount that `target` is: its folder, or its store. A forced end asks the mount itself nothing, for it may not answer.
+fn find(target: &Path, how: Unmount) -> Outcome<MountEntry> {
     let cannot = |e: std::io::Error| Failure::io(format!("cannot unmount {}", target.display()), &e);
+    if how != Unmount::Clean
+        && let Ok(path) = store::path_beside(target)
+        && let Some(entry) = mounts::mount_at(&path).map_err(cannot)?
+    {
+        return Ok(entry);
+    }
     let path = store::full_path(target).map_err(cannot)?;
     if let Some(entry) = mounts::mount_at(&path).map_err(cannot)? {
         return Ok(entry);

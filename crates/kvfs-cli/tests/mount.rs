@@ -283,3 +283,64 @@ fn the_log_goes_where_it_is_told() {
     let said = fs::read_to_string(&log).expect("a log");
     assert!(said.contains("mounted") && said.contains("unmounted after"), "{said}");
 }
+
+#[test]
+fn a_stopped_daemon_does_not_keep_a_forced_umount_from_coming_back() {
+    let Some(p) = Place::new() else { return };
+    succeeds(&mut p.mount(&[]));
+    fs::write(p.mnt().join("f"), "x").expect("write");
+    let stat: serde_json::Value = serde_json::from_str(&succeeds(kvfs(&["--json", "stat"]).arg(p.mnt()))).expect("JSON");
+    let pid = Pid::from_raw(stat["daemon"]["pid"].as_i64().expect("a number") as i32).expect("a process");
+    rustix::process::kill_process(pid, Signal::STOP).expect("stopped");
+    let mut umount = kvfs(&["umount", "--force"]).arg(p.mnt()).stderr(Stdio::piped()).spawn().expect("kvfs runs");
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let ended = loop {
+        if let Some(ended) = umount.try_wait().expect("waited") {
+            break Some(ended);
+        }
+        if Instant::now() > deadline {
+            break None;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    if ended.is_none() {
+        let _ = umount.kill();
+    }
+    rustix::process::kill_process(pid, Signal::CONT).expect("goes on");
+    let said = text(&umount.wait_with_output().expect("waited").stderr);
+    assert_eq!(ended.expect("it comes back").code(), Some(4), "{said}");
+    assert!(said.contains("is stopped") && said.contains("kill -CONT"), "{said}");
+    // The daemon ends as ever, and frees the store.
+    succeeds(&mut p.mount(&[]));
+    assert!(p.mnt().join("f").exists());
+}
+
+#[test]
+fn a_mount_for_reading_has_a_socket_that_reads() {
+    let Some(p) = Place::new() else { return };
+    succeeds(kvfs(&["kv", "put"]).arg(p.store()).args(["k", "v"]));
+    succeeds(kvfs(&["snapshot", "create"]).arg(p.store()).arg("s"));
+    succeeds(&mut p.mount(&["-o", "ro"]));
+    assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(p.mnt()).arg("k")), "v");
+    assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(p.mnt().join(".kvfs/snapshot/s")).arg("k")), "v");
+    assert!(succeeds(kvfs(&["snapshot", "list"]).arg(p.mnt())).contains(" s"));
+    assert!(succeeds(kvfs(&["stat"]).arg(p.mnt())).contains("requests"));
+    assert_eq!(succeeds(kvfs(&["txn", "list"]).arg(p.mnt())), "");
+    for words in [
+        &["kv", "put", "MNT", "k", "w"][..],
+        &["kv", "del", "MNT", "k"],
+        &["kv", "incr", "MNT", "n"],
+        &["snapshot", "create", "MNT", "t"],
+        &["snapshot", "drop", "MNT", "s"],
+        &["snapshot", "rollback", "MNT", "s"],
+        &["clone", "create", "MNT", "s", "c"],
+        &["txn", "begin", "MNT"],
+        &["defrag", "MNT"],
+    ] {
+        let mut command = kvfs(&[]);
+        command.args(words.iter().map(|word| if *word == "MNT" { p.mnt() } else { word.into() }));
+        let said = fails(1, &mut command);
+        assert!(said.contains("read"), "{words:?}: {said}");
+    }
+    assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(p.mnt()).arg("k")), "v");
+}

@@ -443,3 +443,52 @@ fn users_without_any_privilege_run_programs_in_transactions() {
     assert_eq!(succeeds(user.kvfs(&["kv", "get"]).arg(user.root()).arg("k")), "v");
     assert_eq!(succeeds(user.kvfs(&["txn", "list"]).arg(user.root())), "");
 }
+
+#[test]
+fn the_loser_of_a_deadlock_is_told_to_run_again() {
+    let Some(mount) = Mount::new() else { return };
+    fs::write(mount.path("f"), "old").expect("write");
+    let root = mount.root();
+    let mut older = Client::connect(&root.with_file_name("store.sock")).expect("connected");
+    for code in [0, 1] {
+        let Ok(Reply::Integer(id)) = older.call(&[b"TXN", b"BEGIN", b"SER"]) else { panic!("begun") };
+        let script = format!("cd $KVFS_MOUNT; cat f; read go; echo mine > g; exit {code}");
+        let mut younger = run(&root, &["--isolation", "ser"], &script);
+        let mut younger = younger.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it runs");
+        let mut seen = [0; 3];
+        std::io::Read::read_exact(younger.stdout.as_mut().expect("piped"), &mut seen).expect("it has read the file");
+        // The older one takes what the younger has locked.
+        let path = mount.path(format!(".kvfs/txn/{id}/f"));
+        let taken = fs::File::options().write(true).open(path).expect("open");
+        { &taken }.write_all(b"new").expect("write");
+        taken.sync_all().expect("synced");
+        drop(taken);
+        younger.stdin.take().expect("piped").write_all(b"\n").expect("told");
+        let ended = younger.wait_with_output().expect("waited");
+        assert_eq!(ended.status.code(), Some(75), "exit {code}: {}", text(&ended.stderr));
+        assert!(text(&ended.stderr).contains("older transaction"), "{}", text(&ended.stderr));
+        assert!(!mount.path("g").exists(), "nothing was changed");
+        older.call(&[b"TXN", b"ABORT", id.to_string().as_bytes()]).expect("aborted");
+    }
+}
+
+#[test]
+fn a_durable_transaction_that_was_kept_outlives_a_daemon_that_is_killed() {
+    let Some(mount) = Mount::new() else { return };
+    let root = mount.root();
+    let script = "cd $KVFS_MOUNT; echo small > small; head -c 300000 /dev/zero | tr '\\0' x > large; kvfs kv put . k v";
+    let stat: serde_json::Value = serde_json::from_str(&succeeds(kvfs(&["--json", "stat"]).arg(&root))).expect("JSON");
+    let pid = stat["daemon"]["pid"].as_i64().expect("a number");
+    let id = succeeds(&mut run(&root, &["--durable", "--keep"], script)).trim().to_string();
+    assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().expect("kill").success());
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while read(format!("/proc/{pid}/stat")).is_some_and(|stat| !stat.contains(") Z ")) {
+        assert!(Instant::now() < deadline, "it ends");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    succeeds(kvfs(&["mount"]).arg(root.with_file_name("store")).arg(&root));
+    succeeds(kvfs(&["txn", "commit"]).arg(&root).arg(&id));
+    assert_eq!(read(mount.path("small")).as_deref(), Some("small\n"));
+    assert_eq!(fs::read(mount.path("large")).expect("read"), vec![b'x'; 300_000]);
+    assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(&root).arg("k")), "v");
+}

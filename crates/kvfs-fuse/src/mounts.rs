@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 pub struct MountEntry {
     /// "major:minor", as in `/sys/class/bdi` and `st_dev`.
     pub device: String,
+    /// The folder of the file system that is mounted: `/`, unless it is a bind mount.
+    pub root: PathBuf,
     pub mount_point: PathBuf,
     /// "fuse.kvfs", say.
     pub fs_type: String,
@@ -54,12 +56,14 @@ pub fn is_dead(path: &Path) -> bool {
 fn parse_line(line: &[u8]) -> Option<MountEntry> {
     let mut fields = line.split(|&b| b == b' ');
     let device = fields.nth(2)?;
-    let mount_point = fields.nth(1)?;
+    let root = fields.next()?;
+    let mount_point = fields.next()?;
     let mut fields = fields.skip_while(|f| *f != b"-").skip(1);
     let fs_type = fields.next()?;
     let source = fields.next()?;
     Some(MountEntry {
         device: String::from_utf8_lossy(device).into_owned(),
+        root: PathBuf::from(unescape(root)),
         mount_point: PathBuf::from(unescape(mount_point)),
         fs_type: String::from_utf8_lossy(&unescape(fs_type).into_vec()).into_owned(),
         source: unescape(source),
@@ -92,9 +96,10 @@ mod tests {
 
     #[test]
     fn a_line_is_taken_apart_and_unescaped() {
-        let line = br"36 35 98:0 /mnt1 /mnt/a\040b rw,noatime master:1 shared:2 - fuse.kvfs /x\134y rw,errors=continue";
+        let line = br"36 35 98:0 /in\040it /mnt/a\040b rw,noatime master:1 shared:2 - fuse.kvfs /x\134y rw,errors=continue";
         let m = parse_line(line).expect("a valid line");
         assert_eq!(m.device, "98:0");
+        assert_eq!(m.root, Path::new("/in it"));
         assert_eq!(m.mount_point, Path::new("/mnt/a b"));
         assert_eq!(m.fs_type, "fuse.kvfs");
         assert_eq!(m.source, OsStr::new("/x\\y"));

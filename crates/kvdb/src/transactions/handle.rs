@@ -230,9 +230,10 @@ impl Kvdb {
         Ok(Group::handle(&db.transactions.begin(db, options)?))
     }
 
-    /// Joins an open transaction.
+    /// Joins an open transaction. [`Error::Locked`]: it was aborted for an older one, and may be begun again.
     pub fn transaction(&self, id: TransactionId) -> Result<Transaction> {
-        self.db.0.transactions.find(id).map(|g| Group::handle(&g)).ok_or(Error::NoTransaction(id))
+        let all = &self.db.0.transactions;
+        all.find(id).map(|g| Group::handle(&g)).ok_or_else(|| all.missing(id))
     }
 
     /// The open transactions, the oldest first.

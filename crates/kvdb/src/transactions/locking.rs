@@ -17,7 +17,7 @@ use crate::locks::{Blocked, KeyRangeRef, LockError, Locks, Mode, Owner};
 /// How long a commit without locks waits for those of others.
 const PLAIN_WAIT: Duration = Duration::from_secs(10);
 /// Why one ended that an older one has wounded.
-const WOUNDED: &str = "an older transaction needed what it had locked: begin it again";
+pub(super) const WOUNDED: &str = "an older transaction needed what it had locked: begin it again";
 
 thread_local! {
     static AT_ONCE: Cell<bool> = const { Cell::new(false) };
@@ -106,6 +106,7 @@ impl Transaction {
         let (db, id, timeout) = (&self.group.db, self.group.id.0, self.group.options.lock_timeout);
         let wound = |victim: u64| {
             if let Some(group) = db.transactions.find(TransactionId(victim)) {
+                db.transactions.lose(group.id);
                 group.end(WOUNDED);
             }
         };

@@ -1,7 +1,7 @@
 //! The transactions that are open, and what is kept for their sake.
 
 use env::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use vt_tree::Seq;
 use super::conflicts::MergeRoutine;
 use super::handle::{Group, Isolation, Open, TransactionId, TransactionOptions};
 use super::history::{History, Past};
+use super::locking::WOUNDED;
 use crate::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
@@ -24,6 +25,8 @@ const EACH: usize = 64 << 10;
 const LEAST: usize = 256;
 /// What an idle transaction with less in memory would take as a run is not less.
 const WORTH_SPILLING: usize = 8 << 10;
+/// Transactions that were lost to older ones which are remembered, for those who come to end them.
+const LOST: usize = 4096;
 /// What a transaction may keep in memory however many there are, bytes.
 const SHARE_LEAST: usize = 64 << 10;
 
@@ -43,6 +46,7 @@ pub(crate) struct Transactions {
     /// Held while a log begins that no open transaction has yet, and by whoever drops logs that none has.
     pub(super) logging: Mutex<()>,
     pub(super) history: History,
+    lost: Mutex<VecDeque<TransactionId>>,
     pub(super) routines: RwLock<BTreeMap<DictionaryId, Arc<dyn MergeRoutine>>>,
 }
 
@@ -124,6 +128,23 @@ impl Transactions {
 
     pub(super) fn find(&self, id: TransactionId) -> Option<Arc<Group>> {
         self.open.lock().get(&id).cloned()
+    }
+
+    /// It was aborted for an older one. Whoever asks for it later is to know that it is worth another try.
+    pub(super) fn lose(&self, id: TransactionId) {
+        let mut lost = self.lost.lock();
+        if lost.len() == LOST {
+            lost.pop_front();
+        }
+        lost.push_back(id);
+    }
+
+    /// Why there is no such transaction.
+    pub(super) fn missing(&self, id: TransactionId) -> Error {
+        match self.lost.lock().contains(&id) {
+            true => Error::Locked(format!("transaction {id} was aborted: {WOUNDED}")),
+            false => Error::NoTransaction(id),
+        }
     }
 
     pub(super) fn all(&self) -> Vec<Arc<Group>> {

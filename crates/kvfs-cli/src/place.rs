@@ -1,0 +1,140 @@
+//! What a path of a mounted store names: the store as it is, or one of the views below `.kvfs`. A command does what the path says, or
+//! says why it cannot; it never takes a view for the store itself.
+//!
+//! The kernel says where in the file system a mount begins, so a view is known for what it is also where it is mounted elsewhere, as
+//! by `kvfs run`.
+
+use std::fmt;
+use std::io;
+use std::path::{Component, Path, PathBuf};
+
+use kvfs_fuse::mounts::{self, MountEntry};
+
+use crate::output::{Exit, Failure, Outcome};
+use crate::store;
+
+/// The directory of the views.
+const HIDDEN: &str = ".kvfs";
+
+/// Whose files a path leads to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum View {
+    /// The store as it is for everybody.
+    Mainline,
+    Transaction(u64),
+    Snapshot(String),
+    Clone(String),
+    /// A directory above the views.
+    Listing,
+}
+
+impl fmt::Display for View {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            View::Mainline => f.write_str("the store"),
+            View::Transaction(id) => write!(f, "transaction {id}"),
+            View::Snapshot(name) => write!(f, "snapshot {name}"),
+            View::Clone(name) => write!(f, "clone {name}"),
+            View::Listing => f.write_str("a list of views"),
+        }
+    }
+}
+
+/// A folder in a FUSE mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub mount: MountEntry,
+    pub view: View,
+    /// Below the view's root.
+    pub rest: PathBuf,
+    /// The mount itself shows the view: the path does not name it.
+    pub bound: bool,
+}
+
+/// The view that a path from the file system's root leads to, and the way from its root.
+fn view_of(path: &Path) -> (View, PathBuf) {
+    let Ok(inside) = path.strip_prefix(HIDDEN) else { return (View::Mainline, path.to_owned()) };
+    let mut parts = inside.components();
+    let name = |part: Component<'_>| part.as_os_str().to_str().map(String::from);
+    let (kind, which) = (parts.next().and_then(name), parts.next().and_then(name));
+    let view = match (kind.as_deref(), which) {
+        (Some("txn"), Some(id)) => id.parse().map_or(View::Listing, View::Transaction),
+        (Some("snapshot"), Some(name)) => View::Snapshot(name),
+        (Some("clone"), Some(name)) => View::Clone(name),
+        _ => View::Listing,
+    };
+    (view, parts.as_path().to_owned())
+}
+
+/// The folder of the store that is mounted there; `None`: it is a view's.
+pub fn folder_of_store(mount: &MountEntry) -> Option<PathBuf> {
+    match view_of(mount.root.strip_prefix("/").unwrap_or(&mount.root)) {
+        (View::Mainline, folder) => Some(folder),
+        _ => None,
+    }
+}
+
+/// Where a path (absolute, without symbolic links) is; `None`: in no FUSE mount.
+pub fn of(path: &Path) -> io::Result<Option<Place>> {
+    let Some(mount) = mounts::mount_of(path)?.filter(MountEntry::is_fuse) else { return Ok(None) };
+    let below = |path: &Path| path.strip_prefix("/").unwrap_or(path).to_owned();
+    let begins = below(&mount.root);
+    let bound = view_of(&begins).0 != View::Mainline;
+    let inside = path.strip_prefix(&mount.mount_point).map_or_else(|_| PathBuf::new(), Path::to_owned);
+    let (view, rest) = view_of(&begins.join(inside));
+    Ok(Some(Place { mount, view, rest, bound }))
+}
+
+/// The same of what a user gives, if it is a folder; a store's file has no views.
+pub fn of_target(target: &Path) -> Outcome<Option<Place>> {
+    let cannot = |e: io::Error| Failure::io(format!("cannot find {}", target.display()), &e);
+    let path = store::full_path(target).map_err(cannot)?;
+    if path.is_dir() || mounts::is_dead(&path) { of(&path).map_err(cannot) } else { Ok(None) }
+}
+
+/// Fails when a path names a view, for what is done to the whole store.
+pub fn must_be_the_store(target: &Path) -> Outcome {
+    match of_target(target)? {
+        Some(place) if place.view != View::Mainline && !place.bound => Err(place.refused(target)),
+        _ => Ok(()),
+    }
+}
+
+impl Place {
+    /// Where all of the file system is mounted; where it is not, where this is.
+    pub fn root(&self) -> PathBuf {
+        let whole = |m: &MountEntry| m.device == self.mount.device && m.root == Path::new("/");
+        let all = mounts::mounts().unwrap_or_default();
+        all.into_iter().rfind(whole).map_or_else(|| self.mount.mount_point.clone(), |m| m.mount_point)
+    }
+
+    /// A command that has no meaning for a view.
+    pub fn refused(&self, target: &Path) -> Failure {
+        let what = format!("{} leads into {}, and this is done to the whole store", target.display(), self.view);
+        Failure::new(Exit::Usage, what).hint(format!("give the folder where it is mounted: {}", self.mount.mount_point.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_leads_to_one_view() {
+        for (path, view, rest) in [
+            ("", View::Mainline, ""),
+            ("a/b", View::Mainline, "a/b"),
+            ("a/.kvfs/txn/1", View::Mainline, "a/.kvfs/txn/1"),
+            (".kvfs-not", View::Mainline, ".kvfs-not"),
+            (".kvfs", View::Listing, ""),
+            (".kvfs/txn", View::Listing, ""),
+            (".kvfs/txn/17", View::Transaction(17), ""),
+            (".kvfs/txn/17/a/b", View::Transaction(17), "a/b"),
+            (".kvfs/snapshot/monday/a", View::Snapshot("monday".into()), "a"),
+            (".kvfs/clone/c", View::Clone("c".into()), ""),
+            (".kvfs/txn/x", View::Listing, ""),
+        ] {
+            assert_eq!(view_of(Path::new(path)), (view, PathBuf::from(rest)), "{path}");
+        }
+    }
+}
