@@ -3,7 +3,7 @@
 CARGO ?= cargo
 KVFS   = target/release/kvfs
 
-.PHONY: help setup build demo test lint test-long crash-live crash-transactions full real-world posix readme bench-first bench-kv bench-transactions bench-defrag lint-bench install clean
+.PHONY: help setup build demo test lint test-long schedules ace every-io mutants crash-live crash-transactions full real-world posix readme bench-first bench-kv bench-transactions bench-defrag lint-bench install clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -31,7 +31,27 @@ lint:
 ## make test-long    the slow suites: many simulation seeds, transactions, bit flips, live kills, real programs, the POSIX suite
 test-long: build
 	KVFS_SEEDS=1000 KVFS_FLIPS=10000 KVFS_TRANSACTIONS=100000 $(CARGO) test --release --workspace --quiet
-	$(MAKE) crash-live crash-transactions full real-world posix readme
+	$(MAKE) schedules ace every-io crash-live crash-transactions full real-world posix readme
+
+# The simulations at size, each to be continued with KVFS_SEED_BASE (ACE: KVFS_ACE_FROM): see docs/reliability.md.
+SIMULATION = $(CARGO) test --profile simulation --quiet
+
+## make schedules    programs of several threads under the schedules of many seeds (KVFS_SEEDS=20000)
+schedules:
+	KVFS_SEEDS=$${KVFS_SEEDS:-20000} $(SIMULATION) -p kvdb --test schedule -- --nocapture
+	KVFS_SEEDS=$${KVFS_SEEDS:-20000} $(SIMULATION) -p kvfs --test schedule -- --nocapture
+
+## make ace          file workloads of one and two calls, cut in every operation of the device (KVFS_ACE=5000)
+ace:
+	KVFS_ACE=$${KVFS_ACE:-5000} $(SIMULATION) -p kvfs --test power_cut ace -- --nocapture
+
+## make every-io     every operation of the device fails once (KVFS_SEEDS=6)
+every-io:
+	KVFS_SEEDS=$${KVFS_SEEDS:-6} KVFS_IO_STEP=1 $(SIMULATION) -p kvfs --test power_cut every_io -- --nocapture
+
+## make mutants      plant each bug of proof/mutants and see its tests fail; what has a result is not run again (ONLY=name)
+mutants:
+	python3 scripts/mutants.py --only "$(ONLY)"
 
 ## make crash-live   SIGKILL of the daemon at 200 random moments under load
 crash-live: build

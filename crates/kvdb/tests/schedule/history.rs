@@ -118,6 +118,14 @@ pub fn check_left(operations: &[Operation], found: Values) {
     assert!(explained(operations, Some((must, found))), "{message}: {found:?}\n{}", told(operations));
 }
 
+#[allow(dead_code, reason = "only the programs on keys open the store again")]
+/// Fails unless `found` is the state that such an order ends with: after a clean close all of it is there.
+pub fn check_closed(operations: &[Operation], found: Values) {
+    let all = (0..operations.len()).fold(0, |mask, i| mask | 1 << i);
+    let message = "after a clean close these values are there, with which no order of all that was done ends";
+    assert!(explained(operations, Some((all, found))), "{message}: {found:?}\n{}", told(operations));
+}
+
 fn told(operations: &[Operation]) -> String {
     let mut sorted: Vec<&Operation> = operations.iter().collect();
     sorted.sort_by_key(|o| o.from);

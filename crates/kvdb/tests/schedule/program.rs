@@ -7,8 +7,8 @@ use env::sync::Mutex;
 use env::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use env::{Random, Scheduled, thread};
 use kvdb::{
-    Batch, CreateOptions, DictionaryId, DictionaryOptions, Durability, Error, Isolation, Kvdb, OpenOptions, Transaction,
-    TransactionOptions, View,
+    Batch, CreateOptions, DefragOptions, DictionaryId, DictionaryOptions, Durability, Error, Isolation, Kvdb, OpenOptions,
+    Transaction, TransactionOptions, View,
 };
 use zones::{CrashDevice, MemoryDevice};
 
@@ -47,6 +47,8 @@ fn decode(bytes: Option<bytes::Bytes>) -> Option<u64> {
 struct World {
     db: Kvdb,
     dict: DictionaryId,
+    /// Of what only makes transactions large.
+    ballast: DictionaryId,
     shared: Option<Transaction>,
     device: Arc<SlowSync>,
     numbers: AtomicU64,
@@ -55,6 +57,9 @@ struct World {
     /// Snapshots replace each other under one name, one at a time.
     naming: Mutex<bool>,
 }
+
+/// Registers with what they held or hold.
+type Registers = Vec<(usize, Option<u64>)>;
 
 enum Reader<'a> {
     View(&'a View),
@@ -115,33 +120,58 @@ impl World {
         (batch, wrote)
     }
 
-    /// Reads registers and changes them; under snapshot isolation only those that it reads.
+    /// Reads registers and changes them; under snapshot isolation only those that it reads. Some go back to a savepoint, some are
+    /// durable, some bring a run, and some are so large that they lie in runs of their own when they commit.
     fn transact(&self, isolation: Isolation, durability: Durability, random: &mut Random) -> kvdb::Result<Effect> {
-        let t = self.db.begin_with(TransactionOptions { isolation, ..TransactionOptions::default() })?;
-        let reader = Reader::Transaction(&t);
+        let durable = isolation == Isolation::Snapshot && random.one_in(6);
+        let t = self.db.begin_with(TransactionOptions { isolation, durable, ..TransactionOptions::default() })?;
+        let did = self.work(&t, random).and_then(|did| t.commit(durability).map(|()| did));
+        if did.is_err() {
+            // A durable one would go on.
+            t.abort();
+        }
+        let (mut read, wrote) = did?;
+        // What a transaction under snapshot isolation reads and does not change belongs to its beginning.
+        if isolation == Isolation::Snapshot && !wrote.is_empty() {
+            read.retain(|(register, _)| wrote.iter().any(|(w, _)| w == register));
+        }
+        Ok(Effect::Change { read, wrote })
+    }
+
+    fn work(&self, t: &Transaction, random: &mut Random) -> kvdb::Result<(Registers, Registers)> {
+        let reader = Reader::Transaction(t);
         let registers: Vec<usize> = (0..REGISTERS).filter(|_| random.one_in(2)).collect();
         let mut read = Vec::new();
         for &register in &registers {
             read.push((register, self.read(&reader, register)?));
         }
-        let target = |random: &mut Random| match isolation {
+        if random.one_in(8) {
+            for i in 0..4 {
+                t.put(self.ballast, format!("ballast{i}"), vec![i; 40 << 10])?;
+            }
+        }
+        let target = |random: &mut Random| match t.isolation() {
             Isolation::Serializable => Some(random.below(REGISTERS as u64) as usize),
             Isolation::Snapshot => random.pick(&registers).copied(),
         };
-        let mut wrote: Vec<(usize, Option<u64>)> = Vec::new();
-        for _ in 0..1 + random.below(2) {
-            if let Some(register) = target(random) {
-                let value = self.number();
+        let mut wrote: Registers = Vec::new();
+        for _ in 0..random.below(4) {
+            let Some(register) = target(random) else { continue };
+            let savepoint = random.one_in(4).then(|| t.savepoint()).transpose()?;
+            let value = self.number();
+            if random.one_in(6) && t.takes_bulk() {
+                let mut bulk = t.bulk(self.dict, &t.view()?)?;
+                bulk.push(&key(register), &encode(value))?;
+                t.adopt(bulk.finish()?)?;
+            } else {
                 t.put(self.dict, key(register), encode(value))?;
-                wrote.push((register, Some(value)));
+            }
+            match savepoint {
+                Some(savepoint) if random.one_in(2) => t.rollback_to(&savepoint)?,
+                _ => wrote.push((register, Some(value))),
             }
         }
-        // What a transaction under snapshot isolation reads and does not change belongs to its beginning.
-        if isolation == Isolation::Snapshot && !wrote.is_empty() {
-            read.retain(|(register, _)| wrote.iter().any(|(w, _)| w == register));
-        }
-        t.commit(durability)?;
-        Ok(Effect::Change { read, wrote })
+        Ok((read, wrote))
     }
 
     fn ingest(&self, random: &mut Random) -> kvdb::Result<Effect> {
@@ -181,7 +211,7 @@ impl World {
     fn operate(&self, random: &mut Random) {
         let durability = if random.one_in(3) { Durability::Synced } else { Durability::Buffered };
         let mut synced = durability == Durability::Synced;
-        let choice = random.below(16);
+        let choice = random.below(17);
         let from = self.tick();
         let (what, outcome) = match (&self.shared, choice) {
             (Some(t), 0..5) => {
@@ -223,6 +253,7 @@ impl World {
             }
             (None, 13) => ("flush", self.db.flush().map(|()| Vec::new())),
             (None, 14) => ("compact", self.db.compact(self.dict).map(|()| Vec::new())),
+            (None, 15) => ("defragment", self.db.defragment(DefragOptions::default()).map(|_| Vec::new())),
             (None, _) => ("sync", self.db.sync().map(|()| Vec::new())),
         };
         let effects = match outcome {
@@ -243,10 +274,12 @@ pub fn run(seed: u64, kind: Kind) -> BTreeMap<&'static str, u64> {
     let options = CreateOptions { open: open_options(), reserve_zones: 4, ..CreateOptions::default() };
     let db = Kvdb::create(device.clone(), Arc::new(Scheduled), options).expect("a store");
     let dict = db.create_dictionary("d", DictionaryOptions::default()).expect("a dictionary");
+    let ballast = db.create_dictionary("ballast", DictionaryOptions::default()).expect("a dictionary");
     let shared = (kind == Kind::Transaction).then(|| db.begin(Isolation::Snapshot).expect("a transaction"));
     let world = Arc::new(World {
         db,
         dict,
+        ballast,
         shared,
         device,
         numbers: AtomicU64::new(1),
@@ -269,6 +302,9 @@ pub fn run(seed: u64, kind: Kind) -> BTreeMap<&'static str, u64> {
     }
     world.db.close().expect("it closes");
     history::check(&operations);
+    if kind == Kind::Mainline {
+        history::check_closed(&operations, recovered(world.device.0.durable(), dict));
+    }
     let names = ["commit", "si transaction", "ser transaction", "view", "ingest", "rollback", "snapshot", "apply", "draft"];
     names.into_iter().map(|name| (name, operations.iter().filter(|o| o.what == name).count() as u64)).collect()
 }
