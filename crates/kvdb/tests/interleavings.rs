@@ -1,5 +1,5 @@
-//! What others do while a rollback or an ingest makes itself durable. The device holds the sync of its edit in the manifest, so that
-//! each of these orders of events happens every time.
+//! What others do while a rollback or an ingest makes itself durable, and becomes visible. The device holds the sync of its edit in the
+//! manifest, so that each of these orders of events happens every time; and schedules of a seed try the moments around it.
 
 mod held;
 mod model;
@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use env::Simulated;
+use env::{Simulated, schedule};
 use held::HeldSync;
-use kvdb::{Batch, DictionaryId, Durability, Error, Isolation, Kvdb};
+use kvdb::{Batch, CreateOptions, DictionaryId, Durability, Error, Isolation, Kvdb, OpenOptions};
 use model::{create, small};
 use zones::Purpose;
 
@@ -210,4 +210,80 @@ fn what_a_serializable_transaction_reads_during_a_rollback_is_what_that_leaves()
     });
     assert_eq!(text(t.get(d, b"k").unwrap()).as_deref(), Some("1"));
     t.commit(BUFFERED).unwrap();
+}
+
+/// Three ways for a commit to come with a version of its own instead of through the memtables.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Rollback,
+    Ingest,
+    Bind,
+}
+
+/// A transaction reads a key and writes it, while a step writes it as well: whichever comes first, the other one knows of it.
+#[cfg(debug_assertions)]
+fn read_and_written_beside(step: Step, isolation: Isolation, seed: u64) -> &'static str {
+    let done = schedule::run(seed, move || {
+        let open =
+            OpenOptions { threads: false, zero_journal: false, flush_on_close: false, memory: 8 << 20, ..Default::default() };
+        let device = Arc::new(zones::MemoryDevice::new());
+        let options = CreateOptions { open, ..Default::default() };
+        let db = Kvdb::create(device, Arc::new(Simulated::new(1)), options).unwrap();
+        let d = db.open_dictionary("d").unwrap().id();
+        db.put(d, b"k", b"step", BUFFERED).unwrap();
+        snapshot(&db, "one");
+        db.put(d, b"k", b"old", BUFFERED).unwrap();
+        db.flush().unwrap();
+        let other = db.clone();
+        let steps = env::thread::spawn(move || match step {
+            Step::Rollback => other.rollback("one"),
+            Step::Ingest => other.ingest(d, [("k", "step")]).map(|_| ()),
+            Step::Bind => {
+                let t = other.begin(Isolation::Snapshot)?;
+                let mut bulk = t.bulk(d, &other.view())?;
+                bulk.push(b"k", b"step")?;
+                t.adopt(bulk.finish()?)?;
+                t.commit(BUFFERED)
+            }
+        });
+        let t = db.begin(isolation).unwrap();
+        let transact = || {
+            let read = text(t.get(d, b"k")?).unwrap();
+            t.put(d, "k", "mine")?;
+            t.commit(BUFFERED)?;
+            Ok::<_, Error>(read)
+        };
+        let transacted = transact();
+        let stepped = steps.join().unwrap();
+        let left = get(&db, d, "k").unwrap();
+        // Of one that has failed nothing is seen.
+        match (&transacted, &stepped) {
+            (Ok(read), Ok(())) if read == "old" => assert_eq!(left, "step", "the step came behind"),
+            (Ok(read), Ok(())) => assert_eq!((&read[..], &left[..]), ("step", "mine"), "the step came before"),
+            (Ok(_), Err(Error::Conflict { .. } | Error::Locked(_))) => assert_eq!(left, "mine"),
+            (Err(Error::Conflict { .. } | Error::Locked(_)), Ok(())) => assert_eq!(left, "step"),
+            (Err(Error::Locked(_)), Err(Error::Locked(_))) => assert_eq!(left, "old"),
+            other => panic!("{other:?}"),
+        }
+        match transacted {
+            Ok(read) if read == "old" => "before",
+            Ok(_) => "behind",
+            Err(_) => "neither",
+        }
+    });
+    done.unwrap_or_else(|e| panic!("seed {seed}, {step:?}: {e}")).value
+}
+
+#[test]
+#[cfg(debug_assertions)]
+fn no_schedule_loses_an_update_beside_a_rollback_an_ingest_or_a_bound_commit() {
+    for isolation in [Isolation::Snapshot, Isolation::Serializable] {
+        for step in [Step::Rollback, Step::Ingest, Step::Bind] {
+            let mut seen = std::collections::BTreeMap::new();
+            for seed in 0..400 {
+                *seen.entry(read_and_written_beside(step, isolation, seed)).or_insert(0) += 1;
+            }
+            assert!(seen.len() > 1, "the schedules differ: {isolation:?}, {step:?}: {seen:?}");
+        }
+    }
 }
