@@ -3,7 +3,7 @@
 CARGO ?= cargo
 KVFS   = target/release/kvfs
 
-.PHONY: help setup build demo test lint test-long schedules ace every-io mutants crash-live crash-transactions full real-world posix readme bench-first bench-kv bench-transactions bench-defrag lint-bench install clean
+.PHONY: help setup build demo test lint test-long schedules ace every-io mutants soak crash-live crash-transactions full real-world posix readme bench-first bench-kv bench-transactions bench-defrag lint-bench install clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -52,6 +52,10 @@ every-io:
 ## make mutants      plant each bug of proof/mutants and see its tests fail; what has a result is not run again (ONLY=name)
 mutants:
 	python3 scripts/mutants.py --only "$(ONLY)"
+
+## make soak         everything at once on a mount for an hour: nothing grows, slows down or is lost (MINUTES=60)
+soak: build
+	python3 scripts/soak.py --kvfs $(KVFS) --minutes $${MINUTES:-60}
 
 ## make crash-live   SIGKILL of the daemon at 200 random moments under load
 crash-live: build
