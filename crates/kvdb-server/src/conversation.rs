@@ -28,6 +28,12 @@ impl Conversation {
         Conversation { session, parser: Parser::default(), out, input: Vec::new(), charged: 0 }
     }
 
+    /// With this user of the system.
+    pub fn with(mut self, user: Option<u32>) -> Self {
+        self.session.user = user;
+        self
+    }
+
     pub fn id(&self) -> u64 {
         self.session.id
     }

@@ -96,6 +96,13 @@ impl Stream {
             Stream::Tcp(s) => (&*s).read(buffer),
         }
     }
+    /// The user of the system at the other end.
+    fn user(&self) -> Option<u32> {
+        match self {
+            Stream::Unix(s) => rustix::net::sockopt::socket_peercred(s).ok().map(|peer| peer.uid.as_raw()),
+            Stream::Tcp(_) => None,
+        }
+    }
     fn shutdown(&self, how: Shutdown) {
         let _ = match self {
             Stream::Unix(s) => s.shutdown(how),
@@ -261,6 +268,7 @@ fn welcome(common: &Arc<Common>, stream: Stream, address: String, needs_password
         return;
     }
     let conversation = Conversation::new(shared.clone(), Box::new(ToStream(stream.clone())), address, needs_password);
+    let conversation = conversation.with(stream.user());
     let id = conversation.id();
     streams.insert(id, stream.clone());
     metrics.connected.store(streams.len() as u64, Relaxed);

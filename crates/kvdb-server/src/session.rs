@@ -77,6 +77,8 @@ impl Shared {
 
 /// One client.
 pub struct Session {
+    /// The user of the system at the other end, where the connection tells.
+    pub user: Option<u32>,
     pub shared: Arc<Shared>,
     pub id: u64,
     pub address: String,
@@ -118,6 +120,7 @@ impl Session {
         Session {
             id: shared.next_client.fetch_add(1, Relaxed),
             address,
+            user: None,
             name: String::new(),
             library: Default::default(),
             dictionary: Selected::default(),

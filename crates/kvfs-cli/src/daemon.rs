@@ -55,7 +55,7 @@ fn serve_logged(
         source: options.source.clone().unwrap_or_else(|| store.path.clone().into_os_string()),
         ..options.mount.clone()
     };
-    let door = Arc::new(Door::new(views.clone()));
+    let door = Arc::new(Door::new(views.clone()).open_views(options.open_views));
     let mut mounted = kvfs_fuse::mount(door.clone(), dir, &mount_options, &options.policy).map_err(store::mount_failure)?;
     let _ = counters.set(mounted.counters());
     let mut record = Record::of_this_process(mounted.device(), &store.path, mounted.mount_point());

@@ -21,6 +21,8 @@ pub struct Options {
     pub policy: Policy,
     pub memory: Option<u64>,
     pub log: Option<PathBuf>,
+    /// Others than their users may look into views.
+    pub open_views: bool,
 }
 
 /// Shown with `kvfs mount --help`.
@@ -28,6 +30,8 @@ pub const HELP: &str = "\
 Options for -o, separated by commas:
   ro, rw                      read-only, writable (default)
   allow_other                 let other users in (the kernel checks permissions)
+  open_views                  with allow_other: let all users look into snapshots, clones and open transactions of others, as
+                              far as the modes of the files there allow (default: root, who mounts, and who began it)
   nodefault_permissions       let the kernel check no permissions; refused with allow_other
   suid, nosuid, dev, nodev    honour set-user-ID bits and device nodes (default: neither)
   exec, noexec                allow programs to be run (default: allowed)
@@ -61,6 +65,7 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
             ("ro", None) => mount.read_only = true,
             ("rw", None) => mount.read_only = false,
             ("allow_other", None) => mount.allow_other = true,
+            ("open_views", None) => options.open_views = true,
             ("default_permissions", None) => allowed_permissions_off = false,
             ("nodefault_permissions" | "no_default_permissions", None) => allowed_permissions_off = true,
             ("suid", None) => mount.suid = true,

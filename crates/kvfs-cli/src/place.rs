@@ -56,7 +56,11 @@ fn view_of(path: &Path) -> (View, PathBuf) {
     let Ok(inside) = path.strip_prefix(HIDDEN) else { return (View::Mainline, path.to_owned()) };
     let mut parts = inside.components();
     let name = |part: Component<'_>| part.as_os_str().to_str().map(String::from);
-    let (kind, which) = (parts.next().and_then(name), parts.next().and_then(name));
+    let (mut kind, mut which) = (parts.next().and_then(name), parts.next().and_then(name));
+    if kind.as_deref() == Some("user") {
+        // Where the name of a transaction leads.
+        (kind, which) = (Some("txn".into()), parts.next().and_then(name));
+    }
     let view = match (kind.as_deref(), which) {
         (Some("txn"), Some(id)) => id.parse().map_or(View::Listing, View::Transaction),
         (Some("snapshot"), Some(name)) => View::Snapshot(name),
@@ -130,6 +134,8 @@ mod tests {
             (".kvfs/txn", View::Listing, ""),
             (".kvfs/txn/17", View::Transaction(17), ""),
             (".kvfs/txn/17/a/b", View::Transaction(17), "a/b"),
+            (".kvfs/user/1000/17/a/b", View::Transaction(17), "a/b"),
+            (".kvfs/user/1000", View::Listing, ""),
             (".kvfs/snapshot/monday/a", View::Snapshot("monday".into()), "a"),
             (".kvfs/clone/c", View::Clone("c".into()), ""),
             (".kvfs/txn/x", View::Listing, ""),

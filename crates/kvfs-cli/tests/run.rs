@@ -425,6 +425,56 @@ impl Drop for Unprivileged {
 }
 
 #[test]
+fn views_let_in_their_user_and_root_alone() {
+    let Some(user) = Unprivileged::new() else { return };
+    let root = user.root();
+    let read_by_user = |path: &str| user.sees(path);
+    fs::write(root.join("secret"), "secret").expect("write");
+    succeeds(kvfs(&["snapshot", "create"]).arg(&root).arg("s"));
+    succeeds(kvfs(&["clone", "create"]).arg(&root).args(["s", "c"]));
+    // Since then it is its owner's alone; and what root prepares is not for others yet.
+    fs::set_permissions(root.join("secret"), std::os::unix::fs::PermissionsExt::from_mode(0o600)).expect("chmod");
+    let roots = succeeds(kvfs(&["txn", "begin"]).arg(&root)).trim().to_string();
+    fs::write(root.join(format!(".kvfs/txn/{roots}/draft")), "draft").expect("write");
+    let (in_roots, in_snapshot, in_clone) =
+        (format!(".kvfs/txn/{roots}/draft"), ".kvfs/snapshot/s/secret".to_string(), ".kvfs/clone/c/secret".to_string());
+    for path in [&in_roots, &in_snapshot, &in_clone, &format!(".kvfs/user/0/{roots}/draft")] {
+        assert!(read(root.join(path)).is_some(), "root reads {path}");
+        assert_eq!(read_by_user(path), None, "{path}");
+    }
+    // The kernel may have cached the way by now; it lets nobody else in for that.
+    assert_eq!(read_by_user(&in_roots), None);
+    // His own he reads and writes, and root, too.
+    let own = succeeds(user.kvfs(&["txn", "begin"]).arg(&root)).trim().to_string();
+    let path = root.join(format!(".kvfs/txn/{own}"));
+    succeeds(user.command("sh").args(["-c", &format!("echo mine > {}/mine", path.display())]));
+    assert_eq!(read_by_user(&format!(".kvfs/txn/{own}/mine")).as_deref(), Some("mine\n"));
+    assert_eq!(read(path.join("mine")).as_deref(), Some("mine\n"));
+    let owner = std::os::unix::fs::MetadataExt::uid(&fs::metadata(path.join("mine")).expect("stat"));
+    assert_eq!(owner, Unprivileged::USER);
+    // The view's own root has the mode that it has.
+    assert_eq!(
+        std::os::unix::fs::MetadataExt::mode(&fs::metadata(&path).expect("stat")),
+        std::os::unix::fs::MetadataExt::mode(&fs::metadata(&root).expect("stat"))
+    );
+    let mut listed: Vec<_> = fs::read_dir(root.join(".kvfs/txn")).expect("list").map(|e| e.expect("entry").file_name()).collect();
+    listed.sort();
+    assert_eq!(listed, [roots.as_str(), own.as_str()]);
+    succeeds(user.kvfs(&["txn", "commit"]).arg(&root).arg(&own));
+    assert!(!path.exists() && fs::symlink_metadata(&path).is_err());
+    assert_eq!(user.sees("mine").as_deref(), Some("mine\n"));
+    // Unless the mount is open.
+    succeeds(kvfs(&["txn", "abort"]).arg(&root).arg(&roots));
+    succeeds(kvfs(&["umount"]).arg(&root));
+    succeeds(kvfs(&["mount", "-o", "allow_other,open_views"]).arg(user.dir.path().join("store")).arg(&root));
+    let roots = succeeds(kvfs(&["txn", "begin"]).arg(&root)).trim().to_string();
+    fs::write(root.join(format!(".kvfs/txn/{roots}/draft")), "draft").expect("write");
+    assert_eq!(read_by_user(&in_snapshot).as_deref(), Some("secret"));
+    assert_eq!(read_by_user(&format!(".kvfs/txn/{roots}/draft")).as_deref(), Some("draft"));
+    succeeds(kvfs(&["txn", "abort"]).arg(&root).arg(&roots));
+}
+
+#[test]
 fn users_without_any_privilege_run_programs_in_transactions() {
     let Some(user) = Unprivileged::new() else { return };
     let run = |options: &[&str], script: &str| {

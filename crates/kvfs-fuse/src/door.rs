@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
-use kvfs::{Fs, Views};
+use kvfs::{Fs, View, Views};
 
 use crate::handler::*;
 use crate::recall::Recall;
@@ -24,6 +24,7 @@ pub struct Door {
     rendezvous: Rendezvous,
     /// Set once the mount is there.
     recall: OnceLock<Arc<Recall>>,
+    open_views: bool,
 }
 
 /// What an inode number on the wire stands for.
@@ -93,7 +94,14 @@ const NOT_HERE: Errno = Errno(libc::EPERM);
 impl Door {
     pub fn new(views: Views) -> Door {
         let mainline = views.mainline().clone();
-        Door { views, mainline, herald: AtomicU32::new(0), rendezvous: Rendezvous::default(), recall: OnceLock::new() }
+        Door {
+            views,
+            mainline,
+            herald: AtomicU32::new(0),
+            rendezvous: Rendezvous::default(),
+            recall: OnceLock::new(),
+            open_views: false,
+        }
     }
 
     /// From now on a change of attributes that the thread with this number asks for changes nothing: it asks only to have the kernel
@@ -158,9 +166,30 @@ impl Door {
         }
     }
 
+    /// Views let in whom the modes of their files let in, and not only those who began them.
+    #[must_use]
+    pub fn open_views(mut self, open: bool) -> Door {
+        self.open_views = open;
+        self
+    }
+
+    /// Whose a transaction is; `None`: there is none.
+    pub(crate) fn user_of(&self, id: kvfs::TransactionId) -> Option<u32> {
+        self.views.user(id).ok().map(|user| user.unwrap_or_else(hidden::own_user))
+    }
+
     fn hidden_attr(&self, ino: Ino) -> Reply<Attr> {
         let root = self.mainline.getattr(ROOT).map_err(errno)?;
-        hidden::attr(ino, &root).ok_or(STALE)
+        let attr = hidden::attr(ino, &root, self.open_views).ok_or(STALE)?;
+        match hidden::linked(ino) {
+            Some(id) => Ok(Attr { size: self.hidden_target(id)?.len() as u64, ..attr }),
+            None => Ok(attr),
+        }
+    }
+
+    /// Where the name of a transaction leads.
+    fn hidden_target(&self, id: kvfs::TransactionId) -> Reply<String> {
+        self.user_of(id).map(|user| hidden::target(id, user)).ok_or(STALE)
     }
 
     /// What `name` stands for in a hidden directory.
@@ -169,14 +198,26 @@ impl Door {
         match (dir, name) {
             (_, b".") => self.hidden_attr(dir),
             (hidden::TOP, b"..") => self.mainline.lookup(ROOT, b".").map_err(errno),
+            (dir, b"..") if hidden::user_of(dir).is_some() => self.hidden_attr(hidden::USERS),
             (_, b"..") => self.hidden_attr(hidden::TOP),
             (hidden::TOP, _) if name == hidden::BARRIER_NAME.as_bytes() => self.hidden_attr(hidden::BARRIER),
+            (hidden::TOP, _) if name == hidden::USERS_NAME.as_bytes() => self.hidden_attr(hidden::USERS),
+            (hidden::USERS, _) => self.hidden_attr(hidden::home(hidden::user_named(name).ok_or(none)?)),
+            (hidden::TRANSACTIONS, _) => match hidden::view(dir, name) {
+                Some(View::Transaction(id)) => self.hidden_attr(hidden::link(id).ok_or(none)?).map_err(|_| none),
+                _ => Err(none),
+            },
             (hidden::TOP, _) => {
                 let kind = hidden::KINDS.iter().find(|(kind, _)| kind.as_bytes() == name);
                 self.hidden_attr(kind.ok_or(none)?.1)
             }
             _ => {
                 let view = hidden::view(dir, name).ok_or(none)?;
+                if let View::Transaction(id) = view
+                    && self.user_of(id) != hidden::user_of(dir)
+                {
+                    return Err(none);
+                }
                 let number = self.views.number(&view).map_err(errno)?;
                 let fs = self.views.fs(&view).map_err(errno)?;
                 In { number, gathers: self.gathers_writes(), fs: FsIn::Other(fs) }.shown(match self.views.by_number(number) {
@@ -189,20 +230,32 @@ impl Door {
 
     fn list_hidden(&self, dir: Ino, cookie: u64, take: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Reply<()> {
         let here = |ino| wire_ino::of(wire_ino::HIDDEN, ino);
-        let above = if dir == hidden::TOP { ROOT } else { here(hidden::TOP) };
-        let mut entries = vec![(".".to_string(), here(dir)), ("..".to_string(), above)];
+        let above = match dir {
+            hidden::TOP => ROOT,
+            dir if hidden::user_of(dir).is_some() => here(hidden::USERS),
+            _ => here(hidden::TOP),
+        };
+        let directory = |name: &str, ino| (name.to_string(), ino, FileKind::Dir);
+        let mut entries = vec![directory(".", here(dir)), directory("..", above)];
         if dir == hidden::TOP {
-            entries.extend(hidden::KINDS.iter().map(|(name, ino)| (name.to_string(), here(*ino))));
+            entries.extend(hidden::KINDS.iter().map(|(name, ino)| directory(name, here(*ino))));
         } else {
             for view in self.views.all() {
-                if let Some((_, name)) = hidden::place(&view).filter(|(place, _)| *place == dir) {
+                let Some((place, name)) = hidden::place(&view) else { continue };
+                match view {
+                    View::Transaction(id) if dir == hidden::TRANSACTIONS => {
+                        entries.extend(hidden::link(id).map(|link| (name, here(link), FileKind::Symlink)));
+                    }
+                    View::Transaction(id) if hidden::user_of(dir).is_none() || self.user_of(id) != hidden::user_of(dir) => {}
                     // Listing opens nothing: a number on the wire is given to what is looked up.
-                    entries.push((name, here(ROOT)));
+                    View::Transaction(_) => entries.push(directory(&name, here(ROOT))),
+                    _ if place == dir => entries.push(directory(&name, here(ROOT))),
+                    _ => {}
                 }
             }
         }
-        for (at, (name, ino)) in entries.iter().enumerate().skip(usize::try_from(cookie).unwrap_or(usize::MAX)) {
-            let entry = DirEntry { ino: *ino, kind: FileKind::Dir, name: name.as_bytes(), cookie: at as u64 + 1, attr: None };
+        for (at, (name, ino, kind)) in entries.iter().enumerate().skip(usize::try_from(cookie).unwrap_or(usize::MAX)) {
+            let entry = DirEntry { ino: *ino, kind: *kind, name: name.as_bytes(), cookie: at as u64 + 1, attr: None };
             if !take(entry) {
                 break;
             }
@@ -249,7 +302,13 @@ impl Handler for Door {
         view.shown(view.setattr(ino, changes, caller))
     }
     fn readlink(&self, ino: Ino) -> Reply<Bytes> {
-        let (view, ino) = self.inode(ino)?;
+        let (view, ino) = match self.at(ino)? {
+            At::View(view, ino) => (view, ino),
+            At::Hidden(ino) => {
+                let id = hidden::linked(ino).ok_or(Errno(libc::EINVAL))?;
+                return self.hidden_target(id).map(Bytes::from);
+            }
+        };
         view.readlink(ino).map(Bytes::from).map_err(errno)
     }
     fn mknod(&self, parent: Ino, name: &[u8], kind: FileKind, perm: u16, rdev: u32, caller: Caller) -> Reply<Attr> {

@@ -143,10 +143,11 @@ impl Watcher for Herald {
 
     fn appeared(&self, view: &View) {
         // It takes no inode's lock to drop a listing.
-        if let Some((dir, _)) = hidden::place(view)
-            && let Err(e) = self.cache.inode(wire_ino::of(wire_ino::HIDDEN, dir))
-        {
-            tracing::debug!("cannot tell the kernel of {view:?}: {e}");
+        let user = if let View::Transaction(id) = view { self.door.user_of(*id) } else { None };
+        for (dir, _) in hidden::places(view, user) {
+            if let Err(e) = self.cache.inode(wire_ino::of(wire_ino::HIDDEN, dir)) {
+                tracing::debug!("cannot tell the kernel of {view:?}: {e}");
+            }
         }
     }
 
@@ -155,8 +156,9 @@ impl Watcher for Herald {
         if let Some(touched) = touched {
             news.of(0, &self.mainline, touched);
         }
-        let place = hidden::place(view).map(|(dir, name)| (wire_ino::of(wire_ino::HIDDEN, dir), name));
-        news.inodes.extend(place.as_ref().map(|(dir, _)| *dir));
+        let places = hidden::places(view, Some(fs.user().unwrap_or_else(hidden::own_user)));
+        let places: Vec<_> = places.into_iter().map(|(dir, name)| (wire_ino::of(wire_ino::HIDDEN, dir), name)).collect();
+        news.inodes.extend(places.iter().map(|(dir, _)| *dir));
         self.spread(&news);
         let left: Vec<Ino> = fs.referenced().into_iter().map(|ino| wire_ino::of(number, ino)).collect();
         if left.len() > DROPPED_AT_ONCE {
@@ -169,10 +171,10 @@ impl Watcher for Herald {
             left.into_iter().for_each(|ino| drop(self.cache.inode(ino)));
         }
         // What no program has open there is forgotten now, or the view's number would be taken for as long as memory is plenty.
-        if let Some((dir, name)) = place
-            && let Err(e) = self.cache.gone(dir, name.as_bytes())
-        {
-            tracing::debug!("the kernel goes on remembering {view:?}: {e}");
+        for (dir, name) in places {
+            if let Err(e) = self.cache.gone(dir, name.as_bytes()) {
+                tracing::debug!("the kernel goes on remembering {view:?}: {e}");
+            }
         }
     }
 

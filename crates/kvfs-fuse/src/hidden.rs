@@ -7,6 +7,11 @@
 //! .kvfs/clone/NAME/...       a branch
 //! ```
 //!
+//! **Who may look.** A view shows its files to those whom their modes let in, and these modes may be older than the store's, or not meant for
+//! others yet. So the directories of snapshots and clones let in this process's user alone (and root), and a transaction lets in who
+//! began it: `.kvfs/txn/17` is a symbolic link to `.kvfs/user/UID/17`, and that directory is the user's alone. The kernel checks it as it
+//! checks everything; the modes of the view's own root stay what they are. A mount may be open instead.
+//!
 //! A file `barrier`, which is listed nowhere, takes part in finding out that the kernel has handed over everything (`rendezvous`).
 //!
 //! The kernel may cache what it found here; who begins or ends a view tells it. It may not remember that something is missing.
@@ -24,6 +29,15 @@ pub(crate) const TRANSACTIONS: Ino = 2;
 pub(crate) const SNAPSHOTS: Ino = 3;
 pub(crate) const CLONES: Ino = 4;
 pub(crate) const BARRIER: Ino = 5;
+/// Where the transactions of each user are; not listed.
+pub(crate) const USERS: Ino = 6;
+/// The directory of a user, with the user's number.
+const HOME: Ino = 1 << 40;
+/// The name of a transaction, with its number.
+const LINK: Ino = 2 << 40;
+
+/// The directory of the users, in the top one.
+pub(crate) const USERS_NAME: &str = "user";
 
 /// The file in the top one that is not listed.
 pub(crate) const BARRIER_NAME: &str = "barrier";
@@ -31,8 +45,47 @@ pub(crate) const BARRIER_NAME: &str = "barrier";
 /// What lies in the top one.
 pub(crate) const KINDS: [(&str, Ino); 3] = [("txn", TRANSACTIONS), ("snapshot", SNAPSHOTS), ("clone", CLONES)];
 
-/// One of them. The directories belong to whom the root belongs, the file to this process. `None`: there is no such inode.
-pub(crate) fn attr(ino: Ino, root: &Attr) -> Option<Attr> {
+/// The directory of a user's transactions.
+pub(crate) fn home(user: u32) -> Ino {
+    HOME | Ino::from(user)
+}
+
+/// Whose directory it is.
+pub(crate) fn user_of(ino: Ino) -> Option<u32> {
+    if ino & !(HOME - 1) == HOME { u32::try_from(ino & (HOME - 1)).ok() } else { None }
+}
+
+/// The name of a transaction; `None`: nobody will ever begin so many.
+pub(crate) fn link(id: TransactionId) -> Option<Ino> {
+    (id.0 < HOME).then_some(LINK | id.0)
+}
+
+/// Which transaction it is the name of.
+pub(crate) fn linked(ino: Ino) -> Option<TransactionId> {
+    (ino & !(HOME - 1) == LINK).then_some(TransactionId(ino & (HOME - 1)))
+}
+
+/// Where a transaction's name leads.
+pub(crate) fn target(id: TransactionId, user: u32) -> String {
+    format!("../{USERS_NAME}/{user}/{id}")
+}
+
+/// This process's user.
+pub(crate) fn own_user() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+/// The user that a directory or file name names.
+pub(crate) fn user_named(name: &[u8]) -> Option<u32> {
+    let name = std::str::from_utf8(name).ok()?;
+    let user: u32 = name.parse().ok()?;
+    (name == user.to_string()).then_some(user)
+}
+
+/// One of them. The directories belong to whom the root belongs but for those that let in one user, the file to this process. `open`:
+/// they let in all. `None`: there is no such inode.
+pub(crate) fn attr(ino: Ino, root: &Attr, open: bool) -> Option<Attr> {
+    let perm = if open { 0o555 } else { 0o500 };
     let directory = Attr {
         ino: wire_ino::of(wire_ino::HIDDEN, ino),
         kind: FileKind::Dir,
@@ -46,9 +99,13 @@ pub(crate) fn attr(ino: Ino, root: &Attr) -> Option<Attr> {
     };
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     match ino {
-        TOP..=CLONES => Some(directory),
+        TOP | TRANSACTIONS | USERS => Some(directory),
+        SNAPSHOTS | CLONES => Some(Attr { perm, uid, gid, ..directory }),
         BARRIER => Some(Attr { kind: FileKind::File, perm: 0o600, nlink: 1, uid, gid, size: barrier::SIZE, ..directory }),
-        _ => None,
+        ino => match user_of(ino) {
+            Some(uid) => Some(Attr { perm, uid, ..directory }),
+            None => linked(ino).map(|_| Attr { kind: FileKind::Symlink, perm: 0o777, nlink: 1, ..directory }),
+        },
     }
 }
 
@@ -56,7 +113,7 @@ pub(crate) fn attr(ino: Ino, root: &Attr) -> Option<Attr> {
 pub(crate) fn view(dir: Ino, name: &[u8]) -> Option<View> {
     let name = std::str::from_utf8(name).ok()?;
     match dir {
-        TRANSACTIONS => {
+        dir if dir == TRANSACTIONS || user_of(dir).is_some() => {
             let id = name.parse().ok()?;
             // One name for each.
             (name == format!("{id}")).then_some(View::Transaction(TransactionId(id)))
@@ -77,6 +134,15 @@ pub(crate) fn place(view: &View) -> Option<(Ino, String)> {
     }
 }
 
+/// All names that it has: of a transaction, whose user is known, also that in the user's directory.
+pub(crate) fn places(view: &View, user: Option<u32>) -> Vec<(Ino, String)> {
+    let home = match (view, user) {
+        (View::Transaction(id), Some(user)) => Some((home(user), id.to_string())),
+        _ => None,
+    };
+    place(view).into_iter().chain(home).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -91,5 +157,20 @@ mod tests {
             assert_eq!(super::view(TRANSACTIONS, name), None);
         }
         assert_eq!(super::view(TOP, b"17"), None);
+    }
+
+    #[test]
+    fn directories_of_users_and_names_of_transactions_have_numbers_of_their_own() {
+        for user in [0, 1000, u32::MAX] {
+            assert_eq!((user_of(home(user)), linked(home(user))), (Some(user), None));
+            assert_eq!(user_named(user.to_string().as_bytes()), Some(user));
+        }
+        for id in [1, 17, HOME - 1].map(TransactionId) {
+            let link = link(id).unwrap();
+            assert_eq!((linked(link), user_of(link)), (Some(id), None));
+        }
+        assert_eq!(link(TransactionId(HOME)), None);
+        assert!((TOP..=USERS).all(|ino| user_of(ino).is_none() && linked(ino).is_none()));
+        assert!([&b"01"[..], b"", b"-1", b"x", b"4294967296"].iter().all(|name| user_named(name).is_none()));
     }
 }

@@ -294,6 +294,14 @@ impl Fs {
         }
     }
 
+    /// Of a transaction's view, also when it is over: who began it.
+    pub fn user(&self) -> Option<u32> {
+        match &self.core.scope {
+            Scope::Transaction(transaction) => transaction.user(),
+            Scope::Mainline(_) | Scope::Frozen(_) => None,
+        }
+    }
+
     /// The inode at `path` (from the root, however many slashes); adds no reference. Symbolic links on the way are followed, a
     /// last one is not.
     pub fn resolve(&self, path: &[u8]) -> Result<Attr> {

@@ -321,6 +321,11 @@ impl Views {
         Ok(())
     }
 
+    /// Who began a transaction, if that is known; see [`TransactionOptions::user`].
+    pub fn user(&self, id: TransactionId) -> Result<Option<u32>> {
+        Ok(self.transaction(id)?.user())
+    }
+
     /// The open transactions, the oldest first.
     pub fn list(&self) -> Vec<TransactionInfo> {
         self.shared.db.transactions()

@@ -168,3 +168,18 @@ fn a_transaction_that_a_rollback_has_ended_does_not_go_on_after_a_power_cut() {
     let fs = Fs::open(db, env, FsOptions::default()).unwrap();
     assert!(fs.resolve(b"/mine").is_err());
 }
+
+#[test]
+fn who_began_it_is_known_after_a_restart() {
+    for user in [None, Some(0), Some(1000), Some(u32::MAX)] {
+        let device = Arc::new(CrashDevice::new());
+        let (_, _, views) = open(&device, true);
+        let label = "of a user".to_string();
+        let id = views.begin(TransactionOptions { durable: true, user, label, ..Default::default() }).unwrap();
+        assert_eq!(views.user(id).unwrap(), user);
+        let (_, _, views) = open(&Arc::new(device.durable()), false);
+        assert_eq!(views.user(id).unwrap(), user);
+        assert_eq!(views.fs(&View::Transaction(id)).unwrap().user(), user);
+        assert_eq!(views.list()[0].label, "of a user");
+    }
+}

@@ -84,7 +84,7 @@ fn seconds(arg: Option<&[u8]>) -> Result<Duration, Failure> {
 
 /// `TXN BEGIN [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds] [NOCHECK] [DURABLE] [ATTACHED]`: its number.
 fn begin(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    let mut options = TransactionOptions { detached: true, ..TransactionOptions::default() };
+    let mut options = TransactionOptions { detached: true, user: s.user, ..TransactionOptions::default() };
     let mut attached = false;
     let mut words = args.from(2);
     while let Some(word) = words.next() {

@@ -28,6 +28,8 @@ pub(super) const BRANCH: &str = ".transactions";
 const BEGINNING: &[u8] = &[];
 /// Behind all keys of a log.
 const END: [u8; 9] = [0xff; 9];
+/// Of the flags that a log begins with.
+const WITH_USER: u8 = 2;
 /// A call's changes are logged in pieces of about this many bytes.
 const PIECE: usize = 1 << 20;
 
@@ -36,12 +38,13 @@ fn base_name(id: impl Display) -> String {
     format!(".transaction-{id}")
 }
 
-/// How a transaction was begun, as its log has it: version, flags (1: conflicts are checked), varint idle limit in ms and one (0: none),
-/// bytes label.
+/// How a transaction was begun, as its log has it: version, flags (1: conflicts are checked, 2: with a user), varint idle limit in ms and
+/// one (0: none), bytes label, varint user if there is one.
 fn encode(options: &TransactionOptions) -> Vec<u8> {
-    let mut out = vec![1, u8::from(options.check_conflicts)];
+    let mut out = vec![1, u8::from(options.check_conflicts) | if options.user.is_some() { WITH_USER } else { 0 }];
     put_varint(&mut out, options.idle_limit.map_or(0, |limit| limit.as_millis() as u64 + 1));
     put_bytes(&mut out, options.label.as_bytes());
+    options.user.into_iter().for_each(|user| put_varint(&mut out, user.into()));
     out
 }
 
@@ -50,10 +53,13 @@ fn decode(bytes: &[u8]) -> Result<TransactionOptions> {
     if r.u8()? != 1 {
         return Err(r.corrupt("it was written by a newer version"));
     }
-    let check_conflicts = r.u8()? & 1 != 0;
+    let flags = r.u8()?;
+    let check_conflicts = flags & 1 != 0;
     let idle_limit = r.varint()?.checked_sub(1).map(Duration::from_millis);
     let label = String::from_utf8_lossy(r.bytes()?).into_owned();
-    Ok(TransactionOptions { check_conflicts, idle_limit, label, detached: true, durable: true, ..Default::default() })
+    let user =
+        if flags & WITH_USER != 0 { Some(u32::try_from(r.varint()?).map_err(|_| r.corrupt("an impossible user"))?) } else { None };
+    Ok(TransactionOptions { check_conflicts, idle_limit, label, user, detached: true, durable: true, ..Default::default() })
 }
 
 /// Changes by themselves: what is stored elsewhere is read.

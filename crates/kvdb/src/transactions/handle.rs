@@ -67,6 +67,8 @@ pub struct TransactionOptions {
     pub durable: bool,
     /// For people who look at a list of transactions.
     pub label: String,
+    /// The user of the system that began it, for doors that keep users apart. The store itself takes no notice of it.
+    pub user: Option<u32>,
 }
 
 impl Default for TransactionOptions {
@@ -80,6 +82,7 @@ impl Default for TransactionOptions {
             retry_of: None,
             durable: false,
             label: String::new(),
+            user: None,
         }
     }
 }
@@ -356,6 +359,11 @@ impl Transaction {
 
     pub fn info(&self) -> TransactionInfo {
         self.group.info()
+    }
+
+    /// Who began it; see [`TransactionOptions::user`].
+    pub fn user(&self) -> Option<u32> {
+        self.group.options.user
     }
 
     /// Whether it survives a restart; see [`TransactionOptions::durable`].
