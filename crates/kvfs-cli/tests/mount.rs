@@ -224,6 +224,18 @@ fn a_mount_right_after_an_unmount_waits_for_the_store() {
     }
 }
 
+/// Whether reading a file changes its access time.
+fn access_time_moves(p: &Place) -> bool {
+    let path = p.mnt().join("read");
+    fs::write(&path, [7; 100]).expect("write");
+    let old = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000);
+    let times = fs::FileTimes::new().set_accessed(old).set_modified(old);
+    fs::File::options().write(true).open(&path).and_then(|f| f.set_times(times)).expect("set the times");
+    // Not out of the kernel's cache: the page was written to its start only, so it is not there.
+    fs::read(&path).expect("read");
+    fs::metadata(&path).and_then(|m| m.accessed()).expect("stat") != old
+}
+
 #[test]
 fn options_reach_the_kernel_and_wrong_ones_are_named() {
     let Some(p) = Place::new() else { return };
@@ -233,7 +245,13 @@ fn options_reach_the_kernel_and_wrong_ones_are_named() {
         assert!(entry.contains(word), "{word} in {entry}");
     }
     assert!(!entry.contains("nosuid") && !entry.contains("nodev"), "{entry}");
+    assert!(!access_time_moves(&p), "it was mounted with noatime");
     succeeds(&mut p.umount());
+    succeeds(&mut p.mount(&[]));
+    assert!(access_time_moves(&p), "relatime is the default");
+    succeeds(&mut p.umount());
+    let said = fails(2, &mut p.mount(&["-o", "strictatime"]));
+    assert!(said.contains("refused") && said.contains("noatime"), "{said}");
     assert!(fails(2, &mut p.mount(&["-o", "ro,wrong"])).contains("'wrong'"));
     let said = fails(2, &mut p.mount(&["-o", "allow_other,nodefault_permissions"]));
     assert!(said.contains("refused"), "{said}");

@@ -22,9 +22,8 @@ fn open_rw(path: PathBuf) -> File {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).expect("open")
 }
 
-#[test]
-fn what_is_written_is_read_again_after_a_remount() {
-    let Some(m) = Mount::new() else { return };
+fn what_is_written_is_read_again_after_a_remount(write_back: bool) {
+    let Some(m) = Mount::in_mode(write_back) else { return };
     let sizes = [0, 1, 100, 4095, 4096, 4097, 70_000, 3 << 20];
     for size in sizes {
         fs::write(m.path(format!("f{size}")), pattern(size)).expect("write");
@@ -37,9 +36,8 @@ fn what_is_written_is_read_again_after_a_remount() {
     }
 }
 
-#[test]
-fn overwriting_appending_and_truncating() {
-    let Some(m) = Mount::new() else { return };
+fn overwriting_appending_and_truncating(write_back: bool) {
+    let Some(m) = Mount::in_mode(write_back) else { return };
     let mut model = pattern(20_000);
     fs::write(m.path("a"), &model).expect("write");
     let file = open_rw(m.path("a"));
@@ -61,9 +59,8 @@ fn overwriting_appending_and_truncating() {
     assert!(fs::read(m.path("a")).expect("read") == model);
 }
 
-#[test]
-fn a_shared_mapping_and_the_file_are_one() {
-    let Some(m) = Mount::new() else { return };
+fn a_shared_mapping_and_the_file_are_one(write_back: bool) {
+    let Some(m) = Mount::in_mode(write_back) else { return };
     let file = open_rw(m.path("a"));
     file.set_len(64 << 10).expect("grow");
     // SAFETY: a fresh mapping at a place the kernel chooses, of a file that stays that long until it is unmapped below.
@@ -94,9 +91,8 @@ fn a_shared_mapping_and_the_file_are_one() {
 #[repr(C, align(4096))]
 struct Aligned([u8; 64 << 10]);
 
-#[test]
-fn direct_io_bypasses_the_cache_and_agrees_with_it() {
-    let Some(m) = Mount::new() else { return };
+fn direct_io_bypasses_the_cache_and_agrees_with_it(write_back: bool) {
+    let Some(m) = Mount::in_mode(write_back) else { return };
     let direct =
         OpenOptions::new().read(true).write(true).create(true).truncate(true).custom_flags(libc::O_DIRECT).open(m.path("a"));
     let direct = direct.expect("open with O_DIRECT");
@@ -114,9 +110,8 @@ fn direct_io_bypasses_the_cache_and_agrees_with_it() {
     assert!(block.0[6..] == pattern(64 << 10)[6..]);
 }
 
-#[test]
-fn names_can_be_moved_replaced_swapped_and_protected() {
-    let Some(m) = Mount::new() else { return };
+fn names_can_be_moved_replaced_swapped_and_protected(write_back: bool) {
+    let Some(m) = Mount::in_mode(write_back) else { return };
     let rename = |a: &str, b: &str, flags| rustix::fs::renameat_with(CWD, m.path(a), CWD, m.path(b), flags);
     fs::write(m.path("a"), "A").expect("write");
     fs::write(m.path("b"), "B").expect("write");
@@ -137,9 +132,8 @@ fn names_can_be_moved_replaced_swapped_and_protected() {
     assert_eq!(fs::read_dir(m.root()).expect("list").count(), 1);
 }
 
-#[test]
-fn links_and_special_files() {
-    let Some(m) = Mount::new() else { return };
+fn links_and_special_files(write_back: bool) {
+    let Some(m) = Mount::in_mode(write_back) else { return };
     fs::write(m.path("a"), "A").expect("write");
     fs::hard_link(m.path("a"), m.path("b")).expect("link");
     symlink("../some where/else", m.path("s")).expect("symlink");
@@ -154,9 +148,8 @@ fn links_and_special_files() {
     assert!(fs::symlink_metadata(m.path("p")).expect("stat").file_type().is_fifo());
 }
 
-#[test]
-fn extended_attributes_keep_names_values_and_conditions() {
-    let Some(m) = Mount::new() else { return };
+fn extended_attributes_keep_names_values_and_conditions(write_back: bool) {
+    let Some(m) = Mount::in_mode(write_back) else { return };
     fs::write(m.path("a"), "A").expect("write");
     let set = |name: &str, value: &[u8], flags| rustix::fs::setxattr(m.path("a"), name, value, flags);
     set("user.one", b"1", XattrFlags::empty()).expect("set");
@@ -177,9 +170,8 @@ fn extended_attributes_keep_names_values_and_conditions() {
     assert_eq!(rustix::fs::getxattr(m.path("a"), "user.one", &mut value[..]), Err(rustix::io::Errno::NODATA));
 }
 
-#[test]
-fn ten_thousand_names_are_listed_once_each_while_some_come_and_go() {
-    let Some(m) = Mount::new() else { return };
+fn ten_thousand_names_are_listed_once_each_while_some_come_and_go(write_back: bool) {
+    let Some(m) = Mount::in_mode(write_back) else { return };
     fs::create_dir(m.path("d")).expect("mkdir");
     for i in 0..10_000 {
         rustix::fs::mknodat(
@@ -208,9 +200,8 @@ fn ten_thousand_names_are_listed_once_each_while_some_come_and_go() {
     fs::remove_dir(m.path("d")).expect("rmdir");
 }
 
-#[test]
-fn a_removed_file_lives_while_it_is_open() {
-    let Some(m) = Mount::new() else { return };
+fn a_removed_file_lives_while_it_is_open(write_back: bool) {
+    let Some(m) = Mount::in_mode(write_back) else { return };
     let mut file = open_rw(m.path("a"));
     file.write_all(&pattern(100_000)).expect("write");
     fs::remove_file(m.path("a")).expect("unlink");
@@ -225,9 +216,8 @@ fn a_removed_file_lives_while_it_is_open() {
     assert_eq!(fs::read(m.path("a")).expect("read"), b"another");
 }
 
-#[test]
-fn a_file_without_a_name_can_be_given_one() {
-    let Some(m) = Mount::new() else { return };
+fn a_file_without_a_name_can_be_given_one(write_back: bool) {
+    let Some(m) = Mount::in_mode(write_back) else { return };
     let flags = OFlags::TMPFILE | OFlags::RDWR;
     let file = rustix::fs::open(m.root(), flags, Mode::from_raw_mode(0o600)).expect("O_TMPFILE");
     let mut file = File::from(file);
@@ -241,9 +231,8 @@ fn a_file_without_a_name_can_be_given_one() {
     assert_eq!(fs::metadata(m.path("final")).expect("stat").nlink(), 1);
 }
 
-#[test]
-fn space_is_reserved_punched_and_zeroed() {
-    let Some(m) = Mount::new() else { return };
+fn space_is_reserved_punched_and_zeroed(write_back: bool) {
+    let Some(m) = Mount::in_mode(write_back) else { return };
     let file = open_rw(m.path("a"));
     file.write_all_at(&pattern(1 << 20), 0).expect("write");
     let allocate = |flags, offset, length| rustix::fs::fallocate(&file, flags, offset, length);
@@ -263,9 +252,8 @@ fn space_is_reserved_punched_and_zeroed() {
     assert!(fs::read(m.path("a")).expect("read") == model);
 }
 
-#[test]
-fn holes_take_no_space_and_can_be_found() {
-    let Some(m) = Mount::new() else { return };
+fn holes_take_no_space_and_can_be_found(write_back: bool) {
+    let Some(m) = Mount::in_mode(write_back) else { return };
     let file = open_rw(m.path("a"));
     file.write_all_at(&[1; 8192], 1 << 30).expect("write far away");
     file.sync_all().expect("sync");
@@ -282,9 +270,8 @@ fn holes_take_no_space_and_can_be_found() {
     assert_eq!(zeros, [0; 4096]);
 }
 
-#[test]
-fn ranges_are_copied_within_the_file_system() {
-    let Some(m) = Mount::new() else { return };
+fn ranges_are_copied_within_the_file_system(write_back: bool) {
+    let Some(m) = Mount::in_mode(write_back) else { return };
     fs::write(m.path("a"), pattern(300_000)).expect("write");
     let (from, to) = (File::open(m.path("a")).expect("open"), open_rw(m.path("b")));
     let (mut offset_in, mut offset_out) = (1_000, 5_000);
@@ -300,9 +287,8 @@ fn ranges_are_copied_within_the_file_system() {
     assert!(fs::read(m.path("b")).expect("read") == model);
 }
 
-#[test]
-fn writing_takes_the_set_user_id_bit_away() {
-    let Some(m) = Mount::new() else { return };
+fn writing_takes_the_set_user_id_bit_away(write_back: bool) {
+    let Some(m) = Mount::in_mode(write_back) else { return };
     if !rustix::process::geteuid().is_root() {
         eprintln!("SKIPPED: takes another user, hence root");
         return;
@@ -315,9 +301,8 @@ fn writing_takes_the_set_user_id_bit_away() {
     assert_eq!(m.again().path("a").metadata().expect("stat").uid(), 1);
 }
 
-#[test]
-fn times_are_kept_to_the_nanosecond() {
-    let Some(m) = Mount::new() else { return };
+fn times_are_kept_to_the_nanosecond(write_back: bool) {
+    let Some(m) = Mount::in_mode(write_back) else { return };
     fs::write(m.path("a"), "A").expect("write");
     let time = |tv_sec, tv_nsec| rustix::fs::Timespec { tv_sec, tv_nsec };
     let times = rustix::fs::Timestamps { last_access: time(-5, 999_999_999), last_modification: time(1_234_567_890, 123_456_789) };
@@ -327,3 +312,39 @@ fn times_are_kept_to_the_nanosecond() {
     assert_eq!((s.atime(), s.atime_nsec()), (-5, 999_999_999));
     assert_eq!((s.mtime(), s.mtime_nsec()), (1_234_567_890, 123_456_789));
 }
+
+/// Every test, with writes that go through and with writes that the kernel gathers.
+macro_rules! in_both_modes {
+    ($($test:ident),* $(,)?) => {
+        mod through {
+            $(#[test]
+            fn $test() {
+                super::$test(false);
+            })*
+        }
+        mod gathered {
+            $(#[test]
+            fn $test() {
+                super::$test(true);
+            })*
+        }
+    };
+}
+
+in_both_modes!(
+    what_is_written_is_read_again_after_a_remount,
+    overwriting_appending_and_truncating,
+    a_shared_mapping_and_the_file_are_one,
+    direct_io_bypasses_the_cache_and_agrees_with_it,
+    names_can_be_moved_replaced_swapped_and_protected,
+    links_and_special_files,
+    extended_attributes_keep_names_values_and_conditions,
+    ten_thousand_names_are_listed_once_each_while_some_come_and_go,
+    a_removed_file_lives_while_it_is_open,
+    a_file_without_a_name_can_be_given_one,
+    space_is_reserved_punched_and_zeroed,
+    holes_take_no_space_and_can_be_found,
+    ranges_are_copied_within_the_file_system,
+    writing_takes_the_set_user_id_bit_away,
+    times_are_kept_to_the_nanosecond,
+);

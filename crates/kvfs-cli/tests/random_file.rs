@@ -254,7 +254,13 @@ fn a_file_is_its_model_after_any_calls() {
         (0..steps).for_each(|_| run.step());
         return run.verify();
     }
-    let Some(m) = Mount::new() else { return };
+    for write_back in [false, true] {
+        random_files(seed, steps, write_back);
+    }
+}
+
+fn random_files(seed: u64, steps: u64, write_back: bool) {
+    let Some(m) = Mount::in_mode(write_back) else { return };
     let mut models = Vec::new();
     for seed in seed..seed + 3 {
         let mut run = Run::new(&m.root(), seed);

@@ -2,10 +2,15 @@
 //!
 //! A page of it is made dirty through a mapping, because that is what the kernel writes back in its own time, in one queue with all other dirty
 //! pages, whether it gathers writes or not.
+//!
+//! The mapping is in the address space of those who answer. munmap(2) writes back what is dirty while it has that space locked: a thread that
+//! answers and wants memory would wait for it, and it for the answer. So nothing may be dirty by then, times included, and no page is
+//! read in by a fault.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
@@ -36,6 +41,9 @@ pub(crate) fn send_pages(root: &File, pages: usize) -> io::Result<()> {
     let file = File::from(rustix::fs::openat(root, path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?);
     let pages = pages.min(SIZE as usize / APART);
     let length = pages * APART;
+    for page in 0..pages {
+        file.read_at(&mut [0], (page * APART) as u64)?;
+    }
     // SAFETY: a new mapping at a place of the kernel's choice; no reference into it is ever made.
     let at = unsafe {
         libc::mmap(std::ptr::null_mut(), length, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, file.as_raw_fd(), 0)
@@ -44,14 +52,13 @@ pub(crate) fn send_pages(root: &File, pages: usize) -> io::Result<()> {
         return Err(io::Error::last_os_error());
     }
     let mapping = Mapping(at, length);
-    for page in 0..pages {
+    let changed = (0..pages).try_for_each(|page| {
         // SAFETY: the page lies in the mapping.
-        if unsafe { libc::madvise(mapping.0.byte_add(page * APART), PAGE, MADV_POPULATE_WRITE) } != 0 {
-            return Err(io::Error::last_os_error());
+        match unsafe { libc::madvise(mapping.0.byte_add(page * APART), PAGE, MADV_POPULATE_WRITE) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
         }
-    }
-    // SAFETY: it takes a descriptor, which is open, and numbers. A length of 0 means to the end.
-    let sent =
-        unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER) };
-    if sent == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    });
+    // Pages, and times where the kernel keeps them; before the mapping goes, after an error as well.
+    file.sync_all().and(changed)
 }

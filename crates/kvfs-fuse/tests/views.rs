@@ -33,7 +33,7 @@ impl Drop for Mount {
 
 impl Mount {
     /// `None`, with the reason printed, where this process may not mount.
-    fn new() -> Option<Mount> {
+    fn new(write_back: bool) -> Option<Mount> {
         if let Err(e) = File::open("/dev/fuse") {
             eprintln!("SKIPPED: no FUSE here: cannot open /dev/fuse: {e}");
             return None;
@@ -47,7 +47,8 @@ impl Mount {
         let views = Views::new(db, fs);
         let dir = tempfile::tempdir().expect("a temporary folder");
         let door = Arc::new(Door::new(views.clone()));
-        let mounted = mount(door.clone(), dir.path(), &MountOptions::default(), &Policy::default()).expect("root can mount");
+        let policy = Policy { write_back, ..Policy::default() };
+        let mounted = mount(door.clone(), dir.path(), &MountOptions::default(), &policy).expect("root can mount");
         let herald = Herald::start(&views, &door, &mounted).expect("a herald");
         Some(Mount { mounted, herald, views, dir })
     }
@@ -87,9 +88,8 @@ fn fails<T: std::fmt::Debug>(result: std::io::Result<T>, errno: i32) {
     assert_eq!(result.expect_err("it must fail").raw_os_error(), Some(errno));
 }
 
-#[test]
-fn a_script_works_in_a_transaction_and_the_mainline_stays_until_it_commits() {
-    let Some(m) = Mount::new() else { return };
+fn a_script_works_in_a_transaction_and_the_mainline_stays_until_it_commits(write_back: bool) {
+    let Some(m) = Mount::new(write_back) else { return };
     sh(m.dir.path(), "mkdir src; echo one > src/a; echo two > src/b; head -c 300000 /dev/zero > big; ln -s a src/link");
     let before = sh(m.dir.path(), "find . | sort; cat src/*; wc -c < big");
     let (id, t) = m.begin();
@@ -105,9 +105,8 @@ fn a_script_works_in_a_transaction_and_the_mainline_stays_until_it_commits() {
     assert!(m.views.mainline().verify().expect("checked").is_clean());
 }
 
-#[test]
-fn an_abort_leaves_the_mainline_as_it_is() {
-    let Some(m) = Mount::new() else { return };
+fn an_abort_leaves_the_mainline_as_it_is(write_back: bool) {
+    let Some(m) = Mount::new(write_back) else { return };
     sh(m.dir.path(), "echo one > a; mkdir d");
     let (id, t) = m.begin();
     sh(&t, "echo two > a; rmdir d; touch x");
@@ -115,9 +114,8 @@ fn an_abort_leaves_the_mainline_as_it_is() {
     assert_eq!(sh(m.dir.path(), "cat a; ls"), "one\na\nd\n");
 }
 
-#[test]
-fn what_is_open_already_shows_a_commit_at_once() {
-    let Some(m) = Mount::new() else { return };
+fn what_is_open_already_shows_a_commit_at_once(write_back: bool) {
+    let Some(m) = Mount::new(write_back) else { return };
     for (name, len) in [("grows", 10), ("shrinks", 50_000), ("same", 5000), ("replaced", 10), ("removed", 10)] {
         fs::write(m.path(name), vec![b'o'; len]).expect("write");
     }
@@ -209,9 +207,8 @@ impl Drop for Shell {
     }
 }
 
-#[test]
-fn a_program_that_works_in_a_folder_goes_on_there() {
-    let Some(m) = Mount::new() else { return };
+fn a_program_that_works_in_a_folder_goes_on_there(write_back: bool) {
+    let Some(m) = Mount::new(write_back) else { return };
     sh(m.dir.path(), "mkdir -p work/sub; echo one > work/sub/f");
     let mut shell = Shell::new(&m.path("work/sub"));
     assert_eq!(shell.ask("ls"), "f\n");
@@ -222,9 +219,8 @@ fn a_program_that_works_in_a_folder_goes_on_there() {
     assert_eq!(shell.ask("cd sub; /bin/pwd"), format!("{}\n", m.path("work/sub").display()));
 }
 
-#[test]
-fn the_hidden_directory_is_found_but_not_listed() {
-    let Some(m) = Mount::new() else { return };
+fn the_hidden_directory_is_found_but_not_listed(write_back: bool) {
+    let Some(m) = Mount::new(write_back) else { return };
     assert_eq!(names(m.dir.path()), [""; 0]);
     assert_eq!(names(&m.path(".kvfs")), ["clone", "snapshot", "txn"]);
     assert_eq!(names(&m.path(".kvfs/txn")), [""; 0]);
@@ -247,9 +243,8 @@ fn the_hidden_directory_is_found_but_not_listed() {
     assert_eq!(fs::metadata(m.path(".kvfs/txn/..")).expect("stat").ino(), fs::metadata(m.path(".kvfs")).expect("stat").ino());
 }
 
-#[test]
-fn views_share_no_inode_numbers_and_nothing_moves_between_them() {
-    let Some(m) = Mount::new() else { return };
+fn views_share_no_inode_numbers_and_nothing_moves_between_them(write_back: bool) {
+    let Some(m) = Mount::new(write_back) else { return };
     fs::write(m.path("f"), "content").expect("write");
     let (id, t) = m.begin();
     assert_ne!(fs::metadata(m.path("f")).expect("stat").ino(), fs::metadata(t.join("f")).expect("stat").ino());
@@ -264,9 +259,8 @@ fn views_share_no_inode_numbers_and_nothing_moves_between_them() {
     m.views.abort(id).expect("aborted");
 }
 
-#[test]
-fn what_is_open_in_a_view_is_stale_when_it_ends() {
-    let Some(m) = Mount::new() else { return };
+fn what_is_open_in_a_view_is_stale_when_it_ends(write_back: bool) {
+    let Some(m) = Mount::new(write_back) else { return };
     fs::write(m.path("f"), vec![1; 100_000]).expect("write");
     for commit in [false, true] {
         let (id, t) = m.begin();
@@ -285,9 +279,8 @@ fn what_is_open_in_a_view_is_stale_when_it_ends() {
     assert_eq!(names(m.dir.path()), ["f"]);
 }
 
-#[test]
-fn what_the_kernel_holds_back_is_in_the_commit() {
-    let Some(m) = Mount::new() else { return };
+fn what_the_kernel_holds_back_is_in_the_commit(write_back: bool) {
+    let Some(m) = Mount::new(write_back) else { return };
     let (id, t) = m.begin();
     let file = File::create(t.join("f")).expect("create");
     (&file).write_all(&vec![7; 200_000]).expect("write");
@@ -304,9 +297,8 @@ fn what_the_kernel_holds_back_is_in_the_commit() {
     assert_eq!(&fs::read(m.path("f")).expect("read")[..15], b"on the mainline");
 }
 
-#[test]
-fn programs_that_wait_for_a_transaction_do_not_keep_others_from_ending_it() {
-    let Some(m) = Mount::new() else { return };
+fn programs_that_wait_for_a_transaction_do_not_keep_others_from_ending_it(write_back: bool) {
+    let Some(m) = Mount::new(write_back) else { return };
     const PROGRAMS: usize = 12;
     let file = |i: usize| m.path(&format!("f{i}"));
     for i in 0..PROGRAMS {
@@ -340,9 +332,8 @@ fn programs_that_wait_for_a_transaction_do_not_keep_others_from_ending_it() {
     }
 }
 
-#[test]
-fn snapshots_and_clones_lie_beside_the_transactions() {
-    let Some(m) = Mount::new() else { return };
+fn snapshots_and_clones_lie_beside_the_transactions(write_back: bool) {
+    let Some(m) = Mount::new(write_back) else { return };
     sh(m.dir.path(), "mkdir d; echo monday > d/f");
     m.views.snapshot(&kvfs::View::Mainline, "monday", Durability::Synced).expect("a snapshot");
     m.views.clone_snapshot("monday", "other").expect("a clone");
@@ -367,9 +358,8 @@ fn snapshots_and_clones_lie_beside_the_transactions() {
     fails(fs::metadata(&other), libc::ENOENT);
 }
 
-#[test]
-fn the_kernel_forgets_views_that_have_ended_but_for_what_is_open() {
-    let Some(m) = Mount::new() else { return };
+fn the_kernel_forgets_views_that_have_ended_but_for_what_is_open(write_back: bool) {
+    let Some(m) = Mount::new(write_back) else { return };
     sh(m.dir.path(), "mkdir -p d/e; echo old > d/f; for i in $(seq 100); do echo $i > d/e/$i; done");
     let (held, t) = m.begin();
     let mut open = File::open(t.join("d/f")).expect("open");
@@ -405,3 +395,35 @@ fn await_numbers(views: &Views, expected: usize) {
         std::thread::yield_now();
     }
 }
+
+/// Every test, with writes that go through and with writes that the kernel gathers.
+macro_rules! in_both_modes {
+    ($($test:ident),* $(,)?) => {
+        mod through {
+            $(#[test]
+            fn $test() {
+                super::$test(false);
+            })*
+        }
+        mod gathered {
+            $(#[test]
+            fn $test() {
+                super::$test(true);
+            })*
+        }
+    };
+}
+
+in_both_modes!(
+    a_script_works_in_a_transaction_and_the_mainline_stays_until_it_commits,
+    an_abort_leaves_the_mainline_as_it_is,
+    what_is_open_already_shows_a_commit_at_once,
+    a_program_that_works_in_a_folder_goes_on_there,
+    the_hidden_directory_is_found_but_not_listed,
+    views_share_no_inode_numbers_and_nothing_moves_between_them,
+    what_is_open_in_a_view_is_stale_when_it_ends,
+    what_the_kernel_holds_back_is_in_the_commit,
+    programs_that_wait_for_a_transaction_do_not_keep_others_from_ending_it,
+    snapshots_and_clones_lie_beside_the_transactions,
+    the_kernel_forgets_views_that_have_ended_but_for_what_is_open,
+);

@@ -229,6 +229,8 @@ impl Views {
         };
         // What waits for a lock may wait for this very transaction.
         self.write_back(Wait::ButForLocks)?;
+        // Another commit that is being told may need the threads that would wait at this gate.
+        drop(self.shared.mainline.core.past.turn());
         let core = &entry.fs.core;
         let mut closed = core.gate.close();
         if closed.ended() {

@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 
 pub struct Mount {
     dir: tempfile::TempDir,
+    write_back: bool,
 }
 
 fn kvfs() -> Command {
@@ -24,7 +25,13 @@ fn succeeds(command: &mut Command) {
 
 impl Mount {
     /// `None`, with the reason printed, where this process may not mount.
+    #[allow(dead_code, reason = "some tests mount in both modes")]
     pub fn new() -> Option<Mount> {
+        Mount::in_mode(false)
+    }
+
+    /// With writes that go through, or that the kernel gathers.
+    pub fn in_mode(write_back: bool) -> Option<Mount> {
         if let Err(e) = std::fs::File::open("/dev/fuse") {
             eprintln!("SKIPPED: no FUSE here: cannot open /dev/fuse: {e}");
             return None;
@@ -33,7 +40,7 @@ impl Mount {
             eprintln!("SKIPPED: these tests mount as root does");
             return None;
         }
-        let mount = Mount { dir: tempfile::tempdir().expect("a temporary folder") };
+        let mount = Mount { dir: tempfile::tempdir().expect("a temporary folder"), write_back };
         std::fs::create_dir(mount.root()).expect("mkdir");
         succeeds(kvfs().arg("create").arg(mount.store()));
         mount.mount();
@@ -45,7 +52,8 @@ impl Mount {
     }
 
     fn mount(&self) {
-        succeeds(kvfs().arg("mount").arg(self.store()).arg(self.root()));
+        let mode = if self.write_back { "writeback" } else { "nowriteback" };
+        succeeds(kvfs().arg("mount").args(["-o", mode]).arg(self.store()).arg(self.root()));
     }
 
     pub fn root(&self) -> PathBuf {

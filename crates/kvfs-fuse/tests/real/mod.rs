@@ -117,8 +117,12 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        // What is dirty is written back here, since munmap would do it with the address space locked, in which the daemon is, too.
         // SAFETY: nobody has a reference into it.
-        unsafe { libc::munmap(self.0.cast(), self.1) };
+        unsafe {
+            libc::msync(self.0.cast(), self.1, libc::MS_SYNC);
+            libc::munmap(self.0.cast(), self.1);
+        }
     }
 }
 
