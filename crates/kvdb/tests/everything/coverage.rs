@@ -1,0 +1,55 @@
+//! The public operations of a store, read from its source: each must occur in the history.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+/// Whose operations are wanted.
+const TYPES: [&str; 13] = [
+    "Kvdb",
+    "Dictionary",
+    "View",
+    "Transaction",
+    "Draft",
+    "Bulk",
+    "Ingest",
+    "Batch",
+    "Scope",
+    "StoredTuples",
+    "StoredTuple",
+    "StoredValue",
+    "Received",
+];
+
+fn sources(folder: &Path, out: &mut Vec<String>) {
+    for entry in std::fs::read_dir(folder).expect("the source is there") {
+        let path = entry.expect("a file").path();
+        if path.is_dir() {
+            sources(&path, out);
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            out.push(std::fs::read_to_string(&path).expect("text"));
+        }
+    }
+}
+
+/// `Type::operation` of every public one.
+pub fn public_operations() -> BTreeSet<String> {
+    let mut all = Vec::new();
+    sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut all);
+    let mut found = BTreeSet::new();
+    for text in all {
+        let mut of = None;
+        for line in text.lines() {
+            if let Some(rest) = line.strip_prefix("impl") {
+                let name = rest.trim_start_matches("<'a>").trim().split(['<', ' ', '{']).next().unwrap_or_default();
+                of = TYPES.iter().find(|t| **t == name && !rest.contains(" for "));
+            } else if line.starts_with('}') {
+                of = None;
+            } else if let (Some(of), Some(rest)) = (of, line.strip_prefix("    pub fn ")) {
+                let name = rest.split(['(', '<']).next().unwrap_or_default();
+                found.insert(format!("{of}::{name}"));
+            }
+        }
+    }
+    assert!(found.len() > 100, "{} operations: is the source read rightly?", found.len());
+    found
+}

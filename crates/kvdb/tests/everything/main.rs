@@ -1,0 +1,145 @@
+//! One history with everything in it: random operations of every kind on one store, in one thread, with power cuts, closes and reopenings in
+//! between. An oracle checks every answer, and everything after each recovery: what was certain is there, and what is there is the
+//! state after one of the steps. A public operation that occurs in no history fails a test.
+//!
+//! `KVFS_SEEDS=n` runs n seeds instead of the usual few, from `KVFS_SEED_BASE` on.
+
+mod coverage;
+mod operations;
+mod oracle;
+mod transactions;
+mod world;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use env::{Random, Simulated};
+use kvdb::{CreateOptions, Kvdb, OpenOptions, Shape};
+use zones::{CrashDevice, MemoryDevice};
+
+use operations::OPERATIONS;
+use oracle::{History, observe};
+use world::{Dead, World};
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().and_then(|v| v.parse().ok())
+}
+
+/// Everything that may differ from one opening to the next.
+fn options(random: &mut Random) -> OpenOptions {
+    OpenOptions {
+        memory: (1 << 20) << random.below(3),
+        flush_interval: Duration::from_millis(10),
+        late_bind_at: [4 << 10, 16 << 10, u64::MAX][random.below(3) as usize],
+        merge_part: (16 << 10) << random.below(4),
+        merge_threads: 1 + random.below(3) as usize,
+        seek_bytes: [8 << 10, 1 << 20][random.below(2) as usize],
+        shape: Shape { runs_per_level: 2 + random.below(7) as usize, ..Shape::default() },
+        threads: false,
+        zero_journal: false,
+        idle_flush: Duration::from_millis(50),
+        flush_on_close: random.one_in(2),
+        ..OpenOptions::default()
+    }
+}
+
+/// Operations until there are enough of them or the power fails.
+fn live(w: &mut World, steps: u64) -> Result<(), Dead> {
+    let all: u64 = OPERATIONS.iter().map(|(_, weight, _)| weight).sum();
+    for _ in 0..steps {
+        w.step += 1;
+        let mut at = w.random.below(all);
+        let chosen = OPERATIONS.iter().find(|(_, weight, _)| {
+            let here = at < *weight;
+            at = at.saturating_sub(*weight);
+            here
+        });
+        let (name, _, run) = chosen.expect("the weights add up");
+        w.operation = name;
+        run(w)?;
+        // For whoever looks for the step at which it began.
+        if number("KVFS_EACH").is_some() {
+            operations::everything(w)?;
+        }
+    }
+    Ok(())
+}
+
+/// Runs one seed; gives the operations that it has called.
+fn run(seed: u64) -> BTreeSet<&'static str> {
+    let mut random = Random::new(seed);
+    let env = Arc::new(Simulated::new(seed));
+    let device = Arc::new(CrashDevice::over(MemoryDevice::new()));
+    let create = CreateOptions { open: options(&mut random), reserve_zones: 4, ..CreateOptions::default() };
+    let db = Kvdb::create(device.clone(), env.clone(), create).expect("memory does not fail");
+    let ids = ["a", "b", "c"].map(|name| db.open_dictionary(name).expect("made").id());
+    assert_eq!(ids.map(|id| id.0), [1, 2, 3]);
+    let history = History::new(observe(&db).expect("read"));
+    let mut w = World::new(seed, random, env.clone(), device, db, history);
+    w.call("Kvdb::create");
+    for life in 0..2 + w.random.below(3) {
+        if !w.random.one_in(3) {
+            w.device.cut_power_after(w.random.below(1500));
+        }
+        let steps = 20 + w.random.below(250);
+        let lived = live(&mut w, steps);
+        w.operation = "closing";
+        if lived.is_ok() && w.random.one_in(2) {
+            // In an orderly way.
+            w.call("Kvdb::close");
+            match w.db.close() {
+                Ok(()) => w.history.certain(),
+                Err(e) => w.dead_or_panic("closing", &e),
+            }
+        }
+        let image = w.device.crash(seed ^ life);
+        w.views.clear();
+        let before = std::mem::take(&mut w.open);
+        let report = kvdb::check(Arc::new(image.clone()), &mut |_, _| {});
+        assert!(report.is_clean(), "{}: {:?}", w.what(), report.faults);
+        w.operation = "opening";
+        // Sometimes the power fails again within recovery itself, or right behind it.
+        let mut image = image;
+        while w.random.one_in(4) {
+            let device = Arc::new(CrashDevice::over(image.clone()));
+            device.cut_power_after(w.random.below(12));
+            drop(Kvdb::open(device.clone(), env.clone(), options(&mut w.random)));
+            image = device.crash(seed ^ life);
+        }
+        let device = Arc::new(CrashDevice::over(image));
+        let opened = Kvdb::open(device.clone(), env.clone(), options(&mut w.random));
+        let (db, _) = opened.unwrap_or_else(|e| panic!("{}: {e}", w.what()));
+        (w.device, w.db) = (device, db);
+        let found = observe(&w.db).unwrap_or_else(|e| panic!("{}: {e}", w.what()));
+        let when = w.what();
+        w.history.found(found, &when);
+        // Numbers of dictionaries, and what was committed, are known again from here.
+        w.replaced("", "");
+        transactions::restored(&mut w, before).expect("the power is on");
+    }
+    w.operation = "the end";
+    operations::everything(&mut w).expect("the power is on");
+    w.called
+}
+
+#[test]
+fn a_store_does_everything_that_it_says() {
+    let (seeds, base) = (number("KVFS_SEEDS").unwrap_or(40), number("KVFS_SEED_BASE").or_else(|| number("KVFS_SEED")).unwrap_or(1));
+    let started = Instant::now();
+    let mut called = BTreeSet::new();
+    for seed in base..base + seeds {
+        called.extend(run(seed));
+    }
+    println!(
+        "{seeds} seeds, {base}..{}, in {:.1} s; go on: KVFS_SEED_BASE={}",
+        base + seeds,
+        started.elapsed().as_secs_f64(),
+        base + seeds
+    );
+    // One seed alone need not have everything.
+    if seeds >= 40 {
+        let missing: Vec<_> = coverage::public_operations().into_iter().filter(|name| !called.contains(name.as_str())).collect();
+        assert!(missing.is_empty(), "in no history: {missing:?}");
+    }
+}

@@ -1,0 +1,486 @@
+//! Transactions in the history: what each has seen and changed, and what its commit must say.
+
+use kvdb::{Durability, Error, Isolation, Savepoint, Scope, Transaction, TransactionOptions};
+
+use crate::oracle::{Change, Kind, State, seen, tuples};
+use crate::world::{Dead, World};
+
+/// An open one.
+pub struct Open {
+    pub t: Transaction,
+    /// What it reads, its own changes included, and as it was after each of its calls.
+    pub sees: State,
+    stages: Vec<State>,
+    base: State,
+    changes: Vec<Change>,
+    /// Changes by others that its commit depends on as well.
+    reads: Vec<Change>,
+    savepoints: Vec<(Savepoint, State, usize)>,
+    /// In the log of what was committed.
+    since: usize,
+    durable: bool,
+    /// It has lived through a restart: what it compares is values.
+    restored: bool,
+    checks: bool,
+}
+
+impl Open {
+    fn step(&mut self, changes: &[Change]) {
+        self.sees.apply(changes);
+        self.changes.extend_from_slice(changes);
+        self.stages.push(self.sees.clone());
+    }
+}
+
+fn compare(w: &World, open: &Open) -> Result<(), Dead> {
+    let view = w.ok(open.t.view())?;
+    let found = w.ok(seen(&view, &open.sees))?;
+    let wanted = State { branches: open.sees.branches.clone(), ..State::default() };
+    assert!(found == wanted, "{}: transaction {} sees {}", w.what(), open.t.id(), found.differs(&wanted));
+    Ok(())
+}
+
+pub fn begin(w: &mut World) -> Result<(), Dead> {
+    if w.open.len() >= 5 {
+        return Ok(());
+    }
+    let durable = w.random.one_in(3);
+    let checks = !w.random.one_in(5);
+    let plain = checks && !durable && w.random.one_in(2);
+    let t = if plain {
+        w.call("Kvdb::begin");
+        w.ok(w.db.begin(Isolation::Snapshot))?
+    } else {
+        w.call("Kvdb::begin_with");
+        let detached = w.random.one_in(2);
+        let label = format!("seed {}", w.seed);
+        let options =
+            TransactionOptions { durable, detached, check_conflicts: checks, label, user: Some(1000), ..Default::default() };
+        w.ok(w.db.begin_with(options))?
+    };
+    w.call("Transaction::checks_conflicts");
+    w.call("Transaction::is_durable");
+    assert_eq!((t.checks_conflicts(), t.is_durable(), t.isolation()), (checks, durable, Isolation::Snapshot));
+    w.call("Transaction::isolation");
+    if durable {
+        // It began with a commit that is on disk.
+        w.history.certain();
+    }
+    let mut base = State { branches: w.history.newest().branches.clone(), ..State::default() };
+    if durable {
+        // What it reads is kept of the main branch alone.
+        base.branches.retain(|name, _| name.is_empty());
+    }
+    let open = Open {
+        t,
+        sees: base.clone(),
+        stages: vec![base.clone()],
+        base,
+        changes: Vec::new(),
+        reads: Vec::new(),
+        savepoints: Vec::new(),
+        since: w.committed.len(),
+        durable,
+        restored: false,
+        checks,
+    };
+    w.open.push(open);
+    Ok(())
+}
+
+/// Something in one of the open transactions.
+pub fn work(w: &mut World) -> Result<(), Dead> {
+    if w.open.is_empty() {
+        return begin(w);
+    }
+    let at = w.random.below(w.open.len() as u64) as usize;
+    let mut open = w.open.swap_remove(at);
+    let done = in_one(w, &mut open);
+    w.open.push(open);
+    done
+}
+
+fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
+    let t = open.t.clone();
+    // A place that both the transaction and everybody knows, and whose number has not changed since.
+    let Some((branch, dict, id)) = w.place() else { return Ok(()) };
+    if open.sees.table(&branch, &dict).is_none() || w.made_since(&branch, &dict, open.since) {
+        return Ok(());
+    }
+    let key = w.key();
+    let change = |kind| Change { branch: branch.clone(), dict: dict.clone(), kind };
+    match w.random.below(20) {
+        0 | 1 => {
+            let value = w.value();
+            w.call("Transaction::put");
+            w.ok(t.put(id, &key, &value))?;
+            open.step(&[change(Kind::Put(key, value))]);
+        }
+        2 => {
+            w.call("Transaction::delete");
+            w.ok(t.delete(id, &key))?;
+            open.step(&[change(Kind::Delete(key))]);
+        }
+        3 => {
+            let (a, b) = w.range();
+            w.call("Transaction::delete_range");
+            w.ok(t.delete_range(id, a.clone(), b.clone()))?;
+            open.step(&[change(Kind::DeleteRange(a, b))]);
+        }
+        4 | 5 => {
+            let (changes, batch) = w.batch(&[(branch.clone(), dict.clone(), id)]);
+            if w.random.one_in(3) {
+                w.call("Scope::commit");
+                w.call("Scope::writable");
+                let scope = Scope::Transaction(t);
+                assert!(scope.writable());
+                w.ok(scope.commit(batch, Durability::Buffered))?;
+                w.call("Scope::sync");
+                w.ok(scope.sync())?;
+            } else {
+                w.call("Transaction::apply");
+                w.ok(t.apply(batch))?;
+            }
+            open.step(&changes);
+        }
+        6 => {
+            w.call("Transaction::get");
+            let value = w.ok(t.get(id, &key))?;
+            assert_eq!(value.as_deref(), open.sees.table(&branch, &dict).and_then(|t| t.get(&key)).map(|v| &v[..]), "{}", w.what());
+        }
+        7 => {
+            let (a, b) = w.range();
+            let all = open.sees.table(&branch, &dict).cloned().unwrap_or_default();
+            let want: Vec<_> = if a < b { all.range(a.clone()..b.clone()).take(7).collect() } else { Vec::new() };
+            w.call("Transaction::scan");
+            let found = w.ok(t.scan(id, &a, &b, 7))?;
+            assert!(found.iter().map(|(k, v)| (&k[..], &v[..])).eq(want.iter().map(|(k, v)| (&k[..], &v[..]))), "{}", w.what());
+            w.call("Transaction::cursor");
+            let mut cursor = w.ok(t.cursor(id, &a, &b))?;
+            let first = w.ok(cursor.next())?;
+            assert_eq!(first.map(|t| t.key.to_vec()), want.first().map(|(k, _)| k.to_vec()));
+            let scope = Scope::Transaction(t);
+            for name in ["Scope::get", "Scope::scan", "Scope::cursor", "Scope::view"] {
+                w.call(name);
+            }
+            assert_eq!(w.ok(scope.scan(id, &a, &b, 7))?, found);
+            assert_eq!(w.ok(scope.get(id, &key))?.map(|v| v.to_vec()), all.get(&key).cloned());
+            assert_eq!(w.ok(w.ok(scope.cursor(id, &a, &b))?.next())?.map(|t| t.key), found.first().map(|(k, _)| k.clone()));
+            assert_eq!(w.ok(tuples(&w.ok(scope.view())?, id))?, all);
+        }
+        8 => {
+            w.call("Transaction::view");
+            compare(w, open)?;
+            w.call("View::beneath");
+            let beneath = w.ok(seen(&w.ok(t.view())?.beneath(), &open.base))?;
+            assert!(beneath == open.base, "{}: beneath a transaction: {}", w.what(), beneath.differs(&open.base));
+        }
+        9 | 10 => {
+            w.call("Transaction::savepoint");
+            let savepoint = w.ok(t.savepoint())?;
+            open.savepoints.push((savepoint, open.sees.clone(), open.changes.len()));
+        }
+        11 | 12 if !open.savepoints.is_empty() => {
+            let at = w.random.below(open.savepoints.len() as u64) as usize;
+            w.call("Transaction::rollback_to");
+            w.ok(t.rollback_to(&open.savepoints[at].0))?;
+            open.sees = open.savepoints[at].1.clone();
+            open.changes.truncate(open.savepoints[at].2);
+            open.savepoints.truncate(at + 1);
+            open.stages.push(open.sees.clone());
+            compare(w, open)?;
+        }
+        13 => {
+            // What is drafted is not seen in the transaction, nor the other way round, until it is made.
+            for name in ["Transaction::draft", "Draft::apply", "Draft::get", "Draft::view"] {
+                w.call(name);
+            }
+            let mut draft = w.ok(t.draft())?;
+            let (changes, batch) = w.batch(&[(branch.clone(), dict.clone(), id)]);
+            w.ok(draft.apply(batch))?;
+            let mut drafted = open.sees.clone();
+            drafted.apply(&changes);
+            let value = w.value();
+            w.ok(t.put(id, &key, &value))?;
+            let found = w.ok(tuples(&w.ok(draft.view())?, id))?;
+            assert_eq!(Some(&found), drafted.table(&branch, &dict), "{}: a draft", w.what());
+            assert_eq!(w.ok(draft.get(id, &key))?.map(|v| v.to_vec()), found.get(&key).cloned());
+            open.step(&[change(Kind::Put(key, value))]);
+            if w.random.one_in(3) {
+                drop(draft);
+            } else {
+                w.call("Draft::finish");
+                w.ok(draft.finish())?;
+                open.step(&changes);
+            }
+        }
+        14 => {
+            w.call("Transaction::takes_bulk");
+            assert_eq!(t.takes_bulk(), !open.durable);
+            if !open.durable {
+                for name in ["Transaction::bulk", "Transaction::adopt", "Bulk::push", "Bulk::finish", "Bulk::written"] {
+                    w.call(name);
+                }
+                for name in ["View::stored_tuples", "StoredTuples::seek", "StoredTuples::advance", "StoredTuples::current"] {
+                    w.call(name);
+                }
+                let view = w.db.view();
+                let mut bulk = w.ok(t.bulk(id, &view))?;
+                let mut changes = Vec::new();
+                let mut stored = w.ok(view.stored_tuples(id))?;
+                let from = w.key();
+                stored.seek(&from);
+                let copies = w.random.below(30);
+                let mut last = from;
+                for _ in 0..copies {
+                    if !w.ok(stored.advance())? {
+                        break;
+                    }
+                    let Some(tuple) = stored.current() else { break };
+                    for name in ["Bulk::push_stored", "StoredTuple::value", "StoredTuple::small"] {
+                        w.call(name);
+                    }
+                    let value = w.ok(tuple.value())?.to_vec();
+                    assert!(tuple.small().is_none_or(|small| *small == value));
+                    if w.random.one_in(5) {
+                        w.call("Bulk::delete");
+                        w.ok(bulk.delete(tuple.key))?;
+                        changes.push(change(Kind::Delete(tuple.key.to_vec())));
+                    } else {
+                        w.ok(bulk.push_stored(tuple.key, &tuple))?;
+                        changes.push(change(Kind::Put(tuple.key.to_vec(), value)));
+                    }
+                    last = tuple.key.to_vec();
+                }
+                last.push(b'+');
+                let value = w.value();
+                w.ok(bulk.push(&last, &value))?;
+                changes.push(change(Kind::Put(last, value)));
+                assert!(bulk.written() < 1 << 30);
+                w.ok(t.adopt(w.ok(bulk.finish())?))?;
+                open.step(&changes);
+            }
+        }
+        15 => {
+            for name in [
+                "Transaction::changes",
+                "Transaction::changes_of",
+                "Transaction::info",
+                "Transaction::id",
+                "Kvdb::transactions",
+                "Kvdb::transaction",
+            ] {
+                w.call(name);
+            }
+            let changed = w.ok(w.ok(t.changes())?.collect::<kvdb::Result<Vec<_>>>())?;
+            assert_eq!(changed.is_empty(), open.changes.is_empty() || changed.is_empty());
+            let of = w.ok(w.ok(t.changes_of(&[id]))?.collect::<kvdb::Result<Vec<_>>>())?;
+            assert_eq!(of.len(), changed.iter().filter(|(d, _)| *d == id).count());
+            assert!(w.db.transactions().iter().any(|info| *info == t.info() || info.id == t.id()));
+            assert_eq!(w.ok(w.db.transaction(t.id()))?.id(), t.id());
+        }
+        16 if !open.durable => {
+            for name in ["Transaction::read_conflict_key", "Transaction::read_conflict_range", "Transaction::depend_on"] {
+                w.call(name);
+            }
+            w.ok(t.read_conflict_key(id, &key))?;
+            open.reads.push(change(Kind::Delete(key)));
+            let (a, b) = w.range();
+            if !b.is_empty() {
+                w.ok(t.read_conflict_range(id, &a, &b))?;
+                open.reads.push(change(Kind::DeleteRange(a, b)));
+            }
+            let other = w.ok(w.db.begin(Isolation::Snapshot))?;
+            w.ok(t.depend_on(&other))?;
+        }
+        17 if open.durable => {
+            w.call("Transaction::sync");
+            w.ok(t.sync())?;
+            w.history.certain();
+            open.stages = vec![open.sees.clone()];
+        }
+        18 => {
+            w.call("Transaction::is_outdated");
+            let outdated = w.ok(t.is_outdated())?;
+            // After a restart nobody knows what came before it.
+            if !open.restored && !w.rolled_back_since(open.since) {
+                assert_eq!(outdated, meets(w, open, &open.changes) || meets(w, open, &open.reads), "{}: outdated", w.what());
+            }
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// Whether others have touched since it began what these do.
+fn meets(w: &World, open: &Open, mine: &[Change]) -> bool {
+    w.committed[open.since..].iter().any(|theirs| mine.iter().any(|mine| mine.meets(theirs)))
+}
+
+pub fn end(w: &mut World) -> Result<(), Dead> {
+    if w.open.is_empty() {
+        return Ok(());
+    }
+    let at = w.random.below(w.open.len() as u64) as usize;
+    let open = w.open.swap_remove(at);
+    if w.random.one_in(4) {
+        w.call("Transaction::abort");
+        open.t.abort();
+        return Ok(());
+    }
+    let durability = w.durability();
+    let mine = open.changes.clone();
+    w.history.attempt(|state| state.apply(&mine));
+    w.call("Transaction::commit");
+    let outcome = open.t.commit(durability);
+    // One that changes nothing has read what was there when it began, all at once.
+    let reads = open.changes.iter().any(Change::is_any) && meets(w, &open, &open.reads);
+    let touched = open.checks && meets(w, &open, &open.changes) || reads;
+    let unclear = w.rolled_back_since(open.since) || open.restored;
+    match outcome {
+        Ok(()) => {
+            if touched && !unclear {
+                let pair = w.committed[open.since..]
+                    .iter()
+                    .find_map(|theirs| Some((theirs, mine.iter().chain(&open.reads).find(|m| m.meets(theirs))?)));
+                panic!("{}: transaction {} committed over a change of others: {pair:?}", w.what(), open.t.id());
+            }
+            if open.restored && open.checks {
+                // Nothing may be lost: whatever it has changed was as it had been when it began.
+                for change in &open.changes {
+                    let now = |s: &State| s.table(&change.branch, &change.dict).cloned();
+                    let key = match &change.kind {
+                        Kind::Put(key, _) | Kind::Delete(key) => key,
+                        Kind::DeleteRange(start, _) => start,
+                    };
+                    let before = w.before_newest();
+                    assert_eq!(
+                        now(&before).and_then(|t| t.get(key).cloned()),
+                        now(&open.base).and_then(|t| t.get(key).cloned()),
+                        "{}: a durable transaction wrote over a change",
+                        w.what()
+                    );
+                }
+            }
+            w.committed.extend(mine);
+            if durability == Durability::Synced {
+                w.history.certain();
+            }
+            Ok(())
+        }
+        Err(Error::Conflict { keys }) => {
+            assert!(touched || unclear, "{}: a conflict over {keys:?}, which nobody has changed", w.what());
+            w.history.refused();
+            Ok(())
+        }
+        // A dictionary is gone.
+        Err(Error::NoDictionary(_)) => {
+            w.history.refused();
+            open.t.abort();
+            Ok(())
+        }
+        Err(e) => {
+            w.dead_or_panic("commit", &e);
+            Err(Dead)
+        }
+    }
+}
+
+/// A serializable one, from its beginning to its end, and what others meet meanwhile.
+pub fn serializable(w: &mut World) -> Result<(), Dead> {
+    let Some((branch, dict, id)) = w.place() else { return Ok(()) };
+    let options = TransactionOptions { isolation: Isolation::Serializable, ..TransactionOptions::default() };
+    let t = w.ok(w.db.begin_with(options))?;
+    let (key, other) = (w.key(), w.key());
+    for name in ["Transaction::lock_key", "Transaction::lock_range", "Kvdb::is_locked", "Transaction::past_its_locks"] {
+        w.call(name);
+    }
+    let table = w.history.newest().table(&branch, &dict).cloned().unwrap_or_default();
+    assert_eq!(w.ok(t.get(id, &key))?.map(|v| v.to_vec()), table.get(&key).cloned(), "{}", w.what());
+    w.ok(t.lock_key(id, &other, true))?;
+    assert!(w.db.is_locked(id, &other) && w.db.is_locked(id, &key), "{}", w.what());
+    let refused = kvdb::at_once(|| w.db.put(id, &other, b"not now", Durability::Buffered));
+    match refused {
+        Err(Error::Locked(_)) => {}
+        Err(e) => {
+            w.dead_or_panic("put", &e);
+            return Err(Dead);
+        }
+        Ok(()) => panic!("{}: what is locked was changed", w.what()),
+    }
+    w.ok(t.lock_range(id, b"k0", b"k1", false))?;
+    let found = w.ok(t.scan(id, b"k0", b"k1", usize::MAX))?;
+    assert_eq!(found.len(), table.range(b"k0".to_vec()..b"k1".to_vec()).count(), "{}", w.what());
+    assert_eq!(t.past_its_locks(|| 7), 7);
+    let value = w.value();
+    w.ok(t.put(id, &other, &value))?;
+    let changes = [Change { branch, dict, kind: Kind::Put(other, value) }];
+    if w.random.one_in(4) {
+        drop(t);
+        return Ok(());
+    }
+    w.history.attempt(|state| state.apply(&changes));
+    let durability = w.durability();
+    w.ok(t.commit(durability))?;
+    w.committed.extend(changes);
+    if durability == Durability::Synced {
+        w.history.certain();
+    }
+    Ok(())
+}
+
+/// Behind a restart: durable transactions go on as they were after one of their calls.
+pub fn restored(w: &mut World, before: Vec<Open>) -> Result<(), Dead> {
+    for mut open in before.into_iter().filter(|open| open.durable) {
+        let Ok(t) = w.db.transaction(open.t.id()) else {
+            panic!("{}: durable transaction {} is gone", w.what(), open.t.id());
+        };
+        let found = w.ok(seen(&w.ok(t.view())?, &open.base))?;
+        let Some(at) = open.stages.iter().rposition(|stage| *stage == found) else {
+            let n = open.stages.len();
+            panic!(
+                "{}: durable transaction {} is as after none of its {n} calls: {}",
+                w.what(),
+                open.t.id(),
+                found.differs(&open.sees)
+            );
+        };
+        // Savepoints are not kept, nor is it known which of the changes are left: of what is not there nothing is asked.
+        open.sees = open.stages.swap_remove(at);
+        open.stages = vec![open.sees.clone()];
+        // Which of its changes are left is not known, only what they come to: for one that wins over others that is not enough.
+        if open.sees != open.base && open.checks {
+            open.t = t;
+            open.savepoints.clear();
+            open.restored = true;
+            open.changes = difference(&open.base, &open.sees);
+            w.open.push(open);
+        } else {
+            t.abort();
+        }
+    }
+    for info in w.db.transactions() {
+        if w.open.iter().all(|open| open.t.id() != info.id) {
+            w.ok(w.db.transaction(info.id))?.abort();
+        }
+    }
+    Ok(())
+}
+
+/// Changes that lead from one state to another.
+fn difference(from: &State, to: &State) -> Vec<Change> {
+    let mut out = Vec::new();
+    for (branch, dicts) in &to.branches {
+        for (dict, table) in dicts {
+            let before = from.table(branch, dict).cloned().unwrap_or_default();
+            let mut add = |kind| out.push(Change { branch: branch.clone(), dict: dict.clone(), kind });
+            for (key, value) in &**table {
+                if before.get(key) != Some(value) {
+                    add(Kind::Put(key.clone(), value.clone()));
+                }
+            }
+            before.keys().filter(|key| !table.contains_key(*key)).for_each(|key| add(Kind::Delete(key.clone())));
+        }
+    }
+    out
+}

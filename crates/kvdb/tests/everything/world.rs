@@ -1,0 +1,213 @@
+//! The store under test, what it must hold, and what the operations share.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use env::{Random, Simulated};
+use kvdb::{Batch, DictionaryId, Durability, Error, Kvdb, View};
+use zones::CrashDevice;
+
+use crate::oracle::{Change, History, Kind, State};
+use crate::transactions::Open;
+
+/// The power has failed.
+#[derive(Debug)]
+pub struct Dead;
+
+pub struct World {
+    pub seed: u64,
+    pub step: u64,
+    pub operation: &'static str,
+    pub random: Random,
+    pub env: Arc<Simulated>,
+    pub device: Arc<CrashDevice>,
+    pub db: Kvdb,
+    pub history: History,
+    /// What was committed, in order; transactions remember where they began.
+    pub committed: Vec<Change>,
+    /// Where in it dictionaries were made, dropped or replaced.
+    events: Vec<(usize, String, String)>,
+    pub open: Vec<Open>,
+    /// Views that are held, and what they must show for ever.
+    pub views: Vec<(View, State)>,
+    /// For names that are new.
+    pub names: u64,
+    /// The public operations that were called.
+    pub called: BTreeSet<&'static str>,
+}
+
+impl World {
+    pub fn new(seed: u64, random: Random, env: Arc<Simulated>, device: Arc<CrashDevice>, db: Kvdb, history: History) -> World {
+        World {
+            seed,
+            step: 0,
+            operation: "",
+            random,
+            env,
+            device,
+            db,
+            history,
+            committed: Vec::new(),
+            events: Vec::new(),
+            open: Vec::new(),
+            views: Vec::new(),
+            names: 0,
+            called: BTreeSet::new(),
+        }
+    }
+
+    pub fn what(&self) -> String {
+        format!("seed {}, step {} ({})", self.seed, self.step, self.operation)
+    }
+
+    /// Notes that a public operation is called.
+    pub fn call(&mut self, name: &'static str) {
+        self.called.insert(name);
+    }
+
+    /// It must succeed unless the power is gone.
+    #[track_caller]
+    pub fn ok<T>(&self, result: kvdb::Result<T>) -> Result<T, Dead> {
+        result.map_err(|e| {
+            self.dead_or_panic("a call", &e);
+            Dead
+        })
+    }
+
+    #[track_caller]
+    pub fn dead_or_panic(&self, doing: &str, e: &Error) {
+        assert!(self.device.is_dead(), "{}: {doing}: {e}", self.what());
+    }
+
+    pub fn durability(&mut self) -> Durability {
+        if self.random.one_in(4) { Durability::Synced } else { Durability::Buffered }
+    }
+
+    pub fn key(&mut self) -> Vec<u8> {
+        format!("k{:03}", self.random.below(150)).into_bytes()
+    }
+
+    /// Empty or reversed ones too, now and then.
+    pub fn range(&mut self) -> (Vec<u8>, Vec<u8>) {
+        let (a, b) = (self.key(), self.key());
+        if self.random.one_in(10) { (a, b) } else { (a.clone().min(b.clone()), a.max(b)) }
+    }
+
+    pub fn value(&mut self) -> Vec<u8> {
+        let len = match self.random.below(20) {
+            0 => self.random.below(30_000),
+            1..=4 => self.random.below(5000),
+            _ => self.random.below(120),
+        };
+        let mut value = vec![0; len as usize];
+        let noise = if len > 512 && self.random.one_in(2) { 100 } else { len as usize };
+        self.random.fill(&mut value[..noise]);
+        value
+    }
+
+    /// A dictionary that exists.
+    pub fn place(&mut self) -> Option<(String, String, DictionaryId)> {
+        let all: Vec<(String, String)> = {
+            let branches = &self.history.newest().branches;
+            branches.iter().flat_map(|(b, dicts)| dicts.keys().map(move |d| (b.clone(), d.clone()))).collect()
+        };
+        let (branch, dict) = all.get(self.random.below(all.len().max(1) as u64) as usize)?.clone();
+        let id = match branch.is_empty() {
+            true => self.db.dictionary(&dict),
+            false => self.db.dictionary_in(&branch, &dict),
+        };
+        self.called.insert("Kvdb::dictionary");
+        self.called.insert("Kvdb::dictionary_in");
+        Some((branch, dict, id.unwrap_or_else(|| panic!("{}: a dictionary is gone", self.what()))))
+    }
+
+    /// A few changes of these dictionaries, and the batch that makes them.
+    pub fn batch(&mut self, places: &[(String, String, DictionaryId)]) -> (Vec<Change>, Batch) {
+        for name in ["Batch::new", "Batch::put", "Batch::delete", "Batch::delete_range", "Batch::len", "Batch::is_empty"] {
+            self.call(name);
+        }
+        let mut batch = Batch::new();
+        let mut changes = Vec::new();
+        let count = if self.random.one_in(10) { 60 } else { 1 + self.random.below(5) };
+        for _ in 0..count {
+            let (branch, dict, id) = places[self.random.below(places.len() as u64) as usize].clone();
+            let key = self.key();
+            let kind = match self.random.below(12) {
+                0 | 1 => {
+                    batch.delete(id, key.clone());
+                    Kind::Delete(key)
+                }
+                2 => {
+                    let (a, b) = self.range();
+                    batch.delete_range(id, a.clone(), b.clone());
+                    Kind::DeleteRange(a, b)
+                }
+                3 if self.random.one_in(3) => {
+                    let digit = b'0' + self.random.below(2) as u8;
+                    let second = b'0' + self.random.below(10) as u8;
+                    self.call("Batch::delete_prefix");
+                    batch.delete_prefix(id, [b'k', digit, second]);
+                    Kind::DeleteRange(vec![b'k', digit, second], vec![b'k', digit, second + 1])
+                }
+                _ => {
+                    let value = self.value();
+                    batch.put(id, key.clone(), value.clone());
+                    Kind::Put(key, value)
+                }
+            };
+            changes.push(Change { branch, dict, kind });
+        }
+        assert_eq!((batch.len(), batch.is_empty()), (changes.len(), changes.is_empty()));
+        (changes, batch)
+    }
+
+    /// Changes what the store must hold, and then the store by `work`, as one step. `durable`: it is on disk when that returns.
+    pub fn change(
+        &mut self,
+        changes: Vec<Change>,
+        durable: bool,
+        work: impl FnOnce(&mut World) -> kvdb::Result<()>,
+    ) -> Result<(), Dead> {
+        self.history.attempt(|state| state.apply(&changes));
+        let done = work(self);
+        self.ok(done)?;
+        self.committed.extend(changes);
+        if durable {
+            self.history.certain();
+        }
+        Ok(())
+    }
+
+    /// The same for what is more than tuples, and on disk by itself when `work` returns.
+    pub fn alter(&mut self, alter: impl Fn(&mut State), work: impl FnOnce(&mut World) -> kvdb::Result<()>) -> Result<(), Dead> {
+        let before = self.history.attempt_everywhere(&alter);
+        let done = work(self);
+        self.ok(done)?;
+        self.history.done_everywhere(before);
+        Ok(())
+    }
+
+    /// Dictionaries of a branch, or one of them, are others from here on.
+    pub fn replaced(&mut self, branch: &str, dict: &str) {
+        self.events.push((self.committed.len(), branch.into(), dict.into()));
+        // So that what begins from here on begins behind it.
+        self.committed.push(Change { branch: "\0".into(), dict: String::new(), kind: Kind::Delete(Vec::new()) });
+    }
+
+    pub fn made_since(&self, branch: &str, dict: &str, since: usize) -> bool {
+        self.events.iter().any(|(at, b, d)| *at >= since && b == branch && (d.is_empty() || d == dict))
+    }
+
+    pub fn rolled_back_since(&self, since: usize) -> bool {
+        self.events.iter().any(|(at, ..)| *at >= since)
+    }
+
+    pub fn before_newest(&self) -> State {
+        self.history.before_newest().clone()
+    }
+
+    pub fn new_name(&mut self, letter: char) -> String {
+        self.names += 1;
+        format!("{letter}{}", self.names)
+    }
+}
