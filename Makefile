@@ -3,7 +3,7 @@
 CARGO ?= cargo
 KVFS   = target/release/kvfs
 
-.PHONY: help setup build demo test lint test-long schedules ace every-io mutants soak crash-live crash-transactions full real-world posix readme bench-first bench-kv bench-transactions bench-defrag lint-bench install clean
+.PHONY: help setup build demo test lint test-long schedules ace every-io mutants soak crash-live crash-transactions full real-world posix hostile readme bench-first bench-kv bench-transactions bench-defrag lint-bench install clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -31,7 +31,7 @@ lint:
 ## make test-long    the slow suites: many simulation seeds, transactions, bit flips, live kills, real programs, the POSIX suite
 test-long: build
 	KVFS_SEEDS=1000 KVFS_FLIPS=10000 KVFS_TRANSACTIONS=100000 $(CARGO) test --release --workspace --quiet
-	$(MAKE) schedules ace every-io crash-live crash-transactions full real-world posix readme
+	$(MAKE) schedules ace every-io crash-live crash-transactions full real-world posix hostile readme
 
 # The simulations at size, each to be continued with KVFS_SEED_BASE (ACE: KVFS_ACE_FROM): see docs/reliability.md.
 SIMULATION = $(CARGO) test --profile simulation --quiet
@@ -76,6 +76,14 @@ real-world: build
 ## make posix        pjdfstest on the mount and on ext4
 posix: build
 	bash scripts/posix.sh $(KVFS)
+
+## make hostile      stores, streams, archives and requests out of generators that know the formats (HOSTILE=20000 of each)
+HOSTILE ?= 20000
+hostile:
+	KVFS_HOSTILE=$(HOSTILE) $(CARGO) test --release -p kvfs --test hostile
+	KVFS_HOSTILE=$(HOSTILE) $(CARGO) test --release -p kvfs-cli --bins hostile_archives
+	KVFS_HOSTILE=$$(($(HOSTILE) * 100)) $(CARGO) test --release -p kvdb-server --test parsers
+	KVFS_HOSTILE=$$(($(HOSTILE) / 100)) $(CARGO) test --release -p kvfs-cli --test hostile_images
 
 ## make readme       the terminal sessions of README.md, run as they are printed
 readme: build

@@ -21,6 +21,8 @@ mod limits;
 mod locks;
 mod metrics;
 mod output;
+#[doc(hidden)]
+pub mod parsers;
 mod request;
 mod server;
 mod session;

@@ -4,6 +4,9 @@
 //! numbers, never looked up by name. Nothing is followed inside the store: an entry that would go through a symbolic link is an error,
 //! so that no archive can write where its paths do not say.
 
+#[cfg(test)]
+mod hostile_tests;
+
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs::File;

@@ -1,0 +1,46 @@
+//! The readers of bytes of this crate behind one kind of door, for the fuzz targets under `fuzz/` and the generator in `tests/parsers.rs`:
+//! each takes any bytes, and must neither panic nor run away.
+
+use std::hint::black_box;
+
+use crate::limits::Limits;
+use crate::request::{Parser, Progress};
+
+/// Requests that a client sends, one behind the other. The first byte says after how many bytes the rest comes later: what is found must not
+/// depend on the pieces in which it arrives.
+pub fn requests(data: &[u8]) {
+    let Some((&first, mut bytes)) = data.split_first() else { return };
+    let limits = Limits::default();
+    for trusted in [true, false] {
+        loop {
+            let (mut whole, mut pieces) = (Parser::default(), Parser::default());
+            let found = whole.parse(bytes, &limits, trusted);
+            let cut = usize::from(first).min(bytes.len());
+            let again = match pieces.parse(&bytes[..cut], &limits, trusted) {
+                Ok(Progress::More) => pieces.parse(bytes, &limits, trusted),
+                // What comes behind a request does not change it.
+                early => early,
+            };
+            assert_eq!(found, again, "cut after {cut} bytes");
+            let len = match found {
+                Ok(Progress::Request(len)) => {
+                    let arguments: Vec<&[u8]> = whole.arguments(bytes).from(0).collect();
+                    let others: Vec<&[u8]> = pieces.arguments(bytes).from(0).collect();
+                    assert_eq!(arguments, others, "cut after {cut} bytes");
+                    assert!(len > 0 && len <= bytes.len());
+                    black_box(whole.arguments(bytes).to_request().size());
+                    len
+                }
+                Ok(Progress::Empty(len)) => len,
+                Ok(Progress::More) | Err(_) => break,
+            };
+            assert!(len > 0 && len <= bytes.len(), "{len} of {} bytes", bytes.len());
+            bytes = &bytes[len..];
+        }
+    }
+}
+
+/// Replies that a server sends.
+pub fn replies(mut data: &[u8]) {
+    while crate::read_reply(&mut data, 0).is_ok() {}
+}

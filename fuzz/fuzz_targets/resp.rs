@@ -1,0 +1,5 @@
+#![no_main]
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    kvdb_server::parsers::requests(data);
+    kvdb_server::parsers::replies(data);
+});
