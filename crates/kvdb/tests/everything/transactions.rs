@@ -197,7 +197,11 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
             }
             let mut draft = w.ok(t.draft())?;
             let (changes, batch) = w.batch(&[(branch.clone(), dict.clone(), id)]);
-            w.ok(draft.apply(batch))?;
+            match draft.apply(batch) {
+                // With little memory that is soon; nothing is changed then.
+                Err(Error::Limit(_)) => return compare(w, open),
+                applied => w.ok(applied)?,
+            }
             let mut drafted = open.sees.clone();
             drafted.apply(&changes);
             let value = w.value();
