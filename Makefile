@@ -3,7 +3,7 @@
 CARGO ?= cargo
 KVFS   = target/release/kvfs
 
-.PHONY: help setup build demo test lint test-long schedules ace every-io mutants soak crash-live crash-transactions full real-world posix hostile readme bench-first bench-kv bench-transactions bench-defrag lint-bench install clean
+.PHONY: help setup build demo test lint test-long schedules ace every-io mutants soak crash-live crash-transactions full real-world posix syscalls hostile readme bench-first bench-kv bench-transactions bench-defrag lint-bench install clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -88,6 +88,13 @@ hostile:
 ## make readme       the terminal sessions of README.md, run as they are printed
 readme: build
 	python3 scripts/readme.py $(KVFS)
+
+## make syscalls     the same random system calls on a mount and on ext4, each result compared (CALLS=1000000 SEED=1 MODE=plain|commit|abort|kill|remount)
+CALLS ?= 1000000
+SEED ?= 1
+MODE ?= plain
+syscalls: build
+	$(CARGO) run --release --quiet --package kvfs-syscalls -- --kvfs $(KVFS) --calls $(CALLS) --seed $(SEED) --mode $(MODE) $(SYSCALLS)
 
 ## make bench-first  the first table: KVFS against ext4 on a loop device, interleaved in one run (docs/bench/first.md)
 bench-first: build

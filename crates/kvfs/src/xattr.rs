@@ -7,6 +7,8 @@ use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::layout::{self, XattrValue, Xattrs};
 
+/// Those of which something is known: anyone's, the superuser's, and that of security modules and capabilities.
+const NAME_SPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
 /// The kernel's limits on one value and on the list of names.
 const VALUE_MAX: usize = 64 << 10;
 const LIST_MAX: usize = 64 << 10;
@@ -153,6 +155,11 @@ fn check_name(name: &[u8]) -> Result<()> {
         // Their rules would have to be enforced, not only stored.
         _ if name.starts_with(b"system.posix_acl_") => Err(Error::Unsupported("access control lists")),
         _ if !layout::is_xattr_name(name) => Err(Error::Invalid("a malformed name of an extended attribute")),
+        // As a kernel's file system answers, so that a program learns that its attribute means nothing here.
+        _ if !NAME_SPACES.iter().any(|space| name.starts_with(space)) => {
+            Err(Error::Unsupported("extended attributes outside of user, trusted and security"))
+        }
+        _ if NAME_SPACES.contains(&name) => Err(Error::Invalid("an extended attribute with nothing behind its name space")),
         _ => Ok(()),
     }
 }

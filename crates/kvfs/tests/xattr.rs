@@ -103,3 +103,19 @@ fn writing_takes_a_capability_away() {
     fails(w.fs.getxattr(f, b"security.capability"), libc::ENODATA);
     assert_eq!(w.fs.listxattr(f).unwrap(), b"user.other\0");
 }
+
+#[test]
+fn a_name_outside_of_the_known_name_spaces_is_refused_as_by_ext4() {
+    let w = World::new();
+    let f = w.file(ROOT, "f");
+    for name in ["nonsense.x", "x", "system.x", "User.a"] {
+        fails(w.fs.setxattr(f, name.as_bytes(), b"1", ANY), libc::EOPNOTSUPP);
+        fails(w.fs.getxattr(f, name.as_bytes()), libc::EOPNOTSUPP);
+        fails(w.fs.removexattr(f, name.as_bytes()), libc::EOPNOTSUPP);
+    }
+    for name in ["user.", "trusted.", "security."] {
+        fails(w.fs.setxattr(f, name.as_bytes(), b"1", ANY), libc::EINVAL);
+    }
+    w.fs.setxattr(f, b"security.capability", b"1", ANY).unwrap();
+    assert_eq!(w.fs.listxattr(f).unwrap(), b"security.capability\0");
+}
