@@ -55,7 +55,7 @@ pub trait Handler: Send + Sync + 'static {
     fn readdir(&self, ino: Ino, cookie: u64, attributes: bool, take: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Reply<()>;
     fn getxattr(&self, ino: Ino, name: &[u8]) -> Reply<Bytes>;
     /// The names, each ended by a zero byte.
-    fn listxattr(&self, ino: Ino) -> Reply<Bytes>;
+    fn listxattr(&self, ino: Ino, caller: Caller) -> Reply<Bytes>;
     fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrFlags, caller: Caller) -> Reply<()>;
     fn removexattr(&self, ino: Ino, name: &[u8], caller: Caller) -> Reply<()>;
     fn statfs(&self) -> Reply<StatFs>;

@@ -190,7 +190,7 @@ impl<H: Handler> Transport<H> {
             }
             Request::ListXattr => {
                 let size = f.u32()?;
-                xattr(size, h.listxattr(ino)?, desk)
+                xattr(size, h.listxattr(ino, caller)?, desk)
             }
             Request::SetXattr => {
                 let (size, flags) = (f.u32()?, f.u32()?);

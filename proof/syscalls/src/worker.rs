@@ -570,10 +570,10 @@ impl Worker {
                 self.program("[ -p \"$1\" ] || [ -p \"$2\" ] || exec timeout 60 cp \"$3\" -- \"$1\" \"$2\"", from, to, &sparse)
             }
             Call::CpTree { ref from, ref to } => {
-                self.program("exec timeout 60 cp -dR --preserve=links,timestamps,xattr -- \"$1\" \"$2\"", from, to, "")
+                self.program("case $(realpath -m -- \"$2\")/ in \"$(realpath -m -- \"$1\")\"/*) exit 9;; esac; exec timeout 60 cp -dR --preserve=links,timestamps,xattr -- \"$1\" \"$2\"", from, to, "")
             }
             Call::Tar { ref from, ref to } => {
-                self.program("timeout 60 tar -C \"$1\" --sort=name -cf - . | timeout 60 tar -C \"$2\" -xf -", from, to, "")
+                self.program("case $(realpath -m -- \"$2\")/ in \"$(realpath -m -- \"$1\")\"/*) exit 9;; esac; timeout 60 tar -C \"$1\" --sort=name -cf - . | timeout 60 tar -C \"$2\" -xf -", from, to, "")
             }
             Call::Rsync { ref from, ref to } => self.program("exec timeout 60 rsync -aHI \"$1\" \"$2\"", from, to, ""),
             Call::Tree { ref path } => {

@@ -183,7 +183,7 @@ impl Handler for Memory {
     fn getxattr(&self, ino: Ino, name: &[u8]) -> Reply<Bytes> {
         self.with(ino, |n| n.xattrs.get(name).map(|v| Bytes::copy_from_slice(v)).ok_or(Errno(libc::ENODATA)))
     }
-    fn listxattr(&self, ino: Ino) -> Reply<Bytes> {
+    fn listxattr(&self, ino: Ino, _caller: Caller) -> Reply<Bytes> {
         self.with(ino, |n| Ok(n.xattrs.keys().flat_map(|k| k.iter().copied().chain([0])).collect()))
     }
     fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], _mode: XattrFlags, _caller: Caller) -> Reply<()> {
