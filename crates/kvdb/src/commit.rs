@@ -306,6 +306,9 @@ impl Database {
         };
         let waiting = pipeline.pending.values.len();
         let version = self.version.load();
+        // One may have been dropped since the changes were looked at. What goes nowhere is not said to have happened; and each value that
+        // waits for its place must have its record's, in their order.
+        changes.chunk_by(|a, b| a.0 == b.0).try_for_each(|some| version.tree(some[0].0).map(drop))?;
         self.forget_tombstones(&version, changes);
         let (grown, unplaced) = write_memtables(&version, first, changes, &mut |dict, op, slot| {
             let (Op::PutUnplaced(key, value, codec), Some((layer, slot))) = (op, slot) else { return };
@@ -315,7 +318,6 @@ impl Database {
         if self.options.journal {
             let mut places = Vec::new();
             record::encode(changes, pipeline.stream(), |at| places.push(at));
-            // One that is missing belongs to a dictionary that was dropped this moment: nobody will ask for it.
             for (value, at) in pipeline.pending.values[waiting..].iter_mut().zip(places) {
                 value.at = Some(at);
             }

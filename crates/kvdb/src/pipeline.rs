@@ -300,7 +300,8 @@ impl Database {
             drop((remembered, guard.take()));
         };
         // Others may have filled the room meanwhile: then all begins anew.
-        let go = |_: &Version, pipeline: &mut Pipeline, writer: &Writer| {
+        let go = |version: &Version, pipeline: &mut Pipeline, writer: &Writer| {
+            runs.iter().try_for_each(|(dict, _)| version.tree(*dict).map(drop))?;
             let room = writer.room() >= crate::journal::cost(pipeline.pending.len()) + need;
             if !room || !still(pipeline.next_seq - 1)? || (owner.is_none() && self.locks.any() && !watched) {
                 return Ok(false);

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use env::{Simulated, schedule};
 use held::HeldSync;
-use kvdb::{Batch, CreateOptions, DictionaryId, Durability, Error, Isolation, Kvdb, OpenOptions};
+use kvdb::{Batch, CreateOptions, DictionaryId, DictionaryOptions, Durability, Error, Isolation, Kvdb, OpenOptions};
 use model::{create, small};
 use zones::Purpose;
 
@@ -285,5 +285,66 @@ fn no_schedule_loses_an_update_beside_a_rollback_an_ingest_or_a_bound_commit() {
             }
             assert!(seen.len() > 1, "the schedules differ: {isolation:?}, {step:?}: {seen:?}");
         }
+    }
+}
+
+/// A commit that meets the end of one of its dictionaries happens before it, or says so and has changed nothing.
+#[test]
+#[cfg(debug_assertions)]
+fn a_commit_to_a_dictionary_that_is_dropped_meanwhile_is_made_whole_or_refused() {
+    let mut refused = 0;
+    for seed in 0..600 {
+        let done = schedule::run(seed, move || {
+            let device = Arc::new(zones::MemoryDevice::new());
+            let open = OpenOptions { threads: false, zero_journal: false, memory: 8 << 20, ..Default::default() };
+            let options = CreateOptions { open: open.clone(), ..Default::default() };
+            let db = Kvdb::create(device.clone(), Arc::new(Simulated::new(1)), options).unwrap();
+            let paged = DictionaryOptions { separate_at: 512, ..Default::default() };
+            let (gone, kept) = (db.create_dictionary("gone", paged.clone()).unwrap(), db.create_dictionary("kept", paged).unwrap());
+            // Large values wait for their places, which their records are told of.
+            let value = move |n: u8| vec![n; if seed % 2 == 0 { 3000 } else { 30 }];
+            db.put(kept, b"k", &value(1), BUFFERED).unwrap();
+            let other = db.clone();
+            let drops = env::thread::spawn(move || other.drop_dictionary(gone).unwrap());
+            let mut batch = Batch::new();
+            batch.put(gone, "k", value(2));
+            batch.put(kept, "k", value(3));
+            let outcome = db.commit(batch, BUFFERED);
+            drops.join().unwrap();
+            let expected = match &outcome {
+                Ok(()) => value(3),
+                Err(Error::NoDictionary(_)) => value(1),
+                other => panic!("{other:?}"),
+            };
+            db.put(kept, b"l", &value(4), BUFFERED).unwrap();
+            db.sync().unwrap();
+            let image = Arc::new(zones::MemoryDevice::clone(&device));
+            let (again, _) = Kvdb::open(image, Arc::new(Simulated::new(2)), open).unwrap();
+            for (db, when) in [(&db, "in memory"), (&again, "after a crash")] {
+                let found = |key| db.get(kept, key).unwrap().unwrap().to_vec();
+                assert_eq!((found(b"k")[0], found(b"l")[0]), (expected[0], 4), "{when}");
+                assert!(found(b"k") == expected && found(b"l") == value(4), "{when}");
+            }
+            outcome.is_err()
+        });
+        refused += u32::from(done.unwrap_or_else(|e| panic!("seed {seed}: {e}")).value);
+    }
+    assert!((10..590).contains(&refused), "both happen: {refused} were refused");
+}
+
+/// The same of what a transaction has written, however it is committed.
+#[test]
+fn a_transaction_does_not_commit_to_a_dictionary_that_is_gone() {
+    for count in [1, 20_000] {
+        let (_, db, d) = store();
+        let gone = db.open_dictionary("gone").unwrap().id();
+        let t = db.begin(Isolation::Snapshot).unwrap();
+        (0..count).for_each(|i| t.put(gone, format!("k{i}"), vec![7; 100]).unwrap());
+        t.put(d, "k", "mine").unwrap();
+        db.drop_dictionary(gone).unwrap();
+        let outcome = t.commit(BUFFERED);
+        assert!(matches!(outcome, Err(Error::NoDictionary(_))), "{count}: {outcome:?}");
+        assert_eq!(get(&db, d, "k"), None);
+        t.abort();
     }
 }

@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use std::sync::Arc;
 
 use env::{Random, Simulated};
-use kvdb::{Durability, Error, Kvdb, ReceiveOptions, View};
+use kvdb::{Durability, Error, Isolation, Kvdb, ReceiveOptions, View};
 use model::*;
 use zones::{CrashDevice, MemoryDevice};
 
@@ -277,4 +277,63 @@ fn a_long_stream_is_written_once_and_power_cuts_leave_all_or_nothing_of_it() {
         assert!(of(&other, "b") == b && of(&other, "a") == a, "seed {seed}");
     }
     assert!(whole > 0 && not > 5, "{whole} whole, {not} not");
+}
+
+/// A stream in the middle of which somebody does something.
+struct Amid<'a> {
+    stream: &'a [u8],
+    then: Option<Box<dyn FnOnce() + 'a>>,
+}
+
+impl io::Read for Amid<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        if self.stream.len() < 100
+            && let Some(then) = self.then.take()
+        {
+            then();
+        }
+        io::Read::read(&mut self.stream, buf)
+    }
+}
+
+/// A branch is replaced only while it has nothing of its own; what is committed to it while the stream comes is its own as well.
+#[test]
+fn what_is_committed_to_a_branch_while_a_stream_comes_is_not_replaced() {
+    let db = store(1);
+    let d = db.open_dictionary("d").unwrap();
+    (0..100u32).for_each(|i| d.insert(i.to_be_bytes().to_vec(), vec![7; 100]).unwrap());
+    db.snapshot("one").unwrap();
+    d.insert("more", "1").unwrap();
+    db.snapshot("two").unwrap();
+    let (one, two) = (send(&db, "one", None), send(&db, "two", Some("one")));
+    let main = ReceiveOptions::default();
+
+    // A whole stream goes where nothing is.
+    let other = store(2);
+    let make = || other.open_dictionary("mine").unwrap().insert("k", "v").unwrap();
+    let outcome = other.receive(Amid { stream: &one, then: Some(Box::new(make)) }, &main);
+    assert!(matches!(outcome, Err(Error::Exists(_))), "{outcome:?}");
+    assert_eq!(other.open_dictionary("mine").unwrap().get("k").unwrap().unwrap(), "v");
+
+    // Changes go where their base is.
+    let other = store(3);
+    other.receive(&one[..], &main).unwrap();
+    let there = other.open_dictionary("d").unwrap();
+    let put = || there.insert("mine", "v").unwrap();
+    let outcome = other.receive(Amid { stream: &two, then: Some(Box::new(put)) }, &main);
+    assert!(matches!(&outcome, Err(Error::Invalid(why)) if why.contains("changed since")), "{outcome:?}");
+    assert_eq!(there.get("mine").unwrap().unwrap(), "v");
+    there.remove("mine").unwrap();
+
+    // One that reads or changes the branch in a transaction meanwhile does not commit to what is no more.
+    let (snapshot, serializable) = (other.begin(Isolation::Snapshot).unwrap(), other.begin(Isolation::Serializable).unwrap());
+    snapshot.put(there.id(), "mine", "v").unwrap();
+    assert_eq!(serializable.get(there.id(), b"more").unwrap(), None);
+    assert_eq!(other.receive(&two[..], &main).unwrap().snapshot, "two");
+    let outcome = snapshot.commit(Durability::Buffered);
+    assert!(matches!(outcome, Err(Error::NoDictionary(_))), "{outcome:?}");
+    let outcome = serializable.commit(Durability::Buffered);
+    assert!(matches!(outcome, Err(Error::Locked(_))), "{outcome:?}");
+    let there = other.open_dictionary("d").unwrap();
+    assert_eq!((there.get("more").unwrap().as_deref(), there.get("mine").unwrap()), (Some(&b"1"[..]), None));
 }

@@ -28,6 +28,8 @@ const PREFIX: &str = ".receive-";
 /// A dictionary of that branch, with one key: how far it came.
 const PROGRESS: &str = ".progress";
 const KEY: &[u8] = b"received";
+/// Why serializable transactions of the branch end.
+const REPLACED: &str = "what it has read or changed was replaced by what was received: begin it again";
 /// Chunks that are committed one by one before runs are made of what follows.
 const FIRST: u64 = 8;
 /// Bytes of a stream that one transaction takes: what a crash may cost.
@@ -110,9 +112,16 @@ impl Kvdb {
         outcome?;
         kept?;
         let received = taking.received;
+        // From here on the branch takes no commits: what was looked at in the beginning may have changed while the stream came.
+        let replaced: BTreeSet<DictionaryId> = self.dictionaries_in(&options.branch).into_iter().map(|d| d.id).collect();
+        let locked = db.lock_before_all(replaced.iter().copied(), REPLACED)?;
+        if !options.replace {
+            self.may_replace(&options.branch, base.as_deref())?;
+        }
         self.drop_dictionary(progress)?;
         let label = Label { name: name.clone(), branch: options.branch.clone(), ..header.label };
-        db.adopt(&branch, &options.branch, label)?;
+        db.adopt(&branch, &options.branch, label, &replaced)?;
+        drop(locked);
         Ok(ReceiveStats { snapshot: name, chunks: received.chunks, tuples: received.tuples })
     }
 
@@ -334,17 +343,28 @@ impl Open {
 
 impl Database {
     /// Lets the branch `from`, which nobody writes to any more, take the place of `to`, and makes a snapshot of it.
-    fn adopt(&self, from: &str, to: &str, label: Label) -> Result<()> {
+    fn adopt(&self, from: &str, to: &str, label: Label, replaced: &BTreeSet<DictionaryId>) -> Result<()> {
         self.flush_all()?;
         let _naming = self.settled()?;
         if self.snapshots.get(&label.name).is_some() {
             return Err(Error::Exists(format!("snapshot {}", label.name)));
         }
         let label = Label { seq: self.visible.load(Ordering::Acquire), ..label };
+        let mut fresh = None;
         self.install(|state| {
+            // Made since the others were locked.
+            let mut of_branch = state.dictionaries.values().map(|d| &d.info).filter(|info| info.branch == to);
+            fresh = of_branch.find(|info| !replaced.contains(&info.id)).map(|info| info.name.clone());
+            let goes_on = fresh.is_none();
             let snapshot = self.snapshots.of(label, state.next_dictionary, &self.version.load());
-            let edits = vec![Edit::Adopt { from: from.into(), to: to.into() }, snapshot.edit()];
+            let edits = match goes_on {
+                true => vec![Edit::Adopt { from: from.into(), to: to.into() }, snapshot.edit()],
+                false => Vec::new(),
+            };
             let change = move |v: &mut Version| {
+                if !goes_on {
+                    return;
+                }
                 v.trees.retain(|_, t| t.info.branch != to);
                 for tree in v.trees.values_mut().filter(|t| t.info.branch == from) {
                     Arc::make_mut(tree).info.branch = to.into();
@@ -353,6 +373,9 @@ impl Database {
             };
             (edits, change)
         })?;
+        if let Some(name) = fresh {
+            return Err(Error::Locked(format!("dictionary {name} was made while the stream ended: try again")));
+        }
         self.snapshots.change_branches(|all| {
             all.remove(from);
             if !to.is_empty() {

@@ -507,7 +507,7 @@ impl Transaction {
         Ok(valid)
     }
 
-    /// Makes changes that were validated, and whose places are held. Their dictionaries may be gone by now, which the commit finds out.
+    /// Makes changes that were validated, and whose places are held. Their dictionaries may be gone by now, which the commit refuses.
     pub(super) fn make(&self, changes: &Changes, deletes_only: bool) -> Result<()> {
         match changes.first() {
             Some((dict, _)) => self.change(*dict, deletes_only, Some(changes), |own| own.write(changes, Default::default())),
