@@ -52,8 +52,8 @@ use crate::{barrier, hidden, wire_ino};
 struct News {
     names: Vec<(Ino, Box<[u8]>)>,
     inodes: Vec<Ino>,
-    /// Of those that are files, what they are now.
-    files: Vec<Attr>,
+    /// Of those that are files, what they are now, and whether their size has changed.
+    files: Vec<(Attr, bool)>,
 }
 
 /// Inodes of a view that has ended which are dropped by who ends it; more are left to a thread.
@@ -196,7 +196,7 @@ impl News {
             if let Ok(attr) = fs.getattr(ino)
                 && attr.kind == FileKind::File
             {
-                self.files.push(wire_ino::attr(number, attr));
+                self.files.push((wire_ino::attr(number, attr), fs.is_resized(ino)));
             }
         }
     }
@@ -291,11 +291,17 @@ impl Herald {
         let (place, files, by_handle) = (self.place.clone(), news.files.clone(), self.by_handle.load(Ordering::Relaxed));
         let shown = self.shower.ask(move || {
             let root = place.open()?;
-            let show = |attr| if by_handle { set_as_it_is(&root, attr) } else { Err(io::ErrorKind::Unsupported.into()) };
+            let show = |(attr, resized): &(Attr, bool)| {
+                if by_handle { set_as_it_is(&root, attr, *resized) } else { Err(io::ErrorKind::Unsupported.into()) }
+            };
             Ok::<_, io::Error>(files.iter().map(show).collect::<Vec<_>>())
         })??;
-        for (attr, shown) in news.files.iter().zip(shown) {
+        for ((attr, resized), shown) in news.files.iter().zip(shown) {
             result = result.and(self.shown(attr, shown));
+            if *resized {
+                // What was appended meanwhile lies in the kernel's pages behind the old end.
+                result = result.and(self.cache.inode(attr.ino));
+            }
         }
         result
     }
@@ -319,11 +325,12 @@ impl Herald {
     }
 }
 
-/// Sets size and time of a file that the kernel has in memory to what they are.
-fn set_as_it_is(root: &File, attr: &Attr) -> io::Result<()> {
+/// Sets size and time of a file that the kernel has in memory to what they are. A size that has changed is set in any case, which waits for
+/// programs that are writing: one that appends does so behind the end that the kernel knows when it begins.
+fn set_as_it_is(root: &File, attr: &Attr, resized: bool) -> io::Result<()> {
     let file = open_by_handle(root, attr.ino, libc::O_RDONLY)?;
     let seen = file.metadata()?;
-    if seen.size() != attr.size {
+    if resized || seen.size() != attr.size {
         open_by_handle(root, attr.ino, libc::O_WRONLY)?.set_len(attr.size)?;
     }
     let (mtime, seen) = (attr.mtime, file.metadata()?);

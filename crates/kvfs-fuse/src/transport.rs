@@ -162,10 +162,13 @@ impl<H: Handler> Transport<H> {
             }
             Request::Write => {
                 let (_fh, offset, size, flags) = (f.u64()?, f.u64()?, f.u32()?, f.u32()?);
-                let (_lock_owner, _open_flags, _) = (f.u64()?, f.u32()?, f.u32()?);
+                let (_lock_owner, open_flags, _) = (f.u64()?, f.u32()?, f.u32()?);
                 let data = f.bytes(size as usize)?;
-                let hints =
-                    WriteHints { kill_suid: flags & wire::WRITE_KILL_SUIDGID != 0, from_cache: flags & wire::WRITE_CACHE != 0 };
+                let hints = WriteHints {
+                    kill_suid: flags & wire::WRITE_KILL_SUIDGID != 0,
+                    from_cache: flags & wire::WRITE_CACHE != 0,
+                    append: open_flags & libc::O_APPEND as u32 != 0,
+                };
                 let written = h.write(ino, offset, data, hints)?;
                 desk.changed(ino, &written);
                 desk.answer.u32(written.bytes as u32).u32(0);

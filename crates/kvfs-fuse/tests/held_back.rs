@@ -303,3 +303,43 @@ fn a_rollback_is_not_overwritten_by_a_page_that_was_read_before_it() {
         }
     }
 }
+
+#[test]
+fn an_append_beside_a_commit_overwrites_none_of_it() {
+    // Where writes are gathered the kernel does not say that a page was appended to.
+    let Some(m) = Real::new(false) else { return };
+    let (mut conflicts, mut rounds) = (0, 0_u64);
+    let until = Instant::now() + Duration::from_secs(8);
+    while Instant::now() < until {
+        rounds += 1;
+        let path = m.path("log");
+        fs::write(&path, vec![b'.'; 5000]).expect("write");
+        let mut log = File::options().append(true).open(&path).expect("open");
+        let (id, t) = m.begin();
+        let inside = vec![b'i'; 100 + (rounds % 7) as usize * 1000];
+        File::options().append(true).open(t.join("log")).and_then(|mut f| f.write_all(&inside)).expect("append");
+        let start = Barrier::new(2);
+        let (committed, appended) = std::thread::scope(|scope| {
+            let appending = scope.spawn(|| {
+                start.wait();
+                std::thread::sleep(Duration::from_micros(rounds * 137 % 3000));
+                for _ in 0..4 {
+                    log.write_all(&[b'a'; 10]).expect("append");
+                }
+                40
+            });
+            start.wait();
+            (m.views.commit(id, kvdb::Durability::Buffered), appending.join().expect("no panic"))
+        });
+        let new = fs::read(&path).expect("read");
+        let count = |what: u8| new.iter().filter(|b| **b == what).count();
+        assert_eq!((count(b'.'), count(b'a')), (5000, appended), "round {rounds}: what was appended is there");
+        match committed {
+            Ok(()) => assert_eq!(count(b'i'), inside.len(), "round {rounds}: the commit was overwritten"),
+            Err(_) => conflicts += 1,
+        }
+        assert_eq!(fs::metadata(&path).expect("stat").len(), new.len() as u64);
+    }
+    eprintln!("{rounds} rounds, {conflicts} conflicts");
+    assert!(conflicts < rounds);
+}

@@ -9,6 +9,9 @@
 //! the page before the change or after it does not matter then: bytes that no program has touched are those of before,
 //! which are left out, or those of now, which change nothing.
 //!
+//! A program that appends in the same time does so behind the end that it knows, where the bytes of the commit may be now. It is taken to the end
+//! that is.
+//!
 //! That holds for one change at a time. With two a page could be older than the state it is compared with. So they take turns: the next change
 //! of a view begins when those that watch have been told of the one before.
 
@@ -79,6 +82,19 @@ impl Fs {
         let numbers = Numbers::from(u64::MAX >> 16);
         let fs = Fs::of(core.db.clone(), scope, core.env.clone(), core.layout, core.hash_key, numbers, options);
         Ok(Before { fs, touched })
+    }
+
+    /// Whether the change that is being told has changed the size of a file.
+    pub fn is_resized(&self, ino: Ino) -> bool {
+        let Some(before) = self.core.past.of(ino) else { return false };
+        let size = |fs: &Fs| fs.getattr(ino).ok().map(|attr| attr.size);
+        size(&before.fs) != size(self)
+    }
+
+    /// Writes to the end of a file, wherever whoever writes believes that to be. (Inside the gate.)
+    pub(crate) fn append(&self, ino: Ino, data: &[u8], hints: WriteHints) -> Result<bool> {
+        let end = self.attr_of(ino)?.size;
+        self.write_inside(ino, end, data, hints)
     }
 
     /// Takes what a cache had of a file since before. (Inside the gate.)

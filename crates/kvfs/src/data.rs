@@ -183,9 +183,10 @@ impl Fs {
         self.writable()?;
         let lost_privileges = self.patiently(|| {
             let _inside = self.enter()?;
-            match hints.from_cache {
-                true => self.take_cached(ino, offset, data, hints),
-                false => self.write_inside(ino, offset, data, hints),
+            match (hints.from_cache, hints.append) {
+                (true, _) => self.take_cached(ino, offset, data, hints),
+                (false, true) => self.append(ino, data, hints),
+                (false, false) => self.write_inside(ino, offset, data, hints),
             }
         })?;
         Ok(Written { bytes: data.len() as u64, lost_privileges })

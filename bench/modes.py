@@ -1,0 +1,133 @@
+#!/usr/bin/env python3
+"""Compares the two ways in which a mount can take writes: through at once (the default), and gathered by the kernel (-o writeback).
+
+usage: modes.py KVFS TREE [ROUNDS]
+
+KVFS is the program, TREE a git repository to unpack, clone and read. Both modes run in turn in each round, on a new store each; the
+medians of the rounds are printed, and their quotient. Needs root, git, tar.
+"""
+import os
+import pathlib
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+MODES = {"through": "nowriteback", "gathered": "writeback"}
+
+
+def run(*words, **more):
+    subprocess.run([str(word) for word in words], check=True, stdout=subprocess.DEVNULL, **more)
+
+
+def untar(mount, archive, tree):
+    (mount / "tree").mkdir()
+    run("tar", "-xf", archive, "-C", mount / "tree")
+
+
+def clone(mount, archive, tree):
+    run("git", "clone", "-q", "--no-hardlinks", tree, mount / "clone")
+
+
+def append_open(mount, archive, tree):
+    with open(mount / "log", "ab", buffering=0) as log:
+        for _ in range(20000):
+            log.write(b"x" * 100)
+
+
+def append_close(mount, archive, tree):
+    for _ in range(4000):
+        with open(mount / "log2", "ab", buffering=0) as log:
+            log.write(b"x" * 100)
+
+
+def sqlite_one(mount, archive, tree):
+    db = sqlite3.connect(mount / "one.db")
+    with db:
+        db.execute("create table t (k integer primary key, v text)")
+        db.executemany("insert into t values (?, ?)", ((i, "v" * 100) for i in range(50000)))
+    db.close()
+
+
+def sqlite_many(mount, archive, tree):
+    db = sqlite3.connect(mount / "many.db", isolation_level=None)
+    db.execute("create table t (k integer primary key, v text)")
+    for i in range(200):
+        db.execute("insert into t values (?, ?)", (i, "v" * 100))
+    db.close()
+
+
+def rename_over(mount, archive, tree):
+    for i in range(2000):
+        with open(mount / "config.new", "wb", buffering=0) as new:
+            new.write(b"%d" % i * 500)
+        os.rename(mount / "config.new", mount / "config")
+
+
+def create(mount, archive, tree):
+    (mount / "many").mkdir()
+    for i in range(4000):
+        with open(mount / "many" / str(i), "wb", buffering=0) as new:
+            new.write(b"x" * 4096)
+
+
+def stream(mount, archive, tree):
+    with open(mount / "stream", "wb", buffering=0) as new:
+        for _ in range(256):
+            new.write(b"x" * (1 << 20))
+        os.fsync(new.fileno())
+
+
+def stream_4k(mount, archive, tree):
+    with open(mount / "stream4k", "wb", buffering=0) as new:
+        for _ in range(16384):
+            new.write(b"x" * 4096)
+        os.fsync(new.fileno())
+
+
+WORK = {
+    "untar the tree": untar,
+    "git clone of it": clone,
+    "20,000 appends of 100 bytes, one open file": append_open,
+    "4,000 times open, append 100 bytes, close": append_close,
+    "SQLite: 50,000 inserts in one transaction": sqlite_one,
+    "SQLite: 200 transactions of one insert": sqlite_many,
+    "2,000 times write a file, rename it over another": rename_over,
+    "4,000 files of 4 KiB": create,
+    "256 MiB in writes of 1 MiB, fsync": stream,
+    "64 MiB in writes of 4 KiB, fsync": stream_4k,
+}
+
+
+def main():
+    kvfs, tree = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2]).resolve()
+    rounds = int(sys.argv[3]) if len(sys.argv) > 3 else 5
+    times = {name: {mode: [] for mode in MODES} for name in WORK}
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        archive, mount = folder / "tree.tar", folder / "mount"
+        run("git", "-C", tree, "archive", "-o", archive, "HEAD")
+        mount.mkdir()
+        for round in range(rounds):
+            for mode in sorted(MODES, reverse=round % 2 == 0):
+                store = folder / "store.kvfs"
+                run(kvfs, "create", store)
+                run(kvfs, "mount", "-o", MODES[mode], store, mount)
+                try:
+                    for name, work in WORK.items():
+                        begun = time.monotonic()
+                        work(mount, archive, tree)
+                        times[name][mode].append(time.monotonic() - begun)
+                finally:
+                    run(kvfs, "umount", mount)
+                store.unlink()
+    print("| | through, s | gathered, s | gathered ÷ through |\n|---|---:|---:|---:|")
+    for name, modes in times.items():
+        through, gathered = (statistics.median(modes[mode]) for mode in MODES)
+        print(f"| {name} | {through:.3f} | {gathered:.3f} | {gathered / through:.2f} |")
+
+
+if __name__ == "__main__":
+    main()
