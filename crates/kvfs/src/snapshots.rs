@@ -91,7 +91,7 @@ impl Views {
             for transaction in &open {
                 match self.abort(transaction.id) {
                     // It has just ended by itself.
-                    Err(Error::Store(kvdb::Error::NoTransaction(_) | kvdb::Error::Locked(_))) | Ok(()) => {}
+                    Err(Error::Store(kvdb::Error::NoTransaction(_))) | Ok(()) => {}
                     Err(e) => return Err(e),
                 }
             }

@@ -29,8 +29,8 @@ pub fn txn(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         c if is(c, "abort") => abort(s, args, out),
         c if is(c, "keep") => {
             arity(args, 3, 3)?;
-            let id = s.db().transaction(number(args.at(2))?)?.id();
-            s.shared.transactions.keep(id)?;
+            let id = number(args.at(2))?;
+            s.shared.transactions.keep(id).map_err(|error| ended(s, id, error))?;
             s.attached.retain(|attached| *attached != id);
             out.ok();
             Ok(())
@@ -164,7 +164,7 @@ fn commit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             if s.db().transaction(id).is_err() {
                 over(s, id);
             }
-            Err(error.into())
+            Err(ended(s, id, error).into())
         }
         Ok(()) => {
             over(s, id);
@@ -197,11 +197,19 @@ fn conflict(db: &Kvdb, keys: &[(kvdb::DictionaryId, bytes::Bytes)]) -> String {
     format!("others have changed {}{more} meanwhile; nothing was changed: begin again", all.join(", "))
 }
 
+/// Of one that is over already: whether it is worth another try.
+fn ended(s: &Session, id: TransactionId, error: kvdb::Error) -> kvdb::Error {
+    match error {
+        kvdb::Error::NoTransaction(_) => s.db().lost_to_another(id).unwrap_or(error),
+        other => other,
+    }
+}
+
 fn abort(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     arity(args, 2, 3)?;
     let id = id_of(s, args.get(2))?;
     over(s, id);
-    s.shared.transactions.abort(id)?;
+    s.shared.transactions.abort(id).map_err(|error| ended(s, id, error))?;
     out.ok();
     Ok(())
 }

@@ -233,10 +233,15 @@ impl Kvdb {
         Ok(Group::handle(&db.transactions.begin(db, options)?))
     }
 
-    /// Joins an open transaction. [`Error::Locked`]: it was aborted for an older one, and may be begun again.
+    /// Joins an open transaction.
     pub fn transaction(&self, id: TransactionId) -> Result<Transaction> {
-        let all = &self.db.0.transactions;
-        all.find(id).map(|g| Group::handle(&g)).ok_or_else(|| all.missing(id))
+        self.db.0.transactions.find(id).map(|g| Group::handle(&g)).ok_or(Error::NoTransaction(id))
+    }
+
+    /// Why a transaction is over that was aborted for an older one, not too long ago: it may be begun again. For those who only learn
+    /// at its end that it has ended.
+    pub fn lost_to_another(&self, id: TransactionId) -> Option<Error> {
+        self.db.0.transactions.lost(id)
     }
 
     /// The open transactions, the oldest first.

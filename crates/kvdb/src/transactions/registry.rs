@@ -139,12 +139,9 @@ impl Transactions {
         lost.push_back(id);
     }
 
-    /// Why there is no such transaction.
-    pub(super) fn missing(&self, id: TransactionId) -> Error {
-        match self.lost.lock().contains(&id) {
-            true => Error::Locked(format!("transaction {id} was aborted: {WOUNDED}")),
-            false => Error::NoTransaction(id),
-        }
+    /// Why it is over, if it was lost to an older one not long ago.
+    pub(super) fn lost(&self, id: TransactionId) -> Option<Error> {
+        self.lost.lock().contains(&id).then(|| Error::Locked(format!("transaction {id} was aborted: {WOUNDED}")))
     }
 
     pub(super) fn all(&self) -> Vec<Arc<Group>> {
