@@ -113,7 +113,6 @@ impl Views {
             begun.iter().filter_map(|info| self.shared.db.transaction(info.id).ok()).for_each(|t| t.abort());
             Ok(())
         })?;
-        begun.iter().for_each(|info| self.let_go(info.id));
         if begun.iter().any(|transaction| transaction.durable) {
             self.shared.db.sync()?;
         }
@@ -122,6 +121,8 @@ impl Views {
         let number = self.number(&view)?;
         self.tell(|watcher| watcher.changed(number, &fs, &touched));
         drop(turn);
+        // Not before: one of them may be committing, and wait for its turn with its view closed.
+        begun.iter().for_each(|info| self.let_go(info.id));
         Ok(())
     }
 
