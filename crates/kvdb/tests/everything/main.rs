@@ -114,9 +114,11 @@ fn run(seed: u64) -> BTreeSet<&'static str> {
         let found = observe(&w.db).unwrap_or_else(|e| panic!("{}: {e}", w.what()));
         let when = w.what();
         w.history.found(found, &when);
-        // Numbers of dictionaries, and what was committed, are known again from here.
-        w.replaced("", "");
         transactions::restored(&mut w, before).expect("the power is on");
+        // What was committed is known again from here.
+        w.replaced("", "");
+        let from = w.committed.len();
+        w.open.iter_mut().for_each(|open| open.begins_at(from));
     }
     w.operation = "the end";
     operations::everything(&mut w).expect("the power is on");
