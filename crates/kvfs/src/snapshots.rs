@@ -25,6 +25,7 @@ impl Views {
                 return Err(Error::Invalid("a snapshot of what is neither the mainline nor a clone"));
             }
         };
+        self.shared.mainline.writable()?;
         self.write_back(Wait::ForAll)?;
         let fs = self.fs(of)?;
         let db = &self.shared.db;
@@ -83,6 +84,7 @@ impl Views {
 
     /// Gives the mainline, or the clone that the snapshot is of, the state that it had then.
     pub fn rollback(&self, snapshot: &str) -> Result<()> {
+        self.shared.mainline.writable()?;
         let info = self.snapshots().into_iter().find(|info| info.name == snapshot).ok_or(Error::NotFound)?;
         // Before anything ends for it.
         largest_in(&self.shared.db.open_snapshot(snapshot)?)?;

@@ -281,6 +281,8 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
             ] {
                 w.call(name);
             }
+            w.call("Kvdb::lost_to_another");
+            assert!(w.db.lost_to_another(t.id()).is_none(), "it is open, and so not lost");
             w.call("Transaction::user");
             assert!(t.user().is_none_or(|user| user == 1000), "it is whose it was said to be");
             let changed = w.ok(w.ok(t.changes())?.collect::<kvdb::Result<Vec<_>>>())?;
