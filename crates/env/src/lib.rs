@@ -1,6 +1,6 @@
-//! The lowest floor: what a program takes from its surroundings — time, randomness, the choice between real threads and
-//! steps taken inline — behind one trait, so that every floor above can run on the machine or on a simulated one that a seed
-//! reproduces.
+//! The lowest floor: what a program takes from its surroundings, so that every floor above can run on the machine or on a
+//! simulated one that a seed reproduces. Time, randomness and the choice between threads and steps taken inline stand behind one
+//! trait; locks, atomics and threads are those of the machine, or points of a schedule that the seed decides.
 
 mod random;
 pub mod schedule;

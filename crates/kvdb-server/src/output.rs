@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use kvdb::Kvdb;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, Outcome};
 
 /// Where the bytes go: a socket, or memory for a client inside this process.
 pub trait Sink: Send {
@@ -194,6 +194,17 @@ impl Output {
     }
     pub fn release(&mut self) {
         self.keep = false;
+    }
+    /// Has a reply written that leaves as a whole; when it fails, all of it is taken back.
+    pub fn whole(&mut self, write: impl FnOnce(&mut Output) -> Outcome) -> Outcome {
+        let position = self.position();
+        self.keep();
+        let written = write(self);
+        self.release();
+        if written.is_err() {
+            self.rewind(position);
+        }
+        written
     }
     /// What is kept is too much.
     pub fn is_overfull(&self) -> bool {

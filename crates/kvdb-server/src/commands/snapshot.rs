@@ -167,14 +167,7 @@ fn dictionaries(state: &View) -> BTreeMap<String, DictionaryId> {
 /// `SNAPSHOT CHANGES before [after]`: for each key that differs an array of dictionary, key, bytes before (nil: it was not there), bytes
 /// after (nil: it is not there). Without `after`: what there is now.
 fn changes(s: &Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    let position = out.position();
-    out.keep();
-    let listed = list_changes(s, args, out);
-    out.release();
-    if listed.is_err() {
-        out.rewind(position);
-    }
-    listed
+    out.whole(|out| list_changes(s, args, out))
 }
 
 fn list_changes(s: &Session, args: Arguments<'_>, out: &mut Output) -> Outcome {

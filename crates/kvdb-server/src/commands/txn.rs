@@ -258,14 +258,7 @@ fn status(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 /// `delete`, key; or dictionary, `delete-range`, start, end.
 fn changes(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     arity(args, 2, 3)?;
-    let position = out.position();
-    out.keep();
-    let listed = list_changes(s, args, out);
-    out.release();
-    if listed.is_err() {
-        out.rewind(position);
-    }
-    listed
+    out.whole(|out| list_changes(s, args, out))
 }
 
 fn list_changes(s: &Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
