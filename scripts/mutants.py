@@ -8,11 +8,13 @@ A mutant is a unified diff with comment lines before it:
 
 It is applied to a work tree of its own (target/mutants/tree, with a target directory beside it), the command runs there, and
 the mutant is *caught* when a test fails. It *survives* when the tests pass; a mutant that does not apply or does not compile is
-broken. Each distinct command is first run without a mutant and has to pass. Results are appended to target/mutants/results.jsonl
-as they come, and a mutant with a result for the same patch and the same commit is not run again, so a run can be cut and resumed.
+broken. Each distinct command is first run without a mutant and has to pass. Results, the names of the tests that failed among
+them, are appended to target/mutants/results.jsonl as they come, and a mutant with a result for the same patch and the same commit
+is not run again, so a run can be cut and resumed.
 
     scripts/mutants.py                 run what has no result yet, print the table
     scripts/mutants.py --only pins     those whose name contains "pins"
+    scripts/mutants.py --commit C      the code of another commit than HEAD (to go on with a run after a change of documents)
     scripts/mutants.py --report        the table of docs/mutants.md, from the results
     scripts/mutants.py --check         only see that each patch applies and names its test (quick; part of make test)
 """
@@ -40,12 +42,13 @@ class Mutant:
     def __init__(self, path):
         self.path, self.name = path, path.stem
         self.text = path.read_text()
-        head = self.text.split("\ndiff --git", 1)[0].split("\n--- ", 1)[0]
+        head, diff = re.match(r"((?:#.*\n|\n)*)(.*)", self.text, re.S).groups()
         self.what = " ".join(re.findall(r"^# what: (.*)$", head, re.M))
         self.commands = [c.strip() for c in re.findall(r"^# caught by: (.*)$", head, re.M)]
+        self.planted = "\n".join([*self.commands, diff])
 
     def key(self, commit):
-        return hashlib.sha256((commit + self.text).encode()).hexdigest()[:16]
+        return hashlib.sha256((commit + self.planted).encode()).hexdigest()[:16]
 
 
 def mutants(only):
@@ -57,6 +60,8 @@ def check(all_of_them):
     for m in all_of_them:
         if not m.commands:
             wrong.append(f"{m.name}: no line '# caught by: COMMAND'")
+        if not m.what:
+            wrong.append(f"{m.name}: no line '# what: SENTENCE'")
         applied = git("apply", "--check", str(m.path))
         if applied.returncode:
             wrong.append(f"{m.name}: does not apply: {applied.stderr.strip().splitlines()[:1]}")
@@ -110,11 +115,11 @@ def note(row):
 
 
 def table(rows):
-    print("| mutant | what is planted | caught by | seconds |")
-    print("|---|---|---|---:|")
+    print("| mutant | what is planted | run | tests that failed | seconds |")
+    print("|---|---|---|---|---:|")
     for row in sorted(rows, key=lambda r: r["name"]):
-        by = f"`{row['command']}`" if row["result"] == "caught" else f"**{row['result']}**"
-        print(f"| {row['name']} | {row['what']} | {by} | {row['seconds']:.0f} |")
+        by = ", ".join(row["tests"]) or "the run" if row["result"] == "caught" else f"**{row['result']}**"
+        print(f"| {row['name']} | {row['what']} | `{row['command']}` | {by} | {row['seconds']:.0f} |")
 
 
 def main():
@@ -122,6 +127,7 @@ def main():
     args.add_argument("--only", default="")
     args.add_argument("--check", action="store_true")
     args.add_argument("--report", action="store_true")
+    args.add_argument("--commit", default="HEAD")
     args.add_argument("--minutes", type=int, default=20, help="the longest that one command may take")
     args = args.parse_args()
     these = mutants(args.only)
@@ -129,22 +135,24 @@ def main():
     if args.check:
         print("\n".join(wrong) or f"{len(these)} mutants apply and name their tests")
         sys.exit(bool(wrong))
-    commit = git("rev-parse", "HEAD").stdout.strip()
+    commit = git("rev-parse", args.commit).stdout.strip()
     have = known()
     if args.report:
         latest = {row["name"]: row for row in have.values()}
-        return table([latest[m.name] for m in these if m.name in latest])
+        return table([latest[m.name] | {"what": m.what} for m in these if m.name in latest])
     rows, sound = [], {}
+    for command in dict.fromkeys(c for m in these if m.key(commit) not in have for c in m.commands):
+        sound[command] = run(command, tree_at(commit), args.minutes)
+        print(f"without a mutant: {sound[command][0]} ({sound[command][1]:.0f} s): {command}", flush=True)
     for m in these:
         key = m.key(commit)
         if key in have:
             rows.append(have[key])
             continue
         row = {"key": key, "name": m.name, "what": m.what, "commit": commit, "result": "survived", "command": "", "seconds": 0.0}
+        row["tests"] = []
         tree = tree_at(commit)
         for command in m.commands:
-            if command not in sound:
-                sound[command] = run(command, tree, args.minutes)
             outcome, _, out = sound[command]
             if outcome != "passed":
                 row.update(result=f"tests {outcome} without it", command=command)
@@ -159,7 +167,7 @@ def main():
             row.update(seconds=row["seconds"] + seconds, command=command)
             tree_at(commit)
             if outcome == "failed":
-                row.update(result="caught")
+                row.update(result="caught", tests=sorted(set(re.findall(r"^test (\S+) \.\.\. FAILED$", out, re.M))))
                 break
             if outcome == "broken":
                 row.update(result="does not compile")
