@@ -51,7 +51,10 @@ impl Fs {
         let now = self.now();
         if let Some(size) = set.size {
             match state.attr.kind {
-                FileKind::File => self.truncate(&inode, &mut state, size)?,
+                FileKind::File => {
+                    self.truncate(&inode, &mut state, size)?;
+                    self.core.lost.remove(ino);
+                }
                 FileKind::Dir => return Err(Error::IsDirectory),
                 _ => return Err(Error::Invalid("the size of something that is not a file")),
             }

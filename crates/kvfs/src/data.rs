@@ -180,15 +180,15 @@ impl Fs {
 
     /// `write` for those who have to tell a cache what it did beside.
     pub fn write_for(&self, ino: Ino, offset: u64, data: &[u8], hints: WriteHints) -> Result<Written> {
-        self.writable()?;
-        let lost_privileges = self.patiently(|| {
-            let _inside = self.enter()?;
-            match (hints.from_cache, hints.append) {
-                (true, _) => self.take_cached(ino, offset, data, hints),
-                (false, true) => self.append(ino, data, hints),
-                (false, false) => self.write_inside(ino, offset, data, hints),
-            }
-        })?;
+        let lost_privileges = if hints.from_cache {
+            self.write_cached(ino, offset, data, hints)?
+        } else {
+            self.writable()?;
+            self.patiently(|| {
+                let _inside = self.enter()?;
+                if hints.append { self.append(ino, data, hints) } else { self.write_inside(ino, offset, data, hints) }
+            })?
+        };
         Ok(Written { bytes: data.len() as u64, lost_privileges })
     }
 

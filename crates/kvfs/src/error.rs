@@ -42,6 +42,12 @@ pub enum Error {
     /// A sync cannot keep its promise: the store has failed, then or before.
     #[error("what was written last may never be on disk: {0}")]
     NotSynced(String),
+    /// A cache goes on behind bytes that were refused.
+    #[error(
+        "inode {0} takes nothing behind what was refused before (for want of space, say), as it would stand behind a hole: \
+         set the file's size, or write it anew"
+    )]
+    LostBefore(Ino),
     /// The inode number is not (or no longer) in the file system.
     #[error("inode {0} does not exist any more")]
     Stale(Ino),
@@ -96,7 +102,7 @@ impl Error {
             Error::NoSpace => libc::ENOSPC,
             Error::ReadOnly => libc::EROFS,
             Error::Stale(_) => libc::ESTALE,
-            Error::Corrupt { .. } | Error::NotSynced(_) => libc::EIO,
+            Error::Corrupt { .. } | Error::NotSynced(_) | Error::LostBefore(_) => libc::EIO,
             Error::Store(kvdb::Error::NoSpace) => libc::ENOSPC,
             Error::Store(kvdb::Error::ReadOnly(_)) => libc::EROFS,
             // The same may succeed later, or in another transaction.

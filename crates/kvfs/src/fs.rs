@@ -16,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::gate::{Gate, Inside};
 use crate::inode::{Inode, State};
 use crate::layout::{self, Attributes, Body, ImapKey, Layout, Super};
+use crate::lost::Lost;
 use crate::numbers::{INO_LIMIT, Numbers};
 use crate::table::Table;
 
@@ -102,6 +103,7 @@ pub(crate) struct Core {
     /// Held by every operation that locks more than one directory; see `inode`.
     pub tree: Mutex<()>,
     pub dirty: DirtyQueue,
+    pub lost: Lost,
     pub hash_key: [u8; 16],
     pub counters: Counters,
     ticker: Arc<Ticker>,
@@ -226,6 +228,7 @@ impl Fs {
             numbers,
             tree: Mutex::new(()),
             dirty: DirtyQueue::default(),
+            lost: Lost::default(),
             hash_key,
             counters: Counters::default(),
             ticker: Arc::default(),

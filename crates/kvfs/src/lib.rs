@@ -20,6 +20,7 @@ mod gate;
 mod inode;
 mod layout;
 mod locks;
+mod lost;
 mod merge;
 mod names;
 mod numbers;

@@ -79,6 +79,7 @@ impl Fs {
     /// `forget` for a call that is inside the gate. `false`: there were no references.
     pub(crate) fn release(&self, ino: Ino, count: u64) -> bool {
         let forgotten = self.core.table.forget(ino, count);
+        self.core.lost.forgotten(ino, || self.core.table.references(ino));
         let Forgotten::Last(inode) = forgotten else { return forgotten.is_known() };
         let unlinked = {
             let state = inode.state.read();

@@ -1,0 +1,127 @@
+//! Ends of files that a cache had and that were refused, for want of space, say.
+//!
+//! A kernel that gathers writes keeps a page that was refused as if it had been written, and goes on behind it. What a program appends
+//! afterwards would come alone, behind a hole of zeros where the refused bytes belong. So a file that has lost its end takes nothing out of a
+//! cache that would leave a hole: it stays as it was when the first bytes were refused, and each sync of what comes behind them says so. That
+//! ends when its size is set, or when the kernel forgets the file, and with it what it believed of the size.
+//!
+//! The pieces of one long append come to several threads at once. One that would leave a hole waits for those before it that are under
+//! way, or a short last piece would find the space that a long one before it did not.
+
+use std::collections::HashSet;
+
+use env::sync::atomic::{AtomicBool, Ordering};
+use env::sync::{Condvar, Mutex};
+
+use crate::attr::{Ino, WriteHints};
+use crate::error::{Error, Result};
+use crate::fs::Fs;
+
+#[derive(Default)]
+pub(crate) struct Lost {
+    /// There have been some.
+    any: AtomicBool,
+    files: Mutex<HashSet<Ino>>,
+    /// Writes out of a cache: file and offset.
+    under_way: Mutex<Vec<(Ino, u64)>>,
+    done: Condvar,
+}
+
+/// A write that is under way until this is dropped.
+struct UnderWay<'a> {
+    lost: &'a Lost,
+    write: (Ino, u64),
+}
+
+impl Lost {
+    fn add(&self, ino: Ino) {
+        self.files.lock().insert(ino);
+        self.any.store(true, Ordering::Release);
+    }
+
+    fn contains(&self, ino: Ino) -> bool {
+        self.any.load(Ordering::Acquire) && self.files.lock().contains(&ino)
+    }
+
+    /// What the cache believes of the end of the file is what is here, again.
+    pub fn remove(&self, ino: Ino) {
+        if self.any.load(Ordering::Acquire) {
+            self.files.lock().remove(&ino);
+        }
+    }
+
+    /// The kernel has forgotten references to a file.
+    pub fn forgotten(&self, ino: Ino, left: impl FnOnce() -> u64) {
+        if self.any.load(Ordering::Acquire) && left() == 0 {
+            self.remove(ino);
+        }
+    }
+
+    fn begin(&self, ino: Ino, offset: u64) -> UnderWay<'_> {
+        self.under_way.lock().push((ino, offset));
+        UnderWay { lost: self, write: (ino, offset) }
+    }
+}
+
+impl UnderWay<'_> {
+    /// Waits for those of the file that lie before this one. Call without a lock, and outside of the gate.
+    fn wait_for_those_before(&self) {
+        let (ino, offset) = self.write;
+        let mut under_way = self.lost.under_way.lock();
+        while under_way.iter().any(|&(of, at)| of == ino && at < offset) {
+            self.lost.done.wait(&mut under_way);
+        }
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        let mut under_way = self.lost.under_way.lock();
+        if let Some(at) = under_way.iter().position(|write| *write == self.write) {
+            under_way.swap_remove(at);
+        }
+        drop(under_way);
+        self.lost.done.notify_all();
+    }
+}
+
+impl Fs {
+    /// A write out of a cache.
+    pub(crate) fn write_cached(&self, ino: Ino, offset: u64, data: &[u8], hints: WriteHints) -> Result<bool> {
+        let lost = &self.core.lost;
+        let under_way = lost.begin(ino, offset);
+        // What hinders it from being known hinders the write.
+        if self.would_leave_a_hole(ino, offset).unwrap_or(false) {
+            under_way.wait_for_those_before();
+        }
+        let taken = self.writable().and_then(|()| {
+            self.patiently(|| {
+                let _inside = self.enter()?;
+                if lost.contains(ino) && offset > self.size_of(ino)? {
+                    return Err(Error::LostBefore(ino));
+                }
+                self.take_cached(ino, offset, data, hints)
+            })
+        });
+        if taken.is_err()
+            && let Ok(_inside) = self.enter()
+        {
+            match self.size_of(ino) {
+                Ok(size) if offset.saturating_add(data.len() as u64) <= size => {}
+                Err(Error::Stale(_)) => {}
+                _ => lost.add(ino),
+            }
+        }
+        taken
+    }
+
+    fn would_leave_a_hole(&self, ino: Ino, offset: u64) -> Result<bool> {
+        let _inside = self.enter()?;
+        Ok(offset > self.size_of(ino)?)
+    }
+
+    /// (Inside the gate.)
+    fn size_of(&self, ino: Ino) -> Result<u64> {
+        Ok(self.inode(ino)?.state.read().attr.size)
+    }
+}
