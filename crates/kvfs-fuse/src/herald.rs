@@ -69,6 +69,7 @@ pub struct Herald {
     /// Waits for what the kernel holds back.
     writer_back: Guest,
     together: Together<HandedOver>,
+    patience: Duration,
     recall: Arc<Recall>,
     /// Shows files through the mount.
     shower: Guest,
@@ -82,6 +83,11 @@ pub struct Herald {
 impl Herald {
     /// Starts to watch the views behind `door`, which is mounted as `mounted`.
     pub fn start(views: &Views, door: &Arc<Door>, mounted: &Mounted) -> io::Result<Arc<Herald>> {
+        Herald::start_with_patience(views, door, mounted, PATIENCE)
+    }
+
+    /// With another limit for how long who begins, commits or makes a snapshot waits for pages that a thread has in hand.
+    pub fn start_with_patience(views: &Views, door: &Arc<Door>, mounted: &Mounted, patience: Duration) -> io::Result<Arc<Herald>> {
         let cache = mounted.invalidator().ok_or(io::ErrorKind::NotConnected)?;
         let crew = mounted.crew().ok_or(io::ErrorKind::NotConnected)?;
         let place = Place::of(mounted.mount_point())?;
@@ -103,6 +109,7 @@ impl Herald {
             crew,
             writer_back: Guest::start("fuse-write-back")?,
             together: Together::default(),
+            patience,
             recall,
             shower,
             by_handle: AtomicBool::new(true),
@@ -133,7 +140,7 @@ impl Watcher for Herald {
             match self.together.run(|| self.hand_over()) {
                 Some(HandedOver::All) => return Ok(()),
                 Some(HandedOver::ButForLocks) if wait == Wait::ButForLocks => return Ok(()),
-                Some(HandedOver::ButForLocks) if asked.elapsed() < PATIENCE => {}
+                Some(HandedOver::ButForLocks) if asked.elapsed() < self.patience => {}
                 Some(HandedOver::ButForLocks) => return Err("a file that they have changed is locked by a transaction".into()),
                 Some(HandedOver::Failed(why)) => return Err(why),
                 None => return Err("the round of asking the kernel for it panicked".into()),
@@ -242,7 +249,7 @@ impl Herald {
                 Ok(false) if asked.elapsed() > PATIENCE_WITH_LOCKS && self.crew.writes_back() && self.door.stalls() => {
                     return HandedOver::ButForLocks;
                 }
-                Ok(false) if asked.elapsed() > PATIENCE => {
+                Ok(false) if asked.elapsed() > self.patience => {
                     return HandedOver::Failed("the thread that has them is busy for too long".into());
                 }
                 Ok(false) => std::thread::sleep(PAUSE),

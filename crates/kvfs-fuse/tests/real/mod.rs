@@ -7,6 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 use env::Machine;
 use kvdb::{Durability, Kvdb};
@@ -56,6 +57,22 @@ impl Real {
     }
 
     pub fn with(db: Kvdb, options: FsOptions, policy: &Policy) -> Option<Real> {
+        Real::start(db, options, policy, Herald::start)
+    }
+
+    /// With a limit for how long a transaction that begins or commits waits for pages that are on their way.
+    pub fn with_patience(write_back: bool, patience: Duration) -> Option<Real> {
+        let start =
+            |views: &Views, door: &Arc<Door>, mounted: &Mounted| Herald::start_with_patience(views, door, mounted, patience);
+        Real::start(Kvdb::in_memory(), FsOptions::default(), &policy(write_back), start)
+    }
+
+    fn start(
+        db: Kvdb,
+        options: FsOptions,
+        policy: &Policy,
+        herald: impl FnOnce(&Views, &Arc<Door>, &Mounted) -> std::io::Result<Arc<Herald>>,
+    ) -> Option<Real> {
         if !may_mount() {
             return None;
         }
@@ -66,7 +83,7 @@ impl Real {
         let door = Arc::new(Door::new(views.clone()));
         let options = MountOptions { allow_other: true, suid: true, ..MountOptions::default() };
         let mounted = mount(door.clone(), dir.path(), &options, policy).expect("root can mount");
-        let herald = Herald::start(&views, &door, &mounted).expect("a herald");
+        let herald = herald(&views, &door, &mounted).expect("a herald");
         Some(Real { mounted, herald, views, dir })
     }
 
