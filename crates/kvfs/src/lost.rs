@@ -125,3 +125,32 @@ impl Fs {
         Ok(self.inode(ino)?.state.read().attr.size)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    #[test]
+    fn a_piece_waits_for_those_before_it_and_for_no_others() {
+        let lost = Lost::default();
+        let (first, before, elsewhere) = (lost.begin(1, 0), lost.begin(1, 100), lost.begin(2, 0));
+        first.wait_for_those_before();
+        elsewhere.wait_for_those_before();
+        let (say, waited) = channel();
+        let behind = lost.begin(1, 200);
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                behind.wait_for_those_before();
+                say.send(()).unwrap();
+            });
+            drop(first);
+            assert!(waited.recv_timeout(std::time::Duration::from_millis(20)).is_err(), "one of two is under way");
+            drop(before);
+            waited.recv().unwrap();
+        });
+        assert_eq!(lost.under_way.lock().len(), 1, "the one of the other file");
+        drop(elsewhere);
+    }
+}
