@@ -235,3 +235,83 @@ fn a_write_request_is_whole_or_not_there() {
         }
     }
 }
+
+/// Where the kernel ends the requests of one long write at `offset`: at the end of the first page if it begins amid one, then after each MiB.
+fn ends_of_requests(offset: usize, length: usize) -> Vec<usize> {
+    const MIB: usize = 1 << 20;
+    let first = if offset.is_multiple_of(4096) { offset } else { offset.next_multiple_of(4096) };
+    (0..).map(|i| first + i * MIB).skip_while(|end| *end == offset).take_while(|end| *end < offset + length).collect()
+}
+
+#[test]
+fn a_long_write_that_is_cut_has_its_first_requests_and_not_the_rest() {
+    const LENGTH: usize = 20 << 20;
+    if !real::may_mount() {
+        return;
+    }
+    assert_eq!(ends_of_requests(0, 3 << 20), [1 << 20, 2 << 20]);
+    assert_eq!(ends_of_requests(5000, (1 << 20) + 5000), [8192, 8192 + (1 << 20)]);
+    // Through the kernel's cache, from the start of a page and amid one, and around the cache.
+    for (offset, direct) in [(0, false), (1234, false), (4096, true)] {
+        let mut cut = 0;
+        for round in 0..40 {
+            let dir = tempfile::tempdir().expect("a temporary folder");
+            let daemon = Daemon::start(dir.path(), false);
+            let path = daemon.path("f");
+            let mut options = File::options();
+            options.read(true).write(true).create(true).truncate(false);
+            let mut other = options.open(daemon.path("other")).expect("open");
+            let writing = options.custom_flags(if direct { libc::O_DIRECT } else { 0 }).open(&path).expect("open");
+            let (killed, returned) = (AtomicBool::new(false), std::sync::atomic::AtomicUsize::new(0));
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    // Direct writes want whole pages of memory.
+                    let mut room = vec![0; LENGTH + 4096];
+                    let skip = room.as_ptr().align_offset(4096);
+                    let data = &mut room[skip..skip + LENGTH];
+                    for i in 1.. {
+                        data.fill((i % 250) as u8 + 1);
+                        if writing.write_all_at(data, offset as u64).is_err() {
+                            assert!(killed.load(Ordering::SeqCst));
+                            break;
+                        }
+                        returned.store(i, Ordering::SeqCst);
+                    }
+                });
+                // A file is committed when much of it waits; another program's syncs bring that to disk at any moment.
+                scope.spawn(|| while other.write_all(b"x").and_then(|()| other.sync_all()).is_ok() {});
+                while returned.load(Ordering::SeqCst) < 2 {
+                    std::thread::yield_now();
+                }
+                std::thread::sleep(Duration::from_micros(round * 3700));
+                killed.store(true, Ordering::SeqCst);
+                drop(daemon);
+            });
+            drop(writing);
+            let seen = content(dir.path(), "/f").expect("there");
+            let at = format!("offset {offset}, direct {direct}, round {round}");
+            assert!(seen.len() <= offset + LENGTH, "{at}: {} bytes", seen.len());
+            let seen = &seen[offset.min(seen.len())..];
+            let parts: Vec<(usize, usize)> = seen.chunk_by(|a, b| a == b).map(|run| (usize::from(run[0]), run.len())).collect();
+            let ends = ends_of_requests(offset, LENGTH);
+            let is_end = |length: usize| ends.contains(&(offset + length));
+            match parts[..] {
+                // All of one write; or the first requests of the very first one.
+                [] => {}
+                [(_, LENGTH)] => {}
+                [(1 | 2, length)] => assert!(is_end(length), "{at}: {length} bytes"),
+                // The first requests of a write over what the one before has left.
+                [(new, length), (old, _)] => {
+                    assert!(is_end(length) && seen.len() == LENGTH, "{at}: {parts:?}");
+                    assert_eq!(new, old % 250 + 1, "{at}: of two writes in a row");
+                    cut += 1;
+                }
+                _ => panic!("{at}: more than two writes, or not the first requests: {parts:?}"),
+            }
+            if cut == 2 {
+                break;
+            }
+        }
+        assert!(cut > 0, "offset {offset}, direct {direct}: no kill fell between two requests of a write, so nothing was tested");
+    }
+}
