@@ -3,7 +3,7 @@
 CARGO ?= cargo
 KVFS   = target/release/kvfs
 
-.PHONY: help setup build demo test lint test-long schedules ace every-io mutants soak crash-live crash-transactions full real-world posix syscalls hostile readme bench-first bench-kv bench-transactions bench-defrag lint-bench install clean
+.PHONY: help setup build demo test lint test-long schedules ace every-io mutants soak crash-live crash-transactions full real-world posix syscalls hostile fuzz readme bench-first bench-kv bench-transactions bench-defrag lint-bench install clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -84,6 +84,11 @@ hostile:
 	KVFS_HOSTILE=$(HOSTILE) $(CARGO) test --release -p kvfs-cli --bins hostile_archives
 	KVFS_HOSTILE=$$(($(HOSTILE) * 100)) $(CARGO) test --release -p kvdb-server --test parsers
 	KVFS_HOSTILE=$$(($(HOSTILE) / 100)) $(CARGO) test --release -p kvfs-cli --test hostile_images
+
+## make fuzz         every reader of bytes under libFuzzer, a hundredth of RUNS where a case is a whole store (RUNS=1000000 TARGETS=...)
+RUNS ?= 1000000
+fuzz:
+	@sh scripts/fuzz.sh $(RUNS) $(TARGETS)
 
 ## make readme       the terminal sessions of README.md, run as they are printed
 readme: build

@@ -58,6 +58,8 @@ mod journal;
 mod locks;
 mod manifest;
 mod options;
+#[cfg(any(test, fuzzing))]
+pub mod parsers;
 mod pins;
 mod pipeline;
 mod recovery;

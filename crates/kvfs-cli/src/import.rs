@@ -125,6 +125,14 @@ struct Meta {
     xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
+/// What any tar stream leaves in a file system, for the fuzz targets under `fuzz/`.
+#[cfg(fuzzing)]
+pub fn any_tar(fs: &Fs, bytes: &[u8]) {
+    let output = Output::new(true);
+    let mut import = Import::new(fs, ROOT, Caller::default(), &output);
+    let _ = import.tar(bytes).and_then(|()| import.finish());
+}
+
 struct Import<'a> {
     fs: &'a Fs,
     root: Ino,

@@ -24,6 +24,8 @@ mod lost;
 mod merge;
 mod names;
 mod numbers;
+#[cfg(any(test, fuzzing))]
+pub mod parsers;
 mod rename;
 mod retired;
 mod share;

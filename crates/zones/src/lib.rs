@@ -14,6 +14,8 @@ mod device;
 mod error;
 mod fill;
 mod hold;
+#[cfg(any(test, fuzzing))]
+pub mod parsers;
 mod space;
 mod stats;
 mod store;

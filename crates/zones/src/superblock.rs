@@ -34,8 +34,8 @@ pub const MAX_ROOT: usize = 2048;
 /// Where the copies lie.
 pub(crate) const COPIES: [u64; 2] = [0, 4 << 20];
 
-const SIZE: usize = SECTOR as usize;
-const MAGIC: [u8; 8] = *b"KVFS\r\n\x1a\n";
+pub(crate) const SIZE: usize = SECTOR as usize;
+pub(crate) const MAGIC: [u8; 8] = *b"KVFS\r\n\x1a\n";
 const ROOT_AT: usize = 72;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,7 +53,7 @@ pub struct Superblock {
 }
 
 impl Superblock {
-    fn encode(&self, addr: u64) -> [u8; SIZE] {
+    pub(crate) fn encode(&self, addr: u64) -> [u8; SIZE] {
         let mut block = [0; SIZE];
         let mut put = |at: usize, bytes: &[u8]| block[at..at + bytes.len()].copy_from_slice(bytes);
         put(0, &MAGIC);
@@ -72,7 +72,7 @@ impl Superblock {
     }
 
     /// `NotAStore` without the magic, `Version` for one of another format, else `Corrupt` when anything is wrong.
-    fn decode(block: &[u8; SIZE], addr: u64) -> Result<Superblock> {
+    pub(crate) fn decode(block: &[u8; SIZE], addr: u64) -> Result<Superblock> {
         let u32_at = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| block[at + i]));
         let u64_at = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| block[at + i]));
         if block[..8] != MAGIC {
@@ -100,7 +100,7 @@ impl Superblock {
     }
 }
 
-fn checksum(block: &[u8; SIZE]) -> u32 {
+pub(crate) fn checksum(block: &[u8; SIZE]) -> u32 {
     Checksum::new().update(&block[..12]).update(&[0; 4]).update(&block[16..]).finish()
 }
 

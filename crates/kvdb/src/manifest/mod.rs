@@ -38,7 +38,7 @@ pub(crate) struct Root {
 }
 
 impl Root {
-    fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = vec![FORMAT];
         out.extend_from_slice(&self.number.to_le_bytes());
         out.extend_from_slice(&self.epoch.to_le_bytes());

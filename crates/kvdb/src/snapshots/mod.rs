@@ -19,7 +19,7 @@ mod difference;
 mod receive;
 pub(crate) mod registry;
 mod send;
-mod stream;
+pub(crate) mod stream;
 
 use std::time::Duration;
 

@@ -127,7 +127,7 @@ impl Frame {
         (kind, out)
     }
 
-    fn decode(kind: u8, payload: &Bytes) -> Result<Frame> {
+    pub(crate) fn decode(kind: u8, payload: &Bytes) -> Result<Frame> {
         let mut r = Reader::new(payload, "a stream");
         let frame = match kind {
             HEADER => {

@@ -40,7 +40,7 @@ fn base_name(id: impl Display) -> String {
 
 /// How a transaction was begun, as its log has it: version, flags (1: conflicts are checked, 2: with a user), varint idle limit in ms and
 /// one (0: none), bytes label, varint user if there is one.
-fn encode(options: &TransactionOptions) -> Vec<u8> {
+pub(crate) fn encode(options: &TransactionOptions) -> Vec<u8> {
     let mut out = vec![1, u8::from(options.check_conflicts) | if options.user.is_some() { WITH_USER } else { 0 }];
     put_varint(&mut out, options.idle_limit.map_or(0, |limit| limit.as_millis() as u64 + 1));
     put_bytes(&mut out, options.label.as_bytes());
@@ -48,7 +48,7 @@ fn encode(options: &TransactionOptions) -> Vec<u8> {
     out
 }
 
-fn decode(bytes: &[u8]) -> Result<TransactionOptions> {
+pub(crate) fn decode(bytes: &[u8]) -> Result<TransactionOptions> {
     let mut r = Reader::new(bytes, "the log of a transaction");
     if r.u8()? != 1 {
         return Err(r.corrupt("it was written by a newer version"));

@@ -19,7 +19,7 @@ mod bulk;
 mod changes;
 mod conflicts;
 mod draft;
-mod durable;
+pub(crate) mod durable;
 mod ending;
 mod handle;
 pub(crate) mod history;

@@ -1,0 +1,63 @@
+//! Doors to the readers of bytes in the `kvfs` command, which is no library: its modules are taken in here.
+#![allow(dead_code)]
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::sync::Arc;
+
+#[path = "../../crates/kvfs-cli/src/daemons.rs"]
+mod daemons;
+#[path = "../../crates/kvfs-cli/src/identity.rs"]
+mod identity;
+#[path = "../../crates/kvfs-cli/src/import.rs"]
+mod import;
+#[path = "../../crates/kvfs-cli/src/mount_options.rs"]
+mod mount_options;
+#[path = "../../crates/kvfs-cli/src/output.rs"]
+mod output;
+#[path = "../../crates/kvfs-cli/src/pax.rs"]
+mod pax;
+#[path = "../../crates/kvfs-cli/src/place.rs"]
+mod place;
+#[path = "../../crates/kvfs-cli/src/stat.rs"]
+mod stat;
+#[path = "../../crates/kvfs-cli/src/store.rs"]
+mod store;
+#[path = "../../crates/kvfs-cli/src/text.rs"]
+mod text;
+#[path = "../../crates/kvfs-cli/src/tree.rs"]
+mod tree;
+
+/// A whole tar stream as `kvfs import` takes it. The checksums of what looks like a header are put right. What is left of any of them is
+/// a sound file system.
+pub fn archive(data: &[u8]) {
+    let mut bytes = data.to_vec();
+    for header in bytes.chunks_exact_mut(512).filter(|block| block[257..262] == *b"ustar") {
+        header[148..156].fill(b' ');
+        let sum: u32 = header.iter().map(|&byte| u32::from(byte)).sum();
+        header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    }
+    let env = Arc::new(env::Simulated::new(1));
+    let fs = kvfs::Fs::open(kvdb::Kvdb::in_memory(), env, kvfs::FsOptions::default()).expect("an empty store");
+    import::any_tar(&fs, &bytes);
+    let report = fs.verify().expect("readable");
+    assert!(report.is_clean(), "{:?}", report.findings);
+    assert!(fs.lookup(kvfs::ROOT, b".kvfs").is_err(), "something under the views");
+}
+
+/// The words of several `-o`, a line each.
+pub fn options(data: &[u8]) {
+    let lists: Vec<_> = data.split(|&byte| byte == b'\n').map(|list| OsString::from_vec(list.to_vec())).collect();
+    let _ = mount_options::parse(&lists);
+}
+
+/// The extension records and sparse maps of a tar stream.
+pub fn pax(data: &[u8]) {
+    let mut archive = tar::Archive::new(data);
+    let Ok(entries) = archive.entries() else { return };
+    for entry in entries {
+        let Ok(mut entry) = entry else { return };
+        let Ok(records) = pax::Records::read(&mut entry) else { return };
+        let _ = records.sparse_map(&mut entry);
+    }
+}
