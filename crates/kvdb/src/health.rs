@@ -38,14 +38,18 @@ impl Health {
 
     /// Stops writes because of `cause`, met while `doing`; the first cause stays. Gives the error for the caller.
     pub(crate) fn fail(&self, doing: &str, cause: &Error) -> Error {
+        self.stop(|| format!("{doing} failed ({cause}); close the store and open it again, which recovers what is on disk"));
+        self.error()
+    }
+
+    /// Stops writes for a reason that is no failure.
+    pub(crate) fn stop(&self, reason: impl FnOnce() -> String) {
         let mut why = self.why.lock();
         if why.is_none() {
-            let reason = format!("{doing} failed ({cause}); close the store and open it again, which recovers what is on disk");
+            let reason = reason();
             tracing::error!("{reason}");
             *why = Some(reason);
             self.failed.store(true, Ordering::Release);
         }
-        drop(why);
-        self.error()
     }
 }

@@ -216,6 +216,12 @@ impl Kvdb {
         self.db.0.writable()
     }
 
+    /// From now on nothing is written any more, as if the store had failed; `why` is what every call that would write says. What is not
+    /// durable by then may be lost: the next open recovers what is, as after a power cut. Reading goes on.
+    pub fn halt(&self, why: &str) {
+        self.db.0.health.stop(|| why.into());
+    }
+
     /// Everything committed before this call is on disk when it returns.
     pub fn sync(&self) -> Result<()> {
         self.db.0.sync()

@@ -95,6 +95,12 @@ fn close(mounted: &mut Mounted, herald: &Herald, server: Option<Server>, views: 
     if let Some(server) = server {
         server.stop();
     }
+    if views.is_down() {
+        // What there was to make durable has been then; the rest is to go, as after a kill.
+        tracing::warn!("it had been shut down by the GOINGDOWN ioctl: what was not synced by then is dropped");
+        let _ = store.close();
+        return served;
+    }
     let committed = views.shutdown().and(views.mainline().shutdown());
     let committed = committed.map_err(|e| Failure::new(Exit::Failed, format!("the last changes could not be written: {e}")));
     let closed = store.close();

@@ -1,122 +1,15 @@
 //! `kvfs mount` and `kvfs umount` as a user meets them: background, errors, exit codes, dead mounts, helpers, signals.
 
+mod place;
+
 use std::fs;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::path::Path;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use place::{Place, fails, is_alive, kill, kvfs, succeeds, text, until};
 use rustix::process::{Pid, Signal};
-
-/// A store and a folder to mount it on, in a folder of their own; unmounted and gone when dropped.
-struct Place {
-    dir: tempfile::TempDir,
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        // Every mount a failed test left behind; dead ones, too.
-        while fs::read_to_string("/proc/self/mountinfo").is_ok_and(|t| t.contains(self.mnt().to_str().unwrap_or("?"))) {
-            if kvfs(&["umount", "--force"]).arg(self.mnt()).output().is_ok_and(|o| !o.status.success()) {
-                break;
-            }
-        }
-    }
-}
-
-fn kvfs(words: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
-    command.args(words);
-    command
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-#[track_caller]
-fn succeeds(command: &mut Command) -> String {
-    let Output { status, stdout, stderr } = command.output().expect("kvfs runs");
-    assert!(status.success(), "{command:?}: {status}: {}", text(&stderr));
-    text(&stdout)
-}
-
-/// Standard error of a command that must end with `code`.
-#[track_caller]
-fn fails(code: i32, command: &mut Command) -> String {
-    let Output { status, stdout, stderr } = command.output().expect("kvfs runs");
-    assert_eq!(status.code(), Some(code), "{command:?}: {}{}", text(&stdout), text(&stderr));
-    text(&stderr)
-}
-
-impl Place {
-    /// `None`, with the reason printed, where this process may not mount.
-    fn new() -> Option<Place> {
-        if let Err(e) = fs::File::open("/dev/fuse") {
-            eprintln!("SKIPPED: no FUSE here: cannot open /dev/fuse: {e}");
-            return None;
-        }
-        if !rustix::process::geteuid().is_root() {
-            eprintln!("SKIPPED: these tests mount as root does");
-            return None;
-        }
-        let place = Place { dir: tempfile::tempdir().expect("a temporary folder") };
-        fs::create_dir(place.mnt()).expect("mkdir");
-        succeeds(kvfs(&["create"]).arg(place.store()));
-        Some(place)
-    }
-
-    fn store(&self) -> PathBuf {
-        self.dir.path().join("s.kvfs")
-    }
-
-    fn mnt(&self) -> PathBuf {
-        self.dir.path().join("mnt")
-    }
-
-    fn mount(&self, words: &[&str]) -> Command {
-        let mut command = kvfs(&["mount"]);
-        command.arg(self.store()).arg(self.mnt()).args(words);
-        command
-    }
-
-    fn umount(&self) -> Command {
-        let mut command = kvfs(&["umount"]);
-        command.arg(self.mnt());
-        command
-    }
-
-    /// Mounts; the daemon's process number.
-    #[track_caller]
-    fn mounted(&self) -> i32 {
-        let said = succeeds(self.mount(&["--json"]).stdin(Stdio::null()));
-        let value: serde_json::Value = serde_json::from_str(&said).expect("JSON");
-        value["pid"].as_i64().expect("a pid") as i32
-    }
-
-    /// The mount's line in the kernel's table.
-    fn entry(&self) -> Option<String> {
-        let table = fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
-        table.lines().rfind(|l| l.contains(self.mnt().to_str().expect("UTF-8"))).map(String::from)
-    }
-}
-
-fn kill(pid: i32, signal: Signal) {
-    rustix::process::kill_process(Pid::from_raw(pid).expect("a pid"), signal).expect("kill");
-}
-
-#[track_caller]
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !holds() {
-        assert!(start.elapsed() < Duration::from_secs(20), "waited in vain until {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-fn is_alive(pid: i32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|s| !s.contains(") Z "))
-}
 
 #[test]
 fn mount_returns_when_the_mount_answers_and_umount_when_the_store_is_free() {

@@ -40,7 +40,7 @@ impl Request {
     /// holds back of a file (`recall`).
     pub(crate) fn waits(self) -> bool {
         use Request::*;
-        matches!(self, FSync | FSyncDir | LSeek | Rename | Rename2 | Link)
+        matches!(self, FSync | FSyncDir | LSeek | Rename | Rename2 | Link | IoCtl)
     }
 }
 

@@ -457,6 +457,12 @@ impl Handler for Door {
     fn stalls(&self) -> bool {
         self.views.takes_locks()
     }
+    fn go_down(&self, how: GoingDown) -> Reply<()> {
+        self.views.go_down(how).map_err(errno)
+    }
+    fn is_down(&self) -> bool {
+        self.views.is_down()
+    }
     fn copy_file_range(&self, from: (Ino, u64), to: (Ino, u64), length: u64, caller: Caller) -> Reply<Written> {
         // Between views the kernel reads and writes instead.
         let (view, source, target) = self.together(self.inode(from.0)?, to.0)?;

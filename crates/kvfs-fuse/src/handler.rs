@@ -10,8 +10,8 @@ use std::time::Duration;
 use bytes::Bytes;
 
 pub use kvfs::{
-    Allocate, AllocateMode, Attr, Caller, DirEntry, FileKind, Ino, ROOT, RenameFlags, SetAttr, StatFs, TimeSet, Timestamp, Whence,
-    WriteHints, Written, XattrFlags,
+    Allocate, AllocateMode, Attr, Caller, DirEntry, FileKind, GoingDown, Ino, ROOT, RenameFlags, SetAttr, StatFs, TimeSet,
+    Timestamp, Whence, WriteHints, Written, XattrFlags,
 };
 
 /// A Linux error number, positive.
@@ -64,6 +64,14 @@ pub trait Handler: Send + Sync + 'static {
     fn seek(&self, ino: Ino, offset: u64, what: Whence) -> Reply<u64>;
     /// Whether a call may have to wait for something that only other calls can bring about: then there must be threads for these.
     fn stalls(&self) -> bool {
+        false
+    }
+    /// Ends all service, with so much made durable before.
+    fn go_down(&self, _how: GoingDown) -> Reply<()> {
+        Err(Errno(libc::ENOTTY))
+    }
+    /// Whether it has gone down: then every request but those that take no answer fails with EIO.
+    fn is_down(&self) -> bool {
         false
     }
     /// Returns the bytes copied.

@@ -40,7 +40,7 @@ use rustix::fs::{Timespec, Timestamps};
 use crate::crew::Crew;
 use crate::door::Door;
 use crate::guest::Guest;
-use crate::handler::{Attr, FileKind, Handler, Ino, Invalidator};
+use crate::handler::{Attr, FileKind, Handler, Ino, Invalidator, ROOT};
 use crate::mount::Mounted;
 use crate::place::{Place, open_by_handle};
 use crate::recall::Recall;
@@ -183,6 +183,14 @@ impl Watcher for Herald {
                 tracing::debug!("the kernel goes on remembering {view:?}: {e}");
             }
         }
+    }
+
+    fn went_down(&self, views: &[(u16, Fs)]) {
+        // What programs find in the kernel's memory is not to be shown any more, either. Dirty pages are sent, and refused.
+        for (number, fs) in views {
+            fs.referenced().into_iter().for_each(|ino| drop(self.cache.inode(wire_ino::of(*number, ino))));
+        }
+        drop(self.cache.inode(ROOT));
     }
 
     fn changed(&self, number: u16, fs: &Fs, touched: &Touched) {

@@ -7,7 +7,7 @@
 //! ends, `guest` and `place`: how it uses the mount itself, `recall`: how it has the kernel hand over one file, `rendezvous`, `barrier` and `together`:
 //! how it knows that everything has arrived). `mount` mounts and
 //! unmounts, `watch` ends the connection of a daemon that was killed (`control`: the kernel's files for that), `mounts` reads what is mounted,
-//! `counters` counts requests.
+//! `counters` counts requests, `ioctl` knows those that we answer.
 
 mod barrier;
 mod control;
@@ -19,6 +19,7 @@ mod guest;
 pub mod handler;
 mod herald;
 mod hidden;
+mod ioctl;
 pub mod mount;
 pub mod mounts;
 mod place;

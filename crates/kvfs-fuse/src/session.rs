@@ -165,7 +165,8 @@ fn serve<H: Handler>(
         }
         // An answer must go to the connection that its request came from.
         let (connection, transport, message) = (connection.clone(), transport.clone(), buffer[..length].to_vec());
-        room.admit(crew.threads() == 1, move || {
+        // What goes down tells the kernel to drop what it has, which no thread that answers may do.
+        room.admit(crew.threads() == 1 || request == Request::IoCtl, move || {
             // It was decoded above.
             if let Ok((head, fields)) = wire::head(&message) {
                 answer(&connection, &transport, &head, fields, &mut Desk::default());

@@ -17,6 +17,7 @@ use bytes::Bytes;
 
 use crate::counters::{Counters, Request};
 use crate::handler::*;
+use crate::ioctl;
 use crate::wire::{self, Answer, Fields, Head, init, valid};
 
 /// What is sent back for one request.
@@ -92,6 +93,9 @@ impl<H: Handler> Transport<H> {
 
     fn answer(&self, request: Request, head: &Head, mut f: Fields<'_>, desk: &mut Desk) -> Reply<Outcome> {
         let h = &*self.handler;
+        if h.is_down() && !matches!(request, Request::Forget | Request::BatchForget | Request::Destroy) {
+            return Err(Errno(libc::EIO));
+        }
         let ino = head.ino;
         let caller = Caller { uid: head.uid, gid: head.gid, pid: head.pid };
         match request {
@@ -239,6 +243,15 @@ impl<H: Handler> Transport<H> {
                 };
                 Ok(Outcome::Answer)
             }
+            Request::IoCtl => {
+                let (_fh, _flags, command, argument) = (f.u64()?, f.u32()?, f.u32()?, f.u64()?);
+                match command {
+                    ioctl::GOING_DOWN => h.go_down(ioctl::going_down(caller, argument)?)?,
+                    _ => return Err(Errno(libc::ENOTTY)),
+                }
+                desk.answer.ioctl_out();
+                Ok(Outcome::Answer)
+            }
             // Sent for files that TMPFILE opened, and when the mount ends.
             Request::Release | Request::ReleaseDir | Request::Destroy => done(Ok(())),
             // ACCESS is asked only without `default_permissions`; ENOSYS means "always granted". No call here takes so long that it
@@ -249,7 +262,6 @@ impl<H: Handler> Transport<H> {
             | Request::Create
             | Request::Access
             | Request::Interrupt
-            | Request::IoCtl
             | Request::Poll
             | Request::Statx
             | Request::Other => Err(Errno(libc::ENOSYS)),

@@ -186,6 +186,11 @@ impl Answer {
         self.0.resize(self.0.len().next_multiple_of(8), 0);
     }
 
+    /// `fuse_ioctl_out` of a call that has succeeded and gives nothing back.
+    pub fn ioctl_out(&mut self) {
+        self.u32(0).u32(0).u32(0).u32(0);
+    }
+
     /// `fuse_statfs_out`.
     pub fn statfs_out(&mut self, s: &StatFs) {
         self.u64(s.blocks).u64(s.free).u64(s.free).u64(s.files).u64(s.files_free);

@@ -44,6 +44,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use env::sync::atomic::AtomicBool;
 use env::sync::{Condvar, Mutex, RwLock};
 use kvdb::{
     Durability, Isolation, Kvdb, MergeRoutine, Merged, Savepoint, Scope, Transaction, TransactionId, TransactionInfo,
@@ -89,6 +90,8 @@ pub trait Watcher: Send + Sync {
     fn ended(&self, view: &View, number: u16, fs: &Fs, touched: Option<&Touched>);
     /// A view, or the mainline, has become another one all at once.
     fn changed(&self, number: u16, fs: &Fs, touched: &Touched);
+    /// The file system answers nothing any more (see [`Views::go_down`]); `views`: all that are open, by number, the mainline among them.
+    fn went_down(&self, _views: &[(u16, Fs)]) {}
 }
 
 /// The views of one file system. Clones are the same.
@@ -107,6 +110,7 @@ pub(crate) struct Shared {
     /// Of ended transactions: unlinked, open nowhere, to be removed.
     orphans: Mutex<Vec<Ino>>,
     keeper: Arc<Keeper>,
+    pub down: AtomicBool,
 }
 
 #[derive(Default)]
@@ -172,6 +176,7 @@ impl Views {
                 watchers: RwLock::default(),
                 orphans: Mutex::default(),
                 keeper: Arc::default(),
+                down: AtomicBool::new(false),
             }),
         };
         for transaction in views.shared.db.transactions() {
@@ -473,6 +478,9 @@ impl Views {
     /// What the background does from time to time: moves what waits in the views' memory into their transactions, lets go of views whose
     /// transaction has ended by itself, and removes orphans. Called by its own thread; by the owner under an environment that runs inline.
     pub fn tick(&self) {
+        if self.is_down() {
+            return;
+        }
         let entries: Vec<_> = self.shared.open.read().by_number.values().cloned().collect();
         for entry in entries {
             let Some(transaction) = &entry.transaction else {

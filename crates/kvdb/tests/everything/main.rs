@@ -92,6 +92,12 @@ fn run(seed: u64) -> BTreeSet<&'static str> {
                 Ok(()) => w.history.certain(),
                 Err(e) => w.dead_or_panic("closing", &e),
             }
+        } else if w.random.one_in(4) {
+            w.call("Kvdb::halt");
+            w.db.halt("the test has halted it");
+            let refused = w.db.takes_writes().expect_err("it takes nothing more").to_string();
+            assert!(w.device.is_dead() || refused.contains("the test has halted it"), "{}: {refused}", w.what());
+            assert!(w.db.close().is_err(), "{}: it has not written what there was", w.what());
         }
         let image = w.device.crash(seed ^ life);
         w.views.clear();
