@@ -20,6 +20,12 @@ pub fn yield_now() {
     }
 }
 
+/// Lets all other threads go before this one: it works on what nobody waits for. Of a simulated run, the seed goes on deciding.
+pub fn give_way() {
+    // Where that is not allowed it goes on as it is.
+    let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), 19);
+}
+
 pub struct JoinHandle<T> {
     thread: std::thread::JoinHandle<Option<T>>,
     simulated: Option<usize>,

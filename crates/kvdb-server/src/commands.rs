@@ -12,6 +12,7 @@ pub mod multi;
 mod numbers;
 mod ranges;
 mod scan;
+mod scrub;
 mod server;
 mod snapshot;
 mod strings;
@@ -121,6 +122,7 @@ pub static COMMANDS: &[Command] = &[
     in_multi(InMulti::AtOnce, open("reset", "", 1, connection::reset)),
     in_multi(InMulti::Refused, reads("save", "", 1, NONE, server::sync)),
     reads("scan", "cursor [MATCH pattern] [COUNT count] [TYPE type]", -2, NONE, scan::scan),
+    in_multi(InMulti::Refused, reads("scrub", "START [RATE bytes] | STATUS | FAULTS | STOP", -2, NONE, scrub::scrub)),
     reads("select", "number", 2, NONE, connection::select),
     writes("set", "key value [NX|XX] [GET] [KEEPTTL]", -3, FIRST, strings::set),
     reads("setex", "(not supported)", 4, FIRST, keys::expiry),

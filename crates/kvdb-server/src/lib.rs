@@ -33,5 +33,5 @@ mod walk;
 pub use client::{Client, Reply, read_reply};
 pub use limits::Limits;
 pub use server::{Error, Server, ServerOptions};
-pub use session::InfoSource;
+pub use session::{Describe, InfoSource};
 pub use transactions::{Cloned, FileChange, FileDetail, Snapshots, Transactions};

@@ -20,7 +20,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use crate::conversation::Conversation;
 use crate::limits::Limits;
 use crate::output::Sink;
-use crate::session::{InfoSource, Shared};
+use crate::session::{Describe, InfoSource, Shared};
 use crate::socket::PrivateSocket;
 use crate::transactions::{Snapshots, Transactions};
 
@@ -41,6 +41,8 @@ pub struct ServerOptions {
     pub snapshots: Option<Arc<dyn Snapshots>>,
     /// The store's statistics as a JSON object, for `INFO` and `KVFS.STAT`.
     pub info: Option<InfoSource>,
+    /// Says what keys are, for `SCRUB FAULTS`.
+    pub describe: Option<Describe>,
 }
 
 /// Why a server did not start.
@@ -154,6 +156,7 @@ impl Server {
             return Err(Error::NoPassword);
         }
         let mut shared = Shared::new(db, options.limits, options.password, options.durable, options.info);
+        shared.describe = options.describe;
         if let Some(transactions) = options.transactions {
             shared.transactions = transactions;
         }

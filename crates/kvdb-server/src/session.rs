@@ -24,6 +24,9 @@ use crate::transactions::{Group, Groups, Snapshots, Transactions};
 /// Gives what the owner of the store knows about it, as JSON.
 pub type InfoSource = Arc<dyn Fn() -> String + Send + Sync>;
 
+/// Says what keys of a dictionary are to the owner of the store, from the first up to the second: a file, say.
+pub type Describe = Arc<dyn Fn(&str, &[u8], &[u8]) -> Option<String> + Send + Sync>;
+
 /// What all connections of a server share.
 pub struct Shared {
     pub db: Kvdb,
@@ -31,6 +34,7 @@ pub struct Shared {
     pub password: Option<String>,
     pub durable: bool,
     pub info: Option<InfoSource>,
+    pub describe: Option<Describe>,
     pub socket: String,
     pub tcp: Option<SocketAddr>,
     pub locks: KeyLocks,
@@ -64,6 +68,7 @@ impl Shared {
             password,
             durable,
             info,
+            describe: None,
             socket: String::new(),
             tcp: None,
             locks: KeyLocks::default(),

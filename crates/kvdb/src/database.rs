@@ -28,6 +28,7 @@ use crate::manifest::{Edit, JournalStart, Manifest, State};
 use crate::options::{OpenOptions, Shares};
 use crate::pins::{Pinned, Pins};
 use crate::pipeline::{Pipeline, Syncing};
+use crate::scrub::Scrubber;
 use crate::snapshots::Snapshots;
 use crate::stats::Counters;
 use crate::transactions::history::Past;
@@ -102,6 +103,7 @@ pub(crate) struct Database {
     pub locks: Locks,
     pub snapshots: Snapshots,
     pub defragmenter: Defragmenter,
+    pub scrubber: Scrubber,
     pub background: Background,
     /// Bytes that commits may still add before the space is looked at again.
     pub space_left: AtomicU64,
@@ -171,6 +173,7 @@ impl Database {
             locks: Locks::default(),
             snapshots: parts.snapshots,
             defragmenter: Defragmenter::default(),
+            scrubber: Scrubber::default(),
             space_left: AtomicU64::new(0),
             closed: AtomicBool::new(false),
         }
@@ -374,6 +377,7 @@ impl Database {
     pub(crate) fn close(&self) -> Result<()> {
         self.transactions.close();
         self.background.stop_soon();
+        self.scrubber.close();
         self.defragmenter.wake();
         self.background.stop();
         if self.options.read_only || self.closed.swap(true, Ordering::AcqRel) {

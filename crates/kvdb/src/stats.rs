@@ -9,6 +9,7 @@ use crate::Space;
 use crate::background::defragment::DefragProgress;
 use crate::database::Database;
 use crate::dictionary::DictionaryInfo;
+use crate::scrub::ScrubProgress;
 
 /// A figure that many threads add to.
 #[derive(Default)]
@@ -94,6 +95,7 @@ pub struct Stats {
     /// Bytes in runs that newer versions hide, for a hundred alive, by a sample.
     pub dead_percent: u64,
     pub defrag: DefragProgress,
+    pub scrub: ScrubProgress,
     /// Nothing is left that the background would do by itself, until something is committed.
     pub at_rest: bool,
     /// Why the store takes no more writes, if so.
@@ -156,6 +158,7 @@ impl Database {
             zones_reclaimable: holes.reclaimable(),
             dead_percent: c.dead_percent.get(),
             defrag: self.defragmenter.progress(),
+            scrub: self.scrubber.progress(),
             at_rest: self.at_rest(),
             failed: self.health.why(),
         }

@@ -50,6 +50,8 @@ pub(crate) struct StreamReader<'a> {
     damaged: Vec<(u64, u64)>,
     /// Position of the chunk read last.
     last: u64,
+    /// Of what the medium has, not of what the host keeps of it.
+    medium: bool,
 }
 
 /// Bytes read ahead, so that many small chunks cost few reads.
@@ -62,12 +64,16 @@ const WINDOW: u64 = 256 << 10;
 
 impl Window {
     /// `len` bytes at `addr`, all within `zone`.
-    fn get(&mut self, zones: &Zones, purpose: Purpose, zone: ZoneId, addr: u64, len: u64) -> Result<&[u8]> {
+    fn get(&mut self, zones: &Zones, medium: bool, purpose: Purpose, zone: ZoneId, addr: u64, len: u64) -> Result<&[u8]> {
         if addr < self.addr || addr + len > self.addr + self.bytes.len() as u64 {
             let want = len.max(WINDOW).min(zone.end() - addr);
             self.bytes.resize(want as usize, 0);
             self.addr = addr;
-            if let Err(e) = zones.read(purpose, addr, &mut self.bytes) {
+            let read = match medium {
+                true => zones.read_medium(purpose, addr, &mut self.bytes),
+                false => zones.read(purpose, addr, &mut self.bytes),
+            };
+            if let Err(e) = read {
                 self.bytes.clear();
                 return Err(e.into());
             }
@@ -82,7 +88,25 @@ impl<'a> StreamReader<'a> {
     pub(crate) fn new(zones: &'a Zones, kind: Kind, parts: &'a [Part], offset: u64, position: u64) -> Self {
         let window = Window { addr: 0, bytes: Vec::new() };
         let (damaged, last) = (Vec::new(), position);
-        StreamReader { zones, kind, parts, part: 0, offset, position, first: true, synced: position, window, damaged, last }
+        StreamReader {
+            zones,
+            kind,
+            parts,
+            part: 0,
+            offset,
+            position,
+            first: true,
+            synced: position,
+            window,
+            damaged,
+            last,
+            medium: false,
+        }
+    }
+
+    /// The same for a scrub, which passes caches by.
+    pub(crate) fn on_medium(zones: &'a Zones, kind: Kind, parts: &'a [Part], offset: u64, position: u64) -> Self {
+        StreamReader { medium: true, ..StreamReader::new(zones, kind, parts, offset, position) }
     }
 
     /// The part that the last piece came from.
@@ -145,7 +169,7 @@ impl<'a> StreamReader<'a> {
 
     fn continues_in(&mut self, part: Option<&Part>) -> Result<bool> {
         let Some(part) = part else { return Ok(false) };
-        let bytes = self.window.get(self.zones, self.purpose(), part.zone, part.zone.start(), SECTOR)?;
+        let bytes = self.window.get(self.zones, self.medium, self.purpose(), part.zone, part.zone.start(), SECTOR)?;
         Ok(Header::read(self.kind, bytes).is_some_and(|h| h.epoch == part.epoch && self.fits(&h)))
     }
 
@@ -195,13 +219,13 @@ impl<'a> StreamReader<'a> {
         }
         let addr = part.zone.start() + self.offset;
         let (kind, purpose) = (self.kind, self.purpose());
-        let Some(header) = Header::read(kind, self.window.get(self.zones, purpose, part.zone, addr, SECTOR)?) else {
+        let Some(header) = Header::read(kind, self.window.get(self.zones, self.medium, purpose, part.zone, addr, SECTOR)?) else {
             return Ok(None);
         };
         if header.epoch != part.epoch || !self.fits(&header) || self.offset + header.size() > ZONE_SIZE {
             return Ok(None);
         }
-        let bytes = self.window.get(self.zones, purpose, part.zone, addr, header.size())?;
+        let bytes = self.window.get(self.zones, self.medium, purpose, part.zone, addr, header.size())?;
         Ok(header.piece(bytes).map(|piece| (header, Bytes::copy_from_slice(piece))))
     }
 

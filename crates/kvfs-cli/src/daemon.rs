@@ -19,6 +19,7 @@ use signal_hook::iterator::Signals;
 use crate::daemons::{self, Record};
 use crate::mount_options::Options;
 use crate::output::{Exit, Failure, Outcome};
+use crate::scrubbing::Scrubbing;
 use crate::store::{self, Access, Store};
 use crate::transactions::OverFiles;
 
@@ -69,9 +70,12 @@ fn serve_logged(
     let herald = Herald::start(&views, &door, &mounted)
         .map_err(|e| Failure::io(format!("cannot tell the kernel what changes under {}", dir.display()), &e))?;
     tracing::info!(store = %store.path.display(), mount_point = %mounted.mount_point().display(), "mounted");
+    let writable = access == Access::ReadWrite;
+    let scrubbing = options.scrub.map(|interval| Scrubbing::start(&store.db, &fs, interval, writable)).transpose();
+    let scrubbing = scrubbing.map_err(|e| Failure::io("cannot start the scrub", &e))?;
     ready(&record)?;
 
-    let outcome = close(&mut mounted, &herald, server, &views, store);
+    let outcome = close(&mut mounted, &herald, server, &views, store, scrubbing);
     signals.close();
     match &outcome {
         Ok(()) => record.remove(),
@@ -87,11 +91,19 @@ fn serve_logged(
 }
 
 /// Waits for the end of the mount, then closes everything. Of several failures the first is told: the others follow from it.
-fn close(mounted: &mut Mounted, herald: &Herald, server: Option<Server>, views: &Views, store: Store) -> Outcome {
+fn close(
+    mounted: &mut Mounted,
+    herald: &Herald,
+    server: Option<Server>,
+    views: &Views,
+    store: Store,
+    scrubbing: Option<Scrubbing>,
+) -> Outcome {
     let counters = mounted.counters();
     let served = mounted.wait().map_err(store::mount_failure);
     tracing::info!("unmounted after {} requests: {counters}", counters.total());
     herald.stop();
+    drop(scrubbing);
     if let Some(server) = server {
         server.stop();
     }
@@ -203,10 +215,13 @@ fn start_server(store: &Store, fs: &kvfs::Fs, views: &Views, counters: Arc<OnceL
     }
     let (db, fs) = (store.db.clone(), fs.clone());
     let info: kvdb_server::InfoSource = Arc::new(move || store::statistics(&db, Some(&fs), counters.get().map(|c| &**c)));
+    let own = store.db.clone();
+    let describe: kvdb_server::Describe = Arc::new(move |dictionary, start, end| kvfs::describe_keys(&own, dictionary, start, end));
     for place in places {
         let over_files = Arc::new(OverFiles(views.clone()));
         let options = ServerOptions {
             info: Some(info.clone()),
+            describe: Some(describe.clone()),
             transactions: Some(over_files.clone()),
             snapshots: Some(over_files),
             ..Default::default()

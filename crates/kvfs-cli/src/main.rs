@@ -26,6 +26,8 @@ mod output;
 mod pax;
 mod place;
 mod run;
+mod scrub;
+mod scrubbing;
 mod send;
 mod snapshot;
 mod stat;
@@ -72,6 +74,7 @@ enum Command {
     Cat(cat::Args),
     Stat(stat::Args),
     Check(check::Args),
+    Scrub(scrub::Args),
     CloneTree(clone_tree::Args),
     Defrag(defrag::Args),
     Import(import::Args),
@@ -105,6 +108,7 @@ fn main() -> ExitCode {
         Command::Cat(args) => cat::run(args, &output),
         Command::Stat(args) => stat::run(args, &output),
         Command::Check(args) => check::run(args, &output),
+        Command::Scrub(args) => scrub::run(args, &output),
         Command::CloneTree(args) => clone_tree::run(args, &output),
         Command::Defrag(args) => defrag::run(args, &output),
         Command::Import(args) => import::run(args, &output),

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use kvfs_fuse::{AccessTimes, MountOptions, Policy};
 
 use crate::output::{Exit, Failure, Outcome};
+use crate::scrubbing::Interval;
 use crate::store;
 
 /// Everything `-o` can say.
@@ -23,6 +24,8 @@ pub struct Options {
     pub log: Option<PathBuf>,
     /// Others than their users may look into views.
     pub open_views: bool,
+    /// How often everything is read again; `None`: never by itself.
+    pub scrub: Option<Interval>,
 }
 
 /// Shown with `kvfs mount --help`.
@@ -45,6 +48,8 @@ Options for -o, separated by commas:
                               an empty subtype leaves the type plain `fuse`)
   memory=SIZE, log=FILE       as --memory and --log
   threads=N                   threads that answer requests (default: one a core, 2 to 8)
+  scrub=DAYS, scrub_rate=MIB  read everything again each so many days, at so many MiB a second (default: 30, 16
+                              where one of them is given; else never by itself): see kvfs scrub
   noxattr                     no extended attributes: one request less for every new file
 Words for mount(8), systemd and fstab (x-*, _netdev, nofail, noauto, user, defaults, ...) are skipped.";
 
@@ -97,6 +102,17 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
             }
             ("memory", Some(value)) => options.memory = Some(store::parse_size(&value.to_string_lossy()).map_err(bad)?),
             ("log", Some(value)) => options.log = Some(PathBuf::from(value)),
+            ("scrub", Some(value)) => {
+                let days = value.to_str().and_then(|v| v.parse::<f64>().ok()).filter(|d| *d > 0.0 && *d <= 36500.0);
+                let days = days.ok_or_else(|| bad("write a number of days".into()))?;
+                options.scrub.get_or_insert_default().every = std::time::Duration::from_secs_f64(days * 86400.0);
+            }
+            ("scrub_rate", Some(value)) => {
+                let rate = value.to_str().and_then(|v| v.parse::<u64>().ok()).filter(|n| (1..=1 << 20).contains(n));
+                let rate = rate.ok_or_else(|| bad("write a number of MiB a second".into()))?;
+                options.scrub.get_or_insert_default().bytes_per_second = rate << 20;
+            }
+            ("noscrub", None) => options.scrub = None,
             ("threads", Some(value)) => {
                 let number = value.to_str().and_then(|v| v.parse().ok()).filter(|n| (1..=64).contains(n));
                 options.policy.threads = number.ok_or_else(|| bad("write a number from 1 to 64".into()))?;
@@ -166,7 +182,7 @@ fn takes_no_value(name: &str) -> bool {
 }
 
 fn takes_a_value(name: &str) -> bool {
-    ["fsname", "subtype", "memory", "log", "threads"].contains(&name)
+    ["fsname", "subtype", "memory", "log", "threads", "scrub", "scrub_rate"].contains(&name)
 }
 
 /// Splits at commas; `\,` is a comma, `\\` a backslash.
@@ -227,6 +243,20 @@ mod tests {
         assert_eq!(read("memory=1G").expect("valid").memory, Some(1 << 30));
         assert!(read("threads=0").is_err());
         assert_eq!(read("threads=4").expect("valid").policy.threads, 4);
+    }
+
+    #[test]
+    fn a_scrub_by_itself_is_asked_for() {
+        assert_eq!(read("rw").expect("valid").scrub, None);
+        let day = std::time::Duration::from_secs(86400);
+        let scrub = read("scrub=7").expect("valid").scrub.expect("asked for");
+        assert_eq!((scrub.every, scrub.bytes_per_second), (7 * day, 16 << 20));
+        let scrub = read("scrub_rate=3,scrub=0.5").expect("valid").scrub.expect("asked for");
+        assert_eq!((scrub.every, scrub.bytes_per_second), (day / 2, 3 << 20));
+        assert_eq!(read("scrub=7,noscrub").expect("valid").scrub, None);
+        for wrong in ["scrub", "scrub=0", "scrub=-1", "scrub=x", "scrub_rate=0", "scrub_rate=", "scrub=nan"] {
+            assert!(read(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -155,6 +155,10 @@ pub fn engine(stats: &kvdb::Stats) -> Map<String, Value> {
         "dictionaries": dictionaries,
         "memory": {"budget": stats.memory, "memtables": stats.memtable_bytes, "cache": stats.cache_bytes},
         "journal_bytes": stats.journal_bytes,
+        "scrub": {
+            "running": stats.scrub.running, "complete": stats.scrub.complete, "bytes": stats.scrub.bytes,
+            "bytes_total": stats.scrub.bytes_total, "faults": stats.scrub.faults, "completed": stats.scrub.completed,
+        },
         "io": io,
         "commits": {
             "count": stats.commits, "bytes": stats.user_bytes, "bound_in_place_bytes": stats.bound_bytes, "syncs": stats.syncs,
@@ -221,6 +225,14 @@ fn show(all: &Map<String, Value>) -> String {
             ),
         );
         line("written", format!("{:.2} times what was committed", all["write_amplification"].as_f64().unwrap_or(0.0)));
+    }
+    if let Some(scrub) = all["scrub"].as_object().filter(|s| count(&s["bytes"]) > 0) {
+        let state = match (scrub["running"].as_bool(), scrub["complete"].as_bool()) {
+            (Some(true), _) => "under way, ",
+            (_, Some(true)) => "",
+            _ => "ended early, ",
+        };
+        line("scrub", format!("{state}{} read, {} faults", bytes(&scrub["bytes"]), count(&scrub["faults"])));
     }
     if all["files"].is_object() {
         let f = &all["files"];

@@ -491,6 +491,8 @@ fn damage_is_found_and_never_printed() {
     let clean = lab.run("check", &[]);
     assert_eq!(clean.code, 0, "{}", clean.err);
     assert!(clean.text().contains(": clean; "), "{}", clean.text());
+    let scrub = lab.run("scrub", &["--rate", "1000"]);
+    assert!(scrub.code == 0 && scrub.text().starts_with("scrub done: "), "{} {}", scrub.text(), scrub.err);
 
     let mut store = fs::read(&lab.store).expect("the store");
     let needle = &content[500_000 / 4096 * 4096..][..64];
@@ -504,6 +506,14 @@ fn damage_is_found_and_never_printed() {
     assert_eq!(report["clean"], false);
     let places: Vec<_> = report["faults"].as_array().expect("a list").iter().map(|f| f["place"].to_string()).collect();
     assert!(places.iter().any(|p| p.contains("dmap")), "{places:?}");
+    // A scrub finds the same, and whose it is.
+    let scrub = lab.run("scrub", &["--json"]);
+    scrub.fails(DAMAGED, "cannot be read as they were written");
+    let found: Value = serde_json::from_slice(&scrub.out).expect("JSON");
+    assert_eq!(found["faults"].as_array().map(Vec::len), Some(1), "{found}");
+    let concerns = found["faults"][0]["concerns"].as_str().expect("a file's page");
+    assert!(concerns.starts_with("bytes ") && concerns.ends_with(" of /f"), "{concerns}");
+    assert_eq!((&found["scrub"]["complete"], &found["scrub"]["faults"]), (&1.into(), &1.into()));
     let cat = lab.run("cat", &["/f"]);
     cat.fails(DAMAGED, "corrupt");
     assert!(content.starts_with(&cat.out), "what was printed before is right");

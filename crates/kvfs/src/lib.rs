@@ -11,6 +11,7 @@ mod attributes;
 mod before;
 mod clone_tree;
 mod data;
+mod describe;
 mod difference;
 mod directory;
 mod dirty;
@@ -43,6 +44,7 @@ pub use attr::{
     WriteHints, Written, XattrFlags,
 };
 pub use clone_tree::CloneStats;
+pub use describe::describe_keys;
 pub use difference::{FileChange, XattrChange, difference_of_states};
 pub use error::{Error, Result};
 pub use fs::{Atime, Fs, FsOptions, Statistics};

@@ -103,6 +103,8 @@ impl Check {
                     Err(e) => self.report.find(0, e.to_string()),
                 },
                 Ok(ImapKey::Moves) => {}
+                Ok(ImapKey::Scrub) if crate::describe::decode_scrub(&tuple.value()?).is_some() => {}
+                Ok(ImapKey::Scrub) => self.report.find(0, "the note of the last scrub is malformed"),
                 Ok(ImapKey::Orphan(ino)) => {
                     self.report.orphans += 1;
                     self.inodes.insert(ino, None);

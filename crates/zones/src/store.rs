@@ -260,6 +260,14 @@ impl Zones {
             .map_err(|e| Error::io(format!("reading {} bytes of {purpose} at {addr}", buf.len()), e))
     }
 
+    /// The same, of what the medium has and not of what the host keeps of it, see [`Device::read_medium`].
+    pub fn read_medium(&self, purpose: Purpose, addr: u64, buf: &mut [u8]) -> Result<()> {
+        self.check_range(addr, buf.len() as u64)?;
+        self.device
+            .read_medium(purpose, addr, buf)
+            .map_err(|e| Error::io(format!("reading {} bytes of {purpose} at {addr}", buf.len()), e))
+    }
+
     /// Fills all buffers; the device has the reads in the air together where it can. In the order of their addresses they cost least.
     pub fn read_many(&self, purpose: Purpose, reads: &mut [Reading<'_>]) -> Result<()> {
         reads.iter().try_for_each(|r| self.check_range(r.offset, r.buf.len() as u64))?;

@@ -107,7 +107,7 @@ pub(crate) fn checksum(block: &[u8; SIZE]) -> u32 {
 /// Reads one copy.
 pub(crate) fn read_copy(device: &dyn Device, addr: u64) -> Result<Superblock> {
     let mut block = [0; SIZE];
-    match device.read_at(Purpose::Superblock, addr, &mut block) {
+    match device.read_medium(Purpose::Superblock, addr, &mut block) {
         Ok(()) => Superblock::decode(&block, addr),
         Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Err(Error::NotAStore),
         Err(e) => Err(Error::io(format!("reading the superblock at {addr}"), e)),

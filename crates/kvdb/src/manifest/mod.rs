@@ -161,6 +161,11 @@ impl Manifest {
         Ok(manifest)
     }
 
+    /// Where it lies, and the position up to which it is durable.
+    pub(crate) fn place(&self) -> (Root, u64) {
+        (self.root.clone(), self.position)
+    }
+
     pub(crate) fn state(&self) -> &State {
         &self.state
     }

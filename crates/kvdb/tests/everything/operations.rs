@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use kvdb::{
     Batch, Compression, CreateOptions, DefragOptions, DictionaryOptions, Durability, Error, Kvdb, MergeRoutine, Merged,
-    OpenOptions, ReceiveOptions, Received, Scope, StoredValue,
+    OpenOptions, ReceiveOptions, Received, Scope, ScrubOptions, StoredValue,
 };
 use zones::MemoryDevice;
 
@@ -538,7 +538,7 @@ fn dictionaries(w: &mut World) -> Result<(), Dead> {
 
 fn maintenance(w: &mut World) -> Result<(), Dead> {
     let Some((_, _, id)) = w.place() else { return Ok(()) };
-    match w.random.below(8) {
+    match w.random.below(9) {
         0 => {
             w.call("Kvdb::flush");
             w.ok(w.db.flush())?;
@@ -562,6 +562,18 @@ fn maintenance(w: &mut World) -> Result<(), Dead> {
             w.ok(w.db.defragment(DefragOptions { fullest_percent: 99, ..DefragOptions::default() }))?;
             w.db.stop_defragment();
             w.db.wait_for_defragment();
+        }
+        6 => {
+            for name in ["Kvdb::scrub", "Kvdb::scrub_progress", "Kvdb::scrub_faults", "Kvdb::stop_scrub", "Kvdb::wait_for_scrub"] {
+                w.call(name);
+            }
+            w.ok(w.db.scrub(ScrubOptions::default()))?;
+            w.db.wait_for_scrub();
+            w.db.stop_scrub();
+            // A device that fails is found to; damage there is none.
+            let failed = |what: &str| what.contains("reading ");
+            assert!(w.db.scrub_faults().iter().all(|fault| failed(&fault.what)), "{:?}", w.db.scrub_faults());
+            assert!(w.db.scrub_progress().complete);
         }
         4 => {
             w.call("Kvdb::reclaim");

@@ -26,7 +26,8 @@ use crate::attr::{Attr, FileKind, Ino, ROOT};
 use crate::error::{Error, Result};
 use crate::layout::{self, ImapKey, Layout};
 use links::Linked;
-use side::{Node, Side, joined};
+use side::Node;
+pub(crate) use side::{Side, joined};
 
 /// A path at which the two states are not alike.
 #[derive(Clone, Debug)]

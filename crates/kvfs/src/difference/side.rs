@@ -10,13 +10,13 @@ use crate::attr::{Attr, FileKind, Ino, ROOT};
 use crate::error::{Error, Result};
 use crate::layout::{self, Attributes, Layout, Xattrs};
 
-pub(super) struct Side {
+pub(crate) struct Side {
     pub state: State,
     pub layout: Layout,
 }
 
 /// An inode.
-pub(super) struct Node {
+pub(crate) struct Node {
     pub ino: Ino,
     pub attr: Attributes,
     pub xattrs: Option<Xattrs>,
@@ -38,9 +38,9 @@ impl Node {
 const DEEPEST: usize = 4096;
 
 /// A directory, a name in it, and the inode that it names.
-pub(super) type Named = (Ino, Vec<u8>, Ino);
+pub(crate) type Named = (Ino, Vec<u8>, Ino);
 
-pub(super) fn joined(parent: &[u8], name: &[u8]) -> Vec<u8> {
+pub(crate) fn joined(parent: &[u8], name: &[u8]) -> Vec<u8> {
     if parent.is_empty() { name.to_vec() } else { [parent, b"/", name].concat() }
 }
 

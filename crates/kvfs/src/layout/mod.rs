@@ -7,6 +7,7 @@
 //!        0(8) 's'                            the file system itself: version, key of the directory hash
 //!        0(8) 'o' ino(8, BE)                 orphan: unlinked, but something of it is still stored
 //!        0(8) 'm'                            the last move of a directory to another one: new parent, its inode number
+//!        0(8) 'c'                            the last scrub that came to its end: when, and how much it found
 //! dmap   ino(8, BE) block(8, BE)             page: up to 4096 bytes, what is missing at its end is zero
 //! ```
 //!
@@ -34,6 +35,7 @@ const XATTR: u8 = 1;
 const SUPER: u8 = b's';
 const ORPHAN: u8 = b'o';
 const MOVES: u8 = b'm';
+const SCRUB: u8 = b'c';
 /// Version 1 has no hints where files have their names; everything else is the same.
 const SUPER_VERSION: u8 = 2;
 const OLDEST_SUPER: u8 = 1;
@@ -148,6 +150,7 @@ pub(crate) fn node_key(ino: Ino) -> Vec<u8> {
 pub(crate) enum ImapKey<'a> {
     Super,
     Moves,
+    Scrub,
     Orphan(Ino),
     Node(Ino),
     Xattr(Ino, &'a [u8]),
@@ -160,6 +163,7 @@ pub(crate) fn decode_imap_key(key: &[u8]) -> Result<ImapKey<'_>> {
     match (ino, rest) {
         (0, [SUPER]) => Ok(ImapKey::Super),
         (0, [MOVES]) => Ok(ImapKey::Moves),
+        (0, [SCRUB]) => Ok(ImapKey::Scrub),
         (0, [ORPHAN, orphan @ ..]) => {
             let orphan = <[u8; 8]>::try_from(orphan).map_err(|_| corrupt(0))?;
             Ok(ImapKey::Orphan(u64::from_be_bytes(orphan)))
@@ -196,6 +200,7 @@ pub(crate) fn orphan_range() -> ([u8; 9], [u8; 9]) {
     ([0, 0, 0, 0, 0, 0, 0, 0, ORPHAN], [0, 0, 0, 0, 0, 0, 0, 0, ORPHAN + 1])
 }
 
+pub(crate) const SCRUB_KEY: [u8; 9] = [0, 0, 0, 0, 0, 0, 0, 0, SCRUB];
 pub(crate) const SUPER_KEY: [u8; 9] = [0, 0, 0, 0, 0, 0, 0, 0, SUPER];
 
 /// Written by every move of a directory into another one, so that no two transactions that do it both commit.

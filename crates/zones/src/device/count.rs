@@ -92,6 +92,14 @@ impl Device for CountDevice {
         self.inner.read_many(purpose, reads)
     }
 
+    fn read_medium(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let counters = &self.by_purpose[purpose as usize];
+        counters.read_ops.fetch_add(1, Relaxed);
+        counters.read_bytes.fetch_add(buf.len() as u64, Relaxed);
+        self.moved(counters, offset, buf.len());
+        self.inner.read_medium(purpose, offset, buf)
+    }
+
     fn will_read(&self, purpose: Purpose, offset: u64, len: u64) {
         let counters = &self.by_purpose[purpose as usize];
         counters.ahead_ops.fetch_add(1, Relaxed);

@@ -1,4 +1,4 @@
-//! Writes past the host's page cache, for what is written a little at a time and synced at once: the journal, the manifest,
+//! Reads and writes past the host's page cache. Reads, to see what the medium has. Writes, for what is written a little at a time and synced at once: the journal, the manifest,
 //! the superblock. A buffered write that is synced afterwards goes through the host's writeback first, which costs a
 //! multiple of the write (docs/decisions/001-direct-journal.md); a direct one leaves nothing to do but the device's flush.
 
@@ -20,6 +20,50 @@ thread_local! {
     static BOUNCE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
+/// A descriptor of the same file that bypasses the page cache; `None` where the host cannot do it (tmpfs, say).
+fn reopen(file: &File, options: &mut OpenOptions) -> Option<File> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    options.custom_flags(OFlags::DIRECT.bits() as i32).open(path).ok()
+}
+
+/// Runs `with` on `len` aligned bytes of memory.
+fn bounced<T>(len: usize, with: impl FnOnce(&mut [u8]) -> T) -> T {
+    BOUNCE.with_borrow_mut(|bounce| {
+        if bounce.len() < len + ALIGN {
+            bounce.resize(len + ALIGN, 0);
+        }
+        let start = bounce.as_ptr().align_offset(ALIGN);
+        with(&mut bounce[start..start + len])
+    })
+}
+
+/// A second descriptor of a file, for direct reads.
+#[derive(Debug)]
+pub(super) struct DirectReader {
+    file: File,
+}
+
+impl DirectReader {
+    pub fn of(file: &File) -> Option<DirectReader> {
+        Some(DirectReader { file: reopen(file, OpenOptions::new().read(true))? })
+    }
+
+    /// Any range that lies in whole pages of the file.
+    pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        for (i, piece) in buf.chunks_mut(PIECE - 2 * ALIGN).enumerate() {
+            let at = offset + (i * (PIECE - 2 * ALIGN)) as u64;
+            let from = at / ALIGN as u64 * ALIGN as u64;
+            let skip = (at - from) as usize;
+            bounced((skip + piece.len()).next_multiple_of(ALIGN), |aligned| {
+                self.file.read_exact_at(aligned, from)?;
+                piece.copy_from_slice(&aligned[skip..skip + piece.len()]);
+                Ok::<(), io::Error>(())
+            })?;
+        }
+        Ok(())
+    }
+}
+
 /// A second descriptor of a file, for direct writes.
 #[derive(Debug)]
 pub(super) struct DirectWriter {
@@ -27,11 +71,8 @@ pub(super) struct DirectWriter {
 }
 
 impl DirectWriter {
-    /// `None` where the host cannot do it (tmpfs, say).
     pub fn of(file: &File) -> Option<DirectWriter> {
-        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-        let file = OpenOptions::new().write(true).custom_flags(OFlags::DIRECT.bits() as i32).open(path).ok()?;
-        Some(DirectWriter { file })
+        Some(DirectWriter { file: reopen(file, OpenOptions::new().write(true))? })
     }
 
     /// `true` when a write can go this way.
@@ -40,13 +81,9 @@ impl DirectWriter {
     }
 
     pub fn write_at(&self, mut offset: u64, bytes: &[u8]) -> io::Result<()> {
-        BOUNCE.with_borrow_mut(|bounce| {
-            if bounce.len() < bytes.len().min(PIECE) + ALIGN {
-                bounce.resize(bytes.len().min(PIECE) + ALIGN, 0);
-            }
-            let start = bounce.as_ptr().align_offset(ALIGN);
+        bounced(bytes.len().min(PIECE), |bounce| {
             for piece in bytes.chunks(PIECE) {
-                let aligned = &mut bounce[start..start + piece.len()];
+                let aligned = &mut bounce[..piece.len()];
                 aligned.copy_from_slice(piece);
                 self.file.write_all_at(aligned, offset)?;
                 offset += piece.len() as u64;

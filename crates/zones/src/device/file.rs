@@ -5,11 +5,12 @@ use std::io::{self, Seek, SeekFrom};
 use std::num::NonZeroU64;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::OnceLock;
 
 use rustix::fs::{Advice, FallocateFlags, FlockOperation, fadvise, fallocate, flock, fstatvfs};
 use rustix::io::Errno;
 
-use super::direct::DirectWriter;
+use super::direct::{DirectReader, DirectWriter};
 use super::uring::Rings;
 use super::{Device, Reading, host_memory};
 use crate::{Error, Purpose, Result};
@@ -23,6 +24,8 @@ pub struct FileDevice {
     file: File,
     /// `None`: read-only, or the host cannot.
     direct: Option<DirectWriter>,
+    /// Opened when it is first asked for; `None`: the host cannot.
+    medium: OnceLock<Option<DirectReader>>,
     block_device: bool,
     rings: Rings,
 }
@@ -68,7 +71,13 @@ impl FileDevice {
                 // error.
                 let _ = fadvise(&file, 0, None, Advice::Random);
                 let direct = if read_only { None } else { DirectWriter::of(&file) };
-                Ok(FileDevice { file, direct, block_device: kind.is_block_device(), rings: Rings::default() })
+                Ok(FileDevice {
+                    file,
+                    direct,
+                    medium: OnceLock::new(),
+                    block_device: kind.is_block_device(),
+                    rings: Rings::default(),
+                })
             }
             Err(Errno::WOULDBLOCK) => Err(Error::Busy(path.to_path_buf())),
             Err(e) => Err(Error::io(doing(), e.into())),
@@ -99,6 +108,17 @@ impl Device for FileDevice {
             reads.iter().for_each(|r| self.will_read(purpose, r.offset, r.buf.len() as u64));
         }
         reads.iter_mut().try_for_each(|r| self.read_at(purpose, r.offset, r.buf))
+    }
+
+    fn read_medium(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        if let Some(direct) = self.medium.get_or_init(|| DirectReader::of(&self.file)) {
+            match direct.read_at(offset, buf) {
+                // Of a medium with larger sectors, or at the end of a file that is no multiple of a page.
+                Err(e) if matches!(e.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::UnexpectedEof) => {}
+                done => return done,
+            }
+        }
+        self.read_at(purpose, offset, buf)
     }
 
     fn will_read(&self, _: Purpose, offset: u64, len: u64) {

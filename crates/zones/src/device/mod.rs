@@ -46,6 +46,12 @@ pub trait Device: Send + Sync + 'static {
         reads.iter_mut().try_for_each(|r| self.read_at(purpose, r.offset, r.buf))
     }
 
+    /// As [`Device::read_at`], of what the medium has: not of what the host keeps in memory, where it can be passed by. For those who
+    /// want to know whether it can still be read. What the host keeps stays as it is.
+    fn read_medium(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.read_at(purpose, offset, buf)
+    }
+
     /// Writes all of `buf`, which must lie inside the device. Not durable before the next [`Device::sync`].
     fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> io::Result<()>;
 

@@ -1,0 +1,68 @@
+//! `SCRUB`: reads everything again and compares it with its checksums, while clients go on.
+
+use kvdb::ScrubOptions;
+
+use super::is;
+use crate::failure::{Failure, Outcome};
+use crate::output::Output;
+use crate::request::{Arguments, integer};
+use crate::session::Session;
+
+/// `SCRUB START [RATE bytes-a-second]`, `SCRUB STATUS`, `SCRUB STOP`, `SCRUB FAULTS`. The status is names and numbers in turn; each fault an
+/// array: place, what is wrong, dictionary, first key, end of the keys (these three empty where it is not about keys), and what the keys are
+/// to their owner, or nothing.
+pub fn scrub(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    match (args.at(1), args.len()) {
+        (c, n) if is(c, "start") && n.is_multiple_of(2) => {
+            let mut options = ScrubOptions::default();
+            for at in (2..n).step_by(2) {
+                let number = integer(args.at(at + 1)).and_then(|n| u64::try_from(n).ok()).ok_or(Failure::NOT_AN_INTEGER)?;
+                match args.at(at) {
+                    o if is(o, "rate") => options.bytes_per_second = Some(number).filter(|n| *n > 0),
+                    _ => return Err(Failure::SYNTAX),
+                }
+            }
+            match s.db().scrub(options)? {
+                true => out.ok(),
+                false => return Err(Failure::request("the store is being scrubbed already")),
+            }
+        }
+        (c, 2) if is(c, "status") => {
+            let p = s.db().scrub_progress();
+            let fields = [
+                ("running", u64::from(p.running)),
+                ("complete", u64::from(p.complete)),
+                ("bytes", p.bytes),
+                ("bytes_total", p.bytes_total),
+                ("faults", p.faults),
+                ("completed", p.completed),
+            ];
+            out.array(fields.len() * 2);
+            for (name, value) in fields {
+                out.bulk(name.as_bytes());
+                out.integer(i64::try_from(value).unwrap_or(i64::MAX));
+            }
+        }
+        (c, 2) if is(c, "faults") => {
+            let faults = s.db().scrub_faults();
+            out.array(faults.len());
+            for fault in faults {
+                let keys = fault.keys.as_ref();
+                let described = keys.and_then(|k| s.shared.describe.as_ref()?(&k.dictionary, &k.start, &k.end));
+                out.array(6);
+                out.bulk(fault.place.as_bytes());
+                out.bulk(fault.what.as_bytes());
+                out.bulk(keys.map_or(b"", |k| k.dictionary.as_bytes()));
+                out.bulk(keys.map_or(b"", |k| &k.start));
+                out.bulk(keys.map_or(b"", |k| &k.end));
+                out.bulk(described.unwrap_or_default().as_bytes());
+            }
+        }
+        (c, 2) if is(c, "stop") => {
+            s.db().stop_scrub();
+            out.ok();
+        }
+        _ => return Err(Failure::SYNTAX),
+    }
+    Ok(())
+}

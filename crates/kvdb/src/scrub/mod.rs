@@ -1,0 +1,273 @@
+//! Scrub: everything that the store consists of is read again, from the medium, while it is in use, and compared with its checksums. What
+//! rots unseen in places that are seldom read is found while there are still backups and snapshots elsewhere to mend it from.
+//!
+//! It is slow on purpose: as fast as it is allowed to, no faster, on a thread of low priority. It passes all caches by, takes no lock that a
+//! commit waits for, and keeps no zone from being freed for longer than one step of some MiB.
+//!
+//! - `walk`: what is read, and in which order;
+//! - `pace`: how fast.
+
+mod pace;
+mod walk;
+
+use std::collections::BTreeSet;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use env::sync::{Condvar, Mutex};
+use env::thread::JoinHandle;
+
+use crate::database::Database;
+use crate::error::Result;
+use pace::Pace;
+
+/// Finds that are kept in memory; all are counted and logged.
+const KEPT: usize = 1000;
+
+/// How a store is scrubbed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ScrubOptions {
+    /// Bytes read in a second at most. `None`: as fast as it goes.
+    pub bytes_per_second: Option<u64>,
+}
+
+/// How far the scrub under way is, or how far the last one came.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ScrubProgress {
+    pub running: bool,
+    /// It came to its end: nothing was left out.
+    pub complete: bool,
+    pub bytes: u64,
+    /// About so many there are.
+    pub bytes_total: u64,
+    /// Places that cannot be read or hold something else than was written.
+    pub faults: u64,
+    /// Scrubs that came to their end since the store was opened.
+    pub completed: u64,
+}
+
+/// One place that cannot be read, or holds something else than was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ScrubFault {
+    /// Which part of the store, as in [`crate::Fault`].
+    pub place: String,
+    /// What is wrong there, with its device address.
+    pub what: String,
+    /// The keys that depend on it, where it holds keys or values.
+    pub keys: Option<FaultKeys>,
+}
+
+/// Keys of a dictionary.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FaultKeys {
+    pub dictionary: String,
+    /// From this one on, up to `end` without it.
+    pub start: Bytes,
+    pub end: Bytes,
+}
+
+impl std::fmt::Display for ScrubFault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.place, self.what)
+    }
+}
+
+#[derive(Default)]
+struct State {
+    progress: ScrubProgress,
+    faults: Vec<ScrubFault>,
+    /// What was found in this scrub: a place that two steps come to is one find.
+    known: BTreeSet<(String, String)>,
+    stop: bool,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+pub(crate) struct Scrubber {
+    state: Mutex<State>,
+    /// It ends, or is to stop.
+    changed: Condvar,
+}
+
+impl Scrubber {
+    pub(crate) fn progress(&self) -> ScrubProgress {
+        self.state.lock().progress
+    }
+
+    pub(crate) fn faults(&self) -> Vec<ScrubFault> {
+        self.state.lock().faults.clone()
+    }
+
+    /// `false`: one is under way.
+    fn begin(&self) -> bool {
+        let mut state = self.state.lock();
+        if state.progress.running {
+            return false;
+        }
+        let completed = state.progress.completed;
+        state.progress = ScrubProgress { running: true, completed, ..ScrubProgress::default() };
+        state.faults.clear();
+        state.known.clear();
+        state.stop = false;
+        true
+    }
+
+    fn end(&self, complete: bool) {
+        let mut state = self.state.lock();
+        state.progress.running = false;
+        state.progress.complete = complete;
+        state.progress.completed += u64::from(complete);
+        self.changed.notify_all();
+    }
+
+    pub(crate) fn stop(&self) {
+        let mut state = self.state.lock();
+        state.stop = true;
+        self.changed.notify_all();
+    }
+
+    /// Ends it, and its thread.
+    pub(crate) fn close(&self) {
+        self.stop();
+        let thread = self.state.lock().thread.take();
+        if thread.is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("the scrub has panicked");
+        }
+    }
+
+    fn wait_for_end(&self) {
+        let mut state = self.state.lock();
+        while state.progress.running {
+            self.changed.wait(&mut state);
+        }
+    }
+
+    fn find(&self, fault: ScrubFault) {
+        let mut state = self.state.lock();
+        if !state.known.insert((fault.place.clone(), fault.what.clone())) {
+            return;
+        }
+        tracing::error!("scrub: {fault}");
+        state.progress.faults += 1;
+        if state.faults.len() < KEPT {
+            state.faults.push(fault);
+        } else {
+            // Of so many, the later ones are counted more than once rather than remembered.
+            state.known.clear();
+        }
+    }
+
+    /// So much was read; waits as long as the rate wants. `now`: the clock.
+    fn read(&self, bytes: u64, pace: &mut Pace, now: &dyn Fn() -> Duration, wait: bool) -> ControlFlow<()> {
+        pace.read(bytes);
+        let mut state = self.state.lock();
+        state.progress.bytes += bytes;
+        state.progress.bytes_total = state.progress.bytes_total.max(state.progress.bytes);
+        loop {
+            if state.stop {
+                return ControlFlow::Break(());
+            }
+            let owed = if wait { pace.owed(now()) } else { Duration::ZERO };
+            if owed.is_zero() {
+                return ControlFlow::Continue(());
+            }
+            self.changed.wait_for(&mut state, owed);
+        }
+    }
+}
+
+impl Database {
+    /// Starts it; `false`: one is under way. Without threads it is done when this returns.
+    pub(crate) fn start_scrub(self: &Arc<Self>, options: ScrubOptions) -> Result<bool> {
+        if !self.scrubber.begin() {
+            return Ok(false);
+        }
+        if self.inline() {
+            self.scrub(options);
+            return Ok(true);
+        }
+        let db = self.clone();
+        let run = move || {
+            env::thread::give_way();
+            db.scrub(options);
+        };
+        let started = env::thread::Builder::new().name("kvdb-scrub".into()).spawn(run);
+        match started {
+            Ok(thread) => {
+                let before = self.scrubber.state.lock().thread.replace(thread);
+                // It has told that it ended.
+                drop(before.map(JoinHandle::join));
+                Ok(true)
+            }
+            Err(e) => {
+                self.scrubber.end(false);
+                Err(e.into())
+            }
+        }
+    }
+
+    fn scrub(&self, options: ScrubOptions) {
+        let ended = End(self);
+        let mut pace = Pace::new(options.bytes_per_second, self.now());
+        let now = || self.now();
+        // Without threads nothing moves the clock on.
+        let wait = !self.inline();
+        let total = self.scrub_bytes();
+        self.scrubber.state.lock().progress.bytes_total = total;
+        let mut read = |bytes| self.scrubber.read(bytes, &mut pace, &now, wait);
+        let done = self.scrub_all(&mut read, &mut |fault| self.scrubber.find(fault));
+        std::mem::forget(ended);
+        self.scrubber.end(done.is_continue());
+    }
+}
+
+/// Whoever waits for a scrub that panicked hears of its end all the same.
+struct End<'a>(&'a Database);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.scrubber.end(false);
+    }
+}
+
+impl crate::Kvdb {
+    /// Starts to read everything that the store consists of and to compare it with its checksums, on a thread of low priority; clients go on
+    /// meanwhile. `false`: that was under way already. In a store without threads it is done when this returns, at no rate. See
+    /// [`crate::Kvdb::scrub_progress`].
+    ///
+    /// ```
+    /// # let db = kvdb::Kvdb::in_memory();
+    /// # db.open_dictionary("d")?.insert("a", "1")?;
+    /// # db.flush()?;
+    /// db.scrub(kvdb::ScrubOptions { bytes_per_second: Some(32 << 20) })?;
+    /// db.wait_for_scrub();
+    /// assert!(db.scrub_progress().complete);
+    /// assert_eq!(db.scrub_faults(), []);
+    /// # Ok::<(), kvdb::Error>(())
+    /// ```
+    pub fn scrub(&self, options: ScrubOptions) -> Result<bool> {
+        self.db.0.start_scrub(options)
+    }
+
+    /// How far the scrub is, or how far the last one came.
+    pub fn scrub_progress(&self) -> ScrubProgress {
+        self.db.0.scrubber.progress()
+    }
+
+    /// What the scrub under way, or the last one, has found: the first thousand places.
+    pub fn scrub_faults(&self) -> Vec<ScrubFault> {
+        self.db.0.scrubber.faults()
+    }
+
+    /// Ends a scrub after the read that it is at.
+    pub fn stop_scrub(&self) {
+        self.db.0.scrubber.stop();
+    }
+
+    /// Returns when no scrub is under way.
+    pub fn wait_for_scrub(&self) {
+        self.db.0.scrubber.wait_for_end();
+    }
+}

@@ -1,0 +1,313 @@
+//! What a scrub reads: the superblocks, the manifest, the journal with the values that it binds, then dictionary by dictionary, in the order
+//! of their keys, all runs of all branches and snapshots.
+//!
+//! The store goes on changing. What is compared at any moment is kept from being freed for that moment: the manifest and the journal are
+//! looked at again when they moved on, values that the journal binds belong to memtables that are held, and runs are taken from the
+//! version of the moment, for one range of keys. So nothing that is found was merely gone.
+
+use std::collections::BTreeSet;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use env::sync::atomic::Ordering;
+use vt_tree::{ExtentRef, KeyRange, Run, Scrub, Value, scrub_end};
+
+use super::{FaultKeys, ScrubFault};
+use crate::chunk::Kind;
+use crate::database::Database;
+use crate::error::{Error, Result};
+use crate::journal::Segment;
+use crate::journal::record::{self, Op, Record};
+use crate::manifest::{self, JournalStart, Root, State};
+use crate::snapshots::Snapshot;
+use crate::stream::{Part, Records, StreamReader};
+use crate::version::{Tree, Version};
+
+/// Bytes of one run that a step reads, about: for so long its zones are kept.
+const STEP: u64 = 16 << 20;
+
+/// Reads often enough to meet a manifest that is not being rewritten.
+const ATTEMPTS: usize = 8;
+
+type Read<'a> = &'a mut dyn FnMut(u64) -> ControlFlow<()>;
+/// A snapshot, and what it has.
+type Kept = (Arc<Snapshot>, Arc<Version>);
+type Find<'a> = &'a mut dyn FnMut(ScrubFault);
+
+fn fault(place: impl Into<String>, what: impl ToString) -> ScrubFault {
+    ScrubFault { place: place.into(), what: what.to_string(), keys: None }
+}
+
+impl Database {
+    /// About how much there is to read.
+    pub(crate) fn scrub_bytes(&self) -> u64 {
+        let (version, snapshots) = self.all_states();
+        let mut seen = BTreeSet::new();
+        let states = std::iter::once(&version).chain(snapshots.iter().map(|(_, version)| version));
+        let runs = states.flat_map(|v| v.trees.values()).flat_map(|tree| runs_of(tree));
+        runs.filter(|(run, _)| seen.insert(Arc::as_ptr(run))).map(|(run, _)| run.stats().bytes).sum()
+    }
+
+    /// Break: `read` wanted an end.
+    pub(crate) fn scrub_all(&self, read: Read<'_>, find: Find<'_>) -> ControlFlow<()> {
+        self.zones.check_superblocks().into_iter().for_each(|e| find(fault("superblock", e)));
+        read(2 * zones::SECTOR)?;
+        self.scrub_manifest(read, find)?;
+        self.scrub_journal(read, find)?;
+        // By name: what branches and snapshots have of a dictionary came from one, and they share most of it.
+        let (version, snapshots) = self.all_states();
+        let states = std::iter::once(&version).chain(snapshots.iter().map(|(_, version)| version));
+        let names: BTreeSet<String> = states.flat_map(|v| v.trees.values()).map(|tree| tree.info.name.clone()).collect();
+        drop((version, snapshots));
+        names.iter().try_for_each(|name| self.scrub_dictionary(name, read, find))
+    }
+
+    /// The version and what the snapshots have, of one moment: what moves from one to the other is in either.
+    fn all_states(&self) -> (Arc<Version>, Vec<Kept>) {
+        loop {
+            let version = self.version.load_full();
+            let snapshots = self.snapshots.list();
+            if Arc::ptr_eq(&version, &self.version.load()) {
+                let snapshots = snapshots.into_iter().map(|s| (s.clone(), s.version())).collect();
+                return (version, snapshots);
+            }
+        }
+    }
+
+    /// All runs of that dictionary, each once, with what they are called.
+    fn runs_named(&self, name: &str) -> Vec<(Arc<Run>, String)> {
+        let (version, snapshots) = self.all_states();
+        let mut seen = BTreeSet::new();
+        let mut runs = Vec::new();
+        let named = |v: &Version| v.trees.values().filter(|tree| tree.info.name == name).cloned().collect::<Vec<_>>();
+        for tree in named(&version) {
+            runs.extend(runs_of(&tree).filter(|(run, _)| seen.insert(Arc::as_ptr(run))));
+        }
+        for (snapshot, version) in &snapshots {
+            for tree in named(version) {
+                let fresh = runs_of(&tree).filter(|(run, _)| seen.insert(Arc::as_ptr(run)));
+                runs.extend(fresh.map(|(run, place)| (run, format!("snapshot {}, {place}", snapshot.label.name))));
+            }
+        }
+        runs
+    }
+
+    fn scrub_dictionary(&self, name: &str, read: Read<'_>, find: Find<'_>) -> ControlFlow<()> {
+        let mut start = Bytes::new();
+        loop {
+            let runs = self.runs_named(name);
+            let mut end: Option<Bytes> = None;
+            for (run, _) in &runs {
+                let stop = scrub_end(run, &start, STEP, read);
+                end = match (end, stop) {
+                    (Some(a), Some(b)) => Some(a.min(b)),
+                    (a, b) => a.or(b),
+                };
+            }
+            // A key keeps the block that it was read from.
+            let range = KeyRange { start: start.clone(), end: end.as_deref().map(Bytes::copy_from_slice) };
+            let mut found = Vec::new();
+            let place = std::cell::Cell::new("");
+            let mut damage = |d: vt_tree::Damage| {
+                let keys = FaultKeys {
+                    dictionary: name.to_owned(),
+                    start: Bytes::copy_from_slice(&d.start),
+                    end: Bytes::copy_from_slice(&d.end),
+                };
+                found.push(ScrubFault { place: place.get().to_owned(), what: plain(&d.what), keys: Some(keys) });
+            };
+            let mut scrub = Scrub::new(&range, read, &mut damage);
+            let done = runs.iter().try_for_each(|(run, called)| {
+                place.set(called);
+                scrub.run(run)
+            });
+            found.into_iter().for_each(&mut *find);
+            done?;
+            match range.end {
+                Some(end) => start = end,
+                None => return ControlFlow::Continue(()),
+            }
+        }
+    }
+
+    fn scrub_manifest(&self, read: Read<'_>, find: Find<'_>) -> ControlFlow<()> {
+        for attempt in 0.. {
+            // The last time it is kept from changing.
+            let mut guard = None;
+            let (root, position) = match self.manifest() {
+                Ok(manifest) => {
+                    let place = manifest.place();
+                    guard = (attempt == ATTEMPTS).then_some(manifest);
+                    place
+                }
+                // Of a store that is open for reading nothing changes; how far it went when it was opened it still goes.
+                Err(_) => match manifest::load(&self.zones, &self.zones.superblock().root) {
+                    Ok(loaded) => (loaded.root, loaded.position),
+                    Err(e) => {
+                        find(fault("manifest", e));
+                        return ControlFlow::Continue(());
+                    }
+                },
+            };
+            let (bytes, found) = self.read_manifest(&root, position);
+            let moved = guard.is_none() && self.manifest().is_ok_and(|m| m.place().0 != root);
+            drop(guard);
+            read(bytes)?;
+            if found.is_empty() || !moved {
+                found.into_iter().for_each(|what| find(fault("manifest", what)));
+                break;
+            }
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// Reads it up to `position`. What is wrong there, and the bytes read.
+    fn read_manifest(&self, root: &Root, position: u64) -> (u64, Vec<String>) {
+        let parts = root.parts();
+        let mut reader = StreamReader::on_medium(&self.zones, Kind::Manifest, &parts, 0, 0);
+        let mut bytes = 0;
+        let mut found = Vec::new();
+        let mut reached = 0;
+        while reached < position {
+            match reader.next() {
+                Ok(Some((at, piece))) => {
+                    reached = at + piece.len() as u64;
+                    bytes += 2 * crate::chunk::size(piece.len());
+                }
+                Ok(None) => {
+                    found.push(format!("it ends at {reached}, but was durable up to {position}"));
+                    break;
+                }
+                Err(e) => {
+                    found.push(e.to_string());
+                    break;
+                }
+            }
+        }
+        for addr in reader.damaged(true) {
+            found.push(format!("one of two copies at device address {addr:#x} cannot be read"));
+        }
+        (bytes, found)
+    }
+
+    fn scrub_journal(&self, read: Read<'_>, find: Find<'_>) -> ControlFlow<()> {
+        if !self.options.journal {
+            return ControlFlow::Continue(());
+        }
+        loop {
+            // In this order: commits up to that end are in memtables of this version, whose values are held with it, or in runs; and of the
+            // latter the state that is looked at last says so.
+            let end = self.durable.load(Ordering::Acquire);
+            let version = self.version.load_full();
+            // A manifest that cannot be read has been found already.
+            let Ok(state) = self.state_now() else { return ControlFlow::Continue(()) };
+            let mut values = Vec::new();
+            let read_to = self.read_journal_again(&state, end, &mut values, read)?;
+            if let Err(e) = read_to {
+                // Flushed meanwhile, its segments serve again.
+                if self.state_now().is_ok_and(|now| now.start != state.start) {
+                    continue;
+                }
+                find(fault("journal", e));
+            }
+            for (dict, key, extent) in values {
+                if let Err(e) = self.store.check_value(&extent) {
+                    let mut fault = fault("journal", format!("a value that it binds: {}", plain(&e.to_string())));
+                    if let Some(dictionary) = state.dictionaries.get(&dict) {
+                        let end = Bytes::from([&key, &[0][..]].concat());
+                        fault.keys = Some(FaultKeys { dictionary: dictionary.info.name.clone(), start: key, end });
+                    }
+                    find(fault);
+                }
+                read(u64::from(extent.stored))?;
+            }
+            drop(version);
+            return ControlFlow::Continue(());
+        }
+    }
+
+    fn state_now(&self) -> Result<State> {
+        match self.manifest() {
+            Ok(manifest) => Ok(manifest.state().clone()),
+            Err(_) => Ok(manifest::load(&self.zones, &self.zones.superblock().root)?.state),
+        }
+    }
+
+    /// Reads the journal of `state` up to `end`; the large values that it binds up to there go to `values`.
+    fn read_journal_again(
+        &self,
+        state: &State,
+        end: u64,
+        values: &mut Vec<(crate::DictionaryId, Bytes, ExtentRef)>,
+        read: Read<'_>,
+    ) -> ControlFlow<(), Result<()>> {
+        let JournalStart { segment, offset, position, .. } = state.start;
+        if position >= end {
+            return ControlFlow::Continue(Ok(()));
+        }
+        let segments: Vec<Segment> = state.segments.iter().filter(|s| s.number >= segment).copied().collect();
+        let parts: Vec<Part> = segments.iter().map(Segment::part).collect();
+        let offset = segments.first().filter(|first| first.number == segment).map_or(0, |_| offset);
+        let mut reader = StreamReader::on_medium(&self.zones, Kind::Journal, &parts, offset, position);
+        let mut records = Records::new(position);
+        let mut reached = position;
+        let mut seq = state.start.seq;
+        while reached < end {
+            let (at, piece) = match reader.next() {
+                Ok(Some(next)) => next,
+                Ok(None) => {
+                    return ControlFlow::Continue(Err(Error::Corrupt(format!(
+                        "it ends at {reached}, but was durable up to {end}"
+                    ))));
+                }
+                Err(e) => return ControlFlow::Continue(Err(e)),
+            };
+            reached = at + piece.len() as u64;
+            read(crate::chunk::size(piece.len()))?;
+            let each = |to: u64, bytes: Bytes| {
+                if to > end {
+                    return Ok(false);
+                }
+                match record::decode(&bytes)? {
+                    Record::Number(_) | Record::Mark | Record::Snapshot { .. } => {}
+                    Record::Bind(_) => seq += 1,
+                    Record::Commit(changes) => {
+                        for (dict, op) in changes {
+                            seq += 1;
+                            if let Op::Put(key, Value::Extent(e)) = op
+                                && state.takes(dict, seq)
+                            {
+                                values.push((dict, Bytes::copy_from_slice(&key), e));
+                            }
+                        }
+                    }
+                }
+                Ok(true)
+            };
+            match records.push(&piece, each) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(e) => return ControlFlow::Continue(Err(e)),
+            }
+        }
+        ControlFlow::Continue(Ok(()))
+    }
+}
+
+/// The runs of a dictionary, and what they are called.
+fn runs_of(tree: &Tree) -> impl Iterator<Item = (Arc<Run>, String)> {
+    let branch = if tree.info.branch.is_empty() { String::new() } else { format!("branch {}, ", tree.info.branch) };
+    let dictionary = format!("{branch}dictionary {}", tree.info.name);
+    let bound = tree.layers.iter().flat_map(|layer| &layer.bound).map(|run| (run.clone(), None));
+    let placed = tree.runs().map(|p| (p.run.clone(), Some(p.id.0)));
+    bound.chain(placed).map(move |(run, id)| match id {
+        Some(id) => (run, format!("{dictionary}, run {id}")),
+        None => (run, format!("{dictionary}, a run of the journal")),
+    })
+}
+
+/// Without the advice that stands where there is nothing but an error to be shown.
+fn plain(what: &str) -> String {
+    what.split(": run `kvfs check`").next().unwrap_or(what).to_owned()
+}

@@ -1,0 +1,127 @@
+//! `kvfs scrub`: reads everything in a store again and compares it with its checksums, in a store that is mounted or not.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use kvdb_server::Reply;
+use serde_json::{Map, Value, json};
+
+use crate::kv::Door;
+use crate::output::{Exit, Failure, Outcome, Output};
+use crate::store::human_size;
+use crate::text;
+
+/// Read everything again and compare it with its checksums, while the store is in use.
+#[derive(clap::Args)]
+#[command(after_help = "\
+TARGET is the folder a store is mounted on, or the file of a store that is not mounted. Programs that use the store go on meanwhile.
+Finds what the disk has lost in places that are seldom read. Nothing is changed. What is found is listed with its place, and with the
+files and keys that depend on it; the exit code is 5 then. `kvfs check` looks at an unmounted store more closely; `kvfs salvage` brings
+out what is readable. A mount does it by itself with -o scrub=DAYS.")]
+pub struct Args {
+    target: PathBuf,
+    /// Read at most so many MiB in a second.
+    #[arg(long, value_name = "MIB")]
+    rate: Option<u64>,
+    /// Only say how far it is, and what it has found.
+    #[arg(long, conflicts_with = "stop")]
+    status: bool,
+    /// End one that is under way.
+    #[arg(long)]
+    stop: bool,
+}
+
+pub fn run(args: Args, output: &Output) -> Outcome {
+    let mut door = Door::open(&args.target, false)?;
+    if args.stop {
+        door.call(&[b"SCRUB", b"STOP"])?;
+    } else if !args.status {
+        let rate = args.rate.unwrap_or(0).saturating_mul(1 << 20).to_string();
+        door.call(&[b"SCRUB", b"START", b"RATE", rate.as_bytes()])?;
+        let bar = output.progress("scrubbing", Some(0), true);
+        loop {
+            let status = status(&mut door)?;
+            let of = |name: &str| status[name].as_u64().unwrap_or(0);
+            bar.set_length(of("bytes_total"));
+            bar.set_position(of("bytes"));
+            if of("running") == 0 {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        bar.finish_and_clear();
+    }
+    let status = status(&mut door)?;
+    let faults = faults(&mut door)?;
+    door.close()?;
+    let of = |name: &str| status[name].as_u64().unwrap_or(0);
+    let mut lines = String::new();
+    for fault in &faults {
+        let part = |name: &str| fault[name].as_str().unwrap_or_default();
+        let depends = if fault["concerns"].is_null() { part("keys") } else { part("concerns") };
+        let depends = if depends.is_empty() { String::new() } else { format!(" ({depends})") };
+        lines += &format!("{}: {}{depends}\n", part("place"), part("what"));
+    }
+    if of("faults") > faults.len() as u64 {
+        lines += "more is not shown\n";
+    }
+    let state = match () {
+        () if of("running") > 0 => "under way",
+        () if of("complete") > 0 => "done",
+        () => "not done to its end",
+    };
+    lines += &format!("scrub {state}: {} read, {} faults", human_size(of("bytes")), of("faults"));
+    output.print(lines, json!({"target": args.target, "scrub": status, "faults": faults}))?;
+    match of("faults") {
+        0 => Ok(()),
+        n => {
+            Err(Failure::new(Exit::Damaged, format!("{n} places of {} cannot be read as they were written", args.target.display()))
+                .hint("bring out what is readable: kvfs salvage STORE FOLDER, and look at the disk"))
+        }
+    }
+}
+
+/// Names and numbers.
+fn status(door: &mut Door) -> Outcome<Map<String, Value>> {
+    let mut map = Map::new();
+    if let Reply::Array(fields) = door.call(&[b"SCRUB", b"STATUS"])? {
+        for pair in fields.chunks(2) {
+            if let [Reply::Bulk(name), Reply::Integer(value)] = pair {
+                map.insert(String::from_utf8_lossy(name).into_owned(), json!(value));
+            }
+        }
+    }
+    Ok(map)
+}
+
+fn faults(door: &mut Door) -> Outcome<Vec<Value>> {
+    let mut faults = Vec::new();
+    let Reply::Array(found) = door.call(&[b"SCRUB", b"FAULTS"])? else { return Ok(faults) };
+    for fault in found {
+        let Reply::Array(fields) = fault else { continue };
+        let bytes: Vec<&[u8]> = fields.iter().map(|f| if let Reply::Bulk(bytes) = f { bytes.as_slice() } else { b"" }).collect();
+        let [place, what, dictionary, start, end, concerns] = bytes[..] else { continue };
+        let string = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let mut object = Map::new();
+        object.insert("place".into(), string(place).into());
+        object.insert("what".into(), string(what).into());
+        if !dictionary.is_empty() {
+            object.insert("dictionary".into(), string(dictionary).into());
+            text::put(&mut object, "start", start);
+            text::put(&mut object, "end", end);
+            let local = || door.store().and_then(|s| kvfs::describe_keys(&s.db, &string(dictionary), start, end));
+            let concerns = Some(string(concerns)).filter(|c| !c.is_empty()).or_else(local);
+            object.insert("concerns".into(), concerns.map_or(Value::Null, Value::String));
+            object.insert("keys".into(), keys(start, end).into());
+        }
+        faults.push(Value::Object(object));
+    }
+    Ok(faults)
+}
+
+fn keys(start: &[u8], end: &[u8]) -> String {
+    match end.split_last() {
+        Some((0, key)) if key == start => format!("key {}", text::show(start)),
+        _ => format!("keys from {} up to {}", text::show(start), text::show(end)),
+    }
+}

@@ -1,0 +1,97 @@
+//! A mount that scrubs its store by itself, at an interval that goes on over unmounts.
+
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use kvdb::{Kvdb, ScrubOptions};
+use kvfs::Fs;
+
+/// How often it looks whether it is time, at most. Of a machine that sleeps, the clock that waits stands still.
+const LOOK: Duration = Duration::from_secs(600);
+
+/// What `-o scrub=DAYS,scrub_rate=MIB` says.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Interval {
+    pub every: Duration,
+    pub bytes_per_second: u64,
+}
+
+impl Default for Interval {
+    fn default() -> Self {
+        Interval { every: Duration::from_secs(30 * 86400), bytes_per_second: 16 << 20 }
+    }
+}
+
+/// The thread that does it; dropped, it ends, and a scrub of its own with it.
+pub struct Scrubbing {
+    /// Never sent to: it ends when this is dropped.
+    end: Option<Sender<()>>,
+    db: Kvdb,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Scrubbing {
+    pub fn start(db: &Kvdb, fs: &Fs, interval: Interval, writable: bool) -> std::io::Result<Scrubbing> {
+        let (end, ended) = mpsc::channel::<()>();
+        let ended = Arc::new(std::sync::Mutex::new(ended));
+        let (own, fs) = (db.clone(), fs.clone());
+        let run = move || {
+            let Ok(ended) = ended.lock() else { return };
+            // Where nothing can be noted, the time of the mount counts.
+            let mut last = match fs.last_scrub() {
+                Ok(Some((time, _))) => Duration::from_secs(time),
+                _ => now(),
+            };
+            if writable && !matches!(fs.last_scrub(), Ok(Some(_))) {
+                // So that a store that is mounted for an hour a day gets its turn, too. (Zero finds of a scrub that was none yet.)
+                note(&fs, 0);
+            }
+            loop {
+                let left = (last + interval.every).saturating_sub(now());
+                if left.is_zero() {
+                    let began = own.scrub(ScrubOptions { bytes_per_second: Some(interval.bytes_per_second) });
+                    if let Err(e) = began {
+                        tracing::warn!("the scrub could not begin: {e}");
+                    }
+                    own.wait_for_scrub();
+                    last = now();
+                    let progress = own.scrub_progress();
+                    if progress.complete {
+                        tracing::info!("scrub done: {} bytes read, {} faults", progress.bytes, progress.faults);
+                        if writable {
+                            note(&fs, progress.faults);
+                        }
+                    }
+                }
+                match ended.recv_timeout(left.clamp(Duration::from_millis(10), LOOK)) {
+                    Err(RecvTimeoutError::Timeout) => {}
+                    _ => return,
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("kvfs-scrub".into()).spawn(run)?;
+        Ok(Scrubbing { end: Some(end), db: db.clone(), thread: Some(thread) })
+    }
+}
+
+impl Drop for Scrubbing {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        self.db.stop_scrub();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn note(fs: &Fs, faults: u64) {
+    if let Err(e) = fs.note_scrub(faults) {
+        tracing::warn!("the scrub could not be noted: {e}");
+    }
+}
+
+fn now() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}

@@ -1,0 +1,81 @@
+//! What a range of keys is to the file system: for those who are told of damage by its keys.
+
+use std::collections::{BTreeSet, HashSet};
+
+use kvdb::Kvdb;
+
+use crate::attr::{FileKind, Ino, ROOT};
+use crate::difference::{Side, joined};
+use crate::layout::{self, Layout, PAGE};
+
+/// What the keys from `start` up to `end` of a dictionary are, in words: which bytes of which file. `None`: keys of nobody but a client.
+pub fn describe_keys(db: &Kvdb, dictionary: &str, start: &[u8], end: &[u8]) -> Option<String> {
+    let layout = Layout::find(db)?;
+    let side = Side::new(db.view(), layout);
+    let number = |key: &[u8]| Some(Ino::from_be_bytes(*key.first_chunk::<8>()?));
+    let first = number(start).unwrap_or(0);
+    // The last one that has a key below the end.
+    let last = match number(end) {
+        Some(ino) if end.len() == 8 => ino.saturating_sub(1),
+        Some(ino) => ino,
+        None => u64::MAX,
+    };
+    let one = first == last && first != 0;
+    let path = || name_of(&side, first);
+    Some(match dictionary {
+        "dmap" if one => {
+            let block = |key: &[u8], or: u64| key.get(8..16).and_then(|b| b.try_into().ok()).map_or(or, u64::from_be_bytes);
+            let (from, to) = (block(start, 0), block(end, u64::MAX / PAGE));
+            // The end of one key is that key with a zero behind it.
+            let to = if end.len() > 16 { to.saturating_add(1) } else { to };
+            format!("bytes {}..{} of {}", from.saturating_mul(PAGE), to.saturating_mul(PAGE), path())
+        }
+        "dmap" => format!("data of files from inode {first} to inode {last}, of {} first", path()),
+        "imap" if one => format!("the node of {}", path()),
+        "imap" => format!("nodes from inode {first} to inode {last}"),
+        "nmap" if one => format!("names in {}", path()),
+        "nmap" => format!("names in folders from inode {first} to inode {last}, of {} first", path()),
+        _ => return None,
+    })
+}
+
+/// A path of an inode, or its number when none is found.
+fn name_of(side: &Side, ino: Ino) -> String {
+    find_name(side, ino).map_or_else(|| format!("inode {ino}"), |path| format!("/{}", path.escape_ascii()))
+}
+
+fn find_name(side: &Side, ino: Ino) -> Option<Vec<u8>> {
+    if ino == ROOT {
+        return Some(Vec::new());
+    }
+    let node = side.node(ino).ok()??;
+    if node.attr.kind == FileKind::Dir {
+        return side.paths(&BTreeSet::from([ino])).ok()?.remove(&ino);
+    }
+    let (parent, name, _) = side.names_of(&HashSet::from([ino])).ok()?.into_iter().next()?;
+    let parent = side.paths(&BTreeSet::from([parent])).ok()?.remove(&parent)?;
+    Some(joined(&parent, &name))
+}
+
+/// The last scrub that came to its end, as [`crate::Fs::note_scrub`] has noted it.
+pub(crate) fn decode_scrub(value: &[u8]) -> Option<(u64, u64)> {
+    let time = value.get(..8)?.try_into().ok()?;
+    let faults = value.get(8..)?.try_into().ok()?;
+    Some((u64::from_le_bytes(time), u64::from_le_bytes(faults)))
+}
+
+impl crate::Fs {
+    /// When everything was last read again to its end, seconds since 1970, and what that found: places, their number.
+    pub fn last_scrub(&self) -> crate::Result<Option<(u64, u64)>> {
+        let value = self.core.db.get(self.core.layout.imap, &layout::SCRUB_KEY)?;
+        Ok(value.and_then(|value| decode_scrub(&value)))
+    }
+
+    /// Notes that a scrub came to its end now.
+    pub fn note_scrub(&self, faults: u64) -> crate::Result<()> {
+        let value = [self.core.env.wall().as_secs().to_le_bytes(), faults.to_le_bytes()].concat();
+        let mut batch = kvdb::Batch::new();
+        batch.put(self.core.layout.imap, layout::SCRUB_KEY.to_vec(), value);
+        Ok(self.core.db.commit(batch, kvdb::Durability::Buffered)?)
+    }
+}

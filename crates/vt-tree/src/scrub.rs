@@ -1,0 +1,189 @@
+//! Reading again what lies on the medium: every index node, filter, tuple block and large value of a range of keys is read, past all
+//! caches, and compared with its checksum. Whether sums, fences and filters say what is true is the business of [`crate::check_run`];
+//! this asks only whether the device still gives back what was written.
+//!
+//! It goes by ranges of keys and not by runs. Whatever merges do, what lies in a range stays in that range, so one walk over all keys
+//! meets everything that was there when it began and is there still, and a run is kept from being freed for no longer than one step.
+
+use std::collections::HashSet;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::block::{Block, contiguous};
+use crate::entry::Entry;
+use crate::filter::Filter;
+use crate::frame::FrameKind;
+use crate::item::{Body, ExtentRef, Value};
+use crate::merge::KeyRange;
+use crate::node::Node;
+use crate::run::Run;
+use crate::{Error, Result};
+
+/// Neighbouring values are read together up to so many bytes.
+const STRETCH: u64 = 1 << 20;
+
+/// Something that cannot be read, or is not what was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Damage {
+    /// Device address of the frame or value.
+    pub addr: u64,
+    pub what: String,
+    /// The keys that depend on it: from `start` on, up to `end` without it.
+    pub start: Bytes,
+    pub end: Bytes,
+}
+
+/// One step of a scrub: a range of keys, in any number of runs. What several of them share is read once.
+pub struct Scrub<'a> {
+    range: &'a KeyRange,
+    seen: HashSet<(u64, u32)>,
+    pace: &'a mut dyn FnMut(u64) -> ControlFlow<()>,
+    damage: &'a mut dyn FnMut(Damage),
+}
+
+impl<'a> Scrub<'a> {
+    /// `pace` hears of all bytes read, soon after each read, and ends the scrub; `damage` hears of what is found.
+    pub fn new(
+        range: &'a KeyRange,
+        pace: &'a mut dyn FnMut(u64) -> ControlFlow<()>,
+        damage: &'a mut dyn FnMut(Damage),
+    ) -> Scrub<'a> {
+        Scrub { range, seen: HashSet::new(), pace, damage }
+    }
+
+    pub fn run(&mut self, run: &Arc<Run>) -> ControlFlow<()> {
+        let (root, level) = run.root();
+        self.subtree(run, root, level)
+    }
+
+    fn find(&mut self, entry: &Entry, e: &Error, addr: u64) {
+        let (start, end) = (entry.low.clone(), entry.high.clone());
+        (self.damage)(Damage { addr, what: e.to_string(), start, end });
+    }
+
+    fn subtree(&mut self, run: &Run, entry: &Entry, level: u16) -> ControlFlow<()> {
+        let behind = self.range.end.as_ref().is_some_and(|end| entry.low >= *end);
+        if behind || entry.high <= self.range.start {
+            return ControlFlow::Continue(());
+        }
+        if let Some(filter) = entry.filter
+            && self.seen.insert((filter.addr, filter.crc))
+        {
+            let read = run.store().frame_on_medium(FrameKind::Filter, 0, filter).and_then(Filter::parse);
+            if let Err(e) = read {
+                self.find(entry, &e, filter.addr);
+            }
+            (self.pace)(u64::from(filter.len))?;
+        }
+        if !self.seen.insert((entry.at.addr, entry.at.crc)) {
+            return ControlFlow::Continue(());
+        }
+        if level == 0 {
+            return self.block(run, entry);
+        }
+        let node = run.store().frame_on_medium(FrameKind::Node, level, entry.at);
+        let node = node.and_then(|payload| Node::parse(payload, level, entry.at.addr));
+        (self.pace)(u64::from(entry.at.len))?;
+        match node {
+            Ok(node) => node.entries.iter().try_for_each(|e| self.subtree(run, e, level - 1)),
+            Err(e) => {
+                self.find(entry, &e, entry.at.addr);
+                ControlFlow::Continue(())
+            }
+        }
+    }
+
+    fn block(&mut self, run: &Run, entry: &Entry) -> ControlFlow<()> {
+        let block = run.store().frame_on_medium(FrameKind::Tuples, 0, entry.at);
+        let block = block.and_then(|payload| Block::parse(payload, entry.at.addr));
+        (self.pace)(u64::from(entry.at.len))?;
+        let block = match block {
+            Ok(block) => block,
+            Err(e) => {
+                self.find(entry, &e, entry.at.addr);
+                return ControlFlow::Continue(());
+            }
+        };
+        let mut stretch: Vec<(Bytes, ExtentRef)> = Vec::new();
+        for group in 0..block.groups() {
+            let items = match block.group(group) {
+                Ok(items) => items,
+                Err(e) => {
+                    self.find(entry, &e, entry.at.addr);
+                    continue;
+                }
+            };
+            for item in items {
+                let Body::Put(Value::Extent(e)) = item.body else { continue };
+                // What lies outside of the range is another step's.
+                if item.key < self.range.start || self.range.end.as_ref().is_some_and(|end| item.key >= *end) {
+                    continue;
+                }
+                let follows = stretch.last().is_some_and(|(_, last)| contiguous(last, &e))
+                    && e.end().saturating_sub(stretch[0].1.addr) <= STRETCH;
+                if !follows {
+                    self.values(run, &mut stretch)?;
+                }
+                stretch.push((item.key, e));
+            }
+        }
+        self.values(run, &mut stretch)
+    }
+
+    /// Reads them together, and one by one if that fails, so that what is found is one of them.
+    fn values(&mut self, run: &Run, stretch: &mut Vec<(Bytes, ExtentRef)>) -> ControlFlow<()> {
+        stretch.retain(|(_, e)| self.seen.insert((e.addr, e.crc)));
+        let extents: Vec<ExtentRef> = stretch.iter().map(|(_, e)| *e).collect();
+        let (Some(first), Some(last)) = (extents.first(), extents.last()) else { return ControlFlow::Continue(()) };
+        let bytes = last.end().saturating_sub(first.addr);
+        if run.store().stretch_on_medium(&extents).is_err() {
+            for (key, e) in stretch.iter() {
+                if let Err(error) = run.store().check_value(e) {
+                    let end = Bytes::from([key, &[0][..]].concat());
+                    (self.damage)(Damage { addr: e.addr, what: error.to_string(), start: key.clone(), end });
+                }
+            }
+        }
+        stretch.clear();
+        (self.pace)(bytes)
+    }
+}
+
+/// The key up to which about `quota` bytes of a run lie from `start` on; `None`: no more than that is left. Subtrees are passed over by
+/// their sums. What cannot be read is nothing here: the scrub itself will say so.
+pub fn scrub_end(run: &Arc<Run>, start: &[u8], quota: u64, pace: &mut dyn FnMut(u64) -> ControlFlow<()>) -> Option<Bytes> {
+    let (root, level) = run.root();
+    let mut left = quota;
+    up_to(run, root, level, start, &mut left, pace).ok().flatten()
+}
+
+fn up_to(
+    run: &Run,
+    entry: &Entry,
+    level: u16,
+    start: &[u8],
+    left: &mut u64,
+    pace: &mut dyn FnMut(u64) -> ControlFlow<()>,
+) -> Result<Option<Bytes>> {
+    if entry.high.as_ref() <= start {
+        return Ok(None);
+    }
+    let whole = entry.low.as_ref() >= start;
+    if level == 0 || whole && entry.data_bytes() < *left {
+        *left = left.saturating_sub(entry.data_bytes());
+        return Ok((*left == 0).then(|| entry.high.clone()));
+    }
+    let node = run.store().node(entry.at, level)?;
+    if pace(u64::from(entry.at.len)).is_break() {
+        return Ok(None);
+    }
+    let from = node.position(start);
+    for e in &node.entries[from..] {
+        if let Some(end) = up_to(run, e, level - 1, start, left, pace)? {
+            return Ok(Some(end));
+        }
+    }
+    Ok(None)
+}
