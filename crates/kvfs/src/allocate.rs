@@ -251,9 +251,14 @@ impl Fs {
         hints: WriteHints,
     ) -> Result<Written> {
         let _inside = self.enter()?;
+        let source = self.inode(from)?;
+        // What a copy within one file adds to it is not copied as well.
+        let len = match source.state.read() {
+            state if state.attr.kind == FileKind::File && !state.gone => len.min(state.attr.size.saturating_sub(from_offset)),
+            _ => len,
+        };
         let shared = self.share_pages((from, from_offset), (to, to_offset), len, hints)?;
         let Written { bytes: mut copied, mut lost_privileges } = shared;
-        let source = self.inode(from)?;
         while copied < len && copied < COPY_MAX {
             let (at, want) = (from_offset.saturating_add(copied), (len - copied).min(COPY_STEP));
             let piece = {

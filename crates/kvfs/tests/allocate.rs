@@ -138,3 +138,14 @@ fn a_copied_range_keeps_its_holes() {
     assert_eq!(w.fs.copy_file_range(from, 5000, from, 0, 100).unwrap(), 100);
     assert_eq!(w.fs.copy_file_range(from, size, to, 0, 100).unwrap(), 0);
 }
+
+#[test]
+fn a_copy_within_a_file_ends_where_the_file_ended_before_it() {
+    let w = World::new();
+    let f = w.file_with(ROOT, "f", &[1; 75]);
+    assert_eq!(w.fs.copy_file_range(f, 0, f, 4096, 4096).unwrap(), 75);
+    assert_eq!(w.read_all(f).len(), 4096 + 75);
+    let g = w.file_with(ROOT, "g", &[1; 8192]);
+    assert_eq!(w.fs.copy_file_range(g, 4096, g, 20_480, 16_384).unwrap(), 4096);
+    assert_eq!(w.read_all(g).len(), 20_480 + 4096);
+}
