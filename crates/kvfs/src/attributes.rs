@@ -4,12 +4,13 @@ use crate::attr::{Attr, Caller, FileKind, Ino, SetAttr, TimeSet, Timestamp};
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::inode::State;
+use crate::layout::XattrValue;
 
 const SUID: u16 = 0o4000;
 const SGID: u16 = 0o2000;
 const GROUP_EXECUTE: u16 = 0o010;
 /// Cleared like the set-uid bit: it gives rights to the content that was there when it was set.
-const CAPABILITY: &[u8] = b"security.capability";
+pub(crate) const CAPABILITY: &[u8] = b"security.capability";
 
 impl Fs {
     pub fn getattr(&self, ino: Ino) -> Result<Attr> {
@@ -112,7 +113,9 @@ fn kill_suid(state: &mut State) {
 }
 
 fn kill_capability(state: &mut State) {
-    if let Some(xattrs) = &mut state.xattrs {
-        xattrs.remove(CAPABILITY);
+    if let Some(xattrs) = &mut state.xattrs
+        && let Some(XattrValue::External(_)) = xattrs.remove(CAPABILITY)
+    {
+        state.buffer.lost_capability = true;
     }
 }

@@ -13,6 +13,7 @@ use env::sync::{Mutex, RwLockWriteGuard};
 use kvdb::Batch;
 
 use crate::attr::{Attr, Ino};
+use crate::attributes::CAPABILITY;
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::inode::{Buffer, Inode, State};
@@ -339,6 +340,9 @@ impl Fs {
                 batch.put(layout.dmap, keys.key(ino, block), slot.page.share());
             }
             self.core.counters.pages_written.fetch_add(pages.len() as u64, Ordering::Relaxed);
+        }
+        if state.buffer.lost_capability {
+            batch.delete(layout.imap, layout::xattr_key(ino, CAPABILITY));
         }
         if attr.nlink > 0 {
             let content = self.content(ino, state)?;

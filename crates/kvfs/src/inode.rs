@@ -70,13 +70,15 @@ pub(crate) struct State {
     pub buffer: Buffer,
 }
 
-/// Uncommitted pages of a file.
+/// What is not committed of a file.
 pub(crate) struct Buffer {
     pub pages: BTreeMap<u64, Slot>,
     /// Pages in the store at and above this block are dead: cut off, but the range delete is not committed yet.
     pub cut: u64,
     /// Slots of which nobody knows yet whether their page is in the store already and so in the page count.
     pub uncounted: usize,
+    /// The file has lost its capability, whose value the store still has under a key of its own.
+    pub lost_capability: bool,
 }
 
 /// A page that awaits its commit.
@@ -129,7 +131,7 @@ impl Page {
 
 impl Default for Buffer {
     fn default() -> Self {
-        Buffer { pages: BTreeMap::new(), cut: u64::MAX, uncounted: 0 }
+        Buffer { pages: BTreeMap::new(), cut: u64::MAX, uncounted: 0, lost_capability: false }
     }
 }
 
@@ -182,7 +184,9 @@ impl State {
         self.attr.kind == FileKind::Dir
     }
 
+    /// The store may have values of extended attributes under keys of their own.
     pub fn has_external_xattrs(&self) -> bool {
-        self.xattrs.as_ref().is_some_and(|x| x.values().any(|v| matches!(v, crate::layout::XattrValue::External(_))))
+        self.buffer.lost_capability
+            || self.xattrs.as_ref().is_some_and(|x| x.values().any(|v| matches!(v, crate::layout::XattrValue::External(_))))
     }
 }

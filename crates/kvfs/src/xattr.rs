@@ -3,6 +3,7 @@
 use kvdb::Batch;
 
 use crate::attr::{Ino, XattrFlags};
+use crate::attributes::CAPABILITY;
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::layout::{self, XattrValue, Xattrs};
@@ -96,7 +97,13 @@ impl Fs {
         } else {
             batch.put(self.core.layout.imap, layout::xattr_key(ino, name), value.to_vec());
         }
-        self.commit_xattrs(ino, &mut state, all, batch)
+        // The new value takes the place of one that was lost, whose removal waits.
+        let lost = name == CAPABILITY && std::mem::take(&mut state.buffer.lost_capability);
+        let committed = self.commit_xattrs(ino, &mut state, all, batch);
+        if committed.is_err() {
+            state.buffer.lost_capability |= lost;
+        }
+        committed
     }
 
     pub fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()> {

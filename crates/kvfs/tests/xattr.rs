@@ -119,3 +119,34 @@ fn a_name_outside_of_the_known_name_spaces_is_refused_as_by_ext4() {
     w.fs.setxattr(f, b"security.capability", b"1", ANY).unwrap();
     assert_eq!(w.fs.listxattr(f).unwrap(), b"security.capability\0");
 }
+
+#[test]
+fn a_lost_capability_leaves_nothing_behind_wherever_its_value_was() {
+    let mut w = World::new();
+    let f = w.file_with(ROOT, "f", b"program");
+    let large = vec![1; 300];
+    let capability = b"security.capability";
+    w.fs.setxattr(f, capability, &large, ANY).unwrap();
+    w.write(f, 0, b"x");
+    w.check();
+    // Lost and given again before the loss is committed: the new one counts, be it large or small.
+    for value in [&large[..], b"small"] {
+        w.fs.setxattr(f, capability, &large, ANY).unwrap();
+        w.write(f, 0, b"x");
+        w.fs.setxattr(f, capability, value, ANY).unwrap();
+        w.fs.sync_all().unwrap();
+        w.crash();
+        assert_eq!(w.fs.getxattr(f, capability).unwrap(), value);
+        w.check();
+    }
+    // Removed while the loss waits, with and without a program that has it open.
+    for references in [0, 1] {
+        let g = w.file(ROOT, "g");
+        w.fs.setxattr(g, capability, &large, ANY).unwrap();
+        w.write(g, 0, b"x");
+        w.fs.forget(g, 1 - references);
+        w.fs.unlink(ROOT, b"g").unwrap();
+        w.fs.forget(g, references);
+        w.check();
+    }
+}
