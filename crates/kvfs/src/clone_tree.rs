@@ -51,10 +51,21 @@ impl Fs {
     pub fn clone_tree(&self, from: Ino, parent: Ino, name: &[u8]) -> Result<CloneStats> {
         self.writable()?;
         check_name(name)?;
+        self.patiently(|| self.clone_tree_once(from, parent, name))
+    }
+
+    fn clone_tree_once(&self, from: Ino, parent: Ino, name: &[u8]) -> Result<CloneStats> {
         let _inside = self.enter()?;
         if self.entry(parent, name)?.is_some() {
             return Err(Error::Exists);
         }
+        // Before all of it is copied for nothing.
+        if let Scope::Mainline(db) = &self.core.scope
+            && db.is_locked(self.core.layout.nmap, &layout::name_key(parent, name))
+        {
+            return Err(kvdb::Error::Locked("a transaction works with the name".into()).into());
+        }
+        drop(self.lock_dir(&*self.inode(parent)?)?);
         self.flush_older_than(Duration::MAX)?;
         // What has a place is referred to; what has none would be copied.
         self.core.db.write_out()?;

@@ -407,9 +407,14 @@ impl Fs {
         }
     }
 
+    /// (Inside the gate. On the mainline it does not wait for a lock there: see `locks`.)
     pub(crate) fn commit(&self, batch: Batch) -> Result<()> {
         self.core.counters.commits.fetch_add(1, Ordering::Relaxed);
-        Ok(self.core.scope.commit(batch, Durability::Buffered)?)
+        let commit = || self.core.scope.commit(batch, Durability::Buffered);
+        match &self.core.scope {
+            Scope::Mainline(_) => Ok(kvdb::at_once(commit)?),
+            Scope::Transaction(_) | Scope::Frozen(_) => Ok(commit()?),
+        }
     }
 
     /// The inline content of an inode, from memory or the store.

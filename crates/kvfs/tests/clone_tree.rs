@@ -3,6 +3,7 @@
 mod world;
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use env::{Machine, Simulated};
 use kvdb::{CreateOptions, Durability, Isolation, Kvdb, OpenOptions, TransactionOptions};
@@ -363,4 +364,26 @@ fn a_copy_between_two_savepoints_is_there_when_the_transaction_goes_back_to_the_
     views.commit(id, Durability::Buffered).unwrap();
     is_the_tree(&world, "copy");
     is_sound(&world);
+}
+
+/// Inside the gate a copy would wait for the very commit that has to close it.
+#[test]
+fn a_copy_does_not_stand_in_the_way_of_a_transaction_that_has_looked_for_its_name() {
+    let world = World::new();
+    let top = make(&world);
+    let views = Views::new(world.db.clone(), world.fs.clone());
+    let options = TransactionOptions { isolation: Isolation::Serializable, ..TransactionOptions::default() };
+    let id = views.begin(options).unwrap();
+    let inside = views.fs(&View::Transaction(id)).unwrap();
+    assert!(inside.lookup(ROOT, b"copy").is_err());
+    let began = Instant::now();
+    match world.fs.clone_tree(top, ROOT, b"copy") {
+        Err(Error::Store(kvdb::Error::Locked(_))) => {}
+        other => panic!("{other:?}"),
+    }
+    // Nothing waits in this environment; it was as long as a lock is waited for.
+    assert!(began.elapsed() < Duration::from_secs(8), "it waited for {:?}", began.elapsed());
+    views.commit(id, Durability::Buffered).unwrap();
+    world.fs.clone_tree(top, ROOT, b"copy").unwrap();
+    is_the_tree(&world, "copy");
 }
