@@ -1,24 +1,7 @@
-//! The public operations of a store, read from its source: each must occur in the history.
+//! The public operations of a crate, read from its source: each must occur in the history.
 
 use std::collections::BTreeSet;
 use std::path::Path;
-
-/// Whose operations are wanted.
-const TYPES: [&str; 13] = [
-    "Kvdb",
-    "Dictionary",
-    "View",
-    "Transaction",
-    "Draft",
-    "Bulk",
-    "Ingest",
-    "Batch",
-    "Scope",
-    "StoredTuples",
-    "StoredTuple",
-    "StoredValue",
-    "Received",
-];
 
 fn sources(folder: &Path, out: &mut Vec<String>) {
     for entry in std::fs::read_dir(folder).expect("the source is there") {
@@ -31,8 +14,8 @@ fn sources(folder: &Path, out: &mut Vec<String>) {
     }
 }
 
-/// `Type::operation` of every public one.
-pub fn public_operations() -> BTreeSet<String> {
+/// `Type::operation` of every public one of these types.
+pub fn public_operations(types: &[&'static str]) -> BTreeSet<String> {
     let mut all = Vec::new();
     sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut all);
     let mut found = BTreeSet::new();
@@ -41,7 +24,7 @@ pub fn public_operations() -> BTreeSet<String> {
         for line in text.lines() {
             if let Some(rest) = line.strip_prefix("impl") {
                 let name = rest.trim_start_matches("<'a>").trim().split(['<', ' ', '{']).next().unwrap_or_default();
-                of = TYPES.iter().find(|t| **t == name && !rest.contains(" for "));
+                of = types.iter().find(|t| **t == name && !rest.contains(" for "));
             } else if line.starts_with('}') {
                 of = None;
             } else if let (Some(of), Some(rest)) = (of, line.strip_prefix("    pub fn ")) {
@@ -50,6 +33,6 @@ pub fn public_operations() -> BTreeSet<String> {
             }
         }
     }
-    assert!(found.len() > 100, "{} operations: is the source read rightly?", found.len());
+    assert!(found.len() > 50, "{} operations: is the source read rightly?", found.len());
     found
 }

@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use kvdb::{Kvdb, View};
 
+use crate::possible::Possible;
+
 pub type Tuples = BTreeMap<Vec<u8>, Vec<u8>>;
 /// Dictionaries by name. Tables are shared until they change.
 pub type Branch = BTreeMap<String, Arc<Tuples>>;
@@ -136,66 +138,19 @@ pub fn observe(db: &Kvdb) -> kvdb::Result<State> {
     Ok(state)
 }
 
-/// What may be found when the power comes back: the state after each step since the last one that is certain.
-pub struct History {
-    possible: Vec<State>,
-}
-
-impl History {
-    pub fn new(state: State) -> History {
-        History { possible: vec![state] }
-    }
-
-    pub fn newest(&self) -> &State {
-        &self.possible[self.possible.len() - 1]
-    }
-
-    /// Something is about to be done.
-    pub fn attempt(&mut self, change: impl FnOnce(&mut State)) {
-        let mut next = self.newest().clone();
-        change(&mut next);
-        self.possible.push(next);
-    }
-
-    /// It was refused, and nothing of it may ever be seen.
-    pub fn refused(&mut self) {
-        self.possible.pop();
-    }
-
-    /// Something is about to be done that is on disk by itself, whatever else of what came before is.
-    pub fn attempt_everywhere(&mut self, change: &dyn Fn(&mut State)) -> usize {
-        let before = self.possible.len();
-        for at in 0..before {
-            let mut next = self.possible[at].clone();
-            change(&mut next);
-            self.possible.push(next);
-        }
-        before
-    }
-
-    /// It is done. `before`: what the attempt gave.
-    pub fn done_everywhere(&mut self, before: usize) {
-        self.possible.drain(..before);
-    }
-
-    /// The newest state is on disk.
-    pub fn certain(&mut self) {
-        self.possible.drain(..self.possible.len() - 1);
-    }
-
-    /// This was found: it must be one of the possible states.
-    pub fn found(&mut self, state: State, when: &str) {
-        let Some(at) = self.possible.iter().rposition(|s| *s == state) else {
-            let n = self.possible.len();
-            panic!("{when}: none of {n} possible states; beside the newest: {}", state.differs(self.newest()));
-        };
-        self.possible = vec![self.possible.swap_remove(at)];
-    }
-}
+/// What may be found when the power comes back.
+pub type History = Possible<State>;
 
 impl History {
     /// The state before the last attempt.
     pub fn before_newest(&self) -> &State {
-        &self.possible[self.possible.len().saturating_sub(2)]
+        &self.states[self.states.len().saturating_sub(2)]
+    }
+
+    /// This was found: it must be one of the possible states.
+    pub fn found(&mut self, state: State, when: &str) {
+        let n = self.len();
+        let newest = state.differs(self.newest());
+        self.keep(|s| *s == state).unwrap_or_else(|| panic!("{when}: none of {n} possible states; beside the newest: {newest}"));
     }
 }

@@ -1,0 +1,60 @@
+//! What may be found when the power comes back: the state after each step since the last one that is certain.
+
+pub struct Possible<S> {
+    /// Oldest first, never empty.
+    pub states: Vec<S>,
+}
+
+impl<S: Clone> Possible<S> {
+    pub fn new(state: S) -> Possible<S> {
+        Possible { states: vec![state] }
+    }
+
+    pub fn newest(&self) -> &S {
+        &self.states[self.states.len() - 1]
+    }
+
+    pub fn len(&self) -> usize {
+        self.states.len()
+    }
+
+    /// Something is about to be done.
+    pub fn attempt(&mut self, change: impl FnOnce(&mut S)) {
+        let mut next = self.newest().clone();
+        change(&mut next);
+        self.states.push(next);
+    }
+
+    /// It was refused, and nothing of it may ever be seen.
+    pub fn refused(&mut self) {
+        self.states.pop();
+    }
+
+    /// Something is about to be done that is on disk by itself, whatever else of what came before is.
+    pub fn attempt_everywhere(&mut self, change: &dyn Fn(&mut S)) -> usize {
+        let before = self.states.len();
+        for at in 0..before {
+            let mut next = self.states[at].clone();
+            change(&mut next);
+            self.states.push(next);
+        }
+        before
+    }
+
+    /// It is done. `before`: what the attempt gave.
+    pub fn done_everywhere(&mut self, before: usize) {
+        self.states.drain(..before);
+    }
+
+    /// The newest state is on disk.
+    pub fn certain(&mut self) {
+        self.states.drain(..self.states.len() - 1);
+    }
+
+    /// The newest state that this can be is the one that was found. `None`: there is no such state.
+    pub fn keep(&mut self, is_it: impl FnMut(&S) -> bool) -> Option<&S> {
+        let at = self.states.iter().rposition(is_it)?;
+        self.states = vec![self.states.swap_remove(at)];
+        Some(self.newest())
+    }
+}

@@ -1,0 +1,266 @@
+//! Snapshots, clones, rollbacks, streams, copies of the whole store.
+
+use std::sync::Arc;
+
+use kvdb::{Durability, Kvdb, OpenOptions, ReceiveOptions, Received};
+use kvfs::{Fs, FsOptions, View, Views, difference_of_states};
+use zones::MemoryDevice;
+
+use crate::found::{Exactly, Found, is, keys_of, look};
+use crate::state::{State, observe};
+use crate::tree::Tree;
+use crate::world::{Dead, Site, World, mainline};
+
+fn any_snapshot(w: &mut World) -> Option<(String, String, Arc<Tree>)> {
+    let all: Vec<_> =
+        w.history.newest().snapshots.iter().map(|(name, (of, tree))| (name.clone(), of.clone(), tree.clone())).collect();
+    w.pick(&all)
+}
+
+pub fn snapshot(w: &mut World) -> Result<(), Dead> {
+    if w.history.newest().snapshots.len() >= 4 {
+        return drop_snapshot(w);
+    }
+    let branches: Vec<String> = w.history.newest().branches.keys().cloned().collect();
+    let of = if w.random.one_in(3) { w.pick(&branches).expect("the mainline") } else { String::new() };
+    let (name, durability) = (w.new_name('s'), w.durability());
+    w.note(format!("snapshot {name} of {of:?} {durability:?}"));
+    w.settle(&of);
+    let tree = w.history.newest().branches[&of].clone();
+    w.history.attempt(|s| drop(s.snapshots.insert(name.clone(), (of.clone(), tree))));
+    let view = w.view_of(&Site::Branch(of.clone()));
+    w.call(&["Views::snapshot", "Views::snapshots"]);
+    if let Err(e) = w.views.snapshot(&view, &name, durability) {
+        w.judge(&mainline(), e, "snapshot", &[])?;
+        w.history.refused();
+        return Ok(());
+    }
+    if durability == Durability::Synced {
+        w.history.certain();
+    }
+    assert!(w.views.snapshots().iter().any(|s| s.name == name && s.branch == of), "{}", w.what());
+    assert!(w.views.snapshot(&view, &name, durability).is_err(), "{}: twice", w.what());
+    assert!(w.views.snapshot(&View::Snapshot(name.clone()), "of", durability).is_err());
+    Ok(())
+}
+
+/// What a snapshot shows, and what differs since.
+pub fn see(w: &mut World) -> Result<(), Dead> {
+    let Some((name, branch, tree)) = any_snapshot(w) else { return snapshot(w) };
+    w.note(format!("see {name}"));
+    let fs = w.ok(w.views.fs(&View::Snapshot(name.clone())))?;
+    let keys = w.stored(w.db.open_snapshot(&name).and_then(|state| keys_of(&state, "")))?;
+    let found = Found { keys, ..w.ok(look(&fs))? };
+    is(&tree, &found, Exactly::Now, &w.inos).unwrap_or_else(|e| panic!("{}: snapshot {name}: {e}", w.what()));
+    let refused = fs.mkdir(kvfs::ROOT, b"no", 0o755, Default::default());
+    assert_eq!(refused.map_err(|e| e.errno()), Err(libc::EROFS), "{}", w.what());
+    w.call(&["Views::difference_of_snapshots", "difference_of_states", "Views::all"]);
+    let paths = |changes: Vec<kvfs::FileChange>| -> Vec<Vec<u8>> {
+        let mut all: Vec<_> = changes.into_iter().filter(|c| !c.times_alone()).map(|c| c.path).collect();
+        all.sort();
+        all
+    };
+    if branch.is_empty() {
+        let differs = w.ok(w.views.difference_of_snapshots(&name, None))?;
+        w.settle("");
+        assert_eq!(paths(differs), tree.differing(&w.history.newest().branches[""]), "{}: since {name}", w.what());
+    }
+    let Some((other, _, then)) = any_snapshot(w) else { return Ok(()) };
+    let differs = w.ok(w.views.difference_of_snapshots(&name, Some(&other)))?;
+    assert_eq!(paths(differs), tree.differing(&then), "{}: from {name} to {other}", w.what());
+    let states = (w.stored(w.db.open_snapshot(&other))?, w.stored(w.db.open_snapshot(&name))?);
+    let differs = w.ok(difference_of_states(&states.0, &states.1))?;
+    assert_eq!(paths(differs), then.differing(&tree), "{}: from {other} to {name}", w.what());
+    assert_eq!(w.views.all().len(), w.open.len() + w.history.newest().snapshots.len() + w.history.newest().branches.len() - 1);
+    Ok(())
+}
+
+pub fn drop_snapshot(w: &mut World) -> Result<(), Dead> {
+    let Some((name, ..)) = any_snapshot(w) else { return Ok(()) };
+    w.note(format!("drop snapshot {name}"));
+    w.call(&["Views::drop_snapshot"]);
+    w.alter(|s| drop(s.snapshots.remove(&name)), |w| w.views.drop_snapshot(&name))?;
+    assert!(w.views.fs(&View::Snapshot(name)).is_err(), "{}", w.what());
+    Ok(())
+}
+
+pub fn clone(w: &mut World) -> Result<(), Dead> {
+    if w.history.newest().branches.len() >= 4 {
+        return drop_clone(w);
+    }
+    let Some((snapshot, of, tree)) = any_snapshot(w) else { return Ok(()) };
+    let name = w.new_name('c');
+    w.note(format!("clone {snapshot} as {name}"));
+    let alter = |s: &mut State| {
+        s.branches.insert(name.clone(), tree.clone());
+        s.snapshots.insert(snapshot.clone(), (of.clone(), tree.clone()));
+    };
+    w.call(&["Views::clone_snapshot", "Views::clones"]);
+    if w.alter(alter, |w| w.views.clone_snapshot(&snapshot, &name))? {
+        assert!(w.views.clones().iter().any(|b| b.name == name), "{}", w.what());
+        w.numbers_of(&name);
+    }
+    Ok(())
+}
+
+impl World {
+    /// The inode numbers that a branch, its snapshots, and (of the mainline) open transactions have when it is opened.
+    pub fn numbers_of(&mut self, branch: &str) {
+        let state = self.history.newest();
+        let snapshots = state.snapshots.values().filter(|(of, _)| of == branch).map(|(_, tree)| &**tree);
+        let trees = state.branches.get(branch).map(|tree| &**tree).into_iter().chain(snapshots);
+        let mut ids: Vec<_> = trees.flat_map(|tree| tree.nodes.keys().copied()).collect();
+        if branch.is_empty() {
+            ids.extend(state.durable.values().flat_map(|over| over.nodes.keys().copied()));
+        }
+        let inos: Vec<_> = ids.iter().filter_map(|id| self.inos.get(id).copied()).collect();
+        self.taken.entry(branch.into()).or_default().extend(inos);
+    }
+}
+
+pub fn drop_clone(w: &mut World) -> Result<(), Dead> {
+    let names: Vec<String> = w.history.newest().branches.keys().filter(|name| !name.is_empty()).cloned().collect();
+    let Some(name) = w.pick(&names) else { return Ok(()) };
+    w.note(format!("drop clone {name}"));
+    let number = w.ok(w.views.number(&View::Clone(name.clone())))?;
+    w.call(&["Views::drop_clone"]);
+    if w.alter(|s| drop(s.branches.remove(&name)), |w| w.views.drop_clone(&name))? {
+        w.view_is_over(&Site::Branch(name.clone()), number);
+        w.taken.remove(&name);
+    }
+    Ok(())
+}
+
+pub fn rollback(w: &mut World) -> Result<(), Dead> {
+    let Some((name, branch, tree)) = any_snapshot(w) else { return Ok(()) };
+    w.note(format!("rollback of {branch:?} to {name}"));
+    if !w.history.newest().branches.contains_key(&branch) {
+        assert!(w.views.rollback(&name).is_err(), "{}: what it is of is gone", w.what());
+        return Ok(());
+    }
+    if branch.is_empty() {
+        // All transactions end first, one by one.
+        w.open.sort_by_key(|open| open.id);
+        let durable: Vec<String> = w.open.iter().filter(|open| open.durable).map(|open| open.label.clone()).collect();
+        durable.iter().for_each(|label| w.history.attempt(|s| drop(s.durable.remove(label))));
+    }
+    // What is in memory may be committed before.
+    w.settle(&branch);
+    let alter = |s: &mut State| {
+        s.branches.insert(branch.clone(), tree.clone());
+        s.snapshots.insert(name.clone(), (branch.clone(), tree.clone()));
+        if branch.is_empty() {
+            s.durable.clear();
+        }
+    };
+    let before = w.history.newest().branches[&branch].clone();
+    w.call(&["Views::rollback"]);
+    w.listen();
+    let number = w.ok(w.views.number(&w.view_of(&Site::Branch(branch.clone()))))?;
+    let done = w.alter(alter, |w| w.views.rollback(&name))?;
+    if branch.is_empty() {
+        let ended: Vec<String> = w.open.iter().map(|open| open.label.clone()).collect();
+        ended.iter().for_each(|label| w.ended(label));
+        assert_eq!(w.views.list(), [], "{}: a rollback ends all transactions", w.what());
+    }
+    if done {
+        w.was_told(&Site::Branch(branch.clone()), number, &before, &tree);
+        w.became_another(&Site::Branch(branch.clone()));
+        w.numbers_of(&branch);
+        w.changed_at.retain(|(of, _), _| *of != branch);
+        compare(w)?;
+    }
+    Ok(())
+}
+
+/// To another store, with a stream that is cut off at first; and back as a clone.
+pub fn send(w: &mut World) -> Result<(), Dead> {
+    let Some((name, _, tree)) = any_snapshot(w) else { return Ok(()) };
+    w.note(format!("send {name}"));
+    w.call(&["Kvdb::send", "Kvdb::receive"]);
+    let mut stream = Vec::new();
+    w.stored(w.db.send(&name, None, &mut stream, None))?;
+    let other = Kvdb::in_memory();
+    let options = ReceiveOptions { branch: "came".into(), ..ReceiveOptions::default() };
+    let cut = 1 + w.random.below(stream.len() as u64 - 1) as usize;
+    assert!(other.receive(&stream[..cut], &options).is_err(), "{}: a stream that is cut off", w.what());
+    match other.receiving().expect("memory does not fail").first() {
+        Some(so_far) => {
+            let from = Received::from_bytes(&so_far.to_bytes()).expect("as it was");
+            let mut rest = Vec::new();
+            w.stored(w.db.send(&name, None, &mut rest, Some(&from)))?;
+            other.receive(&rest[..], &options).expect("received");
+        }
+        None => drop(other.receive(&stream[..], &options).expect("received")),
+    }
+    let fs = Fs::open(other.clone(), w.env.clone(), FsOptions::default()).expect("its own files");
+    let views = Views::new(other.clone(), fs);
+    let came = views.fs(&View::Clone("came".into())).expect("it came");
+    let keys = keys_of(&other.view(), "came").expect("memory does not fail");
+    let found = Found { keys, ..look(&came).expect("memory does not fail") };
+    is(&tree, &found, Exactly::Now, &w.inos).unwrap_or_else(|e| panic!("{}: what was sent: {e}", w.what()));
+    if w.history.newest().branches.len() >= 4 {
+        return Ok(());
+    }
+    // It goes its own way there, and comes back.
+    let back = w.new_name('r');
+    w.fresh += 1;
+    let (id, now) = (w.fresh, w.now());
+    let name_there = format!("came{id}").into_bytes();
+    let mut own = tree.newborn(0, kvfs::FileKind::File, 0o600, Default::default(), now);
+    own.data = Arc::new(vec![7; 9000]);
+    let node = crate::tree::Node::new(kvfs::FileKind::File, 0, own);
+    let over = tree.make(&(0, name_there.clone()), id, node).expect("a new name");
+    let attr = came.mknod(kvfs::ROOT, &name_there, kvfs::FileKind::File, 0o600, 0, Default::default()).expect("made");
+    came.write(attr.ino, 0, &[7; 9000], Default::default()).expect("written");
+    views.snapshot(&View::Clone("came".into()), &back, Durability::Synced).expect("made");
+    let base = w.random.one_in(2).then_some(name.as_str());
+    let mut stream = Vec::new();
+    other.send(&back, base, &mut stream, None).expect("sent");
+    let tree = Arc::new(tree.with(&over));
+    w.inos.insert(id, attr.ino);
+    let options = ReceiveOptions { branch: back.clone(), replace: true, ..ReceiveOptions::default() };
+    let alter = |s: &mut State| {
+        s.branches.insert(back.clone(), tree.clone());
+        s.snapshots.insert(back.clone(), (back.clone(), tree.clone()));
+    };
+    if w.alter(alter, |w| Ok(w.db.receive(&stream[..], &options).map(drop)?))? {
+        w.numbers_of(&back);
+    }
+    Ok(())
+}
+
+/// A copy of the whole store, opened.
+pub fn checkpoint(w: &mut World) -> Result<(), Dead> {
+    w.note("checkpoint".into());
+    w.call(&["Kvdb::checkpoint_to", "Fs::open", "Views::new"]);
+    let copy = Arc::new(MemoryDevice::new());
+    match w.db.checkpoint_to(copy.clone()) {
+        Ok(_) => w.history.certain(),
+        Err(e) => return w.judge(&mainline(), e.into(), "checkpoint", &[]),
+    }
+    let options = OpenOptions { threads: false, ..OpenOptions::default() };
+    let (db, _) = Kvdb::open(copy, w.env.clone(), options).unwrap_or_else(|e| panic!("{}: a checkpoint: {e}", w.what()));
+    w.call(&["verify", "Report::is_clean"]);
+    let report = kvfs::verify(&db).expect("memory does not fail");
+    assert!(report.is_clean(), "{}: {:?}", w.what(), report.findings);
+    let fs = Fs::open(db.clone(), w.env.clone(), FsOptions::default()).expect("memory does not fail");
+    let views = Views::new(db.clone(), fs);
+    let found = observe(&db, &views).expect("memory does not fail");
+    let matched = w.history.newest().matches(&found, &w.bases, Exactly::Stored, &w.inos);
+    matched.map(drop).unwrap_or_else(|e| panic!("{}: a checkpoint: {e}", w.what()));
+    Ok(())
+}
+
+/// All that there is, as everybody sees it.
+pub fn compare(w: &mut World) -> Result<(), Dead> {
+    w.hand_over()?;
+    let found = w.ok(observe(&w.db, &w.views))?;
+    let matched = w.history.newest().matches(&found, &w.bases, Exactly::Now, &w.inos);
+    matched.map(drop).unwrap_or_else(|e| panic!("{}: {e}", w.what()));
+    let open: Vec<String> = w.open.iter().map(|open| open.label.clone()).collect();
+    open.iter().try_for_each(|label| crate::transactions::see(w, label))?;
+    w.call(&["Views::mainline", "Fs::statistics"]);
+    assert_eq!(w.views.mainline().statistics().dirty_bytes, w.views.mainline().statistics().dirty_bytes);
+    Ok(())
+}

@@ -1,0 +1,323 @@
+//! One history with everything in it: random operations of every kind on one file system, its views and its keys, in one thread, with
+//! power cuts, closes and reopenings in between. An oracle checks every answer, and everything after each recovery: what was certain
+//! is there, and what is there is a state that was after one of the steps, in which a file may lack what still waited in memory. A public
+//! operation that occurs in no history fails a test.
+//!
+//! `KVFS_SEEDS=n` runs n seeds instead of the usual few, from `KVFS_SEED_BASE` on; `KVFS_SEED=n` runs one, `KVFS_EACH=1` compares everything
+//! after each step, `KVFS_WHOLE=1` prints the whole history of one that fails.
+
+mod branches;
+mod content;
+#[path = "../../../kvdb/tests/everything/coverage.rs"]
+mod coverage;
+mod effects;
+mod found;
+mod kernel;
+mod names;
+#[path = "../../../kvdb/tests/everything/possible.rs"]
+mod possible;
+mod state;
+mod store;
+mod transactions;
+mod tree;
+mod world;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use env::{Random, Simulated};
+use kvdb::{CreateOptions, DictionaryOptions, Kvdb, OpenOptions, Shape};
+use kvfs::{Atime, Fs, FsOptions, Views, Watcher};
+use zones::{CrashDevice, MemoryDevice};
+
+use found::Exactly;
+use state::{History, State, observe};
+use tree::Tree;
+use world::{Dead, Site, World};
+
+pub const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
+/// Whose operations are wanted, and functions beside.
+const TYPES: [&str; 4] = ["Fs", "Views", "Report", "FileChange"];
+const FUNCTIONS: [&str; 2] = ["verify", "difference_of_states"];
+
+enum Run {
+    Anywhere(fn(&mut World, &Site) -> Result<(), Dead>),
+    Once(fn(&mut World) -> Result<(), Dead>),
+}
+use Run::{Anywhere, Once};
+
+/// Name, how often, and what is done.
+const OPERATIONS: &[(&str, u64, Run)] = &[
+    ("make", 14, Anywhere(names::make)),
+    ("tmpfile", 2, Anywhere(names::tmpfile)),
+    ("link", 5, Anywhere(names::link)),
+    ("remove", 6, Anywhere(names::remove)),
+    ("remove tree", 1, Anywhere(names::remove_tree)),
+    ("rename", 9, Anywhere(names::rename)),
+    ("clone tree", 2, Anywhere(names::clone_tree)),
+    ("handles", 6, Anywhere(names::handles)),
+    ("write", 20, Anywhere(content::write)),
+    ("allocate", 6, Anywhere(content::allocate)),
+    ("copy", 6, Anywhere(content::copy)),
+    ("read", 6, Anywhere(content::read)),
+    ("attributes", 7, Anywhere(content::attributes)),
+    ("extended attributes", 6, Anywhere(content::xattrs)),
+    ("held write", 3, Anywhere(kernel::held_write)),
+    ("list", 6, Anywhere(kernel::list)),
+    ("keys", 8, Anywhere(store::keys)),
+    ("ingest", 2, Once(store::ingest)),
+    ("dictionaries", 1, Once(store::dictionaries)),
+    ("sync", 4, Anywhere(store::sync)),
+    ("time", 6, Once(store::time)),
+    ("maintenance", 4, Once(store::maintenance)),
+    ("left references", 2, Once(store::left)),
+    ("begin", 4, Once(transactions::begin)),
+    ("look after a transaction", 6, Once(transactions::look_after)),
+    ("end", 4, Once(transactions::end)),
+    ("snapshot", 2, Once(branches::snapshot)),
+    ("see a snapshot", 2, Once(branches::see)),
+    ("drop snapshot", 1, Once(branches::drop_snapshot)),
+    ("clone", 1, Once(branches::clone)),
+    ("drop clone", 1, Once(branches::drop_clone)),
+    ("rollback", 1, Once(branches::rollback)),
+    ("send and receive", 1, Once(branches::send)),
+    ("checkpoint", 1, Once(branches::checkpoint)),
+    ("compare everything", 2, Once(branches::compare)),
+];
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().and_then(|v| v.parse().ok())
+}
+
+/// Everything that may differ from one opening to the next.
+fn store_options(random: &mut Random) -> OpenOptions {
+    OpenOptions {
+        memory: (1 << 20) << random.below(3),
+        flush_interval: Duration::from_millis(10),
+        late_bind_at: [4 << 10, 16 << 10, u64::MAX][random.below(3) as usize],
+        merge_part: (16 << 10) << random.below(4),
+        merge_threads: 1 + random.below(3) as usize,
+        seek_bytes: [8 << 10, 1 << 20][random.below(2) as usize],
+        shape: Shape { runs_per_level: 2 + random.below(7) as usize, ..Shape::default() },
+        threads: false,
+        zero_journal: false,
+        idle_flush: Duration::from_millis(50),
+        flush_on_close: random.one_in(2),
+        ..OpenOptions::default()
+    }
+}
+
+fn file_options(random: &mut Random) -> FsOptions {
+    FsOptions {
+        write_buffer: (64 << 10) << (2 * random.below(4)),
+        inode_memory: [0, 1 << 20][random.below(2) as usize],
+        flush_interval: FLUSH_INTERVAL,
+        atime: [Atime::Never, Atime::Relative][random.below(2) as usize],
+        ..FsOptions::default()
+    }
+}
+
+/// Operations until there are enough of them or the power fails.
+fn live(w: &mut World, steps: u64) -> Result<(), Dead> {
+    let all: u64 = OPERATIONS.iter().map(|(_, weight, _)| weight).sum();
+    for _ in 0..steps {
+        w.step += 1;
+        // No two changes at one time: a file's times say after a restart who has changed it.
+        w.env.advance(Duration::from_micros(1));
+        let mut at = w.random.below(all);
+        let chosen = OPERATIONS.iter().find(|(_, weight, _)| {
+            let here = at < *weight;
+            at = at.saturating_sub(*weight);
+            here
+        });
+        let (name, _, run) = chosen.expect("the weights add up");
+        w.operation = name;
+        match run {
+            Anywhere(run) => {
+                let site = w.site();
+                run(w, &site)?;
+            }
+            Once(run) => run(w)?,
+        }
+        w.reap();
+        // For whoever looks for the step at which it began.
+        if number("KVFS_EACH").is_some() {
+            branches::compare(w)?;
+        }
+    }
+    Ok(())
+}
+
+fn open(device: Arc<CrashDevice>, env: &Arc<Simulated>, random: &mut Random) -> kvfs::Result<(Kvdb, Views)> {
+    let (options, files) = (store_options(random), file_options(random));
+    let (db, _) = Kvdb::open(device, env.clone(), options)?;
+    let fs = Fs::open(db.clone(), env.clone(), files)?;
+    let views = Views::new(db.clone(), fs);
+    Ok((db, views))
+}
+
+fn close(w: &mut World) {
+    w.note("close".into());
+    w.call(&["Fs::shutdown", "Views::shutdown"]);
+    let open: Vec<String> = w.open.iter().filter(|open| !open.durable).map(|open| open.label.clone()).collect();
+    for label in open {
+        // Locks would keep files from being committed.
+        let id = w.running(&label).id;
+        if w.views.abort(id).is_ok() {
+            w.ended(&label);
+        }
+    }
+    let ended = w.views.shutdown().and_then(|()| w.views.mainline().shutdown());
+    match ended.and_then(|()| Ok(w.db.close()?)) {
+        Ok(()) => {
+            let branches: Vec<String> = w.history.newest().branches.keys().cloned().collect();
+            branches.iter().for_each(|branch| w.settle(branch));
+            w.history.certain();
+        }
+        Err(e) => assert!(w.device.is_dead() || w.limited && e.errno() == libc::ENOSPC, "{}: {e}", w.what()),
+    }
+}
+
+/// Runs one seed; gives the operations that it has called.
+fn run(seed: u64) -> BTreeSet<&'static str> {
+    let mut random = Random::new(seed);
+    let env = Arc::new(Simulated::new(seed));
+    let device = Arc::new(CrashDevice::over(MemoryDevice::new()));
+    let create = CreateOptions { open: store_options(&mut random), reserve_zones: 4, ..CreateOptions::default() };
+    let db = Kvdb::create(device.clone(), env.clone(), create).expect("memory does not fail");
+    db.create_dictionary("user", DictionaryOptions::default()).expect("made");
+    let fs = Fs::open(db.clone(), env.clone(), file_options(&mut random)).expect("memory does not fail");
+    let views = Views::new(db.clone(), fs);
+    let first = State { branches: [(String::new(), Arc::new(Tree::new()))].into(), ..State::default() };
+    let mut w = World {
+        seed,
+        step: 0,
+        operation: "",
+        random,
+        env: env.clone(),
+        device,
+        db,
+        views,
+        history: History::new(first),
+        bases: BTreeMap::new(),
+        open: Vec::new(),
+        committed: Vec::new(),
+        references: BTreeMap::new(),
+        nameless: BTreeMap::new(),
+        stale: BTreeSet::new(),
+        left: Vec::new(),
+        inos: BTreeMap::new(),
+        taken: BTreeMap::new(),
+        changed_at: BTreeMap::new(),
+        fresh: 0,
+        names: 0,
+        limited: false,
+        full: 0,
+        called: BTreeSet::new(),
+        kernel: Arc::default(),
+        listing: None,
+        log: Vec::new(),
+    };
+    let watcher: Arc<dyn Watcher> = w.kernel.clone();
+    w.views.watch(&watcher);
+    for life in 0..2 + w.random.below(3) {
+        if !w.random.one_in(3) {
+            w.device.cut_power_after(w.random.below(800));
+        }
+        let steps = 20 + w.random.below(250);
+        let lived = live(&mut w, steps);
+        w.operation = "closing";
+        if lived.is_ok() && w.random.one_in(2) {
+            close(&mut w);
+        }
+        w.note(format!("the power is cut: {}", w.device.is_dead()));
+        let image = w.device.crash(seed ^ life);
+        let report = kvdb::check(Arc::new(image.clone()), &mut |_, _| {});
+        assert!(report.is_clean(), "{}: {:?}", w.what(), report.faults);
+        w.operation = "opening";
+        // Sometimes the power fails again within recovery itself, or right behind it.
+        let mut image = image;
+        while w.random.one_in(4) {
+            let device = Arc::new(CrashDevice::over(image.clone()));
+            device.cut_power_after(w.random.below(16));
+            drop(open(device.clone(), &env, &mut w.random));
+            image = device.crash(seed ^ life);
+        }
+        let bare = Kvdb::open(Arc::new(CrashDevice::over(image.clone())), env.clone(), store_options(&mut w.random));
+        let (bare, _) = bare.unwrap_or_else(|e| panic!("{}: {e}", w.what()));
+        let report = kvfs::verify(&bare).unwrap_or_else(|e| panic!("{}: {e}", w.what()));
+        assert!(report.is_clean(), "{}: {:?}", w.what(), report.findings);
+        drop(bare);
+        let device = Arc::new(CrashDevice::over(image));
+        let opened = open(device.clone(), &env, &mut w.random);
+        let (db, views) = opened.unwrap_or_else(|e| panic!("{}: {e}", w.what()));
+        (w.device, w.db, w.views) = (device, db, views);
+        reopened(&mut w);
+    }
+    w.operation = "the end";
+    branches::compare(&mut w).expect("the power is on");
+    std::mem::take(&mut w.called)
+}
+
+/// The store is open again: what is there must be a state that is possible.
+fn reopened(w: &mut World) {
+    let found = observe(&w.db, &w.views).unwrap_or_else(|e| panic!("{}: {e}", w.what()));
+    let (mut reasons, mut matched) = (Vec::new(), None);
+    let n = w.history.len();
+    w.history.keep(|state| match state.matches(&found, &w.bases, Exactly::Stored, &w.inos) {
+        Ok(is) => {
+            matched = Some(is);
+            true
+        }
+        Err(e) => {
+            reasons.push(e);
+            false
+        }
+    });
+    reasons.truncate(20);
+    let (state, numbers) =
+        matched.unwrap_or_else(|| panic!("{}: none of {n} possible states, the newest first: {reasons:#?}", w.what()));
+    w.history = History::new(state);
+    w.inos.extend(numbers);
+    let watcher: Arc<dyn Watcher> = w.kernel.clone();
+    w.views.watch(&watcher);
+    w.references.clear();
+    w.listing = None;
+    w.nameless.clear();
+    w.stale.clear();
+    w.left.clear();
+    w.open.clear();
+    w.committed.clear();
+    w.changed_at.clear();
+    w.taken.clear();
+    let branches: Vec<String> = w.history.newest().branches.keys().cloned().collect();
+    branches.iter().for_each(|branch| w.numbers_of(branch));
+    let durable = found.durable.iter().map(|(label, (id, _))| (label.clone(), *id)).collect();
+    transactions::restored(w, &durable);
+}
+
+#[test]
+fn a_file_system_does_everything_that_it_says() {
+    let one = number("KVFS_SEED");
+    let (seeds, base) = (number("KVFS_SEEDS").unwrap_or(40), number("KVFS_SEED_BASE").unwrap_or(1));
+    let (seeds, base) = one.map_or((seeds, base), |seed| (1, seed));
+    let started = Instant::now();
+    let mut called = BTreeSet::new();
+    for seed in base..base + seeds {
+        called.extend(run(seed));
+    }
+    println!(
+        "{seeds} seeds, {base}..{}, in {:.1} s; go on: KVFS_SEED_BASE={}",
+        base + seeds,
+        started.elapsed().as_secs_f64(),
+        base + seeds
+    );
+    // One seed alone need not have everything.
+    if seeds >= 40 {
+        let mut wanted = coverage::public_operations(&TYPES);
+        wanted.extend(FUNCTIONS.map(String::from));
+        let missing: Vec<_> = wanted.into_iter().filter(|name| !called.contains(name.as_str())).collect();
+        assert!(missing.is_empty(), "in no history: {missing:?}");
+    }
+}
