@@ -7,12 +7,16 @@ moment, checks the store, mounts it again and compares it with what had been ack
 - a file whose fsync returned has that content, or a later one that was on its way;
 - a file renamed over another is the old one or the new one, whole, whether it was fsynced or not;
 - a key whose SYNC returned has that value, or a later one on its way;
+- what a worker has done that does a little of everything, one thing after the other, is there up to one of its steps (`crash_history.py`);
 - `kvfs check` finds nothing.
 
-The seed is printed and makes the choices (not the timing) repeatable."""
+Some rounds have that worker alone, which then rolls the store back, too; some end with a second kill right after recovery; between some, `kvfs
+import` is killed. Every SIGKILL counts. The seed of a round makes its choices (not the timing) repeatable; a run goes on where the last one
+ended with --seed-base."""
 
 import argparse
 import hashlib
+import io
 import json
 import os
 import random
@@ -22,10 +26,13 @@ import signal
 import socket
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 import time
 from pathlib import Path
+
+from crash_history import Historian
 
 
 def content(name, version, size):
@@ -62,6 +69,9 @@ class Redis:
         kind, rest = line[:1], line[1:-2]
         if kind == b"-":
             raise RuntimeError(rest.decode())
+        return self.value(kind, rest)
+
+    def value(self, kind, rest):
         if kind == b"$":
             if rest == b"-1":
                 return None
@@ -69,6 +79,14 @@ class Redis:
             if len(data) != int(rest) + 2:
                 raise OSError("the server is gone")
             return data[:-2]
+        if kind in b"*%" and rest != b"-1":
+            items = []
+            for _ in range(int(rest) * (2 if kind == b"%" else 1)):
+                line = self.f.readline()
+                if not line.endswith(b"\r\n"):
+                    raise OSError("the server is gone")
+                items.append(self.value(line[:1], line[1:-2]))
+            return items
         return rest
 
 
@@ -182,14 +200,21 @@ def key_worker(rnd, sock, ledger, n, stop):
                 ledger.acknowledge(name, version)
 
 
+def history_worker(rnd, where, ledger, historian, stop):
+    """A little of everything, in one order."""
+    historian.run(rnd, *where, Redis, stop)
+
+
 def guarded(worker, problems):
     def run(*args):
         try:
             worker(*args)
-        except (OSError, ConnectionError):
-            pass  # the daemon was killed under it
+        except (OSError, ConnectionError) as e:
+            # The last argument is set when the daemon is killed.
+            if not args[-1].is_set():
+                problems.append(f"{worker.__name__}: {e!r} before the kill")
         except Exception as e:  # noqa: BLE001 - every other one is a finding
-            problems.append(f"{worker.__name__}: {e!r}")
+            problems.append(f"{worker.__name__}: {e!r}{' in ' + str(list(args[-2].steps)) if worker is history_worker else ''}")
 
     return run
 
@@ -247,78 +272,152 @@ def verify(lab, ledger, problems, rnd_round):
     return len(ledger.begun)
 
 
-def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--kvfs", required=True)
-    p.add_argument("--kills", type=int, default=200)
-    p.add_argument("--seed", type=int, default=None)
-    p.add_argument("--dir", default=None)
-    p.add_argument("--keep", action="store_true", help="keep the store when something is wrong")
-    a = p.parse_args()
-    seed = a.seed if a.seed is not None else int.from_bytes(os.urandom(4), "little")
-    print(f"seed {seed}")
-    rnd = random.Random(seed)
-    kvfs = str(Path(a.kvfs).resolve())
-    work = Path(tempfile.mkdtemp(prefix="kvfs-crash-", dir=a.dir))
-    problems, compared, acknowledged = [], 0, 0
-    lab = Lab(kvfs, work)
-    try:
-        for n in range(a.kills):
-            pid = lab.mount()
-            # Versions start anew in every round, so what earlier rounds left is removed first.
-            for f in lab.mnt.iterdir():
+class Imports:
+    """`kvfs import` of a tar into the unmounted store, killed or not: one that has ended is there whole."""
+
+    def __init__(self, work):
+        self.files = {f"f{i}": content(f"f{i}", i, 30_000 * (i % 7)) for i in range(40)}
+        self.tar = work / "import.tar"
+        with tarfile.open(self.tar, "w") as tar:
+            for name, data in self.files.items():
+                info = tarfile.TarInfo(name)
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+        self.done = self.killed = 0
+
+    def run(self, lab, rnd):
+        to = f"import-{self.done + self.killed}"
+        process = subprocess.Popen([lab.kvfs, "import", str(lab.store), str(self.tar), "--to", f"/{to}"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        try:
+            process.wait(rnd.uniform(0.005, 0.12))
+        except subprocess.TimeoutExpired:
+            process.kill()
+        _, said = process.communicate()
+        if process.returncode == -signal.SIGKILL:
+            self.killed += 1
+            return None
+        if process.returncode != 0:
+            raise SystemExit(f"kvfs import ended with {process.returncode}: {said.decode()}")
+        self.done += 1
+        return to
+
+    def verify(self, mnt, to, problems, where):
+        for name, data in self.files.items():
+            if (mnt / to / name).read_bytes() != data:
+                problems.append(f"{where}: {to}/{name} is not what was imported")
+
+
+class Run:
+    """Rounds on one store."""
+
+    def __init__(self, kvfs, work):
+        self.lab, self.imports, self.historian = Lab(kvfs, work), Imports(work), Historian(0)
+        self.sock = Path(f"{self.lab.store}.sock")
+        self.problems = []
+        self.kills = self.compared = self.acknowledged = 0
+        pid = self.lab.mount()
+        (self.lab.mnt / self.historian.folder).mkdir()
+        sync_dir(self.lab.mnt)
+        assert pid
+        self.lab.run("umount", str(self.lab.mnt))
+
+    def kill(self, pid):
+        self.lab.kill(pid)
+        self.kills += 1
+
+    def round(self, seed):
+        rnd, lab, ledger, stop = random.Random(seed), self.lab, Ledger(), threading.Event()
+        where = f"seed {seed}"
+        imported = None
+        if rnd.random() < 0.2:
+            killed = self.imports.killed
+            imported = self.imports.run(lab, rnd)
+            self.kills += self.imports.killed - killed
+        pid = lab.mount()
+        if imported:
+            self.imports.verify(lab.mnt, imported, self.problems, where)
+        # Versions start anew in every round, so what earlier rounds left is removed first.
+        for f in lab.mnt.iterdir():
+            if not f.name.startswith("history-"):
                 shutil.rmtree(f) if f.is_dir() else f.unlink()
-            client = Redis(f"{lab.store}.sock")
-            client.call("FLUSHDB")
-            client.call("SYNC")
-            sync_dir(lab.mnt)
-            ledger, stop = Ledger(), threading.Event()
-            jobs = [
+        client = Redis(self.sock)
+        client.call("DELPREFIX", "key-")
+        client.call("SYNC")
+        sync_dir(lab.mnt)
+        self.historian.alone = rnd.random() < 0.3
+        jobs = [(history_worker, (lab.mnt, self.sock), self.historian)]
+        if not self.historian.alone:
+            jobs += [
                 (fsync_worker, lab.mnt, 0),
                 (fsync_worker, lab.mnt, 1),
                 (rename_worker, lab.mnt, 0),
                 (churn_worker, lab.mnt, 0),
-                (key_worker, Path(f"{lab.store}.sock"), 0),
-                (key_worker, Path(f"{lab.store}.sock"), 1),
+                (key_worker, self.sock, 0),
+                (key_worker, self.sock, 1),
             ]
-            threads = [
-                threading.Thread(target=guarded(w, problems), args=(random.Random(rnd.random()), where, ledger, i, stop), daemon=True)
-                for w, where, i in jobs
-            ]
-            for t in threads:
-                t.start()
-            time.sleep(rnd.uniform(0.02, 1.5))  # the random moment itself, not a wait for a condition
-            lab.kill(pid)
-            stop.set()
-            for t in threads:
-                t.join()
+        threads = [
+            threading.Thread(target=guarded(w, self.problems), args=(random.Random(rnd.random()), place, ledger, i, stop), daemon=True)
+            for w, place, i in jobs
+        ]
+        for t in threads:
+            t.start()
+        time.sleep(rnd.uniform(0.02, 0.8))  # the random moment itself, not a wait for a condition
+        # Before the kill: nothing may go on in the folder beneath the mount, and an error from here on is the kill's.
+        stop.set()
+        self.kill(pid)
+        for t in threads:
+            t.join()
+        lab.clear()
+        self.acknowledged += len(ledger.acknowledged)
+        found = subprocess.run([lab.kvfs, "check", str(lab.store)], capture_output=True, text=True)
+        if found.returncode != 0:
+            self.problems.append(f"{where}: check ended with {found.returncode}: {found.stdout}{found.stderr}")
+        pid = lab.mount()
+        self.compared += verify(lab, ledger, self.problems, where)
+        self.historian.verify(lab.mnt, Redis(self.sock), self.problems, where)
+        # What was found was read from the journal or the tree; make sure that it stays.
+        Redis(self.sock).call("SYNC")
+        if self.problems:
+            return
+        # Half of the rounds end with a clean unmount, the others with a second kill right after recovery.
+        if rnd.random() < 0.5:
+            lab.run("umount", str(lab.mnt))
+        else:
+            self.kill(pid)
             lab.clear()
-            acknowledged += len(ledger.acknowledged)
-            found = subprocess.run([kvfs, "check", str(lab.store)], capture_output=True, text=True)
-            if found.returncode != 0:
-                problems.append(f"round {n}: check ended with {found.returncode}: {found.stdout}{found.stderr}")
-            pid = lab.mount()
-            compared += verify(lab, ledger, problems, n)
-            if problems:
-                break
-            # Half of the rounds end with a clean unmount, the others with a second kill right after recovery.
-            if rnd.random() < 0.5:
-                lab.run("umount", str(lab.mnt))
-            else:
-                lab.kill(pid)
-                lab.clear()
-            print(f"\r{n + 1}/{a.kills} kills, {compared} names compared, {acknowledged} acknowledged", end="", flush=True)
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--kvfs", required=True)
+    p.add_argument("--kills", type=int, default=200)
+    p.add_argument("--seed-base", type=int, default=None, help="the seed of the first round")
+    p.add_argument("--dir", default=None)
+    p.add_argument("--keep", action="store_true", help="keep the store when something is wrong")
+    a = p.parse_args()
+    base = a.seed_base if a.seed_base is not None else int.from_bytes(os.urandom(4), "little")
+    print(f"--seed-base {base}", flush=True)
+    work = Path(tempfile.mkdtemp(prefix="kvfs-crash-", dir=a.dir))
+    begun, seed = time.monotonic(), base
+    run = Run(str(Path(a.kvfs).resolve()), work)
+    try:
+        while run.kills < a.kills and not run.problems:
+            run.round(seed)
+            seed += 1
+            print(f"\r{run.kills}/{a.kills} kills, {run.compared} names compared, {run.acknowledged} acknowledged", end="", flush=True)
         print()
     finally:
-        subprocess.run([kvfs, "umount", str(lab.mnt)], capture_output=True)
-        subprocess.run(["umount", "-l", str(lab.mnt)], capture_output=True)
-        if not (a.keep and problems):
+        subprocess.run([run.lab.kvfs, "umount", str(run.lab.mnt)], capture_output=True)
+        subprocess.run(["umount", "-l", str(run.lab.mnt)], capture_output=True)
+        if not (a.keep and run.problems):
             shutil.rmtree(work, ignore_errors=True)
-    for what in problems:
+    for what in run.problems:
         print(what, file=sys.stderr)
-    if problems:
+    if run.problems:
         sys.exit(1)
-    print(f"{a.kills} kills: everything acknowledged was there, every rename whole, every check clean")
+    took = time.monotonic() - begun
+    print(f"the one history: {dict(sorted(run.historian.done.items()))}; imports: {run.imports.done} ended, {run.imports.killed} killed")
+    print(f"{run.kills} kills in {took:.0f} s, {took / run.kills:.2f} s each: everything acknowledged was there, every rename whole, every check clean; go on: --seed-base {seed}")
 
 
 if __name__ == "__main__":
