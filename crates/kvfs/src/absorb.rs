@@ -260,7 +260,14 @@ impl Fs {
                 _ => self.core.table.strand(ino, before),
             }
         }
-        names.extend(self.known_names()?);
+        let after: HashSet<Named> = self.known_names()?.into_iter().collect();
+        // Listings that stopped at a name that is gone must find where they were.
+        for gone in names.iter().filter(|named| !after.contains(named)) {
+            if let Some(dir) = self.core.table.get(gone.0) {
+                self.remember_removed(&dir, &gone.1);
+            }
+        }
+        names.extend(after);
         names.sort_unstable();
         names.dedup();
         let inodes = self.referenced().into_iter().chain([crate::ROOT]).map(|ino| (ino, false)).collect();

@@ -4,8 +4,9 @@ mod world;
 
 use std::collections::BTreeMap;
 
-use kvfs::{FileKind, ROOT};
-use world::World;
+use kvdb::Durability;
+use kvfs::{FileKind, ROOT, View, Views};
+use world::{USER, World};
 
 /// One call that takes at most `most` entries; gives them and the position to go on from.
 fn page(w: &World, dir: u64, cookie: u64, most: usize) -> (Vec<String>, u64) {
@@ -173,4 +174,33 @@ fn an_entry_that_does_not_fit_gets_no_reference() {
     w.fs.readdir(ROOT, 0, true, &mut |e| e.name.starts_with(b".")).unwrap();
     w.fs.unlink(ROOT, b"f").unwrap();
     world::fails(w.fs.getattr(f), libc::ESTALE);
+}
+
+#[test]
+fn a_listing_goes_on_where_it_was_after_a_rollback_has_taken_its_last_name() {
+    let w = World::new();
+    let views = Views::new(w.db.clone(), w.fs.clone());
+    for name in ["a", "c", "e"] {
+        w.file(ROOT, name);
+    }
+    views.snapshot(&View::Mainline, "s", Durability::Buffered).unwrap();
+    w.file(ROOT, "b");
+    let (names, at) = page(&w, ROOT, 0, 4);
+    assert_eq!(names, [".", "..", "a", "b"]);
+    // Another one that comes to its end is not to take the place of this one with it.
+    page(&w, ROOT, 0, 10);
+    views.rollback("s").unwrap();
+    assert_eq!(page(&w, ROOT, at, 10).0, ["c", "e"]);
+    // The same in a transaction that goes back to a savepoint.
+    let id = views.begin(Default::default()).unwrap();
+    let inside = views.fs(&View::Transaction(id)).unwrap();
+    let savepoint = views.savepoint(id).unwrap();
+    inside.mknod(ROOT, b"d", FileKind::File, 0o644, 0, USER).unwrap();
+    let t = World { fs: inside, db: w.db.clone(), env: w.env.clone() };
+    let (names, at) = page(&t, ROOT, 0, 5);
+    assert_eq!(names, [".", "..", "a", "c", "d"]);
+    page(&t, ROOT, 0, 10);
+    views.rollback_to(id, &savepoint).unwrap();
+    assert_eq!(page(&t, ROOT, at, 10).0, ["e"]);
+    std::mem::forget(t);
 }
