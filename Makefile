@@ -40,6 +40,7 @@ SIMULATION = $(CARGO) test --profile simulation --quiet
 schedules:
 	KVFS_SEEDS=$${KVFS_SEEDS:-20000} $(SIMULATION) -p kvdb --test schedule -- --nocapture
 	KVFS_SEEDS=$${KVFS_SEEDS:-20000} $(SIMULATION) -p kvfs --test schedule -- --nocapture
+	KVFS_SEEDS=$${KVFS_SEEDS:-20000} $(SIMULATION) -p kvdb-server --lib schedule_tests -- --nocapture
 
 ## make ace          file workloads of one and two calls, cut in every operation of the device (KVFS_ACE=5000)
 ace:

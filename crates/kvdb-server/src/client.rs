@@ -7,8 +7,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 
+use env::sync::Mutex;
 use kvdb::Kvdb;
-use parking_lot::Mutex;
 
 use crate::conversation::Conversation;
 use crate::limits::Limits;
@@ -60,8 +60,12 @@ impl Client {
 
     /// Talks to `db` in this process.
     pub fn local(db: Kvdb) -> Client {
+        Client::of(Arc::new(Shared::new(db, Limits::default(), None, false, None)))
+    }
+
+    /// One of several clients in this process.
+    pub(crate) fn of(shared: Arc<Shared>) -> Client {
         let replies = Arc::new(Mutex::new(Vec::new()));
-        let shared = Arc::new(Shared::new(db, Limits::default(), None, false, None));
         let conversation = Conversation::new(shared, Box::new(Memory(replies.clone())), "local".into(), false);
         Client { transport: Transport::Local { conversation: Box::new(conversation), replies } }
     }

@@ -107,8 +107,8 @@ impl Drop for Conversation {
 mod tests {
     use std::io;
 
+    use env::sync::Mutex;
     use kvdb::Kvdb;
-    use parking_lot::Mutex;
     use proptest::prelude::*;
 
     use super::*;

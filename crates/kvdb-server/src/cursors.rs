@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};
 
-use parking_lot::Mutex;
+use env::sync::Mutex;
 
 pub struct Cursors {
     table: Mutex<Table>,

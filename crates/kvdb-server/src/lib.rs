@@ -24,6 +24,8 @@ mod output;
 #[doc(hidden)]
 pub mod parsers;
 mod request;
+#[cfg(all(test, debug_assertions))]
+mod schedule_tests;
 mod server;
 mod session;
 mod socket;

@@ -5,8 +5,8 @@
 
 use std::hash::{BuildHasher, RandomState};
 
+use env::sync::{Mutex, MutexGuard};
 use kvdb::DictionaryId;
-use parking_lot::{Mutex, MutexGuard};
 
 const STRIPES: usize = 256;
 

@@ -298,7 +298,7 @@ impl Drop for Output {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use parking_lot::Mutex;
+    use env::sync::Mutex;
 
     struct Memory(Arc<Mutex<Vec<u8>>>);
     impl Sink for Memory {

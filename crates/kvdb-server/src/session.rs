@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
 use bytes::Bytes;
+use env::sync::{Mutex, MutexGuard};
 use kvdb::{Batch, DictionaryId, DictionaryOptions, Draft, Durability, Kvdb, Transaction, TransactionId, TransactionOptions, View};
-use parking_lot::{Mutex, MutexGuard};
 
 use crate::commands::multi::{Counted, Queue, TRIES, Watch};
 use crate::commands::{self, COMMANDS, Command, InMulti};

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use env::sync::Mutex;
 use kvdb::{Durability, Kvdb, Result, Savepoint, Transaction, TransactionId, TransactionOptions};
-use parking_lot::Mutex;
 
 use crate::locks::KeyLocks;
 

@@ -690,8 +690,8 @@ impl Worker {
             Time::At(..) => show_time(stat.st_atime, stat.st_atime_nsec),
             Time::Now | Time::Omit => "-".to_owned(),
         };
-        let modified =
-            if self.marks.mapped.has(stat.st_ino) { "?".to_owned() } else { show_time(stat.st_mtime, stat.st_mtime_nsec) };
+        let left_to_the_kernel = self.marks.mapped.has(stat.st_ino) || stat.st_mode & libc::S_IFMT == libc::S_IFIFO;
+        let modified = if left_to_the_kernel { "?".to_owned() } else { show_time(stat.st_mtime, stat.st_mtime_nsec) };
         format!("atime {access} mtime {modified}")
     }
 

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
+use env::sync::Mutex;
 use kvdb::{DictionaryId, Durability, Isolation, Transaction, TransactionOptions, View};
-use parking_lot::Mutex;
 
 use super::{COMMANDS, Command, InMulti, find, is};
 use crate::failure::{Failure, Outcome};

@@ -1,0 +1,242 @@
+//! Clients of one server under the schedules of many seeds: counters that are raised by `INCR`, by `WATCH` with `MULTI`, under a lock
+//! that `SETNX` or `WATCH` takes, while a watched gate is open, and in joined transactions. What the counters hold in the end is how often
+//! a client was told that it has raised them, and nothing has passed the gate once it was closed. `KVFS_SEEDS=n` runs n seeds, `KVFS_SEED=n` only this one, `KVFS_SEED_BASE=n` begins with it.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use env::{Random, Scheduled, schedule, thread};
+use kvdb::{CreateOptions, Kvdb, OpenOptions};
+use zones::MemoryDevice;
+
+use crate::client::{Client, Reply};
+use crate::limits::Limits;
+use crate::session::Shared;
+
+const CLIENTS: u64 = 3;
+const ATTEMPTS: u64 = 4;
+
+/// What a client was told to have raised the counters by.
+type Raised = BTreeMap<&'static str, i64>;
+
+struct Worker {
+    id: u64,
+    client: Client,
+    random: Random,
+    raised: Raised,
+    /// What the counter behind the gate held when this client had closed it.
+    closed: Option<i64>,
+}
+
+impl Worker {
+    fn ask(&mut self, words: &[&str]) -> Reply {
+        let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
+        self.client.call(&words).expect("a reply")
+    }
+
+    /// The same of what is not refused.
+    fn told(&mut self, words: &[&str]) -> Reply {
+        match self.ask(words) {
+            Reply::Error(error) => panic!("{words:?}: {error}"),
+            reply => reply,
+        }
+    }
+
+    fn number(&mut self, key: &str) -> i64 {
+        number(&self.told(&["GET", key]))
+    }
+
+    /// What `EXEC` has answered: done, or not because of others.
+    fn exec(&mut self) -> bool {
+        match self.ask(&["EXEC"]) {
+            Reply::Array(replies) => {
+                assert!(!replies.iter().any(|reply| matches!(reply, Reply::Error(_))), "{replies:?}");
+                true
+            }
+            Reply::Null => false,
+            Reply::Error(error) if is_locked(&error) => false,
+            other => panic!("EXEC says {other:?}"),
+        }
+    }
+
+    fn raise(&mut self, counter: &'static str) {
+        *self.raised.entry(counter).or_default() += 1;
+    }
+
+    fn increment(&mut self) {
+        match self.ask(&["INCR", "a"]) {
+            Reply::Integer(_) => self.raise("a"),
+            Reply::Error(error) if is_locked(&error) => {}
+            other => panic!("INCR says {other:?}"),
+        }
+    }
+
+    /// Reads and sets, if nothing came in between.
+    fn watch(&mut self) {
+        self.told(&["WATCH", "a"]);
+        let next = (self.number("a") + 1).to_string();
+        self.told(&["MULTI"]);
+        self.told(&["SET", "a", &next]);
+        if self.exec() {
+            self.raise("a");
+        }
+    }
+
+    /// Takes a lock and raises, in single commands, what belongs to the one who has it.
+    fn lock(&mut self) {
+        let id = self.id.to_string();
+        let mine = if self.random.one_in(2) {
+            self.told(&["SETNX", "lock", &id]) == Reply::Integer(1)
+        } else {
+            self.told(&["WATCH", "lock"]);
+            let free = self.told(&["GET", "lock"]) == Reply::Null;
+            self.told(&["MULTI"]);
+            self.told(&["SET", "lock", &id]);
+            if free {
+                self.exec()
+            } else {
+                self.told(&["DISCARD"]);
+                false
+            }
+        };
+        if mine {
+            let next = (self.number("locked") + 1).to_string();
+            self.told(&["SET", "locked", &next]);
+            self.raise("locked");
+            assert_eq!(self.told(&["DEL", "lock"]), Reply::Integer(1), "the lock of {id}");
+        }
+    }
+
+    /// Raises a counter if the gate is open, or closes it.
+    fn pass(&mut self) {
+        if self.random.one_in(4) {
+            if self.told(&["SETNX", "gate", "closed"]) == Reply::Integer(1) {
+                self.closed = Some(self.number("passed"));
+            }
+            return;
+        }
+        self.told(&["WATCH", "gate"]);
+        let open = self.told(&["GET", "gate"]) == Reply::Null;
+        self.told(&["MULTI"]);
+        self.told(&["INCR", "passed"]);
+        if !open {
+            self.told(&["DISCARD"]);
+        } else if self.exec() {
+            self.raise("passed");
+        }
+    }
+
+    /// Two at once, and a look at both.
+    fn together(&mut self) {
+        for command in ["INCR", "GET"] {
+            self.told(&["MULTI"]);
+            self.told(&[command, "left"]);
+            self.told(&[command, "right"]);
+            let Reply::Array(both) = self.told(&["EXEC"]) else { panic!("nothing was watched") };
+            assert_eq!(number(&both[0]), number(&both[1]), "{command} of both");
+        }
+        self.raise("left");
+        self.raise("right");
+    }
+
+    /// In a transaction, which may lose to others.
+    fn transaction(&mut self) {
+        let begin = if self.random.one_in(2) { "SI" } else { "SER" };
+        let id = match self.told(&["TXN", "BEGIN", begin]) {
+            Reply::Integer(id) => id.to_string(),
+            Reply::Bulk(id) => String::from_utf8(id).expect("a number"),
+            Reply::Status(id) => id,
+            other => panic!("TXN BEGIN says {other:?}"),
+        };
+        self.told(&["TXN", "JOIN", &id]);
+        let raised = !matches!(self.ask(&["INCR", "a"]), Reply::Error(_));
+        match self.ask(&["TXN", "COMMIT", &id]) {
+            Reply::Error(_) => drop(self.ask(&["TXN", "ABORT", &id])),
+            _ if raised => self.raise("a"),
+            _ => {}
+        }
+        drop(self.ask(&["TXN", "LEAVE"]));
+    }
+
+    fn run(mut self) -> (Raised, Option<i64>) {
+        for _ in 0..ATTEMPTS {
+            match self.random.below(8) {
+                0 => self.increment(),
+                1 | 2 => self.watch(),
+                3 => self.lock(),
+                4 => self.together(),
+                5 | 6 => self.pass(),
+                _ => self.transaction(),
+            }
+        }
+        (self.raised, self.closed)
+    }
+}
+
+/// A serializable transaction held the key for as long as a command waits. Under a schedule any wait may come to its end.
+fn is_locked(error: &str) -> bool {
+    error.starts_with("LOCKED ")
+}
+
+fn number(reply: &Reply) -> i64 {
+    match reply {
+        Reply::Null => 0,
+        Reply::Integer(number) => *number,
+        Reply::Bulk(text) => std::str::from_utf8(text).ok().and_then(|text| text.parse().ok()).expect("a number"),
+        other => panic!("no number: {other:?}"),
+    }
+}
+
+fn clients(seed: u64) -> Raised {
+    let open = OpenOptions { memory: 1 << 20, zero_journal: false, merge_threads: 1, ..OpenOptions::default() };
+    let options = CreateOptions { open, ..CreateOptions::default() };
+    let db = Kvdb::create(Arc::new(MemoryDevice::new()), Arc::new(Scheduled), options).expect("a store");
+    let shared = Arc::new(Shared::new(db, Limits::default(), None, false, None));
+    let threads: Vec<_> = (0..CLIENTS)
+        .map(|id| {
+            let random = Random::new(seed.wrapping_mul(CLIENTS).wrapping_add(id));
+            let worker = Worker { id, client: Client::of(shared.clone()), random, raised: Raised::new(), closed: None };
+            thread::Builder::new().name(format!("client {id}")).spawn(move || worker.run()).expect("a thread")
+        })
+        .collect();
+    let (mut raised, mut closed) = (Raised::new(), None);
+    for thread in threads {
+        let (by_one, closed_by_one) = thread.join().expect("a client");
+        for (counter, by) in by_one {
+            *raised.entry(counter).or_default() += by;
+        }
+        closed = closed.or(closed_by_one);
+    }
+    let mut client = Client::of(shared);
+    for (counter, by) in &raised {
+        let holds = number(&client.call(&[b"GET", counter.as_bytes()]).expect("a reply"));
+        assert_eq!(holds, *by, "counter {counter}");
+    }
+    if let Some(closed) = closed {
+        assert_eq!(raised.get("passed").copied().unwrap_or(0), closed, "some have passed the closed gate");
+    }
+    raised
+}
+
+fn seeds(usual: u64) -> Range<u64> {
+    let number = |name| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
+    if let Some(seed) = number("KVFS_SEED") {
+        return seed..seed + 1;
+    }
+    let base = number("KVFS_SEED_BASE").unwrap_or(0);
+    base..base + number("KVFS_SEEDS").unwrap_or(usual)
+}
+
+#[test]
+fn no_client_loses_what_another_has_raised_whatever_the_schedule() {
+    let (mut points, mut all) = (0, Raised::new());
+    for seed in seeds(200) {
+        let done = schedule::run(seed, move || clients(seed)).unwrap_or_else(|e| panic!("KVFS_SEED={seed}: {e}"));
+        points += done.points;
+        for (counter, by) in done.value {
+            *all.entry(counter).or_default() += by;
+        }
+    }
+    println!("{points} scheduling points; raised: {all:?}");
+}
