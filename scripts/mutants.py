@@ -82,7 +82,7 @@ def run(command, tree, minutes):
     if code == 0:
         ran = sum(int(n) for n in re.findall(r"test result: ok\. (\d+) passed", out))
         return ("passed" if ran or "test result" not in out else "ran nothing"), seconds, out
-    if re.search(r"^error(\[E\d+\])?: ", out, re.M) and "test result" not in out and "panicked" not in out:
+    if "could not compile" in out:
         return "broken", seconds, out
     return "failed", seconds, out
 

@@ -46,3 +46,22 @@ pub fn read_file(folder: &Path, path: &[u8], most: u64) -> io::Result<Vec<u8>> {
     std::fs::File::from(file).take(most + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > most { Err(no("too large")) } else { Ok(bytes) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_but_a_regular_file_is_read() {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::write(folder.path().join("file"), "content").expect("a file");
+        std::fs::create_dir(folder.path().join("folder")).expect("a folder");
+        std::os::unix::fs::symlink("file", folder.path().join("link")).expect("a link");
+        let fifo = folder.path().join("fifo");
+        rustix::fs::mknodat(rustix::fs::CWD, fifo, FileType::Fifo, Mode::RWXU, 0).expect("a fifo");
+        assert_eq!(read_file(folder.path(), b"file", 7).expect("its content"), b"content");
+        for (name, most) in [("file", 6), ("folder", 7), ("link", 7), ("fifo", 7), ("../file", 7)] {
+            assert!(read_file(folder.path(), name.as_bytes(), most).is_err(), "{name}");
+        }
+    }
+}

@@ -28,7 +28,7 @@ impl Random {
     }
 }
 
-const PATHS: [&str; 16] = [
+const PATHS: [&str; 19] = [
     "a",
     "a/b",
     "a/b/c",
@@ -41,6 +41,9 @@ const PATHS: [&str; 16] = [
     "/",
     ".kvfs/x",
     "x/.kvfs",
+    "./.kvfs/x",
+    "//.kvfs",
+    ".kvfsx",
     "link",
     "link/through",
     "dir/",
