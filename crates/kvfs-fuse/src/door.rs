@@ -173,6 +173,11 @@ impl Door {
         self
     }
 
+    /// The views that are open, by their numbers, and the mainline.
+    pub(crate) fn opened(&self) -> Vec<(u16, Fs)> {
+        self.views.opened()
+    }
+
     /// Whose a transaction is; `None`: there is none.
     pub(crate) fn user_of(&self, id: kvfs::TransactionId) -> Option<u32> {
         self.views.user(id).ok().map(|user| user.unwrap_or_else(hidden::own_user))

@@ -127,6 +127,6 @@ pub trait Invalidator: Send + Sync {
     /// Attributes and cached pages of the inode are read anew. If it gathers writes the kernel keeps size and times of files: it believes
     /// itself.
     fn inode(&self, ino: Ino) -> std::io::Result<()>;
-    /// The file is at least this long, whatever the kernel believed.
-    fn grown(&self, ino: Ino, size: u64) -> std::io::Result<()>;
+    /// The file is at least this long, whatever the kernel believed, and `last` is the byte before that end.
+    fn grown(&self, ino: Ino, size: u64, last: u8) -> std::io::Result<()>;
 }

@@ -185,12 +185,9 @@ impl Watcher for Herald {
         }
     }
 
-    fn went_down(&self, views: &[(u16, Fs)]) {
+    fn went_down(&self) {
         // What programs find in the kernel's memory is not to be shown any more, either. Dirty pages are sent, and refused.
-        for (number, fs) in views {
-            fs.referenced().into_iter().for_each(|ino| drop(self.cache.inode(wire_ino::of(*number, ino))));
-        }
-        drop(self.cache.inode(ROOT));
+        self.drop_all();
     }
 
     fn changed(&self, number: u16, fs: &Fs, touched: &Touched) {
@@ -240,12 +237,15 @@ impl Herald {
         let place = self.place.clone();
         let sent = self.writer_back.ask(move || match place.open() {
             Ok(root) => rustix::fs::syncfs(&root).map(|()| true).map_err(io::Error::from),
-            // Without a mount nothing is held back.
+            // Something else is mounted there, or it was unmounted while programs use it.
             Err(_) => Ok(false),
         });
         match sent {
             Ok(Ok(true)) => {}
-            Ok(Ok(false)) => return HandedOver::All,
+            Ok(Ok(false)) => {
+                self.drop_all();
+                return HandedOver::All;
+            }
             Ok(Err(e)) => return failed(e),
             // The mount has ended, and has handed over everything before.
             Err(_) => return HandedOver::All,
@@ -265,6 +265,16 @@ impl Herald {
                 Err(e) => return failed(e),
             }
         }
+    }
+
+    /// Has the kernel drop what it holds of every inode, dirty pages written back first. Returns when these have been taken. For when no path leads
+    /// into the mount.
+    fn drop_all(&self) {
+        for (number, fs) in self.door.opened() {
+            // What the kernel has forgotten, or a mount that has ended, has nothing to drop.
+            fs.referenced().into_iter().for_each(|ino| drop(self.cache.inode(wire_ino::of(number, ino))));
+        }
+        drop(self.cache.inode(ROOT));
     }
 
     /// Waits until every thread has done what it took before this call; `false`: one of them did not come in time.
@@ -305,12 +315,14 @@ impl Herald {
         }
         let (place, files, by_handle) = (self.place.clone(), news.files.clone(), self.by_handle.load(Ordering::Relaxed));
         let shown = self.shower.ask(move || {
-            let root = place.open()?;
-            let show = |(attr, resized): &(Attr, bool)| {
-                if by_handle { set_as_it_is(&root, attr, *resized) } else { Err(io::ErrorKind::Unsupported.into()) }
+            // No path may lead there any more; then they are shown as where opening by handle is not permitted.
+            let root = place.open().ok().filter(|_| by_handle);
+            let show = |(attr, resized): &(Attr, bool)| match &root {
+                Some(root) => set_as_it_is(root, attr, *resized),
+                None => Err(io::ErrorKind::Unsupported.into()),
             };
-            Ok::<_, io::Error>(files.iter().map(show).collect::<Vec<_>>())
-        })??;
+            files.iter().map(show).collect::<Vec<_>>()
+        })?;
         for ((attr, resized), shown) in news.files.iter().zip(shown) {
             result = result.and(self.shown(attr, shown));
             if *resized {
@@ -336,7 +348,11 @@ impl Herald {
             }
             Err(e) => tracing::debug!(ino = attr.ino, "cannot show the new size by its handle: {e}"),
         }
-        self.cache.grown(attr.ino, attr.size)
+        match self.door.read(attr.ino, attr.size.saturating_sub(1), 1) {
+            Ok(last) if !last.is_empty() => self.cache.grown(attr.ino, attr.size, last[0]),
+            // It is empty, or it is gone; or shorter by now, of which the kernel is told by whoever made it so.
+            _ => Ok(()),
+        }
     }
 }
 

@@ -6,7 +6,7 @@
 //! `fsync` on it would wait for our answer. But sync_file_range(2) takes no lock: it sends the dirty pages and waits until they are
 //! written. A guest does that through the mount, as a program would, with the file opened by its handle.
 //!
-//! Where opening by handle is not permitted (it takes CAP_DAC_READ_SEARCH) the kernel is told to drop the pages of the file, which makes
+//! Where opening by handle is not permitted (it takes CAP_DAC_READ_SEARCH), or no path leads into the mount (another one covers it), the kernel is told to drop the pages of the file, which makes
 //! it send the dirty ones first; what is not dirty must be read anew then.
 //!
 //! While one thread waits here the pages are written by another: see `waiting`.
@@ -41,7 +41,8 @@ impl Recall {
         if self.by_handle.load(Ordering::Relaxed) {
             let place = self.place.clone();
             match self.guest.ask(move || send_dirty_pages(&place, ino))? {
-                Ok(()) => return Ok(()),
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
                 // The kernel has not got it in memory, and nothing of it.
                 Err(e) if e.raw_os_error() == Some(libc::ESTALE) => return Ok(()),
                 Err(e) if matches!(e.raw_os_error(), Some(libc::EPERM | libc::EACCES | libc::EOPNOTSUPP | libc::ENOSYS)) => {
@@ -58,14 +59,15 @@ impl Recall {
     }
 }
 
-fn send_dirty_pages(place: &Place, ino: Ino) -> io::Result<()> {
-    let root = place.open()?;
+/// `false`: no path leads into the mount.
+fn send_dirty_pages(place: &Place, ino: Ino) -> io::Result<bool> {
+    let Ok(root) = place.open() else { return Ok(false) };
     let file = open_by_handle(&root, ino, libc::O_RDONLY)?;
     drop(root);
     let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
     // SAFETY: it takes a descriptor, which is open, and numbers. A length of 0 means to the end.
     match unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, all) } {
-        0 => Ok(()),
+        0 => Ok(true),
         _ => Err(io::Error::last_os_error()),
     }
 }

@@ -303,10 +303,12 @@ impl Invalidator for KernelCache {
         self.tell(wire::NOTIFY_INVAL_INODE, &body.0)
     }
 
-    fn grown(&self, ino: Ino, size: u64) -> io::Result<()> {
-        // Stores nothing, at the new end.
+    fn grown(&self, ino: Ino, size: u64, last: u8) -> io::Result<()> {
+        // Nothing at the new end would not move it: the kernel takes over an end only with what is before it.
+        let Some(at) = size.checked_sub(1) else { return Ok(()) };
         let mut body = wire::Answer::default();
-        body.u64(ino).u64(size).u32(0).u32(0);
+        body.u64(ino).u64(at).u32(1).u32(0);
+        body.0.push(last);
         self.tell(wire::NOTIFY_STORE, &body.0)
     }
 }

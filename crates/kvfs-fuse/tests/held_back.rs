@@ -305,6 +305,49 @@ fn who_begins_commits_or_makes_a_snapshot_without_a_page_that_is_on_its_way_gets
     }
 }
 
+/// A mount that no path leads to any more, while programs have files open in it.
+#[test]
+fn what_is_held_back_behind_a_mount_that_is_out_of_sight_comes_as_well() {
+    for write_back in BOTH {
+        for covered in [true, false] {
+            let Some(m) = Real::new(write_back) else { return };
+            let at = format!("write-back {write_back}, covered {covered}");
+            let (file, mut written) = (read_write(&m.path("mapped")), read_write(&m.path("written")));
+            file.set_len(8192).expect("truncate");
+            let mapping = Mapping::of(&file, 8192);
+            mapping.put(0, b"old");
+            file.sync_all().expect("synced");
+            if covered {
+                sh(m.dir.path(), "mount -t tmpfs cover .");
+            } else {
+                kvfs_fuse::unmount(m.dir.path(), kvfs_fuse::Unmount::Lazy).expect("out of sight");
+            }
+            mapping.put(0, b"new");
+            written.write_all(b"written").expect("write");
+            let id = m.views.begin(Default::default()).expect("begun");
+            let inside = m.views.fs(&kvfs::View::Transaction(id)).expect("a view");
+            let read = |name: &[u8], length| {
+                let ino = inside.resolve(name).expect("there").ino;
+                inside.read(ino, 0, length).expect("read")
+            };
+            assert_eq!(&read(b"/mapped", 3)[..], b"new", "{at}");
+            assert_eq!(&read(b"/written", 7)[..], b"written", "{at}");
+            // What a commit changes is shown to who has it open.
+            let ino = inside.resolve(b"/written").expect("there").ino;
+            inside.write(ino, 0, b"changed and longer", Default::default()).expect("write");
+            m.commit(id);
+            let mut seen = [0; 18];
+            written.read_exact_at(&mut seen, 0).expect("read");
+            assert_eq!(&seen, b"changed and longer", "{at}");
+            assert_eq!(seek(&written, 0, libc::SEEK_DATA), Some(0), "{at}");
+            drop((mapping, file, written));
+            if covered {
+                sh(std::path::Path::new("/"), &format!("umount {}", m.dir.path().display()));
+            }
+        }
+    }
+}
+
 #[test]
 fn a_rollback_is_not_overwritten_by_a_page_that_was_read_before_it() {
     const LENGTH: usize = 3 * 4096;

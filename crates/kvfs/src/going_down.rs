@@ -42,9 +42,7 @@ impl Views {
         }
         self.shared.down.store(true, Ordering::Release);
         self.shared.db.halt(WHY);
-        let others: Vec<_> = self.shared.open.read().by_number.iter().map(|(number, entry)| (*number, entry.fs.clone())).collect();
-        let all: Vec<_> = std::iter::once((0, self.shared.mainline.clone())).chain(others).collect();
-        self.tell(|watcher| watcher.went_down(&all));
+        self.tell(|watcher| watcher.went_down());
         Ok(())
     }
 

@@ -90,8 +90,8 @@ pub trait Watcher: Send + Sync {
     fn ended(&self, view: &View, number: u16, fs: &Fs, touched: Option<&Touched>);
     /// A view, or the mainline, has become another one all at once.
     fn changed(&self, number: u16, fs: &Fs, touched: &Touched);
-    /// The file system answers nothing any more (see [`Views::go_down`]); `views`: all that are open, by number, the mainline among them.
-    fn went_down(&self, _views: &[(u16, Fs)]) {}
+    /// The file system answers nothing any more; see [`Views::go_down`].
+    fn went_down(&self) {}
 }
 
 /// The views of one file system. Clones are the same.
@@ -409,6 +409,13 @@ impl Views {
         let snapshots = self.snapshots().into_iter().map(|info| View::Snapshot(info.name));
         let clones = self.clones().into_iter().map(|info| View::Clone(info.name));
         transactions.chain(snapshots).chain(clones).collect()
+    }
+
+    /// The views that somebody has opened, by their numbers, and the mainline.
+    pub fn opened(&self) -> Vec<(u16, Fs)> {
+        let open = self.shared.open.read();
+        let others = open.by_number.iter().map(|(number, entry)| (*number, entry.fs.clone()));
+        std::iter::once((0, self.shared.mainline.clone())).chain(others).collect()
     }
 
     pub(crate) fn entry(&self, view: &View) -> Option<Arc<Entry>> {
