@@ -63,6 +63,7 @@ pub mod parsers;
 mod pins;
 mod pipeline;
 mod recovery;
+mod salvage;
 mod scrub;
 mod snapshots;
 mod stats;
@@ -95,6 +96,7 @@ pub use ingest::{Ingest, IngestStats};
 pub use iter::{Iter, Keys};
 pub use options::{CreateOptions, OpenOptions};
 pub use recovery::Recovery;
+pub use salvage::{Remnant, Salvage, SalvagedValue, Scan};
 pub use scrub::{FaultKeys, ScrubFault, ScrubOptions, ScrubProgress};
 pub use snapshots::{
     BranchInfo, Change, Difference, MAX_SNAPSHOT_NAME, ReceiveOptions, ReceiveStats, Received, SendStats, SnapshotInfo,

@@ -94,5 +94,5 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         return Ok(());
     }
     let failure = Failure::new(Exit::Damaged, format!("{} faults in {}", faults.len(), args.store.display()));
-    Err(failure.hint("copy out what is whole (kvfs export --keep-going), make a new store, and look at the disk"))
+    Err(failure.hint("bring out what is readable (kvfs salvage STORE FOLDER), make a new store, and look at the disk"))
 }

@@ -27,7 +27,7 @@ use crate::output::{Exit, Failure, Outcome, Output};
 use crate::store::{self, Access, human_size};
 use crate::{pax, text, tree};
 use archive::Tar;
-use folder::Folder;
+pub(crate) use folder::Folder;
 
 /// Copy files of an unmounted store into a tar stream or a folder.
 #[derive(clap::Args)]
@@ -112,12 +112,12 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     whole
 }
 
-fn is_root() -> bool {
+pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
 /// A folder is held open for each level of the tree.
-fn raise_open_files() {
+pub fn raise_open_files() {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let wanted = rustix::process::Rlimit { current: limit.maximum, maximum: limit.maximum };
     let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, wanted);
@@ -135,13 +135,13 @@ struct Counts {
 }
 
 /// What is left out, told for the first ones.
-struct Skipped<'a> {
+pub struct Skipped<'a> {
     output: &'a Output,
-    count: u64,
+    pub count: u64,
 }
 
 impl<'a> Skipped<'a> {
-    fn new(output: &'a Output) -> Self {
+    pub fn new(output: &'a Output) -> Self {
         Skipped { output, count: 0 }
     }
     fn note(&mut self, path: &[u8], what: &str) {
@@ -155,17 +155,17 @@ impl<'a> Skipped<'a> {
 }
 
 /// One entry on its way out.
-struct Item<'a> {
+pub struct Item<'a> {
     /// From the folder that is exported; empty for itself.
-    path: &'a [u8],
-    name: &'a [u8],
-    attr: Attr,
-    target: Vec<u8>,
-    xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    pub path: &'a [u8],
+    pub name: &'a [u8],
+    pub attr: Attr,
+    pub target: Vec<u8>,
+    pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 /// Where entries go.
-trait Target {
+pub trait Target {
     /// Gives the bytes of data that were written.
     fn put(&mut self, fs: &Fs, item: &Item<'_>, bar: &ProgressBar) -> Outcome<u64>;
     /// Everything in the folder has been put.

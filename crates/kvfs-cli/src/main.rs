@@ -26,6 +26,7 @@ mod output;
 mod pax;
 mod place;
 mod run;
+mod salvage;
 mod scrub;
 mod scrubbing;
 mod send;
@@ -75,6 +76,7 @@ enum Command {
     Stat(stat::Args),
     Check(check::Args),
     Scrub(scrub::Args),
+    Salvage(salvage::Args),
     CloneTree(clone_tree::Args),
     Defrag(defrag::Args),
     Import(import::Args),
@@ -108,6 +110,7 @@ fn main() -> ExitCode {
         Command::Cat(args) => cat::run(args, &output),
         Command::Stat(args) => stat::run(args, &output),
         Command::Check(args) => check::run(args, &output),
+        Command::Salvage(args) => salvage::run(args, &output),
         Command::Scrub(args) => scrub::run(args, &output),
         Command::CloneTree(args) => clone_tree::run(args, &output),
         Command::Defrag(args) => defrag::run(args, &output),

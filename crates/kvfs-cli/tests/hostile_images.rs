@@ -109,6 +109,9 @@ fn commands_end_and_write_into_their_folder_only() {
         let exported = go(&["export", "--keep-going"], &[&inside]).0;
         go(&["export", "--keep-going"], &[&tar]);
         go(&["export"], &[&tar]);
+        let saved = dir.path().join("deep/saved");
+        let salvaged = go(&["salvage"], &[&saved]).0;
+        fs::remove_dir_all(&saved).expect("it was made");
         go(&["stat", "/a/b/large"], &[]);
         go(&["cat", "/a/small"], &[]);
         go(&["diff", "sound"], &[]);
@@ -116,7 +119,7 @@ fn commands_end_and_write_into_their_folder_only() {
         go(&["diff", "hostile", "sound"], &[]);
         assert_eq!(names(dir.path(), &inside), before, "seed {seed}: something outside of {}", inside.display());
         if clean {
-            assert_eq!((listed, exported), (0, 0), "seed {seed}: a store that is clean can be read");
+            assert_eq!((listed, exported, salvaged), (0, 0, 0), "seed {seed}: a store that is clean can be read");
         }
         // What is in an archive stays inside as well.
         let names = Command::new("tar").args(["--list", "-f"]).arg(&tar).output().expect("tar runs").stdout;

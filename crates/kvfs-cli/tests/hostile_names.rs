@@ -141,6 +141,14 @@ fn nothing_follows_a_name_that_cannot_be() {
             for (path, _) in lab.everything(&out) {
                 assert!(path.starts_with(out.join("fine")) || path.starts_with(out.join("evil")) || path == out.join("evil-file"));
             }
+            let saved = lab.path("saved");
+            let _ = fs::remove_dir_all(&saved);
+            refuses(kvfs(&["salvage".as_ref(), store.as_ref(), saved.as_ref()]));
+            assert_eq!(fs::read(saved.join("fine/victim")).expect("what is whole"), b"EVIL");
+            for (path, _) in lab.everything(&saved) {
+                let inside = ["fine", "evil", "evil-file", "lost+found"].iter().any(|name| path.starts_with(saved.join(name)));
+                assert!(inside, "{}", path.display());
+            }
             let tar = refuses(kvfs(&["export".as_ref(), store.as_ref(), "-".as_ref()]));
             let leads_out = name.starts_with(b"/") || name.starts_with(b"../");
             assert!(!leads_out || !tar.windows(name.len()).any(|w| w == name), "{}", name.escape_ascii());

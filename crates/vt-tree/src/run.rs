@@ -59,7 +59,11 @@ impl Run {
     pub(crate) fn open(store: &Arc<Store>, root: Entry, level: u16) -> Result<Arc<Run>> {
         let uses = root.zone_use()?;
         let hold = store.zones().pin(&uses)?;
-        Ok(Arc::new(Run {
+        Ok(Run::holding(store, root, level, uses, hold))
+    }
+
+    fn holding(store: &Arc<Store>, root: Entry, level: u16, uses: ZoneUse, hold: Hold) -> Arc<Run> {
+        Arc::new(Run {
             store: store.clone(),
             root,
             level,
@@ -68,7 +72,7 @@ impl Run {
             found: AtomicU32::new(0),
             uses,
             _hold: hold,
-        }))
+        })
     }
 
     /// The root pointer, for a manifest.
@@ -82,6 +86,17 @@ impl Run {
 
     /// Takes up a run that a manifest names. Nothing is read yet.
     pub fn decode(store: &Arc<Store>, data: &mut &[u8]) -> Result<Arc<Run>> {
+        let (root, level) = Run::decode_root(data)?;
+        Run::open(store, root, level)
+    }
+
+    /// The same without keeping its zones: for a store that nobody writes to, and that may lack some of them.
+    pub fn decode_unpinned(store: &Arc<Store>, data: &mut &[u8]) -> Result<Arc<Run>> {
+        let (root, level) = Run::decode_root(data)?;
+        Ok(Run::holding(store, root, level, ZoneUse::new(), Hold::default()))
+    }
+
+    fn decode_root(data: &mut &[u8]) -> Result<(Entry, u16)> {
         let corrupt = || Error::corrupt("run: its root pointer does not decode", 0);
         let level = varint::get_u64(data).map_err(|_| corrupt())?;
         let len = varint::get_u64(data).map_err(|_| corrupt())? as usize;
@@ -92,7 +107,7 @@ impl Run {
         *data = rest;
         let mut at = 0;
         let root = Entry::decode(&bytes::Bytes::copy_from_slice(entry), &mut at, &[]).filter(|_| at == len).ok_or_else(corrupt)?;
-        Run::open(store, root, level as u16)
+        Ok((root, level as u16))
     }
 
     pub(crate) fn store(&self) -> &Arc<Store> {

@@ -113,6 +113,25 @@ impl Zones {
         Self::new(device, superblock, copy)
     }
 
+    /// Opens what is left of a store, for reading only: by the newest superblock copy that can be read, or, if neither can, by one without a
+    /// root. What is wrong with the copies comes with it.
+    pub fn open_remains(device: Arc<dyn Device>) -> Result<(Arc<Zones>, Vec<Error>)> {
+        let (copies, errors) = superblock::read_remains(&*device);
+        let newest = copies.into_iter().max_by_key(|(s, _)| s.generation);
+        let nothing = || {
+            let (uuid, root) = ([0; 16], Vec::new());
+            (Superblock { uuid, version: FORMAT_VERSION, generation: 0, capacity: None, reserve_zones: 0, root }, 0)
+        };
+        let (superblock, copy) = newest.unwrap_or_else(nothing);
+        Ok((Self::new(device, superblock, copy)?, errors))
+    }
+
+    /// Zones that lie on the device, whole or in part.
+    pub fn zones_on_device(&self) -> u32 {
+        let len = self.device_len.load(Ordering::Acquire);
+        u32::try_from(len.div_ceil(ZONE_SIZE)).unwrap_or(u32::MAX)
+    }
+
     fn new(device: Arc<dyn Device>, superblock: Superblock, copy: usize) -> Result<Arc<Zones>> {
         let device = CountDevice::new(device);
         let device_len = device.len().map_err(|e| Error::io("asking for the size of the device", e))?;

@@ -131,6 +131,19 @@ pub(crate) fn read_newest(device: &dyn Device) -> Result<(Superblock, usize)> {
     }
 }
 
+/// The copies that are valid, each with its index, and what is wrong with the others.
+pub(crate) fn read_remains(device: &dyn Device) -> (Vec<(Superblock, usize)>, Vec<Error>) {
+    let (mut copies, mut errors) = (Vec::new(), Vec::new());
+    for (i, addr) in COPIES.into_iter().enumerate() {
+        match read_copy(device, addr) {
+            Ok(superblock) => copies.push((superblock, i)),
+            Err(Error::NotAStore) => errors.push(Error::corrupt("a superblock is missing", addr)),
+            Err(e) => errors.push(e),
+        }
+    }
+    (copies, errors)
+}
+
 /// Writes one copy; not synced.
 pub(crate) fn write_copy(device: &dyn Device, superblock: &Superblock, copy: usize) -> io::Result<()> {
     let addr = COPIES[copy];

@@ -5,18 +5,18 @@ use std::os::fd::AsRawFd;
 use super::*;
 use crate::within;
 
-pub(super) struct Folder<'a> {
+pub(crate) struct Folder<'a> {
     /// The target folder and those below it that are being filled, each held open: a name is made in its folder and nowhere else,
     /// whatever symbolic links lie about.
-    pub(super) at: Vec<OwnedFd>,
-    pub(super) root: PathBuf,
+    pub(crate) at: Vec<OwnedFd>,
+    pub(crate) root: PathBuf,
     /// The first name of each file that has several, from the target folder.
-    pub(super) linked: HashMap<Ino, Vec<u8>>,
+    pub(crate) linked: HashMap<Ino, Vec<u8>>,
     /// Owners can be set.
-    pub(super) owner: bool,
+    pub(crate) owner: bool,
     /// What is read, and must stay.
-    pub(super) store: Option<Identity>,
-    pub(super) skipped: Skipped<'a>,
+    pub(crate) store: Option<Identity>,
+    pub(crate) skipped: Skipped<'a>,
 }
 
 impl Folder<'_> {
@@ -59,8 +59,12 @@ fn times(attr: &Attr) -> Timestamps {
     Timestamps { last_access: spec(attr.atime), last_modification: spec(attr.mtime) }
 }
 
-impl Target for Folder<'_> {
-    fn put(&mut self, fs: &Fs, item: &Item<'_>, bar: &ProgressBar) -> Outcome<u64> {
+/// Fills a file that was made, and says how many bytes that took. Failing, it leaves none.
+type Fill<'a> = &'a mut dyn FnMut(&File, &dyn Fn(Errno) -> Failure) -> Outcome<u64>;
+
+impl Folder<'_> {
+    /// Makes the entry; the content of a file is the business of `fill`.
+    pub(crate) fn make(&mut self, item: &Item<'_>, fill: Fill<'_>) -> Outcome<u64> {
         if item.path.is_empty() {
             return Ok(0);
         }
@@ -101,7 +105,7 @@ impl Target for Folder<'_> {
                 let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
                 let fd = within::open(&parent, item.name, flags, Mode::RUSR | Mode::WUSR).map_err(cannot)?;
                 let file = File::from(fd);
-                let written = write_file(fs, &file, item, bar, &cannot).inspect_err(|_| {
+                let written = fill(&file, &cannot).inspect_err(|_| {
                     // Half a file must not pass for the whole.
                     let _ = rustix::fs::unlinkat(&parent, item.name, AtFlags::empty());
                     self.linked.remove(&attr.ino);
@@ -134,6 +138,12 @@ impl Target for Folder<'_> {
         let dressed = self.dress_name(&it, item);
         dressed.map_err(|e| Failure::io(format!("cannot set the attributes of {}", text::show(item.path)), &e.into()))?;
         Ok(0)
+    }
+}
+
+impl Target for Folder<'_> {
+    fn put(&mut self, fs: &Fs, item: &Item<'_>, bar: &ProgressBar) -> Outcome<u64> {
+        self.make(item, &mut |file, cannot| write_file(fs, file, item, bar, cannot))
     }
 
     /// The attributes of a folder come last: what is put into it changes its times, and its mode may forbid to.

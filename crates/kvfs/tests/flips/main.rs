@@ -20,6 +20,7 @@
 mod image;
 mod live;
 mod reading;
+mod salvage;
 mod scrub;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -10,20 +10,20 @@ use kvfs::{Atime, Attr, FileKind, Fs, FsOptions, Ino, ROOT, Whence};
 
 /// One inode, by one of its paths.
 #[derive(Debug, PartialEq, Eq)]
-struct Node {
-    attr: Attr,
-    content: Vec<u8>,
+pub struct Node {
+    pub attr: Attr,
+    pub content: Vec<u8>,
     first_data: Option<u64>,
-    xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+    pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     /// Names with their inodes, in the order of the listing.
-    entries: Vec<(Vec<u8>, Ino)>,
+    pub entries: Vec<(Vec<u8>, Ino)>,
 }
 
 /// What a store holds.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Expected {
-    dictionaries: BTreeMap<String, Vec<(Bytes, Bytes)>>,
-    nodes: BTreeMap<Vec<u8>, Node>,
+    pub dictionaries: BTreeMap<String, Vec<(Bytes, Bytes)>>,
+    pub nodes: BTreeMap<Vec<u8>, Node>,
 }
 
 /// Reading leaves no traces.

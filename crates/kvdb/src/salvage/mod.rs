@@ -1,0 +1,104 @@
+//! Salvage: bringing out what can be read of a store that is damaged. Nothing is written to it.
+//!
+//! A damaged store is read by other rules than a sound one. There, the first thing that cannot be read is an error; here it is a *gap*, a
+//! range of keys of which nothing is known, and reading goes on behind it. What stands in newer runs or in the journal is certain whatever
+//! lies in gaps below it. What stands below a gap may have been changed or deleted by what was lost: it is given, and called *stale*.
+//!
+//! - `state`: what the store consists of, by the superblock and manifest that can be found;
+//! - `scan`: the tuples of a dictionary, with gaps.
+
+mod scan;
+mod state;
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use env::sync::Mutex;
+use vt_tree::{Memtable, Recent, Run, Store, Value};
+use zones::Device;
+
+use crate::error::Result;
+
+pub use scan::Scan;
+
+/// What is left of a store.
+pub struct Salvage {
+    store: Arc<Store>,
+    dictionaries: Vec<Remains>,
+    notes: Vec<String>,
+    left_out: Vec<String>,
+    recent: Mutex<Recent>,
+}
+
+/// What is left of one dictionary of the main branch.
+struct Remains {
+    name: String,
+    /// The newest first.
+    sources: Vec<Source>,
+}
+
+/// One of what a dictionary consists of.
+enum Source {
+    Memtable(Arc<Memtable>),
+    Run(Arc<Run>),
+    /// A run of which not even the root is known: any key may have been in it.
+    Lost(String),
+}
+
+/// What a scan comes to.
+#[derive(Clone, Debug)]
+pub enum Remnant {
+    /// A key, and its value, if that can be read.
+    Tuple {
+        key: Bytes,
+        value: SalvagedValue,
+        /// Something newer may have been lost.
+        stale: bool,
+    },
+    /// Keys from `start` up to `end` may be lost. An empty end: all that follow.
+    Gap { start: Bytes, end: Bytes, what: String },
+}
+
+/// A value that is read when it is asked for.
+#[derive(Clone, Debug)]
+pub struct SalvagedValue(Value);
+
+impl SalvagedValue {
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+impl Salvage {
+    /// Finds what is left of the store on `device`. `progress` hears of (zones looked at, zones in all) where they must be searched.
+    pub fn open(device: Arc<dyn Device>, progress: &mut dyn FnMut(u64, u64)) -> Result<Salvage> {
+        state::find(device, progress)
+    }
+
+    /// What could not be read of the store's own structures, and what was done without it: sentences. None: they are whole.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// What is there and not brought out, since it is not of the main branch: sentences.
+    pub fn left_out(&self) -> &[String] {
+        &self.left_out
+    }
+
+    /// Names of the dictionaries of the main branch.
+    pub fn dictionaries(&self) -> Vec<String> {
+        self.dictionaries.iter().map(|d| d.name.clone()).collect()
+    }
+
+    /// Everything of a dictionary from `start` up to `end` (empty: to its end), in order. A gap comes before the tuples in it.
+    pub fn scan(&self, dictionary: &str, start: &[u8], end: &[u8]) -> Scan<'_> {
+        let sources = self.dictionaries.iter().find(|d| d.name == dictionary).map_or(&[][..], |d| &d.sources);
+        Scan::new(&self.recent, sources, start, end)
+    }
+
+    /// The value of a tuple.
+    pub fn value(&self, value: &SalvagedValue) -> Result<Bytes> {
+        Ok(self.store.read_value(&value.0)?)
+    }
+}

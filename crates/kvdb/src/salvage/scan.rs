@@ -1,0 +1,156 @@
+//! The tuples of a dictionary as they are left, by a sweep over all its sources at once.
+//!
+//! A source is a sequence of disjoint pieces: points, range tombstones, gaps. The sweep takes the piece that begins first, the newest on a
+//! tie. A range tombstone or a gap stays in force in its source until it ends; a point is judged by what is in force in newer sources: the
+//! newest that covers it decides whether it is hidden or stale.
+
+use bytes::Bytes;
+use env::sync::Mutex;
+use vt_tree::{Body, Item, MemtableCursor, Piece, Pieces, Recent, Source as _, Value};
+
+use super::{Remnant, SalvagedValue, Source};
+
+enum Input {
+    Memtable(MemtableCursor),
+    Pieces(Pieces),
+    Nothing,
+}
+
+/// One source of a sweep.
+struct Swept {
+    input: Input,
+    next: Option<Piece>,
+    /// The range tombstone (`false`) or gap (`true`) that begins last, and where it ends; `None`: nowhere.
+    force: Option<(bool, Option<Bytes>)>,
+}
+
+impl Swept {
+    fn pull(&mut self, recent: &mut Recent) {
+        self.next = match &mut self.input {
+            Input::Nothing => None,
+            Input::Pieces(pieces) => pieces.next(recent),
+            Input::Memtable(cursor) => {
+                let item = cursor.item().map(|item| item.to_item());
+                if item.is_some() && cursor.next().is_err() {
+                    self.input = Input::Nothing;
+                }
+                item.map(Piece::Item)
+            }
+        };
+    }
+
+    fn covers(&self, key: &[u8]) -> Option<bool> {
+        self.force.as_ref().filter(|(_, end)| end.as_ref().is_none_or(|end| key < &end[..])).map(|(gap, _)| *gap)
+    }
+}
+
+fn start_of(piece: &Piece) -> &Bytes {
+    match piece {
+        Piece::Item(item) => &item.key,
+        Piece::Gap { start, .. } => start,
+    }
+}
+
+/// See [`crate::Salvage::scan`].
+pub struct Scan<'a> {
+    recent: &'a Mutex<Recent>,
+    sources: Vec<Swept>,
+    start: Bytes,
+    end: Bytes,
+    /// The key that was judged last: older points of it do not count.
+    judged: Option<Bytes>,
+    lost: Vec<String>,
+}
+
+impl<'a> Scan<'a> {
+    pub(super) fn new(recent: &'a Mutex<Recent>, sources: &[Source], start: &[u8], end: &[u8]) -> Scan<'a> {
+        let mut scan = Scan {
+            recent,
+            sources: Vec::new(),
+            start: Bytes::copy_from_slice(start),
+            end: Bytes::copy_from_slice(end),
+            judged: None,
+            lost: Vec::new(),
+        };
+        for source in sources {
+            let mut force = None;
+            let input = match source {
+                Source::Run(run) => Input::Pieces(Pieces::new(run, start)),
+                Source::Memtable(memtable) => {
+                    let mut cursor = memtable.cursor(u64::MAX);
+                    match cursor.seek(start) {
+                        Ok(()) => Input::Memtable(cursor),
+                        Err(_) => Input::Nothing,
+                    }
+                }
+                Source::Lost(what) => {
+                    scan.lost.push(what.clone());
+                    force = Some((true, None));
+                    Input::Nothing
+                }
+            };
+            let mut swept = Swept { input, next: None, force };
+            swept.pull(&mut recent.lock());
+            scan.sources.push(swept);
+        }
+        scan
+    }
+
+    /// The source whose next piece begins first, the newest on a tie.
+    fn first(&self) -> Option<usize> {
+        let begins = |i: &usize| self.sources[*i].next.as_ref().map(start_of);
+        let with = (0..self.sources.len()).filter(|i| begins(i).is_some());
+        with.min_by(|a, b| begins(a).cmp(&begins(b)))
+    }
+}
+
+impl Iterator for Scan<'_> {
+    type Item = Remnant;
+
+    fn next(&mut self) -> Option<Remnant> {
+        if let Some(what) = self.lost.pop() {
+            return Some(Remnant::Gap { start: self.start.clone(), end: self.end.clone(), what });
+        }
+        loop {
+            let at = self.first()?;
+            let piece = self.sources[at].next.take()?;
+            if !self.end.is_empty() && *start_of(&piece) >= self.end {
+                return None;
+            }
+            self.sources[at].pull(&mut self.recent.lock());
+            match piece {
+                Piece::Gap { start, end, what } => {
+                    self.sources[at].force = Some((true, Some(end.clone())));
+                    let end = if self.end.is_empty() { end } else { end.min(self.end.clone()) };
+                    return Some(Remnant::Gap { start: start.max(self.start.clone()), end, what });
+                }
+                Piece::Item(Item { body: Body::DeleteRange { end }, .. }) => {
+                    self.sources[at].force = Some((false, Some(end)));
+                }
+                Piece::Item(Item { key, body, .. }) => {
+                    if self.judged.as_ref() == Some(&key) {
+                        continue;
+                    }
+                    // The newest of what covers it in newer sources.
+                    let stale = match self.sources[..at].iter().find_map(|s| s.covers(&key)) {
+                        Some(false) => continue,
+                        Some(true) => true,
+                        None => false,
+                    };
+                    self.judged = Some(key.clone());
+                    if let Body::Put(value) = body
+                        && key >= self.start
+                    {
+                        return Some(Remnant::Tuple { key, value: SalvagedValue(value), stale });
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl From<SalvagedValue> for Value {
+    fn from(value: SalvagedValue) -> Value {
+        value.0
+    }
+}

@@ -1,0 +1,309 @@
+//! What a damaged store consists of. The superblock leads to the manifest, the manifest to runs and journal; where one of them cannot be
+//! read, the next best takes its place: the other superblock copy, an older manifest that still lies in some zone, the journal up to where
+//! it breaks off. Each such step is noted.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use env::sync::Mutex;
+use vt_tree::{Recent, Run, Seq, Store, Value};
+use zones::{Device, Purpose, SECTOR, ZONE_SIZE, ZoneId, Zones};
+
+use super::{Remains, Salvage, Source};
+use crate::chunk::{Header, Kind};
+use crate::commit::write_memtables;
+use crate::error::{Error, Result};
+use crate::journal::Segment;
+use crate::journal::record::{self, Bound, Changes, Op, Record};
+use crate::manifest::{self, Edit, Root, State};
+use crate::recovery::{Recovery, read_journal};
+use crate::stream::{Part, Records, StreamReader};
+use crate::version::{Generation, Tree, Version};
+
+/// Bytes of cache.
+const CACHE: usize = 32 << 20;
+/// Bytes read at once when zones are searched.
+const PIECE: usize = 1 << 20;
+
+pub(super) fn find(device: Arc<dyn Device>, progress: &mut dyn FnMut(u64, u64)) -> Result<Salvage> {
+    let (zones, errors) = Zones::open_remains(device)?;
+    let mut notes: Vec<String> = errors.into_iter().map(|e| Error::from(e).to_string()).collect();
+    let store = Store::new(zones.clone(), CACHE);
+    let state = find_state(&zones, &mut notes, progress)?;
+    let (version, bound) = journal(&zones, &store, &state, &mut notes);
+    let mut dictionaries = Vec::new();
+    for d in state.dictionaries.values().filter(|d| d.info.branch.is_empty()) {
+        let mut sources = Vec::new();
+        for layer in version.trees.get(&d.info.id).iter().flat_map(|tree| &tree.layers) {
+            if !layer.memtable.is_empty() {
+                sources.push(Source::Memtable(layer.memtable.clone()));
+            }
+            sources.extend(layer.bound.iter().cloned().map(Source::Run));
+        }
+        if bound.lost.contains(&d.info.id) {
+            sources.push(Source::Lost("runs that the journal binds cannot be read".into()));
+        }
+        // Within a level the newest first; the higher the level, the older.
+        let mut runs: Vec<_> = d.runs.iter().map(|(id, (level, bytes))| (*level, std::cmp::Reverse(id.0), bytes)).collect();
+        runs.sort();
+        for (_, id, bytes) in runs {
+            sources.push(match decode(&store, bytes) {
+                Ok(run) => Source::Run(run),
+                Err(e) => {
+                    notes.push(format!("run {} of dictionary {}: {e}", id.0, d.info.name));
+                    Source::Lost(e.to_string())
+                }
+            });
+        }
+        dictionaries.push(Remains { name: d.info.name.clone(), sources });
+    }
+    let mut left_out = Vec::new();
+    for name in state.snapshots.keys().filter(|name| !name.starts_with('.')) {
+        left_out.push(format!("snapshot {name} is not brought out"));
+    }
+    for name in state.branches.keys().filter(|name| !name.starts_with('.')) {
+        left_out.push(format!("clone {name} is not brought out"));
+    }
+    Ok(Salvage { store, dictionaries, notes, left_out, recent: Mutex::new(Recent::default()) })
+}
+
+fn decode(store: &Arc<Store>, bytes: &Bytes) -> Result<Arc<Run>> {
+    let mut rest = &bytes[..];
+    Ok(Run::decode_unpinned(store, &mut rest)?)
+}
+
+/// The newest state that can be found.
+fn find_state(zones: &Arc<Zones>, notes: &mut Vec<String>, progress: &mut dyn FnMut(u64, u64)) -> Result<State> {
+    let root = zones.superblock().root;
+    let mut known = None;
+    match manifest::load(zones, &root) {
+        Ok(loaded) => return Ok(loaded.state),
+        Err(e) if root.is_empty() => notes.push(format!("no superblock leads to a manifest: {e}")),
+        Err(e) => {
+            notes.push(format!("the manifest cannot be read to its end: {e}"));
+            known = Root::decode(&root).ok().and_then(|root| partly(zones, &root.parts()));
+        }
+    }
+    let found = search(zones, false, progress);
+    let mut all: Vec<State> = found.into_iter().chain(known).collect();
+    if all.is_empty() {
+        // The first sector of its zone may be what is lost.
+        all = search(zones, true, progress);
+    }
+    // Numbers only grow.
+    let age = |s: &State| (s.next_segment, s.next_run, s.start.seq, s.start.position);
+    match all.into_iter().max_by_key(age) {
+        Some(state) => {
+            notes.push("what was found instead may be older than what was there last".into());
+            Ok(state)
+        }
+        None => Err(Error::Corrupt("nothing on it tells what the store consisted of: no manifest was found, old or new".into())),
+    }
+}
+
+/// What a manifest says up to where it can be read.
+fn partly(zones: &Zones, parts: &[Part]) -> Option<State> {
+    let mut state = State::new();
+    let mut reader = StreamReader::new(zones, Kind::Manifest, parts, 0, 0);
+    let mut records = Records::new(0);
+    let mut count = 0;
+    while let Ok(Some((_, piece))) = reader.next() {
+        let each = records.push(&piece, |_, record| {
+            let mut next = state.clone();
+            next.apply_all(Edit::decode_all(&record)?)?;
+            state = next;
+            count += 1;
+            Ok(true)
+        });
+        if each.is_err() {
+            break;
+        }
+    }
+    (count > 0).then_some(state)
+}
+
+/// All manifests that lie in some zone, each as far as it can be read. `deep`: their zones are known by any of their chunks, not only by the
+/// first.
+fn search(zones: &Zones, deep: bool, progress: &mut dyn FnMut(u64, u64)) -> Vec<State> {
+    let count = zones.zones_on_device();
+    // By epoch: the zones of one manifest, by the positions that they begin with.
+    let mut manifests: HashMap<u64, BTreeMap<u64, ZoneId>> = HashMap::new();
+    for zone in (1..count).map(ZoneId) {
+        progress(u64::from(zone.0), u64::from(count));
+        if let Some(header) = first_header(zones, zone, deep) {
+            manifests.entry(header.epoch).or_default().entry(header.position).or_insert(zone);
+        }
+    }
+    let parts = |(epoch, zones): (&u64, &BTreeMap<u64, ZoneId>)| -> Vec<Part> {
+        zones.values().map(|&zone| Part { zone, epoch: *epoch, end: None }).collect()
+    };
+    manifests.iter().filter_map(|manifest| partly(zones, &parts(manifest))).collect()
+}
+
+/// The first header of a manifest's chunk in a zone.
+fn first_header(zones: &Zones, zone: ZoneId, deep: bool) -> Option<Header> {
+    let end = if deep { ZONE_SIZE } else { SECTOR };
+    let mut buf = vec![0; (end as usize).min(PIECE)];
+    let mut at = 0;
+    while at < end {
+        // The last zone need not be whole.
+        if zones.read(Purpose::Manifest, zone.start() + at, &mut buf).is_ok() {
+            let found = buf.chunks(SECTOR as usize).find_map(|sector| Header::read(Kind::Manifest, sector));
+            if found.is_some() {
+                return found;
+            }
+        }
+        at += buf.len() as u64;
+    }
+    None
+}
+
+/// What the journal binds and cannot be read.
+#[derive(Default)]
+struct Unbound {
+    lost: Vec<crate::DictionaryId>,
+}
+
+/// The journal's commits, in memtables. A sound journal gives what recovery would replay; of another what comes before its damage, and
+/// what comes behind that where its place is certain.
+fn journal(zones: &Arc<Zones>, store: &Arc<Store>, state: &State, notes: &mut Vec<String>) -> (Version, Unbound) {
+    let generation = Generation::first();
+    let trees = state.dictionaries.values().map(|d| (d.info.id, Arc::new(Tree::new(d.info.clone(), &generation)))).collect();
+    let mut replay = Replay {
+        state,
+        store: store.clone(),
+        version: Version { trees, generation, came_with: 0 },
+        next: state.start.seq + 1,
+        unbound: Unbound::default(),
+    };
+    let whole = read_journal(zones, store, state, &mut Recovery::default(), &mut |_| {});
+    let end = match &whole {
+        Ok(journal) => journal.end,
+        Err(e) => {
+            notes.push(format!("the journal cannot be read to its end: {e}"));
+            u64::MAX
+        }
+    };
+    let segments: Vec<Segment> = state.segments.iter().filter(|s| s.number >= state.start.segment).copied().collect();
+    let parts: Vec<Part> = segments.iter().map(|s| Part { end: None, ..s.part() }).collect();
+    let offset = segments.first().filter(|s| s.number == state.start.segment).map_or(0, |_| state.start.offset);
+    let mut from = (0, offset, state.start.position);
+    loop {
+        let (part, offset, position) = from;
+        let mut reader = StreamReader::new(zones, Kind::Journal, &parts[part.min(parts.len())..], offset, position);
+        let mut records = Records::new(position);
+        while let Ok(Some((_, piece))) = reader.next() {
+            let pushed = records.push(&piece, |to, bytes| {
+                if to > end {
+                    return Ok(false);
+                }
+                replay.record(record::decode(&bytes)?)?;
+                Ok(true)
+            });
+            if !matches!(pushed, Ok(true)) {
+                break;
+            }
+        }
+        if whole.is_ok() {
+            break;
+        }
+        let stopped = (part + reader.part(), reader.offset());
+        match resume(zones, &parts, stopped, records.position()) {
+            Some(next) => {
+                notes.push(format!("commits are missing: bytes {} to {} of the journal", records.position(), next.2));
+                from = next;
+            }
+            None => break,
+        }
+    }
+    (replay.version, replay.unbound)
+}
+
+/// The next chunk behind a place in the journal that begins a write: part, offset and position.
+fn resume(zones: &Zones, parts: &[Part], stopped: (usize, u64), position: u64) -> Option<(usize, u64, u64)> {
+    let mut head = vec![0; SECTOR as usize];
+    for (i, part) in parts.iter().enumerate().skip(stopped.0) {
+        let mut offset = if i == stopped.0 { stopped.1 } else { 0 };
+        while offset + SECTOR <= ZONE_SIZE {
+            let read = zones.read(Purpose::Journal, part.zone.start() + offset, &mut head);
+            if read.is_ok()
+                && let Some(header) = Header::read(Kind::Journal, &head)
+                && header.epoch == part.epoch
+                && header.position > position
+                && offset + header.size() <= ZONE_SIZE
+            {
+                let mut chunk = vec![0; header.size() as usize];
+                let whole = zones.read(Purpose::Journal, part.zone.start() + offset, &mut chunk).is_ok();
+                // Each write begins with the number of its first change.
+                let numbered = |piece: &[u8]| piece.len() >= record::NUMBER_SIZE && piece[..2] == record::number(0)[..2];
+                if whole && header.piece(&chunk).is_some_and(numbered) {
+                    return Some((i, offset, header.position));
+                }
+            }
+            offset += SECTOR;
+        }
+    }
+    None
+}
+
+struct Replay<'a> {
+    state: &'a State,
+    store: Arc<Store>,
+    version: Version,
+    next: Seq,
+    unbound: Unbound,
+}
+
+impl Replay<'_> {
+    fn record(&mut self, record: Record) -> Result<()> {
+        match record {
+            Record::Mark | Record::Snapshot { .. } => Ok(()),
+            Record::Number(next) if next >= self.next => {
+                self.next = next;
+                Ok(())
+            }
+            Record::Number(_) => Err(Error::Corrupt("the journal's numbers go back".into())),
+            Record::Commit(changes) => self.commit(changes),
+            Record::Bind(bound) => self.bind(&bound),
+        }
+    }
+
+    fn advance(&mut self, by: u64) -> Result<Seq> {
+        let first = self.next;
+        let next = first.checked_add(by);
+        self.next = next.ok_or_else(|| Error::Corrupt("the journal has more changes than can be numbered".into()))?;
+        Ok(first)
+    }
+
+    fn commit(&mut self, mut changes: Changes) -> Result<()> {
+        let first = self.advance(changes.len() as u64)?;
+        for (seq, (dict, op)) in (first..).zip(changes.iter_mut()) {
+            if !self.state.takes(*dict, seq) {
+                *dict = crate::DictionaryId(0);
+            }
+            if let Op::Put(_, Value::Extent(e)) = op
+                && u64::from(e.stored) > ZONE_SIZE
+            {
+                return Err(Error::Corrupt("the journal binds a value that is longer than a zone".into()));
+            }
+        }
+        write_memtables(&self.version, first, &changes, &mut |_, _, _| {});
+        Ok(())
+    }
+
+    fn bind(&mut self, bound: &Bound) -> Result<()> {
+        let seq = self.advance(1)?;
+        let mut runs = Vec::new();
+        for (dict, roots) in bound.runs.iter().filter(|(dict, _)| self.state.takes(*dict, seq)) {
+            let opened: Result<Vec<_>> = roots.iter().map(|root| decode(&self.store, root)).collect();
+            match opened {
+                Ok(opened) => runs.push((*dict, opened)),
+                Err(_) => self.unbound.lost.push(*dict),
+            }
+        }
+        self.version = self.version.sealed();
+        self.version.bind(&runs);
+        Ok(())
+    }
+}

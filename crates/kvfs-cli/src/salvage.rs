@@ -1,0 +1,344 @@
+//! `kvfs salvage`: brings out what can be read of a damaged store, and says exactly what is missing.
+
+mod keys;
+mod report;
+
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use indicatif::ProgressBar;
+use kvdb::Salvage;
+use kvfs::{Attr, FileKind, Ino, Left, LeftEntries, LeftEntry, LeftNode, ROOT, Remains, Timestamp};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use zones::FileDevice;
+
+use crate::export::{Folder, Item, Skipped, Target, is_root, raise_open_files};
+use crate::identity::{FileMode, Identity};
+use crate::output::{Exit, Failure, Outcome, Output};
+use crate::store;
+use report::Report;
+
+/// Bring out what is readable of a damaged store, into a folder.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Nothing is written to the store. What lies under damaged blocks is left out, and listed: a file of which a part cannot be read has the
+rest of its bytes where they belong, zeros in between, and its missing ranges are given. Files whose names are lost go to lost+found.
+Where the superblock or the manifest cannot be read, an older one is looked for; the report says so. The exit code is 5 when anything is
+missing or may be older than it was. Snapshots and clones are not brought out.")]
+pub struct Args {
+    /// The store's file.
+    store: PathBuf,
+    /// Where the files go: a new folder, or an empty one.
+    folder: PathBuf,
+    /// Write the keys and values to this file, too: a line of JSON for each.
+    #[arg(long, value_name = "FILE")]
+    keys: Option<PathBuf>,
+    #[command(flatten)]
+    mode: FileMode,
+}
+
+pub fn run(args: Args, output: &Output) -> Outcome {
+    let device = match FileDevice::open(&args.store, true) {
+        Ok(device) => device,
+        Err(zones::Error::Busy(_)) => {
+            let what = format!("{} is in use", args.store.display());
+            return Err(Failure::new(Exit::Busy, what).hint("unmount it first: kvfs umount"));
+        }
+        Err(e) => return Err(store::failure(format!("cannot open {}", args.store.display()), e.into())),
+    };
+    let itself = Identity::of_path(&args.store);
+    let cannot = |e: std::io::Error| Failure::io(format!("cannot write {}", args.folder.display()), &e);
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&args.folder).map_err(cannot)?;
+    if std::fs::read_dir(&args.folder).map_err(cannot)?.next().is_some() {
+        return Err(Failure::new(Exit::Usage, format!("{} is not empty", args.folder.display())).hint("give a new folder"));
+    }
+    let bar = output.progress("looking for what is left", Some(0), false);
+    let found = Salvage::open(Arc::new(device), &mut |done, all| {
+        bar.set_length(all);
+        bar.set_position(done);
+    });
+    bar.finish_and_clear();
+    let remains =
+        Remains::new(found.map_err(|e| store::failure(format!("nothing can be brought out of {}", args.store.display()), e))?);
+
+    let mut report = Report::new(remains.salvage().notes());
+    remains.salvage().left_out().iter().for_each(|what| output.note(what));
+    let bar = output.progress("bringing out", None, true);
+    if remains.has_files() {
+        let at =
+            rustix::fs::open(&args.folder, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(|e| cannot(e.into()))?;
+        raise_open_files();
+        let folder = Folder {
+            at: vec![at],
+            root: args.folder.clone(),
+            linked: HashMap::new(),
+            owner: is_root(),
+            store: itself,
+            skipped: Skipped::new(output),
+        };
+        Walk {
+            remains: &remains,
+            folder,
+            report: &mut report,
+            bar: &bar,
+            seen: HashSet::new(),
+            dirs: HashSet::new(),
+            data_alone: false,
+        }
+        .run()?;
+    }
+    keys::bring_out(remains.salvage(), args.keys.as_deref().map(|path| (path, args.mode)), itself, &bar, &mut report)?;
+    bar.finish_and_clear();
+    report.finish(&args.store, &args.folder, output)
+}
+
+/// Files on their way out.
+struct Walk<'a> {
+    remains: &'a Remains,
+    folder: Folder<'a>,
+    report: &'a mut Report,
+    bar: &'a ProgressBar,
+    /// Inodes that were brought out, or were tried.
+    seen: HashSet<Ino>,
+    /// Directories among them: of one with several names the first counts.
+    dirs: HashSet<Ino>,
+    /// What is left are files of which nothing is known but their data.
+    data_alone: bool,
+}
+
+/// A directory that is being filled.
+struct Open<'a> {
+    entries: LeftEntries<'a>,
+    /// Of its path.
+    len: usize,
+    dir: Dir,
+    /// Entries that are certain, and whether there may be more.
+    found: u64,
+    gap: Option<String>,
+}
+
+/// A directory's own attributes; `None`: they are lost.
+struct Dir {
+    node: Option<Box<LeftNode>>,
+}
+
+impl<'a> Walk<'a> {
+    fn run(mut self) -> Outcome {
+        self.seen.insert(ROOT);
+        self.dirs.insert(ROOT);
+        let node = match self.remains.node(ROOT) {
+            Left::Node(node) => Some(node),
+            Left::Lost(what) => {
+                self.report.damaged(b"/", vec![format!("its attributes are lost: {what}")], Vec::new());
+                None
+            }
+            Left::None => {
+                self.report.damaged(b"/", vec!["there is no root directory".into()], Vec::new());
+                None
+            }
+        };
+        // Its attributes come last of all, behind lost+found.
+        let root = self.below(Vec::new(), ROOT, Dir { node })?;
+        self.lost_and_found()?;
+        self.dress(b"", &root);
+        Ok(())
+    }
+
+    /// Everything in a directory that is the innermost of those that are open. Gives that directory back.
+    fn below(&mut self, mut path: Vec<u8>, ino: Ino, dir: Dir) -> Outcome<Dir> {
+        let remains = self.remains;
+        let open = |ino: Ino, len: usize, dir: Dir| Open { entries: remains.entries(ino), len, dir, found: 0, gap: None };
+        let mut all = vec![open(ino, path.len(), dir)];
+        loop {
+            let Some(top) = all.last_mut() else { return Err(Failure::new(Exit::Failed, "no folder is open")) };
+            path.truncate(top.len);
+            match top.entries.next() {
+                Some(LeftEntry::Gap(what)) => drop(top.gap.get_or_insert(what)),
+                Some(LeftEntry::Malformed(what)) => self.report.damaged(&shown(&path), vec![what], Vec::new()),
+                Some(LeftEntry::Entry { name, ino, kind, stale }) => {
+                    top.found += u64::from(!stale);
+                    if !path.is_empty() {
+                        path.push(b'/');
+                    }
+                    path.extend_from_slice(&name);
+                    if let Some(dir) = self.entry(&path, &name, ino, kind, stale)? {
+                        let len = path.len();
+                        all.push(open(ino, len, dir));
+                    }
+                }
+                None => {
+                    let Some(done) = all.pop() else { continue };
+                    // With as many names as it should have, none is in the gap.
+                    let complete = done.dir.node.as_ref().is_some_and(|node| !node.stale && node.attr.size == done.found);
+                    if let Some(what) = done.gap.filter(|_| !complete) {
+                        self.report.damaged(&shown(&path), vec![format!("names may be missing: {what}")], Vec::new());
+                    }
+                    if all.is_empty() {
+                        return Ok(done.dir);
+                    }
+                    self.dress(&path, &done.dir);
+                }
+            }
+        }
+    }
+
+    /// Brings out one entry; gives the directory whose content is to follow.
+    fn entry(&mut self, path: &[u8], name: &[u8], ino: Ino, kind: FileKind, stale: bool) -> Outcome<Option<Dir>> {
+        let mut what = Vec::new();
+        if stale {
+            what.push("this name may have been removed".to_string());
+        }
+        let node = match self.remains.node(ino) {
+            Left::Node(node) => Some(node),
+            Left::Lost(why) => {
+                what.push(format!("its attributes are lost: {why}"));
+                None
+            }
+            Left::None if self.data_alone => {
+                what.push("its attributes are lost".into());
+                None
+            }
+            Left::None => {
+                self.report.damaged(&shown(path), vec![format!("it names inode {ino}, which does not exist")], Vec::new());
+                return Ok(None);
+            }
+        };
+        let new = self.seen.insert(ino);
+        if let Some(node) = &node {
+            if node.stale {
+                what.push("its attributes may be older than they were".into());
+            }
+            what.extend(node.lost_xattrs.iter().map(|name| format!("the attribute {} is lost", crate::text::show(name))));
+        }
+        let kind = node.as_ref().map_or(kind, |node| node.attr.kind);
+        if kind == FileKind::Dir && !self.dirs.insert(ino) {
+            what.push("a directory with more than one name: it is brought out by another".into());
+            self.report.damaged(&shown(path), what, Vec::new());
+            return Ok(None);
+        }
+        let attr = node.as_ref().map_or_else(|| unknown(ino, kind), |node| node.attr);
+        if node.is_none() && !matches!(kind, FileKind::File | FileKind::Dir) {
+            self.report.damaged(&shown(path), what, Vec::new());
+            return Ok(None);
+        }
+        let (target, xattrs) = node.as_ref().map_or_else(Default::default, |node| (node.target.clone(), node.xattrs.clone()));
+        let item = Item { path, name, attr, target, xattrs };
+        let (remains, bar) = (self.remains, self.bar);
+        let mut missing = Vec::new();
+        let made = self.folder.make(&item, &mut |file, cannot| {
+            let (written, lost) = write(remains, file, ino, node.as_deref(), bar, cannot)?;
+            missing = lost;
+            Ok(written)
+        });
+        match made {
+            Ok(bytes) => self.report.wrote(kind, bytes),
+            Err(failure) if matches!(failure.exit, Exit::NoSpace | Exit::Usage) => return Err(failure),
+            Err(failure) => {
+                what.push(failure.message);
+                self.report.damaged(&shown(path), what, Vec::new());
+                return Ok(None);
+            }
+        }
+        // Of a file with several names it is told once.
+        if !missing.is_empty() || (!what.is_empty() && (new || stale)) {
+            self.report.damaged(&shown(path), what, missing);
+        }
+        Ok((kind == FileKind::Dir).then_some(Dir { node }))
+    }
+
+    /// The attributes of the innermost directory, which is full now.
+    fn dress(&mut self, path: &[u8], dir: &Dir) {
+        let (attr, xattrs) = match &dir.node {
+            Some(node) => (node.attr, node.xattrs.clone()),
+            None => (unknown(0, FileKind::Dir), Vec::new()),
+        };
+        let item = Item { path, name: b"", attr, target: Vec::new(), xattrs };
+        if let Err(failure) = self.folder.leave(&item) {
+            self.report.damaged(&shown(path), vec![failure.message], Vec::new());
+        }
+    }
+
+    /// What no name leads to: directories first, for they lead to others.
+    fn lost_and_found(&mut self) -> Outcome {
+        for dirs in [true, false] {
+            let mut lost: Vec<(Ino, FileKind)> = Vec::new();
+            // Those of a part of the tree by its top: what has its own directory there follows from that.
+            self.remains.each_node(|ino, kind, parent| {
+                let top = !dirs || self.seen.contains(&parent) || matches!(self.remains.node(parent), Left::None | Left::Lost(_));
+                if !self.seen.contains(&ino) && (!dirs || kind == FileKind::Dir) && top {
+                    lost.push((ino, kind));
+                }
+                Ok::<(), Failure>(())
+            })?;
+            for (ino, kind) in lost {
+                if self.seen.contains(&ino) {
+                    continue;
+                }
+                self.found(ino, kind)?;
+            }
+        }
+        self.data_alone = true;
+        let mut lost = Vec::new();
+        self.remains.each_data(|ino| {
+            lost.extend((!self.seen.contains(&ino)).then_some(ino));
+            Ok::<(), Failure>(())
+        })?;
+        lost.into_iter().try_for_each(|ino| self.found(ino, FileKind::File))
+    }
+
+    fn found(&mut self, ino: Ino, kind: FileKind) -> Outcome {
+        let folder = self.report.lost_found(&self.folder.root);
+        let own = unknown(0, FileKind::Dir);
+        let item = Item { path: &folder, name: &folder, attr: own, target: Vec::new(), xattrs: Vec::new() };
+        self.folder.make(&item, &mut |_, _| Ok(0))?;
+        let name = format!("inode-{ino}").into_bytes();
+        let path = [&folder[..], b"/", &name].concat();
+        self.report.damaged(&shown(&path), vec!["its name is lost".into()], Vec::new());
+        if let Some(dir) = self.entry(&path, &name, ino, kind, false)? {
+            let dir = self.below(path.clone(), ino, dir)?;
+            self.dress(&path, &dir);
+        }
+        self.dress(&folder, &Dir { node: None });
+        Ok(())
+    }
+}
+
+/// A path as it is shown: from the root of the file system.
+fn shown(path: &[u8]) -> Vec<u8> {
+    if path.starts_with(b"/") { path.to_vec() } else { [b"/", path].concat() }
+}
+
+/// Attributes in the place of lost ones: the owner's alone.
+fn unknown(ino: Ino, kind: FileKind) -> Attr {
+    let perm = if kind == FileKind::Dir { 0o700 } else { 0o600 };
+    let time = Timestamp::default();
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    Attr { ino, kind, perm, nlink: 1, uid, gid, rdev: 0, size: 0, blocks: 0, atime: time, mtime: time, ctime: time, btime: time }
+}
+
+/// Writes what is left of a file. The bytes written, and what is missing.
+fn write(
+    remains: &Remains,
+    file: &File,
+    ino: Ino,
+    node: Option<&LeftNode>,
+    bar: &ProgressBar,
+    cannot: &dyn Fn(Errno) -> Failure,
+) -> Outcome<(u64, Vec<Range<u64>>)> {
+    let mut written = 0;
+    let failed = |e: std::io::Error| cannot(Errno::from_raw_os_error(e.raw_os_error().unwrap_or(Errno::IO.raw_os_error())));
+    let missing = remains.data(ino, node, |at, bytes| {
+        written += bytes.len() as u64;
+        bar.inc(bytes.len() as u64);
+        file.write_all_at(bytes, at).map_err(failed)
+    })?;
+    if let Some(node) = node {
+        rustix::fs::ftruncate(file, node.attr.size).map_err(cannot)?;
+    }
+    Ok((written, missing))
+}

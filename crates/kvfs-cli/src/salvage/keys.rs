@@ -1,0 +1,64 @@
+//! Keys and values on their way out.
+
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+use indicatif::ProgressBar;
+use kvdb::{Remnant, Salvage};
+use serde_json::{Map, Value};
+
+use super::report::Report;
+use crate::identity::{self, FileMode, Identity};
+use crate::output::{Failure, Outcome};
+use crate::text;
+
+/// The dictionaries of the file system.
+const FILES: [&str; 3] = ["nmap", "imap", "dmap"];
+
+/// Reads all keys, and writes them to a file, if one is given: a line of JSON for each.
+pub fn bring_out(
+    salvage: &Salvage,
+    to: Option<(&Path, FileMode)>,
+    store: Option<Identity>,
+    bar: &ProgressBar,
+    report: &mut Report,
+) -> Outcome {
+    let cannot = |path: &Path, e: std::io::Error| Failure::io(format!("cannot write {}", path.display()), &e);
+    let mut out = match to {
+        Some((path, mode)) => Some((path, BufWriter::new(identity::create(path, mode, store)?))),
+        None => None,
+    };
+    for dictionary in salvage.dictionaries().into_iter().filter(|name| !FILES.contains(&name.as_str())) {
+        for remnant in salvage.scan(&dictionary, b"", b"") {
+            let (key, value) = match remnant {
+                Remnant::Gap { start, end, what } => {
+                    report.keys_missing(&dictionary, &start, &end, &what);
+                    continue;
+                }
+                // It lies in a gap that was told: its newest value, or that it was deleted, is lost.
+                Remnant::Tuple { stale: true, .. } => continue,
+                Remnant::Tuple { key, value, .. } => (key, salvage.value(&value)),
+            };
+            let value = match value {
+                Ok(value) => value,
+                Err(e) => {
+                    report.keys_missing(&dictionary, &key, &[&key, &[0][..]].concat(), &e.to_string());
+                    continue;
+                }
+            };
+            bar.inc(value.len() as u64);
+            report.keys += 1;
+            if let Some((path, out)) = &mut out {
+                let mut object = Map::new();
+                object.insert("dictionary".into(), dictionary.clone().into());
+                text::put(&mut object, "key", &key);
+                text::put(&mut object, "value", &value);
+                writeln!(out, "{}", Value::Object(object)).map_err(|e| cannot(path, e))?;
+            }
+        }
+    }
+    match out {
+        Some((path, mut out)) => out.flush().map_err(|e| cannot(path, e)),
+        None => Ok(()),
+    }
+}

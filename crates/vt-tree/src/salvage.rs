@@ -1,0 +1,165 @@
+//! Reading what can be read of a run: its items in order, and in between the ranges of keys of which nothing is known, since a block or
+//! node of the index cannot be read. Nothing is trusted: what lies outside of the fences above it does not count, so that no tree of
+//! whatever shape gives a key twice or is walked without end.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::Result;
+use crate::block::Block;
+use crate::entry::Entry;
+use crate::frame::FramePointer;
+use crate::item::{Body, Item};
+use crate::node::Node;
+use crate::run::Run;
+
+/// A piece of a run.
+#[derive(Clone, Debug)]
+pub enum Piece {
+    Item(Item),
+    /// Of the keys from `start` up to `end` nothing is known.
+    Gap {
+        start: Bytes,
+        end: Bytes,
+        what: String,
+    },
+}
+
+/// Nodes and blocks read last, so that many short walks do not read the same again and again. Bounded by their number.
+#[derive(Default)]
+pub struct Recent {
+    nodes: HashMap<FramePointer, Arc<Node>>,
+    blocks: HashMap<FramePointer, Arc<Block>>,
+}
+
+impl Recent {
+    const NODES: usize = 64;
+    const BLOCKS: usize = 32;
+
+    fn node(&mut self, run: &Run, at: FramePointer, level: u16) -> Result<Arc<Node>> {
+        if let Some(node) = self.nodes.get(&at).filter(|node| node.level == level) {
+            return Ok(node.clone());
+        }
+        let node = Arc::new(run.store().node(at, level)?);
+        if self.nodes.len() >= Recent::NODES {
+            self.nodes.clear();
+        }
+        self.nodes.insert(at, node.clone());
+        Ok(node)
+    }
+
+    fn block(&mut self, run: &Run, at: FramePointer) -> Result<Arc<Block>> {
+        if let Some(block) = self.blocks.get(&at) {
+            return Ok(block.clone());
+        }
+        let block = run.store().block_once(at)?;
+        if self.blocks.len() >= Recent::BLOCKS {
+            self.blocks.clear();
+        }
+        self.blocks.insert(at, block.clone());
+        Ok(block)
+    }
+}
+
+/// A node that is open: its next entry, and the fences that it must keep.
+struct Step {
+    node: Arc<Node>,
+    next: usize,
+    low: Bytes,
+    high: Bytes,
+}
+
+/// The pieces of a run from a key on, ascending and disjoint.
+pub struct Pieces {
+    run: Arc<Run>,
+    /// The root has not been opened.
+    root: bool,
+    path: Vec<Step>,
+    /// Of the block that is open, the next one last.
+    ready: Vec<Piece>,
+    from: Bytes,
+}
+
+impl Pieces {
+    /// Those that reach beyond `from`.
+    pub fn new(run: &Arc<Run>, from: &[u8]) -> Pieces {
+        let from = Bytes::copy_from_slice(from);
+        Pieces { run: run.clone(), root: true, path: Vec::new(), ready: Vec::new(), from }
+    }
+
+    pub fn next(&mut self, recent: &mut Recent) -> Option<Piece> {
+        loop {
+            if let Some(piece) = self.ready.pop() {
+                return Some(piece);
+            }
+            let run = self.run.clone();
+            if std::mem::take(&mut self.root) {
+                let (root, level) = run.root();
+                self.open(root, level, recent);
+                continue;
+            }
+            let step = self.path.last_mut()?;
+            let Some(entry) = step.node.entries.get(step.next) else {
+                self.path.pop();
+                continue;
+            };
+            step.next += 1;
+            // They are in order and disjoint; those that leave their fences are no part of this tree.
+            if entry.low < step.low || entry.high > step.high {
+                continue;
+            }
+            let (entry, level) = (entry.clone(), step.node.level - 1);
+            self.open(&entry, level, recent);
+        }
+    }
+
+    fn open(&mut self, entry: &Entry, level: u16, recent: &mut Recent) {
+        if entry.high <= self.from {
+            return;
+        }
+        let opened = if level == 0 { self.block(entry, recent) } else { self.node(entry, level, recent) };
+        if let Err(e) = opened {
+            self.ready = vec![Piece::Gap { start: entry.low.clone(), end: entry.high.clone(), what: e.to_string() }];
+        }
+    }
+
+    fn node(&mut self, entry: &Entry, level: u16, recent: &mut Recent) -> Result<()> {
+        let node = recent.node(&self.run, entry.at, level)?;
+        let next = node.position(&self.from);
+        self.path.push(Step { node, next, low: entry.low.clone(), high: entry.high.clone() });
+        Ok(())
+    }
+
+    fn block(&mut self, entry: &Entry, recent: &mut Recent) -> Result<()> {
+        let block = recent.block(&self.run, entry.at)?;
+        let mut end = entry.low.clone();
+        for group in block.group_of(&self.from)?..block.groups() {
+            let items = match block.group(group) {
+                Ok(items) => items,
+                Err(e) => {
+                    if end < entry.high {
+                        self.ready.push(Piece::Gap { start: end, end: entry.high.clone(), what: e.to_string() });
+                    }
+                    break;
+                }
+            };
+            for item in items {
+                let next = match &item.body {
+                    Body::DeleteRange { end } => end.clone(),
+                    _ => Bytes::from([&item.key, &[0][..]].concat()),
+                };
+                if item.key < end || next <= item.key || next > entry.high {
+                    continue;
+                }
+                if next > self.from {
+                    self.ready.push(Piece::Item(item));
+                }
+                end = next;
+            }
+        }
+        self.ready.reverse();
+        Ok(())
+    }
+}
