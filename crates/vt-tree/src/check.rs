@@ -77,7 +77,7 @@ impl Check<'_> {
     }
 
     fn node(&mut self, entry: &Entry, level: u16) -> Option<Found> {
-        let node = self.run.store().node(entry.at, level);
+        let node = self.run.store().node(entry, level);
         let node = self.read(node)?;
         let mut sum = Found::default();
         let mut whole = true;
@@ -109,7 +109,7 @@ impl Check<'_> {
     }
 
     fn block(&mut self, entry: &Entry) -> Option<Found> {
-        let block = self.run.store().block_once(entry.at);
+        let block = self.run.store().block_beneath(entry);
         let block = self.read(block)?;
         let mut found = Found { block_bytes: u64::from(entry.at.len), block_spans: 1, ..Found::default() };
         let mut extents = Vec::new();

@@ -21,7 +21,7 @@ pub fn cuts(runs: &[Arc<Run>], pieces: usize, values: bool) -> Result<Vec<Bytes>
         while level > 0 && entries.len() < FINE * pieces {
             let mut below = Vec::new();
             for entry in &entries {
-                below.extend(run.store().node(entry.at, level)?.entries);
+                below.extend(run.store().node(entry, level)?.entries);
             }
             (entries, level) = (below, level - 1);
         }

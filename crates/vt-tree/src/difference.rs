@@ -198,7 +198,7 @@ impl Difference {
     fn open(&mut self, entry: &Entry, level: u16, side: usize) -> Result<()> {
         self.opened += 1;
         if level > 0 {
-            for e in self.store.node(entry.at, level)?.entries {
+            for e in self.store.node(entry, level)?.entries {
                 let key = e.low.clone();
                 self.pieces.push(Reverse(Piece { key, side, what: What::Subtree(Box::new(e), level - 1) }));
             }

@@ -17,6 +17,9 @@ const RANGE_TOMBSTONES: u8 = 2;
 const UNFILTERED: u8 = 4;
 const COMPRESSED: u8 = 8;
 
+/// Sums over a tree stay far below this; larger ones are garbage and would overflow later additions.
+pub const MAX_SUM: u64 = u64::MAX >> 8;
+
 /// A pointer to a tuple block (level 0) or to an index node (level 1 and up), with its fences and its sums.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
@@ -96,8 +99,8 @@ impl Entry {
         let zones = data.slice(*at..end);
         *at = end;
         let [items, max_seq, block_bytes, block_spans, value_bytes, value_spans] = sums;
-        // Sums over a tree stay far below this; larger ones are garbage and would overflow later additions.
-        if low >= high || sums.iter().any(|&s| s > u64::MAX >> 8) {
+        // A span of blocks has a frame at least.
+        if low >= high || sums[3] > sums[2] || sums.iter().any(|&s| s > MAX_SUM) {
             return None;
         }
         Some(Entry {

@@ -7,12 +7,13 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
-use crate::block::head_of;
+use crate::block::{Block, head_of};
 use crate::entry::Entry;
 use crate::frame::FramePointer;
 use crate::node::Node;
 use crate::outline::Outline;
 use crate::store::Pin;
+use crate::{Error, Result};
 
 /// What lies beneath one entry.
 #[derive(Clone, Copy, Debug)]
@@ -52,6 +53,10 @@ pub(crate) struct Fences {
     filters: Box<[FramePointer]>,
     /// The filters themselves, those that were asked for and could stay.
     pub pins: Box<[OnceLock<Pin>]>,
+    /// Above every key beneath.
+    high: Box<[u8]>,
+    /// A bit for each entry: what lies beneath it was seen to be within its fences.
+    admitted: Box<[AtomicU64]>,
     /// Of the nodes beneath, those that could stay.
     children: OnceLock<Beneath<Arc<Fences>>>,
     /// Of the tuple blocks beneath, those that were read and are not kept.
@@ -122,6 +127,8 @@ impl Fences {
             targets: entries.iter().map(Target::of).collect(),
             pins: filters.iter().map(|_| OnceLock::new()).collect(),
             filters,
+            high: entries.last().map(|e| e.high[..].into()).unwrap_or_default(),
+            admitted: (0..entries.len().div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
             children: OnceLock::new(),
             outlines: OnceLock::new(),
         }
@@ -155,6 +162,8 @@ impl Fences {
     pub fn weight(&self) -> usize {
         size_of::<Self>()
             + self.keys.len()
+            + self.high.len()
+            + 8 * self.admitted.len()
             + self.targets.len() * (12 + size_of::<Target>())
             + self.filters.len() * (size_of::<FramePointer>() + size_of::<OnceLock<Pin>>())
     }
@@ -174,6 +183,41 @@ impl Fences {
     fn rest(&self, i: usize) -> &[u8] {
         let start = if i == 0 { self.prefix } else { self.ends[i - 1] };
         &self.keys[start as usize..self.ends[i] as usize]
+    }
+
+    /// The lower fence of an entry.
+    fn low(&self, i: usize) -> Vec<u8> {
+        [&self.keys[..self.prefix as usize], self.rest(i)].concat()
+    }
+
+    /// Checks that the node beneath an entry is within its fences: so none is reached on two ways, and a walk ends whatever the device
+    /// holds. It is done once for each.
+    pub fn admit(&self, i: usize, child: &Fences) -> Result<()> {
+        self.admit_once(i, || (child.len() > 0).then(|| self.covers(i, &child.low(0), &child.high, false)))
+    }
+
+    /// The same of a tuple block. What its last group has behind its first key is not looked at.
+    pub fn admit_block(&self, i: usize, block: &Block) -> Result<()> {
+        self.admit_once(i, || Some(block.ends().ok()?.is_none_or(|(first, last)| self.covers(i, first, last, true))))
+    }
+
+    #[inline]
+    fn admit_once(&self, i: usize, within: impl FnOnce() -> Option<bool>) -> Result<()> {
+        let (Some(word), bit) = (self.admitted.get(i / 64), 1 << (i % 64)) else { return Ok(()) };
+        if word.load(Relaxed) & bit != 0 {
+            return Ok(());
+        }
+        if within() != Some(true) {
+            return Err(Error::corrupt("what lies beneath an index entry has keys outside of its fences", self.targets[i].at.addr));
+        }
+        word.fetch_or(bit, Relaxed);
+        Ok(())
+    }
+
+    /// Whether an entry covers everything from `first` up to `last`, `with` it or not.
+    fn covers(&self, i: usize, first: &[u8], last: &[u8], with: bool) -> bool {
+        let high = if i + 1 < self.len() { self.low(i + 1) } else { self.high.to_vec() };
+        self.low(i).as_slice() <= first && if with { last < high.as_slice() } else { last <= high.as_slice() }
     }
 
     /// How many entries begin at or below `key` (`or_at`), or below it.

@@ -82,6 +82,32 @@ impl Group {
         self.slots.push(Slot { key: (start as u32, self.keys.len() as u32), seq, body });
     }
 
+    /// The same, if it comes behind the item before it; `false`: it does not, or is an empty range. What is checked is what no writer
+    /// does, so that whoever walks on the items can rely on their order whatever the device holds.
+    pub fn push_next(&mut self, shared: usize, suffix: &[u8], seq: Seq, body: Place) -> bool {
+        let Some(before) = self.slots.last().copied() else {
+            self.push(shared, suffix, seq, body);
+            return self.whole_range();
+        };
+        // Up to `shared` they are the same.
+        let rest = &self.keys[before.key.0 as usize + shared..before.key.1 as usize];
+        if rest >= suffix {
+            return false;
+        }
+        self.push(shared, suffix, seq, body);
+        let key = self.slots.last().map_or(0..0, |s| s.key.0 as usize..s.key.1 as usize);
+        let overlaps = matches!(before.body, Place::DeleteRange(a, b) if self.data[a as usize..b as usize] > self.keys[key]);
+        !overlaps && self.whole_range()
+    }
+
+    /// `false`: the last item is a range tombstone that ends where it begins or before.
+    fn whole_range(&self) -> bool {
+        self.slots.last().is_none_or(|s| match s.body {
+            Place::DeleteRange(a, b) => self.data[a as usize..b as usize] > self.keys[s.key.0 as usize..s.key.1 as usize],
+            _ => true,
+        })
+    }
+
     /// Length of the last key; 0 when there is none.
     pub fn last_key_len(&self) -> usize {
         self.slots.last().map_or(0, |s| (s.key.1 - s.key.0) as usize)

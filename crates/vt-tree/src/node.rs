@@ -40,7 +40,26 @@ impl Node {
         if at != data.len() {
             return Err(corrupt("bytes behind the last entry"));
         }
+        if entries.is_empty() {
+            return Err(corrupt("no entries"));
+        }
         Ok(Node { entries, level })
+    }
+
+    /// Whether the node, which was read from there, can lie beneath `above`: within its fences, and with no more in it than that says. So
+    /// no node lies on two ways through one run, every walk ends, and no sum over a run is larger than that of its root.
+    pub fn belongs(&self, above: &Entry) -> Result<()> {
+        let corrupt = |what: &str| Err(Error::Corrupt { what: format!("index node: {what}"), addr: above.at.addr });
+        let ends = self.entries.first().zip(self.entries.last());
+        if ends.is_none_or(|(first, last)| first.low < above.low || last.high > above.high) {
+            return corrupt("keys outside of its fences");
+        }
+        let sum = |of: fn(&Entry) -> u64| self.entries.iter().fold(0u64, |sum, e| sum.saturating_add(of(e)));
+        let sums: [fn(&Entry) -> u64; 4] = [|e| e.items, |e| e.block_bytes, |e| e.value_bytes, |e| e.value_spans];
+        if sums.into_iter().any(|of| sum(of) > of(above)) {
+            return corrupt("more in it than its index entry says");
+        }
+        Ok(())
     }
 
     /// Index of the first entry that ends above `key`: the one that covers it, or the next; `entries.len()` when none does.

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use crate::fences::{Fences, Target};
 use crate::run::Run;
-use crate::{Error, Result};
+use crate::Result;
+use crate::block::Block;
 
 /// Index nodes from the root down, and the entry taken in each. Empty: nowhere.
 #[derive(Clone, Default)]
@@ -31,8 +32,17 @@ impl Path {
             if level == 0 {
                 return Ok(());
             }
-            node = run.store().fences(target.at, level)?;
+            let child = run.store().fences(target.at, level)?;
+            if let Some((above, i)) = self.steps.last() {
+                above.admit(*i, &child)?;
+            }
+            node = child;
         }
+    }
+
+    /// The block here lies within the fences of its entry.
+    pub fn admit(&self, block: &Block) -> Result<()> {
+        self.steps.last().map_or(Ok(()), |(leaf, i)| leaf.admit_block(*i, block))
     }
 
     /// The block here.
@@ -58,10 +68,8 @@ impl Path {
                 entered(node, *i);
             }
             let child = run.store().fences(at, level)?;
+            node.admit(*i, &child)?;
             let n = if forward { 0 } else { child.len().saturating_sub(1) };
-            if child.len() == 0 {
-                return Err(Error::corrupt("index node without entries", at.addr));
-            }
             self.steps.push((child, n));
         }
         Ok(true)

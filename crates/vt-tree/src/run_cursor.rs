@@ -126,6 +126,7 @@ impl RunCursor {
             }
         };
         self.ahead.bytes = self.ahead.bytes.saturating_sub(u64::from(target.at.len));
+        self.path.admit(&block)?;
         self.block = Some(block);
         Ok(())
     }

@@ -42,7 +42,7 @@ impl Recent {
         if let Some(node) = self.nodes.get(&at).filter(|node| node.level == level) {
             return Ok(node.clone());
         }
-        let node = Arc::new(run.store().node(at, level)?);
+        let node = Arc::new(run.store().read_node(at, level)?);
         if self.nodes.len() >= Recent::NODES {
             self.nodes.clear();
         }

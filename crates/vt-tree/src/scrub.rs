@@ -175,7 +175,7 @@ fn up_to(
         *left = left.saturating_sub(entry.data_bytes());
         return Ok((*left == 0).then(|| entry.high.clone()));
     }
-    let node = run.store().node(entry.at, level)?;
+    let node = run.store().node(entry, level)?;
     if pace(u64::from(entry.at.len)).is_break() {
         return Ok(None);
     }

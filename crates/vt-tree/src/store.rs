@@ -19,6 +19,7 @@ use crate::around::Around;
 use crate::block::{Block, contiguous};
 use crate::compression::{Compression, Packer, unpack_value};
 use crate::fences::{Fences, Target};
+use crate::entry::Entry;
 use crate::filter::Filter;
 use crate::frame::{self, FRAME_HEADER, FrameKind, FramePointer};
 use crate::item::{Body, ExtentRef, Seq, Value};
@@ -131,6 +132,11 @@ pub struct Store {
     /// A block that comes back after fewer misses than this is worth a place that another one has; 0 while there is room.
     soon: AtomicU32,
     around: Around,
+}
+
+/// A tuple block whose keys its index entry does not cover.
+pub(crate) fn outside(addr: u64) -> Error {
+    Error::corrupt("tuple block: keys outside of its fences", addr)
 }
 
 impl Store {
@@ -335,8 +341,24 @@ impl Store {
         }
     }
 
-    /// An index node with all that a merge wants to know. Merges read each once, so it is not kept.
-    pub(crate) fn node(&self, at: FramePointer, level: u16) -> Result<Node> {
+    /// The block beneath an entry, for a merge: its keys begin within the entry's fences.
+    pub(crate) fn block_beneath(&self, above: &Entry) -> Result<Arc<Block>> {
+        let block = self.block_once(above.at)?;
+        match block.ends()? {
+            Some((first, last)) if first < above.low.as_ref() || last >= above.high.as_ref() => Err(outside(above.at.addr)),
+            _ => Ok(block),
+        }
+    }
+
+    /// The index node beneath an entry, with all that a merge wants to know. Merges read each once, so it is not kept.
+    pub(crate) fn node(&self, above: &Entry, level: u16) -> Result<Node> {
+        let node = self.read_node(above.at, level)?;
+        node.belongs(above)?;
+        Ok(node)
+    }
+
+    /// An index node wherever it lies, for those who see to its fences themselves.
+    pub(crate) fn read_node(&self, at: FramePointer, level: u16) -> Result<Node> {
         Node::parse(self.read_frame(FrameKind::Node, level, at, How::Around)?, level, at.addr)
     }
 
@@ -347,7 +369,7 @@ impl Store {
         {
             return Ok(f);
         }
-        let fences = Arc::new(Fences::of(&self.node(at, level)?));
+        let fences = Arc::new(Fences::of(&self.read_node(at, level)?));
         self.keep_upper(at, Upper::Fences(fences.clone()));
         Ok(fences)
     }

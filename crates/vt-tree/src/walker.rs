@@ -14,6 +14,7 @@ use crate::memtable::{Memtable, MemtableCursor};
 use crate::node::Node;
 use crate::run::Run;
 use crate::source::Source;
+use crate::store::outside;
 
 /// What lies at a position.
 pub(crate) enum Piece<'a> {
@@ -31,6 +32,9 @@ struct Step {
 
 struct Opened {
     block: Arc<Block>,
+    /// Everything in it ends here at the latest.
+    high: Bytes,
+    addr: u64,
     /// Next group to decode.
     group: usize,
     /// Items of the group before it, and the one here.
@@ -132,20 +136,21 @@ impl Walker {
         if block.is_some() {
             return Ok(());
         }
-        let (at, level, filter) = if *root {
-            let (e, level) = run.root();
-            (e.at, level, e.filter)
+        let (entry, level) = if *root {
+            run.root()
         } else {
             let Some(e) = path.last().and_then(|s| s.node.entries.get(s.at).map(|e| (e, s.node.level - 1))) else { return Ok(()) };
-            (e.0.at, e.1, e.0.filter)
+            e
         };
         *root = false;
         if level == 0 {
-            self.blocks_read += u64::from(at.len);
-            *block = Some(Opened { block: run.store().block_once(at)?, group: 0, items: Group::default(), at: 0 });
+            self.blocks_read += u64::from(entry.at.len);
+            let (opened, high) = (run.store().block_beneath(entry)?, entry.high.clone());
+            *block = Some(Opened { block: opened, high, addr: entry.at.addr, group: 0, items: Group::default(), at: 0 });
             self.next_item()
         } else {
-            path.push(Step { node: Arc::new(run.store().node(at, level)?), at: 0, filter });
+            let (node, filter) = (Arc::new(run.store().node(entry, level)?), entry.filter);
+            path.push(Step { node, at: 0, filter });
             self.settle();
             Ok(())
         }
@@ -166,6 +171,10 @@ impl Walker {
         while open.group < open.block.groups() {
             open.block.group_into(open.group, &mut open.items)?;
             open.group += 1;
+            let last = open.items.len().checked_sub(1).and_then(|last| open.items.item(last));
+            if last.is_some_and(|last| !last.ends_before(&open.high)) {
+                return Err(outside(open.addr));
+            }
             open.at = 0;
             if !open.items.is_empty() {
                 return Ok(());

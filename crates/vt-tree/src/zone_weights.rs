@@ -32,16 +32,16 @@ impl Run {
             0 | 1 => share_out(root, out)?,
             _ => {
                 own(root.at, out);
-                nodes.push((root.at, level));
+                nodes.push((root.clone(), level));
             }
         }
-        while let Some((at, level)) = nodes.pop() {
-            for entry in &self.store().node(at, level)?.entries {
+        while let Some((above, level)) = nodes.pop() {
+            for entry in self.store().node(&above, level)?.entries {
                 if level > 2 {
                     own(entry.at, out);
-                    nodes.push((entry.at, level - 1));
+                    nodes.push((entry, level - 1));
                 } else {
-                    share_out(entry, out)?;
+                    share_out(&entry, out)?;
                 }
             }
         }

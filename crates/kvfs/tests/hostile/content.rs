@@ -7,21 +7,24 @@ use kvfs::{Caller, FileKind, Fs, ROOT, XattrFlags};
 
 pub const LIMIT: u64 = 1 << 48;
 
-pub struct Random(u64);
+pub struct Random {
+    state: u64,
+    silent: bool,
+}
 
 impl Random {
     pub fn new(seed: u64) -> Random {
-        let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        let mut random = Random { state: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1, silent: false };
         for _ in 0..4 {
             random.next();
         }
         random
     }
     pub fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+        self.state ^= self.state << 13;
+        self.state ^= self.state >> 7;
+        self.state ^= self.state << 17;
+        self.state.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
     pub fn below(&mut self, n: usize) -> usize {
         (self.next() >> 33) as usize % n.max(1)
@@ -30,7 +33,11 @@ impl Random {
         &all[self.below(all.len())]
     }
     pub fn one_in(&mut self, n: usize) -> bool {
-        self.below(n) == 0
+        !self.silent && self.below(n) == 0
+    }
+    /// From here on nothing happens once in so many times.
+    pub fn silent(&mut self) {
+        self.silent = true;
     }
 }
 

@@ -82,8 +82,14 @@ impl Block {
         if restarts > 0 {
             block.shared = shared_prefix(block.restart_key(0)?, block.restart_key(restarts - 1)?);
             let mut heads = Vec::with_capacity(restarts);
+            let mut before = None;
             for r in 0..restarts {
-                heads.push(head_of(block.restart_key(r)?.get(block.shared..).unwrap_or_default()));
+                let key = block.restart_key(r)?;
+                if before.is_some_and(|before| before >= key) {
+                    return Err(block.disorder());
+                }
+                heads.push(head_of(key.get(block.shared..).unwrap_or_default()));
+                before = Some(key);
             }
             block.heads = heads.into();
         }
@@ -138,6 +144,18 @@ impl Block {
 
     fn corrupt(&self) -> Error {
         Error::Corrupt { what: "tuple block: an item does not decode".into(), addr: self.addr }
+    }
+
+    fn disorder(&self) -> Error {
+        Error::Corrupt { what: "tuple block: keys out of order".into(), addr: self.addr }
+    }
+
+    /// The first keys of its first and its last group; `None`: it has none.
+    pub(crate) fn ends(&self) -> Result<Option<(&[u8], &[u8])>> {
+        match self.restarts {
+            0 => Ok(None),
+            n => Ok(Some((self.restart_key(0)?, self.restart_key(n - 1)?))),
+        }
     }
 
     /// The key at a restart point.
@@ -215,7 +233,10 @@ impl Block {
                         out.clear();
                         return Err(self.corrupt());
                     };
-                    out.push(head.shared, &self.data[head.suffix.0..head.suffix.1], head.seq, place);
+                    if !out.push_next(head.shared, &self.data[head.suffix.0..head.suffix.1], head.seq, place) {
+                        out.clear();
+                        return Err(self.disorder());
+                    }
                 }
             }
             Ok(Stretch::Series(series)) => {
@@ -226,6 +247,15 @@ impl Block {
                     let shared = if i == from { 0 } else { key.len() - series.width() };
                     out.push(shared, &key[shared..], seq, Place::Extent(e));
                 }
+            }
+        }
+        let next = part.restart as usize + 1;
+        let ends = self.parts.as_deref().is_none_or(|parts| parts.get(group + 1).is_none_or(|p| p.restart != part.restart));
+        if next < self.restarts && ends {
+            let key = self.restart_key(next)?;
+            if out.len().checked_sub(1).and_then(|last| out.item(last)).is_some_and(|last| !last.ends_before(key)) {
+                out.clear();
+                return Err(self.disorder());
             }
         }
         Ok(())

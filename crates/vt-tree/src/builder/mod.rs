@@ -18,7 +18,7 @@ use self::leaf_filter::Borrowed;
 use self::open_block::OpenBlock;
 use crate::Result;
 use crate::compression::{Compression, Packer};
-use crate::entry::Entry;
+use crate::entry::{Entry, MAX_SUM};
 use crate::frame::{FRAME_HEADER, FrameKind, FramePointer, seal};
 use crate::item::{BodyRef, Item, ItemRef, ValueRef};
 use crate::merge::MergeOptions;
@@ -167,17 +167,19 @@ impl RunBuilder {
         };
         let mut zones = ZoneUse::new();
         let mut block_end = None;
+        // What runs that are not sound say is bounded one by one only.
+        let sum = |a: u64, b: u64| (a + b).min(MAX_SUM);
         for e in &node.entries {
             entry.tombstones |= e.tombstones;
             entry.range_tombstones |= e.range_tombstones;
             entry.unfiltered |= e.unfiltered;
-            entry.items += e.items;
+            entry.items = sum(entry.items, e.items);
             entry.max_seq = entry.max_seq.max(e.max_seq);
-            entry.block_bytes += e.block_bytes;
+            entry.block_bytes = sum(entry.block_bytes, e.block_bytes);
             let joined = level == 0 && block_end.is_some_and(|end| follows_block(end, e));
-            entry.block_spans += if joined { 0 } else { e.block_spans };
-            entry.value_bytes += e.value_bytes;
-            entry.value_spans += e.value_spans;
+            entry.block_spans = sum(entry.block_spans, if joined { 0 } else { e.block_spans });
+            entry.value_bytes = sum(entry.value_bytes, e.value_bytes);
+            entry.value_spans = sum(entry.value_spans, e.value_spans);
             zones.merge(&e.zone_use()?);
             block_end = Some(e.at.end());
         }

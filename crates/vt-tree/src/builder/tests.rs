@@ -32,7 +32,7 @@ fn filtered(run: &Run) -> (u64, u64) {
             sum.0 += store.filter(f).expect("it is whole").len() as u64;
             sum.1 += entry.items;
         } else {
-            let node = store.node(entry.at, level).expect("it is whole");
+            let node = store.node(entry, level).expect("it is whole");
             node.entries.iter().for_each(|e| walk(store, e, level - 1, sum));
         }
     }
