@@ -351,6 +351,8 @@ pub(crate) struct Journal {
     pub bound: ZoneUse,
     /// Runs that commits bound, in order.
     pub runs: VecDeque<BoundRuns>,
+    /// What these hold, as they say.
+    weight: u64,
 }
 
 impl Journal {
@@ -381,6 +383,7 @@ impl Found {
         let mut recovery = Recovery { clean: state.closed, edits: loaded.records, ..Recovery::default() };
         let mut runs = Runs::default();
         let trees = state.dictionaries.values().map(|d| runs.tree(store, d, &generation)).collect::<Result<Vec<_>>>()?;
+        bounded(0, trees.iter().flat_map(|tree| tree.runs()).map(|placed| &*placed.run))?;
         let snapshots = Snapshots::new((*state.branches).clone());
         // What snapshots have in common is there once.
         let mut known: HashMap<*const DictionaryState, Arc<Tree>> = HashMap::new();
@@ -394,6 +397,7 @@ impl Found {
                 known.insert(Arc::as_ptr(d), tree.clone());
                 trees.insert(*id, tree);
             }
+            bounded(0, trees.values().flat_map(|tree| tree.runs()).map(|placed| &*placed.run))?;
             snapshots.found(snapshot.label.clone(), trees);
         }
         recovery.runs = runs.known.len() as u64;
@@ -433,6 +437,17 @@ impl Runs {
     }
 }
 
+/// What runs hold, added to `before`. What they say of themselves is added up in many places. Each sum is far below what a number can be, but their number is anybody's in a
+/// store that somebody else has made.
+fn bounded<'a>(before: u64, mut runs: impl Iterator<Item = &'a Run>) -> Result<u64> {
+    let sum = runs.try_fold(before, |sum, run| {
+        let s = run.stats();
+        let sum = [s.items, s.block_bytes, s.value_bytes, s.bytes].into_iter().fold(sum, u64::saturating_add);
+        (sum < 1 << 61).then_some(sum)
+    });
+    sum.ok_or_else(|| Error::Corrupt("the store's runs say that they hold more than any store can".into()))
+}
+
 /// The run that `what` names by these bytes.
 fn decode_run(store: &Arc<Store>, bytes: &Bytes, what: impl FnOnce() -> String) -> Result<Arc<Run>> {
     let mut rest = &bytes[..];
@@ -469,8 +484,15 @@ pub(crate) fn read_journal(
     let parts: Vec<Part> = segments.iter().map(Segment::part).collect();
     let mut reader = StreamReader::new(zones, Kind::Journal, &parts, offset_in(&segments, &start), start.position);
     let mut records = Records::new(start.position);
-    let mut journal =
-        Journal { end: start.position, last_seq: 0, records: 0, used: Vec::new(), bound: ZoneUse::new(), runs: VecDeque::new() };
+    let mut journal = Journal {
+        end: start.position,
+        last_seq: 0,
+        records: 0,
+        used: Vec::new(),
+        bound: ZoneUse::new(),
+        runs: VecDeque::new(),
+        weight: 0,
+    };
     // Where each part's share of the stream ends.
     let mut ends: Vec<u64> = Vec::new();
     let mut unsynced: VecDeque<Unsynced> = VecDeque::new();
@@ -530,7 +552,9 @@ impl Journal {
     /// The next record counts.
     fn take(&mut self, store: &Arc<Store>, state: &State, record: &Unsynced, bound: &mut dyn FnMut(&ExtentRef)) -> Result<()> {
         if let Some(runs) = &record.bound {
-            self.runs.push_back(BoundRuns::open(store, state, record.last_seq.unwrap_or(0), runs)?);
+            let bound = BoundRuns::open(store, state, record.last_seq.unwrap_or(0), runs)?;
+            self.weight = bounded(self.weight, bound.runs.iter().flat_map(|(_, runs)| runs).map(|run| &**run))?;
+            self.runs.push_back(bound);
         }
         self.end = record.end;
         if let Some(seq) = record.last_seq {

@@ -60,8 +60,12 @@ impl Entry {
 
     pub fn zone_use(&self) -> Result<ZoneUse> {
         let mut rest = &self.zones[..];
-        ZoneUse::decode(&mut rest)
-            .map_err(|_| Error::Corrupt { what: "index entry: zones do not decode".into(), addr: self.at.addr })
+        let corrupt = |what: &str| Error::Corrupt { what: format!("index entry: {what}"), addr: self.at.addr };
+        let uses = ZoneUse::decode(&mut rest).map_err(|_| corrupt("zones do not decode"))?;
+        if uses.total_bytes() > MAX_SUM {
+            return Err(corrupt("more bytes in its zones than can be"));
+        }
+        Ok(uses)
     }
 
     pub fn encode(&self, before: &[u8], out: &mut Vec<u8>) {

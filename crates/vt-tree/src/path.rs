@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::fences::{Fences, Target};
-use crate::run::Run;
 use crate::Result;
 use crate::block::Block;
+use crate::fences::{Fences, Target};
+use crate::run::Run;
 
 /// Index nodes from the root down, and the entry taken in each. Empty: nowhere.
 #[derive(Clone, Default)]

@@ -24,8 +24,8 @@ impl Run {
         let (root, level) = self.root();
         let own = |at: FramePointer, out: &mut BTreeMap<ZoneId, ZoneWeight>| {
             let weight = out.entry(ZoneId::of(at.addr)).or_default();
-            weight.bytes += u64::from(at.len);
-            weight.spans += 1;
+            weight.bytes = weight.bytes.saturating_add(u64::from(at.len));
+            weight.spans = weight.spans.saturating_add(1);
         };
         let mut nodes = Vec::new();
         match level {
@@ -55,9 +55,10 @@ fn share_out(entry: &Entry, out: &mut BTreeMap<ZoneId, ZoneWeight>) -> Result<()
     let spans = entry.block_spans.saturating_add(entry.value_spans);
     for (zone, here) in zones.iter() {
         let weight = out.entry(zone).or_default();
-        weight.bytes += here;
+        weight.bytes = weight.bytes.saturating_add(here);
         // Each zone that it has anything in takes a seek at least.
-        weight.spans += (u128::from(spans) * u128::from(here) / u128::from(bytes)).max(1) as u64;
+        let share = (u128::from(spans) * u128::from(here) / u128::from(bytes)).max(1) as u64;
+        weight.spans = weight.spans.saturating_add(share);
     }
     Ok(())
 }

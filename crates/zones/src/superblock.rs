@@ -86,7 +86,8 @@ impl Superblock {
             return Err(Error::Version { found: version, supported: FORMAT_VERSION });
         }
         let root_len = u32_at(60) as usize;
-        if u64_at(48) != addr || root_len > MAX_ROOT || u64_at(64) != ZONE_SIZE {
+        // Each new root has the next generation.
+        if u64_at(48) != addr || root_len > MAX_ROOT || u64_at(64) != ZONE_SIZE || u64_at(16) >= 1 << 60 {
             return Err(Error::corrupt("a superblock contradicts itself", addr));
         }
         Ok(Superblock {
@@ -183,6 +184,12 @@ mod tests {
     #[test]
     fn a_copy_at_the_wrong_place_is_refused() {
         assert!(matches!(Superblock::decode(&sample().encode(COPIES[0]), COPIES[1]), Err(Error::Corrupt { .. })));
+    }
+
+    #[test]
+    fn a_generation_without_a_next_one_is_refused() {
+        let last = Superblock { generation: u64::MAX, ..sample() };
+        assert!(matches!(Superblock::decode(&last.encode(0), 0), Err(Error::Corrupt { .. })));
     }
 
     #[test]

@@ -235,7 +235,10 @@ impl Database {
         let mut candidates: Vec<(u64, u64, ZoneId)> = weights
             .iter()
             .filter(|(zone, w)| {
-                w.bytes * 100 < ZONE_SIZE * fullest_percent && !open.contains(zone) && !kept.contains(zone) && alone(zone, w.bytes)
+                w.bytes.saturating_mul(100) < ZONE_SIZE * fullest_percent
+                    && !open.contains(zone)
+                    && !kept.contains(zone)
+                    && alone(zone, w.bytes)
             })
             .map(|(zone, w)| (w.bytes.saturating_add(w.spans.saturating_mul(self.options.seek_bytes)), w.bytes, *zone))
             .collect();

@@ -57,6 +57,9 @@ impl Root {
             )));
         }
         let (number, epoch, durable) = (r.u64()?, r.u64()?, r.u64()?);
+        if number >= 1 << 60 {
+            return Err(r.corrupt("its number is out of range"));
+        }
         let zones = (0..r.count(1)?).map(|_| r.varint_u32().map(ZoneId)).collect::<Result<_>>()?;
         Ok(Root { number, epoch, durable, zones })
     }

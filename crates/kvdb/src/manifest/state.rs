@@ -71,6 +71,9 @@ pub(crate) struct State {
 /// The deepest level that an edit may name; a bound for what damaged bytes can make us allocate.
 pub(crate) const MAX_LEVEL: u32 = 63;
 
+/// Numbers that are counted upwards stay below, in stores that anybody has written.
+const LARGEST: u64 = 1 << 60;
+
 impl State {
     pub(crate) fn new() -> Self {
         State { next_dictionary: 1, next_run: 1, next_segment: 1, ..Default::default() }
@@ -119,6 +122,10 @@ impl State {
             }
             Edit::StitchAt { dict, stitch_at } => self.dictionary(dict)?.info.options.stitch_at = stitch_at,
             Edit::JournalStart(start) => {
+                // What counts upwards from here has room.
+                if [start.segment, start.offset, start.position, start.seq].iter().any(|&n| n >= LARGEST) {
+                    return Err(contradiction("the journal begins out of range".into()));
+                }
                 self.start = start;
                 self.since.retain(|_, since| *since > start.seq);
             }
@@ -139,8 +146,12 @@ impl State {
             Edit::ForgetSegment { number } => self.segments.retain(|s| s.number != number),
             Edit::NextIds { dictionary, run, segment } => {
                 self.next_dictionary = self.next_dictionary.max(dictionary);
-                self.next_run = self.next_run.max(run);
-                self.next_segment = self.next_segment.max(segment);
+                for (next, least) in [(&mut self.next_run, run), (&mut self.next_segment, segment)] {
+                    *next = (*next).max(least);
+                    if *next >= LARGEST {
+                        return Err(contradiction(format!("number {least} is out of range")));
+                    }
+                }
             }
             edit => self.apply_branching(edit)?,
         }
@@ -333,9 +344,7 @@ impl State {
 }
 
 fn next(id: u64) -> Result<u64> {
-    id.checked_add(1)
-        .filter(|&n| n < u64::from(u32::MAX) << 16)
-        .ok_or_else(|| contradiction(format!("number {id} is out of range")))
+    id.checked_add(1).filter(|&n| n < LARGEST).ok_or_else(|| contradiction(format!("number {id} is out of range")))
 }
 
 fn contradiction(why: String) -> Error {
@@ -462,6 +471,10 @@ mod tests {
         refused(Edit::SegmentEnds { number: 1, position: 0 });
         refused(Edit::AddRun { dict: DictionaryId(1), level: 64, id: RunId(9), run: Bytes::new() });
         refused(Edit::AddRun { dict: DictionaryId(1), level: 0, id: RunId(u64::MAX), run: Bytes::new() });
+        refused(Edit::NextIds { dictionary: 0, run: u64::MAX, segment: 0 });
+        refused(Edit::NextIds { dictionary: 0, run: 0, segment: u64::MAX });
+        refused(Edit::JournalStart(JournalStart { seq: u64::MAX, ..JournalStart::default() }));
+        refused(Edit::JournalStart(JournalStart { position: u64::MAX - 5, ..JournalStart::default() }));
         let refused = |e: Edit| assert!(branched().apply(e.clone()).is_err(), "{e:?}");
         refused(Edit::Snapshot { label: label("a", ""), below: 9 });
         refused(Edit::DropSnapshot("z".into()));
