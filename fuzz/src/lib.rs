@@ -23,6 +23,8 @@ mod place;
 mod stat;
 #[path = "../../crates/kvfs-cli/src/store.rs"]
 mod store;
+#[path = "../../crates/kvfs-cli/src/tar_stream.rs"]
+mod tar_stream;
 #[path = "../../crates/kvfs-cli/src/text.rs"]
 mod text;
 #[path = "../../crates/kvfs-cli/src/tree.rs"]

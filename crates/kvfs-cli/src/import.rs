@@ -24,6 +24,7 @@ use serde::Serialize;
 use crate::identity::{self, Identity};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::store::{self, Access, human_size};
+use crate::tar_stream::TarStream;
 use crate::{pax, text, tree};
 
 /// Copy a tar stream or a folder into an unmounted store.
@@ -350,10 +351,17 @@ impl<'a> Import<'a> {
             Failure::io("the tar stream cannot be read", &e)
                 .hint("is it whole? A compressed one must be unpacked first: zcat FILE | kvfs import STORE -")
         };
-        let mut archive = tar::Archive::new(stream);
+        let stream = TarStream::new(stream);
+        let mut archive = tar::Archive::new(stream.clone());
         archive.set_ignore_zeros(false);
-        for entry in archive.entries().map_err(broken)? {
+        let mut entries = archive.entries().map_err(broken)?;
+        let mut passed = 0;
+        loop {
+            stream.pass(passed);
+            let Some(entry) = entries.next() else { break };
             let mut entry = entry.map_err(broken)?;
+            let (end, holes) = stream.found(&entry).map_err(broken)?;
+            passed = end;
             let records = pax::Records::read(&mut entry).map_err(broken)?;
             let path = records.sparse_name.clone().unwrap_or_else(|| entry.path_bytes().into_owned());
             let header = entry.header();
@@ -398,10 +406,15 @@ impl<'a> Import<'a> {
                         self.make_file(&path, &meta, size, |sheet| sheet.copy(&mut entry, 0, false).map(drop))?;
                     }
                 },
-                // The holes of GNU's own form arrive as zeros.
                 tar::EntryType::GNUSparse => {
                     let size = records.real_size.or_else(|| entry.header().as_gnu().and_then(|h| h.real_size().ok()));
-                    self.make_file(&path, &meta, size.unwrap_or(0), |sheet| sheet.copy(&mut entry, 0, true).map(drop))?;
+                    self.make_file(&path, &meta, size.unwrap_or(0), |sheet| {
+                        let mut parts = holes.iter().flatten();
+                        parts.try_for_each(|(at, len)| match sheet.copy(&mut stream.beside(*len), *at, false)? {
+                            all if all == *len => Ok(()),
+                            _ => Err(broken(io::ErrorKind::UnexpectedEof.into())),
+                        })
+                    })?;
                 }
                 other => self.skip(format!("{}: entries of kind {other:?} are left out", text::show(&path))),
             }

@@ -33,6 +33,7 @@ mod send;
 mod snapshot;
 mod stat;
 mod store;
+mod tar_stream;
 mod text;
 mod transactions;
 mod tree;

@@ -5,6 +5,8 @@ use std::io::{self, Read};
 
 use kvfs::Timestamp;
 
+/// Parts of a sparse file whose map stands in front of its data.
+const MOST_PARTS: u64 = 1 << 20;
 const XATTR: &str = "SCHILY.xattr.";
 
 #[derive(Default)]
@@ -101,7 +103,7 @@ impl Records {
                 let n = decimal(&line).ok_or_else(|| malformed("the map of a sparse file"))?;
                 line.clear();
                 match wanted {
-                    None if n > 8 << 20 => return Err(malformed("a sparse file of too many parts")),
+                    None if n > MOST_PARTS => return Err(malformed("a sparse file of too many parts")),
                     None => wanted = Some(n as usize * 2),
                     Some(_) => lines.push(n),
                 }

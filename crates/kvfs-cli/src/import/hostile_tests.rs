@@ -187,3 +187,90 @@ fn hostile_archives_leave_a_sound_file_system() {
     // A generator of which all is refused at once reaches nothing.
     assert!(taken > 0 && refused > 0, "{taken} taken, {refused} refused");
 }
+
+/// Imports a stream. Gives what came of it and the file system.
+fn imported(stream: impl Read) -> (Outcome, Fs) {
+    let fs = Fs::open(Kvdb::in_memory(), Arc::new(env::Simulated::new(1)), FsOptions::default()).expect("a file system");
+    let output = Output::new(true);
+    let mut import = Import::new(&fs, ROOT, Caller::default(), &output);
+    let done = import.tar(stream).and_then(|()| import.finish());
+    (done, fs)
+}
+
+/// Goes on for ever, but gives up when much more was read than may be.
+struct Endless(u64);
+
+impl Read for &mut Endless {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        self.0 += buf.len() as u64;
+        if self.0 > 64 << 20 {
+            return Err(io::Error::other("too much was read"));
+        }
+        buf.fill(b'1');
+        Ok(buf.len())
+    }
+}
+
+#[test]
+fn what_describes_an_entry_is_not_read_without_end() {
+    for kind in *b"xLK" {
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(tar::EntryType::new(kind));
+        header.set_size(1 << 33);
+        header.set_cksum();
+        let mut endless = Endless(0);
+        let done = imported(header.as_bytes().as_slice().chain(&mut endless)).0;
+        let message = done.expect_err("refused").message;
+        assert!(message.contains("longer than 8 MiB") && endless.0 < 20 << 20, "{message}: {} bytes read", endless.0);
+    }
+}
+
+/// A sparse file of GNU's own form, with more parts than the header has room for.
+#[test]
+fn holes_of_any_size_cost_nothing() {
+    let parts: Vec<(u64, u64)> = (0..30).map(|i| (i << 55, 512)).chain([((1 << 60) + 512, 0)]).collect();
+    let part = |to: &mut tar::GnuSparseHeader, (at, len): (u64, u64)| {
+        for (field, n) in [(&mut to.offset, at), (&mut to.numbytes, len)] {
+            // In the form for large numbers.
+            field.fill(0);
+            field[0] = 0x80;
+            field[4..].copy_from_slice(&n.to_be_bytes());
+        }
+    };
+    let mut header = tar::Header::new_gnu();
+    header.set_entry_type(tar::EntryType::GNUSparse);
+    header.set_path("sparse").expect("a path");
+    header.set_mode(0o644);
+    header.set_size(30 * 512);
+    let gnu = header.as_gnu_mut().expect("of that form");
+    gnu.sparse.iter_mut().zip(&parts).for_each(|(to, place)| part(to, *place));
+    gnu.isextended[0] = 1;
+    gnu.realsize.fill(0);
+    gnu.realsize[0] = 0x80;
+    gnu.realsize[4..].copy_from_slice(&((1u64 << 60) + 512).to_be_bytes());
+    header.set_cksum();
+    let mut bytes = header.as_bytes().to_vec();
+    for (n, some) in parts[4..].chunks(21).enumerate() {
+        let mut more = tar::GnuExtSparseHeader::new();
+        more.sparse.iter_mut().zip(some).for_each(|(to, place)| part(to, *place));
+        more.isextended[0] = u8::from(n == 0);
+        bytes.extend_from_slice(more.as_bytes());
+    }
+    (0..30u8).for_each(|i| bytes.extend([i + 1; 512]));
+    let mut next = tar::Header::new_gnu();
+    next.set_path("next").expect("a path");
+    next.set_mode(0o644);
+    next.set_size(4);
+    next.set_cksum();
+    put(&mut bytes, &next, b"next");
+    let (done, fs) = imported(&bytes[..]);
+    assert!(done.is_ok(), "{:?}", done.map_err(|failure| failure.message));
+    let attr = fs.lookup(ROOT, b"sparse").expect("there");
+    assert_eq!(attr.size, (1 << 60) + 512);
+    for i in 0..30 {
+        let found = fs.read(attr.ino, i << 55, 513).expect("read").to_vec();
+        assert_eq!(found, [vec![i as u8 + 1; 512], vec![0]].concat(), "part {i}");
+    }
+    let next = fs.lookup(ROOT, b"next").expect("there");
+    assert_eq!(fs.read(next.ino, 0, 10).expect("read").to_vec(), b"next");
+}

@@ -1,0 +1,122 @@
+//! The bytes of a tar stream on their way to the `tar` crate, which reads what describes an entry into memory, however long it says that it
+//! is, and gives the holes of GNU's sparse files as zeros, however large they are. So what lies between two entries' contents is bounded
+//! here, and kept, for it has the maps of such files; and their data is read beside the crate, which is told that it was skipped.
+
+use std::cell::RefCell;
+use std::io::{self, Read};
+use std::rc::Rc;
+
+/// What may describe an entry: names, records, maps. The attributes of a file are at most a few megabytes.
+const LONGEST: u64 = 8 << 20;
+
+/// Where the data of a sparse file belongs: offsets and lengths.
+type Parts = Vec<(u64, u64)>;
+
+struct Stream<R> {
+    inner: R,
+    /// Bytes read from it.
+    at: u64,
+    /// Bytes of these that the crate believes are still to come.
+    ahead: u64,
+    /// Where the content ends that is being passed, while headers are read.
+    passing: Option<u64>,
+    /// What was read behind there.
+    heard: Vec<u8>,
+}
+
+pub struct TarStream<R>(Rc<RefCell<Stream<R>>>);
+
+impl<R> Clone for TarStream<R> {
+    fn clone(&self) -> Self {
+        TarStream(self.0.clone())
+    }
+}
+
+impl<R: Read> Read for TarStream<R> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let mut stream = self.0.borrow_mut();
+        if stream.ahead > 0 {
+            let len = buf.len().min(usize::try_from(stream.ahead).unwrap_or(usize::MAX));
+            buf[..len].fill(0);
+            stream.ahead -= len as u64;
+            return Ok(len);
+        }
+        let got = stream.inner.read(buf)?;
+        let before = stream.at;
+        stream.at += got as u64;
+        if let Some(end) = stream.passing
+            && stream.at > end
+        {
+            let new = usize::try_from(end.saturating_sub(before)).unwrap_or(usize::MAX);
+            stream.heard.extend_from_slice(buf[..got].get(new..).unwrap_or_default());
+            if stream.heard.len() as u64 > LONGEST {
+                let what = format!("what describes an entry is longer than {} MiB", LONGEST >> 20);
+                return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+            }
+        }
+        Ok(got)
+    }
+}
+
+impl<R: Read> TarStream<R> {
+    pub fn new(inner: R) -> Self {
+        TarStream(Rc::new(RefCell::new(Stream { inner, at: 0, ahead: 0, passing: None, heard: Vec::new() })))
+    }
+
+    /// The crate is about to look for the next entry; the content of the one before ends at `end`.
+    pub fn pass(&self, end: u64) {
+        let mut stream = self.0.borrow_mut();
+        stream.passing = Some(end);
+        stream.heard.clear();
+    }
+
+    /// It has found it: gives where its content ends, and, of a sparse file of GNU's own form, where its data belongs.
+    pub fn found<E: Read>(&self, entry: &tar::Entry<'_, E>) -> io::Result<(u64, Option<Parts>)> {
+        let mut stream = self.0.borrow_mut();
+        let heard_from = stream.at - stream.heard.len() as u64;
+        stream.passing = None;
+        let begin = entry.raw_file_position();
+        let Some(gnu) = entry.header().as_gnu().filter(|_| entry.header().entry_type().is_gnu_sparse()) else {
+            return Ok((begin.saturating_add(entry.size()), None));
+        };
+        let mut map = Vec::new();
+        let mut add = |part: &tar::GnuSparseHeader| {
+            if !part.is_empty() {
+                map.push((part.offset()?, part.length()?));
+            }
+            Ok::<_, io::Error>(())
+        };
+        gnu.sparse.iter().try_for_each(&mut add)?;
+        let mut more = gnu.is_extended();
+        let behind = usize::try_from(begin.saturating_sub(heard_from)).unwrap_or(usize::MAX);
+        for block in stream.heard.get(behind..).unwrap_or_default().chunks_exact(512) {
+            if !more {
+                break;
+            }
+            let mut part = tar::GnuExtSparseHeader::new();
+            part.as_mut_bytes().copy_from_slice(block);
+            part.sparse().iter().try_for_each(&mut add)?;
+            more = part.is_extended();
+        }
+        let end = map.iter().fold(stream.at, |end, (_, len)| end.saturating_add(*len));
+        Ok((end, Some(map)))
+    }
+
+    /// The next `len` bytes, past the crate. Only of what it will skip.
+    pub fn beside(&self, len: u64) -> io::Take<Beside<R>> {
+        Beside(self.clone()).take(len)
+    }
+}
+
+/// See [`TarStream::beside`].
+pub struct Beside<R>(TarStream<R>);
+
+impl<R: Read> Read for Beside<R> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let mut stream = self.0.0.borrow_mut();
+        let got = stream.inner.read(buf)?;
+        stream.at += got as u64;
+        stream.ahead += got as u64;
+        Ok(got)
+    }
+}
