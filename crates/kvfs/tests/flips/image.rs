@@ -28,6 +28,8 @@ pub enum End {
 pub struct Image {
     pub end: End,
     pub device: MemoryDevice,
+    /// The device at earlier times.
+    pub older: Vec<MemoryDevice>,
     pub expected: Expected,
 }
 
@@ -38,9 +40,10 @@ impl Image {
         let open = options(end);
         let db = Kvdb::create(device.clone(), env.clone(), CreateOptions { open, reserve_zones: 4, ..Default::default() }).unwrap();
         let fs = Fs::open(db.clone(), env.clone(), fs_options()).unwrap();
-        let mut maker = Maker { db, fs, env, random: Random::new(9) };
+        let mut maker = Maker { db, fs, env, random: Random::new(9), device: device.clone(), older: Vec::new() };
         let expected = if end == End::LongJournal { maker.long_journal() } else { maker.everything(end) };
-        let Maker { db, fs, env, .. } = maker;
+        let Maker { db, fs, env, mut older, .. } = maker;
+        older.push((*device).clone());
         fs.shutdown().unwrap();
         let image = if matches!(end, End::Closed | End::ClosedUnflushed) {
             db.close().unwrap();
@@ -53,7 +56,7 @@ impl Image {
             }
             (*device).clone()
         };
-        Image { end, device: image, expected }
+        Image { end, device: image, older, expected }
     }
 
     pub fn options(&self) -> OpenOptions {
@@ -88,6 +91,8 @@ struct Maker {
     fs: Fs,
     env: Arc<Simulated>,
     random: Random,
+    device: Arc<MemoryDevice>,
+    older: Vec<MemoryDevice>,
 }
 
 impl Maker {
@@ -117,7 +122,9 @@ impl Maker {
         for phase in 0..7 {
             self.phase(phase, dicts);
             self.fs.sync_all().unwrap();
+            self.older.push((*self.device).clone());
             self.db.flush().unwrap();
+            self.older.push((*self.device).clone());
             // Up to the fourth, everything is merged into runs further down.
             if phase < 4 {
                 while self.db.step().unwrap() {}
@@ -183,6 +190,7 @@ impl Maker {
             batch.delete(dicts[0], format!("key{:05}", i * 37));
             self.db.commit(batch, if i % 3 == 0 { Durability::Synced } else { Durability::Buffered }).unwrap();
         }
+        self.older.push((*self.device).clone());
         let mut batch = Batch::new();
         for i in 0..5 {
             batch.put(dicts[1], format!("bound{i}"), self.noise(5000));
@@ -204,6 +212,9 @@ impl Maker {
             let mut batch = Batch::new();
             batch.put(dicts[0], format!("key{i}"), self.noise(60_000));
             self.db.commit(batch, if i % 20 == 0 { Durability::Synced } else { Durability::Buffered }).unwrap();
+            if i % 40 == 39 {
+                self.older.push((*self.device).clone());
+            }
         }
         self.file(ROOT, "file", &[(0, 5000)]);
         self.fs.sync_all().unwrap();

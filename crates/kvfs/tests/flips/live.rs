@@ -131,6 +131,17 @@ impl Live {
         (class, self.pick_of(class, random))
     }
 
+    /// The range of that class that the byte is in.
+    pub fn range_of(&self, class: Class, at: u64) -> Option<Range<u64>> {
+        self.ranges.get(&class)?.iter().find(|r| r.contains(&at)).cloned()
+    }
+
+    /// What a byte is part of. A value that no key has now counts as dead.
+    pub fn class_at(&self, at: u64) -> Class {
+        let all = self.ranges.iter().filter(|(class, _)| **class != Class::Dead);
+        all.filter(|(_, ranges)| ranges.iter().any(|r| r.contains(&at))).map(|(class, _)| *class).next().unwrap_or(Class::Dead)
+    }
+
     pub fn pick_of(&self, class: Class, random: &mut Random) -> u64 {
         let ranges = &self.ranges[&class];
         let range = &ranges[random.below(ranges.len() as u64) as usize];

@@ -15,8 +15,9 @@
 //! live (padding between values, what is behind the ends of journal and manifest, free zones, values overwritten since): there a
 //! flip changes nothing that is read.
 //!
-//! `KVFS_FLIPS=n` flips n bits in all instead of the usual few; `KVFS_SEED=n` draws others.
+//! `KVFS_FLIPS=n` flips n bits in all instead of the usual few, `KVFS_STRAYS=n` lets n blocks go astray; `KVFS_SEED=n` draws others.
 
+mod astray;
 mod image;
 mod live;
 mod reading;

@@ -4,9 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use env::Simulated;
-use kvdb::{
-    Batch, Compression, CreateOptions, DictionaryOptions, Durability, Isolation, Kvdb, OpenOptions, TransactionOptions,
-};
+use kvdb::{Batch, Compression, CreateOptions, DictionaryOptions, Durability, Isolation, Kvdb, OpenOptions, TransactionOptions};
 use kvfs::Fs;
 use zones::MemoryDevice;
 

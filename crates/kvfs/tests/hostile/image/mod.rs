@@ -120,7 +120,8 @@ fn put_pieces(
         rest = &rest[len..];
     }
     // What is left of what lay there before.
-    while offset + SECTOR <= ZONE_SIZE && read(device, zone * ZONE_SIZE + offset, SECTOR as usize).is_some_and(|s| s.iter().any(|b| *b != 0))
+    while offset + SECTOR <= ZONE_SIZE
+        && read(device, zone * ZONE_SIZE + offset, SECTOR as usize).is_some_and(|s| s.iter().any(|b| *b != 0))
     {
         write(device, zone * ZONE_SIZE + offset, &[0; SECTOR as usize]);
         offset += SECTOR;
@@ -177,7 +178,9 @@ impl<'a> Image<'a> {
         self.root.durable = stream.len() as u64;
         let headers = random.one_in(15);
         let place = (self.root.zones[0], self.root.epoch, 0);
-        put_pieces(self.device, b"KVMC", place, (0, 0), &stream, &mut |h| odd_header(random, if headers { 2 } else { usize::MAX }, h));
+        put_pieces(self.device, b"KVMC", place, (0, 0), &stream, &mut |h| {
+            odd_header(random, if headers { 2 } else { usize::MAX }, h)
+        });
         self.seal(random);
     }
 
@@ -254,8 +257,7 @@ impl<'a> Image<'a> {
             let offset = if number == from { offset } else { 0 };
             let Some((position, stream)) = pieces(self.device, zone, epoch, offset, 1) else { continue };
             let (mut rest, mut records) = (&stream[..], Vec::new());
-            while let Some(bytes) =
-                field::take_varint(&mut rest).and_then(|len| field::take(&mut rest, usize::try_from(len).ok()?))
+            while let Some(bytes) = field::take_varint(&mut rest).and_then(|len| field::take(&mut rest, usize::try_from(len).ok()?))
             {
                 let Some(one) = field::parse(field::journal, bytes) else { break };
                 records.extend(one);
