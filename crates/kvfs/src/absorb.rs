@@ -9,6 +9,7 @@
 //! - one that it removed and that nobody has open goes;
 //! - one that it removed and that somebody has open here lives on without a name, as if it had been unlinked here: its content (if it lay
 //!   in the node) is taken into memory before, its pages stay because the transaction has left an orphan record instead of removing them;
+//!   what the transaction had changed of them before it removed the file is put back first;
 //! - one that is unlinked here already is none of the transaction's business: if it changed the file, that is a conflict;
 //! - one that the transaction made is not in memory, for nobody could ask for it.
 //!
@@ -35,6 +36,8 @@ use crate::locks;
 
 /// Orphans removed in one batch.
 const REMOVED_AT_ONCE: usize = 64;
+/// Pages put back in one batch.
+const PUT_BACK_AT_ONCE: usize = 16 << 10;
 
 /// Directory and name; `true`: removed.
 type Named = (Ino, Box<[u8]>, bool);
@@ -101,11 +104,23 @@ impl Fs {
 
     /// Commits by `commit` what a transaction has changed, and brings what is in memory here up to that. The mainline's. Gives the orphans
     /// that nobody has open. On an error nothing has changed; [`kvdb::Error::Locked`]: try again.
-    pub(crate) fn absorb(&self, touched: &Touched, turn: &Turn<'_>, commit: impl FnOnce() -> Result<()>) -> Result<Vec<Ino>> {
-        self.at_rest(|| self.absorb_at_rest(touched, turn, commit))
+    pub(crate) fn absorb(
+        &self,
+        transaction: &Transaction,
+        touched: &Touched,
+        turn: &Turn<'_>,
+        commit: impl FnOnce() -> Result<()>,
+    ) -> Result<Vec<Ino>> {
+        self.at_rest(|| self.absorb_at_rest(transaction, touched, turn, commit))
     }
 
-    fn absorb_at_rest(&self, touched: &Touched, turn: &Turn<'_>, commit: impl FnOnce() -> Result<()>) -> Result<Vec<Ino>> {
+    fn absorb_at_rest(
+        &self,
+        transaction: &Transaction,
+        touched: &Touched,
+        turn: &Turn<'_>,
+        commit: impl FnOnce() -> Result<()>,
+    ) -> Result<Vec<Ino>> {
         let dirty = touched.inodes.iter().find(|(ino, _)| {
             let inode = self.core.table.get(*ino);
             inode.is_some_and(|inode| matches!(inode.state.read(), state if state.dirty && state.attr.nlink > 0))
@@ -120,6 +135,7 @@ impl Fs {
                 unlinking.extend(self.before_unlinking(ino)?);
             }
         }
+        let put_back = self.put_back(transaction, &unlinking)?;
         let before = self.before(Some(touched.inodes.iter().map(|(ino, _)| *ino).collect()))?;
         kvdb::at_once(commit)?;
         turn.is_made(before);
@@ -129,7 +145,7 @@ impl Fs {
             let mut state = inode.state.write();
             (state.attr.nlink, state.attr.ctime) = (0, now);
             state.inline = Some(content).filter(|content| !content.is_empty());
-            state.orphaned = touched.orphans.contains(&inode.ino);
+            state.orphaned = touched.orphans.contains(&inode.ino) || put_back.contains(&inode.ino);
         }
         for &(ino, removed) in &touched.inodes {
             if kept.contains(&ino) {
@@ -190,6 +206,50 @@ impl Fs {
             Bytes::copy_from_slice(&self.content(ino, &state)?)
         };
         Ok(Some(Unlinking { inode, content }))
+    }
+
+    /// Undoes what a transaction has changed in the content of files that it removes and that somebody has open here. Gives those of which
+    /// the store has something then; they have an orphan record.
+    fn put_back(&self, transaction: &Transaction, unlinking: &[Unlinking]) -> Result<HashSet<Ino>> {
+        let mut stored = HashSet::new();
+        if unlinking.is_empty() {
+            return Ok(stored);
+        }
+        let inodes: HashSet<Ino> = unlinking.iter().map(|u| u.inode.ino).collect();
+        let Layout { imap, dmap, .. } = self.core.layout;
+        let mut changed = HashSet::new();
+        for change in transaction.changes_of(&[imap, dmap])? {
+            let (dict, change) = change?;
+            let (Changed::Put { key, .. } | Changed::Delete { key } | Changed::DeleteRange { start: key, .. }) = &change;
+            let Some((ino, rest)) = key.split_first_chunk::<8>() else { continue };
+            let ino = u64::from_be_bytes(*ino);
+            // The node itself is what is removed.
+            if inodes.contains(&ino) && (dict == dmap || !rest.is_empty()) {
+                changed.insert(ino);
+            }
+        }
+        let view = transaction.view()?.beneath();
+        for ino in changed {
+            let (xattrs, pages) = (layout::xattr_key(ino, b"\0"), layout::page_key(ino, 0));
+            let ranges = [(imap, &xattrs[..], layout::node_range(ino).1), (dmap, &pages[..], layout::pages_end(ino))];
+            for (dict, start, end) in ranges {
+                let mut batch = Batch::new();
+                batch.delete_range(dict, start.to_vec(), end.to_vec());
+                transaction.apply(batch)?;
+                let mut from = start.to_vec();
+                loop {
+                    let some = view.scan_stored(dict, &from, &end, PUT_BACK_AT_ONCE)?;
+                    let Some((last, _)) = some.last() else { break };
+                    from = [&last[..], &[0]].concat();
+                    let mut batch = Batch::new();
+                    batch.put(imap, layout::orphan_key(ino), b"".as_slice());
+                    some.into_iter().for_each(|(key, value)| batch.put_stored(dict, key, value));
+                    transaction.apply(batch)?;
+                    stored.insert(ino);
+                }
+            }
+        }
+        Ok(stored)
     }
 
     /// Brings an inode in memory up to the store.

@@ -249,7 +249,7 @@ impl Views {
             // Serializable transactions may hold what it changes, and end only when the mainline's gate is open, and it is their turn.
             false => self.shared.mainline.patiently(|| {
                 let turn = self.shared.mainline.core.past.turn();
-                let orphans = self.shared.mainline.absorb(&touched, &turn, commit)?;
+                let orphans = self.shared.mainline.absorb(&transaction, &touched, &turn, commit)?;
                 Ok((orphans, Some(turn)))
             }),
         };

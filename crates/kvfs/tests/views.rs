@@ -263,6 +263,45 @@ fn what_is_open_here_and_removed_there_lives_until_its_last_user_goes() {
     assert_eq!((report.orphans, report.pages), (0, 0));
 }
 
+/// What it was when the transaction removed it is not what it is here, where nobody has changed it.
+#[test]
+fn what_is_open_here_and_changed_and_removed_there_is_here_as_it_was() {
+    let w = World::new();
+    let views = Views::new(w.db.clone(), w.fs.clone());
+    let old: Vec<u8> = (0..30_000).map(|n| n as u8).collect();
+    let large = vec![b'x'; 3000];
+    let change: [fn(&Fs, Ino); 4] = [
+        |fs, ino| drop(fs.write(ino, 5000, &[9; 5000], Default::default()).unwrap()),
+        |fs, ino| drop(fs.setattr(ino, &SetAttr { size: Some(0), ..Default::default() }, USER).unwrap()),
+        |fs, ino| drop(fs.write(ino, 60_000, &[9; 5000], Default::default()).unwrap()),
+        |fs, ino| fs.setxattr(ino, b"user.large", &[b'y'; 3000], Default::default()).unwrap(),
+    ];
+    for (n, change) in change.into_iter().enumerate() {
+        for paged in [true, false] {
+            let (name, old) = (format!("f{n}{paged}"), if paged { &old[..] } else { &b"short"[..] });
+            let open = w.file_with(ROOT, &name, old);
+            w.fs.setxattr(open, b"user.large", &large, Default::default()).unwrap();
+            let id = views.begin(TransactionOptions::default()).unwrap();
+            let inside = views.fs(&View::Transaction(id)).unwrap();
+            change(&inside, open);
+            inside.sync_all().unwrap();
+            inside.unlink(ROOT, name.as_bytes()).unwrap();
+            views.commit(id, Durability::Buffered).unwrap();
+            assert!(w.fs.read(open, 0, 100_000).unwrap() == old, "{name}");
+            assert_eq!(w.fs.getxattr(open, b"user.large").unwrap(), large, "{name}");
+            // Behind its end there is nothing of the transaction's, however it comes to be part of the file.
+            w.write(open, 90_000, b"end");
+            w.fs.link(open, ROOT, name.as_bytes()).unwrap();
+            w.check();
+            let whole = [old, &vec![0; 90_000 - old.len()], b"end"].concat();
+            assert!(w.read_all(open) == whole, "{name}");
+            w.fs.unlink(ROOT, name.as_bytes()).unwrap();
+            w.fs.forget(open, 2);
+            assert_eq!(w.fs.verify().unwrap().pages, 0, "{name}: nothing is left");
+        }
+    }
+}
+
 #[test]
 fn what_is_open_in_a_transaction_and_removed_there_goes_with_it() {
     for commit in [false, true] {
