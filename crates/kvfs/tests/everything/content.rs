@@ -136,6 +136,9 @@ pub fn write(w: &mut World, site: &Site) -> Result<(), Dead> {
             assert_eq!((written.bytes, written.lost_privileges), (len as u64, lost), "{}", w.what());
         }
     }
+    if hints.from_cache && w.log.last().is_some_and(|last| last.ends_with("was refused")) {
+        w.lost.insert(ino);
+    }
     // Nothing has become another one all at once.
     assert!(!w.fs_if_open(site).is_some_and(|fs| fs.is_resized(ino)));
     Ok(())

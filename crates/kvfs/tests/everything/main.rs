@@ -209,6 +209,7 @@ fn run(seed: u64) -> BTreeSet<&'static str> {
         left: Vec::new(),
         inos: BTreeMap::new(),
         taken: BTreeMap::new(),
+        lost: BTreeSet::new(),
         changed_at: BTreeMap::new(),
         fresh: 0,
         names: 0,
@@ -290,6 +291,7 @@ fn reopened(w: &mut World) {
     w.open.clear();
     w.committed.clear();
     w.changed_at.clear();
+    w.lost.clear();
     w.taken.clear();
     let branches: Vec<String> = w.history.newest().branches.keys().cloned().collect();
     branches.iter().for_each(|branch| w.numbers_of(branch));

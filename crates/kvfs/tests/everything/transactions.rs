@@ -399,14 +399,20 @@ pub fn restored(w: &mut World, found: &BTreeMap<String, TransactionId>) {
     let durable = w.history.newest().durable.clone();
     for (label, over) in durable {
         let id = found[&label];
+        let (base, mut over) = (w.bases[&label].clone(), (*over).clone());
+        // What only waited in memory it has not changed.
+        over.nodes.retain(|node, mine| match (base.nodes.get(node), mine) {
+            (Some(was), Some(mine)) => was.now() != mine.now(),
+            _ => true,
+        });
         w.open.push(Open {
             id,
             number: w.views.number(&View::Transaction(id)).expect("it is open"),
             isolation: Isolation::Snapshot,
             durable: true,
             checks: true,
-            base: w.bases[&label].clone(),
-            over: (*over).clone(),
+            base,
+            over,
             savepoints: Vec::new(),
             since: 0,
             restored: true,

@@ -59,6 +59,8 @@ pub struct World {
     pub inos: BTreeMap<Id, Ino>,
     /// Inode numbers that were seen since the store was opened, by branch: none is given again.
     pub taken: BTreeMap<String, BTreeSet<Ino>>,
+    /// Of which something was refused that came out of a cache.
+    pub lost: BTreeSet<Ino>,
     /// When something was last changed that waits.
     pub changed_at: BTreeMap<(String, Id), Duration>,
     pub fresh: Id,
@@ -215,6 +217,7 @@ impl World {
         let branch = self.branch_of(site);
         let new = self.taken.entry(branch).or_default().insert(ino);
         assert!(new, "{}: inode {ino} was there already", self.what());
+        self.note(format!("node {id} is inode {ino}"));
         self.inos.insert(id, ino);
     }
 
@@ -230,7 +233,7 @@ impl World {
         if self.device.is_dead() {
             return Err(Dead);
         }
-        if expected.contains(&e.errno()) {
+        if expected.contains(&e.errno()) || matches!(e, Error::LostBefore(ino) if self.lost.contains(&ino)) {
             return Ok(());
         }
         if self.limited && matches!(e.errno(), libc::ENOSPC) {
