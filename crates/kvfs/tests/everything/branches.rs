@@ -111,7 +111,8 @@ impl World {
         let trees = state.branches.get(branch).map(|tree| &**tree).into_iter().chain(snapshots);
         let mut ids: Vec<_> = trees.flat_map(|tree| tree.nodes.keys().copied()).collect();
         if branch.is_empty() {
-            ids.extend(state.durable.values().flat_map(|over| over.nodes.keys().copied()));
+            let made = state.durable.values().flat_map(|over| over.nodes.iter().filter(|(_, node)| node.is_some()));
+            ids.extend(made.map(|(id, _)| *id));
         }
         let inos: Vec<_> = ids.iter().filter_map(|id| self.inos.get(id).copied()).collect();
         self.taken.entry(branch.into()).or_default().extend(inos);

@@ -28,12 +28,12 @@ use std::time::{Duration, Instant};
 
 use env::{Random, Simulated};
 use kvdb::{CreateOptions, DictionaryOptions, Kvdb, OpenOptions, Shape};
-use kvfs::{Atime, Fs, FsOptions, Views, Watcher};
+use kvfs::{Atime, Fs, FsOptions, GoingDown, Views, Watcher};
 use zones::{CrashDevice, MemoryDevice};
 
 use found::Exactly;
 use state::{History, State, observe};
-use tree::Tree;
+use tree::{Overlay, Tree};
 use world::{Dead, Site, World};
 
 pub const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
@@ -179,6 +179,39 @@ fn close(w: &mut World) {
     }
 }
 
+/// As by the ioctl: nothing goes on, and what was asked for is on disk.
+fn go_down(w: &mut World) {
+    let how = [GoingDown::Synced, GoingDown::Committed, GoingDown::AsItIs][w.random.below(3) as usize];
+    w.note(format!("going down {how:?}"));
+    w.call(&["Views::go_down", "Views::is_down"]);
+    let locked = w.views.takes_locks();
+    match w.views.go_down(how) {
+        Ok(()) => {
+            assert!(w.views.is_down(), "{}", w.what());
+            let refused = w.views.mainline().mkdir(kvfs::ROOT, b"no more", 0o755, world::USER);
+            assert!(refused.is_err(), "{}: it is down", w.what());
+        }
+        Err(e) => {
+            assert!(w.device.is_dead() || w.limited && e.errno() == libc::ENOSPC, "{}: {e}", w.what());
+            return;
+        }
+    }
+    // What is locked may wait.
+    if how == GoingDown::Synced && !locked {
+        for open in &mut w.open {
+            open.over.settle();
+        }
+        let kept: Vec<(String, Arc<Overlay>)> =
+            w.open.iter().filter(|open| open.durable).map(|open| (open.label.clone(), Arc::new(open.over.clone()))).collect();
+        w.history.attempt(|s| s.durable.extend(kept));
+        let branches: Vec<String> = w.history.newest().branches.keys().cloned().collect();
+        branches.iter().for_each(|branch| w.settle(branch));
+    }
+    if how != GoingDown::AsItIs {
+        w.history.certain();
+    }
+}
+
 /// Runs one seed; gives the operations that it has called.
 fn run(seed: u64) -> BTreeSet<&'static str> {
     let mut random = Random::new(seed);
@@ -229,8 +262,11 @@ fn run(seed: u64) -> BTreeSet<&'static str> {
         let steps = 20 + w.random.below(250);
         let lived = live(&mut w, steps);
         w.operation = "closing";
-        if lived.is_ok() && w.random.one_in(2) {
-            close(&mut w);
+        match w.random.below(4) {
+            _ if lived.is_err() => {}
+            0 | 1 => close(&mut w),
+            2 => go_down(&mut w),
+            _ => {}
         }
         w.note(format!("the power is cut: {}", w.device.is_dead()));
         let image = w.device.crash(seed ^ life);

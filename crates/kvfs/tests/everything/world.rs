@@ -216,7 +216,7 @@ impl World {
     pub fn is_new(&mut self, site: &Site, id: Id, ino: Ino) {
         let branch = self.branch_of(site);
         let new = self.taken.entry(branch).or_default().insert(ino);
-        assert!(new, "{}: inode {ino} was there already", self.what());
+        assert!(new, "{}: inode {ino} of node {id} was there already", self.what());
         self.note(format!("node {id} is inode {ino}"));
         self.inos.insert(id, ino);
     }
