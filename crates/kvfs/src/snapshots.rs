@@ -97,10 +97,8 @@ impl Views {
                     Err(e) => return Err(e),
                 }
             }
-            if open.iter().any(|transaction| transaction.durable) {
-                // The rollback is on disk at once; one that it ends must not be there again after a crash.
-                self.shared.db.sync()?;
-            }
+            // The rollback is on disk at once; a durable one that it ends, or that had just ended, must not be there again after a crash.
+            self.shared.db.sync()?;
         }
         // What the kernel holds back belongs to what is left behind.
         self.write_back(Wait::ForAll)?;

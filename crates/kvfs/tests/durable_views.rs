@@ -148,6 +148,17 @@ fn what_is_made_beside_the_views_takes_no_number_of_a_transaction_that_goes_on()
 /// The rollback is on disk at once: a transaction that it has ended must not be there again when the power fails right behind it.
 #[test]
 fn a_transaction_that_a_rollback_has_ended_does_not_go_on_after_a_power_cut() {
+    ended_by_a_rollback(|_, _| {});
+}
+
+/// Nor one that had ended before it, without a sync.
+#[test]
+fn a_transaction_that_ended_before_a_rollback_does_not_go_on_after_a_power_cut() {
+    ended_by_a_rollback(|views, id| views.abort(id).unwrap());
+    ended_by_a_rollback(|views, id| views.commit(id, Durability::Buffered).unwrap());
+}
+
+fn ended_by_a_rollback(before: impl Fn(&Views, kvdb::TransactionId)) {
     let device = Arc::new(CrashDevice::new());
     let env = Arc::new(Simulated::new(7));
     let options = || OpenOptions { memory: 16 << 20, threads: false, zero_journal: false, ..Default::default() };
@@ -160,6 +171,7 @@ fn a_transaction_that_a_rollback_has_ended_does_not_go_on_after_a_power_cut() {
     file(&inside, ROOT, "mine", b"mine");
     inside.sync_all().unwrap();
     db.sync().unwrap();
+    before(&views, id);
     views.rollback("empty").unwrap();
     assert!(db.transactions().is_empty());
     let image = Arc::new(device.durable());

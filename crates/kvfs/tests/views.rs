@@ -270,11 +270,11 @@ fn what_is_open_here_and_changed_and_removed_there_is_here_as_it_was() {
     let views = Views::new(w.db.clone(), w.fs.clone());
     let old: Vec<u8> = (0..30_000).map(|n| n as u8).collect();
     let large = vec![b'x'; 3000];
-    let change: [fn(&Fs, Ino); 4] = [
-        |fs, ino| drop(fs.write(ino, 5000, &[9; 5000], Default::default()).unwrap()),
-        |fs, ino| drop(fs.setattr(ino, &SetAttr { size: Some(0), ..Default::default() }, USER).unwrap()),
-        |fs, ino| drop(fs.write(ino, 60_000, &[9; 5000], Default::default()).unwrap()),
-        |fs, ino| fs.setxattr(ino, b"user.large", &[b'y'; 3000], Default::default()).unwrap(),
+    let change: [fn(&Fs, Ino) -> kvfs::Result<()>; 4] = [
+        |fs, ino| fs.write(ino, 5000, &[9; 5000], Default::default()).map(drop),
+        |fs, ino| fs.setattr(ino, &SetAttr { size: Some(0), ..Default::default() }, USER).map(drop),
+        |fs, ino| fs.write(ino, 60_000, &[9; 5000], Default::default()).map(drop),
+        |fs, ino| fs.setxattr(ino, b"user.large", &[b'y'; 3000], Default::default()),
     ];
     for (n, change) in change.into_iter().enumerate() {
         for paged in [true, false] {
@@ -283,7 +283,7 @@ fn what_is_open_here_and_changed_and_removed_there_is_here_as_it_was() {
             w.fs.setxattr(open, b"user.large", &large, Default::default()).unwrap();
             let id = views.begin(TransactionOptions::default()).unwrap();
             let inside = views.fs(&View::Transaction(id)).unwrap();
-            change(&inside, open);
+            change(&inside, open).unwrap();
             inside.sync_all().unwrap();
             inside.unlink(ROOT, name.as_bytes()).unwrap();
             views.commit(id, Durability::Buffered).unwrap();

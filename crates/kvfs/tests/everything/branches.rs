@@ -261,7 +261,9 @@ pub fn compare(w: &mut World) -> Result<(), Dead> {
     matched.map(drop).unwrap_or_else(|e| panic!("{}: {e}", w.what()));
     let open: Vec<String> = w.open.iter().map(|open| open.label.clone()).collect();
     open.iter().try_for_each(|label| crate::transactions::see(w, label))?;
-    w.call(&["Views::mainline", "Fs::statistics"]);
-    assert_eq!(w.views.mainline().statistics().dirty_bytes, w.views.mainline().statistics().dirty_bytes);
+    w.call(&["Views::mainline", "Views::opened", "Fs::statistics"]);
+    let opened = w.views.opened();
+    assert!(opened.len() > open.len() && opened[0].0 == 0, "{}: {} views are open", w.what(), opened.len());
+    assert_eq!(opened[0].1.statistics(), w.views.mainline().statistics(), "{}", w.what());
     Ok(())
 }

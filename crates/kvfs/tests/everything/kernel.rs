@@ -134,7 +134,8 @@ impl World {
 
 /// A program has written, and the kernel holds it back; something is done that must have it.
 pub fn held_write(w: &mut World, site: &Site) -> Result<(), Dead> {
-    let possible = !w.limited && !w.open.iter().any(|open| open.isolation == kvdb::Isolation::Serializable);
+    // What cannot be handed over stands in the way.
+    let possible = w.lost.is_empty() && !w.limited && !w.open.iter().any(|open| open.isolation == kvdb::Isolation::Serializable);
     let read_only = matches!(site, Site::Transaction(label) if !w.running(label).checks);
     let tree = w.tree(site);
     let files = tree.all(|kind| kind == kvfs::FileKind::File);
