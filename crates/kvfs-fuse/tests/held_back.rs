@@ -266,42 +266,41 @@ fn a_transaction_does_not_begin_without_a_page_that_waits_for_a_lock() {
 #[test]
 fn who_begins_commits_or_makes_a_snapshot_without_a_page_that_is_on_its_way_gets_an_error() {
     // Shorter and longer than what who asks waits before it looks for locks.
+    // (A kernel that gathers writes keeps times, too, and waits for these until the page has been refused, which is said at the next fsync.)
     for (patience, why) in [(300, "the thread that has them is busy"), (1500, "locked by a transaction")] {
-        for write_back in BOTH {
-            let Some(m) = Real::with_patience(write_back, Duration::from_millis(patience)) else { return };
-            let file = read_write(&m.path("f"));
-            file.set_len(8192).expect("truncate");
-            let mapping = Mapping::of(&file, 8192);
-            mapping.put(0, b"old");
-            file.sync_all().expect("synced");
-            fs::write(m.path("g"), b"old").expect("write");
-            let options = kvdb::TransactionOptions { isolation: Isolation::Serializable, ..Default::default() };
-            let (open, inside) = m.begin();
-            let locking = m.views.begin(options).expect("begun");
-            assert_eq!(&fs::read(m.path(&format!(".kvfs/txn/{locking}/f"))).expect("read")[..3], b"old");
-            fs::write(inside.join("g"), b"new").expect("write");
-            // It comes to the daemon when somebody asks for it, and has to wait there.
-            mapping.put(0, b"new");
-            let refused = |what: &str, result: kvfs::Result<()>| match result {
-                Err(kvfs::Error::NotHandedOver(said)) => assert!(said.contains(why), "{what}: {said}"),
-                other => panic!("{what}, write-back {write_back}: {other:?}"),
-            };
-            let before = m.views.all().len();
-            refused("begin", m.views.begin(Default::default()).map(drop));
-            refused("snapshot", m.views.snapshot(&kvfs::View::Mainline, "s", kvdb::Durability::Buffered).map(drop));
-            if patience < 1000 {
-                // A commit goes without pages that wait for a lock, as soon as it knows that they do.
-                refused("commit", m.views.commit(open, kvdb::Durability::Buffered));
-                assert_eq!(fs::read(m.path("g")).expect("read"), b"old", "nothing of it is there");
-            }
-            assert_eq!(m.views.all().len(), before, "nothing was begun, made or ended");
-            assert_eq!(fs::read(inside.join("g")).expect("read"), b"new", "the transaction goes on");
-            m.views.abort(locking).expect("aborted");
-            m.commit(open);
-            assert_eq!(fs::read(m.path("g")).expect("read"), b"new");
-            let (_, inside) = m.begin();
-            assert_eq!(&fs::read(inside.join("f")).expect("read")[..3], b"new", "now the page is there");
+        let Some(m) = Real::with_patience(Duration::from_millis(patience)) else { return };
+        let file = read_write(&m.path("f"));
+        file.set_len(8192).expect("truncate");
+        let mapping = Mapping::of(&file, 8192);
+        mapping.put(0, b"old");
+        file.sync_all().expect("synced");
+        fs::write(m.path("g"), b"old").expect("write");
+        let options = kvdb::TransactionOptions { isolation: Isolation::Serializable, ..Default::default() };
+        let (open, inside) = m.begin();
+        let locking = m.views.begin(options).expect("begun");
+        assert_eq!(&fs::read(m.path(&format!(".kvfs/txn/{locking}/f"))).expect("read")[..3], b"old");
+        fs::write(inside.join("g"), b"new").expect("write");
+        // It comes to the daemon when somebody asks for it, and has to wait there.
+        mapping.put(0, b"new");
+        let refused = |what: &str, result: kvfs::Result<()>| match result {
+            Err(kvfs::Error::NotHandedOver(said)) => assert!(said.contains(why), "{what}: {said}"),
+            other => panic!("{what}: {other:?}"),
+        };
+        let before = m.views.all().len();
+        refused("begin", m.views.begin(Default::default()).map(drop));
+        refused("snapshot", m.views.snapshot(&kvfs::View::Mainline, "s", kvdb::Durability::Buffered).map(drop));
+        if patience < 1000 {
+            // A commit goes without pages that wait for a lock, as soon as it knows that they do.
+            refused("commit", m.views.commit(open, kvdb::Durability::Buffered));
+            assert_eq!(fs::read(m.path("g")).expect("read"), b"old", "nothing of it is there");
         }
+        assert_eq!(m.views.all().len(), before, "nothing was begun, made or ended");
+        assert_eq!(fs::read(inside.join("g")).expect("read"), b"new", "the transaction goes on");
+        m.views.abort(locking).expect("aborted");
+        m.commit(open);
+        assert_eq!(fs::read(m.path("g")).expect("read"), b"new");
+        let (_, inside) = m.begin();
+        assert_eq!(&fs::read(inside.join("f")).expect("read")[..3], b"new", "now the page is there");
     }
 }
 

@@ -61,10 +61,10 @@ impl Real {
     }
 
     /// With a limit for how long a transaction that begins or commits waits for pages that are on their way.
-    pub fn with_patience(write_back: bool, patience: Duration) -> Option<Real> {
+    pub fn with_patience(patience: Duration) -> Option<Real> {
         let start =
             |views: &Views, door: &Arc<Door>, mounted: &Mounted| Herald::start_with_patience(views, door, mounted, patience);
-        Real::start(Kvdb::in_memory(), FsOptions::default(), &policy(write_back), start)
+        Real::start(Kvdb::in_memory(), FsOptions::default(), &policy(false), start)
     }
 
     fn start(
