@@ -64,7 +64,7 @@ fn serve_logged(
     record.log = log;
     record.recovery = store.recovery.clone();
     record.write().map_err(|e| Failure::io(format!("cannot write a record to {}", daemons::folder().display()), &e))?;
-    let signals = end_on_signals(mounted.unmounter()).map_err(|e| Failure::io("cannot listen to signals", &e))?;
+    let signals = end_on_signals(mounted.unmounter(), views.clone()).map_err(|e| Failure::io("cannot listen to signals", &e))?;
     // The first request: whoever is told "mounted" can rely on being answered.
     fs::metadata(mounted.mount_point()).map_err(|e| Failure::io(format!("the mount on {} does not answer", dir.display()), &e))?;
     let herald = Herald::start(&views, &door, &mounted)
@@ -188,7 +188,7 @@ pub fn close_standard_streams() {
 }
 
 /// SIGTERM and SIGINT unmount; what uses the mount is cut off, what was written until then is kept.
-fn end_on_signals(unmounter: Unmounter) -> std::io::Result<signal_hook::iterator::Handle> {
+fn end_on_signals(unmounter: Unmounter, views: Views) -> std::io::Result<signal_hook::iterator::Handle> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     let handle = signals.handle();
     let listen = move || {
@@ -198,7 +198,12 @@ fn end_on_signals(unmounter: Unmounter) -> std::io::Result<signal_hook::iterator
             }
             tracing::info!("signal {signal}: unmounting");
             if let Err(e) = unmounter.end() {
-                tracing::error!("{e}");
+                tracing::warn!("{e}; it is left behind, dead");
+                // With all that the kernel holds back.
+                let ended = views.sync_all().map_err(|e| e.to_string()).and(unmounter.abort().map_err(|e| e.to_string()));
+                if let Err(e) = ended {
+                    tracing::error!("{e}");
+                }
             }
         }
     };

@@ -8,6 +8,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -23,6 +24,8 @@ pub struct Record {
     /// When the process started, in ticks since the machine did: with the pid it names one process for good.
     pub started: u64,
     pub store: PathBuf,
+    /// Device and inode of the store's file, whatever its name is or what has its name by now.
+    pub file: Option<(u64, u64)>,
     pub mount_point: PathBuf,
     pub socket: Option<PathBuf>,
     pub log: Option<PathBuf>,
@@ -30,6 +33,10 @@ pub struct Record {
     pub recovery: Option<String>,
     /// What went wrong while the daemon closed the store; left for `kvfs umount` to tell.
     pub failure: Option<String>,
+}
+
+fn file_at(path: &Path) -> Option<(u64, u64)> {
+    fs::metadata(path).ok().map(|m| (m.dev(), m.ino()))
 }
 
 /// The folder of the records: of the machine for root, of the user otherwise.
@@ -45,7 +52,7 @@ pub fn folder() -> PathBuf {
 
 /// Makes the folder, closed to others.
 pub fn make_folder() -> io::Result<PathBuf> {
-    use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+    use std::os::unix::fs::DirBuilderExt;
     let folder = folder();
     fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
     // In a shared place somebody else could have made it before us, to read what goes there.
@@ -83,6 +90,7 @@ impl Record {
             pid,
             started: start_of(pid).unwrap_or(0),
             store: store.into(),
+            file: file_at(store),
             mount_point: mount_point.into(),
             socket: None,
             log: None,
@@ -122,6 +130,22 @@ impl Record {
         devices.filter_map(|device| Record::read(&device)).filter(Record::is_alive).collect()
     }
 
+    /// The living daemon that serves the store at `path`, by whatever name it was mounted.
+    pub fn of_store(path: &Path) -> Option<Record> {
+        let file = file_at(path);
+        Record::all().into_iter().find(|r| match (r.file, file) {
+            (Some(theirs), Some(ours)) => theirs == ours,
+            _ => r.store == path,
+        })
+    }
+
+    /// The store's file has no name any more: what is in it is gone when its daemon ends.
+    pub fn store_is_removed(&self) -> bool {
+        let open = fs::read_dir(format!("/proc/{}/fd", self.pid)).into_iter().flatten().flatten();
+        let files = open.filter_map(|fd| fs::metadata(fd.path()).ok());
+        files.filter(|m| self.file == Some((m.dev(), m.ino()))).any(|m| m.is_file() && m.nlink() == 0)
+    }
+
     pub fn is_alive(&self) -> bool {
         start_of(self.pid) == Some(self.started)
     }
@@ -154,6 +178,7 @@ impl Record {
         let path = |p: &Path| json!(escape(p));
         json!({
             "device": self.device, "pid": self.pid, "started": self.started, "store": path(&self.store),
+            "file": self.file.map(|(device, inode)| [device, inode]),
             "mount_point": path(&self.mount_point), "socket": self.socket.as_deref().map(path),
             "log": self.log.as_deref().map(path), "recovery": self.recovery,
             "failure": self.failure,
@@ -167,6 +192,7 @@ impl Record {
             pid: v["pid"].as_i64()?.try_into().ok()?,
             started: v["started"].as_u64()?,
             store: path(&v["store"])?,
+            file: v["file"][0].as_u64().zip(v["file"][1].as_u64()),
             mount_point: path(&v["mount_point"])?,
             socket: path(&v["socket"]),
             log: path(&v["log"]),

@@ -11,7 +11,7 @@ use kvdb::{CreateOptions, Kvdb, OpenOptions};
 use kvfs::{Atime, Fs, FsOptions};
 use kvfs_fuse::Counters;
 use kvfs_fuse::mounts::{self, MountEntry};
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use zones::FileDevice;
 
 use crate::daemons::Record;
@@ -158,12 +158,19 @@ pub fn open_waiting(path: &Path, access: Access, memory: Option<u64>) -> Outcome
             Err(busy) if busy.exit == Exit::Busy => busy,
             done => return done,
         };
-        if let Some(record) = Record::all().into_iter().find(|r| r.store == full) {
+        if let Some(record) = Record::of_store(&full) {
             if mounts::mounts().is_ok_and(|all| all.iter().any(|m| m.device == record.device)) {
                 return Err(busy);
             }
+            if record.is_stopped() {
+                let (path, pid) = (path.display(), record.pid);
+                let text = format!("{path} is in use by process {pid}, which is stopped: it was unmounted, and is not closed yet");
+                return Err(Failure::new(Exit::Busy, text).hint(format!("kill -CONT {pid} has it write what it holds, and end")));
+            }
             if let Some(process) = record.process() {
-                let _ = rustix::event::poll(&mut [PollFd::new(&process, PollFlags::IN)], None);
+                // Now and then it is looked at whether it still can end.
+                let look = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+                let _ = rustix::event::poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&look));
                 continue;
             }
         }
@@ -219,7 +226,7 @@ fn device_failure(path: &Path, verb: &str, error: zones::Error) -> Failure {
         return failure(format!("cannot {verb} {}", path.display()), error.into());
     }
     let full = full_path(path).unwrap_or_else(|_| path.to_path_buf());
-    match Record::all().into_iter().find(|r| r.store == full) {
+    match Record::of_store(&full) {
         Some(r) => Failure::new(Exit::Busy, format!("{} is mounted on {}", path.display(), r.mount_point.display()))
             .hint(format!("unmount it: kvfs umount {}", r.mount_point.display())),
         None => Failure::new(Exit::Busy, format!("{} is in use by another process", path.display())),
@@ -273,7 +280,8 @@ pub fn socket_beside(store: &Path) -> Option<PathBuf> {
 /// not mounted, or its mount has no socket.
 pub fn socket_of(target: &Path) -> Outcome<Option<PathBuf>> {
     let path = full_path(target).map_err(|e| Failure::io(format!("cannot find {}", target.display()), &e))?;
-    if let Some(record) = Record::all().into_iter().find(|r| r.store == path || r.mount_point == path) {
+    let mounted_here = || Record::all().into_iter().find(|r| r.mount_point == path);
+    if let Some(record) = Record::of_store(&path).or_else(mounted_here) {
         return Ok(record.socket);
     }
     if !path.is_dir() {

@@ -64,7 +64,15 @@ fn take_down(target: &Path, how: Unmount) -> Outcome<String> {
     let entry = find(target, how)?;
     let dir = &entry.mount_point;
     let record = Record::read(&entry.device);
-    if !entry.fs_type.ends_with("kvfs") && record.is_none() {
+    // What is unmounted is what is on top.
+    if let Ok(Some(top)) = mounts::mount_at(dir)
+        && top.device != entry.device
+    {
+        let text = format!("another mount ({}) covers {} on {}", top.fs_type, target.display(), dir.display());
+        return Err(Failure::new(Exit::Busy, text).hint(format!("take that away first: umount {}", dir.display())));
+    }
+    // A record may be that of a daemon that was killed, and the device's number another file system's by now.
+    if !entry.fs_type.ends_with("kvfs") && !(entry.is_fuse() && record.is_some()) {
         return Err(Failure::new(Exit::Usage, format!("what is mounted on {} is {}, not KVFS", dir.display(), entry.fs_type)));
     }
     // Without a daemon, or with one that is being killed, nothing can be written any more.
@@ -77,6 +85,14 @@ fn take_down(target: &Path, how: Unmount) -> Outcome<String> {
         let was = if dead { "removed the dead mount from" } else { "unmounted" };
         return Ok(format!("{was} {}", dir.display()));
     };
+    if how != Unmount::Forced && record.store_is_removed() {
+        let (store, dir, pid) = (record.store.display(), dir.display(), record.pid);
+        let text = format!("{store} was removed while it was mounted on {dir}: with the unmount all that is in it would be gone");
+        return Err(Failure::new(Exit::Busy, text).hint(format!(
+            "copy out of {dir} what is to be kept, or the file as a whole: `sync -f {dir}`, and then that one of /proc/{pid}/fd which is \
+             \"{store} (deleted)\"; --force unmounts all the same"
+        )));
+    }
     unmount(dir, how).map_err(store::mount_failure)?;
     if how == Unmount::Lazy {
         return Ok(format!(
@@ -152,11 +168,12 @@ fn find(target: &Path, how: Unmount) -> Outcome<MountEntry> {
     {
         return Ok(entry);
     }
-    let path = store::full_path(target).map_err(cannot)?;
+    // The store may have been removed.
+    let path = store::full_path(target).or_else(|_| store::path_beside(target)).map_err(cannot)?;
     if let Some(entry) = mounts::mount_at(&path).map_err(cannot)? {
         return Ok(entry);
     }
-    let device = Record::all().into_iter().find(|r| r.store == path).map(|r| r.device);
+    let device = Record::of_store(&path).map(|r| r.device);
     let entry = mounts::mounts().map_err(cannot)?.into_iter().find(|m| device.as_deref() == Some(m.device.as_str()));
     entry.ok_or_else(|| Failure::new(Exit::NotFound, format!("nothing is mounted on {}", path.display())))
 }

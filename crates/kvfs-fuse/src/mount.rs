@@ -329,6 +329,13 @@ impl Unmounter {
         }
     }
 
+    /// Ends the mount where it cannot be unmounted, since another one covers it, say: every request fails from then on, and it stays behind, dead. What
+    /// the kernel holds back is lost.
+    pub fn abort(&self) -> std::io::Result<()> {
+        use std::io::Write;
+        crate::control::open(&self.entry.device, "abort", rustix::fs::OFlags::WRONLY)?.write_all(b"1")
+    }
+
     /// Ends the mount even while it is in use, with everything that was written until now handed to the daemon first.
     pub fn end(&self) -> Result<(), Error> {
         if let Err(e) = self.unmount(Unmount::Clean) {
