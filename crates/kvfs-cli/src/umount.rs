@@ -72,7 +72,7 @@ fn take_down(target: &Path, how: Unmount) -> Outcome<String> {
         return Err(Failure::new(Exit::Busy, text).hint(format!("take that away first: umount {}", dir.display())));
     }
     // A record may be that of a daemon that was killed, and the device's number another file system's by now.
-    if !entry.fs_type.ends_with("kvfs") && !(entry.is_fuse() && record.is_some()) {
+    if !(entry.fs_type.ends_with("kvfs") || entry.is_fuse() && record.is_some()) {
         return Err(Failure::new(Exit::Usage, format!("what is mounted on {} is {}, not KVFS", dir.display(), entry.fs_type)));
     }
     // Without a daemon, or with one that is being killed, nothing can be written any more.

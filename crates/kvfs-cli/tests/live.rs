@@ -140,6 +140,21 @@ fn a_mount_that_is_covered_or_out_of_sight_goes_on_and_ends() {
 }
 
 #[test]
+fn a_stopped_daemon_that_was_unmounted_is_not_waited_for() {
+    let Some(p) = Place::new() else { return };
+    let pid = p.mounted();
+    synced(&p.mnt().join("f"), b"there");
+    kill(pid, Signal::STOP);
+    // As umount(8) does it: the mount is gone, and its daemon does not know.
+    rustix::mount::unmount(p.mnt(), rustix::mount::UnmountFlags::DETACH).expect("unmounted");
+    let said = fails(4, &mut p.mount(&[]));
+    assert!(said.contains("is stopped") && said.contains("kill -CONT"), "{said}");
+    kill(pid, Signal::CONT);
+    p.mounted();
+    assert_eq!(fs::read(p.mnt().join("f")).expect("there"), b"there");
+}
+
+#[test]
 fn a_full_host_loses_nothing_that_was_synced() {
     let Some(p) = Place::new() else { return };
     fs::remove_file(p.store()).expect("removed");
