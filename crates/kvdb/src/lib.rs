@@ -63,6 +63,7 @@ pub mod parsers;
 mod pins;
 mod pipeline;
 mod recovery;
+mod repair;
 mod salvage;
 mod scrub;
 mod snapshots;
@@ -96,6 +97,7 @@ pub use ingest::{Ingest, IngestStats};
 pub use iter::{Iter, Keys};
 pub use options::{CreateOptions, OpenOptions};
 pub use recovery::Recovery;
+pub use repair::RepairReport;
 pub use salvage::{Remnant, Salvage, SalvagedValue, Scan};
 pub use scrub::{FaultKeys, ScrubFault, ScrubOptions, ScrubProgress};
 pub use snapshots::{

@@ -1,6 +1,8 @@
-//! `kvfs check`: reads every byte of a store that is in use, and says where something is wrong.
+//! `kvfs check`: reads every byte of a store that is in use, says where something is wrong, and repairs it if asked to.
 
-use std::path::PathBuf;
+mod repair;
+
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::json;
@@ -10,18 +12,47 @@ use crate::output::{Exit, Failure, Outcome, Output};
 use crate::store::{self, Access, human_size};
 use crate::tree;
 
-/// Verify every byte of an unmounted store.
+/// Verify every byte of an unmounted store, and make a damaged one usable again.
 #[derive(clap::Args)]
-#[command(after_help = "Reads the whole store and changes nothing. Damage is listed with its place, and the exit code is 5.")]
+#[command(after_help = "\
+Reads the whole store and changes nothing, unless it is to repair. Damage is listed with its place, and the exit code is 5.
+--repair takes out what cannot be read, and names it; that is lost then, so bring out first what salvage can read, and look for a backup.
+Entries that lead nowhere go, what has lost its name goes to lost+found, link counts and sizes are set right. What is sound stays as it is.
+The repaired store takes the place of the old one at once: when anything stops it before, the old one is there. A store of which
+superblock, manifest or journal cannot be read at all is not repaired: see kvfs salvage.")]
 pub struct Args {
     /// The store's file.
     store: PathBuf,
+    /// Take out what cannot be read, and make the rest usable again. Asks before it changes anything.
+    #[arg(long)]
+    repair: bool,
+    /// With --repair: do not ask.
+    #[arg(long, requires = "repair")]
+    yes: bool,
 }
 
 pub fn run(args: Args, output: &Output) -> Outcome {
+    let found = examine(&args.store, output)?;
+    if args.repair {
+        return repair::run(&args.store, args.yes, found, output);
+    }
+    found.tell(&args.store, output)
+}
+
+/// What a check has found.
+struct Found {
+    /// Places, and what is wrong there.
+    faults: Vec<(String, String)>,
+    /// The store can be opened.
+    opened: bool,
+    report: kvdb::CheckReport,
+    files: Option<kvfs::Report>,
+}
+
+fn examine(store_path: &Path, output: &Output) -> Outcome<Found> {
     // Opened first, for its errors tell what the path is: not there, in use, no store at all. A store that is too damaged to be opened
     // is examined all the same.
-    let opened = match store::open_waiting(&args.store, Access::ReadOnly, None) {
+    let opened = match store::open_waiting(store_path, Access::ReadOnly, None) {
         Ok(store) => {
             store.close()?;
             true
@@ -34,8 +65,8 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         bar.set_length(total);
         bar.set_position(done);
     };
-    let device = FileDevice::open(&args.store, true)
-        .map_err(|e| Failure::new(Exit::Failed, format!("cannot open {}: {e}", args.store.display())))?;
+    let device = FileDevice::open(store_path, true)
+        .map_err(|e| Failure::new(Exit::Failed, format!("cannot open {}: {e}", store_path.display())))?;
     let device: Arc<dyn Device> = Arc::new(device);
     let report = kvdb::check(device.clone(), &mut progress);
     // Its lock would keep us from opening the store again.
@@ -45,7 +76,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let mut faults: Vec<(String, String)> = report.faults.iter().map(|f| (f.place.clone(), f.what.clone())).collect();
     let mut files = None;
     if opened {
-        let store = store::open_waiting(&args.store, Access::ReadOnly, None)?;
+        let store = store::open_waiting(store_path, Access::ReadOnly, None)?;
         match kvfs::verify(&store.db) {
             Ok(found) => {
                 let place = |ino: u64| if ino == 0 { "file system".to_string() } else { format!("inode {ino}") };
@@ -59,40 +90,47 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     } else if faults.is_empty() {
         faults.push(("store".into(), "it cannot be opened, though every part of it that was found is whole".into()));
     }
-    let clean = faults.is_empty();
-    let mut text: String = faults.iter().map(|(place, what)| format!("{place}: {what}\n")).collect();
-    text += &format!("{}: {}", args.store.display(), if clean { "clean".to_string() } else { format!("{} faults", faults.len()) });
-    text += &format!(
-        "; {} in {} runs of {} dictionaries, {} commits in the journal",
-        human_size(report.bytes),
-        report.runs,
-        report.dictionaries,
-        report.journal_records
-    );
-    if let Some(f) = &files {
+    Ok(Found { faults, opened, report, files })
+}
+
+impl Found {
+    fn tell(self, path: &Path, output: &Output) -> Outcome {
+        let Found { faults, report, files, .. } = self;
+        let clean = faults.is_empty();
+        let mut text: String = faults.iter().map(|(place, what)| format!("{place}: {what}\n")).collect();
+        text += &format!("{}: {}", path.display(), if clean { "clean".to_string() } else { format!("{} faults", faults.len()) });
         text += &format!(
-            "; {} folders, {} files, {} others, {} of data{}",
-            f.directories,
-            f.files,
-            f.others,
-            human_size(f.bytes),
-            if f.orphans > 0 { format!(", {} unlinked ones that the next mount removes", f.orphans) } else { String::new() }
+            "; {} in {} runs of {} dictionaries, {} commits in the journal",
+            human_size(report.bytes),
+            report.runs,
+            report.dictionaries,
+            report.journal_records
         );
+        if let Some(f) = &files {
+            text += &format!(
+                "; {} folders, {} files, {} others, {} of data{}",
+                f.directories,
+                f.files,
+                f.others,
+                human_size(f.bytes),
+                if f.orphans > 0 { format!(", {} unlinked ones that the next mount removes", f.orphans) } else { String::new() }
+            );
+        }
+        let value = json!({
+            "store": path, "clean": clean,
+            "faults": faults.iter().map(|(place, what)| json!({"place": place, "what": what})).collect::<Vec<_>>(),
+            "dictionaries": report.dictionaries, "runs": report.runs, "items": report.items, "bytes": report.bytes,
+            "journal_records": report.journal_records, "torn_bytes": report.torn_bytes,
+            "files": files.map(|f| json!({
+                "folders": f.directories, "files": f.files, "others": f.others, "names": f.names, "pages": f.pages, "bytes": f.bytes,
+                "orphans": f.orphans,
+            })),
+        });
+        output.print(text, value)?;
+        if clean {
+            return Ok(());
+        }
+        let failure = Failure::new(Exit::Damaged, format!("{} faults in {}", faults.len(), path.display()));
+        Err(failure.hint("bring out what is readable (kvfs salvage STORE FOLDER), look at the disk, then: kvfs check --repair"))
     }
-    let value = json!({
-        "store": args.store, "clean": clean,
-        "faults": faults.iter().map(|(place, what)| json!({"place": place, "what": what})).collect::<Vec<_>>(),
-        "dictionaries": report.dictionaries, "runs": report.runs, "items": report.items, "bytes": report.bytes,
-        "journal_records": report.journal_records, "torn_bytes": report.torn_bytes,
-        "files": files.map(|f| json!({
-            "folders": f.directories, "files": f.files, "others": f.others, "names": f.names, "pages": f.pages, "bytes": f.bytes,
-            "orphans": f.orphans,
-        })),
-    });
-    output.print(text, value)?;
-    if clean {
-        return Ok(());
-    }
-    let failure = Failure::new(Exit::Damaged, format!("{} faults in {}", faults.len(), args.store.display()));
-    Err(failure.hint("bring out what is readable (kvfs salvage STORE FOLDER), make a new store, and look at the disk"))
 }

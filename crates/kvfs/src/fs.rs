@@ -493,7 +493,7 @@ pub(crate) fn stage_removal(layout: &Layout, ino: Ino, batch: &mut Batch) {
 
 /// The largest inode number in any state that the branch can be rolled back to. One that cannot be read, or has impossible numbers, is
 /// passed by: the rollback to it says so.
-fn largest_kept(db: &Kvdb, branch: &str) -> Ino {
+pub(crate) fn largest_kept(db: &Kvdb, branch: &str) -> Ino {
     let mut largest = ROOT;
     for info in db.snapshots().into_iter().filter(|info| info.branch == branch) {
         match db.open_snapshot(&info.name).map_err(Error::from).and_then(|state| largest_in(&state)) {
@@ -505,7 +505,7 @@ fn largest_kept(db: &Kvdb, branch: &str) -> Ino {
 }
 
 /// The largest inode number in an open transaction. One that cannot be read, or has impossible numbers, is passed by: it cannot commit.
-fn largest_taken(db: &Kvdb, layout: &Layout) -> Ino {
+pub(crate) fn largest_taken(db: &Kvdb, layout: &Layout) -> Ino {
     let mut largest = ROOT;
     for info in db.transactions() {
         let found = db.transaction(info.id).and_then(|t| t.view()).map_err(Error::from);

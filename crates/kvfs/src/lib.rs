@@ -29,6 +29,7 @@ mod numbers;
 #[cfg(any(test, fuzzing))]
 pub mod parsers;
 mod rename;
+mod repair;
 mod retired;
 mod salvage;
 mod share;
@@ -51,6 +52,7 @@ pub use error::{Error, Result};
 pub use fs::{Atime, Fs, FsOptions, Statistics};
 pub use going_down::GoingDown;
 pub use kvdb::TransactionId;
+pub use repair::{Repaired, repair};
 pub use salvage::{Left, LeftEntries, LeftEntry, LeftNode, Remains};
 pub use verify::{Finding, Report, verify};
 pub use views::{View, Views, Wait, Watcher};

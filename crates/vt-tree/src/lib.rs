@@ -29,6 +29,7 @@ mod outline;
 pub mod parsers;
 mod path;
 mod placement;
+mod rewrite;
 mod run;
 mod run_cursor;
 mod salvage;
@@ -54,6 +55,7 @@ pub use item::{Body, BodyRef, ExtentRef, Item, ItemRef, Lookup, Seq, Value, Valu
 pub use memtable::{Memtable, MemtableCursor, Pool, Slot, UNPLACED, Writer};
 pub use merge::{Input, KeyRange, Merge, MergeOptions, concat, merge, slice};
 pub use placement::{ADAPTIVE, Placement, SOLID_STATE_SEEK, VALUE_WINDOW};
+pub use rewrite::rewrite;
 pub use run::{Probe, Run, RunStats};
 pub use run_cursor::RunCursor;
 pub use salvage::{Piece, Pieces, Recent};

@@ -201,6 +201,20 @@ impl Manifest {
         }
     }
 
+    /// Puts another state in the place of this one, whole or not at all: in a new manifest, to which the root moves.
+    pub(crate) fn replace(&mut self, state: State) -> Result<()> {
+        self.health.check()?;
+        let before = std::mem::replace(&mut self.state, state);
+        match self.rewrite() {
+            Ok(()) => Ok(()),
+            Err(Error::NoSpace) => {
+                self.state = before;
+                Err(Error::NoSpace)
+            }
+            Err(e) => Err(self.health.fail("writing the manifest", &e)),
+        }
+    }
+
     fn append(&mut self, record: Vec<u8>) -> Result<()> {
         let len = record.len() as u64;
         let mut bytes = vec![0; HEADER];

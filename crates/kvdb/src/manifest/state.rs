@@ -84,6 +84,40 @@ impl State {
         there.ok_or_else(|| contradiction(format!("dictionary {} does not exist", id.0)))
     }
 
+    /// Puts runs in the place of others wherever these are: in dictionaries of all branches, and in snapshots. `None`: in their place is
+    /// nothing.
+    pub(crate) fn replace_runs(&mut self, instead: &HashMap<Bytes, Option<Bytes>>) {
+        // What snapshots share they go on sharing.
+        let mut known: HashMap<*const DictionaryState, Arc<DictionaryState>> = HashMap::new();
+        let mut replaced = |d: &Arc<DictionaryState>| {
+            if !d.runs.values().any(|(_, run)| instead.contains_key(run)) {
+                return d.clone();
+            }
+            let make = || {
+                let runs = d.runs.iter().filter_map(|(id, (level, run))| match instead.get(run) {
+                    None => Some((*id, (*level, run.clone()))),
+                    Some(new) => new.clone().map(|run| (*id, (*level, run))),
+                });
+                Arc::new(DictionaryState { info: d.info.clone(), runs: runs.collect() })
+            };
+            known.entry(Arc::as_ptr(d)).or_insert_with(make).clone()
+        };
+        let dictionaries = self.dictionaries.iter().map(|(id, d)| (*id, replaced(d))).collect();
+        let snapshots = self.snapshots.iter().map(|(name, snapshot)| {
+            let dictionaries = snapshot.dictionaries.iter().map(|(id, d)| (*id, replaced(d))).collect();
+            (name.clone(), Arc::new(SnapshotState { label: snapshot.label.clone(), dictionaries }))
+        });
+        self.snapshots = Arc::new(snapshots.collect());
+        self.dictionaries = dictionaries;
+    }
+
+    /// Puts a run above all others of a dictionary.
+    pub(crate) fn add_newest(&mut self, dict: DictionaryId, run: Bytes) -> Result<RunId> {
+        let id = RunId(self.next_run);
+        self.apply(Edit::AddRun { dict, level: 0, id, run })?;
+        Ok(id)
+    }
+
     /// Whether a change of the journal counts: its dictionary exists, and was not rolled back since.
     pub(crate) fn takes(&self, dict: DictionaryId, seq: Seq) -> bool {
         self.dictionaries.contains_key(&dict) && self.since.get(&dict).is_none_or(|since| seq > *since)

@@ -9,6 +9,7 @@ use zones::ZoneId;
 
 use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::manifest::{Edit, Label};
+use crate::repair::{Instead, replaced};
 use crate::version::{Generation, Placed, Tree, Version};
 
 /// One snapshot.
@@ -145,6 +146,19 @@ impl Snapshots {
         snapshot.version.store(Arc::new(Version { trees, generation: self.nothing.clone(), came_with: 0 }));
         self.all.lock().insert(snapshot.label.name.clone(), snapshot.clone());
         self.pending.lock().retain(|(_, s)| !Arc::ptr_eq(s, snapshot));
+    }
+
+    /// Puts runs in the place of others, in all snapshots.
+    pub(crate) fn replace_runs(&self, instead: &Instead) {
+        for snapshot in self.all.lock().values() {
+            let mut version = (*snapshot.version()).clone();
+            for tree in version.trees.values_mut() {
+                if let Some(new) = replaced(tree, instead) {
+                    *tree = Arc::new(new);
+                }
+            }
+            snapshot.version.store(Arc::new(version));
+        }
     }
 
     /// The runs of a dictionary, shared with the snapshot before when it has the same.

@@ -538,7 +538,7 @@ fn dictionaries(w: &mut World) -> Result<(), Dead> {
 
 fn maintenance(w: &mut World) -> Result<(), Dead> {
     let Some((_, _, id)) = w.place() else { return Ok(()) };
-    match w.random.below(9) {
+    match w.random.below(10) {
         0 => {
             w.call("Kvdb::flush");
             w.ok(w.db.flush())?;
@@ -562,6 +562,12 @@ fn maintenance(w: &mut World) -> Result<(), Dead> {
             w.ok(w.db.defragment(DefragOptions { fullest_percent: 99, ..DefragOptions::default() }))?;
             w.db.stop_defragment();
             w.db.wait_for_defragment();
+        }
+        7 => {
+            w.call("Kvdb::repair");
+            let report = w.ok(w.db.repair(|_| Ok::<_, kvdb::Error>(Batch::new())))?;
+            assert_eq!(report, kvdb::RepairReport::default(), "nothing is damaged");
+            w.history.certain();
         }
         6 => {
             for name in ["Kvdb::scrub", "Kvdb::scrub_progress", "Kvdb::scrub_faults", "Kvdb::stop_scrub", "Kvdb::wait_for_scrub"] {

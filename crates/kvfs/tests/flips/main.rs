@@ -21,6 +21,7 @@ mod astray;
 mod image;
 mod live;
 mod reading;
+mod repair;
 mod salvage;
 mod scrub;
 

@@ -16,7 +16,7 @@ use crate::number;
 use crate::reading::{Expected, Node};
 
 /// Which keys hang on what is damaged: told by a scrub, which shares no reader with salvage.
-fn touched(image: &Image, flips: &[(u64, u8)]) -> Vec<FaultKeys> {
+pub fn touched(image: &Image, flips: &[(u64, u8)]) -> Vec<FaultKeys> {
     let device = Arc::new(image.device.clone());
     let options = OpenOptions { read_only: true, ..image.options() };
     let (db, _) = Kvdb::open(device.clone(), Arc::new(Simulated::new(1)), options).unwrap();
@@ -26,21 +26,21 @@ fn touched(image: &Image, flips: &[(u64, u8)]) -> Vec<FaultKeys> {
     db.scrub_faults().into_iter().map(|f| f.keys.expect("keys")).collect()
 }
 
-fn is_touched(touched: &[FaultKeys], dictionary: &str, key: &[u8]) -> bool {
+pub fn is_touched(touched: &[FaultKeys], dictionary: &str, key: &[u8]) -> bool {
     touched.iter().any(|t| t.dictionary == dictionary && &t.start[..] <= key && key < &t.end[..])
 }
 
-fn open(device: MemoryDevice) -> kvdb::Result<Salvage> {
+pub fn open(device: MemoryDevice) -> kvdb::Result<Salvage> {
     Salvage::open(Arc::new(device), &mut |_, _| {})
 }
 
 /// What a scan of all keys gives: certain tuples, and the keys that it says may be lost.
-struct Scanned {
-    tuples: BTreeMap<Bytes, Bytes>,
+pub struct Scanned {
+    pub tuples: BTreeMap<Bytes, Bytes>,
     lost: Vec<(Bytes, Bytes)>,
 }
 
-fn scan(salvage: &Salvage, dictionary: &str) -> Scanned {
+pub fn scan(salvage: &Salvage, dictionary: &str) -> Scanned {
     let mut all = Scanned { tuples: BTreeMap::new(), lost: Vec::new() };
     let mut last: Option<Bytes> = None;
     for remnant in salvage.scan(dictionary, b"", b"") {

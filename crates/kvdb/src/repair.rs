@@ -1,0 +1,209 @@
+//! Repair: makes a store whose blocks are damaged usable again. Runs of which something cannot be read are written anew without it; what was
+//! lost is deleted, and named. The caller may mend what its own structures lack then, and everything takes effect at once: a new manifest
+//! names the new runs in the place of the old, for dictionaries, branches and snapshots alike. Until the superblock leads to it the store
+//! is the old one.
+//!
+//! Superblock copies and copies of the manifest that cannot be read are mended by opening the store for writing. A store that does not
+//! open, since manifest or journal break off, is beyond this: see [`crate::Salvage`].
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use vt_tree::{Input, KeyRange, Merge, MergeOptions, Placement, Run, Value};
+use zones::Reserve;
+
+use crate::background::flush::encode_run;
+use crate::batch::{Batch, Change};
+use crate::commit::write_memtables;
+use crate::database::Database;
+use crate::dictionary::DictionaryId;
+use crate::error::{Error, Result};
+use crate::journal::record::Op;
+use crate::pins::Pinned;
+use crate::scrub::{FaultKeys, ScrubFault};
+use crate::version::{Generation, Placed, Tree, Version};
+use crate::view::View;
+
+/// What a repair did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RepairReport {
+    /// What could not be read, and is deleted now.
+    pub removed: Vec<ScrubFault>,
+    /// Runs that were written anew.
+    pub runs: u64,
+    /// Changes that the caller made on top.
+    pub changes: u64,
+}
+
+/// Runs that take the place of others; `None`: nothing was left of one.
+pub(crate) type Instead = HashMap<*const Run, Option<Arc<Run>>>;
+
+impl Database {
+    fn repair<E: From<Error>>(
+        &self,
+        mend: impl FnOnce(&View) -> std::result::Result<Batch, E>,
+    ) -> std::result::Result<RepairReport, E> {
+        if !self.inline() {
+            return Err(Error::Invalid("a store is repaired without threads, and while nothing else uses it".into()).into());
+        }
+        self.writable()?;
+        self.flush_all()?;
+        let _alone = self.merge_alone();
+        let mut report = RepairReport::default();
+        let mut instead = Instead::new();
+        let mut bytes: HashMap<Bytes, Option<Bytes>> = HashMap::new();
+        for (tree, run, place) in self.all_runs() {
+            let mut whole = true;
+            vt_tree::check_run(&run, &mut |_| whole = false, &mut |_| {});
+            if whole {
+                continue;
+            }
+            let options = MergeOptions { reserve: Reserve::Flush, ..tree.info.options.storage(Placement::stitch()) };
+            let name = tree.info.name.clone();
+            let new = vt_tree::rewrite(&run, &options, &mut |damage| {
+                let keys = FaultKeys {
+                    dictionary: name.clone(),
+                    start: Bytes::copy_from_slice(&damage.start),
+                    end: Bytes::copy_from_slice(&damage.end),
+                };
+                report.removed.push(ScrubFault { place: place.clone(), what: damage.what, keys: Some(keys) });
+            });
+            let new = new.map_err(Error::from)?;
+            report.runs += 1;
+            bytes.insert(encode_run(&run), new.as_deref().map(encode_run));
+            instead.insert(Arc::as_ptr(&run), new);
+        }
+
+        // As it will be, for those who mend what is above.
+        let mut version = (*self.version.load_full()).clone();
+        replace_in(&mut version, &instead);
+        let view = View {
+            at: self.visible.load(Ordering::Acquire),
+            store: self.store.clone(),
+            version: Pinned { version: Arc::new(version.clone()), _pin: self.pins.pin(&self.visible) },
+            own: None,
+        };
+        let batch = mend(&view)?;
+        report.changes = batch.len() as u64;
+        if report.runs == 0 && batch.is_empty() {
+            return Ok(report);
+        }
+        let added = self.write_above(&version, batch)?;
+        self.zones.sync().map_err(Error::from)?;
+
+        let mut manifest = self.manifest()?;
+        let mut state = manifest.state().clone();
+        state.replace_runs(&bytes);
+        let mut placed = Vec::new();
+        for (dict, run) in added {
+            placed.push((dict, Placed { id: state.add_newest(dict, encode_run(&run))?, run }));
+        }
+        state.streams = self.zones.positions();
+        state.closed = false;
+        manifest.replace(state)?;
+        drop(manifest);
+        self.swap_version(|v| {
+            replace_in(v, &instead);
+            for (dict, placed) in placed {
+                v.change(dict, |tree| tree.add_run(0, placed));
+            }
+        });
+        self.snapshots.replace_runs(&instead);
+        Ok(report)
+    }
+
+    /// All runs, each once, with a dictionary that has it and what it is called.
+    fn all_runs(&self) -> Vec<(Arc<Tree>, Arc<Run>, String)> {
+        let mut seen = BTreeSet::new();
+        let mut runs = Vec::new();
+        let version = self.version.load_full();
+        let kept: Vec<_> =
+            self.snapshots.list().into_iter().map(|s| (format!("snapshot {}, ", s.label.name), s.version())).collect();
+        for (of, version) in std::iter::once((String::new(), version)).chain(kept) {
+            for tree in version.trees.values() {
+                for placed in tree.runs().filter(|p| seen.insert(Arc::as_ptr(&p.run))) {
+                    let branch = if tree.info.branch.is_empty() { String::new() } else { format!("branch {}, ", tree.info.branch) };
+                    let place = format!("{of}{branch}dictionary {}, run {}", tree.info.name, placed.id.0);
+                    runs.push((tree.clone(), placed.run.clone(), place));
+                }
+            }
+        }
+        runs
+    }
+
+    /// Runs of what a batch changes, to lie above all others.
+    fn write_above(&self, version: &Version, batch: Batch) -> Result<Vec<(DictionaryId, Arc<Run>)>> {
+        let generation = Generation::first();
+        let trees = version.trees.values().map(|t| (t.info.id, Arc::new(Tree::new(t.info.clone(), &generation)))).collect();
+        let memory = Version { trees, generation, came_with: 0 };
+        let changes: Vec<_> = batch
+            .changes
+            .into_iter()
+            .map(|change| match change {
+                Change::Put(d, k, v) => (d, Op::Put(k, Value::Inline(v))),
+                Change::PutStored(d, k, v) => (d, Op::Put(k, v.value)),
+                Change::Delete(d, k) => (d, Op::Delete(k)),
+                Change::DeleteRange(d, start, end) => (d, Op::DeleteRange(start, end)),
+            })
+            .collect();
+        write_memtables(&memory, 1, &changes, &mut |_, _, _| {});
+        let mut runs = Vec::new();
+        for (&dict, tree) in &memory.trees {
+            let inputs: Vec<Input> = tree.inputs();
+            if inputs.is_empty() {
+                continue;
+            }
+            let storage = tree.info.options.storage(Placement::stitch());
+            let options = MergeOptions { old_seq: u64::MAX, reserve: Reserve::Flush, ..storage };
+            let mut merge = Merge::new(&self.store, &inputs, &KeyRange::all(), options)?;
+            while !merge.step(1 << 20)? {}
+            runs.extend(merge.finish()?.0.map(|run| (dict, run)));
+        }
+        Ok(runs)
+    }
+}
+
+fn replace_in(version: &mut Version, instead: &Instead) {
+    for tree in version.trees.values_mut() {
+        if let Some(new) = replaced(tree, instead) {
+            *tree = Arc::new(new);
+        }
+    }
+}
+
+/// The dictionary with the new runs, if it has any of the old ones.
+pub(crate) fn replaced(tree: &Tree, instead: &Instead) -> Option<Tree> {
+    if !tree.runs().any(|p| instead.contains_key(&Arc::as_ptr(&p.run))) {
+        return None;
+    }
+    let mut tree = tree.clone();
+    for level in &mut tree.levels {
+        let new = |placed: Placed| match instead.get(&Arc::as_ptr(&placed.run)) {
+            None => Some(placed),
+            Some(new) => new.clone().map(|run| Placed { id: placed.id, run }),
+        };
+        *level = std::mem::take(level).into_iter().filter_map(new).collect();
+    }
+    Some(tree)
+}
+
+impl crate::Kvdb {
+    /// Makes the store usable again whose blocks are damaged: what cannot be read is deleted, and named in the report; everything else
+    /// stays. `mend` is shown the store as it is without it, and gives the changes that make it whole again above. All of it takes effect
+    /// at once, or, when anything fails, nothing. Of a store that nothing else uses, opened without threads; best closed right after.
+    ///
+    /// ```
+    /// # let db = kvdb::Kvdb::in_memory();
+    /// let report = db.repair(|_view| Ok::<_, kvdb::Error>(kvdb::Batch::new()))?;
+    /// assert_eq!(report, kvdb::RepairReport::default(), "nothing was damaged");
+    /// # Ok::<(), kvdb::Error>(())
+    /// ```
+    pub fn repair<E: From<Error>>(
+        &self,
+        mend: impl FnOnce(&View) -> std::result::Result<Batch, E>,
+    ) -> std::result::Result<RepairReport, E> {
+        self.db.0.repair(mend)
+    }
+}

@@ -1,0 +1,120 @@
+//! Repairs where several have the same damaged run: the main branch, a snapshot, and a clone of that.
+
+use std::sync::Arc;
+
+use env::{Random, Simulated};
+use kvdb::{Batch, CreateOptions, DictionaryOptions, Durability, Error, Kvdb, OpenOptions};
+use zones::{Device, MemoryDevice, Purpose};
+
+fn options() -> OpenOptions {
+    OpenOptions { threads: false, zero_journal: false, ..OpenOptions::default() }
+}
+
+fn value(i: u64) -> Vec<u8> {
+    let mut value = vec![0; 400];
+    Random::new(i).fill(&mut value);
+    value
+}
+
+/// A store with a run that three have, and above it what only the main branch has.
+fn made() -> Arc<MemoryDevice> {
+    let device = Arc::new(MemoryDevice::new());
+    let create = CreateOptions { open: options(), ..CreateOptions::default() };
+    let db = Kvdb::create(device.clone(), Arc::new(Simulated::new(1)), create).unwrap();
+    let d = db.create_dictionary("d", DictionaryOptions::default()).unwrap();
+    let mut batch = Batch::new();
+    for i in 0..300u64 {
+        batch.put(d, format!("key{i:03}"), value(i));
+    }
+    db.commit(batch, Durability::Synced).unwrap();
+    db.flush().unwrap();
+    db.snapshot("s").unwrap();
+    db.clone_snapshot("s", "c").unwrap();
+    let mut batch = Batch::new();
+    for i in 0..300u64 {
+        if i % 3 == 0 {
+            batch.put(d, format!("key{i:03}"), value(i + 1000));
+        }
+    }
+    db.commit(batch, Durability::Synced).unwrap();
+    db.flush().unwrap();
+    db.close().unwrap();
+    device
+}
+
+/// Flips a bit in the value of that key, which lies in a block.
+fn damage(device: &MemoryDevice, of: &[u8]) {
+    let mut bytes = vec![0; device.len().unwrap() as usize];
+    device.read_at(Purpose::Tuples, 0, &mut bytes).unwrap();
+    let needle = &of[..32];
+    let places: Vec<usize> = bytes.windows(32).enumerate().filter(|(_, w)| *w == needle).map(|(at, _)| at).collect();
+    assert!(!places.is_empty());
+    places.into_iter().for_each(|at| device.flip_bit(at as u64, 1));
+}
+
+fn open(device: &Arc<MemoryDevice>, read_only: bool) -> Kvdb {
+    Kvdb::open(device.clone(), Arc::new(Simulated::new(2)), OpenOptions { read_only, ..options() }).unwrap().0
+}
+
+#[test]
+fn all_that_have_a_damaged_run_have_the_repaired_one_at_once() {
+    let device = made();
+    damage(&device, &value(100));
+    assert!(!kvdb::check(device.clone(), &mut |_, _| {}).is_clean());
+    let db = open(&device, false);
+    let report = db.repair(|_| Ok::<_, Error>(Batch::new())).unwrap();
+    assert_eq!((report.runs, report.removed.len()), (1, 1), "{report:?}");
+    let keys = report.removed[0].keys.clone().expect("keys");
+    assert!(keys.start[..] <= b"key100"[..] && keys.end[..] > b"key100"[..], "{keys:?}");
+    // The store goes on with it, and what is freed takes nothing along.
+    let d = db.dictionary("d").unwrap();
+    db.put(d, b"new", b"value", Durability::Synced).unwrap();
+    db.compact(d).unwrap();
+    db.close().unwrap();
+    drop(db);
+
+    assert_eq!(kvdb::check(device.clone(), &mut |_, _| {}).faults, []);
+    let db = open(&device, true);
+    let in_clone = db.dictionary_in("c", "d").unwrap();
+    let (main, snapshot) = (db.view(), db.open_snapshot("s").unwrap());
+    let of_snapshot = snapshot.dictionary("d").unwrap();
+    let mut lost = 0;
+    for i in 0..300u64 {
+        let key = format!("key{i:03}").into_bytes();
+        let gone = keys.start[..] <= key[..] && key[..] < keys.end[..];
+        lost += u64::from(gone);
+        let old = (!gone).then(|| value(i));
+        assert_eq!(snapshot.get(of_snapshot, &key).unwrap().map(|v| v.to_vec()), old, "{i} in the snapshot");
+        assert_eq!(main.get(in_clone, &key).unwrap().map(|v| v.to_vec()), old, "{i} in the clone");
+        // What lies above the damage is there.
+        let new = if i % 3 == 0 { Some(value(i + 1000)) } else { old };
+        assert_eq!(main.get(d, &key).unwrap().map(|v| v.to_vec()), new, "{i}");
+    }
+    assert!(lost > 0 && lost < 60, "{lost} keys of one block");
+    assert_eq!(main.get(d, b"new").unwrap().as_deref(), Some(&b"value"[..]));
+}
+
+/// What was lost in a newer run is not answered by an older one.
+#[test]
+fn an_older_value_does_not_come_back() {
+    let device = made();
+    damage(&device, &value(1003));
+    let db = open(&device, false);
+    let report = db.repair(|_| Ok::<_, Error>(Batch::new())).unwrap();
+    assert_eq!(report.removed.len(), 1, "{report:?}");
+    let d = db.dictionary("d").unwrap();
+    assert_eq!(db.get(d, b"key003").unwrap(), None);
+    db.close().unwrap();
+    assert!(kvdb::check(device.clone(), &mut |_, _| {}).is_clean());
+}
+
+#[test]
+fn what_the_caller_refuses_changes_nothing() {
+    let device = made();
+    damage(&device, &value(100));
+    let db = open(&device, false);
+    let refused = db.repair(|_| Err(Error::Invalid("no".into())));
+    assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
+    db.close().unwrap();
+    assert!(!kvdb::check(device.clone(), &mut |_, _| {}).is_clean(), "as it was");
+}

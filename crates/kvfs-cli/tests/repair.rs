@@ -1,0 +1,116 @@
+//! `kvfs check --repair`, by the command.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+const DAMAGED: i32 = 5;
+
+struct Lab {
+    dir: tempfile::TempDir,
+    store: PathBuf,
+}
+
+fn kvfs(words: &[&OsStr]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
+    command.args(words).stdin(Stdio::null()).env_remove("KVFS_TXN").env_remove("KVFS_SOCKET").output().expect("kvfs runs")
+}
+
+fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 32) as u8
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+impl Lab {
+    fn new() -> Lab {
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        let lab = Lab { store: dir.path().join("s.kvfs"), dir };
+        let from = lab.dir.path().join("from");
+        fs::create_dir_all(from.join("folder")).expect("folders");
+        fs::write(from.join("folder/large"), noise(1, 40 * 4096)).expect("a file");
+        fs::write(from.join("other"), noise(2, 10 * 4096)).expect("a file");
+        // The last name stands in the manifest as well, as the end of what a run has.
+        fs::write(from.join("folder/zzz"), "last").expect("a file");
+        assert_eq!(kvfs(&["create".as_ref(), lab.store.as_ref()]).status.code(), Some(0));
+        assert_eq!(lab.run("import", &[from.as_ref()]).status.code(), Some(0));
+        lab
+    }
+
+    fn run(&self, command: &str, rest: &[&OsStr]) -> Output {
+        kvfs(&[&[OsStr::new(command), self.store.as_ref()], rest].concat())
+    }
+
+    fn damage(&self, needle: &[u8]) {
+        let mut bytes = fs::read(&self.store).expect("the store");
+        let places: Vec<usize> = bytes.windows(needle.len()).enumerate().filter(|(_, w)| *w == needle).map(|(at, _)| at).collect();
+        assert!(!places.is_empty(), "it lies in the store as it is");
+        places.into_iter().for_each(|at| bytes[at] ^= 1);
+        fs::write(&self.store, bytes).expect("the store");
+    }
+
+    fn repair(&self) -> Value {
+        let out = self.run("check", &["--repair".as_ref(), "--yes".as_ref(), "--json".as_ref()]);
+        assert_eq!(out.status.code(), Some(0), "{}", String::from_utf8_lossy(&out.stderr));
+        assert_eq!(self.run("check", &[]).status.code(), Some(0), "clean afterwards");
+        serde_json::from_slice(&out.stdout).expect("JSON")
+    }
+}
+
+#[test]
+fn a_file_without_its_bad_page_and_the_others_as_they_were() {
+    let lab = Lab::new();
+    let content = noise(1, 40 * 4096);
+    lab.damage(&content[5 * 4096..][..64]);
+    assert_eq!(lab.run("check", &[]).status.code(), Some(DAMAGED));
+    let before = fs::read(&lab.store).expect("the store");
+    // Nobody is there to be asked, so nothing happens.
+    let mut unattended = Command::new("setsid");
+    let asked = unattended.args(["--wait", env!("CARGO_BIN_EXE_kvfs"), "check", "--repair"]).arg(&lab.store).stdin(Stdio::null());
+    assert_eq!(asked.status().expect("it runs").code(), Some(2));
+    assert!(fs::read(&lab.store).expect("the store") == before);
+    let report = lab.repair();
+    assert_eq!(report["removed"].as_array().map(Vec::len), Some(1), "{report}");
+    assert_eq!(report["removed"][0]["concerns"], format!("bytes {}..{} of /folder/large", 5 * 4096, 6 * 4096));
+    let mut wanted = content;
+    wanted[5 * 4096..6 * 4096].fill(0);
+    assert!(lab.run("cat", &["folder/large".as_ref()]).stdout == wanted);
+    assert!(lab.run("cat", &["other".as_ref()]).stdout == noise(2, 10 * 4096));
+    let again = lab.run("check", &["--repair".as_ref()]);
+    assert_eq!(again.status.code(), Some(0), "nothing to repair, nothing to ask");
+}
+
+#[test]
+fn files_whose_names_were_lost_are_in_lost_and_found() {
+    let lab = Lab::new();
+    lab.damage(b"large");
+    let report = lab.repair();
+    assert!(!report["mended"].as_array().expect("a list").is_empty(), "{report}");
+    let list = lab.run("ls", &["lost+found".as_ref()]).stdout;
+    let names = String::from_utf8(list).expect("text");
+    let contents: Vec<Vec<u8>> =
+        names.lines().map(|name| lab.run("cat", &[format!("lost+found/{name}").as_ref()]).stdout).collect();
+    assert!(contents.contains(&noise(1, 40 * 4096)) && contents.contains(&noise(2, 10 * 4096)), "{names}: {report}");
+}
+
+#[test]
+fn a_store_that_does_not_open_is_not_touched() {
+    let lab = Lab::new();
+    let mut bytes = fs::read(&lab.store).expect("the store");
+    for copy in [0, 4 << 20] {
+        bytes[copy + 100] ^= 1;
+    }
+    fs::write(&lab.store, &bytes).expect("the store");
+    let out = lab.run("check", &["--repair".as_ref(), "--yes".as_ref()]);
+    assert_eq!(out.status.code(), Some(DAMAGED));
+    assert!(String::from_utf8_lossy(&out.stderr).contains("salvage"), "{}", String::from_utf8_lossy(&out.stderr));
+    assert!(fs::read(&lab.store).expect("the store") == bytes);
+}

@@ -1,0 +1,44 @@
+//! A run made anew without what cannot be read of it. What was lost is deleted there, and not merely left out: else what older runs have
+//! at those keys, which it had replaced, would be the answer again.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::Result;
+use crate::builder::RunBuilder;
+use crate::item::{Body, Item, Value};
+use crate::merge::MergeOptions;
+use crate::run::Run;
+use crate::salvage::{Piece, Pieces, Recent};
+use crate::scrub::Damage;
+
+/// Says the same as `run` wherever that can be read; where it cannot, it has a range tombstone, and a tombstone in the place of a value.
+/// `removed` hears of each. Sums, fences and filters are made anew from what is there; large values stay where they lie. `None`: the run
+/// was empty.
+pub fn rewrite(run: &Arc<Run>, options: &MergeOptions, removed: &mut dyn FnMut(Damage)) -> Result<Option<Arc<Run>>> {
+    let mut builder = RunBuilder::new(run.store(), options);
+    let mut recent = Recent::default();
+    let mut pieces = Pieces::new(run, b"");
+    while let Some(piece) = pieces.next(&mut recent) {
+        let item = match piece {
+            Piece::Gap { start, end, what } => {
+                removed(Damage { addr: 0, what, start: start.clone(), end: end.clone() });
+                Item { key: start, seq: 0, body: Body::DeleteRange { end } }
+            }
+            Piece::Item(item) => match item.body {
+                Body::Put(Value::Extent(e)) => match run.store().read_value(&Value::Extent(e)) {
+                    Ok(_) => item,
+                    Err(error) => {
+                        let end = Bytes::from([&item.key, &[0][..]].concat());
+                        removed(Damage { addr: e.addr, what: error.to_string(), start: item.key.clone(), end });
+                        Item { body: Body::Delete, ..item }
+                    }
+                },
+                _ => item,
+            },
+        };
+        builder.push_item(item)?;
+    }
+    Ok(builder.finish()?.0)
+}
