@@ -65,7 +65,7 @@ pub struct World {
     pub changed_at: BTreeMap<(String, Id), Duration>,
     pub fresh: Id,
     pub names: u64,
-    /// The store may be full.
+    /// The store may be full, so that calls may be refused for that. (No history has such a store yet.)
     pub limited: bool,
     /// How often it was.
     pub full: u64,
