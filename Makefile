@@ -27,6 +27,7 @@ test: setup lint
 lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --quiet -- -D warnings
+	python3 scripts/mutants.py --check
 
 ## make test-long    the slow suites: many simulation seeds, transactions, bit flips, live kills, real programs, the POSIX suite
 test-long: build
