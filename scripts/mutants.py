@@ -13,7 +13,7 @@ them, are appended to target/mutants/results.jsonl as they come, and a mutant wi
 is not run again, so a run can be cut and resumed.
 
     scripts/mutants.py                 run what has no result yet, print the table
-    scripts/mutants.py --only pins     those whose name contains "pins"
+    scripts/mutants.py --only pins     those in whose name the regular expression "pins" is found
     scripts/mutants.py --commit C      the code of another commit than HEAD (to go on with a run after a change of documents)
     scripts/mutants.py --report        the table of docs/mutants.md, from the results
     scripts/mutants.py --check         only see that each patch applies and names its test (quick; part of make test)
@@ -52,7 +52,7 @@ class Mutant:
 
 
 def mutants(only):
-    return [Mutant(p) for p in sorted(PATCHES.glob("*.patch")) if only in p.stem]
+    return [Mutant(p) for p in sorted(PATCHES.glob("*.patch")) if re.search(only, p.stem)]
 
 
 def check(all_of_them):
