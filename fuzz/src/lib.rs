@@ -19,6 +19,8 @@ mod output;
 mod pax;
 #[path = "../../crates/kvfs-cli/src/place.rs"]
 mod place;
+#[path = "../../crates/kvfs-cli/src/scrubbing.rs"]
+mod scrubbing;
 #[path = "../../crates/kvfs-cli/src/stat.rs"]
 mod stat;
 #[path = "../../crates/kvfs-cli/src/store.rs"]
