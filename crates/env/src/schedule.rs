@@ -360,12 +360,14 @@ pub(crate) fn yield_now() -> bool {
 }
 
 /// Waits until [`wake`] is called with this address. `true` when the time ran out before.
+#[cfg(debug_assertions)]
 pub(crate) fn wait(what: &'static str, address: usize, at_most: Option<Duration>) -> bool {
     let Some((run, id)) = me() else { return false };
     let deadline = at_most.and_then(|time| run.state.lock().clock.checked_add(time));
     run.give_way(id, Waits::For { what, address }, deadline)
 }
 
+#[cfg(debug_assertions)]
 pub(crate) fn wake(address: usize, most: usize) {
     if let Some((run, _)) = me() {
         run.state.lock().wake(address, most);
