@@ -2,8 +2,8 @@
 //!
 //! The order matters. The store is opened first, for its lock says that nobody else serves it: what is left of an earlier daemon
 //! (a socket, a record) is then certainly dead. On the way out the mount goes first, for unmounting hands over what the kernel
-//! still holds; then the socket closes, then everything is committed, and the record goes last: whoever waits for this
-//! process to end finds either no record or one that says what failed.
+//! still holds; then the record is put aside and the socket closes, then everything is committed, and the record goes last: who
+//! waits for this process to end finds either no record or one that says what failed.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -60,6 +60,7 @@ fn serve_logged(
     let mut mounted = kvfs_fuse::mount(door.clone(), dir, &mount_options, &options.policy).map_err(store::mount_failure)?;
     let _ = counters.set(mounted.counters());
     let mut record = Record::of_this_process(mounted.device(), &store.path, mounted.mount_point());
+    record.source = mount_options.source.clone().into();
     record.socket = server.as_ref().map(|s| s.path().to_path_buf());
     record.log = log;
     record.recovery = store.recovery.clone();
@@ -75,14 +76,18 @@ fn serve_logged(
     let scrubbing = scrubbing.map_err(|e| Failure::io("cannot start the scrub", &e))?;
     ready(&record)?;
 
-    let outcome = close(&mut mounted, &herald, server, &views, store, scrubbing);
+    let served = mounted.wait().map_err(store::mount_failure);
+    if let Err(e) = record.put_aside() {
+        tracing::warn!("the record of this process may be taken for one of the next mount: {e}");
+    }
+    let outcome = close(served, &mounted, &herald, server, &views, store, scrubbing);
     signals.close();
     match &outcome {
         Ok(()) => record.remove(),
         Err(failure) => {
             tracing::error!("{}", failure.message);
             record.failure = Some(failure.message.clone());
-            if let Err(e) = record.write() {
+            if let Err(e) = record.put_aside() {
                 tracing::error!("cannot leave word of it: {e}");
             }
         }
@@ -90,9 +95,11 @@ fn serve_logged(
     outcome
 }
 
-/// Waits for the end of the mount, then closes everything. Of several failures the first is told: the others follow from it.
+/// Closes everything behind a mount that has ended as `served` says. Of several failures the first is told: the others follow
+/// from it.
 fn close(
-    mounted: &mut Mounted,
+    served: Outcome,
+    mounted: &Mounted,
     herald: &Herald,
     server: Option<Server>,
     views: &Views,
@@ -100,7 +107,6 @@ fn close(
     scrubbing: Option<Scrubbing>,
 ) -> Outcome {
     let counters = mounted.counters();
-    let served = mounted.wait().map_err(store::mount_failure);
     tracing::info!("unmounted after {} requests: {counters}", counters.total());
     herald.stop();
     drop(scrubbing);

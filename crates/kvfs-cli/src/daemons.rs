@@ -1,8 +1,12 @@
 //! Which daemon serves which mount: a small record for each, in a folder that does not outlive the machine's run.
 //!
-//! A record is named by the mount's device number ("0:45"), which is the same whatever path leads into the mount (bind mounts,
-//! private name spaces, folders inside it), and is asked of the kernel alone. It says which process serves which store, and
-//! where its socket is. A daemon that died leaves its record behind; nobody trusts a record whose process is gone.
+//! A record is named by the mount's device number ("0:45.json"), which is the same whatever path leads into the mount (bind
+//! mounts, private name spaces, folders inside it), and is asked of the kernel alone. It says which process serves which store,
+//! and where its socket is. A daemon that died leaves its record behind; a record whose process is gone is never trusted.
+//!
+//! The kernel gives the number of an unmounted file system to the next one, while the daemon of the first may still be closing
+//! its store. So a record stands aside under the number and the process ("0:45.1234.json") from the end of the mount until the
+//! end of the process: the daemon moves it there, or the next daemon that is given the number does.
 
 use std::ffi::OsString;
 use std::fs;
@@ -12,6 +16,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use kvfs_fuse::mounts::{self, MountEntry};
 use rustix::process::{Pid, PidfdFlags};
 use serde_json::{Value, json};
 
@@ -27,6 +32,10 @@ pub struct Record {
     /// Device and inode of the store's file, whatever its name is or what has its name by now.
     pub file: Option<(u64, u64)>,
     pub mount_point: PathBuf,
+    /// What the table of mounts gives as its source.
+    pub source: PathBuf,
+    /// The mount has ended, and the process is closing the store.
+    pub closing: bool,
     pub socket: Option<PathBuf>,
     pub log: Option<PathBuf>,
     /// What opening the store had to repair, in one line; `None` after a proper close.
@@ -63,23 +72,33 @@ pub fn make_folder() -> io::Result<PathBuf> {
     Ok(folder)
 }
 
-/// Removes what daemons that were killed left behind: sockets, empty logs, and logs that nobody looked at for a week.
+/// Removes what daemons that were killed left behind: sockets, empty logs, and logs and records aside that are a week old.
 pub fn sweep(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
-        let pid = path.file_stem().and_then(|s| s.to_str()).and_then(|s| s.parse::<i32>().ok());
+        // "1234.log", or "0:45.1234.json".
+        let stem = path.file_stem().and_then(|s| s.to_str());
+        let pid = stem.and_then(|s| s.rsplit('.').next()).and_then(|s| s.parse::<i32>().ok());
         let ended = pid.is_some_and(|pid| start_of(pid).is_none());
         let Some(metadata) = entry.metadata().ok().filter(|_| ended) else { continue };
         let old = metadata.modified().is_ok_and(|m| m.elapsed().is_ok_and(|age| age > Duration::from_secs(7 * 24 * 3600)));
         let useless = match path.extension().and_then(|e| e.to_str()) {
             Some("sock") => true,
             Some("log") => metadata.len() == 0 || old,
+            Some("json") => old,
             _ => false,
         };
         if useless {
             let _ = fs::remove_file(path);
         }
     }
+}
+
+/// Held while records are looked at and changed: what is removed must be what was looked at.
+fn lock(folder: &Path) -> io::Result<fs::File> {
+    let lock = fs::File::open(folder)?;
+    rustix::io::retry_on_intr(|| rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive))?;
+    Ok(lock)
 }
 
 impl Record {
@@ -92,6 +111,8 @@ impl Record {
             store: store.into(),
             file: file_at(store),
             mount_point: mount_point.into(),
+            source: store.into(),
+            closing: false,
             socket: None,
             log: None,
             recovery: None,
@@ -99,41 +120,91 @@ impl Record {
         }
     }
 
-    fn path(device: &str) -> PathBuf {
+    fn path_of(device: &str) -> PathBuf {
         folder().join(format!("{device}.json"))
     }
 
-    /// Written whole or not at all.
-    pub fn write(&self) -> io::Result<()> {
-        let folder = make_folder()?;
-        let text = self.to_json().to_string();
-        let draft = folder.join(format!("{}.{}.new", self.device, self.pid));
-        fs::write(&draft, text)?;
-        fs::rename(&draft, Record::path(&self.device))
-    }
-
-    /// Removes it, if it is still ours.
-    pub fn remove(&self) {
-        if Record::read(&self.device).is_some_and(|r| (r.pid, r.started) == (self.pid, self.started)) {
-            let _ = fs::remove_file(Record::path(&self.device));
+    fn path(&self) -> PathBuf {
+        match self.closing {
+            true => folder().join(format!("{}.{}.json", self.device, self.pid)),
+            false => Record::path_of(&self.device),
         }
     }
 
+    fn is_of(&self, other: &Record) -> bool {
+        (self.pid, self.started) == (other.pid, other.started)
+    }
+
+    /// Written whole or not at all. What an earlier daemon has left under this number is put aside.
+    pub fn write(&self) -> io::Result<()> {
+        let folder = make_folder()?;
+        let _lock = lock(&folder)?;
+        if let Some(mut earlier) = Record::read(&self.device).filter(|r| !r.is_of(self) && r.is_alive()) {
+            earlier.closing = true;
+            earlier.write_in(&folder)?;
+        }
+        self.write_in(&folder)
+    }
+
+    fn write_in(&self, folder: &Path) -> io::Result<()> {
+        let draft = folder.join(format!("{}.{}.new", self.device, self.pid));
+        fs::write(&draft, self.to_json().to_string())?;
+        fs::rename(&draft, self.path())
+    }
+
+    /// The mount has ended: its number may be another file system's from now on.
+    pub fn put_aside(&mut self) -> io::Result<()> {
+        let folder = make_folder()?;
+        let _lock = lock(&folder)?;
+        self.closing = true;
+        // There is a moment in which both are there, and none in which neither is.
+        self.write_in(&folder)?;
+        match Record::read(&self.device).is_some_and(|r| r.is_of(self)) {
+            true => fs::remove_file(Record::path_of(&self.device)),
+            false => Ok(()),
+        }
+    }
+
+    /// Removes it, wherever it is, if it is still this process's.
+    pub fn remove(&self) {
+        let Ok(_lock) = lock(&folder()) else { return };
+        for closing in [false, true] {
+            let path = Record { closing, ..self.clone() }.path();
+            if Record::read_file(&path).is_some_and(|r| r.is_of(self)) {
+                let _ = fs::remove_file(path);
+            }
+        }
+    }
+
+    /// What the same process has left, at the mount's number or aside.
+    pub fn left(&self) -> Option<Record> {
+        let places = [true, false].map(|closing| Record { closing, ..self.clone() }.path());
+        places.iter().find_map(|path| Record::read_file(path).filter(|r| r.is_of(self)))
+    }
+
     pub fn read(device: &str) -> Option<Record> {
-        Record::from_json(&serde_json::from_slice(&fs::read(Record::path(device)).ok()?).ok()?)
+        Record::read_file(&Record::path_of(device))
     }
 
-    /// The records of all daemons that live.
+    fn read_file(path: &Path) -> Option<Record> {
+        Record::from_json(&serde_json::from_slice(&fs::read(path).ok()?).ok()?)
+    }
+
+    /// The records of all daemons that serve a mount.
     pub fn all() -> Vec<Record> {
-        let entries = fs::read_dir(folder()).into_iter().flatten().flatten();
-        let devices = entries.filter_map(|e| e.file_name().to_str()?.strip_suffix(".json").map(String::from));
-        devices.filter_map(|device| Record::read(&device)).filter(Record::is_alive).collect()
+        Record::of_living().into_iter().filter(|r| !r.closing).collect()
     }
 
-    /// The living daemon that serves the store at `path`, by whatever name it was mounted.
+    fn of_living() -> Vec<Record> {
+        let entries = fs::read_dir(folder()).into_iter().flatten().flatten();
+        let records = entries.map(|e| e.path()).filter(|path| path.extension().is_some_and(|e| e == "json"));
+        records.filter_map(|path| Record::read_file(&path)).filter(Record::is_alive).collect()
+    }
+
+    /// The living daemon that serves or closes the store at `path`, by whatever name it was mounted.
     pub fn of_store(path: &Path) -> Option<Record> {
         let file = file_at(path);
-        Record::all().into_iter().find(|r| match (r.file, file) {
+        Record::of_living().into_iter().find(|r| match (r.file, file) {
             (Some(theirs), Some(ours)) => theirs == ours,
             _ => r.store == path,
         })
@@ -148,6 +219,15 @@ impl Record {
 
     pub fn is_alive(&self) -> bool {
         start_of(self.pid) == Some(self.started)
+    }
+
+    /// Where it is mounted now. Its number alone says nothing: another file system may have it by now.
+    pub fn mounts(&self) -> Vec<MountEntry> {
+        let is_it = |m: &MountEntry| m.device == self.device && m.is_fuse() && m.source == self.source.as_os_str();
+        match self.closing {
+            true => Vec::new(),
+            false => mounts::mounts().unwrap_or_default().into_iter().filter(is_it).collect(),
+        }
     }
 
     /// It was stopped by a signal, and does nothing until it is told to go on.
@@ -179,7 +259,7 @@ impl Record {
         json!({
             "device": self.device, "pid": self.pid, "started": self.started, "store": path(&self.store),
             "file": self.file.map(|(device, inode)| [device, inode]),
-            "mount_point": path(&self.mount_point), "socket": self.socket.as_deref().map(path),
+            "mount_point": path(&self.mount_point), "source": path(&self.source), "closing": self.closing, "socket": self.socket.as_deref().map(path),
             "log": self.log.as_deref().map(path), "recovery": self.recovery,
             "failure": self.failure,
         })
@@ -194,6 +274,8 @@ impl Record {
             store: path(&v["store"])?,
             file: v["file"][0].as_u64().zip(v["file"][1].as_u64()),
             mount_point: path(&v["mount_point"])?,
+            source: path(&v["source"])?,
+            closing: v["closing"].as_bool().unwrap_or(false),
             socket: path(&v["socket"]),
             log: path(&v["log"]),
             recovery: v["recovery"].as_str().map(Into::into),

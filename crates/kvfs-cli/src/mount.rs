@@ -7,7 +7,6 @@
 //! `mount.fuse3`, which calls `kvfs STORE DIR -o OPTIONS`.
 
 use std::ffi::OsString;
-use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -115,7 +114,9 @@ fn mount_point(path: &Path, output: &Output) -> Outcome<PathBuf> {
             return Err(Failure::new(Exit::Busy, format!("{} is a dead mount that cannot be removed", path.display())));
         }
         unmount(&dir, Unmount::Lazy).map_err(store::mount_failure)?;
-        let _ = fs::remove_file(crate::daemons::folder().join(format!("{}.json", gone.device)));
+        if let Some(record) = Record::read(&gone.device).filter(|r| !r.is_alive()) {
+            record.remove();
+        }
         output.note(format!("removed the dead mount of {} from {}: its daemon was killed", gone.source.display(), dir.display()));
     }
     let dir = path.canonicalize().map_err(cannot)?;

@@ -159,7 +159,7 @@ pub fn open_waiting(path: &Path, access: Access, memory: Option<u64>) -> Outcome
             done => return done,
         };
         if let Some(record) = Record::of_store(&full) {
-            if mounts::mounts().is_ok_and(|all| all.iter().any(|m| m.device == record.device)) {
+            if !record.mounts().is_empty() {
                 return Err(busy);
             }
             if record.is_stopped() {
@@ -227,6 +227,10 @@ fn device_failure(path: &Path, verb: &str, error: zones::Error) -> Failure {
     }
     let full = full_path(path).unwrap_or_else(|_| path.to_path_buf());
     match Record::of_store(&full) {
+        Some(r) if r.closing => {
+            let text = format!("{} is being closed by process {}, which has served it", path.display(), r.pid);
+            Failure::new(Exit::Busy, text).hint("try again when that has ended")
+        }
         Some(r) => Failure::new(Exit::Busy, format!("{} is mounted on {}", path.display(), r.mount_point.display()))
             .hint(format!("unmount it: kvfs umount {}", r.mount_point.display())),
         None => Failure::new(Exit::Busy, format!("{} is in use by another process", path.display())),

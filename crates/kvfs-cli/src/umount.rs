@@ -1,7 +1,6 @@
 //! `kvfs umount`: unmounts, and returns when everything is on disk and the store is free for others.
 
 use std::ffi::OsString;
-use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -10,7 +9,7 @@ use kvfs_fuse::mounts::MountEntry;
 use kvfs_fuse::{Unmount, mounts, unmount};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use crate::daemons::{Record, folder};
+use crate::daemons::Record;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::store;
 
@@ -81,7 +80,9 @@ fn take_down(target: &Path, how: Unmount) -> Outcome<String> {
     let daemon = record.as_ref().filter(|_| !dead).and_then(Record::process);
     let Some((record, daemon)) = record.clone().zip(daemon) else {
         unmount(dir, if dead { Unmount::Lazy } else { how }).map_err(store::mount_failure)?;
-        let _ = fs::remove_file(folder().join(format!("{}.json", entry.device)));
+        if let Some(record) = record {
+            record.remove();
+        }
         let was = if dead { "removed the dead mount from" } else { "unmounted" };
         return Ok(format!("{was} {}", dir.display()));
     };
@@ -101,8 +102,7 @@ fn take_down(target: &Path, how: Unmount) -> Outcome<String> {
             record.store.display()
         ));
     }
-    let others = mounts::mounts().unwrap_or_default().into_iter().find(|m| m.device == entry.device);
-    if let Some(other) = others {
+    if let Some(other) = record.mounts().into_iter().next() {
         // A bind mount, say: the daemon goes on for it.
         return Ok(format!(
             "unmounted {}; {} is still mounted on {}",
@@ -113,10 +113,10 @@ fn take_down(target: &Path, how: Unmount) -> Outcome<String> {
     }
     wait_for(&daemon, &record, dir, how)?;
     // A daemon that ended well takes its record with it.
-    match Record::read(&entry.device).filter(|r| (r.pid, r.started) == (record.pid, record.started)) {
+    match record.left() {
         None => Ok(format!("unmounted {}", dir.display())),
         Some(left) => {
-            let _ = fs::remove_file(folder().join(format!("{}.json", entry.device)));
+            left.remove();
             let why = left.failure.unwrap_or_else(|| "its daemon was killed".into());
             let message = format!("unmounted {}, but {} was not closed well: {why}", dir.display(), record.store.display());
             Err(Failure::new(Exit::Failed, message).hint("what was synced is safe; `kvfs check` verifies the store"))
@@ -173,7 +173,6 @@ fn find(target: &Path, how: Unmount) -> Outcome<MountEntry> {
     if let Some(entry) = mounts::mount_at(&path).map_err(cannot)? {
         return Ok(entry);
     }
-    let device = Record::of_store(&path).map(|r| r.device);
-    let entry = mounts::mounts().map_err(cannot)?.into_iter().find(|m| device.as_deref() == Some(m.device.as_str()));
+    let entry = Record::of_store(&path).and_then(|r| r.mounts().into_iter().next());
     entry.ok_or_else(|| Failure::new(Exit::NotFound, format!("nothing is mounted on {}", path.display())))
 }

@@ -3,6 +3,7 @@
 mod place;
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Stdio;
@@ -100,8 +101,11 @@ fn plain_umount(mnt: &Path) {
 #[test]
 fn in_the_foreground_it_ends_with_the_mount() {
     let Some(p) = Place::new() else { return };
-    let mut child = p.mount(&["--foreground"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("kvfs runs");
-    until("it is mounted", || p.entry().is_some());
+    let mut child = p.mount(&["--foreground"]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("kvfs runs");
+    // The mount is there before its daemon has all that it needs; it says so when it has.
+    let mut said = String::new();
+    BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut said).expect("it says");
+    assert!(said.starts_with("mounted "), "{said}");
     fs::write(p.mnt().join("a"), "x").expect("write");
     plain_umount(&p.mnt());
     assert!(child.wait().expect("it ends").success());
@@ -114,6 +118,65 @@ fn a_mount_right_after_an_unmount_waits_for_the_store() {
         p.mounted();
         fs::write(p.mnt().join("a"), vec![1; 1 << 20]).expect("write");
         plain_umount(&p.mnt());
+    }
+}
+
+/// File systems in memory, mounted until one of them has the device number that was `of`'s.
+struct TakesTheNumber(Vec<std::path::PathBuf>);
+
+impl TakesTheNumber {
+    fn new(under: &Path, of: &str) -> Option<TakesTheNumber> {
+        let mut taken = TakesTheNumber(Vec::new());
+        // The kernel gives the lowest number that is free. Tests that run beside this one may take it first.
+        for i in 0..64 {
+            taken.mount(under.join(format!("tmpfs-{i}")));
+            if kvfs_fuse::mounts::mounts().expect("the table of mounts").iter().any(|m| m.device == of) {
+                return Some(taken);
+            }
+        }
+        None
+    }
+
+    fn mount(&mut self, at: std::path::PathBuf) {
+        fs::create_dir_all(&at).expect("mkdir");
+        rustix::mount::mount("none", &at, "tmpfs", rustix::mount::MountFlags::empty(), None).expect("a tmpfs");
+        self.0.push(at);
+    }
+}
+
+impl Drop for TakesTheNumber {
+    fn drop(&mut self) {
+        for at in &self.0 {
+            let _ = rustix::mount::unmount(at, rustix::mount::UnmountFlags::DETACH);
+        }
+    }
+}
+
+#[test]
+fn a_mount_waits_though_another_file_system_has_the_number_of_the_last_one() {
+    let Some(p) = Place::new() else { return };
+    for closes in [false, true] {
+        let pid = p.mounted();
+        let device = kvfs_fuse::mounts::mount_at(&p.mnt()).expect("the table of mounts").expect("mounted").device;
+        // A daemon that takes its time to close the store: one that is stopped has not even noticed the end of its mount.
+        kill(pid, Signal::STOP);
+        plain_umount(&p.mnt());
+        let Some(taken) = TakesTheNumber::new(p.dir.path(), &device) else { continue };
+        let said = fails(4, &mut p.mount(&[]));
+        assert!(said.contains("which is stopped") && said.contains("kill -CONT"), "{said}");
+        if closes {
+            // Another daemon is given the number, and leaves its record under it.
+            drop(taken);
+            let other = Place::new().expect("as before");
+            other.mounted();
+            assert!(fails(4, &mut p.mount(&[])).contains("which is stopped"));
+        }
+        assert!(fails(3, kvfs(&["umount"]).arg(p.store())).contains("nothing is mounted"));
+        kill(pid, Signal::CONT);
+        // It waits for the one that closes the store.
+        p.mounted();
+        succeeds(&mut p.umount());
+        assert!(!is_alive(pid));
     }
 }
 
