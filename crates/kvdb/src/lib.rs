@@ -109,7 +109,7 @@ pub use transactions::{
     StoredTuples, Transaction, TransactionId, TransactionInfo, TransactionOptions, at_once,
 };
 pub use view::{StoredValue, View};
-pub use vt_tree::Estimate;
+pub use vt_tree::{Estimate, read_alone};
 
 use database::Database;
 

@@ -60,6 +60,8 @@ pub(crate) struct State {
     pub unlocked: bool,
     /// The store may hold pages of this inode.
     pub stored: bool,
+    /// The page behind the one that was read last by itself: who asks for it reads the file in order.
+    pub next_page: AtomicU64,
     /// The store has an orphan record of this inode.
     pub orphaned: bool,
     /// Bytes this inode has in the account of dirty data.
@@ -152,6 +154,7 @@ impl State {
             queued: false,
             unlocked: false,
             stored,
+            next_page: AtomicU64::new(0),
             orphaned: false,
             charged: 0,
             inline: None,

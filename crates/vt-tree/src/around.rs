@@ -5,7 +5,10 @@
 //! Nothing is fetched twice, so that what is fetched in vain is never more than the store; and nothing at all where the store is
 //! larger than half of that memory: there, what is beside a tuple would push out what was asked for. Cursors announce by themselves
 //! what they will read; of what they come to, only the index is read around.
+//!
+//! Where a caller knows that it will not come to what lies beside a large value, the value is read alone ([`read_alone`]).
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
@@ -22,6 +25,23 @@ const SHARE: u64 = 8;
 const LOOK: u64 = 64 << 20;
 /// Reads that are let pass after it did not fit.
 const PASS: u32 = 4096;
+
+thread_local! {
+    static ALONE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Does `work`; around large values that it reads on this thread nothing else is fetched. The index, which is what a later read comes
+/// to wherever it goes, is read as ever.
+pub fn read_alone<T>(work: impl FnOnce() -> T) -> T {
+    struct Before(bool);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            ALONE.set(self.0);
+        }
+    }
+    let _before = Before(ALONE.replace(true));
+    work()
+}
 
 #[derive(Default)]
 pub(crate) struct Around(Mutex<State>);
@@ -45,6 +65,9 @@ impl Around {
 
     /// A read at `addr` had to wait.
     pub fn fetch(&self, zones: &Zones, purpose: Purpose, addr: u64) {
+        if purpose == Purpose::Pages && ALONE.get() {
+            return;
+        }
         let mut state = self.0.lock();
         if state.pass > 0 {
             state.pass -= 1;

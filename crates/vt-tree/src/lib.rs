@@ -42,6 +42,7 @@ mod window;
 mod writer;
 mod zone_weights;
 
+pub use around::read_alone;
 pub use builder::MergeStats;
 pub use check::check_run;
 pub use compression::{Compression, Packer};

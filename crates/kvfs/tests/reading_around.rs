@@ -1,0 +1,127 @@
+//! What is fetched from the device beside the page that was asked for.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use env::Simulated;
+use kvdb::{CreateOptions, Kvdb, OpenOptions};
+use kvfs::{Caller, FileKind, Fs, FsOptions, Ino, ROOT, WriteHints};
+use zones::{Device, MemoryDevice, Purpose};
+
+/// A device on which every read has to wait, of a host that has room for all of it; counts what is announced of pages, bytes.
+#[derive(Default)]
+struct Waiting {
+    memory: MemoryDevice,
+    announced: AtomicU64,
+}
+
+impl Device for Waiting {
+    fn read_at(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let begun = Instant::now();
+        // What takes longer than memory would have come from the device.
+        while begun.elapsed() < Duration::from_nanos(20_000 + buf.len() as u64) {
+            std::hint::spin_loop();
+        }
+        self.memory.read_at(purpose, offset, buf)
+    }
+    fn will_read(&self, purpose: Purpose, _offset: u64, len: u64) {
+        if purpose == Purpose::Pages {
+            self.announced.fetch_add(len, Ordering::Relaxed);
+        }
+    }
+    fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.memory.write_at(purpose, offset, buf)
+    }
+    fn sync(&self) -> io::Result<()> {
+        self.memory.sync()
+    }
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.memory.discard(offset, len)
+    }
+    fn len(&self) -> io::Result<u64> {
+        self.memory.len()
+    }
+    fn grow(&self, new_len: u64) -> io::Result<()> {
+        self.memory.grow(new_len)
+    }
+    fn host_memory(&self) -> Option<u64> {
+        Some(64 << 30)
+    }
+}
+
+const PAGE: u64 = 4096;
+const FILES: u64 = 64;
+const SMALL: u64 = 3 * PAGE;
+const LARGE: u64 = 16 << 20;
+
+fn root() -> Caller {
+    Caller { uid: 0, gid: 0, pid: 1 }
+}
+
+fn options() -> OpenOptions {
+    OpenOptions { memory: 64 << 20, threads: false, zero_journal: false, ..Default::default() }
+}
+
+/// Small files `s0`, `s1`, ... and a large one, `l`, on a device from which nothing was read yet.
+fn stored() -> (Arc<Waiting>, Fs) {
+    let device = Arc::new(Waiting::default());
+    let env = Arc::new(Simulated::new(7));
+    let create = CreateOptions { open: options(), ..Default::default() };
+    let db = Kvdb::create(device.clone(), env.clone(), create).expect("it is made");
+    let fs = Fs::open(db.clone(), env.clone(), FsOptions::default()).expect("it opens");
+    let write = |name: &str, bytes: u64| {
+        let ino = fs.mknod(ROOT, name.as_bytes(), FileKind::File, 0o644, 0, root()).expect("made").ino;
+        // Every page differs.
+        for page in 0..bytes / PAGE {
+            let content = vec![page as u8; PAGE as usize];
+            fs.write(ino, page * PAGE, &content, WriteHints::default()).expect("written");
+        }
+    };
+    (0..FILES).for_each(|i| write(&format!("s{i}"), SMALL));
+    write("l", LARGE);
+    fs.shutdown().expect("committed");
+    drop(fs);
+    db.close().expect("closed");
+    let (db, _) = Kvdb::open(device.clone(), env.clone(), options()).expect("it opens");
+    let fs = Fs::open(db, env, FsOptions::default()).expect("it opens");
+    device.announced.store(0, Ordering::Relaxed);
+    (device, fs)
+}
+
+fn find(fs: &Fs, name: &str) -> Ino {
+    fs.lookup(ROOT, name.as_bytes()).expect("it is there").ino
+}
+
+fn page(fs: &Fs, ino: Ino, at: u64) {
+    assert_eq!(fs.read(ino, at * PAGE, PAGE as u32).expect("read"), vec![at as u8; PAGE as usize]);
+}
+
+#[test]
+fn pages_of_a_large_file_that_are_asked_for_in_no_order_are_read_alone() {
+    let (device, fs) = stored();
+    let large = find(&fs, "l");
+    // Backwards in strides: no page comes behind the one before.
+    (1..500).for_each(|i| page(&fs, large, (LARGE / PAGE - i * 7) % (LARGE / PAGE)));
+    assert_eq!(device.announced.load(Ordering::Relaxed), 0);
+    // A write into a page reads what it keeps of it.
+    fs.write(large, 1000 * PAGE + 10, b"four", WriteHints::default()).expect("written");
+    assert_eq!(device.announced.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn pages_that_are_asked_for_in_order_bring_what_comes_next() {
+    let (device, fs) = stored();
+    let large = find(&fs, "l");
+    (0..200).for_each(|i| page(&fs, large, i));
+    let announced = device.announced.load(Ordering::Relaxed);
+    assert!(announced >= 200 * PAGE, "{announced} bytes were announced");
+}
+
+#[test]
+fn a_small_file_brings_those_beside_it() {
+    let (device, fs) = stored();
+    page(&fs, find(&fs, "s7"), 1);
+    assert!(device.announced.load(Ordering::Relaxed) > 0);
+}
