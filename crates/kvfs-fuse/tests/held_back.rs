@@ -263,6 +263,28 @@ fn a_transaction_does_not_begin_without_a_page_that_waits_for_a_lock() {
     }
 }
 
+/// A program still has a page of a transaction that was thrown away: that is lost, as was asked for, and concerns no one else.
+#[test]
+fn pages_of_a_view_that_is_over_are_no_error_of_those_who_begin() {
+    for write_back in BOTH {
+        let Some(m) = Real::new(write_back) else { return };
+        fs::write(m.path("f"), vec![b'.'; 8192]).expect("write");
+        for round in 0..10_u8 {
+            let (id, inside) = m.begin();
+            let file = read_write(&inside.join("f"));
+            let mapping = Mapping::of(&file, 8192);
+            mapping.put(4096, &[round]);
+            m.views.abort(id).expect("aborted");
+            let (next, inside) = m.begin();
+            assert_eq!(fs::read(inside.join("f")).expect("read"), vec![b'.'; 8192], "write-back: {write_back}");
+            m.commit(next);
+            let synced = file.sync_all().map_err(|e| e.raw_os_error());
+            assert_eq!(synced, Err(Some(libc::ESTALE)), "who has it open is told");
+        }
+        assert_eq!(fs::read(m.path("f")).expect("read"), vec![b'.'; 8192]);
+    }
+}
+
 #[test]
 fn who_begins_commits_or_makes_a_snapshot_without_a_page_that_is_on_its_way_gets_an_error() {
     // Shorter and longer than what who asks waits before it looks for locks.
