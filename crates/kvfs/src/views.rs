@@ -245,14 +245,18 @@ impl Views {
         let touched = Touched::by(&transaction, &core.layout)?;
         let commit = || Ok(transaction.commit(Durability::Buffered)?);
         let committed = match touched.names.is_empty() && touched.inodes.is_empty() {
-            true => commit().map(|()| (Vec::new(), None)),
+            true => Ok(commit().map(|()| (Vec::new(), None))),
             // Serializable transactions may hold what it changes, and end only when the mainline's gate is open, and it is their turn.
             false => self.shared.mainline.patiently(|| {
                 let turn = self.shared.mainline.core.past.turn();
-                let orphans = self.shared.mainline.absorb(&transaction, &touched, &turn, commit)?;
-                Ok((orphans, Some(turn)))
+                match self.shared.mainline.absorb(&transaction, &touched, &turn, commit) {
+                    // An older one has ended it meanwhile, which is an error for want of a lock, too, but one that stays.
+                    Err(e) if self.shared.db.transaction(id).is_err() => Ok(Err(e)),
+                    absorbed => Ok(Ok((absorbed?, Some(turn)))),
+                }
             }),
         };
+        let committed = committed.flatten();
         if let Err(e) = &committed {
             if matches!(e, Error::Store(kvdb::Error::Conflict { .. })) {
                 transaction.abort();

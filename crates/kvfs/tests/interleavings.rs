@@ -4,6 +4,8 @@
 mod held;
 
 use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
 
 use env::{Simulated, schedule};
 use held::HeldSync;
@@ -99,4 +101,62 @@ fn a_shared_copy_of_a_file_that_is_truncated_meanwhile_is_whole_or_empty() {
         }
     }
     assert!(whole > 20 && empty > 20, "both happen: {whole}, {empty}");
+}
+
+/// A commit waits for the locks of others, but not for its own, which an older transaction has taken away.
+#[test]
+fn a_commit_that_an_older_transaction_has_ended_says_so_at_once() {
+    let env = Arc::new(env::Machine::default());
+    let db = Kvdb::create(Arc::new(zones::MemoryDevice::default()), env.clone(), CreateOptions::default()).unwrap();
+    let fs = Fs::open(db.clone(), env, FsOptions::default()).unwrap();
+    let views = Views::new(db.clone(), fs.clone());
+    file(&fs, "f", b"1");
+    fs.sync_all().unwrap();
+    let begin = || {
+        let options = TransactionOptions { isolation: Isolation::Serializable, detached: true, ..Default::default() };
+        let id = views.begin(options).unwrap();
+        (id, views.fs(&View::Transaction(id)).unwrap())
+    };
+    let ((older, reads), (younger, writes)) = (begin(), begin());
+    let f = writes.resolve(b"/f").unwrap().ino;
+    writes.write(f, 0, b"2", Default::default()).unwrap();
+    let (came, inside) = channel();
+    let (go, told) = channel::<()>();
+    std::thread::scope(|scope| {
+        // A call on the mainline is under way, behind which the commit has to wait.
+        let walks = &fs;
+        scope.spawn(move || {
+            walks.readdir(ROOT, 0, false, &mut |_| {
+                came.send(()).unwrap();
+                told.recv().unwrap();
+                false
+            })
+        });
+        inside.recv().unwrap();
+        let commits = scope.spawn(|| {
+            let begun = Instant::now();
+            (views.commit(younger, Durability::Buffered), begun.elapsed())
+        });
+        // It is there when no other call gets in.
+        let (say, done) = channel();
+        loop {
+            let (fs, say) = (&fs, say.clone());
+            scope.spawn(move || say.send(fs.getattr(ROOT).is_ok()));
+            if done.recv_timeout(Duration::from_millis(100)).is_err() {
+                break;
+            }
+        }
+        let ends = scope.spawn(|| content(&reads, "/f"));
+        // The older one needs what the younger one has locked.
+        while views.list().iter().any(|t| t.id == younger) {
+            std::thread::yield_now();
+        }
+        go.send(()).unwrap();
+        let (committed, took) = commits.join().unwrap();
+        assert!(committed.as_ref().is_err_and(|e| e.to_string().contains("older")), "{committed:?}");
+        assert!(took < Duration::from_secs(5), "{took:?}");
+        assert_eq!(ends.join().unwrap().unwrap(), b"1");
+        done.recv().unwrap();
+    });
+    views.abort(older).unwrap();
 }
