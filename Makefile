@@ -3,7 +3,7 @@
 CARGO ?= cargo
 KVFS   = target/release/kvfs
 
-.PHONY: help setup build demo test lint test-long schedules ace every-io mutants soak crash-live crash-transactions full real-world posix syscalls hostile fuzz readme bench-first bench-kv bench-transactions bench-defrag lint-bench install clean
+.PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io mutants soak crash-live crash-transactions full real-world posix syscalls hostile fuzz readme bench-first bench-kv bench-transactions bench-defrag lint-bench install clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -23,6 +23,15 @@ demo: build
 ## make test         everything quick: formatting, lints, floors, unit, behaviour and property tests, a share of the simulations
 test: setup lint
 	$(CARGO) test --workspace --quiet
+	@$(MAKE) --no-print-directory over-io-uring
+
+# Some suites of the mount once more with requests over io_uring, where this machine can: as root, on Linux 6.14 or later.
+over-io-uring:
+	@if [ -w /sys/module/fuse/parameters/enable_uring ] && [ -c /dev/fuse ]; then \
+		echo "over io_uring: $(OVER_IO_URING)"; \
+		KVFS_TRANSPORT=uring $(CARGO) test --quiet --package kvfs-fuse $(addprefix --test ,$(OVER_IO_URING)); \
+	else echo "SKIPPED: requests over io_uring take root and Linux 6.14"; fi
+OVER_IO_URING = held_back views survives killed handles
 
 lint:
 	$(CARGO) fmt --all --check

@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 
 use kvdb_server::{Server, ServerOptions};
 use kvfs::{Atime, Views};
-use kvfs_fuse::{AccessTimes, Counters, Door, Herald, MountOptions, Mounted, Unmounter};
+use kvfs_fuse::{AccessTimes, Door, Herald, MountOptions, Mounted, Unmounter};
 use rustix::process::{Resource, Rlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -20,7 +20,7 @@ use crate::daemons::{self, Record};
 use crate::mount_options::Options;
 use crate::output::{Exit, Failure, Outcome};
 use crate::scrubbing::Scrubbing;
-use crate::store::{self, Access, Store};
+use crate::store::{self, Access, MountFigures, Store};
 use crate::transactions::OverFiles;
 
 /// Serves `store` on the folder `dir` until it is unmounted, from here or elsewhere. `ready` is called once the mount answers.
@@ -49,8 +49,8 @@ fn serve_logged(
         AccessTimes::Never => Atime::Never,
     })?;
     let views = Views::new(store.db.clone(), fs.clone());
-    let counters: Arc<OnceLock<Arc<Counters>>> = Arc::default();
-    let server = start_server(&store, &fs, &views, counters.clone())?;
+    let figures: Arc<OnceLock<MountFigures>> = Arc::default();
+    let server = start_server(&store, &fs, &views, figures.clone())?;
 
     let mount_options = MountOptions {
         source: options.source.clone().unwrap_or_else(|| store.path.clone().into_os_string()),
@@ -58,7 +58,6 @@ fn serve_logged(
     };
     let door = Arc::new(Door::new(views.clone()).open_views(options.open_views));
     let mut mounted = kvfs_fuse::mount(door.clone(), dir, &mount_options, &options.policy).map_err(store::mount_failure)?;
-    let _ = counters.set(mounted.counters());
     let mut record = Record::of_this_process(mounted.device(), &store.path, mounted.mount_point());
     record.source = mount_options.source.clone().into();
     record.socket = server.as_ref().map(|s| s.path().to_path_buf());
@@ -70,7 +69,9 @@ fn serve_logged(
     fs::metadata(mounted.mount_point()).map_err(|e| Failure::io(format!("the mount on {} does not answer", dir.display()), &e))?;
     let herald = Herald::start(&views, &door, &mounted)
         .map_err(|e| Failure::io(format!("cannot tell the kernel what changes under {}", dir.display()), &e))?;
-    tracing::info!(store = %store.path.display(), mount_point = %mounted.mount_point().display(), "mounted");
+    let (requests, uses_rings) = (mounted.counters(), mounted.uses_rings());
+    let _ = figures.set(MountFigures { requests, herald: herald.clone(), uses_rings });
+    tracing::info!(store = %store.path.display(), mount_point = %mounted.mount_point().display(), io_uring = uses_rings, "mounted");
     let writable = access == Access::ReadWrite;
     let scrubbing = options.scrub.map(|interval| Scrubbing::start(&store.db, &fs, interval, writable)).transpose();
     let scrubbing = scrubbing.map_err(|e| Failure::io("cannot start the scrub", &e))?;
@@ -217,7 +218,7 @@ fn end_on_signals(unmounter: Unmounter, views: Views) -> std::io::Result<signal_
     Ok(handle)
 }
 /// The key-value door. A store can be mounted without it, if no socket can be made anywhere.
-fn start_server(store: &Store, fs: &kvfs::Fs, views: &Views, counters: Arc<OnceLock<Arc<Counters>>>) -> Outcome<Option<Server>> {
+fn start_server(store: &Store, fs: &kvfs::Fs, views: &Views, figures: Arc<OnceLock<MountFigures>>) -> Outcome<Option<Server>> {
     let mut places = vec![];
     let beside = store::socket_beside(&store.path);
     places.extend(beside);
@@ -225,7 +226,7 @@ fn start_server(store: &Store, fs: &kvfs::Fs, views: &Views, counters: Arc<OnceL
         places.push(folder.join(format!("{}.sock", std::process::id())));
     }
     let (db, fs) = (store.db.clone(), fs.clone());
-    let info: kvdb_server::InfoSource = Arc::new(move || store::statistics(&db, Some(&fs), counters.get().map(|c| &**c)));
+    let info: kvdb_server::InfoSource = Arc::new(move || store::statistics(&db, Some(&fs), figures.get()));
     let own = store.db.clone();
     let describe: kvdb_server::Describe = Arc::new(move |dictionary, start, end| kvfs::describe_keys(&own, dictionary, start, end));
     for place in places {

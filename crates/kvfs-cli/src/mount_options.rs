@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
-use kvfs_fuse::{AccessTimes, MountOptions, Policy};
+use kvfs_fuse::{AccessTimes, Choice, MountOptions, Policy};
 
 use crate::output::{Exit, Failure, Outcome};
 use crate::scrubbing::Interval;
@@ -47,7 +47,11 @@ Options for -o, separated by commas:
   fsname=NAME, subtype=NAME   source and type in the table of mounts (default: the store, and kvfs;
                               an empty subtype leaves the type plain `fuse`)
   memory=SIZE, log=FILE       as --memory and --log
-  threads=N                   threads that answer requests (default: one a core, 2 to 8)
+  transport=auto, uring, device
+                              how requests come from the kernel. uring: over io_uring, which takes Linux 6.14 and
+                              root, or that root has set /sys/module/fuse/parameters/enable_uring to Y; not with
+                              writeback. device: over /dev/fuse. auto (default): over io_uring where that is set
+  threads=N                   threads that answer requests of /dev/fuse (default: one a core, 2 to 8)
   scrub=DAYS, scrub_rate=MIB  read everything again each so many days, at so many MiB a second (default: 30, 16
                               where one of them is given; else never by itself): see kvfs scrub
   noxattr                     no extended attributes: one request less for every new file
@@ -55,7 +59,7 @@ Words for mount(8), systemd and fstab (x-*, _netdev, nofail, noauto, user, defau
 
 /// Reads the words of all `-o` in order; a later one wins.
 pub fn parse(lists: &[OsString]) -> Outcome<Options> {
-    let mut options = Options::default();
+    let mut options = Options { policy: Policy { transport: Choice::Auto, ..Policy::default() }, ..Options::default() };
     let mut allowed_permissions_off = false;
     for word in lists.iter().flat_map(|list| split(list.clone())) {
         let bad = |why: String| Failure::new(Exit::Usage, format!("mount option '{}': {why}", word.to_string_lossy()));
@@ -113,6 +117,14 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
                 options.scrub.get_or_insert_default().bytes_per_second = rate << 20;
             }
             ("noscrub", None) => options.scrub = None,
+            ("transport", Some(value)) => {
+                options.policy.transport = match value.to_str() {
+                    Some("auto") => Choice::Auto,
+                    Some("uring") => Choice::Uring,
+                    Some("device") => Choice::Device,
+                    _ => return Err(bad("write auto, uring or device".into())),
+                };
+            }
             ("threads", Some(value)) => {
                 let number = value.to_str().and_then(|v| v.parse().ok()).filter(|n| (1..=64).contains(n));
                 options.policy.threads = number.ok_or_else(|| bad("write a number from 1 to 64".into()))?;
@@ -123,6 +135,9 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
             (_, None) if takes_a_value(&name) => return Err(bad("needs a value".into())),
             _ => return Err(bad("unknown".into()).hint("`kvfs mount --help` lists the options")),
         }
+    }
+    if options.policy.transport == Choice::Uring && options.policy.write_back {
+        return Err(store::mount_failure(kvfs_fuse::Error::RingsGather));
     }
     options.mount.default_permissions = !allowed_permissions_off;
     if options.mount.allow_other && !options.mount.default_permissions {
@@ -182,7 +197,7 @@ fn takes_no_value(name: &str) -> bool {
 }
 
 fn takes_a_value(name: &str) -> bool {
-    ["fsname", "subtype", "memory", "log", "threads", "scrub", "scrub_rate"].contains(&name)
+    ["fsname", "subtype", "memory", "log", "threads", "transport", "scrub", "scrub_rate"].contains(&name)
 }
 
 /// Splits at commas; `\,` is a comma, `\\` a backslash.
@@ -264,6 +279,18 @@ mod tests {
         assert!(!read("rw").expect("valid").policy.write_back);
         assert!(read("writeback").expect("valid").policy.write_back);
         assert!(!read("writeback,nowriteback").expect("valid").policy.write_back);
+    }
+
+    #[test]
+    fn requests_come_over_io_uring_when_asked_for_and_writes_are_not_gathered() {
+        assert_eq!(read("rw").expect("valid").policy.transport, Choice::Auto);
+        assert_eq!(read("transport=device,writeback").expect("valid").policy.transport, Choice::Device);
+        assert_eq!(read("transport=uring").expect("valid").policy.transport, Choice::Uring);
+        assert!(read("transport=auto,writeback").is_ok());
+        let refused = read("transport=uring,writeback").expect_err("refused");
+        assert_eq!(refused.exit, Exit::Usage);
+        assert!(refused.message.contains("io_uring"), "{}", refused.message);
+        assert!(read("transport").is_err() && read("transport=tcp").is_err());
     }
 
     #[test]

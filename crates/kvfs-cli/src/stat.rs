@@ -241,6 +241,11 @@ fn show(all: &Map<String, Value>) -> String {
             format!("{} inodes in memory, {} not committed yet", count(&f["inodes_in_memory"]), bytes(&f["dirty_bytes"])),
         );
     }
+    if let Some(transport) = all["transport"]["name"].as_str() {
+        let round_trip = all["transport"]["round_trip_micros"].as_f64();
+        let round_trip = round_trip.map_or(String::new(), |mean| format!(", {mean:.0} µs there and back"));
+        line("transport", format!("{transport}{round_trip}"));
+    }
     if let Some(requests) = all["requests"].as_object() {
         let total: u64 = requests.values().map(count).sum();
         let mut most: Vec<(&String, u64)> = requests.iter().map(|(name, n)| (name, count(n))).collect();

@@ -9,8 +9,8 @@ use std::time::Duration;
 use env::Machine;
 use kvdb::{CreateOptions, Kvdb, OpenOptions};
 use kvfs::{Atime, Fs, FsOptions};
-use kvfs_fuse::Counters;
 use kvfs_fuse::mounts::{self, MountEntry};
+use kvfs_fuse::{Counters, Herald};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use zones::FileDevice;
 
@@ -243,6 +243,10 @@ pub fn mount_failure(error: kvfs_fuse::Error) -> Failure {
     let text = error.to_string();
     match &error {
         Error::NotAFolder(_) | Error::Unguarded => Failure::new(Exit::Usage, text),
+        Error::RingsGather => Failure::new(Exit::Usage, text).hint("leave out writeback, or use transport=auto or device"),
+        Error::NoRings(_, e) => Failure::new(Exit::of(e), text).hint(
+            "it takes Linux 6.14, and root or `echo Y > /sys/module/fuse/parameters/enable_uring` by root; or use transport=auto",
+        ),
         Error::NoFuse(e) => {
             Failure::new(Exit::of(e), text).hint("load the kernel's FUSE (modprobe fuse), or run where /dev/fuse exists")
         }
@@ -306,8 +310,15 @@ fn answers(socket: &Path) -> bool {
     UnixStream::connect(socket).is_ok()
 }
 
+/// Where the figures of a mount come from.
+pub struct MountFigures {
+    pub requests: Arc<Counters>,
+    pub herald: Arc<Herald>,
+    pub uses_rings: bool,
+}
+
 /// What is known about an open store, as a JSON object: for `kvfs stat`, and for clients of the socket.
-pub fn statistics(db: &Kvdb, fs: Option<&Fs>, requests: Option<&Counters>) -> String {
+pub fn statistics(db: &Kvdb, fs: Option<&Fs>, mount: Option<&MountFigures>) -> String {
     let mut all = serde_json::Value::Object(crate::stat::engine(&db.stats()));
     if let Some(fs) = fs {
         let s = fs.statistics();
@@ -316,7 +327,10 @@ pub fn statistics(db: &Kvdb, fs: Option<&Fs>, requests: Option<&Counters>) -> St
             "bytes_written": s.bytes_written, "bytes_read": s.bytes_read, "next_inode": s.next_ino,
         });
     }
-    if let Some(requests) = requests {
+    if let Some(MountFigures { requests, herald, uses_rings }) = mount {
+        let round_trip = herald.round_trip().map(|mean| mean.as_nanos() as f64 / 1000.0);
+        let transport = if *uses_rings { "io_uring" } else { "/dev/fuse" };
+        all["transport"] = serde_json::json!({"name": transport, "round_trip_micros": round_trip});
         let by_kind: serde_json::Map<_, _> = requests.seen().into_iter().map(|(name, n)| (name.to_string(), n.into())).collect();
         all["requests"] = by_kind.into();
     }

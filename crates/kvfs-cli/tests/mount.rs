@@ -318,3 +318,31 @@ fn a_mount_for_reading_has_a_socket_that_reads() {
     }
     assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(p.mnt()).arg("k")), "v");
 }
+
+/// What the kernel's switch says while nobody has it turned on for a moment; `None`: this kernel has none.
+fn switched_on() -> Option<String> {
+    let switch = fs::File::open("/sys/module/fuse/parameters/enable_uring").ok()?;
+    rustix::fs::flock(&switch, rustix::fs::FlockOperation::LockShared).expect("a lock");
+    Some(std::io::read_to_string(switch).expect("a parameter"))
+}
+
+#[test]
+fn requests_come_over_io_uring_when_asked_for() {
+    let Some(p) = Place::new() else { return };
+    let Some(before) = switched_on() else {
+        eprintln!("SKIPPED: this kernel has no FUSE over io_uring");
+        return;
+    };
+    for (way, shown) in [("uring", "io_uring"), ("device", "/dev/fuse")] {
+        succeeds(kvfs(&["mount", "-o", &format!("transport={way}")]).arg(p.store()).arg(p.mnt()));
+        let stat: serde_json::Value = serde_json::from_str(&succeeds(kvfs(&["--json", "stat"]).arg(p.mnt()))).expect("JSON");
+        assert_eq!(stat["transport"]["name"], shown);
+        assert!(stat["transport"]["round_trip_micros"].as_f64().is_some_and(|mean| mean > 0.0), "{}", stat["transport"]);
+        fs::write(p.mnt().join("f"), way).expect("write");
+        assert_eq!(fs::read_to_string(p.mnt().join("f")).expect("read"), way);
+        succeeds(&mut p.umount());
+    }
+    assert_eq!(switched_on(), Some(before), "it is put back");
+    let both = "transport=uring,writeback";
+    assert!(fails(2, kvfs(&["mount", "-o", both]).arg(p.store()).arg(p.mnt())).contains("writeback"));
+}

@@ -1,6 +1,6 @@
 //! What a FUSE transport asks of a file system, in plain types: the seam between the two.
 //!
-//! A transport (today `session` on `/dev/fuse`) decodes requests, calls a [`Handler`] and encodes what it returns; it knows nothing
+//! A transport (`session` on `/dev/fuse`, `queues` over io_uring) decodes requests, calls a [`Handler`] and encodes what it returns; it knows nothing
 //! of KVFS. A handler knows nothing of message layouts, file descriptors or threads: every call may come from any thread, many
 //! at once. Policy that concerns the protocol itself (how long the kernel may cache, which requests are answered "do it
 //! without me") is in the transport's [`Policy`], for all handlers alike.
@@ -97,8 +97,22 @@ pub struct Policy {
     /// Extended attributes. With them every file that is written costs one request more, in which the kernel asks for its
     /// capabilities.
     pub xattrs: bool,
-    /// Threads that read requests, each on its own clone of the connection.
+    /// Threads that read requests, each on its own clone of the connection. Over io_uring there is one for each CPU.
     pub threads: usize,
+    /// The way that requests take.
+    pub transport: Choice,
+}
+
+/// Which way requests shall take from the kernel to us and back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Choice {
+    /// `/dev/fuse`.
+    #[default]
+    Device,
+    /// io_uring; no mount without it.
+    Uring,
+    /// io_uring where the kernel has it switched on and writes go through, else `/dev/fuse`.
+    Auto,
 }
 
 impl Default for Policy {
@@ -114,6 +128,7 @@ impl Default for Policy {
             // One per core serves as many clients as can run; on two cores two were as fast as one for a single client and twice
             // as fast for two, and four were slower.
             threads: std::thread::available_parallelism().map_or(2, usize::from).clamp(2, 8),
+            transport: Choice::default(),
         }
     }
 }

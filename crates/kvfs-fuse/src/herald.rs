@@ -43,6 +43,7 @@ use crate::guest::Guest;
 use crate::handler::{Attr, FileKind, Handler, Ino, Invalidator, ROOT};
 use crate::mount::Mounted;
 use crate::place::{Place, open_by_handle};
+use crate::queues::Queues;
 use crate::recall::Recall;
 use crate::together::Together;
 use crate::{barrier, hidden, wire_ino};
@@ -66,6 +67,8 @@ pub struct Herald {
     mainline: Fs,
     place: Place,
     crew: Arc<Crew>,
+    /// Where requests come over io_uring.
+    queues: Option<Arc<Queues>>,
     /// Waits for what the kernel holds back.
     writer_back: Guest,
     together: Together<HandedOver>,
@@ -107,6 +110,7 @@ impl Herald {
             mainline: views.mainline().clone(),
             place,
             crew,
+            queues: mounted.queues(),
             writer_back: Guest::start("fuse-write-back")?,
             together: Together::default(),
             patience,
@@ -119,6 +123,21 @@ impl Herald {
         let watcher: Arc<dyn Watcher> = herald.clone();
         views.watch(&watcher);
         Ok(herald)
+    }
+
+    /// How long a program waits for an answer on average, now: a thread asks for the room in the file system, which the kernel never answers by
+    /// itself. `None`: the mount cannot be asked, or it takes too long.
+    pub fn round_trip(&self) -> Option<Duration> {
+        const TIMES: u32 = 16;
+        const LONGEST: Duration = Duration::from_secs(2);
+        let place = self.place.clone();
+        let ask = move || {
+            let root = place.open().ok()?;
+            let begun = Instant::now();
+            (0..TIMES).try_for_each(|_| rustix::fs::fstatfs(&root).map(drop)).ok()?;
+            Some(begun.elapsed() / TIMES)
+        };
+        self.shower.begin(ask).ok()?.recv_timeout(LONGEST).ok()?
     }
 
     /// Tells nothing any more. To be called when the mount has ended.
@@ -149,6 +168,10 @@ impl Watcher for Herald {
     }
 
     fn appeared(&self, view: &View) {
+        // A thread that found no locks when it took its request is not to meet one: all who take another hand it on, where it may wait.
+        if let Some(queues) = self.queues.as_ref().filter(|_| self.door.stalls()) {
+            queues.settle(SETTLING);
+        }
         // It takes no inode's lock to drop a listing.
         let user = if let View::Transaction(id) = view { self.door.user_of(*id) } else { None };
         for (dir, _) in hidden::places(view, user) {
@@ -227,6 +250,8 @@ enum HandedOver {
 const PATIENCE: Duration = Duration::from_secs(15);
 /// As long, when what is in hand may be waiting for whoever asks.
 const PATIENCE_WITH_LOCKS: Duration = Duration::from_secs(1);
+/// How long threads of queues are waited for at a time.
+const SETTLING: Duration = Duration::from_millis(250);
 /// Between two meetings, for threads to do what has come meanwhile.
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -254,7 +279,7 @@ impl Herald {
         loop {
             match self.meet() {
                 Ok(true) => return HandedOver::All,
-                Ok(false) if asked.elapsed() > PATIENCE_WITH_LOCKS && self.crew.writes_back() && self.door.stalls() => {
+                Ok(false) if asked.elapsed() > PATIENCE_WITH_LOCKS && self.writes_back() && self.door.stalls() => {
                     return HandedOver::ButForLocks;
                 }
                 Ok(false) if asked.elapsed() > self.patience => {
@@ -277,8 +302,16 @@ impl Herald {
         drop(self.cache.inode(ROOT));
     }
 
+    /// Whether pages are in hand that the kernel writes back.
+    fn writes_back(&self) -> bool {
+        self.crew.writes_back() || self.queues.as_ref().is_some_and(|queues| queues.writes_back())
+    }
+
     /// Waits until every thread has done what it took before this call; `false`: one of them did not come in time.
     fn meet(&self) -> io::Result<bool> {
+        if let Some(queues) = &self.queues {
+            return Ok(queues.settle(SETTLING));
+        }
         let meeting = self.door.rendezvous().call();
         let (place, pages) = (self.place.clone(), self.crew.threads() + 1);
         let sent = self.writer_back.begin(move || barrier::send_pages(&place.open()?, pages))?;

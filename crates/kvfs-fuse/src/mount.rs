@@ -15,9 +15,11 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use crate::counters::Counters;
 use crate::crew::Crew;
 use crate::fusermount;
-use crate::handler::{Handler, Invalidator, Policy};
+use crate::handler::{Choice, Handler, Invalidator, Policy};
 use crate::mounts::{self, MountEntry};
+use crate::queues::Queues;
 use crate::session::Session;
+use crate::switch;
 use crate::transport::Transport;
 use crate::watch::Watch;
 
@@ -33,6 +35,10 @@ pub enum Error {
     Mount(PathBuf, io::Error),
     #[error("cannot unmount {0}: {1}")]
     Unmount(PathBuf, io::Error),
+    #[error("cannot mount on {0} with requests over io_uring: {1}")]
+    NoRings(PathBuf, io::Error),
+    #[error("requests over io_uring come in no order that the kernel's write-back cache could rely on")]
+    RingsGather,
     #[error("the FUSE session of {0} ended with an error: {1}")]
     Session(PathBuf, io::Error),
 }
@@ -151,12 +157,22 @@ pub fn mount<H: Handler>(handler: Arc<H>, mount_point: &Path, options: &MountOpt
     if options.allow_other && !options.default_permissions {
         return Err(Error::Unguarded);
     }
+    if policy.transport == Choice::Uring && policy.write_back {
+        return Err(Error::RingsGather);
+    }
     let failed = |e| Error::Mount(mount_point.to_path_buf(), e);
     let mount_point = mount_point.canonicalize().map_err(failed)?;
     let metadata = mount_point.metadata().map_err(failed)?;
     if !metadata.is_dir() {
         return Err(Error::NotAFolder(mount_point));
     }
+    let no_rings = |e| Error::NoRings(mount_point.clone(), e);
+    let (choice, switch) = match policy.transport {
+        Choice::Auto if policy.write_back || switch::is_on() != Some(true) => (Choice::Device, None),
+        Choice::Uring => (Choice::Uring, Some(switch::On::turn().map_err(no_rings)?)),
+        choice => (choice, None),
+    };
+    let policy = &Policy { transport: choice, ..policy.clone() };
     let counters = Arc::new(Counters::default());
     let transport = Transport::new(handler, policy.clone(), counters.clone());
     let connection = match mount_directly(&mount_point, metadata.mode(), options)? {
@@ -166,9 +182,11 @@ pub fn mount<H: Handler>(handler: Arc<H>, mount_point: &Path, options: &MountOpt
     let undo = |e| {
         // A mount without a session would hang every process that touches it.
         let _ = unmount(&mount_point, Unmount::Lazy);
-        failed(e)
+        if choice == Choice::Uring { no_rings(e) } else { failed(e) }
     };
-    let session = Session::start(connection, transport, policy.threads, policy.max_write).map_err(undo)?;
+    let session = Session::start(connection, transport, policy).map_err(undo)?;
+    // The kernel has agreed by now, if it does.
+    drop(switch);
     let entry = mounts::mount_at(&mount_point).map_err(undo)?.ok_or_else(|| undo(io::ErrorKind::NotFound.into()))?;
     raise_limits(&entry, policy);
     let watch = Watch::start(&entry.device).inspect_err(|e| {
@@ -255,6 +273,15 @@ impl Mounted {
     /// The kernel was asked to gather writes.
     pub(crate) fn gathers_writes(&self) -> bool {
         self.gathers_writes
+    }
+
+    /// Requests come over io_uring.
+    pub fn uses_rings(&self) -> bool {
+        self.queues().is_some()
+    }
+
+    pub(crate) fn queues(&self) -> Option<Arc<Queues>> {
+        self.session.as_ref().and_then(Session::queues)
     }
 
     /// The threads that answer requests.

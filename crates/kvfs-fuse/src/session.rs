@@ -3,25 +3,31 @@
 //! Each thread reads one request at a time from its own clone of the connection, answers it and reads the next: no queue and no
 //! hand-over between threads, for waking another thread costs more than most answers. Only requests that wait for the disk are
 //! let out of the way (`waiting`). The connection ends when the kernel says that the file system is gone.
+//!
+//! Where requests come over io_uring (`queues`), one thread reads here what still comes: FORGETs, of which it takes many at once.
 
 use std::fs::File;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::io::Errno as Os;
 
 use crate::counters::Request;
 use crate::crew::{Crew, Seat};
-use crate::handler::{Errno, Handler, Ino, Invalidator};
+use crate::handler::{Choice, Errno, Handler, Ino, Invalidator, Policy};
+use crate::queues::{Prepared, Queues};
 use crate::transport::{Desk, Outcome, Transport};
 use crate::waiting::WaitingRoom;
 use crate::wire;
 
 /// Opcode of the first request on a connection.
 const INIT: u32 = 26;
+/// How long FORGETs gather that come one by one beside io_uring: each would wake a thread.
+const GATHER: Duration = Duration::from_millis(5);
 
 /// The threads of one mount.
 pub(crate) struct Session {
@@ -33,21 +39,37 @@ pub(crate) struct Session {
     crew: Arc<Crew>,
     /// Looks after the threads.
     keeper: Option<JoinHandle<()>>,
+    /// Where requests come over io_uring.
+    queues: Option<Arc<Queues>>,
 }
 
 type Thread = JoinHandle<io::Result<()>>;
 
 impl Session {
     /// Answers INIT on a connection that was just mounted, then starts the threads.
-    pub fn start<H: Handler>(connection: OwnedFd, transport: Transport<H>, threads: usize, max_write: u32) -> io::Result<Session> {
-        let mut buffer = vec![0; max_write as usize + wire::REQUEST_ROOM];
-        let offered = greet(&connection, &transport, &mut buffer)?;
-        let connection = Arc::new(connection);
-        let base = threads.max(1);
+    pub fn start<H: Handler>(connection: OwnedFd, transport: Transport<H>, policy: &Policy) -> io::Result<Session> {
+        let mut buffer = vec![0; policy.max_write as usize + wire::REQUEST_ROOM];
+        let (connection, transport) = (Arc::new(connection), Arc::new(transport));
+        let room = Arc::new(WaitingRoom::new()?);
+        let rings = match policy.transport {
+            Choice::Device => None,
+            Choice::Uring => Some(Queues::prepare(&connection, &transport, &room, policy.max_write)?),
+            Choice::Auto => or_device(Queues::prepare(&connection, &transport, &room, policy.max_write)),
+        };
+        let offered = greet(&connection, &transport, &mut buffer, rings.is_some())?;
+        let not_offered = || io::Error::new(io::ErrorKind::Unsupported, "the kernel does not offer it (it takes Linux 6.14)");
+        let begin = |rings: Prepared| if offered & wire::init::OVER_IO_URING != 0 { rings.begin() } else { Err(not_offered()) };
+        let queues = match (rings, policy.transport) {
+            (None, _) => None,
+            (Some(rings), Choice::Uring) => Some(begin(rings)?),
+            (Some(rings), _) => or_device(begin(rings)),
+        };
+        let base = if queues.is_some() { 1 } else { policy.threads.max(1) };
         let crew = Arc::new(Crew::new(base));
-        let desks = Desks { transport: Arc::new(transport), room: Arc::default(), crew: crew.clone(), buffer: buffer.len() };
-        let mut session =
-            Session { connection: connection.clone(), offered, threads: Arc::default(), crew: crew.clone(), keeper: None };
+        let gathers = queues.is_some();
+        let desks = Desks { transport, room, crew: crew.clone(), buffer: buffer.len(), gathers };
+        let (threads, queues) = (Arc::default(), queues.map(Arc::new));
+        let mut session = Session { connection: connection.clone(), offered, threads, crew: crew.clone(), keeper: None, queues };
         for i in 0..base {
             // Without the right to open the device there is one connection, and all share it.
             let own = if i == 0 { None } else { clone_of(&connection).ok() };
@@ -77,6 +99,11 @@ impl Session {
         self.crew.clone()
     }
 
+    /// Where requests come over io_uring.
+    pub fn queues(&self) -> Option<Arc<Queues>> {
+        self.queues.clone()
+    }
+
     pub fn invalidator(&self) -> KernelCache {
         KernelCache { connection: self.connection.clone(), expires: self.offered & wire::init::HAS_EXPIRE_ONLY != 0 }
     }
@@ -96,15 +123,20 @@ impl Session {
                         self.crew.end();
                         let _ = keeper.join();
                     }
-                    None => return outcome,
+                    None => return outcome.and(self.queues.map_or(Ok(()), |queues| queues.join())),
                 },
             }
         }
     }
 }
 
-/// Reads the kernel's INIT and answers it; gives what the kernel offered.
-fn greet<H: Handler>(connection: &OwnedFd, transport: &Transport<H>, buffer: &mut [u8]) -> io::Result<u64> {
+/// What is there, or a word about why requests come over `/dev/fuse`.
+fn or_device<T>(rings: io::Result<T>) -> Option<T> {
+    rings.inspect_err(|e| tracing::warn!("requests come over /dev/fuse, and not over io_uring: {e}")).ok()
+}
+
+/// Reads the kernel's INIT and answers it; gives what the kernel offered. `rings`: io_uring is asked for.
+fn greet<H: Handler>(connection: &OwnedFd, transport: &Transport<H>, buffer: &mut [u8], rings: bool) -> io::Result<u64> {
     let length = next(connection, buffer)?.ok_or(io::ErrorKind::NotConnected)?;
     let broken = || io::Error::new(io::ErrorKind::InvalidData, "the kernel did not begin with INIT");
     let (head, fields) = wire::head(&buffer[..length]).map_err(|_| broken())?;
@@ -112,7 +144,7 @@ fn greet<H: Handler>(connection: &OwnedFd, transport: &Transport<H>, buffer: &mu
         return Err(broken());
     }
     let mut desk = Desk::default();
-    let answered = transport.init(fields, &mut desk);
+    let answered = transport.init(fields, &mut desk, rings);
     let error = answered.err().map_or(0, |e| e.0);
     send(connection, head.unique, -error, &desk.answer.0)?;
     answered.map_err(|e| io::Error::from_raw_os_error(e.0))
@@ -125,18 +157,20 @@ struct Desks<H> {
     crew: Arc<Crew>,
     /// Bytes for a request.
     buffer: usize,
+    /// FORGETs may gather.
+    gathers: bool,
 }
 
 impl<H: Handler> Desks<H> {
     /// Starts a thread. `helps`: it goes home when it is not needed.
     fn open(&self, name: String, connection: Arc<OwnedFd>, helps: bool) -> io::Result<Thread> {
         let (transport, room, crew) = (self.transport.clone(), self.room.clone(), self.crew.clone());
-        let mut buffer = vec![0; self.buffer];
+        let (mut buffer, gathers) = (vec![0; self.buffer], self.gathers);
         let seat = crew.join();
         let ours = seat.clone();
         let work = move || {
             ours.take();
-            let served = serve(&connection, &transport, &room, &crew, (&ours, helps), &mut buffer);
+            let served = serve(&connection, &transport, &room, &crew, (&ours, helps, gathers), &mut buffer);
             crew.leave(&ours);
             served
         };
@@ -149,7 +183,7 @@ fn serve<H: Handler>(
     transport: &Arc<Transport<H>>,
     room: &Arc<WaitingRoom>,
     crew: &Crew,
-    (seat, helps): (&Arc<Seat>, bool),
+    (seat, helps, gathers): (&Arc<Seat>, bool, bool),
     buffer: &mut [u8],
 ) -> io::Result<()> {
     let mut desk = Desk::default();
@@ -161,6 +195,9 @@ fn serve<H: Handler>(
         let _working = seat.work(request == Request::Write && wire::writes_back(fields));
         if !request.waits() {
             answer(connection, transport, &head, fields, &mut desk);
+            if gathers && matches!(request, Request::Forget | Request::BatchForget) {
+                std::thread::sleep(GATHER);
+            }
             continue;
         }
         // An answer must go to the connection that its request came from.
@@ -176,6 +213,24 @@ fn serve<H: Handler>(
     Ok(())
 }
 
+/// Has one request dispatched, and the kernel told what it must know before the answer.
+pub(crate) fn dispatch<H: Handler>(
+    connection: &OwnedFd,
+    transport: &Transport<H>,
+    head: &wire::Head,
+    fields: wire::Fields<'_>,
+    desk: &mut Desk,
+) -> Outcome {
+    let outcome = transport.dispatch(head, fields, desk);
+    // Before the answer: whoever has it may rely on this.
+    for &ino in &desk.stale_attributes {
+        if let Err(e) = forget_attributes(connection, ino) {
+            tracing::warn!(ino, "the kernel may go on with a set-user-ID bit that is gone: it did not take word of it: {e}");
+        }
+    }
+    outcome
+}
+
 /// Has one request dispatched and sends its answer.
 fn answer<H: Handler>(
     connection: &OwnedFd,
@@ -184,13 +239,7 @@ fn answer<H: Handler>(
     fields: wire::Fields<'_>,
     desk: &mut Desk,
 ) {
-    let outcome = transport.dispatch(head, fields, desk);
-    // Before the answer: whoever has it may rely on this.
-    for &ino in &desk.stale_attributes {
-        if let Err(e) = forget_attributes(connection, ino) {
-            tracing::warn!(ino, "the kernel may go on with a set-user-ID bit that is gone: it did not take word of it: {e}");
-        }
-    }
+    let outcome = dispatch(connection, transport, head, fields, desk);
     let sent = match outcome {
         Outcome::Nothing => Ok(()),
         Outcome::Error(Errno(e)) => send(connection, head.unique, -e, &[]),

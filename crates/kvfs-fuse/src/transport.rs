@@ -304,8 +304,8 @@ impl<H: Handler> Transport<H> {
         Ok(Outcome::Answer)
     }
 
-    /// Answers INIT: the kernel's offer comes in and is returned, what we take of it goes out.
-    pub fn init(&self, mut f: Fields<'_>, desk: &mut Desk) -> Reply<u64> {
+    /// Answers INIT: the kernel's offer comes in and is returned, what we take of it goes out. `rings`: io_uring, if it is offered.
+    pub fn init(&self, mut f: Fields<'_>, desk: &mut Desk, rings: bool) -> Reply<u64> {
         let (major, _minor, max_readahead, flags) = (f.u32()?, f.u32()?, f.u32()?, f.u32()?);
         let offered = u64::from(flags) | if u64::from(flags) & init::INIT_EXT != 0 { u64::from(f.u32()?) << 32 } else { 0 };
         if major != wire::MAJOR {
@@ -337,8 +337,12 @@ impl<H: Handler> Transport<H> {
         let max_write = policy.max_write.max(4096);
         let max_pages = max_write.div_ceil(4096).min(u32::from(u16::MAX)) as u16;
         let a = &mut desk.answer;
+        let rings = if rings { init::OVER_IO_URING & offered } else { 0 };
+        let take = take | rings;
         a.u32(wire::MAJOR).u32(wire::MINOR).u32(max_readahead.min(policy.max_readahead)).u32(take as u32);
-        a.u16(policy.max_background.max(1)).u16((policy.max_background / 4 * 3).max(1));
+        // Over io_uring a request must not be held back by the number of others, or it could be overtaken (`queues`).
+        let background = if rings != 0 { u16::MAX } else { policy.max_background };
+        a.u16(background.max(1)).u16((policy.max_background / 4 * 3).max(1));
         // Times count in steps of one nanosecond.
         a.u32(max_write).u32(1).u16(max_pages).u16(0).u32((take >> 32) as u32);
         a.0.resize(64, 0);

@@ -4,10 +4,12 @@
 //! needed, and join the same flush.
 
 use std::collections::VecDeque;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::{Condvar, Mutex};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// Threads at most; what comes beyond is answered where it arrives.
 const MOST: usize = 64;
@@ -29,13 +31,19 @@ struct Shared {
 }
 
 /// The waiting room of one mount.
-#[derive(Default)]
 pub(crate) struct WaitingRoom {
     under_way: AtomicUsize,
     shared: Arc<Shared>,
+    /// Where its threads may run: who starts one may be kept on one CPU.
+    cpus: CpuSet,
 }
 
 impl WaitingRoom {
+    /// Its threads may run where the calling one may.
+    pub fn new() -> io::Result<WaitingRoom> {
+        Ok(WaitingRoom { under_way: AtomicUsize::new(0), shared: Arc::default(), cpus: sched_getaffinity(None)? })
+    }
+
     /// Runs `job` here when nothing else waits, else elsewhere. `alone`: there is no other thread that answers, so never here.
     pub fn admit(self: &Arc<Self>, alone: bool, job: impl FnOnce() + Send + 'static) {
         let first = self.under_way.fetch_add(1, Ordering::AcqRel) == 0;
@@ -59,8 +67,12 @@ impl WaitingRoom {
             if queue.threads == MOST {
                 return Some(job);
             }
-            let shared = self.shared.clone();
-            if std::thread::Builder::new().name("fuse-wait".into()).spawn(move || work(&shared)).is_err() {
+            let (shared, cpus) = (self.shared.clone(), self.cpus);
+            let begin = move || {
+                let _ = sched_setaffinity(None, &cpus);
+                work(&shared);
+            };
+            if std::thread::Builder::new().name("fuse-wait".into()).spawn(begin).is_err() {
                 return Some(job);
             }
             queue.threads += 1;
@@ -113,7 +125,7 @@ mod tests {
 
     #[test]
     fn requests_that_wait_for_each_other_all_get_through() {
-        let room = Arc::new(WaitingRoom::default());
+        let room = Arc::new(WaitingRoom::new().expect("a room"));
         let (done, all_done) = channel();
         let barrier = Arc::new(std::sync::Barrier::new(10));
         // Each waits until all ten have begun: they must run beside each other, wherever `admit` puts them.
@@ -134,7 +146,7 @@ mod tests {
 
     #[test]
     fn alone_a_request_is_answered_where_it_arrived() {
-        let room = Arc::new(WaitingRoom::default());
+        let room = Arc::new(WaitingRoom::new().expect("a room"));
         for _ in 0..3 {
             let (tell, told) = channel();
             room.admit(false, move || tell.send(std::thread::current().id()).expect("the test listens"));

@@ -9,7 +9,8 @@ use crate::handler::{Attr, Errno, FileKind, Ino, Reply, StatFs, Timestamp};
 pub const MAJOR: u32 = 7;
 pub const MINOR: u32 = 40;
 
-/// Bytes in front of every answer.
+/// Bytes of a request's head, and in front of every answer.
+pub const IN_HEADER: usize = 40;
 pub const OUT_HEADER: usize = 16;
 
 /// The smallest buffer the kernel accepts beside the data of the largest write.
@@ -33,6 +34,8 @@ pub mod init {
     pub const INIT_EXT: u64 = 1 << 30;
     /// Not asked for: the kernel says that it knows `INVAL_ENTRY_EXPIRE`.
     pub const HAS_EXPIRE_ONLY: u64 = 1 << 35;
+    /// Offered where the kernel's parameter `enable_uring` is on; asked for, requests come over io_uring once every queue has a slot.
+    pub const OVER_IO_URING: u64 = 1 << 41;
 }
 
 /// Bits of `fuse_setattr_in.valid`.
@@ -79,14 +82,26 @@ pub struct Head {
 
 /// Takes a request's head off its bytes.
 pub fn head(request: &[u8]) -> Reply<(Head, Fields<'_>)> {
-    let mut f = Fields(request);
-    let length = f.u32()? as usize;
-    let (opcode, unique, ino, uid, gid, pid) = (f.u32()?, f.u64()?, f.u64()?, f.u32()?, f.u32()?, f.u32()?);
-    f.u32()?;
+    let (length, head) = head_fields(Fields::of(request))?;
     if length != request.len() {
         return Err(Errno(libc::EIO));
     }
-    Ok((Head { opcode, unique, ino, uid, gid, pid }, f))
+    Ok((head, Fields::of(&request[IN_HEADER..])))
+}
+
+/// The same for a request in three places: its head, its first argument (`first` has room for any), and the others.
+pub fn head_in_slot<'a>(head: &[u8], first: &'a [u8], others: &'a [u8]) -> Reply<(Head, Fields<'a>)> {
+    let (length, head) = head_fields(Fields::of(head))?;
+    let first_length = length.checked_sub(IN_HEADER + others.len()).ok_or(Errno(libc::EIO))?;
+    let first = first.get(..first_length).ok_or(Errno(libc::EIO))?;
+    Ok((head, Fields { first, others }))
+}
+
+fn head_fields(mut f: Fields<'_>) -> Reply<(usize, Head)> {
+    let length = f.u32()? as usize;
+    let (opcode, unique, ino, uid, gid, pid) = (f.u32()?, f.u64()?, f.u64()?, f.u32()?, f.u32()?, f.u32()?);
+    f.u32()?;
+    Ok((length, Head { opcode, unique, ino, uid, gid, pid }))
 }
 
 /// Whether a WRITE with these fields brings pages that the kernel writes back, and not what a program writes just now.
@@ -99,13 +114,30 @@ pub fn writes_back(mut write: Fields<'_>) -> bool {
 }
 
 /// The rest of a request, taken off field by field. Too few bytes are the kernel's mistake, answered with EIO.
+///
+/// On `/dev/fuse` it is one piece. Over io_uring its first argument lies apart from the others; no field spans both.
 #[derive(Clone, Copy, Debug)]
-pub struct Fields<'a>(pub &'a [u8]);
+pub struct Fields<'a> {
+    first: &'a [u8],
+    others: &'a [u8],
+}
 
 impl<'a> Fields<'a> {
+    pub fn of(bytes: &'a [u8]) -> Fields<'a> {
+        Fields { first: bytes, others: &[] }
+    }
+
+    /// What the next field is to be taken from.
+    fn rest(&mut self) -> &'a [u8] {
+        if self.first.is_empty() {
+            self.first = std::mem::take(&mut self.others);
+        }
+        self.first
+    }
+
     fn take<const N: usize>(&mut self) -> Reply<[u8; N]> {
-        let (first, rest) = self.0.split_first_chunk::<N>().ok_or(Errno(libc::EIO))?;
-        self.0 = rest;
+        let (first, rest) = self.rest().split_first_chunk::<N>().ok_or(Errno(libc::EIO))?;
+        self.first = rest;
         Ok(*first)
     }
     pub fn u32(&mut self) -> Reply<u32> {
@@ -119,14 +151,14 @@ impl<'a> Fields<'a> {
     }
     /// Up to the next zero byte, which is taken, too.
     pub fn name(&mut self) -> Reply<&'a [u8]> {
-        let end = self.0.iter().position(|&b| b == 0).ok_or(Errno(libc::EIO))?;
-        let name = &self.0[..end];
-        self.0 = &self.0[end + 1..];
-        Ok(name)
+        let rest = self.rest();
+        let end = rest.iter().position(|&b| b == 0).ok_or(Errno(libc::EIO))?;
+        self.first = &rest[end + 1..];
+        Ok(&rest[..end])
     }
     pub fn bytes(&mut self, length: usize) -> Reply<&'a [u8]> {
-        let (first, rest) = self.0.split_at_checked(length).ok_or(Errno(libc::EIO))?;
-        self.0 = rest;
+        let (first, rest) = self.rest().split_at_checked(length).ok_or(Errno(libc::EIO))?;
+        self.first = rest;
         Ok(first)
     }
 }
@@ -280,9 +312,35 @@ mod tests {
         whole[0] = 40;
         let (_, mut rest) = head(&whole).expect("a whole head");
         assert!(rest.u32().is_err());
-        assert!(Fields(b"abc").name().is_err(), "no end");
-        assert_eq!(Fields(b"abc\0").name(), Ok(&b"abc"[..]));
-        assert!(Fields(b"abc").bytes(4).is_err());
+        assert!(Fields::of(b"abc").name().is_err(), "no end");
+        assert_eq!(Fields::of(b"abc\0").name(), Ok(&b"abc"[..]));
+        assert!(Fields::of(b"abc").bytes(4).is_err());
+    }
+
+    #[test]
+    fn a_request_in_a_slot_reads_as_one_in_one_piece() {
+        let mut request = vec![0; IN_HEADER];
+        request[4] = 35;
+        request.extend([7, 0, 0, 0, 9, 0, 0, 0]);
+        request.extend(b"name\0value");
+        request[0] = request.len() as u8;
+        let (front, others) = (request[..IN_HEADER + 8].to_vec(), request[IN_HEADER + 8..].to_vec());
+        let mut first = [0xff; 128];
+        first[..8].copy_from_slice(&front[IN_HEADER..]);
+        let apart = head_in_slot(&front[..IN_HEADER], &first, &others).expect("a whole request");
+        for (head, mut f) in [head(&request).expect("a whole request"), apart] {
+            assert_eq!(head.opcode, 35);
+            assert_eq!((f.u32(), f.u32(), f.name(), f.bytes(5)), (Ok(7), Ok(9), Ok(&b"name"[..]), Ok(&b"value"[..])));
+            assert!(f.bytes(1).is_err());
+        }
+        // No first argument, as with LOOKUP; and lengths that do not fit.
+        request[0] = (IN_HEADER + others.len()) as u8;
+        let (_, mut f) = head_in_slot(&request[..IN_HEADER], &first, &others).expect("a whole request");
+        assert_eq!(f.name(), Ok(&b"name"[..]));
+        request[0] = (IN_HEADER + others.len() - 1) as u8;
+        assert!(head_in_slot(&request[..IN_HEADER], &first, &others).is_err());
+        request[0] = 255;
+        assert!(head_in_slot(&request[..IN_HEADER], &first, &others).is_err());
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! A daemon that is killed ends, and so do the programs that wait for it, also when it was just telling the kernel of a change, which waits
-//! for a lock that one of those programs holds.
+//! for a lock that one of those programs holds, or when it was using its own mount.
 
 mod memory;
+mod way;
 
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -10,13 +11,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvfs_fuse::handler::ROOT;
-use kvfs_fuse::{MountOptions, Policy, Unmount, mount, unmount};
+use kvfs_fuse::{MountOptions, Unmount, mount, unmount};
 use memory::Memory;
 
 /// Where the daemon of the test mounts.
 const FOLDER: &str = "KVFS_TEST_FOLDER";
 /// Making this in it never ends.
 const NEVER: &str = "never";
+/// Set: the daemon itself makes that.
+const ITSELF: &str = "KVFS_TEST_ITSELF";
 
 fn wait_until(what: &str, mut so: impl FnMut() -> bool) {
     let begun = Instant::now();
@@ -28,14 +31,29 @@ fn wait_until(what: &str, mut so: impl FnMut() -> bool) {
 
 /// The daemon: not a test, but what `killed` runs in a process of its own.
 #[test]
-#[ignore = "the daemon that killed_amid_a_message_to_the_kernel runs and kills"]
+#[ignore = "the daemon that the tests run and kill"]
 fn serve() {
     let Some(folder) = std::env::var_os(FOLDER) else { return };
     let memory = Arc::new(Memory::default());
     // Whoever makes the folder has the lock of the root until it is answered, which the message below then waits for.
     let asked = memory.never_make(NEVER);
-    let mounted = mount(memory.clone(), Path::new(&folder), &MountOptions::default(), &Policy::default()).expect("a mount");
+    let mounted = mount(memory.clone(), Path::new(&folder), &MountOptions::default(), &way::policy(false)).expect("a mount");
     let cache = mounted.invalidator().expect("it is mounted");
+    if std::env::var_os(ITSELF).is_some() {
+        let path = Path::new(&folder).join(NEVER);
+        // As the daemon's own threads do that use the mount: without its descriptors.
+        std::thread::spawn(move || {
+            // SAFETY: the table of descriptors is this thread's alone from here on, and it has opened none.
+            let left = unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_UNSHARE) };
+            assert_eq!(left, 0, "{}", std::io::Error::last_os_error());
+            std::fs::create_dir(path)
+        });
+        asked.recv().expect("it asks for it");
+        std::fs::write(Path::new(&folder).with_extension("asked"), b"").expect("word of it");
+        loop {
+            std::thread::park();
+        }
+    }
     asked.recv().expect("a program that asks for it");
     std::fs::write(Path::new(&folder).with_extension("asked"), b"").expect("word of it");
     let _ = cache.entry(ROOT, NEVER.as_bytes());
@@ -60,25 +78,41 @@ fn waits_in(process: u32, function: &str) -> bool {
     stacks.into_iter().any(|stack| stack.contains(function))
 }
 
-#[test]
-fn killed_amid_a_message_to_the_kernel() {
-    if !rustix::process::geteuid().is_root() || std::fs::File::open("/dev/fuse").is_err() {
+/// Whether this process may mount; says why not.
+fn may_mount() -> bool {
+    let may = rustix::process::geteuid().is_root() && std::fs::File::open("/dev/fuse").is_ok();
+    if !may {
         eprintln!("SKIPPED: needs root and FUSE");
-        return;
     }
-    let dir = tempfile::tempdir().expect("a temporary folder");
-    let folder = dir.path().join("mount");
-    std::fs::create_dir(&folder).expect("a folder");
-    let daemon = Command::new(std::env::current_exe().expect("this program"))
+    may
+}
+
+/// A daemon that has mounted on `folder`, which this makes.
+fn daemon<'a>(folder: &'a Path, vars: &[(&str, &str)]) -> CleanUp<'a> {
+    std::fs::create_dir(folder).expect("a folder");
+    let place = folder.canonicalize().expect("a path");
+    let process = Command::new(std::env::current_exe().expect("this program"))
         .args(["--exact", "serve", "--ignored", "--nocapture"])
-        .env(FOLDER, &folder)
+        .env(FOLDER, folder)
+        .envs(vars.iter().copied())
         .stdout(Stdio::null())
         .process_group(0)
         .spawn()
         .expect("a daemon");
-    let mut daemon = CleanUp(&folder, daemon);
-    let own = std::fs::metadata(dir.path()).map(|m| std::os::unix::fs::MetadataExt::dev(&m)).expect("metadata");
-    wait_until("mounting", || std::fs::metadata(&folder).is_ok_and(|m| std::os::unix::fs::MetadataExt::dev(&m) != own));
+    let daemon = CleanUp(folder, process);
+    // Asking the mount itself could wait for what is never answered.
+    wait_until("mounting", || kvfs_fuse::mounts::mount_at(&place).is_ok_and(|mount| mount.is_some()));
+    daemon
+}
+
+#[test]
+fn killed_amid_a_message_to_the_kernel() {
+    if !may_mount() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let folder = dir.path().join("mount");
+    let mut daemon = daemon(&folder, &[]);
     let mut program =
         Command::new("mkdir").arg(folder.join(NEVER)).stderr(Stdio::null()).spawn().expect("a program that uses the mount");
     wait_until("asking", || folder.with_extension("asked").exists());
@@ -89,4 +123,20 @@ fn killed_amid_a_message_to_the_kernel() {
     wait_until("the end of the program", || program.try_wait().expect("wait").is_some());
     assert!(!program.wait().expect("wait").success());
     assert!(kvfs_fuse::mounts::is_dead(&folder), "whoever uses the mount is told so");
+}
+
+#[test]
+fn killed_amid_a_call_on_its_own_mount() {
+    if !may_mount() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let folder = dir.path().join("mount");
+    let mut daemon = daemon(&folder, &[(ITSELF, "1")]);
+    wait_until("asking", || folder.with_extension("asked").exists());
+    wait_until("the call", || waits_in(daemon.1.id(), "request_wait_answer"));
+
+    daemon.1.kill().expect("kill");
+    wait_until("the end of the daemon", || daemon.1.try_wait().expect("wait").is_some());
+    wait_until("the end of the mount", || kvfs_fuse::mounts::is_dead(&folder));
 }

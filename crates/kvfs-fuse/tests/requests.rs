@@ -1,6 +1,7 @@
 //! What the kernel asks: the number of requests per operation is what a FUSE file system costs. A file system in memory answers.
 
 mod memory;
+mod way;
 
 use std::fs;
 use std::io::{Read, Write};
@@ -79,7 +80,7 @@ fn create_with_4_kib(policy: Policy) -> Option<Vec<(&'static str, u64)>> {
 fn creating_a_file_with_4_kib_costs_five_requests_and_four_without_xattrs() {
     // GETATTR is for the folder, whose times the last creation changed.
     for write_back in [false, true] {
-        let policy = Policy { write_back, ..Policy::default() };
+        let policy = way::policy(write_back);
         let Some(seen) = create_with_4_kib(policy.clone()) else { return };
         assert_eq!(seen, [("LOOKUP", 1), ("GETATTR", 1), ("MKNOD", 1), ("WRITE", 1), ("GETXATTR", 1)]);
         let Some(seen) = create_with_4_kib(Policy { xattrs: false, ..policy }) else { return };
@@ -93,7 +94,7 @@ fn what_was_seen_once_is_not_asked_again() {
 }
 
 fn seen_once(write_back: bool) {
-    let Some(m) = Mount::new(Policy { write_back, ..Policy::default() }) else { return };
+    let Some(m) = Mount::new(way::policy(write_back)) else { return };
     write_file(&m.path("a"), b"hello");
     assert_eq!(fs::read(m.path("a")).expect("read"), b"hello");
     let counters = m.counters();
@@ -120,7 +121,7 @@ fn seen_once(write_back: bool) {
 
 #[test]
 fn open_and_close_are_asked_once() {
-    let Some(m) = Mount::new(Policy::default()) else { return };
+    let Some(m) = Mount::new(way::policy(false)) else { return };
     for i in 0..20 {
         write_file(&m.path(&format!("f{i}")), b"x");
         fs::read_dir(m.dir.path()).expect("readdir").count();
@@ -135,7 +136,7 @@ fn open_and_close_are_asked_once() {
 #[test]
 fn a_rewrite_asks_for_capabilities_once_a_file_not_once_a_write() {
     for write_back in [false, true] {
-        let Some(m) = Mount::new(Policy { write_back, ..Policy::default() }) else { return };
+        let Some(m) = Mount::new(way::policy(write_back)) else { return };
         let mut file = fs::File::create_new(m.path("a")).expect("create");
         for _ in 0..100 {
             file.write_all(b"0123456789").expect("write");
@@ -153,7 +154,7 @@ fn a_rewrite_asks_for_capabilities_once_a_file_not_once_a_write() {
 
 #[test]
 fn listing_with_attributes_needs_no_lookups() {
-    let Some(m) = Mount::new(Policy { entry_ttl: std::time::Duration::ZERO, ..Policy::default() }) else { return };
+    let Some(m) = Mount::new(Policy { entry_ttl: std::time::Duration::ZERO, ..way::policy(false) }) else { return };
     for i in 0..300 {
         fs::create_dir(m.path(&format!("d{i}"))).expect("mkdir");
     }
@@ -168,7 +169,7 @@ fn listing_with_attributes_needs_no_lookups() {
 
 #[test]
 fn the_kernel_forgets_what_it_is_told_to_forget() {
-    let Some(m) = Mount::new(Policy::default()) else { return };
+    let Some(m) = Mount::new(way::policy(false)) else { return };
     write_file(&m.path("a"), b"hello");
     fs::metadata(m.path("a")).expect("stat");
     let ino = std::os::unix::fs::MetadataExt::ino(&fs::metadata(m.path("a")).expect("stat"));
@@ -184,7 +185,7 @@ fn the_kernel_forgets_what_it_is_told_to_forget() {
 
 #[test]
 fn a_busy_mount_refuses_to_go_and_a_dropped_one_goes() {
-    let Some(mut m) = Mount::new(Policy::default()) else { return };
+    let Some(mut m) = Mount::new(way::policy(false)) else { return };
     write_file(&m.path("a"), b"hello");
     let open = fs::File::open(m.path("a")).expect("open");
     assert!(m.mounted.unmount().is_err(), "somebody has a file open");
@@ -205,7 +206,7 @@ fn sharing_without_permission_checks_is_refused() {
 
 #[test]
 fn no_time_ends_the_daemon() {
-    let Some(m) = Mount::new(Policy::default()) else { return };
+    let Some(m) = Mount::new(way::policy(false)) else { return };
     write_file(&m.path("a"), b"hello");
     for secs in [-1, i64::MIN, i64::MIN + 1, i64::MAX, -9_000_000_000_000_000_000] {
         for nanos in [0, 1, 999_999_999] {
@@ -223,7 +224,7 @@ fn no_time_ends_the_daemon() {
 
 #[test]
 fn a_defect_in_one_request_is_an_error_of_that_request_alone() {
-    let Some(m) = Mount::new(Policy { threads: 1, ..Policy::default() }) else { return };
+    let Some(m) = Mount::new(Policy { threads: 1, ..way::policy(false) }) else { return };
     for _ in 0..3 {
         let error = fs::metadata(m.path("a defect")).expect_err("it panics");
         assert_eq!(error.raw_os_error(), Some(libc::EIO));

@@ -1,18 +1,21 @@
 //! Views through a real mount: what programs see of a transaction before, in and after it. The store is in this process, the programs are
 //! shells, and this process where something has to stay open.
 
+mod way;
+
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use env::Machine;
 use kvdb::{Durability, Kvdb};
 use kvfs::{Fs, FsOptions, TransactionId, Views};
 use kvfs_fuse::counters::Request;
-use kvfs_fuse::{Door, Herald, MountOptions, Mounted, Policy, mount};
+use kvfs_fuse::{Door, Herald, MountOptions, Mounted, mount};
 
 struct Mount {
     // Fields drop in order: the mount goes before the folder it is on.
@@ -25,8 +28,14 @@ struct Mount {
 impl Drop for Mount {
     fn drop(&mut self) {
         self.herald.stop();
-        if let Err(e) = self.mounted.unmount() {
-            assert!(std::thread::panicking(), "{e}");
+        // A child that another test starts has the files of this one until it has begun with its program.
+        let until = Instant::now() + Duration::from_secs(10);
+        while let Err(e) = self.mounted.unmount() {
+            if Instant::now() > until {
+                assert!(std::thread::panicking(), "{e}");
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(5));
         }
     }
 }
@@ -47,7 +56,7 @@ impl Mount {
         let views = Views::new(db, fs);
         let dir = tempfile::tempdir().expect("a temporary folder");
         let door = Arc::new(Door::new(views.clone()));
-        let policy = Policy { write_back, ..Policy::default() };
+        let policy = way::policy(write_back);
         let mounted = mount(door.clone(), dir.path(), &MountOptions::default(), &policy).expect("root can mount");
         let herald = Herald::start(&views, &door, &mounted).expect("a herald");
         Some(Mount { mounted, herald, views, dir })

@@ -1,25 +1,25 @@
 //! A mount of a whole KVFS in this process, for tests of what programs see through the kernel.
 #![allow(dead_code, reason = "not all tests want all of it")]
 
+#[path = "../way/mod.rs"]
+mod way;
+
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use env::Machine;
 use kvdb::{Durability, Kvdb};
 use kvfs::{Fs, FsOptions, TransactionId, Views};
 use kvfs_fuse::{Door, Herald, MountOptions, Mounted, Policy, mount};
+pub use way::policy;
 
 /// Both ways in which the kernel handles writes: through at once, and gathered.
 pub const BOTH: [bool; 2] = [false, true];
-
-pub fn policy(write_back: bool) -> Policy {
-    Policy { write_back, ..Policy::default() }
-}
 
 pub struct Real {
     // Fields drop in order: the mount goes before the folder it is on.
@@ -32,8 +32,14 @@ pub struct Real {
 impl Drop for Real {
     fn drop(&mut self) {
         self.herald.stop();
-        if let Err(e) = self.mounted.unmount() {
-            assert!(std::thread::panicking(), "{e}");
+        // A child that another test starts has the files of this one until it has begun with its program.
+        let until = Instant::now() + Duration::from_secs(10);
+        while let Err(e) = self.mounted.unmount() {
+            if Instant::now() > until {
+                assert!(std::thread::panicking(), "{e}");
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(5));
         }
     }
 }

@@ -1,0 +1,370 @@
+//! Requests over io_uring: a queue for each CPU, and a thread that stays on that CPU.
+//!
+//! The kernel puts a request into the queue of the CPU on which the program runs that waits for it. The thread of that CPU takes it out of its ring,
+//! answers it there and then, and hands the answer over in the same system call in which it waits for the next: no other CPU is woken. Only
+//! this thread touches the ring. FORGET, INTERRUPT and messages of ours go over `/dev/fuse` as ever (`session`).
+//!
+//! **Requests that wait** are answered by other threads (`waiting`), for the thread of a queue has none beside it: those that wait by their nature
+//! ([`Request::waits`]), and all of them while a transaction takes locks. A slot goes away with its request and comes back with the answer: the thread finds
+//! it among what was returned, and is woken by a descriptor that its ring watches. A queue has enough slots that those which wait leave
+//! some for the programs that will end their waiting.
+//!
+//! **What came before.** The kernel's queues have no order among them, and requests that were handed to other threads have none either. Who wants
+//! to know that every page which the kernel has sent until now has been taken asks each thread ([`Queues::settle`]). A request lies in a queue only
+//! while no slot is free: a slot that becomes free takes the first one at once. So when a thread has done all that the kernel had for it, and one of its
+//! slots did not come back with a request, everything sent before has been in its hands; it says so when those pages that it gave to others have
+//! been written. This supposes that the kernel keeps back no request for another reason than slots, so the number of those in the background is not limited.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use rustix::event::EventfdFlags;
+
+use crate::counters::Request;
+use crate::cpus::{self, Cpus};
+use crate::handler::Handler;
+use crate::ring::{Event, Memory, Ring, Slot};
+use crate::session;
+use crate::transport::{Desk, Outcome, Transport};
+use crate::waiting::WaitingRoom;
+use crate::wire;
+
+/// Slots of a queue, so many requests of one CPU can be under way. One takes as much memory as the largest request that was in it.
+const DEPTH: usize = 16;
+/// CPUs at most: beyond, so many queues would cost more than they bring.
+const MOST_CPUS: usize = 128;
+/// The kernel's smallest size of a slot's payload.
+const SMALLEST_PAYLOAD: usize = 8192;
+
+/// What a queue's thread and others share.
+struct Queue {
+    number: usize,
+    /// Slots that come back with an answer from other threads.
+    returned: Mutex<Vec<Slot>>,
+    /// Written to for the thread to look up.
+    bell: OwnedFd,
+    /// How often it was asked whether all has been done.
+    asked: AtomicU64,
+    /// Pages that the kernel writes back are in hand.
+    writes_back: AtomicBool,
+}
+
+impl Queue {
+    fn new(number: usize) -> io::Result<Queue> {
+        let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Queue { number, returned: Mutex::default(), bell, asked: AtomicU64::new(0), writes_back: AtomicBool::new(false) })
+    }
+
+    fn ring_bell(&self) {
+        // It fails only when it has been rung 2^64 - 1 times and not heard.
+        let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+    }
+
+    fn give_back(&self, slot: Slot) {
+        let mut returned = self.returned.lock();
+        returned.push(slot);
+        if returned.len() == 1 {
+            self.ring_bell();
+        }
+    }
+}
+
+/// What each queue has said of its being asked.
+#[derive(Default)]
+struct Settled {
+    said: Mutex<BTreeMap<usize, u64>>,
+    wake: Condvar,
+}
+
+impl Settled {
+    fn say(&self, queue: usize, asked: u64) {
+        self.said.lock().insert(queue, asked);
+        self.wake.notify_all();
+    }
+}
+
+/// A queue's thread, and the buffers that the kernel may write to until it has ended.
+struct Thread {
+    thread: JoinHandle<io::Result<()>>,
+    _memory: Arc<Memory>,
+}
+
+/// The queues of one mount.
+pub(crate) struct Queues {
+    queues: Vec<Arc<Queue>>,
+    settled: Arc<Settled>,
+    threads: Mutex<Vec<Thread>>,
+}
+
+/// Queues whose threads wait for the kernel to agree; without it they end when this is dropped.
+pub(crate) struct Prepared {
+    queues: Queues,
+    go: Vec<Sender<()>>,
+    begun: Receiver<io::Result<()>>,
+}
+
+impl Queues {
+    /// Makes everything that can be made before the kernel has agreed: from its agreement on, all requests wait for the queues.
+    pub fn prepare<H: Handler>(
+        connection: &Arc<OwnedFd>,
+        transport: &Arc<Transport<H>>,
+        room: &Arc<WaitingRoom>,
+        max_write: u32,
+    ) -> io::Result<Prepared> {
+        let cpus = Cpus::of_machine()?;
+        if cpus.possible.len() > MOST_CPUS {
+            return Err(io::Error::other(format!("this machine may have {} CPUs; {MOST_CPUS} are the most", cpus.possible.len())));
+        }
+        let payload = (max_write as usize).max(SMALLEST_PAYLOAD);
+        let (say, begun) = channel();
+        let queues = Queues { queues: Vec::new(), settled: Arc::default(), threads: Mutex::default() };
+        let mut prepared = Prepared { queues, go: Vec::new(), begun };
+        for (number, &cpu) in cpus.possible.iter().enumerate() {
+            let queue = Arc::new(Queue::new(number)?);
+            let worker = Worker {
+                queue: queue.clone(),
+                settled: prepared.queues.settled.clone(),
+                connection: connection.clone(),
+                transport: transport.clone(),
+                room: room.clone(),
+                desk: Desk::default(),
+                away: 0,
+                live: DEPTH,
+                pages: BTreeMap::new(),
+                pages_so_far: 0,
+                due: None,
+            };
+            let online = cpus.online.contains(&cpu).then_some(cpu);
+            let memory = Arc::new(Memory::new(DEPTH, payload)?);
+            let (go, told) = channel();
+            let (say, buffers) = (say.clone(), memory.clone());
+            let work = move || worker.run(online, &buffers, &say, &told);
+            let thread = std::thread::Builder::new().name(format!("fuse-ring-{number}")).spawn(work)?;
+            prepared.queues.threads.lock().push(Thread { thread, _memory: memory });
+            prepared.queues.queues.push(queue);
+            prepared.go.push(go);
+        }
+        drop(say);
+        prepared.all_say_so()?;
+        Ok(prepared)
+    }
+
+    /// Waits until everything that the kernel has sent before this call has been done, but for what waits for other reasons than pages; `false`: that
+    /// takes too long.
+    pub fn settle(&self, patience: Duration) -> bool {
+        let until = Instant::now() + patience;
+        let asked: Vec<(usize, u64)> = self.queues.iter().map(|q| (q.number, q.asked.fetch_add(1, Ordering::SeqCst) + 1)).collect();
+        self.queues.iter().for_each(|q| q.ring_bell());
+        let mut said = self.settled.said.lock();
+        while !asked.iter().all(|(queue, asked)| said.get(queue).is_some_and(|said| said >= asked)) {
+            if self.settled.wake.wait_until(&mut said, until).timed_out() {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Whether pages that the kernel writes back are in hand just now.
+    pub fn writes_back(&self) -> bool {
+        self.queues.iter().any(|q| q.writes_back.load(Ordering::Acquire))
+    }
+
+    /// Returns when the connection has ended and every thread has come home. The first error wins.
+    pub fn join(&self) -> io::Result<()> {
+        let mut outcome = Ok(());
+        for Thread { thread, _memory } in std::mem::take(&mut *self.threads.lock()) {
+            outcome = outcome.and(thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked"))));
+        }
+        outcome
+    }
+}
+
+impl Prepared {
+    /// Every thread says that it is as far.
+    fn all_say_so(&self) -> io::Result<()> {
+        let gone = |_| io::Error::other("a queue's thread has ended");
+        self.go.iter().try_for_each(|_| self.begun.recv().map_err(gone)?)
+    }
+
+    /// The kernel has agreed: gives it the slots. On an error it sends all requests over `/dev/fuse`.
+    pub fn begin(self) -> io::Result<Queues> {
+        for go in &self.go {
+            // One that has ended has said so, or its silence says it.
+            let _ = go.send(());
+        }
+        self.all_say_so()?;
+        Ok(self.queues)
+    }
+}
+
+/// A queue's thread.
+struct Worker<H> {
+    queue: Arc<Queue>,
+    settled: Arc<Settled>,
+    connection: Arc<OwnedFd>,
+    transport: Arc<Transport<H>>,
+    room: Arc<WaitingRoom>,
+    desk: Desk,
+    /// Slots that other threads have.
+    away: usize,
+    /// Slots that the kernel has not given up.
+    live: usize,
+    /// Pages that other threads have, by slot: the how many-th it is.
+    pages: BTreeMap<usize, u64>,
+    pages_so_far: u64,
+    /// What is to be said when all pages up to this one have come back.
+    due: Option<(u64, u64)>,
+}
+
+impl<H> Drop for Worker<H> {
+    fn drop(&mut self) {
+        // What has ended has nothing in hand.
+        self.queue.writes_back.store(false, Ordering::Release);
+        self.settled.say(self.queue.number, u64::MAX);
+    }
+}
+
+impl<H: Handler> Worker<H> {
+    fn run(mut self, cpu: Option<usize>, memory: &Arc<Memory>, say: &Sender<io::Result<()>>, go: &Receiver<()>) -> io::Result<()> {
+        if let Some(cpu) = cpu
+            && let Err(e) = cpus::pin(cpu)
+        {
+            tracing::info!("requests of CPU {cpu} are answered on others: {e}");
+        }
+        let mut ring = match Ring::new(self.connection.as_fd(), self.queue.number as u16, memory) {
+            Ok(ring) => ring,
+            Err(e) => {
+                let _ = say.send(Err(e));
+                return Ok(());
+            }
+        };
+        let _ = say.send(Ok(()));
+        if go.recv().is_err() {
+            return Ok(());
+        }
+        let queue = self.queue.clone();
+        let begun = ring.watch(queue.bell.as_fd()).and_then(|()| ring.register()).and_then(|()| ring.enter(false));
+        let first = self.collect(&mut ring);
+        let begun = begun.and_then(|()| if self.live > 0 { Ok(()) } else { Err(io::Error::other("the kernel takes no slots")) });
+        let fails = begun.is_err();
+        let _ = say.send(begun);
+        if fails { Ok(()) } else { self.serve(ring, first) }
+    }
+
+    fn serve(&mut self, mut ring: Ring, first: Vec<Event>) -> io::Result<()> {
+        let mut events = first;
+        let mut said = 0;
+        loop {
+            self.attend(&mut ring, &mut events)?;
+            if self.live == 0 {
+                return Ok(());
+            }
+            for slot in std::mem::take(&mut *self.queue.returned.lock()) {
+                self.away -= 1;
+                self.pages.remove(&slot.number());
+                ring.commit(slot)?;
+            }
+            self.queue.writes_back.store(!self.pages.is_empty(), Ordering::Release);
+            let asked = self.queue.asked.load(Ordering::SeqCst);
+            let looks = asked > said && self.due.is_none();
+            ring.enter(!looks)?;
+            if looks {
+                ring.catch_up()?;
+            }
+            events = self.collect(&mut ring);
+            let requests = events.iter().filter(|e| matches!(e, Event::Request(_))).count();
+            if looks && requests + self.away < self.live {
+                // What has come is done first.
+                self.attend(&mut ring, &mut events)?;
+                self.due = Some((asked, self.pages_so_far));
+            }
+            if let Some((asked, _)) = self.due.take_if(|(_, last)| self.pages.values().all(|page| page > last)) {
+                said = asked;
+                self.settled.say(self.queue.number, asked);
+            }
+        }
+    }
+
+    /// What the ring has to say now.
+    fn collect(&mut self, ring: &mut Ring) -> Vec<Event> {
+        std::iter::from_fn(|| ring.next()).collect()
+    }
+
+    /// Answers what has come, or gives it to another thread.
+    fn attend(&mut self, ring: &mut Ring, events: &mut Vec<Event>) -> io::Result<()> {
+        let mut left = events.len();
+        for event in events.drain(..) {
+            left -= 1;
+            match event {
+                Event::Request(slot) => {
+                    if let Some(slot) = self.answer(slot) {
+                        ring.commit(slot)?;
+                        // The next one may take long: nobody waits for it who has an answer.
+                        if left > 0 {
+                            ring.enter(false)?;
+                        }
+                    }
+                }
+                Event::Woken => {
+                    let _ = rustix::io::read(&self.queue.bell, &mut [0; 8]);
+                    ring.watch(self.queue.bell.as_fd())?;
+                }
+                Event::Lost(e) => {
+                    self.live -= 1;
+                    // The connection has ended.
+                    if !matches!(e.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED | libc::ECANCELED | libc::ENODEV)) {
+                        tracing::error!("the kernel did not take an answer or a slot of queue {}: {e}", self.queue.number);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Answers a request here, or has another thread do so: then nothing is returned.
+    fn answer(&mut self, mut slot: Slot) -> Option<Slot> {
+        let Ok((head, fields)) = slot.request() else {
+            tracing::error!("the kernel sent a broken request");
+            slot.answer(-libc::EIO, &[]);
+            return Some(slot);
+        };
+        let request = Request::of(head.opcode);
+        if !request.waits() && !self.transport.stalls() {
+            answer(&self.connection, &self.transport, &mut slot, &mut self.desk);
+            return Some(slot);
+        }
+        self.away += 1;
+        if request == Request::Write && wire::writes_back(fields) {
+            self.pages_so_far += 1;
+            self.pages.insert(slot.number(), self.pages_so_far);
+            self.queue.writes_back.store(true, Ordering::Release);
+        }
+        let (connection, transport, queue) = (self.connection.clone(), self.transport.clone(), self.queue.clone());
+        self.room.admit(true, move || {
+            answer(&connection, &transport, &mut slot, &mut Desk::default());
+            queue.give_back(slot);
+        });
+        None
+    }
+}
+
+/// Has the request in a slot dispatched and puts its answer in.
+fn answer<H: Handler>(connection: &OwnedFd, transport: &Transport<H>, slot: &mut Slot, desk: &mut Desk) {
+    let outcome = match slot.request() {
+        Ok((head, fields)) => session::dispatch(connection, transport, &head, fields, desk),
+        Err(e) => Outcome::Error(e),
+    };
+    match outcome {
+        Outcome::Nothing => slot.answer(0, &[]),
+        Outcome::Error(e) => slot.answer(-e.0, &[]),
+        Outcome::Answer => slot.answer(0, &desk.answer.0),
+        Outcome::Data(data) => slot.answer(0, &data),
+    }
+}

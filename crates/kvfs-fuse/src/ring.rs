@@ -1,0 +1,273 @@
+//! One io_uring that carries requests of the kernel: its slots, registering them, and answer and fetch in one system call.
+//!
+//! The kernel's side is `fs/fuse/dev_uring.c` (Linux 6.14). A slot is two buffers: one for headers, one for all else. A command REGISTER gives
+//! it to the kernel; it completes when there is a request in it. Then it is ours, until COMMIT_AND_FETCH says that the answer is in it, which gives it to
+//! the kernel again. Commands carry 80 bytes of arguments, so entries of the ring have 128.
+//!
+//! **Who owns a slot** is what the types say: a [`Slot`] is in our hands, and gone when it is committed. The buffers are written by the kernel
+//! only when it owns the slot, only through this process's page tables, and only by the thread that made the ring: in its system calls. So the
+//! memory may go when that thread has ended; the thread's owner holds on to it until then ([`Memory`]).
+//!
+//! The ring is not one of `IORING_SETUP_DEFER_TASKRUN`: a daemon that is killed while a thread of it uses its own mount would not end, since
+//! requests then wait for the end of the ring, which that thread's memory keeps alive.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use io_uring::{IoUring, cqueue, opcode, squeue, types};
+
+use crate::handler::{Errno, Reply};
+use crate::wire::{self, Fields, Head};
+
+const REGISTER: u32 = 1;
+const COMMIT_AND_FETCH: u32 = 2;
+
+/// `struct fuse_uring_req_header`: heads of request and answer, then the request's first argument, then what is said about the slot.
+const HEADERS: usize = 288;
+const FIRST_ARGUMENT: usize = 128;
+const ABOUT: usize = 256;
+/// In the last of these: flags, and then
+const COMMIT_ID: usize = ABOUT + 8;
+const PAYLOAD_LENGTH: usize = ABOUT + 16;
+/// Headers of different slots lie in cache lines of their own.
+const HEADERS_APART: usize = 320;
+
+/// The user data of what is not a slot.
+const WAKE: u64 = u64::MAX;
+
+/// The buffers of all slots of a ring, one behind the other, in pages that the machine gives when they are touched.
+pub(crate) struct Memory {
+    at: NonNull<u8>,
+    length: usize,
+    slots: usize,
+    payload: usize,
+}
+
+// SAFETY: it is bare memory; who may touch which part of it is for `Slot` to say.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    pub fn new(slots: usize, payload: usize) -> io::Result<Memory> {
+        let headers = (slots * HEADERS_APART).next_multiple_of(4096);
+        let payload = payload.next_multiple_of(4096);
+        let length = headers + slots * payload;
+        let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
+        // SAFETY: a new mapping at a place of the kernel's choice.
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), length, access, kind, -1, 0) };
+        if at == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let at = NonNull::new(at.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Memory { at, length, slots, payload })
+    }
+
+    fn headers(&self, slot: usize) -> NonNull<u8> {
+        assert!(slot < self.slots);
+        // SAFETY: it lies in the mapping.
+        unsafe { self.at.add(slot * HEADERS_APART) }
+    }
+
+    fn payload(&self, slot: usize) -> NonNull<u8> {
+        assert!(slot < self.slots);
+        // SAFETY: it lies in the mapping, which ends with the payloads.
+        unsafe { self.at.add(self.length - (self.slots - slot) * self.payload) }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: every slot holds on to it, and the kernel has none any more: see above.
+        unsafe { libc::munmap(self.at.as_ptr().cast(), self.length) };
+    }
+}
+
+/// A slot with a request in it, or with its answer.
+pub(crate) struct Slot {
+    number: usize,
+    memory: Arc<Memory>,
+    commit_id: u64,
+    unique: u64,
+    length: usize,
+}
+
+impl Slot {
+    /// Takes a slot that the kernel has given back.
+    ///
+    /// # Safety
+    ///
+    /// The kernel does not own it, and there is no other `Slot` for it.
+    unsafe fn take(number: usize, memory: &Arc<Memory>) -> Slot {
+        let mut slot = Slot { number, memory: memory.clone(), commit_id: 0, unique: 0, length: 0 };
+        let word = |at: usize| u64::from_ne_bytes(slot.headers()[at..at + 8].try_into().unwrap_or_default());
+        let (commit_id, unique, length) = (word(COMMIT_ID), word(8), word(PAYLOAD_LENGTH) as u32 as usize);
+        (slot.commit_id, slot.unique, slot.length) = (commit_id, unique, length);
+        slot
+    }
+
+    fn headers(&self) -> &[u8] {
+        // SAFETY: the memory is the slot's, and nobody writes to it while this is borrowed.
+        unsafe { std::slice::from_raw_parts(self.memory.headers(self.number).as_ptr(), HEADERS) }
+    }
+
+    fn headers_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the memory is the slot's, which is borrowed for this alone.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.headers(self.number).as_ptr(), HEADERS) }
+    }
+
+    fn payload(&self) -> &[u8] {
+        // SAFETY: as for the headers.
+        unsafe { std::slice::from_raw_parts(self.memory.payload(self.number).as_ptr(), self.memory.payload) }
+    }
+
+    fn payload_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as for the headers.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.payload(self.number).as_ptr(), self.memory.payload) }
+    }
+
+    pub fn number(&self) -> usize {
+        self.number
+    }
+
+    /// The request in it.
+    pub fn request(&self) -> Reply<(Head, Fields<'_>)> {
+        let others = self.payload().get(..self.length).ok_or(Errno(libc::EIO))?;
+        wire::head_in_slot(self.headers(), &self.headers()[FIRST_ARGUMENT..ABOUT], others)
+    }
+
+    /// Puts the answer in. `error`: 0 or a negative error number.
+    pub fn answer(&mut self, error: i32, body: &[u8]) {
+        let (error, body) = if body.len() <= self.memory.payload { (error, body) } else { (-libc::EIO, &[][..]) };
+        self.payload_mut()[..body.len()].copy_from_slice(body);
+        let (unique, length) = (self.unique, body.len() as u32);
+        let headers = self.headers_mut();
+        headers[..4].copy_from_slice(&(wire::OUT_HEADER as u32 + length).to_ne_bytes());
+        headers[4..8].copy_from_slice(&error.to_ne_bytes());
+        headers[8..16].copy_from_slice(&unique.to_ne_bytes());
+        headers[PAYLOAD_LENGTH..PAYLOAD_LENGTH + 4].copy_from_slice(&length.to_ne_bytes());
+    }
+}
+
+/// What a ring has to say.
+pub(crate) enum Event {
+    /// There is a request in a slot.
+    Request(Slot),
+    /// The descriptor that is watched can be read.
+    Woken,
+    /// The kernel has given a slot up for good: the connection has ended, or it did not want it.
+    Lost(io::Error),
+}
+
+/// An io_uring of one thread, for one queue of the kernel's.
+pub(crate) struct Ring {
+    ring: IoUring<squeue::Entry128, cqueue::Entry>,
+    connection: RawFd,
+    queue: u16,
+    memory: Arc<Memory>,
+    /// What REGISTER refers to, two for each slot; read when the command is submitted.
+    buffers: Box<[libc::iovec]>,
+}
+
+impl Ring {
+    /// A ring for the queue with this number of `connection`, which must stay open as long. To be used by the thread that makes it alone.
+    pub fn new(connection: BorrowedFd<'_>, queue: u16, memory: &Arc<Memory>) -> io::Result<Ring> {
+        // Every slot, and the watch.
+        let entries = memory.slots as u32 + 1;
+        let ring = IoUring::builder().setup_coop_taskrun().setup_single_issuer().setup_submit_all().dontfork().build(entries)?;
+        let buffers = (0..memory.slots).flat_map(|slot| {
+            [(memory.headers(slot), HEADERS), (memory.payload(slot), memory.payload)]
+                .map(|(at, length)| libc::iovec { iov_base: at.as_ptr().cast(), iov_len: length })
+        });
+        let (connection, memory) = (connection.as_raw_fd(), memory.clone());
+        Ok(Ring { ring, connection, queue, buffers: buffers.collect(), memory })
+    }
+
+    pub fn slots(&self) -> usize {
+        self.memory.slots
+    }
+
+    fn command(&self, operation: u32, slot: usize, commit_id: u64, addr: Option<u64>) -> squeue::Entry128 {
+        // `struct fuse_uring_cmd_req`: flags, the request that is answered, the queue.
+        let mut arguments = [0; 80];
+        arguments[8..16].copy_from_slice(&commit_id.to_ne_bytes());
+        arguments[16..18].copy_from_slice(&self.queue.to_ne_bytes());
+        let command = opcode::UringCmd80::new(types::Fd(self.connection), operation).cmd(arguments).addr(addr);
+        command.build().user_data(slot as u64)
+    }
+
+    fn push(&mut self, entry: &squeue::Entry128) -> io::Result<()> {
+        // SAFETY: what the entry refers to lives as long as the ring: the slot's memory, the buffers' list and the descriptors.
+        let pushed = unsafe { self.ring.submission().push(entry) };
+        // There is an entry for each slot and one for the watch, so it is never full.
+        pushed.map_err(|_| io::Error::other("the ring is full"))
+    }
+
+    /// Offers every slot to the kernel, with the next `enter`.
+    pub fn register(&mut self) -> io::Result<()> {
+        for slot in 0..self.slots() {
+            let buffers = &raw const self.buffers[2 * slot];
+            let mut entry = self.command(REGISTER, slot, 0, Some(buffers as u64));
+            set_length(&mut entry, 2);
+            self.push(&entry)?;
+        }
+        Ok(())
+    }
+
+    /// Gives a slot with its answer to the kernel, with the next `enter`.
+    pub fn commit(&mut self, slot: Slot) -> io::Result<()> {
+        let entry = self.command(COMMIT_AND_FETCH, slot.number, slot.commit_id, None);
+        self.push(&entry)
+    }
+
+    /// Has it say, once, when this descriptor can be read; it must stay open until then or the ring's end.
+    pub fn watch(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        let poll = opcode::PollAdd::new(types::Fd(fd.as_raw_fd()), libc::POLLIN as u32).build().user_data(WAKE);
+        self.push(&poll.into())
+    }
+
+    /// Hands over what is to be handed over, and if asked to, waits until there is something to be said.
+    pub fn enter(&mut self, wait: bool) -> io::Result<()> {
+        match self.ring.submit_and_wait(usize::from(wait)) {
+            Ok(_) => Ok(()),
+            // What could not be handed over yet, or was interrupted, comes with the next call.
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) => Ok(()),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Has the kernel do what it has waiting for this thread: requests that it was given for a slot are in the ring then.
+    pub fn catch_up(&mut self) -> io::Result<()> {
+        // `enter` makes no system call when there is nothing to hand over.
+        const GETEVENTS: u32 = 1;
+        // SAFETY: it hands over nothing, and refers to no memory.
+        match unsafe { self.ring.submitter().enter::<libc::sigset_t>(0, 0, GETEVENTS, None) } {
+            Ok(_) => Ok(()),
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) => Ok(()),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// The next thing that it has to say.
+    pub fn next(&mut self) -> Option<Event> {
+        let said = self.ring.completion().next()?;
+        let (slot, result) = (said.user_data(), said.result());
+        Some(match result {
+            _ if slot == WAKE => Event::Woken,
+            // SAFETY: its command has completed, so the kernel has given it back; and it was in no hands when that was given.
+            0 => Event::Request(unsafe { Slot::take(slot as usize, &self.memory) }),
+            error => Event::Lost(io::Error::from_raw_os_error(error.wrapping_neg())),
+        })
+    }
+}
+
+/// Sets an entry's length, for which the crate has no word in commands of 80 bytes.
+fn set_length(entry: &mut squeue::Entry128, length: u32) {
+    /// Of `struct io_uring_sqe`.
+    const AT: usize = 24;
+    const { assert!(size_of::<squeue::Entry128>() == 128) };
+    // SAFETY: an entry is the kernel's structure of 128 bytes, laid out in C, any bytes of which are valid.
+    unsafe { (&raw mut *entry).cast::<u8>().add(AT).cast::<u32>().write(length) };
+}

@@ -1,0 +1,57 @@
+//! The kernel's switch for FUSE over io_uring: the parameter `enable_uring` of the module, one for the whole machine.
+//!
+//! The kernel looks at it when a file system is mounted and when INIT is answered. So whoever is asked for io_uring turns it on for just that
+//! long, and puts it back. All who do so take a lock of the file, for one that puts it back must not do so while another mounts.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::Path;
+
+use rustix::fs::FlockOperation;
+
+const PARAMETER: &str = "/sys/module/fuse/parameters/enable_uring";
+
+/// Whether it is on; `None`: this kernel has no such switch.
+pub fn is_on() -> Option<bool> {
+    read(&mut File::open(PARAMETER).ok()?).ok()
+}
+
+fn read(file: &mut File) -> io::Result<bool> {
+    let mut text = String::new();
+    file.read_to_string(&mut text)?;
+    Ok(text.trim() == "Y")
+}
+
+/// It is on until this is dropped, and then as it was before.
+pub(crate) struct On {
+    /// Present if it was off. Its lock goes with it.
+    _lock: File,
+    was_off: bool,
+}
+
+impl On {
+    /// Turns it on, which takes root. Waits for others who have it turned on just now.
+    pub fn turn() -> io::Result<On> {
+        let mut lock = File::open(PARAMETER)?;
+        rustix::fs::flock(&lock, FlockOperation::LockExclusive)?;
+        let was_off = !read(&mut lock)?;
+        if was_off {
+            write(Path::new(PARAMETER), "Y")?;
+        }
+        Ok(On { _lock: lock, was_off })
+    }
+}
+
+fn write(path: &Path, value: &str) -> io::Result<()> {
+    File::options().write(true).open(path)?.write_all(value.as_bytes())
+}
+
+impl Drop for On {
+    fn drop(&mut self) {
+        if self.was_off
+            && let Err(e) = write(Path::new(PARAMETER), "N")
+        {
+            tracing::warn!("{PARAMETER} stays on: {e}");
+        }
+    }
+}
