@@ -120,6 +120,7 @@ pub static COMMANDS: &[Command] = &[
     in_multi(InMulti::AtOnce, open("quit", "", -1, connection::quit)),
     reads("range", "start end [REV] [LIMIT count] [NOVALUES] [EXACT]", -3, NONE, ranges::range),
     in_multi(InMulti::AtOnce, open("reset", "", 1, connection::reset)),
+    in_multi(InMulti::Refused, writes("rmtree", "path [TXN id]", -2, NONE, tree::rmtree)),
     in_multi(InMulti::Refused, reads("save", "", 1, NONE, server::sync)),
     reads("scan", "cursor [MATCH pattern] [COUNT count] [TYPE type]", -2, NONE, scan::scan),
     in_multi(InMulti::Refused, reads("scrub", "START [RATE bytes] | STATUS | FAULTS | STOP", -2, NONE, scrub::scrub)),

@@ -44,6 +44,15 @@ pub struct Cloned {
     pub bytes: u64,
 }
 
+/// What was removed with a name of a file or a folder.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Removed {
+    pub directories: u64,
+    pub files: u64,
+    /// Content of files whose last name went.
+    pub bytes: u64,
+}
+
 /// Who begins and ends transactions. The store itself does where it is nothing but keys; where it is also a file system, files must be
 /// ready for it as well.
 pub trait Transactions: Send + Sync {
@@ -62,8 +71,17 @@ pub trait Transactions: Send + Sync {
     /// Copies a tree of files by reference, by paths from the root, in a transaction or in the mainline.
     fn clone_tree(&self, id: Option<TransactionId>, from: &[u8], to: &[u8]) -> Result<Cloned> {
         let _ = (id, from, to);
-        Err(kvdb::Error::Invalid("there are no files: the store is not mounted".into()))
+        Err(no_files())
     }
+    /// Removes what a path from the root leads to, with all below it, in a transaction or in the mainline.
+    fn remove_tree(&self, id: Option<TransactionId>, path: &[u8]) -> Result<Removed> {
+        let _ = (id, path);
+        Err(no_files())
+    }
+}
+
+fn no_files() -> kvdb::Error {
+    kvdb::Error::Invalid("there are no files: the store is not mounted".into())
 }
 
 /// Who makes and drops snapshots and clones: as with [`Transactions`].

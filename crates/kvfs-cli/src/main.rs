@@ -25,6 +25,7 @@ mod mounted;
 mod output;
 mod pax;
 mod place;
+mod rm;
 mod run;
 mod salvage;
 mod scrub;
@@ -79,6 +80,7 @@ enum Command {
     Scrub(scrub::Args),
     Salvage(salvage::Args),
     CloneTree(clone_tree::Args),
+    Rm(rm::Args),
     Defrag(defrag::Args),
     Import(import::Args),
     Export(export::Args),
@@ -114,6 +116,7 @@ fn main() -> ExitCode {
         Command::Salvage(args) => salvage::run(args, &output),
         Command::Scrub(args) => scrub::run(args, &output),
         Command::CloneTree(args) => clone_tree::run(args, &output),
+        Command::Rm(args) => rm::run(args, &output),
         Command::Defrag(args) => defrag::run(args, &output),
         Command::Import(args) => import::run(args, &output),
         Command::Export(args) => export::run(args, &output),

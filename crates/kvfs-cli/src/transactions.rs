@@ -2,7 +2,7 @@
 //! transaction before it commits, and what it has changed reaches them.
 
 use kvdb::{Durability, Result, Savepoint, Transaction, TransactionId, TransactionOptions};
-use kvdb_server::{Cloned, FileChange, FileDetail, Snapshots, Transactions};
+use kvdb_server::{Cloned, FileChange, FileDetail, Removed, Snapshots, Transactions};
 use kvfs::{Attr, FileKind, View, Views};
 
 use crate::tree;
@@ -57,6 +57,12 @@ impl Transactions for OverFiles {
         let view = id.map_or(View::Mainline, View::Transaction);
         let stats = self.0.clone_tree(&view, from, to).map_err(of_store)?;
         Ok(Cloned { directories: stats.directories, files: stats.files, bytes: stats.bytes })
+    }
+
+    fn remove_tree(&self, id: Option<TransactionId>, path: &[u8]) -> Result<Removed> {
+        let view = id.map_or(View::Mainline, View::Transaction);
+        let stats = self.0.remove_tree(&view, path).map_err(of_store)?;
+        Ok(Removed { directories: stats.directories, files: stats.files, bytes: stats.bytes })
     }
 }
 

@@ -60,6 +60,9 @@ struct News {
 /// Inodes of a view that has ended which are dropped by who ends it; more are left to a thread.
 const DROPPED_AT_ONCE: usize = 64;
 
+/// Meetings of our threads after which the kernel has given back what it let go of. Whatever it has not costs memory, nothing else.
+const FORGETTING: usize = 4;
+
 /// The watcher of a mounted file system's views. Stops with the mount.
 pub struct Herald {
     cache: Arc<dyn Invalidator>,
@@ -206,6 +209,34 @@ impl Watcher for Herald {
                 tracing::debug!("the kernel goes on remembering {view:?}: {e}");
             }
         }
+    }
+
+    fn goes(&self, view: &View, number: u16, fs: &Fs, (parent, name): (Ino, &[u8]), path: &[u8]) -> Result<(), String> {
+        // Tearing a name out would tear out mounts below it as well.
+        let path = hidden::path_in(view, fs.user(), path);
+        match self.place.mounted_below(&path) {
+            Ok(None) => {}
+            Ok(Some(mount)) => return Err(format!("{} is a mount point there: unmount it first", mount.display())),
+            Err(e) => return Err(format!("the table of mounts cannot be read: {e}")),
+        }
+        let dir = matches!(fs.peek(parent, name), Ok(Some((_, FileKind::Dir))));
+        if !dir || !fs.is_referenced(parent) || self.dropper.lock().is_none() {
+            return Ok(());
+        }
+        if let Err(e) = self.cache.gone(wire_ino::of(number, parent), name) {
+            tracing::debug!("the kernel does not let go of {}: {e}", path.display());
+            return Ok(());
+        }
+        // What it lets go of it gives back in messages that follow; those come in turn with requests.
+        let mut left = fs.referenced().len();
+        for _ in 0..FORGETTING {
+            self.together.run(|| self.hand_over());
+            let before = std::mem::replace(&mut left, fs.referenced().len());
+            if left >= before {
+                break;
+            }
+        }
+        Ok(())
     }
 
     fn went_down(&self) {

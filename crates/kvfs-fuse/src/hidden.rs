@@ -16,6 +16,10 @@
 //!
 //! The kernel may cache what it found here; who begins or ends a view tells it. It may not remember that something is missing.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
 use kvfs::{Attr, FileKind, Ino, Timestamp, TransactionId, View};
 
 use crate::{barrier, wire_ino};
@@ -68,6 +72,20 @@ pub(crate) fn linked(ino: Ino) -> Option<TransactionId> {
 /// Where a transaction's name leads.
 pub(crate) fn target(id: TransactionId, user: u32) -> String {
     format!("../{USERS_NAME}/{user}/{id}")
+}
+
+/// The path from the root of the file system to what lies at `path` in a view. `user`: whose it is, of a transaction.
+pub(crate) fn path_in(view: &View, user: Option<u32>, path: &[u8]) -> PathBuf {
+    let above = match view {
+        View::Mainline => PathBuf::new(),
+        View::Transaction(id) => {
+            let user = user.unwrap_or_else(own_user);
+            PathBuf::from(format!(".kvfs/{USERS_NAME}/{user}/{id}"))
+        }
+        View::Snapshot(name) => Path::new(".kvfs/snapshot").join(name),
+        View::Clone(name) => Path::new(".kvfs/clone").join(name),
+    };
+    above.join(OsStr::from_bytes(path))
 }
 
 /// This process's user.

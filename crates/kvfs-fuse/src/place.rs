@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 
 use kvfs::Ino;
 
+use crate::mounts;
+
 #[derive(Clone)]
 pub(crate) struct Place {
     mount_point: PathBuf,
@@ -24,6 +26,22 @@ impl Place {
         let root = File::open(&self.mount_point)?;
         // Something else may be mounted there meanwhile.
         if root.metadata()?.dev() == self.device { Ok(root) } else { Err(io::ErrorKind::NotFound.into()) }
+    }
+
+    /// A mount on what lies at `path` from the root of the file system, or below it, in this process's name space.
+    pub fn mounted_below(&self, path: &Path) -> io::Result<Option<PathBuf>> {
+        let device = format!("{}:{}", rustix::fs::major(self.device), rustix::fs::minor(self.device));
+        let all = mounts::mounts()?;
+        for (ours, mount) in all.iter().enumerate().filter(|(_, mount)| mount.device == device) {
+            let root = mount.root.strip_prefix("/").unwrap_or(&mount.root);
+            let Ok(inside) = path.strip_prefix(root) else { continue };
+            let at = mount.mount_point.join(inside);
+            let below = all.iter().enumerate().find(|(i, other)| *i != ours && other.mount_point.starts_with(&at));
+            if let Some((_, other)) = below {
+                return Ok(Some(other.mount_point.clone()));
+            }
+        }
+        Ok(None)
     }
 }
 

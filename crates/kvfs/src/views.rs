@@ -90,6 +90,12 @@ pub trait Watcher: Send + Sync {
     fn ended(&self, view: &View, number: u16, fs: &Fs, touched: Option<&Touched>);
     /// A view, or the mainline, has become another one all at once.
     fn changed(&self, number: u16, fs: &Fs, touched: &Touched);
+    /// A name is about to be removed with all below it: what of that no program uses is let go of, so that nothing has to be kept for it.
+    /// `path`: from the view's root. Or it says why the name must stay.
+    fn goes(&self, view: &View, number: u16, fs: &Fs, at: (Ino, &[u8]), path: &[u8]) -> std::result::Result<(), String> {
+        let _ = (view, number, fs, at, path);
+        Ok(())
+    }
     /// The file system answers nothing any more; see [`Views::go_down`].
     fn went_down(&self) {}
 }
@@ -482,6 +488,13 @@ impl Views {
     pub(crate) fn write_back(&self, wait: Wait) -> Result<()> {
         let watchers: Vec<_> = self.shared.watchers.read().iter().filter_map(Weak::upgrade).collect();
         watchers.iter().try_for_each(|watcher| watcher.write_back(wait)).map_err(Error::NotHandedOver)
+    }
+
+    /// Whoever watches is told that a name is about to go with all below it.
+    pub(crate) fn goes(&self, view: &View, number: u16, fs: &Fs, at: (Ino, &[u8]), path: &[u8]) -> Result<()> {
+        let watchers: Vec<_> = self.shared.watchers.read().iter().filter_map(Weak::upgrade).collect();
+        let agreed = watchers.iter().try_for_each(|watcher| watcher.goes(view, number, fs, at, path));
+        agreed.map_err(|why| kvdb::Error::Invalid(why).into())
     }
 
     // --- background -------------------------------------------------------------------------------------------------

@@ -107,6 +107,28 @@ impl Tree {
         over
     }
 
+    /// A name with all below it.
+    pub fn remove_tree(&self, at: &Entry) -> Effect {
+        match &at.1[..] {
+            b"." => return Err(libc::EINVAL),
+            b".." => return Err(libc::ENOTEMPTY),
+            name => check_name(name)?,
+        }
+        let top = *self.entries.get(at).ok_or(libc::ENOENT)?;
+        let mut over = Overlay::default();
+        self.touch(&mut over, at.0);
+        let below = |(dir, _): &&Entry| self.is_dir(top) && self.is_below(*dir, top);
+        let doomed: Vec<&Entry> = self.entries.keys().filter(|entry| *entry == at || below(entry)).collect();
+        for entry in &doomed {
+            let id = self.entries[*entry];
+            let names = doomed.iter().filter(|other| self.entries[**other] == id).count() as u32;
+            let last = self.is_dir(id) || self.links(id) == names;
+            over.entries.insert((*entry).clone(), None);
+            over.nodes.insert(id, if last { None } else { self.settled(id) });
+        }
+        Ok(over)
+    }
+
     /// `white`: the number of what is left at the old name, if that is asked for.
     pub fn rename(&self, from: &Entry, to: &Entry, flags: RenameFlags, white: Id, now: Timestamp) -> Effect {
         for name in [&from.1, &to.1] {

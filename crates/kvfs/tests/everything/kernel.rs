@@ -228,6 +228,12 @@ pub fn list(w: &mut World, site: &Site) -> Result<(), Dead> {
         return w.judge(&site, e, "readdir", &[]);
     }
     let tree = w.tree(&site);
+    if w.exactly(&site) == Exactly::ButForDirectories {
+        // A serializable transaction reads what is committed now: what it has not looked at yet others may have taken away.
+        w.listing = Some(listing);
+        w.listing_lost(&site, &tree);
+        listing = w.listing.take().expect("it was put there");
+    }
     for (name, child, attr) in found.into_iter().filter(|(name, ..)| name != b"." && name != b"..") {
         let id = tree.entries.get(&(listing.dir, name.clone())).copied();
         let id = id.unwrap_or_else(|| panic!("{}: {} is not there", w.what(), name.escape_ascii()));

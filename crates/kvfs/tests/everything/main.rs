@@ -54,6 +54,7 @@ const OPERATIONS: &[(&str, u64, Run)] = &[
     ("link", 5, Anywhere(names::link)),
     ("remove", 6, Anywhere(names::remove)),
     ("remove tree", 1, Anywhere(names::remove_tree)),
+    ("remove a tree at once", 2, Anywhere(names::remove_at_once)),
     ("rename", 9, Anywhere(names::rename)),
     ("clone tree", 2, Anywhere(names::clone_tree)),
     ("handles", 6, Anywhere(names::handles)),

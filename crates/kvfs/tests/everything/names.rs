@@ -204,6 +204,30 @@ pub fn remove_tree(w: &mut World, site: &Site) -> Result<(), Dead> {
     Ok(())
 }
 
+/// The same as one call.
+pub fn remove_at_once(w: &mut World, site: &Site) -> Result<(), Dead> {
+    let tree = w.tree(site);
+    let at = w.entry(&tree);
+    let effect = tree.remove_tree(&at);
+    let Some(dir) = w.ino(site, at.0)? else { return Ok(()) };
+    let what = format!("remove_tree {}/{}", at.0, at.1.escape_ascii());
+    if w.random.one_in(2) || check_name(&at.1).is_err() {
+        w.call(&["Fs::remove_tree"]);
+        w.act(site, what, effect, |fs| fs.remove_tree(dir, &at.1))?;
+    } else {
+        let view = w.view_of(site);
+        let number = w.ok(w.views.number(&view))?;
+        let path = [&tree.path(at.0).expect("named")[..], b"/", &at.1].concat();
+        let views = w.views.clone();
+        w.call(&["Views::remove_tree"]);
+        w.listen();
+        if w.act(site, what, effect, |_| views.remove_tree(&view, &path))?.is_some() {
+            w.was_told(site, number, &tree, &w.tree(site));
+        }
+    }
+    Ok(())
+}
+
 pub fn rename(w: &mut World, site: &Site) -> Result<(), Dead> {
     let (tree, now) = (w.tree(site), w.now());
     let from = w.entry(&tree);

@@ -84,7 +84,7 @@ fn change(fs: &Fs, random: &mut Random, found: &Found) {
         let (dir, name, ino) = if found.is_empty() { (ROOT, b"a".to_vec(), 2) } else { random.pick(found).clone() };
         let (other, new) =
             (found.get(random.below(found.len())).map_or(ROOT, |f| f.2), format!("new{}", random.below(9)).into_bytes());
-        match random.below(16) {
+        match random.below(17) {
             0 => drop(fs.mkdir(ino, &new, 0o755, USER)),
             1 => drop(fs.mknod(dir, &new, FileKind::File, 0o644, 0, USER)),
             2 => drop(fs.unlink(dir, &name)),
@@ -106,6 +106,7 @@ fn change(fs: &Fs, random: &mut Random, found: &Found) {
             12 => drop(fs.clone_tree(ino, ROOT, &new)),
             13 => drop(fs.symlink(dir, &new, b"target", USER)),
             14 => drop(fs.fsync(ino, false)),
+            15 => drop(fs.remove_tree(dir, &name)),
             _ => drop(fs.sync_all()),
         }
         fs.forget(ino, 1);

@@ -1,0 +1,161 @@
+//! `kvfs rm`: a file, or a folder with everything in it, removed in one commit.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use kvdb_server::Reply;
+use kvfs::Views;
+use kvfs_fuse::mounts;
+use serde::Serialize;
+
+use crate::mounted::Mounted;
+use crate::output::{Exit, Failure, Outcome, Output};
+use crate::place::{self, View};
+use crate::store::{self, Access, human_size};
+use crate::{text, tree};
+
+/// Remove files and whole folders: each path in one commit.
+#[derive(clap::Args)]
+#[command(after_help = "\
+On a mounted store a path is one in the mount, or in the view of a transaction (.kvfs/txn/ID); in `kvfs run` it is the transaction's. A folder
+goes with everything in it at once: others see all of it or nothing, and so does a store that loses power. That costs a walk over its names, not
+one call for each file; while it lasts, other calls wait. Files that are open keep their content until they are closed, and files with names
+elsewhere keep these. Snapshots have what they had.
+
+A folder with more than four million names below it is refused: remove the folders in it one by one.
+
+  kvfs rm /mnt/build /mnt/build.old
+  kvfs rm --store my.kvfs /build            a store that is not mounted")]
+pub struct Args {
+    /// What is removed: files, or folders with everything in them.
+    #[arg(required = true)]
+    paths: Vec<PathBuf>,
+    /// A store that is not mounted; the paths are from its root.
+    #[arg(long, value_name = "FILE")]
+    store: Option<PathBuf>,
+    /// What does not exist is no error.
+    #[arg(short, long)]
+    force: bool,
+}
+
+#[derive(Clone, Copy, Default, Serialize)]
+struct Counts {
+    files: u64,
+    folders: u64,
+    /// Content of files whose last name went.
+    bytes: u64,
+}
+
+pub fn run(args: Args, output: &Output) -> Outcome {
+    let bar = output.progress("removing", Some(args.paths.len() as u64).filter(|n| *n > 1), false);
+    bar.enable_steady_tick(std::time::Duration::from_millis(100));
+    let mut counts = Counts::default();
+    let mut store = Unmounted::open(args.store.as_deref())?;
+    let mut failed: Option<Failure> = None;
+    for path in &args.paths {
+        let gone = match &mut store {
+            Some(store) => store.remove(path),
+            None => remove_mounted(path),
+        };
+        match gone {
+            Ok(gone) => {
+                counts.files += gone.files;
+                counts.folders += gone.folders;
+                counts.bytes += gone.bytes;
+            }
+            Err(failure) if args.force && failure.exit == Exit::NotFound => {}
+            // The others go all the same, as with rm(1).
+            Err(failure) => match &failed {
+                Some(_) => output.note(&failure.message),
+                None => failed = Some(failure),
+            },
+        }
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    let closed = store.map_or(Ok(()), Unmounted::close);
+    let Counts { files, folders, bytes } = counts;
+    let count = |n: u64, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
+    let text = format!("removed {} and {}, {}", count(files, "file"), count(folders, "folder"), human_size(bytes));
+    match failed {
+        Some(failure) => Err(failure),
+        None => closed.and_then(|()| output.print(text, counts)),
+    }
+}
+
+/// The store and the way in it that a path leads to. The last name is not followed.
+fn remove_mounted(path: &Path) -> Outcome<Counts> {
+    let shown = text::show(path.as_os_str().as_bytes());
+    if ends_in_dots(path) {
+        return Err(Failure::new(Exit::Usage, format!("{shown} names no entry of a folder: give the name that it has")));
+    }
+    let cannot = |e: std::io::Error| Failure::io(format!("cannot find {shown}"), &e);
+    let full = store::path_beside(path).map_err(cannot)?;
+    full.symlink_metadata().map_err(cannot)?;
+    let table = mounts::mounts().map_err(|e| Failure::io("cannot read the table of mounts", &e))?;
+    if let Some(mount) = table.iter().find(|mount| mount.mount_point.starts_with(&full)) {
+        let what = format!("{} is a mount point: it is not removed", text::show(mount.mount_point.as_os_str().as_bytes()));
+        return Err(Failure::new(Exit::Busy, what).hint("unmount it, or give the folders in it"));
+    }
+    let folder = full.parent().unwrap_or(Path::new("/"));
+    let mut mounted = Mounted::find_view(folder)?;
+    let place = place::of(&full).map_err(cannot)?.ok_or_else(|| Failure::new(Exit::NotFound, format!("{shown} is in no store")))?;
+    let id = match place.view {
+        View::Mainline => mounted.entered(),
+        View::Transaction(id) => Some(id),
+        View::Listing => return Err(Failure::new(Exit::Usage, format!("{shown} is a view: a transaction is ended by kvfs txn"))),
+        view => {
+            return Err(Failure::new(
+                Exit::Usage,
+                format!("{shown} lies in {view}: only the store and its transactions are changed"),
+            ));
+        }
+    };
+    let id = id.map(|id| id.to_string());
+    let mut words = vec![&b"RMTREE"[..], place.rest.as_os_str().as_bytes()];
+    words.extend(id.iter().flat_map(|id| [&b"TXN"[..], id.as_bytes()]));
+    let reply = mounted
+        .call(&words)
+        .map_err(|failure| Failure { message: format!("cannot remove {shown}: {}", failure.message), ..failure })?;
+    let Reply::Array(fields) = reply else {
+        return Err(Failure::new(Exit::Failed, "the store's daemon gave an unexpected reply"));
+    };
+    let number = |at: usize| if let Some(Reply::Integer(n)) = fields.get(at) { *n as u64 } else { 0 };
+    Ok(Counts { folders: number(1), files: number(3), bytes: number(5) })
+}
+
+fn ends_in_dots(path: &Path) -> bool {
+    let bytes = path.as_os_str().as_bytes();
+    let last = bytes.rsplit(|&b| b == b'/').find(|name| !name.is_empty());
+    matches!(last, None | Some(b"." | b".."))
+}
+
+/// A store that is not mounted.
+struct Unmounted {
+    store: store::Store,
+    views: Views,
+}
+
+impl Unmounted {
+    fn open(path: Option<&Path>) -> Outcome<Option<Unmounted>> {
+        let Some(path) = path else { return Ok(None) };
+        let store = store::open_waiting(path, Access::ReadWrite, None)?;
+        let fs = store.file_system()?;
+        let views = Views::new(store.db.clone(), fs);
+        Ok(Some(Unmounted { store, views }))
+    }
+
+    fn remove(&mut self, path: &Path) -> Outcome<Counts> {
+        let shown = path.as_os_str().as_bytes();
+        let gone = self.views.remove_tree(&kvfs::View::Mainline, shown);
+        let gone = gone.map_err(|e| tree::failure(format!("cannot remove {}", text::show(shown)), e))?;
+        Ok(Counts { folders: gone.directories, files: gone.files, bytes: gone.bytes })
+    }
+
+    fn close(self) -> Outcome {
+        let Unmounted { store, views } = self;
+        let saved = views.shutdown().and(views.mainline().shutdown());
+        drop(views);
+        saved.map_err(|e| tree::failure("the last changes could not be written", e)).and(store.close())
+    }
+}

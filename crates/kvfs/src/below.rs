@@ -1,0 +1,222 @@
+//! A tree of files by its names: every inode below a directory, found level by level from the names alone. Whatever is done with a whole tree
+//! begins with this, and goes through each dictionary once, in the order in which it is stored.
+
+use std::collections::HashSet;
+use std::ops::Range;
+use std::sync::Arc;
+
+use kvdb::{DictionaryId, Isolation, StoredTuple, Transaction};
+
+use crate::attr::{FileKind, Ino};
+use crate::error::{Error, Result};
+use crate::fs::Fs;
+use crate::layout::{self, Layout};
+
+/// Tuples in between that are passed by; a seek costs more.
+const PASS: usize = 16;
+
+/// Names that a tree may have: in memory each takes some sixty bytes.
+pub(crate) const MOST_NAMES: usize = 4 << 20;
+
+/// What a serializable transaction locks of a tree: everything, against changes by others, or against reads as well.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Locked {
+    ToRead,
+    ToRemove,
+}
+
+impl Fs {
+    /// The tree as it is, and the state that says so. A serializable transaction has locked all of it by then.
+    pub(crate) fn tree_below(&self, from: Ino, transaction: Option<&Transaction>, mode: Locked) -> Result<(Arc<kvdb::View>, Tree)> {
+        let mut locked: Option<Tree> = None;
+        loop {
+            let view = Arc::new(self.core.scope.view()?);
+            let tree = Tree::below(from, &view, self.core.layout)?;
+            let known = locked.is_some_and(|locked| locked.inodes == tree.inodes);
+            let Some(transaction) = transaction.filter(|t| t.isolation() == Isolation::Serializable && !known) else {
+                return Ok((view, tree));
+            };
+            // It may have changed before it was locked: it is looked at again.
+            tree.lock(transaction, self.core.layout, mode == Locked::ToRemove)?;
+            tree.inodes.iter().try_for_each(|node| self.settle_in_mainline(transaction, node.ino))?;
+            locked = Some(tree);
+        }
+    }
+}
+
+/// An inode of the tree.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Node {
+    pub ino: Ino,
+    /// A directory of the tree in which it has a name; 0: it is the top.
+    pub parent: Ino,
+    /// Names of it in the tree.
+    pub names: u32,
+    pub dir: bool,
+}
+
+/// A directory, and which of the names are in it.
+pub(crate) struct Dir {
+    pub ino: Ino,
+    pub names: Range<usize>,
+}
+
+pub(crate) struct Name {
+    pub ino: Ino,
+    pub kind: FileKind,
+    /// Where it begins in the text.
+    at: usize,
+}
+
+/// A tree by its names.
+pub(crate) struct Tree {
+    /// Every inode once, ascending.
+    pub inodes: Vec<Node>,
+    /// Ascending.
+    pub dirs: Vec<Dir>,
+    pub names: Vec<Name>,
+    text: Vec<u8>,
+}
+
+impl Tree {
+    pub fn below(top: Ino, view: &kvdb::View, layout: Layout) -> Result<Tree> {
+        let value = view.get(layout.imap, &layout::node_key(top))?.ok_or(Error::Stale(top))?;
+        let dir = layout::decode_node(top, &value)?.0.kind == FileKind::Dir;
+        let mut tree = Tree {
+            inodes: vec![Node { ino: top, parent: 0, names: 1, dir }],
+            dirs: Vec::new(),
+            names: Vec::new(),
+            text: Vec::new(),
+        };
+        let mut level = if dir { vec![top] } else { Vec::new() };
+        // A directory has one name. In a damaged store it may have several, or be its own ancestor: copying it would not end.
+        let mut seen = HashSet::from([top]);
+        // Level by level, each in the order of its numbers, as which the names are stored.
+        while !level.is_empty() {
+            level.sort_unstable();
+            let next = tree.inodes.len();
+            let begin = tree.dirs.len();
+            let first = tree.names.len();
+            tree.dirs.extend(level.iter().map(|&ino| Dir { ino, names: first..first }));
+            let dirs = tree.dirs.len();
+            let (mut here, names, text, inodes) = (begin, &mut tree.names, &mut tree.text, &mut tree.inodes);
+            let all = &mut tree.dirs;
+            for_each_of(view, layout.nmap, &level, |at, tuple| {
+                let dir = level[at];
+                while here < begin + at {
+                    all[here].names.end = names.len();
+                    here += 1;
+                    all[here].names.start = names.len();
+                }
+                let (_, name) = layout::decode_name_key(tuple.key)?;
+                let value;
+                let value = match tuple.small() {
+                    Some(value) => value,
+                    None => {
+                        value = tuple.value()?;
+                        &value
+                    }
+                };
+                let (ino, kind) = layout::decode_name(dir, value)?;
+                if kind == FileKind::Dir && !seen.insert(ino) {
+                    return Err(Error::Corrupt { ino, what: "a directory with more than one name".into() });
+                }
+                if names.len() == MOST_NAMES {
+                    let many = format!("more than {MOST_NAMES} names lie below it: take the folders in it one by one");
+                    return Err(kvdb::Error::Limit(many).into());
+                }
+                names.push(Name { ino, kind, at: text.len() });
+                text.extend_from_slice(name);
+                inodes.push(Node { ino, parent: dir, names: 1, dir: kind == FileKind::Dir });
+                Ok(())
+            })?;
+            while here < dirs {
+                all[here].names.end = names.len();
+                here += 1;
+                if here < dirs {
+                    all[here].names.start = names.len();
+                }
+            }
+            level = tree.inodes[next..].iter().filter(|node| node.dir).map(|node| node.ino).collect();
+        }
+        tree.inodes.sort_by_key(|node| node.ino);
+        tree.inodes.dedup_by(|again, node| {
+            let same = again.ino == node.ino;
+            node.names += if same { again.names } else { 0 };
+            same
+        });
+        tree.dirs.sort_unstable_by_key(|dir| dir.ino);
+        Ok(tree)
+    }
+
+    /// One that is no directory.
+    pub fn of_file(ino: Ino) -> Tree {
+        let inodes = vec![Node { ino, parent: 0, names: 1, dir: false }];
+        Tree { inodes, dirs: Vec::new(), names: Vec::new(), text: Vec::new() }
+    }
+
+    pub fn name(&self, at: usize) -> &[u8] {
+        let end = self.names.get(at + 1).map_or(self.text.len(), |next| next.at);
+        &self.text[self.names[at].at..end]
+    }
+
+    /// Whatever is read of it.
+    fn lock(&self, transaction: &Transaction, layout: Layout, exclusive: bool) -> Result<()> {
+        for node in &self.inodes {
+            let (start, end) = layout::node_range(node.ino);
+            transaction.lock_range(layout.imap, &start, &end, exclusive)?;
+            transaction.lock_range(if node.dir { layout.nmap } else { layout.dmap }, &start, &end, exclusive)?;
+        }
+        Ok(())
+    }
+}
+
+/// Shows the tuples whose keys begin with one of `inodes` (ascending) to `visit`, each with the place of its inode.
+pub(crate) fn for_each_of<T: Numbered>(
+    view: &kvdb::View,
+    dict: DictionaryId,
+    inodes: &[T],
+    mut visit: impl FnMut(usize, StoredTuple<'_>) -> Result<()>,
+) -> Result<()> {
+    let (mut at, mut passed) = (0, 0);
+    let Some(first) = inodes.first() else { return Ok(()) };
+    let mut tuples = view.stored_tuples(dict)?;
+    tuples.seek(&first.ino().to_be_bytes());
+    while tuples.advance()?
+        && let Some(tuple) = tuples.current()
+    {
+        // Other keys there are none.
+        let ino = tuple.key.first_chunk::<8>().map_or(0, |ino| u64::from_be_bytes(*ino));
+        while inodes.get(at).is_some_and(|wanted| wanted.ino() < ino) {
+            at += 1;
+        }
+        let Some(wanted) = inodes.get(at).map(Numbered::ino) else { break };
+        if wanted == ino {
+            passed = 0;
+            visit(at, tuple)?;
+        } else {
+            passed += 1;
+            if passed == PASS {
+                passed = 0;
+                tuples.seek(&wanted.to_be_bytes());
+            }
+        }
+    }
+    Ok(())
+}
+
+pub(crate) trait Numbered {
+    fn ino(&self) -> Ino;
+}
+
+impl Numbered for Ino {
+    fn ino(&self) -> Ino {
+        *self
+    }
+}
+
+impl Numbered for Node {
+    fn ino(&self) -> Ino {
+        self.ino
+    }
+}

@@ -1,0 +1,429 @@
+//! A name removed with everything below it, in one commit: it is there whole, or gone.
+//!
+//! The names are walked level by level (`below`), then the nodes are read once, in the order of their numbers. Inodes that were made one after
+//! the other mostly go together, so what is deleted are stretches of numbers: one range delete of each dictionary for a stretch, whatever
+//! lies in it. What does not fit in:
+//!
+//! - A file with a name outside of the tree keeps its node, with fewer links.
+//! - What somebody has open lives on in memory without a name, as after an unlink. What the store has of its content stays under an orphan
+//!   record until it is closed.
+//! - A transaction must say name by name what it removes of that which it has not made itself: its commit tells others by that (`absorb`).
+//!   Whether content can go is the mainline's to decide then, so it leaves orphan records.
+//!
+//! The gate is closed meanwhile, so that nobody makes anything in a directory that is being removed: a microsecond or so for each name. Sixty bytes of memory for each name are taken, and more than [`crate::below::MOST_NAMES`] are refused.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use kvdb::{Batch, DictionaryId, Durability, Scope, Transaction, TransactionOptions};
+
+use crate::absorb::Touched;
+use crate::attr::{FileKind, Ino, ROOT, Timestamp};
+use crate::below::{Locked, Node, Tree, for_each_of};
+use crate::error::{Error, Result};
+use crate::fs::Fs;
+use crate::inode::Inode;
+use crate::layout::{self, Attributes, Body, Layout, XattrValue, Xattrs};
+use crate::names::check_name;
+use crate::views::{View, Views};
+
+/// Bytes of changes that are committed as they are; more of them go through a transaction, which may write them out.
+const AT_ONCE: usize = 1 << 20;
+/// What a change takes beside its key and value, about.
+const OVERHEAD: usize = 32;
+
+/// What was removed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RemoveStats {
+    pub directories: u64,
+    /// Names of everything else.
+    pub files: u64,
+    /// Content of files whose last name went, bytes.
+    pub bytes: u64,
+}
+
+impl Fs {
+    /// Removes `name` from `parent`, whatever it is, with everything below it.
+    pub fn remove_tree(&self, parent: Ino, name: &[u8]) -> Result<RemoveStats> {
+        self.remove_and_list(parent, name).map(|(stats, _)| stats)
+    }
+
+    /// The same; gives what a kernel may have to be told as well.
+    fn remove_and_list(&self, parent: Ino, name: &[u8]) -> Result<(RemoveStats, Touched)> {
+        self.writable()?;
+        match name {
+            b"." => return Err(Error::Invalid("removing `.`")),
+            b".." => return Err(Error::NotEmpty),
+            _ => check_name(name)?,
+        }
+        self.patiently(|| self.remove_once(parent, name))
+    }
+
+    fn remove_once(&self, parent: Ino, name: &[u8]) -> Result<(RemoveStats, Touched)> {
+        if let Some(transaction) = self.locking() {
+            // What it must wait for it waits for while others work in the view.
+            let _inside = self.enter()?;
+            let (ino, kind) = self.entry(parent, name)?.ok_or(Error::NotFound)?;
+            match kind {
+                FileKind::Dir => drop(self.tree_below(ino, Some(transaction), Locked::ToRemove)?),
+                _ => self.lock_in_store(ino, true)?,
+            }
+            drop(self.lock_dir(&*self.inode(parent)?)?);
+        }
+        let closed = self.core.gate.close();
+        if closed.ended() {
+            return Err(Error::Stale(ROOT));
+        }
+        let dir = self.inode(parent)?;
+        let mut dir_state = self.lock_dir(&dir)?;
+        let (ino, kind) = self.entry(parent, name)?.ok_or(Error::NotFound)?;
+        let corrupt = |what: &str| Error::Corrupt { ino: parent, what: format!("the entry `{}` {what}", name.escape_ascii()) };
+        let mut removal = Removal::new(self);
+        let (view, tree) = match kind {
+            FileKind::Dir => self.tree_below(ino, self.locking(), Locked::ToRemove)?,
+            _ => {
+                // Before it is read: what waited for its commit is in the store then.
+                self.lock_in_store(ino, true)?;
+                (Arc::new(self.core.scope.view()?), Tree::of_file(ino))
+            }
+        };
+        if tree.inodes.binary_search_by_key(&parent, |node| node.ino).is_ok() {
+            return Err(corrupt("leads to the directory that it is in"));
+        }
+        removal.stage(&view, &tree)?;
+
+        let mut dir_attr = dir_state.attr;
+        dir_attr.size = dir_attr.size.saturating_sub(1);
+        if kind == FileKind::Dir {
+            dir_attr.nlink = dir_attr.nlink.saturating_sub(1);
+        }
+        (dir_attr.mtime, dir_attr.ctime) = (removal.now, removal.now);
+        removal.batch.delete(self.core.layout.nmap, layout::name_key(parent, name));
+        self.stage(parent, &mut dir_state, &dir_attr, &mut removal.batch)?;
+        self.remember_removed(&dir, name);
+        removal.commit()?;
+        self.staged(&mut dir_state, dir_attr);
+        let mut touched = removal.touched;
+        touched.names.push((parent, name.into(), true));
+        touched.inodes.push((parent, false));
+        Ok((removal.stats, touched))
+    }
+}
+
+impl Views {
+    /// The same in a view, by a path from its root, in which no symbolic link is followed; kernels that know the place are told.
+    pub fn remove_tree(&self, view: &View, path: &[u8]) -> Result<RemoveStats> {
+        let (fs, number) = (self.fs(view)?, self.number(view)?);
+        fs.writable()?;
+        let names: Vec<&[u8]> = path.split(|&b| b == b'/').filter(|name| !name.is_empty() && *name != b".").collect();
+        let (name, folders) = names.split_last().ok_or(Error::Invalid("the root stays"))?;
+        if names.contains(&&b".."[..]) {
+            return Err(Error::Invalid("a path with `..`"));
+        }
+        if names[0] == b".kvfs" {
+            return Err(Error::Invalid("what lies under .kvfs are views: transactions are aborted, snapshots and clones dropped"));
+        }
+        let mut parent = ROOT;
+        for folder in folders {
+            parent = match fs.peek(parent, folder)?.ok_or(Error::NotFound)? {
+                (ino, FileKind::Dir) => ino,
+                _ => return Err(Error::NotDirectory),
+            };
+        }
+        fs.peek(parent, name)?.ok_or(Error::NotFound)?;
+        // What programs do not use need not be kept for them.
+        self.goes(view, number, &fs, (parent, name), &names.join(&b'/'))?;
+        let (stats, touched) = fs.remove_and_list(parent, name)?;
+        self.tell(|watcher| watcher.changed(number, &fs, &touched));
+        Ok(stats)
+    }
+}
+
+/// Inodes one behind the other of which a dictionary loses everything.
+#[derive(Default)]
+struct Stretch {
+    from: Ino,
+    /// Behind the last one.
+    to: Ino,
+    /// How many of them the dictionary may have something of that one deletion of a key does not take away.
+    wide: u64,
+    some: bool,
+}
+
+/// A file or directory that loses its last name while it is open.
+struct Open {
+    inode: Arc<Inode>,
+    attr: Attributes,
+    content: Bytes,
+    stored: bool,
+}
+
+/// A tree on its way out.
+struct Removal<'a> {
+    fs: &'a Fs,
+    layout: Layout,
+    now: Timestamp,
+    batch: Batch,
+    bytes: usize,
+    /// Where changes are gathered that are too many for one batch.
+    private: Option<Transaction>,
+    names: Stretch,
+    nodes: Stretch,
+    pages: Stretch,
+    open: Vec<Open>,
+    /// In memory, and used by nobody.
+    idle: Vec<Arc<Inode>>,
+    /// In memory, and with names elsewhere.
+    linked: Vec<(Arc<Inode>, Attributes)>,
+    stats: RemoveStats,
+    touched: Touched,
+}
+
+/// A node as it is stored.
+struct Stored<'a> {
+    attr: Attributes,
+    xattrs: Option<Xattrs>,
+    content: &'a [u8],
+}
+
+impl<'a> Removal<'a> {
+    fn new(fs: &'a Fs) -> Self {
+        let mut batch = Batch::new();
+        batch.releases_space();
+        Removal {
+            fs,
+            layout: fs.core.layout,
+            now: fs.now(),
+            batch,
+            bytes: 0,
+            private: None,
+            names: Stretch::default(),
+            nodes: Stretch::default(),
+            pages: Stretch::default(),
+            open: Vec::new(),
+            idle: Vec::new(),
+            linked: Vec::new(),
+            stats: RemoveStats::default(),
+            touched: Touched::default(),
+        }
+    }
+
+    /// Everything but the name of the top.
+    fn stage(&mut self, view: &kvdb::View, tree: &Tree) -> Result<()> {
+        let missing = |ino| Error::Corrupt { ino, what: "an entry names it, and it does not exist".into() };
+        let mut next = 0;
+        for_each_of(view, self.layout.imap, &tree.inodes, |at, tuple| {
+            if tuple.key.len() > 8 {
+                // The value of an extended attribute: it goes with the node.
+                return Ok(());
+            }
+            if at != next {
+                return Err(missing(tree.inodes[next].ino));
+            }
+            next += 1;
+            let node = tree.inodes[at];
+            let read;
+            let value = match tuple.small() {
+                Some(value) => value,
+                None => {
+                    read = tuple.value()?;
+                    &read
+                }
+            };
+            let (attr, xattrs, content) = layout::parse_node(node.ino, value)?;
+            if (attr.kind == FileKind::Dir) != node.dir {
+                return Err(Error::Corrupt { ino: node.ino, what: "an entry says that it is of another kind".into() });
+            }
+            self.node(tree, node, Stored { attr, xattrs, content })
+        })?;
+        if let Some(node) = tree.inodes.get(next) {
+            return Err(missing(node.ino));
+        }
+        for (stretch, dict) in [
+            (std::mem::take(&mut self.names), self.layout.nmap),
+            (std::mem::take(&mut self.nodes), self.layout.imap),
+            (std::mem::take(&mut self.pages), self.layout.dmap),
+        ] {
+            self.delete_stretch(dict, &stretch)?;
+        }
+        Ok(())
+    }
+
+    /// One inode, with as many names less as it has in the tree.
+    fn node(&mut self, tree: &Tree, node: Node, stored: Stored<'_>) -> Result<()> {
+        let (fs, ino) = (self.fs, node.ino);
+        // What is left behind by a rollback is another inode under this number.
+        let referenced = fs.core.table.references(ino) > 0 && fs.core.table.stranded(ino).is_none();
+        let known = match referenced {
+            true => Some(fs.inode(ino)?),
+            false => fs.core.table.get(ino),
+        };
+        if node.dir {
+            self.stats.directories += 1;
+        } else {
+            self.stats.files += u64::from(node.names);
+        }
+        let attr = match &known {
+            Some(inode) => {
+                let mut state = inode.state.write();
+                fs.claim(ino, &mut state)?;
+                fs.count_pages(ino, &mut state)?;
+                state.attr
+            }
+            None => stored.attr,
+        };
+        let removes = fs.may_remove(ino);
+        self.names_of(tree, node, removes, referenced)?;
+        let left = if node.dir { 0 } else { attr.nlink.saturating_sub(node.names) };
+        if left > 0 {
+            return self.fewer_links(known, Attributes { nlink: left, ctime: self.now, ..attr }, ino, stored);
+        }
+        self.stats.bytes += attr.size * u64::from(attr.kind == FileKind::File);
+        let has_external = |xattrs: &Xattrs| xattrs.values().any(|value| matches!(value, XattrValue::External(_)));
+        let (pages, external) = match &known {
+            Some(inode) => {
+                let state = inode.state.read();
+                (state.stored, state.has_external_xattrs())
+            }
+            None => (matches!(attr.body, Body::Paged(1..)), stored.xattrs.as_ref().is_some_and(has_external)),
+        };
+        if removes && !(referenced && (pages || external)) {
+            if let Some(done) = self.nodes.extend(ino, external) {
+                self.delete_stretch(self.layout.imap, &done)?;
+            }
+            if let Some(done) = self.pages.extend(ino, pages) {
+                self.delete_stretch(self.layout.dmap, &done)?;
+            }
+        } else {
+            self.delete(self.layout.imap, layout::node_key(ino))?;
+            if pages || external {
+                self.put(self.layout.imap, layout::orphan_key(ino), Bytes::new())?;
+            }
+        }
+        match known {
+            Some(inode) if referenced => {
+                let content = match node.dir {
+                    true => Bytes::new(),
+                    // A copy: it may be a slice of a whole block.
+                    false => Bytes::copy_from_slice(&fs.content(ino, &inode.state.read())?),
+                };
+                let attr = Attributes { nlink: 0, ctime: self.now, ..attr };
+                self.open.push(Open { inode, attr, content, stored: pages || external });
+                self.touched.inodes.push((ino, true));
+            }
+            Some(inode) => self.idle.push(inode),
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// A file that has names elsewhere.
+    fn fewer_links(&mut self, known: Option<Arc<Inode>>, attr: Attributes, ino: Ino, stored: Stored<'_>) -> Result<()> {
+        let Some(inode) = known else {
+            let node = layout::encode_node(&attr, stored.xattrs.as_ref(), stored.content);
+            return self.put(self.layout.imap, layout::node_key(ino), node);
+        };
+        self.fs.stage(ino, &mut inode.state.write(), &attr, &mut self.batch)?;
+        self.bytes += OVERHEAD + 2 * stored.content.len();
+        self.touched.inodes.push((ino, false));
+        self.linked.push((inode, attr));
+        self.gather()
+    }
+
+    /// The names in it, if it is a directory.
+    fn names_of(&mut self, tree: &Tree, node: Node, removes: bool, referenced: bool) -> Result<()> {
+        let dir = node.ino;
+        let names = match node.dir {
+            true => tree.dirs.binary_search_by_key(&dir, |dir| dir.ino).map_or(0..0, |at| tree.dirs[at].names.clone()),
+            false => 0..0,
+        };
+        if referenced {
+            self.touched.names.extend(names.clone().map(|at| (dir, tree.name(at).into(), true)));
+        }
+        if !removes {
+            return names.into_iter().try_for_each(|at| self.delete(self.layout.nmap, layout::name_key(dir, tree.name(at))));
+        }
+        // What is no directory has no names, and so does not interrupt a stretch.
+        match self.names.extend(dir, !names.is_empty()) {
+            Some(done) => self.delete_stretch(self.layout.nmap, &done),
+            None => Ok(()),
+        }
+    }
+
+    fn delete_stretch(&mut self, dict: DictionaryId, stretch: &Stretch) -> Result<()> {
+        if stretch.some && (stretch.wide > 0 || dict == self.layout.imap) {
+            self.bytes += 2 * (8 + OVERHEAD);
+            let (from, to) = (stretch.from.to_be_bytes().to_vec(), stretch.to.to_be_bytes().to_vec());
+            match dict == self.layout.imap && stretch.wide == 0 && stretch.to - stretch.from == 1 {
+                true => self.batch.delete(dict, from),
+                false => self.batch.delete_range(dict, from, to),
+            }
+        }
+        self.gather()
+    }
+
+    fn delete(&mut self, dict: DictionaryId, key: Vec<u8>) -> Result<()> {
+        self.bytes += key.len() + OVERHEAD;
+        self.batch.delete(dict, key);
+        self.gather()
+    }
+
+    fn put(&mut self, dict: DictionaryId, key: Vec<u8>, value: Bytes) -> Result<()> {
+        self.bytes += key.len() + value.len() + OVERHEAD;
+        self.batch.put(dict, key, value);
+        self.gather()
+    }
+
+    /// Moves what there is of changes out of memory, when it is much. On the mainline only: in a transaction nothing could be taken back.
+    fn gather(&mut self) -> Result<()> {
+        let Scope::Mainline(db) = &self.fs.core.scope else { return Ok(()) };
+        if self.bytes < AT_ONCE {
+            return Ok(());
+        }
+        let private = match &mut self.private {
+            Some(private) => private,
+            // The gate is closed: nobody changes what is changed here.
+            none => none.insert(db.begin_with(TransactionOptions { check_conflicts: false, ..Default::default() })?),
+        };
+        self.bytes = 0;
+        Ok(private.apply(std::mem::take(&mut self.batch))?)
+    }
+
+    /// Makes it so, in the store and then in memory.
+    fn commit(&mut self) -> Result<()> {
+        let batch = std::mem::take(&mut self.batch);
+        match self.private.take() {
+            Some(private) => {
+                private.apply(batch)?;
+                kvdb::at_once(|| private.commit(Durability::Buffered))?;
+            }
+            None => self.fs.commit(batch)?,
+        }
+        for (inode, attr) in self.linked.drain(..) {
+            self.fs.staged(&mut inode.state.write(), attr);
+        }
+        for Open { inode, attr, content, stored } in self.open.drain(..) {
+            let mut state = inode.state.write();
+            (state.attr, state.orphaned) = (attr, stored);
+            state.inline = Some(content).filter(|content| !content.is_empty());
+        }
+        for inode in self.idle.drain(..) {
+            self.fs.discard(&mut inode.state.write());
+            self.fs.core.table.remove(&inode);
+        }
+        Ok(())
+    }
+}
+
+impl Stretch {
+    /// Takes in another inode, whose number is larger; gives what was gathered, if it does not follow that at once.
+    fn extend(&mut self, ino: Ino, wide: bool) -> Option<Stretch> {
+        let done = (self.some && self.to != ino).then(|| std::mem::take(self));
+        if !self.some {
+            (self.from, self.some) = (ino, true);
+        }
+        self.to = ino + 1;
+        self.wide += u64::from(wide);
+        done
+    }
+}

@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""The commands that work on whole trees beside those of the system: interleaved rounds, medians, ranges.
+
+    scripts/bench_doors.py FOLDER [--kvfs PROGRAM] [--rounds 7] [--only rm,import,...]
+
+FOLDER is on the file system to compare with; the store is a file in it. The tree: 20,000 files of 10 KB on average in 1,000 folders. Before
+each measurement is a sync(1) of everything. Load of the machine is shown, since both sides suffer from it, but not alike.
+"""
+import argparse
+import os
+import pathlib
+import random
+import shutil
+import statistics
+import subprocess
+import time
+
+FILES, FOLDERS = 20_000, 1_000
+SIZES = [300, 1_000, 4_000, 8_000, 16_000, 31_000]
+
+
+def make_tree(at):
+    rnd = random.Random(1)
+    data = rnd.randbytes(1 << 20)
+    for d in range(FOLDERS):
+        folder = at / f"d{d // 32:02}" / f"e{d:03}"
+        folder.mkdir(parents=True)
+        for n in range(FILES // FOLDERS):
+            size, start = rnd.choice(SIZES), rnd.randrange(1 << 19)
+            (folder / f"file-{n:02}").write_bytes(data[start:start + size])
+
+
+class Bench:
+    def __init__(self, args):
+        self.kvfs, self.rounds = args.kvfs, args.rounds
+        self.top = pathlib.Path(args.folder).resolve() / "bench-doors"
+        self.top.mkdir()
+        self.store, self.mnt, self.source = self.top / "s.kvfs", self.top / "mnt", self.top / "source"
+        self.tar, self.copy = self.top / "source.tar", self.top / "copy"
+        self.mnt.mkdir()
+        make_tree(self.source)
+        self.run("tar", "cf", self.tar, "-C", self.top, "source")
+
+    def run(self, *words):
+        done = subprocess.run([str(word) for word in words], capture_output=True, text=True)
+        assert done.returncode == 0, f"{words}: {done.stderr}"
+        return done.stdout
+
+    def timed(self, *words):
+        os.sync()
+        began = time.perf_counter()
+        self.run(*words)
+        return time.perf_counter() - began
+
+    def mount(self):
+        self.run(self.kvfs, "create", self.store)
+        self.run(self.kvfs, "mount", self.store, self.mnt)
+
+    def umount(self):
+        self.run(self.kvfs, "umount", self.mnt)
+        self.store.unlink()
+
+    def compare(self, title, rounds):
+        """`rounds` yields (theirs, ours), seconds."""
+        theirs, ours = zip(*rounds)
+        show = lambda all: f"{statistics.median(all) * 1e3:.0f} ms ({min(all) * 1e3:.0f} to {max(all) * 1e3:.0f})"
+        ratio = statistics.median(a / b for a, b in zip(theirs, ours))
+        print(f"| {title} | {show(theirs)} | {show(ours)} | {ratio:.1f} |", flush=True)
+
+    def rm(self):
+        def rounds(known):
+            for _ in range(self.rounds):
+                self.run("cp", "-a", self.source, self.copy)
+                self.run(self.kvfs, "clone-tree", self.mnt / "source", self.mnt / "copy")
+                if known:
+                    self.run("find", self.mnt / "copy", "-size", "+1G")
+                theirs = self.timed("rm", "-rf", self.copy)
+                yield theirs, self.timed(self.kvfs, "rm", self.mnt / "copy")
+        self.mount()
+        self.run("cp", "-a", self.source, self.mnt / "source")
+        self.compare("`rm -rf`, `kvfs rm`", rounds(False))
+        self.compare("the same of a tree that the kernel has cached", rounds(True))
+        self.umount()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder")
+    parser.add_argument("--kvfs", default="kvfs")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", default="rm")
+    args = parser.parse_args()
+    bench = Bench(args)
+    try:
+        print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
+        for name in args.only.split(","):
+            getattr(bench, name)()
+        print(f"load {os.getloadavg()[0]:.1f}")
+    finally:
+        subprocess.run([bench.kvfs, "umount", "--force", str(bench.mnt)], capture_output=True)
+        shutil.rmtree(bench.top)
+
+
+if __name__ == "__main__":
+    main()
