@@ -220,8 +220,9 @@ def guarded(worker, problems):
 
 
 class Lab:
-    def __init__(self, kvfs, work):
+    def __init__(self, kvfs, work, options=""):
         self.kvfs, self.store, self.mnt = kvfs, work / "crash.kvfs", work / "mnt"
+        self.options = ["-o", options] if options else []
         self.mnt.mkdir()
         self.run("create", str(self.store))
 
@@ -232,7 +233,7 @@ class Lab:
         return r.stdout
 
     def mount(self):
-        self.run("mount", str(self.store), str(self.mnt))
+        self.run("mount", *self.options, str(self.store), str(self.mnt))
         return json.loads(self.run("stat", str(self.mnt), "--json"))["daemon"]["pid"]
 
     def kill(self, pid):
@@ -310,8 +311,8 @@ class Imports:
 class Run:
     """Rounds on one store."""
 
-    def __init__(self, kvfs, work):
-        self.lab, self.imports, self.historian = Lab(kvfs, work), Imports(work), Historian(0)
+    def __init__(self, kvfs, work, options):
+        self.lab, self.imports, self.historian = Lab(kvfs, work, options), Imports(work), Historian(0)
         self.sock = Path(f"{self.lab.store}.sock")
         self.problems = []
         self.kills = self.compared = self.acknowledged = 0
@@ -393,13 +394,14 @@ def main():
     p.add_argument("--kills", type=int, default=200)
     p.add_argument("--seed-base", type=int, default=None, help="the seed of the first round")
     p.add_argument("--dir", default=None)
+    p.add_argument("--options", default="", help="of the mount, as for -o: transport=uring")
     p.add_argument("--keep", action="store_true", help="keep the store when something is wrong")
     a = p.parse_args()
     base = a.seed_base if a.seed_base is not None else int.from_bytes(os.urandom(4), "little")
     print(f"--seed-base {base}", flush=True)
     work = Path(tempfile.mkdtemp(prefix="kvfs-crash-", dir=a.dir))
     begun, seed = time.monotonic(), base
-    run = Run(str(Path(a.kvfs).resolve()), work)
+    run = Run(str(Path(a.kvfs).resolve()), work, a.options)
     try:
         while run.kills < a.kills and not run.problems:
             run.round(seed)

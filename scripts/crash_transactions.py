@@ -213,6 +213,7 @@ def main():
     p.add_argument("--workers", type=int, default=4, help="with snapshot isolation; one more is serializable")
     p.add_argument("--seed-base", type=int, default=None, help="the seed of the first round")
     p.add_argument("--dir", default=None)
+    p.add_argument("--options", default="", help="of the mount, as for -o: transport=uring")
     p.add_argument("--keep", action="store_true", help="keep the store when something is wrong")
     a = p.parse_args()
     base = a.seed_base if a.seed_base is not None else int.from_bytes(os.urandom(4), "little")
@@ -221,7 +222,7 @@ def main():
     kvfs = str(Path(a.kvfs).resolve())
     work = Path(tempfile.mkdtemp(prefix="kvfs-crash-", dir=a.dir))
     problems, compared, committed, refused, taken_up = [], 0, 0, 0, 0
-    lab = Lab(kvfs, work)
+    lab = Lab(kvfs, work, a.options)
     workers = [Worker(n, "SI") for n in range(a.workers)] + [Worker(a.workers, "SER")]
     sock = Path(f"{lab.store}.sock")
     done, seed = 0, base

@@ -40,7 +40,13 @@ impl Request {
     /// holds back of a file (`recall`).
     pub(crate) fn waits(self) -> bool {
         use Request::*;
-        matches!(self, FSync | FSyncDir | LSeek | Rename | Rename2 | Link | IoCtl)
+        self.always_waits() || matches!(self, LSeek | Rename | Rename2 | Link)
+    }
+
+    /// Of these, what always does.
+    pub(crate) fn always_waits(self) -> bool {
+        use Request::*;
+        matches!(self, FSync | FSyncDir | IoCtl)
     }
 }
 
@@ -60,6 +66,11 @@ impl Counters {
     pub(crate) fn count(&self, request: Request) {
         // Only a statistic: no order with anything else is needed.
         self.counts[request as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// It comes again, to another thread.
+    pub(crate) fn uncount(&self, request: Request) {
+        self.counts[request as usize].fetch_sub(1, Ordering::Relaxed);
     }
 
     pub fn get(&self, request: Request) -> u64 {

@@ -115,13 +115,16 @@ impl Door {
         let _ = self.recall.set(recall);
     }
 
-    /// Everything that programs have written to a file has come; `false`: that cannot be known.
-    fn recall(&self, wire: Ino) -> bool {
+    /// Everything that programs have written to a file has come; `false`: that cannot be known. Before anything is changed.
+    fn recall(&self, wire: Ino) -> Reply<bool> {
+        if !may_wait() {
+            return Err(Errno::WAITS);
+        }
         let recalled = self.recall.get().map(|recall| recall.file(wire));
         if let Some(Err(e)) = &recalled {
             tracing::warn!("the kernel could not hand over what it holds of inode {wire}: {e}");
         }
-        matches!(recalled, Some(Ok(())))
+        Ok(matches!(recalled, Some(Ok(()))))
     }
 
     fn gathers_writes(&self) -> bool {
@@ -337,7 +340,7 @@ impl Handler for Door {
         let (view, parent, ino) = self.together(self.directory(parent, name)?, ino)?;
         // A file gets its first name with the content that it has.
         if self.gathers_writes() || view.getattr(ino).is_ok_and(|attr| attr.nlink == 0) {
-            self.recall(wire);
+            self.recall(wire)?;
         }
         view.shown(view.link(ino, parent, name))
     }
@@ -356,7 +359,7 @@ impl Handler for Door {
         if let Ok(Some((ino, FileKind::File))) = view.peek(parent, from.1)
             && (self.gathers_writes() || matches!(view.peek(new_parent, to.1), Ok(Some(_))))
         {
-            self.recall(wire_ino::of(view.number, ino));
+            self.recall(wire_ino::of(view.number, ino))?;
         }
         view.rename(parent, from.1, new_parent, to.1, flags).map_err(errno)
     }
@@ -460,7 +463,7 @@ impl Handler for Door {
                 Whence::Hole => Ok(size),
             };
         }
-        if !self.recall(wire) {
+        if !self.recall(wire)? {
             return Err(Errno(libc::ENOSYS));
         }
         view.seek(ino, offset, what).map_err(errno)

@@ -5,6 +5,7 @@
 //! at once. Policy that concerns the protocol itself (how long the kernel may cache, which requests are answered "do it
 //! without me") is in the transport's [`Policy`], for all handlers alike.
 
+use std::cell::Cell;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -17,6 +18,28 @@ pub use kvfs::{
 /// A Linux error number, positive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Errno(pub i32);
+
+impl Errno {
+    /// The call would have to wait for other calls, and [`may_wait`] says that it may not here. It has changed nothing.
+    pub const WAITS: Errno = Errno(i32::MAX);
+}
+
+thread_local! {
+    static MAY_WAIT: Cell<bool> = const { Cell::new(true) };
+}
+
+/// Whether the calling thread may wait in a call of a handler for something that other calls bring. Where it may not, nobody else could answer these.
+pub fn may_wait() -> bool {
+    MAY_WAIT.get()
+}
+
+/// Does `work`, in which the calling thread may not wait for other calls.
+pub(crate) fn without_waiting<T>(work: impl FnOnce() -> T) -> T {
+    MAY_WAIT.set(false);
+    let done = work();
+    MAY_WAIT.set(true);
+    done
+}
 
 /// The answer to a request.
 pub type Reply<T> = Result<T, Errno>;

@@ -4,8 +4,8 @@
 //! answers it there and then, and hands the answer over in the same system call in which it waits for the next: no other CPU is woken. Only
 //! this thread touches the ring. FORGET, INTERRUPT and messages of ours go over `/dev/fuse` as ever (`session`).
 //!
-//! **Requests that wait** are answered by other threads (`waiting`), for the thread of a queue has none beside it: those that wait by their nature
-//! ([`Request::waits`]), and all of them while a transaction takes locks. A slot goes away with its request and comes back with the answer: the thread finds
+//! **Requests that wait** are answered by other threads (`waiting`), for the thread of a queue has none beside it: those that wait by their kind
+//! ([`Request::always_waits`]), those of which the handler says so when it comes to it ([`Errno::WAITS`](crate::handler::Errno::WAITS)), and all of them while a transaction takes locks. A slot goes away with its request and comes back with the answer: the thread finds
 //! it among what was returned, and is woken by a descriptor that its ring watches. A queue has enough slots that those which wait leave
 //! some for the programs that will end their waiting.
 //!
@@ -28,8 +28,9 @@ use parking_lot::{Condvar, Mutex};
 use rustix::event::EventfdFlags;
 
 use crate::counters::Request;
+use crate::courtesy::Courtesy;
 use crate::cpus::{self, Cpus};
-use crate::handler::Handler;
+use crate::handler::{Handler, without_waiting};
 use crate::ring::{Event, Memory, Ring, Slot};
 use crate::session;
 use crate::transport::{Desk, Outcome, Transport};
@@ -134,6 +135,7 @@ impl Queues {
                 connection: connection.clone(),
                 transport: transport.clone(),
                 room: room.clone(),
+                cpus: cpus.online.len(),
                 desk: Desk::default(),
                 away: 0,
                 live: DEPTH,
@@ -211,6 +213,8 @@ struct Worker<H> {
     connection: Arc<OwnedFd>,
     transport: Arc<Transport<H>>,
     room: Arc<WaitingRoom>,
+    /// Of the machine.
+    cpus: usize,
     desk: Desk,
     /// Slots that other threads have.
     away: usize,
@@ -255,10 +259,10 @@ impl<H: Handler> Worker<H> {
         let begun = begun.and_then(|()| if self.live > 0 { Ok(()) } else { Err(io::Error::other("the kernel takes no slots")) });
         let fails = begun.is_err();
         let _ = say.send(begun);
-        if fails { Ok(()) } else { self.serve(ring, first) }
+        if fails { Ok(()) } else { self.serve(ring, first, Courtesy::of_this_thread(self.cpus)) }
     }
 
-    fn serve(&mut self, mut ring: Ring, first: Vec<Event>) -> io::Result<()> {
+    fn serve(&mut self, mut ring: Ring, first: Vec<Event>, mut courtesy: Courtesy) -> io::Result<()> {
         let mut events = first;
         let mut said = 0;
         loop {
@@ -275,6 +279,7 @@ impl<H: Handler> Worker<H> {
             let asked = self.queue.asked.load(Ordering::SeqCst);
             let looks = asked > said && self.due.is_none();
             ring.enter(!looks)?;
+            courtesy.look();
             if looks {
                 ring.catch_up()?;
             }
@@ -335,13 +340,15 @@ impl<H: Handler> Worker<H> {
             slot.answer(-libc::EIO, &[]);
             return Some(slot);
         };
-        let request = Request::of(head.opcode);
-        if !request.waits() && !self.transport.stalls() {
-            answer(&self.connection, &self.transport, &mut slot, &mut self.desk);
+        let (request, page) = (Request::of(head.opcode), wire::writes_back(fields));
+        if !request.always_waits()
+            && !self.transport.stalls()
+            && without_waiting(|| answer(&self.connection, &self.transport, &mut slot, &mut self.desk))
+        {
             return Some(slot);
         }
         self.away += 1;
-        if request == Request::Write && wire::writes_back(fields) {
+        if request == Request::Write && page {
             self.pages_so_far += 1;
             self.pages.insert(slot.number(), self.pages_so_far);
             self.queue.writes_back.store(true, Ordering::Release);
@@ -355,16 +362,18 @@ impl<H: Handler> Worker<H> {
     }
 }
 
-/// Has the request in a slot dispatched and puts its answer in.
-fn answer<H: Handler>(connection: &OwnedFd, transport: &Transport<H>, slot: &mut Slot, desk: &mut Desk) {
+/// Has the request in a slot dispatched and puts its answer in; `false`: that takes a thread that may wait.
+fn answer<H: Handler>(connection: &OwnedFd, transport: &Transport<H>, slot: &mut Slot, desk: &mut Desk) -> bool {
     let outcome = match slot.request() {
         Ok((head, fields)) => session::dispatch(connection, transport, &head, fields, desk),
         Err(e) => Outcome::Error(e),
     };
     match outcome {
+        Outcome::Waits => return false,
         Outcome::Nothing => slot.answer(0, &[]),
         Outcome::Error(e) => slot.answer(-e.0, &[]),
         Outcome::Answer => slot.answer(0, &desk.answer.0),
         Outcome::Data(data) => slot.answer(0, &data),
     }
+    true
 }

@@ -242,6 +242,8 @@ fn answer<H: Handler>(
     let outcome = dispatch(connection, transport, head, fields, desk);
     let sent = match outcome {
         Outcome::Nothing => Ok(()),
+        // No thread is here that may not wait.
+        Outcome::Waits => send(connection, head.unique, -libc::EIO, &[]),
         Outcome::Error(Errno(e)) => send(connection, head.unique, -e, &[]),
         Outcome::Answer => send(connection, head.unique, 0, &desk.answer.0),
         Outcome::Data(data) => send(connection, head.unique, 0, &data),

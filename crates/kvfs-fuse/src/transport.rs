@@ -24,6 +24,8 @@ use crate::wire::{self, Answer, Fields, Head, init, valid};
 pub(crate) enum Outcome {
     /// Some requests take no answer.
     Nothing,
+    /// It has to be dispatched again by a thread that may wait.
+    Waits,
     Error(Errno),
     /// What is in the `Answer`.
     Answer,
@@ -76,6 +78,10 @@ impl<H: Handler> Transport<H> {
         self.counters.count(request);
         match catch_unwind(AssertUnwindSafe(|| self.answer(request, head, fields, desk))) {
             Ok(Ok(outcome)) => outcome,
+            Ok(Err(Errno::WAITS)) => {
+                self.counters.uncount(request);
+                Outcome::Waits
+            }
             Ok(Err(errno)) => Outcome::Error(errno),
             Err(_) => {
                 tracing::error!("{request:?} of inode {} panicked", head.ino);

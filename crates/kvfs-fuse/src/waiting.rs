@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::{Condvar, Mutex};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
+use crate::courtesy;
+
 /// Threads at most; what comes beyond is answered where it arrives.
 const MOST: usize = 64;
 
@@ -34,7 +36,7 @@ struct Shared {
 pub(crate) struct WaitingRoom {
     under_way: AtomicUsize,
     shared: Arc<Shared>,
-    /// Where its threads may run: who starts one may be kept on one CPU.
+    /// Where its threads may run: who starts one may be kept on one CPU, and be polite there.
     cpus: CpuSet,
 }
 
@@ -70,6 +72,7 @@ impl WaitingRoom {
             let (shared, cpus) = (self.shared.clone(), self.cpus);
             let begin = move || {
                 let _ = sched_setaffinity(None, &cpus);
+                courtesy::be_usual();
                 work(&shared);
             };
             if std::thread::Builder::new().name("fuse-wait".into()).spawn(begin).is_err() {

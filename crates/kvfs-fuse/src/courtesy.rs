@@ -1,0 +1,223 @@
+//! Courtesy: a thread that answers requests gives way to the programs that it answers, as long as that costs nothing.
+//!
+//! A program that waits for an answer sleeps on the CPU on which the thread that answers runs. When the answer is there the kernel wakes the program where
+//! it finds a CPU idle, and on a quiet machine that is another one, which must be woken first: in a virtual machine that takes longer than the answer. But a CPU that runs
+//! only what has the policy SCHED_IDLE counts as idle. So with this policy the program goes on where it was, at once.
+//!
+//! On a busy machine such a thread would get no time at all. It sees that by how long it waits for its CPU between being woken and running, which the kernel
+//! counts for it, and goes back to the usual policy. It tries again when no more threads want to run than there are CPUs, and after each
+//! try that was wrong it waits twice as long.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+/// How often the thread looks, if it is awake.
+const LOOK: Duration = Duration::from_millis(5);
+/// So long a wait for the CPU, on average since the last look, is too long.
+const TOO_LONG: Duration = Duration::from_micros(200);
+/// So many looks in a row must find the machine quiet.
+const QUIET_LOOKS: u32 = 10;
+/// The first and the last pause after a try that was wrong.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(64));
+/// A try that went well for so long was right.
+const RIGHT: Duration = Duration::from_secs(10);
+
+/// What one thread knows of itself.
+pub(crate) struct Courtesy {
+    /// Time on the CPU, time waiting for it (ns), times on it; and the machine's load. `None`: it stays as it is.
+    sources: Option<(File, File)>,
+    cpus: u64,
+    waited: Waited,
+    next: Instant,
+    state: State,
+    pause: Duration,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Waited {
+    nanos: u64,
+    times: u64,
+}
+
+#[derive(Clone, Copy)]
+enum State {
+    Usual { until: Instant, quiet: u32 },
+    Polite { since: Instant },
+}
+
+impl Courtesy {
+    /// For the calling thread, on a machine with so many CPUs.
+    pub fn of_this_thread(cpus: usize) -> Courtesy {
+        let now = Instant::now();
+        let sources = || -> io::Result<(File, File)> {
+            may_come_back()?;
+            Ok((File::open("/proc/thread-self/schedstat")?, File::open("/proc/loadavg")?))
+        };
+        let sources = sources().inspect_err(|e| tracing::debug!("threads that answer requests keep the usual policy: {e}")).ok();
+        let state = State::Usual { until: now, quiet: 0 };
+        Courtesy { sources, cpus: cpus as u64, waited: Waited::default(), next: now, state, pause: PAUSE.0 }
+    }
+
+    /// Looks how the thread fares, if it is time to. To be called often, by the thread itself.
+    pub fn look(&mut self) {
+        if self.sources.is_none() {
+            return;
+        }
+        let now = Instant::now();
+        if now < self.next {
+            return;
+        }
+        self.next = now + LOOK;
+        if let Err(e) = self.look_now(now) {
+            tracing::debug!("a thread that answers requests keeps the usual policy: {e}");
+            self.sources = None;
+            let _ = set_policy(libc::SCHED_OTHER);
+        }
+    }
+
+    fn look_now(&mut self, now: Instant) -> io::Result<()> {
+        let Some((schedstat, loadavg)) = &self.sources else { return Ok(()) };
+        let waited = waited(&read(schedstat)?)?;
+        let times = (waited.times - self.waited.times).max(1);
+        let mean = Duration::from_nanos((waited.nanos - self.waited.nanos) / times);
+        self.waited = waited;
+        self.state = match self.state {
+            State::Polite { since } if mean > TOO_LONG => {
+                set_policy(libc::SCHED_OTHER)?;
+                self.pause = if now - since > RIGHT { PAUSE.0 } else { (self.pause * 2).min(PAUSE.1) };
+                State::Usual { until: now + self.pause, quiet: 0 }
+            }
+            State::Usual { until, .. } if now < until || runnable(&read(loadavg)?)? > self.cpus => State::Usual { until, quiet: 0 },
+            State::Usual { quiet, .. } if quiet >= QUIET_LOOKS => {
+                set_policy(libc::SCHED_IDLE)?;
+                State::Polite { since: now }
+            }
+            State::Usual { until, quiet } => State::Usual { until, quiet: quiet + 1 },
+            polite => polite,
+        };
+        Ok(())
+    }
+}
+
+/// A thread that is started by one that is polite would be so, too.
+pub(crate) fn be_usual() {
+    let _ = set_policy(libc::SCHED_OTHER);
+}
+
+/// Whether a thread can take back what it has given: without CAP_SYS_NICE and a limit (RLIMIT_NICE) that allows it, it cannot.
+fn may_come_back() -> io::Result<()> {
+    let tried = std::thread::Builder::new().name("fuse-try".into()).spawn(|| {
+        set_policy(libc::SCHED_IDLE)?;
+        set_policy(libc::SCHED_OTHER)
+    })?;
+    tried.join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))
+}
+
+fn set_policy(policy: i32) -> io::Result<()> {
+    let no_priority = libc::sched_param { sched_priority: 0 };
+    // SAFETY: it takes numbers (0: the calling thread), and what it refers to lives until it returns.
+    match unsafe { libc::sched_setscheduler(0, policy, &raw const no_priority) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// A file of the kernel's that is made anew for each read from its start.
+fn read(file: &File) -> io::Result<String> {
+    let mut text = [0; 128];
+    let length = file.read_at(&mut text, 0)?;
+    Ok(String::from_utf8_lossy(&text[..length]).into_owned())
+}
+
+fn unreadable(text: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("the kernel says '{}'", text.trim()))
+}
+
+/// How long a thread has waited for a CPU, and how often it was on one, of its `schedstat`.
+fn waited(schedstat: &str) -> io::Result<Waited> {
+    let mut numbers = schedstat.split_whitespace().skip(1).map(str::parse);
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(nanos)), Some(Ok(times))) => Ok(Waited { nanos, times }),
+        _ => Err(unreadable(schedstat)),
+    }
+}
+
+/// How many threads want to run, of `/proc/loadavg`.
+fn runnable(loadavg: &str) -> io::Result<u64> {
+    let running = loadavg.split_whitespace().nth(3).and_then(|threads| threads.split_once('/')?.0.parse().ok());
+    running.ok_or_else(|| unreadable(loadavg))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_figures_are_read() {
+        let waited = waited("123 4567 89\n").expect("figures");
+        assert_eq!((waited.nanos, waited.times), (4567, 89));
+        assert!(super::waited("123").is_err() && super::waited("a b c").is_err());
+        assert_eq!(runnable("0.10 0.20 0.30 3/456 789\n").expect("a figure"), 3);
+        assert!(runnable("0.10 0.20").is_err() && runnable("").is_err());
+    }
+
+    fn policy() -> i32 {
+        // SAFETY: it takes a number: the calling thread.
+        unsafe { libc::sched_getscheduler(0) }
+    }
+
+    /// What the kernel says of a thread and a machine, in files of ours.
+    fn courtesy(dir: &std::path::Path) -> Courtesy {
+        let file = |name: &str, text: &str| {
+            std::fs::write(dir.join(name), text).expect("write");
+            File::open(dir.join(name)).expect("open")
+        };
+        let sources = Some((file("schedstat", "0 0 0"), file("loadavg", "0 0 0 1/9 9")));
+        let now = Instant::now();
+        let state = State::Usual { until: now, quiet: 0 };
+        Courtesy { sources, cpus: 2, waited: Waited::default(), next: now, state, pause: PAUSE.0 }
+    }
+
+    #[test]
+    fn a_thread_is_polite_on_a_quiet_machine_and_not_where_it_starves() {
+        if may_come_back().is_err() {
+            eprintln!("SKIPPED: a thread cannot come back from SCHED_IDLE here");
+            return;
+        }
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        let mut courtesy = courtesy(dir.path());
+        let say = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).expect("write");
+        let mut now = Instant::now();
+        let mut look = |courtesy: &mut Courtesy, times: u32| {
+            for _ in 0..times {
+                now += LOOK;
+                courtesy.look_now(now).expect("it may");
+            }
+            policy()
+        };
+        say("loadavg", "0 0 0 3/9 9");
+        assert_eq!(look(&mut courtesy, 100), libc::SCHED_OTHER, "there are two CPUs");
+        say("loadavg", "0 0 0 2/9 9");
+        assert_eq!(look(&mut courtesy, QUIET_LOOKS), libc::SCHED_OTHER);
+        assert_eq!(look(&mut courtesy, 1), libc::SCHED_IDLE);
+        // 1,000 times on the CPU, 20 µs of waiting for each.
+        say("schedstat", "0 20000000 1000");
+        assert_eq!(look(&mut courtesy, 1), libc::SCHED_IDLE);
+        // One more time, and 5 ms of waiting for it.
+        say("schedstat", "0 25000000 1001");
+        assert_eq!(look(&mut courtesy, 1), libc::SCHED_OTHER);
+        let first = look_until_polite(&mut courtesy, &mut look);
+        say("schedstat", "0 30000000 1002");
+        assert_eq!(look(&mut courtesy, 1), libc::SCHED_OTHER);
+        let second = look_until_polite(&mut courtesy, &mut look);
+        assert!(second > first, "{second} looks and not more than {first}");
+        be_usual();
+        assert_eq!(policy(), libc::SCHED_OTHER);
+    }
+
+    fn look_until_polite(courtesy: &mut Courtesy, look: &mut dyn FnMut(&mut Courtesy, u32) -> i32) -> u32 {
+        (1..100_000).find(|_| look(courtesy, 1) == libc::SCHED_IDLE).expect("it tries again")
+    }
+}
