@@ -3,7 +3,7 @@
 CARGO ?= cargo
 KVFS   = target/release/kvfs
 
-.PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io mutants soak crash-live crash-transactions full real-world posix syscalls hostile fuzz readme bench-first bench-kv bench-transactions bench-defrag lint-bench install clean
+.PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io mutants soak crash-live crash-transactions full real-world posix syscalls hostile fuzz readme bench-first bench-files bench-kv bench-transactions bench-defrag lint-bench install clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -115,6 +115,12 @@ syscalls: build
 ## make bench-first  the first table: KVFS against ext4 on a loop device, interleaved in one run (docs/bench/first.md)
 bench-first: build
 	python3 scripts/bench_first.py --kvfs $(KVFS) --out docs/bench/first.md
+
+## make bench-files  KVFS beside ext4, btrfs, xfs, bindfs and a file system in memory: operations and real programs (docs/bench/files.md; ROUNDS=7, CASES=regular expression)
+ROUNDS ?= 7
+bench-files: build
+	$(CARGO) build --release --quiet --package kvfs-fuse --example memory_mount
+	python3 scripts/bench_files.py --kvfs $(KVFS) --memory target/release/examples/memory_mount --rounds $(ROUNDS) --cases "$(CASES)" --out docs/bench/files.md
 
 ## make bench-kv     kvdb beside RocksDB, LevelDB, fjall and redb: tables and pictures in docs/bench/kv.md (ROUNDS=1, STAGES=...)
 bench-kv: setup

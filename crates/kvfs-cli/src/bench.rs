@@ -1,5 +1,5 @@
 //! `kvfs bench DIR`: times what programs do to a file system, in any directory, so that two of them can be compared by the same
-//! code. It prints operations and seconds for each step; `scripts/bench_first.py` interleaves it with a peer and makes ratios.
+//! code. It prints operations and seconds for each step; `scripts/bench_files.py` interleaves it with peers and makes ratios.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -46,8 +46,16 @@ enum Case {
     Stat,
     /// List the directories with the attributes of each entry.
     ReaddirStat,
+    /// Read each file whole, in a shuffled order.
+    Read,
+    /// Give each file another name in its directory.
+    Rename,
     /// Remove all files.
     Unlink,
+    /// Directories, one beside the other.
+    Mkdir,
+    /// Remove them.
+    Rmdir,
     /// Write the large file in pieces of 1 MiB, then fsync.
     SeqWrite,
     /// Read it.
@@ -56,10 +64,16 @@ enum Case {
     RandWrite,
     /// Read random 4 KiB of it.
     RandRead,
+    /// Overwrite 4 bytes of random pages of it, then fsync.
+    Poke,
+    /// Append 100 bytes at a time to a file.
+    Append,
     /// Create, write 4 KiB, fsync; one thread.
     Fsync1,
     /// The same with 16 threads.
     Fsync16,
+    /// Append 4 KiB, fsync; 16 threads, a file each.
+    AppendFsync16,
 }
 
 #[derive(Serialize)]
@@ -75,13 +89,20 @@ const ALL: &[Case] = &[
     Case::Create4k,
     Case::Stat,
     Case::ReaddirStat,
+    Case::Read,
+    Case::Rename,
     Case::Unlink,
+    Case::Mkdir,
+    Case::Rmdir,
     Case::SeqWrite,
     Case::SeqRead,
     Case::RandWrite,
     Case::RandRead,
+    Case::Poke,
+    Case::Append,
     Case::Fsync1,
     Case::Fsync16,
+    Case::AppendFsync16,
 ];
 
 pub fn run(args: Args, output: &Output) -> Outcome {
@@ -135,13 +156,20 @@ impl Bench {
             Case::Create4k => self.create(&[b'x'; 4096])?,
             Case::Stat => self.stat()?,
             Case::ReaddirStat => self.list()?,
+            Case::Read => self.read()?,
+            Case::Rename => self.rename()?,
             Case::Unlink => self.unlink()?,
+            Case::Mkdir => self.folders(fs::create_dir)?,
+            Case::Rmdir => self.folders(fs::remove_dir)?,
             Case::SeqWrite => self.write_large()?,
             Case::SeqRead => self.read_large()?,
-            Case::RandWrite => self.random(true)?,
-            Case::RandRead => self.random(false)?,
-            Case::Fsync1 => self.fsync(1)?,
-            Case::Fsync16 => self.fsync(16)?,
+            Case::RandWrite => self.random(10_000, Some(&[b'r'; 4096]))?,
+            Case::RandRead => self.random(10_000, None)?,
+            Case::Poke => self.random(1_000, Some(b"four"))?,
+            Case::Append => self.append()?,
+            Case::Fsync1 => self.fsync(1, create_and_sync)?,
+            Case::Fsync16 => self.fsync(16, create_and_sync)?,
+            Case::AppendFsync16 => self.fsync(16, append_and_sync)?,
         };
         let seconds = begin.elapsed().max(Duration::from_nanos(1)).as_secs_f64();
         Ok(Timing { case, ops, bytes, seconds })
@@ -157,14 +185,23 @@ impl Bench {
                     fs::create_dir(&dir)?;
                 }
             }
-            Case::Stat | Case::ReaddirStat | Case::Unlink if !self.file(0).exists() => {
+            Case::Stat | Case::ReaddirStat | Case::Rename | Case::Unlink | Case::Read if !self.file(0).exists() => {
+                let content = if case == Case::Read { &[b'x'; 4096][..] } else { &[] };
                 self.prepare(Case::Create)?;
-                self.create(&[])?;
+                self.create(content)?;
             }
-            Case::SeqRead | Case::RandRead | Case::RandWrite if !self.large().exists() => {
+            Case::Mkdir => {
+                remove_if_there(&self.root.join("folders"))?;
+                fs::create_dir(self.root.join("folders"))?;
+            }
+            Case::Rmdir if !self.folder(0).exists() => {
+                self.prepare(Case::Mkdir)?;
+                self.folders(fs::create_dir)?;
+            }
+            Case::SeqRead | Case::RandRead | Case::RandWrite | Case::Poke if !self.large().exists() => {
                 self.write_large()?;
             }
-            Case::Fsync1 | Case::Fsync16 => {
+            Case::Fsync1 | Case::Fsync16 | Case::AppendFsync16 => {
                 let dir = self.root.join("fsync");
                 remove_if_there(&dir)?;
                 fs::create_dir(&dir)?;
@@ -184,12 +221,37 @@ impl Bench {
         Ok((u64::from(self.files), u64::from(self.files) * content.len() as u64))
     }
 
+    /// Every file once, in no order of the directory: by multiplication by a prime.
+    fn shuffled(&self) -> impl Iterator<Item = PathBuf> {
+        (0..u64::from(self.files)).map(|n| self.file((n * 1_000_003 % u64::from(self.files)) as u32))
+    }
+
     fn stat(&self) -> io::Result<(u64, u64)> {
+        self.shuffled().try_for_each(|path| fs::symlink_metadata(path).map(drop))?;
+        Ok((u64::from(self.files), 0))
+    }
+
+    fn read(&self) -> io::Result<(u64, u64)> {
+        let bytes = self.shuffled().try_fold(0, |bytes, path| Ok::<_, io::Error>(bytes + fs::read(path)?.len() as u64))?;
+        Ok((u64::from(self.files), bytes))
+    }
+
+    fn rename(&self) -> io::Result<(u64, u64)> {
         for n in 0..self.files {
-            // A multiplication by an odd prime visits every file once, in no order of the directory.
-            let n = (u64::from(n) * 1_000_003 % u64::from(self.files)) as u32;
-            fs::symlink_metadata(self.file(n))?;
+            // There and back: the files are what they were.
+            let (file, to) = (self.file(n), self.file(n).with_file_name("renamed"));
+            fs::rename(&file, &to)?;
+            fs::rename(&to, &file)?;
         }
+        Ok((2 * u64::from(self.files), 0))
+    }
+
+    fn folder(&self, n: u32) -> PathBuf {
+        self.root.join("folders").join(format!("folder-{n:06}"))
+    }
+
+    fn folders(&self, what: impl Fn(PathBuf) -> io::Result<()>) -> io::Result<(u64, u64)> {
+        (0..self.files).try_for_each(|n| what(self.folder(n)))?;
         Ok((u64::from(self.files), 0))
     }
 
@@ -238,47 +300,61 @@ impl Bench {
         Ok((bytes / PIECE as u64, bytes))
     }
 
-    fn random(&self, write: bool) -> io::Result<(u64, u64)> {
-        let f = OpenOptions::new().read(true).write(write).open(self.large())?;
+    /// Reads random 4 KiB of the large file, or puts `content` at the start of random pages and syncs.
+    fn random(&self, ops: u64, content: Option<&[u8]>) -> io::Result<(u64, u64)> {
+        let f = OpenOptions::new().read(true).write(content.is_some()).open(self.large())?;
         let blocks = self.mib * (PIECE as u64 / 4096);
-        let ops = 10_000u64;
-        let mut piece = [b'r'; 4096];
+        let mut piece = [0; 4096];
         let mut state = 42u64;
         for _ in 0..ops {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let at = (state >> 33) % blocks * 4096;
-            if write { f.write_all_at(&piece, at)? } else { f.read_exact_at(&mut piece, at)? }
+            match content {
+                Some(content) => f.write_all_at(content, at)?,
+                None => f.read_exact_at(&mut piece, at)?,
+            }
         }
-        if write {
+        if content.is_some() {
             f.sync_all()?;
         }
-        Ok((ops, ops * 4096))
+        Ok((ops, ops * content.map_or(4096, |c| c.len() as u64)))
     }
 
-    fn fsync(&self, threads: u32) -> io::Result<(u64, u64)> {
+    fn append(&self) -> io::Result<(u64, u64)> {
+        const LINE: [u8; 100] = [b'l'; 100];
+        let mut log = OpenOptions::new().append(true).create(true).open(self.root.join("log"))?;
+        for _ in 0..self.files {
+            log.write_all(&LINE)?;
+        }
+        Ok((self.files.into(), u64::from(self.files) * LINE.len() as u64))
+    }
+
+    fn fsync(&self, threads: u32, step: impl Fn(&Path, u32, u32) -> io::Result<()> + Sync) -> io::Result<(u64, u64)> {
         let each = 1600 / threads.max(1) / if threads == 1 { 2 } else { 1 };
-        let dir = self.root.join("fsync");
+        let (dir, step) = (self.root.join("fsync"), &step);
         std::thread::scope(|scope| {
-            let workers: Vec<_> = (0..threads)
-                .map(|t| {
-                    scope.spawn({
-                        let dir = &dir;
-                        move || -> io::Result<()> {
-                            for n in 0..each {
-                                let mut f = OpenOptions::new().write(true).create_new(true).open(dir.join(format!("{t}-{n}")))?;
-                                f.write_all(&[b'f'; 4096])?;
-                                f.sync_all()?;
-                            }
-                            Ok(())
-                        }
-                    })
-                })
-                .collect();
+            let work = |t: u32| {
+                let dir = &dir;
+                scope.spawn(move || (0..each).try_for_each(|n| step(dir, t, n)))
+            };
+            let workers: Vec<_> = (0..threads).map(work).collect();
             workers.into_iter().try_for_each(|w| w.join().unwrap_or_else(|_| Err(io::Error::other("a worker panicked"))))
         })?;
         let ops = u64::from(each * threads);
         Ok((ops, ops * 4096))
     }
+}
+
+fn create_and_sync(dir: &Path, thread: u32, n: u32) -> io::Result<()> {
+    let mut f = OpenOptions::new().write(true).create_new(true).open(dir.join(format!("{thread}-{n}")))?;
+    f.write_all(&[b'f'; 4096])?;
+    f.sync_all()
+}
+
+fn append_and_sync(dir: &Path, thread: u32, _: u32) -> io::Result<()> {
+    let mut f = OpenOptions::new().append(true).create(true).open(dir.join(thread.to_string()))?;
+    f.write_all(&[b'a'; 4096])?;
+    f.sync_all()
 }
 
 fn remove_if_there(dir: &Path) -> io::Result<()> {

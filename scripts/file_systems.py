@@ -1,0 +1,153 @@
+"""The file systems that scripts/bench_files.py compares: how each is made, mounted, unmounted, and what its daemon has used."""
+
+import json
+import os
+import select
+import subprocess
+from pathlib import Path
+
+
+def sh(*args, **more):
+    return subprocess.run([str(a) for a in args], check=True, capture_output=True, text=True, **more).stdout
+
+
+def cpu_seconds(pid):
+    """User and system time of a process, all of its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+class FileSystem:
+    """`dir` is where to work. A file system that `keeps` has what was written after an unmount."""
+
+    keeps = True
+
+    def __init__(self, name, work, size):
+        self.name, self.work, self.size = name, work / name, size
+        self.work.mkdir()
+        self.dir = self.work / "mnt"
+        self.dir.mkdir()
+
+    def umount(self):
+        sh("umount", self.dir)
+
+    def remount_cold(self):
+        """Nothing of it is in memory afterwards, and nothing of the others that is dirty."""
+        self.umount()
+        sh("sync")
+        Path("/proc/sys/vm/drop_caches").write_text("3\n")
+        self.mount()
+
+    def requests(self):
+        return {}
+
+    def daemon_cpu(self):
+        return 0.0
+
+    def remove(self):
+        subprocess.run(["umount", "-l", str(self.dir)], capture_output=True)
+
+
+class Loop(FileSystem):
+    """A file system of the kernel on a loop device whose file lies where the store of KVFS does."""
+
+    MAKE = {
+        "ext4": ["mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0"],
+        "btrfs": ["mkfs.btrfs", "-q", "-f"],
+        "xfs": ["mkfs.xfs", "-q", "-f"],
+    }
+
+    def __init__(self, name, work, size):
+        super().__init__(name, work, size)
+        self.image = self.work / "image"
+        sh("fallocate", "-l", size, self.image)
+        sh(*self.MAKE[name], self.image)
+        self.mount()
+
+    def mount(self):
+        sh("mount", "-o", "loop", self.image, self.dir)
+
+
+class Kvfs(FileSystem):
+    def __init__(self, name, work, size, program, options):
+        super().__init__(name, work, size)
+        self.program, self.options, self.store = program, options, self.work / "store.kvfs"
+        sh(program, "create", self.store)
+        self.mount()
+
+    def mount(self):
+        said = json.loads(sh(self.program, "mount", "--json", "-o", self.options, self.store, self.dir, stdin=subprocess.DEVNULL))
+        self.pid = said["pid"]
+
+    def umount(self):
+        sh(self.program, "umount", self.dir)
+
+    def requests(self):
+        return json.loads(sh(self.program, "stat", self.dir, "--json"))["requests"]
+
+    def daemon_cpu(self):
+        return cpu_seconds(self.pid)
+
+
+class Bindfs(FileSystem):
+    """Passes everything through to an ext4 of its own: what a file system in user space costs that does nothing itself."""
+
+    def __init__(self, name, work, size):
+        super().__init__(name, work, size)
+        self.below = Loop("ext4", self.work, size)
+        self.mount(below=False)
+
+    def mount(self, below=True):
+        if below:
+            self.below.mount()
+        sh("bindfs", "--multithreaded", self.below.dir, self.dir)
+        self.pid = int(sh("pgrep", "-nx", "bindfs"))
+
+    def umount(self):
+        daemon = os.pidfd_open(self.pid)
+        super().umount()
+        # It uses what is below until it has ended.
+        select.select([daemon], [], [])
+        os.close(daemon)
+        self.below.umount()
+
+    def daemon_cpu(self):
+        return cpu_seconds(self.pid)
+
+    def remove(self):
+        super().remove()
+        self.below.remove()
+
+
+class Memory(FileSystem):
+    """A file system in memory behind the transport of KVFS: the ceiling."""
+
+    keeps = False
+
+    def __init__(self, name, work, size, program, transport):
+        super().__init__(name, work, size)
+        environment = dict(os.environ, KVFS_TRANSPORT=transport)
+        self.process = subprocess.Popen([program, str(self.dir)], stdout=subprocess.PIPE, text=True, env=environment)
+        if self.process.stdout.readline() != "mounted\n":
+            raise OSError(f"{program} does not mount")
+
+    def daemon_cpu(self):
+        return cpu_seconds(self.process.pid)
+
+    def remove(self):
+        super().remove()
+        self.process.wait()
+
+
+def make(name, work, size, kvfs, memory):
+    """The system of this name; an error says why it cannot be had here."""
+    if name in Loop.MAKE:
+        return Loop(name, work, size)
+    if name == "bindfs":
+        return Bindfs(name, work, size)
+    if name in ("memory", "memory-uring"):
+        if not memory:
+            raise OSError("give --memory, the example memory_mount of kvfs-fuse")
+        return Memory(name, work, size, memory, "uring" if name == "memory-uring" else "device")
+    options = {"kvfs": "transport=device", "kvfs-uring": "transport=uring", "kvfs-writeback": "writeback"}[name]
+    return Kvfs(name, work, size, kvfs, options + ",allow_other")
