@@ -31,7 +31,7 @@ use crate::counters::Request;
 use crate::courtesy::Courtesy;
 use crate::cpus::{self, Cpus};
 use crate::handler::{Handler, without_waiting};
-use crate::ring::{Event, Memory, Ring, Slot};
+use crate::ring::{Anchor, Event, Memory, Ring, Slot};
 use crate::session;
 use crate::transport::{Desk, Outcome, Transport};
 use crate::waiting::WaitingRoom;
@@ -124,6 +124,7 @@ impl Queues {
             return Err(io::Error::other(format!("this machine may have {} CPUs; {MOST_CPUS} are the most", cpus.possible.len())));
         }
         let payload = (max_write as usize).max(SMALLEST_PAYLOAD);
+        let anchor = Arc::new(Anchor::new()?);
         let (say, begun) = channel();
         let queues = Queues { queues: Vec::new(), settled: Arc::default(), threads: Mutex::default() };
         let mut prepared = Prepared { queues, go: Vec::new(), begun };
@@ -135,6 +136,7 @@ impl Queues {
                 connection: connection.clone(),
                 transport: transport.clone(),
                 room: room.clone(),
+                anchor: anchor.clone(),
                 cpus: cpus.online.len(),
                 desk: Desk::default(),
                 away: 0,
@@ -213,6 +215,7 @@ struct Worker<H> {
     connection: Arc<OwnedFd>,
     transport: Arc<Transport<H>>,
     room: Arc<WaitingRoom>,
+    anchor: Arc<Anchor>,
     /// Of the machine.
     cpus: usize,
     desk: Desk,
@@ -242,7 +245,7 @@ impl<H: Handler> Worker<H> {
         {
             tracing::info!("requests of CPU {cpu} are answered on others: {e}");
         }
-        let mut ring = match Ring::new(self.connection.as_fd(), self.queue.number as u16, memory) {
+        let mut ring = match Ring::new(self.connection.as_fd(), self.queue.number as u16, memory, &self.anchor) {
             Ok(ring) => ring,
             Err(e) => {
                 let _ = say.send(Err(e));

@@ -8,8 +8,10 @@
 //! only when it owns the slot, only through this process's page tables, and only by the thread that made the ring: in its system calls. So the
 //! memory may go when that thread has ended; the thread's owner holds on to it until then ([`Memory`]).
 //!
-//! The ring is not one of `IORING_SETUP_DEFER_TASKRUN`: a daemon that is killed while a thread of it uses its own mount would not end, since
-//! requests then wait for the end of the ring, which that thread's memory keeps alive.
+//! **A daemon that is killed** must let go of the connection, or a thread of it that uses its own mount waits for ever. The commands hold on to the
+//! connection, and end with the ring; the ring ends with its last mapping, and so with the process's memory, which that very thread has. But a thread that
+//! ends cancels all its commands if one of them is about an io_uring itself (the kernel's `io_uring_cancel_generic`). So each ring has one such: it
+//! polls an [`Anchor`]. For the same reason it is not one of `IORING_SETUP_DEFER_TASKRUN`, whose requests wait for the end of the ring.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -36,6 +38,7 @@ const HEADERS_APART: usize = 320;
 
 /// The user data of what is not a slot.
 const WAKE: u64 = u64::MAX;
+const ANCHOR: u64 = u64::MAX - 1;
 
 /// The buffers of all slots of a ring, one behind the other, in pages that the machine gives when they are touched.
 pub(crate) struct Memory {
@@ -161,28 +164,38 @@ pub(crate) enum Event {
     Lost(io::Error),
 }
 
+/// An io_uring on which nothing ever happens, to be polled by others.
+pub(crate) struct Anchor(IoUring);
+
+impl Anchor {
+    pub fn new() -> io::Result<Anchor> {
+        Ok(Anchor(IoUring::builder().dontfork().build(1)?))
+    }
+}
+
 /// An io_uring of one thread, for one queue of the kernel's.
 pub(crate) struct Ring {
     ring: IoUring<squeue::Entry128, cqueue::Entry>,
     connection: RawFd,
     queue: u16,
     memory: Arc<Memory>,
+    anchor: Arc<Anchor>,
     /// What REGISTER refers to, two for each slot; read when the command is submitted.
     buffers: Box<[libc::iovec]>,
 }
 
 impl Ring {
     /// A ring for the queue with this number of `connection`, which must stay open as long. To be used by the thread that makes it alone.
-    pub fn new(connection: BorrowedFd<'_>, queue: u16, memory: &Arc<Memory>) -> io::Result<Ring> {
-        // Every slot, and the watch.
-        let entries = memory.slots as u32 + 1;
+    pub fn new(connection: BorrowedFd<'_>, queue: u16, memory: &Arc<Memory>, anchor: &Arc<Anchor>) -> io::Result<Ring> {
+        // Every slot, the watch and the anchor.
+        let entries = memory.slots as u32 + 2;
         let ring = IoUring::builder().setup_coop_taskrun().setup_single_issuer().setup_submit_all().dontfork().build(entries)?;
         let buffers = (0..memory.slots).flat_map(|slot| {
             [(memory.headers(slot), HEADERS), (memory.payload(slot), memory.payload)]
                 .map(|(at, length)| libc::iovec { iov_base: at.as_ptr().cast(), iov_len: length })
         });
-        let (connection, memory) = (connection.as_raw_fd(), memory.clone());
-        Ok(Ring { ring, connection, queue, buffers: buffers.collect(), memory })
+        let (connection, memory, anchor) = (connection.as_raw_fd(), memory.clone(), anchor.clone());
+        Ok(Ring { ring, connection, queue, buffers: buffers.collect(), memory, anchor })
     }
 
     pub fn slots(&self) -> usize {
@@ -201,12 +214,14 @@ impl Ring {
     fn push(&mut self, entry: &squeue::Entry128) -> io::Result<()> {
         // SAFETY: what the entry refers to lives as long as the ring: the slot's memory, the buffers' list and the descriptors.
         let pushed = unsafe { self.ring.submission().push(entry) };
-        // There is an entry for each slot and one for the watch, so it is never full.
+        // There is an entry for each slot, the watch and the anchor, so it is never full.
         pushed.map_err(|_| io::Error::other("the ring is full"))
     }
 
     /// Offers every slot to the kernel, with the next `enter`.
     pub fn register(&mut self) -> io::Result<()> {
+        let anchor = types::Fd(self.anchor.0.as_raw_fd());
+        self.push(&opcode::PollAdd::new(anchor, libc::POLLIN as u32).build().user_data(ANCHOR).into())?;
         for slot in 0..self.slots() {
             let buffers = &raw const self.buffers[2 * slot];
             let mut entry = self.command(REGISTER, slot, 0, Some(buffers as u64));
@@ -252,7 +267,7 @@ impl Ring {
 
     /// The next thing that it has to say.
     pub fn next(&mut self) -> Option<Event> {
-        let said = self.ring.completion().next()?;
+        let said = self.ring.completion().find(|said| said.user_data() != ANCHOR)?;
         let (slot, result) = (said.user_data(), said.result());
         Some(match result {
             _ if slot == WAKE => Event::Woken,

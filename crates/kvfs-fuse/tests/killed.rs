@@ -125,18 +125,35 @@ fn killed_amid_a_message_to_the_kernel() {
     assert!(kvfs_fuse::mounts::is_dead(&folder), "whoever uses the mount is told so");
 }
 
+/// The shell that ends the connection of a daemon that cannot end.
+fn watch_of(daemon: u32) -> rustix::process::Pid {
+    let parent = format!("PPid:\t{daemon}\n");
+    let is_child = |dir: &std::fs::DirEntry| std::fs::read_to_string(dir.path().join("status")).is_ok_and(|s| s.contains(&parent));
+    let processes = std::fs::read_dir("/proc").expect("/proc").flatten();
+    let watch = processes.into_iter().find(is_child).expect("a child of the daemon");
+    let number = watch.file_name().to_str().and_then(|name| name.parse().ok());
+    rustix::process::Pid::from_raw(number.expect("a number")).expect("a process")
+}
+
+/// With the watch, and without it, as where the kernel does not let it be.
 #[test]
 fn killed_amid_a_call_on_its_own_mount() {
     if !may_mount() {
         return;
     }
-    let dir = tempfile::tempdir().expect("a temporary folder");
-    let folder = dir.path().join("mount");
-    let mut daemon = daemon(&folder, &[(ITSELF, "1")]);
-    wait_until("asking", || folder.with_extension("asked").exists());
-    wait_until("the call", || waits_in(daemon.1.id(), "request_wait_answer"));
+    for watched in [true, false] {
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        let folder = dir.path().join("mount");
+        let mut daemon = daemon(&folder, &[(ITSELF, "1")]);
+        wait_until("asking", || folder.with_extension("asked").exists());
+        wait_until("the call", || waits_in(daemon.1.id(), "request_wait_answer"));
 
-    daemon.1.kill().expect("kill");
-    wait_until("the end of the daemon", || daemon.1.try_wait().expect("wait").is_some());
-    wait_until("the end of the mount", || kvfs_fuse::mounts::is_dead(&folder));
+        if !watched {
+            let watch = watch_of(daemon.1.id());
+            rustix::process::kill_process(watch, rustix::process::Signal::KILL).expect("kill");
+        }
+        daemon.1.kill().expect("kill");
+        wait_until("the end of the daemon", || daemon.1.try_wait().expect("wait").is_some());
+        wait_until("the end of the mount", || kvfs_fuse::mounts::is_dead(&folder));
+    }
 }
