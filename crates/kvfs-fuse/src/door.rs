@@ -374,6 +374,12 @@ impl Handler for Door {
         };
         view.read(ino, offset, length).map_err(errno)
     }
+    fn announce(&self, ino: Ino, offset: u64) {
+        // One that has ended by now takes no pages: see below.
+        if let Ok(At::View(view, ino)) = self.at(ino) {
+            view.announce_cached(ino, offset);
+        }
+    }
     fn write(&self, ino: Ino, offset: u64, data: &[u8], hints: WriteHints) -> Reply<Written> {
         let written = match self.at(ino) {
             Ok(At::View(view, ino)) => view.write_for(ino, offset, data, hints).map_err(errno),

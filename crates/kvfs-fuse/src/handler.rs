@@ -67,6 +67,9 @@ pub trait Handler: Send + Sync + 'static {
     fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), flags: RenameFlags, caller: Caller) -> Reply<()>;
     /// Up to `length` bytes; fewer only at the end of the file.
     fn read(&self, ino: Ino, offset: u64, length: u32) -> Reply<Bytes>;
+    /// A write out of the kernel's cache at this offset has been taken and will come to `write` soon (`WriteHints::announced`). Called in the order
+    /// in which the kernel sends them, one at a time, where it gathers writes.
+    fn announce(&self, _ino: Ino, _offset: u64) {}
     /// Writes all of it, or fails.
     fn write(&self, ino: Ino, offset: u64, data: &[u8], hints: WriteHints) -> Reply<Written>;
     /// On disk when it returns. `data_only`: times may be left out.

@@ -21,6 +21,7 @@ mod guest;
 pub mod handler;
 mod herald;
 mod hidden;
+mod intake;
 mod ioctl;
 pub mod mount;
 pub mod mounts;

@@ -343,7 +343,7 @@ impl<H: Handler> Worker<H> {
             slot.answer(-libc::EIO, &[]);
             return Some(slot);
         };
-        let (request, page) = (Request::of(head.opcode), wire::writes_back(fields));
+        let (request, page) = (Request::of(head.opcode), wire::written_back_at(fields).is_some());
         if !request.always_waits()
             && !self.transport.stalls()
             && without_waiting(|| answer(&self.connection, &self.transport, &mut slot, &mut self.desk))

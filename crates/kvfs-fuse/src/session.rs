@@ -19,6 +19,7 @@ use rustix::io::Errno as Os;
 use crate::counters::Request;
 use crate::crew::{Crew, Seat};
 use crate::handler::{Choice, Errno, Handler, Ino, Invalidator, Policy};
+use crate::intake::Intake;
 use crate::queues::{Prepared, Queues};
 use crate::transport::{Desk, Outcome, Transport};
 use crate::waiting::WaitingRoom;
@@ -67,7 +68,8 @@ impl Session {
         let base = if queues.is_some() { 1 } else { policy.threads.max(1) };
         let crew = Arc::new(Crew::new(base));
         let gathers = queues.is_some();
-        let desks = Desks { transport, room, crew: crew.clone(), buffer: buffer.len(), gathers };
+        let intake = Arc::new(Intake::new(policy.write_back));
+        let desks = Desks { transport, room, crew: crew.clone(), intake, buffer: buffer.len(), gathers };
         let (threads, queues) = (Arc::default(), queues.map(Arc::new));
         let mut session = Session { connection: connection.clone(), offered, threads, crew: crew.clone(), keeper: None, queues };
         for i in 0..base {
@@ -155,6 +157,7 @@ struct Desks<H> {
     transport: Arc<Transport<H>>,
     room: Arc<WaitingRoom>,
     crew: Arc<Crew>,
+    intake: Arc<Intake>,
     /// Bytes for a request.
     buffer: usize,
     /// FORGETs may gather.
@@ -165,12 +168,12 @@ impl<H: Handler> Desks<H> {
     /// Starts a thread. `helps`: it goes home when it is not needed.
     fn open(&self, name: String, connection: Arc<OwnedFd>, helps: bool) -> io::Result<Thread> {
         let (transport, room, crew) = (self.transport.clone(), self.room.clone(), self.crew.clone());
-        let (mut buffer, gathers) = (vec![0; self.buffer], self.gathers);
+        let (mut buffer, gathers, intake) = (vec![0; self.buffer], self.gathers, self.intake.clone());
         let seat = crew.join();
         let ours = seat.clone();
         let work = move || {
             ours.take();
-            let served = serve(&connection, &transport, &room, &crew, (&ours, helps, gathers), &mut buffer);
+            let served = serve(&connection, &transport, &room, (&crew, &intake), (&ours, helps, gathers), &mut buffer);
             crew.leave(&ours);
             served
         };
@@ -182,17 +185,26 @@ fn serve<H: Handler>(
     connection: &Arc<OwnedFd>,
     transport: &Arc<Transport<H>>,
     room: &Arc<WaitingRoom>,
-    crew: &Crew,
+    (crew, intake): (&Crew, &Intake),
     (seat, helps, gathers): (&Arc<Seat>, bool, bool),
     buffer: &mut [u8],
 ) -> io::Result<()> {
     let mut desk = Desk::default();
     let broken = |_| io::Error::new(io::ErrorKind::InvalidData, "the kernel sent a broken request");
     while !(helps && crew.leave_if_not_needed(seat)) {
-        let Some(length) = next(connection, buffer)? else { break };
-        let (head, fields) = wire::head(&buffer[..length]).map_err(broken)?;
+        let taken = intake.take(
+            || next(connection, buffer).map(|length| length.map(|length| &buffer[..length])),
+            |message| {
+                // What cannot be decoded is an error below.
+                if let Ok((head, fields)) = wire::head(message) {
+                    transport.announce(&head, fields);
+                }
+            },
+        );
+        let Some(message) = taken? else { break };
+        let (head, fields) = wire::head(message).map_err(broken)?;
         let request = Request::of(head.opcode);
-        let _working = seat.work(request == Request::Write && wire::writes_back(fields));
+        let _working = seat.work(request == Request::Write && wire::written_back_at(fields).is_some());
         if !request.waits() {
             answer(connection, transport, &head, fields, &mut desk);
             if gathers && matches!(request, Request::Forget | Request::BatchForget) {
@@ -201,7 +213,7 @@ fn serve<H: Handler>(
             continue;
         }
         // An answer must go to the connection that its request came from.
-        let (connection, transport, message) = (connection.clone(), transport.clone(), buffer[..length].to_vec());
+        let (connection, transport, message) = (connection.clone(), transport.clone(), message.to_vec());
         // What goes down tells the kernel to drop what it has, which no thread that answers may do.
         room.admit(crew.threads() == 1 || request == Request::IoCtl, move || {
             // It was decoded above.

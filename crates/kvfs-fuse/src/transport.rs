@@ -68,6 +68,15 @@ impl<H: Handler> Transport<H> {
         self.handler.stalls()
     }
 
+    /// To be called with each request where the kernel gathers writes, in their order.
+    pub fn announce(&self, head: &Head, fields: Fields<'_>) {
+        if Request::of(head.opcode) == Request::Write
+            && let Some(offset) = wire::written_back_at(fields)
+        {
+            self.handler.announce(head.ino, offset);
+        }
+    }
+
     /// Answers one request. A panic in the handler is a defect, but not one that may take everybody's files away: it is answered
     /// with EIO, as the panic hook reports it.
     pub fn dispatch(&self, head: &Head, fields: Fields<'_>, desk: &mut Desk) -> Outcome {
@@ -177,6 +186,7 @@ impl<H: Handler> Transport<H> {
                 let hints = WriteHints {
                     kill_suid: flags & wire::WRITE_KILL_SUIDGID != 0,
                     from_cache: flags & wire::WRITE_CACHE != 0,
+                    announced: self.policy.write_back && flags & wire::WRITE_CACHE != 0,
                     append: open_flags & libc::O_APPEND as u32 != 0,
                 };
                 let written = h.write(ino, offset, data, hints)?;

@@ -104,13 +104,13 @@ fn head_fields(mut f: Fields<'_>) -> Reply<(usize, Head)> {
     Ok((length, Head { opcode, unique, ino, uid, gid, pid }))
 }
 
-/// Whether a WRITE with these fields brings pages that the kernel writes back, and not what a program writes just now.
-pub fn writes_back(mut write: Fields<'_>) -> bool {
-    let flags = (|| {
-        let (_fh, _offset, _size) = (write.u64()?, write.u64()?, write.u32()?);
-        write.u32()
-    })();
-    flags.is_ok_and(|flags: u32| flags & WRITE_CACHE != 0)
+/// The offset of a WRITE with these fields, if it brings pages that the kernel writes back, and not what a program writes just now.
+pub fn written_back_at(mut write: Fields<'_>) -> Option<u64> {
+    let mut read = || -> Reply<(u64, u32)> {
+        let (_fh, offset, _size) = (write.u64()?, write.u64()?, write.u32()?);
+        Ok((offset, write.u32()?))
+    };
+    read().ok().filter(|(_, flags)| flags & WRITE_CACHE != 0).map(|(offset, _)| offset)
 }
 
 /// The rest of a request, taken off field by field. Too few bytes are the kernel's mistake, answered with EIO.

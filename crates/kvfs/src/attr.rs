@@ -89,6 +89,8 @@ pub struct WriteHints {
     pub kill_suid: bool,
     /// Whole pages out of a cache, of which programs have changed a part.
     pub from_cache: bool,
+    /// `Fs::announce_cached` was called for it.
+    pub announced: bool,
     /// At the end of the file; the offset is where the caller believes that to be, and does not count. Calls that append to one file must
     /// come one after the other.
     pub append: bool,

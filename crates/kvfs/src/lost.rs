@@ -6,7 +6,8 @@
 //! ends when its size is set, or when the kernel forgets the file, and with it what it believed of the size.
 //!
 //! The pieces of one long append come to several threads at once. One that would leave a hole waits for those before it that are under
-//! way, or a short last piece would find the space that a long one before it did not.
+//! way, or a short last piece would find the space that a long one before it did not. A piece is under way from the moment in which it is
+//! announced, in the order in which the kernel sends them: the thread that has it may not have begun to write it.
 
 use std::collections::HashSet;
 
@@ -57,9 +58,18 @@ impl Lost {
         }
     }
 
-    fn begin(&self, ino: Ino, offset: u64) -> UnderWay<'_> {
+    fn announce(&self, ino: Ino, offset: u64) {
         self.under_way.lock().push((ino, offset));
+    }
+
+    /// One that was announced has come.
+    fn announced(&self, ino: Ino, offset: u64) -> UnderWay<'_> {
         UnderWay { lost: self, write: (ino, offset) }
+    }
+
+    fn begin(&self, ino: Ino, offset: u64) -> UnderWay<'_> {
+        self.announce(ino, offset);
+        self.announced(ino, offset)
     }
 }
 
@@ -86,10 +96,15 @@ impl Drop for UnderWay<'_> {
 }
 
 impl Fs {
+    /// A write out of a cache is on its way: [`Fs::write`] will be called for it, with `announced`, whatever comes in between.
+    pub fn announce_cached(&self, ino: Ino, offset: u64) {
+        self.core.lost.announce(ino, offset);
+    }
+
     /// A write out of a cache.
     pub(crate) fn write_cached(&self, ino: Ino, offset: u64, data: &[u8], hints: WriteHints) -> Result<bool> {
         let lost = &self.core.lost;
-        let under_way = lost.begin(ino, offset);
+        let under_way = if hints.announced { lost.announced(ino, offset) } else { lost.begin(ino, offset) };
         // What hinders it from being known hinders the write.
         if self.would_leave_a_hole(ino, offset).unwrap_or(false) {
             under_way.wait_for_those_before();
@@ -146,8 +161,12 @@ mod tests {
                 say.send(()).unwrap();
             });
             drop(first);
+            // Announced, and not yet begun.
+            lost.announce(1, 50);
             assert!(waited.recv_timeout(std::time::Duration::from_millis(20)).is_err(), "one of two is under way");
             drop(before);
+            assert!(waited.recv_timeout(std::time::Duration::from_millis(20)).is_err(), "one is announced");
+            drop(lost.announced(1, 50));
             waited.recv().unwrap();
         });
         assert_eq!(lost.under_way.lock().len(), 1, "the one of the other file");

@@ -110,7 +110,9 @@ pub fn write(w: &mut World, site: &Site) -> Result<(), Dead> {
     let mut bytes = vec![0; len];
     let noise = if w.random.one_in(2) { len } else { len.min(64) };
     w.random.fill(&mut bytes[..noise]);
-    let hints = WriteHints { kill_suid: w.random.one_in(3), from_cache: w.random.one_in(6), append: w.random.one_in(6) };
+    let from_cache = w.random.one_in(6);
+    let announced = from_cache && w.random.one_in(2);
+    let hints = WriteHints { kill_suid: w.random.one_in(3), from_cache, announced, append: w.random.one_in(6) };
     if hints.append && !hints.from_cache {
         at = size;
     }
@@ -127,11 +129,22 @@ pub fn write(w: &mut World, site: &Site) -> Result<(), Dead> {
     // Of an append it does not count where the caller believes the end to be.
     let given = if hints.append && !hints.from_cache { 7 } else { at as u64 };
     let (ino, what) = (on.ino, format!("write {len} at {at} {hints:?}"));
-    w.call(&["Fs::write", "Fs::write_for", "Fs::is_resized"]);
+    w.call(&["Fs::write", "Fs::write_for", "Fs::is_resized", "Fs::announce_cached"]);
+    let announce = |fs: &Fs| {
+        if announced {
+            fs.announce_cached(ino, given);
+        }
+    };
     if w.random.one_in(2) {
-        w.change(site, &on, what, own, Vec::new(), |fs| fs.write(ino, given, &bytes, hints))?;
+        w.change(site, &on, what, own, Vec::new(), |fs| {
+            announce(fs);
+            fs.write(ino, given, &bytes, hints)
+        })?;
     } else {
-        let written = w.change(site, &on, what, own, Vec::new(), |fs| fs.write_for(ino, given, &bytes, hints))?;
+        let written = w.change(site, &on, what, own, Vec::new(), |fs| {
+            announce(fs);
+            fs.write_for(ino, given, &bytes, hints)
+        })?;
         if let Some(written) = written {
             assert_eq!((written.bytes, written.lost_privileges), (len as u64, lost), "{}", w.what());
         }
@@ -169,7 +182,9 @@ pub fn allocate(w: &mut World, site: &Site) -> Result<(), Dead> {
     ][w.random.below(6) as usize];
     let how = Allocate { mode, keep_size: if mode == AllocateMode::Punch { !w.random.one_in(10) } else { w.random.one_in(2) } };
     let len = if w.random.one_in(20) { 0 } else { len };
-    let hints = WriteHints { kill_suid: w.random.one_in(3), ..WriteHints::default() };
+    let from_cache = w.random.one_in(6);
+    let announced = from_cache && w.random.one_in(2);
+    let hints = WriteHints { kill_suid: w.random.one_in(3), from_cache, announced, append: w.random.one_in(6) };
     let mut own = on.node.now().clone();
     if mode != AllocateMode::Allocate {
         Arc::make_mut(&mut own.data)[at.min(size)..(at + len).min(size)].fill(0);
@@ -212,7 +227,9 @@ pub fn copy(w: &mut World, site: &Site) -> Result<(), Dead> {
     if w.random.one_in(4) {
         (at, to_at, len) = (0, 0, 1 << 20);
     }
-    let hints = WriteHints { kill_suid: w.random.one_in(3), ..WriteHints::default() };
+    let from_cache = w.random.one_in(6);
+    let announced = from_cache && w.random.one_in(2);
+    let hints = WriteHints { kill_suid: w.random.one_in(3), from_cache, announced, append: w.random.one_in(6) };
     let piece = source.get(at..(at + len).min(source.len())).unwrap_or_default().to_vec();
     let old = to.node.now().clone();
     let mut own = old.clone();

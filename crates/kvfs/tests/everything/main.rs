@@ -318,6 +318,8 @@ fn reopened(w: &mut World) {
         matched.unwrap_or_else(|| panic!("{}: none of {n} possible states, the newest first: {reasons:#?}", w.what()));
     w.history = History::new(state);
     w.inos.extend(numbers);
+    // What a kernel held back is gone with it.
+    w.kernel = Arc::default();
     let watcher: Arc<dyn Watcher> = w.kernel.clone();
     w.views.watch(&watcher);
     w.references.clear();
