@@ -189,6 +189,14 @@ pub fn mount<H: Handler>(handler: Arc<H>, mount_point: &Path, options: &MountOpt
     drop(switch);
     let entry = mounts::mount_at(&mount_point).map_err(undo)?.ok_or_else(|| undo(io::ErrorKind::NotFound.into()))?;
     raise_limits(&entry, policy);
+    if let Some(queues) = session.queues() {
+        let unmounter = Unmounter { entry: entry.clone() };
+        queues.end_by(move || {
+            if let Err(e) = unmounter.abort() {
+                tracing::error!("programs wait for answers that will not come; `umount -f` ends that: {e}");
+            }
+        });
+    }
     let watch = Watch::start(&entry.device).inspect_err(|e| {
         tracing::info!("a daemon that is killed may hang until its mount is ended with `umount -f`: {e}");
     });

@@ -18,9 +18,9 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -38,7 +38,7 @@ use crate::waiting::WaitingRoom;
 use crate::wire;
 
 /// Slots of a queue, so many requests of one CPU can be under way. One takes as much memory as the largest request that was in it.
-const DEPTH: usize = 16;
+const DEPTH: usize = 32;
 /// CPUs at most: beyond, so many queues would cost more than they bring.
 const MOST_CPUS: usize = 128;
 /// The kernel's smallest size of a slot's payload.
@@ -97,8 +97,12 @@ struct Thread {
     _memory: Arc<Memory>,
 }
 
+/// How the connection is ended when a thread fails; known once it is mounted.
+type Abort = Arc<OnceLock<Box<dyn Fn() + Send + Sync>>>;
+
 /// The queues of one mount.
 pub(crate) struct Queues {
+    abort: Abort,
     queues: Vec<Arc<Queue>>,
     settled: Arc<Settled>,
     threads: Mutex<Vec<Thread>>,
@@ -126,7 +130,7 @@ impl Queues {
         let payload = (max_write as usize).max(SMALLEST_PAYLOAD);
         let anchor = Arc::new(Anchor::new()?);
         let (say, begun) = channel();
-        let queues = Queues { queues: Vec::new(), settled: Arc::default(), threads: Mutex::default() };
+        let queues = Queues { abort: Arc::default(), queues: Vec::new(), settled: Arc::default(), threads: Mutex::default() };
         let mut prepared = Prepared { queues, go: Vec::new(), begun };
         for (number, &cpu) in cpus.possible.iter().enumerate() {
             let queue = Arc::new(Queue::new(number)?);
@@ -137,6 +141,8 @@ impl Queues {
                 transport: transport.clone(),
                 room: room.clone(),
                 anchor: anchor.clone(),
+                abort: prepared.queues.abort.clone(),
+                serves: false,
                 cpus: cpus.online.len(),
                 desk: Desk::default(),
                 away: 0,
@@ -175,6 +181,11 @@ impl Queues {
         true
     }
 
+    /// Says how the connection is ended when a thread fails.
+    pub fn end_by(&self, abort: impl Fn() + Send + Sync + 'static) {
+        let _ = self.abort.set(Box::new(abort));
+    }
+
     /// Whether pages that the kernel writes back are in hand just now.
     pub fn writes_back(&self) -> bool {
         self.queues.iter().any(|q| q.writes_back.load(Ordering::Acquire))
@@ -203,8 +214,14 @@ impl Prepared {
             // One that has ended has said so, or its silence says it.
             let _ = go.send(());
         }
-        self.all_say_so()?;
-        Ok(self.queues)
+        match self.all_say_so() {
+            Ok(()) => Ok(self.queues),
+            Err(e) => {
+                // Threads that have given slots to the kernel end with the connection, and so their buffers must stay.
+                std::mem::forget(self.queues);
+                Err(e)
+            }
+        }
     }
 }
 
@@ -216,6 +233,9 @@ struct Worker<H> {
     transport: Arc<Transport<H>>,
     room: Arc<WaitingRoom>,
     anchor: Arc<Anchor>,
+    abort: Abort,
+    /// Requests wait for this thread.
+    serves: bool,
     /// Of the machine.
     cpus: usize,
     desk: Desk,
@@ -232,6 +252,13 @@ struct Worker<H> {
 
 impl<H> Drop for Worker<H> {
     fn drop(&mut self) {
+        // Who waits for an answer of this queue would wait for ever: all are told that there will be none.
+        if self.serves {
+            tracing::error!("the thread of queue {} has failed: its connection ends", self.queue.number);
+            if let Some(abort) = self.abort.get() {
+                abort();
+            }
+        }
         // What has ended has nothing in hand.
         self.queue.writes_back.store(false, Ordering::Release);
         self.settled.say(self.queue.number, u64::MAX);
@@ -259,10 +286,21 @@ impl<H: Handler> Worker<H> {
         let queue = self.queue.clone();
         let begun = ring.watch(queue.bell.as_fd()).and_then(|()| ring.register()).and_then(|()| ring.enter(false));
         let first = self.collect(&mut ring);
-        let begun = begun.and_then(|()| if self.live > 0 { Ok(()) } else { Err(io::Error::other("the kernel takes no slots")) });
+        let refused = first.iter().filter(|event| matches!(event, Event::Lost(_))).count();
+        let begun = match begun {
+            Ok(()) if refused == ring.slots() => Err(io::Error::other("the kernel takes no slots of io_uring")),
+            begun => begun,
+        };
         let fails = begun.is_err();
         let _ = say.send(begun);
-        if fails { Ok(()) } else { self.serve(ring, first, Courtesy::of_this_thread(self.cpus)) }
+        if fails {
+            return Ok(());
+        }
+        // Until it has ended in order.
+        self.serves = true;
+        let served = self.serve(ring, first, Courtesy::of_this_thread(self.cpus));
+        self.serves = served.is_err();
+        served
     }
 
     fn serve(&mut self, mut ring: Ring, first: Vec<Event>, mut courtesy: Courtesy) -> io::Result<()> {
@@ -281,7 +319,8 @@ impl<H: Handler> Worker<H> {
             self.queue.writes_back.store(!self.pages.is_empty(), Ordering::Release);
             let asked = self.queue.asked.load(Ordering::SeqCst);
             let looks = asked > said && self.due.is_none();
-            ring.enter(!looks)?;
+            // With all slots away only a return can bring anything new.
+            ring.enter(!looks || self.away == self.live)?;
             courtesy.look();
             if looks {
                 ring.catch_up()?;
@@ -357,7 +396,7 @@ impl<H: Handler> Worker<H> {
             self.queue.writes_back.store(true, Ordering::Release);
         }
         let (connection, transport, queue) = (self.connection.clone(), self.transport.clone(), self.queue.clone());
-        self.room.admit(true, move || {
+        self.room.take(move || {
             answer(&connection, &transport, &mut slot, &mut Desk::default());
             queue.give_back(slot);
         });

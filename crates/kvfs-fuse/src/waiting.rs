@@ -57,15 +57,22 @@ impl WaitingRoom {
         if first && !alone {
             return job();
         }
-        if let Some(job) = self.hand_over(Box::new(job)) {
+        if let Some(job) = self.hand_over(Box::new(job), false) {
             job();
         }
     }
 
-    /// Gives the job back when no thread can take it.
-    fn hand_over(&self, job: Job) -> Option<Job> {
+    /// Runs `job` elsewhere, later when there are too many: what it waits for may have to be done here.
+    pub fn take(&self, job: impl FnOnce() + Send + 'static) {
+        if let Some(job) = self.hand_over(Box::new(job), true) {
+            job();
+        }
+    }
+
+    /// Gives the job back when no thread can take it now, or (`later`) ever.
+    fn hand_over(&self, job: Job, later: bool) -> Option<Job> {
         let mut queue = self.shared.queue.lock();
-        if queue.idle <= queue.jobs.len() {
+        if queue.idle <= queue.jobs.len() && !(later && queue.threads == MOST) {
             if queue.threads == MOST {
                 return Some(job);
             }
