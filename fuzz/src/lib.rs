@@ -11,16 +11,26 @@ mod daemons;
 mod identity;
 #[path = "../../crates/kvfs-cli/src/import.rs"]
 mod import;
+#[path = "../../crates/kvfs-cli/src/import_mounted.rs"]
+mod import_mounted;
+#[path = "../../crates/kvfs-cli/src/intake.rs"]
+mod intake;
 #[path = "../../crates/kvfs-cli/src/mount_options.rs"]
 mod mount_options;
+#[path = "../../crates/kvfs-cli/src/mounted.rs"]
+mod mounted;
 #[path = "../../crates/kvfs-cli/src/output.rs"]
 mod output;
+#[path = "../../crates/kvfs-cli/src/parcels.rs"]
+mod parcels;
 #[path = "../../crates/kvfs-cli/src/pax.rs"]
 mod pax;
 #[path = "../../crates/kvfs-cli/src/place.rs"]
 mod place;
 #[path = "../../crates/kvfs-cli/src/scrubbing.rs"]
 mod scrubbing;
+#[path = "../../crates/kvfs-cli/src/sources.rs"]
+mod sources;
 #[path = "../../crates/kvfs-cli/src/stat.rs"]
 mod stat;
 #[path = "../../crates/kvfs-cli/src/store.rs"]

@@ -79,14 +79,26 @@ impl Client {
         }
     }
 
+    /// Sends one command over a socket, whose reply is to be received later, in the order of the commands. Neither side waits for the other
+    /// for ever as long as the replies that were not received yet are few.
+    pub fn send(&mut self, args: &[&[u8]]) -> io::Result<()> {
+        match &mut self.transport {
+            Transport::Socket(stream) => stream.get_mut().write_all(&encoded(args)),
+            Transport::Local { .. } => Err(io::Error::new(io::ErrorKind::Unsupported, "a store in this process replies at once")),
+        }
+    }
+
+    /// Waits for the reply of the first command that was sent and has none yet.
+    pub fn receive(&mut self) -> io::Result<Reply> {
+        match &mut self.transport {
+            Transport::Socket(stream) => read_reply(stream, 0),
+            Transport::Local { .. } => Err(io::Error::new(io::ErrorKind::Unsupported, "a store in this process replies at once")),
+        }
+    }
+
     /// Sends one command and waits for its reply. An `Err` means that there was none; an error reply is a `Reply::Error`.
     pub fn call(&mut self, args: &[&[u8]]) -> io::Result<Reply> {
-        let mut request = format!("*{}\r\n", args.len()).into_bytes();
-        for arg in args {
-            request.extend_from_slice(format!("${}\r\n", arg.len()).as_bytes());
-            request.extend_from_slice(arg);
-            request.extend_from_slice(b"\r\n");
-        }
+        let request = encoded(args);
         match &mut self.transport {
             Transport::Socket(stream) => {
                 // A server that refuses the request answers and closes while it is still being written; its answer counts.
@@ -105,6 +117,17 @@ impl Client {
             }
         }
     }
+}
+
+fn encoded(args: &[&[u8]]) -> Vec<u8> {
+    let mut request = format!("*{}\r\n", args.len()).into_bytes();
+    request.reserve(args.iter().map(|arg| arg.len() + 16).sum());
+    for arg in args {
+        request.extend_from_slice(format!("${}\r\n", arg.len()).as_bytes());
+        request.extend_from_slice(arg);
+        request.extend_from_slice(b"\r\n");
+    }
+    request
 }
 
 /// Longest string in a reply that is believed.

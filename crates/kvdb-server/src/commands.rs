@@ -101,6 +101,7 @@ pub static COMMANDS: &[Command] = &[
     reads("getrange", "key start end", 4, FIRST, strings::getrange),
     writes("getset", "key value", 3, FIRST, strings::getset),
     in_multi(InMulti::Refused, open("hello", "[2|3 [AUTH user password] [SETNAME name]]", -1, connection::hello)),
+    in_multi(InMulti::Refused, writes("import", tree::IMPORT_USAGE, -2, NONE, tree::import)),
     writes("incr", "key", 2, FIRST, numbers::incr),
     writes("incrby", "key increment", 3, FIRST, numbers::incrby),
     writes("incrbyfloat", "key increment", 3, FIRST, numbers::incrbyfloat),

@@ -36,4 +36,4 @@ pub use client::{Client, Reply, read_reply};
 pub use limits::Limits;
 pub use server::{Error, Server, ServerOptions};
 pub use session::{Describe, InfoSource};
-pub use transactions::{Cloned, FileChange, FileDetail, Removed, Snapshots, Transactions};
+pub use transactions::{Cloned, FileChange, FileDetail, Importing, Removed, Snapshots, Transactions};

@@ -19,7 +19,7 @@ use crate::locks::{Held, KeyLocks};
 use crate::metrics::Metrics;
 use crate::output::{Budget, Output};
 use crate::request::Arguments;
-use crate::transactions::{Group, Groups, Snapshots, Transactions};
+use crate::transactions::{Group, Groups, Importing, Snapshots, Transactions};
 
 /// Gives what the owner of the store knows about it, as JSON.
 pub type InfoSource = Arc<dyn Fn() -> String + Send + Sync>;
@@ -110,6 +110,8 @@ pub struct Session {
     pub executing: Option<Executing>,
     /// A failure of the store, for which `EXEC` is to do nothing at all.
     pub stopped: Option<Failure>,
+    /// Files on their way in.
+    pub importing: Option<Box<dyn Importing>>,
 }
 
 /// Where the commands of an `EXEC` work.
@@ -140,6 +142,7 @@ impl Session {
             watches: Vec::new(),
             executing: None,
             stopped: None,
+            importing: None,
             shared,
         }
     }

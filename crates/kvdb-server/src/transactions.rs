@@ -53,6 +53,14 @@ pub struct Removed {
     pub bytes: u64,
 }
 
+/// Files on their way into a store; dropped before the end it leaves nothing, unless it is in a transaction that was open before.
+pub trait Importing: Send {
+    /// Takes some entries more, in a form that only the two ends know.
+    fn add(&mut self, entries: &[u8]) -> Result<()>;
+    /// All have come: they are there, and on disk (in a transaction that was open before: there). Names and numbers: what was made.
+    fn finish(self: Box<Self>) -> Result<Vec<(&'static str, u64)>>;
+}
+
 /// Who begins and ends transactions. The store itself does where it is nothing but keys; where it is also a file system, files must be
 /// ready for it as well.
 pub trait Transactions: Send + Sync {
@@ -71,6 +79,12 @@ pub trait Transactions: Send + Sync {
     /// Copies a tree of files by reference, by paths from the root, in a transaction or in the mainline.
     fn clone_tree(&self, id: Option<TransactionId>, from: &[u8], to: &[u8]) -> Result<Cloned> {
         let _ = (id, from, to);
+        Err(no_files())
+    }
+    /// Begins to import files into the folder at a path from the root, which is made if need be: in a transaction, or in one of its own
+    /// that `user` has begun.
+    fn import(&self, id: Option<TransactionId>, to: &[u8], user: Option<u32>) -> Result<Box<dyn Importing>> {
+        let _ = (id, to, user);
         Err(no_files())
     }
     /// Removes what a path from the root leads to, with all below it, in a transaction or in the mainline.

@@ -58,10 +58,16 @@ impl Mounted {
 
     /// Runs a command; an error reply is a failure.
     pub fn call(&mut self, words: &[&[u8]]) -> Outcome<Reply> {
-        match self.client.call(words).map_err(|e| Failure::io("cannot talk to the store's daemon", &e))? {
-            Reply::Error(text) => Err(refused(&text)),
-            reply => Ok(reply),
-        }
+        judged(self.client.call(words))
+    }
+
+    /// Sends a command whose reply is waited for later, in the order of the commands.
+    pub fn send(&mut self, words: &[&[u8]]) -> Outcome {
+        self.client.send(words).map_err(|e| Failure::io("cannot talk to the store's daemon", &e))
+    }
+
+    pub fn receive(&mut self) -> Outcome<Reply> {
+        judged(self.client.receive())
     }
 
     pub fn txn(&mut self, words: &[&str]) -> Outcome<Reply> {
@@ -72,6 +78,13 @@ impl Mounted {
     /// The transaction that this process was started in, if it is one of this store.
     pub fn entered(&self) -> Option<u64> {
         entered(&self.socket)
+    }
+}
+
+fn judged(reply: std::io::Result<Reply>) -> Outcome<Reply> {
+    match reply.map_err(|e| Failure::io("cannot talk to the store's daemon", &e))? {
+        Reply::Error(text) => Err(refused(&text)),
+        reply => Ok(reply),
     }
 }
 

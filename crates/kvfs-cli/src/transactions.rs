@@ -1,10 +1,16 @@
 //! Transactions and snapshots of the socket, over keys and files: begun and ended at the views, so that what programs have written reaches the
 //! transaction before it commits, and what it has changed reaches them.
 
-use kvdb::{Durability, Result, Savepoint, Transaction, TransactionId, TransactionOptions};
-use kvdb_server::{Cloned, FileChange, FileDetail, Removed, Snapshots, Transactions};
-use kvfs::{Attr, FileKind, View, Views};
+use std::time::Duration;
 
+use kvdb::{Durability, Result, Savepoint, Transaction, TransactionId, TransactionOptions};
+use kvdb_server::{Cloned, FileChange, FileDetail, Importing, Removed, Snapshots, Transactions};
+use kvfs::{Attr, Caller, FileKind, View, Views};
+
+use crate::import::caller;
+use crate::intake::Intake;
+use crate::output::{Exit, Failure};
+use crate::parcels::Item;
 use crate::tree;
 
 pub struct OverFiles(pub Views);
@@ -59,10 +65,93 @@ impl Transactions for OverFiles {
         Ok(Cloned { directories: stats.directories, files: stats.files, bytes: stats.bytes })
     }
 
+    fn import(&self, id: Option<TransactionId>, to: &[u8], user: Option<u32>) -> Result<Box<dyn Importing>> {
+        let (id, own) = match id {
+            Some(id) => (id, false),
+            None => {
+                let options =
+                    TransactionOptions { label: "import".into(), idle_limit: Some(IDLE_IMPORT), user, ..Default::default() };
+                (self.0.begin(options).map_err(of_store)?, true)
+            }
+        };
+        // Whatever fails from here on, one of its own ends with it.
+        let mut import = Import { views: self.0.clone(), id, own, intake: None };
+        let inside = self.0.fs(&View::Transaction(id)).map_err(of_store)?;
+        let owner = Caller { uid: user.unwrap_or_else(|| caller().uid), ..caller() };
+        import.intake = Some(Intake::new(inside, to, owner).map_err(said)?);
+        Ok(Box::new(import))
+    }
+
     fn remove_tree(&self, id: Option<TransactionId>, path: &[u8]) -> Result<Removed> {
         let view = id.map_or(View::Mainline, View::Transaction);
         let stats = self.0.remove_tree(&view, path).map_err(of_store)?;
         Ok(Removed { directories: stats.directories, files: stats.files, bytes: stats.bytes })
+    }
+}
+
+/// An import into a transaction of its own from which nothing comes for so long is given up.
+const IDLE_IMPORT: Duration = Duration::from_secs(3600);
+
+/// Files that come over the socket.
+struct Import {
+    views: Views,
+    id: TransactionId,
+    /// The transaction was begun for it.
+    own: bool,
+    intake: Option<Intake>,
+}
+
+/// As the other end is told.
+fn said(failure: Failure) -> kvdb::Error {
+    match failure.exit {
+        Exit::NoSpace => kvdb::Error::NoSpace,
+        Exit::Damaged => kvdb::Error::Corrupt(failure.message),
+        Exit::Conflict => kvdb::Error::Locked(failure.message),
+        _ => kvdb::Error::Invalid(failure.message),
+    }
+}
+
+impl Importing for Import {
+    fn add(&mut self, mut entries: &[u8]) -> Result<()> {
+        let over = || kvdb::Error::Invalid("the import has ended".into());
+        let intake = self.intake.as_mut().ok_or_else(over)?;
+        while let Some(item) = Item::decode(&mut entries).map_err(said)? {
+            intake.take(item).map_err(said)?;
+        }
+        Ok(())
+    }
+
+    fn finish(mut self: Box<Self>) -> Result<Vec<(&'static str, u64)>> {
+        let over = || kvdb::Error::Invalid("the import has ended".into());
+        let intake = self.intake.as_mut().ok_or_else(over)?;
+        intake.finish().map_err(said)?;
+        let c = intake.counts;
+        if self.own {
+            self.views.commit(self.id, Durability::Synced).map_err(of_store)?;
+        }
+        Ok(vec![
+            ("files", c.files),
+            ("folders", c.folders),
+            ("symlinks", c.symlinks),
+            ("hard-links", c.hard_links),
+            ("special", c.special),
+            ("bytes", c.bytes),
+            ("skipped", c.skipped),
+        ])
+    }
+}
+
+impl Drop for Import {
+    fn drop(&mut self) {
+        if self.own {
+            // One that has committed is over, and this finds none.
+            let _ = self.views.abort(self.id);
+        } else if let Some(intake) = &mut self.intake {
+            let (names, inodes) = (std::mem::take(&mut intake.names), std::mem::take(&mut intake.inodes));
+            if let Err(e) = self.views.has_changed(&View::Transaction(self.id), names, inodes) {
+                tracing::debug!("nobody is told what was imported into transaction {}: {e}", self.id);
+            }
+        }
     }
 }
 

@@ -377,6 +377,15 @@ impl Views {
         difference_in(self.shared.mainline.core.layout, view.beneath(), view)
     }
 
+    /// Kernels that know the place are told that a door has changed these names and inodes of a view by calls of its own.
+    pub fn has_changed(&self, view: &View, names: Vec<(Ino, Box<[u8]>)>, inodes: Vec<Ino>) -> Result<()> {
+        let (fs, number) = (self.fs(view)?, self.number(view)?);
+        let names = names.into_iter().map(|(dir, name)| (dir, name, false)).collect();
+        let touched = Touched { names, inodes: inodes.into_iter().map(|ino| (ino, false)).collect(), ..Touched::default() };
+        self.tell(|watcher| watcher.changed(number, &fs, &touched));
+        Ok(())
+    }
+
     fn open_transaction(&self, transaction: Transaction) -> Result<Arc<Entry>> {
         let mainline = &self.shared.mainline.core.options;
         let options = FsOptions {

@@ -1,4 +1,4 @@
-//! `CLONETREE` and `RMTREE`: trees of files copied by reference, and removed.
+//! `CLONETREE`, `RMTREE` and `IMPORT`: trees of files copied by reference, removed, and brought in.
 
 use kvdb::TransactionId;
 
@@ -21,9 +21,9 @@ fn transaction(s: &Session, args: &Arguments<'_>, at: usize) -> Result<Option<Tr
 }
 
 /// What was done, as names and numbers in turn.
-fn counted(fields: [(&str, u64); 3], out: &mut Output) -> Outcome {
+fn counted(fields: &[(&str, u64)], out: &mut Output) -> Outcome {
     out.array(fields.len() * 2);
-    for (name, value) in fields {
+    for &(name, value) in fields {
         out.bulk(name.as_bytes());
         out.integer(i64::try_from(value).unwrap_or(i64::MAX));
     }
@@ -35,12 +35,39 @@ fn counted(fields: [(&str, u64); 3], out: &mut Output) -> Outcome {
 pub fn clonetree(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let id = transaction(s, &args, 3)?;
     let made = s.shared.transactions.clone_tree(id, args.at(1), args.at(2))?;
-    counted([("directories", made.directories), ("files", made.files), ("bytes", made.bytes)], out)
+    counted(&[("directories", made.directories), ("files", made.files), ("bytes", made.bytes)], out)
 }
 
 /// `RMTREE path [TXN id]`: the same for removing. What was removed.
 pub fn rmtree(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let id = transaction(s, &args, 2)?;
     let gone = s.shared.transactions.remove_tree(id, args.at(1))?;
-    counted([("directories", gone.directories), ("files", gone.files), ("bytes", gone.bytes)], out)
+    counted(&[("directories", gone.directories), ("files", gone.files), ("bytes", gone.bytes)], out)
+}
+
+pub const IMPORT_USAGE: &str = "BEGIN path [TXN id] | ADD entries | END | DROP";
+
+/// `IMPORT BEGIN path [TXN id]`, then `IMPORT ADD entries` any number of times, then `IMPORT END`: files for the folder at a path, in the form
+/// that `kvfs import` sends. `IMPORT DROP`, an error, or the end of the connection gives up.
+pub fn import(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let none = || Failure::request("there is no import under way: IMPORT BEGIN, or see why the one before was given up");
+    match (args.at(1), args.len()) {
+        (c, 3 | 5) if is(c, "begin") => {
+            if s.importing.is_some() {
+                return Err(Failure::request("an import is under way on this connection: IMPORT END or IMPORT DROP"));
+            }
+            let id = transaction(s, &args, 3)?;
+            s.importing = Some(s.shared.transactions.import(id, args.at(2), s.user)?);
+        }
+        (c, 3) if is(c, "add") => {
+            let mut importing = s.importing.take().ok_or_else(none)?;
+            importing.add(args.at(2))?;
+            s.importing = Some(importing);
+        }
+        (c, 2) if is(c, "end") => return counted(&s.importing.take().ok_or_else(none)?.finish()?, out),
+        (c, 2) if is(c, "drop") => drop(s.importing.take().ok_or_else(none)?),
+        _ => return Err(Failure::SYNTAX),
+    }
+    out.ok();
+    Ok(())
 }

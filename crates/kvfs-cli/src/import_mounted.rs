@@ -1,0 +1,138 @@
+//! `kvfs import` into a mounted store: the items go to its daemon, which makes them in a transaction.
+//!
+//! Some requests are under way at a time, so that the daemon works while the next are read.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use kvdb_server::Reply;
+
+use crate::intake::Counts;
+use crate::mounted::Mounted;
+use crate::output::{Exit, Failure, Outcome};
+use crate::parcels::{Item, PARCEL};
+use crate::place::{self, View};
+use crate::store;
+
+/// Requests without a reply at most.
+const UNDER_WAY: usize = 4;
+
+/// A folder of a mounted store.
+pub struct Target {
+    mounted: Mounted,
+    /// From the root of its view.
+    folder: PathBuf,
+    /// On this machine.
+    full: PathBuf,
+    transaction: Option<u64>,
+}
+
+/// What a path names, if it is a folder of a mounted store, or one to be made there, or the file of one.
+pub fn target(path: &Path) -> Outcome<Option<Target>> {
+    let cannot = |e: std::io::Error| Failure::io(format!("cannot find {}", path.display()), &e);
+    if path.is_file() || !path.exists() && place::of(&beside(path)).map_err(cannot)?.is_none() {
+        if !path.is_file() || store::socket_of(path)?.is_none() {
+            return Ok(None);
+        }
+        let mounted = Mounted::find(path)?;
+        let transaction = mounted.entered();
+        let full = mounted.mount_point.clone();
+        return Ok(Some(Target { mounted, folder: PathBuf::from("/"), full, transaction }));
+    }
+    let full = if path.exists() { store::full_path(path).map_err(cannot)? } else { beside(path) };
+    let Some(place) = place::of(&full).map_err(cannot)? else { return Ok(None) };
+    let folder = if full.is_dir() { full.clone() } else { full.parent().unwrap_or(Path::new("/")).to_path_buf() };
+    let mounted = Mounted::find_view(&folder)?;
+    let transaction = match place.view {
+        View::Mainline => mounted.entered(),
+        View::Transaction(id) => Some(id),
+        view => {
+            let what = format!("{} leads into {view}: files are imported into the store and its transactions", path.display());
+            return Err(Failure::new(Exit::Usage, what));
+        }
+    };
+    Ok(Some(Target { mounted, folder: place.rest, full, transaction }))
+}
+
+fn beside(path: &Path) -> PathBuf {
+    store::path_beside(path).unwrap_or_else(|_| path.to_path_buf())
+}
+
+impl Target {
+    pub fn is_root(&self) -> bool {
+        self.folder.as_os_str().is_empty() || self.folder == Path::new("/")
+    }
+
+    /// A folder that is copied into itself would have no end.
+    pub fn is_apart_from(&self, source: &Path) -> Outcome {
+        let source = store::full_path(source).map_err(|e| Failure::io(format!("cannot find {}", source.display()), &e))?;
+        match self.full.starts_with(&source) {
+            true => Err(Failure::new(
+                Exit::Usage,
+                format!("{} lies in {}, which is to be copied", self.full.display(), source.display()),
+            )),
+            false => Ok(()),
+        }
+    }
+
+    pub fn import(mut self, to: &[u8], read: impl FnOnce(&mut dyn FnMut(Item) -> Outcome) -> Outcome) -> Outcome<Counts> {
+        let folder = [b"/", self.folder.as_os_str().as_bytes(), b"/", to].concat();
+        let id = self.transaction.map(|id| id.to_string());
+        let mut words = vec![&b"IMPORT"[..], b"BEGIN", &folder];
+        words.extend(id.iter().flat_map(|id| [&b"TXN"[..], id.as_bytes()]));
+        self.mounted.call(&words)?;
+        let (mut bytes, mut under_way) = (Vec::new(), 0);
+        let mounted = &mut self.mounted;
+        let done = read(&mut |item| {
+            if bytes.len() + item.size() > 2 * PARCEL {
+                send(mounted, &mut bytes, &mut under_way)?;
+            }
+            item.encode(&mut bytes);
+            if bytes.len() >= PARCEL { send(mounted, &mut bytes, &mut under_way) } else { Ok(()) }
+        });
+        let done = done.and_then(|()| send(mounted, &mut bytes, &mut under_way));
+        if let Err(failure) = done {
+            // The end of the connection ends the import; a refusal that is on its way says more.
+            while under_way > 0 {
+                mounted.receive()?;
+                under_way -= 1;
+            }
+            return Err(failure);
+        }
+        while under_way > 0 {
+            mounted.receive()?;
+            under_way -= 1;
+        }
+        let Reply::Array(fields) = mounted.call(&[b"IMPORT", b"END"])? else {
+            return Err(Failure::new(Exit::Failed, "the store's daemon gave an unexpected reply"));
+        };
+        let number = |at: usize| if let Some(Reply::Integer(n)) = fields.get(2 * at + 1) { *n as u64 } else { 0 };
+        Ok(Counts {
+            files: number(0),
+            folders: number(1),
+            symlinks: number(2),
+            hard_links: number(3),
+            special: number(4),
+            bytes: number(5),
+            skipped: number(6),
+        })
+    }
+}
+
+fn send(mounted: &mut Mounted, bytes: &mut Vec<u8>, under_way: &mut usize) -> Outcome {
+    if bytes.is_empty() {
+        return Ok(());
+    }
+    if *under_way == UNDER_WAY {
+        *under_way -= 1;
+        if let Err(refused) = mounted.receive() {
+            // What follows is refused for it.
+            *under_way = 0;
+            return Err(refused);
+        }
+    }
+    mounted.send(&[b"IMPORT", b"ADD", bytes])?;
+    *under_way += 1;
+    bytes.clear();
+    Ok(())
+}

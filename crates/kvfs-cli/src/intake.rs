@@ -1,0 +1,325 @@
+//! Makes what a source consists of, item by item, in a file system or in a transaction's view of one.
+//!
+//! What exists already is treated as tar does: a folder is kept and gets the new attributes, everything else is replaced. Owners are
+//! numbers, never looked up by name. Nothing is followed inside the store: an entry that would go through a symbolic link is an error,
+//! so that no archive can write where its paths do not say.
+
+use kvfs::{Caller, FileKind, Fs, Ino, ROOT, SetAttr, TimeSet, WriteHints, XattrFlags};
+use serde::Serialize;
+
+use crate::output::{Exit, Failure, Outcome};
+use crate::parcels::{Item, Meta};
+use crate::{text, tree};
+
+/// What was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Counts {
+    pub files: u64,
+    pub folders: u64,
+    pub symlinks: u64,
+    pub hard_links: u64,
+    /// Devices, fifos, sockets.
+    pub special: u64,
+    /// Data written.
+    pub bytes: u64,
+    /// Entries or attributes of a kind that a store does not take.
+    pub skipped: u64,
+}
+
+/// A file that is being written.
+struct Open {
+    /// `None`: it has no name, and so no place.
+    ino: Option<Ino>,
+    path: Vec<u8>,
+    meta: Meta,
+    size: u64,
+}
+
+pub struct Intake {
+    fs: Fs,
+    root: Ino,
+    caller: Caller,
+    pub counts: Counts,
+    /// The folder that the last entry was in.
+    last: Option<(Vec<u8>, Ino)>,
+    /// Folders get their attributes at the end: what is put into them changes their times.
+    folders: Vec<(Ino, Meta)>,
+    file: Option<Open>,
+    /// Attributes that were left out, the first of them.
+    pub left_out: Vec<String>,
+    /// What a kernel may have to be told of: names in folders that it knows, and other inodes that were there.
+    pub names: Vec<(Ino, Box<[u8]>)>,
+    pub inodes: Vec<Ino>,
+}
+
+/// So many are remembered by name.
+const LEFT_OUT: usize = 10;
+
+/// The name in the root where a mounted store has its views.
+const HIDDEN: &[u8] = b".kvfs";
+
+/// What would lie there could not be reached: the views have that name.
+pub fn hidden(path: &[u8]) -> Failure {
+    let what = format!(
+        "cannot import {}: in the root of a store the name .kvfs belongs to its views (transactions, snapshots)",
+        text::show(path)
+    );
+    Failure::new(Exit::Failed, what).hint("rename it, leave it out, or import into a folder: --to /FOLDER")
+}
+
+/// Whether a path from the root is that of the views.
+pub fn is_hidden(path: &[u8]) -> bool {
+    tree::names(path).next() == Some(HIDDEN)
+}
+
+impl Intake {
+    /// Into the folder at `to`, made if it does not exist.
+    pub fn new(fs: Fs, to: &[u8], caller: Caller) -> Outcome<Intake> {
+        if is_hidden(to) {
+            return Err(hidden(to));
+        }
+        if tree::names(to).any(|name| name == b"..") {
+            return Err(Failure::new(Exit::Failed, format!("the path {} leads out of its folder by `..`", text::show(to))));
+        }
+        let root = tree::make_folders(&fs, to, caller)?;
+        let counts = Counts::default();
+        let (last, folders, file, left_out) = (None, Vec::new(), None, Vec::new());
+        let (names, inodes) = (Vec::new(), vec![root]);
+        let mut intake = Intake { fs, root, caller, counts, last, folders, file, left_out, names, inodes };
+        // The way there may have been made now.
+        let mut at = ROOT;
+        for name in tree::names(to) {
+            intake.tell(at, name);
+            match intake.fs.peek(at, name) {
+                Ok(Some((ino, FileKind::Dir))) => at = ino,
+                _ => break,
+            }
+        }
+        Ok(intake)
+    }
+
+    pub fn take(&mut self, item: Item) -> Outcome {
+        let unexpected = || Failure::new(Exit::Failed, "the entries that came are in no order that makes sense");
+        match item {
+            Item::Data { at, bytes } => {
+                let file = self.file.as_ref().ok_or_else(unexpected)?;
+                let Some(ino) = file.ino else { return Ok(()) };
+                let written = self.fs.write(ino, at, &bytes, WriteHints::default());
+                written.map_err(|e| cannot("write", &file.path, e))?;
+                self.counts.bytes += bytes.len() as u64;
+                Ok(())
+            }
+            Item::End => {
+                let Open { ino, path, meta, size } = self.file.take().ok_or_else(unexpected)?;
+                let Some(ino) = ino else { return Ok(()) };
+                let done = self.dress(ino, &path, &meta, true, Some(size));
+                self.fs.forget(ino, 1);
+                done
+            }
+            _ if self.file.is_some() => Err(unexpected()),
+            Item::Folder { path, meta } => self.make_folder(&path, meta),
+            Item::Symlink { path, target, meta } => self.make_symlink(&path, &target, &meta),
+            Item::Special { path, kind, rdev, meta } => self.make_special(&path, kind, rdev, &meta),
+            Item::Link { path, to } => self.make_hard_link(&path, &to),
+            Item::File { path, meta, size } => self.make_file(path, meta, size),
+        }
+    }
+
+    /// A name of a folder becomes another.
+    fn tell(&mut self, dir: Ino, name: &[u8]) {
+        if self.fs.is_referenced(dir) {
+            self.names.push((dir, name.into()));
+            if self.inodes.last() != Some(&dir) {
+                self.inodes.push(dir);
+            }
+        }
+    }
+
+    fn skip(&mut self, what: String) {
+        self.counts.skipped += 1;
+        if self.left_out.len() < LEFT_OUT {
+            self.left_out.push(what);
+        }
+    }
+
+    /// The folder that `path` lies in, made where it is missing, and the last name. `None`: the path is the root itself.
+    fn place<'p>(&mut self, path: &'p [u8]) -> Outcome<Option<(Ino, &'p [u8])>> {
+        let names: Vec<&[u8]> = tree::names(path).collect();
+        if names.contains(&b"..".as_slice()) {
+            let what = format!("the entry {} leads out of its folder by `..`", text::show(path));
+            return Err(Failure::new(Exit::Failed, what).hint("an archive with such names is not to be trusted"));
+        }
+        if self.root == ROOT && names.first() == Some(&HIDDEN) {
+            return Err(hidden(path));
+        }
+        let Some((name, folders)) = names.split_last() else { return Ok(None) };
+        let key = folders.join(&b'/');
+        if let Some((last, ino)) = &self.last
+            && *last == key
+        {
+            return Ok(Some((*ino, name)));
+        }
+        let mut at = self.root;
+        for folder in folders {
+            let found = match self.fs.lookup(at, folder) {
+                Err(kvfs::Error::NotFound) => {
+                    self.tell(at, folder);
+                    self.fs.mkdir(at, folder, 0o755, self.caller)
+                }
+                found => found,
+            };
+            let attr = found.map_err(|e| cannot("make the folders of", path, e))?;
+            self.fs.forget(attr.ino, 1);
+            if attr.kind != FileKind::Dir {
+                let what = format!(
+                    "the entry {} lies in {}, which is a {}",
+                    text::show(path),
+                    text::show(folder),
+                    tree::kind_name(attr.kind)
+                );
+                return Err(Failure::new(Exit::Failed, what));
+            }
+            at = attr.ino;
+        }
+        self.last = Some((key, at));
+        Ok(Some((at, name)))
+    }
+
+    /// Removes what is in the way of a new entry. Gives a folder that is there, if `keep_folder`.
+    fn clear(&mut self, parent: Ino, name: &[u8], keep_folder: bool) -> kvfs::Result<Option<Ino>> {
+        self.tell(parent, name);
+        let attr = match self.fs.lookup(parent, name) {
+            Err(kvfs::Error::NotFound) => return Ok(None),
+            found => found?,
+        };
+        self.fs.forget(attr.ino, 1);
+        match attr.kind {
+            FileKind::Dir if keep_folder => {
+                self.inodes.push(attr.ino);
+                return Ok(Some(attr.ino));
+            }
+            FileKind::Dir => self.fs.rmdir(parent, name)?,
+            _ => self.fs.unlink(parent, name)?,
+        }
+        self.last = None;
+        Ok(None)
+    }
+
+    fn make_folder(&mut self, path: &[u8], meta: Meta) -> Outcome {
+        let ino = match self.place(path)? {
+            None => self.root,
+            Some((parent, name)) => {
+                let there = self.clear(parent, name, true);
+                let made = there.and_then(|there| match there {
+                    Some(ino) => Ok(ino),
+                    None => self.fs.mkdir(parent, name, 0o700, self.caller).map(|attr| {
+                        self.fs.forget(attr.ino, 1);
+                        attr.ino
+                    }),
+                });
+                made.map_err(|e| cannot("make", path, e))?
+            }
+        };
+        self.counts.folders += 1;
+        self.folders.push((ino, meta));
+        Ok(())
+    }
+
+    fn make_symlink(&mut self, path: &[u8], target: &[u8], meta: &Meta) -> Outcome {
+        let Some((parent, name)) = self.place(path)? else { return Ok(()) };
+        let made = self.clear(parent, name, false).and_then(|_| self.fs.symlink(parent, name, target, self.caller));
+        let ino = made.map_err(|e| cannot("make the symbolic link", path, e))?.ino;
+        self.counts.symlinks += 1;
+        let done = self.dress(ino, path, meta, false, None);
+        self.fs.forget(ino, 1);
+        done
+    }
+
+    fn make_special(&mut self, path: &[u8], kind: FileKind, rdev: u32, meta: &Meta) -> Outcome {
+        let Some((parent, name)) = self.place(path)? else { return Ok(()) };
+        let made = self.clear(parent, name, false).and_then(|_| self.fs.mknod(parent, name, kind, meta.perm, rdev, self.caller));
+        let ino = made.map_err(|e| cannot("make", path, e))?.ino;
+        self.counts.special += 1;
+        let done = self.dress(ino, path, meta, true, None);
+        self.fs.forget(ino, 1);
+        done
+    }
+
+    fn make_hard_link(&mut self, path: &[u8], to: &[u8]) -> Outcome {
+        let Some((from, name)) = self.place(to)? else { return Ok(()) };
+        let source = self.fs.lookup(from, name).map_err(|e| cannot("find the other name of the hard link", to, e))?;
+        let made = self.place(path).and_then(|place| match place {
+            Some((parent, name)) => {
+                let same = self.fs.lookup(parent, name).is_ok_and(|there| {
+                    self.fs.forget(there.ino, 1);
+                    there.ino == source.ino
+                });
+                if same {
+                    return Ok(());
+                }
+                let linked = self.clear(parent, name, false).and_then(|_| self.fs.link(source.ino, parent, name));
+                linked.map(|attr| self.fs.forget(attr.ino, 1)).map_err(|e| cannot("make the hard link", path, e))
+            }
+            None => Ok(()),
+        });
+        self.fs.forget(source.ino, 1);
+        self.counts.hard_links += 1;
+        made
+    }
+
+    fn make_file(&mut self, path: Vec<u8>, meta: Meta, size: u64) -> Outcome {
+        let Some((parent, name)) = self.place(&path)? else {
+            self.file = Some(Open { ino: None, path, meta, size });
+            return Ok(());
+        };
+        let made = self.clear(parent, name, false).and_then(|_| self.fs.mknod(parent, name, FileKind::File, 0o600, 0, self.caller));
+        let ino = made.map_err(|e| cannot("make", &path, e))?.ino;
+        self.counts.files += 1;
+        self.file = Some(Open { ino: Some(ino), path, meta, size });
+        Ok(())
+    }
+
+    /// Owner, mode, size, times, extended attributes; in this order, for a change of owner clears bits of the mode, and a write
+    /// would clear capabilities.
+    fn dress(&mut self, ino: Ino, path: &[u8], meta: &Meta, mode: bool, size: Option<u64>) -> Outcome {
+        let set = SetAttr {
+            mode: mode.then_some(meta.perm),
+            uid: Some(meta.uid),
+            gid: Some(meta.gid),
+            size: size.filter(|size| *size > 0),
+            atime: Some(TimeSet::At(meta.atime.unwrap_or(meta.mtime))),
+            mtime: Some(TimeSet::At(meta.mtime)),
+            ..SetAttr::default()
+        };
+        self.fs.setattr(ino, &set, self.caller).map_err(|e| cannot("set the attributes of", path, e))?;
+        for (name, value) in &meta.xattrs {
+            match self.fs.setxattr(ino, name, value, XattrFlags::Any) {
+                Ok(()) => {}
+                Err(kvfs::Error::Unsupported(_) | kvfs::Error::NotPermitted(_) | kvfs::Error::ArgumentTooLong) => {
+                    self.skip(format!("{}: the attribute {} is left out", text::show(path), text::show(name)));
+                }
+                Err(e) => return Err(cannot("set the extended attributes of", path, e)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Everything has come.
+    pub fn finish(&mut self) -> Outcome {
+        if self.file.is_some() {
+            return Err(Failure::new(Exit::Failed, "a file without its end"));
+        }
+        for (ino, meta) in std::mem::take(&mut self.folders) {
+            match self.dress(ino, b"a folder", &meta, true, None) {
+                // It was replaced by a later entry.
+                Err(_) if self.fs.getattr(ino).is_err() => {}
+                done => done?,
+            }
+        }
+        Ok(())
+    }
+}
+
+fn cannot(doing: &str, path: &[u8], error: kvfs::Error) -> Failure {
+    tree::failure(format!("cannot {doing} {}", text::show(path)), error)
+}

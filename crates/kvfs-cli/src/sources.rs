@@ -1,0 +1,270 @@
+//! What is imported, read item by item: a tar stream, or a folder of this machine.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+use indicatif::ProgressBar;
+use kvfs::{FileKind, Timestamp};
+use rustix::fs::SeekFrom;
+
+use crate::output::{Failure, Outcome, Output};
+use crate::parcels::{Item, Meta, PIECE};
+use crate::tar_stream::TarStream;
+use crate::{pax, text, tree};
+
+/// Where items go.
+pub struct Source<'a> {
+    output: &'a Output,
+    give: &'a mut dyn FnMut(Item) -> Outcome,
+    /// Entries of a kind that a store does not take.
+    pub skipped: u64,
+}
+
+impl<'a> Source<'a> {
+    pub fn new(output: &'a Output, give: &'a mut dyn FnMut(Item) -> Outcome) -> Self {
+        Source { output, give, skipped: 0 }
+    }
+
+    fn skip(&mut self, what: String) {
+        self.skipped += 1;
+        match self.skipped {
+            ..=10 => self.output.note(what),
+            11 => self.output.note("more of this kind is not shown"),
+            _ => {}
+        }
+    }
+
+    fn give(&mut self, item: Item) -> Outcome {
+        (self.give)(item)
+    }
+
+    /// All of `from` as data at `at`; gives how much that was.
+    fn copy(&mut self, path: &[u8], from: &mut impl Read, mut at: u64) -> Outcome<u64> {
+        let begun = at;
+        loop {
+            let mut bytes = Vec::new();
+            let got = from.take(PIECE as u64).read_to_end(&mut bytes);
+            let got = got.map_err(|e| Failure::io(format!("the content of {} cannot be read", text::show(path)), &e))?;
+            if got == 0 {
+                return Ok(at - begun);
+            }
+            self.give(Item::Data { at, bytes })?;
+            at += got as u64;
+        }
+    }
+
+    pub fn tar(&mut self, stream: impl Read) -> Outcome {
+        let broken = |e: io::Error| {
+            Failure::io("the tar stream cannot be read", &e)
+                .hint("is it whole? A compressed one must be unpacked first: zcat FILE | kvfs import STORE -")
+        };
+        let stream = TarStream::new(stream);
+        let mut archive = tar::Archive::new(stream.clone());
+        archive.set_ignore_zeros(false);
+        let mut entries = archive.entries().map_err(broken)?;
+        let mut passed = 0;
+        loop {
+            stream.pass(passed);
+            let Some(entry) = entries.next() else { break };
+            let mut entry = entry.map_err(broken)?;
+            let (end, holes) = stream.found(&entry).map_err(broken)?;
+            passed = end;
+            let records = pax::Records::read(&mut entry).map_err(broken)?;
+            let path = records.sparse_name.clone().unwrap_or_else(|| entry.path_bytes().into_owned());
+            let header = entry.header();
+            let number = |n: io::Result<u64>| n.ok().and_then(|n| u32::try_from(n).ok());
+            let meta = Meta {
+                perm: (header.mode().map_err(broken)? & 0o7777) as u16,
+                uid: records.uid.or_else(|| number(header.uid())).unwrap_or(0),
+                gid: records.gid.or_else(|| number(header.gid())).unwrap_or(0),
+                mtime: records.mtime.unwrap_or(Timestamp { secs: header.mtime().unwrap_or(0) as i64, nanos: 0 }),
+                atime: records.atime,
+                xattrs: records.xattrs.clone(),
+            };
+            let kind = header.entry_type();
+            let device = || {
+                let (major, minor) = (header.device_major().ok().flatten(), header.device_minor().ok().flatten());
+                tree::device_number(major.unwrap_or(0), minor.unwrap_or(0))
+            };
+            match kind {
+                tar::EntryType::Directory => self.give(Item::Folder { path, meta })?,
+                tar::EntryType::Symlink => {
+                    let target = entry.link_name_bytes().unwrap_or_default().into_owned();
+                    self.give(Item::Symlink { path, target, meta })?;
+                }
+                tar::EntryType::Link => {
+                    let to = entry.link_name_bytes().unwrap_or_default().into_owned();
+                    self.give(Item::Link { path, to })?;
+                }
+                tar::EntryType::Char => self.give(Item::Special { path, kind: FileKind::CharDevice, rdev: device(), meta })?,
+                tar::EntryType::Block => self.give(Item::Special { path, kind: FileKind::BlockDevice, rdev: device(), meta })?,
+                tar::EntryType::Fifo => self.give(Item::Special { path, kind: FileKind::Fifo, rdev: 0, meta })?,
+                // Old archives end a folder's name with a slash and call it a file.
+                tar::EntryType::Regular if path.ends_with(b"/") => self.give(Item::Folder { path, meta })?,
+                tar::EntryType::Regular | tar::EntryType::Continuous => match records.sparse_map(&mut entry).map_err(broken)? {
+                    Some(map) => {
+                        let size = records.real_size.or(map.last().map(|(at, len)| at + len)).unwrap_or(0);
+                        self.give(Item::File { path: path.clone(), meta, size })?;
+                        for (at, len) in &map {
+                            self.copy(&path, &mut (&mut entry).take(*len), *at)?;
+                        }
+                        self.give(Item::End)?;
+                    }
+                    None => {
+                        self.give(Item::File { path: path.clone(), meta, size: entry.size() })?;
+                        self.copy(&path, &mut entry, 0)?;
+                        self.give(Item::End)?;
+                    }
+                },
+                tar::EntryType::GNUSparse => {
+                    let size = records.real_size.or_else(|| entry.header().as_gnu().and_then(|h| h.real_size().ok()));
+                    self.give(Item::File { path: path.clone(), meta, size: size.unwrap_or(0) })?;
+                    for (at, len) in holes.iter().flatten() {
+                        if self.copy(&path, &mut stream.beside(*len), *at)? != *len {
+                            return Err(broken(io::ErrorKind::UnexpectedEof.into()));
+                        }
+                    }
+                    self.give(Item::End)?;
+                }
+                other => self.skip(format!("{}: entries of kind {other:?} are left out", text::show(&path))),
+            }
+        }
+        Ok(())
+    }
+
+    pub fn folder(&mut self, from: &Path, store: &Path, bar: &ProgressBar) -> Outcome {
+        let store = std::fs::metadata(store).map(|m| (m.dev(), m.ino())).ok();
+        // The other name of each file that has several.
+        let mut linked: HashMap<(u64, u64), Vec<u8>> = HashMap::new();
+        let meta = host_meta(from, &std::fs::metadata(from).map_err(|e| cannot_read(from, e))?)?;
+        self.give(Item::Folder { path: Vec::new(), meta })?;
+        let mut open = vec![(std::fs::read_dir(from).map_err(|e| cannot_read(from, e))?, Vec::<u8>::new())];
+        while let Some((entries, inside)) = open.last_mut() {
+            let Some(entry) = entries.next() else {
+                open.pop();
+                continue;
+            };
+            let entry = entry.map_err(|e| cannot_read(from, e))?;
+            let source = entry.path();
+            let mut path = inside.clone();
+            if !path.is_empty() {
+                path.push(b'/');
+            }
+            path.extend_from_slice(entry.file_name().as_bytes());
+            let m = match std::fs::symlink_metadata(&source) {
+                // It went away since it was listed.
+                Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+                m => m.map_err(|e| cannot_read(&source, e))?,
+            };
+            let identity = (m.dev(), m.ino());
+            if Some(identity) == store {
+                self.skip(format!("{}: the store itself is left out", source.display()));
+                continue;
+            }
+            let meta = host_meta(&source, &m)?;
+            let kind = m.file_type();
+            if kind.is_dir() {
+                self.give(Item::Folder { path: path.clone(), meta })?;
+                open.push((std::fs::read_dir(&source).map_err(|e| cannot_read(&source, e))?, path));
+                continue;
+            }
+            if m.nlink() > 1 {
+                if let Some(other) = linked.get(&identity) {
+                    let other = other.clone();
+                    self.give(Item::Link { path, to: other })?;
+                    continue;
+                }
+                linked.insert(identity, path.clone());
+            }
+            let rdev = tree::device_number(rustix::fs::major(m.rdev()), rustix::fs::minor(m.rdev()));
+            if kind.is_file() {
+                self.host_file(&source, &path, meta, bar)?;
+            } else if kind.is_symlink() {
+                let target = std::fs::read_link(&source).map_err(|e| cannot_read(&source, e))?;
+                self.give(Item::Symlink { path, target: target.as_os_str().as_bytes().to_vec(), meta })?;
+            } else {
+                let (kind, rdev) = match () {
+                    () if kind.is_char_device() => (FileKind::CharDevice, rdev),
+                    () if kind.is_block_device() => (FileKind::BlockDevice, rdev),
+                    () if kind.is_fifo() => (FileKind::Fifo, 0),
+                    () => (FileKind::Socket, 0),
+                };
+                self.give(Item::Special { path, kind, rdev, meta })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn host_file(&mut self, source: &Path, path: &[u8], meta: Meta, bar: &ProgressBar) -> Outcome {
+        let mut file = File::open(source).map_err(|e| cannot_read(source, e))?;
+        let m = file.metadata().map_err(|e| cannot_read(source, e))?;
+        let size = m.len();
+        let sparse = m.blocks().saturating_mul(512) < size;
+        self.give(Item::File { path: path.to_vec(), meta, size })?;
+        let mut at = 0;
+        while at < size {
+            let (from, to) = if sparse { data_from(&file, at, size)? } else { (at, size) };
+            if from >= size {
+                break;
+            }
+            if sparse {
+                rustix::fs::seek(&file, SeekFrom::Start(from)).map_err(|e| cannot_read(source, e.into()))?;
+            }
+            // Not behind the size: a file that grows meanwhile would never end.
+            at = from + self.copy(path, &mut bar.wrap_read(&mut file).take(to - from), from)?;
+            if at < to {
+                break;
+            }
+        }
+        self.give(Item::End)
+    }
+}
+
+/// The next stretch of data at or behind `at`; all the rest where the host does not tell.
+fn data_from(file: &File, at: u64, size: u64) -> Outcome<(u64, u64)> {
+    let data = match rustix::fs::seek(file, SeekFrom::Data(at)) {
+        Ok(data) => data,
+        Err(rustix::io::Errno::NXIO) => return Ok((size, size)),
+        Err(_) => return Ok((at, size)),
+    };
+    Ok((data, rustix::fs::seek(file, SeekFrom::Hole(data)).unwrap_or(size).min(size)))
+}
+
+fn cannot_read(path: &Path, error: io::Error) -> Failure {
+    Failure::io(format!("cannot read {}", path.display()), &error)
+}
+
+fn host_meta(path: &Path, m: &std::fs::Metadata) -> Outcome<Meta> {
+    Ok(Meta {
+        perm: (m.mode() & 0o7777) as u16,
+        uid: m.uid(),
+        gid: m.gid(),
+        mtime: Timestamp { secs: m.mtime(), nanos: m.mtime_nsec() as u32 },
+        atime: Some(Timestamp { secs: m.atime(), nanos: m.atime_nsec() as u32 }),
+        xattrs: host_xattrs(path).map_err(|e| cannot_read(path, e))?,
+    })
+}
+
+/// The extended attributes of a file of the host; none where the host has none.
+fn host_xattrs(path: &Path) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    let mut names = vec![0; 64 << 10];
+    let len = match rustix::fs::llistxattr(path, &mut names[..]) {
+        Ok(len) => len,
+        Err(rustix::io::Errno::NOTSUP | rustix::io::Errno::NOSYS) => return Ok(Vec::new()),
+        Err(e) => return Err(e.into()),
+    };
+    let mut all = Vec::new();
+    for name in names[..len].split(|c| *c == 0).filter(|n| !n.is_empty()) {
+        let mut value = vec![0; 64 << 10];
+        match rustix::fs::lgetxattr(path, name, &mut value[..]) {
+            Ok(len) => all.push((name.to_vec(), value[..len].to_vec())),
+            // Not for us to read, or gone.
+            Err(_) => continue,
+        }
+    }
+    Ok(all)
+}
