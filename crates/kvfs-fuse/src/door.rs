@@ -380,6 +380,14 @@ impl Handler for Door {
             view.announce_cached(ino, offset);
         }
     }
+    fn read_into(&self, ino: Ino, offset: u64, room: &mut [u8]) -> Reply<usize> {
+        if let At::View(view, ino) = self.at(ino)? {
+            return view.read_into(ino, offset, room).map_err(errno);
+        }
+        let data = self.read(ino, offset, u32::try_from(room.len()).unwrap_or(u32::MAX))?;
+        room[..data.len()].copy_from_slice(&data);
+        Ok(data.len())
+    }
     fn write(&self, ino: Ino, offset: u64, data: &[u8], hints: WriteHints) -> Reply<Written> {
         let written = match self.at(ino) {
             Ok(At::View(view, ino)) => view.write_for(ino, offset, data, hints).map_err(errno),

@@ -67,6 +67,12 @@ pub trait Handler: Send + Sync + 'static {
     fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), flags: RenameFlags, caller: Caller) -> Reply<()>;
     /// Up to `length` bytes; fewer only at the end of the file.
     fn read(&self, ino: Ino, offset: u64, length: u32) -> Reply<Bytes>;
+    /// The same, for as many bytes as there is room; how many there were.
+    fn read_into(&self, ino: Ino, offset: u64, room: &mut [u8]) -> Reply<usize> {
+        let data = self.read(ino, offset, u32::try_from(room.len()).unwrap_or(u32::MAX))?;
+        room.get_mut(..data.len()).ok_or(Errno(libc::EIO))?.copy_from_slice(&data);
+        Ok(data.len())
+    }
     /// A write out of the kernel's cache at this offset has been taken and will come to `write` soon (`WriteHints::announced`). Called in the order
     /// in which the kernel sends them, one at a time, where it gathers writes.
     fn announce(&self, _ino: Ino, _offset: u64) {}

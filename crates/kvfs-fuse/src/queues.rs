@@ -406,8 +406,8 @@ impl<H: Handler> Worker<H> {
 
 /// Has the request in a slot dispatched and puts its answer in; `false`: that takes a thread that may wait.
 fn answer<H: Handler>(connection: &OwnedFd, transport: &Transport<H>, slot: &mut Slot, desk: &mut Desk) -> bool {
-    let outcome = match slot.request() {
-        Ok((head, fields)) => session::dispatch(connection, transport, &head, fields, desk),
+    let outcome = match slot.request_and_room() {
+        Ok((head, fields, room)) => session::dispatch(connection, transport, &head, fields, desk, room),
         Err(e) => Outcome::Error(e),
     };
     match outcome {
@@ -416,6 +416,7 @@ fn answer<H: Handler>(connection: &OwnedFd, transport: &Transport<H>, slot: &mut
         Outcome::Error(e) => slot.answer(-e.0, &[]),
         Outcome::Answer => slot.answer(0, &desk.answer.0),
         Outcome::Data(data) => slot.answer(0, &data),
+        Outcome::Filled(length) => slot.answer_filled(length),
     }
     true
 }

@@ -137,15 +137,35 @@ impl Slot {
 
     /// The request in it.
     pub fn request(&self) -> Reply<(Head, Fields<'_>)> {
-        let others = self.payload().get(..self.length).ok_or(Errno(libc::EIO))?;
+        // Nothing refers to a payload that is room for an answer.
+        let others = if self.length == 0 { &[] } else { self.payload().get(..self.length).ok_or(Errno(libc::EIO))? };
         wire::head_in_slot(self.headers(), &self.headers()[FIRST_ARGUMENT..ABOUT], others)
+    }
+
+    /// The request in it, and room for what is read, if the request leaves any.
+    pub fn request_and_room(&mut self) -> Reply<(Head, Fields<'_>, &mut [u8])> {
+        let at = self.memory.payload(self.number).as_ptr();
+        let room = if self.length == 0 { self.memory.payload } else { 0 };
+        let (head, fields) = self.request()?;
+        // SAFETY: the memory is the slot's, which is borrowed for this alone; where there is room the request lies in the headers only.
+        let room = unsafe { std::slice::from_raw_parts_mut(at, room) };
+        Ok((head, fields, room))
     }
 
     /// Puts the answer in. `error`: 0 or a negative error number.
     pub fn answer(&mut self, error: i32, body: &[u8]) {
         let (error, body) = if body.len() <= self.memory.payload { (error, body) } else { (-libc::EIO, &[][..]) };
         self.payload_mut()[..body.len()].copy_from_slice(body);
-        let (unique, length) = (self.unique, body.len() as u32);
+        self.finish(error, body.len());
+    }
+
+    /// The answer is what was put into the room, so many bytes of it.
+    pub fn answer_filled(&mut self, length: usize) {
+        self.finish(0, length.min(self.memory.payload));
+    }
+
+    fn finish(&mut self, error: i32, length: usize) {
+        let (unique, length) = (self.unique, length as u32);
         let headers = self.headers_mut();
         headers[..4].copy_from_slice(&(wire::OUT_HEADER as u32 + length).to_ne_bytes());
         headers[4..8].copy_from_slice(&error.to_ne_bytes());

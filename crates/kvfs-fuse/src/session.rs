@@ -189,7 +189,8 @@ fn serve<H: Handler>(
     (seat, helps, gathers): (&Arc<Seat>, bool, bool),
     buffer: &mut [u8],
 ) -> io::Result<()> {
-    let mut desk = Desk::default();
+    // What is read; in memory as far as it was used.
+    let (mut desk, mut data) = (Desk::default(), vec![0; buffer.len()]);
     let broken = |_| io::Error::new(io::ErrorKind::InvalidData, "the kernel sent a broken request");
     while !(helps && crew.leave_if_not_needed(seat)) {
         let taken = intake.take(
@@ -206,7 +207,7 @@ fn serve<H: Handler>(
         let request = Request::of(head.opcode);
         let _working = seat.work(request == Request::Write && wire::written_back_at(fields).is_some());
         if !request.waits() {
-            answer(connection, transport, &head, fields, &mut desk);
+            answer(connection, transport, &head, fields, &mut desk, &mut data);
             if gathers && matches!(request, Request::Forget | Request::BatchForget) {
                 std::thread::sleep(GATHER);
             }
@@ -218,7 +219,7 @@ fn serve<H: Handler>(
         room.admit(crew.threads() == 1 || request == Request::IoCtl, move || {
             // It was decoded above.
             if let Ok((head, fields)) = wire::head(&message) {
-                answer(&connection, &transport, &head, fields, &mut Desk::default());
+                answer(&connection, &transport, &head, fields, &mut Desk::default(), &mut []);
             }
         });
     }
@@ -232,8 +233,9 @@ pub(crate) fn dispatch<H: Handler>(
     head: &wire::Head,
     fields: wire::Fields<'_>,
     desk: &mut Desk,
+    room: &mut [u8],
 ) -> Outcome {
-    let outcome = transport.dispatch(head, fields, desk);
+    let outcome = transport.dispatch(head, fields, desk, room);
     // Before the answer: whoever has it may rely on this.
     for &ino in &desk.stale_attributes {
         if let Err(e) = forget_attributes(connection, ino) {
@@ -250,8 +252,9 @@ fn answer<H: Handler>(
     head: &wire::Head,
     fields: wire::Fields<'_>,
     desk: &mut Desk,
+    room: &mut [u8],
 ) {
-    let outcome = dispatch(connection, transport, head, fields, desk);
+    let outcome = dispatch(connection, transport, head, fields, desk, room);
     let sent = match outcome {
         Outcome::Nothing => Ok(()),
         // No thread is here that may not wait.
@@ -259,6 +262,7 @@ fn answer<H: Handler>(
         Outcome::Error(Errno(e)) => send(connection, head.unique, -e, &[]),
         Outcome::Answer => send(connection, head.unique, 0, &desk.answer.0),
         Outcome::Data(data) => send(connection, head.unique, 0, &data),
+        Outcome::Filled(length) => send(connection, head.unique, 0, &room[..length]),
     };
     match sent {
         Ok(()) => {}

@@ -30,6 +30,8 @@ pub(crate) enum Outcome {
     /// What is in the `Answer`.
     Answer,
     Data(Bytes),
+    /// So many bytes of the room that was given.
+    Filled(usize),
 }
 
 /// A handler, and how requests reach it. Shared by all threads.
@@ -79,13 +81,15 @@ impl<H: Handler> Transport<H> {
 
     /// Answers one request. A panic in the handler is a defect, but not one that may take everybody's files away: it is answered
     /// with EIO, as the panic hook reports it.
-    pub fn dispatch(&self, head: &Head, fields: Fields<'_>, desk: &mut Desk) -> Outcome {
+    ///
+    /// `room`: where what is read may be put, so that nothing is allocated for it.
+    pub fn dispatch(&self, head: &Head, fields: Fields<'_>, desk: &mut Desk, room: &mut [u8]) -> Outcome {
         desk.answer.0.clear();
         desk.handed_out.clear();
         desk.stale_attributes.clear();
         let request = Request::of(head.opcode);
         self.counters.count(request);
-        match catch_unwind(AssertUnwindSafe(|| self.answer(request, head, fields, desk))) {
+        match catch_unwind(AssertUnwindSafe(|| self.answer(request, head, fields, desk, room))) {
             Ok(Ok(outcome)) => outcome,
             Ok(Err(Errno::WAITS)) => {
                 self.counters.uncount(request);
@@ -106,7 +110,7 @@ impl<H: Handler> Transport<H> {
         }
     }
 
-    fn answer(&self, request: Request, head: &Head, mut f: Fields<'_>, desk: &mut Desk) -> Reply<Outcome> {
+    fn answer(&self, request: Request, head: &Head, mut f: Fields<'_>, desk: &mut Desk, room: &mut [u8]) -> Reply<Outcome> {
         let h = &*self.handler;
         if h.is_down() && !matches!(request, Request::Forget | Request::BatchForget | Request::Destroy) {
             return Err(Errno(libc::EIO));
@@ -177,7 +181,10 @@ impl<H: Handler> Transport<H> {
             }
             Request::Read => {
                 let (_fh, offset, size) = (f.u64()?, f.u64()?, f.u32()?);
-                Ok(Outcome::Data(h.read(ino, offset, size)?))
+                match room.get_mut(..size as usize) {
+                    Some(room) => Ok(Outcome::Filled(h.read_into(ino, offset, room)?)),
+                    None => Ok(Outcome::Data(h.read(ino, offset, size)?)),
+                }
             }
             Request::Write => {
                 let (_fh, offset, size, flags) = (f.u64()?, f.u64()?, f.u32()?, f.u32()?);

@@ -34,6 +34,31 @@ const PIECE: u64 = 64 << 10;
 impl Fs {
     /// Up to `len` bytes at `offset`; fewer only at the end of the file.
     pub fn read(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes> {
+        let data = self.reading(ino, |state| self.read_locked(ino, state, offset, u64::from(len)))?;
+        self.core.counters.bytes_read.fetch_add(data.len() as u64, Ordering::Relaxed);
+        Ok(data)
+    }
+
+    /// As `read`, for as many bytes as there is room; how many there were.
+    pub fn read_into(&self, ino: Ino, offset: u64, room: &mut [u8]) -> Result<usize> {
+        let length = self.reading(ino, |state| {
+            let end = offset.saturating_add(room.len() as u64).min(state.attr.size);
+            let is_inline = matches!(state.attr.body, Body::Inline(_));
+            if offset >= end || is_inline || offset / PAGE == (end - 1) / PAGE {
+                let data = self.read_locked(ino, state, offset, room.len() as u64)?;
+                room[..data.len()].copy_from_slice(&data);
+                return Ok(data.len());
+            }
+            let length = (end - offset) as usize;
+            self.read_pages(ino, state, offset, &mut room[..length])?;
+            Ok(length)
+        })?;
+        self.core.counters.bytes_read.fetch_add(length as u64, Ordering::Relaxed);
+        Ok(length)
+    }
+
+    /// Reads of a file, with what that does to its access time.
+    fn reading<T>(&self, ino: Ino, read: impl FnOnce(&State) -> Result<T>) -> Result<T> {
         let _inside = self.enter()?;
         let inode = self.inode(ino)?;
         let state = inode.state.read();
@@ -45,14 +70,13 @@ impl Fs {
             FileKind::Dir => return Err(Error::IsDirectory),
             _ => return Err(Error::Invalid("reading something that is not a file")),
         }
-        let data = self.read_locked(ino, &state, offset, u64::from(len))?;
+        let data = read(&state)?;
         let stale = self.atime_is_stale(&state);
         drop(state);
         if stale {
             let mut state = inode.state.write();
             state.attr.atime = self.now();
         }
-        self.core.counters.bytes_read.fetch_add(data.len() as u64, Ordering::Relaxed);
         Ok(data)
     }
 
@@ -114,11 +138,14 @@ impl Fs {
             data.resize(to - from, 0);
             return Ok(data.into());
         }
-        self.read_pages(ino, state, offset, end).map(Bytes::from)
+        let mut data = vec![0; (end - offset) as usize];
+        self.read_pages(ino, state, offset, &mut data)?;
+        Ok(data.into())
     }
 
-    /// Puts `[offset, end)` together from stored and waiting pages, both in order; of a block that is both, the waiting one counts.
-    fn read_pages(&self, ino: Ino, state: &State, offset: u64, end: u64) -> Result<Vec<u8>> {
+    /// Fills `room` from `offset` on with stored and waiting pages, both in order; of a block that is both, the waiting one counts.
+    fn read_pages(&self, ino: Ino, state: &State, offset: u64, room: &mut [u8]) -> Result<()> {
+        let end = offset + room.len() as u64;
         let (first, behind) = (offset / PAGE, blocks_of(end));
         let mut waiting = state.buffer.pages.range(first..behind).peekable();
         let all_waiting =
@@ -130,7 +157,7 @@ impl Fs {
             self.core.scope.scan(self.core.layout.dmap, &start, &stop, (behind - first) as usize)?
         };
         let mut stored = stored.into_iter().peekable();
-        let mut data = Vec::with_capacity((end - offset) as usize);
+        let mut filled = 0;
         loop {
             let stored_block = match stored.peek() {
                 Some((key, _)) => Some(layout::decode_page_key(key)?.1),
@@ -157,11 +184,13 @@ impl Fs {
             let take = (end - start).min(PAGE) as usize;
             let bytes = bytes.get(skip..bytes.len().min(take)).unwrap_or_default();
             // Holes and short pages before this one.
-            data.resize((start.max(offset) - offset) as usize, 0);
-            data.extend_from_slice(bytes);
+            let at = (start.max(offset) - offset) as usize;
+            room[filled..at].fill(0);
+            filled = at + bytes.len();
+            room[at..filled].copy_from_slice(bytes);
         }
-        data.resize((end - offset) as usize, 0);
-        Ok(data)
+        room[filled..].fill(0);
+        Ok(())
     }
 
     /// A page as the store has it, unless it is cut off.

@@ -59,7 +59,13 @@ impl World {
     }
 
     pub fn read(&self, ino: Ino, offset: u64, len: usize) -> Vec<u8> {
-        self.fs.read(ino, offset, len as u32).unwrap().to_vec()
+        let read = self.fs.read(ino, offset, len as u32).unwrap().to_vec();
+        // The other way to read, into memory with something else in it.
+        let mut room = vec![0xee; len];
+        let length = self.fs.read_into(ino, offset, &mut room).unwrap();
+        assert!(room[..length] == read, "read_into gives what read gives");
+        assert!(room[length..].iter().all(|byte| *byte == 0xee), "and touches nothing behind it");
+        read
     }
 
     pub fn read_all(&self, ino: Ino) -> Vec<u8> {
