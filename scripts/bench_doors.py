@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The commands that work on whole trees beside those of the system: interleaved rounds, medians, ranges.
 
-    scripts/bench_doors.py FOLDER [--kvfs PROGRAM] [--rounds 7] [--only rm,import,...]
+    scripts/bench_doors.py FOLDER [--kvfs PROGRAM] [--rounds 7] [--only rm,imports,walks]
 
 FOLDER is on the file system to compare with; the store is a file in it. The tree: 20,000 files of 10 KB on average in 1,000 folders. Before
 each measurement is a sync(1) of everything. Load of the machine is shown, since both sides suffer from it, but not alike.
@@ -82,13 +82,46 @@ class Bench:
         self.compare("the same of a tree that the kernel has cached", rounds(True))
         self.umount()
 
+    def imports(self):
+        def rounds(mounted):
+            for n in range(self.rounds):
+                self.copy.mkdir()
+                theirs = self.timed("tar", "xf", self.tar, "-C", self.copy)
+                shutil.rmtree(self.copy)
+                if mounted:
+                    ours = self.timed(self.kvfs, "import", self.mnt / "copy", self.tar)
+                    self.run(self.kvfs, "rm", self.mnt / "copy")
+                else:
+                    self.run(self.kvfs, "create", self.store)
+                    ours = self.timed(self.kvfs, "import", self.store, self.tar)
+                    self.store.unlink()
+                yield theirs, ours
+        self.compare("`tar x`, `kvfs import` into a store that is not mounted", rounds(False))
+        self.mount()
+        self.compare("`tar x`, `kvfs import` into a mounted store", rounds(True))
+        self.umount()
+
+    def walks(self):
+        def rounds(theirs, ours):
+            for _ in range(self.rounds):
+                yield self.timed(*theirs), self.timed(self.kvfs, *ours)
+        self.mount()
+        self.run(self.kvfs, "import", self.mnt / "copy", self.tar)
+        self.compare("`du -s` with all in the kernel's cache, `kvfs du`", rounds(["du", "-s", self.source], ["du", self.mnt / "copy"]))
+        conditions = ["-name", "file-1*", "-size"]
+        self.compare(
+            "`find -name -size`, `kvfs find`",
+            rounds(["find", self.source, *conditions, "+9k"], ["find", self.mnt / "copy", *conditions, "+9K"]),
+        )
+        self.umount()
+
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder")
     parser.add_argument("--kvfs", default="kvfs")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--only", default="rm")
+    parser.add_argument("--only", default="rm,imports,walks")
     args = parser.parse_args()
     bench = Bench(args)
     try:

@@ -144,6 +144,7 @@ pub static COMMANDS: &[Command] = &[
     reads("use", "dictionary", 2, NONE, connection::choose),
     reads("wait", "replicas timeout", 3, NONE, server::wait),
     in_multi(InMulti::Refused, reads("waitaof", "local replicas timeout", 4, NONE, server::waitaof)),
+    in_multi(InMulti::Refused, reads("walk", tree::WALK_USAGE, -2, NONE, tree::walk)),
     in_multi(InMulti::AtOnce, reads("watch", "key ...", -2, EACH, multi::watch)),
 ];
 

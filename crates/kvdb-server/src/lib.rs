@@ -33,7 +33,8 @@ mod transactions;
 mod walk;
 
 pub use client::{Client, Reply, read_reply};
+pub use glob::matches as matches_glob;
 pub use limits::Limits;
 pub use server::{Error, Server, ServerOptions};
 pub use session::{Describe, InfoSource};
-pub use transactions::{Cloned, FileChange, FileDetail, Importing, Removed, Snapshots, Transactions};
+pub use transactions::{Cloned, FileChange, FileDetail, Importing, Removed, Snapshots, Transactions, Walking, Whose};

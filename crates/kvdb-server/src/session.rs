@@ -19,7 +19,7 @@ use crate::locks::{Held, KeyLocks};
 use crate::metrics::Metrics;
 use crate::output::{Budget, Output};
 use crate::request::Arguments;
-use crate::transactions::{Group, Groups, Importing, Snapshots, Transactions};
+use crate::transactions::{Group, Groups, Importing, Snapshots, Transactions, Walking};
 
 /// Gives what the owner of the store knows about it, as JSON.
 pub type InfoSource = Arc<dyn Fn() -> String + Send + Sync>;
@@ -112,6 +112,8 @@ pub struct Session {
     pub stopped: Option<Failure>,
     /// Files on their way in.
     pub importing: Option<Box<dyn Importing>>,
+    /// A walk through files.
+    pub walking: Option<Box<dyn Walking>>,
 }
 
 /// Where the commands of an `EXEC` work.
@@ -143,6 +145,7 @@ impl Session {
             executing: None,
             stopped: None,
             importing: None,
+            walking: None,
             shared,
         }
     }

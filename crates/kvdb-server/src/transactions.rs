@@ -61,6 +61,22 @@ pub trait Importing: Send {
     fn finish(self: Box<Self>) -> Result<Vec<(&'static str, u64)>>;
 }
 
+/// Whose files a path leads to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Whose {
+    /// The store's, as it is for everybody.
+    Store,
+    Transaction(TransactionId),
+    Snapshot(String),
+    Clone(String),
+}
+
+/// A walk through files that is under way.
+pub trait Walking: Send {
+    /// Some entries more, in a form that only the two ends know; nothing: that was all.
+    fn next(&mut self) -> Result<Vec<u8>>;
+}
+
 /// Who begins and ends transactions. The store itself does where it is nothing but keys; where it is also a file system, files must be
 /// ready for it as well.
 pub trait Transactions: Send + Sync {
@@ -85,6 +101,11 @@ pub trait Transactions: Send + Sync {
     /// that `user` has begun.
     fn import(&self, id: Option<TransactionId>, to: &[u8], user: Option<u32>) -> Result<Box<dyn Importing>> {
         let _ = (id, to, user);
+        Err(no_files())
+    }
+    /// Begins to walk through what lies at a path from the root, and below it.
+    fn walk(&self, whose: Whose, path: &[u8]) -> Result<Box<dyn Walking>> {
+        let _ = (whose, path);
         Err(no_files())
     }
     /// Removes what a path from the root leads to, with all below it, in a transaction or in the mainline.

@@ -457,6 +457,11 @@ impl<'a> List<'a> {
         Self::check(written)
     }
 
+    /// An item as it is, for programs; not in JSON.
+    pub fn raw(&mut self, item: &[u8], end: u8) -> Outcome<bool> {
+        Self::check(self.out.write_all(item).and_then(|()| self.out.write_all(&[end])))
+    }
+
     pub fn end(mut self) -> Outcome {
         let written = match (self.output.is_json(), self.first) {
             (true, true) => writeln!(self.out, "[]"),

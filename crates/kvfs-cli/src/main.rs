@@ -13,7 +13,9 @@ mod create;
 mod daemon;
 mod daemons;
 mod defrag;
+mod du;
 mod export;
+mod find;
 mod identity;
 mod import;
 mod import_mounted;
@@ -44,6 +46,7 @@ mod transactions;
 mod tree;
 mod txn;
 mod umount;
+mod walks;
 mod within;
 
 use std::ffi::OsString;
@@ -85,6 +88,8 @@ enum Command {
     Salvage(salvage::Args),
     CloneTree(clone_tree::Args),
     Rm(rm::Args),
+    Du(du::Args),
+    Find(find::Args),
     Defrag(defrag::Args),
     Import(import::Args),
     Export(export::Args),
@@ -98,7 +103,7 @@ fn main() -> ExitCode {
     if let Some(code) = mount::run_as_mount_helper(&arguments) {
         return code;
     }
-    let cli = Cli::parse_from(arguments);
+    let cli = Cli::parse_from(find::as_options(arguments));
     let output = Output::new(cli.json);
     let outcome = match cli.command {
         // They end with exit codes of other programs.
@@ -120,6 +125,8 @@ fn main() -> ExitCode {
         Command::Salvage(args) => salvage::run(args, &output),
         Command::Scrub(args) => scrub::run(args, &output),
         Command::CloneTree(args) => clone_tree::run(args, &output),
+        Command::Du(args) => du::run(args, &output),
+        Command::Find(args) => find::run(args, &output),
         Command::Rm(args) => rm::run(args, &output),
         Command::Defrag(args) => defrag::run(args, &output),
         Command::Import(args) => import::run(args, &output),

@@ -4,14 +4,14 @@
 use std::time::Duration;
 
 use kvdb::{Durability, Result, Savepoint, Transaction, TransactionId, TransactionOptions};
-use kvdb_server::{Cloned, FileChange, FileDetail, Importing, Removed, Snapshots, Transactions};
+use kvdb_server::{Cloned, FileChange, FileDetail, Importing, Removed, Snapshots, Transactions, Walking, Whose};
 use kvfs::{Attr, Caller, FileKind, View, Views};
 
 use crate::import::caller;
 use crate::intake::Intake;
 use crate::output::{Exit, Failure};
 use crate::parcels::Item;
-use crate::tree;
+use crate::{tree, walks};
 
 pub struct OverFiles(pub Views);
 
@@ -82,10 +82,37 @@ impl Transactions for OverFiles {
         Ok(Box::new(import))
     }
 
+    fn walk(&self, whose: Whose, path: &[u8]) -> Result<Box<dyn Walking>> {
+        let view = match whose {
+            Whose::Store => View::Mainline,
+            Whose::Transaction(id) => View::Transaction(id),
+            Whose::Snapshot(name) => View::Snapshot(name),
+            Whose::Clone(name) => View::Clone(name),
+        };
+        Ok(Box::new(Walk(self.0.walk(&view, path).map_err(of_store)?)))
+    }
+
     fn remove_tree(&self, id: Option<TransactionId>, path: &[u8]) -> Result<Removed> {
         let view = id.map_or(View::Mainline, View::Transaction);
         let stats = self.0.remove_tree(&view, path).map_err(of_store)?;
         Ok(Removed { directories: stats.directories, files: stats.files, bytes: stats.bytes })
+    }
+}
+
+/// Bytes of entries of a walk that are sent together, about.
+const WALK_PIECE: usize = 256 << 10;
+
+struct Walk(kvfs::Walk);
+
+impl Walking for Walk {
+    fn next(&mut self) -> Result<Vec<u8>> {
+        let mut out = Vec::new();
+        while out.len() < WALK_PIECE
+            && let Some(walked) = self.0.next().map_err(of_store)?
+        {
+            walks::encode(walked.path, &walked.attr, &mut out);
+        }
+        Ok(out)
     }
 }
 

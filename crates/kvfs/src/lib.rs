@@ -40,6 +40,7 @@ mod statfs;
 mod table;
 mod verify;
 mod views;
+mod walk;
 mod xattr;
 
 pub use absorb::Touched;
@@ -59,3 +60,4 @@ pub use repair::{Repaired, repair};
 pub use salvage::{Left, LeftEntries, LeftEntry, LeftNode, Remains};
 pub use verify::{Finding, Report, verify};
 pub use views::{View, Views, Wait, Watcher};
+pub use walk::{Walk, Walked};

@@ -1,4 +1,4 @@
-//! `CLONETREE`, `RMTREE` and `IMPORT`: trees of files copied by reference, removed, and brought in.
+//! `CLONETREE`, `RMTREE`, `IMPORT` and `WALK`: trees of files copied by reference, removed, brought in, and looked through.
 
 use kvdb::TransactionId;
 
@@ -7,6 +7,7 @@ use crate::failure::{Failure, Outcome};
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
+use crate::transactions::Whose;
 
 /// The transaction that a command is for: `TXN id` from argument `at` on, or else the joined one.
 fn transaction(s: &Session, args: &Arguments<'_>, at: usize) -> Result<Option<TransactionId>, Failure> {
@@ -66,6 +67,41 @@ pub fn import(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
         }
         (c, 2) if is(c, "end") => return counted(&s.importing.take().ok_or_else(none)?.finish()?, out),
         (c, 2) if is(c, "drop") => drop(s.importing.take().ok_or_else(none)?),
+        _ => return Err(Failure::SYNTAX),
+    }
+    out.ok();
+    Ok(())
+}
+
+pub const WALK_USAGE: &str = "BEGIN path [TXN id | SNAPSHOT name | CLONE name] | NEXT | DROP";
+
+/// `WALK BEGIN path [TXN id | SNAPSHOT name | CLONE name]`, then `WALK NEXT` until that gives an empty string: everything at a path and below,
+/// from one state, in the form that `kvfs find` and `kvfs du` read. A walk keeps its state from being freed until it ends, which the end
+/// of the connection does, too.
+pub fn walk(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let none = || Failure::request("there is no walk under way: WALK BEGIN");
+    match (args.at(1), args.len()) {
+        (c, 3 | 5) if is(c, "begin") => {
+            let name = || String::from_utf8(args.at(4).to_vec()).map_err(|_| Failure::request("a name is UTF-8 text"));
+            let whose = match args.get(3) {
+                Some(word) if is(word, "snapshot") => Whose::Snapshot(name()?),
+                Some(word) if is(word, "clone") => Whose::Clone(name()?),
+                _ => transaction(s, &args, 3)?.map_or(Whose::Store, Whose::Transaction),
+            };
+            // The state of the one before is let go first.
+            s.walking = None;
+            s.walking = Some(s.shared.transactions.walk(whose, args.at(2))?);
+        }
+        (c, 2) if is(c, "next") => {
+            let mut walking = s.walking.take().ok_or_else(none)?;
+            let entries = walking.next()?;
+            if !entries.is_empty() {
+                s.walking = Some(walking);
+            }
+            out.bulk(&entries);
+            return Ok(());
+        }
+        (c, 2) if is(c, "drop") => drop(s.walking.take().ok_or_else(none)?),
         _ => return Err(Failure::SYNTAX),
     }
     out.ok();

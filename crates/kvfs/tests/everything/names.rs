@@ -281,6 +281,60 @@ pub fn clone_tree(w: &mut World, site: &Site) -> Result<(), Dead> {
     Ok(())
 }
 
+/// All that lies below something, from one state.
+pub fn walk(w: &mut World, site: &Site) -> Result<(), Dead> {
+    let tree = w.tree(site);
+    let all = tree.all(|_| true);
+    let from = w.pick(&all).expect("there is the root");
+    let Some(ino) = w.ino(site, from)? else { return Ok(()) };
+    w.note(format!("{site:?} walk from {from}"));
+    let top = tree.path(from).expect("named");
+    let begun = if w.kernel.holds() || w.random.one_in(2) {
+        w.call(&["Views::walk"]);
+        w.views.walk(&w.view_of(site), &top)
+    } else {
+        w.call(&["Fs::walk"]);
+        w.fs(site)?.walk(ino)
+    };
+    let mut walk = match begun {
+        Ok(walk) => walk,
+        Err(e) => return w.judge(site, e, "walk", &[]),
+    };
+    let mut found = Vec::new();
+    loop {
+        match walk.next() {
+            Ok(None) => break,
+            Ok(Some(kvfs::Walked { path, attr })) => found.push((path.to_vec(), attr)),
+            Err(e) => return w.judge(site, e, "walk", &[]),
+        }
+    }
+    let mut todo = vec![(Vec::new(), from)];
+    let mut wanted = Vec::new();
+    while let Some((path, id)) = todo.pop() {
+        // In the order of the names, those below a name behind it and before the next.
+        let below: Vec<_> = tree.children(id).map(|(name, child)| (name.clone(), child)).collect();
+        if tree.is_dir(id) {
+            let join = |name: Vec<u8>| if path.is_empty() { name } else { [&path[..], b"/", &name].concat() };
+            todo.extend(below.into_iter().rev().map(|(name, child)| (join(name), child)));
+        }
+        wanted.push((path, id));
+    }
+    let paths = |all: &[(Vec<u8>, kvfs::Attr)]| all.iter().map(|(path, _)| path.clone()).collect::<Vec<_>>();
+    assert_eq!(paths(&found), wanted.iter().map(|(path, _)| path.clone()).collect::<Vec<_>>(), "{}", w.what());
+    let locks = w.views.takes_locks();
+    for ((path, attr), (_, id)) in found.iter().zip(&wanted) {
+        let (node, own) = (&tree.nodes[id], tree.nodes[id].now());
+        let what = format!("{}: {}", w.what(), path.escape_ascii());
+        assert_eq!(attr.kind, node.kind, "{what}");
+        // What is locked may wait, and what is dirty in a full store.
+        if node.kind == FileKind::File && !locks && !w.limited && w.lost.is_empty() {
+            assert_eq!((attr.size, attr.perm, (attr.uid, attr.gid)), (own.data.len() as u64, own.perm, own.owner), "{what}");
+            assert_eq!(attr.nlink, tree.links(*id), "{what}");
+        }
+    }
+    Ok(())
+}
+
 // --- references -----------------------------------------------------------------------------------------------------
 
 impl World {

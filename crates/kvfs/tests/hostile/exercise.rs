@@ -54,6 +54,12 @@ fn look(fs: &Fs, known: &[Ino]) -> Found {
     for path in [&b"a/b/c/linked"[..], b"a/again/again/again", b"../..//etc/passwd", b"a/b/c/link", b"left/right/left"] {
         let _ = fs.resolve(path);
     }
+    for from in [ROOT, 2] {
+        if let Ok(mut walk) = fs.walk(from) {
+            // Whatever it meets on the way, it ends.
+            while !matches!(walk.next(), Ok(None)) {}
+        }
+    }
     let _ = fs.statfs();
     found
 }

@@ -1,0 +1,120 @@
+//! `kvfs du`: what folders hold, from the dictionaries.
+
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use kvfs::FileKind;
+use serde_json::{Map, Value};
+
+use crate::kv::List;
+use crate::output::{Outcome, Output};
+use crate::store::human_size;
+use crate::text;
+use crate::walks::{Walk, joined};
+
+/// Show what folders hold: bytes, files and folders.
+#[derive(clap::Args)]
+#[command(after_help = "\
+A path is one on a mounted store, or in any of its views (.kvfs/txn/ID, .kvfs/snapshot/NAME); all of it is read from one state, without a call for
+each file. A file counts once, whatever names it has. Stored is what its content takes: holes do not count, and what files share by reference counts
+for each of them.
+
+  kvfs du /mnt/project --depth 1
+  kvfs du --store my.kvfs /                 a store that is not mounted")]
+pub struct Args {
+    /// A folder or file.
+    path: OsString,
+    /// A store that is not mounted; the path is from its root.
+    #[arg(long, value_name = "FILE")]
+    store: Option<PathBuf>,
+    /// Show folders so far below, too.
+    #[arg(short, long, value_name = "N", default_value_t = 0)]
+    depth: usize,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Sum {
+    bytes: u64,
+    stored: u64,
+    files: u64,
+    folders: u64,
+}
+
+impl Sum {
+    fn add(&mut self, other: Sum) {
+        self.bytes = self.bytes.saturating_add(other.bytes);
+        self.stored = self.stored.saturating_add(other.stored);
+        self.files += other.files;
+        self.folders += other.folders;
+    }
+}
+
+pub fn run(args: Args, output: &Output) -> Outcome {
+    let top = args.path.as_bytes();
+    let mut walk = match &args.store {
+        Some(store) => Walk::of_store(store, top)?,
+        None => Walk::mounted(Path::new(&args.path))?,
+    };
+    let bar = output.progress("looked at", None, false);
+    let mut list = List::begin(output)?;
+    // The folders that lead to where the walk is, with what was counted below each.
+    let mut open: Vec<(Vec<u8>, Sum)> = Vec::new();
+    let mut seen = HashSet::new();
+    while let Some(found) = walk.next()? {
+        bar.inc(1);
+        while let Some((folder, _)) = open.last()
+            && !is_below(&found.path, folder)
+        {
+            close(&mut open, &args, &mut list)?;
+        }
+        let attr = &found.attr;
+        let again = attr.kind != FileKind::Dir && attr.nlink > 1 && !seen.insert(attr.ino);
+        let sum = match attr.kind {
+            FileKind::Dir => Sum { folders: 1, ..Sum::default() },
+            _ if again => Sum { files: 1, ..Sum::default() },
+            _ => Sum { files: 1, bytes: attr.size, stored: attr.blocks.saturating_mul(512), folders: 0 },
+        };
+        if attr.kind == FileKind::Dir || open.is_empty() {
+            open.push((found.path, sum));
+        } else if let Some((_, of)) = open.last_mut() {
+            of.add(sum);
+        }
+    }
+    while !open.is_empty() {
+        close(&mut open, &args, &mut list)?;
+    }
+    bar.finish_and_clear();
+    list.end()?;
+    walk.close()
+}
+
+fn is_below(path: &[u8], folder: &[u8]) -> bool {
+    folder.is_empty() || path.strip_prefix(folder).is_some_and(|rest| rest.first() == Some(&b'/'))
+}
+
+/// A folder is counted: it is shown, and counts in the one that it is in.
+fn close(open: &mut Vec<(Vec<u8>, Sum)>, args: &Args, list: &mut List<'_>) -> Outcome {
+    let Some((path, sum)) = open.pop() else { return Ok(()) };
+    let depth = open.len();
+    if let Some((_, above)) = open.last_mut() {
+        above.add(sum);
+    }
+    if depth > args.depth {
+        return Ok(());
+    }
+    let path = joined(args.path.as_bytes(), &path);
+    let Sum { bytes, stored, files, folders } = sum;
+    let (size, held) = (human_size(bytes), human_size(stored));
+    let line = format!("{size:>10} {held:>10} stored {files:>9} files {folders:>7} folders  {}", text::show(&path));
+    list.item(&line, || {
+        let mut object = Map::new();
+        text::put(&mut object, "path", &path);
+        for (name, n) in [("bytes", bytes), ("stored", stored), ("files", files), ("folders", folders)] {
+            object.insert(name.into(), n.into());
+        }
+        Value::Object(object)
+    })
+    .map(drop)
+}

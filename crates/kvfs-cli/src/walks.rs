@@ -1,0 +1,205 @@
+//! Everything below a path, from the dictionaries, for the commands that look through trees: of a mounted store by its daemon, from one state
+//! of the view that the path leads to; of one that is not mounted here.
+
+use std::collections::VecDeque;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use kvdb_server::Reply;
+use kvfs::{Attr, FileKind, Fs, Timestamp};
+
+use crate::mounted::Mounted;
+use crate::output::{Exit, Failure, Outcome};
+use crate::place::{self, View};
+use crate::store::{self, Access, Store};
+use crate::{text, tree};
+
+/// Something that a walk has come to.
+pub struct Found {
+    /// From the top; of the top itself empty.
+    pub path: Vec<u8>,
+    pub attr: Attr,
+}
+
+/// A walk through a tree; folders come before what is in them.
+pub struct Walk {
+    source: Source,
+}
+
+enum Source {
+    Mounted { mounted: Box<Mounted>, waiting: VecDeque<Found>, over: bool },
+    Store { walk: Box<kvfs::Walk>, fs: Fs, store: Store },
+}
+
+impl Walk {
+    /// From a path on a mount, which may lead into any view.
+    pub fn mounted(path: &Path) -> Outcome<Walk> {
+        let shown = text::show(path.as_os_str().as_bytes());
+        let cannot = |e: std::io::Error| Failure::io(format!("cannot find {shown}"), &e);
+        // The last name is not followed, unless the path says so by what is behind it.
+        let full = match path.symlink_metadata().map_err(cannot)?.is_dir() {
+            true => store::full_path(path).map_err(cannot)?,
+            false => store::path_beside(path).map_err(cannot)?,
+        };
+        let none = || {
+            Failure::new(Exit::NotFound, format!("{shown} is in no mounted store")).hint("of one that is not mounted: --store FILE")
+        };
+        let place = place::of(&full).map_err(cannot)?.ok_or_else(none)?;
+        let folder = if full.is_dir() { full.clone() } else { full.parent().map_or_else(PathBuf::new, Path::to_path_buf) };
+        let mut mounted = Mounted::find_view(&folder)?;
+        let whose = match place.view {
+            View::Mainline => mounted.entered().map(|id| ("TXN", id.to_string())),
+            View::Transaction(id) => Some(("TXN", id.to_string())),
+            View::Snapshot(name) => Some(("SNAPSHOT", name)),
+            View::Clone(name) => Some(("CLONE", name)),
+            View::Listing => return Err(Failure::new(Exit::Usage, format!("{shown} is a list of views: give one of them"))),
+        };
+        let mut words = vec![&b"WALK"[..], b"BEGIN", place.rest.as_os_str().as_bytes()];
+        words.extend(whose.iter().flat_map(|(kind, name)| [kind.as_bytes(), name.as_bytes()]));
+        mounted.call(&words)?;
+        // What comes next is on its way while this is looked at.
+        mounted.send(&[b"WALK", b"NEXT"])?;
+        Ok(Walk { source: Source::Mounted { mounted: Box::new(mounted), waiting: VecDeque::new(), over: false } })
+    }
+
+    /// Of a store that is not mounted, by a path from its root.
+    pub fn of_store(store: &Path, path: &[u8]) -> Outcome<Walk> {
+        let store = store::open_waiting(store, Access::ReadOnly, None)?;
+        let fs = store.file_system()?;
+        let failed = |e| tree::failure(format!("cannot find {}", text::show(path)), e);
+        let walk = fs.resolve(path).and_then(|attr| fs.walk(attr.ino)).map_err(failed)?;
+        Ok(Walk { source: Source::Store { walk: Box::new(walk), fs, store } })
+    }
+
+    pub fn next(&mut self) -> Outcome<Option<Found>> {
+        match &mut self.source {
+            Source::Store { walk, .. } => {
+                let walked = walk.next().map_err(|e| tree::failure("cannot go on", e))?;
+                Ok(walked.map(|walked| Found { path: walked.path.to_vec(), attr: walked.attr }))
+            }
+            Source::Mounted { mounted, waiting, over } => {
+                if waiting.is_empty() && !*over {
+                    let Reply::Bulk(bytes) = mounted.receive()? else { return Err(broken()) };
+                    *over = bytes.is_empty();
+                    if !*over {
+                        mounted.send(&[b"WALK", b"NEXT"])?;
+                    }
+                    let mut bytes = &bytes[..];
+                    while !bytes.is_empty() {
+                        waiting.push_back(decode(&mut bytes).ok_or_else(broken)?);
+                    }
+                }
+                Ok(waiting.pop_front())
+            }
+        }
+    }
+
+    pub fn close(self) -> Outcome {
+        match self.source {
+            Source::Mounted { .. } => Ok(()),
+            Source::Store { walk, fs, store } => {
+                drop((walk, fs));
+                store.close()
+            }
+        }
+    }
+}
+
+fn broken() -> Failure {
+    Failure::new(Exit::Failed, "the store's daemon gave an unexpected reply")
+}
+
+const KINDS: [FileKind; 7] = [
+    FileKind::File,
+    FileKind::Dir,
+    FileKind::Symlink,
+    FileKind::Fifo,
+    FileKind::Socket,
+    FileKind::CharDevice,
+    FileKind::BlockDevice,
+];
+
+/// An entry as it goes over the socket.
+pub fn encode(path: &[u8], attr: &Attr, out: &mut Vec<u8>) {
+    out.extend_from_slice(&(path.len() as u32).to_le_bytes());
+    out.extend_from_slice(path);
+    out.push(KINDS.iter().position(|kind| *kind == attr.kind).unwrap_or(0) as u8);
+    out.extend_from_slice(&attr.perm.to_le_bytes());
+    for n in [attr.nlink, attr.uid, attr.gid, attr.rdev] {
+        out.extend_from_slice(&n.to_le_bytes());
+    }
+    for n in [attr.ino, attr.size, attr.blocks] {
+        out.extend_from_slice(&n.to_le_bytes());
+    }
+    for time in [attr.atime, attr.mtime, attr.ctime, attr.btime] {
+        out.extend_from_slice(&time.secs.to_le_bytes());
+        out.extend_from_slice(&time.nanos.to_le_bytes());
+    }
+}
+
+fn decode(from: &mut &[u8]) -> Option<Found> {
+    fn take<const N: usize>(from: &mut &[u8]) -> Option<[u8; N]> {
+        let (first, rest) = from.split_first_chunk::<N>()?;
+        *from = rest;
+        Some(*first)
+    }
+    let int = |from: &mut &[u8]| take(from).map(u32::from_le_bytes);
+    let long = |from: &mut &[u8]| take(from).map(u64::from_le_bytes);
+    let time = |from: &mut &[u8]| Some(Timestamp { secs: i64::from_le_bytes(take(from)?), nanos: u32::from_le_bytes(take(from)?) });
+    let len = int(from)? as usize;
+    let (path, rest) = from.split_at_checked(len)?;
+    *from = rest;
+    let kind = *KINDS.get(usize::from(take::<1>(from)?[0]))?;
+    let perm = u16::from_le_bytes(take(from)?);
+    let (nlink, uid, gid, rdev) = (int(from)?, int(from)?, int(from)?, int(from)?);
+    let (ino, size, blocks) = (long(from)?, long(from)?, long(from)?);
+    let (atime, mtime, ctime, btime) = (time(from)?, time(from)?, time(from)?, time(from)?);
+    let attr = Attr { ino, kind, perm, nlink, uid, gid, rdev, size, blocks, atime, mtime, ctime, btime };
+    Some(Found { path: path.to_vec(), attr })
+}
+
+/// The path of something below `top` as a user would write it.
+pub fn joined(top: &[u8], path: &[u8]) -> Vec<u8> {
+    match (path.is_empty(), top.ends_with(b"/")) {
+        (true, _) => top.to_vec(),
+        (false, true) => [top, path].concat(),
+        (false, false) => [top, b"/", path].concat(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_come_as_they_were_sent() {
+        let time = Timestamp { secs: -1, nanos: 7 };
+        for kind in KINDS {
+            let attr = Attr {
+                ino: 1 << 40,
+                kind,
+                perm: 0o4755,
+                nlink: 2,
+                uid: 3,
+                gid: 4,
+                rdev: 5,
+                size: u64::MAX,
+                blocks: 6,
+                atime: time,
+                mtime: Timestamp { secs: 1, nanos: 0 },
+                ctime: time,
+                btime: time,
+            };
+            let mut bytes = Vec::new();
+            encode(b"a/\xff", &attr, &mut bytes);
+            let found = decode(&mut &bytes[..]).expect("whole");
+            assert_eq!((&found.path[..], found.attr), (&b"a/\xff"[..], attr));
+            assert!((0..bytes.len()).all(|len| decode(&mut &bytes[..len]).is_none()));
+        }
+    }
+
+    #[test]
+    fn paths_are_joined_by_one_slash() {
+        assert_eq!([joined(b"/mnt", b""), joined(b"/mnt", b"a"), joined(b"/", b"a")], [&b"/mnt"[..], b"/mnt/a", b"/a"]);
+    }
+}
