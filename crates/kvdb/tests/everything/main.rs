@@ -2,16 +2,19 @@
 //! between. An oracle checks every answer, and everything after each recovery: what was certain is there, and what is there is the
 //! state after one of the steps. A public operation that occurs in no history fails a test.
 //!
-//! `KVFS_SEEDS=n` runs n seeds instead of the usual few, from `KVFS_SEED_BASE` on.
+//! `KVFS_SEEDS=n` runs n seeds instead of the usual few, from `KVFS_SEED_BASE` on; `KVFS_SEED=n` runs one, of which `KVFS_STEPS` gives the
+//! steps that are run (see `steps.rs`), `KVFS_EACH=1` compares everything after each step.
 
 mod coverage;
 mod operations;
 mod oracle;
 mod possible;
+mod steps;
 mod transactions;
 mod world;
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,6 +24,7 @@ use zones::{CrashDevice, MemoryDevice};
 
 use operations::OPERATIONS;
 use oracle::{History, observe};
+use steps::{Steps, random_of, random_of_life};
 use world::{Dead, World};
 
 /// Whose operations are wanted.
@@ -62,11 +66,15 @@ fn options(random: &mut Random) -> OpenOptions {
     }
 }
 
-/// Operations until there are enough of them or the power fails.
-fn live(w: &mut World, steps: u64) -> Result<(), Dead> {
+/// These steps, until the power fails.
+fn live(w: &mut World, range: Range<u64>, steps: &Steps) -> Result<(), Dead> {
     let all: u64 = OPERATIONS.iter().map(|(_, weight, _)| weight).sum();
-    for _ in 0..steps {
-        w.step += 1;
+    for step in range {
+        if !steps.take(step) {
+            continue;
+        }
+        w.step = step;
+        w.random = random_of(w.seed, step);
         let mut at = w.random.below(all);
         let chosen = OPERATIONS.iter().find(|(_, weight, _)| {
             let here = at < *weight;
@@ -85,8 +93,8 @@ fn live(w: &mut World, steps: u64) -> Result<(), Dead> {
 }
 
 /// Runs one seed; gives the operations that it has called.
-fn run(seed: u64) -> BTreeSet<&'static str> {
-    let mut random = Random::new(seed);
+fn run(seed: u64, steps: &Steps) -> BTreeSet<&'static str> {
+    let mut random = random_of_life(seed, 0);
     let env = Arc::new(Simulated::new(seed));
     let device = Arc::new(CrashDevice::over(MemoryDevice::new()));
     let create = CreateOptions { open: options(&mut random), reserve_zones: 4, ..CreateOptions::default() };
@@ -96,12 +104,17 @@ fn run(seed: u64) -> BTreeSet<&'static str> {
     let history = History::new(observe(&db).expect("read"));
     let mut w = World::new(seed, random, env.clone(), device, db, history);
     w.call("Kvdb::create");
-    for life in 0..2 + w.random.below(3) {
-        if !w.random.one_in(3) {
-            w.device.cut_power_after(w.random.below(1500));
+    let mut next_step = 1;
+    for life in 1..3 + w.random.below(3) {
+        let mut random = random_of_life(seed, life);
+        if !random.one_in(3) {
+            w.device.cut_power_after(random.below(1500));
         }
-        let steps = 20 + w.random.below(250);
-        let lived = live(&mut w, steps);
+        // A life that ends early leaves its numbers unused, so that the next one has its own.
+        let first = next_step;
+        next_step += 20 + random.below(250);
+        let lived = live(&mut w, first..next_step, steps);
+        w.random = random;
         w.operation = "closing";
         if lived.is_ok() && w.random.one_in(2) {
             // In an orderly way.
@@ -151,11 +164,13 @@ fn run(seed: u64) -> BTreeSet<&'static str> {
 
 #[test]
 fn a_store_does_everything_that_it_says() {
-    let (seeds, base) = (number("KVFS_SEEDS").unwrap_or(40), number("KVFS_SEED_BASE").or_else(|| number("KVFS_SEED")).unwrap_or(1));
+    let one = number("KVFS_SEED");
+    let (seeds, base) = (number("KVFS_SEEDS").unwrap_or(40), number("KVFS_SEED_BASE").unwrap_or(1));
+    let (seeds, base) = one.map_or((seeds, base), |seed| (1, seed));
     let started = Instant::now();
     let mut called = BTreeSet::new();
     for seed in base..base + seeds {
-        called.extend(run(seed));
+        called.extend(steps::run(seed, "cargo test -p kvdb --test everything", |steps| run(seed, steps)));
     }
     println!(
         "{seeds} seeds, {base}..{}, in {:.1} s; go on: KVFS_SEED_BASE={}",

@@ -110,7 +110,8 @@ pub fn write(w: &mut World, site: &Site) -> Result<(), Dead> {
     let mut bytes = vec![0; len];
     let noise = if w.random.one_in(2) { len } else { len.min(64) };
     w.random.fill(&mut bytes[..noise]);
-    let from_cache = w.random.one_in(6);
+    // Kernels hold nothing back of anything else.
+    let from_cache = on.node.kind == FileKind::File && w.random.one_in(6);
     let announced = from_cache && w.random.one_in(2);
     let hints = WriteHints { kill_suid: w.random.one_in(3), from_cache, announced, append: w.random.one_in(6) };
     if hints.append && !hints.from_cache {
@@ -182,7 +183,8 @@ pub fn allocate(w: &mut World, site: &Site) -> Result<(), Dead> {
     ][w.random.below(6) as usize];
     let how = Allocate { mode, keep_size: if mode == AllocateMode::Punch { !w.random.one_in(10) } else { w.random.one_in(2) } };
     let len = if w.random.one_in(20) { 0 } else { len };
-    let from_cache = w.random.one_in(6);
+    // Kernels hold nothing back of anything else.
+    let from_cache = on.node.kind == FileKind::File && w.random.one_in(6);
     let announced = from_cache && w.random.one_in(2);
     let hints = WriteHints { kill_suid: w.random.one_in(3), from_cache, announced, append: w.random.one_in(6) };
     let mut own = on.node.now().clone();

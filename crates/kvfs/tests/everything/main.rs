@@ -3,8 +3,8 @@
 //! is there, and what is there is a state that was after one of the steps, in which a file may lack what still waited in memory. A public
 //! operation that occurs in no history fails a test.
 //!
-//! `KVFS_SEEDS=n` runs n seeds instead of the usual few, from `KVFS_SEED_BASE` on; `KVFS_SEED=n` runs one, `KVFS_EACH=1` compares everything
-//! after each step, `KVFS_WHOLE=1` prints the whole history of one that fails.
+//! `KVFS_SEEDS=n` runs n seeds instead of the usual few, from `KVFS_SEED_BASE` on; `KVFS_SEED=n` runs one, of which
+//! `KVFS_STEPS` gives the steps that are run (see `steps.rs`), `KVFS_EACH=1` compares everything after each step, `KVFS_WHOLE=1` prints the whole history of one that fails.
 
 mod branches;
 mod content;
@@ -17,12 +17,15 @@ mod names;
 #[path = "../../../kvdb/tests/everything/possible.rs"]
 mod possible;
 mod state;
+#[path = "../../../kvdb/tests/everything/steps.rs"]
+mod steps;
 mod store;
 mod transactions;
 mod tree;
 mod world;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -33,6 +36,7 @@ use zones::{CrashDevice, MemoryDevice};
 
 use found::Exactly;
 use state::{History, State, observe};
+use steps::{Steps, random_of, random_of_life};
 use tree::{Overlay, Tree};
 use world::{Dead, Site, World};
 
@@ -120,11 +124,15 @@ fn file_options(random: &mut Random) -> FsOptions {
     }
 }
 
-/// Operations until there are enough of them or the power fails.
-fn live(w: &mut World, steps: u64) -> Result<(), Dead> {
+/// These steps, until the power fails.
+fn live(w: &mut World, range: Range<u64>, steps: &Steps) -> Result<(), Dead> {
     let all: u64 = OPERATIONS.iter().map(|(_, weight, _)| weight).sum();
-    for _ in 0..steps {
-        w.step += 1;
+    for step in range {
+        if !steps.take(step) {
+            continue;
+        }
+        w.step = step;
+        w.random = random_of(w.seed, step);
         // No two changes at one time: a file's times say after a restart who has changed it.
         w.env.advance(Duration::from_micros(1));
         let mut at = w.random.below(all);
@@ -215,8 +223,8 @@ fn go_down(w: &mut World) {
 }
 
 /// Runs one seed; gives the operations that it has called.
-fn run(seed: u64) -> BTreeSet<&'static str> {
-    let mut random = Random::new(seed);
+fn run(seed: u64, steps: &Steps) -> BTreeSet<&'static str> {
+    let mut random = random_of_life(seed, 0);
     let env = Arc::new(Simulated::new(seed));
     let device = Arc::new(CrashDevice::over(MemoryDevice::new()));
     let create = CreateOptions { open: store_options(&mut random), reserve_zones: 4, ..CreateOptions::default() };
@@ -257,12 +265,17 @@ fn run(seed: u64) -> BTreeSet<&'static str> {
     };
     let watcher: Arc<dyn Watcher> = w.kernel.clone();
     w.views.watch(&watcher);
-    for life in 0..2 + w.random.below(3) {
-        if !w.random.one_in(3) {
-            w.device.cut_power_after(w.random.below(800));
+    let mut next_step = 1;
+    for life in 1..3 + w.random.below(3) {
+        let mut random = random_of_life(seed, life);
+        if !random.one_in(3) {
+            w.device.cut_power_after(random.below(800));
         }
-        let steps = 20 + w.random.below(250);
-        let lived = live(&mut w, steps);
+        // A life that ends early leaves its numbers unused, so that the next one has its own.
+        let first = next_step;
+        next_step += 20 + random.below(250);
+        let lived = live(&mut w, first..next_step, steps);
+        w.random = random;
         w.operation = "closing";
         match w.random.below(4) {
             _ if lived.is_err() => {}
@@ -347,7 +360,7 @@ fn a_file_system_does_everything_that_it_says() {
     let started = Instant::now();
     let mut called = BTreeSet::new();
     for seed in base..base + seeds {
-        called.extend(run(seed));
+        called.extend(steps::run(seed, "cargo test -p kvfs --test everything", |steps| run(seed, steps)));
     }
     println!(
         "{seeds} seeds, {base}..{}, in {:.1} s; go on: KVFS_SEED_BASE={}",

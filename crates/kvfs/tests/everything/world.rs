@@ -12,6 +12,7 @@ use zones::CrashDevice;
 use crate::found::Exactly;
 use crate::kernel::{Kernel, Listing};
 use crate::state::{Bases, History, State};
+use crate::steps;
 use crate::transactions::Open;
 use crate::tree::{Id, Node, Overlay, TOP, Tree};
 
@@ -78,10 +79,10 @@ pub struct World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        if std::thread::panicking() {
+        if std::thread::panicking() && !steps::is_quiet() {
             let from = if std::env::var_os("KVFS_WHOLE").is_some() { 0 } else { self.log.len().saturating_sub(60) };
             eprintln!("{} steps before (KVFS_WHOLE=1 shows all):\n{}", self.log.len() - from, self.log[from..].join("\n"));
-            eprintln!("again: KVFS_SEED={} ... it was {}", self.seed, self.what());
+            eprintln!("it was {}", self.what());
         }
     }
 }
