@@ -80,7 +80,8 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         let done = match tar {
             Some((file, len)) => {
                 let bar = output.progress("importing", len, true);
-                source.tar(bar.wrap_read(io::BufReader::with_capacity(1 << 20, file))).inspect(|()| bar.finish_and_clear())
+                let file = io::BufReader::with_capacity(256 << 10, bar.wrap_read(file));
+                source.tar(file).inspect(|()| bar.finish_and_clear())
             }
             None => {
                 let bar = output.progress("importing", None, true);
@@ -123,7 +124,11 @@ fn into_store(
     let store = store::open_waiting(store, Access::ReadWrite, None)?;
     let fs = store.file_system()?;
     let done = Intake::new(fs.clone(), to, caller()).and_then(|mut intake| {
-        beside(read, |item| intake.take(item))?;
+        if let Err(failure) = beside(read, |item| intake.take(item)) {
+            // What it is about comes first.
+            let _ = intake.make_waiting();
+            return Err(failure);
+        }
         intake.finish()?;
         Ok((intake.counts, intake.left_out))
     });

@@ -4,11 +4,13 @@
 //! numbers, never looked up by name. Nothing is followed inside the store: an entry that would go through a symbolic link is an error,
 //! so that no archive can write where its paths do not say.
 
-use kvfs::{Caller, FileKind, Fs, Ino, ROOT, SetAttr, TimeSet, WriteHints, XattrFlags};
+use std::collections::HashSet;
+
+use kvfs::{Caller, FileKind, Fs, Ino, ROOT, SetAttr, TimeSet, Whole, WriteHints, XattrFlags};
 use serde::Serialize;
 
 use crate::output::{Exit, Failure, Outcome};
-use crate::parcels::{Item, Meta};
+use crate::parcels::{Item, Meta, PIECE};
 use crate::{text, tree};
 
 /// What was made.
@@ -26,14 +28,29 @@ pub struct Counts {
     pub skipped: u64,
 }
 
-/// A file that is being written.
+/// A file that is coming.
 struct Open {
-    /// `None`: it has no name, and so no place.
-    ino: Option<Ino>,
+    at: At,
     path: Vec<u8>,
     meta: Meta,
     size: u64,
 }
+
+/// Where its data goes.
+enum At {
+    /// It has no name, and so no place.
+    Nowhere,
+    /// It is written to.
+    Made(Ino),
+    /// It is gathered, to be made with all that it has.
+    Gathered { parent: Ino, name: Vec<u8>, data: Vec<u8> },
+}
+
+/// Files that are made together: so many, or so many bytes of them.
+const TOGETHER: usize = 1024;
+const BYTES_TOGETHER: usize = 4 << 20;
+/// A larger file is not gathered.
+const GATHERED: u64 = PIECE as u64;
 
 pub struct Intake {
     fs: Fs,
@@ -45,6 +62,10 @@ pub struct Intake {
     /// Folders get their attributes at the end: what is put into them changes their times.
     folders: Vec<(Ino, Meta)>,
     file: Option<Open>,
+    /// Files that have come whole and are not made yet, their names, and the bytes in them.
+    waiting: Vec<Whole>,
+    names_waiting: HashSet<(Ino, Box<[u8]>)>,
+    bytes_waiting: usize,
     /// Attributes that were left out, the first of them.
     pub left_out: Vec<String>,
     /// What a kernel may have to be told of: names in folders that it knows, and other inodes that were there.
@@ -85,7 +106,22 @@ impl Intake {
         let counts = Counts::default();
         let (last, folders, file, left_out) = (None, Vec::new(), None, Vec::new());
         let (names, inodes) = (Vec::new(), vec![root]);
-        let mut intake = Intake { fs, root, caller, counts, last, folders, file, left_out, names, inodes };
+        let (waiting, names_waiting, bytes_waiting) = (Vec::new(), HashSet::new(), 0);
+        let mut intake = Intake {
+            fs,
+            root,
+            caller,
+            counts,
+            last,
+            folders,
+            file,
+            waiting,
+            names_waiting,
+            bytes_waiting,
+            left_out,
+            names,
+            inodes,
+        };
         // The way there may have been made now.
         let mut at = ROOT;
         for name in tree::names(to) {
@@ -102,19 +138,38 @@ impl Intake {
         let unexpected = || Failure::new(Exit::Failed, "the entries that came are in no order that makes sense");
         match item {
             Item::Data { at, bytes } => {
-                let file = self.file.as_ref().ok_or_else(unexpected)?;
-                let Some(ino) = file.ino else { return Ok(()) };
-                let written = self.fs.write(ino, at, &bytes, WriteHints::default());
-                written.map_err(|e| cannot("write", &file.path, e))?;
-                self.counts.bytes += bytes.len() as u64;
-                Ok(())
+                let file = self.file.as_mut().ok_or_else(unexpected)?;
+                self.counts.bytes += if matches!(file.at, At::Nowhere) { 0 } else { bytes.len() as u64 };
+                if let At::Gathered { data, .. } = &mut file.at {
+                    match at == data.len() as u64 && at + bytes.len() as u64 <= file.size {
+                        true if data.is_empty() => *data = bytes,
+                        true => data.extend_from_slice(&bytes),
+                        false => {
+                            self.make_gathered()?;
+                            return self.write(at, &bytes);
+                        }
+                    }
+                    return Ok(());
+                }
+                self.write(at, &bytes)
             }
             Item::End => {
-                let Open { ino, path, meta, size } = self.file.take().ok_or_else(unexpected)?;
-                let Some(ino) = ino else { return Ok(()) };
-                let done = self.dress(ino, &path, &meta, true, Some(size));
-                self.fs.forget(ino, 1);
-                done
+                let file = self.file.as_ref().ok_or_else(unexpected)?;
+                if let At::Gathered { data, .. } = &file.at
+                    && data.len() as u64 != file.size
+                {
+                    self.make_gathered()?;
+                }
+                let Open { at, path, meta, size } = self.file.take().ok_or_else(unexpected)?;
+                match at {
+                    At::Nowhere => Ok(()),
+                    At::Made(ino) => {
+                        let done = self.dress(ino, &path, &meta, true, Some(size));
+                        self.fs.forget(ino, 1);
+                        done
+                    }
+                    At::Gathered { parent, name, data } => self.gather(parent, name, data, &meta),
+                }
             }
             _ if self.file.is_some() => Err(unexpected()),
             Item::Folder { path, meta } => self.make_folder(&path, meta),
@@ -161,6 +216,7 @@ impl Intake {
         }
         let mut at = self.root;
         for folder in folders {
+            self.settle(at, folder).map_err(|e| cannot("make the folders of", path, e))?;
             let found = match self.fs.lookup(at, folder) {
                 Err(kvfs::Error::NotFound) => {
                     self.tell(at, folder);
@@ -188,6 +244,7 @@ impl Intake {
     /// Removes what is in the way of a new entry. Gives a folder that is there, if `keep_folder`.
     fn clear(&mut self, parent: Ino, name: &[u8], keep_folder: bool) -> kvfs::Result<Option<Ino>> {
         self.tell(parent, name);
+        self.settle(parent, name)?;
         let attr = match self.fs.lookup(parent, name) {
             Err(kvfs::Error::NotFound) => return Ok(None),
             found => found?,
@@ -247,6 +304,7 @@ impl Intake {
 
     fn make_hard_link(&mut self, path: &[u8], to: &[u8]) -> Outcome {
         let Some((from, name)) = self.place(to)? else { return Ok(()) };
+        self.settle(from, name).map_err(|e| cannot("find the other name of the hard link", to, e))?;
         let source = self.fs.lookup(from, name).map_err(|e| cannot("find the other name of the hard link", to, e))?;
         let made = self.place(path).and_then(|place| match place {
             Some((parent, name)) => {
@@ -269,14 +327,64 @@ impl Intake {
 
     fn make_file(&mut self, path: Vec<u8>, meta: Meta, size: u64) -> Outcome {
         let Some((parent, name)) = self.place(&path)? else {
-            self.file = Some(Open { ino: None, path, meta, size });
+            self.file = Some(Open { at: At::Nowhere, path, meta, size });
             return Ok(());
         };
-        let made = self.clear(parent, name, false).and_then(|_| self.fs.mknod(parent, name, FileKind::File, 0o600, 0, self.caller));
-        let ino = made.map_err(|e| cannot("make", &path, e))?.ino;
+        self.clear(parent, name, false).map_err(|e| cannot("make", &path, e))?;
         self.counts.files += 1;
-        self.file = Some(Open { ino: Some(ino), path, meta, size });
-        Ok(())
+        let at = At::Gathered { parent, name: name.to_vec(), data: Vec::new() };
+        let whole = size <= GATHERED && meta.xattrs.is_empty();
+        self.file = Some(Open { at, path, meta, size });
+        if whole { Ok(()) } else { self.make_gathered() }
+    }
+
+    /// Makes the file that is coming, for what comes is more than can be gathered, or in another order.
+    fn make_gathered(&mut self) -> Outcome {
+        let Some(Open { at: At::Gathered { parent, name, data }, path, .. }) = &self.file else { return Ok(()) };
+        let made = self.fs.mknod(*parent, name, FileKind::File, 0o600, 0, self.caller);
+        let ino = made.map_err(|e| cannot("make", path, e))?.ino;
+        let data = data.clone();
+        if let Some(file) = &mut self.file {
+            file.at = At::Made(ino);
+        }
+        self.write(0, &data)
+    }
+
+    fn write(&mut self, at: u64, data: &[u8]) -> Outcome {
+        match &self.file {
+            Some(Open { at: At::Made(ino), path, .. }) if !data.is_empty() => {
+                self.fs.write(*ino, at, data, WriteHints::default()).map(drop).map_err(|e| cannot("write", path, e))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A file has come whole.
+    fn gather(&mut self, parent: Ino, name: Vec<u8>, data: Vec<u8>, meta: &Meta) -> Outcome {
+        let name: Box<[u8]> = name.into();
+        self.names_waiting.insert((parent, name.clone()));
+        self.bytes_waiting += data.len();
+        let (atime, mtime) = (meta.atime.unwrap_or(meta.mtime), meta.mtime);
+        let (kind, rdev, content) = (FileKind::File, 0, data.into());
+        self.waiting.push(Whole { parent, name, kind, perm: meta.perm, uid: meta.uid, gid: meta.gid, rdev, atime, mtime, content });
+        let full = self.waiting.len() >= TOGETHER || self.bytes_waiting >= BYTES_TOGETHER;
+        if full { self.make_waiting().map_err(|e| tree::failure("cannot make the files that came last", e)) } else { Ok(()) }
+    }
+
+    /// Makes the files that have come and wait for others.
+    pub fn make_waiting(&mut self) -> kvfs::Result<()> {
+        if self.waiting.is_empty() {
+            return Ok(());
+        }
+        self.names_waiting.clear();
+        self.bytes_waiting = 0;
+        self.fs.make_whole(&std::mem::take(&mut self.waiting))
+    }
+
+    /// What is asked for by this name must be there if it has come.
+    fn settle(&mut self, parent: Ino, name: &[u8]) -> kvfs::Result<()> {
+        let waits = !self.waiting.is_empty() && self.names_waiting.contains(&(parent, Box::from(name)));
+        if waits { self.make_waiting() } else { Ok(()) }
     }
 
     /// Owner, mode, size, times, extended attributes; in this order, for a change of owner clears bits of the mode, and a write
@@ -309,6 +417,7 @@ impl Intake {
         if self.file.is_some() {
             return Err(Failure::new(Exit::Failed, "a file without its end"));
         }
+        self.make_waiting().map_err(|e| tree::failure("cannot make the files that came last", e))?;
         for (ino, meta) in std::mem::take(&mut self.folders) {
             match self.dress(ino, b"a folder", &meta, true, None) {
                 // It was replaced by a later entry.

@@ -42,11 +42,13 @@ impl<'a> Source<'a> {
         (self.give)(item)
     }
 
-    /// All of `from` as data at `at`; gives how much that was.
-    fn copy(&mut self, path: &[u8], from: &mut impl Read, mut at: u64) -> Outcome<u64> {
+    /// All of `from`, which is to have `len` bytes, as data at `at`; gives how much that was.
+    fn copy(&mut self, path: &[u8], from: &mut impl Read, mut at: u64, len: u64) -> Outcome<u64> {
         let begun = at;
         loop {
-            let mut bytes = Vec::new();
+            // Without growing; what an archive claims is believed as far as one piece.
+            let left = len.saturating_sub(at - begun).min(PIECE as u64) as usize;
+            let mut bytes = Vec::with_capacity(left);
             let got = from.take(PIECE as u64).read_to_end(&mut bytes);
             let got = got.map_err(|e| Failure::io(format!("the content of {} cannot be read", text::show(path)), &e))?;
             if got == 0 {
@@ -110,13 +112,14 @@ impl<'a> Source<'a> {
                         let size = records.real_size.or(map.last().map(|(at, len)| at + len)).unwrap_or(0);
                         self.give(Item::File { path: path.clone(), meta, size })?;
                         for (at, len) in &map {
-                            self.copy(&path, &mut (&mut entry).take(*len), *at)?;
+                            self.copy(&path, &mut (&mut entry).take(*len), *at, *len)?;
                         }
                         self.give(Item::End)?;
                     }
                     None => {
-                        self.give(Item::File { path: path.clone(), meta, size: entry.size() })?;
-                        self.copy(&path, &mut entry, 0)?;
+                        let size = entry.size();
+                        self.give(Item::File { path: path.clone(), meta, size })?;
+                        self.copy(&path, &mut entry, 0, size)?;
                         self.give(Item::End)?;
                     }
                 },
@@ -124,7 +127,7 @@ impl<'a> Source<'a> {
                     let size = records.real_size.or_else(|| entry.header().as_gnu().and_then(|h| h.real_size().ok()));
                     self.give(Item::File { path: path.clone(), meta, size: size.unwrap_or(0) })?;
                     for (at, len) in holes.iter().flatten() {
-                        if self.copy(&path, &mut stream.beside(*len), *at)? != *len {
+                        if self.copy(&path, &mut stream.beside(*len), *at, *len)? != *len {
                             return Err(broken(io::ErrorKind::UnexpectedEof.into()));
                         }
                     }
@@ -215,7 +218,7 @@ impl<'a> Source<'a> {
                 rustix::fs::seek(&file, SeekFrom::Start(from)).map_err(|e| cannot_read(source, e.into()))?;
             }
             // Not behind the size: a file that grows meanwhile would never end.
-            at = from + self.copy(path, &mut bar.wrap_read(&mut file).take(to - from), from)?;
+            at = from + self.copy(path, &mut bar.wrap_read(&mut file).take(to - from), from, to - from)?;
             if at < to {
                 break;
             }

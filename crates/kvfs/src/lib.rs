@@ -41,6 +41,7 @@ mod table;
 mod verify;
 mod views;
 mod walk;
+mod whole;
 mod xattr;
 
 pub use absorb::Touched;
@@ -61,3 +62,4 @@ pub use salvage::{Left, LeftEntries, LeftEntry, LeftNode, Remains};
 pub use verify::{Finding, Report, verify};
 pub use views::{View, Views, Wait, Watcher};
 pub use walk::{Walk, Walked};
+pub use whole::Whole;

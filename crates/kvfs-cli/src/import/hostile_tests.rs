@@ -287,3 +287,61 @@ fn holes_of_any_size_cost_nothing() {
     let next = fs.lookup(ROOT, b"next").expect("there");
     assert_eq!(fs.read(next.ino, 0, 10).expect("read").to_vec(), b"next");
 }
+
+/// Of entries with one path the last one counts, however they come together: small and large, links to them, folders in between.
+#[test]
+fn the_last_entry_of_a_path_counts() {
+    for seed in 1..200 {
+        let mut random = Random(seed * 0x9e37_79b9);
+        let mut bytes = Vec::new();
+        let mut wanted: std::collections::BTreeMap<String, (Vec<u8>, u8)> = std::collections::BTreeMap::new();
+        for n in 0..40u8 {
+            let path = format!("{}/f{}", random.pick(&["a", "b", "a/c"]), random.below(4));
+            let mut header = tar::Header::new_gnu();
+            header.set_mode(0o640);
+            header.set_mtime(u64::from(n));
+            let content = match random.below(8) {
+                0 => vec![n; PARCEL + 5000],
+                1 => Vec::new(),
+                _ => vec![n; random.below(9000)],
+            };
+            if random.one_in(6)
+                && let Some(target) = wanted.keys().next().cloned()
+            {
+                // Another name for what is there: it has the content that the target has now.
+                let of = wanted[&target].clone();
+                header.set_entry_type(tar::EntryType::Link);
+                header.set_size(0);
+                header.set_link_name(&target).expect("a name");
+                header.set_path(&path).expect("a path");
+                header.set_cksum();
+                put(&mut bytes, &header, b"");
+                wanted.insert(path, of);
+                continue;
+            }
+            if random.one_in(10) {
+                let mut folder = tar::Header::new_gnu();
+                folder.set_entry_type(tar::EntryType::Directory);
+                folder.set_path(random.pick(&["a", "b/", "new"])).expect("a path");
+                folder.set_mode(0o755);
+                folder.set_size(0);
+                folder.set_cksum();
+                put(&mut bytes, &folder, b"");
+            }
+            header.set_size(content.len() as u64);
+            header.set_path(&path).expect("a path");
+            header.set_cksum();
+            put(&mut bytes, &header, &content);
+            wanted.insert(path, (content, n));
+        }
+        let (done, fs) = imported(&bytes[..]);
+        assert!(done.is_ok(), "seed {seed}: {:?}", done.map_err(|failure| failure.message));
+        for (path, (content, n)) in &wanted {
+            let attr = fs.resolve(path.as_bytes()).unwrap_or_else(|e| panic!("seed {seed}: {path}: {e}"));
+            let found = fs.read(attr.ino, 0, 4 << 20).expect("read");
+            assert!(found[..] == content[..], "seed {seed}: {path}: {} bytes, not {}", found.len(), content.len());
+            assert_eq!((attr.perm, attr.mtime.secs), (0o640, i64::from(*n)), "seed {seed}: {path}");
+        }
+        assert!(fs.verify().expect("readable").is_clean(), "seed {seed}");
+    }
+}

@@ -54,6 +54,7 @@ use Run::{Anywhere, Once};
 /// Name, how often, and what is done.
 const OPERATIONS: &[(&str, u64, Run)] = &[
     ("make", 14, Anywhere(names::make)),
+    ("make whole", 3, Anywhere(names::make_whole)),
     ("tmpfile", 2, Anywhere(names::tmpfile)),
     ("link", 5, Anywhere(names::link)),
     ("remove", 6, Anywhere(names::remove)),

@@ -96,6 +96,51 @@ pub fn make(w: &mut World, site: &Site) -> Result<(), Dead> {
     Ok(())
 }
 
+/// Several at once, with all that they are to have.
+pub fn make_whole(w: &mut World, site: &Site) -> Result<(), Dead> {
+    let tree = w.tree(site);
+    if tree.nodes.len() > MOST {
+        return Ok(());
+    }
+    let (mut all, mut over, mut ids) = (Vec::new(), crate::tree::Overlay::default(), Vec::new());
+    let mut effect = Ok(());
+    // Of what is wrong with a call the names come first, whatever is there.
+    let mut wrong = None;
+    for _ in 0..1 + w.random.below(4) {
+        let at = w.somewhere(&tree);
+        let Some(parent) = w.ino(site, at.0)? else { return Ok(()) };
+        let kind = [FileKind::File, FileKind::File, FileKind::File, FileKind::Symlink, FileKind::Fifo][w.random.below(5) as usize];
+        let len = match kind {
+            FileKind::File => [0, 300, 512, 513, 4096, 9000, 50_000][w.random.below(7) as usize],
+            FileKind::Symlink => 1 + w.random.below(300),
+            _ => 0,
+        };
+        let mut content = vec![b't'; len as usize];
+        if kind == FileKind::File {
+            w.random.fill(&mut content);
+        }
+        let mtime = kvfs::Timestamp { secs: w.random.below(1 << 32) as i64, nanos: 7 };
+        let (perm, uid, gid) =
+            ([0o644, 0o4755, 0o600][w.random.below(3) as usize], w.random.below(3) as u32, w.random.below(3) as u32);
+        w.fresh += 1;
+        let own = Own { perm, owner: (uid, gid), mtime, data: content.clone().into(), ..Own::default() };
+        match tree.with(&over).make(&at, w.fresh, Node::new(kind, 0, own)) {
+            Ok(one) => over.add(&one),
+            Err(e) if check_name(&at.1).is_err() => wrong = wrong.or(Some(e)),
+            Err(e) => effect = Err(e),
+        }
+        ids.push(w.fresh);
+        let name = at.1.clone().into();
+        all.push(kvfs::Whole { parent, name, kind, perm, uid, gid, rdev: 0, atime: mtime, mtime, content: content.into() });
+    }
+    let effect = match wrong {
+        Some(e) => Err(e),
+        None => effect.map(|()| over),
+    };
+    w.call(&["Fs::make_whole"]);
+    w.act(site, format!("make whole {ids:?}"), effect, |fs| fs.make_whole(&all)).map(drop)
+}
+
 /// A file without a name, which may get one later.
 pub fn tmpfile(w: &mut World, site: &Site) -> Result<(), Dead> {
     if matches!(site, Site::Transaction(label) if !w.running(label).checks) {

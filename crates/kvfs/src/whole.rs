@@ -1,0 +1,137 @@
+//! Files made as they are to be for good: names, attributes and content of many at once, in one commit, so that nothing of them waits in memory
+//! or is written a second time. For those who bring whole trees in.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use env::sync::atomic::Ordering;
+use kvdb::Batch;
+
+use crate::attr::{FileKind, Ino, Timestamp};
+use crate::dirty::NAME_COST;
+use crate::error::{Error, Result};
+use crate::fs::Fs;
+use crate::inode::Inode;
+use crate::layout::{self, Attributes, Body, INLINE_MAX, PAGE, PageKeys, TARGET_MAX};
+use crate::names::{add_entry, check_name};
+
+/// Something that is no directory, with all that it is to have but extended attributes.
+#[derive(Clone, Debug)]
+pub struct Whole {
+    pub parent: Ino,
+    pub name: Box<[u8]>,
+    pub kind: FileKind,
+    pub perm: u16,
+    pub uid: u32,
+    pub gid: u32,
+    /// Of a device.
+    pub rdev: u32,
+    pub atime: Timestamp,
+    pub mtime: Timestamp,
+    /// All of a file, or the target of a symbolic link.
+    pub content: Bytes,
+}
+
+impl Whole {
+    fn check(&self) -> Result<()> {
+        check_name(&self.name)?;
+        match self.kind {
+            FileKind::Dir => Err(Error::Invalid("a directory is not made with its content")),
+            FileKind::File => Ok(()),
+            FileKind::Symlink if self.content.is_empty() => Err(Error::NotFound),
+            FileKind::Symlink if self.content.len() > TARGET_MAX => Err(Error::NameTooLong),
+            FileKind::Symlink if self.content.contains(&0) => Err(Error::Invalid("the target of a symbolic link holds no NUL")),
+            FileKind::Symlink => Ok(()),
+            _ if !self.content.is_empty() => Err(Error::Invalid("a special file has no content")),
+            _ => Ok(()),
+        }
+    }
+
+    fn attributes(&self, now: Timestamp) -> Attributes {
+        let size = self.content.len() as u64;
+        let inline = self.kind != FileKind::File || size <= INLINE_MAX;
+        Attributes {
+            kind: self.kind,
+            perm: self.perm & 0o7777,
+            nlink: 1,
+            uid: self.uid,
+            gid: self.gid,
+            rdev: if matches!(self.kind, FileKind::CharDevice | FileKind::BlockDevice) { self.rdev } else { 0 },
+            size,
+            body: if inline { Body::Inline(size as u32) } else { Body::Paged(layout::blocks_of(size)) },
+            parent: self.parent,
+            atime: self.atime,
+            mtime: self.mtime,
+            ctime: now,
+            btime: now,
+        }
+    }
+}
+
+impl Fs {
+    /// Makes all of these, or, on any error, none. Their names must not be there yet. As with a rename nobody sees a part of a file; no
+    /// reference is added. They are in memory meanwhile, so many megabytes of them are for several calls.
+    pub fn make_whole(&self, all: &[Whole]) -> Result<()> {
+        self.writable()?;
+        all.iter().try_for_each(Whole::check)?;
+        self.patiently(|| self.make_whole_once(all))
+    }
+
+    fn make_whole_once(&self, all: &[Whole]) -> Result<()> {
+        let _inside = self.enter()?;
+        let bytes: u64 = all.iter().map(|whole| whole.content.len() as u64).sum();
+        self.reserve(bytes.saturating_add(NAME_COST * all.len() as u64))?;
+        let _tree = self.core.tree.lock();
+        let mut dirs: BTreeMap<Ino, Arc<Inode>> = BTreeMap::new();
+        for whole in all {
+            if let std::collections::btree_map::Entry::Vacant(place) = dirs.entry(whole.parent) {
+                place.insert(self.inode(whole.parent)?);
+            }
+        }
+        let mut locked = BTreeMap::new();
+        for (ino, dir) in &dirs {
+            let state = self.lock_dir(dir)?;
+            let attr = state.attr;
+            locked.insert(*ino, (state, attr));
+        }
+        let (now, layout) = (self.now(), self.core.layout);
+        let mut batch = Batch::new();
+        let mut names = std::collections::HashSet::with_capacity(all.len());
+        let mut pages = 0;
+        for whole in all {
+            let key = layout::name_key(whole.parent, &whole.name);
+            if !names.insert(key.clone()) || self.core.scope.get(layout.nmap, &key)?.is_some() {
+                return Err(Error::Exists);
+            }
+            let (ino, attr) = (self.new_ino(), whole.attributes(now));
+            batch.put(layout.nmap, key, layout::encode_name(ino, whole.kind));
+            let inline = match attr.body {
+                Body::Inline(_) => &whole.content[..],
+                Body::Paged(count) => {
+                    let mut keys = PageKeys::with_capacity(count as usize);
+                    for block in 0..count {
+                        let (from, to) = (block * PAGE, ((block + 1) * PAGE).min(attr.size));
+                        batch.put(layout.dmap, keys.key(ino, block), whole.content.slice(from as usize..to as usize));
+                    }
+                    pages += count;
+                    &[]
+                }
+            };
+            batch.put(layout.imap, layout::node_key(ino), layout::encode_node(&attr, None, inline));
+            if let Some((_, dir)) = locked.get_mut(&whole.parent) {
+                add_entry(dir, &attr);
+            }
+        }
+        for (ino, (state, attr)) in &mut locked {
+            self.stage(*ino, state, attr, &mut batch)?;
+        }
+        self.commit(batch)?;
+        for (state, attr) in locked.values_mut() {
+            self.staged(state, *attr);
+        }
+        self.core.counters.pages_written.fetch_add(pages, Ordering::Relaxed);
+        self.core.counters.bytes_written.fetch_add(bytes, Ordering::Relaxed);
+        Ok(())
+    }
+}
