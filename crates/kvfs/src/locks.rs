@@ -12,7 +12,7 @@
 //! **Directories.** A transaction locks the names it looks for, and the inodes of files, when it reads them. The inode of a directory it
 //! locks only when it changes it: whoever walks through a directory would otherwise keep everybody from adding names to it. Times,
 //! links and number of entries of a directory that a transaction did not change may thus be newer or older than everything else it
-//! sees.
+//! sees, and so may its extended attributes; but for large values, which are stored apart: it locks the directory before it reads one.
 
 use std::time::Duration;
 
@@ -79,12 +79,25 @@ impl Fs {
         } else if state.unlocked
             && let Some(transaction) = self.locking()
         {
-            let key = layout::node_key(ino);
-            self.lock_in_store(ino, true)?;
-            let node = transaction.get(imap, &key)?.ok_or(Error::Stale(ino))?;
-            let (attr, xattrs, _) = layout::decode_node(ino, &node)?;
-            *state = State { queued: state.queued, ..State::new(attr, xattrs) };
+            self.take_locked(transaction, ino, state, true)?;
         }
+        Ok(())
+    }
+
+    /// Before something is read that is stored apart from an inode and must agree with it: a serializable transaction locks a directory
+    /// that it has not locked so far, and takes it as it is then.
+    pub(crate) fn hold_still(&self, ino: Ino, state: &mut State) -> Result<()> {
+        match self.locking() {
+            Some(transaction) if state.unlocked => self.take_locked(transaction, ino, state, false),
+            _ => Ok(()),
+        }
+    }
+
+    fn take_locked(&self, transaction: &Transaction, ino: Ino, state: &mut State, exclusive: bool) -> Result<()> {
+        self.lock_in_store(ino, exclusive)?;
+        let node = transaction.get(self.core.layout.imap, &layout::node_key(ino))?.ok_or(Error::Stale(ino))?;
+        let (attr, xattrs, _) = layout::decode_node(ino, &node)?;
+        *state = State { queued: state.queued, ..State::new(attr, xattrs) };
         Ok(())
     }
 

@@ -6,6 +6,7 @@ use crate::attr::{Ino, XattrFlags};
 use crate::attributes::CAPABILITY;
 use crate::error::{Error, Result};
 use crate::fs::Fs;
+use crate::inode::State;
 use crate::layout::{self, XattrValue, Xattrs};
 
 /// Those of which something is known: anyone's, the superuser's, and that of security modules and capabilities.
@@ -23,11 +24,13 @@ impl Fs {
         check_name(name)?;
         let _inside = self.enter()?;
         let inode = self.inode(ino)?;
-        let state = inode.state.read();
-        if state.gone {
-            return Err(Error::Stale(ino));
+        let mut state = inode.state.read();
+        if state.unlocked && matches!(find(ino, &state, name)?, XattrValue::External(_)) {
+            drop(state);
+            self.hold_still(ino, &mut inode.state.write())?;
+            state = inode.state.read();
         }
-        match state.xattrs.as_ref().and_then(|all| all.get(name)).ok_or(Error::NoAttribute)? {
+        match find(ino, &state, name)? {
             XattrValue::Inline(value) => Ok(value.to_vec()),
             XattrValue::External(len) => {
                 let value = self.core.scope.get(self.core.layout.imap, &layout::xattr_key(ino, name))?;
@@ -154,6 +157,14 @@ fn inline_bytes(all: &Xattrs) -> usize {
             XattrValue::External(_) => name.len(),
         })
         .sum()
+}
+
+fn find<'a>(ino: Ino, state: &'a State, name: &[u8]) -> Result<&'a XattrValue> {
+    match &state.xattrs {
+        _ if state.gone => Err(Error::Stale(ino)),
+        Some(all) => all.get(name).ok_or(Error::NoAttribute),
+        None => Err(Error::NoAttribute),
+    }
 }
 
 fn check_name(name: &[u8]) -> Result<()> {

@@ -160,3 +160,30 @@ fn a_commit_that_an_older_transaction_has_ended_says_so_at_once() {
     });
     views.abort(older).unwrap();
 }
+
+/// A transaction does not lock the directories that it only walks through, and a large attribute is stored apart from its inode.
+#[test]
+fn a_large_attribute_of_a_directory_that_changes_meanwhile_is_read_whole() {
+    let env = Arc::new(Simulated::new(1));
+    let open = OpenOptions { memory: 16 << 20, threads: false, zero_journal: false, ..Default::default() };
+    let device = Arc::new(zones::MemoryDevice::default());
+    let db = Kvdb::create(device, env.clone(), CreateOptions { open, ..Default::default() }).unwrap();
+    let fs = Fs::open(db.clone(), env, FsOptions::default()).unwrap();
+    let views = Views::new(db, fs.clone());
+    let set = |value: &[u8]| fs.setxattr(ROOT, b"user.a", value, kvfs::XattrFlags::Any);
+    for (old, new) in [(5000, 10), (5000, 600), (600, 5000)] {
+        set(&vec![1; old]).unwrap();
+        let options = TransactionOptions { isolation: Isolation::Serializable, detached: true, ..Default::default() };
+        let id = views.begin(options).unwrap();
+        let inside = views.fs(&View::Transaction(id)).unwrap();
+        inside.lookup(ROOT, b"nothing").unwrap_err();
+        set(&vec![2; new]).unwrap();
+        assert_eq!(inside.getxattr(ROOT, b"user.a").unwrap(), vec![2; new], "what was there when it was locked");
+        if new > 256 {
+            // Now it is locked.
+            assert!(set(&[3; 700]).is_err());
+            assert_eq!(inside.getxattr(ROOT, b"user.a").unwrap(), vec![2; new]);
+        }
+        views.abort(id).unwrap();
+    }
+}

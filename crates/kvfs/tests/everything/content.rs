@@ -293,7 +293,9 @@ impl World {
 pub fn read(w: &mut World, site: &Site) -> Result<(), Dead> {
     let tree = w.tree(site);
     let Some(on) = w.target(site, &tree, |_| true)? else { return Ok(()) };
-    for name in ["Fs::getattr", "Fs::read", "Fs::readlink", "Fs::seek", "Fs::listxattr", "Fs::getxattr", "Fs::statfs"] {
+    for name in
+        ["Fs::getattr", "Fs::read", "Fs::read_into", "Fs::readlink", "Fs::seek", "Fs::listxattr", "Fs::getxattr", "Fs::statfs"]
+    {
         w.call(&[name]);
     }
     let (fs, what) = (w.fs(site)?, w.what());
@@ -334,7 +336,18 @@ pub fn read(w: &mut World, site: &Site) -> Result<(), Dead> {
     if on.node.kind == FileKind::File {
         let data = on.node.now().data.clone();
         let (at, len) = w.place_in(data.len());
-        match fs.read(on.ino, at as u64, len as u32) {
+        let found = match w.random.one_in(2) {
+            true => fs.read(on.ino, at as u64, len as u32).map(Vec::from),
+            false => {
+                // What was there before is not to be seen.
+                let mut room = vec![0xa5; len];
+                fs.read_into(on.ino, at as u64, &mut room).map(|length| {
+                    room.truncate(length);
+                    room
+                })
+            }
+        };
+        match found {
             Ok(found) => assert!(found[..] == data[at.min(data.len())..(at + len).min(data.len())], "{}: {}", w.what(), on.id),
             Err(e) => return w.judge(site, e, "read", &[]),
         }
