@@ -411,6 +411,15 @@ impl Handler for Door {
             At::Hidden(_) => Ok(()),
         }
     }
+    fn begin_fsync(&self, ino: Ino) -> Reply<FSync> {
+        match self.at(ino)? {
+            At::View(view, ino) => view.begin_fsync(ino).map_err(errno),
+            At::Hidden(_) => Ok(FSync::Done),
+        }
+    }
+    fn sync(&self) -> Reply<()> {
+        self.views.mainline().sync_store().map_err(errno)
+    }
     fn fsyncdir(&self, ino: Ino, _data_only: bool) -> Reply<()> {
         match self.at(ino)? {
             At::View(view, ino) => view.fsyncdir(ino).map_err(errno),

@@ -11,7 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 pub use kvfs::{
-    Allocate, AllocateMode, Attr, Caller, DirEntry, FileKind, GoingDown, Ino, ROOT, RenameFlags, SetAttr, StatFs, TimeSet,
+    Allocate, AllocateMode, Attr, Caller, DirEntry, FSync, FileKind, GoingDown, Ino, ROOT, RenameFlags, SetAttr, StatFs, TimeSet,
     Timestamp, Whence, WriteHints, Written, XattrFlags,
 };
 
@@ -81,6 +81,14 @@ pub trait Handler: Send + Sync + 'static {
     /// On disk when it returns. `data_only`: times may be left out.
     fn fsync(&self, ino: Ino, data_only: bool) -> Reply<()>;
     fn fsyncdir(&self, ino: Ino, data_only: bool) -> Reply<()>;
+    /// What of an FSYNC can be done without waiting for anything; it ends with the next `sync`, unless this says otherwise.
+    fn begin_fsync(&self, _ino: Ino) -> Reply<FSync> {
+        Ok(FSync::Alone)
+    }
+    /// Every FSYNC that has begun before this call is on disk when it returns.
+    fn sync(&self) -> Reply<()> {
+        Ok(())
+    }
     /// Entries behind `cookie` (0: from the start), in a stable order, until `take` returns false: that entry was not taken.
     /// With `attributes` every entry but "." and ".." carries its attributes, and a reference if taken; one that vanished meanwhile
     /// carries neither.

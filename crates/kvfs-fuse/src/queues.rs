@@ -30,7 +30,7 @@ use rustix::event::EventfdFlags;
 use crate::counters::Request;
 use crate::courtesy::Courtesy;
 use crate::cpus::{self, Cpus};
-use crate::handler::{Handler, without_waiting};
+use crate::handler::{Errno, FSync, Handler, Reply, without_waiting};
 use crate::ring::{Anchor, Event, Memory, Ring, Slot};
 use crate::session;
 use crate::transport::{Desk, Outcome, Transport};
@@ -389,6 +389,25 @@ impl<H: Handler> Worker<H> {
         {
             return Some(slot);
         }
+        if matches!(request, Request::FSync | Request::FSyncDir) && !self.transport.stalls() {
+            match self.transport.begin_fsync(&head) {
+                Ok(FSync::Alone) => {}
+                Ok(FSync::WithNext) => {
+                    self.away += 1;
+                    let (transport, queue) = (self.transport.clone(), self.queue.clone());
+                    let answer = move |outcome| {
+                        confirm(&mut slot, outcome);
+                        queue.give_back(slot);
+                    };
+                    self.room.with_next_sync(true, move || transport.sync(), answer);
+                    return None;
+                }
+                begun => {
+                    confirm(&mut slot, begun.map(drop));
+                    return Some(slot);
+                }
+            }
+        }
         self.away += 1;
         if request == Request::Write && page {
             self.pages_so_far += 1;
@@ -402,6 +421,11 @@ impl<H: Handler> Worker<H> {
         });
         None
     }
+}
+
+/// Puts an answer in that says no more than whether the request succeeded.
+fn confirm(slot: &mut Slot, outcome: Reply<()>) {
+    slot.answer(outcome.map_or_else(|Errno(e)| -e, |()| 0), &[]);
 }
 
 /// Has the request in a slot dispatched and puts its answer in; `false`: that takes a thread that may wait.

@@ -18,7 +18,7 @@ use rustix::io::Errno as Os;
 
 use crate::counters::Request;
 use crate::crew::{Crew, Seat};
-use crate::handler::{Choice, Errno, Handler, Ino, Invalidator, Policy};
+use crate::handler::{Choice, Errno, FSync, Handler, Ino, Invalidator, Policy, Reply};
 use crate::intake::Intake;
 use crate::queues::{Prepared, Queues};
 use crate::transport::{Desk, Outcome, Transport};
@@ -213,6 +213,22 @@ fn serve<H: Handler>(
             }
             continue;
         }
+        if matches!(request, Request::FSync | Request::FSyncDir) {
+            let (to, unique) = (connection.clone(), head.unique);
+            let answer = move |outcome: Reply<()>| confirm(&to, unique, outcome);
+            match transport.begin_fsync(&head) {
+                Ok(FSync::Alone) => {}
+                Ok(FSync::WithNext) => {
+                    let transport = transport.clone();
+                    room.with_next_sync(crew.threads() == 1, move || transport.sync(), answer);
+                    continue;
+                }
+                begun => {
+                    answer(begun.map(drop));
+                    continue;
+                }
+            }
+        }
         // An answer must go to the connection that its request came from.
         let (connection, transport, message) = (connection.clone(), transport.clone(), message.to_vec());
         // What goes down tells the kernel to drop what it has, which no thread that answers may do.
@@ -224,6 +240,15 @@ fn serve<H: Handler>(
         });
     }
     Ok(())
+}
+
+/// Answers a request whose answer says no more than whether it succeeded.
+fn confirm(connection: &OwnedFd, unique: u64, outcome: Reply<()>) {
+    match send(connection, unique, outcome.map_or_else(|Errno(e)| -e, |()| 0), &[]) {
+        // It was interrupted and is forgotten, or the connection is gone.
+        Ok(()) | Err(Os::NOENT | Os::NODEV | Os::CONNABORTED) => {}
+        Err(e) => tracing::error!("the kernel did not take an answer: {e}"),
+    }
 }
 
 /// Has one request dispatched, and the kernel told what it must know before the answer.

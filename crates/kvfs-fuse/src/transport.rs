@@ -103,6 +103,23 @@ impl<H: Handler> Transport<H> {
         }
     }
 
+    /// Begins an FSYNC: see [`Handler::begin_fsync`]. One that is to be done alone has to be dispatched.
+    pub fn begin_fsync(&self, head: &Head) -> Reply<FSync> {
+        if self.handler.is_down() {
+            return Err(Errno(libc::EIO));
+        }
+        let begun = unless_it_panics("FSYNC", || self.handler.begin_fsync(head.ino));
+        if begun != Ok(FSync::Alone) {
+            self.counters.count(Request::of(head.opcode));
+        }
+        begun
+    }
+
+    /// Ends every FSYNC that has begun.
+    pub fn sync(&self) -> Reply<()> {
+        unless_it_panics("a sync", || self.handler.sync())
+    }
+
     /// The answer did not reach the kernel (the request was interrupted): the references in it are nobody's.
     pub fn take_back(&self, desk: &Desk) {
         for &ino in &desk.handed_out {
@@ -371,6 +388,14 @@ impl<H: Handler> Transport<H> {
         a.0.resize(64, 0);
         Ok(offered)
     }
+}
+
+/// A panic in the handler is a defect, which the panic hook reports; it is answered with EIO.
+fn unless_it_panics<T>(what: &str, work: impl FnOnce() -> Reply<T>) -> Reply<T> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
+        tracing::error!("{what} panicked");
+        Err(Errno(libc::EIO))
+    })
 }
 
 fn done(result: Reply<()>) -> Reply<Outcome> {

@@ -2,6 +2,9 @@
 //! nothing else meanwhile, and with as many threads as cores a handful of programs that fsync would stop everybody. So the first such request under way is answered where it arrived,
 //! which costs no hand-over when a program syncs alone; those that come beside it go to threads of their own, made when
 //! needed, and join the same flush.
+//!
+//! Of an FSYNC only the sync waits (`with_next_sync`): one thread syncs for all that have gathered until it begins, and answers
+//! them. No other thread is woken for each of them.
 
 use std::collections::VecDeque;
 use std::io;
@@ -12,11 +15,22 @@ use parking_lot::{Condvar, Mutex};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::courtesy;
+use crate::handler::Reply;
 
 /// Threads at most; what comes beyond is answered where it arrives.
 const MOST: usize = 64;
 
 type Job = Box<dyn FnOnce() + Send>;
+/// Sends the answer to an FSYNC.
+type Answer = Box<dyn FnOnce(Reply<()>) + Send>;
+
+/// What the next sync is waited for by.
+#[derive(Default)]
+struct Gathered {
+    answers: Vec<Answer>,
+    /// A thread will take them.
+    led: bool,
+}
 
 #[derive(Default)]
 struct Queue {
@@ -36,6 +50,7 @@ struct Shared {
 pub(crate) struct WaitingRoom {
     under_way: AtomicUsize,
     shared: Arc<Shared>,
+    gathered: Mutex<Gathered>,
     /// Where its threads may run: who starts one may be kept on one CPU, and be polite there.
     cpus: CpuSet,
 }
@@ -43,7 +58,12 @@ pub(crate) struct WaitingRoom {
 impl WaitingRoom {
     /// Its threads may run where the calling one may.
     pub fn new() -> io::Result<WaitingRoom> {
-        Ok(WaitingRoom { under_way: AtomicUsize::new(0), shared: Arc::default(), cpus: sched_getaffinity(None)? })
+        Ok(WaitingRoom {
+            under_way: AtomicUsize::new(0),
+            shared: Arc::default(),
+            gathered: Mutex::default(),
+            cpus: sched_getaffinity(None)?,
+        })
     }
 
     /// Runs `job` here when nothing else waits, else elsewhere. `alone`: there is no other thread that answers, so never here.
@@ -60,6 +80,40 @@ impl WaitingRoom {
         if let Some(job) = self.hand_over(Box::new(job), false) {
             job();
         }
+    }
+
+    /// Has `answer` called with the outcome of a `sync` that begins after this call. That is done here when nothing else waits, unless
+    /// this is the only thread (`alone`); else by a thread of the room.
+    pub fn with_next_sync(
+        self: &Arc<Self>,
+        alone: bool,
+        sync: impl Fn() -> Reply<()> + Send + 'static,
+        answer: impl FnOnce(Reply<()>) + Send + 'static,
+    ) {
+        let mut gathered = self.gathered.lock();
+        gathered.answers.push(Box::new(answer));
+        if std::mem::replace(&mut gathered.led, true) {
+            return;
+        }
+        drop(gathered);
+        let room = self.clone();
+        self.admit(alone, move || room.lead(sync));
+    }
+
+    /// Syncs for all that have gathered, and answers them.
+    fn lead(self: &Arc<Self>, sync: impl Fn() -> Reply<()> + Send + 'static) {
+        let answers = std::mem::take(&mut self.gathered.lock().answers);
+        let outcome = sync();
+        let mut gathered = self.gathered.lock();
+        gathered.led = !gathered.answers.is_empty();
+        let more = gathered.led;
+        drop(gathered);
+        if more {
+            // The next sync need not wait for the answers to this one.
+            let room = self.clone();
+            self.take(move || room.lead(sync));
+        }
+        answers.into_iter().for_each(|answer| answer(outcome));
     }
 
     /// Runs `job` elsewhere, later when there are too many: what it waits for may have to be done here.
@@ -152,6 +206,47 @@ mod tests {
         for _ in 0..9 {
             all_done.recv().expect("all are answered");
         }
+    }
+
+    #[test]
+    fn those_who_come_during_a_sync_share_the_next_one() {
+        let room = Arc::new(WaitingRoom::new().expect("a room"));
+        let (begin, begun) = channel();
+        let (go, told) = channel::<()>();
+        let (syncs, told) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(told)));
+        let (say, answers) = channel();
+        let come = |who: usize| {
+            let (begin, told, syncs, counted, say) = (begin.clone(), told.clone(), syncs.clone(), syncs.clone(), say.clone());
+            let before = syncs.load(Ordering::SeqCst);
+            let sync = move || {
+                let nth = syncs.fetch_add(1, Ordering::SeqCst);
+                begin.send(nth).expect("the test listens");
+                told.lock().recv().expect("the test says so");
+                if nth == 1 { Err(crate::handler::Errno(libc::EIO)) } else { Ok(()) }
+            };
+            let answer = move |outcome| say.send((who, before, counted.load(Ordering::SeqCst), outcome)).expect("the test listens");
+            room.with_next_sync(true, sync, answer);
+        };
+        come(0);
+        assert_eq!(begun.recv(), Ok(0));
+        (1..6).for_each(come);
+        go.send(()).expect("it waits");
+        let (who, before, after, outcome) = answers.recv().expect("answered");
+        assert_eq!((who, before, outcome), (0, 0, Ok(())));
+        assert!(after >= 1);
+        assert_eq!(begun.recv(), Ok(1));
+        assert!(answers.try_recv().is_err(), "their sync has not ended");
+        go.send(()).expect("it waits");
+        for i in 1..6 {
+            let (who, before, _, outcome) = answers.recv().expect("answered");
+            assert_eq!((who, before, outcome), (i, 1, Err(crate::handler::Errno(libc::EIO))));
+        }
+        assert_eq!(syncs.load(Ordering::SeqCst), 2, "one for all of them");
+        // And it goes on.
+        come(6);
+        assert_eq!(begun.recv(), Ok(2));
+        go.send(()).expect("it waits");
+        assert_eq!(answers.recv().expect("answered").3, Ok(()));
     }
 
     #[test]

@@ -31,8 +31,21 @@ pub(crate) const SPACE_MARGIN: u64 = 8 << 20;
 pub(crate) const NAME_COST: u64 = 1024;
 /// Bytes that may be written at most before the store is asked again how much room it has.
 const LOOK_AGAIN: u64 = 256 << 20;
+/// Dirty bytes of a file that are committed by who must not wait for the device: they go into the journal's buffer.
+const COMMITTED_AT_ONCE: usize = 16 << 10;
 /// Dirty bytes at which one file is committed by its writer, so that the batches of a stream stay of a size.
 const FILE_LIMIT: usize = 8 << 20;
+
+/// How far [`Fs::begin_fsync`] has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FSync {
+    /// There is nothing to wait for.
+    Done,
+    /// It is on disk with the next [`Fs::sync_store`].
+    WithNext,
+    /// Nothing is done: that takes waiting, for the device or for a lock.
+    Alone,
+}
 
 /// The inodes with something uncommitted, the longest waiting first.
 #[derive(Default)]
@@ -73,18 +86,43 @@ impl Fs {
         if self.core.options.read_only {
             return Ok(());
         }
-        let named = self.patiently(|| {
-            let _inside = self.enter()?;
-            let Some(inode) = self.core.table.get(ino) else { return Ok(true) };
-            let mut state = inode.state.write();
-            if state.attr.nlink == 0 {
-                // Nobody can find it after a crash.
-                return Ok(false);
-            }
-            self.commit_dirty(&inode, &mut state).map(|()| true)
-        })?;
         // Outside of the gate: whoever wants the view to himself need not wait for the disk.
-        if named { Ok(self.core.scope.sync()?) } else { Ok(()) }
+        match self.patiently(|| self.commit_before_sync(ino, usize::MAX))? {
+            FSync::Done => Ok(()),
+            FSync::WithNext | FSync::Alone => Ok(self.core.scope.sync()?),
+        }
+    }
+
+    /// What of an fsync is done without waiting for anything: a small file is committed, and on disk when [`Fs::sync_store`] has returned,
+    /// which many files can share. Everything else is left to [`Fs::fsync`].
+    pub fn begin_fsync(&self, ino: Ino) -> Result<FSync> {
+        if self.core.options.read_only {
+            return Ok(FSync::Done);
+        }
+        if !matches!(self.core.scope, kvdb::Scope::Mainline(_)) {
+            return Ok(FSync::Alone);
+        }
+        match kvdb::at_once(|| self.commit_before_sync(ino, COMMITTED_AT_ONCE)) {
+            Err(e) if crate::locks::is_locked(&e) => Ok(FSync::Alone),
+            begun => begun.map_err(Error::of_sync),
+        }
+    }
+
+    /// Waits until everything that was committed before this call is on disk: the second half of an fsync.
+    pub fn sync_store(&self) -> Result<()> {
+        self.core.scope.sync().map_err(|e| Error::from(e).of_sync())
+    }
+
+    fn commit_before_sync(&self, ino: Ino, most: usize) -> Result<FSync> {
+        let _inside = self.enter()?;
+        let Some(inode) = self.core.table.get(ino) else { return Ok(FSync::WithNext) };
+        let mut state = inode.state.write();
+        match () {
+            // Nobody can find it after a crash.
+            () if state.attr.nlink == 0 => Ok(FSync::Done),
+            () if state.charged > most => Ok(FSync::Alone),
+            () => self.commit_dirty(&inode, &mut state).map(|()| FSync::WithNext),
+        }
     }
 
     pub fn fsyncdir(&self, ino: Ino) -> Result<()> {

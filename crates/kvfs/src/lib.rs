@@ -52,6 +52,7 @@ pub use attr::{
 pub use clone_tree::CloneStats;
 pub use describe::describe_keys;
 pub use difference::{FileChange, XattrChange, difference_of_states};
+pub use dirty::FSync;
 pub use error::{Error, Result};
 pub use fs::{Atime, Fs, FsOptions, Statistics};
 pub use going_down::GoingDown;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use env::Env;
 use kvdb::{Batch, Compression, DefragOptions, DictionaryId, DictionaryOptions, Durability, Scope};
-use kvfs::Error;
+use kvfs::{Error, FSync};
 
 use crate::content;
 use crate::found::DICTIONARIES;
@@ -203,9 +203,18 @@ fn fsync(w: &mut World, site: &Site) -> Result<(), Dead> {
     let Some(on) = w.target(site, &tree, |_| true)? else { return Ok(()) };
     let content::Target { id, ino, .. } = on;
     w.note(format!("{site:?} fsync {id}"));
-    w.call(&["Fs::fsync", "Fs::fsyncdir"]);
-    let (fs, data_only) = (w.fs(site)?, w.random.one_in(2));
-    let done = if on.node.is_dir() { fs.fsyncdir(ino) } else { fs.fsync(ino, data_only) };
+    w.call(&["Fs::fsync", "Fs::fsyncdir", "Fs::begin_fsync", "Fs::sync_store"]);
+    let (fs, data_only, halves) = (w.fs(site)?, w.random.one_in(2), w.random.one_in(2));
+    let whole = || if on.node.is_dir() { fs.fsyncdir(ino) } else { fs.fsync(ino, data_only) };
+    let done = match halves {
+        false => whole(),
+        true => fs.begin_fsync(ino).and_then(|begun| match begun {
+            FSync::Done => Ok(()),
+            // By the mainline's as well, and with whatever else began before.
+            FSync::WithNext => w.views.mainline().sync_store(),
+            FSync::Alone => whole(),
+        }),
+    };
     if let Err(e) = done {
         return w.judge(site, e, "fsync", &[]);
     }
