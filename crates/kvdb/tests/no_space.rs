@@ -377,3 +377,65 @@ fn deleting_here_and_there_makes_room_again_for_pages() {
 fn deleting_here_and_there_makes_room_again_for_small_values() {
     cycles(300, 100, 8);
 }
+
+/// Snapshots and views keep the zones of a full store, so that merges gain little, whatever they write. They go on all the same, and may not use
+/// up what flushes take from the reserve: without a flush no snapshot can be dropped, nor anything deleted once the journal is full.
+fn full_for_long(seed: u64) {
+    let mut random = Random::new(seed);
+    let env = Arc::new(Simulated::new(seed));
+    let open = OpenOptions {
+        memory: (1 << 20) << random.below(3),
+        late_bind_at: [4 << 10, 16 << 10, u64::MAX][random.below(3) as usize],
+        merge_part: (16 << 10) << random.below(4),
+        ..small()
+    };
+    let options = CreateOptions { capacity: Some(20 * ZONE_SIZE), reserve_zones: 8, open };
+    let db = Kvdb::create(Arc::new(MemoryDevice::new()), env.clone(), options).unwrap();
+    let separate_at = [512, 2048, u32::MAX][random.below(3) as usize];
+    let d = db.create_dictionary("d", DictionaryOptions { separate_at, ..Default::default() }).unwrap();
+    let mut views = Vec::new();
+    for round in 0..30 {
+        let mut value = vec![0; [300, 5000, 60_000][random.below(3) as usize]];
+        loop {
+            random.fill(&mut value);
+            let mut batch = Batch::new();
+            (0..8).for_each(|_| batch.put(d, key(random.below(20_000)), value.clone()));
+            if !done("filling", db.commit(batch, Durability::Buffered)) {
+                break;
+            }
+        }
+        match random.below(4) {
+            0 => _ = done("a snapshot", db.snapshot(&format!("s{round}"))),
+            1 => views.push(db.view()),
+            2 if views.len() > 3 => drop(views.remove(0)),
+            _ => {}
+        }
+        let what = format!("seed {seed}, round {round}");
+        if random.one_in(4)
+            && let Some(oldest) = db.snapshots().first()
+        {
+            db.drop_snapshot(&oldest.name).unwrap_or_else(|e| panic!("{what}: dropping a snapshot: {e}"));
+        }
+        for _ in 0..20 {
+            let from = random.below(20_000);
+            let mut batch = Batch::new();
+            batch.delete_range(d, key(from), key(from + random.below(20)));
+            let durability = if random.one_in(3) { Durability::Synced } else { Durability::Buffered };
+            db.commit(batch, durability).unwrap_or_else(|e| panic!("{what}: a deletion: {e}"));
+            match random.below(6) {
+                0 => _ = done("a step", db.step().map(drop)),
+                1 => _ = done("a flush", db.flush()),
+                2 => _ = done("a compaction", db.compact(d)),
+                _ => env.advance(Duration::from_millis(random.below(60))),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_store_that_is_full_for_long_goes_on_removing() {
+    // The first ones are those that found it.
+    for seed in [7, 10].into_iter().chain(seeds(0)) {
+        full_for_long(seed);
+    }
+}

@@ -194,6 +194,9 @@ impl Allocator {
                 state.unknown.insert(zone);
             }
         }
+        // Where they were taken from is not known any more: at worst from where the store is now.
+        let depth = state.depth(state.unknown.len() + 1);
+        state.streams.iter_mut().for_each(|stream| stream.set_depth(depth));
         state.seen.clear();
     }
 
@@ -329,14 +332,48 @@ impl State {
         }
     }
 
+    /// Who may take one of so many free zones, and leaves most.
+    fn depth(&self, free: usize) -> Reserve {
+        let may = |reserve: &Reserve| free > self.floor(*reserve);
+        [Reserve::Keep, Reserve::Use, Reserve::Merge, Reserve::Flush].into_iter().find(may).unwrap_or(Reserve::Last)
+    }
+
+    /// Reserves between `need` and `want` bytes in the open zone of a stream. A fill that could not take the zone itself leaves some of it.
+    pub fn reserve_in(
+        &mut self,
+        purpose: Purpose,
+        lane: Lane,
+        reserve: Reserve,
+        need: u64,
+        want: u64,
+        gaps: bool,
+    ) -> Option<(u64, u64)> {
+        let could_take = self.backed() > self.floor(reserve);
+        let stream = self.streams.of(purpose, lane);
+        if !could_take && stream.is_kept_from(reserve, want) {
+            return None;
+        }
+        stream.reserve(need, want, gaps)
+    }
+
+    /// Reserves more exactly at `addr`, by the same rule.
+    pub fn extend_at(&mut self, purpose: Purpose, reserve: Reserve, addr: u64, need: u64, want: u64) -> Option<u64> {
+        let could_take = self.backed() > self.floor(reserve);
+        let streams = self.streams.lanes(purpose).iter_mut();
+        // Only one of them stands there.
+        streams.filter(|s| could_take || !s.is_kept_from(reserve, want)).find_map(|stream| stream.extend(addr, need, want))
+    }
+
     /// Lets a stream go on in `zone` (pinned by the caller) after `used` bytes of it, if that leaves it more room than the
     /// zone it has. Else the zone stays the caller's alone; says which.
     pub fn open_zone(&mut self, purpose: Purpose, lane: Lane, zone: ZoneId, used: u64) -> bool {
+        // It is taken already.
+        let depth = self.depth(self.backed() + 1);
         let stream = self.streams.of(purpose, lane);
         if stream.rest() >= ZONE_SIZE - used {
             return false;
         }
-        let before = stream.open(zone.0, round_up(used, SECTOR));
+        let before = stream.open(zone.0, round_up(used, SECTOR), depth);
         self.zones[zone.0 as usize].open = true;
         if let Some(before) = before {
             let known = &mut self.zones[before as usize];

@@ -139,7 +139,7 @@ impl Fill {
             return false;
         }
         let need = round_up(need, SECTOR);
-        match self.zones.extend_chunk(self.purpose, self.end, need, need.max(self.chunk)) {
+        match self.zones.extend_chunk(self.purpose, self.reserve, self.end, need, need.max(self.chunk)) {
             Some(len) => {
                 self.end += len;
                 self.chunk = (self.chunk * 2).min(MAX_CHUNK);

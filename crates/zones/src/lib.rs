@@ -128,7 +128,7 @@ impl Lane {
 }
 
 /// Whether a zone may come from the reserve that keeps a full store able to flush, merge and delete.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reserve {
     /// User data: fails with [`Error::NoSpace`] rather than dip into the reserve.
     Keep,

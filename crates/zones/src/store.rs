@@ -223,7 +223,8 @@ impl Zones {
         let next = round_up(addr - zone.start(), SECTOR);
         // Which lane it was nobody noted, and hardly matters: the first without a zone goes on there.
         if let Some(stream) = state.streams.lanes(purpose).iter_mut().find(|s| s.zone().is_none()) {
-            stream.open(zone.0, next);
+            // How deep in the reserve it lies is seen at the start.
+            stream.open(zone.0, next, Reserve::Keep);
         }
     }
 
@@ -463,7 +464,7 @@ impl Zones {
     ) -> Result<(u64, u64)> {
         let from_open_zone = |lane: Lane, hold: &mut Hold| {
             let mut state = self.allocator.lock();
-            let chunk = state.streams.of(purpose, lane).reserve(need, want, gaps)?;
+            let chunk = state.reserve_in(purpose, lane, reserve, need, want, gaps)?;
             state.pin_for_fill(hold.uses_mut(), ZoneId::of(chunk.0).0);
             Some(chunk)
         };
@@ -497,9 +498,8 @@ impl Zones {
     }
 
     /// Reserves more right behind a chunk; `None` when somebody else has that.
-    pub(crate) fn extend_chunk(&self, purpose: Purpose, end: u64, need: u64, want: u64) -> Option<u64> {
-        // Only one of them stands there.
-        self.allocator.lock().streams.lanes(purpose).iter_mut().find_map(|stream| stream.extend(end, need, want))
+    pub(crate) fn extend_chunk(&self, purpose: Purpose, reserve: Reserve, end: u64, need: u64, want: u64) -> Option<u64> {
+        self.allocator.lock().extend_at(purpose, reserve, end, need, want)
     }
 
     /// The range was reserved and holds nothing that counts.

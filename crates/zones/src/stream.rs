@@ -3,7 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use crate::{Lane, Purpose, SECTOR, ZONE_SIZE, ZoneId, round_up};
+use crate::{Lane, Purpose, Reserve, SECTOR, ZONE_SIZE, ZoneId, round_up};
+
+/// What is left of a zone that was taken from deep in the reserve to those who may take zones there.
+const LEFT: u64 = ZONE_SIZE / 2;
 
 /// The streams of a store: one for each purpose and lane.
 #[derive(Debug, Default)]
@@ -40,6 +43,8 @@ pub(crate) struct Stream {
 #[derive(Debug)]
 struct Open {
     zone: u32,
+    /// Who may take zones where this one was taken.
+    depth: Reserve,
     /// Offset in the zone after everything reserved.
     next: u64,
     /// Offsets (start → end) before `next` that were reserved and given back.
@@ -62,8 +67,21 @@ impl Stream {
     }
 
     /// Goes on in `zone` from an offset; returns the zone it leaves.
-    pub fn open(&mut self, zone: u32, next: u64) -> Option<u32> {
-        self.open.replace(Open { zone, next, gaps: BTreeMap::new() }).map(|o| o.zone)
+    pub fn open(&mut self, zone: u32, next: u64, depth: Reserve) -> Option<u32> {
+        self.open.replace(Open { zone, depth, next, gaps: BTreeMap::new() }).map(|o| o.zone)
+    }
+
+    /// The zone counts as taken from there.
+    pub fn set_depth(&mut self, depth: Reserve) {
+        if let Some(open) = &mut self.open {
+            open.depth = depth;
+        }
+    }
+
+    /// Whether a fill that may not take zones where this one was taken has to leave what another `want` bytes would take. Else merges would
+    /// use up the zones that flushes take from the reserve, one after the other, until no flush found room.
+    pub fn is_kept_from(&self, reserve: Reserve, want: u64) -> bool {
+        self.open.as_ref().is_some_and(|o| reserve < o.depth && ZONE_SIZE - o.next < LEFT + want)
     }
 
     pub fn close(&mut self) {
@@ -146,7 +164,7 @@ mod tests {
     fn a_tail_given_back_is_reserved_again() {
         let mut stream = Stream::default();
         assert_eq!(stream.reserve(SECTOR, SECTOR, true), None);
-        stream.open(1, 0);
+        stream.open(1, 0, Reserve::Keep);
         assert_eq!(stream.reserve(SECTOR, 16 * SECTOR, true), Some((ZONE_SIZE, 16 * SECTOR)));
         stream.give_back(ZONE_SIZE + SECTOR, ZONE_SIZE + 16 * SECTOR);
         assert_eq!(stream.position(), Some(ZONE_SIZE + SECTOR));
@@ -156,7 +174,7 @@ mod tests {
     fn gaps_join_and_are_filled_by_what_fits() {
         let at = |sector: u64| ZONE_SIZE + sector * SECTOR;
         let mut stream = Stream::default();
-        stream.open(1, 0);
+        stream.open(1, 0, Reserve::Keep);
         stream.reserve(8 * SECTOR, 8 * SECTOR, true);
         stream.give_back(at(1), at(2));
         stream.give_back(at(3), at(4));
@@ -169,9 +187,22 @@ mod tests {
     }
 
     #[test]
+    fn half_of_a_zone_from_deep_in_the_reserve_is_left_to_those_who_may_take_some_there() {
+        let mut stream = Stream::default();
+        assert!(!stream.is_kept_from(Reserve::Keep, SECTOR));
+        stream.open(1, LEFT - SECTOR, Reserve::Flush);
+        assert!(!stream.is_kept_from(Reserve::Merge, SECTOR));
+        assert!(stream.is_kept_from(Reserve::Merge, 2 * SECTOR));
+        assert!(!stream.is_kept_from(Reserve::Flush, 2 * SECTOR));
+        stream.set_depth(Reserve::Merge);
+        assert!(!stream.is_kept_from(Reserve::Merge, 2 * SECTOR));
+        assert!(stream.is_kept_from(Reserve::Keep, 2 * SECTOR));
+    }
+
+    #[test]
     fn only_the_last_can_be_extended() {
         let mut stream = Stream::default();
-        stream.open(1, 0);
+        stream.open(1, 0, Reserve::Keep);
         stream.reserve(SECTOR, SECTOR, true);
         assert_eq!(stream.extend(ZONE_SIZE + SECTOR, SECTOR, 2 * SECTOR), Some(2 * SECTOR));
         assert_eq!(stream.extend(ZONE_SIZE + SECTOR, SECTOR, SECTOR), None);
