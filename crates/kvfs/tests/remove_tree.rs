@@ -4,7 +4,7 @@ mod world;
 
 use std::sync::Arc;
 
-use env::{Random, Simulated};
+use env::{Machine, Random, Simulated};
 use kvdb::{CreateOptions, Durability, Isolation, Kvdb, OpenOptions, TransactionOptions};
 use kvfs::{Error, FileKind, Fs, FsOptions, Ino, ROOT, RemoveStats, View, Views};
 use world::{USER, World, fails};
@@ -400,6 +400,89 @@ fn a_link_is_removed_from_a_file_as_it_is_when_it_is_locked() {
     views.remove_tree(&View::Transaction(id), b"beside").unwrap();
     views.commit(id, Durability::Buffered).unwrap();
     assert_eq!((world.stat("/top/link").perm, world.stat("/top/link").nlink), (0o604, 2));
+}
+
+/// Others make and remove files, write, list and commit transactions in the tree all the while.
+#[test]
+fn a_tree_goes_while_others_work_in_it() {
+    let machine = Arc::new(Machine::default());
+    let db = Kvdb::create(Arc::new(MemoryDevice::new()), machine.clone(), CreateOptions::default()).unwrap();
+    let fs = Fs::open(db.clone(), machine, FsOptions::default()).unwrap();
+    let views = Views::new(db.clone(), fs.clone());
+    folder(&fs, ROOT, "kept");
+    let rounds = 60;
+    let done = std::sync::atomic::AtomicBool::new(false);
+    let (mut removed, worked) = (0, std::sync::atomic::AtomicU64::new(0));
+    /// Whatever fails, the workers end.
+    struct End<'a>(&'a std::sync::atomic::AtomicBool);
+    impl Drop for End<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, std::sync::atomic::Ordering::Relaxed);
+        }
+    }
+    let began = std::time::Instant::now();
+    std::thread::scope(|scope| {
+        let _end = End(&done);
+        for worker in 0..3u64 {
+            let (fs, views, done, worked) = (&fs, &views, &done, &worked);
+            scope.spawn(move || {
+                let mut random = Random::new(worker);
+                while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                    // Anything may be gone at any step: what matters is that it is gone whole.
+                    let mut work = || -> kvfs::Result<()> {
+                        let (top, kept) = (fs.resolve(b"top")?.ino, fs.resolve(b"kept")?.ino);
+                        let name = format!("f{}", worker * 1000 + random.below(50));
+                        let file = fs.mknod(top, name.as_bytes(), FileKind::File, 0o644, 0, USER)?.ino;
+                        let written = fs.write(file, 0, &content(1, 6000), Default::default());
+                        let linked = fs.link(file, kept, format!("{name}-{}", random.below(u64::MAX)).as_bytes());
+                        if linked.is_ok() {
+                            fs.forget(file, 1);
+                        }
+                        // Open it is whole, with a name or without.
+                        assert!(written.is_err() || fs.read(file, 0, 6000)?[..] == content(1, 6000)[..]);
+                        fs.forget(file, 1);
+                        let mut listed = Vec::new();
+                        let mut emit = |entry: kvfs::DirEntry<'_>| {
+                            if entry.attr.is_some() && entry.name != b"." && entry.name != b".." {
+                                listed.push(entry.ino);
+                            }
+                            true
+                        };
+                        let ended = fs.readdir(top, 0, true, &mut emit);
+                        listed.iter().for_each(|ino| fs.forget(*ino, 1));
+                        ended?;
+                        let id = views.begin(TransactionOptions::default())?;
+                        let inside = views.fs(&View::Transaction(id))?;
+                        let made = inside.resolve(b"top").and_then(|top| inside.mkdir(top.ino, name.as_bytes(), 0o755, USER));
+                        drop(made.and_then(|_| views.commit(id, Durability::Buffered)).or_else(|_| views.abort(id)));
+                        Ok(())
+                    };
+                    if work().is_ok() {
+                        worked.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+        for round in 0..rounds {
+            let top = folder(&fs, ROOT, "top");
+            folder(&fs, top, "sub");
+            // Until there is something in it; the workers never stop before this does.
+            let goal = worked.load(std::sync::atomic::Ordering::Relaxed) + 3;
+            while worked.load(std::sync::atomic::Ordering::Relaxed) < goal {
+                assert!(began.elapsed().as_secs() < 120, "the workers do nothing in round {round}");
+                std::thread::yield_now();
+            }
+            match views.remove_tree(&View::Mainline, b"top") {
+                Ok(stats) => removed += stats.files,
+                Err(e) => panic!("round {round}: {e}"),
+            }
+            assert!(matches!(fs.resolve(b"top"), Err(Error::NotFound)), "round {round}");
+        }
+    });
+    assert!(removed > rounds, "{removed} files in {rounds} rounds");
+    let report = fs.verify().unwrap();
+    assert!(report.is_clean(), "{:?}", report.findings);
+    assert_eq!(report.directories, 2);
 }
 
 /// So many links to elsewhere that the changes are more than one commit takes.
