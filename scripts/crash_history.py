@@ -88,7 +88,7 @@ class Historian:
         self.client, self.joined = redis(sock), redis(sock)
         steps = [
             (self.put, 12), (self.link, 4), (self.unlink, 6), (self.rename, 5), (self.symlink, 2), (self.make_folder, 2), (self.punch, 5),
-            (self.overwrite, 4), (self.clone_tree, 3), (self.set_keys, 8), (self.delete_stretch, 3), (self.count, 3), (self.multi, 3),
+            (self.overwrite, 4), (self.clone_tree, 3), (self.remove_tree, 2), (self.set_keys, 8), (self.delete_stretch, 3), (self.count, 3), (self.multi, 3),
             (self.transaction, 6), (self.durable, 2), (self.snapshot, 2), (self.drop_snapshot, 1), (self.clone, 1), (self.in_clone, 2),
             (self.sync, 6),
         ]  # fmt: skip
@@ -273,6 +273,15 @@ class Historian:
                 state.names[copy + path[len(source) :]] = value
         self.will_be(state)
         self.client.call("CLONETREE", f"/{self.folder}/{source}", f"/{self.folder}/{copy}")
+
+    def remove_tree(self, rnd):
+        tops = sorted(p for p, v in self.states[-1].names.items() if v[0] == "d" and "/" not in p)
+        if not tops:
+            return False
+        top, state = rnd.choice(tops), self.begin()
+        state.names = {p: v for p, v in state.names.items() if p != top and not p.startswith(top + "/")}
+        self.will_be(state)
+        self.client.call("RMTREE", f"/{self.folder}/{top}")
 
     def name_of_key(self, rnd):
         return f"{self.key}{rnd.randrange(self.KEYS):03}"
