@@ -74,6 +74,8 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     if let (true, Some(target)) = (folder, &target) {
         target.is_apart_from(&args.from)?;
     }
+    // It is not copied into itself, whatever folder it lies in.
+    let itself = target.as_ref().map_or_else(|| Some(args.store.clone()), Target::store).unwrap_or_default();
     let mut skipped = 0;
     let read = |give: &mut dyn FnMut(Item) -> Outcome| {
         let mut source = Source::new(output, give);
@@ -85,7 +87,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
             }
             None => {
                 let bar = output.progress("importing", None, true);
-                source.folder(&args.from, &args.store, &bar).inspect(|()| bar.finish_and_clear())
+                source.folder(&args.from, &itself, &bar).inspect(|()| bar.finish_and_clear())
             }
         };
         skipped = source.skipped;

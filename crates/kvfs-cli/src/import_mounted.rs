@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use kvdb_server::Reply;
 
+use crate::daemons::Record;
 use crate::intake::Counts;
 use crate::mounted::Mounted;
 use crate::output::{Exit, Failure, Outcome};
@@ -61,6 +62,11 @@ fn beside(path: &Path) -> PathBuf {
 impl Target {
     pub fn is_root(&self) -> bool {
         self.folder.as_os_str().is_empty() || self.folder == Path::new("/")
+    }
+
+    /// The file of the store.
+    pub fn store(&self) -> Option<PathBuf> {
+        Record::all().into_iter().find(|record| record.mount_point == self.mounted.mount_point).map(|record| record.store)
     }
 
     /// A folder that is copied into itself would have no end.

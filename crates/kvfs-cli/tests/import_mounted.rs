@@ -192,6 +192,14 @@ fn what_fails_leaves_nothing() {
     gone(&p);
     p.mounted();
     assert_eq!(left(&p), (0, 0));
+    // A folder that the store itself lies in.
+    let beside = p.dir.path().join("beside");
+    fs::create_dir(&beside).and_then(|()| fs::hard_link(p.store(), beside.join("store"))).expect("made");
+    fs::write(beside.join("file"), "file").expect("write");
+    let said = succeeds(&mut import(&p, "new", &beside));
+    assert!(said.contains("1 skipped") && p.mnt().join("new/file").exists(), "{said}");
+    assert!(!p.mnt().join("new/store").exists());
+    succeeds(kvfs(&["rm"]).arg(p.mnt().join("new")));
     // Into itself.
     fs::create_dir(p.mnt().join("a")).expect("mkdir");
     let said = fails(2, &mut import(&p, "a/b", &p.mnt().join("a")));
