@@ -68,13 +68,13 @@ mutants:
 soak: build
 	python3 scripts/soak.py --kvfs $(KVFS) --minutes $${MINUTES:-60}
 
-## make crash-live   SIGKILL of the daemon at random moments under load (KILLS=200, SEED_BASE=n)
+## make crash-live   SIGKILL of the daemon at random moments under load (KILLS=200, SEED_BASE=n, OPTIONS=transport=uring)
 crash-live: build
-	python3 scripts/crash_live.py --kvfs $(KVFS) --kills $${KILLS:-200} $(if $(SEED_BASE),--seed-base $(SEED_BASE))
+	python3 scripts/crash_live.py --kvfs $(KVFS) --kills $${KILLS:-200} $(if $(SEED_BASE),--seed-base $(SEED_BASE)) $(if $(OPTIONS),--options $(OPTIONS))
 
-## make crash-transactions  SIGKILL at random moments of transactions over a file and its key (KILLS=200, SEED_BASE=n)
+## make crash-transactions  SIGKILL at random moments of transactions over a file and its key (KILLS=200, SEED_BASE=n, OPTIONS=...)
 crash-transactions: build
-	python3 scripts/crash_transactions.py --kvfs $(KVFS) --kills $${KILLS:-200} $(if $(SEED_BASE),--seed-base $(SEED_BASE))
+	python3 scripts/crash_transactions.py --kvfs $(KVFS) --kills $${KILLS:-200} $(if $(SEED_BASE),--seed-base $(SEED_BASE)) $(if $(OPTIONS),--options $(OPTIONS))
 
 ## make full         a full store and a full host disk, on a real mount
 full: build

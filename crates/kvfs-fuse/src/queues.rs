@@ -5,9 +5,10 @@
 //! this thread touches the ring. FORGET, INTERRUPT and messages of ours go over `/dev/fuse` as ever (`session`).
 //!
 //! **Requests that wait** are answered by other threads (`waiting`), for the thread of a queue has none beside it: those that wait by their kind
-//! ([`Request::always_waits`]), those of which the handler says so when it comes to it ([`Errno::WAITS`](crate::handler::Errno::WAITS)), and all of them while a transaction takes locks. A slot goes away with its request and comes back with the answer: the thread finds
-//! it among what was returned, and is woken by a descriptor that its ring watches. A queue has enough slots that those which wait leave
-//! some for the programs that will end their waiting.
+//! ([`Request::always_waits`]), those of which the handler says so when it comes to it ([`Errno::WAITS`](crate::handler::Errno::WAITS)), and all of
+//! them while a transaction takes locks. So are large READs, which the kernel sends ahead of the program that will want them. A slot goes away with its
+//! request and comes back with the answer: the thread finds it among what was returned, and is woken by a descriptor that its ring watches. A queue has
+//! enough slots that those which wait leave some for the programs that will end their waiting.
 //!
 //! **What came before.** The kernel's queues have no order among them, and requests that were handed to other threads have none either. Who wants
 //! to know that every page which the kernel has sent until now has been taken asks each thread ([`Queues::settle`]). A request lies in a queue only
@@ -41,6 +42,8 @@ use crate::wire;
 const DEPTH: usize = 32;
 /// CPUs at most: beyond, so many queues would cost more than they bring.
 const MOST_CPUS: usize = 128;
+/// A READ of so many bytes is worth another thread: the program goes on with what it has while the next piece is read.
+const LARGE_READ: u32 = 256 << 10;
 /// The kernel's smallest size of a slot's payload.
 const SMALLEST_PAYLOAD: usize = 8192;
 
@@ -383,7 +386,9 @@ impl<H: Handler> Worker<H> {
             return Some(slot);
         };
         let (request, page) = (Request::of(head.opcode), wire::written_back_at(fields).is_some());
-        if !request.always_waits()
+        let overlaps = request == Request::Read && wire::read_size(fields) >= LARGE_READ;
+        if !overlaps
+            && !request.always_waits()
             && !self.transport.stalls()
             && without_waiting(|| answer(&self.connection, &self.transport, &mut slot, &mut self.desk))
         {

@@ -113,6 +113,15 @@ pub fn written_back_at(mut write: Fields<'_>) -> Option<u64> {
     read().ok().filter(|(_, flags)| flags & WRITE_CACHE != 0).map(|(offset, _)| offset)
 }
 
+/// How much a READ with these fields asks for, bytes.
+pub fn read_size(mut read: Fields<'_>) -> u32 {
+    let size = (|| {
+        let (_fh, _offset) = (read.u64()?, read.u64()?);
+        read.u32()
+    })();
+    size.unwrap_or_else(|_: Errno| 0)
+}
+
 /// The rest of a request, taken off field by field. Too few bytes are the kernel's mistake, answered with EIO.
 ///
 /// On `/dev/fuse` it is one piece. Over io_uring its first argument lies apart from the others; no field spans both.
