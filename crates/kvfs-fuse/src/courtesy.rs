@@ -1,8 +1,8 @@
 //! Courtesy: a thread that answers requests gives way to the programs that it answers, as long as that costs nothing.
 //!
 //! A program that waits for an answer sleeps on the CPU on which the thread that answers runs. When the answer is there the kernel wakes the program where
-//! it finds a CPU idle, and on a quiet machine that is another one, which must be woken first: in a virtual machine that takes longer than the answer. But a CPU that runs
-//! only what has the policy SCHED_IDLE counts as idle. So with this policy the program goes on where it was, at once.
+//! it finds a CPU idle, and on a quiet machine that is another one, which must be woken first: in a virtual machine that takes longer than the answer.
+//! But a CPU that runs only what has the policy SCHED_IDLE counts as idle. So with this policy the program goes on where it was, at once.
 //!
 //! On a busy machine such a thread would get no time at all. It sees that by how long it waits for its CPU between being woken and running, which the kernel
 //! counts for it, and goes back to the usual policy. It tries again when no more threads want to run than there are CPUs, and after each

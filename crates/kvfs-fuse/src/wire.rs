@@ -115,11 +115,11 @@ pub fn written_back_at(mut write: Fields<'_>) -> Option<u64> {
 
 /// How much a READ with these fields asks for, bytes.
 pub fn read_size(mut read: Fields<'_>) -> u32 {
-    let size = (|| {
+    let size: Reply<u32> = (|| {
         let (_fh, _offset) = (read.u64()?, read.u64()?);
         read.u32()
     })();
-    size.unwrap_or_else(|_: Errno| 0)
+    size.unwrap_or(0)
 }
 
 /// The rest of a request, taken off field by field. Too few bytes are the kernel's mistake, answered with EIO.
