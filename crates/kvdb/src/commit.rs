@@ -216,21 +216,38 @@ impl Database {
 
     /// Takes the pipeline's lock with room for `need` bytes of stream and for values that cost so much.
     pub(crate) fn enter(&self, need: usize, cost: u64) -> Result<MutexGuard<'_, Pipeline>> {
-        self.enter_with(need, cost, |need| match self.make_room(need, cost) {
+        self.enter_with(need, cost, |need| self.make_room_somehow(need, cost))
+    }
+
+    /// The same for changes that only delete, of which the journal may be written wherever flushes may write: what they flush, the journal's old
+    /// segment among it, gives a zone back.
+    fn enter_to_delete(&self, need: usize) -> Result<MutexGuard<'_, Pipeline>> {
+        self.enter_with(need, 0, |need| match self.make_room_somehow(need, 0) {
             Err(Error::NoSpace) => {
-                // What is in runs needs no journal: its zones can be had again.
-                if !self.want_space() {
-                    self.flush_all()?;
-                }
-                self.make_room(need, cost)
+                // Then the journal is one segment, the one that it writes in. Another is in the way of nothing for long: it is flushed next.
+                self.flush_all()?;
+                self.make_room(need, 0, Reserve::Flush)
             }
             made => made,
         })
     }
 
+    fn make_room_somehow(&self, need: usize, cost: u64) -> Result<()> {
+        match self.make_room(need, cost, Reserve::Use) {
+            Err(Error::NoSpace) => {
+                // What is in runs needs no journal: its zones can be had again.
+                if !self.want_space() {
+                    self.flush_all()?;
+                }
+                self.make_room(need, cost, Reserve::Use)
+            }
+            made => made,
+        }
+    }
+
     /// The same for a caller that keeps flushes and merges away, which could make room in a full store.
     pub(crate) fn enter_at_once(&self, need: usize) -> Result<MutexGuard<'_, Pipeline>> {
-        self.enter_with(need, 0, |need| self.make_room(need, 0))
+        self.enter_with(need, 0, |need| self.make_room(need, 0, Reserve::Use))
     }
 
     fn enter_with(&self, need: usize, cost: u64, make_room: impl Fn(usize) -> Result<()>) -> Result<MutexGuard<'_, Pipeline>> {
@@ -291,7 +308,9 @@ impl Database {
         still: impl Fn(Seq) -> Result<bool>,
     ) -> Result<Attempt> {
         let values = changes.iter().filter_map(|(_, op)| if let Op::PutUnplaced(_, v, _) = op { Some(v) } else { None });
-        let mut pipeline = self.enter(record, values.map(|v| unplaced::cost(v.len())).sum())?;
+        let cost = values.map(|v| unplaced::cost(v.len())).sum();
+        let deletes_only = changes.iter().all(|(_, op)| matches!(op, Op::Delete(_) | Op::DeleteRange(..)));
+        let mut pipeline = if deletes_only { self.enter_to_delete(record) } else { self.enter(record, cost) }?;
         let first = pipeline.next_seq;
         if !still(first - 1)? {
             return Ok(Attempt::Stale);

@@ -91,12 +91,13 @@ pub(crate) struct Syncing {
 }
 
 impl Database {
-    /// Prepares segments until a record of `len` bytes fits, and zones for values that cost so much.
-    pub(crate) fn make_room(&self, len: usize, cost: u64) -> Result<()> {
+    /// Prepares segments until a record of `len` bytes fits, from as deep in the reserve as `depth` at most, and zones for values that cost
+    /// so much.
+    pub(crate) fn make_room(&self, len: usize, cost: u64, depth: Reserve) -> Result<()> {
         let mut writer = self.writer.lock();
         self.write_out_with(&mut writer)?;
         while writer.room() < len {
-            self.add_segment(&mut writer)?;
+            self.add_segment(&mut writer, depth)?;
         }
         self.set_aside(&mut writer, cost)?;
         self.pipeline.lock().look(&writer);
@@ -132,12 +133,12 @@ impl Database {
     }
 
     /// Lists one more segment in the manifest and gives it to the writer.
-    pub(crate) fn add_segment(&self, writer: &mut Writer) -> Result<()> {
+    pub(crate) fn add_segment(&self, writer: &mut Writer, depth: Reserve) -> Result<()> {
         let (zone, hold) = match self.zones.take_zone(Purpose::Journal, Reserve::Keep) {
             Err(zones::Error::NoSpace) => {
                 // What is set aside is for merging: the journal must soon be short again.
                 self.journal_tight.store(true, Ordering::Release);
-                self.zones.take_zone(Purpose::Journal, Reserve::Use)?
+                self.zones.take_zone(Purpose::Journal, depth)?
             }
             taken => taken?,
         };
@@ -283,7 +284,7 @@ impl Database {
         self.write_out_with(&mut writer)?;
         let need = crate::journal::cost(record.len() + record::NUMBER_SIZE);
         while writer.room() < 2 * need {
-            self.add_segment(&mut writer)?;
+            self.add_segment(&mut writer, Reserve::Use)?;
         }
         let mut applied = None;
         // Held no longer than the pipeline's lock, which comes before it.

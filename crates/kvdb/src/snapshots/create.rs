@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use env::sync::MutexGuard;
 use vt_tree::Run;
-use zones::{ZONE_SIZE, ZoneId};
+use zones::{Reserve, ZONE_SIZE, ZoneId};
 
 use super::SnapshotInfo;
 use super::registry::{Snapshot, above};
@@ -84,7 +84,7 @@ impl Database {
         loop {
             self.write_out_with(&mut writer)?;
             while writer.room() < 2 * need {
-                self.add_segment(&mut writer)?;
+                self.add_segment(&mut writer, Reserve::Use)?;
             }
             self.seal_if(
                 &mut writer,
