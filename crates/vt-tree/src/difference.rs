@@ -2,8 +2,9 @@
 //!
 //! Runs share blocks and whole subtrees. Both sides are walked together in the order of keys: a pointer that both have leads to
 //! the same bytes and is passed by, unread; any other is opened, one level at a time. What is left are the items of blocks that one side
-//! alone has, and of memtables. An item that both have once and alike was only moved by a merge. The key of any other is looked up on both
-//! sides; where a range tombstone is one side's alone, its range is read on both.
+//! alone has, and of memtables. Their keys are looked up on both sides; where one is a range tombstone, its range is read on both. That both
+//! sides have an item alike does not say that a merge has only moved it: on one side it may have been put again above what hides it on the
+//! other.
 //!
 //! A pointer of one level can only meet its like: the walk goes by the lower fence, higher levels first, so when a pointer comes up,
 //! everything above the same place on the other side has been opened or was shared.
@@ -227,11 +228,6 @@ impl Difference {
             let Some(Reverse(Piece { side, what: What::Item(item, rest), .. })) = self.pieces.pop() else { break };
             here[side].push(item.body);
             push(&mut self.pieces, side, rest)?;
-        }
-        if let [[before], [after]] = [&here[0][..], &here[1][..]]
-            && before == after
-        {
-            return Ok(None);
         }
         let ends = here.iter().flatten().filter_map(|body| if let Body::DeleteRange { end } = body { Some(end) } else { None });
         if let Some(end) = ends.max().filter(|end| **end > self.done) {
