@@ -6,6 +6,7 @@
 //! steps that are run (see `steps.rs`), `KVFS_EACH=1` compares everything after each step.
 
 mod coverage;
+mod full;
 mod operations;
 mod oracle;
 mod possible;
@@ -43,6 +44,9 @@ const TYPES: [&str; 13] = [
     "StoredValue",
     "Received",
 ];
+
+/// The least that a store is made with (`kvfs create --size`).
+const LEAST: u64 = 20 * zones::ZONE_SIZE;
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().and_then(|v| v.parse().ok())
@@ -92,17 +96,20 @@ fn live(w: &mut World, range: Range<u64>, steps: &Steps) -> Result<(), Dead> {
     Ok(())
 }
 
-/// Runs one seed; gives the operations that it has called.
-fn run(seed: u64, steps: &Steps) -> BTreeSet<&'static str> {
+/// Runs one seed; gives the operations that it has called, and how often the store was full.
+fn run(seed: u64, steps: &Steps) -> (BTreeSet<&'static str>, u64) {
     let mut random = random_of_life(seed, 0);
     let env = Arc::new(Simulated::new(seed));
     let device = Arc::new(CrashDevice::over(MemoryDevice::new()));
-    let create = CreateOptions { open: options(&mut random), reserve_zones: 4, ..CreateOptions::default() };
+    let limited = seed.is_multiple_of(8);
+    let (capacity, reserve_zones) = if limited { (Some(LEAST), 8) } else { (None, 4) };
+    let create = CreateOptions { open: options(&mut random), capacity, reserve_zones };
     let db = Kvdb::create(device.clone(), env.clone(), create).expect("memory does not fail");
     let ids = ["a", "b", "c"].map(|name| db.open_dictionary(name).expect("made").id());
     assert_eq!(ids.map(|id| id.0), [1, 2, 3]);
     let history = History::new(observe(&db).expect("read"));
     let mut w = World::new(seed, random, env.clone(), device, db, history);
+    w.limited = limited;
     w.call("Kvdb::create");
     let mut next_step = 1;
     for life in 1..3 + w.random.below(3) {
@@ -159,7 +166,19 @@ fn run(seed: u64, steps: &Steps) -> BTreeSet<&'static str> {
     }
     w.operation = "the end";
     operations::everything(&mut w).expect("the power is on");
-    w.called
+    (w.called, w.full)
+}
+
+/// A full store refused a deletion: the journal's only segment was full, and what was left of the reserve was not for another.
+#[test]
+fn a_full_store_takes_a_deletion_when_its_journal_is_full() {
+    run(4264, &Steps::all());
+}
+
+/// What differs between a snapshot and now lacked a key that had been deleted with its range, and put again with the same value.
+#[test]
+fn what_differs_has_what_was_put_again_above_its_deletion() {
+    run(2472, &Steps::parse("8,10,18,20,27,36-37,114,125,138,145").expect("they are steps"));
 }
 
 #[test]
@@ -168,18 +187,21 @@ fn a_store_does_everything_that_it_says() {
     let (seeds, base) = (number("KVFS_SEEDS").unwrap_or(40), number("KVFS_SEED_BASE").unwrap_or(1));
     let (seeds, base) = one.map_or((seeds, base), |seed| (1, seed));
     let started = Instant::now();
-    let mut called = BTreeSet::new();
+    let (mut called, mut full) = (BTreeSet::new(), 0);
     for seed in base..base + seeds {
-        called.extend(steps::run(seed, "cargo test -p kvdb --test everything", |steps| run(seed, steps)));
+        let (also, refused) = steps::run(seed, "cargo test -p kvdb --test everything", |steps| run(seed, steps));
+        called.extend(also);
+        full += refused;
     }
     println!(
-        "{seeds} seeds, {base}..{}, in {:.1} s; go on: KVFS_SEED_BASE={}",
+        "{seeds} seeds, {base}..{}, in {:.1} s, {full} times refused by a full store; go on: KVFS_SEED_BASE={}",
         base + seeds,
         started.elapsed().as_secs_f64(),
         base + seeds
     );
     // One seed alone need not have everything.
     if seeds >= 40 {
+        assert!(full >= seeds, "only {full} times was a store full");
         let missing: Vec<_> =
             coverage::public_operations(&TYPES).into_iter().filter(|name| !called.contains(name.as_str())).collect();
         assert!(missing.is_empty(), "in no history: {missing:?}");

@@ -10,6 +10,7 @@ use kvdb::{
 };
 use zones::MemoryDevice;
 
+use crate::full;
 use crate::oracle::{Branch, Change, Kind, State, branch_of, observe, seen, tuples};
 use crate::transactions;
 use crate::world::{Dead, World};
@@ -41,6 +42,8 @@ pub const OPERATIONS: &[(&str, u64, Run)] = &[
     ("sync", 3, sync),
     ("checkpoint", 1, checkpoint),
     ("files", 1, files),
+    ("fill", 6, full::fill),
+    ("drain", 4, full::drain),
     ("compare everything", 2, everything),
 ];
 
@@ -135,8 +138,8 @@ fn dictionary(w: &mut World) -> Result<(), Dead> {
             w.call("Dictionary::compact");
             w.call("Dictionary::compact_range");
             let whole = w.random.one_in(2);
-            w.ok(if whole { d.compact() } else { d.compact_range(a..b) })?;
-            if whole {
+            let done = w.unless_full(if whole { d.compact() } else { d.compact_range(a..b) })?;
+            if whole && done.is_some() {
                 w.history.certain();
             }
             Ok(())
@@ -154,8 +157,10 @@ fn dictionary(w: &mut World) -> Result<(), Dead> {
             })?;
             // Of nothing, and one that is given up.
             assert_eq!(w.ok(d.ingest(Vec::<(Vec<u8>, Vec<u8>)>::new()))?.tuples, 0);
-            let mut given_up = w.ok(d.begin_ingest())?;
-            w.ok(given_up.push("k", "given up"))
+            if let Some(mut given_up) = w.unless_full(d.begin_ingest())? {
+                w.unless_full(given_up.push("k", "given up"))?;
+            }
+            Ok(())
         }
     }
 }
@@ -305,8 +310,11 @@ fn ingest(w: &mut World) -> Result<(), Dead> {
     }
     w.change(changes, true, |w| w.db.ingest(id, tuples).map(drop))?;
     // What is not sorted changes nothing.
-    let mut wrong = w.ok(w.db.begin_ingest(id))?;
-    w.ok(wrong.push("k2", "wrong"))?;
+    let Some(mut wrong) = w.unless_full(w.db.begin_ingest(id))? else { return Ok(()) };
+    let pushed = wrong.push("k2", "wrong");
+    if w.unless_full(pushed)?.is_none() {
+        return Ok(());
+    }
     assert!(matches!(wrong.push("k1", "wrong"), Err(Error::Invalid(_))));
     Ok(())
 }
@@ -328,7 +336,10 @@ fn snapshot(w: &mut World) -> Result<(), Dead> {
         w.call("Kvdb::snapshot_of");
         w.db.snapshot_of(&branch, &name, durability)
     };
-    w.ok(done)?;
+    if w.unless_full(done)?.is_none() {
+        w.history.refused();
+        return Ok(());
+    }
     if durability == Durability::Synced {
         w.history.certain();
     }
@@ -353,7 +364,11 @@ fn differences(w: &mut World) -> Result<(), Dead> {
         keys.sort();
         keys.dedup();
         let found = w.ok(w.ok(before.difference(a, &after, b))?.collect::<kvdb::Result<Vec<_>>>())?;
-        assert!(found.iter().map(|c| &c.key[..]).eq(keys.iter().map(|k| &k[..])), "{}: what differs", w.what());
+        let found: Vec<Vec<u8>> = found.iter().map(|c| c.key.to_vec()).collect();
+        let wrong = |key: &&Vec<u8>| found.contains(key) != (old.get(*key) != new.get(*key));
+        let wrong: Vec<_> =
+            found.iter().chain(old.keys()).chain(new.keys()).filter(wrong).map(|k| (k, found.contains(k))).collect();
+        assert!(wrong.is_empty() && found.len() == keys.len(), "{}: from {name} to {branch:?} now, {dict}: {wrong:?}", w.what());
     }
     Ok(())
 }
@@ -378,7 +393,9 @@ fn rollback(w: &mut World) -> Result<(), Dead> {
         state.branches.insert(branch.clone(), content.clone());
         state.snapshots.insert(name.clone(), (branch.clone(), content.clone()));
     };
-    w.alter(alter, |w| w.db.rollback(&name))?;
+    if !w.add(alter, |w| w.db.rollback(&name))? {
+        return everything(w);
+    }
     w.replaced(&branch, "");
     everything(w)
 }
@@ -390,7 +407,9 @@ fn clone(w: &mut World) -> Result<(), Dead> {
     let name = w.new_name('b');
     if w.random.one_in(4) {
         w.call("Kvdb::create_branch");
-        w.alter(|state| drop(state.branches.insert(name.clone(), Branch::new())), |w| w.db.create_branch(&name))?;
+        if !w.add(|state| drop(state.branches.insert(name.clone(), Branch::new())), |w| w.db.create_branch(&name))? {
+            return Ok(());
+        }
     } else {
         let Some((snapshot, of)) = pick_snapshot(w) else { return Ok(()) };
         w.call("Kvdb::clone_snapshot");
@@ -398,7 +417,9 @@ fn clone(w: &mut World) -> Result<(), Dead> {
             state.branches.insert(name.clone(), of.1.clone());
             state.snapshots.insert(snapshot.clone(), of.clone());
         };
-        w.alter(alter, |w| w.db.clone_snapshot(&snapshot, &name))?;
+        if !w.add(alter, |w| w.db.clone_snapshot(&snapshot, &name))? {
+            return Ok(());
+        }
     }
     w.replaced(&name, "");
     Ok(())
@@ -429,6 +450,10 @@ fn send(w: &mut World) -> Result<(), Dead> {
     }
     let mut stream = Vec::new();
     w.ok(w.db.send(&name, None, &mut stream, None))?;
+    if stream.len() > 8 << 20 {
+        // Ballast, which takes long and says nothing.
+        return Ok(());
+    }
     let other = Kvdb::in_memory();
     let options = ReceiveOptions { branch: "came".into(), ..ReceiveOptions::default() };
     let cut = 1 + w.random.below(stream.len() as u64 - 1) as usize;
@@ -465,13 +490,16 @@ fn send(w: &mut World) -> Result<(), Dead> {
     Arc::make_mut(content.entry("a".into()).or_default()).insert(b"back".to_vec(), value);
     let options = ReceiveOptions { branch: back.clone(), replace: true, ..ReceiveOptions::default() };
     let state = content.clone();
-    w.alter(
+    let came = w.add(
         |s| {
             s.branches.insert(back.clone(), state.clone());
             s.snapshots.insert(back.clone(), (back.clone(), state.clone()));
         },
         |w| w.db.receive(&stream[..], &options).map(drop),
     )?;
+    if !came {
+        return everything(w);
+    }
     w.replaced(&back, "");
     assert_eq!(w.ok(branch_of(&w.db.view(), &back))?, content, "{}: what came back", w.what());
     Ok(())
@@ -489,7 +517,9 @@ fn dictionaries(w: &mut World) -> Result<(), Dead> {
     if w.random.one_in(3) {
         w.call("Kvdb::set_stitch_at");
         let bytes = [0, 4096, 64 << 10, u64::MAX, kvdb::ADAPTIVE][w.random.below(5) as usize];
-        w.ok(w.db.set_stitch_at(id, bytes))?;
+        if w.unless_full(w.db.set_stitch_at(id, bytes))?.is_none() {
+            return Ok(());
+        }
         let info = w.db.dictionaries_in(&branch).into_iter().find(|i| i.id == id);
         assert_eq!(info.map(|i| i.options.stitch_at), Some(bytes), "{}", w.what());
         return Ok(());
@@ -527,12 +557,14 @@ fn dictionaries(w: &mut World) -> Result<(), Dead> {
             dicts.entry(name.into()).or_default();
         }
     };
-    w.alter(made, |w| match (branch.is_empty(), way) {
+    let done = w.add(made, |w| match (branch.is_empty(), way) {
         (true, 0) => w.db.create_dictionary(name, options).map(drop),
         (true, _) => w.db.open_dictionary_with(name, options).map(drop),
         (false, _) => w.db.create_dictionary_in(&branch, name, options).map(drop),
     })?;
-    w.replaced(&branch, name);
+    if done {
+        w.replaced(&branch, name);
+    }
     Ok(())
 }
 
@@ -541,31 +573,34 @@ fn maintenance(w: &mut World) -> Result<(), Dead> {
     match w.random.below(10) {
         0 => {
             w.call("Kvdb::flush");
-            w.ok(w.db.flush())?;
-            w.history.certain();
+            if w.unless_full(w.db.flush())?.is_some() {
+                w.history.certain();
+            }
         }
         1 => {
             w.call("Kvdb::compact");
-            w.ok(w.db.compact(id))?;
-            w.history.certain();
+            if w.unless_full(w.db.compact(id))?.is_some() {
+                w.history.certain();
+            }
         }
         2 => {
             w.call("Kvdb::compact_range");
             let (a, b) = w.range();
             let (a, b) = if a < b { (a, b) } else { (b, a) };
-            w.ok(w.db.compact_range(id, a..b))?;
+            w.unless_full(w.db.compact_range(id, a..b))?;
         }
         3 => {
             for name in ["Kvdb::defragment", "Kvdb::stop_defragment", "Kvdb::wait_for_defragment"] {
                 w.call(name);
             }
-            w.ok(w.db.defragment(DefragOptions { fullest_percent: 99, ..DefragOptions::default() }))?;
+            w.unless_full(w.db.defragment(DefragOptions { fullest_percent: 99, ..DefragOptions::default() }))?;
             w.db.stop_defragment();
             w.db.wait_for_defragment();
         }
         7 => {
             w.call("Kvdb::repair");
-            let report = w.ok(w.db.repair(|_| Ok::<_, kvdb::Error>(Batch::new())))?;
+            let repaired = w.db.repair(|_| Ok::<_, kvdb::Error>(Batch::new()));
+            let Some(report) = w.unless_full(repaired)? else { return Ok(()) };
             assert_eq!(report, kvdb::RepairReport::default(), "nothing is damaged");
             w.history.certain();
         }
@@ -587,12 +622,12 @@ fn maintenance(w: &mut World) -> Result<(), Dead> {
         }
         5 => {
             w.call("Kvdb::write_out");
-            w.ok(w.db.write_out())?;
+            w.unless_full(w.db.write_out())?;
         }
         _ => {
             w.call("Kvdb::step");
             for _ in 0..w.random.below(20) {
-                if !w.ok(w.db.step())? {
+                if w.unless_full(w.db.step())? != Some(true) {
                     break;
                 }
             }
@@ -603,7 +638,7 @@ fn maintenance(w: &mut World) -> Result<(), Dead> {
 
 fn time(w: &mut World) -> Result<(), Dead> {
     w.env.advance(Duration::from_millis(w.random.below(60)));
-    w.ok(w.db.step()).map(drop)
+    w.unless_full(w.db.step()).map(drop)
 }
 
 fn sync(w: &mut World) -> Result<(), Dead> {
@@ -618,7 +653,9 @@ fn sync(w: &mut World) -> Result<(), Dead> {
 fn checkpoint(w: &mut World) -> Result<(), Dead> {
     w.call("Kvdb::checkpoint_to");
     let copy = Arc::new(MemoryDevice::new());
-    w.ok(w.db.checkpoint_to(copy.clone()))?;
+    if w.unless_full(w.db.checkpoint_to(copy.clone()))?.is_none() {
+        return Ok(());
+    }
     w.history.certain();
     w.call("Kvdb::open");
     let (db, _) = Kvdb::open(copy, w.env.clone(), OpenOptions { threads: false, ..OpenOptions::default() })
@@ -638,7 +675,9 @@ fn files(w: &mut World) -> Result<(), Dead> {
     }
     let dir = tempfile::tempdir().expect("a temporary directory");
     let path = dir.path().join("copy.kvfs");
-    w.ok(w.db.checkpoint(&path))?;
+    if w.unless_full(w.db.checkpoint(&path))?.is_none() {
+        return Ok(());
+    }
     w.history.certain();
     let options = OpenOptions { threads: false, ..OpenOptions::default() };
     let whole = |db: &Kvdb, how: &str| {

@@ -7,6 +7,9 @@ use kvdb::{Kvdb, View};
 
 use crate::possible::Possible;
 
+/// The dictionary that fills small stores. It is not compared.
+pub const BALLAST: &str = "ballast";
+
 pub type Tuples = BTreeMap<Vec<u8>, Vec<u8>>;
 /// Dictionaries by name. Tables are shared until they change.
 pub type Branch = BTreeMap<String, Arc<Tuples>>;
@@ -42,6 +45,11 @@ impl Change {
             Kind::Put(key, _) | Kind::Delete(key) => (key.clone(), [&key[..], &[0]].concat()),
             Kind::DeleteRange(start, end) => (start.clone(), end.clone()),
         }
+    }
+
+    /// Whether the store must have space for it.
+    pub fn adds(&self) -> bool {
+        matches!(self.kind, Kind::Put(..))
     }
 
     /// Whether it touches any key at all.
@@ -109,9 +117,9 @@ pub fn tuples(view: &View, dict: kvdb::DictionaryId) -> kvdb::Result<Tuples> {
     Ok(view.scan(dict, b"", b"", usize::MAX)?.into_iter().map(|(k, v)| (k.to_vec(), v.to_vec())).collect())
 }
 
-/// The dictionaries of one branch that a view has.
+/// The dictionaries of one branch that a view has, but for what only fills the store.
 pub fn branch_of(view: &View, branch: &str) -> kvdb::Result<Branch> {
-    let all = view.dictionaries().into_iter().filter(|d| d.branch == branch);
+    let all = view.dictionaries().into_iter().filter(|d| d.branch == branch && d.name != BALLAST);
     all.map(|d| Ok((d.name, Arc::new(tuples(view, d.id)?)))).collect()
 }
 

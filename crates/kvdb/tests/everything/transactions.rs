@@ -61,7 +61,8 @@ pub fn begin(w: &mut World) -> Result<(), Dead> {
         let label = format!("seed {}", w.seed);
         let options =
             TransactionOptions { durable, detached, check_conflicts: checks, label, user: Some(1000), ..Default::default() };
-        w.ok(w.db.begin_with(options))?
+        let Some(t) = w.unless_full(w.db.begin_with(options))? else { return Ok(()) };
+        t
     };
     w.call("Transaction::checks_conflicts");
     w.call("Transaction::is_durable");
@@ -118,18 +119,24 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
         0 | 1 => {
             let value = w.value();
             w.call("Transaction::put");
-            w.ok(t.put(id, &key, &value))?;
+            if w.unless_full(t.put(id, &key, &value))?.is_none() {
+                return compare(w, open);
+            }
             open.step(&[change(Kind::Put(key, value))]);
         }
         2 => {
             w.call("Transaction::delete");
-            w.ok(t.delete(id, &key))?;
+            if !removed(w, open, t.delete(id, &key))? {
+                return compare(w, open);
+            }
             open.step(&[change(Kind::Delete(key))]);
         }
         3 => {
             let (a, b) = w.range();
             w.call("Transaction::delete_range");
-            w.ok(t.delete_range(id, a.clone(), b.clone()))?;
+            if !removed(w, open, t.delete_range(id, a.clone(), b.clone()))? {
+                return compare(w, open);
+            }
             open.step(&[change(Kind::DeleteRange(a, b))]);
         }
         4 | 5 => {
@@ -139,12 +146,16 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
                 w.call("Scope::writable");
                 let scope = Scope::Transaction(t);
                 assert!(scope.writable());
-                w.ok(scope.commit(batch, Durability::Buffered))?;
+                if w.unless_full(scope.commit(batch, Durability::Buffered))?.is_none() {
+                    return compare(w, open);
+                }
                 w.call("Scope::sync");
                 w.ok(scope.sync())?;
             } else {
                 w.call("Transaction::apply");
-                w.ok(t.apply(batch))?;
+                if w.unless_full(t.apply(batch))?.is_none() {
+                    return compare(w, open);
+                }
             }
             open.step(&changes);
         }
@@ -205,21 +216,29 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
             match draft.apply(batch) {
                 // With little memory that is soon; nothing is changed then.
                 Err(Error::Limit(_)) => return compare(w, open),
-                applied => w.ok(applied)?,
+                applied => {
+                    if w.unless_full(applied)?.is_none() {
+                        return compare(w, open);
+                    }
+                }
             }
             let mut drafted = open.sees.clone();
             drafted.apply(&changes);
             let value = w.value();
-            w.ok(t.put(id, &key, &value))?;
+            let put = w.unless_full(t.put(id, &key, &value))?.is_some();
             let found = w.ok(tuples(&w.ok(draft.view())?, id))?;
             assert_eq!(Some(&found), drafted.table(&branch, &dict), "{}: a draft", w.what());
             assert_eq!(w.ok(draft.get(id, &key))?.map(|v| v.to_vec()), found.get(&key).cloned());
-            open.step(&[change(Kind::Put(key, value))]);
+            if put {
+                open.step(&[change(Kind::Put(key, value))]);
+            }
             if w.random.one_in(3) {
                 drop(draft);
             } else {
                 w.call("Draft::finish");
-                w.ok(draft.finish())?;
+                if w.unless_full(draft.finish())?.is_none() {
+                    return compare(w, open);
+                }
                 open.step(&changes);
             }
         }
@@ -234,7 +253,7 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
                     w.call(name);
                 }
                 let view = w.db.view();
-                let mut bulk = w.ok(t.bulk(id, &view))?;
+                let Some(mut bulk) = w.unless_full(t.bulk(id, &view))? else { return Ok(()) };
                 let mut changes = Vec::new();
                 let mut stored = w.ok(view.stored_tuples(id))?;
                 let from = w.key();
@@ -253,20 +272,32 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
                     assert!(tuple.small().is_none_or(|small| *small == value));
                     if w.random.one_in(5) {
                         w.call("Bulk::delete");
-                        w.ok(bulk.delete(tuple.key))?;
+                        let deleted = bulk.delete(tuple.key);
+                        if w.unless_full(deleted)?.is_none() {
+                            return Ok(());
+                        }
                         changes.push(change(Kind::Delete(tuple.key.to_vec())));
                     } else {
-                        w.ok(bulk.push_stored(tuple.key, &tuple))?;
+                        let pushed = bulk.push_stored(tuple.key, &tuple);
+                        if w.unless_full(pushed)?.is_none() {
+                            return Ok(());
+                        }
                         changes.push(change(Kind::Put(tuple.key.to_vec(), value)));
                     }
                     last = tuple.key.to_vec();
                 }
                 last.push(b'+');
                 let value = w.value();
-                w.ok(bulk.push(&last, &value))?;
+                let pushed = bulk.push(&last, &value);
+                if w.unless_full(pushed)?.is_none() {
+                    return Ok(());
+                }
                 changes.push(change(Kind::Put(last, value)));
                 assert!(bulk.written() < 1 << 30);
-                w.ok(t.adopt(w.ok(bulk.finish())?))?;
+                let Some(done) = w.unless_full(bulk.finish())? else { return Ok(()) };
+                if w.unless_full(t.adopt(done))?.is_none() {
+                    return compare(w, open);
+                }
                 open.step(&changes);
             }
         }
@@ -285,9 +316,12 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
             assert!(w.db.lost_to_another(t.id()).is_none(), "it is open, and so not lost");
             w.call("Transaction::user");
             assert!(t.user().is_none_or(|user| user == 1000), "it is whose it was said to be");
-            let changed = w.ok(w.ok(t.changes())?.collect::<kvdb::Result<Vec<_>>>())?;
+            // Of one with several runs a list is a run, too.
+            let Some(changed) = w.unless_full(t.changes())? else { return Ok(()) };
+            let changed = w.ok(changed.collect::<kvdb::Result<Vec<_>>>())?;
             assert_eq!(changed.is_empty(), open.changes.is_empty() || changed.is_empty());
-            let of = w.ok(w.ok(t.changes_of(&[id]))?.collect::<kvdb::Result<Vec<_>>>())?;
+            let Some(of) = w.unless_full(t.changes_of(&[id]))? else { return Ok(()) };
+            let of = w.ok(of.collect::<kvdb::Result<Vec<_>>>())?;
             assert_eq!(of.len(), changed.iter().filter(|(d, _)| *d == id).count());
             assert!(w.db.transactions().iter().any(|info| *info == t.info() || info.id == t.id()));
             assert_eq!(w.ok(w.db.transaction(t.id()))?.id(), t.id());
@@ -323,6 +357,11 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
         _ => {}
     }
     Ok(())
+}
+
+/// What removes something in a transaction is refused for want of space only where it is logged.
+fn removed(w: &mut World, open: &Open, done: kvdb::Result<()>) -> Result<bool, Dead> {
+    if open.durable { Ok(w.unless_full(done)?.is_some()) } else { w.ok(done).map(|()| true) }
 }
 
 /// Whether others have touched since it began what these do.
@@ -395,6 +434,14 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
             open.t.abort();
             Ok(())
         }
+        // It is still there, and may be tried again.
+        Err(Error::NoSpace) if w.limited && !w.device.is_dead() && open.changes.iter().any(Change::adds) => {
+            w.full += 1;
+            w.history.refused();
+            compare(w, &open)?;
+            w.open.push(open);
+            Ok(())
+        }
         Err(e) => {
             w.dead_or_panic("commit", &e);
             Err(Dead)
@@ -418,6 +465,7 @@ pub fn serializable(w: &mut World) -> Result<(), Dead> {
     let refused = kvdb::at_once(|| w.db.put(id, &other, b"not now", Durability::Buffered));
     match refused {
         Err(Error::Locked(_)) => {}
+        Err(Error::NoSpace) if w.limited => {}
         Err(e) => {
             w.dead_or_panic("put", &e);
             return Err(Dead);
@@ -429,7 +477,9 @@ pub fn serializable(w: &mut World) -> Result<(), Dead> {
     assert_eq!(found.len(), table.range(b"k0".to_vec()..b"k1".to_vec()).count(), "{}", w.what());
     assert_eq!(t.past_its_locks(|| 7), 7);
     let value = w.value();
-    w.ok(t.put(id, &other, &value))?;
+    if w.unless_full(t.put(id, &other, &value))?.is_none() {
+        return Ok(());
+    }
     let changes = [Change { branch, dict, kind: Kind::Put(other, value) }];
     if w.random.one_in(4) {
         drop(t);
@@ -437,7 +487,10 @@ pub fn serializable(w: &mut World) -> Result<(), Dead> {
     }
     w.history.attempt(|state| state.apply(&changes));
     let durability = w.durability();
-    w.ok(t.commit(durability))?;
+    if w.unless_full(t.commit(durability))?.is_none() {
+        w.history.refused();
+        return Ok(());
+    }
     w.committed.extend(changes);
     if durability == Durability::Synced {
         w.history.certain();

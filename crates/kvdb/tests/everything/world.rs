@@ -32,6 +32,10 @@ pub struct World {
     pub views: Vec<(View, State)>,
     /// For names that are new.
     pub names: u64,
+    /// The store is small, and may be full: what adds to it may be refused for want of space, what removes may not.
+    pub limited: bool,
+    /// How often it was refused.
+    pub full: u64,
     /// The public operations that were called.
     pub called: BTreeSet<&'static str>,
 }
@@ -52,6 +56,8 @@ impl World {
             open: Vec::new(),
             views: Vec::new(),
             names: 0,
+            limited: false,
+            full: 0,
             called: BTreeSet::new(),
         }
     }
@@ -77,6 +83,18 @@ impl World {
     #[track_caller]
     pub fn dead_or_panic(&self, doing: &str, e: &Error) {
         assert!(self.device.is_dead(), "{}: {doing}: {e}", self.what());
+    }
+
+    /// The same of what may need space. `None`: the store is full, and nothing has changed.
+    #[track_caller]
+    pub fn unless_full<T>(&mut self, result: kvdb::Result<T>) -> Result<Option<T>, Dead> {
+        match result {
+            Err(Error::NoSpace) if self.limited && !self.device.is_dead() => {
+                self.full += 1;
+                Ok(None)
+            }
+            result => self.ok(result).map(Some),
+        }
     }
 
     pub fn durability(&mut self) -> Durability {
@@ -170,7 +188,12 @@ impl World {
     ) -> Result<(), Dead> {
         self.history.attempt(|state| state.apply(&changes));
         let done = work(self);
-        self.ok(done)?;
+        if !changes.iter().any(Change::adds) {
+            self.ok(done)?;
+        } else if self.unless_full(done)?.is_none() {
+            self.history.refused();
+            return Ok(());
+        }
         self.committed.extend(changes);
         if durable {
             self.history.certain();
@@ -185,6 +208,18 @@ impl World {
         self.ok(done)?;
         self.history.done_everywhere(before);
         Ok(())
+    }
+
+    /// The same for what needs space. `false`: it was refused.
+    pub fn add(&mut self, alter: impl Fn(&mut State), work: impl FnOnce(&mut World) -> kvdb::Result<()>) -> Result<bool, Dead> {
+        let before = self.history.attempt_everywhere(&alter);
+        let done = work(self);
+        let done = self.unless_full(done)?.is_some();
+        match done {
+            true => self.history.done_everywhere(before),
+            false => self.history.states.truncate(before),
+        }
+        Ok(done)
     }
 
     /// Dictionaries of a branch, or one of them, are others from here on.
