@@ -104,16 +104,16 @@ impl WaitingRoom {
     fn lead(self: &Arc<Self>, sync: impl Fn() -> Reply<()> + Send + 'static) {
         let answers = std::mem::take(&mut self.gathered.lock().answers);
         let outcome = sync();
+        // Before the next sync, which those who are answered now may come to share.
+        answers.into_iter().for_each(|answer| answer(outcome));
         let mut gathered = self.gathered.lock();
         gathered.led = !gathered.answers.is_empty();
         let more = gathered.led;
         drop(gathered);
         if more {
-            // The next sync need not wait for the answers to this one.
             let room = self.clone();
             self.take(move || room.lead(sync));
         }
-        answers.into_iter().for_each(|answer| answer(outcome));
     }
 
     /// Runs `job` elsewhere, later when there are too many: what it waits for may have to be done here.
