@@ -273,6 +273,7 @@ def main():
     p.add_argument("--memory", help="the example memory_mount of kvfs-fuse, a release build: the ceiling of the transport")
     p.add_argument("--out", help="where the table goes; the raw lines and the picture go beside it")
     p.add_argument("--rounds", type=int, default=7)
+    p.add_argument("--program-rounds", type=int, help="rounds of the programs (default: as many)")
     p.add_argument("--files", type=int, default=10_000)
     p.add_argument("--mib", type=int, default=256)
     p.add_argument("--tree", type=int, default=20_144, help="files in the tree of the programs")
@@ -313,7 +314,7 @@ def main():
                         lines.append({"round": round_, "case": name, "system": fs.name, "busy": busy, **result})
                     print(f"round {round_ + 1}/{a.rounds}: {name}", file=sys.stderr)
                 for name, prepare, _ in programs.cases():
-                    if not wanted.search(name):
+                    if not wanted.search(name) or round_ >= (a.program_rounds or a.rounds):
                         continue
                     for fs in systems[round_ % len(systems) :] + systems[: round_ % len(systems)]:
                         busy = wait_for_quiet(a.wait)

@@ -55,7 +55,7 @@ def report(a, lines, aims, systems, left_out):
     busy = [line["busy"] for line in lines] or [0]
     text = [
         "# KVFS as a file system, beside others\n",
-        f"`make bench-files` · {a.rounds} rounds, interleaved · {a.files:,} files, a large file of {a.mib} MiB, a tree of {a.tree:,} files · "
+        f"`make bench-files` · {a.rounds} rounds ({a.program_rounds or a.rounds} of the programs), interleaved · {a.files:,} files, a large file of {a.mib} MiB, a tree of {a.tree:,} files · "
         f"{os.cpu_count()} cores ({model}), Linux {os.uname().release}, clients and daemons unpinned. The rest of the machine was "
         f"{statistics.median(busy):.0%} busy before a case (median; the most: {max(busy):.0%}). All files lie on one disk; ext4, btrfs and xfs "
         "are on loop devices there, bindfs passes through to an ext4 of its own. `memory` is a file system in memory that does as little "
