@@ -84,7 +84,7 @@ full: build
 real-world: build
 	bash scripts/real_world.sh $(KVFS)
 
-## make posix        pjdfstest on the mount and on ext4
+## make posix        pjdfstest on the mount and on ext4 (OPTIONS=transport=uring)
 posix: build
 	bash scripts/posix.sh $(KVFS)
 

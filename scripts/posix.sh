@@ -1,6 +1,6 @@
 #!/bin/bash
 # pjdfstest (the POSIX file system suite) on a mount and, for comparison, on ext4 on a loop device. Prints both sums and every case that
-# passes on ext4 and not on the mount; ends with an error when there is one. Needs root.
+# passes on ext4 and not on the mount; ends with an error when there is one. OPTIONS: more options of the mount. Needs root.
 set -euo pipefail
 KVFS=$(realpath "${1:?usage: posix.sh KVFS-BINARY [test patterns…]}"); shift
 VERSION=0.2.2
@@ -39,7 +39,7 @@ truncate -s 1G "$WORK/ext4.img"
 mkfs.ext4 -q -F "$WORK/ext4.img"
 mount -o loop "$WORK/ext4.img" "$EXT4"
 "$KVFS" create "$STORE"
-"$KVFS" mount "$STORE" "$MNT" -o allow_other,default_permissions,suid,dev
+"$KVFS" mount "$STORE" "$MNT" -o "allow_other,default_permissions,suid,dev${OPTIONS:+,$OPTIONS}"
 chmod 755 "$WORK" "$MNT" "$EXT4"
 
 suite() { # directory, output
