@@ -374,6 +374,9 @@ impl Handler for Door {
         };
         view.read(ino, offset, length).map_err(errno)
     }
+    fn wants_announcements(&self) -> bool {
+        self.views.mainline().is_tight()
+    }
     fn announce(&self, ino: Ino, offset: u64) {
         // One that has ended by now takes no pages: see below.
         if let Ok(At::View(view, ino)) = self.at(ino) {

@@ -73,8 +73,12 @@ pub trait Handler: Send + Sync + 'static {
         room.get_mut(..data.len()).ok_or(Errno(libc::EIO))?.copy_from_slice(&data);
         Ok(data.len())
     }
+    /// Whether writes out of the kernel's cache are to be announced now.
+    fn wants_announcements(&self) -> bool {
+        false
+    }
     /// A write out of the kernel's cache at this offset has been taken and will come to `write` soon (`WriteHints::announced`). Called in the order
-    /// in which the kernel sends them, one at a time, where it gathers writes.
+    /// in which the kernel sends them, one at a time.
     fn announce(&self, _ino: Ino, _offset: u64) {}
     /// Writes all of it, or fails.
     fn write(&self, ino: Ino, offset: u64, data: &[u8], hints: WriteHints) -> Reply<Written>;

@@ -68,7 +68,7 @@ impl Session {
         let base = if queues.is_some() { 1 } else { policy.threads.max(1) };
         let crew = Arc::new(Crew::new(base));
         let gathers = queues.is_some();
-        let intake = Arc::new(Intake::new(policy.write_back));
+        let intake = Arc::new(Intake::default());
         let desks = Desks { transport, room, crew: crew.clone(), intake, buffer: buffer.len(), gathers };
         let (threads, queues) = (Arc::default(), queues.map(Arc::new));
         let mut session = Session { connection: connection.clone(), offered, threads, crew: crew.clone(), keeper: None, queues };
@@ -193,12 +193,15 @@ fn serve<H: Handler>(
     let (mut desk, mut data) = (Desk::default(), vec![0; buffer.len()]);
     let broken = |_| io::Error::new(io::ErrorKind::InvalidData, "the kernel sent a broken request");
     while !(helps && crew.leave_if_not_needed(seat)) {
+        desk.announced = false;
         let taken = intake.take(
+            || transport.wants_announcements(),
             || next(connection, buffer).map(|length| length.map(|length| &buffer[..length])),
             |message| {
                 // What cannot be decoded is an error below.
                 if let Ok((head, fields)) = wire::head(message) {
                     transport.announce(&head, fields);
+                    desk.announced = true;
                 }
             },
         );

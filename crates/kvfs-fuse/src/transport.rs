@@ -49,6 +49,8 @@ pub(crate) struct Desk {
     pub handed_out: Vec<Ino>,
     /// Inodes of which the kernel must ask for attributes anew, before it has the answer.
     pub stale_attributes: Vec<Ino>,
+    /// The request was announced.
+    pub announced: bool,
 }
 
 impl Desk {
@@ -70,7 +72,12 @@ impl<H: Handler> Transport<H> {
         self.handler.stalls()
     }
 
-    /// To be called with each request where the kernel gathers writes, in their order.
+    /// Whether requests are to be announced now.
+    pub fn wants_announcements(&self) -> bool {
+        self.policy.write_back && self.handler.wants_announcements()
+    }
+
+    /// To be called with each request where that is wanted, in their order.
     pub fn announce(&self, head: &Head, fields: Fields<'_>) {
         if Request::of(head.opcode) == Request::Write
             && let Some(offset) = wire::written_back_at(fields)
@@ -210,7 +217,7 @@ impl<H: Handler> Transport<H> {
                 let hints = WriteHints {
                     kill_suid: flags & wire::WRITE_KILL_SUIDGID != 0,
                     from_cache: flags & wire::WRITE_CACHE != 0,
-                    announced: self.policy.write_back && flags & wire::WRITE_CACHE != 0,
+                    announced: desk.announced && flags & wire::WRITE_CACHE != 0,
                     append: open_flags & libc::O_APPEND as u32 != 0,
                 };
                 let written = h.write(ino, offset, data, hints)?;

@@ -4,7 +4,7 @@
 //! Whoever writes the node of an inode writes everything that is dirty of it in the same batch (`stage`), so that the store
 //! never holds a size or page count without its pages.
 
-use env::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use env::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,6 +31,8 @@ pub(crate) const SPACE_MARGIN: u64 = 8 << 20;
 pub(crate) const NAME_COST: u64 = 1024;
 /// Bytes that may be written at most before the store is asked again how much room it has.
 const LOOK_AGAIN: u64 = 256 << 20;
+/// With less left a write may be refused before long.
+const TIGHT: u64 = 1 << 30;
 /// Dirty bytes of a file that are committed by who must not wait for the device: they go into the journal's buffer.
 const COMMITTED_AT_ONCE: usize = 16 << 10;
 /// Dirty bytes at which one file is committed by its writer, so that the batches of a stream stay of a size.
@@ -58,6 +60,8 @@ pub(crate) struct DirtyQueue {
     bytes: AtomicUsize,
     /// Bytes that can be accepted before the store has to be asked for its room again.
     room: AtomicU64,
+    /// The mainline's: the store had less than `TIGHT` bytes left when it was asked last.
+    tight: AtomicBool,
 }
 
 /// An inode of a group, staged and locked until the group is committed.
@@ -334,13 +338,21 @@ impl Fs {
     }
 
     /// Asks the store how much room it has. A part of it may then be used up without asking again.
-    fn look_at_space(&self, cost: u64) -> bool {
+    pub(crate) fn look_at_space(&self, cost: u64) -> bool {
         let dirty = self.core.dirty.bytes() as u64;
         let taken = dirty.saturating_add(dirty / 8).saturating_add(cost).saturating_add(SPACE_MARGIN);
         let left = self.core.db.space().free.checked_sub(taken);
         // A quarter, because others take from the same room.
         self.core.dirty.room.store(left.unwrap_or(0).min(LOOK_AGAIN) / 4, Ordering::Relaxed);
+        let mainline = self.core.mainline.as_ref().unwrap_or(self);
+        mainline.core.dirty.tight.store(left.unwrap_or(0) < TIGHT, Ordering::Relaxed);
         left.is_some()
+    }
+
+    /// Whether the store is so full that a write may be refused for want of space before long: then those out of a cache have to be
+    /// announced ([`Fs::announce_cached`]). As of the last 64 MiB that were written. The mainline's.
+    pub fn is_tight(&self) -> bool {
+        self.core.dirty.tight.load(Ordering::Relaxed)
     }
 
     /// Commits the inode if it is dirty. Call with its lock.

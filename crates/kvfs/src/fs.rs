@@ -170,6 +170,8 @@ impl Fs {
         let taken = if options.read_only || !branch.is_empty() { 0 } else { largest_taken(&db, &layout) };
         let next = next.max(kept + 1).max(taken + 1);
         let fs = Fs::of(db.clone(), Scope::Mainline(db), env, layout, hash_key, Numbers::from(next), options);
+        // So that it is known from the start whether it is nearly full.
+        fs.look_at_space(0);
         let root = fs.inode(ROOT)?;
         if !root.state.read().is_dir() {
             return Err(Error::Corrupt { ino: ROOT, what: "the root is not a directory".into() });

@@ -296,3 +296,16 @@ fn many_threads_in_a_full_store_never_wait_for_ever() {
     whole(&db);
     db.close().unwrap();
 }
+
+#[test]
+fn a_store_says_that_it_is_tight_a_gigabyte_before_it_is_full() {
+    for (capacity, tight) in [(512 << 20, true), (4 << 30, false)] {
+        let env = Arc::new(Simulated::new(1));
+        let options = CreateOptions { capacity: Some(capacity), reserve_zones: RESERVE as u32, open: open_options(false) };
+        let db = Kvdb::create(Arc::new(MemoryDevice::new()), env.clone(), options).unwrap();
+        let fs = Fs::open(db, env, fs_options()).unwrap();
+        assert_eq!(fs.is_tight(), tight, "{capacity} bytes, before anything is written");
+        put(&fs, "a", 1 << 20).expect("there is room");
+        assert_eq!(fs.is_tight(), tight, "{capacity} bytes");
+    }
+}

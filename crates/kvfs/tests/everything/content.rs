@@ -112,7 +112,8 @@ pub fn write(w: &mut World, site: &Site) -> Result<(), Dead> {
     w.random.fill(&mut bytes[..noise]);
     // Kernels hold nothing back of anything else.
     let from_cache = on.node.kind == FileKind::File && w.random.one_in(6);
-    let announced = from_cache && w.random.one_in(2);
+    let tight = w.fs(site)?.is_tight();
+    let announced = from_cache && (w.random.one_in(2) || tight);
     let hints = WriteHints { kill_suid: w.random.one_in(3), from_cache, announced, append: w.random.one_in(6) };
     if hints.append && !hints.from_cache {
         at = size;
@@ -130,7 +131,7 @@ pub fn write(w: &mut World, site: &Site) -> Result<(), Dead> {
     // Of an append it does not count where the caller believes the end to be.
     let given = if hints.append && !hints.from_cache { 7 } else { at as u64 };
     let (ino, what) = (on.ino, format!("write {len} at {at} {hints:?}"));
-    w.call(&["Fs::write", "Fs::write_for", "Fs::is_resized", "Fs::announce_cached"]);
+    w.call(&["Fs::write", "Fs::write_for", "Fs::is_resized", "Fs::announce_cached", "Fs::is_tight"]);
     let announce = |fs: &Fs| {
         if announced {
             fs.announce_cached(ino, given);
