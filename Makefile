@@ -3,7 +3,7 @@
 CARGO ?= cargo
 KVFS   = target/release/kvfs
 
-.PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io mutants soak crash-live crash-transactions full real-world posix syscalls hostile fuzz readme bench-first bench-files bench-kv bench-transactions bench-defrag lint-bench install clean
+.PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io mutants soak crash-live crash-transactions full real-world posix syscalls hostile fuzz readme bench-files bench-kv bench-transactions bench-defrag lint-bench install clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -111,10 +111,6 @@ SEED ?= 1
 MODE ?= plain
 syscalls: build
 	$(CARGO) run --release --quiet --package kvfs-syscalls -- --kvfs $(KVFS) --calls $(CALLS) --seed $(SEED) --mode $(MODE) $(SYSCALLS)
-
-## make bench-first  the first table: KVFS against ext4 on a loop device, interleaved in one run (docs/bench/first.md)
-bench-first: build
-	python3 scripts/bench_first.py --kvfs $(KVFS) --out docs/bench/first.md
 
 ## make bench-files  KVFS beside ext4, btrfs, xfs, bindfs and a file system in memory: operations and real programs (docs/bench/files.md; ROUNDS=7, CASES=regular expression)
 ROUNDS ?= 7
