@@ -1,7 +1,7 @@
 //! The FUSE door to KVFS.
 //!
 //! `handler` is the seam: what any FUSE transport asks of any file system, in plain types. On one side of it are the messages on
-//! `/dev/fuse` (`wire`: their layouts; `transport`: which call a request becomes; `session`, `crew` and `waiting`: the threads), or in the slots of io_uring (`ring`, and `queues` with a thread for each of `cpus`, that gives way by `courtesy`; `switch`: the kernel's), on the other
+//! `/dev/fuse` (`wire`: their layouts; `transport`: which call a request becomes; `session`, `crew` and `waiting`: the threads; `intake`: in which order they take requests), or in the slots of io_uring (`ring`, and `queues` with a thread for each of `cpus`, that gives way by `courtesy`; `switch`: the kernel's), on the other
 //! `door`, which answers with a `kvfs` file system and its views (`wire_ino`: which view an inode number names; `hidden`: the directory
 //! that has them all; `herald`: tells the kernel when one
 //! ends, `guest` and `place`: how it uses the mount itself, `recall`: how it has the kernel hand over one file, `rendezvous`, `barrier` and `together`:

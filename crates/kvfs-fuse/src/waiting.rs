@@ -1,10 +1,10 @@
-//! Requests that wait: for the disk, or for pages that the kernel is asked for and another thread takes. A thread that answers one answers
-//! nothing else meanwhile, and with as many threads as cores a handful of programs that fsync would stop everybody. So the first such request under way is answered where it arrived,
-//! which costs no hand-over when a program syncs alone; those that come beside it go to threads of their own, made when
-//! needed, and join the same flush.
+//! Requests that wait: for the disk, or for pages that the kernel is asked for and another thread takes. A thread that answers one
+//! answers nothing else until then, and with as many threads as cores a handful of programs that fsync would stop all others. So the
+//! first such request under way is answered where it arrived, which costs no hand-over when a program syncs alone; those that come
+//! while it waits go to threads of their own, made when needed.
 //!
-//! Of an FSYNC only the sync waits (`with_next_sync`): one thread syncs for all that have gathered until it begins, and answers
-//! them. No other thread is woken for each of them.
+//! Of an FSYNC of a small file only the sync waits (`with_next_sync`): one thread syncs for all that have gathered until it begins,
+//! and answers them. No other thread is woken for each of them.
 
 use std::collections::VecDeque;
 use std::io;
