@@ -279,7 +279,7 @@ def main():
     p.add_argument("--tree", type=int, default=20_144, help="files in the tree of the programs")
     p.add_argument("--size", default="4G", help="size of the images of the others")
     p.add_argument("--dir", help="where all of them lie (default: a temporary directory)")
-    p.add_argument("--systems", default="kvfs,kvfs-uring,kvfs-writeback,ext4,btrfs,xfs,bindfs,memory,memory-uring")
+    p.add_argument("--systems", default="kvfs,kvfs-uring,kvfs-root,kvfs-writeback,ext4,btrfs,xfs,bindfs,memory,memory-uring,memory-root")
     p.add_argument("--cases", help="a regular expression: only cases whose names it is found in")
     p.add_argument("--wait", type=float, default=30, help="seconds to wait for a quiet machine before each case")
     a = p.parse_args()

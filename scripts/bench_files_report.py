@@ -61,7 +61,7 @@ def report(a, lines, aims, systems, left_out):
         "are on loop devices there, bindfs passes through to an ext4 of its own. `memory` is a file system in memory that does as little "
         "as the kernel needs, behind the same transport: the ceiling.\n",
         "How many times as fast as ext4, median and range of the rounds' ratios; above 1 is faster. `kvfs`: the default, on /dev/fuse; "
-        "`kvfs-uring`: `-o transport=uring`; `kvfs-writeback`: `-o writeback`.\n",
+        "`kvfs-uring`: `-o transport=uring`; `kvfs-root`: the same with `nodefault_permissions`; `kvfs-writeback`: `-o writeback`.\n",
         f"| case | {BASE} | " + " | ".join(others) + " | aim |",
         "|---|---:|" + "---:|" * len(others) + "---:|",
     ]

@@ -124,9 +124,9 @@ class Memory(FileSystem):
 
     keeps = False
 
-    def __init__(self, name, work, size, program, transport):
+    def __init__(self, name, work, size, program, environment):
         super().__init__(name, work, size)
-        environment = dict(os.environ, KVFS_TRANSPORT=transport)
+        environment = dict(os.environ, **environment)
         self.process = subprocess.Popen([program, str(self.dir)], stdout=subprocess.PIPE, text=True, env=environment)
         if self.process.stdout.readline() != "mounted\n":
             raise OSError(f"{program} does not mount")
@@ -139,15 +139,27 @@ class Memory(FileSystem):
         self.process.wait()
 
 
+OPTIONS = {
+    "kvfs": "transport=device,allow_other",
+    "kvfs-uring": "transport=uring,allow_other",
+    "kvfs-root": "transport=uring,nodefault_permissions",
+    "kvfs-writeback": "writeback,allow_other",
+}
+MEMORY = {
+    "memory": {"KVFS_TRANSPORT": "device"},
+    "memory-uring": {"KVFS_TRANSPORT": "uring"},
+    "memory-root": {"KVFS_TRANSPORT": "uring", "KVFS_PERMISSIONS": "none"},
+}
+
+
 def make(name, work, size, kvfs, memory):
     """The system of this name; an error says why it cannot be had here."""
     if name in Loop.MAKE:
         return Loop(name, work, size)
     if name == "bindfs":
         return Bindfs(name, work, size)
-    if name in ("memory", "memory-uring"):
+    if name in MEMORY:
         if not memory:
             raise OSError("give --memory, the example memory_mount of kvfs-fuse")
-        return Memory(name, work, size, memory, "uring" if name == "memory-uring" else "device")
-    options = {"kvfs": "transport=device", "kvfs-uring": "transport=uring", "kvfs-writeback": "writeback"}[name]
-    return Kvfs(name, work, size, kvfs, options + ",allow_other")
+        return Memory(name, work, size, memory, MEMORY[name])
+    return Kvfs(name, work, size, kvfs, OPTIONS[name])

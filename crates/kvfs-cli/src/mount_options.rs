@@ -35,7 +35,9 @@ Options for -o, separated by commas:
   allow_other                 let other users in (the kernel checks permissions)
   open_views                  with allow_other: let all users look into snapshots, clones and open transactions of others, as
                               far as the modes of the files there allow (default: root, who mounts, and who began it)
-  nodefault_permissions       let the kernel check no permissions; refused with allow_other
+  nodefault_permissions       for root alone, whom modes do not bind: changes of names take a request less each, since the
+                              kernel checks no permissions. A uid 0 without CAP_DAC_OVERRIDE is not bound by modes then,
+                              either. Refused with allow_other, to other users, and to a root that modes bind
   suid, nosuid, dev, nodev    honour set-user-ID bits and device nodes (default: neither)
   exec, noexec                allow programs to be run (default: allowed)
   sync, async, dirsync        write through at once, or not (default)

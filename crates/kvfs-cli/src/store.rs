@@ -243,6 +243,7 @@ pub fn mount_failure(error: kvfs_fuse::Error) -> Failure {
     let text = error.to_string();
     match &error {
         Error::NotAFolder(_) | Error::Unguarded => Failure::new(Exit::Usage, text),
+        Error::BoundByModes => Failure::new(Exit::Usage, text).hint("leave out nodefault_permissions"),
         Error::RingsGather => Failure::new(Exit::Usage, text).hint("leave out writeback, or use transport=auto or device"),
         Error::NoRings(_, e) => Failure::new(Exit::of(e), text).hint(
             "it takes Linux 6.14, and root or `echo Y > /sys/module/fuse/parameters/enable_uring` by root; or use transport=auto",

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::thread::{CapabilitySet, capabilities};
 
 use crate::counters::Counters;
 use crate::crew::Crew;
@@ -29,6 +30,11 @@ pub enum Error {
     NotAFolder(PathBuf),
     #[error("allow_other without default_permissions would let every user do everything: the kernel has to check permissions")]
     Unguarded,
+    #[error(
+        "without default_permissions the kernel does not look at modes, which is right only for a root whom they do not bind: \
+         mount as root of the first user namespace, with CAP_DAC_OVERRIDE"
+    )]
+    BoundByModes,
     #[error("there is no FUSE here: cannot open /dev/fuse: {0}")]
     NoFuse(io::Error),
     #[error("cannot mount on {0}: {1}")]
@@ -52,7 +58,8 @@ pub struct MountOptions {
     pub subtype: String,
     /// Others than the mounting user may use the mount. Needs `default_permissions`.
     pub allow_other: bool,
-    /// The kernel checks permissions. Nothing else does.
+    /// The kernel checks permissions. Without it the kernel asks for the attributes of folders less often (after each change in
+    /// one it has to, to check them), and nothing binds who uses the mount: so only root may do without, and not with `allow_other`.
     pub default_permissions: bool,
     pub read_only: bool,
     pub suid: bool,
@@ -157,6 +164,9 @@ pub fn mount<H: Handler>(handler: Arc<H>, mount_point: &Path, options: &MountOpt
     if options.allow_other && !options.default_permissions {
         return Err(Error::Unguarded);
     }
+    if !options.default_permissions && !overrides_modes() {
+        return Err(Error::BoundByModes);
+    }
     if policy.transport == Choice::Uring && policy.write_back {
         return Err(Error::RingsGather);
     }
@@ -201,6 +211,15 @@ pub fn mount<H: Handler>(handler: Arc<H>, mount_point: &Path, options: &MountOpt
         tracing::info!("a daemon that is killed may hang until its mount is ended with `umount -f`: {e}");
     });
     Ok(Mounted { entry, session: Some(session), counters, gathers_writes: policy.write_back, watch: watch.ok() })
+}
+
+/// This process, and so all that a mount without `allow_other` lets in, is root whom modes do not bind. In another user namespace they
+/// bind root, too, where files belong to users whom that namespace does not know.
+fn overrides_modes() -> bool {
+    let capable = capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::DAC_OVERRIDE));
+    let all_users =
+        std::fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| map.split_whitespace().eq(["0", "0", "4294967295"]));
+    rustix::process::geteuid().is_root() && capable && all_users
 }
 
 /// mount(2) on our own; `None` where that is not permitted.

@@ -301,13 +301,22 @@ impl<H: Handler> Transport<H> {
             }
             // Sent for files that TMPFILE opened, and when the mount ends.
             Request::Release | Request::ReleaseDir | Request::Destroy => done(Ok(())),
-            // ACCESS is asked only without `default_permissions`; ENOSYS means "always granted". No call here takes so long that it
-            // would watch for interrupts.
+            // For chdir and access(2), and only without `default_permissions`. All who can ask are root then, whom modes do not bind,
+            // but for this: what nobody may execute, root may not either. The kernel says itself what a read-only mount refuses.
+            Request::Access => {
+                let (mask, _) = (f.u32()?, f.u32()?);
+                if mask & libc::X_OK as u32 == 0 {
+                    return done(Ok(()));
+                }
+                let attr = h.getattr(ino)?;
+                let executable = attr.kind == FileKind::Dir || attr.perm & 0o111 != 0;
+                done(if executable { Ok(()) } else { Err(Errno(libc::EACCES)) })
+            }
+            // No call here takes so long that it would watch for interrupts.
             Request::Open
             | Request::OpenDir
             | Request::Flush
             | Request::Create
-            | Request::Access
             | Request::Interrupt
             | Request::Poll
             | Request::Statx

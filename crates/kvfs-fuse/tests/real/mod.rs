@@ -63,19 +63,30 @@ impl Real {
     }
 
     pub fn with(db: Kvdb, options: FsOptions, policy: &Policy) -> Option<Real> {
-        Real::start(db, options, policy, Herald::start)
+        Real::start(db, options, Real::shared(), policy, Herald::start)
+    }
+
+    /// A mount for root alone, with what the kernel then need not ask.
+    pub fn of_root_alone() -> Option<Real> {
+        let options = MountOptions { default_permissions: false, ..MountOptions::default() };
+        Real::start(Kvdb::in_memory(), FsOptions::default(), options, &policy(false), Herald::start)
+    }
+
+    fn shared() -> MountOptions {
+        MountOptions { allow_other: true, suid: true, ..MountOptions::default() }
     }
 
     /// With a limit for how long a transaction that begins or commits waits for pages that are on their way.
     pub fn with_patience(patience: Duration) -> Option<Real> {
         let start =
             |views: &Views, door: &Arc<Door>, mounted: &Mounted| Herald::start_with_patience(views, door, mounted, patience);
-        Real::start(Kvdb::in_memory(), FsOptions::default(), &policy(false), start)
+        Real::start(Kvdb::in_memory(), FsOptions::default(), Real::shared(), &policy(false), start)
     }
 
     fn start(
         db: Kvdb,
         options: FsOptions,
+        mount_options: MountOptions,
         policy: &Policy,
         herald: impl FnOnce(&Views, &Arc<Door>, &Mounted) -> std::io::Result<Arc<Herald>>,
     ) -> Option<Real> {
@@ -87,8 +98,7 @@ impl Real {
         let dir = tempfile::tempdir().expect("a temporary folder");
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("open to others");
         let door = Arc::new(Door::new(views.clone()));
-        let options = MountOptions { allow_other: true, suid: true, ..MountOptions::default() };
-        let mounted = mount(door.clone(), dir.path(), &options, policy).expect("root can mount");
+        let mounted = mount(door.clone(), dir.path(), &mount_options, policy).expect("root can mount");
         let herald = herald(&views, &door, &mounted).expect("a herald");
         Some(Real { mounted, herald, views, dir })
     }
