@@ -115,3 +115,44 @@ fn what_finds_no_space_at_a_sync_stays_in_its_place_and_is_written_later() {
     assert!(refused > 0, "it was full at a sync");
     assert!(fs.read(log, 0, expected.len() as u32).unwrap() == expected);
 }
+
+/// Files are committed in groups. One of them whose node cannot be read at that moment is not in the group, and no part of it: not even
+/// that it has lost its capability, whose value lies beside the node.
+#[test]
+fn of_a_file_that_cannot_be_staged_no_part_is_committed_with_others() {
+    let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
+    let env = Arc::new(Simulated::new(7));
+    let options = OpenOptions { memory: 1 << 20, threads: false, zero_journal: false, ..Default::default() };
+    let db = Kvdb::create(device.clone(), env.clone(), CreateOptions { open: options, ..Default::default() }).unwrap();
+    let fs = Fs::open(db.clone(), env.clone(), FsOptions::default()).unwrap();
+    let program = file(&fs, "program", b"code");
+    let (name, capability) = (b"security.capability", [1; 1000]);
+    fs.setxattr(program, name, &capability, XattrFlags::Any).unwrap();
+    // So many that not all fit into memory.
+    let mut random = env::Random::new(1);
+    let others: Vec<Ino> =
+        (0..6000).map(|i| file(&fs, &format!("other{i}"), &(0..400).map(|_| random.number() as u8).collect::<Vec<_>>())).collect();
+    fs.sync_all().unwrap();
+    db.flush().unwrap();
+
+    fs.setattr(program, &SetAttr { uid: Some(2000), ..Default::default() }, USER).unwrap();
+    fails(fs.getxattr(program, name), libc::ENODATA);
+    let later = file(&fs, "later", b"committed in one group with it");
+    for &other in &others {
+        fs.read(other, 0, 400).unwrap();
+    }
+    device.inject(Fault::always(Operation::Read, FaultKind::Error));
+    fails(fs.sync_all(), libc::EIO);
+    device.clear();
+    // As a kill would leave it: another file system over what is committed.
+    let again = Fs::open(db.clone(), env, FsOptions::default()).unwrap();
+    assert_eq!(again.verify().unwrap().findings, []);
+    assert_eq!(&again.read(later, 0, 100).unwrap()[..], b"committed in one group with it");
+    assert_eq!((again.getattr(program).unwrap().uid, &again.getxattr(program, name).unwrap()[..]), (USER.uid, &capability[..]));
+    // What could not be read can be now.
+    fs.sync_all().unwrap();
+    let again = Fs::open(db, Arc::new(Simulated::new(8)), FsOptions::default()).unwrap();
+    assert_eq!(again.verify().unwrap().findings, []);
+    assert_eq!(again.getattr(program).unwrap().uid, 2000);
+    fails(again.getxattr(program, name), libc::ENODATA);
+}

@@ -19,15 +19,24 @@ struct State {
     held: bool,
 }
 
-/// A device in memory whose next sync behind a write of some purpose can be held.
-#[derive(Default)]
-pub struct HeldSync {
-    pub memory: MemoryDevice,
+/// A device, in memory unless said otherwise, whose next sync behind a write of some purpose can be held.
+pub struct HeldSync<D = MemoryDevice> {
+    pub memory: D,
     state: Mutex<State>,
     changed: Condvar,
 }
 
-impl HeldSync {
+impl Default for HeldSync {
+    fn default() -> Self {
+        Self::over(MemoryDevice::default())
+    }
+}
+
+impl<D> HeldSync<D> {
+    pub fn over(memory: D) -> Self {
+        HeldSync { memory, state: Mutex::default(), changed: Condvar::default() }
+    }
+
     /// Holds the next sync that comes behind a write for `purpose`.
     pub fn hold_behind(&self, purpose: Purpose) {
         *self.state.lock() = State { on: Some(purpose), ..State::default() };
@@ -48,7 +57,7 @@ impl HeldSync {
     }
 }
 
-impl Device for HeldSync {
+impl<D: Device> Device for HeldSync<D> {
     fn read_at(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         self.memory.read_at(purpose, offset, buf)
     }
