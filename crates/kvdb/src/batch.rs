@@ -32,6 +32,7 @@ pub enum Durability {
 pub struct Batch {
     pub(crate) changes: Vec<Change>,
     pub(crate) releases: bool,
+    pub(crate) sync_follows: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -65,6 +66,11 @@ impl Batch {
     /// of it goes). Like a batch that only deletes, it is then committed even when the store is full.
     pub fn releases_space(&mut self) {
         self.releases = true;
+    }
+    /// Says that the caller syncs right after this commit, as if it were a synced one. A few large values are then logged with it, which is
+    /// one write and one sync; else they would be written to places of their own first. They get these when memtables are written out.
+    pub fn sync_follows(&mut self) {
+        self.sync_follows = true;
     }
     /// Gives `key` a value, whether or not it had one.
     #[doc(alias = "insert")]

@@ -31,6 +31,8 @@ pub const MAX_VALUE: usize = 7 << 20;
 impl Database {
     pub(crate) fn commit(&self, batch: Batch, durability: Durability) -> Result<()> {
         self.writable()?;
+        // How large values get their places: logged with the record where somebody waits for the next sync.
+        let placing = if batch.sync_follows { Durability::Synced } else { durability };
         let Valid { changes, deletes_only, hold } = self.validate(&self.version.load(), batch)?;
         if changes.is_empty() {
             return match durability {
@@ -38,7 +40,10 @@ impl Database {
                 Durability::Synced => self.sync(),
             };
         }
-        if let Outcome::Applied(applied) = self.commit_changes(changes, hold, deletes_only, durability, past(), |_| Ok(true))? {
+        if let Outcome::Applied(applied) = self.commit_changes(changes, hold, deletes_only, placing, past(), |_| Ok(true))? {
+            if placing == Durability::Synced {
+                self.synced_commits.store(true, Ordering::Relaxed);
+            }
             self.sync_if(durability, &applied)?;
             self.after_commit(applied)?;
         }

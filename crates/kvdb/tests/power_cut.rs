@@ -31,7 +31,11 @@ fn work(
                 }
                 let durability = if random.one_in(4) { Durability::Synced } else { Durability::Buffered };
                 history.attempt(&changes);
-                match db.commit(batch(&changes), durability) {
+                let mut batch = batch(&changes);
+                if changes.len() % 3 == 1 {
+                    batch.sync_follows();
+                }
+                match db.commit(batch, durability) {
                     Ok(()) if durability == Durability::Synced => history.certain(),
                     Ok(()) => {}
                     // Refused, and nothing of it may ever be seen.

@@ -125,7 +125,7 @@ impl Fs {
             // Nobody can find it after a crash.
             () if state.attr.nlink == 0 => Ok(FSync::Done),
             () if state.charged > most => Ok(FSync::Alone),
-            () => self.commit_dirty(&inode, &mut state).map(|()| FSync::WithNext),
+            () => self.commit_dirty_with(&inode, &mut state, Batch::sync_follows).map(|()| FSync::WithNext),
         }
     }
 
@@ -357,11 +357,17 @@ impl Fs {
 
     /// Commits the inode if it is dirty. Call with its lock.
     pub(crate) fn commit_dirty(&self, inode: &Inode, state: &mut State) -> Result<()> {
+        self.commit_dirty_with(inode, state, |_| {})
+    }
+
+    /// The same, with what `hint` says of the batch.
+    fn commit_dirty_with(&self, inode: &Inode, state: &mut State, hint: impl FnOnce(&mut Batch)) -> Result<()> {
         if !state.dirty || state.gone {
             return Ok(());
         }
         self.count_pages(inode.ino, state)?;
         let mut batch = Batch::new();
+        hint(&mut batch);
         let attr = state.attr;
         if state.buffer.pages.len() <= 1 && state.buffer.cut != u64::MAX || state.buffer.pages.is_empty() && state.inline.is_none()
         {

@@ -62,6 +62,10 @@ fn batch(w: &mut World) -> Result<(), Dead> {
         w.call("Batch::releases_space");
         batch.releases_space();
     }
+    if w.random.one_in(3) {
+        w.call("Batch::sync_follows");
+        batch.sync_follows();
+    }
     let durability = w.durability();
     w.call("Kvdb::commit");
     w.change(changes, durability == Durability::Synced, |w| w.db.commit(batch, durability))
