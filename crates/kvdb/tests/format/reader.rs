@@ -219,12 +219,16 @@ impl<'a> Reader<'a> {
         for sum in sums {
             at.varint(d, sum);
         }
-        if level == 1 {
-            at.varint(d, "filter: address");
-            at.varint(d, "  length");
-            at.opaque(4, d, "  checksum");
+        at.varint(d, "filter: address");
+        let filter = at.varint(d, "  length");
+        at.opaque(4, d, "  checksum");
+        assert!(filter == 0 || level == 1, "filters are those of leaf index nodes");
+        let end = at.varint(d, "length of the zone use") as usize + at.at;
+        for _ in 0..at.varint(d, "  number of zones") {
+            at.varint(d, "  distance from the zone before");
+            at.varint(d, "  bytes alive in it");
         }
-        at.counted(d, "zone use");
+        assert_eq!(at.at, end);
         (target.0 as usize, target.1 as usize, target.2)
     }
 
@@ -235,7 +239,7 @@ impl<'a> Reader<'a> {
         let (mut at, end) = self.frame(address, len, sum, &format!("Index node of level {level}"));
         assert_eq!(at.varint(&mut self.dump, "entries"), 1, "this example is that small");
         let child = self.entry(&mut at, level - 1);
-        assert!(at.at <= end);
+        assert_eq!(at.at, end, "entries fill their node");
         self.tree(child, level - 1);
     }
 
