@@ -97,6 +97,20 @@ mod tests {
         }
     }
 
+    /// What is there when the device has lost a write: whole, of the same kind, level, length and address.
+    #[test]
+    fn what_lay_at_the_same_place_before_is_refused() {
+        let sealed = |payload: &[u8]| {
+            let mut frame = [&[0u8; FRAME_HEADER], payload].concat();
+            let crc = seal(&mut frame, FrameKind::Tuples, 0, 0, 4096);
+            let at = FramePointer { addr: 4096, len: frame.len() as u32, crc };
+            (Bytes::from(frame), at)
+        };
+        let ((older, of_older), (_, at)) = (sealed(b"older"), sealed(b"newer"));
+        assert_eq!(open(older.clone(), FrameKind::Tuples, 0, of_older).unwrap(), Bytes::from_static(b"older"));
+        assert!(open(older, FrameKind::Tuples, 0, at).is_err());
+    }
+
     #[test]
     fn a_block_from_elsewhere_is_refused() {
         let mut frame = vec![0u8; FRAME_HEADER + 4];
