@@ -156,3 +156,47 @@ fn of_a_file_that_cannot_be_staged_no_part_is_committed_with_others() {
     assert_eq!(again.getattr(program).unwrap().uid, 2000);
     fails(again.getxattr(program, name), libc::ENODATA);
 }
+
+/// A truncation counts what it leaves and reads the page that the new end is in. Whichever of these fails, nothing is cut.
+#[test]
+fn a_truncation_that_cannot_read_changes_nothing() {
+    const PAGE: u64 = 4096;
+    const PAGES: u64 = 12_000;
+    // What cannot be compressed lies outside of the block with its key.
+    let content = |page: u64| {
+        let mut random = env::Random::new(page);
+        (0..PAGE / 8).flat_map(|_| random.number().to_le_bytes()).collect::<Vec<u8>>()
+    };
+    let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
+    let (db, fs) = open(device.clone());
+    let f = file(&fs, "f", b"");
+    // Every other page is a hole, so that they have to be counted.
+    for page in 0..PAGES {
+        fs.write(f, 2 * page * PAGE, &content(page), Default::default()).unwrap();
+    }
+    fs.shutdown().unwrap();
+    db.flush().unwrap();
+    db.close().unwrap();
+    drop((fs, db));
+    let kept = PAGES / 2 - 100;
+    let size = 2 * kept * PAGE + 100;
+    for after in 0.. {
+        // With nothing in memory.
+        let options = OpenOptions { memory: 16 << 20, threads: false, zero_journal: false, ..Default::default() };
+        let (db, _) = Kvdb::open(device.clone(), Arc::new(Simulated::new(7)), options).unwrap();
+        let fs = Fs::open(db, Arc::new(Simulated::new(7)), FsOptions::default()).unwrap();
+        let f = fs.resolve(b"f").unwrap();
+        device.inject(Fault::once(Operation::Read, FaultKind::Error).after(after));
+        let cut = fs.setattr(f.ino, &SetAttr { size: Some(size), ..Default::default() }, USER);
+        device.clear();
+        let last = fs.read(f.ino, 2 * kept * PAGE, PAGE as u32).unwrap();
+        if cut.is_ok() {
+            assert!(after > 2, "pages are counted in more than one block: {after} reads could fail");
+            assert_eq!((fs.getattr(f.ino).unwrap().size, &last[..]), (size, &content(kept)[..100]));
+            break;
+        }
+        fails(cut, libc::EIO);
+        assert_eq!(fs.getattr(f.ino).unwrap().size, f.size, "read {after} failed");
+        assert!(last[..] == content(kept), "read {after} failed, and the page that the new end would be in was cut");
+    }
+}
