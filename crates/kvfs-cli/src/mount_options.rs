@@ -43,9 +43,10 @@ Options for -o, separated by commas:
   sync, async, dirsync        write through at once, or not (default)
   relatime, noatime           when reading updates access times (default: relatime): a read that the kernel
                               answers out of its cache does not, so strictatime is refused
-  writeback                   let the kernel gather what is written to open files, instead of handing it over
-                              at each write: many small writes get cheaper, changes of names dearer, and
-                              more is lost when the machine or the daemon dies
+  cache=through, back, auto   where a write is when it returns. through: with the daemon. back: with the kernel, which
+                              gathers: many small writes get cheaper, changes of names dearer, and more is lost when
+                              the machine or the daemon dies. auto (default): what wins over all programs that were
+                              measured, which is through. writeback and nowriteback are cache=back and cache=through
   fsname=NAME, subtype=NAME   source and type in the table of mounts (default: the store, and kvfs;
                               an empty subtype leaves the type plain `fuse`)
   memory=SIZE, log=FILE       as --memory and --log
@@ -98,6 +99,13 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
             ("diratime" | "nodiratime", None) => {}
             ("writeback", None) => options.policy.write_back = true,
             ("nowriteback", None) => options.policy.write_back = false,
+            ("cache", Some(value)) => {
+                options.policy.write_back = match value.to_str() {
+                    Some("through" | "auto") => false,
+                    Some("back") => true,
+                    _ => return Err(bad("write through, back or auto".into())),
+                };
+            }
             ("xattr" | "user_xattr", None) => options.policy.xattrs = true,
             ("noxattr" | "nouser_xattr", None) => options.policy.xattrs = false,
             ("fsname", Some(value)) => options.source = Some(value),
@@ -199,7 +207,7 @@ fn takes_no_value(name: &str) -> bool {
 }
 
 fn takes_a_value(name: &str) -> bool {
-    ["fsname", "subtype", "memory", "log", "threads", "transport", "scrub", "scrub_rate"].contains(&name)
+    ["fsname", "subtype", "memory", "log", "threads", "transport", "cache", "scrub", "scrub_rate"].contains(&name)
 }
 
 /// Splits at commas; `\,` is a comma, `\\` a backslash.
@@ -281,6 +289,13 @@ mod tests {
         assert!(!read("rw").expect("valid").policy.write_back);
         assert!(read("writeback").expect("valid").policy.write_back);
         assert!(!read("writeback,nowriteback").expect("valid").policy.write_back);
+        for (cache, gathers) in [("through", false), ("back", true), ("auto", false)] {
+            assert_eq!(read(&format!("cache={cache}")).expect("valid").policy.write_back, gathers);
+        }
+        assert!(!read("cache=back,cache=auto").expect("valid").policy.write_back);
+        for wrong in ["cache", "cache=", "cache=both", "transport=uring,cache=back"] {
+            assert!(read(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]
