@@ -148,6 +148,7 @@ impl Database {
 
     fn place(&self, changes: &Changes, large: &[usize]) -> Result<(Vec<ExtentRef>, Hold)> {
         let mut fill = self.zones.fill(Purpose::Pages, Reserve::Keep);
+        fill.write_behind();
         let mut packer = Packer::default();
         let mut extents = Vec::with_capacity(large.len());
         for &i in large {

@@ -31,6 +31,7 @@ pub struct Fill {
     failed: Option<Error>,
     /// Zones set aside for it.
     supply: Vec<Hold>,
+    behind: bool,
 }
 
 impl Fill {
@@ -50,7 +51,13 @@ impl Fill {
             placed: 0,
             failed: None,
             supply: Vec::new(),
+            behind: false,
         }
+    }
+
+    /// Lets writes go on while more is placed. For whom a caller waits; a sync that comes meanwhile waits for them.
+    pub fn write_behind(&mut self) {
+        self.behind = true;
     }
 
     /// Gives it zones that [`Zones::set_aside`], to be used before others. What they have room for is sure to find a place.
@@ -177,7 +184,14 @@ impl Fill {
             self.buffer.resize(round_up(self.buffer.len() as u64, SECTOR) as usize, 0);
         }
         let len = self.buffer.len() & !(SECTOR as usize - 1);
-        if len > 0 {
+        if len > 0 && self.behind && !all {
+            let rest = self.buffer.split_off(len);
+            let written = self.zones.write_behind(self.purpose, self.start, &mut self.buffer);
+            self.buffer.extend_from_slice(&rest);
+            written?;
+            self.start += len as u64;
+        } else if len > 0 {
+            // What remains at the end is written here, beside what is under way.
             self.zones.write(self.purpose, self.start, &self.buffer[..len])?;
             self.start += len as u64;
             self.buffer.copy_within(len.., 0);

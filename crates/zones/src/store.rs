@@ -319,6 +319,16 @@ impl Zones {
             .map_err(|e| Error::io(format!("writing {} bytes of {purpose} at {addr}", bytes.len()), e))
     }
 
+    /// The same for much that is written in order: it may be under way when this returns, see [`Device::write_behind`]. Empties `bytes`.
+    pub(crate) fn write_behind(&self, purpose: Purpose, addr: u64, bytes: &mut Vec<u8>) -> Result<()> {
+        self.healthy()?;
+        let len = bytes.len();
+        self.check_range(addr, len as u64)?;
+        self.device
+            .write_behind(purpose, addr, bytes)
+            .map_err(|e| Error::io(format!("writing {len} bytes of {purpose} at {addr}"), e))
+    }
+
     /// Everything written before the call is durable after it. Callers that wait for the same device share one sync. A failed
     /// sync is final: the host may have dropped what it could not write, so no later sync can be believed, and every later
     /// write and sync fails with the same error.

@@ -100,6 +100,49 @@ fn all_devices_behave() {
 }
 
 #[test]
+fn what_is_written_behind_is_seen_by_whatever_comes_next() {
+    const LEN: usize = 3 << 20;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    let noise =
+        |seed: u32| (0..LEN as u32).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 13) as u8).collect::<Vec<_>>();
+    let (one, two) = (noise(1), noise(2));
+    let device = FileDevice::create(&path).unwrap();
+    device.grow(16 << 20).unwrap();
+    for round in 0..4_u64 {
+        let at = 8192 + round * 4096;
+        device.write_behind(P, at, &mut one.clone()).unwrap();
+        assert!(read(&device, at, LEN) == one);
+        // Each over the one before: with a part of it, shortly, by the page cache, and with a hole.
+        device.write_behind(P, at, &mut two.clone()).unwrap();
+        device.write_behind(P, at + 4096, &mut one[..1 << 20].to_vec()).unwrap();
+        device.write_at(P, at + (2 << 20), &[7; 100]).unwrap();
+        device.write_at(P, at + (1 << 20), &one[..512 << 10]).unwrap();
+        let mut wanted = two.clone();
+        wanted[4096..4096 + (1 << 20)].copy_from_slice(&one[..1 << 20]);
+        wanted[1 << 20..3 << 19].copy_from_slice(&one[..512 << 10]);
+        wanted[2 << 20..(2 << 20) + 100].fill(7);
+        let (mut a, mut b) = (vec![0; LEN / 2], vec![0; LEN / 2]);
+        let half = at + (LEN / 2) as u64;
+        device.read_many(P, &mut [Reading { offset: half, buf: &mut b }, Reading { offset: at, buf: &mut a }]).unwrap();
+        assert!(a == wanted[..LEN / 2] && b == wanted[LEN / 2..]);
+        device.write_behind(P, at, &mut one.clone()).unwrap();
+        let mut medium = vec![0; LEN];
+        device.read_medium(P, at, &mut medium).unwrap();
+        assert!(medium == one);
+        device.write_behind(P, at, &mut two.clone()).unwrap();
+        device.discard(8 << 20, 4 << 20).unwrap();
+        device.sync().unwrap();
+        assert!(read(&device, at, LEN) == two);
+    }
+    // What was taken is there when the file is closed, and can be locked by others.
+    device.write_behind(P, 4096, &mut one.clone()).unwrap();
+    drop(device);
+    let again = FileDevice::open(&path, true).unwrap();
+    assert!(read(&again, 4096, LEN) == one);
+}
+
+#[test]
 fn memory_that_is_full_says_so_and_copies_are_apart() {
     let device = MemoryDevice::with_limit(100_000);
     device.grow(100_000).unwrap();

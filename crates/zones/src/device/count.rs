@@ -63,6 +63,13 @@ impl CountDevice {
         }
     }
 
+    fn wrote(&self, purpose: Purpose, offset: u64, len: usize) {
+        let counters = &self.by_purpose[purpose as usize];
+        counters.write_ops.fetch_add(1, Relaxed);
+        counters.write_bytes.fetch_add(len as u64, Relaxed);
+        self.moved(counters, offset, len);
+    }
+
     fn moved(&self, counters: &Counters, offset: u64, len: usize) {
         // Where accesses meet there is no order to be kept; a locked exchange would cost as much as the rest of the count.
         let head = self.head.load(Relaxed);
@@ -108,11 +115,13 @@ impl Device for CountDevice {
     }
 
     fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> io::Result<()> {
-        let counters = &self.by_purpose[purpose as usize];
-        counters.write_ops.fetch_add(1, Relaxed);
-        counters.write_bytes.fetch_add(buf.len() as u64, Relaxed);
-        self.moved(counters, offset, buf.len());
+        self.wrote(purpose, offset, buf.len());
         self.inner.write_at(purpose, offset, buf)
+    }
+
+    fn write_behind(&self, purpose: Purpose, offset: u64, buf: &mut Vec<u8>) -> io::Result<()> {
+        self.wrote(purpose, offset, buf.len());
+        self.inner.write_behind(purpose, offset, buf)
     }
 
     fn sync(&self) -> io::Result<()> {

@@ -5,11 +5,12 @@ use std::io::{self, Seek, SeekFrom};
 use std::num::NonZeroU64;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{Advice, FallocateFlags, FlockOperation, fadvise, fallocate, flock, fstatvfs};
 use rustix::io::Errno;
 
+use super::behind::WriteBehind;
 use super::direct::{DirectReader, DirectWriter};
 use super::uring::Rings;
 use super::{Device, Reading, host_memory};
@@ -23,7 +24,9 @@ const WILL_READ_PIECE: u64 = 512 << 10;
 pub struct FileDevice {
     file: File,
     /// `None`: read-only, or the host cannot.
-    direct: Option<DirectWriter>,
+    direct: Option<Arc<DirectWriter>>,
+    /// For direct writes that nobody waits for.
+    behind: Option<WriteBehind>,
     /// Opened when it is first asked for; `None`: the host cannot.
     medium: OnceLock<Option<DirectReader>>,
     block_device: bool,
@@ -70,10 +73,13 @@ impl FileDevice {
                 // What is read beyond the request is in vain: whoever reads on says so, by `will_read`. A hint, so that failing is no
                 // error.
                 let _ = fadvise(&file, 0, None, Advice::Random);
-                let direct = if read_only { None } else { DirectWriter::of(&file) };
+                let direct = if read_only { None } else { DirectWriter::of(&file).map(Arc::new) };
+                let behind =
+                    direct.clone().and_then(|direct| WriteBehind::new(move |offset, bytes| direct.write_at(offset, bytes)));
                 Ok(FileDevice {
                     file,
                     direct,
+                    behind,
                     medium: OnceLock::new(),
                     block_device: kind.is_block_device(),
                     rings: Rings::default(),
@@ -88,20 +94,36 @@ impl FileDevice {
 /// Writes of at least so many bytes are worth waiting for; shorter ones gather in the page cache.
 const BULK: usize = 256 << 10;
 
+/// Shorter writes take about as long as waking the thread that would do them.
+const BEHIND: usize = 1 << 20;
+
 /// What is synced soon, and what is written in bulk: in the page cache it would push out what is read, and make each sync of the journal
 /// wait until the host has written it too (docs/decisions/021-direct-writes.md).
 fn goes_past_the_cache(purpose: Purpose, len: usize) -> bool {
     matches!(purpose, Purpose::Journal | Purpose::Manifest | Purpose::Superblock) || len >= BULK
 }
 
+impl FileDevice {
+    /// Waits until no write of a range is under way. Fails if one there has failed.
+    fn settle(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.behind.as_ref().map_or(Ok(()), |behind| behind.settle(offset, len))
+    }
+
+    fn settle_all(&self) -> io::Result<()> {
+        self.behind.as_ref().map_or(Ok(()), WriteBehind::settle_all)
+    }
+}
+
 impl Device for FileDevice {
     fn read_at(&self, _: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.settle(offset, buf.len() as u64)?;
         self.file.read_exact_at(buf, offset)
     }
 
     fn read_many(&self, purpose: Purpose, reads: &mut [Reading<'_>]) -> io::Result<()> {
         // One read has nothing to gain.
         if reads.len() > 1 {
+            reads.iter().try_for_each(|r| self.settle(r.offset, r.buf.len() as u64))?;
             if let Some(outcome) = self.rings.read(&self.file, reads) {
                 return outcome;
             }
@@ -111,6 +133,7 @@ impl Device for FileDevice {
     }
 
     fn read_medium(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.settle(offset, buf.len() as u64)?;
         if let Some(direct) = self.medium.get_or_init(|| DirectReader::of(&self.file)) {
             match direct.read_at(offset, buf) {
                 // Of a medium with larger sectors, or at the end of a file that is no multiple of a page.
@@ -122,6 +145,10 @@ impl Device for FileDevice {
     }
 
     fn will_read(&self, _: Purpose, offset: u64, len: u64) {
+        if self.behind.as_ref().is_some_and(|behind| behind.is_under_way(offset, len)) {
+            // It would fetch what is being overwritten.
+            return;
+        }
         let end = offset.saturating_add(len);
         let mut at = offset;
         while at < end {
@@ -133,6 +160,7 @@ impl Device for FileDevice {
     }
 
     fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.settle(offset, buf.len() as u64)?;
         match &self.direct {
             Some(direct) if goes_past_the_cache(purpose, buf.len()) && DirectWriter::takes(offset, buf.len()) => {
                 direct.write_at(offset, buf)
@@ -141,11 +169,24 @@ impl Device for FileDevice {
         }
     }
 
+    fn write_behind(&self, purpose: Purpose, offset: u64, buf: &mut Vec<u8>) -> io::Result<()> {
+        match &self.behind {
+            Some(behind) if buf.len() >= BEHIND && DirectWriter::takes(offset, buf.len()) => behind.write(offset, buf),
+            _ => {
+                self.write_at(purpose, offset, buf)?;
+                buf.clear();
+                Ok(())
+            }
+        }
+    }
+
     fn sync(&self) -> io::Result<()> {
+        self.settle_all()?;
         self.file.sync_data()
     }
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.settle(offset, len)?;
         match fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len) {
             // Giving back is a courtesy; a host that cannot take it loses nothing.
             Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
@@ -175,6 +216,8 @@ impl Device for FileDevice {
     }
 
     fn host_file(&self) -> Option<&File> {
+        // Where one has failed, whoever reads is told.
+        self.settle_all().ok()?;
         Some(&self.file)
     }
 

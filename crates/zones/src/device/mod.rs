@@ -1,5 +1,6 @@
 //! What a store lies on: a trait small enough that a file, memory and devices that break on purpose are all a page long.
 
+mod behind;
 mod copy;
 mod count;
 mod crash;
@@ -54,6 +55,15 @@ pub trait Device: Send + Sync + 'static {
 
     /// Writes all of `buf`, which must lie inside the device. Not durable before the next [`Device::sync`].
     fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> io::Result<()>;
+
+    /// As [`Device::write_at`], but may go on when this has returned. To every other call it is done: what meets its range waits for it, and
+    /// so does [`Device::sync`], which fails if it has failed. Leaves `buf` empty, with memory to be used again; after an error it is as it
+    /// was.
+    fn write_behind(&self, purpose: Purpose, offset: u64, buf: &mut Vec<u8>) -> io::Result<()> {
+        self.write_at(purpose, offset, buf)?;
+        buf.clear();
+        Ok(())
+    }
 
     /// Returns when everything written before the call is durable. After an error nothing is known about it.
     fn sync(&self) -> io::Result<()>;

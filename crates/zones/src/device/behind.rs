@@ -1,0 +1,321 @@
+//! Large writes that a thread does while their caller goes on: it gathers, compresses and checks what comes next, and the device is
+//! not idle meanwhile (docs/decisions/046-writes-behind.md). To everybody else such a write is done: whatever would see or disturb
+//! its range waits for it, and [`WriteBehind::settle_all`], which comes before each sync, for all of them.
+//!
+//! A write that fails is told where writes of the page cache are: by the next sync, and every later one. Until then whoever comes
+//! upon its range is told, too.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use env::sync::{Condvar, Mutex, MutexGuard};
+use env::thread::{Builder, JoinHandle};
+
+/// Bytes under way at most: so far can the thread be behind. What a commit of 8 MiB hands over at once, less what is written meanwhile.
+const MOST: u64 = 4 << 20;
+
+/// Writes to the device.
+type Write = Box<dyn Fn(u64, &[u8]) -> io::Result<()> + Send + Sync>;
+
+/// A range of the device that is being written.
+struct UnderWay {
+    number: u64,
+    start: u64,
+    end: u64,
+}
+
+struct Piece {
+    number: u64,
+    offset: u64,
+    bytes: Vec<u8>,
+}
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<Piece>,
+    /// Those in the queue, and the one that the thread has.
+    under_way: Vec<UnderWay>,
+    /// Pieces so far.
+    numbers: u64,
+    /// Memory of what was written, to be used again.
+    spare: Vec<Vec<u8>>,
+    failed: Vec<(u64, u64, io::Error)>,
+    closed: bool,
+}
+
+impl State {
+    /// Nothing of so many bytes may be added now.
+    fn is_full(&self, more: u64) -> bool {
+        let under_way: u64 = self.under_way.iter().map(|r| r.end - r.start).sum();
+        under_way > 0 && under_way + more > MOST
+    }
+
+    fn meets(&self, start: u64, end: u64) -> bool {
+        self.under_way.iter().any(|r| r.start < end && start < r.end)
+    }
+
+    /// The error of a failed write in this range.
+    fn failure(&self, start: u64, end: u64) -> io::Result<()> {
+        match self.failed.iter().find(|(s, e, _)| *s < end && start < *e) {
+            Some((_, _, error)) => Err(again(error)),
+            None => Ok(()),
+        }
+    }
+}
+
+struct Shared {
+    write: Write,
+    state: Mutex<State>,
+    /// Something is under way or has failed. Set under the lock before a write returns; so whoever was told of what it wrote finds it set.
+    busy: AtomicBool,
+    wanted: Condvar,
+    done: Condvar,
+}
+
+pub(super) struct WriteBehind {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for WriteBehind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("WriteBehind").finish_non_exhaustive()
+    }
+}
+
+/// An error that is told more than once.
+fn again(error: &io::Error) -> io::Error {
+    match error.raw_os_error() {
+        Some(code) => io::Error::from_raw_os_error(code),
+        None => io::Error::new(error.kind(), error.to_string()),
+    }
+}
+
+impl WriteBehind {
+    /// `None`: there is no thread to be had.
+    pub fn new(write: impl Fn(u64, &[u8]) -> io::Result<()> + Send + Sync + 'static) -> Option<WriteBehind> {
+        let (state, busy) = (Mutex::default(), AtomicBool::new(false));
+        let shared = Arc::new(Shared { write: Box::new(write), state, busy, wanted: Condvar::new(), done: Condvar::new() });
+        let its = shared.clone();
+        let thread = Builder::new().name("kvfs-behind".into()).spawn(move || its.work()).ok()?;
+        Some(WriteBehind { shared, thread: Some(thread) })
+    }
+
+    /// Has `bytes` written, and leaves other, empty memory in their place. Waits while as much is under way as may be. After an error the
+    /// bytes are what they were.
+    pub fn write(&self, offset: u64, bytes: &mut Vec<u8>) -> io::Result<()> {
+        let shared = &*self.shared;
+        let end = offset + bytes.len() as u64;
+        let mut state = shared.state.lock();
+        while state.is_full(end - offset) || state.meets(offset, end) {
+            shared.done.wait(&mut state);
+        }
+        state.failure(offset, end)?;
+        let number = state.numbers;
+        state.numbers += 1;
+        state.under_way.push(UnderWay { number, start: offset, end });
+        shared.busy.store(true, Ordering::SeqCst);
+        let bytes = std::mem::replace(bytes, state.spare.pop().unwrap_or_default());
+        state.queue.push_back(Piece { number, offset, bytes });
+        drop(state);
+        shared.wanted.notify_one();
+        Ok(())
+    }
+
+    /// Returns when nothing of this range is under way; fails if a write there has.
+    pub fn settle(&self, offset: u64, len: u64) -> io::Result<()> {
+        if !self.shared.busy.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        let end = offset.saturating_add(len);
+        let mut state = self.shared.state.lock();
+        while state.meets(offset, end) {
+            self.shared.done.wait(&mut state);
+        }
+        state.failure(offset, end)
+    }
+
+    /// `true` while something of this range is.
+    pub fn is_under_way(&self, offset: u64, len: u64) -> bool {
+        self.shared.busy.load(Ordering::SeqCst) && self.shared.state.lock().meets(offset, offset.saturating_add(len))
+    }
+
+    /// Returns when all that was written before this call has been; fails if any of it, ever, has failed.
+    pub fn settle_all(&self) -> io::Result<()> {
+        if !self.shared.busy.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        let mut state = self.shared.state.lock();
+        let behind = state.numbers;
+        while state.under_way.iter().any(|r| r.number < behind) {
+            self.shared.done.wait(&mut state);
+        }
+        state.failure(0, u64::MAX)
+    }
+}
+
+impl Shared {
+    fn work(&self) {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(piece) = state.queue.pop_front() {
+                drop(state);
+                let written = (self.write)(piece.offset, &piece.bytes);
+                state = self.ended(piece, written);
+            } else if state.closed {
+                return;
+            } else {
+                self.wanted.wait(&mut state);
+            }
+        }
+    }
+
+    fn ended(&self, mut piece: Piece, written: io::Result<()>) -> MutexGuard<'_, State> {
+        let mut state = self.state.lock();
+        state.under_way.retain(|r| r.number != piece.number);
+        if let Err(e) = written {
+            state.failed.push((piece.offset, piece.offset + piece.bytes.len() as u64, e));
+        }
+        let idle = state.under_way.is_empty();
+        if idle && state.failed.is_empty() {
+            self.busy.store(false, Ordering::SeqCst);
+        }
+        let spare: usize = state.spare.iter().map(Vec::capacity).sum();
+        if (spare + piece.bytes.capacity()) as u64 <= MOST {
+            piece.bytes.clear();
+            state.spare.push(piece.bytes);
+        }
+        self.done.notify_all();
+        state
+    }
+}
+
+impl Drop for WriteBehind {
+    /// What was accepted is written before the file is closed, and its lock given up.
+    fn drop(&mut self) {
+        self.shared.state.lock().closed = true;
+        self.shared.wanted.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // It has no way to panic; and if it had one, this is no place to say so.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    /// A device whose writes end when they are told to, with the outcome told.
+    struct Slow {
+        behind: Arc<WriteBehind>,
+        end: Sender<io::Result<()>>,
+        begun: Receiver<(u64, u8, usize)>,
+    }
+
+    fn slow() -> Slow {
+        let (end, told) = channel::<io::Result<()>>();
+        let (say, begun) = channel();
+        let told = Mutex::new(told);
+        let write = move |offset: u64, bytes: &[u8]| {
+            let _ = say.send((offset, bytes[0], bytes.len()));
+            told.lock().recv().unwrap_or(Ok(()))
+        };
+        Slow { behind: Arc::new(WriteBehind::new(write).expect("a thread")), end, begun }
+    }
+
+    fn write(behind: &WriteBehind, offset: u64, byte: u8, len: usize) -> io::Result<()> {
+        let mut bytes = vec![byte; len];
+        behind.write(offset, &mut bytes)?;
+        assert!(bytes.is_empty());
+        Ok(())
+    }
+
+    /// Runs `what` in a thread of its own; it says when it has ended.
+    fn aside<T: Send + 'static>(what: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
+        let (say, ended) = channel();
+        std::thread::spawn(move || say.send(what()));
+        ended
+    }
+
+    #[test]
+    fn a_write_returns_while_it_is_under_way_and_its_range_waits() {
+        let s = slow();
+        write(&s.behind, 8192, 1, 4096).expect("taken");
+        assert_eq!(s.begun.recv(), Ok((8192, 1, 4096)));
+        // Elsewhere there is nothing to wait for.
+        s.behind.settle(0, 8192).expect("nothing is written there");
+        s.behind.settle(12_288, 4096).expect("nothing is written there");
+        let behind = s.behind.clone();
+        let read = aside(move || behind.settle(10_000, 1));
+        let behind = s.behind.clone();
+        let sync = aside(move || behind.settle_all());
+        let behind = s.behind.clone();
+        let other = aside(move || write(&behind, 8192, 2, 4096));
+        assert!(read.try_recv().is_err() && sync.try_recv().is_err() && other.try_recv().is_err());
+        // Once for each of the two writes: any of the threads may come so late that it waits for the second one, too.
+        s.end.send(Ok(())).expect("it listens");
+        s.end.send(Ok(())).expect("it listens");
+        read.recv().expect("it ends").expect("written");
+        sync.recv().expect("it ends").expect("written");
+        other.recv().expect("it ends").expect("taken");
+        assert_eq!(s.begun.recv(), Ok((8192, 2, 4096)), "one behind the other");
+        s.behind.settle_all().expect("all of it is written");
+        assert!(!s.behind.shared.busy.load(Ordering::SeqCst));
+    }
+
+    #[test]
+    fn so_much_is_under_way_and_no_more_but_for_one_that_is_larger() {
+        const LEN: usize = 1 << 20;
+        let s = slow();
+        (0..4).for_each(|n| write(&s.behind, (n * LEN) as u64, n as u8, LEN).expect("taken"));
+        let behind = s.behind.clone();
+        let fifth = aside(move || write(&behind, (4 * LEN) as u64, 4, LEN));
+        assert_eq!(s.begun.recv(), Ok((0, 0, LEN)));
+        assert!(fifth.try_recv().is_err());
+        s.end.send(Ok(())).expect("it listens");
+        fifth.recv().expect("it ends").expect("taken");
+        (1..5).for_each(|n| {
+            s.end.send(Ok(())).expect("it listens");
+            assert_eq!(s.begun.recv(), Ok(((n * LEN) as u64, n as u8, LEN)));
+        });
+        s.behind.settle_all().expect("written");
+        write(&s.behind, 0, 9, 6 * LEN).expect("taken");
+        assert_eq!(s.begun.recv(), Ok((0, 9, 6 * LEN)));
+        s.end.send(Ok(())).expect("it listens");
+        s.behind.settle_all().expect("written");
+        let state = s.behind.shared.state.lock();
+        assert!(state.spare.iter().all(|memory| memory.is_empty()));
+        assert!((1..=4).contains(&state.spare.len()), "memory is used again, and not kept without end");
+    }
+
+    #[test]
+    fn what_failed_is_told_by_every_sync_and_to_whoever_comes_upon_it() {
+        let s = slow();
+        write(&s.behind, 4096, 1, 4096).expect("taken");
+        write(&s.behind, 8192, 2, 4096).expect("taken");
+        s.end.send(Err(io::Error::from_raw_os_error(5))).expect("it listens");
+        s.end.send(Ok(())).expect("it listens");
+        for _ in 0..2 {
+            assert_eq!(s.behind.settle_all().expect_err("it failed").raw_os_error(), Some(5));
+            assert_eq!(s.behind.settle(0, 5000).expect_err("it failed").raw_os_error(), Some(5));
+            assert_eq!(write(&s.behind, 4096, 3, 4096).expect_err("it failed").raw_os_error(), Some(5));
+            s.behind.settle(8192, 4096).expect("that one did not");
+        }
+    }
+
+    #[test]
+    fn what_was_taken_is_written_before_it_is_dropped() {
+        let s = slow();
+        (0..3).for_each(|n| write(&s.behind, n * 4096, n as u8, 4096).expect("taken"));
+        let Slow { behind, end, begun } = s;
+        let dropped = aside(move || drop(behind));
+        assert!(dropped.try_recv().is_err());
+        (0..3).for_each(|_| end.send(Ok(())).expect("it listens"));
+        dropped.recv().expect("it ends");
+        assert_eq!(begun.iter().map(|(_, first, _)| first).collect::<Vec<_>>(), [0, 1, 2]);
+    }
+}
