@@ -33,6 +33,7 @@ pub struct Batch {
     pub(crate) changes: Vec<Change>,
     pub(crate) releases: bool,
     pub(crate) sync_follows: bool,
+    pub(crate) promised: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -71,6 +72,10 @@ impl Batch {
     /// one write and one sync; else they would be written to places of their own first. They get these when memtables are written out.
     pub fn sync_follows(&mut self) {
         self.sync_follows = true;
+    }
+    /// Says that room was promised for this batch ([`PromisedSpace`](crate::PromisedSpace)), which the caller gives back when it is committed.
+    pub fn takes_promised_space(&mut self) {
+        self.promised = true;
     }
     /// Gives `key` a value, whether or not it had one.
     #[doc(alias = "insert")]

@@ -33,14 +33,14 @@ impl Database {
         self.writable()?;
         // How large values get their places: logged with the record where somebody waits for the next sync.
         let placing = if batch.sync_follows { Durability::Synced } else { durability };
-        let Valid { changes, deletes_only, hold } = self.validate(&self.version.load(), batch)?;
+        let Valid { changes, claim, hold } = self.validate(&self.version.load(), batch)?;
         if changes.is_empty() {
             return match durability {
                 Durability::Buffered => Ok(()),
                 Durability::Synced => self.sync(),
             };
         }
-        if let Outcome::Applied(applied) = self.commit_changes(changes, hold, deletes_only, placing, past(), |_| Ok(true))? {
+        if let Outcome::Applied(applied) = self.commit_changes(changes, hold, claim, placing, past(), |_| Ok(true))? {
             if placing == Durability::Synced {
                 self.synced_commits.store(true, Ordering::Relaxed);
             }
@@ -57,7 +57,7 @@ impl Database {
         &self,
         mut changes: Changes,
         mut hold: Hold,
-        deletes_only: bool,
+        claim: SpaceClaim,
         durability: Durability,
         owner: Option<u64>,
         still: impl Fn(Seq) -> Result<bool>,
@@ -67,10 +67,10 @@ impl Database {
         let (large, total) = self.large(&version, &changes);
         drop(version);
         if total >= self.options.late_bind_at.min(unplaced::LONGEST) {
-            hold.merge(self.bind(large, &mut changes)?);
+            hold.merge(self.bind(large, &mut changes, claim)?);
         } else if !large.is_empty() && (durability == Durability::Buffered || !self.options.journal) {
             // The admission comes first: what is copied takes memory.
-            self.admit(user_bytes as usize, total as usize, deletes_only)?;
+            self.admit(user_bytes as usize, total as usize, claim)?;
             self.copy_values(&large, &mut changes);
         }
         let record = record::size(&changes);
@@ -81,11 +81,11 @@ impl Database {
             )));
         }
         if !changes.iter().any(|(_, op)| matches!(op, Op::PutUnplaced(..))) {
-            self.admit(record, 0, deletes_only)?;
+            self.admit(record, 0, claim)?;
         }
-        let deletes = deletes_only || changes.iter().any(|(_, op)| matches!(op, Op::Delete(_) | Op::DeleteRange(..)));
+        let deletes = claim.removes || changes.iter().any(|(_, op)| matches!(op, Op::Delete(_) | Op::DeleteRange(..)));
         let applied = loop {
-            match self.apply(record, &changes, &mut hold, owner, &still)? {
+            match self.apply(record, &changes, &mut hold, claim, owner, &still)? {
                 Attempt::Applied(applied) => break applied,
                 Attempt::Stale => return Ok(Outcome::Stale),
                 Attempt::Locked => self.wait_for_locks(ranges(&changes), owner)?,
@@ -129,12 +129,14 @@ impl Database {
 
     /// Places large values, and puts their places into the changes. No version may be held: this may have to wait for space
     /// that one would keep.
-    fn bind(&self, mut large: Vec<usize>, changes: &mut Changes) -> Result<Hold> {
+    fn bind(&self, mut large: Vec<usize>, changes: &mut Changes, claim: SpaceClaim) -> Result<Hold> {
         // So that a scan reads them in one go.
         large.sort_by(|&a, &b| (changes[a].0, changes[a].1.key()).cmp(&(changes[b].0, changes[b].1.key())));
-        let (extents, hold) = match self.place(changes, &large) {
-            // What was deleted may make room.
-            Err(Error::NoSpace) if self.want_space() => self.place(changes, &large)?,
+        let (extents, hold) = match self.place(changes, &large, claim) {
+            // What was deleted may make room, and what the journal has taken of what was promised.
+            Err(Error::NoSpace) if self.want_space() || claim.promised && self.flush_all().is_ok() => {
+                self.place(changes, &large, claim)?
+            }
             placed => placed?,
         };
         for (&i, extent) in large.iter().zip(extents) {
@@ -146,8 +148,8 @@ impl Database {
         Ok(hold)
     }
 
-    fn place(&self, changes: &Changes, large: &[usize]) -> Result<(Vec<ExtentRef>, Hold)> {
-        let mut fill = self.zones.fill(Purpose::Pages, Reserve::Keep);
+    fn place(&self, changes: &Changes, large: &[usize], claim: SpaceClaim) -> Result<(Vec<ExtentRef>, Hold)> {
+        let mut fill = self.zones.fill(Purpose::Pages, claim.reserve());
         fill.write_behind();
         let mut packer = Packer::default();
         let mut extents = Vec::with_capacity(large.len());
@@ -181,10 +183,10 @@ impl Database {
         drop(version);
         let said = if unplaced { PutValue::Unplaced(codec) } else { PutValue::Inline(value) };
         let need = record::put_size(dict, key.len(), said);
-        self.admit(key.len() + value.len(), if unplaced { value.len() } else { 0 }, false)?;
+        self.admit(key.len() + value.len(), if unplaced { value.len() } else { 0 }, SpaceClaim::default())?;
         let copy = unplaced.then(|| self.chunks.lock().copy(value));
         let applied = {
-            let mut pipeline = self.enter(need, copy.as_ref().map_or(0, |v| unplaced::cost(v.len())))?;
+            let mut pipeline = self.enter(need, copy.as_ref().map_or(0, |v| unplaced::cost(v.len())), SpaceClaim::default())?;
             if self.locks.any() {
                 drop(pipeline);
                 let mut batch = Batch::new();
@@ -221,31 +223,32 @@ impl Database {
     }
 
     /// Takes the pipeline's lock with room for `need` bytes of stream and for values that cost so much.
-    pub(crate) fn enter(&self, need: usize, cost: u64) -> Result<MutexGuard<'_, Pipeline>> {
-        self.enter_with(need, cost, |need| self.make_room_somehow(need, cost))
+    pub(crate) fn enter(&self, need: usize, cost: u64, claim: SpaceClaim) -> Result<MutexGuard<'_, Pipeline>> {
+        self.enter_with(need, cost, |need| self.make_room_somehow(need, (cost, claim)))
     }
 
     /// The same for changes that only delete, of which the journal may be written wherever flushes may write: what they flush, the journal's old
     /// segment among it, gives a zone back.
     fn enter_to_delete(&self, need: usize) -> Result<MutexGuard<'_, Pipeline>> {
-        self.enter_with(need, 0, |need| match self.make_room_somehow(need, 0) {
+        let nothing = (0, SpaceClaim::default());
+        self.enter_with(need, 0, |need| match self.make_room_somehow(need, nothing) {
             Err(Error::NoSpace) => {
                 // Then the journal is one segment, the one that it writes in. Another is in the way of nothing for long: it is flushed next.
                 self.flush_all()?;
-                self.make_room(need, 0, Reserve::Flush)
+                self.make_room(need, nothing, Reserve::Flush)
             }
             made => made,
         })
     }
 
-    fn make_room_somehow(&self, need: usize, cost: u64) -> Result<()> {
-        match self.make_room(need, cost, Reserve::Use) {
+    fn make_room_somehow(&self, need: usize, values: (u64, SpaceClaim)) -> Result<()> {
+        match self.make_room(need, values, Reserve::Use) {
             Err(Error::NoSpace) => {
                 // What is in runs needs no journal: its zones can be had again.
                 if !self.want_space() {
                     self.flush_all()?;
                 }
-                self.make_room(need, cost, Reserve::Use)
+                self.make_room(need, values, Reserve::Use)
             }
             made => made,
         }
@@ -253,7 +256,7 @@ impl Database {
 
     /// The same for a caller that keeps flushes and merges away, which could make room in a full store.
     pub(crate) fn enter_at_once(&self, need: usize) -> Result<MutexGuard<'_, Pipeline>> {
-        self.enter_with(need, 0, |need| self.make_room(need, 0, Reserve::Use))
+        self.enter_with(need, 0, |need| self.make_room(need, (0, SpaceClaim::default()), Reserve::Use))
     }
 
     fn enter_with(&self, need: usize, cost: u64, make_room: impl Fn(usize) -> Result<()>) -> Result<MutexGuard<'_, Pipeline>> {
@@ -310,13 +313,14 @@ impl Database {
         record: usize,
         changes: &Changes,
         hold: &mut Hold,
+        claim: SpaceClaim,
         owner: Option<u64>,
         still: impl Fn(Seq) -> Result<bool>,
     ) -> Result<Attempt> {
         let values = changes.iter().filter_map(|(_, op)| if let Op::PutUnplaced(_, v, _) = op { Some(v) } else { None });
         let cost = values.map(|v| unplaced::cost(v.len())).sum();
         let deletes_only = changes.iter().all(|(_, op)| matches!(op, Op::Delete(_) | Op::DeleteRange(..)));
-        let mut pipeline = if deletes_only { self.enter_to_delete(record) } else { self.enter(record, cost) }?;
+        let mut pipeline = if deletes_only { self.enter_to_delete(record) } else { self.enter(record, cost, claim) }?;
         let first = pipeline.next_seq;
         if !still(first - 1)? {
             return Ok(Attempt::Stale);
@@ -400,11 +404,26 @@ fn check_key(len: usize) -> Result<()> {
     Ok(())
 }
 
+/// What a commit may take of a store that is nearly full.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct SpaceClaim {
+    /// None of its changes adds data, or the batch says that it gives more back.
+    pub removes: bool,
+    /// Room was promised for it.
+    pub promised: bool,
+}
+
+impl SpaceClaim {
+    /// Where its values may lie.
+    pub fn reserve(self) -> Reserve {
+        if self.promised { Reserve::Promised } else { Reserve::Keep }
+    }
+}
+
 /// A batch whose changes are all possible.
 pub(crate) struct Valid {
     pub changes: Changes,
-    /// None of them adds data, or the batch says that it gives more back.
-    pub deletes_only: bool,
+    pub claim: SpaceClaim,
     /// Keeps the places of values that were stored before.
     pub hold: Hold,
 }
@@ -412,7 +431,7 @@ pub(crate) struct Valid {
 impl Database {
     /// The changes of a batch, if all of them are possible.
     pub(crate) fn validate(&self, version: &Version, batch: Batch) -> Result<Valid> {
-        let (mut deletes_only, releases) = (true, batch.releases);
+        let (mut deletes_only, releases, promised) = (true, batch.releases, batch.promised);
         let mut changes = Vec::with_capacity(batch.changes.len());
         let mut stored = Vec::new();
         for change in batch.changes {
@@ -443,7 +462,7 @@ impl Database {
         }
         // Before those are let go that have kept them until now.
         let hold = if stored.is_empty() { Hold::default() } else { self.keep_places(&changes)? };
-        Ok(Valid { changes, deletes_only: deletes_only || releases, hold })
+        Ok(Valid { changes, claim: SpaceClaim { removes: deletes_only || releases, promised }, hold })
     }
 
     /// Keeps the places of all values that have one.

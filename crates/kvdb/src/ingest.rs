@@ -13,7 +13,7 @@ use vt_tree::{MergeOptions, Placement, Run, RunWriter};
 use zones::Reserve;
 
 use crate::background::flush::encode_run;
-use crate::commit::{MAX_KEY, MAX_VALUE};
+use crate::commit::{MAX_KEY, MAX_VALUE, SpaceClaim};
 use crate::database::{Database, number_alone};
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
@@ -179,7 +179,7 @@ impl Database {
         self.flush_all()?;
         let _alone = self.lock_alone(dict, range)?;
         // While space can still be looked for.
-        drop(self.enter(record::size(&number_alone()), 0)?);
+        drop(self.enter(record::size(&number_alone()), 0, SpaceClaim::default())?);
         // From here on no younger memtable becomes a run before this one does.
         let flushing = self.flushing.lock();
         let version = self.version.load_full();

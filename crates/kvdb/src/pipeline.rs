@@ -11,7 +11,7 @@ use std::sync::Arc;
 use vt_tree::{KeyRange, Run, Seq};
 use zones::{Hold, Purpose, Reserve, ZoneId};
 
-use crate::commit::Outcome;
+use crate::commit::{Outcome, SpaceClaim};
 use crate::database::{Database, Sealed};
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
@@ -92,22 +92,22 @@ pub(crate) struct Syncing {
 
 impl Database {
     /// Prepares segments until a record of `len` bytes fits, from as deep in the reserve as `depth` at most, and zones for values that cost
-    /// so much.
-    pub(crate) fn make_room(&self, len: usize, cost: u64, depth: Reserve) -> Result<()> {
+    /// so much, whose claim this is.
+    pub(crate) fn make_room(&self, len: usize, (cost, claim): (u64, SpaceClaim), depth: Reserve) -> Result<()> {
         let mut writer = self.writer.lock();
         self.write_out_with(&mut writer)?;
         while writer.room() < len {
             self.add_segment(&mut writer, depth)?;
         }
-        self.set_aside(&mut writer, cost)?;
+        self.set_aside(&mut writer, cost, claim)?;
         self.pipeline.lock().look(&writer);
         Ok(())
     }
 
     /// Takes zones until values that cost so much are sure to find a place.
-    fn set_aside(&self, writer: &mut Writer, cost: u64) -> Result<()> {
+    fn set_aside(&self, writer: &mut Writer, cost: u64, claim: SpaceClaim) -> Result<()> {
         while unplaced::room(writer.set_aside.len()) < cost {
-            writer.set_aside.push(self.zones.set_aside(Reserve::Keep)?);
+            writer.set_aside.push(self.zones.set_aside(claim.reserve())?);
         }
         Ok(())
     }
@@ -119,7 +119,7 @@ impl Database {
             return Ok(());
         }
         let mut writer = self.writer.lock();
-        self.set_aside(&mut writer, cost)?;
+        self.set_aside(&mut writer, cost, SpaceClaim::default())?;
         self.pipeline.lock().look(&writer);
         Ok(())
     }

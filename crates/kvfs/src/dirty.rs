@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use env::sync::{Mutex, RwLockWriteGuard};
-use kvdb::Batch;
+use kvdb::{Batch, PromisedSpace};
 
 use crate::attr::{Attr, Ino};
 use crate::attributes::CAPABILITY;
@@ -29,14 +29,19 @@ const GROUP_BYTES: usize = 4 << 20;
 pub(crate) const SPACE_MARGIN: u64 = 8 << 20;
 /// What a new name with its inode takes of the room.
 pub(crate) const NAME_COST: u64 = 1024;
-/// Bytes that may be written at most before the store is asked again how much room it has.
-const LOOK_AGAIN: u64 = 256 << 20;
+/// A quarter of it may be written before the store is asked again how much room it has.
+const LOOK_AGAIN: u64 = 16 << 20;
 /// With less left a write may be refused before long.
 const TIGHT: u64 = 1 << 30;
 /// Dirty bytes of a file that are committed by who must not wait for the device: they go into the journal's buffer.
 const COMMITTED_AT_ONCE: usize = 16 << 10;
 /// Dirty bytes at which one file is committed by its writer, so that the batches of a stream stay of a size.
 const FILE_LIMIT: usize = 8 << 20;
+
+/// What so many dirty bytes take of the room: an eighth more for keys, nodes and the journal.
+fn cost_of(bytes: u64) -> u64 {
+    bytes.saturating_add(bytes / 8)
+}
 
 /// How far [`Fs::begin_fsync`] has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +55,6 @@ pub enum FSync {
 }
 
 /// The inodes with something uncommitted, the longest waiting first.
-#[derive(Default)]
 pub(crate) struct DirtyQueue {
     /// With the time since when. An inode is in it at most once, and may have been committed meanwhile.
     queue: Mutex<VecDeque<(Duration, Arc<Inode>)>>,
@@ -58,7 +62,9 @@ pub(crate) struct DirtyQueue {
     /// everything is committed. The first of all locks.
     flushing: Mutex<()>,
     bytes: AtomicUsize,
-    /// Bytes that can be accepted before the store has to be asked for its room again.
+    /// Room in the store for them, and for `room`, which keys that others commit do not take.
+    promised: PromisedSpace,
+    /// The mainline's: bytes that can be accepted before the store has to be asked for its room again.
     room: AtomicU64,
     /// The mainline's: the store had less than `TIGHT` bytes left when it was asked last.
     tight: AtomicBool,
@@ -72,6 +78,22 @@ struct Held<'a> {
 }
 
 impl DirtyQueue {
+    pub fn new(promised: PromisedSpace) -> DirtyQueue {
+        DirtyQueue {
+            queue: Mutex::default(),
+            flushing: Mutex::default(),
+            bytes: AtomicUsize::new(0),
+            promised,
+            room: AtomicU64::new(0),
+            tight: AtomicBool::new(false),
+        }
+    }
+
+    /// The view is over: nothing of it is committed any more.
+    pub fn is_over(&self) {
+        self.promised.give_back();
+    }
+
     pub fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)
     }
@@ -278,10 +300,13 @@ impl Fs {
     }
 
     fn charge(&self, state: &mut State, bytes: usize) {
+        let (before, now) = (cost_of(state.charged as u64), cost_of(bytes as u64));
         if bytes > state.charged {
             self.core.dirty.bytes.fetch_add(bytes - state.charged, Ordering::Relaxed);
+            self.core.dirty.promised.grow(now - before);
         } else {
             self.core.dirty.bytes.fetch_sub(state.charged - bytes, Ordering::Relaxed);
+            self.core.dirty.promised.shrink(before - now);
         }
         state.charged = bytes;
     }
@@ -323,10 +348,16 @@ impl Fs {
 
     /// Fails with ENOSPC unless the store has room for `more` bytes besides everything that is dirty already.
     pub(crate) fn reserve(&self, more: u64) -> Result<()> {
-        // An eighth more for keys, nodes and the journal.
-        let cost = more.saturating_add(more / 8);
+        // Whole pages at both ends.
+        let cost = cost_of(more.saturating_add(2 * PAGE));
+        let dirty = self.shared_room();
         let spend = |left: u64| left.checked_sub(cost);
-        if self.core.dirty.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spend).is_ok() || self.look_at_space(cost) {
+        if dirty.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spend).is_ok() {
+            // From here on it is promised as dirty data.
+            dirty.promised.shrink(cost);
+            return Ok(());
+        }
+        if self.look_at_space(cost) {
             return Ok(());
         }
         // Truncated and rewritten files give room back when they are committed; if the store can take no more, they cannot.
@@ -339,18 +370,24 @@ impl Fs {
 
     /// Asks the store how much room it has. A part of it may then be used up without asking again.
     pub(crate) fn look_at_space(&self, cost: u64) -> bool {
-        let dirty = self.core.dirty.bytes() as u64;
-        let taken = dirty.saturating_add(dirty / 8).saturating_add(cost).saturating_add(SPACE_MARGIN);
-        let left = self.core.db.space().free.checked_sub(taken);
-        // A quarter, because others take from the same room.
-        self.core.dirty.room.store(left.unwrap_or(0).min(LOOK_AGAIN) / 4, Ordering::Relaxed);
-        let mainline = self.core.mainline.as_ref().unwrap_or(self);
-        mainline.core.dirty.tight.store(left.unwrap_or(0) < TIGHT, Ordering::Relaxed);
+        let dirty = self.shared_room();
+        dirty.promised.shrink(dirty.room.swap(0, Ordering::Relaxed));
+        let left = self.core.db.space().free.checked_sub(cost.saturating_add(SPACE_MARGIN));
+        // A quarter, because others take from the same room: but none of what was found here, or it would be accepted in vain.
+        let room = left.unwrap_or(0).min(LOOK_AGAIN) / 4;
+        dirty.promised.grow(room);
+        dirty.promised.shrink(dirty.room.swap(room, Ordering::Relaxed));
+        dirty.tight.store(left.unwrap_or(0) < TIGHT, Ordering::Relaxed);
         left.is_some()
     }
 
+    /// Of the mainline and all its transactions.
+    fn shared_room(&self) -> &DirtyQueue {
+        &self.core.mainline.as_ref().unwrap_or(self).core.dirty
+    }
+
     /// Whether the store is so full that a write may be refused for want of space before long: then those out of a cache have to be
-    /// announced ([`Fs::announce_cached`]). As of the last 64 MiB that were written. The mainline's.
+    /// announced ([`Fs::announce_cached`]). As of the last 4 MiB that were written. The mainline's.
     pub fn is_tight(&self) -> bool {
         self.core.dirty.tight.load(Ordering::Relaxed)
     }
@@ -385,6 +422,9 @@ impl Fs {
     pub(crate) fn stage(&self, ino: Ino, state: &mut State, attr: &Attributes, batch: &mut Batch) -> Result<()> {
         let layout = &self.core.layout;
         debug_assert_eq!(state.buffer.uncounted, 0, "pages must be counted before the node is written");
+        if state.charged > 0 {
+            batch.takes_promised_space();
+        }
         if state.buffer.cut != u64::MAX && state.stored {
             let (start, end) = (layout::page_key(ino, state.buffer.cut), layout::pages_end(ino));
             batch.delete_range(layout.dmap, start.to_vec(), end.to_vec());

@@ -217,6 +217,7 @@ impl Fs {
         options: FsOptions,
     ) -> Fs {
         let table = Table::new(options.inode_memory);
+        let dirty = DirtyQueue::new(db.promised_space());
         let core = Core {
             db,
             scope,
@@ -229,7 +230,7 @@ impl Fs {
             past: Past::default(),
             numbers,
             tree: Mutex::new(()),
-            dirty: DirtyQueue::default(),
+            dirty,
             lost: Lost::default(),
             hash_key,
             counters: Counters::default(),

@@ -297,6 +297,26 @@ fn many_threads_in_a_full_store_never_wait_for_ever() {
     db.close().unwrap();
 }
 
+/// Keys and files share the room of a store: what was accepted for a file is not given to keys.
+#[test]
+fn what_was_written_to_files_is_committed_though_keys_have_filled_the_store_since() {
+    let (db, fs) = create(Arc::new(MemoryDevice::new()), Arc::new(Simulated::new(1)), false);
+    let rows = db.open_dictionary("rows").unwrap();
+    let mut files = Files::new();
+    for size in [400, 3000, 50_000, 1 << 20] {
+        let name = format!("{size}");
+        let ino = put(&fs, &name, size).expect("there is room");
+        files.insert(name, (ino, size));
+    }
+    let refused = (0..100_000u64).find_map(|n| rows.insert(n.to_string(), content(&n.to_string(), 300_000)).err());
+    assert!(matches!(refused, Some(kvdb::Error::NoSpace)), "{refused:?}");
+    assert!(fs.statistics().dirty_bytes > 1 << 20, "something waits for its commit");
+    fs.sync_all().unwrap();
+    assert_eq!(fs.statistics().dirty_bytes, 0);
+    verify(&fs, &files, "full of keys");
+    whole(&db);
+}
+
 #[test]
 fn a_store_says_that_it_is_tight_a_gigabyte_before_it_is_full() {
     for (capacity, tight) in [(512 << 20, true), (4 << 30, false)] {

@@ -13,7 +13,9 @@
 //! Written and fresh zones are *backed*: writing to them cannot find the host full. The reserve is a number of backed free
 //! zones that user data must leave.
 
+use env::sync::atomic::{AtomicU64, Ordering};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use env::sync::{Mutex, MutexGuard};
 
@@ -26,6 +28,8 @@ const GROWTH: u32 = 8;
 
 pub(crate) struct Allocator {
     state: Mutex<State>,
+    /// Bytes of data that is not written yet, for which there is to be room. Changed without the lock.
+    promised: Arc<AtomicU64>,
 }
 
 pub(crate) struct State {
@@ -33,6 +37,7 @@ pub(crate) struct State {
     /// Zones the capacity allows, zone 0 included.
     pub limit: u32,
     pub reserve: u32,
+    promised: Arc<AtomicU64>,
     pub zones: Vec<Zone>,
     pub written: BTreeSet<u32>,
     pub fresh: BTreeSet<u32>,
@@ -79,10 +84,12 @@ pub(crate) enum Growth {
 impl Allocator {
     /// All zones but zone 0 belong to nobody until [`Allocator::start`].
     pub fn new(device_zones: u32, limit: u32, reserve: u32) -> Self {
+        let promised = Arc::new(AtomicU64::new(0));
         let state = State {
             started: false,
             limit,
             reserve,
+            promised: promised.clone(),
             zones: vec![Zone::default(); device_zones.min(limit) as usize],
             written: BTreeSet::new(),
             fresh: BTreeSet::new(),
@@ -92,7 +99,16 @@ impl Allocator {
             fewest: 0,
             seen: BTreeMap::new(),
         };
-        Allocator { state: Mutex::new(state) }
+        Allocator { state: Mutex::new(state), promised }
+    }
+
+    pub fn promise(&self, bytes: u64) {
+        self.promised.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub fn release(&self, bytes: u64) {
+        let before = self.promised.fetch_sub(bytes, Ordering::Relaxed);
+        debug_assert!(before >= bytes, "{bytes} bytes are released, and {before} were promised");
     }
 
     pub fn lock(&self) -> MutexGuard<'_, State> {
@@ -275,9 +291,15 @@ impl State {
         std::mem::replace(&mut self.fewest, now).min(now)
     }
 
+    /// Bytes that room was promised for.
+    pub fn promised(&self) -> u64 {
+        self.promised.load(Ordering::Relaxed)
+    }
+
     /// Free zones that must be left over.
     fn floor(&self, reserve: Reserve) -> usize {
-        reserve.floor(self.reserve) as usize
+        let promised = u32::try_from(self.promised().div_ceil(ZONE_SIZE)).unwrap_or(u32::MAX);
+        reserve.floor(self.reserve, promised) as usize
     }
 
     /// Takes the best free zone and pins it once, if the reserve allows it.
@@ -335,7 +357,10 @@ impl State {
     /// Who may take one of so many free zones, and leaves most.
     fn depth(&self, free: usize) -> Reserve {
         let may = |reserve: &Reserve| free > self.floor(*reserve);
-        [Reserve::Keep, Reserve::Use, Reserve::Merge, Reserve::Flush].into_iter().find(may).unwrap_or(Reserve::Last)
+        [Reserve::Keep, Reserve::Promised, Reserve::Use, Reserve::Merge, Reserve::Flush]
+            .into_iter()
+            .find(may)
+            .unwrap_or(Reserve::Last)
     }
 
     /// Reserves between `need` and `want` bytes in the open zone of a stream. A fill that could not take the zone itself leaves some of it.

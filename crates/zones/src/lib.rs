@@ -130,8 +130,11 @@ impl Lane {
 /// Whether a zone may come from the reserve that keeps a full store able to flush, merge and delete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reserve {
-    /// User data: fails with [`Error::NoSpace`] rather than dip into the reserve.
+    /// User data: fails with [`Error::NoSpace`] rather than dip into the reserve, or take what was promised ([`Zones::promise`]).
     Keep,
+    /// User data that room was promised for: where the journal may go. What journal, flushes and merges have taken of its room since, it
+    /// takes of theirs.
+    Promised,
     /// The journal, deletions: may take half of the reserve, but leaves 4 zones of a large one.
     Use,
     /// Merges, which turn deletions into space: may take four zones of the reserve, three quarters of a small one.
@@ -143,11 +146,11 @@ pub enum Reserve {
 }
 
 impl Reserve {
-    /// Free zones that must be left over, of a reserve of so many.
-    fn floor(self, reserve: u32) -> u32 {
+    /// Free zones that must be left over, of a reserve of so many, when so many are promised.
+    fn floor(self, reserve: u32, promised: u32) -> u32 {
         match self {
-            Reserve::Keep => reserve,
-            Reserve::Use => (reserve / 2).min(4),
+            Reserve::Keep => reserve.saturating_add(promised),
+            Reserve::Promised | Reserve::Use => (reserve / 2).min(4),
             Reserve::Merge => reserve.saturating_sub(4).max(reserve / 4).min(4),
             Reserve::Flush => (reserve / 4).min(1),
             Reserve::Last => 0,

@@ -248,6 +248,17 @@ impl Zones {
         Ok((zone, hold))
     }
 
+    /// Promises room for data that is written later, from [`Reserve::Promised`]: from now on [`Reserve::Keep`] leaves that much. Whether there
+    /// is so much is for the caller to see before ([`Zones::space`]).
+    pub fn promise(&self, bytes: u64) {
+        self.allocator.promise(bytes);
+    }
+
+    /// So much of what was promised is written, or never will be.
+    pub fn release(&self, bytes: u64) {
+        self.allocator.release(bytes);
+    }
+
     /// Takes a zone for later: for a [`Fill`] that must not find the store full.
     pub fn set_aside(&self, reserve: Reserve) -> Result<Hold> {
         self.acquire(reserve)
@@ -429,6 +440,8 @@ impl Zones {
         let punched = state.punched.len() as u64;
         let growable = u64::from(state.limit) - state.zones.len() as u64;
         let takeable = backed.saturating_add(host_zones.min(punched + growable));
+        let for_user = takeable.saturating_sub(u64::from(state.reserve)).saturating_mul(ZONE_SIZE);
+        let promised = state.promised();
         Space {
             capacity,
             device_len: self.device_len.load(Ordering::Acquire),
@@ -437,7 +450,8 @@ impl Zones {
             zones_pinned: pinned().count() as u64,
             live_bytes: pinned().map(|zone| zone.live.min(ZONE_SIZE)).sum(),
             reserve: state.reserve,
-            free_for_user: takeable.saturating_sub(u64::from(state.reserve)).saturating_mul(ZONE_SIZE),
+            free_for_user: for_user.saturating_sub(promised),
+            promised,
         }
     }
 

@@ -6,7 +6,7 @@
 use env::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::commit::Applied;
+use crate::commit::{Applied, SpaceClaim};
 use crate::database::Database;
 use crate::error::{Error, Result};
 
@@ -25,14 +25,14 @@ const LOOK_AGAIN: u64 = 4 << 20;
 
 impl Database {
     /// Lets a commit of `bytes` go ahead: now, a little later, or not at all. `unplaced`: how many of them will wait for their place.
-    pub(crate) fn admit(&self, bytes: usize, unplaced: usize, deletes_only: bool) -> Result<()> {
-        if !deletes_only {
-            self.admit_space(bytes as u64)?;
+    pub(crate) fn admit(&self, bytes: usize, unplaced: usize, claim: SpaceClaim) -> Result<()> {
+        if !claim.removes {
+            self.admit_space(bytes as u64, claim)?;
         }
         if self.inline() {
             return Ok(());
         }
-        self.admit_memory(bytes, deletes_only)?;
+        self.admit_memory(bytes, claim.removes)?;
         if unplaced > 0 {
             self.admit_unplaced(unplaced)?;
         }
@@ -125,23 +125,24 @@ impl Database {
         self.memtable_bytes() as u64
     }
 
-    fn admit_space(&self, bytes: u64) -> Result<()> {
+    fn admit_space(&self, bytes: u64, claim: SpaceClaim) -> Result<()> {
         let spend = |left: u64| left.checked_sub(bytes);
         if self.space_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spend).is_ok() {
             return Ok(());
         }
-        if self.look_at_space(bytes) {
+        if self.look_at_space(bytes, claim) {
             return Ok(());
         }
-        if self.want_space() && self.look_at_space(bytes) { Ok(()) } else { Err(Error::NoSpace) }
+        if self.want_space() && self.look_at_space(bytes, claim) { Ok(()) } else { Err(Error::NoSpace) }
     }
 
-    fn look_at_space(&self, bytes: u64) -> bool {
-        let free = self.zones.space().free_for_user.saturating_sub(self.unflushed());
-        let enough = free >= bytes;
-        let left = if enough { ((free - bytes) / 4).min(LOOK_AGAIN) } else { 0 };
-        self.space_left.store(left, Ordering::Relaxed);
-        enough
+    fn look_at_space(&self, bytes: u64, claim: SpaceClaim) -> bool {
+        let space = self.zones.space();
+        let free = space.free_for_user.saturating_sub(self.unflushed());
+        // Of what was promised nothing.
+        let left = free.checked_sub(bytes);
+        self.space_left.store(left.map_or(0, |left| (left / 4).min(LOOK_AGAIN)), Ordering::Relaxed);
+        left.is_some() || claim.promised && bytes <= space.promised
     }
 
     /// Space ran short: whatever was deleted must give its space back, now. `false`: there was nothing to gain.

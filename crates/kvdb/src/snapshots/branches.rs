@@ -4,6 +4,7 @@ use env::sync::atomic::Ordering;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use crate::commit::SpaceClaim;
 use crate::database::{Database, number_alone};
 use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::error::{Error, Result};
@@ -89,7 +90,7 @@ impl Database {
         dicts.extend(self.version.load().trees.values().filter(|t| t.info.branch == branch).map(|t| t.info.id));
         let locked = self.lock_before_all(dicts.iter().copied(), ROLLED_BACK)?;
         // While space can still be looked for.
-        drop(self.enter(record::size(&number_alone()), 0)?);
+        drop(self.enter(record::size(&number_alone()), 0, SpaceClaim::default())?);
         // Nothing that is under way may add to what is replaced.
         let alone = self.merge_alone();
         let flushing = self.flushing.lock();

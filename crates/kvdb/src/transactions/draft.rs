@@ -10,7 +10,7 @@ use env::sync::atomic::Ordering;
 use super::handle::Transaction;
 use super::own::Own;
 use crate::batch::Batch;
-use crate::commit::Valid;
+use crate::commit::{SpaceClaim, Valid};
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::journal::record::Changes;
@@ -25,12 +25,18 @@ pub struct Draft {
     own: Own,
     changes: Changes,
     bytes: usize,
-    deletes_only: bool,
+    claim: SpaceClaim,
 }
 
 impl Draft {
     pub(super) fn new(transaction: Transaction, own: &Own) -> Draft {
-        Draft { transaction, own: own.above(), changes: Changes::new(), bytes: 0, deletes_only: true }
+        Draft {
+            transaction,
+            own: own.above(),
+            changes: Changes::new(),
+            bytes: 0,
+            claim: SpaceClaim { removes: true, promised: false },
+        }
     }
 
     /// The value of `key` with what is drafted.
@@ -46,12 +52,12 @@ impl Draft {
 
     /// Adds the changes of a batch, all or, on any error, none of them.
     pub fn apply(&mut self, batch: Batch) -> Result<()> {
-        let Valid { changes, deletes_only, hold } = self.transaction.validate(batch)?;
+        let Valid { changes, claim, hold } = self.transaction.validate(batch)?;
         let bytes = changes.iter().map(|(_, op)| 2 * op.bytes() + OVERHEAD).sum::<usize>();
         let db = &self.transaction.group.db;
         db.transactions.draft(db, bytes)?;
         self.bytes += bytes;
-        self.deletes_only &= deletes_only;
+        self.claim.removes &= claim.removes;
         // Places of values are held for the transaction, not just for the draft: they are shared.
         self.own.write(&changes, hold);
         self.changes.extend(changes);
@@ -60,7 +66,7 @@ impl Draft {
 
     /// Makes the changes in the transaction, all or, on any error, none of them.
     pub fn finish(self) -> Result<()> {
-        self.transaction.make(&self.changes, self.deletes_only)
+        self.transaction.make(&self.changes, self.claim)
     }
 }
 

@@ -16,6 +16,7 @@ use zones::Hold;
 use super::handle::{Group, Isolation, Open, TransactionId, TransactionOptions};
 use crate::batch::{Batch, Durability};
 use crate::codec::{Reader, put_bytes, put_varint};
+use crate::commit::SpaceClaim;
 use crate::database::Database;
 use crate::dictionary::{DictionaryId, DictionaryOptions};
 use crate::error::{Error, Result};
@@ -99,9 +100,12 @@ impl Database {
     }
 
     /// Logs changes that a transaction is about to make; `at`: how many it has made before.
-    pub(super) fn log(&self, log: DictionaryId, at: u64, changes: &Changes) -> Result<()> {
+    pub(super) fn log(&self, log: DictionaryId, at: u64, changes: &Changes, claim: SpaceClaim) -> Result<()> {
         let changes = whole(self, changes)?;
         let mut batch = Batch::new();
+        if claim.promised {
+            batch.takes_promised_space();
+        }
         let mut rest = &changes[..];
         while !rest.is_empty() {
             let mut bytes = 0;

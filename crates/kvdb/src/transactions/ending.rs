@@ -15,7 +15,7 @@ use super::handle::{Group, Isolation, Open};
 use super::own::{Own, Part};
 use super::reads;
 use crate::batch::Durability;
-use crate::commit::{Applied, Outcome};
+use crate::commit::{Applied, Outcome, SpaceClaim};
 use crate::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
@@ -133,7 +133,8 @@ impl Group {
                 false => {
                     let (changes, deletes_only) = changes(&own)?;
                     let hold = db.keep_places(&changes)?;
-                    db.commit_changes(changes, hold, deletes_only, Durability::Buffered, owner, still)?
+                    let claim = SpaceClaim { removes: deletes_only, promised: false };
+                    db.commit_changes(changes, hold, claim, Durability::Buffered, owner, still)?
                 }
             };
             match outcome {

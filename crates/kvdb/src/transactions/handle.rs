@@ -15,7 +15,7 @@ use super::own::Own;
 use super::reads::{Claim, ReadSet};
 use crate::Kvdb;
 use crate::batch::{Batch, Durability};
-use crate::commit::{Valid, check_put};
+use crate::commit::{SpaceClaim, Valid, check_put};
 use crate::cursor::Cursor;
 use crate::database::Database;
 use crate::dictionary::DictionaryId;
@@ -476,7 +476,7 @@ impl Transaction {
             return self.apply(batch);
         }
         self.lock(dict, KeyRangeRef::key(key), Mode::Exclusive)?;
-        self.change(dict, false, None, |own| own.put(dict, key, value))
+        self.change(dict, SpaceClaim::default(), None, |own| own.put(dict, key, value))
     }
 
     pub fn delete(&self, dict: DictionaryId, key: impl AsRef<[u8]>) -> Result<()> {
@@ -494,9 +494,9 @@ impl Transaction {
 
     /// Makes the changes of a batch, all or, on any error, none of them.
     pub fn apply(&self, batch: Batch) -> Result<()> {
-        let Valid { changes, deletes_only, hold } = self.validate(batch)?;
+        let Valid { changes, claim, hold } = self.validate(batch)?;
         match changes.first() {
-            Some((dict, _)) => self.change(*dict, deletes_only, Some(&changes), |own| own.write(&changes, hold)),
+            Some((dict, _)) => self.change(*dict, claim, Some(&changes), |own| own.write(&changes, hold)),
             None => Ok(()),
         }
     }
@@ -513,21 +513,15 @@ impl Transaction {
     }
 
     /// Makes changes that were validated, and whose places are held. Their dictionaries may be gone by now, which the commit refuses.
-    pub(super) fn make(&self, changes: &Changes, deletes_only: bool) -> Result<()> {
+    pub(super) fn make(&self, changes: &Changes, claim: SpaceClaim) -> Result<()> {
         match changes.first() {
-            Some((dict, _)) => self.change(*dict, deletes_only, Some(changes), |own| own.write(changes, Default::default())),
+            Some((dict, _)) => self.change(*dict, claim, Some(changes), |own| own.write(changes, Default::default())),
             None => self.read().map(|_| ()),
         }
     }
 
     /// Makes room and then changes. `dict`: one that is changed; `logged`: the changes, when they may have to be logged.
-    fn change(
-        &self,
-        dict: DictionaryId,
-        deletes_only: bool,
-        logged: Option<&Changes>,
-        change: impl FnOnce(&mut Own),
-    ) -> Result<()> {
+    fn change(&self, dict: DictionaryId, claim: SpaceClaim, logged: Option<&Changes>, change: impl FnOnce(&mut Own)) -> Result<()> {
         let db = &self.group.db;
         let mut state = self.write()?;
         let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.group.id)) };
@@ -539,15 +533,15 @@ impl Transaction {
         if open.own.is_full(share) {
             db.writable()?;
             match open.spill(db) {
-                // Deletions are still taken: they lead to space in the end.
-                Err(Error::NoSpace) if deletes_only && open.own.memory() < 2 * share => {}
+                // Deletions are still taken, by a share above what one batch may have left: they lead to space in the end.
+                Err(Error::NoSpace) if claim.removes && open.own.memory() < 2 * share + db.shares.largest_record => {}
                 Err(Error::NoSpace) if db.want_space() => open.spill(db)?,
                 spilled => spilled?,
             }
         }
         db.transactions.make_room(db, self.group.id);
         if let (Some(log), Some(changes)) = (open.log, logged) {
-            db.log(log, open.own.at, changes)?;
+            db.log(log, open.own.at, changes, claim)?;
         }
         change(&mut open.own);
         self.group.count(open);

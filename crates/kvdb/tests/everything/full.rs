@@ -5,6 +5,8 @@ use kvdb::{Batch, DictionaryId, Durability};
 use crate::oracle::BALLAST;
 use crate::world::{Dead, World};
 
+/// What room is promised of: with less left it is refused before.
+const MARGIN: u64 = 8 << 20;
 /// Keys of the ballast.
 const KEYS: u64 = 4000;
 
@@ -25,6 +27,13 @@ pub fn fill(w: &mut World) -> Result<(), Dead> {
     let mut noise = vec![0; len];
     w.random.fill(&mut noise);
     let mut from = w.random.below(KEYS);
+    w.call("Kvdb::promised_space");
+    let promised = w.db.promised_space();
+    let room = 1 + w.random.below(1 << 20);
+    let is_promised = w.db.space().free > room + MARGIN;
+    if is_promised {
+        promised.grow(room + room / 8);
+    }
     for _ in 0..upto / (len as u64 * count) {
         let mut batch = Batch::new();
         for _ in 0..count {
@@ -33,8 +42,22 @@ pub fn fill(w: &mut World) -> Result<(), Dead> {
             batch.put(ballast.id(), key(from), noise.clone());
         }
         if w.unless_full(w.db.commit(batch, durability))?.is_none() {
-            return Ok(());
+            break;
         }
+        if durability == Durability::Synced {
+            w.history.certain();
+        }
+    }
+    if is_promised {
+        w.call("Batch::takes_promised_space");
+        let mut batch = Batch::new();
+        batch.takes_promised_space();
+        for piece in noise.repeat(room as usize / len + 1)[..room as usize].chunks(4096) {
+            from = (from + 1) % KEYS;
+            batch.put(ballast.id(), key(from), piece.to_vec());
+        }
+        w.ok(w.db.commit(batch, durability))?;
+        promised.shrink(room + room / 8);
         if durability == Durability::Synced {
             w.history.certain();
         }

@@ -1,0 +1,49 @@
+//! Room for what is not committed yet. A file system says that a write is done when it is in memory, and commits it later: the commits of others
+//! must not fill the store in between.
+
+use env::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+use crate::Kvdb;
+use crate::database::Database;
+
+/// Room in a store that is left to batches which say so ([`Batch::takes_promised_space`](crate::Batch::takes_promised_space)). Whether there is so
+/// much is for its owner to see before ([`Kvdb::space`]). It is given back when this is dropped.
+pub struct PromisedSpace {
+    db: Arc<Database>,
+    bytes: AtomicU64,
+}
+
+impl Kvdb {
+    /// Room for what its owner takes on and commits later; none at first.
+    pub fn promised_space(&self) -> PromisedSpace {
+        PromisedSpace { db: self.db.0.clone(), bytes: AtomicU64::new(0) }
+    }
+}
+
+impl PromisedSpace {
+    /// So many bytes more.
+    pub fn grow(&self, bytes: u64) {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.db.zones.promise(bytes);
+    }
+
+    /// So many bytes are committed, or never will be.
+    pub fn shrink(&self, bytes: u64) {
+        // All of it may have been given back before.
+        if self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |had| had.checked_sub(bytes)).is_ok() {
+            self.db.zones.release(bytes);
+        }
+    }
+
+    /// Nothing of it will be committed any more.
+    pub fn give_back(&self) {
+        self.db.zones.release(self.bytes.swap(0, Ordering::Relaxed));
+    }
+}
+
+impl Drop for PromisedSpace {
+    fn drop(&mut self) {
+        self.give_back();
+    }
+}
