@@ -69,7 +69,9 @@ impl World {
             (Ok(answer), Err(e)) => panic!("{}: {what}: {answer:?}, not error {e}", self.what()),
             (Err(e), own) => {
                 let expected: Vec<i32> = own.err().into_iter().collect();
-                self.judge(site, e, &what, &expected).map(|()| None)
+                self.judge(site, e, &what, &expected)?;
+                self.note(format!("{what}: was refused"));
+                Ok(None)
             }
         }
     }
@@ -106,7 +108,10 @@ pub fn write(w: &mut World, site: &Site) -> Result<(), Dead> {
     let wrong = w.random.one_in(30);
     let Some(on) = w.target(site, &tree, |kind| is_file(kind) || wrong && kind != FileKind::Symlink)? else { return Ok(()) };
     let size = on.node.now().data.len();
-    let (mut at, len) = w.place_in(size);
+    let (mut at, mut len) = w.place_in(size);
+    if w.limited && w.random.one_in(10) {
+        len += w.random.below(3 << 20) as usize;
+    }
     let mut bytes = vec![0; len];
     let noise = if w.random.one_in(2) { len } else { len.min(64) };
     w.random.fill(&mut bytes[..noise]);

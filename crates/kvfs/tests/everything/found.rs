@@ -130,7 +130,9 @@ pub fn is(tree: &Tree, found: &Found, how: Exactly, inos: &BTreeMap<Id, Ino>) ->
     }
     let mut matched = Matched::new();
     for (path, id) in &paths {
-        let (it, node) = (&found.things[path], &tree.nodes[id]);
+        // What a commit would come to that meets a conflict need not be a file system.
+        let Some(node) = tree.nodes.get(id) else { return Err(format!("node {id} has a name and is not there")) };
+        let it = &found.things[path];
         let fails = |what: String| Err(format!("{:?} (node {id}, inode {}): {what}", path.escape_ascii().to_string(), it.ino));
         if (it.kind, it.rdev) != (node.kind, node.rdev) {
             return fails(format!("{:?}, not {:?}", it.kind, node.kind));

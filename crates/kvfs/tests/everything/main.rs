@@ -12,6 +12,7 @@ mod content;
 mod coverage;
 mod effects;
 mod found;
+mod full;
 mod kernel;
 mod names;
 #[path = "../../../kvdb/tests/everything/possible.rs"]
@@ -44,6 +45,9 @@ pub const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 /// Whose operations are wanted, and functions beside.
 const TYPES: [&str; 4] = ["Fs", "Views", "Report", "FileChange"];
 const FUNCTIONS: [&str; 2] = ["verify", "difference_of_states"];
+
+/// The least that a store is made with (`kvfs create --size`).
+const LEAST: u64 = 20 * zones::ZONE_SIZE;
 
 enum Run {
     Anywhere(fn(&mut World, &Site) -> Result<(), Dead>),
@@ -90,6 +94,8 @@ const OPERATIONS: &[(&str, u64, Run)] = &[
     ("rollback", 1, Once(branches::rollback)),
     ("send and receive", 1, Once(branches::send)),
     ("checkpoint", 1, Once(branches::checkpoint)),
+    ("fill", 6, Once(full::fill)),
+    ("drain", 4, Once(full::drain)),
     ("compare everything", 2, Once(branches::compare)),
 ];
 
@@ -186,7 +192,7 @@ fn close(w: &mut World) {
             branches.iter().for_each(|branch| w.settle(branch));
             w.history.certain();
         }
-        Err(e) => assert!(w.device.is_dead() || w.limited && e.errno() == libc::ENOSPC, "{}: {e}", w.what()),
+        Err(e) => assert!(w.device.is_dead(), "{}: {e}", w.what()),
     }
 }
 
@@ -203,7 +209,7 @@ fn go_down(w: &mut World) {
             assert!(refused.is_err(), "{}: it is down", w.what());
         }
         Err(e) => {
-            assert!(w.device.is_dead() || w.limited && e.errno() == libc::ENOSPC, "{}: {e}", w.what());
+            assert!(w.device.is_dead(), "{}: {e}", w.what());
             return;
         }
     }
@@ -223,12 +229,14 @@ fn go_down(w: &mut World) {
     }
 }
 
-/// Runs one seed; gives the operations that it has called.
-fn run(seed: u64, steps: &Steps) -> BTreeSet<&'static str> {
+/// Runs one seed; gives the operations that it has called, and how often the store was full.
+fn run(seed: u64, steps: &Steps) -> (BTreeSet<&'static str>, u64) {
     let mut random = random_of_life(seed, 0);
     let env = Arc::new(Simulated::new(seed));
     let device = Arc::new(CrashDevice::over(MemoryDevice::new()));
-    let create = CreateOptions { open: store_options(&mut random), reserve_zones: 4, ..CreateOptions::default() };
+    let limited = seed.is_multiple_of(8);
+    let (capacity, reserve_zones) = if limited { (Some(LEAST), 8) } else { (None, 4) };
+    let create = CreateOptions { open: store_options(&mut random), capacity, reserve_zones };
     let db = Kvdb::create(device.clone(), env.clone(), create).expect("memory does not fail");
     db.create_dictionary("user", DictionaryOptions::default()).expect("made");
     let fs = Fs::open(db.clone(), env.clone(), file_options(&mut random)).expect("memory does not fail");
@@ -257,7 +265,7 @@ fn run(seed: u64, steps: &Steps) -> BTreeSet<&'static str> {
         changed_at: BTreeMap::new(),
         fresh: 0,
         names: 0,
-        limited: false,
+        limited,
         full: 0,
         called: BTreeSet::new(),
         kernel: Arc::default(),
@@ -310,7 +318,7 @@ fn run(seed: u64, steps: &Steps) -> BTreeSet<&'static str> {
     }
     w.operation = "the end";
     branches::compare(&mut w).expect("the power is on");
-    std::mem::take(&mut w.called)
+    (std::mem::take(&mut w.called), w.full)
 }
 
 /// The store is open again: what is there must be a state that is possible.
@@ -359,18 +367,21 @@ fn a_file_system_does_everything_that_it_says() {
     let (seeds, base) = (number("KVFS_SEEDS").unwrap_or(40), number("KVFS_SEED_BASE").unwrap_or(1));
     let (seeds, base) = one.map_or((seeds, base), |seed| (1, seed));
     let started = Instant::now();
-    let mut called = BTreeSet::new();
+    let (mut called, mut full) = (BTreeSet::new(), 0);
     for seed in base..base + seeds {
-        called.extend(steps::run(seed, "cargo test -p kvfs --test everything", |steps| run(seed, steps)));
+        let (also, refused) = steps::run(seed, "cargo test -p kvfs --test everything", |steps| run(seed, steps));
+        called.extend(also);
+        full += refused;
     }
     println!(
-        "{seeds} seeds, {base}..{}, in {:.1} s; go on: KVFS_SEED_BASE={}",
+        "{seeds} seeds, {base}..{}, in {:.1} s, {full} times refused by a full store; go on: KVFS_SEED_BASE={}",
         base + seeds,
         started.elapsed().as_secs_f64(),
         base + seeds
     );
     // One seed alone need not have everything.
     if seeds >= 40 {
+        assert!(full >= seeds, "only {full} times was a store full");
         let mut wanted = coverage::public_operations(&TYPES);
         wanted.extend(FUNCTIONS.map(String::from));
         let missing: Vec<_> = wanted.into_iter().filter(|name| !called.contains(name.as_str())).collect();

@@ -68,6 +68,7 @@ pub fn keys(w: &mut World, site: &Site) -> Result<(), Dead> {
             _ => {
                 let value = w.value();
                 batch.put(id, key.clone(), value.to_vec());
+                over.puts = true;
                 over.keys.insert((dict.clone(), key), Some(value));
             }
         }
@@ -81,7 +82,9 @@ pub fn keys(w: &mut World, site: &Site) -> Result<(), Dead> {
     let blind = matches!(site, Site::Transaction(label) if !w.running(label).checks);
     if blind {
         // Its files are read-only, its keys are not.
-        w.stored(scope.commit(batch, durability))?;
+        if let Err(e) = scope.commit(batch, durability) {
+            return w.judge(site, e.into(), "keys", &[]);
+        }
         let Site::Transaction(label) = site else { return Ok(()) };
         w.running_mut(label).over.add(&over);
         return Ok(());
@@ -129,7 +132,7 @@ pub fn dictionaries(w: &mut World) -> Result<(), Dead> {
                 compress_values,
                 ..DictionaryOptions::default()
             };
-            w.alter(|_| {}, |w| Ok(w.db.create_dictionary("more", options).map(drop)?)).map(drop)
+            w.add(|_| {}, |w| Ok(w.db.create_dictionary("more", options).map(drop)?)).map(drop)
         }
         Some(id) if w.random.one_in(3) => {
             w.note("drop dictionary".into());

@@ -53,6 +53,7 @@ pub fn begin(w: &mut World) -> Result<(), Dead> {
     let label = w.new_name('t');
     w.note(format!("begin {label} {isolation:?} durable {durable} checks {checks}"));
     // What the mainline has in memory is committed first.
+    let unsettled = w.history.newest().branches[""].clone();
     w.settle("");
     let base = w.history.newest().branches[""].clone();
     if durable {
@@ -85,6 +86,7 @@ pub fn begin(w: &mut World) -> Result<(), Dead> {
             if durable {
                 w.history.refused();
             }
+            w.unsettle("", unsettled);
             return Ok(());
         }
     };
@@ -228,7 +230,7 @@ fn go_back(w: &mut World, label: &str) -> Result<(), Dead> {
             see(w, label)
         }
         Err(e) => {
-            w.judge(&site, e, "rollback_to", &[])?;
+            w.judge_removal(&site, e, "rollback_to", &[])?;
             w.refused(&site);
             Ok(())
         }
@@ -366,6 +368,7 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
             }
             w.judge(&site, e, "commit", &[])?;
             w.history.refused();
+            w.unsettle("", main);
             Ok(())
         }
     }
@@ -384,7 +387,7 @@ fn abort(w: &mut World, label: &str) -> Result<(), Dead> {
         Ok(()) => {}
         // Ended for the sake of an older one.
         Err(Error::Store(kvdb::Error::NoTransaction(_))) if w.running(label).isolation == Isolation::Serializable => {}
-        Err(e) => return w.judge(&Site::Transaction(label.into()), e, "abort", &[]),
+        Err(e) => return w.judge_removal(&Site::Transaction(label.into()), e, "abort", &[]),
     }
     if let Ok(fs) = fs {
         assert!(matches!(fs.getattr(kvfs::ROOT), Err(Error::Stale(_))), "{}: a view that is over", w.what());

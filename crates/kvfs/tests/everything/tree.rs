@@ -104,6 +104,8 @@ pub struct Overlay {
     pub ranges: BTreeSet<(String, Vec<u8>, Vec<u8>)>,
     /// A directory has moved into another one.
     pub moves: bool,
+    /// A key was put, also one that is gone again.
+    pub puts: bool,
 }
 
 fn lay<K: Ord + Clone, V: Clone>(map: &mut BTreeMap<K, V>, over: &BTreeMap<K, Option<V>>) {
@@ -122,10 +124,26 @@ impl Overlay {
         self.keys.extend(more.keys.clone());
         self.ranges.extend(more.ranges.clone());
         self.moves |= more.moves;
+        self.puts |= more.puts;
     }
 
     pub fn changes_files(&self) -> bool {
         !self.entries.is_empty() || !self.nodes.is_empty()
+    }
+
+    /// Whether it takes something away and adds nothing: names and keys that go, files that get shorter.
+    pub fn removes_from(&self, before: &Tree) -> bool {
+        let only_less = |(id, node): (&Id, &Option<Arc<Node>>)| match (before.nodes.get(id), node) {
+            (_, None) => true,
+            (None, Some(_)) => false,
+            (Some(was), Some(is)) => {
+                let (was, is) = (was.now(), is.now());
+                was == is || was.data.starts_with(&is.data) && was.data.len() > is.data.len() && was.xattrs == is.xattrs
+            }
+        };
+        let any = !self.entries.is_empty() || !self.nodes.is_empty() || !self.keys.is_empty() || !self.ranges.is_empty();
+        let gone = self.entries.values().all(Option::is_none) && self.keys.values().all(Option::is_none);
+        any && gone && !self.puts && self.nodes.iter().all(only_less)
     }
 
     /// All that waits in it is committed.

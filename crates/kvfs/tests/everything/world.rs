@@ -66,7 +66,7 @@ pub struct World {
     pub changed_at: BTreeMap<(String, Id), Duration>,
     pub fresh: Id,
     pub names: u64,
-    /// The store may be full, so that calls may be refused for that. (No history has such a store yet.)
+    /// The store is small, and may be full: what adds to it may be refused for want of space, what removes may not.
     pub limited: bool,
     /// How often it was.
     pub full: u64,
@@ -231,14 +231,20 @@ impl World {
     /// Judges an error. `Ok`: it is one of these, or may be because of another transaction, or for want of space; nothing is done then.
     #[track_caller]
     pub fn judge(&mut self, site: &Site, e: Error, what: &str, expected: &[i32]) -> Result<(), Dead> {
+        if self.limited && e.errno() == libc::ENOSPC && !self.device.is_dead() {
+            self.full += 1;
+            return Ok(());
+        }
+        self.judge_removal(site, e, what, expected)
+    }
+
+    /// The same of what removes, which a full store does not refuse.
+    #[track_caller]
+    pub fn judge_removal(&mut self, site: &Site, e: Error, what: &str, expected: &[i32]) -> Result<(), Dead> {
         if self.device.is_dead() {
             return Err(Dead);
         }
         if expected.contains(&e.errno()) || matches!(e, Error::LostBefore(ino) if self.lost.contains(&ino)) {
-            return Ok(());
-        }
-        if self.limited && matches!(e.errno(), libc::ENOSPC) {
-            self.full += 1;
             return Ok(());
         }
         if let Site::Transaction(label) = site {
@@ -333,6 +339,9 @@ impl World {
         let effect = if read_only { Err(libc::EROFS) } else { effect };
         self.note(format!("{site:?} {what}: {}", effect.as_ref().map_or_else(|e| format!("error {e}"), |_| "to be done".into())));
         let (fs, before) = (self.fs(site)?, self.tree(site));
+        // What removes something in a transaction is refused only where that is logged.
+        let logged = matches!(site, Site::Transaction(label) if self.running(label).durable);
+        let removes = !logged && effect.as_ref().is_ok_and(|over| over.removes_from(&before));
         if let Ok(over) = &effect {
             self.note_effect(site, over);
         }
@@ -344,7 +353,10 @@ impl World {
             (Ok(answer), Err(e)) => panic!("{}: {what}: {answer:?}, not error {e}", self.what()),
             (Err(e), effect) => {
                 let expected: Vec<i32> = effect.as_ref().err().copied().into_iter().chain(or).collect();
-                let judged = self.judge(site, e, &what, &expected);
+                let judged = match removes {
+                    true => self.judge_removal(site, e, &what, &expected),
+                    false => self.judge(site, e, &what, &expected),
+                };
                 if judged.is_ok() && effect.is_ok() {
                     self.note(format!("{what}: was refused"));
                     self.refused(site);
@@ -355,7 +367,22 @@ impl World {
     }
 
     /// The newest state becomes this, as one step that is on disk by itself when `work` returns, whatever else of what came before is.
+    /// It removes, and so is not refused for want of space.
     pub fn alter(&mut self, alter: impl Fn(&mut State), work: impl FnOnce(&mut World) -> kvfs::Result<()>) -> Result<bool, Dead> {
+        self.altered(alter, work, false)
+    }
+
+    /// The same of what needs space.
+    pub fn add(&mut self, alter: impl Fn(&mut State), work: impl FnOnce(&mut World) -> kvfs::Result<()>) -> Result<bool, Dead> {
+        self.altered(alter, work, true)
+    }
+
+    fn altered(
+        &mut self,
+        alter: impl Fn(&mut State),
+        work: impl FnOnce(&mut World) -> kvfs::Result<()>,
+        adds: bool,
+    ) -> Result<bool, Dead> {
         let before = self.history.attempt_everywhere(&alter);
         match work(self) {
             Ok(()) => {
@@ -364,7 +391,10 @@ impl World {
             }
             Err(e) => {
                 let what = self.operation;
-                self.judge(&mainline(), e, what, &[])?;
+                match adds {
+                    true => self.judge(&mainline(), e, what, &[])?,
+                    false => self.judge_removal(&mainline(), e, what, &[])?,
+                }
                 self.history.states.truncate(before);
                 Ok(false)
             }
@@ -376,6 +406,11 @@ impl World {
         let mut tree = (*self.history.newest().branches[branch]).clone();
         tree.settle();
         self.history.attempt(|s| drop(s.branches.insert(branch.into(), Arc::new(tree))));
+    }
+
+    /// What should have done that was refused: some of it may be committed, and the rest still waits. `tree`: as the branch was before.
+    pub fn unsettle(&mut self, branch: &str, tree: Arc<Tree>) {
+        self.history.attempt(|s| drop(s.branches.insert(branch.into(), tree)));
     }
 
     pub fn new_name(&mut self, letter: char) -> String {
