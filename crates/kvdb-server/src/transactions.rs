@@ -71,9 +71,9 @@ pub enum Whose {
     Clone(String),
 }
 
-/// A walk through files that is under way.
+/// A walk through files, or an export, that is under way.
 pub trait Walking: Send {
-    /// Some entries more, in a form that only the two ends know; nothing: that was all.
+    /// Some entries more, in a form that only the two ends know, or bytes of the tar stream; nothing: that was all.
     fn next(&mut self) -> Result<Vec<u8>>;
 }
 
@@ -106,6 +106,11 @@ pub trait Transactions: Send + Sync {
     /// Begins to walk through what lies at a path from the root, and below it.
     fn walk(&self, whose: Whose, path: &[u8]) -> Result<Box<dyn Walking>> {
         let _ = (whose, path);
+        Err(no_files())
+    }
+    /// Begins to export what lies at a path from the root, and below it, as a tar stream of one state; `user` asks for it.
+    fn export(&self, whose: Whose, path: &[u8], user: Option<u32>) -> Result<Box<dyn Walking>> {
+        let _ = (whose, path, user);
         Err(no_files())
     }
     /// Removes what a path from the root leads to, with all below it, in a transaction or in the mainline.

@@ -1,10 +1,12 @@
-//! `kvfs export`: the files of a store that is not mounted, as a tar stream or into a folder of the host.
+//! `kvfs export`: the files of a store as a tar stream; those of one that is not mounted also into a folder of the host.
 //!
 //! The tar stream is POSIX (PAX), the form that GNU tar, bsdtar and Python read: times with nanoseconds, names of any length, extended
 //! attributes as `SCHILY.xattr.*`, sparse files as GNU's version 1.0.
 
 mod archive;
 mod folder;
+mod mounted;
+mod stream;
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -23,19 +25,28 @@ use rustix::io::Errno;
 use serde::Serialize;
 
 use crate::identity::{self, FileMode, Identity};
+use crate::mounted::Mounted;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::store::{self, Access, human_size};
 use crate::{pax, text, tree};
 use archive::Tar;
 pub(crate) use folder::Folder;
+pub(crate) use stream::Stream;
 
-/// Copy files of an unmounted store into a tar stream or a folder.
+/// Copy files of a store into a tar stream or a folder.
 #[derive(clap::Args)]
 #[command(after_help = "\
+Of a mounted store the tar stream is made by its daemon, without a call for each file, of one state: what changes while it is written is as it
+was when it began. Into a folder: kvfs export /mnt/work - | tar x -C FOLDER.
+
+  kvfs export my.kvfs project/ --from /project     a store that is not mounted, into a folder
+  kvfs export /mnt/work/project project.tar        a folder of a mounted one
+  kvfs export /mnt/work/.kvfs/snapshot/monday -    a snapshot
+
 Keeps owners (as numbers; into a folder only as root), modes, times, hard links, symbolic links, devices, extended attributes
 and holes. A folder that exists is added to; a path that ends in a slash is made a folder.")]
 pub struct Args {
-    /// The store's file.
+    /// The store's file; or a folder on a mounted store, or in any of its views.
     store: PathBuf,
     /// A tar file to make, `-` for a tar stream on standard output, or a folder.
     to: PathBuf,
@@ -51,6 +62,9 @@ pub struct Args {
 
 pub fn run(args: Args, output: &Output) -> Outcome {
     let begun = Instant::now();
+    if let Some(folder) = mounted::source(&args.store)? {
+        return of_mounted(&args, folder, output);
+    }
     let store = store::open_waiting(&args.store, Access::ReadOnly, None)?;
     let fs = store.file_system()?;
     let root = tree::find(&fs, args.from.as_bytes())?;
@@ -63,8 +77,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let tar = |file: File, what: &str| -> Outcome<Counts> {
         let cannot = |e: io::Error| Failure::io(format!("cannot write {what}"), &e);
         let out: Box<dyn Write> = Box::new(io::BufWriter::with_capacity(1 << 20, file));
-        let builder = tar::Builder::new(out);
-        let mut tar = Tar { builder, linked: HashMap::new(), proof_read: args.keep_going, skipped: Skipped::new(output) };
+        let mut tar = Tar::new(out, args.keep_going, output);
         let counts = walk().run(&mut tar, root, &name)?;
         tar.builder.into_inner().and_then(|mut out| out.flush()).map_err(cannot)?;
         Ok(counts)
@@ -84,13 +97,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         };
         walk().run(&mut folder, root, &name)?
     } else if stdout {
-        if std::io::IsTerminal::is_terminal(&io::stdout()) {
-            return Err(Failure::new(Exit::Usage, "a tar stream is not for a terminal")
-                .hint("give a file's name instead of -, or use a pipe"));
-        }
-        identity::refuse(itself, Identity::of_open(io::stdout()), Path::new("standard output"))?;
-        let out = io::stdout().as_fd().try_clone_to_owned().map_err(cannot)?;
-        tar(File::from(out), "standard output")?
+        tar(standard_output(itself)?, "standard output")?
     } else {
         let file = identity::create(&args.to, args.mode, itself)?;
         tar(file, &args.to.display().to_string())?
@@ -110,6 +117,52 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let text = format!("exported {} entries, {} in {seconds:.1} s{skipped}", counts.entries, human_size(counts.bytes));
     output.print(text, counts)?;
     whole
+}
+
+/// Standard output, where a stream may go there.
+fn standard_output(store: Option<Identity>) -> Outcome<File> {
+    if std::io::IsTerminal::is_terminal(&io::stdout()) {
+        return Err(
+            Failure::new(Exit::Usage, "a tar stream is not for a terminal").hint("give a file's name instead of -, or use a pipe")
+        );
+    }
+    identity::refuse(store, Identity::of_open(io::stdout()), Path::new("standard output"))?;
+    let out = io::stdout().as_fd().try_clone_to_owned();
+    out.map(File::from).map_err(|e| Failure::io("cannot write standard output", &e))
+}
+
+/// What lies in a folder on a mount.
+fn of_mounted(args: &Args, folder: PathBuf, output: &Output) -> Outcome {
+    let begun = Instant::now();
+    if args.to.is_dir() || args.to.as_os_str().as_bytes().ends_with(b"/") {
+        let what = "a mounted store is exported as a tar stream";
+        return Err(Failure::new(Exit::Usage, what).hint("kvfs export PATH - | tar x -C FOLDER"));
+    }
+    if args.keep_going {
+        let what = "what is damaged can be left out where the store is not mounted";
+        return Err(Failure::new(Exit::Usage, what).hint("unmount it: kvfs umount STORE"));
+    }
+    let from = tree::names(args.from.as_bytes()).map(std::ffi::OsStr::from_bytes);
+    let path = from.fold(folder, |path, name| path.join(name));
+    let itself = Identity::of_path(&args.store);
+    let stdout = args.to.as_os_str() == "-";
+    let (file, shown) = match stdout {
+        true => (standard_output(itself)?, "standard output".to_string()),
+        false => (identity::create(&args.to, args.mode, itself)?, args.to.display().to_string()),
+    };
+    let bar = output.progress("exporting", None, true);
+    let written = mounted::write(&path, &mut &file, |e| Failure::io(format!("cannot write {shown}"), &e), &bar);
+    bar.finish_and_clear();
+    if written.is_err() && !stdout {
+        // Half an archive must not pass for the whole.
+        let _ = std::fs::remove_file(&args.to);
+    }
+    let written = written?;
+    if stdout {
+        return Ok(());
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    output.print(format!("exported {} in {seconds:.1} s", human_size(written)), serde_json::json!({ "archive": written }))
 }
 
 pub fn is_root() -> bool {

@@ -122,16 +122,23 @@ impl From<anyhow::Error> for Failure {
 pub struct Output {
     json: bool,
     quiet: bool,
+    /// Remarks are left out, too.
+    silent: bool,
 }
 
 impl Output {
     pub fn new(json: bool) -> Output {
-        Output { json, quiet: false }
+        Output { json, quiet: false, silent: false }
     }
 
     /// Results are not printed; remarks and errors are.
     pub fn quiet() -> Output {
-        Output { json: false, quiet: true }
+        Output { json: false, quiet: true, silent: false }
+    }
+
+    /// Nothing is printed: for work whose results go elsewhere.
+    pub fn silent() -> Output {
+        Output { json: false, quiet: true, silent: true }
     }
 
     pub fn is_json(&self) -> bool {
@@ -162,7 +169,7 @@ impl Output {
 
     /// A remark beside the result, for people only.
     pub fn note(&self, text: impl Display) {
-        if !self.json {
+        if !self.json && !self.silent {
             eprintln!("kvfs: {text}");
         }
     }

@@ -7,6 +7,7 @@ use kvdb::{Durability, Result, Savepoint, Transaction, TransactionId, Transactio
 use kvdb_server::{Cloned, FileChange, FileDetail, Importing, Removed, Snapshots, Transactions, Walking, Whose};
 use kvfs::{Attr, Caller, FileKind, View, Views};
 
+use crate::export::Stream;
 use crate::import::caller;
 use crate::intake::Intake;
 use crate::output::{Exit, Failure};
@@ -83,19 +84,56 @@ impl Transactions for OverFiles {
     }
 
     fn walk(&self, whose: Whose, path: &[u8]) -> Result<Box<dyn Walking>> {
-        let view = match whose {
-            Whose::Store => View::Mainline,
-            Whose::Transaction(id) => View::Transaction(id),
-            Whose::Snapshot(name) => View::Snapshot(name),
-            Whose::Clone(name) => View::Clone(name),
+        Ok(Box::new(Walk(self.0.walk(&view(whose), path).map_err(of_store)?)))
+    }
+
+    fn export(&self, whose: Whose, path: &[u8], user: Option<u32>) -> Result<Box<dyn Walking>> {
+        // The store goes on while it is read; a transaction sees it as it is now.
+        let own = match whose {
+            Whose::Store => {
+                let options = TransactionOptions { label: "export".into(), user, ..Default::default() };
+                Some(self.0.begin(options).map_err(of_store)?)
+            }
+            _ => None,
         };
-        Ok(Box::new(Walk(self.0.walk(&view, path).map_err(of_store)?)))
+        let views = self.0.clone();
+        let end = move || {
+            if let Some(id) = own
+                && let Err(e) = views.abort(id)
+            {
+                tracing::warn!("the transaction of an export stays open: {e}");
+            }
+        };
+        match self.0.fs(&own.map_or_else(|| view(whose), View::Transaction)) {
+            Ok(fs) => Ok(Box::new(Export(Stream::begin(fs, path, end).map_err(kvdb::Error::Io)?))),
+            Err(e) => {
+                end();
+                Err(of_store(e))
+            }
+        }
     }
 
     fn remove_tree(&self, id: Option<TransactionId>, path: &[u8]) -> Result<Removed> {
         let view = id.map_or(View::Mainline, View::Transaction);
         let stats = self.0.remove_tree(&view, path).map_err(of_store)?;
         Ok(Removed { directories: stats.directories, files: stats.files, bytes: stats.bytes })
+    }
+}
+
+fn view(whose: Whose) -> View {
+    match whose {
+        Whose::Store => View::Mainline,
+        Whose::Transaction(id) => View::Transaction(id),
+        Whose::Snapshot(name) => View::Snapshot(name),
+        Whose::Clone(name) => View::Clone(name),
+    }
+}
+
+struct Export(Stream);
+
+impl Walking for Export {
+    fn next(&mut self) -> Result<Vec<u8>> {
+        self.0.next().map_err(said)
     }
 }
 

@@ -34,31 +34,7 @@ enum Source {
 impl Walk {
     /// From a path on a mount, which may lead into any view.
     pub fn mounted(path: &Path) -> Outcome<Walk> {
-        let shown = text::show(path.as_os_str().as_bytes());
-        let cannot = |e: std::io::Error| Failure::io(format!("cannot find {shown}"), &e);
-        // The last name is not followed, unless the path says so by what is behind it.
-        let full = match path.symlink_metadata().map_err(cannot)?.is_dir() {
-            true => store::full_path(path).map_err(cannot)?,
-            false => store::path_beside(path).map_err(cannot)?,
-        };
-        let none = || {
-            Failure::new(Exit::NotFound, format!("{shown} is in no mounted store")).hint("of one that is not mounted: --store FILE")
-        };
-        let place = place::of(&full).map_err(cannot)?.ok_or_else(none)?;
-        let folder = if full.is_dir() { full.clone() } else { full.parent().map_or_else(PathBuf::new, Path::to_path_buf) };
-        let mut mounted = Mounted::find_view(&folder)?;
-        let whose = match place.view {
-            View::Mainline => mounted.entered().map(|id| ("TXN", id.to_string())),
-            View::Transaction(id) => Some(("TXN", id.to_string())),
-            View::Snapshot(name) => Some(("SNAPSHOT", name)),
-            View::Clone(name) => Some(("CLONE", name)),
-            View::Listing => return Err(Failure::new(Exit::Usage, format!("{shown} is a list of views: give one of them"))),
-        };
-        let mut words = vec![&b"WALK"[..], b"BEGIN", place.rest.as_os_str().as_bytes()];
-        words.extend(whose.iter().flat_map(|(kind, name)| [kind.as_bytes(), name.as_bytes()]));
-        mounted.call(&words)?;
-        // What comes next is on its way while this is looked at.
-        mounted.send(&[b"WALK", b"NEXT"])?;
+        let mounted = begin(path, "WALK")?;
         Ok(Walk { source: Source::Mounted { mounted: Box::new(mounted), waiting: VecDeque::new(), over: false } })
     }
 
@@ -103,6 +79,36 @@ impl Walk {
             }
         }
     }
+}
+
+/// Has the daemon of a mounted store begin with `WALK` or `EXPORT` of a path on a mount, which may lead into any view. The reply that is received next
+/// is the first piece.
+pub fn begin(path: &Path, command: &str) -> Outcome<Mounted> {
+    let shown = text::show(path.as_os_str().as_bytes());
+    let cannot = |e: std::io::Error| Failure::io(format!("cannot find {shown}"), &e);
+    // The last name is not followed, unless the path says so by what is behind it.
+    let full = match path.symlink_metadata().map_err(cannot)?.is_dir() {
+        true => store::full_path(path).map_err(cannot)?,
+        false => store::path_beside(path).map_err(cannot)?,
+    };
+    let none =
+        || Failure::new(Exit::NotFound, format!("{shown} is in no mounted store")).hint("of one that is not mounted: --store FILE");
+    let place = place::of(&full).map_err(cannot)?.ok_or_else(none)?;
+    let folder = if full.is_dir() { full.clone() } else { full.parent().map_or_else(PathBuf::new, Path::to_path_buf) };
+    let mut mounted = Mounted::find_view(&folder)?;
+    let whose = match place.view {
+        View::Mainline => mounted.entered().map(|id| ("TXN", id.to_string())),
+        View::Transaction(id) => Some(("TXN", id.to_string())),
+        View::Snapshot(name) => Some(("SNAPSHOT", name)),
+        View::Clone(name) => Some(("CLONE", name)),
+        View::Listing => return Err(Failure::new(Exit::Usage, format!("{shown} is a list of views: give one of them"))),
+    };
+    let mut words = vec![command.as_bytes(), b"BEGIN", place.rest.as_os_str().as_bytes()];
+    words.extend(whose.iter().flat_map(|(kind, name)| [kind.as_bytes(), name.as_bytes()]));
+    mounted.call(&words)?;
+    // What comes next is on its way while this is looked at.
+    mounted.send(&[command.as_bytes(), b"NEXT"])?;
+    Ok(mounted)
 }
 
 fn broken() -> Failure {

@@ -1,4 +1,4 @@
-//! `CLONETREE`, `RMTREE`, `IMPORT` and `WALK`: trees of files copied by reference, removed, brought in, and looked through.
+//! `CLONETREE`, `RMTREE`, `IMPORT`, `EXPORT` and `WALK`: trees of files copied by reference, removed, brought in and out, and looked through.
 
 use kvdb::TransactionId;
 
@@ -7,7 +7,7 @@ use crate::failure::{Failure, Outcome};
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
-use crate::transactions::Whose;
+use crate::transactions::{Walking, Whose};
 
 /// The transaction that a command is for: `TXN id` from argument `at` on, or else the joined one.
 fn transaction(s: &Session, args: &Arguments<'_>, at: usize) -> Result<Option<TransactionId>, Failure> {
@@ -79,7 +79,21 @@ pub const WALK_USAGE: &str = "BEGIN path [TXN id | SNAPSHOT name | CLONE name] |
 /// from one state, in the form that `kvfs find` and `kvfs du` read. A walk keeps its state from being freed until it ends, which the end
 /// of the connection does, too.
 pub fn walk(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    let none = || Failure::request("there is no walk under way: WALK BEGIN");
+    pieces(s, args, out, |s, whose, path| s.shared.transactions.walk(whose, path))
+}
+
+pub const EXPORT_USAGE: &str = WALK_USAGE;
+
+/// `EXPORT BEGIN path [TXN id | SNAPSHOT name | CLONE name]`, then `EXPORT NEXT` until that gives an empty string: the same as a tar stream. A
+/// connection has one walk or export at a time.
+pub fn export(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    pieces(s, args, out, |s, whose, path| s.shared.transactions.export(whose, path, s.user))
+}
+
+type Begin = fn(&Session, Whose, &[u8]) -> kvdb::Result<Box<dyn Walking>>;
+
+fn pieces(s: &mut Session, args: Arguments<'_>, out: &mut Output, begin: Begin) -> Outcome {
+    let none = || Failure::request("there is none under way: BEGIN");
     match (args.at(1), args.len()) {
         (c, 3 | 5) if is(c, "begin") => {
             let name = || String::from_utf8(args.at(4).to_vec()).map_err(|_| Failure::request("a name is UTF-8 text"));
@@ -90,7 +104,7 @@ pub fn walk(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             };
             // The state of the one before is let go first.
             s.walking = None;
-            s.walking = Some(s.shared.transactions.walk(whose, args.at(2))?);
+            s.walking = Some(begin(s, whose, args.at(2))?);
         }
         (c, 2) if is(c, "next") => {
             let mut walking = s.walking.take().ok_or_else(none)?;

@@ -3,12 +3,18 @@
 use super::*;
 
 pub(super) struct Tar<'a> {
-    pub(super) builder: tar::Builder<Box<dyn Write>>,
+    pub(super) builder: tar::Builder<Box<dyn Write + 'a>>,
     /// The first name of each file that has several.
     pub(super) linked: HashMap<Ino, Vec<u8>>,
     /// Each file is read before its header is written, because an entry that has begun cannot be taken back.
     pub(super) proof_read: bool,
     pub(super) skipped: Skipped<'a>,
+}
+
+impl<'a> Tar<'a> {
+    pub(super) fn new(out: Box<dyn Write + 'a>, proof_read: bool, output: &'a Output) -> Self {
+        Tar { builder: tar::Builder::new(out), linked: HashMap::new(), proof_read, skipped: Skipped::new(output) }
+    }
 }
 
 /// What an octal field of the header holds at most.

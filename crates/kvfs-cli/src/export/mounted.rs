@@ -1,0 +1,37 @@
+//! `kvfs export` of a mounted store: its daemon makes the tar stream, from one state, and it is written out here.
+
+use kvdb_server::Reply;
+
+use super::*;
+use crate::walks;
+
+/// The folder to export, if the store is mounted: a folder on a mount, or in any of its views; or the mount point of a store's file.
+pub(super) fn source(store: &Path) -> Outcome<Option<PathBuf>> {
+    if store.is_dir() {
+        return Ok(Some(store.to_path_buf()));
+    }
+    match store::socket_of(store)? {
+        Some(_) => Ok(Some(Mounted::find(store)?.mount_point)),
+        None => Ok(None),
+    }
+}
+
+/// Writes the tar stream of what lies at a path on a mount; how many bytes that took.
+pub(super) fn write(path: &Path, out: &mut dyn Write, cannot: impl Fn(io::Error) -> Failure, bar: &ProgressBar) -> Outcome<u64> {
+    let mut mounted = walks::begin(path, "EXPORT")?;
+    let mut written = 0;
+    loop {
+        let Reply::Bulk(piece) = mounted.receive()? else {
+            return Err(Failure::new(Exit::Failed, "the store's daemon gave an unexpected reply"));
+        };
+        if piece.is_empty() {
+            out.flush().map_err(cannot)?;
+            return Ok(written);
+        }
+        // The next one is on its way while this is written.
+        mounted.send(&[b"EXPORT", b"NEXT"])?;
+        out.write_all(&piece).map_err(&cannot)?;
+        written += piece.len() as u64;
+        bar.inc(piece.len() as u64);
+    }
+}
