@@ -74,6 +74,15 @@ fn views_are_exported_as_they_are() {
     succeeds(kvfs(&["txn", "abort"]).arg(p.mnt()).arg(&id));
 }
 
+/// Sets the flag when it is dropped.
+struct Ended<'a>(&'a AtomicBool);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn two_files_that_change_together_are_exported_together() {
     let Some(p) = Place::new() else { return };
@@ -93,6 +102,8 @@ fn two_files_that_change_together_are_exported_together() {
     (0..200).for_each(|n| fs::write(tree.join(format!("m{n}")), vec![n as u8; 20_000]).expect("write"));
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        // The writer ends whatever comes of the comparison.
+        let end = Ended(&done);
         let writer = scope.spawn(|| {
             let mut n = 1;
             while !done.load(Ordering::Relaxed) {
@@ -110,7 +121,7 @@ fn two_files_that_change_together_are_exported_together() {
             assert_eq!(a.len(), 400_000);
             assert!(a == z && a.iter().all(|b| *b == a[0]), "round {round}");
         }
-        done.store(true, Ordering::Relaxed);
+        drop(end);
         assert!(writer.join().expect("no panic") > 1);
     });
 }
