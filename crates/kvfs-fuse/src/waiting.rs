@@ -6,6 +6,7 @@
 //! Of an FSYNC of a small file only the sync waits (`with_next_sync`): one thread syncs for all that have gathered until it begins,
 //! and answers them. No other thread is woken for each of them.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
@@ -100,20 +101,26 @@ impl WaitingRoom {
         self.admit(alone, move || room.lead(sync));
     }
 
-    /// Syncs for all that have gathered, and answers them.
+    /// Syncs for all that have gathered, and answers them, until nobody is left. A thread that has requests to answer, too, does so once, and
+    /// has another one go on.
     fn lead(self: &Arc<Self>, sync: impl Fn() -> Reply<()> + Send + 'static) {
+        while self.sync_once(&sync) {
+            if !IS_OF_THE_ROOM.get() {
+                let room = self.clone();
+                return self.take(move || room.lead(sync));
+            }
+        }
+    }
+
+    /// Syncs for all that have gathered, and answers them. `true`: others have come.
+    fn sync_once(&self, sync: &impl Fn() -> Reply<()>) -> bool {
         let answers = std::mem::take(&mut self.gathered.lock().answers);
         let outcome = sync();
         // Before the next sync, which those who are answered now may come to share.
         answers.into_iter().for_each(|answer| answer(outcome));
         let mut gathered = self.gathered.lock();
         gathered.led = !gathered.answers.is_empty();
-        let more = gathered.led;
-        drop(gathered);
-        if more {
-            let room = self.clone();
-            self.take(move || room.lead(sync));
-        }
+        gathered.led
     }
 
     /// Runs `job` elsewhere, later when there are too many: what it waits for may have to be done here.
@@ -165,7 +172,13 @@ impl Drop for Leaving {
     }
 }
 
+thread_local! {
+    /// This thread has nothing to do but what the room hands to it.
+    static IS_OF_THE_ROOM: Cell<bool> = const { Cell::new(false) };
+}
+
 fn work(shared: &Shared) {
+    IS_OF_THE_ROOM.set(true);
     let mut queue = shared.queue.lock();
     loop {
         if let Some(job) = queue.jobs.pop_front() {
@@ -247,6 +260,31 @@ mod tests {
         assert_eq!(begun.recv(), Ok(2));
         go.send(()).expect("it waits");
         assert_eq!(answers.recv().expect("answered").3, Ok(()));
+    }
+
+    #[test]
+    fn one_thread_goes_on_while_syncs_are_wanted_unless_it_has_requests_to_answer() {
+        for alone in [true, false] {
+            let room = Arc::new(WaitingRoom::new().expect("a room"));
+            let (say, answers) = channel();
+            // Each of the first nine has the next one come while it is synced for.
+            fn come(room: &Arc<WaitingRoom>, alone: bool, left: u32, say: &std::sync::mpsc::Sender<std::thread::ThreadId>) {
+                let (again, tell, more) = (room.clone(), say.clone(), say.clone());
+                let answer = move |_| {
+                    if left > 0 {
+                        come(&again, alone, left - 1, &more);
+                    }
+                    tell.send(std::thread::current().id()).expect("the test listens");
+                };
+                room.with_next_sync(alone, || Ok(()), answer);
+            }
+            come(&room, alone, 9, &say);
+            let who: Vec<_> = (0..10).map(|_| answers.recv().expect("answered")).collect();
+            let here = std::thread::current().id();
+            assert_eq!(who[0] == here, !alone);
+            assert!(who[1..].iter().all(|&id| id == who[1] && id != here), "nobody else is woken for each");
+            assert_eq!(room.shared.queue.lock().threads, 1);
+        }
     }
 
     #[test]
