@@ -133,6 +133,10 @@ fn what_is_written_behind_is_seen_by_whatever_comes_next() {
         device.write_behind(P, at, &mut two.clone()).unwrap();
         device.discard(8 << 20, 4 << 20).unwrap();
         device.sync().unwrap();
+        // As the host has it: nothing waits for what is under way there.
+        let mut host = vec![0; LEN];
+        std::os::unix::fs::FileExt::read_exact_at(&std::fs::File::open(&path).unwrap(), &mut host, at).unwrap();
+        assert!(host == two);
         assert!(read(&device, at, LEN) == two);
     }
     // What was taken is there when the file is closed, and can be locked by others.
