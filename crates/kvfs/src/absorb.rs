@@ -291,6 +291,7 @@ impl Fs {
         let view = self.core.scope.view()?;
         if matches!(self.core.scope, Scope::Mainline(_)) {
             // What is back may have larger numbers than all that there was when the store was opened.
+            self.core.numbers.are_not_noted();
             self.core.numbers.is_taken_below(largest_ino(&view, &self.core.layout)?.saturating_add(1));
         }
         let node = |ino| {

@@ -74,7 +74,7 @@ impl Fs {
             Scope::Frozen(_) => return Err(Error::ReadOnly),
         };
         let (view, tree) = self.tree_below(from, Some(&transaction), Locked::ToRead)?;
-        let copies = self.core.numbers.take_together(tree.inodes.len() as u64);
+        let copies = self.new_inos(tree.inodes.len() as u64)?;
         let copying =
             Copying { fs: self, layout: self.core.layout, view, transaction: &transaction, tree, copies, parent, now: self.now() };
         let outcome = copying.all().and_then(|copied| {

@@ -1,6 +1,7 @@
 //! The file system itself: opening, closing, and what every call begins with.
 
 use env::sync::atomic::{AtomicU64, Ordering};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -168,8 +169,12 @@ impl Fs {
         let kept = if options.read_only { 0 } else { largest_kept(&db, branch) };
         // A transaction that goes on from before has given numbers that nothing on the mainline has yet.
         let taken = if options.read_only || !branch.is_empty() { 0 } else { largest_taken(&db, &layout) };
-        let next = next.max(kept + 1).max(taken + 1);
-        let fs = Fs::of(db.clone(), Scope::Mainline(db), env, layout, hash_key, Numbers::from(next), options);
+        // And one that cannot go on now has given some that nothing shows.
+        let noted = noted(&db.view(), &layout)?;
+        let next = next.max(kept + 1).max(taken + 1).max(noted.unwrap_or(0));
+        let numbers = Numbers::from(next);
+        numbers.are_noted_below(noted.unwrap_or(0));
+        let fs = Fs::of(db.clone(), Scope::Mainline(db), env, layout, hash_key, numbers, options);
         // So that it is known from the start whether it is nearly full.
         fs.look_at_space(0);
         let root = fs.inode(ROOT)?;
@@ -360,8 +365,31 @@ impl Fs {
         if self.core.options.read_only { Err(Error::ReadOnly) } else { Ok(self.core.db.takes_writes()?) }
     }
 
-    pub(crate) fn new_ino(&self) -> Ino {
-        self.core.numbers.take()
+    pub(crate) fn new_ino(&self) -> Result<Ino> {
+        let ino = self.core.numbers.take();
+        self.note_numbers_below(ino.saturating_add(1))?;
+        Ok(ino)
+    }
+
+    /// So many numbers, one behind the other.
+    pub(crate) fn new_inos(&self, count: u64) -> Result<Range<Ino>> {
+        let inos = self.core.numbers.take_together(count);
+        self.note_numbers_below(inos.end)?;
+        Ok(inos)
+    }
+
+    /// In the journal the note comes before whatever is made with such a number, in a durable transaction, too.
+    fn note_numbers_below(&self, end: Ino) -> Result<()> {
+        if self.core.numbers.is_noted(end) {
+            return Ok(());
+        }
+        // A rollback, which takes the note back, comes before this or behind it. (A call of the mainline is inside.)
+        let _inside = self.core.mainline.as_ref().map(Fs::enter).transpose()?;
+        self.core.numbers.note(end, |bound| {
+            let mut batch = Batch::new();
+            batch.put(self.core.layout.imap, layout::NUMBERS_KEY.to_vec(), layout::encode_numbers(bound).to_vec());
+            self.core.mainline.as_ref().unwrap_or(self).commit(batch)
+        })
     }
 
     /// The inode in memory, loaded if need be.
@@ -492,6 +520,12 @@ pub(crate) fn stage_removal(layout: &Layout, ino: Ino, batch: &mut Batch) {
     let (start, end) = layout::node_range(ino);
     batch.delete_range(layout.imap, start.to_vec(), end.to_vec());
     batch.delete_range(layout.dmap, layout::page_key(ino, 0).to_vec(), layout::pages_end(ino).to_vec());
+}
+
+/// The bound that a state says that the inode numbers lie below which were given. Older stores have none; what is malformed is passed by,
+/// and found by a check.
+pub(crate) fn noted(view: &View, layout: &Layout) -> Result<Option<Ino>> {
+    Ok(view.get(layout.imap, &layout::NUMBERS_KEY)?.and_then(|value| layout::decode_numbers(&value)))
 }
 
 /// The largest inode number in any state that the branch can be rolled back to. One that cannot be read, or has impossible numbers, is

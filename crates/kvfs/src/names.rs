@@ -155,7 +155,7 @@ impl Fs {
         if self.core.scope.get(self.core.layout.nmap, &key)?.is_some() {
             return Err(Error::Exists);
         }
-        let ino = self.new_ino();
+        let ino = self.new_ino()?;
         let attr = self.new_attributes(&dir_state.attr, parent, kind, perm, rdev, &content, caller);
         let mut batch = Batch::new();
         batch.put(self.core.layout.nmap, key, layout::encode_name(ino, kind));
@@ -189,7 +189,7 @@ impl Fs {
         let mut attr = self.new_attributes(&dir_state.attr, parent, FileKind::File, perm, 0, b"", caller);
         drop(dir_state);
         (attr.nlink, attr.parent) = (0, 0);
-        let ino = self.new_ino();
+        let ino = self.new_ino()?;
         self.core.table.insert(Arc::new(Inode::new(ino, State::new(attr, None), 1)));
         Ok(attr.public(ino))
     }

@@ -4,6 +4,10 @@
 //! The mainline takes numbers one by one. A transaction takes them in blocks and remembers these: an inode with a number out of them
 //! is its own, was never seen outside, and goes without a trace when it is removed. The gaps that blocks leave cost nothing: a number
 //! is never reused, and there are 2^48 of them.
+//!
+//! A note in the store says below which bound all numbers lie that were given: a number may be where nothing shows it when the store is
+//! opened, in a durable transaction that cannot go on for want of room, say. The note is committed before the first number at or above it is
+//! used, and then leaves room for many, so that it costs next to nothing. What is not used of them when the store is closed is a gap.
 
 use env::sync::atomic::{AtomicU64, Ordering};
 use std::ops::Range;
@@ -12,17 +16,29 @@ use std::sync::Arc;
 use env::sync::Mutex;
 
 use crate::attr::Ino;
+use crate::error::{Error, Result};
 
 /// Numbers stay below this: the bits above are the view's where a number carries one.
 pub(crate) const INO_LIMIT: Ino = 1 << 48;
+/// Numbers that one note of the bound is enough for.
+const NOTED_TOGETHER: u64 = 1 << 16;
 /// Blocks grow from the first to the second of these.
 const FIRST_BLOCK: u64 = 64;
 const LARGEST_BLOCK: u64 = 1 << 16;
 
 /// Where one view of a branch takes its numbers from.
 pub(crate) struct Numbers {
-    next: Arc<AtomicU64>,
+    given: Arc<Given>,
     blocks: Option<Mutex<Blocks>>,
+}
+
+/// What all views of a branch have given.
+struct Given {
+    next: AtomicU64,
+    /// The bound that the store's note says.
+    noted: AtomicU64,
+    /// Held by who writes the note.
+    noting: Mutex<()>,
 }
 
 #[derive(Default)]
@@ -36,25 +52,56 @@ struct Blocks {
 impl Numbers {
     /// Of a mainline whose largest number in use is below `next`.
     pub fn from(next: Ino) -> Numbers {
-        Numbers { next: Arc::new(AtomicU64::new(next)), blocks: None }
+        let given = Given { next: AtomicU64::new(next), noted: AtomicU64::new(0), noting: Mutex::new(()) };
+        Numbers { given: Arc::new(given), blocks: None }
+    }
+
+    /// The store says that numbers below `bound` may have been given.
+    pub fn are_noted_below(&self, bound: Ino) {
+        self.given.noted.store(bound, Ordering::Relaxed);
+    }
+
+    /// The store says nothing any more: it has become another one.
+    pub fn are_not_noted(&self) {
+        self.are_noted_below(0);
+    }
+
+    /// Whether the store says that all numbers below `end` may have been given.
+    pub fn is_noted(&self, end: Ino) -> bool {
+        end <= self.given.noted.load(Ordering::Relaxed)
+    }
+
+    /// Has `write` note a bound unless all numbers below `end` are noted. They may be used when this returns.
+    pub fn note(&self, end: Ino, write: impl FnOnce(Ino) -> Result<()>) -> Result<()> {
+        let _noting = self.given.noting.lock();
+        if self.is_noted(end) {
+            return Ok(());
+        }
+        if end > INO_LIMIT {
+            return Err(Error::NoSpace);
+        }
+        let bound = self.next().max(end).saturating_add(NOTED_TOGETHER).min(INO_LIMIT);
+        write(bound)?;
+        self.are_noted_below(bound);
+        Ok(())
     }
 
     /// Of a transaction of the same branch.
     pub fn for_transaction(&self) -> Numbers {
-        Numbers { next: self.next.clone(), blocks: Some(Mutex::default()) }
+        Numbers { given: self.given.clone(), blocks: Some(Mutex::default()) }
     }
 
     /// Numbers from `ino` on may be taken.
     pub fn is_taken_below(&self, ino: Ino) {
-        self.next.fetch_max(ino, Ordering::Relaxed);
+        self.given.next.fetch_max(ino, Ordering::Relaxed);
     }
 
     pub fn take(&self) -> Ino {
-        let Some(blocks) = &self.blocks else { return self.next.fetch_add(1, Ordering::Relaxed) };
+        let Some(blocks) = &self.blocks else { return self.given.next.fetch_add(1, Ordering::Relaxed) };
         let mut blocks = blocks.lock();
         if blocks.left.is_empty() {
             let size = (FIRST_BLOCK << blocks.taken.len().min(32)).min(LARGEST_BLOCK);
-            let start = self.next.fetch_add(size, Ordering::Relaxed);
+            let start = self.given.next.fetch_add(size, Ordering::Relaxed);
             blocks.left = start..start + size;
             let block = blocks.left.clone();
             blocks.taken.push(block);
@@ -67,11 +114,11 @@ impl Numbers {
     /// So many numbers, one behind the other.
     pub fn take_together(&self, count: u64) -> Range<Ino> {
         let Some(blocks) = &self.blocks else {
-            let start = self.next.fetch_add(count, Ordering::Relaxed);
+            let start = self.given.next.fetch_add(count, Ordering::Relaxed);
             return start..start + count;
         };
         let mut blocks = blocks.lock();
-        let start = self.next.fetch_add(count, Ordering::Relaxed);
+        let start = self.given.next.fetch_add(count, Ordering::Relaxed);
         blocks.taken.push(start..start + count);
         start..start + count
     }
@@ -86,7 +133,7 @@ impl Numbers {
 
     /// The number that would be next.
     pub fn next(&self) -> Ino {
-        self.next.load(Ordering::Relaxed)
+        self.given.next.load(Ordering::Relaxed)
     }
 }
 
@@ -117,5 +164,31 @@ mod tests {
             assert!(mainline.is_own(ino));
         }
         assert!(!a.is_own(1) && !a.is_own(mainline.next()));
+    }
+
+    #[test]
+    fn a_bound_is_noted_before_a_number_above_it_is_used() {
+        let numbers = Numbers::from(2);
+        // Gives the bound, if one has to be noted.
+        let note = |end| {
+            let mut noted = None;
+            let write = |bound| {
+                noted = Some(bound);
+                Ok(())
+            };
+            numbers.note(end, write).unwrap();
+            noted
+        };
+        let ino = numbers.take();
+        assert!(numbers.note(ino + 1, |_| Err(Error::NoSpace)).is_err());
+        let bound = note(ino + 1).expect("none was noted so far");
+        assert!(bound > ino);
+        assert_eq!(note(bound), None);
+        assert!(note(bound + 1).is_some_and(|next| next > bound));
+        numbers.are_not_noted();
+        assert!(note(ino + 1).is_some());
+        numbers.is_taken_below(INO_LIMIT - 1);
+        assert_eq!(note(numbers.take() + 1), Some(INO_LIMIT));
+        assert!(numbers.note(numbers.take() + 1, |_| Ok(())).is_err(), "there are no more");
     }
 }

@@ -29,7 +29,7 @@ pub fn keys(data: &[u8]) {
         Ok(ImapKey::Node(ino)) => assert_eq!(node_key(ino), data),
         Ok(ImapKey::Xattr(ino, name)) => assert_eq!(xattr_key(ino, name), data),
         Ok(ImapKey::Orphan(ino)) => assert_eq!(orphan_key(ino), data),
-        Ok(ImapKey::Super | ImapKey::Moves | ImapKey::Scrub) => assert_eq!(data.len(), 9),
+        Ok(ImapKey::Super | ImapKey::Moves | ImapKey::Scrub | ImapKey::Numbers) => assert_eq!(data.len(), 9),
         Err(_) => {}
     }
     if let Ok((ino, block)) = decode_page_key(data) {

@@ -154,7 +154,7 @@ impl Fs {
                 batch.put(layout.nmap, old_key, layout::encode_name(target.ino, target.kind));
             }
             (_, RenameFlags { whiteout: true, .. }) => {
-                let ino = self.new_ino();
+                let ino = self.new_ino()?;
                 batch.put(layout.nmap, old_key, layout::encode_name(ino, FileKind::CharDevice));
                 batch.put(layout.imap, layout::node_key(ino), layout::encode_node(&whiteout(now, &source_attr), None, b""));
                 dir_attr.size += 1;

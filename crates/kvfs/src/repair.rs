@@ -12,7 +12,7 @@ use kvdb::{Batch, Kvdb, RepairReport, View};
 
 use crate::attr::{FileKind, Ino, ROOT, Timestamp};
 use crate::error::{Error, Result};
-use crate::fs::{largest_ino, largest_kept, largest_taken};
+use crate::fs::{largest_ino, largest_kept, largest_taken, noted};
 use crate::layout::{self, Attributes, Body, ImapKey, Layout, PAGE, Super, XattrValue, Xattrs};
 use crate::numbers::INO_LIMIT;
 use crate::verify::Finding;
@@ -33,6 +33,7 @@ pub fn repair(db: &Kvdb, env: &dyn Env) -> Result<Repaired> {
     let store = db.repair(|view| -> Result<Batch> {
         let Some(layout) = layout else { return Ok(Batch::new()) };
         let largest = largest_ino(view, &layout)?.max(largest_kept(db, "")).max(largest_taken(db, &layout));
+        let largest = noted(view, &layout)?.map_or(largest, |bound| largest.max(bound - 1));
         let mut mend = Mend::new(view, layout, env, largest);
         mend.nodes()?;
         mend.pages()?;
@@ -144,6 +145,12 @@ impl<'a> Mend<'a> {
                 Ok(ImapKey::Scrub) => {
                     if crate::describe::decode_scrub(&tuple.value()?).is_none() {
                         self.note(0, "the note of the last scrub was malformed: removed");
+                        self.batch.delete(imap, tuple.key);
+                    }
+                }
+                Ok(ImapKey::Numbers) => {
+                    if layout::decode_numbers(&tuple.value()?).is_none() {
+                        self.note(0, "the bound of the inode numbers was malformed: removed");
                         self.batch.delete(imap, tuple.key);
                     }
                 }

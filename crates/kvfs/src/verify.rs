@@ -105,6 +105,8 @@ impl Check {
                 Ok(ImapKey::Moves) => {}
                 Ok(ImapKey::Scrub) if crate::describe::decode_scrub(&tuple.value()?).is_some() => {}
                 Ok(ImapKey::Scrub) => self.report.find(0, "the note of the last scrub is malformed"),
+                Ok(ImapKey::Numbers) if layout::decode_numbers(&tuple.value()?).is_some() => {}
+                Ok(ImapKey::Numbers) => self.report.find(0, "the bound of the inode numbers is malformed"),
                 Ok(ImapKey::Orphan(ino)) => {
                     self.report.orphans += 1;
                     self.inodes.insert(ino, None);

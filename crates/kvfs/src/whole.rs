@@ -104,7 +104,7 @@ impl Fs {
             if !names.insert(key.clone()) || self.core.scope.get(layout.nmap, &key)?.is_some() {
                 return Err(Error::Exists);
             }
-            let (ino, attr) = (self.new_ino(), whole.attributes(now));
+            let (ino, attr) = (self.new_ino()?, whole.attributes(now));
             batch.put(layout.nmap, key, layout::encode_name(ino, whole.kind));
             let inline = match attr.body {
                 Body::Inline(_) => &whole.content[..],

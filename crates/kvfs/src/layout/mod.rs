@@ -8,6 +8,7 @@
 //!        0(8) 'o' ino(8, BE)                 orphan: unlinked, but something of it is still stored
 //!        0(8) 'm'                            the last move of a directory to another one: new parent, its inode number
 //!        0(8) 'c'                            the last scrub that came to its end: when, and how much it found
+//!        0(8) 'n'                            bound below which all inode numbers lie that were given
 //! dmap   ino(8, BE) block(8, BE)             page: up to 4096 bytes, what is missing at its end is zero
 //! ```
 //!
@@ -36,6 +37,7 @@ const SUPER: u8 = b's';
 const ORPHAN: u8 = b'o';
 const MOVES: u8 = b'm';
 const SCRUB: u8 = b'c';
+const NUMBERS: u8 = b'n';
 /// Version 1 has no hints where files have their names; everything else is the same.
 const SUPER_VERSION: u8 = 2;
 const OLDEST_SUPER: u8 = 1;
@@ -151,6 +153,7 @@ pub(crate) enum ImapKey<'a> {
     Super,
     Moves,
     Scrub,
+    Numbers,
     Orphan(Ino),
     Node(Ino),
     Xattr(Ino, &'a [u8]),
@@ -164,6 +167,7 @@ pub(crate) fn decode_imap_key(key: &[u8]) -> Result<ImapKey<'_>> {
         (0, [SUPER]) => Ok(ImapKey::Super),
         (0, [MOVES]) => Ok(ImapKey::Moves),
         (0, [SCRUB]) => Ok(ImapKey::Scrub),
+        (0, [NUMBERS]) => Ok(ImapKey::Numbers),
         (0, [ORPHAN, orphan @ ..]) => {
             let orphan = <[u8; 8]>::try_from(orphan).map_err(|_| corrupt(0))?;
             Ok(ImapKey::Orphan(u64::from_be_bytes(orphan)))
@@ -201,10 +205,20 @@ pub(crate) fn orphan_range() -> ([u8; 9], [u8; 9]) {
 }
 
 pub(crate) const SCRUB_KEY: [u8; 9] = [0, 0, 0, 0, 0, 0, 0, 0, SCRUB];
+pub(crate) const NUMBERS_KEY: [u8; 9] = [0, 0, 0, 0, 0, 0, 0, 0, NUMBERS];
 pub(crate) const SUPER_KEY: [u8; 9] = [0, 0, 0, 0, 0, 0, 0, 0, SUPER];
 
 /// Written by every move of a directory into another one, so that no two transactions that do it both commit.
 pub(crate) const MOVES_KEY: [u8; 9] = [0, 0, 0, 0, 0, 0, 0, 0, MOVES];
+
+pub(crate) fn encode_numbers(bound: Ino) -> [u8; 8] {
+    bound.to_le_bytes()
+}
+
+/// The bound below which all inode numbers lie that were given. `None`: it is none.
+pub(crate) fn decode_numbers(value: &[u8]) -> Option<Ino> {
+    value.try_into().ok().map(u64::from_le_bytes).filter(|&bound| bound > ROOT && bound <= INO_LIMIT)
+}
 
 /// The tuple that says that there is a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
