@@ -3,6 +3,8 @@
 //! A key holds a list; a transaction reads lists and appends numbers that are used once, so that a list tells who wrote it, in which order.
 #![allow(dead_code)] // Each test file uses its part.
 
+pub mod epoch;
+
 use std::time::Duration;
 
 use adya::history::{Interner, Mop, Op, OpType, ReadValue, Scalar};
