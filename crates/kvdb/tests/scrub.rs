@@ -176,6 +176,36 @@ fn what_an_open_store_has_written_is_compared() {
     assert_eq!(scrub(), []);
 }
 
+/// What is deleted since a snapshot was made lies in runs that the snapshot alone has.
+#[test]
+fn what_only_a_snapshot_has_is_compared() {
+    let device = Arc::new(Writes { inner: MemoryDevice::new(), written: Mutex::default() });
+    let open = OpenOptions { threads: false, zero_journal: false, ..OpenOptions::default() };
+    let create = CreateOptions { open, ..CreateOptions::default() };
+    let db = Kvdb::create(device.clone(), Arc::new(Simulated::new(3)), create).unwrap();
+    let d = db.create_dictionary("d", DictionaryOptions::default()).unwrap();
+    let mut batch = Batch::new();
+    (0..200).for_each(|i| batch.put(d, format!("key{i:03}"), value(i, 200)));
+    db.commit(batch, Durability::Synced).unwrap();
+    db.snapshot("s").unwrap();
+    db.flush().unwrap();
+    let written = device.written.lock().unwrap().clone();
+    let (_, blocks) = written.into_iter().rfind(|(purpose, _)| *purpose == Purpose::Tuples).unwrap();
+    let mut batch = Batch::new();
+    batch.delete_range(d, "", "l");
+    db.commit(batch, Durability::Synced).unwrap();
+    db.flush().unwrap();
+    db.compact(d).unwrap();
+    let scrub = || {
+        assert!(db.scrub(ScrubOptions::default()).unwrap());
+        db.scrub_faults()
+    };
+    assert_eq!(scrub(), []);
+    device.inner.flip_bit(blocks.start + 100, 2);
+    let faults = scrub();
+    assert!(faults.iter().any(|fault| fault.place.starts_with("snapshot s, ")), "{faults:?}");
+}
+
 #[test]
 fn a_scrub_ends_with_the_store_and_when_it_is_told_to() {
     let open = OpenOptions { memory: 4 << 20, ..OpenOptions::default() };
