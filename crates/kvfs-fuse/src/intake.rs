@@ -51,6 +51,8 @@ mod tests {
         let (came, first) = sync_channel(0);
         let (say, second) = channel();
         std::thread::scope(|scope| {
+            // Gone when this fails, so that who wants to say it does not wait for ever.
+            let first = first;
             scope.spawn(|| intake.take(|| true, next, |_| came.send(()).unwrap()));
             while *taken.lock() == 0 {
                 std::thread::yield_now();
