@@ -39,7 +39,8 @@ impl Place {
     }
 }
 
-/// The dictionary that a connection works on. It is looked up when it is used, and made by the first write.
+/// The dictionary that a connection works on. It is looked up when it is used, and made by the first write. A rollback may take it away and
+/// the next write make another one of the same name, so its number is good for as long as the store has it.
 #[derive(Clone, Debug)]
 pub struct Selected {
     name: String,
@@ -87,6 +88,7 @@ impl Selected {
 
     /// The dictionary if it exists.
     pub fn existing(&mut self, db: &Kvdb) -> Result<Option<DictionaryId>, Failure> {
+        self.id = self.id.filter(|id| db.has_dictionary(*id));
         if self.id.is_none()
             && let Some(info) = db.dictionaries().into_iter().find(|d| d.name == self.name)
         {

@@ -44,6 +44,24 @@ fn a_snapshot_keeps_a_state_to_compare_with_and_to_go_back_to() {
 }
 
 #[test]
+fn a_dictionary_that_a_rollback_has_taken_away_is_made_again_by_the_next_write() {
+    let served = serve(ServerOptions::default());
+    let (mut c, mut other) = (served.connect(), served.connect());
+    c.expect(&[("SNAPSHOT CREATE empty", "OK"), ("SET a 1", "OK")]);
+    other.expect(&[("GET a", "\"1\"")]);
+    c.expect(&[("SNAPSHOT ROLLBACK empty", "OK"), ("GET a", "(nil)"), ("DBSIZE", "(integer) 0")]);
+    // Both had found the dictionary before; it has another number now.
+    c.expect(&[("SET a 2", "OK")]);
+    other.expect(&[("GET a", "\"2\"")]);
+    let begun = other.run("TXN BEGIN");
+    let id = begun.strip_prefix("(integer) ").expect("a number");
+    for command in [format!("TXN JOIN {id}"), "SET b 3".into(), "TXN LEAVE".into(), format!("TXN COMMIT {id}")] {
+        assert_eq!(other.run(&command), "OK", "{command}");
+    }
+    c.expect(&[("MGET a b", r#"["2" "3"]"#)]);
+}
+
+#[test]
 fn a_clone_goes_its_own_way() {
     let served = serve(ServerOptions::default());
     let mut c = served.connect();

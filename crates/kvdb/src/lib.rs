@@ -171,6 +171,11 @@ impl Kvdb {
         self.db.0.dictionary("", name)
     }
 
+    /// The main branch has a dictionary of this number now.
+    pub fn has_dictionary(&self, dict: DictionaryId) -> bool {
+        self.db.0.version.load().trees.get(&dict).is_some_and(|tree| tree.info.branch.is_empty())
+    }
+
     /// The dictionary of that name, made if it does not exist (durable before this returns).
     pub fn create_dictionary(&self, name: &str, options: DictionaryOptions) -> Result<DictionaryId> {
         self.db.0.create_dictionary("", name, options)

@@ -77,6 +77,8 @@ fn dictionary(w: &mut World) -> Result<(), Dead> {
     for name in ["Kvdb::open_dictionary_in", "Kvdb::open_dictionary", "Dictionary::id", "Dictionary::store", "Dictionary::info"] {
         w.call(name);
     }
+    w.call("Kvdb::has_dictionary");
+    assert_eq!(w.db.has_dictionary(id), branch.is_empty());
     let d = match branch.is_empty() {
         true => w.ok(w.db.open_dictionary(&dict))?,
         false => w.ok(w.db.open_dictionary_in(&branch, &dict))?,
