@@ -93,7 +93,7 @@ pub static COMMANDS: &[Command] = &[
     reads("exists", "key ...", -2, EACH, keys::exists),
     reads("expire", "(not supported)", -3, FIRST, keys::expiry),
     reads("expireat", "(not supported)", -3, FIRST, keys::expiry),
-    in_multi(InMulti::Refused, reads("export", tree::EXPORT_USAGE, -2, NONE, tree::export)),
+    in_multi(InMulti::Refused, reads("export", tree::WALK_USAGE, -2, NONE, tree::export)),
     writes("flushall", "[ASYNC|SYNC]", -1, NONE, ranges::flushall),
     writes("flushdb", "[ASYNC|SYNC]", -1, NONE, ranges::flushdb),
     reads("get", "key", 2, FIRST, strings::get),

@@ -31,7 +31,7 @@ pub const MAX_VALUE: usize = 7 << 20;
 impl Database {
     pub(crate) fn commit(&self, batch: Batch, durability: Durability) -> Result<()> {
         self.writable()?;
-        // How large values get their places: logged with the record where somebody waits for the next sync.
+        // Large values are logged with the record where the caller waits for the next sync.
         let placing = if batch.sync_follows { Durability::Synced } else { durability };
         let Valid { changes, claim, hold } = self.validate(&self.version.load(), batch)?;
         if changes.is_empty() {

@@ -301,8 +301,8 @@ impl<H: Handler> Transport<H> {
             }
             // Sent for files that TMPFILE opened, and when the mount ends.
             Request::Release | Request::ReleaseDir | Request::Destroy => done(Ok(())),
-            // For chdir and access(2), and only without `default_permissions`. All who can ask are root then, whom modes do not bind,
-            // but for this: what nobody may execute, root may not either. The kernel says itself what a read-only mount refuses.
+            // For chdir and access(2), and only without `default_permissions`. Only root can ask then, and modes do not bind it, but for
+            // this: a file without any execute bit is not executable for root either. What a read-only mount refuses the kernel checks itself.
             Request::Access => {
                 let (mask, _) = (f.u32()?, f.u32()?);
                 if mask & libc::X_OK as u32 == 0 {

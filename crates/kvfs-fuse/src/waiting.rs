@@ -101,8 +101,8 @@ impl WaitingRoom {
         self.admit(alone, move || room.lead(sync));
     }
 
-    /// Syncs for all that have gathered, and answers them, until nobody is left. A thread that has requests to answer, too, does so once, and
-    /// has another one go on.
+    /// Syncs for all that have gathered, and answers them, until none is left. A thread that also answers
+    /// requests does so once, and hands the next sync to a thread of the room.
     fn lead(self: &Arc<Self>, sync: impl Fn() -> Reply<()> + Send + 'static) {
         while self.sync_once(&sync) {
             if !IS_OF_THE_ROOM.get() {

@@ -55,7 +55,8 @@ impl Fill {
         }
     }
 
-    /// Lets writes go on while more is placed. For whom a caller waits; a sync that comes meanwhile waits for them.
+    /// Lets writes go on while more is placed: for a fill that a caller waits for. A sync that comes before
+    /// they have ended waits for them.
     pub fn write_behind(&mut self) {
         self.behind = true;
     }
@@ -191,7 +192,7 @@ impl Fill {
             written?;
             self.start += len as u64;
         } else if len > 0 {
-            // What remains at the end is written here, beside what is under way.
+            // What remains at the end is written by this thread, while the rest may still be under way.
             self.zones.write(self.purpose, self.start, &self.buffer[..len])?;
             self.start += len as u64;
             self.buffer.copy_within(len.., 0);

@@ -82,8 +82,6 @@ pub fn walk(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     pieces(s, args, out, |s, whose, path| s.shared.transactions.walk(whose, path))
 }
 
-pub const EXPORT_USAGE: &str = WALK_USAGE;
-
 /// `EXPORT BEGIN path [TXN id | SNAPSHOT name | CLONE name]`, then `EXPORT NEXT` until that gives an empty string: the same as a tar stream. A
 /// connection has one walk or export at a time.
 pub fn export(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {

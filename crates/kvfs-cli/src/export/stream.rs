@@ -27,7 +27,7 @@ impl Stream {
             let made = make(fs, &path, &to);
             end();
             if let Err(failure) = made {
-                // Whoever has let go of the other end does not want to know.
+                // If the receiver is gone, there is no one to report it to.
                 let _ = to.send(Err(failure));
             }
         })?;

@@ -1,9 +1,10 @@
-//! Large writes that a thread does while their caller goes on: it gathers, compresses and checks what comes next, and the device is
-//! not idle meanwhile (docs/decisions/046-writes-behind.md). To everybody else such a write is done: whatever would see or disturb
-//! its range waits for it, and [`WriteBehind::settle_all`], which comes before each sync, for all of them.
+//! Large writes that a thread does while their caller gathers, compresses and checks what comes next
+//! (docs/decisions/046-writes-behind.md). To all callers such a write is done: a read, a write or a
+//! discard that meets its range waits for it, and [`WriteBehind::settle_all`], which comes before each
+//! sync, waits for all of them.
 //!
-//! A write that fails is told where writes of the page cache are: by the next sync, and every later one. Until then whoever comes
-//! upon its range is told, too.
+//! A write that fails is reported as the host reports writes of its page cache: by the next sync and
+//! every later one. A call that meets its range fails with the same error.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,7 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use env::sync::{Condvar, Mutex, MutexGuard};
 use env::thread::{Builder, JoinHandle};
 
-/// Bytes under way at most: so far can the thread be behind. What a commit of 8 MiB hands over at once, less what is written meanwhile.
+/// Bytes under way at most. A commit of 8 MiB hands over that much at once, less what the thread has
+/// written by then.
 const MOST: u64 = 4 << 20;
 
 /// Writes to the device.
@@ -68,7 +70,8 @@ impl State {
 struct Shared {
     write: Write,
     state: Mutex<State>,
-    /// Something is under way or has failed. Set under the lock before a write returns; so whoever was told of what it wrote finds it set.
+    /// Something is under way or has failed. It is set under the lock before a write returns, so a caller
+    /// that learned of that write finds it set.
     busy: AtomicBool,
     wanted: Condvar,
     done: Condvar,

@@ -25,7 +25,7 @@ pub struct FileDevice {
     file: File,
     /// `None`: read-only, or the host cannot.
     direct: Option<Arc<DirectWriter>>,
-    /// For direct writes that nobody waits for.
+    /// For direct writes whose callers go on.
     behind: Option<WriteBehind>,
     /// Opened when it is first asked for; `None`: the host cannot.
     medium: OnceLock<Option<DirectReader>>,
@@ -216,7 +216,7 @@ impl Device for FileDevice {
     }
 
     fn host_file(&self) -> Option<&File> {
-        // Where one has failed, whoever reads is told.
+        // Without the file the caller reads through the device, which reports a write that has failed.
         self.settle_all().ok()?;
         Some(&self.file)
     }
