@@ -6,11 +6,12 @@ use zones::ZoneUse;
 
 use crate::Result;
 use crate::block::contiguous;
-use crate::builder::follows_block;
-use crate::entry::Entry;
 use crate::filter::hash;
-use crate::item::{Body, ExtentRef, Item, Value};
+use crate::index::entry::Entry;
+use crate::item::{Body, Item};
+use crate::merge::builder::follows_block;
 use crate::run::Run;
+use crate::value::{ExtentRef, Value};
 
 /// Reports every fault of `run` to `fault` in words, and every data byte read to `progress`. Goes on behind a fault with the next
 /// subtree. Values are read and compared with their checksums.

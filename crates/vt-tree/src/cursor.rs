@@ -10,11 +10,12 @@ use std::ops::ControlFlow;
 use bytes::Bytes;
 
 use crate::Result;
-use crate::item::{BodyRef, ItemRef, Seq, Value, ValueRef};
+use crate::input::Input;
+use crate::item::{BodyRef, ItemRef, Seq};
 use crate::memtable::MemtableCursor;
-use crate::merge::Input;
-use crate::run_cursor::RunCursor;
+use crate::run::RunCursor;
 use crate::source::Source;
+use crate::value::{Value, ValueRef};
 
 /// A live tuple; a large value is read by `Store::read_value` when wanted.
 #[derive(Clone, Debug, PartialEq, Eq)]

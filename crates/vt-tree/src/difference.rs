@@ -16,15 +16,16 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::Result;
+use crate::cache::Store;
 use crate::cursor::{TreeCursor, TreeTuple};
-use crate::entry::Entry;
-use crate::fences::Target;
 use crate::filter::hash;
-use crate::item::{Body, Item, Lookup, Seq, Value};
+use crate::index::entry::Entry;
+use crate::index::fences::Target;
+use crate::input::Input;
+use crate::item::{Body, Item, Lookup, Seq};
 use crate::memtable::{Memtable, MemtableCursor};
-use crate::merge::Input;
 use crate::source::Source;
-use crate::store::Store;
+use crate::value::Value;
 
 /// A key that the two sides have different values for.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,10 +5,10 @@ use std::ops::AddAssign;
 use std::sync::Arc;
 
 use crate::Result;
-use crate::entry::Entry;
+use crate::index::entry::Entry;
+use crate::input::{Input, KeyRange};
 use crate::item::{BodyRef, ItemRef, Seq};
 use crate::memtable::Memtable;
-use crate::merge::{Input, KeyRange};
 use crate::run::Run;
 use crate::source::Source;
 

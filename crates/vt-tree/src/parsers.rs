@@ -5,15 +5,16 @@ use std::hint::black_box;
 
 use bytes::Bytes;
 
+use crate::block::group::Group;
 use crate::block::{Block, contiguous};
-use crate::builder::follows_block;
-use crate::entry::Entry;
-use crate::fences::Fences;
 use crate::filter::{FALSE_POSITIVES, Filter, FilterBuilder};
-use crate::frame::{FrameKind, FramePointer, open};
-use crate::group::Group;
-use crate::item::{Body, ExtentRef, Value};
-use crate::node::Node;
+use crate::index::entry::Entry;
+use crate::index::fences::Fences;
+use crate::index::frame::{FrameKind, FramePointer, open};
+use crate::index::node::Node;
+use crate::item::Body;
+use crate::merge::builder::follows_block;
+use crate::value::{ExtentRef, Value};
 
 /// A tuple block's payload; keys out of the block itself are looked up in it.
 pub fn tuple_block(data: &[u8]) {
@@ -115,9 +116,10 @@ pub fn filter(data: &[u8]) {
 mod tests {
     use super::*;
     use crate::block::BlockBuilder;
-    use crate::compression::{Compression, Packer};
-    use crate::item::{BodyRef, Item, ValueRef};
-    use crate::node::NodeBuilder;
+    use crate::index::node::NodeBuilder;
+    use crate::item::{BodyRef, Item};
+    use crate::value::ValueRef;
+    use crate::value::{Compression, Packer};
     use proptest::prelude::*;
 
     /// Whole bytes of each kind, to be spoilt.
@@ -164,14 +166,14 @@ mod tests {
             }
             3 => {
                 let mut frame = vec![9; 40];
-                crate::frame::seal(&mut frame, FrameKind::Node, 1, 0, 4096);
+                crate::index::frame::seal(&mut frame, FrameKind::Node, 1, 0, 4096);
                 frame
             }
             5 => {
                 let mut packer = Packer::default();
                 let (codec, stored) = packer.pack(Compression::Lz4, &[7; 500]).expect("it gets smaller");
                 let mut frame = [&[0; 16], stored].concat();
-                crate::frame::seal(&mut frame, FrameKind::Tuples, 0, codec, 4096);
+                crate::index::frame::seal(&mut frame, FrameKind::Tuples, 0, codec, 4096);
                 frame
             }
             _ => {

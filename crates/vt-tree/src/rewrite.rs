@@ -6,12 +6,13 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::Result;
-use crate::builder::RunBuilder;
-use crate::item::{Body, Item, Value};
+use crate::item::{Body, Item};
 use crate::merge::MergeOptions;
+use crate::merge::builder::RunBuilder;
 use crate::run::Run;
 use crate::salvage::{Piece, Pieces, Recent};
 use crate::scrub::Damage;
+use crate::value::Value;
 
 /// Says the same as `run` wherever that can be read; where it cannot, it has a range tombstone, and a tombstone in the place of a value.
 /// `removed` hears of each. Sums, fences and filters are made anew from what is there; large values stay where they lie. `None`: the run

@@ -9,10 +9,10 @@ use bytes::Bytes;
 
 use crate::Result;
 use crate::block::Block;
-use crate::entry::Entry;
-use crate::frame::FramePointer;
+use crate::index::entry::Entry;
+use crate::index::frame::FramePointer;
+use crate::index::node::Node;
 use crate::item::{Body, Item};
-use crate::node::Node;
 use crate::run::Run;
 
 /// A piece of a run.

@@ -12,13 +12,14 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::block::{Block, contiguous};
-use crate::entry::Entry;
 use crate::filter::Filter;
-use crate::frame::FrameKind;
-use crate::item::{Body, ExtentRef, Value};
-use crate::merge::KeyRange;
-use crate::node::Node;
+use crate::index::entry::Entry;
+use crate::index::frame::FrameKind;
+use crate::index::node::Node;
+use crate::input::KeyRange;
+use crate::item::Body;
 use crate::run::Run;
+use crate::value::{ExtentRef, Value};
 use crate::{Error, Result};
 
 /// Neighbouring values are read together up to so many bytes.

@@ -7,9 +7,10 @@ use super::{
     ASCENDS, DELETE, DELETE_RANGE, EXTENT, FOLLOWS, GROUP, GROUP_BYTES, GROUP_LEAST, HAS_PACKED, HAS_SEQ, HAS_SERIES, INLINE,
     PACKED, PACKED_FOLLOWS, PART, SERIES, shared_prefix,
 };
-use crate::compression::Compression;
-use crate::item::{BodyRef, ExtentRef, Seq, ValueRef};
-use crate::series::Open;
+use crate::block::series::Open;
+use crate::item::{BodyRef, Seq};
+use crate::value::Compression;
+use crate::value::{ExtentRef, ValueRef};
 
 /// Collects items in order and encodes them.
 #[derive(Default)]
@@ -145,7 +146,7 @@ impl BlockBuilder {
     }
 
     /// The payload, in a buffer that the next block uses again; and whether nearly all of it is long series, see
-    /// [`crate::entry::Entry::unfiltered`]. Call [`Self::clear`] behind it.
+    /// [`crate::index::entry::Entry::unfiltered`]. Call [`Self::clear`] behind it.
     pub fn finish(&mut self) -> (&[u8], bool) {
         self.close_series();
         for r in &self.restarts {

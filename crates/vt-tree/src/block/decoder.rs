@@ -3,9 +3,10 @@
 use zones::varint;
 
 use super::{ASCENDS, DELETE, DELETE_RANGE, EXTENT, FOLLOWS, HAS_PACKED, HAS_SEQ, INLINE, KIND, PACKED, PACKED_FOLLOWS};
-use crate::compression::Compression;
-use crate::group::Place;
-use crate::item::{ExtentRef, Seq};
+use crate::block::group::Place;
+use crate::item::Seq;
+use crate::value::Compression;
+use crate::value::ExtentRef;
 
 /// What precedes an item's body.
 pub(super) struct Head {

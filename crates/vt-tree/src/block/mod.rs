@@ -11,12 +11,16 @@
 //! Readers see *groups*: the items between two restart points, or a part of a series.
 
 mod builder;
+mod counter;
 mod decoder;
+pub(crate) mod group;
+pub(crate) mod outline;
 mod reader;
+mod series;
 #[cfg(test)]
 mod tests;
 
-use crate::item::ExtentRef;
+use crate::value::ExtentRef;
 
 pub use builder::BlockBuilder;
 pub use reader::Block;

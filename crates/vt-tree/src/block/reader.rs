@@ -7,10 +7,11 @@ use bytes::Bytes;
 
 use super::decoder::Decoder;
 use super::{HAS_SERIES, PART, SERIES, head_of, shared_prefix};
-use crate::group::{Group, Place};
-use crate::item::{Body, Item, Seq, Value};
-use crate::outline::Outline;
-use crate::series::Series;
+use crate::block::group::{Group, Place};
+use crate::block::outline::Outline;
+use crate::block::series::Series;
+use crate::item::{Body, Item, Seq};
+use crate::value::Value;
 use crate::{Error, Result};
 
 /// A decoded view of one tuple block. Decoding is lazy: a group (the items between two restart points) at a time.

@@ -1,8 +1,9 @@
 use bytes::Bytes;
 
 use super::*;
-use crate::compression::Compression;
-use crate::item::{Body, Item, Seq, Value};
+use crate::item::{Body, Item, Seq};
+use crate::value::Compression;
+use crate::value::Value;
 
 fn sample() -> Vec<Item> {
     (0..200u64)

@@ -2,7 +2,8 @@
 
 use super::arena::{Arena, Place};
 use super::{Kept, State};
-use crate::item::{BodyRef, ItemRef, ValueRef};
+use crate::item::{BodyRef, ItemRef};
+use crate::value::ValueRef;
 use crate::{ExtentRef, Seq, Value};
 use bytes::{Bytes, BytesMut};
 

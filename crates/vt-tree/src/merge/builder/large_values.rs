@@ -1,8 +1,9 @@
 //! Large values: placed when they come as bytes; left or moved, a window of keys at a time, when they have a place.
 
 use super::RunBuilder;
-use crate::item::{Body, BodyRef, ExtentRef, Item, Value, ValueRef};
-use crate::store::{place_packed, place_stored};
+use crate::item::{Body, BodyRef, Item};
+use crate::value::{ExtentRef, Value, ValueRef};
+use crate::value::{place_packed, place_stored};
 use crate::{Error, Result};
 
 impl RunBuilder {

@@ -6,7 +6,7 @@
 use bytes::Bytes;
 use zones::varint;
 
-use crate::entry::Entry;
+use crate::index::entry::Entry;
 use crate::{Error, Result};
 
 /// A decoded index node.

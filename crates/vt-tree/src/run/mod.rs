@@ -1,17 +1,24 @@
 //! A run: an immutable sorted sequence of items, stored as a tree of index nodes over tuple blocks (the paper's SSTable). Runs
 //! share blocks and whole subtrees freely; each holds every zone in which a byte of it lies.
 
+mod cursor;
+mod path;
+mod zone_weights;
+
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
 use zones::{Hold, ZoneUse, varint};
 
-use crate::entry::Entry;
-use crate::fences::{Fences, Target};
+use crate::cache::Store;
 use crate::filter::Filter;
+use crate::index::entry::Entry;
+use crate::index::fences::{Fences, Pin, Target};
 use crate::item::{Body, Lookup};
-use crate::store::{Pin, Store};
 use crate::{Error, Result};
+
+pub use cursor::RunCursor;
+pub use zone_weights::ZoneWeight;
 
 /// Index levels that any run can need: a node has at least two entries but for the seams.
 const MAX_LEVEL: u16 = 40;

@@ -2,7 +2,8 @@
 
 use bytes::Bytes;
 
-use crate::item::{Body, BodyRef, ExtentRef, ItemRef, Seq, Value, ValueRef};
+use crate::item::{Body, BodyRef, ItemRef, Seq};
+use crate::value::{ExtentRef, Value, ValueRef};
 
 /// A body; bytes by their place in the block.
 #[derive(Clone, Copy, Debug)]

@@ -6,15 +6,15 @@ use bytes::Bytes;
 
 use crate::Result;
 use crate::block::Block;
-use crate::entry::Entry;
-use crate::frame::FramePointer;
-use crate::group::Group;
+use crate::block::group::Group;
+use crate::cache::outside;
+use crate::index::entry::Entry;
+use crate::index::frame::FramePointer;
+use crate::index::node::Node;
 use crate::item::{BodyRef, Item, ItemRef};
 use crate::memtable::{Memtable, MemtableCursor};
-use crate::node::Node;
 use crate::run::Run;
 use crate::source::Source;
-use crate::store::outside;
 
 /// What lies at a position.
 pub(crate) enum Piece<'a> {

@@ -6,81 +6,32 @@
 //! ever read. An item hides older ones at its keys: they are skipped, whole subtrees unread. A range tombstone is cut where a
 //! newer item begins, so that the items of the result are disjoint again.
 
+pub(crate) mod builder;
+mod cuts;
+mod options;
+mod placement;
+mod walker;
+mod window;
+mod writer;
+
 use std::sync::Arc;
 
 use bytes::Bytes;
-use zones::{Lane, Reserve};
 
-use crate::builder::{MergeStats, RunBuilder, follows_block};
-use crate::compression::Compression;
-use crate::filter::FALSE_POSITIVES;
-use crate::item::{Body, BodyRef, Item, ItemRef, Seq};
-use crate::memtable::Memtable;
-use crate::placement::{Placement, Spans};
+use self::builder::{RunBuilder, follows_block};
+use self::placement::Spans;
+use self::walker::{Piece, Walker};
+use crate::cache::Store;
+use crate::input::{Input, KeyRange};
+use crate::item::{Body, BodyRef, Item, ItemRef};
 use crate::run::Run;
-use crate::store::Store;
-use crate::walker::{Piece, Walker};
 use crate::{Error, Result};
 
-/// Keys from `start` to just below `end`; `end` `None`: to the last key.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct KeyRange {
-    pub start: Bytes,
-    pub end: Option<Bytes>,
-}
-
-impl KeyRange {
-    pub fn all() -> Self {
-        KeyRange::default()
-    }
-    pub fn new(start: impl Into<Bytes>, end: impl Into<Bytes>) -> Self {
-        KeyRange { start: start.into(), end: Some(end.into()) }
-    }
-}
-
-/// One input of a merge or of a cursor.
-#[derive(Clone)]
-pub enum Input {
-    Memtable(Arc<Memtable>),
-    Run(Arc<Run>),
-}
-
-#[derive(Clone, Debug)]
-pub struct MergeOptions {
-    pub placement: Placement,
-    /// Nothing older lies below the inputs: tombstones have done their work.
-    pub drop_tombstones: bool,
-    /// Values of at least this many bytes are placed outside their block.
-    pub separate_at: u32,
-    /// Sequence numbers up to this one are of no more interest and are written as 0.
-    pub old_seq: Seq,
-    /// How the tuple blocks written are stored; what is stitched stays as it is.
-    pub compression: Compression,
-    /// How values are stored that come as bytes and are placed outside their block; what has a place stays as it is, also when it moves.
-    pub compress_values: Compression,
-    /// Of ten thousand keys that are not there, so many at most seem to be, by the filters written: 80 is 0.8%. 0: the blocks written have
-    /// no filter.
-    pub false_positives: u16,
-    pub reserve: Reserve,
-    /// Beside what it is laid on the device.
-    pub lane: Lane,
-}
-
-impl Default for MergeOptions {
-    fn default() -> Self {
-        MergeOptions {
-            placement: Placement::stitch(),
-            drop_tombstones: false,
-            separate_at: 2048,
-            old_seq: 0,
-            compression: Compression::None,
-            compress_values: Compression::None,
-            false_positives: FALSE_POSITIVES,
-            reserve: Reserve::Merge,
-            lane: Lane::Young,
-        }
-    }
-}
+pub use builder::MergeStats;
+pub use cuts::cuts;
+pub use options::MergeOptions;
+pub use placement::{ADAPTIVE, Placement, SOLID_STATE_SEEK, VALUE_WINDOW};
+pub use writer::RunWriter;
 
 /// A merge under way.
 pub struct Merge {

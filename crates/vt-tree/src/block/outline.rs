@@ -216,7 +216,8 @@ impl Outline {
 mod tests {
     use super::*;
     use crate::block::BlockBuilder;
-    use crate::item::{Item, Value};
+    use crate::item::Item;
+    use crate::value::Value;
     use bytes::Bytes;
     use proptest::prelude::*;
 

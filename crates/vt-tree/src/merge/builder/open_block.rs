@@ -7,10 +7,11 @@ use super::gap::is_gap;
 use super::{BLOCK_SIZE, RunBuilder, encoded, place_frame};
 use crate::Result;
 use crate::block::{BlockBuilder, contiguous};
-use crate::entry::Entry;
 use crate::filter::hash;
-use crate::frame::FrameKind;
-use crate::item::{BodyRef, ExtentRef, Seq, ValueRef};
+use crate::index::entry::Entry;
+use crate::index::frame::FrameKind;
+use crate::item::{BodyRef, Seq};
+use crate::value::{ExtentRef, ValueRef};
 
 /// Sums over the open tuple block.
 #[derive(Default)]

@@ -1,6 +1,7 @@
 use super::*;
-use crate::item::{Body, Value};
-use crate::store::place_value;
+use crate::item::Body;
+use crate::value::Value;
+use crate::value::place_value;
 use zones::{FormatOptions, MemoryDevice, Reserve, Zones};
 
 #[test]

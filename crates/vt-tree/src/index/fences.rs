@@ -7,12 +7,12 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
+use crate::block::outline::Outline;
 use crate::block::{Block, head_of};
-use crate::entry::Entry;
-use crate::frame::FramePointer;
-use crate::node::Node;
-use crate::outline::Outline;
-use crate::store::Pin;
+use crate::filter::Filter;
+use crate::index::entry::Entry;
+use crate::index::frame::FramePointer;
+use crate::index::node::Node;
 use crate::{Error, Result};
 
 /// What lies beneath one entry.
@@ -97,6 +97,35 @@ impl<T> Beneath<T> {
 impl<T> Drop for Beneath<T> {
     fn drop(&mut self) {
         self.all.fetch_sub(*self.bytes.get_mut(), Relaxed);
+    }
+}
+
+/// A filter beside its node, counted.
+#[derive(Debug)]
+pub(crate) struct Pin {
+    filter: Filter,
+    pinned: Arc<AtomicU64>,
+}
+
+impl Pin {
+    /// Keeps `filter`, unless all together are then more than `most` bytes in `all`.
+    pub fn keep(filter: &Filter, all: &Arc<AtomicU64>, most: u64) -> Option<Pin> {
+        let bytes = filter.size() as u64;
+        if all.fetch_add(bytes, Relaxed) + bytes > most {
+            all.fetch_sub(bytes, Relaxed);
+            return None;
+        }
+        Some(Pin { filter: filter.clone(), pinned: all.clone() })
+    }
+
+    pub fn filter(&self) -> &Filter {
+        &self.filter
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        self.pinned.fetch_sub(self.filter.size() as u64, Relaxed);
     }
 }
 
@@ -325,7 +354,7 @@ mod tests {
     }
 
     fn node(lows: &[&[u8]]) -> Node {
-        let mut b = crate::node::NodeBuilder::default();
+        let mut b = crate::index::node::NodeBuilder::default();
         for (i, low) in lows.iter().enumerate() {
             let mut high = low.to_vec();
             high.push(0);

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use zones::{ZONE_SIZE, ZoneId};
 
 use crate::Result;
-use crate::entry::Entry;
-use crate::item::ExtentRef;
+use crate::index::entry::Entry;
+use crate::value::ExtentRef;
 
 /// As a stitching threshold: follow the spans that are there, and what a seek costs.
 pub const ADAPTIVE: u64 = u64::MAX - 1;

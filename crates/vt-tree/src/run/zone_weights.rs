@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use zones::ZoneId;
 
 use crate::Result;
-use crate::entry::Entry;
-use crate::frame::FramePointer;
+use crate::index::entry::Entry;
+use crate::index::frame::FramePointer;
 use crate::run::Run;
 
 /// What lies in one zone.

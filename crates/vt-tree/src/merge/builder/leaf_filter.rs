@@ -2,11 +2,11 @@
 
 use super::{RunBuilder, place_frame};
 use crate::Result;
+use crate::block::group::Group;
 use crate::filter::{FilterBuilder, hash};
-use crate::frame::{FrameKind, FramePointer};
-use crate::group::Group;
+use crate::index::frame::{FrameKind, FramePointer};
+use crate::index::node::NodeBuilder;
 use crate::item::BodyRef;
-use crate::node::NodeBuilder;
 
 /// A leaf index node some of whose blocks were stitched into the open leaf: its filter stands for their keys.
 pub(super) struct Borrowed {

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use std::cell::RefCell;
 use zones::ZONE_SIZE;
 
-use crate::item::SMALL_ALIGN;
+use crate::value::SMALL_ALIGN;
 
 /// How tuple blocks, or large values, are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -4,9 +4,10 @@
 
 use zones::varint;
 
-use crate::compression::Compression;
-use crate::counter::Counter;
-use crate::item::{ExtentRef, Seq};
+use crate::block::counter::Counter;
+use crate::item::Seq;
+use crate::value::Compression;
+use crate::value::ExtentRef;
 
 /// Fewer items are not worth a series.
 const LEAST: usize = 4;

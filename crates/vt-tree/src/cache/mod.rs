@@ -6,6 +6,8 @@
 //! Index nodes, filters, and the tuple blocks that hold nothing but references to large values have the first claim on the budget: a
 //! read then costs the device one access, for the tuple itself. Tuple blocks have what is left, an eighth at least.
 
+mod around;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -13,19 +15,22 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use quick_cache::sync::Cache;
 use quick_cache::{DefaultHashBuilder, Lifecycle, Weighter};
-use zones::{Fill, Purpose, Reading, ZONE_SIZE, Zones, crc32c};
+use zones::{Purpose, Reading, ZONE_SIZE, Zones, crc32c};
 
-use crate::around::Around;
+use self::around::Around;
+use crate::block::outline::Outline;
 use crate::block::{Block, contiguous};
-use crate::compression::{Compression, Packer, unpack_value};
-use crate::entry::Entry;
-use crate::fences::{Fences, Target};
 use crate::filter::Filter;
-use crate::frame::{self, FRAME_HEADER, FrameKind, FramePointer};
-use crate::item::{Body, ExtentRef, Seq, Value};
-use crate::node::Node;
-use crate::outline::Outline;
+use crate::index::entry::Entry;
+use crate::index::fences::{Fences, Pin, Target};
+use crate::index::frame::{self, FRAME_HEADER, FrameKind, FramePointer};
+use crate::index::node::Node;
+use crate::item::{Body, Seq};
+use crate::value::compression::unpack_value;
+use crate::value::{ExtentRef, Value};
 use crate::{Error, Result};
+
+pub use around::read_alone;
 
 /// Longest single read along contiguous extents, bytes.
 const READ_MOST: u64 = 1 << 20;
@@ -57,25 +62,6 @@ enum Upper {
     Filter(Arc<Filter>),
     /// A tuple block that mostly refers to large values.
     Block(Arc<Block>),
-}
-
-/// A filter beside its node, counted.
-#[derive(Debug)]
-pub(crate) struct Pin {
-    filter: Filter,
-    pinned: Arc<AtomicU64>,
-}
-
-impl Pin {
-    pub fn filter(&self) -> &Filter {
-        &self.filter
-    }
-}
-
-impl Drop for Pin {
-    fn drop(&mut self) {
-        self.pinned.fetch_sub(self.filter.size() as u64, Relaxed);
-    }
 }
 
 /// An address and the checksum of what lies there.
@@ -396,12 +382,7 @@ impl Store {
     /// Lets a filter stay beside its node, where it is found without looking into the cache; as long as an eighth of the budget lasts.
     /// In the cache it stays as well, so that the next run with the same subtree finds it.
     pub(crate) fn pin(&self, filter: &Filter) -> Option<Pin> {
-        let bytes = filter.size() as u64;
-        if self.pinned.fetch_add(bytes, Relaxed) + bytes > self.budget / 8 {
-            self.pinned.fetch_sub(bytes, Relaxed);
-            return None;
-        }
-        Some(Pin { filter: filter.clone(), pinned: self.pinned.clone() })
+        Pin::keep(filter, &self.pinned, self.budget / 8)
     }
 
     /// What the medium has of a frame, whatever is kept of it in memory.
@@ -569,31 +550,10 @@ fn unpack_extent(e: &ExtentRef, stored: Bytes) -> Result<Bytes> {
         .map_err(|what| Error::Corrupt { what: format!("value of {} bytes: {what}", e.len), addr: e.addr })
 }
 
-/// Writes a large value to its final place: raw, aligned, with its checksum in the reference only.
-pub fn place_value(fill: &mut Fill, data: &[u8]) -> Result<ExtentRef> {
-    place_stored(fill, ExtentRef::plain(0, data.len() as u32, crc32c(data)), data)
-}
-
-/// The same, compressed if that makes it enough shorter.
-pub fn place_packed(fill: &mut Fill, packer: &mut Packer, compression: Compression, data: &[u8]) -> Result<ExtentRef> {
-    let packed = packer.pack_value(compression, data).and_then(|stored| {
-        Some((ExtentRef::packed(0, data.len() as u32, stored.len() as u32, crc32c(stored), compression)?, stored))
-    });
-    match packed {
-        Some((e, stored)) => place_stored(fill, e, stored),
-        None => place_value(fill, data),
-    }
-}
-
-/// Writes the bytes that the device is to have of a value; `e` tells of them everything but the place.
-pub(crate) fn place_stored(fill: &mut Fill, e: ExtentRef, stored: &[u8]) -> Result<ExtentRef> {
-    let addr = fill.place(e.align(), stored.len(), |_, buf| buf.copy_from_slice(stored))?;
-    Ok(ExtentRef { addr, ..e })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::value::place_value;
     use zones::{FormatOptions, MemoryDevice};
 
     #[test]

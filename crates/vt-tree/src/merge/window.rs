@@ -3,8 +3,9 @@
 
 use zones::ZONE_SIZE;
 
-use crate::item::{Body, ExtentRef, Item, Value};
-use crate::placement::{Placement, VALUE_WINDOW};
+use crate::item::{Body, Item};
+use crate::merge::placement::{Placement, VALUE_WINDOW};
+use crate::value::{ExtentRef, Value};
 
 /// Items in a window take no more memory than about this, bytes.
 const WAITING: usize = 1 << 20;

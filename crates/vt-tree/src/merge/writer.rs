@@ -6,11 +6,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::Result;
-use crate::builder::{MergeStats, RunBuilder};
-use crate::item::{Body, Item, ItemRef, Seq, Value};
-use crate::merge::MergeOptions;
+use crate::cache::Store;
+use crate::item::{Body, Item, ItemRef, Seq};
+use crate::merge::builder::{MergeStats, RunBuilder};
+use crate::merge::options::MergeOptions;
 use crate::run::Run;
-use crate::store::Store;
+use crate::value::Value;
 
 /// Takes tuples in ascending order of their keys. Dropping it unfinished frees what it placed. Its memory is that of the open block,
 /// the open index nodes and a few write buffers, whatever the number of tuples.

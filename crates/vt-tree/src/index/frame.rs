@@ -10,7 +10,7 @@
 use bytes::Bytes;
 use zones::crc32c;
 
-use crate::compression::unpack;
+use crate::value::compression::unpack;
 use crate::{Error, Result};
 
 /// Bytes before the payload.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::Result;
 use crate::block::Block;
-use crate::fences::{Fences, Target};
+use crate::index::fences::{Fences, Target};
 use crate::run::Run;
 
 /// Index nodes from the root down, and the entry taken in each. Empty: nowhere.

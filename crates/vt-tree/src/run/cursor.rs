@@ -12,11 +12,12 @@ use zones::Purpose;
 
 use crate::Result;
 use crate::block::Block;
-use crate::group::Group;
-use crate::item::{BodyRef, ItemRef, ValueRef};
-use crate::path::Path;
+use crate::block::group::Group;
+use crate::item::{BodyRef, ItemRef};
 use crate::run::Run;
+use crate::run::path::Path;
 use crate::source::Source;
+use crate::value::ValueRef;
 
 /// Blocks entered one after the other before any is announced.
 const STREAK: u32 = 2;

@@ -3,8 +3,8 @@
 use super::leaf_filter::Borrowed;
 use super::{BLOCK_SIZE, LEAF_ITEMS, NODE_SIZE, RunBuilder};
 use crate::Result;
-use crate::entry::Entry;
-use crate::frame::FramePointer;
+use crate::index::entry::Entry;
+use crate::index::frame::FramePointer;
 
 impl RunBuilder {
     /// `true` when closing the open nodes below `level` leaves none nearly empty, so that a subtree of that level may follow.

@@ -25,7 +25,7 @@ pub fn cuts(runs: &[Arc<Run>], pieces: usize, values: bool) -> Result<Vec<Bytes>
             }
             (entries, level) = (below, level - 1);
         }
-        let weight = |e: &crate::entry::Entry| e.block_bytes + e.items + if values { e.value_bytes } else { 0 };
+        let weight = |e: &crate::index::entry::Entry| e.block_bytes + e.items + if values { e.value_bytes } else { 0 };
         all.extend(entries.into_iter().map(|e| (e.low.clone(), weight(&e))));
     }
     all.sort_unstable();

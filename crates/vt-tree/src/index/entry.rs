@@ -8,7 +8,7 @@
 use bytes::Bytes;
 use zones::{ZoneUse, varint};
 
-use crate::frame::FramePointer;
+use crate::index::frame::FramePointer;
 use crate::item::Seq;
 use crate::{Error, Result};
 

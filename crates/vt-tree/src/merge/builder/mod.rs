@@ -17,16 +17,17 @@ use zones::{Fill, Hold, Purpose, ZoneUse};
 use self::leaf_filter::Borrowed;
 use self::open_block::OpenBlock;
 use crate::Result;
-use crate::compression::{Compression, Packer};
-use crate::entry::{Entry, MAX_SUM};
-use crate::frame::{FRAME_HEADER, FrameKind, FramePointer, seal};
-use crate::item::{BodyRef, Item, ItemRef, ValueRef};
-use crate::merge::MergeOptions;
-use crate::node::NodeBuilder;
-use crate::placement::Placement;
+use crate::cache::Store;
+use crate::index::entry::{Entry, MAX_SUM};
+use crate::index::frame::{FRAME_HEADER, FrameKind, FramePointer, seal};
+use crate::index::node::NodeBuilder;
+use crate::item::{BodyRef, Item, ItemRef};
+use crate::merge::options::MergeOptions;
+use crate::merge::placement::Placement;
+use crate::merge::window::Window;
 use crate::run::Run;
-use crate::store::Store;
-use crate::window::Window;
+use crate::value::ValueRef;
+use crate::value::{Compression, Packer};
 
 /// A tuple block is closed when its payload reaches this, bytes.
 pub(crate) const BLOCK_SIZE: usize = 8 << 10;
