@@ -20,7 +20,7 @@ build: setup
 demo: build
 	@sh scripts/demo.sh $(KVFS)
 
-## make test         everything quick: formatting, lints, floors, unit, behaviour and property tests, a share of the simulations
+## make test         everything quick: formatting, lints, floors and rooms, unit, behaviour and property tests, a share of the simulations
 test: setup lint
 	$(CARGO) test --workspace --quiet
 	@$(MAKE) --no-print-directory over-io-uring
