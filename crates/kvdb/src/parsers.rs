@@ -6,12 +6,12 @@ use std::hint::black_box;
 use bytes::Bytes;
 use zones::crc32c;
 
-use crate::chunk::{self, HEADER, Header, Kind, MAX_PIECE};
 use crate::journal::record::{self, Record};
+use crate::log::chunk::{self, HEADER, Header, Kind, MAX_PIECE};
+use crate::log::stream::Records;
 use crate::manifest::{Edit, Root, State};
 use crate::snapshots::Received;
 use crate::snapshots::stream::Frame;
-use crate::stream::Records;
 use crate::transactions::durable;
 
 /// The root that the superblock carries.

@@ -21,10 +21,10 @@ use zones::{Reserve, ZONE_SIZE};
 
 use super::flush::encode_run;
 use super::shape::{BOTTOM, Claim, Job, PLENTY};
-use crate::database::Database;
+use crate::db::database::Database;
 use crate::error::{Error, Result};
 use crate::manifest::{Edit, RunId};
-use crate::version::{Placed, Version};
+use crate::read::version::{Placed, Version};
 
 /// When not even a part of this size finds room, there is none.
 const SMALLEST: u64 = 256 << 10;

@@ -11,10 +11,10 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use env::sync::Mutex;
 
-use crate::database::Database;
+use crate::db::database::Database;
 use crate::error::Result;
 use crate::manifest::RunId;
-use crate::version::{Placed, Tree, Version};
+use crate::read::version::{Placed, Tree, Version};
 
 /// Keys of a memtable that are looked for below.
 const SAMPLE: usize = 64;

@@ -26,11 +26,11 @@ use zones::{Reserve, ZONE_SIZE, ZoneId};
 
 use super::flush::encode_run;
 use super::shape::Claim;
-use crate::database::Database;
+use crate::db::database::Database;
 use crate::dictionary::{DictionaryId, DictionaryOptions};
 use crate::error::{Error, Result};
 use crate::manifest::{Edit, RunId};
-use crate::version::{Placed, Version};
+use crate::read::version::{Placed, Version};
 
 /// Bytes that a round moves at most.
 const ROUND: u64 = 128 << 20;

@@ -10,14 +10,14 @@ use bytes::Bytes;
 use vt_tree::{Input, KeyRange, Merge, MergeOptions, Placement, Run};
 use zones::Reserve;
 
-use crate::database::{Database, Sealed};
+use crate::db::database::{Database, Sealed};
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::journal::{Owned, Segment};
 use crate::manifest::{Edit, RunId};
+use crate::read::version::{Generation, Layer, Placed, Version};
 use crate::snapshots::Snapshot;
 use crate::transactions::history::Past;
-use crate::version::{Generation, Layer, Placed, Version};
 
 /// Bytes of work after which a flush looks up.
 const STEP: u64 = 8 << 20;

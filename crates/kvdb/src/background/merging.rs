@@ -12,9 +12,9 @@ use env::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use super::compaction::{Compaction, Piece};
 use super::dead::Hiding;
 use super::shape::{BOTTOM, Claim, Job};
-use crate::database::Database;
+use crate::db::database::Database;
 use crate::error::{Error, Result};
-use crate::version::Tree;
+use crate::read::version::Tree;
 
 /// Merges that a thread has under way at most, each younger than the one before.
 const DEEPEST: usize = 4;

@@ -23,7 +23,7 @@ pub(crate) use defragment::Defragmenter;
 pub(crate) use merging::Merging;
 use merging::Stack;
 
-use crate::database::Database;
+use crate::db::database::Database;
 use crate::error::{Error, Result};
 use crate::journal::record;
 use zones::{Purpose, Reserve, ZONE_SIZE};

@@ -7,7 +7,7 @@ use env::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::commit::{Applied, SpaceClaim};
-use crate::database::Database;
+use crate::db::database::Database;
 use crate::error::{Error, Result};
 
 /// Nanoseconds for each byte when the debt is at its limit: 20 MB/s.

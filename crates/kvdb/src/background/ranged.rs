@@ -11,12 +11,12 @@ use zones::Reserve;
 
 use super::flush::encode_run;
 use super::shape::{BOTTOM, Job};
-use crate::bounds;
-use crate::database::Database;
+use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::manifest::{Edit, RunId};
-use crate::version::{Placed, Tree, Version};
+use crate::read::bounds;
+use crate::read::version::{Placed, Tree, Version};
 
 /// Bytes of work after which it is seen whether the part is full.
 const STEP: u64 = 4 << 20;

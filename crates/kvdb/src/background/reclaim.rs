@@ -5,7 +5,7 @@ use zones::ZONE_SIZE;
 
 use super::compaction::{Compaction, Piece};
 use super::shape::Job;
-use crate::database::Database;
+use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 

@@ -12,11 +12,11 @@ use vt_tree::{ADAPTIVE, Placement};
 use zones::{Lane, ZONE_SIZE};
 
 use super::dead::Dead;
-use crate::database::Database;
+use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::dictionary::DictionaryOptions;
 use crate::manifest::RunId;
-use crate::version::{Placed, Tree};
+use crate::read::version::{Placed, Tree};
 
 /// How the runs of a dictionary are kept, see `docs/decisions/012-shape.md`. May change from one opening to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,7 +10,7 @@ pub(crate) use writer::{Owned, Writer, cost};
 
 use zones::{ZONE_SIZE, ZoneId};
 
-use crate::stream::Part;
+use crate::log::stream::Part;
 
 /// One use of a zone by the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

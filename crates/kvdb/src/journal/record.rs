@@ -33,9 +33,9 @@ use bytes::Bytes;
 use vt_tree::{Compression, ExtentRef, Run, Seq, Value};
 use zones::Purpose;
 
-use crate::codec::{Reader, put_bytes, put_varint};
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
+use crate::log::codec::{Reader, put_bytes, put_varint};
 use crate::manifest::Label;
 
 const NUMBER: u8 = 1;

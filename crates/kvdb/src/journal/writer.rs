@@ -7,8 +7,8 @@ use std::sync::Arc;
 use zones::{Hold, Purpose, SECTOR, Zones};
 
 use super::{SEGMENT_SIZE, Segment};
-use crate::chunk::{self, HEADER, Kind, MAX_PIECE};
 use crate::error::Result;
+use crate::log::chunk::{self, HEADER, Kind, MAX_PIECE};
 
 /// A segment and what keeps its zone.
 pub(crate) struct Owned {

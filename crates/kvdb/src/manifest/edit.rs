@@ -38,10 +38,10 @@ use bytes::Bytes;
 use vt_tree::{Compression, Seq};
 use zones::{Purpose, ZoneId};
 
-use crate::codec::{Reader, put_bytes, put_varint};
 use crate::dictionary::{DictionaryId, DictionaryInfo, DictionaryOptions};
 use crate::error::Result;
 use crate::journal::Segment;
+use crate::log::codec::{Reader, put_bytes, put_varint};
 
 /// Identifies a run in the manifest; larger is newer within a level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -14,11 +14,11 @@ use zones::{Hold, Purpose, Reserve, SECTOR, ZONE_SIZE, ZoneId, ZoneUse, Zones};
 pub(crate) use edit::{Edit, JournalStart, Label, RunId, dictionary, put_dictionary, text};
 pub(crate) use state::{DictionaryState, SnapshotState, State};
 
-use crate::chunk::{self, HEADER, Kind, MAX_PIECE};
-use crate::codec::{Reader, put_varint};
 use crate::error::{Error, Result};
 use crate::health::Health;
-use crate::stream::{Part, Records, StreamReader};
+use crate::log::chunk::{self, HEADER, Kind, MAX_PIECE};
+use crate::log::codec::{Reader, put_varint};
+use crate::log::stream::{Part, Records, StreamReader};
 
 /// Version of everything that the root leads to.
 const FORMAT: u8 = 1;

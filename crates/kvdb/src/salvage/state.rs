@@ -11,15 +11,15 @@ use vt_tree::{Recent, Run, Seq, Store, Value};
 use zones::{Device, Purpose, SECTOR, ZONE_SIZE, ZoneId, Zones};
 
 use super::{Remains, Salvage, Source};
-use crate::chunk::{Header, Kind};
 use crate::commit::write_memtables;
+use crate::db::recovery::{Recovery, read_journal};
 use crate::error::{Error, Result};
 use crate::journal::Segment;
 use crate::journal::record::{self, Bound, Changes, Op, Record};
+use crate::log::chunk::{Header, Kind};
+use crate::log::stream::{Part, Records, StreamReader};
 use crate::manifest::{self, Edit, Root, State};
-use crate::recovery::{Recovery, read_journal};
-use crate::stream::{Part, Records, StreamReader};
-use crate::version::{Generation, Tree, Version};
+use crate::read::version::{Generation, Tree, Version};
 
 /// Bytes of cache.
 const CACHE: usize = 32 << 20;

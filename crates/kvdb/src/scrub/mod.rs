@@ -19,7 +19,7 @@ use bytes::Bytes;
 use env::sync::{Condvar, Mutex};
 use env::thread::JoinHandle;
 
-use crate::database::Database;
+use crate::db::database::Database;
 use crate::error::Result;
 use pace::Pace;
 

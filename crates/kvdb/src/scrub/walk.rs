@@ -14,15 +14,15 @@ use env::sync::atomic::Ordering;
 use vt_tree::{ExtentRef, KeyRange, Run, Scrub, Value, scrub_end};
 
 use super::{FaultKeys, ScrubFault};
-use crate::chunk::Kind;
-use crate::database::Database;
+use crate::db::database::Database;
 use crate::error::{Error, Result};
 use crate::journal::Segment;
 use crate::journal::record::{self, Op, Record};
+use crate::log::chunk::Kind;
+use crate::log::stream::{Part, Records, StreamReader};
 use crate::manifest::{self, JournalStart, Root, State};
+use crate::read::version::{Tree, Version};
 use crate::snapshots::Snapshot;
-use crate::stream::{Part, Records, StreamReader};
-use crate::version::{Tree, Version};
 
 /// Bytes of one run that a step reads, about: for so long its zones are kept.
 const STEP: u64 = 16 << 20;
@@ -173,7 +173,7 @@ impl Database {
             match reader.next() {
                 Ok(Some((at, piece))) => {
                     reached = at + piece.len() as u64;
-                    bytes += 2 * crate::chunk::size(piece.len());
+                    bytes += 2 * crate::log::chunk::size(piece.len());
                 }
                 Ok(None) => {
                     found.push(format!("it ends at {reached}, but was durable up to {position}"));
@@ -264,7 +264,7 @@ impl Database {
                 Err(e) => return ControlFlow::Continue(Err(e)),
             };
             reached = at + piece.len() as u64;
-            read(crate::chunk::size(piece.len()))?;
+            read(crate::log::chunk::size(piece.len()))?;
             let each = |to: u64, bytes: Bytes| {
                 if to > end {
                     return Ok(false);

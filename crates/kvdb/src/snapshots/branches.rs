@@ -5,13 +5,13 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::commit::SpaceClaim;
-use crate::database::{Database, number_alone};
+use crate::db::database::{Database, number_alone};
 use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::error::{Error, Result};
 use crate::journal::record;
 use crate::manifest::{Edit, SnapshotState, State};
+use crate::read::version::{Tree, Version};
 use crate::snapshots::Snapshot;
-use crate::version::{Tree, Version};
 
 /// The dictionaries of a snapshot as the manifest has them, and the runs of each.
 fn contents(state: &State, snapshot: &Snapshot) -> Vec<(DictionaryInfo, Arc<Tree>)> {

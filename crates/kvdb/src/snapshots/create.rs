@@ -15,13 +15,13 @@ use zones::{Reserve, ZONE_SIZE, ZoneId};
 
 use super::SnapshotInfo;
 use super::registry::{Snapshot, above};
-use crate::batch::Durability;
-use crate::database::Database;
+use crate::commit::batch::Durability;
+use crate::db::database::Database;
 use crate::error::{Error, Result};
 use crate::journal::{self, record};
 use crate::manifest::{Edit, Label};
-use crate::version::Version;
-use crate::view::View;
+use crate::read::version::Version;
+use crate::read::view::View;
 
 impl Database {
     pub(crate) fn snapshot(&self, branch: &str, name: &str, durability: Durability) -> Result<()> {

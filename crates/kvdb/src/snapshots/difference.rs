@@ -5,11 +5,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use vt_tree::{Input, KeyChange};
 
-use crate::ahead::Reader;
-use crate::cursor::Tuple;
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
-use crate::view::View;
+use crate::read::ahead::Reader;
+use crate::read::cursor::Tuple;
+use crate::read::view::View;
 
 /// A key whose value is not the same on both sides. A large value is read when it is asked for.
 #[derive(Clone, Debug)]

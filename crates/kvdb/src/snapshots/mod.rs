@@ -29,10 +29,10 @@ pub(crate) use registry::{Snapshot, Snapshots};
 pub use send::SendStats;
 pub use stream::Received;
 
-use crate::batch::Durability;
+use crate::commit::batch::Durability;
 use crate::dictionary::{DictionaryId, DictionaryInfo, DictionaryOptions};
 use crate::error::{Error, Result};
-use crate::view::View;
+use crate::read::view::View;
 use crate::{Dictionary, Kvdb};
 
 /// Longest name of a snapshot or a branch, bytes.

@@ -14,14 +14,14 @@ use bytes::Bytes;
 
 use super::check_name;
 use super::stream::{Frame, Header, Received, read_magic};
-use crate::Kvdb;
-use crate::batch::{Batch, Durability};
-use crate::database::Database;
+use crate::commit::batch::{Batch, Durability};
+use crate::db::Kvdb;
+use crate::db::database::Database;
 use crate::dictionary::{DictionaryId, DictionaryOptions};
 use crate::error::{Error, Result};
 use crate::manifest::{Edit, Label};
+use crate::read::version::Version;
 use crate::transactions::{Bulk, Transaction, TransactionOptions};
-use crate::version::Version;
 
 /// The branch of a stream that is being received begins with this; its name goes on with the snapshot's id.
 const PREFIX: &str = ".receive-";

@@ -7,10 +7,10 @@ use env::sync::ArcSwap;
 use env::sync::Mutex;
 use zones::ZoneId;
 
+use crate::db::repair::{Instead, replaced};
 use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::manifest::{Edit, Label};
-use crate::repair::{Instead, replaced};
-use crate::version::{Generation, Placed, Tree, Version};
+use crate::read::version::{Generation, Placed, Tree, Version};
 
 /// One snapshot.
 pub(crate) struct Snapshot {

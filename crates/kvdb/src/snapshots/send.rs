@@ -5,7 +5,7 @@ use std::io::Write;
 use bytes::Bytes;
 
 use super::stream::{Frame, Header, Received, write_magic};
-use crate::Kvdb;
+use crate::db::Kvdb;
 use crate::error::{Error, Result};
 
 /// Bytes of tuples after which a chunk ends.

@@ -17,9 +17,9 @@ use std::io::{self, Read, Write};
 use bytes::Bytes;
 use zones::{ZONE_SIZE, crc32c};
 
-use crate::codec::{Reader, put_bytes, put_varint};
 use crate::dictionary::DictionaryInfo;
 use crate::error::{Error, Result};
+use crate::log::codec::{Reader, put_bytes, put_varint};
 use crate::manifest::{Label, dictionary, put_dictionary, text};
 
 const MAGIC: &[u8; 8] = b"KVFSsend";

@@ -10,13 +10,13 @@ use vt_tree::{BodyRef, Input, ItemRef, MergeOptions, Placement, RunWriter, TreeC
 use zones::Reserve;
 
 use super::handle::Transaction;
-use crate::Kvdb;
 use crate::commit::{MAX_KEY, MAX_VALUE};
-use crate::database::Database;
+use crate::db::Kvdb;
+use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
-use crate::version::read;
-use crate::view::{StoredValue, View};
+use crate::read::version::read;
+use crate::read::view::{StoredValue, View};
 
 /// The tuples of a dictionary in a view, in order, one after the other where they lie.
 pub struct StoredTuples {

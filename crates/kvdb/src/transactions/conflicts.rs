@@ -11,13 +11,13 @@ use vt_tree::{BodyRef, KeyRange, Lookup, Memtable, Run, RunCursor, Seq, Source};
 use super::durable;
 use super::own::{Own, Part};
 use super::reads::ReadSet;
-use crate::Kvdb;
-use crate::database::Database;
+use crate::db::Kvdb;
+use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::journal::record::{Changes, Op};
-use crate::version::read;
-use crate::view::View;
+use crate::read::version::read;
+use crate::read::view::View;
 
 /// Keys that a conflict names at most.
 const NAMED: usize = 16;

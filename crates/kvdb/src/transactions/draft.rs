@@ -9,12 +9,12 @@ use env::sync::atomic::Ordering;
 
 use super::handle::Transaction;
 use super::own::Own;
-use crate::batch::Batch;
+use crate::commit::batch::Batch;
 use crate::commit::{SpaceClaim, Valid};
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::journal::record::Changes;
-use crate::view::View;
+use crate::read::view::View;
 
 /// What a change takes beside its key and value, about: it is kept twice, to be read and to be made.
 const OVERHEAD: usize = 128;

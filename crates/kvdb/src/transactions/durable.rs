@@ -14,14 +14,14 @@ use vt_tree::Value;
 use zones::Hold;
 
 use super::handle::{Group, Isolation, Open, TransactionId, TransactionOptions};
-use crate::batch::{Batch, Durability};
-use crate::codec::{Reader, put_bytes, put_varint};
 use crate::commit::SpaceClaim;
-use crate::database::Database;
+use crate::commit::batch::{Batch, Durability};
+use crate::db::database::Database;
 use crate::dictionary::{DictionaryId, DictionaryOptions};
 use crate::error::{Error, Result};
 use crate::journal::record::{self, Changes, Op, Record};
-use crate::version::read;
+use crate::log::codec::{Reader, put_bytes, put_varint};
+use crate::read::version::read;
 
 /// Where the logs are.
 pub(super) const BRANCH: &str = ".transactions";

@@ -14,14 +14,14 @@ use super::conflicts;
 use super::handle::{Group, Isolation, Open};
 use super::own::{Own, Part};
 use super::reads;
-use crate::batch::Durability;
+use crate::commit::batch::Durability;
 use crate::commit::{Applied, Outcome, SpaceClaim};
-use crate::database::Database;
+use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::journal::record::{Changes, Op};
 use crate::locks::KeyRangeRef;
-use crate::view::View;
+use crate::read::view::View;
 
 /// A commit with more in memory than this binds runs, bytes.
 const BIND_AT: usize = 1 << 20;

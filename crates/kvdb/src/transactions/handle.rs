@@ -13,17 +13,17 @@ use vt_tree::Lookup;
 use super::draft::Draft;
 use super::own::Own;
 use super::reads::{Claim, ReadSet};
-use crate::Kvdb;
-use crate::batch::{Batch, Durability};
+use crate::commit::batch::{Batch, Durability};
 use crate::commit::{SpaceClaim, Valid, check_put};
-use crate::cursor::Cursor;
-use crate::database::Database;
+use crate::db::Kvdb;
+use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::journal::record::Changes;
 use crate::locks::{KeyRangeRef, Mode};
-use crate::version::read;
-use crate::view::View;
+use crate::read::cursor::Cursor;
+use crate::read::version::read;
+use crate::read::view::View;
 
 /// Names a transaction in its store, for as long as the store is open; never given twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -7,8 +7,8 @@ use std::time::Duration;
 use vt_tree::KeyRange;
 
 use super::handle::{Isolation, Transaction, TransactionId};
-use crate::Kvdb;
-use crate::database::Database;
+use crate::db::Kvdb;
+use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::journal::record::{Changes, Op};

@@ -10,7 +10,7 @@ use env::sync::Mutex;
 use vt_tree::{Input, ItemRef, KeyRange, Lookup, Memtable, Merge, MergeOptions, Placement, RunCursor, Seq, Source, Value};
 use zones::{Hold, Reserve};
 
-use crate::database::Database;
+use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::journal::record::Op;

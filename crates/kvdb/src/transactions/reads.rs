@@ -12,7 +12,7 @@ use bytes::Bytes;
 use vt_tree::{KeyRange, Seq};
 
 use super::handle::{Isolation, Open, Transaction};
-use crate::database::Database;
+use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::locks::{KeyRangeRef, RangeSet};

@@ -12,7 +12,7 @@ use super::conflicts::MergeRoutine;
 use super::handle::{Group, Isolation, Open, TransactionId, TransactionOptions};
 use super::history::{History, Past};
 use super::locking::WOUNDED;
-use crate::database::Database;
+use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::locks::Owner;

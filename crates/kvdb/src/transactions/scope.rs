@@ -4,12 +4,12 @@
 use bytes::Bytes;
 
 use super::handle::Transaction;
-use crate::Kvdb;
-use crate::batch::{Batch, Durability};
-use crate::cursor::Cursor;
+use crate::commit::batch::{Batch, Durability};
+use crate::db::Kvdb;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
-use crate::view::View;
+use crate::read::cursor::Cursor;
+use crate::read::view::View;
 
 /// Where reads and writes go.
 #[derive(Clone)]

@@ -14,15 +14,15 @@ use zones::Reserve;
 
 use crate::background::flush::encode_run;
 use crate::commit::{MAX_KEY, MAX_VALUE, SpaceClaim};
-use crate::database::{Database, number_alone};
+use crate::db::database::{Database, number_alone};
+use crate::db::{Handle, Kvdb};
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::journal::record;
 use crate::locks::KeyRangeRef;
 use crate::manifest::{Edit, RunId};
+use crate::read::version::{Layer, Placed, Version};
 use crate::transactions::history::Past;
-use crate::version::{Layer, Placed, Version};
-use crate::{Handle, Kvdb};
 
 /// Bytes taken in after which the space is looked at.
 const LOOK_AT_SPACE: u64 = 4 << 20;

@@ -9,8 +9,8 @@
 use bytes::Bytes;
 use zones::{Purpose, SECTOR, ZONE_SIZE, ZoneId, Zones};
 
-use crate::chunk::{Header, Kind};
 use crate::error::{Error, Result};
+use crate::log::chunk::{Header, Kind};
 
 /// One zone's part of a stream.
 #[derive(Clone, Copy, Debug)]
@@ -243,7 +243,7 @@ impl<'a> StreamReader<'a> {
             if part.end.is_some_and(|end| end <= self.position) {
                 continue;
             }
-            let mut head = [0; crate::chunk::HEADER];
+            let mut head = [0; crate::log::chunk::HEADER];
             while offset < ZONE_SIZE {
                 let addr = part.zone.start() + offset;
                 self.zones.read(self.purpose(), addr, &mut head)?;
@@ -332,8 +332,8 @@ impl Records {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::chunk::HEADER;
     use crate::journal::{Owned, SEGMENT_SIZE, Segment, Writer, cost};
+    use crate::log::chunk::HEADER;
     use env::Random;
     use std::sync::Arc;
     use zones::{FormatOptions, MemoryDevice, Reserve};

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use crate::dictionary::DictionaryId;
-use crate::view::StoredValue;
+use crate::read::view::StoredValue;
 
 /// When a commit returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,6 +111,6 @@ impl Batch {
     }
     /// Deletes every key that begins with `prefix`; the empty one empties the dictionary.
     pub fn delete_prefix(&mut self, dict: DictionaryId, prefix: impl AsRef<[u8]>) {
-        crate::bounds::delete(self, dict, crate::bounds::of_prefix(prefix.as_ref()));
+        crate::read::bounds::delete(self, dict, crate::read::bounds::of_prefix(prefix.as_ref()));
     }
 }

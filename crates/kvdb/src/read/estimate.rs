@@ -4,10 +4,10 @@ use std::ops::RangeBounds;
 
 use vt_tree::{Estimate, KeyRange};
 
-use crate::bounds;
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
-use crate::view::View;
+use crate::read::bounds;
+use crate::read::view::View;
 
 impl View {
     /// About how many tuples, and how many bytes, lie in a range of keys. Two descents through the index of each run; see

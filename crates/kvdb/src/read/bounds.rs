@@ -6,7 +6,7 @@ use bytes::Bytes;
 use vt_tree::KeyRange;
 
 use crate::MAX_KEY;
-use crate::batch::Batch;
+use crate::commit::batch::Batch;
 use crate::dictionary::DictionaryId;
 
 /// The first key behind all keys that begin with `prefix`; `None`: there is none, every key from `prefix` on begins with it.

@@ -4,8 +4,8 @@
 use env::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
-use crate::Kvdb;
-use crate::database::Database;
+use crate::db::Kvdb;
+use crate::db::database::Database;
 
 /// Room in a store that is left to batches which say so ([`Batch::takes_promised_space`](crate::Batch::takes_promised_space)). Whether there is so
 /// much is for its owner to see before ([`Kvdb::space`]). It is given back when this is dropped.

@@ -11,16 +11,16 @@ use std::sync::Arc;
 use vt_tree::{KeyRange, Run, Seq};
 use zones::{Hold, Purpose, Reserve, ZoneId};
 
+use crate::commit::unplaced::{self, Pending};
 use crate::commit::{Outcome, SpaceClaim};
-use crate::database::{Database, Sealed};
+use crate::db::database::{Database, Sealed};
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::journal::{Owned, Segment, Writer, record};
 use crate::manifest::{Edit, JournalStart};
+use crate::read::version::Version;
 use crate::transactions::history::Past;
 use crate::transactions::locking::borrowed;
-use crate::unplaced::{self, Pending};
-use crate::version::Version;
 
 /// What the pipeline's lock guards.
 pub(crate) struct Pipeline {
@@ -53,7 +53,7 @@ impl Pipeline {
     /// The stream, to append a commit to.
     pub(crate) fn stream(&mut self) -> &mut Vec<u8> {
         let stream = &mut self.pending.stream;
-        if stream.len() == crate::chunk::HEADER {
+        if stream.len() == crate::log::chunk::HEADER {
             stream.extend_from_slice(&record::number(self.next_seq));
         }
         stream
@@ -194,7 +194,7 @@ impl Database {
 
     /// Writes a piece of the stream that was taken from the pipeline.
     fn write_taken(&self, writer: &mut Writer, mut stream: Vec<u8>) -> Result<()> {
-        if stream.len() > crate::chunk::HEADER {
+        if stream.len() > crate::log::chunk::HEADER {
             let synced = self.durable.load(Ordering::Acquire);
             writer.write(&mut stream, synced).map_err(|e| self.health.fail("writing the journal", &e))?;
             self.counters.journal_device.set(writer.bytes());

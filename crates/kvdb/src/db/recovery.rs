@@ -15,19 +15,19 @@ use env::Env;
 use vt_tree::{ExtentRef, Run, Seq, Store, Value};
 use zones::{Device, FormatOptions, Hold, SECTOR, ZONE_SIZE, ZoneId, ZoneUse, Zones};
 
-use crate::chunk::Kind;
 use crate::commit::write_memtables;
-use crate::database::{Database, Parts, Sealed};
+use crate::db::database::{Database, Parts, Sealed};
+use crate::db::options::{CreateOptions, OpenOptions, Shares};
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::health::Health;
 use crate::journal::record::{self, Bound, Changes, Op, Record};
 use crate::journal::{Owned, Segment, Writer};
+use crate::log::chunk::Kind;
+use crate::log::stream::{Part, Records, StreamReader};
 use crate::manifest::{self, DictionaryState, Edit, JournalStart, Label, Manifest, State};
-use crate::options::{CreateOptions, OpenOptions, Shares};
+use crate::read::version::{Generation, Placed, Tree, Version};
 use crate::snapshots::Snapshots;
-use crate::stream::{Part, Records, StreamReader};
-use crate::version::{Generation, Placed, Tree, Version};
 
 /// What opening a store found and did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use zones::IoStats;
 
 use crate::Space;
 use crate::background::defragment::DefragProgress;
-use crate::database::Database;
+use crate::db::database::Database;
 use crate::dictionary::DictionaryInfo;
 use crate::scrub::ScrubProgress;
 

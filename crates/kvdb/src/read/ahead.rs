@@ -15,7 +15,7 @@ use bytes::Bytes;
 use vt_tree::{ExtentRef, Store, TreeTuple, Value, waited};
 
 use crate::error::{Error, Result};
-use crate::view::View;
+use crate::read::view::View;
 
 /// Large values that were waited for before anything is announced.
 const SLOW: u32 = 2;

@@ -5,6 +5,10 @@
 //! Durability is a second stage (see `pipeline`): whoever wants it for a position of the journal's stream waits for a sync that began
 //! after its record was in the buffer. One of the waiting threads does the sync for all of them; the others join the next one.
 
+pub(crate) mod batch;
+pub(crate) mod pipeline;
+pub(crate) mod unplaced;
+
 use env::sync::atomic::Ordering;
 
 use bytes::Bytes;
@@ -12,15 +16,15 @@ use env::sync::MutexGuard;
 use vt_tree::{Compression, ExtentRef, Packer, Seq, Slot, Value, place_packed};
 use zones::{Hold, Purpose, Reserve, ZoneUse};
 
-use crate::batch::{Batch, Change, Durability};
-use crate::database::Database;
+use self::batch::{Batch, Change, Durability};
+use self::pipeline::Pipeline;
+use self::unplaced::Unplaced;
+use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::journal::record::{self, Changes, Op, PutValue};
-use crate::pipeline::Pipeline;
+use crate::read::version::{Layer, Version};
 use crate::transactions::locking::{past, ranges};
-use crate::unplaced::{self, Unplaced};
-use crate::version::{Layer, Version};
 
 /// Longest key, bytes.
 pub const MAX_KEY: usize = 32 << 10;

@@ -10,10 +10,11 @@ use std::sync::Arc;
 use env::Machine;
 use zones::FileDevice;
 
+use crate::db::Kvdb;
+use crate::db::options::{CreateOptions, OpenOptions};
+use crate::db::recovery;
+use crate::db::recovery::Recovery;
 use crate::error::{Error, Result};
-use crate::options::{CreateOptions, OpenOptions};
-use crate::recovery::Recovery;
-use crate::{Kvdb, recovery};
 
 impl Kvdb {
     /// Opens the store in the file at `path`, or makes one: 256 MiB of memory, background threads, everything on disk within a second.

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 use vt_tree::{ExtentRef, Input, TreeCursor, TreeTuple, TupleRef, Value, ValueRef};
 
-use crate::ahead::{Ahead, Reader};
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
-use crate::view::View;
+use crate::read::ahead::{Ahead, Reader};
+use crate::read::view::View;
 
 /// A position between tuples, in a range of a view, which it and its tuples keep; it holds no lock.
 pub struct Cursor {

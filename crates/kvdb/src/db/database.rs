@@ -18,6 +18,10 @@ use zones::Zones;
 
 use crate::background::{Background, Defragmenter, Merging};
 use crate::commit::Applied;
+use crate::commit::pipeline::{Pipeline, Syncing};
+use crate::commit::unplaced::Chunks;
+use crate::db::options::{OpenOptions, Shares};
+use crate::db::stats::Counters;
 use crate::dictionary::{DictionaryId, DictionaryInfo, DictionaryOptions, MAX_DICTIONARY_NAME};
 use crate::error::{Error, Result};
 use crate::health::Health;
@@ -25,17 +29,13 @@ use crate::journal::record::{self, Changes, Op};
 use crate::journal::{SEGMENT_SIZE, Writer};
 use crate::locks::Locks;
 use crate::manifest::{Edit, JournalStart, Manifest, State};
-use crate::options::{OpenOptions, Shares};
-use crate::pins::{Pinned, Pins};
-use crate::pipeline::{Pipeline, Syncing};
+use crate::read::pins::{Pinned, Pins};
+use crate::read::version::{Tree, Version};
+use crate::read::view::View;
 use crate::scrub::Scrubber;
 use crate::snapshots::Snapshots;
-use crate::stats::Counters;
 use crate::transactions::history::Past;
 use crate::transactions::registry::Transactions;
-use crate::unplaced::Chunks;
-use crate::version::{Tree, Version};
-use crate::view::View;
 
 /// A generation that takes no more commits, and where the journal begins once it is in runs.
 #[derive(Clone, Copy, Debug)]

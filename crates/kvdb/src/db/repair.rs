@@ -15,16 +15,16 @@ use vt_tree::{Input, KeyRange, Merge, MergeOptions, Placement, Run, Value};
 use zones::Reserve;
 
 use crate::background::flush::encode_run;
-use crate::batch::{Batch, Change};
+use crate::commit::batch::{Batch, Change};
 use crate::commit::write_memtables;
-use crate::database::Database;
+use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::journal::record::Op;
-use crate::pins::Pinned;
+use crate::read::pins::Pinned;
+use crate::read::version::{Generation, Placed, Tree, Version};
+use crate::read::view::View;
 use crate::scrub::{FaultKeys, ScrubFault};
-use crate::version::{Generation, Placed, Tree, Version};
-use crate::view::View;
 
 /// What a repair did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -13,12 +13,12 @@ use bytes::{Bytes, BytesMut};
 use vt_tree::{Compression, ExtentRef, Packer, Slot, UNPLACED, place_packed};
 use zones::{Purpose, Reserve, SECTOR, ZONE_SIZE};
 
-use crate::chunk::HEADER;
-use crate::database::Database;
+use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::journal::{Writer, record};
-use crate::version::{Generation, Layer};
+use crate::log::chunk::HEADER;
+use crate::read::version::{Generation, Layer};
 
 /// Bytes of a chunk.
 const CHUNK: usize = 1 << 20;

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use vt_tree::{Store, Value};
 use zones::{Device, ZoneId, ZoneUse, Zones};
 
+use crate::db::recovery::{Found, read_journal};
 use crate::error::Result;
-use crate::recovery::{Found, read_journal};
-use crate::version::{Placed, Tree};
+use crate::read::version::{Placed, Tree};
 
 /// One thing that is not as it must be.
 #[derive(Clone, Debug, PartialEq, Eq)]

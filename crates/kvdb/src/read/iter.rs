@@ -6,11 +6,11 @@ use std::ops::RangeBounds;
 use bytes::Bytes;
 use vt_tree::KeyRange;
 
-use crate::bounds;
-use crate::cursor::{Cursor, Tuple};
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
-use crate::view::View;
+use crate::read::bounds;
+use crate::read::cursor::{Cursor, Tuple};
+use crate::read::view::View;
 
 /// Key and value of each tuple of a range, in key order from the front and against it from the back. It holds its view: what is
 /// committed later does not show. After an error it has ended.

@@ -6,13 +6,13 @@ use std::ops::RangeBounds;
 use bytes::Bytes;
 use vt_tree::Estimate;
 
-use crate::batch::{Batch, Durability};
-use crate::bounds;
-use crate::database::Database;
+use crate::commit::batch::{Batch, Durability};
+use crate::db::database::Database;
+use crate::db::ingest::{Ingest, IngestStats};
 use crate::dictionary::{DictionaryId, DictionaryOptions};
 use crate::error::Result;
-use crate::ingest::{Ingest, IngestStats};
-use crate::iter::Iter;
+use crate::read::bounds;
+use crate::read::iter::Iter;
 use crate::{DictionaryInfo, Kvdb};
 
 /// One dictionary of an open store; clones are cheap. Changes are visible when the call returns, and on disk within the flush

@@ -9,12 +9,12 @@ use std::sync::Arc;
 
 use zones::{Device, FileDevice, ZONE_SIZE, ZoneUse};
 
-use crate::Kvdb;
 use crate::background::flush::encode_run;
-use crate::database::Database;
+use crate::db::Kvdb;
+use crate::db::database::Database;
+use crate::db::files::Partial;
 use crate::dictionary::DictionaryInfo;
 use crate::error::Result;
-use crate::files::Partial;
 use crate::health::Health;
 use crate::manifest::{Edit, JournalStart, Manifest, State};
 

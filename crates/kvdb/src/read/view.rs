@@ -7,13 +7,13 @@ use std::sync::Arc;
 use bytes::Bytes;
 use vt_tree::{Input, Lookup, Seq, Store, Value};
 
-use crate::cursor::{Cursor, Tuple};
-use crate::database::Database;
+use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
-use crate::pins::Pinned;
+use crate::read::cursor::{Cursor, Tuple};
+use crate::read::pins::Pinned;
+use crate::read::version::read;
 use crate::transactions::Own;
-use crate::version::read;
 
 /// A pinned, immutable state of the whole store: reads through it see one commit boundary and never block.
 #[derive(Clone)]

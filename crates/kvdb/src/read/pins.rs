@@ -16,9 +16,9 @@ use std::sync::Arc;
 use env::sync::Mutex;
 use vt_tree::Seq;
 
-use crate::database::Database;
+use crate::db::database::Database;
 use crate::journal::record::Op;
-use crate::version::Version;
+use crate::read::version::Version;
 
 /// Views that are noted without a lock.
 const SLOTS: usize = 64;

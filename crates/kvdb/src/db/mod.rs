@@ -1,0 +1,239 @@
+//! The engine as a whole: its state, how it is made, opened, checked, repaired and copied, and what a caller holds of it.
+
+pub(crate) mod check;
+pub(crate) mod checkpoint;
+pub(crate) mod database;
+pub(crate) mod files;
+pub(crate) mod handle;
+pub(crate) mod ingest;
+pub(crate) mod options;
+pub(crate) mod promise;
+pub(crate) mod recovery;
+pub(crate) mod repair;
+pub(crate) mod stats;
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use env::{Env, Machine};
+use zones::{Device, MemoryDevice};
+
+use self::database::Database;
+use self::options::{CreateOptions, OpenOptions};
+use self::recovery::Recovery;
+use self::stats::Stats;
+use crate::background::defragment::{DefragOptions, DefragProgress};
+use crate::commit::batch::{Batch, Durability};
+use crate::dictionary::{DictionaryId, DictionaryInfo, DictionaryOptions};
+use crate::error::Result;
+use crate::read::bounds;
+use crate::read::view::View;
+
+/// An open store. Clones share it; the last one that is dropped closes it.
+#[derive(Clone)]
+pub struct Kvdb {
+    pub(crate) db: Arc<Handle>,
+}
+
+/// Closes the database with its last user.
+pub(crate) struct Handle(pub(crate) Arc<Database>);
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if let Err(e) = self.0.close() {
+            tracing::error!("closing the store: {e}");
+        }
+    }
+}
+
+/// Room in the store, bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Space {
+    pub total: u64,
+    /// What user data can still take.
+    pub free: u64,
+}
+
+impl Kvdb {
+    pub(crate) fn of(db: Arc<Database>) -> Kvdb {
+        Kvdb { db: Arc::new(Handle(db)) }
+    }
+
+    /// Makes an empty store on `device`; whatever the device held is lost.
+    pub fn create(device: Arc<dyn Device>, env: Arc<dyn Env>, options: CreateOptions) -> Result<Kvdb> {
+        Ok(Self::of(recovery::create(device, env, options)?))
+    }
+
+    /// Opens the store on `device`, replaying what the journal holds.
+    pub fn open(device: Arc<dyn Device>, env: Arc<dyn Env>, options: OpenOptions) -> Result<(Kvdb, Recovery)> {
+        let (db, recovery) = recovery::open(device, env, options)?;
+        Ok((Self::of(db), recovery))
+    }
+
+    /// A store in memory, without background threads: for tests of the floors above, and for trying things out.
+    ///
+    /// # Panics
+    /// When there is no memory left for the few kilobytes of an empty store.
+    pub fn in_memory() -> Self {
+        let open =
+            OpenOptions { memory: 64 << 20, threads: false, zero_journal: false, flush_on_close: false, ..OpenOptions::default() };
+        let options = CreateOptions { open, ..CreateOptions::default() };
+        Self::create(Arc::new(MemoryDevice::new()), Arc::new(Machine::default()), options).expect("memory does not fail")
+    }
+
+    pub fn dictionary(&self, name: &str) -> Option<DictionaryId> {
+        self.db.0.dictionary("", name)
+    }
+
+    /// The main branch has a dictionary of this number now.
+    pub fn has_dictionary(&self, dict: DictionaryId) -> bool {
+        self.db.0.version.load().trees.get(&dict).is_some_and(|tree| tree.info.branch.is_empty())
+    }
+
+    /// The dictionary of that name, made if it does not exist (durable before this returns).
+    pub fn create_dictionary(&self, name: &str, options: DictionaryOptions) -> Result<DictionaryId> {
+        self.db.0.create_dictionary("", name, options)
+    }
+
+    /// Drops a dictionary and everything in it (durable before this returns). Views that exist still see it.
+    pub fn drop_dictionary(&self, dict: DictionaryId) -> Result<()> {
+        self.db.0.drop_dictionary(dict)
+    }
+
+    /// Changes the stitching threshold of a dictionary (see [`DictionaryOptions::stitch_at`]); durable before this returns. A merge
+    /// under way takes it up with its next part.
+    pub fn set_stitch_at(&self, dict: DictionaryId, bytes: u64) -> Result<()> {
+        self.db.0.set_stitch_at(dict, bytes)
+    }
+
+    /// All dictionaries of the main branch, by number.
+    pub fn dictionaries(&self) -> Vec<DictionaryInfo> {
+        self.dictionaries_in("")
+    }
+
+    /// The store as of the newest commit, for as long as the view is held.
+    pub fn view(&self) -> View {
+        self.db.0.view()
+    }
+
+    /// The newest committed value.
+    pub fn get(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>> {
+        self.db.0.get(dict, key)
+    }
+
+    /// The newest committed value of each of `keys`, all as of one commit; in their order. Cheaper than one by one: what must be read
+    /// is read in the order of its place, and many at a time.
+    pub fn multi_get<K: AsRef<[u8]>>(&self, dict: DictionaryId, keys: &[K]) -> Result<Vec<Option<Bytes>>> {
+        self.db.0.view().multi_get(dict, keys)
+    }
+
+    /// Commits one key and its value: the same as a batch of this one put, with less to do for it.
+    pub fn put(&self, dict: DictionaryId, key: &[u8], value: &[u8], durability: Durability) -> Result<()> {
+        self.db.0.put(dict, key, value, durability)
+    }
+
+    /// Commits `batch` as one unit.
+    pub fn commit(&self, batch: Batch, durability: Durability) -> Result<()> {
+        self.db.0.commit(batch, durability)
+    }
+
+    /// An error once the store takes no more writes: it was opened for reading, was closed, or has failed. For those who would otherwise
+    /// gather in memory what can never be committed.
+    pub fn takes_writes(&self) -> Result<()> {
+        self.db.0.writable()
+    }
+
+    /// From now on nothing is written any more, as if the store had failed; `why` is what every call that would write says. What is not
+    /// durable by then may be lost: the next open recovers what is, as after a power cut. Reading goes on.
+    pub fn halt(&self, why: &str) {
+        self.db.0.health.stop(|| why.into());
+    }
+
+    /// Everything committed before this call is on disk when it returns.
+    pub fn sync(&self) -> Result<()> {
+        self.db.0.sync()
+    }
+
+    /// (bytes in all, bytes that user data can still take)
+    pub fn space(&self) -> Space {
+        self.db.0.space()
+    }
+
+    /// Gives back the space of what was deleted, now; in its time the background does the same. For whoever finds `space().free`
+    /// short. Quick when nothing was deleted since the last time.
+    pub fn reclaim(&self) {
+        if self.db.0.writable().is_ok() {
+            self.db.0.want_space();
+        }
+    }
+
+    /// Writes everything committed before this call into runs; the journal is empty afterwards.
+    pub fn flush(&self) -> Result<()> {
+        self.db.0.writable()?;
+        self.db.0.flush_all()?;
+        self.db.0.tidy_soon();
+        Ok(())
+    }
+
+    /// Merges all runs of a dictionary into one; what was deleted gives its space back.
+    pub fn compact(&self, dict: DictionaryId) -> Result<()> {
+        self.db.0.writable()?;
+        self.db.0.flush_all()?;
+        self.db.0.compact(dict)
+    }
+
+    /// Merges what all runs have in a range of keys into the bottom run, and gives the space of what was deleted there back; the rest
+    /// of the dictionary stays as it is.
+    ///
+    /// ```
+    /// # let db = kvdb::Kvdb::in_memory();
+    /// # let d = db.open_dictionary("d")?;
+    /// # for i in 0..100u8 { d.insert(vec![i], vec![i; 1000])?; }
+    /// d.remove_range([10]..[90])?;
+    /// db.compact_range(d.id(), [10]..[90])?;
+    /// assert_eq!(d.estimate([10]..[90])?.items, 0);
+    /// # Ok::<(), kvdb::Error>(())
+    /// ```
+    pub fn compact_range<K: AsRef<[u8]>>(&self, dict: DictionaryId, range: impl std::ops::RangeBounds<K>) -> Result<()> {
+        self.db.0.writable()?;
+        self.db.0.flush_all()?;
+        self.db.0.compact_range(dict, bounds::of(&range))
+    }
+
+    /// Starts moving what lies in zones that are mostly holes together, in the background; clients go on meanwhile. `false`: that was under
+    /// way already. In a store without threads it is done when this returns. See [`Kvdb::defrag_progress`].
+    pub fn defragment(&self, options: DefragOptions) -> Result<bool> {
+        self.db.0.writable()?;
+        self.db.0.start_defragment(options)
+    }
+
+    /// How far the defragmentation is, or how far the last one came.
+    pub fn defrag_progress(&self) -> DefragProgress {
+        self.db.0.defragmenter.progress()
+    }
+
+    /// Ends a defragmentation after the part that it is at; what it has moved stays moved.
+    pub fn stop_defragment(&self) {
+        self.db.0.defragmenter.stop();
+    }
+
+    /// Returns when no defragmentation is under way.
+    pub fn wait_for_defragment(&self) {
+        self.db.0.defragmenter.wait_for_end();
+    }
+
+    /// One bounded unit of background work, for a store without threads. `false`: there is nothing to do.
+    pub fn step(&self) -> Result<bool> {
+        self.db.0.step()
+    }
+
+    pub fn stats(&self) -> Stats {
+        self.db.0.stats()
+    }
+
+    /// Makes everything durable and ends background work. Writes are refused from here on; views stay readable. Dropping the
+    /// last clone does the same, but cannot tell of errors.
+    pub fn close(&self) -> Result<()> {
+        self.db.0.close()
+    }
+}

@@ -1,0 +1,10 @@
+//! Reading: versions, views of them, and cursors, iterators and estimates on views.
+
+pub(crate) mod ahead;
+pub(crate) mod bounds;
+pub(crate) mod cursor;
+pub(crate) mod estimate;
+pub(crate) mod iter;
+pub(crate) mod pins;
+pub(crate) mod version;
+pub(crate) mod view;
