@@ -5,7 +5,7 @@ use std::io;
 use bytes::Bytes;
 
 use crate::dictionary::DictionaryId;
-use crate::transactions::TransactionId;
+use crate::ids::TransactionId;
 
 /// Why an operation on a store failed.
 #[derive(Debug, thiserror::Error)]

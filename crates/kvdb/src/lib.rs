@@ -41,6 +41,7 @@ mod db;
 mod dictionary;
 mod error;
 mod health;
+mod ids;
 mod journal;
 mod locks;
 mod log;
@@ -71,6 +72,7 @@ pub use dictionary::{
     ADAPTIVE, Compression, DictionaryId, DictionaryInfo, DictionaryOptions, FALSE_POSITIVES, MAX_DICTIONARY_NAME,
 };
 pub use error::{Error, Result};
+pub use ids::TransactionId;
 pub use read::bounds::prefix_end;
 pub use read::cursor::{Cursor, Tuple};
 pub use read::iter::{Iter, Keys};
@@ -82,7 +84,7 @@ pub use snapshots::{
 };
 pub use transactions::{
     Bulk, BulkRun, Changed, Changes, Draft, Isolation, MAX_SAVEPOINTS, MergeRoutine, Merged, Savepoint, Scope, StoredTuple,
-    StoredTuples, Transaction, TransactionId, TransactionInfo, TransactionOptions, at_once,
+    StoredTuples, Transaction, TransactionInfo, TransactionOptions, at_once,
 };
 pub use vt_tree::{Estimate, read_alone};
 

@@ -137,8 +137,8 @@ mod tests {
             branch: branch.into(),
             options: Default::default(),
         };
-        let run = crate::manifest::RunId;
-        let label = |name: &str| crate::manifest::Label {
+        let run = crate::ids::RunId;
+        let label = |name: &str| crate::ids::Label {
             name: name.into(),
             branch: String::new(),
             id: [1; 16],

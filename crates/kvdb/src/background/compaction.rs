@@ -23,7 +23,8 @@ use super::flush::encode_run;
 use super::shape::{BOTTOM, Claim, Job, PLENTY};
 use crate::db::database::Database;
 use crate::error::{Error, Result};
-use crate::manifest::{Edit, RunId};
+use crate::ids::RunId;
+use crate::manifest::Edit;
 use crate::read::version::{Placed, Version};
 
 /// When not even a part of this size finds room, there is none.

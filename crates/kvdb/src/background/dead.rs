@@ -13,7 +13,7 @@ use env::sync::Mutex;
 
 use crate::db::database::Database;
 use crate::error::Result;
-use crate::manifest::RunId;
+use crate::ids::RunId;
 use crate::read::version::{Placed, Tree, Version};
 
 /// Keys of a memtable that are looked for below.

@@ -29,7 +29,8 @@ use super::shape::Claim;
 use crate::db::database::Database;
 use crate::dictionary::{DictionaryId, DictionaryOptions};
 use crate::error::{Error, Result};
-use crate::manifest::{Edit, RunId};
+use crate::ids::RunId;
+use crate::manifest::Edit;
 use crate::read::version::{Placed, Version};
 
 /// Bytes that a round moves at most.

@@ -14,7 +14,8 @@ use super::shape::{BOTTOM, Job};
 use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
-use crate::manifest::{Edit, RunId};
+use crate::ids::RunId;
+use crate::manifest::Edit;
 use crate::read::bounds;
 use crate::read::version::{Placed, Tree, Version};
 

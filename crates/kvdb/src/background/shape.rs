@@ -15,7 +15,7 @@ use super::dead::Dead;
 use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::dictionary::DictionaryOptions;
-use crate::manifest::RunId;
+use crate::ids::RunId;
 use crate::read::version::{Placed, Tree};
 
 /// How the runs of a dictionary are kept, see `docs/decisions/012-shape.md`. May change from one opening to the next.

@@ -18,9 +18,10 @@ use crate::db::database::{Database, number_alone};
 use crate::db::{Handle, Kvdb};
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
+use crate::ids::RunId;
 use crate::journal::record;
 use crate::locks::KeyRangeRef;
-use crate::manifest::{Edit, RunId};
+use crate::manifest::Edit;
 use crate::read::version::{Layer, Placed, Version};
 use crate::transactions::history::Past;
 

@@ -21,11 +21,12 @@ use crate::db::options::{CreateOptions, OpenOptions, Shares};
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::health::Health;
+use crate::ids::Label;
 use crate::journal::record::{self, Bound, Changes, Op, Record};
 use crate::journal::{Owned, Segment, Writer};
 use crate::log::chunk::Kind;
 use crate::log::stream::{Part, Records, StreamReader};
-use crate::manifest::{self, DictionaryState, Edit, JournalStart, Label, Manifest, State};
+use crate::manifest::{self, DictionaryState, Edit, JournalStart, Manifest, State};
 use crate::read::version::{Generation, Placed, Tree, Version};
 use crate::snapshots::Snapshots;
 

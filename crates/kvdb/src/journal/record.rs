@@ -35,8 +35,8 @@ use zones::Purpose;
 
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
+use crate::ids::Label;
 use crate::log::codec::{Reader, put_bytes, put_varint};
-use crate::manifest::Label;
 
 const NUMBER: u8 = 1;
 const MARK: u8 = 2;

@@ -40,12 +40,9 @@ use zones::{Purpose, ZoneId};
 
 use crate::dictionary::{DictionaryId, DictionaryInfo, DictionaryOptions};
 use crate::error::Result;
+use crate::ids::{Label, RunId};
 use crate::journal::Segment;
 use crate::log::codec::{Reader, put_bytes, put_varint};
-
-/// Identifies a run in the manifest; larger is newer within a level.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct RunId(pub u64);
 
 /// Where the part of the journal begins that runs do not hold yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,20 +53,6 @@ pub(crate) struct JournalStart {
     /// Position in the stream of the first record that counts.
     pub position: u64,
     /// Commits up to this sequence number are in runs.
-    pub seq: Seq,
-}
-
-/// What a snapshot is called, and of when it is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Label {
-    pub name: String,
-    /// The branch that it is of; empty: the main one.
-    pub branch: String,
-    /// Tells it from all others, in every store that it was sent to.
-    pub id: [u8; 16],
-    /// Since 1970.
-    pub created: Duration,
-    /// Commits up to this one are in it.
     pub seq: Seq,
 }
 

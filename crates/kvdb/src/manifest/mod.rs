@@ -11,7 +11,7 @@ use std::sync::Arc;
 use env::Env;
 use zones::{Hold, Purpose, Reserve, SECTOR, ZONE_SIZE, ZoneId, ZoneUse, Zones};
 
-pub(crate) use edit::{Edit, JournalStart, Label, RunId, dictionary, put_dictionary, text};
+pub(crate) use edit::{Edit, JournalStart, dictionary, put_dictionary, text};
 pub(crate) use state::{DictionaryState, SnapshotState, State};
 
 use crate::error::{Error, Result};

@@ -10,9 +10,10 @@ use bytes::Bytes;
 use vt_tree::Seq;
 use zones::Purpose;
 
-use super::edit::{Edit, JournalStart, Kept, Label, RunId};
+use super::edit::{Edit, JournalStart, Kept};
 use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::error::{Error, Result};
+use crate::ids::{Label, RunId};
 use crate::journal::Segment;
 
 /// One dictionary: its options, and its runs, each at a level, by age.

@@ -12,7 +12,7 @@ use zones::Hold;
 
 use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::error::{Error, Result};
-use crate::manifest::RunId;
+use crate::ids::RunId;
 
 /// Runs that a lookup asks side by side.
 const TOGETHER: usize = 16;

@@ -18,8 +18,9 @@ use super::registry::{Snapshot, above};
 use crate::commit::batch::Durability;
 use crate::db::database::Database;
 use crate::error::{Error, Result};
+use crate::ids::Label;
 use crate::journal::{self, record};
-use crate::manifest::{Edit, Label};
+use crate::manifest::Edit;
 use crate::read::version::Version;
 use crate::read::view::View;
 

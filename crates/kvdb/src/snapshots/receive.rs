@@ -19,7 +19,8 @@ use crate::db::Kvdb;
 use crate::db::database::Database;
 use crate::dictionary::{DictionaryId, DictionaryOptions};
 use crate::error::{Error, Result};
-use crate::manifest::{Edit, Label};
+use crate::ids::Label;
+use crate::manifest::Edit;
 use crate::read::version::Version;
 use crate::transactions::{Bulk, Transaction, TransactionOptions};
 

@@ -9,7 +9,8 @@ use zones::ZoneId;
 
 use crate::db::repair::{Instead, replaced};
 use crate::dictionary::{DictionaryId, DictionaryInfo};
-use crate::manifest::{Edit, Label};
+use crate::ids::Label;
+use crate::manifest::Edit;
 use crate::read::version::{Generation, Placed, Tree, Version};
 
 /// One snapshot.

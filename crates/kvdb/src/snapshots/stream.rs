@@ -19,8 +19,9 @@ use zones::{ZONE_SIZE, crc32c};
 
 use crate::dictionary::DictionaryInfo;
 use crate::error::{Error, Result};
+use crate::ids::Label;
 use crate::log::codec::{Reader, put_bytes, put_varint};
-use crate::manifest::{Label, dictionary, put_dictionary, text};
+use crate::manifest::{dictionary, put_dictionary, text};
 
 const MAGIC: &[u8; 8] = b"KVFSsend";
 const VERSION: u64 = 1;

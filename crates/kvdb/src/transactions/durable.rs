@@ -13,12 +13,13 @@ use bytes::Bytes;
 use vt_tree::Value;
 use zones::Hold;
 
-use super::handle::{Group, Isolation, Open, TransactionId, TransactionOptions};
+use super::handle::{Group, Isolation, Open, TransactionOptions};
 use crate::commit::SpaceClaim;
 use crate::commit::batch::{Batch, Durability};
 use crate::db::database::Database;
 use crate::dictionary::{DictionaryId, DictionaryOptions};
 use crate::error::{Error, Result};
+use crate::ids::TransactionId;
 use crate::journal::record::{self, Changes, Op, Record};
 use crate::log::codec::{Reader, put_bytes, put_varint};
 use crate::read::version::read;

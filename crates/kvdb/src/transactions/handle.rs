@@ -2,7 +2,6 @@
 
 use env::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,21 +18,12 @@ use crate::db::Kvdb;
 use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
+use crate::ids::TransactionId;
 use crate::journal::record::Changes;
 use crate::locks::{KeyRangeRef, Mode};
 use crate::read::cursor::Cursor;
 use crate::read::version::read;
 use crate::read::view::View;
-
-/// Names a transaction in its store, for as long as the store is open; never given twice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct TransactionId(pub u64);
-
-impl fmt::Display for TransactionId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
 
 /// What a transaction sees of others, and they of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use vt_tree::KeyRange;
 
-use super::handle::{Isolation, Transaction, TransactionId};
+use super::handle::{Isolation, Transaction};
 use crate::db::Kvdb;
 use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
+use crate::ids::TransactionId;
 use crate::journal::record::{Changes, Op};
 use crate::locks::{Blocked, KeyRangeRef, LockError, Locks, Mode, Owner};
 

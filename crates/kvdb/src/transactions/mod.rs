@@ -33,7 +33,7 @@ pub use bulk::{Bulk, BulkRun, StoredTuple, StoredTuples};
 pub use changes::{Changed, Changes};
 pub use conflicts::{MergeRoutine, Merged};
 pub use draft::Draft;
-pub use handle::{Isolation, MAX_SAVEPOINTS, Savepoint, Transaction, TransactionId, TransactionInfo, TransactionOptions};
+pub use handle::{Isolation, MAX_SAVEPOINTS, Savepoint, Transaction, TransactionInfo, TransactionOptions};
 pub use locking::at_once;
 pub use scope::Scope;
 

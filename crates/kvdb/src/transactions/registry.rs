@@ -9,12 +9,13 @@ use env::sync::{Mutex, MutexGuard, RwLock};
 use vt_tree::Seq;
 
 use super::conflicts::MergeRoutine;
-use super::handle::{Group, Isolation, Open, TransactionId, TransactionOptions};
+use super::handle::{Group, Isolation, Open, TransactionOptions};
 use super::history::{History, Past};
 use super::locking::WOUNDED;
 use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
+use crate::ids::TransactionId;
 use crate::locks::Owner;
 
 /// Open transactions at most: each pins a state of the store.
