@@ -16,10 +16,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use env::sync::Mutex;
-use vt_tree::{Input, KeyRange, Merge, MergeOptions, Run, concat, cuts, slice};
+use vt_tree::{Input, KeyRange, Merge, MergeOptions, Run, cuts};
 use zones::{Reserve, ZONE_SIZE};
 
 use super::flush::encode_run;
+use super::part::Part;
 use super::shape::{BOTTOM, Claim, Job, PLENTY};
 use crate::db::database::Database;
 use crate::error::{Error, Result};
@@ -292,8 +293,7 @@ impl Piece {
             None => self.begin(db)?,
         };
         let done = merge.step(STEP.min(part))?;
-        let m = merge.stats();
-        if !done && m.blocks_written + m.values_written + m.index_written < part {
+        if !done && merge.stats().written() < part {
             if let Some(slot) = self.whole.hands.lock().merges.get_mut(self.number) {
                 *slot = Some(merge);
             }
@@ -327,62 +327,26 @@ impl Piece {
         let own = &state.ranges[self.number];
         let next = next.filter(|next| own.end.as_ref().is_none_or(|end| next < end));
         let (from, to) = (own.at.clone(), next.clone().or_else(|| own.end.clone()));
-        let merged = joined(db, own.merged.iter().cloned().chain(run).collect())?;
+        let merged = db.joined(own.merged.iter().cloned().chain(run))?;
         let others = |numbers: std::ops::Range<usize>| state.ranges[numbers].iter().filter_map(|range| range.merged.clone());
         let all = others(0..self.number).chain(merged.clone()).chain(others(self.number + 1..state.ranges.len()));
-        let whole = joined(db, all.collect())?;
-        let mut cuts = Vec::new();
-        for input in state.job.inputs.iter().cloned() {
-            let rest = without(db, &input.run, &from, to.as_ref())?;
-            cuts.push(Cut { input, rest });
+        let whole = db.joined(all)?;
+        let (dict, target) = (state.job.dict, state.job.level);
+        let mut part = Part::of(dict);
+        let mut left = Vec::new();
+        for input in &state.job.inputs {
+            let rest = part.cut(db, input, state.job.level_of(input.id), &from, to.as_ref())?;
+            left.extend(rest.map(|run| Placed { id: input.id, run }));
         }
-        db.zones.sync().map_err(|e| db.health.fail("syncing a merge", &e.into()))?;
-        db.counters.merged(&stats);
-        let (job, before) = (&state.job, state.result);
-        let (dict, target) = (job.dict, job.level);
-        let mut result = None;
-        let mut there = true;
-        db.install(|manifest| {
-            let mut edits = vec![Edit::Streams(db.zones.positions())];
-            // Dropped meanwhile: so is the result.
-            there = manifest.dictionaries.contains_key(&dict);
-            if there {
-                for Cut { input, rest } in &cuts {
-                    let id = input.id;
-                    if rest.as_ref().is_some_and(|rest| Arc::ptr_eq(rest, &input.run)) {
-                        continue;
-                    }
-                    edits.push(Edit::DropRun { dict, id });
-                    // Under its number it keeps its place among the others.
-                    let level = job.level_of(id) as u32;
-                    edits.extend(rest.iter().map(|rest| Edit::AddRun { dict, level, id, run: encode_run(rest) }));
-                }
-                edits.extend(before.map(|id| Edit::DropRun { dict, id }));
-                if let Some(run) = whole {
-                    let id = before.unwrap_or(RunId(manifest.next_run));
-                    edits.push(Edit::AddRun { dict, level: target as u32, id, run: encode_run(&run) });
-                    result = Some(Placed { id, run });
-                }
-            }
-            let stays = result.as_ref().map(|placed| placed.id);
-            let gone = cuts.iter().filter(|c| c.rest.is_none()).map(|c| c.input.id).chain(before.filter(|id| stays != Some(*id)));
-            let gone: Vec<RunId> = gone.collect();
-            let rests: Vec<Placed> = cuts.iter().filter_map(|c| Some(Placed { id: c.input.id, run: c.rest.clone()? })).collect();
-            let placed = result.clone();
-            let change = move |v: &mut Version| {
-                v.change(dict, |tree| {
-                    rests.into_iter().for_each(|rest| tree.replace_run(rest));
-                    match placed {
-                        // It keeps its place among the others.
-                        Some(placed) if before == Some(placed.id) => tree.replace_run(placed),
-                        placed => placed.into_iter().for_each(|placed| tree.add_run(target, placed)),
-                    }
-                    tree.drop_runs(&gone);
-                });
-            };
-            (edits, change)
-        })?;
-        state.job.inputs = cuts.into_iter().filter_map(|c| Some(Placed { id: c.input.id, run: c.rest? })).collect();
+        match (state.result, &whole) {
+            (Some(id), whole) => part.set(id, target, whole.clone()),
+            (None, Some(whole)) => part.add(target, whole.clone()),
+            (None, None) => {}
+        }
+        let installed = db.install_part(part, &stats)?;
+        let there = installed.is_some();
+        let result = installed.and_then(|i| Some(Placed { id: state.result.or(i.new)?, run: whole? }));
+        state.job.inputs = left;
         state.result = result.as_ref().map(|placed| placed.id);
         let done = next.is_none() || !there;
         let own = &mut state.ranges[self.number];
@@ -402,37 +366,6 @@ impl Piece {
         db.counters.compactions.add(u64::from(all_done));
         db.compacted();
         Ok(done)
-    }
-}
-
-/// An input behind a part: where it is, and what is left of it. `None`: nothing; else itself when no byte was cut off.
-struct Cut {
-    input: Placed,
-    rest: Option<Arc<Run>>,
-}
-
-/// `run` without its keys from `from` to just below `to`; `None`: to the end.
-fn without(db: &Database, run: &Arc<Run>, from: &Bytes, to: Option<&Bytes>) -> Result<Option<Arc<Run>>> {
-    let (low, high) = run.fences();
-    if high <= from.as_ref() || to.is_some_and(|to| low >= to.as_ref()) {
-        return Ok(Some(run.clone()));
-    }
-    let before = match low < from.as_ref() {
-        true => slice(run, &KeyRange { start: Bytes::new(), end: Some(from.clone()) })?,
-        false => None,
-    };
-    let after = match to {
-        Some(to) if high > to.as_ref() => slice(run, &KeyRange { start: to.clone(), end: None })?,
-        _ => None,
-    };
-    joined(db, before.into_iter().chain(after).collect())
-}
-
-/// One run of several that ascend.
-fn joined(db: &Database, parts: Vec<Arc<Run>>) -> Result<Option<Arc<Run>>> {
-    match parts.len() {
-        0 | 1 => Ok(parts.into_iter().next()),
-        _ => Ok(concat(&db.store, &parts)?),
     }
 }
 

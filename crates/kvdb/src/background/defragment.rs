@@ -21,16 +21,15 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use env::sync::{Condvar, Mutex};
-use vt_tree::{Input, KeyRange, Merge, MergeOptions, Placement, Run, RunStats, ZoneWeight, concat, slice};
+use vt_tree::{Input, KeyRange, Merge, MergeOptions, Placement, Run, RunStats, ZoneWeight};
 use zones::{Reserve, ZONE_SIZE, ZoneId};
 
-use super::flush::encode_run;
+use super::part::Part;
 use super::shape::Claim;
 use crate::db::database::Database;
 use crate::dictionary::{DictionaryId, DictionaryOptions};
 use crate::error::{Error, Result};
 use crate::ids::RunId;
-use crate::manifest::Edit;
 use crate::read::version::{Placed, Version};
 
 /// Bytes that a round moves at most.
@@ -271,8 +270,8 @@ impl Database {
             let mut start = Some(Bytes::new());
             while let Some(from) = start {
                 let (moved, next) = match self.evacuate_part(dict, id, &zones, &from, part, gated)? {
-                    Part::Moved(bytes, next) => (bytes, next),
-                    Part::Busy => {
+                    Evacuated::Moved(bytes, next) => (bytes, next),
+                    Evacuated::Busy => {
                         self.defragmenter.pause(WAIT, || self.background.stopping());
                         (0, Some(from))
                     }
@@ -296,7 +295,7 @@ impl Database {
         from: &Bytes,
         part: u64,
         gated: bool,
-    ) -> Result<Part> {
+    ) -> Result<Evacuated> {
         // Whoever has the gate alone already needs no other.
         let _shared = gated.then(|| self.merging.pausing());
         let find = |version: &Version| {
@@ -314,9 +313,9 @@ impl Database {
         });
         let Some((level, run, options)) = found else {
             // Merged away meanwhile, and with it what it had there.
-            return Ok(Part::Moved(0, None));
+            return Ok(Evacuated::Moved(0, None));
         };
-        let Some(number) = claimed else { return Ok(Part::Busy) };
+        let Some(number) = claimed else { return Ok(Evacuated::Busy) };
         let done = self.replace_part(&Placed { id, run }, dict, level, &options, victims, from, part);
         self.merging.release(number);
         done
@@ -332,10 +331,10 @@ impl Database {
         victims: &Arc<BTreeSet<ZoneId>>,
         from: &Bytes,
         part: u64,
-    ) -> Result<Part> {
+    ) -> Result<Evacuated> {
         let (id, run) = (placed.id, &placed.run);
         if !run.uses().iter().any(|(zone, _)| victims.contains(&zone)) {
-            return Ok(Part::Moved(0, None));
+            return Ok(Evacuated::Moved(0, None));
         }
         let options = MergeOptions {
             drop_tombstones: false,
@@ -347,39 +346,15 @@ impl Database {
         let range = KeyRange { start: from.clone(), end: None };
         let mut merge = Merge::new(&self.store, &[Input::Run(run.clone())], &range, options)?;
         while !merge.step(STEP.min(part))? {
-            let m = merge.stats();
-            if m.blocks_written + m.values_written + m.index_written >= part || self.background.stopping() {
+            if merge.stats().written() >= part || self.background.stopping() {
                 break;
             }
         }
         let (moved, next, stats) = merge.cut()?;
-        let before = match from.is_empty() {
-            true => None,
-            false => slice(run, &KeyRange { start: Bytes::new(), end: Some(from.clone()) })?,
-        };
-        let after = match &next {
-            Some(next) => slice(run, &KeyRange { start: next.clone(), end: None })?,
-            None => None,
-        };
-        let parts: Vec<Arc<Run>> = [before, moved, after].into_iter().flatten().collect();
-        let whole = if parts.len() > 1 { concat(&self.store, &parts)? } else { parts.into_iter().next() };
-        self.zones.sync().map_err(|e| self.health.fail("syncing a defragmentation", &e.into()))?;
-        self.counters.merged(&stats);
-        self.install(|state| {
-            let mut edits = vec![Edit::Streams(self.zones.positions())];
-            if state.dictionaries.contains_key(&dict) {
-                edits.push(Edit::DropRun { dict, id });
-                edits.extend(whole.iter().map(|run| Edit::AddRun { dict, level: level as u32, id, run: encode_run(run) }));
-            }
-            let change = move |v: &mut Version| {
-                v.change(dict, |tree| match whole {
-                    Some(run) => tree.replace_run(Placed { id, run }),
-                    None => tree.drop_runs(&[id]),
-                });
-            };
-            (edits, change)
-        })?;
-        Ok(Part::Moved(stats.blocks_written + stats.values_written + stats.index_written, next))
+        let mut part = Part::of(dict);
+        part.set(id, level, self.with_part(run, from, next.as_ref(), moved)?);
+        self.install_part(part, &stats)?;
+        Ok(Evacuated::Moved(stats.written(), next))
     }
 
     /// Rounds of it until nothing is to be gained, or it is to stop.
@@ -539,7 +514,7 @@ impl Database {
 }
 
 /// What came of a part.
-enum Part {
+enum Evacuated {
     /// So many bytes were moved; the rest begins at this key.
     Moved(u64, Option<Bytes>),
     /// A merge has the run.

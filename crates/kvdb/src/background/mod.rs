@@ -6,6 +6,7 @@ mod dead;
 pub(crate) mod defragment;
 pub(crate) mod flush;
 pub(crate) mod merging;
+mod part;
 mod pressure;
 mod ranged;
 mod reclaim;

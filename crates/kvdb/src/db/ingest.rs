@@ -155,7 +155,7 @@ impl Ingest {
         let Ingest { db, dict, writer, first, last, mut stats, .. } = self;
         let db = &db.0;
         let (run, written) = writer.finish()?;
-        stats.written_bytes = written.blocks_written + written.values_written + written.index_written;
+        stats.written_bytes = written.written();
         let (Some(run), Some(last)) = (run, last) else { return Ok(stats) };
         db.install_ingested(dict, KeyRangeRef::between(&first, &[&last[..], &[0]].concat()), run)?;
         db.counters.merged(&written);

@@ -52,7 +52,7 @@ pub(crate) struct Counters {
 impl Counters {
     pub(crate) fn merged(&self, m: &MergeStats) {
         self.stitched.add(m.stitched);
-        self.copied.add(m.blocks_written + m.values_written + m.index_written);
+        self.copied.add(m.written());
     }
 }
 

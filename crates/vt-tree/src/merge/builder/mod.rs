@@ -57,6 +57,13 @@ pub struct MergeStats {
     pub pruned: u64,
 }
 
+impl MergeStats {
+    /// Bytes written: tuple blocks, large values and index.
+    pub fn written(&self) -> u64 {
+        self.blocks_written + self.values_written + self.index_written
+    }
+}
+
 pub(crate) struct RunBuilder {
     store: Arc<Store>,
     placement: Placement,
@@ -198,7 +205,7 @@ impl RunBuilder {
 
     /// Bytes written so far.
     pub fn written(&self) -> u64 {
-        self.stats.blocks_written + self.stats.values_written + self.stats.index_written
+        self.stats.written()
     }
 
     /// Writes what is open. `None` when nothing was pushed. The run is on the device, but not synced.

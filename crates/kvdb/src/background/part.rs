@@ -1,0 +1,142 @@
+//! One way to make a part of a merge part of the store. What was merged of some keys takes the
+//! place of all that the inputs have at these keys: runs are ropes, so an input is cut around the
+//! part by slices, and the pieces are joined by pointer, which costs a few index nodes. Everything
+//! that changes is one edit of the manifest, so the store is whole before and after it.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use vt_tree::{KeyRange, MergeStats, Run, concat, slice};
+
+use super::flush::encode_run;
+use crate::db::database::Database;
+use crate::dictionary::DictionaryId;
+use crate::error::Result;
+use crate::ids::RunId;
+use crate::manifest::Edit;
+use crate::read::version::{Placed, Version};
+
+/// What a part of a merge makes of the runs of a dictionary.
+pub(crate) struct Part {
+    dict: DictionaryId,
+    /// Runs that are others now. Under its number a run keeps its place among the others.
+    changed: Vec<Changed>,
+    /// A run that is to be the newest of a level.
+    new: Option<(usize, Arc<Run>)>,
+}
+
+/// A run by its number and level, and what it is from now on; `None`: nothing is left of it.
+struct Changed {
+    id: RunId,
+    level: usize,
+    run: Option<Arc<Run>>,
+}
+
+/// A part is in the store.
+pub(crate) struct Installed {
+    /// The number of the run that is new.
+    pub new: Option<RunId>,
+}
+
+impl Part {
+    pub(crate) fn of(dict: DictionaryId) -> Part {
+        Part { dict, changed: Vec::new(), new: None }
+    }
+
+    /// Takes what `input` has from `from` to just below `to` (`None`: to the end) out of it; what
+    /// is left of it.
+    pub(crate) fn cut(
+        &mut self,
+        db: &Database,
+        input: &Placed,
+        level: usize,
+        from: &Bytes,
+        to: Option<&Bytes>,
+    ) -> Result<Option<Arc<Run>>> {
+        let (low, high) = input.run.fences();
+        if high <= from.as_ref() || to.is_some_and(|to| low >= to.as_ref()) {
+            return Ok(Some(input.run.clone()));
+        }
+        let rest = db.with_part(&input.run, from, to, None)?;
+        self.set(input.id, level, rest.clone());
+        Ok(rest)
+    }
+
+    /// From now on the run with this number is `run`; `None`: it is no more.
+    pub(crate) fn set(&mut self, id: RunId, level: usize, run: Option<Arc<Run>>) {
+        self.changed.push(Changed { id, level, run });
+    }
+
+    /// Adds a run as the newest of its level.
+    pub(crate) fn add(&mut self, level: usize, run: Arc<Run>) {
+        self.new = Some((level, run));
+    }
+}
+
+impl Database {
+    /// `run` with `part`, which has keys from `from` to just below `to` alone, in the place of what it has there itself.
+    pub(crate) fn with_part(
+        &self,
+        run: &Arc<Run>,
+        from: &Bytes,
+        to: Option<&Bytes>,
+        part: Option<Arc<Run>>,
+    ) -> Result<Option<Arc<Run>>> {
+        let (low, high) = run.fences();
+        let before = match low < from.as_ref() {
+            true => slice(run, &KeyRange { start: Bytes::new(), end: Some(from.clone()) })?,
+            false => None,
+        };
+        let after = match to {
+            Some(to) if high > to.as_ref() => slice(run, &KeyRange { start: to.clone(), end: None })?,
+            _ => None,
+        };
+        self.joined([before, part, after].into_iter().flatten())
+    }
+
+    /// One run of several whose keys ascend.
+    pub(crate) fn joined(&self, runs: impl IntoIterator<Item = Arc<Run>>) -> Result<Option<Arc<Run>>> {
+        let runs: Vec<Arc<Run>> = runs.into_iter().collect();
+        match runs.len() {
+            0 | 1 => Ok(runs.into_iter().next()),
+            _ => Ok(concat(&self.store, &runs)?),
+        }
+    }
+
+    /// Syncs what a part of a merge has written and makes it part of the store. `None`: its
+    /// dictionary was dropped meanwhile, and so is the part.
+    pub(crate) fn install_part(&self, part: Part, stats: &MergeStats) -> Result<Option<Installed>> {
+        let Part { dict, changed, new } = part;
+        self.zones.sync().map_err(|e| self.health.fail("syncing a merge", &e.into()))?;
+        self.counters.merged(stats);
+        let mut installed = None;
+        self.install(|state| {
+            let mut edits = vec![Edit::Streams(self.zones.positions())];
+            let add = |level: usize, id, run: &Arc<Run>| Edit::AddRun { dict, level: level as u32, id, run: encode_run(run) };
+            let new = new.map(|(level, run)| (level, Placed { id: RunId(state.next_run), run }));
+            if state.dictionaries.contains_key(&dict) {
+                for Changed { id, level, run } in &changed {
+                    edits.push(Edit::DropRun { dict, id: *id });
+                    edits.extend(run.iter().map(|run| add(*level, *id, run)));
+                }
+                edits.extend(new.iter().map(|(level, placed)| add(*level, placed.id, &placed.run)));
+                installed = Some(Installed { new: new.as_ref().map(|(_, placed)| placed.id) });
+            }
+            let change = move |v: &mut Version| {
+                v.change(dict, |tree| {
+                    let mut gone = Vec::new();
+                    for Changed { id, run, .. } in changed {
+                        match run {
+                            Some(run) => tree.replace_run(Placed { id, run }),
+                            None => gone.push(id),
+                        }
+                    }
+                    new.into_iter().for_each(|(level, placed)| tree.add_run(level, placed));
+                    tree.drop_runs(&gone);
+                });
+            };
+            (edits, change)
+        })?;
+        Ok(installed)
+    }
+}
