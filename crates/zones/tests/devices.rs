@@ -283,6 +283,23 @@ fn faults_strike_when_told() {
     assert!(device.sync().is_ok());
 }
 
+#[test]
+fn a_failing_write_leaves_no_part_of_a_sector() {
+    let mut parts = std::collections::BTreeSet::new();
+    for seed in 0..200 {
+        let memory = Arc::new(MemoryDevice::new());
+        memory.grow(4096).unwrap();
+        let device = FaultDevice::new(memory, seed);
+        device.inject(Fault::once(Operation::Write, FaultKind::Error));
+        device.write_at(P, 700, &[1; 2000]).unwrap_err();
+        let found = read(&device, 0, 4096);
+        let written = found.iter().filter(|&&b| b == 1).count();
+        assert!(found[700..700 + written].iter().all(|&b| b == 1), "seed {seed}: not the first part");
+        parts.insert(700 + written);
+    }
+    assert_eq!(parts.into_iter().collect::<Vec<_>>(), [700, 1024, 1536, 2048, 2560]);
+}
+
 fn device_error(
     device: &FaultDevice,
     on: Operation,

@@ -7,11 +7,8 @@ use std::io;
 use env::Random;
 use env::sync::Mutex;
 
-use super::{Device, MemoryDevice};
+use super::{ATOM, Device, MemoryDevice};
 use crate::Purpose;
-
-/// A disk writes this much whole or not at all.
-const ATOM: usize = 512;
 
 pub struct CrashDevice {
     /// What reads see: everything written.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use env::Random;
 use env::sync::Mutex;
 
-use super::Device;
+use super::{ATOM, Device};
 use crate::Purpose;
 
 /// What a fault waits for.
@@ -24,7 +24,7 @@ pub enum Operation {
 /// What happens then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultKind {
-    /// `EIO`; a write may have happened in part, a sync has lost everything.
+    /// `EIO`; of a write some first sectors may have happened, a sync has lost everything.
     Error,
     /// The host is full.
     NoSpace,
@@ -176,9 +176,11 @@ impl Device for FaultDevice {
     fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> io::Result<()> {
         match self.strike(Operation::Write, Some(purpose))? {
             None => self.inner.write_at(purpose, offset, buf),
-            // A failing write may have done part of its work.
+            // A failing write may have done part of its work, but no part of a sector of the disk.
             Some((kind, noise)) => {
-                let part = (noise % (buf.len() as u64 + 1)) as usize;
+                let end = offset + noise % (buf.len() as u64 + 1);
+                let whole = if end == offset + buf.len() as u64 { end } else { end - end % ATOM as u64 };
+                let part = whole.saturating_sub(offset) as usize;
                 self.inner.write_at(purpose, offset, &buf[..part])?;
                 Err(failure(kind))
             }

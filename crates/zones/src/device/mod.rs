@@ -23,6 +23,9 @@ use std::io;
 
 use crate::Purpose;
 
+/// A disk writes this many bytes, aligned, whole or not at all: what the devices that break on purpose tear at.
+const ATOM: usize = 512;
+
 /// One of many reads.
 #[derive(Debug)]
 pub struct Reading<'a> {
