@@ -478,6 +478,23 @@ mod tests {
         });
     }
 
+    /// A transaction that began between the two would read the state before the commit and find no conflict with it.
+    #[test]
+    fn no_transaction_begins_between_the_note_of_a_commit_and_its_visibility() {
+        let db = Kvdb::in_memory();
+        let inner = &db.db.0;
+        let mut pipeline = inner.enter_at_once(record::size(&number_alone())).expect("entered");
+        let asked = Cell::new(false);
+        let change = |_: &mut Version| {
+            asked.set(true);
+            assert!(!inner.transactions.may_begin(), "the commit is noted and not visible yet");
+        };
+        let plan = |_: &State, _| Ok((vec![Edit::Streams(inner.zones.positions())], change));
+        inner.install_commit(&mut pipeline, |_| None, plan).expect("installed");
+        assert!(asked.get());
+        assert!(inner.transactions.may_begin(), "it is visible");
+    }
+
     /// A plain view may lack what came between its steps; one that a transaction reads has every commit up to its number.
     #[test]
     fn an_exact_view_and_what_goes_into_other_memtables() {

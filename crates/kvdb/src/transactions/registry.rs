@@ -169,6 +169,12 @@ impl Transactions {
         Remembered { _open: open }
     }
 
+    /// Whether a transaction could begin right now.
+    #[cfg(test)]
+    pub(crate) fn may_begin(&self) -> bool {
+        self.open.try_lock().is_some()
+    }
+
     /// It has ended.
     pub(super) fn forget(&self, id: TransactionId) {
         let mut open = self.open.lock();
