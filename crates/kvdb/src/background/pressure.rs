@@ -185,26 +185,26 @@ impl Database {
         }
         if write {
             // Without space for it, it stays as it is until there is some.
-            self.ignore_full(self.write_out().map(|_| ()))?;
+            Self::warn_of_failed_work(self.write_out());
         }
         if let Some(generation) = seal {
-            self.ignore_full(self.seal(generation))?;
+            Self::warn_of_failed_work(self.seal(generation));
         }
         if tight || long || self.memtable_bytes() > self.shares.memtables {
-            self.ignore_full(self.flush_sealed().map(|_| ()))?;
+            Self::warn_of_failed_work(self.flush_sealed());
         }
         let runs = self.counters.young_runs.get() as usize >= 4 * self.options.shape.sane().runs_per_level;
         if runs && !self.merging.starved(self.zones.space().zones_free) {
-            self.ignore_full(self.compaction_steps(usize::MAX).map(|_| ()))?;
+            Self::warn_of_failed_work(self.compaction_steps(usize::MAX));
         }
         Ok(())
     }
 
-    /// Background work that failed is no failure of the commit that did it; the store may have stopped, which the next one hears.
-    fn ignore_full(&self, result: Result<()>) -> Result<()> {
+    /// Reports background work that failed. The commit that did it has not failed: the work is tried again, and if the store
+    /// has stopped, the next commit is told so.
+    fn warn_of_failed_work<T>(result: Result<T>) {
         if let Err(e) = result {
             tracing::warn!("background work failed and will be tried again: {e}");
         }
-        Ok(())
     }
 }

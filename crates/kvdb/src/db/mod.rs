@@ -154,7 +154,7 @@ impl Kvdb {
         self.db.0.sync()
     }
 
-    /// (bytes in all, bytes that user data can still take)
+    /// How large the store is, and how many bytes user data can still take.
     pub fn space(&self) -> Space {
         self.db.0.space()
     }
