@@ -42,7 +42,7 @@ class Mutant:
     def __init__(self, path):
         self.path, self.name = path, path.stem
         self.text = path.read_text()
-        head, diff = re.match(r"((?:#.*\n|\n)*)(.*)", self.text, re.S).groups()
+        head, diff = re.match(r"((?:#[^\n]*\n|\n)*)(.*)", self.text, re.S).groups()
         self.what = " ".join(re.findall(r"^# what: (.*)$", head, re.M))
         self.commands = [c.strip() for c in re.findall(r"^# caught by: (.*)$", head, re.M)]
         self.planted = "\n".join([*self.commands, diff])
