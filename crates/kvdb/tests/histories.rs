@@ -113,7 +113,7 @@ impl Life {
     }
 
     fn name(&self, key: u64) -> Vec<u8> {
-        format!("{:05}/{key:07}", self.number).into_bytes()
+        format!("{:010}/{key:07}", self.number).into_bytes()
     }
 
     fn read(&self, reader: &Reader, key: u64, did: &mut Vec<Did>) -> kvdb::Result<Vec<u64>> {
@@ -490,11 +490,11 @@ fn lists(db: &Kvdb, dicts: &[DictionaryId; 2], life: u64) -> Lists {
 }
 
 fn lists_in(view: &kvdb::View, dicts: &[DictionaryId; 2], life: u64) -> Lists {
-    let (start, end) = (format!("{life:05}/"), format!("{life:05}0"));
+    let (start, end) = (format!("{life:010}/"), format!("{life:010}0"));
     let mut all = BTreeMap::new();
     for dict in dicts {
         for (key, value) in view.scan(*dict, start.as_bytes(), end.as_bytes(), usize::MAX).unwrap() {
-            let number = std::str::from_utf8(&key[6..]).unwrap().parse().unwrap();
+            let number = std::str::from_utf8(&key[11..]).unwrap().parse().unwrap();
             all.insert(number, decode(&value));
         }
     }
@@ -583,7 +583,7 @@ fn judge_durable(db: &Kvdb, dicts: &[DictionaryId; 2], life: u64, left: &[(kvdb:
             for did in did {
                 let Did::Read(key, list) = did else { continue };
                 if *key < LISTS && !written.contains(key) {
-                    let now = t.get(dicts[*key as usize % 2], format!("{life:05}/{key:07}").as_bytes()).expect("read");
+                    let now = t.get(dicts[*key as usize % 2], format!("{life:010}/{key:07}").as_bytes()).expect("read");
                     assert_eq!(
                         decode(&now.unwrap_or_default()),
                         *list,
