@@ -141,7 +141,15 @@ impl Overlay {
                 was == is || was.data.starts_with(&is.data) && was.data.len() > is.data.len() && was.xattrs == is.xattrs
             }
         };
-        let any = !self.entries.is_empty() || !self.nodes.is_empty() || !self.keys.is_empty() || !self.ranges.is_empty();
+        // What sets something to what it is removes nothing.
+        let changed = |(id, node): (&Id, &Option<Arc<Node>>)| match (before.nodes.get(id), node) {
+            (Some(was), Some(is)) => was.now() != is.now(),
+            (was, is) => was.is_some() != is.is_some(),
+        };
+        let any = !self.entries.is_empty()
+            || self.nodes.iter().any(changed)
+            || !self.keys.is_empty()
+            || !self.ranges.is_empty();
         let gone = self.entries.values().all(Option::is_none) && self.keys.values().all(Option::is_none);
         any && gone && !self.puts && self.nodes.iter().all(only_less)
     }
