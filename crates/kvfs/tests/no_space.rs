@@ -300,17 +300,28 @@ fn many_threads_in_a_full_store_never_wait_for_ever() {
 /// Keys and files share the room of a store: what was accepted for a file is not given to keys.
 #[test]
 fn what_was_written_to_files_is_committed_though_keys_have_filled_the_store_since() {
-    let (db, fs) = create(Arc::new(MemoryDevice::new()), Arc::new(Simulated::new(1)), false);
+    let env = Arc::new(Simulated::new(1));
+    let (db, fs) = create(Arc::new(MemoryDevice::new()), env.clone(), false);
+    drop(fs);
+    // More than the zones that a store keeps back could take.
+    let options = FsOptions { write_buffer: 256 << 20, ..FsOptions::default() };
+    let fs = Fs::open(db.clone(), env, options).unwrap();
     let rows = db.open_dictionary("rows").unwrap();
     let mut files = Files::new();
-    for size in [400, 3000, 50_000, 1 << 20] {
+    for size in [400, 3000, 50_000].into_iter().chain((0..100).map(|i| (1 << 20) + i)) {
         let name = format!("{size}");
         let ino = put(&fs, &name, size).expect("there is room");
         files.insert(name, (ino, size));
     }
-    let refused = (0..100_000u64).find_map(|n| rows.insert(n.to_string(), content(&n.to_string(), 300_000)).err());
-    assert!(matches!(refused, Some(kvdb::Error::NoSpace)), "{refused:?}");
-    assert!(fs.statistics().dirty_bytes > 1 << 20, "something waits for its commit");
+    // To the brim, with rows that find room when larger ones do not any more.
+    for len in [300_000, 20_000, 1_000, 10] {
+        let refused = (0..1_000_000u64).find_map(|n| {
+            let key = format!("{len}/{n}");
+            rows.insert(key.clone(), content(&key, len)).err()
+        });
+        assert!(matches!(refused, Some(kvdb::Error::NoSpace)), "{refused:?}");
+    }
+    assert!(fs.statistics().dirty_bytes > 100 << 20, "all of it waits for its commit");
     fs.sync_all().unwrap();
     assert_eq!(fs.statistics().dirty_bytes, 0);
     verify(&fs, &files, "full of keys");
