@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 
 use kvdb_server::{Server, ServerOptions};
 use kvfs::{Atime, Views};
-use kvfs_fuse::{AccessTimes, Door, Herald, MountOptions, Mounted, Unmounter};
+use kvfs_fuse::{AccessTimes, FuseAdapter, KernelNotifier, MountOptions, Mounted, Unmounter};
 use rustix::process::{Resource, Rlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -56,8 +56,8 @@ fn serve_logged(
         source: options.source.clone().unwrap_or_else(|| store.path.clone().into_os_string()),
         ..options.mount.clone()
     };
-    let door = Arc::new(Door::new(views.clone()).open_views(options.open_views));
-    let mut mounted = kvfs_fuse::mount(door.clone(), dir, &mount_options, &options.policy).map_err(store::mount_failure)?;
+    let adapter = Arc::new(FuseAdapter::new(views.clone()).open_views(options.open_views));
+    let mut mounted = kvfs_fuse::mount(adapter.clone(), dir, &mount_options, &options.policy).map_err(store::mount_failure)?;
     let mut record = Record::of_this_process(mounted.device(), &store.path, mounted.mount_point());
     record.source = mount_options.source.clone().into();
     record.socket = server.as_ref().map(|s| s.path().to_path_buf());
@@ -67,10 +67,10 @@ fn serve_logged(
     let signals = end_on_signals(mounted.unmounter(), views.clone()).map_err(|e| Failure::io("cannot listen to signals", &e))?;
     // The first request: whoever is told "mounted" can rely on being answered.
     fs::metadata(mounted.mount_point()).map_err(|e| Failure::io(format!("the mount on {} does not answer", dir.display()), &e))?;
-    let herald = Herald::start(&views, &door, &mounted)
+    let notifier = KernelNotifier::start(&views, &adapter, &mounted)
         .map_err(|e| Failure::io(format!("cannot tell the kernel what changes under {}", dir.display()), &e))?;
     let (requests, uses_rings) = (mounted.counters(), mounted.uses_rings());
-    let _ = figures.set(MountFigures { requests, herald: herald.clone(), uses_rings });
+    let _ = figures.set(MountFigures { requests, notifier: notifier.clone(), uses_rings });
     tracing::info!(store = %store.path.display(), mount_point = %mounted.mount_point().display(), io_uring = uses_rings, "mounted");
     let writable = access == Access::ReadWrite;
     let scrubbing = options.scrub.map(|interval| Scrubbing::start(&store.db, &fs, interval, writable)).transpose();
@@ -81,7 +81,7 @@ fn serve_logged(
     if let Err(e) = record.put_aside() {
         tracing::warn!("the record of this process may be taken for one of the next mount: {e}");
     }
-    let outcome = close(served, &mounted, &herald, server, &views, store, scrubbing);
+    let outcome = close(served, &mounted, &notifier, server, &views, store, scrubbing);
     signals.close();
     match &outcome {
         Ok(()) => record.remove(),
@@ -101,7 +101,7 @@ fn serve_logged(
 fn close(
     served: Outcome,
     mounted: &Mounted,
-    herald: &Herald,
+    notifier: &KernelNotifier,
     server: Option<Server>,
     views: &Views,
     store: Store,
@@ -109,7 +109,7 @@ fn close(
 ) -> Outcome {
     let counters = mounted.counters();
     tracing::info!("unmounted after {} requests: {counters}", counters.total());
-    herald.stop();
+    notifier.stop();
     drop(scrubbing);
     if let Some(server) = server {
         server.stop();
@@ -217,7 +217,7 @@ fn end_on_signals(unmounter: Unmounter, views: Views) -> std::io::Result<signal_
     std::thread::Builder::new().name("kvfs-signals".into()).spawn(listen)?;
     Ok(handle)
 }
-/// The key-value door. A store can be mounted without it, if no socket can be made anywhere.
+/// The socket for keys. A store can be mounted without it, if no socket can be made anywhere.
 fn start_server(store: &Store, fs: &kvfs::Fs, views: &Views, figures: Arc<OnceLock<MountFigures>>) -> Outcome<Option<Server>> {
     let mut places = vec![];
     let beside = store::socket_beside(&store.path);

@@ -10,7 +10,7 @@ use env::Machine;
 use kvdb::{CreateOptions, Kvdb, OpenOptions};
 use kvfs::{Atime, Fs, FsOptions};
 use kvfs_fuse::mounts::{self, MountEntry};
-use kvfs_fuse::{Counters, Herald};
+use kvfs_fuse::{Counters, KernelNotifier};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use zones::FileDevice;
 
@@ -314,7 +314,7 @@ fn answers(socket: &Path) -> bool {
 /// Where the figures of a mount come from.
 pub struct MountFigures {
     pub requests: Arc<Counters>,
-    pub herald: Arc<Herald>,
+    pub notifier: Arc<KernelNotifier>,
     pub uses_rings: bool,
 }
 
@@ -328,8 +328,8 @@ pub fn statistics(db: &Kvdb, fs: Option<&Fs>, mount: Option<&MountFigures>) -> S
             "bytes_written": s.bytes_written, "bytes_read": s.bytes_read, "next_inode": s.next_ino,
         });
     }
-    if let Some(MountFigures { requests, herald, uses_rings }) = mount {
-        let round_trip = herald.round_trip().map(|mean| mean.as_nanos() as f64 / 1000.0);
+    if let Some(MountFigures { requests, notifier, uses_rings }) = mount {
+        let round_trip = notifier.round_trip().map(|mean| mean.as_nanos() as f64 / 1000.0);
         let transport = if *uses_rings { "io_uring" } else { "/dev/fuse" };
         all["transport"] = serde_json::json!({"name": transport, "round_trip_micros": round_trip});
         let by_kind: serde_json::Map<_, _> = requests.seen().into_iter().map(|(name, n)| (name.to_string(), n.into())).collect();

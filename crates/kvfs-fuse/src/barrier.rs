@@ -1,4 +1,4 @@
-//! The file whose pages follow all others that the kernel writes back: see `rendezvous`.
+//! The file whose pages follow all others that the kernel writes back: see `quiesce_barrier`.
 //!
 //! A page of it is made dirty through a mapping, because that is what the kernel writes back in its own time, in one queue with all other dirty
 //! pages, whether it gathers writes or not.
@@ -15,7 +15,7 @@ use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
 
-use crate::hidden;
+use crate::control_directory;
 
 /// Pages that are written; no two lie side by side, so each goes in a request of its own.
 const APART: usize = 128 << 10;
@@ -37,7 +37,7 @@ impl Drop for Mapping {
 pub(crate) fn send_pages(root: &File, pages: usize) -> io::Result<()> {
     /// Since Linux 5.14: touches pages as a write would, and fails where that would get a signal.
     const MADV_POPULATE_WRITE: i32 = 23;
-    let path = Path::new(std::ffi::OsStr::new(".kvfs")).join(hidden::BARRIER_NAME);
+    let path = Path::new(std::ffi::OsStr::new(".kvfs")).join(control_directory::BARRIER_NAME);
     let file = File::from(rustix::fs::openat(root, path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?);
     let pages = pages.min(SIZE as usize / APART);
     let length = pages * APART;

@@ -1,46 +1,54 @@
-//! The FUSE door to KVFS.
+//! KVFS as a FUSE file system.
 //!
-//! `handler` is the seam: what any FUSE transport asks of any file system, in plain types. On one side of it are the messages on
-//! `/dev/fuse` (`wire`: their layouts; `transport`: which call a request becomes; `session`, `crew` and `waiting`: the threads; `intake`: in which order they take requests), or in the slots of io_uring (`ring`, and `queues` with a thread for each of `cpus`, that gives way by `courtesy`; `switch`: the kernel's), on the other
-//! `door`, which answers with a `kvfs` file system and its views (`wire_ino`: which view an inode number names; `hidden`: the directory
-//! that has them all; `herald`: tells the kernel when one
-//! ends, `guest` and `place`: how it uses the mount itself, `recall`: how it has the kernel hand over one file, `rendezvous`, `barrier` and `together`:
-//! how it knows that everything has arrived). `mount` mounts and
-//! unmounts, `watch` ends the connection of a daemon that was killed (`control`: the kernel's files for that), `mounts` reads what is mounted,
-//! `counters` counts requests, `ioctl` knows those that we answer.
+//! `handler` is the boundary: what any FUSE transport asks of any file system, in plain types.
+//!
+//! Below it lie the messages on `/dev/fuse` and in the slots of io_uring: `wire` (their layouts),
+//! `transport` (which call a request becomes), `session`, `worker_pool` and `blocking_pool` (the
+//! threads), `intake` (the order in which they take requests), `ring` and `queues` (io_uring, with a
+//! thread for each of `cpus` that gives way by `courtesy`), `switch` (the kernel's parameter).
+//!
+//! Above it, `fuse_adapter` answers with a `kvfs` file system and its views: `wire_ino` (which view
+//! an inode number names), `control_directory` (the directory with all views), `kernel_notifier`
+//! (tells the kernel what has changed), `unshared_thread` and `place` (how the daemon uses its own
+//! mount), `recall` (asks the kernel for the dirty pages of one file), `quiesce_barrier`, `barrier`
+//! and `coalescer` (how it is known that all dirty pages have arrived).
+//!
+//! `mount` mounts and unmounts, `abort_watchdog` ends the connection of a daemon that was killed
+//! (`control`: the kernel's files for that), `mounts` reads what is mounted, `counters` counts
+//! requests, `ioctl` knows the control codes that are answered.
 
+mod abort_watchdog;
 mod barrier;
+mod blocking_pool;
+mod coalescer;
 mod control;
+mod control_directory;
 pub mod counters;
 mod courtesy;
 mod cpus;
-mod crew;
-mod door;
+mod fuse_adapter;
 mod fusermount;
-mod guest;
 pub mod handler;
-mod herald;
-mod hidden;
 mod intake;
 mod ioctl;
+mod kernel_notifier;
 pub mod mount;
 pub mod mounts;
 mod place;
 mod queues;
+mod quiesce_barrier;
 mod recall;
-mod rendezvous;
 mod ring;
 mod session;
 pub mod switch;
-mod together;
 mod transport;
-mod waiting;
-mod watch;
+mod unshared_thread;
 mod wire;
 mod wire_ino;
+mod worker_pool;
 
 pub use counters::Counters;
-pub use door::Door;
+pub use fuse_adapter::FuseAdapter;
 pub use handler::{Choice, Handler, Invalidator, Policy};
-pub use herald::Herald;
+pub use kernel_notifier::KernelNotifier;
 pub use mount::{AccessTimes, Error, MountOptions, Mounted, Unmount, Unmounter, mount, unmount};

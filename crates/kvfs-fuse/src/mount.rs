@@ -13,8 +13,8 @@ use std::sync::Arc;
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::thread::{CapabilitySet, capabilities};
 
+use crate::abort_watchdog::AbortWatchdog;
 use crate::counters::Counters;
-use crate::crew::Crew;
 use crate::fusermount;
 use crate::handler::{Choice, Handler, Invalidator, Policy};
 use crate::mounts::{self, MountEntry};
@@ -22,7 +22,7 @@ use crate::queues::Queues;
 use crate::session::Session;
 use crate::switch;
 use crate::transport::Transport;
-use crate::watch::Watch;
+use crate::worker_pool::WorkerPool;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -156,7 +156,7 @@ pub struct Mounted {
     counters: Arc<Counters>,
     gathers_writes: bool,
     /// Until the session is over.
-    watch: Option<Watch>,
+    watch: Option<AbortWatchdog>,
 }
 
 /// Mounts `handler` on the folder `mount_point`. When this returns, requests are being answered.
@@ -207,7 +207,7 @@ pub fn mount<H: Handler>(handler: Arc<H>, mount_point: &Path, options: &MountOpt
             }
         });
     }
-    let watch = Watch::start(&entry.device).inspect_err(|e| {
+    let watch = AbortWatchdog::start(&entry.device).inspect_err(|e| {
         tracing::info!("a daemon that is killed may hang until its mount is ended with `umount -f`: {e}");
     });
     Ok(Mounted { entry, session: Some(session), counters, gathers_writes: policy.write_back, watch: watch.ok() })
@@ -312,8 +312,8 @@ impl Mounted {
     }
 
     /// The threads that answer requests.
-    pub(crate) fn crew(&self) -> Option<Arc<Crew>> {
-        self.session.as_ref().map(Session::crew)
+    pub(crate) fn pool(&self) -> Option<Arc<WorkerPool>> {
+        self.session.as_ref().map(Session::pool)
     }
 
     /// For changes that do not come through the mount.

@@ -1,4 +1,4 @@
-//! Where the mount is, for those of our own threads that use it as programs do (`guest`).
+//! Where the mount is, for those of our own threads that use it as programs do (`unshared_thread`).
 
 use std::fs::File;
 use std::io;
@@ -24,7 +24,7 @@ impl Place {
     /// The root, opened. Not kept open, as that would keep the mount busy.
     pub fn open(&self) -> io::Result<File> {
         let root = File::open(&self.mount_point)?;
-        // Something else may be mounted there meanwhile.
+        // Something else may be mounted there by now.
         if root.metadata()?.dev() == self.device { Ok(root) } else { Err(io::ErrorKind::NotFound.into()) }
     }
 

@@ -4,7 +4,7 @@
 //! answers it there and then, and hands the answer over in the same system call in which it waits for the next: no other CPU is woken. Only
 //! this thread touches the ring. FORGET, INTERRUPT and messages of ours go over `/dev/fuse` as ever (`session`).
 //!
-//! **Requests that wait** are answered by other threads (`waiting`), for the thread of a queue has none beside it: those that wait by their kind
+//! **Requests that wait** are answered by other threads (`blocking_pool`), for a queue has one thread alone: those that wait by their kind
 //! ([`Request::always_waits`]), those of which the handler says so when it comes to it ([`Errno::WAITS`](crate::handler::Errno::WAITS)), and all of
 //! them while a transaction takes locks. So are large READs, which the kernel sends ahead of the program that will want them. A slot goes away with its
 //! request and comes back with the answer: the thread finds it among what was returned, and is woken by a descriptor that its ring watches. A queue has
@@ -28,14 +28,14 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use rustix::event::EventfdFlags;
 
+use crate::blocking_pool::BlockingPool;
 use crate::counters::Request;
 use crate::courtesy::Courtesy;
 use crate::cpus::{self, Cpus};
 use crate::handler::{Errno, FSync, Handler, Reply, without_waiting};
 use crate::ring::{Anchor, Event, Memory, Ring, Slot};
 use crate::session;
-use crate::transport::{Desk, Outcome, Transport};
-use crate::waiting::WaitingRoom;
+use crate::transport::{Outcome, ReplyBuffer, Transport};
 use crate::wire;
 
 /// Slots of a queue, so many requests of one CPU can be under way. One takes as much memory as the largest request that was in it.
@@ -123,7 +123,7 @@ impl Queues {
     pub fn prepare<H: Handler>(
         connection: &Arc<OwnedFd>,
         transport: &Arc<Transport<H>>,
-        room: &Arc<WaitingRoom>,
+        room: &Arc<BlockingPool>,
         max_write: u32,
     ) -> io::Result<Prepared> {
         let cpus = Cpus::of_machine()?;
@@ -147,7 +147,7 @@ impl Queues {
                 abort: prepared.queues.abort.clone(),
                 serves: false,
                 cpus: cpus.online.len(),
-                desk: Desk::default(),
+                reply: ReplyBuffer::default(),
                 away: 0,
                 live: DEPTH,
                 pages: BTreeMap::new(),
@@ -194,7 +194,7 @@ impl Queues {
         self.queues.iter().any(|q| q.writes_back.load(Ordering::Acquire))
     }
 
-    /// Returns when the connection has ended and every thread has come home. The first error wins.
+    /// Returns when the connection has ended and every thread has exited. The first error wins.
     pub fn join(&self) -> io::Result<()> {
         let mut outcome = Ok(());
         for Thread { thread, _memory } in std::mem::take(&mut *self.threads.lock()) {
@@ -234,14 +234,14 @@ struct Worker<H> {
     settled: Arc<Settled>,
     connection: Arc<OwnedFd>,
     transport: Arc<Transport<H>>,
-    room: Arc<WaitingRoom>,
+    room: Arc<BlockingPool>,
     anchor: Arc<Anchor>,
     abort: Abort,
     /// Requests wait for this thread.
     serves: bool,
     /// Of the machine.
     cpus: usize,
-    desk: Desk,
+    reply: ReplyBuffer,
     /// Slots that other threads have.
     away: usize,
     /// Slots that the kernel has not given up.
@@ -356,7 +356,7 @@ impl<H: Handler> Worker<H> {
                 Event::Request(slot) => {
                     if let Some(slot) = self.answer(slot) {
                         ring.commit(slot)?;
-                        // The next one may take long: nobody waits for it who has an answer.
+                        // The next one may take long, and no program with an answer waits for it.
                         if left > 0 {
                             ring.enter(false)?;
                         }
@@ -390,7 +390,7 @@ impl<H: Handler> Worker<H> {
         if !overlaps
             && !request.always_waits()
             && !self.transport.stalls()
-            && without_waiting(|| answer(&self.connection, &self.transport, &mut slot, &mut self.desk))
+            && without_waiting(|| answer(&self.connection, &self.transport, &mut slot, &mut self.reply))
         {
             return Some(slot);
         }
@@ -421,7 +421,7 @@ impl<H: Handler> Worker<H> {
         }
         let (connection, transport, queue) = (self.connection.clone(), self.transport.clone(), self.queue.clone());
         self.room.take(move || {
-            answer(&connection, &transport, &mut slot, &mut Desk::default());
+            answer(&connection, &transport, &mut slot, &mut ReplyBuffer::default());
             queue.give_back(slot);
         });
         None
@@ -434,16 +434,16 @@ fn confirm(slot: &mut Slot, outcome: Reply<()>) {
 }
 
 /// Has the request in a slot dispatched and puts its answer in; `false`: that takes a thread that may wait.
-fn answer<H: Handler>(connection: &OwnedFd, transport: &Transport<H>, slot: &mut Slot, desk: &mut Desk) -> bool {
+fn answer<H: Handler>(connection: &OwnedFd, transport: &Transport<H>, slot: &mut Slot, reply: &mut ReplyBuffer) -> bool {
     let outcome = match slot.request_and_room() {
-        Ok((head, fields, room)) => session::dispatch(connection, transport, &head, fields, desk, room),
+        Ok((head, fields, room)) => session::dispatch(connection, transport, &head, fields, reply, room),
         Err(e) => Outcome::Error(e),
     };
     match outcome {
         Outcome::Waits => return false,
         Outcome::Nothing => slot.answer(0, &[]),
         Outcome::Error(e) => slot.answer(-e.0, &[]),
-        Outcome::Answer => slot.answer(0, &desk.answer.0),
+        Outcome::Answer => slot.answer(0, &reply.answer.0),
         Outcome::Data(data) => slot.answer(0, &data),
         Outcome::Filled(length) => slot.answer_filled(length),
     }

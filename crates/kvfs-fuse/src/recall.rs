@@ -4,12 +4,12 @@
 //! that is written to a file that is still open. Some requests have to be answered with what programs see, but are sent without these pages:
 //! LSEEK, for one, and RENAME and LINK, which are to bring a file's content under its new name. The kernel has the file's lock then, so
 //! `fsync` on it would wait for our answer. But sync_file_range(2) takes no lock: it sends the dirty pages and waits until they are
-//! written. A guest does that through the mount, as a program would, with the file opened by its handle.
+//! written. A thread does that through the mount, as a program would, with the file opened by its handle.
 //!
 //! Where opening by handle is not permitted (it takes CAP_DAC_READ_SEARCH), or no path leads into the mount (another one covers it), the kernel is told to drop the pages of the file, which makes
 //! it send the dirty ones first; what is not dirty must be read anew then.
 //!
-//! While one thread waits here the pages are written by another: see `waiting`.
+//! While one thread waits here the pages are written by another: see `blocking_pool`.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -18,14 +18,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use kvfs::Ino;
 
-use crate::guest::Guest;
 use crate::handler::Invalidator;
 use crate::place::{Place, open_by_handle};
+use crate::unshared_thread::UnsharedThread;
 
 pub(crate) struct Recall {
     place: Place,
     cache: Arc<dyn Invalidator>,
-    guest: Guest,
+    thread: UnsharedThread,
     by_handle: AtomicBool,
     /// The kernel gathers writes, too, not just those to mappings.
     pub gathers_writes: bool,
@@ -33,14 +33,14 @@ pub(crate) struct Recall {
 
 impl Recall {
     pub fn start(place: Place, cache: Arc<dyn Invalidator>, gathers_writes: bool) -> io::Result<Recall> {
-        Ok(Recall { place, cache, guest: Guest::start("fuse-recall")?, by_handle: AtomicBool::new(true), gathers_writes })
+        Ok(Recall { place, cache, thread: UnsharedThread::start("fuse-recall")?, by_handle: AtomicBool::new(true), gathers_writes })
     }
 
     /// Everything that programs have written to this inode (as numbered on the wire) has come when this returns.
     pub fn file(&self, ino: Ino) -> io::Result<()> {
         if self.by_handle.load(Ordering::Relaxed) {
             let place = self.place.clone();
-            match self.guest.ask(move || send_dirty_pages(&place, ino))? {
+            match self.thread.ask(move || send_dirty_pages(&place, ino))? {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
                 // The kernel has not got it in memory, and nothing of it.
@@ -55,7 +55,7 @@ impl Recall {
     }
 
     pub fn stop(&self) {
-        self.guest.stop();
+        self.thread.stop();
     }
 }
 

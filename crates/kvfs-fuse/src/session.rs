@@ -2,7 +2,7 @@
 //!
 //! Each thread reads one request at a time from its own clone of the connection, answers it and reads the next: no queue and no
 //! hand-over between threads, for waking another thread costs more than most answers. Only requests that wait for the disk are
-//! let out of the way (`waiting`). The connection ends when the kernel says that the file system is gone.
+//! let out of the way (`blocking_pool`). The connection ends when the kernel says that the file system is gone.
 //!
 //! Where requests come over io_uring (`queues`), one thread reads here what still comes: FORGETs, of which it takes many at once.
 
@@ -16,18 +16,18 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use rustix::io::Errno as Os;
 
+use crate::blocking_pool::BlockingPool;
 use crate::counters::Request;
-use crate::crew::{Crew, Seat};
 use crate::handler::{Choice, Errno, FSync, Handler, Ino, Invalidator, Policy, Reply};
 use crate::intake::Intake;
 use crate::queues::{Prepared, Queues};
-use crate::transport::{Desk, Outcome, Transport};
-use crate::waiting::WaitingRoom;
+use crate::transport::{Outcome, ReplyBuffer, Transport};
 use crate::wire;
+use crate::worker_pool::{WorkerPool, WorkerSlot};
 
 /// Opcode of the first request on a connection.
 const INIT: u32 = 26;
-/// How long FORGETs gather that come one by one beside io_uring: each would wake a thread.
+/// How long single FORGETs gather where requests come over io_uring: each would wake a thread.
 const GATHER: Duration = Duration::from_millis(5);
 
 /// The threads of one mount.
@@ -37,9 +37,9 @@ pub(crate) struct Session {
     offered: u64,
     /// Shared with whoever starts more of them.
     threads: Arc<Mutex<Vec<Thread>>>,
-    crew: Arc<Crew>,
+    pool: Arc<WorkerPool>,
     /// Looks after the threads.
-    keeper: Option<JoinHandle<()>>,
+    supervisor: Option<JoinHandle<()>>,
     /// Where requests come over io_uring.
     queues: Option<Arc<Queues>>,
 }
@@ -51,7 +51,7 @@ impl Session {
     pub fn start<H: Handler>(connection: OwnedFd, transport: Transport<H>, policy: &Policy) -> io::Result<Session> {
         let mut buffer = vec![0; policy.max_write as usize + wire::REQUEST_ROOM];
         let (connection, transport) = (Arc::new(connection), Arc::new(transport));
-        let room = Arc::new(WaitingRoom::new()?);
+        let room = Arc::new(BlockingPool::new()?);
         let rings = match policy.transport {
             Choice::Device => None,
             Choice::Uring => Some(Queues::prepare(&connection, &transport, &room, policy.max_write)?),
@@ -66,23 +66,24 @@ impl Session {
             (Some(rings), _) => or_device(begin(rings)),
         };
         let base = if queues.is_some() { 1 } else { policy.threads.max(1) };
-        let crew = Arc::new(Crew::new(base));
+        let pool = Arc::new(WorkerPool::new(base));
         let gathers = queues.is_some();
         let intake = Arc::new(Intake::default());
-        let desks = Desks { transport, room, crew: crew.clone(), intake, buffer: buffer.len(), gathers };
+        let workers = Workers { transport, room, pool: pool.clone(), intake, buffer: buffer.len(), gathers };
         let (threads, queues) = (Arc::default(), queues.map(Arc::new));
-        let mut session = Session { connection: connection.clone(), offered, threads, crew: crew.clone(), keeper: None, queues };
+        let mut session =
+            Session { connection: connection.clone(), offered, threads, pool: pool.clone(), supervisor: None, queues };
         for i in 0..base {
             // Without the right to open the device there is one connection, and all share it.
             let own = if i == 0 { None } else { clone_of(&connection).ok() };
-            let thread = desks.open(format!("fuse-{i}"), own.map_or_else(|| connection.clone(), Arc::new), false)?;
+            let thread = workers.open(format!("fuse-{i}"), own.map_or_else(|| connection.clone(), Arc::new), false)?;
             session.threads.lock().push(thread);
         }
         let all = session.threads.clone();
-        let transport = desks.transport.clone();
+        let transport = workers.transport.clone();
         let help = move || {
             let own = clone_of(&connection).map_or_else(|_| connection.clone(), Arc::new);
-            match desks.open("fuse-help".into(), own, true) {
+            match workers.open("fuse-help".into(), own, true) {
                 Ok(thread) => {
                     let mut all = all.lock();
                     all.retain(|t| !t.is_finished());
@@ -91,14 +92,14 @@ impl Session {
                 Err(e) => tracing::warn!("all threads are held up, and there can be no more of them: {e}"),
             }
         };
-        let look = move || crew.look_after(|| transport.stalls(), help);
-        session.keeper = Some(std::thread::Builder::new().name("fuse-keeper".into()).spawn(look)?);
+        let look = move || pool.look_after(|| transport.stalls(), help);
+        session.supervisor = Some(std::thread::Builder::new().name("fuse-supervisor".into()).spawn(look)?);
         Ok(session)
     }
 
     /// The threads that answer.
-    pub fn crew(&self) -> Arc<Crew> {
-        self.crew.clone()
+    pub fn pool(&self) -> Arc<WorkerPool> {
+        self.pool.clone()
     }
 
     /// Where requests come over io_uring.
@@ -110,20 +111,20 @@ impl Session {
         KernelCache { connection: self.connection.clone(), expires: self.offered & wire::init::HAS_EXPIRE_ONLY != 0 }
     }
 
-    /// Returns when the kernel has ended the connection and every thread has come home. The first error wins.
+    /// Returns when the kernel has ended the connection and every thread has exited. The first error wins.
     pub fn wait(self) -> io::Result<()> {
         let mut outcome = Ok(());
-        let mut keeper = self.keeper;
+        let mut supervisor = self.supervisor;
         loop {
             let next = self.threads.lock().pop();
             // Every thread is waited for, whatever the others said.
             match next {
                 Some(thread) => outcome = outcome.and(thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))),
                 // It may have started another one meanwhile.
-                None => match keeper.take() {
-                    Some(keeper) => {
-                        self.crew.end();
-                        let _ = keeper.join();
+                None => match supervisor.take() {
+                    Some(supervisor) => {
+                        self.pool.end();
+                        let _ = supervisor.join();
                     }
                     None => return outcome.and(self.queues.map_or(Ok(()), |queues| queues.join())),
                 },
@@ -145,18 +146,18 @@ fn greet<H: Handler>(connection: &OwnedFd, transport: &Transport<H>, buffer: &mu
     if head.opcode != INIT {
         return Err(broken());
     }
-    let mut desk = Desk::default();
-    let answered = transport.init(fields, &mut desk, rings);
+    let mut reply = ReplyBuffer::default();
+    let answered = transport.init(fields, &mut reply, rings);
     let error = answered.err().map_or(0, |e| e.0);
-    send(connection, head.unique, -error, &desk.answer.0)?;
+    send(connection, head.unique, -error, &reply.answer.0)?;
     answered.map_err(|e| io::Error::from_raw_os_error(e.0))
 }
 
-/// What every thread works with.
-struct Desks<H> {
+/// Starts the threads, and has what each of them works with.
+struct Workers<H> {
     transport: Arc<Transport<H>>,
-    room: Arc<WaitingRoom>,
-    crew: Arc<Crew>,
+    room: Arc<BlockingPool>,
+    pool: Arc<WorkerPool>,
     intake: Arc<Intake>,
     /// Bytes for a request.
     buffer: usize,
@@ -164,36 +165,36 @@ struct Desks<H> {
     gathers: bool,
 }
 
-impl<H: Handler> Desks<H> {
-    /// Starts a thread. `helps`: it goes home when it is not needed.
+impl<H: Handler> Workers<H> {
+    /// Starts a thread. `helps`: it exits when it is not needed.
     fn open(&self, name: String, connection: Arc<OwnedFd>, helps: bool) -> io::Result<Thread> {
-        let (transport, room, crew) = (self.transport.clone(), self.room.clone(), self.crew.clone());
+        let (transport, room, pool) = (self.transport.clone(), self.room.clone(), self.pool.clone());
         let (mut buffer, gathers, intake) = (vec![0; self.buffer], self.gathers, self.intake.clone());
-        let seat = crew.join();
-        let ours = seat.clone();
+        let slot = pool.join();
+        let ours = slot.clone();
         let work = move || {
             ours.take();
-            let served = serve(&connection, &transport, &room, (&crew, &intake), (&ours, helps, gathers), &mut buffer);
-            crew.leave(&ours);
+            let served = serve(&connection, &transport, &room, (&pool, &intake), (&ours, helps, gathers), &mut buffer);
+            pool.leave(&ours);
             served
         };
-        std::thread::Builder::new().name(name).spawn(work).inspect_err(|_| self.crew.leave(&seat))
+        std::thread::Builder::new().name(name).spawn(work).inspect_err(|_| self.pool.leave(&slot))
     }
 }
 
 fn serve<H: Handler>(
     connection: &Arc<OwnedFd>,
     transport: &Arc<Transport<H>>,
-    room: &Arc<WaitingRoom>,
-    (crew, intake): (&Crew, &Intake),
-    (seat, helps, gathers): (&Arc<Seat>, bool, bool),
+    room: &Arc<BlockingPool>,
+    (pool, intake): (&WorkerPool, &Intake),
+    (slot, helps, gathers): (&Arc<WorkerSlot>, bool, bool),
     buffer: &mut [u8],
 ) -> io::Result<()> {
     // What is read; in memory as far as it was used.
-    let (mut desk, mut data) = (Desk::default(), vec![0; buffer.len()]);
+    let (mut reply, mut data) = (ReplyBuffer::default(), vec![0; buffer.len()]);
     let broken = |_| io::Error::new(io::ErrorKind::InvalidData, "the kernel sent a broken request");
-    while !(helps && crew.leave_if_not_needed(seat)) {
-        desk.announced = false;
+    while !(helps && pool.leave_if_not_needed(slot)) {
+        reply.announced = false;
         let taken = intake.take(
             || transport.wants_announcements(),
             || next(connection, buffer).map(|length| length.map(|length| &buffer[..length])),
@@ -201,16 +202,16 @@ fn serve<H: Handler>(
                 // What cannot be decoded is an error below.
                 if let Ok((head, fields)) = wire::head(message) {
                     transport.announce(&head, fields);
-                    desk.announced = true;
+                    reply.announced = true;
                 }
             },
         );
         let Some(message) = taken? else { break };
         let (head, fields) = wire::head(message).map_err(broken)?;
         let request = Request::of(head.opcode);
-        let _working = seat.work(request == Request::Write && wire::written_back_at(fields).is_some());
+        let _working = slot.work(request == Request::Write && wire::written_back_at(fields).is_some());
         if !request.waits() {
-            answer(connection, transport, &head, fields, &mut desk, &mut data);
+            answer(connection, transport, &head, fields, &mut reply, &mut data);
             if gathers && matches!(request, Request::Forget | Request::BatchForget) {
                 std::thread::sleep(GATHER);
             }
@@ -223,7 +224,7 @@ fn serve<H: Handler>(
                 Ok(FSync::Alone) => {}
                 Ok(FSync::WithNext) => {
                     let transport = transport.clone();
-                    room.with_next_sync(crew.threads() == 1, move || transport.sync(), answer);
+                    room.with_next_sync(pool.threads() == 1, move || transport.sync(), answer);
                     continue;
                 }
                 begun => {
@@ -235,10 +236,10 @@ fn serve<H: Handler>(
         // An answer must go to the connection that its request came from.
         let (connection, transport, message) = (connection.clone(), transport.clone(), message.to_vec());
         // What goes down tells the kernel to drop what it has, which no thread that answers may do.
-        room.admit(crew.threads() == 1 || request == Request::IoCtl, move || {
+        room.admit(pool.threads() == 1 || request == Request::IoCtl, move || {
             // It was decoded above.
             if let Ok((head, fields)) = wire::head(&message) {
-                answer(&connection, &transport, &head, fields, &mut Desk::default(), &mut []);
+                answer(&connection, &transport, &head, fields, &mut ReplyBuffer::default(), &mut []);
             }
         });
     }
@@ -260,12 +261,12 @@ pub(crate) fn dispatch<H: Handler>(
     transport: &Transport<H>,
     head: &wire::Head,
     fields: wire::Fields<'_>,
-    desk: &mut Desk,
+    reply: &mut ReplyBuffer,
     room: &mut [u8],
 ) -> Outcome {
-    let outcome = transport.dispatch(head, fields, desk, room);
+    let outcome = transport.dispatch(head, fields, reply, room);
     // Before the answer: whoever has it may rely on this.
-    for &ino in &desk.stale_attributes {
+    for &ino in &reply.stale_attributes {
         if let Err(e) = forget_attributes(connection, ino) {
             tracing::warn!(ino, "the kernel may go on with a set-user-ID bit that is gone: it did not take word of it: {e}");
         }
@@ -279,25 +280,25 @@ fn answer<H: Handler>(
     transport: &Transport<H>,
     head: &wire::Head,
     fields: wire::Fields<'_>,
-    desk: &mut Desk,
+    reply: &mut ReplyBuffer,
     room: &mut [u8],
 ) {
-    let outcome = dispatch(connection, transport, head, fields, desk, room);
+    let outcome = dispatch(connection, transport, head, fields, reply, room);
     let sent = match outcome {
         Outcome::Nothing => Ok(()),
         // No thread is here that may not wait.
         Outcome::Waits => send(connection, head.unique, -libc::EIO, &[]),
         Outcome::Error(Errno(e)) => send(connection, head.unique, -e, &[]),
-        Outcome::Answer => send(connection, head.unique, 0, &desk.answer.0),
+        Outcome::Answer => send(connection, head.unique, 0, &reply.answer.0),
         Outcome::Data(data) => send(connection, head.unique, 0, &data),
         Outcome::Filled(length) => send(connection, head.unique, 0, &room[..length]),
     };
     match sent {
         Ok(()) => {}
         // The request was interrupted and is forgotten, or the connection is gone; the next read knows.
-        Err(Os::NOENT | Os::NODEV | Os::CONNABORTED) => transport.take_back(desk),
+        Err(Os::NOENT | Os::NODEV | Os::CONNABORTED) => transport.take_back(reply),
         Err(e) => {
-            transport.take_back(desk);
+            transport.take_back(reply);
             tracing::error!("the kernel did not take the answer to {head:?}: {e}");
         }
     }

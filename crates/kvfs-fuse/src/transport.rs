@@ -41,9 +41,9 @@ pub(crate) struct Transport<H> {
     counters: Arc<Counters>,
 }
 
-/// What one thread keeps between requests, to allocate nothing for most of them.
+/// The answer to one request, and what becomes of it. A thread keeps it between requests, so that most of them allocate nothing.
 #[derive(Default)]
-pub(crate) struct Desk {
+pub(crate) struct ReplyBuffer {
     pub answer: Answer,
     /// References that the answer hands to the kernel; if it does not arrive, they are taken back.
     pub handed_out: Vec<Ino>,
@@ -53,7 +53,7 @@ pub(crate) struct Desk {
     pub announced: bool,
 }
 
-impl Desk {
+impl ReplyBuffer {
     /// Notes what a change of a file's content means for the kernel.
     fn changed(&mut self, ino: Ino, written: &Written) {
         if written.lost_privileges {
@@ -90,13 +90,13 @@ impl<H: Handler> Transport<H> {
     /// with EIO, as the panic hook reports it.
     ///
     /// `room`: where what is read may be put, so that nothing is allocated for it.
-    pub fn dispatch(&self, head: &Head, fields: Fields<'_>, desk: &mut Desk, room: &mut [u8]) -> Outcome {
-        desk.answer.0.clear();
-        desk.handed_out.clear();
-        desk.stale_attributes.clear();
+    pub fn dispatch(&self, head: &Head, fields: Fields<'_>, reply: &mut ReplyBuffer, room: &mut [u8]) -> Outcome {
+        reply.answer.0.clear();
+        reply.handed_out.clear();
+        reply.stale_attributes.clear();
         let request = Request::of(head.opcode);
         self.counters.count(request);
-        match catch_unwind(AssertUnwindSafe(|| self.answer(request, head, fields, desk, room))) {
+        match catch_unwind(AssertUnwindSafe(|| self.answer(request, head, fields, reply, room))) {
             Ok(Ok(outcome)) => outcome,
             Ok(Err(Errno::WAITS)) => {
                 self.counters.uncount(request);
@@ -127,14 +127,14 @@ impl<H: Handler> Transport<H> {
         unless_it_panics("a sync", || self.handler.sync())
     }
 
-    /// The answer did not reach the kernel (the request was interrupted): the references in it are nobody's.
-    pub fn take_back(&self, desk: &Desk) {
-        for &ino in &desk.handed_out {
+    /// The answer did not reach the kernel (the request was interrupted): the kernel does not have the references in it.
+    pub fn take_back(&self, reply: &ReplyBuffer) {
+        for &ino in &reply.handed_out {
             self.handler.forget(ino, 1);
         }
     }
 
-    fn answer(&self, request: Request, head: &Head, mut f: Fields<'_>, desk: &mut Desk, room: &mut [u8]) -> Reply<Outcome> {
+    fn answer(&self, request: Request, head: &Head, mut f: Fields<'_>, reply: &mut ReplyBuffer, room: &mut [u8]) -> Reply<Outcome> {
         let h = &*self.handler;
         if h.is_down() && !matches!(request, Request::Forget | Request::BatchForget | Request::Destroy) {
             return Err(Errno(libc::EIO));
@@ -143,9 +143,9 @@ impl<H: Handler> Transport<H> {
         let caller = Caller { uid: head.uid, gid: head.gid, pid: head.pid };
         match request {
             Request::Lookup => match h.lookup(ino, f.name()?)? {
-                Some(attr) => Ok(self.entry(desk, &attr)),
+                Some(attr) => Ok(self.entry(reply, &attr)),
                 None => {
-                    desk.answer.no_entry_out(self.policy.entry_ttl.as_secs());
+                    reply.answer.no_entry_out(self.policy.entry_ttl.as_secs());
                     Ok(Outcome::Answer)
                 }
             },
@@ -161,35 +161,35 @@ impl<H: Handler> Transport<H> {
                 }
                 Ok(Outcome::Nothing)
             }
-            Request::GetAttr => Ok(self.attr(desk, &h.getattr(ino)?)),
+            Request::GetAttr => Ok(self.attr(reply, &h.getattr(ino)?)),
             Request::SetAttr => {
                 let changes = setattr_in(&mut f)?;
-                Ok(self.attr(desk, &h.setattr(ino, &changes, caller)?))
+                Ok(self.attr(reply, &h.setattr(ino, &changes, caller)?))
             }
             Request::ReadLink => Ok(Outcome::Data(h.readlink(ino)?)),
             Request::MkNod => {
                 // The kernel has applied the umask already.
                 let (mode, rdev, _umask, _) = (f.u32()?, f.u32()?, f.u32()?, f.u32()?);
                 let kind = wire::kind_of(mode).ok_or(Errno(libc::EINVAL))?;
-                Ok(self.entry(desk, &h.mknod(ino, f.name()?, kind, perm(mode), rdev, caller)?))
+                Ok(self.entry(reply, &h.mknod(ino, f.name()?, kind, perm(mode), rdev, caller)?))
             }
             Request::MkDir => {
                 let (mode, _umask) = (f.u32()?, f.u32()?);
-                Ok(self.entry(desk, &h.mkdir(ino, f.name()?, perm(mode), caller)?))
+                Ok(self.entry(reply, &h.mkdir(ino, f.name()?, perm(mode), caller)?))
             }
             Request::SymLink => {
                 let (name, target) = (f.name()?, f.name()?);
-                Ok(self.entry(desk, &h.symlink(ino, name, target, caller)?))
+                Ok(self.entry(reply, &h.symlink(ino, name, target, caller)?))
             }
             Request::Link => {
                 let from = f.u64()?;
-                Ok(self.entry(desk, &h.link(from, ino, f.name()?, caller)?))
+                Ok(self.entry(reply, &h.link(from, ino, f.name()?, caller)?))
             }
             Request::TmpFile => {
                 let (_flags, mode, _umask, _open_flags) = (f.u32()?, f.u32()?, f.u32()?, f.u32()?);
                 let attr = h.tmpfile(ino, perm(mode), caller)?;
-                self.entry(desk, &attr);
-                desk.answer.u64(0).u32(wire::OPEN_KEEP_CACHE).u32(0);
+                self.entry(reply, &attr);
+                reply.answer.u64(0).u32(wire::OPEN_KEEP_CACHE).u32(0);
                 Ok(Outcome::Answer)
             }
             Request::Unlink => done(h.unlink(ino, f.name()?, caller)),
@@ -217,12 +217,12 @@ impl<H: Handler> Transport<H> {
                 let hints = WriteHints {
                     kill_suid: flags & wire::WRITE_KILL_SUIDGID != 0,
                     from_cache: flags & wire::WRITE_CACHE != 0,
-                    announced: desk.announced && flags & wire::WRITE_CACHE != 0,
+                    announced: reply.announced && flags & wire::WRITE_CACHE != 0,
                     append: open_flags & libc::O_APPEND as u32 != 0,
                 };
                 let written = h.write(ino, offset, data, hints)?;
-                desk.changed(ino, &written);
-                desk.answer.u32(written.bytes as u32).u32(0);
+                reply.changed(ino, &written);
+                reply.answer.u32(written.bytes as u32).u32(0);
                 Ok(Outcome::Answer)
             }
             Request::FSync | Request::FSyncDir => {
@@ -230,9 +230,9 @@ impl<H: Handler> Transport<H> {
                 let data_only = flags & wire::FSYNC_DATA_ONLY != 0;
                 done(if request == Request::FSync { h.fsync(ino, data_only) } else { h.fsyncdir(ino, data_only) })
             }
-            Request::ReadDir | Request::ReadDirPlus => self.readdir(request == Request::ReadDirPlus, ino, f, desk),
+            Request::ReadDir | Request::ReadDirPlus => self.readdir(request == Request::ReadDirPlus, ino, f, reply),
             Request::StatFs => {
-                desk.answer.statfs_out(&h.statfs()?);
+                reply.answer.statfs_out(&h.statfs()?);
                 Ok(Outcome::Answer)
             }
             Request::GetXattr | Request::ListXattr | Request::SetXattr | Request::RemoveXattr if !self.policy.xattrs => {
@@ -240,11 +240,11 @@ impl<H: Handler> Transport<H> {
             }
             Request::GetXattr => {
                 let (size, _) = (f.u32()?, f.u32()?);
-                xattr(size, h.getxattr(ino, f.name()?)?, desk)
+                xattr(size, h.getxattr(ino, f.name()?)?, reply)
             }
             Request::ListXattr => {
                 let size = f.u32()?;
-                xattr(size, h.listxattr(ino, caller)?, desk)
+                xattr(size, h.listxattr(ino, caller)?, reply)
             }
             Request::SetXattr => {
                 let (size, flags) = (f.u32()?, f.u32()?);
@@ -261,7 +261,7 @@ impl<H: Handler> Transport<H> {
             Request::FAllocate => {
                 let (_fh, offset, length, mode) = (f.u64()?, f.u64()?, f.u64()?, f.u32()?);
                 let written = h.fallocate(ino, offset, length, allocate(mode as i32)?, caller)?;
-                desk.changed(ino, &written);
+                reply.changed(ino, &written);
                 Ok(Outcome::Answer)
             }
             Request::LSeek => {
@@ -272,7 +272,7 @@ impl<H: Handler> Transport<H> {
                     _ => return Err(Errno(libc::EINVAL)),
                 };
                 let offset = u64::try_from(offset).map_err(|_| Errno(libc::ENXIO))?;
-                desk.answer.u64(h.seek(ino, offset, what)?);
+                reply.answer.u64(h.seek(ino, offset, what)?);
                 Ok(Outcome::Answer)
             }
             Request::CopyFileRange | Request::CopyFileRange64 => {
@@ -282,11 +282,11 @@ impl<H: Handler> Transport<H> {
                 let short = request == Request::CopyFileRange;
                 let length = if short { length.min(1 << 30) } else { length };
                 let copied = h.copy_file_range((ino, offset_in), (to, offset_out), length, caller)?;
-                desk.changed(to, &copied);
+                reply.changed(to, &copied);
                 if short {
-                    desk.answer.u32(copied.bytes as u32).u32(0)
+                    reply.answer.u32(copied.bytes as u32).u32(0)
                 } else {
-                    desk.answer.u64(copied.bytes)
+                    reply.answer.u64(copied.bytes)
                 };
                 Ok(Outcome::Answer)
             }
@@ -296,7 +296,7 @@ impl<H: Handler> Transport<H> {
                     ioctl::GOING_DOWN => h.go_down(ioctl::going_down(caller, argument)?)?,
                     _ => return Err(Errno(libc::ENOTTY)),
                 }
-                desk.answer.ioctl_out();
+                reply.answer.ioctl_out();
                 Ok(Outcome::Answer)
             }
             // Sent for files that TMPFILE opened, and when the mount ends.
@@ -324,44 +324,44 @@ impl<H: Handler> Transport<H> {
         }
     }
 
-    fn attr(&self, desk: &mut Desk, attr: &Attr) -> Outcome {
-        desk.answer.attr_out(attr, self.policy.attr_ttl.as_secs());
+    fn attr(&self, reply: &mut ReplyBuffer, attr: &Attr) -> Outcome {
+        reply.answer.attr_out(attr, self.policy.attr_ttl.as_secs());
         Outcome::Answer
     }
 
-    fn entry(&self, desk: &mut Desk, attr: &Attr) -> Outcome {
-        desk.handed_out.push(attr.ino);
-        desk.answer.entry_out(attr, self.policy.entry_ttl.as_secs(), self.policy.attr_ttl.as_secs());
+    fn entry(&self, reply: &mut ReplyBuffer, attr: &Attr) -> Outcome {
+        reply.handed_out.push(attr.ino);
+        reply.answer.entry_out(attr, self.policy.entry_ttl.as_secs(), self.policy.attr_ttl.as_secs());
         Outcome::Answer
     }
 
-    fn readdir(&self, attributes: bool, ino: Ino, mut f: Fields<'_>, desk: &mut Desk) -> Reply<Outcome> {
+    fn readdir(&self, attributes: bool, ino: Ino, mut f: Fields<'_>, reply: &mut ReplyBuffer) -> Reply<Outcome> {
         let (_fh, cookie, size) = (f.u64()?, f.u64()?, f.u32()? as usize);
         let (entry_ttl, attr_ttl) = (self.policy.entry_ttl.as_secs(), self.policy.attr_ttl.as_secs());
         self.handler.readdir(ino, cookie, attributes, &mut |entry| {
-            if desk.answer.0.len() + wire::dirent_size(entry.name, attributes) > size {
+            if reply.answer.0.len() + wire::dirent_size(entry.name, attributes) > size {
                 return false;
             }
             if attributes {
                 match &entry.attr {
                     Some(attr) => {
-                        desk.answer.entry_out(attr, entry_ttl, attr_ttl);
+                        reply.answer.entry_out(attr, entry_ttl, attr_ttl);
                         // The kernel counts no references to "." and "..", and is given none.
                         if entry.name != b"." && entry.name != b".." {
-                            desk.handed_out.push(attr.ino);
+                            reply.handed_out.push(attr.ino);
                         }
                     }
-                    None => desk.answer.no_entry_out(0),
+                    None => reply.answer.no_entry_out(0),
                 }
             }
-            desk.answer.dirent(entry.ino, entry.cookie, entry.kind, entry.name);
+            reply.answer.dirent(entry.ino, entry.cookie, entry.kind, entry.name);
             true
         })?;
         Ok(Outcome::Answer)
     }
 
     /// Answers INIT: the kernel's offer comes in and is returned, what we take of it goes out. `rings`: io_uring, if it is offered.
-    pub fn init(&self, mut f: Fields<'_>, desk: &mut Desk, rings: bool) -> Reply<u64> {
+    pub fn init(&self, mut f: Fields<'_>, reply: &mut ReplyBuffer, rings: bool) -> Reply<u64> {
         let (major, _minor, max_readahead, flags) = (f.u32()?, f.u32()?, f.u32()?, f.u32()?);
         let offered = u64::from(flags) | if u64::from(flags) & init::INIT_EXT != 0 { u64::from(f.u32()?) << 32 } else { 0 };
         if major != wire::MAJOR {
@@ -392,7 +392,7 @@ impl<H: Handler> Transport<H> {
         let take = (if policy.write_back { take | init::WRITEBACK_CACHE } else { take }) & offered;
         let max_write = policy.max_write.max(4096);
         let max_pages = max_write.div_ceil(4096).min(u32::from(u16::MAX)) as u16;
-        let a = &mut desk.answer;
+        let a = &mut reply.answer;
         let rings = if rings { init::OVER_IO_URING & offered } else { 0 };
         let take = take | rings;
         a.u32(wire::MAJOR).u32(wire::MINOR).u32(max_readahead.min(policy.max_readahead)).u32(take as u32);
@@ -423,9 +423,9 @@ fn perm(mode: u32) -> u16 {
 }
 
 /// A size of 0 asks for the size.
-fn xattr(size: u32, value: Bytes, desk: &mut Desk) -> Reply<Outcome> {
+fn xattr(size: u32, value: Bytes, reply: &mut ReplyBuffer) -> Reply<Outcome> {
     if size == 0 {
-        desk.answer.u32(value.len() as u32).u32(0);
+        reply.answer.u32(value.len() as u32).u32(0);
         Ok(Outcome::Answer)
     } else if value.len() > size as usize {
         Err(Errno(libc::ERANGE))

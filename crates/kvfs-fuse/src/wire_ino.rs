@@ -17,9 +17,9 @@ const INO_MASK: Ino = (1 << VIEW_SHIFT) - 1;
 /// inodes of one come to lie close to each other.
 const STEP: Ino = 0x9e37_79b9_7f4b;
 
-/// The number of what is no view of the store: the hidden directory.
-pub(crate) const HIDDEN: u16 = u16::MAX;
-const _: () = assert!(HIDDEN > Views::MAX_NUMBER);
+/// The number of what is no view of the store: the control directory.
+pub(crate) const CONTROL: u16 = u16::MAX;
+const _: () = assert!(CONTROL > Views::MAX_NUMBER);
 
 pub(crate) fn of(view: u16, ino: Ino) -> Ino {
     debug_assert!(ino <= INO_MASK, "inode numbers are below 2^48");
@@ -44,7 +44,7 @@ mod tests {
 
     #[test]
     fn numbers_come_back_as_they_went() {
-        for view in [0, 1, 0x7fff, Views::MAX_NUMBER, HIDDEN] {
+        for view in [0, 1, 0x7fff, Views::MAX_NUMBER, CONTROL] {
             for ino in [1, 2, INO_MASK] {
                 assert_eq!(split(of(view, ino)), (view, ino));
             }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use kvdb::Kvdb;
 use kvfs::{Fs, FsOptions, Views};
-use kvfs_fuse::{Door, Error, MountOptions, mount};
+use kvfs_fuse::{Error, FuseAdapter, MountOptions, mount};
 use real::{Real, as_nobody, may_mount, policy};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
@@ -72,7 +72,7 @@ fn refusal() -> Option<Error> {
     let (dir, db) = (tempfile::tempdir().expect("a temporary folder"), Kvdb::in_memory());
     let fs = Fs::open(db.clone(), Arc::new(env::Machine::default()), FsOptions::default()).expect("a file system");
     let options = MountOptions { default_permissions: false, ..MountOptions::default() };
-    mount(Arc::new(Door::new(Views::new(db, fs))), dir.path(), &options, &policy(false)).err()
+    mount(Arc::new(FuseAdapter::new(Views::new(db, fs))), dir.path(), &options, &policy(false)).err()
 }
 
 #[test]

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use env::Machine;
 use kvdb::Kvdb;
 use kvfs::{Fs, FsOptions, Views};
-use kvfs_fuse::{Door, Herald, MountOptions, Unmount, mount, unmount};
+use kvfs_fuse::{FuseAdapter, KernelNotifier, MountOptions, Unmount, mount, unmount};
 use real::{BOTH, Mapping, policy};
 
 /// Where the daemon of a test has its store, and where it mounts.
@@ -32,10 +32,10 @@ fn serve() {
     let db = Kvdb::open_path(&store).expect("a store");
     let fs = Fs::open(db.clone(), Arc::new(Machine::default()), FsOptions::default()).expect("a file system");
     let views = Views::new(db, fs);
-    let door = Arc::new(Door::new(views.clone()));
+    let adapter = Arc::new(FuseAdapter::new(views.clone()));
     let policy = policy(std::env::var_os(WRITE_BACK).is_some());
-    let mut mounted = mount(door.clone(), Path::new(&folder), &MountOptions::default(), &policy).expect("a mount");
-    let _herald = Herald::start(&views, &door, &mounted).expect("a herald");
+    let mut mounted = mount(adapter.clone(), Path::new(&folder), &MountOptions::default(), &policy).expect("a mount");
+    let _herald = KernelNotifier::start(&views, &adapter, &mounted).expect("a notifier");
     say_ready(Path::new(&folder));
     if std::env::var_os(SAVES).is_some() {
         // As programs do by the socket (SAVE), and with every transaction that begins.

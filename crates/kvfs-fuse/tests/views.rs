@@ -15,19 +15,19 @@ use env::Machine;
 use kvdb::{Durability, Kvdb};
 use kvfs::{Fs, FsOptions, TransactionId, Views};
 use kvfs_fuse::counters::Request;
-use kvfs_fuse::{Door, Herald, MountOptions, Mounted, mount};
+use kvfs_fuse::{FuseAdapter, KernelNotifier, MountOptions, Mounted, mount};
 
 struct Mount {
     // Fields drop in order: the mount goes before the folder it is on.
     mounted: Mounted,
-    herald: Arc<Herald>,
+    notifier: Arc<KernelNotifier>,
     views: Views,
     dir: tempfile::TempDir,
 }
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        self.herald.stop();
+        self.notifier.stop();
         // A child that another test starts has the files of this one until it has begun with its program.
         let until = Instant::now() + Duration::from_secs(10);
         while let Err(e) = self.mounted.unmount() {
@@ -55,11 +55,11 @@ impl Mount {
         let fs = Fs::open(db.clone(), Arc::new(Machine::default()), FsOptions::default()).expect("a file system");
         let views = Views::new(db, fs);
         let dir = tempfile::tempdir().expect("a temporary folder");
-        let door = Arc::new(Door::new(views.clone()));
+        let adapter = Arc::new(FuseAdapter::new(views.clone()));
         let policy = way::policy(write_back);
-        let mounted = mount(door.clone(), dir.path(), &MountOptions::default(), &policy).expect("root can mount");
-        let herald = Herald::start(&views, &door, &mounted).expect("a herald");
-        Some(Mount { mounted, herald, views, dir })
+        let mounted = mount(adapter.clone(), dir.path(), &MountOptions::default(), &policy).expect("root can mount");
+        let notifier = KernelNotifier::start(&views, &adapter, &mounted).expect("a notifier");
+        Some(Mount { mounted, notifier, views, dir })
     }
 
     fn path(&self, name: &str) -> PathBuf {

@@ -1,4 +1,4 @@
-//! A file system in memory, for tests of the door alone: as little as the kernel needs to create, read, write, list and remove.
+//! A file system in memory, for tests of the adapter alone: as little as the kernel needs to create, read, write, list and remove.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use env::Machine;
 use kvdb::{Durability, Kvdb};
 use kvfs::{Fs, FsOptions, TransactionId, Views};
-use kvfs_fuse::{Door, Herald, MountOptions, Mounted, Policy, mount};
+use kvfs_fuse::{FuseAdapter, KernelNotifier, MountOptions, Mounted, Policy, mount};
 pub use way::policy;
 
 /// Both ways in which the kernel handles writes: through at once, and gathered.
@@ -24,14 +24,14 @@ pub const BOTH: [bool; 2] = [false, true];
 pub struct Real {
     // Fields drop in order: the mount goes before the folder it is on.
     pub mounted: Mounted,
-    herald: Arc<Herald>,
+    notifier: Arc<KernelNotifier>,
     pub views: Views,
     pub dir: tempfile::TempDir,
 }
 
 impl Drop for Real {
     fn drop(&mut self) {
-        self.herald.stop();
+        self.notifier.stop();
         // A child that another test starts has the files of this one until it has begun with its program.
         let until = Instant::now() + Duration::from_secs(10);
         while let Err(e) = self.mounted.unmount() {
@@ -63,13 +63,13 @@ impl Real {
     }
 
     pub fn with(db: Kvdb, options: FsOptions, policy: &Policy) -> Option<Real> {
-        Real::start(db, options, Real::shared(), policy, Herald::start)
+        Real::start(db, options, Real::shared(), policy, KernelNotifier::start)
     }
 
     /// A mount for root alone, with what the kernel then need not ask.
     pub fn of_root_alone() -> Option<Real> {
         let options = MountOptions { default_permissions: false, ..MountOptions::default() };
-        Real::start(Kvdb::in_memory(), FsOptions::default(), options, &policy(false), Herald::start)
+        Real::start(Kvdb::in_memory(), FsOptions::default(), options, &policy(false), KernelNotifier::start)
     }
 
     fn shared() -> MountOptions {
@@ -78,8 +78,9 @@ impl Real {
 
     /// With a limit for how long a transaction that begins or commits waits for pages that are on their way.
     pub fn with_patience(patience: Duration) -> Option<Real> {
-        let start =
-            |views: &Views, door: &Arc<Door>, mounted: &Mounted| Herald::start_with_patience(views, door, mounted, patience);
+        let start = |views: &Views, adapter: &Arc<FuseAdapter>, mounted: &Mounted| {
+            KernelNotifier::start_with_patience(views, adapter, mounted, patience)
+        };
         Real::start(Kvdb::in_memory(), FsOptions::default(), Real::shared(), &policy(false), start)
     }
 
@@ -88,7 +89,7 @@ impl Real {
         options: FsOptions,
         mount_options: MountOptions,
         policy: &Policy,
-        herald: impl FnOnce(&Views, &Arc<Door>, &Mounted) -> std::io::Result<Arc<Herald>>,
+        notifier: impl FnOnce(&Views, &Arc<FuseAdapter>, &Mounted) -> std::io::Result<Arc<KernelNotifier>>,
     ) -> Option<Real> {
         if !may_mount() {
             return None;
@@ -97,10 +98,10 @@ impl Real {
         let views = Views::new(db, fs);
         let dir = tempfile::tempdir().expect("a temporary folder");
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("open to others");
-        let door = Arc::new(Door::new(views.clone()));
-        let mounted = mount(door.clone(), dir.path(), &mount_options, policy).expect("root can mount");
-        let herald = herald(&views, &door, &mounted).expect("a herald");
-        Some(Real { mounted, herald, views, dir })
+        let adapter = Arc::new(FuseAdapter::new(views.clone()));
+        let mounted = mount(adapter.clone(), dir.path(), &mount_options, policy).expect("root can mount");
+        let notifier = notifier(&views, &adapter, &mounted).expect("a notifier");
+        Some(Real { mounted, notifier, views, dir })
     }
 
     pub fn path(&self, name: &str) -> PathBuf {

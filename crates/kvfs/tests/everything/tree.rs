@@ -146,10 +146,7 @@ impl Overlay {
             (Some(was), Some(is)) => was.now() != is.now(),
             (was, is) => was.is_some() != is.is_some(),
         };
-        let any = !self.entries.is_empty()
-            || self.nodes.iter().any(changed)
-            || !self.keys.is_empty()
-            || !self.ranges.is_empty();
+        let any = !self.entries.is_empty() || self.nodes.iter().any(changed) || !self.keys.is_empty() || !self.ranges.is_empty();
         let gone = self.entries.values().all(Option::is_none) && self.keys.values().all(Option::is_none);
         any && gone && !self.puts && self.nodes.iter().all(only_less)
     }

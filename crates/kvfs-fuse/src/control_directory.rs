@@ -1,4 +1,4 @@
-//! The hidden directory: `.kvfs` in the root, which no listing shows, with a directory for each kind of view and in that every view by
+//! The control directory: `.kvfs` in the root, which no listing shows, with a directory for each kind of view and in that every view by
 //! its name. What lies below a view's name is the view's own root.
 //!
 //! ```text
@@ -12,7 +12,7 @@
 //! began it: `.kvfs/txn/17` is a symbolic link to `.kvfs/user/UID/17`, and that directory is the user's alone. The kernel checks it as it
 //! checks everything; the modes of the view's own root stay what they are. A mount may be open instead.
 //!
-//! A file `barrier`, which is listed nowhere, takes part in finding out that the kernel has handed over everything (`rendezvous`).
+//! A file `barrier`, which is listed nowhere, takes part in finding out that the kernel has handed over everything (`quiesce_barrier`).
 //!
 //! The kernel may cache what it found here; who begins or ends a view tells it. It may not remember that something is missing.
 
@@ -105,7 +105,7 @@ pub(crate) fn user_named(name: &[u8]) -> Option<u32> {
 pub(crate) fn attr(ino: Ino, root: &Attr, open: bool) -> Option<Attr> {
     let perm = if open { 0o555 } else { 0o500 };
     let directory = Attr {
-        ino: wire_ino::of(wire_ino::HIDDEN, ino),
+        ino: wire_ino::of(wire_ino::CONTROL, ino),
         kind: FileKind::Dir,
         perm: 0o555,
         nlink: 2,

@@ -1,8 +1,10 @@
-//! The threads that answer requests, and what happens when all of them are held up.
+//! The threads that answer requests, and what happens when all of them are blocked.
 //!
-//! Most answers take microseconds, and as many threads as there are cores give them. But a call in a serializable transaction may wait for
-//! another transaction, for seconds, and the program that would end that one needs answers, too. So somebody looks from time to time: when
-//! every thread has had the same request in hand as at the look before, one more is started. It goes home when it is not needed any more.
+//! Most answers take microseconds, and as many threads as there are cores give them. But a call in a
+//! serializable transaction may wait for another transaction, for seconds, and the program that would
+//! end that one needs answers, too. So a supervisor looks from time to time: when every thread has had
+//! the same request in hand since it looked last, it starts one more. That one exits when it is not
+//! needed any more.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -13,7 +15,7 @@ use parking_lot::{Condvar, Mutex};
 
 /// Threads at most.
 const MOST: usize = 64;
-/// How often somebody looks, when there is something to wait for, and when there is not.
+/// How often the supervisor looks: when a request may wait for a lock, and when none may.
 const OFTEN: Duration = Duration::from_millis(10);
 const SELDOM: Duration = Duration::from_millis(500);
 
@@ -21,7 +23,7 @@ const SELDOM: Duration = Duration::from_millis(500);
 #[derive(Default)]
 // A cache line of its own, for it is written with every request.
 #[repr(align(64))]
-pub(crate) struct Seat {
+pub(crate) struct WorkerSlot {
     /// The lowest bit: it has a request in hand. The next one: and that writes back pages. Above: how many it has had.
     doing: AtomicU64,
     thread: OnceLock<ThreadId>,
@@ -31,7 +33,7 @@ const WORKS: u64 = 1;
 const WRITES_BACK: u64 = 2;
 const ANOTHER: u64 = 4;
 
-impl Seat {
+impl WorkerSlot {
     /// To be called by the thread itself, first of all.
     pub fn take(&self) {
         let _ = self.thread.set(std::thread::current().id());
@@ -41,7 +43,7 @@ impl Seat {
     pub fn work(&self, writes_back: bool) -> Working<'_> {
         let before = self.doing.load(Ordering::Relaxed) & !(ANOTHER - 1);
         let what = if writes_back { WORKS | WRITES_BACK } else { WORKS };
-        // Release: whoever sees this sees all that the thread has done before.
+        // Release: a thread that sees this sees all that this thread has done before.
         self.doing.store(before.wrapping_add(ANOTHER) | what, Ordering::Release);
         Working(self)
     }
@@ -55,7 +57,7 @@ impl Seat {
     }
 }
 
-pub(crate) struct Working<'a>(&'a Seat);
+pub(crate) struct Working<'a>(&'a WorkerSlot);
 
 impl Drop for Working<'_> {
     fn drop(&mut self) {
@@ -64,58 +66,58 @@ impl Drop for Working<'_> {
     }
 }
 
-/// All threads of one mount.
-pub(crate) struct Crew {
+/// All threads of one mount that answer requests.
+pub(crate) struct WorkerPool {
     /// Threads there always are.
     base: usize,
-    seats: Mutex<Vec<Arc<Seat>>>,
+    slots: Mutex<Vec<Arc<WorkerSlot>>>,
     ended: Mutex<bool>,
     wake: Condvar,
 }
 
-impl Crew {
-    pub fn new(base: usize) -> Crew {
-        Crew { base, seats: Mutex::default(), ended: Mutex::new(false), wake: Condvar::new() }
+impl WorkerPool {
+    pub fn new(base: usize) -> WorkerPool {
+        WorkerPool { base, slots: Mutex::default(), ended: Mutex::new(false), wake: Condvar::new() }
     }
 
     /// A thread joins.
-    pub fn join(&self) -> Arc<Seat> {
-        let seat = Arc::new(Seat::default());
-        self.seats.lock().push(seat.clone());
-        seat
+    pub fn join(&self) -> Arc<WorkerSlot> {
+        let slot = Arc::new(WorkerSlot::default());
+        self.slots.lock().push(slot.clone());
+        slot
     }
 
-    pub fn leave(&self, seat: &Arc<Seat>) {
-        self.seats.lock().retain(|s| !Arc::ptr_eq(s, seat));
+    pub fn leave(&self, slot: &Arc<WorkerSlot>) {
+        self.slots.lock().retain(|s| !Arc::ptr_eq(s, slot));
     }
 
     /// Leaves if enough others have nothing to do. For a thread that came to help, with nothing in hand.
-    pub fn leave_if_not_needed(&self, seat: &Arc<Seat>) -> bool {
-        let mut seats = self.seats.lock();
-        let idle = seats.iter().filter(|s| !s.works()).count();
+    pub fn leave_if_not_needed(&self, slot: &Arc<WorkerSlot>) -> bool {
+        let mut slots = self.slots.lock();
+        let idle = slots.iter().filter(|s| !s.works()).count();
         // This one is among them.
         let leaves = idle > self.base;
         if leaves {
-            seats.retain(|s| !Arc::ptr_eq(s, seat));
+            slots.retain(|s| !Arc::ptr_eq(s, slot));
         }
         leaves
     }
 
     /// Every thread, and whether it has a request in hand that writes back no page. (One that seems to have none may just have taken one.)
     pub fn otherwise_busy(&self) -> Vec<(ThreadId, bool)> {
-        let seats = self.seats.lock();
+        let slots = self.slots.lock();
         // One that has not begun has taken nothing.
-        let begun = seats.iter().filter_map(|s| s.thread.get().map(|thread| (*thread, s.doing())));
+        let begun = slots.iter().filter_map(|s| s.thread.get().map(|thread| (*thread, s.doing())));
         begun.map(|(thread, doing)| (thread, doing & (WORKS | WRITES_BACK) == WORKS)).collect()
     }
 
     /// Whether a thread writes back pages just now.
     pub fn writes_back(&self) -> bool {
-        self.seats.lock().iter().any(|s| s.doing() & WRITES_BACK != 0)
+        self.slots.lock().iter().any(|s| s.doing() & WRITES_BACK != 0)
     }
 
     pub fn threads(&self) -> usize {
-        self.seats.lock().len()
+        self.slots.lock().len()
     }
 
     /// Looks after the threads until the end. `stalls`: whether a request may take long now; `help` starts one more thread.
@@ -125,7 +127,7 @@ impl Crew {
         while !*ended {
             let pause = if stalls() { OFTEN } else { SELDOM };
             self.wake.wait_for(&mut ended, pause);
-            let now: Vec<u64> = self.seats.lock().iter().map(|s| s.doing()).collect();
+            let now: Vec<u64> = self.slots.lock().iter().map(|s| s.doing()).collect();
             if !*ended && now == before && now.len() < MOST && now.iter().all(|n| n & WORKS != 0) {
                 help();
             }
@@ -146,25 +148,25 @@ mod tests {
 
     #[test]
     fn help_comes_when_all_are_held_up_and_leaves_when_they_are_not() {
-        let crew = Arc::new(Crew::new(2));
-        let (a, b) = (crew.join(), crew.join());
+        let pool = Arc::new(WorkerPool::new(2));
+        let (a, b) = (pool.join(), pool.join());
         let (call, called) = channel();
         let looking = {
-            let crew = crew.clone();
-            std::thread::spawn(move || crew.look_after(|| true, || call.send(crew.join()).unwrap()))
+            let pool = pool.clone();
+            std::thread::spawn(move || pool.look_after(|| true, || call.send(pool.join()).unwrap()))
         };
         let working = a.work(false);
         assert!(called.recv_timeout(OFTEN * 5).is_err(), "one of them is free");
         let also = b.work(true);
         let helper = called.recv().unwrap();
-        assert_eq!(crew.threads(), 3);
-        assert!(!crew.leave_if_not_needed(&helper));
+        assert_eq!(pool.threads(), 3);
+        assert!(!pool.leave_if_not_needed(&helper));
         drop(working);
-        assert!(!crew.leave_if_not_needed(&helper), "with it there are two");
+        assert!(!pool.leave_if_not_needed(&helper), "with it there are two");
         drop(also);
-        assert!(crew.leave_if_not_needed(&helper));
-        assert_eq!(crew.threads(), 2);
-        crew.end();
+        assert!(pool.leave_if_not_needed(&helper));
+        assert_eq!(pool.threads(), 2);
+        pool.end();
         looking.join().unwrap();
     }
 }

@@ -1,9 +1,12 @@
-//! A guest: a thread of the daemon that uses the mount as any program does, and does not outlive a daemon that is killed.
+//! A thread of the daemon that uses the mount as any program does, and does not outlive a daemon that
+//! is killed.
 //!
-//! A call on the mount ends when the daemon has answered, and nothing interrupts it. When the daemon is killed the kernel takes its connection
-//! down with its last descriptor, and then every call that still waits fails. But a process keeps its descriptors until its last thread has
-//! ended: one that waits in a call on the daemon's own mount would wait for ever, and the store would stay locked. So a guest has a
-//! table of descriptors for itself, with none of the daemon's in it.
+//! A call on the mount ends when the daemon has answered, and nothing interrupts it. When the daemon
+//! is killed, the kernel takes its connection down with its last descriptor, and then every call that
+//! still waits fails. But a process keeps its descriptors until its last thread has ended: one that
+//! waits in a call on the daemon's own mount would wait for ever, and the store would stay locked. So
+//! such a thread has a descriptor table of its own (`CLOSE_RANGE_UNSHARE`) with none of the daemon's
+//! descriptors in it.
 
 use std::fs::File;
 use std::io;
@@ -14,14 +17,14 @@ use parking_lot::Mutex;
 
 type Work = Box<dyn FnOnce() + Send>;
 
-pub(crate) struct Guest {
+pub(crate) struct UnsharedThread {
     /// `None`: it has stopped.
     work: Mutex<Option<Sender<Work>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-impl Guest {
-    pub fn start(name: &str) -> io::Result<Guest> {
+impl UnsharedThread {
+    pub fn start(name: &str) -> io::Result<UnsharedThread> {
         let (work, given) = channel::<Work>();
         let run = move || {
             if let Err(e) = leave_descriptors() {
@@ -30,12 +33,12 @@ impl Guest {
             given.into_iter().for_each(|work| work());
         };
         let thread = std::thread::Builder::new().name(name.into()).spawn(run)?;
-        Ok(Guest { work: Mutex::new(Some(work)), thread: Mutex::new(Some(thread)) })
+        Ok(UnsharedThread { work: Mutex::new(Some(work)), thread: Mutex::new(Some(thread)) })
     }
 
-    /// Does `work` on the guest's thread, where no descriptor is valid that was opened elsewhere, and nothing can be printed or logged; nothing
+    /// Runs `work` on this thread, where no descriptor is valid that was opened elsewhere, and nothing can be printed or logged; nothing
     /// it opens there is valid elsewhere.
-    /// NotConnected when the guest has stopped.
+    /// `NotConnected` when the thread has stopped.
     pub fn ask<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
         self.begin(work)?.recv().map_err(|_| io::ErrorKind::NotConnected.into())
     }
@@ -58,8 +61,8 @@ impl Guest {
     }
 }
 
-/// Gives this thread a table of descriptors of its own. Standard input, output and error are nothing in it: whoever started the daemon may
-/// wait until nobody has them open any more.
+/// Gives this thread a table of descriptors of its own. Standard input, output and error are nothing in it: the program that started
+/// the daemon may wait until every copy of them is closed.
 pub(crate) fn leave_descriptors() -> io::Result<()> {
     // SAFETY: the table is not shared any more when its descriptors are closed (CLOSE_RANGE_UNSHARE), so no other thread loses any; and this
     // one has just started and owns none.
@@ -80,19 +83,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_guest_has_no_descriptor_of_others_and_takes_none_from_them() {
+    fn it_has_no_descriptor_of_others_and_takes_none_from_them() {
         let file = File::open("/proc/self/status").unwrap();
         let fd = file.as_raw_fd();
-        let guest = Guest::start("guest").unwrap();
-        let there = guest.ask(move || std::fs::metadata(format!("/proc/thread-self/fd/{fd}")).is_ok()).unwrap();
+        let thread = UnsharedThread::start("thread").unwrap();
+        let there = thread.ask(move || std::fs::metadata(format!("/proc/thread-self/fd/{fd}")).is_ok()).unwrap();
         assert!(!there);
         let nothing = std::path::PathBuf::from("/dev/null");
         for fd in 0..3 {
-            let standard = guest.ask(move || std::fs::read_link(format!("/proc/thread-self/fd/{fd}"))).unwrap();
+            let standard = thread.ask(move || std::fs::read_link(format!("/proc/thread-self/fd/{fd}"))).unwrap();
             assert_eq!(standard.unwrap(), nothing);
         }
         assert!(file.metadata().is_ok());
-        guest.stop();
-        assert_eq!(guest.ask(|| ()).unwrap_err().kind(), io::ErrorKind::NotConnected);
+        thread.stop();
+        assert_eq!(thread.ask(|| ()).unwrap_err().kind(), io::ErrorKind::NotConnected);
     }
 }

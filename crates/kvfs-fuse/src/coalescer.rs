@@ -1,16 +1,16 @@
-//! Work that is done once for all who ask for it meanwhile: who asks gets one that began after he asked, with all others that have come
+//! Work that is done once for all callers that ask for it while it is under way: each gets a round that began after its call, with all others that have come
 //! until it begins.
 
 use parking_lot::{Condvar, Mutex};
 
-pub(crate) struct Together<T> {
+pub(crate) struct Coalescer<T> {
     state: Mutex<State<T>>,
     wake: Condvar,
 }
 
-impl<T> Default for Together<T> {
+impl<T> Default for Coalescer<T> {
     fn default() -> Self {
-        Together { state: Mutex::new(State { begun: 0, done: 0, outcome: None }), wake: Condvar::new() }
+        Coalescer { state: Mutex::new(State { begun: 0, done: 0, outcome: None }), wake: Condvar::new() }
     }
 }
 
@@ -23,7 +23,7 @@ struct State<T> {
 }
 
 /// The round that is under way, over when this is dropped, by a panic as well.
-struct Round<'a, T>(&'a Together<T>, Option<T>);
+struct Round<'a, T>(&'a Coalescer<T>, Option<T>);
 
 impl<T> Drop for Round<'_, T> {
     fn drop(&mut self) {
@@ -34,7 +34,7 @@ impl<T> Drop for Round<'_, T> {
     }
 }
 
-impl<T: Clone> Together<T> {
+impl<T: Clone> Coalescer<T> {
     /// Returns when a round of `work` has been done that began after this was called, here or by another thread, with what it has brought.
     /// `None`: there it panicked.
     pub fn run(&self, work: impl FnOnce() -> T) -> Option<T> {
@@ -65,14 +65,14 @@ mod tests {
 
     #[test]
     fn those_who_come_during_a_round_share_the_next_one() {
-        let together = Arc::new(Together::default());
+        let coalescer = Arc::new(Coalescer::default());
         let rounds = Arc::new(AtomicUsize::new(0));
         let (go, wait) = channel::<()>();
         let (say, begun) = channel();
         let first = {
-            let (together, rounds) = (together.clone(), rounds.clone());
+            let (coalescer, rounds) = (coalescer.clone(), rounds.clone());
             std::thread::spawn(move || {
-                together.run(|| {
+                coalescer.run(|| {
                     say.send(()).unwrap();
                     wait.recv().unwrap();
                     rounds.fetch_add(1, Ordering::SeqCst)
@@ -82,9 +82,9 @@ mod tests {
         begun.recv().unwrap();
         let others: Vec<_> = (0..8)
             .map(|_| {
-                let (together, rounds) = (together.clone(), rounds.clone());
+                let (coalescer, rounds) = (coalescer.clone(), rounds.clone());
                 std::thread::spawn(move || {
-                    let nth = together.run(|| rounds.fetch_add(1, Ordering::SeqCst));
+                    let nth = coalescer.run(|| rounds.fetch_add(1, Ordering::SeqCst));
                     assert!(nth.expect("no round panicked") >= 1, "what was under way does not count");
                     assert!(rounds.load(Ordering::SeqCst) >= 2, "what was under way does not count");
                 })
@@ -94,6 +94,6 @@ mod tests {
         first.join().unwrap();
         others.into_iter().for_each(|t| t.join().unwrap());
         assert!((2..=9).contains(&rounds.load(Ordering::SeqCst)));
-        together.run(|| rounds.fetch_add(1, Ordering::SeqCst));
+        coalescer.run(|| rounds.fetch_add(1, Ordering::SeqCst));
     }
 }

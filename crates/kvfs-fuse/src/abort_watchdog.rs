@@ -1,13 +1,15 @@
-//! The watch: a process that ends the connection when the daemon is killed and cannot end.
+//! A process that ends the connection when the daemon is killed and cannot end.
 //!
-//! When a process is killed the kernel closes its descriptors once its last thread has ended, with the last one of them the connection, and then
-//! every program that waits for an answer is told that there will be none. A thread that is just telling the kernel what has changed
-//! (`herald`) waits there for the lock of a folder or a page, which one of those programs may hold. Then each waits for the other, and no
-//! signal ends that: the store stays locked, and the programs hang.
+//! When a process is killed, the kernel closes its descriptors once its last thread has ended, with
+//! the last one of them the connection, and then every program that waits for an answer is told that
+//! there will be none. A thread that is just telling the kernel what has changed (`kernel_notifier`)
+//! waits there for the lock of a directory or a page, which one of those programs may hold. Then each
+//! waits for the other, and no signal ends that: the store stays locked, and the programs hang.
 //!
-//! So a small process (a shell, as there is no smaller one everywhere) holds the kernel's file that aborts this connection, and waits for the
-//! end of a pipe. The other end is in a thread with descriptors of its own, which waits for nothing: it ends as soon as the daemon is killed. A
-//! daemon that ends in order says so before.
+//! So a small process (a shell, as there is no smaller one everywhere) holds the kernel's file that
+//! aborts this connection, and waits for the end of a pipe. The other end is in a thread with
+//! descriptors of its own, which waits for nothing: it ends as soon as the daemon is killed. A daemon
+//! that ends in order says so before.
 
 use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
@@ -18,20 +20,20 @@ use std::thread::JoinHandle;
 use rustix::fs::OFlags;
 
 use crate::control;
-use crate::guest::leave_descriptors;
+use crate::unshared_thread::leave_descriptors;
 
 /// What the shell does: a pipe that ends without a word is the end of a killed daemon.
 const SCRIPT: &str = "trap '' INT TERM HUP; read -r word || echo 1";
 
-/// A watch over one connection, until it is dropped.
-pub(crate) struct Watch {
+/// Guards one connection until it is dropped.
+pub(crate) struct AbortWatchdog {
     end: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Watch {
-    /// Watches over the connection of the mount with this device number.
-    pub fn start(device: &str) -> io::Result<Watch> {
+impl AbortWatchdog {
+    /// Guards the connection of the mount with this device number.
+    pub fn start(device: &str) -> io::Result<AbortWatchdog> {
         let (end, ended) = channel();
         let (say, said) = channel();
         let device = device.to_owned();
@@ -45,10 +47,10 @@ impl Watch {
                 Err(e) => drop(say.send(Err(e))),
             }
         };
-        let thread = std::thread::Builder::new().name("fuse-watch".into()).spawn(work)?;
-        let watch = Watch { end: Some(end), thread: Some(thread) };
+        let thread = std::thread::Builder::new().name("fuse-watchdog".into()).spawn(work)?;
+        let watchdog = AbortWatchdog { end: Some(end), thread: Some(thread) };
         said.recv().map_err(|_| io::Error::other("its thread has ended"))??;
-        Ok(watch)
+        Ok(watchdog)
     }
 }
 
@@ -69,7 +71,7 @@ fn until(ended: &Receiver<()>, mut child: Child) {
     let _ = child.wait();
 }
 
-impl Drop for Watch {
+impl Drop for AbortWatchdog {
     fn drop(&mut self) {
         drop(self.end.take());
         if let Some(thread) = self.thread.take() {

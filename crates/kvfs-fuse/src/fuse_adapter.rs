@@ -1,7 +1,7 @@
 //! The answers of a KVFS file system: each request becomes a call of the view that its inode number names.
 //!
 //! A request for a view that is over is answered ESTALE. Nothing moves or is linked from one view to another (EXDEV, as between any
-//! two file systems), and the hidden directory itself cannot be changed.
+//! two file systems), and the control directory itself cannot be changed.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,17 +11,17 @@ use bytes::Bytes;
 use kvfs::{Fs, View, Views};
 
 use crate::handler::*;
+use crate::quiesce_barrier::QuiesceBarrier;
 use crate::recall::Recall;
-use crate::rendezvous::Rendezvous;
-use crate::{barrier, hidden, wire_ino};
+use crate::{barrier, control_directory, wire_ino};
 
-/// A KVFS file system with all its views behind the door.
-pub struct Door {
+/// Answers the requests of the kernel with a KVFS file system and all its views.
+pub struct FuseAdapter {
     views: Views,
     mainline: Fs,
-    /// The thread that brings the kernel's files up to the store; see [`Door::heed`].
-    herald: AtomicU32,
-    rendezvous: Rendezvous,
+    /// The thread that brings the kernel's files up to the store; see [`FuseAdapter::heed`].
+    notifier: AtomicU32,
+    quiesce_barrier: QuiesceBarrier,
     /// Set once the mount is there.
     recall: OnceLock<Arc<Recall>>,
     open_views: bool,
@@ -30,8 +30,8 @@ pub struct Door {
 /// What an inode number on the wire stands for.
 enum At<'a> {
     View(In<'a>, Ino),
-    /// A directory of the hidden ones.
-    Hidden(Ino),
+    /// A directory or file of the control directory.
+    Control(Ino),
 }
 
 /// A view, by its number.
@@ -91,23 +91,23 @@ fn hints_of(caller: Caller) -> WriteHints {
 const STALE: Errno = Errno(libc::ESTALE);
 const NOT_HERE: Errno = Errno(libc::EPERM);
 
-impl Door {
-    pub fn new(views: Views) -> Door {
+impl FuseAdapter {
+    pub fn new(views: Views) -> FuseAdapter {
         let mainline = views.mainline().clone();
-        Door {
+        FuseAdapter {
             views,
             mainline,
-            herald: AtomicU32::new(0),
-            rendezvous: Rendezvous::default(),
+            notifier: AtomicU32::new(0),
+            quiesce_barrier: QuiesceBarrier::default(),
             recall: OnceLock::new(),
             open_views: false,
         }
     }
 
     /// From now on a change of attributes that the thread with this number asks for changes nothing: it asks only to have the kernel
-    /// take what it is answered (see `herald`).
+    /// take what it is answered (see `kernel_notifier`).
     pub(crate) fn heed(&self, thread: u32) {
-        self.herald.store(thread, Ordering::Relaxed);
+        self.notifier.store(thread, Ordering::Relaxed);
     }
 
     /// From now on the kernel is asked for what it holds back where an answer depends on it.
@@ -131,14 +131,14 @@ impl Door {
         self.recall.get().is_some_and(|recall| recall.gathers_writes)
     }
 
-    pub(crate) fn rendezvous(&self) -> &Rendezvous {
-        &self.rendezvous
+    pub(crate) fn quiesce_barrier(&self) -> &QuiesceBarrier {
+        &self.quiesce_barrier
     }
 
     fn at(&self, wire: Ino) -> Reply<At<'_>> {
         match wire_ino::split(wire) {
             (0, ino) => Ok(At::View(In { number: 0, gathers: self.gathers_writes(), fs: FsIn::Mainline(&self.mainline) }, ino)),
-            (wire_ino::HIDDEN, ino) => Ok(At::Hidden(ino)),
+            (wire_ino::CONTROL, ino) => Ok(At::Control(ino)),
             (number, ino) => match self.views.by_number(number) {
                 Some(fs) => Ok(At::View(In { number, gathers: self.gathers_writes(), fs: FsIn::Other(fs) }, ino)),
                 None => Err(STALE),
@@ -150,14 +150,14 @@ impl Door {
     fn inode(&self, wire: Ino) -> Reply<(In<'_>, Ino)> {
         match self.at(wire)? {
             At::View(view, ino) => Ok((view, ino)),
-            At::Hidden(_) => Err(NOT_HERE),
+            At::Control(_) => Err(NOT_HERE),
         }
     }
 
-    /// A directory in which `name` is to be made or removed. The name of the hidden directory is taken.
+    /// A directory in which `name` is to be made or removed. The name of the control directory is taken.
     fn directory(&self, wire: Ino, name: &[u8]) -> Reply<(In<'_>, Ino)> {
         let (view, ino) = self.inode(wire)?;
-        if ino == ROOT && name == hidden::NAME { Err(NOT_HERE) } else { Ok((view, ino)) }
+        if ino == ROOT && name == control_directory::NAME { Err(NOT_HERE) } else { Ok((view, ino)) }
     }
 
     /// An inode, and a directory of the same view.
@@ -171,7 +171,7 @@ impl Door {
 
     /// Views let in whom the modes of their files let in, and not only those who began them.
     #[must_use]
-    pub fn open_views(mut self, open: bool) -> Door {
+    pub fn open_views(mut self, open: bool) -> FuseAdapter {
         self.open_views = open;
         self
     }
@@ -183,46 +183,52 @@ impl Door {
 
     /// Whose a transaction is; `None`: there is none.
     pub(crate) fn user_of(&self, id: kvfs::TransactionId) -> Option<u32> {
-        self.views.user(id).ok().map(|user| user.unwrap_or_else(hidden::own_user))
+        self.views.user(id).ok().map(|user| user.unwrap_or_else(control_directory::own_user))
     }
 
-    fn hidden_attr(&self, ino: Ino) -> Reply<Attr> {
+    fn control_attr(&self, ino: Ino) -> Reply<Attr> {
         let root = self.mainline.getattr(ROOT).map_err(errno)?;
-        let attr = hidden::attr(ino, &root, self.open_views).ok_or(STALE)?;
-        match hidden::linked(ino) {
-            Some(id) => Ok(Attr { size: self.hidden_target(id)?.len() as u64, ..attr }),
+        let attr = control_directory::attr(ino, &root, self.open_views).ok_or(STALE)?;
+        match control_directory::linked(ino) {
+            Some(id) => Ok(Attr { size: self.link_target(id)?.len() as u64, ..attr }),
             None => Ok(attr),
         }
     }
 
     /// Where the name of a transaction leads.
-    fn hidden_target(&self, id: kvfs::TransactionId) -> Reply<String> {
-        self.user_of(id).map(|user| hidden::target(id, user)).ok_or(STALE)
+    fn link_target(&self, id: kvfs::TransactionId) -> Reply<String> {
+        self.user_of(id).map(|user| control_directory::target(id, user)).ok_or(STALE)
     }
 
-    /// What `name` stands for in a hidden directory.
-    fn find_hidden(&self, dir: Ino, name: &[u8]) -> Reply<Attr> {
+    /// What `name` stands for in the control directory.
+    fn find_control(&self, dir: Ino, name: &[u8]) -> Reply<Attr> {
         let none = Errno(libc::ENOENT);
         match (dir, name) {
-            (_, b".") => self.hidden_attr(dir),
-            (hidden::TOP, b"..") => self.mainline.lookup(ROOT, b".").map_err(errno),
-            (dir, b"..") if hidden::user_of(dir).is_some() => self.hidden_attr(hidden::USERS),
-            (_, b"..") => self.hidden_attr(hidden::TOP),
-            (hidden::TOP, _) if name == hidden::BARRIER_NAME.as_bytes() => self.hidden_attr(hidden::BARRIER),
-            (hidden::TOP, _) if name == hidden::USERS_NAME.as_bytes() => self.hidden_attr(hidden::USERS),
-            (hidden::USERS, _) => self.hidden_attr(hidden::home(hidden::user_named(name).ok_or(none)?)),
-            (hidden::TRANSACTIONS, _) => match hidden::view(dir, name) {
-                Some(View::Transaction(id)) => self.hidden_attr(hidden::link(id).ok_or(none)?).map_err(|_| none),
+            (_, b".") => self.control_attr(dir),
+            (control_directory::TOP, b"..") => self.mainline.lookup(ROOT, b".").map_err(errno),
+            (dir, b"..") if control_directory::user_of(dir).is_some() => self.control_attr(control_directory::USERS),
+            (_, b"..") => self.control_attr(control_directory::TOP),
+            (control_directory::TOP, _) if name == control_directory::BARRIER_NAME.as_bytes() => {
+                self.control_attr(control_directory::BARRIER)
+            }
+            (control_directory::TOP, _) if name == control_directory::USERS_NAME.as_bytes() => {
+                self.control_attr(control_directory::USERS)
+            }
+            (control_directory::USERS, _) => {
+                self.control_attr(control_directory::home(control_directory::user_named(name).ok_or(none)?))
+            }
+            (control_directory::TRANSACTIONS, _) => match control_directory::view(dir, name) {
+                Some(View::Transaction(id)) => self.control_attr(control_directory::link(id).ok_or(none)?).map_err(|_| none),
                 _ => Err(none),
             },
-            (hidden::TOP, _) => {
-                let kind = hidden::KINDS.iter().find(|(kind, _)| kind.as_bytes() == name);
-                self.hidden_attr(kind.ok_or(none)?.1)
+            (control_directory::TOP, _) => {
+                let kind = control_directory::KINDS.iter().find(|(kind, _)| kind.as_bytes() == name);
+                self.control_attr(kind.ok_or(none)?.1)
             }
             _ => {
-                let view = hidden::view(dir, name).ok_or(none)?;
+                let view = control_directory::view(dir, name).ok_or(none)?;
                 if let View::Transaction(id) = view
-                    && self.user_of(id) != hidden::user_of(dir)
+                    && self.user_of(id) != control_directory::user_of(dir)
                 {
                     return Err(none);
                 }
@@ -237,24 +243,25 @@ impl Door {
     }
 
     fn list_hidden(&self, dir: Ino, cookie: u64, take: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Reply<()> {
-        let here = |ino| wire_ino::of(wire_ino::HIDDEN, ino);
+        let here = |ino| wire_ino::of(wire_ino::CONTROL, ino);
         let above = match dir {
-            hidden::TOP => ROOT,
-            dir if hidden::user_of(dir).is_some() => here(hidden::USERS),
-            _ => here(hidden::TOP),
+            control_directory::TOP => ROOT,
+            dir if control_directory::user_of(dir).is_some() => here(control_directory::USERS),
+            _ => here(control_directory::TOP),
         };
         let directory = |name: &str, ino| (name.to_string(), ino, FileKind::Dir);
         let mut entries = vec![directory(".", here(dir)), directory("..", above)];
-        if dir == hidden::TOP {
-            entries.extend(hidden::KINDS.iter().map(|(name, ino)| directory(name, here(*ino))));
+        if dir == control_directory::TOP {
+            entries.extend(control_directory::KINDS.iter().map(|(name, ino)| directory(name, here(*ino))));
         } else {
             for view in self.views.all() {
-                let Some((place, name)) = hidden::place(&view) else { continue };
+                let Some((place, name)) = control_directory::place(&view) else { continue };
                 match view {
-                    View::Transaction(id) if dir == hidden::TRANSACTIONS => {
-                        entries.extend(hidden::link(id).map(|link| (name, here(link), FileKind::Symlink)));
+                    View::Transaction(id) if dir == control_directory::TRANSACTIONS => {
+                        entries.extend(control_directory::link(id).map(|link| (name, here(link), FileKind::Symlink)));
                     }
-                    View::Transaction(id) if hidden::user_of(dir).is_none() || self.user_of(id) != hidden::user_of(dir) => {}
+                    View::Transaction(id)
+                        if control_directory::user_of(dir).is_none() || self.user_of(id) != control_directory::user_of(dir) => {}
                     // Listing opens nothing: a number on the wire is given to what is looked up.
                     View::Transaction(_) => entries.push(directory(&name, here(ROOT))),
                     _ if place == dir => entries.push(directory(&name, here(ROOT))),
@@ -272,22 +279,24 @@ impl Door {
     }
 }
 
-impl Handler for Door {
+impl Handler for FuseAdapter {
     fn lookup(&self, parent: Ino, name: &[u8]) -> Reply<Option<Attr>> {
         match self.at(parent)? {
-            At::View(view, ROOT) if view.number == 0 && name == hidden::NAME => self.hidden_attr(hidden::TOP).map(Some),
+            At::View(view, ROOT) if view.number == 0 && name == control_directory::NAME => {
+                self.control_attr(control_directory::TOP).map(Some)
+            }
             At::View(view, ino) => match view.lookup(ino, name) {
                 Err(kvfs::Error::NotFound) => Ok(None),
                 attr => view.shown(attr).map(Some),
             },
             // An error, for the kernel remembers what is merely absent.
-            At::Hidden(dir) => self.find_hidden(dir, name).map(Some),
+            At::Control(dir) => self.find_control(dir, name).map(Some),
         }
     }
     fn forget(&self, ino: Ino, references: u64) {
         match wire_ino::split(ino) {
             (0, ino) => self.mainline.forget(ino, references),
-            (wire_ino::HIDDEN, _) => {}
+            (wire_ino::CONTROL, _) => {}
             // Also of one that has ended.
             (number, ino) => self.views.forget(number, ino, references),
         }
@@ -295,16 +304,16 @@ impl Handler for Door {
     fn getattr(&self, ino: Ino) -> Reply<Attr> {
         match self.at(ino)? {
             At::View(view, ino) => view.shown(view.getattr(ino)),
-            At::Hidden(ino) => self.hidden_attr(ino),
+            At::Control(ino) => self.control_attr(ino),
         }
     }
     fn setattr(&self, ino: Ino, changes: &SetAttr, caller: Caller) -> Reply<Attr> {
         let (view, ino) = match self.at(ino)? {
             At::View(view, ino) => (view, ino),
-            At::Hidden(hidden::BARRIER) => return self.hidden_attr(hidden::BARRIER),
-            At::Hidden(_) => return Err(NOT_HERE),
+            At::Control(control_directory::BARRIER) => return self.control_attr(control_directory::BARRIER),
+            At::Control(_) => return Err(NOT_HERE),
         };
-        if caller.pid == self.herald.load(Ordering::Relaxed) && caller.pid != 0 {
+        if caller.pid == self.notifier.load(Ordering::Relaxed) && caller.pid != 0 {
             return view.shown(view.getattr(ino));
         }
         view.shown(view.setattr(ino, changes, caller))
@@ -312,9 +321,9 @@ impl Handler for Door {
     fn readlink(&self, ino: Ino) -> Reply<Bytes> {
         let (view, ino) = match self.at(ino)? {
             At::View(view, ino) => (view, ino),
-            At::Hidden(ino) => {
-                let id = hidden::linked(ino).ok_or(Errno(libc::EINVAL))?;
-                return self.hidden_target(id).map(Bytes::from);
+            At::Control(ino) => {
+                let id = control_directory::linked(ino).ok_or(Errno(libc::EINVAL))?;
+                return self.link_target(id).map(Bytes::from);
             }
         };
         view.readlink(ino).map(Bytes::from).map_err(errno)
@@ -366,11 +375,11 @@ impl Handler for Door {
     fn read(&self, ino: Ino, offset: u64, length: u32) -> Reply<Bytes> {
         let (view, ino) = match self.at(ino)? {
             At::View(view, ino) => (view, ino),
-            At::Hidden(hidden::BARRIER) => {
+            At::Control(control_directory::BARRIER) => {
                 let rest = barrier::SIZE.saturating_sub(offset).min(u64::from(length));
                 return Ok(vec![0; rest as usize].into());
             }
-            At::Hidden(_) => return Err(Errno(libc::EISDIR)),
+            At::Control(_) => return Err(Errno(libc::EISDIR)),
         };
         view.read(ino, offset, length).map_err(errno)
     }
@@ -394,11 +403,11 @@ impl Handler for Door {
     fn write(&self, ino: Ino, offset: u64, data: &[u8], hints: WriteHints) -> Reply<Written> {
         let written = match self.at(ino) {
             Ok(At::View(view, ino)) => view.write_for(ino, offset, data, hints).map_err(errno),
-            Ok(At::Hidden(hidden::BARRIER)) => {
-                self.rendezvous.arrive();
+            Ok(At::Control(control_directory::BARRIER)) => {
+                self.quiesce_barrier.arrive();
                 return Ok(Written { bytes: data.len() as u64, lost_privileges: false });
             }
-            Ok(At::Hidden(_)) => Err(Errno(libc::EISDIR)),
+            Ok(At::Control(_)) => Err(Errno(libc::EISDIR)),
             Err(e) => Err(e),
         };
         match written {
@@ -411,13 +420,13 @@ impl Handler for Door {
     fn fsync(&self, ino: Ino, data_only: bool) -> Reply<()> {
         match self.at(ino)? {
             At::View(view, ino) => view.fsync(ino, data_only).map_err(errno),
-            At::Hidden(_) => Ok(()),
+            At::Control(_) => Ok(()),
         }
     }
     fn begin_fsync(&self, ino: Ino) -> Reply<FSync> {
         match self.at(ino)? {
             At::View(view, ino) => view.begin_fsync(ino).map_err(errno),
-            At::Hidden(_) => Ok(FSync::Done),
+            At::Control(_) => Ok(FSync::Done),
         }
     }
     fn sync(&self) -> Reply<()> {
@@ -426,7 +435,7 @@ impl Handler for Door {
     fn fsyncdir(&self, ino: Ino, _data_only: bool) -> Reply<()> {
         match self.at(ino)? {
             At::View(view, ino) => view.fsyncdir(ino).map_err(errno),
-            At::Hidden(_) => Ok(()),
+            At::Control(_) => Ok(()),
         }
     }
     fn readdir(&self, ino: Ino, cookie: u64, attributes: bool, take: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Reply<()> {
@@ -439,13 +448,13 @@ impl Handler for Door {
                 };
                 view.readdir(ino, cookie, attributes, &mut shown).map_err(errno)
             }
-            At::Hidden(dir) => self.list_hidden(dir, cookie, take),
+            At::Control(dir) => self.list_hidden(dir, cookie, take),
         }
     }
     fn getxattr(&self, ino: Ino, name: &[u8]) -> Reply<Bytes> {
         match self.at(ino)? {
             At::View(view, ino) => view.getxattr(ino, name).map(Bytes::from).map_err(errno),
-            At::Hidden(_) => Err(Errno(libc::ENODATA)),
+            At::Control(_) => Err(Errno(libc::ENODATA)),
         }
     }
     fn listxattr(&self, ino: Ino, caller: Caller) -> Reply<Bytes> {
@@ -459,7 +468,7 @@ impl Handler for Door {
                 let open = |name: &&[u8]| !name.starts_with(b"trusted.");
                 Ok(names.split_inclusive(|&byte| byte == 0).filter(open).flatten().copied().collect())
             }
-            At::Hidden(_) => Ok(Bytes::new()),
+            At::Control(_) => Ok(Bytes::new()),
         }
     }
     fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrFlags, _caller: Caller) -> Reply<()> {
@@ -481,7 +490,7 @@ impl Handler for Door {
         let wire = ino;
         let (view, ino) = self.inode(ino)?;
         if self.recall.get().is_none() {
-            // The mount has just begun, or nobody watches over it: all data.
+            // The mount has just begun, or nothing recalls its pages: all data.
             let size = view.getattr(ino).map_err(errno)?.size;
             return match what {
                 _ if offset >= size => Err(Errno(libc::ENXIO)),

@@ -1,11 +1,14 @@
-//! How it is known that every page that the kernel has written back until now has been taken: the threads that answer requests meet.
+//! How it is known that every page that the kernel has written back until now has been taken.
 //!
-//! A thread takes one request after the other, in the order in which the kernel queues them. Pages of a file that exists for this alone are queued
-//! behind all others (`barrier`). When a thread has one of these in hand it waits, and so does the next thread, until of every thread one of two
-//! things is known: it stands here, or it has a request in hand that writes back no page. Then all pages that were queued before are done. So
-//! nobody waits for a thread that is held up by something else, as by the lock of a transaction.
+//! A thread takes one request after the other, in the order in which the kernel queues them. Pages of
+//! a file that exists for this purpose alone are queued behind all others (`barrier`). A thread with
+//! one of these in hand waits here, and so does the next thread, until one of two things is known of
+//! every thread: it waits here, or it has a request in hand that writes back no page. Then all pages
+//! that were queued before are done. A thread that is blocked by something else, as by the lock of a
+//! transaction, holds up no round.
 //!
-//! Threads that stand here answer nothing else; so a meeting that does not come about is given up soon, and called again.
+//! Threads that wait here answer nothing else, so a round that does not complete is soon given up and
+//! begun again.
 
 use std::collections::HashSet;
 use std::thread::ThreadId;
@@ -13,13 +16,13 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-/// How long threads stand and wait for others.
+/// How long threads wait here for others.
 const PATIENCE: Duration = Duration::from_millis(250);
-/// How often threads that do not come here are looked at.
+/// How often the threads that have not come are examined.
 const LOOK: Duration = Duration::from_micros(200);
 
 #[derive(Default)]
-pub(crate) struct Rendezvous {
+pub(crate) struct QuiesceBarrier {
     state: Mutex<State>,
     wake: Condvar,
 }
@@ -27,44 +30,44 @@ pub(crate) struct Rendezvous {
 #[derive(Default)]
 struct State {
     /// Meetings so far.
-    meeting: u64,
+    round: u64,
     /// One is under way.
     open: bool,
     here: HashSet<ThreadId>,
 }
 
-/// A meeting that was called, until this is dropped.
-pub(crate) struct Meeting<'a>(&'a Rendezvous);
+/// A round that is under way until this is dropped.
+pub(crate) struct QuiesceRound<'a>(&'a QuiesceBarrier);
 
-impl Rendezvous {
-    /// Calls all threads. One meeting at a time.
-    pub fn call(&self) -> Meeting<'_> {
+impl QuiesceBarrier {
+    /// Begins a round, for all threads. There is one round at a time.
+    pub fn call(&self) -> QuiesceRound<'_> {
         let mut state = self.state.lock();
-        state.meeting += 1;
+        state.round += 1;
         state.open = true;
         state.here.clear();
-        Meeting(self)
+        QuiesceRound(self)
     }
 
-    /// A thread has come, with a page of the barrier in hand; it leaves when the meeting is over.
+    /// A thread has come, with a page of the barrier in hand; it leaves when the round is over.
     pub fn arrive(&self) {
         let mut state = self.state.lock();
-        let meeting = state.meeting;
+        let round = state.round;
         if !state.open {
             return;
         }
         state.here.insert(std::thread::current().id());
         self.wake.notify_all();
-        // Whoever has called may be gone.
+        // The thread that began the round may be gone.
         let until = Instant::now() + 2 * PATIENCE;
-        while state.open && state.meeting == meeting && !self.wake.wait_until(&mut state, until).timed_out() {}
-        if state.meeting == meeting {
+        while state.open && state.round == round && !self.wake.wait_until(&mut state, until).timed_out() {}
+        if state.round == round {
             state.here.remove(&std::thread::current().id());
         }
     }
 }
 
-impl Meeting<'_> {
+impl QuiesceRound<'_> {
     /// Waits until all are here but those that `done` says have nothing in hand that matters; `false`: that takes too long.
     pub fn has_all(&self, all: impl Fn() -> Vec<(ThreadId, bool)>) -> bool {
         let until = Instant::now() + PATIENCE;
@@ -82,7 +85,7 @@ impl Meeting<'_> {
     }
 }
 
-impl Drop for Meeting<'_> {
+impl Drop for QuiesceRound<'_> {
     fn drop(&mut self) {
         self.0.state.lock().open = false;
         self.0.wake.notify_all();
@@ -97,7 +100,7 @@ mod tests {
     use super::*;
 
     /// A thread that comes when told to; its number, and the end of it.
-    fn comer(place: &Arc<Rendezvous>) -> (ThreadId, std::sync::mpsc::Sender<()>, std::thread::JoinHandle<()>) {
+    fn comer(place: &Arc<QuiesceBarrier>) -> (ThreadId, std::sync::mpsc::Sender<()>, std::thread::JoinHandle<()>) {
         let (go, told) = channel();
         let place = place.clone();
         let thread = std::thread::spawn(move || {
@@ -109,21 +112,21 @@ mod tests {
 
     #[test]
     fn all_must_come_but_those_with_other_work() {
-        let place = Arc::new(Rendezvous::default());
+        let place = Arc::new(QuiesceBarrier::default());
         place.arrive();
         let (a, go_a, end_a) = comer(&place);
         let (b, go_b, end_b) = comer(&place);
-        let meeting = place.call();
-        assert!(!meeting.has_all(|| vec![(a, true), (b, true)]), "nobody has taken a page of the barrier yet");
+        let round = place.call();
+        assert!(!round.has_all(|| vec![(a, true), (b, true)]), "nobody has taken a page of the barrier yet");
         go_a.send(()).unwrap();
-        assert!(meeting.has_all(|| vec![(a, false), (b, true)]), "the other one has other work");
-        assert!(!meeting.has_all(|| vec![(a, false), (b, false)]), "the other one may have a page in hand");
-        drop(meeting);
+        assert!(round.has_all(|| vec![(a, false), (b, true)]), "the other one has other work");
+        assert!(!round.has_all(|| vec![(a, false), (b, false)]), "the other one may have a page in hand");
+        drop(round);
         end_a.join().unwrap();
-        let meeting = place.call();
+        let round = place.call();
         go_b.send(()).unwrap();
-        assert!(meeting.has_all(|| vec![(b, false)]));
-        drop(meeting);
+        assert!(round.has_all(|| vec![(b, false)]));
+        drop(round);
         end_b.join().unwrap();
     }
 }

@@ -1,28 +1,40 @@
-//! The herald: tells the kernel what it must not believe any more when a view ends.
+//! Tells the kernel what it must not believe any more when a view changes or ends.
 //!
-//! Such a message makes the kernel take the lock of an inode, which a program may hold that waits for an answer of ours. So no thread that
-//! answers requests sends one, and nobody who does holds a lock that an answer needs. Whoever ends a view sends them himself, as waking
-//! another thread would take longer than they do: programs which have these directories and files open see the change from
-//! then on. (A daemon that is killed while it sends one: see `watch`.)
+//! Such a message makes the kernel take the lock of an inode. A program that waits for an answer of
+//! this daemon may hold that lock, so no thread that answers requests sends one, and no thread that
+//! sends one holds a lock that an answer needs. The thread that ends a view sends the messages
+//! itself, as waking another thread would take longer than they do: programs that have these
+//! directories and files open see the change from then on. (`abort_watchdog` is for a daemon that is
+//! killed while it sends one.)
 //!
-//! - Names that were made, replaced or removed are looked up anew. They are not torn out (`INVAL_ENTRY_EXPIRE`), for that would take away
-//!   the working directories of programs and mounts that lie below.
-//! - Of inodes that changed, attributes and pages are dropped. Only what the kernel refers to is worth a message.
-//! - **Size and times of files.** The kernel believes its own size until it asks, and if it gathers writes, whatever it is told. But it takes what an
-//!   answer to a change of the size says. So the herald opens the file through the mount, by its handle, which succeeds for just those that
-//!   the kernel has in memory, and sets size and time to what they are; the door knows its thread and answers without changing anything. That
-//!   takes the right to open by handle (CAP_DAC_READ_SEARCH). Without it files that have grown are shown at their new length, and those
-//!   that have become shorter keep the old one, with zeros at the end, until the kernel forgets them.
-//! - The view's own inodes are dropped, too: whoever still has one open gets ESTALE. A thread does it afterwards when they are many. The
-//!   view's name is torn out with all below it, so that the kernel forgets it and the view's number becomes free (`kvfs::Views`).
+//! - Names that were made, replaced or removed are looked up anew. They are expired and not torn out
+//!   (`INVAL_ENTRY_EXPIRE`), for that would take away the working directories of programs and mounts
+//!   that lie below.
+//! - Of inodes that changed, attributes and pages are dropped. Only what the kernel refers to is
+//!   worth a message.
+//! - **Size and times of files.** The kernel believes its own size until it asks, and if it gathers
+//!   writes, whatever it is told. But it takes what an answer to a change of the size says. So the
+//!   notifier opens the file through the mount, by its handle, which succeeds for just those that
+//!   the kernel has in memory, and sets size and time to what they are; the adapter knows the thread
+//!   that asks and answers without changing anything. That takes the right to open by handle
+//!   (CAP_DAC_READ_SEARCH). Without it, files that have grown are shown at their new length, and
+//!   those that have become shorter keep the old one, with zeros at the end, until the kernel
+//!   forgets them.
+//! - The inodes of a view that has ended are dropped, too: a program that still has one open gets
+//!   ESTALE. A thread does it afterwards when they are many. The view's name is torn out with all
+//!   below it, so that the kernel forgets it and the view's number becomes free (`kvfs::Views`).
 //!
-//! **Before a transaction begins or ends** the kernel must hand over what it holds back: dirty pages of mappings, and if it gathers writes, of all
-//! files that are still open. The herald calls syncfs(2) on the mount, which makes the kernel send all its dirty pages (of every view); it does not reach us as a
-//! request of its own. Since Linux 6.16 nobody waits there for the answers of a FUSE daemon, so the herald meets all our threads
-//! afterwards (`rendezvous`): then the pages have been taken. Several who want it at a time get
-//! it together. If they do not come, whoever wants it gets an error: a transaction that began without them would not be of the present.
+//! **Before a transaction begins or ends** the kernel must hand over what it holds back: dirty pages
+//! of mappings, and if it gathers writes, of all files that are still open. The notifier calls
+//! syncfs(2) on the mount, which makes the kernel send all its dirty pages (of every view); it does
+//! not arrive as a request of its own. Since Linux 6.16 syncfs does not wait for the answers of a
+//! FUSE daemon, so all threads pass a barrier afterwards (`quiesce_barrier`): then the pages have
+//! been taken. Callers that want it at the same time share one round (`coalescer`). If a thread does
+//! not come, the callers get an error: a transaction that began without those pages would not be of
+//! the present.
 //!
-//! What is done through the mount is done by guests (`guest`): otherwise a daemon that is killed amid it would never end.
+//! What is done through the mount is done by threads with a descriptor table of their own
+//! (`unshared_thread`): otherwise a daemon that is killed in the middle of it would never end.
 
 use std::fs::File;
 use std::io;
@@ -37,20 +49,20 @@ use kvfs::{Fs, Touched, View, Views, Wait, Watcher};
 use parking_lot::Mutex;
 use rustix::fs::{Timespec, Timestamps};
 
-use crate::crew::Crew;
-use crate::door::Door;
-use crate::guest::Guest;
+use crate::coalescer::Coalescer;
+use crate::fuse_adapter::FuseAdapter;
 use crate::handler::{Attr, FileKind, Handler, Ino, Invalidator, ROOT};
 use crate::mount::Mounted;
 use crate::place::{Place, open_by_handle};
 use crate::queues::Queues;
 use crate::recall::Recall;
-use crate::together::Together;
-use crate::{barrier, hidden, wire_ino};
+use crate::unshared_thread::UnsharedThread;
+use crate::worker_pool::WorkerPool;
+use crate::{barrier, control_directory, wire_ino};
 
-/// What is to be told.
+/// What the kernel has to be told.
 #[derive(Default)]
-struct News {
+struct Invalidations {
     names: Vec<(Ino, Box<[u8]>)>,
     inodes: Vec<Ino>,
     /// Of those that are files, what they are now, and whether their size has changed.
@@ -60,72 +72,77 @@ struct News {
 /// Inodes of a view that has ended which are dropped by who ends it; more are left to a thread.
 const DROPPED_AT_ONCE: usize = 64;
 
-/// Meetings of our threads after which the kernel has given back what it let go of. Whatever it has not costs memory, nothing else.
+/// Rounds of the quiesce barrier after which the kernel has given back what it let go of. Whatever it has not costs memory, nothing else.
 const FORGETTING: usize = 4;
 
 /// The watcher of a mounted file system's views. Stops with the mount.
-pub struct Herald {
+pub struct KernelNotifier {
     cache: Arc<dyn Invalidator>,
-    door: Arc<Door>,
+    adapter: Arc<FuseAdapter>,
     mainline: Fs,
     place: Place,
-    crew: Arc<Crew>,
+    pool: Arc<WorkerPool>,
     /// Where requests come over io_uring.
     queues: Option<Arc<Queues>>,
     /// Waits for what the kernel holds back.
-    writer_back: Guest,
-    together: Together<HandedOver>,
+    syncfs_thread: UnsharedThread,
+    coalescer: Coalescer<HandedOver>,
     patience: Duration,
     recall: Arc<Recall>,
     /// Shows files through the mount.
-    shower: Guest,
+    size_setter: UnsharedThread,
     /// Files can be opened by their handles here.
     by_handle: AtomicBool,
-    /// To the thread that drops inodes; `None`: the herald has stopped.
-    dropper: Mutex<Option<Sender<Vec<Ino>>>>,
+    /// To the thread that drops inodes; `None`: the notifier has stopped.
+    inode_dropper: Mutex<Option<Sender<Vec<Ino>>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-impl Herald {
-    /// Starts to watch the views behind `door`, which is mounted as `mounted`.
-    pub fn start(views: &Views, door: &Arc<Door>, mounted: &Mounted) -> io::Result<Arc<Herald>> {
-        Herald::start_with_patience(views, door, mounted, PATIENCE)
+impl KernelNotifier {
+    /// Starts to watch the views behind `adapter`, which is mounted as `mounted`.
+    pub fn start(views: &Views, adapter: &Arc<FuseAdapter>, mounted: &Mounted) -> io::Result<Arc<KernelNotifier>> {
+        KernelNotifier::start_with_patience(views, adapter, mounted, PATIENCE)
     }
 
     /// With another limit for how long who begins, commits or makes a snapshot waits for pages that a thread has in hand.
-    pub fn start_with_patience(views: &Views, door: &Arc<Door>, mounted: &Mounted, patience: Duration) -> io::Result<Arc<Herald>> {
+    pub fn start_with_patience(
+        views: &Views,
+        adapter: &Arc<FuseAdapter>,
+        mounted: &Mounted,
+        patience: Duration,
+    ) -> io::Result<Arc<KernelNotifier>> {
         let cache = mounted.invalidator().ok_or(io::ErrorKind::NotConnected)?;
-        let crew = mounted.crew().ok_or(io::ErrorKind::NotConnected)?;
+        let pool = mounted.pool().ok_or(io::ErrorKind::NotConnected)?;
         let place = Place::of(mounted.mount_point())?;
         let recall = Arc::new(Recall::start(place.clone(), cache.clone(), mounted.gathers_writes())?);
-        door.ask_by(recall.clone());
-        let (dropper, dropped) = channel::<Vec<Ino>>();
-        let shower = Guest::start("fuse-show")?;
-        door.heed(shower.ask(|| rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs())?);
+        adapter.ask_by(recall.clone());
+        let (inode_dropper, dropped) = channel::<Vec<Ino>>();
+        let size_setter = UnsharedThread::start("fuse-set-size")?;
+        adapter.heed(size_setter.ask(|| rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs())?);
         let drop_all = {
             let cache = cache.clone();
             move || dropped.iter().flatten().for_each(|ino| drop(cache.inode(ino)))
         };
-        let thread = std::thread::Builder::new().name("fuse-herald".into()).spawn(drop_all)?;
-        let herald = Arc::new(Herald {
+        let thread = std::thread::Builder::new().name("fuse-notifier".into()).spawn(drop_all)?;
+        let notifier = Arc::new(KernelNotifier {
             cache,
-            door: door.clone(),
+            adapter: adapter.clone(),
             mainline: views.mainline().clone(),
             place,
-            crew,
+            pool,
             queues: mounted.queues(),
-            writer_back: Guest::start("fuse-write-back")?,
-            together: Together::default(),
+            syncfs_thread: UnsharedThread::start("fuse-write-back")?,
+            coalescer: Coalescer::default(),
             patience,
             recall,
-            shower,
+            size_setter,
             by_handle: AtomicBool::new(true),
-            dropper: Mutex::new(Some(dropper)),
+            inode_dropper: Mutex::new(Some(inode_dropper)),
             thread: Mutex::new(Some(thread)),
         });
-        let watcher: Arc<dyn Watcher> = herald.clone();
+        let watcher: Arc<dyn Watcher> = notifier.clone();
         views.watch(&watcher);
-        Ok(herald)
+        Ok(notifier)
     }
 
     /// How long a program waits for an answer on average, now: a thread asks for the room in the file system, which the kernel never answers by
@@ -140,26 +157,26 @@ impl Herald {
             (0..TIMES).try_for_each(|_| rustix::fs::fstatfs(&root).map(drop)).ok()?;
             Some(begun.elapsed() / TIMES)
         };
-        self.shower.begin(ask).ok()?.recv_timeout(LONGEST).ok()?
+        self.size_setter.begin(ask).ok()?.recv_timeout(LONGEST).ok()?
     }
 
     /// Tells nothing any more. To be called when the mount has ended.
     pub fn stop(&self) {
-        drop(self.dropper.lock().take());
+        drop(self.inode_dropper.lock().take());
         if let Some(thread) = self.thread.lock().take() {
             let _ = thread.join();
         }
         self.recall.stop();
-        self.writer_back.stop();
-        self.shower.stop();
+        self.syncfs_thread.stop();
+        self.size_setter.stop();
     }
 }
 
-impl Watcher for Herald {
+impl Watcher for KernelNotifier {
     fn write_back(&self, wait: Wait) -> Result<(), String> {
         let asked = Instant::now();
         loop {
-            match self.together.run(|| self.hand_over()) {
+            match self.coalescer.run(|| self.hand_over()) {
                 Some(HandedOver::All) => return Ok(()),
                 Some(HandedOver::ButForLocks) if wait == Wait::ButForLocks => return Ok(()),
                 Some(HandedOver::ButForLocks) if asked.elapsed() < self.patience => {}
@@ -172,35 +189,35 @@ impl Watcher for Herald {
 
     fn appeared(&self, view: &View) {
         // A thread that found no locks when it took its request is not to meet one: all who take another hand it on, where it may wait.
-        if let Some(queues) = self.queues.as_ref().filter(|_| self.door.stalls()) {
+        if let Some(queues) = self.queues.as_ref().filter(|_| self.adapter.stalls()) {
             queues.settle(SETTLING);
         }
         // It takes no inode's lock to drop a listing.
-        let user = if let View::Transaction(id) = view { self.door.user_of(*id) } else { None };
-        for (dir, _) in hidden::places(view, user) {
-            if let Err(e) = self.cache.inode(wire_ino::of(wire_ino::HIDDEN, dir)) {
+        let user = if let View::Transaction(id) = view { self.adapter.user_of(*id) } else { None };
+        for (dir, _) in control_directory::places(view, user) {
+            if let Err(e) = self.cache.inode(wire_ino::of(wire_ino::CONTROL, dir)) {
                 tracing::debug!("cannot tell the kernel of {view:?}: {e}");
             }
         }
     }
 
     fn ended(&self, view: &View, number: u16, fs: &Fs, touched: Option<&Touched>) {
-        let mut news = News::default();
+        let mut invalidations = Invalidations::default();
         if let Some(touched) = touched {
-            news.of(0, &self.mainline, touched);
+            invalidations.of(0, &self.mainline, touched);
         }
-        let places = hidden::places(view, Some(fs.user().unwrap_or_else(hidden::own_user)));
-        let places: Vec<_> = places.into_iter().map(|(dir, name)| (wire_ino::of(wire_ino::HIDDEN, dir), name)).collect();
-        news.inodes.extend(places.iter().map(|(dir, _)| *dir));
-        self.spread(&news);
+        let places = control_directory::places(view, Some(fs.user().unwrap_or_else(control_directory::own_user)));
+        let places: Vec<_> = places.into_iter().map(|(dir, name)| (wire_ino::of(wire_ino::CONTROL, dir), name)).collect();
+        invalidations.inodes.extend(places.iter().map(|(dir, _)| *dir));
+        self.spread(&invalidations);
         let left: Vec<Ino> = fs.referenced().into_iter().map(|ino| wire_ino::of(number, ino)).collect();
         if left.len() > DROPPED_AT_ONCE {
-            if let Some(dropper) = &*self.dropper.lock() {
+            if let Some(inode_dropper) = &*self.inode_dropper.lock() {
                 // An error means that the thread is gone, and the mount with it.
-                let _ = dropper.send(left);
+                let _ = inode_dropper.send(left);
             }
         } else {
-            // What it has forgotten is no error, and the rest is of nobody's concern.
+            // What it has forgotten is no error, and the rest does not matter.
             left.into_iter().for_each(|ino| drop(self.cache.inode(ino)));
         }
         // What no program has open there is forgotten now, or the view's number would be taken for as long as memory is plenty.
@@ -213,14 +230,14 @@ impl Watcher for Herald {
 
     fn goes(&self, view: &View, number: u16, fs: &Fs, (parent, name): (Ino, &[u8]), path: &[u8]) -> Result<(), String> {
         // Tearing a name out would tear out mounts below it as well.
-        let path = hidden::path_in(view, fs.user(), path);
+        let path = control_directory::path_in(view, fs.user(), path);
         match self.place.mounted_below(&path) {
             Ok(None) => {}
             Ok(Some(mount)) => return Err(format!("{} is a mount point there: unmount it first", mount.display())),
             Err(e) => return Err(format!("the table of mounts cannot be read: {e}")),
         }
         let dir = matches!(fs.peek(parent, name), Ok(Some((_, FileKind::Dir))));
-        if !dir || !fs.is_referenced(parent) || self.dropper.lock().is_none() {
+        if !dir || !fs.is_referenced(parent) || self.inode_dropper.lock().is_none() {
             return Ok(());
         }
         if let Err(e) = self.cache.gone(wire_ino::of(number, parent), name) {
@@ -230,7 +247,7 @@ impl Watcher for Herald {
         // What it lets go of it gives back in messages that follow; those come in turn with requests.
         let mut left = fs.referenced().len();
         for _ in 0..FORGETTING {
-            self.together.run(|| self.hand_over());
+            self.coalescer.run(|| self.hand_over());
             let before = std::mem::replace(&mut left, fs.referenced().len());
             if left >= before {
                 break;
@@ -245,13 +262,13 @@ impl Watcher for Herald {
     }
 
     fn changed(&self, number: u16, fs: &Fs, touched: &Touched) {
-        let mut news = News::default();
-        news.of(number, fs, touched);
-        self.spread(&news);
+        let mut invalidations = Invalidations::default();
+        invalidations.of(number, fs, touched);
+        self.spread(&invalidations);
     }
 }
 
-impl News {
+impl Invalidations {
     /// What of a view has changed that the kernel knows.
     fn of(&mut self, number: u16, fs: &Fs, touched: &Touched) {
         let known = |ino: &Ino| fs.is_referenced(*ino);
@@ -277,21 +294,21 @@ enum HandedOver {
     Failed(String),
 }
 
-/// How long whoever asks waits for pages that a thread has in hand. A write gives up waiting for a lock before.
+/// How long a caller waits for pages that a thread has in hand. A write gives up waiting for a lock before.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// As long, when what is in hand may be waiting for whoever asks.
+/// As long, when what is in hand may be waiting for the caller.
 const PATIENCE_WITH_LOCKS: Duration = Duration::from_secs(1);
 /// How long threads of queues are waited for at a time.
 const SETTLING: Duration = Duration::from_millis(250);
-/// Between two meetings, for threads to do what has come meanwhile.
+/// Between two rounds, for threads to do what has come in the meantime.
 const PAUSE: Duration = Duration::from_millis(5);
 
-impl Herald {
-    /// Has the kernel send its dirty pages, and all our threads meet.
+impl KernelNotifier {
+    /// Has the kernel send its dirty pages, and all threads pass the barrier.
     fn hand_over(&self) -> HandedOver {
         let failed = |e: io::Error| HandedOver::Failed(format!("the kernel did not hand over what it holds: {e}"));
         let place = self.place.clone();
-        let sent = self.writer_back.ask(move || match place.open() {
+        let sent = self.syncfs_thread.ask(move || match place.open() {
             Ok(root) => rustix::fs::syncfs(&root).map(|()| true).map_err(io::Error::from),
             // Something else is mounted there, or it was unmounted while programs use it.
             Err(_) => Ok(false),
@@ -310,7 +327,7 @@ impl Herald {
         loop {
             match self.meet() {
                 Ok(true) => return HandedOver::All,
-                Ok(false) if asked.elapsed() > PATIENCE_WITH_LOCKS && self.writes_back() && self.door.stalls() => {
+                Ok(false) if asked.elapsed() > PATIENCE_WITH_LOCKS && self.writes_back() && self.adapter.stalls() => {
                     return HandedOver::ButForLocks;
                 }
                 Ok(false) if asked.elapsed() > self.patience => {
@@ -326,7 +343,7 @@ impl Herald {
     /// Has the kernel drop what it holds of every inode, dirty pages written back first. Returns when these have been taken. For when no path leads
     /// into the mount.
     fn drop_all(&self) {
-        for (number, fs) in self.door.opened() {
+        for (number, fs) in self.adapter.opened() {
             // What the kernel has forgotten, or a mount that has ended, has nothing to drop.
             fs.referenced().into_iter().for_each(|ino| drop(self.cache.inode(wire_ino::of(number, ino))));
         }
@@ -335,7 +352,7 @@ impl Herald {
 
     /// Whether pages are in hand that the kernel writes back.
     fn writes_back(&self) -> bool {
-        self.crew.writes_back() || self.queues.as_ref().is_some_and(|queues| queues.writes_back())
+        self.pool.writes_back() || self.queues.as_ref().is_some_and(|queues| queues.writes_back())
     }
 
     /// Waits until every thread has done what it took before this call; `false`: one of them did not come in time.
@@ -343,42 +360,42 @@ impl Herald {
         if let Some(queues) = &self.queues {
             return Ok(queues.settle(SETTLING));
         }
-        let meeting = self.door.rendezvous().call();
-        let (place, pages) = (self.place.clone(), self.crew.threads() + 1);
-        let sent = self.writer_back.begin(move || barrier::send_pages(&place.open()?, pages))?;
-        let met = meeting.has_all(|| self.crew.otherwise_busy());
-        // Whoever stands there has the answer to a page in hand.
-        drop(meeting);
+        let round = self.adapter.quiesce_barrier().call();
+        let (place, pages) = (self.place.clone(), self.pool.threads() + 1);
+        let sent = self.syncfs_thread.begin(move || barrier::send_pages(&place.open()?, pages))?;
+        let met = round.has_all(|| self.pool.otherwise_busy());
+        // A thread that waits there has the answer to a page in hand.
+        drop(round);
         sent.recv().map_err(|_| io::Error::from(io::ErrorKind::NotConnected))??;
         Ok(met)
     }
 
     /// Returns when the kernel has been told.
-    fn spread(&self, news: &News) {
-        if self.dropper.lock().is_none() {
+    fn spread(&self, invalidations: &Invalidations) {
+        if self.inode_dropper.lock().is_none() {
             return;
         }
-        match self.tell(news) {
+        match self.tell(invalidations) {
             Ok(()) => {}
-            // The mount has ended meanwhile.
-            Err(_) if self.dropper.lock().is_none() => {}
+            // The mount has ended.
+            Err(_) if self.inode_dropper.lock().is_none() => {}
             Err(e) => tracing::warn!("the kernel may show old content: it did not take what changed: {e}"),
         }
     }
 
-    fn tell(&self, news: &News) -> io::Result<()> {
+    fn tell(&self, invalidations: &Invalidations) -> io::Result<()> {
         let mut result = Ok(());
-        for &ino in &news.inodes {
+        for &ino in &invalidations.inodes {
             result = result.and(self.cache.inode(ino));
         }
-        for (dir, name) in &news.names {
+        for (dir, name) in &invalidations.names {
             result = result.and(self.cache.entry(*dir, name));
         }
-        if news.files.is_empty() {
+        if invalidations.files.is_empty() {
             return result;
         }
-        let (place, files, by_handle) = (self.place.clone(), news.files.clone(), self.by_handle.load(Ordering::Relaxed));
-        let shown = self.shower.ask(move || {
+        let (place, files, by_handle) = (self.place.clone(), invalidations.files.clone(), self.by_handle.load(Ordering::Relaxed));
+        let shown = self.size_setter.ask(move || {
             // No path may lead there any more; then they are shown as where opening by handle is not permitted.
             let root = place.open().ok().filter(|_| by_handle);
             let show = |(attr, resized): &(Attr, bool)| match &root {
@@ -387,10 +404,10 @@ impl Herald {
             };
             files.iter().map(show).collect::<Vec<_>>()
         })?;
-        for ((attr, resized), shown) in news.files.iter().zip(shown) {
+        for ((attr, resized), shown) in invalidations.files.iter().zip(shown) {
             result = result.and(self.shown(attr, shown));
             if *resized {
-                // What was appended meanwhile lies in the kernel's pages behind the old end.
+                // What was appended since lies in the kernel's pages behind the old end.
                 result = result.and(self.cache.inode(attr.ino));
             }
         }
@@ -412,9 +429,9 @@ impl Herald {
             }
             Err(e) => tracing::debug!(ino = attr.ino, "cannot show the new size by its handle: {e}"),
         }
-        match self.door.read(attr.ino, attr.size.saturating_sub(1), 1) {
+        match self.adapter.read(attr.ino, attr.size.saturating_sub(1), 1) {
             Ok(last) if !last.is_empty() => self.cache.grown(attr.ino, attr.size, last[0]),
-            // It is empty, or it is gone; or shorter by now, of which the kernel is told by whoever made it so.
+            // It is empty, or it is gone; or shorter by now, of which the thread that shortened it tells the kernel.
             _ => Ok(()),
         }
     }

@@ -47,8 +47,8 @@ struct Shared {
     wake: Condvar,
 }
 
-/// The waiting room of one mount.
-pub(crate) struct WaitingRoom {
+/// The threads of one mount for requests that wait.
+pub(crate) struct BlockingPool {
     under_way: AtomicUsize,
     shared: Arc<Shared>,
     gathered: Mutex<Gathered>,
@@ -56,10 +56,10 @@ pub(crate) struct WaitingRoom {
     cpus: CpuSet,
 }
 
-impl WaitingRoom {
+impl BlockingPool {
     /// Its threads may run where the calling one may.
-    pub fn new() -> io::Result<WaitingRoom> {
-        Ok(WaitingRoom {
+    pub fn new() -> io::Result<BlockingPool> {
+        Ok(BlockingPool {
             under_way: AtomicUsize::new(0),
             shared: Arc::default(),
             gathered: Mutex::default(),
@@ -70,9 +70,9 @@ impl WaitingRoom {
     /// Runs `job` here when nothing else waits, else elsewhere. `alone`: there is no other thread that answers, so never here.
     pub fn admit(self: &Arc<Self>, alone: bool, job: impl FnOnce() + Send + 'static) {
         let first = self.under_way.fetch_add(1, Ordering::AcqRel) == 0;
-        let room = Leaving(self.clone());
+        let under_way = Leaving(self.clone());
         let job = move || {
-            let _room = room;
+            let _under_way = under_way;
             job();
         };
         if first && !alone {
@@ -84,7 +84,7 @@ impl WaitingRoom {
     }
 
     /// Has `answer` called with the outcome of a `sync` that begins after this call. That is done here when nothing else waits, unless
-    /// this is the only thread (`alone`); else by a thread of the room.
+    /// this is the only thread (`alone`); else by a thread of the pool.
     pub fn with_next_sync(
         self: &Arc<Self>,
         alone: bool,
@@ -97,17 +97,17 @@ impl WaitingRoom {
             return;
         }
         drop(gathered);
-        let room = self.clone();
-        self.admit(alone, move || room.lead(sync));
+        let pool = self.clone();
+        self.admit(alone, move || pool.lead(sync));
     }
 
     /// Syncs for all that have gathered, and answers them, until none is left. A thread that also answers
-    /// requests does so once, and hands the next sync to a thread of the room.
+    /// requests does so once, and hands the next sync to a thread of the pool.
     fn lead(self: &Arc<Self>, sync: impl Fn() -> Reply<()> + Send + 'static) {
         while self.sync_once(&sync) {
-            if !IS_OF_THE_ROOM.get() {
-                let room = self.clone();
-                return self.take(move || room.lead(sync));
+            if !IS_POOL_THREAD.get() {
+                let pool = self.clone();
+                return self.take(move || pool.lead(sync));
             }
         }
     }
@@ -156,15 +156,15 @@ impl WaitingRoom {
     }
 }
 
-impl Drop for WaitingRoom {
+impl Drop for BlockingPool {
     fn drop(&mut self) {
         self.shared.queue.lock().closed = true;
         self.shared.wake.notify_all();
     }
 }
 
-/// A request's place in the room, given up also when its job panics.
-struct Leaving(Arc<WaitingRoom>);
+/// A request that counts as under way until this is dropped, also when its job panics.
+struct Leaving(Arc<BlockingPool>);
 
 impl Drop for Leaving {
     fn drop(&mut self) {
@@ -173,12 +173,12 @@ impl Drop for Leaving {
 }
 
 thread_local! {
-    /// This thread has nothing to do but what the room hands to it.
-    static IS_OF_THE_ROOM: Cell<bool> = const { Cell::new(false) };
+    /// This thread has nothing to do but what the pool hands to it.
+    static IS_POOL_THREAD: Cell<bool> = const { Cell::new(false) };
 }
 
 fn work(shared: &Shared) {
-    IS_OF_THE_ROOM.set(true);
+    IS_POOL_THREAD.set(true);
     let mut queue = shared.queue.lock();
     loop {
         if let Some(job) = queue.jobs.pop_front() {
@@ -202,14 +202,14 @@ mod tests {
 
     #[test]
     fn requests_that_wait_for_each_other_all_get_through() {
-        let room = Arc::new(WaitingRoom::new().expect("a room"));
+        let pool = Arc::new(BlockingPool::new().expect("a pool"));
         let (done, all_done) = channel();
         let barrier = Arc::new(std::sync::Barrier::new(10));
-        // Each waits until all ten have begun: they must run beside each other, wherever `admit` puts them.
+        // Each waits until all ten have begun: they must run at the same time, wherever `admit` puts them.
         for _ in 0..9 {
-            let (room, barrier, done) = (room.clone(), barrier.clone(), done.clone());
+            let (pool, barrier, done) = (pool.clone(), barrier.clone(), done.clone());
             std::thread::spawn(move || {
-                room.admit(false, move || {
+                pool.admit(false, move || {
                     barrier.wait();
                     done.send(()).expect("the test listens");
                 });
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn those_who_come_during_a_sync_share_the_next_one() {
-        let room = Arc::new(WaitingRoom::new().expect("a room"));
+        let pool = Arc::new(BlockingPool::new().expect("a pool"));
         let (begin, begun) = channel();
         let (go, told) = channel::<()>();
         let (syncs, told) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(told)));
@@ -238,7 +238,7 @@ mod tests {
                 if nth == 1 { Err(crate::handler::Errno(libc::EIO)) } else { Ok(()) }
             };
             let answer = move |outcome| say.send((who, before, counted.load(Ordering::SeqCst), outcome)).expect("the test listens");
-            room.with_next_sync(true, sync, answer);
+            pool.with_next_sync(true, sync, answer);
         };
         come(0);
         assert_eq!(begun.recv(), Ok(0));
@@ -265,38 +265,38 @@ mod tests {
     #[test]
     fn one_thread_goes_on_while_syncs_are_wanted_unless_it_has_requests_to_answer() {
         for alone in [true, false] {
-            let room = Arc::new(WaitingRoom::new().expect("a room"));
+            let pool = Arc::new(BlockingPool::new().expect("a pool"));
             let (say, answers) = channel();
             // Each of the first nine has the next one come while it is synced for.
-            fn come(room: &Arc<WaitingRoom>, alone: bool, left: u32, say: &std::sync::mpsc::Sender<std::thread::ThreadId>) {
-                let (again, tell, more) = (room.clone(), say.clone(), say.clone());
+            fn come(pool: &Arc<BlockingPool>, alone: bool, left: u32, say: &std::sync::mpsc::Sender<std::thread::ThreadId>) {
+                let (again, tell, more) = (pool.clone(), say.clone(), say.clone());
                 let answer = move |_| {
                     if left > 0 {
                         come(&again, alone, left - 1, &more);
                     }
                     tell.send(std::thread::current().id()).expect("the test listens");
                 };
-                room.with_next_sync(alone, || Ok(()), answer);
+                pool.with_next_sync(alone, || Ok(()), answer);
             }
-            come(&room, alone, 9, &say);
+            come(&pool, alone, 9, &say);
             let who: Vec<_> = (0..10).map(|_| answers.recv().expect("answered")).collect();
             let here = std::thread::current().id();
             assert_eq!(who[0] == here, !alone);
             assert!(who[1..].iter().all(|&id| id == who[1] && id != here), "nobody else is woken for each");
-            assert_eq!(room.shared.queue.lock().threads, 1);
+            assert_eq!(pool.shared.queue.lock().threads, 1);
         }
     }
 
     #[test]
     fn alone_a_request_is_answered_where_it_arrived() {
-        let room = Arc::new(WaitingRoom::new().expect("a room"));
+        let pool = Arc::new(BlockingPool::new().expect("a pool"));
         for _ in 0..3 {
             let (tell, told) = channel();
-            room.admit(false, move || tell.send(std::thread::current().id()).expect("the test listens"));
+            pool.admit(false, move || tell.send(std::thread::current().id()).expect("the test listens"));
             assert_eq!(told.recv().expect("it ran"), std::thread::current().id());
         }
         let (tell, told) = channel();
-        room.admit(true, move || tell.send(std::thread::current().id()).expect("the test listens"));
+        pool.admit(true, move || tell.send(std::thread::current().id()).expect("the test listens"));
         assert_ne!(told.recv().expect("it ran"), std::thread::current().id(), "nobody would answer what it waits for");
     }
 }
