@@ -279,6 +279,34 @@ impl FuseAdapter {
     }
 }
 
+/// The answer to a kernel that writes back the times of a file whose view is over; `None`: `changes`
+/// ask for something else.
+///
+/// A kernel that gathers writes keeps the times of a file, and where a mapping of it goes it takes an
+/// error for one of the pages, which is an error of the next syncfs(2): of all who begin a transaction.
+/// It does not look at the attributes that it gets. It does when a program has set the times, which
+/// looks alike; so these are no attributes of a file, and the program is told EIO.
+fn times_of_the_dead(ino: Ino, changes: &SetAttr) -> Option<Attr> {
+    let SetAttr { mtime: Some(TimeSet::At(mtime)), ctime: Some(ctime), .. } = *changes else { return None };
+    let of_the_cache = SetAttr { mtime: changes.mtime, ctime: changes.ctime, kill_suid: changes.kill_suid, ..SetAttr::default() };
+    let nothing = |kind| Attr {
+        ino,
+        kind,
+        perm: 0,
+        nlink: 0,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        size: 0,
+        blocks: 0,
+        atime: mtime,
+        mtime,
+        ctime,
+        btime: ctime,
+    };
+    (*changes == of_the_cache).then(|| nothing(FileKind::Dir))
+}
+
 impl Handler for FuseAdapter {
     fn lookup(&self, parent: Ino, name: &[u8]) -> Reply<Option<Attr>> {
         match self.at(parent)? {
@@ -308,15 +336,19 @@ impl Handler for FuseAdapter {
         }
     }
     fn setattr(&self, ino: Ino, changes: &SetAttr, caller: Caller) -> Reply<Attr> {
-        let (view, ino) = match self.at(ino)? {
-            At::View(view, ino) => (view, ino),
-            At::Control(control_directory::BARRIER) => return self.control_attr(control_directory::BARRIER),
-            At::Control(_) => return Err(NOT_HERE),
+        let changed = match self.at(ino) {
+            Ok(At::View(view, ino)) => {
+                let only_shown = caller.pid == self.notifier.load(Ordering::Relaxed) && caller.pid != 0;
+                view.shown(if only_shown { view.getattr(ino) } else { view.setattr(ino, changes, caller) })
+            }
+            Ok(At::Control(control_directory::BARRIER)) => self.control_attr(control_directory::BARRIER),
+            Ok(At::Control(_)) => Err(NOT_HERE),
+            Err(e) => Err(e),
         };
-        if caller.pid == self.notifier.load(Ordering::Relaxed) && caller.pid != 0 {
-            return view.shown(view.getattr(ino));
+        match changed {
+            Err(STALE) => times_of_the_dead(ino, changes).ok_or(STALE),
+            changed => changed,
         }
-        view.shown(view.setattr(ino, changes, caller))
     }
     fn readlink(&self, ino: Ino) -> Reply<Bytes> {
         let (view, ino) = match self.at(ino)? {

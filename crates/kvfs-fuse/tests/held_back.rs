@@ -4,9 +4,10 @@
 mod real;
 
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::process::{Command, Stdio};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -282,6 +283,56 @@ fn pages_of_a_view_that_is_over_are_no_error_of_those_who_begin() {
             assert_eq!(synced, Err(Some(libc::ESTALE)), "who has it open is told");
         }
         assert_eq!(fs::read(m.path("f")).expect("read"), vec![b'.'; 8192]);
+    }
+}
+
+/// A program with a mapping of a file whose view ends. The kernel writes the times of the file back
+/// when the mapping goes, and keeps an error of that for whoever has it hand over everything next.
+#[test]
+fn times_of_a_view_that_is_over_are_no_error_of_those_who_begin() {
+    const PROGRAM: &str = "import mmap, sys
+file = open(sys.argv[1], 'r+b', buffering=0)
+mapping = mmap.mmap(file.fileno(), 8192)
+mapping[4096:4103] = b'changed'
+print('ready', flush=True)
+sys.stdin.readline()
+mapping[:7] = b'changed'
+mapping.close()";
+    for write_back in BOTH {
+        let Some(m) = Real::new(write_back) else { return };
+        fs::write(m.path("f"), vec![b'.'; 8192]).expect("write");
+        let (id, inside) = m.begin();
+        let mut program = Command::new("python3")
+            .args(["-c", PROGRAM])
+            .arg(inside.join("f"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("python3");
+        let mut said = String::new();
+        let output = program.stdout.as_mut().expect("its output");
+        BufReader::new(output).read_line(&mut said).expect("a line");
+        assert_eq!(said, "ready\n");
+        m.views.abort(id).expect("aborted");
+        program.stdin.take().expect("its input").write_all(b"go on\n").expect("it listens");
+        program.wait().expect("it ends");
+        let (next, inside) = m.begin();
+        assert_eq!(fs::read(inside.join("f")).expect("read"), vec![b'.'; 8192]);
+        m.commit(next);
+    }
+}
+
+/// What a program asks for itself is an error when the view is over.
+#[test]
+fn whoever_sets_the_times_of_a_file_whose_view_is_over_is_told() {
+    for write_back in BOTH {
+        let Some(m) = Real::new(write_back) else { return };
+        fs::write(m.path("f"), "old").expect("write");
+        let (id, inside) = m.begin();
+        let file = read_write(&inside.join("f"));
+        m.views.abort(id).expect("aborted");
+        let set = file.set_modified(std::time::SystemTime::UNIX_EPOCH).map_err(|e| e.raw_os_error());
+        assert!(matches!(set, Err(Some(libc::ESTALE | libc::EIO))), "{set:?}");
     }
 }
 
