@@ -15,6 +15,7 @@ mod commands;
 mod conversation;
 mod cursors;
 mod dictionaries;
+mod error;
 mod failure;
 mod glob;
 mod limits;
@@ -33,8 +34,9 @@ mod transactions;
 mod walk;
 
 pub use client::{Client, Reply, read_reply};
+pub use error::Error;
 pub use glob::matches as matches_glob;
 pub use limits::Limits;
-pub use server::{Error, Server, ServerOptions};
+pub use server::{Server, ServerOptions};
 pub use session::{Describe, InfoSource};
 pub use transactions::{Cloned, FileChange, FileDetail, Importing, Removed, Snapshots, Transactions, Walking, Whose};

@@ -10,7 +10,7 @@ use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::Error;
+use crate::error::Error;
 
 /// A listening Unix socket and its name, which is removed with it.
 pub struct PrivateSocket {

@@ -15,6 +15,7 @@ mod daemons;
 mod defrag;
 mod du;
 mod export;
+mod figures;
 mod find;
 mod identity;
 mod import;
@@ -52,7 +53,7 @@ mod within;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use output::Output;
 
@@ -100,7 +101,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
-    if let Some(code) = mount::run_as_mount_helper(&arguments) {
+    if let Some(code) = mount::run_as_mount_helper(&arguments, Cli::command) {
         return code;
     }
     let cli = Cli::parse_from(find::as_options(arguments));
@@ -132,8 +133,8 @@ fn main() -> ExitCode {
         Command::Import(args) => import::run(args, &output),
         Command::Export(args) => export::run(args, &output),
         Command::Bench(args) => bench::run(args, &output),
-        Command::Completions(args) => manual::completions(args, &output),
-        Command::Man(args) => manual::man(args, &output),
+        Command::Completions(args) => manual::completions(args, Cli::command(), &output),
+        Command::Man(args) => manual::man(args, Cli::command(), &output),
     };
     output.finish(outcome)
 }

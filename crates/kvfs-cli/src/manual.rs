@@ -2,10 +2,8 @@
 
 use std::path::PathBuf;
 
-use clap::CommandFactory;
 use clap_complete::Shell;
 
-use crate::Cli;
 use crate::output::{Failure, Outcome, Output};
 
 /// Print a script that completes commands and options in a shell.
@@ -15,9 +13,9 @@ pub struct CompletionsArgs {
     shell: Shell,
 }
 
-pub fn completions(args: CompletionsArgs, output: &Output) -> Outcome {
+pub fn completions(args: CompletionsArgs, mut commands: clap::Command, output: &Output) -> Outcome {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "kvfs", &mut script);
+    clap_complete::generate(args.shell, &mut commands, "kvfs", &mut script);
     output.print_bytes(&script)
 }
 
@@ -28,9 +26,9 @@ pub struct ManArgs {
     folder: PathBuf,
 }
 
-pub fn man(args: ManArgs, output: &Output) -> Outcome {
+pub fn man(args: ManArgs, commands: clap::Command, output: &Output) -> Outcome {
     let cannot = |e| Failure::io(format!("cannot write to {}", args.folder.display()), &e);
     std::fs::create_dir_all(&args.folder).map_err(cannot)?;
-    clap_mangen::generate_to(Cli::command(), &args.folder).map_err(cannot)?;
+    clap_mangen::generate_to(commands, &args.folder).map_err(cannot)?;
     output.print(format!("wrote the manual pages to {}", args.folder.display()), serde_json::json!({"folder": args.folder}))
 }

@@ -186,14 +186,19 @@ const WRONG_USAGE: u8 = 1;
 const MOUNT_FAILED: u8 = 32;
 
 /// When called as mount(8) calls its helpers: does what it asks for and gives its exit code.
-pub fn run_as_mount_helper(arguments: &[OsString]) -> Option<ExitCode> {
+/// `commands` are those of `kvfs` itself.
+pub fn run_as_mount_helper(arguments: &[OsString], commands: fn() -> clap::Command) -> Option<ExitCode> {
     let name = Path::new(arguments.first()?).file_name()?.to_str()?;
     let words = &arguments[1..];
     let outcome = match name {
         "mount.kvfs" | "mount.fuse.kvfs" | "mount.fuse3.kvfs" => helper_mount(words),
         "umount.kvfs" | "umount.fuse.kvfs" => crate::umount::run_as_umount_helper(words),
         // `mount.fuse3 STORE DIR -t fuse.kvfs -o ...` calls "kvfs STORE DIR -o ...".
-        _ if words.len() >= 2 && !is_command(&words[0]) && !starts_with_dash(&words[0]) && !starts_with_dash(&words[1]) => {
+        _ if words.len() >= 2
+            && !is_command(&words[0], commands)
+            && !starts_with_dash(&words[0])
+            && !starts_with_dash(&words[1]) =>
+        {
             helper_mount(words)
         }
         _ => return None,
@@ -207,9 +212,8 @@ pub fn run_as_mount_helper(arguments: &[OsString]) -> Option<ExitCode> {
     })
 }
 
-fn is_command(word: &OsString) -> bool {
-    use clap::CommandFactory;
-    word == "help" || word.to_str().is_some_and(|w| crate::Cli::command().find_subcommand(w).is_some())
+fn is_command(word: &OsString, commands: fn() -> clap::Command) -> bool {
+    word == "help" || word.to_str().is_some_and(|w| commands().find_subcommand(w).is_some())
 }
 
 fn starts_with_dash(word: &OsString) -> bool {

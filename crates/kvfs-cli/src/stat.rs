@@ -12,6 +12,7 @@ use kvdb_server::{Client, Reply};
 use serde_json::{Map, Value, json};
 
 use crate::daemons::Record;
+use crate::figures;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::store::{self, Access, human_size};
 use crate::{text, tree};
@@ -59,7 +60,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         }
         (None, None) => {
             let store = store::open_waiting(&args.target, Access::ReadOnly, None)?;
-            all.extend(engine(&store.db.stats()));
+            all.extend(figures::engine(&store.db.stats()));
             store.close()?;
         }
     }
@@ -107,74 +108,6 @@ fn file(target: &std::path::Path, path: &[u8], output: &Output) -> Outcome {
     drop(fs);
     store.close()?;
     output.print(lines, &object)
-}
-
-/// The engine's figures as JSON: bytes unless the name says otherwise, counts since the store was opened.
-pub fn engine(stats: &kvdb::Stats) -> Map<String, Value> {
-    let dictionaries: Vec<Value> = stats
-        .dictionaries
-        .iter()
-        .map(|d| {
-            let levels: Vec<Value> = d
-                .levels
-                .iter()
-                .map(|runs| {
-                    runs.iter()
-                        .map(|r| {
-                            json!({
-                                "items": r.items, "bytes": r.bytes, "height": r.height,
-                                "block_bytes": r.block_bytes, "block_spans": r.block_spans,
-                                "value_bytes": r.value_bytes, "value_spans": r.value_spans,
-                                "tombstones": r.tombstones, "range_tombstones": r.range_tombstones,
-                            })
-                        })
-                        .collect()
-                })
-                .collect();
-            json!({
-                "name": d.info.name, "id": d.info.id.0, "reserved": d.info.options.reserved, "stitch_at": d.info.options.stitch_at,
-                "separate_at": d.info.options.separate_at, "memtable_bytes": d.memtable_bytes, "levels": levels,
-            })
-        })
-        .collect();
-    let mut io: Map<String, Value> = stats
-        .io
-        .iter()
-        .map(|(purpose, p)| {
-            let figures = json!({
-                "read_ops": p.read_ops, "read_bytes": p.read_bytes, "write_ops": p.write_ops, "write_bytes": p.write_bytes,
-                "seeks": p.seeks,
-            });
-            (purpose.name().to_string(), figures)
-        })
-        .collect();
-    io.insert("syncs".into(), stats.io.syncs.into());
-    io.insert("discarded_bytes".into(), stats.io.discarded_bytes.into());
-    let all = json!({
-        "space": {"total": stats.space.total, "free": stats.space.free},
-        "dictionaries": dictionaries,
-        "memory": {"budget": stats.memory, "memtables": stats.memtable_bytes, "cache": stats.cache_bytes},
-        "journal_bytes": stats.journal_bytes,
-        "scrub": {
-            "running": stats.scrub.running, "complete": stats.scrub.complete, "bytes": stats.scrub.bytes,
-            "bytes_total": stats.scrub.bytes_total, "faults": stats.scrub.faults, "completed": stats.scrub.completed,
-        },
-        "io": io,
-        "commits": {
-            "count": stats.commits, "bytes": stats.user_bytes, "bound_in_place_bytes": stats.bound_bytes, "syncs": stats.syncs,
-            "delays": stats.delays, "delayed_micros": stats.delayed_micros, "stops": stats.stops,
-        },
-        "merges": {
-            "flushes": stats.flushes, "compactions": stats.compactions, "written_bytes": stats.merged_bytes,
-            "stitched_bytes": stats.stitched_bytes,
-        },
-        "write_amplification": stats.write_amplification(),
-        "failed": stats.failed,
-    });
-    match all {
-        Value::Object(all) => all,
-        _ => Map::new(),
-    }
 }
 
 /// The figures for people. Written from the JSON, because that is what a daemon answers with.

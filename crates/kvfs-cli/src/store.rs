@@ -15,6 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use zones::FileDevice;
 
 use crate::daemons::Record;
+use crate::figures;
 use crate::output::{Exit, Failure, Outcome};
 
 /// Parses "4096", "64K", "10G", "1.5T" (powers of 1024; a trailing "B" or "iB" is accepted).
@@ -320,7 +321,7 @@ pub struct MountFigures {
 
 /// What is known about an open store, as a JSON object: for `kvfs stat`, and for clients of the socket.
 pub fn statistics(db: &Kvdb, fs: Option<&Fs>, mount: Option<&MountFigures>) -> String {
-    let mut all = serde_json::Value::Object(crate::stat::engine(&db.stats()));
+    let mut all = serde_json::Value::Object(figures::engine(&db.stats()));
     if let Some(fs) = fs {
         let s = fs.statistics();
         all["files"] = serde_json::json!({

@@ -36,9 +36,6 @@ const CIRCLES: &[(&str, &[&str], &str)] = &[
     ("kvfs-fuse", &["barrier", "hidden"], "the barrier is asked for through the control directory, and keeps it"),
     ("kvfs-fuse", &["queues", "session"], "a session runs queues, which are a way to run a session"),
     ("kvdb-server", &["commands", "metrics", "session", "walk"], "commands are methods of the session that runs them"),
-    ("kvdb-server", &["server", "socket"], "the server listens on sockets, which hand it connections"),
-    ("kvfs-cli", &["main", "manual", "mount"], "the manual is written from the command line, which has a command for it"),
-    ("kvfs-cli", &["place", "stat", "store", "tree"], "what was found is shown as `stat` shows it"),
 ];
 
 type Name = String;
