@@ -33,7 +33,7 @@ const CIRCLES: &[(&str, &[&str], &str)] = &[
         "`FileSystem` owns all state, and data, locks and inodes hand one write to one another",
     ),
     ("kvfs", &["retired", "views"], "a view that is retired goes on being one"),
-    ("kvfs-fuse", &["barrier", "hidden"], "the barrier is asked for through the control directory, and keeps it"),
+    ("kvfs-fuse", &["barrier", "control_directory"], "the barrier is asked for through the control directory, and keeps it"),
     ("kvfs-fuse", &["queues", "session"], "a session runs queues, which are a way to run a session"),
     ("kvdb-server", &["commands", "metrics", "session", "walk"], "commands are methods of the session that runs them"),
 ];
