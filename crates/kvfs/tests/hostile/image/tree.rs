@@ -196,9 +196,9 @@ fn beneath(random: &mut Random, device: &MemoryDevice, entry: &mut Entry, level:
     if level == 1 && entry.filter.len > 0 && random.one_in(6) {
         let mut filter = payload(device, &entry.filter)?;
         match random.below(3) {
-            // Its numbers stand in front.
-            0 => filter[4 + random.below(12)] = random.next() as u8,
-            1 => {
+            // Its numbers stand in front. One that was spoiled before may be shorter.
+            0 if filter.len() >= 16 => filter[4 + random.below(12)] = random.next() as u8,
+            1 if filter.len() > 16 => {
                 let at = 16 + random.below(filter.len() - 16);
                 filter[at] ^= 1 << random.below(8);
             }
