@@ -1,5 +1,6 @@
 //! One history on both sides: run, compared call by call, and the trees that it leaves compared.
 
+use std::cell::Cell;
 use std::fmt;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
@@ -11,6 +12,7 @@ use crate::marks::Marks;
 use crate::mounted::{Mounted, Outcome};
 use crate::side::{Side, Stopped};
 use crate::tree;
+use crate::worker::TIMED_OUT;
 
 /// What surrounds the calls of a history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +54,8 @@ pub struct Bench {
     pub mode: Mode,
     pub isolation: String,
     rounds: u64,
+    /// Histories that a program's time limit has ended.
+    pub cut_off: Cell<u64>,
     /// Of the subject and of the reference.
     marks: [&'static Marks; 2],
 }
@@ -63,7 +67,7 @@ impl Bench {
     pub fn new(subject: PathBuf, reference: PathBuf, users: Vec<u32>, mode: Mode, mounted: Option<Mounted>) -> Outcome<Bench> {
         let marks = || Marks::new().map_err(|e| format!("no memory for marks: {}", e.name()));
         let marks = [marks()?, marks()?];
-        Ok(Bench { subject, reference, users, mounted, mode, isolation: "si".to_owned(), rounds: 0, marks })
+        Ok(Bench { subject, reference, users, mounted, mode, isolation: "si".to_owned(), rounds: 0, cut_off: Cell::new(0), marks })
     }
 
     /// Whether the reference knows FALLOC_FL_ZERO_RANGE: tmpfs does not.
@@ -101,16 +105,19 @@ impl Bench {
     fn run_in(&mut self, folder: &str, steps: &[Step]) -> Outcome<Option<Difference>> {
         if let (Mode::Commit | Mode::Abort, Some(mounted)) = (self.mode, &self.mounted) {
             let half = steps.len() / 2;
-            if let Some(difference) = self.stretch(&self.subject, folder, steps, 0..half, |_, _| Ok(()))? {
-                return Ok(Some(difference));
+            match self.stretch(&self.subject, folder, steps, 0..half, |_, _| Ok(()))? {
+                Ended::Alike => {}
+                ended => return Ok(self.judged(ended)),
             }
             let before = whole(&self.reference.join(folder), self.marks[1]);
             let id = mounted.begin(&self.isolation)?;
             let end = if self.mode == Mode::Commit { "commit" } else { "abort" };
-            let difference = self.stretch(&mounted.view(&id), folder, steps, half..steps.len(), |_, _| mounted.end(end, &id));
-            if let Ok(Some(_)) | Err(_) = difference {
-                let _ = mounted.end("abort", &id);
-                return difference;
+            match self.stretch(&mounted.view(&id), folder, steps, half..steps.len(), |_, _| mounted.end(end, &id)) {
+                Ok(Ended::Alike) => {}
+                ended => {
+                    let _ = mounted.end("abort", &id);
+                    return ended.map(|ended| self.judged(ended));
+                }
             }
             let after = if self.mode == Mode::Commit { whole(&self.reference.join(folder), self.marks[1]) } else { before };
             return Ok(trees(
@@ -137,8 +144,9 @@ impl Bench {
                     _ => Ok(()),
                 }
             };
-            if let Some(difference) = self.stretch(&self.subject, folder, steps, from..until, restart)? {
-                return Ok(Some(difference));
+            match self.stretch(&self.subject, folder, steps, from..until, restart)? {
+                Ended::Alike => {}
+                ended => return Ok(self.judged(ended)),
             }
             if let (Mode::Remount, Some(mounted)) = (self.mode, &self.mounted) {
                 mounted.remount()?;
@@ -160,7 +168,7 @@ impl Bench {
         steps: &[Step],
         part: std::ops::Range<usize>,
         last: impl FnOnce(&Side, &Side) -> Outcome<()>,
-    ) -> Outcome<Option<Difference>> {
+    ) -> Outcome<Ended> {
         let (base, steps) = (part.start, &steps[part]);
         let home = |side: &Path| side.join(folder).join(HOME).to_string_lossy().into_owned();
         let start = |side: &Path, marks| {
@@ -173,17 +181,51 @@ impl Bench {
             let this = subject.run(steps);
             (this, other.join().unwrap_or_default())
         });
+        let (on_subject, on_reference, cut) = until_cut_off(on_subject, on_reference);
         if let Some(difference) = results(base, steps, &on_subject, &on_reference) {
-            return Ok(Some(difference));
+            return Ok(Ended::Different(difference));
+        }
+        if cut {
+            return Ok(Ended::CutOff);
         }
         // With everything still open and mapped, and again when all is closed.
         let (here, there) = both(&root.join(folder), &self.reference.join(folder), self.marks);
         if let Some(difference) = trees(base + steps.len(), "the trees with files open", &here, &there) {
-            return Ok(Some(difference));
+            return Ok(Ended::Different(difference));
         }
         last(&subject, &reference)?;
-        Ok(None)
+        Ok(Ended::Alike)
     }
+
+    fn judged(&self, ended: Ended) -> Option<Difference> {
+        match ended {
+            Ended::Alike => None,
+            Ended::CutOff => {
+                self.cut_off.set(self.cut_off.get() + 1);
+                None
+            }
+            Ended::Different(difference) => Some(difference),
+        }
+    }
+}
+
+/// How a part of a history has ended.
+enum Ended {
+    Alike,
+    /// A program ran into its time limit: what it had done by then is a matter of chance.
+    CutOff,
+    Different(Difference),
+}
+
+/// The results before the first program that ran into its time limit on either side, and whether one did.
+fn until_cut_off(mut subject: Results, mut reference: Results) -> (Results, Results, bool) {
+    let first = [&subject, &reference].iter().filter_map(|side| side.0.iter().position(|line| line == TIMED_OUT)).min();
+    if let Some(at) = first {
+        subject.0.truncate(at);
+        reference.0.truncate(at);
+        (subject.1, reference.1) = (None, None);
+    }
+    (subject, reference, first.is_some())
 }
 
 type Results = (Vec<String>, Option<Stopped>);

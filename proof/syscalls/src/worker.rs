@@ -82,6 +82,9 @@ pub struct Worker {
     marks: &'static Marks,
 }
 
+/// The answer of a program that timeout(1) has ended, as one that copies onto a FIFO.
+pub const TIMED_OUT: &str = "timed out";
+
 impl Worker {
     /// In the directory `home`, as the given user.
     pub fn new(home: &str, user: u32, pattern: &'static Pattern, marks: &'static Marks) -> Answer<Worker> {
@@ -570,10 +573,10 @@ impl Worker {
                 self.program("[ -p \"$1\" ] || [ -p \"$2\" ] || exec timeout 60 cp \"$3\" -- \"$1\" \"$2\"", from, to, &sparse)
             }
             Call::CpTree { ref from, ref to } => {
-                self.program("case $(realpath -m -- \"$2\")/ in \"$(realpath -m -- \"$1\")\"/*) exit 9;; esac; exec timeout 60 cp -dR --preserve=links,timestamps,xattr -- \"$1\" \"$2\"", from, to, "")
+                self.program("t=$(timeout 20 realpath -m -- \"$2\") || exit; f=$(timeout 20 realpath -m -- \"$1\") || exit; case $t/ in \"$f\"/*) exit 9;; esac; exec timeout 60 cp -dR --preserve=links,timestamps,xattr -- \"$1\" \"$2\"", from, to, "")
             }
             Call::Tar { ref from, ref to } => {
-                self.program("case $(realpath -m -- \"$2\")/ in \"$(realpath -m -- \"$1\")\"/*) exit 9;; esac; timeout 60 tar -C \"$1\" --sort=name -cf - . | timeout 60 tar -C \"$2\" -xf -", from, to, "")
+                self.program("t=$(timeout 20 realpath -m -- \"$2\") || exit; f=$(timeout 20 realpath -m -- \"$1\") || exit; case $t/ in \"$f\"/*) exit 9;; esac; timeout 60 tar -C \"$1\" --sort=name -cf - . | timeout 60 tar -C \"$2\" -xf -", from, to, "")
             }
             Call::Rsync { ref from, ref to } => self.program("exec timeout 60 rsync -aHI \"$1\" \"$2\"", from, to, ""),
             Call::Tree { ref path } => {
@@ -611,7 +614,10 @@ impl Worker {
         command.env("LC_ALL", "C").stdin(std::process::Stdio::null());
         command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
         let status = command.status().map_err(|e| Errno(e.raw_os_error().unwrap_or(libc::EIO)))?;
-        Ok(format!("exit {}", status.code().unwrap_or(-1)))
+        Ok(match status.code().unwrap_or(-1) {
+            124 => TIMED_OUT.to_owned(),
+            code => format!("exit {code}"),
+        })
     }
 
     /// What lies between `at` and the answer must be zeros when data was looked for; the answer itself is the file system's own.
