@@ -85,7 +85,7 @@ fn with_space(attr: Attr, gathers: bool) -> Attr {
 /// What a call does to privileges of a file whose content it changes, where the kernel does not say so: as if the caller had no right to keep
 /// them, unless it is root.
 fn hints_of(caller: Caller) -> WriteHints {
-    WriteHints { kill_suid: caller.uid != 0, ..WriteHints::default() }
+    WriteHints { kill_suid: (caller.uid != 0).then_some(caller.gid), ..WriteHints::default() }
 }
 
 const STALE: Errno = Errno(libc::ESTALE);

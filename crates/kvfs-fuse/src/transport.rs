@@ -163,7 +163,7 @@ impl<H: Handler> Transport<H> {
             }
             Request::GetAttr => Ok(self.attr(reply, &h.getattr(ino)?)),
             Request::SetAttr => {
-                let changes = setattr_in(&mut f)?;
+                let changes = setattr_in(&mut f, caller)?;
                 Ok(self.attr(reply, &h.setattr(ino, &changes, caller)?))
             }
             Request::ReadLink => Ok(Outcome::Data(h.readlink(ino)?)),
@@ -215,7 +215,7 @@ impl<H: Handler> Transport<H> {
                 let (_lock_owner, open_flags, _) = (f.u64()?, f.u32()?, f.u32()?);
                 let data = f.bytes(size as usize)?;
                 let hints = WriteHints {
-                    kill_suid: flags & wire::WRITE_KILL_SUIDGID != 0,
+                    kill_suid: (flags & wire::WRITE_KILL_SUIDGID != 0).then_some(caller.gid),
                     from_cache: flags & wire::WRITE_CACHE != 0,
                     announced: reply.announced && flags & wire::WRITE_CACHE != 0,
                     append: open_flags & libc::O_APPEND as u32 != 0,
@@ -434,7 +434,7 @@ fn xattr(size: u32, value: Bytes, reply: &mut ReplyBuffer) -> Reply<Outcome> {
     }
 }
 
-fn setattr_in(f: &mut Fields<'_>) -> Reply<SetAttr> {
+fn setattr_in(f: &mut Fields<'_>, caller: Caller) -> Reply<SetAttr> {
     let (bits, _, _fh, size, _lock_owner) = (f.u32()?, f.u32()?, f.u64()?, f.u64()?, f.u64()?);
     let secs = [f.i64()?, f.i64()?, f.i64()?];
     let nanos = [f.u32()?, f.u32()?, f.u32()?];
@@ -450,7 +450,7 @@ fn setattr_in(f: &mut Fields<'_>) -> Reply<SetAttr> {
         atime: set(0, valid::ATIME, valid::ATIME_NOW),
         mtime: set(1, valid::MTIME, valid::MTIME_NOW),
         ctime: has(valid::CTIME).then(|| time(2)),
-        kill_suid: has(valid::KILL_SUIDGID),
+        kill_suid: has(valid::KILL_SUIDGID).then_some(caller.gid),
     })
 }
 

@@ -79,14 +79,16 @@ pub struct SetAttr {
     pub mtime: Option<TimeSet>,
     /// Given by a kernel that caches writes and so knows the time of the last change better than we do.
     pub ctime: Option<Timestamp>,
-    /// The caller lacks CAP_FSETID: a change of size clears the set-uid and set-gid bits.
-    pub kill_suid: bool,
+    /// The caller lacks CAP_FSETID, and this is its group: a change of size clears the set-uid and
+    /// set-gid bits. (Set-gid without group execute stays for a member of the file's group.)
+    pub kill_suid: Option<u32>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WriteHints {
-    /// The caller lacks CAP_FSETID: clear the set-uid and set-gid bits.
-    pub kill_suid: bool,
+    /// The caller lacks CAP_FSETID, and this is its group: clear the set-uid and set-gid bits, as
+    /// [`SetAttr::kill_suid`] does.
+    pub kill_suid: Option<u32>,
     /// Whole pages out of a cache, of which programs have changed a part.
     pub from_cache: bool,
     /// `Fs::announce_cached` was called for it.

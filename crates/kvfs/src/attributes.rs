@@ -60,8 +60,8 @@ impl Fs {
                 _ => return Err(Error::Invalid("the size of something that is not a file")),
             }
             state.attr.mtime = now;
-            if set.kill_suid {
-                kill_suid(&mut state);
+            if let Some(group) = set.kill_suid {
+                kill_suid(&mut state, Some(group));
             }
             kill_capability(&mut state);
         }
@@ -69,7 +69,7 @@ impl Fs {
             state.attr.uid = set.uid.unwrap_or(state.attr.uid);
             state.attr.gid = set.gid.unwrap_or(state.attr.gid);
             if !state.is_dir() {
-                kill_suid(&mut state);
+                kill_suid(&mut state, None);
                 kill_capability(&mut state);
             }
         }
@@ -91,23 +91,26 @@ impl Fs {
         self.exact_attr(&inode, &mut state)
     }
 
-    /// What a change of content does to the attributes. `kill`: the set-uid and set-gid bits go; gives whether there were any.
-    pub(crate) fn touch(&self, state: &mut State, now: Timestamp, kill: bool) -> bool {
+    /// What a change of content does to the attributes. `kill`: the group of a caller
+    /// for whom the set-uid and set-gid bits go; gives whether there were any.
+    pub(crate) fn touch(&self, state: &mut State, now: Timestamp, kill: Option<u32>) -> bool {
         state.attr.mtime = now;
         state.attr.ctime = now;
         let before = state.attr.perm;
-        if kill {
-            kill_suid(state);
+        if kill.is_some() {
+            kill_suid(state, kill);
         }
         kill_capability(state);
         state.attr.perm != before
     }
 }
 
-/// Set-gid without group execute means something else (mandatory locks) and stays.
-fn kill_suid(state: &mut State) {
+/// Set-gid without group execute once meant mandatory locks. As on Linux since 6.2 it stays for root
+/// and for members of the file's group, and goes for others. `group`: that of a caller who is not root.
+fn kill_suid(state: &mut State, group: Option<u32>) {
     state.attr.perm &= !SUID;
-    if state.attr.perm & GROUP_EXECUTE != 0 {
+    let member = group.is_none_or(|group| group == state.attr.gid);
+    if state.attr.perm & GROUP_EXECUTE != 0 || !member {
         state.attr.perm &= !SGID;
     }
 }

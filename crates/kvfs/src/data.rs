@@ -258,7 +258,7 @@ impl Fs {
         let mut state = self.lock(&inode)?;
         if state.attr.kind == FileKind::File && state.attr.size < size {
             self.truncate(&inode, &mut state, size)?;
-            self.touch(&mut state, self.now(), false);
+            self.touch(&mut state, self.now(), None);
             self.mark_dirty(&inode, &mut state);
         }
         Ok(())

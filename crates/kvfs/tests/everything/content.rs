@@ -119,7 +119,12 @@ pub fn write(w: &mut World, site: &Site) -> Result<(), Dead> {
     let from_cache = on.node.kind == FileKind::File && w.random.one_in(6);
     let tight = w.fs(site)?.is_tight();
     let announced = from_cache && (w.random.one_in(2) || tight);
-    let hints = WriteHints { kill_suid: w.random.one_in(3), from_cache, announced, append: w.random.one_in(6) };
+    let hints = WriteHints {
+        kill_suid: w.random.one_in(3).then(|| w.random.below(3) as u32),
+        from_cache,
+        announced,
+        append: w.random.one_in(6),
+    };
     if hints.append && !hints.from_cache {
         at = size;
     }
@@ -192,7 +197,12 @@ pub fn allocate(w: &mut World, site: &Site) -> Result<(), Dead> {
     // Kernels hold nothing back of anything else.
     let from_cache = on.node.kind == FileKind::File && w.random.one_in(6);
     let announced = from_cache && w.random.one_in(2);
-    let hints = WriteHints { kill_suid: w.random.one_in(3), from_cache, announced, append: w.random.one_in(6) };
+    let hints = WriteHints {
+        kill_suid: w.random.one_in(3).then(|| w.random.below(3) as u32),
+        from_cache,
+        announced,
+        append: w.random.one_in(6),
+    };
     let mut own = on.node.now().clone();
     if mode != AllocateMode::Allocate {
         Arc::make_mut(&mut own.data)[at.min(size)..(at + len).min(size)].fill(0);
@@ -211,7 +221,7 @@ pub fn allocate(w: &mut World, site: &Site) -> Result<(), Dead> {
     };
     let (ino, what) = (on.ino, format!("fallocate {how:?} {len} at {at}"));
     w.call(&["Fs::fallocate", "Fs::fallocate_for"]);
-    if hints.kill_suid || w.random.one_in(2) {
+    if hints.kill_suid.is_some() || w.random.one_in(2) {
         let done = w.change(site, &on, what, own, Vec::new(), |fs| fs.fallocate_for(ino, how, at as u64, len as u64, hints))?;
         if let Some(done) = done {
             assert_eq!(done.lost_privileges, lost, "{}", w.what());
@@ -237,7 +247,12 @@ pub fn copy(w: &mut World, site: &Site) -> Result<(), Dead> {
     }
     let from_cache = w.random.one_in(6);
     let announced = from_cache && w.random.one_in(2);
-    let hints = WriteHints { kill_suid: w.random.one_in(3), from_cache, announced, append: w.random.one_in(6) };
+    let hints = WriteHints {
+        kill_suid: w.random.one_in(3).then(|| w.random.below(3) as u32),
+        from_cache,
+        announced,
+        append: w.random.one_in(6),
+    };
     let piece = source.get(at..(at + len).min(source.len())).unwrap_or_default().to_vec();
     let old = to.node.now().clone();
     let mut own = old.clone();
@@ -257,7 +272,7 @@ pub fn copy(w: &mut World, site: &Site) -> Result<(), Dead> {
     let (source, ino) = ((from.ino, at as u64), to.ino);
     let what = format!("copy {len} of {} at {at} to {to_at}", from.id);
     w.call(&["Fs::copy_file_range", "Fs::copy_file_range_for"]);
-    let plain = !hints.kill_suid && w.random.one_in(2);
+    let plain = hints.kill_suid.is_none() && w.random.one_in(2);
     let nothing = own.is_ok() && piece.is_empty();
     let copy = |fs: &Fs| match plain {
         true => fs.copy_file_range(source.0, source.1, ino, to_at as u64, len as u64),
@@ -390,7 +405,7 @@ pub fn attributes(w: &mut World, site: &Site) -> Result<(), Dead> {
     if sized {
         let (size, _) = w.place_in(own.data.len());
         set.size = Some(size as u64);
-        set.kill_suid = w.random.one_in(3);
+        set.kill_suid = w.random.one_in(3).then(|| w.random.below(3) as u32);
         Arc::make_mut(&mut own.data).resize(size, 0);
         own.touch(now, set.kill_suid);
     }
@@ -399,7 +414,7 @@ pub fn attributes(w: &mut World, site: &Site) -> Result<(), Dead> {
         set.gid = w.random.one_in(2).then(|| w.random.below(3) as u32);
         own.owner = (set.uid.unwrap_or(own.owner.0), set.gid.unwrap_or(own.owner.1));
         if !is_dir && (set.uid.is_some() || set.gid.is_some()) {
-            own.kill_suid();
+            own.kill_suid(None);
             own.xattrs.remove(crate::tree::CAPABILITY);
         }
     }

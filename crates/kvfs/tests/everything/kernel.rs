@@ -149,7 +149,7 @@ pub fn held_write(w: &mut World, site: &Site) -> Result<(), Dead> {
     w.random.fill(&mut bytes);
     let mut own = on.node.now().clone();
     crate::content::put(Arc::make_mut(&mut own.data), at as usize, &bytes);
-    own.touch(w.now(), false);
+    own.touch(w.now(), None);
     let hold = |_: &Fs| {
         kernel.held.lock().expect("no one has panicked").push(Held { fs, ino, at, bytes });
         Ok(())

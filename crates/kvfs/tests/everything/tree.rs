@@ -31,18 +31,20 @@ pub struct Own {
 }
 
 impl Own {
-    pub fn kill_suid(&mut self) {
+    /// `group`: that of a caller without privileges; `None`: root does it.
+    pub fn kill_suid(&mut self, group: Option<u32>) {
         self.perm &= !SUID;
-        if self.perm & GROUP_EXECUTE != 0 {
+        if self.perm & GROUP_EXECUTE != 0 || group.is_some_and(|group| group != self.owner.1) {
             self.perm &= !SGID;
         }
     }
 
-    /// What every change of the content does. `kill`: by a user who may not have these bits kept.
-    pub fn touch(&mut self, now: Timestamp, kill: bool) {
+    /// What every change of the content does. `kill`: by a user of this group, who may not
+    /// have these bits kept.
+    pub fn touch(&mut self, now: Timestamp, kill: Option<u32>) {
         self.mtime = now;
-        if kill {
-            self.kill_suid();
+        if kill.is_some() {
+            self.kill_suid(kill);
         }
         self.xattrs.remove(CAPABILITY);
     }
