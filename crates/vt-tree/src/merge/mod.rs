@@ -7,10 +7,10 @@
 //! newer item begins, so that the items of the result are disjoint again.
 
 pub(crate) mod builder;
+mod cursor;
 mod cuts;
 mod options;
 mod placement;
-mod walker;
 mod window;
 mod writer;
 
@@ -19,8 +19,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use self::builder::{RunBuilder, follows_block};
+use self::cursor::{MergeCursor, Piece};
 use self::placement::Spans;
-use self::walker::{Piece, Walker};
 use crate::cache::Store;
 use crate::input::{Input, KeyRange};
 use crate::item::{Body, BodyRef, Item, ItemRef};
@@ -37,7 +37,7 @@ pub use writer::RunWriter;
 pub struct Merge {
     options: MergeOptions,
     end: Option<Bytes>,
-    inputs: Vec<Walker>,
+    inputs: Vec<MergeCursor>,
     builder: RunBuilder,
     /// Blocks of this input that end at or below this key were judged: they are copied.
     copying: Option<(usize, Bytes)>,
@@ -54,15 +54,15 @@ pub struct Merge {
 impl Merge {
     /// `inputs`: newest first.
     pub fn new(store: &Arc<Store>, inputs: &[Input], range: &KeyRange, options: MergeOptions) -> Result<Merge> {
-        let mut walkers = Vec::with_capacity(inputs.len());
+        let mut cursors = Vec::with_capacity(inputs.len());
         for input in inputs {
-            let mut walker = match input {
-                Input::Memtable(m) => Walker::memtable(m)?,
-                Input::Run(r) => Walker::run(r.clone()),
+            let mut cursor = match input {
+                Input::Memtable(m) => MergeCursor::memtable(m)?,
+                Input::Run(r) => MergeCursor::run(r.clone()),
             };
-            walker.skip_to(&range.start)?;
-            walker.pruned = 0;
-            walkers.push(walker);
+            cursor.skip_to(&range.start)?;
+            cursor.pruned = 0;
+            cursors.push(cursor);
         }
         let heights = || inputs.iter().filter_map(|i| if let Input::Run(r) = i { Some(r.root().1) } else { None });
         let tallest = heights().max().filter(|top| heights().filter(|h| h == top).count() == 1);
@@ -70,7 +70,7 @@ impl Merge {
         Ok(Merge {
             options,
             end: range.end.clone(),
-            inputs: walkers,
+            inputs: cursors,
             builder,
             copying: None,
             spans: Spans::default(),

@@ -53,7 +53,7 @@ enum Under {
     Memtable(MemtableCursor),
 }
 
-pub(crate) struct Walker {
+pub(crate) struct MergeCursor {
     under: Under,
     /// In place of the item here: a range tombstone that begins later than it did.
     cut: Option<Item>,
@@ -62,15 +62,15 @@ pub(crate) struct Walker {
     pub pruned: u64,
 }
 
-impl Walker {
+impl MergeCursor {
     pub fn run(run: Arc<Run>) -> Self {
-        Walker { under: Under::Run { run, root: true, path: Vec::new(), block: None }, cut: None, blocks_read: 0, pruned: 0 }
+        MergeCursor { under: Under::Run { run, root: true, path: Vec::new(), block: None }, cut: None, blocks_read: 0, pruned: 0 }
     }
 
     pub fn memtable(memtable: &Arc<Memtable>) -> Result<Self> {
         let mut cursor = memtable.cursor(u64::MAX);
         cursor.first()?;
-        Ok(Walker { under: Under::Memtable(cursor), cut: None, blocks_read: 0, pruned: 0 })
+        Ok(MergeCursor { under: Under::Memtable(cursor), cut: None, blocks_read: 0, pruned: 0 })
     }
 
     /// The item here, unless a block or subtree that is not opened is.
