@@ -11,7 +11,7 @@ mod cursor;
 mod cuts;
 mod options;
 mod placement;
-mod window;
+mod relocation_window;
 mod writer;
 
 use std::sync::Arc;

@@ -24,7 +24,7 @@ use crate::index::node::NodeBuilder;
 use crate::item::{BodyRef, Item, ItemRef};
 use crate::merge::options::MergeOptions;
 use crate::merge::placement::Placement;
-use crate::merge::window::Window;
+use crate::merge::relocation_window::RelocationWindow;
 use crate::run::Run;
 use crate::value::ValueRef;
 use crate::value::{Compression, Packer};
@@ -78,7 +78,7 @@ pub(crate) struct RunBuilder {
     pages: Fill,
     block: OpenBlock,
     /// Large values, and what lies between them, until it is known which of them stay.
-    window: Window,
+    window: RelocationWindow,
     /// `open[l]` collects entries of level `l`: blocks at 0, leaf index nodes at 1.
     open: Vec<NodeBuilder>,
     /// Keys of the open leaf that were written by us, hashed.
@@ -104,7 +104,7 @@ impl RunBuilder {
             pages: zones.fill_in(Purpose::Pages, lane, reserve),
             store: store.clone(),
             block: OpenBlock::default(),
-            window: Window::default(),
+            window: RelocationWindow::default(),
             open: vec![NodeBuilder::default()],
             hashes: Vec::new(),
             borrowed: Vec::new(),

@@ -12,7 +12,7 @@ const WAITING: usize = 1 << 20;
 
 /// Items in key order, large values among them.
 #[derive(Default)]
-pub(crate) struct Window {
+pub(crate) struct RelocationWindow {
     items: Vec<Item>,
     /// Of the large values.
     bytes: u64,
@@ -20,7 +20,7 @@ pub(crate) struct Window {
     memory: usize,
 }
 
-impl Window {
+impl RelocationWindow {
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()
     }
@@ -92,8 +92,8 @@ mod tests {
     use super::*;
     use bytes::Bytes;
 
-    fn window(pages: impl Iterator<Item = u64>) -> Window {
-        let mut w = Window::default();
+    fn window(pages: impl Iterator<Item = u64>) -> RelocationWindow {
+        let mut w = RelocationWindow::default();
         for (key, page) in pages.enumerate() {
             let e = ExtentRef::plain(page * 4096, 4096, 0);
             w.push(Item { key: Bytes::from((key as u64).to_be_bytes().to_vec()), seq: 1, body: Body::Put(Value::Extent(e)) });
@@ -101,7 +101,7 @@ mod tests {
         w
     }
 
-    fn moved(mut w: Window, values_at: u64) -> usize {
+    fn moved(mut w: RelocationWindow, values_at: u64) -> usize {
         let placement = Placement { values_at, ..Placement::stitch() };
         w.judge(&placement).iter().filter(|(moves, _)| *moves).map(|(_, items)| items.len()).sum()
     }
