@@ -37,7 +37,7 @@ pub use input::{Input, KeyRange};
 pub use item::{Body, BodyRef, Item, ItemRef, Lookup, Seq};
 pub use memtable::{Memtable, MemtableCursor, Pool, Slot, UNPLACED, Writer};
 pub use merge::{ADAPTIVE, Placement, SOLID_STATE_SEEK, VALUE_WINDOW};
-pub use merge::{Merge, MergeOptions, MergeStats, RunWriter, concat, cuts, merge, slice};
+pub use merge::{Merge, MergeOptions, MergeStats, RunWriter, concat, merge, slice, split_points};
 pub use rewrite::rewrite;
 pub use run::{Probe, Run, RunCursor, RunStats, ZoneWeight};
 pub use salvage::{Piece, Pieces, Recent};

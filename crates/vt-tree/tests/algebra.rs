@@ -214,7 +214,7 @@ fn pieces_of_a_merge_joined_are_the_merge() {
             runs.splice(0..0, run);
         }
         let values = r.next(2) == 0;
-        let cuts = vt_tree::cuts(&runs, 2 + r.next(5) as usize, values).expect("reads");
+        let cuts = vt_tree::split_points(&runs, 2 + r.next(5) as usize, values).expect("reads");
         assert!(cuts.is_sorted_by(|a, b| a < b), "ascending, each once");
         several += usize::from(cuts.len() > 1);
         let lows: Vec<&[u8]> = runs.iter().map(|run| run.fences().0).collect();

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use env::sync::Mutex;
-use vt_tree::{Input, KeyRange, Merge, MergeOptions, Run, cuts};
+use vt_tree::{Input, KeyRange, Merge, MergeOptions, Run, split_points};
 use zones::{Reserve, ZONE_SIZE};
 
 use super::flush::encode_run;
@@ -190,7 +190,7 @@ impl State {
             return Ok(());
         }
         let runs: Vec<Arc<Run>> = self.job.inputs.iter().map(|p| p.run.clone()).collect();
-        let cuts = cuts(&runs, pieces, values)?;
+        let cuts = split_points(&runs, pieces, values)?;
         let starts = std::iter::once(Bytes::new()).chain(cuts.iter().cloned());
         let ends = cuts.iter().cloned().map(Some).chain([None]);
         self.ranges = starts.zip(ends).map(|(at, end)| Range { at, end, ..Range::default() }).collect();

@@ -8,10 +8,10 @@
 
 pub(crate) mod builder;
 mod cursor;
-mod cuts;
 mod options;
 mod placement;
 mod relocation_window;
+mod split_points;
 mod writer;
 
 use std::sync::Arc;
@@ -28,9 +28,9 @@ use crate::run::Run;
 use crate::{Error, Result};
 
 pub use builder::MergeStats;
-pub use cuts::cuts;
 pub use options::MergeOptions;
 pub use placement::{ADAPTIVE, Placement, SOLID_STATE_SEEK, VALUE_WINDOW};
+pub use split_points::split_points;
 pub use writer::RunWriter;
 
 /// A merge under way.

@@ -13,7 +13,7 @@ const FINE: usize = 16;
 
 /// Up to `pieces - 1` keys, ascending, that cut the runs into ranges of about the same weight: tuple blocks, and large values if
 /// `values`. Fewer where runs are too small to be cut so.
-pub fn cuts(runs: &[Arc<Run>], pieces: usize, values: bool) -> Result<Vec<Bytes>> {
+pub fn split_points(runs: &[Arc<Run>], pieces: usize, values: bool) -> Result<Vec<Bytes>> {
     let mut all: Vec<(Bytes, u64)> = Vec::new();
     for run in runs {
         let (root, mut level) = run.root();
@@ -30,16 +30,16 @@ pub fn cuts(runs: &[Arc<Run>], pieces: usize, values: bool) -> Result<Vec<Bytes>
     }
     all.sort_unstable();
     let total: u64 = all.iter().map(|(_, weight)| weight).sum();
-    let mut cuts: Vec<Bytes> = Vec::new();
+    let mut points: Vec<Bytes> = Vec::new();
     let mut before = 0;
     for (low, weight) in &all {
-        let next = cuts.len() as u64 + 1;
+        let next = points.len() as u64 + 1;
         let due = next < pieces as u64 && before as u128 * pieces as u128 >= total as u128 * u128::from(next);
-        if due && all.first().is_some_and(|(first, _)| first < low) && cuts.last().is_none_or(|last| last < low) {
+        if due && all.first().is_some_and(|(first, _)| first < low) && points.last().is_none_or(|last| last < low) {
             // A key keeps the memory that it was read from.
-            cuts.push(Bytes::copy_from_slice(low));
+            points.push(Bytes::copy_from_slice(low));
         }
         before += weight;
     }
-    Ok(cuts)
+    Ok(points)
 }
