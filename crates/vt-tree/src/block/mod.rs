@@ -14,9 +14,9 @@ mod builder;
 mod counter;
 mod decoder;
 pub(crate) mod group;
-pub(crate) mod outline;
 mod reader;
 mod series;
+pub(crate) mod sparse_index;
 #[cfg(test)]
 mod tests;
 
@@ -27,7 +27,7 @@ pub use reader::Block;
 
 /// Items between restart points, at most.
 const GROUP: usize = 16;
-/// A group of at least so many bytes, and of at least so many items, ends: a search reads half of one, and a get of a block in outline
+/// A group of at least so many bytes, and of at least so many items, ends: a search reads half of one, and a get by a sparse index
 /// all of it. It costs 1.2% of space at 80 bytes a tuple.
 const GROUP_BYTES: usize = 512;
 const GROUP_LEAST: usize = 4;

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use super::decoder::Decoder;
 use super::{HAS_SERIES, PART, SERIES, head_of, shared_prefix};
 use crate::block::group::{Group, Place};
-use crate::block::outline::Outline;
 use crate::block::series::Series;
+use crate::block::sparse_index::SparseIndex;
 use crate::item::{Body, Item, Seq};
 use crate::value::Value;
 use crate::{Error, Result};
@@ -29,8 +29,8 @@ pub struct Block {
     /// reads these and no key but one.
     shared: usize,
     heads: Box<[u64]>,
-    /// The outline that finds this block while the cache has it.
-    pub(crate) told: OnceLock<Weak<Outline>>,
+    /// The sparse index that finds this block while the cache has it.
+    pub(crate) told: OnceLock<Weak<SparseIndex>>,
     /// The cache has pushed it out.
     pub(crate) gone: AtomicBool,
 }

@@ -18,7 +18,7 @@ use quick_cache::{DefaultHashBuilder, Lifecycle, Weighter};
 use zones::{Purpose, Reading, ZONE_SIZE, Zones, crc32c};
 
 use self::around::Around;
-use crate::block::outline::Outline;
+use crate::block::sparse_index::SparseIndex;
 use crate::block::{Block, contiguous};
 use crate::filter::Filter;
 use crate::index::entry::Entry;
@@ -44,8 +44,8 @@ const LONG_WAY: u64 = 2;
 /// A block that the host has is given the place of another when it is asked for twice within so many misses: one for this many
 /// blocks in the cache. Where all are asked for alike, changing places is work for nothing.
 const SOON: usize = 16;
-/// Outlines may take so much of the budget: one part of this many.
-const OUTLINES: u64 = 4;
+/// Sparse indexes may take so much of the budget: one part of this many.
+const SPARSE_INDEXES: u64 = 4;
 
 /// How something is read that is not in memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -84,7 +84,7 @@ impl Weighter<Key, Upper> for Weight {
     }
 }
 
-/// Tells outlines what the cache has pushed out.
+/// Tells sparse indexes what the cache has pushed out.
 #[derive(Clone, Default)]
 struct LettingGo;
 
@@ -92,7 +92,7 @@ impl Lifecycle<Key, Arc<Block>> for LettingGo {
     type RequestState = ();
 
     fn on_evict(&self, _: &mut (), _: Key, block: Arc<Block>) {
-        Outline::let_go(&block);
+        SparseIndex::let_go(&block);
     }
 }
 
@@ -112,7 +112,7 @@ pub struct Store {
     blocks: Cache<Key, Arc<Block>, Weight, DefaultHashBuilder, LettingGo>,
     ahead: AtomicUsize,
     pinned: Arc<AtomicU64>,
-    outlined: Arc<AtomicU64>,
+    sparse_bytes: Arc<AtomicU64>,
     /// Tuple blocks that were asked for and not in the cache.
     misses: AtomicU32,
     /// A block that comes back after fewer misses than this is worth a place that another one has; 0 while there is room.
@@ -137,7 +137,7 @@ impl Store {
             blocks: Cache::with(items, budget, Weight, DefaultHashBuilder::default(), LettingGo),
             ahead: AtomicUsize::new(0),
             pinned: Arc::default(),
-            outlined: Arc::default(),
+            sparse_bytes: Arc::default(),
             misses: AtomicU32::new(0),
             soon: AtomicU32::new(0),
             around: Around::default(),
@@ -156,7 +156,7 @@ impl Store {
     fn keep_upper(&self, at: FramePointer, value: Upper) {
         self.upper.insert((at.addr, at.crc), value);
         // The tuple blocks make room, in steps that are worth it.
-        let upper = self.upper.weight() + self.pinned.load(Relaxed) + self.outlined.load(Relaxed);
+        let upper = self.upper.weight() + self.pinned.load(Relaxed) + self.sparse_bytes.load(Relaxed);
         let left = self.budget.saturating_sub(upper).max(self.budget / 8);
         if left.abs_diff(self.blocks.capacity()) > self.budget / 64 {
             self.blocks.set_capacity(left);
@@ -246,28 +246,28 @@ impl Store {
     /// What a block has for `key`: the block is entry `i` of a leaf index node.
     #[inline]
     pub(crate) fn find(&self, leaf: &Fences, i: usize, key: &[u8]) -> Result<Option<(Seq, Body)>> {
-        let outline = leaf.outline(i);
-        if let Some((found, tell)) = outline.and_then(|o| o.find_here(key)) {
+        let sparse = leaf.sparse_index(i);
+        if let Some((found, tell)) = sparse.and_then(|o| o.find_here(key)) {
             if tell {
                 self.cached_block(leaf.target(i));
             }
             return found;
         }
-        self.find_below(leaf, i, outline, key)
+        self.find_below(leaf, i, sparse, key)
     }
 
-    /// The same where no outline has the block.
-    fn find_below(&self, leaf: &Fences, i: usize, outline: Option<&Arc<Outline>>, key: &[u8]) -> Result<Option<(Seq, Body)>> {
+    /// The same where no sparse index has the block.
+    fn find_below(&self, leaf: &Fences, i: usize, sparse: Option<&Arc<SparseIndex>>, key: &[u8]) -> Result<Option<(Seq, Body)>> {
         let target = leaf.target(i);
         // Others may count at the same time and this one be lost: it is a clock, and need not be exact.
         let now = self.misses.load(Relaxed).wrapping_add(1);
         self.misses.store(now, Relaxed);
         let soon = self.soon.load(Relaxed);
-        if let Some(outline) = outline.filter(|o| o.suits(now, soon) && soon > 0) {
+        if let Some(sparse) = sparse.filter(|o| o.suits(now, soon) && soon > 0) {
             let payload = target.at.addr + FRAME_HEADER as u64;
-            let found = outline.find(key, |at, group| {
+            let found = sparse.find(key, |at, group| {
                 if self.read_into(Purpose::Tuples, payload + at as u64, group, How::Around)? {
-                    outline.set_slow(true);
+                    sparse.set_slow(true);
                 }
                 Ok(())
             });
@@ -284,19 +284,19 @@ impl Store {
         };
         // What is compressed lies otherwise on the device.
         let plain = block.bytes().len() + FRAME_HEADER == target.at.len as usize;
-        let mut seen = outline;
-        if outline.is_none()
+        let mut seen = sparse;
+        if sparse.is_none()
             && plain
             && !target.refers
-            && let Some(new) = Outline::of(&block, now)
+            && let Some(new) = SparseIndex::of(&block, now)
         {
-            leaf.keep_outline(i, new, &self.outlined, self.budget / OUTLINES);
-            seen = leaf.outline(i);
+            leaf.keep_sparse_index(i, new, &self.sparse_bytes, self.budget / SPARSE_INDEXES);
+            seen = leaf.sparse_index(i);
         }
         if let Some(waited) = waited {
-            outline.inspect(|o| o.set_slow(waited));
+            sparse.inspect(|o| o.set_slow(waited));
             // The host has it, and no more is known than that it was asked for once: others may stay in its stead.
-            if outline.is_none() && seen.is_some() && !waited && soon > 0 {
+            if sparse.is_none() && seen.is_some() && !waited && soon > 0 {
                 return block.find(key);
             }
             self.keep_block(target, block.clone());

@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
-use crate::block::outline::Outline;
+use crate::block::sparse_index::SparseIndex;
 use crate::block::{Block, head_of};
 use crate::filter::Filter;
 use crate::index::entry::Entry;
@@ -60,7 +60,7 @@ pub(crate) struct Fences {
     /// Of the nodes beneath, those that could stay.
     children: OnceLock<Beneath<Arc<Fences>>>,
     /// Of the tuple blocks beneath, those that were read and are not kept.
-    outlines: OnceLock<Beneath<Arc<Outline>>>,
+    sparse_indexes: OnceLock<Beneath<Arc<SparseIndex>>>,
 }
 
 /// What stays of some that lie beneath a node, with its memory counted.
@@ -159,20 +159,20 @@ impl Fences {
             high: entries.last().map(|e| e.high[..].into()).unwrap_or_default(),
             admitted: (0..entries.len().div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
             children: OnceLock::new(),
-            outlines: OnceLock::new(),
+            sparse_indexes: OnceLock::new(),
         }
     }
 
-    /// The outline of a block, if there is one.
+    /// The sparse index of a block, if there is one.
     #[inline]
-    pub fn outline(&self, i: usize) -> Option<&Arc<Outline>> {
-        self.outlines.get()?.of.get(i)?.get()
+    pub fn sparse_index(&self, i: usize) -> Option<&Arc<SparseIndex>> {
+        self.sparse_indexes.get()?.of.get(i)?.get()
     }
 
-    /// Keeps the outline of a block, unless all together are then more than `most` bytes in `all`.
-    pub fn keep_outline(&self, i: usize, outline: Outline, all: &Arc<AtomicU64>, most: u64) {
-        let weight = outline.weight();
-        Beneath::keep(&self.outlines, self.len(), i, Arc::new(outline), weight, all, most);
+    /// Keeps the sparse index of a block, unless all together are then more than `most` bytes in `all`.
+    pub fn keep_sparse_index(&self, i: usize, sparse: SparseIndex, all: &Arc<AtomicU64>, most: u64) {
+        let weight = sparse.weight();
+        Beneath::keep(&self.sparse_indexes, self.len(), i, Arc::new(sparse), weight, all, most);
     }
 
     /// The node beneath an entry, if it stayed.

@@ -2,7 +2,7 @@
 //! checksum of each, some 16 bytes for a group of half a kilobyte.
 //!
 //! A block that the host has in its page cache need not be there a second time; but to check one tuple of it, all of it had to be read.
-//! With an outline, made when the whole block was read and checked, a get reads the one group that can have its key, and checks
+//! With a sparse index, made when the whole block was read and checked, a get reads the one group that can have its key, and checks
 //! that. So more tuples are at hand than the cache has room for, and no byte is believed that was not checked.
 
 use std::cell::RefCell;
@@ -29,9 +29,9 @@ const TOLD: u32 = 16;
 /// What a block has for a key.
 type Found = Result<Option<(Seq, Body)>>;
 
-/// A block in outline.
+/// The sparse index of a block.
 #[derive(Debug)]
-pub(crate) struct Outline {
+pub(crate) struct SparseIndex {
     /// For each group the head of its first key; then for each where it begins in the frame's payload and its checksum; then what the
     /// first keys share.
     words: Box<[u64]>,
@@ -53,10 +53,10 @@ thread_local! {
     static GROUP: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-impl Outline {
+impl SparseIndex {
     /// Of a block whose payload lies on the device as it is.
     /// `now`: in misses of the cache.
-    pub fn of(block: &Block, now: u32) -> Option<Outline> {
+    pub fn of(block: &Block, now: u32) -> Option<SparseIndex> {
         let groups = block.plain_groups()?;
         let (n, shared) = (groups.len(), block.shared_prefix());
         if n < GROUPS_LEAST || n > usize::from(u16::MAX) || shared.len() > usize::from(u16::MAX) {
@@ -66,7 +66,7 @@ impl Outline {
         words.extend_from_slice(block.heads());
         words.extend(groups.iter().map(|g| (g.start as u64) << 32 | u64::from(crc32c(&block.bytes()[g.clone()]))));
         words.extend(shared.chunks(8).map(head_of));
-        Some(Outline {
+        Some(SparseIndex {
             words: words.into(),
             groups: n as u16,
             shared: shared.len() as u16,
@@ -83,7 +83,7 @@ impl Outline {
         size_of::<Self>() + 16 + 8 * self.words.len()
     }
 
-    /// The cache has the block from now on, until it calls [`Outline::let_go`] of it.
+    /// The cache has the block from now on, until it calls [`SparseIndex::let_go`] of it.
     pub fn keep(self: &Arc<Self>, block: &Arc<Block>) {
         // One that two have read at the same time may be told of both; the later one stays.
         if block.told.set(Arc::downgrade(self)).is_ok() {
@@ -98,8 +98,8 @@ impl Outline {
     /// The cache has pushed `block` out.
     pub fn let_go(block: &Block) {
         block.gone.store(true, SeqCst);
-        if let Some(outline) = block.told.get().and_then(Weak::upgrade) {
-            outline.here.store(None);
+        if let Some(sparse) = block.told.get().and_then(Weak::upgrade) {
+            sparse.here.store(None);
         }
     }
 
@@ -233,8 +233,8 @@ mod tests {
     }
 
     /// By reading groups of the payload.
-    fn find(outline: &Outline, block: &Block, key: &[u8]) -> Option<Option<(Seq, Body)>> {
-        outline.find(key, |at, to| {
+    fn find(sparse: &SparseIndex, block: &Block, key: &[u8]) -> Option<Option<(Seq, Body)>> {
+        sparse.find(key, |at, to| {
             to.copy_from_slice(&block.bytes()[at..at + to.len()]);
             Ok(())
         })
@@ -257,19 +257,19 @@ mod tests {
                 items[i].body = Body::DeleteRange { end: items[i + 1].key.clone() };
             }
             let block = block(&items);
-            let Some(outline) = Outline::of(&block, 0).map(Arc::new) else { return Ok(()) };
+            let Some(sparse) = SparseIndex::of(&block, 0).map(Arc::new) else { return Ok(()) };
             let probes = keys.iter().cloned()
                 .chain(keys.iter().map(|k| [&k[..], &[0]].concat()))
                 .chain(keys.iter().map(|k| k[..k.len() - k.len().min(1)].to_vec()))
                 .chain(others);
             for key in probes {
                 let whole = block.find(&key).unwrap();
-                if let Some(found) = find(&outline, &block, &key) {
+                if let Some(found) = find(&sparse, &block, &key) {
                     prop_assert_eq!(&found, &whole);
                 }
-                outline.here.store(Some(block.clone()));
-                prop_assert_eq!(outline.find_here(&key).unwrap().0.unwrap(), whole);
-                outline.here.store(None);
+                sparse.here.store(Some(block.clone()));
+                prop_assert_eq!(sparse.find_here(&key).unwrap().0.unwrap(), whole);
+                sparse.here.store(None);
             }
         }
     }
@@ -278,10 +278,10 @@ mod tests {
     fn most_keys_take_one_group_and_a_changed_byte_is_never_believed() {
         let items: Vec<Item> = (0..90u64).map(|i| put([&b"user/"[..], &(i << 40 | 5).to_be_bytes(), b"x"].concat(), 64)).collect();
         let block = block(&items);
-        let outline = Outline::of(&block, 0).expect("many groups");
+        let sparse = SparseIndex::of(&block, 0).expect("many groups");
         for item in &items {
             let mut bytes = 0;
-            let found = outline.find(&item.key, |at, to| {
+            let found = sparse.find(&item.key, |at, to| {
                 bytes += to.len();
                 to.copy_from_slice(&block.bytes()[at..at + to.len()]);
                 Ok(())
@@ -289,7 +289,7 @@ mod tests {
             assert_eq!(found, Some(Some((3, item.body.clone()))));
             assert!(bytes < 700, "{bytes} bytes were read for one tuple");
             for bit in [0, 100, 8 * 500] {
-                let spoilt = outline.find(&item.key, |at, to| {
+                let spoilt = sparse.find(&item.key, |at, to| {
                     to.copy_from_slice(&block.bytes()[at..at + to.len()]);
                     let bit = bit % (8 * to.len());
                     to[bit / 8] ^= 1 << (bit % 8);
@@ -304,16 +304,16 @@ mod tests {
     fn what_the_cache_lets_go_of_is_not_held() {
         let items: Vec<Item> = (0..90u64).map(|i| put(i.to_be_bytes().to_vec(), 64)).collect();
         let (one, other) = (block(&items), block(&items));
-        let outline = Arc::new(Outline::of(&one, 0).expect("many groups"));
-        outline.keep(&one);
-        assert!(outline.find_here(&items[5].key).is_some_and(|(found, _)| found.is_ok_and(|f| f.is_some())));
-        Outline::let_go(&one);
-        assert!(outline.find_here(&items[5].key).is_none());
+        let sparse = Arc::new(SparseIndex::of(&one, 0).expect("many groups"));
+        sparse.keep(&one);
+        assert!(sparse.find_here(&items[5].key).is_some_and(|(found, _)| found.is_ok_and(|f| f.is_some())));
+        SparseIndex::let_go(&one);
+        assert!(sparse.find_here(&items[5].key).is_none());
         assert_eq!(Arc::strong_count(&one), 1);
         // The cache was quicker.
-        Outline::let_go(&other);
-        outline.keep(&other);
-        assert!(outline.find_here(&items[5].key).is_none());
+        SparseIndex::let_go(&other);
+        sparse.keep(&other);
+        assert!(sparse.find_here(&items[5].key).is_none());
         assert_eq!(Arc::strong_count(&other), 1);
     }
 }
