@@ -20,7 +20,7 @@ use crate::cache::Store;
 use crate::cursor::{TreeCursor, TreeTuple};
 use crate::filter::hash;
 use crate::index::entry::Entry;
-use crate::index::fences::Target;
+use crate::index::index_node::Target;
 use crate::input::Input;
 use crate::item::{Body, Item, Lookup, Seq};
 use crate::memtable::{Memtable, MemtableCursor};

@@ -9,8 +9,8 @@ use crate::block::group::Group;
 use crate::block::{Block, contiguous};
 use crate::filter::{FALSE_POSITIVES, Filter, FilterBuilder};
 use crate::index::entry::Entry;
-use crate::index::fences::Fences;
 use crate::index::frame::{FrameKind, FramePointer, open};
+use crate::index::index_node::IndexNode;
 use crate::index::node::Node;
 use crate::item::Body;
 use crate::merge::builder::follows_block;
@@ -43,7 +43,7 @@ pub fn tuple_block(data: &[u8]) {
 /// An index node's payload.
 pub fn index_node(data: &[u8]) {
     let Ok(node) = Node::parse(Bytes::copy_from_slice(data), 1, 4096) else { return };
-    let fences = Fences::of(&node);
+    let fences = IndexNode::of(&node);
     black_box((fences.weight(), fences.covering(data), fences.before(data)));
     for pair in node.entries.windows(2) {
         black_box(follows_block(pair[0].at.end(), &pair[1]));

@@ -22,8 +22,8 @@ use crate::block::sparse_index::SparseIndex;
 use crate::block::{Block, contiguous};
 use crate::filter::Filter;
 use crate::index::entry::Entry;
-use crate::index::fences::{Fences, Pin, Target};
 use crate::index::frame::{self, FRAME_HEADER, FrameKind, FramePointer};
+use crate::index::index_node::{IndexNode, Pin, Target};
 use crate::index::node::Node;
 use crate::item::{Body, Seq};
 use crate::value::compression::unpack_value;
@@ -58,7 +58,7 @@ enum How {
 /// What is kept of an index, and before anything else: without it each read of a tuple would cost several of the device.
 #[derive(Clone)]
 enum Upper {
-    Fences(Arc<Fences>),
+    Node(Arc<IndexNode>),
     Filter(Arc<Filter>),
     /// A tuple block that mostly refers to large values.
     Block(Arc<Block>),
@@ -78,7 +78,7 @@ impl Weighter<Key, Upper> for Weight {
         BOOKKEEPING
             + match v {
                 Upper::Block(b) => b.weight(),
-                Upper::Fences(f) => f.weight(),
+                Upper::Node(f) => f.weight(),
                 Upper::Filter(f) => size_of::<Filter>() + f.size(),
             } as u64
     }
@@ -245,7 +245,7 @@ impl Store {
 
     /// What a block has for `key`: the block is entry `i` of a leaf index node.
     #[inline]
-    pub(crate) fn find(&self, leaf: &Fences, i: usize, key: &[u8]) -> Result<Option<(Seq, Body)>> {
+    pub(crate) fn find(&self, leaf: &IndexNode, i: usize, key: &[u8]) -> Result<Option<(Seq, Body)>> {
         let sparse = leaf.sparse_index(i);
         if let Some((found, tell)) = sparse.and_then(|o| o.find_here(key)) {
             if tell {
@@ -257,7 +257,7 @@ impl Store {
     }
 
     /// The same where no sparse index has the block.
-    fn find_below(&self, leaf: &Fences, i: usize, sparse: Option<&Arc<SparseIndex>>, key: &[u8]) -> Result<Option<(Seq, Body)>> {
+    fn find_below(&self, leaf: &IndexNode, i: usize, sparse: Option<&Arc<SparseIndex>>, key: &[u8]) -> Result<Option<(Seq, Body)>> {
         let target = leaf.target(i);
         // Others may count at the same time and this one be lost: it is a clock, and need not be exact.
         let now = self.misses.load(Relaxed).wrapping_add(1);
@@ -349,24 +349,24 @@ impl Store {
     }
 
     /// An index node as reads need it.
-    pub(crate) fn fences(&self, at: FramePointer, level: u16) -> Result<Arc<Fences>> {
-        if let Some(Upper::Fences(f)) = self.upper.get(&(at.addr, at.crc))
+    pub(crate) fn index_node(&self, at: FramePointer, level: u16) -> Result<Arc<IndexNode>> {
+        if let Some(Upper::Node(f)) = self.upper.get(&(at.addr, at.crc))
             && f.level == level
         {
             return Ok(f);
         }
-        let fences = Arc::new(Fences::of(&self.read_node(at, level)?));
-        self.keep_upper(at, Upper::Fences(fences.clone()));
-        Ok(fences)
+        let node = Arc::new(IndexNode::of(&self.read_node(at, level)?));
+        self.keep_upper(at, Upper::Node(node.clone()));
+        Ok(node)
     }
 
     /// Lets a node stay beneath the one above it, where it is found without looking into the cache; as long as an eighth of the budget
     /// lasts, which filters have a share in. Nobody finds it in the cache then, so it leaves that with time.
-    pub(crate) fn keep_beneath(&self, above: &Fences, i: usize, node: &Arc<Fences>) {
+    pub(crate) fn keep_beneath(&self, above: &IndexNode, i: usize, node: &Arc<IndexNode>) {
         above.keep_child(i, node.clone(), &self.pinned, self.budget / 8);
     }
 
-    pub(crate) fn has_fences(&self, at: FramePointer) -> bool {
+    pub(crate) fn has_index_node(&self, at: FramePointer) -> bool {
         self.upper.contains_key(&(at.addr, at.crc))
     }
 

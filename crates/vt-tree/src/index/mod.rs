@@ -2,6 +2,6 @@
 //! frames, and as reads have them in memory.
 
 pub(crate) mod entry;
-pub(crate) mod fences;
 pub(crate) mod frame;
+pub(crate) mod index_node;
 pub(crate) mod node;

@@ -60,7 +60,7 @@ impl Ahead {
                 let near = if forward { i + 1..(i + 1 + LEAVES).min(above.len()) } else { i.saturating_sub(LEAVES)..i };
                 for n in near {
                     let at = above.target(n).at;
-                    if !run.store().has_fences(at) {
+                    if !run.store().has_index_node(at) {
                         zones.will_read(Purpose::Index, at.addr, u64::from(at.len));
                     }
                 }

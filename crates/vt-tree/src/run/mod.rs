@@ -13,7 +13,7 @@ use zones::{Hold, ZoneUse, varint};
 use crate::cache::Store;
 use crate::filter::Filter;
 use crate::index::entry::Entry;
-use crate::index::fences::{Fences, Pin, Target};
+use crate::index::index_node::{IndexNode, Pin, Target};
 use crate::item::{Body, Lookup};
 use crate::{Error, Result};
 
@@ -35,7 +35,7 @@ pub struct Run {
     /// Level of the root node; 1 when it is a leaf index node.
     level: u16,
     /// The root node, once it was read: the one index node that every read needs.
-    top: OnceLock<Arc<Fences>>,
+    top: OnceLock<Arc<IndexNode>>,
     /// The filter of a root that is a leaf.
     pin: OnceLock<Pin>,
     /// Gets in a row, of those that were counted, that found their key here; as far as [`SURE`].
@@ -182,7 +182,7 @@ impl Run {
         if key < self.root.low.as_ref() || key >= self.root.high.as_ref() {
             return Ok(None);
         }
-        let mut node = Node::Top(self.root_fences()?);
+        let mut node = Node::Top(self.root_node()?);
         let mut probe = loop {
             let Some(at) = node.covering(key) else { return Ok(None) };
             if node.level <= 2 {
@@ -190,7 +190,7 @@ impl Run {
             }
             node = match &node {
                 Node::Top(above) => self.beneath(above, at)?,
-                Node::Below(above) => Node::Below(self.store.fences(above.target(at).at, above.level - 1)?),
+                Node::Below(above) => Node::Below(self.store.index_node(above.target(at).at, above.level - 1)?),
             };
         };
         if probe.sure {
@@ -239,38 +239,38 @@ impl Run {
     }
 
     /// The node beneath an entry of another.
-    fn beneath<'a>(&self, above: &'a Fences, i: usize) -> Result<Node<'a>> {
+    fn beneath<'a>(&self, above: &'a IndexNode, i: usize) -> Result<Node<'a>> {
         if let Some(node) = above.child(i) {
             return Ok(Node::Top(node));
         }
-        let node = self.store.fences(above.target(i).at, above.level - 1)?;
+        let node = self.store.index_node(above.target(i).at, above.level - 1)?;
         self.store.keep_beneath(above, i, &node);
         Ok(Node::Below(node))
     }
 
-    fn root_fences(&self) -> Result<&Arc<Fences>> {
+    fn root_node(&self) -> Result<&Arc<IndexNode>> {
         if let Some(top) = self.top.get() {
             return Ok(top);
         }
-        let top = self.store.fences(self.root.at, self.level)?;
+        let top = self.store.index_node(self.root.at, self.level)?;
         Ok(self.top.get_or_init(|| top))
     }
 
     /// The root node.
-    pub(crate) fn top(&self) -> Result<Arc<Fences>> {
-        self.root_fences().cloned()
+    pub(crate) fn top(&self) -> Result<Arc<IndexNode>> {
+        self.root_node().cloned()
     }
 }
 
 /// A node that is borrowed where it can be: counting references costs more than a search in it.
 enum Node<'a> {
-    Top(&'a Fences),
-    Below(Arc<Fences>),
+    Top(&'a IndexNode),
+    Below(Arc<IndexNode>),
 }
 
 impl std::ops::Deref for Node<'_> {
-    type Target = Fences;
-    fn deref(&self) -> &Fences {
+    type Target = IndexNode;
+    fn deref(&self) -> &IndexNode {
         match self {
             Node::Top(node) => node,
             Node::Below(node) => node,

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use crate::Result;
 use crate::block::Block;
-use crate::index::fences::{Fences, Target};
+use crate::index::index_node::{IndexNode, Target};
 use crate::run::Run;
 
 /// Index nodes from the root down, and the entry taken in each. Empty: nowhere.
 #[derive(Clone, Default)]
 pub(crate) struct Path {
-    steps: Vec<(Arc<Fences>, usize)>,
+    steps: Vec<(Arc<IndexNode>, usize)>,
 }
 
 impl Path {
@@ -19,7 +19,7 @@ impl Path {
     }
 
     /// From the root to a block, choosing an entry at every node. Nowhere, when a node has none to choose.
-    pub fn descend(&mut self, run: &Run, choose: impl Fn(&Fences) -> Option<usize>) -> Result<()> {
+    pub fn descend(&mut self, run: &Run, choose: impl Fn(&IndexNode) -> Option<usize>) -> Result<()> {
         self.clear();
         let mut node = run.top()?;
         loop {
@@ -32,7 +32,7 @@ impl Path {
             if level == 0 {
                 return Ok(());
             }
-            let child = run.store().fences(target.at, level)?;
+            let child = run.store().index_node(target.at, level)?;
             if let Some((above, i)) = self.steps.last() {
                 above.admit(*i, &child)?;
             }
@@ -52,8 +52,8 @@ impl Path {
 
     /// To the neighbouring block; `false`, and nowhere, at the end of the run. `entered` is told of each leaf index node that is
     /// gone to and of its place in the node above.
-    pub fn turn(&mut self, run: &Run, forward: bool, mut entered: impl FnMut(&Fences, usize)) -> Result<bool> {
-        let beside = |node: &Fences, i: usize| if forward { Some(i + 1).filter(|&n| n < node.len()) } else { i.checked_sub(1) };
+    pub fn turn(&mut self, run: &Run, forward: bool, mut entered: impl FnMut(&IndexNode, usize)) -> Result<bool> {
+        let beside = |node: &IndexNode, i: usize| if forward { Some(i + 1).filter(|&n| n < node.len()) } else { i.checked_sub(1) };
         loop {
             let Some((node, i)) = self.steps.last_mut() else { return Ok(false) };
             if let Some(n) = beside(node, *i) {
@@ -67,7 +67,7 @@ impl Path {
             if level == 1 {
                 entered(node, *i);
             }
-            let child = run.store().fences(at, level)?;
+            let child = run.store().index_node(at, level)?;
             node.admit(*i, &child)?;
             let n = if forward { 0 } else { child.len().saturating_sub(1) };
             self.steps.push((child, n));

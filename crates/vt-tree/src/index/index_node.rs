@@ -39,7 +39,7 @@ impl Target {
 
 /// The lower fences of a node's entries, and where these point.
 #[derive(Debug)]
-pub(crate) struct Fences {
+pub(crate) struct IndexNode {
     pub level: u16,
     /// The prefix that all lower fences share, then the rest of each.
     keys: Box<[u8]>,
@@ -58,7 +58,7 @@ pub(crate) struct Fences {
     /// A bit for each entry: what lies beneath it was seen to be within its fences.
     admitted: Box<[AtomicU64]>,
     /// Of the nodes beneath, those that could stay.
-    children: OnceLock<Beneath<Arc<Fences>>>,
+    children: OnceLock<Beneath<Arc<IndexNode>>>,
     /// Of the tuple blocks beneath, those that were read and are not kept.
     sparse_indexes: OnceLock<Beneath<Arc<SparseIndex>>>,
 }
@@ -129,8 +129,8 @@ impl Drop for Pin {
     }
 }
 
-impl Fences {
-    pub fn of(node: &Node) -> Fences {
+impl IndexNode {
+    pub fn of(node: &Node) -> IndexNode {
         let entries = &node.entries;
         let shared = match (entries.first(), entries.last()) {
             (Some(a), Some(b)) => a.low.iter().zip(&b.low).take_while(|(x, y)| x == y).count(),
@@ -147,7 +147,7 @@ impl Fences {
             true => entries.iter().map(|e| e.filter.unwrap_or_default()).collect(),
             false => Box::default(),
         };
-        Fences {
+        IndexNode {
             level: node.level,
             keys: keys.into(),
             prefix: shared as u32,
@@ -177,12 +177,12 @@ impl Fences {
 
     /// The node beneath an entry, if it stayed.
     #[inline]
-    pub fn child(&self, i: usize) -> Option<&Fences> {
+    pub fn child(&self, i: usize) -> Option<&IndexNode> {
         Some(self.children.get()?.of.get(i)?.get()?)
     }
 
     /// Lets the node beneath an entry stay as long as this one, unless all such are then more than `most` bytes in `all`.
-    pub fn keep_child(&self, i: usize, child: Arc<Fences>, all: &Arc<AtomicU64>, most: u64) {
+    pub fn keep_child(&self, i: usize, child: Arc<IndexNode>, all: &Arc<AtomicU64>, most: u64) {
         let weight = child.weight();
         Beneath::keep(&self.children, self.len(), i, child, weight, all, most);
     }
@@ -221,7 +221,7 @@ impl Fences {
 
     /// Checks that the node beneath an entry is within its fences: so none is reached on two ways, and a walk ends whatever the device
     /// holds. It is done once for each.
-    pub fn admit(&self, i: usize, child: &Fences) -> Result<()> {
+    pub fn admit(&self, i: usize, child: &IndexNode) -> Result<()> {
         self.admit_once(i, || (child.len() > 0).then(|| self.covers(i, &child.low(0), &child.high, false)))
     }
 
@@ -391,7 +391,7 @@ mod tests {
         let probes: Vec<&[u8]> =
             sets.concat().into_iter().chain([&b"same"[..], b"same prefix 00000000aa", b"same z", b"zz", b"abc"]).collect();
         for lows in sets {
-            let f = Fences::of(&node(lows));
+            let f = IndexNode::of(&node(lows));
             for p in &probes {
                 assert_eq!(f.covering(p), lows.iter().rposition(|l| l <= p), "{lows:?} {p:?}");
                 assert_eq!(f.before(p), lows.iter().rposition(|l| l < p), "{lows:?} {p:?}");
