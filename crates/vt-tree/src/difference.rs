@@ -20,7 +20,7 @@ use crate::cache::Store;
 use crate::cursor::{TreeCursor, TreeTuple};
 use crate::filter::hash;
 use crate::index::entry::Entry;
-use crate::index::index_node::Target;
+use crate::index::index_node::ChildPointer;
 use crate::input::Input;
 use crate::item::{Body, Item, Lookup, Seq};
 use crate::memtable::{Memtable, MemtableCursor};
@@ -207,7 +207,7 @@ impl Difference {
             return Ok(());
         }
         // Through the cache: what is different is looked up again at once.
-        let block = self.store.block(Target::of(entry))?;
+        let block = self.store.block(ChildPointer::of(entry))?;
         let mut items = Vec::new();
         for group in 0..block.groups() {
             items.extend(block.group(group)?);

@@ -23,7 +23,7 @@ use crate::block::{Block, contiguous};
 use crate::filter::Filter;
 use crate::index::entry::Entry;
 use crate::index::frame::{self, FRAME_HEADER, FrameKind, FramePointer};
-use crate::index::index_node::{IndexNode, Pin, Target};
+use crate::index::index_node::{ChildPointer, IndexNode, Pin};
 use crate::index::node::Node;
 use crate::item::{Body, Seq};
 use crate::value::compression::unpack_value;
@@ -198,7 +198,7 @@ impl Store {
 
     /// A tuple block, if it is in the cache.
     #[inline]
-    pub(crate) fn cached_block(&self, at: Target) -> Option<Arc<Block>> {
+    pub(crate) fn cached_block(&self, at: ChildPointer) -> Option<Arc<Block>> {
         let key = (at.at.addr, at.at.crc);
         if !at.refers {
             return self.blocks.get(&key);
@@ -210,13 +210,13 @@ impl Store {
     }
 
     /// The same without counting or marking it as used.
-    pub(crate) fn has_block(&self, at: Target) -> bool {
+    pub(crate) fn has_block(&self, at: ChildPointer) -> bool {
         let key = (at.at.addr, at.at.crc);
         if at.refers { self.upper.contains_key(&key) } else { self.blocks.contains_key(&key) }
     }
 
     /// A tuple block from the device, into the cache.
-    fn read_block(&self, at: Target, how: How) -> Result<Arc<Block>> {
+    fn read_block(&self, at: ChildPointer, how: How) -> Result<Arc<Block>> {
         let (block, _) = self.read_tuples(at.at, how)?;
         self.keep_block(at, block.clone());
         Ok(block)
@@ -224,7 +224,7 @@ impl Store {
 
     /// A tuple block that a cursor comes to. It announces by itself what it will read. `read`: what it has read so far, bytes. A long way
     /// leaves the cache as it is: what it has seen last is what it will not see soon.
-    pub(crate) fn block_in_passing(&self, at: Target, read: u64) -> Result<Arc<Block>> {
+    pub(crate) fn block_in_passing(&self, at: ChildPointer, read: u64) -> Result<Arc<Block>> {
         if at.refers {
             return self.read_block(at, How::Around);
         }
@@ -236,7 +236,7 @@ impl Store {
     }
 
     /// A tuple block.
-    pub(crate) fn block(&self, at: Target) -> Result<Arc<Block>> {
+    pub(crate) fn block(&self, at: ChildPointer) -> Result<Arc<Block>> {
         match self.cached_block(at) {
             Some(block) => Ok(block),
             None => self.read_block(at, How::Around),
@@ -249,7 +249,7 @@ impl Store {
         let sparse = leaf.sparse_index(i);
         if let Some((found, tell)) = sparse.and_then(|o| o.find_here(key)) {
             if tell {
-                self.cached_block(leaf.target(i));
+                self.cached_block(leaf.child_pointer(i));
             }
             return found;
         }
@@ -258,13 +258,13 @@ impl Store {
 
     /// The same where no sparse index has the block.
     fn find_below(&self, leaf: &IndexNode, i: usize, sparse: Option<&Arc<SparseIndex>>, key: &[u8]) -> Result<Option<(Seq, Body)>> {
-        let target = leaf.target(i);
+        let child = leaf.child_pointer(i);
         // Others may count at the same time and this one be lost: it is a clock, and need not be exact.
         let now = self.misses.load(Relaxed).wrapping_add(1);
         self.misses.store(now, Relaxed);
         let soon = self.soon.load(Relaxed);
         if let Some(sparse) = sparse.filter(|o| o.suits(now, soon) && soon > 0) {
-            let payload = target.at.addr + FRAME_HEADER as u64;
+            let payload = child.at.addr + FRAME_HEADER as u64;
             let found = sparse.find(key, |at, group| {
                 if self.read_into(Purpose::Tuples, payload + at as u64, group, How::Around)? {
                     sparse.set_slow(true);
@@ -275,19 +275,19 @@ impl Store {
                 return Ok(found);
             }
         }
-        let (block, waited) = match self.cached_block(target) {
+        let (block, waited) = match self.cached_block(child) {
             Some(block) => (block, None),
             None => {
-                let (block, waited) = self.read_tuples(target.at, How::Around)?;
+                let (block, waited) = self.read_tuples(child.at, How::Around)?;
                 (block, Some(waited))
             }
         };
         // What is compressed lies otherwise on the device.
-        let plain = block.bytes().len() + FRAME_HEADER == target.at.len as usize;
+        let plain = block.bytes().len() + FRAME_HEADER == child.at.len as usize;
         let mut seen = sparse;
         if sparse.is_none()
             && plain
-            && !target.refers
+            && !child.refers
             && let Some(new) = SparseIndex::of(&block, now)
         {
             leaf.keep_sparse_index(i, new, &self.sparse_bytes, self.budget / SPARSE_INDEXES);
@@ -299,13 +299,13 @@ impl Store {
             if sparse.is_none() && seen.is_some() && !waited && soon > 0 {
                 return block.find(key);
             }
-            self.keep_block(target, block.clone());
+            self.keep_block(child, block.clone());
         }
         seen.inspect(|o| o.keep(&block));
         block.find(key)
     }
 
-    fn keep_block(&self, at: Target, block: Arc<Block>) {
+    fn keep_block(&self, at: ChildPointer, block: Arc<Block>) {
         if at.refers {
             return self.keep_upper(at.at, Upper::Block(block));
         }

@@ -17,7 +17,7 @@ use crate::{Error, Result};
 
 /// What lies beneath one entry.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Target {
+pub(crate) struct ChildPointer {
     pub at: FramePointer,
     pub range_tombstones: bool,
     /// See [`Entry::unfiltered`].
@@ -26,9 +26,9 @@ pub(crate) struct Target {
     pub refers: bool,
 }
 
-impl Target {
-    pub fn of(e: &Entry) -> Target {
-        Target {
+impl ChildPointer {
+    pub fn of(e: &Entry) -> ChildPointer {
+        ChildPointer {
             at: e.at,
             range_tombstones: e.range_tombstones,
             unfiltered: e.unfiltered,
@@ -48,7 +48,7 @@ pub(crate) struct IndexNode {
     ends: Box<[u32]>,
     /// The first eight bytes of each rest, as a number that sorts as they do.
     heads: Box<[u64]>,
-    targets: Box<[Target]>,
+    pointers: Box<[ChildPointer]>,
     /// Of pointers to leaf index nodes, and then one for each; a length of 0 stands for none.
     filters: Box<[FramePointer]>,
     /// The filters themselves, those that were asked for and could stay.
@@ -153,7 +153,7 @@ impl IndexNode {
             prefix: shared as u32,
             ends: ends.into(),
             heads: entries.iter().map(|e| head_of(&e.low[shared..])).collect(),
-            targets: entries.iter().map(Target::of).collect(),
+            pointers: entries.iter().map(ChildPointer::of).collect(),
             pins: filters.iter().map(|_| OnceLock::new()).collect(),
             filters,
             high: entries.last().map(|e| e.high[..].into()).unwrap_or_default(),
@@ -193,16 +193,16 @@ impl IndexNode {
             + self.keys.len()
             + self.high.len()
             + 8 * self.admitted.len()
-            + self.targets.len() * (12 + size_of::<Target>())
+            + self.pointers.len() * (12 + size_of::<ChildPointer>())
             + self.filters.len() * (size_of::<FramePointer>() + size_of::<OnceLock<Pin>>())
     }
 
     pub fn len(&self) -> usize {
-        self.targets.len()
+        self.pointers.len()
     }
 
-    pub fn target(&self, i: usize) -> Target {
-        self.targets[i]
+    pub fn child_pointer(&self, i: usize) -> ChildPointer {
+        self.pointers[i]
     }
 
     pub fn filter(&self, i: usize) -> Option<FramePointer> {
@@ -237,7 +237,10 @@ impl IndexNode {
             return Ok(());
         }
         if within() != Some(true) {
-            return Err(Error::corrupt("what lies beneath an index entry has keys outside of its fences", self.targets[i].at.addr));
+            return Err(Error::corrupt(
+                "what lies beneath an index entry has keys outside of its fences",
+                self.pointers[i].at.addr,
+            ));
         }
         word.fetch_or(bit, Relaxed);
         Ok(())

@@ -59,17 +59,17 @@ impl Ahead {
             let turned = scout.turn(run, forward, |above, i| {
                 let near = if forward { i + 1..(i + 1 + LEAVES).min(above.len()) } else { i.saturating_sub(LEAVES)..i };
                 for n in near {
-                    let at = above.target(n).at;
+                    let at = above.child_pointer(n).at;
                     if !run.store().has_index_node(at) {
                         zones.will_read(Purpose::Index, at.addr, u64::from(at.len));
                     }
                 }
             });
             // An error will show again when the cursor comes there.
-            let Some(target) = turned.ok().filter(|t| *t).and_then(|_| scout.here()) else { break };
-            self.bytes += u64::from(target.at.len);
-            if !run.store().has_block(target) {
-                blocks.push((target.at.addr, target.at.end()));
+            let Some(child) = turned.ok().filter(|t| *t).and_then(|_| scout.here()) else { break };
+            self.bytes += u64::from(child.at.len);
+            if !run.store().has_block(child) {
+                blocks.push((child.at.addr, child.at.end()));
             }
         }
         blocks.sort_unstable();
@@ -114,19 +114,19 @@ impl RunCursor {
 
     /// Opens the block at `path`; without one the cursor has no item.
     fn open(&mut self) -> Result<()> {
-        let Some(target) = self.path.here() else {
+        let Some(child) = self.path.here() else {
             self.clear();
             return Ok(());
         };
-        let block = match self.run.store().cached_block(target) {
+        let block = match self.run.store().cached_block(child) {
             Some(block) => block,
             None => {
                 self.ahead.missed(&self.run, &self.path);
-                self.ahead.read += u64::from(target.at.len);
-                self.run.store().block_in_passing(target, self.ahead.read)?
+                self.ahead.read += u64::from(child.at.len);
+                self.run.store().block_in_passing(child, self.ahead.read)?
             }
         };
-        self.ahead.bytes = self.ahead.bytes.saturating_sub(u64::from(target.at.len));
+        self.ahead.bytes = self.ahead.bytes.saturating_sub(u64::from(child.at.len));
         self.path.admit(&block)?;
         self.block = Some(block);
         Ok(())

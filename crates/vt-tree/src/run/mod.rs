@@ -13,7 +13,7 @@ use zones::{Hold, ZoneUse, varint};
 use crate::cache::Store;
 use crate::filter::Filter;
 use crate::index::entry::Entry;
-use crate::index::index_node::{IndexNode, Pin, Target};
+use crate::index::index_node::{ChildPointer, IndexNode, Pin};
 use crate::item::{Body, Lookup};
 use crate::{Error, Result};
 
@@ -190,7 +190,7 @@ impl Run {
             }
             node = match &node {
                 Node::Top(above) => self.beneath(above, at)?,
-                Node::Below(above) => Node::Below(self.store.index_node(above.target(at).at, above.level - 1)?),
+                Node::Below(above) => Node::Below(self.store.index_node(above.child_pointer(at).at, above.level - 1)?),
             };
         };
         if probe.sure {
@@ -243,7 +243,7 @@ impl Run {
         if let Some(node) = above.child(i) {
             return Ok(Node::Top(node));
         }
-        let node = self.store.index_node(above.target(i).at, above.level - 1)?;
+        let node = self.store.index_node(above.child_pointer(i).at, above.level - 1)?;
         self.store.keep_beneath(above, i, &node);
         Ok(Node::Below(node))
     }
@@ -325,10 +325,10 @@ impl Probe<'_> {
     }
 
     /// The one block that can cover `key`, unless it is known that none does.
-    fn locate(&self, key: &[u8], hash: u64) -> Result<Option<Target>> {
+    fn locate(&self, key: &[u8], hash: u64) -> Result<Option<ChildPointer>> {
         Ok(self.lead(key, hash)?.map(|lead| match lead {
-            Lead::Here => self.node.target(self.at),
-            Lead::Below(leaf, i) => leaf.target(i),
+            Lead::Here => self.node.child_pointer(self.at),
+            Lead::Below(leaf, i) => leaf.child_pointer(i),
         }))
     }
 
@@ -337,18 +337,18 @@ impl Probe<'_> {
         let no = self.filter().is_some_and(|f| !f.may_contain(hash));
         // When the filter says no, what is left are blocks whose keys are in no filter, and those with range tombstones.
         let left = |unfiltered: bool, range_tombstones: bool| !no || unfiltered || range_tombstones;
-        let target = self.node.target(self.at);
+        let child = self.node.child_pointer(self.at);
         if self.node.level == 1 {
             let root = &self.run.root;
-            let any = left(root.unfiltered, root.range_tombstones) && left(target.unfiltered, target.range_tombstones);
+            let any = left(root.unfiltered, root.range_tombstones) && left(child.unfiltered, child.range_tombstones);
             return Ok(any.then_some(Lead::Here));
         }
-        if !left(target.unfiltered, target.range_tombstones) {
+        if !left(child.unfiltered, child.range_tombstones) {
             return Ok(None);
         }
         let leaf = self.run.beneath(&self.node, self.at)?;
         let Some(i) = leaf.covering(key) else { return Ok(None) };
-        let t = leaf.target(i);
+        let t = leaf.child_pointer(i);
         Ok(left(t.unfiltered, t.range_tombstones).then_some(Lead::Below(leaf, i)))
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::Result;
 use crate::block::Block;
-use crate::index::index_node::{IndexNode, Target};
+use crate::index::index_node::{ChildPointer, IndexNode};
 use crate::run::Run;
 
 /// Index nodes from the root down, and the entry taken in each. Empty: nowhere.
@@ -27,12 +27,12 @@ impl Path {
                 self.clear();
                 return Ok(());
             };
-            let (target, level) = (node.target(i), node.level - 1);
+            let (child, level) = (node.child_pointer(i), node.level - 1);
             self.steps.push((node, i));
             if level == 0 {
                 return Ok(());
             }
-            let child = run.store().index_node(target.at, level)?;
+            let child = run.store().index_node(child.at, level)?;
             if let Some((above, i)) = self.steps.last() {
                 above.admit(*i, &child)?;
             }
@@ -46,8 +46,8 @@ impl Path {
     }
 
     /// The block here.
-    pub fn here(&self) -> Option<Target> {
-        self.steps.last().map(|(node, i)| node.target(*i))
+    pub fn here(&self) -> Option<ChildPointer> {
+        self.steps.last().map(|(node, i)| node.child_pointer(*i))
     }
 
     /// To the neighbouring block; `false`, and nowhere, at the end of the run. `entered` is told of each leaf index node that is
@@ -63,7 +63,7 @@ impl Path {
             self.steps.pop();
         }
         while let Some((node, i)) = self.steps.last().filter(|(node, _)| node.level > 1) {
-            let (at, level) = (node.target(*i).at, node.level - 1);
+            let (at, level) = (node.child_pointer(*i).at, node.level - 1);
             if level == 1 {
                 entered(node, *i);
             }
