@@ -23,7 +23,7 @@ use crate::value::{ExtentRef, Value};
 use crate::{Error, Result};
 
 /// Neighbouring values are read together up to so many bytes.
-const STRETCH: u64 = 1 << 20;
+const SPAN: u64 = 1 << 20;
 
 /// Something that cannot be read, or is not what was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -107,7 +107,7 @@ impl<'a> Scrub<'a> {
                 return ControlFlow::Continue(());
             }
         };
-        let mut stretch: Vec<(Bytes, ExtentRef)> = Vec::new();
+        let mut span: Vec<(Bytes, ExtentRef)> = Vec::new();
         for group in 0..block.groups() {
             let items = match block.group(group) {
                 Ok(items) => items,
@@ -122,32 +122,32 @@ impl<'a> Scrub<'a> {
                 if item.key < self.range.start || self.range.end.as_ref().is_some_and(|end| item.key >= *end) {
                     continue;
                 }
-                let follows = stretch.last().is_some_and(|(_, last)| contiguous(last, &e))
-                    && e.end().saturating_sub(stretch[0].1.addr) <= STRETCH;
+                let follows =
+                    span.last().is_some_and(|(_, last)| contiguous(last, &e)) && e.end().saturating_sub(span[0].1.addr) <= SPAN;
                 if !follows {
-                    self.values(run, &mut stretch)?;
+                    self.values(run, &mut span)?;
                 }
-                stretch.push((item.key, e));
+                span.push((item.key, e));
             }
         }
-        self.values(run, &mut stretch)
+        self.values(run, &mut span)
     }
 
     /// Reads them together, and one by one if that fails, so that what is found is one of them.
-    fn values(&mut self, run: &Run, stretch: &mut Vec<(Bytes, ExtentRef)>) -> ControlFlow<()> {
-        stretch.retain(|(_, e)| self.seen.insert((e.addr, e.crc)));
-        let extents: Vec<ExtentRef> = stretch.iter().map(|(_, e)| *e).collect();
+    fn values(&mut self, run: &Run, span: &mut Vec<(Bytes, ExtentRef)>) -> ControlFlow<()> {
+        span.retain(|(_, e)| self.seen.insert((e.addr, e.crc)));
+        let extents: Vec<ExtentRef> = span.iter().map(|(_, e)| *e).collect();
         let (Some(first), Some(last)) = (extents.first(), extents.last()) else { return ControlFlow::Continue(()) };
         let bytes = last.end().saturating_sub(first.addr);
-        if run.store().stretch_on_medium(&extents).is_err() {
-            for (key, e) in stretch.iter() {
+        if run.store().span_on_medium(&extents).is_err() {
+            for (key, e) in span.iter() {
                 if let Err(error) = run.store().check_value(e) {
                     let end = Bytes::from([key, &[0][..]].concat());
                     (self.damage)(Damage { addr: e.addr, what: error.to_string(), start: key.clone(), end });
                 }
             }
         }
-        stretch.clear();
+        span.clear();
         (self.pace)(bytes)
     }
 }

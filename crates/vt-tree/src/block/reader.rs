@@ -43,7 +43,7 @@ struct Part {
 }
 
 /// What lies behind a restart point.
-enum Stretch<'a> {
+enum Span<'a> {
     Items(Decoder<'a>, usize),
     Series(Series<'a>),
 }
@@ -98,7 +98,7 @@ impl Block {
             let mut parts = Vec::new();
             for r in 0..restarts {
                 // A series is as long as its checksums in the block, so there are few parts.
-                let len = if let Stretch::Series(s) = block.stretch(r)? { s.len() } else { 1 };
+                let len = if let Span::Series(s) = block.span(r)? { s.len() } else { 1 };
                 parts.extend((0..len).step_by(PART).map(|from| Part { restart: r as u32, from: from as u32 }));
             }
             block.parts = Some(parts.into());
@@ -128,19 +128,19 @@ impl Block {
         (Decoder { data: &self.data[..end], at: self.restart(r), extent: None }, end)
     }
 
-    fn stretch(&self, r: usize) -> Result<Stretch<'_>> {
+    fn span(&self, r: usize) -> Result<Span<'_>> {
         let (d, end) = self.decoder(r);
         if !self.has_series {
-            return Ok(Stretch::Items(d, end));
+            return Ok(Span::Items(d, end));
         }
         let mut at_body = Decoder { ..d };
         let head = at_body.head(0).ok_or_else(|| self.corrupt())?;
         if head.kind != SERIES {
-            return Ok(Stretch::Items(d, end));
+            return Ok(Span::Items(d, end));
         }
         let key = &self.data[head.suffix.0..head.suffix.1];
         let series = Series::decode(key, head.seq, head.ascends, head.packed, &self.data[at_body.at..end]);
-        series.map(Stretch::Series).ok_or_else(|| self.corrupt())
+        series.map(Span::Series).ok_or_else(|| self.corrupt())
     }
 
     fn corrupt(&self) -> Error {
@@ -197,7 +197,7 @@ impl Block {
         let Some(parts) = self.parts.as_deref() else { return Ok(r) };
         let (mut lo, mut hi) =
             (parts.partition_point(|p| (p.restart as usize) < r), parts.partition_point(|p| p.restart as usize <= r));
-        let Some(Stretch::Series(series)) = (lo + 1 < hi).then(|| self.stretch(r)).transpose()? else { return Ok(lo) };
+        let Some(Span::Series(series)) = (lo + 1 < hi).then(|| self.span(r)).transpose()? else { return Ok(lo) };
         let mut first = Vec::new();
         while lo + 1 < hi {
             let mid = (lo + hi) / 2;
@@ -222,12 +222,12 @@ impl Block {
             Some(parts) if group < parts.len() => parts[group],
             _ => return Ok(()),
         };
-        match self.stretch(part.restart as usize) {
+        match self.span(part.restart as usize) {
             Err(e) => {
                 out.clear();
                 return Err(e);
             }
-            Ok(Stretch::Items(mut d, end)) => {
+            Ok(Span::Items(mut d, end)) => {
                 while d.at < end {
                     let item = d.head(out.last_key_len()).and_then(|head| Some((d.place(head.kind)?, head)));
                     let Some((place, head)) = item else {
@@ -240,7 +240,7 @@ impl Block {
                     }
                 }
             }
-            Ok(Stretch::Series(series)) => {
+            Ok(Span::Series(series)) => {
                 let from = part.from as usize;
                 let mut key = Vec::new();
                 for (i, (seq, e)) in (from..series.len().min(from + PART)).zip(series.items(from)) {
@@ -267,9 +267,9 @@ impl Block {
         if self.restarts == 0 {
             return Ok(None);
         }
-        let (mut d, end) = match self.stretch(self.restart_of(key)?)? {
-            Stretch::Items(d, end) => (d, end),
-            Stretch::Series(series) => {
+        let (mut d, end) = match self.span(self.restart_of(key)?)? {
+            Span::Items(d, end) => (d, end),
+            Span::Series(series) => {
                 return Ok(series.find(key).map(|i| {
                     let (seq, e) = series.item(i);
                     (seq, Body::Put(Value::Extent(e)))

@@ -36,7 +36,7 @@ pub use around::read_alone;
 const READ_MOST: u64 = 1 << 20;
 /// Bytes of large values that are read together.
 const READ_TOGETHER: u64 = 8 << 20;
-/// Two stretches with a gap below this are announced as one: reading that much takes less than a second request.
+/// Two spans with a gap below this are announced as one: reading that much takes less than a second request.
 pub(crate) const GAP: u64 = 16 << 10;
 
 /// A cursor that has read one part of this many of the budget goes a long way.
@@ -406,11 +406,11 @@ impl Store {
         check_extent(e, &buf)
     }
 
-    /// Reads what the medium has of a stretch of neighbouring values, and compares each with its checksum.
-    pub(crate) fn stretch_on_medium(&self, values: &[ExtentRef]) -> Result<()> {
+    /// Reads what the medium has of a span of neighbouring values, and compares each with its checksum.
+    pub(crate) fn span_on_medium(&self, values: &[ExtentRef]) -> Result<()> {
         let (Some(first), Some(last)) = (values.first(), values.last()) else { return Ok(()) };
         let len = last.end().checked_sub(first.addr).filter(|len| *len <= ZONE_SIZE);
-        let Some(len) = len else { return Err(Error::corrupt("values that are no stretch", first.addr)) };
+        let Some(len) = len else { return Err(Error::corrupt("values that are no span", first.addr)) };
         let mut buf = vec![0u8; len as usize];
         self.zones.read_medium(Purpose::Pages, first.addr, &mut buf)?;
         values.iter().try_for_each(|e| {
@@ -431,7 +431,7 @@ impl Store {
         }
     }
 
-    /// The bytes of many large values, in the order of `extents`: read in the order of their places, one request for each stretch that
+    /// The bytes of many large values, in the order of `extents`: read in the order of their places, one request for each span that
     /// lies contiguous, and all of them in the air together.
     pub fn read_values(&self, extents: &[ExtentRef]) -> Result<Vec<Bytes>> {
         let mut values = self.read_stored(extents)?;
@@ -449,24 +449,24 @@ impl Store {
         // As much at a time as is worth having in the air; what was read is the caller's, this only its order.
         let mut rest = &order[..];
         while !rest.is_empty() {
-            // Stretches: where each begins, how long it is, and how many values it has.
-            let mut stretches: Vec<(u64, u64, usize)> = Vec::new();
+            // Spans: where each begins, how long it is, and how many values it has.
+            let mut spans: Vec<(u64, u64, usize)> = Vec::new();
             let (mut taken, mut bytes) = (0, 0);
             while let Some(e) = rest.get(taken).map(|&i| &extents[i])
                 && (taken == 0 || bytes + u64::from(e.stored) <= READ_TOGETHER)
             {
                 let last = taken.checked_sub(1).map(|l| &extents[rest[l]]);
-                match stretches.last_mut() {
+                match spans.last_mut() {
                     Some((start, len, values)) if last.is_some_and(|l| contiguous(l, e)) && e.end() - *start <= READ_MOST => {
                         *len = e.end() - *start;
                         *values += 1;
                     }
-                    _ => stretches.push((e.addr, u64::from(e.stored), 1)),
+                    _ => spans.push((e.addr, u64::from(e.stored), 1)),
                 }
                 (taken, bytes) = (taken + 1, bytes + u64::from(e.stored));
             }
             let mut values = rest[..taken].iter();
-            for ((start, _, n), data) in stretches.iter().zip(self.read_stretches(&stretches)?) {
+            for ((start, _, n), data) in spans.iter().zip(self.read_spans(&spans)?) {
                 for &i in values.by_ref().take(*n) {
                     let e = &extents[i];
                     let from = (e.addr - start) as usize;
@@ -480,18 +480,18 @@ impl Store {
         Ok(out)
     }
 
-    fn read_stretches(&self, stretches: &[(u64, u64, usize)]) -> Result<Vec<Bytes>> {
-        if let Some(&(addr, len, _)) = stretches.iter().find(|s| s.1 > ZONE_SIZE) {
+    fn read_spans(&self, spans: &[(u64, u64, usize)]) -> Result<Vec<Bytes>> {
+        if let Some(&(addr, len, _)) = spans.iter().find(|s| s.1 > ZONE_SIZE) {
             return Err(Error::Corrupt { what: format!("a value of {len} bytes is longer than a zone"), addr });
         }
-        let mut bufs: Vec<Vec<u8>> = stretches.iter().map(|s| vec![0; s.1 as usize]).collect();
+        let mut bufs: Vec<Vec<u8>> = spans.iter().map(|s| vec![0; s.1 as usize]).collect();
         let mut reads: Vec<Reading<'_>> =
-            stretches.iter().zip(&mut bufs).map(|(s, buf)| Reading { offset: s.0, buf: buf.as_mut_slice() }).collect();
+            spans.iter().zip(&mut bufs).map(|(s, buf)| Reading { offset: s.0, buf: buf.as_mut_slice() }).collect();
         self.zones.read_many(Purpose::Pages, &mut reads)?;
         Ok(bufs.into_iter().map(Bytes::from).collect())
     }
 
-    /// Tells the device that these values will be read: stretches of neighbours as one, small gaps included.
+    /// Tells the device that these values will be read: spans of neighbours as one, small gaps included.
     pub fn announce(&self, mut extents: Vec<ExtentRef>) {
         extents.sort_unstable_by_key(|e| e.addr);
         self.announce_sorted(Purpose::Pages, extents.iter().map(|e| (e.addr, e.end())));
@@ -505,9 +505,9 @@ impl Store {
 
     /// The same for ranges in ascending order.
     pub(crate) fn announce_sorted(&self, purpose: Purpose, ranges: impl Iterator<Item = (u64, u64)>) {
-        let mut stretch: Option<(u64, u64)> = None;
+        let mut span: Option<(u64, u64)> = None;
         for (start, end) in ranges {
-            stretch = match stretch {
+            span = match span {
                 Some((from, to)) if start.saturating_sub(to) < GAP => Some((from, to.max(end))),
                 before => {
                     if let Some((from, to)) = before {
@@ -517,7 +517,7 @@ impl Store {
                 }
             };
         }
-        if let Some((from, to)) = stretch {
+        if let Some((from, to)) = span {
             self.zones.will_read(purpose, from, to - from);
         }
     }

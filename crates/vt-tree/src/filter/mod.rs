@@ -110,7 +110,7 @@ impl FilterBuilder {
         if self.bits == 0 {
             self.hashes.sort_unstable();
         } else {
-            // Ascending stretches, one for each filter: the stable sort finds and merges them.
+            // Ascending spans, one for each filter: the stable sort finds and merges them.
             self.hashes.sort();
         }
         self.hashes.dedup();

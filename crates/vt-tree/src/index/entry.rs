@@ -43,7 +43,7 @@ pub struct Entry {
     pub max_seq: Seq,
     /// Bytes of tuple blocks beneath.
     pub block_bytes: u64,
-    /// Stretches of tuple blocks that lie contiguous on the device: the seeks of a scan.
+    /// Spans of tuple blocks that lie contiguous on the device: the seeks of a scan.
     pub block_spans: u64,
     /// Bytes of large values beneath.
     pub value_bytes: u64,

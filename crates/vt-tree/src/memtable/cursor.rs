@@ -1,7 +1,7 @@
 //! A cursor on a memtable: points and range tombstones as one ascending sequence of disjoint items, as of one sequence number.
 //!
-//! The cursor copies a batch of items under the read lock and walks on the copy. Its batch is *all* items of one stretch of keys
-//! `[lo, hi)`, and the next batch begins where the stretch ends, by key; so it does not matter what was written in between.
+//! The cursor copies a batch of items under the read lock and walks on the copy. Its batch is *all* items of one span of keys
+//! `[lo, hi)`, and the next batch begins where the span ends, by key; so it does not matter what was written in between.
 //!
 //! A range tombstone is cut around newer points and shows as pieces between them; points under it that are older are passed, a whole
 //! leaf at a time where the leaf holds nothing newer. The work under the lock is bounded: where a piece would be longer than the bound
@@ -178,8 +178,8 @@ impl State {
         }
     }
 
-    /// Where a stretch of about `size` items that ends before `hi` begins.
-    fn stretch_before(&self, hi: Option<&[u8]>, at: Seq, size: usize) -> Vec<u8> {
+    /// Where a span of about `size` items that ends before `hi` begins.
+    fn span_before(&self, hi: Option<&[u8]>, at: Seq, size: usize) -> Vec<u8> {
         let mut point = self.tree.seek_before(&self.arena, hi);
         for _ in 1..size {
             let Some(p) = point else { break };
@@ -229,9 +229,9 @@ impl MemtableCursor {
         loop {
             self.batch.clear();
             let s = self.memtable.state.read();
-            let lo = s.stretch_before(hi.as_deref(), self.at, self.size);
+            let lo = s.span_before(hi.as_deref(), self.at, self.size);
             let mut from = lo.clone();
-            // The stretch is short, except where its points hide under a tombstone: then it takes several rounds.
+            // The span is short, except where its points hide under a tombstone: then it takes several rounds.
             while let Some(stop) = s.items(&from, hi.as_deref(), self.at, usize::MAX, &mut self.batch) {
                 if hi.as_deref() == Some(&stop[..]) {
                     break;

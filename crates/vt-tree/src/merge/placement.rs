@@ -1,4 +1,4 @@
-//! Placement: for each stretch of one input that overlaps no other, stitch it (refer to it where it lies) or copy it (append it
+//! Placement: for each span of one input that overlaps no other, stitch it (refer to it where it lies) or copy it (append it
 //! to the fill). The policy is all that distinguishes the background jobs from one another.
 //!
 //! Blocks and large values are judged apart. A scan reads blocks in the order of their keys, so what counts for them is how many bytes
@@ -86,9 +86,9 @@ impl Placement {
         self.values_at == 0 && self.evacuate.is_none()
     }
 
-    /// Must this value move, of a contiguous stretch of `span` bytes in its window?
+    /// Must this value move, of a contiguous span of `span` bytes in its window?
     pub(crate) fn moves_value(&self, e: &ExtentRef, span: u64) -> bool {
-        // No stretch is longer than a zone, so waiting for more is in vain.
+        // No span is longer than a zone, so waiting for more is in vain.
         let short = span < self.values_at && (self.values_at == u64::MAX || span < ZONE_SIZE / 2);
         short || self.evacuate.as_ref().is_some_and(|victims| victims.contains(&ZoneId((e.addr / ZONE_SIZE) as u32)))
     }
@@ -102,7 +102,7 @@ pub(crate) struct Spans {
 }
 
 impl Spans {
-    /// So many bytes of blocks overlap nothing, in so many contiguous stretches.
+    /// So many bytes of blocks overlap nothing, in so many contiguous spans.
     pub fn saw(&mut self, bytes: u64, count: u64) {
         self.bytes = self.bytes.saturating_add(bytes);
         self.count = self.count.saturating_add(count);

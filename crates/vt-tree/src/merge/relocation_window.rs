@@ -43,7 +43,7 @@ impl RelocationWindow {
         self.bytes >= VALUE_WINDOW || self.memory >= WAITING
     }
 
-    /// Empties the window: its items in stretches of which all values move (`true`) or none does, none longer than a quarter of a
+    /// Empties the window: its items in spans of which all values move (`true`) or none does, none longer than a quarter of a
     /// zone where they move, which bounds the memory.
     pub fn judge(&mut self, placement: &Placement) -> Vec<(bool, Vec<Item>)> {
         let window = std::mem::take(self);
@@ -109,7 +109,7 @@ mod tests {
     #[test]
     fn values_that_lie_together_in_another_order_stay() {
         let interleaved = || window((0..100).map(|i| if i % 2 == 0 { 10_000 + i / 2 } else { 20_000 + i / 2 }));
-        assert_eq!(moved(interleaved(), 64 << 10), 0, "two stretches of fifty pages");
+        assert_eq!(moved(interleaved(), 64 << 10), 0, "two spans of fifty pages");
         assert_eq!(moved(interleaved(), 1 << 20), 100);
         assert_eq!(moved(interleaved(), 0), 0);
         assert_eq!(moved(window((0..100).map(|i| i * 4)), 64 << 10), 100, "single pages");
@@ -120,9 +120,9 @@ mod tests {
     fn items_keep_their_order_and_moves_are_bounded() {
         let mut w = window((0..4096).map(|i| i * 2));
         assert!(w.is_full());
-        let stretches = w.judge(&Placement::copy());
-        assert!(stretches.iter().all(|(moves, items)| *moves && items.len() as u64 * 4096 <= ZONE_SIZE / 4));
-        let keys: Vec<Bytes> = stretches.into_iter().flat_map(|(_, items)| items).map(|i| i.key).collect();
+        let spans = w.judge(&Placement::copy());
+        assert!(spans.iter().all(|(moves, items)| *moves && items.len() as u64 * 4096 <= ZONE_SIZE / 4));
+        let keys: Vec<Bytes> = spans.into_iter().flat_map(|(_, items)| items).map(|i| i.key).collect();
         assert_eq!(keys.len(), 4096);
         assert!(keys.is_sorted());
         assert!(w.is_empty() && !w.is_full());

@@ -2,7 +2,7 @@
 //!
 //! Items are decoded a group at a time into memory that the cursor uses again; nothing is allocated on the way from one to the next.
 //! A cursor that goes from block to block in one direction, and finds them not in the cache, announces those to come to the
-//! device: stretches that lie contiguous as one, first little, then more and more. What a range ends with is thus never more
+//! device: spans that lie contiguous as one, first little, then more and more. What a range ends with is thus never more
 //! in vain than what was read for it.
 
 use std::ops::ControlFlow;
