@@ -114,8 +114,8 @@ impl Check<'_> {
         let block = self.read(block)?;
         let mut found = Found { block_bytes: u64::from(entry.at.len), block_spans: 1, ..Found::default() };
         let mut extents = Vec::new();
-        for g in 0..block.groups() {
-            let items = block.group(g);
+        for g in 0..block.intervals() {
+            let items = block.interval(g);
             for item in self.read(items)? {
                 self.item(entry, &item, &mut found, &mut extents);
             }

@@ -361,7 +361,7 @@ impl TreeCursor {
             _ => return ControlFlow::Continue(()),
         }
         match &mut self.sources[front as usize] {
-            Under::Run(c) => c.visit_group(visit),
+            Under::Run(c) => c.visit_interval(visit),
             Under::Memtable(_) => ControlFlow::Continue(()),
         }
     }

@@ -209,8 +209,8 @@ impl Difference {
         // Through the cache: what is different is looked up again at once.
         let block = self.store.block(ChildPointer::of(entry))?;
         let mut items = Vec::new();
-        for group in 0..block.groups() {
-            items.extend(block.group(group)?);
+        for interval in 0..block.intervals() {
+            items.extend(block.interval(interval)?);
         }
         items.reverse();
         push(&mut self.pieces, side, Items::Block(items))

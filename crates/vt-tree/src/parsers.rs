@@ -5,7 +5,7 @@ use std::hint::black_box;
 
 use bytes::Bytes;
 
-use crate::block::group::Group;
+use crate::block::restart_interval::RestartInterval;
 use crate::block::{Block, contiguous};
 use crate::filter::{FALSE_POSITIVES, Filter, FilterBuilder};
 use crate::index::entry::Entry;
@@ -21,16 +21,16 @@ pub fn tuple_block(data: &[u8]) {
     let Ok(block) = Block::parse(Bytes::copy_from_slice(data), 4096) else { return };
     black_box(block.weight());
     let mut last: Option<ExtentRef> = None;
-    for g in 0..block.groups() + 1 {
-        let mut again = Group::default();
-        let decoded = block.group_into(g, &mut again);
-        let Ok(items) = block.group(g) else { continue };
+    for g in 0..block.intervals() + 1 {
+        let mut again = RestartInterval::default();
+        let decoded = block.interval_into(g, &mut again);
+        let Ok(items) = block.interval(g) else { continue };
         assert!(decoded.is_ok() && again.len() == items.len());
         for (i, item) in items.into_iter().enumerate() {
             assert_eq!(again.item(i).map(|i| i.to_item()).as_ref(), Some(&item));
             black_box((item.covers(data), item.ends_before(data)));
             black_box(block.find(&item.key).is_ok());
-            black_box(block.group_of(&item.key).is_ok());
+            black_box(block.interval_of(&item.key).is_ok());
             if let Body::Put(Value::Extent(e)) = item.body {
                 black_box(last.is_some_and(|last| contiguous(&last, &e)));
                 last = Some(e);

@@ -135,8 +135,8 @@ impl Pieces {
     fn block(&mut self, entry: &Entry, recent: &mut Recent) -> Result<()> {
         let block = recent.block(&self.run, entry.at)?;
         let mut end = entry.low.clone();
-        for group in block.group_of(&self.from)?..block.groups() {
-            let items = match block.group(group) {
+        for interval in block.interval_of(&self.from)?..block.intervals() {
+            let items = match block.interval(interval) {
                 Ok(items) => items,
                 Err(e) => {
                     if end < entry.high {

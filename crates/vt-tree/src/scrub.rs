@@ -108,8 +108,8 @@ impl<'a> Scrub<'a> {
             }
         };
         let mut span: Vec<(Bytes, ExtentRef)> = Vec::new();
-        for group in 0..block.groups() {
-            let items = match block.group(group) {
+        for interval in 0..block.intervals() {
+            let items = match block.interval(interval) {
                 Ok(items) => items,
                 Err(e) => {
                     self.find(entry, &e, entry.at.addr);

@@ -4,8 +4,8 @@
 use zones::varint;
 
 use super::{
-    ASCENDS, DELETE, DELETE_RANGE, EXTENT, FOLLOWS, GROUP, GROUP_BYTES, GROUP_LEAST, HAS_PACKED, HAS_SEQ, HAS_SERIES, INLINE,
-    PACKED, PACKED_FOLLOWS, PART, SERIES, shared_prefix,
+    ASCENDS, DELETE, DELETE_RANGE, EXTENT, FOLLOWS, HAS_PACKED, HAS_SEQ, HAS_SERIES, INLINE, INTERVAL, INTERVAL_BYTES,
+    INTERVAL_LEAST, PACKED, PACKED_FOLLOWS, PART, SERIES, shared_prefix,
 };
 use crate::block::series::Open;
 use crate::item::{BodyRef, Seq};
@@ -20,9 +20,9 @@ pub struct BlockBuilder {
     last_key: Vec<u8>,
     last_extent: Option<ExtentRef>,
     /// Items behind the last restart point.
-    in_group: usize,
-    /// The next item begins at a restart point, however short the group is.
-    ends_group: bool,
+    in_interval: usize,
+    /// The next item begins at a restart point, however short the restart interval is.
+    ends_interval: bool,
     /// The latest items, while they may be a series.
     open: Option<Open>,
     /// Series, and items outside of any.
@@ -69,7 +69,7 @@ impl BlockBuilder {
         self.head(0, open.first_key(), open.seq(), SERIES | flags);
         open.encode(&mut self.buf);
         self.has_series = true;
-        self.ends_group = true;
+        self.ends_interval = true;
         self.units += 1;
     }
 
@@ -90,17 +90,17 @@ impl BlockBuilder {
     }
 
     fn add_one(&mut self, key: &[u8], seq: Seq, body: BodyRef<'_>) {
-        debug_assert!(self.units == 0 || self.ends_group || key > self.last_key.as_slice(), "items come in order");
-        let long = |start: &u32| self.buf.len() - *start as usize >= GROUP_BYTES;
-        let full = self.in_group == GROUP || self.in_group >= GROUP_LEAST && self.restarts.last().is_some_and(long);
-        let restart = self.units == 0 || self.ends_group || full;
+        debug_assert!(self.units == 0 || self.ends_interval || key > self.last_key.as_slice(), "items come in order");
+        let long = |start: &u32| self.buf.len() - *start as usize >= INTERVAL_BYTES;
+        let full = self.in_interval == INTERVAL || self.in_interval >= INTERVAL_LEAST && self.restarts.last().is_some_and(long);
+        let restart = self.units == 0 || self.ends_interval || full;
         if restart {
             self.restarts.push(self.buf.len() as u32);
             self.last_extent = None;
-            self.in_group = 0;
-            self.ends_group = false;
+            self.in_interval = 0;
+            self.ends_interval = false;
         }
-        self.in_group += 1;
+        self.in_interval += 1;
         self.units += 1;
         let shared = if restart { 0 } else { shared_prefix(&self.last_key, key) };
         match body {
@@ -163,7 +163,7 @@ impl BlockBuilder {
         self.restarts.clear();
         self.last_key.clear();
         (self.last_extent, self.open) = (None, None);
-        (self.in_group, self.units, self.items) = (0, 0, 0);
-        (self.ends_group, self.has_series) = (false, false);
+        (self.in_interval, self.units, self.items) = (0, 0, 0);
+        (self.ends_interval, self.has_series) = (false, false);
     }
 }

@@ -3,7 +3,7 @@
 use zones::varint;
 
 use super::{ASCENDS, DELETE, DELETE_RANGE, EXTENT, FOLLOWS, HAS_PACKED, HAS_SEQ, INLINE, KIND, PACKED, PACKED_FOLLOWS};
-use crate::block::group::Place;
+use crate::block::restart_interval::Place;
 use crate::item::Seq;
 use crate::value::Compression;
 use crate::value::ExtentRef;

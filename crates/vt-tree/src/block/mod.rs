@@ -8,13 +8,13 @@
 //! u32), or one that follows (varint length on the device, crc u32); nothing (delete); the end of a deleted range (varint length, bytes); a series (see there), which stands alone
 //! between two restart points.
 //!
-//! Readers see *groups*: the items between two restart points, or a part of a series.
+//! Readers see *restart intervals*: the items between two restart points, or a part of a series.
 
 mod builder;
 mod counter;
 mod decoder;
-pub(crate) mod group;
 mod reader;
+pub(crate) mod restart_interval;
 mod series;
 pub(crate) mod sparse_index;
 #[cfg(test)]
@@ -26,11 +26,11 @@ pub use builder::BlockBuilder;
 pub use reader::Block;
 
 /// Items between restart points, at most.
-const GROUP: usize = 16;
-/// A group of at least so many bytes, and of at least so many items, ends: a search reads half of one, and a get by a sparse index
+const INTERVAL: usize = 16;
+/// A restart interval of at least so many bytes, and of at least so many items, ends: a search reads half of one, and a get by a sparse index
 /// all of it. It costs 1.2% of space at 80 bytes a tuple.
-const GROUP_BYTES: usize = 512;
-const GROUP_LEAST: usize = 4;
+const INTERVAL_BYTES: usize = 512;
+const INTERVAL_LEAST: usize = 4;
 /// Items of a series that are decoded at once.
 const PART: usize = 64;
 

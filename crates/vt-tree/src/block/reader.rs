@@ -1,4 +1,4 @@
-//! Reading a tuple block: groups are found by their first keys, and decoded when somebody asks for them.
+//! Reading a tuple block: restart intervals are found by their first keys, and decoded when somebody asks for them.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{OnceLock, Weak};
@@ -7,14 +7,14 @@ use bytes::Bytes;
 
 use super::decoder::Decoder;
 use super::{HAS_SERIES, PART, SERIES, head_of, shared_prefix};
-use crate::block::group::{Group, Place};
+use crate::block::restart_interval::{Place, RestartInterval};
 use crate::block::series::Series;
 use crate::block::sparse_index::SparseIndex;
 use crate::item::{Body, Item, Seq};
 use crate::value::Value;
 use crate::{Error, Result};
 
-/// A decoded view of one tuple block. Decoding is lazy: a group (the items between two restart points) at a time.
+/// A decoded view of one tuple block. Decoding is lazy: a restart interval (the items between two restart points) at a time.
 #[derive(Debug)]
 pub struct Block {
     data: Bytes,
@@ -22,7 +22,7 @@ pub struct Block {
     items_end: usize,
     restarts: usize,
     has_series: bool,
-    /// Where there are series: the groups.
+    /// Where there are series: the restart intervals.
     parts: Option<Box<[Part]>>,
     addr: u64,
     /// Bytes that all keys at restart points share, and the eight behind these of each, as a number that sorts as they do: a search
@@ -35,7 +35,7 @@ pub struct Block {
     pub(crate) gone: AtomicBool,
 }
 
-/// A group of a block with series: what lies behind a restart point, of a series the items from `from` on.
+/// A restart interval of a block with series: what lies behind a restart point, of a series the items from `from` on.
 #[derive(Clone, Copy, Debug)]
 struct Part {
     restart: u32,
@@ -111,8 +111,8 @@ impl Block {
         self.data.len() + 8 * self.restarts + size_of::<Self>() + self.parts.as_ref().map_or(0, |p| p.len() * size_of::<Part>())
     }
 
-    /// Number of groups.
-    pub fn groups(&self) -> usize {
+    /// Number of restart intervals.
+    pub fn intervals(&self) -> usize {
         self.parts.as_ref().map_or(self.restarts, |p| p.len())
     }
 
@@ -151,7 +151,7 @@ impl Block {
         Error::Corrupt { what: "tuple block: keys out of order".into(), addr: self.addr }
     }
 
-    /// The first keys of its first and its last group; `None`: it has none.
+    /// The first keys of its first and its last restart interval; `None`: it has none.
     pub(crate) fn ends(&self) -> Result<Option<(&[u8], &[u8])>> {
         match self.restarts {
             0 => Ok(None),
@@ -191,8 +191,8 @@ impl Block {
         Ok(lo.saturating_sub(1))
     }
 
-    /// The last group whose first key is at most `key`; 0 when none is.
-    pub fn group_of(&self, key: &[u8]) -> Result<usize> {
+    /// The last restart interval whose first key is at most `key`; 0 when none is.
+    pub fn interval_of(&self, key: &[u8]) -> Result<usize> {
         let r = self.restart_of(key)?;
         let Some(parts) = self.parts.as_deref() else { return Ok(r) };
         let (mut lo, mut hi) =
@@ -207,19 +207,19 @@ impl Block {
         Ok(lo)
     }
 
-    /// All items of a group.
-    pub fn group(&self, group: usize) -> Result<Vec<Item>> {
-        let mut decoded = Group::default();
-        self.group_into(group, &mut decoded)?;
+    /// All items of a restart interval.
+    pub fn interval(&self, interval: usize) -> Result<Vec<Item>> {
+        let mut decoded = RestartInterval::default();
+        self.interval_into(interval, &mut decoded)?;
         Ok((0..decoded.len()).filter_map(|i| decoded.item(i)).map(|i| i.to_item()).collect())
     }
 
-    /// All items of a group, into memory that was used before: nothing is allocated, and each key is put together once.
-    pub(crate) fn group_into(&self, group: usize, out: &mut Group) -> Result<()> {
+    /// All items of a restart interval, into memory that was used before: nothing is allocated, and each key is put together once.
+    pub(crate) fn interval_into(&self, interval: usize, out: &mut RestartInterval) -> Result<()> {
         out.begin(&self.data);
         let part = match self.parts.as_deref() {
-            None if group < self.restarts => Part { restart: group as u32, from: 0 },
-            Some(parts) if group < parts.len() => parts[group],
+            None if interval < self.restarts => Part { restart: interval as u32, from: 0 },
+            Some(parts) if interval < parts.len() => parts[interval],
             _ => return Ok(()),
         };
         match self.span(part.restart as usize) {
@@ -251,7 +251,7 @@ impl Block {
             }
         }
         let next = part.restart as usize + 1;
-        let ends = self.parts.as_deref().is_none_or(|parts| parts.get(group + 1).is_none_or(|p| p.restart != part.restart));
+        let ends = self.parts.as_deref().is_none_or(|parts| parts.get(interval + 1).is_none_or(|p| p.restart != part.restart));
         if next < self.restarts && ends {
             let key = self.restart_key(next)?;
             if out.len().checked_sub(1).and_then(|last| out.item(last)).is_some_and(|last| !last.ends_before(key)) {
@@ -280,7 +280,7 @@ impl Block {
         Ok(found.map(|(seq, body)| (seq, body.body(&self.data).to_body())))
     }
 
-    /// The same in the one group that can have it, by where that lies.
+    /// The same in the one restart interval that can have it, by where that lies.
     pub(crate) fn find_between(&self, start: usize, end: usize, key: &[u8]) -> Result<Option<(Seq, Body)>> {
         let data = self.data.get(..end).ok_or_else(|| self.corrupt())?;
         let mut d = Decoder { data, at: start, extent: None };
@@ -293,33 +293,33 @@ impl Block {
         &self.data
     }
 
-    /// Where its groups lie, if none of them is a series.
-    pub(crate) fn plain_groups(&self) -> Option<Vec<std::ops::Range<usize>>> {
+    /// Where its restart intervals lie, if none of them is a series.
+    pub(crate) fn plain_intervals(&self) -> Option<Vec<std::ops::Range<usize>>> {
         (!self.has_series).then(|| (0..self.restarts).map(|r| self.decoder(r)).map(|(d, end)| d.at..end).collect())
     }
 
-    /// What the first keys of all groups share.
+    /// What the first keys of all restart intervals share.
     pub(crate) fn shared_prefix(&self) -> &[u8] {
         // `parse` has looked at this key.
         self.restart_key(0).map_or(&[], |key| &key[..self.shared.min(key.len())])
     }
 
-    /// Of the first key of each group, the eight bytes behind what all share, see [`head_of`].
+    /// Of the first key of each restart interval, the eight bytes behind what all share, see [`head_of`].
     pub(crate) fn heads(&self) -> &[u64] {
         &self.heads
     }
 
-    /// The first key in the bytes of one group.
-    pub(crate) fn first_key(group: &[u8]) -> Option<&[u8]> {
-        let head = Decoder { data: group, at: 0, extent: None }.head(0)?;
-        Some(&group[head.suffix.0..head.suffix.1])
+    /// The first key in the bytes of one restart interval.
+    pub(crate) fn first_key(interval: &[u8]) -> Option<&[u8]> {
+        let head = Decoder { data: interval, at: 0, extent: None }.head(0)?;
+        Some(&interval[head.suffix.0..head.suffix.1])
     }
 
-    /// The item that covers `key`, if any, in the bytes of the one group that can have it. `None`: it does not decode.
-    pub(crate) fn find_in_group(group: &[u8], key: &[u8]) -> Option<Option<(Seq, Body)>> {
-        let mut d = Decoder { data: group, at: 0, extent: None };
-        let found = find_from(&mut d, group.len(), key)?;
-        Some(found.map(|(seq, place)| (seq, place.copied(group))))
+    /// The item that covers `key`, if any, in the bytes of the one restart interval that can have it. `None`: it does not decode.
+    pub(crate) fn find_in_interval(interval: &[u8], key: &[u8]) -> Option<Option<(Seq, Body)>> {
+        let mut d = Decoder { data: interval, at: 0, extent: None };
+        let found = find_from(&mut d, interval.len(), key)?;
+        Some(found.map(|(seq, place)| (seq, place.copied(interval))))
     }
 }
 

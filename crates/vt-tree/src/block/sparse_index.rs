@@ -1,8 +1,8 @@
-//! What is kept of a tuple block that is not: where its groups lie, the first eight bytes that tell their first keys apart, and a
-//! checksum of each, some 16 bytes for a group of half a kilobyte.
+//! What is kept of a tuple block that is not: where its restart intervals lie, the first eight bytes that tell their first keys apart, and a
+//! checksum of each, some 16 bytes for a restart interval of half a kilobyte.
 //!
 //! A block that the host has in its page cache need not be there a second time; but to check one tuple of it, all of it had to be read.
-//! With a sparse index, made when the whole block was read and checked, a get reads the one group that can have its key, and checks
+//! With a sparse index, made when the whole block was read and checked, a get reads the one restart interval that can have its key, and checks
 //! that. So more tuples are at hand than the cache has room for, and no byte is believed that was not checked.
 
 use std::cell::RefCell;
@@ -18,10 +18,10 @@ use crate::Result;
 use crate::block::{Block, head_of};
 use crate::item::{Body, Seq};
 
-/// Blocks of fewer groups have none: hardly less would be read.
-const GROUPS_LEAST: usize = 4;
-/// A longer group is read with its block.
-const GROUP_MOST: usize = 4 << 10;
+/// Blocks of fewer restart intervals have none: hardly less would be read.
+const INTERVALS_LEAST: usize = 4;
+/// A longer restart interval is read with its block.
+const INTERVAL_MOST: usize = 4 << 10;
 
 /// The cache is told of one find in so many without it, so that what is in use stays.
 const TOLD: u32 = 16;
@@ -32,12 +32,12 @@ type Found = Result<Option<(Seq, Body)>>;
 /// The sparse index of a block.
 #[derive(Debug)]
 pub(crate) struct SparseIndex {
-    /// For each group the head of its first key; then for each where it begins in the frame's payload and its checksum; then what the
+    /// For each restart interval the head of its first key; then for each where it begins in the frame's payload and its checksum; then what the
     /// first keys share.
     words: Box<[u64]>,
-    groups: u16,
+    intervals: u16,
     shared: u16,
-    /// Where the last group ends.
+    /// Where the last restart interval ends.
     end: u32,
     /// The block itself, while the cache has it: found without looking there.
     here: ArcSwapOption<Block>,
@@ -45,32 +45,32 @@ pub(crate) struct SparseIndex {
     hits: AtomicU32,
     /// The device had to be waited for.
     slow: AtomicBool,
-    /// When a group was last read, in misses of the cache.
+    /// When a restart interval was last read, in misses of the cache.
     read: AtomicU32,
 }
 
 thread_local! {
-    static GROUP: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    static INTERVAL: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
 impl SparseIndex {
     /// Of a block whose payload lies on the device as it is.
     /// `now`: in misses of the cache.
     pub fn of(block: &Block, now: u32) -> Option<SparseIndex> {
-        let groups = block.plain_groups()?;
-        let (n, shared) = (groups.len(), block.shared_prefix());
-        if n < GROUPS_LEAST || n > usize::from(u16::MAX) || shared.len() > usize::from(u16::MAX) {
+        let intervals = block.plain_intervals()?;
+        let (n, shared) = (intervals.len(), block.shared_prefix());
+        if n < INTERVALS_LEAST || n > usize::from(u16::MAX) || shared.len() > usize::from(u16::MAX) {
             return None;
         }
         let mut words: Vec<u64> = Vec::with_capacity(2 * n + shared.len().div_ceil(8));
         words.extend_from_slice(block.heads());
-        words.extend(groups.iter().map(|g| (g.start as u64) << 32 | u64::from(crc32c(&block.bytes()[g.clone()]))));
+        words.extend(intervals.iter().map(|g| (g.start as u64) << 32 | u64::from(crc32c(&block.bytes()[g.clone()]))));
         words.extend(shared.chunks(8).map(head_of));
         Some(SparseIndex {
             words: words.into(),
-            groups: n as u16,
+            intervals: n as u16,
             shared: shared.len() as u16,
-            end: groups.last()?.end as u32,
+            end: intervals.last()?.end as u32,
             here: ArcSwapOption::empty(),
             hits: AtomicU32::new(0),
             slow: AtomicBool::new(false),
@@ -114,7 +114,7 @@ impl SparseIndex {
             || block.find(key),
             |mut g| {
                 loop {
-                    let (start, end, _) = self.group(g);
+                    let (start, end, _) = self.interval(g);
                     if g == 0 || block.bytes().get(start..end).and_then(Block::first_key).is_none_or(|first| first <= key) {
                         break block.find_between(start, end, key);
                     }
@@ -125,7 +125,7 @@ impl SparseIndex {
         Some((found, hits.is_multiple_of(TOLD)))
     }
 
-    /// Whether a group should be read and not the whole block: the host has it, and it was not read a moment ago, which is `soon` misses
+    /// Whether a restart interval should be read and not the whole block: the host has it, and it was not read a moment ago, which is `soon` misses
     /// of the cache.
     pub fn suits(&self, now: u32, soon: u32) -> bool {
         let before = self.read.load(Relaxed);
@@ -138,8 +138,8 @@ impl SparseIndex {
         self.slow.store(slow, Relaxed);
     }
 
-    fn group(&self, g: usize) -> (usize, usize, u32) {
-        let n = usize::from(self.groups);
+    fn interval(&self, g: usize) -> (usize, usize, u32) {
+        let n = usize::from(self.intervals);
         let start = |g: usize| (self.words[n + g] >> 32) as usize;
         let end = if g + 1 < n { start(g + 1) } else { self.end as usize };
         (start(g), end, self.words[n + g] as u32)
@@ -148,7 +148,7 @@ impl SparseIndex {
     /// How `key` compares with what all first keys share; as much of it as there is.
     fn against_shared(&self, key: &[u8]) -> Ordering {
         let shared = usize::from(self.shared);
-        let words = &self.words[2 * usize::from(self.groups)..];
+        let words = &self.words[2 * usize::from(self.intervals)..];
         for (i, word) in words.iter().enumerate() {
             let bytes = word.to_be_bytes();
             let len = (shared - 8 * i).min(8);
@@ -162,18 +162,18 @@ impl SparseIndex {
         Ordering::Equal
     }
 
-    /// The group that can have `key`, or else, if its first key is above it, the one before. `None`: whole keys are needed to tell.
+    /// The restart interval that can have `key`, or else, if its first key is above it, the one before. `None`: whole keys are needed to tell.
     fn choose(&self, key: &[u8]) -> Option<usize> {
         let at = match self.against_shared(key) {
             Ordering::Less => 0,
-            Ordering::Greater => usize::from(self.groups),
+            Ordering::Greater => usize::from(self.intervals),
             Ordering::Equal => {
-                let heads = &self.words[..usize::from(self.groups)];
+                let heads = &self.words[..usize::from(self.intervals)];
                 let head = head_of(&key[usize::from(self.shared)..]);
                 let first = heads.partition_point(|&h| h < head);
                 match heads[first..].iter().take_while(|&&h| h == head).count() {
                     0 => first,
-                    // Its first key is looked at in the group.
+                    // Its first key is looked at in the restart interval.
                     1 => first + 1,
                     _ => return None,
                 }
@@ -182,31 +182,31 @@ impl SparseIndex {
         Some(at.saturating_sub(1))
     }
 
-    /// What the block has for `key`, out of one group of it. `read` fills a buffer from a place in the payload on. `None`: that must be
+    /// What the block has for `key`, out of one restart interval of it. `read` fills a buffer from a place in the payload on. `None`: that must be
     /// asked of the whole block.
     pub fn find(&self, key: &[u8], mut read: impl FnMut(usize, &mut [u8]) -> Result<()>) -> Option<Option<(Seq, Body)>> {
         let mut g = self.choose(key)?;
-        GROUP.with_borrow_mut(|buf| {
+        INTERVAL.with_borrow_mut(|buf| {
             loop {
-                let (start, end, crc) = self.group(g);
+                let (start, end, crc) = self.interval(g);
                 let len = end - start;
-                if len > GROUP_MOST {
+                if len > INTERVAL_MOST {
                     return None;
                 }
                 if buf.len() < len {
-                    buf.resize(GROUP_MOST, 0);
+                    buf.resize(INTERVAL_MOST, 0);
                 }
-                let group = &mut buf[..len];
-                read(start, group).ok()?;
+                let interval = &mut buf[..len];
+                read(start, interval).ok()?;
                 // What is wrong with it the whole block will tell.
-                if crc32c(group) != crc {
+                if crc32c(interval) != crc {
                     return None;
                 }
-                if g > 0 && Block::first_key(group)? > key {
+                if g > 0 && Block::first_key(interval)? > key {
                     g -= 1;
                     continue;
                 }
-                return Block::find_in_group(group, key);
+                return Block::find_in_interval(interval, key);
             }
         })
     }
@@ -232,7 +232,7 @@ mod tests {
         Item { key: key.into(), seq: 3, body: Body::Put(Value::Inline(value)) }
     }
 
-    /// By reading groups of the payload.
+    /// By reading restart intervals of the payload.
     fn find(sparse: &SparseIndex, block: &Block, key: &[u8]) -> Option<Option<(Seq, Body)>> {
         sparse.find(key, |at, to| {
             to.copy_from_slice(&block.bytes()[at..at + to.len()]);
@@ -275,10 +275,10 @@ mod tests {
     }
 
     #[test]
-    fn most_keys_take_one_group_and_a_changed_byte_is_never_believed() {
+    fn most_keys_take_one_interval_and_a_changed_byte_is_never_believed() {
         let items: Vec<Item> = (0..90u64).map(|i| put([&b"user/"[..], &(i << 40 | 5).to_be_bytes(), b"x"].concat(), 64)).collect();
         let block = block(&items);
-        let sparse = SparseIndex::of(&block, 0).expect("many groups");
+        let sparse = SparseIndex::of(&block, 0).expect("many intervals");
         for item in &items {
             let mut bytes = 0;
             let found = sparse.find(&item.key, |at, to| {
@@ -304,7 +304,7 @@ mod tests {
     fn what_the_cache_lets_go_of_is_not_held() {
         let items: Vec<Item> = (0..90u64).map(|i| put(i.to_be_bytes().to_vec(), 64)).collect();
         let (one, other) = (block(&items), block(&items));
-        let sparse = Arc::new(SparseIndex::of(&one, 0).expect("many groups"));
+        let sparse = Arc::new(SparseIndex::of(&one, 0).expect("many intervals"));
         sparse.keep(&one);
         assert!(sparse.find_here(&items[5].key).is_some_and(|(found, _)| found.is_ok_and(|f| f.is_some())));
         SparseIndex::let_go(&one);

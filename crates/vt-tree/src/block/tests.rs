@@ -34,7 +34,7 @@ fn packed(keys: impl Iterator<Item = Bytes>, addr: u64) -> Vec<Item> {
 }
 
 fn all_items(block: &Block) -> Vec<Item> {
-    (0..block.groups()).flat_map(|g| block.group(g).unwrap()).collect()
+    (0..block.intervals()).flat_map(|g| block.interval(g).unwrap()).collect()
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn build(items: &[Item]) -> Block {
 fn items_come_back_as_they_went_in() {
     let items = sample();
     let block = build(&items);
-    let back: Vec<Item> = (0..block.groups()).flat_map(|g| block.group(g).unwrap()).collect();
+    let back: Vec<Item> = (0..block.intervals()).flat_map(|g| block.interval(g).unwrap()).collect();
     assert_eq!(back, items);
 }
 
@@ -131,18 +131,18 @@ fn series_and_what_lies_between_come_back_and_are_found() {
     items.extend((95..200).map(|i| decimal(i, i * 1024)));
     items.extend((200..300).map(|i| Item { key: Bytes::from(format!("n{i:03x}")), ..decimal(i, i * 1024) }));
     let block = build(&items);
-    assert!(block.groups() > 8);
-    let back: Vec<Item> = (0..block.groups()).flat_map(|g| block.group(g).unwrap()).collect();
+    assert!(block.intervals() > 8);
+    let back: Vec<Item> = (0..block.intervals()).flat_map(|g| block.interval(g).unwrap()).collect();
     assert_eq!(back.len(), items.len());
     assert_eq!(back, items);
     for (i, item) in items.iter().enumerate() {
         assert_eq!(block.find(&item.key).unwrap(), Some((item.seq, item.body.clone())));
-        let g = block.group_of(&item.key).unwrap();
-        assert!(block.group(g).unwrap().contains(item), "item {i} is in its group");
+        let g = block.interval_of(&item.key).unwrap();
+        assert!(block.interval(g).unwrap().contains(item), "item {i} is in its interval");
     }
     for missing in [page(1, 250, 0, 0), page(1, 470, 0, 0), page(3, 21, 0, 0), page(0, 0, 0, 0), page(9, 0, 0, 0)] {
         assert_eq!(block.find(&missing.key).unwrap(), None);
-        assert!(block.group_of(&missing.key).unwrap() < block.groups());
+        assert!(block.interval_of(&missing.key).unwrap() < block.intervals());
     }
     assert_eq!(block.find(b"line 0009").unwrap(), None);
     assert_eq!(block.find(b"line 000950").unwrap(), None);

@@ -265,8 +265,8 @@ impl Store {
         let soon = self.soon.load(Relaxed);
         if let Some(sparse) = sparse.filter(|o| o.suits(now, soon) && soon > 0) {
             let payload = child.at.addr + FRAME_HEADER as u64;
-            let found = sparse.find(key, |at, group| {
-                if self.read_into(Purpose::Tuples, payload + at as u64, group, How::Around)? {
+            let found = sparse.find(key, |at, interval| {
+                if self.read_into(Purpose::Tuples, payload + at as u64, interval, How::Around)? {
                     sparse.set_slow(true);
                 }
                 Ok(())

@@ -225,7 +225,7 @@ impl IndexNode {
         self.admit_once(i, || (child.len() > 0).then(|| self.covers(i, &child.low(0), &child.high, false)))
     }
 
-    /// The same of a tuple block. What its last group has behind its first key is not looked at.
+    /// The same of a tuple block. What its last restart interval has behind its first key is not looked at.
     pub fn admit_block(&self, i: usize, block: &Block) -> Result<()> {
         self.admit_once(i, || Some(block.ends().ok()?.is_none_or(|(first, last)| self.covers(i, first, last, true))))
     }

@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use crate::Result;
 use crate::block::Block;
-use crate::block::group::Group;
+use crate::block::restart_interval::RestartInterval;
 use crate::cache::outside;
 use crate::index::entry::Entry;
 use crate::index::frame::FramePointer;
@@ -35,10 +35,10 @@ struct Opened {
     /// Everything in it ends here at the latest.
     high: Bytes,
     addr: u64,
-    /// Next group to decode.
-    group: usize,
-    /// Items of the group before it, and the one here.
-    items: Group,
+    /// Next restart interval to decode.
+    interval: usize,
+    /// Items of the restart interval before it, and the one here.
+    items: RestartInterval,
     at: usize,
 }
 
@@ -146,7 +146,8 @@ impl MergeCursor {
         if level == 0 {
             self.blocks_read += u64::from(entry.at.len);
             let (opened, high) = (run.store().block_beneath(entry)?, entry.high.clone());
-            *block = Some(Opened { block: opened, high, addr: entry.at.addr, group: 0, items: Group::default(), at: 0 });
+            *block =
+                Some(Opened { block: opened, high, addr: entry.at.addr, interval: 0, items: RestartInterval::default(), at: 0 });
             self.next_item()
         } else {
             let (node, filter) = (Arc::new(run.store().node(entry, level)?), entry.filter);
@@ -162,15 +163,15 @@ impl MergeCursor {
         self.cut = None;
         let Under::Run { block: Some(open), .. } = &mut self.under else { return Ok(()) };
         open.at += 1;
-        if open.at < open.items.len() { Ok(()) } else { self.next_group() }
+        if open.at < open.items.len() { Ok(()) } else { self.next_interval() }
     }
 
-    fn next_group(&mut self) -> Result<()> {
+    fn next_interval(&mut self) -> Result<()> {
         let Under::Run { block, .. } = &mut self.under else { return Ok(()) };
         let Some(open) = block else { return Ok(()) };
-        while open.group < open.block.groups() {
-            open.block.group_into(open.group, &mut open.items)?;
-            open.group += 1;
+        while open.interval < open.block.intervals() {
+            open.block.interval_into(open.interval, &mut open.items)?;
+            open.interval += 1;
             let last = open.items.len().checked_sub(1).and_then(|last| open.items.item(last));
             if last.is_some_and(|last| !last.ends_before(&open.high)) {
                 return Err(outside(open.addr));

@@ -1,6 +1,6 @@
 //! A position on the items of one run.
 //!
-//! Items are decoded a group at a time into memory that the cursor uses again; nothing is allocated on the way from one to the next.
+//! Items are decoded a restart interval at a time into memory that the cursor uses again; nothing is allocated on the way from one to the next.
 //! A cursor that goes from block to block in one direction, and finds them not in the cache, announces those to come to the
 //! device: spans that lie contiguous as one, first little, then more and more. What a range ends with is thus never more
 //! in vain than what was read for it.
@@ -12,7 +12,7 @@ use zones::Purpose;
 
 use crate::Result;
 use crate::block::Block;
-use crate::block::group::Group;
+use crate::block::restart_interval::RestartInterval;
 use crate::item::{BodyRef, ItemRef};
 use crate::run::Run;
 use crate::run::path::Path;
@@ -83,8 +83,8 @@ pub struct RunCursor {
     run: Arc<Run>,
     path: Path,
     block: Option<Arc<Block>>,
-    group: usize,
-    items: Group,
+    interval: usize,
+    items: RestartInterval,
     at: usize,
     /// The path leads to the block that the next seek wants.
     aimed: bool,
@@ -97,8 +97,8 @@ impl RunCursor {
             run,
             path: Path::default(),
             block: None,
-            group: 0,
-            items: Group::default(),
+            interval: 0,
+            items: RestartInterval::default(),
             at: 0,
             aimed: false,
             ahead: Ahead::default(),
@@ -132,10 +132,10 @@ impl RunCursor {
         Ok(())
     }
 
-    fn load(&mut self, group: usize) -> Result<()> {
-        self.group = group;
+    fn load(&mut self, interval: usize) -> Result<()> {
+        self.interval = interval;
         match &self.block {
-            Some(b) => b.group_into(group, &mut self.items),
+            Some(b) => b.interval_into(interval, &mut self.items),
             None => {
                 self.items.clear();
                 Ok(())
@@ -156,12 +156,12 @@ impl RunCursor {
         Ok(turned? && self.open().map(|()| true)?)
     }
 
-    /// After a load: forward over ends of groups and blocks.
+    /// After a load: forward over ends of restart intervals and blocks.
     fn settle_forward(&mut self) -> Result<()> {
         while self.at >= self.items.len() {
             let Some(block) = &self.block else { return Ok(()) };
-            let next = if self.group + 1 < block.groups() {
-                self.group + 1
+            let next = if self.interval + 1 < block.intervals() {
+                self.interval + 1
             } else if self.turn(true)? {
                 0
             } else {
@@ -181,17 +181,17 @@ impl RunCursor {
         }
         loop {
             let Some(block) = &self.block else { return Ok(()) };
-            let group = if self.group > 0 && block.groups() > 0 {
-                self.group - 1
+            let interval = if self.interval > 0 && block.intervals() > 0 {
+                self.interval - 1
             } else if self.turn(false)? {
                 match &self.block {
-                    Some(b) => b.groups().saturating_sub(1),
+                    Some(b) => b.intervals().saturating_sub(1),
                     None => 0,
                 }
             } else {
                 return Ok(());
             };
-            self.load(group)?;
+            self.load(interval)?;
             if !self.items.is_empty() {
                 self.at = self.items.len() - 1;
                 return Ok(());
@@ -233,10 +233,10 @@ impl RunCursor {
         if self.at < self.items.len() {
             return Ok(());
         }
-        if self.group + 1 < block.groups() {
-            let group = block.group_of(key)?.max(self.group + 1);
-            let inside = group + 1 < block.groups();
-            self.load(group)?;
+        if self.interval + 1 < block.intervals() {
+            let interval = block.interval_of(key)?.max(self.interval + 1);
+            let inside = interval + 1 < block.intervals();
+            self.load(interval)?;
             self.at = self.items.partition_point(|i| i.ends_before(key));
             if self.at < self.items.len() || inside {
                 return self.settle_forward();
@@ -252,9 +252,9 @@ impl RunCursor {
             self.at = self.items.partition_point(|i| i.key < key);
             return self.step_back();
         }
-        if self.group > 0 {
-            let group = block.group_of(key)?.min(self.group - 1);
-            self.load(group)?;
+        if self.interval > 0 {
+            let interval = block.interval_of(key)?.min(self.interval - 1);
+            self.load(interval)?;
             if self.items.key(0).is_some_and(|first| first < key) {
                 self.at = self.items.partition_point(|i| i.key < key);
                 return self.step_back();
@@ -271,7 +271,7 @@ impl RunCursor {
 
     /// Shows what follows the item here among those that are decoded together, up to the first that is no small value, or until
     /// `visit` breaks. The last one shown is the item here.
-    pub(crate) fn visit_group<B>(&mut self, mut visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<B>) -> ControlFlow<B> {
+    pub(crate) fn visit_interval<B>(&mut self, mut visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<B>) -> ControlFlow<B> {
         while let Some(ItemRef { key, body: BodyRef::Put(ValueRef::Inline(value, _)), .. }) = self.items.item(self.at + 1) {
             let shown = visit(key, value);
             self.at += 1;
@@ -294,11 +294,11 @@ impl Source for RunCursor {
             self.aimed = false;
         }
         self.open()?;
-        let group = match &self.block {
-            Some(b) => b.group_of(key)?,
+        let interval = match &self.block {
+            Some(b) => b.interval_of(key)?,
             None => return Ok(()),
         };
-        self.load(group)?;
+        self.load(interval)?;
         self.at = self.items.partition_point(|i| i.ends_before(key));
         self.settle_forward()
     }
@@ -309,11 +309,11 @@ impl Source for RunCursor {
             self.aimed = false;
         }
         self.open()?;
-        let group = match &self.block {
-            Some(b) => b.group_of(key)?,
+        let interval = match &self.block {
+            Some(b) => b.interval_of(key)?,
             None => return Ok(()),
         };
-        self.load(group)?;
+        self.load(interval)?;
         self.at = self.items.partition_point(|i| i.key < key);
         self.step_back()
     }
@@ -327,8 +327,8 @@ impl Source for RunCursor {
         self.path.descend(&self.run, |n| n.len().checked_sub(1))?;
         self.open()?;
         let Some(b) = &self.block else { return Ok(()) };
-        let groups = b.groups();
-        self.load(groups.saturating_sub(1))?;
+        let intervals = b.intervals();
+        self.load(intervals.saturating_sub(1))?;
         self.at = self.items.len();
         self.step_back()
     }

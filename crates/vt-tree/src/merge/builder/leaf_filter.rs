@@ -2,7 +2,7 @@
 
 use super::{RunBuilder, place_frame};
 use crate::Result;
-use crate::block::group::Group;
+use crate::block::restart_interval::RestartInterval;
 use crate::filter::{FilterBuilder, hash};
 use crate::index::frame::{FrameKind, FramePointer};
 use crate::index::node::NodeBuilder;
@@ -40,10 +40,10 @@ impl RunBuilder {
             for at in b.blocks {
                 self.stats.blocks_read += u64::from(at.len);
                 let block = self.store.block_once(at)?;
-                let mut group = Group::default();
-                for g in 0..block.groups() {
-                    block.group_into(g, &mut group)?;
-                    for i in (0..group.len()).filter_map(|i| group.item(i)) {
+                let mut interval = RestartInterval::default();
+                for g in 0..block.intervals() {
+                    block.interval_into(g, &mut interval)?;
+                    for i in (0..interval.len()).filter_map(|i| interval.item(i)) {
                         if !matches!(i.body, BodyRef::DeleteRange { .. }) {
                             builder.add(hash(i.key));
                         }

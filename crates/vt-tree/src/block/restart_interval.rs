@@ -1,4 +1,4 @@
-//! The items of one group of a tuple block, decoded into memory that is used again and again: what a cursor walks on.
+//! The items of one restart interval of a tuple block, decoded into memory that is used again and again: what a cursor walks on.
 
 use bytes::Bytes;
 
@@ -49,13 +49,13 @@ struct Slot {
 
 /// Decoded items. Keys are copied, since they lie in the block without the prefix that they share; all else stays there.
 #[derive(Default)]
-pub(crate) struct Group {
+pub(crate) struct RestartInterval {
     data: Bytes,
     keys: Vec<u8>,
     slots: Vec<Slot>,
 }
 
-impl Group {
+impl RestartInterval {
     /// Empty, over the bytes of a block.
     pub fn begin(&mut self, data: &Bytes) {
         // Most often the block is the same as before.
