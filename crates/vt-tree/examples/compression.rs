@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use measure::{mix, ran};
 use vt_tree::{
-    Compression, Input, KeyRange, Lookup, Memtable, MergeOptions, Placement, RunCursor, Source, Store, Value, hash, merge,
+    BlockCache, Compression, Input, KeyRange, Lookup, Memtable, MergeOptions, Placement, RunCursor, Source, Value, hash, merge,
 };
 use zones::{FormatOptions, MemoryDevice, Zones};
 
@@ -39,10 +39,10 @@ fn page(kind: &str, i: u64, len: usize) -> Vec<u8> {
     (0..).flat_map(|n| value(kind, i * 1000 + n)).take(len).collect()
 }
 
-fn store() -> Arc<Store> {
+fn store() -> Arc<BlockCache> {
     let zones = Zones::format(Arc::new(MemoryDevice::default()), FormatOptions::default()).expect("a fresh store");
     zones.start();
-    Store::new(zones, 1 << 20)
+    BlockCache::new(zones, 1 << 20)
 }
 
 /// Large values of `len` bytes: flushed, then got in the order of their keys, each by itself, so that nothing but the value is read twice.

@@ -8,10 +8,10 @@ mod measure;
 use std::sync::Arc;
 
 use measure::{mix, ran};
-use vt_tree::{Input, KeyRange, Memtable, MergeOptions, Placement, Pool, Run, Source, Store, merge};
+use vt_tree::{BlockCache, Input, KeyRange, Memtable, MergeOptions, Placement, Pool, Run, Source, merge};
 use zones::{FormatOptions, MemoryDevice, Zones};
 
-fn run(store: &Arc<Store>, inputs: &[Input]) -> Arc<Run> {
+fn run(store: &Arc<BlockCache>, inputs: &[Input]) -> Arc<Run> {
     let options = MergeOptions { placement: Placement::copy(), old_seq: u64::MAX, ..MergeOptions::default() };
     merge(store, inputs, &KeyRange::all(), options).expect("the device is memory").expect("there are items")
 }
@@ -25,7 +25,7 @@ fn main() {
     for _ in 0..rounds {
         let zones = Zones::format(Arc::new(MemoryDevice::default()), FormatOptions::default()).expect("a fresh store");
         zones.start();
-        let store = Store::new(zones, 64 << 20);
+        let store = BlockCache::new(zones, 64 << 20);
         let memtables: Vec<Arc<Memtable>> = (0..2u64)
             .map(|part| {
                 let m = Arc::new(Memtable::in_pool(&pool));

@@ -62,7 +62,7 @@ impl Check<'_> {
         found.zones.add_extent(entry.at.addr, u64::from(entry.at.len));
         if let Some(filter) = entry.filter {
             found.zones.add_extent(filter.addr, u64::from(filter.len));
-            let filter = self.run.store().filter(filter);
+            let filter = self.run.cache().filter(filter);
             if let Some(filter) = self.read(filter)
                 && let Some(h) = found.hashes.iter().find(|h| !filter.may_contain(**h))
             {
@@ -78,7 +78,7 @@ impl Check<'_> {
     }
 
     fn node(&mut self, entry: &Entry, level: u16) -> Option<Found> {
-        let node = self.run.store().node(entry, level);
+        let node = self.run.cache().node(entry, level);
         let node = self.read(node)?;
         let mut sum = Found::default();
         let mut whole = true;
@@ -110,7 +110,7 @@ impl Check<'_> {
     }
 
     fn block(&mut self, entry: &Entry) -> Option<Found> {
-        let block = self.run.store().block_beneath(entry);
+        let block = self.run.cache().block_beneath(entry);
         let block = self.read(block)?;
         let mut found = Found { block_bytes: u64::from(entry.at.len), block_spans: 1, ..Found::default() };
         let mut extents = Vec::new();
@@ -121,9 +121,9 @@ impl Check<'_> {
             }
         }
         // Large values together first; one by one when that fails, so that the fault names its place.
-        if self.run.store().read_values(&extents).is_err() {
+        if self.run.cache().read_values(&extents).is_err() {
             for e in &extents {
-                let value = self.run.store().read_value(&Value::Extent(*e));
+                let value = self.run.cache().read_value(&Value::Extent(*e));
                 self.read(value);
             }
         }

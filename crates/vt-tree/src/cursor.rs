@@ -203,15 +203,15 @@ impl TreeCursor {
     fn aim(&mut self, direction: Direction) -> Result<()> {
         let Position::Before(key) = &self.position else { return Ok(()) };
         let mut blocks = Vec::new();
-        let mut store = None;
+        let mut cache = None;
         for s in &mut self.sources {
             if let Under::Run(c) = s {
                 blocks.extend(c.aim(key, direction == Direction::Backward)?);
-                store = Some(c.run().store().clone());
+                cache = Some(c.run().cache().clone());
             }
         }
-        if let Some(store) = store.filter(|_| blocks.len() > 1) {
-            store.announce_blocks(blocks);
+        if let Some(cache) = cache.filter(|_| blocks.len() > 1) {
+            cache.announce_blocks(blocks);
         }
         Ok(())
     }

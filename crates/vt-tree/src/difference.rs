@@ -16,7 +16,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::Result;
-use crate::cache::Store;
+use crate::cache::BlockCache;
 use crate::cursor::{TreeCursor, TreeTuple};
 use crate::filter::hash;
 use crate::index::entry::Entry;
@@ -119,7 +119,7 @@ pub type Side = Vec<(Input, Seq)>;
 
 /// The changes from one state to another, in the order of their keys.
 pub struct Difference {
-    store: Arc<Store>,
+    cache: Arc<BlockCache>,
     sides: [Side; 2],
     pieces: BinaryHeap<Reverse<Piece>>,
     /// Everything before this key was compared.
@@ -138,7 +138,7 @@ fn is_shared(memtable: &Arc<Memtable>, at: Seq, others: &Side) -> bool {
 }
 
 impl Difference {
-    pub fn new(store: &Arc<Store>, before: Side, after: Side) -> Result<Difference> {
+    pub fn new(cache: &Arc<BlockCache>, before: Side, after: Side) -> Result<Difference> {
         let mut pieces = BinaryHeap::new();
         let sides = [before, after];
         for (side, inputs) in sides.iter().enumerate() {
@@ -158,7 +158,7 @@ impl Difference {
                 }
             }
         }
-        Ok(Difference { store: store.clone(), sides, pieces, done: Bytes::new(), range: None, opened: 0 })
+        Ok(Difference { cache: cache.clone(), sides, pieces, done: Bytes::new(), range: None, opened: 0 })
     }
 
     /// Blocks and index nodes that were opened to find out.
@@ -200,14 +200,14 @@ impl Difference {
     fn open(&mut self, entry: &Entry, level: u16, side: usize) -> Result<()> {
         self.opened += 1;
         if level > 0 {
-            for e in self.store.node(entry, level)?.entries {
+            for e in self.cache.node(entry, level)?.entries {
                 let key = e.low.clone();
                 self.pieces.push(Reverse(Piece { key, side, what: What::Subtree(Box::new(e), level - 1) }));
             }
             return Ok(());
         }
         // Through the cache: what is different is looked up again at once.
-        let block = self.store.block(ChildPointer::of(entry))?;
+        let block = self.cache.block(ChildPointer::of(entry))?;
         let mut items = Vec::new();
         for interval in 0..block.intervals() {
             items.extend(block.interval(interval)?);
@@ -285,7 +285,7 @@ impl Difference {
         }
         match (a, b) {
             (Value::Inline(_), Value::Inline(_)) => Ok(true),
-            _ => Ok(self.store.read_value(a)? != self.store.read_value(b)?),
+            _ => Ok(self.cache.read_value(a)? != self.cache.read_value(b)?),
         }
     }
 }

@@ -72,7 +72,7 @@ fn of_subtree(run: &Run, entry: &Entry, level: u16, range: &KeyRange, sum: &mut 
         *sum += Estimate { items: items / 2, items_error: items.div_ceil(2), bytes: bytes / 2, bytes_error: bytes.div_ceil(2) };
         return Ok(());
     }
-    let node = run.store().node(entry, level)?;
+    let node = run.cache().node(entry, level)?;
     let from = node.position(&range.start);
     for e in node.entries[from..].iter().take_while(|e| begins_inside(e, range)) {
         of_subtree(run, e, level - 1, range, sum)?;

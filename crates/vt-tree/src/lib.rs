@@ -26,7 +26,7 @@ mod scrub;
 mod source;
 mod value;
 
-pub use cache::{Store, read_alone, waited};
+pub use cache::{BlockCache, read_alone, waited};
 pub use check::check_run;
 pub use cursor::{TreeCursor, TreeTuple, TupleRef};
 pub use difference::{Difference, KeyChange, Side};

@@ -18,7 +18,7 @@ use crate::value::Value;
 /// `removed` hears of each. Sums, fences and filters are made anew from what is there; large values stay where they lie. `None`: the run
 /// was empty.
 pub fn rewrite(run: &Arc<Run>, options: &MergeOptions, removed: &mut dyn FnMut(Damage)) -> Result<Option<Arc<Run>>> {
-    let mut builder = RunBuilder::new(run.store(), options);
+    let mut builder = RunBuilder::new(run.cache(), options);
     let mut recent = Recent::default();
     let mut pieces = Pieces::new(run, b"");
     while let Some(piece) = pieces.next(&mut recent) {
@@ -28,7 +28,7 @@ pub fn rewrite(run: &Arc<Run>, options: &MergeOptions, removed: &mut dyn FnMut(D
                 Item { key: start, seq: 0, body: Body::DeleteRange { end } }
             }
             Piece::Item(item) => match item.body {
-                Body::Put(Value::Extent(e)) => match run.store().read_value(&Value::Extent(e)) {
+                Body::Put(Value::Extent(e)) => match run.cache().read_value(&Value::Extent(e)) {
                     Ok(_) => item,
                     Err(error) => {
                         let end = Bytes::from([&item.key, &[0][..]].concat());

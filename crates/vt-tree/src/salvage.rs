@@ -42,7 +42,7 @@ impl Recent {
         if let Some(node) = self.nodes.get(&at).filter(|node| node.level == level) {
             return Ok(node.clone());
         }
-        let node = Arc::new(run.store().read_node(at, level)?);
+        let node = Arc::new(run.cache().read_node(at, level)?);
         if self.nodes.len() >= Recent::NODES {
             self.nodes.clear();
         }
@@ -54,7 +54,7 @@ impl Recent {
         if let Some(block) = self.blocks.get(&at) {
             return Ok(block.clone());
         }
-        let block = run.store().block_once(at)?;
+        let block = run.cache().block_once(at)?;
         if self.blocks.len() >= Recent::BLOCKS {
             self.blocks.clear();
         }

@@ -72,7 +72,7 @@ impl<'a> Scrub<'a> {
         if let Some(filter) = entry.filter
             && self.seen.insert((filter.addr, filter.crc))
         {
-            let read = run.store().frame_on_medium(FrameKind::Filter, 0, filter).and_then(Filter::parse);
+            let read = run.cache().frame_on_medium(FrameKind::Filter, 0, filter).and_then(Filter::parse);
             if let Err(e) = read {
                 self.find(entry, &e, filter.addr);
             }
@@ -84,7 +84,7 @@ impl<'a> Scrub<'a> {
         if level == 0 {
             return self.block(run, entry);
         }
-        let node = run.store().frame_on_medium(FrameKind::Node, level, entry.at);
+        let node = run.cache().frame_on_medium(FrameKind::Node, level, entry.at);
         let node = node.and_then(|payload| Node::parse(payload, level, entry.at.addr));
         (self.pace)(u64::from(entry.at.len))?;
         match node {
@@ -97,7 +97,7 @@ impl<'a> Scrub<'a> {
     }
 
     fn block(&mut self, run: &Run, entry: &Entry) -> ControlFlow<()> {
-        let block = run.store().frame_on_medium(FrameKind::Tuples, 0, entry.at);
+        let block = run.cache().frame_on_medium(FrameKind::Tuples, 0, entry.at);
         let block = block.and_then(|payload| Block::parse(payload, entry.at.addr));
         (self.pace)(u64::from(entry.at.len))?;
         let block = match block {
@@ -139,9 +139,9 @@ impl<'a> Scrub<'a> {
         let extents: Vec<ExtentRef> = span.iter().map(|(_, e)| *e).collect();
         let (Some(first), Some(last)) = (extents.first(), extents.last()) else { return ControlFlow::Continue(()) };
         let bytes = last.end().saturating_sub(first.addr);
-        if run.store().span_on_medium(&extents).is_err() {
+        if run.cache().span_on_medium(&extents).is_err() {
             for (key, e) in span.iter() {
-                if let Err(error) = run.store().check_value(e) {
+                if let Err(error) = run.cache().check_value(e) {
                     let end = Bytes::from([key, &[0][..]].concat());
                     (self.damage)(Damage { addr: e.addr, what: error.to_string(), start: key.clone(), end });
                 }
@@ -176,7 +176,7 @@ fn up_to(
         *left = left.saturating_sub(entry.data_bytes());
         return Ok((*left == 0).then(|| entry.high.clone()));
     }
-    let node = run.store().node(entry, level)?;
+    let node = run.cache().node(entry, level)?;
     if pace(u64::from(entry.at.len)).is_break() {
         return Ok(None);
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use vt_tree::{
-    Compression, Input, KeyRange, Lookup, Memtable, MergeOptions, Placement, Run, Store, TreeCursor, Value, check_run, concat,
+    BlockCache, Compression, Input, KeyRange, Lookup, Memtable, MergeOptions, Placement, Run, TreeCursor, Value, check_run, concat,
     hash, merge, slice,
 };
 use zones::{FormatOptions, MemoryDevice, Zones};
@@ -21,10 +21,10 @@ impl Random {
     }
 }
 
-fn store() -> Arc<Store> {
+fn store() -> Arc<BlockCache> {
     let zones = Zones::format(Arc::new(MemoryDevice::default()), FormatOptions::default()).expect("a fresh store");
     zones.start();
-    Store::new(zones, 4 << 20)
+    BlockCache::new(zones, 4 << 20)
 }
 
 fn key(n: u64) -> Vec<u8> {
@@ -59,7 +59,7 @@ fn memtable(r: &mut Random, n: u64, keys: u64, seq: &mut u64, model: &mut Model,
     Arc::new(m)
 }
 
-fn compare(store: &Store, inputs: &[Input], model: &Model, r: &mut Random, keys: u64) {
+fn compare(store: &BlockCache, inputs: &[Input], model: &Model, r: &mut Random, keys: u64) {
     let mut c = TreeCursor::new(inputs, u64::MAX);
     let mut forward = Vec::new();
     while let Some(t) = c.next().expect("reads") {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use proptest::prelude::*;
 use vt_tree::{
-    Compression, Input, KeyRange, Lookup, Memtable, MergeOptions, Placement, Result, Run, Store, TreeCursor, Value, check_run,
+    BlockCache, Compression, Input, KeyRange, Lookup, Memtable, MergeOptions, Placement, Result, Run, TreeCursor, Value, check_run,
     hash, merge,
 };
 use zones::{FormatOptions, MemoryDevice, ZONE_SIZE, Zones};
@@ -30,7 +30,7 @@ fn written(n: u64) -> Written {
     let device = Arc::new(MemoryDevice::default());
     let zones = Zones::format(device.clone(), FormatOptions::default()).expect("a fresh device takes a store");
     zones.start();
-    let store = Store::new(zones.clone(), 1 << 20);
+    let store = BlockCache::new(zones.clone(), 1 << 20);
     let m = Memtable::new();
     let mut truth = BTreeMap::new();
     for i in 0..n {
@@ -67,7 +67,7 @@ fn written(n: u64) -> Written {
 impl Written {
     /// The run with nothing cached.
     fn cold(&self) -> Arc<Run> {
-        Run::decode(&Store::new(self.zones.clone(), 1 << 20), &mut &self.root[..]).expect("the root is whole")
+        Run::decode(&BlockCache::new(self.zones.clone(), 1 << 20), &mut &self.root[..]).expect("the root is whole")
     }
 
     fn faults(&self) -> Vec<String> {
@@ -78,7 +78,7 @@ impl Written {
 
     /// Reads everything in every way there is; each answer must be an error or the truth. Returns whether there was an error.
     fn read(&self) -> bool {
-        let store = Store::new(self.zones.clone(), 1 << 20);
+        let store = BlockCache::new(self.zones.clone(), 1 << 20);
         let run = Run::decode(&store, &mut &self.root[..]).expect("the root is whole");
         let mut errors = 0;
         for (k, want) in &self.truth {
@@ -157,7 +157,7 @@ fn a_block_of_an_older_time_or_another_place_is_an_error() {
     let other = {
         let m = Memtable::new();
         (0..150).for_each(|i| m.put(&key(i), i + 1, Value::Inline(Bytes::from(format!("VALUE OF {i}")))));
-        let store = Store::new(b.zones.clone(), 1 << 20);
+        let store = BlockCache::new(b.zones.clone(), 1 << 20);
         merge(&store, &[Input::Memtable(Arc::new(m))], &KeyRange::all(), MergeOptions::default())
             .expect("flushes")
             .expect("has keys")
@@ -202,7 +202,7 @@ proptest! {
                 root[at] = *byte;
             }
             for root in [&root, &garbage] {
-                if let Ok(run) = Run::decode(&Store::new(w.zones.clone(), 1 << 16), &mut &root[..]) {
+                if let Ok(run) = Run::decode(&BlockCache::new(w.zones.clone(), 1 << 16), &mut &root[..]) {
                     let _ = run.get(&key(5), hash(&key(5)));
                     let mut c = TreeCursor::new(&[Input::Run(run.clone())], u64::MAX);
                     while let Ok(Some(_)) = c.next() {}

@@ -5,14 +5,15 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use vt_tree::{
-    ExtentRef, Input, KeyRange, Lookup, Memtable, MergeOptions, Placement, Run, Store, Value, check_run, hash, merge, place_value,
+    BlockCache, ExtentRef, Input, KeyRange, Lookup, Memtable, MergeOptions, Placement, Run, Value, check_run, hash, merge,
+    place_value,
 };
 use zones::{FormatOptions, MemoryDevice, Purpose, Reserve, Zones};
 
-fn store() -> Arc<Store> {
+fn store() -> Arc<BlockCache> {
     let zones = Zones::format(Arc::new(MemoryDevice::default()), FormatOptions::default()).unwrap();
     zones.start();
-    Store::new(zones, 4 << 20)
+    BlockCache::new(zones, 4 << 20)
 }
 
 fn key(file: u64, page: u64) -> Vec<u8> {
@@ -20,7 +21,7 @@ fn key(file: u64, page: u64) -> Vec<u8> {
 }
 
 /// A run of the pages of a file, in order, as a flush makes it.
-fn pages(store: &Arc<Store>, file: u64, pages: std::ops::Range<u64>, seq: u64) -> (Arc<Run>, Vec<ExtentRef>) {
+fn pages(store: &Arc<BlockCache>, file: u64, pages: std::ops::Range<u64>, seq: u64) -> (Arc<Run>, Vec<ExtentRef>) {
     let m = Arc::new(Memtable::new());
     let mut fill = store.zones().fill(Purpose::Pages, Reserve::Use);
     let mut extents = Vec::new();

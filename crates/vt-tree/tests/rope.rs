@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use vt_tree::{
-    ADAPTIVE, Body, Compression, Input, Item, KeyRange, Lookup, Memtable, Merge, MergeOptions, Placement, Run, RunCursor, Seq,
-    Source, Store, TreeCursor, Value, check_run, concat, hash, slice,
+    ADAPTIVE, BlockCache, Body, Compression, Input, Item, KeyRange, Lookup, Memtable, Merge, MergeOptions, Placement, Run,
+    RunCursor, Seq, Source, TreeCursor, Value, check_run, concat, hash, slice,
 };
 use zones::{FormatOptions, MemoryDevice, ZoneId, Zones};
 
@@ -85,7 +85,7 @@ enum Op {
 }
 
 struct World {
-    store: Arc<Store>,
+    store: Arc<BlockCache>,
     zones: Arc<Zones>,
     /// Keys that points have.
     keys: Vec<usize>,
@@ -124,7 +124,7 @@ impl World {
         landmarks.dedup();
         let keys = keys.iter().map(|k| landmarks.binary_search(k).expect("every key is a landmark")).collect();
         let zones = fresh_zones();
-        let store = Store::new(zones.clone(), 1 << 20);
+        let store = BlockCache::new(zones.clone(), 1 << 20);
         World { store, zones, keys, landmarks, seq: 0, r }
     }
 
@@ -496,7 +496,7 @@ fn history(seed: u64) {
             }
             // Take all of them up again from their root pointers, with nothing cached.
             _ => {
-                w.store = Store::new(w.zones.clone(), w.r.of(&[0, 1 << 16, 1 << 20]));
+                w.store = BlockCache::new(w.zones.clone(), w.r.of(&[0, 1 << 16, 1 << 20]));
                 for (run, _) in &mut runs {
                     let mut bytes = Vec::new();
                     run.encode(&mut bytes);

@@ -3,17 +3,17 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use vt_tree::{ADAPTIVE, Input, KeyRange, Memtable, Merge, MergeOptions, MergeStats, Placement, Run, Store, Value, check_run};
+use vt_tree::{ADAPTIVE, BlockCache, Input, KeyRange, Memtable, Merge, MergeOptions, MergeStats, Placement, Run, Value, check_run};
 use zones::{FormatOptions, MemoryDevice, Zones};
 
-fn store() -> Arc<Store> {
+fn store() -> Arc<BlockCache> {
     let zones = Zones::format(Arc::new(MemoryDevice::default()), FormatOptions::default()).expect("a fresh store");
     zones.start();
-    Store::new(zones, 16 << 20)
+    BlockCache::new(zones, 16 << 20)
 }
 
 /// A run of `keys`, each with a value of `len` bytes.
-fn run(store: &Arc<Store>, keys: impl Iterator<Item = u64>, len: usize) -> Arc<Run> {
+fn run(store: &Arc<BlockCache>, keys: impl Iterator<Item = u64>, len: usize) -> Arc<Run> {
     let m = Memtable::new();
     let value = Bytes::from(vec![7u8; len]);
     for (seq, k) in keys.enumerate() {
@@ -22,7 +22,7 @@ fn run(store: &Arc<Store>, keys: impl Iterator<Item = u64>, len: usize) -> Arc<R
     merged(store, &[Input::Memtable(Arc::new(m))], MergeOptions::default()).0
 }
 
-fn merged(store: &Arc<Store>, inputs: &[Input], options: MergeOptions) -> (Arc<Run>, MergeStats) {
+fn merged(store: &Arc<BlockCache>, inputs: &[Input], options: MergeOptions) -> (Arc<Run>, MergeStats) {
     let (run, stats) = Merge::new(store, inputs, &KeyRange::all(), options).and_then(Merge::finish).expect("merges");
     let run = run.expect("something is left");
     let mut faults = Vec::new();
@@ -49,7 +49,7 @@ fn sorted_runs_are_joined_without_reading_or_writing_a_tuple() {
 #[test]
 fn the_index_written_follows_the_overlap_and_not_the_size() {
     let store = store();
-    let small = |store: &Arc<Store>| run(store, 5_000..5_100, 64);
+    let small = |store: &Arc<BlockCache>| run(store, 5_000..5_100, 64);
     let cost = |n: u64| {
         let big = run(&store, 0..n, 64);
         merged(&store, &[Input::Run(small(&store)), Input::Run(big)], threshold(0)).1

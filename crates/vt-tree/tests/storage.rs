@@ -4,15 +4,15 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use vt_tree::{
-    Compression, Input, KeyRange, Lookup, Memtable, MergeOptions, Placement, Run, RunCursor, Source, Store, Value, check_run, hash,
-    merge,
+    BlockCache, Compression, Input, KeyRange, Lookup, Memtable, MergeOptions, Placement, Run, RunCursor, Source, Value, check_run,
+    hash, merge,
 };
 use zones::{FormatOptions, MemoryDevice, Zones};
 
-fn store() -> Arc<Store> {
+fn store() -> Arc<BlockCache> {
     let zones = Zones::format(Arc::new(MemoryDevice::default()), FormatOptions::default()).unwrap();
     zones.start();
-    Store::new(zones, 1 << 20)
+    BlockCache::new(zones, 1 << 20)
 }
 
 fn key(i: u64) -> Vec<u8> {
@@ -23,7 +23,7 @@ fn value(i: u64) -> Bytes {
     Bytes::from(format!("a value that says something about {i}, and says it at some length, as values do"))
 }
 
-fn run(store: &Arc<Store>, items: impl Iterator<Item = u64>, options: MergeOptions) -> Arc<Run> {
+fn run(store: &Arc<BlockCache>, items: impl Iterator<Item = u64>, options: MergeOptions) -> Arc<Run> {
     let m = Arc::new(Memtable::new());
     for (seq, i) in items.enumerate() {
         m.put(&key(i), seq as u64 + 1, Value::Inline(value(i)));
@@ -120,7 +120,7 @@ fn page(i: u64) -> Bytes {
     Bytes::from(format!("line {i}: the quick brown fox jumps over the lazy dog\n").repeat(100).into_bytes()).slice(..4096)
 }
 
-fn pages(store: &Arc<Store>, items: impl Iterator<Item = u64>, options: MergeOptions) -> Arc<Run> {
+fn pages(store: &Arc<BlockCache>, items: impl Iterator<Item = u64>, options: MergeOptions) -> Arc<Run> {
     let m = Arc::new(Memtable::new());
     for (seq, i) in items.enumerate() {
         m.put(&key(i), seq as u64 + 1, Value::Inline(page(i)));

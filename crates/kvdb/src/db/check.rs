@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-use vt_tree::{Store, Value};
+use vt_tree::{BlockCache, Value};
 use zones::{Device, ZoneId, ZoneUse, Zones};
 
 use crate::db::recovery::{Found, read_journal};
@@ -72,7 +72,7 @@ fn examine(device: Arc<dyn Device>, report: &mut CheckReport, progress: &mut dyn
     for e in zones.check_superblocks() {
         report.fault("superblock", e);
     }
-    let store = Store::new(zones.clone(), CACHE);
+    let store = BlockCache::new(zones.clone(), CACHE);
     let mut found = Found::read(&zones, &store)?;
     for addr in &found.loaded.damaged {
         report.fault("manifest", format!("one of two copies at device address {addr:#x} cannot be read"));

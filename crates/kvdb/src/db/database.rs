@@ -13,7 +13,7 @@ use bytes::Bytes;
 use env::Env;
 use env::sync::ArcSwap;
 use env::sync::{Condvar, MappedMutexGuard, Mutex, MutexGuard};
-use vt_tree::{Seq, Store};
+use vt_tree::{BlockCache, Seq};
 use zones::Zones;
 
 use crate::background::{Background, Defragmenter, Merging};
@@ -49,7 +49,7 @@ pub(crate) struct Sealed {
 pub(crate) struct Database {
     pub env: Arc<dyn Env>,
     pub zones: Arc<Zones>,
-    pub store: Arc<Store>,
+    pub store: Arc<BlockCache>,
     pub options: OpenOptions,
     pub shares: Shares,
     pub health: Arc<Health>,
@@ -114,7 +114,7 @@ pub(crate) struct Database {
 pub(crate) struct Parts {
     pub env: Arc<dyn Env>,
     pub zones: Arc<Zones>,
-    pub store: Arc<Store>,
+    pub store: Arc<BlockCache>,
     pub options: OpenOptions,
     pub health: Arc<Health>,
     pub version: Version,

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use env::Env;
-use vt_tree::{ExtentRef, Run, Seq, Store, Value};
+use vt_tree::{BlockCache, ExtentRef, Run, Seq, Value};
 use zones::{Device, FormatOptions, Hold, SECTOR, ZONE_SIZE, ZoneId, ZoneUse, Zones};
 
 use crate::commit::write_memtables;
@@ -67,7 +67,7 @@ pub(crate) fn create(device: Arc<dyn Device>, env: Arc<dyn Env>, options: Create
     let zones = Zones::format_as(device, format, uuid)?;
     let health = Arc::new(Health::default());
     let manifest = Manifest::begin(zones.clone(), env.clone(), health.clone(), State::new(), 0)?;
-    let store = Store::new(zones.clone(), Shares::of(&options.open).cache);
+    let store = BlockCache::new(zones.clone(), Shares::of(&options.open).cache);
     let version = Version { trees: Default::default(), generation: Generation::first(), came_with: 0 };
     let snapshots = Snapshots::new(BTreeMap::new());
     let options = OpenOptions { read_only: false, ..options.open };
@@ -82,7 +82,7 @@ pub(crate) fn create(device: Arc<dyn Device>, env: Arc<dyn Env>, options: Create
 pub(crate) fn open(device: Arc<dyn Device>, env: Arc<dyn Env>, options: OpenOptions) -> Result<(Arc<Database>, Recovery)> {
     let begun = env.monotonic();
     let zones = Zones::open(device)?;
-    let store = Store::new(zones.clone(), Shares::of(&options).cache);
+    let store = BlockCache::new(zones.clone(), Shares::of(&options).cache);
     let found = Found::read(&zones, &store)?;
     let mut recovery = found.recovery;
     let state = &found.loaded.state;
@@ -247,7 +247,7 @@ pub(crate) struct BoundRuns {
 }
 
 impl BoundRuns {
-    fn open(store: &Arc<Store>, state: &State, seq: Seq, bound: &Bound) -> Result<BoundRuns> {
+    fn open(store: &Arc<BlockCache>, state: &State, seq: Seq, bound: &Bound) -> Result<BoundRuns> {
         let mut runs = Vec::new();
         for (dict, roots) in &bound.runs {
             // What was bound for a dictionary that is gone may be gone too.
@@ -368,7 +368,7 @@ fn offset_in(segments: &[Segment], start: &manifest::JournalStart) -> u64 {
 }
 
 impl Found {
-    pub(crate) fn read(zones: &Arc<Zones>, store: &Arc<Store>) -> Result<Found> {
+    pub(crate) fn read(zones: &Arc<Zones>, store: &Arc<BlockCache>) -> Result<Found> {
         let root = zones.superblock().root;
         if root.is_empty() {
             return Err(Error::Corrupt("the store has no manifest: making it was never finished, make it again".into()));
@@ -416,7 +416,7 @@ struct Runs {
 }
 
 impl Runs {
-    fn tree(&mut self, store: &Arc<Store>, d: &DictionaryState, generation: &Arc<Generation>) -> Result<Tree> {
+    fn tree(&mut self, store: &Arc<BlockCache>, d: &DictionaryState, generation: &Arc<Generation>) -> Result<Tree> {
         let mut tree = Tree::new(d.info.clone(), generation);
         // By age: each run is newer than those added before it.
         for (&id, (level, bytes)) in &d.runs {
@@ -450,7 +450,7 @@ fn bounded<'a>(before: u64, mut runs: impl Iterator<Item = &'a Run>) -> Result<u
 }
 
 /// The run that `what` names by these bytes.
-fn decode_run(store: &Arc<Store>, bytes: &Bytes, what: impl FnOnce() -> String) -> Result<Arc<Run>> {
+fn decode_run(store: &Arc<BlockCache>, bytes: &Bytes, what: impl FnOnce() -> String) -> Result<Arc<Run>> {
     let mut rest = &bytes[..];
     let run = Run::decode(store, &mut rest)?;
     if !rest.is_empty() {
@@ -472,7 +472,7 @@ struct Unsynced {
 /// The first pass. See the module's comment. Each durable extent that the journal binds is shown to `bound`.
 pub(crate) fn read_journal(
     zones: &Zones,
-    store: &Arc<Store>,
+    store: &Arc<BlockCache>,
     state: &State,
     recovery: &mut Recovery,
     bound: &mut dyn FnMut(&ExtentRef),
@@ -551,7 +551,7 @@ pub(crate) fn read_journal(
 
 impl Journal {
     /// The next record counts.
-    fn take(&mut self, store: &Arc<Store>, state: &State, record: &Unsynced, bound: &mut dyn FnMut(&ExtentRef)) -> Result<()> {
+    fn take(&mut self, store: &Arc<BlockCache>, state: &State, record: &Unsynced, bound: &mut dyn FnMut(&ExtentRef)) -> Result<()> {
         if let Some(runs) = &record.bound {
             let bound = BoundRuns::open(store, state, record.last_seq.unwrap_or(0), runs)?;
             self.weight = bounded(self.weight, bound.runs.iter().flat_map(|(_, runs)| runs).map(|run| &**run))?;

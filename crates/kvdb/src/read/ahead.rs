@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use vt_tree::{ExtentRef, Store, TreeTuple, Value, waited};
+use vt_tree::{BlockCache, ExtentRef, TreeTuple, Value, waited};
 
 use crate::error::{Error, Result};
 use crate::read::view::View;
@@ -41,7 +41,7 @@ impl Reader {
         Arc::new(Reader { view: view.clone(), asked: AtomicU64::new(0), slow: AtomicU32::new(0) })
     }
 
-    fn store(&self) -> &Arc<Store> {
+    fn store(&self) -> &Arc<BlockCache> {
         &self.view.store
     }
 

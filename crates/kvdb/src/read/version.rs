@@ -154,7 +154,7 @@ impl Tree {
     }
 
     /// Tells the device of the blocks that `get` of these keys (ascending) is likely to read.
-    pub(crate) fn announce<'k>(&self, store: &vt_tree::Store, keys: impl Iterator<Item = &'k [u8]>) -> Result<()> {
+    pub(crate) fn announce<'k>(&self, store: &vt_tree::BlockCache, keys: impl Iterator<Item = &'k [u8]>) -> Result<()> {
         let mut blocks = Vec::new();
         for key in keys {
             let hash = vt_tree::hash(key);
@@ -281,7 +281,7 @@ impl Version {
 }
 
 /// Reads a value, wherever it lies.
-pub(crate) fn read(store: &vt_tree::Store, value: Value) -> Result<Bytes> {
+pub(crate) fn read(store: &vt_tree::BlockCache, value: Value) -> Result<Bytes> {
     match value {
         Value::Inline(bytes) => Ok(bytes),
         extent => Ok(store.read_value(&extent)?),

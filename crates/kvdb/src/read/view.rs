@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use vt_tree::{Input, Lookup, Seq, Store, Value};
+use vt_tree::{BlockCache, Input, Lookup, Seq, Value};
 
 use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
@@ -19,7 +19,7 @@ use crate::transactions::Own;
 #[derive(Clone)]
 pub struct View {
     pub(crate) version: Pinned,
-    pub(crate) store: Arc<Store>,
+    pub(crate) store: Arc<BlockCache>,
     /// Commits up to this one are seen.
     pub(crate) at: Seq,
     /// What a transaction has written lies above all that.
@@ -223,7 +223,7 @@ impl View {
 
 /// Reads `extents` and hands each to `put` with its place; both are empty afterwards.
 fn fill_in(
-    store: &Store,
+    store: &BlockCache,
     places: &mut Vec<usize>,
     extents: &mut Vec<vt_tree::ExtentRef>,
     mut put: impl FnMut(usize, Bytes),

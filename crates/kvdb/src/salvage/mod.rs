@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use env::sync::Mutex;
-use vt_tree::{Memtable, Recent, Run, Store, Value};
+use vt_tree::{BlockCache, Memtable, Recent, Run, Value};
 use zones::Device;
 
 use crate::error::Result;
@@ -23,7 +23,7 @@ pub use scan::Scan;
 
 /// What is left of a store.
 pub struct Salvage {
-    store: Arc<Store>,
+    store: Arc<BlockCache>,
     dictionaries: Vec<Remains>,
     notes: Vec<String>,
     left_out: Vec<String>,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use env::sync::Mutex;
-use vt_tree::{Recent, Run, Seq, Store, Value};
+use vt_tree::{BlockCache, Recent, Run, Seq, Value};
 use zones::{Device, Purpose, SECTOR, ZONE_SIZE, ZoneId, Zones};
 
 use super::{Remains, Salvage, Source};
@@ -29,7 +29,7 @@ const PIECE: usize = 1 << 20;
 pub(super) fn find(device: Arc<dyn Device>, progress: &mut dyn FnMut(u64, u64)) -> Result<Salvage> {
     let (zones, errors) = Zones::open_remains(device)?;
     let mut notes: Vec<String> = errors.into_iter().map(|e| Error::from(e).to_string()).collect();
-    let store = Store::new(zones.clone(), CACHE);
+    let store = BlockCache::new(zones.clone(), CACHE);
     let state = find_state(&zones, &mut notes, progress)?;
     let (version, bound) = journal(&zones, &store, &state, &mut notes);
     let mut dictionaries = Vec::new();
@@ -68,7 +68,7 @@ pub(super) fn find(device: Arc<dyn Device>, progress: &mut dyn FnMut(u64, u64)) 
     Ok(Salvage { store, dictionaries, notes, left_out, recent: Mutex::new(Recent::default()) })
 }
 
-fn decode(store: &Arc<Store>, bytes: &Bytes) -> Result<Arc<Run>> {
+fn decode(store: &Arc<BlockCache>, bytes: &Bytes) -> Result<Arc<Run>> {
     let mut rest = &bytes[..];
     Ok(Run::decode_unpinned(store, &mut rest)?)
 }
@@ -167,7 +167,7 @@ struct Unbound {
 
 /// The journal's commits, in memtables. A sound journal gives what recovery would replay; of another what comes before its damage, and
 /// what comes behind that where its place is certain.
-fn journal(zones: &Arc<Zones>, store: &Arc<Store>, state: &State, notes: &mut Vec<String>) -> (Version, Unbound) {
+fn journal(zones: &Arc<Zones>, store: &Arc<BlockCache>, state: &State, notes: &mut Vec<String>) -> (Version, Unbound) {
     let generation = Generation::first();
     let trees = state.dictionaries.values().map(|d| (d.info.id, Arc::new(Tree::new(d.info.clone(), &generation)))).collect();
     let mut replay = Replay {
@@ -249,7 +249,7 @@ fn resume(zones: &Zones, parts: &[Part], stopped: (usize, u64), position: u64) -
 
 struct Replay<'a> {
     state: &'a State,
-    store: Arc<Store>,
+    store: Arc<BlockCache>,
     version: Version,
     next: Seq,
     unbound: Unbound,

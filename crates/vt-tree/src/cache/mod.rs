@@ -103,7 +103,7 @@ impl Weighter<Key, Arc<Block>> for Weight {
 }
 
 /// Device and block cache; one for all trees of a store.
-pub struct Store {
+pub struct BlockCache {
     zones: Arc<Zones>,
     /// The budget of both caches together, bytes.
     budget: u64,
@@ -125,12 +125,12 @@ pub(crate) fn outside(addr: u64) -> Error {
     Error::corrupt("tuple block: keys outside of its fences", addr)
 }
 
-impl Store {
+impl BlockCache {
     /// `cache_bytes`: the budget of the block cache.
-    pub fn new(zones: Arc<Zones>, cache_bytes: usize) -> Arc<Store> {
+    pub fn new(zones: Arc<Zones>, cache_bytes: usize) -> Arc<BlockCache> {
         let items = (cache_bytes / 8192).max(64);
         let budget = cache_bytes as u64;
-        Arc::new(Store {
+        Arc::new(BlockCache {
             zones,
             budget,
             upper: Cache::with_weighter(items, budget - budget / 8, Weight),
@@ -559,7 +559,7 @@ mod tests {
     #[test]
     fn values_come_in_the_order_asked_for_and_each_is_checked() {
         let zones = Zones::format(Arc::new(MemoryDevice::new()), FormatOptions::default()).unwrap();
-        let store = Store::new(zones.clone(), 1 << 20);
+        let cache = BlockCache::new(zones.clone(), 1 << 20);
         let mut fill = zones.fill(Purpose::Pages, zones::Reserve::Keep);
         let data = |i: usize| vec![i as u8; [4096, 700, 9000, 1][i % 4]];
         let mut places: Vec<ExtentRef> = (0..40).map(|i| place_value(&mut fill, &data(i)).unwrap()).collect();
@@ -567,16 +567,16 @@ mod tests {
         // Against their places, one twice, with gaps.
         let order: Vec<usize> = (0..40).rev().filter(|i| i % 5 != 3).chain([7]).collect();
         let wanted: Vec<ExtentRef> = order.iter().map(|&i| places[i]).collect();
-        let got = store.read_values(&wanted).unwrap();
+        let got = cache.read_values(&wanted).unwrap();
         assert!(got.iter().map(|v| v.to_vec()).eq(order.iter().map(|&i| data(i))));
-        assert!(store.read_values(&[]).unwrap().is_empty());
+        assert!(cache.read_values(&[]).unwrap().is_empty());
         places[5].crc ^= 1;
-        let wrong = store.read_values(&places).unwrap_err();
+        let wrong = cache.read_values(&places).unwrap_err();
         assert!(matches!(wrong, Error::Corrupt { addr, .. } if addr == places[5].addr), "{wrong}");
         // A reference of noise is an error and nothing else.
         for (addr, len) in [(u64::MAX - 5, 4096), (0, u32::MAX), (1 << 50, 1)] {
             places[5] = ExtentRef::plain(addr, len, 0);
-            assert!(store.read_values(&places).is_err());
+            assert!(cache.read_values(&places).is_err());
         }
     }
 }

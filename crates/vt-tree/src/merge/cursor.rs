@@ -145,12 +145,12 @@ impl MergeCursor {
         *root = false;
         if level == 0 {
             self.blocks_read += u64::from(entry.at.len);
-            let (opened, high) = (run.store().block_beneath(entry)?, entry.high.clone());
+            let (opened, high) = (run.cache().block_beneath(entry)?, entry.high.clone());
             *block =
                 Some(Opened { block: opened, high, addr: entry.at.addr, interval: 0, items: RestartInterval::default(), at: 0 });
             self.next_item()
         } else {
-            let (node, filter) = (Arc::new(run.store().node(entry, level)?), entry.filter);
+            let (node, filter) = (Arc::new(run.cache().node(entry, level)?), entry.filter);
             path.push(Step { node, at: 0, filter });
             self.settle();
             Ok(())

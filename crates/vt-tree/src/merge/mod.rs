@@ -21,7 +21,7 @@ use bytes::Bytes;
 use self::builder::{RunBuilder, follows_block};
 use self::cursor::{MergeCursor, Piece};
 use self::placement::Spans;
-use crate::cache::Store;
+use crate::cache::BlockCache;
 use crate::input::{Input, KeyRange};
 use crate::item::{Body, BodyRef, Item, ItemRef};
 use crate::run::Run;
@@ -53,7 +53,7 @@ pub struct Merge {
 
 impl Merge {
     /// `inputs`: newest first.
-    pub fn new(store: &Arc<Store>, inputs: &[Input], range: &KeyRange, options: MergeOptions) -> Result<Merge> {
+    pub fn new(cache: &Arc<BlockCache>, inputs: &[Input], range: &KeyRange, options: MergeOptions) -> Result<Merge> {
         let mut cursors = Vec::with_capacity(inputs.len());
         for input in inputs {
             let mut cursor = match input {
@@ -66,7 +66,7 @@ impl Merge {
         }
         let heights = || inputs.iter().filter_map(|i| if let Input::Run(r) = i { Some(r.root().1) } else { None });
         let tallest = heights().max().filter(|top| heights().filter(|h| h == top).count() == 1);
-        let builder = RunBuilder::new(store, &options);
+        let builder = RunBuilder::new(cache, &options);
         Ok(Merge {
             options,
             end: range.end.clone(),
@@ -316,17 +316,17 @@ impl Merge {
 }
 
 /// Merges in one go.
-pub fn merge(store: &Arc<Store>, inputs: &[Input], range: &KeyRange, options: MergeOptions) -> Result<Option<Arc<Run>>> {
-    Ok(Merge::new(store, inputs, range, options)?.finish()?.0)
+pub fn merge(cache: &Arc<BlockCache>, inputs: &[Input], range: &KeyRange, options: MergeOptions) -> Result<Option<Arc<Run>>> {
+    Ok(Merge::new(cache, inputs, range, options)?.finish()?.0)
 }
 
 /// The part of `run` that lies in `range`; everything but the blocks at its two ends is stitched.
 pub fn slice(run: &Arc<Run>, range: &KeyRange) -> Result<Option<Arc<Run>>> {
-    merge(run.store(), &[Input::Run(run.clone())], range, MergeOptions { separate_at: u32::MAX, ..MergeOptions::default() })
+    merge(run.cache(), &[Input::Run(run.clone())], range, MergeOptions { separate_at: u32::MAX, ..MergeOptions::default() })
 }
 
 /// One run of several whose key ranges ascend and do not overlap; all of it is stitched.
-pub fn concat(store: &Arc<Store>, runs: &[Arc<Run>]) -> Result<Option<Arc<Run>>> {
+pub fn concat(cache: &Arc<BlockCache>, runs: &[Arc<Run>]) -> Result<Option<Arc<Run>>> {
     let inputs: Vec<_> = runs.iter().cloned().map(Input::Run).collect();
-    merge(store, &inputs, &KeyRange::all(), MergeOptions { separate_at: u32::MAX, ..MergeOptions::default() })
+    merge(cache, &inputs, &KeyRange::all(), MergeOptions { separate_at: u32::MAX, ..MergeOptions::default() })
 }

@@ -21,7 +21,7 @@ pub fn split_points(runs: &[Arc<Run>], pieces: usize, values: bool) -> Result<Ve
         while level > 0 && entries.len() < FINE * pieces {
             let mut below = Vec::new();
             for entry in &entries {
-                below.extend(run.store().node(entry, level)?.entries);
+                below.extend(run.cache().node(entry, level)?.entries);
             }
             (entries, level) = (below, level - 1);
         }

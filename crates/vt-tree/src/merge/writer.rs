@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::Result;
-use crate::cache::Store;
+use crate::cache::BlockCache;
 use crate::item::{Body, Item, ItemRef, Seq};
 use crate::merge::builder::{MergeStats, RunBuilder};
 use crate::merge::options::MergeOptions;
@@ -22,8 +22,8 @@ pub struct RunWriter {
 
 impl RunWriter {
     /// All tuples get the sequence number `seq`. Of the options those count that say how tuples are stored.
-    pub fn new(store: &Arc<Store>, seq: Seq, options: &MergeOptions) -> RunWriter {
-        RunWriter { builder: RunBuilder::new(store, options), seq }
+    pub fn new(cache: &Arc<BlockCache>, seq: Seq, options: &MergeOptions) -> RunWriter {
+        RunWriter { builder: RunBuilder::new(cache, options), seq }
     }
 
     /// Appends a tuple. The caller sees to it that `key` is above all keys before it. After an error the writer can only be dropped.

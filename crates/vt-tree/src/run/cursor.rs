@@ -52,7 +52,7 @@ impl Ahead {
             Some(scout) if self.bytes > 0 => scout,
             _ => path.clone(),
         };
-        let zones = run.store().zones();
+        let zones = run.cache().zones();
         let forward = self.forward;
         let mut blocks = Vec::new();
         while self.bytes < self.window {
@@ -60,7 +60,7 @@ impl Ahead {
                 let near = if forward { i + 1..(i + 1 + LEAVES).min(above.len()) } else { i.saturating_sub(LEAVES)..i };
                 for n in near {
                     let at = above.child_pointer(n).at;
-                    if !run.store().has_index_node(at) {
+                    if !run.cache().has_index_node(at) {
                         zones.will_read(Purpose::Index, at.addr, u64::from(at.len));
                     }
                 }
@@ -68,12 +68,12 @@ impl Ahead {
             // An error will show again when the cursor comes there.
             let Some(child) = turned.ok().filter(|t| *t).and_then(|_| scout.here()) else { break };
             self.bytes += u64::from(child.at.len);
-            if !run.store().has_block(child) {
+            if !run.cache().has_block(child) {
                 blocks.push((child.at.addr, child.at.end()));
             }
         }
         blocks.sort_unstable();
-        run.store().announce_sorted(Purpose::Tuples, blocks.into_iter());
+        run.cache().announce_sorted(Purpose::Tuples, blocks.into_iter());
         self.scout = Some(scout);
     }
 }
@@ -118,12 +118,12 @@ impl RunCursor {
             self.clear();
             return Ok(());
         };
-        let block = match self.run.store().cached_block(child) {
+        let block = match self.run.cache().cached_block(child) {
             Some(block) => block,
             None => {
                 self.ahead.missed(&self.run, &self.path);
                 self.ahead.read += u64::from(child.at.len);
-                self.run.store().block_in_passing(child, self.ahead.read)?
+                self.run.cache().block_in_passing(child, self.ahead.read)?
             }
         };
         self.ahead.bytes = self.ahead.bytes.saturating_sub(u64::from(child.at.len));
@@ -216,7 +216,7 @@ impl RunCursor {
             self.path.descend(&self.run, |n| Some(n.covering(key).unwrap_or(0)))?;
         }
         self.aimed = true;
-        let unread = self.path.here().filter(|t| !self.run.store().has_block(*t));
+        let unread = self.path.here().filter(|t| !self.run.cache().has_block(*t));
         Ok(unread.map(|t| (t.at.addr, t.at.len)))
     }
 

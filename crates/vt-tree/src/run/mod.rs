@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 
 use zones::{Hold, ZoneUse, varint};
 
-use crate::cache::Store;
+use crate::cache::BlockCache;
 use crate::filter::Filter;
 use crate::index::entry::Entry;
 use crate::index::index_node::{ChildPointer, IndexNode, Pin};
@@ -30,7 +30,7 @@ const SURE: u32 = 64;
 const COUNTED: u64 = 8;
 
 pub struct Run {
-    store: Arc<Store>,
+    cache: Arc<BlockCache>,
     root: Entry,
     /// Level of the root node; 1 when it is a leaf index node.
     level: u16,
@@ -63,15 +63,15 @@ pub struct RunStats {
 
 impl Run {
     /// A run by its root; its zones are held from here on.
-    pub(crate) fn open(store: &Arc<Store>, root: Entry, level: u16) -> Result<Arc<Run>> {
+    pub(crate) fn open(cache: &Arc<BlockCache>, root: Entry, level: u16) -> Result<Arc<Run>> {
         let uses = root.zone_use()?;
-        let hold = store.zones().pin(&uses)?;
-        Ok(Run::holding(store, root, level, uses, hold))
+        let hold = cache.zones().pin(&uses)?;
+        Ok(Run::holding(cache, root, level, uses, hold))
     }
 
-    fn holding(store: &Arc<Store>, root: Entry, level: u16, uses: ZoneUse, hold: Hold) -> Arc<Run> {
+    fn holding(cache: &Arc<BlockCache>, root: Entry, level: u16, uses: ZoneUse, hold: Hold) -> Arc<Run> {
         Arc::new(Run {
-            store: store.clone(),
+            cache: cache.clone(),
             root,
             level,
             top: OnceLock::new(),
@@ -92,15 +92,15 @@ impl Run {
     }
 
     /// Takes up a run that a manifest names. Nothing is read yet.
-    pub fn decode(store: &Arc<Store>, data: &mut &[u8]) -> Result<Arc<Run>> {
+    pub fn decode(cache: &Arc<BlockCache>, data: &mut &[u8]) -> Result<Arc<Run>> {
         let (root, level) = Run::decode_root(data)?;
-        Run::open(store, root, level)
+        Run::open(cache, root, level)
     }
 
     /// The same without keeping its zones: for a store that nobody writes to, and that may lack some of them.
-    pub fn decode_unpinned(store: &Arc<Store>, data: &mut &[u8]) -> Result<Arc<Run>> {
+    pub fn decode_unpinned(cache: &Arc<BlockCache>, data: &mut &[u8]) -> Result<Arc<Run>> {
         let (root, level) = Run::decode_root(data)?;
-        Ok(Run::holding(store, root, level, ZoneUse::new(), Hold::default()))
+        Ok(Run::holding(cache, root, level, ZoneUse::new(), Hold::default()))
     }
 
     fn decode_root(data: &mut &[u8]) -> Result<(Entry, u16)> {
@@ -117,8 +117,8 @@ impl Run {
         Ok((root, level as u16))
     }
 
-    pub(crate) fn store(&self) -> &Arc<Store> {
-        &self.store
+    pub(crate) fn cache(&self) -> &Arc<BlockCache> {
+        &self.cache
     }
 
     pub(crate) fn root(&self) -> (&Entry, u16) {
@@ -168,7 +168,7 @@ impl Run {
     /// The block that a `get` of `key` would have to read, where it lies.
     pub fn wants(&self, key: &[u8], hash: u64) -> Result<Option<(u64, u32)>> {
         let Some(probe) = self.probe_with(key, hash, false)? else { return Ok(None) };
-        Ok(probe.locate(key, hash)?.filter(|t| !self.store.has_block(*t)).map(|t| (t.at.addr, t.at.len)))
+        Ok(probe.locate(key, hash)?.filter(|t| !self.cache.has_block(*t)).map(|t| (t.at.addr, t.at.len)))
     }
 
     /// The first part of a [`Run::get`], up to the filter: its memory is on its way to the processor then. Whoever looks into several
@@ -190,7 +190,7 @@ impl Run {
             }
             node = match &node {
                 Node::Top(above) => self.beneath(above, at)?,
-                Node::Below(above) => Node::Below(self.store.index_node(above.child_pointer(at).at, above.level - 1)?),
+                Node::Below(above) => Node::Below(self.cache.index_node(above.child_pointer(at).at, above.level - 1)?),
             };
         };
         if probe.sure {
@@ -205,8 +205,8 @@ impl Run {
             match have {
                 Some(filter) => filter.prefetch(hash),
                 None => {
-                    let filter = self.store.filter(f)?;
-                    match pinned.zip(self.store.pin(&filter)) {
+                    let filter = self.cache.filter(f)?;
+                    match pinned.zip(self.cache.pin(&filter)) {
                         // Somebody else may have been quicker.
                         Some((slot, pin)) => slot.get_or_init(|| pin).filter().prefetch(hash),
                         None => {
@@ -243,8 +243,8 @@ impl Run {
         if let Some(node) = above.child(i) {
             return Ok(Node::Top(node));
         }
-        let node = self.store.index_node(above.child_pointer(i).at, above.level - 1)?;
-        self.store.keep_beneath(above, i, &node);
+        let node = self.cache.index_node(above.child_pointer(i).at, above.level - 1)?;
+        self.cache.keep_beneath(above, i, &node);
         Ok(Node::Below(node))
     }
 
@@ -252,7 +252,7 @@ impl Run {
         if let Some(top) = self.top.get() {
             return Ok(top);
         }
-        let top = self.store.index_node(self.root.at, self.level)?;
+        let top = self.cache.index_node(self.root.at, self.level)?;
         Ok(self.top.get_or_init(|| top))
     }
 
@@ -313,8 +313,8 @@ impl Probe<'_> {
     pub fn get(&self, key: &[u8], hash: u64) -> Result<Lookup> {
         let found = match self.lead(key, hash)? {
             None => None,
-            Some(Lead::Here) => self.run.store.find(&self.node, self.at, key)?,
-            Some(Lead::Below(leaf, i)) => self.run.store.find(&leaf, i, key)?,
+            Some(Lead::Here) => self.run.cache.find(&self.node, self.at, key)?,
+            Some(Lead::Below(leaf, i)) => self.run.cache.find(&leaf, i, key)?,
         };
         self.run.count(found.is_some(), hash);
         Ok(match found {

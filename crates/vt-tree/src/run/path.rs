@@ -32,7 +32,7 @@ impl Path {
             if level == 0 {
                 return Ok(());
             }
-            let child = run.store().index_node(child.at, level)?;
+            let child = run.cache().index_node(child.at, level)?;
             if let Some((above, i)) = self.steps.last() {
                 above.admit(*i, &child)?;
             }
@@ -67,7 +67,7 @@ impl Path {
             if level == 1 {
                 entered(node, *i);
             }
-            let child = run.store().index_node(at, level)?;
+            let child = run.cache().index_node(at, level)?;
             node.admit(*i, &child)?;
             let n = if forward { 0 } else { child.len().saturating_sub(1) };
             self.steps.push((child, n));

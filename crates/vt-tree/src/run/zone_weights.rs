@@ -36,7 +36,7 @@ impl Run {
             }
         }
         while let Some((above, level)) = nodes.pop() {
-            for entry in self.store().node(&above, level)?.entries {
+            for entry in self.cache().node(&above, level)?.entries {
                 if level > 2 {
                     own(entry.at, out);
                     nodes.push((entry, level - 1));

@@ -40,7 +40,7 @@ impl RunBuilder {
         extents.sort_unstable_by_key(|(e, at)| (e.addr, *at));
         let places: Vec<ExtentRef> = extents.iter().map(|(e, _)| *e).collect();
         let mut values = vec![None; items.len()];
-        for ((e, at), value) in extents.iter().zip(self.store.read_stored(&places)?) {
+        for ((e, at), value) in extents.iter().zip(self.cache.read_stored(&places)?) {
             self.stats.values_read += u64::from(e.stored);
             values[*at] = Some((*e, value));
         }

@@ -28,7 +28,7 @@ impl RunBuilder {
         let mut borrowed = Vec::new();
         let mut stale = 0;
         for b in std::mem::take(&mut self.borrowed) {
-            let filter = self.store.filter(b.filter)?;
+            let filter = self.cache.filter(b.filter)?;
             stale += (filter.len() as u64).saturating_sub(b.taken);
             borrowed.push((b, filter));
         }
@@ -39,7 +39,7 @@ impl RunBuilder {
             }
             for at in b.blocks {
                 self.stats.blocks_read += u64::from(at.len);
-                let block = self.store.block_once(at)?;
+                let block = self.cache.block_once(at)?;
                 let mut interval = RestartInterval::default();
                 for g in 0..block.intervals() {
                     block.interval_into(g, &mut interval)?;

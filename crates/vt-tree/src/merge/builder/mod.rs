@@ -17,7 +17,7 @@ use zones::{Fill, Hold, Purpose, ZoneUse};
 use self::leaf_filter::Borrowed;
 use self::open_block::OpenBlock;
 use crate::Result;
-use crate::cache::Store;
+use crate::cache::BlockCache;
 use crate::index::entry::{Entry, MAX_SUM};
 use crate::index::frame::{FRAME_HEADER, FrameKind, FramePointer, seal};
 use crate::index::node::NodeBuilder;
@@ -65,7 +65,7 @@ impl MergeStats {
 }
 
 pub(crate) struct RunBuilder {
-    store: Arc<Store>,
+    cache: Arc<BlockCache>,
     placement: Placement,
     separate_at: u32,
     /// See [`MergeOptions::false_positives`].
@@ -90,8 +90,8 @@ pub(crate) struct RunBuilder {
 }
 
 impl RunBuilder {
-    pub fn new(store: &Arc<Store>, options: &MergeOptions) -> Self {
-        let (zones, reserve, lane) = (store.zones(), options.reserve, options.lane);
+    pub fn new(cache: &Arc<BlockCache>, options: &MergeOptions) -> Self {
+        let (zones, reserve, lane) = (cache.zones(), options.reserve, options.lane);
         RunBuilder {
             placement: options.placement.clone(),
             separate_at: options.separate_at.max(1),
@@ -102,7 +102,7 @@ impl RunBuilder {
             tuples: zones.fill_in(Purpose::Tuples, lane, reserve),
             index: zones.fill_in(Purpose::Index, lane, reserve),
             pages: zones.fill_in(Purpose::Pages, lane, reserve),
-            store: store.clone(),
+            cache: cache.clone(),
             block: OpenBlock::default(),
             window: RelocationWindow::default(),
             open: vec![NodeBuilder::default()],
@@ -227,7 +227,7 @@ impl RunBuilder {
             fills.merge(fill.finish()?);
         }
         let run = match root {
-            Some((entry, level)) => Some(Run::open(&self.store, entry, level)?),
+            Some((entry, level)) => Some(Run::open(&self.cache, entry, level)?),
             None => None,
         };
         // The run holds its zones itself from here on; only now may the fills let go.

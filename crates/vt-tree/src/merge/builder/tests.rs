@@ -11,9 +11,9 @@ fn small_items_behind_an_undecided_value_do_not_pile_up() {
     let mut fill = zones.fill(Purpose::Pages, Reserve::Use);
     let extent = place_value(&mut fill, &[7; 4096]).expect("there is room");
     let _hold = fill.finish().expect("it is written");
-    let store = Store::new(zones, 1 << 20);
+    let cache = BlockCache::new(zones, 1 << 20);
     let mut b = RunBuilder::new(
-        &store,
+        &cache,
         &MergeOptions { placement: Placement::threshold(1 << 20), reserve: Reserve::Use, ..MergeOptions::default() },
     );
     let put = |key: u64, v| Item { key: key.to_be_bytes().to_vec().into(), seq: 1, body: Body::Put(v) };
@@ -28,18 +28,18 @@ fn small_items_behind_an_undecided_value_do_not_pile_up() {
 
 /// Fingerprints in all filters of a run, and items beneath them.
 fn filtered(run: &Run) -> (u64, u64) {
-    fn walk(store: &Store, entry: &Entry, level: u16, sum: &mut (u64, u64)) {
+    fn walk(cache: &BlockCache, entry: &Entry, level: u16, sum: &mut (u64, u64)) {
         if let Some(f) = entry.filter {
-            sum.0 += store.filter(f).expect("it is whole").len() as u64;
+            sum.0 += cache.filter(f).expect("it is whole").len() as u64;
             sum.1 += entry.items;
         } else {
-            let node = store.node(entry, level).expect("it is whole");
-            node.entries.iter().for_each(|e| walk(store, e, level - 1, sum));
+            let node = cache.node(entry, level).expect("it is whole");
+            node.entries.iter().for_each(|e| walk(cache, e, level - 1, sum));
         }
     }
     let mut sum = (0, 0);
     let (root, level) = run.root();
-    walk(run.store(), root, level, &mut sum);
+    walk(run.cache(), root, level, &mut sum);
     sum
 }
 
@@ -47,7 +47,7 @@ fn filtered(run: &Run) -> (u64, u64) {
 fn fingerprints_of_keys_that_are_gone_stay_few() {
     let zones = Zones::format(Arc::new(MemoryDevice::default()), FormatOptions::default()).expect("a fresh store");
     zones.start();
-    let store = Store::new(zones, 1 << 20);
+    let cache = BlockCache::new(zones, 1 << 20);
     let key = |i: u64| i.to_be_bytes();
     let flush = |keys: &mut dyn Iterator<Item = u64>, delete: bool| {
         let m = Arc::new(crate::Memtable::new());
@@ -59,7 +59,7 @@ fn fingerprints_of_keys_that_are_gone_stay_few() {
             }
         }
         let all = crate::KeyRange::all();
-        crate::merge(&store, &[crate::Input::Memtable(m)], &all, MergeOptions::default()).expect("there is room").expect("items")
+        crate::merge(&cache, &[crate::Input::Memtable(m)], &all, MergeOptions::default()).expect("there is room").expect("items")
     };
     let mut run = flush(&mut (0..60_000), false);
     // Again and again spans are deleted, so that what is left is stitched, piece by piece, out of ever more leaves.
@@ -67,7 +67,7 @@ fn fingerprints_of_keys_that_are_gone_stay_few() {
         let gone = flush(&mut (0..60_000).filter(|i| (i / 700 + round * 5) % 17 == 0), true);
         let options = MergeOptions { drop_tombstones: true, ..MergeOptions::default() };
         let inputs = [crate::Input::Run(gone), crate::Input::Run(run)];
-        run = crate::merge(&store, &inputs, &crate::KeyRange::all(), options).expect("there is room").expect("items");
+        run = crate::merge(&cache, &inputs, &crate::KeyRange::all(), options).expect("there is room").expect("items");
         let (fingerprints, items) = filtered(&run);
         assert_eq!(items, run.stats().items);
         assert!(fingerprints <= 2 * items + 100, "round {round}: {fingerprints} fingerprints for {items} items");
