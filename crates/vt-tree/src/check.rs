@@ -1,4 +1,5 @@
-//! Reading a run through and through: every checksum, the order of all keys, fences, sums, filters, zone accounting.
+//! Reading a run through and through: every checksum, the order of all keys, fences, sums, filters,
+//! zone accounting.
 
 use std::sync::Arc;
 
@@ -13,8 +14,8 @@ use crate::merge::builder::follows_block;
 use crate::run::Run;
 use crate::value::{ExtentRef, Value};
 
-/// Reports every fault of `run` to `fault` in words, and every data byte read to `progress`. Goes on behind a fault with the next
-/// subtree. Values are read and compared with their checksums.
+/// Reports every fault of `run` to `fault` in words, and every data byte read to `progress`. Goes
+/// on behind a fault with the next subtree. Values are read and compared with their checksums.
 pub fn check_run(run: &Arc<Run>, fault: &mut dyn FnMut(String), progress: &mut dyn FnMut(u64)) {
     let (root, level) = run.root();
     let mut check = Check { run, fault, progress, last_end: Vec::new() };
@@ -120,7 +121,8 @@ impl Check<'_> {
                 self.item(entry, &item, &mut found, &mut extents);
             }
         }
-        // Large values together first; one by one when that fails, so that the fault names its place.
+        // Large values together first; one by one when that fails, so that the fault names its
+        // place.
         if self.run.cache().read_values(&extents).is_err() {
             for e in &extents {
                 let value = self.run.cache().read_value(&Value::Extent(*e));

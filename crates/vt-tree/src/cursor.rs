@@ -1,8 +1,9 @@
 //! Reading many sources as one ordered sequence of live tuples, forward and backward.
 //!
-//! The position lies between tuples. Of all sources the item that comes first counts (the newest on a tie); a tombstone makes
-//! the older sources jump over what it covers, however much that is: with a few comparisons where that ends in the block they stand
-//! in, else with one seek each. Tombstones of one source that lie end to end are one.
+//! The position lies between tuples. Of all sources the item that comes first counts (the newest on
+//! a tie); a tombstone makes the older sources jump over what it covers, however much that is: with
+//! a few comparisons where that ends in the block they stand in, else with one seek each.
+//! Tombstones of one source that lie end to end are one.
 
 use std::cmp::Ordering;
 use std::ops::ControlFlow;
@@ -77,7 +78,8 @@ impl Under {
         }
     }
 
-    /// As `seek(bound)` forward, or `seek_before(bound)` backward, from an item that lies before `bound` in that direction.
+    /// As `seek(bound)` forward, or `seek_before(bound)` backward, from an item that lies before
+    /// `bound` in that direction.
     fn jump(&mut self, bound: &[u8], forward: bool) -> Result<()> {
         if let Under::Run(c) = self {
             return if forward { c.forward_to(bound) } else { c.backward_to(bound) };
@@ -105,7 +107,8 @@ enum Direction {
     Backward,
 }
 
-/// Where the cursor stands when its sources do not tell: in front of all keys from `key` on, or behind every key.
+/// Where the cursor stands when its sources do not tell: in front of all keys from `key` on, or
+/// behind every key.
 enum Position {
     Before(Vec<u8>),
     End,
@@ -114,8 +117,9 @@ enum Position {
 /// A cursor over memtables and runs, newest first, as of a sequence number.
 pub struct TreeCursor {
     sources: Vec<Under>,
-    /// The sources that have an item, the one whose item comes next in front; of several at one place the newest first. Moving the
-    /// front one costs one comparison as long as it stays in front, and few when it does not go far.
+    /// The sources that have an item, the one whose item comes next in front; of several at one
+    /// place the newest first. Moving the front one costs one comparison as long as it stays in
+    /// front, and few when it does not go far.
     order: Vec<u32>,
     direction: Direction,
     /// The item in front has been handed out: it is passed by when the cursor moves on.
@@ -199,7 +203,8 @@ impl TreeCursor {
         Ok(())
     }
 
-    /// Before the sources seek: finds the block that each run will want, so that the device can have all of them in the air together.
+    /// Before the sources seek: finds the block that each run will want, so that the device can
+    /// have all of them in the air together.
     fn aim(&mut self, direction: Direction) -> Result<()> {
         let Position::Before(key) = &self.position else { return Ok(()) };
         let mut blocks = Vec::new();
@@ -261,7 +266,8 @@ impl TreeCursor {
 
     /// Passes by the point in front, and what older sources say of its key.
     fn pass(&mut self) -> Result<()> {
-        // Those lie right behind it; a tombstone among them hides what is older still, and does so when it comes in front.
+        // Those lie right behind it; a tombstone among them hides what is older still, and does so
+        // when it comes in front.
         while let Some(&older) = self.order.get(1)
             && let (Some(a), Some(b)) = (self.sources[self.order[0] as usize].key(), self.sources[older as usize].item())
             && a == b.key
@@ -272,7 +278,8 @@ impl TreeCursor {
         self.step(0)
     }
 
-    /// To the next live tuple in a direction; `false` at the end. After an error the cursor must be moved by a seek.
+    /// To the next live tuple in a direction; `false` at the end. After an error the cursor must be
+    /// moved by a seek.
     fn go(&mut self, direction: Direction) -> Result<bool> {
         self.face(direction)?;
         if std::mem::take(&mut self.handed) {
@@ -299,7 +306,8 @@ impl TreeCursor {
         }
     }
 
-    /// Passes by the tombstone in front, which ends (backward: begins) at `bound`, and what older sources have beneath it.
+    /// Passes by the tombstone in front, which ends (backward: begins) at `bound`, and what older
+    /// sources have beneath it.
     fn jump(&mut self, front: usize) -> Result<()> {
         let forward = self.direction == Direction::Forward;
         let (newer, older) = self.sources.split_at_mut(front + 1);
@@ -339,15 +347,16 @@ impl TreeCursor {
         }
     }
 
-    /// To behind the next live tuple, which is then [`TreeCursor::current`]; `false` at the end. After an error the cursor must be
-    /// moved by a seek.
+    /// To behind the next live tuple, which is then [`TreeCursor::current`]; `false` at the end.
+    /// After an error the cursor must be moved by a seek.
     pub fn advance(&mut self) -> Result<bool> {
         self.go(Direction::Forward)
     }
 
-    /// Behind [`TreeCursor::advance`]: shows the tuples that follow to `visit`, as far as they lie in memory one behind the other, no other
-    /// source has anything among them, they are below `end` (empty: no end) and their values are small; until `visit` breaks. Then the
-    /// last one shown is the current tuple. Perhaps none is shown.
+    /// Behind [`TreeCursor::advance`]: shows the tuples that follow to `visit`, as far as they lie
+    /// in memory one behind the other, no other source has anything among them, they are below
+    /// `end` (empty: no end) and their values are small; until `visit` breaks. Then the last one
+    /// shown is the current tuple. Perhaps none is shown.
     pub fn visit_near<B>(&mut self, end: &[u8], visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<B>) -> ControlFlow<B> {
         if self.direction != Direction::Forward || !self.handed {
             return ControlFlow::Continue(());
@@ -366,7 +375,8 @@ impl TreeCursor {
         }
     }
 
-    /// To before the live tuple before the position, which is then [`TreeCursor::current`]; `false` at the start.
+    /// To before the live tuple before the position, which is then [`TreeCursor::current`]; `false`
+    /// at the start.
     pub fn retreat(&mut self) -> Result<bool> {
         self.go(Direction::Backward)
     }
@@ -383,7 +393,8 @@ impl TreeCursor {
     }
 }
 
-/// Which of two items reaches further up. A point at `k` ends where a range that excludes the key behind `k` does.
+/// Which of two items reaches further up. A point at `k` ends where a range that excludes the key
+/// behind `k` does.
 fn compare_ends(a: ItemRef<'_>, b: ItemRef<'_>) -> Ordering {
     match (a.body, b.body) {
         (BodyRef::DeleteRange { end: x }, BodyRef::DeleteRange { end: y }) => x.cmp(y),

@@ -1,13 +1,16 @@
-//! What two states of a tree differ in, in a time that follows the difference and not what there is.
+//! What two states of a tree differ in, in a time that follows the difference and not what there
+//! is.
 //!
-//! Runs share blocks and whole subtrees. Both sides are walked together in the order of keys: a pointer that both have leads to
-//! the same bytes and is passed by, unread; any other is opened, one level at a time. What is left are the items of blocks that one side
-//! alone has, and of memtables. Their keys are looked up on both sides; where one is a range tombstone, its range is read on both. That both
-//! sides have an item alike does not say that a merge has only moved it: on one side it may have been put again above what hides it on the
-//! other.
+//! Runs share blocks and whole subtrees. Both sides are walked together in the order of keys: a
+//! pointer that both have leads to the same bytes and is passed by, unread; any other is opened,
+//! one level at a time. What is left are the items of blocks that one side alone has, and of
+//! memtables. Their keys are looked up on both sides; where one is a range tombstone, its range is
+//! read on both. That both sides have an item alike does not say that a merge has only moved it: on
+//! one side it may have been put again above what hides it on the other.
 //!
-//! A pointer of one level can only meet its like: the walk goes by the lower fence, higher levels first, so when a pointer comes up,
-//! everything above the same place on the other side has been opened or was shared.
+//! A pointer of one level can only meet its like: the walk goes by the lower fence, higher levels
+//! first, so when a pointer comes up, everything above the same place on the other side has been
+//! opened or was shared.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;

@@ -6,8 +6,8 @@ pub enum Error {
     /// The floor below: the device, its space, its superblock.
     #[error(transparent)]
     Zones(#[from] zones::Error),
-    /// Bytes that passed their checksum, or carry none, say something impossible. `addr` is the device address of the piece that
-    /// holds them; 0 where the caller did not say.
+    /// Bytes that passed their checksum, or carry none, say something impossible. `addr` is the
+    /// device address of the piece that holds them; 0 where the caller did not say.
     #[error("corrupt {what} at device address {addr:#x}: run `kvfs check`, restore from a backup or a snapshot stream")]
     Corrupt { what: String, addr: u64 },
 }

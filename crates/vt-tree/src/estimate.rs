@@ -1,5 +1,6 @@
-//! How much lies in a range of keys, told from index entries alone: what lies wholly inside is counted by its sums, the blocks that
-//! the two ends of the range cut are taken for half. No tuple block is read, so the cost is that of two descents.
+//! How much lies in a range of keys, told from index entries alone: what lies wholly inside is
+//! counted by its sums, the blocks that the two ends of the range cut are taken for half. No tuple
+//! block is read, so the cost is that of two descents.
 
 use std::ops::AddAssign;
 use std::sync::Arc;
@@ -12,13 +13,15 @@ use crate::memtable::Memtable;
 use crate::run::Run;
 use crate::source::Source;
 
-/// Items of a memtable that are counted one by one; what lies behind them is judged by how far they reach.
+/// Items of a memtable that are counted one by one; what lies behind them is judged by how far they
+/// reach.
 const COUNTED: u64 = 4096;
 
 /// About how much lies in a range.
 ///
-/// Items are counted in every source: a key that was overwritten counts once in each run that still has a version of it, a tombstone
-/// counts as an item. After a compaction of the range the figures are those of the live tuples.
+/// Items are counted in every source: a key that was overwritten counts once in each run that still
+/// has a version of it, a tombstone counts as an item. After a compaction of the range the figures
+/// are those of the live tuples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Estimate {
     pub items: u64,

@@ -1,6 +1,7 @@
-//! What a tree holds: items. A run, and a memtable as of a sequence number, is an ascending sequence of *disjoint* items: a point
-//! (`Put`, `Delete`) covers its one key, a range tombstone covers `[key, end)`. Newer sources hide older ones wherever their
-//! items cover; inside one source nothing overlaps, because a flush or a merge cuts range tombstones around newer points. So
+//! What a tree holds: items. A run, and a memtable as of a sequence number, is an ascending
+//! sequence of *disjoint* items: a point (`Put`, `Delete`) covers its one key, a range tombstone
+//! covers `[key, end)`. Newer sources hide older ones wherever their items cover; inside one source
+//! nothing overlaps, because a flush or a merge cuts range tombstones around newer points. So
 //! points and range tombstones need one order, one search, one cursor.
 
 use bytes::Bytes;

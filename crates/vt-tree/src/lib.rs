@@ -1,8 +1,10 @@
-//! The VT-tree (FAST '13): an LSM-tree whose merges stitch, that is, refer to data where it lies instead of copying it.
+//! The VT-tree (FAST '13): an LSM-tree whose merges stitch, that is, refer to data where it lies
+//! instead of copying it.
 //!
-//! A *memtable* takes changes in memory. A *run* is an immutable sorted sequence on the device: a tree of index nodes over tuple
-//! blocks, with large values out of line. Runs are ropes: [`slice`], [`concat`], and the one [`merge`] behind every background job,
-//! which differ in their [`Placement`] only. A [`TreeCursor`] reads memtables and runs as one sequence of live tuples.
+//! A *memtable* takes changes in memory. A *run* is an immutable sorted sequence on the device: a
+//! tree of index nodes over tuple blocks, with large values out of line. Runs are ropes: [`slice`],
+//! [`concat`], and the one [`merge`] behind every background job, which differ in their
+//! [`Placement`] only. A [`TreeCursor`] reads memtables and runs as one sequence of live tuples.
 
 mod block;
 mod cache;

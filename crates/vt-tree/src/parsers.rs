@@ -1,5 +1,6 @@
-//! Every reader of bytes in this crate behind one kind of door, for the fuzz targets under `fuzz/` and the properties below: each takes
-//! any bytes and must neither panic nor run away. Checksums are passed by, so that what lies behind them is reached. Not in normal builds.
+//! Every reader of bytes in this crate behind one kind of door, for the fuzz targets under `fuzz/`
+//! and the properties below: each takes any bytes and must neither panic nor run away. Checksums
+//! are passed by, so that what lies behind them is reached. Not in normal builds.
 
 use std::hint::black_box;
 
@@ -94,7 +95,8 @@ pub fn frame(data: &[u8]) {
     }
 }
 
-/// A filter, with its checksum put right; its fingerprints must make the same filter again, or the same set at least.
+/// A filter, with its checksum put right; its fingerprints must make the same filter again, or the
+/// same set at least.
 pub fn filter(data: &[u8]) {
     let Ok(filter) = Filter::parse(Bytes::from(sealed(data).0)) else { return };
     let mut count = 0;
@@ -144,7 +146,8 @@ mod tests {
                     let e = ExtentRef::plain((1 << 30) + i * 4096, 4096, i as u32);
                     b.add(&key, 5 + i, BodyRef::Put(ValueRef::Extent(e)));
                 }
-                // Compressed ones: single, following one another, in a packed series with some that are not.
+                // Compressed ones: single, following one another, in a packed series with some that
+                // are not.
                 for i in 0..90u64 {
                     let key = [b"q".as_slice(), &(i + i / 40 * 1000 + i / 30 * i * i).to_be_bytes()].concat();
                     let addr = (2 << 30) + i * 4096;

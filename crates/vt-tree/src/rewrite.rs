@@ -1,5 +1,6 @@
-//! A run made anew without what cannot be read of it. What was lost is deleted there, and not merely left out: else what older runs have
-//! at those keys, which it had replaced, would be the answer again.
+//! A run made anew without what cannot be read of it. What was lost is deleted there, and not
+//! merely left out: else what older runs have at those keys, which it had replaced, would be the
+//! answer again.
 
 use std::sync::Arc;
 
@@ -14,9 +15,9 @@ use crate::salvage::{Piece, Pieces, Recent};
 use crate::scrub::Damage;
 use crate::value::Value;
 
-/// Says the same as `run` wherever that can be read; where it cannot, it has a range tombstone, and a tombstone in the place of a value.
-/// `removed` hears of each. Sums, fences and filters are made anew from what is there; large values stay where they lie. `None`: the run
-/// was empty.
+/// Says the same as `run` wherever that can be read; where it cannot, it has a range tombstone, and
+/// a tombstone in the place of a value. `removed` hears of each. Sums, fences and filters are made
+/// anew from what is there; large values stay where they lie. `None`: the run was empty.
 pub fn rewrite(run: &Arc<Run>, options: &MergeOptions, removed: &mut dyn FnMut(Damage)) -> Result<Option<Arc<Run>>> {
     let mut builder = RunBuilder::new(run.cache(), options);
     let mut recent = Recent::default();

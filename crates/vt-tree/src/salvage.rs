@@ -1,6 +1,7 @@
-//! Reading what can be read of a run: its items in order, and in between the ranges of keys of which nothing is known, since a block or
-//! node of the index cannot be read. Nothing is trusted: what lies outside of the fences above it does not count, so that no tree of
-//! whatever shape gives a key twice or is walked without end.
+//! Reading what can be read of a run: its items in order, and in between the ranges of keys of
+//! which nothing is known, since a block or node of the index cannot be read. Nothing is trusted:
+//! what lies outside of the fences above it does not count, so that no tree of whatever shape gives
+//! a key twice or is walked without end.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,7 +28,8 @@ pub enum Piece {
     },
 }
 
-/// Nodes and blocks read last, so that many short walks do not read the same again and again. Bounded by their number.
+/// Nodes and blocks read last, so that many short walks do not read the same again and again.
+/// Bounded by their number.
 #[derive(Default)]
 pub struct Recent {
     nodes: HashMap<FramePointer, Arc<Node>>,
@@ -106,7 +108,8 @@ impl Pieces {
                 continue;
             };
             step.next += 1;
-            // They are in order and disjoint; those that leave their fences are no part of this tree.
+            // They are in order and disjoint; those that leave their fences are no part of this
+            // tree.
             if entry.low < step.low || entry.high > step.high {
                 continue;
             }

@@ -1,9 +1,11 @@
-//! Reading again what lies on the medium: every index node, filter, tuple block and large value of a range of keys is read, past all
-//! caches, and compared with its checksum. Whether sums, fences and filters say what is true is the business of [`crate::check_run`];
-//! this asks only whether the device still gives back what was written.
+//! Reading again what lies on the medium: every index node, filter, tuple block and large value of
+//! a range of keys is read, past all caches, and compared with its checksum. Whether sums, fences
+//! and filters say what is true is the business of [`crate::check_run`]; this asks only whether the
+//! device still gives back what was written.
 //!
-//! It goes by ranges of keys and not by runs. Whatever merges do, what lies in a range stays in that range, so one walk over all keys
-//! meets everything that was there when it began and is there still, and a run is kept from being freed for no longer than one step.
+//! It goes by ranges of keys and not by runs. Whatever merges do, what lies in a range stays in
+//! that range, so one walk over all keys meets everything that was there when it began and is there
+//! still, and a run is kept from being freed for no longer than one step.
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -36,7 +38,8 @@ pub struct Damage {
     pub end: Bytes,
 }
 
-/// One step of a scrub: a range of keys, in any number of runs. What several of them share is read once.
+/// One step of a scrub: a range of keys, in any number of runs. What several of them share is read
+/// once.
 pub struct Scrub<'a> {
     range: &'a KeyRange,
     seen: HashSet<(u64, u32)>,
@@ -45,7 +48,8 @@ pub struct Scrub<'a> {
 }
 
 impl<'a> Scrub<'a> {
-    /// `pace` hears of all bytes read, soon after each read, and ends the scrub; `damage` hears of what is found.
+    /// `pace` hears of all bytes read, soon after each read, and ends the scrub; `damage` hears of
+    /// what is found.
     pub fn new(
         range: &'a KeyRange,
         pace: &'a mut dyn FnMut(u64) -> ControlFlow<()>,
@@ -152,8 +156,9 @@ impl<'a> Scrub<'a> {
     }
 }
 
-/// The key up to which about `quota` bytes of a run lie from `start` on; `None`: no more than that is left. Subtrees are passed over by
-/// their sums. What cannot be read is nothing here: the scrub itself will say so.
+/// The key up to which about `quota` bytes of a run lie from `start` on; `None`: no more than that
+/// is left. Subtrees are passed over by their sums. What cannot be read is nothing here: the scrub
+/// itself will say so.
 pub fn scrub_end(run: &Arc<Run>, start: &[u8], quota: u64, pace: &mut dyn FnMut(u64) -> ControlFlow<()>) -> Option<Bytes> {
     let (root, level) = run.root();
     let mut left = quota;

@@ -1,9 +1,11 @@
-//! The one way to walk items, whatever holds them: a memtable, a run, a merge of many. Upper floors stack sources on sources.
+//! The one way to walk items, whatever holds them: a memtable, a run, a merge of many. Upper floors
+//! stack sources on sources.
 
 use crate::{ItemRef, Result};
 
-/// A position on the items of one source, which are disjoint and ascend by key. Errors come from reading the device; a memtable
-/// never gives one. After an error the position is undefined until the next seek.
+/// A position on the items of one source, which are disjoint and ascend by key. Errors come from
+/// reading the device; a memtable never gives one. After an error the position is undefined until
+/// the next seek.
 pub trait Source: Send {
     /// To the first item whose cover ends after `key`: it covers `key`, or begins after it.
     fn seek(&mut self, key: &[u8]) -> Result<()>;

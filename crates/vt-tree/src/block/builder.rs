@@ -1,5 +1,5 @@
-//! Writing a tuple block: items come in the order of their keys; those that count upwards wait until it is known whether they are a
-//! series.
+//! Writing a tuple block: items come in the order of their keys; those that count upwards wait
+//! until it is known whether they are a series.
 
 use zones::varint;
 
@@ -145,8 +145,8 @@ impl BlockBuilder {
         self.last_key.extend_from_slice(&key[shared..]);
     }
 
-    /// The payload, in a buffer that the next block uses again; and whether nearly all of it is long series, see
-    /// [`crate::index::entry::Entry::unfiltered`]. Call [`Self::clear`] behind it.
+    /// The payload, in a buffer that the next block uses again; and whether nearly all of it is
+    /// long series, see [`crate::index::entry::Entry::unfiltered`]. Call [`Self::clear`] behind it.
     pub fn finish(&mut self) -> (&[u8], bool) {
         self.close_series();
         for r in &self.restarts {

@@ -1,5 +1,5 @@
-//! Keys as numbers: the last bytes of a key, read as a big-endian number or as digits, so that keys that count upwards (the pages of a
-//! file, the lines of a table) need not be stored one by one.
+//! Keys as numbers: the last bytes of a key, read as a big-endian number or as digits, so that keys
+//! that count upwards (the pages of a file, the lines of a table) need not be stored one by one.
 
 /// How the last bytes of a key are a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,5 @@
-//! Decoding one item after the other, from a restart point on. Nothing is believed: what does not fit is `None`.
+//! Decoding one item after the other, from a restart point on. Nothing is believed: what does not
+//! fit is `None`.
 
 use zones::varint;
 
@@ -69,7 +70,8 @@ impl Decoder<'_> {
         Some(u32::from_le_bytes(self.data[s..e].try_into().ok()?))
     }
 
-    /// An extent that follows the one before, whose end is its address yet; the checksum comes next.
+    /// An extent that follows the one before, whose end is its address yet; the checksum comes
+    /// next.
     fn behind(&mut self, e: ExtentRef) -> Option<ExtentRef> {
         Some(ExtentRef { addr: e.behind(e.addr)?, crc: self.crc()?, ..e })
     }

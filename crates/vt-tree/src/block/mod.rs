@@ -1,12 +1,15 @@
 //! Tuple blocks: sorted items, prefix-compressed, with restart points.
 //!
-//! Payload: the items; then the offset (u32) of each restart point; then their number (u32; its highest bit says that there are series).
-//! An item: shared key bytes (varint, 0 at a restart point) · further key bytes (varint) · kind and flags (u8) · the further key bytes ·
-//! sequence number (varint, when flagged; absent means 0, "old") · body. A body is: inline value (varint length, bytes); extent
-//! (varint address, varint length, crc u32); an extent that follows the previous one (crc u32: it has the same length and lies
-//! directly behind it); a compressed extent (varint address, varint length of the value, u8 codec, varint length on the device, crc
-//! u32), or one that follows (varint length on the device, crc u32); nothing (delete); the end of a deleted range (varint length, bytes); a series (see there), which stands alone
-//! between two restart points.
+//! Payload: the items; then the offset (u32) of each restart point; then their number (u32; its
+//! highest bit says that there are series). An item: shared key bytes (varint, 0 at a restart
+//! point) · further key bytes (varint) · kind and flags (u8) · the further key bytes · sequence
+//! number (varint, when flagged; absent means 0, "old") · body. A body is: inline value (varint
+//! length, bytes); extent (varint address, varint length, crc u32); an extent that follows the
+//! previous one (crc u32: it has the same length and lies directly behind it); a compressed extent
+//! (varint address, varint length of the value, u8 codec, varint length on the device, crc u32), or
+//! one that follows (varint length on the device, crc u32); nothing (delete); the end of a deleted
+//! range (varint length, bytes); a series (see there), which stands alone between two restart
+//! points.
 //!
 //! Readers see *restart intervals*: the items between two restart points, or a part of a series.
 
@@ -27,8 +30,9 @@ pub use reader::Block;
 
 /// Items between restart points, at most.
 const INTERVAL: usize = 16;
-/// A restart interval of at least so many bytes, and of at least so many items, ends: a search reads half of one, and a get by a sparse index
-/// all of it. It costs 1.2% of space at 80 bytes a tuple.
+/// A restart interval of at least so many bytes, and of at least so many items, ends: a search
+/// reads half of one, and a get by a sparse index all of it. It costs 1.2% of space at 80 bytes a
+/// tuple.
 const INTERVAL_BYTES: usize = 512;
 const INTERVAL_LEAST: usize = 4;
 /// Items of a series that are decoded at once.
@@ -52,7 +56,8 @@ const PACKED_FOLLOWS: u8 = 7;
 /// In the number of restart points.
 const HAS_SERIES: u32 = 1 << 31;
 
-/// `true` when reading `b` directly after `a` needs no seek: it begins where `a` ends, alignment aside.
+/// `true` when reading `b` directly after `a` needs no seek: it begins where `a` ends, alignment
+/// aside.
 pub fn contiguous(a: &ExtentRef, b: &ExtentRef) -> bool {
     b.addr >= a.end() && b.addr - a.end() < zones::SECTOR
 }

@@ -1,4 +1,5 @@
-//! Reading a tuple block: restart intervals are found by their first keys, and decoded when somebody asks for them.
+//! Reading a tuple block: restart intervals are found by their first keys, and decoded when
+//! somebody asks for them.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{OnceLock, Weak};
@@ -14,7 +15,8 @@ use crate::item::{Body, Item, Seq};
 use crate::value::Value;
 use crate::{Error, Result};
 
-/// A decoded view of one tuple block. Decoding is lazy: a restart interval (the items between two restart points) at a time.
+/// A decoded view of one tuple block. Decoding is lazy: a restart interval (the items between two
+/// restart points) at a time.
 #[derive(Debug)]
 pub struct Block {
     data: Bytes,
@@ -25,8 +27,8 @@ pub struct Block {
     /// Where there are series: the restart intervals.
     parts: Option<Box<[Part]>>,
     addr: u64,
-    /// Bytes that all keys at restart points share, and the eight behind these of each, as a number that sorts as they do: a search
-    /// reads these and no key but one.
+    /// Bytes that all keys at restart points share, and the eight behind these of each, as a number
+    /// that sorts as they do: a search reads these and no key but one.
     shared: usize,
     heads: Box<[u64]>,
     /// The sparse index that finds this block while the cache has it.
@@ -35,7 +37,8 @@ pub struct Block {
     pub(crate) gone: AtomicBool,
 }
 
-/// A restart interval of a block with series: what lies behind a restart point, of a series the items from `from` on.
+/// A restart interval of a block with series: what lies behind a restart point, of a series the
+/// items from `from` on.
 #[derive(Clone, Copy, Debug)]
 struct Part {
     restart: u32,
@@ -214,7 +217,8 @@ impl Block {
         Ok((0..decoded.len()).filter_map(|i| decoded.item(i)).map(|i| i.to_item()).collect())
     }
 
-    /// All items of a restart interval, into memory that was used before: nothing is allocated, and each key is put together once.
+    /// All items of a restart interval, into memory that was used before: nothing is allocated, and
+    /// each key is put together once.
     pub(crate) fn interval_into(&self, interval: usize, out: &mut RestartInterval) -> Result<()> {
         out.begin(&self.data);
         let part = match self.parts.as_deref() {
@@ -304,7 +308,8 @@ impl Block {
         self.restart_key(0).map_or(&[], |key| &key[..self.shared.min(key.len())])
     }
 
-    /// Of the first key of each restart interval, the eight bytes behind what all share, see [`head_of`].
+    /// Of the first key of each restart interval, the eight bytes behind what all share, see
+    /// [`head_of`].
     pub(crate) fn heads(&self) -> &[u64] {
         &self.heads
     }
@@ -315,7 +320,8 @@ impl Block {
         Some(&interval[head.suffix.0..head.suffix.1])
     }
 
-    /// The item that covers `key`, if any, in the bytes of the one restart interval that can have it. `None`: it does not decode.
+    /// The item that covers `key`, if any, in the bytes of the one restart interval that can have
+    /// it. `None`: it does not decode.
     pub(crate) fn find_in_interval(interval: &[u8], key: &[u8]) -> Option<Option<(Seq, Body)>> {
         let mut d = Decoder { data: interval, at: 0, extent: None };
         let found = find_from(&mut d, interval.len(), key)?;
@@ -323,9 +329,11 @@ impl Block {
     }
 }
 
-/// The item that covers `key` among those up to `end`, the first of which has its whole key. `None`: one does not decode.
+/// The item that covers `key` among those up to `end`, the first of which has its whole key.
+/// `None`: one does not decode.
 fn find_from(d: &mut Decoder<'_>, end: usize, key: &[u8]) -> Option<Option<(Seq, Place)>> {
-    // The key before, its length, and how much of it is as `key` begins: where that ends it is the smaller one.
+    // The key before, its length, and how much of it is as `key` begins: where that ends it is the
+    // smaller one.
     let (mut len, mut common) = (0, 0);
     let mut before: Option<(Seq, Place)> = None;
     while d.at < end {

@@ -1,4 +1,5 @@
-//! The items of one restart interval of a tuple block, decoded into memory that is used again and again: what a cursor walks on.
+//! The items of one restart interval of a tuple block, decoded into memory that is used again and
+//! again: what a cursor walks on.
 
 use bytes::Bytes;
 
@@ -47,7 +48,8 @@ struct Slot {
     body: Place,
 }
 
-/// Decoded items. Keys are copied, since they lie in the block without the prefix that they share; all else stays there.
+/// Decoded items. Keys are copied, since they lie in the block without the prefix that they share;
+/// all else stays there.
 #[derive(Default)]
 pub(crate) struct RestartInterval {
     data: Bytes,
@@ -72,7 +74,8 @@ impl RestartInterval {
         self.slots.clear();
     }
 
-    /// Adds an item whose key begins with `shared` bytes of the key before it, which must be as long.
+    /// Adds an item whose key begins with `shared` bytes of the key before it, which must be as
+    /// long.
     pub fn push(&mut self, shared: usize, suffix: &[u8], seq: Seq, body: Place) {
         let start = self.keys.len();
         if shared > 0 {
@@ -83,8 +86,9 @@ impl RestartInterval {
         self.slots.push(Slot { key: (start as u32, self.keys.len() as u32), seq, body });
     }
 
-    /// The same, if it comes behind the item before it; `false`: it does not, or is an empty range. What is checked is what no writer
-    /// does, so that whoever walks on the items can rely on their order whatever the device holds.
+    /// The same, if it comes behind the item before it; `false`: it does not, or is an empty range.
+    /// What is checked is what no writer does, so that whoever walks on the items can rely on their
+    /// order whatever the device holds.
     pub fn push_next(&mut self, shared: usize, suffix: &[u8], seq: Seq, body: Place) -> bool {
         let Some(before) = self.slots.last().copied() else {
             self.push(shared, suffix, seq, body);

@@ -1,6 +1,7 @@
-//! Series: items whose keys count upwards and whose large values follow one another on the device, as the pages of a file do. All that
-//! tells them apart is a checksum, so that is all that is stored for each. Where some of the values are compressed, a *packed* series
-//! also tells how many bytes each takes on the device.
+//! Series: items whose keys count upwards and whose large values follow one another on the device,
+//! as the pages of a file do. All that tells them apart is a checksum, so that is all that is
+//! stored for each. Where some of the values are compressed, a *packed* series also tells how many
+//! bytes each takes on the device.
 
 use zones::varint;
 
@@ -15,7 +16,8 @@ const LEAST: usize = 4;
 /// A packed series has at most so many items: the place of one is found by passing all before it.
 const PACKED_MOST: usize = 256;
 
-/// The distance between the addresses of values of `len` bytes that follow one another, none of them compressed.
+/// The distance between the addresses of values of `len` bytes that follow one another, none of
+/// them compressed.
 fn stride(len: u32) -> u64 {
     u64::from(len).next_multiple_of(u64::from(ExtentRef::plain(0, len, 0).align()))
 }
@@ -30,7 +32,8 @@ struct Places {
 }
 
 impl Places {
-    /// One of `stored` bytes behind one that ends at `end`; it is compressed if it has fewer than a value has.
+    /// One of `stored` bytes behind one that ends at `end`; it is compressed if it has fewer than a
+    /// value has.
     fn behind(self, end: u64, stored: u32, crc: u32) -> ExtentRef {
         let plain = ExtentRef::plain(end, self.len, crc);
         let e = ExtentRef::packed(end, self.len, stored, crc, self.codec).unwrap_or(plain);
@@ -139,7 +142,8 @@ impl Open {
         }
         self.ascends = ascends;
         self.take(e);
-        // Where no way of counting leads on, the series ends here; its own keys are still told by the one left.
+        // Where no way of counting leads on, the series ends here; its own keys are still told by
+        // the one left.
         for x in &mut self.expected {
             if !x.counter.advance(&mut x.key, x.step) {
                 x.key.clear();
@@ -245,7 +249,8 @@ impl<'a> Series<'a> {
         }
         let (crcs, stored) = body.split_at_checked(usize::try_from(count.checked_mul(4)?).ok()?)?;
         let places = Places { addr, len, codec };
-        // Keeps every later sum of address and length inside u64: where some are compressed, others may have to begin at a page.
+        // Keeps every later sum of address and length inside u64: where some are compressed, others
+        // may have to begin at a page.
         let most = if packed { u64::from(len) + zones::SECTOR } else { stride(len) };
         let end = addr.checked_add(most.checked_mul(count)?)?;
         let sizes = stored.chunks_exact(2).map(|s| u32::from(u16::from_le_bytes([s[0], s[1]])));

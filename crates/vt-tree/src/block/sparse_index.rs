@@ -1,9 +1,12 @@
-//! What is kept of a tuple block that is not: where its restart intervals lie, the first eight bytes that tell their first keys apart, and a
-//! checksum of each, some 16 bytes for a restart interval of half a kilobyte.
+//! What is kept of a tuple block that is not: where its restart intervals lie, the first eight
+//! bytes that tell their first keys apart, and a checksum of each, some 16 bytes for a restart
+//! interval of half a kilobyte.
 //!
-//! A block that the host has in its page cache need not be there a second time; but to check one tuple of it, all of it had to be read.
-//! With a sparse index, made when the whole block was read and checked, a get reads the one restart interval that can have its key, and checks
-//! that. So more tuples are at hand than the cache has room for, and no byte is believed that was not checked.
+//! A block that the host has in its page cache need not be there a second time; but to check one
+//! tuple of it, all of it had to be read. With a sparse index, made when the whole block was read
+//! and checked, a get reads the one restart interval that can have its key, and checks that. So
+//! more tuples are at hand than the cache has room for, and no byte is believed that was not
+//! checked.
 
 use std::cell::RefCell;
 use std::cmp::Ordering;
@@ -32,8 +35,8 @@ type Found = Result<Option<(Seq, Body)>>;
 /// The sparse index of a block.
 #[derive(Debug)]
 pub(crate) struct SparseIndex {
-    /// For each restart interval the head of its first key; then for each where it begins in the frame's payload and its checksum; then what the
-    /// first keys share.
+    /// For each restart interval the head of its first key; then for each where it begins in the
+    /// frame's payload and its checksum; then what the first keys share.
     words: Box<[u64]>,
     intervals: u16,
     shared: u16,
@@ -103,7 +106,8 @@ impl SparseIndex {
         }
     }
 
-    /// What the block has for `key`, if the cache has the block; and whether the cache should be told that it is in use.
+    /// What the block has for `key`, if the cache has the block; and whether the cache should be
+    /// told that it is in use.
     #[inline]
     pub fn find_here(&self, key: &[u8]) -> Option<(Found, bool)> {
         let here = self.here.load();
@@ -125,8 +129,8 @@ impl SparseIndex {
         Some((found, hits.is_multiple_of(TOLD)))
     }
 
-    /// Whether a restart interval should be read and not the whole block: the host has it, and it was not read a moment ago, which is `soon` misses
-    /// of the cache.
+    /// Whether a restart interval should be read and not the whole block: the host has it, and it
+    /// was not read a moment ago, which is `soon` misses of the cache.
     pub fn suits(&self, now: u32, soon: u32) -> bool {
         let before = self.read.load(Relaxed);
         self.read.store(now, Relaxed);
@@ -162,7 +166,8 @@ impl SparseIndex {
         Ordering::Equal
     }
 
-    /// The restart interval that can have `key`, or else, if its first key is above it, the one before. `None`: whole keys are needed to tell.
+    /// The restart interval that can have `key`, or else, if its first key is above it, the one
+    /// before. `None`: whole keys are needed to tell.
     fn choose(&self, key: &[u8]) -> Option<usize> {
         let at = match self.against_shared(key) {
             Ordering::Less => 0,
@@ -182,8 +187,8 @@ impl SparseIndex {
         Some(at.saturating_sub(1))
     }
 
-    /// What the block has for `key`, out of one restart interval of it. `read` fills a buffer from a place in the payload on. `None`: that must be
-    /// asked of the whole block.
+    /// What the block has for `key`, out of one restart interval of it. `read` fills a buffer from
+    /// a place in the payload on. `None`: that must be asked of the whole block.
     pub fn find(&self, key: &[u8], mut read: impl FnMut(usize, &mut [u8]) -> Result<()>) -> Option<Option<(Seq, Body)>> {
         let mut g = self.choose(key)?;
         INTERVAL.with_borrow_mut(|buf| {
@@ -243,7 +248,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// Keys of few different bytes, so that prefixes, heads and whole keys meet often; every third item may delete a range.
+        /// Keys of few different bytes, so that prefixes, heads and whole keys meet often; every
+        /// third item may delete a range.
         #[test]
         fn an_outline_finds_what_its_block_has(
             keys in proptest::collection::btree_set(proptest::collection::vec(prop_oneof![Just(0u8), Just(1), Just(255)], 0..12), 20..90),

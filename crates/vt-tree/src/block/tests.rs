@@ -20,7 +20,8 @@ fn sample() -> Vec<Item> {
         .collect()
 }
 
-/// Compressed values, most of 900 to 3500 bytes, some as they are, one behind the other from `addr` on.
+/// Compressed values, most of 900 to 3500 bytes, some as they are, one behind the other from `addr`
+/// on.
 fn packed(keys: impl Iterator<Item = Bytes>, addr: u64) -> Vec<Item> {
     let mut end = addr;
     let mut item = |(i, key): (usize, Bytes)| {
@@ -51,7 +52,8 @@ fn compressed_values_come_back_and_cost_six_bytes_in_a_row() {
     for i in &items {
         assert_eq!(block.find(&i.key).unwrap(), Some((0, i.body.clone())));
     }
-    // No series: neither the keys nor the lengths go on; and one that becomes packed late, by another codec than the one before.
+    // No series: neither the keys nor the lengths go on; and one that becomes packed late, by
+    // another codec than the one before.
     let mut items = packed((0..100u64).map(|i| Bytes::from(format!("k{:09}", i * i * i))), 1 << 31);
     items.extend((0..50).map(|i| page(1 << 62, i, (1 << 32) + i * 4096, 0)));
     for (i, item) in items[100..].iter_mut().enumerate().skip(30) {
@@ -116,7 +118,8 @@ fn consecutive_pages_cost_their_checksum() {
 #[test]
 fn series_and_what_lies_between_come_back_and_are_found() {
     let mut items = Vec::new();
-    // Ascending sequence numbers, a hole, a jump of the address, a jump of the sequence number; then other kinds, in between.
+    // Ascending sequence numbers, a hole, a jump of the address, a jump of the sequence number;
+    // then other kinds, in between.
     items.extend((0..200).map(|i| page(1, i, (1000 + i) * 4096, 50 + i)));
     items.extend((300..400).map(|i| page(1, i, (1000 + i) * 4096, 0)));
     items.extend((400..470).map(|i| page(1, i, (5000 + i) * 4096, 9)));

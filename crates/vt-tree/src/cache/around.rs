@@ -1,12 +1,15 @@
-//! Reading around: when a read had to wait for the device, what lies beside it is fetched as well, as long as the whole store fits
-//! into the memory that the host could use for it. A store just opened is then in memory after each of its places was read once, in
-//! pieces that the device likes, and not tuple by tuple.
+//! Reading around: when a read had to wait for the device, what lies beside it is fetched as well,
+//! as long as the whole store fits into the memory that the host could use for it. A store just
+//! opened is then in memory after each of its places was read once, in pieces that the device
+//! likes, and not tuple by tuple.
 //!
-//! Nothing is fetched twice, so that what is fetched in vain is never more than the store; and nothing at all where the store is
-//! larger than half of that memory: there, what is beside a tuple would push out what was asked for. Cursors announce by themselves
-//! what they will read; of what they come to, only the index is read around.
+//! Nothing is fetched twice, so that what is fetched in vain is never more than the store; and
+//! nothing at all where the store is larger than half of that memory: there, what is beside a tuple
+//! would push out what was asked for. Cursors announce by themselves what they will read; of what
+//! they come to, only the index is read around.
 //!
-//! Where a caller knows that it will not come to what lies beside a large value, the value is read alone ([`read_alone`]).
+//! Where a caller knows that it will not come to what lies beside a large value, the value is read
+//! alone ([`read_alone`]).
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -17,8 +20,9 @@ use zones::{Purpose, ZONE_SIZE, Zones};
 
 /// What is fetched around a read: a piece of so much, aligned. A zone has 32 of these.
 const PIECE: u64 = ZONE_SIZE / 32;
-/// Or more of them, a power of two, as more was fetched: an eighth of that, up to so many. Each read that waits costs the time of half a
-/// piece; who has come for a few tuples only shall not fetch many.
+/// Or more of them, a power of two, as more was fetched: an eighth of that, up to so many. Each
+/// read that waits costs the time of half a piece; who has come for a few tuples only shall not
+/// fetch many.
 const PIECES_MOST: u64 = 8;
 const SHARE: u64 = 8;
 /// After so many bytes it is asked again whether the store fits.
@@ -30,8 +34,8 @@ thread_local! {
     static ALONE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Does `work`; around large values that it reads on this thread nothing else is fetched. The index, which is what a later read comes
-/// to wherever it goes, is read as ever.
+/// Does `work`; around large values that it reads on this thread nothing else is fetched. The
+/// index, which is what a later read comes to wherever it goes, is read as ever.
 pub fn read_alone<T>(work: impl FnOnce() -> T) -> T {
     struct Before(bool);
     impl Drop for Before {

@@ -1,10 +1,12 @@
 //! What every tree of a store shares: the device below and the block cache.
 //!
-//! The cache is keyed by device address and checksum. Stitching moves pointers and leaves blocks where they are, so a block stays
-//! warm through any number of merges; and a zone that is freed and written anew can never serve its former content.
+//! The cache is keyed by device address and checksum. Stitching moves pointers and leaves blocks
+//! where they are, so a block stays warm through any number of merges; and a zone that is freed and
+//! written anew can never serve its former content.
 //!
-//! Index nodes, filters, and the tuple blocks that hold nothing but references to large values have the first claim on the budget: a
-//! read then costs the device one access, for the tuple itself. Tuple blocks have what is left, an eighth at least.
+//! Index nodes, filters, and the tuple blocks that hold nothing but references to large values have
+//! the first claim on the budget: a read then costs the device one access, for the tuple itself.
+//! Tuple blocks have what is left, an eighth at least.
 
 mod around;
 
@@ -36,13 +38,15 @@ pub use around::read_alone;
 const READ_MOST: u64 = 1 << 20;
 /// Bytes of large values that are read together.
 const READ_TOGETHER: u64 = 8 << 20;
-/// Two spans with a gap below this are announced as one: reading that much takes less than a second request.
+/// Two spans with a gap below this are announced as one: reading that much takes less than a second
+/// request.
 pub(crate) const GAP: u64 = 16 << 10;
 
 /// A cursor that has read one part of this many of the budget goes a long way.
 const LONG_WAY: u64 = 2;
-/// A block that the host has is given the place of another when it is asked for twice within so many misses: one for this many
-/// blocks in the cache. Where all are asked for alike, changing places is work for nothing.
+/// A block that the host has is given the place of another when it is asked for twice within so
+/// many misses: one for this many blocks in the cache. Where all are asked for alike, changing
+/// places is work for nothing.
 const SOON: usize = 16;
 /// Sparse indexes may take so much of the budget: one part of this many.
 const SPARSE_INDEXES: u64 = 4;
@@ -55,7 +59,8 @@ enum How {
     Around,
 }
 
-/// What is kept of an index, and before anything else: without it each read of a tuple would cost several of the device.
+/// What is kept of an index, and before anything else: without it each read of a tuple would cost
+/// several of the device.
 #[derive(Clone)]
 enum Upper {
     Node(Arc<IndexNode>),
@@ -115,7 +120,8 @@ pub struct BlockCache {
     sparse_bytes: Arc<AtomicU64>,
     /// Tuple blocks that were asked for and not in the cache.
     misses: AtomicU32,
-    /// A block that comes back after fewer misses than this is worth a place that another one has; 0 while there is room.
+    /// A block that comes back after fewer misses than this is worth a place that another one has;
+    /// 0 while there is room.
     soon: AtomicU32,
     around: Around,
 }
@@ -222,8 +228,9 @@ impl BlockCache {
         Ok(block)
     }
 
-    /// A tuple block that a cursor comes to. It announces by itself what it will read. `read`: what it has read so far, bytes. A long way
-    /// leaves the cache as it is: what it has seen last is what it will not see soon.
+    /// A tuple block that a cursor comes to. It announces by itself what it will read. `read`: what
+    /// it has read so far, bytes. A long way leaves the cache as it is: what it has seen last is
+    /// what it will not see soon.
     pub(crate) fn block_in_passing(&self, at: ChildPointer, read: u64) -> Result<Arc<Block>> {
         if at.refers {
             return self.read_block(at, How::Around);
@@ -259,7 +266,8 @@ impl BlockCache {
     /// The same where no sparse index has the block.
     fn find_below(&self, leaf: &IndexNode, i: usize, sparse: Option<&Arc<SparseIndex>>, key: &[u8]) -> Result<Option<(Seq, Body)>> {
         let child = leaf.child_pointer(i);
-        // Others may count at the same time and this one be lost: it is a clock, and need not be exact.
+        // Others may count at the same time and this one be lost: it is a clock, and need not be
+        // exact.
         let now = self.misses.load(Relaxed).wrapping_add(1);
         self.misses.store(now, Relaxed);
         let soon = self.soon.load(Relaxed);
@@ -295,7 +303,8 @@ impl BlockCache {
         }
         if let Some(waited) = waited {
             sparse.inspect(|o| o.set_slow(waited));
-            // The host has it, and no more is known than that it was asked for once: others may stay in its stead.
+            // The host has it, and no more is known than that it was asked for once: others may
+            // stay in its stead.
             if sparse.is_none() && seen.is_some() && !waited && soon > 0 {
                 return block.find(key);
             }
@@ -314,7 +323,8 @@ impl BlockCache {
         self.soon.store(if full { (self.blocks.len() / SOON).max(1) as u32 } else { 0 }, Relaxed);
     }
 
-    /// The same for a merge, which reads each block once: it takes what is cached and does not push other blocks out.
+    /// The same for a merge, which reads each block once: it takes what is cached and does not push
+    /// other blocks out.
     pub(crate) fn block_once(&self, at: FramePointer) -> Result<Arc<Block>> {
         let key = (at.addr, at.crc);
         let cached = self.blocks.peek(&key).or_else(|| match self.upper.peek(&key) {
@@ -336,7 +346,8 @@ impl BlockCache {
         }
     }
 
-    /// The index node beneath an entry, with all that a merge wants to know. Merges read each once, so it is not kept.
+    /// The index node beneath an entry, with all that a merge wants to know. Merges read each once,
+    /// so it is not kept.
     pub(crate) fn node(&self, above: &Entry, level: u16) -> Result<Node> {
         let node = self.read_node(above.at, level)?;
         node.belongs(above)?;
@@ -360,8 +371,9 @@ impl BlockCache {
         Ok(node)
     }
 
-    /// Lets a node stay beneath the one above it, where it is found without looking into the cache; as long as an eighth of the budget
-    /// lasts, which filters have a share in. Nobody finds it in the cache then, so it leaves that with time.
+    /// Lets a node stay beneath the one above it, where it is found without looking into the cache;
+    /// as long as an eighth of the budget lasts, which filters have a share in. Nobody finds it in
+    /// the cache then, so it leaves that with time.
     pub(crate) fn keep_beneath(&self, above: &IndexNode, i: usize, node: &Arc<IndexNode>) {
         above.keep_child(i, node.clone(), &self.pinned, self.budget / 8);
     }
@@ -379,8 +391,9 @@ impl BlockCache {
         Ok(filter)
     }
 
-    /// Lets a filter stay beside its node, where it is found without looking into the cache; as long as an eighth of the budget lasts.
-    /// In the cache it stays as well, so that the next run with the same subtree finds it.
+    /// Lets a filter stay beside its node, where it is found without looking into the cache; as
+    /// long as an eighth of the budget lasts. In the cache it stays as well, so that the next run
+    /// with the same subtree finds it.
     pub(crate) fn pin(&self, filter: &Filter) -> Option<Pin> {
         Pin::keep(filter, &self.pinned, self.budget / 8)
     }
@@ -406,7 +419,8 @@ impl BlockCache {
         check_extent(e, &buf)
     }
 
-    /// Reads what the medium has of a span of neighbouring values, and compares each with its checksum.
+    /// Reads what the medium has of a span of neighbouring values, and compares each with its
+    /// checksum.
     pub(crate) fn span_on_medium(&self, values: &[ExtentRef]) -> Result<()> {
         let (Some(first), Some(last)) = (values.first(), values.last()) else { return Ok(()) };
         let len = last.end().checked_sub(first.addr).filter(|len| *len <= ZONE_SIZE);
@@ -431,8 +445,8 @@ impl BlockCache {
         }
     }
 
-    /// The bytes of many large values, in the order of `extents`: read in the order of their places, one request for each span that
-    /// lies contiguous, and all of them in the air together.
+    /// The bytes of many large values, in the order of `extents`: read in the order of their
+    /// places, one request for each span that lies contiguous, and all of them in the air together.
     pub fn read_values(&self, extents: &[ExtentRef]) -> Result<Vec<Bytes>> {
         let mut values = self.read_stored(extents)?;
         for (e, value) in extents.iter().zip(&mut values) {
@@ -446,7 +460,8 @@ impl BlockCache {
         let mut order: Vec<usize> = (0..extents.len()).collect();
         order.sort_unstable_by_key(|&i| extents[i].addr);
         let mut out = vec![Bytes::new(); extents.len()];
-        // As much at a time as is worth having in the air; what was read is the caller's, this only its order.
+        // As much at a time as is worth having in the air; what was read is the caller's, this only
+        // its order.
         let mut rest = &order[..];
         while !rest.is_empty() {
             // Spans: where each begins, how long it is, and how many values it has.
@@ -491,7 +506,8 @@ impl BlockCache {
         Ok(bufs.into_iter().map(Bytes::from).collect())
     }
 
-    /// Tells the device that these values will be read: spans of neighbours as one, small gaps included.
+    /// Tells the device that these values will be read: spans of neighbours as one, small gaps
+    /// included.
     pub fn announce(&self, mut extents: Vec<ExtentRef>) {
         extents.sort_unstable_by_key(|e| e.addr);
         self.announce_sorted(Purpose::Pages, extents.iter().map(|e| (e.addr, e.end())));

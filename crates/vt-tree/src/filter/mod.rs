@@ -1,23 +1,28 @@
 //! The quotient filter: is a key perhaps under this index node, or surely not?
 //!
-//! A filter is a set of *fingerprints*, the top `bits` bits of a key's hash. Sorted, a fingerprint splits into a quotient, which is
-//! told by position, and a remainder of `low` bits, which is stored: the quotient filter's idea, in the static form of it that Elias and
-//! Fano found, because a run never changes. Of each quotient a unary code says how many remainders it has (a one for each, then a
-//! zero); a directory says where every 128th quotient's code begins. A lookup reads one directory entry, a few words of the code, and
-//! one or two remainders.
+//! A filter is a set of *fingerprints*, the top `bits` bits of a key's hash. Sorted, a fingerprint
+//! splits into a quotient, which is told by position, and a remainder of `low` bits, which is
+//! stored: the quotient filter's idea, in the static form of it that Elias and Fano found, because
+//! a run never changes. Of each quotient a unary code says how many remainders it has (a one for
+//! each, then a zero); a directory says where every 128th quotient's code begins. A lookup reads
+//! one directory entry, a few words of the code, and one or two remainders.
 //!
-//! Two filters merge by their fingerprints, without a key: they are prefixes of one hash, so the longer ones are cut to the
-//! shortest in the merge. How many bits to keep is then a question of what merges are to come:
+//! Two filters merge by their fingerprints, without a key: they are prefixes of one hash, so the
+//! longer ones are cut to the shortest in the merge. How many bits to keep is then a question of
+//! what merges are to come:
 //!
 //! - A filter of `n` fingerprints of `bits` bits has false positives at a rate of `n / 2^bits`.
-//! - A filter built from keys keeps the fewest bits that bring that below three eighths of the rate aimed at, but not fewer than bring
-//!   2^15 keys below the rate itself. At 0.8%, the usual one, that is 0.3% and 22 bits. So a merge of `k` filters of one size has at
-//!   most `k × 0.3%`: the 0.8% aimed at still holds for two to five filters of full leaf nodes (a merged node is never larger than a
-//!   node, so `k` stays small), and for any number of little ones up to 2^15 keys together.
+//! - A filter built from keys keeps the fewest bits that bring that below three eighths of the rate
+//!   aimed at, but not fewer than bring 2^15 keys below the rate itself. At 0.8%, the usual one,
+//!   that is 0.3% and 22 bits. So a merge of `k` filters of one size has at most `k × 0.3%`: the
+//!   0.8% aimed at still holds for two to five filters of full leaf nodes (a merged node is never
+//!   larger than a node, so `k` stays small), and for any number of little ones up to 2^15 keys
+//!   together.
 //! - A merge never keeps more bits than a build from keys would, so nothing swells.
 //!
-//! At 0.8% that costs a remainder, a one, and about one zero of the code, and a quarter of a bit of directory for each key: 10.4 to 11.4 bits
-//! in all from 8192 keys on. Fewer keys pay for the 22 bits, three bits more at 1000 keys, where that is 400 bytes.
+//! At 0.8% that costs a remainder, a one, and about one zero of the code, and a quarter of a bit of
+//! directory for each key: 10.4 to 11.4 bits in all from 8192 keys on. Fewer keys pay for the 22
+//! bits, three bits more at 1000 keys, where that is 400 bytes.
 //!
 //! `docs/format.md`, "Quotient filter", has the bytes.
 
@@ -26,7 +31,8 @@ use bytes::Bytes;
 use std::iter;
 use zones::crc32c;
 
-/// The hash of a key that filters use. It is part of the format: XXH3 (64 bits, as of xxHash 0.8, seed 0).
+/// The hash of a key that filters use. It is part of the format: XXH3 (64 bits, as of xxHash 0.8,
+/// seed 0).
 pub fn hash(key: &[u8]) -> u64 {
     xxhash_rust::xxh3::xxh3_64(key)
 }
@@ -40,14 +46,15 @@ const STRIDE: u64 = 128;
 /// A fingerprint has at most this many bits.
 const BITS_MAX: u32 = 48;
 
-/// How often a filter may be wrong: of ten thousand keys that are not there, so many at most seem to be, see
-/// [`crate::MergeOptions::false_positives`].
+/// How often a filter may be wrong: of ten thousand keys that are not there, so many at most seem
+/// to be, see [`crate::MergeOptions::false_positives`].
 pub const FALSE_POSITIVES: u16 = 80;
 
 /// So many keys of little filters may come together and still keep the rate.
 const TOGETHER: u64 = 1 << 15;
 
-/// The fewest bits that make `n` fingerprints give false positives at three eighths of `rate`, and [`TOGETHER`] at `rate`.
+/// The fewest bits that make `n` fingerprints give false positives at three eighths of `rate`, and
+/// [`TOGETHER`] at `rate`.
 fn bits_for(n: u64, rate: u16) -> u32 {
     let rate = u64::from(rate.clamp(1, 10_000));
     // Ten thousand divided by three eighths.
@@ -103,7 +110,8 @@ impl FilterBuilder {
         self.hashes.is_empty()
     }
 
-    /// The bytes of the filter, for `Filter::parse`. The builder is left empty, for the next filter.
+    /// The bytes of the filter, for `Filter::parse`. The builder is left empty, for the next
+    /// filter.
     pub fn finish(&mut self) -> Vec<u8> {
         let known = if self.bits == 0 { BITS_MAX } else { self.bits };
         self.hashes.iter_mut().for_each(|h| *h >>= 64 - known);
@@ -162,7 +170,8 @@ fn encode(fingerprints: &[u64], bits: u32) -> Vec<u8> {
     out[8..12].copy_from_slice(&count.to_le_bytes());
     for (i, f) in fingerprints.iter().enumerate() {
         let at = i as u64 * low as u64;
-        // At most 48 bits, shifted by at most 7: within eight bytes. Behind the remainders lies a word of the code at least.
+        // At most 48 bits, shifted by at most 7: within eight bytes. Behind the remainders lies a
+        // word of the code at least.
         let byte = l.remainders + (at / 8) as usize;
         let word = &mut out[byte..byte + 8];
         let old = u64::from_le_bytes((&*word).try_into().expect("eight bytes"));
@@ -197,7 +206,8 @@ pub struct Filter {
 impl Filter {
     /// Reads the bytes of `FilterBuilder::finish`. Costs one pass over them.
     ///
-    /// Errors: `Corrupt` (with address 0, which the caller knows) for anything else, one changed bit included.
+    /// Errors: `Corrupt` (with address 0, which the caller knows) for anything else, one changed
+    /// bit included.
     pub fn parse(bytes: Bytes) -> Result<Filter> {
         let bad = |what: &str| Error::corrupt(format!("quotient filter: {what}"), 0);
         let Some(header) = bytes.get(..HEADER) else { return Err(bad("shorter than its header")) };
@@ -211,12 +221,14 @@ impl Filter {
         let (bits, low, count) = (header[5] as u32, header[6] as u32, word(8));
         let layout = Layout::new(count, bits, low).filter(|l| l.end == bytes.len()).ok_or_else(|| bad("wrong length"))?;
         let filter = Filter { bytes, count, bits, low, layout };
-        // The code has a one for each fingerprint and a zero for each quotient, and ends with a zero; the directory tells the truth.
+        // The code has a one for each fingerprint and a zero for each quotient, and ends with a
+        // zero; the directory tells the truth.
         let (mut ones, mut zeros) = (0, 0);
         let mut stride = 0;
         for at in (layout.code..layout.end).step_by(8) {
             let word = filter.word(at);
-            // Every 128th zero, and the first before any, has an entry. In a word of 64 bits lie the ends of at most two strides.
+            // Every 128th zero, and the first before any, has an entry. In a word of 64 bits lie
+            // the ends of at most two strides.
             while stride * STRIDE < layout.quotients && stride * STRIDE <= zeros + word.count_zeros() as u64 {
                 let skip = stride * STRIDE - zeros;
                 let before = if skip == 0 { 0 } else { select(!word, skip as u32 - 1) + 1 };
@@ -263,7 +275,8 @@ impl Filter {
         prefetch(&self.bytes, HEADER + d as usize * 4);
     }
 
-    /// And then the code and the remainders, whose places the directory tells nearly: within a stride they are spread evenly.
+    /// And then the code and the remainders, whose places the directory tells nearly: within a
+    /// stride they are spread evenly.
     #[inline]
     pub(crate) fn prefetch_rest(&self, hash: u64) {
         let quotient = hash >> (64 - self.bits) >> self.low;

@@ -1,4 +1,5 @@
-//! The filter: no false negative, false positives at the rate promised, small, mergeable, and never fooled by foreign bytes.
+//! The filter: no false negative, false positives at the rate promised, small, mergeable, and never
+//! fooled by foreign bytes.
 
 use super::*;
 use proptest::prelude::*;
@@ -121,7 +122,8 @@ fn every_flipped_bit_is_an_error() {
 
 #[test]
 fn another_quotient_filter_merges_to_the_same_fingerprints() {
-    // Filters of one size, and the top bits of their hashes in a filter of the other kind, which keeps lower ones.
+    // Filters of one size, and the top bits of their hashes in a filter of the other kind, which
+    // keeps lower ones.
     for (parts, n) in [(2u64, 10_000u64), (5, 3000), (40, 200)] {
         let mut ours = FilterBuilder::new(FALSE_POSITIVES);
         let bits = bits_for(n, FALSE_POSITIVES) as u8;

@@ -1,8 +1,9 @@
 //! Index entries: what a merge must know of a block or a whole subtree without reading it.
 //!
-//! Encoding inside a node: `low` with the bytes shared with the entry before (varint shared, varint further, bytes); `high` the same
-//! way against `low`; address, length (varints); crc u32; flags u8; items, newest sequence, block bytes, block spans, value bytes,
-//! value spans (varints); for a leaf index node the filter's address, length (varints) and crc u32; the zones beneath (varint
+//! Encoding inside a node: `low` with the bytes shared with the entry before (varint shared, varint
+//! further, bytes); `high` the same way against `low`; address, length (varints); crc u32; flags
+//! u8; items, newest sequence, block bytes, block spans, value bytes, value spans (varints); for a
+//! leaf index node the filter's address, length (varints) and crc u32; the zones beneath (varint
 //! length, `ZoneUse` encoding).
 
 use bytes::Bytes;
@@ -17,10 +18,12 @@ const RANGE_TOMBSTONES: u8 = 2;
 const UNFILTERED: u8 = 4;
 const COMPRESSED: u8 = 8;
 
-/// Sums over a tree stay far below this; larger ones are garbage and would overflow later additions.
+/// Sums over a tree stay far below this; larger ones are garbage and would overflow later
+/// additions.
 pub const MAX_SUM: u64 = u64::MAX >> 8;
 
-/// A pointer to a tuple block (level 0) or to an index node (level 1 and up), with its fences and its sums.
+/// A pointer to a tuple block (level 0) or to an index node (level 1 and up), with its fences and
+/// its sums.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// First key covered.
@@ -32,8 +35,9 @@ pub struct Entry {
     pub filter: Option<FramePointer>,
     pub tombstones: bool,
     pub range_tombstones: bool,
-    /// Of a tuple block: its keys are in no filter, since it is nearly all long series and tells at once which keys there are, or since
-    /// none was wanted. Of a node: there are such blocks beneath.
+    /// Of a tuple block: its keys are in no filter, since it is nearly all long series and tells at
+    /// once which keys there are, or since none was wanted. Of a node: there are such blocks
+    /// beneath.
     pub unfiltered: bool,
     /// The tuple block is compressed.
     pub compressed: bool,

@@ -1,11 +1,13 @@
 //! The frame around every block of a run: what it is, where it lies, and a checksum over all of it.
 //!
-//! The frame repeats the block's own address, so that a write that went astray or a read that came from elsewhere is caught even
-//! when the bytes themselves are whole; the pointer to a block carries the same checksum, so that an older block once written at the
-//! same address is caught as well.
+//! The frame repeats the block's own address, so that a write that went astray or a read that came
+//! from elsewhere is caught even when the bytes themselves are whole; the pointer to a block
+//! carries the same checksum, so that an older block once written at the same address is caught as
+//! well.
 //!
-//! Layout (little endian): crc32c u32 of everything behind it · kind u8 · codec u8 · level u16 · address u64 · payload, compressed if
-//! the codec is not 0. Only tuple blocks are. The checksum is that of what is stored.
+//! Layout (little endian): crc32c u32 of everything behind it · kind u8 · codec u8 · level u16 ·
+//! address u64 · payload, compressed if the codec is not 0. Only tuple blocks are. The checksum is
+//! that of what is stored.
 
 use bytes::Bytes;
 use zones::crc32c;
@@ -41,7 +43,8 @@ impl FramePointer {
     }
 }
 
-/// Completes a frame in place: `frame` is header space followed by the payload. Returns its checksum.
+/// Completes a frame in place: `frame` is header space followed by the payload. Returns its
+/// checksum.
 pub fn seal(frame: &mut [u8], kind: FrameKind, level: u16, codec: u8, addr: u64) -> u32 {
     frame[4] = kind as u8;
     frame[5] = codec;
@@ -97,7 +100,8 @@ mod tests {
         }
     }
 
-    /// What is there when the device has lost a write: whole, of the same kind, level, length and address.
+    /// What is there when the device has lost a write: whole, of the same kind, level, length and
+    /// address.
     #[test]
     fn what_lay_at_the_same_place_before_is_refused() {
         let sealed = |payload: &[u8]| {

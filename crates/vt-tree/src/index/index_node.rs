@@ -1,8 +1,9 @@
 //! An index node as reads need it: where each key lies, in little memory.
 //!
-//! Merges want all that an [`Entry`] says; a search wants one comparison after the other without leaving a few cache lines, and as many
-//! nodes in memory as can be. So the sums are left out, the prefix that all lower fences share is stored once, and the eight
-//! bytes behind it stand side by side as numbers: most searches touch nothing else.
+//! Merges want all that an [`Entry`] says; a search wants one comparison after the other without
+//! leaving a few cache lines, and as many nodes in memory as can be. So the sums are left out, the
+//! prefix that all lower fences share is stored once, and the eight bytes behind it stand side by
+//! side as numbers: most searches touch nothing else.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
@@ -169,7 +170,8 @@ impl IndexNode {
         self.sparse_indexes.get()?.of.get(i)?.get()
     }
 
-    /// Keeps the sparse index of a block, unless all together are then more than `most` bytes in `all`.
+    /// Keeps the sparse index of a block, unless all together are then more than `most` bytes in
+    /// `all`.
     pub fn keep_sparse_index(&self, i: usize, sparse: SparseIndex, all: &Arc<AtomicU64>, most: u64) {
         let weight = sparse.weight();
         Beneath::keep(&self.sparse_indexes, self.len(), i, Arc::new(sparse), weight, all, most);
@@ -181,7 +183,8 @@ impl IndexNode {
         Some(self.children.get()?.of.get(i)?.get()?)
     }
 
-    /// Lets the node beneath an entry stay as long as this one, unless all such are then more than `most` bytes in `all`.
+    /// Lets the node beneath an entry stay as long as this one, unless all such are then more than
+    /// `most` bytes in `all`.
     pub fn keep_child(&self, i: usize, child: Arc<IndexNode>, all: &Arc<AtomicU64>, most: u64) {
         let weight = child.weight();
         Beneath::keep(&self.children, self.len(), i, child, weight, all, most);
@@ -219,13 +222,14 @@ impl IndexNode {
         [&self.keys[..self.prefix as usize], self.rest(i)].concat()
     }
 
-    /// Checks that the node beneath an entry is within its fences: so none is reached on two ways, and a walk ends whatever the device
-    /// holds. It is done once for each.
+    /// Checks that the node beneath an entry is within its fences: so none is reached on two ways,
+    /// and a walk ends whatever the device holds. It is done once for each.
     pub fn admit(&self, i: usize, child: &IndexNode) -> Result<()> {
         self.admit_once(i, || (child.len() > 0).then(|| self.covers(i, &child.low(0), &child.high, false)))
     }
 
-    /// The same of a tuple block. What its last restart interval has behind its first key is not looked at.
+    /// The same of a tuple block. What its last restart interval has behind its first key is not
+    /// looked at.
     pub fn admit_block(&self, i: usize, block: &Block) -> Result<()> {
         self.admit_once(i, || Some(block.ends().ok()?.is_none_or(|(first, last)| self.covers(i, first, last, true))))
     }
@@ -280,7 +284,8 @@ impl IndexNode {
         lo
     }
 
-    /// The last entry that begins at or below `key`: the only one that can cover it. `None`: all begin above.
+    /// The last entry that begins at or below `key`: the only one that can cover it. `None`: all
+    /// begin above.
     pub fn covering(&self, key: &[u8]) -> Option<usize> {
         self.below(key, true).checked_sub(1)
     }
@@ -291,8 +296,9 @@ impl IndexNode {
     }
 }
 
-/// How many of the ascending `heads` are below `h`. Keys are often spread evenly: then the search begins near its end, in one or two
-/// cache lines, where halving visits five. Where they are not, it takes twice the steps of halving at most.
+/// How many of the ascending `heads` are below `h`. Keys are often spread evenly: then the search
+/// begins near its end, in one or two cache lines, where halving visits five. Where they are not,
+/// it takes twice the steps of halving at most.
 #[inline]
 fn below(heads: &[u64], h: u64) -> usize {
     let (Some(&low), Some(&high)) = (heads.first(), heads.last()) else { return 0 };

@@ -1,5 +1,5 @@
-//! Index nodes: entries in key order, all of one level. A node of level 1 points to tuple blocks, one of level 2 to nodes of
-//! level 1, and so on.
+//! Index nodes: entries in key order, all of one level. A node of level 1 points to tuple blocks,
+//! one of level 2 to nodes of level 1, and so on.
 //!
 //! Payload: number of entries (varint), entries.
 
@@ -24,7 +24,8 @@ impl Node {
         let mut rest = &data[..];
         let count = varint::get_u64(&mut rest).map_err(|_| corrupt("no entry count"))?;
         let mut at = data.len() - rest.len();
-        // An entry takes more than 16 bytes: a larger count is garbage and must not size an allocation.
+        // An entry takes more than 16 bytes: a larger count is garbage and must not size an
+        // allocation.
         if count > data.len() as u64 / 16 {
             return Err(corrupt("impossible entry count"));
         }
@@ -46,8 +47,9 @@ impl Node {
         Ok(Node { entries, level })
     }
 
-    /// Whether the node, which was read from there, can lie beneath `above`: within its fences, and with no more in it than that says. So
-    /// no node lies on two ways through one run, every walk ends, and no sum over a run is larger than that of its root.
+    /// Whether the node, which was read from there, can lie beneath `above`: within its fences, and
+    /// with no more in it than that says. So no node lies on two ways through one run, every walk
+    /// ends, and no sum over a run is larger than that of its root.
     pub fn belongs(&self, above: &Entry) -> Result<()> {
         let corrupt = |what: &str| Err(Error::Corrupt { what: format!("index node: {what}"), addr: above.at.addr });
         let ends = self.entries.first().zip(self.entries.last());
@@ -62,7 +64,8 @@ impl Node {
         Ok(())
     }
 
-    /// Index of the first entry that ends above `key`: the one that covers it, or the next; `entries.len()` when none does.
+    /// Index of the first entry that ends above `key`: the one that covers it, or the next;
+    /// `entries.len()` when none does.
     pub fn position(&self, key: &[u8]) -> usize {
         self.entries.partition_point(|e| e.high <= key)
     }

@@ -1,16 +1,18 @@
 //! The memtable's bytes: keys and small values, appended to chunks and never moved.
 //!
-//! A *record* is a key with what was written to it first: twelve bytes of header, the key, the value if it is small. The tree refers to
-//! records by their *address*, four bytes. Records lie one behind the other in the order of their
-//! arrival, so an insertion writes to memory where
-//! the one before left off, and what it reads of other records are those whose keys it cannot tell from its own by their heads.
+//! A *record* is a key with what was written to it first: twelve bytes of header, the key, the
+//! value if it is small. The tree refers to records by their *address*, four bytes. Records lie one
+//! behind the other in the order of their arrival, so an insertion writes to memory where the one
+//! before left off, and what it reads of other records are those whose keys it cannot tell from its
+//! own by their heads.
 //!
 //! Whoever reads copies: so nobody keeps the memory of a memtable that is gone.
 
 use super::pool::{Pool, REGION, Region};
 use std::sync::Arc;
 
-/// Where some bytes lie in the arena. The two highest chunk numbers are reserved, see `Place::DELETE` and `Place::kept`.
+/// Where some bytes lie in the arena. The two highest chunk numbers are reserved, see
+/// `Place::DELETE` and `Place::kept`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     chunk: u32,
@@ -22,7 +24,8 @@ impl Place {
     /// Stands for no bytes at all: the value of a deletion.
     pub const DELETE: Place = Place { chunk: u32::MAX, off: 0, len: 0 };
 
-    /// Stands for a value kept outside the arena, in slot `i` of the memtable's table of kept values.
+    /// Stands for a value kept outside the arena, in slot `i` of the memtable's table of kept
+    /// values.
     pub fn kept(i: u32) -> Place {
         Place { chunk: u32::MAX - 1, off: i, len: 0 }
     }
@@ -51,11 +54,12 @@ pub(super) enum First {
     Chain(u32),
 }
 
-/// Chunks start small, because a store may have many memtables with little in them, and grow with the arena. From this total on they
-/// are regions of the pool.
+/// Chunks start small, because a store may have many memtables with little in them, and grow with
+/// the arena. From this total on they are regions of the pool.
 const REGIONS_FROM: usize = 2 * REGION;
 const CHUNK_MIN: usize = 4 << 10;
-/// Larger pieces get a chunk of their own, so that the rest of the chunk being filled is not wasted.
+/// Larger pieces get a chunk of their own, so that the rest of the chunk being filled is not
+/// wasted.
 const PIECE_MAX: usize = REGION / 8;
 
 /// Records lie at multiples of this, so that 32 bits address 32 GiB.
@@ -110,7 +114,8 @@ impl Arena {
         Arena { pool, chunks: Vec::new(), filled: 0, bytes: 0 }
     }
 
-    /// Copies `data` in. A single piece is below 4 GiB: the memtable keeps larger values outside, and keys are far shorter.
+    /// Copies `data` in. A single piece is below 4 GiB: the memtable keeps larger values outside,
+    /// and keys are far shorter.
     pub fn add(&mut self, data: &[u8]) -> Place {
         let (chunk, off, to) = self.room(data.len());
         to.copy_from_slice(data);

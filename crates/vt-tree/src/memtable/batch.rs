@@ -1,4 +1,5 @@
-//! Items copied out of a memtable, in the order of their keys and one behind the other in one buffer that serves the next batch again.
+//! Items copied out of a memtable, in the order of their keys and one behind the other in one
+//! buffer that serves the next batch again.
 
 use super::arena::{Arena, Place};
 use super::{Kept, State};
@@ -102,7 +103,8 @@ impl Batch {
 }
 
 impl Arena {
-    /// Fetches the records at `addresses` from memory, all at the same time, where a walk would wait for one after the other.
+    /// Fetches the records at `addresses` from memory, all at the same time, where a walk would
+    /// wait for one after the other.
     #[inline]
     pub(super) fn fetch(&self, addresses: &[u32]) {
         let touched = addresses.iter().fold(0, |sum, &a| sum ^ self.glance(a));

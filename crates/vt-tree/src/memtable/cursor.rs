@@ -1,11 +1,14 @@
-//! A cursor on a memtable: points and range tombstones as one ascending sequence of disjoint items, as of one sequence number.
+//! A cursor on a memtable: points and range tombstones as one ascending sequence of disjoint items,
+//! as of one sequence number.
 //!
-//! The cursor copies a batch of items under the read lock and walks on the copy. Its batch is *all* items of one span of keys
-//! `[lo, hi)`, and the next batch begins where the span ends, by key; so it does not matter what was written in between.
+//! The cursor copies a batch of items under the read lock and walks on the copy. Its batch is *all*
+//! items of one span of keys `[lo, hi)`, and the next batch begins where the span ends, by key; so
+//! it does not matter what was written in between.
 //!
-//! A range tombstone is cut around newer points and shows as pieces between them; points under it that are older are passed, a whole
-//! leaf at a time where the leaf holds nothing newer. The work under the lock is bounded: where a piece would be longer than the bound
-//! allows it is cut in two, which says the same.
+//! A range tombstone is cut around newer points and shows as pieces between them; points under it
+//! that are older are passed, a whole leaf at a time where the leaf holds nothing newer. The work
+//! under the lock is bounded: where a piece would be longer than the bound allows it is cut in two,
+//! which says the same.
 
 use super::batch::Batch;
 use super::tree::Pos;
@@ -16,7 +19,8 @@ use std::sync::Arc;
 /// Items in the first batch after a seek, and in the longest; in between they double.
 const BATCH_MIN: usize = 4;
 const BATCH_MAX: usize = 128;
-/// What may be looked at under the lock in one go: tree leaves, and for a batch the fragments of range tombstones too.
+/// What may be looked at under the lock in one go: tree leaves, and for a batch the fragments of
+/// range tombstones too.
 const LEAVES_MAX: usize = if cfg!(test) { 2 } else { 256 };
 const FRAGMENTS_PER_LEAF: usize = if cfg!(test) { 2 } else { 32 };
 
@@ -44,7 +48,8 @@ fn successor(key: &[u8]) -> Vec<u8> {
 }
 
 impl State {
-    /// The start of the item that covers `key` if one begins before it and reaches over it, `key` otherwise: no item crosses the result.
+    /// The start of the item that covers `key` if one begins before it and reaches over it, `key`
+    /// otherwise: no item crosses the result.
     fn item_start(&self, key: &[u8], at: Seq) -> Vec<u8> {
         let Some((start, fragment)) = self.fragments.covering(key) else { return key.to_vec() };
         let Some(tombstone) = fragment.visible(at) else { return key.to_vec() };
@@ -81,7 +86,8 @@ impl State {
         if k[..] < start[..] { start.to_vec() } else { k }
     }
 
-    /// Adds the items of `[lo, hi)` to `out`, until there are `size`; no item may cross `lo`. Returns where it stopped.
+    /// Adds the items of `[lo, hi)` to `out`, until there are `size`; no item may cross `lo`.
+    /// Returns where it stopped.
     fn items(&self, lo: &[u8], hi: Option<&[u8]>, at: Seq, size: usize, out: &mut Batch) -> Option<Vec<u8>> {
         let mut point = self.tree.seek(&self.arena, lo);
         let mut fragments = self.fragments.from(lo).peekable();
@@ -145,7 +151,8 @@ impl State {
                         break;
                     }
                     if self.tree.leaf_newest(p) < tombstone.seq {
-                        // All of this leaf is older. Of the keys that are beyond the edge, go back to the first.
+                        // All of this leaf is older. Of the keys that are beyond the edge, go back
+                        // to the first.
                         point = self.tree.next_leaf(p);
                         work = work.saturating_sub(FRAGMENTS_PER_LEAF);
                         if point.is_none_or(|n| self.arena.get(self.tree.leaf_first(&self.arena, n)) > edge) {
@@ -231,7 +238,8 @@ impl MemtableCursor {
             let s = self.memtable.state.read();
             let lo = s.span_before(hi.as_deref(), self.at, self.size);
             let mut from = lo.clone();
-            // The span is short, except where its points hide under a tombstone: then it takes several rounds.
+            // The span is short, except where its points hide under a tombstone: then it takes
+            // several rounds.
             while let Some(stop) = s.items(&from, hi.as_deref(), self.at, usize::MAX, &mut self.batch) {
                 if hi.as_deref() == Some(&stop[..]) {
                     break;

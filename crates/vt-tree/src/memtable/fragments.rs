@@ -1,5 +1,6 @@
-//! The range tombstones of a memtable, cut into disjoint fragments that each know every tombstone over them. So the newest
-//! tombstone over a key as of any sequence number is one search away, however many tombstones there are.
+//! The range tombstones of a memtable, cut into disjoint fragments that each know every tombstone
+//! over them. So the newest tombstone over a key as of any sequence number is one search away,
+//! however many tombstones there are.
 
 use super::tree::Stamp;
 use crate::Seq;
@@ -66,8 +67,8 @@ impl Fragments {
         self.stamps as usize
     }
 
-    /// Heap bytes in use, estimated: an entry in a B-tree node that is three quarters full, the two keys with their allocations, the
-    /// stamps with theirs.
+    /// Heap bytes in use, estimated: an entry in a B-tree node that is three quarters full, the two
+    /// keys with their allocations, the stamps with theirs.
     pub fn heap(&self) -> usize {
         let entry = (size_of::<Bytes>() + size_of::<Fragment>()) * 4 / 3 + 2 * 40 + 16;
         self.map.len() * entry + self.key_bytes + self.len() * size_of::<Stamp>()
@@ -80,7 +81,8 @@ impl Fragments {
         self.cut(&start);
         self.cut(&end);
         self.thin(&start, &end, floor);
-        // Now no fragment crosses either end: those inside get the stamp, the gaps between them become fragments.
+        // Now no fragment crosses either end: those inside get the stamp, the gaps between them
+        // become fragments.
         let mut gaps = Vec::new();
         let mut reached = start.clone();
         for (s, f) in self.map.range_mut::<[u8], _>((Included(&start[..]), Excluded(&end[..]))) {
@@ -98,8 +100,9 @@ impl Fragments {
         }
     }
 
-    /// Joins fragments of `[start, end)` between which no reader at `floor` or later sees a difference: what one tombstone has covered
-    /// becomes one again. So each fragment is met twice at most, however many tombstones lie over one another.
+    /// Joins fragments of `[start, end)` between which no reader at `floor` or later sees a
+    /// difference: what one tombstone has covered becomes one again. So each fragment is met twice
+    /// at most, however many tombstones lie over one another.
     fn thin(&mut self, start: &[u8], end: &[u8], floor: Seq) {
         let mut gone = Vec::new();
         let mut before: Option<&mut Fragment> = None;

@@ -1,8 +1,10 @@
-//! The sorted keys of one tree node. Each key is represented by its *head*: the eight bytes behind the prefix that all keys of the
-//! node share. Searching heads stays inside the node; only equal heads are decided by reading whole keys in the arena.
+//! The sorted keys of one tree node. Each key is represented by its *head*: the eight bytes behind
+//! the prefix that all keys of the node share. Searching heads stays inside the node; only equal
+//! heads are decided by reading whole keys in the arena.
 //!
-//! What an insertion costs is cache misses. So a node is small (twelve bytes a key), and a search first compares every eighth head: the
-//! cache lines of the node are then all on their way at once, where a binary search would wait for one after the other.
+//! What an insertion costs is cache misses. So a node is small (twelve bytes a key), and a search
+//! first compares every eighth head: the cache lines of the node are then all on their way at once,
+//! where a binary search would wait for one after the other.
 
 use super::arena::Arena;
 use bytemuck::{Pod, Zeroable};
@@ -12,7 +14,8 @@ use std::cmp::Ordering;
 pub(super) const FANOUT: usize = if cfg!(test) { 4 } else { 64 };
 /// Heads in a cache line.
 const LINE: usize = if cfg!(test) { 2 } else { 8 };
-/// A shared prefix is kept in the node up to this length, so that checking it does not leave the node either.
+/// A shared prefix is kept in the node up to this length, so that checking it does not leave the
+/// node either.
 const PREFIX_MAX: usize = if cfg!(test) { 2 } else { 24 };
 
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -64,8 +67,9 @@ impl Keys {
         self.last + 1 == self.len
     }
 
-    /// Where to split the full node when a key goes to index `i`: where keys arrive in ascending order, at `i`, so that the left half
-    /// stays full and the next key finds room behind this one; else in the middle.
+    /// Where to split the full node when a key goes to index `i`: where keys arrive in ascending
+    /// order, at `i`, so that the left half stays full and the next key finds room behind this one;
+    /// else in the middle.
     pub fn split_at(&self, i: usize) -> usize {
         if i == self.last as usize + 1 && i > FANOUT / 2 { i } else { FANOUT / 2 }
     }
@@ -114,7 +118,8 @@ impl Keys {
         self.cmp_near(arena, 0, key)
     }
 
-    /// Compares the last key with `key`, most often without leaving the node. The node must not be empty.
+    /// Compares the last key with `key`, most often without leaving the node. The node must not be
+    /// empty.
     #[inline]
     pub fn cmp_last(&self, arena: &Arena, key: &[u8]) -> Ordering {
         self.cmp_near(arena, self.len() - 1, key)
@@ -130,7 +135,8 @@ impl Keys {
             Ordering::Equal => {}
         }
         let h = head(key, self.skip as usize);
-        // Unused heads are as large as can be. The comparisons depend on nothing, and there is no branch to guess.
+        // Unused heads are as large as can be. The comparisons depend on nothing, and there is no
+        // branch to guess.
         let mut line = 0;
         for last in 0..FANOUT / LINE - 1 {
             line += usize::from(self.heads[last * LINE + LINE - 1] < h);

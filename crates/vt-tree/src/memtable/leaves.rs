@@ -1,4 +1,5 @@
-//! The leaves of a memtable's tree, by number: the first ones in an array that grows, the others in regions of the pool.
+//! The leaves of a memtable's tree, by number: the first ones in an array that grows, the others in
+//! regions of the pool.
 
 use super::keys::Keys;
 use super::pool::{Pool, REGION, Region};
@@ -11,7 +12,8 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct Leaf {
-    /// No version in this leaf is newer: a cursor passes a leaf that a range tombstone covers without looking into it.
+    /// No version in this leaf is newer: a cursor passes a leaf that a range tombstone covers
+    /// without looking into it.
     pub newest: Seq,
     pub next: u32,
     pub prev: u32,

@@ -1,17 +1,21 @@
-//! The memtable: the newest items of a tree, in memory, in every version that a reader may still ask for.
+//! The memtable: the newest items of a tree, in memory, in every version that a reader may still
+//! ask for.
 //!
-//! One writer at a time (the commit pipeline) and any number of readers share it under a readers-writer lock that is held for one
-//! lookup, one write or one batch of them, and never by a cursor between two calls. Inside:
+//! One writer at a time (the commit pipeline) and any number of readers share it under a
+//! readers-writer lock that is held for one lookup, one write or one batch of them, and never by a
+//! cursor between two calls. Inside:
 //!
 //! - `arena`: keys and small values, appended to chunks, never moved;
 //! - `pool`: where its memory comes from and goes back to;
-//! - `tree`, `leaves`, `keys`: the points, a B+-tree with fat leaves and a version chain behind each key written again;
+//! - `tree`, `leaves`, `keys`: the points, a B+-tree with fat leaves and a version chain behind
+//!   each key written again;
 //! - `fragments`: the range tombstones, cut so that one search finds the newest one over a key;
 //! - `cursor`, `batch`: both together as one sequence of disjoint items.
 //!
-//! What bounds it: nothing is removed, so the owner watches `bytes` and seals the memtable at its budget. A hot key's old versions are
-//! forgotten while the memtable is written, once the owner has said (`set_floor`) that no reader asks for them; their arena bytes (values
-//! below `KEEP_FROM`) stay until the memtable goes, and count.
+//! What bounds it: nothing is removed, so the owner watches `bytes` and seals the memtable at its
+//! budget. A hot key's old versions are forgotten while the memtable is written, once the owner has
+//! said (`set_floor`) that no reader asks for them; their arena bytes (values below `KEEP_FROM`)
+//! stay until the memtable goes, and count.
 
 mod arena;
 mod batch;
@@ -38,7 +42,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use tree::{Stamp, Tree};
 use zones::Hold;
 
-/// Inline values of at least this many bytes are kept as given; smaller ones are copied into the arena.
+/// Inline values of at least this many bytes are kept as given; smaller ones are copied into the
+/// arena.
 pub const KEEP_FROM: usize = 512;
 
 /// The newest items of a tree, in memory. See the module's comment.
@@ -76,7 +81,8 @@ struct State {
 enum Kept {
     /// As it was given.
     Own(Value),
-    /// It shares a buffer with its neighbours until it has a place on the device, see `Writer::put_unplaced`.
+    /// It shares a buffer with its neighbours until it has a place on the device, see
+    /// `Writer::put_unplaced`.
     Unplaced(Bytes),
 }
 
@@ -91,7 +97,8 @@ impl Default for Memtable {
 }
 
 impl Memtable {
-    /// A memtable with memory of its own. A store's memtables share a pool, see [`Memtable::in_pool`].
+    /// A memtable with memory of its own. A store's memtables share a pool, see
+    /// [`Memtable::in_pool`].
     pub fn new() -> Memtable {
         Memtable::in_pool(&Pool::new())
     }
@@ -121,16 +128,18 @@ impl Memtable {
         }
     }
 
-    /// Locks the memtable for several writes: cheaper than one by one. Readers wait until the writer is dropped, so keep it short
-    /// (a few hundred writes).
+    /// Locks the memtable for several writes: cheaper than one by one. Readers wait until the
+    /// writer is dropped, so keep it short (a few hundred writes).
     pub fn writer(&self) -> Writer<'_> {
         Writer { state: self.state.write(), memtable: self }
     }
 
-    /// `key` has `value` from `seq` on. Of several writes to one key with one `seq` the last one called counts.
+    /// `key` has `value` from `seq` on. Of several writes to one key with one `seq` the last one
+    /// called counts.
     ///
-    /// An inline value of `KEEP_FROM` bytes or more is kept as given: pass one that owns its buffer alone, since a slice of a larger
-    /// buffer keeps all of that alive and `bytes` counts the slice only.
+    /// An inline value of `KEEP_FROM` bytes or more is kept as given: pass one that owns its buffer
+    /// alone, since a slice of a larger buffer keeps all of that alive and `bytes` counts the slice
+    /// only.
     pub fn put(&self, key: &[u8], seq: Seq, value: Value) {
         self.writer().put(key, seq, value);
     }
@@ -140,13 +149,14 @@ impl Memtable {
         self.writer().delete(key, seq);
     }
 
-    /// All keys in `[start, end)` are gone from `seq` on, until written again. No effect when `start >= end`.
+    /// All keys in `[start, end)` are gone from `seq` on, until written again. No effect when
+    /// `start >= end`.
     pub fn delete_range(&self, start: &[u8], end: &[u8], seq: Seq) {
         self.writer().delete_range(start, end, seq);
     }
 
-    /// What a reader at `at` sees of `key` here: the newest version with a sequence number of at most `at`, unless a range tombstone of
-    /// at most `at` is newer.
+    /// What a reader at `at` sees of `key` here: the newest version with a sequence number of at
+    /// most `at`, unless a range tombstone of at most `at` is newer.
     pub fn get(&self, key: &[u8], at: Seq) -> Lookup {
         let s = &*self.state.read();
         let at = at.max(s.tombstone_floor).max(s.floor);
@@ -169,14 +179,15 @@ impl Memtable {
         }
     }
 
-    /// A cursor on the disjoint items that a reader at `at` sees, not yet positioned. Writes with a sequence number above `at` never
-    /// show; those with one of at most `at` that arrive later may or may not.
+    /// A cursor on the disjoint items that a reader at `at` sees, not yet positioned. Writes with a
+    /// sequence number above `at` never show; those with one of at most `at` that arrive later may
+    /// or may not.
     pub fn cursor(self: &Arc<Self>, at: Seq) -> MemtableCursor {
         MemtableCursor::new(self.clone(), at)
     }
 
-    /// Replaces values put by [`Writer::put_unplaced`] by the places they have got since; they must be readable there. Gives the
-    /// bytes by which the memtable shrank.
+    /// Replaces values put by [`Writer::put_unplaced`] by the places they have got since; they must
+    /// be readable there. Gives the bytes by which the memtable shrank.
     pub fn place(&self, placed: impl IntoIterator<Item = (Slot, ExtentRef)>) -> usize {
         let mut writer = self.writer();
         let before = writer.state.kept_bytes;
@@ -192,32 +203,36 @@ impl Memtable {
         before - writer.state.kept_bytes
     }
 
-    /// Promises that every cursor, also those that exist, asks for `floor` or later, a state that readers may see; a `get` that asks for
-    /// less gets that one. Versions that nobody can ask for any more may then be forgotten as newer ones come. The floor never falls.
+    /// Promises that every cursor, also those that exist, asks for `floor` or later, a state that
+    /// readers may see; a `get` that asks for less gets that one. Versions that nobody can ask for
+    /// any more may then be forgotten as newer ones come. The floor never falls.
     pub fn set_floor(&self, floor: Seq) {
         let mut s = self.state.write();
         s.floor = s.floor.max(floor);
     }
 
-    /// Promises that every cursor, also those that exist, asks for `floor` or later, a state that readers may see; a `get` that asks for
-    /// less gets that one. Range tombstones that newer ones cover are then forgotten as they come; points are not.
+    /// Promises that every cursor, also those that exist, asks for `floor` or later, a state that
+    /// readers may see; a `get` that asks for less gets that one. Range tombstones that newer ones
+    /// cover are then forgotten as they come; points are not.
     pub fn forget_tombstones(&self, floor: Seq) {
         let mut s = self.state.write();
         s.tombstone_floor = s.tombstone_floor.max(floor);
     }
 
-    /// Keeps the zones of `hold` from being reused as long as the memtable lives: those of the extents that its values refer to.
+    /// Keeps the zones of `hold` from being reused as long as the memtable lives: those of the
+    /// extents that its values refer to.
     pub fn hold(&self, hold: Hold) {
         self.hold.lock().merge(hold);
     }
 
-    /// Heap bytes in use, overhead included. An estimate from above, except for shared buffers, see `put`.
+    /// Heap bytes in use, overhead included. An estimate from above, except for shared buffers, see
+    /// `put`.
     pub fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes of large values, placed or about to be, that newer versions have pushed out: they lie on the device, and no reader asks for
-    /// them.
+    /// Bytes of large values, placed or about to be, that newer versions have pushed out: they lie
+    /// on the device, and no reader asks for them.
     pub fn forgotten_bytes(&self) -> u64 {
         self.state.read().forgotten
     }
@@ -361,8 +376,9 @@ impl Writer<'_> {
         }
     }
 
-    /// As `put` of an inline value that is on its way to the device, where [`Memtable::place`] will say that it lies. Until then it
-    /// is kept as given, a slice of a buffer that it shares with others.
+    /// As `put` of an inline value that is on its way to the device, where [`Memtable::place`] will
+    /// say that it lies. Until then it is kept as given, a slice of a buffer that it shares with
+    /// others.
     pub fn put_unplaced(&mut self, key: &[u8], seq: Seq, value: Bytes) -> Slot {
         let s = &mut *self.state;
         let slot = s.keep(Kept::Unplaced(value));

@@ -1,10 +1,11 @@
-//! Where memtables take their memory from: regions of 2 MiB that go back to the pool, not to the operating system, when a
-//! memtable goes.
+//! Where memtables take their memory from: regions of 2 MiB that go back to the pool, not to the
+//! operating system, when a memtable goes.
 //!
-//! A fresh page costs a fault, 2 to 3 µs on a virtual machine: for a memtable of 64 MiB as much as filling it. So regions ask for huge
-//! pages (one fault for each instead of 512), and a store's memtables share one pool: what a flushed memtable leaves, the next one
-//! fills. A new region is only made when no idle one is left, so the pool never holds more than its memtables held together at their
-//! peak, which the owner of the memtables bounds.
+//! A fresh page costs a fault, 2 to 3 µs on a virtual machine: for a memtable of 64 MiB as much as
+//! filling it. So regions ask for huge pages (one fault for each instead of 512), and a store's
+//! memtables share one pool: what a flushed memtable leaves, the next one fills. A new region is
+//! only made when no idle one is left, so the pool never holds more than its memtables held
+//! together at their peak, which the owner of the memtables bounds.
 
 use env::sync::Mutex;
 use memmap2::MmapMut;
@@ -36,7 +37,8 @@ impl Pool {
         self.idle.lock().clear();
     }
 
-    /// A region, zeros or its former content in it. Without memory this ends as any allocation does.
+    /// A region, zeros or its former content in it. Without memory this ends as any allocation
+    /// does.
     pub(super) fn region(self: &Arc<Pool>) -> Region {
         let idle = self.idle.lock().pop();
         let memory = idle.unwrap_or_else(|| {

@@ -79,7 +79,8 @@ fn end(item: &Item) -> Vec<u8> {
     }
 }
 
-/// Items are right when they say of every landmark what the model says, and nothing else covers one.
+/// Items are right when they say of every landmark what the model says, and nothing else covers
+/// one.
 struct View<'a> {
     model: &'a Model,
     landmarks: BTreeSet<Vec<u8>>,
@@ -342,7 +343,8 @@ fn bytes_counts_keys_values_versions_and_tombstones() {
     assert_eq!((m.min_seq(), m.max_seq()), (1, 10_000));
 }
 
-/// One writer; readers that each pin a sequence number already published and must find exactly its state.
+/// One writer; readers that each pin a sequence number already published and must find exactly its
+/// state.
 #[test]
 fn readers_see_whole_commits_while_one_writes() {
     const KEYS: u64 = 500;

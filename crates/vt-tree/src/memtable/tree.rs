@@ -1,10 +1,13 @@
-//! The points of a memtable: a B+-tree of keys in nodes of 64, and behind each key its versions, newest first.
+//! The points of a memtable: a B+-tree of keys in nodes of 64, and behind each key its versions,
+//! newest first.
 //!
-//! Nothing is ever removed from the tree, which keeps two invariants simple: the first key of each leaf but the leftmost *is* the
-//! separator that leads to it, and a leaf never dies. So a writer may remember the leaf that it used last and go on there (a
-//! sequential or batched insert does not descend), and an append to a full leaf opens a new one instead of leaving two half full.
+//! Nothing is ever removed from the tree, which keeps two invariants simple: the first key of each
+//! leaf but the leftmost *is* the separator that leads to it, and a leaf never dies. So a writer
+//! may remember the leaf that it used last and go on there (a sequential or batched insert does not
+//! descend), and an append to a full leaf opens a new one instead of leaving two half full.
 //!
-//! A key written once is a record in the arena and twelve bytes in a leaf. One written again gets a chain of versions.
+//! A key written once is a record in the arena and twelve bytes in a leaf. One written again gets a
+//! chain of versions.
 
 use super::arena::{Arena, First, Place, Written};
 use super::keys::{FANOUT, Keys};
@@ -15,7 +18,8 @@ use std::cmp::Ordering;
 use std::sync::Arc;
 
 pub(super) const NONE: u32 = u32::MAX;
-/// Overwrites of one key between two looks at which of its versions no reader can ask for any more, at least.
+/// Overwrites of one key between two looks at which of its versions no reader can ask for any more,
+/// at least.
 const TRIM_EVERY: u32 = 8;
 /// Records tell sequence numbers as a distance from one that lies so far below the first.
 const BELOW_FIRST: Seq = 1 << 30;
@@ -70,7 +74,8 @@ pub(super) struct Tree {
     finger: u32,
     /// Sequence numbers in records are relative to this.
     base: Seq,
-    /// The chains: all versions of keys written more than once, the newest of each under the number in the key's record.
+    /// The chains: all versions of keys written more than once, the newest of each under the number
+    /// in the key's record.
     versions: Vec<Version>,
     free_versions: Vec<u32>,
     /// Keys, and versions behind newest ones.
@@ -133,8 +138,9 @@ impl Tree {
             + self.free_versions.capacity() * 4
     }
 
-    /// Adds a version of `key`. Readers below `floor` are gone: versions that only they could see are forgotten now and then. Values
-    /// kept outside the arena that nothing refers to any more are added to `released`.
+    /// Adds a version of `key`. Readers below `floor` are gone: versions that only they could see
+    /// are forgotten now and then. Values kept outside the arena that nothing refers to any more
+    /// are added to `released`.
     #[inline]
     pub fn put(&mut self, arena: &mut Arena, key: &[u8], stamp: Stamp, written: Written<'_>, floor: Seq, released: &mut Released) {
         if self.leaves.len() == 0 {
@@ -162,7 +168,8 @@ impl Tree {
         }
     }
 
-    /// Points the finger to the leaf for `key`; gives the index there of the first key that is not below it, and whether it is the same.
+    /// Points the finger to the leaf for `key`; gives the index there of the first key that is not
+    /// below it, and whether it is the same.
     #[inline]
     fn find(&mut self, arena: &Arena, key: &[u8]) -> (usize, bool) {
         let leaf = self.leaves.get(self.finger);
@@ -170,8 +177,9 @@ impl Tree {
         if len > 0 {
             match leaf.keys.cmp_last(arena, key) {
                 Ordering::Equal => return (len - 1, true),
-                // Ascending keys: behind the last one, but not beyond the leaf. The next leaf's first key is only looked at when
-                // they were ascending before as well, since it lies elsewhere.
+                // Ascending keys: behind the last one, but not beyond the leaf. The next leaf's
+                // first key is only looked at when they were ascending before as well, since it
+                // lies elsewhere.
                 Ordering::Less => {
                     let fits = leaf.next == NONE
                         || (leaf.keys.appended() && self.leaves.get(leaf.next).keys.cmp_first(arena, key) == Ordering::Greater);
@@ -199,7 +207,8 @@ impl Tree {
         node
     }
 
-    /// Splits the full leaf `self.finger` for `key`, which belongs at its index `i`; returns the leaf that took it.
+    /// Splits the full leaf `self.finger` for `key`, which belongs at its index `i`; returns the
+    /// leaf that took it.
     #[cold]
     fn split_leaf(&mut self, arena: &Arena, key: &[u8], record: u32, i: usize, seq: Seq) -> u32 {
         let left_id = self.finger;
@@ -335,11 +344,13 @@ impl Tree {
                 self.versions[chain as usize] = new;
                 if new.credit == 0 {
                     let left = self.trim(new, floor, released);
-                    // Looking costs as much as there are versions; so wait for as many overwrites before the next look.
+                    // Looking costs as much as there are versions; so wait for as many overwrites
+                    // before the next look.
                     self.versions[chain as usize].credit = left + TRIM_EVERY;
                 }
             }
-            // Not from the commit pipeline, whose sequence numbers ascend; but order of arrival is not assumed anywhere else either.
+            // Not from the commit pipeline, whose sequence numbers ascend; but order of arrival is
+            // not assumed anywhere else either.
             Ordering::Less => {
                 let mut behind = chain;
                 let mut at = newest.older;
@@ -362,7 +373,8 @@ impl Tree {
         }
     }
 
-    /// Forgets the versions behind `newest` that no reader at `floor` or later sees; returns how many are left.
+    /// Forgets the versions behind `newest` that no reader at `floor` or later sees; returns how
+    /// many are left.
     fn trim(&mut self, newest: Version, floor: Seq, released: &mut Released) -> u32 {
         let mut left = 0;
         let mut last = NONE;
@@ -375,7 +387,8 @@ impl Tree {
             at = self.versions[at as usize].older;
         }
         if last == NONE {
-            // The newest version itself is all that anyone sees: possible only when the floor is ahead of the writer. Keep the chain.
+            // The newest version itself is all that anyone sees: possible only when the floor is
+            // ahead of the writer. Keep the chain.
             return left;
         }
         self.versions[last as usize].older = NONE;

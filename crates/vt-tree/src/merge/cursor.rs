@@ -1,4 +1,5 @@
-//! A merge's position in one input: at an item, or in front of a block or subtree that is not yet opened and may never have to be.
+//! A merge's position in one input: at an item, or in front of a block or subtree that is not yet
+//! opened and may never have to be.
 
 use std::sync::Arc;
 
@@ -111,7 +112,8 @@ impl MergeCursor {
         })
     }
 
-    /// The current block entry and those behind it in the same index node, with the filter that knows their keys.
+    /// The current block entry and those behind it in the same index node, with the filter that
+    /// knows their keys.
     pub fn blocks(&self) -> Option<(&[Entry], Option<FramePointer>)> {
         match &self.under {
             Under::Run { root: false, path, block: None, .. } => {
@@ -240,7 +242,8 @@ impl MergeCursor {
         self.cut = self.item().map(|i| Item { key: Bytes::copy_from_slice(key), ..i.to_item() });
     }
 
-    /// Drops everything below `key`: what lies wholly below is not read, a range tombstone across it is cut.
+    /// Drops everything below `key`: what lies wholly below is not read, a range tombstone across
+    /// it is cut.
     pub fn skip_to(&mut self, key: &[u8]) -> Result<()> {
         let behind = self.item().is_some_and(|i| i.ends_before(key));
         if let Under::Memtable(cursor) = &mut self.under

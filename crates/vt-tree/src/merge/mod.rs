@@ -1,10 +1,12 @@
-//! The one operation behind every background job: `merge(inputs newest first, key range, placement) -> run`.
+//! The one operation behind every background job: `merge(inputs newest first, key range, placement)
+//! -> run`.
 //!
-//! It walks all inputs from the left to the right, always on the piece that begins first, the newest on a tie. A piece is an item
-//! or an unopened block or subtree. An unopened piece that ends before every other piece begins overlaps nothing: the placement
-//! decides whether it is stitched or copied. One that overlaps is opened, one level at a time, so that only what overlaps is
-//! ever read. An item hides older ones at its keys: they are skipped, whole subtrees unread. A range tombstone is cut where a
-//! newer item begins, so that the items of the result are disjoint again.
+//! It walks all inputs from the left to the right, always on the piece that begins first, the
+//! newest on a tie. A piece is an item or an unopened block or subtree. An unopened piece that ends
+//! before every other piece begins overlaps nothing: the placement decides whether it is stitched
+//! or copied. One that overlaps is opened, one level at a time, so that only what overlaps is ever
+//! read. An item hides older ones at its keys: they are skipped, whole subtrees unread. A range
+//! tombstone is cut where a newer item begins, so that the items of the result are disjoint again.
 
 pub(crate) mod builder;
 mod cursor;
@@ -42,7 +44,8 @@ pub struct Merge {
     /// Blocks of this input that end at or below this key were judged: they are copied.
     copying: Option<(usize, Bytes)>,
     spans: Spans,
-    /// The last span that was stitched, when nothing was pushed since: its input, and where on the device it ends.
+    /// The last span that was stitched, when nothing was pushed since: its input, and where on the
+    /// device it ends.
     stitched: Option<(usize, u64)>,
     /// The last item, a range tombstone: the next one may continue it.
     open: Option<Item>,
@@ -81,7 +84,8 @@ impl Merge {
         })
     }
 
-    /// Works until about `budget` bytes were read or written. `true`: everything is merged, call [`Merge::finish`].
+    /// Works until about `budget` bytes were read or written. `true`: everything is merged, call
+    /// [`Merge::finish`].
     pub fn step(&mut self, budget: u64) -> Result<bool> {
         let begin = self.work();
         // An item that costs no I/O still takes time; it counts as 32 bytes.
@@ -112,8 +116,9 @@ impl Merge {
         Ok((run, stats))
     }
 
-    /// Ends the merge where it stands: the merged run of all keys before the one returned, which no input has passed; `None`:
-    /// everything is merged. A merge of the same inputs from that key on gives the rest.
+    /// Ends the merge where it stands: the merged run of all keys before the one returned, which no
+    /// input has passed; `None`: everything is merged. A merge of the same inputs from that key on
+    /// gives the rest.
     pub fn cut(mut self) -> Result<(Option<Arc<Run>>, Option<Bytes>, MergeStats)> {
         self.release()?;
         let at = if self.done { None } else { self.next_low(|_| true).map(Bytes::copy_from_slice) };
@@ -219,8 +224,8 @@ impl Merge {
         }
     }
 
-    /// Appends a range tombstone to the result. Those of one age that lie end to end become one: a million of them, as a queue leaves
-    /// them behind, is as good as one.
+    /// Appends a range tombstone to the result. Those of one age that lie end to end become one: a
+    /// million of them, as a queue leaves them behind, is as good as one.
     fn push_range(&mut self, item: Item) -> Result<()> {
         if let Some(Item { body: Body::DeleteRange { end: reached }, seq, .. }) = &mut self.open
             && let Body::DeleteRange { end } = &item.body
@@ -255,8 +260,9 @@ impl Merge {
             return self.inputs[i].descend();
         }
         if level > 0 {
-            // The only tallest run, stitched whole beside anything else, would become one entry of a higher root, and every merge
-            // would add a level. Its root is opened, so that what comes next to it joins it at its own level.
+            // The only tallest run, stitched whole beside anything else, would become one entry of
+            // a higher root, and every merge would add a level. Its root is opened, so that what
+            // comes next to it joins it at its own level.
             let alone = self.builder.is_empty() && others.is_none();
             let joins = alone || !self.inputs[i].at_root() || self.tallest != Some(level);
             let stitch = joins
@@ -296,7 +302,8 @@ impl Merge {
         if count == 0 {
             return self.inputs[i].descend();
         }
-        // Index nodes cut spans in two: what such a node ends with goes on in the next, and what it begins with may have begun before.
+        // Index nodes cut spans in two: what such a node ends with goes on in the next, and what it
+        // begins with may have begun before.
         let begun = self.stitched.is_some_and(|(of, end)| of == i && follows_block(end, &entries[0]));
         let cut = begun || (count == entries.len() && self.inputs[i].goes_on());
         let threshold = self.spans.threshold(placement);

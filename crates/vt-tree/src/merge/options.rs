@@ -19,10 +19,11 @@ pub struct MergeOptions {
     pub old_seq: Seq,
     /// How the tuple blocks written are stored; what is stitched stays as it is.
     pub compression: Compression,
-    /// How values are stored that come as bytes and are placed outside their block; what has a place stays as it is, also when it moves.
+    /// How values are stored that come as bytes and are placed outside their block; what has a
+    /// place stays as it is, also when it moves.
     pub compress_values: Compression,
-    /// Of ten thousand keys that are not there, so many at most seem to be, by the filters written: 80 is 0.8%. 0: the blocks written have
-    /// no filter.
+    /// Of ten thousand keys that are not there, so many at most seem to be, by the filters written:
+    /// 80 is 0.8%. 0: the blocks written have no filter.
     pub false_positives: u16,
     pub reserve: Reserve,
     /// Beside what it is laid on the device.

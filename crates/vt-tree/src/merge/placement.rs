@@ -1,9 +1,11 @@
-//! Placement: for each span of one input that overlaps no other, stitch it (refer to it where it lies) or copy it (append it
-//! to the fill). The policy is all that distinguishes the background jobs from one another.
+//! Placement: for each span of one input that overlaps no other, stitch it (refer to it where it
+//! lies) or copy it (append it to the fill). The policy is all that distinguishes the background
+//! jobs from one another.
 //!
-//! Blocks and large values are judged apart. A scan reads blocks in the order of their keys, so what counts for them is how many bytes
-//! lie contiguous in that order. Large values it reads by the index, a window of keys at a time, sorted by address; so what counts
-//! for them is how many bytes of one window ([`VALUE_WINDOW`]) lie contiguous, in whatever order.
+//! Blocks and large values are judged apart. A scan reads blocks in the order of their keys, so
+//! what counts for them is how many bytes lie contiguous in that order. Large values it reads by
+//! the index, a window of keys at a time, sorted by address; so what counts for them is how many
+//! bytes of one window ([`VALUE_WINDOW`]) lie contiguous, in whatever order.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -23,8 +25,8 @@ pub const SOLID_STATE_SEEK: u64 = 8 << 10;
 /// Bytes of large values that are judged together: what a scan reads at once.
 pub const VALUE_WINDOW: u64 = 16 << 20;
 
-/// The adaptive threshold in seeks: a scan spends at most a third of its time on seeks between blocks, and no span is copied for its
-/// sake once they are a ninth.
+/// The adaptive threshold in seeks: a scan spends at most a third of its time on seeks between
+/// blocks, and no span is copied for its sake once they are a ninth.
 const LEAST_SEEKS: u64 = 2;
 const MOST_SEEKS: u64 = 8;
 /// Spans shorter than this part of the usual one are copied.
@@ -33,11 +35,13 @@ const SHORT: u64 = 4;
 /// When a merge stitches.
 #[derive(Clone, Debug)]
 pub struct Placement {
-    /// The stitching threshold (VT-tree §3.1), bytes of contiguous tuple blocks: shorter spans are copied. 0 never copies what need
-    /// not be merged (a log-structured file system), `u64::MAX` always does (a plain LSM-tree), [`ADAPTIVE`] copies what is much
-    /// shorter than usual, within bounds that `seek_bytes` sets.
+    /// The stitching threshold (VT-tree §3.1), bytes of contiguous tuple blocks: shorter spans are
+    /// copied. 0 never copies what need not be merged (a log-structured file system), `u64::MAX`
+    /// always does (a plain LSM-tree), [`ADAPTIVE`] copies what is much shorter than usual, within
+    /// bounds that `seek_bytes` sets.
     pub stitch_at: u64,
-    /// Large values of which fewer bytes than this lie contiguous within a window of keys are moved together. 0: values stay.
+    /// Large values of which fewer bytes than this lie contiguous within a window of keys are moved
+    /// together. 0: values stay.
     pub values_at: u64,
     /// Bytes that the device reads in the time that a seek takes.
     pub seek_bytes: u64,
@@ -68,7 +72,8 @@ impl Placement {
         Placement { stitch_at, values_at, ..Placement::default() }
     }
 
-    /// May this subtree, or this block, be stitched as far as its values are concerned, and what lies in it?
+    /// May this subtree, or this block, be stitched as far as its values are concerned, and what
+    /// lies in it?
     pub(crate) fn may_stay(&self, entry: &Entry) -> Result<bool> {
         let together = entry.value_bytes == 0 || entry.value_bytes / entry.value_spans.max(1) >= self.values_at;
         Ok(together && !self.must_leave(entry)?)
@@ -94,7 +99,8 @@ impl Placement {
     }
 }
 
-/// The spans that a merge has met, and the threshold in force: the policy's own, or one that follows them.
+/// The spans that a merge has met, and the threshold in force: the policy's own, or one that
+/// follows them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Spans {
     bytes: u64,

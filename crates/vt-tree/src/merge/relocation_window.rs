@@ -1,5 +1,6 @@
-//! The window in which a merge judges large values: they wait here in the order of their keys until there are as many as a scan reads
-//! at once. Then it is known which of them lie contiguous, in whatever order, and which are so scattered that they should move.
+//! The window in which a merge judges large values: they wait here in the order of their keys until
+//! there are as many as a scan reads at once. Then it is known which of them lie contiguous, in
+//! whatever order, and which are so scattered that they should move.
 
 use zones::ZONE_SIZE;
 
@@ -43,8 +44,8 @@ impl RelocationWindow {
         self.bytes >= VALUE_WINDOW || self.memory >= WAITING
     }
 
-    /// Empties the window: its items in spans of which all values move (`true`) or none does, none longer than a quarter of a
-    /// zone where they move, which bounds the memory.
+    /// Empties the window: its items in spans of which all values move (`true`) or none does, none
+    /// longer than a quarter of a zone where they move, which bounds the memory.
     pub fn judge(&mut self, placement: &Placement) -> Vec<(bool, Vec<Item>)> {
         let window = std::mem::take(self);
         let moves = window.scattered(placement);

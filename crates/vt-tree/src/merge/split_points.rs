@@ -1,5 +1,6 @@
-//! Where a merge of several runs can be cut into pieces of about the same work, told from index entries alone. Every cut is a lower fence of
-//! an index node (of a block, in small runs) of one of the runs, so that this run is cut without touching what lies beneath.
+//! Where a merge of several runs can be cut into pieces of about the same work, told from index
+//! entries alone. Every cut is a lower fence of an index node (of a block, in small runs) of one of
+//! the runs, so that this run is cut without touching what lies beneath.
 
 use std::sync::Arc;
 
@@ -11,8 +12,8 @@ use crate::run::Run;
 /// Subtrees that a run is told apart in for each piece, at least.
 const FINE: usize = 16;
 
-/// Up to `pieces - 1` keys, ascending, that cut the runs into ranges of about the same weight: tuple blocks, and large values if
-/// `values`. Fewer where runs are too small to be cut so.
+/// Up to `pieces - 1` keys, ascending, that cut the runs into ranges of about the same weight:
+/// tuple blocks, and large values if `values`. Fewer where runs are too small to be cut so.
 pub fn split_points(runs: &[Arc<Run>], pieces: usize, values: bool) -> Result<Vec<Bytes>> {
     let mut all: Vec<(Bytes, u64)> = Vec::new();
     for run in runs {

@@ -1,9 +1,10 @@
 //! A position on the items of one run.
 //!
-//! Items are decoded a restart interval at a time into memory that the cursor uses again; nothing is allocated on the way from one to the next.
-//! A cursor that goes from block to block in one direction, and finds them not in the cache, announces those to come to the
-//! device: spans that lie contiguous as one, first little, then more and more. What a range ends with is thus never more
-//! in vain than what was read for it.
+//! Items are decoded a restart interval at a time into memory that the cursor uses again; nothing
+//! is allocated on the way from one to the next. A cursor that goes from block to block in one
+//! direction, and finds them not in the cache, announces those to come to the device: spans that
+//! lie contiguous as one, first little, then more and more. What a range ends with is thus never
+//! more in vain than what was read for it.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -206,8 +207,9 @@ impl RunCursor {
         self.ahead = Ahead::default();
     }
 
-    /// The first half of `seek` or, with `before`, of `seek_before`, which must follow: finds the block, and reads nothing but the
-    /// index. The block's place is given when it is not in the cache.
+    /// The first half of `seek` or, with `before`, of `seek_before`, which must follow: finds the
+    /// block, and reads nothing but the index. The block's place is given when it is not in the
+    /// cache.
     pub(crate) fn aim(&mut self, key: &[u8], before: bool) -> Result<Option<(u64, u32)>> {
         self.leave();
         if before {
@@ -224,7 +226,8 @@ impl RunCursor {
         &self.run
     }
 
-    /// As `seek`, from an item that begins before `key`: where that is near, what is open is searched first.
+    /// As `seek`, from an item that begins before `key`: where that is near, what is open is
+    /// searched first.
     pub(crate) fn forward_to(&mut self, key: &[u8]) -> Result<()> {
         let Some(block) = &self.block else { return Ok(()) };
         while self.items.item(self.at).is_some_and(|i| i.ends_before(key)) {
@@ -269,8 +272,8 @@ impl RunCursor {
         self.items.key(self.items.len().checked_sub(1)?)
     }
 
-    /// Shows what follows the item here among those that are decoded together, up to the first that is no small value, or until
-    /// `visit` breaks. The last one shown is the item here.
+    /// Shows what follows the item here among those that are decoded together, up to the first that
+    /// is no small value, or until `visit` breaks. The last one shown is the item here.
     pub(crate) fn visit_interval<B>(&mut self, mut visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<B>) -> ControlFlow<B> {
         while let Some(ItemRef { key, body: BodyRef::Put(ValueRef::Inline(value, _)), .. }) = self.items.item(self.at + 1) {
             let shown = visit(key, value);

@@ -1,5 +1,6 @@
-//! A run: an immutable sorted sequence of items, stored as a tree of index nodes over tuple blocks (the paper's SSTable). Runs
-//! share blocks and whole subtrees freely; each holds every zone in which a byte of it lies.
+//! A run: an immutable sorted sequence of items, stored as a tree of index nodes over tuple blocks
+//! (the paper's SSTable). Runs share blocks and whole subtrees freely; each holds every zone in
+//! which a byte of it lies.
 
 mod cursor;
 mod path;
@@ -23,8 +24,9 @@ pub use zone_weights::ZoneWeight;
 /// Index levels that any run can need: a node has at least two entries but for the seams.
 const MAX_LEVEL: u16 = 40;
 
-/// After so many gets in a row that found their key, those that come are taken for such as well, and ask no filter: where nearly all
-/// keys are there, it costs more than it saves. The first that is not there ends it.
+/// After so many gets in a row that found their key, those that come are taken for such as well,
+/// and ask no filter: where nearly all keys are there, it costs more than it saves. The first that
+/// is not there ends it.
 const SURE: u32 = 64;
 /// One get in so many is counted, so that readers seldom write to the same place.
 const COUNTED: u64 = 8;
@@ -97,7 +99,8 @@ impl Run {
         Run::open(cache, root, level)
     }
 
-    /// The same without keeping its zones: for a store that nobody writes to, and that may lack some of them.
+    /// The same without keeping its zones: for a store that nobody writes to, and that may lack
+    /// some of them.
     pub fn decode_unpinned(cache: &Arc<BlockCache>, data: &mut &[u8]) -> Result<Arc<Run>> {
         let (root, level) = Run::decode_root(data)?;
         Ok(Run::holding(cache, root, level, ZoneUse::new(), Hold::default()))
@@ -151,7 +154,8 @@ impl Run {
         }
     }
 
-    /// What this run knows of `key`; `hash` is [`crate::hash`] of it. At most one tuple block is read.
+    /// What this run knows of `key`; `hash` is [`crate::hash`] of it. At most one tuple block is
+    /// read.
     pub fn get(&self, key: &[u8], hash: u64) -> Result<Lookup> {
         match self.probe(key, hash)? {
             Some(probe) => probe.get(key, hash),
@@ -171,8 +175,9 @@ impl Run {
         Ok(probe.locate(key, hash)?.filter(|t| !self.cache.has_block(*t)).map(|t| (t.at.addr, t.at.len)))
     }
 
-    /// The first part of a [`Run::get`], up to the filter: its memory is on its way to the processor then. Whoever looks into several
-    /// runs begins with all of them, so that it waits for memory once and not once for each. `None`: the run cannot have the key.
+    /// The first part of a [`Run::get`], up to the filter: its memory is on its way to the
+    /// processor then. Whoever looks into several runs begins with all of them, so that it waits
+    /// for memory once and not once for each. `None`: the run cannot have the key.
     pub fn probe(&self, key: &[u8], hash: u64) -> Result<Option<Probe<'_>>> {
         self.probe_with(key, hash, self.sure())
     }
@@ -281,7 +286,8 @@ impl std::ops::Deref for Node<'_> {
 /// A [`Run::get`] that has come to the filter.
 pub struct Probe<'a> {
     run: &'a Run,
-    /// The node above the leaf index node, or that itself where it is the root; and the entry that covers the key.
+    /// The node above the leaf index node, or that itself where it is the root; and the entry that
+    /// covers the key.
     node: Node<'a>,
     at: usize,
     /// The filter, when it is not pinned beside the node.
@@ -335,7 +341,8 @@ impl Probe<'_> {
     /// The same by its leaf index node.
     fn lead(&self, key: &[u8], hash: u64) -> Result<Option<Lead<'_>>> {
         let no = self.filter().is_some_and(|f| !f.may_contain(hash));
-        // When the filter says no, what is left are blocks whose keys are in no filter, and those with range tombstones.
+        // When the filter says no, what is left are blocks whose keys are in no filter, and those
+        // with range tombstones.
         let left = |unfiltered: bool, range_tombstones: bool| !no || unfiltered || range_tombstones;
         let child = self.node.child_pointer(self.at);
         if self.node.level == 1 {

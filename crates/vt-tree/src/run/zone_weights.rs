@@ -1,5 +1,6 @@
-//! What a run has in each zone, weighed for defragmentation: bytes, and the contiguous spans that they lie in (VT-tree §3.1). Read off
-//! index entries of a level where a subtree is some megabytes, so that a walk reads a thousandth of the index.
+//! What a run has in each zone, weighed for defragmentation: bytes, and the contiguous spans that
+//! they lie in (VT-tree §3.1). Read off index entries of a level where a subtree is some megabytes,
+//! so that a walk reads a thousandth of the index.
 
 use std::collections::BTreeMap;
 

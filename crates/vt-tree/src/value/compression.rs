@@ -1,5 +1,6 @@
-//! Compression of tuple blocks and large values. Each is compressed whole, on its way to the device, and decompressed when it is read;
-//! merges pass large values on as they lie. What gets hardly smaller is stored as it is.
+//! Compression of tuple blocks and large values. Each is compressed whole, on its way to the
+//! device, and decompressed when it is read; merges pass large values on as they lie. What gets
+//! hardly smaller is stored as it is.
 
 use bytes::Bytes;
 use std::cell::RefCell;
@@ -55,8 +56,8 @@ impl Packer {
         (stored <= worth(payload.len())).then(|| (compression.code(), &self.out[..stored]))
     }
 
-    /// What to store in the place of a large value; its reference tells its length and codec. `None`: `value` itself, since compressed it
-    /// would take as many units of the device.
+    /// What to store in the place of a large value; its reference tells its length and codec.
+    /// `None`: `value` itself, since compressed it would take as many units of the device.
     pub(crate) fn pack_value(&mut self, compression: Compression, value: &[u8]) -> Option<&[u8]> {
         let stored = self.compress(compression, value)?;
         let units = |len: usize| len.div_ceil(SMALL_ALIGN as usize);
@@ -85,7 +86,8 @@ impl Packer {
     }
 }
 
-/// To how many bytes so many must shrink: an eighth less, or it is not worth the work of every reader.
+/// To how many bytes so many must shrink: an eighth less, or it is not worth the work of every
+/// reader.
 fn worth(len: usize) -> usize {
     len / 8 * 7
 }
@@ -94,14 +96,16 @@ thread_local! {
     static UNPACKER: RefCell<Option<zstd::bulk::Decompressor<'static>>> = const { RefCell::new(None) };
 }
 
-/// The payload of a frame with a codec other than 0. The error says what is wrong. No more is allocated than the longest payload takes.
+/// The payload of a frame with a codec other than 0. The error says what is wrong. No more is
+/// allocated than the longest payload takes.
 pub(crate) fn unpack(codec: u8, stored: &[u8]) -> Result<Bytes, &'static str> {
     let (len, packed) = stored.split_first_chunk::<LENGTH>().ok_or("too short for its codec")?;
     let codec = Compression::of_code(codec).ok_or("unknown codec")?;
     decompress(codec, packed, u32::from_le_bytes(*len) as usize)
 }
 
-/// A large value of `len` bytes from its bytes on the device. The error says what is wrong; again memory is bounded.
+/// A large value of `len` bytes from its bytes on the device. The error says what is wrong; again
+/// memory is bounded.
 pub(crate) fn unpack_value(codec: Compression, stored: Bytes, len: u32) -> Result<Bytes, &'static str> {
     match codec {
         Compression::None if stored.len() == len as usize => Ok(stored),

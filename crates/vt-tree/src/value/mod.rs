@@ -1,4 +1,5 @@
-//! Values: as bytes, or as a reference to the place where a large one lies; how they are compressed, and how they are placed.
+//! Values: as bytes, or as a reference to the place where a large one lies; how they are
+//! compressed, and how they are placed.
 
 pub(crate) mod compression;
 mod placing;
@@ -24,7 +25,8 @@ pub struct ExtentRef {
     pub codec: Compression,
 }
 
-/// Values whose length is a multiple of a page are page-aligned; others, compressed ones too, lie on this boundary.
+/// Values whose length is a multiple of a page are page-aligned; others, compressed ones too, lie
+/// on this boundary.
 pub(crate) const SMALL_ALIGN: u32 = 512;
 
 impl ExtentRef {
@@ -73,8 +75,8 @@ impl Value {
     }
 }
 
-/// Shorter values are copied when they are to be kept: that takes less time than the two counts of a shared buffer, and does not keep the
-/// buffer.
+/// Shorter values are copied when they are to be kept: that takes less time than the two counts of
+/// a shared buffer, and does not keep the buffer.
 const COPY_BELOW: usize = 512;
 
 /// A value where it lies: in memory that somebody else keeps, or on the device.

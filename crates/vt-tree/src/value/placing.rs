@@ -21,7 +21,8 @@ pub fn place_packed(fill: &mut Fill, packer: &mut Packer, compression: Compressi
     }
 }
 
-/// Writes the bytes that the device is to have of a value; `e` tells of them everything but the place.
+/// Writes the bytes that the device is to have of a value; `e` tells of them everything but the
+/// place.
 pub(crate) fn place_stored(fill: &mut Fill, e: ExtentRef, stored: &[u8]) -> Result<ExtentRef> {
     let addr = fill.place(e.align(), stored.len(), |_, buf| buf.copy_from_slice(stored))?;
     Ok(ExtentRef { addr, ..e })

@@ -3,8 +3,8 @@
 /// A gap between keys is one when it is this much wider than what the block before it covers.
 const GAP: u64 = 16;
 
-/// `true` when `key` is much further from `high` than `high` is from `low`, as numbers: of bytes, or of digits where keys are written
-/// so, since 0999 and 1000 are neighbours.
+/// `true` when `key` is much further from `high` than `high` is from `low`, as numbers: of bytes,
+/// or of digits where keys are written so, since 0999 and 1000 are neighbours.
 pub(super) fn is_gap(low: &[u8], high: &[u8], key: &[u8]) -> bool {
     let shared = low.iter().zip(key).take_while(|(a, b)| a == b).count();
     let rest = |k| <[u8]>::get(k, shared..).unwrap_or_default();

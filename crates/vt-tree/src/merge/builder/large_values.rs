@@ -1,4 +1,5 @@
-//! Large values: placed when they come as bytes; left or moved, a window of keys at a time, when they have a place.
+//! Large values: placed when they come as bytes; left or moved, a window of keys at a time, when
+//! they have a place.
 
 use super::RunBuilder;
 use crate::item::{Body, BodyRef, Item};
@@ -32,7 +33,8 @@ impl RunBuilder {
         Ok(())
     }
 
-    /// Copies the large values among `items` to the fill as they lie, in the order of their keys, and adds all of them.
+    /// Copies the large values among `items` to the fill as they lie, in the order of their keys,
+    /// and adds all of them.
     fn move_values(&mut self, items: Vec<Item>) -> Result<()> {
         let of = |i: &Item| if let Body::Put(Value::Extent(e)) = i.body { Some(e) } else { None };
         // Read in the order of the device.

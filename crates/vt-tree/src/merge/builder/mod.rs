@@ -1,5 +1,6 @@
-//! Building a run from the left to the right out of two kinds of pieces: items, which go to the fill, and index entries of
-//! blocks or whole subtrees that stay where they are. Only the index above the pieces is new.
+//! Building a run from the left to the right out of two kinds of pieces: items, which go to the
+//! fill, and index entries of blocks or whole subtrees that stay where they are. Only the index
+//! above the pieces is new.
 
 mod gap;
 mod large_values;
@@ -113,12 +114,14 @@ impl RunBuilder {
         }
     }
 
-    /// Appends one item to the fill. A large value is placed, kept where it is, or moved, as the placement says.
+    /// Appends one item to the fill. A large value is placed, kept where it is, or moved, as the
+    /// placement says.
     pub fn push_item(&mut self, item: Item) -> Result<()> {
         self.push(item.borrow())
     }
 
-    /// The same with an item that lies elsewhere: it is copied only when it must wait for a decision.
+    /// The same with an item that lies elsewhere: it is copied only when it must wait for a
+    /// decision.
     #[inline]
     pub fn push(&mut self, item: ItemRef<'_>) -> Result<()> {
         match item.body {
@@ -131,7 +134,8 @@ impl RunBuilder {
                 self.stats.stitched += u64::from(extent.stored);
                 self.add(item.key, item.seq, item.body)
             }
-            // Order must hold: what comes behind an undecided value waits with it, though not for ever.
+            // Order must hold: what comes behind an undecided value waits with it, though not for
+            // ever.
             BodyRef::Put(ValueRef::Extent(_)) => self.wait(item.to_item()),
             _ if !self.window.is_empty() => self.wait(item.to_item()),
             _ => self.add(item.key, item.seq, item.body),
@@ -144,7 +148,8 @@ impl RunBuilder {
         }
         self.open[level].push(entry);
         let open = &self.open[level];
-        // Entries can be longer than a node should be: long keys, many zones. Four at least let the tree end in one root.
+        // Entries can be longer than a node should be: long keys, many zones. Four at least let the
+        // tree end in one root.
         let full = (open.size >= NODE_SIZE && open.entries.len() >= 4) || (level == 0 && open.filtered >= LEAF_ITEMS);
         if full { self.close_node(level) } else { Ok(()) }
     }
@@ -208,7 +213,8 @@ impl RunBuilder {
         self.stats.written()
     }
 
-    /// Writes what is open. `None` when nothing was pushed. The run is on the device, but not synced.
+    /// Writes what is open. `None` when nothing was pushed. The run is on the device, but not
+    /// synced.
     pub fn finish(mut self) -> Result<(Option<Arc<Run>>, MergeStats)> {
         self.end_window()?;
         self.close_block()?;

@@ -34,9 +34,10 @@ pub(super) struct OpenBlock {
 }
 
 impl OpenBlock {
-    /// `true` when a gap between keys lies before `key` that is much wider than all that the block covers, as between two files or
-    /// two ranges that are appended to. A block that reached across it would overlap every later append to the first range; one
-    /// that ends there is stitched by every merge.
+    /// `true` when a gap between keys lies before `key` that is much wider than all that the block
+    /// covers, as between two files or two ranges that are appended to. A block that reached across
+    /// it would overlap every later append to the first range; one that ends there is stitched by
+    /// every merge.
     pub fn ends_before(&self, key: &[u8]) -> bool {
         let least = if self.after_full { BLOCK_SIZE / 16 } else { BLOCK_SIZE / 4 };
         self.builder.size() >= least && self.items > 1 && is_gap(&self.low, &self.high, key)

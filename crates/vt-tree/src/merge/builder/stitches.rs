@@ -7,15 +7,18 @@ use crate::index::entry::Entry;
 use crate::index::frame::FramePointer;
 
 impl RunBuilder {
-    /// `true` when closing the open nodes below `level` leaves none nearly empty, so that a subtree of that level may follow.
+    /// `true` when closing the open nodes below `level` leaves none nearly empty, so that a subtree
+    /// of that level may follow.
     pub fn takes_subtree(&self, level: u16, entry: &Entry) -> bool {
         if (entry.at.len as usize) < NODE_SIZE / 4 {
             return self.is_empty();
         }
-        // Each node that would be closed early must be empty, with nothing below it, or well filled already.
+        // Each node that would be closed early must be empty, with nothing below it, or well filled
+        // already.
         let mut below = !self.block.builder.is_empty() || !self.window.is_empty();
         for l in 0..usize::from(level) {
-            // A level that is not open yet would be opened for what closes below it, and closed with that one entry.
+            // A level that is not open yet would be opened for what closes below it, and closed
+            // with that one entry.
             let (size, items) = self.open.get(l).map_or((0, 0), |node| (node.size, node.filtered));
             if (below || size > 0) && size < NODE_SIZE / 4 && (l > 0 || items < LEAF_ITEMS / 4) {
                 return false;
@@ -25,7 +28,8 @@ impl RunBuilder {
         true
     }
 
-    /// `true` when a span of stitched blocks that begins with this one may follow without leaving a nearly empty block behind.
+    /// `true` when a span of stitched blocks that begins with this one may follow without leaving a
+    /// nearly empty block behind.
     pub fn takes_block(&self, entry: &Entry) -> bool {
         let open = &self.block;
         // A compressed one held more than it takes.
@@ -38,8 +42,8 @@ impl RunBuilder {
     pub fn push_subtree(&mut self, level: u16, entry: Entry) -> Result<()> {
         self.end_window()?;
         self.close_block()?;
-        // Closing a level may open the one above, which must be closed as well: what comes before the subtree lies below no node
-        // that also has keys behind it.
+        // Closing a level may open the one above, which must be closed as well: what comes before
+        // the subtree lies below no node that also has keys behind it.
         let mut l = 0;
         while l < self.open.len().min(usize::from(level)) {
             self.close_node(l)?;
@@ -50,7 +54,8 @@ impl RunBuilder {
         self.push_entry(usize::from(level), entry)
     }
 
-    /// Appends tuple blocks by their pointers; all come from the leaf index node whose filter is given.
+    /// Appends tuple blocks by their pointers; all come from the leaf index node whose filter is
+    /// given.
     pub fn push_blocks(&mut self, entries: &[Entry], filter: Option<FramePointer>) -> Result<()> {
         self.end_window()?;
         self.close_block()?;

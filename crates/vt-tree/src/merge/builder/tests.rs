@@ -62,7 +62,8 @@ fn fingerprints_of_keys_that_are_gone_stay_few() {
         crate::merge(&cache, &[crate::Input::Memtable(m)], &all, MergeOptions::default()).expect("there is room").expect("items")
     };
     let mut run = flush(&mut (0..60_000), false);
-    // Again and again spans are deleted, so that what is left is stitched, piece by piece, out of ever more leaves.
+    // Again and again spans are deleted, so that what is left is stitched, piece by piece, out of
+    // ever more leaves.
     for round in 0..12u64 {
         let gone = flush(&mut (0..60_000).filter(|i| (i / 700 + round * 5) % 17 == 0), true);
         let options = MergeOptions { drop_tombstones: true, ..MergeOptions::default() };
