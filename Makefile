@@ -112,11 +112,13 @@ MODE ?= plain
 syscalls: build
 	$(CARGO) run --release --quiet --package kvfs-syscalls -- --kvfs $(KVFS) --calls $(CALLS) --seed $(SEED) --mode $(MODE) $(SYSCALLS)
 
-## make bench-files  KVFS beside ext4, btrfs, xfs, bindfs and a file system in memory: operations and real programs (docs/bench/files.md; ROUNDS=7, CASES=regular expression)
+## make bench-files  KVFS beside ext4, btrfs, xfs, bindfs, JuiceFS, AgentFS and a file system in memory: operations and real programs (docs/bench/files.md; ROUNDS=7, CASES=regular expression, FILES_OPTIONS)
 ROUNDS ?= 7
 bench-files: build
 	$(CARGO) build --release --quiet --package kvfs-fuse --example memory_mount
-	python3 scripts/bench_files.py --kvfs $(KVFS) --memory target/release/examples/memory_mount --rounds $(ROUNDS) --cases "$(CASES)" --out docs/bench/files.md
+	rm -f docs/bench/files.jsonl
+	python3 scripts/bench_files.py --kvfs $(KVFS) --memory target/release/examples/memory_mount --rounds $(ROUNDS) --cases "$(CASES)" $(FILES_OPTIONS) \
+		--record docs/bench/files.jsonl --out docs/bench/files.md
 
 ## make bench-kv     kvdb beside RocksDB, LevelDB, fjall and redb: tables and pictures in docs/bench/kv.md (ROUNDS=1, STAGES=...)
 bench-kv: setup

@@ -3,12 +3,33 @@
 import json
 import os
 import select
+import shutil
 import subprocess
 from pathlib import Path
 
+# No program of a case may take longer, seconds: a system on which it does is left out of the case.
+LIMIT = 120
+
 
 def sh(*args, **more):
+    more.setdefault("timeout", LIMIT)
     return subprocess.run([str(a) for a in args], check=True, capture_output=True, text=True, **more).stdout
+
+
+def wait_until_mounted(path, process):
+    """Waits for a daemon in the foreground: until its mount is there, or it has ended."""
+    while not os.path.ismount(path):
+        try:
+            process.wait(0.02)
+        except subprocess.TimeoutExpired:
+            continue
+        raise OSError(f"{process.args[0]} does not mount: exit code {process.returncode}")
+
+
+def written_by(pid):
+    """Bytes that a process has made the device write."""
+    lines = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+    return int(lines["write_bytes"])
 
 
 def cpu_seconds(pid):
@@ -44,6 +65,10 @@ class FileSystem:
     def daemon_cpu(self):
         return 0.0
 
+    def written(self):
+        """Bytes that have gone to the device; nothing for a file system that has none."""
+        return 0
+
     def remove(self):
         subprocess.run(["umount", "-l", str(self.dir)], capture_output=True)
 
@@ -66,6 +91,10 @@ class Loop(FileSystem):
 
     def mount(self):
         sh("mount", "-o", "loop", self.image, self.dir)
+        self.device = Path(sh("findmnt", "-no", "SOURCE", self.dir).strip()).name
+
+    def written(self):
+        return int(Path(f"/sys/block/{self.device}/stat").read_text().split()[6]) * 512
 
 
 class Kvfs(FileSystem):
@@ -87,6 +116,9 @@ class Kvfs(FileSystem):
 
     def daemon_cpu(self):
         return cpu_seconds(self.pid)
+
+    def written(self):
+        return written_by(self.pid)
 
 
 class Bindfs(FileSystem):
@@ -114,9 +146,73 @@ class Bindfs(FileSystem):
     def daemon_cpu(self):
         return cpu_seconds(self.pid)
 
+    def written(self):
+        return self.below.written()
+
     def remove(self):
         super().remove()
         self.below.remove()
+
+
+def family(pid):
+    """A process and all that it has started, by their ids."""
+    below = [int(child) for tasks in Path(f"/proc/{pid}/task").glob("*/children") for child in tasks.read_text().split()]
+    return [pid, *(one for child in below for one in family(child))]
+
+
+class Foreground(FileSystem):
+    """A peer whose daemon stays a child of ours. `start` gives its command line."""
+
+    def mount(self):
+        with open(self.work / "log", "ab") as log:
+            self.process = subprocess.Popen([str(word) for word in self.start()], stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=self.work)
+        wait_until_mounted(self.dir, self.process)
+
+    def umount(self):
+        super().umount()
+        self.process.wait(LIMIT)
+
+    def daemon_cpu(self):
+        return sum(cpu_seconds(pid) for pid in family(self.process.pid))
+
+    def written(self):
+        return sum(written_by(pid) for pid in family(self.process.pid))
+
+    def remove(self):
+        super().remove()
+        if hasattr(self, "process"):
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+
+class Juicefs(Foreground):
+    """Content in files of the host, names and attributes in Badger, which is faster than its SQLite."""
+
+    def __init__(self, name, work, size, program):
+        super().__init__(name, work, size)
+        self.program, self.meta = program, f"badger://{self.work}/meta"
+        # What is removed is gone, as elsewhere.
+        sh(program, "format", "--storage", "file", "--bucket", f"{self.work}/blocks/", "--trash-days", "0", self.meta, "bench")
+        self.mount()
+
+    def start(self):
+        return [self.program, "mount", "--no-usage-report", "--cache-dir", self.work / "cache", self.meta, self.dir]
+
+
+class Agentfs(Foreground):
+    """All of it in one SQLite file, written by Turso's database."""
+
+    def __init__(self, name, work, size, program):
+        super().__init__(name, work, size)
+        self.program = program
+        sh(program, "init", "bench", cwd=self.work)
+        self.mount()
+
+    def start(self):
+        return [self.program, "mount", "--foreground", self.work / ".agentfs" / "bench.db", self.dir]
 
 
 class Memory(FileSystem):
@@ -152,12 +248,26 @@ MEMORY = {
 }
 
 
+PEERS = {"juicefs": Juicefs, "agentfs": Agentfs}
+
+
+def installed(name):
+    """A program on the path, or in the folder for programs that nothing but measurements needs."""
+    own = Path.home() / ".cache/kvfs-tools" / name
+    return shutil.which(name) or (str(own) if own.exists() else None)
+
+
 def make(name, work, size, kvfs, memory):
     """The system of this name; an error says why it cannot be had here."""
     if name in Loop.MAKE:
         return Loop(name, work, size)
     if name == "bindfs":
         return Bindfs(name, work, size)
+    if name in PEERS:
+        program = installed(name)
+        if not program:
+            raise OSError("not installed")
+        return PEERS[name](name, work, size, program)
     if name in MEMORY:
         if not memory:
             raise OSError("give --memory, the example memory_mount of kvfs-fuse")
