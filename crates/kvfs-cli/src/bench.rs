@@ -1,5 +1,5 @@
 //! `kvfs bench DIR`: times what programs do to a file system, in any directory, so that two of them can be compared by the same
-//! code. It prints operations and seconds for each step; `scripts/bench_files.py` interleaves it with peers and makes ratios.
+//! code. It prints operations and seconds for each step; `scripts/bench_operations.py` has it run on peers, too, for `make bench-files`.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
