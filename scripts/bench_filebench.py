@@ -1,9 +1,12 @@
 """The five personalities of filebench as cases of scripts/bench_files.py: its own workload files, with fewer files and threads and a
-shorter run, since what is compared is the same on every file system."""
+shorter run, since what is compared is the same on every file system. Where filebench is not installed, scripts/bench_personalities.py does
+the like."""
 
+import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 from bench_measure import Case
@@ -61,6 +64,34 @@ class Filebench:
             return self.prepare(fs, name)
 
         return Case(f"filebench {name}", prepare, settled=True)
+
+    def cases(self):
+        return [self.case(name) for name in PERSONALITIES]
+
+
+class Restated:
+    """The same five as scripts/bench_personalities.py states them; their cases have names of their own, since the figures differ."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def prepare(self, fs, name):
+        folder = fs.dir / f"restated-{name}"
+        shutil.rmtree(folder, ignore_errors=True)
+        program = [sys.executable, Path(__file__).with_name("bench_personalities.py"), name, folder]
+        sh(*program, "prepare")
+
+        def run():
+            return json.loads(sh(*program, "run", self.seconds))
+
+        run.after = lambda: shutil.rmtree(folder, ignore_errors=True)
+        return run
+
+    def case(self, name):
+        def prepare(fs):
+            return self.prepare(fs, name)
+
+        return Case(f"{name}, restated", prepare, settled=True)
 
     def cases(self):
         return [self.case(name) for name in PERSONALITIES]
