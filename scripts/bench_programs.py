@@ -12,6 +12,10 @@ from bench_trees import Packages, in_memory, make_tar, make_workspace
 from file_systems import sh
 
 
+# How the names of those begin whose time is mostly the processor's.
+COMPUTING = ("git gc", "make of", "cargo build")
+
+
 def remove(path):
     if path.exists():
         sh("rm", "-rf", path)
