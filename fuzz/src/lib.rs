@@ -7,6 +7,8 @@ use std::sync::Arc;
 
 #[path = "../../crates/kvfs-cli/src/daemons.rs"]
 mod daemons;
+#[path = "../../crates/kvfs-cli/src/figures.rs"]
+mod figures;
 #[path = "../../crates/kvfs-cli/src/identity.rs"]
 mod identity;
 #[path = "../../crates/kvfs-cli/src/import.rs"]
@@ -31,8 +33,6 @@ mod place;
 mod scrubbing;
 #[path = "../../crates/kvfs-cli/src/sources.rs"]
 mod sources;
-#[path = "../../crates/kvfs-cli/src/stat.rs"]
-mod stat;
 #[path = "../../crates/kvfs-cli/src/store.rs"]
 mod store;
 #[path = "../../crates/kvfs-cli/src/tar_stream.rs"]
