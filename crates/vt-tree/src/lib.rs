@@ -3,7 +3,7 @@
 //!
 //! A *memtable* takes changes in memory. A *run* is an immutable sorted sequence on the device: a
 //! tree of index nodes over tuple blocks, with large values out of line. Runs are ropes: [`slice`],
-//! [`concat`], and the one [`merge`] behind every background job, which differ in their
+//! [`concat`], and the one [`merge()`] behind every background job, which differ in their
 //! [`Placement`] only. A [`TreeCursor`] reads memtables and runs as one sequence of live tuples.
 
 mod block;
