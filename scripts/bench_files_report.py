@@ -190,7 +190,8 @@ def report(lines, out=None):
         f"{sizes['mib']} MiB, a tree of {sizes['tree']:,} files and a large one of {sizes['large_tree']:,}, 10.8 KB each on average · "
         f"{'; '.join(unique(run['machine'] for run in results.runs))}, clients and daemons unpinned. The rest of the machine was "
         f"{statistics.median(busy):.0%} busy before a case (median; the most: {max(busy):.0%}). All files lie on one disk; ext4, btrfs and xfs "
-        "are on loop devices there, bindfs passes through to an ext4 of its own; JuiceFS keeps content in files of the disk and names in Badger, AgentFS all in a SQLite file. `memory` is a file system in memory that does as little "
+        "are on loop devices there, bindfs passes through to an ext4 of its own; JuiceFS keeps content in files of the disk and names in Badger, "
+        "which it opens without synced writes, so its fsync promises less; AgentFS keeps all in a SQLite file. `memory` is a file system in memory that does as little "
         "as the kernel needs, behind the same transport: the ceiling. “Busy machine”: an endless loop for each CPU runs beside the case.\n",
         "How many times as fast as ext4: the median of the rounds' ratios, and their range where there are three or more; above 1 is "
         "faster. `kvfs`: on /dev/fuse; `kvfs-uring`: `-o transport=uring`; `kvfs-root`: the same with `nodefault_permissions`; "
