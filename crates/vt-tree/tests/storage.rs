@@ -1,13 +1,15 @@
 //! How tuples are stored is a choice of each merge: compressed or not, with filters or without; runs of all kinds merge with each other.
 
+use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use vt_tree::{
     BlockCache, Compression, Input, KeyRange, Lookup, Memtable, MergeOptions, Placement, Run, RunCursor, Source, Value, check_run,
     hash, merge,
 };
-use zones::{FormatOptions, MemoryDevice, Zones};
+use zones::{Device, FormatOptions, MemoryDevice, Purpose, Zones};
 
 fn store() -> Arc<BlockCache> {
     let zones = Zones::format(Arc::new(MemoryDevice::default()), FormatOptions::default()).unwrap();
@@ -177,5 +179,55 @@ fn references_that_lie_about_compressed_values_are_errors() {
     ];
     for lie in lies {
         assert!(store.read_value(&Value::Extent(lie)).is_err() && store.read_values(&[lie]).is_err(), "{lie:?}");
+    }
+}
+
+/// Counts what it is to write while its caller goes on.
+#[derive(Default)]
+struct Counted {
+    memory: MemoryDevice,
+    behind: AtomicUsize,
+}
+
+impl Device for Counted {
+    fn read_at(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.memory.read_at(purpose, offset, buf)
+    }
+    fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.memory.write_at(purpose, offset, buf)
+    }
+    fn write_behind(&self, purpose: Purpose, offset: u64, buf: &mut Vec<u8>) -> io::Result<()> {
+        assert_eq!(purpose, Purpose::Pages);
+        self.behind.fetch_add(buf.len(), Ordering::Relaxed);
+        self.memory.write_behind(purpose, offset, buf)
+    }
+    fn sync(&self) -> io::Result<()> {
+        self.memory.sync()
+    }
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.memory.discard(offset, len)
+    }
+    fn len(&self) -> io::Result<u64> {
+        self.memory.len()
+    }
+    fn grow(&self, new_len: u64) -> io::Result<()> {
+        self.memory.grow(new_len)
+    }
+}
+
+#[test]
+fn large_values_are_all_written_behind_where_somebody_waits_for_them_and_nowhere_else() {
+    let device = Arc::new(Counted::default());
+    let zones = Zones::format(device.clone(), FormatOptions::default()).unwrap();
+    zones.start();
+    let store = BlockCache::new(zones, 1 << 20);
+    for write_behind in [false, true] {
+        let run = pages(&store, 0..700, MergeOptions { write_behind, ..MergeOptions::default() });
+        whole(&run);
+        assert_eq!(device.behind.load(Ordering::Relaxed), if write_behind { 700 * 4096 } else { 0 });
+        for i in 0..700 {
+            let Lookup::Found(_, v) = run.get(&key(i), hash(&key(i))).unwrap() else { panic!("{i} is missing") };
+            assert_eq!(store.read_value(&v).unwrap(), page(i));
+        }
     }
 }

@@ -185,14 +185,13 @@ impl Fill {
             self.buffer.resize(round_up(self.buffer.len() as u64, SECTOR) as usize, 0);
         }
         let len = self.buffer.len() & !(SECTOR as usize - 1);
-        if len > 0 && self.behind && !all {
+        if len > 0 && self.behind {
             let rest = self.buffer.split_off(len);
             let written = self.zones.write_behind(self.purpose, self.start, &mut self.buffer);
             self.buffer.extend_from_slice(&rest);
             written?;
             self.start += len as u64;
         } else if len > 0 {
-            // What remains at the end is written by this thread, while the rest may still be under way.
             self.zones.write(self.purpose, self.start, &self.buffer[..len])?;
             self.start += len as u64;
             self.buffer.copy_within(len.., 0);

@@ -130,7 +130,11 @@ fn what_is_written_behind_is_seen_by_whatever_comes_next() {
         let mut medium = vec![0; LEN];
         device.read_medium(P, at, &mut medium).unwrap();
         assert!(medium == one);
-        device.write_behind(P, at, &mut two.clone()).unwrap();
+        // The end of a commit: shorter, and right behind what is under way.
+        device.write_behind(P, at, &mut two[..2 << 20].to_vec()).unwrap();
+        let mut end = two[2 << 20..].to_vec();
+        device.write_behind(P, at + (2 << 20), &mut end).unwrap();
+        assert!(end.is_empty());
         device.discard(8 << 20, 4 << 20).unwrap();
         device.sync().unwrap();
         // As the host has it: nothing waits for what is under way there.

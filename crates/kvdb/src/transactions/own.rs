@@ -248,6 +248,8 @@ impl Own {
                 drop_tombstones: false,
                 old_seq: Seq::MAX,
                 reserve: Reserve::Keep,
+                // Whoever writes to the transaction waits for this.
+                write_behind: true,
                 ..options.storage(Placement::stitch())
             };
             let keep = keep.get(dict).copied().unwrap_or(0);

@@ -28,6 +28,9 @@ pub struct MergeOptions {
     pub reserve: Reserve,
     /// Beside what it is laid on the device.
     pub lane: Lane,
+    /// Large values are written while more of the input is read, see [`zones::Fill::write_behind`]: for what
+    /// somebody waits for.
+    pub write_behind: bool,
 }
 
 impl Default for MergeOptions {
@@ -42,6 +45,7 @@ impl Default for MergeOptions {
             false_positives: FALSE_POSITIVES,
             reserve: Reserve::Merge,
             lane: Lane::Young,
+            write_behind: false,
         }
     }
 }

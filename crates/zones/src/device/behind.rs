@@ -145,6 +145,11 @@ impl WriteBehind {
         self.shared.busy.load(Ordering::SeqCst) && self.shared.state.lock().meets(offset, offset.saturating_add(len))
     }
 
+    /// `true` while the thread has something to write.
+    pub fn is_busy(&self) -> bool {
+        self.shared.busy.load(Ordering::SeqCst) && !self.shared.state.lock().under_way.is_empty()
+    }
+
     /// Returns when all that was written before this call has been; fails if any of it, ever, has failed.
     pub fn settle_all(&self) -> io::Result<()> {
         if !self.shared.busy.load(Ordering::SeqCst) {

@@ -94,7 +94,8 @@ impl FileDevice {
 /// Writes of at least so many bytes are worth waiting for; shorter ones gather in the page cache.
 const BULK: usize = 256 << 10;
 
-/// Shorter writes take about as long as waking the thread that would do them.
+/// Shorter writes take about as long as waking the thread that would do them. While it is awake, those of
+/// [`BULK`] are handed to it as well: the end of a commit, behind pieces that it still writes.
 const BEHIND: usize = 1 << 20;
 
 /// What is synced soon, and what is written in bulk: in the page cache it would push out what is read, and make each sync of the journal
@@ -171,7 +172,11 @@ impl Device for FileDevice {
 
     fn write_behind(&self, purpose: Purpose, offset: u64, buf: &mut Vec<u8>) -> io::Result<()> {
         match &self.behind {
-            Some(behind) if buf.len() >= BEHIND && DirectWriter::takes(offset, buf.len()) => behind.write(offset, buf),
+            Some(behind)
+                if DirectWriter::takes(offset, buf.len()) && (buf.len() >= BEHIND || buf.len() >= BULK && behind.is_busy()) =>
+            {
+                behind.write(offset, buf)
+            }
             _ => {
                 self.write_at(purpose, offset, buf)?;
                 buf.clear();

@@ -93,6 +93,10 @@ pub(crate) struct RunBuilder {
 impl RunBuilder {
     pub fn new(cache: &Arc<BlockCache>, options: &MergeOptions) -> Self {
         let (zones, reserve, lane) = (cache.zones(), options.reserve, options.lane);
+        let mut pages = zones.fill_in(Purpose::Pages, lane, reserve);
+        if options.write_behind {
+            pages.write_behind();
+        }
         RunBuilder {
             placement: options.placement.clone(),
             separate_at: options.separate_at.max(1),
@@ -102,7 +106,7 @@ impl RunBuilder {
             packer: Packer::default(),
             tuples: zones.fill_in(Purpose::Tuples, lane, reserve),
             index: zones.fill_in(Purpose::Index, lane, reserve),
-            pages: zones.fill_in(Purpose::Pages, lane, reserve),
+            pages,
             cache: cache.clone(),
             block: OpenBlock::default(),
             window: RelocationWindow::default(),
