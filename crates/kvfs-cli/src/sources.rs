@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, BufRead, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
@@ -42,24 +42,32 @@ impl<'a> Source<'a> {
         (self.give)(item)
     }
 
-    /// All of `from`, which is to have `len` bytes, as data at `at`; gives how much that was.
-    fn copy(&mut self, path: &[u8], from: &mut impl Read, mut at: u64, len: u64) -> Outcome<u64> {
-        let begun = at;
-        loop {
+    /// What `read` appends to a buffer, `len` bytes at most, as data at `at`; gives how much that was. `read` is asked for so many
+    /// bytes, and appends fewer only at the end.
+    fn copy(
+        &mut self,
+        path: &[u8],
+        mut read: impl FnMut(usize, &mut Vec<u8>) -> io::Result<()>,
+        at: u64,
+        len: u64,
+    ) -> Outcome<u64> {
+        let mut done = 0;
+        while done < len {
             // Without growing; what an archive claims is believed as far as one piece.
-            let left = len.saturating_sub(at - begun).min(PIECE as u64) as usize;
-            let mut bytes = Vec::with_capacity(left);
-            let got = from.take(PIECE as u64).read_to_end(&mut bytes);
-            let got = got.map_err(|e| Failure::io(format!("the content of {} cannot be read", text::show(path)), &e))?;
+            let most = (len - done).min(PIECE as u64) as usize;
+            let mut bytes = Vec::with_capacity(most);
+            read(most, &mut bytes).map_err(|e| Failure::io(format!("the content of {} cannot be read", text::show(path)), &e))?;
+            let got = bytes.len() as u64;
             if got == 0 {
-                return Ok(at - begun);
+                break;
             }
-            self.give(Item::Data { at, bytes })?;
-            at += got as u64;
+            self.give(Item::Data { at: at + done, bytes })?;
+            done += got;
         }
+        Ok(done)
     }
 
-    pub fn tar(&mut self, stream: impl Read) -> Outcome {
+    pub fn tar(&mut self, stream: impl BufRead) -> Outcome {
         let broken = |e: io::Error| {
             Failure::io("the tar stream cannot be read", &e)
                 .hint("is it whole? A compressed one must be unpacked first: zcat FILE | kvfs import STORE -")
@@ -112,14 +120,15 @@ impl<'a> Source<'a> {
                         let size = records.real_size.or(map.last().map(|(at, len)| at + len)).unwrap_or(0);
                         self.give(Item::File { path: path.clone(), meta, size })?;
                         for (at, len) in &map {
-                            self.copy(&path, &mut (&mut entry).take(*len), *at, *len)?;
+                            let read = |most, bytes: &mut Vec<u8>| append(&mut entry, most, bytes);
+                            self.copy(&path, read, *at, *len)?;
                         }
                         self.give(Item::End)?;
                     }
                     None => {
                         let size = entry.size();
                         self.give(Item::File { path: path.clone(), meta, size })?;
-                        self.copy(&path, &mut entry, 0, size)?;
+                        self.copy(&path, |most, bytes| stream.beside(most, bytes), 0, size)?;
                         self.give(Item::End)?;
                     }
                 },
@@ -127,7 +136,7 @@ impl<'a> Source<'a> {
                     let size = records.real_size.or_else(|| entry.header().as_gnu().and_then(|h| h.real_size().ok()));
                     self.give(Item::File { path: path.clone(), meta, size: size.unwrap_or(0) })?;
                     for (at, len) in holes.iter().flatten() {
-                        if self.copy(&path, &mut stream.beside(*len), *at, *len)? != *len {
+                        if self.copy(&path, |most, bytes| stream.beside(most, bytes), *at, *len)? != *len {
                             return Err(broken(io::ErrorKind::UnexpectedEof.into()));
                         }
                     }
@@ -218,13 +227,22 @@ impl<'a> Source<'a> {
                 rustix::fs::seek(&file, SeekFrom::Start(from)).map_err(|e| cannot_read(source, e.into()))?;
             }
             // Not behind the size: a file that grows meanwhile would never end.
-            at = from + self.copy(path, &mut bar.wrap_read(&mut file).take(to - from), from, to - from)?;
+            let read = |most, bytes: &mut Vec<u8>| {
+                // The bar's own reader would have the buffer zeroed first.
+                append(&mut file, most, bytes).inspect(|()| bar.inc(bytes.len() as u64))
+            };
+            at = from + self.copy(path, read, from, to - from)?;
             if at < to {
                 break;
             }
         }
         self.give(Item::End)
     }
+}
+
+/// Appends the next `most` bytes of `from`, or as many as there are.
+fn append(from: &mut impl Read, most: usize, bytes: &mut Vec<u8>) -> io::Result<()> {
+    from.take(most as u64).read_to_end(bytes).map(drop)
 }
 
 /// The next stretch of data at or behind `at`; all the rest where the host does not tell.

@@ -1,9 +1,9 @@
 //! The bytes of a tar stream on their way to the `tar` crate, which reads what describes an entry into memory, however long it says that it
 //! is, and gives the holes of GNU's sparse files as zeros, however large they are. So what lies between two entries' contents is bounded
-//! here, and kept, for it has the maps of such files; and their data is read beside the crate, which is told that it was skipped.
+//! here, and kept, for it has the maps of such files; and the contents of files are read beside the crate, which believes that it skips them.
 
 use std::cell::RefCell;
-use std::io::{self, Read};
+use std::io::{self, BufRead, Read};
 use std::rc::Rc;
 
 /// What may describe an entry: names, records, maps. The attributes of a file are at most a few megabytes.
@@ -37,7 +37,7 @@ impl<R: Read> Read for TarStream<R> {
         let mut stream = self.0.borrow_mut();
         if stream.ahead > 0 {
             let len = buf.len().min(usize::try_from(stream.ahead).unwrap_or(usize::MAX));
-            buf[..len].fill(0);
+            // What it skips it does not look at, so the buffer stays what it is.
             stream.ahead -= len as u64;
             return Ok(len);
         }
@@ -101,22 +101,29 @@ impl<R: Read> TarStream<R> {
         let end = map.iter().fold(stream.at, |end, (_, len)| end.saturating_add(*len));
         Ok((end, Some(map)))
     }
-
-    /// The next `len` bytes, past the crate. Only of what it will skip.
-    pub fn beside(&self, len: u64) -> io::Take<Beside<R>> {
-        Beside(self.clone()).take(len)
-    }
 }
 
-/// See [`TarStream::beside`].
-pub struct Beside<R>(TarStream<R>);
-
-impl<R: Read> Read for Beside<R> {
-    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        let mut stream = self.0.0.borrow_mut();
-        let got = stream.inner.read(buf)?;
-        stream.at += got as u64;
-        stream.ahead += got as u64;
-        Ok(got)
+impl<R: BufRead> TarStream<R> {
+    /// Appends the next `len` bytes to `into`, or as many as there are, past the crate. Only of what it will skip. The crate would
+    /// have each byte zeroed before it is read, and copied once more.
+    pub fn beside(&self, len: usize, into: &mut Vec<u8>) -> io::Result<()> {
+        let mut stream = self.0.borrow_mut();
+        let mut left = len;
+        while left > 0 {
+            let there = match stream.inner.fill_buf() {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                there => there?,
+            };
+            let got = there.len().min(left);
+            if got == 0 {
+                break;
+            }
+            into.extend_from_slice(&there[..got]);
+            stream.inner.consume(got);
+            stream.at += got as u64;
+            stream.ahead += got as u64;
+            left -= got;
+        }
+        Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! Hostile archives with valid checksums: headers, names, links, sizes, extension records and sparse maps of any kind. An import ends, and
 //! what it leaves is a sound file system. `KVFS_HOSTILE=100000 cargo test -p kvfs-cli hostile` runs many.
 
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::sync::Arc;
 
 use kvdb::Kvdb;
@@ -12,7 +12,7 @@ use crate::output::Exit;
 
 /// Reads a stream and makes what it consists of, straight in a file system, so that nothing is taken back after a failure; items
 /// go as they go over the socket.
-fn intake(fs: &Fs, stream: impl Read) -> Outcome {
+fn intake(fs: &Fs, stream: impl BufRead) -> Outcome {
     let output = Output::new(true);
     let mut intake = Intake::new(fs.clone(), b"/", Caller::default())?;
     let mut give = |item: Item| {
@@ -205,7 +205,7 @@ fn hostile_archives_leave_a_sound_file_system() {
 }
 
 /// Imports a stream. Gives what came of it and the file system.
-fn imported(stream: impl Read) -> (Outcome, Fs) {
+fn imported(stream: impl BufRead) -> (Outcome, Fs) {
     let fs = Fs::open(Kvdb::in_memory(), Arc::new(env::Simulated::new(1)), FsOptions::default()).expect("a file system");
     (intake(&fs, stream), fs)
 }
@@ -232,9 +232,42 @@ fn what_describes_an_entry_is_not_read_without_end() {
         header.set_size(1 << 33);
         header.set_cksum();
         let mut endless = Endless(0);
-        let done = imported(header.as_bytes().as_slice().chain(&mut endless)).0;
+        let done = imported(BufReader::new(header.as_bytes().as_slice().chain(&mut endless))).0;
         let message = done.expect_err("refused").message;
         assert!(message.contains("longer than 8 MiB") && endless.0 < 20 << 20, "{message}: {} bytes read", endless.0);
+    }
+}
+
+/// Contents pass the `tar` crate by; so what follows each is found where it is, however the stream comes, and a stream that ends
+/// in a content is refused.
+#[test]
+fn contents_are_what_they_are_in_pieces_of_any_size_and_never_cut_short() {
+    let sizes = [0, 1, 511, 512, 513, 4096, 40_000, (1 << 20) + 5];
+    let content = |n: usize| (0..sizes[n]).map(|at| (at * 7 + n) as u8).collect::<Vec<u8>>();
+    let mut archive = tar::Builder::new(Vec::new());
+    for (n, size) in sizes.iter().enumerate() {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(*size as u64);
+        header.set_mode(0o644);
+        archive.append_data(&mut header, n.to_string(), &content(n)[..]).expect("appended");
+    }
+    let bytes = archive.into_inner().expect("written");
+    for piece in [1, 100, 512, 1000, 256 << 10] {
+        let (done, fs) = imported(BufReader::with_capacity(piece, &bytes[..]));
+        done.expect("imported");
+        for (n, size) in sizes.iter().enumerate() {
+            let ino = fs.lookup(ROOT, n.to_string().as_bytes()).expect("it is there").ino;
+            let there = fs.read(ino, 0, 2 << 20).expect("read");
+            assert!(there[..] == content(n)[..], "file {n} of {size} bytes in pieces of {piece}");
+        }
+    }
+    // The last content ends with padding and two blocks of zeros.
+    let behind = 512 - sizes[7] % 512 + 1024;
+    for missing in [1, 513, 40_000, (1 << 20) + 4] {
+        let cut = &bytes[..bytes.len() - behind - missing];
+        let (done, _) = imported(BufReader::with_capacity(1000, cut));
+        let message = done.expect_err("cut short").message;
+        assert!(message.contains("cannot be read"), "{message}");
     }
 }
 
