@@ -83,7 +83,7 @@ impl Client {
     /// for ever as long as the replies that were not received yet are few.
     pub fn send(&mut self, args: &[&[u8]]) -> io::Result<()> {
         match &mut self.transport {
-            Transport::Socket(stream) => stream.get_mut().write_all(&encoded(args)),
+            Transport::Socket(stream) => write_request(stream.get_mut(), args),
             Transport::Local { .. } => Err(io::Error::new(io::ErrorKind::Unsupported, "a store in this process replies at once")),
         }
     }
@@ -117,6 +117,29 @@ impl Client {
             }
         }
     }
+}
+
+/// Longer arguments are not copied.
+const COPIED: usize = 64 << 10;
+
+/// Writes one command.
+fn write_request(to: &mut impl Write, args: &[&[u8]]) -> io::Result<()> {
+    if args.iter().all(|arg| arg.len() <= COPIED) {
+        return to.write_all(&encoded(args));
+    }
+    let mut short = format!("*{}\r\n", args.len()).into_bytes();
+    for arg in args {
+        short.extend_from_slice(format!("${}\r\n", arg.len()).as_bytes());
+        if arg.len() <= COPIED {
+            short.extend_from_slice(arg);
+        } else {
+            to.write_all(&short)?;
+            to.write_all(arg)?;
+            short.clear();
+        }
+        short.extend_from_slice(b"\r\n");
+    }
+    to.write_all(&short)
 }
 
 fn encoded(args: &[&[u8]]) -> Vec<u8> {
