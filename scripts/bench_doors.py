@@ -84,10 +84,16 @@ class Bench:
 
     def imports(self):
         def rounds(mounted):
+            """(tar x, tar x and a sync, dd with an fsync, ours), seconds."""
             for n in range(self.rounds):
                 self.copy.mkdir()
                 theirs = self.timed("tar", "xf", self.tar, "-C", self.copy)
+                began = time.perf_counter()
+                self.run("sync", "-f", self.copy)
+                synced = theirs + time.perf_counter() - began
                 shutil.rmtree(self.copy)
+                bytes_alone = self.timed("dd", f"if={self.tar}", f"of={self.copy}", "bs=1M", "conv=fsync")
+                self.copy.unlink()
                 if mounted:
                     ours = self.timed(self.kvfs, "import", self.mnt / "copy", self.tar)
                     self.run(self.kvfs, "rm", self.mnt / "copy")
@@ -95,10 +101,17 @@ class Bench:
                     self.run(self.kvfs, "create", self.store)
                     ours = self.timed(self.kvfs, "import", self.store, self.tar)
                     self.store.unlink()
-                yield theirs, ours
-        self.compare("`tar x`, `kvfs import` into a store that is not mounted", rounds(False))
+                yield theirs, synced, bytes_alone, ours
+
+        def compare(where, rounds):
+            theirs = ["`tar x`", "`tar x` and a `sync`", "the tar file by `dd` and an `fsync`"]
+            *others, ours = zip(*rounds)
+            for what, other in zip(theirs, others):
+                self.compare(f"{what}, `kvfs import` into a {where}", zip(other, ours))
+
+        compare("store that is not mounted", rounds(False))
         self.mount()
-        self.compare("`tar x`, `kvfs import` into a mounted store", rounds(True))
+        compare("mounted store", rounds(True))
         self.umount()
 
     def walks(self):
