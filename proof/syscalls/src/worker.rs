@@ -572,13 +572,16 @@ impl Worker {
                 let sparse = format!("--sparse={}", if sparse { "always" } else { "auto" });
                 self.program("[ -p \"$1\" ] || [ -p \"$2\" ] || exec timeout 60 cp \"$3\" -- \"$1\" \"$2\"", from, to, &sparse)
             }
-            Call::CpTree { ref from, ref to } => {
-                self.program("t=$(timeout 20 realpath -m -- \"$2\") || exit; f=$(timeout 20 realpath -m -- \"$1\") || exit; case $t/ in \"$f\"/*) exit 9;; esac; exec timeout 60 cp -dR --preserve=links,timestamps,xattr -- \"$1\" \"$2\"", from, to, "")
-            }
+            Call::CpTree { ref from, ref to } => self.tree_program(
+                "[ -e \"$2/${1##*/}\" ] && exit 9; exec timeout 60 cp -dR --preserve=links,timestamps,xattr -- \"$1\" \"$2\"",
+                from,
+                to,
+                "",
+            ),
             Call::Tar { ref from, ref to } => {
-                self.program("t=$(timeout 20 realpath -m -- \"$2\") || exit; f=$(timeout 20 realpath -m -- \"$1\") || exit; case $t/ in \"$f\"/*) exit 9;; esac; timeout 60 tar -C \"$1\" --sort=name -cf - . | timeout 60 tar -C \"$2\" -xf -", from, to, "")
+                self.tree_program("timeout 60 tar -C \"$1\" --sort=name -cf - . | timeout 60 tar -C \"$2\" -xf -", from, to, "")
             }
-            Call::Rsync { ref from, ref to } => self.program("exec timeout 60 rsync -aHI \"$1\" \"$2\"", from, to, ""),
+            Call::Rsync { ref from, ref to } => self.tree_program("exec timeout 60 rsync -aHI \"$1\" \"$2\"", from, to, ""),
             Call::Tree { ref path } => {
                 let (slot, name) = path.resolve();
                 Ok(tree::walk(self.dir(slot), &name, self.marks).join(" | "))
@@ -606,6 +609,14 @@ impl Worker {
     fn open_dir(&self, name: &Name) -> Answer<Closing> {
         let (dir, name) = self.at(name);
         Ok(Closing(sys!(libc::openat(dir, name.as_ptr(), libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC))? as i32))
+    }
+
+    /// A program that copies a tree, and not into itself: how deep that goes is a matter of chance.
+    fn tree_program(&self, script: &str, from: &Name, to: &Name, option: &str) -> Answer<String> {
+        const GUARD: &str = "t=$(timeout 20 realpath -m -- \"$2\") || exit; \
+            f=$(timeout 20 realpath -m -- \"$1\") || exit; \
+            case $t/ in \"$f\"/*) exit 9;; esac; ";
+        self.program(&format!("{GUARD}{script}"), from, to, option)
     }
 
     fn program(&self, script: &str, from: &Name, to: &Name, option: &str) -> Answer<String> {
