@@ -212,14 +212,17 @@ impl Bench {
 /// How a part of a history has ended.
 enum Ended {
     Alike,
-    /// A program ran into its time limit: what it had done by then is a matter of chance.
+    /// A program ran into its time limit: what it had done by then is a matter of chance. Or the reference had no room.
     CutOff,
     Different(Difference),
 }
 
-/// The results before the first program that ran into its time limit on either side, and whether one did.
+/// The results before the first program that ran into its time limit on either side, or the first call for which the reference has
+/// no room, and whether there is one.
 fn until_cut_off(mut subject: Results, mut reference: Results) -> (Results, Results, bool) {
-    let first = [&subject, &reference].iter().filter_map(|side| side.0.iter().position(|line| line == TIMED_OUT)).min();
+    let timed_out = |side: &Results| side.0.iter().position(|line| line == TIMED_OUT);
+    let full = reference.0.iter().position(|line| line == "ENOSPC");
+    let first = [timed_out(&subject), timed_out(&reference), full].into_iter().flatten().min();
     if let Some(at) = first {
         subject.0.truncate(at);
         reference.0.truncate(at);

@@ -163,7 +163,10 @@ fn histories(args: &Args, bench: &mut Bench, taste: &Taste) -> Outcome<usize> {
     let rate = calls as f64 / start.elapsed().as_secs_f64();
     println!("{calls} calls of seed {} in mode {}, {rate:.0} calls/s, {differences} differences", args.seed, args.mode);
     if bench.cut_off.get() > 0 {
-        println!("{} histories ended early, where a program ran into its time limit", bench.cut_off.get());
+        println!(
+            "{} histories ended early, where a program ran into its time limit or the reference had no room",
+            bench.cut_off.get()
+        );
     }
     Ok(differences)
 }
