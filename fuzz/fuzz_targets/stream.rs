@@ -1,4 +1,5 @@
-//! A stream whose frames have valid checksums: each frame is a kind, two bytes of length, and so many bytes.
+//! A stream whose frames have valid checksums: each frame is a kind, two bytes of length, and so
+//! many bytes.
 #![no_main]
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     let (mut stream, mut data) = (b"KVFSsend".to_vec(), data);

@@ -1,4 +1,5 @@
-//! Doors to the readers of bytes in the `kvfs` command, which is no library: its modules are taken in here.
+//! Doors to the readers of bytes in the `kvfs` command, which is no library: its modules are taken
+//! in here.
 #![allow(dead_code)]
 
 use std::ffi::OsString;
@@ -42,8 +43,8 @@ mod text;
 #[path = "../../crates/kvfs-cli/src/tree.rs"]
 mod tree;
 
-/// A whole tar stream as `kvfs import` takes it. The checksums of what looks like a header are put right. What is left of any of them is
-/// a sound file system.
+/// A whole tar stream as `kvfs import` takes it. The checksums of what looks like a header are put
+/// right. What is left of any of them is a sound file system.
 pub fn archive(data: &[u8]) {
     let mut bytes = data.to_vec();
     for header in bytes.chunks_exact_mut(512).filter(|block| block[257..262] == *b"ustar") {
@@ -52,7 +53,8 @@ pub fn archive(data: &[u8]) {
         header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
     }
     let env = Arc::new(env::Simulated::new(1));
-    let fs = kvfs::Fs::open(kvdb::Kvdb::in_memory(), env, kvfs::FsOptions::default()).expect("an empty store");
+    let fs = kvfs::Fs::open(kvdb::Kvdb::in_memory(), env, kvfs::FsOptions::default())
+        .expect("an empty store");
     import::any_tar(&fs, &bytes);
     let report = fs.verify().expect("readable");
     assert!(report.is_clean(), "{:?}", report.findings);
@@ -61,7 +63,8 @@ pub fn archive(data: &[u8]) {
 
 /// The words of several `-o`, a line each.
 pub fn options(data: &[u8]) {
-    let lists: Vec<_> = data.split(|&byte| byte == b'\n').map(|list| OsString::from_vec(list.to_vec())).collect();
+    let lists: Vec<_> =
+        data.split(|&byte| byte == b'\n').map(|list| OsString::from_vec(list.to_vec())).collect();
     let _ = mount_options::parse(&lists);
 }
 

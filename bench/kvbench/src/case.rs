@@ -1,4 +1,5 @@
-//! A case: a load and what is read after it, each phase in a child process of its own, scratch data deleted at the end.
+//! A case: a load and what is read after it, each phase in a child process of its own, scratch data
+//! deleted at the end.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,8 @@ use crate::memory_limit::MemoryLimit;
 use crate::outcome::Outcome;
 use crate::spec::{Kind, Read, Spec, name};
 
-/// Warm gets for one cold get: so many that most blocks of a data set of some hundred MiB are asked for more than once.
+/// Warm gets for one cold get: so many that most blocks of a data set of some hundred MiB are asked
+/// for more than once.
 const WARM: u64 = 20;
 
 /// Scratch data that goes when this goes.
@@ -22,8 +24,14 @@ impl Drop for Scratch {
     }
 }
 
-/// Runs the load of `spec` and then `reads`; `spec.settings.dir` is emptied before and after. Each outcome goes to `sink` as it comes.
-pub fn run(spec: &Spec, reads: &[Read], get_ops: u64, sink: &mut dyn FnMut(Outcome) -> Result<()>) -> Result<()> {
+/// Runs the load of `spec` and then `reads`; `spec.settings.dir` is emptied before and after. Each
+/// outcome goes to `sink` as it comes.
+pub fn run(
+    spec: &Spec,
+    reads: &[Read],
+    get_ops: u64,
+    sink: &mut dyn FnMut(Outcome) -> Result<()>,
+) -> Result<()> {
     let dir = &spec.settings.dir;
     let _ = fs::remove_dir_all(dir);
     fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
@@ -31,7 +39,8 @@ pub fn run(spec: &Spec, reads: &[Read], get_ops: u64, sink: &mut dyn FnMut(Outco
     drop_caches();
     sink(child(spec)?)?;
     for &read in reads {
-        // A short range reads a hundred tuples. Warm is what comes when everything was asked for before: half of these gets are not counted.
+        // A short range reads a hundred tuples. Warm is what comes when everything was asked for
+        // before: half of these gets are not counted.
         let ops = if read.warm() { get_ops * WARM } else { get_ops };
         let ops = if read.kind() == Kind::Short { (ops / 100).max(100) } else { ops };
         let mut spec = Spec { read: Some(read), ops, series: None, ..spec.clone() };
@@ -46,7 +55,8 @@ pub fn run(spec: &Spec, reads: &[Read], get_ops: u64, sink: &mut dyn FnMut(Outco
                     Ok(limit) => {
                         // The engine's own budget has to fit, with room for the page cache.
                         spec.settings.memory = spec.settings.memory.min(bytes / 2);
-                        spec.settings.write_buffer = spec.settings.write_buffer.min(spec.settings.memory / 8);
+                        spec.settings.write_buffer =
+                            spec.settings.write_buffer.min(spec.settings.memory / 8);
                         spec.memory_limit = Some(bytes);
                         spec.group = Some(limit.group().to_path_buf());
                         Some(limit)

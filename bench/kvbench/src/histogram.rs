@@ -1,5 +1,5 @@
-//! Latencies in logarithmic buckets: 32 for each doubling, so that a quantile is right within 3%, and recording costs a few
-//! nanoseconds. The largest value is kept exactly.
+//! Latencies in logarithmic buckets: 32 for each doubling, so that a quantile is right within 3%,
+//! and recording costs a few nanoseconds. The largest value is kept exactly.
 
 const PER_DOUBLING_BITS: u32 = 5;
 const PER_DOUBLING: u64 = 1 << PER_DOUBLING_BITS;
@@ -51,7 +51,8 @@ impl Histogram {
         self.max = self.max.max(other.max);
     }
 
-    /// The value that a share `q` of all values does not exceed, nanoseconds; 0 when nothing was recorded.
+    /// The value that a share `q` of all values does not exceed, nanoseconds; 0 when nothing was
+    /// recorded.
     pub fn quantile(&self, q: f64) -> u64 {
         let wanted = ((self.total as f64 * q).ceil() as u64).clamp(1, self.total.max(1));
         let mut seen = 0;
@@ -75,7 +76,10 @@ mod tests {
 
     #[test]
     fn every_value_lies_in_a_bucket_that_is_three_percent_wide() {
-        for v in (0..64).flat_map(|s| [1u64 << s, (1 << s) + 1, (1 << s) - 1, (1u64 << s) + (1 << s) / 3]).chain([u64::MAX]) {
+        for v in (0..64)
+            .flat_map(|s| [1u64 << s, (1 << s) + 1, (1 << s) - 1, (1u64 << s) + (1 << s) / 3])
+            .chain([u64::MAX])
+        {
             let up = upper(bucket(v));
             assert!(up >= v && up - v <= v / 32, "{v}: {up}");
         }

@@ -1,5 +1,5 @@
-//! Keys and values, the same for every engine, cheap to make and known again by number: tuple `i` of a data set always has the
-//! same key, so that reads need no list of what was written.
+//! Keys and values, the same for every engine, cheap to make and known again by number: tuple `i`
+//! of a data set always has the same key, so that reads need no list of what was written.
 
 /// The paper's number of ranges for RANDOM-APPEND (§4.1).
 pub const RANGES: u64 = 2040;
@@ -58,7 +58,8 @@ impl Shape {
         }
     }
 
-    /// A key that lies among the others and is not there; `i` as for `key`, `count` how many tuples there are.
+    /// A key that lies among the others and is not there; `i` as for `key`, `count` how many tuples
+    /// there are.
     pub fn missing(self, i: u64, count: u64) -> Key {
         match self {
             Shape::Random => self.key(count + i),
@@ -110,7 +111,8 @@ impl Values {
     }
 }
 
-/// Zipf's distribution with exponent 0.99 over `0..n`, most popular first, as YCSB draws it (Gray et al., SIGMOD '94).
+/// Zipf's distribution with exponent 0.99 over `0..n`, most popular first, as YCSB draws it (Gray
+/// et al., SIGMOD '94).
 pub struct Zipf {
     n: u64,
     zeta: f64,

@@ -53,8 +53,17 @@ impl Tally {
 enum Order {
     /// Every `step`-th number.
     Ascending { next: u64, step: u64, end: u64 },
-    /// Ranges that are not full yet with their next tuple, the range in turn, and how many of a burst it still gets.
-    Ranges { open: Vec<(u64, u64)>, current: usize, left: u64, burst: u64, ranges: u64, per_range: u64, dice: Dice },
+    /// Ranges that are not full yet with their next tuple, the range in turn, and how many of a
+    /// burst it still gets.
+    Ranges {
+        open: Vec<(u64, u64)>,
+        current: usize,
+        left: u64,
+        burst: u64,
+        ranges: u64,
+        per_range: u64,
+        dice: Dice,
+    },
 }
 
 impl Order {
@@ -146,7 +155,9 @@ impl Client<'_> {
 
     fn delete_half(&mut self) -> Result<()> {
         let shape = self.spec.shape();
-        for i in Order::new(self.spec, self.number).filter(|i| (i / self.spec.clients).is_multiple_of(2)) {
+        for i in
+            Order::new(self.spec, self.number).filter(|i| (i / self.spec.clients).is_multiple_of(2))
+        {
             self.engine.delete(&shape.key(i))?;
             let nanos = self.lap();
             self.tally.put(nanos, KEY_BYTES as u64);
@@ -189,12 +200,18 @@ impl Client<'_> {
         for _ in (self.number..self.spec.ops).step_by(self.spec.clients as usize) {
             let (n, rank) = (inserted.load(Ordering::Relaxed), zipf.draw(&mut dice));
             // The popular are spread over the key space; in D they are the newest.
-            let i = if load == Load::YcsbD { n - 1 - rank.min(n - 1) } else { crate::keys::mix(rank) % n };
+            let i = if load == Load::YcsbD {
+                n - 1 - rank.min(n - 1)
+            } else {
+                crate::keys::mix(rank) % n
+            };
             if dice.fraction() < reads {
                 if load == Load::YcsbE {
                     let limit = 1 + dice.below(100);
                     let mut seen = 0;
-                    self.engine.scan(&shape.key(i), limit, &mut |k, v| seen += (k.len() + v.len()) as u64)?;
+                    self.engine.scan(&shape.key(i), limit, &mut |k, v| {
+                        seen += (k.len() + v.len()) as u64
+                    })?;
                     self.tally.moved += seen;
                 } else {
                     self.read(shape, i)?;
@@ -204,7 +221,9 @@ impl Client<'_> {
                 self.tally.ops += 1;
             } else {
                 match load {
-                    Load::YcsbD | Load::YcsbE => self.put(shape, inserted.fetch_add(1, Ordering::Relaxed), 0)?,
+                    Load::YcsbD | Load::YcsbE => {
+                        self.put(shape, inserted.fetch_add(1, Ordering::Relaxed), 0)?
+                    }
                     Load::YcsbF => {
                         self.read(shape, i)?;
                         self.put(shape, i, 1)?;
@@ -228,7 +247,8 @@ impl Client<'_> {
 
 /// What is done before the clock starts.
 pub fn prepare(engine: &dyn Engine, spec: &Spec) -> Result<()> {
-    if !matches!(spec.load, Load::Sequential | Load::Random | Load::Append | Load::WriteDeleteWrite) {
+    if !matches!(spec.load, Load::Sequential | Load::Random | Load::Append | Load::WriteDeleteWrite)
+    {
         let done = Arc::new(AtomicU64::new(0));
         run(engine, &Spec { load: Load::Random, ..spec.clone() }, &done)?;
     }
@@ -240,9 +260,19 @@ pub fn run(engine: &dyn Engine, spec: &Spec, done: &AtomicU64) -> Result<Tally> 
     let values = Values::new(spec.settings.value_bytes as usize);
     let inserted = AtomicU64::new(spec.count());
     let work = |number: u64, stage: u8| -> Result<Tally> {
-        let mut c = Client { engine, spec, values: &values, done, number, tally: Tally::default(), last: Instant::now() };
+        let mut c = Client {
+            engine,
+            spec,
+            values: &values,
+            done,
+            number,
+            tally: Tally::default(),
+            last: Instant::now(),
+        };
         match (spec.load, stage) {
-            (Load::Sequential | Load::Random | Load::Append, _) | (Load::WriteDeleteWrite, 0) => c.insert_all(0)?,
+            (Load::Sequential | Load::Random | Load::Append, _) | (Load::WriteDeleteWrite, 0) => {
+                c.insert_all(0)?
+            }
             (Load::WriteDeleteWrite, 1) => c.delete_half()?,
             (Load::WriteDeleteWrite, _) => c.insert_all(1)?,
             (Load::Overwrite, _) => c.overwrite()?,
@@ -259,7 +289,8 @@ pub fn run(engine: &dyn Engine, spec: &Spec, done: &AtomicU64) -> Result<Tally> 
         } else {
             std::thread::scope(|scope| -> Result<()> {
                 let work = &work;
-                let threads: Vec<_> = (0..spec.clients).map(|c| scope.spawn(move || work(c, stage))).collect();
+                let threads: Vec<_> =
+                    (0..spec.clients).map(|c| scope.spawn(move || work(c, stage))).collect();
                 for t in threads {
                     total.merge(&t.join().map_err(|_| anyhow::anyhow!("a client panicked"))??);
                 }
@@ -326,6 +357,10 @@ mod tests {
             next[(i % 37) as usize] += 1;
         }
         let changes = order.windows(2).filter(|w| w[0] % 37 != w[1] % 37).count();
-        assert!((700..1100).contains(&changes), "{changes} changes of range in {} tuples with bursts of 10", order.len());
+        assert!(
+            (700..1100).contains(&changes),
+            "{changes} changes of range in {} tuples with bursts of 10",
+            order.len()
+        );
     }
 }

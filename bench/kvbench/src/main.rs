@@ -1,5 +1,5 @@
-//! `kvbench`: the project's key-value database beside the engines that people use, each case alone in its process, engines
-//! interleaved, with the same memory and the same journal setting.
+//! `kvbench`: the project's key-value database beside the engines that people use, each case alone
+//! in its process, engines interleaved, with the same memory and the same journal setting.
 
 mod case;
 mod engines;
@@ -32,7 +32,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Runs cases, engines interleaved by rounds; JSON lines go to --out, a line each to the terminal.
+    /// Runs cases, engines interleaved by rounds; JSON lines go to --out, a line each to the
+    /// terminal.
     Run(Box<run::Options>),
     /// Measures range deletes, and reads before and after them.
     Ranges(ranges::Options),
@@ -65,7 +66,8 @@ fn command(command: Command) -> Result<()> {
         Command::Plot(options) => plot::run(&options),
         Command::Engines => {
             for name in engines::NAMES {
-                let note = engines::unfit(name, true, 4096).map_or_else(String::new, |why| format!("  ({why})"));
+                let note = engines::unfit(name, true, 4096)
+                    .map_or_else(String::new, |why| format!("  ({why})"));
                 println!("{name}{note}");
             }
             Ok(())

@@ -1,4 +1,5 @@
-//! Outcomes of all rounds, read from JSON lines and brought together: medians by load, phase and engine.
+//! Outcomes of all rounds, read from JSON lines and brought together: medians by load, phase and
+//! engine.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,7 +23,8 @@ pub struct Setting {
     pub ranges: Option<u64>,
 }
 
-const LOADS: &[&str] = &["sequential", "random", "append", "overwrite", "write-delete-write", "range-delete"];
+const LOADS: &[&str] =
+    &["sequential", "random", "append", "overwrite", "write-delete-write", "range-delete"];
 
 impl Setting {
     fn of(o: &Outcome) -> Setting {
@@ -71,7 +73,11 @@ pub fn label(o: &Outcome) -> String {
     });
     let separate = o.separate_at.map(|bytes| format!("separate at {bytes} B"));
     let settings: Vec<String> = stitch.into_iter().chain(separate).collect();
-    if settings.is_empty() { o.engine.clone() } else { format!("{} ({})", o.engine, settings.join(", ")) }
+    if settings.is_empty() {
+        o.engine.clone()
+    } else {
+        format!("{} ({})", o.engine, settings.join(", "))
+    }
 }
 
 /// The rounds of one engine in one phase.
@@ -110,11 +116,13 @@ pub type Phases = BTreeMap<String, Vec<(String, Rounds)>>;
 pub fn read(files: &[PathBuf]) -> Result<BTreeMap<Setting, Phases>> {
     let mut all: BTreeMap<Setting, Phases> = BTreeMap::new();
     for path in files {
-        let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let text =
+            fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         for (n, line) in text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()) {
-            let o: Outcome =
-                serde_json::from_str(line).with_context(|| format!("{}:{} is not an outcome", path.display(), n + 1))?;
-            let engines = all.entry(Setting::of(&o)).or_default().entry(o.phase.clone()).or_default();
+            let o: Outcome = serde_json::from_str(line)
+                .with_context(|| format!("{}:{} is not an outcome", path.display(), n + 1))?;
+            let engines =
+                all.entry(Setting::of(&o)).or_default().entry(o.phase.clone()).or_default();
             let name = label(&o);
             match engines.iter_mut().find(|(l, _)| *l == name) {
                 Some((_, rounds)) => rounds.0.push(o),
@@ -129,13 +137,18 @@ pub fn read(files: &[PathBuf]) -> Result<BTreeMap<Setting, Phases>> {
         let o = &r.0[0];
         (engines::NAMES.iter().position(|n| *n == o.engine), o.stitch_at, o.separate_at)
     };
-    all.values_mut().flat_map(|p| p.values_mut()).for_each(|engines| engines.sort_by_key(|(_, r)| rank(r)));
+    all.values_mut()
+        .flat_map(|p| p.values_mut())
+        .for_each(|engines| engines.sort_by_key(|(_, r)| rank(r)));
     Ok(all)
 }
 
 /// The fastest engine that is not ours.
 pub fn best_peer(engines: &[(String, Rounds)]) -> Option<&(String, Rounds)> {
-    engines.iter().filter(|(_, r)| r.is_peer()).max_by(|a, b| a.1.ops_per_s().total_cmp(&b.1.ops_per_s()))
+    engines
+        .iter()
+        .filter(|(_, r)| r.is_peer())
+        .max_by(|a, b| a.1.ops_per_s().total_cmp(&b.1.ops_per_s()))
 }
 
 #[cfg(test)]
@@ -148,7 +161,8 @@ mod tests {
 
     #[test]
     fn medians_and_the_best_peer() {
-        let rounds = |engine: &str, all: &[f64]| Rounds(all.iter().map(|v| outcome(engine, *v)).collect());
+        let rounds =
+            |engine: &str, all: &[f64]| Rounds(all.iter().map(|v| outcome(engine, *v)).collect());
         let engines = vec![
             ("kvdb".to_string(), rounds("kvdb", &[9.0, 7.0, 8.0])),
             ("redb".to_string(), rounds("redb", &[1.0, 4.0])),

@@ -1,4 +1,5 @@
-//! A memory cgroup for one child process, so that reads cannot hide behind the page cache. Needs the right to make one (root).
+//! A memory cgroup for one child process, so that reads cannot hide behind the page cache. Needs
+//! the right to make one (root).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,14 +19,19 @@ impl MemoryLimit {
         let first = second.join("memory");
         let (group, file) = if first.join("cgroup.procs").exists() {
             (first.join(name), "memory.limit_in_bytes")
-        } else if fs::read_to_string(second.join("cgroup.subtree_control")).unwrap_or_default().contains("memory") {
+        } else if fs::read_to_string(second.join("cgroup.subtree_control"))
+            .unwrap_or_default()
+            .contains("memory")
+        {
             (second.join(name), "memory.max")
         } else {
             bail!("there is no memory controller under {}", second.display());
         };
-        fs::create_dir_all(&group).with_context(|| format!("cannot make the cgroup {}", group.display()))?;
+        fs::create_dir_all(&group)
+            .with_context(|| format!("cannot make the cgroup {}", group.display()))?;
         let limit = MemoryLimit { group };
-        fs::write(limit.group.join(file), bytes.to_string()).context("cannot set the cgroup's limit")?;
+        fs::write(limit.group.join(file), bytes.to_string())
+            .context("cannot set the cgroup's limit")?;
         Ok(limit)
     }
 

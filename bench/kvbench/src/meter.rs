@@ -1,4 +1,5 @@
-//! What a process has used: bytes to and from storage, processor time, memory, space, as the kernel counts them.
+//! What a process has used: bytes to and from storage, processor time, memory, space, as the kernel
+//! counts them.
 
 use std::collections::HashMap;
 use std::fs;
@@ -17,7 +18,8 @@ pub struct Reading {
     /// Bytes that this process fetched from storage.
     pub read: u64,
     pub cpu_s: f64,
-    /// Requests read and bytes written by the device, everybody's; `None`: the file system has no device of its own.
+    /// Requests read and bytes written by the device, everybody's; `None`: the file system has no
+    /// device of its own.
     pub device: Option<(u64, u64)>,
 }
 
@@ -48,9 +50,11 @@ pub fn threads_cpu_s(wanted: fn(&str) -> bool) -> f64 {
     // SAFETY: sysconf has no memory to get wrong.
     let ticks = unsafe { libc::sysconf(libc::_SC_CLK_TCK) }.max(1) as f64;
     let of = |task: fs::DirEntry| {
-        let name = fs::read_to_string(task.path().join("comm")).ok().filter(|n| wanted(n.trim_end()))?;
+        let name =
+            fs::read_to_string(task.path().join("comm")).ok().filter(|n| wanted(n.trim_end()))?;
         let stat = fs::read_to_string(task.path().join("stat")).ok()?;
-        // Behind the name, which may hold anything, the state is the first field, user and system time are the twelfth and the one behind.
+        // Behind the name, which may hold anything, the state is the first field, user and system
+        // time are the twelfth and the one behind.
         let fields = stat.get(stat.rfind(')')? + 1..).filter(|_| !name.is_empty())?;
         let number = |i: usize| fields.split_whitespace().nth(i)?.parse::<u64>().ok();
         Some((number(11)? + number(12)?) as f64 / ticks)
@@ -71,7 +75,12 @@ impl Reading {
     pub fn now(dir: &Path) -> Reading {
         let io = table("/proc/self/io");
         let of = |name: &str| io.get(name).copied().unwrap_or(0);
-        Reading { written: of("write_bytes"), read: of("read_bytes"), cpu_s: cpu_s(), device: device(dir) }
+        Reading {
+            written: of("write_bytes"),
+            read: of("read_bytes"),
+            cpu_s: cpu_s(),
+            device: device(dir),
+        }
     }
 }
 
@@ -112,7 +121,8 @@ const EVERY: Duration = Duration::from_millis(100);
 impl Sampler {
     /// Watches `dir`, and `done`: operations so far.
     pub fn start(dir: PathBuf, done: Arc<AtomicU64>) -> Sampler {
-        let (stop, samples) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Samples::default())));
+        let (stop, samples) =
+            (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Samples::default())));
         let thread = {
             let (stop, samples) = (stop.clone(), samples.clone());
             std::thread::spawn(move || watch(&dir, &done, &stop, &samples))
@@ -158,7 +168,8 @@ fn watch(dir: &Path, done: &AtomicU64, stop: &AtomicBool, samples: &Mutex<Sample
 /// `points` thinned out to about `n`, both ends kept.
 pub fn thin(points: &[(f64, u64)], n: usize) -> Vec<(f64, u64)> {
     let step = points.len().div_ceil(n).max(1);
-    let mut out: Vec<(f64, u64)> = points.iter().step_by(step).map(|&(s, ops)| ((s * 1e3).round() / 1e3, ops)).collect();
+    let mut out: Vec<(f64, u64)> =
+        points.iter().step_by(step).map(|&(s, ops)| ((s * 1e3).round() / 1e3, ops)).collect();
     if let Some(&(s, ops)) = points.last().filter(|_| !(points.len() - 1).is_multiple_of(step)) {
         out.push(((s * 1e3).round() / 1e3, ops));
     }

@@ -2,8 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Figures of one phase (a load, or one kind of read after it). Bytes, seconds and counts unless the name says otherwise; what does not
-/// apply is left out. "Of the process" is what `/proc/self/io` counts: bytes sent to storage, caches in between.
+/// Figures of one phase (a load, or one kind of read after it). Bytes, seconds and counts unless
+/// the name says otherwise; what does not apply is left out. "Of the process" is what
+/// `/proc/self/io` counts: bytes sent to storage, caches in between.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Outcome {

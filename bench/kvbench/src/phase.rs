@@ -21,7 +21,8 @@ pub fn run(spec: &Spec) -> Result<Outcome> {
     if let Some(group) = &spec.group {
         memory_limit::enter(group)?;
     }
-    let engine = engines::open(&spec.engine, &spec.settings).with_context(|| format!("cannot open {}", spec.engine))?;
+    let engine = engines::open(&spec.engine, &spec.settings)
+        .with_context(|| format!("cannot open {}", spec.engine))?;
     let mut out = Outcome {
         engine: spec.engine.clone(),
         load: name(&spec.load),
@@ -50,7 +51,8 @@ pub fn run(spec: &Spec) -> Result<Outcome> {
 fn loading(engine: Box<dyn Engine>, spec: &Spec, out: &mut Outcome) -> Result<()> {
     let dir = &spec.settings.dir;
     load::prepare(&*engine, spec)?;
-    if !matches!(spec.load, Load::Sequential | Load::Random | Load::Append | Load::WriteDeleteWrite) {
+    if !matches!(spec.load, Load::Sequential | Load::Random | Load::Append | Load::WriteDeleteWrite)
+    {
         settle(&*engine, spec)?;
     }
     let done = Arc::new(AtomicU64::new(0));
@@ -73,7 +75,8 @@ fn loading(engine: Box<dyn Engine>, spec: &Spec, out: &mut Outcome) -> Result<()
     engine.close()?;
 
     if let Some(path) = &spec.series {
-        let mut file = std::fs::File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+        let mut file = std::fs::File::create(path)
+            .with_context(|| format!("cannot write {}", path.display()))?;
         writeln!(file, "seconds,operations")?;
         samples.progress.iter().try_for_each(|(s, ops)| writeln!(file, "{s:.3},{ops}"))?;
     }
@@ -92,7 +95,8 @@ fn loading(engine: Box<dyn Engine>, spec: &Spec, out: &mut Outcome) -> Result<()
         out.user_bytes = Some(tally.written);
         out.write_amp_load = Some((end.written - start.written) as f64 / user);
         out.write_amp = Some((settled.written - start.written) as f64 / user);
-        out.device_write_amp = settled.device.zip(start.device).map(|(b, a)| (b.1 - a.1) as f64 / user);
+        out.device_write_amp =
+            settled.device.zip(start.device).map(|(b, a)| (b.1 - a.1) as f64 / user);
     }
     if tally.reads.max() > 0 {
         out.worst_read_ms = Some(tally.reads.max() as f64 / 1e6);
@@ -105,7 +109,8 @@ fn loading(engine: Box<dyn Engine>, spec: &Spec, out: &mut Outcome) -> Result<()
     out.peak_rss_anon = samples.anon_peak;
     out.cpu_s = settled.cpu_s - start.cpu_s;
     out.merge_cpu_s = (merges_after > 0.0).then_some(merges_after - merges_before);
-    let running: Vec<(f64, u64)> = samples.progress.iter().copied().filter(|(s, _)| *s <= seconds).collect();
+    let running: Vec<(f64, u64)> =
+        samples.progress.iter().copied().filter(|(s, _)| *s <= seconds).collect();
     out.progress = meter::thin(&running, POINTS);
     out.progress.push(((seconds * 1e3).round() / 1e3, tally.ops));
     Ok(())
@@ -150,7 +155,8 @@ fn reading(engine: Box<dyn Engine>, spec: &Spec, read: Read, out: &mut Outcome) 
     Ok(())
 }
 
-/// Flushes and waits until the process neither writes nor computes for a second; returns how long it was at work.
+/// Flushes and waits until the process neither writes nor computes for a second; returns how long
+/// it was at work.
 fn settle(engine: &dyn Engine, spec: &Spec) -> Result<f64> {
     const LOOK: Duration = Duration::from_millis(100);
     const QUIET: Duration = Duration::from_secs(1);
@@ -162,7 +168,10 @@ fn settle(engine: &dyn Engine, spec: &Spec) -> Result<f64> {
     while worked.elapsed() < QUIET && begun.elapsed() < LONGEST {
         std::thread::sleep(LOOK);
         let now = Reading::now(&spec.settings.dir);
-        if engine.busy() || now.written > before.written + (64 << 10) || now.cpu_s > before.cpu_s + 0.02 {
+        if engine.busy()
+            || now.written > before.written + (64 << 10)
+            || now.cpu_s > before.cpu_s + 0.02
+        {
             worked = Instant::now();
         }
         before = now;

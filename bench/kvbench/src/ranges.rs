@@ -1,6 +1,7 @@
-//! `kvbench ranges`: what range deletes cost, and what they do to reads. Tuples in the order of their keys, every second one deleted by a
-//! range of its own, in scattered order; read before, after a thousand, ten thousand, … of them, and when all is flushed and quiet. The
-//! live tuples are the same at every stage, and each lies beside one that is dead in the end.
+//! `kvbench ranges`: what range deletes cost, and what they do to reads. Tuples in the order of
+//! their keys, every second one deleted by a range of its own, in scattered order; read before,
+//! after a thousand, ten thousand, … of them, and when all is flushed and quiet. The live tuples
+//! are the same at every stage, and each lies beside one that is dead in the end.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -116,10 +117,11 @@ impl Case<'_> {
             false => bail!("a live tuple is missing"),
         })?;
         let deleted = stage.deletes;
-        stage.dead_ns = self.each(|_| match self.get(self.victim(dice.below(deleted.max(1))))? {
-            found if found == (deleted == 0) => Ok(()),
-            _ => bail!("a tuple is there that was deleted, or gone though it was not"),
-        })?;
+        stage.dead_ns =
+            self.each(|_| match self.get(self.victim(dice.below(deleted.max(1))))? {
+                found if found == (deleted == 0) => Ok(()),
+                _ => bail!("a tuple is there that was deleted, or gone though it was not"),
+            })?;
         stage.ten_ns = self.each(|_| {
             self.engine.scan(&SHAPE.key(2 * dice.below(self.count - 20)), 10, &mut |_, _| {})?;
             Ok(())
@@ -143,7 +145,8 @@ impl Case<'_> {
     fn settle(&self) -> Result<()> {
         self.engine.flush()?;
         let (begun, mut quiet) = (Instant::now(), Instant::now());
-        while quiet.elapsed() < Duration::from_secs(1) && begun.elapsed() < Duration::from_secs(120) {
+        while quiet.elapsed() < Duration::from_secs(1) && begun.elapsed() < Duration::from_secs(120)
+        {
             std::thread::sleep(Duration::from_millis(50));
             if self.engine.busy() {
                 quiet = Instant::now();
@@ -157,7 +160,11 @@ pub fn run(options: &Options) -> Result<()> {
     if !options.deletes.is_power_of_two() || options.deletes < 64 {
         bail!("--deletes {} is no power of two of at least 64", options.deletes);
     }
-    let mut out = OpenOptions::new().create(true).append(true).open(&options.out).context("cannot open --out")?;
+    let mut out = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(&options.out)
+        .context("cannot open --out")?;
     for name in &options.engines {
         if !engines::deletes_ranges(name) {
             eprintln!("{name} skipped: it has no range delete");
@@ -186,7 +193,12 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-fn one(name: &str, options: &Options, dir: &std::path::Path, sink: &mut dyn FnMut(Stage) -> Result<()>) -> Result<()> {
+fn one(
+    name: &str,
+    options: &Options,
+    dir: &std::path::Path,
+    sink: &mut dyn FnMut(Stage) -> Result<()>,
+) -> Result<()> {
     let memory = options.memory * MIB;
     let settings = Settings {
         dir: dir.to_path_buf(),
@@ -199,7 +211,12 @@ fn one(name: &str, options: &Options, dir: &std::path::Path, sink: &mut dyn FnMu
     };
     let engine = engines::open(name, &settings)?;
     let values = Values::new(options.value as usize);
-    let case = Case { engine: &*engine, values, count: options.deletes, limit: Duration::from_secs_f64(options.seconds.max(0.01)) };
+    let case = Case {
+        engine: &*engine,
+        values,
+        count: options.deletes,
+        limit: Duration::from_secs_f64(options.seconds.max(0.01)),
+    };
     for i in 0..2 * case.count {
         engine.put(&SHAPE.key(i), case.values.of(i, 0))?;
     }
@@ -217,12 +234,14 @@ fn one(name: &str, options: &Options, dir: &std::path::Path, sink: &mut dyn FnMu
             deleted += 1;
         }
         let delete_ns = begun.elapsed().as_nanos() as f64 / (deleted - from).max(1) as f64;
-        let mut stage = Stage { engine: name.to_string(), deletes: deleted, delete_ns, ..Stage::default() };
+        let mut stage =
+            Stage { engine: name.to_string(), deletes: deleted, delete_ns, ..Stage::default() };
         case.reads(&mut stage)?;
         sink(stage)?;
     }
     case.settle()?;
-    let mut stage = Stage { engine: name.to_string(), deletes: deleted, settled: true, ..Stage::default() };
+    let mut stage =
+        Stage { engine: name.to_string(), deletes: deleted, settled: true, ..Stage::default() };
     case.reads(&mut stage)?;
     sink(stage)?;
     engine.close()

@@ -1,4 +1,5 @@
-//! What is read after a load: gets, missing keys, full scans, short ranges. Every value that is seen is compared with what was written.
+//! What is read after a load: gets, missing keys, full scans, short ranges. Every value that is
+//! seen is compared with what was written.
 
 use std::time::{Duration, Instant};
 
@@ -22,8 +23,16 @@ pub struct Seen {
     pub elapsed: Duration,
 }
 
-/// Reads once through: `ops` operations of `kind` (a scan is one operation a tuple), no longer than `limit`.
-pub fn run(engine: &dyn Engine, spec: &Spec, kind: Kind, ops: u64, limit: Duration, seed: u64) -> Result<Seen> {
+/// Reads once through: `ops` operations of `kind` (a scan is one operation a tuple), no longer than
+/// `limit`.
+pub fn run(
+    engine: &dyn Engine,
+    spec: &Spec,
+    kind: Kind,
+    ops: u64,
+    limit: Duration,
+    seed: u64,
+) -> Result<Seen> {
     let (shape, count, first) = (spec.shape(), spec.count(), spec.first_live());
     let values = Values::new(spec.settings.value_bytes as usize);
     let right = |i: u64, v: &[u8]| v == values.of(i, 0) || v == values.of(i, 1);
@@ -71,7 +80,8 @@ pub fn run(engine: &dyn Engine, spec: &Spec, kind: Kind, ops: u64, limit: Durati
             }
             Kind::Short | Kind::Scan => {
                 let mut bytes = 0;
-                engine.scan(&shape.key(i), SHORT, &mut |k, v| bytes += (k.len() + v.len()) as u64)?;
+                engine
+                    .scan(&shape.key(i), SHORT, &mut |k, v| bytes += (k.len() + v.len()) as u64)?;
                 seen.bytes += bytes;
             }
         }

@@ -52,20 +52,37 @@ fn figure(value: Option<f64>, digits: usize) -> String {
     value.map_or_else(|| "–".into(), |v| format!("{v:.digits$}"))
 }
 
-fn summary<'a>(out: &mut String, all: impl Iterator<Item = (&'a Setting, &'a Phases)>) -> Result<()> {
+fn summary<'a>(
+    out: &mut String,
+    all: impl Iterator<Item = (&'a Setting, &'a Phases)>,
+) -> Result<()> {
     writeln!(out, "## kvdb against the best peer in each case\n")?;
-    writeln!(out, "| case | kvdb | best peer | kvdb ÷ best peer | kvdb written | best peer written | least written by a peer |")?;
+    writeln!(
+        out,
+        "| case | kvdb | best peer | kvdb ÷ best peer | kvdb written | best peer written | least written by a peer |"
+    )?;
     writeln!(out, "|---|---:|---:|---:|---:|---:|---:|")?;
     for (setting, phases) in all {
         let mut order: Vec<_> = phases.iter().collect();
         order.sort_by_key(|(phase, _)| *phase != "load");
         for (phase, engines) in order {
             let ours = engines.iter().find(|(name, _)| name == "kvdb");
-            let (Some((_, ours)), Some((name, peer))) = (ours, best_peer(engines)) else { continue };
+            let (Some((_, ours)), Some((name, peer))) = (ours, best_peer(engines)) else {
+                continue;
+            };
             let written = |r: &Rounds| r.median(|o| o.write_amp);
-            let least = engines.iter().filter(|(_, r)| r.is_peer()).filter_map(|(n, r)| Some((written(r)?, n)));
-            let least = least.min_by(|a, b| a.0.total_cmp(&b.0)).map_or("–".into(), |(w, n)| format!("{w:.2} {n}"));
-            let case = if phase == "load" { format!("**{}**", setting.title()) } else { format!("… then {phase}") };
+            let least = engines
+                .iter()
+                .filter(|(_, r)| r.is_peer())
+                .filter_map(|(n, r)| Some((written(r)?, n)));
+            let least = least
+                .min_by(|a, b| a.0.total_cmp(&b.0))
+                .map_or("–".into(), |(w, n)| format!("{w:.2} {n}"));
+            let case = if phase == "load" {
+                format!("**{}**", setting.title())
+            } else {
+                format!("… then {phase}")
+            };
             writeln!(
                 out,
                 "| {case} | {} | {} {name} | **{:.2}** | {} | {} | {least} |",
@@ -91,7 +108,9 @@ fn loads(out: &mut String, engines: &[(String, Rounds)]) -> Result<()> {
     for (name, r) in engines {
         let batch = r.0.first().map_or(1, |o| o.batch);
         let name = if batch > 1 { format!("{name} ({batch} a transaction)") } else { name.clone() };
-        let space = |of: fn(&Outcome) -> Option<u64>| r.median(|o| Some(of(o)? as f64 / o.live_bytes.filter(|b| *b > 0)? as f64));
+        let space = |of: fn(&Outcome) -> Option<u64>| {
+            r.median(|o| Some(of(o)? as f64 / o.live_bytes.filter(|b| *b > 0)? as f64))
+        };
         writeln!(
             out,
             "| {name} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} ({}) | {} | {} |",
@@ -120,7 +139,9 @@ fn loads(out: &mut String, engines: &[(String, Rounds)]) -> Result<()> {
 fn reads(out: &mut String, phases: &Phases) -> Result<()> {
     let columns: Vec<&String> = phases.keys().filter(|p| *p != "load").collect();
     let scan = |phase: &str| phase.starts_with("scan");
-    let title = |phase: &&String| if scan(phase) { format!("{phase} MB/s") } else { format!("{phase} /s · bytes read each") };
+    let title = |phase: &&String| {
+        if scan(phase) { format!("{phase} MB/s") } else { format!("{phase} /s · bytes read each") }
+    };
     writeln!(out, "\n| engine | {} |", columns.iter().map(title).collect::<Vec<_>>().join(" | "))?;
     writeln!(out, "|---{}|", "|---:".repeat(columns.len()))?;
     let mut names: Vec<&String> = Vec::new();
@@ -134,15 +155,20 @@ fn reads(out: &mut String, phases: &Phases) -> Result<()> {
         for column in &columns {
             let engines = &phases[*column];
             let best = best_peer(engines).map(|(_, r)| r.ops_per_s());
-            let cell = engines.iter().find(|(n, _)| n == name).map_or("–".to_string(), |(_, r)| {
-                let ratio = figure(best.map(|b| r.ops_per_s() / b), 2);
-                match scan(column) {
-                    true => format!("{} ({ratio})", figure(r.median(|o| Some(o.mb_per_s)), 0)),
-                    false => {
-                        format!("{} ({ratio}) · {}", rate(r.ops_per_s()), figure(r.median(|o| o.read_bytes_per_op), 0))
+            let cell =
+                engines.iter().find(|(n, _)| n == name).map_or("–".to_string(), |(_, r)| {
+                    let ratio = figure(best.map(|b| r.ops_per_s() / b), 2);
+                    match scan(column) {
+                        true => format!("{} ({ratio})", figure(r.median(|o| Some(o.mb_per_s)), 0)),
+                        false => {
+                            format!(
+                                "{} ({ratio}) · {}",
+                                rate(r.ops_per_s()),
+                                figure(r.median(|o| o.read_bytes_per_op), 0)
+                            )
+                        }
                     }
-                }
-            });
+                });
             write!(out, "| {cell} ")?;
         }
         writeln!(out, "|")?;

@@ -1,4 +1,5 @@
-//! `kvbench run`: every combination of load, value size and engine, round by round, so that slow minutes of the machine hit all alike.
+//! `kvbench run`: every combination of load, value size and engine, round by round, so that slow
+//! minutes of the machine hit all alike.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -29,7 +30,12 @@ pub struct Options {
         default_value = "kvdb,rocksdb,rocksdb-universal,rocksdb-blob,leveldb,fjall,fjall-kv,redb,lmdb"
     )]
     engines: Vec<String>,
-    #[arg(long, visible_alias = "load", value_delimiter = ',', default_value = "sequential,random,append")]
+    #[arg(
+        long,
+        visible_alias = "load",
+        value_delimiter = ',',
+        default_value = "sequential,random,append"
+    )]
     loads: Vec<Load>,
     /// Bytes of a value
     #[arg(long, visible_alias = "value", value_delimiter = ',', default_value = "4096,64")]
@@ -54,7 +60,8 @@ pub struct Options {
     /// Ranges of the load `append`
     #[arg(long, default_value_t = keys::RANGES)]
     ranges: u64,
-    /// KiB that a range gets on average for each write buffer (the paper's Figure 7: 512); sets --ranges
+    /// KiB that a range gets on average for each write buffer (the paper's Figure 7: 512); sets
+    /// --ranges
     #[arg(long, conflicts_with = "ranges")]
     run_kib: Option<u64>,
     /// KiB that a range gets in a row before the next is picked; 0: one tuple
@@ -66,16 +73,19 @@ pub struct Options {
     /// Operations of a YCSB load; without it as many as there are tuples, at most a million
     #[arg(long)]
     ops: Option<u64>,
-    /// Gets of a cold or limited read phase; of a warm one twenty times as many; short ranges are a hundredth of it
+    /// Gets of a cold or limited read phase; of a warm one twenty times as many; short ranges are a
+    /// hundredth of it
     #[arg(long, default_value_t = 50_000)]
     gets: u64,
     /// Seconds that a read phase takes at most
     #[arg(long, default_value_t = 10.0)]
     read_seconds: f64,
-    /// kvdb's stitching thresholds in bytes, one case each; `default`, or `max` for a plain LSM-tree
+    /// kvdb's stitching thresholds in bytes, one case each; `default`, or `max` for a plain
+    /// LSM-tree
     #[arg(long, value_delimiter = ',', default_value = "default")]
     stitch_at: Vec<String>,
-    /// Values of so many bytes and more lie outside of kvdb's key blocks, and merges leave them where they are; without it kvdb's default
+    /// Values of so many bytes and more lie outside of kvdb's key blocks, and merges leave them
+    /// where they are; without it kvdb's default
     #[arg(long)]
     separate_at: Option<u32>,
     /// Scratch directory, on the file system to be measured
@@ -93,7 +103,9 @@ fn threshold(text: &str) -> Result<Option<u64>> {
     match text {
         "default" => Ok(None),
         "max" => Ok(Some(u64::MAX)),
-        _ => Ok(Some(text.parse().with_context(|| format!("--stitch-at {text} is neither a number, `default` nor `max`"))?)),
+        _ => Ok(Some(text.parse().with_context(|| {
+            format!("--stitch-at {text} is neither a number, `default` nor `max`")
+        })?)),
     }
 }
 
@@ -113,7 +125,11 @@ pub fn run(options: &Options) -> Result<()> {
     if let Some(dir) = &options.series {
         std::fs::create_dir_all(dir)?;
     }
-    let mut out = OpenOptions::new().create(true).append(true).open(&options.out).context("cannot open --out")?;
+    let mut out = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(&options.out)
+        .context("cannot open --out")?;
     let mut failed = 0;
     for round in 0..options.rounds {
         for &value in &options.values {
@@ -122,7 +138,8 @@ pub fn run(options: &Options) -> Result<()> {
                 let turn = round as usize % cases.len();
                 for (engine, stitch_at) in cases[turn..].iter().chain(&cases[..turn]) {
                     let no_ranges = load == Load::RangeDelete && !engines::deletes_ranges(engine);
-                    let unfit = engines::unfit(engine, journal, value).or(no_ranges.then(|| "it has no range delete".into()));
+                    let unfit = engines::unfit(engine, journal, value)
+                        .or(no_ranges.then(|| "it has no range delete".into()));
                     if let Some(why) = unfit {
                         if round == 0 {
                             eprintln!("{engine} {} {value} B skipped: {why}", name(&load));
@@ -145,7 +162,14 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-fn spec(options: &Options, engine: &str, stitch_at: Option<u64>, load: Load, value_bytes: u64, round: u32) -> Spec {
+fn spec(
+    options: &Options,
+    engine: &str,
+    stitch_at: Option<u64>,
+    load: Load,
+    value_bytes: u64,
+    round: u32,
+) -> Spec {
     let bytes = options.mib.unwrap_or(if value_bytes >= 1024 { 2048 } else { 512 }) * MIB;
     let ranges = match options.run_kib {
         Some(kib) => (options.write_buffer * MIB / (kib << 10).max(1)).max(1),
@@ -174,7 +198,10 @@ fn spec(options: &Options, engine: &str, stitch_at: Option<u64>, load: Load, val
         round,
         group: None,
         memory_limit: None,
-        series: options.series.as_ref().map(|d| d.join(format!("{engine}-{}-{value_bytes}-{round}.csv", name(&load)))),
+        series: options
+            .series
+            .as_ref()
+            .map(|d| d.join(format!("{engine}-{}-{value_bytes}-{round}.csv", name(&load)))),
     };
     spec.ops = options.ops.unwrap_or_else(|| spec.count().min(1_000_000)).max(1);
     spec

@@ -1,4 +1,5 @@
-//! What is to be run: a load, how large, and what is read after it. Given to child processes as JSON.
+//! What is to be run: a load, how large, and what is read after it. Given to child processes as
+//! JSON.
 
 use std::path::PathBuf;
 
@@ -20,7 +21,8 @@ pub enum Load {
     Overwrite,
     /// Random load, half of it deleted, random load again (DeLSM).
     WriteDeleteWrite,
-    /// Half of a random load deleted by range tombstones, each of which covers one tuple; the load itself is not measured.
+    /// Half of a random load deleted by range tombstones, each of which covers one tuple; the load
+    /// itself is not measured.
     RangeDelete,
     /// Half reads, half updates.
     YcsbA,
@@ -36,8 +38,8 @@ pub enum Load {
     YcsbF,
 }
 
-/// What is read after a load. Cold: a fresh process, the page cache dropped. Warm: everything touched before. Limited: memory, page
-/// cache included, is a quarter of the data.
+/// What is read after a load. Cold: a fresh process, the page cache dropped. Warm: everything
+/// touched before. Limited: memory, page cache included, is a quarter of the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Read {
@@ -78,7 +80,10 @@ impl Read {
         }
     }
     pub fn limited(self) -> bool {
-        matches!(self, Read::GetLimited | Read::MissingLimited | Read::ScanLimited | Read::ShortLimited)
+        matches!(
+            self,
+            Read::GetLimited | Read::MissingLimited | Read::ScanLimited | Read::ShortLimited
+        )
     }
     pub fn warm(self) -> bool {
         matches!(self, Read::GetWarm | Read::MissingWarm | Read::ScanWarm | Read::ShortWarm)

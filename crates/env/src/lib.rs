@@ -1,6 +1,7 @@
-//! The lowest floor: what a program takes from its surroundings, so that every floor above can run on the machine or on a
-//! simulated one that a seed reproduces. Time, randomness and the choice between threads and steps taken inline stand behind one
-//! trait; locks, atomics and threads are those of the machine, or points of a schedule that the seed decides.
+//! The lowest floor: what a program takes from its surroundings, so that every floor above can run
+//! on the machine or on a simulated one that a seed reproduces. Time, randomness and the choice
+//! between threads and steps taken inline stand behind one trait; locks, atomics and threads are
+//! those of the machine, or points of a schedule that the seed decides.
 
 mod random;
 pub mod schedule;
@@ -16,12 +17,14 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 pub trait Env: Send + Sync + 'static {
     /// Time since some fixed point; never goes back.
     fn monotonic(&self) -> Duration;
-    /// Time since the Unix epoch, as file times show it: of the kernel's coarse clock (a tick is some milliseconds), so that a
-    /// file made here and written to at once has no other time in the kernel's eyes, which then has none to send.
+    /// Time since the Unix epoch, as file times show it: of the kernel's coarse clock (a tick is
+    /// some milliseconds), so that a file made here and written to at once has no other time in the
+    /// kernel's eyes, which then has none to send.
     fn wall(&self) -> Duration;
     /// A random number; from a seed in the simulation.
     fn random(&self) -> u64;
-    /// `true`: start no threads; the owner of the store calls its `step` functions, so that a seed reproduces every schedule.
+    /// `true`: start no threads; the owner of the store calls its `step` functions, so that a seed
+    /// reproduces every schedule.
     fn inline(&self) -> bool;
 }
 
@@ -35,7 +38,10 @@ pub struct Machine {
 impl Default for Machine {
     fn default() -> Self {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Machine { start: Instant::now(), state: AtomicU64::new(wall.as_nanos() as u64 ^ u64::from(std::process::id())) }
+        Machine {
+            start: Instant::now(),
+            state: AtomicU64::new(wall.as_nanos() as u64 ^ u64::from(std::process::id())),
+        }
     }
 }
 
@@ -45,7 +51,10 @@ impl Env for Machine {
     }
     fn wall(&self) -> Duration {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
-        Duration::new(u64::try_from(now.tv_sec).unwrap_or(0), u32::try_from(now.tv_nsec).unwrap_or(0))
+        Duration::new(
+            u64::try_from(now.tv_sec).unwrap_or(0),
+            u32::try_from(now.tv_nsec).unwrap_or(0),
+        )
     }
     fn random(&self) -> u64 {
         split_mix(&self.state)
@@ -58,7 +67,8 @@ impl Env for Machine {
 /// A fixed date (2026-01-01) keeps simulated file times plausible.
 const SIMULATED_DATE: Duration = Duration::from_secs(1_767_225_600);
 
-/// A world of its own: time moves only when told to, randomness comes from a seed, nothing runs by itself.
+/// A world of its own: time moves only when told to, randomness comes from a seed, nothing runs by
+/// itself.
 #[derive(Debug)]
 pub struct Simulated {
     nanos: AtomicU64,
@@ -89,7 +99,8 @@ impl Env for Simulated {
     }
 }
 
-/// The world of a simulated run of [`schedule`]: virtual time, the seed's randomness, and threads whose order the seed decides.
+/// The world of a simulated run of [`schedule`]: virtual time, the seed's randomness, and threads
+/// whose order the seed decides.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Scheduled;
 
@@ -108,9 +119,12 @@ impl Env for Scheduled {
     }
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014): one addition and three mixes; good enough for everything but secrets.
+/// SplitMix64 (Steele, Lea, Flood 2014): one addition and three mixes; good enough for everything
+/// but secrets.
 fn split_mix(state: &AtomicU64) -> u64 {
-    mix(state.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed).wrapping_add(0x9e37_79b9_7f4a_7c15))
+    mix(state
+        .fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed)
+        .wrapping_add(0x9e37_79b9_7f4a_7c15))
 }
 
 /// The mixing step of SplitMix64: a bijection under which counters come out as noise.
@@ -127,7 +141,10 @@ mod tests {
     #[test]
     fn a_seed_reproduces_the_same_world() {
         let (a, b) = (Simulated::new(7), Simulated::new(7));
-        assert_eq!((0..100).map(|_| a.random()).collect::<Vec<_>>(), (0..100).map(|_| b.random()).collect::<Vec<_>>());
+        assert_eq!(
+            (0..100).map(|_| a.random()).collect::<Vec<_>>(),
+            (0..100).map(|_| b.random()).collect::<Vec<_>>()
+        );
         a.advance(Duration::from_secs(3));
         assert_eq!(a.monotonic(), Duration::from_secs(3));
         assert_eq!(b.monotonic(), Duration::ZERO);

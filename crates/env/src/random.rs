@@ -1,4 +1,5 @@
-//! A seeded stream of numbers for tests, simulated devices and schedules: the same seed gives the same stream on every machine.
+//! A seeded stream of numbers for tests, simulated devices and schedules: the same seed gives the
+//! same stream on every machine.
 
 /// SplitMix64 with a few ways to ask. Not for secrets.
 #[derive(Clone, Debug)]
@@ -14,7 +15,8 @@ impl Random {
         crate::mix(self.0)
     }
 
-    /// A number in `0..n`; 0 when `n` is 0. (The bias of the multiplication is below 2⁻³² for the sizes used here.)
+    /// A number in `0..n`; 0 when `n` is 0. (The bias of the multiplication is below 2⁻³² for the
+    /// sizes used here.)
     pub fn below(&mut self, n: u64) -> u64 {
         ((u128::from(self.number()) * u128::from(n)) >> 64) as u64
     }

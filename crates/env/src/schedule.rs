@@ -1,22 +1,27 @@
-//! A scheduler for tests: several threads of which exactly one runs at a time, and a seed decides which.
+//! A scheduler for tests: several threads of which exactly one runs at a time, and a seed decides
+//! which.
 //!
-//! [`run`] executes a body as the first thread of a *simulated run*. Threads started with [`crate::thread`] belong to the run of
-//! their parent. Each is a thread of the operating system, so it needs no special code; it only gives way at *points*: before a
-//! lock is taken ([`crate::sync`]), before an atomic operation whose order matters, in a wait, in a sleep, and wherever the
-//! program calls [`point`]. At a point the seed decides which of the threads that could go on goes on. The same seed gives the
-//! same schedule, so a failure can be run again.
+//! [`run`] executes a body as the first thread of a *simulated run*. Threads started with
+//! [`crate::thread`] belong to the run of their parent. Each is a thread of the operating system,
+//! so it needs no special code; it only gives way at *points*: before a lock is taken
+//! ([`crate::sync`]), before an atomic operation whose order matters, in a wait, in a sleep, and
+//! wherever the program calls [`point`]. At a point the seed decides which of the threads that
+//! could go on goes on. The same seed gives the same schedule, so a failure can be run again.
 //!
-//! Time in a run is virtual. It stands still while a thread runs. When no thread can run it jumps to the earliest deadline, and
-//! now and then it does so earlier, which makes timeouts and intervals part of the schedule. A run in which no thread can ever
-//! run again fails as a deadlock, with a list of what each thread waits for.
+//! Time in a run is virtual. It stands still while a thread runs. When no thread can run it jumps
+//! to the earliest deadline, and now and then it does so earlier, which makes timeouts and
+//! intervals part of the schedule. A run in which no thread can ever run again fails as a deadlock,
+//! with a list of what each thread waits for.
 //!
-//! Two strategies take turns with the seeds. *Random* continues with a random thread at each point, or stays with the running
-//! one with a probability that differs from seed to seed. *Priorities* always runs the thread of the highest priority and now
-//! and then drops the running one to the lowest, which reaches schedules where one thread rests for long (after PCT: Burckhardt,
-//! Kothari, Musuvathi, Nagarakatte, ASPLOS 2010).
+//! Two strategies take turns with the seeds. *Random* continues with a random thread at each point,
+//! or stays with the running one with a probability that differs from seed to seed. *Priorities*
+//! always runs the thread of the highest priority and now and then drops the running one to the
+//! lowest, which reaches schedules where one thread rests for long (after PCT: Burckhardt, Kothari,
+//! Musuvathi, Nagarakatte, ASPLOS 2010).
 //!
-//! Outside of a run every function here does nothing. In builds without debug assertions the locks and atomics of
-//! [`crate::sync`] are the plain ones and never come here, so a product pays nothing.
+//! Outside of a run every function here does nothing. In builds without debug assertions the locks
+//! and atomics of [`crate::sync`] are the plain ones and never come here, so a product pays
+//! nothing.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -52,7 +57,8 @@ pub enum Failure {
 enum Waits {
     /// It could run.
     No,
-    /// For something at this address: a lock to be released, a condition to be signalled, a thread to end.
+    /// For something at this address: a lock to be released, a condition to be signalled, a thread
+    /// to end.
     For { what: &'static str, address: usize },
     /// For a deadline only.
     Sleeps,
@@ -75,7 +81,8 @@ struct State {
     threads: Vec<Thread>,
     clock: Duration,
     points: u64,
-    /// The running thread goes on at a point unless one in so many says otherwise; 1: a fair draw each time.
+    /// The running thread goes on at a point unless one in so many says otherwise; 1: a fair draw
+    /// each time.
     stay: u64,
     /// One in so many points the running thread loses its priority; 0: there are no priorities.
     demote: u64,
@@ -113,9 +120,13 @@ pub struct Done<T> {
     pub trace: u64,
 }
 
-/// Runs `body` and every thread that it starts under the schedule of this seed. Ends when `body` has returned and no other thread
-/// can run. After a failure the threads of the run stay where they are for ever: they hold memory, but no processor.
-pub fn run<T: Send + 'static>(seed: u64, body: impl FnOnce() -> T + Send + 'static) -> Result<Done<T>, Failure> {
+/// Runs `body` and every thread that it starts under the schedule of this seed. Ends when `body`
+/// has returned and no other thread can run. After a failure the threads of the run stay where they
+/// are for ever: they hold memory, but no processor.
+pub fn run<T: Send + 'static>(
+    seed: u64,
+    body: impl FnOnce() -> T + Send + 'static,
+) -> Result<Done<T>, Failure> {
     let mut random = Random::new(seed);
     let priorities = random.one_in(2);
     let rate = 1 << random.below(if priorities { 8 } else { 5 });
@@ -135,7 +146,8 @@ pub fn run<T: Send + 'static>(seed: u64, body: impl FnOnce() -> T + Send + 'stat
     let id = run.enter("main".into());
     let boxed = move || -> Box<dyn Any + Send> { Box::new(body()) };
     let inside = run.clone();
-    let thread = std::thread::Builder::new().name("simulated".into()).spawn(move || inside.first(id, boxed));
+    let thread =
+        std::thread::Builder::new().name("simulated".into()).spawn(move || inside.first(id, boxed));
     let thread = thread.expect("the machine has room for a thread");
     let value = ended.recv().expect("a run says how it ended before it is dropped")?;
     // Its thread has said that it is over and has nothing else to do.
@@ -151,7 +163,14 @@ impl Run {
         let priority = u64::MAX / 2 + 1 + state.random.below(1 << 32);
         let id = state.threads.len();
         let name = format!("{id} ({name})");
-        let thread = Thread { name, waits: Waits::No, deadline: None, timed_out: false, priority, handle: None };
+        let thread = Thread {
+            name,
+            waits: Waits::No,
+            deadline: None,
+            timed_out: false,
+            priority,
+            handle: None,
+        };
         state.threads.push(thread);
         id
     }
@@ -183,7 +202,8 @@ impl Run {
         ME.with(|me| *me.borrow_mut() = None);
         if let Err(panic) = outcome {
             let message = panic.downcast_ref::<&str>().map(|s| s.to_string());
-            let message = message.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+            let message =
+                message.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
             let mut state = self.state.lock();
             let thread = state.threads[id].name.clone();
             return self.fail(&mut state, Failure::Panicked { thread, message });
@@ -193,7 +213,8 @@ impl Run {
         state.wake(id_address(id), usize::MAX);
         match state.next(id) {
             Ok(next) => self.pass_to(&state, next),
-            // Threads that wait for ever for what only their owner could give them: their owner has ended.
+            // Threads that wait for ever for what only their owner could give them: their owner has
+            // ended.
             Err(_) => {
                 self.turn.store(NONE, Ordering::Release);
                 if let Some(first) = &state.threads[0].handle {
@@ -271,7 +292,8 @@ impl State {
                 }
             }
         }
-        let ready: Vec<usize> = (0..self.threads.len()).filter(|&i| self.threads[i].waits == Waits::No).collect();
+        let ready: Vec<usize> =
+            (0..self.threads.len()).filter(|&i| self.threads[i].waits == Waits::No).collect();
         let next = if self.demote > 0 {
             if self.random.one_in(self.demote) {
                 self.drop_priority(current);
@@ -295,7 +317,8 @@ impl State {
     /// Wakes up to `most` of the threads that wait at this address, drawn by lot.
     fn wake(&mut self, at: usize, most: usize) {
         let waiting = |t: &Thread| matches!(t.waits, Waits::For { address, .. } if address == at);
-        let mut those: Vec<usize> = (0..self.threads.len()).filter(|&i| waiting(&self.threads[i])).collect();
+        let mut those: Vec<usize> =
+            (0..self.threads.len()).filter(|&i| waiting(&self.threads[i])).collect();
         for _ in 0..most.min(those.len()) {
             let id = those.swap_remove(self.random.below(those.len() as u64) as usize);
             (self.threads[id].waits, self.threads[id].deadline) = (Waits::No, None);
@@ -305,7 +328,9 @@ impl State {
     fn describe(&self) -> String {
         let line = |t: &Thread| match t.waits {
             Waits::No => format!("thread {} runs", t.name),
-            Waits::For { what, address } => format!("thread {} waits for a {what} at {address:#x}", t.name),
+            Waits::For { what, address } => {
+                format!("thread {} waits for a {what} at {address:#x}", t.name)
+            }
             Waits::Sleeps => format!("thread {} sleeps", t.name),
             Waits::Ended => format!("thread {} has ended", t.name),
         };
@@ -330,7 +355,8 @@ fn stay_on_one_processor() {
     if let Ok(allowed) = rustix::thread::sched_getaffinity(None) {
         static RUNS: AtomicUsize = AtomicUsize::new(0);
         let run = RUNS.fetch_add(1, Ordering::Relaxed);
-        let those: Vec<usize> = (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu)).collect();
+        let those: Vec<usize> =
+            (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu)).collect();
         let mut one = rustix::thread::CpuSet::new();
         if let Some(cpu) = those.get(run % those.len().max(1)) {
             one.set(*cpu);
@@ -340,7 +366,8 @@ fn stay_on_one_processor() {
     }
 }
 
-/// A place where another thread may go on. Does nothing while the thread unwinds: a failure is told as it was.
+/// A place where another thread may go on. Does nothing while the thread unwinds: a failure is told
+/// as it was.
 pub fn point() {
     if let Some((run, id)) = me()
         && !std::thread::panicking()

@@ -1,4 +1,5 @@
-//! Threads, with the interface of `std::thread`: those started by a thread of a simulated run belong to that run.
+//! Threads, with the interface of `std::thread`: those started by a thread of a simulated run
+//! belong to that run.
 
 pub use std::thread::{Result, available_parallelism, current, panicking};
 
@@ -20,7 +21,8 @@ pub fn yield_now() {
     }
 }
 
-/// Lets all other threads go before this one: it works on what nobody waits for. Of a simulated run, the seed goes on deciding.
+/// Lets all other threads go before this one: it works on what nobody waits for. Of a simulated
+/// run, the seed goes on deciding.
 pub fn give_way() {
     // Where that is not allowed it goes on as it is.
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), 19);
@@ -42,7 +44,9 @@ impl<T> JoinHandle<T> {
 
 /// A simulated thread that panicked has failed its run, and whoever joins it never goes on.
 fn ended<T>(outcome: Result<Option<T>>) -> Result<T> {
-    outcome.and_then(|value| value.ok_or_else(|| Box::new("a thread of a simulated run panicked") as _))
+    outcome.and_then(|value| {
+        value.ok_or_else(|| Box::new("a thread of a simulated run panicked") as _)
+    })
 }
 
 #[derive(Default)]
@@ -59,7 +63,10 @@ impl Builder {
         Builder { name }
     }
 
-    pub fn spawn<T: Send + 'static>(self, body: impl FnOnce() -> T + Send + 'static) -> io::Result<JoinHandle<T>> {
+    pub fn spawn<T: Send + 'static>(
+        self,
+        body: impl FnOnce() -> T + Send + 'static,
+    ) -> io::Result<JoinHandle<T>> {
         let newborn = schedule::newborn(&self.name);
         let simulated = newborn.as_ref().map(|newborn| newborn.id);
         let builder = std::thread::Builder::new().name(self.name);
@@ -71,7 +78,8 @@ impl Builder {
                 value
             }),
         };
-        let thread = thread.inspect_err(|_| simulated.into_iter().for_each(schedule::never_started))?;
+        let thread =
+            thread.inspect_err(|_| simulated.into_iter().for_each(schedule::never_started))?;
         schedule::point();
         Ok(JoinHandle { thread, simulated })
     }
@@ -92,7 +100,8 @@ impl Builder {
                 value
             }),
         };
-        let thread = thread.inspect_err(|_| simulated.into_iter().for_each(schedule::never_started))?;
+        let thread =
+            thread.inspect_err(|_| simulated.into_iter().for_each(schedule::never_started))?;
         scope.simulated.borrow_mut().extend(simulated);
         schedule::point();
         Ok(ScopedJoinHandle { thread, simulated })
@@ -124,7 +133,10 @@ impl<T> ScopedJoinHandle<'_, T> {
 }
 
 impl<'scope> Scope<'scope, '_> {
-    pub fn spawn<T: Send + 'scope>(&self, body: impl FnOnce() -> T + Send + 'scope) -> ScopedJoinHandle<'scope, T> {
+    pub fn spawn<T: Send + 'scope>(
+        &self,
+        body: impl FnOnce() -> T + Send + 'scope,
+    ) -> ScopedJoinHandle<'scope, T> {
         Builder::new().spawn_scoped(self, body).expect("the machine has room for a thread")
     }
 }
@@ -133,7 +145,8 @@ pub fn scope<'env, T>(body: impl for<'scope> FnOnce(&Scope<'scope, 'env>) -> T) 
     std::thread::scope(|threads| {
         let scope = Scope { threads, simulated: RefCell::default() };
         let value = body(&scope);
-        // The scope of the machine waits outside of the schedule: it may find only threads that have ended.
+        // The scope of the machine waits outside of the schedule: it may find only threads that
+        // have ended.
         scope.simulated.take().into_iter().for_each(schedule::join);
         value
     })

@@ -47,7 +47,10 @@ fn a_seed_gives_the_same_schedule_again() {
     let mut all = std::collections::BTreeSet::new();
     for seed in 0..20 {
         let (first, second) = (run(seed, body).unwrap(), run(seed, body).unwrap());
-        assert_eq!((&first.value, first.trace, first.points), (&second.value, second.trace, second.points));
+        assert_eq!(
+            (&first.value, first.trace, first.points),
+            (&second.value, second.trace, second.points)
+        );
         assert_eq!(first.value.len(), 20);
         all.insert(first.value);
     }
@@ -98,7 +101,11 @@ fn locks_taken_in_two_orders_are_found_as_a_deadlock() {
     };
     let found: Vec<Failure> = (0..100).filter_map(|seed| run(seed, body).err()).collect();
     assert!(!found.is_empty() && found.len() < 100, "{} of 100", found.len());
-    assert!(matches!(&found[0], Failure::Deadlock(who) if who.matches("waits for a mutex").count() == 2), "{}", found[0]);
+    assert!(
+        matches!(&found[0], Failure::Deadlock(who) if who.matches("waits for a mutex").count() == 2),
+        "{}",
+        found[0]
+    );
 }
 
 #[test]
@@ -119,7 +126,9 @@ fn a_signal_wakes_and_a_forgotten_one_is_a_deadlock() {
         waits.join().unwrap();
     };
     (0..50).for_each(|seed| run(seed, move || body(true)).unwrap().value);
-    let stuck = (0..50).filter(|&seed| matches!(run(seed, move || body(false)), Err(Failure::Deadlock(_)))).count();
+    let stuck = (0..50)
+        .filter(|&seed| matches!(run(seed, move || body(false)), Err(Failure::Deadlock(_))))
+        .count();
     assert!(stuck > 0);
 }
 
@@ -149,7 +158,10 @@ fn a_panic_in_any_thread_ends_the_run_and_is_told() {
         let _ = fails.join();
     };
     let failure = run(3, body).unwrap_err();
-    assert!(matches!(&failure, Failure::Panicked { message, .. } if message == "on purpose"), "{failure}");
+    assert!(
+        matches!(&failure, Failure::Panicked { message, .. } if message == "on purpose"),
+        "{failure}"
+    );
 }
 
 #[test]

@@ -1,6 +1,8 @@
-//! A small client: commands and replies as bytes, over a server's socket or straight on a store in this process.
+//! A small client: commands and replies as bytes, over a server's socket or straight on a store in
+//! this process.
 //!
-//! On a store in this process a request takes the same way as over a socket, so both mean the same in every corner.
+//! On a store in this process a request takes the same way as over a socket, so both mean the same
+//! in every corner.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -46,11 +48,13 @@ impl Sink for Memory {
 }
 
 impl Client {
-    /// Talks to the server whose socket is at `path`. It must run as the same user or as root (root talks to anyone's), so that nobody
-    /// can put a socket of his own in its place and be told keys.
+    /// Talks to the server whose socket is at `path`. It must run as the same user or as root (root
+    /// talks to anyone's), so that nobody can put a socket of his own in its place and be told
+    /// keys.
     pub fn connect(path: &Path) -> io::Result<Client> {
         let stream = UnixStream::connect(path)?;
-        let (us, them) = (rustix::process::geteuid(), rustix::net::sockopt::socket_peercred(&stream)?.uid);
+        let (us, them) =
+            (rustix::process::geteuid(), rustix::net::sockopt::socket_peercred(&stream)?.uid);
         if them != us && !them.is_root() && !us.is_root() {
             let what = format!("the server there runs as user {}, not as you", them.as_raw());
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
@@ -66,25 +70,34 @@ impl Client {
     /// One of several clients in this process.
     pub(crate) fn of(shared: Arc<Shared>) -> Client {
         let replies = Arc::new(Mutex::new(Vec::new()));
-        let conversation = Conversation::new(shared, Box::new(Memory(replies.clone())), "local".into(), false);
+        let conversation =
+            Conversation::new(shared, Box::new(Memory(replies.clone())), "local".into(), false);
         Client { transport: Transport::Local { conversation: Box::new(conversation), replies } }
     }
 
-    /// Sends one command over a socket. What the server sends behind its reply is the stream; it ends with the connection.
+    /// Sends one command over a socket. What the server sends behind its reply is the stream; it
+    /// ends with the connection.
     pub fn stream(mut self, args: &[&[u8]]) -> io::Result<(Reply, impl Read + use<>)> {
         let reply = self.call(args)?;
         match self.transport {
             Transport::Socket(stream) => Ok((reply, stream)),
-            Transport::Local { .. } => Err(io::Error::new(io::ErrorKind::Unsupported, "a store in this process sends no stream")),
+            Transport::Local { .. } => Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "a store in this process sends no stream",
+            )),
         }
     }
 
-    /// Sends one command over a socket, whose reply is to be received later, in the order of the commands. Neither side waits for the other
-    /// for ever as long as the replies that were not received yet are few.
+    /// Sends one command over a socket, whose reply is to be received later, in the order of the
+    /// commands. Neither side waits for the other for ever as long as the replies that were not
+    /// received yet are few.
     pub fn send(&mut self, args: &[&[u8]]) -> io::Result<()> {
         match &mut self.transport {
             Transport::Socket(stream) => write_request(stream.get_mut(), args),
-            Transport::Local { .. } => Err(io::Error::new(io::ErrorKind::Unsupported, "a store in this process replies at once")),
+            Transport::Local { .. } => Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "a store in this process replies at once",
+            )),
         }
     }
 
@@ -92,16 +105,21 @@ impl Client {
     pub fn receive(&mut self) -> io::Result<Reply> {
         match &mut self.transport {
             Transport::Socket(stream) => read_reply(stream, 0),
-            Transport::Local { .. } => Err(io::Error::new(io::ErrorKind::Unsupported, "a store in this process replies at once")),
+            Transport::Local { .. } => Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "a store in this process replies at once",
+            )),
         }
     }
 
-    /// Sends one command and waits for its reply. An `Err` means that there was none; an error reply is a `Reply::Error`.
+    /// Sends one command and waits for its reply. An `Err` means that there was none; an error
+    /// reply is a `Reply::Error`.
     pub fn call(&mut self, args: &[&[u8]]) -> io::Result<Reply> {
         let request = encoded(args);
         match &mut self.transport {
             Transport::Socket(stream) => {
-                // A server that refuses the request answers and closes while it is still being written; its answer counts.
+                // A server that refuses the request answers and closes while it is still being
+                // written; its answer counts.
                 let written = stream.get_mut().write_all(&request);
                 match read_reply(stream, 0) {
                     Err(error) => Err(written.err().unwrap_or(error)),
@@ -109,7 +127,8 @@ impl Client {
                 }
             }
             Transport::Local { conversation, replies } => {
-                let gone = || io::Error::new(io::ErrorKind::ConnectionAborted, "the conversation is over");
+                let gone =
+                    || io::Error::new(io::ErrorKind::ConnectionAborted, "the conversation is over");
                 conversation.input().ok_or_else(gone)?.extend_from_slice(&request);
                 conversation.process();
                 let bytes = std::mem::take(&mut *replies.lock());
@@ -158,18 +177,31 @@ const LONGEST: u64 = 512 << 20;
 
 /// Reads one reply, RESP2 or RESP3.
 pub fn read_reply(from: &mut impl BufRead, depth: u8) -> io::Result<Reply> {
-    let wrong = |what: &str| io::Error::new(io::ErrorKind::InvalidData, format!("the server's reply makes no sense: {what}"));
+    let wrong = |what: &str| {
+        io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("the server's reply makes no sense: {what}"),
+        )
+    };
     if depth > 8 {
         return Err(wrong("nested too deep"));
     }
     let mut line = Vec::new();
     from.take(64 << 10).read_until(b'\n', &mut line)?;
     if line.is_empty() {
-        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed the connection"));
+        return Err(io::Error::new(
+            io::ErrorKind::UnexpectedEof,
+            "the server closed the connection",
+        ));
     }
     let line = line.strip_suffix(b"\r\n").ok_or_else(|| wrong("a line without an end"))?;
     let (kind, text) = line.split_first().ok_or_else(|| wrong("an empty line"))?;
-    let number = || std::str::from_utf8(text).ok().and_then(|t| t.parse::<i64>().ok()).ok_or_else(|| wrong("not a number"));
+    let number = || {
+        std::str::from_utf8(text)
+            .ok()
+            .and_then(|t| t.parse::<i64>().ok())
+            .ok_or_else(|| wrong("not a number"))
+    };
     let mut bulk = |len: u64| -> io::Result<Vec<u8>> {
         if len > LONGEST {
             return Err(wrong("a string that is too long"));

@@ -1,4 +1,5 @@
-//! The table of commands: name, number of arguments, what it does to whom. One file for each family of handlers.
+//! The table of commands: name, number of arguments, what it does to whom. One file for each family
+//! of handlers.
 
 use crate::failure::Outcome;
 use crate::output::Output;
@@ -30,7 +31,8 @@ pub struct Command {
     pub writes: bool,
     /// Allowed before the password is shown.
     pub open: bool,
-    /// First and last argument that is a key, and the step between keys; last -1: to the end. All 0: no keys.
+    /// First and last argument that is a key, and the step between keys; last -1: to the end. All
+    /// 0: no keys.
     pub keys: (i32, i32, i32),
     pub run: Handler,
     pub in_multi: InMulti,
@@ -50,12 +52,33 @@ pub enum InMulti {
 pub type Handler = fn(&mut Session, Arguments<'_>, &mut Output) -> Outcome;
 
 const fn open(name: &'static str, usage: &'static str, arity: i32, run: Handler) -> Command {
-    Command { name, usage, arity, writes: false, open: true, keys: (0, 0, 0), run, in_multi: InMulti::Queued }
+    Command {
+        name,
+        usage,
+        arity,
+        writes: false,
+        open: true,
+        keys: (0, 0, 0),
+        run,
+        in_multi: InMulti::Queued,
+    }
 }
-const fn reads(name: &'static str, usage: &'static str, arity: i32, keys: (i32, i32, i32), run: Handler) -> Command {
+const fn reads(
+    name: &'static str,
+    usage: &'static str,
+    arity: i32,
+    keys: (i32, i32, i32),
+    run: Handler,
+) -> Command {
     Command { name, usage, arity, writes: false, open: false, keys, run, in_multi: InMulti::Queued }
 }
-const fn writes(name: &'static str, usage: &'static str, arity: i32, keys: (i32, i32, i32), run: Handler) -> Command {
+const fn writes(
+    name: &'static str,
+    usage: &'static str,
+    arity: i32,
+    keys: (i32, i32, i32),
+    run: Handler,
+) -> Command {
     Command { name, usage, arity, writes: true, open: false, keys, run, in_multi: InMulti::Queued }
 }
 
@@ -72,7 +95,13 @@ const PAIRS: (i32, i32, i32) = (1, -1, 2);
 pub static COMMANDS: &[Command] = &[
     writes("append", "key value", 3, FIRST, strings::append),
     in_multi(InMulti::Refused, open("auth", "[user] password", -2, connection::auth)),
-    reads("client", "ID | GETNAME | SETNAME name | SETINFO LIB-NAME|LIB-VER value | INFO | LIST", -2, NONE, connection::client),
+    reads(
+        "client",
+        "ID | GETNAME | SETNAME name | SETINFO LIB-NAME|LIB-VER value | INFO | LIST",
+        -2,
+        NONE,
+        connection::client,
+    ),
     in_multi(InMulti::Refused, reads("clone", snapshot::CLONE_USAGE, -2, NONE, snapshot::clone)),
     in_multi(InMulti::Refused, writes("clonetree", "from to [TXN id]", -3, NONE, tree::clonetree)),
     reads("command", "[COUNT | LIST | INFO name ... | DOCS name ...]", -1, NONE, server::command),
@@ -80,7 +109,16 @@ pub static COMMANDS: &[Command] = &[
     reads("dbsize", "", 1, NONE, scan::dbsize),
     writes("decr", "key", 2, FIRST, numbers::decr),
     writes("decrby", "key decrement", 3, FIRST, numbers::decrby),
-    in_multi(InMulti::Refused, reads("defrag", "START [RATE bytes] [FULLEST percent] | STATUS | STOP", -2, NONE, defrag::defrag)),
+    in_multi(
+        InMulti::Refused,
+        reads(
+            "defrag",
+            "START [RATE bytes] [FULLEST percent] | STATUS | STOP",
+            -2,
+            NONE,
+            defrag::defrag,
+        ),
+    ),
     writes("del", "key ...", -2, EACH, keys::del),
     writes("delprefix", "prefix", 2, NONE, ranges::delprefix),
     writes("delrange", "start end [EXACT]", -3, NONE, ranges::delrange),
@@ -101,7 +139,10 @@ pub static COMMANDS: &[Command] = &[
     reads("getex", "key [PERSIST]", -2, FIRST, strings::getex),
     reads("getrange", "key start end", 4, FIRST, strings::getrange),
     writes("getset", "key value", 3, FIRST, strings::getset),
-    in_multi(InMulti::Refused, open("hello", "[2|3 [AUTH user password] [SETNAME name]]", -1, connection::hello)),
+    in_multi(
+        InMulti::Refused,
+        open("hello", "[2|3 [AUTH user password] [SETNAME name]]", -1, connection::hello),
+    ),
     in_multi(InMulti::Refused, writes("import", tree::IMPORT_USAGE, -2, NONE, tree::import)),
     writes("incr", "key", 2, FIRST, numbers::incr),
     writes("incrby", "key increment", 3, FIRST, numbers::incrby),
@@ -125,7 +166,10 @@ pub static COMMANDS: &[Command] = &[
     in_multi(InMulti::Refused, writes("rmtree", "path [TXN id]", -2, NONE, tree::rmtree)),
     in_multi(InMulti::Refused, reads("save", "", 1, NONE, server::sync)),
     reads("scan", "cursor [MATCH pattern] [COUNT count] [TYPE type]", -2, NONE, scan::scan),
-    in_multi(InMulti::Refused, reads("scrub", "START [RATE bytes] | STATUS | FAULTS | STOP", -2, NONE, scrub::scrub)),
+    in_multi(
+        InMulti::Refused,
+        reads("scrub", "START [RATE bytes] | STATUS | FAULTS | STOP", -2, NONE, scrub::scrub),
+    ),
     reads("select", "number", 2, NONE, connection::select),
     writes("set", "key value [NX|XX] [GET] [KEEPTTL]", -3, FIRST, strings::set),
     reads("setex", "(not supported)", 4, FIRST, keys::expiry),
@@ -144,7 +188,10 @@ pub static COMMANDS: &[Command] = &[
     reads("unwatch", "", 1, NONE, multi::unwatch),
     reads("use", "dictionary", 2, NONE, connection::choose),
     reads("wait", "replicas timeout", 3, NONE, server::wait),
-    in_multi(InMulti::Refused, reads("waitaof", "local replicas timeout", 4, NONE, server::waitaof)),
+    in_multi(
+        InMulti::Refused,
+        reads("waitaof", "local replicas timeout", 4, NONE, server::waitaof),
+    ),
     in_multi(InMulti::Refused, reads("walk", tree::WALK_USAGE, -2, NONE, tree::walk)),
     in_multi(InMulti::AtOnce, reads("watch", "key ...", -2, EACH, multi::watch)),
 ];

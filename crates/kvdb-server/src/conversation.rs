@@ -1,4 +1,5 @@
-//! Bytes in, bytes out: a client's requests are taken from a buffer as they become whole, run in order, and answered in one write.
+//! Bytes in, bytes out: a client's requests are taken from a buffer as they become whole, run in
+//! order, and answered in one write.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -22,8 +23,14 @@ pub struct Conversation {
 }
 
 impl Conversation {
-    pub fn new(shared: Arc<Shared>, sink: Box<dyn Sink>, address: String, needs_password: bool) -> Self {
-        let out = Output::new(shared.db.clone(), sink, shared.limits.reply, shared.whole_replies.clone());
+    pub fn new(
+        shared: Arc<Shared>,
+        sink: Box<dyn Sink>,
+        address: String,
+        needs_password: bool,
+    ) -> Self {
+        let out =
+            Output::new(shared.db.clone(), sink, shared.limits.reply, shared.whole_replies.clone());
         let session = Session::new(shared, address, needs_password);
         Conversation { session, parser: Parser::default(), out, input: Vec::new(), charged: 0 }
     }
@@ -38,8 +45,9 @@ impl Conversation {
         self.session.id
     }
 
-    /// The buffer that the client's next bytes are to be appended to, with room for some. `None`: there is no memory for a request
-    /// as large as the one that is coming; the client has been told, and the conversation is over.
+    /// The buffer that the client's next bytes are to be appended to, with room for some. `None`:
+    /// there is no memory for a request as large as the one that is coming; the client has been
+    /// told, and the conversation is over.
     pub fn input(&mut self) -> Option<&mut Vec<u8>> {
         if self.input.capacity() - self.input.len() < ROOM {
             // Doubled, so that the capacity follows what has arrived, never what was announced.
@@ -58,13 +66,15 @@ impl Conversation {
         Some(&mut self.input)
     }
 
-    /// Runs every request that is whole and sends the replies. `false` when the conversation is over.
+    /// Runs every request that is whole and sends the replies. `false` when the conversation is
+    /// over.
     pub fn process(&mut self) -> bool {
         let mut at = 0;
         let mut open = true;
         while open {
             let bytes = &self.input[at..];
-            match self.parser.parse(bytes, &self.session.shared.limits, self.session.authenticated) {
+            match self.parser.parse(bytes, &self.session.shared.limits, self.session.authenticated)
+            {
                 Ok(Progress::More) => break,
                 Ok(Progress::Empty(len)) => at += len,
                 Ok(Progress::Request(len)) => {
@@ -124,11 +134,23 @@ mod tests {
 
     /// All replies to `pieces`, which arrive one after the other, on a fresh store.
     fn replies<'a>(pieces: impl IntoIterator<Item = &'a [u8]>, needs_password: bool) -> Vec<u8> {
-        let limits = Limits { arguments: 64, value: 4096, key: 100, request: 16 << 10, reply: 600, ..Limits::default() };
+        let limits = Limits {
+            arguments: 64,
+            value: 4096,
+            key: 100,
+            request: 16 << 10,
+            reply: 600,
+            ..Limits::default()
+        };
         let password = needs_password.then(|| "secret".to_string());
         let shared = Arc::new(Shared::new(Kvdb::in_memory(), limits, password, false, None));
         let sent = Arc::new(Mutex::new(Vec::new()));
-        let mut conversation = Conversation::new(shared.clone(), Box::new(Memory(sent.clone())), "test".into(), needs_password);
+        let mut conversation = Conversation::new(
+            shared.clone(),
+            Box::new(Memory(sent.clone())),
+            "test".into(),
+            needs_password,
+        );
         for piece in pieces {
             conversation.input().expect("there is room").extend_from_slice(piece);
             if !conversation.process() {
@@ -155,7 +177,11 @@ mod tests {
     #[test]
     fn requests_split_at_every_byte_get_the_same_replies() {
         let whole = replies([SAMPLE], false);
-        assert!(whole.ends_with(b"-ERR Protocol error: unbalanced quotes in request\r\n"), "{}", whole.escape_ascii());
+        assert!(
+            whole.ends_with(b"-ERR Protocol error: unbalanced quotes in request\r\n"),
+            "{}",
+            whole.escape_ascii()
+        );
         for at in 1..SAMPLE.len() {
             assert_eq!(replies([&SAMPLE[..at], &SAMPLE[at..]], false), whole, "split at {at}");
         }
@@ -164,24 +190,30 @@ mod tests {
 
     /// Pieces that are likely to get somewhere in the parser and behind it.
     fn fragment() -> impl Strategy<Value = Vec<u8>> {
-        let names: Vec<&'static str> =
-            crate::commands::COMMANDS.iter().map(|c| c.name).filter(|n| !matches!(*n, "time" | "info" | "kvfs.stat")).collect();
+        let names: Vec<&'static str> = crate::commands::COMMANDS
+            .iter()
+            .map(|c| c.name)
+            .filter(|n| !matches!(*n, "time" | "info" | "kvfs.stat"))
+            .collect();
         let word = prop_oneof![
             4 => prop::sample::select(names.clone()).prop_map(|n| n.as_bytes().to_vec()),
             4 => prop::sample::select(vec!["a", "b", "key", "0", "-1", "7", "2", "3", "*", "-", "+", "nx", "get", "rev", "limit", "match", "count"]).prop_map(|n| n.as_bytes().to_vec()),
             2 => prop::collection::vec(any::<u8>(), 0..12),
             1 => (0usize..5000).prop_map(|n| vec![b'x'; n]),
         ];
-        let command = (prop::sample::select(names), prop::collection::vec(word.clone(), 0..5)).prop_map(|(name, args)| {
-            let mut request = format!("*{}\r\n${}\r\n{name}\r\n", args.len() + 1, name.len()).into_bytes();
-            for arg in args {
-                request.extend_from_slice(format!("${}\r\n", arg.len()).as_bytes());
-                request.extend_from_slice(&arg);
-                request.extend_from_slice(b"\r\n");
-            }
-            request
-        });
-        let line = prop::collection::vec(word, 0..4).prop_map(|words| [words.join(&b' '), b"\r\n".to_vec()].concat());
+        let command = (prop::sample::select(names), prop::collection::vec(word.clone(), 0..5))
+            .prop_map(|(name, args)| {
+                let mut request =
+                    format!("*{}\r\n${}\r\n{name}\r\n", args.len() + 1, name.len()).into_bytes();
+                for arg in args {
+                    request.extend_from_slice(format!("${}\r\n", arg.len()).as_bytes());
+                    request.extend_from_slice(&arg);
+                    request.extend_from_slice(b"\r\n");
+                }
+                request
+            });
+        let line = prop::collection::vec(word, 0..4)
+            .prop_map(|words| [words.join(&b' '), b"\r\n".to_vec()].concat());
         prop_oneof![
             8 => command,
             3 => line,

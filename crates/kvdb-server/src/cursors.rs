@@ -1,8 +1,9 @@
 //! Cursors of `SCAN`: opaque numbers that stand for "go on behind this key".
 //!
-//! Keys are any bytes, so a number cannot hold one; a table does. It is bounded. A client that asks for the page behind a cursor has
-//! read the page before it, so that cursor's predecessor is forgotten: a live scan holds two entries, and a page may be asked for
-//! twice. Of abandoned scans the oldest give way; their cursors become an error, never a scan that silently misses keys.
+//! Keys are any bytes, so a number cannot hold one; a table does. It is bounded. A client that asks
+//! for the page behind a cursor has read the page before it, so that cursor's predecessor is
+//! forgotten: a live scan holds two entries, and a page may be asked for twice. Of abandoned scans
+//! the oldest give way; their cursors become an error, never a scan that silently misses keys.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};
@@ -54,14 +55,21 @@ impl Table {
 
 impl Cursors {
     pub fn new(capacity: usize, most: usize) -> Self {
-        // Numbers start at a random place, so that a cursor of an earlier server is not mistaken for one of ours, and stay below
-        // 2^53, which every client can hold.
+        // Numbers start at a random place, so that a cursor of an earlier server is not mistaken
+        // for one of ours, and stay below 2^53, which every client can hold.
         let start = (RandomState::new().hash_one(0u8) >> 44) << 32 | 1;
-        let table = Table { entries: HashMap::new(), ages: BTreeMap::new(), bytes: 0, clock: 0, next: start };
+        let table = Table {
+            entries: HashMap::new(),
+            ages: BTreeMap::new(),
+            bytes: 0,
+            clock: 0,
+            next: start,
+        };
         Cursors { table: Mutex::new(table), capacity: capacity.max(2), most }
     }
 
-    /// Where the scan of `cursor` goes on. `None`: not one of ours, forgotten, or of another dictionary.
+    /// Where the scan of `cursor` goes on. `None`: not one of ours, forgotten, or of another
+    /// dictionary.
     pub fn resume(&self, cursor: u64, dictionary: &str) -> Option<Vec<u8>> {
         let mut table = self.table.lock();
         let table = &mut *table;
@@ -80,7 +88,8 @@ impl Cursors {
     /// A cursor for the page behind the one that `predecessor` asked for.
     pub fn issue(&self, predecessor: Option<u64>, dictionary: &str, from: Vec<u8>) -> u64 {
         let mut table = self.table.lock();
-        while (table.entries.len() >= self.capacity || table.entries.len() > 1 && table.bytes > self.most)
+        while (table.entries.len() >= self.capacity
+            || table.entries.len() > 1 && table.bytes > self.most)
             && let Some((_, &oldest)) = table.ages.first_key_value()
         {
             table.forget(oldest);
@@ -115,7 +124,11 @@ mod tests {
             fast = cursors.issue(Some(fast), "0", i.to_be_bytes().to_vec());
         }
         assert_eq!(cursors.resume(slow, "0").as_deref(), Some(b"m".as_slice()));
-        assert_eq!(cursors.resume(slow, "0").as_deref(), Some(b"m".as_slice()), "a page may be asked for twice");
+        assert_eq!(
+            cursors.resume(slow, "0").as_deref(),
+            Some(b"m".as_slice()),
+            "a page may be asked for twice"
+        );
         let table = cursors.table.lock();
         assert_eq!(table.entries.len(), table.ages.len());
     }

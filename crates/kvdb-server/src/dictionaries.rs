@@ -1,5 +1,6 @@
-//! Which dictionaries a client reaches, and of which state of the store. Names are the user's own; a reserved dictionary is refused by whatever way it is named, so that
-//! nothing a client sends can touch the file system's tuples.
+//! Which dictionaries a client reaches, and of which state of the store. Names are the user's own;
+//! a reserved dictionary is refused by whatever way it is named, so that nothing a client sends can
+//! touch the file system's tuples.
 
 use kvdb::{DictionaryId, DictionaryInfo, DictionaryOptions, Kvdb, View};
 
@@ -33,14 +34,17 @@ impl Place {
     /// An error when it is no more.
     fn check(&self, db: &Kvdb) -> Result<(), Failure> {
         match self {
-            Place::Clone(name) if db.branches().iter().all(|b| b.name != *name) => Err(kvdb::Error::NoBranch(name.clone()).into()),
+            Place::Clone(name) if db.branches().iter().all(|b| b.name != *name) => {
+                Err(kvdb::Error::NoBranch(name.clone()).into())
+            }
             _ => Ok(()),
         }
     }
 }
 
-/// The dictionary that a connection works on. It is looked up when it is used, and made by the first write. A rollback may take it away and
-/// the next write make another one of the same name, so its number is good for as long as the store has it.
+/// The dictionary that a connection works on. It is looked up when it is used, and made by the
+/// first write. A rollback may take it away and the next write make another one of the same name,
+/// so its number is good for as long as the store has it.
 #[derive(Clone, Debug)]
 pub struct Selected {
     name: String,
@@ -107,7 +111,9 @@ impl Selected {
         }
         db.create_dictionary(&self.name, DictionaryOptions::default())?;
         // Looked up again, because whoever made it first chose its options, and it may be reserved.
-        self.existing(db)?.ok_or_else(|| Failure::request(format!("dictionary '{}' could not be made", self.name)))
+        self.existing(db)?.ok_or_else(|| {
+            Failure::request(format!("dictionary '{}' could not be made", self.name))
+        })
     }
 }
 
@@ -118,7 +124,8 @@ pub fn listed(db: &Kvdb) -> Vec<(String, DictionaryId)> {
 
 /// Those of a place.
 pub fn listed_at(place: &Place, db: &Kvdb) -> Vec<(String, DictionaryId)> {
-    let mut all: Vec<_> = place.all(db).into_iter().filter(|d| !d.options.reserved).map(|d| (d.name, d.id)).collect();
+    let mut all: Vec<_> =
+        place.all(db).into_iter().filter(|d| !d.options.reserved).map(|d| (d.name, d.id)).collect();
     all.sort();
     all
 }

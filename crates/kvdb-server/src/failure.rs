@@ -2,7 +2,8 @@
 
 use std::borrow::Cow;
 
-/// The error reply of a command. Its text starts with a code: `ERR`, or one that programs may act upon.
+/// The error reply of a command. Its text starts with a code: `ERR`, or one that programs may act
+/// upon.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     /// The request was wrong; the text says how, without the code `ERR`.
@@ -20,7 +21,8 @@ pub enum Failure {
     /// A checksum did not match (`CORRUPT`).
     #[error("CORRUPT {0}; run `kvfs check` on the store")]
     Corrupt(String),
-    /// Others have changed the same since the transaction began (`CONFLICT`); it is over, and may be begun again.
+    /// Others have changed the same since the transaction began (`CONFLICT`); it is over, and may
+    /// be begun again.
     #[error("CONFLICT {0}")]
     Conflict(String),
     /// Another transaction holds what is wanted, or took what this one held (`LOCKED`).
@@ -42,10 +44,13 @@ pub type Outcome = Result<(), Failure>;
 
 impl Failure {
     pub const SYNTAX: Failure = Failure::Request(Cow::Borrowed("syntax error"));
-    pub const NOT_AN_INTEGER: Failure = Failure::Request(Cow::Borrowed("value is not an integer or out of range"));
+    pub const NOT_AN_INTEGER: Failure =
+        Failure::Request(Cow::Borrowed("value is not an integer or out of range"));
     pub const NOT_A_FLOAT: Failure = Failure::Request(Cow::Borrowed("value is not a valid float"));
-    pub const TOO_LONG: Failure = Failure::Request(Cow::Borrowed("string exceeds maximum allowed size (proto-max-bulk-len)"));
-    pub const EXPIRY: Failure = Failure::Request(Cow::Borrowed("expiry is not supported: a key stays until it is deleted"));
+    pub const TOO_LONG: Failure =
+        Failure::Request(Cow::Borrowed("string exceeds maximum allowed size (proto-max-bulk-len)"));
+    pub const EXPIRY: Failure =
+        Failure::Request(Cow::Borrowed("expiry is not supported: a key stays until it is deleted"));
     pub const STOPPING: Failure = Failure::Request(Cow::Borrowed("the server is stopping"));
 
     pub fn request(text: impl Into<String>) -> Self {
@@ -54,7 +59,10 @@ impl Failure {
     /// It is not the request's fault: the store could not do it, at least not now.
     pub fn is_of_the_store(&self) -> bool {
         use Failure::{Conflict, Io, Limit, Locked, NoSpace, NoTransaction, ReadOnly};
-        matches!(self, Limit(_) | NoSpace | ReadOnly(_) | Conflict(_) | Locked(_) | NoTransaction(_) | Io(_))
+        matches!(
+            self,
+            Limit(_) | NoSpace | ReadOnly(_) | Conflict(_) | Locked(_) | NoTransaction(_) | Io(_)
+        )
     }
     /// Transactions came in between every time.
     pub fn again_and_again() -> Self {
@@ -72,11 +80,15 @@ impl From<kvdb::Error> for Failure {
             kvdb::Error::ReadOnly(why) => Failure::ReadOnly(why),
             kvdb::Error::Corrupt(what) => Failure::Corrupt(what),
             kvdb::Error::Io(error) => Failure::Io(error.to_string()),
-            kvdb::Error::Conflict { .. } => Failure::Conflict(error.to_string().trim_start_matches("conflict: ").to_owned()),
+            kvdb::Error::Conflict { .. } => {
+                Failure::Conflict(error.to_string().trim_start_matches("conflict: ").to_owned())
+            }
             kvdb::Error::Locked(why) => Failure::Locked(why),
             kvdb::Error::Limit(what) => Failure::Limit(what),
             kvdb::Error::NoTransaction(_) => Failure::NoTransaction(error.to_string()),
-            kvdb::Error::NoSnapshot(_) | kvdb::Error::NoBranch(_) => Failure::Coded(format!("NOSNAPSHOT {error}").into()),
+            kvdb::Error::NoSnapshot(_) | kvdb::Error::NoBranch(_) => {
+                Failure::Coded(format!("NOSNAPSHOT {error}").into())
+            }
             other => Failure::request(other.to_string()),
         }
     }

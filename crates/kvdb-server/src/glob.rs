@@ -1,7 +1,9 @@
-//! Patterns of `KEYS` and `SCAN … MATCH`, as Redis has them: `*`, `?`, `[a-z]`, `[^a]`, `\` before a literal.
+//! Patterns of `KEYS` and `SCAN … MATCH`, as Redis has them: `*`, `?`, `[a-z]`, `[^a]`, `\` before
+//! a literal.
 //!
-//! A `*` remembers one place to come back to, the latest, which is enough: so a hostile pattern costs pattern × key at most.
-//! The literal start of a pattern bounds the keys that can match; in an ordered store a scan reads those and no others.
+//! A `*` remembers one place to come back to, the latest, which is enough: so a hostile pattern
+//! costs pattern × key at most. The literal start of a pattern bounds the keys that can match; in
+//! an ordered store a scan reads those and no others.
 
 /// `true` when the whole of `text` matches `pattern`.
 pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
@@ -74,7 +76,8 @@ fn class(pattern: &[u8], c: u8) -> Option<usize> {
     (found != negated).then_some(i)
 }
 
-/// The bytes that every match of `pattern` starts with, and whether the pattern is no more than them and a final `*`.
+/// The bytes that every match of `pattern` starts with, and whether the pattern is no more than
+/// them and a final `*`.
 pub fn literal_prefix(pattern: &[u8]) -> (Vec<u8>, bool) {
     let mut prefix = Vec::new();
     let mut rest = pattern;
@@ -143,7 +146,11 @@ mod tests {
             ("*a*b*c*", "xxaxxbxxcxx", true),
             ("*a*b*c*", "xxaxxcxxbxx", false),
         ] {
-            assert_eq!(matches(pattern.as_bytes(), text.as_bytes()), want, "{pattern:?} on {text:?}");
+            assert_eq!(
+                matches(pattern.as_bytes(), text.as_bytes()),
+                want,
+                "{pattern:?} on {text:?}"
+            );
         }
     }
 

@@ -1,4 +1,5 @@
-//! The bounds on what one client may ask for. Whatever bytes arrive, a connection never holds more than these allow.
+//! The bounds on what one client may ask for. Whatever bytes arrive, a connection never holds more
+//! than these allow.
 
 use std::time::Duration;
 
@@ -17,15 +18,18 @@ pub struct Limits {
     pub request: usize,
     /// Bytes that the unfinished requests of all connections together may take beyond 64 KiB each.
     pub requests: usize,
-    /// Bytes of replies that must be whole before they leave (those of `EXEC`, lists of changes), of all connections together.
+    /// Bytes of replies that must be whole before they leave (those of `EXEC`, lists of changes),
+    /// of all connections together.
     pub whole_replies: usize,
-    /// Replies are sent on as soon as this many bytes are ready, so that a long one is never held in memory as a whole.
+    /// Replies are sent on as soon as this many bytes are ready, so that a long one is never held
+    /// in memory as a whole.
     pub reply: usize,
     /// A client that takes nothing of its replies for this long is disconnected.
     pub write_timeout: Duration,
     /// `WATCH` commands that are in force, of all connections together.
     pub watches: usize,
-    /// A `WATCH` that is kept for longer than this without an `EXEC` counts as broken: the store remembers for it what was changed.
+    /// A `WATCH` that is kept for longer than this without an `EXEC` counts as broken: the store
+    /// remembers for it what was changed.
     pub watch_time: Duration,
     /// `SCAN` cursors that are kept; the one unused for longest gives way.
     pub cursors: usize,

@@ -1,7 +1,8 @@
 //! Locks that make read-modify-write commands atomic against every other writer of the server.
 //!
-//! A key's lock is one of a fixed number of stripes. Whoever needs several takes them in ascending order, so there is no deadlock;
-//! whoever deletes a range takes them all. No lock is held while a client is written to or a sync is waited for.
+//! A key's lock is one of a fixed number of stripes. Whoever needs several takes them in ascending
+//! order, so there is no deadlock; whoever deletes a range takes them all. No lock is held while a
+//! client is written to or a sync is waited for.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -27,7 +28,10 @@ pub enum Held<'a> {
 
 impl Default for KeyLocks {
     fn default() -> Self {
-        KeyLocks { stripes: (0..STRIPES).map(|_| Mutex::new(())).collect(), hash: RandomState::new() }
+        KeyLocks {
+            stripes: (0..STRIPES).map(|_| Mutex::new(())).collect(),
+            hash: RandomState::new(),
+        }
     }
 }
 
@@ -43,7 +47,14 @@ impl KeyLocks {
         for key in keys {
             wanted[self.stripe(dict, key)] = true;
         }
-        Held::Many(self.stripes.iter().zip(wanted).filter(|(_, wanted)| *wanted).map(|(stripe, _)| stripe.lock()).collect())
+        Held::Many(
+            self.stripes
+                .iter()
+                .zip(wanted)
+                .filter(|(_, wanted)| *wanted)
+                .map(|(stripe, _)| stripe.lock())
+                .collect(),
+        )
     }
     pub fn all(&self) -> Held<'_> {
         Held::Many(self.stripes.iter().map(|stripe| stripe.lock()).collect())

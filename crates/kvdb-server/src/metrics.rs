@@ -57,9 +57,15 @@ impl Metrics {
     }
 
     pub fn reset(&self) {
-        for counter in
-            [&self.accepted, &self.rejected, &self.commands, &self.unknown, &self.protocol_errors, &self.bytes_in, &self.bytes_out]
-        {
+        for counter in [
+            &self.accepted,
+            &self.rejected,
+            &self.commands,
+            &self.unknown,
+            &self.protocol_errors,
+            &self.bytes_in,
+            &self.bytes_out,
+        ] {
             counter.store(0, Relaxed);
         }
         for c in &self.by_command {
@@ -73,7 +79,8 @@ impl Metrics {
     pub fn called(&self) -> impl Iterator<Item = (&'static str, u64, u64, u64)> {
         COMMANDS.iter().zip(&self.by_command).filter_map(|(command, c)| {
             let calls = c.calls.load(Relaxed);
-            (calls > 0).then(|| (command.name, calls, c.failed.load(Relaxed), c.micros.load(Relaxed)))
+            (calls > 0)
+                .then(|| (command.name, calls, c.failed.load(Relaxed), c.micros.load(Relaxed)))
         })
     }
 
@@ -95,7 +102,10 @@ impl Metrics {
         );
         for (i, (name, calls, failed, micros)) in self.called().enumerate() {
             let comma = if i > 0 { "," } else { "" };
-            let _ = write!(out, "{comma}\"{name}\":{{\"calls\":{calls},\"failed\":{failed},\"microseconds\":{micros}}}");
+            let _ = write!(
+                out,
+                "{comma}\"{name}\":{{\"calls\":{calls},\"failed\":{failed},\"microseconds\":{micros}}}"
+            );
         }
         out.push_str("}}");
         out

@@ -1,9 +1,10 @@
 //! Replies into bytes, RESP2 or RESP3, and on to the client.
 //!
-//! The replies of a pipelined group gather here and leave in one write. Two things may make them leave earlier or otherwise: a group of
-//! more than `Limits::reply` bytes is sent on in pieces, so that memory stays bounded; and where a connection asked for durable
-//! writes, no reply to a write leaves before the store is synced, once for all of them. If that sync fails, each of those replies
-//! becomes the error, because what they would acknowledge did not happen.
+//! The replies of a pipelined group gather here and leave in one write. Two things may make them
+//! leave earlier or otherwise: a group of more than `Limits::reply` bytes is sent on in pieces, so
+//! that memory stays bounded; and where a connection asked for durable writes, no reply to a write
+//! leaves before the store is synced, once for all of them. If that sync fails, each of those
+//! replies becomes the error, because what they would acknowledge did not happen.
 
 use std::io;
 use std::ops::Range;
@@ -92,7 +93,8 @@ impl Output {
     }
     /// An error; `text` starts with its code (`ERR`, `NOAUTH`, …) and is made to fit one line.
     pub fn error(&mut self, text: &str) {
-        let text: Vec<u8> = text.bytes().map(|c| if c.is_ascii_control() { b' ' } else { c }).collect();
+        let text: Vec<u8> =
+            text.bytes().map(|c| if c.is_ascii_control() { b' ' } else { c }).collect();
         self.line(b'-', &text);
     }
     pub fn integer(&mut self, value: i64) {
@@ -131,7 +133,8 @@ impl Output {
     pub fn array(&mut self, len: usize) {
         self.number(b'*', len as i64);
     }
-    /// Puts the header of an array in front of its `len` replies, which start at `position` and have all been written.
+    /// Puts the header of an array in front of its `len` replies, which start at `position` and
+    /// have all been written.
     pub fn insert_array_header(&mut self, position: usize, len: usize) {
         let end = self.bytes.len();
         self.array(len);
@@ -177,18 +180,21 @@ impl Output {
     pub fn position(&self) -> usize {
         self.bytes.len()
     }
-    /// Takes back what was written since `position`. Only before anything of it was sent: that is, without `relieve` in between.
+    /// Takes back what was written since `position`. Only before anything of it was sent: that is,
+    /// without `relieve` in between.
     pub fn rewind(&mut self, position: usize) {
         self.bytes.truncate(position);
         self.overfull = false;
         self.give_back();
     }
-    /// The reply since `position` acknowledges a write that must be durable before the client reads it.
+    /// The reply since `position` acknowledges a write that must be durable before the client reads
+    /// it.
     pub fn hold(&mut self, position: usize) {
         self.unsynced.push(position..self.bytes.len());
     }
-    /// From here on nothing leaves, so that `rewind` can take all of it back, until `release`. What is much is counted in the budget of
-    /// all connections until it has left; where that is used up, this is overfull, and all of it must be taken back.
+    /// From here on nothing leaves, so that `rewind` can take all of it back, until `release`. What
+    /// is much is counted in the budget of all connections until it has left; where that is used
+    /// up, this is overfull, and all of it must be taken back.
     pub fn keep(&mut self) {
         self.keep = true;
     }
@@ -240,7 +246,8 @@ impl Output {
             self.flush();
         }
     }
-    /// `true` once the client is gone, or what is written will be taken back: whoever makes a long reply may stop.
+    /// `true` once the client is gone, or what is written will be taken back: whoever makes a long
+    /// reply may stop.
     pub fn is_broken(&self) -> bool {
         self.broken.is_some() || self.overfull
     }
@@ -309,7 +316,15 @@ mod tests {
     }
     fn output() -> (Output, Arc<Mutex<Vec<u8>>>) {
         let sent = Arc::new(Mutex::new(Vec::new()));
-        (Output::new(Kvdb::in_memory(), Box::new(Memory(sent.clone())), 100, Arc::new(Budget::new(1000))), sent)
+        (
+            Output::new(
+                Kvdb::in_memory(),
+                Box::new(Memory(sent.clone())),
+                100,
+                Arc::new(Budget::new(1000)),
+            ),
+            sent,
+        )
     }
 
     #[test]
@@ -325,7 +340,8 @@ mod tests {
             out.error("ERR two\r\nlines");
             assert!(out.flush());
         }
-        let want = b":-9223372036854775808\r\n:0\r\n*2\r\n$3\r\na\r\n\r\n$-1\r\n-ERR two  lines\r\n\
+        let want =
+            b":-9223372036854775808\r\n:0\r\n*2\r\n$3\r\na\r\n\r\n$-1\r\n-ERR two  lines\r\n\
             :-9223372036854775808\r\n:0\r\n%1\r\n$3\r\na\r\n\r\n_\r\n-ERR two  lines\r\n";
         assert_eq!(sent.lock().as_slice(), want.as_slice());
     }
@@ -372,7 +388,8 @@ mod tests {
         out.relieve();
         assert_eq!((sent.lock().len(), out.budget.used()), (508, 0));
         // Of two that want too much together the second one hears of it.
-        let mut other = Output::new(Kvdb::in_memory(), Box::new(Memory(sent.clone())), 100, out.budget.clone());
+        let mut other =
+            Output::new(Kvdb::in_memory(), Box::new(Memory(sent.clone())), 100, out.budget.clone());
         for (out, fits) in [(&mut out, true), (&mut other, false)] {
             out.keep();
             out.bulk(&[b'x'; 800]);
@@ -391,6 +408,8 @@ mod tests {
         let at = out.position();
         (0..12).for_each(|i| out.integer(i));
         out.insert_array_header(at, 12);
-        assert!(out.bytes.starts_with(b"+OK\r\n*12\r\n:0\r\n:1\r\n") && out.bytes.ends_with(b":11\r\n"));
+        assert!(
+            out.bytes.starts_with(b"+OK\r\n*12\r\n:0\r\n:1\r\n") && out.bytes.ends_with(b":11\r\n")
+        );
     }
 }

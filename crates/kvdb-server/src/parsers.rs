@@ -1,13 +1,14 @@
-//! The readers of bytes of this crate behind one kind of door, for the fuzz targets under `fuzz/` and the generator in `tests/parsers.rs`:
-//! each takes any bytes, and must neither panic nor run away.
+//! The readers of bytes of this crate behind one kind of door, for the fuzz targets under `fuzz/`
+//! and the generator in `tests/parsers.rs`: each takes any bytes, and must neither panic nor run
+//! away.
 
 use std::hint::black_box;
 
 use crate::limits::Limits;
 use crate::request::{Parser, Progress};
 
-/// Requests that a client sends, one behind the other. The first byte says after how many bytes the rest comes later: what is found must not
-/// depend on the pieces in which it arrives.
+/// Requests that a client sends, one behind the other. The first byte says after how many bytes the
+/// rest comes later: what is found must not depend on the pieces in which it arrives.
 pub fn requests(data: &[u8]) {
     let Some((&first, mut bytes)) = data.split_first() else { return };
     let limits = Limits::default();

@@ -1,8 +1,10 @@
-//! Requests out of bytes: RESP arrays of bulk strings, and the inline form for people at a terminal.
+//! Requests out of bytes: RESP arrays of bulk strings, and the inline form for people at a
+//! terminal.
 //!
-//! A parser is resumed where the bytes ended, so a request that arrives in a thousand pieces costs no more than one that arrives
-//! whole, and it never reserves memory for bytes that have only been announced. Arguments are places in the caller's buffer;
-//! nothing is copied. Messages are the ones that Redis gives.
+//! A parser is resumed where the bytes ended, so a request that arrives in a thousand pieces costs
+//! no more than one that arrives whole, and it never reserves memory for bytes that have only been
+//! announced. Arguments are places in the caller's buffer; nothing is copied. Messages are the ones
+//! that Redis gives.
 
 use crate::limits::Limits;
 
@@ -12,7 +14,8 @@ const LINE_MAX: usize = 64 << 10;
 const STRANGER_ARGUMENTS: usize = 10;
 const STRANGER_ARGUMENT: usize = 16 << 10;
 
-/// A fault in the protocol itself: the connection cannot go on, because nobody knows where the next request starts.
+/// A fault in the protocol itself: the connection cannot go on, because nobody knows where the next
+/// request starts.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
     #[error("too big inline request")]
@@ -44,7 +47,8 @@ pub enum ProtocolError {
 pub enum Progress {
     /// The request is not complete; call again with the same bytes and more behind them.
     More,
-    /// A request without arguments (an empty line, `*0`) of this many bytes: nothing to do, nothing to answer.
+    /// A request without arguments (an empty line, `*0`) of this many bytes: nothing to do, nothing
+    /// to answer.
     Empty(usize),
     /// A whole request of this many bytes; `Parser::arguments` reads it.
     Request(usize),
@@ -78,7 +82,9 @@ impl<'a> Arguments<'a> {
     pub fn from(&self, i: usize) -> impl ExactSizeIterator<Item = &'a [u8]> + Clone + use<'a> {
         let bytes = self.bytes;
         let places = self.places.get(i..).unwrap_or_default();
-        places.iter().map(move |&(start, len)| &bytes[start as usize..start as usize + len as usize])
+        places
+            .iter()
+            .map(move |&(start, len)| &bytes[start as usize..start as usize + len as usize])
     }
 }
 
@@ -126,13 +132,21 @@ pub struct Parser {
 }
 
 impl Parser {
-    /// Reads on in `bytes`, which starts where the request starts. `trusted` lifts the small limits of an unauthenticated client.
-    pub fn parse(&mut self, bytes: &[u8], limits: &Limits, trusted: bool) -> Result<Progress, ProtocolError> {
+    /// Reads on in `bytes`, which starts where the request starts. `trusted` lifts the small limits
+    /// of an unauthenticated client.
+    pub fn parse(
+        &mut self,
+        bytes: &[u8],
+        limits: &Limits,
+        trusted: bool,
+    ) -> Result<Progress, ProtocolError> {
         if self.left.is_none() {
             match bytes.first() {
                 None => return Ok(Progress::More),
                 Some(b'*') => {
-                    let Some(line) = self.line(bytes, ProtocolError::CountTooBig)? else { return Ok(Progress::More) };
+                    let Some(line) = self.line(bytes, ProtocolError::CountTooBig)? else {
+                        return Ok(Progress::More);
+                    };
                     let count = integer(&line[1..]).ok_or(ProtocolError::InvalidCount)?;
                     if count > limits.arguments as i64 {
                         return Err(ProtocolError::InvalidCount);
@@ -159,8 +173,11 @@ impl Parser {
                         Some(&c) => return Err(ProtocolError::ExpectedDollar(printable(c))),
                         None => return Ok(Progress::More),
                     }
-                    let Some(line) = self.line(bytes, ProtocolError::LengthTooBig)? else { return Ok(Progress::More) };
-                    let len = integer(&line[1..]).filter(|len| (0..=limits.value as i64).contains(len));
+                    let Some(line) = self.line(bytes, ProtocolError::LengthTooBig)? else {
+                        return Ok(Progress::More);
+                    };
+                    let len =
+                        integer(&line[1..]).filter(|len| (0..=limits.value as i64).contains(len));
                     let len = len.ok_or(ProtocolError::InvalidLength)? as usize;
                     if len > STRANGER_ARGUMENT && !trusted {
                         return Err(ProtocolError::StrangerLength);
@@ -172,7 +189,9 @@ impl Parser {
                     len
                 }
             };
-            let Some(end) = bytes.get(self.at + len..self.at + len + 2) else { return Ok(Progress::More) };
+            let Some(end) = bytes.get(self.at + len..self.at + len + 2) else {
+                return Ok(Progress::More);
+            };
             if end != b"\r\n" {
                 return Err(ProtocolError::ExpectedNewline);
             }
@@ -185,7 +204,8 @@ impl Parser {
         Ok(Progress::Request(self.finish()))
     }
 
-    /// The arguments of the request that `parse` has just found whole, `bytes` being the same buffer.
+    /// The arguments of the request that `parse` has just found whole, `bytes` being the same
+    /// buffer.
     pub fn arguments<'a>(&'a self, bytes: &'a [u8]) -> Arguments<'a> {
         Arguments { bytes: if self.inline { &self.unescaped } else { bytes }, places: &self.places }
     }
@@ -204,7 +224,11 @@ impl Parser {
     }
 
     /// The line from `self.at` without its CRLF; moves behind it.
-    fn line<'a>(&mut self, bytes: &'a [u8], too_big: ProtocolError) -> Result<Option<&'a [u8]>, ProtocolError> {
+    fn line<'a>(
+        &mut self,
+        bytes: &'a [u8],
+        too_big: ProtocolError,
+    ) -> Result<Option<&'a [u8]>, ProtocolError> {
         let from = self.searched.max(self.at);
         let Some(end) = bytes[from..].iter().position(|b| *b == b'\n').map(|i| from + i) else {
             self.searched = bytes.len();
@@ -220,17 +244,21 @@ impl Parser {
     }
 
     fn parse_inline(&mut self, bytes: &[u8]) -> Result<Progress, ProtocolError> {
-        let Some(line) = self.line(bytes, ProtocolError::InlineTooBig)? else { return Ok(Progress::More) };
+        let Some(line) = self.line(bytes, ProtocolError::InlineTooBig)? else {
+            return Ok(Progress::More);
+        };
         self.places.clear();
         self.unescaped.clear();
         self.inline = true;
-        split_inline(line, &mut self.unescaped, &mut self.places).ok_or(ProtocolError::UnbalancedQuotes)?;
+        split_inline(line, &mut self.unescaped, &mut self.places)
+            .ok_or(ProtocolError::UnbalancedQuotes)?;
         let len = self.finish();
         Ok(if self.places.is_empty() { Progress::Empty(len) } else { Progress::Request(len) })
     }
 }
 
-/// Splits a line at white space; `"…"` with escapes (`\n`, `\x00`, …) and `'…'` keep theirs. `None`: the quotes do not balance.
+/// Splits a line at white space; `"…"` with escapes (`\n`, `\x00`, …) and `'…'` keep theirs.
+/// `None`: the quotes do not balance.
 fn split_inline(line: &[u8], out: &mut Vec<u8>, places: &mut Vec<(u32, u32)>) -> Option<()> {
     let mut rest = line;
     loop {
@@ -243,7 +271,8 @@ fn split_inline(line: &[u8], out: &mut Vec<u8>, places: &mut Vec<(u32, u32)>) ->
             return Some(());
         }
         let start = out.len();
-        // A quote opens at any place of a word, and must be followed by white space where it closes.
+        // A quote opens at any place of a word, and must be followed by white space where it
+        // closes.
         while let Some((&c, tail)) = rest.split_first() {
             rest = match c {
                 b'"' => {
@@ -277,7 +306,9 @@ fn quoted<'a>(mut rest: &'a [u8], out: &mut Vec<u8>) -> Option<&'a [u8]> {
     loop {
         rest = match rest {
             [b'"', tail @ ..] => return Some(tail),
-            [b'\\', b'x', high, low, tail @ ..] if high.is_ascii_hexdigit() && low.is_ascii_hexdigit() => {
+            [b'\\', b'x', high, low, tail @ ..]
+                if high.is_ascii_hexdigit() && low.is_ascii_hexdigit() =>
+            {
                 let digit = |c: &u8| (*c as char).to_digit(16).unwrap_or(0) as u8;
                 out.push(digit(high) << 4 | digit(low));
                 tail
@@ -323,7 +354,8 @@ fn printable(c: u8) -> char {
     if c.is_ascii_graphic() { c as char } else { '?' }
 }
 
-/// A decimal integer in the one form that Redis accepts: no sign but a minus, no leading zero, nothing around it.
+/// A decimal integer in the one form that Redis accepts: no sign but a minus, no leading zero,
+/// nothing around it.
 pub fn integer(text: &[u8]) -> Option<i64> {
     let (negative, digits) = match text.split_first() {
         Some((b'-', digits)) => (true, digits),
@@ -367,16 +399,29 @@ mod tests {
 
     #[test]
     fn arrays_and_lines_may_follow_each_other() {
-        let got = all(b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\nPING\r\n\r\n*0\r\n*-1\r\n*1\r\n$0\r\n\r\nset a b\n").expect("well formed");
-        let want: Vec<Vec<&[u8]>> = vec![vec![b"GET", b"k"], vec![b"PING"], vec![b""], vec![b"set", b"a", b"b"]];
+        let got = all(
+            b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\nPING\r\n\r\n*0\r\n*-1\r\n*1\r\n$0\r\n\r\nset a b\n",
+        )
+        .expect("well formed");
+        let want: Vec<Vec<&[u8]>> =
+            vec![vec![b"GET", b"k"], vec![b"PING"], vec![b""], vec![b"set", b"a", b"b"]];
         assert_eq!(got, want);
     }
 
     #[test]
     fn inline_quotes() {
-        assert_eq!(words(r#"set "a b" 'c d'"#), Some(vec![b"set".to_vec(), b"a b".to_vec(), b"c d".to_vec()]));
-        assert_eq!(words(r#"x "\x00\xfF\n\"\\""#), Some(vec![b"x".to_vec(), vec![0, 255, 10, b'"', b'\\']]));
-        assert_eq!(words(r"x '\'' '\n'"), Some(vec![b"x".to_vec(), b"'".to_vec(), b"\\n".to_vec()]));
+        assert_eq!(
+            words(r#"set "a b" 'c d'"#),
+            Some(vec![b"set".to_vec(), b"a b".to_vec(), b"c d".to_vec()])
+        );
+        assert_eq!(
+            words(r#"x "\x00\xfF\n\"\\""#),
+            Some(vec![b"x".to_vec(), vec![0, 255, 10, b'"', b'\\']])
+        );
+        assert_eq!(
+            words(r"x '\'' '\n'"),
+            Some(vec![b"x".to_vec(), b"'".to_vec(), b"\\n".to_vec()])
+        );
         assert_eq!(words(r#"x """#), Some(vec![b"x".to_vec(), vec![]]));
         assert_eq!(words(r#"x "a"b"#), None);
         assert_eq!(words(r#"x "a"#), None);
@@ -397,7 +442,10 @@ mod tests {
         assert_eq!(fails(b"*1\r\n$1\r\nabc\r\n"), ProtocolError::ExpectedNewline);
         assert_eq!(fails(&[b'x'; LINE_MAX + 1]), ProtocolError::InlineTooBig);
         let mut parser = Parser::default();
-        assert_eq!(parser.parse(b"*131072\r\n$4194304\r\n", &Limits::default(), true), Ok(Progress::More));
+        assert_eq!(
+            parser.parse(b"*131072\r\n$4194304\r\n", &Limits::default(), true),
+            Ok(Progress::More)
+        );
         assert!(parser.places.capacity() < 100, "nothing is reserved for what was only announced");
         let strangers = |bytes: &[u8]| Parser::default().parse(bytes, &Limits::default(), false);
         assert_eq!(strangers(b"*11\r\n"), Err(ProtocolError::StrangerCount));
@@ -413,7 +461,10 @@ mod tests {
             bytes.extend_from_slice(&[b'v'; 40]);
             bytes.extend_from_slice(b"\r\n");
         }
-        assert_eq!(Parser::default().parse(&bytes, &limits, true), Err(ProtocolError::RequestTooBig(100)));
+        assert_eq!(
+            Parser::default().parse(&bytes, &limits, true),
+            Err(ProtocolError::RequestTooBig(100))
+        );
     }
 
     #[test]

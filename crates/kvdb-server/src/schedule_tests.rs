@@ -1,6 +1,8 @@
-//! Clients of one server under the schedules of many seeds: counters that are raised by `INCR`, by `WATCH` with `MULTI`, under a lock
-//! that `SETNX` or `WATCH` takes, while a watched gate is open, and in joined transactions. What the counters hold in the end is how often
-//! a client was told that it has raised them, and nothing has passed the gate once it was closed. `KVFS_SEEDS=n` runs n seeds, `KVFS_SEED=n` only this one, `KVFS_SEED_BASE=n` begins with it.
+//! Clients of one server under the schedules of many seeds: counters that are raised by `INCR`, by
+//! `WATCH` with `MULTI`, under a lock that `SETNX` or `WATCH` takes, while a watched gate is open,
+//! and in joined transactions. What the counters hold in the end is how often a client was told
+//! that it has raised them, and nothing has passed the gate once it was closed. `KVFS_SEEDS=n` runs
+//! n seeds, `KVFS_SEED=n` only this one, `KVFS_SEED_BASE=n` begins with it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -51,7 +53,10 @@ impl Worker {
     fn exec(&mut self) -> bool {
         match self.ask(&["EXEC"]) {
             Reply::Array(replies) => {
-                assert!(!replies.iter().any(|reply| matches!(reply, Reply::Error(_))), "{replies:?}");
+                assert!(
+                    !replies.iter().any(|reply| matches!(reply, Reply::Error(_))),
+                    "{replies:?}"
+                );
                 true
             }
             Reply::Null => false,
@@ -174,7 +179,8 @@ impl Worker {
     }
 }
 
-/// A serializable transaction held the key for as long as a command waits. Under a schedule any wait may come to its end.
+/// A serializable transaction held the key for as long as a command waits. Under a schedule any
+/// wait may come to its end.
 fn is_locked(error: &str) -> bool {
     error.starts_with("LOCKED ")
 }
@@ -183,21 +189,38 @@ fn number(reply: &Reply) -> i64 {
     match reply {
         Reply::Null => 0,
         Reply::Integer(number) => *number,
-        Reply::Bulk(text) => std::str::from_utf8(text).ok().and_then(|text| text.parse().ok()).expect("a number"),
+        Reply::Bulk(text) => {
+            std::str::from_utf8(text).ok().and_then(|text| text.parse().ok()).expect("a number")
+        }
         other => panic!("no number: {other:?}"),
     }
 }
 
 fn clients(seed: u64) -> Raised {
-    let open = OpenOptions { memory: 1 << 20, zero_journal: false, merge_threads: 1, ..OpenOptions::default() };
+    let open = OpenOptions {
+        memory: 1 << 20,
+        zero_journal: false,
+        merge_threads: 1,
+        ..OpenOptions::default()
+    };
     let options = CreateOptions { open, ..CreateOptions::default() };
-    let db = Kvdb::create(Arc::new(MemoryDevice::new()), Arc::new(Scheduled), options).expect("a store");
+    let db =
+        Kvdb::create(Arc::new(MemoryDevice::new()), Arc::new(Scheduled), options).expect("a store");
     let shared = Arc::new(Shared::new(db, Limits::default(), None, false, None));
     let threads: Vec<_> = (0..CLIENTS)
         .map(|id| {
             let random = Random::new(seed.wrapping_mul(CLIENTS).wrapping_add(id));
-            let worker = Worker { id, client: Client::of(shared.clone()), random, raised: Raised::new(), closed: None };
-            thread::Builder::new().name(format!("client {id}")).spawn(move || worker.run()).expect("a thread")
+            let worker = Worker {
+                id,
+                client: Client::of(shared.clone()),
+                random,
+                raised: Raised::new(),
+                closed: None,
+            };
+            thread::Builder::new()
+                .name(format!("client {id}"))
+                .spawn(move || worker.run())
+                .expect("a thread")
         })
         .collect();
     let (mut raised, mut closed) = (Raised::new(), None);
@@ -214,7 +237,11 @@ fn clients(seed: u64) -> Raised {
         assert_eq!(holds, *by, "counter {counter}");
     }
     if let Some(closed) = closed {
-        assert_eq!(raised.get("passed").copied().unwrap_or(0), closed, "some have passed the closed gate");
+        assert_eq!(
+            raised.get("passed").copied().unwrap_or(0),
+            closed,
+            "some have passed the closed gate"
+        );
     }
     raised
 }
@@ -232,7 +259,8 @@ fn seeds(usual: u64) -> Range<u64> {
 fn no_client_loses_what_another_has_raised_whatever_the_schedule() {
     let (mut points, mut all) = (0, Raised::new());
     for seed in seeds(200) {
-        let done = schedule::run(seed, move || clients(seed)).unwrap_or_else(|e| panic!("KVFS_SEED={seed}: {e}"));
+        let done = schedule::run(seed, move || clients(seed))
+            .unwrap_or_else(|e| panic!("KVFS_SEED={seed}: {e}"));
         points += done.points;
         for (counter, by) in done.value {
             *all.entry(counter).or_default() += by;

@@ -1,6 +1,7 @@
 //! The server: one thread that accepts, one for each connection.
 //!
-//! A request is run by the thread that read it, because waking another one costs more than most requests do.
+//! A request is run by the thread that read it, because waking another one costs more than most
+//! requests do.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -28,10 +29,11 @@ use crate::transactions::{Snapshots, Transactions};
 /// What the server is asked to be.
 #[derive(Clone, Default)]
 pub struct ServerOptions {
-    /// What TCP clients must show with `AUTH` or `HELLO`. The Unix socket asks for none: its mode lets only the owner in, who may read
-    /// the store's file as well.
+    /// What TCP clients must show with `AUTH` or `HELLO`. The Unix socket asks for none: its mode
+    /// lets only the owner in, who may read the store's file as well.
     pub password: Option<String>,
-    /// Serve this TCP address, too; port 0 takes a free one (`Server::tcp_address`). Needs a password.
+    /// Serve this TCP address, too; port 0 takes a free one (`Server::tcp_address`). Needs a
+    /// password.
     pub tcp: Option<SocketAddr>,
     /// Connections start with `DURABLE yes`: each write is on disk before its reply.
     pub durable: bool,
@@ -83,7 +85,9 @@ impl Stream {
     /// The user of the system at the other end.
     fn user(&self) -> Option<u32> {
         match self {
-            Stream::Unix(s) => rustix::net::sockopt::socket_peercred(s).ok().map(|peer| peer.uid.as_raw()),
+            Stream::Unix(s) => {
+                rustix::net::sockopt::socket_peercred(s).ok().map(|peer| peer.uid.as_raw())
+            }
             Stream::Tcp(_) => None,
         }
     }
@@ -132,12 +136,14 @@ impl Sink for ToStream {
 }
 
 impl Server {
-    /// Serves `db` on a Unix socket at `path`, mode 0600. A dead server's socket there is replaced; a living one's is an error.
+    /// Serves `db` on a Unix socket at `path`, mode 0600. A dead server's socket there is replaced;
+    /// a living one's is an error.
     pub fn start(db: Kvdb, path: &Path, options: ServerOptions) -> Result<Server, Error> {
         if options.tcp.is_some() && options.password.as_deref().unwrap_or_default().is_empty() {
             return Err(Error::NoPassword);
         }
-        let mut shared = Shared::new(db, options.limits, options.password, options.durable, options.info);
+        let mut shared =
+            Shared::new(db, options.limits, options.password, options.durable, options.info);
         shared.describe = options.describe;
         if let Some(transactions) = options.transactions {
             shared.transactions = transactions;
@@ -157,11 +163,18 @@ impl Server {
         };
         shared.socket = path.to_string_lossy().into_owned();
         let socket = PrivateSocket::listen(path)?;
-        let wake = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC).map_err(io::Error::from)?);
-        let common = Arc::new(Common { shared: Arc::new(shared), streams: Mutex::default(), empty: Condvar::new() });
+        let wake =
+            Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC).map_err(io::Error::from)?);
+        let common = Arc::new(Common {
+            shared: Arc::new(shared),
+            streams: Mutex::default(),
+            empty: Condvar::new(),
+        });
         let accepting = {
             let (common, wake) = (common.clone(), wake.clone());
-            std::thread::Builder::new().name("resp-accept".into()).spawn(move || accept(&common, socket, tcp, &wake))?
+            std::thread::Builder::new()
+                .name("resp-accept".into())
+                .spawn(move || accept(&common, socket, tcp, &wake))?
         };
         Ok(Server { common, path: path.into(), wake, accepting: Some(accepting) })
     }
@@ -173,8 +186,8 @@ impl Server {
     pub fn tcp_address(&self) -> Option<SocketAddr> {
         self.common.shared.tcp
     }
-    /// Ends every connection, after the command that it is at, and removes the socket. What clients wrote stays buffered or durable as
-    /// it was.
+    /// Ends every connection, after the command that it is at, and removes the socket. What clients
+    /// wrote stays buffered or durable as it was.
     pub fn stop(self) {}
 }
 
@@ -198,7 +211,8 @@ impl Drop for Server {
 /// Accepts until `wake` is readable. The socket goes with this thread.
 fn accept(common: &Arc<Common>, socket: PrivateSocket, tcp: Option<TcpListener>, wake: &OwnedFd) {
     loop {
-        let mut polled = vec![PollFd::new(wake, PollFlags::IN), PollFd::new(&socket.listener, PollFlags::IN)];
+        let mut polled =
+            vec![PollFd::new(wake, PollFlags::IN), PollFd::new(&socket.listener, PollFlags::IN)];
         if let Some(tcp) = &tcp {
             polled.push(PollFd::new(tcp, PollFlags::IN));
         }
@@ -212,10 +226,13 @@ fn accept(common: &Arc<Common>, socket: PrivateSocket, tcp: Option<TcpListener>,
         if common.shared.stopping.load(Relaxed) {
             return;
         }
-        let unix = || socket.listener.accept().map(|(s, _)| (Stream::Unix(s), "unix".to_string(), false));
+        let unix =
+            || socket.listener.accept().map(|(s, _)| (Stream::Unix(s), "unix".to_string(), false));
         take_all(common, unix);
         if let Some(tcp) = &tcp {
-            take_all(common, || tcp.accept().map(|(s, address)| (Stream::Tcp(s), address.to_string(), true)));
+            take_all(common, || {
+                tcp.accept().map(|(s, address)| (Stream::Tcp(s), address.to_string(), true))
+            });
         }
     }
 }
@@ -223,11 +240,16 @@ fn accept(common: &Arc<Common>, socket: PrivateSocket, tcp: Option<TcpListener>,
 fn take_all(common: &Arc<Common>, mut next: impl FnMut() -> io::Result<(Stream, String, bool)>) {
     loop {
         match next() {
-            Ok((stream, address, needs_password)) => welcome(common, stream, address, needs_password),
+            Ok((stream, address, needs_password)) => {
+                welcome(common, stream, address, needs_password)
+            }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted || error.kind() == io::ErrorKind::ConnectionAborted => {}
+            Err(error)
+                if error.kind() == io::ErrorKind::Interrupted
+                    || error.kind() == io::ErrorKind::ConnectionAborted => {}
             Err(error) => {
-                // Out of descriptors, say. The connection stays in the backlog; without a pause this would spin.
+                // Out of descriptors, say. The connection stays in the backlog; without a pause
+                // this would spin.
                 tracing::warn!("could not accept a RESP connection: {error}");
                 std::thread::sleep(Duration::from_millis(50));
                 return;
@@ -252,7 +274,12 @@ fn welcome(common: &Arc<Common>, stream: Stream, address: String, needs_password
         let _ = stream.write_all(b"-ERR max number of clients reached\r\n");
         return;
     }
-    let conversation = Conversation::new(shared.clone(), Box::new(ToStream(stream.clone())), address, needs_password);
+    let conversation = Conversation::new(
+        shared.clone(),
+        Box::new(ToStream(stream.clone())),
+        address,
+        needs_password,
+    );
     let conversation = conversation.with(stream.user());
     let id = conversation.id();
     streams.insert(id, stream.clone());
@@ -305,7 +332,8 @@ fn serve(common: &Common, stream: &Arc<Stream>, mut conversation: Conversation) 
     linger(stream);
 }
 
-/// Closes so that the client gets the last reply even where it is still sending: what it sends is read and dropped, for a moment.
+/// Closes so that the client gets the last reply even where it is still sending: what it sends is
+/// read and dropped, for a moment.
 fn linger(stream: &Stream) {
     stream.shutdown(Shutdown::Write);
     if stream.set_read_timeout(Duration::from_millis(200)).is_err() {

@@ -7,7 +7,10 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use env::sync::{Mutex, MutexGuard};
-use kvdb::{Batch, DictionaryId, DictionaryOptions, Draft, Durability, Kvdb, Transaction, TransactionId, TransactionOptions, View};
+use kvdb::{
+    Batch, DictionaryId, DictionaryOptions, Draft, Durability, Kvdb, Transaction, TransactionId,
+    TransactionOptions, View,
+};
 
 use crate::commands::multi::{Counted, Queue, TRIES, Watch};
 use crate::commands::{self, COMMANDS, Command, InMulti};
@@ -24,7 +27,8 @@ use crate::transactions::{Group, Groups, Importing, Snapshots, Transactions, Wal
 /// Gives what the owner of the store knows about it, as JSON.
 pub type InfoSource = Arc<dyn Fn() -> String + Send + Sync>;
 
-/// Says what keys of a dictionary are to the owner of the store, from the first up to the second: a file, say.
+/// Says what keys of a dictionary are to the owner of the store, from the first up to the second: a
+/// file, say.
 pub type Describe = Arc<dyn Fn(&str, &[u8], &[u8]) -> Option<String> + Send + Sync>;
 
 /// What all connections of a server share.
@@ -44,7 +48,8 @@ pub struct Shared {
     pub cursors: Cursors,
     pub metrics: Metrics,
     pub next_client: AtomicU64,
-    /// Bytes that large requests on their way in have taken, of all connections (`Limits::requests`).
+    /// Bytes that large requests on their way in have taken, of all connections
+    /// (`Limits::requests`).
     pub request_bytes: AtomicUsize,
     /// Bytes of replies that must be whole (`Limits::whole_replies`).
     pub whole_replies: Arc<Budget>,
@@ -55,7 +60,13 @@ pub struct Shared {
 }
 
 impl Shared {
-    pub fn new(db: Kvdb, limits: Limits, password: Option<String>, durable: bool, info: Option<InfoSource>) -> Self {
+    pub fn new(
+        db: Kvdb,
+        limits: Limits,
+        password: Option<String>,
+        durable: bool,
+        info: Option<InfoSource>,
+    ) -> Self {
         Shared {
             transactions: Arc::new(db.clone()),
             groups: Groups::default(),
@@ -118,7 +129,8 @@ pub struct Session {
 
 /// Where the commands of an `EXEC` work.
 pub enum Executing {
-    /// In the transaction that the connection has joined: what they change is made there when all of them were run.
+    /// In the transaction that the connection has joined: what they change is made there when all
+    /// of them were run.
     Joined(Mutex<Draft>),
     /// In one of its own.
     Own(Transaction),
@@ -166,10 +178,16 @@ impl Session {
         match &self.place {
             Place::Store => self.dictionary.writable(&self.shared.db),
             Place::Snapshot(_) => Err(SNAPSHOT),
-            place @ Place::Clone(clone) => match self.dictionary.existing_at(place, &self.shared.db)? {
-                Some(id) => Ok(id),
-                None => Ok(self.shared.db.create_dictionary_in(clone, self.dictionary.name(), DictionaryOptions::default())?),
-            },
+            place @ Place::Clone(clone) => {
+                match self.dictionary.existing_at(place, &self.shared.db)? {
+                    Some(id) => Ok(id),
+                    None => Ok(self.shared.db.create_dictionary_in(
+                        clone,
+                        self.dictionary.name(),
+                        DictionaryOptions::default(),
+                    )?),
+                }
+            }
         }
     }
     /// The user's dictionaries, by name.
@@ -177,11 +195,14 @@ impl Session {
         dictionaries::listed_at(&self.place, &self.shared.db)
     }
 
-    /// The transaction that commands work in; `None`: they work on the store as it is for everybody.
+    /// The transaction that commands work in; `None`: they work on the store as it is for
+    /// everybody.
     pub fn inside(&self) -> Option<&Transaction> {
         match &self.executing {
             Some(Executing::Own(transaction)) => Some(transaction),
-            Some(Executing::Joined(_)) | None => self.joined.as_ref().map(|(transaction, _)| transaction),
+            Some(Executing::Joined(_)) | None => {
+                self.joined.as_ref().map(|(transaction, _)| transaction)
+            }
         }
     }
     /// What `EXEC` is going to change in the joined transaction.
@@ -209,7 +230,8 @@ impl Session {
         self.reads(dict, [key])?;
         Ok(self.view()?.value_len(dict, key)?)
     }
-    /// What is seen now. What is read through it must have been announced by `reads`; or see `view_of`.
+    /// What is seen now. What is read through it must have been announced by `reads`; or see
+    /// `view_of`.
     pub fn view(&self) -> Result<View, Failure> {
         if let Some(draft) = self.draft() {
             return Ok(draft.view()?);
@@ -220,16 +242,26 @@ impl Session {
             (_, Some(transaction)) => transaction.view()?,
         })
     }
-    /// These keys are going to be read: a serializable transaction locks them, the commit of an `EXEC` depends on them.
-    pub fn reads<'k>(&self, dict: DictionaryId, keys: impl IntoIterator<Item = &'k [u8]>) -> Outcome {
+    /// These keys are going to be read: a serializable transaction locks them, the commit of an
+    /// `EXEC` depends on them.
+    pub fn reads<'k>(
+        &self,
+        dict: DictionaryId,
+        keys: impl IntoIterator<Item = &'k [u8]>,
+    ) -> Outcome {
         match (&self.executing, self.inside()) {
-            (Some(Executing::Own(own)), _) => keys.into_iter().try_for_each(|key| own.read_conflict_key(dict, key))?,
-            (_, Some(transaction)) => keys.into_iter().try_for_each(|key| transaction.lock_key(dict, key, false))?,
+            (Some(Executing::Own(own)), _) => {
+                keys.into_iter().try_for_each(|key| own.read_conflict_key(dict, key))?
+            }
+            (_, Some(transaction)) => {
+                keys.into_iter().try_for_each(|key| transaction.lock_key(dict, key, false))?
+            }
             (_, None) => {}
         }
         Ok(())
     }
-    /// What is seen now of `[start, end)`, which is going to be read; an empty `end` is the end of the dictionary.
+    /// What is seen now of `[start, end)`, which is going to be read; an empty `end` is the end of
+    /// the dictionary.
     pub fn view_of(&self, dict: DictionaryId, start: &[u8], end: &[u8]) -> Result<View, Failure> {
         match (&self.executing, self.inside()) {
             (Some(Executing::Own(own)), _) => own.read_conflict_range(dict, start, end)?,
@@ -238,7 +270,8 @@ impl Session {
         }
         self.view()
     }
-    /// Commits; durability, where asked for, is the output's business (see there). In a transaction it is seen there alone.
+    /// Commits; durability, where asked for, is the output's business (see there). In a transaction
+    /// it is seen there alone.
     pub fn commit(&self, batch: Batch) -> Result<(), Failure> {
         if let Some(mut draft) = self.draft() {
             return Ok(draft.apply(batch)?);
@@ -255,9 +288,13 @@ impl Session {
             Some((_, group)) => &group.locks,
         }
     }
-    /// Keeps others from changing these keys between reading and writing them. What waits long (for another transaction's lock) is
-    /// waited for first.
-    pub fn hold<'k>(&self, dict: DictionaryId, keys: impl IntoIterator<Item = &'k [u8]> + Clone) -> Result<Held<'_>, Failure> {
+    /// Keeps others from changing these keys between reading and writing them. What waits long (for
+    /// another transaction's lock) is waited for first.
+    pub fn hold<'k>(
+        &self,
+        dict: DictionaryId,
+        keys: impl IntoIterator<Item = &'k [u8]> + Clone,
+    ) -> Result<Held<'_>, Failure> {
         if let Some(transaction) = self.inside() {
             for key in keys.clone() {
                 transaction.lock_key(dict, key, true)?;
@@ -272,8 +309,9 @@ impl Session {
             (first, second) => self.locks().keys(dict, first.into_iter().chain(second).chain(keys)),
         })
     }
-    /// Commits what `change` makes of what it reads of these keys, as if nobody did anything meanwhile: other commands are kept from it, and
-    /// after a transaction that was committed in between it is done anew. It may be asked more than once, then.
+    /// Commits what `change` makes of what it reads of these keys, as if nobody did anything
+    /// meanwhile: other commands are kept from it, and after a transaction that was committed in
+    /// between it is done anew. It may be asked more than once, then.
     pub fn amend<'k>(
         &self,
         dict: DictionaryId,
@@ -288,7 +326,8 @@ impl Session {
             return if batch.is_empty() { Ok(()) } else { self.commit(batch) };
         }
         for _ in 0..TRIES {
-            let options = TransactionOptions { label: "a command".into(), ..TransactionOptions::default() };
+            let options =
+                TransactionOptions { label: "a command".into(), ..TransactionOptions::default() };
             let transaction = self.shared.db.begin_with(options)?;
             let batch = change(&transaction.view()?)?;
             if batch.is_empty() {
@@ -331,7 +370,10 @@ impl Session {
     pub fn check_key(&self, key: &[u8]) -> Outcome {
         let max = self.shared.limits.key;
         if key.len() > max {
-            return Err(Failure::request(format!("key of {} bytes is longer than the limit of {max}", key.len())));
+            return Err(Failure::request(format!(
+                "key of {} bytes is longer than the limit of {max}",
+                key.len()
+            )));
         }
         Ok(())
     }
@@ -352,7 +394,10 @@ impl Session {
         let command = &COMMANDS[index];
         let position = out.position();
         if self.queue.is_some() && command.in_multi != InMulti::AtOnce {
-            match self.admit(command, args).and_then(|()| commands::multi::queue(self, command, args)) {
+            match self
+                .admit(command, args)
+                .and_then(|()| commands::multi::queue(self, command, args))
+            {
                 Ok(()) => out.status("QUEUED"),
                 Err(failure) => {
                     self.spoil();
@@ -367,7 +412,8 @@ impl Session {
         }
     }
 
-    /// Runs the command at `index` of the table and writes its one reply; `false`: that is an error.
+    /// Runs the command at `index` of the table and writes its one reply; `false`: that is an
+    /// error.
     pub fn run_one(&mut self, index: usize, args: Arguments<'_>, out: &mut Output) -> bool {
         let started = Instant::now();
         let command = &COMMANDS[index];
@@ -395,7 +441,9 @@ impl Session {
             return Err(NOAUTH);
         }
         let wanted = command.arity.unsigned_abs() as usize;
-        if matches!(self.place, Place::Snapshot(_)) && (command.writes || matches!(command.name, "multi" | "watch")) {
+        if matches!(self.place, Place::Snapshot(_))
+            && (command.writes || matches!(command.name, "multi" | "watch"))
+        {
             return Err(SNAPSHOT);
         }
         let fits = if command.arity < 0 { args.len() >= wanted } else { args.len() == wanted };
@@ -409,11 +457,13 @@ impl Drop for Session {
     }
 }
 
-pub const NOAUTH: Failure = Failure::Coded(std::borrow::Cow::Borrowed("NOAUTH Authentication required."));
+pub const NOAUTH: Failure =
+    Failure::Coded(std::borrow::Cow::Borrowed("NOAUTH Authentication required."));
 
 /// What cannot be where nothing changes.
-const SNAPSHOT: Failure =
-    Failure::Coded(std::borrow::Cow::Borrowed("READONLY a snapshot does not change: SNAPSHOT LEAVE first, or make a clone of it"));
+const SNAPSHOT: Failure = Failure::Coded(std::borrow::Cow::Borrowed(
+    "READONLY a snapshot does not change: SNAPSHOT LEAVE first, or make a clone of it",
+));
 
 pub fn wrong_arity(name: &str) -> Failure {
     Failure::request(format!("wrong number of arguments for '{name}' command"))

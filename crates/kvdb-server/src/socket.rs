@@ -1,5 +1,5 @@
-//! The server's socket in the file system: nobody but its owner can ever connect, no living server is pushed aside, and a dead one's
-//! socket does not stand in the way.
+//! The server's socket in the file system: nobody but its owner can ever connect, no living server
+//! is pushed aside, and a dead one's socket does not stand in the way.
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -23,15 +23,21 @@ impl PrivateSocket {
     pub fn listen(path: &Path) -> Result<Self, Error> {
         let failed = |error: io::Error| Error::Socket { path: path.into(), error };
         refuse_if_taken(path)?;
-        // Made under another name and moved over the final one: at no time is there a socket that does not answer yet. The mode is
-        // set on the socket before it has a name (Linux gives the name the socket's mode), so at no time is it open to others.
+        // Made under another name and moved over the final one: at no time is there a socket that
+        // does not answer yet. The mode is set on the socket before it has a name (Linux gives the
+        // name the socket's mode), so at no time is it open to others.
         let mut making = path.as_os_str().to_owned();
         making.push("~");
         let making = PathBuf::from(making);
         let address = SocketAddrUnix::new(&making).map_err(|_| Error::PathTooLong(path.into()))?;
         let _ = std::fs::remove_file(&making);
         let make = || -> Result<UnixListener, Errno> {
-            let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+            let socket = rustix::net::socket_with(
+                AddressFamily::UNIX,
+                SocketType::STREAM,
+                SocketFlags::CLOEXEC,
+                None,
+            )?;
             rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
             rustix::net::bind(&socket, &address)?;
             rustix::net::listen(&socket, 128)?;
@@ -41,11 +47,18 @@ impl PrivateSocket {
         let meta = std::fs::symlink_metadata(&making).map_err(failed)?;
         if meta.mode() & 0o777 != 0o600 {
             let _ = std::fs::remove_file(&making);
-            return Err(failed(io::Error::other(format!("came out with mode {:o} instead of 600", meta.mode() & 0o777))));
+            return Err(failed(io::Error::other(format!(
+                "came out with mode {:o} instead of 600",
+                meta.mode() & 0o777
+            ))));
         }
         std::fs::rename(&making, path).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
-        Ok(PrivateSocket { listener, path: path.into(), device_and_inode: (meta.dev(), meta.ino()) })
+        Ok(PrivateSocket {
+            listener,
+            path: path.into(),
+            device_and_inode: (meta.dev(), meta.ino()),
+        })
     }
 }
 
@@ -71,7 +84,8 @@ fn refuse_if_taken(path: &Path) -> Result<(), Error> {
     }
     let address = SocketAddrUnix::new(path).map_err(|_| Error::PathTooLong(path.into()))?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let probe = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(|e| failed(e.into()))?;
+    let probe = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+        .map_err(|e| failed(e.into()))?;
     match rustix::net::connect(&probe, &address) {
         Err(Errno::CONNREFUSED | Errno::NOENT) => Ok(()),
         // A full backlog is a sign of life, too.

@@ -1,4 +1,5 @@
-//! Transactions and snapshots of clients: who makes and ends them, and what the connections that are in one transaction share.
+//! Transactions and snapshots of clients: who makes and ends them, and what the connections that
+//! are in one transaction share.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,7 +14,8 @@ use crate::locks::KeyLocks;
 pub struct FileChange {
     /// From the root of the file system, without a slash in front.
     pub path: Vec<u8>,
-    /// `d` a folder, `f` a file, `l` a symbolic link, `o` anything else; of what is there now, or was.
+    /// `d` a folder, `f` a file, `l` a symbolic link, `o` anything else; of what is there now, or
+    /// was.
     pub kind: char,
     /// Bytes before; `None`: it was not there.
     pub before: Option<u64>,
@@ -23,9 +25,10 @@ pub struct FileChange {
     pub details: Vec<FileDetail>,
 }
 
-/// One thing in which a file differs: `kind`, `mode`, `owner`, `device`, `content` (without values), `target`, `links` (how many; the same
-/// number twice where they are others), `linked-to` (another path of the same file), `time` (of the last change), or `xattr:` and the
-/// name of an extended attribute.
+/// One thing in which a file differs: `kind`, `mode`, `owner`, `device`, `content` (without
+/// values), `target`, `links` (how many; the same number twice where they are others), `linked-to`
+/// (another path of the same file), `time` (of the last change), or `xattr:` and the name of an
+/// extended attribute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileDetail {
     pub what: Vec<u8>,
@@ -53,11 +56,13 @@ pub struct Removed {
     pub bytes: u64,
 }
 
-/// Files on their way into a store; dropped before the end it leaves nothing, unless it is in a transaction that was open before.
+/// Files on their way into a store; dropped before the end it leaves nothing, unless it is in a
+/// transaction that was open before.
 pub trait Importing: Send {
     /// Takes some entries more, in a form that only the two ends know.
     fn add(&mut self, entries: &[u8]) -> Result<()>;
-    /// All have come: they are there, and on disk (in a transaction that was open before: there). Names and numbers: what was made.
+    /// All have come: they are there, and on disk (in a transaction that was open before: there).
+    /// Names and numbers: what was made.
     fn finish(self: Box<Self>) -> Result<Vec<(&'static str, u64)>>;
 }
 
@@ -73,12 +78,13 @@ pub enum Whose {
 
 /// A walk through files, or an export, that is under way.
 pub trait Walking: Send {
-    /// Some entries more, in a form that only the two ends know, or bytes of the tar stream; nothing: that was all.
+    /// Some entries more, in a form that only the two ends know, or bytes of the tar stream;
+    /// nothing: that was all.
     fn next(&mut self) -> Result<Vec<u8>>;
 }
 
-/// Who begins and ends transactions. The store itself does where it is nothing but keys; where it is also a file system, files must be
-/// ready for it as well.
+/// Who begins and ends transactions. The store itself does where it is nothing but keys; where it
+/// is also a file system, files must be ready for it as well.
 pub trait Transactions: Send + Sync {
     /// Begins one that stays until it is ended (`detached` is set).
     fn begin(&self, options: TransactionOptions) -> Result<TransactionId>;
@@ -92,14 +98,20 @@ pub trait Transactions: Send + Sync {
     fn files(&self, id: TransactionId) -> Result<Vec<FileChange>>;
     /// Everything that was acknowledged is on disk when this returns, files included.
     fn sync(&self) -> Result<()>;
-    /// Copies a tree of files by reference, by paths from the root, in a transaction or in the mainline.
+    /// Copies a tree of files by reference, by paths from the root, in a transaction or in the
+    /// mainline.
     fn clone_tree(&self, id: Option<TransactionId>, from: &[u8], to: &[u8]) -> Result<Cloned> {
         let _ = (id, from, to);
         Err(no_files())
     }
-    /// Begins to import files into the folder at a path from the root, which is made if need be: in a transaction, or in one of its own
-    /// that `user` has begun.
-    fn import(&self, id: Option<TransactionId>, to: &[u8], user: Option<u32>) -> Result<Box<dyn Importing>> {
+    /// Begins to import files into the folder at a path from the root, which is made if need be: in
+    /// a transaction, or in one of its own that `user` has begun.
+    fn import(
+        &self,
+        id: Option<TransactionId>,
+        to: &[u8],
+        user: Option<u32>,
+    ) -> Result<Box<dyn Importing>> {
         let _ = (id, to, user);
         Err(no_files())
     }
@@ -108,12 +120,14 @@ pub trait Transactions: Send + Sync {
         let _ = (whose, path);
         Err(no_files())
     }
-    /// Begins to export what lies at a path from the root, and below it, as a tar stream of one state; `user` asks for it.
+    /// Begins to export what lies at a path from the root, and below it, as a tar stream of one
+    /// state; `user` asks for it.
     fn export(&self, whose: Whose, path: &[u8], user: Option<u32>) -> Result<Box<dyn Walking>> {
         let _ = (whose, path, user);
         Err(no_files())
     }
-    /// Removes what a path from the root leads to, with all below it, in a transaction or in the mainline.
+    /// Removes what a path from the root leads to, with all below it, in a transaction or in the
+    /// mainline.
     fn remove_tree(&self, id: Option<TransactionId>, path: &[u8]) -> Result<Removed> {
         let _ = (id, path);
         Err(no_files())
@@ -133,7 +147,8 @@ pub trait Snapshots: Send + Sync {
     fn roll_back(&self, name: &str) -> Result<()>;
     fn branch_off(&self, snapshot: &str, name: &str) -> Result<()>;
     fn remove_clone(&self, name: &str) -> Result<()>;
-    /// What differs in the files from a snapshot to another, or to what there is now; sorted by path.
+    /// What differs in the files from a snapshot to another, or to what there is now; sorted by
+    /// path.
     fn files(&self, before: &str, after: Option<&str>) -> Result<Vec<FileChange>>;
 }
 
@@ -191,8 +206,9 @@ impl Transactions for Kvdb {
 /// What all connections in one transaction share.
 #[derive(Default)]
 pub struct Group {
-    /// For commands that read and write, against each other. Apart from those of the store: whoever waits here for a lock of another
-    /// transaction must not hold up those that this one's commands need.
+    /// For commands that read and write, against each other. Apart from those of the store: whoever
+    /// waits here for a lock of another transaction must not hold up those that this one's commands
+    /// need.
     pub locks: KeyLocks,
     /// By name; of several with one name the last counts.
     pub savepoints: Mutex<Vec<(Vec<u8>, Savepoint)>>,
@@ -210,7 +226,8 @@ impl Groups {
         if let Some(group) = all.get(&id) {
             return group.clone();
         }
-        let open: std::collections::HashSet<TransactionId> = db.transactions().into_iter().map(|info| info.id).collect();
+        let open: std::collections::HashSet<TransactionId> =
+            db.transactions().into_iter().map(|info| info.id).collect();
         all.retain(|id, _| open.contains(id));
         all.entry(id).or_default().clone()
     }

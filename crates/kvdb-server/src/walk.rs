@@ -1,8 +1,9 @@
 //! Walks over a stretch of a dictionary, and answers of a length that is not known beforehand.
 //!
-//! An array's length stands in front of it. An answer that turns out to be short is gathered and gets its header when it is
-//! whole. Of a long one the rest is counted first, by keys only, and then read again from the same view while it is sent: the view
-//! is one state of the store, so both walks see the same tuples, and memory stays bounded however long the answer is.
+//! An array's length stands in front of it. An answer that turns out to be short is gathered and
+//! gets its header when it is whole. Of a long one the rest is counted first, by keys only, and
+//! then read again from the same view while it is sent: the view is one state of the store, so both
+//! walks see the same tuples, and memory stays bounded however long the answer is.
 
 use kvdb::{Cursor, DictionaryId, Tuple, View};
 
@@ -11,7 +12,8 @@ use crate::glob;
 use crate::output::Output;
 use crate::session::Session;
 
-/// Which tuples: those of `[start, end)` (`end` empty: to the end) that match, at most `limit` of them.
+/// Which tuples: those of `[start, end)` (`end` empty: to the end) that match, at most `limit` of
+/// them.
 #[derive(Clone)]
 pub struct Stretch {
     pub dict: DictionaryId,
@@ -67,7 +69,8 @@ impl Walk<'_> {
             if self.steps.is_multiple_of(256) {
                 self.session.check_stopping()?;
             }
-            let tuple = if self.stretch.backward { self.cursor.prev()? } else { self.cursor.next()? };
+            let tuple =
+                if self.stretch.backward { self.cursor.prev()? } else { self.cursor.next()? };
             let Some(tuple) = tuple else { break };
             if self.stretch.pattern.as_ref().is_none_or(|p| glob::matches(p, &tuple.key)) {
                 self.left -= 1;
@@ -116,7 +119,8 @@ pub fn answer(
     Ok(())
 }
 
-/// Writes the header and as much as fits; gives what is left, and how many tuples that is, where not all of it does.
+/// Writes the header and as much as fits; gives what is left, and how many tuples that is, where
+/// not all of it does.
 fn gather(
     s: &Session,
     stretch: &Stretch,

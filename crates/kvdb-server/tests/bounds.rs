@@ -1,4 +1,5 @@
-//! What clients can pile up in the server, and the error that they meet then: each limit of `docs/resp.md`.
+//! What clients can pile up in the server, and the error that they meet then: each limit of
+//! `docs/resp.md`.
 
 mod served;
 
@@ -27,13 +28,21 @@ fn replies_of_exec_that_are_too_much_are_an_error_and_nothing_is_done() {
         assert_eq!(c.run(&format!("SET {i:02} {value}")), "OK");
     }
     let most = "(error) LIMIT the replies of this EXEC, with those of others, take more than 10000 bytes; nothing of it was done";
-    for commands in [vec!["SET k 1", "RANGE - +"], vec!["SET k 1", "MGET 00 01 02 03 04 05 06 07 08 09 10 11"], {
-        let mut gets = vec!["SET k 1"];
-        gets.extend(["GET 00"; 15]);
-        gets
-    }] {
+    for commands in [
+        vec!["SET k 1", "RANGE - +"],
+        vec!["SET k 1", "MGET 00 01 02 03 04 05 06 07 08 09 10 11"],
+        {
+            let mut gets = vec!["SET k 1"];
+            gets.extend(["GET 00"; 15]);
+            gets
+        },
+    ] {
         assert_eq!(queue(&mut c, &commands), most);
-        assert_eq!(c.run("GET k"), "(nil)", "nothing of it was done, and the connection is as it was");
+        assert_eq!(
+            c.run("GET k"),
+            "(nil)",
+            "nothing of it was done, and the connection is as it was"
+        );
     }
     assert_eq!(queue(&mut c, &["SET k 1", "RANGE 00 05"]).matches("vvv").count() / 333, 5);
     assert_eq!(c.run("GET k"), "\"1\"");
@@ -62,8 +71,16 @@ fn watches_have_a_limit() {
     assert!(b.run("WATCH d").starts_with("(error) LIMIT 3 WATCH are in force"));
     a.expect(&[("UNWATCH", "OK")]);
     let keys: Vec<String> = (0..100).map(|i| i.to_string()).collect();
-    assert!(b.run(&format!("WATCH {}", keys.join(" "))).starts_with("(error) LIMIT "), "its keys take memory as well");
-    b.expect(&[("WATCH d", "OK"), ("DISCARD", "(error) ERR DISCARD without MULTI"), ("MULTI", "OK"), ("EXEC", "[]")]);
+    assert!(
+        b.run(&format!("WATCH {}", keys.join(" "))).starts_with("(error) LIMIT "),
+        "its keys take memory as well"
+    );
+    b.expect(&[
+        ("WATCH d", "OK"),
+        ("DISCARD", "(error) ERR DISCARD without MULTI"),
+        ("MULTI", "OK"),
+        ("EXEC", "[]"),
+    ]);
     for _ in 0..10 {
         b.expect(&[("WATCH x y", "OK"), ("MULTI", "OK"), ("EXEC", "[]")]);
     }
@@ -80,12 +97,20 @@ fn open_transactions_and_savepoints_have_a_limit() {
     }
     assert!(c.run("TXN BEGIN").starts_with("(error) LIMIT 1024 transactions are open"));
     // Commands that are transactions inside go on.
-    c.expect(&[("INCR n", "(integer) 1"), ("WATCH n", "OK"), ("MULTI", "OK"), ("INCR n", "QUEUED"), ("EXEC", "[(integer) 2]")]);
+    c.expect(&[
+        ("INCR n", "(integer) 1"),
+        ("WATCH n", "OK"),
+        ("MULTI", "OK"),
+        ("INCR n", "QUEUED"),
+        ("EXEC", "[(integer) 2]"),
+    ]);
     c.expect(&[("TXN JOIN 7", "OK")]);
     for _ in 0..kvdb::MAX_SAVEPOINTS {
         assert_eq!(c.run("TXN SAVEPOINT s"), "OK");
     }
-    assert!(c.run("TXN SAVEPOINT s").starts_with("(error) LIMIT the transaction has 1024 savepoints"));
+    assert!(
+        c.run("TXN SAVEPOINT s").starts_with("(error) LIMIT the transaction has 1024 savepoints")
+    );
     let long = c.run(&format!("TXN SAVEPOINT {}", "n".repeat(300)));
     assert_eq!(long, "(error) ERR a savepoint's name has up to 256 bytes");
     c.expect(&[("TXN ABORT", "OK"), ("TXN ABORT 8", "OK")]);
@@ -94,7 +119,8 @@ fn open_transactions_and_savepoints_have_a_limit() {
 
 #[test]
 fn what_is_queued_has_a_limit() {
-    let served = limited(Limits { request: 20_000, requests: 60_000, arguments: 100, ..Limits::default() });
+    let served =
+        limited(Limits { request: 20_000, requests: 60_000, arguments: 100, ..Limits::default() });
     let mut clients: Vec<Raw> = (0..10).map(|_| served.connect()).collect();
     let set = format!("SET k {}", "v".repeat(5000));
     let mut refused = 0;
@@ -102,7 +128,11 @@ fn what_is_queued_has_a_limit() {
         assert_eq!(c.run("MULTI"), "OK");
         for _ in 0..3 {
             let reply = c.run(&set);
-            assert!(reply == "QUEUED" || reply.starts_with("(error) LIMIT too many large requests at once"), "{reply}");
+            assert!(
+                reply == "QUEUED"
+                    || reply.starts_with("(error) LIMIT too many large requests at once"),
+                "{reply}"
+            );
             refused += usize::from(reply != "QUEUED");
         }
     }
@@ -116,7 +146,11 @@ fn what_is_queued_has_a_limit() {
     c.run("MULTI");
     let replies: Vec<String> = (0..4).map(|_| c.run(&set)).collect();
     assert_eq!(replies[..3], ["QUEUED"; 3]);
-    assert!(replies[3].starts_with("(error) LIMIT more than 20000 bytes or 100 commands"), "{}", replies[3]);
+    assert!(
+        replies[3].starts_with("(error) LIMIT more than 20000 bytes or 100 commands"),
+        "{}",
+        replies[3]
+    );
     c.run("DISCARD");
     c.run("MULTI");
     for i in 0..=100 {
@@ -136,17 +170,25 @@ fn resident() -> (usize, usize) {
     found
 }
 
-/// The three loads that once took gigabytes, one after the other, against one budget. Run in a process of its own: see below.
+/// The three loads that once took gigabytes, one after the other, against one budget. Run in a
+/// process of its own: see below.
 fn loads() {
     const MEMORY: usize = 64 << 20;
     let dir = tempfile::tempdir().expect("a temporary directory");
     let open = OpenOptions { memory: MEMORY, ..OpenOptions::default() };
-    let db = Kvdb::create_path(dir.path().join("s.kvfs"), CreateOptions { open, ..CreateOptions::default() }).expect("made");
+    let db = Kvdb::create_path(
+        dir.path().join("s.kvfs"),
+        CreateOptions { open, ..CreateOptions::default() },
+    )
+    .expect("made");
     let served = serve_db(db, ServerOptions::default());
     let mut c = served.connect();
     let megabyte = "v".repeat(1 << 20);
     for i in 0..40 {
-        let request = format!("*3\r\n$3\r\nSET\r\n$4\r\nbig{}\r\n$1048576\r\n{megabyte}\r\n", (b'A' + i) as char);
+        let request = format!(
+            "*3\r\n$3\r\nSET\r\n$4\r\nbig{}\r\n$1048576\r\n{megabyte}\r\n",
+            (b'A' + i) as char
+        );
         c.send(request.as_bytes());
         assert_eq!(show(&c.reply().expect("a reply")), "OK");
     }
@@ -172,8 +214,13 @@ fn loads() {
     assert!(whole > 0 && refused > 0, "{whole} whole, {refused} refused");
     drop(clients);
     let (_, peak) = resident();
-    println!("replies: {} MiB, then at most {} MiB; {whole} whole, {refused} refused", before >> 20, peak >> 20);
-    // What this test itself reads of a reply, and what its allocator keeps of it; the replies; and the store's memory, which fills meanwhile.
+    println!(
+        "replies: {} MiB, then at most {} MiB; {whole} whole, {refused} refused",
+        before >> 20,
+        peak >> 20
+    );
+    // What this test itself reads of a reply, and what its allocator keeps of it; the replies; and
+    // the store's memory, which fills meanwhile.
     let most = before + 2 * (41 << 20) + Limits::default().whole_replies + MEMORY + (48 << 20);
     assert!(peak < most, "{} MiB, of {} MiB", peak >> 20, most >> 20);
 
@@ -189,8 +236,16 @@ fn loads() {
     }
     let held: u64 = served.db.transactions().iter().map(|t| t.memory).sum();
     let (_, peak) = resident();
-    println!("idle: {} MiB, then at most {} MiB; {} KiB in their memtables", before >> 20, peak >> 20, held >> 10);
-    assert!(held < (MEMORY / 16 + 300 * (8 << 10) + (64 << 10)) as u64, "{held} bytes of changes in memory");
+    println!(
+        "idle: {} MiB, then at most {} MiB; {} KiB in their memtables",
+        before >> 20,
+        peak >> 20,
+        held >> 10
+    );
+    assert!(
+        held < (MEMORY / 16 + 300 * (8 << 10) + (64 << 10)) as u64,
+        "{held} bytes of changes in memory"
+    );
     assert!(peak < before + MEMORY, "{} MiB", peak >> 20);
     c.run("TXN LEAVE");
 
@@ -214,8 +269,15 @@ fn memory_stays_bounded_under_what_clients_pile_up() {
         return loads();
     }
     let mut child = std::process::Command::new(std::env::current_exe().expect("this test"));
-    child.args(["--exact", "memory_stays_bounded_under_what_clients_pile_up", "--nocapture"]).env("KVFS_BOUNDS_CHILD", "1");
+    child
+        .args(["--exact", "memory_stays_bounded_under_what_clients_pile_up", "--nocapture"])
+        .env("KVFS_BOUNDS_CHILD", "1");
     let output = child.output().expect("it runs");
     print!("{}", String::from_utf8_lossy(&output.stdout));
-    assert!(output.status.success(), "{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
 }

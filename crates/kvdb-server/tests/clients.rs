@@ -12,7 +12,10 @@ fn connection(served: &Served, protocol: ProtocolVersion) -> redis::Connection {
     let url = format!("redis+unix://{}?db=2", served.path.display());
     let info: ConnectionInfo = url.as_str().into_connection_info().expect("a URL");
     let settings = info.redis_settings().clone().set_protocol(protocol);
-    redis::Client::open(info.set_redis_settings(settings)).expect("a client").get_connection().expect("connected")
+    redis::Client::open(info.set_redis_settings(settings))
+        .expect("a client")
+        .get_connection()
+        .expect("connected")
 }
 
 #[test]
@@ -26,25 +29,37 @@ fn the_rust_client_in_both_protocols() {
         assert_eq!(c.incr::<_, _, i64>("n", 5).expect("incr"), 5);
         assert_eq!(c.incr::<_, _, f64>("n", 0.5).expect("incrbyfloat"), 5.5);
         assert!(c.mset::<_, _, ()>(&[("a", "1"), ("b", "2")]).is_ok());
-        assert_eq!(c.mget::<_, Vec<Option<i64>>>(&["a", "x", "b"]).expect("mget"), [Some(1), None, Some(2)]);
+        assert_eq!(
+            c.mget::<_, Vec<Option<i64>>>(&["a", "x", "b"]).expect("mget"),
+            [Some(1), None, Some(2)]
+        );
         assert_eq!(c.del::<_, i64>(&["a", "b", "x"]).expect("del"), 2);
         assert!(!c.exists::<_, bool>("a").expect("exists"));
         assert_eq!(c.append::<_, _, usize>("s", "abc").expect("append"), 3);
         assert_eq!(c.getrange::<_, String>("s", 1, -1).expect("getrange"), "bc");
-        let pipelined: (i64, i64, String) = redis::pipe().incr("p", 1).incr("p", 1).get("s").query(&mut c).expect("pipeline");
+        let pipelined: (i64, i64, String) =
+            redis::pipe().incr("p", 1).incr("p", 1).get("s").query(&mut c).expect("pipeline");
         assert_eq!(pipelined, (1, 2, "abc".into()));
         for i in 0..100 {
             let _: () = c.set(format!("scan:{i}"), i).expect("set");
         }
-        let mut scanned: Vec<String> =
-            c.scan_match("scan:*").expect("scan").collect::<Result<_, _>>().expect("every page is readable");
+        let mut scanned: Vec<String> = c
+            .scan_match("scan:*")
+            .expect("scan")
+            .collect::<Result<_, _>>()
+            .expect("every page is readable");
         scanned.sort();
         scanned.dedup();
         assert_eq!(scanned.len(), 100);
         let error = c.incr::<_, _, i64>("s", 1).expect_err("not a number");
         assert!(error.to_string().contains("not an integer"), "{error}");
-        let range: Vec<(String, i64)> =
-            redis::cmd("RANGE").arg("scan:1").arg("scan:2").arg("LIMIT").arg(2).query(&mut c).expect("range");
+        let range: Vec<(String, i64)> = redis::cmd("RANGE")
+            .arg("scan:1")
+            .arg("scan:2")
+            .arg("LIMIT")
+            .arg(2)
+            .query(&mut c)
+            .expect("range");
         assert_eq!(range, [("scan:1".into(), 1), ("scan:10".into(), 10)]);
         let dicts: Vec<String> = redis::cmd("DICTS").query(&mut c).expect("dicts");
         assert_eq!(dicts, ["2"]);
@@ -56,7 +71,10 @@ fn the_rust_client_in_both_protocols() {
 /// Runs `redis-cli` with `args`; `None` where it is not installed.
 fn redis_cli(served: &Served, args: &[&str]) -> Option<String> {
     let output = Command::new("redis-cli").arg("-s").arg(&served.path).args(args).output().ok()?;
-    Some(String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr))
+    Some(
+        String::from_utf8_lossy(&output.stdout).into_owned()
+            + &String::from_utf8_lossy(&output.stderr),
+    )
 }
 
 #[test]
@@ -90,10 +108,17 @@ fn redis_cli_shows_transactions() {
     };
     assert_eq!(id, "1\n");
     assert!(run(&["TXN", "LIST"]).unwrap_or_default().contains("by hand"));
-    let mut typed =
-        Command::new("redis-cli").arg("-s").arg(&served.path).stdin(std::process::Stdio::piped()).spawn().expect("it starts");
-    std::io::Write::write_all(&mut typed.stdin.take().expect("a pipe"), b"TXN JOIN 1\nSET a 1\nMULTI\nINCR a\nEXEC\nTXN COMMIT\n")
-        .expect("it reads");
+    let mut typed = Command::new("redis-cli")
+        .arg("-s")
+        .arg(&served.path)
+        .stdin(std::process::Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    std::io::Write::write_all(
+        &mut typed.stdin.take().expect("a pipe"),
+        b"TXN JOIN 1\nSET a 1\nMULTI\nINCR a\nEXEC\nTXN COMMIT\n",
+    )
+    .expect("it reads");
     assert!(typed.wait().expect("it ends").success());
     assert_eq!(run(&["GET", "a"]).as_deref(), Some("2\n"));
 }
@@ -146,11 +171,19 @@ print("done")
 #[test]
 fn redis_py_works() {
     let served = serve(ServerOptions::default());
-    let has_it = |python: &&str| Command::new(python).args(["-c", "import redis"]).output().is_ok_and(|o| o.status.success());
+    let has_it = |python: &&str| {
+        Command::new(python).args(["-c", "import redis"]).output().is_ok_and(|o| o.status.success())
+    };
     let Some(python) = ["python3", "/usr/bin/python3"].into_iter().find(has_it) else {
         eprintln!("redis-py is not installed; nothing to see here");
         return;
     };
-    let done = Command::new(python).args(["-c", PYTHON]).arg(&served.path).output().expect("it runs");
-    assert_eq!(String::from_utf8_lossy(&done.stdout), "done\n", "{}", String::from_utf8_lossy(&done.stderr));
+    let done =
+        Command::new(python).args(["-c", PYTHON]).arg(&served.path).output().expect("it runs");
+    assert_eq!(
+        String::from_utf8_lossy(&done.stdout),
+        "done\n",
+        "{}",
+        String::from_utf8_lossy(&done.stderr)
+    );
 }

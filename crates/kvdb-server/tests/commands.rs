@@ -1,5 +1,5 @@
-//! What each command does, in the notation of `redis-cli`: a command, and the reply that Redis gives (or, where the command is our
-//! own, the reply that it is documented to give).
+//! What each command does, in the notation of `redis-cli`: a command, and the reply that Redis
+//! gives (or, where the command is our own, the reply that it is documented to give).
 
 mod served;
 
@@ -57,7 +57,10 @@ fn values() {
         ("GET a b", "(error) ERR wrong number of arguments for 'get' command"),
         ("SET a", "(error) ERR wrong number of arguments for 'set' command"),
         ("NOSUCH a b", "(error) ERR unknown command 'NOSUCH', with args beginning with: 'a' 'b' "),
-        ("LPUSH list 1", "(error) ERR unknown command 'LPUSH', with args beginning with: 'list' '1' "),
+        (
+            "LPUSH list 1",
+            "(error) ERR unknown command 'LPUSH', with args beginning with: 'list' '1' ",
+        ),
     ]);
 }
 
@@ -85,7 +88,12 @@ fn many_values_at_once() {
 
 #[test]
 fn parts_of_values() {
-    serve(ServerOptions { limits: Limits { value: 100, ..Limits::default() }, ..Default::default() }).connect().expect(&[
+    serve(ServerOptions {
+        limits: Limits { value: 100, ..Limits::default() },
+        ..Default::default()
+    })
+    .connect()
+    .expect(&[
         ("APPEND a Hello", "(integer) 5"),
         ("APPEND a ' World'", "(integer) 11"),
         ("GETRANGE a 0 4", "\"Hello\""),
@@ -104,8 +112,14 @@ fn parts_of_values() {
         ("EXISTS none", "(integer) 0"),
         ("SETRANGE a 5 ''", "(integer) 11"),
         ("SETRANGE a 99 x", "(integer) 100"),
-        ("SETRANGE a 100 x", "(error) ERR string exceeds maximum allowed size (proto-max-bulk-len)"),
-        ("SETRANGE a 9223372036854775807 x", "(error) ERR string exceeds maximum allowed size (proto-max-bulk-len)"),
+        (
+            "SETRANGE a 100 x",
+            "(error) ERR string exceeds maximum allowed size (proto-max-bulk-len)",
+        ),
+        (
+            "SETRANGE a 9223372036854775807 x",
+            "(error) ERR string exceeds maximum allowed size (proto-max-bulk-len)",
+        ),
         ("APPEND a x", "(error) ERR string exceeds maximum allowed size (proto-max-bulk-len)"),
         ("STRLEN a", "(integer) 100"),
     ]);
@@ -328,7 +342,10 @@ fn dictionaries() {
 
 #[test]
 fn the_connection_and_the_server() {
-    let served = serve(ServerOptions { info: Some(std::sync::Arc::new(|| "{\"runs\":3}".to_string())), ..Default::default() });
+    let served = serve(ServerOptions {
+        info: Some(std::sync::Arc::new(|| "{\"runs\":3}".to_string())),
+        ..Default::default()
+    });
     let mut c = served.connect();
     c.expect(&[
         ("PING", "PONG"),
@@ -366,14 +383,22 @@ fn the_connection_and_the_server() {
     assert!(hello.contains("\"proto\" (integer) 3"), "{hello}");
     c.expect(&[("GET none", "(nil)"), ("SET a 1", "OK")]);
     let info = c.run("INFO");
-    for part in ["# Server", "# Clients", "connected_clients:1", "cmdstat_get:calls=1", "dictionary_1:0", "json:{\\\"runs\\\":3}"] {
+    for part in [
+        "# Server",
+        "# Clients",
+        "connected_clients:1",
+        "cmdstat_get:calls=1",
+        "dictionary_1:0",
+        "json:{\\\"runs\\\":3}",
+    ] {
         assert!(info.contains(part), "{part} in {info}");
     }
     assert!(!c.run("INFO clients").contains("# Server"));
     let stat = c.run("KVFS.STAT");
     assert!(stat.contains("\\\"store\\\":{\\\"runs\\\":3}}"), "{stat}");
     assert!(stat.contains("\\\"get\\\":{\\\"calls\\\":1,"), "{stat}");
-    let count: usize = c.run("COMMAND COUNT").trim_start_matches("(integer) ").parse().expect("a number");
+    let count: usize =
+        c.run("COMMAND COUNT").trim_start_matches("(integer) ").parse().expect("a number");
     assert_eq!(c.run("COMMAND LIST").split(' ').count(), count);
     assert_eq!(c.run("QUIT"), "OK");
     assert!(c.reply().is_err(), "the server closed the connection");
@@ -381,8 +406,12 @@ fn the_connection_and_the_server() {
 
 #[test]
 fn a_long_answer_is_whole_and_one_moment() {
-    // Little is gathered before it is sent on, so that these answers are counted first and streamed then.
-    let served = serve(ServerOptions { limits: Limits { reply: 1000, ..Limits::default() }, ..Default::default() });
+    // Little is gathered before it is sent on, so that these answers are counted first and streamed
+    // then.
+    let served = serve(ServerOptions {
+        limits: Limits { reply: 1000, ..Limits::default() },
+        ..Default::default()
+    });
     let mut c = served.connect();
     for i in 0..500 {
         c.run(&format!("SET k{i:04} {}", "v".repeat(i % 90 + 1)));
@@ -411,7 +440,9 @@ fn pipelined_requests_are_answered_in_order() {
     let mut c = served.connect();
     let mut requests = b"DURABLE yes\r\n".to_vec();
     for i in 0..1000 {
-        requests.extend_from_slice(format!("INCR n\r\n*2\r\n$4\r\nECHO\r\n$4\r\n{i:04}\r\n").as_bytes());
+        requests.extend_from_slice(
+            format!("INCR n\r\n*2\r\n$4\r\nECHO\r\n$4\r\n{i:04}\r\n").as_bytes(),
+        );
     }
     c.send(&requests);
     assert_eq!(show(&c.reply().expect("a reply")), "OK");

@@ -23,7 +23,11 @@ fn the_socket_is_the_owners_alone_and_goes_with_the_server() {
     served.server.stop();
     assert!(!served.path.exists(), "the socket is removed");
     assert!(c.reply().is_err(), "the connection is closed");
-    assert_eq!(std::fs::read_dir(served.dir.path()).expect("the directory").count(), 0, "nothing is left behind");
+    assert_eq!(
+        std::fs::read_dir(served.dir.path()).expect("the directory").count(),
+        0,
+        "nothing is left behind"
+    );
 }
 
 #[test]
@@ -33,18 +37,25 @@ fn a_dead_servers_socket_is_replaced_and_a_living_ones_is_not() {
     drop(UnixListener::bind(&path).expect("a socket"));
     assert!(path.exists(), "nobody listens, but the name is there");
     let db = Kvdb::in_memory();
-    let server = Server::start(db.clone(), &path, ServerOptions::default()).expect("the stale socket is replaced");
+    let server = Server::start(db.clone(), &path, ServerOptions::default())
+        .expect("the stale socket is replaced");
     let second = Server::start(db.clone(), &path, ServerOptions::default());
     assert!(matches!(second.err(), Some(Error::InUse(p)) if p == path));
     Client::connect(&path).expect("the first one still listens");
     drop(server);
 
     std::fs::write(&path, "precious").expect("a file");
-    assert!(matches!(Server::start(db.clone(), &path, ServerOptions::default()).err(), Some(Error::NotASocket(_))));
+    assert!(matches!(
+        Server::start(db.clone(), &path, ServerOptions::default()).err(),
+        Some(Error::NotASocket(_))
+    ));
     assert_eq!(std::fs::read(&path).expect("the file"), b"precious");
 
     let long = dir.path().join("x".repeat(120));
-    assert!(matches!(Server::start(db, &long, ServerOptions::default()).err(), Some(Error::PathTooLong(_))));
+    assert!(matches!(
+        Server::start(db, &long, ServerOptions::default()).err(),
+        Some(Error::PathTooLong(_))
+    ));
 }
 
 #[test]
@@ -63,18 +74,29 @@ fn reserved_dictionaries_cannot_be_reached() {
     let served = serve_db(db, ServerOptions::default());
     let mut c = served.connect();
     for name in ["nmap", "imap", "dmap", "7"] {
-        assert_eq!(c.run(&format!("USE {name}")), format!("(error) ERR dictionary '{name}' is reserved for the file system"));
+        assert_eq!(
+            c.run(&format!("USE {name}")),
+            format!("(error) ERR dictionary '{name}' is reserved for the file system")
+        );
     }
     assert_eq!(c.run("SELECT 7"), "(error) ERR dictionary '7' is reserved for the file system");
     // Names that look alike are other dictionaries, the user's own.
     for name in ["NMAP", "'nmap '", "' nmap'", "nmap/", "./nmap", "ｎmap"] {
-        c.expect(&[(&format!("USE {name}"), "OK"), ("GET key", "(nil)"), ("SET key mine", "OK"), ("FLUSHDB", "OK")]);
+        c.expect(&[
+            (&format!("USE {name}"), "OK"),
+            ("GET key", "(nil)"),
+            ("SET key mine", "OK"),
+            ("FLUSHDB", "OK"),
+        ]);
     }
     assert!(c.run("USE \"nmap\\x00\"").starts_with("(error)"));
     assert!(!c.run("DICTS").contains("\"nmap\""));
     c.run("FLUSHALL");
     for id in before {
-        assert_eq!(served.db.get(id, b"key").expect("read").as_deref(), Some(b"the file system's".as_slice()));
+        assert_eq!(
+            served.db.get(id, b"key").expect("read").as_deref(),
+            Some(b"the file system's".as_slice())
+        );
     }
 }
 
@@ -83,9 +105,27 @@ fn a_dictionary_that_becomes_reserved_before_the_first_write_is_refused() {
     let served = serve(ServerOptions::default());
     let mut c = served.connect();
     assert_eq!(c.run("USE later"), "OK");
-    served.db.create_dictionary("later", DictionaryOptions { reserved: true, ..Default::default() }).expect("made");
-    for command in ["SET a 1", "GET a", "INCR a", "FLUSHDB", "RANGE - +", "KEYS *", "DBSIZE", "DEL a", "MGET a", "SCAN 0"] {
-        assert_eq!(c.run(command), "(error) ERR dictionary 'later' is reserved for the file system", "{command}");
+    served
+        .db
+        .create_dictionary("later", DictionaryOptions { reserved: true, ..Default::default() })
+        .expect("made");
+    for command in [
+        "SET a 1",
+        "GET a",
+        "INCR a",
+        "FLUSHDB",
+        "RANGE - +",
+        "KEYS *",
+        "DBSIZE",
+        "DEL a",
+        "MGET a",
+        "SCAN 0",
+    ] {
+        assert_eq!(
+            c.run(command),
+            "(error) ERR dictionary 'later' is reserved for the file system",
+            "{command}"
+        );
     }
 }
 
@@ -97,8 +137,11 @@ fn tcp_wants_the_password_and_the_socket_of_the_owner_does_not() {
     let started = Server::start(Kvdb::in_memory(), &dir.path().join("s"), open);
     assert!(matches!(started.err(), Some(Error::NoPassword)));
 
-    let served = serve(ServerOptions { tcp, password: Some("s3cret".into()), ..Default::default() });
-    let mut stream = std::io::BufReader::new(TcpStream::connect(served.server.tcp_address().expect("bound")).expect("connected"));
+    let served =
+        serve(ServerOptions { tcp, password: Some("s3cret".into()), ..Default::default() });
+    let mut stream = std::io::BufReader::new(
+        TcpStream::connect(served.server.tcp_address().expect("bound")).expect("connected"),
+    );
     let mut run = |command: &str| {
         stream.get_mut().write_all(format!("{command}\r\n").as_bytes()).expect("the server reads");
         show(&read_reply(&mut stream, 0).expect("a reply"))
@@ -123,7 +166,8 @@ fn tcp_wants_the_password_and_the_socket_of_the_owner_does_not() {
     assert_eq!(run("GET a"), "\"1\"");
     assert_eq!(served.connect().run("GET a"), "\"1\"");
 
-    let mut stranger = TcpStream::connect(served.server.tcp_address().expect("bound")).expect("connected");
+    let mut stranger =
+        TcpStream::connect(served.server.tcp_address().expect("bound")).expect("connected");
     stranger.write_all(b"*2\r\n$4\r\nAUTH\r\n$100000\r\n").expect("the server reads");
     let mut said = String::new();
     stranger.read_to_string(&mut said).expect("the server closes");
@@ -134,13 +178,19 @@ fn tcp_wants_the_password_and_the_socket_of_the_owner_does_not() {
 fn without_a_password_auth_says_so() {
     let served = serve(ServerOptions::default());
     let mut c = served.connect();
-    assert!(c.run("AUTH x").starts_with("(error) ERR AUTH <password> called without any password configured"));
+    assert!(
+        c.run("AUTH x")
+            .starts_with("(error) ERR AUTH <password> called without any password configured")
+    );
     assert_eq!(c.run("AUTH default x"), "OK");
 }
 
 #[test]
 fn one_connection_too_many() {
-    let served = serve(ServerOptions { limits: Limits { connections: 2, ..Limits::default() }, ..Default::default() });
+    let served = serve(ServerOptions {
+        limits: Limits { connections: 2, ..Limits::default() },
+        ..Default::default()
+    });
     let (mut a, mut b) = (served.connect(), served.connect());
     a.expect(&[("PING", "PONG")]);
     b.expect(&[("PING", "PONG")]);
@@ -171,7 +221,10 @@ fn protocol_errors_close_the_connection_after_what_was_asked_before() {
     }
     let mut c = served.connect();
     c.send(&[b'x'; 70_000]);
-    assert_eq!(c.reply().expect("a reply"), Reply::Error("ERR Protocol error: too big inline request".into()));
+    assert_eq!(
+        c.reply().expect("a reply"),
+        Reply::Error("ERR Protocol error: too big inline request".into())
+    );
     assert!(served.connect().run("INFO stats").contains("protocol_errors:5"));
 }
 
@@ -180,13 +233,22 @@ fn large_values_go_through_and_larger_ones_do_not() {
     let served = serve(ServerOptions::default());
     let mut client = Client::connect(&served.path).expect("connected");
     let value: Vec<u8> = (0..4usize << 20).map(|i| ((i * i) >> 7) as u8).collect();
-    assert_eq!(client.call(&[b"SET", b"large", &value]).expect("a reply"), Reply::Status("OK".into()));
+    assert_eq!(
+        client.call(&[b"SET", b"large", &value]).expect("a reply"),
+        Reply::Status("OK".into())
+    );
     assert_eq!(client.call(&[b"GET", b"large"]).expect("a reply"), Reply::Bulk(value.clone()));
     let append = client.call(&[b"APPEND", b"large", b"x"]).expect("a reply");
-    assert_eq!(append, Reply::Error("ERR string exceeds maximum allowed size (proto-max-bulk-len)".into()));
+    assert_eq!(
+        append,
+        Reply::Error("ERR string exceeds maximum allowed size (proto-max-bulk-len)".into())
+    );
     let key = vec![b'k'; (16 << 10) + 1];
     let refused = client.call(&[b"SET", &key, b"v"]).expect("a reply");
-    assert_eq!(refused, Reply::Error("ERR key of 16385 bytes is longer than the limit of 16384".into()));
+    assert_eq!(
+        refused,
+        Reply::Error("ERR key of 16385 bytes is longer than the limit of 16384".into())
+    );
     assert_eq!(client.call(&[b"GET", &key]).expect("a reply"), Reply::Null);
     let larger = vec![0; (4 << 20) + 1];
     let refused = client.call(&[b"SET", b"larger", &larger]).expect("a reply");
@@ -206,12 +268,16 @@ fn large_requests_share_a_bound() {
     let mut c = served.connect();
     let value = "v".repeat(500 << 10);
     c.send(format!("*2\r\n$4\r\nECHO\r\n${}\r\n{value}\r\n", value.len()).as_bytes());
-    assert_eq!(c.reply().expect("what the other took is given back"), Reply::Bulk(value.into_bytes()));
+    assert_eq!(
+        c.reply().expect("what the other took is given back"),
+        Reply::Bulk(value.into_bytes())
+    );
 }
 
 #[test]
 fn a_client_that_does_not_read_is_dropped_and_holds_nobody_up() {
-    let limits = Limits { write_timeout: std::time::Duration::from_millis(100), ..Limits::default() };
+    let limits =
+        Limits { write_timeout: std::time::Duration::from_millis(100), ..Limits::default() };
     let served = serve(ServerOptions { limits, ..Default::default() });
     let mut lazy = served.connect();
     lazy.run(&format!("SET big {}", "x".repeat(60_000)));
@@ -260,16 +326,23 @@ fn no_reply_acknowledges_a_durable_write_that_is_not_on_disk() {
     let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
     let open = OpenOptions { memory: 64 << 20, threads: false, ..OpenOptions::default() };
     let options = CreateOptions { open, ..CreateOptions::default() };
-    let db = Kvdb::create(device.clone(), Arc::new(env::Machine::default()), options).expect("a store");
+    let db =
+        Kvdb::create(device.clone(), Arc::new(env::Machine::default()), options).expect("a store");
     let served = serve_db(db, ServerOptions::default());
     let mut c = served.connect();
     c.expect(&[("SET a 1", "OK"), ("DURABLE yes", "OK"), ("SET a 2", "OK")]);
     device.inject(Fault::always(Operation::Sync, FaultKind::Error));
     c.send(b"GET a\r\nSET a 3\r\nECHO between\r\nINCR a\r\nGET none\r\n");
     let replies: Vec<String> = (0..5).map(|_| show(&c.reply().expect("a reply"))).collect();
-    assert_eq!((replies[0].as_str(), replies[2].as_str(), replies[4].as_str()), ("\"2\"", "\"between\"", "(nil)"));
+    assert_eq!(
+        (replies[0].as_str(), replies[2].as_str(), replies[4].as_str()),
+        ("\"2\"", "\"between\"", "(nil)")
+    );
     for reply in [&replies[1], &replies[3]] {
-        assert!(reply.starts_with("(error) IOERR") || reply.starts_with("(error) READONLY"), "{reply}");
+        assert!(
+            reply.starts_with("(error) IOERR") || reply.starts_with("(error) READONLY"),
+            "{reply}"
+        );
     }
     // The store does not forget that a sync failed.
     device.clear();

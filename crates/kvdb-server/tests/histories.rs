@@ -1,8 +1,9 @@
-//! Random histories of clients, checked with `adya`: `WATCH`, `MULTI` and `EXEC`, single commands, and serializable transactions of several
-//! commands, `EXEC` inside of them included, are strictly serializable all together.
+//! Random histories of clients, checked with `adya`: `WATCH`, `MULTI` and `EXEC`, single commands,
+//! and serializable transactions of several commands, `EXEC` inside of them included, are strictly
+//! serializable all together.
 //!
-//! `KVFS_TRANSACTIONS=n` runs n transactions instead of the usual few, `KVFS_SEED_BASE=n` begins with another seed: each run says with which
-//! one the next goes on.
+//! `KVFS_TRANSACTIONS=n` runs n transactions instead of the usual few, `KVFS_SEED_BASE=n` begins
+//! with another seed: each run says with which one the next goes on.
 
 #[path = "../../kvdb/tests/history/mod.rs"]
 mod history;
@@ -47,7 +48,11 @@ impl Client<'_> {
     /// `Err`: the store has refused it.
     fn ask(&mut self, command: &str) -> Result<Reply, ()> {
         match self.call(command) {
-            Reply::Error(e) if ["LOCKED", "CONFLICT", "NOTXN"].iter().any(|code| e.starts_with(code)) => Err(()),
+            Reply::Error(e)
+                if ["LOCKED", "CONFLICT", "NOTXN"].iter().any(|code| e.starts_with(code)) =>
+            {
+                Err(())
+            }
             Reply::Error(e) => panic!("{command}: {e}"),
             reply => Ok(reply),
         }
@@ -57,17 +62,24 @@ impl Client<'_> {
         self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// What `MULTI` and `EXEC` do: reads and appends. `Ok(false)`: something that was watched has changed.
+    /// What `MULTI` and `EXEC` do: reads and appends. `Ok(false)`: something that was watched has
+    /// changed.
     fn exec(&mut self, random: &mut Random, did: &mut Vec<Did>) -> Result<bool, ()> {
         self.ask("MULTI")?;
         let mut queued = Vec::new();
         for _ in 0..1 + random.below(4) {
             let key = random.below(LISTS);
-            queued.push(if random.one_in(2) { Did::Read(key, Vec::new()) } else { Did::Append(key, self.number()) });
+            queued.push(if random.one_in(2) {
+                Did::Read(key, Vec::new())
+            } else {
+                Did::Append(key, self.number())
+            });
         }
         for step in &queued {
             let reply = match step {
-                Did::Read(key, _) if random.one_in(4) => self.call(&format!("RANGE l{key} l{key}~")),
+                Did::Read(key, _) if random.one_in(4) => {
+                    self.call(&format!("RANGE l{key} l{key}~"))
+                }
                 Did::Read(key, _) => self.call(&format!("GET l{key}")),
                 Did::Append(key, number) => self.call(&format!("APPEND l{key} {number},")),
             };
@@ -78,7 +90,9 @@ impl Client<'_> {
             Reply::Array(replies) => {
                 for (step, reply) in queued.into_iter().zip(replies) {
                     did.push(match (step, reply) {
-                        (Did::Read(key, _), Reply::Array(pair)) => Did::Read(key, pair.get(1).map(list).unwrap_or_default()),
+                        (Did::Read(key, _), Reply::Array(pair)) => {
+                            Did::Read(key, pair.get(1).map(list).unwrap_or_default())
+                        }
                         (Did::Read(key, _), reply) => Did::Read(key, list(&reply)),
                         (append, Reply::Integer(_)) => append,
                         (step, reply) => panic!("{step:?}: {}", show(&reply)),
@@ -100,7 +114,9 @@ impl Client<'_> {
 
     /// A transaction of several commands.
     fn joined(&mut self, random: &mut Random, did: &mut Vec<Did>) -> Result<bool, ()> {
-        let Reply::Integer(id) = self.ask("TXN BEGIN SER TIMEOUT 0.5 ATTACHED")? else { panic!("no number") };
+        let Reply::Integer(id) = self.ask("TXN BEGIN SER TIMEOUT 0.5 ATTACHED")? else {
+            panic!("no number")
+        };
         self.ask(&format!("TXN JOIN {id}"))?;
         for _ in 0..1 + random.below(3) {
             let key = random.below(LISTS);
@@ -134,7 +150,9 @@ impl Client<'_> {
             }
             1 => {
                 let names: Vec<String> = (0..LISTS).map(|key| format!("l{key}")).collect();
-                let Ok(Reply::Array(all)) = self.ask(&format!("MGET {}", names.join(" "))) else { panic!("an array") };
+                let Ok(Reply::Array(all)) = self.ask(&format!("MGET {}", names.join(" "))) else {
+                    panic!("an array")
+                };
                 did.extend(all.iter().zip(0..).map(|(reply, key)| Did::Read(key, list(reply))));
                 ("mget", Ok(true))
             }
@@ -148,7 +166,14 @@ impl Client<'_> {
             self.call("TXN ABORT");
         }
         self.call("RESET");
-        Attempt { thread, from, to, did, end: if done == Ok(true) { End::Committed } else { End::Failed }, kind }
+        Attempt {
+            thread,
+            from,
+            to,
+            did,
+            end: if done == Ok(true) { End::Committed } else { End::Failed },
+            kind,
+        }
     }
 }
 
@@ -164,15 +189,23 @@ fn what_clients_do_is_strictly_serializable() {
         let worker = |thread| {
             let mut random = Random::new(seed * THREADS + thread);
             let mut client = Client { c: served.connect(), numbers: &numbers };
-            (0..LIFE / THREADS).map(|_| client.attempt(thread, &clock, &mut random)).collect::<Vec<_>>()
+            (0..LIFE / THREADS)
+                .map(|_| client.attempt(thread, &clock, &mut random))
+                .collect::<Vec<_>>()
         };
         let worker = &worker;
         let attempts: Vec<Attempt> = std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..THREADS).map(|thread| scope.spawn(move || worker(thread))).collect();
+            let threads: Vec<_> =
+                (0..THREADS).map(|thread| scope.spawn(move || worker(thread))).collect();
             threads.into_iter().flat_map(|t| t.join().expect("it came to its end")).collect()
         });
         figures.add(&attempts);
         check(Isolation::Serializable, &attempts, &format!("clients, seed {seed}"));
     }
-    figures.conclude("clients", first..next, started, &["append", "mget", "joined", "exec", "watch"]);
+    figures.conclude(
+        "clients",
+        first..next,
+        started,
+        &["append", "mget", "joined", "exec", "watch"],
+    );
 }

@@ -1,5 +1,5 @@
-//! Random commands against an ordered map: every reply, and in the end every key, are the model's; flushes in between move what was
-//! written from memory into runs.
+//! Random commands against an ordered map: every reply, and in the end every key, are the model's;
+//! flushes in between move what was written from memory into runs.
 
 use std::collections::BTreeMap;
 
@@ -85,7 +85,11 @@ fn ok() -> Reply {
 
 /// The keys of `[start, end)`; an empty end is none.
 fn within(model: &Model, start: &[u8], end: &[u8]) -> Vec<Vec<u8>> {
-    model.keys().filter(|k| k.as_slice() >= start && (end.is_empty() || k.as_slice() < end)).cloned().collect()
+    model
+        .keys()
+        .filter(|k| k.as_slice() >= start && (end.is_empty() || k.as_slice() < end))
+        .cloned()
+        .collect()
 }
 
 struct Run {
@@ -100,7 +104,11 @@ impl Run {
     }
 
     fn keys_and_values(&self, keys: &[Vec<u8>]) -> Reply {
-        Reply::Array(keys.iter().flat_map(|k| [Reply::Bulk(k.clone()), Reply::Bulk(self.model[k].clone())]).collect())
+        Reply::Array(
+            keys.iter()
+                .flat_map(|k| [Reply::Bulk(k.clone()), Reply::Bulk(self.model[k].clone())])
+                .collect(),
+        )
     }
 
     fn step(&mut self, step: &Step) {
@@ -128,7 +136,9 @@ impl Run {
                 )
             }
             Step::Get(key) => (self.call(&[b"GET", key]), bulk(self.model.get(key))),
-            Step::GetDel(key) => (self.call(&[b"GETDEL", key]), bulk(self.model.remove(key).as_ref())),
+            Step::GetDel(key) => {
+                (self.call(&[b"GETDEL", key]), bulk(self.model.remove(key).as_ref()))
+            }
             Step::Append(key, tail) => {
                 let got = self.call(&[b"APPEND", key, tail]);
                 let value = self.model.entry(key.clone()).or_default();
@@ -145,7 +155,12 @@ impl Run {
                 (got, Reply::Integer(self.model.get(key).map_or(0, Vec::len) as i64))
             }
             Step::GetRange(key, from, to) => {
-                let got = self.call(&[b"GETRANGE", key, from.to_string().as_bytes(), to.to_string().as_bytes()]);
+                let got = self.call(&[
+                    b"GETRANGE",
+                    key,
+                    from.to_string().as_bytes(),
+                    to.to_string().as_bytes(),
+                ]);
                 let value = self.model.get(key).cloned().unwrap_or_default();
                 let len = value.len() as i64;
                 let part = if *from < 0 && *to < 0 && from > to {
@@ -162,18 +177,24 @@ impl Run {
                 let old = match self.model.get(key) {
                     None => Some(0),
                     // The values that the steps make: what parses is in its one form but for these.
-                    Some(v) => std::str::from_utf8(v).ok().filter(|t| !t.starts_with('+')).and_then(|t| {
-                        let n = t.parse::<i64>().ok()?;
-                        (n.to_string() == t).then_some(n)
-                    }),
+                    Some(v) => {
+                        std::str::from_utf8(v).ok().filter(|t| !t.starts_with('+')).and_then(|t| {
+                            let n = t.parse::<i64>().ok()?;
+                            (n.to_string() == t).then_some(n)
+                        })
+                    }
                 };
                 match old.and_then(|old| old.checked_add(*by)) {
                     Some(sum) => {
                         self.model.insert(key.clone(), sum.to_string().into_bytes());
                         (got, Reply::Integer(sum))
                     }
-                    None if old.is_some() => (got, Reply::Error("ERR increment or decrement would overflow".into())),
-                    None => (got, Reply::Error("ERR value is not an integer or out of range".into())),
+                    None if old.is_some() => {
+                        (got, Reply::Error("ERR increment or decrement would overflow".into()))
+                    }
+                    None => {
+                        (got, Reply::Error("ERR value is not an integer or out of range".into()))
+                    }
                 }
             }
             Step::MSet(pairs, nx) => {
@@ -187,21 +208,41 @@ impl Run {
                 (got, if *nx { Reply::Integer(i64::from(done)) } else { ok() })
             }
             Step::MGet(keys) => {
-                let words: Vec<&[u8]> = std::iter::once(b"MGET".as_slice()).chain(keys.iter().map(Vec::as_slice)).collect();
-                (self.call(&words), Reply::Array(keys.iter().map(|k| bulk(self.model.get(k))).collect()))
+                let words: Vec<&[u8]> = std::iter::once(b"MGET".as_slice())
+                    .chain(keys.iter().map(Vec::as_slice))
+                    .collect();
+                (
+                    self.call(&words),
+                    Reply::Array(keys.iter().map(|k| bulk(self.model.get(k))).collect()),
+                )
             }
             Step::Del(keys) => {
-                let words: Vec<&[u8]> = std::iter::once(b"DEL".as_slice()).chain(keys.iter().map(Vec::as_slice)).collect();
+                let words: Vec<&[u8]> = std::iter::once(b"DEL".as_slice())
+                    .chain(keys.iter().map(Vec::as_slice))
+                    .collect();
                 let got = self.call(&words);
-                (got, Reply::Integer(keys.iter().filter(|k| self.model.remove(*k).is_some()).count() as i64))
+                (
+                    got,
+                    Reply::Integer(
+                        keys.iter().filter(|k| self.model.remove(*k).is_some()).count() as i64
+                    ),
+                )
             }
             Step::Exists(keys) => {
-                let words: Vec<&[u8]> = std::iter::once(b"EXISTS".as_slice()).chain(keys.iter().map(Vec::as_slice)).collect();
-                (self.call(&words), Reply::Integer(keys.iter().filter(|k| self.model.contains_key(*k)).count() as i64))
+                let words: Vec<&[u8]> = std::iter::once(b"EXISTS".as_slice())
+                    .chain(keys.iter().map(Vec::as_slice))
+                    .collect();
+                (
+                    self.call(&words),
+                    Reply::Integer(
+                        keys.iter().filter(|k| self.model.contains_key(*k)).count() as i64
+                    ),
+                )
             }
             Step::Range { start, end, backward, limit } => {
                 let limit_text = limit.to_string();
-                let mut words: Vec<&[u8]> = vec![b"RANGE", start, end, b"EXACT", b"LIMIT", limit_text.as_bytes()];
+                let mut words: Vec<&[u8]> =
+                    vec![b"RANGE", start, end, b"EXACT", b"LIMIT", limit_text.as_bytes()];
                 words.extend(backward.then_some(b"REV".as_slice()));
                 let got = self.call(&words);
                 let mut keys = within(&self.model, start, end);
@@ -222,16 +263,31 @@ impl Run {
                 let (pattern, count) = ([prefix.as_slice(), b"*"].concat(), count.to_string());
                 let (mut cursor, mut found) = (b"0".to_vec(), Vec::new());
                 loop {
-                    let page = self.call(&[b"SCAN", &cursor, b"MATCH", &pattern, b"COUNT", count.as_bytes()]);
+                    let page = self.call(&[
+                        b"SCAN",
+                        &cursor,
+                        b"MATCH",
+                        &pattern,
+                        b"COUNT",
+                        count.as_bytes(),
+                    ]);
                     let Reply::Array(page) = page else { panic!("{page:?} is no page") };
-                    let [Reply::Bulk(next), Reply::Array(keys)] = &page[..] else { panic!("{page:?} is no page") };
+                    let [Reply::Bulk(next), Reply::Array(keys)] = &page[..] else {
+                        panic!("{page:?} is no page")
+                    };
                     found.extend(keys.iter().cloned());
                     if next == b"0" {
                         break;
                     }
                     cursor = next.clone();
                 }
-                let want = self.model.keys().filter(|k| k.starts_with(prefix)).cloned().map(Reply::Bulk).collect();
+                let want = self
+                    .model
+                    .keys()
+                    .filter(|k| k.starts_with(prefix))
+                    .cloned()
+                    .map(Reply::Bulk)
+                    .collect();
                 assert_eq!(self.call(&[b"KEYS", &pattern]), Reply::Array(found.clone()));
                 (Reply::Array(found), Reply::Array(want))
             }

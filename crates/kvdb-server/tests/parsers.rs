@@ -1,4 +1,5 @@
-//! Requests and replies out of a generator: sound ones, spoilt ones, in any pieces. `KVFS_HOSTILE=10000000` runs many.
+//! Requests and replies out of a generator: sound ones, spoilt ones, in any pieces.
+//! `KVFS_HOSTILE=10000000` runs many.
 
 use kvdb_server::parsers;
 
@@ -39,7 +40,16 @@ fn bytes(random: &mut Random) -> Vec<u8> {
         let count = random.below(4);
         match random.below(8) {
             0 => {
-                let line: [&[u8]; 8] = [b"get a", b"set \"a b\" 'c'", b"\"\\x41\\n\\\"", b"'open", b"\"a\"b", b"", b"  ", b"x\0y"];
+                let line: [&[u8]; 8] = [
+                    b"get a",
+                    b"set \"a b\" 'c'",
+                    b"\"\\x41\\n\\\"",
+                    b"'open",
+                    b"\"a\"b",
+                    b"",
+                    b"  ",
+                    b"x\0y",
+                ];
                 out.extend_from_slice(line[random.below(line.len())]);
                 out.extend_from_slice([&b"\r\n"[..], b"\n", b"\r"][random.below(3)]);
             }
@@ -73,7 +83,9 @@ fn bytes(random: &mut Random) -> Vec<u8> {
 
 #[test]
 fn whatever_comes_is_read_or_refused_and_pieces_do_not_matter() {
-    let number = |name: &str, or: u64| std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(or);
+    let number = |name: &str, or: u64| {
+        std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(or)
+    };
     let base: u64 = number("KVFS_BASE", 0);
     for seed in base..base + number("KVFS_HOSTILE", 200_000) {
         let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);

@@ -33,10 +33,18 @@ fn a_snapshot_keeps_a_state_to_compare_with_and_to_go_back_to() {
         ("SNAPSHOT CREATE tuesday", "(error) ERR snapshot tuesday exists already"),
     ]);
     let list = c.run("SNAPSHOT LIST");
-    assert!(list.starts_with(r#"[["name" "tuesday" "clone" "" "created" (integer) "#) && !list.contains("monday"), "{list}");
-    for missing in
-        ["SNAPSHOT DROP none", "SNAPSHOT ROLLBACK none", "SNAPSHOT CHANGES none", "CLONE CREATE none x", "CLONE DROP none"]
-    {
+    assert!(
+        list.starts_with(r#"[["name" "tuesday" "clone" "" "created" (integer) "#)
+            && !list.contains("monday"),
+        "{list}"
+    );
+    for missing in [
+        "SNAPSHOT DROP none",
+        "SNAPSHOT ROLLBACK none",
+        "SNAPSHOT CHANGES none",
+        "CLONE CREATE none x",
+        "CLONE DROP none",
+    ] {
         let reply = c.run(missing);
         assert!(reply.starts_with("(error) NOSNAPSHOT "), "{missing}: {reply}");
     }
@@ -55,7 +63,9 @@ fn a_dictionary_that_a_rollback_has_taken_away_is_made_again_by_the_next_write()
     other.expect(&[("GET a", "\"2\"")]);
     let begun = other.run("TXN BEGIN");
     let id = begun.strip_prefix("(integer) ").expect("a number");
-    for command in [format!("TXN JOIN {id}"), "SET b 3".into(), "TXN LEAVE".into(), format!("TXN COMMIT {id}")] {
+    for command in
+        [format!("TXN JOIN {id}"), "SET b 3".into(), "TXN LEAVE".into(), format!("TXN COMMIT {id}")]
+    {
         assert_eq!(other.run(&command), "OK", "{command}");
     }
     c.expect(&[("MGET a b", r#"["2" "3"]"#)]);
@@ -144,7 +154,11 @@ fn keys_of_snapshots_and_clones_are_read_in_place() {
     // A dropped snapshot is read to the end by who reads it; a dropped clone is gone.
     let mut other = served.connect();
     other.expect(&[("SNAPSHOT USE monday", "OK")]);
-    c.expect(&[("CLONE USE what-if", "OK"), ("CLONE DROP what-if", "OK"), ("SNAPSHOT DROP monday", "OK")]);
+    c.expect(&[
+        ("CLONE USE what-if", "OK"),
+        ("CLONE DROP what-if", "OK"),
+        ("SNAPSHOT DROP monday", "OK"),
+    ]);
     other.expect(&[("GET a", "\"1\"")]);
     assert!(c.run("GET a").starts_with("(error) NOSNAPSHOT"), "{}", c.run("GET a"));
     assert!(c.run("SET a 1").starts_with("(error) NOSNAPSHOT"));

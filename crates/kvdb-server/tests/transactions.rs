@@ -49,9 +49,15 @@ fn what_is_done_in_a_transaction_is_seen_there_alone_until_it_commits() {
         ("DBSIZE", "(integer) 4"),
         ("EXISTS b a", "(integer) 1"),
     ]);
-    outside.expect(&[("MGET a b n s x y", r#"["1" "2" "5" (nil) (nil) (nil)]"#), ("SET later 1", "OK")]);
+    outside.expect(&[
+        ("MGET a b n s x y", r#"["1" "2" "5" (nil) (nil) (nil)]"#),
+        ("SET later 1", "OK"),
+    ]);
     inside.expect(&[("GET later", "(nil)"), ("TXN COMMIT", "OK"), ("GET later", "\"1\"")]);
-    outside.expect(&[("MGET a b n s x y", r#"["10" (nil) "6" "tail" (nil) "2"]"#), ("TXN LIST", "[]")]);
+    outside.expect(&[
+        ("MGET a b n s x y", r#"["10" (nil) "6" "tail" (nil) "2"]"#),
+        ("TXN LIST", "[]"),
+    ]);
 }
 
 #[test]
@@ -86,7 +92,10 @@ fn an_abort_leaves_nothing() {
         ("TXN ABORT 1", OVER),
         ("TXN JOIN 1", OVER),
         ("TXN COMMIT 1", OVER),
-        ("TXN COMMIT", "(error) ERR this connection is in no transaction: TXN JOIN one, or give its number"),
+        (
+            "TXN COMMIT",
+            "(error) ERR this connection is in no transaction: TXN JOIN one, or give its number",
+        ),
     ]);
 }
 
@@ -117,7 +126,13 @@ fn who_is_in_a_transaction_that_others_have_ended_is_told_and_changes_nothing() 
     let (mut a, mut b) = (served.connect(), served.connect());
     a.expect(&[("TXN BEGIN", "(integer) 1"), ("TXN JOIN 1", "OK"), ("SET k 1", "OK")]);
     b.expect(&[("TXN COMMIT 1", "OK")]);
-    a.expect(&[("SET k 2", OVER), ("GET k", OVER), ("SET k 2", OVER), ("TXN LEAVE", "OK"), ("GET k", "\"1\"")]);
+    a.expect(&[
+        ("SET k 2", OVER),
+        ("GET k", OVER),
+        ("SET k 2", OVER),
+        ("TXN LEAVE", "OK"),
+        ("GET k", "\"1\""),
+    ]);
 }
 
 #[test]
@@ -170,7 +185,10 @@ fn savepoints_have_names() {
     // They belong to the transaction, not to the connection.
     let mut d = served.connect();
     d.expect(&[
-        ("TXN SAVEPOINT x", "(error) ERR this connection is in no transaction: TXN JOIN one, or give its number"),
+        (
+            "TXN SAVEPOINT x",
+            "(error) ERR this connection is in no transaction: TXN JOIN one, or give its number",
+        ),
         ("TXN JOIN 1", "OK"),
         ("TXN ROLLBACK first", "OK"),
         ("TXN ROLLBACK second", "(error) ERR this transaction has no savepoint of that name"),
@@ -191,7 +209,10 @@ fn what_a_transaction_would_change_can_be_listed() {
         ("SET a 22", "OK"),
         ("DEL b", "(integer) 1"),
         ("DELRANGE c d", "OK"),
-        ("TXN CHANGES", r#"[["0" "put" "a" (integer) 2] ["0" "delete" "b"] ["0" "delete-range" "c" "d"]]"#),
+        (
+            "TXN CHANGES",
+            r#"[["0" "put" "a" (integer) 2] ["0" "delete" "b"] ["0" "delete-range" "c" "d"]]"#,
+        ),
         ("TXN FILES", "[]"),
         ("TXN BEGIN IDLE soon", "(error) ERR not a number of seconds"),
         ("TXN BEGIN LABEL", "(error) ERR syntax error"),
@@ -206,10 +227,22 @@ fn what_a_transaction_would_change_can_be_listed() {
     };
     let shown: Vec<String> = list.iter().map(served::show).collect();
     assert_eq!(shown.len(), 2);
-    assert!(shown[0].starts_with(r#"["id" (integer) 1 "isolation" "ser" "label" "the night run" "age_ms" "#), "{}", shown[0]);
-    assert!(shown[1].starts_with(r#"["id" (integer) 2 "isolation" "si" "label" "" "#), "{}", shown[1]);
+    assert!(
+        shown[0].starts_with(
+            r#"["id" (integer) 1 "isolation" "ser" "label" "the night run" "age_ms" "#
+        ),
+        "{}",
+        shown[0]
+    );
+    assert!(
+        shown[1].starts_with(r#"["id" (integer) 2 "isolation" "si" "label" "" "#),
+        "{}",
+        shown[1]
+    );
     assert!(c.run("TXN STATUS").contains("the night run"));
-    assert!(c.run("TXN NONSENSE").starts_with("(error) ERR unknown subcommand 'NONSENSE'. TXN BEGIN"));
+    assert!(
+        c.run("TXN NONSENSE").starts_with("(error) ERR unknown subcommand 'NONSENSE'. TXN BEGIN")
+    );
 }
 
 #[test]
@@ -310,12 +343,24 @@ fn exec_does_nothing_when_a_watched_key_has_changed() {
     let (mut a, mut b) = (served.connect(), served.connect());
     a.expect(&[("SET k 1", "OK"), ("WATCH k none", "OK"), ("MULTI", "OK"), ("SET k 2", "QUEUED")]);
     b.expect(&[("SET other 1", "OK")]);
-    a.expect(&[("EXEC", "[OK]"), ("WATCH k", "OK"), ("MULTI", "OK"), ("WATCH x", "(error) ERR WATCH inside MULTI is not allowed")]);
+    a.expect(&[
+        ("EXEC", "[OK]"),
+        ("WATCH k", "OK"),
+        ("MULTI", "OK"),
+        ("WATCH x", "(error) ERR WATCH inside MULTI is not allowed"),
+    ]);
     // The same value again is a change.
     b.expect(&[("SET k 2", "OK")]);
     a.expect(&[("SET k 3", "QUEUED"), ("EXEC", "(nil)"), ("GET k", "\"2\"")]);
-    // Its own change counts as well, and so does one by a transaction, and a key that comes into being.
-    a.expect(&[("WATCH k", "OK"), ("SET k 4", "OK"), ("MULTI", "OK"), ("SET k 5", "QUEUED"), ("EXEC", "(nil)")]);
+    // Its own change counts as well, and so does one by a transaction, and a key that comes into
+    // being.
+    a.expect(&[
+        ("WATCH k", "OK"),
+        ("SET k 4", "OK"),
+        ("MULTI", "OK"),
+        ("SET k 5", "QUEUED"),
+        ("EXEC", "(nil)"),
+    ]);
     a.expect(&[("WATCH none", "OK"), ("MULTI", "OK"), ("SET k 5", "QUEUED")]);
     let id = begin(&mut b, "");
     assert_eq!(b.run(&format!("TXN JOIN {id}")), "OK");
@@ -326,7 +371,14 @@ fn exec_does_nothing_when_a_watched_key_has_changed() {
     b.expect(&[("FLUSHALL", "OK")]);
     a.expect(&[("EXEC", "(nil)"), ("WATCH k", "OK")]);
     b.expect(&[("SET k 1", "OK")]);
-    a.expect(&[("UNWATCH", "OK"), ("MULTI", "OK"), ("SET k 6", "QUEUED"), ("EXEC", "[OK]"), ("WATCH k", "OK"), ("MULTI", "OK")]);
+    a.expect(&[
+        ("UNWATCH", "OK"),
+        ("MULTI", "OK"),
+        ("SET k 6", "QUEUED"),
+        ("EXEC", "[OK]"),
+        ("WATCH k", "OK"),
+        ("MULTI", "OK"),
+    ]);
     b.expect(&[("SET k 1", "OK")]);
     a.expect(&[("DISCARD", "OK"), ("MULTI", "OK"), ("SET k 7", "QUEUED"), ("EXEC", "[OK]")]);
     assert!(served.db.transactions().is_empty(), "nothing is left of any WATCH");
@@ -345,7 +397,13 @@ fn exec_works_in_a_joined_transaction() {
         ("SET k 2", "QUEUED"),
     ]);
     outside.expect(&[("SET k out", "OK"), ("GET k", "\"out\"")]);
-    a.expect(&[("EXEC", "[OK]"), ("GET k", "\"2\""), ("WATCH k", "OK"), ("MULTI", "OK"), ("SET k 3", "QUEUED")]);
+    a.expect(&[
+        ("EXEC", "[OK]"),
+        ("GET k", "\"2\""),
+        ("WATCH k", "OK"),
+        ("MULTI", "OK"),
+        ("SET k 3", "QUEUED"),
+    ]);
     b.expect(&[("TXN JOIN 1", "OK"), ("SET k 9", "OK")]);
     a.expect(&[("EXEC", "(nil)"), ("GET k", "\"9\""), ("MULTI", "OK"), ("SET k 10", "QUEUED")]);
     b.expect(&[("TXN ABORT", "OK")]);
@@ -356,8 +414,17 @@ fn exec_works_in_a_joined_transaction() {
 fn exec_in_a_joined_transaction_is_done_whole_or_not_at_all() {
     let served = serve(ServerOptions::default());
     let (mut a, mut b, mut c) = (served.connect(), served.connect(), served.connect());
-    a.expect(&[("MSET n 1 k 0", "OK"), ("TXN BEGIN SER", "(integer) 1"), ("TXN JOIN 1", "OK"), ("SET k held", "OK")]);
-    b.expect(&[("TXN BEGIN SER TIMEOUT 0.05", "(integer) 2"), ("TXN JOIN 2", "OK"), ("SET before 1", "OK")]);
+    a.expect(&[
+        ("MSET n 1 k 0", "OK"),
+        ("TXN BEGIN SER", "(integer) 1"),
+        ("TXN JOIN 1", "OK"),
+        ("SET k held", "OK"),
+    ]);
+    b.expect(&[
+        ("TXN BEGIN SER TIMEOUT 0.05", "(integer) 2"),
+        ("TXN JOIN 2", "OK"),
+        ("SET before 1", "OK"),
+    ]);
     let commands = [
         ("MULTI", "OK"),
         ("USE other", "QUEUED"),
@@ -370,14 +437,27 @@ fn exec_in_a_joined_transaction_is_done_whole_or_not_at_all() {
     ];
     b.expect(&commands);
     let refused = b.run("EXEC");
-    assert!(refused.starts_with("(error) LOCKED ") && refused.ends_with("; nothing of this EXEC was done"), "{refused}");
+    assert!(
+        refused.starts_with("(error) LOCKED ")
+            && refused.ends_with("; nothing of this EXEC was done"),
+        "{refused}"
+    );
     // The transaction is as it was, for all that are in it, and goes on.
-    c.expect(&[("TXN JOIN 2", "OK"), ("MGET n before behind", r#"["1" "1" (nil)]"#), ("USE other", "OK"), ("GET o", "(nil)")]);
+    c.expect(&[
+        ("TXN JOIN 2", "OK"),
+        ("MGET n before behind", r#"["1" "1" (nil)]"#),
+        ("USE other", "OK"),
+        ("GET o", "(nil)"),
+    ]);
     c.expect(&[("TXN CHANGES", r#"[["0" "put" "before" (integer) 1]]"#)]);
     a.expect(&[("TXN COMMIT", "OK")]);
     b.expect(&commands);
     b.expect(&[("EXEC", "[OK OK OK (integer) 2 OK OK OK]"), ("TXN COMMIT", "OK")]);
-    a.expect(&[("MGET n before k behind", r#"["2" (nil) "2" "1"]"#), ("USE other", "OK"), ("GET o", "\"1\"")]);
+    a.expect(&[
+        ("MGET n before k behind", r#"["2" (nil) "2" "1"]"#),
+        ("USE other", "OK"),
+        ("GET o", "\"1\""),
+    ]);
 }
 
 #[test]
@@ -442,7 +522,12 @@ fn what_a_serializable_transaction_has_locked_is_waited_for() {
 fn exec_that_waited_for_a_transaction_reads_what_that_has_committed() {
     let served = serve(ServerOptions::default());
     let (mut a, mut plain) = (served.connect(), served.connect());
-    a.expect(&[("SET k 0", "OK"), ("TXN BEGIN SER", "(integer) 1"), ("TXN JOIN 1", "OK"), ("SET k 41", "OK")]);
+    a.expect(&[
+        ("SET k 0", "OK"),
+        ("TXN BEGIN SER", "(integer) 1"),
+        ("TXN JOIN 1", "OK"),
+        ("SET k 41", "OK"),
+    ]);
     plain.expect(&[("MULTI", "OK"), ("INCR k", "QUEUED")]);
     plain.send(b"EXEC\r\n");
     plain.0.get_ref().set_read_timeout(Some(Duration::from_millis(100))).expect("set");
@@ -483,12 +568,25 @@ fn a_command_that_waited_for_a_transaction_reads_what_that_has_committed() {
 fn an_older_serializable_transaction_takes_what_a_younger_one_holds() {
     let served = serve(ServerOptions::default());
     let (mut old, mut young) = (served.connect(), served.connect());
-    old.expect(&[("TXN BEGIN SER", "(integer) 1"), ("TXN BEGIN SER", "(integer) 2"), ("TXN JOIN 1", "OK")]);
-    young.expect(&[("TXN JOIN 2", "OK"), ("MSET k young other 1", "OK"), ("MULTI", "OK"), ("SET x 1", "QUEUED")]);
+    old.expect(&[
+        ("TXN BEGIN SER", "(integer) 1"),
+        ("TXN BEGIN SER", "(integer) 2"),
+        ("TXN JOIN 1", "OK"),
+    ]);
+    young.expect(&[
+        ("TXN JOIN 2", "OK"),
+        ("MSET k young other 1", "OK"),
+        ("MULTI", "OK"),
+        ("SET x 1", "QUEUED"),
+    ]);
     old.expect(&[("SET k old", "OK")]);
     let told = young.run("EXEC");
     assert!(told.starts_with("(error) LOCKED transaction 2 was aborted: "), "{told}");
-    old.expect(&[("GET other", "(nil)"), ("TXN COMMIT", "OK"), ("MGET k other x", r#"["old" (nil) (nil)]"#)]);
+    old.expect(&[
+        ("GET other", "(nil)"),
+        ("TXN COMMIT", "OK"),
+        ("MGET k other x", r#"["old" (nil) (nil)]"#),
+    ]);
 }
 
 #[test]
@@ -524,7 +622,8 @@ fn a_connection_that_dies_in_multi_leaves_no_trace() {
     served.connect().expect(&[("GET k", "(nil)")]);
 }
 
-/// Two counters that are only ever raised together, by clients that use every way there is; readers never see them apart.
+/// Two counters that are only ever raised together, by clients that use every way there is; readers
+/// never see them apart.
 #[test]
 fn exec_is_atomic_and_isolated() {
     let served = serve(ServerOptions::default());
@@ -585,12 +684,20 @@ fn exec_is_atomic_and_isolated() {
 
 #[test]
 fn a_command_that_must_be_taken_back_never_leaves_early() {
-    let served = serve(ServerOptions { limits: kvdb_server::Limits { reply: 1000, ..Default::default() }, ..Default::default() });
+    let served = serve(ServerOptions {
+        limits: kvdb_server::Limits { reply: 1000, ..Default::default() },
+        ..Default::default()
+    });
     let mut c = served.connect();
     for i in 0..50 {
         c.run(&format!("SET {i:02} {}", "v".repeat(100)));
     }
-    c.expect(&[("MULTI", "OK"), ("RANGE - +", "QUEUED"), ("SET 00 x", "QUEUED"), ("RANGE - + NOVALUES LIMIT 1", "QUEUED")]);
+    c.expect(&[
+        ("MULTI", "OK"),
+        ("RANGE - +", "QUEUED"),
+        ("SET 00 x", "QUEUED"),
+        ("RANGE - + NOVALUES LIMIT 1", "QUEUED"),
+    ]);
     let shown = c.run("EXEC");
     assert_eq!(shown.matches("\"vvv").count(), 50);
     assert!(shown.ends_with(" OK [\"00\"]]"), "{}", &shown[shown.len() - 50..]);
@@ -601,20 +708,37 @@ fn replies_in_resp3() {
     let served = serve(ServerOptions::default());
     let (mut a, mut b) = (served.connect(), served.connect());
     a.run("HELLO 3");
-    a.expect(&[("TXN BEGIN", "(integer) 1"), ("WATCH k", "OK"), ("MULTI", "OK"), ("GET k", "QUEUED")]);
+    a.expect(&[
+        ("TXN BEGIN", "(integer) 1"),
+        ("WATCH k", "OK"),
+        ("MULTI", "OK"),
+        ("GET k", "QUEUED"),
+    ]);
     b.expect(&[("SET k 1", "OK")]);
     a.expect(&[("EXEC", "(nil)")]);
     assert!(a.run("TXN STATUS 1").starts_with("[\"id\" (integer) 1"));
 }
 
-/// A watched key that `EXEC` itself does not touch is looked at once more at its commit, at the same moment as everything else.
+/// A watched key that `EXEC` itself does not touch is looked at once more at its commit, at the
+/// same moment as everything else.
 #[test]
 fn what_is_watched_is_checked_at_the_commit_of_exec() {
     let served = serve(ServerOptions::default());
     let (mut a, mut ser) = (served.connect(), served.connect());
-    a.expect(&[("MSET lock free k 0", "OK"), ("WATCH lock", "OK"), ("MULTI", "OK"), ("SET k 1", "QUEUED")]);
-    // The commit of EXEC has to wait for whoever has read what it writes, and that one takes the lock.
-    ser.expect(&[("TXN BEGIN SER", "(integer) 2"), ("TXN JOIN 2", "OK"), ("GET k", "\"0\""), ("SET lock taken", "OK")]);
+    a.expect(&[
+        ("MSET lock free k 0", "OK"),
+        ("WATCH lock", "OK"),
+        ("MULTI", "OK"),
+        ("SET k 1", "QUEUED"),
+    ]);
+    // The commit of EXEC has to wait for whoever has read what it writes, and that one takes the
+    // lock.
+    ser.expect(&[
+        ("TXN BEGIN SER", "(integer) 2"),
+        ("TXN JOIN 2", "OK"),
+        ("GET k", "\"0\""),
+        ("SET lock taken", "OK"),
+    ]);
     a.send(b"EXEC\r\n");
     a.0.get_ref().set_read_timeout(Some(Duration::from_millis(300))).expect("set");
     assert!(a.reply().is_err(), "it waits");
@@ -639,8 +763,18 @@ fn what_exec_reads_is_checked_at_its_commit() {
     ] {
         let served = serve(ServerOptions::default());
         let (mut a, mut ser) = (served.connect(), served.connect());
-        a.expect(&[("MSET r 0 k 0", "OK"), ("MULTI", "OK"), (read, "QUEUED"), ("SET k 1", "QUEUED")]);
-        ser.expect(&[("TXN BEGIN SER", "(integer) 1"), ("TXN JOIN 1", "OK"), ("GET k", "\"0\""), ("MSET r 1 r2 1", "OK")]);
+        a.expect(&[
+            ("MSET r 0 k 0", "OK"),
+            ("MULTI", "OK"),
+            (read, "QUEUED"),
+            ("SET k 1", "QUEUED"),
+        ]);
+        ser.expect(&[
+            ("TXN BEGIN SER", "(integer) 1"),
+            ("TXN JOIN 1", "OK"),
+            ("GET k", "\"0\""),
+            ("MSET r 1 r2 1", "OK"),
+        ]);
         a.send(b"EXEC\r\n");
         a.0.get_ref().set_read_timeout(Some(Duration::from_millis(300))).expect("set");
         assert!(a.reply().is_err(), "{read}: it waits");

@@ -1,9 +1,11 @@
-//! Defragmentation at size, the run of VT-tree §4.4: `cargo run --release -p kvdb --example defragment -- FILE [MiB [threshold]]`.
-//! `scripts/defrag.sh` runs it for several thresholds.
+//! Defragmentation at size, the run of VT-tree §4.4: `cargo run --release -p kvdb --example
+//! defragment -- FILE [MiB [threshold]]`. `scripts/defrag.sh` runs it for several thresholds.
 //!
-//! Files of 4 KiB pages are created, appended to, overwritten in places and deleted, until twice MiB were written and about MiB are left;
-//! nothing is defragmented meanwhile. Then it is compacted, and all is read in the order of the keys with cold caches, the store is defragmented while a
-//! client reads and writes two thousand times a second, and all is read again. Prints one line of JSON.
+//! Files of 4 KiB pages are created, appended to, overwritten in places and deleted, until twice
+//! MiB were written and about MiB are left; nothing is defragmented meanwhile. Then it is
+//! compacted, and all is read in the order of the keys with cold caches, the store is defragmented
+//! while a client reads and writes two thousand times a second, and all is read again. Prints one
+//! line of JSON.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -12,7 +14,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use env::{Machine, Random};
-use kvdb::{Batch, CreateOptions, DefragOptions, DictionaryId, DictionaryOptions, Durability, Kvdb, OpenOptions};
+use kvdb::{
+    Batch, CreateOptions, DefragOptions, DictionaryId, DictionaryOptions, Durability, Kvdb,
+    OpenOptions,
+};
 use zones::FileDevice;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -76,14 +81,20 @@ impl Files {
 }
 
 fn open(path: &str) -> Outcome<Kvdb> {
-    Ok(Kvdb::open(Arc::new(FileDevice::open(Path::new(path), false)?), Arc::new(Machine::default()), options())?.0)
+    Ok(Kvdb::open(
+        Arc::new(FileDevice::open(Path::new(path), false)?),
+        Arc::new(Machine::default()),
+        options(),
+    )?
+    .0)
 }
 
 fn options() -> OpenOptions {
     OpenOptions { defrag_rate: 0, ..OpenOptions::default() }
 }
 
-/// MB a second of a scan of everything with nothing cached, the median of three; and how many tuples there are.
+/// MB a second of a scan of everything with nothing cached, the median of three; and how many
+/// tuples there are.
 fn cold_scan(path: &str, dict: DictionaryId) -> Outcome<(f64, u64)> {
     let (mut rates, mut tuples) = (Vec::new(), 0);
     for _ in 0..3 {
@@ -125,7 +136,9 @@ fn client(db: &Kvdb, files: &mut Files, done: &AtomicBool) -> Outcome<Latencies>
         let which = (n % 2) as usize;
         match which {
             // Only what is there is overwritten, so that the two scans read the same keys.
-            0 if files.pages[file as usize] > 0 => db.put(files.dict, &key(file, page), &value, Durability::Buffered)?,
+            0 if files.pages[file as usize] > 0 => {
+                db.put(files.dict, &key(file, page), &value, Durability::Buffered)?
+            }
             _ => drop(db.get(files.dict, &key(file, page))?),
         }
         latencies[which].push(at.elapsed().as_secs_f64() * 1e3);
@@ -145,12 +158,22 @@ fn main() -> Outcome<()> {
     };
     let _ = std::fs::remove_file(path);
     let create = CreateOptions { open: options(), ..CreateOptions::default() };
-    let db = Kvdb::create(Arc::new(FileDevice::create(path)?), Arc::new(Machine::default()), create)?;
-    let dict = db.create_dictionary("files", DictionaryOptions { stitch_at, ..DictionaryOptions::default() })?;
+    let db =
+        Kvdb::create(Arc::new(FileDevice::create(path)?), Arc::new(Machine::default()), create)?;
+    let dict = db.create_dictionary(
+        "files",
+        DictionaryOptions { stitch_at, ..DictionaryOptions::default() },
+    )?;
     let pages = (mib << 20) / PAGE as u64;
     let mut noise = vec![0; 1 << 20];
     Random::new(1).fill(&mut noise);
-    let mut files = Files { pages: vec![0; (pages / 43) as usize], dict, noise, random: Random::new(2), live: 0 };
+    let mut files = Files {
+        pages: vec![0; (pages / 43) as usize],
+        dict,
+        noise,
+        random: Random::new(2),
+        live: 0,
+    };
     let begun = Instant::now();
     let mut written = 0;
     while written < 2 * pages {
@@ -173,7 +196,8 @@ fn main() -> Outcome<()> {
     let begun = Instant::now();
     let latencies = std::thread::scope(|scope| {
         let client = scope.spawn(|| client(&db, &mut files, &done));
-        let defragmented = db.defragment(DefragOptions { fullest_percent: 99, ..DefragOptions::default() });
+        let defragmented =
+            db.defragment(DefragOptions { fullest_percent: 99, ..DefragOptions::default() });
         db.wait_for_defragment();
         done.store(true, Ordering::Release);
         defragmented?;
@@ -190,7 +214,9 @@ fn main() -> Outcome<()> {
 
     let worst = |l: &[f64]| l.last().copied().unwrap_or(0.0);
     let most = |l: &[f64]| l.get(l.len() * 999 / 1000).copied().unwrap_or(0.0);
-    let spans = |s: &kvdb::Stats| s.dictionaries[0].levels.iter().flatten().map(|r| r.value_spans).sum::<u64>();
+    let spans = |s: &kvdb::Stats| {
+        s.dictionaries[0].levels.iter().flatten().map(|r| r.value_spans).sum::<u64>()
+    };
     println!(
         "{{\"threshold\":\"{}\",\"live_mib\":{},\"written_mib\":{},\"load_mb_per_s\":{:.0},\"write_amp\":{amplification:.2},\
          \"zones_held\":{},\"zones_reclaimable_unmerged\":{unmerged},\"zones_reclaimable\":{},\"found\":{},\"reclaimed\":{},\"reclaimed_percent\":{:.1},\"zones_held_after\":{},\

@@ -1,5 +1,5 @@
-//! A first look at speed: `cargo run --release -p kvdb --example load -- FILE [MiB [memory MiB]]`. Loads, reads and synced commits on a file, with
-//! figures for each.
+//! A first look at speed: `cargo run --release -p kvdb --example load -- FILE [MiB [memory MiB]]`.
+//! Loads, reads and synced commits on a file, with figures for each.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,8 +13,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let path = args.get(1).ok_or("which file?")?;
     let mib: u64 = args.get(2).map_or(Ok(256), |v| v.parse())?;
     let memory: usize = args.get(3).map_or(Ok(256), |v| v.parse())?;
-    let options =
-        || CreateOptions { open: OpenOptions { memory: memory << 20, ..OpenOptions::default() }, ..CreateOptions::default() };
+    let options = || CreateOptions {
+        open: OpenOptions { memory: memory << 20, ..OpenOptions::default() },
+        ..CreateOptions::default()
+    };
     for (name, value, random, per_batch) in [
         ("sequential 4 KiB", 4096usize, false, 1u64),
         ("sequential 4 KiB, 32 a batch", 4096, false, 32),
@@ -24,7 +26,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ("random 64 B, 100 a batch", 64, true, 100),
     ] {
         let _ = std::fs::remove_file(path);
-        let db = Kvdb::create(Arc::new(FileDevice::create(path)?), Arc::new(Machine::default()), options())?;
+        let db = Kvdb::create(
+            Arc::new(FileDevice::create(path)?),
+            Arc::new(Machine::default()),
+            options(),
+        )?;
         let d = db.create_dictionary("d", DictionaryOptions::default())?;
         let count = (mib << 20) / (value as u64 + 16) / if value < 1000 { 4 } else { 1 };
         let mut noise = Random::new(1);
@@ -78,7 +84,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     for threads in [1u64, 16] {
         let _ = std::fs::remove_file(path);
-        let db = Kvdb::create(Arc::new(FileDevice::create(path)?), Arc::new(Machine::default()), options())?;
+        let db = Kvdb::create(
+            Arc::new(FileDevice::create(path)?),
+            Arc::new(Machine::default()),
+            options(),
+        )?;
         let d = db.create_dictionary("d", DictionaryOptions::default())?;
         let begun = Instant::now();
         let each = 4000 / threads.min(2);
@@ -104,7 +114,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let _ = std::fs::remove_file(path);
 
-    // A power cut's image, taken in memory: what opening costs when the memtables are full and nothing is in runs.
+    // A power cut's image, taken in memory: what opening costs when the memtables are full and
+    // nothing is in runs.
     let device = Arc::new(MemoryDevice::new());
     let db = Kvdb::create(device.clone(), Arc::new(Machine::default()), options())?;
     let d = db.create_dictionary("d", DictionaryOptions::default())?;

@@ -1,9 +1,11 @@
-//! What a million range deletes do to reads: `cargo run --release -p kvdb --example range_deletes -- [tombstones [FILE]]`.
+//! What a million range deletes do to reads: `cargo run --release -p kvdb --example range_deletes
+//! -- [tombstones [FILE]]`.
 //!
-//! A store of twice as many tuples as tombstones (16 B keys, 64 B values) is read, then the tombstones are committed one by one, then it is
-//! read again: with them in memory, in runs above the data, and merged. Each time beside a dictionary that has none, by turns. Half
-//! of the tuples stay alive in every case, so the reads ask for the same keys; a live tuple of a scan has a dead one beside it. In
-//! memory or in FILE, which is overwritten.
+//! A store of twice as many tuples as tombstones (16 B keys, 64 B values) is read, then the
+//! tombstones are committed one by one, then it is read again: with them in memory, in runs above
+//! the data, and merged. Each time beside a dictionary that has none, by turns. Half of the tuples
+//! stay alive in every case, so the reads ask for the same keys; a live tuple of a scan has a dead
+//! one beside it. In memory or in FILE, which is overwritten.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -60,13 +62,18 @@ impl Pattern {
             Pattern::Adjacent => batch.delete_range(dict.id(), key(count + i), key(count + i + 1)),
             Pattern::Overlapping => {
                 let from = count + random.below(count);
-                batch.delete_range(dict.id(), key(from), key((from + 1 + random.below(1000)).min(2 * count)));
+                batch.delete_range(
+                    dict.id(),
+                    key(from),
+                    key((from + 1 + random.below(1000)).min(2 * count)),
+                );
             }
         }
     }
 }
 
-/// Nanoseconds an operation: get, get of a missing key, seek and ten tuples, then a live tuple of a scan forward and backward.
+/// Nanoseconds an operation: get, get of a missing key, seek and ten tuples, then a live tuple of a
+/// scan forward and backward.
 type Reads = [f64; 5];
 
 fn reads(pattern: Pattern, count: u64, dict: &Dictionary, random: &mut Random) -> Outcome<Reads> {
@@ -134,8 +141,17 @@ fn main() -> Outcome<()> {
             None => Arc::new(MemoryDevice::new()),
         };
         // Without threads, so that nothing is merged before it is asked for.
-        let open = OpenOptions { threads: false, memory: 2 << 30, flush_on_close: false, ..OpenOptions::default() };
-        let db = Kvdb::create(device, Arc::new(Machine::default()), CreateOptions { open, ..CreateOptions::default() })?;
+        let open = OpenOptions {
+            threads: false,
+            memory: 2 << 30,
+            flush_on_close: false,
+            ..OpenOptions::default()
+        };
+        let db = Kvdb::create(
+            device,
+            Arc::new(Machine::default()),
+            CreateOptions { open, ..CreateOptions::default() },
+        )?;
         let (base, dict) = (db.open_dictionary("base")?, db.open_dictionary("d")?);
         for d in [&base, &dict] {
             d.ingest((0..2 * count).map(|i| (key(i), vec![i as u8; 64])))?;
@@ -168,7 +184,11 @@ fn main() -> Outcome<()> {
         tell("in runs")?;
         let (begun, written) = (Instant::now(), db.stats().merged_bytes);
         dict.compact()?;
-        println!("  merged in {:.2} s, {} KiB written", begun.elapsed().as_secs_f64(), (db.stats().merged_bytes - written) >> 10);
+        println!(
+            "  merged in {:.2} s, {} KiB written",
+            begun.elapsed().as_secs_f64(),
+            (db.stats().merged_bytes - written) >> 10
+        );
         tell("merged")?;
     }
     if let Some(path) = args.get(2) {

@@ -1,5 +1,6 @@
-//! Reading, measured: `cargo run --release -p kvdb --example reads -- FILE [MiB [memory MiB [value bytes [threshold]]]]`. Loads tuples
-//! in random key order, opens the store again, and reads it cold (the host's cache dropped) and warm, with what that cost on the device.
+//! Reading, measured: `cargo run --release -p kvdb --example reads -- FILE [MiB [memory MiB [value
+//! bytes [threshold]]]]`. Loads tuples in random key order, opens the store again, and reads it
+//! cold (the host's cache dropped) and warm, with what that cost on the device.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -45,7 +46,11 @@ fn main() -> Result<(), Failure> {
     if args.get(7).is_none_or(|v| v != "again") {
         let _ = std::fs::remove_file(path);
         let create = CreateOptions { open: open.clone(), ..CreateOptions::default() };
-        let db = Kvdb::create(Arc::new(FileDevice::create(path)?), Arc::new(Machine::default()), create)?;
+        let db = Kvdb::create(
+            Arc::new(FileDevice::create(path)?),
+            Arc::new(Machine::default()),
+            create,
+        )?;
         let mut options = DictionaryOptions::default();
         if let Some(t) = args.get(5).and_then(|t| t.parse().ok()) {
             options.stitch_at = t;
@@ -78,12 +83,20 @@ fn main() -> Result<(), Failure> {
     }
     let reopen = || -> Result<Kvdb, Failure> {
         drop_host_cache(path)?;
-        Ok(Kvdb::open(Arc::new(FileDevice::open(path, false)?), Arc::new(Machine::default()), open.clone())?.0)
+        Ok(Kvdb::open(
+            Arc::new(FileDevice::open(path, false)?),
+            Arc::new(Machine::default()),
+            open.clone(),
+        )?
+        .0)
     };
     let mut db = reopen()?;
     let d = db.dictionary("d").ok_or("no dictionary")?;
     for l in &db.stats().dictionaries[0].levels {
-        println!("  level: {:?}", l.iter().map(|r| (r.items, r.value_spans, r.block_spans, r.height)).collect::<Vec<_>>());
+        println!(
+            "  level: {:?}",
+            l.iter().map(|r| (r.items, r.value_spans, r.block_spans, r.height)).collect::<Vec<_>>()
+        );
     }
     let all = "scan cold,scan warm,scan warm,lend warm,keys warm,back warm,back cold,short cold,short warm,get cold,get warm,get warm,missing";
     for what in args.get(8).map_or(all, |v| v.as_str()).split(',') {
@@ -129,7 +142,11 @@ fn main() -> Result<(), Failure> {
                 let mut r = Random::new(7);
                 while n < 3000 {
                     let start = key(r.below(count));
-                    bytes += view.scan(d, start.as_bytes(), b"", 50)?.iter().map(|(k, v)| k.len() + v.len()).sum::<usize>();
+                    bytes += view
+                        .scan(d, start.as_bytes(), b"", 50)?
+                        .iter()
+                        .map(|(k, v)| k.len() + v.len())
+                        .sum::<usize>();
                     n += 1;
                 }
             }
@@ -146,7 +163,8 @@ fn main() -> Result<(), Failure> {
                 let most = if what == "get cold" { 50_000 } else { 300_000 };
                 while n < most {
                     n += 1;
-                    bytes += db.get(d, key(r.below(count)).as_bytes())?.ok_or("a key is missing")?.len();
+                    bytes +=
+                        db.get(d, key(r.below(count)).as_bytes())?.ok_or("a key is missing")?.len();
                 }
             }
         }

@@ -1,15 +1,19 @@
-//! What the shape of the tree and the stitching threshold cost, counted: loads a store on a file, lets it settle, scans it.
+//! What the shape of the tree and the stitching threshold cost, counted: loads a store on a file,
+//! lets it settle, scans it.
 //!
-//! `cargo run --release -p kvdb --example shape -- FILE LOAD VALUE MiB [name=value ...]`, LOAD one of `sequential`, `random`,
-//! `append`, `overwrite` (random, four times), `wdw` (write, delete half, write again). Names: `threads`, `stitch_at` (bytes, `max`,
-//! `adaptive`), `ranges`, `memory` (MiB), and any shape option. One line of JSON.
+//! `cargo run --release -p kvdb --example shape -- FILE LOAD VALUE MiB [name=value ...]`, LOAD one
+//! of `sequential`, `random`, `append`, `overwrite` (random, four times), `wdw` (write, delete
+//! half, write again). Names: `threads`, `stitch_at` (bytes, `max`, `adaptive`), `ranges`, `memory`
+//! (MiB), and any shape option. One line of JSON.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use env::{Machine, Random};
-use kvdb::{ADAPTIVE, Batch, CreateOptions, DictionaryId, DictionaryOptions, Durability, Kvdb, OpenOptions};
+use kvdb::{
+    ADAPTIVE, Batch, CreateOptions, DictionaryId, DictionaryOptions, Durability, Kvdb, OpenOptions,
+};
 use zones::{FileDevice, Purpose};
 
 struct Load<'a> {
@@ -45,7 +49,13 @@ impl Load<'_> {
     }
 
     /// Writes its tuples; the latencies in microseconds, sorted.
-    fn put(&self, db: &Kvdb, d: DictionaryId, data: &[u8], done: &AtomicU64) -> kvdb::Result<Vec<u32>> {
+    fn put(
+        &self,
+        db: &Kvdb,
+        d: DictionaryId,
+        data: &[u8],
+        done: &AtomicU64,
+    ) -> kvdb::Result<Vec<u32>> {
         let each = |thread: u64| -> kvdb::Result<Vec<u32>> {
             let mut random = Random::new(thread + 1);
             let mut next = vec![0; (self.ranges / self.threads).max(1) as usize];
@@ -78,10 +88,18 @@ impl Load<'_> {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args: Vec<String> = std::env::args().collect();
-    let [_, path, kind, value, mib, rest @ ..] = &args[..] else { return Err("FILE LOAD VALUE MiB [name=value ...]".into()) };
+    let [_, path, kind, value, mib, rest @ ..] = &args[..] else {
+        return Err("FILE LOAD VALUE MiB [name=value ...]".into());
+    };
     let value: usize = value.parse()?;
     let mut open = OpenOptions::default();
-    let mut load = Load { kind, value, count: (mib.parse::<u64>()? << 20) / (value as u64 + 16), ranges: 2040, threads: 1 };
+    let mut load = Load {
+        kind,
+        value,
+        count: (mib.parse::<u64>()? << 20) / (value as u64 + 16),
+        ranges: 2040,
+        threads: 1,
+    };
     let mut options = DictionaryOptions::default();
     for option in rest {
         let (name, v) = option.split_once('=').ok_or("name=value")?;
@@ -120,10 +138,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             while !stop.load(Ordering::Relaxed) {
                 std::thread::sleep(Duration::from_millis(50));
                 let live = done.load(Ordering::Relaxed) * (load.value as u64 + 16);
-                let live = if load.kind == "overwrite" { live.min(load.count / 4 * (load.value as u64 + 16)) } else { live };
+                let live = if load.kind == "overwrite" {
+                    live.min(load.count / 4 * (load.value as u64 + 16))
+                } else {
+                    live
+                };
                 if done.load(Ordering::Relaxed) > load.count / 2 {
                     let space = db2.space();
-                    most.fetch_max((space.total - space.free.min(space.total)) * 100 / live, Ordering::Relaxed);
+                    most.fetch_max(
+                        (space.total - space.free.min(space.total)) * 100 / live,
+                        Ordering::Relaxed,
+                    );
                 }
             }
         });
@@ -159,7 +184,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let s = db.stats();
     let per_byte = |bytes: u64| (bytes as f64 / s.user_bytes as f64 * 1000.0).round() / 1000.0;
-    let of = |p: Purpose| per_byte(s.io.iter().find(|(of, _)| *of == p).map_or(0, |(_, s)| s.write_bytes));
+    let of = |p: Purpose| {
+        per_byte(s.io.iter().find(|(of, _)| *of == p).map_or(0, |(_, s)| s.write_bytes))
+    };
     let spans: Vec<_> = s.dictionaries[0].levels.iter().flatten().collect();
     let sum = |f: fn(&vt_tree::RunStats) -> u64| spans.iter().map(|r| f(r)).sum::<u64>();
     let begun = Instant::now();

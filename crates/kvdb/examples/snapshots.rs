@@ -1,8 +1,10 @@
-//! What snapshots, clones and differences cost: `cargo run --release -p kvdb --example snapshots -- FILE`, which is overwritten.
+//! What snapshots, clones and differences cost:
+//! `cargo run --release -p kvdb --example snapshots -- FILE`, which is overwritten.
 //!
-//! The same at 1,000 and at 500,000 keys (16 B, values of 100 B): a snapshot of what is in memory and one of what is in runs, a clone, a drop, a
-//! rollback, and the difference after ten changes. Then 1,000 snapshots with ten changes each: what opening, reading and the
-//! manifest are like with them. Last, the 500,000 keys sent to another store. Times are medians and the longest.
+//! The same at 1,000 and at 500,000 keys (16 B, values of 100 B): a snapshot of what is in memory
+//! and one of what is in runs, a clone, a drop, a rollback, and the difference after ten changes.
+//! Then 1,000 snapshots with ten changes each: what opening, reading and the manifest are like with
+//! them. Last, the 500,000 keys sent to another store. Times are medians and the longest.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +20,11 @@ fn key(i: u32) -> Vec<u8> {
 fn times(name: &str, mut times: Vec<Duration>) {
     times.sort_unstable();
     let ms = |d: Duration| d.as_secs_f64() * 1e3;
-    println!("  {name:34} {:8.3} ms, at most {:8.3} ms", ms(times[times.len() / 2]), ms(times[times.len() - 1]));
+    println!(
+        "  {name:34} {:8.3} ms, at most {:8.3} ms",
+        ms(times[times.len() / 2]),
+        ms(times[times.len() - 1])
+    );
 }
 
 fn timed(all: &mut Vec<Duration>, work: impl FnOnce() -> kvdb::Result<()>) -> kvdb::Result<()> {
@@ -53,7 +59,8 @@ fn run(path: &str, keys: u32) -> Outcome<()> {
         d.insert(key(i), vec![i as u8; 100])?;
     }
     db.flush()?;
-    let [mut of_memory, mut of_runs, mut clones, mut drops, mut rollbacks, mut differences] = [(); 6].map(|()| Vec::new());
+    let [mut of_memory, mut of_runs, mut clones, mut drops, mut rollbacks, mut differences] =
+        [(); 6].map(|()| Vec::new());
     for round in 0..20 {
         change(&db, d.id(), keys, round)?;
         db.sync()?;
@@ -109,7 +116,12 @@ fn many(path: &str, keys: u32) -> Outcome<()> {
         let begun = Instant::now();
         let (db, recovery) = Kvdb::recover_path(path, OpenOptions::default())?;
         opens.push(begun.elapsed());
-        println!("  opening: {:.1} ms, {} runs, {} edits", begun.elapsed().as_secs_f64() * 1e3, recovery.runs, recovery.edits);
+        println!(
+            "  opening: {:.1} ms, {} runs, {} edits",
+            begun.elapsed().as_secs_f64() * 1e3,
+            recovery.runs,
+            recovery.edits
+        );
         db.close()?;
     }
     times("opening", opens);

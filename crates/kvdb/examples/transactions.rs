@@ -1,13 +1,17 @@
-//! What transactions cost: `cargo run --release -p kvdb --example transactions -- FILE [what…]`, where what is any of
-//! `latency` (begin, commit and abort beside the size of the store), `large` (a transaction of 2 GiB under 256 MiB of memory),
-//! `partitioned` (writers on keys of their own, in transactions and on the mainline) and `many` (reads beside open transactions).
+//! What transactions cost: `cargo run --release -p kvdb --example transactions -- FILE [what…]`,
+//! where what is any of `latency` (begin, commit and abort beside the size of the store), `large`
+//! (a transaction of 2 GiB under 256 MiB of memory), `partitioned` (writers on keys of their own,
+//! in transactions and on the mainline) and `many` (reads beside open transactions).
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use env::{Machine, Random};
-use kvdb::{CreateOptions, DictionaryId, Durability, Isolation, Kvdb, OpenOptions, Transaction, TransactionOptions};
+use kvdb::{
+    CreateOptions, DictionaryId, Durability, Isolation, Kvdb, OpenOptions, Transaction,
+    TransactionOptions,
+};
 use zones::FileDevice;
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
@@ -16,7 +20,8 @@ fn main() -> Outcome {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let path = Path::new(args.first().ok_or("which file?")?);
     let all = ["latency", "large", "partitioned", "many"];
-    let wanted: Vec<&str> = if args.len() > 1 { args[1..].iter().map(String::as_str).collect() } else { all.to_vec() };
+    let wanted: Vec<&str> =
+        if args.len() > 1 { args[1..].iter().map(String::as_str).collect() } else { all.to_vec() };
     for what in wanted {
         match what {
             "latency" => latency(path)?,
@@ -46,7 +51,10 @@ fn median(mut times: Vec<Duration>) -> (Duration, Duration) {
     (times[times.len() / 2], times[times.len() - 1])
 }
 
-fn times(rounds: usize, mut what: impl FnMut(usize) -> Outcome) -> Result<(Duration, Duration), Box<dyn std::error::Error>> {
+fn times(
+    rounds: usize,
+    mut what: impl FnMut(usize) -> Outcome,
+) -> Result<(Duration, Duration), Box<dyn std::error::Error>> {
     let mut all = Vec::new();
     for i in 0..rounds {
         let begun = Instant::now();
@@ -71,12 +79,16 @@ fn latency(path: &Path) -> Outcome {
             open.iter().enumerate().try_for_each(|(i, t)| t.put(d, format!("{i}"), "changed"))?;
             let mut rest = open.split_off(500).into_iter();
             let commit = times(500, |i| Ok(open[i].commit(Durability::Buffered)?))?;
-            let synced = times(100, |_| Ok(rest.next().map_or(Ok(()), |t| t.commit(Durability::Synced))?))?;
+            let synced = times(100, |_| {
+                Ok(rest.next().map_or(Ok(()), |t| t.commit(Durability::Synced))?)
+            })?;
             let abort = times(400, |_| {
                 drop(rest.next());
                 Ok(())
             })?;
-            println!("  {isolation:?}: begin {begin:?}, commit {commit:?}, synced commit {synced:?}, abort {abort:?}");
+            println!(
+                "  {isolation:?}: begin {begin:?}, commit {commit:?}, synced commit {synced:?}, abort {abort:?}"
+            );
         }
     }
     Ok(())
@@ -128,7 +140,10 @@ fn partitioned(path: &Path) -> Outcome {
                                 let value = vec![w as u8; value];
                                 let mut key = [0; 16];
                                 key[0] = w as u8;
-                                let options = TransactionOptions { check_conflicts: false, ..Default::default() };
+                                let options = TransactionOptions {
+                                    check_conflicts: false,
+                                    ..Default::default()
+                                };
                                 let t = (kind == 1).then(|| db.begin_with(options)).transpose()?;
                                 for _ in 0..each / writers {
                                     key[8..].copy_from_slice(&noise.number().to_be_bytes());
@@ -151,7 +166,10 @@ fn partitioned(path: &Path) -> Outcome {
             };
             let [mut main, mut own] = rates;
             let (main, own) = (mid(&mut main), mid(&mut own));
-            println!("{writers} writers of {value} bytes: mainline {main:.0}/s, transactions {own:.0}/s, {:.2} times", own / main);
+            println!(
+                "{writers} writers of {value} bytes: mainline {main:.0}/s, transactions {own:.0}/s, {:.2} times",
+                own / main
+            );
         }
     }
     Ok(())
@@ -172,7 +190,8 @@ fn many(path: &Path) -> Outcome {
     };
     gets(&db)?;
     let alone = gets(&db)?;
-    let open: Vec<Transaction> = (0..100).map(|_| db.begin(Isolation::Snapshot)).collect::<Result<_, _>>()?;
+    let open: Vec<Transaction> =
+        (0..100).map(|_| db.begin(Isolation::Snapshot)).collect::<Result<_, _>>()?;
     for (i, t) in open.iter().enumerate() {
         (0..1000u64).try_for_each(|k| t.put(d, (i as u64 * 1000 + k).to_be_bytes(), [1; 64]))?;
     }

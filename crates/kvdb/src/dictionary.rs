@@ -3,7 +3,8 @@
 pub use vt_tree::{ADAPTIVE, Compression, FALSE_POSITIVES};
 use vt_tree::{MergeOptions, Placement};
 
-/// A dictionary: one ordered key space of the store. Numbered from 1 in the order of creation; a number is never used again.
+/// A dictionary: one ordered key space of the store. Numbered from 1 in the order of creation; a
+/// number is never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DictionaryId(pub u32);
 
@@ -12,23 +13,27 @@ pub struct DictionaryId(pub u32);
 pub struct DictionaryOptions {
     /// Values of at least this many bytes lie outside their key block as raw extents.
     pub separate_at: u32,
-    /// Stitching threshold (VT-tree §3.1): merges copy stretches of data that need no merging when fewer bytes than this lie
-    /// contiguous. 0 is a log-structured file system: nothing is ever copied. `u64::MAX` is a plain LSM-tree: everything is, at
-    /// every level. In between, key blocks are copied until their spans are that long, and large values are moved once, at the bottom,
-    /// when fewer bytes of 16 MiB in the order of their keys lie together. [`ADAPTIVE`], the default, follows the spans that are there
-    /// and [`crate::OpenOptions::seek_bytes`]; on solid state it leaves large values where they are. Can be changed at any time:
+    /// Stitching threshold (VT-tree §3.1): merges copy stretches of data that need no merging when
+    /// fewer bytes than this lie contiguous. 0 is a log-structured file system: nothing is ever
+    /// copied. `u64::MAX` is a plain LSM-tree: everything is, at every level. In between, key
+    /// blocks are copied until their spans are that long, and large values are moved once, at the
+    /// bottom, when fewer bytes of 16 MiB in the order of their keys lie together. [`ADAPTIVE`],
+    /// the default, follows the spans that are there and [`crate::OpenOptions::seek_bytes`]; on
+    /// solid state it leaves large values where they are. Can be changed at any time:
     /// [`crate::Kvdb::set_stitch_at`].
     pub stitch_at: u64,
     /// Dictionaries of the file system are reserved: the key-value doors refuse them.
     pub reserved: bool,
-    /// How blocks of keys and small values are stored. They count as many bytes of the cache as they have when read.
+    /// How blocks of keys and small values are stored. They count as many bytes of the cache as
+    /// they have when read.
     pub compression: Compression,
-    /// How large values are stored that get an eighth smaller for it, and take fewer units of 512 bytes. They are compressed once, when
-    /// they get their place; what reads them decompresses them, each time. Off by default: decision 023 has the figures.
+    /// How large values are stored that get an eighth smaller for it, and take fewer units of 512
+    /// bytes. They are compressed once, when they get their place; what reads them decompresses
+    /// them, each time. Off by default: decision 023 has the figures.
     pub compress_values: Compression,
-    /// Of ten thousand keys that are not there, so many at most seem to be, and cost a read of the device: the default is 80, 0.8%, for
-    /// about eleven bits of filter a key. Half the rate costs a bit more. 0: no filters, for dictionaries whose missing keys nobody
-    /// asks for.
+    /// Of ten thousand keys that are not there, so many at most seem to be, and cost a read of the
+    /// device: the default is 80, 0.8%, for about eleven bits of filter a key. Half the rate costs
+    /// a bit more. 0: no filters, for dictionaries whose missing keys nobody asks for.
     pub false_positives: u16,
 }
 

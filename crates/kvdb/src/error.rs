@@ -31,17 +31,19 @@ pub enum Error {
     /// The caller asked for what the store cannot hold; nothing was changed.
     #[error("not possible: {0}")]
     Invalid(String),
-    /// It would pile up more than the store's memory allows; nothing was changed. The text says of what, and what to do.
+    /// It would pile up more than the store's memory allows; nothing was changed. The text says of
+    /// what, and what to do.
     #[error("too much: {0}")]
     Limit(String),
-    /// A transaction cannot commit: somebody else has changed the same keys since it began. It is over; begin it again.
+    /// A transaction cannot commit: somebody else has changed the same keys since it began. It is
+    /// over; begin it again.
     #[error("conflict: {}: begin the transaction again", shown(keys))]
     Conflict {
         /// The first of them.
         keys: Vec<(DictionaryId, Bytes)>,
     },
-    /// A serializable transaction holds what is wanted, and did not let it go in time; or an older one took what this one held, which
-    /// is over then. Try again.
+    /// A serializable transaction holds what is wanted, and did not let it go in time; or an older
+    /// one took what this one held, which is over then. Try again.
     #[error("locked: {0}")]
     Locked(String),
     #[error("no transaction {0}: it has ended, or never was")]
@@ -64,7 +66,11 @@ fn shown(keys: &[(DictionaryId, Bytes)]) -> String {
     for (i, (dict, key)) in keys.iter().take(SHOWN).enumerate() {
         let comma = if i > 0 { ", " } else { "" };
         let more = if key.len() > 40 { "…" } else { "" };
-        out += &format!("{comma}key \"{}\"{more} of dictionary {}", key[..key.len().min(40)].escape_ascii(), dict.0);
+        out += &format!(
+            "{comma}key \"{}\"{more} of dictionary {}",
+            key[..key.len().min(40)].escape_ascii(),
+            dict.0
+        );
     }
     if keys.len() > SHOWN {
         out += &format!(" and {} more", keys.len() - SHOWN);
@@ -78,8 +84,12 @@ impl From<zones::Error> for Error {
     fn from(e: zones::Error) -> Error {
         match e {
             zones::Error::NoSpace => Error::NoSpace,
-            zones::Error::Corrupt { .. } => Error::Corrupt(e.to_string().trim_start_matches("corrupt: ").to_owned()),
-            zones::Error::Io { ref source, .. } => Error::Io(io::Error::new(source.kind(), e.to_string())),
+            zones::Error::Corrupt { .. } => {
+                Error::Corrupt(e.to_string().trim_start_matches("corrupt: ").to_owned())
+            }
+            zones::Error::Io { ref source, .. } => {
+                Error::Io(io::Error::new(source.kind(), e.to_string()))
+            }
             _ => Error::Invalid(e.to_string()),
         }
     }
@@ -89,7 +99,9 @@ impl From<vt_tree::Error> for Error {
     fn from(e: vt_tree::Error) -> Error {
         match e {
             vt_tree::Error::Zones(e) => e.into(),
-            vt_tree::Error::Corrupt { .. } => Error::Corrupt(e.to_string().trim_start_matches("corrupt ").to_owned()),
+            vt_tree::Error::Corrupt { .. } => {
+                Error::Corrupt(e.to_string().trim_start_matches("corrupt ").to_owned())
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
-//! Whether the store takes writes. It stops for good when what is on the device and what is in memory may no longer agree: after
-//! a failed sync, a failed write of the journal or of the manifest. Nothing is retried as if nothing were lost: reading goes on,
-//! the next open recovers what is durable.
+//! Whether the store takes writes. It stops for good when what is on the device and what is in
+//! memory may no longer agree: after a failed sync, a failed write of the journal or of the
+//! manifest. Nothing is retried as if nothing were lost: reading goes on, the next open recovers
+//! what is durable.
 
 use env::sync::atomic::{AtomicBool, Ordering};
 
@@ -36,7 +37,8 @@ impl Health {
         self.why.lock().clone()
     }
 
-    /// Stops writes because of `cause`, met while `doing`; the first cause stays. Gives the error for the caller.
+    /// Stops writes because of `cause`, met while `doing`; the first cause stays. Gives the error
+    /// for the caller.
     pub(crate) fn fail(&self, doing: &str, cause: &Error) -> Error {
         self.stop(|| format!("{doing} failed ({cause}); close the store and open it again, which recovers what is on disk"));
         self.error()

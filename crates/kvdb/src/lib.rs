@@ -8,8 +8,9 @@
 //! # Ok::<(), kvdb::Error>(())
 //! ```
 //!
-//! A store is a file; a [`Dictionary`] is one of its key spaces. Changes that belong together are a [`Batch`], committed as one unit
-//! over any number of dictionaries; a [`View`] is the store as of one commit:
+//! A store is a file; a [`Dictionary`] is one of its key spaces. Changes that belong together are a
+//! [`Batch`], committed as one unit over any number of dictionaries; a [`View`] is the store as of
+//! one commit:
 //!
 //! ```
 //! use kvdb::{Batch, Durability, Kvdb};
@@ -31,9 +32,10 @@
 //!
 //! The guide is `docs/kvdb.md`.
 //!
-//! How it works, in the order of a commit's life: `commit` (the pipeline, late binding, group sync), `journal` (the stream of
-//! records), `read` (what readers pin, and how they read it), `background` (flush, compaction, pressure), `manifest` (what the store
-//! consists of), `db` (the state of all, opening it again, reading everything).
+//! How it works, in the order of a commit's life: `commit` (the pipeline, late binding, group
+//! sync), `journal` (the stream of records), `read` (what readers pin, and how they read it),
+//! `background` (flush, compaction, pressure), `manifest` (what the store consists of), `db` (the
+//! state of all, opening it again, reading everything).
 
 mod background;
 mod commit;
@@ -69,7 +71,8 @@ pub use db::repair::RepairReport;
 pub use db::stats::{DictionaryStats, Stats};
 pub use db::{Kvdb, Space};
 pub use dictionary::{
-    ADAPTIVE, Compression, DictionaryId, DictionaryInfo, DictionaryOptions, FALSE_POSITIVES, MAX_DICTIONARY_NAME,
+    ADAPTIVE, Compression, DictionaryId, DictionaryInfo, DictionaryOptions, FALSE_POSITIVES,
+    MAX_DICTIONARY_NAME,
 };
 pub use error::{Error, Result};
 pub use ids::TransactionId;
@@ -80,11 +83,13 @@ pub use read::view::{StoredValue, View};
 pub use salvage::{Remnant, Salvage, SalvagedValue, Scan};
 pub use scrub::{FaultKeys, ScrubFault, ScrubOptions, ScrubProgress};
 pub use snapshots::{
-    BranchInfo, Change, Difference, MAX_SNAPSHOT_NAME, ReceiveOptions, ReceiveStats, Received, SendStats, SnapshotInfo,
+    BranchInfo, Change, Difference, MAX_SNAPSHOT_NAME, ReceiveOptions, ReceiveStats, Received,
+    SendStats, SnapshotInfo,
 };
 pub use transactions::{
-    Bulk, BulkRun, Changed, Changes, Draft, Isolation, MAX_SAVEPOINTS, MergeRoutine, Merged, Savepoint, Scope, StoredTuple,
-    StoredTuples, Transaction, TransactionInfo, TransactionOptions, at_once,
+    Bulk, BulkRun, Changed, Changes, Draft, Isolation, MAX_SAVEPOINTS, MergeRoutine, Merged,
+    Savepoint, Scope, StoredTuple, StoredTuples, Transaction, TransactionInfo, TransactionOptions,
+    at_once,
 };
 pub use vt_tree::{Estimate, read_alone};
 

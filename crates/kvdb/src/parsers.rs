@@ -1,5 +1,6 @@
-//! Every reader of bytes in this crate behind one kind of door, for the fuzz targets under `fuzz/` and the test below: each takes any
-//! bytes and must neither panic nor run away. Checksums are put right, so that what lies behind them is reached. Not in normal builds.
+//! Every reader of bytes in this crate behind one kind of door, for the fuzz targets under `fuzz/`
+//! and the test below: each takes any bytes and must neither panic nor run away. Checksums are put
+//! right, so that what lies behind them is reached. Not in normal builds.
 
 use std::hint::black_box;
 
@@ -21,8 +22,8 @@ pub fn root(data: &[u8]) {
     assert_eq!(Root::decode(&root.encode()).ok(), Some(root));
 }
 
-/// A record of the manifest, its edits applied one by one to what those before it made; what comes of it is written as a checkpoint,
-/// and must read the same.
+/// A record of the manifest, its edits applied one by one to what those before it made; what comes
+/// of it is written as a checkpoint, and must read the same.
 pub fn manifest(data: &[u8]) {
     let record = Bytes::copy_from_slice(data);
     let Ok(edits) = Edit::decode_all(&record) else { return };
@@ -55,7 +56,8 @@ pub fn journal(data: &[u8]) {
     record::encode(&changes, &mut out, |_| {});
     assert_eq!(out.len(), record::size(&changes));
     let mut rest = &out[..];
-    let inside = zones::varint::get_bytes(&mut rest).expect("what was written has its length in front");
+    let inside =
+        zones::varint::get_bytes(&mut rest).expect("what was written has its length in front");
     assert_eq!(record::decode(&Bytes::copy_from_slice(inside)).ok(), Some(Record::Commit(changes)));
 }
 
@@ -80,7 +82,8 @@ pub fn stream(data: &[u8]) {
     }
 }
 
-/// A chunk of journal or manifest, its two checksums put right; and its piece as records, which are the same however it is cut.
+/// A chunk of journal or manifest, its two checksums put right; and its piece as records, which are
+/// the same however it is cut.
 pub fn chunk(data: &[u8]) {
     let (head, piece) = data.split_at(data.len().min(HEADER));
     for (kind, magic) in [(Kind::Journal, b"KVJC"), (Kind::Manifest, b"KVMC")] {
@@ -162,7 +165,8 @@ mod tests {
         let mut manifest = Vec::new();
         edits.iter().for_each(|e| e.encode(&mut manifest));
         let d = DictionaryId(3);
-        let packed = ExtentRef::packed(1 << 24, 9000, 800, 5, Compression::Lz4).expect("it is smaller");
+        let packed =
+            ExtentRef::packed(1 << 24, 9000, 800, 5, Compression::Lz4).expect("it is smaller");
         let changes = [
             (d, Op::Put(text("a"), Value::Inline(text("value")))),
             (d, Op::Put(text("b"), Value::Extent(ExtentRef::plain(1 << 23, 5000, 4)))),
@@ -173,11 +177,22 @@ mod tests {
         let mut journal = Vec::new();
         record::encode(&changes, &mut journal, |_| {});
         let chunked = [&[9; HEADER][..], &journal].concat();
-        let log = durable::encode(&crate::TransactionOptions { label: "l".into(), user: Some(7), ..Default::default() });
-        let root = Root { number: 3, epoch: 4, durable: 5, zones: vec![zones::ZoneId(1), zones::ZoneId(300)] };
+        let log = durable::encode(&crate::TransactionOptions {
+            label: "l".into(),
+            user: Some(7),
+            ..Default::default()
+        });
+        let root = Root {
+            number: 3,
+            epoch: 4,
+            durable: 5,
+            zones: vec![zones::ZoneId(1), zones::ZoneId(300)],
+        };
         let (mut frame, mut end) = (Vec::new(), Vec::new());
         let tuples = vec![(text("k"), Some(text("v"))), (text("l"), None)];
-        Frame::Chunk { number: 3, dictionary: 0, tuples }.write(&mut frame).expect("memory does not fail");
+        Frame::Chunk { number: 3, dictionary: 0, tuples }
+            .write(&mut frame)
+            .expect("memory does not fail");
         Frame::End { chunks: 4, tuples: 300 }.write(&mut end).expect("memory does not fail");
         let payload = frame[5..frame.len() - 4].to_vec();
         let one = journal[1..].to_vec();
@@ -187,15 +202,23 @@ mod tests {
     #[test]
     fn no_bytes_make_a_reader_panic() {
         let whole = whole();
-        assert!(Root::decode(&whole[0]).is_ok() && Edit::decode_all(&whole[1].clone().into()).is_ok());
-        assert!(record::decode(&whole[2].clone().into()).is_ok() && Frame::read(&mut &whole[6][..]).is_ok());
-        assert!(State::new().apply_all(Edit::decode_all(&whole[1].clone().into()).unwrap()).is_ok());
+        assert!(
+            Root::decode(&whole[0]).is_ok() && Edit::decode_all(&whole[1].clone().into()).is_ok()
+        );
+        assert!(
+            record::decode(&whole[2].clone().into()).is_ok()
+                && Frame::read(&mut &whole[6][..]).is_ok()
+        );
+        assert!(
+            State::new().apply_all(Edit::decode_all(&whole[1].clone().into()).unwrap()).is_ok()
+        );
         let mut random = Random::new(5);
         for n in 0..60_000 {
             let mut bytes = whole[n % whole.len()].clone();
             for _ in 0..random.below(4) {
                 let at = random.below(bytes.len() as u64) as usize;
-                bytes[at] = [0, 1, 0x7f, 0x80, 0xff, random.number() as u8][random.below(6) as usize];
+                bytes[at] =
+                    [0, 1, 0x7f, 0x80, 0xff, random.number() as u8][random.below(6) as usize];
             }
             if random.one_in(4) {
                 bytes.truncate(random.below(bytes.len() as u64) as usize);

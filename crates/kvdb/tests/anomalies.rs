@@ -1,20 +1,26 @@
-//! The anomalies of the Hermitage list, on keys: what each isolation level forbids, how, and what it allows.
+//! The anomalies of the Hermitage list, on keys: what each isolation level forbids, how, and what
+//! it allows.
 //!
-//! The store begins with x=10 and y=20, as Hermitage's table does. How scripts are read is told in `script`; the steps are
+//! The store begins with x=10 and y=20, as Hermitage's table does. How scripts are read is told in
+//! `script`; the steps are
 //!
 //! - `T1 put k v`, `T1 delete k`, `T1 clear` (all keys), `T1 abort`
 //! - `T1 get k -> v`, or `nothing`
 //! - `T1 scan -> k=v k=v` (all keys), or `nothing`
 //! - `T1 commit`, or `-> conflict k k` with the keys, or `-> conflict` over a range
-//! - `-> locked`: refused for somebody else's lock, because that one is older and took this one's, or held it for too long
-//! - `plain put k v`, `plain ingest k v`, `plain get k`: what belongs to no transaction; it waits for nobody here, but is refused
+//! - `-> locked`: refused for somebody else's lock, because that one is older and took this one's,
+//!   or held it for too long
+//! - `plain put k v`, `plain ingest k v`, `plain get k`: what belongs to no transaction; it waits
+//!   for nobody here, but is refused
 
 mod script;
 
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use kvdb::{DictionaryId, Durability, Error, Isolation, Kvdb, Transaction, TransactionOptions, at_once};
+use kvdb::{
+    DictionaryId, Durability, Error, Isolation, Kvdb, Transaction, TransactionOptions, at_once,
+};
 use script::{LONG, Stage, Step};
 
 use Isolation::{Serializable, Snapshot};
@@ -69,9 +75,12 @@ fn step(t: &Transaction, dict: DictionaryId, verb: &str, args: &[String]) -> kvd
 fn plain(db: &Kvdb, dict: DictionaryId, verb: &str, args: &[String]) -> kvdb::Result<String> {
     match (verb, args) {
         ("put", [key, value]) => {
-            at_once(|| db.put(dict, key.as_bytes(), value.as_bytes(), Durability::Buffered)).map(|()| String::new())
+            at_once(|| db.put(dict, key.as_bytes(), value.as_bytes(), Durability::Buffered))
+                .map(|()| String::new())
         }
-        ("ingest", [key, value]) => at_once(|| db.ingest(dict, [(key.clone(), value.clone())])).map(|_| String::new()),
+        ("ingest", [key, value]) => {
+            at_once(|| db.ingest(dict, [(key.clone(), value.clone())])).map(|_| String::new())
+        }
         ("get", [key]) => Ok(db.get(dict, key.as_bytes())?.map_or("nothing".into(), |v| text(&v))),
         _ => panic!("no step: {verb} {args:?}"),
     }
@@ -89,7 +98,11 @@ impl World {
 
 impl Stage for World {
     fn begin(&mut self, who: &str) {
-        let options = TransactionOptions { isolation: self.isolation, lock_timeout: LONG, ..TransactionOptions::default() };
+        let options = TransactionOptions {
+            isolation: self.isolation,
+            lock_timeout: LONG,
+            ..TransactionOptions::default()
+        };
         self.transactions.insert(who.into(), self.db.begin_with(options).unwrap());
     }
 
@@ -541,7 +554,8 @@ fn g_single_a_deletion_does_not_follow_a_read_of_something_older() {
     );
 }
 
-/// G2-item, write skew: each writes what the other has read. Snapshot isolation allows it, and only that.
+/// G2-item, write skew: each writes what the other has read. Snapshot isolation allows it, and only
+/// that.
 #[test]
 fn g2_item_write_skew_is_for_snapshot_isolation_alone() {
     play(

@@ -1,5 +1,5 @@
-//! What a user of the crate finds: stores by path, dictionaries in hand, ranges and prefixes from both ends, estimates, compaction of
-//! a range.
+//! What a user of the crate finds: stores by path, dictionaries in hand, ranges and prefixes from
+//! both ends, estimates, compaction of a range.
 
 mod model;
 
@@ -63,7 +63,11 @@ fn a_dictionary_keeps_its_options_and_is_gone_when_dropped() {
     assert_eq!(d.get("k").unwrap(), None);
     assert!(matches!(d.insert("k", "v"), Err(Error::NoDictionary(_))));
     assert!(matches!(d.iter().next(), Some(Err(Error::NoDictionary(_)))));
-    assert_eq!(db.open_dictionary("d").unwrap().iter().count(), 0, "a new one of the same name is empty");
+    assert_eq!(
+        db.open_dictionary("d").unwrap().iter().count(),
+        0,
+        "a new one of the same name is empty"
+    );
 }
 
 #[test]
@@ -75,11 +79,17 @@ fn iterators_meet_in_the_middle_and_have_ended_then() {
         let tuple = if back { iter.next_back() } else { iter.next() };
         tuple.map(|t| String::from_utf8(t.unwrap().0.to_vec()).unwrap())
     };
-    assert_eq!([next(false), next(true), next(true), next(false)], ["a", "e", "d", "b"].map(|k| Some(k.to_owned())));
+    assert_eq!(
+        [next(false), next(true), next(true), next(false)],
+        ["a", "e", "d", "b"].map(|k| Some(k.to_owned()))
+    );
     assert_eq!(next(true).as_deref(), Some("c"));
     assert_eq!([next(true), next(false), next(true)], [None, None, None]);
     assert_eq!(keys(d.iter().rev()), ["e", "d", "c", "b", "a"]);
-    assert_eq!(d.iter().keys().rev().map(|k| k.unwrap()).collect::<Vec<_>>(), ["e", "d", "c", "b", "a"]);
+    assert_eq!(
+        d.iter().keys().rev().map(|k| k.unwrap()).collect::<Vec<_>>(),
+        ["e", "d", "c", "b", "a"]
+    );
 }
 
 #[test]
@@ -97,9 +107,21 @@ fn an_iterator_sees_what_was_there_when_it_was_made() {
 #[test]
 fn prefixes_end_where_their_last_byte_carries() {
     let db = store();
-    let all: [&[u8]; 9] = [b"", b"a", b"a\xfe", b"a\xff", b"a\xff\xff", b"a\xff\xff\x01", b"b", b"\xff", b"\xff\xff\x07"];
+    let all: [&[u8]; 9] = [
+        b"",
+        b"a",
+        b"a\xfe",
+        b"a\xff",
+        b"a\xff\xff",
+        b"a\xff\xff\x01",
+        b"b",
+        b"\xff",
+        b"\xff\xff\x07",
+    ];
     let d = with_keys(&db, &all);
-    let found = |prefix: &[u8]| -> Vec<Vec<u8>> { d.prefix(prefix).keys().map(|k| k.unwrap().to_vec()).collect() };
+    let found = |prefix: &[u8]| -> Vec<Vec<u8>> {
+        d.prefix(prefix).keys().map(|k| k.unwrap().to_vec()).collect()
+    };
     assert_eq!(found(b"a\xff"), [&b"a\xff"[..], b"a\xff\xff", b"a\xff\xff\x01"]);
     assert_eq!(found(b"\xff"), [&b"\xff"[..], b"\xff\xff\x07"]);
     assert_eq!(found(b"").len(), all.len());
@@ -125,7 +147,9 @@ fn every_range_gives_what_a_btree_map_gives() {
     let db = store();
     let d = db.open_dictionary("d").unwrap();
     let mut model: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
-    let key = |random: &mut Random| -> Vec<u8> { (0..random.below(4)).map(|_| b'a' + random.below(4) as u8).collect() };
+    let key = |random: &mut Random| -> Vec<u8> {
+        (0..random.below(4)).map(|_| b'a' + random.below(4) as u8).collect()
+    };
     for round in 0..600 {
         let k = key(&mut random);
         match random.below(12) {
@@ -166,8 +190,11 @@ fn every_range_gives_what_a_btree_map_gives() {
             // A BTreeMap refuses this one.
             continue;
         }
-        let expected: Vec<(Vec<u8>, Vec<u8>)> = model.range(range.clone()).map(|(k, v)| (k.clone(), v.clone())).collect();
-        let owned = |t: kvdb::Result<(bytes::Bytes, bytes::Bytes)>| t.map(|(k, v)| (k.to_vec(), v.to_vec())).unwrap();
+        let expected: Vec<(Vec<u8>, Vec<u8>)> =
+            model.range(range.clone()).map(|(k, v)| (k.clone(), v.clone())).collect();
+        let owned = |t: kvdb::Result<(bytes::Bytes, bytes::Bytes)>| {
+            t.map(|(k, v)| (k.to_vec(), v.to_vec())).unwrap()
+        };
         assert_eq!(d.range(range.clone()).map(owned).collect::<Vec<_>>(), expected, "{range:?}");
         let mut backward: Vec<_> = d.range(range.clone()).rev().map(owned).collect();
         backward.reverse();
@@ -175,7 +202,11 @@ fn every_range_gives_what_a_btree_map_gives() {
         // From both ends by turns.
         let (mut iter, mut front, mut back) = (d.range(range.clone()), Vec::new(), Vec::new());
         loop {
-            let (side, tuple) = if random.one_in(2) { (&mut front, iter.next()) } else { (&mut back, iter.next_back()) };
+            let (side, tuple) = if random.one_in(2) {
+                (&mut front, iter.next())
+            } else {
+                (&mut back, iter.next_back())
+            };
             match tuple {
                 Some(tuple) => side.push(owned(tuple)),
                 None => break,
@@ -186,7 +217,9 @@ fn every_range_gives_what_a_btree_map_gives() {
     }
     d.compact().unwrap();
     let all: Vec<_> = d.iter().map(|t| t.unwrap()).collect();
-    assert!(all.iter().map(|(k, v)| (&k[..], &v[..])).eq(model.iter().map(|(k, v)| (&k[..], &v[..]))));
+    assert!(
+        all.iter().map(|(k, v)| (&k[..], &v[..])).eq(model.iter().map(|(k, v)| (&k[..], &v[..])))
+    );
 }
 
 fn number(i: u64) -> Vec<u8> {
@@ -205,7 +238,11 @@ fn an_estimate_is_as_good_as_it_says_and_reads_no_tuples() {
     db.flush().unwrap();
     d.compact().unwrap();
     let whole = d.estimate::<&[u8]>(..).unwrap();
-    assert_eq!((whole.items, whole.items_error), (count, 0), "a whole dictionary of one run is exact");
+    assert_eq!(
+        (whole.items, whole.items_error),
+        (count, 0),
+        "a whole dictionary of one run is exact"
+    );
     let read = |db: &Kvdb| db.stats().io.by_purpose[zones::Purpose::Tuples as usize].read_bytes;
     let before = read(&db);
     let mut random = Random::new(1);
@@ -248,7 +285,9 @@ fn compacting_a_range_frees_what_was_deleted_there_and_leaves_the_rest_alone() {
     }
     db.flush().unwrap();
     let before: Vec<_> = d.iter().map(|t| t.unwrap()).collect();
-    let data = |db: &Kvdb| db.stats().dictionaries[0].levels.iter().flatten().map(|r| r.block_bytes).sum::<u64>();
+    let data = |db: &Kvdb| {
+        db.stats().dictionaries[0].levels.iter().flatten().map(|r| r.block_bytes).sum::<u64>()
+    };
     let (live, written) = (data(&db), db.stats().merged_bytes);
     assert!(live > 3_900_000);
     d.compact_range(number(900)..number(3100)).unwrap();
@@ -256,7 +295,12 @@ fn compacting_a_range_frees_what_was_deleted_there_and_leaves_the_rest_alone() {
     assert!(db.stats().merged_bytes - written < 700_000, "{}", db.stats().merged_bytes - written);
     assert_eq!(d.iter().map(|t| t.unwrap()).collect::<Vec<_>>(), before);
     let runs = || db.stats().dictionaries[0].levels.iter().map(Vec::len).collect::<Vec<_>>();
-    assert_eq!(runs().iter().sum::<usize>(), 2, "the young run keeps what it has outside: {:?}", runs());
+    assert_eq!(
+        runs().iter().sum::<usize>(),
+        2,
+        "the young run keeps what it has outside: {:?}",
+        runs()
+    );
     d.compact_range::<&[u8]>(..).unwrap();
     assert_eq!(runs().iter().sum::<usize>(), 1, "{:?}", runs());
     assert_eq!(d.iter().map(|t| t.unwrap()).collect::<Vec<_>>(), before);

@@ -74,13 +74,15 @@ fn a_file_is_copied_sparse_and_appears_whole() {
     std::fs::write(folder.path().join("b.kvfs.partial"), b"left by a crash").unwrap();
     let stats = db.checkpoint(&copy).unwrap();
     assert!(stats.live_bytes >= 4096 * 1000 && stats.copied_bytes <= 6 * ZONE_SIZE, "{stats:?}");
-    let files: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    let files: Vec<_> =
+        std::fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(files.len(), 2, "{files:?}");
     let on_disk = copy.metadata().unwrap().blocks() * 512;
     assert!(on_disk <= stats.copied_bytes + 3 * ZONE_SIZE, "{on_disk} for {stats:?}");
     assert!(matches!(db.checkpoint(&copy), Err(Error::Io(_))), "nothing is overwritten");
     drop(db);
-    let report = kvdb::check(Arc::new(zones::FileDevice::open(&copy, true).unwrap()), &mut |_, _| {});
+    let report =
+        kvdb::check(Arc::new(zones::FileDevice::open(&copy, true).unwrap()), &mut |_, _| {});
     assert!(report.is_clean(), "{:?}", report.faults);
     let copy = Kvdb::open_path_with(&copy, options()).unwrap();
     let d = copy.open_dictionary("d").unwrap();
@@ -123,8 +125,12 @@ fn a_copy_that_failed_or_was_cut_off_is_no_store() {
 
 #[test]
 fn under_writers_a_copy_is_the_state_after_some_commit() {
-    let options = CreateOptions { open: OpenOptions { memory: 2 << 20, zero_journal: false, ..options() }, ..Default::default() };
-    let db = Kvdb::create(Arc::new(MemoryDevice::new()), Arc::new(Machine::default()), options).unwrap();
+    let options = CreateOptions {
+        open: OpenOptions { memory: 2 << 20, zero_journal: false, ..options() },
+        ..Default::default()
+    };
+    let db =
+        Kvdb::create(Arc::new(MemoryDevice::new()), Arc::new(Machine::default()), options).unwrap();
     let (a, b) = (db.open_dictionary("a").unwrap(), db.open_dictionary("b").unwrap());
     let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
@@ -147,10 +153,14 @@ fn under_writers_a_copy_is_the_state_after_some_commit() {
             db.checkpoint_to(device.clone()).unwrap();
             let (copy, _) = Kvdb::open(device, Arc::new(Simulated::new(1)), small()).unwrap();
             let (x, y) = (copy.open_dictionary("a").unwrap(), copy.open_dictionary("b").unwrap());
-            let keys = |d: &kvdb::Dictionary| d.iter().keys().map(|k| k.unwrap()).collect::<Vec<_>>();
+            let keys =
+                |d: &kvdb::Dictionary| d.iter().keys().map(|k| k.unwrap()).collect::<Vec<_>>();
             let (x, y) = (keys(&x), keys(&y));
             assert_eq!(x, y);
-            assert!(x.iter().enumerate().all(|(i, k)| **k == (i as u64).to_be_bytes()), "no commit is missing before the last");
+            assert!(
+                x.iter().enumerate().all(|(i, k)| **k == (i as u64).to_be_bytes()),
+                "no commit is missing before the last"
+            );
             assert!(least == 0 || x.len() as u64 > least, "{} of {least}", x.len());
         }
         stop.store(true, Ordering::Relaxed);

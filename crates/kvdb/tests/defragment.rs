@@ -1,4 +1,5 @@
-//! Online defragmentation: it gives back what can be given back, changes nothing that is read, and keeps nobody waiting.
+//! Online defragmentation: it gives back what can be given back, changes nothing that is read, and
+//! keeps nobody waiting.
 
 mod model;
 
@@ -6,13 +7,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use env::{Machine, Random, Simulated};
-use kvdb::{Batch, CreateOptions, DefragOptions, DictionaryId, DictionaryOptions, Durability, Kvdb, OpenOptions};
+use kvdb::{
+    Batch, CreateOptions, DefragOptions, DictionaryId, DictionaryOptions, Durability, Kvdb,
+    OpenOptions,
+};
 use model::{contents, create, small};
 use zones::{MemoryDevice, ZONE_SIZE};
 
-/// The paper's load (§4.4), small: files of pages, written at random places and appended to, at a small threshold.
+/// The paper's load (§4.4), small: files of pages, written at random places and appended to, at a
+/// small threshold.
 fn fragmented(db: &Kvdb, seed: u64) -> DictionaryId {
-    let d = db.create_dictionary("pages", DictionaryOptions { stitch_at: 0, ..Default::default() }).unwrap();
+    let d = db
+        .create_dictionary("pages", DictionaryOptions { stitch_at: 0, ..Default::default() })
+        .unwrap();
     let mut random = Random::new(seed);
     let mut lengths = [0u64; 40];
     for _ in 0..120 {
@@ -60,16 +67,27 @@ fn it_reclaims_what_is_reclaimable_and_changes_nothing_that_is_read() {
         stats.zones_reclaimable,
         stats.zones_held
     );
-    let spans = |db: &Kvdb| db.stats().dictionaries[0].levels.iter().flatten().map(|r| r.value_spans).sum::<u64>();
+    let spans = |db: &Kvdb| {
+        db.stats().dictionaries[0].levels.iter().flatten().map(|r| r.value_spans).sum::<u64>()
+    };
     let spans_before = spans(&db);
-    assert!(db.defragment(DefragOptions { fullest_percent: 99, ..DefragOptions::default() }).unwrap());
+    assert!(
+        db.defragment(DefragOptions { fullest_percent: 99, ..DefragOptions::default() }).unwrap()
+    );
     let progress = db.defrag_progress();
     assert!(!progress.running && progress.rounds > 0);
     assert!(progress.zones_reclaimed * 100 >= progress.zones_reclaimable * 99, "{progress:?}");
     let after = db.stats();
-    assert!(after.zones_reclaimable <= 3, "open zones and what is left in the last ones: {}", after.zones_reclaimable);
+    assert!(
+        after.zones_reclaimable <= 3,
+        "open zones and what is left in the last ones: {}",
+        after.zones_reclaimable
+    );
     assert!(after.zones_held + stats.zones_reclaimable <= stats.zones_held + 3);
-    assert!(progress.bytes_moved < after.zones_held * ZONE_SIZE, "only what lies among holes is moved");
+    assert!(
+        progress.bytes_moved < after.zones_held * ZONE_SIZE,
+        "only what lies among holes is moved"
+    );
     assert!(spans(&db) < spans_before, "scans take {} seeks after {spans_before}", spans(&db));
     assert!(contents(&db).unwrap() == before);
     let zones = db.stats().zones_held;
@@ -116,18 +134,26 @@ fn clients_go_on_meanwhile_and_it_can_be_stopped_and_begun_again() {
             }
             written
         });
-        assert!(db.defragment(DefragOptions { fullest_percent: 99, ..DefragOptions::default() }).unwrap());
+        assert!(
+            db.defragment(DefragOptions { fullest_percent: 99, ..DefragOptions::default() })
+                .unwrap()
+        );
         db.wait_for_defragment();
         done.store(true, Ordering::Release);
         let written = writer.join().unwrap();
-        expected.get_mut(&d).unwrap().extend(written.iter().enumerate().map(|(i, key)| (key.clone(), vec![i as u8; 5000])));
+        expected
+            .get_mut(&d)
+            .unwrap()
+            .extend(written.iter().enumerate().map(|(i, key)| (key.clone(), vec![i as u8; 5000])));
     });
     assert!(contents(&db).unwrap() == expected);
     assert!(db.defrag_progress().bytes_moved > 0, "it moved something while the writer went on");
-    // What was written meanwhile is flushed and merged behind it, which may leave holes too. In the end there is nothing to gain.
+    // What was written meanwhile is flushed and merged behind it, which may leave holes too. In the
+    // end there is nothing to gain.
     let begun = std::time::Instant::now();
     loop {
-        if db.defragment(DefragOptions { fullest_percent: 99, ..DefragOptions::default() }).unwrap() {
+        if db.defragment(DefragOptions { fullest_percent: 99, ..DefragOptions::default() }).unwrap()
+        {
             db.wait_for_defragment();
             if db.defrag_progress().zones_reclaimable == 0 {
                 break;
@@ -157,14 +183,22 @@ fn by_hand_it_lays_values_in_the_order_of_their_keys() {
         (spans(), db.defrag_progress().bytes_moved)
     };
     let (laid, moved) = run(DefragOptions::default());
-    assert!(laid * 10 < scattered && moved > 0, "{laid} stretches of {scattered}, {moved} bytes moved");
+    assert!(
+        laid * 10 < scattered && moved > 0,
+        "{laid} stretches of {scattered}, {moved} bytes moved"
+    );
     assert!(contents(&db).unwrap() == expected);
     assert_eq!(run(DefragOptions::default()), (laid, 0), "there is nothing left to do");
 }
 
 #[test]
 fn it_begins_by_itself_when_much_is_lost() {
-    let options = OpenOptions { memory: 16 << 20, threads: true, flush_interval: std::time::Duration::from_millis(10), ..small() };
+    let options = OpenOptions {
+        memory: 16 << 20,
+        threads: true,
+        flush_interval: std::time::Duration::from_millis(10),
+        ..small()
+    };
     let db = threaded(options);
     fragmented(&db, 3);
     let begun = std::time::Instant::now();

@@ -1,4 +1,5 @@
-//! The difference of two states: exact, whatever lies in between, and as quick as little has changed.
+//! The difference of two states: exact, whatever lies in between, and as quick as little has
+//! changed.
 
 mod model;
 
@@ -14,8 +15,11 @@ type Tuples = BTreeMap<Vec<u8>, Vec<u8>>;
 type Changes = Vec<(Vec<u8>, Option<Vec<u8>>, Option<Vec<u8>>)>;
 
 fn tuples(view: &View, dict: DictionaryId) -> Tuples {
-    let all =
-        if view.dictionaries().iter().any(|d| d.id == dict) { view.scan(dict, b"", b"", usize::MAX).unwrap() } else { Vec::new() };
+    let all = if view.dictionaries().iter().any(|d| d.id == dict) {
+        view.scan(dict, b"", b"", usize::MAX).unwrap()
+    } else {
+        Vec::new()
+    };
     all.into_iter().map(|(k, v)| (k.to_vec(), v.to_vec())).collect()
 }
 
@@ -43,7 +47,8 @@ fn any_two_states_of_a_random_history_differ_in_what_reading_everything_finds() 
     for seed in 0..25 {
         let mut random = Random::new(seed);
         let open = OpenOptions { merge_part: 16 << 10 << random.below(4), ..small() };
-        let db = create(Arc::new(MemoryDevice::new()), Arc::new(Simulated::new(seed)), open).unwrap();
+        let db =
+            create(Arc::new(MemoryDevice::new()), Arc::new(Simulated::new(seed)), open).unwrap();
         let dicts = dictionaries(&db).unwrap();
         let mut states: Vec<View> = vec![db.view()];
         for n in 0..12 {
@@ -71,7 +76,11 @@ fn any_two_states_of_a_random_history_differ_in_what_reading_everything_finds() 
         for _ in 0..30 {
             let (a, b) = (&states[random.below(13) as usize], &states[random.below(13) as usize]);
             for &d in &dicts {
-                assert_eq!(found(a, d, b, d), expected(&tuples(a, d), &tuples(b, d)), "seed {seed}");
+                assert_eq!(
+                    found(a, d, b, d),
+                    expected(&tuples(a, d), &tuples(b, d)),
+                    "seed {seed}"
+                );
             }
         }
     }
@@ -131,8 +140,12 @@ fn ten_changes_in_half_a_million_keys_open_a_few_blocks() {
 
 #[test]
 fn large_values_in_one_place_are_not_read() {
-    let db =
-        create(Arc::new(MemoryDevice::new()), Arc::new(Simulated::new(1)), OpenOptions { memory: 8 << 20, ..small() }).unwrap();
+    let db = create(
+        Arc::new(MemoryDevice::new()),
+        Arc::new(Simulated::new(1)),
+        OpenOptions { memory: 8 << 20, ..small() },
+    )
+    .unwrap();
     let d = db.open_dictionary("d").unwrap();
     for i in 0..500u32 {
         d.insert(i.to_be_bytes().to_vec(), vec![i as u8; 50_000]).unwrap();

@@ -1,16 +1,23 @@
-//! Durable transactions: a crash or a restart does not end them; their commit and their abort do, for good.
+//! Durable transactions: a crash or a restart does not end them; their commit and their abort do,
+//! for good.
 
 use std::sync::Arc;
 
 use env::Machine;
 use kvdb::{
-    Batch, CreateOptions, DictionaryId, Durability, Error, Isolation, Kvdb, OpenOptions, Transaction, TransactionId,
-    TransactionOptions,
+    Batch, CreateOptions, DictionaryId, Durability, Error, Isolation, Kvdb, OpenOptions,
+    Transaction, TransactionId, TransactionOptions,
 };
 use zones::MemoryDevice;
 
 fn options() -> OpenOptions {
-    OpenOptions { memory: 4 << 20, threads: false, zero_journal: false, flush_on_close: false, ..Default::default() }
+    OpenOptions {
+        memory: 4 << 20,
+        threads: false,
+        zero_journal: false,
+        flush_on_close: false,
+        ..Default::default()
+    }
 }
 
 struct World {
@@ -29,7 +36,8 @@ impl World {
     }
 
     fn begin(&self) -> Transaction {
-        let options = TransactionOptions { durable: true, label: "long work".into(), ..Default::default() };
+        let options =
+            TransactionOptions { durable: true, label: "long work".into(), ..Default::default() };
         self.db.begin_with(options).unwrap()
     }
 
@@ -55,7 +63,8 @@ impl World {
 
     /// Nothing of ended transactions is left.
     fn is_swept(&self) {
-        let left = || self.db.stats().dictionaries.iter().filter(|d| !d.info.branch.is_empty()).count();
+        let left =
+            || self.db.stats().dictionaries.iter().filter(|d| !d.info.branch.is_empty()).count();
         while left() > 0 {
             self.db.step().unwrap();
             std::thread::yield_now();
@@ -82,13 +91,23 @@ fn it_goes_on_after_a_crash_as_if_nothing_had_been() {
     (0..5000).for_each(|i| t.put(world.d, format!("many{i:05}"), [7; 300]).unwrap());
     let world = world.crash();
     let list = world.db.transactions();
-    assert_eq!((list.len(), list[0].id, list[0].durable, list[0].label.as_str()), (1, t.id(), true, "long work"));
+    assert_eq!(
+        (list.len(), list[0].id, list[0].durable, list[0].label.as_str()),
+        (1, t.id(), true, "long work")
+    );
     let again = world.joined(t.id());
     assert_eq!(value(&again, world.d, "a").as_deref(), Some("t"));
-    assert_eq!(value(&again, world.d, "b").as_deref(), Some("0"), "it reads what was there when it began");
+    assert_eq!(
+        value(&again, world.d, "b").as_deref(),
+        Some("0"),
+        "it reads what was there when it began"
+    );
     assert_eq!(value(&again, world.d, "c").as_deref(), Some("t"));
     assert_eq!(again.view().unwrap().prefix(world.d, "many").count(), 5000);
-    assert_eq!((world.get("a").as_deref(), world.get("b").as_deref(), world.get("c")), (Some("0"), Some("1"), None));
+    assert_eq!(
+        (world.get("a").as_deref(), world.get("b").as_deref(), world.get("c")),
+        (Some("0"), Some("1"), None)
+    );
     again.put(world.d, "d", "later").unwrap();
     // And once more.
     let world = world.crash();
@@ -165,7 +184,11 @@ fn what_others_changed_before_the_crash_is_a_conflict_after_it() {
 #[test]
 fn a_serializable_one_cannot_be_durable() {
     let world = World::new();
-    let options = TransactionOptions { durable: true, isolation: Isolation::Serializable, ..Default::default() };
+    let options = TransactionOptions {
+        durable: true,
+        isolation: Isolation::Serializable,
+        ..Default::default()
+    };
     assert!(matches!(world.db.begin_with(options), Err(Error::Invalid(_))));
     assert!(world.db.transactions().is_empty());
 }
@@ -174,7 +197,12 @@ fn a_serializable_one_cannot_be_durable() {
 fn one_that_begins_is_not_taken_for_one_that_has_ended() {
     let device = Arc::new(MemoryDevice::new());
     let open = OpenOptions { flush_interval: std::time::Duration::ZERO, ..options() };
-    let db = Kvdb::create(device, Arc::new(Machine::default()), CreateOptions { open, ..Default::default() }).unwrap();
+    let db = Kvdb::create(
+        device,
+        Arc::new(Machine::default()),
+        CreateOptions { open, ..Default::default() },
+    )
+    .unwrap();
     let d = db.open_dictionary("d").unwrap().id();
     let done = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -202,7 +230,9 @@ fn what_it_reads_is_kept_by_nothing_that_others_see_or_drop() {
     let t = world.begin();
     assert!(world.db.snapshots().is_empty() && world.db.branches().is_empty());
     let name = format!(".transaction-{}", t.id());
-    let gone = |result: kvdb::Result<()>| assert!(matches!(result, Err(Error::NoSnapshot(_))), "{result:?}");
+    let gone = |result: kvdb::Result<()>| {
+        assert!(matches!(result, Err(Error::NoSnapshot(_))), "{result:?}")
+    };
     gone(world.db.drop_snapshot(&name));
     gone(world.db.rollback(&name));
     gone(world.db.clone_snapshot(&name, "branch"));

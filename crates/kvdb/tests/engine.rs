@@ -1,5 +1,5 @@
-//! The whole engine against an ordered map: whatever is committed, flushed, merged, closed and opened again, reads give what the
-//! model gives; views stay what they were.
+//! The whole engine against an ordered map: whatever is committed, flushed, merged, closed and
+//! opened again, reads give what the model gives; views stay what they were.
 
 mod model;
 
@@ -7,7 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use env::{Random, Simulated};
-use kvdb::{ADAPTIVE, Batch, Compression, DictionaryId, DictionaryOptions, Durability, Error, Kvdb, OpenOptions, Shape, View};
+use kvdb::{
+    ADAPTIVE, Batch, Compression, DictionaryId, DictionaryOptions, Durability, Error, Kvdb,
+    OpenOptions, Shape, View,
+};
 use model::*;
 use proptest::prelude::*;
 use zones::MemoryDevice;
@@ -41,9 +44,13 @@ fn step() -> impl Strategy<Value = Step> {
 
 fn compare(view: &View, model: &Model, random: &mut Random) {
     for (&d, tuples) in model {
-        let all: Vec<(Vec<u8>, Vec<u8>)> = tuples.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
+        let all: Vec<(Vec<u8>, Vec<u8>)> =
+            tuples.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
         let scanned = view.scan(d, b"", b"", usize::MAX).unwrap();
-        assert!(scanned.iter().map(|(k, v)| (k.to_vec(), v.to_vec())).eq(all.iter().cloned()), "a scan of {d:?}");
+        assert!(
+            scanned.iter().map(|(k, v)| (k.to_vec(), v.to_vec())).eq(all.iter().cloned()),
+            "a scan of {d:?}"
+        );
         for _ in 0..20 {
             let key = format!("key{:03}", random.below(310)).into_bytes();
             assert_eq!(view.get(d, &key).unwrap().map(|v| v.to_vec()), tuples.get(&key).cloned());
@@ -56,8 +63,13 @@ fn compare(view: &View, model: &Model, random: &mut Random) {
 fn walk(view: &View, d: DictionaryId, all: &[(Vec<u8>, Vec<u8>)], random: &mut Random) {
     let key = |random: &mut Random| format!("key{:03}", random.below(310)).into_bytes();
     let (a, b) = (key(random), key(random));
-    let (start, end) = if random.one_in(3) { (Vec::new(), Vec::new()) } else { (a.clone().min(b.clone()), a.max(b)) };
-    let inside: Vec<_> = all.iter().filter(|(k, _)| *k >= start && (end.is_empty() || *k < end)).collect();
+    let (start, end) = if random.one_in(3) {
+        (Vec::new(), Vec::new())
+    } else {
+        (a.clone().min(b.clone()), a.max(b))
+    };
+    let inside: Vec<_> =
+        all.iter().filter(|(k, _)| *k >= start && (end.is_empty() || *k < end)).collect();
     let mut cursor = view.cursor(d, &start, &end).unwrap();
     let mut at = 0;
     for _ in 0..60 {
@@ -65,7 +77,11 @@ fn walk(view: &View, d: DictionaryId, all: &[(Vec<u8>, Vec<u8>)], random: &mut R
             0..=4 => {
                 let tuple = cursor.next().unwrap();
                 let expected = inside.get(at);
-                assert_eq!(tuple.as_ref().map(|t| t.key.to_vec()), expected.map(|t| t.0.clone()), "next at {at}");
+                assert_eq!(
+                    tuple.as_ref().map(|t| t.key.to_vec()),
+                    expected.map(|t| t.0.clone()),
+                    "next at {at}"
+                );
                 if let (Some(tuple), Some(expected)) = (tuple, expected) {
                     assert_eq!(tuple.value_len(), expected.1.len());
                     assert_eq!(tuple.value().unwrap(), expected.1);
@@ -75,7 +91,11 @@ fn walk(view: &View, d: DictionaryId, all: &[(Vec<u8>, Vec<u8>)], random: &mut R
             5..=7 => {
                 let tuple = cursor.prev().unwrap();
                 let expected = at.checked_sub(1).map(|i| &inside[i].0);
-                assert_eq!(tuple.as_ref().map(|t| t.key.to_vec()), expected.cloned(), "prev at {at}");
+                assert_eq!(
+                    tuple.as_ref().map(|t| t.key.to_vec()),
+                    expected.cloned(),
+                    "prev at {at}"
+                );
                 at = at.saturating_sub(1);
             }
             8 => {
@@ -116,7 +136,8 @@ proptest! {
                 Step::Flush => db.flush().unwrap(),
                 Step::Compact(i) => db.compact(dicts[i]).unwrap(),
                 Step::Reopen { properly } => {
-                    // A view would keep its store's device, and the new store could overwrite what it reads.
+                    // A view would keep its store's device, and the new store could overwrite what
+                    // it reads.
                     kept.clear();
                     if properly {
                         db.close().unwrap();
@@ -177,7 +198,8 @@ fn a_later_change_of_a_batch_wins() {
     assert_eq!(db.view().scan(d, b"", b"", 9).unwrap(), [("a".into(), "2".into())]);
 }
 
-/// Four flushes of appends to many ranges make a merge due; what it copies is the threshold's business, to the last moment.
+/// Four flushes of appends to many ranges make a merge due; what it copies is the threshold's
+/// business, to the last moment.
 #[test]
 fn the_threshold_is_durable_and_changes_while_merges_run() {
     let run = |stitch_at: Option<u64>| {
@@ -185,11 +207,15 @@ fn the_threshold_is_durable_and_changes_while_merges_run() {
         let shape = Shape { runs_per_level: 4, ..Shape::default() };
         let options = OpenOptions { memory: 64 << 20, merge_part: 256 << 10, shape, ..small() };
         let db = create(device.clone(), env.clone(), options).unwrap();
-        let d = db.create_dictionary("d", DictionaryOptions { stitch_at: u64::MAX, ..Default::default() }).unwrap();
+        let d = db
+            .create_dictionary("d", DictionaryOptions { stitch_at: u64::MAX, ..Default::default() })
+            .unwrap();
         for flush in 0..4u64 {
             for range in 0..40u64 {
                 let mut b = Batch::new();
-                (0..600).for_each(|i| b.put(d, ((range << 40) + flush * 600 + i).to_be_bytes().to_vec(), vec![1; 60]));
+                (0..600).for_each(|i| {
+                    b.put(d, ((range << 40) + flush * 600 + i).to_be_bytes().to_vec(), vec![1; 60])
+                });
                 db.commit(b, Durability::Buffered).unwrap();
             }
             db.flush().unwrap();
@@ -217,17 +243,22 @@ fn the_threshold_is_durable_and_changes_while_merges_run() {
     assert!(adaptive * 3 < plain && log * 3 < plain, "{log} and {adaptive} of {plain} bytes");
 }
 
-/// A large merge goes on in parts; what is flushed meanwhile is merged among itself, and reads see one store throughout.
+/// A large merge goes on in parts; what is flushed meanwhile is merged among itself, and reads see
+/// one store throughout.
 #[test]
 fn young_runs_are_merged_while_a_large_merge_is_under_way() {
     let (device, env) = (Arc::new(MemoryDevice::new()), Arc::new(Simulated::new(1)));
     let shape = Shape { runs_per_level: 2, size_ratio: 1, single_bottom: true };
     let options = OpenOptions { merge_part: 256 << 10, shape, ..small() };
     let db = create(device.clone(), env.clone(), options).unwrap();
-    let d = db.create_dictionary("d", DictionaryOptions { stitch_at: u64::MAX, ..Default::default() }).unwrap();
+    let d = db
+        .create_dictionary("d", DictionaryOptions { stitch_at: u64::MAX, ..Default::default() })
+        .unwrap();
     let flush = |value: u8, step: usize| {
         let mut b = Batch::new();
-        (0..20_000u32).step_by(step).for_each(|i| b.put(d, i.to_be_bytes().to_vec(), vec![value; 200]));
+        (0..20_000u32)
+            .step_by(step)
+            .for_each(|i| b.put(d, i.to_be_bytes().to_vec(), vec![value; 200]));
         db.commit(b, Durability::Buffered).unwrap();
         db.flush().unwrap();
     };
@@ -252,8 +283,10 @@ fn young_runs_are_merged_while_a_large_merge_is_under_way() {
     let bottom = |db: &Kvdb| db.stats().dictionaries[0].levels[15].len();
     let mut meanwhile = false;
     while db.step().unwrap() {
-        // The young merge is done, and the large one is not: its inputs and its result lie at the bottom and just above.
-        meanwhile |= db.stats().compactions == 1 && db.stats().dictionaries[0].levels[14].len() == 2;
+        // The young merge is done, and the large one is not: its inputs and its result lie at the
+        // bottom and just above.
+        meanwhile |=
+            db.stats().compactions == 1 && db.stats().dictionaries[0].levels[14].len() == 2;
         assert_eq!(newest(&db), expected);
     }
     assert!(meanwhile, "the young runs had to wait");
@@ -269,7 +302,11 @@ fn young_runs_are_merged_while_a_large_merge_is_under_way() {
 fn dictionaries_are_durable_and_a_dropped_one_is_gone_with_its_space() {
     let (device, env, db) = store();
     let a = db.create_dictionary("a", DictionaryOptions::default()).unwrap();
-    assert_eq!(db.create_dictionary("a", DictionaryOptions { separate_at: 7, ..Default::default() }).unwrap(), a);
+    assert_eq!(
+        db.create_dictionary("a", DictionaryOptions { separate_at: 7, ..Default::default() })
+            .unwrap(),
+        a
+    );
     let options = DictionaryOptions {
         separate_at: 9,
         stitch_at: 5,
@@ -289,7 +326,11 @@ fn dictionaries_are_durable_and_a_dropped_one_is_gone_with_its_space() {
     let view = db.view();
     db.drop_dictionary(a).unwrap();
     assert!(matches!(db.drop_dictionary(a), Err(Error::NoDictionary(_))));
-    assert_eq!(view.get(a, b"00007").unwrap().unwrap().len(), 1500, "a view outlives the dictionary");
+    assert_eq!(
+        view.get(a, b"00007").unwrap().unwrap().len(),
+        1500,
+        "a view outlives the dictionary"
+    );
     drop(view);
     assert!(db.space().free > before, "its zones are free");
     assert!(matches!(db.view().cursor(a, b"", b""), Err(Error::NoDictionary(_))));
@@ -323,7 +364,10 @@ fn what_cannot_be_stored_is_refused_and_changes_nothing() {
     let mut b = Batch::new();
     b.put(d, "k", vec![1; kvdb::MAX_VALUE + 1]);
     assert!(matches!(db.commit(b, Durability::Buffered), Err(Error::Invalid(_))));
-    assert!(matches!(db.create_dictionary("", DictionaryOptions::default()), Err(Error::Invalid(_))));
+    assert!(matches!(
+        db.create_dictionary("", DictionaryOptions::default()),
+        Err(Error::Invalid(_))
+    ));
     assert_eq!(db.get(d, b"fine").unwrap(), None);
     let mut b = Batch::new();
     b.put(d, vec![1; kvdb::MAX_KEY], vec![2; kvdb::MAX_VALUE]);
@@ -340,10 +384,16 @@ fn a_store_opened_for_reading_shows_the_journal_and_writes_nothing() {
     db.sync().unwrap();
     let image = Arc::new(MemoryDevice::clone(&device));
     let faulty = Arc::new(zones::FaultDevice::new(image, 1));
-    for operation in [zones::Operation::Write, zones::Operation::Sync, zones::Operation::Grow, zones::Operation::Discard] {
+    for operation in [
+        zones::Operation::Write,
+        zones::Operation::Sync,
+        zones::Operation::Grow,
+        zones::Operation::Discard,
+    ] {
         faulty.inject(zones::Fault::always(operation, zones::FaultKind::Error));
     }
-    let (reader, recovery) = Kvdb::open(faulty.clone(), env, OpenOptions { read_only: true, ..small() }).unwrap();
+    let (reader, recovery) =
+        Kvdb::open(faulty.clone(), env, OpenOptions { read_only: true, ..small() }).unwrap();
     assert_eq!(recovery.records, 1);
     assert_eq!(reader.get(d, b"k").unwrap().unwrap(), "v");
     let mut b = Batch::new();
@@ -374,7 +424,9 @@ fn a_closed_store_takes_no_writes_and_its_views_stay() {
 #[test]
 fn large_values_are_written_once() {
     let (device, env, db) = store();
-    let d = db.create_dictionary("d", DictionaryOptions { stitch_at: 0, ..Default::default() }).unwrap();
+    let d = db
+        .create_dictionary("d", DictionaryOptions { stitch_at: 0, ..Default::default() })
+        .unwrap();
     let mut random = Random::new(3);
     let total = 8 << 20;
     for i in 0..total / (64 << 10) {
@@ -409,5 +461,9 @@ fn the_journal_stays_bounded_and_its_zones_are_used_again() {
     }
     assert!(most <= 5 * zones::ZONE_SIZE, "{most}");
     let taken = device.allocated();
-    assert!(taken <= 12 * zones::ZONE_SIZE, "{} zones for a journal of five", taken / zones::ZONE_SIZE);
+    assert!(
+        taken <= 12 * zones::ZONE_SIZE,
+        "{} zones for a journal of five",
+        taken / zones::ZONE_SIZE
+    );
 }

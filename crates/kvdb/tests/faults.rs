@@ -1,4 +1,5 @@
-//! Devices that fail: an error is an error, never a wrong answer, and what was acknowledged survives.
+//! Devices that fail: an error is an error, never a wrong answer, and what was acknowledged
+//! survives.
 
 mod model;
 
@@ -15,7 +16,12 @@ fn lived(seed: u64, close: bool) -> (MemoryDevice, Model) {
     let mut random = Random::new(seed);
     let device = Arc::new(MemoryDevice::new());
     let env = Arc::new(Simulated::new(seed));
-    let db = create(device.clone(), env.clone(), kvdb::OpenOptions { flush_on_close: random.one_in(2), ..small() }).unwrap();
+    let db = create(
+        device.clone(),
+        env.clone(),
+        kvdb::OpenOptions { flush_on_close: random.one_in(2), ..small() },
+    )
+    .unwrap();
     let dicts = dictionaries(&db).unwrap();
     let mut model = with_all(Model::new(), &dicts);
     for i in 0..300 {
@@ -55,12 +61,18 @@ fn never_wrong(db: &Kvdb, model: &Model) -> bool {
         for i in 0..300 {
             let key = format!("key{i:03}").into_bytes();
             match view.get(d, &key) {
-                Ok(found) => assert_eq!(found.as_deref(), tuples.get(&key).map(|v| &v[..]), "{d:?} {i}"),
+                Ok(found) => {
+                    assert_eq!(found.as_deref(), tuples.get(&key).map(|v| &v[..]), "{d:?} {i}")
+                }
                 Err(_) => failed = true,
             }
         }
         match view.scan(d, b"", b"", usize::MAX) {
-            Ok(all) => assert!(all.iter().map(|(k, v)| (&k[..], &v[..])).eq(tuples.iter().map(|(k, v)| (&k[..], &v[..])))),
+            Ok(all) => assert!(
+                all.iter()
+                    .map(|(k, v)| (&k[..], &v[..]))
+                    .eq(tuples.iter().map(|(k, v)| (&k[..], &v[..])))
+            ),
             Err(_) => failed = true,
         }
     }
@@ -89,7 +101,13 @@ fn flip(close: bool, count: u64) {
             let len = zones::Device::len(&*device).unwrap();
             let addr = random.below(len);
             let mut sector = vec![0; SECTOR as usize];
-            zones::Device::read_at(&*device, Purpose::Superblock, addr / SECTOR * SECTOR, &mut sector).unwrap();
+            zones::Device::read_at(
+                &*device,
+                Purpose::Superblock,
+                addr / SECTOR * SECTOR,
+                &mut sector,
+            )
+            .unwrap();
             if sector.iter().any(|&b| b != 0) {
                 break (addr, sector);
             }
@@ -105,9 +123,15 @@ fn flip(close: bool, count: u64) {
             match open(device) {
                 Ok(db) => {
                     let failed = never_wrong(&db, model);
-                    assert!(!(failed && clean), "flip {n} at {addr:#x}: not found by check, but met by a reader");
+                    assert!(
+                        !(failed && clean),
+                        "flip {n} at {addr:#x}: not found by check, but met by a reader"
+                    );
                 }
-                Err(_) => assert!(!clean, "flip {n} at {addr:#x}: not found by check, but the store does not open"),
+                Err(_) => assert!(
+                    !clean,
+                    "flip {n} at {addr:#x}: not found by check, but the store does not open"
+                ),
             }
         }
     }
@@ -155,7 +179,10 @@ fn after_a_failed_sync_nothing_is_acknowledged_and_reading_goes_on() {
         assert_eq!(faulty.struck(), 1, "one failure, no retry");
         for _ in 0..3 {
             let changes = changes(&mut random, &dicts);
-            assert!(matches!(db.commit(batch(&changes), Durability::Buffered), Err(Error::ReadOnly(_))));
+            assert!(matches!(
+                db.commit(batch(&changes), Durability::Buffered),
+                Err(Error::ReadOnly(_))
+            ));
             assert!(matches!(db.sync(), Err(Error::ReadOnly(_))));
             assert!(db.flush().is_err());
             assert!(db.create_dictionary("more", Default::default()).is_err());
@@ -180,10 +207,13 @@ fn failing_writes_lose_nothing_acknowledged() {
         let mut random = Random::new(seed);
         let mut model = with_all(Model::new(), &dicts);
         let mut possible = vec![model.clone()];
-        let purposes = [Purpose::Journal, Purpose::Manifest, Purpose::Tuples, Purpose::Index, Purpose::Pages];
+        let purposes =
+            [Purpose::Journal, Purpose::Manifest, Purpose::Tuples, Purpose::Index, Purpose::Pages];
         let purpose = purposes[random.below(5) as usize];
         let kind = if random.one_in(3) { FaultKind::NoSpace } else { FaultKind::Error };
-        faulty.inject(Fault::always(Operation::Write, kind).of(purpose).after(random.below(6)).one_in(2));
+        faulty.inject(
+            Fault::always(Operation::Write, kind).of(purpose).after(random.below(6)).one_in(2),
+        );
         for _ in 0..150 {
             let changes = changes(&mut random, &dicts);
             let synced = random.one_in(4);
@@ -195,7 +225,11 @@ fn failing_writes_lose_nothing_acknowledged() {
                         possible.clear();
                     }
                     possible.push(model.clone());
-                    assert_eq!(contents(&db).unwrap(), model, "seed {seed}: what was acknowledged is seen");
+                    assert_eq!(
+                        contents(&db).unwrap(),
+                        model,
+                        "seed {seed}: what was acknowledged is seen"
+                    );
                 }
                 Err(Error::ReadOnly(_)) => {
                     let mut maybe = model.clone();
@@ -204,7 +238,11 @@ fn failing_writes_lose_nothing_acknowledged() {
                     break;
                 }
                 // Refused before anything happened.
-                Err(_) => assert_eq!(contents(&db).unwrap(), model, "seed {seed}: a refused commit leaves no trace"),
+                Err(_) => assert_eq!(
+                    contents(&db).unwrap(),
+                    model,
+                    "seed {seed}: a refused commit leaves no trace"
+                ),
             }
             if random.one_in(10) {
                 let _ = db.flush();
@@ -259,14 +297,22 @@ fn a_hole_in_the_middle_of_the_journal_is_corruption_and_not_its_end() {
         broken.flip_bit(addr + 60, 3);
         let opened = open(broken);
         if n < 19 {
-            assert!(matches!(opened, Err(Error::Corrupt(_))), "chunk {n} is gone, and later ones tell that it was synced");
+            assert!(
+                matches!(opened, Err(Error::Corrupt(_))),
+                "chunk {n} is gone, and later ones tell that it was synced"
+            );
         } else {
-            assert_eq!(contents(&opened.unwrap()).unwrap()[&dicts[0]].len(), 19, "the last one could be a torn write");
+            assert_eq!(
+                contents(&opened.unwrap()).unwrap()[&dicts[0]].len(),
+                19,
+                "the last one could be a torn write"
+            );
         }
     }
 }
 
-/// After a failed sync nobody can say what is on the device. The device may take everything from then on: the store does not.
+/// After a failed sync nobody can say what is on the device. The device may take everything from
+/// then on: the store does not.
 #[test]
 fn a_failed_sync_is_never_forgotten() {
     for kind in [FaultKind::Error, FaultKind::NoSpace] {
@@ -285,7 +331,9 @@ fn a_failed_sync_is_never_forgotten() {
             let outcome = put("later", durability);
             assert!(matches!(outcome, Err(Error::ReadOnly(_))), "{kind:?}: {outcome:?}");
         }
-        for outcome in [db.sync(), db.flush(), db.snapshot("later"), db.step().map(|_| ()), db.close()] {
+        for outcome in
+            [db.sync(), db.flush(), db.snapshot("later"), db.step().map(|_| ()), db.close()]
+        {
             assert!(matches!(outcome, Err(Error::ReadOnly(_))), "{kind:?}: {outcome:?}");
         }
         assert_eq!(db.get(d, b"synced").unwrap().unwrap(), "1", "reading goes on");

@@ -1,4 +1,5 @@
-//! What others do while a flush is under way: what it still needs, and what the manifest still names, is not given to them.
+//! What others do while a flush is under way: what it still needs, and what the manifest still
+//! names, is not given to them.
 
 mod held;
 
@@ -10,24 +11,32 @@ use kvdb::{CreateOptions, DictionaryOptions, Durability, Isolation, Kvdb, OpenOp
 use zones::{CrashDevice, MemoryDevice, Purpose, ZONE_SIZE};
 
 fn options(memory: usize) -> OpenOptions {
-    OpenOptions { memory, threads: false, zero_journal: false, flush_on_close: false, ..OpenOptions::default() }
+    OpenOptions {
+        memory,
+        threads: false,
+        zero_journal: false,
+        flush_on_close: false,
+        ..OpenOptions::default()
+    }
 }
 
 fn value(random: &mut Random, len: u64) -> Vec<u8> {
     (0..len).map(|_| random.number() as u8).collect()
 }
 
-/// The segments of the journal that a flush makes superfluous are free when the manifest says so on the device. Until then a power
-/// cut needs them, whatever else is written.
+/// The segments of the journal that a flush makes superfluous are free when the manifest says so on
+/// the device. Until then a power cut needs them, whatever else is written.
 #[test]
 fn a_power_cut_within_the_sync_of_a_flush_finds_the_journal_as_it_was() {
     let device = Arc::new(HeldSync::over(CrashDevice::new()));
     let create = CreateOptions { open: options(96 << 20), ..CreateOptions::default() };
     let db = Kvdb::create(device.clone(), Arc::new(Simulated::new(1)), create).unwrap();
-    let (d, beside) = (db.open_dictionary("d").unwrap().id(), db.open_dictionary("beside").unwrap().id());
+    let (d, beside) =
+        (db.open_dictionary("d").unwrap().id(), db.open_dictionary("beside").unwrap().id());
     let mut random = Random::new(1);
     // Short values lie in the journal itself: several of its segments full of them.
-    let tuples: Vec<(String, Vec<u8>)> = (0..14_000).map(|i| (format!("key{i:06}"), value(&mut random, 1500))).collect();
+    let tuples: Vec<(String, Vec<u8>)> =
+        (0..14_000).map(|i| (format!("key{i:06}"), value(&mut random, 1500))).collect();
     assert!(tuples.iter().map(|(_, v)| v.len() as u64).sum::<u64>() > 2 * ZONE_SIZE);
     for (key, value) in &tuples {
         db.put(d, key.as_bytes(), value, Durability::Buffered).unwrap();
@@ -53,12 +62,18 @@ fn a_power_cut_within_the_sync_of_a_flush_finds_the_journal_as_it_was() {
             .unwrap_or_else(|e| panic!("outcome {seed} of the power cut: {e}"));
         let found = db.view().scan(d, b"", b"", usize::MAX).unwrap();
         assert_eq!(found.len(), tuples.len(), "outcome {seed} of the power cut");
-        assert!(found.iter().zip(&tuples).all(|((k, v), (key, value))| k == key.as_bytes() && v == value), "outcome {seed}");
+        assert!(
+            found
+                .iter()
+                .zip(&tuples)
+                .all(|((k, v), (key, value))| k == key.as_bytes() && v == value),
+            "outcome {seed}"
+        );
     }
 }
 
-/// Values that the journal has bound stay where they are in the runs of a flush; a dictionary that is dropped while they are made
-/// takes the memtables that held them with it.
+/// Values that the journal has bound stay where they are in the runs of a flush; a dictionary that
+/// is dropped while they are made takes the memtables that held them with it.
 #[test]
 #[cfg(debug_assertions)]
 fn a_dictionary_that_is_dropped_while_it_is_flushed_hinders_nothing() {
@@ -69,7 +84,10 @@ fn a_dictionary_that_is_dropped_while_it_is_flushed_hinders_nothing() {
             let create = CreateOptions { open: open.clone(), ..CreateOptions::default() };
             let db = Kvdb::create(device.clone(), Arc::new(Simulated::new(1)), create).unwrap();
             let paged = DictionaryOptions { separate_at: 512, ..DictionaryOptions::default() };
-            let (gone, kept) = (db.create_dictionary("gone", paged.clone()).unwrap(), db.create_dictionary("kept", paged).unwrap());
+            let (gone, kept) = (
+                db.create_dictionary("gone", paged.clone()).unwrap(),
+                db.create_dictionary("kept", paged).unwrap(),
+            );
             db.put(kept, b"k", b"kept", Durability::Buffered).unwrap();
             db.flush().unwrap();
             // Placed by the journal, more than a zone of it, and all that their generation has.

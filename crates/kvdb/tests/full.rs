@@ -1,5 +1,5 @@
-//! A full store, and a full host: commits are refused before anything is acknowledged, nothing is lost, deleting works and gives
-//! the space back.
+//! A full store, and a full host: commits are refused before anything is acknowledged, nothing is
+//! lost, deleting works and gives the space back.
 
 mod model;
 
@@ -7,15 +7,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use env::{Env, Machine, Random, Simulated};
-use kvdb::{Batch, CreateOptions, DictionaryId, DictionaryOptions, Durability, Error, Kvdb, OpenOptions};
+use kvdb::{
+    Batch, CreateOptions, DictionaryId, DictionaryOptions, Durability, Error, Kvdb, OpenOptions,
+};
 use model::*;
 use zones::{MemoryDevice, ZONE_SIZE};
 
 const CAPACITY: u64 = 16 * ZONE_SIZE;
 
-fn create(device: Arc<MemoryDevice>, env: Arc<dyn Env>, capacity: Option<u64>, open: OpenOptions) -> (Kvdb, DictionaryId) {
+fn create(
+    device: Arc<MemoryDevice>,
+    env: Arc<dyn Env>,
+    capacity: Option<u64>,
+    open: OpenOptions,
+) -> (Kvdb, DictionaryId) {
     let db = Kvdb::create(device, env, CreateOptions { capacity, reserve_zones: 4, open }).unwrap();
-    let d = db.create_dictionary("d", DictionaryOptions { stitch_at: 0, ..Default::default() }).unwrap();
+    let d = db
+        .create_dictionary("d", DictionaryOptions { stitch_at: 0, ..Default::default() })
+        .unwrap();
     (db, d)
 }
 
@@ -59,7 +68,14 @@ fn delete(db: &Kvdb, d: DictionaryId, from: u64, to: u64) {
 }
 
 /// Fills, deletes, fills again, a few times over, with opening again in between.
-fn cycle(device: Arc<MemoryDevice>, env: Arc<dyn Env>, capacity: Option<u64>, open: OpenOptions, per_batch: u64, len: usize) {
+fn cycle(
+    device: Arc<MemoryDevice>,
+    env: Arc<dyn Env>,
+    capacity: Option<u64>,
+    open: OpenOptions,
+    per_batch: u64,
+    len: usize,
+) {
     let (mut db, d) = create(device.clone(), env.clone(), capacity, open.clone());
     let mut most = 0;
     for round in 0..3 {
@@ -87,23 +103,56 @@ fn cycle(device: Arc<MemoryDevice>, env: Arc<dyn Env>, capacity: Option<u64>, op
 
 #[test]
 fn a_full_store_takes_deletions_and_then_data_again() {
-    cycle(Arc::new(MemoryDevice::new()), Arc::new(Simulated::new(1)), Some(CAPACITY), small(), 16, 4096);
+    cycle(
+        Arc::new(MemoryDevice::new()),
+        Arc::new(Simulated::new(1)),
+        Some(CAPACITY),
+        small(),
+        16,
+        4096,
+    );
 }
 
 #[test]
 fn a_full_store_of_small_values_takes_deletions_and_then_data_again() {
-    cycle(Arc::new(MemoryDevice::new()), Arc::new(Simulated::new(1)), Some(CAPACITY), small(), 20, 500);
+    cycle(
+        Arc::new(MemoryDevice::new()),
+        Arc::new(Simulated::new(1)),
+        Some(CAPACITY),
+        small(),
+        20,
+        500,
+    );
 }
 
 #[test]
 fn a_full_host_is_no_different() {
-    cycle(Arc::new(MemoryDevice::with_limit(CAPACITY)), Arc::new(Simulated::new(1)), None, small(), 16, 4096);
+    cycle(
+        Arc::new(MemoryDevice::with_limit(CAPACITY)),
+        Arc::new(Simulated::new(1)),
+        None,
+        small(),
+        16,
+        4096,
+    );
 }
 
 #[test]
 fn with_background_threads_it_is_no_different() {
-    let open = OpenOptions { threads: true, memory: 4 << 20, flush_interval: Duration::from_millis(20), ..small() };
-    cycle(Arc::new(MemoryDevice::new()), Arc::new(Machine::default()), Some(CAPACITY), open, 16, 4096);
+    let open = OpenOptions {
+        threads: true,
+        memory: 4 << 20,
+        flush_interval: Duration::from_millis(20),
+        ..small()
+    };
+    cycle(
+        Arc::new(MemoryDevice::new()),
+        Arc::new(Machine::default()),
+        Some(CAPACITY),
+        open,
+        16,
+        4096,
+    );
 }
 
 #[test]
@@ -112,9 +161,12 @@ fn a_quarter_of_a_full_store_of_small_values_gives_its_space_back() {
     let open = OpenOptions { memory: 16 << 20, ..small() };
     let options = CreateOptions { capacity: Some(24 * ZONE_SIZE), reserve_zones: 3, open };
     let db = Kvdb::create(Arc::new(MemoryDevice::new()), env, options).unwrap();
-    let d = db.create_dictionary("d", DictionaryOptions { stitch_at: 0, ..Default::default() }).unwrap();
+    let d = db
+        .create_dictionary("d", DictionaryOptions { stitch_at: 0, ..Default::default() })
+        .unwrap();
     let count = fill(&db, d, 0, 20, 500);
-    // Every fourth one goes: all of what is left must be written anew, and there is no room for it beside what is there.
+    // Every fourth one goes: all of what is left must be written anew, and there is no room for it
+    // beside what is there.
     for i in (0..count).step_by(400) {
         let mut batch = Batch::new();
         (i..count.min(i + 400)).step_by(4).for_each(|i| batch.delete(d, key(i)));

@@ -1,18 +1,22 @@
-//! Random histories of concurrent transactions, with power cuts in between, checked with `adya`: under snapshot isolation they must be
-//! valid as strong snapshot isolation, serializable ones as strictly serializable, views and plain commits included.
+//! Random histories of concurrent transactions, with power cuts in between, checked with `adya`:
+//! under snapshot isolation they must be valid as strong snapshot isolation, serializable ones as
+//! strictly serializable, views and plain commits included.
 //!
-//! A store lives several lives, each ended by a power cut, each with keys of its own. After the cut the lists tell
-//! which transactions have survived: each of them whole or not at all, those that were synced in any case, and with every survivor
-//! everything that had ended before it began; and the history of the survivors is valid, too.
+//! A store lives several lives, each ended by a power cut, each with keys of its own. After the cut
+//! the lists tell which transactions have survived: each of them whole or not at all, those that
+//! were synced in any case, and with every survivor everything that had ended before it began; and
+//! the history of the survivors is valid, too.
 //!
-//! Transactions delete ranges and write them anew, take runs in bulk, go back to savepoints, change things by drafts, survive a restart; and
-//! some are what `WATCH` and `EXEC` are: a commit that depends on what was read before it began. Ingests put pairs of keys down that must
-//! show together. In some lives the store goes back to a snapshot now and then while all this goes on: that begins a new *epoch*, a
-//! history of its own which starts with what the rollback has left. What had ended before a rollback began and is not in the snapshot must
-//! be gone, and a transaction that began before it must not have committed behind it.
+//! Transactions delete ranges and write them anew, take runs in bulk, go back to savepoints, change
+//! things by drafts, survive a restart; and some are what `WATCH` and `EXEC` are: a commit that
+//! depends on what was read before it began. Ingests put pairs of keys down that must show
+//! together. In some lives the store goes back to a snapshot now and then while all this goes on:
+//! that begins a new *epoch*, a history of its own which starts with what the rollback has left.
+//! What had ended before a rollback began and is not in the snapshot must be gone, and a
+//! transaction that began before it must not have committed behind it.
 //!
-//! `KVFS_TRANSACTIONS=n` runs n transactions at each level instead of the usual few, `KVFS_SEED_BASE=n` begins with another seed: each run
-//! says with which one the next goes on.
+//! `KVFS_TRANSACTIONS=n` runs n transactions at each level instead of the usual few,
+//! `KVFS_SEED_BASE=n` begins with another seed: each run says with which one the next goes on.
 
 mod history;
 mod model;
@@ -25,8 +29,8 @@ use std::time::{Duration, Instant};
 use env::sync::{Mutex, RwLock};
 use env::{Machine, Random};
 use kvdb::{
-    Batch, CreateOptions, DictionaryId, DictionaryOptions, Durability, Error, Isolation, Kvdb, OpenOptions, Transaction,
-    TransactionOptions,
+    Batch, CreateOptions, DictionaryId, DictionaryOptions, Durability, Error, Isolation, Kvdb,
+    OpenOptions, Transaction, TransactionOptions,
 };
 use zones::{CrashDevice, Device, Purpose};
 
@@ -84,10 +88,12 @@ struct Life {
     numbers: AtomicU64,
     fresh: AtomicU64,
     ingested: AtomicU64,
-    /// Held by each attempt while it is under way; alone by whoever looks at what a rollback has left.
+    /// Held by each attempt while it is under way; alone by whoever looks at what a rollback has
+    /// left.
     gate: RwLock<()>,
     epoch: AtomicU64,
-    /// Durable transactions that are left open, and what they have read of keys that they have not written.
+    /// Durable transactions that are left open, and what they have read of keys that they have not
+    /// written.
     left: Mutex<Vec<(kvdb::TransactionId, Vec<Did>)>>,
 }
 
@@ -136,7 +142,8 @@ impl Life {
             Reader::Transaction(t) => t.scan(dict, &start, &end, usize::MAX)?,
             Reader::View(view) => view.scan(dict, &start, &end, usize::MAX)?,
         };
-        let found: BTreeMap<Vec<u8>, Vec<u64>> = found.into_iter().map(|(k, v)| (k.to_vec(), decode(&v))).collect();
+        let found: BTreeMap<Vec<u8>, Vec<u64>> =
+            found.into_iter().map(|(k, v)| (k.to_vec(), decode(&v))).collect();
         for key in (from..to).filter(|key| key % 2 == side) {
             did.push(Did::Read(key, found.get(&self.name(key)).cloned().unwrap_or_default()));
         }
@@ -145,7 +152,8 @@ impl Life {
 
     /// Both keys of a pair that a plain commit writes about now.
     fn pair(&self, random: &mut Random) -> [u64; 2] {
-        let (first, next) = if random.one_in(3) { (INGESTED, &self.ingested) } else { (FRESH, &self.fresh) };
+        let (first, next) =
+            if random.one_in(3) { (INGESTED, &self.ingested) } else { (FRESH, &self.fresh) };
         let n = (next.load(Ordering::Relaxed) + random.below(3)).saturating_sub(1);
         let first = first + 2 * n;
         if random.one_in(2) { [first, first + 1] } else { [first + 1, first] }
@@ -161,7 +169,8 @@ impl Life {
         Ok(())
     }
 
-    /// A commit that knows nothing of what was there: alone, or as a transaction that takes no locks.
+    /// A commit that knows nothing of what was there: alone, or as a transaction that takes no
+    /// locks.
     fn blind(&self, batch: Batch, durability: Durability, random: &mut Random) -> kvdb::Result<()> {
         if !random.one_in(3) {
             return self.db.commit(batch, durability);
@@ -200,13 +209,24 @@ impl Life {
     }
 
     /// Deletes a range of lists, and writes what was there anew with something behind.
-    fn rewrite(&self, t: &Transaction, random: &mut Random, did: &mut Vec<Did>) -> kvdb::Result<()> {
+    fn rewrite(
+        &self,
+        t: &Transaction,
+        random: &mut Random,
+        did: &mut Vec<Did>,
+    ) -> kvdb::Result<()> {
         let mut read = Vec::new();
         self.scan(&Reader::Transaction(t), random, &mut read)?;
-        let keys: Vec<(u64, Vec<u64>)> =
-            read.iter().filter_map(|did| if let Did::Read(key, list) = did { Some((*key, list.clone())) } else { None }).collect();
+        let keys: Vec<(u64, Vec<u64>)> = read
+            .iter()
+            .filter_map(|did| {
+                if let Did::Read(key, list) = did { Some((*key, list.clone())) } else { None }
+            })
+            .collect();
         did.extend(read);
-        let (Some((first, _)), Some((last, _))) = (keys.first(), keys.last()) else { return Ok(()) };
+        let (Some((first, _)), Some((last, _))) = (keys.first(), keys.last()) else {
+            return Ok(());
+        };
         let dict = self.place(*first).0;
         t.delete_range(dict, self.name(*first), self.name(*last + 1))?;
         for (key, mut list) in keys {
@@ -220,7 +240,8 @@ impl Life {
         Ok(())
     }
 
-    /// Appends by a draft, while something else is changed in the transaction. The draft sees nothing of that.
+    /// Appends by a draft, while something else is changed in the transaction. The draft sees
+    /// nothing of that.
     fn draft(&self, t: &Transaction, random: &mut Random, did: &mut Vec<Did>) -> kvdb::Result<()> {
         let key = random.below(LISTS);
         let other = (key + 2) % LISTS;
@@ -242,7 +263,11 @@ impl Life {
         theirs.push(their_number);
         t.put(other_dict, &other_name, encode(&theirs))?;
         assert_eq!(draft.get(other_dict, &other_name)?, before, "a draft sees what others change");
-        assert_eq!(decode(&draft.get(dict, &name)?.unwrap_or_default()), list, "a draft sees what it changes");
+        assert_eq!(
+            decode(&draft.get(dict, &name)?.unwrap_or_default()),
+            list,
+            "a draft sees what it changes"
+        );
         did.extend([their_read, Did::Append(other, their_number)]);
         if random.one_in(4) {
             drop(draft);
@@ -254,8 +279,15 @@ impl Life {
         Ok(())
     }
 
-    /// `simple`: what it has read and not appended to stays as it was, whichever of its calls is the last that counts.
-    fn transaction(&self, t: &Transaction, random: &mut Random, did: &mut Vec<Did>, simple: bool) -> kvdb::Result<()> {
+    /// `simple`: what it has read and not appended to stays as it was, whichever of its calls is
+    /// the last that counts.
+    fn transaction(
+        &self,
+        t: &Transaction,
+        random: &mut Random,
+        did: &mut Vec<Did>,
+        simple: bool,
+    ) -> kvdb::Result<()> {
         let reader = Reader::Transaction(t);
         if random.one_in(30) {
             self.ballast(t, random)?;
@@ -283,8 +315,14 @@ impl Life {
         Ok(())
     }
 
-    /// What `WATCH`, reads and `EXEC` are: the reads come first, outside of any transaction; the commit depends on them.
-    fn watch(&self, durability: Durability, random: &mut Random, did: &mut Vec<Did>) -> kvdb::Result<()> {
+    /// What `WATCH`, reads and `EXEC` are: the reads come first, outside of any transaction; the
+    /// commit depends on them.
+    fn watch(
+        &self,
+        durability: Durability,
+        random: &mut Random,
+        did: &mut Vec<Did>,
+    ) -> kvdb::Result<()> {
         let watch = self.db.begin(Isolation::Snapshot)?;
         let mut keys: Vec<u64> = (0..1 + random.below(3)).map(|_| random.below(LISTS)).collect();
         keys.sort_unstable();
@@ -359,8 +397,14 @@ impl Life {
             0..4 => {
                 let view = self.db.view();
                 let reader = Reader::View(&view);
-                let reads = self.pair(random).into_iter().chain((0..3).map(|_| random.below(LISTS))).collect::<Vec<_>>();
-                let read = reads.into_iter().try_for_each(|key| self.read(&reader, key, &mut did).map(drop));
+                let reads = self
+                    .pair(random)
+                    .into_iter()
+                    .chain((0..3).map(|_| random.below(LISTS)))
+                    .collect::<Vec<_>>();
+                let read = reads
+                    .into_iter()
+                    .try_for_each(|key| self.read(&reader, key, &mut did).map(drop));
                 let done = read.and_then(|()| self.scan(&reader, random, &mut did)).is_ok();
                 ("view", if done { End::Committed } else { End::Failed })
             }
@@ -377,24 +421,33 @@ impl Life {
             }
             8 => {
                 let first = INGESTED + 2 * self.ingested.fetch_add(1, Ordering::Relaxed);
-                let tuples: Vec<_> = [first, first + 1].into_iter().map(|key| (key, self.number())).collect();
+                let tuples: Vec<_> =
+                    [first, first + 1].into_iter().map(|key| (key, self.number())).collect();
                 did.extend(tuples.iter().map(|(key, number)| Did::Append(*key, *number)));
                 let dict = self.place(first).0;
-                let ingested = self.db.ingest(dict, tuples.into_iter().map(|(key, number)| (self.name(key), encode(&[number]))));
+                let ingested = self.db.ingest(
+                    dict,
+                    tuples.into_iter().map(|(key, number)| (self.name(key), encode(&[number]))),
+                );
                 // It is on disk when it returns.
                 let end = if ingested.is_ok() { End::Synced } else { end(ingested.map(drop)) };
                 ("ingest", end)
             }
             9..13 => ("watch", end(self.watch(durability, random, &mut did))),
             13 if self.isolation == Isolation::Snapshot => {
-                let options = TransactionOptions { durable: true, label: "history".into(), ..TransactionOptions::default() };
+                let options = TransactionOptions {
+                    durable: true,
+                    label: "history".into(),
+                    ..TransactionOptions::default()
+                };
                 match self.db.begin_with(options) {
                     Err(_) => ("durable", End::Failed),
                     Ok(t) => {
                         let leave = random.one_in(10);
                         let done = self.transaction(&t, random, &mut did, leave);
                         if done.is_ok() && leave {
-                            // It is there when the store is opened again, and reads what it has read.
+                            // It is there when the store is opened again, and reads what it has
+                            // read.
                             self.left.lock().push((t.id(), did.clone()));
                             ("durable", End::Failed)
                         } else {
@@ -403,7 +456,10 @@ impl Life {
                     }
                 }
             }
-            _ => match self.db.begin_with(TransactionOptions { isolation: self.isolation, ..TransactionOptions::default() }) {
+            _ => match self.db.begin_with(TransactionOptions {
+                isolation: self.isolation,
+                ..TransactionOptions::default()
+            }) {
                 Err(_) => ("transaction", End::Failed),
                 Ok(t) => {
                     let done = self.transaction(&t, random, &mut did, false);
@@ -414,7 +470,8 @@ impl Life {
         Attempt { thread, from, to: self.tick(), did, end, kind }
     }
 
-    /// Runs transactions on several threads until they are enough or the power fails: those of each epoch, the last one behind.
+    /// Runs transactions on several threads until they are enough or the power fails: those of each
+    /// epoch, the last one behind.
     fn live(&self, seed: u64, device: &CrashDevice, rollbacks: bool) -> Vec<Epoch> {
         let over = &AtomicBool::new(false);
         let mut epochs = std::thread::scope(|scope| {
@@ -423,12 +480,17 @@ impl Life {
                 let mut attempts: Vec<(u64, Attempt)> = Vec::new();
                 while attempts.len() < (LIFE / THREADS) as usize && !device.is_dead() {
                     let _under_way = self.gate.read();
-                    attempts.push((self.epoch.load(Ordering::SeqCst), self.attempt(thread, &mut random)));
+                    attempts.push((
+                        self.epoch.load(Ordering::SeqCst),
+                        self.attempt(thread, &mut random),
+                    ));
                 }
                 attempts
             };
-            let threads: Vec<_> = (0..THREADS).map(|thread| scope.spawn(move || worker(thread))).collect();
-            let roller = rollbacks.then(|| scope.spawn(move || self.roll_back_now_and_then(seed, over)));
+            let threads: Vec<_> =
+                (0..THREADS).map(|thread| scope.spawn(move || worker(thread))).collect();
+            let roller =
+                rollbacks.then(|| scope.spawn(move || self.roll_back_now_and_then(seed, over)));
             let attempts: Vec<_> = threads.into_iter().flat_map(|t| t.join().unwrap()).collect();
             over.store(true, Ordering::SeqCst);
             let mut epochs = roller.map_or_else(Vec::new, |roller| roller.join().unwrap());
@@ -458,9 +520,14 @@ impl Life {
             let from = self.tick();
             self.db.snapshot(&name).expect("a snapshot");
             let to = self.tick();
-            let kept = lists_in(&self.db.open_snapshot(&name).expect("it was made"), &self.dicts, self.number);
+            let kept = lists_in(
+                &self.db.open_snapshot(&name).expect("it was made"),
+                &self.dicts,
+                self.number,
+            );
             let did = kept.iter().map(|(key, list)| Did::Read(*key, list.clone())).collect();
-            let snapshot = Attempt { thread: OBSERVER, from, to, did, end: End::Committed, kind: "snapshot" };
+            let snapshot =
+                Attempt { thread: OBSERVER, from, to, did, end: End::Committed, kind: "snapshot" };
             wait(10 + random.below(150));
             let from = self.tick();
             let outcome = self.db.rollback(&name);
@@ -477,7 +544,11 @@ impl Life {
             let _alone = self.gate.write();
             let left = lists(&self.db, &self.dicts, self.number);
             self.db.drop_snapshot(&name).expect("dropped");
-            epochs.push(Epoch { attempts: vec![snapshot], rollback: Some(Rollback { from, to, kept, left }), ..Epoch::default() });
+            epochs.push(Epoch {
+                attempts: vec![snapshot],
+                rollback: Some(Rollback { from, to, kept, left }),
+                ..Epoch::default()
+            });
             self.epoch.fetch_add(1, Ordering::SeqCst);
         }
         epochs
@@ -493,7 +564,8 @@ fn lists_in(view: &kvdb::View, dicts: &[DictionaryId; 2], life: u64) -> Lists {
     let (start, end) = (format!("{life:010}/"), format!("{life:010}0"));
     let mut all = BTreeMap::new();
     for dict in dicts {
-        for (key, value) in view.scan(*dict, start.as_bytes(), end.as_bytes(), usize::MAX).unwrap() {
+        for (key, value) in view.scan(*dict, start.as_bytes(), end.as_bytes(), usize::MAX).unwrap()
+        {
             let number = std::str::from_utf8(&key[11..]).unwrap().parse().unwrap();
             all.insert(number, decode(&value));
         }
@@ -512,7 +584,8 @@ fn run(isolation: Isolation) {
     let device = Arc::new(CrashDevice::new());
     let options = CreateOptions { open: open(), reserve_zones: 4, ..CreateOptions::default() };
     let db = Kvdb::create(device.clone(), env.clone(), options).unwrap();
-    let dicts = ["one", "two"].map(|name| db.create_dictionary(name, DictionaryOptions::default()).unwrap());
+    let dicts = ["one", "two"]
+        .map(|name| db.create_dictionary(name, DictionaryOptions::default()).unwrap());
     let mut image = device.crash(first);
     drop(db);
     let (mut figures, mut numbers, mut next) = (Figures::default(), 0, first);
@@ -524,8 +597,10 @@ fn run(isolation: Isolation) {
         let mut random = Random::new(seed);
         let device = Arc::new(CrashDevice::over(image.clone()));
         let rollbacks = random.one_in(3);
-        let on: Arc<dyn Device> = if random.one_in(3) { Arc::new(SlowSync(device.clone())) } else { device.clone() };
-        let (db, _) = Kvdb::open(on, env.clone(), open()).unwrap_or_else(|e| panic!("{what}: opening: {e}"));
+        let on: Arc<dyn Device> =
+            if random.one_in(3) { Arc::new(SlowSync(device.clone())) } else { device.clone() };
+        let (db, _) =
+            Kvdb::open(on, env.clone(), open()).unwrap_or_else(|e| panic!("{what}: opening: {e}"));
         if !rollbacks && !random.one_in(3) {
             device.cut_power_after(random.below(1300));
         }
@@ -555,7 +630,8 @@ fn run(isolation: Isolation) {
         }
 
         let device = Arc::new(CrashDevice::over(image.clone()));
-        let (db, _) = Kvdb::open(device.clone(), env.clone(), open()).unwrap_or_else(|e| panic!("{what}: opening again: {e}"));
+        let (db, _) = Kvdb::open(device.clone(), env.clone(), open())
+            .unwrap_or_else(|e| panic!("{what}: opening again: {e}"));
         let left = lists(&db, &dicts, seed);
         restored += judge_durable(&db, &dicts, seed, &open_ones, &what);
         db.close().unwrap_or_else(|e| panic!("{what}: closing: {e}"));
@@ -565,25 +641,40 @@ fn run(isolation: Isolation) {
             judge(isolation, &last.history(), &left, &what);
         }
     }
-    let kinds = KINDS.iter().copied().filter(|kind| *kind != "durable" || isolation == Isolation::Snapshot).collect::<Vec<_>>();
+    let kinds = KINDS
+        .iter()
+        .copied()
+        .filter(|kind| *kind != "durable" || isolation == Isolation::Snapshot)
+        .collect::<Vec<_>>();
     figures.conclude(&format!("{isolation:?}"), first..next, started, &kinds);
     println!("  {rolled_back} rollbacks, {restored} durable transactions after a restart");
     assert!(rolled_back > 0, "none of the lives had a rollback");
 }
 
-/// Durable transactions that were left open read what they read before, as far as they have come. Gives how many there are.
-fn judge_durable(db: &Kvdb, dicts: &[DictionaryId; 2], life: u64, left: &[(kvdb::TransactionId, Vec<Did>)], what: &str) -> u64 {
+/// Durable transactions that were left open read what they read before, as far as they have come.
+/// Gives how many there are.
+fn judge_durable(
+    db: &Kvdb,
+    dicts: &[DictionaryId; 2],
+    life: u64,
+    left: &[(kvdb::TransactionId, Vec<Did>)],
+    what: &str,
+) -> u64 {
     let mut found = 0;
     for info in db.transactions() {
         let t = db.transaction(info.id).expect("it is open");
         if let Some((_, did)) = left.iter().find(|(id, _)| *id == info.id) {
             found += 1;
-            let written: BTreeSet<u64> =
-                did.iter().filter_map(|did| if let Did::Append(key, _) = did { Some(*key) } else { None }).collect();
+            let written: BTreeSet<u64> = did
+                .iter()
+                .filter_map(|did| if let Did::Append(key, _) = did { Some(*key) } else { None })
+                .collect();
             for did in did {
                 let Did::Read(key, list) = did else { continue };
                 if *key < LISTS && !written.contains(key) {
-                    let now = t.get(dicts[*key as usize % 2], format!("{life:010}/{key:07}").as_bytes()).expect("read");
+                    let now = t
+                        .get(dicts[*key as usize % 2], format!("{life:010}/{key:07}").as_bytes())
+                        .expect("read");
                     assert_eq!(
                         decode(&now.unwrap_or_default()),
                         *list,
@@ -612,7 +703,14 @@ fn serializability_holds_in_random_histories() {
 #[test]
 #[should_panic(expected = "G-single")]
 fn a_lost_update_would_be_found() {
-    let one = |thread, from, did| Attempt { thread, from, to: from + 10, did, end: End::Committed, kind: "transaction" };
+    let one = |thread, from, did| Attempt {
+        thread,
+        from,
+        to: from + 10,
+        did,
+        end: End::Committed,
+        kind: "transaction",
+    };
     let attempts = [
         one(0, 0, vec![Did::Read(1, vec![]), Did::Append(1, 1)]),
         one(1, 1, vec![Did::Read(1, vec![]), Did::Append(1, 2)]),
@@ -624,13 +722,21 @@ fn a_lost_update_would_be_found() {
 /// Write skew is what sets the two levels apart.
 #[test]
 fn write_skew_is_valid_at_one_level_only() {
-    let one = |thread, from, did| Attempt { thread, from, to: from + 10, did, end: End::Committed, kind: "transaction" };
+    let one = |thread, from, did| Attempt {
+        thread,
+        from,
+        to: from + 10,
+        did,
+        end: End::Committed,
+        kind: "transaction",
+    };
     let attempts = [
         one(0, 0, vec![Did::Read(1, vec![]), Did::Read(2, vec![]), Did::Append(1, 1)]),
         one(1, 1, vec![Did::Read(1, vec![]), Did::Read(2, vec![]), Did::Append(2, 2)]),
         one(2, 20, vec![Did::Read(1, vec![1]), Did::Read(2, vec![2])]),
     ];
     check(Isolation::Snapshot, &attempts, "by hand");
-    let serializable = std::panic::catch_unwind(|| check(Isolation::Serializable, &attempts, "by hand"));
+    let serializable =
+        std::panic::catch_unwind(|| check(Isolation::Serializable, &attempts, "by hand"));
     assert!(serializable.is_err());
 }

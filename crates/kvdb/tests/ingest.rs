@@ -1,4 +1,5 @@
-//! Bulk ingest: written once, all or nothing, newest of what was there when it ended, cheap to merge afterwards.
+//! Bulk ingest: written once, all or nothing, newest of what was there when it ended, cheap to
+//! merge afterwards.
 
 mod model;
 
@@ -49,7 +50,11 @@ fn each_byte_is_written_once_and_merges_of_disjoint_ingests_write_index_bytes_on
             assert_eq!((stats.tuples, stats.user_bytes), (count, count * (len as u64 + 8)));
             let device = written(&db) - before;
             before += device;
-            assert!(device as f64 <= 1.04 * stats.user_bytes as f64, "{len}: {device} of {}", stats.user_bytes);
+            assert!(
+                device as f64 <= 1.04 * stats.user_bytes as f64,
+                "{len}: {device} of {}",
+                stats.user_bytes
+            );
             assert!(stats.written_bytes <= device);
         }
         let user = 6 * count * (len as u64 + 8);
@@ -78,7 +83,8 @@ fn it_wins_over_what_was_committed_before_and_loses_to_what_comes_after() {
     assert_eq!(d.iter().count(), 3, "nothing is seen before the end");
     ingest.finish().unwrap();
     d.insert(key(4), "new").unwrap();
-    let expected = [(key(1), "ingested"), (key(2), "ingested"), (key(3), "ingested"), (key(4), "new")];
+    let expected =
+        [(key(1), "ingested"), (key(2), "ingested"), (key(3), "ingested"), (key(4), "new")];
     let expected = expected.map(|(k, v)| (k, Bytes::from(v)));
     assert_eq!(contents(&d), expected);
     assert_eq!(view.iter(d.id()).count(), 2, "a view does not change");
@@ -159,7 +165,9 @@ fn a_device_that_fails_in_the_middle_leaves_what_was_there() {
         let d = db.open_dictionary("d").unwrap();
         let mut ingest = d.begin_ingest().unwrap();
         device.inject(Fault::once(Operation::Write, FaultKind::Error).after(failing));
-        let outcome = tuples(0, 2000, 4096).try_for_each(|(k, v)| ingest.push(k, v)).and_then(|()| ingest.finish());
+        let outcome = tuples(0, 2000, 4096)
+            .try_for_each(|(k, v)| ingest.push(k, v))
+            .and_then(|()| ingest.finish());
         assert_eq!(outcome.is_err(), device.struck() > 0, "write {failing}: {outcome:?}");
         assert!(matches!(contents(&d).len(), 1 | 2001), "all or nothing");
         drop((d, db));
@@ -178,14 +186,18 @@ fn a_power_cut_leaves_all_of_it_or_nothing() {
         let device = Arc::new(CrashDevice::over(MemoryDevice::new()));
         let options = OpenOptions { flush_on_close: random.one_in(2), ..small() };
         let db = create(device.clone(), env.clone(), options).unwrap();
-        let d = db.open_dictionary_with("d", DictionaryOptions { stitch_at: 0, ..Default::default() }).unwrap();
+        let d = db
+            .open_dictionary_with("d", DictionaryOptions { stitch_at: 0, ..Default::default() })
+            .unwrap();
         d.insert(key(3), "old").unwrap();
         d.insert(key(9_999), "old").unwrap();
         db.sync().unwrap();
         device.cut_power_after(random.below(40));
         let count = 500 + random.below(2000);
         let acknowledged = d.ingest(tuples(0, count, 1500)).is_ok();
-        let flushed = acknowledged && random.one_in(2) && d.insert(key(3), "new").and_then(|()| db.flush()).is_ok();
+        let flushed = acknowledged
+            && random.one_in(2)
+            && d.insert(key(3), "new").and_then(|()| db.flush()).is_ok();
         let image = device.crash(seed);
         drop((d, db));
         let report = kvdb::check(Arc::new(image.clone()), &mut |_, _| {});
@@ -218,7 +230,8 @@ fn commits_and_flushes_of_others_go_on_meanwhile() {
     let options = kvdb::CreateOptions { open: options, ..Default::default() };
     let db = Kvdb::create(device, Arc::new(env::Machine::default()), options).unwrap();
     let d = db.open_dictionary("d").unwrap();
-    // Two writers of keys that the ingests do not have, and one that overwrites what each ingest has just brought.
+    // Two writers of keys that the ingests do not have, and one that overwrites what each ingest
+    // has just brought.
     std::thread::scope(|scope| {
         for t in 0..2u64 {
             let d = d.clone();
@@ -230,7 +243,11 @@ fn commits_and_flushes_of_others_go_on_meanwhile() {
         }
         for round in 0..10 {
             d.ingest(tuples(0, 300, 1000 + round)).unwrap();
-            assert_eq!(d.get(key(7)).unwrap().unwrap().len(), 1000 + round, "newer than the ingest before");
+            assert_eq!(
+                d.get(key(7)).unwrap().unwrap().len(),
+                1000 + round,
+                "newer than the ingest before"
+            );
             d.insert(key(5), format!("round {round}")).unwrap();
             assert_eq!(d.get(key(5)).unwrap().unwrap(), format!("round {round}"));
         }
@@ -255,30 +272,49 @@ fn a_transaction_that_began_before_it_finds_a_conflict_and_one_that_begins_after
     d.ingest(tuples(0, 10, 64)).unwrap();
     let after = begin();
     after.put(d.id(), key(6), "mine").unwrap();
-    let conflicts = |result: kvdb::Result<()>| assert!(matches!(result, Err(Error::Conflict { .. })), "{result:?}");
+    let conflicts = |result: kvdb::Result<()>| {
+        assert!(matches!(result, Err(Error::Conflict { .. })), "{result:?}")
+    };
     conflicts(same.commit(Durability::Buffered));
     conflicts(range.commit(Durability::Buffered));
     beside.commit(Durability::Buffered).unwrap();
     after.commit(Durability::Buffered).unwrap();
-    let expected = tuples(0, 10, 64).map(|(k, v)| if k == key(6) { (k, Bytes::from("mine")) } else { (k, v) });
-    assert_eq!(contents(&d), expected.chain([(key(1000), Bytes::from("mine"))]).collect::<Vec<_>>());
+    let expected =
+        tuples(0, 10, 64).map(|(k, v)| if k == key(6) { (k, Bytes::from("mine")) } else { (k, v) });
+    assert_eq!(
+        contents(&d),
+        expected.chain([(key(1000), Bytes::from("mine"))]).collect::<Vec<_>>()
+    );
 }
 
-/// Whatever the journal's replay has flushed: an ingest is above all that was committed before it, also when the store is opened again.
+/// Whatever the journal's replay has flushed: an ingest is above all that was committed before it,
+/// also when the store is opened again.
 #[test]
 fn an_ingest_after_a_replay_that_has_flushed_lasts() {
     for len in (40_000..280_000).step_by(8_000) {
         let device = Arc::new(MemoryDevice::new());
         let options = OpenOptions { flush_on_close: false, ..small() };
-        let db = create(device.clone(), Arc::new(Simulated::new(1)), OpenOptions { memory: 16 << 20, ..options.clone() }).unwrap();
-        let d = db.open_dictionary_with("d", DictionaryOptions { separate_at: u32::MAX, ..Default::default() }).unwrap();
-        // The replay has less memory than those who committed: it flushes, and with some of these lengths the last record does it.
+        let db = create(
+            device.clone(),
+            Arc::new(Simulated::new(1)),
+            OpenOptions { memory: 16 << 20, ..options.clone() },
+        )
+        .unwrap();
+        let d = db
+            .open_dictionary_with(
+                "d",
+                DictionaryOptions { separate_at: u32::MAX, ..Default::default() },
+            )
+            .unwrap();
+        // The replay has less memory than those who committed: it flushes, and with some of these
+        // lengths the last record does it.
         for i in 0..4 {
             d.insert(key(i), vec![1; len]).unwrap();
         }
         db.sync().unwrap();
         drop((d, db));
-        let (db, recovery) = Kvdb::open(device.clone(), Arc::new(Simulated::new(2)), options.clone()).unwrap();
+        let (db, recovery) =
+            Kvdb::open(device.clone(), Arc::new(Simulated::new(2)), options.clone()).unwrap();
         assert!(recovery.records >= 4);
         let d = db.open_dictionary("d").unwrap();
         d.ingest((0..4).map(|i| (key(i), "ingested"))).unwrap();

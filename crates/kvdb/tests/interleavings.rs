@@ -1,5 +1,6 @@
-//! What others do while a rollback or an ingest makes itself durable, and becomes visible. The device holds the sync of its edit in the
-//! manifest, so that each of these orders of events happens every time; and schedules of a seed try the moments around it.
+//! What others do while a rollback or an ingest makes itself durable, and becomes visible. The
+//! device holds the sync of its edit in the manifest, so that each of these orders of events
+//! happens every time; and schedules of a seed try the moments around it.
 
 mod held;
 mod model;
@@ -10,7 +11,10 @@ use std::time::Duration;
 
 use env::{Simulated, schedule};
 use held::HeldSync;
-use kvdb::{Batch, CreateOptions, DictionaryId, DictionaryOptions, Durability, Error, Isolation, Kvdb, OpenOptions};
+use kvdb::{
+    Batch, CreateOptions, DictionaryId, DictionaryOptions, Durability, Error, Isolation, Kvdb,
+    OpenOptions,
+};
 use model::{create, small};
 use zones::Purpose;
 
@@ -31,7 +35,8 @@ fn get(db: &Kvdb, d: DictionaryId, key: &str) -> Option<String> {
     text(db.get(d, key.as_bytes()).unwrap())
 }
 
-/// Does `during` while the sync of the manifest's edit of `step` is under way, which must be its first edit.
+/// Does `during` while the sync of the manifest's edit of `step` is under way, which must be its
+/// first edit.
 fn while_synced<T>(device: &HeldSync, step: impl FnOnce() + Send, during: impl FnOnce() -> T) -> T {
     /// Also when the test fails.
     struct Release<'a>(&'a HeldSync);
@@ -80,7 +85,11 @@ fn a_transaction_that_begins_while_a_rollback_is_synced_does_not_undo_it() {
     );
     let (read, t) = increment;
     let outcome = t.commit(BUFFERED);
-    assert_eq!(get(&db, d, "counter").as_deref(), Some("1"), "it had read {read}, and its commit said {outcome:?}");
+    assert_eq!(
+        get(&db, d, "counter").as_deref(),
+        Some("1"),
+        "it had read {read}, and its commit said {outcome:?}"
+    );
     conflicts(outcome);
     // One that begins now has the state of the snapshot.
     let t = db.begin(Isolation::Snapshot).unwrap();
@@ -129,7 +138,10 @@ fn a_view_made_while_a_rollback_is_synced_has_what_was_before_it() {
     let seen = [d, other].map(|dict| text(view.get(dict, b"k").unwrap()));
     assert_eq!(seen, [Some("1".into()), Some("1".into())]);
     let now = db.view();
-    assert_eq!([d, other].map(|dict| text(now.get(dict, b"k").unwrap())), [Some("2".into()), Some("2".into())]);
+    assert_eq!(
+        [d, other].map(|dict| text(now.get(dict, b"k").unwrap())),
+        [Some("2".into()), Some("2".into())]
+    );
 }
 
 #[test]
@@ -149,12 +161,18 @@ fn a_plain_commit_comes_before_a_rollback_or_behind_it() {
                     db.put(d, b"l", b"behind", BUFFERED).unwrap();
                     done.send(()).unwrap();
                 });
-                assert!(when.recv_timeout(Duration::from_millis(20)).is_err(), "it cannot know yet what it changes");
+                assert!(
+                    when.recv_timeout(Duration::from_millis(20)).is_err(),
+                    "it cannot know yet what it changes"
+                );
             },
         );
         when.recv_timeout(Duration::from_secs(60)).unwrap();
     });
-    assert_eq!((get(&db, d, "k").as_deref(), get(&db, d, "l").as_deref()), (Some("1"), Some("behind")));
+    assert_eq!(
+        (get(&db, d, "k").as_deref(), get(&db, d, "l").as_deref()),
+        (Some("1"), Some("behind"))
+    );
 }
 
 #[test]
@@ -220,12 +238,18 @@ enum Step {
     Bind,
 }
 
-/// A transaction reads a key and writes it, while a step writes it as well: whichever comes first, the other one knows of it.
+/// A transaction reads a key and writes it, while a step writes it as well: whichever comes first,
+/// the other one knows of it.
 #[cfg(debug_assertions)]
 fn read_and_written_beside(step: Step, isolation: Isolation, seed: u64) -> &'static str {
     let done = schedule::run(seed, move || {
-        let open =
-            OpenOptions { threads: false, zero_journal: false, flush_on_close: false, memory: 8 << 20, ..Default::default() };
+        let open = OpenOptions {
+            threads: false,
+            zero_journal: false,
+            flush_on_close: false,
+            memory: 8 << 20,
+            ..Default::default()
+        };
         let device = Arc::new(zones::MemoryDevice::new());
         let options = CreateOptions { open, ..Default::default() };
         let db = Kvdb::create(device, Arc::new(Simulated::new(1)), options).unwrap();
@@ -259,7 +283,9 @@ fn read_and_written_beside(step: Step, isolation: Isolation, seed: u64) -> &'sta
         // Of one that has failed nothing is seen.
         match (&transacted, &stepped) {
             (Ok(read), Ok(())) if read == "old" => assert_eq!(left, "step", "the step came behind"),
-            (Ok(read), Ok(())) => assert_eq!((&read[..], &left[..]), ("step", "mine"), "the step came before"),
+            (Ok(read), Ok(())) => {
+                assert_eq!((&read[..], &left[..]), ("step", "mine"), "the step came before")
+            }
             (Ok(_), Err(Error::Conflict { .. } | Error::Locked(_))) => assert_eq!(left, "mine"),
             (Err(Error::Conflict { .. } | Error::Locked(_)), Ok(())) => assert_eq!(left, "step"),
             (Err(Error::Locked(_)), Err(Error::Locked(_))) => assert_eq!(left, "old"),
@@ -288,7 +314,8 @@ fn no_schedule_loses_an_update_beside_a_rollback_an_ingest_or_a_bound_commit() {
     }
 }
 
-/// A commit that meets the end of one of its dictionaries happens before it, or says so and has changed nothing.
+/// A commit that meets the end of one of its dictionaries happens before it, or says so and has
+/// changed nothing.
 #[test]
 #[cfg(debug_assertions)]
 fn a_commit_to_a_dictionary_that_is_dropped_meanwhile_is_made_whole_or_refused() {
@@ -296,11 +323,19 @@ fn a_commit_to_a_dictionary_that_is_dropped_meanwhile_is_made_whole_or_refused()
     for seed in 0..600 {
         let done = schedule::run(seed, move || {
             let device = Arc::new(zones::MemoryDevice::new());
-            let open = OpenOptions { threads: false, zero_journal: false, memory: 8 << 20, ..Default::default() };
+            let open = OpenOptions {
+                threads: false,
+                zero_journal: false,
+                memory: 8 << 20,
+                ..Default::default()
+            };
             let options = CreateOptions { open: open.clone(), ..Default::default() };
             let db = Kvdb::create(device.clone(), Arc::new(Simulated::new(1)), options).unwrap();
             let paged = DictionaryOptions { separate_at: 512, ..Default::default() };
-            let (gone, kept) = (db.create_dictionary("gone", paged.clone()).unwrap(), db.create_dictionary("kept", paged).unwrap());
+            let (gone, kept) = (
+                db.create_dictionary("gone", paged.clone()).unwrap(),
+                db.create_dictionary("kept", paged).unwrap(),
+            );
             // Large values wait for their places, which their records are told of.
             let value = move |n: u8| vec![n; if seed % 2 == 0 { 3000 } else { 30 }];
             db.put(kept, b"k", &value(1), BUFFERED).unwrap();

@@ -1,4 +1,5 @@
-//! What stays for as long as somebody can ask for it: values behind tuples, values under a second key, versions that a view reads.
+//! What stays for as long as somebody can ask for it: values behind tuples, values under a second
+//! key, versions that a view reads.
 
 mod model;
 
@@ -39,7 +40,9 @@ impl Store {
     }
 
     fn dictionary(&self, name: &str) -> DictionaryId {
-        self.db.create_dictionary(name, DictionaryOptions { separate_at: 512, ..Default::default() }).unwrap()
+        self.db
+            .create_dictionary(name, DictionaryOptions { separate_at: 512, ..Default::default() })
+            .unwrap()
     }
 
     /// A dictionary of large values, in runs.
@@ -96,11 +99,15 @@ fn a_tuple_has_its_value_also_when_its_view_is_gone() {
         let held = s.db.space().free;
         drop(tuples);
         s.db.reclaim();
-        assert!(s.db.space().free >= held + COUNT / 2 * LEN as u64, "{way}: its space is free again");
+        assert!(
+            s.db.space().free >= held + COUNT / 2 * LEN as u64,
+            "{way}: its space is free again"
+        );
     }
 }
 
-/// A value that was put under another key where it lies stays there, whatever becomes of the one that it came from.
+/// A value that was put under another key where it lies stays there, whatever becomes of the one
+/// that it came from.
 #[test]
 fn a_value_with_two_keys_outlives_the_first_one() {
     for way in ["batch", "transaction", "large transaction"] {
@@ -129,13 +136,21 @@ fn a_value_with_two_keys_outlives_the_first_one() {
         let all = |db: &Kvdb, when: &str| {
             for i in 0..COUNT {
                 let found = db.get(to, &key(i));
-                assert!(found.as_ref().is_ok_and(|v| v.as_ref() == Some(&noise(i))), "{way}, {when}: value {i}: {:?}", found.err());
+                assert!(
+                    found.as_ref().is_ok_and(|v| v.as_ref() == Some(&noise(i))),
+                    "{way}, {when}: value {i}: {:?}",
+                    found.err()
+                );
             }
         };
         all(&s.db, "in memory");
         s.db.sync().unwrap();
-        let (again, _) = Kvdb::open(Arc::new(MemoryDevice::clone(&s.device)), Arc::new(Simulated::new(2)), small())
-            .expect("a store that was synced");
+        let (again, _) = Kvdb::open(
+            Arc::new(MemoryDevice::clone(&s.device)),
+            Arc::new(Simulated::new(2)),
+            small(),
+        )
+        .expect("a store that was synced");
         all(&again, "after a crash");
     }
 }

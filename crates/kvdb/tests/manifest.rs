@@ -38,7 +38,8 @@ fn setting(db: &Kvdb) -> u64 {
     db.dictionaries()[0].options.stitch_at
 }
 
-/// The manifest that the root leads to stays as it is until the root has left it, wherever the power fails.
+/// The manifest that the root leads to stays as it is until the root has left it, wherever the
+/// power fails.
 #[test]
 fn a_power_cut_within_the_move_of_the_manifest_leaves_the_old_one_or_the_new_one() {
     let first = World::new();
@@ -56,9 +57,14 @@ fn a_power_cut_within_the_move_of_the_manifest_leaves_the_old_one_or_the_new_one
         for seed in 0..8 {
             let image: MemoryDevice = world.device.crash(seed);
             let (db, _) = Kvdb::open(Arc::new(image), Arc::new(Simulated::new(2)), options())
-                .unwrap_or_else(|e| panic!("cut in operation {cut} of {operations}, outcome {seed}: {e}"));
+                .unwrap_or_else(|e| {
+                    panic!("cut in operation {cut} of {operations}, outcome {seed}: {e}")
+                });
             let now = setting(&db);
-            assert!(now == moves - 1 || now == moves, "cut in operation {cut}, outcome {seed}: edit {now} of {moves}");
+            assert!(
+                now == moves - 1 || now == moves,
+                "cut in operation {cut}, outcome {seed}: edit {now} of {moves}"
+            );
             assert_eq!(db.get(world.d, b"k").unwrap().unwrap(), "v");
             found[usize::from(now == moves)] += 1;
         }

@@ -1,8 +1,10 @@
-//! No space at any moment: the host refuses to grow the store in the middle of a flush, a merge, a manifest's checkpoint, a new
-//! segment of the journal; the power fails in a full store. Commits are refused, nothing else: whatever was acknowledged is
-//! there, deleting works, and with the space comes everything back without opening the store anew.
+//! No space at any moment: the host refuses to grow the store in the middle of a flush, a merge, a
+//! manifest's checkpoint, a new segment of the journal; the power fails in a full store. Commits
+//! are refused, nothing else: whatever was acknowledged is there, deleting works, and with the
+//! space comes everything back without opening the store anew.
 //!
-//! `KVFS_SEEDS=n` runs n / 20 seeds (each takes a second or two) instead of the usual few; `KVFS_SEED=n` runs one.
+//! `KVFS_SEEDS=n` runs n / 20 seeds (each takes a second or two) instead of the usual few;
+//! `KVFS_SEED=n` runs one.
 
 mod model;
 
@@ -12,9 +14,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use env::{Random, Simulated};
-use kvdb::{Batch, CreateOptions, DictionaryId, DictionaryOptions, Durability, Error, Kvdb, OpenOptions};
+use kvdb::{
+    Batch, CreateOptions, DictionaryId, DictionaryOptions, Durability, Error, Kvdb, OpenOptions,
+};
 use model::*;
-use zones::{CrashDevice, Device, Fault, FaultDevice, FaultKind, MemoryDevice, Operation, Purpose, ZONE_SIZE};
+use zones::{
+    CrashDevice, Device, Fault, FaultDevice, FaultKind, MemoryDevice, Operation, Purpose, ZONE_SIZE,
+};
 
 fn seeds(usual: u64) -> std::ops::Range<u64> {
     let number = |name| std::env::var(name).ok().and_then(|v| v.parse::<u64>().ok());
@@ -33,7 +39,8 @@ fn done(what: &str, result: kvdb::Result<()>) -> bool {
     }
 }
 
-/// A file on a host that refuses space when told to. What the file has already it keeps, unless it gave it back.
+/// A file on a host that refuses space when told to. What the file has already it keeps, unless it
+/// gave it back.
 struct Host {
     memory: Arc<MemoryDevice>,
     state: Mutex<HostState>,
@@ -50,7 +57,8 @@ struct HostState {
 
 impl Host {
     fn new(memory: Arc<MemoryDevice>, seed: u64) -> Host {
-        let state = HostState { backed: BTreeSet::new(), refuses: 0, struck: 0, random: Random::new(seed) };
+        let state =
+            HostState { backed: BTreeSet::new(), refuses: 0, struck: 0, random: Random::new(seed) };
         Host { memory, state: Mutex::new(state) }
     }
     fn refuse(&self, once_in: u64) {
@@ -63,7 +71,10 @@ impl Host {
         let mut state = self.state.lock().unwrap();
         let zones: Vec<u64> = (offset / ZONE_SIZE..(offset + len).div_ceil(ZONE_SIZE)).collect();
         let refuses = state.refuses;
-        if zones.iter().any(|z| !state.backed.contains(z)) && refuses > 0 && state.random.one_in(refuses) {
+        if zones.iter().any(|z| !state.backed.contains(z))
+            && refuses > 0
+            && state.random.one_in(refuses)
+        {
             state.struck += 1;
             return Err(io::ErrorKind::StorageFull.into());
         }
@@ -77,14 +88,21 @@ impl Device for Host {
         self.memory.read_at(purpose, offset, buf)
     }
     fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> io::Result<()> {
-        assert!(self.state.lock().unwrap().backed.contains(&(offset / ZONE_SIZE)), "a write where the host may have no space");
+        assert!(
+            self.state.lock().unwrap().backed.contains(&(offset / ZONE_SIZE)),
+            "a write where the host may have no space"
+        );
         self.memory.write_at(purpose, offset, buf)
     }
     fn sync(&self) -> io::Result<()> {
         self.memory.sync()
     }
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.state.lock().unwrap().backed.retain(|z| z * ZONE_SIZE < offset || z * ZONE_SIZE >= offset + len);
+        self.state
+            .lock()
+            .unwrap()
+            .backed
+            .retain(|z| z * ZONE_SIZE < offset || z * ZONE_SIZE >= offset + len);
         self.memory.discard(offset, len)
     }
     fn len(&self) -> io::Result<u64> {
@@ -124,10 +142,17 @@ fn host_refuses(seed: u64) -> u64 {
                 let first = random.below(1500);
                 let dict = dicts[random.below(3) as usize];
                 changes = (0..24)
-                    .map(|i| Change::Put(dict, format!("volume{:04}", first + i).into_bytes(), bytes(&mut random, 40_000)))
+                    .map(|i| {
+                        Change::Put(
+                            dict,
+                            format!("volume{:04}", first + i).into_bytes(),
+                            bytes(&mut random, 40_000),
+                        )
+                    })
                     .collect();
             }
-            let durability = if random.one_in(6) { Durability::Synced } else { Durability::Buffered };
+            let durability =
+                if random.one_in(6) { Durability::Synced } else { Durability::Buffered };
             if done(&what, db.commit(batch(&changes), durability)) {
                 apply(&mut model, &changes);
             }
@@ -154,10 +179,14 @@ fn host_refuses(seed: u64) -> u64 {
         if !refusing {
             let mut batch = Batch::new();
             batch.put(dicts[0], "after", format!("{round}"));
-            db.commit(batch, Durability::Synced)
-                .unwrap_or_else(|e| panic!("seed {seed}, round {round}: the space is back, but: {e}"));
+            db.commit(batch, Durability::Synced).unwrap_or_else(|e| {
+                panic!("seed {seed}, round {round}: the space is back, but: {e}")
+            });
             db.flush().unwrap();
-            model.get_mut(&dicts[0]).unwrap().insert(b"after".to_vec(), format!("{round}").into_bytes());
+            model
+                .get_mut(&dicts[0])
+                .unwrap()
+                .insert(b"after".to_vec(), format!("{round}").into_bytes());
         }
     }
     assert_eq!(db.stats().failed, None);
@@ -170,8 +199,9 @@ fn a_host_that_refuses_space_at_any_moment_loses_nothing_and_stops_nothing() {
     assert!(refused > 0, "the host refused nothing");
 }
 
-/// A host without preallocation finds no space in the middle of a write of the manifest, after part of it, perhaps enough of it to
-/// count. The edit is refused, so it must not count at the next opening: its zones are others' by then.
+/// A host without preallocation finds no space in the middle of a write of the manifest, after part
+/// of it, perhaps enough of it to count. The edit is refused, so it must not count at the next
+/// opening: its zones are others' by then.
 #[test]
 fn a_manifest_that_the_host_has_no_space_for_is_refused_and_leaves_nothing_behind() {
     let mut refused = 0;
@@ -186,12 +216,20 @@ fn a_manifest_that_the_host_has_no_space_for_is_refused_and_leaves_nothing_behin
         for step in 0..60 {
             let what = format!("seed {seed}, step {step}");
             let changes = changes(&mut random, &dicts);
-            assert!(done(&what, db.commit(batch(&changes), Durability::Buffered)), "{what}: there is space");
+            assert!(
+                done(&what, db.commit(batch(&changes), Durability::Buffered)),
+                "{what}: there is space"
+            );
             apply(&mut model, &changes);
             if random.one_in(4) {
-                device.inject(Fault::once(Operation::Write, FaultKind::NoSpace).of(Purpose::Manifest));
+                device.inject(
+                    Fault::once(Operation::Write, FaultKind::NoSpace).of(Purpose::Manifest),
+                );
                 let dict = dicts[random.below(3) as usize];
-                refused += u64::from(!done(&what, if random.one_in(2) { db.flush() } else { db.compact(dict) }));
+                refused += u64::from(!done(
+                    &what,
+                    if random.one_in(2) { db.flush() } else { db.compact(dict) },
+                ));
                 device.clear();
             }
             if random.one_in(8) {
@@ -200,7 +238,8 @@ fn a_manifest_that_the_host_has_no_space_for_is_refused_and_leaves_nothing_behin
                 let image = Arc::new((*memory).clone());
                 let report = kvdb::check(image.clone(), &mut |_, _| {});
                 assert!(report.is_clean(), "{what}: {:?}", report.faults);
-                let (again, _) = Kvdb::open(image, env.clone(), small()).unwrap_or_else(|e| panic!("{what}: {e}"));
+                let (again, _) = Kvdb::open(image, env.clone(), small())
+                    .unwrap_or_else(|e| panic!("{what}: {e}"));
                 assert_eq!(contents(&again).unwrap(), model, "{what}");
             }
         }
@@ -237,13 +276,17 @@ fn count(db: &Kvdb, d: DictionaryId) -> u64 {
     found
 }
 
-/// Full, then one deletion after the other; the power fails again and again, and every time the store opens with all that was
-/// acknowledged.
+/// Full, then one deletion after the other; the power fails again and again, and every time the
+/// store opens with all that was acknowledged.
 fn power_fails_when_full(seed: u64, limit: Option<u64>) {
     const CAPACITY: u64 = 20 * ZONE_SIZE;
     let mut random = Random::new(seed);
     let env = Arc::new(Simulated::new(seed));
-    let options = CreateOptions { capacity: limit.is_none().then_some(CAPACITY), reserve_zones: 4, open: small() };
+    let options = CreateOptions {
+        capacity: limit.is_none().then_some(CAPACITY),
+        reserve_zones: 4,
+        open: small(),
+    };
     let mut image = limit.map_or_else(MemoryDevice::new, MemoryDevice::with_limit);
     let len = [300, 3000, 20_000][random.below(3) as usize];
     let d;
@@ -253,15 +296,19 @@ fn power_fails_when_full(seed: u64, limit: Option<u64>) {
         let db = Kvdb::create(device.clone(), env.clone(), options).unwrap();
         d = db.create_dictionary("d", DictionaryOptions::default()).unwrap();
         there = fill(&db, d, 0, 8, len);
-        assert!(there * len as u64 > CAPACITY / 3, "seed {seed}: full with {there} values of {len}");
+        assert!(
+            there * len as u64 > CAPACITY / 3,
+            "seed {seed}: full with {there} values of {len}"
+        );
         db.sync().unwrap();
         image = device.crash(seed);
     }
     let mut lowest = 0;
     for life in 0..12 {
         let device = Arc::new(CrashDevice::over(image.clone()));
-        let (db, _) = Kvdb::open(device.clone(), env.clone(), small())
-            .unwrap_or_else(|e| panic!("seed {seed}, life {life}: a full store does not open: {e}"));
+        let (db, _) = Kvdb::open(device.clone(), env.clone(), small()).unwrap_or_else(|e| {
+            panic!("seed {seed}, life {life}: a full store does not open: {e}")
+        });
         assert_eq!(count(&db, d), there, "seed {seed}, life {life}");
         device.cut_power_after(20 + random.below(300));
         // What the next life may find, when the last deletions were not acknowledged any more.
@@ -284,7 +331,10 @@ fn power_fails_when_full(seed: u64, limit: Option<u64>) {
             if random.one_in(4)
                 && let Err(e) = db.step()
             {
-                assert!(device.is_dead() || matches!(e, Error::NoSpace), "seed {seed}, life {life}: {e}");
+                assert!(
+                    device.is_dead() || matches!(e, Error::NoSpace),
+                    "seed {seed}, life {life}: {e}"
+                );
             }
         }
         image = device.crash(seed ^ life);
@@ -293,7 +343,10 @@ fn power_fails_when_full(seed: u64, limit: Option<u64>) {
         assert!(report.is_clean(), "seed {seed}, life {life}: {:?}", report.faults);
         let (db, _) = Kvdb::open(Arc::new(image.clone()), env.clone(), small()).unwrap();
         let found = count(&db, d);
-        assert!(found == there || found == possible, "seed {seed}, life {life}: {found}, not {there} or {possible}");
+        assert!(
+            found == there || found == possible,
+            "seed {seed}, life {life}: {found}, not {there} or {possible}"
+        );
         lowest += there - found;
         there = found;
     }
@@ -327,7 +380,12 @@ fn cycles(len: usize, per_batch: u64, reserve_zones: u32) {
     let env = Arc::new(Simulated::new(1));
     let device = Arc::new(MemoryDevice::new());
     let open = OpenOptions { memory: 4 << 20, ..small() };
-    let db = Kvdb::create(device.clone(), env, CreateOptions { capacity: Some(CAPACITY), reserve_zones, open }).unwrap();
+    let db = Kvdb::create(
+        device.clone(),
+        env,
+        CreateOptions { capacity: Some(CAPACITY), reserve_zones, open },
+    )
+    .unwrap();
     let d = db.create_dictionary("d", DictionaryOptions::default()).unwrap();
     let mut random = Random::new(len as u64);
     let mut alive = std::collections::BTreeSet::new();
@@ -339,14 +397,18 @@ fn cycles(len: usize, per_batch: u64, reserve_zones: u32) {
         next += added;
         let held = alive.len() as u64 * (8 + len as u64);
         let usable = CAPACITY - u64::from(reserve_zones) * ZONE_SIZE;
-        assert!(held * 4 > usable * 3, "values of {len}, round {round}: full with {held} bytes of {usable}");
+        assert!(
+            held * 4 > usable * 3,
+            "values of {len}, round {round}: full with {held} bytes of {usable}"
+        );
         assert_eq!(count(&db, d), alive.len() as u64);
         // Every other one, anywhere.
         let victims: Vec<u64> = alive.iter().copied().filter(|_| random.one_in(2)).collect();
         for part in victims.chunks(500) {
             let mut batch = Batch::new();
             part.iter().for_each(|&i| batch.delete(d, key(i)));
-            db.commit(batch, Durability::Buffered).unwrap_or_else(|e| panic!("values of {len}, round {round}: deleting: {e}"));
+            db.commit(batch, Durability::Buffered)
+                .unwrap_or_else(|e| panic!("values of {len}, round {round}: deleting: {e}"));
         }
         victims.iter().for_each(|i| _ = alive.remove(i));
         assert_eq!(count(&db, d), alive.len() as u64);
@@ -378,8 +440,9 @@ fn deleting_here_and_there_makes_room_again_for_small_values() {
     cycles(300, 100, 8);
 }
 
-/// Snapshots and views keep the zones of a full store, so that merges gain little, whatever they write. They go on all the same, and may not use
-/// up what flushes take from the reserve: without a flush no snapshot can be dropped, nor anything deleted once the journal is full.
+/// Snapshots and views keep the zones of a full store, so that merges gain little, whatever they
+/// write. They go on all the same, and may not use up what flushes take from the reserve: without a
+/// flush no snapshot can be dropped, nor anything deleted once the journal is full.
 fn full_for_long(seed: u64) {
     let mut random = Random::new(seed);
     let env = Arc::new(Simulated::new(seed));
@@ -392,7 +455,8 @@ fn full_for_long(seed: u64) {
     let options = CreateOptions { capacity: Some(20 * ZONE_SIZE), reserve_zones: 8, open };
     let db = Kvdb::create(Arc::new(MemoryDevice::new()), env.clone(), options).unwrap();
     let separate_at = [512, 2048, u32::MAX][random.below(3) as usize];
-    let d = db.create_dictionary("d", DictionaryOptions { separate_at, ..Default::default() }).unwrap();
+    let d =
+        db.create_dictionary("d", DictionaryOptions { separate_at, ..Default::default() }).unwrap();
     let mut views = Vec::new();
     for round in 0..30 {
         let mut value = vec![0; [300, 5000, 60_000][random.below(3) as usize]];
@@ -414,13 +478,15 @@ fn full_for_long(seed: u64) {
         if random.one_in(4)
             && let Some(oldest) = db.snapshots().first()
         {
-            db.drop_snapshot(&oldest.name).unwrap_or_else(|e| panic!("{what}: dropping a snapshot: {e}"));
+            db.drop_snapshot(&oldest.name)
+                .unwrap_or_else(|e| panic!("{what}: dropping a snapshot: {e}"));
         }
         for _ in 0..20 {
             let from = random.below(20_000);
             let mut batch = Batch::new();
             batch.delete_range(d, key(from), key(from + random.below(20)));
-            let durability = if random.one_in(3) { Durability::Synced } else { Durability::Buffered };
+            let durability =
+                if random.one_in(3) { Durability::Synced } else { Durability::Buffered };
             db.commit(batch, durability).unwrap_or_else(|e| panic!("{what}: a deletion: {e}"));
             match random.below(6) {
                 0 => _ = done("a step", db.step().map(drop)),

@@ -1,4 +1,5 @@
-//! Large merges in several pieces: the outcome is that of one piece, threads are at them at the same time, and one may fail.
+//! Large merges in several pieces: the outcome is that of one piece, threads are at them at the
+//! same time, and one may fail.
 
 mod model;
 
@@ -30,13 +31,20 @@ fn run(seed: u64, pieces: usize) -> (Model, u64, u64) {
             0 => db.flush().unwrap(),
             1..=4 => drop(db.step().unwrap()),
             5 => env.advance(Duration::from_millis(20)),
-            6 if round % 50 == 9 => drop(db.defragment(DefragOptions { fullest_percent: 99, ..DefragOptions::default() }).unwrap()),
+            6 if round % 50 == 9 => drop(
+                db.defragment(DefragOptions { fullest_percent: 99, ..DefragOptions::default() })
+                    .unwrap(),
+            ),
             // In the middle of whatever is under way.
             6 if round % 20 == 7 => db.compact(dicts[random.below(3) as usize]).unwrap(),
             _ => {}
         }
         if round % 40 == 0 {
-            assert_eq!(contents(&db).unwrap(), expected, "seed {seed}, round {round}, {pieces} pieces");
+            assert_eq!(
+                contents(&db).unwrap(),
+                expected,
+                "seed {seed}, round {round}, {pieces} pieces"
+            );
         }
     }
     db.flush().unwrap();
@@ -46,9 +54,14 @@ fn run(seed: u64, pieces: usize) -> (Model, u64, u64) {
     assert_eq!(contents(&db).unwrap(), expected, "seed {seed}, {pieces} pieces");
     let stats = db.stats();
     for dict in &stats.dictionaries {
-        assert!(dict.levels.iter().map(Vec::len).sum::<usize>() <= 1, "one run is left: {:?}", dict.levels);
+        assert!(
+            dict.levels.iter().map(Vec::len).sum::<usize>() <= 1,
+            "one run is left: {:?}",
+            dict.levels
+        );
     }
-    let items = stats.dictionaries.iter().flat_map(|d| d.levels.iter().flatten()).map(|r| r.items).sum();
+    let items =
+        stats.dictionaries.iter().flat_map(|d| d.levels.iter().flatten()).map(|r| r.items).sum();
     db.close().unwrap();
     let report = kvdb::check(device, &mut |_, _| {});
     assert!(report.is_clean(), "seed {seed}, {pieces} pieces: {:?}", report.faults);
@@ -61,7 +74,11 @@ fn the_outcome_is_that_of_one_piece() {
     for seed in seeds(12) {
         let (whole, items, none) = run(seed, 1);
         assert_eq!(none, 0);
-        assert_eq!(items, whole.values().map(|d| d.len() as u64).sum::<u64>(), "nothing dead is left");
+        assert_eq!(
+            items,
+            whole.values().map(|d| d.len() as u64).sum::<u64>(),
+            "nothing dead is left"
+        );
         for pieces in [2, 5] {
             let (again, same, some) = run(seed, pieces);
             assert_eq!((again, same), (whole.clone(), items));
@@ -83,7 +100,12 @@ struct Meeting {
 
 fn number(thread: ThreadId) -> u64 {
     // What it prints is all that is stable of it.
-    format!("{thread:?}").chars().filter(char::is_ascii_digit).collect::<String>().parse().unwrap_or(0)
+    format!("{thread:?}")
+        .chars()
+        .filter(char::is_ascii_digit)
+        .collect::<String>()
+        .parse()
+        .unwrap_or(0)
 }
 
 impl Device for Meeting {
@@ -122,10 +144,20 @@ impl Device for Meeting {
     }
 }
 
-/// Runs of one dictionary, `runs` of them with `tuples` each, at random keys; nothing was merged yet.
+/// Runs of one dictionary, `runs` of them with `tuples` each, at random keys; nothing was merged
+/// yet.
 fn several_runs(device: Arc<dyn Device>, runs: u64, tuples: u64) {
-    let open = OpenOptions { threads: false, shape: Shape { runs_per_level: 64, ..Shape::default() }, ..OpenOptions::default() };
-    let db = Kvdb::create(device, Arc::new(Machine::default()), CreateOptions { open, ..CreateOptions::default() }).unwrap();
+    let open = OpenOptions {
+        threads: false,
+        shape: Shape { runs_per_level: 64, ..Shape::default() },
+        ..OpenOptions::default()
+    };
+    let db = Kvdb::create(
+        device,
+        Arc::new(Machine::default()),
+        CreateOptions { open, ..CreateOptions::default() },
+    )
+    .unwrap();
     let d = db.open_dictionary("d").unwrap();
     let mut random = Random::new(7);
     for run in 0..runs {
@@ -152,7 +184,8 @@ fn two_threads_merge_one_pair_of_levels_at_the_same_time() {
     let device = Arc::new(Meeting::default());
     several_runs(device.clone(), 4, 8000);
     let (db, _) = Kvdb::open(device.clone(), Arc::new(Machine::default()), threads(2)).unwrap();
-    // One merge is due, of all there is. Whoever of the two is first waits in the middle of it for the other.
+    // One merge is due, of all there is. Whoever of the two is first waits in the middle of it for
+    // the other.
     db.flush().unwrap();
     await_rest(&db);
     let stats = db.stats();
@@ -178,7 +211,8 @@ fn a_compaction_by_hand_takes_several_threads() {
     several_runs(device.clone(), 3, 8000);
     let (db, _) = Kvdb::open(device.clone(), Arc::new(Machine::default()), threads(2)).unwrap();
     let d = db.open_dictionary("d").unwrap();
-    // The caller is one of the two, so it carries the name that the device looks at: it waits in the middle of its piece for the other.
+    // The caller is one of the two, so it carries the name that the device looks at: it waits in
+    // the middle of its piece for the other.
     std::thread::scope(|scope| {
         let caller = std::thread::Builder::new().name("kvdb-merge".into());
         caller.spawn_scoped(scope, || db.compact(d.id()).unwrap()).unwrap();
@@ -194,7 +228,8 @@ fn closing_in_the_middle_gives_up_all_pieces_and_loses_nothing() {
         several_runs(device.clone(), 4, 4000);
         for _ in 0..3 {
             let options = OpenOptions { merge_part: part, ..threads(3) };
-            let (db, _) = Kvdb::open(device.clone(), Arc::new(Machine::default()), options).unwrap();
+            let (db, _) =
+                Kvdb::open(device.clone(), Arc::new(Machine::default()), options).unwrap();
             db.open_dictionary("d").unwrap().insert("more", "of it").unwrap();
             db.flush().unwrap();
             db.close().unwrap();
@@ -214,11 +249,23 @@ fn pieces_find_their_way_in_a_store_that_becomes_full() {
         let mut random = Random::new(seed);
         let device = Arc::new(MemoryDevice::with_limit(60 * ZONE_SIZE));
         let shape = Shape { runs_per_level: 2, ..Shape::default() };
-        let open = OpenOptions { memory: 8 << 20, merge_part: 4 << 20, merge_threads: 1 + seed as usize % 3, shape, ..small() };
-        let db = Kvdb::create(device.clone(), Arc::new(Simulated::new(seed)), CreateOptions { open, ..CreateOptions::default() })
-            .unwrap();
+        let open = OpenOptions {
+            memory: 8 << 20,
+            merge_part: 4 << 20,
+            merge_threads: 1 + seed as usize % 3,
+            shape,
+            ..small()
+        };
+        let db = Kvdb::create(
+            device.clone(),
+            Arc::new(Simulated::new(seed)),
+            CreateOptions { open, ..CreateOptions::default() },
+        )
+        .unwrap();
         let d = db.open_dictionary("d").unwrap();
-        let full = (0..400_000u64).find_map(|i| d.insert(random.below(400_000).to_be_bytes().to_vec(), vec![i as u8; 1500]).err());
+        let full = (0..400_000u64).find_map(|i| {
+            d.insert(random.below(400_000).to_be_bytes().to_vec(), vec![i as u8; 1500]).err()
+        });
         assert!(matches!(full, Some(Error::NoSpace)), "it fills up: {full:?}");
         assert!(seed % 3 == 0 || db.stats().split_merges > 0, "{:?}", db.stats());
         let held = d.iter().count() as u64 * 1500;

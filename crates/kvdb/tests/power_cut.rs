@@ -1,4 +1,5 @@
-//! Power cuts at every kind of moment: whatever was acknowledged as synced is there, everything is the state after some commit.
+//! Power cuts at every kind of moment: whatever was acknowledged as synced is there, everything is
+//! the state after some commit.
 //!
 //! `KVFS_SEEDS=n` runs n seeds instead of the usual few; `KVFS_SEED=n` runs one.
 
@@ -29,7 +30,8 @@ fn work(
                 if large {
                     changes.iter_mut().for_each(enlarge);
                 }
-                let durability = if random.one_in(4) { Durability::Synced } else { Durability::Buffered };
+                let durability =
+                    if random.one_in(4) { Durability::Synced } else { Durability::Buffered };
                 history.attempt(&changes);
                 let mut batch = batch(&changes);
                 if changes.len() % 3 == 1 {
@@ -53,18 +55,24 @@ fn work(
                     history.certain();
                 }
             }
-            22 if random.one_in(4) => drop(unless_full(db.compact(dicts[random.below(dicts.len() as u64) as usize]))?),
+            22 if random.one_in(4) => {
+                drop(unless_full(db.compact(dicts[random.below(dicts.len() as u64) as usize]))?)
+            }
             22 if random.one_in(3) => {
                 let (from, to) = (random.below(300), random.below(300));
                 let range = format!("key{from:03}")..format!("key{to:03}");
-                unless_full(db.compact_range(dicts[random.below(dicts.len() as u64) as usize], range))?;
+                unless_full(
+                    db.compact_range(dicts[random.below(dicts.len() as u64) as usize], range),
+                )?;
             }
             22 if random.one_in(2) => {
                 let dict = dicts[random.below(dicts.len() as u64) as usize];
                 let (from, len) = (random.below(200), random.below(3000) as usize);
-                let keys = (from..from + random.below(100)).map(|i| format!("key{i:03}").into_bytes());
+                let keys =
+                    (from..from + random.below(100)).map(|i| format!("key{i:03}").into_bytes());
                 let tuples: Vec<_> = keys.map(|key| (key, bytes(random, len))).collect();
-                let changes: Vec<_> = tuples.iter().cloned().map(|(k, v)| Change::Put(dict, k, v)).collect();
+                let changes: Vec<_> =
+                    tuples.iter().cloned().map(|(k, v)| Change::Put(dict, k, v)).collect();
                 history.attempt(&changes);
                 match db.ingest(dict, tuples) {
                     Ok(_) if changes.is_empty() => {}
@@ -74,7 +82,10 @@ fn work(
                 }
             }
             23 if random.one_in(if large { 3 } else { 8 }) => {
-                unless_full(db.defragment(DefragOptions { fullest_percent: 99, ..DefragOptions::default() }))?;
+                unless_full(db.defragment(DefragOptions {
+                    fullest_percent: 99,
+                    ..DefragOptions::default()
+                }))?;
             }
             _ => env.advance(Duration::from_millis(random.below(30))),
         }
@@ -95,7 +106,13 @@ fn options(random: &mut Random) -> OpenOptions {
     let merge_part = 16 << 10 << random.below(4);
     // And those that are large beside them in several pieces.
     let merge_threads = 1 + random.below(4) as usize;
-    OpenOptions { memory: (1 << 20) << random.below(2), flush_on_close: random.one_in(2), merge_part, merge_threads, ..small() }
+    OpenOptions {
+        memory: (1 << 20) << random.below(2),
+        flush_on_close: random.one_in(2),
+        merge_part,
+        merge_threads,
+        ..small()
+    }
 }
 
 fn run(seed: u64, large: bool) {
@@ -146,7 +163,8 @@ fn run(seed: u64, large: bool) {
         let report = kvdb::check(Arc::new(image.clone()), &mut |_, _| {});
         assert!(report.is_clean(), "seed {seed}, life {life}: {:?}", report.faults);
     }
-    let (db, _) = Kvdb::open(Arc::new(image), env, small()).unwrap_or_else(|e| panic!("seed {seed}: the last opening failed: {e}"));
+    let (db, _) = Kvdb::open(Arc::new(image), env, small())
+        .unwrap_or_else(|e| panic!("seed {seed}: the last opening failed: {e}"));
     history.found(contents(&db).unwrap(), &format!("seed {seed}, at the end"));
 }
 

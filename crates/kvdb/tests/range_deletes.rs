@@ -1,5 +1,5 @@
-//! Range deletes: one tombstone whatever it covers. A flush does not write what a later one covers, merges drop whole subtrees
-//! unread, reads pass over what is gone; and many of them are no burden.
+//! Range deletes: one tombstone whatever it covers. A flush does not write what a later one covers,
+//! merges drop whole subtrees unread, reads pass over what is gone; and many of them are no burden.
 
 mod model;
 
@@ -16,7 +16,8 @@ fn key(i: u64) -> Vec<u8> {
 
 fn store(memory: usize) -> (Arc<MemoryDevice>, Kvdb) {
     let device = Arc::new(MemoryDevice::new());
-    let db = create(device.clone(), Arc::new(Simulated::new(1)), OpenOptions { memory, ..small() }).unwrap();
+    let db = create(device.clone(), Arc::new(Simulated::new(1)), OpenOptions { memory, ..small() })
+        .unwrap();
     (device, db)
 }
 
@@ -78,7 +79,10 @@ fn a_merge_drops_subtrees_unread() {
     assert!(read < 64 << 10, "{read} bytes read of 20 MB");
     assert!(written < 64 << 10, "{written} bytes written");
     assert_eq!(d.iter().count(), 20);
-    assert!(db.stats().dictionaries[0].levels.iter().flatten().all(|r| !r.range_tombstones), "it has done its work");
+    assert!(
+        db.stats().dictionaries[0].levels.iter().flatten().all(|r| !r.range_tombstones),
+        "it has done its work"
+    );
 }
 
 #[test]
@@ -134,7 +138,8 @@ fn tombstones_that_lie_end_to_end_become_one() {
     // A survivor in the middle.
     d.insert(key(7_000), "alive").unwrap();
     db.flush().unwrap();
-    let young: u64 = db.stats().dictionaries[0].levels.iter().take(15).flatten().map(|r| r.items).sum();
+    let young: u64 =
+        db.stats().dictionaries[0].levels.iter().take(15).flatten().map(|r| r.items).sum();
     assert!(young <= 3 * 20, "{young} items: two tombstones and a tuple for each flush");
     assert_eq!(d.iter().count(), 2_001);
     assert_eq!(d.range(..key(7_000)).next_back().unwrap().unwrap().0, key(999));

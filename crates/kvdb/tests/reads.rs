@@ -8,10 +8,14 @@ use std::time::Duration;
 
 use env::sync::Mutex;
 use env::{Machine, Random};
-use kvdb::{Batch, CreateOptions, Cursor, DictionaryId, DictionaryOptions, Durability, Kvdb, OpenOptions, Shape};
+use kvdb::{
+    Batch, CreateOptions, Cursor, DictionaryId, DictionaryOptions, Durability, Kvdb, OpenOptions,
+    Shape,
+};
 use zones::{Device, MemoryDevice, Purpose, PurposeStats};
 
-/// A device behind a host's cache: what was read or announced is there at once, all else is waited for.
+/// A device behind a host's cache: what was read or announced is there at once, all else is waited
+/// for.
 #[derive(Default)]
 struct Waiting {
     inner: MemoryDevice,
@@ -107,8 +111,14 @@ impl Loaded {
         let device = Arc::new(Waiting::default());
         // Few runs, whatever the default.
         let shape = Shape { runs_per_level: 4, ..Shape::default() };
-        let open =
-            OpenOptions { memory, shape, threads: false, zero_journal: false, flush_on_close: false, ..OpenOptions::default() };
+        let open = OpenOptions {
+            memory,
+            shape,
+            threads: false,
+            zero_journal: false,
+            flush_on_close: false,
+            ..OpenOptions::default()
+        };
         let options = CreateOptions { open, ..CreateOptions::default() };
         let db = Kvdb::create(device.clone(), Arc::new(Machine::default()), options).unwrap();
         let d = db.create_dictionary("d", DictionaryOptions::default()).unwrap();
@@ -179,13 +189,19 @@ fn a_scan_of_contiguous_data_makes_large_requests() {
         t.value().unwrap();
     }
     let pages = s.io(Purpose::Pages);
-    assert!(pages.ahead_bytes > 20 << 20 && pages.ahead_bytes / pages.ahead_ops > 256 << 10, "{pages:?}");
+    assert!(
+        pages.ahead_bytes > 20 << 20 && pages.ahead_bytes / pages.ahead_ops > 256 << 10,
+        "{pages:?}"
+    );
 
     let s = Loaded::new(4 * MIB, 100, 100_000, Order::Sequential);
     let mut cursor = s.cursor();
     while cursor.next().unwrap().is_some() {}
     let blocks = s.io(Purpose::Tuples);
-    assert!(blocks.ahead_bytes > 8 << 20 && blocks.ahead_bytes / blocks.ahead_ops > 128 << 10, "{blocks:?}");
+    assert!(
+        blocks.ahead_bytes > 8 << 20 && blocks.ahead_bytes / blocks.ahead_ops > 128 << 10,
+        "{blocks:?}"
+    );
     assert!(s.device.waits() < 40, "{} waits", s.device.waits());
 }
 
@@ -205,7 +221,8 @@ fn a_walk_with_turns_and_seeks_gives_what_the_model_gives() {
                 cursor.seek(keys[at]).unwrap();
             }
             for _ in 0..random.below(200) {
-                let expected = if forward { keys.get(at) } else { at.checked_sub(1).map(|i| &keys[i]) };
+                let expected =
+                    if forward { keys.get(at) } else { at.checked_sub(1).map(|i| &keys[i]) };
                 let tuple = if forward { cursor.next().unwrap() } else { cursor.prev().unwrap() };
                 assert_eq!(tuple.as_ref().map(|t| &t.key[..]), expected.map(|k| &k[..]));
                 let Some(tuple) = tuple else { break };
@@ -330,15 +347,20 @@ fn a_store_that_fits_into_the_hosts_memory_is_there_after_few_waits() {
         let keys = s.keys();
         let mut random = Random::new(5);
         let mut get = |n: u64| {
-            let (waits, ahead) = (s.device.waits(), [Purpose::Tuples, Purpose::Index, Purpose::Pages].map(|p| s.io(p).ahead_bytes));
+            let (waits, ahead) = (
+                s.device.waits(),
+                [Purpose::Tuples, Purpose::Index, Purpose::Pages].map(|p| s.io(p).ahead_bytes),
+            );
             for _ in 0..n {
                 let key = keys[random.below(keys.len() as u64) as usize];
                 assert_eq!(s.db.get(s.d, key).unwrap().as_deref(), Some(&s.tuples[key][..]));
             }
-            let now = [Purpose::Tuples, Purpose::Index, Purpose::Pages].map(|p| s.io(p).ahead_bytes);
+            let now =
+                [Purpose::Tuples, Purpose::Index, Purpose::Pages].map(|p| s.io(p).ahead_bytes);
             (s.device.waits() - waits, now.iter().sum::<u64>() - ahead.iter().sum::<u64>())
         };
-        // Nobody says anything of memory, or there is too little: what is read is what was asked for.
+        // Nobody says anything of memory, or there is too little: what is read is what was asked
+        // for.
         let (waits, ahead) = get(1000);
         assert!(waits > 500 && ahead == 0, "{waits} waits, {ahead} bytes in vain");
         s.device.host.lock().memory = Some(zones::ZONE_SIZE);
@@ -409,7 +431,8 @@ fn many_keys_at_once_are_what_they_are_one_by_one_and_wait_less() {
         let s = Loaded::new(4 * MIB, value, count, Order::Random);
         let keys = s.keys();
         let mut random = Random::new(8);
-        let mut wanted: Vec<Vec<u8>> = (0..200).map(|_| keys[random.below(keys.len() as u64) as usize].clone()).collect();
+        let mut wanted: Vec<Vec<u8>> =
+            (0..200).map(|_| keys[random.below(keys.len() as u64) as usize].clone()).collect();
         wanted.push(b"no such key".to_vec());
         wanted.push(wanted[0].clone());
         let got = s.db.multi_get(s.d, &wanted).unwrap();

@@ -1,4 +1,5 @@
-//! Repairs where several have the same damaged run: the main branch, a snapshot, and a clone of that.
+//! Repairs where several have the same damaged run: the main branch, a snapshot, and a clone of
+//! that.
 
 use std::sync::Arc;
 
@@ -47,13 +48,16 @@ fn damage(device: &MemoryDevice, of: &[u8]) {
     let mut bytes = vec![0; device.len().unwrap() as usize];
     device.read_at(Purpose::Tuples, 0, &mut bytes).unwrap();
     let needle = &of[..32];
-    let places: Vec<usize> = bytes.windows(32).enumerate().filter(|(_, w)| *w == needle).map(|(at, _)| at).collect();
+    let places: Vec<usize> =
+        bytes.windows(32).enumerate().filter(|(_, w)| *w == needle).map(|(at, _)| at).collect();
     assert!(!places.is_empty());
     places.into_iter().for_each(|at| device.flip_bit(at as u64, 1));
 }
 
 fn open(device: &Arc<MemoryDevice>, read_only: bool) -> Kvdb {
-    Kvdb::open(device.clone(), Arc::new(Simulated::new(2)), OpenOptions { read_only, ..options() }).unwrap().0
+    Kvdb::open(device.clone(), Arc::new(Simulated::new(2)), OpenOptions { read_only, ..options() })
+        .unwrap()
+        .0
 }
 
 #[test]
@@ -84,7 +88,11 @@ fn all_that_have_a_damaged_run_have_the_repaired_one_at_once() {
         let gone = keys.start[..] <= key[..] && key[..] < keys.end[..];
         lost += u64::from(gone);
         let old = (!gone).then(|| value(i));
-        assert_eq!(snapshot.get(of_snapshot, &key).unwrap().map(|v| v.to_vec()), old, "{i} in the snapshot");
+        assert_eq!(
+            snapshot.get(of_snapshot, &key).unwrap().map(|v| v.to_vec()),
+            old,
+            "{i} in the snapshot"
+        );
         assert_eq!(main.get(in_clone, &key).unwrap().map(|v| v.to_vec()), old, "{i} in the clone");
         // What lies above the damage is there.
         let new = if i % 3 == 0 { Some(value(i + 1000)) } else { old };

@@ -1,4 +1,5 @@
-//! Scrubs of a store that is in use: what is whole is never found, what is not is found, and a scrub ends when it is told to.
+//! Scrubs of a store that is in use: what is whole is never found, what is not is found, and a
+//! scrub ends when it is told to.
 
 use std::io;
 use std::ops::Range;
@@ -8,15 +9,19 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
 use env::{Machine, Simulated};
-use kvdb::{Batch, CreateOptions, DictionaryOptions, Durability, Error, Kvdb, OpenOptions, ScrubOptions};
+use kvdb::{
+    Batch, CreateOptions, DictionaryOptions, Durability, Error, Kvdb, OpenOptions, ScrubOptions,
+};
 use zones::{Device, MemoryDevice, Purpose};
 
 fn value(i: u64, len: usize) -> Vec<u8> {
-    (0..len as u64).map(|n| (i.wrapping_mul(2_654_435_761).wrapping_add(n * 7919) >> 5) as u8).collect()
+    (0..len as u64)
+        .map(|n| (i.wrapping_mul(2_654_435_761).wrapping_add(n * 7919) >> 5) as u8)
+        .collect()
 }
 
-/// Everything that frees zones goes on while one scrub follows the other; the device forgets what is freed, so a scrub that read on in what
-/// was gone would find it changed.
+/// Everything that frees zones goes on while one scrub follows the other; the device forgets what
+/// is freed, so a scrub that read on in what was gone would find it changed.
 #[test]
 fn beside_writers_merges_snapshots_and_rollbacks_nothing_is_found() {
     let device = Arc::new(MemoryDevice::new());
@@ -47,9 +52,16 @@ fn beside_writers_merges_snapshots_and_rollbacks_nothing_is_found() {
                         batch.put(d, key, value(i + n, if n == 0 { 40_000 } else { 900 }));
                     }
                     if i % 50 < 2 {
-                        batch.delete_range(d, format!("{:04}", i % 1900), format!("{:04}", i % 1900 + 90));
+                        batch.delete_range(
+                            d,
+                            format!("{:04}", i % 1900),
+                            format!("{:04}", i % 1900 + 90),
+                        );
                     }
-                    full(db.commit(batch, if i % 9 == 0 { Durability::Synced } else { Durability::Buffered }));
+                    full(db.commit(
+                        batch,
+                        if i % 9 == 0 { Durability::Synced } else { Durability::Buffered },
+                    ));
                     commits.fetch_add(1, SeqCst);
                     i += 2;
                 }
@@ -123,9 +135,20 @@ impl Device for Writes {
 fn what_an_open_store_has_written_is_compared() {
     let device = Arc::new(Writes { inner: MemoryDevice::new(), written: Mutex::default() });
     let env = Arc::new(Simulated::new(3));
-    let open = OpenOptions { threads: false, zero_journal: false, late_bind_at: 8 << 10, ..OpenOptions::default() };
-    let db = Kvdb::create(device.clone(), env, CreateOptions { open, ..CreateOptions::default() }).unwrap();
-    let d = db.create_dictionary("d", DictionaryOptions { separate_at: 1000, ..DictionaryOptions::default() }).unwrap();
+    let open = OpenOptions {
+        threads: false,
+        zero_journal: false,
+        late_bind_at: 8 << 10,
+        ..OpenOptions::default()
+    };
+    let db = Kvdb::create(device.clone(), env, CreateOptions { open, ..CreateOptions::default() })
+        .unwrap();
+    let d = db
+        .create_dictionary(
+            "d",
+            DictionaryOptions { separate_at: 1000, ..DictionaryOptions::default() },
+        )
+        .unwrap();
     let mut batch = Batch::new();
     for i in 0..200 {
         batch.put(d, format!("flushed{i:03}"), value(i, if i % 10 == 0 { 6000 } else { 200 }));
@@ -157,7 +180,8 @@ fn what_an_open_store_has_written_is_compared() {
             // Between large values there is padding.
             let mut byte = [0];
             device.inner.read_at(purpose, at, &mut byte).unwrap();
-            let padding = byte[0] == 1 << 2 && matches!(purpose, Purpose::Pages | Purpose::Index | Purpose::Tuples);
+            let padding = byte[0] == 1 << 2
+                && matches!(purpose, Purpose::Pages | Purpose::Index | Purpose::Tuples);
             assert!(!faults.is_empty() || padding, "{purpose} at {at:#x}, written at {range:?}");
             *seen.entry(purpose).or_default() += u64::from(!faults.is_empty());
             if purpose == Purpose::Pages
@@ -170,7 +194,14 @@ fn what_an_open_store_has_written_is_compared() {
             device.inner.flip_bit(at, 2);
         }
     }
-    for purpose in [Purpose::Superblock, Purpose::Manifest, Purpose::Journal, Purpose::Tuples, Purpose::Index, Purpose::Pages] {
+    for purpose in [
+        Purpose::Superblock,
+        Purpose::Manifest,
+        Purpose::Journal,
+        Purpose::Tuples,
+        Purpose::Index,
+        Purpose::Pages,
+    ] {
         assert!(seen.get(&purpose).is_some_and(|n| *n > 0), "{purpose}: {seen:?}");
     }
     assert_eq!(scrub(), []);
@@ -190,7 +221,8 @@ fn what_only_a_snapshot_has_is_compared() {
     db.snapshot("s").unwrap();
     db.flush().unwrap();
     let written = device.written.lock().unwrap().clone();
-    let (_, blocks) = written.into_iter().rfind(|(purpose, _)| *purpose == Purpose::Tuples).unwrap();
+    let (_, blocks) =
+        written.into_iter().rfind(|(purpose, _)| *purpose == Purpose::Tuples).unwrap();
     let mut batch = Batch::new();
     batch.delete_range(d, "", "l");
     db.commit(batch, Durability::Synced).unwrap();
@@ -210,7 +242,8 @@ fn what_only_a_snapshot_has_is_compared() {
 fn a_scrub_ends_with_the_store_and_when_it_is_told_to() {
     let open = OpenOptions { memory: 4 << 20, ..OpenOptions::default() };
     let options = CreateOptions { open, ..CreateOptions::default() };
-    let db = Kvdb::create(Arc::new(MemoryDevice::new()), Arc::new(Machine::default()), options).unwrap();
+    let db =
+        Kvdb::create(Arc::new(MemoryDevice::new()), Arc::new(Machine::default()), options).unwrap();
     let d = db.create_dictionary("d", DictionaryOptions::default()).unwrap();
     db.put(d, b"a", &value(1, 2000), Durability::Synced).unwrap();
     db.flush().unwrap();

@@ -1,4 +1,5 @@
-//! A snapshot sent is the same snapshot received: whole or as changes, in one piece or in many, and nothing else is ever seen.
+//! A snapshot sent is the same snapshot received: whole or as changes, in one piece or in many, and
+//! nothing else is ever seen.
 
 mod model;
 
@@ -14,7 +15,13 @@ use zones::{CrashDevice, MemoryDevice};
 type State = BTreeMap<String, BTreeMap<Vec<u8>, Vec<u8>>>;
 
 fn of_view(view: &View) -> State {
-    let tuples = |id| view.scan(id, b"", b"", usize::MAX).unwrap().into_iter().map(|(k, v)| (k.to_vec(), v.to_vec())).collect();
+    let tuples = |id| {
+        view.scan(id, b"", b"", usize::MAX)
+            .unwrap()
+            .into_iter()
+            .map(|(k, v)| (k.to_vec(), v.to_vec()))
+            .collect()
+    };
     view.dictionaries().into_iter().map(|d| (d.name, tuples(d.id))).collect()
 }
 
@@ -62,7 +69,8 @@ fn whole_and_incremental_streams_make_the_same_snapshots() {
             db.snapshot(&name).unwrap();
             let stream = send(&db, &name, (n > 0).then_some(before.as_str()));
             for branch in ["", "copy"] {
-                let options = ReceiveOptions { snapshot: Some(format!("{name} {branch}")), ..into(branch) };
+                let options =
+                    ReceiveOptions { snapshot: Some(format!("{name} {branch}")), ..into(branch) };
                 match other.receive(&stream[..], &options) {
                     // One snapshot is there once.
                     Err(Error::Exists(_)) if branch == "copy" => {}
@@ -71,8 +79,12 @@ fn whole_and_incremental_streams_make_the_same_snapshots() {
             }
             let here = of(&other, &format!("{name} "));
             assert_eq!(here, of(&db, &name), "seed {seed}, {n}");
-            let main: State =
-                other.dictionaries().into_iter().map(|d| d.name).zip(contents(&other).unwrap().into_values()).collect();
+            let main: State = other
+                .dictionaries()
+                .into_iter()
+                .map(|d| d.name)
+                .zip(contents(&other).unwrap().into_values())
+                .collect();
             assert_eq!(main, here);
             assert!(other.branches().is_empty() && other.receiving().unwrap().is_empty());
         }
@@ -118,7 +130,10 @@ fn a_stream_that_is_cut_off_goes_on() {
     let stream = send(&db, "s", None);
     let cut = |other: &Kvdb, stream: &[u8]| {
         let failed = other.receive(stream, &into("")).unwrap_err();
-        assert!(matches!(&failed, Error::Io(e) if e.kind() == io::ErrorKind::UnexpectedEof), "{failed}");
+        assert!(
+            matches!(&failed, Error::Io(e) if e.kind() == io::ErrorKind::UnexpectedEof),
+            "{failed}"
+        );
         assert!(other.dictionaries().is_empty() && other.branches().is_empty(), "nothing is seen");
     };
     cut(&other, &stream[..stream.len() / 3]);
@@ -239,7 +254,12 @@ fn a_long_stream_is_written_once_and_power_cuts_leave_all_or_nothing_of_it() {
     e.ingest((0..300u32).map(|i| (i.to_be_bytes().to_vec(), vec![i as u8; 5000]))).unwrap();
     db.snapshot("a").unwrap();
     // Most of it changed, a part deleted.
-    d.ingest((0..8_000u32).filter(|i| i % 5 > 0).map(|i| (i.to_be_bytes().to_vec(), vec![!i as u8; 300]))).unwrap();
+    d.ingest(
+        (0..8_000u32)
+            .filter(|i| i % 5 > 0)
+            .map(|i| (i.to_be_bytes().to_vec(), vec![!i as u8; 300])),
+    )
+    .unwrap();
     (0..8_000u32).filter(|i| i % 5 == 0).for_each(|i| d.remove(i.to_be_bytes().to_vec()).unwrap());
     db.snapshot("b").unwrap();
     let streams = [send(&db, "a", None), send(&db, "b", Some("a"))];
@@ -249,7 +269,11 @@ fn a_long_stream_is_written_once_and_power_cuts_leave_all_or_nothing_of_it() {
     other.receive(&streams[0][..], &into("")).unwrap();
     let written = other.stats().io.total().write_bytes - before;
     // The beginning twice, the rest once.
-    assert!(written < streams[0].len() as u64 * 3 / 2, "{written} bytes written of {}", streams[0].len());
+    assert!(
+        written < streams[0].len() as u64 * 3 / 2,
+        "{written} bytes written of {}",
+        streams[0].len()
+    );
     other.receive(&streams[1][..], &into("")).unwrap();
     let (a, b) = (of(&db, "a"), of(&db, "b"));
     assert!(of(&other, "a") == a && of(&other, "b") == b);
@@ -271,7 +295,11 @@ fn a_long_stream_is_written_once_and_power_cuts_leave_all_or_nothing_of_it() {
             not += 1;
             assert!(done.is_err(), "seed {seed}");
             let first = other.view().iter(other.dictionary("d").unwrap()).next().unwrap().unwrap();
-            assert_eq!((first.1.len(), other.dictionaries().len()), (400, 2), "seed {seed}: as it was");
+            assert_eq!(
+                (first.1.len(), other.dictionaries().len()),
+                (400, 2),
+                "seed {seed}: as it was"
+            );
             other.receive(&streams[1][..], &into("")).unwrap();
         }
         assert!(of(&other, "b") == b && of(&other, "a") == a, "seed {seed}");
@@ -296,7 +324,8 @@ impl io::Read for Amid<'_> {
     }
 }
 
-/// A branch is replaced only while it has nothing of its own; what is committed to it while the stream comes is its own as well.
+/// A branch is replaced only while it has nothing of its own; what is committed to it while the
+/// stream comes is its own as well.
 #[test]
 fn what_is_committed_to_a_branch_while_a_stream_comes_is_not_replaced() {
     let db = store(1);
@@ -321,12 +350,17 @@ fn what_is_committed_to_a_branch_while_a_stream_comes_is_not_replaced() {
     let there = other.open_dictionary("d").unwrap();
     let put = || there.insert("mine", "v").unwrap();
     let outcome = other.receive(Amid { stream: &two, then: Some(Box::new(put)) }, &main);
-    assert!(matches!(&outcome, Err(Error::Invalid(why)) if why.contains("changed since")), "{outcome:?}");
+    assert!(
+        matches!(&outcome, Err(Error::Invalid(why)) if why.contains("changed since")),
+        "{outcome:?}"
+    );
     assert_eq!(there.get("mine").unwrap().unwrap(), "v");
     there.remove("mine").unwrap();
 
-    // One that reads or changes the branch in a transaction meanwhile does not commit to what is no more.
-    let (snapshot, serializable) = (other.begin(Isolation::Snapshot).unwrap(), other.begin(Isolation::Serializable).unwrap());
+    // One that reads or changes the branch in a transaction meanwhile does not commit to what is no
+    // more.
+    let (snapshot, serializable) =
+        (other.begin(Isolation::Snapshot).unwrap(), other.begin(Isolation::Serializable).unwrap());
     snapshot.put(there.id(), "mine", "v").unwrap();
     assert_eq!(serializable.get(there.id(), b"more").unwrap(), None);
     assert_eq!(other.receive(&two[..], &main).unwrap().snapshot, "two");
@@ -335,5 +369,8 @@ fn what_is_committed_to_a_branch_while_a_stream_comes_is_not_replaced() {
     let outcome = serializable.commit(Durability::Buffered);
     assert!(matches!(outcome, Err(Error::Locked(_))), "{outcome:?}");
     let there = other.open_dictionary("d").unwrap();
-    assert_eq!((there.get("more").unwrap().as_deref(), there.get("mine").unwrap()), (Some(&b"1"[..]), None));
+    assert_eq!(
+        (there.get("more").unwrap().as_deref(), there.get("mine").unwrap()),
+        (Some(&b"1"[..]), None)
+    );
 }

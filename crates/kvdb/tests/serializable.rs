@@ -1,9 +1,12 @@
-//! What a serializable transaction promises: as if it ran alone, whoever else reads and writes meanwhile.
+//! What a serializable transaction promises: as if it ran alone, whoever else reads and writes
+//! meanwhile.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use kvdb::{Batch, DictionaryId, Durability, Error, Isolation, Kvdb, Transaction, TransactionOptions};
+use kvdb::{
+    Batch, DictionaryId, Durability, Error, Isolation, Kvdb, Transaction, TransactionOptions,
+};
 
 fn store() -> (Kvdb, DictionaryId) {
     let db = Kvdb::in_memory();
@@ -17,7 +20,11 @@ fn begin(db: &Kvdb) -> Transaction {
 
 /// One that does not wait.
 fn hasty(db: &Kvdb) -> Transaction {
-    let options = TransactionOptions { lock_timeout: Duration::ZERO, isolation: Isolation::Serializable, ..Default::default() };
+    let options = TransactionOptions {
+        lock_timeout: Duration::ZERO,
+        isolation: Isolation::Serializable,
+        ..Default::default()
+    };
     db.begin_with(options).unwrap()
 }
 
@@ -54,7 +61,10 @@ fn what_it_has_read_stays_as_it_was_until_it_ends() {
         ended.store(true, Ordering::SeqCst);
         t.commit(Durability::Buffered).unwrap();
     });
-    assert_eq!((text(&db, d, "a"), text(&db, d, "l"), text(&db, d, "z")), ("2".into(), "2".into(), "1".into()));
+    assert_eq!(
+        (text(&db, d, "a"), text(&db, d, "l"), text(&db, d, "z")),
+        ("2".into(), "2".into(), "1".into())
+    );
 }
 
 #[test]
@@ -75,12 +85,21 @@ fn the_older_goes_first_and_the_younger_begins_again() {
     younger.put(d, "a", "younger").unwrap();
     older.put(d, "a", "older").unwrap();
     let e = younger.get(d, b"b").unwrap_err();
-    assert!(matches!(e, Error::Locked(_)) && e.is_retryable() && e.to_string().contains("older transaction"), "{e}");
+    assert!(
+        matches!(e, Error::Locked(_))
+            && e.is_retryable()
+            && e.to_string().contains("older transaction"),
+        "{e}"
+    );
     assert!(matches!(younger.commit(Durability::Buffered), Err(Error::Locked(_))));
     // Begun again it is as old as it was, and goes before all that came since.
     let newcomer = begin(&db);
     newcomer.put(d, "b", "newcomer").unwrap();
-    let again = TransactionOptions { isolation: Isolation::Serializable, retry_of: Some(younger.id()), ..Default::default() };
+    let again = TransactionOptions {
+        isolation: Isolation::Serializable,
+        retry_of: Some(younger.id()),
+        ..Default::default()
+    };
     let again = db.begin_with(again).unwrap();
     again.put(d, "b", "again").unwrap();
     assert!(newcomer.commit(Durability::Buffered).is_err());
@@ -96,7 +115,11 @@ fn a_younger_one_waits_only_as_long_as_it_wants_to() {
     older.lock_range(d, b"a", b"c", true).unwrap();
     let younger = hasty(&db);
     let e = younger.get(d, b"b").unwrap_err();
-    assert!(matches!(e, Error::Locked(_)) && e.to_string().contains(&format!("transaction {}", older.id())), "{e}");
+    assert!(
+        matches!(e, Error::Locked(_))
+            && e.to_string().contains(&format!("transaction {}", older.id())),
+        "{e}"
+    );
     younger.get(d, b"c").unwrap();
     older.abort();
     assert_eq!(younger.get(d, b"b").unwrap(), None);
@@ -122,7 +145,10 @@ fn a_snapshot_transaction_commits_around_locks() {
             t.put(d, "a", "t").unwrap();
             t.commit(Durability::Buffered).unwrap();
             // It was first to commit.
-            assert!(matches!(committed.join().unwrap(), Err(Error::Conflict { .. })), "large: {large}");
+            assert!(
+                matches!(committed.join().unwrap(), Err(Error::Conflict { .. })),
+                "large: {large}"
+            );
         });
         assert_eq!(text(&db, d, "a"), "t");
         let mut batch = Batch::new();

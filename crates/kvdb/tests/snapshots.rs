@@ -1,4 +1,5 @@
-//! Snapshots keep what was, branches go their own ways, a rollback brings back what was: across flushes, merges, reopenings, crashes.
+//! Snapshots keep what was, branches go their own ways, a rollback brings back what was: across
+//! flushes, merges, reopenings, crashes.
 
 mod model;
 
@@ -16,13 +17,25 @@ type Tuples = BTreeMap<Vec<u8>, Vec<u8>>;
 type State = BTreeMap<String, Tuples>;
 
 fn of_view(view: &View) -> State {
-    let tuples = |id| view.scan(id, b"", b"", usize::MAX).unwrap().into_iter().map(|(k, v)| (k.to_vec(), v.to_vec())).collect();
+    let tuples = |id| {
+        view.scan(id, b"", b"", usize::MAX)
+            .unwrap()
+            .into_iter()
+            .map(|(k, v)| (k.to_vec(), v.to_vec()))
+            .collect()
+    };
     view.dictionaries().into_iter().map(|d| (d.name, tuples(d.id))).collect()
 }
 
 fn of_branch(db: &Kvdb, branch: &str) -> State {
     let view = db.view();
-    let tuples = |id| view.scan(id, b"", b"", usize::MAX).unwrap().into_iter().map(|(k, v)| (k.to_vec(), v.to_vec())).collect();
+    let tuples = |id| {
+        view.scan(id, b"", b"", usize::MAX)
+            .unwrap()
+            .into_iter()
+            .map(|(k, v)| (k.to_vec(), v.to_vec()))
+            .collect()
+    };
     db.dictionaries_in(branch).into_iter().map(|d| (d.name, tuples(d.id))).collect()
 }
 
@@ -89,7 +102,10 @@ fn names_are_checked_and_unique() {
     }
     db.snapshot("größe 1").unwrap();
     assert!(matches!(db.snapshot("größe 1"), Err(Error::Exists(_))));
-    assert!(matches!(db.snapshot_of("nowhere", "x", Durability::Buffered), Err(Error::NoBranch(_))));
+    assert!(matches!(
+        db.snapshot_of("nowhere", "x", Durability::Buffered),
+        Err(Error::NoBranch(_))
+    ));
     assert!(matches!(db.drop_snapshot("x"), Err(Error::NoSnapshot(_))));
     assert!(matches!(db.rollback("x"), Err(Error::NoSnapshot(_))));
     assert!(matches!(db.clone_snapshot("x", "y"), Err(Error::NoSnapshot(_))));
@@ -97,7 +113,10 @@ fn names_are_checked_and_unique() {
     db.clone_snapshot("größe 1", "y").unwrap();
     assert!(matches!(db.clone_snapshot("größe 1", "y"), Err(Error::Exists(_))));
     assert!(matches!(db.create_branch("y"), Err(Error::Exists(_))));
-    assert!(matches!(db.create_dictionary_in("z", "d", DictionaryOptions::default()), Err(Error::NoBranch(_))));
+    assert!(matches!(
+        db.create_dictionary_in("z", "d", DictionaryOptions::default()),
+        Err(Error::NoBranch(_))
+    ));
 }
 
 #[test]
@@ -185,7 +204,10 @@ fn a_rollback_undoes_everything_since_and_nothing_else() {
         drop(db);
         Kvdb::open(Arc::new(image), Arc::new(Simulated::new(3)), small()).unwrap().0
     };
-    assert_eq!(of_branch(&db, "")["a"], Tuples::from([(b"k".to_vec(), b"1".to_vec()), (b"l".to_vec(), b"5".to_vec())]));
+    assert_eq!(
+        of_branch(&db, "")["a"],
+        Tuples::from([(b"k".to_vec(), b"1".to_vec()), (b"l".to_vec(), b"5".to_vec())])
+    );
     db.rollback("s").unwrap();
     now(&db);
 }
@@ -207,7 +229,10 @@ fn a_transaction_that_began_before_a_rollback_cannot_commit_over_it() {
     let later = db.begin(kvdb::Isolation::Snapshot).unwrap();
     later.put(e.id(), "y", "1").unwrap();
     later.commit(Durability::Buffered).unwrap();
-    assert_eq!((db.get(e.id(), b"x").unwrap(), db.get(e.id(), b"y").unwrap().is_some()), (None, true));
+    assert_eq!(
+        (db.get(e.id(), b"x").unwrap(), db.get(e.id(), b"y").unwrap().is_some()),
+        (None, true)
+    );
     assert!(db.get(other, b"x").unwrap().is_some());
 }
 
@@ -246,8 +271,12 @@ fn the_list_tells_what_dropping_gives_back() {
     db.compact(d.id()).unwrap();
     db.snapshot("second").unwrap();
     let all = db.snapshots();
-    let bytes =
-        |name: &str| all.iter().find(|s| s.name == name).map(|s| (s.bytes > 3000 * 4096, s.unique_bytes >= 8 << 20)).unwrap();
+    let bytes = |name: &str| {
+        all.iter()
+            .find(|s| s.name == name)
+            .map(|s| (s.bytes > 3000 * 4096, s.unique_bytes >= 8 << 20))
+            .unwrap()
+    };
     assert_eq!((bytes("first"), bytes("second")), ((true, true), (false, false)));
     let free = db.space().free;
     db.drop_snapshot("first").unwrap();
@@ -279,7 +308,8 @@ fn same(a: &World, b: &World) -> bool {
     a.branches == b.branches && a.snapshots == b.snapshots
 }
 
-/// One random step on the store and the model; the steps that must be durable when they return say so.
+/// One random step on the store and the model; the steps that must be durable when they return say
+/// so.
 fn step(db: &Kvdb, world: &mut World, random: &mut Random, count: &mut u32) -> kvdb::Result<bool> {
     let pick = |random: &mut Random, names: Vec<String>| {
         let n = names.len() as u64;
@@ -299,8 +329,11 @@ fn step(db: &Kvdb, world: &mut World, random: &mut Random, count: &mut u32) -> k
             let dicts = db.dictionaries_in(&branch);
             let state = world.branches.get_mut(&branch).unwrap();
             for _ in 0..1 + random.below(20) {
-                let Some(d) = pick(random, dicts.iter().map(|d| d.name.clone()).collect()) else { break };
-                let (id, tuples) = (db.dictionary_in(&branch, &d).unwrap(), state.get_mut(&d).unwrap());
+                let Some(d) = pick(random, dicts.iter().map(|d| d.name.clone()).collect()) else {
+                    break;
+                };
+                let (id, tuples) =
+                    (db.dictionary_in(&branch, &d).unwrap(), state.get_mut(&d).unwrap());
                 let key = format!("key{:03}", random.below(400)).into_bytes();
                 match random.below(8) {
                     0 => {
@@ -338,7 +371,9 @@ fn step(db: &Kvdb, world: &mut World, random: &mut Random, count: &mut u32) -> k
             Ok(true)
         }
         31 => {
-            let Some(d) = pick(random, world.branches[&branch].keys().cloned().collect()) else { return Ok(false) };
+            let Some(d) = pick(random, world.branches[&branch].keys().cloned().collect()) else {
+                return Ok(false);
+            };
             world.branches.get_mut(&branch).unwrap().remove(&d);
             db.drop_dictionary(db.dictionary_in(&branch, &d).unwrap())?;
             Ok(true)
@@ -347,7 +382,8 @@ fn step(db: &Kvdb, world: &mut World, random: &mut Random, count: &mut u32) -> k
             let name = format!("s{count}");
             let state = world.branches[&branch].clone();
             world.snapshots.insert(name.clone(), (branch.clone(), state));
-            let durability = if random.one_in(2) { Durability::Synced } else { Durability::Buffered };
+            let durability =
+                if random.one_in(2) { Durability::Synced } else { Durability::Buffered };
             db.snapshot_of(&branch, &name, durability)?;
             Ok(durability == Durability::Synced)
         }
@@ -400,7 +436,8 @@ fn random_histories_match_the_model() {
         let mut count = 0;
         for _ in 0..6 {
             for _ in 0..120 {
-                step(&db, &mut world, &mut random, &mut count).unwrap_or_else(|e| panic!("seed {seed}, step {count}: {e}"));
+                step(&db, &mut world, &mut random, &mut count)
+                    .unwrap_or_else(|e| panic!("seed {seed}, step {count}: {e}"));
                 if random.one_in(40) {
                     assert!(same(&found(&db), &world), "seed {seed}, step {count}");
                 }
@@ -437,11 +474,18 @@ fn power_cuts_leave_some_state_between_two_steps() {
             let within = if random.one_in(8) { 8 } else { 500 };
             device.cut_power_after(random.below(within));
             match Kvdb::open(device.clone(), env.clone(), options(&mut random)) {
-                Err(e) => assert!(device.is_dead(), "seed {seed}, life {life}: opening failed: {e}"),
+                Err(e) => {
+                    assert!(device.is_dead(), "seed {seed}, life {life}: opening failed: {e}")
+                }
                 Ok((db, _)) => {
                     let is = found(&db);
                     let at = possible.iter().rposition(|w| same(w, &is));
-                    let at = at.unwrap_or_else(|| panic!("seed {seed}, life {life}: none of {} possible states", possible.len()));
+                    let at = at.unwrap_or_else(|| {
+                        panic!(
+                            "seed {seed}, life {life}: none of {} possible states",
+                            possible.len()
+                        )
+                    });
                     possible = vec![possible.swap_remove(at)];
                     for _ in 0..1 + random.below(150) {
                         let mut next = possible[possible.len() - 1].clone();
@@ -451,7 +495,10 @@ fn power_cuts_leave_some_state_between_two_steps() {
                             Ok(true) => drop(possible.drain(..possible.len() - 1)),
                             Ok(false) => {}
                             Err(e) => {
-                                assert!(device.is_dead(), "seed {seed}, life {life}, step {count}: {e}");
+                                assert!(
+                                    device.is_dead(),
+                                    "seed {seed}, life {life}, step {count}: {e}"
+                                );
                                 break;
                             }
                         }
@@ -464,7 +511,11 @@ fn power_cuts_leave_some_state_between_two_steps() {
         }
         let (db, _) = Kvdb::open(Arc::new(image), env, small()).unwrap();
         let is = found(&db);
-        assert!(possible.iter().any(|w| same(w, &is)), "seed {seed}: none of {} possible states", possible.len());
+        assert!(
+            possible.iter().any(|w| same(w, &is)),
+            "seed {seed}: none of {} possible states",
+            possible.len()
+        );
     }
 }
 
@@ -483,8 +534,14 @@ fn what_is_committed_after_a_rollback_and_a_crash_is_not_taken_for_what_the_roll
     drop(db);
     for life in 0..3u64 {
         let device = Arc::new(CrashDevice::over(image));
-        let (db, _) = Kvdb::open(device.clone(), Arc::new(Simulated::new(2 + life)), options.clone()).unwrap();
-        assert_eq!(db.view().scan(d, b"", b"", usize::MAX).unwrap().len() as u64, 1 + life, "life {life}");
+        let (db, _) =
+            Kvdb::open(device.clone(), Arc::new(Simulated::new(2 + life)), options.clone())
+                .unwrap();
+        assert_eq!(
+            db.view().scan(d, b"", b"", usize::MAX).unwrap().len() as u64,
+            1 + life,
+            "life {life}"
+        );
         db.put(d, format!("new{life}").as_bytes(), b"after", Durability::Synced).unwrap();
         image = device.durable();
     }
@@ -501,7 +558,13 @@ fn opening_a_store_reads_a_list_of_its_snapshots_and_nothing_that_is_in_them() {
     db.flush().unwrap();
     for round in 0..1000u32 {
         for i in 0..10u32 {
-            db.put(d, &(round * 7 + i * 200).rem_euclid(2000).to_be_bytes(), &round.to_be_bytes(), Durability::Buffered).unwrap();
+            db.put(
+                d,
+                &(round * 7 + i * 200).rem_euclid(2000).to_be_bytes(),
+                &round.to_be_bytes(),
+                Durability::Buffered,
+            )
+            .unwrap();
         }
         db.snapshot(&format!("{round}")).unwrap();
         while round % 10 == 0 && db.step().unwrap() {}
@@ -510,9 +573,14 @@ fn opening_a_store_reads_a_list_of_its_snapshots_and_nothing_that_is_in_them() {
     db.close().unwrap();
     // Once as the log of edits was left, and once from the checkpoint that this opening made of it.
     for _ in 0..2 {
-        let (db, recovery) = Kvdb::open(device.clone(), Arc::new(Simulated::new(2)), OpenOptions::default()).unwrap();
+        let (db, recovery) =
+            Kvdb::open(device.clone(), Arc::new(Simulated::new(2)), OpenOptions::default())
+                .unwrap();
         let io = db.stats().io;
-        assert_eq!([Purpose::Tuples, Purpose::Index, Purpose::Pages].map(|p| io.of(p).read_ops), [0; 3]);
+        assert_eq!(
+            [Purpose::Tuples, Purpose::Index, Purpose::Pages].map(|p| io.of(p).read_ops),
+            [0; 3]
+        );
         assert!(io.total().read_bytes < 12 << 20, "{} bytes read", io.total().read_bytes);
         assert!(recovery.runs < 1500, "{} runs", recovery.runs);
         assert_eq!((db.snapshots().len(), of_snapshot(&db, "500")), (1000, before.clone()));

@@ -1,11 +1,13 @@
-//! What a store takes beside its live data, while it is written and after it has settled. In memory and step by step: nothing here
-//! depends on time.
+//! What a store takes beside its live data, while it is written and after it has settled. In memory
+//! and step by step: nothing here depends on time.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use env::{Random, Simulated};
-use kvdb::{CreateOptions, DefragOptions, DictionaryId, DictionaryOptions, Durability, Kvdb, OpenOptions};
+use kvdb::{
+    CreateOptions, DefragOptions, DictionaryId, DictionaryOptions, Durability, Kvdb, OpenOptions,
+};
 use zones::{MemoryDevice, ZONE_SIZE};
 
 const VALUE: usize = 1000;
@@ -74,11 +76,22 @@ fn random_inserts_take_a_tenth_more_than_the_data_and_some_zones() {
             bench.work();
         }
     }
-    // A merge holds a zone of each input that it has not come to the end of, and a part of its result twice.
+    // A merge holds a zone of each input that it has not come to the end of, and a part of its
+    // result twice.
     let data = count * TUPLE;
-    assert!(bench.most <= data / 100 * 110 + 16 * ZONE_SIZE, "{} MiB for {} MiB", bench.most >> 20, data >> 20);
+    assert!(
+        bench.most <= data / 100 * 110 + 16 * ZONE_SIZE,
+        "{} MiB for {} MiB",
+        bench.most >> 20,
+        data >> 20
+    );
     bench.settle();
-    assert!(bench.held() <= data / 100 * 105 + 6 * ZONE_SIZE, "settled: {} MiB for {} MiB", bench.held() >> 20, data >> 20);
+    assert!(
+        bench.held() <= data / 100 * 105 + 6 * ZONE_SIZE,
+        "settled: {} MiB for {} MiB",
+        bench.held() >> 20,
+        data >> 20
+    );
 }
 
 #[test]
@@ -91,7 +104,11 @@ fn what_is_overwritten_is_found_by_a_sample_and_does_not_pile_up() {
             bench.work();
         }
     }
-    assert!(bench.db.stats().dead_percent <= 5, "nothing was overwritten, {}% are taken for dead", bench.db.stats().dead_percent);
+    assert!(
+        bench.db.stats().dead_percent <= 5,
+        "nothing was overwritten, {}% are taken for dead",
+        bench.db.stats().dead_percent
+    );
     bench.most = 0;
     let mut seen = 0;
     for i in 0..times * count {
@@ -104,12 +121,23 @@ fn what_is_overwritten_is_found_by_a_sample_and_does_not_pile_up() {
     }
     let live = count * TUPLE;
     assert!((20..100).contains(&seen), "dead at most: {seen}% of what is alive");
-    // Half as much again is dead when it is merged away, and a zone of each run is in the way of that.
-    assert!(bench.most <= live / 100 * 160 + 16 * ZONE_SIZE, "{} MiB for {} MiB", bench.most >> 20, live >> 20);
+    // Half as much again is dead when it is merged away, and a zone of each run is in the way of
+    // that.
+    assert!(
+        bench.most <= live / 100 * 160 + 16 * ZONE_SIZE,
+        "{} MiB for {} MiB",
+        bench.most >> 20,
+        live >> 20
+    );
     bench.settle();
     // What stitching has left of older zones; with threads this begins by itself.
     bench.db.defragment(DefragOptions::default()).unwrap();
-    assert!(bench.held() <= live / 100 * 105 + 3 * ZONE_SIZE, "settled: {} MiB for {} MiB", bench.held() >> 20, live >> 20);
+    assert!(
+        bench.held() <= live / 100 * 105 + 3 * ZONE_SIZE,
+        "settled: {} MiB for {} MiB",
+        bench.held() >> 20,
+        live >> 20
+    );
     let runs: usize = bench.db.stats().dictionaries[0].levels.iter().map(Vec::len).sum();
     assert_eq!(runs, 1, "one run at the bottom");
 }
@@ -132,6 +160,11 @@ fn what_is_deleted_gives_its_space_back_when_the_store_is_quiet() {
     bench.settle();
     bench.db.defragment(DefragOptions::default()).unwrap();
     let live = count / 4 * TUPLE;
-    assert!(bench.held() <= live / 100 * 105 + 3 * ZONE_SIZE, "{} MiB for {} MiB", bench.held() >> 20, live >> 20);
+    assert!(
+        bench.held() <= live / 100 * 105 + 3 * ZONE_SIZE,
+        "{} MiB for {} MiB",
+        bench.held() >> 20,
+        live >> 20
+    );
     assert_eq!(bench.db.stats().dead_percent, 0);
 }

@@ -1,4 +1,5 @@
-//! Values that several keys share: put where they are stored, not copied, and there for as long as one key refers to them.
+//! Values that several keys share: put where they are stored, not copied, and there for as long as
+//! one key refers to them.
 
 use std::sync::Arc;
 
@@ -10,8 +11,19 @@ const LEN: usize = 1 << 20;
 
 fn store() -> (Kvdb, DictionaryId, Arc<MemoryDevice>) {
     let device = Arc::new(MemoryDevice::new());
-    let open = OpenOptions { memory: 8 << 20, threads: false, zero_journal: false, flush_on_close: false, ..Default::default() };
-    let db = Kvdb::create(device.clone(), Arc::new(Machine::default()), CreateOptions { open, ..Default::default() }).unwrap();
+    let open = OpenOptions {
+        memory: 8 << 20,
+        threads: false,
+        zero_journal: false,
+        flush_on_close: false,
+        ..Default::default()
+    };
+    let db = Kvdb::create(
+        device.clone(),
+        Arc::new(Machine::default()),
+        CreateOptions { open, ..Default::default() },
+    )
+    .unwrap();
     let d = db.open_dictionary("d").unwrap().id();
     (db, d, device)
 }
@@ -37,7 +49,10 @@ fn share(db: &Kvdb, d: DictionaryId, to: &str, in_transaction: bool) {
         true => {
             let t = db.begin(Isolation::Snapshot).unwrap();
             t.apply(batch).unwrap();
-            assert_eq!(t.get(d, [to.as_bytes(), &[3]].concat().as_slice()).unwrap().unwrap(), value(3));
+            assert_eq!(
+                t.get(d, [to.as_bytes(), &[3]].concat().as_slice()).unwrap().unwrap(),
+                value(3)
+            );
             t.commit(Durability::Synced).unwrap();
         }
     }
@@ -55,7 +70,12 @@ fn what_is_shared_is_written_once_and_lives_as_long_as_one_key_has_it() {
         for copy in 0..20 {
             share(&db, d, &format!("to{copy:02}/"), in_transaction);
         }
-        assert!(written(&db) - before < 2 * LEN as u64, "{} bytes for copies of {}", written(&db) - before, 10 * LEN);
+        assert!(
+            written(&db) - before < 2 * LEN as u64,
+            "{} bytes for copies of {}",
+            written(&db) - before,
+            10 * LEN
+        );
         let mut batch = Batch::new();
         batch.delete_prefix(d, "from");
         db.commit(batch, Durability::Synced).unwrap();
@@ -68,7 +88,9 @@ fn what_is_shared_is_written_once_and_lives_as_long_as_one_key_has_it() {
             assert_eq!(db.view().iter(d).count(), 200);
         };
         let crashed = Arc::new((*device).clone());
-        let (again, _) = Kvdb::open(crashed.clone(), Arc::new(Machine::default()), OpenOptions::default()).unwrap();
+        let (again, _) =
+            Kvdb::open(crashed.clone(), Arc::new(Machine::default()), OpenOptions::default())
+                .unwrap();
         look(&again);
         drop(again);
         let report = kvdb::check(crashed, &mut |_, _| {});

@@ -7,7 +7,13 @@ use kvdb::{Batch, CreateOptions, DictionaryId, Durability, Kvdb, OpenOptions};
 use zones::{CrashDevice, Device, Purpose};
 
 fn options() -> OpenOptions {
-    OpenOptions { memory: 64 << 20, threads: false, zero_journal: false, flush_on_close: false, ..OpenOptions::default() }
+    OpenOptions {
+        memory: 64 << 20,
+        threads: false,
+        zero_journal: false,
+        flush_on_close: false,
+        ..OpenOptions::default()
+    }
 }
 
 fn store() -> (Kvdb, DictionaryId, Arc<CrashDevice>) {
@@ -78,7 +84,8 @@ fn they_survive_a_power_cut_and_get_their_places_by_a_flush() {
     expected(&db);
     // All of it is behind the sync: nothing that came later may be needed.
     let image = Arc::new(device.durable());
-    let (again, _) = Kvdb::open(image.clone(), Arc::new(Simulated::new(1)), options()).expect("it opens");
+    let (again, _) =
+        Kvdb::open(image.clone(), Arc::new(Simulated::new(1)), options()).expect("it opens");
     expected(&again);
     let (_, pages, _) = written(&again);
     again.flush().expect("flushed");
@@ -87,7 +94,8 @@ fn they_survive_a_power_cut_and_get_their_places_by_a_flush() {
     again.close().expect("closed");
     drop(again);
     assert!(image.len().expect("a length") > 0);
-    let (again, recovery) = Kvdb::open(image, Arc::new(Simulated::new(1)), options()).expect("it opens");
+    let (again, recovery) =
+        Kvdb::open(image, Arc::new(Simulated::new(1)), options()).expect("it opens");
     assert_eq!(recovery.records, 0, "the journal is not needed any more");
     expected(&again);
     drop((db, again));

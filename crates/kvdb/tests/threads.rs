@@ -1,4 +1,5 @@
-//! A store with its background threads: commits that share syncs, readers beside writers, memory that holds.
+//! A store with its background threads: commits that share syncs, readers beside writers, memory
+//! that holds.
 
 mod model;
 
@@ -36,7 +37,12 @@ impl Device for SlowSync {
 }
 
 fn open(memory: usize) -> OpenOptions {
-    OpenOptions { memory, flush_interval: Duration::from_millis(50), zero_journal: false, ..OpenOptions::default() }
+    OpenOptions {
+        memory,
+        flush_interval: Duration::from_millis(50),
+        zero_journal: false,
+        ..OpenOptions::default()
+    }
 }
 
 fn create(device: Arc<dyn Device>, memory: usize) -> Kvdb {
@@ -77,7 +83,12 @@ fn a_buffered_commit_is_on_disk_after_the_interval() {
     let begun = Instant::now();
     loop {
         let image = Arc::new(device.durable());
-        let (again, _) = Kvdb::open(image, Arc::new(Machine::default()), OpenOptions { read_only: true, ..open(1 << 20) }).unwrap();
+        let (again, _) = Kvdb::open(
+            image,
+            Arc::new(Machine::default()),
+            OpenOptions { read_only: true, ..open(1 << 20) },
+        )
+        .unwrap();
         if again.get(d, b"k").unwrap().is_some() {
             break;
         }
@@ -86,7 +97,8 @@ fn a_buffered_commit_is_on_disk_after_the_interval() {
     }
 }
 
-/// Writers, readers, flushes and merges at once, on a file; readers check that each view is one commit boundary.
+/// Writers, readers, flushes and merges at once, on a file; readers check that each view is one
+/// commit boundary.
 #[test]
 fn readers_see_whole_commits_while_everything_goes_on() {
     let dir = tempfile::tempdir().unwrap();
@@ -94,7 +106,9 @@ fn readers_see_whole_commits_while_everything_goes_on() {
     let memory = 4 << 20;
     let db = create(Arc::new(FileDevice::create(&path).unwrap()), memory);
     let a = db.create_dictionary("a", DictionaryOptions::default()).unwrap();
-    let b = db.create_dictionary("b", DictionaryOptions { separate_at: 1024, ..Default::default() }).unwrap();
+    let b = db
+        .create_dictionary("b", DictionaryOptions { separate_at: 1024, ..Default::default() })
+        .unwrap();
     let (stop, most) = (AtomicBool::new(false), AtomicU64::new(0));
     let commits = 6000u64;
     std::thread::scope(|scope| {
@@ -104,14 +118,16 @@ fn readers_see_whole_commits_while_everything_goes_on() {
                 scope.spawn(move || {
                     let mut random = Random::new(writer);
                     for i in 0..commits {
-                        // The same number under the same key in both dictionaries; `b` with a page behind it.
+                        // The same number under the same key in both dictionaries; `b` with a page
+                        // behind it.
                         let key = (writer << 32 | random.below(3000)).to_be_bytes().to_vec();
                         let mut batch = Batch::new();
                         batch.put(a, key.clone(), i.to_be_bytes().to_vec());
                         let mut value = i.to_be_bytes().to_vec();
                         value.resize(8 + random.below(3000) as usize, 1);
                         batch.put(b, key, value);
-                        let durability = if i % 512 == 0 { Durability::Synced } else { Durability::Buffered };
+                        let durability =
+                            if i % 512 == 0 { Durability::Synced } else { Durability::Buffered };
                         db.commit(batch, durability).unwrap();
                         if i % 64 == 0 {
                             most.fetch_max(db.stats().memtable_bytes, Ordering::Relaxed);
@@ -129,11 +145,20 @@ fn readers_see_whole_commits_while_everything_goes_on() {
                     for _ in 0..20 {
                         let key = (random.below(2) << 32 | random.below(3000)).to_be_bytes();
                         let (x, y) = (view.get(a, &key).unwrap(), view.get(b, &key).unwrap());
-                        assert_eq!(x.as_deref(), y.as_deref().map(|y| &y[..8]), "one commit, two dictionaries");
+                        assert_eq!(
+                            x.as_deref(),
+                            y.as_deref().map(|y| &y[..8]),
+                            "one commit, two dictionaries"
+                        );
                     }
                     let from = (random.below(2) << 32 | random.below(3000)).to_be_bytes();
-                    let (x, y) = (view.scan(a, &from, b"", 50).unwrap(), view.scan(b, &from, b"", 50).unwrap());
-                    assert!(x.iter().map(|t| (&t.0, &t.1[..])).eq(y.iter().map(|t| (&t.0, &t.1[..8]))));
+                    let (x, y) = (
+                        view.scan(a, &from, b"", 50).unwrap(),
+                        view.scan(b, &from, b"", 50).unwrap(),
+                    );
+                    assert!(
+                        x.iter().map(|t| (&t.0, &t.1[..])).eq(y.iter().map(|t| (&t.0, &t.1[..8])))
+                    );
                 }
             });
         }
@@ -150,8 +175,12 @@ fn readers_see_whole_commits_while_everything_goes_on() {
     drop(db);
     let report = kvdb::check(Arc::new(FileDevice::open(&path, true).unwrap()), &mut |_, _| {});
     assert!(report.is_clean(), "{:?}", report.faults);
-    let (db, recovery) =
-        Kvdb::open(Arc::new(FileDevice::open(&path, false).unwrap()), Arc::new(Machine::default()), open(memory)).unwrap();
+    let (db, recovery) = Kvdb::open(
+        Arc::new(FileDevice::open(&path, false).unwrap()),
+        Arc::new(Machine::default()),
+        open(memory),
+    )
+    .unwrap();
     assert!(recovery.clean, "{recovery}");
     assert_eq!(model::contents(&db).unwrap(), all);
 }
@@ -195,7 +224,9 @@ fn a_device_that_takes_no_more_runs_stops_the_store_and_nobody_waits_for_ever() 
         let device = Arc::new(zones::FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
         let db = create(device.clone(), 2 << 20);
         let d = db.create_dictionary("d", DictionaryOptions::default()).unwrap();
-        device.inject(zones::Fault::always(zones::Operation::Write, zones::FaultKind::Error).of(purpose));
+        device.inject(
+            zones::Fault::always(zones::Operation::Write, zones::FaultKind::Error).of(purpose),
+        );
         let failed = std::thread::scope(|scope| {
             let writers: Vec<_> = (0..4u64)
                 .map(|writer| {

@@ -1,11 +1,13 @@
-//! What open transactions may pile up, against the store's memory: their changes, the transactions themselves, savepoints, drafts and
-//! what they say that they have read. Each has a limit, and an error that changes nothing.
+//! What open transactions may pile up, against the store's memory: their changes, the transactions
+//! themselves, savepoints, drafts and what they say that they have read. Each has a limit, and an
+//! error that changes nothing.
 
 use std::sync::Arc;
 
 use env::Machine;
 use kvdb::{
-    Batch, CreateOptions, Durability, Error, Isolation, Kvdb, MAX_SAVEPOINTS, OpenOptions, Transaction, TransactionOptions,
+    Batch, CreateOptions, Durability, Error, Isolation, Kvdb, MAX_SAVEPOINTS, OpenOptions,
+    Transaction, TransactionOptions,
 };
 use zones::MemoryDevice;
 
@@ -13,8 +15,12 @@ const MEMORY: usize = 16 << 20;
 
 fn store() -> Kvdb {
     let open = OpenOptions { memory: MEMORY, threads: false, ..OpenOptions::default() };
-    Kvdb::create(Arc::new(MemoryDevice::new()), Arc::new(Machine::default()), CreateOptions { open, ..CreateOptions::default() })
-        .expect("made")
+    Kvdb::create(
+        Arc::new(MemoryDevice::new()),
+        Arc::new(Machine::default()),
+        CreateOptions { open, ..CreateOptions::default() },
+    )
+    .expect("made")
 }
 
 fn held(db: &Kvdb) -> u64 {
@@ -29,19 +35,26 @@ fn detached(db: &Kvdb) -> kvdb::Result<Transaction> {
 fn idle_transactions_are_written_out() {
     let db = store();
     let dict = db.open_dictionary("d").expect("made");
-    let all: Vec<Transaction> = (0..200).map(|_| db.begin(Isolation::Snapshot).expect("begun")).collect();
+    let all: Vec<Transaction> =
+        (0..200).map(|_| db.begin(Isolation::Snapshot).expect("begun")).collect();
     // Each one when the others are idle: one after the other, then all in turn.
     for round in 0..3 {
         for (i, t) in all.iter().enumerate() {
             for j in 0..if round == 0 { 50 } else { 2 } {
-                t.put(dict.id(), format!("{i:03}/{round}/{j:02}"), vec![i as u8; 1000]).expect("put");
+                t.put(dict.id(), format!("{i:03}/{round}/{j:02}"), vec![i as u8; 1000])
+                    .expect("put");
             }
             if round == 0 && i % 7 == 0 {
                 t.savepoint().expect("marked");
             }
-            // Their part of the budget is a sixteenth; what is too little to be a run of its own comes on top.
+            // Their part of the budget is a sixteenth; what is too little to be a run of its own
+            // comes on top.
             let most = MEMORY / 16 + all.len() * (8 << 10) + (64 << 10);
-            assert!(held(&db) <= most as u64, "round {round}, after {i}: {} bytes in memory", held(&db));
+            assert!(
+                held(&db) <= most as u64,
+                "round {round}, after {i}: {} bytes in memory",
+                held(&db)
+            );
         }
     }
     let spilled = db.transactions().iter().filter(|t| t.run_bytes > 0).count();
@@ -52,7 +65,9 @@ fn idle_transactions_are_written_out() {
     }
     assert_eq!(held(&db), 0);
     assert_eq!(dict.iter().count(), 200 * 54);
-    assert!(dict.iter().all(|tuple| tuple.is_ok_and(|(key, value)| key[..3] == *format!("{:03}", value[0]).as_bytes())));
+    assert!(dict.iter().all(|tuple| {
+        tuple.is_ok_and(|(key, value)| key[..3] == *format!("{:03}", value[0]).as_bytes())
+    }));
 }
 
 #[test]

@@ -1,5 +1,6 @@
-//! Power cuts at every kind of moment of stores that transactions work on, small ones and such that outgrow memory and bind runs of
-//! their own: each of them is there whole or not at all, in the order of their commits; those that were synced are there.
+//! Power cuts at every kind of moment of stores that transactions work on, small ones and such that
+//! outgrow memory and bind runs of their own: each of them is there whole or not at all, in the
+//! order of their commits; those that were synced are there.
 //!
 //! `KVFS_SEEDS=n` runs n seeds instead of the usual few; `KVFS_SEED=n` runs one.
 
@@ -9,7 +10,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use env::{Random, Simulated};
-use kvdb::{DictionaryId, Durability, Error, Isolation, Kvdb, OpenOptions, Savepoint, Transaction, TransactionOptions, at_once};
+use kvdb::{
+    DictionaryId, Durability, Error, Isolation, Kvdb, OpenOptions, Savepoint, Transaction,
+    TransactionOptions, at_once,
+};
 use model::*;
 use zones::{CrashDevice, MemoryDevice, ZONE_SIZE};
 
@@ -24,10 +28,21 @@ struct Running {
 
 impl Running {
     fn begin(db: &Kvdb, random: &mut Random, base: &Model) -> kvdb::Result<Running> {
-        let isolation = if random.one_in(4) { Isolation::Serializable } else { Isolation::Snapshot };
-        // There is one thread: nobody else could end what it would wait for. Commits are made `at_once` for the same reason.
-        let options = TransactionOptions { isolation, lock_timeout: Duration::ZERO, ..TransactionOptions::default() };
-        Ok(Running { transaction: db.begin_with(options)?, base: base.clone(), changes: Vec::new(), savepoints: Vec::new() })
+        let isolation =
+            if random.one_in(4) { Isolation::Serializable } else { Isolation::Snapshot };
+        // There is one thread: nobody else could end what it would wait for. Commits are made
+        // `at_once` for the same reason.
+        let options = TransactionOptions {
+            isolation,
+            lock_timeout: Duration::ZERO,
+            ..TransactionOptions::default()
+        };
+        Ok(Running {
+            transaction: db.begin_with(options)?,
+            base: base.clone(),
+            changes: Vec::new(),
+            savepoints: Vec::new(),
+        })
     }
 
     /// Some changes, perhaps so large that they are written out.
@@ -75,7 +90,11 @@ impl Running {
         apply(&mut expected, &self.changes);
         let found = self.transaction.view()?.scan(dict, b"", b"", usize::MAX)?;
         let found = found.into_iter().map(|(k, v)| (k.to_vec(), v.to_vec())).collect();
-        assert!(expected[&dict] == found, "transaction {} does not see what it should", self.transaction.id());
+        assert!(
+            expected[&dict] == found,
+            "transaction {} does not see what it should",
+            self.transaction.id()
+        );
         Ok(())
     }
 }
@@ -95,7 +114,9 @@ fn work(
         let one = random.below(running.len().max(1) as u64) as usize;
         let durability = if random.one_in(3) { Durability::Synced } else { Durability::Buffered };
         match random.below(24) {
-            0..=3 if running.len() < 4 => running.push(Running::begin(db, random, history.newest())?),
+            0..=3 if running.len() < 4 => {
+                running.push(Running::begin(db, random, history.newest())?)
+            }
             0..=14 if !running.is_empty() => {
                 let dict = dicts[random.below(dicts.len() as u64) as usize];
                 let step = match random.below(11) {
@@ -122,11 +143,15 @@ fn work(
                         }
                     }
                     // Refused, and nothing of it may ever be seen.
-                    Err(Error::NoSpace | Error::Conflict { .. } | Error::Locked(_)) => drop(history.possible.pop()),
+                    Err(Error::NoSpace | Error::Conflict { .. } | Error::Locked(_)) => {
+                        drop(history.possible.pop())
+                    }
                     Err(e) => return Err(e),
                 }
             }
-            18 if !running.is_empty() && random.one_in(2) => running.swap_remove(one).transaction.abort(),
+            18 if !running.is_empty() && random.one_in(2) => {
+                running.swap_remove(one).transaction.abort()
+            }
             19 => {
                 let changes = changes(random, dicts);
                 history.attempt(&changes);
@@ -143,7 +168,9 @@ fn work(
                     history.certain();
                 }
             }
-            22 if random.one_in(3) => drop(unless_full(db.compact(dicts[random.below(dicts.len() as u64) as usize]))?),
+            22 if random.one_in(3) => {
+                drop(unless_full(db.compact(dicts[random.below(dicts.len() as u64) as usize]))?)
+            }
             _ => env.advance(Duration::from_millis(random.below(30))),
         }
     }
@@ -186,8 +213,12 @@ fn run(seed: u64) -> [u64; 2] {
         };
         if let Some(db) = &db {
             history.found(contents(db).unwrap(), &format!("seed {seed}, life {life}"));
-            assert!(db.transactions().is_empty(), "seed {seed}, life {life}: a transaction has outlived the power cut");
-            if let Err(e) = work(db, &env, &mut random, &dicts, &mut history, steps, &mut committed) {
+            assert!(
+                db.transactions().is_empty(),
+                "seed {seed}, life {life}: a transaction has outlived the power cut"
+            );
+            if let Err(e) = work(db, &env, &mut random, &dicts, &mut history, steps, &mut committed)
+            {
                 assert!(device.is_dead(), "seed {seed}, life {life}: {e}");
             } else if random.one_in(3) && !device.is_dead() && db.close().is_ok() {
                 history.certain();
@@ -198,7 +229,8 @@ fn run(seed: u64) -> [u64; 2] {
         let report = kvdb::check(Arc::new(image.clone()), &mut |_, _| {});
         assert!(report.is_clean(), "seed {seed}, life {life}: {:?}", report.faults);
     }
-    let (db, _) = Kvdb::open(Arc::new(image), env, small()).unwrap_or_else(|e| panic!("seed {seed}: the last opening failed: {e}"));
+    let (db, _) = Kvdb::open(Arc::new(image), env, small())
+        .unwrap_or_else(|e| panic!("seed {seed}: the last opening failed: {e}"));
     history.found(contents(&db).unwrap(), &format!("seed {seed}, at the end"));
     committed
 }
@@ -212,5 +244,8 @@ fn a_transaction_survives_a_power_cut_whole_or_not_at_all() {
         let these = run(seed);
         committed = [committed[0] + these[0], committed[1] + these[1]];
     }
-    assert!(!many || committed.iter().all(|n| *n > 20), "both kinds of commits are meant: {committed:?} happened");
+    assert!(
+        !many || committed.iter().all(|n| *n > 20),
+        "both kinds of commits are meant: {committed:?} happened"
+    );
 }

@@ -1,13 +1,13 @@
-//! What a transaction promises under snapshot isolation: it sees a frozen store and its own changes, nobody sees those before it
-//! commits, and then everybody sees all of them.
+//! What a transaction promises under snapshot isolation: it sees a frozen store and its own
+//! changes, nobody sees those before it commits, and then everybody sees all of them.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use env::Machine;
 use kvdb::{
-    Batch, Changed, CreateOptions, DictionaryId, Durability, Error, Isolation, Kvdb, MergeRoutine, Merged, OpenOptions,
-    TransactionOptions,
+    Batch, Changed, CreateOptions, DictionaryId, Durability, Error, Isolation, Kvdb, MergeRoutine,
+    Merged, OpenOptions, TransactionOptions,
 };
 use zones::MemoryDevice;
 
@@ -20,8 +20,19 @@ fn store() -> (Kvdb, DictionaryId) {
 /// A store of little memory, so that transactions soon outgrow it, and its device.
 fn small() -> (Kvdb, DictionaryId, Arc<MemoryDevice>) {
     let device = Arc::new(MemoryDevice::new());
-    let open = OpenOptions { memory: 4 << 20, threads: false, zero_journal: false, flush_on_close: false, ..Default::default() };
-    let db = Kvdb::create(device.clone(), Arc::new(Machine::default()), CreateOptions { open, ..Default::default() }).unwrap();
+    let open = OpenOptions {
+        memory: 4 << 20,
+        threads: false,
+        zero_journal: false,
+        flush_on_close: false,
+        ..Default::default()
+    };
+    let db = Kvdb::create(
+        device.clone(),
+        Arc::new(Machine::default()),
+        CreateOptions { open, ..Default::default() },
+    )
+    .unwrap();
     let d = db.open_dictionary("d").unwrap().id();
     (db, d, device)
 }
@@ -59,7 +70,10 @@ fn it_sees_the_store_as_it_was_and_its_own_changes() {
     assert_eq!(t.get(d, b"c").unwrap(), None);
     assert_eq!(all(&t.view().unwrap(), d), pairs(&[("b", "mine"), ("d", "mine")]));
     assert_eq!(t.scan(d, b"", b"", 1).unwrap(), [("b".into(), "mine".into())]);
-    assert_eq!(t.view().unwrap().multi_get(d, &["d", "a", "b"]).unwrap(), [Some("mine".into()), None, Some("mine".into())]);
+    assert_eq!(
+        t.view().unwrap().multi_get(d, &["d", "a", "b"]).unwrap(),
+        [Some("mine".into()), None, Some("mine".into())]
+    );
     let mut cursor = t.cursor(d, b"", b"").unwrap();
     cursor.seek_to_end().unwrap();
     assert_eq!(cursor.prev().unwrap().unwrap().key, "d");
@@ -106,7 +120,14 @@ fn after_its_end_every_call_says_so() {
 #[test]
 fn a_detached_one_waits_to_be_joined() {
     let (db, d) = store();
-    let id = db.begin_with(TransactionOptions { detached: true, label: "build".into(), ..Default::default() }).unwrap().id();
+    let id = db
+        .begin_with(TransactionOptions {
+            detached: true,
+            label: "build".into(),
+            ..Default::default()
+        })
+        .unwrap()
+        .id();
     let list = db.transactions();
     assert_eq!((list.len(), list[0].id, list[0].label.as_str()), (1, id, "build"));
     db.transaction(id).unwrap().put(d, "a", "1").unwrap();
@@ -173,7 +194,10 @@ fn conflicts_are_found_in_runs_and_after_merges() {
             put(&db, d, "k", "1");
         }
         db.compact(d).unwrap();
-        assert!(matches!(t.commit(Durability::Buffered), Err(Error::Conflict { .. })), "delete: {delete}");
+        assert!(
+            matches!(t.commit(Durability::Buffered), Err(Error::Conflict { .. })),
+            "delete: {delete}"
+        );
         // One that begins now sees it, and has no conflict.
         let t = db.begin(Isolation::Snapshot).unwrap();
         t.put(d, "k", "t").unwrap();
@@ -201,7 +225,10 @@ fn ranges_conflict_with_what_lies_in_them() {
         if flush {
             db.flush().unwrap();
         }
-        assert!(matches!(t.commit(Durability::Buffered), Err(Error::Conflict { .. })), "flush: {flush}");
+        assert!(
+            matches!(t.commit(Durability::Buffered), Err(Error::Conflict { .. })),
+            "flush: {flush}"
+        );
     }
     // Beside each other they do not.
     let t = db.begin(Isolation::Snapshot).unwrap();
@@ -215,7 +242,9 @@ fn ranges_conflict_with_what_lies_in_them() {
 fn a_range_that_another_deletes_conflicts_with_the_keys_in_it() {
     for mine in [1, 2, 50] {
         for flushed in [false, true] {
-            for (start, end, hit) in [("k", "l", true), ("k00", "k000", true), ("l", "z", false), ("a", "k00", false)] {
+            for (start, end, hit) in
+                [("k", "l", true), ("k00", "k000", true), ("l", "z", false), ("a", "k00", false)]
+            {
                 let (db, d) = store();
                 put(&db, d, "k00", "old");
                 put(&db, d, "z", "old");
@@ -229,7 +258,9 @@ fn a_range_that_another_deletes_conflicts_with_the_keys_in_it() {
                 }
                 assert_eq!(t.is_outdated().unwrap(), hit);
                 let outcome = t.commit(Durability::Buffered);
-                let what = format!("{mine} keys, [{start}, {end}) deleted, flushed: {flushed}: {outcome:?}");
+                let what = format!(
+                    "{mine} keys, [{start}, {end}) deleted, flushed: {flushed}: {outcome:?}"
+                );
                 match hit {
                     true => assert!(matches!(outcome, Err(Error::Conflict { .. })), "{what}"),
                     false => assert!(outcome.is_ok(), "{what}"),
@@ -242,7 +273,8 @@ fn a_range_that_another_deletes_conflicts_with_the_keys_in_it() {
 #[test]
 fn without_checks_the_last_one_wins() {
     let (db, d) = store();
-    let t = db.begin_with(TransactionOptions { check_conflicts: false, ..Default::default() }).unwrap();
+    let t =
+        db.begin_with(TransactionOptions { check_conflicts: false, ..Default::default() }).unwrap();
     t.put(d, "a", "t").unwrap();
     put(&db, d, "a", "plain");
     t.commit(Durability::Buffered).unwrap();
@@ -253,10 +285,20 @@ fn without_checks_the_last_one_wins() {
 struct Sum;
 
 impl MergeRoutine for Sum {
-    fn merge(&self, _key: &[u8], base: Option<&[u8]>, mine: Option<&[u8]>, theirs: Option<&[u8]>) -> Merged {
-        let number = |v: Option<&[u8]>| v.map_or(0, |v| std::str::from_utf8(v).unwrap().parse::<i64>().unwrap());
+    fn merge(
+        &self,
+        _key: &[u8],
+        base: Option<&[u8]>,
+        mine: Option<&[u8]>,
+        theirs: Option<&[u8]>,
+    ) -> Merged {
+        let number = |v: Option<&[u8]>| {
+            v.map_or(0, |v| std::str::from_utf8(v).unwrap().parse::<i64>().unwrap())
+        };
         match (mine, theirs) {
-            (Some(_), Some(_)) => Merged::Put((number(theirs) + number(mine) - number(base)).to_string().into()),
+            (Some(_), Some(_)) => {
+                Merged::Put((number(theirs) + number(mine) - number(base)).to_string().into())
+            }
             _ => Merged::Conflict,
         }
     }
@@ -295,7 +337,8 @@ fn savepoints_bring_back_the_state_they_marked() {
         let t = db.begin(Isolation::Snapshot).unwrap();
         let much = |from: u32| {
             if spill {
-                (0..2000u32).for_each(|i| t.put(d, format!("fill{:06}", from + i), vec![7; 500]).unwrap());
+                (0..2000u32)
+                    .for_each(|i| t.put(d, format!("fill{:06}", from + i), vec![7; 500]).unwrap());
             }
         };
         t.put(d, "a", "1").unwrap();
@@ -318,12 +361,16 @@ fn savepoints_bring_back_the_state_they_marked() {
         t.put(d, "d", "4").unwrap();
         t.commit(Durability::Buffered).unwrap();
         let small = |(k, _): &(String, String)| !k.starts_with("fill");
-        assert_eq!(all(&db.view(), d).into_iter().filter(small).collect::<Vec<_>>(), pairs(&[("a", "1"), ("d", "4")]));
+        assert_eq!(
+            all(&db.view(), d).into_iter().filter(small).collect::<Vec<_>>(),
+            pairs(&[("a", "1"), ("d", "4")])
+        );
         assert_eq!(db.view().prefix(d, "fill").count(), if spill { 2000 } else { 0 });
     }
 }
 
-/// What came by [`kvdb::Transaction::bulk`] is kept and undone as what came by puts, wherever the savepoints stand.
+/// What came by [`kvdb::Transaction::bulk`] is kept and undone as what came by puts, wherever the
+/// savepoints stand.
 #[test]
 fn a_savepoint_keeps_the_runs_that_were_there_and_undoes_those_that_came() {
     let (db, d, _) = small();
@@ -332,7 +379,9 @@ fn a_savepoint_keeps_the_runs_that_were_there_and_undoes_those_that_came() {
         keys.iter().for_each(|key| bulk.push(key.as_bytes(), b"bulk").unwrap());
         t.adopt(bulk.finish().unwrap()).unwrap();
     };
-    let names = |t: &kvdb::Transaction| all(&t.view().unwrap(), d).into_iter().map(|(k, _)| k).collect::<Vec<_>>().join(" ");
+    let names = |t: &kvdb::Transaction| {
+        all(&t.view().unwrap(), d).into_iter().map(|(k, _)| k).collect::<Vec<_>>().join(" ")
+    };
     // What is done before, between and behind two savepoints: p: put, b: bulk, -: nothing.
     for before in ["", "p", "b", "pb", "bp"] {
         for between in ["", "p", "b", "pb", "bp", "bb"] {
@@ -411,7 +460,8 @@ fn one_larger_than_memory_is_committed_whole_and_its_data_stays_where_it_is() {
     // As a crash leaves it: the journal binds the runs again.
     let crashed = Arc::new((*device).clone());
     let options = OpenOptions { memory: 4 << 20, threads: false, ..Default::default() };
-    let (again, recovery) = Kvdb::open(crashed.clone(), Arc::new(Machine::default()), options.clone()).unwrap();
+    let (again, recovery) =
+        Kvdb::open(crashed.clone(), Arc::new(Machine::default()), options.clone()).unwrap();
     assert!(!recovery.clean);
     // The last put was not synced.
     again.put(d, b"key000004", b"later", Durability::Synced).unwrap();
@@ -475,7 +525,11 @@ fn its_changes_can_be_listed() {
 #[test]
 fn an_idle_one_is_aborted_when_its_time_is_over() {
     let (db, d) = store();
-    let options = TransactionOptions { detached: true, idle_limit: Some(std::time::Duration::ZERO), ..Default::default() };
+    let options = TransactionOptions {
+        detached: true,
+        idle_limit: Some(std::time::Duration::ZERO),
+        ..Default::default()
+    };
     let t = db.begin_with(options).unwrap();
     t.put(d, "a", "1").unwrap();
     while !db.transactions().is_empty() {
@@ -530,7 +584,10 @@ fn what_it_changes_after_a_commit_that_was_refused_for_now_is_compared_with_all_
     refused_for_now(&db, d, &t);
     t.put(d, "a", "mine").unwrap();
     let result = t.commit(Durability::Buffered);
-    assert!(matches!(&result, Err(Error::Conflict { keys }) if keys[..] == [(d, "a".into())]), "{result:?}");
+    assert!(
+        matches!(&result, Err(Error::Conflict { keys }) if keys[..] == [(d, "a".into())]),
+        "{result:?}"
+    );
     assert_eq!((get(&db, d, "a").as_deref(), get(&db, d, "held")), (Some("theirs"), None));
 }
 
@@ -545,7 +602,11 @@ fn what_a_commit_has_joined_that_was_refused_for_now_is_joined_anew() {
     t.put(d, "held", "1").unwrap();
     put(&db, d, "count", "15");
     refused_for_now(&db, d, &t);
-    assert_eq!(t.get(d, b"count").unwrap().as_deref(), Some(&b"11"[..]), "it still sees its own state alone");
+    assert_eq!(
+        t.get(d, b"count").unwrap().as_deref(),
+        Some(&b"11"[..]),
+        "it still sees its own state alone"
+    );
     t.rollback_to(&mark).unwrap();
     assert_eq!(t.get(d, b"count").unwrap().as_deref(), Some(&b"10"[..]));
     t.put(d, "count", "12").unwrap();

@@ -1,5 +1,5 @@
-//! Bytes written to the device for each byte committed, journal, index and filters included. Counted, not timed: each load is put
-//! one by one, merged until nothing is left to do, and closed.
+//! Bytes written to the device for each byte committed, journal, index and filters included.
+//! Counted, not timed: each load is put one by one, merged until nothing is left to do, and closed.
 
 use std::sync::Arc;
 
@@ -18,11 +18,22 @@ struct Written {
 }
 
 /// Puts `count` tuples under the keys that `key` gives.
-fn load(count: u64, value_len: usize, options: DictionaryOptions, mut key: impl FnMut(u64) -> u64) -> Written {
+fn load(
+    count: u64,
+    value_len: usize,
+    options: DictionaryOptions,
+    mut key: impl FnMut(u64) -> u64,
+) -> Written {
     let device = Arc::new(MemoryDevice::new());
-    // The machine's clock, no threads: steps are taken here, so that the outcome is the same each time.
+    // The machine's clock, no threads: steps are taken here, so that the outcome is the same each
+    // time.
     let open = OpenOptions { memory: 64 << 20, threads: false, ..OpenOptions::default() };
-    let db = Kvdb::create(device, Arc::new(Machine::default()), CreateOptions { open, ..CreateOptions::default() }).unwrap();
+    let db = Kvdb::create(
+        device,
+        Arc::new(Machine::default()),
+        CreateOptions { open, ..CreateOptions::default() },
+    )
+    .unwrap();
     let dict = db.create_dictionary("d", options).unwrap();
     let made = db.stats().io.total().write_bytes;
     let mut random = Random::new(5);
@@ -67,7 +78,9 @@ fn pages_are_written_once_in_any_order() {
     let random = load(PAGES, 4096, at_zero, |i| scattered(i, PAGES));
     assert!(random.amplification < 1.3, "random, threshold 0: {}", random.amplification);
     // 256 ranges, each in order.
-    let append = load(PAGES, 4096, DictionaryOptions::default(), |i| scattered(i % 256, 256) << 32 | (i / 256));
+    let append = load(PAGES, 4096, DictionaryOptions::default(), |i| {
+        scattered(i % 256, 256) << 32 | (i / 256)
+    });
     assert!(append.amplification < 1.15, "append: {}", append.amplification);
 }
 

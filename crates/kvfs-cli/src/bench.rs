@@ -1,5 +1,6 @@
-//! `kvfs bench DIR`: times what programs do to a file system, in any directory, so that two of them can be compared by the same
-//! code. It prints operations and seconds for each step; `scripts/bench_operations.py` has it run on peers, too, for `make bench-files`.
+//! `kvfs bench DIR`: times what programs do to a file system, in any directory, so that two of them
+//! can be compared by the same code. It prints operations and seconds for each step;
+//! `scripts/bench_operations.py` has it run on peers, too, for `make bench-files`.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -108,23 +109,30 @@ const ALL: &[Case] = &[
 pub fn run(args: Args, output: &Output) -> Outcome {
     let root = args.dir.join("kvfs-bench");
     let cases = if args.cases.is_empty() { ALL } else { &args.cases };
-    let failed = |what: Case, e: io::Error| Failure::io(format!("{what:?} in {}", root.display()), &e);
-    fs::create_dir_all(&root).map_err(|e| Failure::io(format!("cannot make {}", root.display()), &e))?;
+    let failed =
+        |what: Case, e: io::Error| Failure::io(format!("{what:?} in {}", root.display()), &e);
+    fs::create_dir_all(&root)
+        .map_err(|e| Failure::io(format!("cannot make {}", root.display()), &e))?;
     let bench = Bench { root: root.clone(), files: args.files, mib: args.mib.max(1) };
     let mut timings = Vec::new();
     for &case in cases {
         timings.push(bench.time(case).map_err(|e| failed(case, e))?);
     }
     if !args.keep {
-        fs::remove_dir_all(&root).map_err(|e| Failure::io(format!("cannot remove {}", root.display()), &e))?;
+        fs::remove_dir_all(&root)
+            .map_err(|e| Failure::io(format!("cannot remove {}", root.display()), &e))?;
     }
     let text: String = timings
         .iter()
         .map(|t| {
-            let name = t.case.to_possible_value().map(|v| v.get_name().to_string()).unwrap_or_default();
+            let name =
+                t.case.to_possible_value().map(|v| v.get_name().to_string()).unwrap_or_default();
             let rate = t.ops as f64 / t.seconds.max(1e-9);
             let mbs = t.bytes as f64 / t.seconds.max(1e-9) / 1e6;
-            format!("{name:<14}{:>9} ops {:>9.3} s {rate:>12.0} ops/s {mbs:>9.1} MB/s\n", t.ops, t.seconds)
+            format!(
+                "{name:<14}{:>9} ops {:>9.3} s {rate:>12.0} ops/s {mbs:>9.1} MB/s\n",
+                t.ops, t.seconds
+            )
         })
         .collect();
     output.print(text, &timings)
@@ -185,7 +193,9 @@ impl Bench {
                     fs::create_dir(&dir)?;
                 }
             }
-            Case::Stat | Case::ReaddirStat | Case::Rename | Case::Unlink | Case::Read if !self.file(0).exists() => {
+            Case::Stat | Case::ReaddirStat | Case::Rename | Case::Unlink | Case::Read
+                if !self.file(0).exists() =>
+            {
                 let content = if case == Case::Read { &[b'x'; 4096][..] } else { &[] };
                 self.prepare(Case::Create)?;
                 self.create(content)?;
@@ -198,7 +208,9 @@ impl Bench {
                 self.prepare(Case::Mkdir)?;
                 self.folders(fs::create_dir)?;
             }
-            Case::SeqRead | Case::RandRead | Case::RandWrite | Case::Poke if !self.large().exists() => {
+            Case::SeqRead | Case::RandRead | Case::RandWrite | Case::Poke
+                if !self.large().exists() =>
+            {
                 self.write_large()?;
             }
             Case::Fsync1 | Case::Fsync16 | Case::AppendFsync16 => {
@@ -223,7 +235,8 @@ impl Bench {
 
     /// Every file once, in no order of the directory: by multiplication by a prime.
     fn shuffled(&self) -> impl Iterator<Item = PathBuf> {
-        (0..u64::from(self.files)).map(|n| self.file((n * 1_000_003 % u64::from(self.files)) as u32))
+        (0..u64::from(self.files))
+            .map(|n| self.file((n * 1_000_003 % u64::from(self.files)) as u32))
     }
 
     fn stat(&self) -> io::Result<(u64, u64)> {
@@ -232,7 +245,9 @@ impl Bench {
     }
 
     fn read(&self) -> io::Result<(u64, u64)> {
-        let bytes = self.shuffled().try_fold(0, |bytes, path| Ok::<_, io::Error>(bytes + fs::read(path)?.len() as u64))?;
+        let bytes = self
+            .shuffled()
+            .try_fold(0, |bytes, path| Ok::<_, io::Error>(bytes + fs::read(path)?.len() as u64))?;
         Ok((u64::from(self.files), bytes))
     }
 
@@ -279,7 +294,9 @@ impl Bench {
         for i in 0..self.mib {
             // Not compressible by repetition of the piece.
             for (j, word) in piece.chunks_exact_mut(8).enumerate() {
-                word.copy_from_slice(&(i << 32 | j as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
+                word.copy_from_slice(
+                    &(i << 32 | j as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes(),
+                );
             }
             f.write_all(&piece)?;
         }
@@ -300,14 +317,17 @@ impl Bench {
         Ok((bytes / PIECE as u64, bytes))
     }
 
-    /// Reads random 4 KiB of the large file, or puts `content` at the start of random pages and syncs.
+    /// Reads random 4 KiB of the large file, or puts `content` at the start of random pages and
+    /// syncs.
     fn random(&self, ops: u64, content: Option<&[u8]>) -> io::Result<(u64, u64)> {
         let f = OpenOptions::new().read(true).write(content.is_some()).open(self.large())?;
         let blocks = self.mib * (PIECE as u64 / 4096);
         let mut piece = [0; 4096];
         let mut state = 42u64;
         for _ in 0..ops {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             let at = (state >> 33) % blocks * 4096;
             match content {
                 Some(content) => f.write_all_at(content, at)?,
@@ -329,7 +349,11 @@ impl Bench {
         Ok((self.files.into(), u64::from(self.files) * LINE.len() as u64))
     }
 
-    fn fsync(&self, threads: u32, step: impl Fn(&Path, u32, u32) -> io::Result<()> + Sync) -> io::Result<(u64, u64)> {
+    fn fsync(
+        &self,
+        threads: u32,
+        step: impl Fn(&Path, u32, u32) -> io::Result<()> + Sync,
+    ) -> io::Result<(u64, u64)> {
         let each = 1600 / threads.max(1) / if threads == 1 { 2 } else { 1 };
         let (dir, step) = (self.root.join("fsync"), &step);
         std::thread::scope(|scope| {
@@ -338,7 +362,9 @@ impl Bench {
                 scope.spawn(move || (0..each).try_for_each(|n| step(dir, t, n)))
             };
             let workers: Vec<_> = (0..threads).map(work).collect();
-            workers.into_iter().try_for_each(|w| w.join().unwrap_or_else(|_| Err(io::Error::other("a worker panicked"))))
+            workers.into_iter().try_for_each(|w| {
+                w.join().unwrap_or_else(|_| Err(io::Error::other("a worker panicked")))
+            })
         })?;
         let ops = u64::from(each * threads);
         Ok((ops, ops * 4096))
@@ -346,7 +372,8 @@ impl Bench {
 }
 
 fn create_and_sync(dir: &Path, thread: u32, n: u32) -> io::Result<()> {
-    let mut f = OpenOptions::new().write(true).create_new(true).open(dir.join(format!("{thread}-{n}")))?;
+    let mut f =
+        OpenOptions::new().write(true).create_new(true).open(dir.join(format!("{thread}-{n}")))?;
     f.write_all(&[b'f'; 4096])?;
     f.sync_all()
 }

@@ -27,13 +27,18 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         let path = path.as_bytes();
         let attr = tree::find(&fs, path)?;
         if attr.kind != FileKind::File {
-            let what = format!("cannot print {}: it is a {}", text::show(path), tree::kind_name(attr.kind));
+            let what = format!(
+                "cannot print {}: it is a {}",
+                text::show(path),
+                tree::kind_name(attr.kind)
+            );
             return Err(Failure::new(Exit::Failed, what));
         }
         let mut at = 0;
         while at < attr.size {
-            let piece =
-                fs.read(attr.ino, at, tree::PIECE).map_err(|e| tree::failure(format!("cannot read {}", text::show(path)), e))?;
+            let piece = fs
+                .read(attr.ino, at, tree::PIECE)
+                .map_err(|e| tree::failure(format!("cannot read {}", text::show(path)), e))?;
             if piece.is_empty() {
                 break;
             }

@@ -1,15 +1,18 @@
-//! A program in a view: started so that a folder (the transaction's view of the files) lies where the mount is, for it and its
-//! children alone, and waited for so that signals, stops and the exit code pass through.
+//! A program in a view: started so that a folder (the transaction's view of the files) lies where
+//! the mount is, for it and its children alone, and waited for so that signals, stops and the exit
+//! code pass through.
 //!
-//! The child gets a mount name space of its own, made private, in which the view takes the place of the store: wherever the store, or a
-//! folder of it, is mounted, that mount is taken away and the view, or the same folder of it, is mounted instead. So there is nothing
-//! beneath the view that could be uncovered. That takes CAP_SYS_ADMIN; without, the child also gets a user name space in which it has it,
-//! and in which its user and group are what they were, if the kernel lets users make such. Mounts of the name space before cannot be taken
-//! away there; the view covers them, and the program, which has no privilege, cannot uncover them (see `docs/security.md`). Or it gets the
-//! view as its root (`chroot`), which takes CAP_SYS_CHROOT and programs in the view.
+//! The child gets a mount name space of its own, made private, in which the view takes the place of
+//! the store: wherever the store, or a folder of it, is mounted, that mount is taken away and the
+//! view, or the same folder of it, is mounted instead. So there is nothing beneath the view that
+//! could be uncovered. That takes CAP_SYS_ADMIN; without, the child also gets a user name space in
+//! which it has it, and in which its user and group are what they were, if the kernel lets users
+//! make such. Mounts of the name space before cannot be taken away there; the view covers them, and
+//! the program, which has no privilege, cannot uncover them (see `docs/security.md`). Or it gets
+//! the view as its root (`chroot`), which takes CAP_SYS_CHROOT and programs in the view.
 //!
-//! Whoever waits blocks the signals that it passes on and takes them one by one, together with the news of the child, so there is no
-//! handler and no other thread.
+//! Whoever waits blocks the signals that it passes on and takes them one by one, together with the
+//! news of the child, so there is no handler and no other thread.
 
 use std::ffi::{CString, OsString};
 use std::io;
@@ -40,11 +43,21 @@ pub const NOT_STARTED: Code = 125;
 const NOT_EXECUTABLE: Code = 126;
 const NO_PROGRAM: Code = 127;
 
-/// What is passed on to the child when it comes from another process. From a terminal the child gets it itself.
-const PASSED: [libc::c_int; 8] =
-    [libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2, libc::SIGWINCH, libc::SIGCONT];
+/// What is passed on to the child when it comes from another process. From a terminal the child
+/// gets it itself.
+const PASSED: [libc::c_int; 8] = [
+    libc::SIGINT,
+    libc::SIGQUIT,
+    libc::SIGTERM,
+    libc::SIGHUP,
+    libc::SIGUSR1,
+    libc::SIGUSR2,
+    libc::SIGWINCH,
+    libc::SIGCONT,
+];
 
-/// Runs `words` in `room` with `environment` set besides what there is. Ends when the program has ended.
+/// Runs `words` in `room` with `environment` set besides what there is. Ends when the program has
+/// ended.
 pub fn run(room: &Room, words: &[OsString], environment: &[(&str, OsString)]) -> Outcome<Code> {
     let Some((program, arguments)) = words.split_first() else {
         return Err(Failure::new(Exit::Usage, "no command is given").hint("put it behind `--`"));
@@ -56,8 +69,8 @@ pub fn run(room: &Room, words: &[OsString], environment: &[(&str, OsString)]) ->
     let before = waiting.before;
     let report = Report::pipe().map_err(|e| Failure::io("cannot make a pipe", &e))?;
     let told = report.writer.as_raw_fd();
-    // SAFETY: between fork and exec only system calls are made, with strings that exist already; nothing is allocated and no lock is
-    // taken.
+    // SAFETY: between fork and exec only system calls are made, with strings that exist already;
+    // nothing is allocated and no lock is taken.
     unsafe {
         command.pre_exec(move || {
             if let Err((step, error)) = inside.enter() {
@@ -65,7 +78,9 @@ pub fn run(room: &Room, words: &[OsString], environment: &[(&str, OsString)]) ->
                 libc::write(told, [step].as_ptr().cast(), 1);
                 return Err(error);
             }
-            if libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) != 0 {
+            if libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut())
+                != 0
+            {
                 return Err(io::Error::last_os_error());
             }
             Ok(())
@@ -80,7 +95,11 @@ pub fn run(room: &Room, words: &[OsString], environment: &[(&str, OsString)]) ->
             None => {
                 let failure = Failure::io(format!("cannot run {}", program.display()), &error);
                 eprintln!("kvfs: {}", failure.message);
-                return Ok(if error.kind() == io::ErrorKind::NotFound { NO_PROGRAM } else { NOT_EXECUTABLE });
+                return Ok(if error.kind() == io::ErrorKind::NotFound {
+                    NO_PROGRAM
+                } else {
+                    NOT_EXECUTABLE
+                });
             }
         }),
     }
@@ -105,7 +124,10 @@ fn refused(room: &Room, step: u8, error: &io::Error) -> Failure {
         MAP => "cannot keep your user in a new user name space".to_string(),
         PRIVATE => "cannot make the mounts private".to_string(),
         BIND => format!("cannot mount {} in place of {}", view.display(), place.display()),
-        AWAY => format!("cannot take away another mount of the store on {}, whose folder the view does not have", place.display()),
+        AWAY => format!(
+            "cannot take away another mount of the store on {}, whose folder the view does not have",
+            place.display()
+        ),
         CHROOT => format!("cannot make {} the root", view.display()),
         _ => "cannot go to the working directory".to_string(),
     };
@@ -142,12 +164,14 @@ struct Inside {
 }
 
 fn c_string(path: &Path) -> Outcome<CString> {
-    CString::new(path.as_os_str().as_bytes()).map_err(|_| Failure::new(Exit::Usage, format!("{} has a zero byte", path.display())))
+    CString::new(path.as_os_str().as_bytes())
+        .map_err(|_| Failure::new(Exit::Usage, format!("{} has a zero byte", path.display())))
 }
 
 impl Inside {
     fn prepare(room: &Room) -> Outcome<Inside> {
-        let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let (user, group) =
+            (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let line = |id: u32| CString::new(format!("{id} {id} 1\n")).unwrap_or_default();
         let maps = (line(user), line(group));
         let here = std::env::current_dir().ok();
@@ -159,17 +183,29 @@ impl Inside {
                 let directory = here.filter(inside).map(|dir| c_string(&dir)).transpose()?;
                 let replaced = |(view, place): &(PathBuf, PathBuf)| {
                     let is_main = place == mount_point;
-                    Ok(Replaced { view: c_string(view)?, place: c_string(place)?, is_main, tree: -1, away: false })
+                    Ok(Replaced {
+                        view: c_string(view)?,
+                        place: c_string(place)?,
+                        is_main,
+                        tree: -1,
+                        away: false,
+                    })
                 };
                 let replaced = places.iter().map(replaced).collect::<Outcome<Vec<_>>>()?;
                 if !replaced.iter().any(|replaced| replaced.is_main) {
-                    return Err(Failure::new(Exit::NotFound, format!("the store is not mounted on {}", mount_point.display())));
+                    return Err(Failure::new(
+                        Exit::NotFound,
+                        format!("the store is not mounted on {}", mount_point.display()),
+                    ));
                 }
                 Inside { replaced, root: None, directory, maps }
             }
-            Room::Root { view } => {
-                Inside { replaced: Vec::new(), root: Some(c_string(view)?), directory: Some(c_string(Path::new("/"))?), maps }
-            }
+            Room::Root { view } => Inside {
+                replaced: Vec::new(),
+                root: Some(c_string(view)?),
+                directory: Some(c_string(Path::new("/"))?),
+                maps,
+            },
         })
     }
 
@@ -179,7 +215,8 @@ impl Inside {
             if result == 0 { Ok(()) } else { Err((step, io::Error::last_os_error())) }
         };
         if !self.replaced.is_empty() {
-            // SAFETY: here and below, system calls with strings that live as long as `self`, and null where the call allows it.
+            // SAFETY: here and below, system calls with strings that live as long as `self`, and
+            // null where the call allows it.
             let plain = unsafe { libc::unshare(libc::CLONE_NEWNS) };
             if plain != 0 {
                 // SAFETY: see above.
@@ -190,12 +227,20 @@ impl Inside {
             }
             let none = std::ptr::null();
             // SAFETY: see above.
-            step(PRIVATE, unsafe { libc::mount(none, c"/".as_ptr(), none, libc::MS_REC | libc::MS_PRIVATE, none.cast()) })?;
+            step(PRIVATE, unsafe {
+                libc::mount(none, c"/".as_ptr(), none, libc::MS_REC | libc::MS_PRIVATE, none.cast())
+            })?;
             // All of the view is taken in hand first: the way to it goes with the store's mounts.
             for replaced in &mut self.replaced {
                 // SAFETY: see above.
-                replaced.tree =
-                    unsafe { libc::syscall(libc::SYS_open_tree, libc::AT_FDCWD, replaced.view.as_ptr(), CLONED_TREE) } as _;
+                replaced.tree = unsafe {
+                    libc::syscall(
+                        libc::SYS_open_tree,
+                        libc::AT_FDCWD,
+                        replaced.view.as_ptr(),
+                        CLONED_TREE,
+                    )
+                } as _;
                 if replaced.tree < 0 && replaced.is_main {
                     return Err((BIND, io::Error::last_os_error()));
                 }
@@ -203,13 +248,24 @@ impl Inside {
             // What was mounted last may lie on what was mounted before.
             for replaced in self.replaced.iter_mut().rev() {
                 // SAFETY: see above.
-                replaced.away = unsafe { libc::umount2(replaced.place.as_ptr(), libc::MNT_DETACH | libc::UMOUNT_NOFOLLOW) } == 0;
+                replaced.away = unsafe {
+                    libc::umount2(replaced.place.as_ptr(), libc::MNT_DETACH | libc::UMOUNT_NOFOLLOW)
+                } == 0;
             }
             for replaced in &self.replaced {
                 let (tree, place) = (replaced.tree, replaced.place.as_ptr());
                 // SAFETY: see above.
                 let moved = tree >= 0
-                    && unsafe { libc::syscall(libc::SYS_move_mount, tree, c"".as_ptr(), libc::AT_FDCWD, place, OF_TREE) } == 0;
+                    && unsafe {
+                        libc::syscall(
+                            libc::SYS_move_mount,
+                            tree,
+                            c"".as_ptr(),
+                            libc::AT_FDCWD,
+                            place,
+                            OF_TREE,
+                        )
+                    } == 0;
                 if !moved && replaced.is_main {
                     return Err((BIND, io::Error::last_os_error()));
                 }
@@ -235,13 +291,18 @@ const CLONED_TREE: libc::c_int = 1 | 0x8000 | libc::O_CLOEXEC;
 /// For move_mount(2): the mount is the descriptor's.
 const OF_TREE: libc::c_int = 4;
 
-/// Where the store, or a folder of it, is mounted, and the folder of `view` that belongs there. Mounts of views stay what they are.
+/// Where the store, or a folder of it, is mounted, and the folder of `view` that belongs there.
+/// Mounts of views stay what they are.
 fn places(view: &Path, mount_point: &Path) -> Outcome<Vec<(PathBuf, PathBuf)>> {
     let all = mounts::mounts().map_err(|e| Failure::io("cannot read the table of mounts", &e))?;
     let top = |place: &Path| all.iter().rfind(|m| m.mount_point == place);
     let device = top(mount_point).map(|m| &m.device);
-    let ours = all.iter().filter(|m| Some(&m.device) == device && top(&m.mount_point).is_some_and(|top| top.device == m.device));
-    Ok(ours.filter_map(|m| Some((view.join(place::folder_of_store(m)?), m.mount_point.clone()))).collect())
+    let ours = all.iter().filter(|m| {
+        Some(&m.device) == device && top(&m.mount_point).is_some_and(|top| top.device == m.device)
+    });
+    Ok(ours
+        .filter_map(|m| Some((view.join(place::folder_of_store(m)?), m.mount_point.clone())))
+        .collect())
 }
 
 /// Without allocating: this runs between fork and exec.
@@ -311,7 +372,8 @@ impl Blocked {
         loop {
             let mut status = 0;
             // SAFETY: `status` is ours.
-            let got = unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG | libc::WUNTRACED) };
+            let got =
+                unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG | libc::WUNTRACED) };
             if got == child {
                 if libc::WIFEXITED(status) {
                     return libc::WEXITSTATUS(status) as Code;
@@ -331,7 +393,8 @@ impl Blocked {
                 (signal, news.si_code)
             };
             // What the terminal sends, it sends to the child as well.
-            let from_terminal = sender == libc::SI_KERNEL && [libc::SIGINT, libc::SIGQUIT, libc::SIGWINCH].contains(&signal);
+            let from_terminal = sender == libc::SI_KERNEL
+                && [libc::SIGINT, libc::SIGQUIT, libc::SIGWINCH].contains(&signal);
             if PASSED.contains(&signal) && !from_terminal {
                 // SAFETY: the child has not been waited for, so the number is still its.
                 unsafe { libc::kill(child, signal) };
@@ -343,6 +406,8 @@ impl Blocked {
 impl Drop for Blocked {
     fn drop(&mut self) {
         // SAFETY: `before` is what the mask was.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, std::ptr::null_mut()) };
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, std::ptr::null_mut())
+        };
     }
 }

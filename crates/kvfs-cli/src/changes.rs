@@ -1,4 +1,5 @@
-//! What a transaction would change, or what two snapshots differ in, for people and programs: files by path, keys by dictionary.
+//! What a transaction would change, or what two snapshots differ in, for people and programs: files
+//! by path, keys by dictionary.
 
 mod file;
 
@@ -79,15 +80,27 @@ fn number(reply: Option<Reply>) -> Outcome<Option<u64>> {
 
 fn lists(reply: Reply) -> Outcome<Vec<std::vec::IntoIter<Reply>>> {
     let Reply::Array(items) = reply else { return Err(odd()) };
-    items.into_iter().map(|item| if let Reply::Array(fields) = item { Ok(fields.into_iter()) } else { Err(odd()) }).collect()
+    items
+        .into_iter()
+        .map(
+            |item| {
+                if let Reply::Array(fields) = item { Ok(fields.into_iter()) } else { Err(odd()) }
+            },
+        )
+        .collect()
 }
 
 impl Changes {
     /// From the replies to `SNAPSHOT FILES` and `SNAPSHOT CHANGES`.
-    pub fn between(files_reply: Reply, keys_reply: Reply, roots: Option<(PathBuf, PathBuf)>) -> Outcome<Changes> {
+    pub fn between(
+        files_reply: Reply,
+        keys_reply: Reply,
+        roots: Option<(PathBuf, PathBuf)>,
+    ) -> Outcome<Changes> {
         let mut keys = Vec::new();
         for mut f in lists(keys_reply)? {
-            let (dictionary, key) = (String::from_utf8_lossy(&bulk(f.next())?).into_owned(), bulk(f.next())?);
+            let (dictionary, key) =
+                (String::from_utf8_lossy(&bulk(f.next())?).into_owned(), bulk(f.next())?);
             let what = match (number(f.next())?, number(f.next())?) {
                 (before, None) => KeyChange::Delete { key, before },
                 (before, Some(after)) => KeyChange::Put { key, before, after },
@@ -113,7 +126,11 @@ impl Changes {
                     chosen = Some(dictionary.clone());
                 }
                 let there = number(Some(mounted.call(&[b"EXISTS", key])?))?;
-                if there == Some(0) { Ok(None) } else { number(Some(mounted.call(&[b"STRLEN", key])?)) }
+                if there == Some(0) {
+                    Ok(None)
+                } else {
+                    number(Some(mounted.call(&[b"STRLEN", key])?))
+                }
             };
             let what = match what.as_slice() {
                 b"put" => {
@@ -192,7 +209,9 @@ fn word(letter: char) -> &'static str {
 /// "300 B", "300 B → 1.2 KiB".
 fn sizes(before: Option<u64>, after: Option<u64>) -> String {
     match (before, after) {
-        (Some(before), Some(after)) if before != after => format!("{} → {}", human_size(before), human_size(after)),
+        (Some(before), Some(after)) if before != after => {
+            format!("{} → {}", human_size(before), human_size(after))
+        }
         (_, Some(size)) | (Some(size), None) => human_size(size),
         (None, None) => String::new(),
     }
@@ -200,15 +219,22 @@ fn sizes(before: Option<u64>, after: Option<u64>) -> String {
 
 impl Key {
     fn line(&self, out: &mut String) {
-        let name = |key: &[u8]| format!("{}:{}", text::show(self.dictionary.as_bytes()), text::show(key));
+        let name =
+            |key: &[u8]| format!("{}:{}", text::show(self.dictionary.as_bytes()), text::show(key));
         let (letter, shown, size) = match &self.what {
             KeyChange::Put { key, before, after } => {
                 (if before.is_some() { 'M' } else { 'A' }, name(key), sizes(*before, Some(*after)))
             }
             KeyChange::Delete { key, before } => ('D', name(key), sizes(*before, None)),
-            KeyChange::DeleteRange { start, end } => ('D', format!("{} … {}", name(start), text::show(end)), String::new()),
+            KeyChange::DeleteRange { start, end } => {
+                ('D', format!("{} … {}", name(start), text::show(end)), String::new())
+            }
         };
-        let _ = writeln!(out, "{}", format!("{letter}  {:40}  {size}", format!("key {shown}")).trim_end());
+        let _ = writeln!(
+            out,
+            "{}",
+            format!("{letter}  {:40}  {size}", format!("key {shown}")).trim_end()
+        );
     }
 
     fn json(&self) -> Value {
@@ -217,7 +243,10 @@ impl Key {
         match &self.what {
             KeyChange::Put { key, before, after } => {
                 text::put(&mut object, "key", key);
-                object.insert("change".into(), json!(if before.is_some() { "changed" } else { "added" }));
+                object.insert(
+                    "change".into(),
+                    json!(if before.is_some() { "changed" } else { "added" }),
+                );
                 object.insert("before".into(), json!(before));
                 object.insert("after".into(), json!(after));
             }

@@ -1,4 +1,5 @@
-//! `kvfs check`: reads every byte of a store that is in use, says where something is wrong, and repairs it if asked to.
+//! `kvfs check`: reads every byte of a store that is in use, says where something is wrong, and
+//! repairs it if asked to.
 
 mod repair;
 
@@ -23,7 +24,8 @@ superblock, manifest or journal cannot be read at all is not repaired: see kvfs 
 pub struct Args {
     /// The store's file.
     store: PathBuf,
-    /// Take out what cannot be read, and make the rest usable again. Asks before it changes anything.
+    /// Take out what cannot be read, and make the rest usable again. Asks before it changes
+    /// anything.
     #[arg(long)]
     repair: bool,
     /// With --repair: do not ask.
@@ -50,8 +52,8 @@ struct Found {
 }
 
 fn examine(store_path: &Path, output: &Output) -> Outcome<Found> {
-    // Opened first, for its errors tell what the path is: not there, in use, no store at all. A store that is too damaged to be opened
-    // is examined all the same.
+    // Opened first, for its errors tell what the path is: not there, in use, no store at all. A
+    // store that is too damaged to be opened is examined all the same.
     let opened = match store::open_waiting(store_path, Access::ReadOnly, None) {
         Ok(store) => {
             store.close()?;
@@ -65,30 +67,39 @@ fn examine(store_path: &Path, output: &Output) -> Outcome<Found> {
         bar.set_length(total);
         bar.set_position(done);
     };
-    let device = FileDevice::open(store_path, true)
-        .map_err(|e| Failure::new(Exit::Failed, format!("cannot open {}: {e}", store_path.display())))?;
+    let device = FileDevice::open(store_path, true).map_err(|e| {
+        Failure::new(Exit::Failed, format!("cannot open {}: {e}", store_path.display()))
+    })?;
     let device: Arc<dyn Device> = Arc::new(device);
     let report = kvdb::check(device.clone(), &mut progress);
     // Its lock would keep us from opening the store again.
     drop(device);
     bar.finish_and_clear();
 
-    let mut faults: Vec<(String, String)> = report.faults.iter().map(|f| (f.place.clone(), f.what.clone())).collect();
+    let mut faults: Vec<(String, String)> =
+        report.faults.iter().map(|f| (f.place.clone(), f.what.clone())).collect();
     let mut files = None;
     if opened {
         let store = store::open_waiting(store_path, Access::ReadOnly, None)?;
         match kvfs::verify(&store.db) {
             Ok(found) => {
-                let place = |ino: u64| if ino == 0 { "file system".to_string() } else { format!("inode {ino}") };
+                let place = |ino: u64| {
+                    if ino == 0 { "file system".to_string() } else { format!("inode {ino}") }
+                };
                 faults.extend(found.findings.iter().map(|f| (place(f.ino), f.what.clone())));
                 files = Some(found);
             }
             // Damage below has been listed already; a file system on it need not be readable.
-            Err(error) => faults.push(("file system".into(), tree::failure("cannot be read", error).message)),
+            Err(error) => {
+                faults.push(("file system".into(), tree::failure("cannot be read", error).message))
+            }
         }
         store.close()?;
     } else if faults.is_empty() {
-        faults.push(("store".into(), "it cannot be opened, though every part of it that was found is whole".into()));
+        faults.push((
+            "store".into(),
+            "it cannot be opened, though every part of it that was found is whole".into(),
+        ));
     }
     Ok(Found { faults, opened, report, files })
 }
@@ -97,8 +108,13 @@ impl Found {
     fn tell(self, path: &Path, output: &Output) -> Outcome {
         let Found { faults, report, files, .. } = self;
         let clean = faults.is_empty();
-        let mut text: String = faults.iter().map(|(place, what)| format!("{place}: {what}\n")).collect();
-        text += &format!("{}: {}", path.display(), if clean { "clean".to_string() } else { format!("{} faults", faults.len()) });
+        let mut text: String =
+            faults.iter().map(|(place, what)| format!("{place}: {what}\n")).collect();
+        text += &format!(
+            "{}: {}",
+            path.display(),
+            if clean { "clean".to_string() } else { format!("{} faults", faults.len()) }
+        );
         text += &format!(
             "; {} in {} runs of {} dictionaries, {} commits in the journal",
             human_size(report.bytes),
@@ -113,7 +129,11 @@ impl Found {
                 f.files,
                 f.others,
                 human_size(f.bytes),
-                if f.orphans > 0 { format!(", {} unlinked ones that the next mount removes", f.orphans) } else { String::new() }
+                if f.orphans > 0 {
+                    format!(", {} unlinked ones that the next mount removes", f.orphans)
+                } else {
+                    String::new()
+                }
             );
         }
         let value = json!({
@@ -130,7 +150,8 @@ impl Found {
         if clean {
             return Ok(());
         }
-        let failure = Failure::new(Exit::Damaged, format!("{} faults in {}", faults.len(), path.display()));
+        let failure =
+            Failure::new(Exit::Damaged, format!("{} faults in {}", faults.len(), path.display()));
         Err(failure.hint("bring out what is readable (kvfs salvage STORE FOLDER), look at the disk, then: kvfs check --repair"))
     }
 }

@@ -11,7 +11,8 @@ use crate::output::{Exit, Failure, Outcome, Output};
 use crate::place::{self, View};
 use crate::store::{self, human_size};
 
-/// Copy a directory with everything in it, or a file, by reference: it costs its names, and no data is copied.
+/// Copy a directory with everything in it, or a file, by reference: it costs its names, and no data
+/// is copied.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Both lie in one mounted store, and in one view of it (the mainline, or one transaction). The copy appears whole or not at all; it has the owners,
@@ -26,27 +27,42 @@ pub struct Args {
     dst: PathBuf,
 }
 
-/// Where something lies: the path from the root of its view, and the transaction, if the view is one's.
+/// Where something lies: the path from the root of its view, and the transaction, if the view is
+/// one's.
 fn position(mounted: &Mounted, path: &Path, device: &str) -> Outcome<(PathBuf, Option<u64>)> {
     let outside = || {
-        Failure::new(Exit::Usage, format!("{} is not in the store mounted at {}", path.display(), mounted.mount_point.display()))
+        Failure::new(
+            Exit::Usage,
+            format!(
+                "{} is not in the store mounted at {}",
+                path.display(),
+                mounted.mount_point.display()
+            ),
+        )
     };
     let place = place::of(path).map_err(|e| Failure::io("cannot read the table of mounts", &e))?;
     let place = place.filter(|place| place.mount.device == device).ok_or_else(outside)?;
     match place.view {
         View::Mainline => Ok((place.rest, mounted.entered())),
         View::Transaction(id) => Ok((place.rest, Some(id))),
-        _ => Err(Failure::new(Exit::Usage, format!("{} lies in a view that is no transaction", path.display()))),
+        _ => Err(Failure::new(
+            Exit::Usage,
+            format!("{} lies in a view that is no transaction", path.display()),
+        )),
     }
 }
 
 pub fn run(args: Args, output: &Output) -> Outcome {
-    let full = |path: &Path| store::full_path(path).map_err(|e| Failure::io(format!("cannot find {}", path.display()), &e));
+    let full = |path: &Path| {
+        store::full_path(path)
+            .map_err(|e| Failure::io(format!("cannot find {}", path.display()), &e))
+    };
     let src = full(&args.src)?;
     let (folder, name) = match (args.dst.is_dir(), src.file_name(), args.dst.file_name()) {
         (true, Some(name), _) => (full(&args.dst)?, name.to_owned()),
         (false, _, Some(name)) => {
-            let folder = args.dst.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            let folder =
+                args.dst.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
             (full(folder)?, name.to_owned())
         }
         _ => return Err(Failure::new(Exit::Usage, "the copy must have a name")),
@@ -67,7 +83,8 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let Reply::Array(fields) = mounted.call(&words)? else {
         return Err(Failure::new(Exit::Failed, "the store's daemon gave an unexpected reply"));
     };
-    let number = |at: usize| if let Some(Reply::Integer(n)) = fields.get(at) { *n as u64 } else { 0 };
+    let number =
+        |at: usize| if let Some(Reply::Integer(n)) = fields.get(at) { *n as u64 } else { 0 };
     let (directories, files, bytes) = (number(1), number(3), number(5));
     let text = format!("{files} files and {directories} directories, {} shared", human_size(bytes));
     output.print(text, json!({"files": files, "directories": directories, "bytes": bytes}))

@@ -11,7 +11,8 @@ use crate::store;
 pub struct Args {
     /// The file to make, or a block device.
     store: PathBuf,
-    /// The most the store may grow to: bytes, or with a unit (200M, 10G, 1T); at least 160M. A file's space is taken as it is needed.
+    /// The most the store may grow to: bytes, or with a unit (200M, 10G, 1T); at least 160M. A
+    /// file's space is taken as it is needed.
     #[arg(long, value_parser = store::parse_size)]
     size: Option<u64>,
     #[command(flatten)]
@@ -23,6 +24,11 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     if args.store.is_file() {
         args.mode.apply(&args.store)?;
     }
-    let room = size.map_or("growing as far as its host lets it".into(), |s| format!("up to {}", store::human_size(s)));
-    output.print(format!("created {} ({room})", args.store.display()), serde_json::json!({"store": args.store, "size": size}))
+    let room = size.map_or("growing as far as its host lets it".into(), |s| {
+        format!("up to {}", store::human_size(s))
+    });
+    output.print(
+        format!("created {} ({room})", args.store.display()),
+        serde_json::json!({"store": args.store, "size": size}),
+    )
 }

@@ -1,9 +1,11 @@
-//! The process that serves a mount: opens the store, answers FUSE and the socket, and closes the store when the mount ends.
+//! The process that serves a mount: opens the store, answers FUSE and the socket, and closes the
+//! store when the mount ends.
 //!
-//! The order matters. The store is opened first, for its lock says that nobody else serves it: what is left of an earlier daemon
-//! (a socket, a record) is then certainly dead. On the way out the mount goes first, for unmounting hands over what the kernel
-//! still holds; then the record is put aside and the socket closes, then everything is committed, and the record goes last: who
-//! waits for this process to end finds either no record or one that says what failed.
+//! The order matters. The store is opened first, for its lock says that nobody else serves it: what
+//! is left of an earlier daemon (a socket, a record) is then certainly dead. On the way out the
+//! mount goes first, for unmounting hands over what the kernel still holds; then the record is put
+//! aside and the socket closes, then everything is committed, and the record goes last: who waits
+//! for this process to end finds either no record or one that says what failed.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -23,13 +25,21 @@ use crate::scrubbing::Scrubbing;
 use crate::store::{self, Access, MountFigures, Store};
 use crate::transactions::OverFiles;
 
-/// Serves `store` on the folder `dir` until it is unmounted, from here or elsewhere. `ready` is called once the mount answers.
-pub fn serve(store: &Path, dir: &Path, options: &Options, ready: &mut dyn FnMut(&Record) -> Outcome) -> Outcome {
+/// Serves `store` on the folder `dir` until it is unmounted, from here or elsewhere. `ready` is
+/// called once the mount answers.
+pub fn serve(
+    store: &Path,
+    dir: &Path,
+    options: &Options,
+    ready: &mut dyn FnMut(&Record) -> Outcome,
+) -> Outcome {
     prepare_process();
     let log = start_log(options.log.as_deref())?;
     let outcome = serve_logged(store, dir, options, log.clone(), ready);
     // An empty log of ours tells nothing.
-    if let Some(log) = log.filter(|l| l.starts_with(daemons::folder()) && l.metadata().is_ok_and(|m| m.len() == 0)) {
+    if let Some(log) =
+        log.filter(|l| l.starts_with(daemons::folder()) && l.metadata().is_ok_and(|m| m.len() == 0))
+    {
         let _ = fs::remove_file(log);
     }
     outcome
@@ -57,23 +67,32 @@ fn serve_logged(
         ..options.mount.clone()
     };
     let adapter = Arc::new(FuseAdapter::new(views.clone()).open_views(options.open_views));
-    let mut mounted = kvfs_fuse::mount(adapter.clone(), dir, &mount_options, &options.policy).map_err(store::mount_failure)?;
+    let mut mounted = kvfs_fuse::mount(adapter.clone(), dir, &mount_options, &options.policy)
+        .map_err(store::mount_failure)?;
     let mut record = Record::of_this_process(mounted.device(), &store.path, mounted.mount_point());
     record.source = mount_options.source.clone().into();
     record.socket = server.as_ref().map(|s| s.path().to_path_buf());
     record.log = log;
     record.recovery = store.recovery.clone();
-    record.write().map_err(|e| Failure::io(format!("cannot write a record to {}", daemons::folder().display()), &e))?;
-    let signals = end_on_signals(mounted.unmounter(), views.clone()).map_err(|e| Failure::io("cannot listen to signals", &e))?;
+    record.write().map_err(|e| {
+        Failure::io(format!("cannot write a record to {}", daemons::folder().display()), &e)
+    })?;
+    let signals = end_on_signals(mounted.unmounter(), views.clone())
+        .map_err(|e| Failure::io("cannot listen to signals", &e))?;
     // The first request: whoever is told "mounted" can rely on being answered.
-    fs::metadata(mounted.mount_point()).map_err(|e| Failure::io(format!("the mount on {} does not answer", dir.display()), &e))?;
-    let notifier = KernelNotifier::start(&views, &adapter, &mounted)
-        .map_err(|e| Failure::io(format!("cannot tell the kernel what changes under {}", dir.display()), &e))?;
+    fs::metadata(mounted.mount_point())
+        .map_err(|e| Failure::io(format!("the mount on {} does not answer", dir.display()), &e))?;
+    let notifier = KernelNotifier::start(&views, &adapter, &mounted).map_err(|e| {
+        Failure::io(format!("cannot tell the kernel what changes under {}", dir.display()), &e)
+    })?;
     let (requests, uses_rings) = (mounted.counters(), mounted.uses_rings());
     let _ = figures.set(MountFigures { requests, notifier: notifier.clone(), uses_rings });
     tracing::info!(store = %store.path.display(), mount_point = %mounted.mount_point().display(), io_uring = uses_rings, "mounted");
     let writable = access == Access::ReadWrite;
-    let scrubbing = options.scrub.map(|interval| Scrubbing::start(&store.db, &fs, interval, writable)).transpose();
+    let scrubbing = options
+        .scrub
+        .map(|interval| Scrubbing::start(&store.db, &fs, interval, writable))
+        .transpose();
     let scrubbing = scrubbing.map_err(|e| Failure::io("cannot start the scrub", &e))?;
     ready(&record)?;
 
@@ -96,8 +115,8 @@ fn serve_logged(
     outcome
 }
 
-/// Closes everything behind a mount that has ended as `served` says. Of several failures the first is told: the others follow
-/// from it.
+/// Closes everything behind a mount that has ended as `served` says. Of several failures the first
+/// is told: the others follow from it.
 fn close(
     served: Outcome,
     mounted: &Mounted,
@@ -116,20 +135,25 @@ fn close(
     }
     if views.is_down() {
         // What there was to make durable has been then; the rest is to go, as after a kill.
-        tracing::warn!("it had been shut down by the GOINGDOWN ioctl: what was not synced by then is dropped");
+        tracing::warn!(
+            "it had been shut down by the GOINGDOWN ioctl: what was not synced by then is dropped"
+        );
         let _ = store.close();
         return served;
     }
     let committed = views.shutdown().and(views.mainline().shutdown());
-    let committed = committed.map_err(|e| Failure::new(Exit::Failed, format!("the last changes could not be written: {e}")));
+    let committed = committed.map_err(|e| {
+        Failure::new(Exit::Failed, format!("the last changes could not be written: {e}"))
+    });
     let closed = store.close();
     served.and(committed).and(closed)
 }
 
 /// The limits and habits of a process that others' writes go through.
 fn prepare_process() {
-    // Memory that one thread takes and another gives back collects in the heaps that glibc makes for each thread; with a 64 MiB
-    // budget the process then grew to twice that. Two heaps are enough for as many threads as there are cores here, and keep to it.
+    // Memory that one thread takes and another gives back collects in the heaps that glibc makes
+    // for each thread; with a 64 MiB budget the process then grew to twice that. Two heaps are
+    // enough for as many threads as there are cores here, and keep to it.
     #[cfg(target_env = "gnu")]
     // SAFETY: mallopt takes two integers and is called before any other thread is started.
     unsafe {
@@ -137,11 +161,14 @@ fn prepare_process() {
     }
     let files = rustix::process::getrlimit(Resource::Nofile);
     let wanted = files.maximum;
-    if let Err(e) = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: wanted, maximum: files.maximum }) {
+    if let Err(e) = rustix::process::setrlimit(
+        Resource::Nofile,
+        Rlimit { current: wanted, maximum: files.maximum },
+    ) {
         tracing::debug!("cannot raise the limit of open files: {e}");
     }
-    // Memory is never freed for us by writing to our own mount, and our writes are not held up by dirty pages that only we can
-    // clean. Needs CAP_SYS_RESOURCE; threads inherit it.
+    // Memory is never freed for us by writing to our own mount, and our writes are not held up by
+    // dirty pages that only we can clean. Needs CAP_SYS_RESOURCE; threads inherit it.
     if let Err(e) = rustix::process::configure_io_flusher_behavior(true) {
         tracing::debug!("not marked as a process that writes for others: {e}");
     }
@@ -155,7 +182,8 @@ pub fn default_log() -> Option<PathBuf> {
     Some(folder.join(format!("{}.log", std::process::id())))
 }
 
-/// Sends the log to `path`, or to standard error. `KVFS_LOG` says how much (as "debug" or "info,kvfs=trace").
+/// Sends the log to `path`, or to standard error. `KVFS_LOG` says how much (as "debug" or
+/// "info,kvfs=trace").
 fn start_log(path: Option<&Path>) -> Outcome<Option<PathBuf>> {
     let filter = tracing_subscriber::EnvFilter::try_from_env("KVFS_LOG").unwrap_or_else(|_| {
         // A log nobody asked for must not grow.
@@ -195,7 +223,10 @@ pub fn close_standard_streams() {
 }
 
 /// SIGTERM and SIGINT unmount; what uses the mount is cut off, what was written until then is kept.
-fn end_on_signals(unmounter: Unmounter, views: Views) -> std::io::Result<signal_hook::iterator::Handle> {
+fn end_on_signals(
+    unmounter: Unmounter,
+    views: Views,
+) -> std::io::Result<signal_hook::iterator::Handle> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     let handle = signals.handle();
     let listen = move || {
@@ -207,7 +238,10 @@ fn end_on_signals(unmounter: Unmounter, views: Views) -> std::io::Result<signal_
             if let Err(e) = unmounter.end() {
                 tracing::warn!("{e}; it is left behind, dead");
                 // With all that the kernel holds back.
-                let ended = views.sync_all().map_err(|e| e.to_string()).and(unmounter.abort().map_err(|e| e.to_string()));
+                let ended = views
+                    .sync_all()
+                    .map_err(|e| e.to_string())
+                    .and(unmounter.abort().map_err(|e| e.to_string()));
                 if let Err(e) = ended {
                     tracing::error!("{e}");
                 }
@@ -218,7 +252,12 @@ fn end_on_signals(unmounter: Unmounter, views: Views) -> std::io::Result<signal_
     Ok(handle)
 }
 /// The socket for keys. A store can be mounted without it, if no socket can be made anywhere.
-fn start_server(store: &Store, fs: &kvfs::Fs, views: &Views, figures: Arc<OnceLock<MountFigures>>) -> Outcome<Option<Server>> {
+fn start_server(
+    store: &Store,
+    fs: &kvfs::Fs,
+    views: &Views,
+    figures: Arc<OnceLock<MountFigures>>,
+) -> Outcome<Option<Server>> {
     let mut places = vec![];
     let beside = store::socket_beside(&store.path);
     places.extend(beside);
@@ -226,9 +265,11 @@ fn start_server(store: &Store, fs: &kvfs::Fs, views: &Views, figures: Arc<OnceLo
         places.push(folder.join(format!("{}.sock", std::process::id())));
     }
     let (db, fs) = (store.db.clone(), fs.clone());
-    let info: kvdb_server::InfoSource = Arc::new(move || store::statistics(&db, Some(&fs), figures.get()));
+    let info: kvdb_server::InfoSource =
+        Arc::new(move || store::statistics(&db, Some(&fs), figures.get()));
     let own = store.db.clone();
-    let describe: kvdb_server::Describe = Arc::new(move |dictionary, start, end| kvfs::describe_keys(&own, dictionary, start, end));
+    let describe: kvdb_server::Describe =
+        Arc::new(move |dictionary, start, end| kvfs::describe_keys(&own, dictionary, start, end));
     for place in places {
         let over_files = Arc::new(OverFiles(views.clone()));
         let options = ServerOptions {

@@ -1,12 +1,15 @@
-//! Which daemon serves which mount: a small record for each, in a folder that does not outlive the machine's run.
+//! Which daemon serves which mount: a small record for each, in a folder that does not outlive the
+//! machine's run.
 //!
-//! A record is named by the mount's device number ("0:45.json"), which is the same whatever path leads into the mount (bind
-//! mounts, private name spaces, folders inside it), and is asked of the kernel alone. It says which process serves which store,
-//! and where its socket is. A daemon that died leaves its record behind; a record whose process is gone is never trusted.
+//! A record is named by the mount's device number ("0:45.json"), which is the same whatever path
+//! leads into the mount (bind mounts, private name spaces, folders inside it), and is asked of the
+//! kernel alone. It says which process serves which store, and where its socket is. A daemon that
+//! died leaves its record behind; a record whose process is gone is never trusted.
 //!
-//! The kernel gives the number of an unmounted file system to the next one, while the daemon of the first may still be closing
-//! its store. So a record stands aside under the number and the process ("0:45.1234.json") from the end of the mount until the
-//! end of the process: the daemon moves it there, or the next daemon that is given the number does.
+//! The kernel gives the number of an unmounted file system to the next one, while the daemon of the
+//! first may still be closing its store. So a record stands aside under the number and the process
+//! ("0:45.1234.json") from the end of the mount until the end of the process: the daemon moves it
+//! there, or the next daemon that is given the number does.
 
 use std::ffi::OsString;
 use std::fs;
@@ -26,7 +29,8 @@ pub struct Record {
     /// "major:minor" of the mount.
     pub device: String,
     pub pid: i32,
-    /// When the process started, in ticks since the machine did: with the pid it names one process for good.
+    /// When the process started, in ticks since the machine did: with the pid it names one process
+    /// for good.
     pub started: u64,
     pub store: PathBuf,
     /// Device and inode of the store's file, whatever its name is or what has its name by now.
@@ -67,12 +71,16 @@ pub fn make_folder() -> io::Result<PathBuf> {
     // In a shared place somebody else could have made it before us, to read what goes there.
     let owner = fs::symlink_metadata(&folder)?.uid();
     if owner != rustix::process::geteuid().as_raw() {
-        return Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("{} belongs to user {owner}", folder.display())));
+        return Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            format!("{} belongs to user {owner}", folder.display()),
+        ));
     }
     Ok(folder)
 }
 
-/// Removes what daemons that were killed left behind: sockets, empty logs, and logs and records aside that are a week old.
+/// Removes what daemons that were killed left behind: sockets, empty logs, and logs and records
+/// aside that are a week old.
 pub fn sweep(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
@@ -81,7 +89,9 @@ pub fn sweep(folder: &Path) {
         let pid = stem.and_then(|s| s.rsplit('.').next()).and_then(|s| s.parse::<i32>().ok());
         let ended = pid.is_some_and(|pid| start_of(pid).is_none());
         let Some(metadata) = entry.metadata().ok().filter(|_| ended) else { continue };
-        let old = metadata.modified().is_ok_and(|m| m.elapsed().is_ok_and(|age| age > Duration::from_secs(7 * 24 * 3600)));
+        let old = metadata
+            .modified()
+            .is_ok_and(|m| m.elapsed().is_ok_and(|age| age > Duration::from_secs(7 * 24 * 3600)));
         let useless = match path.extension().and_then(|e| e.to_str()) {
             Some("sock") => true,
             Some("log") => metadata.len() == 0 || old,
@@ -97,7 +107,9 @@ pub fn sweep(folder: &Path) {
 /// Held while records are looked at and changed: what is removed must be what was looked at.
 fn lock(folder: &Path) -> io::Result<fs::File> {
     let lock = fs::File::open(folder)?;
-    rustix::io::retry_on_intr(|| rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive))?;
+    rustix::io::retry_on_intr(|| {
+        rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive)
+    })?;
     Ok(lock)
 }
 
@@ -139,7 +151,9 @@ impl Record {
     pub fn write(&self) -> io::Result<()> {
         let folder = make_folder()?;
         let _lock = lock(&folder)?;
-        if let Some(mut earlier) = Record::read(&self.device).filter(|r| !r.is_of(self) && r.is_alive()) {
+        if let Some(mut earlier) =
+            Record::read(&self.device).filter(|r| !r.is_of(self) && r.is_alive())
+        {
             earlier.closing = true;
             earlier.write_in(&folder)?;
         }
@@ -197,11 +211,13 @@ impl Record {
 
     fn of_living() -> Vec<Record> {
         let entries = fs::read_dir(folder()).into_iter().flatten().flatten();
-        let records = entries.map(|e| e.path()).filter(|path| path.extension().is_some_and(|e| e == "json"));
+        let records =
+            entries.map(|e| e.path()).filter(|path| path.extension().is_some_and(|e| e == "json"));
         records.filter_map(|path| Record::read_file(&path)).filter(Record::is_alive).collect()
     }
 
-    /// The living daemon that serves or closes the store at `path`, by whatever name it was mounted.
+    /// The living daemon that serves or closes the store at `path`, by whatever name it was
+    /// mounted.
     pub fn of_store(path: &Path) -> Option<Record> {
         let file = file_at(path);
         Record::of_living().into_iter().find(|r| match (r.file, file) {
@@ -214,16 +230,21 @@ impl Record {
     pub fn store_is_removed(&self) -> bool {
         let open = fs::read_dir(format!("/proc/{}/fd", self.pid)).into_iter().flatten().flatten();
         let files = open.filter_map(|fd| fs::metadata(fd.path()).ok());
-        files.filter(|m| self.file == Some((m.dev(), m.ino()))).any(|m| m.is_file() && m.nlink() == 0)
+        files
+            .filter(|m| self.file == Some((m.dev(), m.ino())))
+            .any(|m| m.is_file() && m.nlink() == 0)
     }
 
     pub fn is_alive(&self) -> bool {
         start_of(self.pid) == Some(self.started)
     }
 
-    /// Where it is mounted now. Its number alone says nothing: another file system may have it by now.
+    /// Where it is mounted now. Its number alone says nothing: another file system may have it by
+    /// now.
     pub fn mounts(&self) -> Vec<MountEntry> {
-        let is_it = |m: &MountEntry| m.device == self.device && m.is_fuse() && m.source == self.source.as_os_str();
+        let is_it = |m: &MountEntry| {
+            m.device == self.device && m.is_fuse() && m.source == self.source.as_os_str()
+        };
         match self.closing {
             true => Vec::new(),
             false => mounts::mounts().unwrap_or_default().into_iter().filter(is_it).collect(),
@@ -240,7 +261,8 @@ impl Record {
 
     /// A handle that becomes readable when the process ends; `None`: it has ended.
     pub fn process(&self) -> Option<std::os::fd::OwnedFd> {
-        let handle = rustix::process::pidfd_open(Pid::from_raw(self.pid)?, PidfdFlags::empty()).ok()?;
+        let handle =
+            rustix::process::pidfd_open(Pid::from_raw(self.pid)?, PidfdFlags::empty()).ok()?;
         self.is_alive().then_some(handle)
     }
 
@@ -298,7 +320,8 @@ fn unescape(text: &str) -> PathBuf {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let [first, tail @ ..] = rest {
-        let byte = tail.get(..2).filter(|_| *first == b'%').and_then(|d| std::str::from_utf8(d).ok());
+        let byte =
+            tail.get(..2).filter(|_| *first == b'%').and_then(|d| std::str::from_utf8(d).ok());
         match byte.and_then(|d| u8::from_str_radix(d, 16).ok()) {
             Some(b) => {
                 out.push(b);
@@ -334,7 +357,8 @@ mod tests {
         let odd = PathBuf::from(OsString::from_vec(b"/a b/100%41/\xff\xfe".to_vec()));
         let mut record = Record::of_this_process("0:45", &odd, Path::new("/mnt"));
         record.socket = Some(odd.clone());
-        let read = Record::from_json(&serde_json::from_str(&record.to_json().to_string()).expect("JSON"));
+        let read =
+            Record::from_json(&serde_json::from_str(&record.to_json().to_string()).expect("JSON"));
         assert_eq!(read, Some(record));
     }
 
@@ -342,7 +366,12 @@ mod tests {
     fn only_useless_leftovers_of_ended_processes_are_swept() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let (ended, alive) = (i32::MAX, std::process::id());
-        let names = [format!("{ended}.log"), format!("{ended}.sock"), format!("{alive}.log"), "0:45.json".into()];
+        let names = [
+            format!("{ended}.log"),
+            format!("{ended}.sock"),
+            format!("{alive}.log"),
+            "0:45.json".into(),
+        ];
         for name in &names {
             fs::write(folder.path().join(name), "").expect("write");
         }

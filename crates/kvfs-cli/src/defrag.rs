@@ -17,7 +17,8 @@ TARGET is the folder a store is mounted on, or the file of a store that is not m
 A store does the same by itself, slowly, when much of it is holes. What was moved stays moved when this is stopped.")]
 pub struct Args {
     target: PathBuf,
-    /// Move at most so many MiB in a second, zone by zone; without it, values that lie scattered are laid in the order of their keys, too.
+    /// Move at most so many MiB in a second, zone by zone; without it, values that lie scattered
+    /// are laid in the order of their keys, too.
     #[arg(long, value_name = "MIB")]
     rate: Option<u64>,
     /// Leave zones alone of which more percent than this is in use.
@@ -36,8 +37,16 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     if args.stop {
         door.call(&[b"DEFRAG", b"STOP"])?;
     } else if !args.status {
-        let (rate, fullest) = (args.rate.unwrap_or(0).saturating_mul(1 << 20).to_string(), args.fullest.to_string());
-        door.call(&[b"DEFRAG", b"START", b"RATE", rate.as_bytes(), b"FULLEST", fullest.as_bytes()])?;
+        let (rate, fullest) =
+            (args.rate.unwrap_or(0).saturating_mul(1 << 20).to_string(), args.fullest.to_string());
+        door.call(&[
+            b"DEFRAG",
+            b"START",
+            b"RATE",
+            rate.as_bytes(),
+            b"FULLEST",
+            fullest.as_bytes(),
+        ])?;
         let bar = output.progress("defragmenting", Some(0), false);
         loop {
             let status = status(&mut door)?;

@@ -74,7 +74,12 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         let sum = match attr.kind {
             FileKind::Dir => Sum { folders: 1, ..Sum::default() },
             _ if again => Sum { files: 1, ..Sum::default() },
-            _ => Sum { files: 1, bytes: attr.size, stored: attr.blocks.saturating_mul(512), folders: 0 },
+            _ => Sum {
+                files: 1,
+                bytes: attr.size,
+                stored: attr.blocks.saturating_mul(512),
+                folders: 0,
+            },
         };
         if attr.kind == FileKind::Dir || open.is_empty() {
             open.push((found.path, sum));
@@ -107,11 +112,16 @@ fn close(open: &mut Vec<(Vec<u8>, Sum)>, args: &Args, list: &mut List<'_>) -> Ou
     let path = joined(args.path.as_bytes(), &path);
     let Sum { bytes, stored, files, folders } = sum;
     let (size, held) = (human_size(bytes), human_size(stored));
-    let line = format!("{size:>10} {held:>10} stored {files:>9} files {folders:>7} folders  {}", text::show(&path));
+    let line = format!(
+        "{size:>10} {held:>10} stored {files:>9} files {folders:>7} folders  {}",
+        text::show(&path)
+    );
     list.item(&line, || {
         let mut object = Map::new();
         text::put(&mut object, "path", &path);
-        for (name, n) in [("bytes", bytes), ("stored", stored), ("files", files), ("folders", folders)] {
+        for (name, n) in
+            [("bytes", bytes), ("stored", stored), ("files", files), ("folders", folders)]
+        {
             object.insert(name.into(), n.into());
         }
         Value::Object(object)

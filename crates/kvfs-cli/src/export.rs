@@ -1,7 +1,9 @@
-//! `kvfs export`: the files of a store as a tar stream; those of one that is not mounted also into a folder of the host.
+//! `kvfs export`: the files of a store as a tar stream; those of one that is not mounted also into
+//! a folder of the host.
 //!
-//! The tar stream is POSIX (PAX), the form that GNU tar, bsdtar and Python read: times with nanoseconds, names of any length, extended
-//! attributes as `SCHILY.xattr.*`, sparse files as GNU's version 1.0.
+//! The tar stream is POSIX (PAX), the form that GNU tar, bsdtar and Python read: times with
+//! nanoseconds, names of any length, extended attributes as `SCHILY.xattr.*`, sparse files as GNU's
+//! version 1.0.
 
 mod archive;
 mod folder;
@@ -53,7 +55,8 @@ pub struct Args {
     /// What to copy: a folder's content, or one file.
     #[arg(long, value_name = "PATH", default_value = "/")]
     from: OsString,
-    /// Leave out what is damaged, name it, and end with exit code 5; without this the first damage ends the export.
+    /// Leave out what is damaged, name it, and end with exit code 5; without this the first damage
+    /// ends the export.
     #[arg(long)]
     keep_going: bool,
     #[command(flatten)]
@@ -73,7 +76,13 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let bar = output.progress("exporting", None, true);
     let cannot = |e: io::Error| Failure::io(format!("cannot write {}", args.to.display()), &e);
     let name = tree::names(args.from.as_bytes()).last().unwrap_or(b"file").to_vec();
-    let walk = || Walk { fs: &fs, bar: &bar, keep_going: args.keep_going, counts: Counts::default(), output };
+    let walk = || Walk {
+        fs: &fs,
+        bar: &bar,
+        keep_going: args.keep_going,
+        counts: Counts::default(),
+        output,
+    };
     let tar = |file: File, what: &str| -> Outcome<Counts> {
         let cannot = |e: io::Error| Failure::io(format!("cannot write {what}"), &e);
         let out: Box<dyn Write> = Box::new(io::BufWriter::with_capacity(1 << 20, file));
@@ -85,7 +94,8 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let counts = if args.to.is_dir() || args.to.as_os_str().as_bytes().ends_with(b"/") {
         // Until everything is in it, and has its own permissions, it is nobody else's.
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&args.to).map_err(cannot)?;
-        let at = rustix::fs::open(&args.to, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(|e| cannot(e.into()))?;
+        let at = rustix::fs::open(&args.to, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|e| cannot(e.into()))?;
         raise_open_files();
         let mut folder = Folder {
             at: vec![at],
@@ -107,14 +117,22 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     store.close()?;
     let whole = match counts.damaged {
         0 => Ok(()),
-        n => Err(Failure::new(Exit::Damaged, format!("{n} entries of {} are damaged and were left out", args.store.display()))),
+        n => Err(Failure::new(
+            Exit::Damaged,
+            format!("{n} entries of {} are damaged and were left out", args.store.display()),
+        )),
     };
     if stdout {
         return whole;
     }
     let seconds = begun.elapsed().as_secs_f64();
-    let skipped = if counts.skipped > 0 { format!(", {} skipped", counts.skipped) } else { String::new() };
-    let text = format!("exported {} entries, {} in {seconds:.1} s{skipped}", counts.entries, human_size(counts.bytes));
+    let skipped =
+        if counts.skipped > 0 { format!(", {} skipped", counts.skipped) } else { String::new() };
+    let text = format!(
+        "exported {} entries, {} in {seconds:.1} s{skipped}",
+        counts.entries,
+        human_size(counts.bytes)
+    );
     output.print(text, counts)?;
     whole
 }
@@ -122,9 +140,8 @@ pub fn run(args: Args, output: &Output) -> Outcome {
 /// Standard output, where a stream may go there.
 fn standard_output(store: Option<Identity>) -> Outcome<File> {
     if std::io::IsTerminal::is_terminal(&io::stdout()) {
-        return Err(
-            Failure::new(Exit::Usage, "a tar stream is not for a terminal").hint("give a file's name instead of -, or use a pipe")
-        );
+        return Err(Failure::new(Exit::Usage, "a tar stream is not for a terminal")
+            .hint("give a file's name instead of -, or use a pipe"));
     }
     identity::refuse(store, Identity::of_open(io::stdout()), Path::new("standard output"))?;
     let out = io::stdout().as_fd().try_clone_to_owned();
@@ -151,7 +168,12 @@ fn of_mounted(args: &Args, folder: PathBuf, output: &Output) -> Outcome {
         false => (identity::create(&args.to, args.mode, itself)?, args.to.display().to_string()),
     };
     let bar = output.progress("exporting", None, true);
-    let written = mounted::write(&path, &mut &file, |e| Failure::io(format!("cannot write {shown}"), &e), &bar);
+    let written = mounted::write(
+        &path,
+        &mut &file,
+        |e| Failure::io(format!("cannot write {shown}"), &e),
+        &bar,
+    );
     bar.finish_and_clear();
     if written.is_err() && !stdout {
         // Half an archive must not pass for the whole.
@@ -162,7 +184,10 @@ fn of_mounted(args: &Args, folder: PathBuf, output: &Output) -> Outcome {
         return Ok(());
     }
     let seconds = begun.elapsed().as_secs_f64();
-    output.print(format!("exported {} in {seconds:.1} s", human_size(written)), serde_json::json!({ "archive": written }))
+    output.print(
+        format!("exported {} in {seconds:.1} s", human_size(written)),
+        serde_json::json!({ "archive": written }),
+    )
 }
 
 pub fn is_root() -> bool {
@@ -267,7 +292,13 @@ impl Walk<'_> {
                     Ok(item) => item,
                     Err(failure) => {
                         self.damaged(failure)?;
-                        Item { path: &path, name: b"", attr: *folder, target: Vec::new(), xattrs: Vec::new() }
+                        Item {
+                            path: &path,
+                            name: b"",
+                            attr: *folder,
+                            target: Vec::new(),
+                            xattrs: Vec::new(),
+                        }
                     }
                 };
                 to.leave(&item)?;
@@ -300,7 +331,8 @@ impl Walk<'_> {
 
     /// `false`: it is damaged and was left out.
     fn put(&mut self, to: &mut dyn Target, path: &[u8], name: &[u8], attr: Attr) -> Outcome<bool> {
-        let done = read(self.fs, path, name, attr).and_then(|item| to.put(self.fs, &item, self.bar));
+        let done =
+            read(self.fs, path, name, attr).and_then(|item| to.put(self.fs, &item, self.bar));
         match done {
             Ok(bytes) => {
                 self.counts.bytes += bytes;
@@ -324,9 +356,14 @@ impl Walk<'_> {
 
 fn read<'a>(fs: &Fs, path: &'a [u8], name: &'a [u8], attr: Attr) -> Outcome<Item<'a>> {
     let failed = |e| tree::failure(format!("cannot read {}", text::show(path)), e);
-    let target = if attr.kind == FileKind::Symlink { fs.readlink(attr.ino).map_err(failed)? } else { Vec::new() };
+    let target = if attr.kind == FileKind::Symlink {
+        fs.readlink(attr.ino).map_err(failed)?
+    } else {
+        Vec::new()
+    };
     let mut xattrs = Vec::new();
-    for name in fs.listxattr(attr.ino).map_err(failed)?.split(|c| *c == 0).filter(|n| !n.is_empty()) {
+    for name in fs.listxattr(attr.ino).map_err(failed)?.split(|c| *c == 0).filter(|n| !n.is_empty())
+    {
         xattrs.push((name.to_vec(), fs.getxattr(attr.ino, name).map_err(failed)?));
     }
     Ok(Item { path, name, attr, target, xattrs })

@@ -2,7 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
-/// The engine's figures as JSON: bytes unless the name says otherwise, counts since the store was opened.
+/// The engine's figures as JSON: bytes unless the name says otherwise, counts since the store was
+/// opened.
 pub fn engine(stats: &kvdb::Stats) -> Map<String, Value> {
     let dictionaries: Vec<Value> = stats
         .dictionaries

@@ -30,16 +30,19 @@ pub struct Args {
     /// A store that is not mounted; the path is from its root.
     #[arg(long, value_name = "FILE")]
     store: Option<PathBuf>,
-    /// The last name matches: `*` any text, `?` one byte, `[a-z]`, `[!a]`; `\\` takes the special meaning away.
+    /// The last name matches: `*` any text, `?` one byte, `[a-z]`, `[!a]`; `\\` takes the special
+    /// meaning away.
     #[arg(long, value_name = "GLOB")]
     name: Option<OsString>,
-    /// Files, folders (`d`), symbolic links, fifos, sockets, character or block devices; several: `f,l`.
+    /// Files, folders (`d`), symbolic links, fifos, sockets, character or block devices; several:
+    /// `f,l`.
     #[arg(long = "type", value_name = "KIND", value_delimiter = ',')]
     kinds: Vec<char>,
     /// Bytes, with K, M, G or T of 1024: more than (`+1M`), less than (`-4K`), or just so many.
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     size: Option<String>,
-    /// Changed after this moment (seconds since 1970, with a fraction if need be), or after the file of this name.
+    /// Changed after this moment (seconds since 1970, with a fraction if need be), or after the
+    /// file of this name.
     #[arg(long, value_name = "WHEN", allow_hyphen_values = true)]
     newer: Option<OsString>,
     /// A zero byte behind each path, in place of a newline.
@@ -86,10 +89,16 @@ impl Wanted {
             's' => Ok(FileKind::Socket),
             'c' => Ok(FileKind::CharDevice),
             'b' => Ok(FileKind::BlockDevice),
-            other => Err(Failure::new(Exit::Usage, format!("no kind of file is called {other}: f, d, l, p, s, c or b"))),
+            other => Err(Failure::new(
+                Exit::Usage,
+                format!("no kind of file is called {other}: f, d, l, p, s, c or b"),
+            )),
         });
         let size = args.size.as_deref().map(|text| {
-            let number = |text: &str| parse_size(text).map_err(|e| Failure::new(Exit::Usage, format!("the size {text}: {e}")));
+            let number = |text: &str| {
+                parse_size(text)
+                    .map_err(|e| Failure::new(Exit::Usage, format!("the size {text}: {e}")))
+            };
             match text.split_at_checked(1) {
                 Some(("+", rest)) => number(rest).map(Size::More),
                 Some(("-", rest)) => number(rest).map(Size::Less),
@@ -99,8 +108,9 @@ impl Wanted {
         // fnmatch(3) has `!` where Redis has `^`.
         let name = args.name.as_ref().map(|glob| {
             let mut glob = glob.as_bytes().to_vec();
-            let places: Vec<usize> =
-                (1..glob.len()).filter(|&i| glob[i] == b'!' && glob[i - 1] == b'[' && !escaped(&glob, i - 1)).collect();
+            let places: Vec<usize> = (1..glob.len())
+                .filter(|&i| glob[i] == b'!' && glob[i - 1] == b'[' && !escaped(&glob, i - 1))
+                .collect();
             places.into_iter().for_each(|i| glob[i] = b'^');
             glob
         });
@@ -116,7 +126,9 @@ impl Wanted {
             Some(Size::Just(n)) => attr.size == n,
         };
         size && (self.kinds.is_empty() || self.kinds.contains(&attr.kind))
-            && self.newer.is_none_or(|than| (attr.mtime.secs, attr.mtime.nanos) > (than.secs, than.nanos))
+            && self
+                .newer
+                .is_none_or(|than| (attr.mtime.secs, attr.mtime.nanos) > (than.secs, than.nanos))
             && self.name.as_ref().is_none_or(|glob| kvdb_server::matches_glob(glob, name))
     }
 }
@@ -129,7 +141,9 @@ fn escaped(glob: &[u8], at: usize) -> bool {
 fn moment(text: &OsString) -> Outcome<Timestamp> {
     let said = text.to_str().and_then(|text| {
         let (secs, fraction) = text.split_once('.').unwrap_or((text, "0"));
-        let digits = |text: &str| !text.is_empty() && text.len() <= 9 && text.bytes().all(|b| b.is_ascii_digit());
+        let digits = |text: &str| {
+            !text.is_empty() && text.len() <= 9 && text.bytes().all(|b| b.is_ascii_digit())
+        };
         let nanos = digits(fraction).then(|| format!("{fraction:0<9}").parse().ok()).flatten()?;
         Some(Timestamp { secs: secs.parse().ok()?, nanos })
     });
@@ -137,7 +151,9 @@ fn moment(text: &OsString) -> Outcome<Timestamp> {
         Some(time) => Ok(time),
         None => {
             let path = Path::new(text);
-            let meta = path.metadata().map_err(|e| Failure::io(format!("neither seconds nor a file: {}", path.display()), &e))?;
+            let meta = path.metadata().map_err(|e| {
+                Failure::io(format!("neither seconds nor a file: {}", path.display()), &e)
+            })?;
             Ok(Timestamp { secs: meta.mtime(), nanos: meta.mtime_nsec() as u32 })
         }
     }
@@ -150,7 +166,8 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         Some(store) => Walk::of_store(store, top)?,
         None => Walk::mounted(Path::new(&args.path))?,
     };
-    let own_name = Path::new(&args.path).file_name().map(|name| name.as_bytes().to_vec()).unwrap_or_default();
+    let own_name =
+        Path::new(&args.path).file_name().map(|name| name.as_bytes().to_vec()).unwrap_or_default();
     let bar = output.progress("looked at", None, false);
     // A terminal must not be acted upon by names; a program gets them as they are.
     let raw = args.print0 || !std::io::stdout().is_terminal();
@@ -192,7 +209,10 @@ mod tests {
 
     #[test]
     fn options_may_have_one_dash_where_find_has_them() {
-        assert_eq!(words("kvfs --json find /a -name x -print0"), words("kvfs --json find /a --name x --print0"));
+        assert_eq!(
+            words("kvfs --json find /a -name x -print0"),
+            words("kvfs --json find /a --name x --print0")
+        );
         assert_eq!(words("kvfs find /a -size -4K")[3..], ["--size", "-4K"]);
         assert_eq!(words("kvfs ls -name x"), ["kvfs", "ls", "-name", "x"]);
     }

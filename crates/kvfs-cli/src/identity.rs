@@ -1,5 +1,5 @@
-//! Which file a path leads to, whatever names lead there: no command may write onto what it reads, and a name, a symbolic link, a hard
-//! link and a second node of one device are all the same file.
+//! Which file a path leads to, whatever names lead there: no command may write onto what it reads,
+//! and a name, a symbolic link, a hard link and a second node of one device are all the same file.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -11,13 +11,15 @@ use crate::daemons::Record;
 use crate::output::{Exit, Failure, Outcome};
 use crate::store;
 
-/// What files are made with unless asked otherwise: a store, a stream and an archive hold what only its owner may read.
+/// What files are made with unless asked otherwise: a store, a stream and an archive hold what only
+/// its owner may read.
 pub const PRIVATE: u32 = 0o600;
 
 /// The permissions of a file that a command makes.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct FileMode {
-    /// The permissions of the file that is made, octal. It holds what others may not be meant to read, so by default they cannot.
+    /// The permissions of the file that is made, octal. It holds what others may not be meant to
+    /// read, so by default they cannot.
     #[arg(long, value_name = "MODE", value_parser = parse_mode, default_value = "0600")]
     mode: u32,
 }
@@ -34,7 +36,9 @@ impl FileMode {
             return Ok(());
         }
         let set = std::fs::set_permissions(path, std::fs::Permissions::from_mode(self.mode));
-        set.map_err(|e| Failure::io(format!("cannot set the permissions of {}", path.display()), &e))
+        set.map_err(|e| {
+            Failure::io(format!("cannot set the permissions of {}", path.display()), &e)
+        })
     }
 }
 
@@ -80,7 +84,10 @@ impl Identity {
         let path = store::full_path(target).ok()?;
         let within = |r: &Record| path.starts_with(&r.mount_point);
         // Of several mounts the innermost.
-        let record = Record::all().into_iter().filter(within).max_by_key(|r| r.mount_point.as_os_str().len());
+        let record = Record::all()
+            .into_iter()
+            .filter(within)
+            .max_by_key(|r| r.mount_point.as_os_str().len());
         match record {
             Some(record) => Identity::of_path(&record.store),
             None => {
@@ -105,8 +112,8 @@ pub fn refuse(store: Option<Identity>, identity: Option<Identity>, path: &Path) 
     }
 }
 
-/// Opens a file to be written from its beginning, private when it is made; never the store that is read. The file that was opened is
-/// looked at, not its name, and it is emptied only then.
+/// Opens a file to be written from its beginning, private when it is made; never the store that is
+/// read. The file that was opened is looked at, not its name, and it is emptied only then.
 pub fn create(path: &Path, mode: FileMode, store: Option<Identity>) -> Outcome<File> {
     let cannot = |e: io::Error| Failure::io(format!("cannot write {}", path.display()), &e);
     let open = |new: bool| {
@@ -144,14 +151,18 @@ mod tests {
     #[test]
     fn a_file_is_the_same_by_every_name_of_it() {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let [file, hard, soft, other] = ["file", "hard", "soft", "other"].map(|name| folder.path().join(name));
+        let [file, hard, soft, other] =
+            ["file", "hard", "soft", "other"].map(|name| folder.path().join(name));
         std::fs::write(&file, "content").expect("a file");
         std::fs::write(&other, "content").expect("a file");
         std::fs::hard_link(&file, &hard).expect("a link");
         std::os::unix::fs::symlink(&file, &soft).expect("a link");
         let it = Identity::of_path(&file);
         assert!(
-            it.is_some() && Identity::of_path(&hard) == it && Identity::of_path(&soft) == it && Identity::of_path(&other) != it
+            it.is_some()
+                && Identity::of_path(&hard) == it
+                && Identity::of_path(&soft) == it
+                && Identity::of_path(&other) != it
         );
         for path in [&file, &hard, &soft] {
             assert!(create(path, FileMode { mode: PRIVATE }, it).is_err());

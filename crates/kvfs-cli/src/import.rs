@@ -1,7 +1,8 @@
 //! `kvfs import`: a tar stream or a folder into a store, mounted or not.
 //!
-//! One thread reads the source, item by item (`sources`), another makes them (`intake`): here, or in the daemon that serves the store, which
-//! gets them over its socket and makes them in a transaction.
+//! One thread reads the source, item by item (`sources`), another makes them (`intake`): here, or
+//! in the daemon that serves the store, which gets them over its socket and makes them in a
+//! transaction.
 
 #[cfg(test)]
 mod hostile_tests;
@@ -66,7 +67,8 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     if let (Some((file, _)), None) = (&tar, &target) {
         identity::refuse(Identity::of_path(&args.store), Identity::of_open(file), &args.from)?;
     }
-    let in_root = target.as_ref().is_none_or(Target::is_root) && tree::names(args.to.as_bytes()).next().is_none();
+    let in_root = target.as_ref().is_none_or(Target::is_root)
+        && tree::names(args.to.as_bytes()).next().is_none();
     if folder && in_root && args.from.join(".kvfs").symlink_metadata().is_ok() {
         // Before anything is made.
         return Err(intake::hidden(args.from.join(".kvfs").as_os_str().as_bytes()));
@@ -75,7 +77,8 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         target.is_apart_from(&args.from)?;
     }
     // It is not copied into itself, whatever folder it lies in.
-    let itself = target.as_ref().map_or_else(|| Some(args.store.clone()), Target::store).unwrap_or_default();
+    let itself =
+        target.as_ref().map_or_else(|| Some(args.store.clone()), Target::store).unwrap_or_default();
     let mut skipped = 0;
     let read = |give: &mut dyn FnMut(Item) -> Outcome| {
         let mut source = Source::new(output, give);
@@ -100,24 +103,36 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     left_out.iter().for_each(|what| output.note(what));
     counts.skipped += skipped;
     let seconds = begun.elapsed().as_secs_f64();
-    let entries = counts.files + counts.folders + counts.symlinks + counts.hard_links + counts.special;
-    let skipped = if counts.skipped > 0 { format!(", {} skipped", counts.skipped) } else { String::new() };
-    let text = format!("imported {entries} entries, {} in {seconds:.1} s{skipped}", human_size(counts.bytes));
+    let entries =
+        counts.files + counts.folders + counts.symlinks + counts.hard_links + counts.special;
+    let skipped =
+        if counts.skipped > 0 { format!(", {} skipped", counts.skipped) } else { String::new() };
+    let text = format!(
+        "imported {entries} entries, {} in {seconds:.1} s{skipped}",
+        human_size(counts.bytes)
+    );
     output.print(text, counts)
 }
 
 fn rustix_stdin() -> Outcome<std::os::fd::OwnedFd> {
     use std::os::fd::AsFd;
-    io::stdin().as_fd().try_clone_to_owned().map_err(|e| Failure::io("cannot read standard input", &e))
+    io::stdin()
+        .as_fd()
+        .try_clone_to_owned()
+        .map_err(|e| Failure::io("cannot read standard input", &e))
 }
 
 /// Who makes what has no owner of its own: folders on the way.
 pub fn caller() -> Caller {
-    Caller { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw(), pid: std::process::id() }
+    Caller {
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+        pid: std::process::id(),
+    }
 }
 
-/// Into a store that is not mounted. What was copied before a failure stays, and is on disk: a transaction would need room for what is
-/// replaced as well.
+/// Into a store that is not mounted. What was copied before a failure stays, and is on disk: a
+/// transaction would need room for what is replaced as well.
 fn into_store(
     store: &Path,
     to: &[u8],
@@ -134,14 +149,16 @@ fn into_store(
         intake.finish()?;
         Ok((intake.counts, intake.left_out))
     });
-    let saved = fs.shutdown().map_err(|e| tree::failure("the last changes could not be written", e));
+    let saved =
+        fs.shutdown().map_err(|e| tree::failure("the last changes could not be written", e));
     drop(fs);
     let closed = store.close();
     let done = done?;
     saved.and(closed).map(|()| done)
 }
 
-/// Has one thread take what another reads. Of several failures the taker's counts: the reader has none but that nobody takes.
+/// Has one thread take what another reads. Of several failures the taker's counts: the reader has
+/// none but that nobody takes.
 pub fn beside(
     read: impl FnOnce(&mut dyn FnMut(Item) -> Outcome) -> Outcome,
     mut take: impl FnMut(Item) -> Outcome + Send,
@@ -173,6 +190,8 @@ pub fn beside(
 pub fn any_tar(fs: &kvfs::Fs, bytes: &[u8]) {
     let output = Output::new(true);
     if let Ok(mut intake) = Intake::new(fs.clone(), b"/", Caller::default()) {
-        let _ = Source::new(&output, &mut |item| intake.take(item)).tar(bytes).and_then(|()| intake.finish());
+        let _ = Source::new(&output, &mut |item| intake.take(item))
+            .tar(bytes)
+            .and_then(|()| intake.finish());
     }
 }

@@ -1,4 +1,5 @@
-//! `kvfs import` into a mounted store: the items go to its daemon, which makes them in a transaction.
+//! `kvfs import` into a mounted store: the items go to its daemon, which makes them in a
+//! transaction.
 //!
 //! Some requests are under way at a time, so that the daemon works while the next are read.
 
@@ -28,7 +29,8 @@ pub struct Target {
     transaction: Option<u64>,
 }
 
-/// What a path names, if it is a folder of a mounted store, or one to be made there, or the file of one.
+/// What a path names, if it is a folder of a mounted store, or one to be made there, or the file of
+/// one.
 pub fn target(path: &Path) -> Outcome<Option<Target>> {
     let cannot = |e: std::io::Error| Failure::io(format!("cannot find {}", path.display()), &e);
     if path.is_file() || !path.exists() && place::of(&beside(path)).map_err(cannot)?.is_none() {
@@ -42,13 +44,20 @@ pub fn target(path: &Path) -> Outcome<Option<Target>> {
     }
     let full = if path.exists() { store::full_path(path).map_err(cannot)? } else { beside(path) };
     let Some(place) = place::of(&full).map_err(cannot)? else { return Ok(None) };
-    let folder = if full.is_dir() { full.clone() } else { full.parent().unwrap_or(Path::new("/")).to_path_buf() };
+    let folder = if full.is_dir() {
+        full.clone()
+    } else {
+        full.parent().unwrap_or(Path::new("/")).to_path_buf()
+    };
     let mounted = Mounted::find_view(&folder)?;
     let transaction = match place.view {
         View::Mainline => mounted.entered(),
         View::Transaction(id) => Some(id),
         view => {
-            let what = format!("{} leads into {view}: files are imported into the store and its transactions", path.display());
+            let what = format!(
+                "{} leads into {view}: files are imported into the store and its transactions",
+                path.display()
+            );
             return Err(Failure::new(Exit::Usage, what));
         }
     };
@@ -66,22 +75,34 @@ impl Target {
 
     /// The file of the store.
     pub fn store(&self) -> Option<PathBuf> {
-        Record::all().into_iter().find(|record| record.mount_point == self.mounted.mount_point).map(|record| record.store)
+        Record::all()
+            .into_iter()
+            .find(|record| record.mount_point == self.mounted.mount_point)
+            .map(|record| record.store)
     }
 
     /// A folder that is copied into itself would have no end.
     pub fn is_apart_from(&self, source: &Path) -> Outcome {
-        let source = store::full_path(source).map_err(|e| Failure::io(format!("cannot find {}", source.display()), &e))?;
+        let source = store::full_path(source)
+            .map_err(|e| Failure::io(format!("cannot find {}", source.display()), &e))?;
         match self.full.starts_with(&source) {
             true => Err(Failure::new(
                 Exit::Usage,
-                format!("{} lies in {}, which is to be copied", self.full.display(), source.display()),
+                format!(
+                    "{} lies in {}, which is to be copied",
+                    self.full.display(),
+                    source.display()
+                ),
             )),
             false => Ok(()),
         }
     }
 
-    pub fn import(mut self, to: &[u8], read: impl FnOnce(&mut dyn FnMut(Item) -> Outcome) -> Outcome) -> Outcome<Counts> {
+    pub fn import(
+        mut self,
+        to: &[u8],
+        read: impl FnOnce(&mut dyn FnMut(Item) -> Outcome) -> Outcome,
+    ) -> Outcome<Counts> {
         let folder = [b"/", self.folder.as_os_str().as_bytes(), b"/", to].concat();
         let id = self.transaction.map(|id| id.to_string());
         let mut words = vec![&b"IMPORT"[..], b"BEGIN", &folder];
@@ -112,7 +133,9 @@ impl Target {
         let Reply::Array(fields) = mounted.call(&[b"IMPORT", b"END"])? else {
             return Err(Failure::new(Exit::Failed, "the store's daemon gave an unexpected reply"));
         };
-        let number = |at: usize| if let Some(Reply::Integer(n)) = fields.get(2 * at + 1) { *n as u64 } else { 0 };
+        let number = |at: usize| {
+            if let Some(Reply::Integer(n)) = fields.get(2 * at + 1) { *n as u64 } else { 0 }
+        };
         Ok(Counts {
             files: number(0),
             folders: number(1),

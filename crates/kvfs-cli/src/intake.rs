@@ -1,8 +1,10 @@
-//! Makes what a source consists of, item by item, in a file system or in a transaction's view of one.
+//! Makes what a source consists of, item by item, in a file system or in a transaction's view of
+//! one.
 //!
-//! What exists already is treated as tar does: a folder is kept and gets the new attributes, everything else is replaced. Owners are
-//! numbers, never looked up by name. Nothing is followed inside the store: an entry that would go through a symbolic link is an error,
-//! so that no archive can write where its paths do not say.
+//! What exists already is treated as tar does: a folder is kept and gets the new attributes,
+//! everything else is replaced. Owners are numbers, never looked up by name. Nothing is followed
+//! inside the store: an entry that would go through a symbolic link is an error, so that no archive
+//! can write where its paths do not say.
 
 use std::collections::HashSet;
 
@@ -68,7 +70,8 @@ pub struct Intake {
     bytes_waiting: usize,
     /// Attributes that were left out, the first of them.
     pub left_out: Vec<String>,
-    /// What a kernel may have to be told of: names in folders that it knows, and other inodes that were there.
+    /// What a kernel may have to be told of: names in folders that it knows, and other inodes that
+    /// were there.
     pub names: Vec<(Ino, Box<[u8]>)>,
     pub inodes: Vec<Ino>,
 }
@@ -85,7 +88,8 @@ pub fn hidden(path: &[u8]) -> Failure {
         "cannot import {}: in the root of a store the name .kvfs belongs to its views (transactions, snapshots)",
         text::show(path)
     );
-    Failure::new(Exit::Failed, what).hint("rename it, leave it out, or import into a folder: --to /FOLDER")
+    Failure::new(Exit::Failed, what)
+        .hint("rename it, leave it out, or import into a folder: --to /FOLDER")
 }
 
 /// Whether a path from the root is that of the views.
@@ -100,7 +104,10 @@ impl Intake {
             return Err(hidden(to));
         }
         if tree::names(to).any(|name| name == b"..") {
-            return Err(Failure::new(Exit::Failed, format!("the path {} leads out of its folder by `..`", text::show(to))));
+            return Err(Failure::new(
+                Exit::Failed,
+                format!("the path {} leads out of its folder by `..`", text::show(to)),
+            ));
         }
         let root = tree::make_folders(&fs, to, caller)?;
         let counts = Counts::default();
@@ -135,11 +142,13 @@ impl Intake {
     }
 
     pub fn take(&mut self, item: Item) -> Outcome {
-        let unexpected = || Failure::new(Exit::Failed, "the entries that came are in no order that makes sense");
+        let unexpected =
+            || Failure::new(Exit::Failed, "the entries that came are in no order that makes sense");
         match item {
             Item::Data { at, bytes } => {
                 let file = self.file.as_mut().ok_or_else(unexpected)?;
-                self.counts.bytes += if matches!(file.at, At::Nowhere) { 0 } else { bytes.len() as u64 };
+                self.counts.bytes +=
+                    if matches!(file.at, At::Nowhere) { 0 } else { bytes.len() as u64 };
                 if let At::Gathered { data, .. } = &mut file.at {
                     match at == data.len() as u64 && at + bytes.len() as u64 <= file.size {
                         true if data.is_empty() => *data = bytes,
@@ -197,12 +206,14 @@ impl Intake {
         }
     }
 
-    /// The folder that `path` lies in, made where it is missing, and the last name. `None`: the path is the root itself.
+    /// The folder that `path` lies in, made where it is missing, and the last name. `None`: the
+    /// path is the root itself.
     fn place<'p>(&mut self, path: &'p [u8]) -> Outcome<Option<(Ino, &'p [u8])>> {
         let names: Vec<&[u8]> = tree::names(path).collect();
         if names.contains(&b"..".as_slice()) {
             let what = format!("the entry {} leads out of its folder by `..`", text::show(path));
-            return Err(Failure::new(Exit::Failed, what).hint("an archive with such names is not to be trusted"));
+            return Err(Failure::new(Exit::Failed, what)
+                .hint("an archive with such names is not to be trusted"));
         }
         if self.root == ROOT && names.first() == Some(&HIDDEN) {
             return Err(hidden(path));
@@ -284,7 +295,9 @@ impl Intake {
 
     fn make_symlink(&mut self, path: &[u8], target: &[u8], meta: &Meta) -> Outcome {
         let Some((parent, name)) = self.place(path)? else { return Ok(()) };
-        let made = self.clear(parent, name, false).and_then(|_| self.fs.symlink(parent, name, target, self.caller));
+        let made = self
+            .clear(parent, name, false)
+            .and_then(|_| self.fs.symlink(parent, name, target, self.caller));
         let ino = made.map_err(|e| cannot("make the symbolic link", path, e))?.ino;
         self.counts.symlinks += 1;
         let done = self.dress(ino, path, meta, false, None);
@@ -294,7 +307,9 @@ impl Intake {
 
     fn make_special(&mut self, path: &[u8], kind: FileKind, rdev: u32, meta: &Meta) -> Outcome {
         let Some((parent, name)) = self.place(path)? else { return Ok(()) };
-        let made = self.clear(parent, name, false).and_then(|_| self.fs.mknod(parent, name, kind, meta.perm, rdev, self.caller));
+        let made = self
+            .clear(parent, name, false)
+            .and_then(|_| self.fs.mknod(parent, name, kind, meta.perm, rdev, self.caller));
         let ino = made.map_err(|e| cannot("make", path, e))?.ino;
         self.counts.special += 1;
         let done = self.dress(ino, path, meta, true, None);
@@ -304,8 +319,12 @@ impl Intake {
 
     fn make_hard_link(&mut self, path: &[u8], to: &[u8]) -> Outcome {
         let Some((from, name)) = self.place(to)? else { return Ok(()) };
-        self.settle(from, name).map_err(|e| cannot("find the other name of the hard link", to, e))?;
-        let source = self.fs.lookup(from, name).map_err(|e| cannot("find the other name of the hard link", to, e))?;
+        self.settle(from, name)
+            .map_err(|e| cannot("find the other name of the hard link", to, e))?;
+        let source = self
+            .fs
+            .lookup(from, name)
+            .map_err(|e| cannot("find the other name of the hard link", to, e))?;
         let made = self.place(path).and_then(|place| match place {
             Some((parent, name)) => {
                 let same = self.fs.lookup(parent, name).is_ok_and(|there| {
@@ -315,8 +334,12 @@ impl Intake {
                 if same {
                     return Ok(());
                 }
-                let linked = self.clear(parent, name, false).and_then(|_| self.fs.link(source.ino, parent, name));
-                linked.map(|attr| self.fs.forget(attr.ino, 1)).map_err(|e| cannot("make the hard link", path, e))
+                let linked = self
+                    .clear(parent, name, false)
+                    .and_then(|_| self.fs.link(source.ino, parent, name));
+                linked
+                    .map(|attr| self.fs.forget(attr.ino, 1))
+                    .map_err(|e| cannot("make the hard link", path, e))
             }
             None => Ok(()),
         });
@@ -338,9 +361,12 @@ impl Intake {
         if whole { Ok(()) } else { self.make_gathered() }
     }
 
-    /// Makes the file that is coming, for what comes is more than can be gathered, or in another order.
+    /// Makes the file that is coming, for what comes is more than can be gathered, or in another
+    /// order.
     fn make_gathered(&mut self) -> Outcome {
-        let Some(Open { at: At::Gathered { parent, name, data }, path, .. }) = &self.file else { return Ok(()) };
+        let Some(Open { at: At::Gathered { parent, name, data }, path, .. }) = &self.file else {
+            return Ok(());
+        };
         let made = self.fs.mknod(*parent, name, FileKind::File, 0o600, 0, self.caller);
         let ino = made.map_err(|e| cannot("make", path, e))?.ino;
         let data = data.clone();
@@ -352,9 +378,11 @@ impl Intake {
 
     fn write(&mut self, at: u64, data: &[u8]) -> Outcome {
         match &self.file {
-            Some(Open { at: At::Made(ino), path, .. }) if !data.is_empty() => {
-                self.fs.write(*ino, at, data, WriteHints::default()).map(drop).map_err(|e| cannot("write", path, e))
-            }
+            Some(Open { at: At::Made(ino), path, .. }) if !data.is_empty() => self
+                .fs
+                .write(*ino, at, data, WriteHints::default())
+                .map(drop)
+                .map_err(|e| cannot("write", path, e)),
             _ => Ok(()),
         }
     }
@@ -366,9 +394,25 @@ impl Intake {
         self.bytes_waiting += data.len();
         let (atime, mtime) = (meta.atime.unwrap_or(meta.mtime), meta.mtime);
         let (kind, rdev, content) = (FileKind::File, 0, data.into());
-        self.waiting.push(Whole { parent, name, kind, perm: meta.perm, uid: meta.uid, gid: meta.gid, rdev, atime, mtime, content });
+        self.waiting.push(Whole {
+            parent,
+            name,
+            kind,
+            perm: meta.perm,
+            uid: meta.uid,
+            gid: meta.gid,
+            rdev,
+            atime,
+            mtime,
+            content,
+        });
         let full = self.waiting.len() >= TOGETHER || self.bytes_waiting >= BYTES_TOGETHER;
-        if full { self.make_waiting().map_err(|e| tree::failure("cannot make the files that came last", e)) } else { Ok(()) }
+        if full {
+            self.make_waiting()
+                .map_err(|e| tree::failure("cannot make the files that came last", e))
+        } else {
+            Ok(())
+        }
     }
 
     /// Makes the files that have come and wait for others.
@@ -383,13 +427,21 @@ impl Intake {
 
     /// What is asked for by this name must be there if it has come.
     fn settle(&mut self, parent: Ino, name: &[u8]) -> kvfs::Result<()> {
-        let waits = !self.waiting.is_empty() && self.names_waiting.contains(&(parent, Box::from(name)));
+        let waits =
+            !self.waiting.is_empty() && self.names_waiting.contains(&(parent, Box::from(name)));
         if waits { self.make_waiting() } else { Ok(()) }
     }
 
-    /// Owner, mode, size, times, extended attributes; in this order, for a change of owner clears bits of the mode, and a write
-    /// would clear capabilities.
-    fn dress(&mut self, ino: Ino, path: &[u8], meta: &Meta, mode: bool, size: Option<u64>) -> Outcome {
+    /// Owner, mode, size, times, extended attributes; in this order, for a change of owner clears
+    /// bits of the mode, and a write would clear capabilities.
+    fn dress(
+        &mut self,
+        ino: Ino,
+        path: &[u8],
+        meta: &Meta,
+        mode: bool,
+        size: Option<u64>,
+    ) -> Outcome {
         let set = SetAttr {
             mode: mode.then_some(meta.perm),
             uid: Some(meta.uid),
@@ -399,12 +451,22 @@ impl Intake {
             mtime: Some(TimeSet::At(meta.mtime)),
             ..SetAttr::default()
         };
-        self.fs.setattr(ino, &set, self.caller).map_err(|e| cannot("set the attributes of", path, e))?;
+        self.fs
+            .setattr(ino, &set, self.caller)
+            .map_err(|e| cannot("set the attributes of", path, e))?;
         for (name, value) in &meta.xattrs {
             match self.fs.setxattr(ino, name, value, XattrFlags::Any) {
                 Ok(()) => {}
-                Err(kvfs::Error::Unsupported(_) | kvfs::Error::NotPermitted(_) | kvfs::Error::ArgumentTooLong) => {
-                    self.skip(format!("{}: the attribute {} is left out", text::show(path), text::show(name)));
+                Err(
+                    kvfs::Error::Unsupported(_)
+                    | kvfs::Error::NotPermitted(_)
+                    | kvfs::Error::ArgumentTooLong,
+                ) => {
+                    self.skip(format!(
+                        "{}: the attribute {} is left out",
+                        text::show(path),
+                        text::show(name)
+                    ));
                 }
                 Err(e) => return Err(cannot("set the extended attributes of", path, e)),
             }
@@ -417,7 +479,8 @@ impl Intake {
         if self.file.is_some() {
             return Err(Failure::new(Exit::Failed, "a file without its end"));
         }
-        self.make_waiting().map_err(|e| tree::failure("cannot make the files that came last", e))?;
+        self.make_waiting()
+            .map_err(|e| tree::failure("cannot make the files that came last", e))?;
         for (ino, meta) in std::mem::take(&mut self.folders) {
             match self.dress(ino, b"a folder", &meta, true, None) {
                 // It was replaced by a later entry.

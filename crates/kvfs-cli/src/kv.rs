@@ -1,7 +1,7 @@
 //! `kvfs kv`: keys and values of a store, mounted or not.
 //!
-//! A mounted store is asked through its socket; one that is not is opened here. Both run the same commands of `kvdb_server`, so they mean
-//! the same in every corner.
+//! A mounted store is asked through its socket; one that is not is opened here. Both run the same
+//! commands of `kvdb_server`, so they mean the same in every corner.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, IsTerminal, Read, Write};
@@ -61,7 +61,8 @@ enum Action {
     /// List the keys, in order.
     Scan {
         target: PathBuf,
-        /// Only keys that match: `*`, `?`, `[a-z]`, as in Redis. A literal start is looked up, not searched for.
+        /// Only keys that match: `*`, `?`, `[a-z]`, as in Redis. A literal start is looked up, not
+        /// searched for.
         #[arg(long = "match", value_name = "PATTERN", default_value = "*")]
         pattern: OsString,
     },
@@ -89,7 +90,8 @@ enum Action {
         /// Its bytes as they are. An empty one empties the dictionary.
         prefix: OsString,
     },
-    /// Tell about how many keys and bytes lie from START up to END. Nothing of them is read, however many there are.
+    /// Tell about how many keys and bytes lie from START up to END. Nothing of them is read,
+    /// however many there are.
     Estimate { target: PathBuf, start: Option<OsString>, end: Option<OsString> },
     /// Add BY to the number in a key, and print the sum.
     Incr {
@@ -150,7 +152,9 @@ fn act(args: &Args, value: &[u8], door: &mut Door, output: &Output) -> Outcome {
             let mut words: Vec<&[u8]> = vec![b"SET", key.as_bytes(), value];
             words.extend(new.then_some(b"NX".as_slice()));
             match door.call(&words)? {
-                Reply::Null => Err(Failure::new(Exit::Failed, format!("the key {} exists", quoted(key)))),
+                Reply::Null => {
+                    Err(Failure::new(Exit::Failed, format!("the key {} exists", quoted(key))))
+                }
                 _ => output.print("", json!({"put": 1})),
             }
         }
@@ -158,14 +162,27 @@ fn act(args: &Args, value: &[u8], door: &mut Door, output: &Output) -> Outcome {
             let mut words: Vec<&[u8]> = vec![b"DEL"];
             words.extend(keys.iter().map(|k| k.as_bytes()));
             match integer(door.call(&words)?)? {
-                0 => Err(no_such_key(&args.dict, &keys.iter().map(OsString::as_os_str).collect::<Vec<_>>())),
+                0 => Err(no_such_key(
+                    &args.dict,
+                    &keys.iter().map(OsString::as_os_str).collect::<Vec<_>>(),
+                )),
                 n => output.print("", json!({"deleted": n})),
             }
         }
         Action::Scan { pattern, .. } => scan(door, pattern.as_bytes(), output),
         Action::Range { start, end, reverse, limit, keys, .. } => {
-            let bound = |b: &Option<OsString>| b.as_ref().map(|b| b.as_bytes().to_vec()).unwrap_or_default();
-            range(door, bound(start), bound(end), *reverse, limit.unwrap_or(u64::MAX), *keys, output)
+            let bound = |b: &Option<OsString>| {
+                b.as_ref().map(|b| b.as_bytes().to_vec()).unwrap_or_default()
+            };
+            range(
+                door,
+                bound(start),
+                bound(end),
+                *reverse,
+                limit.unwrap_or(u64::MAX),
+                *keys,
+                output,
+            )
         }
         Action::Delrange { start, end, .. } => {
             door.call(&[b"DELRANGE", start.as_bytes(), end.as_bytes(), b"EXACT"])?;
@@ -176,11 +193,14 @@ fn act(args: &Args, value: &[u8], door: &mut Door, output: &Output) -> Outcome {
             output.print("", json!({"deleted": true}))
         }
         Action::Estimate { start, end, .. } => {
-            let bound = |b: &Option<OsString>| b.as_ref().map(|b| b.as_bytes().to_vec()).unwrap_or_default();
+            let bound = |b: &Option<OsString>| {
+                b.as_ref().map(|b| b.as_bytes().to_vec()).unwrap_or_default()
+            };
             estimate(door, &bound(start), &bound(end), output)
         }
         Action::Incr { key, by, .. } => {
-            let sum = integer(door.call(&[b"INCRBY", key.as_bytes(), by.to_string().as_bytes()])?)?;
+            let sum =
+                integer(door.call(&[b"INCRBY", key.as_bytes(), by.to_string().as_bytes()])?)?;
             output.print(sum, json!({"value": sum}))
         }
         Action::Count { .. } => {
@@ -188,8 +208,10 @@ fn act(args: &Args, value: &[u8], door: &mut Door, output: &Output) -> Outcome {
             output.print(count, json!({"keys": count}))
         }
         Action::Dicts { .. } => {
-            let names: Vec<String> =
-                bulks(door.call(&[b"DICTS"])?)?.iter().map(|n| String::from_utf8_lossy(n).into_owned()).collect();
+            let names: Vec<String> = bulks(door.call(&[b"DICTS"])?)?
+                .iter()
+                .map(|n| String::from_utf8_lossy(n).into_owned())
+                .collect();
             output.print(names.iter().map(|n| format!("{n}\n")).collect::<String>(), &names)
         }
         Action::Call { words, .. } => {
@@ -213,12 +235,16 @@ impl Door {
         let mut door = Door::to(target, writes)?;
         match &place.view {
             View::Mainline => {}
-            View::Transaction(id) => drop(door.call(&[b"TXN", b"JOIN", id.to_string().as_bytes()])?),
+            View::Transaction(id) => {
+                drop(door.call(&[b"TXN", b"JOIN", id.to_string().as_bytes()])?)
+            }
             View::Snapshot(name) => drop(door.call(&[b"SNAPSHOT", b"USE", name.as_bytes()])?),
             View::Clone(name) => drop(door.call(&[b"CLONE", b"USE", name.as_bytes()])?),
             View::Listing => {
-                let what = format!("{} leads into a list of views, which has no keys", target.display());
-                return Err(Failure::new(Exit::Usage, what).hint("give one of the views in it, or the folder of the mount"));
+                let what =
+                    format!("{} leads into a list of views, which has no keys", target.display());
+                return Err(Failure::new(Exit::Usage, what)
+                    .hint("give one of the views in it, or the folder of the mount"));
             }
         }
         Ok(door)
@@ -232,8 +258,9 @@ impl Door {
 
     fn to(target: &Path, writes: bool) -> Outcome<Door> {
         if let Some(socket) = store::socket_of(target)? {
-            let client = Client::connect(&socket)
-                .map_err(|e| Failure::io(format!("cannot reach the store's daemon at {}", socket.display()), &e))?;
+            let client = Client::connect(&socket).map_err(|e| {
+                Failure::io(format!("cannot reach the store's daemon at {}", socket.display()), &e)
+            })?;
             let mut door = Door { client, opened: None };
             if let Some(id) = mounted::entered(&socket) {
                 door.call(&[b"TXN", b"JOIN", id.to_string().as_bytes()])?;
@@ -241,8 +268,12 @@ impl Door {
             return Ok(door);
         }
         if target.is_dir() {
-            let what = format!("{} is neither a store nor the folder of a mounted one with a socket", target.display());
-            return Err(Failure::new(Exit::NotFound, what).hint("mount the store there, or give the store's file"));
+            let what = format!(
+                "{} is neither a store nor the folder of a mounted one with a socket",
+                target.display()
+            );
+            return Err(Failure::new(Exit::NotFound, what)
+                .hint("mount the store there, or give the store's file"));
         }
         let access = if writes { Access::ReadWrite } else { Access::ReadOnly };
         let store = store::open_waiting(target, access, None)?;
@@ -251,7 +282,11 @@ impl Door {
 
     /// Runs a command; an error reply is a failure.
     pub(crate) fn call(&mut self, words: &[&[u8]]) -> Outcome<Reply> {
-        match self.client.call(words).map_err(|e| Failure::io("cannot talk to the store's daemon", &e))? {
+        match self
+            .client
+            .call(words)
+            .map_err(|e| Failure::io("cannot talk to the store's daemon", &e))?
+        {
             Reply::Error(text) => Err(refused(&text)),
             reply => Ok(reply),
         }
@@ -259,7 +294,11 @@ impl Door {
 
     /// Runs a command whose reply goes on as a stream of bytes.
     pub(crate) fn stream(self, words: &[&[u8]]) -> Outcome<impl Read> {
-        match self.client.stream(words).map_err(|e| Failure::io("cannot talk to the store's daemon", &e))? {
+        match self
+            .client
+            .stream(words)
+            .map_err(|e| Failure::io("cannot talk to the store's daemon", &e))?
+        {
             (Reply::Error(text), _) => Err(refused(&text)),
             (_, stream) => Ok(stream),
         }
@@ -283,9 +322,12 @@ fn value_of(value: Option<&OsStr>) -> Outcome<Vec<u8>> {
     let most = Limits::default().value;
     let mut bytes = Vec::new();
     let input = io::stdin().lock().take(most as u64 + 1);
-    { input }.read_to_end(&mut bytes).map_err(|e| Failure::io("cannot read the value from standard input", &e))?;
+    { input }
+        .read_to_end(&mut bytes)
+        .map_err(|e| Failure::io("cannot read the value from standard input", &e))?;
     if bytes.len() > most {
-        let text = format!("the value is larger than a value can be ({})", store::human_size(most as u64));
+        let text =
+            format!("the value is larger than a value can be ({})", store::human_size(most as u64));
         return Err(Failure::new(Exit::Failed, text).hint("store it as a file instead"));
     }
     Ok(bytes)
@@ -301,7 +343,10 @@ fn no_such_key(dict: &str, keys: &[&OsStr]) -> Failure {
 }
 
 fn unexpected(reply: &Reply) -> Failure {
-    Failure::new(Exit::Failed, format!("the store's daemon gave an unexpected reply: {}", reply_json(reply)))
+    Failure::new(
+        Exit::Failed,
+        format!("the store's daemon gave an unexpected reply: {}", reply_json(reply)),
+    )
 }
 
 fn integer(reply: Reply) -> Outcome<i64> {
@@ -323,8 +368,13 @@ fn print_value(key: &OsStr, value: &[u8], output: &Output) -> Outcome {
         return output.print("", tuple_json(key.as_bytes(), Some(value)));
     }
     output.print_bytes(value)?;
-    // On a terminal the prompt shall not stick to the value; a pipe gets the value and nothing else.
-    if io::stdout().is_terminal() && !value.ends_with(b"\n") { output.print_bytes(b"\n") } else { Ok(()) }
+    // On a terminal the prompt shall not stick to the value; a pipe gets the value and nothing
+    // else.
+    if io::stdout().is_terminal() && !value.ends_with(b"\n") {
+        output.print_bytes(b"\n")
+    } else {
+        Ok(())
+    }
 }
 
 fn tuple_json(key: &[u8], value: Option<&[u8]>) -> Value {
@@ -343,7 +393,10 @@ fn scan(door: &mut Door, pattern: &[u8], output: &Output) -> Outcome {
         let reply = door.call(&[b"SCAN", &cursor, b"MATCH", pattern, b"COUNT", b"1000"])?;
         let Reply::Array(mut parts) = reply else { return Err(unexpected(&reply)) };
         let (Some(keys), Some(Reply::Bulk(next))) = (parts.pop(), parts.pop()) else {
-            return Err(Failure::new(Exit::Failed, "the store's daemon gave an unexpected reply to SCAN"));
+            return Err(Failure::new(
+                Exit::Failed,
+                "the store's daemon gave an unexpected reply to SCAN",
+            ));
         };
         for key in bulks(keys)? {
             if !list.item(&text::show(&key), || tuple_json(&key, None))? {
@@ -357,7 +410,8 @@ fn scan(door: &mut Door, pattern: &[u8], output: &Output) -> Outcome {
     }
 }
 
-/// Pages through the range, so that memory stays bounded however long it is. Each page is one moment's state of the store.
+/// Pages through the range, so that memory stays bounded however long it is. Each page is one
+/// moment's state of the store.
 fn range(
     door: &mut Door,
     mut start: Vec<u8>,
@@ -372,7 +426,8 @@ fn range(
     let mut list = List::begin(output)?;
     while limit > 0 {
         let count = page.min(limit).to_string();
-        let mut words: Vec<&[u8]> = vec![b"RANGE", &start, &end, b"EXACT", b"LIMIT", count.as_bytes()];
+        let mut words: Vec<&[u8]> =
+            vec![b"RANGE", &start, &end, b"EXACT", b"LIMIT", count.as_bytes()];
         words.extend(reverse.then_some(b"REV".as_slice()));
         words.extend(keys.then_some(b"NOVALUES".as_slice()));
         let items = bulks(door.call(&words)?)?;
@@ -415,14 +470,19 @@ fn range(
 fn estimate(door: &mut Door, start: &[u8], end: &[u8], output: &Output) -> Outcome {
     let reply = door.call(&[b"ESTIMATE", start, end, b"EXACT"])?;
     let figures = match &reply {
-        Reply::Array(figures) => {
-            figures.iter().map(|f| if let Reply::Integer(n) = f { u64::try_from(*n).ok() } else { None }).collect()
-        }
+        Reply::Array(figures) => figures
+            .iter()
+            .map(|f| if let Reply::Integer(n) = f { u64::try_from(*n).ok() } else { None })
+            .collect(),
         _ => None,
     };
     let figures: Option<Vec<u64>> = figures;
-    let Some(&[keys, keys_error, bytes, bytes_error]) = figures.as_deref() else { return Err(unexpected(&reply)) };
-    let off = |by: u64, shown: String| if by == 0 { String::new() } else { format!(", off by {shown} at most") };
+    let Some(&[keys, keys_error, bytes, bytes_error]) = figures.as_deref() else {
+        return Err(unexpected(&reply));
+    };
+    let off = |by: u64, shown: String| {
+        if by == 0 { String::new() } else { format!(", off by {shown} at most") }
+    };
     let human = store::human_size;
     let text = format!(
         "{keys} keys{}\n{}{}\n",
@@ -430,7 +490,10 @@ fn estimate(door: &mut Door, start: &[u8], end: &[u8], output: &Output) -> Outco
         human(bytes),
         off(bytes_error, human(bytes_error))
     );
-    output.print(text, json!({"keys": keys, "keys_error": keys_error, "bytes": bytes, "bytes_error": bytes_error}))
+    output.print(
+        text,
+        json!({"keys": keys, "keys_error": keys_error, "bytes": bytes, "bytes_error": bytes_error}),
+    )
 }
 
 /// A listing of any length: lines for people, one array for `--json`.
@@ -489,12 +552,15 @@ fn reply_text(reply: &Reply, depth: usize) -> String {
         Reply::Integer(i) => format!("{indent}{i}\n"),
         // What is text of several lines, as INFO is, stays so.
         Reply::Bulk(b) => match std::str::from_utf8(b) {
-            Ok(s) if !s.chars().any(|c| c.is_control() && !matches!(c, '\n' | '\r' | '\t')) => format!("{indent}{s}\n"),
+            Ok(s) if !s.chars().any(|c| c.is_control() && !matches!(c, '\n' | '\r' | '\t')) => {
+                format!("{indent}{s}\n")
+            }
             _ => format!("{indent}{}\n", text::show(b)),
         },
-        Reply::Array(items) => {
-            items.iter().map(|item| reply_text(item, depth + usize::from(matches!(item, Reply::Array(_))))).collect()
-        }
+        Reply::Array(items) => items
+            .iter()
+            .map(|item| reply_text(item, depth + usize::from(matches!(item, Reply::Array(_)))))
+            .collect(),
     }
 }
 

@@ -69,9 +69,10 @@ pub fn run(args: Args, output: &Output) -> Outcome {
 
 fn show(fs: &Fs, list: &mut List<'_>, args: &Args, name: &[u8], attr: &Attr) -> Outcome<bool> {
     let target = match attr.kind {
-        FileKind::Symlink => {
-            Some(fs.readlink(attr.ino).map_err(|e| tree::failure(format!("cannot read {}", text::show(name)), e))?)
-        }
+        FileKind::Symlink => Some(
+            fs.readlink(attr.ino)
+                .map_err(|e| tree::failure(format!("cannot read {}", text::show(name)), e))?,
+        ),
         _ => None,
     };
     let line = if args.long {
@@ -85,7 +86,13 @@ fn show(fs: &Fs, list: &mut List<'_>, args: &Args, name: &[u8], attr: &Attr) -> 
         let arrow = target.as_ref().map(|t| format!(" -> {}", text::show(t))).unwrap_or_default();
         let mode = tree::mode_text(attr.kind, attr.perm);
         let time = tree::time_text(attr.mtime);
-        format!("{mode} {:>3} {:>5} {:>5} {size:>12} {time} {}{arrow}", attr.nlink, attr.uid, attr.gid, text::show(name))
+        format!(
+            "{mode} {:>3} {:>5} {:>5} {size:>12} {time} {}{arrow}",
+            attr.nlink,
+            attr.uid,
+            attr.gid,
+            text::show(name)
+        )
     } else {
         text::show(name)
     };

@@ -1,7 +1,7 @@
 //! The `kvfs` command: one module per command, each with its `Args` and a `run`.
 //!
-//! This file knows the commands and nothing of what they do. Output, errors and exit codes are in `output`, opening a
-//! store or finding a mounted one in `store`.
+//! This file knows the commands and nothing of what they do. Output, errors and exit codes are in
+//! `output`, opening a store or finding a mounted one in `store`.
 
 mod bench;
 mod cat;

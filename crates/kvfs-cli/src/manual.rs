@@ -1,4 +1,5 @@
-//! `kvfs completions` and `kvfs man`: what shells and `man` know of the commands, made from their own descriptions.
+//! `kvfs completions` and `kvfs man`: what shells and `man` know of the commands, made from their
+//! own descriptions.
 
 use std::path::PathBuf;
 
@@ -30,5 +31,8 @@ pub fn man(args: ManArgs, commands: clap::Command, output: &Output) -> Outcome {
     let cannot = |e| Failure::io(format!("cannot write to {}", args.folder.display()), &e);
     std::fs::create_dir_all(&args.folder).map_err(cannot)?;
     clap_mangen::generate_to(commands, &args.folder).map_err(cannot)?;
-    output.print(format!("wrote the manual pages to {}", args.folder.display()), serde_json::json!({"folder": args.folder}))
+    output.print(
+        format!("wrote the manual pages to {}", args.folder.display()),
+        serde_json::json!({"folder": args.folder}),
+    )
 }

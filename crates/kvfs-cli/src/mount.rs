@@ -1,10 +1,11 @@
 //! `kvfs mount`: puts a store's file system on a folder and goes to the background once it answers.
 //!
-//! A daemon cannot fork once it has threads, so the background process is this program started anew (`--serving`): it reports
-//! through its standard output, a pipe, that the mount answers or what went wrong; the one in front prints that and ends.
+//! A daemon cannot fork once it has threads, so the background process is this program started anew
+//! (`--serving`): it reports through its standard output, a pipe, that the mount answers or what
+//! went wrong; the one in front prints that and ends.
 //!
-//! mount(8) and `/etc/fstab` come in by `run_as_mount_helper`: as `mount.fuse.kvfs` or `mount.kvfs`, or through
-//! `mount.fuse3`, which calls `kvfs STORE DIR -o OPTIONS`.
+//! mount(8) and `/etc/fstab` come in by `run_as_mount_helper`: as `mount.fuse.kvfs` or
+//! `mount.kvfs`, or through `mount.fuse3`, which calls `kvfs STORE DIR -o OPTIONS`.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
@@ -34,7 +35,8 @@ pub struct Args {
     /// Stay in front until unmounted; log to standard error. Ctrl-C unmounts.
     #[arg(long, short = 'f')]
     foreground: bool,
-    /// All the memory the store may take for buffers, caches and indexes: bytes, or with a unit (64M, 2G); default 320M.
+    /// All the memory the store may take for buffers, caches and indexes: bytes, or with a unit
+    /// (64M, 2G); default 320M.
     #[arg(long, value_name = "SIZE", value_parser = store::parse_size)]
     memory: Option<u64>,
     /// Append the daemon's log to this file.
@@ -55,11 +57,18 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let store = existing(&args.store)?;
     let dir = mount_point(&args.dir, output)?;
     if store.starts_with(&dir) {
-        let hides = format!("cannot mount {} on {}: the mount would hide the store itself", store.display(), dir.display());
+        let hides = format!(
+            "cannot mount {} on {}: the mount would hide the store itself",
+            store.display(),
+            dir.display()
+        );
         return Err(Failure::new(Exit::Usage, hides).hint("mount on another folder"));
     }
     options.log = match options.log {
-        Some(log) => Some(std::path::absolute(&log).map_err(|e| Failure::io(format!("cannot use {}", log.display()), &e))?),
+        Some(log) => Some(
+            std::path::absolute(&log)
+                .map_err(|e| Failure::io(format!("cannot use {}", log.display()), &e))?,
+        ),
         None => None,
     };
     if let Some(log) = &options.log {
@@ -74,7 +83,8 @@ pub fn run(args: Args, output: &Output) -> Outcome {
 }
 
 fn announce(output: &Output, record: &Record) -> Outcome {
-    let mut text = format!("mounted {} on {}", record.store.display(), record.mount_point.display());
+    let mut text =
+        format!("mounted {} on {}", record.store.display(), record.mount_point.display());
     if let Some(recovery) = &record.recovery {
         text.push('\n');
         text.push_str(recovery);
@@ -103,34 +113,55 @@ fn mount_point(path: &Path, output: &Output) -> Outcome<PathBuf> {
     let cannot = |e: std::io::Error| Failure::io(format!("cannot mount on {}", path.display()), &e);
     let mut dead = 0;
     while mounts::is_dead(path) {
-        // Its daemon is gone, so nothing is lost that is not lost already; left there, it would be in the way for good.
+        // Its daemon is gone, so nothing is lost that is not lost already; left there, it would be
+        // in the way for good.
         let dir = store::full_path(path).map_err(cannot)?;
         let gone = mounts::mount_at(&dir).map_err(cannot)?.filter(|m| m.is_fuse());
         let Some(gone) = gone else {
-            return Err(Failure::new(Exit::Busy, format!("{} lies in a dead mount", path.display())));
+            return Err(Failure::new(
+                Exit::Busy,
+                format!("{} lies in a dead mount", path.display()),
+            ));
         };
         dead += 1;
         if dead > 64 {
-            return Err(Failure::new(Exit::Busy, format!("{} is a dead mount that cannot be removed", path.display())));
+            return Err(Failure::new(
+                Exit::Busy,
+                format!("{} is a dead mount that cannot be removed", path.display()),
+            ));
         }
         unmount(&dir, Unmount::Lazy).map_err(store::mount_failure)?;
         if let Some(record) = Record::read(&gone.device).filter(|r| !r.is_alive()) {
             record.remove();
         }
-        output.note(format!("removed the dead mount of {} from {}: its daemon was killed", gone.source.display(), dir.display()));
+        output.note(format!(
+            "removed the dead mount of {} from {}: its daemon was killed",
+            gone.source.display(),
+            dir.display()
+        ));
     }
     let dir = path.canonicalize().map_err(cannot)?;
     if !dir.is_dir() {
-        return Err(Failure::new(Exit::Usage, format!("cannot mount on {}: it is not a folder", dir.display())));
+        return Err(Failure::new(
+            Exit::Usage,
+            format!("cannot mount on {}: it is not a folder", dir.display()),
+        ));
     }
     Ok(dir)
 }
 
 /// Starts the background process and waits until it answers.
 fn start(store: &Path, dir: &Path, words: &[OsString], options: &Options) -> Outcome<Record> {
-    let program = std::env::current_exe().map_err(|e| Failure::io("cannot find this program's own file", &e))?;
+    let program = std::env::current_exe()
+        .map_err(|e| Failure::io("cannot find this program's own file", &e))?;
     let mut command = Command::new(program);
-    command.arg("mount").arg("--serving").arg(store).arg(dir).stdin(Stdio::null()).stdout(Stdio::piped());
+    command
+        .arg("mount")
+        .arg("--serving")
+        .arg(store)
+        .arg(dir)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
     for word in words {
         command.arg("-o").arg(word);
     }
@@ -140,17 +171,24 @@ fn start(store: &Path, dir: &Path, words: &[OsString], options: &Options) -> Out
     if let Some(log) = &options.log {
         command.arg("--log").arg(log);
     }
-    let mut child = command.spawn().map_err(|e| Failure::io("cannot start the background process", &e))?;
+    let mut child =
+        command.spawn().map_err(|e| Failure::io("cannot start the background process", &e))?;
     let mut answer = String::new();
     if let Some(pipe) = child.stdout.take() {
-        BufReader::new(pipe).read_line(&mut answer).map_err(|e| Failure::io("cannot hear from the background process", &e))?;
+        BufReader::new(pipe)
+            .read_line(&mut answer)
+            .map_err(|e| Failure::io("cannot hear from the background process", &e))?;
     }
     if let Some(record) = Record::from_line(&answer) {
         return Ok(record);
     }
-    let status = child.wait().map_err(|e| Failure::io("cannot wait for the background process", &e))?;
+    let status =
+        child.wait().map_err(|e| Failure::io("cannot wait for the background process", &e))?;
     Err(Failure::from_line(&answer).unwrap_or_else(|| {
-        Failure::new(Exit::Failed, format!("the background process ended before the mount was ready: {status}"))
+        Failure::new(
+            Exit::Failed,
+            format!("the background process ended before the mount was ready: {status}"),
+        )
     }))
 }
 
@@ -187,7 +225,10 @@ const MOUNT_FAILED: u8 = 32;
 
 /// When called as mount(8) calls its helpers: does what it asks for and gives its exit code.
 /// `commands` are those of `kvfs` itself.
-pub fn run_as_mount_helper(arguments: &[OsString], commands: fn() -> clap::Command) -> Option<ExitCode> {
+pub fn run_as_mount_helper(
+    arguments: &[OsString],
+    commands: fn() -> clap::Command,
+) -> Option<ExitCode> {
     let name = Path::new(arguments.first()?).file_name()?.to_str()?;
     let words = &arguments[1..];
     let outcome = match name {
@@ -231,21 +272,33 @@ fn helper_mount(words: &[OsString]) -> Outcome {
         match word.to_str() {
             Some("-o") => options.push(words.next().ok_or_else(needs)?.clone()),
             Some("-t" | "-N") => drop(words.next().ok_or_else(needs)?),
-            Some(flags) if flags.len() > 1 && flags.starts_with('-') && flags[1..].chars().all(|c| "sfnvrw".contains(c)) => {
+            Some(flags)
+                if flags.len() > 1
+                    && flags.starts_with('-')
+                    && flags[1..].chars().all(|c| "sfnvrw".contains(c)) =>
+            {
                 fake |= flags.contains('f');
                 options.extend(flags.contains('r').then(|| "ro".into()));
             }
-            Some(flag) if flag.starts_with('-') => return Err(Failure::new(Exit::Usage, format!("unknown flag {flag}"))),
+            Some(flag) if flag.starts_with('-') => {
+                return Err(Failure::new(Exit::Usage, format!("unknown flag {flag}")));
+            }
             _ => places.push(PathBuf::from(word)),
         }
     }
     let Ok([store, dir]) = <[PathBuf; 2]>::try_from(places) else {
-        return Err(Failure::new(Exit::Usage, "a mount helper is called with a store, a folder, and -o with options"));
+        return Err(Failure::new(
+            Exit::Usage,
+            "a mount helper is called with a store, a folder, and -o with options",
+        ));
     };
     if fake {
         return mount_options::parse(&options).map(drop);
     }
     // mount(8) itself says nothing when all is well.
     let quiet = Output::quiet();
-    run(Args { store, dir, options, foreground: false, memory: None, log: None, serving: false }, &quiet)
+    run(
+        Args { store, dir, options, foreground: false, memory: None, log: None, serving: false },
+        &quiet,
+    )
 }

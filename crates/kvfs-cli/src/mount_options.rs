@@ -1,7 +1,7 @@
 //! The `-o` options of a mount: those of mount(8), those of FUSE, and a few of our own.
 //!
-//! Words that are for others (mount(8), systemd, `/etc/fstab`) are skipped; any other unknown word is an error that names it, for
-//! an option that silently does nothing is worse than none.
+//! Words that are for others (mount(8), systemd, `/etc/fstab`) are skipped; any other unknown word
+//! is an error that names it, for an option that silently does nothing is worse than none.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -62,10 +62,15 @@ Words for mount(8), systemd and fstab (x-*, _netdev, nofail, noauto, user, defau
 
 /// Reads the words of all `-o` in order; a later one wins.
 pub fn parse(lists: &[OsString]) -> Outcome<Options> {
-    let mut options = Options { policy: Policy { transport: Choice::Auto, ..Policy::default() }, ..Options::default() };
+    let mut options = Options {
+        policy: Policy { transport: Choice::Auto, ..Policy::default() },
+        ..Options::default()
+    };
     let mut allowed_permissions_off = false;
     for word in lists.iter().flat_map(|list| split(list.clone())) {
-        let bad = |why: String| Failure::new(Exit::Usage, format!("mount option '{}': {why}", word.to_string_lossy()));
+        let bad = |why: String| {
+            Failure::new(Exit::Usage, format!("mount option '{}': {why}", word.to_string_lossy()))
+        };
         let bytes = word.clone().into_vec();
         let (name, value) = match bytes.iter().position(|&b| b == b'=') {
             Some(at) => (&bytes[..at], Some(OsString::from_vec(bytes[at + 1..].to_vec()))),
@@ -79,7 +84,9 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
             ("allow_other", None) => mount.allow_other = true,
             ("open_views", None) => options.open_views = true,
             ("default_permissions", None) => allowed_permissions_off = false,
-            ("nodefault_permissions" | "no_default_permissions", None) => allowed_permissions_off = true,
+            ("nodefault_permissions" | "no_default_permissions", None) => {
+                allowed_permissions_off = true
+            }
             ("suid", None) => mount.suid = true,
             ("nosuid", None) => mount.suid = false,
             ("dev", None) => mount.dev = true,
@@ -89,7 +96,9 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
             ("sync", None) => mount.synchronous = true,
             ("async", None) => mount.synchronous = false,
             ("dirsync", None) => mount.dir_synchronous = true,
-            ("relatime" | "atime" | "nostrictatime", None) => mount.access_times = AccessTimes::Relative,
+            ("relatime" | "atime" | "nostrictatime", None) => {
+                mount.access_times = AccessTimes::Relative
+            }
             ("noatime", None) => mount.access_times = AccessTimes::Never,
             ("strictatime" | "norelatime", None) => {
                 return Err(bad("refused: the kernel answers most reads out of its cache, and those would not count".into())
@@ -110,19 +119,33 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
             ("noxattr" | "nouser_xattr", None) => options.policy.xattrs = false,
             ("fsname", Some(value)) => options.source = Some(value),
             ("subtype", Some(value)) => {
-                let fits = |s: &String| s.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
-                mount.subtype =
-                    value.into_string().ok().filter(fits).ok_or_else(|| bad("a subtype is letters, digits, - _ .".into()))?;
+                let fits = |s: &String| {
+                    s.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
+                };
+                mount.subtype = value
+                    .into_string()
+                    .ok()
+                    .filter(fits)
+                    .ok_or_else(|| bad("a subtype is letters, digits, - _ .".into()))?;
             }
-            ("memory", Some(value)) => options.memory = Some(store::parse_size(&value.to_string_lossy()).map_err(bad)?),
+            ("memory", Some(value)) => {
+                options.memory = Some(store::parse_size(&value.to_string_lossy()).map_err(bad)?)
+            }
             ("log", Some(value)) => options.log = Some(PathBuf::from(value)),
             ("scrub", Some(value)) => {
-                let days = value.to_str().and_then(|v| v.parse::<f64>().ok()).filter(|d| *d > 0.0 && *d <= 36500.0);
+                let days = value
+                    .to_str()
+                    .and_then(|v| v.parse::<f64>().ok())
+                    .filter(|d| *d > 0.0 && *d <= 36500.0);
                 let days = days.ok_or_else(|| bad("write a number of days".into()))?;
-                options.scrub.get_or_insert_default().every = std::time::Duration::from_secs_f64(days * 86400.0);
+                options.scrub.get_or_insert_default().every =
+                    std::time::Duration::from_secs_f64(days * 86400.0);
             }
             ("scrub_rate", Some(value)) => {
-                let rate = value.to_str().and_then(|v| v.parse::<u64>().ok()).filter(|n| (1..=1 << 20).contains(n));
+                let rate = value
+                    .to_str()
+                    .and_then(|v| v.parse::<u64>().ok())
+                    .filter(|n| (1..=1 << 20).contains(n));
                 let rate = rate.ok_or_else(|| bad("write a number of MiB a second".into()))?;
                 options.scrub.get_or_insert_default().bytes_per_second = rate << 20;
             }
@@ -136,8 +159,10 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
                 };
             }
             ("threads", Some(value)) => {
-                let number = value.to_str().and_then(|v| v.parse().ok()).filter(|n| (1..=64).contains(n));
-                options.policy.threads = number.ok_or_else(|| bad("write a number from 1 to 64".into()))?;
+                let number =
+                    value.to_str().and_then(|v| v.parse().ok()).filter(|n| (1..=64).contains(n));
+                options.policy.threads =
+                    number.ok_or_else(|| bad("write a number from 1 to 64".into()))?;
             }
             ("", None) => {}
             (name, _) if for_others(name) => {}
@@ -207,7 +232,8 @@ fn takes_no_value(name: &str) -> bool {
 }
 
 fn takes_a_value(name: &str) -> bool {
-    ["fsname", "subtype", "memory", "log", "threads", "transport", "cache", "scrub", "scrub_rate"].contains(&name)
+    ["fsname", "subtype", "memory", "log", "threads", "transport", "cache", "scrub", "scrub_rate"]
+        .contains(&name)
 }
 
 /// Splits at commas; `\,` is a comma, `\\` a backslash.
@@ -237,7 +263,9 @@ mod tests {
     #[test]
     fn safe_unless_asked_otherwise() {
         let m = read("rw").expect("valid").mount;
-        assert!(!m.suid && !m.dev && m.exec && m.default_permissions && !m.allow_other && !m.read_only);
+        assert!(
+            !m.suid && !m.dev && m.exec && m.default_permissions && !m.allow_other && !m.read_only
+        );
         let m = read("suid,dev,noexec,ro").expect("valid").mount;
         assert!(m.suid && m.dev && !m.exec && m.read_only);
         assert!(!read("suid,nosuid").expect("valid").mount.suid, "the later one wins");
@@ -261,7 +289,10 @@ mod tests {
 
     #[test]
     fn words_for_others_are_skipped_and_unknown_ones_named() {
-        assert!(read("defaults,_netdev,nofail,noauto,user,x-systemd.automount,x-gvfs-show,comment=a,").is_ok());
+        assert!(
+            read("defaults,_netdev,nofail,noauto,user,x-systemd.automount,x-gvfs-show,comment=a,")
+                .is_ok()
+        );
         assert!(read("frobnicate").expect_err("unknown").message.contains("frobnicate"));
         assert!(read("ro=1").expect_err("no value").message.contains("takes no value"));
         assert!(read("memory").expect_err("value").message.contains("needs a value"));
@@ -279,7 +310,9 @@ mod tests {
         let scrub = read("scrub_rate=3,scrub=0.5").expect("valid").scrub.expect("asked for");
         assert_eq!((scrub.every, scrub.bytes_per_second), (day / 2, 3 << 20));
         assert_eq!(read("scrub=7,noscrub").expect("valid").scrub, None);
-        for wrong in ["scrub", "scrub=0", "scrub=-1", "scrub=x", "scrub_rate=0", "scrub_rate=", "scrub=nan"] {
+        for wrong in
+            ["scrub", "scrub=0", "scrub=-1", "scrub=x", "scrub_rate=0", "scrub_rate=", "scrub=nan"]
+        {
             assert!(read(wrong).is_err(), "{wrong}");
         }
     }
@@ -301,7 +334,10 @@ mod tests {
     #[test]
     fn requests_come_over_io_uring_when_asked_for_and_writes_are_not_gathered() {
         assert_eq!(read("rw").expect("valid").policy.transport, Choice::Auto);
-        assert_eq!(read("transport=device,writeback").expect("valid").policy.transport, Choice::Device);
+        assert_eq!(
+            read("transport=device,writeback").expect("valid").policy.transport,
+            Choice::Device
+        );
         assert_eq!(read("transport=uring").expect("valid").policy.transport, Choice::Uring);
         assert!(read("transport=auto,writeback").is_ok());
         let refused = read("transport=uring,writeback").expect_err("refused");

@@ -1,4 +1,5 @@
-//! A mounted store as the commands on transactions see it: where it is, and a connection to its daemon.
+//! A mounted store as the commands on transactions see it: where it is, and a connection to its
+//! daemon.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +10,8 @@ use crate::output::{Exit, Failure, Outcome};
 use crate::place::{self, View};
 use crate::store;
 
-/// The transaction that a program was started in, and the socket of the store that this is one of: set by `kvfs run`.
+/// The transaction that a program was started in, and the socket of the store that this is one of:
+/// set by `kvfs run`.
 pub const TRANSACTION: &str = "KVFS_TXN";
 pub const SOCKET: &str = "KVFS_SOCKET";
 /// Where the store is mounted.
@@ -26,7 +28,8 @@ pub struct Mounted {
 }
 
 impl Mounted {
-    /// The store that is mounted at `target`, or that `target` lies in, or that is the file `target`. A path that names a view is refused.
+    /// The store that is mounted at `target`, or that `target` lies in, or that is the file
+    /// `target`. A path that names a view is refused.
     pub fn find(target: &Path) -> Outcome<Mounted> {
         place::must_be_the_store(target)?;
         Mounted::find_view(target)
@@ -34,10 +37,12 @@ impl Mounted {
 
     /// The same for what has a meaning for views, too.
     pub fn find_view(target: &Path) -> Outcome<Mounted> {
-        let full = store::full_path(target).map_err(|e| Failure::io(format!("cannot find {}", target.display()), &e))?;
+        let full = store::full_path(target)
+            .map_err(|e| Failure::io(format!("cannot find {}", target.display()), &e))?;
         let none = || {
             let what = format!("no store with a socket is mounted at {}", target.display());
-            Failure::new(Exit::NotFound, what).hint("transactions are a mounted store's: kvfs mount STORE FOLDER")
+            Failure::new(Exit::NotFound, what)
+                .hint("transactions are a mounted store's: kvfs mount STORE FOLDER")
         };
         let socket = store::socket_of(target)?.ok_or_else(none)?;
         let place = place::of_target(&full)?;
@@ -45,9 +50,11 @@ impl Mounted {
             Some(place) => Some(place.root()),
             None => Record::all().into_iter().find(|r| r.store == full).map(|r| r.mount_point),
         };
-        let client = Client::connect(&socket)
-            .map_err(|e| Failure::io(format!("cannot reach the store's daemon at {}", socket.display()), &e))?;
-        let (view, bound) = place.map_or((View::Mainline, false), |place| (place.view, place.bound));
+        let client = Client::connect(&socket).map_err(|e| {
+            Failure::io(format!("cannot reach the store's daemon at {}", socket.display()), &e)
+        })?;
+        let (view, bound) =
+            place.map_or((View::Mainline, false), |place| (place.view, place.bound));
         Ok(Mounted { mount_point: mount_point.ok_or_else(none)?, socket, view, bound, client })
     }
 
@@ -71,7 +78,8 @@ impl Mounted {
     }
 
     pub fn txn(&mut self, words: &[&str]) -> Outcome<Reply> {
-        let words: Vec<&[u8]> = std::iter::once("TXN").chain(words.iter().copied()).map(str::as_bytes).collect();
+        let words: Vec<&[u8]> =
+            std::iter::once("TXN").chain(words.iter().copied()).map(str::as_bytes).collect();
         self.call(&words)
     }
 
@@ -92,7 +100,9 @@ fn judged(reply: std::io::Result<Reply>) -> Outcome<Reply> {
 pub fn entered(socket: &Path) -> Option<u64> {
     let id = std::env::var(TRANSACTION).ok()?.parse().ok()?;
     let of = std::env::var_os(SOCKET)?;
-    let same = |a: &Path, b: &Path| a == b || a.canonicalize().ok().zip(b.canonicalize().ok()).is_some_and(|(a, b)| a == b);
+    let same = |a: &Path, b: &Path| {
+        a == b || a.canonicalize().ok().zip(b.canonicalize().ok()).is_some_and(|(a, b)| a == b)
+    };
     same(Path::new(&of), socket).then_some(id)
 }
 

@@ -1,6 +1,8 @@
-//! What the user sees: results as text or JSON, errors with a hint, progress bars, and the exit codes.
+//! What the user sees: results as text or JSON, errors with a hint, progress bars, and the exit
+//! codes.
 //!
-//! Every command returns an `Outcome`; nothing else in this crate prints an error or picks an exit code.
+//! Every command returns an `Outcome`; nothing else in this crate prints an error or picks an exit
+//! code.
 
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
@@ -37,7 +39,8 @@ pub enum Exit {
 }
 
 impl Exit {
-    /// For a conflict, where the exit codes are another program's: that of sysexits.h for "try again later".
+    /// For a conflict, where the exit codes are another program's: that of sysexits.h for "try
+    /// again later".
     pub const TRY_AGAIN: u8 = 75;
 
     /// The code as scripts see it in JSON.
@@ -55,10 +58,18 @@ impl Exit {
     }
 
     fn from_number(n: i32) -> Exit {
-        [Exit::Usage, Exit::NotFound, Exit::Busy, Exit::Damaged, Exit::NoSpace, Exit::NotPermitted, Exit::Conflict]
-            .into_iter()
-            .find(|e| *e as i32 == n)
-            .unwrap_or(Exit::Failed)
+        [
+            Exit::Usage,
+            Exit::NotFound,
+            Exit::Busy,
+            Exit::Damaged,
+            Exit::NoSpace,
+            Exit::NotPermitted,
+            Exit::Conflict,
+        ]
+        .into_iter()
+        .find(|e| *e as i32 == n)
+        .unwrap_or(Exit::Failed)
     }
 
     /// The code that fits an I/O error.
@@ -101,13 +112,18 @@ impl Failure {
 
     /// One line for a pipe between two of our own processes; `from_line` reads it.
     pub fn to_line(&self) -> String {
-        serde_json::json!({"exit": self.exit as i32, "message": self.message, "hint": self.hint}).to_string()
+        serde_json::json!({"exit": self.exit as i32, "message": self.message, "hint": self.hint})
+            .to_string()
     }
 
     pub fn from_line(line: &str) -> Option<Failure> {
         let v: serde_json::Value = serde_json::from_str(line).ok()?;
         let exit = Exit::from_number(v["exit"].as_i64()? as i32);
-        Some(Failure { exit, message: v["message"].as_str()?.into(), hint: v["hint"].as_str().map(Into::into) })
+        Some(Failure {
+            exit,
+            message: v["message"].as_str()?.into(),
+            hint: v["hint"].as_str().map(Into::into),
+        })
     }
 }
 
@@ -145,14 +161,16 @@ impl Output {
         self.json
     }
 
-    /// A result: `text` for people, `value` for `--json`. A reader that hung up (a closed pipe) is not an error.
+    /// A result: `text` for people, `value` for `--json`. A reader that hung up (a closed pipe) is
+    /// not an error.
     pub fn print(&self, text: impl Display, value: impl serde::Serialize) -> Outcome {
         if self.quiet {
             return Ok(());
         }
         let mut out = io::stdout().lock();
         let written = if self.json {
-            let line = serde_json::to_string(&value).map_err(|e| Failure::new(Exit::Failed, e.to_string()))?;
+            let line = serde_json::to_string(&value)
+                .map_err(|e| Failure::new(Exit::Failed, e.to_string()))?;
             writeln!(out, "{line}")
         } else {
             let text = text.to_string();
@@ -174,8 +192,8 @@ impl Output {
         }
     }
 
-    /// A progress bar on standard error for work of `length` units (`None`: unknown); hidden where nobody would see it.
-    /// With `bytes` the units are bytes.
+    /// A progress bar on standard error for work of `length` units (`None`: unknown); hidden where
+    /// nobody would see it. With `bytes` the units are bytes.
     pub fn progress(&self, label: &str, length: Option<u64>, bytes: bool) -> ProgressBar {
         if self.json || !io::stderr().is_terminal() {
             return ProgressBar::hidden();
@@ -224,7 +242,9 @@ impl Output {
 
 fn hung_up_is_fine(written: io::Result<()>) -> Outcome {
     match written {
-        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => Err(Failure::io("cannot write to standard output", &e)),
+        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Failure::io("cannot write to standard output", &e))
+        }
         _ => Ok(()),
     }
 }

@@ -1,5 +1,6 @@
-//! What a source (a tar stream, a folder) consists of, item by item, on the way to where it is copied: to another thread, or over the socket to
-//! the daemon of a mounted store. The daemon believes nothing of it: every length is checked here, every name and path where it is used.
+//! What a source (a tar stream, a folder) consists of, item by item, on the way to where it is
+//! copied: to another thread, or over the socket to the daemon of a mounted store. The daemon
+//! believes nothing of it: every length is checked here, every name and path where it is used.
 
 use kvfs::{FileKind, Timestamp};
 
@@ -63,8 +64,15 @@ impl Item {
     pub fn size(&self) -> usize {
         match self {
             Item::Data { bytes, .. } => bytes.len() + 64,
-            Item::Folder { meta, .. } | Item::Symlink { meta, .. } | Item::Special { meta, .. } | Item::File { meta, .. } => {
-                256 + meta.xattrs.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>()
+            Item::Folder { meta, .. }
+            | Item::Symlink { meta, .. }
+            | Item::Special { meta, .. }
+            | Item::File { meta, .. } => {
+                256 + meta
+                    .xattrs
+                    .iter()
+                    .map(|(name, value)| name.len() + value.len())
+                    .sum::<usize>()
             }
             Item::Link { .. } => 256,
             Item::End => 16,
@@ -121,24 +129,42 @@ impl Item {
         let Some((&kind, rest)) = from.split_first() else { return Ok(None) };
         *from = rest;
         let special = |kind, from: &mut &[u8]| {
-            Some(Item::Special { path: take_bytes(from)?, kind, rdev: u32::from_le_bytes(take(from)?), meta: take_meta(from)? })
+            Some(Item::Special {
+                path: take_bytes(from)?,
+                kind,
+                rdev: u32::from_le_bytes(take(from)?),
+                meta: take_meta(from)?,
+            })
         };
         let item = match kind {
             b'd' => (|| Some(Item::Folder { path: take_bytes(from)?, meta: take_meta(from)? }))(),
-            b'l' => (|| Some(Item::Symlink { path: take_bytes(from)?, target: take_bytes(from)?, meta: take_meta(from)? }))(),
+            b'l' => (|| {
+                Some(Item::Symlink {
+                    path: take_bytes(from)?,
+                    target: take_bytes(from)?,
+                    meta: take_meta(from)?,
+                })
+            })(),
             b'c' => special(FileKind::CharDevice, from),
             b'b' => special(FileKind::BlockDevice, from),
             b'p' => special(FileKind::Fifo, from),
             b's' => special(FileKind::Socket, from),
             b'h' => (|| Some(Item::Link { path: take_bytes(from)?, to: take_bytes(from)? }))(),
-            b'f' => {
-                (|| Some(Item::File { path: take_bytes(from)?, size: u64::from_le_bytes(take(from)?), meta: take_meta(from)? }))()
-            }
-            b'+' => (|| Some(Item::Data { at: u64::from_le_bytes(take(from)?), bytes: take_bytes(from)? }))(),
+            b'f' => (|| {
+                Some(Item::File {
+                    path: take_bytes(from)?,
+                    size: u64::from_le_bytes(take(from)?),
+                    meta: take_meta(from)?,
+                })
+            })(),
+            b'+' => (|| {
+                Some(Item::Data { at: u64::from_le_bytes(take(from)?), bytes: take_bytes(from)? })
+            })(),
             b'.' => Some(Item::End),
             _ => None,
         };
-        item.map(Some).ok_or_else(|| Failure::new(Exit::Failed, "the entries that came are not well formed"))
+        item.map(Some)
+            .ok_or_else(|| Failure::new(Exit::Failed, "the entries that came are not well formed"))
     }
 }
 
@@ -180,7 +206,8 @@ fn take_bytes(from: &mut &[u8]) -> Option<Vec<u8>> {
 }
 
 fn take_time(from: &mut &[u8]) -> Option<Timestamp> {
-    let time = Timestamp { secs: i64::from_le_bytes(take(from)?), nanos: u32::from_le_bytes(take(from)?) };
+    let time =
+        Timestamp { secs: i64::from_le_bytes(take(from)?), nanos: u32::from_le_bytes(take(from)?) };
     (time.nanos < 1_000_000_000).then_some(time)
 }
 
@@ -215,7 +242,12 @@ mod tests {
         vec![
             Item::Folder { path: Vec::new(), meta: Meta::default() },
             Item::Symlink { path: path(), target: b"../x".to_vec(), meta: meta.clone() },
-            Item::Special { path: path(), kind: FileKind::BlockDevice, rdev: 259, meta: meta.clone() },
+            Item::Special {
+                path: path(),
+                kind: FileKind::BlockDevice,
+                rdev: 259,
+                meta: meta.clone(),
+            },
             Item::Special { path: path(), kind: FileKind::Socket, rdev: 0, meta: Meta::default() },
             Item::Link { path: path(), to: b"c".to_vec() },
             Item::File { path: path(), meta, size: 1 << 60 },
@@ -236,7 +268,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_short_or_changed_is_an_error_or_an_item_and_takes_no_more_memory_than_it_is_long() {
+    fn what_is_cut_short_or_changed_is_an_error_or_an_item_and_takes_no_more_memory_than_it_is_long()
+     {
         for item in all() {
             let mut bytes = Vec::new();
             item.encode(&mut bytes);

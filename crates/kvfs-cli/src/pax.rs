@@ -1,5 +1,6 @@
-//! The records of PAX headers that a tar entry's header has no room for: times with nanoseconds, large numbers, extended attributes,
-//! and the maps of sparse files (GNU's versions 0.0, 0.1 and 1.0).
+//! The records of PAX headers that a tar entry's header has no room for: times with nanoseconds,
+//! large numbers, extended attributes, and the maps of sparse files (GNU's versions 0.0, 0.1 and
+//! 1.0).
 
 use std::io::{self, Read};
 
@@ -53,13 +54,18 @@ impl Records {
                 b"GNU.sparse.offset" => offsets.push(wanted()?),
                 b"GNU.sparse.numbytes" => lengths.push(wanted()?),
                 b"GNU.sparse.map" => {
-                    let numbers: Option<Vec<u64>> = value.split(|c| *c == b',').map(decimal).collect();
+                    let numbers: Option<Vec<u64>> =
+                        value.split(|c| *c == b',').map(decimal).collect();
                     let numbers = numbers.ok_or_else(|| malformed("the map of a sparse file"))?;
                     records.map = Some(pairs(&numbers)?);
                 }
                 _ => {
-                    if let Some(name) = key.strip_prefix(XATTR.as_bytes()).or(key.strip_prefix(b"LIBARCHIVE.xattr.")) {
-                        // The second prefix is percent-encoded in base64; whoever writes it writes the first as well.
+                    if let Some(name) = key
+                        .strip_prefix(XATTR.as_bytes())
+                        .or(key.strip_prefix(b"LIBARCHIVE.xattr."))
+                    {
+                        // The second prefix is percent-encoded in base64; whoever writes it writes
+                        // the first as well.
                         if key.starts_with(XATTR.as_bytes()) {
                             records.xattrs.push((name.to_vec(), value.to_vec()));
                         }
@@ -80,7 +86,8 @@ impl Records {
         Ok(records)
     }
 
-    /// Where the data of a sparse file belongs; `None`: it is not sparse. Leaves `entry` at the data.
+    /// Where the data of a sparse file belongs; `None`: it is not sparse. Leaves `entry` at the
+    /// data.
     pub fn sparse_map(&self, entry: &mut impl Read) -> io::Result<Option<Vec<(u64, u64)>>> {
         if !self.map_in_front {
             return Ok(self.map.clone());
@@ -103,7 +110,9 @@ impl Records {
                 let n = decimal(&line).ok_or_else(|| malformed("the map of a sparse file"))?;
                 line.clear();
                 match wanted {
-                    None if n > MOST_PARTS => return Err(malformed("a sparse file of too many parts")),
+                    None if n > MOST_PARTS => {
+                        return Err(malformed("a sparse file of too many parts"));
+                    }
                     None => wanted = Some(n as usize * 2),
                     Some(_) => lines.push(n),
                 }
@@ -130,7 +139,8 @@ fn pairs(numbers: &[u64]) -> io::Result<Vec<(u64, u64)>> {
 
 /// A map whose ends are numbers.
 fn check(map: &[(u64, u64)]) -> io::Result<()> {
-    let fits = map.iter().all(|(at, len)| at.checked_add(*len).is_some_and(|end| end <= i64::MAX as u64));
+    let fits =
+        map.iter().all(|(at, len)| at.checked_add(*len).is_some_and(|end| end <= i64::MAX as u64));
     if fits { Ok(()) } else { Err(malformed("the map of a sparse file")) }
 }
 
@@ -174,9 +184,15 @@ mod tests {
 
     #[test]
     fn times_survive_their_record() {
-        for (secs, nanos) in
-            [(0, 0), (1, 5), (1_700_000_000, 123_456_789), (-1, 0), (-1, 999_999_999), (-2, 500_000_000), (5, 100_000_000)]
-        {
+        for (secs, nanos) in [
+            (0, 0),
+            (1, 5),
+            (1_700_000_000, 123_456_789),
+            (-1, 0),
+            (-1, 999_999_999),
+            (-2, 500_000_000),
+            (5, 100_000_000),
+        ] {
             let t = Timestamp { secs, nanos };
             assert_eq!(time(time_record(t).as_bytes()), Some(t), "{}", time_record(t));
         }
@@ -196,7 +212,12 @@ mod tests {
         let mut rest = bytes.as_slice();
         assert_eq!(records.sparse_map(&mut rest).expect("a map"), Some(vec![(0, 10), (4096, 20)]));
         assert_eq!(rest, b"data");
-        for hostile in ["99999999999\n", "1\n-1\n5\n", "1\n18446744073709551615\n1\n", "aaaaaaaaaaaaaaaaaaaaaaaa"] {
+        for hostile in [
+            "99999999999\n",
+            "1\n-1\n5\n",
+            "1\n18446744073709551615\n1\n",
+            "aaaaaaaaaaaaaaaaaaaaaaaa",
+        ] {
             let mut block = hostile.as_bytes().to_vec();
             block.resize(512, 0);
             assert!(records.sparse_map(&mut block.as_slice()).is_err(), "{hostile:?}");

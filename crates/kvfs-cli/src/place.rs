@@ -1,8 +1,9 @@
-//! What a path of a mounted store names: the store as it is, or one of the views below `.kvfs`. A command does what the path says, or
-//! says why it cannot; it never takes a view for the store itself.
+//! What a path of a mounted store names: the store as it is, or one of the views below `.kvfs`. A
+//! command does what the path says, or says why it cannot; it never takes a view for the store
+//! itself.
 //!
-//! The kernel says where in the file system a mount begins, so a view is known for what it is also where it is mounted elsewhere, as
-//! by `kvfs run`.
+//! The kernel says where in the file system a mount begins, so a view is known for what it is also
+//! where it is mounted elsewhere, as by `kvfs run`.
 
 use std::fmt;
 use std::io;
@@ -84,7 +85,8 @@ pub fn of(path: &Path) -> io::Result<Option<Place>> {
     let below = |path: &Path| path.strip_prefix("/").unwrap_or(path).to_owned();
     let begins = below(&mount.root);
     let bound = view_of(&begins).0 != View::Mainline;
-    let inside = path.strip_prefix(&mount.mount_point).map_or_else(|_| PathBuf::new(), Path::to_owned);
+    let inside =
+        path.strip_prefix(&mount.mount_point).map_or_else(|_| PathBuf::new(), Path::to_owned);
     let (view, rest) = view_of(&begins.join(inside));
     Ok(Some(Place { mount, view, rest, bound }))
 }
@@ -109,13 +111,22 @@ impl Place {
     pub fn root(&self) -> PathBuf {
         let whole = |m: &MountEntry| m.device == self.mount.device && m.root == Path::new("/");
         let all = mounts::mounts().unwrap_or_default();
-        all.into_iter().rfind(whole).map_or_else(|| self.mount.mount_point.clone(), |m| m.mount_point)
+        all.into_iter()
+            .rfind(whole)
+            .map_or_else(|| self.mount.mount_point.clone(), |m| m.mount_point)
     }
 
     /// A command that has no meaning for a view.
     pub fn refused(&self, target: &Path) -> Failure {
-        let what = format!("{} leads into {}, and this is done to the whole store", target.display(), self.view);
-        Failure::new(Exit::Usage, what).hint(format!("give the folder where it is mounted: {}", self.mount.mount_point.display()))
+        let what = format!(
+            "{} leads into {}, and this is done to the whole store",
+            target.display(),
+            self.view
+        );
+        Failure::new(Exit::Usage, what).hint(format!(
+            "give the folder where it is mounted: {}",
+            self.mount.mount_point.display()
+        ))
     }
 }
 

@@ -76,7 +76,12 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let closed = store.map_or(Ok(()), Unmounted::close);
     let Counts { files, folders, bytes } = counts;
     let count = |n: u64, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
-    let text = format!("removed {} and {}, {}", count(files, "file"), count(folders, "folder"), human_size(bytes));
+    let text = format!(
+        "removed {} and {}, {}",
+        count(files, "file"),
+        count(folders, "folder"),
+        human_size(bytes)
+    );
     match failed {
         Some(failure) => Err(failure),
         None => closed.and_then(|()| output.print(text, counts)),
@@ -87,23 +92,36 @@ pub fn run(args: Args, output: &Output) -> Outcome {
 fn remove_mounted(path: &Path) -> Outcome<Counts> {
     let shown = text::show(path.as_os_str().as_bytes());
     if ends_in_dots(path) {
-        return Err(Failure::new(Exit::Usage, format!("{shown} names no entry of a folder: give the name that it has")));
+        return Err(Failure::new(
+            Exit::Usage,
+            format!("{shown} names no entry of a folder: give the name that it has"),
+        ));
     }
     let cannot = |e: std::io::Error| Failure::io(format!("cannot find {shown}"), &e);
     let full = store::path_beside(path).map_err(cannot)?;
     full.symlink_metadata().map_err(cannot)?;
     let table = mounts::mounts().map_err(|e| Failure::io("cannot read the table of mounts", &e))?;
     if let Some(mount) = table.iter().find(|mount| mount.mount_point.starts_with(&full)) {
-        let what = format!("{} is a mount point: it is not removed", text::show(mount.mount_point.as_os_str().as_bytes()));
+        let what = format!(
+            "{} is a mount point: it is not removed",
+            text::show(mount.mount_point.as_os_str().as_bytes())
+        );
         return Err(Failure::new(Exit::Busy, what).hint("unmount it, or give the folders in it"));
     }
     let folder = full.parent().unwrap_or(Path::new("/"));
     let mut mounted = Mounted::find_view(folder)?;
-    let place = place::of(&full).map_err(cannot)?.ok_or_else(|| Failure::new(Exit::NotFound, format!("{shown} is in no store")))?;
+    let place = place::of(&full)
+        .map_err(cannot)?
+        .ok_or_else(|| Failure::new(Exit::NotFound, format!("{shown} is in no store")))?;
     let id = match place.view {
         View::Mainline => mounted.entered(),
         View::Transaction(id) => Some(id),
-        View::Listing => return Err(Failure::new(Exit::Usage, format!("{shown} is a view: a transaction is ended by kvfs txn"))),
+        View::Listing => {
+            return Err(Failure::new(
+                Exit::Usage,
+                format!("{shown} is a view: a transaction is ended by kvfs txn"),
+            ));
+        }
         view => {
             return Err(Failure::new(
                 Exit::Usage,
@@ -114,13 +132,15 @@ fn remove_mounted(path: &Path) -> Outcome<Counts> {
     let id = id.map(|id| id.to_string());
     let mut words = vec![&b"RMTREE"[..], place.rest.as_os_str().as_bytes()];
     words.extend(id.iter().flat_map(|id| [&b"TXN"[..], id.as_bytes()]));
-    let reply = mounted
-        .call(&words)
-        .map_err(|failure| Failure { message: format!("cannot remove {shown}: {}", failure.message), ..failure })?;
+    let reply = mounted.call(&words).map_err(|failure| Failure {
+        message: format!("cannot remove {shown}: {}", failure.message),
+        ..failure
+    })?;
     let Reply::Array(fields) = reply else {
         return Err(Failure::new(Exit::Failed, "the store's daemon gave an unexpected reply"));
     };
-    let number = |at: usize| if let Some(Reply::Integer(n)) = fields.get(at) { *n as u64 } else { 0 };
+    let number =
+        |at: usize| if let Some(Reply::Integer(n)) = fields.get(at) { *n as u64 } else { 0 };
     Ok(Counts { folders: number(1), files: number(3), bytes: number(5) })
 }
 
@@ -148,7 +168,8 @@ impl Unmounted {
     fn remove(&mut self, path: &Path) -> Outcome<Counts> {
         let shown = path.as_os_str().as_bytes();
         let gone = self.views.remove_tree(&kvfs::View::Mainline, shown);
-        let gone = gone.map_err(|e| tree::failure(format!("cannot remove {}", text::show(shown)), e))?;
+        let gone =
+            gone.map_err(|e| tree::failure(format!("cannot remove {}", text::show(shown)), e))?;
         Ok(Counts { folders: gone.directories, files: gone.files, bytes: gone.bytes })
     }
 
@@ -156,6 +177,8 @@ impl Unmounted {
         let Unmounted { store, views } = self;
         let saved = views.shutdown().and(views.mainline().shutdown());
         drop(views);
-        saved.map_err(|e| tree::failure("the last changes could not be written", e)).and(store.close())
+        saved
+            .map_err(|e| tree::failure("the last changes could not be written", e))
+            .and(store.close())
     }
 }

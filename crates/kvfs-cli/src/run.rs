@@ -12,7 +12,8 @@ use crate::changes::{Changes, Detail};
 use crate::mounted::{self, Mounted};
 use crate::output::{Exit, Failure, Outcome, Output};
 
-/// Run a program in a transaction: its files and keys become everybody's when it succeeds, and never were when it fails.
+/// Run a program in a transaction: its files and keys become everybody's when it succeeds, and
+/// never were when it fails.
 #[derive(clap::Args)]
 #[command(after_help = "\
 The program and its children see the mounted store, at the same paths as ever, as the transaction sees it; nobody else sees what they
@@ -36,7 +37,8 @@ pub struct Args {
     /// Do not wait until the commit is on disk; it will be there within the flush interval.
     #[arg(long)]
     no_sync: bool,
-    /// Make the view the root of the program (chroot), for where name spaces are not to be had. The program must lie in the store.
+    /// Make the view the root of the program (chroot), for where name spaces are not to be had. The
+    /// program must lie in the store.
     #[arg(long)]
     chroot: bool,
     /// The program and its arguments, behind `--`.
@@ -47,8 +49,8 @@ pub struct Args {
 /// How a transaction is begun.
 #[derive(clap::Args)]
 pub struct How {
-    /// si: it sees the store as it was when it began; of two that change the same the first to commit wins. ser: as if it ran alone; what
-    /// it reads or writes is locked until it ends.
+    /// si: it sees the store as it was when it began; of two that change the same the first to
+    /// commit wins. ser: as if it ran alone; what it reads or writes is locked until it ends.
     #[arg(long, short = 'i', value_enum, default_value = "si", value_name = "LEVEL")]
     isolation: Isolation,
     /// A name for the listing.
@@ -57,10 +59,12 @@ pub struct How {
     /// Abort it when nobody has used it for so long.
     #[arg(long, value_name = "SECONDS")]
     idle: Option<f64>,
-    /// The last to commit wins instead of the first: for those who know that nobody else changes the same (si only).
+    /// The last to commit wins instead of the first: for those who know that nobody else changes
+    /// the same (si only).
     #[arg(long)]
     no_check: bool,
-    /// It survives a restart of the store's daemon, a crash included; what it writes is written once more for that (si only).
+    /// It survives a restart of the store's daemon, a crash included; what it writes is written
+    /// once more for that (si only).
     #[arg(long)]
     durable: bool,
 }
@@ -100,13 +104,21 @@ impl How {
         words.extend(attached.then_some("ATTACHED"));
         match mounted.txn(&words)? {
             Reply::Integer(id) => Ok(id as u64),
-            other => Err(Failure::new(Exit::Failed, format!("the store's daemon gave an unexpected reply: {other:?}"))),
+            other => Err(Failure::new(
+                Exit::Failed,
+                format!("the store's daemon gave an unexpected reply: {other:?}"),
+            )),
         }
     }
 }
 
 /// Where the program is to be, and what it is to be told.
-pub fn enter(mounted: &Mounted, id: u64, chroot: bool, command: &[OsString]) -> Outcome<chamber::Code> {
+pub fn enter(
+    mounted: &Mounted,
+    id: u64,
+    chroot: bool,
+    command: &[OsString],
+) -> Outcome<chamber::Code> {
     let view = mounted.view(id);
     if !view.is_dir() {
         return Err(Failure::new(Exit::NotFound, format!("{} is not there", view.display())));
@@ -130,7 +142,11 @@ pub fn run(args: Args, output: &Output) -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
             output.print_error(&failure);
-            ExitCode::from(if failure.exit == Exit::Conflict { Exit::TRY_AGAIN } else { chamber::NOT_STARTED })
+            ExitCode::from(if failure.exit == Exit::Conflict {
+                Exit::TRY_AGAIN
+            } else {
+                chamber::NOT_STARTED
+            })
         }
     }
 }
@@ -138,13 +154,14 @@ pub fn run(args: Args, output: &Output) -> ExitCode {
 fn run_and_end(args: &Args, output: &Output) -> Outcome<chamber::Code> {
     let mut mounted = Mounted::find(&args.mount)?;
     if let Some(id) = mounted.entered() {
-        let what = format!("this already runs in transaction {id} of {}", mounted.mount_point.display());
-        return Err(
-            Failure::new(Exit::Usage, what).hint("a transaction in a transaction is not possible; run the program as it is")
-        );
+        let what =
+            format!("this already runs in transaction {id} of {}", mounted.mount_point.display());
+        return Err(Failure::new(Exit::Usage, what)
+            .hint("a transaction in a transaction is not possible; run the program as it is"));
     }
     let mut terminal = if args.end.ask { Some(Terminal::open()?) } else { None };
-    let label = args.command.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
+    let label =
+        args.command.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
     // Attached: if we are killed, it ends with us.
     let id = args.how.begin(&mut mounted, true, &label)?;
     let code = match enter(&mounted, id, args.chroot, &args.command) {
@@ -177,7 +194,8 @@ fn run_and_end(args: &Args, output: &Output) -> Outcome<chamber::Code> {
         }
         Answer::Keep => {
             mounted.txn(&["KEEP", &number])?;
-            output.print(id, serde_json::json!({"id": id, "view": mounted.view(id), "exit": code}))?;
+            output
+                .print(id, serde_json::json!({"id": id, "view": mounted.view(id), "exit": code}))?;
         }
     }
     Ok(code)
@@ -199,9 +217,11 @@ struct Terminal {
 impl Terminal {
     fn open() -> Outcome<Terminal> {
         let cannot = |e: std::io::Error| {
-            Failure::io("cannot ask: there is no terminal", &e).hint("decide beforehand: --commit, --abort, or --keep")
+            Failure::io("cannot ask: there is no terminal", &e)
+                .hint("decide beforehand: --commit, --abort, or --keep")
         };
-        let output = std::fs::File::options().read(true).write(true).open("/dev/tty").map_err(cannot)?;
+        let output =
+            std::fs::File::options().read(true).write(true).open("/dev/tty").map_err(cannot)?;
         if !output.is_terminal() {
             return Err(cannot(std::io::ErrorKind::Unsupported.into()));
         }
@@ -217,7 +237,8 @@ impl Terminal {
             shown.push_str(&format!("The program ended with {code}.\n"));
         }
         loop {
-            write!(self.output, "{shown}Commit? [y]es, [n]o, [k]eep it open, [d]ifferences: ").map_err(cannot)?;
+            write!(self.output, "{shown}Commit? [y]es, [n]o, [k]eep it open, [d]ifferences: ")
+                .map_err(cannot)?;
             self.output.flush().map_err(cannot)?;
             let mut line = String::new();
             // The end of the input is no consent.

@@ -1,4 +1,5 @@
-//! `kvfs salvage`: brings out what can be read of a damaged store, and says exactly what is missing.
+//! `kvfs salvage`: brings out what can be read of a damaged store, and says exactly what is
+//! missing.
 
 mod keys;
 mod report;
@@ -49,13 +50,17 @@ pub fn run(args: Args, output: &Output) -> Outcome {
             let what = format!("{} is in use", args.store.display());
             return Err(Failure::new(Exit::Busy, what).hint("unmount it first: kvfs umount"));
         }
-        Err(e) => return Err(store::failure(format!("cannot open {}", args.store.display()), e.into())),
+        Err(e) => {
+            return Err(store::failure(format!("cannot open {}", args.store.display()), e.into()));
+        }
     };
     let itself = Identity::of_path(&args.store);
-    let cannot = |e: std::io::Error| Failure::io(format!("cannot write {}", args.folder.display()), &e);
+    let cannot =
+        |e: std::io::Error| Failure::io(format!("cannot write {}", args.folder.display()), &e);
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&args.folder).map_err(cannot)?;
     if std::fs::read_dir(&args.folder).map_err(cannot)?.next().is_some() {
-        return Err(Failure::new(Exit::Usage, format!("{} is not empty", args.folder.display())).hint("give a new folder"));
+        return Err(Failure::new(Exit::Usage, format!("{} is not empty", args.folder.display()))
+            .hint("give a new folder"));
     }
     let bar = output.progress("looking for what is left", Some(0), false);
     let found = Salvage::open(Arc::new(device), &mut |done, all| {
@@ -63,15 +68,16 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         bar.set_position(done);
     });
     bar.finish_and_clear();
-    let remains =
-        Remains::new(found.map_err(|e| store::failure(format!("nothing can be brought out of {}", args.store.display()), e))?);
+    let remains = Remains::new(found.map_err(|e| {
+        store::failure(format!("nothing can be brought out of {}", args.store.display()), e)
+    })?);
 
     let mut report = Report::new(remains.salvage().notes());
     remains.salvage().left_out().iter().for_each(|what| output.note(what));
     let bar = output.progress("bringing out", None, true);
     if remains.has_files() {
-        let at =
-            rustix::fs::open(&args.folder, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(|e| cannot(e.into()))?;
+        let at = rustix::fs::open(&args.folder, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|e| cannot(e.into()))?;
         raise_open_files();
         let folder = Folder {
             at: vec![at],
@@ -92,7 +98,13 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         }
         .run()?;
     }
-    keys::bring_out(remains.salvage(), args.keys.as_deref().map(|path| (path, args.mode)), itself, &bar, &mut report)?;
+    keys::bring_out(
+        remains.salvage(),
+        args.keys.as_deref().map(|path| (path, args.mode)),
+        itself,
+        &bar,
+        &mut report,
+    )?;
     bar.finish_and_clear();
     report.finish(&args.store, &args.folder, output)
 }
@@ -134,7 +146,11 @@ impl<'a> Walk<'a> {
         let node = match self.remains.node(ROOT) {
             Left::Node(node) => Some(node),
             Left::Lost(what) => {
-                self.report.damaged(b"/", vec![format!("its attributes are lost: {what}")], Vec::new());
+                self.report.damaged(
+                    b"/",
+                    vec![format!("its attributes are lost: {what}")],
+                    Vec::new(),
+                );
                 None
             }
             Left::None => {
@@ -149,17 +165,28 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Everything in a directory that is the innermost of those that are open. Gives that directory back.
+    /// Everything in a directory that is the innermost of those that are open. Gives that directory
+    /// back.
     fn below(&mut self, mut path: Vec<u8>, ino: Ino, dir: Dir) -> Outcome<Dir> {
         let remains = self.remains;
-        let open = |ino: Ino, len: usize, dir: Dir| Open { entries: remains.entries(ino), len, dir, found: 0, gap: None };
+        let open = |ino: Ino, len: usize, dir: Dir| Open {
+            entries: remains.entries(ino),
+            len,
+            dir,
+            found: 0,
+            gap: None,
+        };
         let mut all = vec![open(ino, path.len(), dir)];
         loop {
-            let Some(top) = all.last_mut() else { return Err(Failure::new(Exit::Failed, "no folder is open")) };
+            let Some(top) = all.last_mut() else {
+                return Err(Failure::new(Exit::Failed, "no folder is open"));
+            };
             path.truncate(top.len);
             match top.entries.next() {
                 Some(LeftEntry::Gap(what)) => drop(top.gap.get_or_insert(what)),
-                Some(LeftEntry::Malformed(what)) => self.report.damaged(&shown(&path), vec![what], Vec::new()),
+                Some(LeftEntry::Malformed(what)) => {
+                    self.report.damaged(&shown(&path), vec![what], Vec::new())
+                }
                 Some(LeftEntry::Entry { name, ino, kind, stale }) => {
                     top.found += u64::from(!stale);
                     if !path.is_empty() {
@@ -174,9 +201,17 @@ impl<'a> Walk<'a> {
                 None => {
                     let Some(done) = all.pop() else { continue };
                     // With as many names as it should have, none is in the gap.
-                    let complete = done.dir.node.as_ref().is_some_and(|node| !node.stale && node.attr.size == done.found);
+                    let complete = done
+                        .dir
+                        .node
+                        .as_ref()
+                        .is_some_and(|node| !node.stale && node.attr.size == done.found);
                     if let Some(what) = done.gap.filter(|_| !complete) {
-                        self.report.damaged(&shown(&path), vec![format!("names may be missing: {what}")], Vec::new());
+                        self.report.damaged(
+                            &shown(&path),
+                            vec![format!("names may be missing: {what}")],
+                            Vec::new(),
+                        );
                     }
                     if all.is_empty() {
                         return Ok(done.dir);
@@ -188,7 +223,14 @@ impl<'a> Walk<'a> {
     }
 
     /// Brings out one entry; gives the directory whose content is to follow.
-    fn entry(&mut self, path: &[u8], name: &[u8], ino: Ino, kind: FileKind, stale: bool) -> Outcome<Option<Dir>> {
+    fn entry(
+        &mut self,
+        path: &[u8],
+        name: &[u8],
+        ino: Ino,
+        kind: FileKind,
+        stale: bool,
+    ) -> Outcome<Option<Dir>> {
         let mut what = Vec::new();
         if stale {
             what.push("this name may have been removed".to_string());
@@ -204,7 +246,11 @@ impl<'a> Walk<'a> {
                 None
             }
             Left::None => {
-                self.report.damaged(&shown(path), vec![format!("it names inode {ino}, which does not exist")], Vec::new());
+                self.report.damaged(
+                    &shown(path),
+                    vec![format!("it names inode {ino}, which does not exist")],
+                    Vec::new(),
+                );
                 return Ok(None);
             }
         };
@@ -213,7 +259,11 @@ impl<'a> Walk<'a> {
             if node.stale {
                 what.push("its attributes may be older than they were".into());
             }
-            what.extend(node.lost_xattrs.iter().map(|name| format!("the attribute {} is lost", crate::text::show(name))));
+            what.extend(
+                node.lost_xattrs
+                    .iter()
+                    .map(|name| format!("the attribute {} is lost", crate::text::show(name))),
+            );
         }
         let kind = node.as_ref().map_or(kind, |node| node.attr.kind);
         if kind == FileKind::Dir && !self.dirs.insert(ino) {
@@ -226,7 +276,9 @@ impl<'a> Walk<'a> {
             self.report.damaged(&shown(path), what, Vec::new());
             return Ok(None);
         }
-        let (target, xattrs) = node.as_ref().map_or_else(Default::default, |node| (node.target.clone(), node.xattrs.clone()));
+        let (target, xattrs) = node
+            .as_ref()
+            .map_or_else(Default::default, |node| (node.target.clone(), node.xattrs.clone()));
         let item = Item { path, name, attr, target, xattrs };
         let (remains, bar) = (self.remains, self.bar);
         let mut missing = Vec::new();
@@ -237,7 +289,9 @@ impl<'a> Walk<'a> {
         });
         match made {
             Ok(bytes) => self.report.wrote(kind, bytes),
-            Err(failure) if matches!(failure.exit, Exit::NoSpace | Exit::Usage) => return Err(failure),
+            Err(failure) if matches!(failure.exit, Exit::NoSpace | Exit::Usage) => {
+                return Err(failure);
+            }
             Err(failure) => {
                 what.push(failure.message);
                 self.report.damaged(&shown(path), what, Vec::new());
@@ -267,9 +321,12 @@ impl<'a> Walk<'a> {
     fn lost_and_found(&mut self) -> Outcome {
         for dirs in [true, false] {
             let mut lost: Vec<(Ino, FileKind)> = Vec::new();
-            // Those of a part of the tree by its top: what has its own directory there follows from that.
+            // Those of a part of the tree by its top: what has its own directory there follows from
+            // that.
             self.remains.each_node(|ino, kind, parent| {
-                let top = !dirs || self.seen.contains(&parent) || matches!(self.remains.node(parent), Left::None | Left::Lost(_));
+                let top = !dirs
+                    || self.seen.contains(&parent)
+                    || matches!(self.remains.node(parent), Left::None | Left::Lost(_));
                 if !self.seen.contains(&ino) && (!dirs || kind == FileKind::Dir) && top {
                     lost.push((ino, kind));
                 }
@@ -294,7 +351,13 @@ impl<'a> Walk<'a> {
     fn found(&mut self, ino: Ino, kind: FileKind) -> Outcome {
         let folder = self.report.lost_found(&self.folder.root);
         let own = unknown(0, FileKind::Dir);
-        let item = Item { path: &folder, name: &folder, attr: own, target: Vec::new(), xattrs: Vec::new() };
+        let item = Item {
+            path: &folder,
+            name: &folder,
+            attr: own,
+            target: Vec::new(),
+            xattrs: Vec::new(),
+        };
         self.folder.make(&item, &mut |_, _| Ok(0))?;
         let name = format!("inode-{ino}").into_bytes();
         let path = [&folder[..], b"/", &name].concat();
@@ -318,7 +381,21 @@ fn unknown(ino: Ino, kind: FileKind) -> Attr {
     let perm = if kind == FileKind::Dir { 0o700 } else { 0o600 };
     let time = Timestamp::default();
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    Attr { ino, kind, perm, nlink: 1, uid, gid, rdev: 0, size: 0, blocks: 0, atime: time, mtime: time, ctime: time, btime: time }
+    Attr {
+        ino,
+        kind,
+        perm,
+        nlink: 1,
+        uid,
+        gid,
+        rdev: 0,
+        size: 0,
+        blocks: 0,
+        atime: time,
+        mtime: time,
+        ctime: time,
+        btime: time,
+    }
 }
 
 /// Writes what is left of a file. The bytes written, and what is missing.
@@ -331,7 +408,9 @@ fn write(
     cannot: &dyn Fn(Errno) -> Failure,
 ) -> Outcome<(u64, Vec<Range<u64>>)> {
     let mut written = 0;
-    let failed = |e: std::io::Error| cannot(Errno::from_raw_os_error(e.raw_os_error().unwrap_or(Errno::IO.raw_os_error())));
+    let failed = |e: std::io::Error| {
+        cannot(Errno::from_raw_os_error(e.raw_os_error().unwrap_or(Errno::IO.raw_os_error())))
+    };
     let missing = remains.data(ino, node, |at, bytes| {
         written += bytes.len() as u64;
         bar.inc(bytes.len() as u64);

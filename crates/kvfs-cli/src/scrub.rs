@@ -1,4 +1,5 @@
-//! `kvfs scrub`: reads everything in a store again and compares it with its checksums, in a store that is mounted or not.
+//! `kvfs scrub`: reads everything in a store again and compares it with its checksums, in a store
+//! that is mounted or not.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -74,10 +75,11 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     output.print(lines, json!({"target": args.target, "scrub": status, "faults": faults}))?;
     match of("faults") {
         0 => Ok(()),
-        n => {
-            Err(Failure::new(Exit::Damaged, format!("{n} places of {} cannot be read as they were written", args.target.display()))
-                .hint("bring out what is readable: kvfs salvage STORE FOLDER, and look at the disk"))
-        }
+        n => Err(Failure::new(
+            Exit::Damaged,
+            format!("{n} places of {} cannot be read as they were written", args.target.display()),
+        )
+        .hint("bring out what is readable: kvfs salvage STORE FOLDER, and look at the disk")),
     }
 }
 
@@ -99,7 +101,10 @@ fn faults(door: &mut Door) -> Outcome<Vec<Value>> {
     let Reply::Array(found) = door.call(&[b"SCRUB", b"FAULTS"])? else { return Ok(faults) };
     for fault in found {
         let Reply::Array(fields) = fault else { continue };
-        let bytes: Vec<&[u8]> = fields.iter().map(|f| if let Reply::Bulk(bytes) = f { bytes.as_slice() } else { b"" }).collect();
+        let bytes: Vec<&[u8]> = fields
+            .iter()
+            .map(|f| if let Reply::Bulk(bytes) = f { bytes.as_slice() } else { b"" })
+            .collect();
         let [place, what, dictionary, start, end, concerns] = bytes[..] else { continue };
         let string = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let mut object = Map::new();
@@ -109,7 +114,10 @@ fn faults(door: &mut Door) -> Outcome<Vec<Value>> {
             object.insert("dictionary".into(), string(dictionary).into());
             text::put(&mut object, "start", start);
             text::put(&mut object, "end", end);
-            let local = || door.store().and_then(|s| kvfs::describe_keys(&s.db, &string(dictionary), start, end));
+            let local = || {
+                door.store()
+                    .and_then(|s| kvfs::describe_keys(&s.db, &string(dictionary), start, end))
+            };
             let concerns = Some(string(concerns)).filter(|c| !c.is_empty()).or_else(local);
             object.insert("concerns".into(), concerns.map_or(Value::Null, Value::String));
             object.insert("keys".into(), keys(start, end).into());

@@ -8,7 +8,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use kvdb::{Kvdb, ScrubOptions};
 use kvfs::Fs;
 
-/// How often it looks whether it is time, at most. Of a machine that sleeps, the clock that waits stands still.
+/// How often it looks whether it is time, at most. Of a machine that sleeps, the clock that waits
+/// stands still.
 const LOOK: Duration = Duration::from_secs(600);
 
 /// What `-o scrub=DAYS,scrub_rate=MIB` says.
@@ -33,7 +34,12 @@ pub struct Scrubbing {
 }
 
 impl Scrubbing {
-    pub fn start(db: &Kvdb, fs: &Fs, interval: Interval, writable: bool) -> std::io::Result<Scrubbing> {
+    pub fn start(
+        db: &Kvdb,
+        fs: &Fs,
+        interval: Interval,
+        writable: bool,
+    ) -> std::io::Result<Scrubbing> {
         let (end, ended) = mpsc::channel::<()>();
         let ended = Arc::new(std::sync::Mutex::new(ended));
         let (own, fs) = (db.clone(), fs.clone());
@@ -45,13 +51,15 @@ impl Scrubbing {
                 _ => now(),
             };
             if writable && !matches!(fs.last_scrub(), Ok(Some(_))) {
-                // So that a store that is mounted for an hour a day gets its turn, too. (Zero finds of a scrub that was none yet.)
+                // So that a store that is mounted for an hour a day gets its turn, too. (Zero finds
+                // of a scrub that was none yet.)
                 note(&fs, 0);
             }
             loop {
                 let left = (last + interval.every).saturating_sub(now());
                 if left.is_zero() {
-                    let began = own.scrub(ScrubOptions { bytes_per_second: Some(interval.bytes_per_second) });
+                    let began = own
+                        .scrub(ScrubOptions { bytes_per_second: Some(interval.bytes_per_second) });
                     if let Err(e) = began {
                         tracing::warn!("the scrub could not begin: {e}");
                     }
@@ -59,7 +67,11 @@ impl Scrubbing {
                     last = now();
                     let progress = own.scrub_progress();
                     if progress.complete {
-                        tracing::info!("scrub done: {} bytes read, {} faults", progress.bytes, progress.faults);
+                        tracing::info!(
+                            "scrub done: {} bytes read, {} faults",
+                            progress.bytes,
+                            progress.faults
+                        );
                         if writable {
                             note(&fs, progress.faults);
                         }

@@ -1,4 +1,5 @@
-//! `kvfs send`, `kvfs receive`: snapshots on their way to another store, whole or as what has changed since an earlier one.
+//! `kvfs send`, `kvfs receive`: snapshots on their way to another store, whole or as what has
+//! changed since an earlier one.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, IsTerminal, Read, Write};
@@ -95,7 +96,8 @@ pub fn send(args: SendArgs, output: &Output) -> Outcome {
         Some(path) => Box::new(identity::create(path, args.mode, store)?),
         None if io::stdout().is_terminal() => {
             let what = "a stream of bytes is nothing for a terminal";
-            return Err(Failure::new(Exit::Usage, what).hint("pipe it into `kvfs receive`, or give --output FILE"));
+            return Err(Failure::new(Exit::Usage, what)
+                .hint("pipe it into `kvfs receive`, or give --output FILE"));
         }
         None => {
             identity::refuse(store, Identity::of_open(io::stdout()), Path::new("standard output"))?;
@@ -107,7 +109,8 @@ pub fn send(args: SendArgs, output: &Output) -> Outcome {
     let door = Door::open(&args.target, false)?;
     let sent = match door.store() {
         Some(opened) => {
-            let sent = opened.db.send(&args.snapshot, args.base.as_deref(), &mut out, from.as_ref());
+            let sent =
+                opened.db.send(&args.snapshot, args.base.as_deref(), &mut out, from.as_ref());
             let sent = sent.map(drop).map_err(|e| store::failure("cannot send", e));
             let closed = door.close();
             sent.and(closed)
@@ -115,11 +118,16 @@ pub fn send(args: SendArgs, output: &Output) -> Outcome {
         None => {
             let position = from.as_ref().map(Received::to_bytes);
             let mut words: Vec<&[u8]> = vec![b"SNAPSHOT", b"SEND", args.snapshot.as_bytes()];
-            for (option, value) in [(&b"BASE"[..], args.base.as_deref().map(str::as_bytes)), (b"FROM", position.as_deref())] {
+            for (option, value) in [
+                (&b"BASE"[..], args.base.as_deref().map(str::as_bytes)),
+                (b"FROM", position.as_deref()),
+            ] {
                 words.extend(value.into_iter().flat_map(|value| [option, value]));
             }
             let mut stream = door.stream(&words)?;
-            io::copy(&mut stream, &mut out).map(drop).map_err(|e| Failure::io("cannot pass the stream on", &e))
+            io::copy(&mut stream, &mut out)
+                .map(drop)
+                .map_err(|e| Failure::io("cannot pass the stream on", &e))
         }
     };
     sent?;
@@ -135,23 +143,40 @@ pub fn send(args: SendArgs, output: &Output) -> Outcome {
 
 pub fn receive(args: ReceiveArgs, output: &Output) -> Outcome {
     if store::socket_of(&args.store)?.is_some() {
-        let what = format!("{} is mounted: what is in use cannot be replaced", args.store.display());
+        let what =
+            format!("{} is mounted: what is in use cannot be replaced", args.store.display());
         return Err(Failure::new(Exit::Busy, what).hint("unmount it first"));
     }
-    let input = args.input.as_deref().map_or_else(|| Identity::of_open(io::stdin()), Identity::of_path);
-    identity::refuse(Identity::of_path(&args.store), input, args.input.as_deref().unwrap_or(Path::new("standard input")))?;
+    let input =
+        args.input.as_deref().map_or_else(|| Identity::of_open(io::stdin()), Identity::of_path);
+    identity::refuse(
+        Identity::of_path(&args.store),
+        input,
+        args.input.as_deref().unwrap_or(Path::new("standard input")),
+    )?;
     let opened = store::open_waiting(&args.store, store::Access::ReadWrite, None)?;
-    let done = if args.positions { positions(&opened.db, output) } else { take(&opened.db, &args, output) };
+    let done = if args.positions {
+        positions(&opened.db, output)
+    } else {
+        take(&opened.db, &args, output)
+    };
     done.and(opened.close())
 }
 
 fn take(db: &kvdb::Kvdb, args: &ReceiveArgs, output: &Output) -> Outcome {
     let input: Box<dyn Read> = match &args.input {
-        Some(path) => Box::new(File::open(path).map_err(|e| Failure::io(format!("cannot read {}", path.display()), &e))?),
+        Some(path) => Box::new(
+            File::open(path)
+                .map_err(|e| Failure::io(format!("cannot read {}", path.display()), &e))?,
+        ),
         None => Box::new(io::stdin().lock()),
     };
     let bar = output.progress("receiving", None, true);
-    let mut options = ReceiveOptions { branch: args.clone.clone(), snapshot: args.name.clone(), replace: args.replace };
+    let mut options = ReceiveOptions {
+        branch: args.clone.clone(),
+        snapshot: args.name.clone(),
+        replace: args.replace,
+    };
     // A new store has a file system without files, which no stream must respect.
     options.replace |= args.clone.is_empty() && is_new(db)?;
     let mut input = Counted(BufReader::with_capacity(1 << 20, input), bar);
@@ -166,14 +191,20 @@ fn take(db: &kvdb::Kvdb, args: &ReceiveArgs, output: &Output) -> Outcome {
         })?;
         received += 1;
         let text = format!("received snapshot {}: {} tuples", stats.snapshot, stats.tuples);
-        output.print(text, json!({"snapshot": stats.snapshot, "tuples": stats.tuples, "chunks": stats.chunks}))?;
+        output.print(
+            text,
+            json!({"snapshot": stats.snapshot, "tuples": stats.tuples, "chunks": stats.chunks}),
+        )?;
         // Streams may follow one another in one pipe: none of them is left out.
         if input.0.fill_buf().map_err(|e| Failure::io("cannot read the stream", &e))?.is_empty() {
             return Ok(());
         }
         if let Some(name) = &options.snapshot {
-            let what = format!("more follows behind the stream that was received as {name}, and was not taken");
-            return Err(Failure::new(Exit::Failed, what).hint("--as names one snapshot: receive streams one by one, or without it"));
+            let what = format!(
+                "more follows behind the stream that was received as {name}, and was not taken"
+            );
+            return Err(Failure::new(Exit::Failed, what)
+                .hint("--as names one snapshot: receive streams one by one, or without it"));
         }
         options.replace = args.replace;
     }
@@ -194,13 +225,22 @@ fn is_new(db: &kvdb::Kvdb) -> Outcome<bool> {
 
 fn positions(db: &kvdb::Kvdb, output: &Output) -> Outcome {
     let all = db.receiving().map_err(|e| store::failure("cannot look into the store", e))?;
-    let hex = |r: &Received| r.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-    let value: Vec<_> = all.iter().map(|r| json!({"position": hex(r), "chunks": r.chunks, "tuples": r.tuples})).collect();
+    let hex =
+        |r: &Received| r.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let value: Vec<_> = all
+        .iter()
+        .map(|r| json!({"position": hex(r), "chunks": r.chunks, "tuples": r.tuples}))
+        .collect();
     output.print(all.iter().map(|r| hex(r) + "\n").collect::<String>(), value)
 }
 
 fn position(hex: &str) -> Outcome<Received> {
-    let wrong = || Failure::new(Exit::Usage, "that is no position: give what `kvfs receive --positions` has printed");
+    let wrong = || {
+        Failure::new(
+            Exit::Usage,
+            "that is no position: give what `kvfs receive --positions` has printed",
+        )
+    };
     if !hex.is_ascii() || !hex.len().is_multiple_of(2) {
         return Err(wrong());
     }

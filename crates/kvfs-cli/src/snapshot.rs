@@ -1,4 +1,5 @@
-//! `kvfs snapshot`, `kvfs clone`, `kvfs diff`: states of a store that are kept, branches made of them, and what differs.
+//! `kvfs snapshot`, `kvfs clone`, `kvfs diff`: states of a store that are kept, branches made of
+//! them, and what differs.
 
 use std::path::{Path, PathBuf};
 
@@ -48,8 +49,8 @@ enum Action {
     /// Drop a snapshot. Clones of it stay.
     #[command(visible_alias = "rm")]
     Drop { target: PathBuf, name: String },
-    /// Give the store (or the clone that the snapshot is of) the state that it had. What was changed since is gone, and open transactions
-    /// are aborted; newer snapshots stay.
+    /// Give the store (or the clone that the snapshot is of) the state that it had. What was
+    /// changed since is gone, and open transactions are aborted; newer snapshots stay.
     Rollback { target: PathBuf, name: String },
 }
 
@@ -93,11 +94,18 @@ fn made_of(target: &Path, of: &str) -> Outcome<(PathBuf, String)> {
     let Some(place) = place::of_target(target)? else { return Ok((target.into(), of.into())) };
     match &place.view {
         View::Mainline => Ok((target.into(), of.into())),
-        View::Clone(name) if !place.bound && (of.is_empty() || of == name) => Ok((place.mount.mount_point, name.clone())),
+        View::Clone(name) if !place.bound && (of.is_empty() || of == name) => {
+            Ok((place.mount.mount_point, name.clone()))
+        }
         view => {
-            let what = format!("a snapshot is made of the store or of a clone, and {} leads into {view}", target.display());
-            Err(Failure::new(Exit::Usage, what)
-                .hint(format!("give the folder of the mount ({})", place.mount.mount_point.display())))
+            let what = format!(
+                "a snapshot is made of the store or of a clone, and {} leads into {view}",
+                target.display()
+            );
+            Err(Failure::new(Exit::Usage, what).hint(format!(
+                "give the folder of the mount ({})",
+                place.mount.mount_point.display()
+            )))
         }
     }
 }
@@ -135,8 +143,14 @@ pub fn run(args: Args, output: &Output) -> Outcome {
             output.print("", json!({"dropped": name}))
         }
         Action::Rollback { target, name } => {
-            if let Some(place) = place::of_target(target)?.filter(|place| place.view != View::Mainline) {
-                let what = format!("{} shows {}, which would end with the rollback", target.display(), place.view);
+            if let Some(place) =
+                place::of_target(target)?.filter(|place| place.view != View::Mainline)
+            {
+                let what = format!(
+                    "{} shows {}, which would end with the rollback",
+                    target.display(),
+                    place.view
+                );
                 return Err(Failure::new(Exit::Usage, what).hint("do it from outside"));
             }
             with(target, true, &["SNAPSHOT", "ROLLBACK", name])?;
@@ -146,13 +160,27 @@ pub fn run(args: Args, output: &Output) -> Outcome {
             let all = list(with(target, false, &["SNAPSHOT", "LIST"])?)?;
             let line = |info: &serde_json::Map<String, Value>| {
                 let size = |name: &str| human_size(info[name].as_u64().unwrap_or(0));
-                let clone = info["clone"].as_str().filter(|clone| !clone.is_empty()).map(|clone| format!("  of clone {clone}"));
-                let (name, created) = (info["name"].as_str().unwrap_or(""), time(info["created"].as_u64().unwrap_or(0)));
-                format!("{created}  {:>8}  {:>8}  {name}{}\n", size("bytes"), size("unique_bytes"), clone.unwrap_or_default())
+                let clone = info["clone"]
+                    .as_str()
+                    .filter(|clone| !clone.is_empty())
+                    .map(|clone| format!("  of clone {clone}"));
+                let (name, created) = (
+                    info["name"].as_str().unwrap_or(""),
+                    time(info["created"].as_u64().unwrap_or(0)),
+                );
+                format!(
+                    "{created}  {:>8}  {:>8}  {name}{}\n",
+                    size("bytes"),
+                    size("unique_bytes"),
+                    clone.unwrap_or_default()
+                )
             };
             let mut text: String = all.iter().map(line).collect();
             if !text.is_empty() {
-                text.insert_str(0, &format!("{:20}  {:>8}  {:>8}  NAME\n", "CREATED (UTC)", "BYTES", "ALONE"));
+                text.insert_str(
+                    0,
+                    &format!("{:20}  {:>8}  {:>8}  NAME\n", "CREATED (UTC)", "BYTES", "ALONE"),
+                );
             }
             output.print(text, all)
         }
@@ -172,7 +200,10 @@ pub fn clone(args: CloneArgs, output: &Output) -> Outcome {
         CloneAction::List { target } => {
             let all = list(with(target, false, &["CLONE", "LIST"])?)?;
             let line = |info: &serde_json::Map<String, Value>| {
-                let of = info["snapshot"].as_str().map(|snapshot| format!("  of snapshot {snapshot}")).unwrap_or_default();
+                let of = info["snapshot"]
+                    .as_str()
+                    .map(|snapshot| format!("  of snapshot {snapshot}"))
+                    .unwrap_or_default();
                 format!("{}{of}\n", info["name"].as_str().unwrap_or(""))
             };
             output.print(all.iter().map(line).collect::<String>(), all)
@@ -183,10 +214,13 @@ pub fn clone(args: CloneArgs, output: &Output) -> Outcome {
 pub fn diff(args: DiffArgs, output: &Output) -> Outcome {
     let mut door = Door::open(&args.target, false)?;
     if args.after.is_none()
-        && let Some(place) = place::of_target(&args.target)?.filter(|place| place.view != View::Mainline)
+        && let Some(place) =
+            place::of_target(&args.target)?.filter(|place| place.view != View::Mainline)
     {
-        let what = format!("{} shows {}, not the store as it is now", args.target.display(), place.view);
-        return Err(Failure::new(Exit::Usage, what).hint("`kvfs txn diff` shows what a transaction would change"));
+        let what =
+            format!("{} shows {}, not the store as it is now", args.target.display(), place.view);
+        return Err(Failure::new(Exit::Usage, what)
+            .hint("`kvfs txn diff` shows what a transaction would change"));
     }
     let changes = difference(&mut door, &args);
     let closed = door.close();
@@ -217,13 +251,24 @@ fn difference(door: &mut Door, args: &DiffArgs) -> Outcome<Changes> {
         Some(name) => store.db.open_snapshot(name).map_err(cannot)?,
         None => store.db.view(),
     };
-    let files = kvfs::difference_of_states(&before, &after).map_err(|e| tree::failure("cannot compare the files", e))?;
-    let size = |size: Option<u64>| size.map_or(Reply::Null, |size| Reply::Integer(i64::try_from(size).unwrap_or(i64::MAX)));
+    let files = kvfs::difference_of_states(&before, &after)
+        .map_err(|e| tree::failure("cannot compare the files", e))?;
+    let size = |size: Option<u64>| {
+        size.map_or(Reply::Null, |size| Reply::Integer(i64::try_from(size).unwrap_or(i64::MAX)))
+    };
     let side = |side: Option<Vec<u8>>| side.map_or(Reply::Null, Reply::Bulk);
-    let detail = |d: kvdb_server::FileDetail| Reply::Array(vec![Reply::Bulk(d.what), side(d.before), side(d.after)]);
+    let detail = |d: kvdb_server::FileDetail| {
+        Reply::Array(vec![Reply::Bulk(d.what), side(d.before), side(d.after)])
+    };
     let file = |f: kvdb_server::FileChange| {
         let details = Reply::Array(f.details.into_iter().map(detail).collect());
-        Reply::Array(vec![Reply::Bulk(f.path), Reply::Bulk(f.kind.to_string().into()), size(f.before), size(f.after), details])
+        Reply::Array(vec![
+            Reply::Bulk(f.path),
+            Reply::Bulk(f.kind.to_string().into()),
+            size(f.before),
+            size(f.after),
+            details,
+        ])
     };
     Changes::between(Reply::Array(listed(files).into_iter().map(file).collect()), keys, None)
 }
@@ -231,15 +276,24 @@ fn difference(door: &mut Door, args: &DiffArgs) -> Outcome<Changes> {
 /// "2024-05-17 09:30:00" of seconds since 1970, UTC.
 fn time(seconds: u64) -> String {
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
-    // Years begin in March here, so that the odd day of a leap year is the last one (Howard Hinnant's algorithm).
+    // Years begin in March here, so that the odd day of a leap year is the last one (Howard
+    // Hinnant's algorithm).
     let z = days + 719_468;
     let (era, day) = (z / 146_097, z % 146_097);
     let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
     let in_year = day - (365 * year + year / 4 - year / 100);
     let shifted = (5 * in_year + 2) / 153;
-    let (date, month) = (in_year - (153 * shifted + 2) / 5 + 1, if shifted < 10 { shifted + 3 } else { shifted - 9 });
+    let (date, month) = (
+        in_year - (153 * shifted + 2) / 5 + 1,
+        if shifted < 10 { shifted + 3 } else { shifted - 9 },
+    );
     let year = year + era * 400 + u64::from(month <= 2);
-    format!("{year:04}-{month:02}-{date:02} {:02}:{:02}:{:02}", rest / 3600, rest / 60 % 60, rest % 60)
+    format!(
+        "{year:04}-{month:02}-{date:02} {:02}:{:02}:{:02}",
+        rest / 3600,
+        rest / 60 % 60,
+        rest % 60
+    )
 }
 
 #[cfg(test)]

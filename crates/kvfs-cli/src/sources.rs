@@ -42,8 +42,8 @@ impl<'a> Source<'a> {
         (self.give)(item)
     }
 
-    /// What `read` appends to a buffer, `len` bytes at most, as data at `at`; gives how much that was. `read` is asked for so many
-    /// bytes, and appends fewer only at the end.
+    /// What `read` appends to a buffer, `len` bytes at most, as data at `at`; gives how much that
+    /// was. `read` is asked for so many bytes, and appends fewer only at the end.
     fn copy(
         &mut self,
         path: &[u8],
@@ -56,7 +56,9 @@ impl<'a> Source<'a> {
             // Without growing; what an archive claims is believed as far as one piece.
             let most = (len - done).min(PIECE as u64) as usize;
             let mut bytes = Vec::with_capacity(most);
-            read(most, &mut bytes).map_err(|e| Failure::io(format!("the content of {} cannot be read", text::show(path)), &e))?;
+            read(most, &mut bytes).map_err(|e| {
+                Failure::io(format!("the content of {} cannot be read", text::show(path)), &e)
+            })?;
             let got = bytes.len() as u64;
             if got == 0 {
                 break;
@@ -84,20 +86,24 @@ impl<'a> Source<'a> {
             let (end, holes) = stream.found(&entry).map_err(broken)?;
             passed = end;
             let records = pax::Records::read(&mut entry).map_err(broken)?;
-            let path = records.sparse_name.clone().unwrap_or_else(|| entry.path_bytes().into_owned());
+            let path =
+                records.sparse_name.clone().unwrap_or_else(|| entry.path_bytes().into_owned());
             let header = entry.header();
             let number = |n: io::Result<u64>| n.ok().and_then(|n| u32::try_from(n).ok());
             let meta = Meta {
                 perm: (header.mode().map_err(broken)? & 0o7777) as u16,
                 uid: records.uid.or_else(|| number(header.uid())).unwrap_or(0),
                 gid: records.gid.or_else(|| number(header.gid())).unwrap_or(0),
-                mtime: records.mtime.unwrap_or(Timestamp { secs: header.mtime().unwrap_or(0) as i64, nanos: 0 }),
+                mtime: records
+                    .mtime
+                    .unwrap_or(Timestamp { secs: header.mtime().unwrap_or(0) as i64, nanos: 0 }),
                 atime: records.atime,
                 xattrs: records.xattrs.clone(),
             };
             let kind = header.entry_type();
             let device = || {
-                let (major, minor) = (header.device_major().ok().flatten(), header.device_minor().ok().flatten());
+                let (major, minor) =
+                    (header.device_major().ok().flatten(), header.device_minor().ok().flatten());
                 tree::device_number(major.unwrap_or(0), minor.unwrap_or(0))
             };
             match kind {
@@ -110,14 +116,32 @@ impl<'a> Source<'a> {
                     let to = entry.link_name_bytes().unwrap_or_default().into_owned();
                     self.give(Item::Link { path, to })?;
                 }
-                tar::EntryType::Char => self.give(Item::Special { path, kind: FileKind::CharDevice, rdev: device(), meta })?,
-                tar::EntryType::Block => self.give(Item::Special { path, kind: FileKind::BlockDevice, rdev: device(), meta })?,
-                tar::EntryType::Fifo => self.give(Item::Special { path, kind: FileKind::Fifo, rdev: 0, meta })?,
+                tar::EntryType::Char => self.give(Item::Special {
+                    path,
+                    kind: FileKind::CharDevice,
+                    rdev: device(),
+                    meta,
+                })?,
+                tar::EntryType::Block => self.give(Item::Special {
+                    path,
+                    kind: FileKind::BlockDevice,
+                    rdev: device(),
+                    meta,
+                })?,
+                tar::EntryType::Fifo => {
+                    self.give(Item::Special { path, kind: FileKind::Fifo, rdev: 0, meta })?
+                }
                 // Old archives end a folder's name with a slash and call it a file.
-                tar::EntryType::Regular if path.ends_with(b"/") => self.give(Item::Folder { path, meta })?,
-                tar::EntryType::Regular | tar::EntryType::Continuous => match records.sparse_map(&mut entry).map_err(broken)? {
+                tar::EntryType::Regular if path.ends_with(b"/") => {
+                    self.give(Item::Folder { path, meta })?
+                }
+                tar::EntryType::Regular | tar::EntryType::Continuous => match records
+                    .sparse_map(&mut entry)
+                    .map_err(broken)?
+                {
                     Some(map) => {
-                        let size = records.real_size.or(map.last().map(|(at, len)| at + len)).unwrap_or(0);
+                        let size =
+                            records.real_size.or(map.last().map(|(at, len)| at + len)).unwrap_or(0);
                         self.give(Item::File { path: path.clone(), meta, size })?;
                         for (at, len) in &map {
                             let read = |most, bytes: &mut Vec<u8>| append(&mut entry, most, bytes);
@@ -133,16 +157,21 @@ impl<'a> Source<'a> {
                     }
                 },
                 tar::EntryType::GNUSparse => {
-                    let size = records.real_size.or_else(|| entry.header().as_gnu().and_then(|h| h.real_size().ok()));
+                    let size = records
+                        .real_size
+                        .or_else(|| entry.header().as_gnu().and_then(|h| h.real_size().ok()));
                     self.give(Item::File { path: path.clone(), meta, size: size.unwrap_or(0) })?;
                     for (at, len) in holes.iter().flatten() {
-                        if self.copy(&path, |most, bytes| stream.beside(most, bytes), *at, *len)? != *len {
+                        if self.copy(&path, |most, bytes| stream.beside(most, bytes), *at, *len)?
+                            != *len
+                        {
                             return Err(broken(io::ErrorKind::UnexpectedEof.into()));
                         }
                     }
                     self.give(Item::End)?;
                 }
-                other => self.skip(format!("{}: entries of kind {other:?} are left out", text::show(&path))),
+                other => self
+                    .skip(format!("{}: entries of kind {other:?} are left out", text::show(&path))),
             }
         }
         Ok(())
@@ -154,7 +183,8 @@ impl<'a> Source<'a> {
         let mut linked: HashMap<(u64, u64), Vec<u8>> = HashMap::new();
         let meta = host_meta(from, &std::fs::metadata(from).map_err(|e| cannot_read(from, e))?)?;
         self.give(Item::Folder { path: Vec::new(), meta })?;
-        let mut open = vec![(std::fs::read_dir(from).map_err(|e| cannot_read(from, e))?, Vec::<u8>::new())];
+        let mut open =
+            vec![(std::fs::read_dir(from).map_err(|e| cannot_read(from, e))?, Vec::<u8>::new())];
         while let Some((entries, inside)) = open.last_mut() {
             let Some(entry) = entries.next() else {
                 open.pop();
@@ -192,12 +222,17 @@ impl<'a> Source<'a> {
                 }
                 linked.insert(identity, path.clone());
             }
-            let rdev = tree::device_number(rustix::fs::major(m.rdev()), rustix::fs::minor(m.rdev()));
+            let rdev =
+                tree::device_number(rustix::fs::major(m.rdev()), rustix::fs::minor(m.rdev()));
             if kind.is_file() {
                 self.host_file(&source, &path, meta, bar)?;
             } else if kind.is_symlink() {
                 let target = std::fs::read_link(&source).map_err(|e| cannot_read(&source, e))?;
-                self.give(Item::Symlink { path, target: target.as_os_str().as_bytes().to_vec(), meta })?;
+                self.give(Item::Symlink {
+                    path,
+                    target: target.as_os_str().as_bytes().to_vec(),
+                    meta,
+                })?;
             } else {
                 let (kind, rdev) = match () {
                     () if kind.is_char_device() => (FileKind::CharDevice, rdev),
@@ -224,7 +259,8 @@ impl<'a> Source<'a> {
                 break;
             }
             if sparse {
-                rustix::fs::seek(&file, SeekFrom::Start(from)).map_err(|e| cannot_read(source, e.into()))?;
+                rustix::fs::seek(&file, SeekFrom::Start(from))
+                    .map_err(|e| cannot_read(source, e.into()))?;
             }
             // Not behind the size: a file that grows meanwhile would never end.
             let read = |most, bytes: &mut Vec<u8>| {

@@ -1,7 +1,7 @@
 //! `kvfs stat`: what a store consists of and what it has done, or the attributes of a file in it.
 //!
-//! A mounted store is asked through its socket, so its figures are those of the running daemon; of a store that is not mounted
-//! they are what opening it for reading shows.
+//! A mounted store is asked through its socket, so its figures are those of the running daemon; of
+//! a store that is not mounted they are what opening it for reading shows.
 
 use std::ffi::OsString;
 use std::fmt::Write;
@@ -30,20 +30,28 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     if let Some(path) = &args.path {
         return file(&args.target, path.as_bytes(), output);
     }
-    let full = store::full_path(&args.target).map_err(|e| Failure::io(format!("cannot find {}", args.target.display()), &e))?;
+    let full = store::full_path(&args.target)
+        .map_err(|e| Failure::io(format!("cannot find {}", args.target.display()), &e))?;
     let record = Record::all().into_iter().find(|r| r.store == full || r.mount_point == full);
     let mut all = Map::new();
     crate::place::must_be_the_store(&args.target)?;
     match (store::socket_of(&args.target)?, record) {
         (Some(socket), record) => {
-            let cannot = |e| Failure::io(format!("cannot ask the store's daemon at {}", socket.display()), &e);
-            let reply = Client::connect(&socket).and_then(|mut c| c.call(&[b"KVFS.STAT"])).map_err(cannot)?;
+            let cannot = |e| {
+                Failure::io(format!("cannot ask the store's daemon at {}", socket.display()), &e)
+            };
+            let reply = Client::connect(&socket)
+                .and_then(|mut c| c.call(&[b"KVFS.STAT"]))
+                .map_err(cannot)?;
             let stat: Option<Value> = match &reply {
                 Reply::Bulk(json) => serde_json::from_slice(json).ok(),
                 _ => None,
             };
             let Some(mut stat) = stat else {
-                return Err(Failure::new(Exit::Failed, format!("the daemon at {} gave no statistics", socket.display())));
+                return Err(Failure::new(
+                    Exit::Failed,
+                    format!("the daemon at {} gave no statistics", socket.display()),
+                ));
             };
             if let Value::Object(store) = stat["store"].take() {
                 all.extend(store);
@@ -55,8 +63,12 @@ pub fn run(args: Args, output: &Output) -> Outcome {
             all.insert("daemon".into(), daemon(&record));
         }
         (None, None) if args.target.is_dir() => {
-            let what = format!("{} is neither a store nor the folder of a mounted one", args.target.display());
-            return Err(Failure::new(Exit::NotFound, what).hint("mount the store there, or give the store's file"));
+            let what = format!(
+                "{} is neither a store nor the folder of a mounted one",
+                args.target.display()
+            );
+            return Err(Failure::new(Exit::NotFound, what)
+                .hint("mount the store there, or give the store's file"));
         }
         (None, None) => {
             let store = store::open_waiting(&args.target, Access::ReadOnly, None)?;
@@ -99,7 +111,12 @@ fn file(target: &std::path::Path, path: &[u8], output: &Output) -> Outcome {
     line("owner", format!("{}:{}", attr.uid, attr.gid));
     line("links", attr.nlink.to_string());
     line("size", format!("{} ({} stored)", attr.size, human_size(attr.blocks * 512)));
-    for (name, time) in [("accessed", attr.atime), ("modified", attr.mtime), ("changed", attr.ctime), ("made", attr.btime)] {
+    for (name, time) in [
+        ("accessed", attr.atime),
+        ("modified", attr.mtime),
+        ("changed", attr.ctime),
+        ("made", attr.btime),
+    ] {
         line(name, format!("{}.{:09} UTC", tree::time_text(time), time.nanos));
     }
     for name in names {
@@ -130,13 +147,21 @@ fn show(all: &Map<String, Value>) -> String {
     }
     if all["space"].is_object() {
         let (total, free) = (count(&all["space"]["total"]), count(&all["space"]["free"]));
-        line("space", format!("{} used, {} free", human_size(total.saturating_sub(free)), human_size(free)));
+        line(
+            "space",
+            format!("{} used, {} free", human_size(total.saturating_sub(free)), human_size(free)),
+        );
     }
     if all["memory"].is_object() {
         let m = &all["memory"];
         line(
             "memory",
-            format!("{} budget: {} memtables, {} cache", bytes(&m["budget"]), bytes(&m["memtables"]), bytes(&m["cache"])),
+            format!(
+                "{} budget: {} memtables, {} cache",
+                bytes(&m["budget"]),
+                bytes(&m["memtables"]),
+                bytes(&m["cache"])
+            ),
         );
         line("journal", bytes(&all["journal_bytes"]));
     }
@@ -144,9 +169,20 @@ fn show(all: &Map<String, Value>) -> String {
         let (c, m) = (&all["commits"], &all["merges"]);
         let slowed = match count(&c["delays"]) {
             0 => String::new(),
-            n => format!(", {n} slowed down by {:.1} s in all", count(&c["delayed_micros"]) as f64 / 1e6),
+            n => format!(
+                ", {n} slowed down by {:.1} s in all",
+                count(&c["delayed_micros"]) as f64 / 1e6
+            ),
         };
-        line("commits", format!("{} of {}, {} syncs{slowed}", count(&c["count"]), bytes(&c["bytes"]), count(&c["syncs"])));
+        line(
+            "commits",
+            format!(
+                "{} of {}, {} syncs{slowed}",
+                count(&c["count"]),
+                bytes(&c["bytes"]),
+                count(&c["syncs"])
+            ),
+        );
         line(
             "merges",
             format!(
@@ -157,7 +193,13 @@ fn show(all: &Map<String, Value>) -> String {
                 bytes(&m["stitched_bytes"])
             ),
         );
-        line("written", format!("{:.2} times what was committed", all["write_amplification"].as_f64().unwrap_or(0.0)));
+        line(
+            "written",
+            format!(
+                "{:.2} times what was committed",
+                all["write_amplification"].as_f64().unwrap_or(0.0)
+            ),
+        );
     }
     if let Some(scrub) = all["scrub"].as_object().filter(|s| count(&s["bytes"]) > 0) {
         let state = match (scrub["running"].as_bool(), scrub["complete"].as_bool()) {
@@ -165,37 +207,58 @@ fn show(all: &Map<String, Value>) -> String {
             (_, Some(true)) => "",
             _ => "ended early, ",
         };
-        line("scrub", format!("{state}{} read, {} faults", bytes(&scrub["bytes"]), count(&scrub["faults"])));
+        line(
+            "scrub",
+            format!("{state}{} read, {} faults", bytes(&scrub["bytes"]), count(&scrub["faults"])),
+        );
     }
     if all["files"].is_object() {
         let f = &all["files"];
         line(
             "files",
-            format!("{} inodes in memory, {} not committed yet", count(&f["inodes_in_memory"]), bytes(&f["dirty_bytes"])),
+            format!(
+                "{} inodes in memory, {} not committed yet",
+                count(&f["inodes_in_memory"]),
+                bytes(&f["dirty_bytes"])
+            ),
         );
     }
     if let Some(transport) = all["transport"]["name"].as_str() {
         let round_trip = all["transport"]["round_trip_micros"].as_f64();
-        let round_trip = round_trip.map_or(String::new(), |mean| format!(", {mean:.0} µs there and back"));
+        let round_trip =
+            round_trip.map_or(String::new(), |mean| format!(", {mean:.0} µs there and back"));
         line("transport", format!("{transport}{round_trip}"));
     }
     if let Some(requests) = all["requests"].as_object() {
         let total: u64 = requests.values().map(count).sum();
-        let mut most: Vec<(&String, u64)> = requests.iter().map(|(name, n)| (name, count(n))).collect();
+        let mut most: Vec<(&String, u64)> =
+            requests.iter().map(|(name, n)| (name, count(n))).collect();
         most.sort_by_key(|(_, n)| std::cmp::Reverse(*n));
-        let most: Vec<String> = most.iter().take(5).map(|(name, n)| format!("{name} {n}")).collect();
+        let most: Vec<String> =
+            most.iter().take(5).map(|(name, n)| format!("{name} {n}")).collect();
         line("requests", format!("{total}: {}", most.join(", ")));
     }
     if all["clients"].is_object() {
         let s = &all["clients"];
-        line("clients", format!("{} connected, {} commands", count(&s["connections"]), count(&s["commands"])));
+        line(
+            "clients",
+            format!("{} connected, {} commands", count(&s["connections"]), count(&s["commands"])),
+        );
     }
     if let Some(io) = all["io"].as_object() {
-        let _ = writeln!(out, "\n{:<13} {:>10} {:>9} {:>10} {:>9}", "purpose", "read", "ops", "written", "ops");
+        let _ = writeln!(
+            out,
+            "\n{:<13} {:>10} {:>9} {:>10} {:>9}",
+            "purpose", "read", "ops", "written", "ops"
+        );
         for (purpose, p) in io.iter().filter(|(_, p)| p.is_object()) {
             let (read, write) = (bytes(&p["read_bytes"]), bytes(&p["write_bytes"]));
-            let _ =
-                writeln!(out, "{purpose:<13} {read:>10} {:>9} {write:>10} {:>9}", count(&p["read_ops"]), count(&p["write_ops"]));
+            let _ = writeln!(
+                out,
+                "{purpose:<13} {read:>10} {:>9} {write:>10} {:>9}",
+                count(&p["read_ops"]),
+                count(&p["write_ops"])
+            );
         }
     }
     if let Some(dictionaries) = all["dictionaries"].as_array() {
@@ -206,7 +269,14 @@ fn show(all: &Map<String, Value>) -> String {
         );
         for d in dictionaries {
             let name = d["name"].as_str().unwrap_or_default();
-            let _ = writeln!(out, "{name:<13} {:>6} {:>5} {:>11} {:>10}", "memory", "", "", bytes(&d["memtable_bytes"]));
+            let _ = writeln!(
+                out,
+                "{name:<13} {:>6} {:>5} {:>11} {:>10}",
+                "memory",
+                "",
+                "",
+                bytes(&d["memtable_bytes"])
+            );
             for (level, runs) in d["levels"].as_array().into_iter().flatten().enumerate() {
                 let Some(runs) = runs.as_array().filter(|runs| !runs.is_empty()) else { continue };
                 let sum = |key: &str| runs.iter().map(|r| count(&r[key])).sum::<u64>();

@@ -24,7 +24,8 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     let t = text.trim();
     let digits = t.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(t.len());
     let (number, unit) = t.split_at(digits);
-    let shift = match unit.trim().to_ascii_uppercase().trim_end_matches("IB").trim_end_matches('B') {
+    let shift = match unit.trim().to_ascii_uppercase().trim_end_matches("IB").trim_end_matches('B')
+    {
         "" => 0,
         "K" => 10,
         "M" => 20,
@@ -47,15 +48,21 @@ pub fn human_size(bytes: u64) -> String {
         value /= 1024.0;
         unit += 1;
     }
-    if unit == 0 || value >= 100.0 { format!("{value:.0} {}", units[unit]) } else { format!("{value:.1} {}", units[unit]) }
+    if unit == 0 || value >= 100.0 {
+        format!("{value:.0} {}", units[unit])
+    } else {
+        format!("{value:.1} {}", units[unit])
+    }
 }
 
-/// The least size of a store, bytes. Zones are 8 MiB, and a few more than a dozen are spoken for before there is any data: the journal, the
-/// manifest, what is kept back so that deleting and merging always work, and an open zone for each kind of what is written. With this
-/// many 8 MiB of files can be written, and written again, with keys beside them.
+/// The least size of a store, bytes. Zones are 8 MiB, and a few more than a dozen are spoken for
+/// before there is any data: the journal, the manifest, what is kept back so that deleting and
+/// merging always work, and an open zone for each kind of what is written. With this many 8 MiB of
+/// files can be written, and written again, with keys beside them.
 pub const LEAST_SIZE: u64 = 160 << 20;
 
-/// Makes an empty store at `path`; the size it may grow to is returned, `None`: as far as the host lets it.
+/// Makes an empty store at `path`; the size it may grow to is returned, `None`: as far as the host
+/// lets it.
 pub fn create(path: &Path, size: Option<u64>) -> Outcome<Option<u64>> {
     let cannot = |e: kvdb::Error| failure(format!("cannot create {}", path.display()), e);
     let device = FileDevice::create(path).map_err(|e| device_failure(path, "create", e))?;
@@ -75,20 +82,24 @@ pub fn create(path: &Path, size: Option<u64>) -> Outcome<Option<u64>> {
             human_size(size),
             human_size(LEAST_SIZE)
         );
-        return Err(Failure::new(Exit::Usage, what).hint("give a larger --size, or none: a file takes space only as it is needed"));
+        return Err(Failure::new(Exit::Usage, what)
+            .hint("give a larger --size, or none: a file takes space only as it is needed"));
     }
     let options = CreateOptions { capacity: size, ..Default::default() };
-    let made = Kvdb::create(Arc::new(device), Arc::new(Machine::default()), options).map_err(cannot).and_then(|db| {
-        let options = FsOptions {
-            root_uid: rustix::process::geteuid().as_raw(),
-            root_gid: rustix::process::getegid().as_raw(),
-            ..Default::default()
-        };
-        let fs = Fs::open(db.clone(), Arc::new(Machine::default()), options);
-        fs.and_then(|fs| fs.shutdown())
-            .map_err(|e| Failure::new(Exit::Failed, format!("cannot create {}: {e}", path.display())))?;
-        db.close().map_err(cannot)
-    });
+    let made = Kvdb::create(Arc::new(device), Arc::new(Machine::default()), options)
+        .map_err(cannot)
+        .and_then(|db| {
+            let options = FsOptions {
+                root_uid: rustix::process::geteuid().as_raw(),
+                root_gid: rustix::process::getegid().as_raw(),
+                ..Default::default()
+            };
+            let fs = Fs::open(db.clone(), Arc::new(Machine::default()), options);
+            fs.and_then(|fs| fs.shutdown()).map_err(|e| {
+                Failure::new(Exit::Failed, format!("cannot create {}: {e}", path.display()))
+            })?;
+            db.close().map_err(cannot)
+        });
     if made.is_err() && path.is_file() {
         // Half a store is in the way of the next try.
         let _ = std::fs::remove_file(path);
@@ -116,8 +127,8 @@ pub struct Store {
 /// All the memory a store takes when not told otherwise, bytes.
 const MEMORY: u64 = 320 << 20;
 
-/// How the memory budget is shared out, bytes. (What all of them need beside their buffers, the database keeps an eighth of its
-/// share for.)
+/// How the memory budget is shared out, bytes. (What all of them need beside their buffers, the
+/// database keeps an eighth of its share for.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Shares {
     /// Data of files that is not committed yet.
@@ -133,24 +144,39 @@ impl Shares {
         let inodes = memory / 20;
         let database = memory.saturating_sub(write_buffer + inodes).max(1 << 20);
         let bytes = |n| usize::try_from(n).unwrap_or(usize::MAX);
-        Shares { write_buffer: bytes(write_buffer), inodes: bytes(inodes), database: bytes(database) }
+        Shares {
+            write_buffer: bytes(write_buffer),
+            inodes: bytes(inodes),
+            database: bytes(database),
+        }
     }
 }
 
 /// Opens the store at `path`. `memory`: all it may take for buffers, caches and indexes, bytes.
 pub fn open(path: &Path, access: Access, memory: Option<u64>) -> Outcome<Store> {
-    let device = FileDevice::open(path, access == Access::ReadOnly).map_err(|e| device_failure(path, "open", e))?;
+    let device = FileDevice::open(path, access == Access::ReadOnly)
+        .map_err(|e| device_failure(path, "open", e))?;
     let shares = Shares::of(memory.unwrap_or(MEMORY));
-    let options = OpenOptions { read_only: access == Access::ReadOnly, memory: shares.database, ..Default::default() };
+    let options = OpenOptions {
+        read_only: access == Access::ReadOnly,
+        memory: shares.database,
+        ..Default::default()
+    };
     let (db, recovery) = Kvdb::open(Arc::new(device), Arc::new(Machine::default()), options)
         .map_err(|e| failure(format!("cannot open {}", path.display()), e))?;
     tracing::info!("opened {}: {recovery}", path.display());
     let recovery = (!recovery.clean).then(|| recovery.to_string());
-    Ok(Store { path: full_path(path).unwrap_or_else(|_| path.to_path_buf()), db, access, recovery, shares })
+    Ok(Store {
+        path: full_path(path).unwrap_or_else(|_| path.to_path_buf()),
+        db,
+        access,
+        recovery,
+        shares,
+    })
 }
 
-/// As `open`, but if the store's last mount is on its way out (unmounted, and still writing what was left) it waits for that; for
-/// any other user it waits a moment, in case it is just leaving.
+/// As `open`, but if the store's last mount is on its way out (unmounted, and still writing what
+/// was left) it waits for that; for any other user it waits a moment, in case it is just leaving.
 pub fn open_waiting(path: &Path, access: Access, memory: Option<u64>) -> Outcome<Store> {
     let full = full_path(path).unwrap_or_else(|_| path.to_path_buf());
     let mut patience = 50;
@@ -165,13 +191,17 @@ pub fn open_waiting(path: &Path, access: Access, memory: Option<u64>) -> Outcome
             }
             if record.is_stopped() {
                 let (path, pid) = (path.display(), record.pid);
-                let text = format!("{path} is in use by process {pid}, which is stopped: it was unmounted, and is not closed yet");
-                return Err(Failure::new(Exit::Busy, text).hint(format!("kill -CONT {pid} has it write what it holds, and end")));
+                let text = format!(
+                    "{path} is in use by process {pid}, which is stopped: it was unmounted, and is not closed yet"
+                );
+                return Err(Failure::new(Exit::Busy, text)
+                    .hint(format!("kill -CONT {pid} has it write what it holds, and end")));
             }
             if let Some(process) = record.process() {
                 // Now and then it is looked at whether it still can end.
                 let look = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-                let _ = rustix::event::poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&look));
+                let _ =
+                    rustix::event::poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&look));
                 continue;
             }
         }
@@ -198,14 +228,20 @@ impl Store {
             ..Default::default()
         };
         Fs::open(self.db.clone(), Arc::new(Machine::default()), options).map_err(|e| {
-            let exit = if matches!(e, kvfs::Error::Corrupt { .. }) { Exit::Damaged } else { Exit::Failed };
-            Failure::new(exit, format!("cannot open the file system in {}: {e}", self.path.display()))
+            let exit =
+                if matches!(e, kvfs::Error::Corrupt { .. }) { Exit::Damaged } else { Exit::Failed };
+            Failure::new(
+                exit,
+                format!("cannot open the file system in {}: {e}", self.path.display()),
+            )
         })
     }
 
     /// Everything is on disk, and the store free for others, when this returns.
     pub fn close(self) -> Outcome {
-        self.db.close().map_err(|e| failure(format!("{} was not closed well", self.path.display()), e))
+        self.db
+            .close()
+            .map_err(|e| failure(format!("{} was not closed well", self.path.display()), e))
     }
 }
 
@@ -221,7 +257,8 @@ pub fn failure(doing: impl std::fmt::Display, error: kvdb::Error) -> Failure {
     Failure::new(exit, format!("{doing}: {error}"))
 }
 
-/// A store's file that could not be opened or made. A store in use is most often one that is mounted: then it says where.
+/// A store's file that could not be opened or made. A store in use is most often one that is
+/// mounted: then it says where.
 fn device_failure(path: &Path, verb: &str, error: zones::Error) -> Failure {
     if !matches!(error, zones::Error::Busy(_)) {
         return failure(format!("cannot {verb} {}", path.display()), error.into());
@@ -229,12 +266,21 @@ fn device_failure(path: &Path, verb: &str, error: zones::Error) -> Failure {
     let full = full_path(path).unwrap_or_else(|_| path.to_path_buf());
     match Record::of_store(&full) {
         Some(r) if r.closing => {
-            let text = format!("{} is being closed by process {}, which has served it", path.display(), r.pid);
+            let text = format!(
+                "{} is being closed by process {}, which has served it",
+                path.display(),
+                r.pid
+            );
             Failure::new(Exit::Busy, text).hint("try again when that has ended")
         }
-        Some(r) => Failure::new(Exit::Busy, format!("{} is mounted on {}", path.display(), r.mount_point.display()))
-            .hint(format!("unmount it: kvfs umount {}", r.mount_point.display())),
-        None => Failure::new(Exit::Busy, format!("{} is in use by another process", path.display())),
+        Some(r) => Failure::new(
+            Exit::Busy,
+            format!("{} is mounted on {}", path.display(), r.mount_point.display()),
+        )
+        .hint(format!("unmount it: kvfs umount {}", r.mount_point.display())),
+        None => {
+            Failure::new(Exit::Busy, format!("{} is in use by another process", path.display()))
+        }
     }
 }
 
@@ -261,7 +307,8 @@ pub fn mount_failure(error: kvfs_fuse::Error) -> Failure {
     }
 }
 
-/// The absolute path without symlinks, also of a folder that is a dead mount (which cannot be asked anything itself).
+/// The absolute path without symlinks, also of a folder that is a dead mount (which cannot be asked
+/// anything itself).
 pub fn full_path(path: &Path) -> io::Result<PathBuf> {
     match path.canonicalize() {
         Err(e) if e.kind() != io::ErrorKind::NotFound => path_beside(path),
@@ -278,7 +325,8 @@ pub fn path_beside(path: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// Where the socket of a mounted store is by default: beside the store. `None` where a socket cannot be there.
+/// Where the socket of a mounted store is by default: beside the store. `None` where a socket
+/// cannot be there.
 pub fn socket_beside(store: &Path) -> Option<PathBuf> {
     let mut path = store.as_os_str().to_os_string();
     path.push(".sock");
@@ -286,19 +334,22 @@ pub fn socket_beside(store: &Path) -> Option<PathBuf> {
     (path.len() <= 107 && !store.starts_with("/dev")).then(|| path.into())
 }
 
-/// The socket of a mounted store: by the folder it is mounted on (or any folder inside), or by the store itself. `None`: it is
-/// not mounted, or its mount has no socket.
+/// The socket of a mounted store: by the folder it is mounted on (or any folder inside), or by the
+/// store itself. `None`: it is not mounted, or its mount has no socket.
 pub fn socket_of(target: &Path) -> Outcome<Option<PathBuf>> {
-    let path = full_path(target).map_err(|e| Failure::io(format!("cannot find {}", target.display()), &e))?;
+    let path = full_path(target)
+        .map_err(|e| Failure::io(format!("cannot find {}", target.display()), &e))?;
     let mounted_here = || Record::all().into_iter().find(|r| r.mount_point == path);
     if let Some(record) = Record::of_store(&path).or_else(mounted_here) {
         return Ok(record.socket);
     }
     if !path.is_dir() {
-        // A store, which may well lie in another mount. Its daemon may be another user's, whose records are not ours to read.
+        // A store, which may well lie in another mount. Its daemon may be another user's, whose
+        // records are not ours to read.
         return Ok(socket_beside(&path).filter(|s| answers(s)));
     }
-    let mount = mounts::mount_of(&path).map_err(|e| Failure::io("cannot read the table of mounts", &e))?;
+    let mount =
+        mounts::mount_of(&path).map_err(|e| Failure::io("cannot read the table of mounts", &e))?;
     let Some(mount) = mount.filter(MountEntry::is_fuse) else { return Ok(None) };
     if let Some(record) = Record::read(&mount.device).filter(Record::is_alive) {
         return Ok(record.socket);
@@ -319,7 +370,8 @@ pub struct MountFigures {
     pub uses_rings: bool,
 }
 
-/// What is known about an open store, as a JSON object: for `kvfs stat`, and for clients of the socket.
+/// What is known about an open store, as a JSON object: for `kvfs stat`, and for clients of the
+/// socket.
 pub fn statistics(db: &Kvdb, fs: Option<&Fs>, mount: Option<&MountFigures>) -> String {
     let mut all = serde_json::Value::Object(figures::engine(&db.stats()));
     if let Some(fs) = fs {
@@ -333,7 +385,8 @@ pub fn statistics(db: &Kvdb, fs: Option<&Fs>, mount: Option<&MountFigures>) -> S
         let round_trip = notifier.round_trip().map(|mean| mean.as_nanos() as f64 / 1000.0);
         let transport = if *uses_rings { "io_uring" } else { "/dev/fuse" };
         all["transport"] = serde_json::json!({"name": transport, "round_trip_micros": round_trip});
-        let by_kind: serde_json::Map<_, _> = requests.seen().into_iter().map(|(name, n)| (name.to_string(), n.into())).collect();
+        let by_kind: serde_json::Map<_, _> =
+            requests.seen().into_iter().map(|(name, n)| (name.to_string(), n.into())).collect();
         all["requests"] = by_kind.into();
     }
     all.to_string()
@@ -361,7 +414,10 @@ mod tests {
             let s = Shares::of(memory);
             assert!((s.write_buffer + s.inodes + s.database) as u64 <= memory, "{memory}: {s:?}");
         }
-        assert_eq!(Shares::of(MEMORY), Shares { write_buffer: 64 << 20, inodes: 16 << 20, database: 240 << 20 });
+        assert_eq!(
+            Shares::of(MEMORY),
+            Shares { write_buffer: 64 << 20, inodes: 16 << 20, database: 240 << 20 }
+        );
         assert!(Shares::of(0).database > 0);
     }
 

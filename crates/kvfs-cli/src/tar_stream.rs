@@ -1,12 +1,15 @@
-//! The bytes of a tar stream on their way to the `tar` crate, which reads what describes an entry into memory, however long it says that it
-//! is, and gives the holes of GNU's sparse files as zeros, however large they are. So what lies between two entries' contents is bounded
-//! here, and kept, for it has the maps of such files; and the contents of files are read beside the crate, which believes that it skips them.
+//! The bytes of a tar stream on their way to the `tar` crate, which reads what describes an entry
+//! into memory, however long it says that it is, and gives the holes of GNU's sparse files as
+//! zeros, however large they are. So what lies between two entries' contents is bounded here, and
+//! kept, for it has the maps of such files; and the contents of files are read beside the crate,
+//! which believes that it skips them.
 
 use std::cell::RefCell;
 use std::io::{self, BufRead, Read};
 use std::rc::Rc;
 
-/// What may describe an entry: names, records, maps. The attributes of a file are at most a few megabytes.
+/// What may describe an entry: names, records, maps. The attributes of a file are at most a few
+/// megabytes.
 const LONGEST: u64 = 8 << 20;
 
 /// Where the data of a sparse file belongs: offsets and lengths.
@@ -60,7 +63,13 @@ impl<R: Read> Read for TarStream<R> {
 
 impl<R: Read> TarStream<R> {
     pub fn new(inner: R) -> Self {
-        TarStream(Rc::new(RefCell::new(Stream { inner, at: 0, ahead: 0, passing: None, heard: Vec::new() })))
+        TarStream(Rc::new(RefCell::new(Stream {
+            inner,
+            at: 0,
+            ahead: 0,
+            passing: None,
+            heard: Vec::new(),
+        })))
     }
 
     /// The crate is about to look for the next entry; the content of the one before ends at `end`.
@@ -70,13 +79,16 @@ impl<R: Read> TarStream<R> {
         stream.heard.clear();
     }
 
-    /// It has found it: gives where its content ends, and, of a sparse file of GNU's own form, where its data belongs.
+    /// It has found it: gives where its content ends, and, of a sparse file of GNU's own form,
+    /// where its data belongs.
     pub fn found<E: Read>(&self, entry: &tar::Entry<'_, E>) -> io::Result<(u64, Option<Parts>)> {
         let mut stream = self.0.borrow_mut();
         let heard_from = stream.at - stream.heard.len() as u64;
         stream.passing = None;
         let begin = entry.raw_file_position();
-        let Some(gnu) = entry.header().as_gnu().filter(|_| entry.header().entry_type().is_gnu_sparse()) else {
+        let Some(gnu) =
+            entry.header().as_gnu().filter(|_| entry.header().entry_type().is_gnu_sparse())
+        else {
             return Ok((begin.saturating_add(entry.size()), None));
         };
         let mut map = Vec::new();
@@ -104,8 +116,9 @@ impl<R: Read> TarStream<R> {
 }
 
 impl<R: BufRead> TarStream<R> {
-    /// Appends the next `len` bytes to `into`, or as many as there are, past the crate. Only of what it will skip. The crate would
-    /// have each byte zeroed before it is read, and copied once more.
+    /// Appends the next `len` bytes to `into`, or as many as there are, past the crate. Only of
+    /// what it will skip. The crate would have each byte zeroed before it is read, and copied once
+    /// more.
     pub fn beside(&self, len: usize, into: &mut Vec<u8>) -> io::Result<()> {
         let mut stream = self.0.borrow_mut();
         let mut left = len;

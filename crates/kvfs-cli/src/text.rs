@@ -1,9 +1,11 @@
-//! Bytes as text. Keys, values and names are any bytes; a terminal gets them with escapes, JSON as a string where they are UTF-8 and
-//! in base64 under a key of its own where they are not, so that nothing is lost.
+//! Bytes as text. Keys, values and names are any bytes; a terminal gets them with escapes, JSON as
+//! a string where they are UTF-8 and in base64 under a key of its own where they are not, so that
+//! nothing is lost.
 
 use serde_json::{Map, Value};
 
-/// For one line on a terminal: control characters, backslashes and what is not UTF-8 are escaped (`\n`, `\x1b`).
+/// For one line on a terminal: control characters, backslashes and what is not UTF-8 are escaped
+/// (`\n`, `\x1b`).
 pub fn show(bytes: &[u8]) -> String {
     let mut out = String::new();
     for chunk in bytes.utf8_chunks() {
@@ -13,7 +15,9 @@ pub fn show(bytes: &[u8]) -> String {
                 '\r' => out.push_str("\\r"),
                 '\t' => out.push_str("\\t"),
                 '\\' => out.push_str("\\\\"),
-                c if c.is_control() || hides(c) => c.to_string().bytes().for_each(|b| out.push_str(&format!("\\x{b:02x}"))),
+                c if c.is_control() || hides(c) => {
+                    c.to_string().bytes().for_each(|b| out.push_str(&format!("\\x{b:02x}")))
+                }
                 c => out.push(c),
             }
         }
@@ -22,7 +26,8 @@ pub fn show(bytes: &[u8]) -> String {
     out
 }
 
-/// A line of text as it is, but for what would act on a terminal: one must not be able to hide what stands beside it.
+/// A line of text as it is, but for what would act on a terminal: one must not be able to hide what
+/// stands beside it.
 pub fn show_line(line: &str) -> String {
     let mut out = String::new();
     for c in line.chars() {
@@ -53,7 +58,10 @@ fn base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for three in bytes.chunks(3) {
-        let word = three.iter().enumerate().fold(0u32, |word, (i, b)| word | u32::from(*b) << (16 - 8 * i));
+        let word = three
+            .iter()
+            .enumerate()
+            .fold(0u32, |word, (i, b)| word | u32::from(*b) << (16 - 8 * i));
         for i in 0..4 {
             let digit = DIGITS[(word >> (18 - 6 * i)) as usize & 63];
             out.push(if i <= three.len() { digit as char } else { '=' });
@@ -80,8 +88,14 @@ mod tests {
 
     #[test]
     fn what_is_not_text_keeps_every_byte() {
-        for (bytes, want) in [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foob", "Zm9vYg=="), ("fooba", "Zm9vYmE=")]
-        {
+        for (bytes, want) in [
+            ("", ""),
+            ("f", "Zg=="),
+            ("fo", "Zm8="),
+            ("foo", "Zm9v"),
+            ("foob", "Zm9vYg=="),
+            ("fooba", "Zm9vYmE="),
+        ] {
             assert_eq!(base64(bytes.as_bytes()), want);
         }
         let mut object = Map::new();

@@ -1,10 +1,13 @@
-//! Transactions and snapshots of the socket, over keys and files: begun and ended at the views, so that what programs have written reaches the
-//! transaction before it commits, and what it has changed reaches them.
+//! Transactions and snapshots of the socket, over keys and files: begun and ended at the views, so
+//! that what programs have written reaches the transaction before it commits, and what it has
+//! changed reaches them.
 
 use std::time::Duration;
 
 use kvdb::{Durability, Result, Savepoint, Transaction, TransactionId, TransactionOptions};
-use kvdb_server::{Cloned, FileChange, FileDetail, Importing, Removed, Snapshots, Transactions, Walking, Whose};
+use kvdb_server::{
+    Cloned, FileChange, FileDetail, Importing, Removed, Snapshots, Transactions, Walking, Whose,
+};
 use kvfs::{Attr, Caller, FileKind, View, Views};
 
 use crate::export::Stream;
@@ -66,12 +69,21 @@ impl Transactions for OverFiles {
         Ok(Cloned { directories: stats.directories, files: stats.files, bytes: stats.bytes })
     }
 
-    fn import(&self, id: Option<TransactionId>, to: &[u8], user: Option<u32>) -> Result<Box<dyn Importing>> {
+    fn import(
+        &self,
+        id: Option<TransactionId>,
+        to: &[u8],
+        user: Option<u32>,
+    ) -> Result<Box<dyn Importing>> {
         let (id, own) = match id {
             Some(id) => (id, false),
             None => {
-                let options =
-                    TransactionOptions { label: "import".into(), idle_limit: Some(IDLE_IMPORT), user, ..Default::default() };
+                let options = TransactionOptions {
+                    label: "import".into(),
+                    idle_limit: Some(IDLE_IMPORT),
+                    user,
+                    ..Default::default()
+                };
                 (self.0.begin(options).map_err(of_store)?, true)
             }
         };
@@ -91,7 +103,8 @@ impl Transactions for OverFiles {
         // The store goes on while it is read; a transaction sees it as it is now.
         let own = match whose {
             Whose::Store => {
-                let options = TransactionOptions { label: "export".into(), user, ..Default::default() };
+                let options =
+                    TransactionOptions { label: "export".into(), user, ..Default::default() };
                 Some(self.0.begin(options).map_err(of_store)?)
             }
             _ => None,
@@ -212,9 +225,13 @@ impl Drop for Import {
             // One that has committed is over, and this finds none.
             let _ = self.views.abort(self.id);
         } else if let Some(intake) = &mut self.intake {
-            let (names, inodes) = (std::mem::take(&mut intake.names), std::mem::take(&mut intake.inodes));
+            let (names, inodes) =
+                (std::mem::take(&mut intake.names), std::mem::take(&mut intake.inodes));
             if let Err(e) = self.views.has_changed(&View::Transaction(self.id), names, inodes) {
-                tracing::debug!("nobody is told what was imported into transaction {}: {e}", self.id);
+                tracing::debug!(
+                    "nobody is told what was imported into transaction {}: {e}",
+                    self.id
+                );
             }
         }
     }
@@ -294,7 +311,8 @@ fn details(change: &kvfs::FileChange) -> Vec<FileDetail> {
     compare("owner", &|a| Some(format!("{}:{}", a.uid, a.gid)));
     compare("device", &|a| {
         let (major, minor) = tree::device_numbers(a.rdev);
-        matches!(a.kind, FileKind::CharDevice | FileKind::BlockDevice).then(|| format!("{major}:{minor}"))
+        matches!(a.kind, FileKind::CharDevice | FileKind::BlockDevice)
+            .then(|| format!("{major}:{minor}"))
     });
     if before.is_some() && after.is_some() {
         compare("time", &|a| Some(format!("{}.{:09}", tree::time_text(a.mtime), a.mtime.nanos)));

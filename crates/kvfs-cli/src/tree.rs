@@ -36,7 +36,11 @@ pub fn find(fs: &Fs, path: &[u8]) -> Outcome<Attr> {
             return Ok(attr);
         }
         let target = fs.readlink(attr.ino).map_err(failed)?;
-        path_now = if target.starts_with(b"/") { target } else { [parent(&path_now), b"/", &target].concat() };
+        path_now = if target.starts_with(b"/") {
+            target
+        } else {
+            [parent(&path_now), b"/", &target].concat()
+        };
     }
     Err(failed(kvfs::Error::TooManySymlinks))
 }
@@ -75,8 +79,8 @@ pub fn make_folders(fs: &Fs, path: &[u8], caller: Caller) -> Outcome<Ino> {
 
 /// The stretches of a file that are stored: (offset, length), in order. What lies between is zeros.
 pub fn stretches(fs: &Fs, attr: &Attr) -> kvfs::Result<Vec<(u64, u64)>> {
-    // A small file without holes is not searched for them. Of a large one the count of its pages is not trusted: what a damaged store
-    // claims to have would be written as zeros without end.
+    // A small file without holes is not searched for them. Of a large one the count of its pages is
+    // not trusted: what a damaged store claims to have would be written as zeros without end.
     if attr.size <= TRUSTED && attr.blocks.saturating_mul(512) >= attr.size {
         return Ok(if attr.size > 0 { vec![(0, attr.size)] } else { Vec::new() });
     }
@@ -103,7 +107,8 @@ pub struct Entry {
     pub ino: Ino,
 }
 
-/// A listing that is read in pieces, so that a folder of any size takes little memory. Without `.` and `..`.
+/// A listing that is read in pieces, so that a folder of any size takes little memory. Without `.`
+/// and `..`.
 pub struct Listing {
     pub ino: Ino,
     cookie: u64,
@@ -113,8 +118,8 @@ pub struct Listing {
     failed: Option<kvfs::Error>,
 }
 
-/// The folders that a walk has been in. In a damaged store a folder may have several names or lie in itself; a walk that went in again
-/// would be long, or never end.
+/// The folders that a walk has been in. In a damaged store a folder may have several names or lie
+/// in itself; a walk that went in again would be long, or never end.
 pub struct Walked(HashSet<Ino>);
 
 impl Walked {
@@ -125,7 +130,10 @@ impl Walked {
     pub fn enter(&mut self, ino: Ino) -> kvfs::Result<()> {
         match self.0.insert(ino) {
             true => Ok(()),
-            false => Err(kvfs::Error::Corrupt { ino, what: "a directory with more than one name".into() }),
+            false => Err(kvfs::Error::Corrupt {
+                ino,
+                what: "a directory with more than one name".into(),
+            }),
         }
     }
 }
@@ -178,7 +186,9 @@ pub fn mode_text(kind: FileKind, perm: u16) -> String {
         FileKind::CharDevice => "c",
         FileKind::BlockDevice => "b",
     });
-    for (shift, special, both, alone) in [(6, 0o4000, 's', 'S'), (3, 0o2000, 's', 'S'), (0, 0o1000, 't', 'T')] {
+    for (shift, special, both, alone) in
+        [(6, 0o4000, 's', 'S'), (3, 0o2000, 's', 'S'), (0, 0o1000, 't', 'T')]
+    {
         let bits = perm >> shift;
         out.push(if bits & 4 != 0 { 'r' } else { '-' });
         out.push(if bits & 2 != 0 { 'w' } else { '-' });
@@ -217,7 +227,8 @@ pub fn device_number(major: u32, minor: u32) -> u32 {
 /// "2026-11-21 21:40:03", UTC.
 pub fn time_text(time: Timestamp) -> String {
     let (days, seconds) = (time.secs.div_euclid(86_400), time.secs.rem_euclid(86_400));
-    // Days since 0000-03-01 in eras of 400 years (H. Hinnant, "chrono-compatible low-level date algorithms").
+    // Days since 0000-03-01 in eras of 400 years (H. Hinnant, "chrono-compatible low-level date
+    // algorithms").
     let z = days.saturating_add(719_468);
     let (era, day) = (z.div_euclid(146_097), z.rem_euclid(146_097));
     let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
@@ -246,7 +257,9 @@ pub fn attr_json(attr: &Attr) -> serde_json::Map<String, serde_json::Value> {
     }
     object.insert("size".into(), attr.size.into());
     object.insert("blocks".into(), attr.blocks.into());
-    for (name, t) in [("atime", attr.atime), ("mtime", attr.mtime), ("ctime", attr.ctime), ("btime", attr.btime)] {
+    for (name, t) in
+        [("atime", attr.atime), ("mtime", attr.mtime), ("ctime", attr.ctime), ("btime", attr.btime)]
+    {
         object.insert(name.into(), time(t));
     }
     object

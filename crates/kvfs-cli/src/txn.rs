@@ -80,7 +80,9 @@ enum Action {
 /// Only `exec` has an exit code of its own.
 pub fn run(args: Args, output: &Output) -> ExitCode {
     if let Action::Exec { mount, id, chroot, command } = &args.action {
-        return match named(mount, Some(*id)).and_then(|(mounted, id)| enter(&mounted, id, *chroot, command)) {
+        return match named(mount, Some(*id))
+            .and_then(|(mounted, id)| enter(&mounted, id, *chroot, command))
+        {
             Ok(code) => ExitCode::from(code),
             Err(failure) => {
                 output.print_error(&failure);
@@ -101,9 +103,8 @@ fn named(mount: &Path, id: Option<u64>) -> Outcome<(Mounted, u64)> {
         View::Transaction(this) if id.is_none_or(|id| id == *this) => Some(*this),
         view => {
             let what = format!("{} leads into {view}, which is another one", mount.display());
-            return Err(
-                Failure::new(Exit::Usage, what).hint(format!("give the folder of the mount: {}", mounted.mount_point.display()))
-            );
+            return Err(Failure::new(Exit::Usage, what)
+                .hint(format!("give the folder of the mount: {}", mounted.mount_point.display())));
         }
     };
     let id = id.or(by_path).or_else(|| mounted.entered()).ok_or_else(|| {
@@ -119,18 +120,29 @@ fn act(action: Action, output: &Output) -> Outcome {
         Action::Begin { mount, how } => {
             let mut mounted = Mounted::find(&mount)?;
             let id = how.begin(&mut mounted, false, "")?;
-            let environment = json!({mounted::TRANSACTION: id.to_string(), mounted::SOCKET: mounted.socket});
-            output.print(id, json!({"id": id, "view": mounted.view(id), "environment": environment}))
+            let environment =
+                json!({mounted::TRANSACTION: id.to_string(), mounted::SOCKET: mounted.socket});
+            output
+                .print(id, json!({"id": id, "view": mounted.view(id), "environment": environment}))
         }
         Action::List { mount } => {
-            let Reply::Array(all) = Mounted::find(&mount)?.txn(&["LIST"])? else { return Err(odd()) };
-            let all: Vec<Map<String, Value>> = all.into_iter().map(fields).collect::<Outcome<_>>()?;
+            let Reply::Array(all) = Mounted::find(&mount)?.txn(&["LIST"])? else {
+                return Err(odd());
+            };
+            let all: Vec<Map<String, Value>> =
+                all.into_iter().map(fields).collect::<Outcome<_>>()?;
             let mut text = String::new();
             if !all.is_empty() {
-                let _ = writeln!(text, "{:>6}  {:4}  {:>8}  {:>8}  {:>8}  LABEL", "ID", "", "AGE", "IDLE", "SIZE");
+                let _ = writeln!(
+                    text,
+                    "{:>6}  {:4}  {:>8}  {:>8}  {:>8}  LABEL",
+                    "ID", "", "AGE", "IDLE", "SIZE"
+                );
             }
             for info in &all {
-                let size = human_size(info["memory"].as_u64().unwrap_or(0) + info["run_bytes"].as_u64().unwrap_or(0));
+                let size = human_size(
+                    info["memory"].as_u64().unwrap_or(0) + info["run_bytes"].as_u64().unwrap_or(0),
+                );
                 let _ = writeln!(
                     text,
                     "{:>6}  {:4}  {:>8}  {:>8}  {size:>8}  {}",
@@ -146,7 +158,8 @@ fn act(action: Action, output: &Output) -> Outcome {
         Action::Status { mount, id } => {
             let (mut mounted, id) = named(&mount, id)?;
             let info = fields(mounted.txn(&["STATUS", &id.to_string()])?)?;
-            let isolation = if info["isolation"] == "ser" { "serializable" } else { "snapshot isolation" };
+            let isolation =
+                if info["isolation"] == "ser" { "serializable" } else { "snapshot isolation" };
             let text = format!(
                 "transaction {id}: {isolation}\nlabel    {}\nage      {}\nidle     {}\nchanges  {}\nsize     {} in memory, {} in runs of its own\nview     {}\n",
                 info["label"].as_str().unwrap_or(""),
@@ -163,7 +176,8 @@ fn act(action: Action, output: &Output) -> Outcome {
             let (mut mounted, id) = named(&mount, id)?;
             let changes = Changes::of(&mut mounted, id)?;
             let terminal = std::io::IsTerminal::is_terminal(&std::io::stdout());
-            let text = if output.is_json() { String::new() } else { changes.text(detail, terminal) };
+            let text =
+                if output.is_json() { String::new() } else { changes.text(detail, terminal) };
             output.print(text, changes.json(detail))
         }
         Action::Commit { mount, id, no_sync } => {

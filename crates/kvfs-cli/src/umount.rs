@@ -1,4 +1,5 @@
-//! `kvfs umount`: unmounts, and returns when everything is on disk and the store is free for others.
+//! `kvfs umount`: unmounts, and returns when everything is on disk and the store is free for
+//! others.
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
@@ -18,10 +19,12 @@ use crate::store;
 pub struct Args {
     /// The folder a store is mounted on, or the store.
     target: PathBuf,
-    /// Take the mount out of sight now, even while it is in use; it ends when its last user leaves. Does not wait.
+    /// Take the mount out of sight now, even while it is in use; it ends when its last user leaves.
+    /// Does not wait.
     #[arg(long, short = 'l', conflicts_with = "force")]
     lazy: bool,
-    /// End it now, even while it is in use or hangs. What programs wrote and the kernel had not yet handed over is lost.
+    /// End it now, even while it is in use or hangs. What programs wrote and the kernel had not yet
+    /// handed over is lost.
     #[arg(long, short = 'f')]
     force: bool,
 }
@@ -54,7 +57,8 @@ pub fn run_as_umount_helper(words: &[OsString]) -> Outcome {
             _ => target = Some(PathBuf::from(word)),
         }
     }
-    let target = target.ok_or_else(|| Failure::new(Exit::Usage, "a umount helper is called with a folder"))?;
+    let target = target
+        .ok_or_else(|| Failure::new(Exit::Usage, "a umount helper is called with a folder"))?;
     take_down(&target, how).map(drop)
 }
 
@@ -67,12 +71,22 @@ fn take_down(target: &Path, how: Unmount) -> Outcome<String> {
     if let Ok(Some(top)) = mounts::mount_at(dir)
         && top.device != entry.device
     {
-        let text = format!("another mount ({}) covers {} on {}", top.fs_type, target.display(), dir.display());
-        return Err(Failure::new(Exit::Busy, text).hint(format!("take that away first: umount {}", dir.display())));
+        let text = format!(
+            "another mount ({}) covers {} on {}",
+            top.fs_type,
+            target.display(),
+            dir.display()
+        );
+        return Err(Failure::new(Exit::Busy, text)
+            .hint(format!("take that away first: umount {}", dir.display())));
     }
-    // A record may be that of a daemon that was killed, and the device's number another file system's by now.
+    // A record may be that of a daemon that was killed, and the device's number another file
+    // system's by now.
     if !(entry.fs_type.ends_with("kvfs") || entry.is_fuse() && record.is_some()) {
-        return Err(Failure::new(Exit::Usage, format!("what is mounted on {} is {}, not KVFS", dir.display(), entry.fs_type)));
+        return Err(Failure::new(
+            Exit::Usage,
+            format!("what is mounted on {} is {}, not KVFS", dir.display(), entry.fs_type),
+        ));
     }
     // Without a daemon, or with one that is being killed, nothing can be written any more.
     // (To ask a daemon that hangs would be to hang.)
@@ -88,7 +102,9 @@ fn take_down(target: &Path, how: Unmount) -> Outcome<String> {
     };
     if how != Unmount::Forced && record.store_is_removed() {
         let (store, dir, pid) = (record.store.display(), dir.display(), record.pid);
-        let text = format!("{store} was removed while it was mounted on {dir}: with the unmount all that is in it would be gone");
+        let text = format!(
+            "{store} was removed while it was mounted on {dir}: with the unmount all that is in it would be gone"
+        );
         return Err(Failure::new(Exit::Busy, text).hint(format!(
             "copy out of {dir} what is to be kept, or the file as a whole: `sync -f {dir}`, and then that one of /proc/{pid}/fd which is \
              \"{store} (deleted)\"; --force unmounts all the same"
@@ -118,8 +134,13 @@ fn take_down(target: &Path, how: Unmount) -> Outcome<String> {
         Some(left) => {
             left.remove();
             let why = left.failure.unwrap_or_else(|| "its daemon was killed".into());
-            let message = format!("unmounted {}, but {} was not closed well: {why}", dir.display(), record.store.display());
-            Err(Failure::new(Exit::Failed, message).hint("what was synced is safe; `kvfs check` verifies the store"))
+            let message = format!(
+                "unmounted {}, but {} was not closed well: {why}",
+                dir.display(),
+                record.store.display()
+            );
+            Err(Failure::new(Exit::Failed, message)
+                .hint("what was synced is safe; `kvfs check` verifies the store"))
         }
     }
 }
@@ -129,7 +150,8 @@ const FORCED: Duration = Duration::from_secs(60);
 /// How often it is looked at whether it can.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Returns when the daemon has ended. It cannot when it is stopped, and may hang: then a forced end says so.
+/// Returns when the daemon has ended. It cannot when it is stopped, and may hang: then a forced end
+/// says so.
 fn wait_for(daemon: &OwnedFd, record: &Record, dir: &Path, how: Unmount) -> Outcome {
     let begun = Instant::now();
     let look = Timespec { tv_sec: 0, tv_nsec: LOOK.subsec_nanos().into() };
@@ -139,29 +161,43 @@ fn wait_for(daemon: &OwnedFd, record: &Record, dir: &Path, how: Unmount) -> Outc
             Ok(0) => {}
             Ok(_) => return Ok(()),
             Err(rustix::io::Errno::INTR) => {}
-            Err(e) => return Err(Failure::io(format!("cannot wait for process {}", record.pid), &e.into())),
+            Err(e) => {
+                return Err(Failure::io(
+                    format!("cannot wait for process {}", record.pid),
+                    &e.into(),
+                ));
+            }
         }
         let (store, pid) = (record.store.display(), record.pid);
         let left = |why: &str, what: String| {
-            let text =
-                format!("unmounted {}, but its daemon (process {pid}) {why}: {store} stays in use until it ends", dir.display());
+            let text = format!(
+                "unmounted {}, but its daemon (process {pid}) {why}: {store} stays in use until it ends",
+                dir.display()
+            );
             Err(Failure::new(Exit::Busy, text).hint(what))
         };
         if how == Unmount::Forced && record.is_stopped() {
             return left(
                 "is stopped",
-                format!("kill -CONT {pid} has it write what it holds, and end; kill -KILL {pid} ends it at once"),
+                format!(
+                    "kill -CONT {pid} has it write what it holds, and end; kill -KILL {pid} ends it at once"
+                ),
             );
         }
         if how == Unmount::Forced && begun.elapsed() > FORCED {
-            return left("does not end", format!("kill -KILL {pid} ends it; what was synced is safe"));
+            return left(
+                "does not end",
+                format!("kill -KILL {pid} ends it; what was synced is safe"),
+            );
         }
     }
 }
 
-/// The mount that `target` is: its folder, or its store. A forced end asks the mount itself nothing, for it may not answer.
+/// The mount that `target` is: its folder, or its store. A forced end asks the mount itself
+/// nothing, for it may not answer.
 fn find(target: &Path, how: Unmount) -> Outcome<MountEntry> {
-    let cannot = |e: std::io::Error| Failure::io(format!("cannot unmount {}", target.display()), &e);
+    let cannot =
+        |e: std::io::Error| Failure::io(format!("cannot unmount {}", target.display()), &e);
     if how != Unmount::Clean
         && let Ok(path) = store::path_beside(target)
         && let Some(entry) = mounts::mount_at(&path).map_err(cannot)?
@@ -174,5 +210,7 @@ fn find(target: &Path, how: Unmount) -> Outcome<MountEntry> {
         return Ok(entry);
     }
     let entry = Record::of_store(&path).and_then(|r| r.mounts().into_iter().next());
-    entry.ok_or_else(|| Failure::new(Exit::NotFound, format!("nothing is mounted on {}", path.display())))
+    entry.ok_or_else(|| {
+        Failure::new(Exit::NotFound, format!("nothing is mounted on {}", path.display()))
+    })
 }

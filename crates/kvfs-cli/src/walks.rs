@@ -1,5 +1,6 @@
-//! Everything below a path, from the dictionaries, for the commands that look through trees: of a mounted store by its daemon, from one state
-//! of the view that the path leads to; of one that is not mounted here.
+//! Everything below a path, from the dictionaries, for the commands that look through trees: of a
+//! mounted store by its daemon, from one state of the view that the path leads to; of one that is
+//! not mounted here.
 
 use std::collections::VecDeque;
 use std::os::unix::ffi::OsStrExt;
@@ -35,7 +36,13 @@ impl Walk {
     /// From a path on a mount, which may lead into any view.
     pub fn mounted(path: &Path) -> Outcome<Walk> {
         let mounted = begin(path, "WALK")?;
-        Ok(Walk { source: Source::Mounted { mounted: Box::new(mounted), waiting: VecDeque::new(), over: false } })
+        Ok(Walk {
+            source: Source::Mounted {
+                mounted: Box::new(mounted),
+                waiting: VecDeque::new(),
+                over: false,
+            },
+        })
     }
 
     /// Of a store that is not mounted, by a path from its root.
@@ -81,8 +88,8 @@ impl Walk {
     }
 }
 
-/// Has the daemon of a mounted store begin with `WALK` or `EXPORT` of a path on a mount, which may lead into any view. The reply that is received next
-/// is the first piece.
+/// Has the daemon of a mounted store begin with `WALK` or `EXPORT` of a path on a mount, which may
+/// lead into any view. The reply that is received next is the first piece.
 pub fn begin(path: &Path, command: &str) -> Outcome<Mounted> {
     let shown = text::show(path.as_os_str().as_bytes());
     let cannot = |e: std::io::Error| Failure::io(format!("cannot find {shown}"), &e);
@@ -91,17 +98,28 @@ pub fn begin(path: &Path, command: &str) -> Outcome<Mounted> {
         true => store::full_path(path).map_err(cannot)?,
         false => store::path_beside(path).map_err(cannot)?,
     };
-    let none =
-        || Failure::new(Exit::NotFound, format!("{shown} is in no mounted store")).hint("of one that is not mounted: --store FILE");
+    let none = || {
+        Failure::new(Exit::NotFound, format!("{shown} is in no mounted store"))
+            .hint("of one that is not mounted: --store FILE")
+    };
     let place = place::of(&full).map_err(cannot)?.ok_or_else(none)?;
-    let folder = if full.is_dir() { full.clone() } else { full.parent().map_or_else(PathBuf::new, Path::to_path_buf) };
+    let folder = if full.is_dir() {
+        full.clone()
+    } else {
+        full.parent().map_or_else(PathBuf::new, Path::to_path_buf)
+    };
     let mut mounted = Mounted::find_view(&folder)?;
     let whose = match place.view {
         View::Mainline => mounted.entered().map(|id| ("TXN", id.to_string())),
         View::Transaction(id) => Some(("TXN", id.to_string())),
         View::Snapshot(name) => Some(("SNAPSHOT", name)),
         View::Clone(name) => Some(("CLONE", name)),
-        View::Listing => return Err(Failure::new(Exit::Usage, format!("{shown} is a list of views: give one of them"))),
+        View::Listing => {
+            return Err(Failure::new(
+                Exit::Usage,
+                format!("{shown} is a list of views: give one of them"),
+            ));
+        }
     };
     let mut words = vec![command.as_bytes(), b"BEGIN", place.rest.as_os_str().as_bytes()];
     words.extend(whose.iter().flat_map(|(kind, name)| [kind.as_bytes(), name.as_bytes()]));
@@ -151,7 +169,12 @@ fn decode(from: &mut &[u8]) -> Option<Found> {
     }
     let int = |from: &mut &[u8]| take(from).map(u32::from_le_bytes);
     let long = |from: &mut &[u8]| take(from).map(u64::from_le_bytes);
-    let time = |from: &mut &[u8]| Some(Timestamp { secs: i64::from_le_bytes(take(from)?), nanos: u32::from_le_bytes(take(from)?) });
+    let time = |from: &mut &[u8]| {
+        Some(Timestamp {
+            secs: i64::from_le_bytes(take(from)?),
+            nanos: u32::from_le_bytes(take(from)?),
+        })
+    };
     let len = int(from)? as usize;
     let (path, rest) = from.split_at_checked(len)?;
     *from = rest;
@@ -160,7 +183,8 @@ fn decode(from: &mut &[u8]) -> Option<Found> {
     let (nlink, uid, gid, rdev) = (int(from)?, int(from)?, int(from)?, int(from)?);
     let (ino, size, blocks) = (long(from)?, long(from)?, long(from)?);
     let (atime, mtime, ctime, btime) = (time(from)?, time(from)?, time(from)?, time(from)?);
-    let attr = Attr { ino, kind, perm, nlink, uid, gid, rdev, size, blocks, atime, mtime, ctime, btime };
+    let attr =
+        Attr { ino, kind, perm, nlink, uid, gid, rdev, size, blocks, atime, mtime, ctime, btime };
     Some(Found { path: path.to_vec(), attr })
 }
 
@@ -206,6 +230,9 @@ mod tests {
 
     #[test]
     fn paths_are_joined_by_one_slash() {
-        assert_eq!([joined(b"/mnt", b""), joined(b"/mnt", b"a"), joined(b"/", b"a")], [&b"/mnt"[..], b"/mnt/a", b"/a"]);
+        assert_eq!(
+            [joined(b"/mnt", b""), joined(b"/mnt", b"a"), joined(b"/", b"a")],
+            [&b"/mnt"[..], b"/mnt/a", b"/a"]
+        );
     }
 }

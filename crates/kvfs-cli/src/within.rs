@@ -1,4 +1,5 @@
-//! Opening what lies in a folder and nowhere else: for paths that come from a store, into folders that others may write to.
+//! Opening what lies in a folder and nowhere else: for paths that come from a store, into folders
+//! that others may write to.
 
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -7,7 +8,8 @@ use std::path::Path;
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-/// Opens what lies at `path` in an open folder: no symbolic link is followed, on the way or at its end.
+/// Opens what lies at `path` in an open folder: no symbolic link is followed, on the way or at its
+/// end.
 pub fn open(folder: impl AsFd, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
     let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
@@ -23,25 +25,36 @@ pub fn open(folder: impl AsFd, path: &[u8], flags: OFlags, mode: Mode) -> Result
         if matches!(name, b"" | b"." | b"..") {
             return Err(Errno::XDEV);
         }
-        let (flags, mode) = if names.peek().is_some() { (way, Mode::empty()) } else { (flags, mode) };
+        let (flags, mode) =
+            if names.peek().is_some() { (way, Mode::empty()) } else { (flags, mode) };
         at = rustix::fs::openat(&at, name, flags, mode)?;
     }
     Ok(at)
 }
 
-/// The content of a regular file of at most `most` bytes. Nothing else is opened for reading: a fifo would wait for a writer, and a device
-/// may do anything.
+/// The content of a regular file of at most `most` bytes. Nothing else is opened for reading: a
+/// fifo would wait for a writer, and a device may do anything.
 pub fn read_file(folder: &Path, path: &[u8], most: u64) -> io::Result<Vec<u8>> {
     let no = |what: &str| io::Error::other(what);
-    let folder = rustix::fs::open(folder, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let folder = rustix::fs::open(
+        folder,
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
     let it = open(folder, path, OFlags::PATH, Mode::empty())?;
     let stat = rustix::fs::fstat(&it)?;
-    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || u64::try_from(stat.st_size).is_ok_and(|size| size > most) {
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile
+        || u64::try_from(stat.st_size).is_ok_and(|size| size > most)
+    {
         return Err(no("not a file, or too large"));
     }
     // The very file that was looked at.
     let place = format!("/proc/self/fd/{}", it.as_raw_fd());
-    let file = rustix::fs::open(place, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty())?;
+    let file = rustix::fs::open(
+        place,
+        OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
     let mut bytes = Vec::new();
     std::fs::File::from(file).take(most + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > most { Err(no("too large")) } else { Ok(bytes) }

@@ -1,4 +1,5 @@
-//! The C library and the examples, built and run on a mounted store where their tools are installed.
+//! The C library and the examples, built and run on a mounted store where their tools are
+//! installed.
 
 mod mounted;
 
@@ -26,7 +27,8 @@ fn kvfs(words: &[&str]) -> Command {
 }
 
 fn is_there(program: &str, words: &[&str]) -> bool {
-    let there = Command::new(program).args(words).output().is_ok_and(|ended| ended.status.success());
+    let there =
+        Command::new(program).args(words).output().is_ok_and(|ended| ended.status.success());
     if !there {
         eprintln!("SKIPPED: {program} {} does not work here", words.join(" "));
     }
@@ -37,12 +39,22 @@ fn is_there(program: &str, words: &[&str]) -> bool {
 fn built(folder: &Path, source: &Path) -> PathBuf {
     let prefix = folder.join("prefix");
     let mut make = Command::new("make");
-    make.arg("-C").arg(tree("bindings/c")).arg("install").arg(format!("BUILD={}", folder.join("build").display()));
+    make.arg("-C")
+        .arg(tree("bindings/c"))
+        .arg("install")
+        .arg(format!("BUILD={}", folder.join("build").display()));
     succeeds(make.arg(format!("PREFIX={}", prefix.display())));
-    assert!(prefix.join("lib/pkgconfig/libkvfs.pc").exists() && prefix.join("lib/libkvfs.so").exists());
+    assert!(
+        prefix.join("lib/pkgconfig/libkvfs.pc").exists() && prefix.join("lib/libkvfs.so").exists()
+    );
     let program = folder.join("program");
     let mut compile = Command::new("cc");
-    compile.args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&program).arg(source).arg("-I").arg(prefix.join("include"));
+    compile
+        .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-o"])
+        .arg(&program)
+        .arg(source)
+        .arg("-I")
+        .arg(prefix.join("include"));
     succeeds(compile.arg(prefix.join("lib/libkvfs.a")));
     program
 }
@@ -59,15 +71,26 @@ fn the_c_example_publishes_a_file_with_its_key() {
     for (text, version) in [("first", "1"), ("second", "2")] {
         succeeds(Command::new(&publish).arg(&root).args(["page", text]));
         assert_eq!(fs::read_to_string(mount.path("page")).expect("the page"), format!("{text}\n"));
-        assert_eq!(succeeds(kvfs(&["kv", "-d", "versions", "get"]).arg(&root).arg("page")), version);
+        assert_eq!(
+            succeeds(kvfs(&["kv", "-d", "versions", "get"]).arg(&root).arg("page")),
+            version
+        );
     }
     // A page that cannot be written leaves the key alone.
-    let ended = Command::new(&publish).arg(&root).args(["no/such/folder", "x"]).output().expect("it runs");
+    let ended =
+        Command::new(&publish).arg(&root).args(["no/such/folder", "x"]).output().expect("it runs");
     assert_eq!(ended.status.code(), Some(1));
     assert_eq!(succeeds(kvfs(&["txn", "list"]).arg(&root)), "");
     // Four at once: each comes once.
-    let mut all: Vec<_> =
-        (0..4).map(|i| Command::new(&publish).arg(&root).args(["page", &format!("by {i}")]).spawn().expect("it runs")).collect();
+    let mut all: Vec<_> = (0..4)
+        .map(|i| {
+            Command::new(&publish)
+                .arg(&root)
+                .args(["page", &format!("by {i}")])
+                .spawn()
+                .expect("it runs")
+        })
+        .collect();
     assert!(all.iter_mut().all(|child| child.wait().expect("it ends").success()));
     assert_eq!(succeeds(kvfs(&["kv", "-d", "versions", "get"]).arg(&root).arg("page")), "6");
 }
@@ -154,13 +177,19 @@ fn every_call_of_the_c_library() {
     let source = folder.path().join("calls.c");
     fs::write(&source, CALLS).expect("write");
     let calls = built(folder.path(), &source);
-    assert_eq!(succeeds(Command::new(calls).arg(mount.root().canonicalize().expect("the mount"))), "done\n");
+    assert_eq!(
+        succeeds(Command::new(calls).arg(mount.root().canonicalize().expect("the mount"))),
+        "done\n"
+    );
 }
 
 #[test]
 fn the_python_example_moves_a_file_and_its_keys() {
     let Some(mount) = Mount::new() else { return };
-    let Some(python) = ["python3", "/usr/bin/python3"].into_iter().find(|python| is_there(python, &["-c", "import redis"])) else {
+    let Some(python) = ["python3", "/usr/bin/python3"]
+        .into_iter()
+        .find(|python| is_there(python, &["-c", "import redis"]))
+    else {
         return;
     };
     fs::create_dir(mount.path("inbox")).expect("mkdir");
@@ -168,7 +197,11 @@ fn the_python_example_moves_a_file_and_its_keys() {
     let root = mount.root();
     let socket = root.with_file_name("store.sock");
     let mut transfer = Command::new(python);
-    transfer.arg(tree("examples/python/transfer.py")).arg(&root).args(["inbox/letter", "archive"]).env("KVFS_SOCKET", &socket);
+    transfer
+        .arg(tree("examples/python/transfer.py"))
+        .arg(&root)
+        .args(["inbox/letter", "archive"])
+        .env("KVFS_SOCKET", &socket);
     succeeds(&mut transfer);
     assert_eq!(fs::read_to_string(mount.path("archive/letter")).expect("the letter"), "Dear all");
     assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(&root).arg("place:letter")), "archive");
@@ -195,11 +228,25 @@ fn the_shell_example_upgrades_when_the_tests_pass() {
         fs::write(app.join("self-test"), format!("#!/bin/sh\n{works}\n")).expect("write");
         let archive = folder.path().join(format!("{version}.tar"));
         succeeds(
-            Command::new("sh").arg("-c").arg("chmod +x self-test; tar -cf \"$1\" .").arg("sh").arg(&archive).current_dir(&app),
+            Command::new("sh")
+                .arg("-c")
+                .arg("chmod +x self-test; tar -cf \"$1\" .")
+                .arg("sh")
+                .arg(&archive)
+                .current_dir(&app),
         );
-        let ended =
-            Command::new(tree("examples/shell/upgrade.sh")).arg(&root).arg(&archive).env("PATH", &path).output().expect("it runs");
-        assert_eq!(ended.status.success(), works == "true", "{}", String::from_utf8_lossy(&ended.stderr));
+        let ended = Command::new(tree("examples/shell/upgrade.sh"))
+            .arg(&root)
+            .arg(&archive)
+            .env("PATH", &path)
+            .output()
+            .expect("it runs");
+        assert_eq!(
+            ended.status.success(),
+            works == "true",
+            "{}",
+            String::from_utf8_lossy(&ended.stderr)
+        );
         assert_eq!(fs::read_to_string(mount.path("app/VERSION")).expect("a version"), "1");
         assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(&root).arg("app:version")), "1");
     }

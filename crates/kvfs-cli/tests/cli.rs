@@ -1,5 +1,5 @@
-//! The commands that work on a store which is not mounted (and keys of one that is), as a user or a script sees them: what is printed,
-//! and with which exit code they end.
+//! The commands that work on a store which is not mounted (and keys of one that is), as a user or a
+//! script sees them: what is printed, and with which exit code they end.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -34,7 +34,8 @@ impl Ended {
     }
     fn json(&self) -> Value {
         assert_eq!(self.code, 0, "{}", self.err);
-        serde_json::from_slice(&self.out).unwrap_or_else(|e| panic!("{e} in {}", self.out.escape_ascii()))
+        serde_json::from_slice(&self.out)
+            .unwrap_or_else(|e| panic!("{e} in {}", self.out.escape_ascii()))
     }
     #[track_caller]
     fn prints(&self, want: &str) {
@@ -95,7 +96,11 @@ fn defragmentation_says_what_it_gained() {
     let lab = Lab::new();
     fs::create_dir(lab.path("in")).unwrap();
     for i in 0..300 {
-        fs::write(lab.path(&format!("in/{}-{i}", if i % 5 == 0 { "stays" } else { "goes" })), vec![i as u8; 200 << 10]).unwrap();
+        fs::write(
+            lab.path(&format!("in/{}-{i}", if i % 5 == 0 { "stays" } else { "goes" })),
+            vec![i as u8; 200 << 10],
+        )
+        .unwrap();
     }
     let input = lab.path("in");
     assert_eq!(lab.run("import", &[input.to_str().expect("text")]).code, 0);
@@ -107,8 +112,14 @@ fn defragmentation_says_what_it_gained() {
     assert_eq!(of("running"), 0);
     assert_eq!(of("zones_reclaimed"), of("zones_reclaimable"));
     let text = lab.run("defrag", &["--fullest", "99"]);
-    assert!(text.code == 0 && text.text().contains("reclaimable zones of 8 MiB are free"), "{} {}", text.text(), text.err);
-    lab.run("defrag", &["--status"]).prints("0 of 0 reclaimable zones of 8 MiB are free, 0 B moved\n");
+    assert!(
+        text.code == 0 && text.text().contains("reclaimable zones of 8 MiB are free"),
+        "{} {}",
+        text.text(),
+        text.err
+    );
+    lab.run("defrag", &["--status"])
+        .prints("0 of 0 reclaimable zones of 8 MiB are free, 0 B moved\n");
     lab.run("defrag", &["--fullest", "100"]).fails(2, "100 is not in 1..=99");
     assert_eq!(lab.run("check", &[]).code, 0);
 }
@@ -156,14 +167,22 @@ fn a_prefix_is_deleted_and_a_range_estimated() {
     }
     let figures = |rest: &[&str]| {
         let out = lab.kv("estimate", &[rest, &["--json"]].concat()).json();
-        ["keys", "keys_error", "bytes", "bytes_error"].map(|name| out[name].as_u64().expect("a number"))
+        ["keys", "keys_error", "bytes", "bytes_error"]
+            .map(|name| out[name].as_u64().expect("a number"))
     };
     let holds = |[keys, off, ..]: [u64; 4], truth: u64| keys.abs_diff(truth) <= off;
-    assert!(holds(figures(&[]), 4) && holds(figures(&["user/", "user0"]), 2) && holds(figures(&["zz"]), 0));
+    assert!(
+        holds(figures(&[]), 4)
+            && holds(figures(&["user/", "user0"]), 2)
+            && holds(figures(&["zz"]), 0)
+    );
     assert!(figures(&[])[2] >= 10);
     lab.kv("delete-prefix", &["user/"]).prints("");
     lab.kv("scan", &[]).prints("user0\nzebra\n");
-    assert_eq!(lab.kv("delprefix", &["nothing", "--json"]).json(), serde_json::json!({"deleted": true}));
+    assert_eq!(
+        lab.kv("delprefix", &["nothing", "--json"]).json(),
+        serde_json::json!({"deleted": true})
+    );
     lab.kv("count", &[]).prints("2\n");
     lab.kv("delete-prefix", &[""]).prints("");
     lab.kv("count", &[]).prints("0\n");
@@ -173,8 +192,14 @@ fn a_prefix_is_deleted_and_a_range_estimated() {
 fn keys_as_json() {
     let lab = Lab::new();
     assert_eq!(lab.kv("put", &["a", "1", "--json"]).json(), serde_json::json!({"put": 1}));
-    assert_eq!(lab.kv("get", &["a", "--json"]).json(), serde_json::json!({"key": "a", "value": "1"}));
-    assert_eq!(lab.kv("range", &["--json"]).json(), serde_json::json!([{"key": "a", "value": "1"}]));
+    assert_eq!(
+        lab.kv("get", &["a", "--json"]).json(),
+        serde_json::json!({"key": "a", "value": "1"})
+    );
+    assert_eq!(
+        lab.kv("range", &["--json"]).json(),
+        serde_json::json!([{"key": "a", "value": "1"}])
+    );
     assert_eq!(lab.kv("scan", &["--json", "--match", "x*"]).json(), serde_json::json!([]));
     assert_eq!(lab.kv("incr", &["a", "--json"]).json(), serde_json::json!({"value": 2}));
     assert_eq!(lab.kv("count", &["--json"]).json(), serde_json::json!({"keys": 1}));
@@ -189,22 +214,36 @@ fn keys_as_json() {
 #[test]
 fn values_are_any_bytes() {
     let lab = Lab::new();
-    let value: Vec<u8> = (0..3_000_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let value: Vec<u8> =
+        (0..3_000_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     let put = |key: &str, value: &[u8]| {
-        kvfs_with([OsStr::new("kv"), "put".as_ref(), lab.store.as_os_str(), key.as_ref(), "-".as_ref()], value)
+        kvfs_with(
+            [OsStr::new("kv"), "put".as_ref(), lab.store.as_os_str(), key.as_ref(), "-".as_ref()],
+            value,
+        )
     };
     put("large", &value).prints("");
     assert_eq!(lab.kv("get", &["large"]).out, value);
     put("odd", b"\xff\n\0").prints("");
     assert_eq!(lab.kv("get", &["odd"]).out, b"\xff\n\0");
-    assert_eq!(lab.kv("get", &["odd", "--json"]).json(), serde_json::json!({"key": "odd", "value_base64": "/woA"}));
+    assert_eq!(
+        lab.kv("get", &["odd", "--json"]).json(),
+        serde_json::json!({"key": "odd", "value_base64": "/woA"})
+    );
     lab.kv("range", &["odd"]).prints("odd\t\\xff\\n\\x00\n");
     put("huge", &vec![0; (4 << 20) + 1]).fails(1, "larger than a value can be (4.0 MiB)");
     put("none", b"").prints("");
     lab.kv("get", &["none"]).prints("");
     // The names of no bound are keys like any other.
     for key in ["-", "+"] {
-        kvfs([OsStr::new("kv"), "put".as_ref(), lab.store.as_os_str(), key.as_ref(), "sign".as_ref()]).prints("");
+        kvfs([
+            OsStr::new("kv"),
+            "put".as_ref(),
+            lab.store.as_os_str(),
+            key.as_ref(),
+            "sign".as_ref(),
+        ])
+        .prints("");
     }
     lab.kv("range", &["--reverse", "--keys"]).prints("odd\nnone\nlarge\n-\n+\n");
 }
@@ -221,7 +260,10 @@ fn a_long_range_is_paged_without_a_seam() {
     let lines = |ended: Ended| ended.text().lines().map(String::from).collect::<Vec<_>>();
     assert_eq!(lines(lab.kv("scan", &[])), keys);
     assert_eq!(lines(lab.kv("range", &["-k"])), keys);
-    assert_eq!(lines(lab.kv("range", &["-k", "-r"])), keys.iter().rev().cloned().collect::<Vec<_>>());
+    assert_eq!(
+        lines(lab.kv("range", &["-k", "-r"])),
+        keys.iter().rev().cloned().collect::<Vec<_>>()
+    );
     assert_eq!(lines(lab.kv("range", &["-k", "-n", "5000"])), keys[..5000]);
     let all = lab.kv("range", &["--json"]).json();
     assert_eq!(all.as_array().map(Vec::len), Some(10_000));
@@ -256,7 +298,8 @@ fn dictionaries_are_apart_and_those_of_the_file_system_closed() {
 fn sample(at: &Path) {
     fs::create_dir_all(at.join("d/e")).expect("folders");
     fs::write(at.join("small"), "hello\n").expect("a file");
-    let large: Vec<u8> = (0..2_500_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 11) as u8).collect();
+    let large: Vec<u8> =
+        (0..2_500_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 11) as u8).collect();
     fs::write(at.join("large"), large).expect("a file");
     fs::write(at.join("empty"), "").expect("a file");
     fs::hard_link(at.join("small"), at.join("d/other-name")).expect("a hard link");
@@ -269,15 +312,32 @@ fn sample(at: &Path) {
     std::os::unix::fs::FileExt::write_all_at(&sparse, b"in the middle", 20 << 20).expect("data");
     fs::set_permissions(at.join("large"), fs::Permissions::from_mode(0o4711)).expect("a mode");
     fs::set_permissions(at.join("d/e"), fs::Permissions::from_mode(0o500)).expect("a mode");
-    rustix::fs::mknodat(rustix::fs::CWD, at.join("fifo"), rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).expect("a fifo");
-    let _ = rustix::fs::setxattr(at.join("small"), "user.mark", b"a\0b", rustix::fs::XattrFlags::empty());
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        at.join("fifo"),
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::RWXU,
+        0,
+    )
+    .expect("a fifo");
+    let _ = rustix::fs::setxattr(
+        at.join("small"),
+        "user.mark",
+        b"a\0b",
+        rustix::fs::XattrFlags::empty(),
+    );
     let times = |secs, nanos| {
         let t = rustix::fs::Timespec { tv_sec: secs, tv_nsec: nanos };
         rustix::fs::Timestamps { last_access: t, last_modification: t }
     };
     let set = |name: &str, secs, nanos| {
-        rustix::fs::utimensat(rustix::fs::CWD, at.join(name), &times(secs, nanos), rustix::fs::AtFlags::SYMLINK_NOFOLLOW)
-            .expect("times");
+        rustix::fs::utimensat(
+            rustix::fs::CWD,
+            at.join(name),
+            &times(secs, nanos),
+            rustix::fs::AtFlags::SYMLINK_NOFOLLOW,
+        )
+        .expect("times");
     };
     set("small", 981_173_106, 123_456_789);
     set("empty", -86_400, 500_000_000);
@@ -306,19 +366,30 @@ fn describe(at: &Path) -> Vec<String> {
         let content = match m.file_type() {
             t if t.is_file() => {
                 let content = fs::read(&path).expect("content");
-                let sum = content.iter().fold(0u64, |sum, b| sum.wrapping_mul(31).wrapping_add(u64::from(*b)));
+                let sum = content
+                    .iter()
+                    .fold(0u64, |sum, b| sum.wrapping_mul(31).wrapping_add(u64::from(*b)));
                 format!("{} bytes, {sum:x}", content.len())
             }
-            t if t.is_symlink() => format!("-> {}", fs::read_link(&path).expect("a target").display()),
+            t if t.is_symlink() => {
+                format!("-> {}", fs::read_link(&path).expect("a target").display())
+            }
             t if t.is_fifo() => "fifo".into(),
             _ => "folder".into(),
         };
         let mut value = [0; 100];
-        let xattr =
-            rustix::fs::lgetxattr(&path, "user.mark", &mut value).map_or(String::new(), |n| value[..n].escape_ascii().to_string());
+        let xattr = rustix::fs::lgetxattr(&path, "user.mark", &mut value)
+            .map_or(String::new(), |n| value[..n].escape_ascii().to_string());
         let links = if m.is_dir() { 0 } else { m.nlink() };
         let times = format!("{}.{:09}", m.mtime(), m.mtime_nsec());
-        format!("{} = {}: {:o} {}:{} {links} {times} {xattr} {content}", name.display(), same.display(), m.mode(), m.uid(), m.gid())
+        format!(
+            "{} = {}: {:o} {}:{} {links} {times} {xattr} {content}",
+            name.display(),
+            same.display(),
+            m.mode(),
+            m.uid(),
+            m.gid()
+        )
     };
     paths.into_iter().map(describe).collect()
 }
@@ -328,10 +399,16 @@ fn a_folder_goes_in_and_out_unchanged() {
     let lab = Lab::new();
     let (from, to) = (lab.path("from"), lab.path("to"));
     sample(&from);
-    let imported = lab.run("import", &[from.to_str().expect("text"), "--to", "/a/b", "--json"]).json();
+    let imported =
+        lab.run("import", &[from.to_str().expect("text"), "--to", "/a/b", "--json"]).json();
     assert_eq!(imported["skipped"], 0);
-    assert_eq!((&imported["hard_links"], &imported["symlinks"], &imported["special"]), (&1.into(), &2.into(), &1.into()));
-    let exported = lab.run("export", &[to.join("").to_str().expect("text"), "--from", "/a/b", "--json"]).json();
+    assert_eq!(
+        (&imported["hard_links"], &imported["symlinks"], &imported["special"]),
+        (&1.into(), &2.into(), &1.into())
+    );
+    let exported = lab
+        .run("export", &[to.join("").to_str().expect("text"), "--from", "/a/b", "--json"])
+        .json();
     assert_eq!(exported["skipped"], 0);
     assert_eq!(describe(&to), describe(&from));
     let blocks = |path: &Path| path.join("sparse").metadata().expect("attributes").blocks();
@@ -354,7 +431,8 @@ fn a_tar_stream_goes_in_and_out_unchanged() {
     let (from, to) = (lab.path("from"), lab.path("to"));
     sample(&from);
     let tar = |args: &[&str]| {
-        let output = Command::new("tar").current_dir(lab.dir.path()).args(args).output().expect("tar runs");
+        let output =
+            Command::new("tar").current_dir(lab.dir.path()).args(args).output().expect("tar runs");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         output.stdout
     };
@@ -362,11 +440,19 @@ fn a_tar_stream_goes_in_and_out_unchanged() {
         let stream = tar(&["-cSf", "-", format, "--xattrs", "-C", "from", "."]);
         let place = format!("/{i}");
         let imported = kvfs_with(
-            [OsStr::new("import"), lab.store.as_os_str(), "-".as_ref(), "--to".as_ref(), place.as_ref(), "--json".as_ref()],
+            [
+                OsStr::new("import"),
+                lab.store.as_os_str(),
+                "-".as_ref(),
+                "--to".as_ref(),
+                place.as_ref(),
+                "--json".as_ref(),
+            ],
             &stream,
         );
         assert_eq!(imported.json()["skipped"], 0);
-        let blocks = lab.run("stat", &[&format!("{place}/sparse"), "--json"]).json()["blocks"].as_u64();
+        let blocks =
+            lab.run("stat", &[&format!("{place}/sparse"), "--json"]).json()["blocks"].as_u64();
         assert!(blocks.is_some_and(|b| b < 1000), "{format}: holes stay holes: {blocks:?} blocks");
     }
     // Through the standard output, and through a file.
@@ -374,7 +460,10 @@ fn a_tar_stream_goes_in_and_out_unchanged() {
     assert_eq!(stream.code, 0, "{}", stream.err);
     fs::write(lab.path("out.tar"), &stream.out).expect("a file");
     lab.run("export", &[lab.path("file.tar").to_str().expect("text"), "--from", "/0"]);
-    assert!(stream.out == fs::read(lab.path("file.tar")).expect("a file"), "both are the same bytes");
+    assert!(
+        stream.out == fs::read(lab.path("file.tar")).expect("a file"),
+        "both are the same bytes"
+    );
     fs::create_dir(&to).expect("a folder");
     tar(&["-xpf", "out.tar", "--xattrs", "-C", "to"]);
     assert_eq!(describe(&to), describe(&from));
@@ -385,7 +474,8 @@ fn a_tar_stream_goes_in_and_out_unchanged() {
     }
 }
 
-/// A tar archive of entries (name, kind, link target, content), made byte by byte so that names need not be sound.
+/// A tar archive of entries (name, kind, link target, content), made byte by byte so that names
+/// need not be sound.
 fn archive(entries: &[(&str, tar::EntryType, &str, &str)]) -> Vec<u8> {
     let mut builder = tar::Builder::new(Vec::new());
     for (name, kind, link, content) in entries {
@@ -409,12 +499,22 @@ fn hostile_archives_write_where_their_paths_say_or_nowhere() {
     use tar::EntryType::{Link, Regular, Symlink};
     let lab = Lab::new();
     let import = |entries: &[(&str, tar::EntryType, &str, &str)], to: &str| {
-        kvfs_with([OsStr::new("import"), lab.store.as_os_str(), "-".as_ref(), "--to".as_ref(), to.as_ref()], &archive(entries))
+        kvfs_with(
+            [
+                OsStr::new("import"),
+                lab.store.as_os_str(),
+                "-".as_ref(),
+                "--to".as_ref(),
+                to.as_ref(),
+            ],
+            &archive(entries),
+        )
     };
     import(&[("secret", Regular, "", "mine")], "/").prints_something();
     import(&[("../secret", Regular, "", "theirs")], "/in").fails(1, "leads out of its folder");
     import(&[("a/../../secret", Regular, "", "theirs")], "/in").fails(1, "leads out of its folder");
-    import(&[("up", Symlink, "..", ""), ("up/secret", Regular, "", "theirs")], "/in").fails(1, "which is a symlink");
+    import(&[("up", Symlink, "..", ""), ("up/secret", Regular, "", "theirs")], "/in")
+        .fails(1, "which is a symlink");
     import(&[("stolen", Link, "../secret", "")], "/in").fails(1, "leads out of its folder");
     import(&[("stolen", Link, "nothing", "")], "/in").fails(NOT_FOUND, "hard link");
     let slashes = import(&[("/secret", Regular, "", "theirs")], "/in");
@@ -423,7 +523,8 @@ fn hostile_archives_write_where_their_paths_say_or_nowhere() {
     lab.run("cat", &["/in/secret"]).prints("theirs");
     let cut = &archive(&[("f", Regular, "", "content")])[..700];
     kvfs_with([OsStr::new("import"), lab.store.as_os_str(), "-".as_ref()], cut).fails(1, "");
-    kvfs_with([OsStr::new("import"), lab.store.as_os_str(), "-".as_ref()], &[0x1f; 1024]).fails(1, "the tar stream cannot be read");
+    kvfs_with([OsStr::new("import"), lab.store.as_os_str(), "-".as_ref()], &[0x1f; 1024])
+        .fails(1, "the tar stream cannot be read");
     assert_eq!(lab.run("check", &["--json"]).json()["clean"], true);
 }
 
@@ -440,9 +541,19 @@ fn looking_into_a_store() {
     lab.run("ls", &["/d/"]).prints("f\n");
     lab.run("ls", &["-R"]).prints("d\nd/f\ng\nl\n");
     let long = lab.run("ls", &["-l"]);
-    assert!(long.text().lines().nth(2).is_some_and(|l| l.starts_with("lrwxrwxrwx") && l.ends_with(" l -> d/f")), "{}", long.text());
+    assert!(
+        long.text()
+            .lines()
+            .nth(2)
+            .is_some_and(|l| l.starts_with("lrwxrwxrwx") && l.ends_with(" l -> d/f")),
+        "{}",
+        long.text()
+    );
     let list = lab.run("ls", &["/", "--json"]).json();
-    assert_eq!((&list[1]["name"], &list[1]["kind"], &list[1]["size"]), (&"g".into(), &"file".into(), &4.into()));
+    assert_eq!(
+        (&list[1]["name"], &list[1]["kind"], &list[1]["size"]),
+        (&"g".into(), &"file".into(), &4.into())
+    );
     assert_eq!(list[2]["target"], "d/f");
     lab.run("ls", &["/nope"]).fails(NOT_FOUND, "cannot find /nope");
     lab.run("cat", &["/d/f", "/g", "/l"]).prints("contentmorecontent");
@@ -466,7 +577,12 @@ fn the_figures_of_a_store() {
     lab.kv("put", &["k", "v"]).prints("");
     let stat = lab.run("stat", &["--json"]).json();
     assert_eq!(stat["space"]["total"], 1 << 30);
-    let names: Vec<_> = stat["dictionaries"].as_array().expect("a list").iter().map(|d| d["name"].as_str()).collect();
+    let names: Vec<_> = stat["dictionaries"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|d| d["name"].as_str())
+        .collect();
     for name in ["nmap", "imap", "dmap", "0"] {
         assert!(names.contains(&Some(name)), "{name} in {names:?}");
     }
@@ -482,7 +598,8 @@ fn the_figures_of_a_store() {
 #[test]
 fn damage_is_found_and_never_printed() {
     let lab = Lab::new();
-    let content: Vec<u8> = (0..1_000_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 9) as u8).collect();
+    let content: Vec<u8> =
+        (0..1_000_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 9) as u8).collect();
     fs::write(lab.path("f"), &content).expect("a file");
     fs::create_dir(lab.path("dir")).expect("a folder");
     fs::rename(lab.path("f"), lab.path("dir/f")).expect("moved");
@@ -492,11 +609,19 @@ fn damage_is_found_and_never_printed() {
     assert_eq!(clean.code, 0, "{}", clean.err);
     assert!(clean.text().contains(": clean; "), "{}", clean.text());
     let scrub = lab.run("scrub", &["--rate", "1000"]);
-    assert!(scrub.code == 0 && scrub.text().starts_with("scrub done: "), "{} {}", scrub.text(), scrub.err);
+    assert!(
+        scrub.code == 0 && scrub.text().starts_with("scrub done: "),
+        "{} {}",
+        scrub.text(),
+        scrub.err
+    );
 
     let mut store = fs::read(&lab.store).expect("the store");
     let needle = &content[500_000 / 4096 * 4096..][..64];
-    let at = store.windows(64).position(|w| w == needle).expect("the content lies in the store as it is");
+    let at = store
+        .windows(64)
+        .position(|w| w == needle)
+        .expect("the content lies in the store as it is");
     store[at + 10] ^= 4;
     fs::write(&lab.store, &store).expect("the store");
 
@@ -504,7 +629,12 @@ fn damage_is_found_and_never_printed() {
     check.fails(DAMAGED, "faults in");
     let report: Value = serde_json::from_slice(&check.out).expect("JSON");
     assert_eq!(report["clean"], false);
-    let places: Vec<_> = report["faults"].as_array().expect("a list").iter().map(|f| f["place"].to_string()).collect();
+    let places: Vec<_> = report["faults"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|f| f["place"].to_string())
+        .collect();
     assert!(places.iter().any(|p| p.contains("dmap")), "{places:?}");
     // A scrub finds the same, and whose it is.
     let scrub = lab.run("scrub", &["--json"]);
@@ -528,7 +658,10 @@ fn damage_is_found_and_never_printed() {
     assert_eq!(fs::read(out.join("whole")).expect("the other file"), b"unharmed");
     lab.run("export", &[file, "--keep-going"]).fails(DAMAGED, "1 entries of");
     let list = Command::new("tar").args(["-tf", file]).output().expect("tar runs");
-    assert_eq!((list.status.success(), String::from_utf8_lossy(&list.stdout).as_ref()), (true, "./\nwhole\n"));
+    assert_eq!(
+        (list.status.success(), String::from_utf8_lossy(&list.stdout).as_ref()),
+        (true, "./\nwhole\n")
+    );
 }
 
 #[test]
@@ -537,17 +670,24 @@ fn what_is_not_there_or_no_store_or_in_use() {
     let nothing = lab.path("nothing");
     let text = lab.path("text");
     fs::write(&text, "just a text").expect("a file");
-    for command in
-        [vec!["kv", "get", "@", "k"], vec!["kv", "put", "@", "k", "v"], vec!["ls", "@"], vec!["stat", "@"], vec!["check", "@"]]
-    {
-        let on = |target: &Path| kvfs(command.iter().map(|w| if *w == "@" { target.as_os_str() } else { OsStr::new(w) }));
+    for command in [
+        vec!["kv", "get", "@", "k"],
+        vec!["kv", "put", "@", "k", "v"],
+        vec!["ls", "@"],
+        vec!["stat", "@"],
+        vec!["check", "@"],
+    ] {
+        let on = |target: &Path| {
+            kvfs(command.iter().map(|w| if *w == "@" { target.as_os_str() } else { OsStr::new(w) }))
+        };
         on(&nothing).fails(NOT_FOUND, nothing.to_str().expect("text"));
         on(&text).fails(1, "not a KVFS store");
         assert_ne!(on(lab.dir.path()).code, 0, "{command:?} of a folder");
         assert_eq!(fs::read(&text).expect("the file"), b"just a text");
         assert!(!nothing.exists());
 
-        // As another process would hold it. A child that another test is just starting may hold our last lock for a moment more.
+        // As another process would hold it. A child that another test is just starting may hold our
+        // last lock for a moment more.
         let held = loop {
             match zones::FileDevice::open(&lab.store, false) {
                 Err(zones::Error::Busy(_)) => std::thread::yield_now(),
@@ -557,7 +697,13 @@ fn what_is_not_there_or_no_store_or_in_use() {
         on(&lab.store).fails(BUSY, "is in use by another process");
         drop(held);
     }
-    for wrong in [vec!["kv"], vec!["kv", "get", "x"], vec!["nosuch"], vec!["kv", "incr", "x", "k", "ten"], vec!["export", "x"]] {
+    for wrong in [
+        vec!["kv"],
+        vec!["kv", "get", "x"],
+        vec!["nosuch"],
+        vec!["kv", "incr", "x", "k", "ten"],
+        vec!["export", "x"],
+    ] {
         assert_eq!(kvfs(&wrong).code, 2, "{wrong:?}");
     }
     let help = kvfs(["--help"]);
@@ -571,12 +717,16 @@ fn what_shells_and_man_know() {
         let script = kvfs(["completions", shell]);
         assert!(script.code == 0 && script.text().contains("delrange"), "{shell}");
     }
-    let syntax = Command::new("bash").args(["-n", "-c", kvfs(["completions", "bash"]).text()]).status();
+    let syntax =
+        Command::new("bash").args(["-n", "-c", kvfs(["completions", "bash"]).text()]).status();
     assert!(syntax.expect("bash runs").success());
     let pages = lab.path("man1");
     kvfs([OsStr::new("man"), pages.as_os_str()]).prints_something();
     for page in ["kvfs.1", "kvfs-mount.1", "kvfs-kv-range.1"] {
-        assert!(fs::read_to_string(pages.join(page)).expect(page).contains(".SH SYNOPSIS"), "{page}");
+        assert!(
+            fs::read_to_string(pages.join(page)).expect(page).contains(".SH SYNOPSIS"),
+            "{page}"
+        );
     }
 }
 
@@ -606,7 +756,12 @@ fn keys_of_a_mounted_store() {
     let kv = |words: &[&str]| {
         let at = words.iter().position(|w| *w == "@").expect("a target");
         let mut args: Vec<&OsStr> = vec!["kv".as_ref()];
-        args.extend(words.iter().enumerate().map(|(i, w)| if i == at { mnt.as_os_str() } else { OsStr::new(w) }));
+        args.extend(
+            words
+                .iter()
+                .enumerate()
+                .map(|(i, w)| if i == at { mnt.as_os_str() } else { OsStr::new(w) }),
+        );
         kvfs(args)
     };
     fs::write(mnt.join("file"), "beside the keys").expect("a file");
@@ -614,7 +769,8 @@ fn keys_of_a_mounted_store() {
     kv(&["incr", "@", "a", "41"]).prints("42\n");
     kv(&["get", "@", "a"]).prints("42");
     kv(&["get", "@", "nope"]).fails(NOT_FOUND, "no such key");
-    kv(&["put", "@", "x", "y", "--dict", "imap"]).fails(NOT_PERMITTED, "is reserved for the file system");
+    kv(&["put", "@", "x", "y", "--dict", "imap"])
+        .fails(NOT_PERMITTED, "is reserved for the file system");
     kv(&["range", "@"]).prints("a\t42\n");
     // The store's file names the mount as well; what needs it for itself is told where it is.
     lab.kv("get", &["a"]).prints("42");
@@ -622,7 +778,10 @@ fn keys_of_a_mounted_store() {
     lab.run("check", &[]).fails(BUSY, "is mounted on");
     let stat = kvfs([OsStr::new("stat"), mnt.as_os_str(), "--json".as_ref()]).json();
     assert!(stat["daemon"]["pid"].as_u64().is_some_and(|pid| pid > 1));
-    assert_eq!(stat["daemon"]["mount_point"], mnt.canonicalize().expect("a path").to_str().expect("text"));
+    assert_eq!(
+        stat["daemon"]["mount_point"],
+        mnt.canonicalize().expect("a path").to_str().expect("text")
+    );
     assert!(stat["clients"]["by_command"]["incrby"]["calls"] == 1, "{}", stat["clients"]);
     assert!(stat["dictionaries"].is_array());
     let text = kvfs([OsStr::new("stat"), mnt.as_os_str()]);
@@ -648,10 +807,18 @@ fn a_save_through_the_socket_has_files_on_disk() {
         fs::write(mnt.join("large"), command.repeat(50_000)).expect("a file");
         lab.kv("call", &[command]).prints("OK\n");
         let stat = kvfs([OsStr::new("stat"), mnt.as_os_str(), "--json".as_ref()]).json();
-        let pid = rustix::process::Pid::from_raw(stat["daemon"]["pid"].as_i64().expect("a number") as i32).expect("a process");
-        let ended = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).expect("it runs");
+        let pid = rustix::process::Pid::from_raw(
+            stat["daemon"]["pid"].as_i64().expect("a number") as i32
+        )
+        .expect("a process");
+        let ended = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())
+            .expect("it runs");
         rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("killed");
-        rustix::event::poll(&mut [rustix::event::PollFd::new(&ended, rustix::event::PollFlags::IN)], None).expect("it has ended");
+        rustix::event::poll(
+            &mut [rustix::event::PollFd::new(&ended, rustix::event::PollFlags::IN)],
+            None,
+        )
+        .expect("it has ended");
         kvfs([OsStr::new("umount"), "--force".as_ref(), mnt.as_os_str()]);
         lab.run("cat", &["/small"]).prints(command);
         assert_eq!(lab.run("cat", &["/large"]).out, command.repeat(50_000).into_bytes());
@@ -668,7 +835,8 @@ fn what_would_lie_under_the_views_is_not_imported() {
     fs::write(from.join("beside"), "content").expect("a file");
     let folder = from.to_str().expect("text");
     lab.run("import", &[folder]).fails(1, "the name .kvfs belongs to its views");
-    lab.run("import", &[folder, "--to", "/.kvfs/a"]).fails(1, "the name .kvfs belongs to its views");
+    lab.run("import", &[folder, "--to", "/.kvfs/a"])
+        .fails(1, "the name .kvfs belongs to its views");
     lab.run("import", &[folder, "--to", "//.kvfs"]).fails(1, "the name .kvfs belongs to its views");
     // Nothing was made before it was found.
     lab.run("ls", &["-R"]).prints("");
@@ -689,7 +857,9 @@ fn what_would_lie_under_the_views_is_not_imported() {
 fn a_store_of_the_least_size_takes_files_and_keys() {
     let dir = tempfile::tempdir().expect("a temporary folder");
     let store = dir.path().join("least.kvfs");
-    let create = |size: &str| kvfs([OsStr::new("create"), store.as_os_str(), "--size".as_ref(), size.as_ref()]);
+    let create = |size: &str| {
+        kvfs([OsStr::new("create"), store.as_os_str(), "--size".as_ref(), size.as_ref()])
+    };
     for size in ["0", "1M", "80M", "128M", "159M"] {
         create(size).fails(2, "the least is 160 MiB");
         assert!(!store.exists());
@@ -700,8 +870,9 @@ fn a_store_of_the_least_size_takes_files_and_keys() {
     fs::create_dir_all(from.join("small")).expect("a folder");
     for round in 0..6u32 {
         for i in 0..8u32 {
-            let content: Vec<u8> =
-                (0..1u32 << 20).map(|n| ((n ^ round << 7 ^ i).wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+            let content: Vec<u8> = (0..1u32 << 20)
+                .map(|n| ((n ^ round << 7 ^ i).wrapping_mul(2_654_435_761) >> 13) as u8)
+                .collect();
             fs::write(from.join(i.to_string()), content).expect("a file");
         }
         for i in 0..300 {
@@ -709,8 +880,10 @@ fn a_store_of_the_least_size_takes_files_and_keys() {
         }
         lab.run("import", &[from.to_str().expect("text")]).prints_something();
         lab.kv("put", &[&format!("key {round}"), &"value".repeat(20_000)]).prints("");
-        kvfs([OsStr::new("snapshot"), "create".as_ref(), lab.store.as_os_str(), "s".as_ref()]).prints("");
-        kvfs([OsStr::new("snapshot"), "drop".as_ref(), lab.store.as_os_str(), "s".as_ref()]).prints("");
+        kvfs([OsStr::new("snapshot"), "create".as_ref(), lab.store.as_os_str(), "s".as_ref()])
+            .prints("");
+        kvfs([OsStr::new("snapshot"), "drop".as_ref(), lab.store.as_os_str(), "s".as_ref()])
+            .prints("");
     }
     lab.kv("count", &[]).prints("6\n");
     assert_eq!(lab.run("check", &["--json"]).json()["clean"], true);

@@ -15,7 +15,10 @@ fn kvfs(words: &[&str]) -> (bool, String) {
         .env_remove("KVFS_SOCKET")
         .output()
         .expect("it runs");
-    (output.status.success(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
+    (
+        output.status.success(),
+        String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned(),
+    )
 }
 
 #[test]
@@ -49,7 +52,11 @@ fn in_a_transaction_it_is_part_of_that() {
     let id = kvfs(&["txn", "begin", &root]).1.trim().to_owned();
     let view = mount.path(format!(".kvfs/txn/{id}"));
     assert!(!view.join("copy").exists());
-    let (ok, said) = kvfs(&["clone-tree", &view.join("tree").display().to_string(), &view.join("copy").display().to_string()]);
+    let (ok, said) = kvfs(&[
+        "clone-tree",
+        &view.join("tree").display().to_string(),
+        &view.join("copy").display().to_string(),
+    ]);
     assert!(ok, "{said}");
     assert_eq!(fs::read(view.join("copy/file")).expect("read"), vec![7; 100_000]);
     assert!(!mount.path("copy").exists());
@@ -68,6 +75,8 @@ fn cp_shares_what_it_copies() {
         fs::copy(mount.path("from"), mount.path(format!("copy{i}"))).expect("copy");
     }
     assert!(fs::read(mount.path("copy7")).expect("read") == data);
-    let used = rustix::fs::statvfs(mount.root()).map(|s| (s.f_blocks - s.f_bfree) * s.f_frsize).expect("statvfs");
+    let used = rustix::fs::statvfs(mount.root())
+        .map(|s| (s.f_blocks - s.f_bfree) * s.f_frsize)
+        .expect("statvfs");
     assert!(used < 250_000_000, "{used} bytes are in use for 40 MB in eleven files");
 }

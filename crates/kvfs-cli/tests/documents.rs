@@ -50,11 +50,18 @@ fn every_link_leads_to_a_file_and_a_heading_that_are_there() {
         for link in links(&text).into_iter().filter(|link| !link.contains("://")) {
             seen += 1;
             let (file, heading) = link.split_once('#').unwrap_or((&link, ""));
-            let target = if file.is_empty() { document.clone() } else { document.parent().expect("a folder").join(file) };
+            let target = if file.is_empty() {
+                document.clone()
+            } else {
+                document.parent().expect("a folder").join(file)
+            };
             let there = target.exists()
                 && (heading.is_empty() || {
                     let target = fs::read_to_string(&target).expect("a document");
-                    target.lines().filter(|line| line.starts_with('#')).any(|line| anchor(line.trim_start_matches('#')) == heading)
+                    target
+                        .lines()
+                        .filter(|line| line.starts_with('#'))
+                        .any(|line| anchor(line.trim_start_matches('#')) == heading)
                 });
             if !there {
                 broken.push(format!("{}: {link}", document.display()));
@@ -75,9 +82,17 @@ fn every_decision_is_in_the_index() {
             continue;
         }
         let text = fs::read_to_string(folder.join(&name)).expect("a decision");
-        let title = text.lines().next().and_then(|line| line.strip_prefix("# ")).unwrap_or_else(|| panic!("{name} has no title"));
-        let (number, title) = title.split_once(": ").unwrap_or_else(|| panic!("{name}: '{title}' has no number"));
+        let title = text
+            .lines()
+            .next()
+            .and_then(|line| line.strip_prefix("# "))
+            .unwrap_or_else(|| panic!("{name} has no title"));
+        let (number, title) =
+            title.split_once(": ").unwrap_or_else(|| panic!("{name}: '{title}' has no number"));
         assert!(name.starts_with(&format!("{number}-")), "{name} says that it is {number}");
-        assert!(index.contains(&format!("| [{number}]({name}) | {title} |")), "docs/decisions/README.md lacks {name} as '{title}'");
+        assert!(
+            index.contains(&format!("| [{number}]({name}) | {title} |")),
+            "docs/decisions/README.md lacks {name} as '{title}'"
+        );
     }
 }

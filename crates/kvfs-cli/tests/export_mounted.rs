@@ -21,7 +21,8 @@ fn export(of: &Path, to: &Path) -> Command {
 /// What tar(1) makes of an archive.
 fn unpacked(archive: &Path, into: &Path) {
     fs::create_dir_all(into).expect("mkdir");
-    let tar = Command::new("tar").args(["--xattrs", "-xpf"]).arg(archive).arg("-C").arg(into).status();
+    let tar =
+        Command::new("tar").args(["--xattrs", "-xpf"]).arg(archive).arg("-C").arg(into).status();
     assert!(tar.expect("tar runs").success());
 }
 
@@ -45,7 +46,10 @@ fn what_is_exported_is_what_was_there_and_no_transaction_stays() {
     succeeds(by_store.args(["--from", "/tree/sub/f9"]));
     let listed = Command::new("tar").arg("-tvf").arg(&archive).output().expect("tar runs");
     let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
-    assert!(listed.lines().count() == 1 && listed.contains("f9") && listed.contains("360"), "{listed}");
+    assert!(
+        listed.lines().count() == 1 && listed.contains("f9") && listed.contains("360"),
+        "{listed}"
+    );
 
     let open = succeeds(kvfs(&["txn", "list", "--json"]).arg(p.mnt()));
     assert!(!open.contains("export"), "{open}");
@@ -63,9 +67,11 @@ fn views_are_exported_as_they_are() {
     let id = begun.trim().rsplit('/').next().expect("a number").to_string();
     let id = id.split_whitespace().next().expect("a number").to_string();
     fs::write(p.mnt().join(format!(".kvfs/txn/{id}/d/a")), "in it").expect("write");
-    for (view, content) in
-        [("d".to_string(), "now"), (".kvfs/snapshot/monday/d".into(), "monday"), (format!(".kvfs/txn/{id}/d"), "in it")]
-    {
+    for (view, content) in [
+        ("d".to_string(), "now"),
+        (".kvfs/snapshot/monday/d".into(), "monday"),
+        (format!(".kvfs/txn/{id}/d"), "in it"),
+    ] {
         let (archive, out) = (p.dir.path().join("v.tar"), tempfile::tempdir().expect("a folder"));
         succeeds(&mut export(&p.mnt().join(&view), &archive));
         unpacked(&archive, out.path());
@@ -99,7 +105,8 @@ fn two_files_that_change_together_are_exported_together() {
     };
     write(0);
     // Between the two in the order of the archive.
-    (0..200).for_each(|n| fs::write(tree.join(format!("m{n}")), vec![n as u8; 20_000]).expect("write"));
+    (0..200)
+        .for_each(|n| fs::write(tree.join(format!("m{n}")), vec![n as u8; 20_000]).expect("write"));
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         // The writer ends whatever comes of the comparison.
@@ -113,7 +120,8 @@ fn two_files_that_change_together_are_exported_together() {
             n
         });
         for round in 0..8 {
-            let (archive, out) = (p.dir.path().join("t.tar"), tempfile::tempdir().expect("a folder"));
+            let (archive, out) =
+                (p.dir.path().join("t.tar"), tempfile::tempdir().expect("a folder"));
             succeeds(&mut export(&tree, &archive));
             unpacked(&archive, out.path());
             let read = |name| fs::read(out.path().join(name)).expect("a file");

@@ -1,5 +1,5 @@
-//! The GOINGDOWN ioctl, by which tests cut a file system off: what is unsynced may go, everything fails with EIO, and the next mount has what was
-//! durable.
+//! The GOINGDOWN ioctl, by which tests cut a file system off: what is unsynced may go, everything
+//! fails with EIO, and the next mount has what was durable.
 
 mod place;
 
@@ -47,7 +47,10 @@ fn everything_fails(p: &Place, open: &mut File) {
     eio("mkdir", fs::create_dir(mnt.join("late")));
     eio("rename", fs::rename(mnt.join("synced"), mnt.join("late")));
     eio("unlink", fs::remove_file(mnt.join("synced")));
-    eio("a view", fs::read_dir(mnt.join(".kvfs/txn")).and_then(|all| all.collect::<Result<Vec<_>, _>>()));
+    eio(
+        "a view",
+        fs::read_dir(mnt.join(".kvfs/txn")).and_then(|all| all.collect::<Result<Vec<_>, _>>()),
+    );
 }
 
 #[test]
@@ -58,7 +61,12 @@ fn what_was_synced_stays_and_everything_fails_until_the_next_mount() {
             let at = format!("{mode}, flags {flags}");
             succeeds(&mut p.mount(&["-o", mode]));
             let pid = p.pid();
-            let mut synced = File::options().read(true).write(true).create_new(true).open(p.mnt().join("synced")).expect("create");
+            let mut synced = File::options()
+                .read(true)
+                .write(true)
+                .create_new(true)
+                .open(p.mnt().join("synced"))
+                .expect("create");
             synced.write_all(&[b's'; 300_000]).and_then(|()| synced.sync_all()).expect("synced");
             File::open(p.mnt()).and_then(|root| root.sync_all()).expect("synced");
             fs::write(p.mnt().join("committed"), b"").expect("write");
@@ -82,7 +90,9 @@ fn what_was_synced_stays_and_everything_fails_until_the_next_mount() {
             assert!(open.iter().all(|b| *b == b'o'), "{at}");
             match flags {
                 DEFAULT => assert_eq!(open.len(), 200_000, "{at}: everything was synced before"),
-                FLUSH_LOG => assert!(p.mnt().join("committed").exists(), "{at}: names are committed at once"),
+                FLUSH_LOG => {
+                    assert!(p.mnt().join("committed").exists(), "{at}: names are committed at once")
+                }
                 _ => {}
             }
             fs::write(p.mnt().join("new"), b"all goes on").expect("write");
@@ -153,7 +163,8 @@ fn with_fewer_rights<T: Send>(user: bool, work: impl FnOnce() -> T + Send) -> T 
     const VERSION: u32 = 0x2008_0522;
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
-            // SAFETY: it changes the rights of this thread alone, which ends afterwards; the structures are as large as the kernel wants them.
+            // SAFETY: it changes the rights of this thread alone, which ends afterwards; the
+            // structures are as large as the kernel wants them.
             unsafe {
                 if user {
                     assert_eq!(libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534), 0);
@@ -161,7 +172,10 @@ fn with_fewer_rights<T: Send>(user: bool, work: impl FnOnce() -> T + Send) -> T 
                     let (head, mut sets) = (Head(VERSION, 0), [0_u32; 6]);
                     assert_eq!(libc::syscall(libc::SYS_capget, &raw const head, &raw mut sets), 0);
                     sets[0] &= !(1 << 21);
-                    assert_eq!(libc::syscall(libc::SYS_capset, &raw const head, &raw const sets), 0);
+                    assert_eq!(
+                        libc::syscall(libc::SYS_capset, &raw const head, &raw const sets),
+                        0
+                    );
                 }
             }
             work()
@@ -178,7 +192,8 @@ fn it_takes_the_right_to_administrate_and_a_flag_that_exists() {
     fs::write(p.mnt().join("f"), b"here").expect("write");
     let read = |path: &Path| fs::read(path).expect("all goes on");
     for user in [true, false] {
-        let refused = with_fewer_rights(user, || go_down(&File::open(p.mnt()).expect("open"), NO_FLUSH));
+        let refused =
+            with_fewer_rights(user, || go_down(&File::open(p.mnt()).expect("open"), NO_FLUSH));
         assert_eq!(refused, Err(libc::EPERM), "user: {user}");
         assert_eq!(read(&p.mnt().join("f")), b"here");
     }

@@ -1,7 +1,9 @@
-//! Stores with hostile content behind valid checksums, given to the commands: each ends by itself and says what is wrong, and writes into
-//! the folder it was given and nowhere else. (The same stores go through the library in `crates/kvfs/tests/hostile`.)
+//! Stores with hostile content behind valid checksums, given to the commands: each ends by itself
+//! and says what is wrong, and writes into the folder it was given and nowhere else. (The same
+//! stores go through the library in `crates/kvfs/tests/hostile`.)
 //!
-//! `KVFS_HOSTILE=1000 cargo test -p kvfs-cli --test hostile_images` runs many, from the seed `KVFS_BASE` on.
+//! `KVFS_HOSTILE=1000 cargo test -p kvfs-cli --test hostile_images` runs many, from the seed
+//! `KVFS_BASE` on.
 
 #[path = "../../kvfs/tests/hostile/content.rs"]
 mod content;
@@ -23,7 +25,8 @@ use zones::FileDevice;
 const PATIENCE: &str = "120";
 /// Address space of a command, KiB: several times its budget, for libraries and stacks are in it.
 const SPACE: u64 = 4 << 20;
-/// Largest file that a command may make, blocks of 512 bytes: what a store claims to hold is not written without end.
+/// Largest file that a command may make, blocks of 512 bytes: what a store claims to hold is not
+/// written without end.
 const FILE: u64 = 1 << 20;
 
 fn number(name: &str, or: u64) -> u64 {
@@ -49,9 +52,15 @@ fn make(path: &Path, seed: u64) -> bool {
 
 /// Runs a command; it must end by itself, and not by a panic.
 fn run(seed: u64, words: &[&OsStr]) -> (i32, Vec<u8>) {
-    let limits = format!("ulimit -v {SPACE}; ulimit -f {FILE}; exec timeout --signal=KILL {PATIENCE} \"$@\"");
+    let limits = format!(
+        "ulimit -v {SPACE}; ulimit -f {FILE}; exec timeout --signal=KILL {PATIENCE} \"$@\""
+    );
     let mut command = Command::new("bash");
-    command.args(["-c", &limits, "bash", env!("CARGO_BIN_EXE_kvfs")]).args(words).args(["--json"]).stdin(Stdio::null());
+    command
+        .args(["-c", &limits, "bash", env!("CARGO_BIN_EXE_kvfs")])
+        .args(words)
+        .args(["--json"])
+        .stdin(Stdio::null());
     let ended = command.output().expect("it runs");
     let err = String::from_utf8_lossy(&ended.stderr);
     let code = ended.status.code();
@@ -88,7 +97,8 @@ fn commands_end_and_write_into_their_folder_only() {
     for seed in base..base + number("KVFS_HOSTILE", 12) {
         let dir = tempfile::tempdir().expect("a temporary folder");
         let (store, other) = (dir.path().join("s.kvfs"), dir.path().join("other.kvfs"));
-        let (inside, tar, stream) = (dir.path().join("deep/out"), dir.path().join("tar"), dir.path().join("stream"));
+        let (inside, tar, stream) =
+            (dir.path().join("deep/out"), dir.path().join("tar"), dir.path().join("stream"));
         fs::create_dir_all(&inside).expect("a folder");
         if !make(&store, seed) {
             continue;
@@ -117,14 +127,27 @@ fn commands_end_and_write_into_their_folder_only() {
         go(&["diff", "sound"], &[]);
         go(&["diff", "sound", "hostile"], &[]);
         go(&["diff", "hostile", "sound"], &[]);
-        assert_eq!(names(dir.path(), &inside), before, "seed {seed}: something outside of {}", inside.display());
+        assert_eq!(
+            names(dir.path(), &inside),
+            before,
+            "seed {seed}: something outside of {}",
+            inside.display()
+        );
         if clean {
-            assert_eq!((listed, exported, salvaged), (0, 0, 0), "seed {seed}: a store that is clean can be read");
+            assert_eq!(
+                (listed, exported, salvaged),
+                (0, 0, 0),
+                "seed {seed}: a store that is clean can be read"
+            );
         }
         // What is in an archive stays inside as well.
-        let names = Command::new("tar").args(["--list", "-f"]).arg(&tar).output().expect("tar runs").stdout;
+        let names =
+            Command::new("tar").args(["--list", "-f"]).arg(&tar).output().expect("tar runs").stdout;
         for name in String::from_utf8_lossy(&names).lines() {
-            assert!(!name.starts_with('/') && !name.split('/').any(|part| part == ".."), "seed {seed}: {name}");
+            assert!(
+                !name.starts_with('/') && !name.split('/').any(|part| part == ".."),
+                "seed {seed}: {name}"
+            );
         }
         if go(&["send", "hostile", "-o"], &[&stream]).0 == 0 {
             run(seed, &["create".as_ref(), other.as_ref()]);

@@ -1,5 +1,5 @@
-//! Stores whose directories hold names that no file system can have made, behind valid checksums: whatever reads them refuses, and nothing
-//! is written where such a name points.
+//! Stores whose directories hold names that no file system can have made, behind valid checksums:
+//! whatever reads them refuses, and nothing is written where such a name points.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -51,7 +51,8 @@ fn key(parent: u64, name: &[u8]) -> Vec<u8> {
 /// Gives the entry `from` of the root the key of `to`, as only a program other than KVFS would.
 fn rename_raw(store: &Path, from: &[u8], to: &[u8]) {
     let device = Arc::new(FileDevice::open(store, false).expect("the store is free"));
-    let (db, _) = Kvdb::open(device, Arc::new(Machine::default()), OpenOptions::default()).expect("it opens");
+    let (db, _) =
+        Kvdb::open(device, Arc::new(Machine::default()), OpenOptions::default()).expect("it opens");
     let names = db.dictionary("nmap").expect("names");
     let value = db.get(names, &key(ROOT, from)).expect("readable").expect("there");
     let mut batch = Batch::new();
@@ -62,7 +63,8 @@ fn rename_raw(store: &Path, from: &[u8], to: &[u8]) {
 }
 
 impl Lab {
-    /// A store with `evil`, a folder with a file in it, `evil-file`, and others that are as they should be.
+    /// A store with `evil`, a folder with a file in it, `evil-file`, and others that are as they
+    /// should be.
     fn new() -> Lab {
         let dir = tempfile::tempdir().expect("a temporary folder");
         let lab = Lab { store: dir.path().join("s.kvfs"), dir };
@@ -107,12 +109,28 @@ impl Lab {
     }
 }
 
-/// Each with the entry that gets it: a file where the name leads to a file, a folder where it leads to one.
+/// Each with the entry that gets it: a file where the name leads to a file, a folder where it leads
+/// to one.
 fn hostile(outside: &Path) -> Vec<(&'static str, Vec<u8>)> {
     let absolute = outside.join("victim").into_os_string().into_encoded_bytes();
-    let file = [absolute, b"../outside/victim".to_vec(), b"fine/victim".to_vec(), b"nul\0".to_vec(), b"".to_vec(), vec![b'n'; 256]];
-    let folder = [outside.as_os_str().as_encoded_bytes().to_vec(), b"../outside".to_vec(), b"..".to_vec(), b".".to_vec()];
-    file.into_iter().map(|name| ("evil-file", name)).chain(folder.into_iter().map(|name| ("evil", name))).collect()
+    let file = [
+        absolute,
+        b"../outside/victim".to_vec(),
+        b"fine/victim".to_vec(),
+        b"nul\0".to_vec(),
+        b"".to_vec(),
+        vec![b'n'; 256],
+    ];
+    let folder = [
+        outside.as_os_str().as_encoded_bytes().to_vec(),
+        b"../outside".to_vec(),
+        b"..".to_vec(),
+        b".".to_vec(),
+    ];
+    file.into_iter()
+        .map(|name| ("evil-file", name))
+        .chain(folder.into_iter().map(|name| ("evil", name)))
+        .collect()
 }
 
 #[test]
@@ -122,7 +140,9 @@ fn nothing_follows_a_name_that_cannot_be() {
     for (entry, name) in hostile(outside.path()) {
         let lab = Lab::new();
         fs::create_dir(lab.path("outside")).expect("a folder");
-        for victim in [outside.path().join("victim"), lab.path("outside/victim"), lab.path("victim")] {
+        for victim in
+            [outside.path().join("victim"), lab.path("outside/victim"), lab.path("victim")]
+        {
             fs::write(victim, "innocent").expect("a file");
         }
         rename_raw(&lab.store, entry.as_bytes(), &name);
@@ -137,27 +157,48 @@ fn nothing_follows_a_name_that_cannot_be() {
             let out = lab.path("out");
             let _ = fs::remove_dir_all(&out);
             refuses(kvfs(&["export".as_ref(), store.as_ref(), out.join("").as_ref()]));
-            refuses(kvfs(&["export".as_ref(), store.as_ref(), out.join("").as_ref(), "--keep-going".as_ref()]));
+            refuses(kvfs(&[
+                "export".as_ref(),
+                store.as_ref(),
+                out.join("").as_ref(),
+                "--keep-going".as_ref(),
+            ]));
             for (path, _) in lab.everything(&out) {
-                assert!(path.starts_with(out.join("fine")) || path.starts_with(out.join("evil")) || path == out.join("evil-file"));
+                assert!(
+                    path.starts_with(out.join("fine"))
+                        || path.starts_with(out.join("evil"))
+                        || path == out.join("evil-file")
+                );
             }
             let saved = lab.path("saved");
             let _ = fs::remove_dir_all(&saved);
             refuses(kvfs(&["salvage".as_ref(), store.as_ref(), saved.as_ref()]));
             assert_eq!(fs::read(saved.join("fine/victim")).expect("what is whole"), b"EVIL");
             for (path, _) in lab.everything(&saved) {
-                let inside = ["fine", "evil", "evil-file", "lost+found"].iter().any(|name| path.starts_with(saved.join(name)));
+                let inside = ["fine", "evil", "evil-file", "lost+found"]
+                    .iter()
+                    .any(|name| path.starts_with(saved.join(name)));
                 assert!(inside, "{}", path.display());
             }
             let tar = refuses(kvfs(&["export".as_ref(), store.as_ref(), "-".as_ref()]));
             let leads_out = name.starts_with(b"/") || name.starts_with(b"../");
-            assert!(!leads_out || !tar.windows(name.len()).any(|w| w == name), "{}", name.escape_ascii());
+            assert!(
+                !leads_out || !tar.windows(name.len()).any(|w| w == name),
+                "{}",
+                name.escape_ascii()
+            );
             let list = refuses(kvfs(&["ls".as_ref(), store.as_ref(), "-R".as_ref()]));
             assert!(!list.starts_with(b"..") && !list.starts_with(b"/"), "{}", list.escape_ascii());
             refuses(kvfs(&["check".as_ref(), store.as_ref()]));
             // What is whole can be read.
-            assert_eq!(succeeds(kvfs(&["cat".as_ref(), store.as_ref(), "fine/victim".as_ref()])), b"EVIL");
-            assert_eq!(succeeds(kvfs(&["ls".as_ref(), store.as_ref(), "fine".as_ref()])), b"victim\n");
+            assert_eq!(
+                succeeds(kvfs(&["cat".as_ref(), store.as_ref(), "fine/victim".as_ref()])),
+                b"EVIL"
+            );
+            assert_eq!(
+                succeeds(kvfs(&["ls".as_ref(), store.as_ref(), "fine".as_ref()])),
+                b"victim\n"
+            );
         }
         refuses(lab.run("diff", &["before".as_ref()]));
         refuses(lab.run("diff", &["before".as_ref(), "after".as_ref()]));
@@ -169,12 +210,23 @@ fn nothing_follows_a_name_that_cannot_be() {
             let within = fs::read(mnt.join("fine/victim"));
             let mounted_diff = kvfs(&["diff".as_ref(), mnt.as_ref(), "before".as_ref()]);
             succeeds(kvfs(&["umount".as_ref(), mnt.as_ref()]));
-            assert_eq!(listed.expect_err("the folder is damaged").raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()));
+            assert_eq!(
+                listed.expect_err("the folder is damaged").raw_os_error(),
+                Some(rustix::io::Errno::IO.raw_os_error())
+            );
             assert_eq!(within.expect("the other folder is whole"), b"EVIL");
             refuses(mounted_diff);
         }
-        for victim in [outside.path().join("victim"), lab.path("outside/victim"), lab.path("victim")] {
-            assert_eq!(fs::read(&victim).expect("still there"), b"innocent", "{} by {}", victim.display(), name.escape_ascii());
+        for victim in
+            [outside.path().join("victim"), lab.path("outside/victim"), lab.path("victim")]
+        {
+            assert_eq!(
+                fs::read(&victim).expect("still there"),
+                b"innocent",
+                "{} by {}",
+                victim.display(),
+                name.escape_ascii()
+            );
         }
     }
 }

@@ -15,13 +15,26 @@ use tree::{make, same};
 
 fn import(p: &Place, to: &str, from: &Path) -> Command {
     let mut command = kvfs(&["import"]);
-    command.arg(p.mnt().join(to)).arg(from).stdin(Stdio::null()).env_remove("KVFS_TXN").env_remove("KVFS_SOCKET");
+    command
+        .arg(p.mnt().join(to))
+        .arg(from)
+        .stdin(Stdio::null())
+        .env_remove("KVFS_TXN")
+        .env_remove("KVFS_SOCKET");
     command
 }
 
 fn tar(of: &Path) -> std::path::PathBuf {
     let to = of.with_extension("tar");
-    let made = Command::new("tar").arg("--xattrs").arg("--format=posix").arg("-cf").arg(&to).arg("-C").arg(of).arg(".").status();
+    let made = Command::new("tar")
+        .arg("--xattrs")
+        .arg("--format=posix")
+        .arg("-cf")
+        .arg(&to)
+        .arg("-C")
+        .arg(of)
+        .arg(".")
+        .status();
     assert!(made.expect("tar runs").success());
     to
 }
@@ -51,7 +64,8 @@ fn a_folder_and_a_tar_are_there_as_they_were() {
     );
     same(&tree, &p.mnt().join("made/on/the way"));
     let mut value = [0; 10];
-    let len = rustix::fs::getxattr(p.mnt().join("folder/small"), "user.kept", &mut value[..]).expect("getxattr");
+    let len = rustix::fs::getxattr(p.mnt().join("folder/small"), "user.kept", &mut value[..])
+        .expect("getxattr");
     assert_eq!(&value[..len], b"value");
     let sparse = fs::metadata(p.mnt().join("folder/sparse")).expect("stat");
     assert!(sparse.blocks() < 100, "{} blocks", sparse.blocks());
@@ -62,9 +76,20 @@ fn a_folder_and_a_tar_are_there_as_they_were() {
     let stream = fs::File::open(tree.with_extension("tar")).expect("open");
     succeeds(import(&p, "folder", Path::new("-")).stdin(stream));
     assert_eq!(fs::read_to_string(p.mnt().join("folder/sub/own")).expect("read"), "own");
-    assert_eq!(open.metadata().expect("stat").nlink(), 0, "what was replaced is open without a name");
+    assert_eq!(
+        open.metadata().expect("stat").nlink(),
+        0,
+        "what was replaced is open without a name"
+    );
     fs::remove_file(p.mnt().join("folder/sub/own")).expect("unlink");
-    assert!(Command::new("diff").arg("-r").args([&tree, &p.mnt().join("folder")]).status().expect("diff runs").success());
+    assert!(
+        Command::new("diff")
+            .arg("-r")
+            .args([&tree, &p.mnt().join("folder")])
+            .status()
+            .expect("diff runs")
+            .success()
+    );
     // By the store's file, and on disk after a kill.
     succeeds(kvfs(&["import"]).arg(p.store()).arg(&tree).args(["--to", "/by file"]));
     kill(p.pid(), Signal::KILL);
@@ -92,8 +117,12 @@ fn in_a_transaction_it_is_part_of_that() {
     succeeds(&mut import(&p, &format!(".kvfs/txn/{id}"), &tree));
     succeeds(kvfs(&["txn", "commit"]).arg(p.mnt()).arg(&id));
     same(&tree.join("sub"), &p.mnt().join("sub"));
-    let script =
-        format!("{} import {1}/run {2} && test -e {1}/run/small", env!("CARGO_BIN_EXE_kvfs"), p.mnt().display(), tree.display());
+    let script = format!(
+        "{} import {1}/run {2} && test -e {1}/run/small",
+        env!("CARGO_BIN_EXE_kvfs"),
+        p.mnt().display(),
+        tree.display()
+    );
     fails(1, kvfs(&["run"]).arg(p.mnt()).args(["--", "sh", "-c", &format!("{script}; exit 1")]));
     assert!(!p.mnt().join("run").exists());
     succeeds(kvfs(&["run"]).arg(p.mnt()).args(["--", "sh", "-c", &script]));
@@ -138,7 +167,8 @@ fn what_fails_leaves_nothing() {
         }
     }
     // The client goes, in the middle.
-    let mut client = import(&p, "new", Path::new("-")).stdin(Stdio::piped()).spawn().expect("it runs");
+    let mut client =
+        import(&p, "new", Path::new("-")).stdin(Stdio::piped()).spawn().expect("it runs");
     let mut pipe = client.stdin.take().expect("a pipe");
     pipe.write_all(&whole[..2_500_000]).expect("written");
     until("it has begun", || left(&p).1 == 1);
@@ -148,7 +178,11 @@ fn what_fails_leaves_nothing() {
     drop(pipe);
     until("what it had sent is gone", || left(&p).1 == 0);
     // The daemon goes.
-    let mut client = import(&p, "new", Path::new("-")).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it runs");
+    let mut client = import(&p, "new", Path::new("-"))
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it runs");
     let mut pipe = client.stdin.take().expect("a pipe");
     pipe.write_all(&whole[..2_500_000]).expect("written");
     until("it has begun", || left(&p).1 == 1);
@@ -162,7 +196,9 @@ fn what_fails_leaves_nothing() {
     assert_eq!(left(&p), (0, 0));
     // A folder that the store itself lies in.
     let beside = p.dir.path().join("beside");
-    fs::create_dir(&beside).and_then(|()| fs::hard_link(p.store(), beside.join("store"))).expect("made");
+    fs::create_dir(&beside)
+        .and_then(|()| fs::hard_link(p.store(), beside.join("store")))
+        .expect("made");
     fs::write(beside.join("file"), "file").expect("write");
     let said = succeeds(&mut import(&p, "new", &beside));
     assert!(said.contains("1 skipped") && p.mnt().join("new/file").exists(), "{said}");
@@ -183,7 +219,9 @@ fn a_full_store_says_so_and_is_as_it_was() {
     p.mounted();
     let tree = p.dir.path().join("tree");
     fs::create_dir(&tree).expect("mkdir");
-    (0..200).for_each(|n| fs::write(tree.join(format!("f{n}")), vec![n as u8; 1 << 20]).expect("write"));
+    (0..200).for_each(|n| {
+        fs::write(tree.join(format!("f{n}")), vec![n as u8; 1 << 20]).expect("write")
+    });
     fails(6, &mut import(&p, "new", &tree));
     assert_eq!(left(&p), (0, 0));
     fs::write(p.mnt().join("fits"), vec![1; 1 << 20]).expect("write");
@@ -195,17 +233,23 @@ fn a_full_store_says_so_and_is_as_it_was() {
 fn entries_that_lead_elsewhere_or_make_no_sense_are_refused() {
     let Some(p) = Place::new() else { return };
     p.mounted();
-    let mut conversation = kvdb_server::Client::connect(&p.store().with_extension("kvfs.sock")).expect("connected");
+    let mut conversation =
+        kvdb_server::Client::connect(&p.store().with_extension("kvfs.sock")).expect("connected");
     let mut say = |words: &[&[u8]]| match conversation.call(words).expect("a reply") {
         kvdb_server::Reply::Error(text) => Err(text),
         reply => Ok(format!("{reply:?}")),
     };
     let meta = [0u8; 2 + 4 + 4 + 12 + 1 + 12 + 4];
-    let named = |kind: u8, path: &[u8]| [&[kind][..], &(path.len() as u32).to_le_bytes(), path].concat();
+    let named =
+        |kind: u8, path: &[u8]| [&[kind][..], &(path.len() as u32).to_le_bytes(), path].concat();
     let folder = |path: &[u8]| [&named(b'd', path)[..], &meta].concat();
     let file = |path: &[u8]| [&named(b'f', path)[..], &5u64.to_le_bytes(), &meta].concat();
-    let link = |path: &[u8], to: &[u8]| [&named(b'h', path)[..], &(to.len() as u32).to_le_bytes(), to].concat();
-    let symlink = |path: &[u8], to: &[u8]| [&named(b'l', path)[..], &(to.len() as u32).to_le_bytes(), to, &meta].concat();
+    let link = |path: &[u8], to: &[u8]| {
+        [&named(b'h', path)[..], &(to.len() as u32).to_le_bytes(), to].concat()
+    };
+    let symlink = |path: &[u8], to: &[u8]| {
+        [&named(b'l', path)[..], &(to.len() as u32).to_le_bytes(), to, &meta].concat()
+    };
     let through = [symlink(b"way", b"/"), folder(b"way/x")].concat();
     let cases: [(&[u8], &str); 11] = [
         (b"x", "not well formed"),
@@ -244,11 +288,24 @@ fn entries_that_lead_elsewhere_or_make_no_sense_are_refused() {
 fn another_user_imports_nothing() {
     let Some(p) = Place::new() else { return };
     succeeds(&mut p.mount(&["-o", "allow_other"]));
-    fs::set_permissions(p.dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("chmod");
-    fs::set_permissions(p.mnt(), std::os::unix::fs::PermissionsExt::from_mode(0o777)).expect("chmod");
+    fs::set_permissions(p.dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))
+        .expect("chmod");
+    fs::set_permissions(p.mnt(), std::os::unix::fs::PermissionsExt::from_mode(0o777))
+        .expect("chmod");
     let mut other = Command::new("setpriv");
-    other.args(["--reuid=65534", "--regid=65534", "--clear-groups", env!("CARGO_BIN_EXE_kvfs"), "import"]);
-    let out = other.arg(p.mnt().join("x")).arg("/etc/hostname").stdin(Stdio::null()).output().expect("setpriv runs");
+    other.args([
+        "--reuid=65534",
+        "--regid=65534",
+        "--clear-groups",
+        env!("CARGO_BIN_EXE_kvfs"),
+        "import",
+    ]);
+    let out = other
+        .arg(p.mnt().join("x"))
+        .arg("/etc/hostname")
+        .stdin(Stdio::null())
+        .output()
+        .expect("setpriv runs");
     assert!(!out.status.success(), "{}", String::from_utf8_lossy(&out.stdout));
     assert_eq!(left(&p), (0, 0));
 }

@@ -1,5 +1,6 @@
-//! What happens to a mounted store from outside: a second daemon, a store that is cut short, removed or replaced under its daemon, a mount point
-//! out of sight, a full host. Each is said in a sentence, and nothing that was synced is lost where it can be kept.
+//! What happens to a mounted store from outside: a second daemon, a store that is cut short,
+//! removed or replaced under its daemon, a mount point out of sight, a full host. Each is said in a
+//! sentence, and nothing that was synced is lost where it can be kept.
 
 mod place;
 
@@ -13,7 +14,9 @@ use place::{Place, fails, is_alive, kill, kvfs, succeeds, text, until};
 use rustix::process::Signal;
 
 fn synced(path: &Path, data: &[u8]) {
-    File::create(path).and_then(|mut f| f.write_all(data).and_then(|()| f.sync_all())).expect("synced");
+    File::create(path)
+        .and_then(|mut f| f.write_all(data).and_then(|()| f.sync_all()))
+        .expect("synced");
 }
 
 fn content(seed: usize, length: usize) -> Vec<u8> {
@@ -37,14 +40,21 @@ fn a_store_has_one_daemon_whatever_name_it_is_given() {
         }
         for name in ["s.kvfs", "hard", "soft", "bound"] {
             let said = fails(4, kvfs(&["mount"]).arg(inside(name)).arg(inside("other")));
-            assert!(said.contains("is mounted on") && said.contains("kvfs umount"), "{name}, stopped {stopped}: {said}");
+            assert!(
+                said.contains("is mounted on") && said.contains("kvfs umount"),
+                "{name}, stopped {stopped}: {said}"
+            );
             for command in ["check", "ls"] {
                 let said = fails(4, kvfs(&[command]).arg(inside(name)));
-                assert!(said.contains("is mounted on"), "{command} {name}, stopped {stopped}: {said}");
+                assert!(
+                    said.contains("is mounted on"),
+                    "{command} {name}, stopped {stopped}: {said}"
+                );
             }
         }
     }
-    // One that was killed has let go of it; by any name the store is whole, and its mount can be replaced.
+    // One that was killed has let go of it; by any name the store is whole, and its mount can be
+    // replaced.
     kill(pid, Signal::KILL);
     until("the daemon has ended", || !is_alive(pid));
     succeeds(kvfs(&["mount"]).arg(inside("hard")).arg(inside("other")));
@@ -87,7 +97,8 @@ fn a_store_cut_short_under_its_daemon_is_an_error_and_no_crash() {
     }
     assert!(errors > 0, "{whole} of 16 files are whole");
     // It may take writes, or say that it does not; in any case it lives.
-    let _ = File::create(p.mnt().join("new")).and_then(|mut f| f.write_all(b"new").and_then(|()| f.sync_all()));
+    let _ = File::create(p.mnt().join("new"))
+        .and_then(|mut f| f.write_all(b"new").and_then(|()| f.sync_all()));
     assert!(is_alive(pid), "the daemon goes on");
     assert!(fs::metadata(p.mnt()).is_ok());
     let _ = p.umount().output();
@@ -110,7 +121,9 @@ fn a_mount_that_is_covered_or_out_of_sight_goes_on_and_ends() {
         } else {
             succeeds(Command::new("umount").arg("-l").arg(p.mnt()));
         }
-        open.write_all(b"and after").and_then(|()| open.sync_all()).expect("who has it open goes on");
+        open.write_all(b"and after")
+            .and_then(|()| open.sync_all())
+            .expect("who has it open goes on");
         // By the store it is still found.
         assert_eq!(p.ask(&["SET", "k", "v"]), "OK");
         let id = p.ask(&["TXN", "BEGIN"]);
@@ -134,7 +147,11 @@ fn a_mount_that_is_covered_or_out_of_sight_goes_on_and_ends() {
         }
         succeeds(kvfs(&["check"]).arg(p.store()));
         p.mounted();
-        assert_eq!(fs::read(p.mnt().join("log")).expect("there"), b"before and after", "covered: {covered}");
+        assert_eq!(
+            fs::read(p.mnt().join("log")).expect("there"),
+            b"before and after",
+            "covered: {covered}"
+        );
         succeeds(&mut p.umount());
     }
 }
@@ -169,7 +186,10 @@ fn a_full_host_loses_nothing_that_was_synced() {
     // Something else takes the host's space.
     fs::write(host.join("other"), vec![1; 150 << 20]).expect("write");
     const SIZE: usize = 2 << 20;
-    let write = |i: usize| File::create(name(i)).and_then(|mut f| f.write_all(&content(i, SIZE)).and_then(|()| f.sync_all()));
+    let write = |i: usize| {
+        File::create(name(i))
+            .and_then(|mut f| f.write_all(&content(i, SIZE)).and_then(|()| f.sync_all()))
+    };
     let mut kept = 0;
     let full = loop {
         match write(kept) {
@@ -179,7 +199,10 @@ fn a_full_host_loses_nothing_that_was_synced() {
         assert!(kept < 100, "the host is full at some time");
     };
     assert_eq!(full.raw_os_error(), Some(libc::ENOSPC), "{full}");
-    let all_there = || (0..kept).for_each(|i| assert!(fs::read(name(i)).expect("read") == content(i, SIZE), "f{i}"));
+    let all_there = || {
+        (0..kept)
+            .for_each(|i| assert!(fs::read(name(i)).expect("read") == content(i, SIZE), "f{i}"))
+    };
     assert!(kept > 3, "{kept} files found space");
     all_there();
     // Killed when full, it comes back.
@@ -225,7 +248,8 @@ fn a_store_that_was_removed_or_replaced_is_not_let_go_without_a_word() {
         }
         assert!(is_alive(pid) && fs::read(p.mnt().join("g")).expect("there") == b"more");
         if replaced {
-            // The new store is another one: it is mounted beside the old one, and neither answers for the other.
+            // The new store is another one: it is mounted beside the old one, and neither answers
+            // for the other.
             let other = p.dir.path().join("other");
             fs::create_dir(&other).expect("mkdir");
             succeeds(kvfs(&["mount"]).arg(p.store()).arg(&other));
@@ -238,9 +262,14 @@ fn a_store_that_was_removed_or_replaced_is_not_let_go_without_a_word() {
         }
         // What it holds is brought out of the mount, or, as a whole, from the process.
         let rescued = p.dir.path().join("rescued.kvfs");
-        let fd = fs::read_dir(format!("/proc/{pid}/fd")).expect("list").map(|e| e.expect("a descriptor").path());
-        let held: Vec<_> =
-            fd.filter(|fd| fs::read_link(fd).is_ok_and(|to| to.to_string_lossy().contains("s.kvfs (deleted)"))).collect();
+        let fd = fs::read_dir(format!("/proc/{pid}/fd"))
+            .expect("list")
+            .map(|e| e.expect("a descriptor").path());
+        let held: Vec<_> = fd
+            .filter(|fd| {
+                fs::read_link(fd).is_ok_and(|to| to.to_string_lossy().contains("s.kvfs (deleted)"))
+            })
+            .collect();
         succeeds(Command::new("sync").arg("-f").arg(p.mnt()));
         fs::copy(held.first().expect("the store"), &rescued).expect("copied");
         succeeds(p.umount().arg("--force"));

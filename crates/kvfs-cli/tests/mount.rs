@@ -1,4 +1,5 @@
-//! `kvfs mount` and `kvfs umount` as a user meets them: background, errors, exit codes, dead mounts, helpers, signals.
+//! `kvfs mount` and `kvfs umount` as a user meets them: background, errors, exit codes, dead
+//! mounts, helpers, signals.
 
 mod place;
 
@@ -18,7 +19,12 @@ fn mount_returns_when_the_mount_answers_and_umount_when_the_store_is_free() {
     for round in 0..3 {
         let pid = p.mounted();
         let entry = p.entry().expect("mounted");
-        assert!(entry.contains("nosuid") && entry.contains("nodev") && entry.contains("default_permissions"), "{entry}");
+        assert!(
+            entry.contains("nosuid")
+                && entry.contains("nodev")
+                && entry.contains("default_permissions"),
+            "{entry}"
+        );
         assert!(entry.contains(&format!("- fuse.kvfs {}", p.store().display())), "{entry}");
         fs::write(p.mnt().join(format!("f{round}")), "x").expect("write");
         succeeds(&mut p.umount());
@@ -89,19 +95,26 @@ fn a_signal_ends_the_mount_even_while_it_is_used() {
     }
 }
 
-/// As plain umount(8) without our helper does. A child that another test is just starting holds our files, too, until it becomes its
-/// program: busy then is no fault.
+/// As plain umount(8) without our helper does. A child that another test is just starting holds our
+/// files, too, until it becomes its program: busy then is no fault.
 fn plain_umount(mnt: &Path) {
-    until("it is unmounted", || match rustix::mount::unmount(mnt, rustix::mount::UnmountFlags::empty()) {
-        Err(rustix::io::Errno::BUSY) => false,
-        done => done.map(|()| true).expect("umount"),
+    until("it is unmounted", || {
+        match rustix::mount::unmount(mnt, rustix::mount::UnmountFlags::empty()) {
+            Err(rustix::io::Errno::BUSY) => false,
+            done => done.map(|()| true).expect("umount"),
+        }
     });
 }
 
 #[test]
 fn in_the_foreground_it_ends_with_the_mount() {
     let Some(p) = Place::new() else { return };
-    let mut child = p.mount(&["--foreground"]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("kvfs runs");
+    let mut child = p
+        .mount(&["--foreground"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("kvfs runs");
     // The mount is there before its daemon has all that it needs; it says so when it has.
     let mut said = String::new();
     BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut said).expect("it says");
@@ -127,10 +140,15 @@ struct TakesTheNumber(Vec<std::path::PathBuf>);
 impl TakesTheNumber {
     fn new(under: &Path, of: &str) -> Option<TakesTheNumber> {
         let mut taken = TakesTheNumber(Vec::new());
-        // The kernel gives the lowest number that is free. Tests that run beside this one may take it first.
+        // The kernel gives the lowest number that is free. Tests that run beside this one may take
+        // it first.
         for i in 0..64 {
             taken.mount(under.join(format!("tmpfs-{i}")));
-            if kvfs_fuse::mounts::mounts().expect("the table of mounts").iter().any(|m| m.device == of) {
+            if kvfs_fuse::mounts::mounts()
+                .expect("the table of mounts")
+                .iter()
+                .any(|m| m.device == of)
+            {
                 return Some(taken);
             }
         }
@@ -139,7 +157,8 @@ impl TakesTheNumber {
 
     fn mount(&mut self, at: std::path::PathBuf) {
         fs::create_dir_all(&at).expect("mkdir");
-        rustix::mount::mount("none", &at, "tmpfs", rustix::mount::MountFlags::empty(), None).expect("a tmpfs");
+        rustix::mount::mount("none", &at, "tmpfs", rustix::mount::MountFlags::empty(), None)
+            .expect("a tmpfs");
         self.0.push(at);
     }
 }
@@ -157,8 +176,12 @@ fn a_mount_waits_though_another_file_system_has_the_number_of_the_last_one() {
     let Some(p) = Place::new() else { return };
     for closes in [false, true] {
         let pid = p.mounted();
-        let device = kvfs_fuse::mounts::mount_at(&p.mnt()).expect("the table of mounts").expect("mounted").device;
-        // A daemon that takes its time to close the store: one that is stopped has not even noticed the end of its mount.
+        let device = kvfs_fuse::mounts::mount_at(&p.mnt())
+            .expect("the table of mounts")
+            .expect("mounted")
+            .device;
+        // A daemon that takes its time to close the store: one that is stopped has not even noticed
+        // the end of its mount.
         kill(pid, Signal::STOP);
         plain_umount(&p.mnt());
         let Some(taken) = TakesTheNumber::new(p.dir.path(), &device) else { continue };
@@ -186,7 +209,11 @@ fn access_time_moves(p: &Place) -> bool {
     fs::write(&path, [7; 100]).expect("write");
     let old = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000);
     let times = fs::FileTimes::new().set_accessed(old).set_modified(old);
-    fs::File::options().write(true).open(&path).and_then(|f| f.set_times(times)).expect("set the times");
+    fs::File::options()
+        .write(true)
+        .open(&path)
+        .and_then(|f| f.set_times(times))
+        .expect("set the times");
     // Not out of the kernel's cache: the page was written to its start only, so it is not there.
     fs::read(&path).expect("read");
     fs::metadata(&path).and_then(|m| m.accessed()).expect("stat") != old
@@ -195,7 +222,12 @@ fn access_time_moves(p: &Place) -> bool {
 #[test]
 fn options_reach_the_kernel_and_wrong_ones_are_named() {
     let Some(p) = Place::new() else { return };
-    succeeds(&mut p.mount(&["-o", "allow_other,suid,dev,noexec,noatime,fsname=my store,subtype=", "-o", "nofail,x-a.b=c"]));
+    succeeds(&mut p.mount(&[
+        "-o",
+        "allow_other,suid,dev,noexec,noatime,fsname=my store,subtype=",
+        "-o",
+        "nofail,x-a.b=c",
+    ]));
     let entry = p.entry().expect("mounted");
     for word in ["noexec", "noatime", "allow_other", r"- fuse my\040store "] {
         assert!(entry.contains(word), "{word} in {entry}");
@@ -211,7 +243,8 @@ fn options_reach_the_kernel_and_wrong_ones_are_named() {
     assert!(fails(2, &mut p.mount(&["-o", "ro,wrong"])).contains("'wrong'"));
     let said = fails(2, &mut p.mount(&["-o", "allow_other,nodefault_permissions"]));
     assert!(said.contains("refused"), "{said}");
-    let error: serde_json::Value = serde_json::from_str(&fails(2, &mut p.mount(&["--json", "-o", "wrong"]))).expect("JSON");
+    let error: serde_json::Value =
+        serde_json::from_str(&fails(2, &mut p.mount(&["--json", "-o", "wrong"]))).expect("JSON");
     assert_eq!(error["error"]["code"], "usage");
 }
 
@@ -235,7 +268,13 @@ fn mount_and_umount_call_us_by_our_other_names() {
     };
     let (store, mnt) = (p.store(), p.mnt());
     // As mount(8) calls a helper, as mount.fuse3 does, and with what is wrong in two ways.
-    succeeds(helper("mount.fuse.kvfs").arg(&store).arg(&mnt).args(["-n", "-o", "rw,_netdev,user", "-t", "fuse.kvfs"]));
+    succeeds(helper("mount.fuse.kvfs").arg(&store).arg(&mnt).args([
+        "-n",
+        "-o",
+        "rw,_netdev,user",
+        "-t",
+        "fuse.kvfs",
+    ]));
     assert!(p.entry().is_some());
     succeeds(helper("umount.fuse.kvfs").arg(&mnt).args(["-n"]));
     assert!(p.entry().is_none());
@@ -263,10 +302,16 @@ fn a_stopped_daemon_does_not_keep_a_forced_umount_from_coming_back() {
     let Some(p) = Place::new() else { return };
     succeeds(&mut p.mount(&[]));
     fs::write(p.mnt().join("f"), "x").expect("write");
-    let stat: serde_json::Value = serde_json::from_str(&succeeds(kvfs(&["--json", "stat"]).arg(p.mnt()))).expect("JSON");
-    let pid = Pid::from_raw(stat["daemon"]["pid"].as_i64().expect("a number") as i32).expect("a process");
+    let stat: serde_json::Value =
+        serde_json::from_str(&succeeds(kvfs(&["--json", "stat"]).arg(p.mnt()))).expect("JSON");
+    let pid =
+        Pid::from_raw(stat["daemon"]["pid"].as_i64().expect("a number") as i32).expect("a process");
     rustix::process::kill_process(pid, Signal::STOP).expect("stopped");
-    let mut umount = kvfs(&["umount", "--force"]).arg(p.mnt()).stderr(Stdio::piped()).spawn().expect("kvfs runs");
+    let mut umount = kvfs(&["umount", "--force"])
+        .arg(p.mnt())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("kvfs runs");
     let deadline = Instant::now() + Duration::from_secs(30);
     let ended = loop {
         if let Some(ended) = umount.try_wait().expect("waited") {
@@ -319,7 +364,8 @@ fn a_mount_for_reading_has_a_socket_that_reads() {
     assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(p.mnt()).arg("k")), "v");
 }
 
-/// What the kernel's switch says while nobody has it turned on for a moment; `None`: this kernel has none.
+/// What the kernel's switch says while nobody has it turned on for a moment; `None`: this kernel
+/// has none.
 fn switched_on() -> Option<String> {
     let switch = fs::File::open("/sys/module/fuse/parameters/enable_uring").ok()?;
     rustix::fs::flock(&switch, rustix::fs::FlockOperation::LockShared).expect("a lock");
@@ -335,14 +381,21 @@ fn requests_come_over_io_uring_when_asked_for() {
     };
     for (way, shown) in [("uring", "io_uring"), ("device", "/dev/fuse")] {
         succeeds(kvfs(&["mount", "-o", &format!("transport={way}")]).arg(p.store()).arg(p.mnt()));
-        let stat: serde_json::Value = serde_json::from_str(&succeeds(kvfs(&["--json", "stat"]).arg(p.mnt()))).expect("JSON");
+        let stat: serde_json::Value =
+            serde_json::from_str(&succeeds(kvfs(&["--json", "stat"]).arg(p.mnt()))).expect("JSON");
         assert_eq!(stat["transport"]["name"], shown);
-        assert!(stat["transport"]["round_trip_micros"].as_f64().is_some_and(|mean| mean > 0.0), "{}", stat["transport"]);
+        assert!(
+            stat["transport"]["round_trip_micros"].as_f64().is_some_and(|mean| mean > 0.0),
+            "{}",
+            stat["transport"]
+        );
         fs::write(p.mnt().join("f"), way).expect("write");
         assert_eq!(fs::read_to_string(p.mnt().join("f")).expect("read"), way);
         succeeds(&mut p.umount());
     }
     assert_eq!(switched_on(), Some(before), "it is put back");
     let both = "transport=uring,writeback";
-    assert!(fails(2, kvfs(&["mount", "-o", both]).arg(p.store()).arg(p.mnt())).contains("writeback"));
+    assert!(
+        fails(2, kvfs(&["mount", "-o", both]).arg(p.store()).arg(p.mnt())).contains("writeback")
+    );
 }

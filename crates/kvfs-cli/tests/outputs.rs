@@ -1,4 +1,5 @@
-//! What commands write to: never onto what they read, by whatever name, and nothing that others can read unless that is asked for.
+//! What commands write to: never onto what they read, by whatever name, and nothing that others can
+//! read unless that is asked for.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -67,7 +68,10 @@ impl Lab {
     #[track_caller]
     fn is_whole(&self) {
         succeeds(kvfs(&["check".as_ref(), self.store.as_ref()]));
-        assert_eq!(kvfs(&["cat".as_ref(), self.store.as_ref(), "file".as_ref()]).stdout, b"content");
+        assert_eq!(
+            kvfs(&["cat".as_ref(), self.store.as_ref(), "file".as_ref()]).stdout,
+            b"content"
+        );
     }
 }
 
@@ -84,11 +88,31 @@ fn no_command_writes_onto_the_store_that_it_reads() {
         lab.is_whole();
         // Standard input and output are files as well.
         let onto = || File::options().append(true).open(name).expect("the store");
-        refuses(command(&["export".as_ref(), lab.store.as_ref(), "-".as_ref()]).stdout(onto()).output().expect("it runs"));
-        refuses(command(&["send".as_ref(), lab.store.as_ref(), "s".as_ref()]).stdout(onto()).output().expect("it runs"));
+        refuses(
+            command(&["export".as_ref(), lab.store.as_ref(), "-".as_ref()])
+                .stdout(onto())
+                .output()
+                .expect("it runs"),
+        );
+        refuses(
+            command(&["send".as_ref(), lab.store.as_ref(), "s".as_ref()])
+                .stdout(onto())
+                .output()
+                .expect("it runs"),
+        );
         let from = || File::open(name).expect("the store");
-        refuses(command(&["import".as_ref(), lab.store.as_ref(), "-".as_ref()]).stdin(from()).output().expect("it runs"));
-        refuses(command(&["receive".as_ref(), lab.store.as_ref()]).stdin(from()).output().expect("it runs"));
+        refuses(
+            command(&["import".as_ref(), lab.store.as_ref(), "-".as_ref()])
+                .stdin(from())
+                .output()
+                .expect("it runs"),
+        );
+        refuses(
+            command(&["receive".as_ref(), lab.store.as_ref()])
+                .stdin(from())
+                .output()
+                .expect("it runs"),
+        );
         lab.is_whole();
     }
 }
@@ -114,7 +138,13 @@ fn a_mounted_store_is_not_written_onto_either() {
     let mnt = lab.path("mnt");
     fs::create_dir(&mnt).expect("a folder");
     for name in &names {
-        let log = [OsStr::new("mount"), lab.store.as_ref(), mnt.as_ref(), "--log".as_ref(), name.as_ref()];
+        let log = [
+            OsStr::new("mount"),
+            lab.store.as_ref(),
+            mnt.as_ref(),
+            "--log".as_ref(),
+            name.as_ref(),
+        ];
         refuses(kvfs(&log));
     }
     succeeds(kvfs(&["mount".as_ref(), lab.store.as_ref(), mnt.as_ref()]));
@@ -122,7 +152,15 @@ fn a_mounted_store_is_not_written_onto_either() {
     let ended: Vec<Output> = names
         .iter()
         .flat_map(|name| {
-            let send = |target: &Path| kvfs(&["send".as_ref(), target.as_ref(), "s".as_ref(), "-o".as_ref(), name.as_ref()]);
+            let send = |target: &Path| {
+                kvfs(&[
+                    "send".as_ref(),
+                    target.as_ref(),
+                    "s".as_ref(),
+                    "-o".as_ref(),
+                    name.as_ref(),
+                ])
+            };
             [send(&mnt), send(&mnt.join("below")), send(&lab.store)]
         })
         .collect();
@@ -136,10 +174,14 @@ fn a_mounted_store_is_not_written_onto_either() {
 fn what_is_made_is_its_owners_alone_unless_asked_otherwise() {
     let lab = Lab::new();
     assert_eq!(mode(&lab.store), 0o600);
-    let (tar, stream, folder, open) = (lab.path("tar"), lab.path("stream"), lab.path("folder"), lab.path("open"));
+    let (tar, stream, folder, open) =
+        (lab.path("tar"), lab.path("stream"), lab.path("folder"), lab.path("open"));
     let loose = |words: &[&OsStr]| {
         let mut shell = Command::new("sh");
-        shell.args(["-c", "umask 0; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_kvfs")]).args(words).stdin(Stdio::null());
+        shell
+            .args(["-c", "umask 0; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_kvfs")])
+            .args(words)
+            .stdin(Stdio::null());
         succeeds(shell.output().expect("it runs"));
     };
     loose(&["export".as_ref(), lab.store.as_ref(), tar.as_ref()]);
@@ -152,7 +194,10 @@ fn what_is_made_is_its_owners_alone_unless_asked_otherwise() {
     assert_eq!(mode(&tar), 0o640);
     for (file, words) in [
         (&tar, vec!["export".as_ref(), lab.store.as_os_str(), tar.as_ref()]),
-        (&stream, vec!["send".as_ref(), lab.store.as_ref(), "s".as_ref(), "-o".as_ref(), stream.as_ref()]),
+        (
+            &stream,
+            vec!["send".as_ref(), lab.store.as_ref(), "s".as_ref(), "-o".as_ref(), stream.as_ref()],
+        ),
         (&open, vec!["create".as_ref(), open.as_ref()]),
     ] {
         fs::remove_file(file).expect("removed");
@@ -166,6 +211,11 @@ fn what_is_made_is_its_owners_alone_unless_asked_otherwise() {
     succeeds(kvfs(&["import".as_ref(), lab.store.as_ref(), lab.path("from").as_ref()]));
     loose(&["export".as_ref(), lab.store.as_ref(), folder.join("").as_ref()]);
     assert_eq!(mode(&folder.join("secret")), 0o600);
-    assert_eq!(kvfs(&["create".as_ref(), lab.path("bad").as_ref(), "--mode".as_ref(), "rw".as_ref()]).status.code(), Some(USAGE));
+    assert_eq!(
+        kvfs(&["create".as_ref(), lab.path("bad").as_ref(), "--mode".as_ref(), "rw".as_ref()])
+            .status
+            .code(),
+        Some(USAGE)
+    );
     assert!(!lab.path("bad").exists());
 }

@@ -1,4 +1,5 @@
-//! Paths below `.kvfs`, given to commands: each does what the path says or says why it does not, and none takes a view for the store.
+//! Paths below `.kvfs`, given to commands: each does what the path says or says why it does not,
+//! and none takes a view for the store.
 
 mod mounted;
 
@@ -46,12 +47,18 @@ fn keys_are_those_of_the_view_that_the_path_names() {
     succeeds(&mut kvfs(&["snapshot", "create", &root, "s"]));
     succeeds(&mut kvfs(&["clone", "create", &root, "s", "c"]));
     let id = succeeds(&mut kvfs(&["txn", "begin", &root]));
-    let (txn, snapshot, clone) =
-        (format!("{root}/.kvfs/txn/{id}"), format!("{root}/.kvfs/snapshot/s"), format!("{root}/.kvfs/clone/c"));
+    let (txn, snapshot, clone) = (
+        format!("{root}/.kvfs/txn/{id}"),
+        format!("{root}/.kvfs/snapshot/s"),
+        format!("{root}/.kvfs/clone/c"),
+    );
     succeeds(&mut kvfs(&["kv", "put", &txn, "k", "inside"]));
     succeeds(&mut kvfs(&["kv", "put", &clone, "k", "branch"]));
     let get = |place: &str| succeeds(&mut kvfs(&["kv", "get", place, "k"]));
-    assert_eq!([get(&root), get(&txn), get(&snapshot), get(&clone)], ["mainline", "inside", "mainline", "branch"]);
+    assert_eq!(
+        [get(&root), get(&txn), get(&snapshot), get(&clone)],
+        ["mainline", "inside", "mainline", "branch"]
+    );
     let (code, _, err) = ends(&mut kvfs(&["kv", "put", &snapshot, "k", "x"]));
     assert!(code != Some(0) && err.contains("snapshot"), "{err}");
     refused(&mut kvfs(&["kv", "put", &format!("{root}/.kvfs/txn"), "k", "x"]), "list of views");
@@ -59,7 +66,10 @@ fn keys_are_those_of_the_view_that_the_path_names() {
     // A transaction that the program was started in is another one than the path names.
     let other = succeeds(&mut kvfs(&["txn", "begin", &root]));
     let socket = text(&mount.root().with_file_name("store.sock"));
-    assert_eq!(succeeds(kvfs(&["kv", "get", &txn, "k"]).env("KVFS_TXN", other).env("KVFS_SOCKET", socket)), "inside");
+    assert_eq!(
+        succeeds(kvfs(&["kv", "get", &txn, "k"]).env("KVFS_TXN", other).env("KVFS_SOCKET", socket)),
+        "inside"
+    );
     succeeds(&mut kvfs(&["txn", "commit", &txn]));
     assert_eq!(get(&root), "inside");
 }
@@ -74,11 +84,17 @@ fn a_snapshot_is_of_what_the_path_names() {
     fs::write(mount.path(".kvfs/clone/c/f"), "branch").expect("write");
     succeeds(&mut kvfs(&["snapshot", "create", &format!("{root}/.kvfs/clone/c"), "of-c"]));
     assert_eq!(fs::read_to_string(mount.path(".kvfs/snapshot/of-c/f")).expect("read"), "branch");
-    refused(&mut kvfs(&["snapshot", "create", &format!("{root}/.kvfs/clone/c"), "x", "--of", "d"]), "clone c");
+    refused(
+        &mut kvfs(&["snapshot", "create", &format!("{root}/.kvfs/clone/c"), "x", "--of", "d"]),
+        "clone c",
+    );
     let id = succeeds(&mut kvfs(&["txn", "begin", &root]));
     let txn = format!("{root}/.kvfs/txn/{id}");
     refused(&mut kvfs(&["snapshot", "create", &txn, "x"]), &format!("transaction {id}"));
-    refused(&mut kvfs(&["snapshot", "create", &format!("{root}/.kvfs/snapshot/s"), "x"]), "snapshot s");
+    refused(
+        &mut kvfs(&["snapshot", "create", &format!("{root}/.kvfs/snapshot/s"), "x"]),
+        "snapshot s",
+    );
     assert!(!mount.path(".kvfs/snapshot/x").exists());
 }
 
@@ -136,8 +152,13 @@ fn a_mount_that_shows_a_view_or_a_folder_is_known_for_what_it_is() {
     let bound = tempfile::tempdir().expect("a temporary folder");
     let here = text(bound.path());
     let id = succeeds(&mut kvfs(&["txn", "begin", &root]));
-    let mount_it = |what: &str| assert!(Command::new("mount").args(["--bind", what, &here]).status().expect("mount").success());
-    let unmount = || assert!(Command::new("umount").args(["-l", &here]).status().expect("umount").success());
+    let mount_it = |what: &str| {
+        assert!(
+            Command::new("mount").args(["--bind", what, &here]).status().expect("mount").success()
+        )
+    };
+    let unmount =
+        || assert!(Command::new("umount").args(["-l", &here]).status().expect("umount").success());
     mount_it(&format!("{root}/.kvfs/txn/{id}"));
     succeeds(&mut kvfs(&["kv", "put", &here, "k", "inside"]));
     refused(&mut kvfs(&["snapshot", "create", &here, "s"]), &format!("transaction {id}"));

@@ -1,4 +1,5 @@
-//! A KVFS file system through a real mount: what programs rely on beyond creating, reading and writing.
+//! A KVFS file system through a real mount: what programs rely on beyond creating, reading and
+//! writing.
 
 mod mounted;
 
@@ -7,7 +8,9 @@ use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::os::unix::fs::{
+    FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink,
+};
 use std::path::PathBuf;
 
 use mounted::Mount;
@@ -15,7 +18,10 @@ use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags, RenameFlags, XattrF
 
 /// Bytes that differ everywhere: a page that ends up elsewhere is noticed.
 fn pattern(length: usize) -> Vec<u8> {
-    (0..length as u64).flat_map(|i| (i.wrapping_mul(0x9E37_79B9_7F4A_7C15)).to_le_bytes()).take(length).collect()
+    (0..length as u64)
+        .flat_map(|i| (i.wrapping_mul(0x9E37_79B9_7F4A_7C15)).to_le_bytes())
+        .take(length)
+        .collect()
 }
 
 fn open_rw(path: PathBuf) -> File {
@@ -43,7 +49,12 @@ fn overwriting_appending_and_truncating(write_back: bool) {
     let file = open_rw(m.path("a"));
     file.write_all_at(b"middle", 9_999).expect("write");
     model[9_999..10_005].copy_from_slice(b"middle");
-    OpenOptions::new().append(true).open(m.path("a")).expect("open").write_all(b"end").expect("append");
+    OpenOptions::new()
+        .append(true)
+        .open(m.path("a"))
+        .expect("open")
+        .write_all(b"end")
+        .expect("append");
     model.extend_from_slice(b"end");
     file.set_len(30_000).expect("grow");
     model.resize(30_000, 0);
@@ -63,12 +74,21 @@ fn a_shared_mapping_and_the_file_are_one(write_back: bool) {
     let Some(m) = Mount::in_mode(write_back) else { return };
     let file = open_rw(m.path("a"));
     file.set_len(64 << 10).expect("grow");
-    // SAFETY: a fresh mapping at a place the kernel chooses, of a file that stays that long until it is unmapped below.
+    // SAFETY: a fresh mapping at a place the kernel chooses, of a file that stays that long until
+    // it is unmapped below.
     let map = unsafe {
-        libc::mmap(std::ptr::null_mut(), 64 << 10, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, file.as_raw_fd(), 0)
+        libc::mmap(
+            std::ptr::null_mut(),
+            64 << 10,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED,
+            file.as_raw_fd(),
+            0,
+        )
     };
     assert_ne!(map, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
-    // SAFETY: the mapping is 64 KiB, readable and writable, and nothing else in this process touches it.
+    // SAFETY: the mapping is 64 KiB, readable and writable, and nothing else in this process
+    // touches it.
     let bytes = unsafe { std::slice::from_raw_parts_mut(map.cast::<u8>(), 64 << 10) };
     bytes[5_000..5_005].copy_from_slice(b"hello");
     let mut read = [0; 5];
@@ -93,8 +113,13 @@ struct Aligned([u8; 64 << 10]);
 
 fn direct_io_bypasses_the_cache_and_agrees_with_it(write_back: bool) {
     let Some(m) = Mount::in_mode(write_back) else { return };
-    let direct =
-        OpenOptions::new().read(true).write(true).create(true).truncate(true).custom_flags(libc::O_DIRECT).open(m.path("a"));
+    let direct = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .custom_flags(libc::O_DIRECT)
+        .open(m.path("a"));
     let direct = direct.expect("open with O_DIRECT");
     let mut block = Box::new(Aligned([0; 64 << 10]));
     block.0.copy_from_slice(&pattern(64 << 10));
@@ -112,7 +137,8 @@ fn direct_io_bypasses_the_cache_and_agrees_with_it(write_back: bool) {
 
 fn names_can_be_moved_replaced_swapped_and_protected(write_back: bool) {
     let Some(m) = Mount::in_mode(write_back) else { return };
-    let rename = |a: &str, b: &str, flags| rustix::fs::renameat_with(CWD, m.path(a), CWD, m.path(b), flags);
+    let rename =
+        |a: &str, b: &str, flags| rustix::fs::renameat_with(CWD, m.path(a), CWD, m.path(b), flags);
     fs::write(m.path("a"), "A").expect("write");
     fs::write(m.path("b"), "B").expect("write");
     fs::create_dir(m.path("d")).expect("mkdir");
@@ -137,21 +163,33 @@ fn links_and_special_files(write_back: bool) {
     fs::write(m.path("a"), "A").expect("write");
     fs::hard_link(m.path("a"), m.path("b")).expect("link");
     symlink("../some where/else", m.path("s")).expect("symlink");
-    rustix::fs::mknodat(CWD, m.path("p"), rustix::fs::FileType::Fifo, Mode::from_raw_mode(0o600), 0).expect("mkfifo");
-    let (a, b) = (fs::metadata(m.path("a")).expect("stat"), fs::metadata(m.path("b")).expect("stat"));
+    rustix::fs::mknodat(
+        CWD,
+        m.path("p"),
+        rustix::fs::FileType::Fifo,
+        Mode::from_raw_mode(0o600),
+        0,
+    )
+    .expect("mkfifo");
+    let (a, b) =
+        (fs::metadata(m.path("a")).expect("stat"), fs::metadata(m.path("b")).expect("stat"));
     assert_eq!((a.ino(), a.nlink(), b.nlink()), (b.ino(), 2, 2));
     fs::remove_file(m.path("a")).expect("unlink");
     assert_eq!(fs::metadata(m.path("b")).expect("stat").nlink(), 1);
     let m = m.again();
     assert_eq!(fs::read(m.path("b")).expect("read"), b"A");
-    assert_eq!(fs::read_link(m.path("s")).expect("readlink").as_os_str(), OsStr::new("../some where/else"));
+    assert_eq!(
+        fs::read_link(m.path("s")).expect("readlink").as_os_str(),
+        OsStr::new("../some where/else")
+    );
     assert!(fs::symlink_metadata(m.path("p")).expect("stat").file_type().is_fifo());
 }
 
 fn extended_attributes_keep_names_values_and_conditions(write_back: bool) {
     let Some(m) = Mount::in_mode(write_back) else { return };
     fs::write(m.path("a"), "A").expect("write");
-    let set = |name: &str, value: &[u8], flags| rustix::fs::setxattr(m.path("a"), name, value, flags);
+    let set =
+        |name: &str, value: &[u8], flags| rustix::fs::setxattr(m.path("a"), name, value, flags);
     set("user.one", b"1", XattrFlags::empty()).expect("set");
     set("user.big", &pattern(60_000), XattrFlags::CREATE).expect("set");
     assert_eq!(set("user.one", b"2", XattrFlags::CREATE), Err(rustix::io::Errno::EXIST));
@@ -161,13 +199,19 @@ fn extended_attributes_keep_names_values_and_conditions(write_back: bool) {
     let mut value = vec![0; 65_536];
     let length = rustix::fs::getxattr(m.path("a"), "user.big", &mut value[..]).expect("get");
     assert!(value[..length] == pattern(60_000));
-    assert_eq!(rustix::fs::getxattr(m.path("a"), "user.big", &mut value[..10]), Err(rustix::io::Errno::RANGE));
+    assert_eq!(
+        rustix::fs::getxattr(m.path("a"), "user.big", &mut value[..10]),
+        Err(rustix::io::Errno::RANGE)
+    );
     assert_eq!(rustix::fs::getxattr(m.path("a"), "user.one", &mut value[..]), Ok(0));
     let length = rustix::fs::listxattr(m.path("a"), &mut value[..]).expect("list");
     let names: BTreeSet<_> = value[..length].split(|&b| b == 0).filter(|n| !n.is_empty()).collect();
     assert_eq!(names, BTreeSet::from([&b"user.one"[..], b"user.big"]));
     rustix::fs::removexattr(m.path("a"), "user.one").expect("remove");
-    assert_eq!(rustix::fs::getxattr(m.path("a"), "user.one", &mut value[..]), Err(rustix::io::Errno::NODATA));
+    assert_eq!(
+        rustix::fs::getxattr(m.path("a"), "user.one", &mut value[..]),
+        Err(rustix::io::Errno::NODATA)
+    );
 }
 
 fn ten_thousand_names_are_listed_once_each_while_some_come_and_go(write_back: bool) {
@@ -224,7 +268,8 @@ fn a_file_without_a_name_can_be_given_one(write_back: bool) {
     file.write_all(b"draft").expect("write");
     assert_eq!(fs::read_dir(m.root()).expect("list").count(), 0);
     let by_number = format!("/proc/self/fd/{}", file.as_raw_fd());
-    rustix::fs::linkat(CWD, by_number, CWD, m.path("final"), AtFlags::SYMLINK_FOLLOW).expect("link");
+    rustix::fs::linkat(CWD, by_number, CWD, m.path("final"), AtFlags::SYMLINK_FOLLOW)
+        .expect("link");
     drop(file);
     let m = m.again();
     assert_eq!(fs::read(m.path("final")).expect("read"), b"draft");
@@ -241,7 +286,10 @@ fn space_is_reserved_punched_and_zeroed(write_back: bool) {
     allocate(FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE, 900_001, 7).expect("zero");
     allocate(FallocateFlags::empty(), 1 << 20, 4096).expect("extend");
     allocate(FallocateFlags::KEEP_SIZE, 10 << 20, 4096).expect("reserve behind the end");
-    assert_eq!(allocate(FallocateFlags::COLLAPSE_RANGE, 0, 4096), Err(rustix::io::Errno::OPNOTSUPP));
+    assert_eq!(
+        allocate(FallocateFlags::COLLAPSE_RANGE, 0, 4096),
+        Err(rustix::io::Errno::OPNOTSUPP)
+    );
     let mut model = pattern(1 << 20);
     model[100_000..600_000].fill(0);
     model[900_001..900_008].fill(0);
@@ -277,8 +325,14 @@ fn ranges_are_copied_within_the_file_system(write_back: bool) {
     let (mut offset_in, mut offset_out) = (1_000, 5_000);
     let mut left = 250_000;
     while left > 0 {
-        let n =
-            rustix::fs::copy_file_range(from.as_fd(), Some(&mut offset_in), to.as_fd(), Some(&mut offset_out), left).expect("copy");
+        let n = rustix::fs::copy_file_range(
+            from.as_fd(),
+            Some(&mut offset_in),
+            to.as_fd(),
+            Some(&mut offset_out),
+            left,
+        )
+        .expect("copy");
         assert!(n > 0);
         left -= n;
     }
@@ -305,7 +359,10 @@ fn times_are_kept_to_the_nanosecond(write_back: bool) {
     let Some(m) = Mount::in_mode(write_back) else { return };
     fs::write(m.path("a"), "A").expect("write");
     let time = |tv_sec, tv_nsec| rustix::fs::Timespec { tv_sec, tv_nsec };
-    let times = rustix::fs::Timestamps { last_access: time(-5, 999_999_999), last_modification: time(1_234_567_890, 123_456_789) };
+    let times = rustix::fs::Timestamps {
+        last_access: time(-5, 999_999_999),
+        last_modification: time(1_234_567_890, 123_456_789),
+    };
     rustix::fs::utimensat(CWD, m.path("a"), &times, AtFlags::empty()).expect("utimensat");
     let m = m.again();
     let s = fs::metadata(m.path("a")).expect("stat");

@@ -1,8 +1,9 @@
-//! One file under random calls through a real mount, against a model in memory (the idea of `fsx`): buffered and direct writes,
-//! shared mappings, truncation, holes, copies within the file, syncs, dropped caches and reopening, in any order.
+//! One file under random calls through a real mount, against a model in memory (the idea of `fsx`):
+//! buffered and direct writes, shared mappings, truncation, holes, copies within the file, syncs,
+//! dropped caches and reopening, in any order.
 //!
-//! `KVFS_RANDOM_FILE_DIR` runs it in a folder of your choice instead of a mount of its own, `KVFS_RANDOM_FILE_STEPS` sets the
-//! number of calls, `KVFS_RANDOM_FILE_SEED` the seed.
+//! `KVFS_RANDOM_FILE_DIR` runs it in a folder of your choice instead of a mount of its own,
+//! `KVFS_RANDOM_FILE_STEPS` sets the number of calls, `KVFS_RANDOM_FILE_SEED` the seed.
 
 mod mounted;
 
@@ -62,8 +63,15 @@ struct Run {
 impl Run {
     fn new(dir: &Path, seed: u64) -> Run {
         let path = dir.join(format!("random-{seed}"));
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path).expect("create");
-        let direct = OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(&path).ok();
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(&path)
+            .expect("create");
+        let direct =
+            OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(&path).ok();
         Run { path, file, direct, model: Vec::new(), random: Random(seed), log: Vec::new() }
     }
 
@@ -119,7 +127,10 @@ impl Run {
                 self.log.push(format!("read {at}+{length}"));
                 let mut got = vec![0; length as usize];
                 let n = self.file.read_at(&mut got, at).expect("read");
-                let want = self.model.get(at as usize..).map_or(&[][..], |rest| &rest[..rest.len().min(length as usize)]);
+                let want = self
+                    .model
+                    .get(at as usize..)
+                    .map_or(&[][..], |rest| &rest[..rest.len().min(length as usize)]);
                 self.check("read", &got[..n], want, at);
             }
             45..55 => {
@@ -139,14 +150,16 @@ impl Run {
             72..76 => {
                 let (at, length) = self.random.range(LARGEST);
                 self.log.push(format!("zero {at}+{length}"));
-                rustix::fs::fallocate(&self.file, FallocateFlags::ZERO_RANGE, at, length).expect("zero");
+                rustix::fs::fallocate(&self.file, FallocateFlags::ZERO_RANGE, at, length)
+                    .expect("zero");
                 self.zero(at, length);
                 self.grow(at + length);
             }
             76..80 => {
                 let (at, length) = self.random.range(LARGEST);
                 self.log.push(format!("allocate {at}+{length}"));
-                rustix::fs::fallocate(&self.file, FallocateFlags::empty(), at, length).expect("allocate");
+                rustix::fs::fallocate(&self.file, FallocateFlags::empty(), at, length)
+                    .expect("allocate");
                 self.grow(at + length);
             }
             80..86 => self.copy(),
@@ -158,11 +171,13 @@ impl Run {
             95..98 => {
                 self.log.push("drop caches".into());
                 self.file.sync_all().expect("sync");
-                rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::DontNeed).expect("fadvise");
+                rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::DontNeed)
+                    .expect("fadvise");
             }
             _ => {
                 self.log.push("reopen".into());
-                self.file = OpenOptions::new().read(true).write(true).open(&self.path).expect("open");
+                self.file =
+                    OpenOptions::new().read(true).write(true).open(&self.path).expect("open");
                 self.verify();
             }
         }
@@ -185,7 +200,14 @@ impl Run {
         let size = self.model.len();
         // SAFETY: a fresh shared mapping at a place the kernel chooses.
         let map = unsafe {
-            libc::mmap(std::ptr::null_mut(), size, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, self.file.as_raw_fd(), 0)
+            libc::mmap(
+                std::ptr::null_mut(),
+                size,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                self.file.as_raw_fd(),
+                0,
+            )
         };
         assert_ne!(map, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
         // SAFETY: the mapping is as long as the file, which nobody shortens while it exists.
@@ -211,7 +233,14 @@ impl Run {
         let (mut offset_in, mut offset_out, mut left) = (at, to, n as usize);
         while left > 0 {
             let fd = self.file.as_fd();
-            let copied = rustix::fs::copy_file_range(fd, Some(&mut offset_in), fd, Some(&mut offset_out), left).expect("copy");
+            let copied = rustix::fs::copy_file_range(
+                fd,
+                Some(&mut offset_in),
+                fd,
+                Some(&mut offset_out),
+                left,
+            )
+            .expect("copy");
             assert!(copied > 0, "copy stopped with {left} bytes left");
             left -= copied;
         }
@@ -228,8 +257,10 @@ impl Run {
         for (page, chunk) in aligned.iter_mut().zip(data.chunks(4096)) {
             page.0.copy_from_slice(chunk);
         }
-        // SAFETY: `Page` is 4096 plain bytes without padding, so the vector is one run of initialised bytes.
-        let bytes = unsafe { std::slice::from_raw_parts(aligned.as_ptr().cast::<u8>(), data.len()) };
+        // SAFETY: `Page` is 4096 plain bytes without padding, so the vector is one run of
+        // initialised bytes.
+        let bytes =
+            unsafe { std::slice::from_raw_parts(aligned.as_ptr().cast::<u8>(), data.len()) };
         self.log.push(format!("direct write {at}+{}", data.len()));
         direct.write_all_at(bytes, at).expect("direct write");
         self.put(at, &data);
@@ -270,6 +301,11 @@ fn random_files(seed: u64, steps: u64, write_back: bool) {
     }
     let m = m.again();
     for (path, model) in models {
-        assert!(fs::read(&path).expect("read") == model, "{} after a remount of {}", path.display(), m.root().display());
+        assert!(
+            fs::read(&path).expect("read") == model,
+            "{} after a remount of {}",
+            path.display(),
+            m.root().display()
+        );
     }
 }

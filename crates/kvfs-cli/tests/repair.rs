@@ -16,7 +16,13 @@ struct Lab {
 
 fn kvfs(words: &[&OsStr]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
-    command.args(words).stdin(Stdio::null()).env_remove("KVFS_TXN").env_remove("KVFS_SOCKET").output().expect("kvfs runs")
+    command
+        .args(words)
+        .stdin(Stdio::null())
+        .env_remove("KVFS_TXN")
+        .env_remove("KVFS_SOCKET")
+        .output()
+        .expect("kvfs runs")
 }
 
 fn noise(seed: u64, len: usize) -> Vec<u8> {
@@ -51,7 +57,12 @@ impl Lab {
 
     fn damage(&self, needle: &[u8]) {
         let mut bytes = fs::read(&self.store).expect("the store");
-        let places: Vec<usize> = bytes.windows(needle.len()).enumerate().filter(|(_, w)| *w == needle).map(|(at, _)| at).collect();
+        let places: Vec<usize> = bytes
+            .windows(needle.len())
+            .enumerate()
+            .filter(|(_, w)| *w == needle)
+            .map(|(at, _)| at)
+            .collect();
         assert!(!places.is_empty(), "it lies in the store as it is");
         places.into_iter().for_each(|at| bytes[at] ^= 1);
         fs::write(&self.store, bytes).expect("the store");
@@ -74,12 +85,18 @@ fn a_file_without_its_bad_page_and_the_others_as_they_were() {
     let before = fs::read(&lab.store).expect("the store");
     // Nobody is there to be asked, so nothing happens.
     let mut unattended = Command::new("setsid");
-    let asked = unattended.args(["--wait", env!("CARGO_BIN_EXE_kvfs"), "check", "--repair"]).arg(&lab.store).stdin(Stdio::null());
+    let asked = unattended
+        .args(["--wait", env!("CARGO_BIN_EXE_kvfs"), "check", "--repair"])
+        .arg(&lab.store)
+        .stdin(Stdio::null());
     assert_eq!(asked.status().expect("it runs").code(), Some(2));
     assert!(fs::read(&lab.store).expect("the store") == before);
     let report = lab.repair();
     assert_eq!(report["removed"].as_array().map(Vec::len), Some(1), "{report}");
-    assert_eq!(report["removed"][0]["concerns"], format!("bytes {}..{} of /folder/large", 5 * 4096, 6 * 4096));
+    assert_eq!(
+        report["removed"][0]["concerns"],
+        format!("bytes {}..{} of /folder/large", 5 * 4096, 6 * 4096)
+    );
     let mut wanted = content;
     wanted[5 * 4096..6 * 4096].fill(0);
     assert!(lab.run("cat", &["folder/large".as_ref()]).stdout == wanted);
@@ -96,9 +113,14 @@ fn files_whose_names_were_lost_are_in_lost_and_found() {
     assert!(!report["mended"].as_array().expect("a list").is_empty(), "{report}");
     let list = lab.run("ls", &["lost+found".as_ref()]).stdout;
     let names = String::from_utf8(list).expect("text");
-    let contents: Vec<Vec<u8>> =
-        names.lines().map(|name| lab.run("cat", &[format!("lost+found/{name}").as_ref()]).stdout).collect();
-    assert!(contents.contains(&noise(1, 40 * 4096)) && contents.contains(&noise(2, 10 * 4096)), "{names}: {report}");
+    let contents: Vec<Vec<u8>> = names
+        .lines()
+        .map(|name| lab.run("cat", &[format!("lost+found/{name}").as_ref()]).stdout)
+        .collect();
+    assert!(
+        contents.contains(&noise(1, 40 * 4096)) && contents.contains(&noise(2, 10 * 4096)),
+        "{names}: {report}"
+    );
 }
 
 #[test]
@@ -111,6 +133,10 @@ fn a_store_that_does_not_open_is_not_touched() {
     fs::write(&lab.store, &bytes).expect("the store");
     let out = lab.run("check", &["--repair".as_ref(), "--yes".as_ref()]);
     assert_eq!(out.status.code(), Some(DAMAGED));
-    assert!(String::from_utf8_lossy(&out.stderr).contains("salvage"), "{}", String::from_utf8_lossy(&out.stderr));
+    assert!(
+        String::from_utf8_lossy(&out.stderr).contains("salvage"),
+        "{}",
+        String::from_utf8_lossy(&out.stderr)
+    );
     assert!(fs::read(&lab.store).expect("the store") == bytes);
 }

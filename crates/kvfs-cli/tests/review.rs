@@ -26,18 +26,24 @@ fn succeeds(command: &mut Command) -> String {
 
 /// The lines of files, without the summary, each with one blank between words.
 fn lines(text: &str) -> Vec<String> {
-    let mut lines: Vec<String> = text.lines().map(|l| l.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+    let mut lines: Vec<String> =
+        text.lines().map(|l| l.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
     lines.pop();
     lines
 }
 
-/// The differences that a shell script makes to the mounted store, as `kvfs txn diff` shows them in a transaction, and as `kvfs diff` does
-/// of snapshots, mounted and not: they must be the same.
+/// The differences that a shell script makes to the mounted store, as `kvfs txn diff` shows them in
+/// a transaction, and as `kvfs diff` does of snapshots, mounted and not: they must be the same.
 #[track_caller]
 fn review(mount: &Mount, script: &str) -> (Vec<String>, Value) {
     let root = mount.root();
     succeeds(kvfs(&["snapshot", "create"]).arg(&root).arg("before"));
-    let id = succeeds(kvfs(&["run", "--keep"]).arg(&root).args(["--", "sh", "-ec", &format!("cd $KVFS_MOUNT\n{script}")]));
+    let id = succeeds(kvfs(&["run", "--keep"]).arg(&root).args([
+        "--",
+        "sh",
+        "-ec",
+        &format!("cd $KVFS_MOUNT\n{script}"),
+    ]));
     let text = succeeds(kvfs(&["txn", "diff"]).arg(&root).arg(id.trim()));
     let json = succeeds(kvfs(&["txn", "diff", "--json"]).arg(&root).arg(id.trim()));
     succeeds(kvfs(&["txn", "commit"]).arg(&root).arg(id.trim()));
@@ -47,7 +53,12 @@ fn review(mount: &Mount, script: &str) -> (Vec<String>, Value) {
 }
 
 fn of<'a>(files: &'a Value, path: &str) -> &'a Value {
-    files.as_array().expect("a list").iter().find(|f| f["path"] == path).unwrap_or_else(|| panic!("{path} in {files}"))
+    files
+        .as_array()
+        .expect("a list")
+        .iter()
+        .find(|f| f["path"] == path)
+        .unwrap_or_else(|| panic!("{path} in {files}"))
 }
 
 #[test]
@@ -64,7 +75,10 @@ fn a_file_that_is_written_by_another_name_is_named_by_all() {
     let (lines, _) = review(&mount, "echo MORE >> zz");
     assert_eq!(lines, ["M h/sudoers 10 B → 15 B", "M zz 10 B → 15 B"]);
     let (lines, _) = review(&mount, "rm zz; ln h/sudoers yy");
-    assert_eq!(lines, ["M h/sudoers other links", "A yy 15 B, link of h/sudoers", "D zz 15 B, link of h/sudoers"]);
+    assert_eq!(
+        lines,
+        ["M h/sudoers other links", "A yy 15 B, link of h/sudoers", "D zz 15 B, link of h/sudoers"]
+    );
 }
 
 #[test]
@@ -74,7 +88,10 @@ fn what_is_made_again_is_compared_with_what_was_there() {
     for name in ["same", "other", "gone"] {
         fs::write(mount.path("d").join(name), "content").expect("a file");
     }
-    let (lines, _) = review(&mount, "rm -r d; mkdir d; printf content > d/same; printf OTHERS! > d/other; printf 1 > d/new");
+    let (lines, _) = review(
+        &mount,
+        "rm -r d; mkdir d; printf content > d/same; printf OTHERS! > d/other; printf 1 > d/new",
+    );
     assert_eq!(lines, ["D d/gone 7 B", "A d/new 1 B", "M d/other 7 B, other content"]);
     let (lines, _) = review(&mount, "cp -a d e; rm -r d; mv e d");
     assert_eq!(lines, [""; 0]);
@@ -92,10 +109,20 @@ fn a_folder_that_is_renamed_hides_nothing_below_it() {
     fs::create_dir_all(mount.path("a/deep")).expect("a folder");
     fs::write(mount.path("a/deep/file"), "12345").expect("a file");
     fs::write(mount.path("a/gone"), "1").expect("a file");
-    let (lines, _) = review(&mount, "mv a b; rm b/gone; echo EVIL >> b/deep/file; echo new > b/new");
+    let (lines, _) =
+        review(&mount, "mv a b; rm b/gone; echo EVIL >> b/deep/file; echo new > b/new");
     assert_eq!(
         lines,
-        ["D a/", "D a/deep/", "D a/deep/file 5 B", "D a/gone 1 B", "A b/", "A b/deep/", "A b/deep/file 10 B", "A b/new 4 B"]
+        [
+            "D a/",
+            "D a/deep/",
+            "D a/deep/file 5 B",
+            "D a/gone 1 B",
+            "A b/",
+            "A b/deep/",
+            "A b/deep/file 10 B",
+            "A b/new 4 B"
+        ]
     );
 }
 
@@ -112,7 +139,12 @@ fn whatever_differs_is_said() {
     symlink("here", mount.path("link")).expect("a link");
     fs::set_permissions(mount.path("mode"), fs::Permissions::from_mode(0o644)).expect("a mode");
     let attribute = |name: &str, value: &str| {
-        let set = rustix::fs::setxattr(mount.path("attributed"), name, value.as_bytes(), rustix::fs::XattrFlags::empty());
+        let set = rustix::fs::setxattr(
+            mount.path("attributed"),
+            name,
+            value.as_bytes(),
+            rustix::fs::XattrFlags::empty(),
+        );
         set.expect("set");
     };
     attribute("user.gone", "1");
@@ -159,13 +191,26 @@ fn the_lines_of_what_is_no_file_are_not_waited_for() {
     fs::write(mount.path("becomes"), "a file").expect("a file");
     fs::write(mount.path("text"), "one\n").expect("a file");
     succeeds(kvfs(&["snapshot", "create"]).arg(&root).arg("before"));
-    let fifo = |path: &Path| rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0);
+    let fifo = |path: &Path| {
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            path,
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RWXU,
+            0,
+        )
+    };
     fs::remove_file(mount.path("becomes")).expect("removed");
     fifo(&mount.path("becomes")).expect("a fifo");
     fifo(&mount.path("fifo")).expect("a fifo");
     symlink("/etc/passwd", mount.path("link")).expect("a link");
     fs::write(mount.path("text"), "one\ntwo\n").expect("a file");
-    let mut child = kvfs(&["diff", "--patch"]).arg(&root).arg("before").stdout(Stdio::piped()).spawn().expect("it runs");
+    let mut child = kvfs(&["diff", "--patch"])
+        .arg(&root)
+        .arg("before")
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it runs");
     let begun = Instant::now();
     while child.try_wait().expect("a child").is_none() {
         if begun.elapsed() > Duration::from_secs(60) {
@@ -175,7 +220,14 @@ fn the_lines_of_what_is_no_file_are_not_waited_for() {
         std::thread::yield_now();
     }
     let text = String::from_utf8(child.wait_with_output().expect("ended").stdout).expect("text");
-    let flat = text.lines().map(|l| l.split_whitespace().collect::<Vec<_>>().join(" ")).collect::<Vec<_>>();
-    assert_eq!(flat[..3], ["M becomes file → fifo, mode 0644 → 0700", "A fifo fifo", "A link -> /etc/passwd"], "{text}");
+    let flat = text
+        .lines()
+        .map(|l| l.split_whitespace().collect::<Vec<_>>().join(" "))
+        .collect::<Vec<_>>();
+    assert_eq!(
+        flat[..3],
+        ["M becomes file → fifo, mode 0644 → 0700", "A fifo fifo", "A link -> /etc/passwd"],
+        "{text}"
+    );
     assert!(text.contains("--- a/text\n+++ b/text\n@@ -1 +1,2 @@\n one\n+two\n"), "{text}");
 }

@@ -24,9 +24,11 @@ fn make(at: &Path) {
 
 /// Paths below, kinds, sizes and links, as find(1) tells them.
 fn found(at: &Path) -> Vec<String> {
-    let out = Command::new("find").arg(at).args(["-printf", "%P %y %n\n"]).output().expect("find runs");
+    let out =
+        Command::new("find").arg(at).args(["-printf", "%P %y %n\n"]).output().expect("find runs");
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-    let mut lines: Vec<_> = String::from_utf8_lossy(&out.stdout).lines().map(String::from).collect();
+    let mut lines: Vec<_> =
+        String::from_utf8_lossy(&out.stdout).lines().map(String::from).collect();
     lines.sort();
     lines
 }
@@ -56,7 +58,11 @@ fn it_leaves_what_rm_leaves() {
     }
     // The kernel knows all of it.
     assert_eq!(found(&p.mnt()), found(host.path()));
-    let said = succeeds(&mut rm(&[&p.mnt().join("tree"), &p.mnt().join("other/symlink"), &p.mnt().join("other/sub")]));
+    let said = succeeds(&mut rm(&[
+        &p.mnt().join("tree"),
+        &p.mnt().join("other/symlink"),
+        &p.mnt().join("other/sub"),
+    ]));
     assert!(said.contains("folders") && said.contains("files"), "{said}");
     let gone = ["tree", "other/symlink", "other/sub"].map(|name| host.path().join(name));
     assert!(Command::new("rm").arg("-rf").args(gone).status().expect("rm runs").success());
@@ -90,7 +96,11 @@ fn what_is_open_goes_on_and_a_working_directory_is_empty() {
     let Some(p) = Place::new() else { return };
     p.mounted();
     make(&p.mnt().join("tree"));
-    let mut large = fs::File::options().read(true).write(true).open(p.mnt().join("tree/sub/large")).expect("open");
+    let mut large = fs::File::options()
+        .read(true)
+        .write(true)
+        .open(p.mnt().join("tree/sub/large"))
+        .expect("open");
     let small = fs::File::open(p.mnt().join("tree/small")).expect("open");
     let mut inside = Command::new("sh");
     let script = "read go; ls -A | wc -l; mkdir new 2>/dev/null || echo refused; cat f3 2>/dev/null || echo gone";
@@ -108,7 +118,10 @@ fn what_is_open_goes_on_and_a_working_directory_is_empty() {
     assert_eq!(small.metadata().expect("stat").nlink(), 0);
     drop(inside.stdin.take());
     let said = inside.wait_with_output().expect("sh ends").stdout;
-    assert_eq!(String::from_utf8_lossy(&said).split_whitespace().collect::<Vec<_>>(), ["0", "refused", "gone"]);
+    assert_eq!(
+        String::from_utf8_lossy(&said).split_whitespace().collect::<Vec<_>>(),
+        ["0", "refused", "gone"]
+    );
 }
 
 #[test]
@@ -130,7 +143,11 @@ fn in_a_transaction_it_is_part_of_that() {
 
     // In `kvfs run` the paths are the same.
     make(&p.mnt().join("tree"));
-    let script = format!("{} rm {}/tree && test ! -e {1}/tree", env!("CARGO_BIN_EXE_kvfs"), p.mnt().display());
+    let script = format!(
+        "{} rm {}/tree && test ! -e {1}/tree",
+        env!("CARGO_BIN_EXE_kvfs"),
+        p.mnt().display()
+    );
     fails(1, kvfs(&["run"]).arg(p.mnt()).args(["--", "sh", "-c", &format!("{script}; exit 1")]));
     assert_eq!(found(&p.mnt().join("tree")).len(), 208);
     succeeds(kvfs(&["run"]).arg(p.mnt()).args(["--", "sh", "-c", &script]));
@@ -169,7 +186,9 @@ fn what_must_stay_is_refused_with_a_sentence() {
     assert!(said.contains("no store"), "{said}");
     succeeds(rm(&[&p.mnt().join("none")]).arg("--force"));
     // What is mounted in the tree would be torn out with it.
-    let mount = |words: &[&str]| Command::new(words[0]).args(&words[1..]).status().is_ok_and(|s| s.success());
+    let mount = |words: &[&str]| {
+        Command::new(words[0]).args(&words[1..]).status().is_ok_and(|s| s.success())
+    };
     let at = p.mnt().join("tree/sub/empty").display().to_string();
     assert!(mount(&["mount", "-t", "tmpfs", "none", &at]), "tests mount as root does");
     refused("tree", 4, "mount point");
@@ -198,7 +217,8 @@ fn after_a_kill_it_is_there_whole_or_gone() {
             make(&p.mnt().join("tree"));
             assert_eq!(p.ask(&["SYNC"]), "OK");
         }
-        let removing = rm(&[&p.mnt().join("tree")]).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        let removing =
+            rm(&[&p.mnt().join("tree")]).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
         let mut removing = removing.expect("it runs");
         std::thread::sleep(std::time::Duration::from_millis(pause));
         kill(pid, Signal::KILL);
@@ -225,7 +245,8 @@ fn a_store_that_is_not_mounted() {
     make(&tree);
     succeeds(kvfs(&["create"]).arg(&store));
     succeeds(kvfs(&["import"]).arg(&store).arg(&tree).args(["--to", "/a/tree"]));
-    let said = succeeds(kvfs(&["rm", "--store"]).arg(&store).args(["/a/tree/sub", "a/tree/symlink"]));
+    let said =
+        succeeds(kvfs(&["rm", "--store"]).arg(&store).args(["/a/tree/sub", "a/tree/symlink"]));
     assert!(said.contains("2 folders"), "{said}");
     assert_eq!(
         succeeds(kvfs(&["ls"]).arg(&store).arg("/a/tree")).split_whitespace().collect::<Vec<_>>(),
@@ -245,9 +266,18 @@ fn another_user_removes_nothing() {
     let Some(p) = Place::new() else { return };
     succeeds(&mut p.mount(&["-o", "allow_other"]));
     make(&p.mnt().join("tree"));
-    fs::set_permissions(p.dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("chmod");
+    fs::set_permissions(p.dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))
+        .expect("chmod");
     let mut other = Command::new("setpriv");
-    other.args(["--reuid=65534", "--regid=65534", "--clear-groups", env!("CARGO_BIN_EXE_kvfs"), "rm"]).arg(p.mnt().join("tree"));
+    other
+        .args([
+            "--reuid=65534",
+            "--regid=65534",
+            "--clear-groups",
+            env!("CARGO_BIN_EXE_kvfs"),
+            "rm",
+        ])
+        .arg(p.mnt().join("tree"));
     let out = other.stdin(Stdio::null()).output().expect("setpriv runs");
     assert!(!out.status.success(), "{}", String::from_utf8_lossy(&out.stdout));
     assert_eq!(found(&p.mnt().join("tree")).len(), 208);

@@ -1,9 +1,11 @@
-//! The rooms of a floor: the top-level modules of a crate use one another without a circle, but for the circles listed here.
+//! The rooms of a floor: the top-level modules of a crate use one another without a circle, but for
+//! the circles listed here.
 //!
-//! A module *uses* another when it names a path into it, by `use` or in place: `crate::`, `super::` and `self::` are followed,
-//! and a name that the root of the crate re-exports counts for the module that has it. Calls of methods are not seen, since no
-//! path names their module. Code under `#[cfg(test)]` is left out. The root is a module too, `lib` or `main`, for what is
-//! defined in it; that it declares and re-exports modules is not a use of them.
+//! A module *uses* another when it names a path into it, by `use` or in place: `crate::`, `super::`
+//! and `self::` are followed, and a name that the root of the crate re-exports counts for the
+//! module that has it. Calls of methods are not seen, since no path names their module. Code under
+//! `#[cfg(test)]` is left out. The root is a module too, `lib` or `main`, for what is defined in
+//! it; that it declares and re-exports modules is not a use of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -12,7 +14,8 @@ use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 use syn::{Attribute, Item, UseTree, Visibility};
 
-const CRATES: &[&str] = &["env", "zones", "vt-tree", "kvdb", "kvfs", "kvfs-fuse", "kvdb-server", "kvfs-cli"];
+const CRATES: &[&str] =
+    &["env", "zones", "vt-tree", "kvdb", "kvfs", "kvfs-fuse", "kvdb-server", "kvfs-cli"];
 
 /// A crate, modules of it each of which leads to all others of them, and why they may.
 const CIRCLES: &[(&str, &[&str], &str)] = &[
@@ -33,9 +36,21 @@ const CIRCLES: &[(&str, &[&str], &str)] = &[
         "`FileSystem` owns all state, and data, locks and inodes hand one write to one another",
     ),
     ("kvfs", &["retired", "views"], "a view that is retired goes on being one"),
-    ("kvfs-fuse", &["barrier", "control_directory"], "the barrier is asked for through the control directory, and keeps it"),
-    ("kvfs-fuse", &["queues", "session"], "a session runs queues, which are a way to run a session"),
-    ("kvdb-server", &["commands", "metrics", "session", "walk"], "commands are methods of the session that runs them"),
+    (
+        "kvfs-fuse",
+        &["barrier", "control_directory"],
+        "the barrier is asked for through the control directory, and keeps it",
+    ),
+    (
+        "kvfs-fuse",
+        &["queues", "session"],
+        "a session runs queues, which are a way to run a session",
+    ),
+    (
+        "kvdb-server",
+        &["commands", "metrics", "session", "walk"],
+        "commands are methods of the session that runs them",
+    ),
 ];
 
 type Name = String;
@@ -61,12 +76,18 @@ fn parse(file: &Path) -> Vec<Item> {
 /// `true` for what is compiled for tests only.
 fn is_for_tests(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|a| {
-        let words = |list: &syn::MetaList| list.tokens.to_string().split(|c: char| !c.is_alphanumeric()).any(|w| w == "test");
-        a.path().is_ident("cfg") && a.meta.require_list().is_ok_and(|list| words(list) && !list.tokens.to_string().contains("not"))
+        let words = |list: &syn::MetaList| {
+            list.tokens.to_string().split(|c: char| !c.is_alphanumeric()).any(|w| w == "test")
+        };
+        a.path().is_ident("cfg")
+            && a.meta
+                .require_list()
+                .is_ok_and(|list| words(list) && !list.tokens.to_string().contains("not"))
     })
 }
 
-/// Calls `each` with every path of a tree of uses, and with the name that it has here; `*` for a glob.
+/// Calls `each` with every path of a tree of uses, and with the name that it has here; `*` for a
+/// glob.
 fn leaves(tree: &UseTree, path: &mut Vec<Name>, each: &mut dyn FnMut(&[Name], &str)) {
     let depth = path.len();
     match tree {
@@ -74,7 +95,9 @@ fn leaves(tree: &UseTree, path: &mut Vec<Name>, each: &mut dyn FnMut(&[Name], &s
             path.push(p.ident.to_string());
             leaves(&p.tree, path, each);
         }
-        UseTree::Name(n) if n.ident == "self" => each(path, &path.last().cloned().unwrap_or_default()),
+        UseTree::Name(n) if n.ident == "self" => {
+            each(path, &path.last().cloned().unwrap_or_default())
+        }
         UseTree::Name(n) => {
             path.push(n.ident.to_string());
             each(path, &n.ident.to_string());
@@ -94,14 +117,18 @@ impl Crate {
         let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name).join("src");
         let root = if src.join("lib.rs").exists() { "lib" } else { "main" };
         let items = parse(&src.join(root).with_extension("rs"));
-        let modules = items.iter().filter_map(|i| if let Item::Mod(m) = i { Some(m.ident.to_string()) } else { None }).collect();
+        let modules = items
+            .iter()
+            .filter_map(|i| if let Item::Mod(m) = i { Some(m.ident.to_string()) } else { None })
+            .collect();
         let (reexports, named) = Default::default();
         let mut this = Crate { src, root: root.into(), modules, reexports, named, at: Vec::new() };
         items.iter().for_each(|item| this.visit_item(item));
         this
     }
 
-    /// The path from the root that `path` is where the reader stands; `None` where it leads out of the crate.
+    /// The path from the root that `path` is where the reader stands; `None` where it leads out of
+    /// the crate.
     fn resolve(&self, path: &[Name]) -> Option<Vec<Name>> {
         let (first, rest) = path.split_first()?;
         match first.as_str() {
@@ -128,12 +155,16 @@ impl Crate {
         let mut path: Vec<Name> = Vec::new();
         for token in tokens {
             match token {
-                TokenTree::Ident(name) if path.last().is_none_or(|last| last == "::") => path.push(name.to_string()),
-                TokenTree::Punct(p) if p.as_char() == ':' => match path.last().map(String::as_str) {
-                    Some(":") => *path.last_mut().expect("it has a last") = "::".into(),
-                    Some(_) => path.push(":".into()),
-                    None => {}
-                },
+                TokenTree::Ident(name) if path.last().is_none_or(|last| last == "::") => {
+                    path.push(name.to_string())
+                }
+                TokenTree::Punct(p) if p.as_char() == ':' => {
+                    match path.last().map(String::as_str) {
+                        Some(":") => *path.last_mut().expect("it has a last") = "::".into(),
+                        Some(_) => path.push(":".into()),
+                        None => {}
+                    }
+                }
                 other => {
                     self.note_path_of(&mut path);
                     match other {
@@ -158,7 +189,9 @@ impl Crate {
     /// The module that has what a path from the root names.
     fn owner(&self, path: &[Name]) -> &Name {
         match path.first() {
-            Some(first) => self.modules.get(first).or_else(|| self.reexports.get(first)).unwrap_or(&self.root),
+            Some(first) => {
+                self.modules.get(first).or_else(|| self.reexports.get(first)).unwrap_or(&self.root)
+            }
             None => &self.root,
         }
     }
@@ -187,9 +220,13 @@ impl Crate {
             }
             seen
         };
-        let all: BTreeMap<&Name, BTreeSet<&Name>> = uses.keys().map(|from| (*from, reached(from))).collect();
+        let all: BTreeMap<&Name, BTreeSet<&Name>> =
+            uses.keys().map(|from| (*from, reached(from))).collect();
         let leads = |a: &Name, b: &Name| all.get(a).is_some_and(|reached| reached.contains(b));
-        all.keys().filter(|a| leads(a, a)).map(|a| all.keys().copied().filter(|b| leads(a, b) && leads(b, a)).collect()).collect()
+        all.keys()
+            .filter(|a| leads(a, a))
+            .map(|a| all.keys().copied().filter(|b| leads(a, b) && leads(b, a)).collect())
+            .collect()
     }
 }
 
@@ -212,7 +249,8 @@ impl<'a> Visit<'a> for Crate {
         match &module.content {
             Some((_, items)) => items.iter().for_each(|item| self.visit_item(item)),
             None => {
-                let folder = self.at.iter().fold(self.src.clone(), |folder, name| folder.join(name));
+                let folder =
+                    self.at.iter().fold(self.src.clone(), |folder, name| folder.join(name));
                 let file = Some(folder.with_extension("rs")).filter(|f| f.exists());
                 let items = parse(&file.unwrap_or_else(|| folder.join("mod.rs")));
                 // A file is read as a module in place is.
@@ -230,7 +268,10 @@ impl<'a> Visit<'a> for Crate {
                 return self.note(path);
             }
             if let Some(path) = self.resolve(path).filter(|path| self.modules.contains(&path[0])) {
-                assert_ne!(name, "*", "the root re-exports names one by one, so that it is seen where they are");
+                assert_ne!(
+                    name, "*",
+                    "the root re-exports names one by one, so that it is seen where they are"
+                );
                 self.reexports.insert(name.to_string(), path[0].clone());
             }
         });
@@ -263,8 +304,10 @@ fn the_rooms_of_a_floor_form_no_circle() {
             circles.len(),
             circles.iter().flatten().count()
         );
-        let listed: BTreeSet<Vec<&str>> = CIRCLES.iter().filter(|c| c.0 == *name).map(|c| c.1.to_vec()).collect();
-        let found: BTreeSet<Vec<&str>> = circles.iter().map(|c| c.iter().map(|m| m.as_str()).collect()).collect();
+        let listed: BTreeSet<Vec<&str>> =
+            CIRCLES.iter().filter(|c| c.0 == *name).map(|c| c.1.to_vec()).collect();
+        let found: BTreeSet<Vec<&str>> =
+            circles.iter().map(|c| c.iter().map(|m| m.as_str()).collect()).collect();
         for circle in found.difference(&listed) {
             wrong.push(format!("{name}: a circle that is not listed: {circle:?}"));
             for (from, to) in uses.iter().filter(|(from, _)| circle.contains(&from.as_str())) {
@@ -272,7 +315,11 @@ fn the_rooms_of_a_floor_form_no_circle() {
                 wrong.push(format!("    {from} uses {to:?}"));
             }
         }
-        wrong.extend(listed.difference(&found).map(|circle| format!("{name}: listed, but there is no such circle: {circle:?}")));
+        wrong.extend(
+            listed
+                .difference(&found)
+                .map(|circle| format!("{name}: listed, but there is no such circle: {circle:?}")),
+        );
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

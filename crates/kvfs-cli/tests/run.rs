@@ -1,4 +1,5 @@
-//! `kvfs run` and `kvfs txn` on a mounted store: files and keys of programs that know nothing of it, together or not at all.
+//! `kvfs run` and `kvfs txn` on a mounted store: files and keys of programs that know nothing of
+//! it, together or not at all.
 
 mod mounted;
 
@@ -82,7 +83,10 @@ fn failure_aborts_and_the_exit_code_passes_through() {
     assert_eq!(code, Some(3));
     assert_eq!(err, "kvfs: aborted (exit code 3): nothing was changed\n");
     assert_eq!(read(mount.path("src/main.c")).as_deref(), Some("int main;"));
-    assert_eq!(kvfs(&["kv", "get"]).arg(&root).arg("k").output().expect("it runs").status.code(), Some(3));
+    assert_eq!(
+        kvfs(&["kv", "get"]).arg(&root).arg("k").output().expect("it runs").status.code(),
+        Some(3)
+    );
     // A rehearsal, and the contrary.
     succeeds(&mut run(&root, &["--abort"], "rm -r $KVFS_MOUNT/src"));
     assert!(mount.path("src/main.c").exists());
@@ -95,7 +99,8 @@ fn failure_aborts_and_the_exit_code_passes_through() {
 fn the_working_directory_is_that_of_the_view() {
     let Some(mount) = Mount::new() else { return };
     fs::create_dir_all(mount.path("a/b")).expect("mkdir");
-    let mut command = run(&mount.root(), &[], "pwd; echo 1 > here; (cd ..; ls b); ls /proc/self/cwd/");
+    let mut command =
+        run(&mount.root(), &[], "pwd; echo 1 > here; (cd ..; ls b); ls /proc/self/cwd/");
     let out = succeeds(command.current_dir(mount.path("a/b")));
     assert_eq!(out, format!("{}\nhere\nhere\n", mount.path("a/b").display()));
     assert_eq!(read(mount.path("a/b/here")).as_deref(), Some("1\n"));
@@ -130,19 +135,24 @@ fn of_two_that_change_a_file_the_second_is_told_to_run_again() {
     let root = mount.root();
     // The one inside is run by the daemon's mount, for the program is told of no other transaction.
     let inner = format!("echo outside > {}", mount.path("file").display());
-    let mut child = run(&root, &[], "cd $KVFS_MOUNT; echo inside > file; echo ready; read line; exit 0")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("it runs");
+    let mut child =
+        run(&root, &[], "cd $KVFS_MOUNT; echo inside > file; echo ready; read line; exit 0")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it runs");
     let mut said = [0; 6];
     std::io::Read::read_exact(child.stdout.as_mut().expect("a pipe"), &mut said).expect("ready");
     succeeds(Command::new("sh").args(["-c", &inner]));
     drop(child.stdin.take());
     let ended = child.wait_with_output().expect("it ends");
     assert_eq!(ended.status.code(), Some(75), "{}", text(&ended.stderr));
-    assert!(text(&ended.stderr).contains("others have changed a file or folder meanwhile"), "{}", text(&ended.stderr));
+    assert!(
+        text(&ended.stderr).contains("others have changed a file or folder meanwhile"),
+        "{}",
+        text(&ended.stderr)
+    );
     assert_eq!(read(mount.path("file")).as_deref(), Some("outside\n"));
 }
 
@@ -150,7 +160,11 @@ fn of_two_that_change_a_file_the_second_is_told_to_run_again() {
 fn signals_pass_through() {
     let Some(mount) = Mount::new() else { return };
     let script = "trap 'echo got it; exit 5' TERM; echo ready; while :; do sleep 0.05; done";
-    let mut child = run(&mount.root(), &[], script).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("it runs");
+    let mut child = run(&mount.root(), &[], script)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("it runs");
     let mut said = [0; 6];
     std::io::Read::read_exact(child.stdout.as_mut().expect("a pipe"), &mut said).expect("ready");
     let pid = rustix::process::Pid::from_raw(child.id() as i32).expect("a number");
@@ -167,7 +181,11 @@ fn a_runner_that_is_killed_leaves_no_transaction() {
     let Some(mount) = Mount::new() else { return };
     let root = mount.root();
     let script = "echo 1 > $KVFS_MOUNT/file; echo ready; read line";
-    let mut child = run(&root, &[], script).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it runs");
+    let mut child = run(&root, &[], script)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it runs");
     let mut said = [0; 6];
     std::io::Read::read_exact(child.stdout.as_mut().expect("a pipe"), &mut said).expect("ready");
     child.kill().expect("kill");
@@ -213,8 +231,12 @@ fn by_hand_begin_work_look_and_commit() {
     let script = "kvfs kv put $KVFS_MOUNT stock 100; kvfs kv put $KVFS_MOUNT added x; exit 6";
     let (code, ..) = ends(exec.arg(&root).arg(&id).args(["--", "sh", "-c", script]));
     assert_eq!(code, Some(6), "the transaction stays open");
-    let diff = |options: &[&str]| succeeds(kvfs(&["txn", "diff"]).args(options).arg(&root).arg(&id));
-    let squeezed = diff(&[]).lines().map(|l| l.split_whitespace().collect::<Vec<_>>().join(" ")).collect::<Vec<_>>();
+    let diff =
+        |options: &[&str]| succeeds(kvfs(&["txn", "diff"]).args(options).arg(&root).arg(&id));
+    let squeezed = diff(&[])
+        .lines()
+        .map(|l| l.split_whitespace().collect::<Vec<_>>().join(" "))
+        .collect::<Vec<_>>();
     assert_eq!(
         squeezed,
         [
@@ -228,7 +250,10 @@ fn by_hand_begin_work_look_and_commit() {
     );
     assert_eq!(diff(&["--stat"]).lines().count(), 1);
     let patch = diff(&["--patch"]);
-    assert!(patch.contains("--- a/notes\n+++ b/notes\n@@ -1,2 +1,2 @@\n one\n-two\n+2\n"), "{patch}");
+    assert!(
+        patch.contains("--- a/notes\n+++ b/notes\n@@ -1,2 +1,2 @@\n one\n-two\n+2\n"),
+        "{patch}"
+    );
     assert!(patch.contains("--- /dev/null\n+++ b/new\n"), "{patch}");
     let json: serde_json::Value = serde_json::from_str(&diff(&["--json"])).expect("JSON");
     assert_eq!(
@@ -268,7 +293,11 @@ fn asked_first_the_user_decides() {
         return;
     }
     for (answer, there) in [("n\n", false), ("d\ny\n", true)] {
-        let inner = format!("{} run --ask {} -- sh -c 'echo hello > $KVFS_MOUNT/file'", env!("CARGO_BIN_EXE_kvfs"), root.display());
+        let inner = format!(
+            "{} run --ask {} -- sh -c 'echo hello > $KVFS_MOUNT/file'",
+            env!("CARGO_BIN_EXE_kvfs"),
+            root.display()
+        );
         let mut child = Command::new("script")
             .args(["-qec", &inner, "/dev/null"])
             .stdin(Stdio::piped())
@@ -317,7 +346,8 @@ fn a_serializable_transaction_goes_back_and_commits_and_is_waited_for_in_files_a
     assert_eq!(read(view.join("file")).as_deref(), Some("1"));
     assert!(!view.join("more").exists());
     assert_eq!(say(&mut inside, "GET k"), "1");
-    // Others read what is committed; a younger transaction does not get the key, and a program waits for the file.
+    // Others read what is committed; a younger transaction does not get the key, and a program
+    // waits for the file.
     assert_eq!(read(mount.path("file")).as_deref(), Some("old"));
     assert_eq!(say(&mut other, "GET k"), "nil");
     let younger = say(&mut other, "TXN BEGIN SER TIMEOUT 0.05");
@@ -351,10 +381,14 @@ fn a_serializable_transaction_goes_back_and_commits_and_is_waited_for_in_files_a
     fs::write(mount.path(".kvfs/txn").join(&id).join("file"), "both").expect("write");
     assert_eq!(say(&mut inside, "SET k both"), "OK");
     assert_eq!(say(&mut inside, "TXN COMMIT SYNC"), "OK");
-    assert_eq!((read(mount.path("file")).as_deref(), say(&mut other, "GET k").as_str()), (Some("both"), "both"));
+    assert_eq!(
+        (read(mount.path("file")).as_deref(), say(&mut other, "GET k").as_str()),
+        (Some("both"), "both")
+    );
 }
 
-/// A user who is not root, on root's mount, whose socket was given to him (without that it lets in its owner alone).
+/// A user who is not root, on root's mount, whose socket was given to him (without that it lets in
+/// its owner alone).
 struct Unprivileged {
     dir: tempfile::TempDir,
 }
@@ -375,11 +409,17 @@ impl Unprivileged {
             return skip(&format!("no FUSE here: cannot open /dev/fuse: {e}"));
         }
         let user = Unprivileged { dir: tempfile::tempdir().expect("a temporary folder") };
-        let give = |path: &Path| std::os::unix::fs::chown(path, Some(Self::USER), Some(Self::USER)).expect("chown");
+        let give = |path: &Path| {
+            std::os::unix::fs::chown(path, Some(Self::USER), Some(Self::USER)).expect("chown")
+        };
         give(user.dir.path());
-        let works = |program: &str, words: &[&str]| user.command(program).args(words).output().is_ok_and(|o| o.status.success());
+        let works = |program: &str, words: &[&str]| {
+            user.command(program).args(words).output().is_ok_and(|o| o.status.success())
+        };
         if !works("unshare", &["--user", "--mount", "true"]) {
-            return skip("the kernel lets no user but root make name spaces (or setpriv or unshare is missing)");
+            return skip(
+                "the kernel lets no user but root make name spaces (or setpriv or unshare is missing)",
+            );
         }
         if !works(env!("CARGO_BIN_EXE_kvfs"), &["--version"]) {
             return skip("another user cannot run the program where it was built");
@@ -399,8 +439,17 @@ impl Unprivileged {
 
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new("setpriv");
-        command.args([&format!("--reuid={}", Self::USER), &format!("--regid={}", Self::USER), "--clear-groups", program]);
-        command.stdin(Stdio::null()).current_dir("/").env("XDG_RUNTIME_DIR", self.dir.path()).env("HOME", self.dir.path());
+        command.args([
+            &format!("--reuid={}", Self::USER),
+            &format!("--regid={}", Self::USER),
+            "--clear-groups",
+            program,
+        ]);
+        command
+            .stdin(Stdio::null())
+            .current_dir("/")
+            .env("XDG_RUNTIME_DIR", self.dir.path())
+            .env("HOME", self.dir.path());
         command.env_remove("KVFS_TXN").env_remove("KVFS_SOCKET");
         with_program(&mut command);
         command
@@ -433,11 +482,15 @@ fn views_let_in_their_user_and_root_alone() {
     succeeds(kvfs(&["snapshot", "create"]).arg(&root).arg("s"));
     succeeds(kvfs(&["clone", "create"]).arg(&root).args(["s", "c"]));
     // Since then it is its owner's alone; and what root prepares is not for others yet.
-    fs::set_permissions(root.join("secret"), std::os::unix::fs::PermissionsExt::from_mode(0o600)).expect("chmod");
+    fs::set_permissions(root.join("secret"), std::os::unix::fs::PermissionsExt::from_mode(0o600))
+        .expect("chmod");
     let roots = succeeds(kvfs(&["txn", "begin"]).arg(&root)).trim().to_string();
     fs::write(root.join(format!(".kvfs/txn/{roots}/draft")), "draft").expect("write");
-    let (in_roots, in_snapshot, in_clone) =
-        (format!(".kvfs/txn/{roots}/draft"), ".kvfs/snapshot/s/secret".to_string(), ".kvfs/clone/c/secret".to_string());
+    let (in_roots, in_snapshot, in_clone) = (
+        format!(".kvfs/txn/{roots}/draft"),
+        ".kvfs/snapshot/s/secret".to_string(),
+        ".kvfs/clone/c/secret".to_string(),
+    );
     for path in [&in_roots, &in_snapshot, &in_clone, &format!(".kvfs/user/0/{roots}/draft")] {
         assert!(read(root.join(path)).is_some(), "root reads {path}");
         assert_eq!(read_by_user(path), None, "{path}");
@@ -450,14 +503,18 @@ fn views_let_in_their_user_and_root_alone() {
     succeeds(user.command("sh").args(["-c", &format!("echo mine > {}/mine", path.display())]));
     assert_eq!(read_by_user(&format!(".kvfs/txn/{own}/mine")).as_deref(), Some("mine\n"));
     assert_eq!(read(path.join("mine")).as_deref(), Some("mine\n"));
-    let owner = std::os::unix::fs::MetadataExt::uid(&fs::metadata(path.join("mine")).expect("stat"));
+    let owner =
+        std::os::unix::fs::MetadataExt::uid(&fs::metadata(path.join("mine")).expect("stat"));
     assert_eq!(owner, Unprivileged::USER);
     // The view's own root has the mode that it has.
     assert_eq!(
         std::os::unix::fs::MetadataExt::mode(&fs::metadata(&path).expect("stat")),
         std::os::unix::fs::MetadataExt::mode(&fs::metadata(&root).expect("stat"))
     );
-    let mut listed: Vec<_> = fs::read_dir(root.join(".kvfs/txn")).expect("list").map(|e| e.expect("entry").file_name()).collect();
+    let mut listed: Vec<_> = fs::read_dir(root.join(".kvfs/txn"))
+        .expect("list")
+        .map(|e| e.expect("entry").file_name())
+        .collect();
     listed.sort();
     assert_eq!(listed, [roots.as_str(), own.as_str()]);
     succeeds(user.kvfs(&["txn", "commit"]).arg(&root).arg(&own));
@@ -466,7 +523,11 @@ fn views_let_in_their_user_and_root_alone() {
     // Unless the mount is open.
     succeeds(kvfs(&["txn", "abort"]).arg(&root).arg(&roots));
     succeeds(kvfs(&["umount"]).arg(&root));
-    succeeds(kvfs(&["mount", "-o", "allow_other,open_views"]).arg(user.dir.path().join("store")).arg(&root));
+    succeeds(
+        kvfs(&["mount", "-o", "allow_other,open_views"])
+            .arg(user.dir.path().join("store"))
+            .arg(&root),
+    );
     let roots = succeeds(kvfs(&["txn", "begin"]).arg(&root)).trim().to_string();
     fs::write(root.join(format!(".kvfs/txn/{roots}/draft")), "draft").expect("write");
     assert_eq!(read_by_user(&in_snapshot).as_deref(), Some("secret"));
@@ -483,11 +544,15 @@ fn users_without_any_privilege_run_programs_in_transactions() {
         command
     };
     // The program is who it was, at the same paths, without a privilege more.
-    let script = "set -e; cd $KVFS_MOUNT; id -u; id -g; echo new > file; kvfs kv put . k v; kvfs kv get . k";
+    let script =
+        "set -e; cd $KVFS_MOUNT; id -u; id -g; echo new > file; kvfs kv put . k v; kvfs kv get . k";
     assert_eq!(succeeds(&mut run(&[], script)), "65534\n65534\nv");
     assert_eq!(user.sees("file").as_deref(), Some("new\n"));
     assert_eq!(succeeds(user.kvfs(&["kv", "get"]).arg(user.root()).arg("k")), "v");
-    let (code, ..) = ends(&mut run(&[], "rm $KVFS_MOUNT/file; kvfs kv put $KVFS_MOUNT k w; test ! -e $KVFS_MOUNT/file && exit 3"));
+    let (code, ..) = ends(&mut run(
+        &[],
+        "rm $KVFS_MOUNT/file; kvfs kv put $KVFS_MOUNT k w; test ! -e $KVFS_MOUNT/file && exit 3",
+    ));
     assert_eq!(code, Some(3));
     assert_eq!(user.sees("file").as_deref(), Some("new\n"), "nothing was changed");
     assert_eq!(succeeds(user.kvfs(&["kv", "get"]).arg(user.root()).arg("k")), "v");
@@ -501,12 +566,20 @@ fn the_loser_of_a_deadlock_is_told_to_run_again() {
     let root = mount.root();
     let mut older = Client::connect(&root.with_file_name("store.sock")).expect("connected");
     for code in [0, 1] {
-        let Ok(Reply::Integer(id)) = older.call(&[b"TXN", b"BEGIN", b"SER"]) else { panic!("begun") };
+        let Ok(Reply::Integer(id)) = older.call(&[b"TXN", b"BEGIN", b"SER"]) else {
+            panic!("begun")
+        };
         let script = format!("cd $KVFS_MOUNT; cat f; read go; echo mine > g; exit {code}");
         let mut younger = run(&root, &["--isolation", "ser"], &script);
-        let mut younger = younger.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it runs");
+        let mut younger = younger
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it runs");
         let mut seen = [0; 3];
-        std::io::Read::read_exact(younger.stdout.as_mut().expect("piped"), &mut seen).expect("it has read the file");
+        std::io::Read::read_exact(younger.stdout.as_mut().expect("piped"), &mut seen)
+            .expect("it has read the file");
         // The older one takes what the younger has locked.
         let path = mount.path(format!(".kvfs/txn/{id}/f"));
         let taken = fs::File::options().write(true).open(path).expect("open");
@@ -527,7 +600,8 @@ fn a_durable_transaction_that_was_kept_outlives_a_daemon_that_is_killed() {
     let Some(mount) = Mount::new() else { return };
     let root = mount.root();
     let script = "cd $KVFS_MOUNT; echo small > small; head -c 300000 /dev/zero | tr '\\0' x > large; kvfs kv put . k v";
-    let stat: serde_json::Value = serde_json::from_str(&succeeds(kvfs(&["--json", "stat"]).arg(&root))).expect("JSON");
+    let stat: serde_json::Value =
+        serde_json::from_str(&succeeds(kvfs(&["--json", "stat"]).arg(&root))).expect("JSON");
     let pid = stat["daemon"]["pid"].as_i64().expect("a number");
     let id = succeeds(&mut run(&root, &["--durable", "--keep"], script)).trim().to_string();
     assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().expect("kill").success());

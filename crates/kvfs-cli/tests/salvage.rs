@@ -18,7 +18,13 @@ struct Lab {
 
 fn kvfs(words: &[&OsStr]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
-    command.args(words).stdin(Stdio::null()).env_remove("KVFS_TXN").env_remove("KVFS_SOCKET").output().expect("kvfs runs")
+    command
+        .args(words)
+        .stdin(Stdio::null())
+        .env_remove("KVFS_TXN")
+        .env_remove("KVFS_SOCKET")
+        .output()
+        .expect("kvfs runs")
 }
 
 /// Bytes that are found again where they lie.
@@ -45,13 +51,15 @@ impl Lab {
         fs::write(from.join("small"), "small").expect("a file");
         fs::hard_link(from.join("small"), from.join("folder/again")).expect("a link");
         std::os::unix::fs::symlink("folder/deep", from.join("link")).expect("a link");
-        fs::set_permissions(from.join("folder/deep"), fs::Permissions::from_mode(0o711)).expect("a mode");
+        fs::set_permissions(from.join("folder/deep"), fs::Permissions::from_mode(0o711))
+            .expect("a mode");
         assert_eq!(kvfs(&["create".as_ref(), lab.store.as_ref()]).status.code(), Some(0));
         assert_eq!(lab.run("import", &[from.as_ref()]).status.code(), Some(0));
         for i in 0..5 {
             let words = ["kv", "put"].map(OsStr::new);
             let (key, value) = (format!("key{i}"), format!("value{i}"));
-            let done = kvfs(&[words[0], words[1], lab.store.as_ref(), key.as_ref(), value.as_ref()]);
+            let done =
+                kvfs(&[words[0], words[1], lab.store.as_ref(), key.as_ref(), value.as_ref()]);
             assert_eq!(done.status.code(), Some(0));
         }
         lab
@@ -68,7 +76,12 @@ impl Lab {
     /// Flips a bit where `needle` lies.
     fn damage(&self, needle: &[u8]) {
         let mut bytes = fs::read(&self.store).expect("the store");
-        let places: Vec<usize> = bytes.windows(needle.len()).enumerate().filter(|(_, w)| *w == needle).map(|(at, _)| at).collect();
+        let places: Vec<usize> = bytes
+            .windows(needle.len())
+            .enumerate()
+            .filter(|(_, w)| *w == needle)
+            .map(|(at, _)| at)
+            .collect();
         assert!(!places.is_empty(), "it lies in the store as it is");
         places.into_iter().for_each(|at| bytes[at] ^= 1);
         fs::write(&self.store, bytes).expect("the store");
@@ -78,10 +91,14 @@ impl Lab {
     fn salvage(&self, to: &Path) -> (i32, Value) {
         let before = fs::read(&self.store).expect("the store");
         let keys = self.path("keys");
-        let out = self.run("salvage", &[to.as_ref(), "--keys".as_ref(), keys.as_ref(), "--json".as_ref()]);
+        let out = self
+            .run("salvage", &[to.as_ref(), "--keys".as_ref(), keys.as_ref(), "--json".as_ref()]);
         assert!(fs::read(&self.store).expect("the store") == before, "the store was written to");
         let shown = String::from_utf8_lossy(&out.stderr);
-        (out.status.code().expect("it ended"), serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {shown}")))
+        (
+            out.status.code().expect("it ended"),
+            serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {shown}")),
+        )
     }
 }
 
@@ -96,8 +113,16 @@ fn of_a_sound_store_everything_comes_out() {
     let to = lab.path("to");
     let (code, report) = lab.salvage(&to);
     assert_eq!((code, &report["whole"]), (0, &true.into()), "{report}");
-    assert_eq!((&report["files"], &report["folders"], &report["others"]), (&4.into(), &2.into(), &1.into()), "{report}");
-    let same = Command::new("diff").args(["-r", "--no-dereference"]).args([&lab.path("from"), &to]).output().expect("diff runs");
+    assert_eq!(
+        (&report["files"], &report["folders"], &report["others"]),
+        (&4.into(), &2.into(), &1.into()),
+        "{report}"
+    );
+    let same = Command::new("diff")
+        .args(["-r", "--no-dereference"])
+        .args([&lab.path("from"), &to])
+        .output()
+        .expect("diff runs");
     assert!(same.status.success(), "{}", String::from_utf8_lossy(&same.stdout));
     let meta = |name: &str| to.join(name).symlink_metadata().expect("there");
     assert_eq!(meta("small").ino(), meta("folder/again").ino(), "one file");
@@ -183,7 +208,11 @@ fn without_superblocks_everything_comes_out_and_it_is_said() {
     assert_eq!(code, DAMAGED);
     assert!(!report["notes"].as_array().expect("a list").is_empty(), "{report}");
     assert_eq!((&report["losses"], &report["keys"]), (&0.into(), &5.into()), "{report}");
-    let same = Command::new("diff").args(["-r", "--no-dereference"]).args([&lab.path("from"), &to]).output().expect("diff runs");
+    let same = Command::new("diff")
+        .args(["-r", "--no-dereference"])
+        .args([&lab.path("from"), &to])
+        .output()
+        .expect("diff runs");
     assert!(same.status.success(), "{}", String::from_utf8_lossy(&same.stdout));
 }
 
@@ -194,5 +223,9 @@ fn of_what_never_was_a_store_nothing_comes_out() {
     fs::write(&file, noise(5, 20 << 20)).expect("a file");
     let out = kvfs(&["salvage".as_ref(), file.as_ref(), to.as_ref()]);
     assert_eq!(out.status.code(), Some(DAMAGED));
-    assert!(String::from_utf8_lossy(&out.stderr).contains("no manifest was found"), "{}", String::from_utf8_lossy(&out.stderr));
+    assert!(
+        String::from_utf8_lossy(&out.stderr).contains("no manifest was found"),
+        "{}",
+        String::from_utf8_lossy(&out.stderr)
+    );
 }

@@ -59,7 +59,8 @@ fn a_snapshot_of_a_mounted_store_is_looked_at_compared_and_gone_back_to() {
     assert_eq!(lines(&diff(&["monday", "tuesday"]))[..4], want);
     assert_eq!(lines(&diff(&["tuesday", "monday"]))[1], "D new 6 B");
     assert!(
-        diff(&["monday", "tuesday", "--patch"]).contains("--- a/docs/page\n+++ b/docs/page\n@@ -1,2 +1,2 @@\n one\n-two\n+2\n")
+        diff(&["monday", "tuesday", "--patch"])
+            .contains("--- a/docs/page\n+++ b/docs/page\n@@ -1,2 +1,2 @@\n one\n-two\n+2\n")
     );
     assert_eq!(diff(&["monday", "--json"]).matches("\"change\":\"changed\"").count(), 2);
     assert_eq!(diff(&["tuesday", "tuesday"]), "nothing is changed\n");
@@ -69,7 +70,11 @@ fn a_snapshot_of_a_mounted_store_is_looked_at_compared_and_gone_back_to() {
     assert!(list.contains("monday") && list.contains("tuesday"), "{list}");
     succeeds(kvfs(&["snapshot", "rollback"]).arg(&root).arg("monday"));
     assert_eq!(read(mount.path("docs/page")).as_deref(), Some("one\ntwo\n"));
-    assert!(mount.path("trash").exists() && !mount.path("new").exists() && !mount.path("later").exists());
+    assert!(
+        mount.path("trash").exists()
+            && !mount.path("new").exists()
+            && !mount.path("later").exists()
+    );
     assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(&root).arg("k")), "1");
     succeeds(kvfs(&["snapshot", "drop"]).arg(&root).arg("tuesday"));
     fails(3, kvfs(&["snapshot", "drop"]).arg(&root).arg("tuesday"));
@@ -89,7 +94,10 @@ fn a_clone_is_written_beside_the_store() {
     assert_eq!(read(mount.path("file")).as_deref(), Some("1"));
     assert_eq!(succeeds(kvfs(&["clone", "list"]).arg(&root)), "trial  of snapshot base\n");
     succeeds(kvfs(&["snapshot", "create", "--of", "trial"]).arg(&root).arg("tried"));
-    assert_eq!(lines(&succeeds(kvfs(&["diff"]).arg(&root).args(["base", "tried"])))[..2], ["M file 1 B → 7 B", "A more 1 B"]);
+    assert_eq!(
+        lines(&succeeds(kvfs(&["diff"]).arg(&root).args(["base", "tried"])))[..2],
+        ["M file 1 B → 7 B", "A more 1 B"]
+    );
     let mount = mount.again();
     assert_eq!(read(clone.join("file")).as_deref(), Some("changed"));
     succeeds(kvfs(&["clone", "drop"]).arg(mount.root()).arg("trial"));
@@ -107,7 +115,8 @@ fn a_store_is_kept_in_another_one_by_what_has_changed() {
     fs::write(mount.path("file"), "monday").expect("write");
     succeeds(kvfs(&["kv", "put"]).arg(&root).args(["day", "monday"]));
     succeeds(kvfs(&["snapshot", "create"]).arg(&root).arg("monday"));
-    let send = |words: &[&str]| succeeds(kvfs(&["send"]).arg(&root).args(words).arg("-o").arg(&stream));
+    let send =
+        |words: &[&str]| succeeds(kvfs(&["send"]).arg(&root).args(words).arg("-o").arg(&stream));
     let receive = |file: &Path| {
         let mut command = kvfs(&["receive"]);
         command.arg(&backup).arg("-i").arg(file);
@@ -123,7 +132,10 @@ fn a_store_is_kept_in_another_one_by_what_has_changed() {
     let position = succeeds(kvfs(&["receive", "--positions"]).arg(&backup)).trim().to_string();
     assert!(!position.is_empty());
     send(&["monday", "--from", &position]);
-    assert!(fs::metadata(&stream).expect("a stream").len() < whole - (1 << 20), "only the rest is sent");
+    assert!(
+        fs::metadata(&stream).expect("a stream").len() < whole - (1 << 20),
+        "only the rest is sent"
+    );
     succeeds(&mut receive(&stream));
     assert_eq!(succeeds(kvfs(&["cat"]).arg(&backup).arg("file")), "monday");
 
@@ -131,16 +143,25 @@ fn a_store_is_kept_in_another_one_by_what_has_changed() {
     succeeds(kvfs(&["kv", "put"]).arg(&root).args(["day", "tuesday"]));
     succeeds(kvfs(&["snapshot", "create"]).arg(&root).arg("tuesday"));
     send(&["tuesday", "--base", "monday"]);
-    assert!(fs::metadata(&stream).expect("a stream").len() < whole / 100, "only what has changed is sent");
+    assert!(
+        fs::metadata(&stream).expect("a stream").len() < whole / 100,
+        "only what has changed is sent"
+    );
     succeeds(&mut receive(&stream));
     assert_eq!(succeeds(kvfs(&["cat"]).arg(&backup).arg("file")), "tuesday");
     assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(&backup).arg("day")), "tuesday");
-    assert_eq!(lines(&succeeds(kvfs(&["diff"]).arg(&backup).args(["monday", "tuesday"])))[..1], ["M file 6 B → 7 B"]);
+    assert_eq!(
+        lines(&succeeds(kvfs(&["diff"]).arg(&backup).args(["monday", "tuesday"])))[..1],
+        ["M file 6 B → 7 B"]
+    );
     succeeds(kvfs(&["check"]).arg(&backup));
-    assert!(fails(4, kvfs(&["receive"]).arg(mount.root()).arg("-i").arg(&stream)).contains("unmount"));
+    assert!(
+        fails(4, kvfs(&["receive"]).arg(mount.root()).arg("-i").arg(&stream)).contains("unmount")
+    );
 }
 
-/// A store with the snapshots a, b and c, and their streams, each of the changes since the one before.
+/// A store with the snapshots a, b and c, and their streams, each of the changes since the one
+/// before.
 fn three(folder: &Path) -> [Vec<u8>; 3] {
     let store = folder.join("three.kvfs");
     succeeds(kvfs(&["create"]).arg(&store));
@@ -178,8 +199,15 @@ fn all_streams_of_a_pipe_are_received() {
     );
     assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(folder.path().join("all")).arg("key")), "c");
     // What is no stream behind one is not passed over, and a name is one snapshot's.
-    let said = fails(1, &mut receive("garbage", &[&streams[0][..], b"garbage, and more of it"].concat(), &[]));
-    assert!(said.contains("no stream") && said.contains("1 streams before this one were received and stay"), "{said}");
+    let said = fails(
+        1,
+        &mut receive("garbage", &[&streams[0][..], b"garbage, and more of it"].concat(), &[]),
+    );
+    assert!(
+        said.contains("no stream")
+            && said.contains("1 streams before this one were received and stay"),
+        "{said}"
+    );
     let said = fails(1, &mut receive("named", &streams.concat(), &["--as", "mine"]));
     assert!(said.contains("more follows behind the stream that was received as mine"), "{said}");
     succeeds(kvfs(&["check"]).arg(folder.path().join("named")));
@@ -198,7 +226,10 @@ fn a_snapshot_that_is_here_is_named_by_the_name_it_has() {
     };
     succeeds(&mut receive(&["--as", "mine"], "a.stream"));
     let said = fails(1, &mut receive(&["--as", "other", "--replace"], "a.stream"));
-    assert!(said.contains("the snapshot of this stream, here under the name mine, exists already"), "{said}");
+    assert!(
+        said.contains("the snapshot of this stream, here under the name mine, exists already"),
+        "{said}"
+    );
     let said = fails(1, &mut receive(&["--as", "mine"], "b.stream"));
     assert!(said.contains("another snapshot with the name mine exists already"), "{said}");
 }

@@ -1,5 +1,6 @@
-//! A quick slice of the differential tester (`proof/syscalls`): random system calls by several processes on a mount and on the
-//! file system of the build folder, compared call by call; and the shrunk histories that once showed a bug.
+//! A quick slice of the differential tester (`proof/syscalls`): random system calls by several
+//! processes on a mount and on the file system of the build folder, compared call by call; and the
+//! shrunk histories that once showed a bug.
 
 use std::path::{Path, PathBuf};
 
@@ -15,9 +16,13 @@ fn bench(folder: &Path, options: &str, users: &[u32], mode: Mode) -> Option<Benc
         eprintln!("SKIPPED: these tests mount as root does");
         return None;
     }
-    let mounted = Mounted::new(Path::new(env!("CARGO_BIN_EXE_kvfs")), folder, options).expect("mount");
+    let mounted =
+        Mounted::new(Path::new(env!("CARGO_BIN_EXE_kvfs")), folder, options).expect("mount");
     let root = mounted.root().to_owned();
-    Some(Bench::new(root, folder.join("reference"), users.to_vec(), mode, Some(mounted)).expect("a bench"))
+    Some(
+        Bench::new(root, folder.join("reference"), users.to_vec(), mode, Some(mounted))
+            .expect("a bench"),
+    )
 }
 
 fn folder(name: &str) -> tempfile::TempDir {
@@ -33,7 +38,9 @@ fn no_difference(options: &str, mode: Mode, seed: u64, histories: u64) {
     for stream in 0..histories {
         let steps = history(seed, stream, 1000, &taste);
         if let Some(difference) = bench.run(&steps).expect("the bench") {
-            panic!("history {stream} of seed {seed} (shrink it: make syscalls SEED={seed}): {difference}");
+            panic!(
+                "history {stream} of seed {seed} (shrink it: make syscalls SEED={seed}): {difference}"
+            );
         }
     }
     let checked = bench.mounted.take().expect("it is mounted").finish().expect("unmount and check");
@@ -51,11 +58,14 @@ fn system_calls_do_what_they_do_on_the_host() {
     found();
 }
 
-/// Every history that once failed: the files of `proof/syscalls/found`. A first line `# users 0 1000` says who the workers are.
+/// Every history that once failed: the files of `proof/syscalls/found`. A first line
+/// `# users 0 1000` says who the workers are.
 fn found() {
     let corpus = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../proof/syscalls/found"));
-    let mut files: Vec<PathBuf> =
-        std::fs::read_dir(&corpus).expect("the corpus").map(|entry| entry.expect("an entry").path()).collect();
+    let mut files: Vec<PathBuf> = std::fs::read_dir(&corpus)
+        .expect("the corpus")
+        .map(|entry| entry.expect("an entry").path())
+        .collect();
     files.sort();
     assert!(!files.is_empty(), "the corpus is there");
     for file in files {

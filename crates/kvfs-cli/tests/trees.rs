@@ -1,4 +1,5 @@
-//! `kvfs du` and `kvfs find`: what du(1) and find(1) say of the same tree, of the store, of a transaction and of a snapshot.
+//! `kvfs du` and `kvfs find`: what du(1) and find(1) say of the same tree, of the store, of a
+//! transaction and of a snapshot.
 
 mod place;
 
@@ -18,7 +19,9 @@ fn make(at: &Path) {
     fs::write(at.join("sub/large"), vec![7; 3_000_000]).expect("write");
     fs::hard_link(at.join("sub/large"), at.join("sub-not/link")).expect("link");
     symlink("sub/large", at.join("symlink")).expect("symlink");
-    fs::File::create(at.join("sparse")).and_then(|file| file.write_all_at(b"x", 50 << 20)).expect("write");
+    fs::File::create(at.join("sparse"))
+        .and_then(|file| file.write_all_at(b"x", 50 << 20))
+        .expect("write");
     for n in 0..700u32 {
         fs::write(at.join(format!("sub/f{n}.o")), vec![n as u8; n as usize * 11]).expect("write");
     }
@@ -26,7 +29,11 @@ fn make(at: &Path) {
         fs::write(at.join("sub-not/deep/deeper").join(name), name).expect("write");
     }
     let old = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_500_000_000);
-    fs::File::options().write(true).open(at.join("sub/f9.o")).and_then(|file| file.set_modified(old)).expect("set");
+    fs::File::options()
+        .write(true)
+        .open(at.join("sub/f9.o"))
+        .and_then(|file| file.set_modified(old))
+        .expect("set");
 }
 
 /// What find(1) prints, each path once.
@@ -42,7 +49,13 @@ fn split(out: &[u8]) -> BTreeSet<Vec<u8>> {
 
 fn ours(at: &Path, words: &[&str]) -> BTreeSet<Vec<u8>> {
     let mut command = kvfs(&["find"]);
-    let out = command.arg(at).args(words).arg("-print0").env_remove("KVFS_TXN").output().expect("kvfs runs");
+    let out = command
+        .arg(at)
+        .args(words)
+        .arg("-print0")
+        .env_remove("KVFS_TXN")
+        .output()
+        .expect("kvfs runs");
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     let found: Vec<&[u8]> = out.stdout.split(|b| *b == 0).filter(|path| !path.is_empty()).collect();
     let all = split(&out.stdout);
@@ -76,7 +89,10 @@ fn find_finds_what_find_finds() {
         (&["-type", "d"], &["-type", "d"]),
         (&["-type", "l,d"], &["-type", "l,d"]),
         (&["-type", "f", "-size", "+4000c"], &["-type", "f", "-size", "+4000"]),
-        (&["-type", "f", "-size", "-100c", "-name", "f*"], &["-type", "f", "-size", "-100", "-name", "f*"]),
+        (
+            &["-type", "f", "-size", "-100c", "-name", "f*"],
+            &["-type", "f", "-size", "-100", "-name", "f*"],
+        ),
         (&["-newermt", "@1500000000"], &["-newer", "1500000000"]),
         (&["-type", "f", "-newer", reference], &["-type", "f", "-newer", reference]),
     ];
@@ -88,7 +104,10 @@ fn find_finds_what_find_finds() {
     // A link at the end is itself, and a file is what it is.
     assert_eq!(ours(&at.join("symlink"), &[]).len(), 1);
     assert_eq!(ours(&at.join("sub/large"), &["-size", "3000000"]).len(), 1);
-    let found: Value = serde_json::from_str(&succeeds(kvfs(&["--json", "find"]).arg(&at).args(["-name", "small"]))).expect("JSON");
+    let found: Value = serde_json::from_str(&succeeds(
+        kvfs(&["--json", "find"]).arg(&at).args(["-name", "small"]),
+    ))
+    .expect("JSON");
     assert_eq!((found[0]["size"].as_u64(), found[0]["kind"].as_str()), (Some(5), Some("file")));
     assert!(found[0]["path"].as_str().is_some_and(|path| path.ends_with("tree/small")));
     for (words, code, why) in [
@@ -107,14 +126,22 @@ fn find_finds_what_find_finds() {
 /// Bytes and names of every folder, by walking it.
 fn counted(at: &Path) -> BTreeMap<String, (u64, u64, u64)> {
     let format = "%y %i %s %p\n";
-    let out = Command::new("find").arg(at).args(["-name", "new*", "-o", "-printf", format]).output().expect("find runs");
+    let out = Command::new("find")
+        .arg(at)
+        .args(["-name", "new*", "-o", "-printf", format])
+        .output()
+        .expect("find runs");
     let mut all: BTreeMap<String, (u64, u64, u64)> = BTreeMap::new();
     let mut seen: BTreeMap<String, BTreeSet<u64>> = BTreeMap::new();
     for line in String::from_utf8_lossy(&out.stdout).lines() {
         let mut words = line.splitn(4, ' ');
         let mut word = || words.next().expect("a word");
-        let (kind, ino, size, path) =
-            (word(), word().parse::<u64>().expect("a number"), word().parse::<u64>().expect("a number"), word());
+        let (kind, ino, size, path) = (
+            word(),
+            word().parse::<u64>().expect("a number"),
+            word().parse::<u64>().expect("a number"),
+            word(),
+        );
         for folder in Path::new(path).ancestors().filter(|folder| folder.starts_with(at)) {
             let folder = folder.display().to_string();
             let of = all.entry(folder.clone()).or_default();
@@ -191,12 +218,18 @@ fn each_view_has_its_own() {
     assert_eq!(count(&p.mnt().join(".kvfs/clone/c")), all + 1);
     assert_eq!(count(&inside), all + 1);
     assert_eq!(count(&p.mnt()), all - 701);
-    for view in [inside, p.mnt().join(".kvfs/snapshot/s"), p.mnt().join(".kvfs/clone/c/tree"), p.mnt()] {
+    for view in
+        [inside, p.mnt().join(".kvfs/snapshot/s"), p.mnt().join(".kvfs/clone/c/tree"), p.mnt()]
+    {
         // Where a view's name is a link the path goes on as it was given.
         assert_eq!(ours(&view, &[]), theirs(&view, &[]), "{}", view.display());
     }
     // In `kvfs run` the paths are the same, and what was written a moment ago is there.
-    let script = format!("echo x > {0}/tree/run; {1} find {0}/tree -name run", p.mnt().display(), env!("CARGO_BIN_EXE_kvfs"));
+    let script = format!(
+        "echo x > {0}/tree/run; {1} find {0}/tree -name run",
+        p.mnt().display(),
+        env!("CARGO_BIN_EXE_kvfs")
+    );
     let said = succeeds(kvfs(&["run"]).arg(p.mnt()).args(["--", "sh", "-c", &script]));
     assert_eq!(said.trim(), p.mnt().join("tree/run").display().to_string());
     succeeds(kvfs(&["txn", "abort"]).arg(p.mnt()).arg(&id));
@@ -218,14 +251,23 @@ fn a_store_that_is_not_mounted() {
     make(&tree);
     succeeds(kvfs(&["create"]).arg(&store));
     succeeds(kvfs(&["import"]).arg(&store).arg(&tree).args(["--to", "/a/tree"]));
-    let out = kvfs(&["find", "--store"]).arg(&store).args(["/a", "-type", "f", "-print0"]).output().expect("kvfs runs");
+    let out = kvfs(&["find", "--store"])
+        .arg(&store)
+        .args(["/a", "-type", "f", "-print0"])
+        .output()
+        .expect("kvfs runs");
     let strip = |all: BTreeSet<Vec<u8>>, of: &Path| -> BTreeSet<Vec<u8>> {
         let of = of.to_str().expect("text").len();
         all.into_iter().map(|path| path[of..].to_vec()).collect()
     };
-    assert_eq!(strip(split(&out.stdout), Path::new("/a/tree")), strip(theirs(&tree, &["-type", "f"]), &tree));
-    let value: Value =
-        serde_json::from_str(&succeeds(kvfs(&["--json", "du", "--store"]).arg(&store).arg("/a/tree"))).expect("JSON");
+    assert_eq!(
+        strip(split(&out.stdout), Path::new("/a/tree")),
+        strip(theirs(&tree, &["-type", "f"]), &tree)
+    );
+    let value: Value = serde_json::from_str(&succeeds(
+        kvfs(&["--json", "du", "--store"]).arg(&store).arg("/a/tree"),
+    ))
+    .expect("JSON");
     assert_eq!((value[0]["files"].as_u64(), value[0]["folders"].as_u64()), (Some(711), Some(6)));
     fails(3, kvfs(&["du", "--store"]).arg(&store).arg("/none"));
 }

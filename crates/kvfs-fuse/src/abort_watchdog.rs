@@ -1,15 +1,16 @@
 //! A process that ends the connection when the daemon is killed and cannot end.
 //!
 //! When a process is killed, the kernel closes its descriptors once its last thread has ended, with
-//! the last one of them the connection, and then every program that waits for an answer is told that
-//! there will be none. A thread that is just telling the kernel what has changed (`kernel_notifier`)
-//! waits there for the lock of a directory or a page, which one of those programs may hold. Then each
-//! waits for the other, and no signal ends that: the store stays locked, and the programs hang.
+//! the last one of them the connection, and then every program that waits for an answer is told
+//! that there will be none. A thread that is just telling the kernel what has changed
+//! (`kernel_notifier`) waits there for the lock of a directory or a page, which one of those
+//! programs may hold. Then each waits for the other, and no signal ends that: the store stays
+//! locked, and the programs hang.
 //!
 //! So a small process (a shell, as there is no smaller one everywhere) holds the kernel's file that
 //! aborts this connection, and waits for the end of a pipe. The other end is in a thread with
-//! descriptors of its own, which waits for nothing: it ends as soon as the daemon is killed. A daemon
-//! that ends in order says so before.
+//! descriptors of its own, which waits for nothing: it ends as soon as the daemon is killed. A
+//! daemon that ends in order says so before.
 
 use std::io::{self, Write};
 use std::os::unix::process::CommandExt;

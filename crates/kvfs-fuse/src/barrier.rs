@@ -1,11 +1,12 @@
 //! The file whose pages follow all others that the kernel writes back: see `quiesce_barrier`.
 //!
-//! A page of it is made dirty through a mapping, because that is what the kernel writes back in its own time, in one queue with all other dirty
-//! pages, whether it gathers writes or not.
+//! A page of it is made dirty through a mapping, because that is what the kernel writes back in its
+//! own time, in one queue with all other dirty pages, whether it gathers writes or not.
 //!
-//! The mapping is in the address space of those who answer. munmap(2) writes back what is dirty while it has that space locked: a thread that
-//! answers and wants memory would wait for it, and it for the answer. So nothing may be dirty by then, times included, and no page is
-//! read in by a fault.
+//! The mapping is in the address space of those who answer. munmap(2) writes back what is dirty
+//! while it has that space locked: a thread that answers and wants memory would wait for it, and it
+//! for the answer. So nothing may be dirty by then, times included, and no page is read in by a
+//! fault.
 
 use std::fs::File;
 use std::io;
@@ -38,7 +39,8 @@ pub(crate) fn send_pages(root: &File, pages: usize) -> io::Result<()> {
     /// Since Linux 5.14: touches pages as a write would, and fails where that would get a signal.
     const MADV_POPULATE_WRITE: i32 = 23;
     let path = Path::new(std::ffi::OsStr::new(".kvfs")).join(control_directory::BARRIER_NAME);
-    let file = File::from(rustix::fs::openat(root, path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?);
+    let file =
+        File::from(rustix::fs::openat(root, path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?);
     let pages = pages.min(SIZE as usize / APART);
     let length = pages * APART;
     for page in 0..pages {
@@ -46,7 +48,14 @@ pub(crate) fn send_pages(root: &File, pages: usize) -> io::Result<()> {
     }
     // SAFETY: a new mapping at a place of the kernel's choice; no reference into it is ever made.
     let at = unsafe {
-        libc::mmap(std::ptr::null_mut(), length, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, file.as_raw_fd(), 0)
+        libc::mmap(
+            std::ptr::null_mut(),
+            length,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED,
+            file.as_raw_fd(),
+            0,
+        )
     };
     if at == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
@@ -54,11 +63,13 @@ pub(crate) fn send_pages(root: &File, pages: usize) -> io::Result<()> {
     let mapping = Mapping(at, length);
     let changed = (0..pages).try_for_each(|page| {
         // SAFETY: the page lies in the mapping.
-        match unsafe { libc::madvise(mapping.0.byte_add(page * APART), PAGE, MADV_POPULATE_WRITE) } {
+        match unsafe { libc::madvise(mapping.0.byte_add(page * APART), PAGE, MADV_POPULATE_WRITE) }
+        {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
     });
-    // Pages, and times where the kernel keeps them; before the mapping goes, after an error as well.
+    // Pages, and times where the kernel keeps them; before the mapping goes, after an error as
+    // well.
     file.sync_all().and(changed)
 }

@@ -1,10 +1,11 @@
-//! Requests that wait: for the disk, or for pages that the kernel is asked for and another thread takes. A thread that answers one
-//! answers nothing else until then, and with as many threads as cores a handful of programs that fsync would stop all others. So the
-//! first such request under way is answered where it arrived, which costs no hand-over when a program syncs alone; those that come
-//! while it waits go to threads of their own, made when needed.
+//! Requests that wait: for the disk, or for pages that the kernel is asked for and another thread
+//! takes. A thread that answers one answers nothing else until then, and with as many threads as
+//! cores a handful of programs that fsync would stop all others. So the first such request under
+//! way is answered where it arrived, which costs no hand-over when a program syncs alone; those
+//! that come while it waits go to threads of their own, made when needed.
 //!
-//! Of an FSYNC of a small file only the sync waits (`with_next_sync`): one thread syncs for all that have gathered until it begins,
-//! and answers them. No other thread is woken for each of them.
+//! Of an FSYNC of a small file only the sync waits (`with_next_sync`): one thread syncs for all
+//! that have gathered until it begins, and answers them. No other thread is woken for each of them.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -67,7 +68,8 @@ impl BlockingPool {
         })
     }
 
-    /// Runs `job` here when nothing else waits, else elsewhere. `alone`: there is no other thread that answers, so never here.
+    /// Runs `job` here when nothing else waits, else elsewhere. `alone`: there is no other thread
+    /// that answers, so never here.
     pub fn admit(self: &Arc<Self>, alone: bool, job: impl FnOnce() + Send + 'static) {
         let first = self.under_way.fetch_add(1, Ordering::AcqRel) == 0;
         let under_way = Leaving(self.clone());
@@ -83,8 +85,9 @@ impl BlockingPool {
         }
     }
 
-    /// Has `answer` called with the outcome of a `sync` that begins after this call. That is done here when nothing else waits, unless
-    /// this is the only thread (`alone`); else by a thread of the pool.
+    /// Has `answer` called with the outcome of a `sync` that begins after this call. That is done
+    /// here when nothing else waits, unless this is the only thread (`alone`); else by a thread of
+    /// the pool.
     pub fn with_next_sync(
         self: &Arc<Self>,
         alone: bool,
@@ -101,8 +104,8 @@ impl BlockingPool {
         self.admit(alone, move || pool.lead(sync));
     }
 
-    /// Syncs for all that have gathered, and answers them, until none is left. A thread that also answers
-    /// requests does so once, and hands the next sync to a thread of the pool.
+    /// Syncs for all that have gathered, and answers them, until none is left. A thread that also
+    /// answers requests does so once, and hands the next sync to a thread of the pool.
     fn lead(self: &Arc<Self>, sync: impl Fn() -> Reply<()> + Send + 'static) {
         while self.sync_once(&sync) {
             if !IS_POOL_THREAD.get() {
@@ -123,7 +126,8 @@ impl BlockingPool {
         gathered.led
     }
 
-    /// Runs `job` elsewhere, later when there are too many: what it waits for may have to be done here.
+    /// Runs `job` elsewhere, later when there are too many: what it waits for may have to be done
+    /// here.
     pub fn take(&self, job: impl FnOnce() + Send + 'static) {
         if let Some(job) = self.hand_over(Box::new(job), true) {
             job();
@@ -205,7 +209,8 @@ mod tests {
         let pool = Arc::new(BlockingPool::new().expect("a pool"));
         let (done, all_done) = channel();
         let barrier = Arc::new(std::sync::Barrier::new(10));
-        // Each waits until all ten have begun: they must run at the same time, wherever `admit` puts them.
+        // Each waits until all ten have begun: they must run at the same time, wherever `admit`
+        // puts them.
         for _ in 0..9 {
             let (pool, barrier, done) = (pool.clone(), barrier.clone(), done.clone());
             std::thread::spawn(move || {
@@ -229,7 +234,8 @@ mod tests {
         let (syncs, told) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(told)));
         let (say, answers) = channel();
         let come = |who: usize| {
-            let (begin, told, syncs, counted, say) = (begin.clone(), told.clone(), syncs.clone(), syncs.clone(), say.clone());
+            let (begin, told, syncs, counted, say) =
+                (begin.clone(), told.clone(), syncs.clone(), syncs.clone(), say.clone());
             let before = syncs.load(Ordering::SeqCst);
             let sync = move || {
                 let nth = syncs.fetch_add(1, Ordering::SeqCst);
@@ -237,7 +243,10 @@ mod tests {
                 told.lock().recv().expect("the test says so");
                 if nth == 1 { Err(crate::handler::Errno(libc::EIO)) } else { Ok(()) }
             };
-            let answer = move |outcome| say.send((who, before, counted.load(Ordering::SeqCst), outcome)).expect("the test listens");
+            let answer = move |outcome| {
+                say.send((who, before, counted.load(Ordering::SeqCst), outcome))
+                    .expect("the test listens")
+            };
             pool.with_next_sync(true, sync, answer);
         };
         come(0);
@@ -268,7 +277,12 @@ mod tests {
             let pool = Arc::new(BlockingPool::new().expect("a pool"));
             let (say, answers) = channel();
             // Each of the first nine has the next one come while it is synced for.
-            fn come(pool: &Arc<BlockingPool>, alone: bool, left: u32, say: &std::sync::mpsc::Sender<std::thread::ThreadId>) {
+            fn come(
+                pool: &Arc<BlockingPool>,
+                alone: bool,
+                left: u32,
+                say: &std::sync::mpsc::Sender<std::thread::ThreadId>,
+            ) {
                 let (again, tell, more) = (pool.clone(), say.clone(), say.clone());
                 let answer = move |_| {
                     if left > 0 {
@@ -282,7 +296,10 @@ mod tests {
             let who: Vec<_> = (0..10).map(|_| answers.recv().expect("answered")).collect();
             let here = std::thread::current().id();
             assert_eq!(who[0] == here, !alone);
-            assert!(who[1..].iter().all(|&id| id == who[1] && id != here), "nobody else is woken for each");
+            assert!(
+                who[1..].iter().all(|&id| id == who[1] && id != here),
+                "nobody else is woken for each"
+            );
             assert_eq!(pool.shared.queue.lock().threads, 1);
         }
     }
@@ -292,11 +309,17 @@ mod tests {
         let pool = Arc::new(BlockingPool::new().expect("a pool"));
         for _ in 0..3 {
             let (tell, told) = channel();
-            pool.admit(false, move || tell.send(std::thread::current().id()).expect("the test listens"));
+            pool.admit(false, move || {
+                tell.send(std::thread::current().id()).expect("the test listens")
+            });
             assert_eq!(told.recv().expect("it ran"), std::thread::current().id());
         }
         let (tell, told) = channel();
         pool.admit(true, move || tell.send(std::thread::current().id()).expect("the test listens"));
-        assert_ne!(told.recv().expect("it ran"), std::thread::current().id(), "nobody would answer what it waits for");
+        assert_ne!(
+            told.recv().expect("it ran"),
+            std::thread::current().id(),
+            "nobody would answer what it waits for"
+        );
     }
 }

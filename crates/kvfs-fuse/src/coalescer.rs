@@ -1,5 +1,5 @@
-//! Work that is done once for all callers that ask for it while it is under way: each gets a round that began after its call, with all others that have come
-//! until it begins.
+//! Work that is done once for all callers that ask for it while it is under way: each gets a round
+//! that began after its call, with all others that have come until it begins.
 
 use parking_lot::{Condvar, Mutex};
 
@@ -10,7 +10,10 @@ pub(crate) struct Coalescer<T> {
 
 impl<T> Default for Coalescer<T> {
     fn default() -> Self {
-        Coalescer { state: Mutex::new(State { begun: 0, done: 0, outcome: None }), wake: Condvar::new() }
+        Coalescer {
+            state: Mutex::new(State { begun: 0, done: 0, outcome: None }),
+            wake: Condvar::new(),
+        }
     }
 }
 
@@ -35,8 +38,8 @@ impl<T> Drop for Round<'_, T> {
 }
 
 impl<T: Clone> Coalescer<T> {
-    /// Returns when a round of `work` has been done that began after this was called, here or by another thread, with what it has brought.
-    /// `None`: there it panicked.
+    /// Returns when a round of `work` has been done that began after this was called, here or by
+    /// another thread, with what it has brought. `None`: there it panicked.
     pub fn run(&self, work: impl FnOnce() -> T) -> Option<T> {
         let mut state = self.state.lock();
         let wanted = state.begun + 1;
@@ -85,8 +88,14 @@ mod tests {
                 let (coalescer, rounds) = (coalescer.clone(), rounds.clone());
                 std::thread::spawn(move || {
                     let nth = coalescer.run(|| rounds.fetch_add(1, Ordering::SeqCst));
-                    assert!(nth.expect("no round panicked") >= 1, "what was under way does not count");
-                    assert!(rounds.load(Ordering::SeqCst) >= 2, "what was under way does not count");
+                    assert!(
+                        nth.expect("no round panicked") >= 1,
+                        "what was under way does not count"
+                    );
+                    assert!(
+                        rounds.load(Ordering::SeqCst) >= 2,
+                        "what was under way does not count"
+                    );
                 })
             })
             .collect();

@@ -1,7 +1,7 @@
 //! The kernel's own files about a FUSE connection, among them one that ends it from outside.
 //!
-//! They are in a file system of their own, `fusectl`, usually on `/sys/fs/fuse/connections`. Where it is not, whoever may mount opens it
-//! without putting it anywhere.
+//! They are in a file system of their own, `fusectl`, usually on `/sys/fs/fuse/connections`. Where
+//! it is not, whoever may mount opens it without putting it anywhere.
 
 use std::fs::File;
 use std::io;
@@ -15,11 +15,14 @@ pub(crate) fn open(device: &str, name: &str, flags: OFlags) -> io::Result<File> 
     let number = device.strip_prefix("0:").ok_or(io::ErrorKind::Unsupported)?;
     let path = format!("{number}/{name}");
     let flags = flags | OFlags::CLOEXEC;
-    if let Ok(found) = rustix::fs::open(format!("/sys/fs/fuse/connections/{path}"), flags, Mode::empty()) {
+    if let Ok(found) =
+        rustix::fs::open(format!("/sys/fs/fuse/connections/{path}"), flags, Mode::empty())
+    {
         return Ok(found.into());
     }
     let context = rustix::mount::fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
     rustix::mount::fsconfig_create(&context)?;
-    let root = rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
+    let root =
+        rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
     Ok(rustix::fs::openat(&root, path, flags, Mode::empty())?.into())
 }

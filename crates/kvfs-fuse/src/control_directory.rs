@@ -1,5 +1,6 @@
-//! The control directory: `.kvfs` in the root, which no listing shows, with a directory for each kind of view and in that every view by
-//! its name. What lies below a view's name is the view's own root.
+//! The control directory: `.kvfs` in the root, which no listing shows, with a directory for each
+//! kind of view and in that every view by its name. What lies below a view's name is the view's own
+//! root.
 //!
 //! ```text
 //! .kvfs/txn/17/...           the file system as transaction 17 has it
@@ -7,14 +8,18 @@
 //! .kvfs/clone/NAME/...       a branch
 //! ```
 //!
-//! **Who may look.** A view shows its files to those whom their modes let in, and these modes may be older than the store's, or not meant for
-//! others yet. So the directories of snapshots and clones let in this process's user alone (and root), and a transaction lets in who
-//! began it: `.kvfs/txn/17` is a symbolic link to `.kvfs/user/UID/17`, and that directory is the user's alone. The kernel checks it as it
-//! checks everything; the modes of the view's own root stay what they are. A mount may be open instead.
+//! **Who may look.** A view shows its files to those whom their modes let in, and these modes may
+//! be older than the store's, or not meant for others yet. So the directories of snapshots and
+//! clones let in this process's user alone (and root), and a transaction lets in who began it:
+//! `.kvfs/txn/17` is a symbolic link to `.kvfs/user/UID/17`, and that directory is the user's
+//! alone. The kernel checks it as it checks everything; the modes of the view's own root stay what
+//! they are. A mount may be open instead.
 //!
-//! A file `barrier`, which is listed nowhere, takes part in finding out that the kernel has handed over everything (`quiesce_barrier`).
+//! A file `barrier`, which is listed nowhere, takes part in finding out that the kernel has handed
+//! over everything (`quiesce_barrier`).
 //!
-//! The kernel may cache what it found here; who begins or ends a view tells it. It may not remember that something is missing.
+//! The kernel may cache what it found here; who begins or ends a view tells it. It may not remember
+//! that something is missing.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -47,7 +52,8 @@ pub(crate) const USERS_NAME: &str = "user";
 pub(crate) const BARRIER_NAME: &str = "barrier";
 
 /// What lies in the top one.
-pub(crate) const KINDS: [(&str, Ino); 3] = [("txn", TRANSACTIONS), ("snapshot", SNAPSHOTS), ("clone", CLONES)];
+pub(crate) const KINDS: [(&str, Ino); 3] =
+    [("txn", TRANSACTIONS), ("snapshot", SNAPSHOTS), ("clone", CLONES)];
 
 /// The directory of a user's transactions.
 pub(crate) fn home(user: u32) -> Ino {
@@ -74,7 +80,8 @@ pub(crate) fn target(id: TransactionId, user: u32) -> String {
     format!("../{USERS_NAME}/{user}/{id}")
 }
 
-/// The path from the root of the file system to what lies at `path` in a view. `user`: whose it is, of a transaction.
+/// The path from the root of the file system to what lies at `path` in a view. `user`: whose it is,
+/// of a transaction.
 pub(crate) fn path_in(view: &View, user: Option<u32>, path: &[u8]) -> PathBuf {
     let above = match view {
         View::Mainline => PathBuf::new(),
@@ -100,8 +107,8 @@ pub(crate) fn user_named(name: &[u8]) -> Option<u32> {
     (name == user.to_string()).then_some(user)
 }
 
-/// One of them. The directories belong to whom the root belongs but for those that let in one user, the file to this process. `open`:
-/// they let in all. `None`: there is no such inode.
+/// One of them. The directories belong to whom the root belongs but for those that let in one user,
+/// the file to this process. `open`: they let in all. `None`: there is no such inode.
 pub(crate) fn attr(ino: Ino, root: &Attr, open: bool) -> Option<Attr> {
     let perm = if open { 0o555 } else { 0o500 };
     let directory = Attr {
@@ -119,10 +126,23 @@ pub(crate) fn attr(ino: Ino, root: &Attr, open: bool) -> Option<Attr> {
     match ino {
         TOP | TRANSACTIONS | USERS => Some(directory),
         SNAPSHOTS | CLONES => Some(Attr { perm, uid, gid, ..directory }),
-        BARRIER => Some(Attr { kind: FileKind::File, perm: 0o600, nlink: 1, uid, gid, size: barrier::SIZE, ..directory }),
+        BARRIER => Some(Attr {
+            kind: FileKind::File,
+            perm: 0o600,
+            nlink: 1,
+            uid,
+            gid,
+            size: barrier::SIZE,
+            ..directory
+        }),
         ino => match user_of(ino) {
             Some(uid) => Some(Attr { perm, uid, ..directory }),
-            None => linked(ino).map(|_| Attr { kind: FileKind::Symlink, perm: 0o777, nlink: 1, ..directory }),
+            None => linked(ino).map(|_| Attr {
+                kind: FileKind::Symlink,
+                perm: 0o777,
+                nlink: 1,
+                ..directory
+            }),
         },
     }
 }
@@ -167,7 +187,11 @@ mod tests {
 
     #[test]
     fn every_view_is_found_under_its_name_and_no_other() {
-        for view in [View::Transaction(TransactionId(17)), View::Snapshot("monday".into()), View::Clone("ü".into())] {
+        for view in [
+            View::Transaction(TransactionId(17)),
+            View::Snapshot("monday".into()),
+            View::Clone("ü".into()),
+        ] {
             let (dir, name) = place(&view).unwrap();
             assert_eq!(super::view(dir, name.as_bytes()), Some(view));
         }
@@ -189,6 +213,10 @@ mod tests {
         }
         assert_eq!(link(TransactionId(HOME)), None);
         assert!((TOP..=USERS).all(|ino| user_of(ino).is_none() && linked(ino).is_none()));
-        assert!([&b"01"[..], b"", b"-1", b"x", b"4294967296"].iter().all(|name| user_named(name).is_none()));
+        assert!(
+            [&b"01"[..], b"", b"-1", b"x", b"4294967296"]
+                .iter()
+                .all(|name| user_named(name).is_none())
+        );
     }
 }

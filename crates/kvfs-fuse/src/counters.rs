@@ -36,8 +36,8 @@ requests! {
 }
 
 impl Request {
-    /// May be answered only when something else has been done, which takes long or takes another thread: the disk's work, or what the kernel
-    /// holds back of a file (`recall`).
+    /// May be answered only when something else has been done, which takes long or takes another
+    /// thread: the disk's work, or what the kernel holds back of a file (`recall`).
     pub(crate) fn waits(self) -> bool {
         use Request::*;
         self.always_waits() || matches!(self, LSeek | Rename | Rename2 | Link)
@@ -90,7 +90,8 @@ impl Counters {
 
 impl fmt::Display for Counters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let parts: Vec<String> = self.seen().iter().map(|(name, n)| format!("{name} {n}")).collect();
+        let parts: Vec<String> =
+            self.seen().iter().map(|(name, n)| format!("{name} {n}")).collect();
         f.write_str(&parts.join(", "))
     }
 }

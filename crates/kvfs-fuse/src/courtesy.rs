@@ -1,12 +1,16 @@
-//! Courtesy: a thread that answers requests gives way to the programs that it answers, as long as that costs nothing.
+//! Courtesy: a thread that answers requests gives way to the programs that it answers, as long as
+//! that costs nothing.
 //!
-//! A program that waits for an answer sleeps on the CPU on which the thread that answers runs. When the answer is there the kernel wakes the program where
-//! it finds a CPU idle, and on a quiet machine that is another one, which must be woken first: in a virtual machine that takes longer than the answer.
-//! But a CPU that runs only what has the policy SCHED_IDLE counts as idle. So with this policy the program goes on where it was, at once.
+//! A program that waits for an answer sleeps on the CPU on which the thread that answers runs. When
+//! the answer is there the kernel wakes the program where it finds a CPU idle, and on a quiet
+//! machine that is another one, which must be woken first: in a virtual machine that takes longer
+//! than the answer. But a CPU that runs only what has the policy SCHED_IDLE counts as idle. So with
+//! this policy the program goes on where it was, at once.
 //!
-//! On a busy machine such a thread would get no time at all. It sees that by how long it waits for its CPU between being woken and running, which the kernel
-//! counts for it, and goes back to the usual policy. It tries again when no more threads want to run than there are CPUs, and after each
-//! try that was wrong it waits twice as long.
+//! On a busy machine such a thread would get no time at all. It sees that by how long it waits for
+//! its CPU between being woken and running, which the kernel counts for it, and goes back to the
+//! usual policy. It tries again when no more threads want to run than there are CPUs, and after
+//! each try that was wrong it waits twice as long.
 
 use std::fs::File;
 use std::io;
@@ -26,7 +30,8 @@ const RIGHT: Duration = Duration::from_secs(10);
 
 /// What one thread knows of itself.
 pub(crate) struct Courtesy {
-    /// Time on the CPU, time waiting for it (ns), times on it; and the machine's load. `None`: it stays as it is.
+    /// Time on the CPU, time waiting for it (ns), times on it; and the machine's load. `None`: it
+    /// stays as it is.
     sources: Option<(File, File)>,
     cpus: u64,
     waited: Waited,
@@ -55,9 +60,20 @@ impl Courtesy {
             may_come_back()?;
             Ok((File::open("/proc/thread-self/schedstat")?, File::open("/proc/loadavg")?))
         };
-        let sources = sources().inspect_err(|e| tracing::debug!("threads that answer requests keep the usual policy: {e}")).ok();
+        let sources = sources()
+            .inspect_err(|e| {
+                tracing::debug!("threads that answer requests keep the usual policy: {e}")
+            })
+            .ok();
         let state = State::Usual { until: now, quiet: 0 };
-        Courtesy { sources, cpus: cpus as u64, waited: Waited::default(), next: now, state, pause: PAUSE.0 }
+        Courtesy {
+            sources,
+            cpus: cpus as u64,
+            waited: Waited::default(),
+            next: now,
+            state,
+            pause: PAUSE.0,
+        }
     }
 
     /// Looks how the thread fares, if it is time to. To be called often, by the thread itself.
@@ -86,10 +102,13 @@ impl Courtesy {
         self.state = match self.state {
             State::Polite { since } if mean > TOO_LONG => {
                 set_policy(libc::SCHED_OTHER)?;
-                self.pause = if now - since > RIGHT { PAUSE.0 } else { (self.pause * 2).min(PAUSE.1) };
+                self.pause =
+                    if now - since > RIGHT { PAUSE.0 } else { (self.pause * 2).min(PAUSE.1) };
                 State::Usual { until: now + self.pause, quiet: 0 }
             }
-            State::Usual { until, .. } if now < until || runnable(&read(loadavg)?)? > self.cpus => State::Usual { until, quiet: 0 },
+            State::Usual { until, .. } if now < until || runnable(&read(loadavg)?)? > self.cpus => {
+                State::Usual { until, quiet: 0 }
+            }
             State::Usual { quiet, .. } if quiet >= QUIET_LOOKS => {
                 set_policy(libc::SCHED_IDLE)?;
                 State::Polite { since: now }
@@ -106,7 +125,8 @@ pub(crate) fn be_usual() {
     let _ = set_policy(libc::SCHED_OTHER);
 }
 
-/// Whether a thread can take back what it has given: without CAP_SYS_NICE and a limit (RLIMIT_NICE) that allows it, it cannot.
+/// Whether a thread can take back what it has given: without CAP_SYS_NICE and a limit (RLIMIT_NICE)
+/// that allows it, it cannot.
 fn may_come_back() -> io::Result<()> {
     let tried = std::thread::Builder::new().name("fuse-try".into()).spawn(|| {
         set_policy(libc::SCHED_IDLE)?;
@@ -117,7 +137,8 @@ fn may_come_back() -> io::Result<()> {
 
 fn set_policy(policy: i32) -> io::Result<()> {
     let no_priority = libc::sched_param { sched_priority: 0 };
-    // SAFETY: it takes numbers (0: the calling thread), and what it refers to lives until it returns.
+    // SAFETY: it takes numbers (0: the calling thread), and what it refers to lives until it
+    // returns.
     match unsafe { libc::sched_setscheduler(0, policy, &raw const no_priority) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -146,7 +167,10 @@ fn waited(schedstat: &str) -> io::Result<Waited> {
 
 /// How many threads want to run, of `/proc/loadavg`.
 fn runnable(loadavg: &str) -> io::Result<u64> {
-    let running = loadavg.split_whitespace().nth(3).and_then(|threads| threads.split_once('/')?.0.parse().ok());
+    let running = loadavg
+        .split_whitespace()
+        .nth(3)
+        .and_then(|threads| threads.split_once('/')?.0.parse().ok());
     running.ok_or_else(|| unreadable(loadavg))
 }
 
@@ -188,7 +212,8 @@ mod tests {
         }
         let dir = tempfile::tempdir().expect("a temporary folder");
         let mut courtesy = courtesy(dir.path());
-        let say = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).expect("write");
+        let say =
+            |name: &str, text: &str| std::fs::write(dir.path().join(name), text).expect("write");
         let mut now = Instant::now();
         let mut look = |courtesy: &mut Courtesy, times: u32| {
             for _ in 0..times {
@@ -217,7 +242,10 @@ mod tests {
         assert_eq!(policy(), libc::SCHED_OTHER);
     }
 
-    fn look_until_polite(courtesy: &mut Courtesy, look: &mut dyn FnMut(&mut Courtesy, u32) -> i32) -> u32 {
+    fn look_until_polite(
+        courtesy: &mut Courtesy,
+        look: &mut dyn FnMut(&mut Courtesy, u32) -> i32,
+    ) -> u32 {
         (1..100_000).find(|_| look(courtesy, 1) == libc::SCHED_IDLE).expect("it tries again")
     }
 }

@@ -16,7 +16,12 @@ impl Cpus {
         let list = |name: &str| {
             let path = format!("/sys/devices/system/cpu/{name}");
             let text = fs::read_to_string(&path)?;
-            parse(&text).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("{path} reads '{}'", text.trim())))
+            parse(&text).ok_or_else(|| {
+                io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    format!("{path} reads '{}'", text.trim()),
+                )
+            })
         };
         Ok(Cpus { possible: list("possible")?, online: list("online")? })
     }
@@ -60,10 +65,13 @@ mod tests {
     #[test]
     fn a_thread_stays_where_it_is_told_to() {
         let cpus = Cpus::of_machine().expect("sysfs");
-        assert!(!cpus.online.is_empty() && cpus.online.iter().all(|cpu| cpus.possible.contains(cpu)));
+        assert!(
+            !cpus.online.is_empty() && cpus.online.iter().all(|cpu| cpus.possible.contains(cpu))
+        );
         let allowed = rustix::thread::sched_getaffinity(None).expect("this thread's CPUs");
         let last = *cpus.online.iter().rfind(|cpu| allowed.is_set(**cpu)).expect("a CPU to run on");
-        let pinned = std::thread::spawn(move || pin(last).map(|()| rustix::thread::sched_getaffinity(None)));
+        let pinned =
+            std::thread::spawn(move || pin(last).map(|()| rustix::thread::sched_getaffinity(None)));
         let pinned = pinned.join().expect("no panic").expect("pinned").expect("its CPUs");
         assert!(pinned.is_set(last) && pinned.count() == 1);
     }

@@ -1,7 +1,9 @@
-//! The answers of a KVFS file system: each request becomes a call of the view that its inode number names.
+//! The answers of a KVFS file system: each request becomes a call of the view that its inode number
+//! names.
 //!
-//! A request for a view that is over is answered ESTALE. Nothing moves or is linked from one view to another (EXDEV, as between any
-//! two file systems), and the control directory itself cannot be changed.
+//! A request for a view that is over is answered ESTALE. Nothing moves or is linked from one view
+//! to another (EXDEV, as between any two file systems), and the control directory itself cannot be
+//! changed.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -64,7 +66,8 @@ impl In<'_> {
     }
 }
 
-/// What the kernel is told of an error. Damage and I/O errors are also told to the log: a program only sees a number.
+/// What the kernel is told of an error. Damage and I/O errors are also told to the log: a program
+/// only sees a number.
 fn errno(error: kvfs::Error) -> Errno {
     let errno = error.errno();
     if errno == libc::EIO {
@@ -73,8 +76,9 @@ fn errno(error: kvfs::Error) -> Errno {
     Errno(errno)
 }
 
-/// A file that takes no space is all hole for programs like tar, and is not even read. But the kernel may hold data of it, and it asks for the
-/// space only now and then. So a file that is not empty always takes some, and where the kernel gathers writes any file does.
+/// A file that takes no space is all hole for programs like tar, and is not even read. But the
+/// kernel may hold data of it, and it asks for the space only now and then. So a file that is not
+/// empty always takes some, and where the kernel gathers writes any file does.
 fn with_space(attr: Attr, gathers: bool) -> Attr {
     match attr.kind {
         FileKind::File if attr.size > 0 || gathers => Attr { blocks: attr.blocks.max(1), ..attr },
@@ -82,8 +86,8 @@ fn with_space(attr: Attr, gathers: bool) -> Attr {
     }
 }
 
-/// What a call does to privileges of a file whose content it changes, where the kernel does not say so: as if the caller had no right to keep
-/// them, unless it is root.
+/// What a call does to privileges of a file whose content it changes, where the kernel does not say
+/// so: as if the caller had no right to keep them, unless it is root.
 fn hints_of(caller: Caller) -> WriteHints {
     WriteHints { kill_suid: (caller.uid != 0).then_some(caller.gid), ..WriteHints::default() }
 }
@@ -104,8 +108,8 @@ impl FuseAdapter {
         }
     }
 
-    /// From now on a change of attributes that the thread with this number asks for changes nothing: it asks only to have the kernel
-    /// take what it is answered (see `kernel_notifier`).
+    /// From now on a change of attributes that the thread with this number asks for changes
+    /// nothing: it asks only to have the kernel take what it is answered (see `kernel_notifier`).
     pub(crate) fn heed(&self, thread: u32) {
         self.notifier.store(thread, Ordering::Relaxed);
     }
@@ -115,7 +119,8 @@ impl FuseAdapter {
         let _ = self.recall.set(recall);
     }
 
-    /// Everything that programs have written to a file has come; `false`: that cannot be known. Before anything is changed.
+    /// Everything that programs have written to a file has come; `false`: that cannot be known.
+    /// Before anything is changed.
     fn recall(&self, wire: Ino) -> Reply<bool> {
         if !may_wait() {
             return Err(Errno::WAITS);
@@ -137,10 +142,20 @@ impl FuseAdapter {
 
     fn at(&self, wire: Ino) -> Reply<At<'_>> {
         match wire_ino::split(wire) {
-            (0, ino) => Ok(At::View(In { number: 0, gathers: self.gathers_writes(), fs: FsIn::Mainline(&self.mainline) }, ino)),
+            (0, ino) => Ok(At::View(
+                In {
+                    number: 0,
+                    gathers: self.gathers_writes(),
+                    fs: FsIn::Mainline(&self.mainline),
+                },
+                ino,
+            )),
             (wire_ino::CONTROL, ino) => Ok(At::Control(ino)),
             (number, ino) => match self.views.by_number(number) {
-                Some(fs) => Ok(At::View(In { number, gathers: self.gathers_writes(), fs: FsIn::Other(fs) }, ino)),
+                Some(fs) => Ok(At::View(
+                    In { number, gathers: self.gathers_writes(), fs: FsIn::Other(fs) },
+                    ino,
+                )),
                 None => Err(STALE),
             },
         }
@@ -154,7 +169,8 @@ impl FuseAdapter {
         }
     }
 
-    /// A directory in which `name` is to be made or removed. The name of the control directory is taken.
+    /// A directory in which `name` is to be made or removed. The name of the control directory is
+    /// taken.
     fn directory(&self, wire: Ino, name: &[u8]) -> Reply<(In<'_>, Ino)> {
         let (view, ino) = self.inode(wire)?;
         if ino == ROOT && name == control_directory::NAME { Err(NOT_HERE) } else { Ok((view, ino)) }
@@ -206,7 +222,9 @@ impl FuseAdapter {
         match (dir, name) {
             (_, b".") => self.control_attr(dir),
             (control_directory::TOP, b"..") => self.mainline.lookup(ROOT, b".").map_err(errno),
-            (dir, b"..") if control_directory::user_of(dir).is_some() => self.control_attr(control_directory::USERS),
+            (dir, b"..") if control_directory::user_of(dir).is_some() => {
+                self.control_attr(control_directory::USERS)
+            }
             (_, b"..") => self.control_attr(control_directory::TOP),
             (control_directory::TOP, _) if name == control_directory::BARRIER_NAME.as_bytes() => {
                 self.control_attr(control_directory::BARRIER)
@@ -214,15 +232,18 @@ impl FuseAdapter {
             (control_directory::TOP, _) if name == control_directory::USERS_NAME.as_bytes() => {
                 self.control_attr(control_directory::USERS)
             }
-            (control_directory::USERS, _) => {
-                self.control_attr(control_directory::home(control_directory::user_named(name).ok_or(none)?))
-            }
+            (control_directory::USERS, _) => self.control_attr(control_directory::home(
+                control_directory::user_named(name).ok_or(none)?,
+            )),
             (control_directory::TRANSACTIONS, _) => match control_directory::view(dir, name) {
-                Some(View::Transaction(id)) => self.control_attr(control_directory::link(id).ok_or(none)?).map_err(|_| none),
+                Some(View::Transaction(id)) => {
+                    self.control_attr(control_directory::link(id).ok_or(none)?).map_err(|_| none)
+                }
                 _ => Err(none),
             },
             (control_directory::TOP, _) => {
-                let kind = control_directory::KINDS.iter().find(|(kind, _)| kind.as_bytes() == name);
+                let kind =
+                    control_directory::KINDS.iter().find(|(kind, _)| kind.as_bytes() == name);
                 self.control_attr(kind.ok_or(none)?.1)
             }
             _ => {
@@ -234,7 +255,10 @@ impl FuseAdapter {
                 }
                 let number = self.views.number(&view).map_err(errno)?;
                 let fs = self.views.fs(&view).map_err(errno)?;
-                In { number, gathers: self.gathers_writes(), fs: FsIn::Other(fs) }.shown(match self.views.by_number(number) {
+                In { number, gathers: self.gathers_writes(), fs: FsIn::Other(fs) }.shown(match self
+                    .views
+                    .by_number(number)
+                {
                     Some(fs) => fs.lookup(ROOT, b"."),
                     None => return Err(none),
                 })
@@ -242,7 +266,12 @@ impl FuseAdapter {
         }
     }
 
-    fn list_hidden(&self, dir: Ino, cookie: u64, take: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Reply<()> {
+    fn list_hidden(
+        &self,
+        dir: Ino,
+        cookie: u64,
+        take: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> Reply<()> {
         let here = |ino| wire_ino::of(wire_ino::CONTROL, ino);
         let above = match dir {
             control_directory::TOP => ROOT,
@@ -252,16 +281,22 @@ impl FuseAdapter {
         let directory = |name: &str, ino| (name.to_string(), ino, FileKind::Dir);
         let mut entries = vec![directory(".", here(dir)), directory("..", above)];
         if dir == control_directory::TOP {
-            entries.extend(control_directory::KINDS.iter().map(|(name, ino)| directory(name, here(*ino))));
+            entries.extend(
+                control_directory::KINDS.iter().map(|(name, ino)| directory(name, here(*ino))),
+            );
         } else {
             for view in self.views.all() {
                 let Some((place, name)) = control_directory::place(&view) else { continue };
                 match view {
                     View::Transaction(id) if dir == control_directory::TRANSACTIONS => {
-                        entries.extend(control_directory::link(id).map(|link| (name, here(link), FileKind::Symlink)));
+                        entries.extend(
+                            control_directory::link(id)
+                                .map(|link| (name, here(link), FileKind::Symlink)),
+                        );
                     }
                     View::Transaction(id)
-                        if control_directory::user_of(dir).is_none() || self.user_of(id) != control_directory::user_of(dir) => {}
+                        if control_directory::user_of(dir).is_none()
+                            || self.user_of(id) != control_directory::user_of(dir) => {}
                     // Listing opens nothing: a number on the wire is given to what is looked up.
                     View::Transaction(_) => entries.push(directory(&name, here(ROOT))),
                     _ if place == dir => entries.push(directory(&name, here(ROOT))),
@@ -269,8 +304,16 @@ impl FuseAdapter {
                 }
             }
         }
-        for (at, (name, ino, kind)) in entries.iter().enumerate().skip(usize::try_from(cookie).unwrap_or(usize::MAX)) {
-            let entry = DirEntry { ino: *ino, kind: *kind, name: name.as_bytes(), cookie: at as u64 + 1, attr: None };
+        for (at, (name, ino, kind)) in
+            entries.iter().enumerate().skip(usize::try_from(cookie).unwrap_or(usize::MAX))
+        {
+            let entry = DirEntry {
+                ino: *ino,
+                kind: *kind,
+                name: name.as_bytes(),
+                cookie: at as u64 + 1,
+                attr: None,
+            };
             if !take(entry) {
                 break;
             }
@@ -279,16 +322,23 @@ impl FuseAdapter {
     }
 }
 
-/// The answer to a kernel that writes back the times of a file whose view is over; `None`: `changes`
-/// ask for something else.
+/// The answer to a kernel that writes back the times of a file whose view is over; `None`:
+/// `changes` ask for something else.
 ///
-/// A kernel that gathers writes keeps the times of a file, and where a mapping of it goes it takes an
-/// error for one of the pages, which is an error of the next syncfs(2): of all who begin a transaction.
-/// It does not look at the attributes that it gets. It does when a program has set the times, which
-/// looks alike; so these are no attributes of a file, and the program is told EIO.
+/// A kernel that gathers writes keeps the times of a file, and where a mapping of it goes it takes
+/// an error for one of the pages, which is an error of the next syncfs(2): of all who begin a
+/// transaction. It does not look at the attributes that it gets. It does when a program has set the
+/// times, which looks alike; so these are no attributes of a file, and the program is told EIO.
 fn times_of_the_dead(ino: Ino, changes: &SetAttr) -> Option<Attr> {
-    let SetAttr { mtime: Some(TimeSet::At(mtime)), ctime: Some(ctime), .. } = *changes else { return None };
-    let of_the_cache = SetAttr { mtime: changes.mtime, ctime: changes.ctime, kill_suid: changes.kill_suid, ..SetAttr::default() };
+    let SetAttr { mtime: Some(TimeSet::At(mtime)), ctime: Some(ctime), .. } = *changes else {
+        return None;
+    };
+    let of_the_cache = SetAttr {
+        mtime: changes.mtime,
+        ctime: changes.ctime,
+        kill_suid: changes.kill_suid,
+        ..SetAttr::default()
+    };
     let nothing = |kind| Attr {
         ino,
         kind,
@@ -338,10 +388,17 @@ impl Handler for FuseAdapter {
     fn setattr(&self, ino: Ino, changes: &SetAttr, caller: Caller) -> Reply<Attr> {
         let changed = match self.at(ino) {
             Ok(At::View(view, ino)) => {
-                let only_shown = caller.pid == self.notifier.load(Ordering::Relaxed) && caller.pid != 0;
-                view.shown(if only_shown { view.getattr(ino) } else { view.setattr(ino, changes, caller) })
+                let only_shown =
+                    caller.pid == self.notifier.load(Ordering::Relaxed) && caller.pid != 0;
+                view.shown(if only_shown {
+                    view.getattr(ino)
+                } else {
+                    view.setattr(ino, changes, caller)
+                })
             }
-            Ok(At::Control(control_directory::BARRIER)) => self.control_attr(control_directory::BARRIER),
+            Ok(At::Control(control_directory::BARRIER)) => {
+                self.control_attr(control_directory::BARRIER)
+            }
             Ok(At::Control(_)) => Err(NOT_HERE),
             Err(e) => Err(e),
         };
@@ -360,7 +417,15 @@ impl Handler for FuseAdapter {
         };
         view.readlink(ino).map(Bytes::from).map_err(errno)
     }
-    fn mknod(&self, parent: Ino, name: &[u8], kind: FileKind, perm: u16, rdev: u32, caller: Caller) -> Reply<Attr> {
+    fn mknod(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        kind: FileKind,
+        perm: u16,
+        rdev: u32,
+        caller: Caller,
+    ) -> Reply<Attr> {
         let (view, parent) = self.directory(parent, name)?;
         view.shown(view.mknod(parent, name, kind, perm, rdev, caller))
     }
@@ -393,10 +458,17 @@ impl Handler for FuseAdapter {
         let (view, parent) = self.directory(parent, name)?;
         view.rmdir(parent, name).map_err(errno)
     }
-    fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), flags: RenameFlags, _caller: Caller) -> Reply<()> {
+    fn rename(
+        &self,
+        from: (Ino, &[u8]),
+        to: (Ino, &[u8]),
+        flags: RenameFlags,
+        _caller: Caller,
+    ) -> Reply<()> {
         self.directory(to.0, to.1)?;
         let (view, parent, new_parent) = self.together(self.directory(from.0, from.1)?, to.0)?;
-        // The content goes with the name: with that of a file that is replaced there would be nothing left but what is known here.
+        // The content goes with the name: with that of a file that is replaced there would be
+        // nothing left but what is known here.
         if let Ok(Some((ino, FileKind::File))) = view.peek(parent, from.1)
             && (self.gathers_writes() || matches!(view.peek(new_parent, to.1), Ok(Some(_))))
         {
@@ -443,9 +515,12 @@ impl Handler for FuseAdapter {
             Err(e) => Err(e),
         };
         match written {
-            // A page that the kernel has held back of a file that went with its view. An error would be that of all who have the
-            // kernel hand over what it holds, and who has the file open is told at its next call anyway.
-            Err(Errno(libc::ESTALE)) if hints.from_cache => Ok(Written { bytes: data.len() as u64, lost_privileges: false }),
+            // A page that the kernel has held back of a file that went with its view. An error
+            // would be that of all who have the kernel hand over what it holds, and who has the
+            // file open is told at its next call anyway.
+            Err(Errno(libc::ESTALE)) if hints.from_cache => {
+                Ok(Written { bytes: data.len() as u64, lost_privileges: false })
+            }
             written => written,
         }
     }
@@ -470,12 +545,19 @@ impl Handler for FuseAdapter {
             At::Control(_) => Ok(()),
         }
     }
-    fn readdir(&self, ino: Ino, cookie: u64, attributes: bool, take: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Reply<()> {
+    fn readdir(
+        &self,
+        ino: Ino,
+        cookie: u64,
+        attributes: bool,
+        take: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> Reply<()> {
         match self.at(ino)? {
             At::View(view, ino) => {
                 let (number, gathers) = (view.number, view.gathers);
                 let mut shown = |entry: DirEntry<'_>| {
-                    let attr = entry.attr.map(|attr| wire_ino::attr(number, with_space(attr, gathers)));
+                    let attr =
+                        entry.attr.map(|attr| wire_ino::attr(number, with_space(attr, gathers)));
                     take(DirEntry { ino: wire_ino::of(number, entry.ino), attr, ..entry })
                 };
                 view.readdir(ino, cookie, attributes, &mut shown).map_err(errno)
@@ -496,14 +578,27 @@ impl Handler for FuseAdapter {
                 if caller.uid == 0 {
                     return Ok(Bytes::from(names));
                 }
-                // The kernel gives values of this name space to the superuser alone, and file systems list the names to him alone.
+                // The kernel gives values of this name space to the superuser alone, and file
+                // systems list the names to him alone.
                 let open = |name: &&[u8]| !name.starts_with(b"trusted.");
-                Ok(names.split_inclusive(|&byte| byte == 0).filter(open).flatten().copied().collect())
+                Ok(names
+                    .split_inclusive(|&byte| byte == 0)
+                    .filter(open)
+                    .flatten()
+                    .copied()
+                    .collect())
             }
             At::Control(_) => Ok(Bytes::new()),
         }
     }
-    fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrFlags, _caller: Caller) -> Reply<()> {
+    fn setxattr(
+        &self,
+        ino: Ino,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrFlags,
+        _caller: Caller,
+    ) -> Reply<()> {
         let (view, ino) = self.inode(ino)?;
         view.setxattr(ino, name, value, mode).map_err(errno)
     }
@@ -514,7 +609,14 @@ impl Handler for FuseAdapter {
     fn statfs(&self) -> Reply<StatFs> {
         self.mainline.statfs().map_err(errno)
     }
-    fn fallocate(&self, ino: Ino, offset: u64, length: u64, how: Allocate, caller: Caller) -> Reply<Written> {
+    fn fallocate(
+        &self,
+        ino: Ino,
+        offset: u64,
+        length: u64,
+        how: Allocate,
+        caller: Caller,
+    ) -> Reply<Written> {
         let (view, ino) = self.inode(ino)?;
         view.fallocate_for(ino, how, offset, length, hints_of(caller)).map_err(errno)
     }
@@ -544,9 +646,16 @@ impl Handler for FuseAdapter {
     fn is_down(&self) -> bool {
         self.views.is_down()
     }
-    fn copy_file_range(&self, from: (Ino, u64), to: (Ino, u64), length: u64, caller: Caller) -> Reply<Written> {
+    fn copy_file_range(
+        &self,
+        from: (Ino, u64),
+        to: (Ino, u64),
+        length: u64,
+        caller: Caller,
+    ) -> Reply<Written> {
         // Between views the kernel reads and writes instead.
         let (view, source, target) = self.together(self.inode(from.0)?, to.0)?;
-        view.copy_file_range_for((source, from.1), (target, to.1), length, hints_of(caller)).map_err(errno)
+        view.copy_file_range_for((source, from.1), (target, to.1), length, hints_of(caller))
+            .map_err(errno)
     }
 }

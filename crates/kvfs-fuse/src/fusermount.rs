@@ -1,4 +1,5 @@
-//! Mounting without the right to mount: the setuid program `fusermount3` does it, and hands the connection over a socket.
+//! Mounting without the right to mount: the setuid program `fusermount3` does it, and hands the
+//! connection over a socket.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -6,14 +7,21 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use rustix::net::{AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
+};
 
 const PROGRAM: &str = "fusermount3";
 
 /// Mounts on `mount_point` with options in its own words ("fsname=x,default_permissions").
 pub(crate) fn mount(mount_point: &Path, options: &str) -> io::Result<OwnedFd> {
     // Not closed on exec: the program finds its end by number.
-    let (ours, theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::empty(), None)?;
+    let (ours, theirs) = rustix::net::socketpair(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::empty(),
+        None,
+    )?;
     rustix::io::fcntl_setfd(&ours, rustix::io::FdFlags::CLOEXEC)?;
     let mut child = Command::new(PROGRAM)
         .args(["-o", options, "--"])
@@ -22,7 +30,12 @@ pub(crate) fn mount(mount_point: &Path, options: &str) -> io::Result<OwnedFd> {
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
-        .map_err(|e| io::Error::new(e.kind(), format!("mounting without root takes {PROGRAM} (package fuse3): {e}")))?;
+        .map_err(|e| {
+            io::Error::new(
+                e.kind(),
+                format!("mounting without root takes {PROGRAM} (package fuse3): {e}"),
+            )
+        })?;
     drop(theirs);
     let connection = receive(&ours);
     let mut said = String::new();
@@ -35,7 +48,10 @@ pub(crate) fn mount(mount_point: &Path, options: &str) -> io::Result<OwnedFd> {
             rustix::io::fcntl_setfd(&connection, rustix::io::FdFlags::CLOEXEC)?;
             Ok(connection)
         }
-        None => Err(io::Error::new(io::ErrorKind::PermissionDenied, said.trim().trim_start_matches("fusermount3: ").to_string())),
+        None => Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            said.trim().trim_start_matches("fusermount3: ").to_string(),
+        )),
     }
 }
 
@@ -44,7 +60,12 @@ fn receive(socket: &OwnedFd) -> io::Result<Option<OwnedFd>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0];
-    rustix::net::recvmsg(socket, &mut [io::IoSliceMut::new(&mut byte)], &mut control, RecvFlags::empty())?;
+    rustix::net::recvmsg(
+        socket,
+        &mut [io::IoSliceMut::new(&mut byte)],
+        &mut control,
+        RecvFlags::empty(),
+    )?;
     Ok(control.drain().find_map(|message| match message {
         RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
         _ => None,
@@ -53,11 +74,19 @@ fn receive(socket: &OwnedFd) -> io::Result<Option<OwnedFd>> {
 
 /// Unmounts; `lazily` even while it is in use.
 pub(crate) fn unmount(mount_point: &Path, lazily: bool) -> io::Result<()> {
-    let output = Command::new(PROGRAM).arg(if lazily { "-uz" } else { "-u" }).arg("--").arg(mount_point).output()?;
+    let output = Command::new(PROGRAM)
+        .arg(if lazily { "-uz" } else { "-u" })
+        .arg("--")
+        .arg(mount_point)
+        .output()?;
     if output.status.success() {
         return Ok(());
     }
     let said = String::from_utf8_lossy(&output.stderr);
-    let kind = if said.contains("busy") { io::ErrorKind::ResourceBusy } else { io::ErrorKind::PermissionDenied };
+    let kind = if said.contains("busy") {
+        io::ErrorKind::ResourceBusy
+    } else {
+        io::ErrorKind::PermissionDenied
+    };
     Err(io::Error::new(kind, said.trim().to_string()))
 }

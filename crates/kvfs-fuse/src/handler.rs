@@ -1,9 +1,10 @@
 //! What a FUSE transport asks of a file system, in plain types: the seam between the two.
 //!
-//! A transport (`session` on `/dev/fuse`, `queues` over io_uring) decodes requests, calls a [`Handler`] and encodes what it returns; it knows nothing
-//! of KVFS. A handler knows nothing of message layouts, file descriptors or threads: every call may come from any thread, many
-//! at once. Policy that concerns the protocol itself (how long the kernel may cache, which requests are answered "do it
-//! without me") is in the transport's [`Policy`], for all handlers alike.
+//! A transport (`session` on `/dev/fuse`, `queues` over io_uring) decodes requests, calls a
+//! [`Handler`] and encodes what it returns; it knows nothing of KVFS. A handler knows nothing of
+//! message layouts, file descriptors or threads: every call may come from any thread, many at once.
+//! Policy that concerns the protocol itself (how long the kernel may cache, which requests are
+//! answered "do it without me") is in the transport's [`Policy`], for all handlers alike.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -11,8 +12,8 @@ use std::time::Duration;
 use bytes::Bytes;
 
 pub use kvfs::{
-    Allocate, AllocateMode, Attr, Caller, DirEntry, FSync, FileKind, GoingDown, Ino, ROOT, RenameFlags, SetAttr, StatFs, TimeSet,
-    Timestamp, Whence, WriteHints, Written, XattrFlags,
+    Allocate, AllocateMode, Attr, Caller, DirEntry, FSync, FileKind, GoingDown, Ino, ROOT,
+    RenameFlags, SetAttr, StatFs, TimeSet, Timestamp, Whence, WriteHints, Written, XattrFlags,
 };
 
 /// A Linux error number, positive.
@@ -20,7 +21,8 @@ pub use kvfs::{
 pub struct Errno(pub i32);
 
 impl Errno {
-    /// The call would have to wait for other calls, and [`may_wait`] says that it may not here. It has changed nothing.
+    /// The call would have to wait for other calls, and [`may_wait`] says that it may not here. It
+    /// has changed nothing.
     pub const WAITS: Errno = Errno(i32::MAX);
 }
 
@@ -28,7 +30,8 @@ thread_local! {
     static MAY_WAIT: Cell<bool> = const { Cell::new(true) };
 }
 
-/// Whether the calling thread may wait in a call of a handler for something that other calls bring. Where it may not, nobody else could answer these.
+/// Whether the calling thread may wait in a call of a handler for something that other calls bring.
+/// Where it may not, nobody else could answer these.
 pub fn may_wait() -> bool {
     MAY_WAIT.get()
 }
@@ -46,9 +49,10 @@ pub type Reply<T> = Result<T, Errno>;
 
 /// A file system as FUSE sees it: inodes, names relative to a folder, no paths and no open files.
 ///
-/// Every call that returns an entry (`lookup`, `mknod`, `mkdir`, `symlink`, `link`, an entry of `readdir` with attributes) hands
-/// the kernel one reference to the inode, which `forget` gives back. An inode with references stays readable and writable
-/// after its last name is gone. Offsets and lengths are bytes.
+/// Every call that returns an entry (`lookup`, `mknod`, `mkdir`, `symlink`, `link`, an entry of
+/// `readdir` with attributes) hands the kernel one reference to the inode, which `forget` gives
+/// back. An inode with references stays readable and writable after its last name is gone. Offsets
+/// and lengths are bytes.
 pub trait Handler: Send + Sync + 'static {
     /// The entry `name` of `parent`; `None`: there is none, and the kernel may remember that.
     fn lookup(&self, parent: Ino, name: &[u8]) -> Reply<Option<Attr>>;
@@ -56,7 +60,15 @@ pub trait Handler: Send + Sync + 'static {
     fn getattr(&self, ino: Ino) -> Reply<Attr>;
     fn setattr(&self, ino: Ino, changes: &SetAttr, caller: Caller) -> Reply<Attr>;
     fn readlink(&self, ino: Ino) -> Reply<Bytes>;
-    fn mknod(&self, parent: Ino, name: &[u8], kind: FileKind, perm: u16, rdev: u32, caller: Caller) -> Reply<Attr>;
+    fn mknod(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        kind: FileKind,
+        perm: u16,
+        rdev: u32,
+        caller: Caller,
+    ) -> Reply<Attr>;
     fn mkdir(&self, parent: Ino, name: &[u8], perm: u16, caller: Caller) -> Reply<Attr>;
     /// A file without a name; `link` may give it one.
     fn tmpfile(&self, parent: Ino, perm: u16, caller: Caller) -> Reply<Attr>;
@@ -64,7 +76,13 @@ pub trait Handler: Send + Sync + 'static {
     fn link(&self, ino: Ino, parent: Ino, name: &[u8], caller: Caller) -> Reply<Attr>;
     fn unlink(&self, parent: Ino, name: &[u8], caller: Caller) -> Reply<()>;
     fn rmdir(&self, parent: Ino, name: &[u8], caller: Caller) -> Reply<()>;
-    fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), flags: RenameFlags, caller: Caller) -> Reply<()>;
+    fn rename(
+        &self,
+        from: (Ino, &[u8]),
+        to: (Ino, &[u8]),
+        flags: RenameFlags,
+        caller: Caller,
+    ) -> Reply<()>;
     /// Up to `length` bytes; fewer only at the end of the file.
     fn read(&self, ino: Ino, offset: u64, length: u32) -> Reply<Bytes>;
     /// The same, for as many bytes as there is room; how many there were.
@@ -77,15 +95,17 @@ pub trait Handler: Send + Sync + 'static {
     fn wants_announcements(&self) -> bool {
         false
     }
-    /// A write out of the kernel's cache at this offset has been taken and will come to `write` soon (`WriteHints::announced`). Called in the order
-    /// in which the kernel sends them, one at a time.
+    /// A write out of the kernel's cache at this offset has been taken and will come to `write`
+    /// soon (`WriteHints::announced`). Called in the order in which the kernel sends them, one at a
+    /// time.
     fn announce(&self, _ino: Ino, _offset: u64) {}
     /// Writes all of it, or fails.
     fn write(&self, ino: Ino, offset: u64, data: &[u8], hints: WriteHints) -> Reply<Written>;
     /// On disk when it returns. `data_only`: times may be left out.
     fn fsync(&self, ino: Ino, data_only: bool) -> Reply<()>;
     fn fsyncdir(&self, ino: Ino, data_only: bool) -> Reply<()>;
-    /// What of an FSYNC can be done without waiting for anything; it ends with the next `sync`, unless this says otherwise.
+    /// What of an FSYNC can be done without waiting for anything; it ends with the next `sync`,
+    /// unless this says otherwise.
     fn begin_fsync(&self, _ino: Ino) -> Reply<FSync> {
         Ok(FSync::Alone)
     }
@@ -93,20 +113,42 @@ pub trait Handler: Send + Sync + 'static {
     fn sync(&self) -> Reply<()> {
         Ok(())
     }
-    /// Entries behind `cookie` (0: from the start), in a stable order, until `take` returns false: that entry was not taken.
-    /// With `attributes` every entry but "." and ".." carries its attributes, and a reference if taken; one that vanished meanwhile
-    /// carries neither.
-    fn readdir(&self, ino: Ino, cookie: u64, attributes: bool, take: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Reply<()>;
+    /// Entries behind `cookie` (0: from the start), in a stable order, until `take` returns false:
+    /// that entry was not taken. With `attributes` every entry but "." and ".." carries its
+    /// attributes, and a reference if taken; one that vanished meanwhile carries neither.
+    fn readdir(
+        &self,
+        ino: Ino,
+        cookie: u64,
+        attributes: bool,
+        take: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> Reply<()>;
     fn getxattr(&self, ino: Ino, name: &[u8]) -> Reply<Bytes>;
     /// The names, each ended by a zero byte.
     fn listxattr(&self, ino: Ino, caller: Caller) -> Reply<Bytes>;
-    fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrFlags, caller: Caller) -> Reply<()>;
+    fn setxattr(
+        &self,
+        ino: Ino,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrFlags,
+        caller: Caller,
+    ) -> Reply<()>;
     fn removexattr(&self, ino: Ino, name: &[u8], caller: Caller) -> Reply<()>;
     fn statfs(&self) -> Reply<StatFs>;
-    fn fallocate(&self, ino: Ino, offset: u64, length: u64, how: Allocate, caller: Caller) -> Reply<Written>;
-    /// The first data or hole at or behind `offset`. ENOSYS: from now on every file is to be taken for data from start to end.
+    fn fallocate(
+        &self,
+        ino: Ino,
+        offset: u64,
+        length: u64,
+        how: Allocate,
+        caller: Caller,
+    ) -> Reply<Written>;
+    /// The first data or hole at or behind `offset`. ENOSYS: from now on every file is to be taken
+    /// for data from start to end.
     fn seek(&self, ino: Ino, offset: u64, what: Whence) -> Reply<u64>;
-    /// Whether a call may have to wait for something that only other calls can bring about: then there must be threads for these.
+    /// Whether a call may have to wait for something that only other calls can bring about: then
+    /// there must be threads for these.
     fn stalls(&self) -> bool {
         false
     }
@@ -119,29 +161,39 @@ pub trait Handler: Send + Sync + 'static {
         false
     }
     /// Returns the bytes copied.
-    fn copy_file_range(&self, from: (Ino, u64), to: (Ino, u64), length: u64, caller: Caller) -> Reply<Written>;
+    fn copy_file_range(
+        &self,
+        from: (Ino, u64),
+        to: (Ino, u64),
+        length: u64,
+        caller: Caller,
+    ) -> Reply<Written>;
 }
 
 /// How the kernel may cache, and how many requests may be under way.
 #[derive(Clone, Debug)]
 pub struct Policy {
-    /// How long names, and the absence of names, are believed without asking again. Nothing but this mount changes the file
-    /// system, or whoever does calls the [`Invalidator`], so this is long.
+    /// How long names, and the absence of names, are believed without asking again. Nothing but
+    /// this mount changes the file system, or whoever does calls the [`Invalidator`], so this is
+    /// long.
     pub entry_ttl: Duration,
     pub attr_ttl: Duration,
     /// The largest write in one request, bytes.
     pub max_write: u32,
-    /// How far the kernel reads ahead, bytes (above 128 KiB this takes the right to write to `/sys/class/bdi`).
+    /// How far the kernel reads ahead, bytes (above 128 KiB this takes the right to write to
+    /// `/sys/class/bdi`).
     pub max_readahead: u32,
     /// Requests that nobody waits for (readahead, write-back) under way at once.
     pub max_background: u16,
-    /// Writes gather in the kernel and come when it pleases, or when the file is closed or synced. Without it a write has been answered when it
-    /// returns, so that everything that depends on it is known here: sizes, times, holes, and what a rename is to bring.
+    /// Writes gather in the kernel and come when it pleases, or when the file is closed or synced.
+    /// Without it a write has been answered when it returns, so that everything that depends on it
+    /// is known here: sizes, times, holes, and what a rename is to bring.
     pub write_back: bool,
-    /// Extended attributes. With them every file that is written costs one request more, in which the kernel asks for its
-    /// capabilities.
+    /// Extended attributes. With them every file that is written costs one request more, in which
+    /// the kernel asks for its capabilities.
     pub xattrs: bool,
-    /// Threads that read requests, each on its own clone of the connection. Over io_uring there is one for each CPU.
+    /// Threads that read requests, each on its own clone of the connection. Over io_uring there is
+    /// one for each CPU.
     pub threads: usize,
     /// The way that requests take.
     pub transport: Choice,
@@ -169,8 +221,8 @@ impl Default for Policy {
             max_background: 256,
             write_back: false,
             xattrs: true,
-            // One per core serves as many clients as can run; on two cores two were as fast as one for a single client and twice
-            // as fast for two, and four were slower.
+            // One per core serves as many clients as can run; on two cores two were as fast as one
+            // for a single client and twice as fast for two, and four were slower.
             threads: std::thread::available_parallelism().map_or(2, usize::from).clamp(2, 8),
             transport: Choice::default(),
         }
@@ -179,13 +231,15 @@ impl Default for Policy {
 
 /// Tells the kernel to drop what it caches, for changes that did not come through the mount.
 pub trait Invalidator: Send + Sync {
-    /// The name (also: the remembered absence of the name) is looked up anew. Who works in the directory it names goes on doing so.
+    /// The name (also: the remembered absence of the name) is looked up anew. Who works in the
+    /// directory it names goes on doing so.
     fn entry(&self, parent: Ino, name: &[u8]) -> std::io::Result<()>;
     /// The name is no more, nor anything below it: the kernel lets go of all that no program uses.
     fn gone(&self, parent: Ino, name: &[u8]) -> std::io::Result<()>;
-    /// Attributes and cached pages of the inode are read anew. If it gathers writes the kernel keeps size and times of files: it believes
-    /// itself.
+    /// Attributes and cached pages of the inode are read anew. If it gathers writes the kernel
+    /// keeps size and times of files: it believes itself.
     fn inode(&self, ino: Ino) -> std::io::Result<()>;
-    /// The file is at least this long, whatever the kernel believed, and `last` is the byte before that end.
+    /// The file is at least this long, whatever the kernel believed, and `last` is the byte before
+    /// that end.
     fn grown(&self, ino: Ino, size: u64, last: u8) -> std::io::Result<()>;
 }

@@ -1,11 +1,15 @@
-//! Requests that are known in the order in which the kernel sends them, where it gathers writes and the store is nearly full.
+//! Requests that are known in the order in which the kernel sends them, where it gathers writes and
+//! the store is nearly full.
 //!
-//! Several threads take requests, and one that has taken a piece of a long write may be suspended before it does anything. If that piece
-//! is refused in the end, for want of space, those behind it must be refused as well; so they must wait for it, and must be able to know
-//! that it is on its way (`kvfs::Fs::announce_cached`). Taking a request and announcing it is one step then, and one thread at a time does it.
+//! Several threads take requests, and one that has taken a piece of a long write may be suspended
+//! before it does anything. If that piece is refused in the end, for want of space, those behind it
+//! must be refused as well; so they must wait for it, and must be able to know that it is on its
+//! way (`kvfs::Fs::announce_cached`). Taking a request and announcing it is one step then, and one
+//! thread at a time does it.
 //!
-//! That wakes another thread for every request: with one client, creating files takes five times as long. So it is done only where the handler
-//! says that a write may be refused before long, which it says a gigabyte before that; else each thread takes requests by itself.
+//! That wakes another thread for every request: with one client, creating files takes five times as
+//! long. So it is done only where the handler says that a write may be refused before long, which
+//! it says a gigabyte before that; else each thread takes requests by itself.
 
 use parking_lot::Mutex;
 
@@ -13,7 +17,8 @@ use parking_lot::Mutex;
 pub(crate) struct Intake(Mutex<()>);
 
 impl Intake {
-    /// Takes the next request. With `in_order`, `announce` is done with it before another one is taken so.
+    /// Takes the next request. With `in_order`, `announce` is done with it before another one is
+    /// taken so.
     pub fn take<T, E>(
         &self,
         in_order: impl Fn() -> bool,
@@ -70,6 +75,9 @@ mod tests {
     #[test]
     fn nothing_is_announced_where_that_is_not_wanted() {
         let intake = Intake::default();
-        assert_eq!(intake.take(|| false, || Ok::<_, Infallible>(Some(1)), |_| panic!("it was announced")), Ok(Some(1)));
+        assert_eq!(
+            intake.take(|| false, || Ok::<_, Infallible>(Some(1)), |_| panic!("it was announced")),
+            Ok(Some(1))
+        );
     }
 }

@@ -1,7 +1,10 @@
-//! The one ioctl that is answered: GOINGDOWN, by which tests of file systems cut one off in the middle of its work.
+//! The one ioctl that is answered: GOINGDOWN, by which tests of file systems cut one off in the
+//! middle of its work.
 //!
-//! Its number says that the kernel writes its argument and reads none, but it is read: the number was given when that was not taken seriously. A FUSE
-//! kernel goes by the number and sends no argument, only where it is. So it is read from the memory of the caller, which waits for the answer.
+//! Its number says that the kernel writes its argument and reads none, but it is read: the number
+//! was given when that was not taken seriously. A FUSE kernel goes by the number and sends no
+//! argument, only where it is. So it is read from the memory of the caller, which waits for the
+//! answer.
 
 use std::fs;
 
@@ -29,7 +32,9 @@ pub(crate) fn going_down(caller: Caller, argument: u64) -> Reply<GoingDown> {
 fn may_administrate(pid: u32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    effective.and_then(|word| u64::from_str_radix(word.trim(), 16).ok()).is_some_and(|all| all >> CAP_SYS_ADMIN & 1 == 1)
+    effective
+        .and_then(|word| u64::from_str_radix(word.trim(), 16).ok())
+        .is_some_and(|all| all >> CAP_SYS_ADMIN & 1 == 1)
 }
 
 fn word_at(pid: u32, address: u64) -> Reply<u32> {
@@ -37,9 +42,13 @@ fn word_at(pid: u32, address: u64) -> Reply<u32> {
     let mut word = [0_u8; 4];
     let here = libc::iovec { iov_base: word.as_mut_ptr().cast(), iov_len: word.len() };
     let address = usize::try_from(address).map_err(|_| fault)?;
-    let there = libc::iovec { iov_base: std::ptr::without_provenance_mut(address), iov_len: word.len() };
-    // SAFETY: it writes at most four bytes to `word`; what it reads is another process's memory, checked by the kernel.
-    let read = unsafe { libc::process_vm_readv(pid.cast_signed(), &raw const here, 1, &raw const there, 1, 0) };
+    let there =
+        libc::iovec { iov_base: std::ptr::without_provenance_mut(address), iov_len: word.len() };
+    // SAFETY: it writes at most four bytes to `word`; what it reads is another process's memory,
+    // checked by the kernel.
+    let read = unsafe {
+        libc::process_vm_readv(pid.cast_signed(), &raw const here, 1, &raw const there, 1, 0)
+    };
     if read == 4 { Ok(u32::from_ne_bytes(word)) } else { Err(fault) }
 }
 
@@ -57,7 +66,9 @@ mod tests {
         assert_eq!(going_down(user, (&raw const word).addr() as u64), Err(Errno(libc::EPERM)));
         if rustix::process::geteuid().is_root() {
             let root = Caller { uid: 0, gid: 0, pid };
-            for (flags, how) in [(0, GoingDown::Synced), (1, GoingDown::Committed), (2, GoingDown::AsItIs)] {
+            for (flags, how) in
+                [(0, GoingDown::Synced), (1, GoingDown::Committed), (2, GoingDown::AsItIs)]
+            {
                 let flags: u32 = flags;
                 assert_eq!(going_down(root, (&raw const flags).addr() as u64), Ok(how));
             }

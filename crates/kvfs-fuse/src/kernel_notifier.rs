@@ -4,19 +4,19 @@
 //! this daemon may hold that lock, so no thread that answers requests sends one, and no thread that
 //! sends one holds a lock that an answer needs. The thread that ends a view sends the messages
 //! itself, as waking another thread would take longer than they do: programs that have these
-//! directories and files open see the change from then on. (`abort_watchdog` is for a daemon that is
-//! killed while it sends one.)
+//! directories and files open see the change from then on. (`abort_watchdog` is for a daemon that
+//! is killed while it sends one.)
 //!
-//! - Names that were made, replaced or removed are looked up anew. They are expired and not torn out
-//!   (`INVAL_ENTRY_EXPIRE`), for that would take away the working directories of programs and mounts
-//!   that lie below.
+//! - Names that were made, replaced or removed are looked up anew. They are expired and not torn
+//!   out (`INVAL_ENTRY_EXPIRE`), for that would take away the working directories of programs and
+//!   mounts that lie below.
 //! - Of inodes that changed, attributes and pages are dropped. Only what the kernel refers to is
 //!   worth a message.
 //! - **Size and times of files.** The kernel believes its own size until it asks, and if it gathers
 //!   writes, whatever it is told. But it takes what an answer to a change of the size says. So the
 //!   notifier opens the file through the mount, by its handle, which succeeds for just those that
-//!   the kernel has in memory, and sets size and time to what they are; the adapter knows the thread
-//!   that asks and answers without changing anything. That takes the right to open by handle
+//!   the kernel has in memory, and sets size and time to what they are; the adapter knows the
+//!   thread that asks and answers without changing anything. That takes the right to open by handle
 //!   (CAP_DAC_READ_SEARCH). Without it, files that have grown are shown at their new length, and
 //!   those that have become shorter keep the old one, with zeros at the end, until the kernel
 //!   forgets them.
@@ -24,14 +24,14 @@
 //!   ESTALE. A thread does it afterwards when they are many. The view's name is torn out with all
 //!   below it, so that the kernel forgets it and the view's number becomes free (`kvfs::Views`).
 //!
-//! **Before a transaction begins or ends** the kernel must hand over what it holds back: dirty pages
-//! of mappings, and if it gathers writes, of all files that are still open. The notifier calls
-//! syncfs(2) on the mount, which makes the kernel send all its dirty pages (of every view); it does
-//! not arrive as a request of its own. Since Linux 6.16 syncfs does not wait for the answers of a
-//! FUSE daemon, so all threads pass a barrier afterwards (`quiesce_barrier`): then the pages have
-//! been taken. Callers that want it at the same time share one round (`coalescer`). If a thread does
-//! not come, the callers get an error: a transaction that began without those pages would not be of
-//! the present.
+//! **Before a transaction begins or ends** the kernel must hand over what it holds back: dirty
+//! pages of mappings, and if it gathers writes, of all files that are still open. The notifier
+//! calls syncfs(2) on the mount, which makes the kernel send all its dirty pages (of every view);
+//! it does not arrive as a request of its own. Since Linux 6.16 syncfs does not wait for the
+//! answers of a FUSE daemon, so all threads pass a barrier afterwards (`quiesce_barrier`): then the
+//! pages have been taken. Callers that want it at the same time share one round (`coalescer`). If a
+//! thread does not come, the callers get an error: a transaction that began without those pages
+//! would not be of the present.
 //!
 //! What is done through the mount is done by threads with a descriptor table of their own
 //! (`unshared_thread`): otherwise a daemon that is killed in the middle of it would never end.
@@ -72,7 +72,8 @@ struct Invalidations {
 /// Inodes of a view that has ended which are dropped by who ends it; more are left to a thread.
 const DROPPED_AT_ONCE: usize = 64;
 
-/// Rounds of the quiesce barrier after which the kernel has given back what it let go of. Whatever it has not costs memory, nothing else.
+/// Rounds of the quiesce barrier after which the kernel has given back what it let go of. Whatever
+/// it has not costs memory, nothing else.
 const FORGETTING: usize = 4;
 
 /// The watcher of a mounted file system's views. Stops with the mount.
@@ -100,11 +101,16 @@ pub struct KernelNotifier {
 
 impl KernelNotifier {
     /// Starts to watch the views behind `adapter`, which is mounted as `mounted`.
-    pub fn start(views: &Views, adapter: &Arc<FuseAdapter>, mounted: &Mounted) -> io::Result<Arc<KernelNotifier>> {
+    pub fn start(
+        views: &Views,
+        adapter: &Arc<FuseAdapter>,
+        mounted: &Mounted,
+    ) -> io::Result<Arc<KernelNotifier>> {
         KernelNotifier::start_with_patience(views, adapter, mounted, PATIENCE)
     }
 
-    /// With another limit for how long who begins, commits or makes a snapshot waits for pages that a thread has in hand.
+    /// With another limit for how long who begins, commits or makes a snapshot waits for pages that
+    /// a thread has in hand.
     pub fn start_with_patience(
         views: &Views,
         adapter: &Arc<FuseAdapter>,
@@ -114,11 +120,14 @@ impl KernelNotifier {
         let cache = mounted.invalidator().ok_or(io::ErrorKind::NotConnected)?;
         let pool = mounted.pool().ok_or(io::ErrorKind::NotConnected)?;
         let place = Place::of(mounted.mount_point())?;
-        let recall = Arc::new(Recall::start(place.clone(), cache.clone(), mounted.gathers_writes())?);
+        let recall =
+            Arc::new(Recall::start(place.clone(), cache.clone(), mounted.gathers_writes())?);
         adapter.ask_by(recall.clone());
         let (inode_dropper, dropped) = channel::<Vec<Ino>>();
         let size_setter = UnsharedThread::start("fuse-set-size")?;
-        adapter.heed(size_setter.ask(|| rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs())?);
+        adapter.heed(
+            size_setter.ask(|| rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs())?,
+        );
         let drop_all = {
             let cache = cache.clone();
             move || dropped.iter().flatten().for_each(|ino| drop(cache.inode(ino)))
@@ -145,8 +154,9 @@ impl KernelNotifier {
         Ok(notifier)
     }
 
-    /// How long a program waits for an answer on average, now: a thread asks for the room in the file system, which the kernel never answers by
-    /// itself. `None`: the mount cannot be asked, or it takes too long.
+    /// How long a program waits for an answer on average, now: a thread asks for the room in the
+    /// file system, which the kernel never answers by itself. `None`: the mount cannot be asked, or
+    /// it takes too long.
     pub fn round_trip(&self) -> Option<Duration> {
         const TIMES: u32 = 16;
         const LONGEST: Duration = Duration::from_secs(2);
@@ -180,7 +190,9 @@ impl Watcher for KernelNotifier {
                 Some(HandedOver::All) => return Ok(()),
                 Some(HandedOver::ButForLocks) if wait == Wait::ButForLocks => return Ok(()),
                 Some(HandedOver::ButForLocks) if asked.elapsed() < self.patience => {}
-                Some(HandedOver::ButForLocks) => return Err("a file that they have changed is locked by a transaction".into()),
+                Some(HandedOver::ButForLocks) => {
+                    return Err("a file that they have changed is locked by a transaction".into());
+                }
                 Some(HandedOver::Failed(why)) => return Err(why),
                 None => return Err("the round of asking the kernel for it panicked".into()),
             }
@@ -188,7 +200,8 @@ impl Watcher for KernelNotifier {
     }
 
     fn appeared(&self, view: &View) {
-        // A thread that found no locks when it took its request is not to meet one: all who take another hand it on, where it may wait.
+        // A thread that found no locks when it took its request is not to meet one: all who take
+        // another hand it on, where it may wait.
         if let Some(queues) = self.queues.as_ref().filter(|_| self.adapter.stalls()) {
             queues.settle(SETTLING);
         }
@@ -206,11 +219,18 @@ impl Watcher for KernelNotifier {
         if let Some(touched) = touched {
             invalidations.of(0, &self.mainline, touched);
         }
-        let places = control_directory::places(view, Some(fs.user().unwrap_or_else(control_directory::own_user)));
-        let places: Vec<_> = places.into_iter().map(|(dir, name)| (wire_ino::of(wire_ino::CONTROL, dir), name)).collect();
+        let places = control_directory::places(
+            view,
+            Some(fs.user().unwrap_or_else(control_directory::own_user)),
+        );
+        let places: Vec<_> = places
+            .into_iter()
+            .map(|(dir, name)| (wire_ino::of(wire_ino::CONTROL, dir), name))
+            .collect();
         invalidations.inodes.extend(places.iter().map(|(dir, _)| *dir));
         self.spread(&invalidations);
-        let left: Vec<Ino> = fs.referenced().into_iter().map(|ino| wire_ino::of(number, ino)).collect();
+        let left: Vec<Ino> =
+            fs.referenced().into_iter().map(|ino| wire_ino::of(number, ino)).collect();
         if left.len() > DROPPED_AT_ONCE {
             if let Some(inode_dropper) = &*self.inode_dropper.lock() {
                 // An error means that the thread is gone, and the mount with it.
@@ -220,7 +240,8 @@ impl Watcher for KernelNotifier {
             // What it has forgotten is no error, and the rest does not matter.
             left.into_iter().for_each(|ino| drop(self.cache.inode(ino)));
         }
-        // What no program has open there is forgotten now, or the view's number would be taken for as long as memory is plenty.
+        // What no program has open there is forgotten now, or the view's number would be taken for
+        // as long as memory is plenty.
         for (dir, name) in places {
             if let Err(e) = self.cache.gone(dir, name.as_bytes()) {
                 tracing::debug!("the kernel goes on remembering {view:?}: {e}");
@@ -228,12 +249,24 @@ impl Watcher for KernelNotifier {
         }
     }
 
-    fn goes(&self, view: &View, number: u16, fs: &Fs, (parent, name): (Ino, &[u8]), path: &[u8]) -> Result<(), String> {
+    fn goes(
+        &self,
+        view: &View,
+        number: u16,
+        fs: &Fs,
+        (parent, name): (Ino, &[u8]),
+        path: &[u8],
+    ) -> Result<(), String> {
         // Tearing a name out would tear out mounts below it as well.
         let path = control_directory::path_in(view, fs.user(), path);
         match self.place.mounted_below(&path) {
             Ok(None) => {}
-            Ok(Some(mount)) => return Err(format!("{} is a mount point there: unmount it first", mount.display())),
+            Ok(Some(mount)) => {
+                return Err(format!(
+                    "{} is a mount point there: unmount it first",
+                    mount.display()
+                ));
+            }
             Err(e) => return Err(format!("the table of mounts cannot be read: {e}")),
         }
         let dir = matches!(fs.peek(parent, name), Ok(Some((_, FileKind::Dir))));
@@ -244,7 +277,8 @@ impl Watcher for KernelNotifier {
             tracing::debug!("the kernel does not let go of {}: {e}", path.display());
             return Ok(());
         }
-        // What it lets go of it gives back in messages that follow; those come in turn with requests.
+        // What it lets go of it gives back in messages that follow; those come in turn with
+        // requests.
         let mut left = fs.referenced().len();
         for _ in 0..FORGETTING {
             self.coalescer.run(|| self.hand_over());
@@ -257,7 +291,8 @@ impl Watcher for KernelNotifier {
     }
 
     fn went_down(&self) {
-        // What programs find in the kernel's memory is not to be shown any more, either. Dirty pages are sent, and refused.
+        // What programs find in the kernel's memory is not to be shown any more, either. Dirty
+        // pages are sent, and refused.
         self.drop_all();
     }
 
@@ -273,7 +308,13 @@ impl Invalidations {
     fn of(&mut self, number: u16, fs: &Fs, touched: &Touched) {
         let known = |ino: &Ino| fs.is_referenced(*ino);
         let wire = |ino| wire_ino::of(number, ino);
-        self.names.extend(touched.names.iter().filter(|(dir, ..)| known(dir)).map(|(dir, name, _)| (wire(*dir), name.clone())));
+        self.names.extend(
+            touched
+                .names
+                .iter()
+                .filter(|(dir, ..)| known(dir))
+                .map(|(dir, name, _)| (wire(*dir), name.clone())),
+        );
         for &(ino, _) in touched.inodes.iter().filter(|(ino, _)| known(ino)) {
             self.inodes.push(wire(ino));
             if let Ok(attr) = fs.getattr(ino)
@@ -294,7 +335,8 @@ enum HandedOver {
     Failed(String),
 }
 
-/// How long a caller waits for pages that a thread has in hand. A write gives up waiting for a lock before.
+/// How long a caller waits for pages that a thread has in hand. A write gives up waiting for a lock
+/// before.
 const PATIENCE: Duration = Duration::from_secs(15);
 /// As long, when what is in hand may be waiting for the caller.
 const PATIENCE_WITH_LOCKS: Duration = Duration::from_secs(1);
@@ -306,7 +348,9 @@ const PAUSE: Duration = Duration::from_millis(5);
 impl KernelNotifier {
     /// Has the kernel send its dirty pages, and all threads pass the barrier.
     fn hand_over(&self) -> HandedOver {
-        let failed = |e: io::Error| HandedOver::Failed(format!("the kernel did not hand over what it holds: {e}"));
+        let failed = |e: io::Error| {
+            HandedOver::Failed(format!("the kernel did not hand over what it holds: {e}"))
+        };
         let place = self.place.clone();
         let sent = self.syncfs_thread.ask(move || match place.open() {
             Ok(root) => rustix::fs::syncfs(&root).map(|()| true).map_err(io::Error::from),
@@ -327,11 +371,17 @@ impl KernelNotifier {
         loop {
             match self.meet() {
                 Ok(true) => return HandedOver::All,
-                Ok(false) if asked.elapsed() > PATIENCE_WITH_LOCKS && self.writes_back() && self.adapter.stalls() => {
+                Ok(false)
+                    if asked.elapsed() > PATIENCE_WITH_LOCKS
+                        && self.writes_back()
+                        && self.adapter.stalls() =>
+                {
                     return HandedOver::ButForLocks;
                 }
                 Ok(false) if asked.elapsed() > self.patience => {
-                    return HandedOver::Failed("the thread that has them is busy for too long".into());
+                    return HandedOver::Failed(
+                        "the thread that has them is busy for too long".into(),
+                    );
                 }
                 Ok(false) => std::thread::sleep(PAUSE),
                 Err(e) if e.kind() == io::ErrorKind::NotConnected => return HandedOver::All,
@@ -340,12 +390,14 @@ impl KernelNotifier {
         }
     }
 
-    /// Has the kernel drop what it holds of every inode, dirty pages written back first. Returns when these have been taken. For when no path leads
-    /// into the mount.
+    /// Has the kernel drop what it holds of every inode, dirty pages written back first. Returns
+    /// when these have been taken. For when no path leads into the mount.
     fn drop_all(&self) {
         for (number, fs) in self.adapter.opened() {
             // What the kernel has forgotten, or a mount that has ended, has nothing to drop.
-            fs.referenced().into_iter().for_each(|ino| drop(self.cache.inode(wire_ino::of(number, ino))));
+            fs.referenced()
+                .into_iter()
+                .for_each(|ino| drop(self.cache.inode(wire_ino::of(number, ino))));
         }
         drop(self.cache.inode(ROOT));
     }
@@ -355,7 +407,8 @@ impl KernelNotifier {
         self.pool.writes_back() || self.queues.as_ref().is_some_and(|queues| queues.writes_back())
     }
 
-    /// Waits until every thread has done what it took before this call; `false`: one of them did not come in time.
+    /// Waits until every thread has done what it took before this call; `false`: one of them did
+    /// not come in time.
     fn meet(&self) -> io::Result<bool> {
         if let Some(queues) = &self.queues {
             return Ok(queues.settle(SETTLING));
@@ -379,7 +432,9 @@ impl KernelNotifier {
             Ok(()) => {}
             // The mount has ended.
             Err(_) if self.inode_dropper.lock().is_none() => {}
-            Err(e) => tracing::warn!("the kernel may show old content: it did not take what changed: {e}"),
+            Err(e) => {
+                tracing::warn!("the kernel may show old content: it did not take what changed: {e}")
+            }
         }
     }
 
@@ -394,9 +449,14 @@ impl KernelNotifier {
         if invalidations.files.is_empty() {
             return result;
         }
-        let (place, files, by_handle) = (self.place.clone(), invalidations.files.clone(), self.by_handle.load(Ordering::Relaxed));
+        let (place, files, by_handle) = (
+            self.place.clone(),
+            invalidations.files.clone(),
+            self.by_handle.load(Ordering::Relaxed),
+        );
         let shown = self.size_setter.ask(move || {
-            // No path may lead there any more; then they are shown as where opening by handle is not permitted.
+            // No path may lead there any more; then they are shown as where opening by handle is
+            // not permitted.
             let root = place.open().ok().filter(|_| by_handle);
             let show = |(attr, resized): &(Attr, bool)| match &root {
                 Some(root) => set_as_it_is(root, attr, *resized),
@@ -414,7 +474,8 @@ impl KernelNotifier {
         result
     }
 
-    /// Whether the kernel has taken over size and time of a file; if not, has it take what it takes without a handle.
+    /// Whether the kernel has taken over size and time of a file; if not, has it take what it takes
+    /// without a handle.
     fn shown(&self, attr: &Attr, shown: io::Result<()>) -> io::Result<()> {
         match shown {
             Ok(()) => return Ok(()),
@@ -422,23 +483,32 @@ impl KernelNotifier {
             Err(e) if e.raw_os_error() == Some(libc::ESTALE) => return Ok(()),
             Err(e)
                 if self.by_handle.load(Ordering::Relaxed)
-                    && matches!(e.raw_os_error(), Some(libc::EPERM | libc::EOPNOTSUPP | libc::ENOSYS)) =>
+                    && matches!(
+                        e.raw_os_error(),
+                        Some(libc::EPERM | libc::EOPNOTSUPP | libc::ENOSYS)
+                    ) =>
             {
-                tracing::info!("files that become shorter by a commit keep their length where they are cached: {e}");
+                tracing::info!(
+                    "files that become shorter by a commit keep their length where they are cached: {e}"
+                );
                 self.by_handle.store(false, Ordering::Relaxed);
             }
-            Err(e) => tracing::debug!(ino = attr.ino, "cannot show the new size by its handle: {e}"),
+            Err(e) => {
+                tracing::debug!(ino = attr.ino, "cannot show the new size by its handle: {e}")
+            }
         }
         match self.adapter.read(attr.ino, attr.size.saturating_sub(1), 1) {
             Ok(last) if !last.is_empty() => self.cache.grown(attr.ino, attr.size, last[0]),
-            // It is empty, or it is gone; or shorter by now, of which the thread that shortened it tells the kernel.
+            // It is empty, or it is gone; or shorter by now, of which the thread that shortened it
+            // tells the kernel.
             _ => Ok(()),
         }
     }
 }
 
-/// Sets size and time of a file that the kernel has in memory to what they are. A size that has changed is set in any case, which waits for
-/// programs that are writing: one that appends does so behind the end that the kernel knows when it begins.
+/// Sets size and time of a file that the kernel has in memory to what they are. A size that has
+/// changed is set in any case, which waits for programs that are writing: one that appends does so
+/// behind the end that the kernel knows when it begins.
 fn set_as_it_is(root: &File, attr: &Attr, resized: bool) -> io::Result<()> {
     let file = open_by_handle(root, attr.ino, libc::O_RDONLY)?;
     let seen = file.metadata()?;
@@ -448,8 +518,10 @@ fn set_as_it_is(root: &File, attr: &Attr, resized: bool) -> io::Result<()> {
     let (mtime, seen) = (attr.mtime, file.metadata()?);
     if (seen.mtime(), seen.mtime_nsec()) != (mtime.secs, i64::from(mtime.nanos)) {
         let keep = Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT as _ };
-        let times =
-            Timestamps { last_access: keep, last_modification: Timespec { tv_sec: mtime.secs, tv_nsec: mtime.nanos.into() } };
+        let times = Timestamps {
+            last_access: keep,
+            last_modification: Timespec { tv_sec: mtime.secs, tv_nsec: mtime.nanos.into() },
+        };
         rustix::fs::futimens(&file, &times)?;
     }
     Ok(())

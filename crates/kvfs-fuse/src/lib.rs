@@ -4,8 +4,8 @@
 //!
 //! Below it lie the messages on `/dev/fuse` and in the slots of io_uring: `wire` (their layouts),
 //! `transport` (which call a request becomes), `session`, `worker_pool` and `blocking_pool` (the
-//! threads), `intake` (the order in which they take requests), `ring` and `queues` (io_uring, with a
-//! thread for each of `cpus` that gives way by `courtesy`), `switch` (the kernel's parameter).
+//! threads), `intake` (the order in which they take requests), `ring` and `queues` (io_uring, with
+//! a thread for each of `cpus` that gives way by `courtesy`), `switch` (the kernel's parameter).
 //!
 //! Above it, `fuse_adapter` answers with a `kvfs` file system and its views: `wire_ino` (which view
 //! an inode number names), `control_directory` (the directory with all views), `kernel_notifier`

@@ -1,6 +1,8 @@
-//! Mounting: the mount call with its options, the session's threads, the kernel's knobs, and the way out again.
+//! Mounting: the mount call with its options, the session's threads, the kernel's knobs, and the
+//! way out again.
 //!
-//! With the right to mount we call mount(2) ourselves, which knows every option; without it the setuid helper `fusermount3` does it.
+//! With the right to mount we call mount(2) ourselves, which knows every option; without it the
+//! setuid helper `fusermount3` does it.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -28,7 +30,9 @@ use crate::worker_pool::WorkerPool;
 pub enum Error {
     #[error("cannot mount on {0}: it is not a folder")]
     NotAFolder(PathBuf),
-    #[error("allow_other without default_permissions would let every user do everything: the kernel has to check permissions")]
+    #[error(
+        "allow_other without default_permissions would let every user do everything: the kernel has to check permissions"
+    )]
     Unguarded,
     #[error(
         "without default_permissions the kernel does not look at modes, which is right only for a root whom they do not bind: \
@@ -43,7 +47,9 @@ pub enum Error {
     Unmount(PathBuf, io::Error),
     #[error("cannot mount on {0} with requests over io_uring: {1}")]
     NoRings(PathBuf, io::Error),
-    #[error("requests over io_uring come in no order that the kernel's write-back cache could rely on")]
+    #[error(
+        "requests over io_uring come in no order that the kernel's write-back cache could rely on"
+    )]
     RingsGather,
     #[error("the FUSE session of {0} ended with an error: {1}")]
     Session(PathBuf, io::Error),
@@ -58,8 +64,9 @@ pub struct MountOptions {
     pub subtype: String,
     /// Others than the mounting user may use the mount. Needs `default_permissions`.
     pub allow_other: bool,
-    /// The kernel checks permissions. Without it the kernel asks for the attributes of folders less often (after each change in
-    /// one it has to, to check them), and nothing binds who uses the mount: so only root may do without, and not with `allow_other`.
+    /// The kernel checks permissions. Without it the kernel asks for the attributes of folders less
+    /// often (after each change in one it has to, to check them), and nothing binds who uses the
+    /// mount: so only root may do without, and not with `allow_other`.
     pub default_permissions: bool,
     pub read_only: bool,
     pub suid: bool,
@@ -67,7 +74,8 @@ pub struct MountOptions {
     pub exec: bool,
     pub synchronous: bool,
     pub dir_synchronous: bool,
-    /// What the table of mounts shows. The times are kept by the handler, for the kernel leaves them to it.
+    /// What the table of mounts shows. The times are kept by the handler, for the kernel leaves
+    /// them to it.
     pub access_times: AccessTimes,
 }
 
@@ -141,7 +149,8 @@ impl MountOptions {
 /// How to unmount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unmount {
-    /// Fails if a process uses the mount. When it returns, everything the kernel held has been handed to the daemon.
+    /// Fails if a process uses the mount. When it returns, everything the kernel held has been
+    /// handed to the daemon.
     Clean,
     /// Takes the mount out of sight at once; it ends when its last user leaves.
     Lazy,
@@ -160,7 +169,12 @@ pub struct Mounted {
 }
 
 /// Mounts `handler` on the folder `mount_point`. When this returns, requests are being answered.
-pub fn mount<H: Handler>(handler: Arc<H>, mount_point: &Path, options: &MountOptions, policy: &Policy) -> Result<Mounted, Error> {
+pub fn mount<H: Handler>(
+    handler: Arc<H>,
+    mount_point: &Path,
+    options: &MountOptions,
+    policy: &Policy,
+) -> Result<Mounted, Error> {
     if options.allow_other && !options.default_permissions {
         return Err(Error::Unguarded);
     }
@@ -178,7 +192,9 @@ pub fn mount<H: Handler>(handler: Arc<H>, mount_point: &Path, options: &MountOpt
     }
     let no_rings = |e| Error::NoRings(mount_point.clone(), e);
     let (choice, switch) = match policy.transport {
-        Choice::Auto if policy.write_back || switch::is_on() != Some(true) => (Choice::Device, None),
+        Choice::Auto if policy.write_back || switch::is_on() != Some(true) => {
+            (Choice::Device, None)
+        }
         Choice::Uring => (Choice::Uring, Some(switch::On::turn().map_err(no_rings)?)),
         choice => (choice, None),
     };
@@ -197,33 +213,51 @@ pub fn mount<H: Handler>(handler: Arc<H>, mount_point: &Path, options: &MountOpt
     let session = Session::start(connection, transport, policy).map_err(undo)?;
     // The kernel has agreed by now, if it does.
     drop(switch);
-    let entry = mounts::mount_at(&mount_point).map_err(undo)?.ok_or_else(|| undo(io::ErrorKind::NotFound.into()))?;
+    let entry = mounts::mount_at(&mount_point)
+        .map_err(undo)?
+        .ok_or_else(|| undo(io::ErrorKind::NotFound.into()))?;
     raise_limits(&entry, policy);
     if let Some(queues) = session.queues() {
         let unmounter = Unmounter { entry: entry.clone() };
         queues.end_by(move || {
             if let Err(e) = unmounter.abort() {
-                tracing::error!("programs wait for answers that will not come; `umount -f` ends that: {e}");
+                tracing::error!(
+                    "programs wait for answers that will not come; `umount -f` ends that: {e}"
+                );
             }
         });
     }
     let watch = AbortWatchdog::start(&entry.device).inspect_err(|e| {
-        tracing::info!("a daemon that is killed may hang until its mount is ended with `umount -f`: {e}");
+        tracing::info!(
+            "a daemon that is killed may hang until its mount is ended with `umount -f`: {e}"
+        );
     });
-    Ok(Mounted { entry, session: Some(session), counters, gathers_writes: policy.write_back, watch: watch.ok() })
+    Ok(Mounted {
+        entry,
+        session: Some(session),
+        counters,
+        gathers_writes: policy.write_back,
+        watch: watch.ok(),
+    })
 }
 
-/// This process, and so all that a mount without `allow_other` lets in, is root whom modes do not bind. In another user namespace they
-/// bind root, too, where files belong to users whom that namespace does not know.
+/// This process, and so all that a mount without `allow_other` lets in, is root whom modes do not
+/// bind. In another user namespace they bind root, too, where files belong to users whom that
+/// namespace does not know.
 fn overrides_modes() -> bool {
-    let capable = capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::DAC_OVERRIDE));
-    let all_users =
-        std::fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| map.split_whitespace().eq(["0", "0", "4294967295"]));
+    let capable =
+        capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::DAC_OVERRIDE));
+    let all_users = std::fs::read_to_string("/proc/self/uid_map")
+        .is_ok_and(|map| map.split_whitespace().eq(["0", "0", "4294967295"]));
     rustix::process::geteuid().is_root() && capable && all_users
 }
 
 /// mount(2) on our own; `None` where that is not permitted.
-fn mount_directly(mount_point: &Path, mode: u32, options: &MountOptions) -> Result<Option<OwnedFd>, Error> {
+fn mount_directly(
+    mount_point: &Path,
+    mode: u32,
+    options: &MountOptions,
+) -> Result<Option<OwnedFd>, Error> {
     let device = match File::options().read(true).write(true).open("/dev/fuse") {
         Err(e) if e.kind() == io::ErrorKind::PermissionDenied => return Ok(None),
         opened => opened.map_err(Error::NoFuse)?,
@@ -241,16 +275,23 @@ fn mount_directly(mount_point: &Path, mode: u32, options: &MountOptions) -> Resu
     if options.allow_other {
         data.push_str(",allow_other");
     }
-    let data = std::ffi::CString::new(data).map_err(|e| Error::Mount(mount_point.to_path_buf(), e.into()))?;
-    match rustix::mount::mount(options.source.as_os_str(), mount_point, options.fs_type(), options.flags(), data.as_c_str()) {
+    let data = std::ffi::CString::new(data)
+        .map_err(|e| Error::Mount(mount_point.to_path_buf(), e.into()))?;
+    match rustix::mount::mount(
+        options.source.as_os_str(),
+        mount_point,
+        options.fs_type(),
+        options.flags(),
+        data.as_c_str(),
+    ) {
         Ok(()) => Ok(Some(device.into())),
         Err(rustix::io::Errno::PERM) => Ok(None),
         Err(e) => Err(Error::Mount(mount_point.to_path_buf(), e.into())),
     }
 }
 
-/// Takes back two precautions against hostile FUSE daemons that make an honest one slow: a small readahead, and one percent of
-/// the memory for dirty pages. Without the right to do so they stay.
+/// Takes back two precautions against hostile FUSE daemons that make an honest one slow: a small
+/// readahead, and one percent of the memory for dirty pages. Without the right to do so they stay.
 fn raise_limits(entry: &MountEntry, policy: &Policy) {
     let knobs = Path::new("/sys/class/bdi").join(&entry.device);
     let values = [
@@ -276,9 +317,8 @@ pub fn unmount(mount_point: &Path, how: Unmount) -> Result<(), Error> {
         };
     match rustix::mount::unmount(mount_point, flags) {
         Ok(()) => Ok(()),
-        Err(rustix::io::Errno::PERM) => {
-            fusermount::unmount(mount_point, how != Unmount::Clean).map_err(|e| Error::Unmount(mount_point.to_path_buf(), e))
-        }
+        Err(rustix::io::Errno::PERM) => fusermount::unmount(mount_point, how != Unmount::Clean)
+            .map_err(|e| Error::Unmount(mount_point.to_path_buf(), e)),
         Err(e) => Err(Error::Unmount(mount_point.to_path_buf(), e.into())),
     }
 }
@@ -376,21 +416,24 @@ impl Unmounter {
         match mounts::mount_at(mount_point).map_err(|e| Error::Unmount(mount_point.clone(), e))? {
             Some(top) if top == self.entry => unmount(mount_point, how),
             _ if self.is_mounted() => {
-                let covered = io::Error::new(io::ErrorKind::ResourceBusy, "something else is mounted on top");
+                let covered =
+                    io::Error::new(io::ErrorKind::ResourceBusy, "something else is mounted on top");
                 Err(Error::Unmount(mount_point.clone(), covered))
             }
             _ => Ok(()),
         }
     }
 
-    /// Ends the mount where it cannot be unmounted, since another one covers it, say: every request fails from then on, and it stays behind, dead. What
-    /// the kernel holds back is lost.
+    /// Ends the mount where it cannot be unmounted, since another one covers it, say: every request
+    /// fails from then on, and it stays behind, dead. What the kernel holds back is lost.
     pub fn abort(&self) -> std::io::Result<()> {
         use std::io::Write;
-        crate::control::open(&self.entry.device, "abort", rustix::fs::OFlags::WRONLY)?.write_all(b"1")
+        crate::control::open(&self.entry.device, "abort", rustix::fs::OFlags::WRONLY)?
+            .write_all(b"1")
     }
 
-    /// Ends the mount even while it is in use, with everything that was written until now handed to the daemon first.
+    /// Ends the mount even while it is in use, with everything that was written until now handed to
+    /// the daemon first.
     pub fn end(&self) -> Result<(), Error> {
         if let Err(e) = self.unmount(Unmount::Clean) {
             tracing::warn!("{e}; ending it under its users");

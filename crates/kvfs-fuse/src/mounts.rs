@@ -1,4 +1,5 @@
-//! What is mounted where, from `/proc/self/mountinfo`: asked of the kernel alone, so that a dead or hanging mount cannot stop us.
+//! What is mounted where, from `/proc/self/mountinfo`: asked of the kernel alone, so that a dead or
+//! hanging mount cannot stop us.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -39,7 +40,9 @@ pub fn mount_at(path: &Path) -> io::Result<Option<MountEntry>> {
 pub fn mount_of(path: &Path) -> io::Result<Option<MountEntry>> {
     let mut best: Option<MountEntry> = None;
     for m in mounts()? {
-        let longer = best.as_ref().is_none_or(|b| m.mount_point.as_os_str().len() >= b.mount_point.as_os_str().len());
+        let longer = best
+            .as_ref()
+            .is_none_or(|b| m.mount_point.as_os_str().len() >= b.mount_point.as_os_str().len());
         if path.starts_with(&m.mount_point) && longer {
             best = Some(m);
         }
@@ -47,10 +50,13 @@ pub fn mount_of(path: &Path) -> io::Result<Option<MountEntry>> {
     Ok(best)
 }
 
-/// True where a FUSE mount's daemon is gone ("Transport endpoint is not connected"). Attributes may still be cached for hours, so
-/// this asks for what the kernel never caches.
+/// True where a FUSE mount's daemon is gone ("Transport endpoint is not connected"). Attributes may
+/// still be cached for hours, so this asks for what the kernel never caches.
 pub fn is_dead(path: &Path) -> bool {
-    matches!(rustix::fs::statfs(path), Err(rustix::io::Errno::NOTCONN | rustix::io::Errno::CONNABORTED))
+    matches!(
+        rustix::fs::statfs(path),
+        Err(rustix::io::Errno::NOTCONN | rustix::io::Errno::CONNABORTED)
+    )
 }
 
 fn parse_line(line: &[u8]) -> Option<MountEntry> {
@@ -75,7 +81,9 @@ fn unescape(field: &[u8]) -> OsString {
     let mut out = Vec::with_capacity(field.len());
     let mut rest = field;
     while let [first, tail @ ..] = rest {
-        let octal = tail.get(..3).filter(|d| *first == b'\\' && d.iter().all(|c| (b'0'..=b'7').contains(c)));
+        let octal = tail
+            .get(..3)
+            .filter(|d| *first == b'\\' && d.iter().all(|c| (b'0'..=b'7').contains(c)));
         match octal {
             Some(d) => {
                 out.push(d.iter().fold(0u8, |n, c| n.wrapping_mul(8).wrapping_add(c - b'0')));

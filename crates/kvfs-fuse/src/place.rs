@@ -25,18 +25,27 @@ impl Place {
     pub fn open(&self) -> io::Result<File> {
         let root = File::open(&self.mount_point)?;
         // Something else may be mounted there by now.
-        if root.metadata()?.dev() == self.device { Ok(root) } else { Err(io::ErrorKind::NotFound.into()) }
+        if root.metadata()?.dev() == self.device {
+            Ok(root)
+        } else {
+            Err(io::ErrorKind::NotFound.into())
+        }
     }
 
-    /// A mount on what lies at `path` from the root of the file system, or below it, in this process's name space.
+    /// A mount on what lies at `path` from the root of the file system, or below it, in this
+    /// process's name space.
     pub fn mounted_below(&self, path: &Path) -> io::Result<Option<PathBuf>> {
-        let device = format!("{}:{}", rustix::fs::major(self.device), rustix::fs::minor(self.device));
+        let device =
+            format!("{}:{}", rustix::fs::major(self.device), rustix::fs::minor(self.device));
         let all = mounts::mounts()?;
         for (ours, mount) in all.iter().enumerate().filter(|(_, mount)| mount.device == device) {
             let root = mount.root.strip_prefix("/").unwrap_or(&mount.root);
             let Ok(inside) = path.strip_prefix(root) else { continue };
             let at = mount.mount_point.join(inside);
-            let below = all.iter().enumerate().find(|(i, other)| *i != ours && other.mount_point.starts_with(&at));
+            let below = all
+                .iter()
+                .enumerate()
+                .find(|(i, other)| *i != ours && other.mount_point.starts_with(&at));
             if let Some((_, other)) = below {
                 return Ok(Some(other.mount_point.clone()));
             }
@@ -45,7 +54,8 @@ impl Place {
     }
 }
 
-/// `struct file_handle` with the handle of an inode in FUSE: high and low half of its number, and its generation, which is 0 here.
+/// `struct file_handle` with the handle of an inode in FUSE: high and low half of its number, and
+/// its generation, which is 0 here.
 #[repr(C)]
 struct Handle {
     bytes: u32,
@@ -58,9 +68,10 @@ struct Handle {
 pub(crate) fn open_by_handle(root: &File, ino: Ino, flags: i32) -> io::Result<File> {
     /// FILEID_INO64_GEN
     const KIND: i32 = 0x81;
-    let mut handle = Handle { bytes: 12, kind: KIND, ino: [(ino >> 32) as u32, ino as u32], generation: 0 };
-    // SAFETY: the handle is laid out as the call wants it, with as many bytes behind its head as it says, and lives until it returns;
-    // the descriptor it gives is nobody else's.
+    let mut handle =
+        Handle { bytes: 12, kind: KIND, ino: [(ino >> 32) as u32, ino as u32], generation: 0 };
+    // SAFETY: the handle is laid out as the call wants it, with as many bytes behind its head as it
+    // says, and lives until it returns; the descriptor it gives is nobody else's.
     unsafe {
         let flags = flags | libc::O_CLOEXEC | libc::O_NOATIME | libc::O_NONBLOCK;
         match libc::open_by_handle_at(root.as_raw_fd(), (&raw mut handle).cast(), flags) {

@@ -1,20 +1,28 @@
 //! Requests over io_uring: a queue for each CPU, and a thread that stays on that CPU.
 //!
-//! The kernel puts a request into the queue of the CPU on which the program runs that waits for it. The thread of that CPU takes it out of its ring,
-//! answers it there and then, and hands the answer over in the same system call in which it waits for the next: no other CPU is woken. Only
-//! this thread touches the ring. FORGET, INTERRUPT and messages of ours go over `/dev/fuse` as ever (`session`).
+//! The kernel puts a request into the queue of the CPU on which the program runs that waits for it.
+//! The thread of that CPU takes it out of its ring, answers it there and then, and hands the answer
+//! over in the same system call in which it waits for the next: no other CPU is woken. Only this
+//! thread touches the ring. FORGET, INTERRUPT and messages of ours go over `/dev/fuse` as ever
+//! (`session`).
 //!
-//! **Requests that wait** are answered by other threads (`blocking_pool`), for a queue has one thread alone: those that wait by their kind
-//! ([`Request::always_waits`]), those of which the handler says so when it comes to it ([`Errno::WAITS`](crate::handler::Errno::WAITS)), and all of
-//! them while a transaction takes locks. So are large READs, which the kernel sends ahead of the program that will want them. A slot goes away with its
-//! request and comes back with the answer: the thread finds it among what was returned, and is woken by a descriptor that its ring watches. A queue has
-//! enough slots that those which wait leave some for the programs that will end their waiting.
+//! **Requests that wait** are answered by other threads (`blocking_pool`), for a queue has one
+//! thread alone: those that wait by their kind ([`Request::always_waits`]), those of which the
+//! handler says so when it comes to it ([`Errno::WAITS`](crate::handler::Errno::WAITS)), and all of
+//! them while a transaction takes locks. So are large READs, which the kernel sends ahead of the
+//! program that will want them. A slot goes away with its request and comes back with the answer:
+//! the thread finds it among what was returned, and is woken by a descriptor that its ring watches.
+//! A queue has enough slots that those which wait leave some for the programs that will end their
+//! waiting.
 //!
-//! **What came before.** The kernel's queues have no order among them, and requests that were handed to other threads have none either. Who wants
-//! to know that every page which the kernel has sent until now has been taken asks each thread ([`Queues::settle`]). A request lies in a queue only
-//! while no slot is free: a slot that becomes free takes the first one at once. So when a thread has done all that the kernel had for it, and one of its
-//! slots did not come back with a request, everything sent before has been in its hands; it says so when those pages that it gave to others have
-//! been written. This supposes that the kernel keeps back no request for another reason than slots, so the number of those in the background is not limited.
+//! **What came before.** The kernel's queues have no order among them, and requests that were
+//! handed to other threads have none either. Who wants to know that every page which the kernel has
+//! sent until now has been taken asks each thread ([`Queues::settle`]). A request lies in a queue
+//! only while no slot is free: a slot that becomes free takes the first one at once. So when a
+//! thread has done all that the kernel had for it, and one of its slots did not come back with a
+//! request, everything sent before has been in its hands; it says so when those pages that it gave
+//! to others have been written. This supposes that the kernel keeps back no request for another
+//! reason than slots, so the number of those in the background is not limited.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -38,11 +46,13 @@ use crate::session;
 use crate::transport::{Outcome, ReplyBuffer, Transport};
 use crate::wire;
 
-/// Slots of a queue, so many requests of one CPU can be under way. One takes as much memory as the largest request that was in it.
+/// Slots of a queue, so many requests of one CPU can be under way. One takes as much memory as the
+/// largest request that was in it.
 const DEPTH: usize = 32;
 /// CPUs at most: beyond, so many queues would cost more than they bring.
 const MOST_CPUS: usize = 128;
-/// A READ of so many bytes is worth another thread: the program goes on with what it has while the next piece is read.
+/// A READ of so many bytes is worth another thread: the program goes on with what it has while the
+/// next piece is read.
 const LARGE_READ: u32 = 256 << 10;
 /// The kernel's smallest size of a slot's payload.
 const SMALLEST_PAYLOAD: usize = 8192;
@@ -63,7 +73,13 @@ struct Queue {
 impl Queue {
     fn new(number: usize) -> io::Result<Queue> {
         let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Queue { number, returned: Mutex::default(), bell, asked: AtomicU64::new(0), writes_back: AtomicBool::new(false) })
+        Ok(Queue {
+            number,
+            returned: Mutex::default(),
+            bell,
+            asked: AtomicU64::new(0),
+            writes_back: AtomicBool::new(false),
+        })
     }
 
     fn ring_bell(&self) {
@@ -119,7 +135,8 @@ pub(crate) struct Prepared {
 }
 
 impl Queues {
-    /// Makes everything that can be made before the kernel has agreed: from its agreement on, all requests wait for the queues.
+    /// Makes everything that can be made before the kernel has agreed: from its agreement on, all
+    /// requests wait for the queues.
     pub fn prepare<H: Handler>(
         connection: &Arc<OwnedFd>,
         transport: &Arc<Transport<H>>,
@@ -128,12 +145,20 @@ impl Queues {
     ) -> io::Result<Prepared> {
         let cpus = Cpus::of_machine()?;
         if cpus.possible.len() > MOST_CPUS {
-            return Err(io::Error::other(format!("this machine may have {} CPUs; {MOST_CPUS} are the most", cpus.possible.len())));
+            return Err(io::Error::other(format!(
+                "this machine may have {} CPUs; {MOST_CPUS} are the most",
+                cpus.possible.len()
+            )));
         }
         let payload = (max_write as usize).max(SMALLEST_PAYLOAD);
         let anchor = Arc::new(Anchor::new()?);
         let (say, begun) = channel();
-        let queues = Queues { abort: Arc::default(), queues: Vec::new(), settled: Arc::default(), threads: Mutex::default() };
+        let queues = Queues {
+            abort: Arc::default(),
+            queues: Vec::new(),
+            settled: Arc::default(),
+            threads: Mutex::default(),
+        };
         let mut prepared = Prepared { queues, go: Vec::new(), begun };
         for (number, &cpu) in cpus.possible.iter().enumerate() {
             let queue = Arc::new(Queue::new(number)?);
@@ -159,7 +184,8 @@ impl Queues {
             let (go, told) = channel();
             let (say, buffers) = (say.clone(), memory.clone());
             let work = move || worker.run(online, &buffers, &say, &told);
-            let thread = std::thread::Builder::new().name(format!("fuse-ring-{number}")).spawn(work)?;
+            let thread =
+                std::thread::Builder::new().name(format!("fuse-ring-{number}")).spawn(work)?;
             prepared.queues.threads.lock().push(Thread { thread, _memory: memory });
             prepared.queues.queues.push(queue);
             prepared.go.push(go);
@@ -169,14 +195,19 @@ impl Queues {
         Ok(prepared)
     }
 
-    /// Waits until everything that the kernel has sent before this call has been done, but for what waits for other reasons than pages; `false`: that
-    /// takes too long.
+    /// Waits until everything that the kernel has sent before this call has been done, but for what
+    /// waits for other reasons than pages; `false`: that takes too long.
     pub fn settle(&self, patience: Duration) -> bool {
         let until = Instant::now() + patience;
-        let asked: Vec<(usize, u64)> = self.queues.iter().map(|q| (q.number, q.asked.fetch_add(1, Ordering::SeqCst) + 1)).collect();
+        let asked: Vec<(usize, u64)> = self
+            .queues
+            .iter()
+            .map(|q| (q.number, q.asked.fetch_add(1, Ordering::SeqCst) + 1))
+            .collect();
         self.queues.iter().for_each(|q| q.ring_bell());
         let mut said = self.settled.said.lock();
-        while !asked.iter().all(|(queue, asked)| said.get(queue).is_some_and(|said| said >= asked)) {
+        while !asked.iter().all(|(queue, asked)| said.get(queue).is_some_and(|said| said >= asked))
+        {
             if self.settled.wake.wait_until(&mut said, until).timed_out() {
                 return false;
             }
@@ -198,7 +229,8 @@ impl Queues {
     pub fn join(&self) -> io::Result<()> {
         let mut outcome = Ok(());
         for Thread { thread, _memory } in std::mem::take(&mut *self.threads.lock()) {
-            outcome = outcome.and(thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked"))));
+            outcome = outcome
+                .and(thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked"))));
         }
         outcome
     }
@@ -211,7 +243,8 @@ impl Prepared {
         self.go.iter().try_for_each(|_| self.begun.recv().map_err(gone)?)
     }
 
-    /// The kernel has agreed: gives it the slots. On an error it sends all requests over `/dev/fuse`.
+    /// The kernel has agreed: gives it the slots. On an error it sends all requests over
+    /// `/dev/fuse`.
     pub fn begin(self) -> io::Result<Queues> {
         for go in &self.go {
             // One that has ended has said so, or its silence says it.
@@ -220,7 +253,8 @@ impl Prepared {
         match self.all_say_so() {
             Ok(()) => Ok(self.queues),
             Err(e) => {
-                // Threads that have given slots to the kernel end with the connection, and so their buffers must stay.
+                // Threads that have given slots to the kernel end with the connection, and so their
+                // buffers must stay.
                 std::mem::forget(self.queues);
                 Err(e)
             }
@@ -255,9 +289,13 @@ struct Worker<H> {
 
 impl<H> Drop for Worker<H> {
     fn drop(&mut self) {
-        // Who waits for an answer of this queue would wait for ever: all are told that there will be none.
+        // Who waits for an answer of this queue would wait for ever: all are told that there will
+        // be none.
         if self.serves {
-            tracing::error!("the thread of queue {} has failed: its connection ends", self.queue.number);
+            tracing::error!(
+                "the thread of queue {} has failed: its connection ends",
+                self.queue.number
+            );
             if let Some(abort) = self.abort.get() {
                 abort();
             }
@@ -269,13 +307,24 @@ impl<H> Drop for Worker<H> {
 }
 
 impl<H: Handler> Worker<H> {
-    fn run(mut self, cpu: Option<usize>, memory: &Arc<Memory>, say: &Sender<io::Result<()>>, go: &Receiver<()>) -> io::Result<()> {
+    fn run(
+        mut self,
+        cpu: Option<usize>,
+        memory: &Arc<Memory>,
+        say: &Sender<io::Result<()>>,
+        go: &Receiver<()>,
+    ) -> io::Result<()> {
         if let Some(cpu) = cpu
             && let Err(e) = cpus::pin(cpu)
         {
             tracing::info!("requests of CPU {cpu} are answered on others: {e}");
         }
-        let mut ring = match Ring::new(self.connection.as_fd(), self.queue.number as u16, memory, &self.anchor) {
+        let mut ring = match Ring::new(
+            self.connection.as_fd(),
+            self.queue.number as u16,
+            memory,
+            &self.anchor,
+        ) {
             Ok(ring) => ring,
             Err(e) => {
                 let _ = say.send(Err(e));
@@ -287,11 +336,16 @@ impl<H: Handler> Worker<H> {
             return Ok(());
         }
         let queue = self.queue.clone();
-        let begun = ring.watch(queue.bell.as_fd()).and_then(|()| ring.register()).and_then(|()| ring.enter(false));
+        let begun = ring
+            .watch(queue.bell.as_fd())
+            .and_then(|()| ring.register())
+            .and_then(|()| ring.enter(false));
         let first = self.collect(&mut ring);
         let refused = first.iter().filter(|event| matches!(event, Event::Lost(_))).count();
         let begun = match begun {
-            Ok(()) if refused == ring.slots() => Err(io::Error::other("the kernel takes no slots of io_uring")),
+            Ok(()) if refused == ring.slots() => {
+                Err(io::Error::other("the kernel takes no slots of io_uring"))
+            }
             begun => begun,
         };
         let fails = begun.is_err();
@@ -306,7 +360,12 @@ impl<H: Handler> Worker<H> {
         served
     }
 
-    fn serve(&mut self, mut ring: Ring, first: Vec<Event>, mut courtesy: Courtesy) -> io::Result<()> {
+    fn serve(
+        &mut self,
+        mut ring: Ring,
+        first: Vec<Event>,
+        mut courtesy: Courtesy,
+    ) -> io::Result<()> {
         let mut events = first;
         let mut said = 0;
         loop {
@@ -335,7 +394,9 @@ impl<H: Handler> Worker<H> {
                 self.attend(&mut ring, &mut events)?;
                 self.due = Some((asked, self.pages_so_far));
             }
-            if let Some((asked, _)) = self.due.take_if(|(_, last)| self.pages.values().all(|page| page > last)) {
+            if let Some((asked, _)) =
+                self.due.take_if(|(_, last)| self.pages.values().all(|page| page > last))
+            {
                 said = asked;
                 self.settled.say(self.queue.number, asked);
             }
@@ -369,8 +430,14 @@ impl<H: Handler> Worker<H> {
                 Event::Lost(e) => {
                     self.live -= 1;
                     // The connection has ended.
-                    if !matches!(e.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED | libc::ECANCELED | libc::ENODEV)) {
-                        tracing::error!("the kernel did not take an answer or a slot of queue {}: {e}", self.queue.number);
+                    if !matches!(
+                        e.raw_os_error(),
+                        Some(libc::ENOTCONN | libc::ECONNABORTED | libc::ECANCELED | libc::ENODEV)
+                    ) {
+                        tracing::error!(
+                            "the kernel did not take an answer or a slot of queue {}: {e}",
+                            self.queue.number
+                        );
                     }
                 }
             }
@@ -390,7 +457,9 @@ impl<H: Handler> Worker<H> {
         if !overlaps
             && !request.always_waits()
             && !self.transport.stalls()
-            && without_waiting(|| answer(&self.connection, &self.transport, &mut slot, &mut self.reply))
+            && without_waiting(|| {
+                answer(&self.connection, &self.transport, &mut slot, &mut self.reply)
+            })
         {
             return Some(slot);
         }
@@ -419,7 +488,8 @@ impl<H: Handler> Worker<H> {
             self.pages.insert(slot.number(), self.pages_so_far);
             self.queue.writes_back.store(true, Ordering::Release);
         }
-        let (connection, transport, queue) = (self.connection.clone(), self.transport.clone(), self.queue.clone());
+        let (connection, transport, queue) =
+            (self.connection.clone(), self.transport.clone(), self.queue.clone());
         self.room.take(move || {
             answer(&connection, &transport, &mut slot, &mut ReplyBuffer::default());
             queue.give_back(slot);
@@ -433,10 +503,18 @@ fn confirm(slot: &mut Slot, outcome: Reply<()>) {
     slot.answer(outcome.map_or_else(|Errno(e)| -e, |()| 0), &[]);
 }
 
-/// Has the request in a slot dispatched and puts its answer in; `false`: that takes a thread that may wait.
-fn answer<H: Handler>(connection: &OwnedFd, transport: &Transport<H>, slot: &mut Slot, reply: &mut ReplyBuffer) -> bool {
+/// Has the request in a slot dispatched and puts its answer in; `false`: that takes a thread that
+/// may wait.
+fn answer<H: Handler>(
+    connection: &OwnedFd,
+    transport: &Transport<H>,
+    slot: &mut Slot,
+    reply: &mut ReplyBuffer,
+) -> bool {
     let outcome = match slot.request_and_room() {
-        Ok((head, fields, room)) => session::dispatch(connection, transport, &head, fields, reply, room),
+        Ok((head, fields, room)) => {
+            session::dispatch(connection, transport, &head, fields, reply, room)
+        }
         Err(e) => Outcome::Error(e),
     };
     match outcome {

@@ -1,14 +1,14 @@
 //! How it is known that every page that the kernel has written back until now has been taken.
 //!
-//! A thread takes one request after the other, in the order in which the kernel queues them. Pages of
-//! a file that exists for this purpose alone are queued behind all others (`barrier`). A thread with
-//! one of these in hand waits here, and so does the next thread, until one of two things is known of
-//! every thread: it waits here, or it has a request in hand that writes back no page. Then all pages
-//! that were queued before are done. A thread that is blocked by something else, as by the lock of a
-//! transaction, holds up no round.
+//! A thread takes one request after the other, in the order in which the kernel queues them. Pages
+//! of a file that exists for this purpose alone are queued behind all others (`barrier`). A thread
+//! with one of these in hand waits here, and so does the next thread, until one of two things is
+//! known of every thread: it waits here, or it has a request in hand that writes back no page. Then
+//! all pages that were queued before are done. A thread that is blocked by something else, as by
+//! the lock of a transaction, holds up no round.
 //!
-//! Threads that wait here answer nothing else, so a round that does not complete is soon given up and
-//! begun again.
+//! Threads that wait here answer nothing else, so a round that does not complete is soon given up
+//! and begun again.
 
 use std::collections::HashSet;
 use std::thread::ThreadId;
@@ -60,7 +60,10 @@ impl QuiesceBarrier {
         self.wake.notify_all();
         // The thread that began the round may be gone.
         let until = Instant::now() + 2 * PATIENCE;
-        while state.open && state.round == round && !self.wake.wait_until(&mut state, until).timed_out() {}
+        while state.open
+            && state.round == round
+            && !self.wake.wait_until(&mut state, until).timed_out()
+        {}
         if state.round == round {
             state.here.remove(&std::thread::current().id());
         }
@@ -68,13 +71,17 @@ impl QuiesceBarrier {
 }
 
 impl QuiesceRound<'_> {
-    /// Waits until all are here but those that `done` says have nothing in hand that matters; `false`: that takes too long.
+    /// Waits until all are here but those that `done` says have nothing in hand that matters;
+    /// `false`: that takes too long.
     pub fn has_all(&self, all: impl Fn() -> Vec<(ThreadId, bool)>) -> bool {
         let until = Instant::now() + PATIENCE;
         let mut state = self.0.state.lock();
         loop {
-            // The first page of the barrier must have been taken: only then everything before it has been, too.
-            if !state.here.is_empty() && all().iter().all(|(thread, done)| *done || state.here.contains(thread)) {
+            // The first page of the barrier must have been taken: only then everything before it
+            // has been, too.
+            if !state.here.is_empty()
+                && all().iter().all(|(thread, done)| *done || state.here.contains(thread))
+            {
                 return true;
             }
             if Instant::now() >= until {
@@ -100,7 +107,9 @@ mod tests {
     use super::*;
 
     /// A thread that comes when told to; its number, and the end of it.
-    fn comer(place: &Arc<QuiesceBarrier>) -> (ThreadId, std::sync::mpsc::Sender<()>, std::thread::JoinHandle<()>) {
+    fn comer(
+        place: &Arc<QuiesceBarrier>,
+    ) -> (ThreadId, std::sync::mpsc::Sender<()>, std::thread::JoinHandle<()>) {
         let (go, told) = channel();
         let place = place.clone();
         let thread = std::thread::spawn(move || {
@@ -117,10 +126,16 @@ mod tests {
         let (a, go_a, end_a) = comer(&place);
         let (b, go_b, end_b) = comer(&place);
         let round = place.call();
-        assert!(!round.has_all(|| vec![(a, true), (b, true)]), "nobody has taken a page of the barrier yet");
+        assert!(
+            !round.has_all(|| vec![(a, true), (b, true)]),
+            "nobody has taken a page of the barrier yet"
+        );
         go_a.send(()).unwrap();
         assert!(round.has_all(|| vec![(a, false), (b, true)]), "the other one has other work");
-        assert!(!round.has_all(|| vec![(a, false), (b, false)]), "the other one may have a page in hand");
+        assert!(
+            !round.has_all(|| vec![(a, false), (b, false)]),
+            "the other one may have a page in hand"
+        );
         drop(round);
         end_a.join().unwrap();
         let round = place.call();

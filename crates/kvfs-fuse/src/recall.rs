@@ -1,12 +1,15 @@
 //! Recall: has the kernel hand over what it holds back of one file.
 //!
-//! The kernel holds pages that programs have changed and that we have not seen: always those of shared mappings, and with write-back caching all
-//! that is written to a file that is still open. Some requests have to be answered with what programs see, but are sent without these pages:
-//! LSEEK, for one, and RENAME and LINK, which are to bring a file's content under its new name. The kernel has the file's lock then, so
-//! `fsync` on it would wait for our answer. But sync_file_range(2) takes no lock: it sends the dirty pages and waits until they are
-//! written. A thread does that through the mount, as a program would, with the file opened by its handle.
+//! The kernel holds pages that programs have changed and that we have not seen: always those of
+//! shared mappings, and with write-back caching all that is written to a file that is still open.
+//! Some requests have to be answered with what programs see, but are sent without these pages:
+//! LSEEK, for one, and RENAME and LINK, which are to bring a file's content under its new name. The
+//! kernel has the file's lock then, so `fsync` on it would wait for our answer. But
+//! sync_file_range(2) takes no lock: it sends the dirty pages and waits until they are written. A
+//! thread does that through the mount, as a program would, with the file opened by its handle.
 //!
-//! Where opening by handle is not permitted (it takes CAP_DAC_READ_SEARCH), or no path leads into the mount (another one covers it), the kernel is told to drop the pages of the file, which makes
+//! Where opening by handle is not permitted (it takes CAP_DAC_READ_SEARCH), or no path leads into
+//! the mount (another one covers it), the kernel is told to drop the pages of the file, which makes
 //! it send the dirty ones first; what is not dirty must be read anew then.
 //!
 //! While one thread waits here the pages are written by another: see `blocking_pool`.
@@ -32,11 +35,22 @@ pub(crate) struct Recall {
 }
 
 impl Recall {
-    pub fn start(place: Place, cache: Arc<dyn Invalidator>, gathers_writes: bool) -> io::Result<Recall> {
-        Ok(Recall { place, cache, thread: UnsharedThread::start("fuse-recall")?, by_handle: AtomicBool::new(true), gathers_writes })
+    pub fn start(
+        place: Place,
+        cache: Arc<dyn Invalidator>,
+        gathers_writes: bool,
+    ) -> io::Result<Recall> {
+        Ok(Recall {
+            place,
+            cache,
+            thread: UnsharedThread::start("fuse-recall")?,
+            by_handle: AtomicBool::new(true),
+            gathers_writes,
+        })
     }
 
-    /// Everything that programs have written to this inode (as numbered on the wire) has come when this returns.
+    /// Everything that programs have written to this inode (as numbered on the wire) has come when
+    /// this returns.
     pub fn file(&self, ino: Ino) -> io::Result<()> {
         if self.by_handle.load(Ordering::Relaxed) {
             let place = self.place.clone();
@@ -45,7 +59,12 @@ impl Recall {
                 Ok(false) => {}
                 // The kernel has not got it in memory, and nothing of it.
                 Err(e) if e.raw_os_error() == Some(libc::ESTALE) => return Ok(()),
-                Err(e) if matches!(e.raw_os_error(), Some(libc::EPERM | libc::EACCES | libc::EOPNOTSUPP | libc::ENOSYS)) => {
+                Err(e)
+                    if matches!(
+                        e.raw_os_error(),
+                        Some(libc::EPERM | libc::EACCES | libc::EOPNOTSUPP | libc::ENOSYS)
+                    ) =>
+                {
                     self.by_handle.store(false, Ordering::Relaxed);
                 }
                 Err(e) => return Err(e),
@@ -64,7 +83,9 @@ fn send_dirty_pages(place: &Place, ino: Ino) -> io::Result<bool> {
     let Ok(root) = place.open() else { return Ok(false) };
     let file = open_by_handle(&root, ino, libc::O_RDONLY)?;
     drop(root);
-    let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE
+        | libc::SYNC_FILE_RANGE_WRITE
+        | libc::SYNC_FILE_RANGE_WAIT_AFTER;
     // SAFETY: it takes a descriptor, which is open, and numbers. A length of 0 means to the end.
     match unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, all) } {
         0 => Ok(true),

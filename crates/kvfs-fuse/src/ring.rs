@@ -1,17 +1,25 @@
-//! One io_uring that carries requests of the kernel: its slots, registering them, and answer and fetch in one system call.
+//! One io_uring that carries requests of the kernel: its slots, registering them, and answer and
+//! fetch in one system call.
 //!
-//! The kernel's side is `fs/fuse/dev_uring.c` (Linux 6.14). A slot is two buffers: one for headers, one for all else. A command REGISTER gives
-//! it to the kernel; it completes when there is a request in it. Then it is ours, until COMMIT_AND_FETCH says that the answer is in it, which gives it to
-//! the kernel again. Commands carry 80 bytes of arguments, so entries of the ring have 128.
+//! The kernel's side is `fs/fuse/dev_uring.c` (Linux 6.14). A slot is two buffers: one for headers,
+//! one for all else. A command REGISTER gives it to the kernel; it completes when there is a
+//! request in it. Then it is ours, until COMMIT_AND_FETCH says that the answer is in it, which
+//! gives it to the kernel again. Commands carry 80 bytes of arguments, so entries of the ring have
+//! 128.
 //!
-//! **Who owns a slot** is what the types say: a [`Slot`] is in our hands, and gone when it is committed. The buffers are written by the kernel
-//! only when it owns the slot, only through this process's page tables, and only by the thread that made the ring: in its system calls. So the
-//! memory may go when that thread has ended; the thread's owner holds on to it until then ([`Memory`]).
+//! **Who owns a slot** is what the types say: a [`Slot`] is in our hands, and gone when it is
+//! committed. The buffers are written by the kernel only when it owns the slot, only through this
+//! process's page tables, and only by the thread that made the ring: in its system calls. So the
+//! memory may go when that thread has ended; the thread's owner holds on to it until then
+//! ([`Memory`]).
 //!
-//! **A daemon that is killed** must let go of the connection, or a thread of it that uses its own mount waits for ever. The commands hold on to the
-//! connection, and end with the ring; the ring ends with its last mapping, and so with the process's memory, which that very thread has. But a thread that
-//! ends cancels all its commands if one of them is about an io_uring itself (the kernel's `io_uring_cancel_generic`). So each ring has one such: it
-//! polls an [`Anchor`]. For the same reason it is not one of `IORING_SETUP_DEFER_TASKRUN`, whose requests wait for the end of the ring.
+//! **A daemon that is killed** must let go of the connection, or a thread of it that uses its own
+//! mount waits for ever. The commands hold on to the connection, and end with the ring; the ring
+//! ends with its last mapping, and so with the process's memory, which that very thread has. But a
+//! thread that ends cancels all its commands if one of them is about an io_uring itself (the
+//! kernel's `io_uring_cancel_generic`). So each ring has one such: it polls an [`Anchor`]. For the
+//! same reason it is not one of `IORING_SETUP_DEFER_TASKRUN`, whose requests wait for the end of
+//! the ring.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -26,7 +34,8 @@ use crate::wire::{self, Fields, Head};
 const REGISTER: u32 = 1;
 const COMMIT_AND_FETCH: u32 = 2;
 
-/// `struct fuse_uring_req_header`: heads of request and answer, then the request's first argument, then what is said about the slot.
+/// `struct fuse_uring_req_header`: heads of request and answer, then the request's first argument,
+/// then what is said about the slot.
 const HEADERS: usize = 288;
 const FIRST_ARGUMENT: usize = 128;
 const ABOUT: usize = 256;
@@ -40,7 +49,8 @@ const HEADERS_APART: usize = 320;
 const WAKE: u64 = u64::MAX;
 const ANCHOR: u64 = u64::MAX - 1;
 
-/// The buffers of all slots of a ring, one behind the other, in pages that the machine gives when they are touched.
+/// The buffers of all slots of a ring, one behind the other, in pages that the machine gives when
+/// they are touched.
 pub(crate) struct Memory {
     at: NonNull<u8>,
     length: usize,
@@ -58,7 +68,10 @@ impl Memory {
         let headers = (slots * HEADERS_APART).next_multiple_of(4096);
         let payload = payload.next_multiple_of(4096);
         let length = headers + slots * payload;
-        let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
+        let (access, kind) = (
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+        );
         // SAFETY: a new mapping at a place of the kernel's choice.
         let at = unsafe { libc::mmap(std::ptr::null_mut(), length, access, kind, -1, 0) };
         if at == libc::MAP_FAILED {
@@ -105,8 +118,11 @@ impl Slot {
     /// The kernel does not own it, and there is no other `Slot` for it.
     unsafe fn take(number: usize, memory: &Arc<Memory>) -> Slot {
         let mut slot = Slot { number, memory: memory.clone(), commit_id: 0, unique: 0, length: 0 };
-        let word = |at: usize| u64::from_ne_bytes(slot.headers()[at..at + 8].try_into().unwrap_or_default());
-        let (commit_id, unique, length) = (word(COMMIT_ID), word(8), word(PAYLOAD_LENGTH) as u32 as usize);
+        let word = |at: usize| {
+            u64::from_ne_bytes(slot.headers()[at..at + 8].try_into().unwrap_or_default())
+        };
+        let (commit_id, unique, length) =
+            (word(COMMIT_ID), word(8), word(PAYLOAD_LENGTH) as u32 as usize);
         (slot.commit_id, slot.unique, slot.length) = (commit_id, unique, length);
         slot
     }
@@ -118,17 +134,29 @@ impl Slot {
 
     fn headers_mut(&mut self) -> &mut [u8] {
         // SAFETY: the memory is the slot's, which is borrowed for this alone.
-        unsafe { std::slice::from_raw_parts_mut(self.memory.headers(self.number).as_ptr(), HEADERS) }
+        unsafe {
+            std::slice::from_raw_parts_mut(self.memory.headers(self.number).as_ptr(), HEADERS)
+        }
     }
 
     fn payload(&self) -> &[u8] {
         // SAFETY: as for the headers.
-        unsafe { std::slice::from_raw_parts(self.memory.payload(self.number).as_ptr(), self.memory.payload) }
+        unsafe {
+            std::slice::from_raw_parts(
+                self.memory.payload(self.number).as_ptr(),
+                self.memory.payload,
+            )
+        }
     }
 
     fn payload_mut(&mut self) -> &mut [u8] {
         // SAFETY: as for the headers.
-        unsafe { std::slice::from_raw_parts_mut(self.memory.payload(self.number).as_ptr(), self.memory.payload) }
+        unsafe {
+            std::slice::from_raw_parts_mut(
+                self.memory.payload(self.number).as_ptr(),
+                self.memory.payload,
+            )
+        }
     }
 
     pub fn number(&self) -> usize {
@@ -138,7 +166,11 @@ impl Slot {
     /// The request in it.
     pub fn request(&self) -> Reply<(Head, Fields<'_>)> {
         // Nothing refers to a payload that is room for an answer.
-        let others = if self.length == 0 { &[] } else { self.payload().get(..self.length).ok_or(Errno(libc::EIO))? };
+        let others = if self.length == 0 {
+            &[]
+        } else {
+            self.payload().get(..self.length).ok_or(Errno(libc::EIO))?
+        };
         wire::head_in_slot(self.headers(), &self.headers()[FIRST_ARGUMENT..ABOUT], others)
     }
 
@@ -147,14 +179,16 @@ impl Slot {
         let at = self.memory.payload(self.number).as_ptr();
         let room = if self.length == 0 { self.memory.payload } else { 0 };
         let (head, fields) = self.request()?;
-        // SAFETY: the memory is the slot's, which is borrowed for this alone; where there is room the request lies in the headers only.
+        // SAFETY: the memory is the slot's, which is borrowed for this alone; where there is room
+        // the request lies in the headers only.
         let room = unsafe { std::slice::from_raw_parts_mut(at, room) };
         Ok((head, fields, room))
     }
 
     /// Puts the answer in. `error`: 0 or a negative error number.
     pub fn answer(&mut self, error: i32, body: &[u8]) {
-        let (error, body) = if body.len() <= self.memory.payload { (error, body) } else { (-libc::EIO, &[][..]) };
+        let (error, body) =
+            if body.len() <= self.memory.payload { (error, body) } else { (-libc::EIO, &[][..]) };
         self.payload_mut()[..body.len()].copy_from_slice(body);
         self.finish(error, body.len());
     }
@@ -205,11 +239,22 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// A ring for the queue with this number of `connection`, which must stay open as long. To be used by the thread that makes it alone.
-    pub fn new(connection: BorrowedFd<'_>, queue: u16, memory: &Arc<Memory>, anchor: &Arc<Anchor>) -> io::Result<Ring> {
+    /// A ring for the queue with this number of `connection`, which must stay open as long. To be
+    /// used by the thread that makes it alone.
+    pub fn new(
+        connection: BorrowedFd<'_>,
+        queue: u16,
+        memory: &Arc<Memory>,
+        anchor: &Arc<Anchor>,
+    ) -> io::Result<Ring> {
         // Every slot, the watch and the anchor.
         let entries = memory.slots as u32 + 2;
-        let ring = IoUring::builder().setup_coop_taskrun().setup_single_issuer().setup_submit_all().dontfork().build(entries)?;
+        let ring = IoUring::builder()
+            .setup_coop_taskrun()
+            .setup_single_issuer()
+            .setup_submit_all()
+            .dontfork()
+            .build(entries)?;
         let buffers = (0..memory.slots).flat_map(|slot| {
             [(memory.headers(slot), HEADERS), (memory.payload(slot), memory.payload)]
                 .map(|(at, length)| libc::iovec { iov_base: at.as_ptr().cast(), iov_len: length })
@@ -222,17 +267,26 @@ impl Ring {
         self.memory.slots
     }
 
-    fn command(&self, operation: u32, slot: usize, commit_id: u64, addr: Option<u64>) -> squeue::Entry128 {
+    fn command(
+        &self,
+        operation: u32,
+        slot: usize,
+        commit_id: u64,
+        addr: Option<u64>,
+    ) -> squeue::Entry128 {
         // `struct fuse_uring_cmd_req`: flags, the request that is answered, the queue.
         let mut arguments = [0; 80];
         arguments[8..16].copy_from_slice(&commit_id.to_ne_bytes());
         arguments[16..18].copy_from_slice(&self.queue.to_ne_bytes());
-        let command = opcode::UringCmd80::new(types::Fd(self.connection), operation).cmd(arguments).addr(addr);
+        let command = opcode::UringCmd80::new(types::Fd(self.connection), operation)
+            .cmd(arguments)
+            .addr(addr);
         command.build().user_data(slot as u64)
     }
 
     fn push(&mut self, entry: &squeue::Entry128) -> io::Result<()> {
-        // SAFETY: what the entry refers to lives as long as the ring: the slot's memory, the buffers' list and the descriptors.
+        // SAFETY: what the entry refers to lives as long as the ring: the slot's memory, the
+        // buffers' list and the descriptors.
         let pushed = unsafe { self.ring.submission().push(entry) };
         // There is an entry for each slot, the watch and the anchor, so it is never full.
         pushed.map_err(|_| io::Error::other("the ring is full"))
@@ -241,7 +295,9 @@ impl Ring {
     /// Offers every slot to the kernel, with the next `enter`.
     pub fn register(&mut self) -> io::Result<()> {
         let anchor = types::Fd(self.anchor.0.as_raw_fd());
-        self.push(&opcode::PollAdd::new(anchor, libc::POLLIN as u32).build().user_data(ANCHOR).into())?;
+        self.push(
+            &opcode::PollAdd::new(anchor, libc::POLLIN as u32).build().user_data(ANCHOR).into(),
+        )?;
         for slot in 0..self.slots() {
             let buffers = &raw const self.buffers[2 * slot];
             let mut entry = self.command(REGISTER, slot, 0, Some(buffers as u64));
@@ -257,30 +313,43 @@ impl Ring {
         self.push(&entry)
     }
 
-    /// Has it say, once, when this descriptor can be read; it must stay open until then or the ring's end.
+    /// Has it say, once, when this descriptor can be read; it must stay open until then or the
+    /// ring's end.
     pub fn watch(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
-        let poll = opcode::PollAdd::new(types::Fd(fd.as_raw_fd()), libc::POLLIN as u32).build().user_data(WAKE);
+        let poll = opcode::PollAdd::new(types::Fd(fd.as_raw_fd()), libc::POLLIN as u32)
+            .build()
+            .user_data(WAKE);
         self.push(&poll.into())
     }
 
-    /// Hands over what is to be handed over, and if asked to, waits until there is something to be said.
+    /// Hands over what is to be handed over, and if asked to, waits until there is something to be
+    /// said.
     pub fn enter(&mut self, wait: bool) -> io::Result<()> {
         match self.ring.submit_and_wait(usize::from(wait)) {
             Ok(_) => Ok(()),
             // What could not be handed over yet, or was interrupted, comes with the next call.
-            Err(e) if matches!(e.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) => Ok(()),
+            Err(e)
+                if matches!(e.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) =>
+            {
+                Ok(())
+            }
             Err(e) => Err(e),
         }
     }
 
-    /// Has the kernel do what it has waiting for this thread: requests that it was given for a slot are in the ring then.
+    /// Has the kernel do what it has waiting for this thread: requests that it was given for a slot
+    /// are in the ring then.
     pub fn catch_up(&mut self) -> io::Result<()> {
         // `enter` makes no system call when there is nothing to hand over.
         const GETEVENTS: u32 = 1;
         // SAFETY: it hands over nothing, and refers to no memory.
         match unsafe { self.ring.submitter().enter::<libc::sigset_t>(0, 0, GETEVENTS, None) } {
             Ok(_) => Ok(()),
-            Err(e) if matches!(e.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) => Ok(()),
+            Err(e)
+                if matches!(e.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) =>
+            {
+                Ok(())
+            }
             Err(e) => Err(e),
         }
     }
@@ -291,7 +360,8 @@ impl Ring {
         let (slot, result) = (said.user_data(), said.result());
         Some(match result {
             _ if slot == WAKE => Event::Woken,
-            // SAFETY: its command has completed, so the kernel has given it back; and it was in no hands when that was given.
+            // SAFETY: its command has completed, so the kernel has given it back; and it was in no
+            // hands when that was given.
             0 => Event::Request(unsafe { Slot::take(slot as usize, &self.memory) }),
             error => Event::Lost(io::Error::from_raw_os_error(error.wrapping_neg())),
         })
@@ -303,6 +373,7 @@ fn set_length(entry: &mut squeue::Entry128, length: u32) {
     /// Of `struct io_uring_sqe`.
     const AT: usize = 24;
     const { assert!(size_of::<squeue::Entry128>() == 128) };
-    // SAFETY: an entry is the kernel's structure of 128 bytes, laid out in C, any bytes of which are valid.
+    // SAFETY: an entry is the kernel's structure of 128 bytes, laid out in C, any bytes of which
+    // are valid.
     unsafe { (&raw mut *entry).cast::<u8>().add(AT).cast::<u32>().write(length) };
 }

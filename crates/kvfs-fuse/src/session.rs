@@ -1,10 +1,12 @@
 //! The connection to the kernel and the threads that answer on it.
 //!
-//! Each thread reads one request at a time from its own clone of the connection, answers it and reads the next: no queue and no
-//! hand-over between threads, for waking another thread costs more than most answers. Only requests that wait for the disk are
-//! let out of the way (`blocking_pool`). The connection ends when the kernel says that the file system is gone.
+//! Each thread reads one request at a time from its own clone of the connection, answers it and
+//! reads the next: no queue and no hand-over between threads, for waking another thread costs more
+//! than most answers. Only requests that wait for the disk are let out of the way
+//! (`blocking_pool`). The connection ends when the kernel says that the file system is gone.
 //!
-//! Where requests come over io_uring (`queues`), one thread reads here what still comes: FORGETs, of which it takes many at once.
+//! Where requests come over io_uring (`queues`), one thread reads here what still comes: FORGETs,
+//! of which it takes many at once.
 
 use std::fs::File;
 use std::io::{self, IoSlice};
@@ -48,18 +50,37 @@ type Thread = JoinHandle<io::Result<()>>;
 
 impl Session {
     /// Answers INIT on a connection that was just mounted, then starts the threads.
-    pub fn start<H: Handler>(connection: OwnedFd, transport: Transport<H>, policy: &Policy) -> io::Result<Session> {
+    pub fn start<H: Handler>(
+        connection: OwnedFd,
+        transport: Transport<H>,
+        policy: &Policy,
+    ) -> io::Result<Session> {
         let mut buffer = vec![0; policy.max_write as usize + wire::REQUEST_ROOM];
         let (connection, transport) = (Arc::new(connection), Arc::new(transport));
         let room = Arc::new(BlockingPool::new()?);
         let rings = match policy.transport {
             Choice::Device => None,
-            Choice::Uring => Some(Queues::prepare(&connection, &transport, &room, policy.max_write)?),
-            Choice::Auto => or_device(Queues::prepare(&connection, &transport, &room, policy.max_write)),
+            Choice::Uring => {
+                Some(Queues::prepare(&connection, &transport, &room, policy.max_write)?)
+            }
+            Choice::Auto => {
+                or_device(Queues::prepare(&connection, &transport, &room, policy.max_write))
+            }
         };
         let offered = greet(&connection, &transport, &mut buffer, rings.is_some())?;
-        let not_offered = || io::Error::new(io::ErrorKind::Unsupported, "the kernel does not offer it (it takes Linux 6.14)");
-        let begin = |rings: Prepared| if offered & wire::init::OVER_IO_URING != 0 { rings.begin() } else { Err(not_offered()) };
+        let not_offered = || {
+            io::Error::new(
+                io::ErrorKind::Unsupported,
+                "the kernel does not offer it (it takes Linux 6.14)",
+            )
+        };
+        let begin = |rings: Prepared| {
+            if offered & wire::init::OVER_IO_URING != 0 {
+                rings.begin()
+            } else {
+                Err(not_offered())
+            }
+        };
         let queues = match (rings, policy.transport) {
             (None, _) => None,
             (Some(rings), Choice::Uring) => Some(begin(rings)?),
@@ -69,14 +90,25 @@ impl Session {
         let pool = Arc::new(WorkerPool::new(base));
         let gathers = queues.is_some();
         let intake = Arc::new(Intake::default());
-        let workers = Workers { transport, room, pool: pool.clone(), intake, buffer: buffer.len(), gathers };
+        let workers =
+            Workers { transport, room, pool: pool.clone(), intake, buffer: buffer.len(), gathers };
         let (threads, queues) = (Arc::default(), queues.map(Arc::new));
-        let mut session =
-            Session { connection: connection.clone(), offered, threads, pool: pool.clone(), supervisor: None, queues };
+        let mut session = Session {
+            connection: connection.clone(),
+            offered,
+            threads,
+            pool: pool.clone(),
+            supervisor: None,
+            queues,
+        };
         for i in 0..base {
             // Without the right to open the device there is one connection, and all share it.
             let own = if i == 0 { None } else { clone_of(&connection).ok() };
-            let thread = workers.open(format!("fuse-{i}"), own.map_or_else(|| connection.clone(), Arc::new), false)?;
+            let thread = workers.open(
+                format!("fuse-{i}"),
+                own.map_or_else(|| connection.clone(), Arc::new),
+                false,
+            )?;
             session.threads.lock().push(thread);
         }
         let all = session.threads.clone();
@@ -89,11 +121,14 @@ impl Session {
                     all.retain(|t| !t.is_finished());
                     all.push(thread);
                 }
-                Err(e) => tracing::warn!("all threads are held up, and there can be no more of them: {e}"),
+                Err(e) => {
+                    tracing::warn!("all threads are held up, and there can be no more of them: {e}")
+                }
             }
         };
         let look = move || pool.look_after(|| transport.stalls(), help);
-        session.supervisor = Some(std::thread::Builder::new().name("fuse-supervisor".into()).spawn(look)?);
+        session.supervisor =
+            Some(std::thread::Builder::new().name("fuse-supervisor".into()).spawn(look)?);
         Ok(session)
     }
 
@@ -108,10 +143,14 @@ impl Session {
     }
 
     pub fn invalidator(&self) -> KernelCache {
-        KernelCache { connection: self.connection.clone(), expires: self.offered & wire::init::HAS_EXPIRE_ONLY != 0 }
+        KernelCache {
+            connection: self.connection.clone(),
+            expires: self.offered & wire::init::HAS_EXPIRE_ONLY != 0,
+        }
     }
 
-    /// Returns when the kernel has ended the connection and every thread has exited. The first error wins.
+    /// Returns when the kernel has ended the connection and every thread has exited. The first
+    /// error wins.
     pub fn wait(self) -> io::Result<()> {
         let mut outcome = Ok(());
         let mut supervisor = self.supervisor;
@@ -119,7 +158,13 @@ impl Session {
             let next = self.threads.lock().pop();
             // Every thread is waited for, whatever the others said.
             match next {
-                Some(thread) => outcome = outcome.and(thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))),
+                Some(thread) => {
+                    outcome = outcome.and(
+                        thread
+                            .join()
+                            .unwrap_or_else(|_| Err(io::Error::other("a thread panicked"))),
+                    )
+                }
                 // It may have started another one meanwhile.
                 None => match supervisor.take() {
                     Some(supervisor) => {
@@ -135,13 +180,22 @@ impl Session {
 
 /// What is there, or a word about why requests come over `/dev/fuse`.
 fn or_device<T>(rings: io::Result<T>) -> Option<T> {
-    rings.inspect_err(|e| tracing::warn!("requests come over /dev/fuse, and not over io_uring: {e}")).ok()
+    rings
+        .inspect_err(|e| tracing::warn!("requests come over /dev/fuse, and not over io_uring: {e}"))
+        .ok()
 }
 
-/// Reads the kernel's INIT and answers it; gives what the kernel offered. `rings`: io_uring is asked for.
-fn greet<H: Handler>(connection: &OwnedFd, transport: &Transport<H>, buffer: &mut [u8], rings: bool) -> io::Result<u64> {
+/// Reads the kernel's INIT and answers it; gives what the kernel offered. `rings`: io_uring is
+/// asked for.
+fn greet<H: Handler>(
+    connection: &OwnedFd,
+    transport: &Transport<H>,
+    buffer: &mut [u8],
+    rings: bool,
+) -> io::Result<u64> {
     let length = next(connection, buffer)?.ok_or(io::ErrorKind::NotConnected)?;
-    let broken = || io::Error::new(io::ErrorKind::InvalidData, "the kernel did not begin with INIT");
+    let broken =
+        || io::Error::new(io::ErrorKind::InvalidData, "the kernel did not begin with INIT");
     let (head, fields) = wire::head(&buffer[..length]).map_err(|_| broken())?;
     if head.opcode != INIT {
         return Err(broken());
@@ -168,13 +222,22 @@ struct Workers<H> {
 impl<H: Handler> Workers<H> {
     /// Starts a thread. `helps`: it exits when it is not needed.
     fn open(&self, name: String, connection: Arc<OwnedFd>, helps: bool) -> io::Result<Thread> {
-        let (transport, room, pool) = (self.transport.clone(), self.room.clone(), self.pool.clone());
-        let (mut buffer, gathers, intake) = (vec![0; self.buffer], self.gathers, self.intake.clone());
+        let (transport, room, pool) =
+            (self.transport.clone(), self.room.clone(), self.pool.clone());
+        let (mut buffer, gathers, intake) =
+            (vec![0; self.buffer], self.gathers, self.intake.clone());
         let slot = pool.join();
         let ours = slot.clone();
         let work = move || {
             ours.take();
-            let served = serve(&connection, &transport, &room, (&pool, &intake), (&ours, helps, gathers), &mut buffer);
+            let served = serve(
+                &connection,
+                &transport,
+                &room,
+                (&pool, &intake),
+                (&ours, helps, gathers),
+                &mut buffer,
+            );
             pool.leave(&ours);
             served
         };
@@ -209,7 +272,8 @@ fn serve<H: Handler>(
         let Some(message) = taken? else { break };
         let (head, fields) = wire::head(message).map_err(broken)?;
         let request = Request::of(head.opcode);
-        let _working = slot.work(request == Request::Write && wire::written_back_at(fields).is_some());
+        let _working =
+            slot.work(request == Request::Write && wire::written_back_at(fields).is_some());
         if !request.waits() {
             answer(connection, transport, &head, fields, &mut reply, &mut data);
             if gathers && matches!(request, Request::Forget | Request::BatchForget) {
@@ -234,12 +298,20 @@ fn serve<H: Handler>(
             }
         }
         // An answer must go to the connection that its request came from.
-        let (connection, transport, message) = (connection.clone(), transport.clone(), message.to_vec());
+        let (connection, transport, message) =
+            (connection.clone(), transport.clone(), message.to_vec());
         // What goes down tells the kernel to drop what it has, which no thread that answers may do.
         room.admit(pool.threads() == 1 || request == Request::IoCtl, move || {
             // It was decoded above.
             if let Ok((head, fields)) = wire::head(&message) {
-                answer(&connection, &transport, &head, fields, &mut ReplyBuffer::default(), &mut []);
+                answer(
+                    &connection,
+                    &transport,
+                    &head,
+                    fields,
+                    &mut ReplyBuffer::default(),
+                    &mut [],
+                );
             }
         });
     }
@@ -268,7 +340,10 @@ pub(crate) fn dispatch<H: Handler>(
     // Before the answer: whoever has it may rely on this.
     for &ino in &reply.stale_attributes {
         if let Err(e) = forget_attributes(connection, ino) {
-            tracing::warn!(ino, "the kernel may go on with a set-user-ID bit that is gone: it did not take word of it: {e}");
+            tracing::warn!(
+                ino,
+                "the kernel may go on with a set-user-ID bit that is gone: it did not take word of it: {e}"
+            );
         }
     }
     outcome
@@ -295,7 +370,8 @@ fn answer<H: Handler>(
     };
     match sent {
         Ok(()) => {}
-        // The request was interrupted and is forgotten, or the connection is gone; the next read knows.
+        // The request was interrupted and is forgotten, or the connection is gone; the next read
+        // knows.
         Err(Os::NOENT | Os::NODEV | Os::CONNABORTED) => transport.take_back(reply),
         Err(e) => {
             transport.take_back(reply);
@@ -317,7 +393,8 @@ fn next(connection: &OwnedFd, buffer: &mut [u8]) -> io::Result<Option<usize>> {
     }
 }
 
-/// An answer, or (with `unique` 0) a message that no request asked for. `error`: 0 or a negative error number, or a message's code.
+/// An answer, or (with `unique` 0) a message that no request asked for. `error`: 0 or a negative
+/// error number, or a message's code.
 fn send(connection: impl AsFd, unique: u64, error: i32, body: &[u8]) -> rustix::io::Result<()> {
     let mut head = [0; wire::OUT_HEADER];
     head[..4].copy_from_slice(&((wire::OUT_HEADER + body.len()) as u32).to_ne_bytes());
@@ -334,9 +411,11 @@ fn send(connection: impl AsFd, unique: u64, error: i32, body: &[u8]) -> rustix::
 /// A second connection to the same mount, with a queue of its own for requests under way.
 fn clone_of(connection: &OwnedFd) -> io::Result<OwnedFd> {
     let clone = File::options().read(true).write(true).open("/dev/fuse")?;
-    // FUSE_DEV_IOC_CLONE: _IOR(229, 0, uint32_t), the argument points to the number of the descriptor to join.
+    // FUSE_DEV_IOC_CLONE: _IOR(229, 0, uint32_t), the argument points to the number of the
+    // descriptor to join.
     const CLONE: rustix::ioctl::Opcode = rustix::ioctl::opcode::read::<u32>(229, 0);
-    // SAFETY: this ioctl on /dev/fuse only reads the u32 it is given, which lives until the call returns.
+    // SAFETY: this ioctl on /dev/fuse only reads the u32 it is given, which lives until the call
+    // returns.
     unsafe {
         let join = rustix::ioctl::Setter::<CLONE, u32>::new(connection.as_raw_fd() as u32);
         rustix::ioctl::ioctl(&clone, join)?;
@@ -365,7 +444,8 @@ fn tell(connection: &OwnedFd, code: i32, body: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Has the kernel ask for attributes anew. It takes no lock of the inode for that, so a thread that answers may send it.
+/// Has the kernel ask for attributes anew. It takes no lock of the inode for that, so a thread that
+/// answers may send it.
 fn forget_attributes(connection: &OwnedFd, ino: Ino) -> io::Result<()> {
     let mut body = wire::Answer::default();
     // A negative offset: no pages.
@@ -400,7 +480,8 @@ impl Invalidator for KernelCache {
     }
 
     fn grown(&self, ino: Ino, size: u64, last: u8) -> io::Result<()> {
-        // Nothing at the new end would not move it: the kernel takes over an end only with what is before it.
+        // Nothing at the new end would not move it: the kernel takes over an end only with what is
+        // before it.
         let Some(at) = size.checked_sub(1) else { return Ok(()) };
         let mut body = wire::Answer::default();
         body.u64(ino).u64(at).u32(1).u32(0);

@@ -2,13 +2,16 @@
 //!
 //! Each request costs a round trip, so what this file decides is which requests there are at all:
 //!
-//! - OPEN, OPENDIR, FLUSH and CREATE are answered ENOSYS, once each: from then on the kernel opens and closes without a word, keeps
-//!   pages and folder entries cached across opens, and creates with MKNOD.
-//! - Names, missing names and attributes are cached for as long as the policy says; if it says so, writes gather in the page cache.
-//! - The kernel is told that set-user-ID bits are dropped here (`HANDLE_KILLPRIV_V2`): it then asks for `security.capability` once a
-//!   file and not once a write.
+//! - OPEN, OPENDIR, FLUSH and CREATE are answered ENOSYS, once each: from then on the kernel opens
+//!   and closes without a word, keeps pages and folder entries cached across opens, and creates
+//!   with MKNOD.
+//! - Names, missing names and attributes are cached for as long as the policy says; if it says so,
+//!   writes gather in the page cache.
+//! - The kernel is told that set-user-ID bits are dropped here (`HANDLE_KILLPRIV_V2`): it then asks
+//!   for `security.capability` once a file and not once a write.
 //! - File locks stay in the kernel: it is not told that there is anyone else to ask.
-//! - STATX is left to GETATTR: it would add nothing but the time of birth, for a request more per file.
+//! - STATX is left to GETATTR: it would add nothing but the time of birth, for a request more per
+//!   file.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -41,7 +44,8 @@ pub(crate) struct Transport<H> {
     counters: Arc<Counters>,
 }
 
-/// The answer to one request, and what becomes of it. A thread keeps it between requests, so that most of them allocate nothing.
+/// The answer to one request, and what becomes of it. A thread keeps it between requests, so that
+/// most of them allocate nothing.
 #[derive(Default)]
 pub(crate) struct ReplyBuffer {
     pub answer: Answer,
@@ -86,11 +90,17 @@ impl<H: Handler> Transport<H> {
         }
     }
 
-    /// Answers one request. A panic in the handler is a defect, but not one that may take everybody's files away: it is answered
-    /// with EIO, as the panic hook reports it.
+    /// Answers one request. A panic in the handler is a defect, but not one that may take
+    /// everybody's files away: it is answered with EIO, as the panic hook reports it.
     ///
     /// `room`: where what is read may be put, so that nothing is allocated for it.
-    pub fn dispatch(&self, head: &Head, fields: Fields<'_>, reply: &mut ReplyBuffer, room: &mut [u8]) -> Outcome {
+    pub fn dispatch(
+        &self,
+        head: &Head,
+        fields: Fields<'_>,
+        reply: &mut ReplyBuffer,
+        room: &mut [u8],
+    ) -> Outcome {
         reply.answer.0.clear();
         reply.handed_out.clear();
         reply.stale_attributes.clear();
@@ -110,7 +120,8 @@ impl<H: Handler> Transport<H> {
         }
     }
 
-    /// Begins an FSYNC: see [`Handler::begin_fsync`]. One that is to be done alone has to be dispatched.
+    /// Begins an FSYNC: see [`Handler::begin_fsync`]. One that is to be done alone has to be
+    /// dispatched.
     pub fn begin_fsync(&self, head: &Head) -> Reply<FSync> {
         if self.handler.is_down() {
             return Err(Errno(libc::EIO));
@@ -127,16 +138,26 @@ impl<H: Handler> Transport<H> {
         unless_it_panics("a sync", || self.handler.sync())
     }
 
-    /// The answer did not reach the kernel (the request was interrupted): the kernel does not have the references in it.
+    /// The answer did not reach the kernel (the request was interrupted): the kernel does not have
+    /// the references in it.
     pub fn take_back(&self, reply: &ReplyBuffer) {
         for &ino in &reply.handed_out {
             self.handler.forget(ino, 1);
         }
     }
 
-    fn answer(&self, request: Request, head: &Head, mut f: Fields<'_>, reply: &mut ReplyBuffer, room: &mut [u8]) -> Reply<Outcome> {
+    fn answer(
+        &self,
+        request: Request,
+        head: &Head,
+        mut f: Fields<'_>,
+        reply: &mut ReplyBuffer,
+        room: &mut [u8],
+    ) -> Reply<Outcome> {
         let h = &*self.handler;
-        if h.is_down() && !matches!(request, Request::Forget | Request::BatchForget | Request::Destroy) {
+        if h.is_down()
+            && !matches!(request, Request::Forget | Request::BatchForget | Request::Destroy)
+        {
             return Err(Errno(libc::EIO));
         }
         let ino = head.ino;
@@ -228,14 +249,22 @@ impl<H: Handler> Transport<H> {
             Request::FSync | Request::FSyncDir => {
                 let (_fh, flags) = (f.u64()?, f.u32()?);
                 let data_only = flags & wire::FSYNC_DATA_ONLY != 0;
-                done(if request == Request::FSync { h.fsync(ino, data_only) } else { h.fsyncdir(ino, data_only) })
+                done(if request == Request::FSync {
+                    h.fsync(ino, data_only)
+                } else {
+                    h.fsyncdir(ino, data_only)
+                })
             }
-            Request::ReadDir | Request::ReadDirPlus => self.readdir(request == Request::ReadDirPlus, ino, f, reply),
+            Request::ReadDir | Request::ReadDirPlus => {
+                self.readdir(request == Request::ReadDirPlus, ino, f, reply)
+            }
             Request::StatFs => {
                 reply.answer.statfs_out(&h.statfs()?);
                 Ok(Outcome::Answer)
             }
-            Request::GetXattr | Request::ListXattr | Request::SetXattr | Request::RemoveXattr if !self.policy.xattrs => {
+            Request::GetXattr | Request::ListXattr | Request::SetXattr | Request::RemoveXattr
+                if !self.policy.xattrs =>
+            {
                 Err(Errno(libc::ENOSYS))
             }
             Request::GetXattr => {
@@ -281,7 +310,8 @@ impl<H: Handler> Transport<H> {
                 // The older answer has room for 32 bits; callers go on where a short copy ended.
                 let short = request == Request::CopyFileRange;
                 let length = if short { length.min(1 << 30) } else { length };
-                let copied = h.copy_file_range((ino, offset_in), (to, offset_out), length, caller)?;
+                let copied =
+                    h.copy_file_range((ino, offset_in), (to, offset_out), length, caller)?;
                 reply.changed(to, &copied);
                 if short {
                     reply.answer.u32(copied.bytes as u32).u32(0)
@@ -301,8 +331,9 @@ impl<H: Handler> Transport<H> {
             }
             // Sent for files that TMPFILE opened, and when the mount ends.
             Request::Release | Request::ReleaseDir | Request::Destroy => done(Ok(())),
-            // For chdir and access(2), and only without `default_permissions`. Only root can ask then, and modes do not bind it, but for
-            // this: a file without any execute bit is not executable for root either. What a read-only mount refuses the kernel checks itself.
+            // For chdir and access(2), and only without `default_permissions`. Only root can ask
+            // then, and modes do not bind it, but for this: a file without any execute bit is not
+            // executable for root either. What a read-only mount refuses the kernel checks itself.
             Request::Access => {
                 let (mask, _) = (f.u32()?, f.u32()?);
                 if mask & libc::X_OK as u32 == 0 {
@@ -331,13 +362,24 @@ impl<H: Handler> Transport<H> {
 
     fn entry(&self, reply: &mut ReplyBuffer, attr: &Attr) -> Outcome {
         reply.handed_out.push(attr.ino);
-        reply.answer.entry_out(attr, self.policy.entry_ttl.as_secs(), self.policy.attr_ttl.as_secs());
+        reply.answer.entry_out(
+            attr,
+            self.policy.entry_ttl.as_secs(),
+            self.policy.attr_ttl.as_secs(),
+        );
         Outcome::Answer
     }
 
-    fn readdir(&self, attributes: bool, ino: Ino, mut f: Fields<'_>, reply: &mut ReplyBuffer) -> Reply<Outcome> {
+    fn readdir(
+        &self,
+        attributes: bool,
+        ino: Ino,
+        mut f: Fields<'_>,
+        reply: &mut ReplyBuffer,
+    ) -> Reply<Outcome> {
         let (_fh, cookie, size) = (f.u64()?, f.u64()?, f.u32()? as usize);
-        let (entry_ttl, attr_ttl) = (self.policy.entry_ttl.as_secs(), self.policy.attr_ttl.as_secs());
+        let (entry_ttl, attr_ttl) =
+            (self.policy.entry_ttl.as_secs(), self.policy.attr_ttl.as_secs());
         self.handler.readdir(ino, cookie, attributes, &mut |entry| {
             if reply.answer.0.len() + wire::dirent_size(entry.name, attributes) > size {
                 return false;
@@ -360,10 +402,12 @@ impl<H: Handler> Transport<H> {
         Ok(Outcome::Answer)
     }
 
-    /// Answers INIT: the kernel's offer comes in and is returned, what we take of it goes out. `rings`: io_uring, if it is offered.
+    /// Answers INIT: the kernel's offer comes in and is returned, what we take of it goes out.
+    /// `rings`: io_uring, if it is offered.
     pub fn init(&self, mut f: Fields<'_>, reply: &mut ReplyBuffer, rings: bool) -> Reply<u64> {
         let (major, _minor, max_readahead, flags) = (f.u32()?, f.u32()?, f.u32()?, f.u32()?);
-        let offered = u64::from(flags) | if u64::from(flags) & init::INIT_EXT != 0 { u64::from(f.u32()?) << 32 } else { 0 };
+        let offered = u64::from(flags)
+            | if u64::from(flags) & init::INIT_EXT != 0 { u64::from(f.u32()?) << 32 } else { 0 };
         if major != wire::MAJOR {
             return Err(Errno(libc::EPROTO));
         }
@@ -379,15 +423,17 @@ impl<H: Handler> Transport<H> {
             (init::DO_READDIRPLUS, "folders with attributes"),
             (init::READDIRPLUS_AUTO, "folders with attributes when it pays"),
             (init::CACHE_SYMLINKS, "cached symbolic links"),
-            // With long-lived attributes the kernel must not drop pages because a time looks new: it made that time itself.
+            // With long-lived attributes the kernel must not drop pages because a time looks new:
+            // it made that time itself.
             (init::EXPLICIT_INVAL_DATA, "pages dropped only when told to"),
         ];
         for (_, what) in wanted.iter().filter(|(bit, _)| offered & bit == 0) {
             tracing::warn!("this kernel's FUSE has no {what}: works, but slower");
         }
         let policy = &self.policy;
-        // Asynchronous direct I/O is not asked for: behind a direct write that ends later the kernel does not drop the pages that were read
-        // since it began, and so would show old bytes.
+        // Asynchronous direct I/O is not asked for: behind a direct write that ends later the
+        // kernel does not drop the pages that were read since it began, and so would show old
+        // bytes.
         let take = wanted.iter().fold(init::INIT_EXT, |all, (bit, _)| all | bit);
         let take = (if policy.write_back { take | init::WRITEBACK_CACHE } else { take }) & offered;
         let max_write = policy.max_write.max(4096);
@@ -395,8 +441,12 @@ impl<H: Handler> Transport<H> {
         let a = &mut reply.answer;
         let rings = if rings { init::OVER_IO_URING & offered } else { 0 };
         let take = take | rings;
-        a.u32(wire::MAJOR).u32(wire::MINOR).u32(max_readahead.min(policy.max_readahead)).u32(take as u32);
-        // Over io_uring a request must not be held back by the number of others, or it could be overtaken (`queues`).
+        a.u32(wire::MAJOR)
+            .u32(wire::MINOR)
+            .u32(max_readahead.min(policy.max_readahead))
+            .u32(take as u32);
+        // Over io_uring a request must not be held back by the number of others, or it could be
+        // overtaken (`queues`).
         let background = if rings != 0 { u16::MAX } else { policy.max_background };
         a.u16(background.max(1)).u16((policy.max_background / 4 * 3).max(1));
         // Times count in steps of one nanosecond.
@@ -441,7 +491,9 @@ fn setattr_in(f: &mut Fields<'_>, caller: Caller) -> Reply<SetAttr> {
     let (mode, _, uid, gid) = (f.u32()?, f.u32()?, f.u32()?, f.u32()?);
     let has = |bit: u32| bits & bit != 0;
     let time = |i: usize| Timestamp { secs: secs[i], nanos: nanos[i].min(999_999_999) };
-    let set = |i: usize, bit, now| has(bit).then(|| if has(now) { TimeSet::Now } else { TimeSet::At(time(i)) });
+    let set = |i: usize, bit, now| {
+        has(bit).then(|| if has(now) { TimeSet::Now } else { TimeSet::At(time(i)) })
+    };
     Ok(SetAttr {
         mode: has(valid::MODE).then(|| perm(mode)),
         uid: has(valid::UID).then_some(uid),

@@ -1,12 +1,12 @@
-//! A thread of the daemon that uses the mount as any program does, and does not outlive a daemon that
-//! is killed.
+//! A thread of the daemon that uses the mount as any program does, and does not outlive a daemon
+//! that is killed.
 //!
-//! A call on the mount ends when the daemon has answered, and nothing interrupts it. When the daemon
-//! is killed, the kernel takes its connection down with its last descriptor, and then every call that
-//! still waits fails. But a process keeps its descriptors until its last thread has ended: one that
-//! waits in a call on the daemon's own mount would wait for ever, and the store would stay locked. So
-//! such a thread has a descriptor table of its own (`CLOSE_RANGE_UNSHARE`) with none of the daemon's
-//! descriptors in it.
+//! A call on the mount ends when the daemon has answered, and nothing interrupts it. When the
+//! daemon is killed, the kernel takes its connection down with its last descriptor, and then every
+//! call that still waits fails. But a process keeps its descriptors until its last thread has
+//! ended: one that waits in a call on the daemon's own mount would wait for ever, and the store
+//! would stay locked. So such a thread has a descriptor table of its own (`CLOSE_RANGE_UNSHARE`)
+//! with none of the daemon's descriptors in it.
 
 use std::fs::File;
 use std::io;
@@ -28,7 +28,9 @@ impl UnsharedThread {
         let (work, given) = channel::<Work>();
         let run = move || {
             if let Err(e) = leave_descriptors() {
-                tracing::info!("a daemon that is killed may hang until its mount is ended with `umount -f`: {e}");
+                tracing::info!(
+                    "a daemon that is killed may hang until its mount is ended with `umount -f`: {e}"
+                );
             }
             given.into_iter().for_each(|work| work());
         };
@@ -36,15 +38,21 @@ impl UnsharedThread {
         Ok(UnsharedThread { work: Mutex::new(Some(work)), thread: Mutex::new(Some(thread)) })
     }
 
-    /// Runs `work` on this thread, where no descriptor is valid that was opened elsewhere, and nothing can be printed or logged; nothing
-    /// it opens there is valid elsewhere.
-    /// `NotConnected` when the thread has stopped.
-    pub fn ask<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
+    /// Runs `work` on this thread, where no descriptor is valid that was opened elsewhere, and
+    /// nothing can be printed or logged; nothing it opens there is valid elsewhere. `NotConnected`
+    /// when the thread has stopped.
+    pub fn ask<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> io::Result<T> {
         self.begin(work)?.recv().map_err(|_| io::ErrorKind::NotConnected.into())
     }
 
     /// As `ask`, without waiting: what it gives brings the result.
-    pub fn begin<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> io::Result<Receiver<T>> {
+    pub fn begin<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> io::Result<Receiver<T>> {
         let (say, said) = channel();
         let work: Work = Box::new(move || drop(say.send(work())));
         let gone = || io::Error::from(io::ErrorKind::NotConnected);
@@ -61,12 +69,15 @@ impl UnsharedThread {
     }
 }
 
-/// Gives this thread a table of descriptors of its own. Standard input, output and error are nothing in it: the program that started
-/// the daemon may wait until every copy of them is closed.
+/// Gives this thread a table of descriptors of its own. Standard input, output and error are
+/// nothing in it: the program that started the daemon may wait until every copy of them is closed.
 pub(crate) fn leave_descriptors() -> io::Result<()> {
-    // SAFETY: the table is not shared any more when its descriptors are closed (CLOSE_RANGE_UNSHARE), so no other thread loses any; and this
-    // one has just started and owns none.
-    let result = unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_UNSHARE) };
+    // SAFETY: the table is not shared any more when its descriptors are closed
+    // (CLOSE_RANGE_UNSHARE), so no other thread loses any; and this one has just started and owns
+    // none.
+    let result = unsafe {
+        libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_UNSHARE)
+    };
     if result != 0 {
         return Err(io::Error::last_os_error());
     }
@@ -87,11 +98,15 @@ mod tests {
         let file = File::open("/proc/self/status").unwrap();
         let fd = file.as_raw_fd();
         let thread = UnsharedThread::start("thread").unwrap();
-        let there = thread.ask(move || std::fs::metadata(format!("/proc/thread-self/fd/{fd}")).is_ok()).unwrap();
+        let there = thread
+            .ask(move || std::fs::metadata(format!("/proc/thread-self/fd/{fd}")).is_ok())
+            .unwrap();
         assert!(!there);
         let nothing = std::path::PathBuf::from("/dev/null");
         for fd in 0..3 {
-            let standard = thread.ask(move || std::fs::read_link(format!("/proc/thread-self/fd/{fd}"))).unwrap();
+            let standard = thread
+                .ask(move || std::fs::read_link(format!("/proc/thread-self/fd/{fd}")))
+                .unwrap();
             assert_eq!(standard.unwrap(), nothing);
         }
         assert!(file.metadata().is_ok());

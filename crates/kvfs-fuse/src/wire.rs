@@ -1,7 +1,9 @@
-//! The messages of the kernel's FUSE protocol, version 7 (`include/uapi/linux/fuse.h`), byte by byte.
+//! The messages of the kernel's FUSE protocol, version 7 (`include/uapi/linux/fuse.h`), byte by
+//! byte.
 //!
-//! Only layouts live here, read and written field by field in the machine's byte order: no structure is laid over bytes, so a
-//! message shorter than it should be is an error and nothing else.
+//! Only layouts live here, read and written field by field in the machine's byte order: no
+//! structure is laid over bytes, so a message shorter than it should be is an error and nothing
+//! else.
 
 use crate::handler::{Attr, Errno, FileKind, Ino, Reply, StatFs, Timestamp};
 
@@ -34,7 +36,8 @@ pub mod init {
     pub const INIT_EXT: u64 = 1 << 30;
     /// Not asked for: the kernel says that it knows `INVAL_ENTRY_EXPIRE`.
     pub const HAS_EXPIRE_ONLY: u64 = 1 << 35;
-    /// Offered where the kernel's parameter `enable_uring` is on; asked for, requests come over io_uring once every queue has a slot.
+    /// Offered where the kernel's parameter `enable_uring` is on; asked for, requests come over
+    /// io_uring once every queue has a slot.
     pub const OVER_IO_URING: u64 = 1 << 41;
 }
 
@@ -52,20 +55,23 @@ pub mod valid {
     pub const KILL_SUIDGID: u32 = 1 << 11;
 }
 
-/// Bits of `fuse_write_in.write_flags`: pages that the kernel writes back; and bits that give privileges go.
+/// Bits of `fuse_write_in.write_flags`: pages that the kernel writes back; and bits that give
+/// privileges go.
 pub const WRITE_CACHE: u32 = 1 << 0;
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 /// Bit of `fuse_fsync_in.fsync_flags`.
 pub const FSYNC_DATA_ONLY: u32 = 1;
-/// Bits of `fuse_open_out.open_flags`: what the kernel does by itself for files it never asked us to open.
+/// Bits of `fuse_open_out.open_flags`: what the kernel does by itself for files it never asked us
+/// to open.
 pub const OPEN_KEEP_CACHE: u32 = 1 << 1;
 
 /// Codes of messages that no request asked for.
 pub const NOTIFY_INVAL_INODE: i32 = 2;
 pub const NOTIFY_INVAL_ENTRY: i32 = 3;
 pub const NOTIFY_STORE: i32 = 4;
-/// Bit of `fuse_notify_inval_entry_out.flags`: the entry is asked about anew, and stays if nothing has changed. Without it the name is
-/// torn out at once, from under programs that work there and mounts that lie below.
+/// Bit of `fuse_notify_inval_entry_out.flags`: the entry is asked about anew, and stays if nothing
+/// has changed. Without it the name is torn out at once, from under programs that work there and
+/// mounts that lie below.
 pub const INVAL_ENTRY_EXPIRE: u32 = 1 << 0;
 
 /// The head of a request.
@@ -89,8 +95,13 @@ pub fn head(request: &[u8]) -> Reply<(Head, Fields<'_>)> {
     Ok((head, Fields::of(&request[IN_HEADER..])))
 }
 
-/// The same for a request in three places: its head, its first argument (`first` has room for any), and the others.
-pub fn head_in_slot<'a>(head: &[u8], first: &'a [u8], others: &'a [u8]) -> Reply<(Head, Fields<'a>)> {
+/// The same for a request in three places: its head, its first argument (`first` has room for any),
+/// and the others.
+pub fn head_in_slot<'a>(
+    head: &[u8],
+    first: &'a [u8],
+    others: &'a [u8],
+) -> Reply<(Head, Fields<'a>)> {
     let (length, head) = head_fields(Fields::of(head))?;
     let first_length = length.checked_sub(IN_HEADER + others.len()).ok_or(Errno(libc::EIO))?;
     let first = first.get(..first_length).ok_or(Errno(libc::EIO))?;
@@ -99,12 +110,14 @@ pub fn head_in_slot<'a>(head: &[u8], first: &'a [u8], others: &'a [u8]) -> Reply
 
 fn head_fields(mut f: Fields<'_>) -> Reply<(usize, Head)> {
     let length = f.u32()? as usize;
-    let (opcode, unique, ino, uid, gid, pid) = (f.u32()?, f.u64()?, f.u64()?, f.u32()?, f.u32()?, f.u32()?);
+    let (opcode, unique, ino, uid, gid, pid) =
+        (f.u32()?, f.u64()?, f.u64()?, f.u32()?, f.u32()?, f.u32()?);
     f.u32()?;
     Ok((length, Head { opcode, unique, ino, uid, gid, pid }))
 }
 
-/// The offset of a WRITE with these fields, if it brings pages that the kernel writes back, and not what a program writes just now.
+/// The offset of a WRITE with these fields, if it brings pages that the kernel writes back, and not
+/// what a program writes just now.
 pub fn written_back_at(mut write: Fields<'_>) -> Option<u64> {
     let mut read = || -> Reply<(u64, u32)> {
         let (_fh, offset, _size) = (write.u64()?, write.u64()?, write.u32()?);
@@ -122,9 +135,11 @@ pub fn read_size(mut read: Fields<'_>) -> u32 {
     size.unwrap_or(0)
 }
 
-/// The rest of a request, taken off field by field. Too few bytes are the kernel's mistake, answered with EIO.
+/// The rest of a request, taken off field by field. Too few bytes are the kernel's mistake,
+/// answered with EIO.
 ///
-/// On `/dev/fuse` it is one piece. Over io_uring its first argument lies apart from the others; no field spans both.
+/// On `/dev/fuse` it is one piece. Over io_uring its first argument lies apart from the others; no
+/// field spans both.
 #[derive(Clone, Copy, Debug)]
 pub struct Fields<'a> {
     first: &'a [u8],
@@ -200,7 +215,13 @@ impl Answer {
         for Timestamp { nanos, .. } in times {
             self.u32(nanos);
         }
-        self.u32(mode(a.kind, a.perm)).u32(a.nlink).u32(a.uid).u32(a.gid).u32(a.rdev).u32(4096).u32(0);
+        self.u32(mode(a.kind, a.perm))
+            .u32(a.nlink)
+            .u32(a.uid)
+            .u32(a.gid)
+            .u32(a.rdev)
+            .u32(4096)
+            .u32(0);
     }
 
     /// `fuse_attr_out`; the kernel may believe it for `ttl` seconds.
@@ -213,8 +234,8 @@ impl Answer {
         self.u64(a.ino).u64(0).u64(entry_ttl).u64(attr_ttl).u32(0).u32(0).attr(a);
     }
 
-    /// A `fuse_entry_out` of inode 0: there is no such entry, and the kernel may remember that. In a folder with attributes: this
-    /// entry comes without.
+    /// A `fuse_entry_out` of inode 0: there is no such entry, and the kernel may remember that. In
+    /// a folder with attributes: this entry comes without.
     pub fn no_entry_out(&mut self, entry_ttl: u64) {
         self.u64(0).u64(0).u64(entry_ttl);
         self.0.resize(self.0.len() + ENTRY_OUT - 24, 0);
@@ -306,7 +327,8 @@ mod tests {
         assert_eq!(size(&|a| a.attr_out(&ATTR, 1)), 104);
         assert_eq!(size(&|a| a.entry_out(&ATTR, 1, 1)), ENTRY_OUT);
         assert_eq!(size(&|a| a.no_entry_out(1)), ENTRY_OUT);
-        let room = StatFs { block_size: 1, blocks: 2, free: 3, files: 4, files_free: 5, name_max: 6 };
+        let room =
+            StatFs { block_size: 1, blocks: 2, free: 3, files: 4, files_free: 5, name_max: 6 };
         assert_eq!(size(&|a| a.statfs_out(&room)), 80);
         for name in [&b"a"[..], b"12345678", b"123456789"] {
             assert_eq!(size(&|a| a.dirent(1, 1, FileKind::Dir, name)), dirent_size(name, false));
@@ -333,18 +355,23 @@ mod tests {
         request.extend([7, 0, 0, 0, 9, 0, 0, 0]);
         request.extend(b"name\0value");
         request[0] = request.len() as u8;
-        let (front, others) = (request[..IN_HEADER + 8].to_vec(), request[IN_HEADER + 8..].to_vec());
+        let (front, others) =
+            (request[..IN_HEADER + 8].to_vec(), request[IN_HEADER + 8..].to_vec());
         let mut first = [0xff; 128];
         first[..8].copy_from_slice(&front[IN_HEADER..]);
         let apart = head_in_slot(&front[..IN_HEADER], &first, &others).expect("a whole request");
         for (head, mut f) in [head(&request).expect("a whole request"), apart] {
             assert_eq!(head.opcode, 35);
-            assert_eq!((f.u32(), f.u32(), f.name(), f.bytes(5)), (Ok(7), Ok(9), Ok(&b"name"[..]), Ok(&b"value"[..])));
+            assert_eq!(
+                (f.u32(), f.u32(), f.name(), f.bytes(5)),
+                (Ok(7), Ok(9), Ok(&b"name"[..]), Ok(&b"value"[..]))
+            );
             assert!(f.bytes(1).is_err());
         }
         // No first argument, as with LOOKUP; and lengths that do not fit.
         request[0] = (IN_HEADER + others.len()) as u8;
-        let (_, mut f) = head_in_slot(&request[..IN_HEADER], &first, &others).expect("a whole request");
+        let (_, mut f) =
+            head_in_slot(&request[..IN_HEADER], &first, &others).expect("a whole request");
         assert_eq!(f.name(), Ok(&b"name"[..]));
         request[0] = (IN_HEADER + others.len() - 1) as u8;
         assert!(head_in_slot(&request[..IN_HEADER], &first, &others).is_err());
@@ -354,7 +381,8 @@ mod tests {
 
     #[test]
     fn every_kind_has_a_mode_and_back() {
-        let kinds = [FileKind::File, FileKind::Dir, FileKind::Symlink, FileKind::Fifo, FileKind::Socket];
+        let kinds =
+            [FileKind::File, FileKind::Dir, FileKind::Symlink, FileKind::Fifo, FileKind::Socket];
         for kind in kinds.into_iter().chain([FileKind::CharDevice, FileKind::BlockDevice]) {
             assert_eq!(kind_of(mode(kind, 0o7777)), Some(kind));
         }

@@ -1,20 +1,23 @@
 //! Inode numbers on the wire: which view, and which inode of it.
 //!
-//! The kernel caches pages, names and attributes by these numbers, so two views never share anything there, though they may be of one
-//! file. The view's number lies in the upper 16 bits; the mainline's is 0, so its inodes have their own numbers.
+//! The kernel caches pages, names and attributes by these numbers, so two views never share
+//! anything there, though they may be of one file. The view's number lies in the upper 16 bits; the
+//! mainline's is 0, so its inodes have their own numbers.
 //!
-//! The kernel's table of inodes does not look at the upper bits: Linux multiplies the number with an aligned address, adds in the number
-//! shifted right by 6, folds the result once by the logarithm of the table's size and takes as many of the lowest bits, so that no bit from
-//! some 45 upward counts. One inode of all views would hang in one chain, and the kernel would walk it for each name it looks up. So
-//! the lower 48 bits are spread, too: the inode's number, moved on by a large odd step for each view.
+//! The kernel's table of inodes does not look at the upper bits: Linux multiplies the number with
+//! an aligned address, adds in the number shifted right by 6, folds the result once by the
+//! logarithm of the table's size and takes as many of the lowest bits, so that no bit from some 45
+//! upward counts. One inode of all views would hang in one chain, and the kernel would walk it for
+//! each name it looks up. So the lower 48 bits are spread, too: the inode's number, moved on by a
+//! large odd step for each view.
 
 use kvfs::{Attr, Ino, Views};
 
 const VIEW_SHIFT: u32 = 48;
 const INO_MASK: Ino = (1 << VIEW_SHIFT) - 1;
 
-/// How far a view's inodes are moved from those of the view before: 2^48 divided by the golden ratio, so that neither many views nor many
-/// inodes of one come to lie close to each other.
+/// How far a view's inodes are moved from those of the view before: 2^48 divided by the golden
+/// ratio, so that neither many views nor many inodes of one come to lie close to each other.
 const STEP: Ino = 0x9e37_79b9_7f4b;
 
 /// The number of what is no view of the store: the control directory.
@@ -52,7 +55,8 @@ mod tests {
         assert_eq!(of(0, 77), 77, "the mainline's are as they are");
     }
 
-    /// `hash` of Linux' fs/inode.c, for a table of 2^`shift` chains and a superblock at this address.
+    /// `hash` of Linux' fs/inode.c, for a table of 2^`shift` chains and a superblock at this
+    /// address.
     fn chain(superblock: u64, shift: u32, number: Ino) -> u64 {
         const GOLDEN_RATIO: u64 = 0x61c8_8646_80b5_83eb;
         let mixed = number.wrapping_mul(superblock) ^ (GOLDEN_RATIO.wrapping_add(number) / 64);
@@ -68,10 +72,16 @@ mod tests {
             for (superblock, shift) in [(0xffff_8881_0123_4800, 16), (0xffff_9f5a_c0de_7000, 19)] {
                 let in_chain = |number: fn(u16, Ino) -> Ino| {
                     let mut chains = HashMap::new();
-                    views.clone().for_each(|view| *chains.entry(chain(superblock, shift, number(view, ino))).or_insert(0) += 1);
+                    views.clone().for_each(|view| {
+                        *chains.entry(chain(superblock, shift, number(view, ino))).or_insert(0) += 1
+                    });
                     chains.into_values().max().unwrap_or(0)
                 };
-                assert_eq!(in_chain(|view, ino| u64::from(view) << VIEW_SHIFT | ino), 4000, "not spread they lie in one");
+                assert_eq!(
+                    in_chain(|view, ino| u64::from(view) << VIEW_SHIFT | ino),
+                    4000,
+                    "not spread they lie in one"
+                );
                 assert!(in_chain(of) <= 8, "{} views of inode {ino} in one chain", in_chain(of));
             }
         }

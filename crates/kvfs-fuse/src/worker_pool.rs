@@ -1,10 +1,10 @@
 //! The threads that answer requests, and what happens when all of them are blocked.
 //!
-//! Most answers take microseconds, and as many threads as there are cores give them. But a call in a
-//! serializable transaction may wait for another transaction, for seconds, and the program that would
-//! end that one needs answers, too. So a supervisor looks from time to time: when every thread has had
-//! the same request in hand since it looked last, it starts one more. That one exits when it is not
-//! needed any more.
+//! Most answers take microseconds, and as many threads as there are cores give them. But a call in
+//! a serializable transaction may wait for another transaction, for seconds, and the program that
+//! would end that one needs answers, too. So a supervisor looks from time to time: when every
+//! thread has had the same request in hand since it looked last, it starts one more. That one exits
+//! when it is not needed any more.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -19,12 +19,14 @@ const MOST: usize = 64;
 const OFTEN: Duration = Duration::from_millis(10);
 const SELDOM: Duration = Duration::from_millis(500);
 
-/// What a thread says of itself: an odd number while it has a request in hand, and another one for each.
+/// What a thread says of itself: an odd number while it has a request in hand, and another one for
+/// each.
 #[derive(Default)]
 // A cache line of its own, for it is written with every request.
 #[repr(align(64))]
 pub(crate) struct WorkerSlot {
-    /// The lowest bit: it has a request in hand. The next one: and that writes back pages. Above: how many it has had.
+    /// The lowest bit: it has a request in hand. The next one: and that writes back pages. Above:
+    /// how many it has had.
     doing: AtomicU64,
     thread: OnceLock<ThreadId>,
 }
@@ -91,7 +93,8 @@ impl WorkerPool {
         self.slots.lock().retain(|s| !Arc::ptr_eq(s, slot));
     }
 
-    /// Leaves if enough others have nothing to do. For a thread that came to help, with nothing in hand.
+    /// Leaves if enough others have nothing to do. For a thread that came to help, with nothing in
+    /// hand.
     pub fn leave_if_not_needed(&self, slot: &Arc<WorkerSlot>) -> bool {
         let mut slots = self.slots.lock();
         let idle = slots.iter().filter(|s| !s.works()).count();
@@ -103,7 +106,8 @@ impl WorkerPool {
         leaves
     }
 
-    /// Every thread, and whether it has a request in hand that writes back no page. (One that seems to have none may just have taken one.)
+    /// Every thread, and whether it has a request in hand that writes back no page. (One that seems
+    /// to have none may just have taken one.)
     pub fn otherwise_busy(&self) -> Vec<(ThreadId, bool)> {
         let slots = self.slots.lock();
         // One that has not begun has taken nothing.
@@ -120,7 +124,8 @@ impl WorkerPool {
         self.slots.lock().len()
     }
 
-    /// Looks after the threads until the end. `stalls`: whether a request may take long now; `help` starts one more thread.
+    /// Looks after the threads until the end. `stalls`: whether a request may take long now; `help`
+    /// starts one more thread.
     pub fn look_after(&self, stalls: impl Fn() -> bool, mut help: impl FnMut()) {
         let mut before = Vec::new();
         let mut ended = self.ended.lock();

@@ -1,4 +1,5 @@
-//! What each operation costs in requests, on a whole KVFS and in both modes: the table of `docs/fuse.md`.
+//! What each operation costs in requests, on a whole KVFS and in both modes: the table of
+//! `docs/fuse.md`.
 
 mod real;
 
@@ -66,7 +67,13 @@ const OPERATIONS: &[Operation] = &[
         through: "",
         gathered: "",
     },
-    Operation { name: "stat", exists: true, work: |path| assert!(fs::metadata(path).is_ok()), through: "", gathered: "" },
+    Operation {
+        name: "stat",
+        exists: true,
+        work: |path| assert!(fs::metadata(path).is_ok()),
+        through: "",
+        gathered: "",
+    },
     Operation {
         name: "overwrite, close",
         exists: true,
@@ -77,7 +84,13 @@ const OPERATIONS: &[Operation] = &[
     Operation {
         name: "append 100 bytes, close",
         exists: true,
-        work: |path| File::options().append(true).open(path).and_then(|mut f| f.write_all(&[8; 100])).expect("append"),
+        work: |path| {
+            File::options()
+                .append(true)
+                .open(path)
+                .and_then(|mut f| f.write_all(&[8; 100]))
+                .expect("append")
+        },
         through: "WRITE 1, GETXATTR 1",
         gathered: "WRITE 1, GETXATTR 1",
     },
@@ -137,14 +150,16 @@ const OPERATIONS: &[Operation] = &[
     Operation {
         name: "SEEK_DATA",
         exists: true,
-        work: |path| assert!(real::seek(&File::open(path).expect("open"), 0, libc::SEEK_DATA).is_some()),
+        work: |path| {
+            assert!(real::seek(&File::open(path).expect("open"), 0, libc::SEEK_DATA).is_some())
+        },
         through: "LSEEK 1",
         gathered: "LSEEK 1",
     },
 ];
 
-/// The fewest requests that an operation was done with: on a busy machine a tick of the kernel's clock may end amid it, and then there are times
-/// to send.
+/// The fewest requests that an operation was done with: on a busy machine a tick of the kernel's
+/// clock may end amid it, and then there are times to send.
 fn least(m: &Real, operation: &Operation) -> String {
     let counters = m.mounted.counters();
     let rounds = (0..150).map(|i| {
@@ -166,14 +181,21 @@ fn least(m: &Real, operation: &Operation) -> String {
 fn each_operation_costs_what_the_documentation_says() {
     let mut wrong = Vec::new();
     for write_back in real::BOTH {
-        let Some(m) = Real::with(Kvdb::in_memory(), FsOptions::default(), &real::policy(write_back)) else { return };
+        let Some(m) =
+            Real::with(Kvdb::in_memory(), FsOptions::default(), &real::policy(write_back))
+        else {
+            return;
+        };
         // The first of each kind teaches the kernel what it need not ask (OPEN, CREATE, FLUSH).
         create(&m.path("first"), 1, b"first");
         for operation in OPERATIONS {
             let seen = least(&m, operation);
             let expected = if write_back { operation.gathered } else { operation.through };
             if seen != expected {
-                wrong.push(format!("{}, write-back {write_back}: {seen:?} and not {expected:?}", operation.name));
+                wrong.push(format!(
+                    "{}, write-back {write_back}: {seen:?} and not {expected:?}",
+                    operation.name
+                ));
             }
         }
     }
@@ -197,7 +219,8 @@ fn for_root_alone_the_kernel_does_not_ask_for_the_folder() {
     assert_eq!(least(&m, &OPERATIONS[0]), "LOOKUP 1, MKNOD 1, WRITE 1, GETXATTR 1");
     let counters = m.mounted.counters();
     fs::create_dir(m.path("folder")).expect("mkdir");
-    // Each of these follows a change of the folder, after which a kernel that checks permissions asks for its attributes.
+    // Each of these follows a change of the folder, after which a kernel that checks permissions
+    // asks for its attributes.
     let seen = requests(&counters, || {
         for i in 0..100 {
             create(&m.path(&format!("folder/{i}")), 0, b"");

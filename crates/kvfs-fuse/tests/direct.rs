@@ -1,4 +1,5 @@
-//! Direct I/O beside reads through the page cache: whoever reads after a direct write has ended sees it.
+//! Direct I/O beside reads through the page cache: whoever reads after a direct write has ended
+//! sees it.
 
 mod real;
 
@@ -55,7 +56,12 @@ fn write_asynchronously(context: u64, file: &File, data: &Buffer) {
     let mut event = Event::default();
     // SAFETY: control, buffer and event live until the end of the write, which is waited for.
     unsafe {
-        assert_eq!(libc::syscall(libc::SYS_io_submit, context, 1, all.as_ptr()), 1, "{}", std::io::Error::last_os_error());
+        assert_eq!(
+            libc::syscall(libc::SYS_io_submit, context, 1, all.as_ptr()),
+            1,
+            "{}",
+            std::io::Error::last_os_error()
+        );
         let none = std::ptr::null::<libc::timespec>();
         assert_eq!(libc::syscall(libc::SYS_io_getevents, context, 1, 1, &raw mut event, none), 1);
     }
@@ -68,7 +74,8 @@ fn a_read_after_an_asynchronous_direct_write_sees_it() {
         let Some(m) = Real::new(write_back) else { return };
         let path = m.path("f");
         fs::write(&path, vec![0; LENGTH]).expect("write");
-        let direct = File::options().write(true).custom_flags(libc::O_DIRECT).open(&path).expect("open");
+        let direct =
+            File::options().write(true).custom_flags(libc::O_DIRECT).open(&path).expect("open");
         let mut context: u64 = 0;
         // SAFETY: it fills in a number.
         assert_eq!(unsafe { libc::syscall(libc::SYS_io_setup, 8, &raw mut context) }, 0);

@@ -1,5 +1,6 @@
-//! What the kernel holds back of files that programs have open: nobody who looks at a file, renames it, begins a transaction or commits one is to
-//! see less of it than the program that writes it, whether writes go through at once or are gathered.
+//! What the kernel holds back of files that programs have open: nobody who looks at a file, renames
+//! it, begins a transaction or commits one is to see less of it than the program that writes it,
+//! whether writes go through at once or are gathered.
 
 mod real;
 
@@ -33,7 +34,10 @@ fn a_file_that_is_being_written_has_no_holes_where_there_is_data() {
         assert_eq!(seek(&other, 0, libc::SEEK_HOLE), Some(MIB as i64));
         assert_ne!(fs::metadata(m.path("written")).expect("stat").blocks(), 0);
         writer.write_all(b"a tail").expect("write");
-        sh(m.dir.path(), "cp --sparse=auto written copied; cmp written copied; tar -cSf tar written; tar -xOf tar | cmp - written");
+        sh(
+            m.dir.path(),
+            "cp --sparse=auto written copied; cmp written copied; tar -cSf tar written; tar -xOf tar | cmp - written",
+        );
         // What is a hole stays one.
         writer.write_all_at(b"far", 64 * MIB as u64).expect("write");
         assert_eq!(seek(&other, 2 * MIB as i64, libc::SEEK_DATA), Some(64 * MIB as i64));
@@ -52,7 +56,10 @@ fn a_mapping_that_is_being_written_has_no_holes_where_there_is_data() {
         assert_eq!(seek(&other, 0, libc::SEEK_DATA), Some(MIB as i64), "write-back: {write_back}");
         mapping.put(3 * MIB, b"and at the end");
         assert_ne!(fs::metadata(m.path("mapped")).expect("stat").blocks(), 0);
-        sh(m.dir.path(), "cp --sparse=auto mapped copied; cmp mapped copied; tar -cSf tar mapped; tar -xOf tar | cmp - mapped");
+        sh(
+            m.dir.path(),
+            "cp --sparse=auto mapped copied; cmp mapped copied; tar -cSf tar mapped; tar -xOf tar | cmp - mapped",
+        );
     }
 }
 
@@ -132,7 +139,9 @@ fn a_commit_is_not_overwritten_by_a_page_that_was_read_before_it() {
                 }
                 assert!(new[4..8] == four, "what the mainline wrote is there");
             }
-            eprintln!("write-back {write_back}, mapped {mapped}: {rounds} rounds, {conflicts} conflicts");
+            eprintln!(
+                "write-back {write_back}, mapped {mapped}: {rounds} rounds, {conflicts} conflicts"
+            );
             assert!(rounds > conflicts);
         }
     }
@@ -149,7 +158,9 @@ fn a_transaction_begins_with_what_is_in_mappings() {
             mapping.put(round as usize * 20_000, &round.to_le_bytes());
             let (id, t) = m.begin();
             let mut seen = [0; 4];
-            File::open(t.join("mapped")).and_then(|f| f.read_exact_at(&mut seen, u64::from(round) * 20_000)).expect("read");
+            File::open(t.join("mapped"))
+                .and_then(|f| f.read_exact_at(&mut seen, u64::from(round) * 20_000))
+                .expect("read");
             assert_eq!(u32::from_le_bytes(seen), round, "write-back: {write_back}");
             m.views.abort(id).expect("aborted");
         }
@@ -164,14 +175,16 @@ fn a_thread_that_waits_for_a_lock_does_not_keep_transactions_from_beginning() {
         let file = read_write(&m.path("mapped"));
         file.set_len(MIB as u64).expect("truncate");
         let mapping = Mapping::of(&file, MIB);
-        let options = kvdb::TransactionOptions { isolation: Isolation::Serializable, ..Default::default() };
+        let options =
+            kvdb::TransactionOptions { isolation: Isolation::Serializable, ..Default::default() };
         let locking = m.views.begin(options).expect("begun");
         fs::write(m.path(&format!(".kvfs/txn/{locking}/locked")), b"new").expect("write");
         let ended = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 // It waits for the transaction, for whose end it must not have to be waited.
-                fs::rename(m.path("locked"), m.path("renamed")).expect("renamed, when the transaction has ended");
+                fs::rename(m.path("locked"), m.path("renamed"))
+                    .expect("renamed, when the transaction has ended");
                 assert!(ended.load(Ordering::SeqCst));
             });
             for round in 1..20_u32 {
@@ -179,7 +192,9 @@ fn a_thread_that_waits_for_a_lock_does_not_keep_transactions_from_beginning() {
                 mapping.put(0, &round.to_le_bytes());
                 let (id, t) = m.begin();
                 let mut seen = [0; 4];
-                File::open(t.join("mapped")).and_then(|f| f.read_exact_at(&mut seen, 0)).expect("read");
+                File::open(t.join("mapped"))
+                    .and_then(|f| f.read_exact_at(&mut seen, 0))
+                    .expect("read");
                 assert_eq!(u32::from_le_bytes(seen), round);
                 m.views.abort(id).expect("aborted");
                 assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
@@ -191,7 +206,8 @@ fn a_thread_that_waits_for_a_lock_does_not_keep_transactions_from_beginning() {
     }
 }
 
-/// The first and the last byte, and the size, of a file as the daemon knows it, without asking the kernel for anything.
+/// The first and the last byte, and the size, of a file as the daemon knows it, without asking the
+/// kernel for anything.
 fn known(m: &Real, name: &str) -> (u8, u8, u64) {
     let fs = m.views.mainline();
     let attr = fs.resolve(name.as_bytes()).expect("there");
@@ -220,15 +236,28 @@ fn a_name_comes_with_what_was_written_before() {
             let mut new = read_write(&m.path("config.new"));
             let held = fill(&mut new);
             fs::rename(m.path("config.new"), m.path("config")).expect("rename");
-            assert_eq!(known(&m, "/config"), (b'n', b'n', LENGTH as u64), "renamed, write-back {write_back}, mapped {mapped}");
+            assert_eq!(
+                known(&m, "/config"),
+                (b'n', b'n', LENGTH as u64),
+                "renamed, write-back {write_back}, mapped {mapped}"
+            );
             drop((new, held));
-            let nameless = File::options().read(true).write(true).custom_flags(libc::O_TMPFILE).open(m.dir.path());
+            let nameless = File::options()
+                .read(true)
+                .write(true)
+                .custom_flags(libc::O_TMPFILE)
+                .open(m.dir.path());
             let mut nameless = nameless.expect("a file without a name");
             let held = fill(&mut nameless);
             let from = format!("/proc/self/fd/{}", nameless.as_raw_fd());
             let follow = rustix::fs::AtFlags::SYMLINK_FOLLOW;
-            rustix::fs::linkat(rustix::fs::CWD, from, rustix::fs::CWD, m.path("named"), follow).expect("linked");
-            assert_eq!(known(&m, "/named"), (b'n', b'n', LENGTH as u64), "linked, write-back {write_back}, mapped {mapped}");
+            rustix::fs::linkat(rustix::fs::CWD, from, rustix::fs::CWD, m.path("named"), follow)
+                .expect("linked");
+            assert_eq!(
+                known(&m, "/named"),
+                (b'n', b'n', LENGTH as u64),
+                "linked, write-back {write_back}, mapped {mapped}"
+            );
             drop(held);
         }
     }
@@ -243,9 +272,13 @@ fn a_transaction_does_not_begin_without_a_page_that_waits_for_a_lock() {
         let mapping = Mapping::of(&file, 8192);
         mapping.put(0, b"old");
         file.sync_all().expect("synced");
-        let options = kvdb::TransactionOptions { isolation: Isolation::Serializable, ..Default::default() };
+        let options =
+            kvdb::TransactionOptions { isolation: Isolation::Serializable, ..Default::default() };
         let locking = m.views.begin(options).expect("begun");
-        assert_eq!(&fs::read(m.path(&format!(".kvfs/txn/{locking}/f"))).expect("read")[..3], b"old");
+        assert_eq!(
+            &fs::read(m.path(&format!(".kvfs/txn/{locking}/f"))).expect("read")[..3],
+            b"old"
+        );
         // It comes to the daemon when a transaction begins, and has to wait there.
         mapping.put(0, b"new");
         let asked = Instant::now();
@@ -255,7 +288,10 @@ fn a_transaction_does_not_begin_without_a_page_that_waits_for_a_lock() {
                 std::thread::sleep(Duration::from_millis(1500));
                 m.views.abort(locking).expect("aborted");
             });
-            let id = begun.join().expect("no panic").expect("begun, when nothing is in the way any more");
+            let id = begun
+                .join()
+                .expect("no panic")
+                .expect("begun, when nothing is in the way any more");
             let seen = fs::read(m.path(&format!(".kvfs/txn/{id}/f"))).expect("read");
             assert_eq!(&seen[..3], b"new", "write-back: {write_back}");
             m.views.abort(id).expect("aborted");
@@ -264,7 +300,8 @@ fn a_transaction_does_not_begin_without_a_page_that_waits_for_a_lock() {
     }
 }
 
-/// A program still has a page of a transaction that was thrown away: that is lost, as was asked for, and concerns no one else.
+/// A program still has a page of a transaction that was thrown away: that is lost, as was asked
+/// for, and concerns no one else.
 #[test]
 fn pages_of_a_view_that_is_over_are_no_error_of_those_who_begin() {
     for write_back in BOTH {
@@ -277,7 +314,11 @@ fn pages_of_a_view_that_is_over_are_no_error_of_those_who_begin() {
             mapping.put(4096, &[round]);
             m.views.abort(id).expect("aborted");
             let (next, inside) = m.begin();
-            assert_eq!(fs::read(inside.join("f")).expect("read"), vec![b'.'; 8192], "write-back: {write_back}");
+            assert_eq!(
+                fs::read(inside.join("f")).expect("read"),
+                vec![b'.'; 8192],
+                "write-back: {write_back}"
+            );
             m.commit(next);
             let synced = file.sync_all().map_err(|e| e.raw_os_error());
             assert_eq!(synced, Err(Some(libc::ESTALE)), "who has it open is told");
@@ -331,16 +372,20 @@ fn whoever_sets_the_times_of_a_file_whose_view_is_over_is_told() {
         let (id, inside) = m.begin();
         let file = read_write(&inside.join("f"));
         m.views.abort(id).expect("aborted");
-        let set = file.set_modified(std::time::SystemTime::UNIX_EPOCH).map_err(|e| e.raw_os_error());
+        let set =
+            file.set_modified(std::time::SystemTime::UNIX_EPOCH).map_err(|e| e.raw_os_error());
         assert!(matches!(set, Err(Some(libc::ESTALE | libc::EIO))), "{set:?}");
     }
 }
 
 #[test]
 fn who_begins_commits_or_makes_a_snapshot_without_a_page_that_is_on_its_way_gets_an_error() {
-    // Shorter and longer than what who asks waits before it looks for locks.
-    // (A kernel that gathers writes keeps times, too, and waits for these until the page has been refused, which is said at the next fsync.)
-    for (patience, why) in [(300, "the thread that has them is busy"), (1500, "locked by a transaction")] {
+    // Shorter and longer than what who asks waits before it looks for locks. (A kernel that gathers
+    // writes keeps times, too, and waits for these until the page has been refused, which is said
+    // at the next fsync.)
+    for (patience, why) in
+        [(300, "the thread that has them is busy"), (1500, "locked by a transaction")]
+    {
         let Some(m) = Real::with_patience(Duration::from_millis(patience)) else { return };
         let file = read_write(&m.path("f"));
         file.set_len(8192).expect("truncate");
@@ -348,10 +393,14 @@ fn who_begins_commits_or_makes_a_snapshot_without_a_page_that_is_on_its_way_gets
         mapping.put(0, b"old");
         file.sync_all().expect("synced");
         fs::write(m.path("g"), b"old").expect("write");
-        let options = kvdb::TransactionOptions { isolation: Isolation::Serializable, ..Default::default() };
+        let options =
+            kvdb::TransactionOptions { isolation: Isolation::Serializable, ..Default::default() };
         let (open, inside) = m.begin();
         let locking = m.views.begin(options).expect("begun");
-        assert_eq!(&fs::read(m.path(&format!(".kvfs/txn/{locking}/f"))).expect("read")[..3], b"old");
+        assert_eq!(
+            &fs::read(m.path(&format!(".kvfs/txn/{locking}/f"))).expect("read")[..3],
+            b"old"
+        );
         fs::write(inside.join("g"), b"new").expect("write");
         // It comes to the daemon when somebody asks for it, and has to wait there.
         mapping.put(0, b"new");
@@ -361,7 +410,10 @@ fn who_begins_commits_or_makes_a_snapshot_without_a_page_that_is_on_its_way_gets
         };
         let before = m.views.all().len();
         refused("begin", m.views.begin(Default::default()).map(drop));
-        refused("snapshot", m.views.snapshot(&kvfs::View::Mainline, "s", kvdb::Durability::Buffered).map(drop));
+        refused(
+            "snapshot",
+            m.views.snapshot(&kvfs::View::Mainline, "s", kvdb::Durability::Buffered).map(drop),
+        );
         if patience < 1000 {
             // A commit goes without pages that wait for a lock, as soon as it knows that they do.
             refused("commit", m.views.commit(open, kvdb::Durability::Buffered));
@@ -373,7 +425,11 @@ fn who_begins_commits_or_makes_a_snapshot_without_a_page_that_is_on_its_way_gets
         m.commit(open);
         assert_eq!(fs::read(m.path("g")).expect("read"), b"new");
         let (_, inside) = m.begin();
-        assert_eq!(&fs::read(inside.join("f")).expect("read")[..3], b"new", "now the page is there");
+        assert_eq!(
+            &fs::read(inside.join("f")).expect("read")[..3],
+            b"new",
+            "now the page is there"
+        );
     }
 }
 
@@ -384,7 +440,8 @@ fn what_is_held_back_behind_a_mount_that_is_out_of_sight_comes_as_well() {
         for covered in [true, false] {
             let Some(m) = Real::new(write_back) else { return };
             let at = format!("write-back {write_back}, covered {covered}");
-            let (file, mut written) = (read_write(&m.path("mapped")), read_write(&m.path("written")));
+            let (file, mut written) =
+                (read_write(&m.path("mapped")), read_write(&m.path("written")));
             file.set_len(8192).expect("truncate");
             let mapping = Mapping::of(&file, 8192);
             mapping.put(0, b"old");
@@ -428,7 +485,9 @@ fn a_rollback_is_not_overwritten_by_a_page_that_was_read_before_it() {
             let Some(m) = Real::new(write_back) else { return };
             let path = m.path("f");
             fs::write(&path, vec![b'.'; LENGTH]).expect("write");
-            m.views.snapshot(&kvfs::View::Mainline, "then", kvdb::Durability::Buffered).expect("a snapshot");
+            m.views
+                .snapshot(&kvfs::View::Mainline, "then", kvdb::Durability::Buffered)
+                .expect("a snapshot");
             let file = read_write(&path);
             let mapping = mapped.then(|| Mapping::of(&file, LENGTH));
             let until = Instant::now() + Duration::from_secs(3);
@@ -452,8 +511,15 @@ fn a_rollback_is_not_overwritten_by_a_page_that_was_read_before_it() {
                     m.views.rollback("then").expect("rolled back");
                 });
                 let new = fs::read(&path).expect("read");
-                let wrong = new.iter().enumerate().filter(|(at, b)| !(4..8).contains(at) && **b != b'.').count();
-                assert_eq!(wrong, 0, "round {rounds}, write-back {write_back}, mapped {mapped}: the rollback was overwritten");
+                let wrong = new
+                    .iter()
+                    .enumerate()
+                    .filter(|(at, b)| !(4..8).contains(at) && **b != b'.')
+                    .count();
+                assert_eq!(
+                    wrong, 0,
+                    "round {rounds}, write-back {write_back}, mapped {mapped}: the rollback was overwritten"
+                );
                 assert!(new[4..8] == four || new[4..8] == [b'.'; 4]);
             }
             eprintln!("write-back {write_back}, mapped {mapped}: {rounds} rollbacks");
@@ -474,7 +540,11 @@ fn an_append_beside_a_commit_overwrites_none_of_it() {
         let mut log = File::options().append(true).open(&path).expect("open");
         let (id, t) = m.begin();
         let inside = vec![b'i'; 100 + (rounds % 7) as usize * 1000];
-        File::options().append(true).open(t.join("log")).and_then(|mut f| f.write_all(&inside)).expect("append");
+        File::options()
+            .append(true)
+            .open(t.join("log"))
+            .and_then(|mut f| f.write_all(&inside))
+            .expect("append");
         let start = Barrier::new(2);
         let (committed, appended) = std::thread::scope(|scope| {
             let appending = scope.spawn(|| {
@@ -490,9 +560,15 @@ fn an_append_beside_a_commit_overwrites_none_of_it() {
         });
         let new = fs::read(&path).expect("read");
         let count = |what: u8| new.iter().filter(|b| **b == what).count();
-        assert_eq!((count(b'.'), count(b'a')), (5000, appended), "round {rounds}: what was appended is there");
+        assert_eq!(
+            (count(b'.'), count(b'a')),
+            (5000, appended),
+            "round {rounds}: what was appended is there"
+        );
         match committed {
-            Ok(()) => assert_eq!(count(b'i'), inside.len(), "round {rounds}: the commit was overwritten"),
+            Ok(()) => {
+                assert_eq!(count(b'i'), inside.len(), "round {rounds}: the commit was overwritten")
+            }
             Err(_) => conflicts += 1,
         }
         assert_eq!(fs::metadata(&path).expect("stat").len(), new.len() as u64);

@@ -1,5 +1,6 @@
-//! A daemon that is killed ends, and so do the programs that wait for it, also when it was just telling the kernel of a change, which waits
-//! for a lock that one of those programs holds, or when it was using its own mount.
+//! A daemon that is killed ends, and so do the programs that wait for it, also when it was just
+//! telling the kernel of a change, which waits for a lock that one of those programs holds, or when
+//! it was using its own mount.
 
 mod memory;
 mod way;
@@ -35,16 +36,27 @@ fn wait_until(what: &str, mut so: impl FnMut() -> bool) {
 fn serve() {
     let Some(folder) = std::env::var_os(FOLDER) else { return };
     let memory = Arc::new(Memory::default());
-    // Whoever makes the folder has the lock of the root until it is answered, which the message below then waits for.
+    // Whoever makes the folder has the lock of the root until it is answered, which the message
+    // below then waits for.
     let asked = memory.never_make(NEVER);
-    let mounted = mount(memory.clone(), Path::new(&folder), &MountOptions::default(), &way::policy(false)).expect("a mount");
+    let mounted =
+        mount(memory.clone(), Path::new(&folder), &MountOptions::default(), &way::policy(false))
+            .expect("a mount");
     let cache = mounted.invalidator().expect("it is mounted");
     if std::env::var_os(ITSELF).is_some() {
         let path = Path::new(&folder).join(NEVER);
         // As the daemon's own threads do that use the mount: without its descriptors.
         std::thread::spawn(move || {
-            // SAFETY: the table of descriptors is this thread's alone from here on, and it has opened none.
-            let left = unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_UNSHARE) };
+            // SAFETY: the table of descriptors is this thread's alone from here on, and it has
+            // opened none.
+            let left = unsafe {
+                libc::syscall(
+                    libc::SYS_close_range,
+                    3,
+                    libc::c_uint::MAX,
+                    libc::CLOSE_RANGE_UNSHARE,
+                )
+            };
             assert_eq!(left, 0, "{}", std::io::Error::last_os_error());
             std::fs::create_dir(path)
         });
@@ -74,7 +86,8 @@ impl Drop for CleanUp<'_> {
 /// Whether a thread of the process waits in this function of the kernel's.
 fn waits_in(process: u32, function: &str) -> bool {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{process}/task")) else { return false };
-    let stacks = threads.flatten().filter_map(|t| std::fs::read_to_string(t.path().join("stack")).ok());
+    let stacks =
+        threads.flatten().filter_map(|t| std::fs::read_to_string(t.path().join("stack")).ok());
     stacks.into_iter().any(|stack| stack.contains(function))
 }
 
@@ -101,7 +114,9 @@ fn daemon<'a>(folder: &'a Path, vars: &[(&str, &str)]) -> CleanUp<'a> {
         .expect("a daemon");
     let daemon = CleanUp(folder, process);
     // Asking the mount itself could wait for what is never answered.
-    wait_until("mounting", || kvfs_fuse::mounts::mount_at(&place).is_ok_and(|mount| mount.is_some()));
+    wait_until("mounting", || {
+        kvfs_fuse::mounts::mount_at(&place).is_ok_and(|mount| mount.is_some())
+    });
     daemon
 }
 
@@ -113,8 +128,11 @@ fn killed_amid_a_message_to_the_kernel() {
     let dir = tempfile::tempdir().expect("a temporary folder");
     let folder = dir.path().join("mount");
     let mut daemon = daemon(&folder, &[]);
-    let mut program =
-        Command::new("mkdir").arg(folder.join(NEVER)).stderr(Stdio::null()).spawn().expect("a program that uses the mount");
+    let mut program = Command::new("mkdir")
+        .arg(folder.join(NEVER))
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("a program that uses the mount");
     wait_until("asking", || folder.with_extension("asked").exists());
     wait_until("the message", || waits_in(daemon.1.id(), "fuse_reverse_inval_entry"));
 
@@ -128,7 +146,9 @@ fn killed_amid_a_message_to_the_kernel() {
 /// The shell that ends the connection of a daemon that cannot end.
 fn watch_of(daemon: u32) -> rustix::process::Pid {
     let parent = format!("PPid:\t{daemon}\n");
-    let is_child = |dir: &std::fs::DirEntry| std::fs::read_to_string(dir.path().join("status")).is_ok_and(|s| s.contains(&parent));
+    let is_child = |dir: &std::fs::DirEntry| {
+        std::fs::read_to_string(dir.path().join("status")).is_ok_and(|s| s.contains(&parent))
+    };
     let processes = std::fs::read_dir("/proc").expect("/proc").flatten();
     let watch = processes.into_iter().find(is_child).expect("a child of the daemon");
     let number = watch.file_name().to_str().and_then(|name| name.parse().ok());

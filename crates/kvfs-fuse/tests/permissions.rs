@@ -1,4 +1,5 @@
-//! A mount for root alone, of which the kernel checks no permissions: root sees what it sees in one where the kernel does, and nobody else gets in.
+//! A mount for root alone, of which the kernel checks no permissions: root sees what it sees in one
+//! where the kernel does, and nobody else gets in.
 
 mod real;
 
@@ -39,7 +40,10 @@ fn allowed(dir: &Path, mode: u32) -> Vec<(String, Vec<bool>)> {
         told("open to read", vec![File::open(&file).is_ok()]),
         told("open to write", vec![File::options().append(true).open(&file).is_ok()]),
         told("run", vec![Command::new(&file).status().is_ok_and(|s| s.success())]),
-        told("change into", vec![Command::new("true").current_dir(&folder).status().is_ok_and(|s| s.success())]),
+        told(
+            "change into",
+            vec![Command::new("true").current_dir(&folder).status().is_ok_and(|s| s.success())],
+        ),
         told("make a file in", vec![File::create(folder.join("new")).is_ok()]),
         told("list", vec![fs::read_dir(&folder).is_ok()]),
         told("remove a file in", vec![fs::remove_file(folder.join("new")).is_ok()]),
@@ -49,7 +53,9 @@ fn allowed(dir: &Path, mode: u32) -> Vec<(String, Vec<bool>)> {
 #[test]
 fn root_is_told_the_same_as_where_the_kernel_checks() {
     let (Some(alone), Some(checked)) = (Real::of_root_alone(), Real::new(false)) else { return };
-    for mode in [0, 0o100, 0o010, 0o001, 0o111, 0o200, 0o400, 0o600, 0o644, 0o755, 0o777, 0o4600, 0o1777] {
+    for mode in
+        [0, 0o100, 0o010, 0o001, 0o111, 0o200, 0o400, 0o600, 0o644, 0o755, 0o777, 0o4600, 0o1777]
+    {
         assert_eq!(allowed(alone.dir.path(), mode), allowed(checked.dir.path(), mode));
     }
 }
@@ -60,7 +66,11 @@ fn nobody_else_gets_in() {
     fs::write(m.path("open to all"), "x").expect("write");
     fs::set_permissions(m.path("open to all"), fs::Permissions::from_mode(0o666)).expect("chmod");
     let errors = as_nobody(|| {
-        (fs::read(m.path("open to all")).err(), fs::read_dir(m.dir.path()).err(), fs::metadata(m.path("open to all")).err())
+        (
+            fs::read(m.path("open to all")).err(),
+            fs::read_dir(m.dir.path()).err(),
+            fs::metadata(m.path("open to all")).err(),
+        )
     });
     for error in [errors.0, errors.1, errors.2] {
         assert_eq!(error.expect("refused").kind(), std::io::ErrorKind::PermissionDenied);
@@ -70,9 +80,11 @@ fn nobody_else_gets_in() {
 /// Tries to mount so, and says what came of it.
 fn refusal() -> Option<Error> {
     let (dir, db) = (tempfile::tempdir().expect("a temporary folder"), Kvdb::in_memory());
-    let fs = Fs::open(db.clone(), Arc::new(env::Machine::default()), FsOptions::default()).expect("a file system");
+    let fs = Fs::open(db.clone(), Arc::new(env::Machine::default()), FsOptions::default())
+        .expect("a file system");
     let options = MountOptions { default_permissions: false, ..MountOptions::default() };
-    mount(Arc::new(FuseAdapter::new(Views::new(db, fs))), dir.path(), &options, &policy(false)).err()
+    mount(Arc::new(FuseAdapter::new(Views::new(db, fs))), dir.path(), &options, &policy(false))
+        .err()
 }
 
 #[test]
@@ -87,5 +99,8 @@ fn who_is_bound_by_modes_cannot_mount_so() {
         set_capabilities(None, sets).expect("a thread may give up what it has");
         refusal()
     });
-    assert!(matches!(without_the_capability.join().expect("no panic"), Some(Error::BoundByModes)), "root without CAP_DAC_OVERRIDE");
+    assert!(
+        matches!(without_the_capability.join().expect("no panic"), Some(Error::BoundByModes)),
+        "root without CAP_DAC_OVERRIDE"
+    );
 }

@@ -1,5 +1,6 @@
-//! Set-user-ID and set-group-ID bits go when a user without privileges changes a file, and from then on nobody gets rights by it: neither the store nor
-//! the kernel's cache has them when the call returns.
+//! Set-user-ID and set-group-ID bits go when a user without privileges changes a file, and from
+//! then on nobody gets rights by it: neither the store nor the kernel's cache has them when the
+//! call returns.
 
 mod real;
 
@@ -31,23 +32,42 @@ struct Aligned([u8; 4096]);
 type Way = (&'static str, fn(&Path, u64));
 const WAYS: [Way; 9] = [
     ("write", |path, length| open(path).write_all_at(b"x", length - 1).expect("write")),
-    ("append", |path, _| File::options().append(true).open(path).and_then(|mut f| f.write_all(b"x")).expect("append")),
+    ("append", |path, _| {
+        File::options().append(true).open(path).and_then(|mut f| f.write_all(b"x")).expect("append")
+    }),
     ("direct write", |path, length| {
-        let file = File::options().write(true).custom_flags(libc::O_DIRECT).open(path).expect("open");
+        let file =
+            File::options().write(true).custom_flags(libc::O_DIRECT).open(path).expect("open");
         let at = (length - 16384) & !4095;
         assert_eq!(file.write_at(&Aligned([0; 4096]).0, at).expect("write"), 4096);
     }),
     ("truncate", |path, length| open(path).set_len(length - 4096).expect("truncate")),
     ("fallocate", |path, length| allocate(path, 0, length as i64, 4096)),
     ("punch", |path, length| {
-        allocate(path, libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE, length as i64 - 32768, 16384);
+        allocate(
+            path,
+            libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+            length as i64 - 32768,
+            16384,
+        );
     }),
-    ("zero range", |path, length| allocate(path, libc::FALLOC_FL_ZERO_RANGE, length as i64 - 32768, 16384)),
+    ("zero range", |path, length| {
+        allocate(path, libc::FALLOC_FL_ZERO_RANGE, length as i64 - 32768, 16384)
+    }),
     ("copy_file_range", |path, length| {
         let file = open(path);
         let (mut from, mut to) = (length as i64 - 32768, length as i64 - 16384);
         // SAFETY: it takes descriptors, numbers, and offsets that live until it returns.
-        let copied = unsafe { libc::copy_file_range(file.as_raw_fd(), &raw mut from, file.as_raw_fd(), &raw mut to, 8192, 0) };
+        let copied = unsafe {
+            libc::copy_file_range(
+                file.as_raw_fd(),
+                &raw mut from,
+                file.as_raw_fd(),
+                &raw mut to,
+                8192,
+                0,
+            )
+        };
         assert_eq!(copied, 8192, "{}", std::io::Error::last_os_error());
     }),
     ("splice", |path, length| {
@@ -55,7 +75,16 @@ const WAYS: [Way; 9] = [
         writer.write_all(b"x").expect("write");
         let (file, mut at) = (open(path), length as i64 - 10);
         // SAFETY: it takes descriptors, numbers, and an offset that lives until it returns.
-        let moved = unsafe { libc::splice(reader.as_raw_fd(), std::ptr::null_mut(), file.as_raw_fd(), &raw mut at, 1, 0) };
+        let moved = unsafe {
+            libc::splice(
+                reader.as_raw_fd(),
+                std::ptr::null_mut(),
+                file.as_raw_fd(),
+                &raw mut at,
+                1,
+                0,
+            )
+        };
         assert_eq!(moved, 1, "{}", std::io::Error::last_os_error());
         drop(writer);
         let _ = reader.read(&mut [0; 1]);
@@ -102,7 +131,11 @@ fn the_bits_are_gone_for_those_who_have_asked_before() {
             let open = File::open(&path).expect("open");
             assert_eq!(open.metadata().expect("stat").mode() & 0o6000, 0o6000);
             as_nobody(|| change(&path, length));
-            assert_eq!(open.metadata().expect("stat").mode() & 0o6000, 0, "after {way}, write-back: {write_back}");
+            assert_eq!(
+                open.metadata().expect("stat").mode() & 0o6000,
+                0,
+                "after {way}, write-back: {write_back}"
+            );
         }
     }
 }
@@ -114,7 +147,11 @@ fn root_keeps_them() {
         for (way, change) in WAYS {
             let (path, length) = set_user_id_program(&m, &format!("program of {way}"));
             change(&path, length);
-            assert_eq!(fs::metadata(&path).expect("stat").mode() & 0o6000, 0o6000, "after {way}, write-back: {write_back}");
+            assert_eq!(
+                fs::metadata(&path).expect("stat").mode() & 0o6000,
+                0o6000,
+                "after {way}, write-back: {write_back}"
+            );
         }
     }
 }

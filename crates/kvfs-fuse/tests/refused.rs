@@ -1,4 +1,5 @@
-//! What the kernel has accepted of a program and the store refuses: the program hears of it, and no later data stands behind a hole.
+//! What the kernel has accepted of a program and the store refuses: the program hears of it, and no
+//! later data stands behind a hole.
 
 mod real;
 
@@ -15,14 +16,16 @@ use zones::MemoryDevice;
 /// A store for about 80 MiB of files.
 fn small(device: &Arc<MemoryDevice>) -> Kvdb {
     let open = OpenOptions { memory: 16 << 20, ..OpenOptions::default() };
-    let options = CreateOptions { capacity: Some(20 * zones::ZONE_SIZE), open, ..CreateOptions::default() };
+    let options =
+        CreateOptions { capacity: Some(20 * zones::ZONE_SIZE), open, ..CreateOptions::default() };
     Kvdb::create(device.clone(), Arc::new(Machine::default()), options).expect("a store")
 }
 
 /// A file that takes all the space there is.
 fn fill(m: &Real) {
     let mut file = File::create(m.path("fill")).expect("create");
-    let full = (0..1000).find_map(|_| file.write_all(&[7; 256 << 10]).and_then(|()| file.sync_data()).err());
+    let full = (0..1000)
+        .find_map(|_| file.write_all(&[7; 256 << 10]).and_then(|()| file.sync_data()).err());
     assert_eq!(full.expect("it gets full").raw_os_error(), Some(libc::ENOSPC));
 }
 
@@ -39,12 +42,16 @@ fn append(log: &mut File, line: &[u8]) -> bool {
 
 #[test]
 fn no_line_of_a_log_stands_behind_a_hole_of_one_that_was_refused() {
-    // Several requests, the last one of which is short: there may be space for it, and not for those before.
+    // Several requests, the last one of which is short: there may be space for it, and not for
+    // those before.
     const LINE: usize = (2 << 20) + 100;
     for write_back in BOTH {
         let device = Arc::new(MemoryDevice::new());
-        let Some(m) = Real::with(small(&device), FsOptions::default(), &policy(write_back)) else { return };
-        let mut log = File::options().append(true).create(true).open(m.path("log")).expect("create");
+        let Some(m) = Real::with(small(&device), FsOptions::default(), &policy(write_back)) else {
+            return;
+        };
+        let mut log =
+            File::options().append(true).create(true).open(m.path("log")).expect("create");
         let line = |i: u8| vec![i; LINE + usize::from(i)];
         let mut kept: Vec<u8> = Vec::new();
         let mut refused = 0;
@@ -61,17 +68,27 @@ fn no_line_of_a_log_stands_behind_a_hole_of_one_that_was_refused() {
             } else {
                 refused += 1;
             }
-            assert!((5..16).contains(&i) || kept.ends_with(&line(i)), "line {i} has space, write-back {write_back}");
+            assert!(
+                (5..16).contains(&i) || kept.ends_with(&line(i)),
+                "line {i} has space, write-back {write_back}"
+            );
         }
         assert!(refused > 0, "it was full");
         drop(log);
         drop(m);
-        let (db, _) = Kvdb::open(device, Arc::new(Machine::default()), OpenOptions::default()).expect("it opens");
-        let fs = Fs::open(db, Arc::new(Machine::default()), FsOptions::default()).expect("a file system");
+        let (db, _) = Kvdb::open(device, Arc::new(Machine::default()), OpenOptions::default())
+            .expect("it opens");
+        let fs = Fs::open(db, Arc::new(Machine::default()), FsOptions::default())
+            .expect("a file system");
         let attr = fs.resolve(b"/log").expect("there");
         let seen = fs.read(attr.ino, 0, attr.size as u32).expect("read");
-        let lines: Vec<(u8, usize)> = seen.chunk_by(|a, b| a == b).map(|line| (line[0], line.len())).collect();
-        assert!(seen == kept, "write-back {write_back}: {} bytes were synced, there are {lines:?}", kept.len());
+        let lines: Vec<(u8, usize)> =
+            seen.chunk_by(|a, b| a == b).map(|line| (line[0], line.len())).collect();
+        assert!(
+            seen == kept,
+            "write-back {write_back}: {} bytes were synced, there are {lines:?}",
+            kept.len()
+        );
     }
 }
 
@@ -84,14 +101,22 @@ fn what_was_refused_is_said_at_every_sync_until_the_size_is_set() {
     fill(&m);
     assert!(!append(&mut log, &[2; 4 << 20]), "it is full");
     std::fs::remove_file(m.path("fill")).expect("removed");
-    let said = |mut log: &File| log.write_all(&[3; 100]).and_then(|()| log.sync_data()).map_err(|e: io::Error| e.raw_os_error());
+    let said = |mut log: &File| {
+        log.write_all(&[3; 100])
+            .and_then(|()| log.sync_data())
+            .map_err(|e: io::Error| e.raw_os_error())
+    };
     for _ in 0..3 {
         assert_eq!(said(&log), Err(Some(libc::EIO)));
     }
     // Nor does another program write behind it.
     let other = File::options().append(true).open(m.path("log")).expect("open");
     assert_eq!(said(&other), Err(Some(libc::EIO)));
-    assert_eq!(log.sync_data().map_err(|e| e.raw_os_error()), Err(Some(libc::EIO)), "each who has it open is told");
+    assert_eq!(
+        log.sync_data().map_err(|e| e.raw_os_error()),
+        Err(Some(libc::EIO)),
+        "each who has it open is told"
+    );
     log.set_len(10_000).expect("the size is set");
     assert_eq!(said(&log), Ok(()));
     assert_eq!(std::fs::read(m.path("log")).expect("read"), [&[1; 10_000][..], &[3; 100]].concat());

@@ -1,4 +1,5 @@
-//! What the kernel asks: the number of requests per operation is what a FUSE file system costs. A file system in memory answers.
+//! What the kernel asks: the number of requests per operation is what a FUSE file system costs. A
+//! file system in memory answers.
 
 mod memory;
 mod way;
@@ -64,14 +65,16 @@ fn write_file(path: &Path, data: &[u8]) {
     file.write_all(data).expect("write");
 }
 
-/// The cheapest way of creating a file, writing 4 KiB and closing it. The times of a new file are of the kernel's coarse clock: if the
-/// write that follows at once falls into the same tick, the kernel has no newer time to send (SETATTR). On a busy machine a
-/// tick often ends in between, so this tries until it does not.
+/// The cheapest way of creating a file, writing 4 KiB and closing it. The times of a new file are
+/// of the kernel's coarse clock: if the write that follows at once falls into the same tick, the
+/// kernel has no newer time to send (SETATTR). On a busy machine a tick often ends in between, so
+/// this tries until it does not.
 fn create_with_4_kib(policy: Policy) -> Option<Vec<(&'static str, u64)>> {
     let m = Mount::new(policy)?;
     // The first of each kind teaches the kernel what it need not ask (OPEN, CREATE, FLUSH).
     write_file(&m.path("first"), &[7; 4096]);
-    let mut rounds = (0..2_000).map(|i| requests(&m.counters(), || write_file(&m.path(&format!("f{i}")), &[7; 4096])));
+    let mut rounds = (0..2_000)
+        .map(|i| requests(&m.counters(), || write_file(&m.path(&format!("f{i}")), &[7; 4096])));
     let without_times = rounds.find(|seen| !seen.iter().any(|(name, _)| *name == "SETATTR"));
     Some(without_times.expect("a clock whose ticks are longer than a write"))
 }
@@ -82,7 +85,10 @@ fn creating_a_file_with_4_kib_costs_five_requests_and_four_without_xattrs() {
     for write_back in [false, true] {
         let policy = way::policy(write_back);
         let Some(seen) = create_with_4_kib(policy.clone()) else { return };
-        assert_eq!(seen, [("LOOKUP", 1), ("GETATTR", 1), ("MKNOD", 1), ("WRITE", 1), ("GETXATTR", 1)]);
+        assert_eq!(
+            seen,
+            [("LOOKUP", 1), ("GETATTR", 1), ("MKNOD", 1), ("WRITE", 1), ("GETXATTR", 1)]
+        );
         let Some(seen) = create_with_4_kib(Policy { xattrs: false, ..policy }) else { return };
         assert_eq!(seen, [("LOOKUP", 1), ("GETATTR", 1), ("MKNOD", 1), ("WRITE", 1)]);
     }
@@ -106,8 +112,8 @@ fn seen_once(write_back: bool) {
         }
     });
     assert_eq!(seen, [], "open, read and close of a cached file ask nothing");
-    // What was written, and a close where writes are gathered, makes the kernel doubt size and space, so the first stat behind it asks, if
-    // the read has not done so; the others do not.
+    // What was written, and a close where writes are gathered, makes the kernel doubt size and
+    // space, so the first stat behind it asks, if the read has not done so; the others do not.
     let seen = requests(&counters, || {
         for _ in 0..10 {
             assert_eq!(fs::metadata(m.path("a")).expect("stat").len(), 5);
@@ -154,12 +160,18 @@ fn a_rewrite_asks_for_capabilities_once_a_file_not_once_a_write() {
 
 #[test]
 fn listing_with_attributes_needs_no_lookups() {
-    let Some(m) = Mount::new(Policy { entry_ttl: std::time::Duration::ZERO, ..way::policy(false) }) else { return };
+    let Some(m) = Mount::new(Policy { entry_ttl: std::time::Duration::ZERO, ..way::policy(false) })
+    else {
+        return;
+    };
     for i in 0..300 {
         fs::create_dir(m.path(&format!("d{i}"))).expect("mkdir");
     }
     let seen = requests(&m.counters(), || {
-        let n = fs::read_dir(m.dir.path()).expect("readdir").filter(|e| e.as_ref().expect("entry").metadata().is_ok()).count();
+        let n = fs::read_dir(m.dir.path())
+            .expect("readdir")
+            .filter(|e| e.as_ref().expect("entry").metadata().is_ok())
+            .count();
         assert_eq!(n, 300);
     });
     let total: u64 = seen.iter().map(|(_, n)| n).sum();
@@ -199,7 +211,8 @@ fn a_busy_mount_refuses_to_go_and_a_dropped_one_goes() {
 #[test]
 fn sharing_without_permission_checks_is_refused() {
     let dir = tempfile::tempdir().expect("a temporary folder");
-    let options = MountOptions { allow_other: true, default_permissions: false, ..Default::default() };
+    let options =
+        MountOptions { allow_other: true, default_permissions: false, ..Default::default() };
     let refused = mount(Arc::new(Memory::default()), dir.path(), &options, &Policy::default());
     assert!(matches!(refused.err(), Some(kvfs_fuse::Error::Unguarded)));
 }
@@ -212,7 +225,13 @@ fn no_time_ends_the_daemon() {
         for nanos in [0, 1, 999_999_999] {
             let time = rustix::fs::Timespec { tv_sec: secs, tv_nsec: nanos };
             let times = rustix::fs::Timestamps { last_access: time, last_modification: time };
-            rustix::fs::utimensat(rustix::fs::CWD, m.path("a"), &times, rustix::fs::AtFlags::empty()).expect("set the time");
+            rustix::fs::utimensat(
+                rustix::fs::CWD,
+                m.path("a"),
+                &times,
+                rustix::fs::AtFlags::empty(),
+            )
+            .expect("set the time");
             let seen = rustix::fs::stat(m.path("a")).expect("stat");
             // The kernel's last second has no parts.
             let nanos = if [i64::MIN, i64::MAX].contains(&secs) { 0 } else { nanos };

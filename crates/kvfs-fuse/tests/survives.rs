@@ -1,4 +1,5 @@
-//! What is whole behind a daemon that was killed: names with the content that they were given, and write requests.
+//! What is whole behind a daemon that was killed: names with the content that they were given, and
+//! write requests.
 
 mod real;
 
@@ -28,13 +29,17 @@ const SAVES: &str = "KVFS_TEST_SAVES";
 #[test]
 #[ignore = "the daemon that the other tests run and kill"]
 fn serve() {
-    let (Some(store), Some(folder)) = (std::env::var_os(STORE), std::env::var_os(FOLDER)) else { return };
+    let (Some(store), Some(folder)) = (std::env::var_os(STORE), std::env::var_os(FOLDER)) else {
+        return;
+    };
     let db = Kvdb::open_path(&store).expect("a store");
-    let fs = Fs::open(db.clone(), Arc::new(Machine::default()), FsOptions::default()).expect("a file system");
+    let fs = Fs::open(db.clone(), Arc::new(Machine::default()), FsOptions::default())
+        .expect("a file system");
     let views = Views::new(db, fs);
     let adapter = Arc::new(FuseAdapter::new(views.clone()));
     let policy = policy(std::env::var_os(WRITE_BACK).is_some());
-    let mut mounted = mount(adapter.clone(), Path::new(&folder), &MountOptions::default(), &policy).expect("a mount");
+    let mut mounted = mount(adapter.clone(), Path::new(&folder), &MountOptions::default(), &policy)
+        .expect("a mount");
     let _herald = KernelNotifier::start(&views, &adapter, &mounted).expect("a notifier");
     say_ready(Path::new(&folder));
     if std::env::var_os(SAVES).is_some() {
@@ -66,7 +71,11 @@ impl Daemon {
         fs::create_dir_all(&folder).expect("a folder");
         let mut command = Command::new(std::env::current_exe().expect("this program"));
         command.args(["--exact", "serve", "--ignored", "--nocapture"]);
-        command.env(STORE, dir.join("store")).env(FOLDER, &folder).stdout(Stdio::null()).process_group(0);
+        command
+            .env(STORE, dir.join("store"))
+            .env(FOLDER, &folder)
+            .stdout(Stdio::null())
+            .process_group(0);
         command.envs(switches.iter().map(|name| (name, "1")));
         let daemon = Daemon { process: command.spawn().expect("a daemon"), folder };
         let begun = Instant::now();
@@ -93,7 +102,8 @@ impl Drop for Daemon {
 /// What a file holds in the store; `None`: there is none.
 fn content(dir: &Path, name: &str) -> Option<Vec<u8>> {
     let db = Kvdb::open_path(dir.join("store")).expect("a store that opens");
-    let fs = Fs::open(db, Arc::new(Machine::default()), FsOptions::default()).expect("a file system");
+    let fs =
+        Fs::open(db, Arc::new(Machine::default()), FsOptions::default()).expect("a file system");
     let report = fs.verify().expect("checked");
     assert!(report.is_clean(), "{report:?}");
     let attr = fs.resolve(name.as_bytes()).ok()?;
@@ -105,7 +115,13 @@ const NEW: usize = 200_000;
 
 /// Ways in which a program makes new content that it renames over the old, the file still open.
 fn write(path: &Path, data: &[u8], mapped: bool) -> (File, Option<Mapping>) {
-    let mut file = File::options().read(true).write(true).create(true).truncate(true).open(path).expect("create");
+    let mut file = File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .open(path)
+        .expect("create");
     if !mapped {
         file.write_all(data).expect("write");
         return (file, None);
@@ -128,7 +144,9 @@ fn a_rename_leaves_the_old_or_the_new_content_whole() {
                 let dir = tempfile::tempdir().expect("a temporary folder");
                 let daemon = Daemon::start(dir.path(), write_back);
                 let config = daemon.path("config");
-                File::create(&config).and_then(|mut f| f.write_all(&[b'o'; OLD]).and_then(|()| f.sync_all())).expect("write");
+                File::create(&config)
+                    .and_then(|mut f| f.write_all(&[b'o'; OLD]).and_then(|()| f.sync_all()))
+                    .expect("write");
                 let held = write(&daemon.path("config.new"), &[b'n'; NEW], mapped);
                 fs::rename(daemon.path("config.new"), &config).expect("rename");
                 std::thread::sleep(Duration::from_millis(round * 150));
@@ -163,7 +181,11 @@ fn a_file_gets_its_first_name_with_its_content() {
             for round in 0..5 {
                 let dir = tempfile::tempdir().expect("a temporary folder");
                 let daemon = Daemon::start(dir.path(), write_back);
-                let file = File::options().read(true).write(true).custom_flags(libc::O_TMPFILE).open(&daemon.folder);
+                let file = File::options()
+                    .read(true)
+                    .write(true)
+                    .custom_flags(libc::O_TMPFILE)
+                    .open(&daemon.folder);
                 let mut file = file.expect("a file without a name");
                 let mut mapping = None;
                 if mapped {
@@ -174,14 +196,25 @@ fn a_file_gets_its_first_name_with_its_content() {
                 }
                 let from = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
                 let follow = rustix::fs::AtFlags::SYMLINK_FOLLOW;
-                rustix::fs::linkat(rustix::fs::CWD, from, rustix::fs::CWD, daemon.path("named"), follow).expect("linked");
+                rustix::fs::linkat(
+                    rustix::fs::CWD,
+                    from,
+                    rustix::fs::CWD,
+                    daemon.path("named"),
+                    follow,
+                )
+                .expect("linked");
                 std::thread::sleep(Duration::from_millis(round * 250));
                 drop(daemon);
                 drop((mapping, file));
                 match content(dir.path(), "/named") {
                     None => assert!(round < 4, "it is there after a while"),
                     Some(seen) => {
-                        assert_eq!(seen.iter().filter(|b| **b == b'n').count(), NEW, "write-back {write_back}, mapped {mapped}")
+                        assert_eq!(
+                            seen.iter().filter(|b| **b == b'n').count(),
+                            NEW,
+                            "write-back {write_back}, mapped {mapped}"
+                        )
                     }
                 }
             }
@@ -199,8 +232,15 @@ fn a_write_request_is_whole_or_not_there() {
     for round in 0..8_u64 {
         let dir = tempfile::tempdir().expect("a temporary folder");
         let daemon = Daemon::start(dir.path(), false);
-        let open =
-            |name| File::options().read(true).write(true).create(true).truncate(false).open(daemon.path(name)).expect("open");
+        let open = |name| {
+            File::options()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .open(daemon.path(name))
+                .expect("open")
+        };
         let (large, small) = (open("large"), open("small"));
         let killed = AtomicBool::new(false);
         let written = std::sync::atomic::AtomicU64::new(0);
@@ -211,8 +251,9 @@ fn a_write_request_is_whole_or_not_there() {
                     data.fill((i % 250) as u8 + 1);
                     // 1,000 bytes that lie within a page, not at its start.
                     let at = (i % 7) * 4096 + 1234;
-                    let done =
-                        large.write_all_at(&data, i % PIECES * MIB as u64).and_then(|()| small.write_all_at(&data[..1000], at));
+                    let done = large
+                        .write_all_at(&data, i % PIECES * MIB as u64)
+                        .and_then(|()| small.write_all_at(&data[..1000], at));
                     if done.is_err() {
                         assert!(killed.load(Ordering::SeqCst));
                         break;
@@ -234,7 +275,10 @@ fn a_write_request_is_whole_or_not_there() {
             for (i, piece) in seen.chunks(piece).enumerate() {
                 let Some(written) = piece.get(skip..) else { continue };
                 let written = &written[..written.len().min(length)];
-                assert!(written.iter().all(|b| *b == written[0]), "round {round}: piece {i} of {name} is torn");
+                assert!(
+                    written.iter().all(|b| *b == written[0]),
+                    "round {round}: piece {i} of {name} is torn"
+                );
                 assert!(
                     written.is_empty() || written.len() == length || written[0] == 0,
                     "round {round}: piece {i} of {name} is short"
@@ -244,11 +288,16 @@ fn a_write_request_is_whole_or_not_there() {
     }
 }
 
-/// Where the kernel ends the requests of one long write at `offset`: at the end of the first page if it begins amid one, then after each MiB.
+/// Where the kernel ends the requests of one long write at `offset`: at the end of the first page
+/// if it begins amid one, then after each MiB.
 fn ends_of_requests(offset: usize, length: usize) -> Vec<usize> {
     const MIB: usize = 1 << 20;
     let first = if offset.is_multiple_of(4096) { offset } else { offset.next_multiple_of(4096) };
-    (0..).map(|i| first + i * MIB).skip_while(|end| *end == offset).take_while(|end| *end < offset + length).collect()
+    (0..)
+        .map(|i| first + i * MIB)
+        .skip_while(|end| *end == offset)
+        .take_while(|end| *end < offset + length)
+        .collect()
 }
 
 #[test]
@@ -269,8 +318,12 @@ fn a_long_write_that_is_cut_has_its_first_requests_and_not_the_rest() {
             let path = daemon.path("f");
             let mut options = File::options();
             options.read(true).write(true).create(true).truncate(false);
-            let writing = options.custom_flags(if direct { libc::O_DIRECT } else { 0 }).open(&path).expect("open");
-            let (killed, returned) = (AtomicBool::new(false), std::sync::atomic::AtomicUsize::new(0));
+            let writing = options
+                .custom_flags(if direct { libc::O_DIRECT } else { 0 })
+                .open(&path)
+                .expect("open");
+            let (killed, returned) =
+                (AtomicBool::new(false), std::sync::atomic::AtomicUsize::new(0));
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     // Direct writes want whole pages of memory.
@@ -298,7 +351,8 @@ fn a_long_write_that_is_cut_has_its_first_requests_and_not_the_rest() {
             let at = format!("offset {offset}, direct {direct}, round {round}");
             assert!(seen.len() <= offset + LENGTH, "{at}: {} bytes", seen.len());
             let seen = &seen[offset.min(seen.len())..];
-            let parts: Vec<(usize, usize)> = seen.chunk_by(|a, b| a == b).map(|run| (usize::from(run[0]), run.len())).collect();
+            let parts: Vec<(usize, usize)> =
+                seen.chunk_by(|a, b| a == b).map(|run| (usize::from(run[0]), run.len())).collect();
             let ends = ends_of_requests(offset, LENGTH);
             let is_end = |length: usize| ends.contains(&(offset + length));
             match parts[..] {
@@ -318,6 +372,9 @@ fn a_long_write_that_is_cut_has_its_first_requests_and_not_the_rest() {
                 break;
             }
         }
-        assert!(cut > 0, "offset {offset}, direct {direct}: no kill fell between two requests of a write, so nothing was tested");
+        assert!(
+            cut > 0,
+            "offset {offset}, direct {direct}: no kill fell between two requests of a write, so nothing was tested"
+        );
     }
 }

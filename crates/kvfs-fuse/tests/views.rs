@@ -1,5 +1,6 @@
-//! Views through a real mount: what programs see of a transaction before, in and after it. The store is in this process, the programs are
-//! shells, and this process where something has to stay open.
+//! Views through a real mount: what programs see of a transaction before, in and after it. The
+//! store is in this process, the programs are shells, and this process where something has to stay
+//! open.
 
 mod way;
 
@@ -28,7 +29,8 @@ struct Mount {
 impl Drop for Mount {
     fn drop(&mut self) {
         self.notifier.stop();
-        // A child that another test starts has the files of this one until it has begun with its program.
+        // A child that another test starts has the files of this one until it has begun with its
+        // program.
         let until = Instant::now() + Duration::from_secs(10);
         while let Err(e) = self.mounted.unmount() {
             if Instant::now() > until {
@@ -52,12 +54,14 @@ impl Mount {
             return None;
         }
         let db = Kvdb::in_memory();
-        let fs = Fs::open(db.clone(), Arc::new(Machine::default()), FsOptions::default()).expect("a file system");
+        let fs = Fs::open(db.clone(), Arc::new(Machine::default()), FsOptions::default())
+            .expect("a file system");
         let views = Views::new(db, fs);
         let dir = tempfile::tempdir().expect("a temporary folder");
         let adapter = Arc::new(FuseAdapter::new(views.clone()));
         let policy = way::policy(write_back);
-        let mounted = mount(adapter.clone(), dir.path(), &MountOptions::default(), &policy).expect("root can mount");
+        let mounted = mount(adapter.clone(), dir.path(), &MountOptions::default(), &policy)
+            .expect("root can mount");
         let notifier = KernelNotifier::start(&views, &adapter, &mounted).expect("a notifier");
         Some(Mount { mounted, notifier, views, dir })
     }
@@ -86,8 +90,10 @@ fn sh(dir: &Path, script: &str) -> String {
 }
 
 fn names(dir: &Path) -> Vec<String> {
-    let mut names: Vec<_> =
-        fs::read_dir(dir).expect("readdir").map(|e| e.expect("entry").file_name().into_string().expect("UTF-8")).collect();
+    let mut names: Vec<_> = fs::read_dir(dir)
+        .expect("readdir")
+        .map(|e| e.expect("entry").file_name().into_string().expect("UTF-8"))
+        .collect();
     names.sort();
     names
 }
@@ -99,7 +105,10 @@ fn fails<T: std::fmt::Debug>(result: std::io::Result<T>, errno: i32) {
 
 fn a_script_works_in_a_transaction_and_the_mainline_stays_until_it_commits(write_back: bool) {
     let Some(m) = Mount::new(write_back) else { return };
-    sh(m.dir.path(), "mkdir src; echo one > src/a; echo two > src/b; head -c 300000 /dev/zero > big; ln -s a src/link");
+    sh(
+        m.dir.path(),
+        "mkdir src; echo one > src/a; echo two > src/b; head -c 300000 /dev/zero > big; ln -s a src/link",
+    );
     let before = sh(m.dir.path(), "find . | sort; cat src/*; wc -c < big");
     let (id, t) = m.begin();
     sh(
@@ -110,7 +119,10 @@ fn a_script_works_in_a_transaction_and_the_mainline_stays_until_it_commits(write
     assert_eq!(sh(m.dir.path(), "find . | sort; cat src/*; wc -c < big"), before);
     let inside = sh(&t, "find . | sort; find . -type f | sort | xargs cat | cksum");
     m.commit(id);
-    assert_eq!(sh(m.dir.path(), "find . | sort; find . -type f | sort | xargs cat | cksum"), inside);
+    assert_eq!(
+        sh(m.dir.path(), "find . | sort; find . -type f | sort | xargs cat | cksum"),
+        inside
+    );
     assert!(m.views.mainline().verify().expect("checked").is_clean());
 }
 
@@ -125,7 +137,9 @@ fn an_abort_leaves_the_mainline_as_it_is(write_back: bool) {
 
 fn what_is_open_already_shows_a_commit_at_once(write_back: bool) {
     let Some(m) = Mount::new(write_back) else { return };
-    for (name, len) in [("grows", 10), ("shrinks", 50_000), ("same", 5000), ("replaced", 10), ("removed", 10)] {
+    for (name, len) in
+        [("grows", 10), ("shrinks", 50_000), ("same", 5000), ("replaced", 10), ("removed", 10)]
+    {
         fs::write(m.path(name), vec![b'o'; len]).expect("write");
     }
     let open = |name: &str| File::open(m.path(name)).expect("open");
@@ -145,7 +159,8 @@ fn what_is_open_already_shows_a_commit_at_once(write_back: bool) {
     assert_eq!(names(m.dir.path()).len(), 5);
     fails(fs::metadata(m.path("made")), libc::ENOENT);
     let listing = File::open(m.dir.path()).expect("open");
-    let mtime = |name: &str| fs::metadata(m.path(name)).map(|m| (m.mtime(), m.mtime_nsec())).expect("stat");
+    let mtime =
+        |name: &str| fs::metadata(m.path(name)).map(|m| (m.mtime(), m.mtime_nsec())).expect("stat");
     let old = mtime("same");
 
     let (id, t) = m.begin();
@@ -153,7 +168,11 @@ fn what_is_open_already_shows_a_commit_at_once(write_back: bool) {
     fs::write(t.join("shrinks"), vec![b'n'; 7]).expect("write");
     fs::write(t.join("same"), vec![b'n'; 5000]).expect("write");
     let later = std::time::SystemTime::now() + std::time::Duration::from_secs(10);
-    File::options().write(true).open(t.join("same")).and_then(|f| f.set_modified(later)).expect("utimens");
+    File::options()
+        .write(true)
+        .open(t.join("same"))
+        .and_then(|f| f.set_modified(later))
+        .expect("utimens");
     fs::write(t.join("replaced.new"), vec![b'n'; 12]).expect("write");
     fs::rename(t.join("replaced.new"), t.join("replaced")).expect("rename");
     fs::remove_file(t.join("removed")).expect("unlink");
@@ -193,7 +212,12 @@ struct Shell {
 
 impl Shell {
     fn new(dir: &Path) -> Shell {
-        let child = Command::new("sh").current_dir(dir).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("sh");
+        let child = Command::new("sh")
+            .current_dir(dir)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("sh");
         Shell { child }
     }
 
@@ -202,7 +226,9 @@ impl Shell {
         writeln!(stdin, "{line} 2>&1; printf '\\0'").expect("the shell listens");
         let mut answer = Vec::new();
         let mut byte = [0];
-        while self.child.stdout.as_mut().expect("piped").read(&mut byte).expect("read") == 1 && byte[0] != 0 {
+        while self.child.stdout.as_mut().expect("piped").read(&mut byte).expect("read") == 1
+            && byte[0] != 0
+        {
             answer.push(byte[0]);
         }
         String::from_utf8(answer).expect("UTF-8")
@@ -236,8 +262,12 @@ fn the_hidden_directory_is_found_but_not_listed(write_back: bool) {
     let ((one, _), (two, t2)) = (m.begin(), m.begin());
     assert_eq!(names(&m.path(".kvfs/txn")), [one.to_string(), two.to_string()]);
     assert_eq!(names(&t2), [""; 0]);
-    for (name, errno) in [("txn/99", libc::ENOENT), ("txn/01", libc::ENOENT), ("x", libc::ENOENT), ("snapshot/none", libc::ENOENT)]
-    {
+    for (name, errno) in [
+        ("txn/99", libc::ENOENT),
+        ("txn/01", libc::ENOENT),
+        ("x", libc::ENOENT),
+        ("snapshot/none", libc::ENOENT),
+    ] {
         fails(fs::metadata(m.path(&format!(".kvfs/{name}"))), errno);
     }
     m.commit(one);
@@ -249,14 +279,20 @@ fn the_hidden_directory_is_found_but_not_listed(write_back: bool) {
     fails(fs::create_dir(m.path(".kvfs/txn/new")), libc::EPERM);
     fails(fs::remove_dir(m.path(".kvfs")), libc::EPERM);
     fails(fs::rename(m.path(".kvfs"), m.path("shown")), libc::EPERM);
-    assert_eq!(fs::metadata(m.path(".kvfs/txn/..")).expect("stat").ino(), fs::metadata(m.path(".kvfs")).expect("stat").ino());
+    assert_eq!(
+        fs::metadata(m.path(".kvfs/txn/..")).expect("stat").ino(),
+        fs::metadata(m.path(".kvfs")).expect("stat").ino()
+    );
 }
 
 fn views_share_no_inode_numbers_and_nothing_moves_between_them(write_back: bool) {
     let Some(m) = Mount::new(write_back) else { return };
     fs::write(m.path("f"), "content").expect("write");
     let (id, t) = m.begin();
-    assert_ne!(fs::metadata(m.path("f")).expect("stat").ino(), fs::metadata(t.join("f")).expect("stat").ino());
+    assert_ne!(
+        fs::metadata(m.path("f")).expect("stat").ino(),
+        fs::metadata(t.join("f")).expect("stat").ino()
+    );
     fails(fs::rename(m.path("f"), t.join("g")), libc::EXDEV);
     fails(fs::rename(t.join("f"), m.path("g")), libc::EXDEV);
     fails(fs::hard_link(m.path("f"), t.join("g")), libc::EXDEV);
@@ -313,17 +349,24 @@ fn programs_that_wait_for_a_transaction_do_not_keep_others_from_ending_it(write_
     for i in 0..PROGRAMS {
         fs::write(file(i), "old").expect("write");
     }
-    let options = kvdb::TransactionOptions { isolation: kvdb::Isolation::Serializable, ..Default::default() };
+    let options =
+        kvdb::TransactionOptions { isolation: kvdb::Isolation::Serializable, ..Default::default() };
     let id = m.views.begin(options).expect("begun");
     let t = m.path(&format!(".kvfs/txn/{id}"));
     for i in 0..PROGRAMS {
         assert_eq!(fs::read(t.join(format!("f{i}"))).expect("read"), b"old");
     }
-    // Far more of them than there are threads; each must wait before it may cut its file to nothing.
+    // Far more of them than there are threads; each must wait before it may cut its file to
+    // nothing.
     let asked = || m.mounted.counters().get(Request::SetAttr);
     let before = asked();
-    let program =
-        |i: usize| Command::new("sh").args(["-c", &format!("echo {i} > f{i}")]).current_dir(m.dir.path()).spawn().expect("sh");
+    let program = |i: usize| {
+        Command::new("sh")
+            .args(["-c", &format!("echo {i} > f{i}")])
+            .current_dir(m.dir.path())
+            .spawn()
+            .expect("sh")
+    };
     let programs: Vec<_> = (0..PROGRAMS).map(program).collect();
     while asked() < before + PROGRAMS as u64 {
         std::thread::sleep(std::time::Duration::from_millis(1));
@@ -346,7 +389,10 @@ fn snapshots_and_clones_lie_beside_the_transactions(write_back: bool) {
     sh(m.dir.path(), "mkdir d; echo monday > d/f");
     m.views.snapshot(&kvfs::View::Mainline, "monday", Durability::Synced).expect("a snapshot");
     m.views.clone_snapshot("monday", "other").expect("a clone");
-    assert_eq!((names(&m.path(".kvfs/snapshot")), names(&m.path(".kvfs/clone"))), (vec!["monday".into()], vec!["other".into()]));
+    assert_eq!(
+        (names(&m.path(".kvfs/snapshot")), names(&m.path(".kvfs/clone"))),
+        (vec!["monday".into()], vec!["other".into()])
+    );
     let (monday, other) = (m.path(".kvfs/snapshot/monday"), m.path(".kvfs/clone/other"));
     sh(m.dir.path(), "echo friday > d/f; touch d/g");
     sh(&other, "echo other > d/f; mkdir d/sub");
@@ -369,17 +415,25 @@ fn snapshots_and_clones_lie_beside_the_transactions(write_back: bool) {
 
 fn the_kernel_forgets_views_that_have_ended_but_for_what_is_open(write_back: bool) {
     let Some(m) = Mount::new(write_back) else { return };
-    sh(m.dir.path(), "mkdir -p d/e; echo old > d/f; for i in $(seq 100); do echo $i > d/e/$i; done");
+    sh(
+        m.dir.path(),
+        "mkdir -p d/e; echo old > d/f; for i in $(seq 100); do echo $i > d/e/$i; done",
+    );
     let (held, t) = m.begin();
     let mut open = File::open(t.join("d/f")).expect("open");
     for round in 0..20 {
         let (id, t) = m.begin();
-        sh(&t, "ls -lR . > /dev/null; cat d/e/* > /dev/null; echo new > made; mv d/e/1 d/moved; rm d/e/2; mkdir x; ln -s a x/b");
+        sh(
+            &t,
+            "ls -lR . > /dev/null; cat d/e/* > /dev/null; echo new > made; mv d/e/1 d/moved; rm d/e/2; mkdir x; ln -s a x/b",
+        );
         match round % 3 {
             0 => m.commit(id),
             1 => m.views.abort(id).expect("aborted"),
             _ => {
-                m.views.snapshot(&kvfs::View::Mainline, "s", Durability::Buffered).expect("a snapshot");
+                m.views
+                    .snapshot(&kvfs::View::Mainline, "s", Durability::Buffered)
+                    .expect("a snapshot");
                 sh(&m.path(".kvfs/snapshot/s"), "ls -lR . > /dev/null; cat d/f");
                 m.views.drop_snapshot("s").expect("dropped");
                 m.views.abort(id).expect("aborted");
@@ -400,7 +454,11 @@ fn the_kernel_forgets_views_that_have_ended_but_for_what_is_open(write_back: boo
 fn await_numbers(views: &Views, expected: usize) {
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
     while views.numbers_taken() != expected {
-        assert!(std::time::Instant::now() < deadline, "{} numbers of views are taken, not {expected}", views.numbers_taken());
+        assert!(
+            std::time::Instant::now() < deadline,
+            "{} numbers of views are taken, not {expected}",
+            views.numbers_taken()
+        );
         std::thread::yield_now();
     }
 }

@@ -1,6 +1,8 @@
-//! What calls of the file system take by themselves, without a kernel: processor time of one thread, by call.
+//! What calls of the file system take by themselves, without a kernel: processor time of one
+//! thread, by call.
 //!
-//! `calls [FILES]`: a store in a temporary file, all of it in memory. Median of seven rounds, µs a call.
+//! `calls [FILES]`: a store in a temporary file, all of it in memory. Median of seven rounds, µs a
+//! call.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,10 +28,24 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let db = Kvdb::create(device, env.clone(), CreateOptions::default())?;
     let fs = Fs::open(db.clone(), env, FsOptions::default())?;
     let mut rounds: Vec<Vec<f64>> = Vec::new();
-    let names = ["mknod", "write 4 KiB", "lookup", "getattr", "read 4 KiB", "unlink", "forget", "mkdir", "rmdir", "forget"];
+    let names = [
+        "mknod",
+        "write 4 KiB",
+        "lookup",
+        "getattr",
+        "read 4 KiB",
+        "unlink",
+        "forget",
+        "mkdir",
+        "rmdir",
+        "forget",
+    ];
     for round in 0..7 {
         let dirs: Vec<Ino> = (0..files.div_ceil(500))
-            .map(|d| fs.mkdir(ROOT, format!("{round}-{d}").as_bytes(), 0o755, NOBODY).map(|attr| attr.ino))
+            .map(|d| {
+                fs.mkdir(ROOT, format!("{round}-{d}").as_bytes(), 0o755, NOBODY)
+                    .map(|attr| attr.ino)
+            })
             .collect::<Result<_, _>>()?;
         let dir = |n: u32| dirs[(n / 500) as usize];
         let name = |n: u32| format!("file-{n:06}");
@@ -42,10 +58,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             kvfs::Result::Ok(())
         };
         time(&mut |n| {
-            inos[n as usize] = fs.mknod(dir(n), name(n).as_bytes(), FileKind::File, 0o644, 0, NOBODY)?.ino;
+            inos[n as usize] =
+                fs.mknod(dir(n), name(n).as_bytes(), FileKind::File, 0o644, 0, NOBODY)?.ino;
             Ok(())
         })?;
-        time(&mut |n| fs.write(inos[n as usize], 0, &[n as u8; 4096], WriteHints::default()).map(drop))?;
+        time(&mut |n| {
+            fs.write(inos[n as usize], 0, &[n as u8; 4096], WriteHints::default()).map(drop)
+        })?;
         time(&mut |n| fs.lookup(dir(n), name(n).as_bytes()).map(drop))?;
         time(&mut |n| fs.getattr(inos[n as usize]).map(drop))?;
         time(&mut |n| fs.read(inos[n as usize], 0, 4096).map(drop))?;
@@ -68,7 +87,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for (i, name) in names.iter().enumerate() {
         let mut each: Vec<f64> = rounds.iter().map(|round| round[i]).collect();
         each.sort_by(f64::total_cmp);
-        println!("{name:<12} {:>7.2} µs  ({:.2} to {:.2})", each[each.len() / 2], each[0], each[each.len() - 1]);
+        println!(
+            "{name:<12} {:>7.2} µs  ({:.2} to {:.2})",
+            each[each.len() / 2],
+            each[0],
+            each[each.len() - 1]
+        );
     }
     fs.shutdown()?;
     db.close()?;

@@ -1,5 +1,6 @@
-//! How long a copy of a tree by reference takes, beside `cp -a` of the same tree on the file system that the store lies on:
-//! `cargo run --release -p kvfs --example clone_tree -- FILE [files [rounds]]`. Both in turn, round by round.
+//! How long a copy of a tree by reference takes, beside `cp -a` of the same tree on the file system
+//! that the store lies on: `cargo run --release -p kvfs --example clone_tree -- FILE [files
+//! [rounds]]`. Both in turn, round by round.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +20,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let beside = format!("{path}.trees");
     let _ = std::fs::remove_dir_all(&beside);
     let machine = Arc::new(Machine::default());
-    let db = Kvdb::create(Arc::new(FileDevice::create(path)?), machine.clone(), CreateOptions::default())?;
+    let db = Kvdb::create(
+        Arc::new(FileDevice::create(path)?),
+        machine.clone(),
+        CreateOptions::default(),
+    )?;
     let fs = Fs::open(db.clone(), machine, FsOptions::default())?;
     let who = Caller::default();
     let top = fs.mkdir(ROOT, b"tree", 0o755, who)?.ino;
@@ -61,7 +66,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         times.sort_unstable();
     }
     let median = times.each_ref().map(|times| times[times.len() / 2]);
-    println!("medians {:?}, cp -a {:?}: {:.1} times", median[0], median[1], median[1].as_secs_f64() / median[0].as_secs_f64());
+    println!(
+        "medians {:?}, cp -a {:?}: {:.1} times",
+        median[0],
+        median[1],
+        median[1].as_secs_f64() / median[0].as_secs_f64()
+    );
     fs.shutdown()?;
     std::fs::remove_dir_all(&beside)?;
     std::fs::remove_file(path)?;

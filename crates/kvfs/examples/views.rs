@@ -2,10 +2,12 @@
 //! `cargo run --release -p kvfs --example views -- STORE WHAT`, where what is one of
 //!
 //! - `fill N`: makes N files of 100 bytes, 100 in a directory;
-//! - `together CLIENTS SECONDS`: a file of 4 KiB and its key in one synced transaction, over and over;
-//! - `latency`: begin, abort, snapshot, clone, drop, and the difference after ten files have changed, beside what is in the store;
-//! - `many`: gets and lookups beside 1,000 snapshots and 100 open transactions, against the same in `STORE.alone`, which has had the same
-//!   changes without them; in short slices, in turn;
+//! - `together CLIENTS SECONDS`: a file of 4 KiB and its key in one synced transaction, over and
+//!   over;
+//! - `latency`: begin, abort, snapshot, clone, drop, and the difference after ten files have
+//!   changed, beside what is in the store;
+//! - `many`: gets and lookups beside 1,000 snapshots and 100 open transactions, against the same in
+//!   `STORE.alone`, which has had the same changes without them; in short slices, in turn;
 //! - `gets TIMES`: how quick gets and lookups are in what `many` has left.
 //!
 //! The store is made if it is not there. Each figure is a line of JSON.
@@ -28,8 +30,11 @@ const KEYS: &str = "0";
 
 fn main() -> Outcome {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let (Some(path), Some(what)) = (args.first(), args.get(1)) else { return Err("STORE and what?".into()) };
-    let number = |at: usize| -> Outcome<u64> { Ok(args.get(at).ok_or("a number is missing")?.parse()?) };
+    let (Some(path), Some(what)) = (args.first(), args.get(1)) else {
+        return Err("STORE and what?".into());
+    };
+    let number =
+        |at: usize| -> Outcome<u64> { Ok(args.get(at).ok_or("a number is missing")?.parse()?) };
     let db = Kvdb::open_path(Path::new(path))?;
     let fs = Fs::open(db.clone(), Arc::new(Machine::default()), FsOptions::default())?;
     let views = Views::new(db.clone(), fs.clone());
@@ -38,11 +43,18 @@ fn main() -> Outcome {
         "together" => together(&views, &db, number(2)?, Duration::from_secs(number(3)?))?,
         "latency" => latency(&views)?,
         "gets" => {
-            let mut store = Alike { views: views.clone(), db: db.clone(), dirs: directories(&fs)?, noise: Random::new(3) };
+            let mut store = Alike {
+                views: views.clone(),
+                db: db.clone(),
+                dirs: directories(&fs)?,
+                noise: Random::new(3),
+            };
             println!("runs: {:?}", runs(&db));
             for _ in 0..number(2)? {
                 let [gets, lookups] = store.speed(200_000)?.map(|seconds| 200_000.0 / seconds);
-                println!("{{\"what\": \"gets\", \"gets_per_second\": {gets:.0}, \"lookups_per_second\": {lookups:.0}}}");
+                println!(
+                    "{{\"what\": \"gets\", \"gets_per_second\": {gets:.0}, \"lookups_per_second\": {lookups:.0}}}"
+                );
             }
         }
         "many" => {
@@ -76,7 +88,10 @@ fn fill(fs: &Fs, files: u64) -> Outcome {
         fs.forget(dir, 1);
     }
     fs.sync_all()?;
-    println!("{{\"what\": \"fill\", \"files\": {files}, \"seconds\": {:.2}}}", begun.elapsed().as_secs_f64());
+    println!(
+        "{{\"what\": \"fill\", \"files\": {files}, \"seconds\": {:.2}}}",
+        begun.elapsed().as_secs_f64()
+    );
     Ok(())
 }
 
@@ -104,7 +119,11 @@ fn together(views: &Views, db: &Kvdb, clients: u64, seconds: Duration) -> Outcom
                 }
                 Err(_) => write_file(&fs, dir, &name, &data)?,
             }
-            views.transaction(id)?.put(keys, format!("together:{me}:{name}"), format!("{round}"))?;
+            views.transaction(id)?.put(
+                keys,
+                format!("together:{me}:{name}"),
+                format!("{round}"),
+            )?;
             views.commit(id, Durability::Synced)?;
             round += 1;
             done.fetch_add(1, Ordering::Relaxed);
@@ -126,7 +145,11 @@ fn together(views: &Views, db: &Kvdb, clients: u64, seconds: Duration) -> Outcom
 struct Times(Vec<(&'static str, Vec<Duration>)>);
 
 impl Times {
-    fn of<T>(&mut self, name: &'static str, work: impl FnOnce() -> kvfs::Result<T>) -> kvfs::Result<T> {
+    fn of<T>(
+        &mut self,
+        name: &'static str,
+        work: impl FnOnce() -> kvfs::Result<T>,
+    ) -> kvfs::Result<T> {
         let begun = Instant::now();
         let made = work()?;
         let took = begun.elapsed();
@@ -142,7 +165,10 @@ impl Times {
             times.sort_unstable();
             let ms = |d: Duration| d.as_secs_f64() * 1e3;
             let (median, worst) = (ms(times[times.len() / 2]), ms(times[times.len() - 1]));
-            println!("{{\"what\": \"{name}\", \"median_ms\": {median:.3}, \"worst_ms\": {worst:.3}, \"times\": {}}}", times.len());
+            println!(
+                "{{\"what\": \"{name}\", \"median_ms\": {median:.3}, \"worst_ms\": {worst:.3}, \"times\": {}}}",
+                times.len()
+            );
         }
     }
 }
@@ -176,16 +202,22 @@ fn latency(views: &Views) -> Outcome {
     let (fs, mut noise, mut times) = (views.mainline(), Random::new(1), Times::default());
     let dirs = directories(fs)?;
     for round in 0..20 {
-        for (isolation, begin) in [(Isolation::Snapshot, "begin si"), (Isolation::Serializable, "begin ser")] {
-            let id = times.of(begin, || views.begin(TransactionOptions { isolation, ..Default::default() }))?;
+        for (isolation, begin) in
+            [(Isolation::Snapshot, "begin si"), (Isolation::Serializable, "begin ser")]
+        {
+            let id = times.of(begin, || {
+                views.begin(TransactionOptions { isolation, ..Default::default() })
+            })?;
             times.of("abort", || views.abort(id))?;
         }
         change_ten(fs, &dirs, &mut noise)?;
         times.of("snapshot", || views.snapshot(&View::Mainline, "a", Durability::Buffered))?;
-        times.of("snapshot, synced", || views.snapshot(&View::Mainline, "b", Durability::Synced))?;
+        times
+            .of("snapshot, synced", || views.snapshot(&View::Mainline, "b", Durability::Synced))?;
         times.of("clone", || views.clone_snapshot("b", "branch"))?;
         change_ten(fs, &dirs, &mut noise)?;
-        let found = times.of("difference of 10 files", || views.difference_of_snapshots("b", None))?;
+        let found =
+            times.of("difference of 10 files", || views.difference_of_snapshots("b", None))?;
         if found.is_empty() || found.len() > 10 {
             return Err(format!("round {round}: {} differences found", found.len()).into());
         }
@@ -229,7 +261,12 @@ impl Alike {
         let keys = self.db.open_dictionary(KEYS)?.id();
         for i in 0..1000 {
             for _ in 0..10 {
-                self.db.put(keys, &self.noise.below(KEPT).to_be_bytes(), &[8; 64], Durability::Buffered)?;
+                self.db.put(
+                    keys,
+                    &self.noise.below(KEPT).to_be_bytes(),
+                    &[8; 64],
+                    Durability::Buffered,
+                )?;
             }
             change_ten(self.views.mainline(), &self.dirs, &mut self.noise)?;
             if snapshots {
@@ -282,7 +319,11 @@ fn compare(what: &str, alone: &mut Alike, beside: &mut Alike) -> Outcome {
 }
 
 fn runs(db: &Kvdb) -> Vec<(String, usize)> {
-    db.stats().dictionaries.iter().map(|d| (d.info.name.clone(), d.levels.iter().map(Vec::len).sum())).collect()
+    db.stats()
+        .dictionaries
+        .iter()
+        .map(|d| (d.info.name.clone(), d.levels.iter().map(Vec::len).sum()))
+        .collect()
 }
 
 fn many(mut beside: Alike, mut alone: Alike) -> Outcome {
@@ -290,7 +331,10 @@ fn many(mut beside: Alike, mut alone: Alike) -> Outcome {
     alone.change(false)?;
     let begun = Instant::now();
     beside.change(true)?;
-    println!("{{\"what\": \"1000 snapshots made\", \"seconds\": {:.2}}}", begun.elapsed().as_secs_f64());
+    println!(
+        "{{\"what\": \"1000 snapshots made\", \"seconds\": {:.2}}}",
+        begun.elapsed().as_secs_f64()
+    );
     eprintln!("runs: {:?} and {:?}", runs(&alone.db), runs(&beside.db));
     compare("beside 1000 snapshots", &mut alone, &mut beside)?;
     let mut open = Vec::new();

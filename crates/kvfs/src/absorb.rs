@@ -1,23 +1,29 @@
-//! How a transaction's changes come to the mainline's file system: what of it is in memory there must be what is in the store, from
-//! the commit on, for every call.
+//! How a transaction's changes come to the mainline's file system: what of it is in memory there
+//! must be what is in the store, from the commit on, for every call.
 //!
-//! The mainline's gate is closed meanwhile, so no call is under way. What is dirty is committed first, so that the database sees it when
-//! it looks for conflicts: who writes to the file that a transaction has written has changed it before the transaction commits. Then the
-//! transaction commits, and of the inodes in memory
+//! The mainline's gate is closed meanwhile, so no call is under way. What is dirty is committed
+//! first, so that the database sees it when it looks for conflicts: who writes to the file that a
+//! transaction has written has changed it before the transaction commits. Then the transaction
+//! commits, and of the inodes in memory
 //!
-//! - one that it changed is loaded again; what keeps positions of a listing valid stays, and learns of names that went;
+//! - one that it changed is loaded again; what keeps positions of a listing valid stays, and learns
+//!   of names that went;
 //! - one that it removed and that nobody has open goes;
-//! - one that it removed and that somebody has open here lives on without a name, as if it had been unlinked here: its content (if it lay
-//!   in the node) is taken into memory before, its pages stay because the transaction has left an orphan record instead of removing them;
-//!   what the transaction had changed of them before it removed the file is put back first;
-//! - one that is unlinked here already is none of the transaction's business: if it changed the file, that is a conflict;
+//! - one that it removed and that somebody has open here lives on without a name, as if it had been
+//!   unlinked here: its content (if it lay in the node) is taken into memory before, its pages stay
+//!   because the transaction has left an orphan record instead of removing them; what the
+//!   transaction had changed of them before it removed the file is put back first;
+//! - one that is unlinked here already is none of the transaction's business: if it changed the
+//!   file, that is a conflict;
 //! - one that the transaction made is not in memory, for nobody could ask for it.
 //!
-//! A serializable transaction keeps others from committing what it has locked. What they wrote to such a file before it was locked, and was
-//! not committed in time, is a conflict if the transaction changed the file, too.
+//! A serializable transaction keeps others from committing what it has locked. What they wrote to
+//! such a file before it was locked, and was not committed in time, is a conflict if the
+//! transaction changed the file, too.
 //!
-//! Numbers of references stay in every case: the kernel knows nothing of it yet. Orphans that nobody has open are removed afterwards,
-//! each with its record; a crash in between leaves them to the next opening.
+//! Numbers of references stay in every case: the kernel knows nothing of it yet. Orphans that
+//! nobody has open are removed afterwards, each with its record; a crash in between leaves them to
+//! the next opening.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -61,7 +67,8 @@ impl Touched {
             let (key, removed) = match change {
                 Changed::Put { key, .. } => (key, false),
                 Changed::Delete { key } => (key, true),
-                // Of inodes that the transaction itself had made, and of pages, which never change without their node.
+                // Of inodes that the transaction itself had made, and of pages, which never change
+                // without their node.
                 Changed::DeleteRange { .. } => continue,
             };
             if dict == layout.nmap {
@@ -86,13 +93,16 @@ struct Unlinking {
 }
 
 impl Fs {
-    /// Makes the transaction of this view ready to commit: everything the view has is in it afterwards. The view's gate is closed.
+    /// Makes the transaction of this view ready to commit: everything the view has is in it
+    /// afterwards. The view's gate is closed.
     pub(crate) fn prepare(&self) -> Result<()> {
         self.flush_older_than(Duration::MAX)?;
-        // Unlinked, but still open here: with the view their last users go. What they stored before the transaction is the mainline's.
+        // Unlinked, but still open here: with the view their last users go. What they stored before
+        // the transaction is the mainline's.
         for inode in self.core.table.all() {
             let state = inode.state.read();
-            if state.attr.nlink == 0 && !state.gone && state.orphaned && self.may_remove(inode.ino) {
+            if state.attr.nlink == 0 && !state.gone && state.orphaned && self.may_remove(inode.ino)
+            {
                 let mut batch = Batch::new();
                 stage_removal(&self.core.layout, inode.ino, &mut batch);
                 batch.delete(self.core.layout.imap, layout::orphan_key(inode.ino));
@@ -102,8 +112,9 @@ impl Fs {
         Ok(())
     }
 
-    /// Commits by `commit` what a transaction has changed, and brings what is in memory here up to that. The mainline's. Gives the orphans
-    /// that nobody has open. On an error nothing has changed; [`kvdb::Error::Locked`]: try again.
+    /// Commits by `commit` what a transaction has changed, and brings what is in memory here up to
+    /// that. The mainline's. Gives the orphans that nobody has open. On an error nothing has
+    /// changed; [`kvdb::Error::Locked`]: try again.
     pub(crate) fn absorb(
         &self,
         transaction: &Transaction,
@@ -123,7 +134,9 @@ impl Fs {
     ) -> Result<Vec<Ino>> {
         let dirty = touched.inodes.iter().find(|(ino, _)| {
             let inode = self.core.table.get(*ino);
-            inode.is_some_and(|inode| matches!(inode.state.read(), state if state.dirty && state.attr.nlink > 0))
+            inode.is_some_and(
+                |inode| matches!(inode.state.read(), state if state.dirty && state.attr.nlink > 0),
+            )
         });
         if let Some((ino, _)) = dirty {
             let key = (self.core.layout.imap, layout::node_key(*ino).into());
@@ -167,8 +180,9 @@ impl Fs {
         Ok(touched.orphans.iter().copied().filter(|ino| !kept.contains(ino)).collect())
     }
 
-    /// Does something at a moment at which everything that was written before is committed and no call is under way: what the store
-    /// holds then is a state that the files had, and keys committed since a write was acknowledged do not overtake it.
+    /// Does something at a moment at which everything that was written before is committed and no
+    /// call is under way: what the store holds then is a state that the files had, and keys
+    /// committed since a write was acknowledged do not overtake it.
     pub(crate) fn at_rest<T>(&self, moment: impl FnOnce() -> Result<T>) -> Result<T> {
         // Most of it while others go on.
         {
@@ -208,8 +222,9 @@ impl Fs {
         Ok(Some(Unlinking { inode, content }))
     }
 
-    /// Undoes what a transaction has changed in the content of files that it removes and that somebody has open here. Gives those of which
-    /// the store has something then; they have an orphan record.
+    /// Undoes what a transaction has changed in the content of files that it removes and that
+    /// somebody has open here. Gives those of which the store has something then; they have an
+    /// orphan record.
     fn put_back(&self, transaction: &Transaction, unlinking: &[Unlinking]) -> Result<HashSet<Ino>> {
         let mut stored = HashSet::new();
         if unlinking.is_empty() {
@@ -220,7 +235,9 @@ impl Fs {
         let mut changed = HashSet::new();
         for change in transaction.changes_of(&[imap, dmap])? {
             let (dict, change) = change?;
-            let (Changed::Put { key, .. } | Changed::Delete { key } | Changed::DeleteRange { start: key, .. }) = &change;
+            let (Changed::Put { key, .. }
+            | Changed::Delete { key }
+            | Changed::DeleteRange { start: key, .. }) = &change;
             let Some((ino, rest)) = key.split_first_chunk::<8>() else { continue };
             let ino = u64::from_be_bytes(*ino);
             // The node itself is what is removed.
@@ -231,7 +248,10 @@ impl Fs {
         let view = transaction.view()?.beneath();
         for ino in changed {
             let (xattrs, pages) = (layout::xattr_key(ino, b"\0"), layout::page_key(ino, 0));
-            let ranges = [(imap, &xattrs[..], layout::node_range(ino).1), (dmap, &pages[..], layout::pages_end(ino))];
+            let ranges = [
+                (imap, &xattrs[..], layout::node_range(ino).1),
+                (dmap, &pages[..], layout::pages_end(ino)),
+            ];
             for (dict, start, end) in ranges {
                 let mut batch = Batch::new();
                 batch.delete_range(dict, start.to_vec(), end.to_vec());
@@ -259,7 +279,8 @@ impl Fs {
             return;
         }
         debug_assert!(!state.dirty, "committed before");
-        let node = self.core.scope.get(self.core.layout.imap, &layout::node_key(inode.ino)).ok().flatten();
+        let node =
+            self.core.scope.get(self.core.layout.imap, &layout::node_key(inode.ino)).ok().flatten();
         match node.and_then(|value| layout::decode_node(inode.ino, &value).ok()) {
             Some((attr, xattrs, _)) => {
                 *state = State { queued: state.queued, ..State::new(attr, xattrs) };
@@ -272,27 +293,37 @@ impl Fs {
         }
     }
 
-    /// Has `change` make another state of the store this view's, all at once, and brings everything in memory up to that. What is not
-    /// committed is gone. What the kernel refers to and is no more, or is another file under the same number, is stale from then on. Gives
-    /// what the kernel may know that is not so any more.
-    pub(crate) fn revert(&self, turn: &Turn<'_>, change: impl FnOnce() -> Result<()>) -> Result<Touched> {
+    /// Has `change` make another state of the store this view's, all at once, and brings everything
+    /// in memory up to that. What is not committed is gone. What the kernel refers to and is no
+    /// more, or is another file under the same number, is stale from then on. Gives what the kernel
+    /// may know that is not so any more.
+    pub(crate) fn revert(
+        &self,
+        turn: &Turn<'_>,
+        change: impl FnOnce() -> Result<()>,
+    ) -> Result<Touched> {
         let closed = self.core.gate.close();
         if closed.ended() {
             return Err(crate::Error::Stale(crate::ROOT));
         }
         let mut names = self.known_names()?;
         let known = self.identities()?;
-        // What is dirty here goes; but caches have read it. What cannot be committed now may come back from there, and is no worse for it.
+        // What is dirty here goes; but caches have read it. What cannot be committed now may come
+        // back from there, and is no worse for it.
         let _ = kvdb::at_once(|| self.flush_older_than(Duration::MAX));
         let before = self.before(None)?;
         change()?;
         turn.is_made(before);
-        // Nothing is locked by reading this. What a serializable transaction has in memory is locked, or noted as not locked.
+        // Nothing is locked by reading this. What a serializable transaction has in memory is
+        // locked, or noted as not locked.
         let view = self.core.scope.view()?;
         if matches!(self.core.scope, Scope::Mainline(_)) {
-            // What is back may have larger numbers than all that there was when the store was opened.
+            // What is back may have larger numbers than all that there was when the store was
+            // opened.
             self.core.numbers.are_not_noted();
-            self.core.numbers.is_taken_below(largest_ino(&view, &self.core.layout)?.saturating_add(1));
+            self.core
+                .numbers
+                .is_taken_below(largest_ino(&view, &self.core.layout)?.saturating_add(1));
         }
         let node = |ino| {
             let node = view.get(self.core.layout.imap, &layout::node_key(ino)).ok().flatten();
@@ -306,7 +337,8 @@ impl Fs {
                 Some((attr, xattrs, _)) if Identity::of(&attr) == before => {
                     *state = State { queued: state.queued, unlocked, ..State::new(attr, xattrs) };
                 }
-                // Made since then, or another one under its number; or it cannot be read now, and whoever asks for it is told why.
+                // Made since then, or another one under its number; or it cannot be read now, and
+                // whoever asks for it is told why.
                 _ => {
                     drop(state);
                     self.core.table.leave(&inode);
@@ -331,7 +363,8 @@ impl Fs {
         names.extend(after);
         names.sort_unstable();
         names.dedup();
-        let inodes = self.referenced().into_iter().chain([crate::ROOT]).map(|ino| (ino, false)).collect();
+        let inodes =
+            self.referenced().into_iter().chain([crate::ROOT]).map(|ino| (ino, false)).collect();
         Ok(Touched { names, inodes, orphans: HashSet::new() })
     }
 
@@ -344,7 +377,10 @@ impl Fs {
                 (Some(identity), _) => identity,
                 (None, Some(inode)) => Identity::of(&inode.state.read().attr),
                 (None, None) => {
-                    let Some(node) = view.get(self.core.layout.imap, &layout::node_key(ino))? else { continue };
+                    let Some(node) = view.get(self.core.layout.imap, &layout::node_key(ino))?
+                    else {
+                        continue;
+                    };
                     Identity::of(&layout::decode_node(ino, &node)?.0)
                 }
             };
@@ -358,7 +394,11 @@ impl Fs {
         let mut names = Vec::new();
         let view = self.core.scope.view()?;
         for ino in self.referenced().into_iter().chain([crate::ROOT]) {
-            let mut cursor = view.cursor(self.core.layout.nmap, &layout::name_key(ino, b""), &layout::names_end(ino))?;
+            let mut cursor = view.cursor(
+                self.core.layout.nmap,
+                &layout::name_key(ino, b""),
+                &layout::names_end(ino),
+            )?;
             while let Some(tuple) = cursor.next()? {
                 names.push((ino, layout::decode_name_key(&tuple.key)?.1.into(), false));
             }
@@ -408,12 +448,15 @@ mod tests {
         let (db, env) = (Kvdb::in_memory(), Arc::new(Simulated::new(1)));
         let fs = Fs::open(db.clone(), env.clone(), FsOptions::default()).unwrap();
         let make = |fs: &Fs, name: &[u8], data: &[u8]| {
-            let ino = fs.mknod(ROOT, name, FileKind::File, 0o644, 0, Caller::default()).unwrap().ino;
+            let ino =
+                fs.mknod(ROOT, name, FileKind::File, 0o644, 0, Caller::default()).unwrap().ino;
             fs.write(ino, 0, data, Default::default()).unwrap();
             ino
         };
         let a = make(&fs, b"a", b"theirs");
-        Views::new(db.clone(), fs.clone()).snapshot(&View::Mainline, "theirs", Durability::Buffered).unwrap();
+        Views::new(db.clone(), fs.clone())
+            .snapshot(&View::Mainline, "theirs", Durability::Buffered)
+            .unwrap();
         fs.unlink(ROOT, b"a").unwrap();
         fs.forget(a, 1);
         fs.shutdown().unwrap();
@@ -421,12 +464,22 @@ mod tests {
         env.advance(Duration::from_secs(1));
         let core = &fs.core;
         let (scope, numbers) = (Scope::Mainline(db.clone()), Numbers::from(a));
-        let fs = Fs::of(db.clone(), scope, env.clone(), core.layout, core.hash_key, numbers, FsOptions::default());
+        let fs = Fs::of(
+            db.clone(),
+            scope,
+            env.clone(),
+            core.layout,
+            core.hash_key,
+            numbers,
+            FsOptions::default(),
+        );
         let views = Views::new(db, fs.clone());
         let b = make(&fs, b"b", b"ours");
         assert_eq!(a, b, "the scene is set");
         views.rollback("theirs").unwrap();
-        let stale = |result: crate::Result<()>| assert!(matches!(result, Err(Error::Stale(_))), "{result:?}");
+        let stale = |result: crate::Result<()>| {
+            assert!(matches!(result, Err(Error::Stale(_))), "{result:?}")
+        };
         stale(fs.write(b, 0, b"OURS", Default::default()).map(drop));
         stale(fs.read(b, 0, 4).map(drop));
         assert!(fs.resolve(b"/a").is_err(), "nobody can tell who asks");

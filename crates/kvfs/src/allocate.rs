@@ -17,14 +17,21 @@ const COPY_MAX: u64 = 16 << 20;
 const COPY_STEP: u64 = 1 << 20;
 
 impl Fs {
-    /// `fallocate`. Allocating stores nothing — a log-structured store has no places to reserve — but fails with ENOSPC when the
-    /// range does not fit now.
+    /// `fallocate`. Allocating stores nothing — a log-structured store has no places to reserve —
+    /// but fails with ENOSPC when the range does not fit now.
     pub fn fallocate(&self, ino: Ino, how: Allocate, offset: u64, len: u64) -> Result<()> {
         self.fallocate_for(ino, how, offset, len, WriteHints::default()).map(drop)
     }
 
     /// `fallocate` for those who have to tell a cache what it did beside.
-    pub fn fallocate_for(&self, ino: Ino, how: Allocate, offset: u64, len: u64, hints: WriteHints) -> Result<Written> {
+    pub fn fallocate_for(
+        &self,
+        ino: Ino,
+        how: Allocate,
+        offset: u64,
+        len: u64,
+        hints: WriteHints,
+    ) -> Result<Written> {
         self.writable()?;
         let lost_privileges = self.patiently(|| {
             let _inside = self.enter()?;
@@ -34,21 +41,36 @@ impl Fs {
     }
 
     /// Gives whether the file has lost set-uid or set-gid bits.
-    fn allocate_inside(&self, ino: Ino, how: Allocate, offset: u64, len: u64, hints: WriteHints) -> Result<bool> {
+    fn allocate_inside(
+        &self,
+        ino: Ino,
+        how: Allocate,
+        offset: u64,
+        len: u64,
+        hints: WriteHints,
+    ) -> Result<bool> {
         if len == 0 {
             return Err(Error::Invalid("an empty range"));
         }
         let end = offset.checked_add(len).filter(|&end| end <= MAX_SIZE).ok_or(Error::TooLarge)?;
         match how.mode {
-            AllocateMode::Collapse => return Err(Error::Unsupported("collapsing or inserting a range")),
-            AllocateMode::Punch if !how.keep_size => return Err(Error::Unsupported("punching a hole without keeping the size")),
+            AllocateMode::Collapse => {
+                return Err(Error::Unsupported("collapsing or inserting a range"));
+            }
+            AllocateMode::Punch if !how.keep_size => {
+                return Err(Error::Unsupported("punching a hole without keeping the size"));
+            }
             AllocateMode::Allocate => self.reserve(len)?,
             _ => {}
         }
         let inode = self.inode(ino)?;
         let mut state = self.lock(&inode)?;
         if state.attr.kind != FileKind::File {
-            return Err(if state.is_dir() { Error::IsDirectory } else { Error::Invalid("space of something that is not a file") });
+            return Err(if state.is_dir() {
+                Error::IsDirectory
+            } else {
+                Error::Invalid("space of something that is not a file")
+            });
         }
         // All of it is one change: what is committed on the way has the new size and times already.
         let before = state.attr;
@@ -71,15 +93,24 @@ impl Fs {
         Ok(lost_privileges)
     }
 
-    /// Makes `[offset, end)` of a file of `size` bytes read as zeros: the pages at the edges are changed in the buffer, and whole pages go
-    /// at once, in one commit with the edges and the node. After an error nothing has changed. `true`: all is committed.
-    fn clear(&self, inode: &Arc<Inode>, state: &mut State, offset: u64, end: u64, size: u64) -> Result<bool> {
+    /// Makes `[offset, end)` of a file of `size` bytes read as zeros: the pages at the edges are
+    /// changed in the buffer, and whole pages go at once, in one commit with the edges and the
+    /// node. After an error nothing has changed. `true`: all is committed.
+    fn clear(
+        &self,
+        inode: &Arc<Inode>,
+        state: &mut State,
+        offset: u64,
+        end: u64,
+        size: u64,
+    ) -> Result<bool> {
         let ino = inode.ino;
         if offset >= end {
             return Ok(false);
         }
         if let Body::Inline(have) = state.attr.body {
-            let (from, to) = (offset.min(u64::from(have)) as usize, end.min(u64::from(have)) as usize);
+            let (from, to) =
+                (offset.min(u64::from(have)) as usize, end.min(u64::from(have)) as usize);
             if from < to {
                 let mut content = self.content(ino, state)?.to_vec();
                 if to == content.len() {
@@ -104,14 +135,22 @@ impl Fs {
             if (first..behind).contains(&block) {
                 at = to.max(behind * PAGE);
             } else {
-                if let Some(zeroed) = self.zeroed_page(ino, state, block, (at % PAGE) as usize, (to - block * PAGE) as usize)? {
+                if let Some(zeroed) = self.zeroed_page(
+                    ino,
+                    state,
+                    block,
+                    (at % PAGE) as usize,
+                    (to - block * PAGE) as usize,
+                )? {
                     edges.push((block, zeroed));
                 }
                 at = to;
             }
         }
         if first >= behind {
-            edges.into_iter().for_each(|(block, page)| self.put_page(state, block, Page::Own(page)));
+            edges
+                .into_iter()
+                .for_each(|(block, page)| self.put_page(state, block, Page::Own(page)));
             return Ok(false);
         }
         let removed = self.pages_between(ino, state, first, behind)?;
@@ -135,7 +174,8 @@ impl Fs {
             let (start, stop) = (layout::page_key(ino, first), layout::page_key(ino, behind));
             batch.delete_range(self.core.layout.dmap, start.to_vec(), stop.to_vec());
         }
-        if let Err(e) = self.stage(ino, state, &attr, &mut batch).and_then(|()| self.commit(batch)) {
+        if let Err(e) = self.stage(ino, state, &attr, &mut batch).and_then(|()| self.commit(batch))
+        {
             fresh.iter().for_each(|block| drop(state.buffer.pages.remove(block)));
             state.buffer.pages.append(&mut kept);
             return Err(e);
@@ -145,7 +185,14 @@ impl Fs {
     }
 
     /// A page of the file with zeros in these bytes; `None` where the file has no page.
-    fn zeroed_page(&self, ino: Ino, state: &State, block: u64, from: usize, to: usize) -> Result<Option<Vec<u8>>> {
+    fn zeroed_page(
+        &self,
+        ino: Ino,
+        state: &State,
+        block: u64,
+        from: usize,
+        to: usize,
+    ) -> Result<Option<Vec<u8>>> {
         let mut page = match state.buffer.pages.get(&block) {
             Some(slot) => slot.page.bytes().to_vec(),
             None => match self.stored_page(ino, state, block)? {
@@ -160,7 +207,8 @@ impl Fs {
         Ok(Some(page))
     }
 
-    /// The first offset at or after `offset` that is data or hole; the end of the file is a hole. ENXIO when there is none.
+    /// The first offset at or after `offset` that is data or hole; the end of the file is a hole.
+    /// ENXIO when there is none.
     pub fn seek(&self, ino: Ino, offset: u64, whence: Whence) -> Result<u64> {
         let _inside = self.enter()?;
         let inode = self.inode(ino)?;
@@ -172,7 +220,14 @@ impl Fs {
     }
 
     /// As `seek`, as if the file ended at `size`.
-    fn seek_before(&self, ino: Ino, state: &State, offset: u64, whence: Whence, size: u64) -> Result<u64> {
+    fn seek_before(
+        &self,
+        ino: Ino,
+        state: &State,
+        offset: u64,
+        whence: Whence,
+        size: u64,
+    ) -> Result<u64> {
         if offset >= size {
             return Err(Error::NoSuchOffset);
         }
@@ -191,7 +246,8 @@ impl Fs {
             None
         };
         let mut next_stored = || stored.as_mut().map_or(Ok(None), |s| s.next());
-        let mut waiting = state.buffer.pages.range(first..blocks).map(|(&block, _)| block).peekable();
+        let mut waiting =
+            state.buffer.pages.range(first..blocks).map(|(&block, _)| block).peekable();
         match whence {
             Whence::Data => {
                 let nearest = match (next_stored()?, waiting.peek().copied()) {
@@ -221,11 +277,20 @@ impl Fs {
         }
     }
 
-    /// Copies up to `len` bytes from one file to another (or within one, if the ranges do not overlap); gives how many. Fewer
-    /// than asked for only at the end of the source, or when a piece of it is enough for one call. Holes stay holes. Whole pages that
-    /// lie at the start of one in both files are not copied but shared (see `share`).
-    pub fn copy_file_range(&self, from: Ino, from_offset: u64, to: Ino, to_offset: u64, len: u64) -> Result<u64> {
-        self.copy_file_range_for((from, from_offset), (to, to_offset), len, WriteHints::default()).map(|copied| copied.bytes)
+    /// Copies up to `len` bytes from one file to another (or within one, if the ranges do not
+    /// overlap); gives how many. Fewer than asked for only at the end of the source, or when a
+    /// piece of it is enough for one call. Holes stay holes. Whole pages that lie at the start of
+    /// one in both files are not copied but shared (see `share`).
+    pub fn copy_file_range(
+        &self,
+        from: Ino,
+        from_offset: u64,
+        to: Ino,
+        to_offset: u64,
+        len: u64,
+    ) -> Result<u64> {
+        self.copy_file_range_for((from, from_offset), (to, to_offset), len, WriteHints::default())
+            .map(|copied| copied.bytes)
     }
 
     /// `copy_file_range` for those who have to tell a cache what it did beside.
@@ -254,7 +319,9 @@ impl Fs {
         let source = self.inode(from)?;
         // What a copy within one file adds to it is not copied as well.
         let len = match source.state.read() {
-            state if state.attr.kind == FileKind::File && !state.gone => len.min(state.attr.size.saturating_sub(from_offset)),
+            state if state.attr.kind == FileKind::File && !state.gone => {
+                len.min(state.attr.size.saturating_sub(from_offset))
+            }
             _ => len,
         };
         let shared = self.share_pages((from, from_offset), (to, to_offset), len, hints)?;
@@ -280,7 +347,13 @@ impl Fs {
                 if data_at > at {
                     Piece::Hole((data_at - at).min(len - copied))
                 } else {
-                    let hole_at = self.seek_before(from, &state, at, Whence::Hole, size.min(at.saturating_add(want)))?;
+                    let hole_at = self.seek_before(
+                        from,
+                        &state,
+                        at,
+                        Whence::Hole,
+                        size.min(at.saturating_add(want)),
+                    )?;
                     Piece::Data(self.read_locked(from, &state, at, hole_at - at)?)
                 }
             };

@@ -77,7 +77,8 @@ pub struct SetAttr {
     pub size: Option<u64>,
     pub atime: Option<TimeSet>,
     pub mtime: Option<TimeSet>,
-    /// Given by a kernel that caches writes and so knows the time of the last change better than we do.
+    /// Given by a kernel that caches writes and so knows the time of the last change better than we
+    /// do.
     pub ctime: Option<Timestamp>,
     /// The caller lacks CAP_FSETID, and this is its group: a change of size clears the set-uid and
     /// set-gid bits. (Set-gid without group execute stays for a member of the file's group.)
@@ -93,8 +94,8 @@ pub struct WriteHints {
     pub from_cache: bool,
     /// `Fs::announce_cached` was called for it.
     pub announced: bool,
-    /// At the end of the file; the offset is where the caller believes that to be, and does not count. Calls that append to one file must
-    /// come one after the other.
+    /// At the end of the file; the offset is where the caller believes that to be, and does not
+    /// count. Calls that append to one file must come one after the other.
     pub append: bool,
 }
 
@@ -102,7 +103,8 @@ pub struct WriteHints {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Written {
     pub bytes: u64,
-    /// The file has lost its set-uid or set-gid bit by it. Whoever has cached the mode must learn of that before the caller goes on.
+    /// The file has lost its set-uid or set-gid bit by it. Whoever has cached the mode must learn
+    /// of that before the caller goes on.
     pub lost_privileges: bool,
 }
 
@@ -125,7 +127,8 @@ pub struct DirEntry<'a> {
     pub name: &'a [u8],
     /// The position after this entry, for the next call.
     pub cookie: u64,
-    /// With `plus` only; absent for an entry that vanished meanwhile, and then no reference was added.
+    /// With `plus` only; absent for an entry that vanished meanwhile, and then no reference was
+    /// added.
     pub attr: Option<Attr>,
 }
 

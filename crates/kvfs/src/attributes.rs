@@ -37,9 +37,11 @@ impl Fs {
         self.exact_attr(&inode, &mut state)
     }
 
-    /// Changes attributes; they are committed with the inode's next commit. Permission checks are the kernel's.
+    /// Changes attributes; they are committed with the inode's next commit. Permission checks are
+    /// the kernel's.
     ///
-    /// A change of owner clears set-uid and set-gid of anything but a directory; a change of size does if `kill_suid` says so.
+    /// A change of owner clears set-uid and set-gid of anything but a directory; a change of size
+    /// does if `kill_suid` says so.
     pub fn setattr(&self, ino: Ino, set: &SetAttr, _caller: Caller) -> Result<Attr> {
         self.writable()?;
         self.patiently(|| self.setattr_once(ino, set))
@@ -105,8 +107,9 @@ impl Fs {
     }
 }
 
-/// Set-gid without group execute once meant mandatory locks. As on Linux since 6.2 it stays for root
-/// and for members of the file's group, and goes for others. `group`: that of a caller who is not root.
+/// Set-gid without group execute once meant mandatory locks. As on Linux since 6.2 it stays for
+/// root and for members of the file's group, and goes for others. `group`: that of a caller who is
+/// not root.
 fn kill_suid(state: &mut State, group: Option<u32>) {
     state.attr.perm &= !SUID;
     let member = group.is_none_or(|group| group == state.attr.gid);

@@ -1,19 +1,22 @@
 //! What a view was before it became another one all at once.
 //!
-//! A commit changes files that programs have open, and the kernel may hold pages of them that it read before. It is told to drop these, but
-//! that takes a while, and what it holds dirty it writes back first: whole pages, of which a program may have changed four bytes. Written as they
-//! come, such a page would undo the commit in all its other bytes.
+//! A commit changes files that programs have open, and the kernel may hold pages of them that it
+//! read before. It is told to drop these, but that takes a while, and what it holds dirty it writes
+//! back first: whole pages, of which a program may have changed four bytes. Written as they come,
+//! such a page would undo the commit in all its other bytes.
 //!
-//! So from the moment at which the view changes until everybody has been told, the state before it is kept. A page that comes out of
-//! a cache in this time is compared with the page as it was, and only bytes that differ are written. Whether the cache has read
-//! the page before the change or after it does not matter then: bytes that no program has touched are those of before,
-//! which are left out, or those of now, which change nothing.
+//! So from the moment at which the view changes until everybody has been told, the state before it
+//! is kept. A page that comes out of a cache in this time is compared with the page as it was, and
+//! only bytes that differ are written. Whether the cache has read the page before the change or
+//! after it does not matter then: bytes that no program has touched are those of before, which are
+//! left out, or those of now, which change nothing.
 //!
-//! A program that appends in the same time does so behind the end that it knows, where the bytes of the commit may be now. It is taken to the end
-//! that is.
+//! A program that appends in the same time does so behind the end that it knows, where the bytes of
+//! the commit may be now. It is taken to the end that is.
 //!
-//! That holds for one change at a time. With two a page could be older than the state it is compared with. So they take turns: the next change
-//! of a view begins when those that watch have been told of the one before.
+//! That holds for one change at a time. With two a page could be older than the state it is
+//! compared with. So they take turns: the next change of a view begins when those that watch have
+//! been told of the one before.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -55,7 +58,10 @@ impl Past {
     /// The state before the change that is under way, if it has changed this inode.
     fn of(&self, ino: Ino) -> Option<Arc<Before>> {
         let before = self.before.read();
-        before.as_ref().filter(|b| b.touched.as_ref().is_none_or(|touched| touched.contains(&ino))).cloned()
+        before
+            .as_ref()
+            .filter(|b| b.touched.as_ref().is_none_or(|touched| touched.contains(&ino)))
+            .cloned()
     }
 }
 
@@ -73,14 +79,22 @@ impl Drop for Turn<'_> {
 }
 
 impl Fs {
-    /// The state as it is now, for a change that is about to be made of these inodes (`None`: of any). The gate is closed, and what was dirty is
-    /// committed.
+    /// The state as it is now, for a change that is about to be made of these inodes (`None`: of
+    /// any). The gate is closed, and what was dirty is committed.
     pub(crate) fn before(&self, touched: Option<HashSet<Ino>>) -> Result<Before> {
         let core = &self.core;
         let options = FsOptions { read_only: true, inode_memory: 0, ..core.options.clone() };
         let scope = Scope::Frozen(core.scope.view()?);
         let numbers = Numbers::from(u64::MAX >> 16);
-        let fs = Fs::of(core.db.clone(), scope, core.env.clone(), core.layout, core.hash_key, numbers, options);
+        let fs = Fs::of(
+            core.db.clone(),
+            scope,
+            core.env.clone(),
+            core.layout,
+            core.hash_key,
+            numbers,
+            options,
+        );
         Ok(Before { fs, touched })
     }
 
@@ -98,9 +112,21 @@ impl Fs {
     }
 
     /// Takes what a cache had of a file since before. (Inside the gate.)
-    pub(crate) fn take_cached(&self, ino: Ino, offset: u64, data: &[u8], hints: WriteHints) -> Result<bool> {
-        let Some(before) = self.core.past.of(ino) else { return self.write_inside(ino, offset, data, hints) };
-        let old = match before.fs.read(ino, offset, u32::try_from(data.len()).map_err(|_| Error::TooLarge)?) {
+    pub(crate) fn take_cached(
+        &self,
+        ino: Ino,
+        offset: u64,
+        data: &[u8],
+        hints: WriteHints,
+    ) -> Result<bool> {
+        let Some(before) = self.core.past.of(ino) else {
+            return self.write_inside(ino, offset, data, hints);
+        };
+        let old = match before.fs.read(
+            ino,
+            offset,
+            u32::try_from(data.len()).map_err(|_| Error::TooLarge)?,
+        ) {
             // It was not there, so there was nothing to read of it.
             Err(Error::Stale(_)) => return self.write_inside(ino, offset, data, hints),
             old => old?,
@@ -110,7 +136,8 @@ impl Fs {
             dropped |= self.write_inside(ino, offset + from as u64, &data[from..to], hints)?;
         }
         if old.len() < data.len() {
-            // A program has written behind the old end. What it wrote there, or skipped, may be zeros.
+            // A program has written behind the old end. What it wrote there, or skipped, may be
+            // zeros.
             self.extend_inside(ino, offset + data.len() as u64)?;
         }
         Ok(dropped)

@@ -1,5 +1,6 @@
-//! A tree of files by its names: every inode below a directory, found level by level from the names alone. Whatever is done with a whole tree
-//! begins with this, and goes through each dictionary once, in the order in which it is stored.
+//! A tree of files by its names: every inode below a directory, found level by level from the names
+//! alone. Whatever is done with a whole tree begins with this, and goes through each dictionary
+//! once, in the order in which it is stored.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -18,7 +19,8 @@ const PASS: usize = 16;
 /// Names that a tree may have: in memory each takes some sixty bytes.
 pub(crate) const MOST_NAMES: usize = 4 << 20;
 
-/// What a serializable transaction locks of a tree: everything, against changes by others, or against reads as well.
+/// What a serializable transaction locks of a tree: everything, against changes by others, or
+/// against reads as well.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Locked {
     ToRead,
@@ -26,19 +28,29 @@ pub(crate) enum Locked {
 }
 
 impl Fs {
-    /// The tree as it is, and the state that says so. A serializable transaction has locked all of it by then.
-    pub(crate) fn tree_below(&self, from: Ino, transaction: Option<&Transaction>, mode: Locked) -> Result<(Arc<kvdb::View>, Tree)> {
+    /// The tree as it is, and the state that says so. A serializable transaction has locked all of
+    /// it by then.
+    pub(crate) fn tree_below(
+        &self,
+        from: Ino,
+        transaction: Option<&Transaction>,
+        mode: Locked,
+    ) -> Result<(Arc<kvdb::View>, Tree)> {
         let mut locked: Option<Tree> = None;
         loop {
             let view = Arc::new(self.core.scope.view()?);
             let tree = Tree::below(from, &view, self.core.layout)?;
             let known = locked.is_some_and(|locked| locked.inodes == tree.inodes);
-            let Some(transaction) = transaction.filter(|t| t.isolation() == Isolation::Serializable && !known) else {
+            let Some(transaction) =
+                transaction.filter(|t| t.isolation() == Isolation::Serializable && !known)
+            else {
                 return Ok((view, tree));
             };
             // It may have changed before it was locked: it is looked at again.
             tree.lock(transaction, self.core.layout, mode == Locked::ToRemove)?;
-            tree.inodes.iter().try_for_each(|node| self.settle_in_mainline(transaction, node.ino))?;
+            tree.inodes
+                .iter()
+                .try_for_each(|node| self.settle_in_mainline(transaction, node.ino))?;
             locked = Some(tree);
         }
     }
@@ -89,7 +101,8 @@ impl Tree {
             text: Vec::new(),
         };
         let mut level = if dir { vec![top] } else { Vec::new() };
-        // A directory has one name. In a damaged store it may have several, or be its own ancestor: copying it would not end.
+        // A directory has one name. In a damaged store it may have several, or be its own ancestor:
+        // copying it would not end.
         let mut seen = HashSet::from([top]);
         // Level by level, each in the order of its numbers, as which the names are stored.
         while !level.is_empty() {
@@ -99,7 +112,8 @@ impl Tree {
             let first = tree.names.len();
             tree.dirs.extend(level.iter().map(|&ino| Dir { ino, names: first..first }));
             let dirs = tree.dirs.len();
-            let (mut here, names, text, inodes) = (begin, &mut tree.names, &mut tree.text, &mut tree.inodes);
+            let (mut here, names, text, inodes) =
+                (begin, &mut tree.names, &mut tree.text, &mut tree.inodes);
             let all = &mut tree.dirs;
             for_each_of(view, layout.nmap, &level, |at, tuple| {
                 let dir = level[at];
@@ -119,10 +133,15 @@ impl Tree {
                 };
                 let (ino, kind) = layout::decode_name(dir, value)?;
                 if kind == FileKind::Dir && !seen.insert(ino) {
-                    return Err(Error::Corrupt { ino, what: "a directory with more than one name".into() });
+                    return Err(Error::Corrupt {
+                        ino,
+                        what: "a directory with more than one name".into(),
+                    });
                 }
                 if names.len() == MOST_NAMES {
-                    let many = format!("more than {MOST_NAMES} names lie below it: take the folders in it one by one");
+                    let many = format!(
+                        "more than {MOST_NAMES} names lie below it: take the folders in it one by one"
+                    );
                     return Err(kvdb::Error::Limit(many).into());
                 }
                 names.push(Name { ino, kind, at: text.len() });
@@ -137,7 +156,8 @@ impl Tree {
                     all[here].names.start = names.len();
                 }
             }
-            level = tree.inodes[next..].iter().filter(|node| node.dir).map(|node| node.ino).collect();
+            level =
+                tree.inodes[next..].iter().filter(|node| node.dir).map(|node| node.ino).collect();
         }
         tree.inodes.sort_by_key(|node| node.ino);
         tree.inodes.dedup_by(|again, node| {
@@ -165,13 +185,19 @@ impl Tree {
         for node in &self.inodes {
             let (start, end) = layout::node_range(node.ino);
             transaction.lock_range(layout.imap, &start, &end, exclusive)?;
-            transaction.lock_range(if node.dir { layout.nmap } else { layout.dmap }, &start, &end, exclusive)?;
+            transaction.lock_range(
+                if node.dir { layout.nmap } else { layout.dmap },
+                &start,
+                &end,
+                exclusive,
+            )?;
         }
         Ok(())
     }
 }
 
-/// Shows the tuples whose keys begin with one of `inodes` (ascending) to `visit`, each with the place of its inode.
+/// Shows the tuples whose keys begin with one of `inodes` (ascending) to `visit`, each with the
+/// place of its inode.
 pub(crate) fn for_each_of<T: Numbered>(
     view: &kvdb::View,
     dict: DictionaryId,

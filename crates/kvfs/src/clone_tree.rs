@@ -1,20 +1,25 @@
-//! A directory copied with everything in it, at the cost of its names: the pages of the copies are those of the originals, referred to
-//! a second time. It appears whole, in one commit, or not at all.
+//! A directory copied with everything in it, at the cost of its names: the pages of the copies are
+//! those of the originals, referred to a second time. It appears whole, in one commit, or not at
+//! all.
 //!
-//! First the names are walked, level by level. Then the copies get their numbers, in the order of the originals' numbers. So whatever is
-//! read in its order is written in order, too: of a large tree each of the three dictionaries is built straight into a run, beside the
-//! others, by one pass over the original; nothing goes through memtables or the journal.
+//! First the names are walked, level by level. Then the copies get their numbers, in the order of
+//! the originals' numbers. So whatever is read in its order is written in order, too: of a large
+//! tree each of the three dictionaries is built straight into a run, beside the others, by one pass
+//! over the original; nothing goes through memtables or the journal.
 //!
-//! While it is made it takes some sixty bytes of memory for each name, since the names of a file may be anywhere in the tree.
+//! While it is made it takes some sixty bytes of memory for each name, since the names of a file
+//! may be anywhere in the tree.
 //!
-//! What is copied is what was committed when the call began. Hard links among the copied files stay links among the copies; links to
-//! files outside do not reach into them.
+//! What is copied is what was committed when the call began. Hard links among the copied files stay
+//! links among the copies; links to files outside do not reach into them.
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvdb::{Batch, Bulk, BulkRun, DictionaryId, Scope, StoredTuple, Transaction, TransactionOptions};
+use kvdb::{
+    Batch, Bulk, BulkRun, DictionaryId, Scope, StoredTuple, Transaction, TransactionOptions,
+};
 
 use crate::absorb::Touched;
 use crate::attr::{FileKind, Ino, Timestamp};
@@ -30,7 +35,8 @@ const AT_ONCE: usize = 2048;
 /// What a change takes in the store, about, bytes; and what a page that is shared does.
 const COST: u64 = 256;
 const PAGE_COST: u64 = 32;
-/// From so many tuples on, those of a dictionary are built into a run: fewer cost less in the journal than what they are in must be synced for.
+/// From so many tuples on, those of a dictionary are built into a run: fewer cost less in the
+/// journal than what they are in must be synced for.
 const BULK: u64 = 2048;
 
 /// What was copied.
@@ -44,8 +50,8 @@ pub struct CloneStats {
 }
 
 impl Fs {
-    /// Makes `name` in `parent` a copy of `from`, which may be a directory, with all below it, or anything else. It has the owners, modes
-    /// and times of the original, and a birth of its own.
+    /// Makes `name` in `parent` a copy of `from`, which may be a directory, with all below it, or
+    /// anything else. It has the owners, modes and times of the original, and a birth of its own.
     pub fn clone_tree(&self, from: Ino, parent: Ino, name: &[u8]) -> Result<CloneStats> {
         self.writable()?;
         check_name(name)?;
@@ -69,14 +75,25 @@ impl Fs {
         self.core.db.write_out()?;
         let (transaction, alone) = match &self.core.scope {
             // Nobody else knows the new inodes, and the directory stays locked while it commits.
-            Scope::Mainline(db) => (db.begin_with(TransactionOptions { check_conflicts: false, ..Default::default() })?, true),
+            Scope::Mainline(db) => (
+                db.begin_with(TransactionOptions { check_conflicts: false, ..Default::default() })?,
+                true,
+            ),
             Scope::Transaction(t) => (t.clone(), false),
             Scope::Frozen(_) => return Err(Error::ReadOnly),
         };
         let (view, tree) = self.tree_below(from, Some(&transaction), Locked::ToRead)?;
         let copies = self.new_inos(tree.inodes.len() as u64)?;
-        let copying =
-            Copying { fs: self, layout: self.core.layout, view, transaction: &transaction, tree, copies, parent, now: self.now() };
+        let copying = Copying {
+            fs: self,
+            layout: self.core.layout,
+            view,
+            transaction: &transaction,
+            tree,
+            copies,
+            parent,
+            now: self.now(),
+        };
         let outcome = copying.all().and_then(|copied| {
             let ino = copying.copy_of(from)?;
             let dir = self.inode(parent)?;
@@ -85,7 +102,11 @@ impl Fs {
                 return Err(Error::Exists);
             }
             let mut batch = Batch::new();
-            batch.put(self.core.layout.nmap, layout::name_key(parent, name), layout::encode_name(ino, copied.top.kind));
+            batch.put(
+                self.core.layout.nmap,
+                layout::name_key(parent, name),
+                layout::encode_name(ino, copied.top.kind),
+            );
             let mut dir_attr = state.attr;
             add_entry(&mut dir_attr, &copied.top);
             self.stage(parent, &mut state, &dir_attr, &mut batch)?;
@@ -101,7 +122,8 @@ impl Fs {
                 transaction.abort();
             } else {
                 // In a transaction that goes on, what was made so far goes again.
-                let (start, end) = (copying.copies.start.to_be_bytes(), copying.copies.end.to_be_bytes());
+                let (start, end) =
+                    (copying.copies.start.to_be_bytes(), copying.copies.end.to_be_bytes());
                 let mut batch = Batch::new();
                 let Layout { nmap, imap, dmap } = self.core.layout;
                 for dict in [nmap, imap, dmap] {
@@ -115,16 +137,24 @@ impl Fs {
 }
 
 impl Views {
-    /// The same in a view, by paths from its root; kernels that know the place are told. The last part of `to` must not be there.
+    /// The same in a view, by paths from its root; kernels that know the place are told. The last
+    /// part of `to` must not be there.
     pub fn clone_tree(&self, view: &View, from: &[u8], to: &[u8]) -> Result<CloneStats> {
         let to = to.strip_suffix(b"/").unwrap_or(to);
-        let (parent, name) = to.iter().rposition(|&b| b == b'/').map_or((&b""[..], to), |at| (&to[..at], &to[at + 1..]));
+        let (parent, name) = to
+            .iter()
+            .rposition(|&b| b == b'/')
+            .map_or((&b""[..], to), |at| (&to[..at], &to[at + 1..]));
         // What programs have written and a kernel holds back is to be copied, too.
         self.write_back(Wait::ForAll)?;
         let (fs, number) = (self.fs(view)?, self.number(view)?);
         let (from, parent) = (fs.resolve(from)?.ino, fs.resolve(parent)?.ino);
         let stats = fs.clone_tree(from, parent, name)?;
-        let touched = Touched { names: vec![(parent, name.into(), false)], inodes: vec![(parent, false)], ..Touched::default() };
+        let touched = Touched {
+            names: vec![(parent, name.into(), false)],
+            inodes: vec![(parent, false)],
+            ..Touched::default()
+        };
         self.tell(|watcher| watcher.changed(number, &fs, &touched));
         Ok(stats)
     }
@@ -153,7 +183,9 @@ impl Sink<'_> {
     fn put_stored(&mut self, key: &[u8], tuple: &StoredTuple<'_>) -> Result<()> {
         match self {
             Sink::Run(bulk) => return Ok(bulk.push_stored(key, tuple)?),
-            Sink::Changes { copying, dict, batch } => batch.put_stored(*dict, key.to_vec(), tuple.stored(&copying.view)),
+            Sink::Changes { copying, dict, batch } => {
+                batch.put_stored(*dict, key.to_vec(), tuple.stored(&copying.view))
+            }
         }
         self.write(AT_ONCE)
     }
@@ -233,7 +265,8 @@ impl Copying<'_> {
         let (names, nodes, pages) = match self.fs.core.env.inline() {
             true => (names(), nodes(), [pages(0..end), Ok(None)]),
             false => env::thread::scope(|scope| {
-                let pages = [0..middle, middle..end].map(|inodes| scope.spawn(move || pages(inodes)));
+                let pages =
+                    [0..middle, middle..end].map(|inodes| scope.spawn(move || pages(inodes)));
                 let (names, nodes) = (names(), nodes());
                 (names, nodes, pages.map(joined))
             }),

@@ -1,11 +1,13 @@
 //! The bytes of files: read, write, truncate.
 //!
-//! A small file lies in its node. A larger one is pages in `dmap`; pages that were never written are holes. Written pages wait
-//! in the inode's buffer, over those in the store; pages of the store at and above `Buffer::cut` are dead. Three invariants
-//! make most questions cheap to answer:
+//! A small file lies in its node. A larger one is pages in `dmap`; pages that were never written
+//! are holes. Written pages wait in the inode's buffer, over those in the store; pages of the store
+//! at and above `Buffer::cut` are dead. Three invariants make most questions cheap to answer:
 //!
-//! - no page, stored or waiting, begins at or beyond the size, or holds a byte beyond it; what is missing at its end is zero;
-//! - `Body::Paged(n)` is the number of distinct blocks stored or waiting, but for the waiting ones marked as not counted;
+//! - no page, stored or waiting, begins at or beyond the size, or holds a byte beyond it; what is
+//!   missing at its end is zero;
+//! - `Body::Paged(n)` is the number of distinct blocks stored or waiting, but for the waiting ones
+//!   marked as not counted;
 //! - a file with `Body::Inline(n)` has no pages, and all of it behind byte `n` is a hole.
 
 use env::sync::atomic::Ordering;
@@ -24,17 +26,19 @@ use crate::layout::{self, Body, INLINE_MAX, PAGE, blocks_of};
 
 /// The largest file: what a signed 64-bit offset can express, in whole pages.
 pub(crate) const MAX_SIZE: u64 = i64::MAX as u64 & !(PAGE - 1);
-/// Bytes of a file whose pages are worth reading with all that lies beside them in any order: that is the file, and other small
-/// ones. A single page of a larger one is read alone, unless the file is read in order.
+/// Bytes of a file whose pages are worth reading with all that lies beside them in any order: that
+/// is the file, and other small ones. A single page of a larger one is read alone, unless the file
+/// is read in order.
 const AROUND: u64 = 256 << 10;
-/// A large write is copied in pieces of this, aligned in the file, and its pages share the piece. One page that outlives the
-/// others keeps no more than this alive.
+/// A large write is copied in pieces of this, aligned in the file, and its pages share the piece.
+/// One page that outlives the others keeps no more than this alive.
 const PIECE: u64 = 64 << 10;
 
 impl Fs {
     /// Up to `len` bytes at `offset`; fewer only at the end of the file.
     pub fn read(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes> {
-        let data = self.reading(ino, |state| self.read_locked(ino, state, offset, u64::from(len)))?;
+        let data =
+            self.reading(ino, |state| self.read_locked(ino, state, offset, u64::from(len)))?;
         self.core.counters.bytes_read.fetch_add(data.len() as u64, Ordering::Relaxed);
         Ok(data)
     }
@@ -97,12 +101,21 @@ impl Fs {
             Atime::Never => false,
             _ if self.core.options.read_only => false,
             Atime::Relative => {
-                a <= m || a <= c || self.core.env.wall() > Duration::from_secs((a.secs.max(0) as u64).saturating_add(86_400))
+                a <= m
+                    || a <= c
+                    || self.core.env.wall()
+                        > Duration::from_secs((a.secs.max(0) as u64).saturating_add(86_400))
             }
         }
     }
 
-    pub(crate) fn read_locked(&self, ino: Ino, state: &State, offset: u64, len: u64) -> Result<Bytes> {
+    pub(crate) fn read_locked(
+        &self,
+        ino: Ino,
+        state: &State,
+        offset: u64,
+        len: u64,
+    ) -> Result<Bytes> {
         let end = offset.saturating_add(len).min(state.attr.size);
         if offset >= end {
             return Ok(Bytes::new());
@@ -143,17 +156,19 @@ impl Fs {
         Ok(data.into())
     }
 
-    /// Fills `room` from `offset` on with stored and waiting pages, both in order; of a block that is both, the waiting one counts.
+    /// Fills `room` from `offset` on with stored and waiting pages, both in order; of a block that
+    /// is both, the waiting one counts.
     fn read_pages(&self, ino: Ino, state: &State, offset: u64, room: &mut [u8]) -> Result<()> {
         let end = offset + room.len() as u64;
         let (first, behind) = (offset / PAGE, blocks_of(end));
         let mut waiting = state.buffer.pages.range(first..behind).peekable();
-        let all_waiting =
-            !state.buffer.pages.is_empty() && state.buffer.pages.range(first..behind).count() as u64 == behind - first;
+        let all_waiting = !state.buffer.pages.is_empty()
+            && state.buffer.pages.range(first..behind).count() as u64 == behind - first;
         let stored = if all_waiting || !state.stored || first >= state.buffer.cut {
             Vec::new()
         } else {
-            let (start, stop) = (layout::page_key(ino, first), layout::page_key(ino, behind.min(state.buffer.cut)));
+            let (start, stop) =
+                (layout::page_key(ino, first), layout::page_key(ino, behind.min(state.buffer.cut)));
             self.core.scope.scan(self.core.layout.dmap, &start, &stop, (behind - first) as usize)?
         };
         let mut stored = stored.into_iter().peekable();
@@ -201,7 +216,8 @@ impl Fs {
         let get = || self.core.scope.get(self.core.layout.dmap, &layout::page_key(ino, block));
         let in_order = state.next_page.swap(block + 1, Ordering::Relaxed) == block;
         // What lies beside a page of a large file are mostly other pages of it.
-        let page = if in_order || state.attr.size <= AROUND { get()? } else { kvdb::read_alone(get)? };
+        let page =
+            if in_order || state.attr.size <= AROUND { get()? } else { kvdb::read_alone(get)? };
         if let Some(page) = &page {
             checked_page(ino, page)?;
         }
@@ -214,22 +230,42 @@ impl Fs {
     }
 
     /// `write` for those who have to tell a cache what it did beside.
-    pub fn write_for(&self, ino: Ino, offset: u64, data: &[u8], hints: WriteHints) -> Result<Written> {
+    pub fn write_for(
+        &self,
+        ino: Ino,
+        offset: u64,
+        data: &[u8],
+        hints: WriteHints,
+    ) -> Result<Written> {
         let lost_privileges = if hints.from_cache {
             self.write_cached(ino, offset, data, hints)?
         } else {
             self.writable()?;
             self.patiently(|| {
                 let _inside = self.enter()?;
-                if hints.append { self.append(ino, data, hints) } else { self.write_inside(ino, offset, data, hints) }
+                if hints.append {
+                    self.append(ino, data, hints)
+                } else {
+                    self.write_inside(ino, offset, data, hints)
+                }
             })?
         };
         Ok(Written { bytes: data.len() as u64, lost_privileges })
     }
 
-    /// `write` for a call that is inside the gate. Gives whether the file has lost set-uid or set-gid bits.
-    pub(crate) fn write_inside(&self, ino: Ino, offset: u64, data: &[u8], hints: WriteHints) -> Result<bool> {
-        let end = offset.checked_add(data.len() as u64).filter(|&end| end <= MAX_SIZE).ok_or(Error::TooLarge)?;
+    /// `write` for a call that is inside the gate. Gives whether the file has lost set-uid or
+    /// set-gid bits.
+    pub(crate) fn write_inside(
+        &self,
+        ino: Ino,
+        offset: u64,
+        data: &[u8],
+        hints: WriteHints,
+    ) -> Result<bool> {
+        let end = offset
+            .checked_add(data.len() as u64)
+            .filter(|&end| end <= MAX_SIZE)
+            .ok_or(Error::TooLarge)?;
         if data.is_empty() {
             return Ok(false);
         }
@@ -265,7 +301,13 @@ impl Fs {
     }
 
     /// Puts data into the buffer and moves the size; the caller marks the inode dirty.
-    pub(crate) fn write_locked(&self, inode: &Arc<Inode>, state: &mut State, offset: u64, data: &[u8]) -> Result<()> {
+    pub(crate) fn write_locked(
+        &self,
+        inode: &Arc<Inode>,
+        state: &mut State,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<()> {
         let end = offset + data.len() as u64;
         if let Body::Inline(have) = state.attr.body {
             if end <= INLINE_MAX {
@@ -288,7 +330,8 @@ impl Fs {
             }
             self.move_to_pages(inode.ino, state)?;
         }
-        // What has to be read is read before anything changes: a write is done whole or not at all, also when the device fails.
+        // What has to be read is read before anything changes: a write is done whole or not at all,
+        // also when the device fails.
         let mut edges = self.edges(inode.ino, state, offset, end)?;
         let mut at = 0;
         while at < data.len() {
@@ -300,8 +343,15 @@ impl Fs {
         Ok(())
     }
 
-    /// The stored pages of which a write of `[offset, end)` keeps a part: at most the first and the last.
-    fn edges(&self, ino: Ino, state: &State, offset: u64, end: u64) -> Result<BTreeMap<u64, Vec<u8>>> {
+    /// The stored pages of which a write of `[offset, end)` keeps a part: at most the first and the
+    /// last.
+    fn edges(
+        &self,
+        ino: Ino,
+        state: &State,
+        offset: u64,
+        end: u64,
+    ) -> Result<BTreeMap<u64, Vec<u8>>> {
         let mut edges = BTreeMap::new();
         for block in [offset / PAGE, (end - 1) / PAGE] {
             let held = state.attr.size.saturating_sub(block * PAGE).min(PAGE);
@@ -330,8 +380,15 @@ impl Fs {
         Ok(())
     }
 
-    /// Writes one aligned piece. Pages written from their start over all they held are slices of one copy; others are put together.
-    fn write_piece(&self, state: &mut State, offset: u64, data: &[u8], edges: &mut BTreeMap<u64, Vec<u8>>) {
+    /// Writes one aligned piece. Pages written from their start over all they held are slices of
+    /// one copy; others are put together.
+    fn write_piece(
+        &self,
+        state: &mut State,
+        offset: u64,
+        data: &[u8],
+        edges: &mut BTreeMap<u64, Vec<u8>>,
+    ) {
         let mut shared: Option<Bytes> = None;
         let mut at = 0;
         while at < data.len() {
@@ -345,7 +402,9 @@ impl Fs {
             } else {
                 let mut page = match state.buffer.pages.get_mut(&block) {
                     Some(slot) => std::mem::take(slot.page.own()),
-                    None => edges.remove(&block).unwrap_or_else(|| Vec::with_capacity(PAGE as usize)),
+                    None => {
+                        edges.remove(&block).unwrap_or_else(|| Vec::with_capacity(PAGE as usize))
+                    }
                 };
                 if page.len() < inside + len {
                     page.resize(inside + len, 0);
@@ -359,7 +418,8 @@ impl Fs {
         }
     }
 
-    /// Puts a page into the buffer. Call before the size moves over it: what lies beyond the size is known not to exist.
+    /// Puts a page into the buffer. Call before the size moves over it: what lies beyond the size
+    /// is known not to exist.
     pub(crate) fn put_page(&self, state: &mut State, block: u64, page: Page) {
         let Body::Paged(count) = &mut state.attr.body else {
             debug_assert!(false, "pages belong to paged files");
@@ -382,7 +442,8 @@ impl Fs {
         buffer.pages.insert(block, Slot { page, counted: new || dense });
     }
 
-    /// Sets the size. Nothing is committed: the range delete of what is cut off goes with the inode's next commit.
+    /// Sets the size. Nothing is committed: the range delete of what is cut off goes with the
+    /// inode's next commit.
     pub(crate) fn truncate(&self, inode: &Arc<Inode>, state: &mut State, size: u64) -> Result<()> {
         if size > MAX_SIZE {
             return Err(Error::TooLarge);
@@ -390,7 +451,8 @@ impl Fs {
         let old = state.attr.size;
         match state.attr.body {
             Body::Inline(have) if size < u64::from(have) => {
-                state.inline = Some(Bytes::copy_from_slice(&self.content(inode.ino, state)?[..size as usize]));
+                state.inline =
+                    Some(Bytes::copy_from_slice(&self.content(inode.ino, state)?[..size as usize]));
                 state.attr.body = Body::Inline(size as u32);
             }
             Body::Paged(_) if size < old => self.cut(inode.ino, state, size)?,

@@ -8,7 +8,8 @@ use crate::attr::{FileKind, Ino, ROOT};
 use crate::difference::{Side, joined};
 use crate::layout::{self, Layout, PAGE};
 
-/// What the keys from `start` up to `end` of a dictionary are, in words: which bytes of which file. `None`: keys of nobody but a client.
+/// What the keys from `start` up to `end` of a dictionary are, in words: which bytes of which file.
+/// `None`: keys of nobody but a client.
 pub fn describe_keys(db: &Kvdb, dictionary: &str, start: &[u8], end: &[u8]) -> Option<String> {
     let layout = Layout::find(db)?;
     let side = Side::new(db.view(), layout);
@@ -24,24 +25,34 @@ pub fn describe_keys(db: &Kvdb, dictionary: &str, start: &[u8], end: &[u8]) -> O
     let path = || name_of(&side, first);
     Some(match dictionary {
         "dmap" if one => {
-            let block = |key: &[u8], or: u64| key.get(8..16).and_then(|b| b.try_into().ok()).map_or(or, u64::from_be_bytes);
+            let block = |key: &[u8], or: u64| {
+                key.get(8..16).and_then(|b| b.try_into().ok()).map_or(or, u64::from_be_bytes)
+            };
             let (from, to) = (block(start, 0), block(end, u64::MAX / PAGE));
             // The end of one key is that key with a zero behind it.
             let to = if end.len() > 16 { to.saturating_add(1) } else { to };
-            format!("bytes {}..{} of {}", from.saturating_mul(PAGE), to.saturating_mul(PAGE), path())
+            format!(
+                "bytes {}..{} of {}",
+                from.saturating_mul(PAGE),
+                to.saturating_mul(PAGE),
+                path()
+            )
         }
         "dmap" => format!("data of files from inode {first} to inode {last}, of {} first", path()),
         "imap" if one => format!("the node of {}", path()),
         "imap" => format!("nodes from inode {first} to inode {last}"),
         "nmap" if one => format!("names in {}", path()),
-        "nmap" => format!("names in folders from inode {first} to inode {last}, of {} first", path()),
+        "nmap" => {
+            format!("names in folders from inode {first} to inode {last}, of {} first", path())
+        }
         _ => return None,
     })
 }
 
 /// A path of an inode, or its number when none is found.
 fn name_of(side: &Side, ino: Ino) -> String {
-    find_name(side, ino).map_or_else(|| format!("inode {ino}"), |path| format!("/{}", path.escape_ascii()))
+    find_name(side, ino)
+        .map_or_else(|| format!("inode {ino}"), |path| format!("/{}", path.escape_ascii()))
 }
 
 fn find_name(side: &Side, ino: Ino) -> Option<Vec<u8>> {
@@ -65,7 +76,8 @@ pub(crate) fn decode_scrub(value: &[u8]) -> Option<(u64, u64)> {
 }
 
 impl crate::Fs {
-    /// When everything was last read again to its end, seconds since 1970, and what that found: places, their number.
+    /// When everything was last read again to its end, seconds since 1970, and what that found:
+    /// places, their number.
     pub fn last_scrub(&self) -> crate::Result<Option<(u64, u64)>> {
         let value = self.core.db.get(self.core.layout.imap, &layout::SCRUB_KEY)?;
         Ok(value.and_then(|value| decode_scrub(&value)))

@@ -1,15 +1,18 @@
 //! Listing directories.
 //!
-//! There is no opendir, so a position must mean the same at any later call. Entries lie in the order of their names; the position
-//! after an entry is a keyed hash of its name. To go on from a position, its name is looked for
+//! There is no opendir, so a position must mean the same at any later call. Entries lie in the
+//! order of their names; the position after an entry is a keyed hash of its name. To go on from a
+//! position, its name is looked for
 //!
-//! 1. among the entries that unfinished listings of this directory emitted last (the usual case: one goes on where it stopped),
+//! 1. among the entries that unfinished listings of this directory emitted last (the usual case:
+//!    one goes on where it stopped),
 //! 2. among the names that were removed since the directory was first listed,
 //! 3. in the directory itself, by hashing its names.
 //!
-//! Knowing the name, the listing goes on behind it, whether it exists or not: entries present throughout are returned exactly
-//! once. Only a position whose entry was removed before the last mount, or that is thousands of removals old, is in none of them;
-//! such a listing begins again, since an entry seen twice does less harm than one never seen.
+//! Knowing the name, the listing goes on behind it, whether it exists or not: entries present
+//! throughout are returned exactly once. Only a position whose entry was removed before the last
+//! mount, or that is thousands of removals old, is in none of them; such a listing begins again,
+//! since an entry seen twice does less harm than one never seen.
 
 use std::collections::VecDeque;
 use std::hash::Hasher;
@@ -68,14 +71,23 @@ pub(crate) struct Listing {
 impl Listing {
     fn find(&self, cookie: u64) -> Option<&[u8]> {
         let emitted = self.emitted.iter().rev().find_map(|emitted| emitted.find(cookie));
-        emitted.or_else(|| self.removed.iter().rev().find(|(c, _)| *c == cookie).map(|(_, name)| &**name))
+        emitted.or_else(|| {
+            self.removed.iter().rev().find(|(c, _)| *c == cookie).map(|(_, name)| &**name)
+        })
     }
 }
 
 impl Fs {
-    /// Calls `emit` with the entries behind position `cookie` (0: from the start, with `.` and `..`) until it returns `false`,
-    /// which leaves that entry for the next call. With `plus`, each entry taken adds a reference to its inode, but for `.` and `..`.
-    pub fn readdir(&self, ino: Ino, cookie: u64, plus: bool, emit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
+    /// Calls `emit` with the entries behind position `cookie` (0: from the start, with `.` and
+    /// `..`) until it returns `false`, which leaves that entry for the next call. With `plus`, each
+    /// entry taken adds a reference to its inode, but for `.` and `..`.
+    pub fn readdir(
+        &self,
+        ino: Ino,
+        cookie: u64,
+        plus: bool,
+        emit: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> Result<()> {
         let _inside = self.enter()?;
         let dir = self.inode(ino)?;
         let (parent, unlinked) = {
@@ -104,8 +116,12 @@ impl Fs {
         let (start, end) = (layout::name_key(ino, b""), layout::names_end(ino));
         let mut cursor = self.core.scope.cursor(self.core.layout.nmap, &start, &end)?;
         if cookie >= FIRST_HASH {
-            let known =
-                dir.listing.lock().as_ref().and_then(|listing| listing.find(cookie)).map(|name| layout::name_key(ino, name));
+            let known = dir
+                .listing
+                .lock()
+                .as_ref()
+                .and_then(|listing| listing.find(cookie))
+                .map(|name| layout::name_key(ino, name));
             match known {
                 Some(mut key) => {
                     // The smallest key behind this one.
@@ -115,7 +131,12 @@ impl Fs {
                 None => {
                     let found = loop {
                         match cursor.next()? {
-                            Some(tuple) if self.position(layout::decode_name_key(&tuple.key)?.1) == cookie => break true,
+                            Some(tuple)
+                                if self.position(layout::decode_name_key(&tuple.key)?.1)
+                                    == cookie =>
+                            {
+                                break true;
+                            }
                             Some(_) => {}
                             None => break false,
                         }
@@ -147,7 +168,8 @@ impl Fs {
             }
             emitted.push(position, name);
         }
-        // The end: nobody else goes on here but another listing of this directory, and that can look for its position.
+        // The end: nobody else goes on here but another listing of this directory, and that can
+        // look for its position.
         if let Some(listing) = &mut *dir.listing.lock() {
             listing.emitted = VecDeque::new();
         }
@@ -161,8 +183,9 @@ impl Fs {
         (hasher.finish() >> 1).max(FIRST_HASH)
     }
 
-    /// A name was removed: listings that stopped at it must find where they were. Call before the commit
-    /// that removes it, so that no listing misses it; should that fail, nothing is wrong: the position of a name is always the same.
+    /// A name was removed: listings that stopped at it must find where they were. Call before the
+    /// commit that removes it, so that no listing misses it; should that fail, nothing is wrong:
+    /// the position of a name is always the same.
     pub(crate) fn remember_removed(&self, dir: &Inode, name: &[u8]) {
         if let Some(listing) = &mut *dir.listing.lock() {
             if listing.removed.len() == REMOVED {

@@ -1,8 +1,9 @@
-//! From memory to the store: file data and attribute-only changes wait in their inode and are committed as one unit — on
-//! fsync, at the interval, when too much waits, and before a name operation that must not overtake them.
+//! From memory to the store: file data and attribute-only changes wait in their inode and are
+//! committed as one unit — on fsync, at the interval, when too much waits, and before a name
+//! operation that must not overtake them.
 //!
-//! Whoever writes the node of an inode writes everything that is dirty of it in the same batch (`stage`), so that the store
-//! never holds a size or page count without its pages.
+//! Whoever writes the node of an inode writes everything that is dirty of it in the same batch
+//! (`stage`), so that the store never holds a size or page count without its pages.
 
 use env::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::collections::VecDeque;
@@ -24,8 +25,8 @@ const NODE_CHARGE: usize = 512;
 /// Most inodes, and most dirty bytes, that the interval commits in one batch.
 const GROUP: usize = 256;
 const GROUP_BYTES: usize = 4 << 20;
-/// Room that stays free, so that what was accepted can be committed: the store hands it out by zones, and the ways there
-/// (journal, open zones of several streams) take some in between.
+/// Room that stays free, so that what was accepted can be committed: the store hands it out by
+/// zones, and the ways there (journal, open zones of several streams) take some in between.
 pub(crate) const SPACE_MARGIN: u64 = 8 << 20;
 /// What a new name with its inode takes of the room.
 pub(crate) const NAME_COST: u64 = 1024;
@@ -33,9 +34,11 @@ pub(crate) const NAME_COST: u64 = 1024;
 const LOOK_AGAIN: u64 = 16 << 20;
 /// With less left a write may be refused before long.
 const TIGHT: u64 = 1 << 30;
-/// Dirty bytes of a file that are committed by who must not wait for the device: they go into the journal's buffer.
+/// Dirty bytes of a file that are committed by who must not wait for the device: they go into the
+/// journal's buffer.
 const COMMITTED_AT_ONCE: usize = 16 << 10;
-/// Dirty bytes at which one file is committed by its writer, so that the batches of a stream stay of a size.
+/// Dirty bytes at which one file is committed by its writer, so that the batches of a stream stay
+/// of a size.
 const FILE_LIMIT: usize = 8 << 20;
 
 /// What so many dirty bytes take of the room: an eighth more for keys, nodes and the journal.
@@ -56,15 +59,17 @@ pub enum FSync {
 
 /// The inodes with something uncommitted, the longest waiting first.
 pub(crate) struct DirtyQueue {
-    /// With the time since when. An inode is in it at most once, and may have been committed meanwhile.
+    /// With the time since when. An inode is in it at most once, and may have been committed
+    /// meanwhile.
     queue: Mutex<VecDeque<(Duration, Arc<Inode>)>>,
-    /// Held from taking inodes out of the queue until they are committed: who finds the queue empty under it knows that
-    /// everything is committed. The first of all locks.
+    /// Held from taking inodes out of the queue until they are committed: who finds the queue empty
+    /// under it knows that everything is committed. The first of all locks.
     flushing: Mutex<()>,
     bytes: AtomicUsize,
     /// Room in the store for them, and for `room`, which keys that others commit do not take.
     promised: PromisedSpace,
-    /// The mainline's: bytes that can be accepted before the store has to be asked for its room again.
+    /// The mainline's: bytes that can be accepted before the store has to be asked for its room
+    /// again.
     room: AtomicU64,
     /// The mainline's: the store had less than `TIGHT` bytes left when it was asked last.
     tight: AtomicBool,
@@ -100,10 +105,11 @@ impl DirtyQueue {
 }
 
 impl Fs {
-    /// Commits what is dirty of this inode and waits until that, and its names, are on disk. Other files' data does not join.
+    /// Commits what is dirty of this inode and waits until that, and its names, are on disk. Other
+    /// files' data does not join.
     ///
-    /// [`Error::NotSynced`] (EIO) once the store has failed. For want of space (ENOSPC) what was written stays in memory, in its place, and
-    /// a later sync or the interval writes it.
+    /// [`Error::NotSynced`] (EIO) once the store has failed. For want of space (ENOSPC) what was
+    /// written stays in memory, in its place, and a later sync or the interval writes it.
     pub fn fsync(&self, ino: Ino, data_only: bool) -> Result<()> {
         self.fsync_once(ino, data_only).map_err(Error::of_sync)
     }
@@ -119,8 +125,9 @@ impl Fs {
         }
     }
 
-    /// What of an fsync is done without waiting for anything: a small file is committed, and on disk when [`Fs::sync_store`] has returned,
-    /// which many files can share. Everything else is left to [`Fs::fsync`].
+    /// What of an fsync is done without waiting for anything: a small file is committed, and on
+    /// disk when [`Fs::sync_store`] has returned, which many files can share. Everything else is
+    /// left to [`Fs::fsync`].
     pub fn begin_fsync(&self, ino: Ino) -> Result<FSync> {
         if self.core.options.read_only {
             return Ok(FSync::Done);
@@ -134,7 +141,8 @@ impl Fs {
         }
     }
 
-    /// Waits until everything that was committed before this call is on disk: the second half of an fsync.
+    /// Waits until everything that was committed before this call is on disk: the second half of an
+    /// fsync.
     pub fn sync_store(&self) -> Result<()> {
         self.core.scope.sync().map_err(|e| Error::from(e).of_sync())
     }
@@ -147,7 +155,9 @@ impl Fs {
             // Nobody can find it after a crash.
             () if state.attr.nlink == 0 => Ok(FSync::Done),
             () if state.charged > most => Ok(FSync::Alone),
-            () => self.commit_dirty_with(&inode, &mut state, Batch::sync_follows).map(|()| FSync::WithNext),
+            () => self
+                .commit_dirty_with(&inode, &mut state, Batch::sync_follows)
+                .map(|()| FSync::WithNext),
         }
     }
 
@@ -168,23 +178,24 @@ impl Fs {
         flushed.map_err(Error::of_sync)
     }
 
-    /// Commits what has waited for half the flush interval and syncs the store. Called by the file system's own thread every
-    /// half interval; by the owner under an environment that runs inline.
+    /// Commits what has waited for half the flush interval and syncs the store. Called by the file
+    /// system's own thread every half interval; by the owner under an environment that runs inline.
     pub fn tick(&self) -> Result<()> {
         if self.core.options.read_only {
             return Ok(());
         }
         let now = self.core.env.monotonic();
         let limit = now.saturating_sub(self.core.options.flush_interval / 2);
-        let flushed = self.enter().and_then(|_inside| kvdb::at_once(|| self.flush_older_than(limit)));
+        let flushed =
+            self.enter().and_then(|_inside| kvdb::at_once(|| self.flush_older_than(limit)));
         self.core.scope.sync()?;
         flushed
     }
 
-    /// Goes through the queue once, in groups: files of middling size together fill a batch that the store writes straight to
-    /// its place, while one of them alone would go through the journal and be written twice. An inode that cannot be
-    /// committed stays dirty and does not stop the others.
-    /// (Inside the gate.)
+    /// Goes through the queue once, in groups: files of middling size together fill a batch that
+    /// the store writes straight to its place, while one of them alone would go through the journal
+    /// and be written twice. An inode that cannot be committed stays dirty and does not stop the
+    /// others. (Inside the gate.)
     pub(crate) fn flush_older_than(&self, limit: Duration) -> Result<()> {
         let mut rounds = usize::MAX;
         let mut result = Ok(());
@@ -213,10 +224,12 @@ impl Fs {
         queue.drain(..old).map(|(_, inode)| inode).collect()
     }
 
-    /// Commits these, taken out of the queue, in batches of some size. `unlinked`: also files without a name. Their data needs no
-    /// durability, and most of them vanish before they cost a write.
+    /// Commits these, taken out of the queue, in batches of some size. `unlinked`: also files
+    /// without a name. Their data needs no durability, and most of them vanish before they cost a
+    /// write.
     fn flush_group(&self, group: &mut [Arc<Inode>], unlinked: bool) -> Result<()> {
-        // The order of locks: directories (whose attributes were set) one after the other, then the rest by number.
+        // The order of locks: directories (whose attributes were set) one after the other, then the
+        // rest by number.
         group.sort_by_cached_key(|inode| (!inode.state.read().is_dir(), inode.ino));
         let mut result: Result<()> = Ok(());
         let mut held: Vec<Held<'_>> = Vec::with_capacity(group.len());
@@ -226,7 +239,8 @@ impl Fs {
             let mut state = inode.state.write();
             state.queued = false;
             if state.is_dir() || state.attr.nlink == 0 && !unlinked || !state.dirty || state.gone {
-                let flushed = if state.is_dir() { self.commit_dirty(inode, &mut state) } else { Ok(()) };
+                let flushed =
+                    if state.is_dir() { self.commit_dirty(inode, &mut state) } else { Ok(()) };
                 self.enqueue_if_dirty(inode, &mut state);
                 result = result.and(flushed);
                 continue;
@@ -243,7 +257,8 @@ impl Fs {
             match staged {
                 Ok(attr) => held.push(Held { inode, state, attr }),
                 Err(e) => {
-                    // What it put into the batch so far is without its node: nothing of the group may be committed like that.
+                    // What it put into the batch so far is without its node: nothing of the group
+                    // may be committed like that.
                     self.enqueue_if_dirty(inode, &mut state);
                     drop(state);
                     batch = Batch::new();
@@ -311,7 +326,8 @@ impl Fs {
         state.charged = bytes;
     }
 
-    /// The writer's share of the work: commits this file if it holds much, and has the caller call `relieve` afterwards.
+    /// The writer's share of the work: commits this file if it holds much, and has the caller call
+    /// `relieve` afterwards.
     pub(crate) fn commit_if_large(&self, inode: &Arc<Inode>, state: &mut State) {
         if state.charged >= FILE_LIMIT.min(self.core.options.write_buffer / 2) {
             self.commit_or_warn(inode, state);
@@ -339,14 +355,19 @@ impl Fs {
         }
     }
 
-    /// A write that was accepted does not fail because making room for the next one does: the data stays dirty, and fsync says so.
+    /// A write that was accepted does not fail because making room for the next one does: the data
+    /// stays dirty, and fsync says so.
     fn commit_or_warn(&self, inode: &Arc<Inode>, state: &mut State) {
         if let Err(e) = self.commit_dirty(inode, state) {
-            tracing::warn!(ino = inode.ino, "committing dirty data failed, will be tried again: {e}");
+            tracing::warn!(
+                ino = inode.ino,
+                "committing dirty data failed, will be tried again: {e}"
+            );
         }
     }
 
-    /// Fails with ENOSPC unless the store has room for `more` bytes besides everything that is dirty already.
+    /// Fails with ENOSPC unless the store has room for `more` bytes besides everything that is
+    /// dirty already.
     pub(crate) fn reserve(&self, more: u64) -> Result<()> {
         // Whole pages at both ends.
         let cost = cost_of(more.saturating_add(2 * PAGE));
@@ -360,7 +381,8 @@ impl Fs {
         if self.look_at_space(cost) {
             return Ok(());
         }
-        // Truncated and rewritten files give room back when they are committed; if the store can take no more, they cannot.
+        // Truncated and rewritten files give room back when they are committed; if the store can
+        // take no more, they cannot.
         let _ = self.flush_older_than(Duration::MAX);
         if !self.look_at_space(cost) {
             self.core.db.reclaim();
@@ -373,7 +395,8 @@ impl Fs {
         let dirty = self.shared_room();
         dirty.promised.shrink(dirty.room.swap(0, Ordering::Relaxed));
         let left = self.core.db.space().free.checked_sub(cost.saturating_add(SPACE_MARGIN));
-        // A quarter, because others take from the same room: but none of what was found here, or it would be accepted in vain.
+        // A quarter, because others take from the same room: but none of what was found here, or it
+        // would be accepted in vain.
         let room = left.unwrap_or(0).min(LOOK_AGAIN) / 4;
         dirty.promised.grow(room);
         dirty.promised.shrink(dirty.room.swap(room, Ordering::Relaxed));
@@ -386,8 +409,9 @@ impl Fs {
         &self.core.mainline.as_ref().unwrap_or(self).core.dirty
     }
 
-    /// Whether the store is so full that a write may be refused for want of space before long: then those out of a cache have to be
-    /// announced ([`Fs::announce_cached`]). As of the last 4 MiB that were written. The mainline's.
+    /// Whether the store is so full that a write may be refused for want of space before long: then
+    /// those out of a cache have to be announced ([`Fs::announce_cached`]). As of the last 4 MiB
+    /// that were written. The mainline's.
     pub fn is_tight(&self) -> bool {
         self.core.dirty.tight.load(Ordering::Relaxed)
     }
@@ -398,7 +422,12 @@ impl Fs {
     }
 
     /// The same, with what `hint` says of the batch.
-    fn commit_dirty_with(&self, inode: &Inode, state: &mut State, hint: impl FnOnce(&mut Batch)) -> Result<()> {
+    fn commit_dirty_with(
+        &self,
+        inode: &Inode,
+        state: &mut State,
+        hint: impl FnOnce(&mut Batch),
+    ) -> Result<()> {
         if !state.dirty || state.gone {
             return Ok(());
         }
@@ -406,7 +435,8 @@ impl Fs {
         let mut batch = Batch::new();
         hint(&mut batch);
         let attr = state.attr;
-        if state.buffer.pages.len() <= 1 && state.buffer.cut != u64::MAX || state.buffer.pages.is_empty() && state.inline.is_none()
+        if state.buffer.pages.len() <= 1 && state.buffer.cut != u64::MAX
+            || state.buffer.pages.is_empty() && state.inline.is_none()
         {
             // Truncated, or only its attributes changed: that must be possible in a full store.
             batch.releases_space();
@@ -417,11 +447,20 @@ impl Fs {
         Ok(())
     }
 
-    /// Adds to `batch` everything that is dirty of this inode, and its node with `attr`. Before copying and changing
-    /// `state.attr`, call `count_pages`; after the commit, `staged`.
-    pub(crate) fn stage(&self, ino: Ino, state: &mut State, attr: &Attributes, batch: &mut Batch) -> Result<()> {
+    /// Adds to `batch` everything that is dirty of this inode, and its node with `attr`. Before
+    /// copying and changing `state.attr`, call `count_pages`; after the commit, `staged`.
+    pub(crate) fn stage(
+        &self,
+        ino: Ino,
+        state: &mut State,
+        attr: &Attributes,
+        batch: &mut Batch,
+    ) -> Result<()> {
         let layout = &self.core.layout;
-        debug_assert_eq!(state.buffer.uncounted, 0, "pages must be counted before the node is written");
+        debug_assert_eq!(
+            state.buffer.uncounted, 0,
+            "pages must be counted before the node is written"
+        );
         if state.charged > 0 {
             batch.takes_promised_space();
         }
@@ -442,11 +481,17 @@ impl Fs {
         }
         if attr.nlink > 0 {
             let content = self.content(ino, state)?;
-            batch.put(layout.imap, layout::node_key(ino), layout::encode_node(attr, state.xattrs.as_deref(), &content));
+            batch.put(
+                layout.imap,
+                layout::node_key(ino),
+                layout::encode_node(attr, state.xattrs.as_deref(), &content),
+            );
             if state.orphaned {
                 batch.delete(layout.imap, layout::orphan_key(ino));
             }
-        } else if !state.orphaned && (state.stored || !state.buffer.pages.is_empty() || state.has_external_xattrs()) {
+        } else if !state.orphaned
+            && (state.stored || !state.buffer.pages.is_empty() || state.has_external_xattrs())
+        {
             batch.put(layout.imap, layout::orphan_key(ino), b"".as_slice());
         }
         Ok(())
@@ -460,7 +505,8 @@ impl Fs {
         } else if buffer.cut == 0 {
             state.stored = false;
         }
-        state.orphaned = attr.nlink == 0 && (state.orphaned || state.stored || state.has_external_xattrs());
+        state.orphaned =
+            attr.nlink == 0 && (state.orphaned || state.stored || state.has_external_xattrs());
         state.attr = attr;
         if attr.nlink > 0 {
             state.inline = None;
@@ -478,15 +524,20 @@ impl Fs {
         self.charge(state, 0);
     }
 
-    /// Makes the page count exact: looks up whether the pages that were written blindly replace stored ones.
+    /// Makes the page count exact: looks up whether the pages that were written blindly replace
+    /// stored ones.
     pub(crate) fn count_pages(&self, ino: Ino, state: &mut State) -> Result<()> {
         if state.buffer.uncounted == 0 {
             return Ok(());
         }
         let Body::Paged(mut count) = state.attr.body else {
-            return Err(Error::Corrupt { ino, what: "uncounted pages in a file without pages".into() });
+            return Err(Error::Corrupt {
+                ino,
+                what: "uncounted pages in a file without pages".into(),
+            });
         };
-        let uncounted = || state.buffer.pages.iter().filter(|(_, slot)| !slot.counted).map(|(&block, _)| block);
+        let uncounted =
+            || state.buffer.pages.iter().filter(|(_, slot)| !slot.counted).map(|(&block, _)| block);
         let (first, last) = (uncounted().next().unwrap_or(0), uncounted().next_back().unwrap_or(0));
         let mut stored = self.stored_blocks(ino, first, last + 1)?;
         let mut next = stored.next_from(first)?;

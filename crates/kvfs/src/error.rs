@@ -54,7 +54,8 @@ pub enum Error {
     /// Bytes in the store that the file system cannot have written.
     #[error("corrupt file system at inode {ino}: {what}; run `kvfs check`")]
     Corrupt { ino: Ino, what: String },
-    /// Part of what programs have written is still on its way, so what was to be done would miss it.
+    /// Part of what programs have written is still on its way, so what was to be done would miss
+    /// it.
     #[error("programs have written what has not arrived yet, so nothing was done: {0}; try again")]
     NotHandedOver(String),
     #[error(transparent)]
@@ -73,7 +74,8 @@ impl From<kvdb::Error> for Error {
 }
 
 impl Error {
-    /// As a sync says it: a store that has failed is more than one that cannot be written to, for what was accepted is lost.
+    /// As a sync says it: a store that has failed is more than one that cannot be written to, for
+    /// what was accepted is lost.
     pub(crate) fn of_sync(self) -> Error {
         match self {
             Error::Store(kvdb::Error::ReadOnly(why)) => Error::NotSynced(why),

@@ -26,8 +26,9 @@ use crate::table::Table;
 pub enum Atime {
     /// Never changed by reading.
     Never,
-    /// As `relatime`: moves when it is not newer than the last change or older than a day. The new time is kept in memory and
-    /// reaches the store only together with another change of the inode, so that reading causes no writes.
+    /// As `relatime`: moves when it is not newer than the last change or older than a day. The new
+    /// time is kept in memory and reaches the store only together with another change of the inode,
+    /// so that reading causes no writes.
     Relative,
 }
 
@@ -110,7 +111,8 @@ pub(crate) struct Core {
     ticker: Arc<Ticker>,
 }
 
-/// What the background thread waits on; apart from the core, so that waiting does not keep the core alive.
+/// What the background thread waits on; apart from the core, so that waiting does not keep the core
+/// alive.
 #[derive(Default)]
 struct Ticker {
     stop: Mutex<bool>,
@@ -146,7 +148,13 @@ impl Fs {
     }
 
     /// The file system in these dictionaries of a branch. Nothing flushes by itself.
-    pub(crate) fn open_layout(db: Kvdb, branch: &str, layout: Layout, env: Arc<dyn Env>, options: FsOptions) -> Result<Fs> {
+    pub(crate) fn open_layout(
+        db: Kvdb,
+        branch: &str,
+        layout: Layout,
+        env: Arc<dyn Env>,
+        options: FsOptions,
+    ) -> Result<Fs> {
         let hash_key = match db.get(layout.imap, &layout::SUPER_KEY)? {
             Some(value) => {
                 let record = Super::decode(&value)?;
@@ -164,11 +172,17 @@ impl Fs {
         let next = largest_ino(&db.view(), &layout)?
             .checked_add(1)
             .filter(|&n| n > ROOT && n < INO_LIMIT)
-            .ok_or_else(|| Error::Corrupt { ino: u64::MAX, what: "an inode number that was never given out".into() })?;
-        // A snapshot may hold numbers that are no more, and a rollback brings them back under whatever is open then.
+            .ok_or_else(|| Error::Corrupt {
+                ino: u64::MAX,
+                what: "an inode number that was never given out".into(),
+            })?;
+        // A snapshot may hold numbers that are no more, and a rollback brings them back under
+        // whatever is open then.
         let kept = if options.read_only { 0 } else { largest_kept(&db, branch) };
-        // A transaction that goes on from before has given numbers that nothing on the mainline has yet.
-        let taken = if options.read_only || !branch.is_empty() { 0 } else { largest_taken(&db, &layout) };
+        // A transaction that goes on from before has given numbers that nothing on the mainline has
+        // yet.
+        let taken =
+            if options.read_only || !branch.is_empty() { 0 } else { largest_taken(&db, &layout) };
         // And one that cannot go on now has given some that nothing shows.
         let noted = noted(&db.view(), &layout)?;
         let next = next.max(kept + 1).max(taken + 1).max(noted.unwrap_or(0));
@@ -181,14 +195,20 @@ impl Fs {
         if !root.state.read().is_dir() {
             return Err(Error::Corrupt { ino: ROOT, what: "the root is not a directory".into() });
         }
-        tracing::info!(next_ino = next, orphans_removed = orphans, read_only = fs.core.options.read_only, "file system open");
+        tracing::info!(
+            next_ino = next,
+            orphans_removed = orphans,
+            read_only = fs.core.options.read_only,
+            "file system open"
+        );
         Ok(fs)
     }
 
     /// Another view of the same branch. Costs microseconds, whatever there is to see.
     pub(crate) fn view(&self, scope: Scope, options: FsOptions) -> Fs {
         let core = &self.core;
-        let (db, env, numbers) = (core.db.clone(), core.env.clone(), core.numbers.for_transaction());
+        let (db, env, numbers) =
+            (core.db.clone(), core.env.clone(), core.numbers.for_transaction());
         Fs::over(Some(self.clone()), db, scope, env, core.layout, core.hash_key, numbers, options)
     }
 
@@ -244,7 +264,8 @@ impl Fs {
         Fs { core: Arc::new(core) }
     }
 
-    /// Commits and syncs everything, and stops the background thread. Calls after it still work, but nothing flushes by itself.
+    /// Commits and syncs everything, and stops the background thread. Calls after it still work,
+    /// but nothing flushes by itself.
     pub fn shutdown(&self) -> Result<()> {
         *self.core.ticker.stop.lock() = true;
         self.core.ticker.wake.notify_all();
@@ -259,7 +280,8 @@ impl Fs {
             return;
         }
         let (weak, ticker) = (Arc::downgrade(&self.core), self.core.ticker.clone());
-        // What is older than half the interval is flushed every half interval: nothing gets older than the interval.
+        // What is older than half the interval is flushed every half interval: nothing gets older
+        // than the interval.
         let pause = self.core.options.flush_interval / 2;
         let run = move || {
             loop {
@@ -277,17 +299,22 @@ impl Fs {
                     match crate::locks::is_locked(&e) {
                         true => tracing::debug!("dirty data waits for a transaction: {e}"),
                         false if db.takes_writes().is_err() => {
-                            // For good: what waits in memory is read from there until the store is opened again.
+                            // For good: what waits in memory is read from there until the store is
+                            // opened again.
                             tracing::error!("what was written last is not on disk: {e}");
                             return;
                         }
-                        false => tracing::warn!("flushing dirty data failed, will be tried again: {e}"),
+                        false => {
+                            tracing::warn!("flushing dirty data failed, will be tried again: {e}")
+                        }
                     }
                 }
             }
         };
         if let Err(e) = env::thread::Builder::new().name("kvfs-flush".into()).spawn(run) {
-            tracing::warn!("no thread for the flush interval, data is flushed by fsync and when the buffer is full: {e}");
+            tracing::warn!(
+                "no thread for the flush interval, data is flushed by fsync and when the buffer is full: {e}"
+            );
         }
     }
 
@@ -313,8 +340,8 @@ impl Fs {
         }
     }
 
-    /// The inode at `path` (from the root, however many slashes); adds no reference. Symbolic links on the way are followed, a
-    /// last one is not.
+    /// The inode at `path` (from the root, however many slashes); adds no reference. Symbolic links
+    /// on the way are followed, a last one is not.
     pub fn resolve(&self, path: &[u8]) -> Result<Attr> {
         let mut at = self.getattr(ROOT)?;
         let mut names: Vec<Vec<u8>> = split_path(path);
@@ -348,7 +375,8 @@ impl Fs {
         Ok(attr)
     }
 
-    // --- what every call begins with --------------------------------------------------------------------------------
+    // --- what every call begins with
+    // --------------------------------------------------------------------------------
 
     /// Through the gate. ESTALE when the view is over.
     pub(crate) fn enter(&self) -> Result<Inside<'_>> {
@@ -359,10 +387,14 @@ impl Fs {
         self.core.env.wall().into()
     }
 
-    /// What every call that changes something begins with. A store that has failed takes nothing more: what would wait in memory could
-    /// never be committed.
+    /// What every call that changes something begins with. A store that has failed takes nothing
+    /// more: what would wait in memory could never be committed.
     pub(crate) fn writable(&self) -> Result<()> {
-        if self.core.options.read_only { Err(Error::ReadOnly) } else { Ok(self.core.db.takes_writes()?) }
+        if self.core.options.read_only {
+            Err(Error::ReadOnly)
+        } else {
+            Ok(self.core.db.takes_writes()?)
+        }
     }
 
     pub(crate) fn new_ino(&self) -> Result<Ino> {
@@ -378,16 +410,22 @@ impl Fs {
         Ok(inos)
     }
 
-    /// In the journal the note comes before whatever is made with such a number, in a durable transaction, too.
+    /// In the journal the note comes before whatever is made with such a number, in a durable
+    /// transaction, too.
     fn note_numbers_below(&self, end: Ino) -> Result<()> {
         if self.core.numbers.is_noted(end) {
             return Ok(());
         }
-        // A rollback, which takes the note back, comes before this or behind it. (A call of the mainline is inside.)
+        // A rollback, which takes the note back, comes before this or behind it. (A call of the
+        // mainline is inside.)
         let _inside = self.core.mainline.as_ref().map(Fs::enter).transpose()?;
         self.core.numbers.note(end, |bound| {
             let mut batch = Batch::new();
-            batch.put(self.core.layout.imap, layout::NUMBERS_KEY.to_vec(), layout::encode_numbers(bound).to_vec());
+            batch.put(
+                self.core.layout.imap,
+                layout::NUMBERS_KEY.to_vec(),
+                layout::encode_numbers(bound).to_vec(),
+            );
             self.core.mainline.as_ref().unwrap_or(self).commit(batch)
         })
     }
@@ -456,7 +494,10 @@ impl Fs {
             (Body::Inline(len), None) => {
                 let corrupt = |what: &str| Error::Corrupt { ino, what: what.into() };
                 let value = self.core.scope.get(self.core.layout.imap, &layout::node_key(ino))?;
-                let (_, _, content) = layout::decode_node(ino, &value.ok_or_else(|| corrupt("its node is missing"))?)?;
+                let (_, _, content) = layout::decode_node(
+                    ino,
+                    &value.ok_or_else(|| corrupt("its node is missing"))?,
+                )?;
                 if content.len() != len as usize {
                     return Err(corrupt("its content changed in the store while it was open"));
                 }
@@ -519,21 +560,28 @@ fn empty_orphans(db: &Kvdb, layout: &Layout) -> Result<usize> {
 pub(crate) fn stage_removal(layout: &Layout, ino: Ino, batch: &mut Batch) {
     let (start, end) = layout::node_range(ino);
     batch.delete_range(layout.imap, start.to_vec(), end.to_vec());
-    batch.delete_range(layout.dmap, layout::page_key(ino, 0).to_vec(), layout::pages_end(ino).to_vec());
+    batch.delete_range(
+        layout.dmap,
+        layout::page_key(ino, 0).to_vec(),
+        layout::pages_end(ino).to_vec(),
+    );
 }
 
-/// The bound that a state says that the inode numbers lie below which were given. Older stores have none; what is malformed is passed by,
-/// and found by a check.
+/// The bound that a state says that the inode numbers lie below which were given. Older stores have
+/// none; what is malformed is passed by, and found by a check.
 pub(crate) fn noted(view: &View, layout: &Layout) -> Result<Option<Ino>> {
-    Ok(view.get(layout.imap, &layout::NUMBERS_KEY)?.and_then(|value| layout::decode_numbers(&value)))
+    Ok(view
+        .get(layout.imap, &layout::NUMBERS_KEY)?
+        .and_then(|value| layout::decode_numbers(&value)))
 }
 
-/// The largest inode number in any state that the branch can be rolled back to. One that cannot be read, or has impossible numbers, is
-/// passed by: the rollback to it says so.
+/// The largest inode number in any state that the branch can be rolled back to. One that cannot be
+/// read, or has impossible numbers, is passed by: the rollback to it says so.
 pub(crate) fn largest_kept(db: &Kvdb, branch: &str) -> Ino {
     let mut largest = ROOT;
     for info in db.snapshots().into_iter().filter(|info| info.branch == branch) {
-        match db.open_snapshot(&info.name).map_err(Error::from).and_then(|state| largest_in(&state)) {
+        match db.open_snapshot(&info.name).map_err(Error::from).and_then(|state| largest_in(&state))
+        {
             Ok(ino) => largest = largest.max(ino),
             Err(e) => tracing::warn!("snapshot {:?} cannot be rolled back to: {e}", info.name),
         }
@@ -541,7 +589,8 @@ pub(crate) fn largest_kept(db: &Kvdb, branch: &str) -> Ino {
     largest
 }
 
-/// The largest inode number in an open transaction. One that cannot be read, or has impossible numbers, is passed by: it cannot commit.
+/// The largest inode number in an open transaction. One that cannot be read, or has impossible
+/// numbers, is passed by: it cannot commit.
 pub(crate) fn largest_taken(db: &Kvdb, layout: &Layout) -> Ino {
     let mut largest = ROOT;
     for info in db.transactions() {
@@ -567,7 +616,8 @@ pub(crate) fn largest_in(state: &View) -> Result<Ino> {
     possible(largest_ino(state, &layout)?)
 }
 
-/// The largest inode number in use: of the nodes, and of the pages too, so that no new file finds old data under its number.
+/// The largest inode number in use: of the nodes, and of the pages too, so that no new file finds
+/// old data under its number.
 pub(crate) fn largest_ino(view: &View, layout: &Layout) -> Result<Ino> {
     let mut largest = ROOT;
     for dict in [layout.imap, layout.dmap] {

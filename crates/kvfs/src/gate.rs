@@ -1,10 +1,13 @@
 //! The gate of a view: every call goes through it, and whoever must see the view at rest closes it.
 //!
-//! A commit changes inodes of the mainline that may be in memory there, and a call that works on one of these would go on with what is no
-//! longer so, and write it. So a commit closes the mainline's gate, which waits until no call is inside, and opens it when what is
-//! in memory is what is in the store. The gate of a transaction's view is closed for good when the transaction ends.
+//! A commit changes inodes of the mainline that may be in memory there, and a call that works on
+//! one of these would go on with what is no longer so, and write it. So a commit closes the
+//! mainline's gate, which waits until no call is inside, and opens it when what is in memory is
+//! what is in the store. The gate of a transaction's view is closed for good when the transaction
+//! ends.
 //!
-//! It comes before all other locks (see `inode`). Nobody goes through it twice: a call that another call makes is inside already.
+//! It comes before all other locks (see `inode`). Nobody goes through it twice: a call that another
+//! call makes is inside already.
 
 use env::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 

@@ -1,5 +1,6 @@
-//! Going down on request: a file system that answers nothing any more until it is mounted again, with what was durable. For tests of what
-//! survives, which cut it off like that in the middle of their work.
+//! Going down on request: a file system that answers nothing any more until it is mounted again,
+//! with what was durable. For tests of what survives, which cut it off like that in the middle of
+//! their work.
 
 use env::sync::atomic::Ordering;
 
@@ -17,12 +18,11 @@ pub enum GoingDown {
     AsItIs,
 }
 
-const WHY: &str =
-    "the file system was shut down on request (the GOINGDOWN ioctl): unmount it and mount it again, which recovers what is on disk";
+const WHY: &str = "the file system was shut down on request (the GOINGDOWN ioctl): unmount it and mount it again, which recovers what is on disk";
 
 impl Views {
-    /// Ends all work on the store. From now on every call that changes something fails, and doors answer nothing ([`Views::is_down`]). On
-    /// an error all goes on as before.
+    /// Ends all work on the store. From now on every call that changes something fails, and doors
+    /// answer nothing ([`Views::is_down`]). On an error all goes on as before.
     pub fn go_down(&self, how: GoingDown) -> Result<()> {
         match how {
             _ if self.shared.mainline.core.options.read_only => {}

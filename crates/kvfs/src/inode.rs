@@ -4,14 +4,14 @@
 //!
 //! -  the gate (`gate`);
 //! 0. the flushing lock (`DirtyQueue`), of those who commit what others left dirty;
-//! 1. the tree lock (`Core::tree`): every operation that locks more than one directory holds it, so that directories
-//!    need no order among themselves;
+//! 1. the tree lock (`Core::tree`): every operation that locks more than one directory holds it, so
+//!    that directories need no order among themselves;
 //! 2. `state` of directories;
 //! 3. `state` of other inodes, by ascending number;
 //! 4. leaves, never held while taking another: a shard of the table, the dirty queue, `listing`.
 //!
-//! Commits happen under the locks of the inodes they write, so that the store sees the states of an inode in their order.
-//! Waiting for the disk (`Kvdb::sync`) happens under no lock.
+//! Commits happen under the locks of the inodes they write, so that the store sees the states of an
+//! inode in their order. Waiting for the disk (`Kvdb::sync`) happens under no lock.
 
 use env::sync::atomic::AtomicU64;
 use std::collections::BTreeMap;
@@ -25,15 +25,17 @@ use crate::layout::{Attributes, Body, Xattrs};
 
 pub(crate) struct Inode {
     pub ino: Ino,
-    /// References the kernel holds. Added to under `state` (shared is enough), so that an unlink sees all of them.
+    /// References the kernel holds. Added to under `state` (shared is enough), so that an unlink
+    /// sees all of them.
     pub lookups: AtomicU64,
     pub state: RwLock<State>,
     /// Of a directory that was listed: what keeps positions valid.
     pub listing: Mutex<Option<Box<Listing>>>,
 }
 
-/// What tells two inodes of one number apart, in states of the store that do not come from each other: numbers are not given twice in
-/// one history, and no two inodes with the same number are born in the same nanosecond.
+/// What tells two inodes of one number apart, in states of the store that do not come from each
+/// other: numbers are not given twice in one history, and no two inodes with the same number are
+/// born in the same nanosecond.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     kind: FileKind,
@@ -50,7 +52,8 @@ impl Identity {
 pub(crate) struct State {
     pub attr: Attributes,
     pub xattrs: Option<Box<Xattrs>>,
-    /// The node does not exist (any more): it was never found, or its last link and reference are gone.
+    /// The node does not exist (any more): it was never found, or its last link and reference are
+    /// gone.
     pub gone: bool,
     /// Something in memory is newer than in the store.
     pub dirty: bool,
@@ -60,13 +63,15 @@ pub(crate) struct State {
     pub unlocked: bool,
     /// The store may hold pages of this inode.
     pub stored: bool,
-    /// The page behind the one that was read last by itself: who asks for it reads the file in order.
+    /// The page behind the one that was read last by itself: who asks for it reads the file in
+    /// order.
     pub next_page: AtomicU64,
     /// The store has an orphan record of this inode.
     pub orphaned: bool,
     /// Bytes this inode has in the account of dirty data.
     pub charged: usize,
-    /// Content of a small file or symbolic link that is not committed yet. Committed content is not kept: one `get` brings it.
+    /// Content of a small file or symbolic link that is not committed yet. Committed content is not
+    /// kept: one `get` brings it.
     pub inline: Option<Bytes>,
     /// Data of a large file that is not committed yet.
     pub buffer: Buffer,
@@ -75,9 +80,11 @@ pub(crate) struct State {
 /// What is not committed of a file.
 pub(crate) struct Buffer {
     pub pages: BTreeMap<u64, Slot>,
-    /// Pages in the store at and above this block are dead: cut off, but the range delete is not committed yet.
+    /// Pages in the store at and above this block are dead: cut off, but the range delete is not
+    /// committed yet.
     pub cut: u64,
-    /// Slots of which nobody knows yet whether their page is in the store already and so in the page count.
+    /// Slots of which nobody knows yet whether their page is in the store already and so in the
+    /// page count.
     pub uncounted: usize,
     /// The file has lost its capability, whose value the store still has under a key of its own.
     pub lost_capability: bool,
@@ -139,7 +146,12 @@ impl Default for Buffer {
 
 impl Inode {
     pub fn new(ino: Ino, state: State, lookups: u64) -> Self {
-        Inode { ino, lookups: AtomicU64::new(lookups), state: RwLock::new(state), listing: Mutex::new(None) }
+        Inode {
+            ino,
+            lookups: AtomicU64::new(lookups),
+            state: RwLock::new(state),
+            listing: Mutex::new(None),
+        }
     }
 }
 
@@ -190,6 +202,8 @@ impl State {
     /// The store may have values of extended attributes under keys of their own.
     pub fn has_external_xattrs(&self) -> bool {
         self.buffer.lost_capability
-            || self.xattrs.as_ref().is_some_and(|x| x.values().any(|v| matches!(v, crate::layout::XattrValue::External(_))))
+            || self.xattrs.as_ref().is_some_and(|x| {
+                x.values().any(|v| matches!(v, crate::layout::XattrValue::External(_)))
+            })
     }
 }

@@ -1,8 +1,8 @@
 //! KVFS: a POSIX file system on kvdb.
 //!
-//! [`Fs`] has one method for each call of a file system; a door above (FUSE, say) translates and nothing else. Permission checks
-//! are left to the kernel. How things are stored is the business of the `layout` module alone, and described in
-//! `docs/format.md`.
+//! [`Fs`] has one method for each call of a file system; a door above (FUSE, say) translates and
+//! nothing else. Permission checks are left to the kernel. How things are stored is the business of
+//! the `layout` module alone, and described in `docs/format.md`.
 
 mod absorb;
 mod allocate;
@@ -46,8 +46,8 @@ mod xattr;
 
 pub use absorb::Touched;
 pub use attr::{
-    Allocate, AllocateMode, Attr, Caller, DirEntry, FileKind, Ino, ROOT, RenameFlags, SetAttr, StatFs, TimeSet, Timestamp, Whence,
-    WriteHints, Written, XattrFlags,
+    Allocate, AllocateMode, Attr, Caller, DirEntry, FileKind, Ino, ROOT, RenameFlags, SetAttr,
+    StatFs, TimeSet, Timestamp, Whence, WriteHints, Written, XattrFlags,
 };
 pub use clone_tree::CloneStats;
 pub use describe::describe_keys;

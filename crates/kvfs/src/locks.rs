@@ -1,18 +1,23 @@
 //! Where serializable transactions meet the file system.
 //!
-//! **The mainline keeps clear of them.** A call that would commit what a transaction has locked must wait for its end; but not with
-//! inodes locked and inside the gate, which that very end has to close. So on the mainline a commit fails at once where it would have to
-//! wait, the call lets go of everything, waits a little and is made again.
+//! **The mainline keeps clear of them.** A call that would commit what a transaction has locked
+//! must wait for its end; but not with inodes locked and inside the gate, which that very end has
+//! to close. So on the mainline a commit fails at once where it would have to wait, the call lets
+//! go of everything, waits a little and is made again.
 //!
-//! **What a transaction has locked is clean on the mainline.** A file is not written to, not even in memory, while a transaction has it
-//! locked. What was accepted before, and waits in memory, is committed by the transaction that locks the file, when it has the lock and has
-//! not yet read it (`lock_in_store`): it came before, so the transaction reads it. Otherwise it would wait for the transaction's
-//! end, however long past the flush interval, and a sync of the file would fail for as long.
+//! **What a transaction has locked is clean on the mainline.** A file is not written to, not even
+//! in memory, while a transaction has it locked. What was accepted before, and waits in memory, is
+//! committed by the transaction that locks the file, when it has the lock and has not yet read it
+//! (`lock_in_store`): it came before, so the transaction reads it. Otherwise it would wait for the
+//! transaction's end, however long past the flush interval, and a sync of the file would fail for
+//! as long.
 //!
-//! **Directories.** A transaction locks the names it looks for, and the inodes of files, when it reads them. The inode of a directory it
-//! locks only when it changes it: whoever walks through a directory would otherwise keep everybody from adding names to it. Times,
-//! links and number of entries of a directory that a transaction did not change may thus be newer or older than everything else it
-//! sees, and so may its extended attributes; but for large values, which are stored apart: it locks the directory before it reads one.
+//! **Directories.** A transaction locks the names it looks for, and the inodes of files, when it
+//! reads them. The inode of a directory it locks only when it changes it: whoever walks through a
+//! directory would otherwise keep everybody from adding names to it. Times, links and number of
+//! entries of a directory that a transaction did not change may thus be newer or older than
+//! everything else it sees, and so may its extended attributes; but for large values, which are
+//! stored apart: it locks the directory before it reads one.
 
 use std::time::Duration;
 
@@ -50,7 +55,8 @@ pub(crate) fn again<T>(mut call: impl FnMut() -> Result<T>) -> Result<T> {
 }
 
 impl Fs {
-    /// Makes a call that may change something. In a transaction the database waits for locks, which are taken one by one and kept.
+    /// Makes a call that may change something. In a transaction the database waits for locks, which
+    /// are taken one by one and kept.
     pub(crate) fn patiently<T>(&self, mut call: impl FnMut() -> Result<T>) -> Result<T> {
         match &self.core.scope {
             Scope::Mainline(_) if !self.core.env.inline() => again(call),
@@ -63,13 +69,17 @@ impl Fs {
     /// The transaction of this view, if it takes locks.
     pub(crate) fn locking(&self) -> Option<&Transaction> {
         match &self.core.scope {
-            Scope::Transaction(transaction) if transaction.isolation() == Isolation::Serializable => Some(transaction),
+            Scope::Transaction(transaction)
+                if transaction.isolation() == Isolation::Serializable =>
+            {
+                Some(transaction)
+            }
             _ => None,
         }
     }
 
-    /// Before an inode is changed in memory: on the mainline nobody may have it locked; a serializable transaction locks a directory now, and
-    /// takes it as it is then.
+    /// Before an inode is changed in memory: on the mainline nobody may have it locked; a
+    /// serializable transaction locks a directory now, and takes it as it is then.
     pub(crate) fn claim(&self, ino: Ino, state: &mut State) -> Result<()> {
         let imap = self.core.layout.imap;
         if let Scope::Mainline(db) = &self.core.scope {
@@ -84,8 +94,9 @@ impl Fs {
         Ok(())
     }
 
-    /// Before something is read that is stored apart from an inode and must agree with it: a serializable transaction locks a directory
-    /// that it has not locked so far, and takes it as it is then.
+    /// Before something is read that is stored apart from an inode and must agree with it: a
+    /// serializable transaction locks a directory that it has not locked so far, and takes it as it
+    /// is then.
     pub(crate) fn hold_still(&self, ino: Ino, state: &mut State) -> Result<()> {
         match self.locking() {
             Some(transaction) if state.unlocked => self.take_locked(transaction, ino, state, false),
@@ -93,23 +104,33 @@ impl Fs {
         }
     }
 
-    fn take_locked(&self, transaction: &Transaction, ino: Ino, state: &mut State, exclusive: bool) -> Result<()> {
+    fn take_locked(
+        &self,
+        transaction: &Transaction,
+        ino: Ino,
+        state: &mut State,
+        exclusive: bool,
+    ) -> Result<()> {
         self.lock_in_store(ino, exclusive)?;
-        let node = transaction.get(self.core.layout.imap, &layout::node_key(ino))?.ok_or(Error::Stale(ino))?;
+        let node = transaction
+            .get(self.core.layout.imap, &layout::node_key(ino))?
+            .ok_or(Error::Stale(ino))?;
         let (attr, xattrs, _) = layout::decode_node(ino, &node)?;
         *state = State { queued: state.queued, ..State::new(attr, xattrs) };
         Ok(())
     }
 
-    /// In a serializable transaction: locks an inode that it has not read so far, and has what the mainline has accepted of it committed.
+    /// In a serializable transaction: locks an inode that it has not read so far, and has what the
+    /// mainline has accepted of it committed.
     pub(crate) fn lock_in_store(&self, ino: Ino, exclusive: bool) -> Result<()> {
         let Some(transaction) = self.locking() else { return Ok(()) };
         transaction.lock_key(self.core.layout.imap, &layout::node_key(ino), exclusive)?;
         self.settle_in_mainline(transaction, ino)
     }
 
-    /// Has what waits of an inode on the mainline committed there. The transaction has locked it, so nothing is accepted any more, and no
-    /// other one has: whoever locked it first has done this.
+    /// Has what waits of an inode on the mainline committed there. The transaction has locked it,
+    /// so nothing is accepted any more, and no other one has: whoever locked it first has done
+    /// this.
     pub(crate) fn settle_in_mainline(&self, transaction: &Transaction, ino: Ino) -> Result<()> {
         let Some(mainline) = &self.core.mainline else { return Ok(()) };
         let _inside = mainline.enter()?;
@@ -126,7 +147,8 @@ impl Fs {
         let inode = self.inode(ino)?;
         let state = inode.state.read();
         if state.unlocked
-            && let Some(node) = self.core.scope.view()?.get(self.core.layout.imap, &layout::node_key(ino))?
+            && let Some(node) =
+                self.core.scope.view()?.get(self.core.layout.imap, &layout::node_key(ino))?
         {
             return Ok(layout::decode_node(ino, &node)?.0.parent);
         }
@@ -136,7 +158,9 @@ impl Fs {
     /// Before a directory moves into another one: no other transaction moves one.
     pub(crate) fn lock_moves(&self) -> Result<()> {
         match self.locking() {
-            Some(transaction) => Ok(transaction.lock_key(self.core.layout.imap, &layout::MOVES_KEY, true)?),
+            Some(transaction) => {
+                Ok(transaction.lock_key(self.core.layout.imap, &layout::MOVES_KEY, true)?)
+            }
             None => Ok(()),
         }
     }

@@ -1,13 +1,16 @@
 //! Ends of files that a cache had and that were refused, for want of space, say.
 //!
-//! A kernel that gathers writes keeps a page that was refused as if it had been written, and goes on behind it. What a program appends
-//! afterwards would come alone, behind a hole of zeros where the refused bytes belong. So a file that has lost its end takes nothing out of a
-//! cache that would leave a hole: it stays as it was when the first bytes were refused, and each sync of what comes behind them says so. That
-//! ends when its size is set, or when the kernel forgets the file, and with it what it believed of the size.
+//! A kernel that gathers writes keeps a page that was refused as if it had been written, and goes
+//! on behind it. What a program appends afterwards would come alone, behind a hole of zeros where
+//! the refused bytes belong. So a file that has lost its end takes nothing out of a cache that
+//! would leave a hole: it stays as it was when the first bytes were refused, and each sync of what
+//! comes behind them says so. That ends when its size is set, or when the kernel forgets the file,
+//! and with it what it believed of the size.
 //!
-//! The pieces of one long append come to several threads at once. One that would leave a hole waits for those before it that are under
-//! way, or a short last piece would find the space that a long one before it did not. A piece is under way from the moment in which it is
-//! announced, in the order in which the kernel sends them: the thread that has it may not have begun to write it.
+//! The pieces of one long append come to several threads at once. One that would leave a hole waits
+//! for those before it that are under way, or a short last piece would find the space that a long
+//! one before it did not. A piece is under way from the moment in which it is announced, in the
+//! order in which the kernel sends them: the thread that has it may not have begun to write it.
 
 use std::collections::HashSet;
 
@@ -74,7 +77,8 @@ impl Lost {
 }
 
 impl UnderWay<'_> {
-    /// Waits for those of the file that lie before this one. Call without a lock, and outside of the gate.
+    /// Waits for those of the file that lie before this one. Call without a lock, and outside of
+    /// the gate.
     fn wait_for_those_before(&self) {
         let (ino, offset) = self.write;
         let mut under_way = self.lost.under_way.lock();
@@ -96,15 +100,23 @@ impl Drop for UnderWay<'_> {
 }
 
 impl Fs {
-    /// A write out of a cache is on its way: [`Fs::write`] will be called for it, with `announced`, whatever comes in between.
+    /// A write out of a cache is on its way: [`Fs::write`] will be called for it, with `announced`,
+    /// whatever comes in between.
     pub fn announce_cached(&self, ino: Ino, offset: u64) {
         self.core.lost.announce(ino, offset);
     }
 
     /// A write out of a cache.
-    pub(crate) fn write_cached(&self, ino: Ino, offset: u64, data: &[u8], hints: WriteHints) -> Result<bool> {
+    pub(crate) fn write_cached(
+        &self,
+        ino: Ino,
+        offset: u64,
+        data: &[u8],
+        hints: WriteHints,
+    ) -> Result<bool> {
         let lost = &self.core.lost;
-        let under_way = if hints.announced { lost.announced(ino, offset) } else { lost.begin(ino, offset) };
+        let under_way =
+            if hints.announced { lost.announced(ino, offset) } else { lost.begin(ino, offset) };
         // What hinders it from being known hinders the write.
         if self.would_leave_a_hole(ino, offset).unwrap_or(false) {
             under_way.wait_for_those_before();
@@ -163,9 +175,15 @@ mod tests {
             drop(first);
             // Announced, and not yet begun.
             lost.announce(1, 50);
-            assert!(waited.recv_timeout(std::time::Duration::from_millis(20)).is_err(), "one of two is under way");
+            assert!(
+                waited.recv_timeout(std::time::Duration::from_millis(20)).is_err(),
+                "one of two is under way"
+            );
             drop(before);
-            assert!(waited.recv_timeout(std::time::Duration::from_millis(20)).is_err(), "one is announced");
+            assert!(
+                waited.recv_timeout(std::time::Duration::from_millis(20)).is_err(),
+                "one is announced"
+            );
             drop(lost.announced(1, 50));
             waited.recv().unwrap();
         });

@@ -1,17 +1,26 @@
-//! What becomes of an inode that a transaction has changed, and others meanwhile, too: the merge routine of `imap`.
+//! What becomes of an inode that a transaction has changed, and others meanwhile, too: the merge
+//! routine of `imap`.
 //!
-//! Adding and removing names changes the directory they are in: its number of entries, its links, its times. These join, so that
-//! transactions which work on different names of one directory do not conflict. What does not join is a conflict: the same name (it
-//! is a key of `nmap`, which has no routine), the same file, attributes of a directory that both changed, a directory that one side removed
-//! and the other put something into, and two moves of directories (see `layout::MOVES_KEY`).
+//! Adding and removing names changes the directory they are in: its number of entries, its links,
+//! its times. These join, so that transactions which work on different names of one directory do
+//! not conflict. What does not join is a conflict: the same name (it is a key of `nmap`, which has
+//! no routine), the same file, attributes of a directory that both changed, a directory that one
+//! side removed and the other put something into, and two moves of directories (see
+//! `layout::MOVES_KEY`).
 
 use bytes::Bytes;
 
 use crate::attr::FileKind;
 use crate::layout::{self, Attributes, ImapKey, Xattrs};
 
-/// The value of `key` that has both what `mine` and what `theirs` changed of `base`; `None`: there is none, it is a conflict.
-pub(crate) fn join(key: &[u8], base: Option<&[u8]>, mine: Option<&[u8]>, theirs: Option<&[u8]>) -> Option<Bytes> {
+/// The value of `key` that has both what `mine` and what `theirs` changed of `base`; `None`: there
+/// is none, it is a conflict.
+pub(crate) fn join(
+    key: &[u8],
+    base: Option<&[u8]>,
+    mine: Option<&[u8]>,
+    theirs: Option<&[u8]>,
+) -> Option<Bytes> {
     let ImapKey::Node(ino) = layout::decode_imap_key(key).ok()? else { return None };
     let node = |value: Option<&[u8]>| {
         let (attr, xattrs, _) = layout::decode_node(ino, &Bytes::copy_from_slice(value?)).ok()?;
@@ -119,7 +128,8 @@ mod tests {
     #[test]
     fn extended_attributes_of_a_directory_join_when_one_side_changed_them() {
         let value = |names: &[&[u8]]| {
-            let xattrs: Xattrs = names.iter().map(|n| (Box::from(*n), XattrValue::Inline(Box::from(*n)))).collect();
+            let xattrs: Xattrs =
+                names.iter().map(|n| (Box::from(*n), XattrValue::Inline(Box::from(*n)))).collect();
             layout::encode_node(&directory(|_| {}), Some(&xattrs), b"")
         };
         let (none, a, b) = (value(&[]), value(&[b"user.a"]), value(&[b"user.b"]));
@@ -134,7 +144,11 @@ mod tests {
         assert_eq!(join(&KEY, Some(&dir), None, Some(&changed)), None);
         assert_eq!(join(&KEY, Some(&dir), Some(&changed), None), None);
         assert_eq!(join(&KEY, None, Some(&changed), Some(&changed)), None);
-        let file = layout::encode_node(&directory(|f| (f.kind, f.parent, f.nlink) = (FileKind::File, 0, 1)), None, b"");
+        let file = layout::encode_node(
+            &directory(|f| (f.kind, f.parent, f.nlink) = (FileKind::File, 0, 1)),
+            None,
+            b"",
+        );
         assert_eq!(join(&KEY, Some(&file), Some(&file), Some(&file)), None);
         assert_eq!(join(&layout::MOVES_KEY, Some(b"a"), Some(b"b"), Some(b"b")), None);
         assert_eq!(join(b"?", Some(&dir), Some(&dir), Some(&dir)), None);

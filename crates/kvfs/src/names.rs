@@ -1,4 +1,5 @@
-//! Names: looking up, making, linking, removing. Each call is one batch, committed at once and in order.
+//! Names: looking up, making, linking, removing. Each call is one batch, committed at once and in
+//! order.
 
 use env::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -17,7 +18,8 @@ use crate::table::Forgotten;
 const SGID: u16 = 0o2000;
 
 impl Fs {
-    /// Finds an entry and adds one reference to its inode; ENOENT when there is none. Knows `.` and `..`.
+    /// Finds an entry and adds one reference to its inode; ENOENT when there is none. Knows `.` and
+    /// `..`.
     pub fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attr> {
         if name.len() > NAME_MAX {
             return Err(Error::NameTooLong);
@@ -51,7 +53,8 @@ impl Fs {
         self.entry(parent, name)
     }
 
-    /// Adds one reference. ENOENT for an inode without a name: it was unlinked since its entry was read.
+    /// Adds one reference. ENOENT for an inode without a name: it was unlinked since its entry was
+    /// read.
     pub(crate) fn reference(&self, ino: Ino) -> Result<Attr> {
         let inode = match self.inode(ino) {
             Err(Error::Stale(_)) => return Err(Error::NotFound),
@@ -91,8 +94,9 @@ impl Fs {
         true
     }
 
-    /// Whether what an unlinked inode has stored is this view's to remove. In a transaction an inode that others may have open keeps an
-    /// orphan record instead, and the mainline decides when that commits.
+    /// Whether what an unlinked inode has stored is this view's to remove. In a transaction an
+    /// inode that others may have open keeps an orphan record instead, and the mainline decides
+    /// when that commits.
     pub(crate) fn may_remove(&self, ino: Ino) -> bool {
         !self.core.options.read_only && self.core.numbers.is_own(ino)
     }
@@ -107,7 +111,10 @@ impl Fs {
             stage_removal(&self.core.layout, inode.ino, &mut batch);
             batch.delete(self.core.layout.imap, layout::orphan_key(inode.ino));
             if let Err(e) = self.commit(batch) {
-                tracing::warn!(ino = inode.ino, "an unlinked file keeps its space until the next mount: {e}");
+                tracing::warn!(
+                    ino = inode.ino,
+                    "an unlinked file keeps its space until the next mount: {e}"
+                );
             }
         }
         self.discard(&mut state);
@@ -115,10 +122,21 @@ impl Fs {
         self.core.table.remove(inode);
     }
 
-    /// Makes a file or special file (not a directory or symbolic link) and adds one reference to it.
-    pub fn mknod(&self, parent: Ino, name: &[u8], kind: FileKind, perm: u16, rdev: u32, caller: Caller) -> Result<Attr> {
+    /// Makes a file or special file (not a directory or symbolic link) and adds one reference to
+    /// it.
+    pub fn mknod(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        kind: FileKind,
+        perm: u16,
+        rdev: u32,
+        caller: Caller,
+    ) -> Result<Attr> {
         let rdev = match kind {
-            FileKind::Dir | FileKind::Symlink => return Err(Error::Invalid("mknod makes no directories and symbolic links")),
+            FileKind::Dir | FileKind::Symlink => {
+                return Err(Error::Invalid("mknod makes no directories and symbolic links"));
+            }
             FileKind::CharDevice | FileKind::BlockDevice => rdev,
             _ => 0,
         };
@@ -140,11 +158,22 @@ impl Fs {
             return Err(Error::Invalid("the target of a symbolic link holds no NUL"));
         }
         let target = Bytes::copy_from_slice(target);
-        self.patiently(|| self.make(parent, name, FileKind::Symlink, 0o777, 0, target.clone(), caller))
+        self.patiently(|| {
+            self.make(parent, name, FileKind::Symlink, 0o777, 0, target.clone(), caller)
+        })
     }
 
     #[allow(clippy::too_many_arguments)]
-    fn make(&self, parent: Ino, name: &[u8], kind: FileKind, perm: u16, rdev: u32, content: Bytes, caller: Caller) -> Result<Attr> {
+    fn make(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        kind: FileKind,
+        perm: u16,
+        rdev: u32,
+        content: Bytes,
+        caller: Caller,
+    ) -> Result<Attr> {
         self.writable()?;
         check_name(name)?;
         let _inside = self.enter()?;
@@ -159,7 +188,11 @@ impl Fs {
         let attr = self.new_attributes(&dir_state.attr, parent, kind, perm, rdev, &content, caller);
         let mut batch = Batch::new();
         batch.put(self.core.layout.nmap, key, layout::encode_name(ino, kind));
-        batch.put(self.core.layout.imap, layout::node_key(ino), layout::encode_node(&attr, None, &content));
+        batch.put(
+            self.core.layout.imap,
+            layout::node_key(ino),
+            layout::encode_node(&attr, None, &content),
+        );
         let mut dir_attr = dir_state.attr;
         add_entry(&mut dir_attr, &attr);
         self.stage(parent, &mut dir_state, &dir_attr, &mut batch)?;
@@ -175,7 +208,8 @@ impl Fs {
         Ok(attr.public(ino))
     }
 
-    /// Makes a file without a name (O_TMPFILE), with one reference. `link` can give it a name; otherwise it goes with its last reference.
+    /// Makes a file without a name (O_TMPFILE), with one reference. `link` can give it a name;
+    /// otherwise it goes with its last reference.
     pub fn tmpfile(&self, parent: Ino, perm: u16, caller: Caller) -> Result<Attr> {
         self.writable()?;
         let _inside = self.enter()?;
@@ -186,7 +220,8 @@ impl Fs {
             () if !dir_state.is_dir() => return Err(Error::NotDirectory),
             () => {}
         }
-        let mut attr = self.new_attributes(&dir_state.attr, parent, FileKind::File, perm, 0, b"", caller);
+        let mut attr =
+            self.new_attributes(&dir_state.attr, parent, FileKind::File, perm, 0, b"", caller);
         drop(dir_state);
         (attr.nlink, attr.parent) = (0, 0);
         let ino = self.new_ino()?;
@@ -225,7 +260,8 @@ impl Fs {
         }
     }
 
-    /// Gives an inode another name and adds one reference. Dirty data of the file is committed with it.
+    /// Gives an inode another name and adds one reference. Dirty data of the file is committed with
+    /// it.
     pub fn link(&self, ino: Ino, new_parent: Ino, new_name: &[u8]) -> Result<Attr> {
         self.writable()?;
         check_name(new_name)?;
@@ -315,7 +351,8 @@ impl Fs {
         self.remove_name((&dir, &mut dir_state), name, (&inode, &mut state))
     }
 
-    /// Takes `name` out of a directory, and one link from what it names, as one commit. Both are locked by the caller.
+    /// Takes `name` out of a directory, and one link from what it names, as one commit. Both are
+    /// locked by the caller.
     fn remove_name(
         &self,
         (dir, dir_state): (&Arc<Inode>, &mut State),
@@ -350,9 +387,10 @@ impl Fs {
         }
     }
 
-    /// An inode that must exist because an entry names it. Call with the directory's lock. In a damaged store an entry may name the
-    /// directory that it is in, whose lock would then be waited for in vain, or a directory as if it were none, which has its place in the
-    /// order of locks by being one: both are refused. `locked`: another directory that the caller has locked.
+    /// An inode that must exist because an entry names it. Call with the directory's lock. In a
+    /// damaged store an entry may name the directory that it is in, whose lock would then be waited
+    /// for in vain, or a directory as if it were none, which has its place in the order of locks by
+    /// being one: both are refused. `locked`: another directory that the caller has locked.
     pub(crate) fn inode_of_entry(
         &self,
         (parent, name): (Ino, &[u8]),
@@ -371,7 +409,11 @@ impl Fs {
             e => e,
         })?;
         if ino == locked {
-            return if kind == FileKind::Dir { Ok(inode) } else { Err(corrupt("is of another kind")) };
+            return if kind == FileKind::Dir {
+                Ok(inode)
+            } else {
+                Err(corrupt("is of another kind"))
+            };
         }
         let state = inode.state.read();
         if !state.gone && (state.attr.kind == FileKind::Dir) != (kind == FileKind::Dir) {
@@ -381,9 +423,9 @@ impl Fs {
         Ok(inode)
     }
 
-    /// Adds to `batch` what one name less means for an inode. With the last name the node goes from the store; an inode that is
-    /// still referenced lives on in memory, and has an orphan record as long as the store holds something of it.
-    /// After the commit, call `unlinked` with the result.
+    /// Adds to `batch` what one name less means for an inode. With the last name the node goes from
+    /// the store; an inode that is still referenced lives on in memory, and has an orphan record as
+    /// long as the store holds something of it. After the commit, call `unlinked` with the result.
     pub(crate) fn stage_unlink(
         &self,
         inode: &Inode,
@@ -406,7 +448,8 @@ impl Fs {
         let referenced = inode.lookups.load(Ordering::Relaxed) > 0;
         if referenced {
             // The content goes with the node: whoever has the file open reads it from memory.
-            state.inline = Some(self.content(inode.ino, state)?).filter(|content| !content.is_empty());
+            state.inline =
+                Some(self.content(inode.ino, state)?).filter(|content| !content.is_empty());
             if let Some(content) = &mut state.inline {
                 *content = Bytes::copy_from_slice(content);
             }

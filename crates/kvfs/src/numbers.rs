@@ -1,13 +1,16 @@
-//! Inode numbers: one counter for a branch, its mainline and all its transactions, so that no two of them ever give a new inode the
-//! same number, and commits need not be checked for it.
+//! Inode numbers: one counter for a branch, its mainline and all its transactions, so that no two
+//! of them ever give a new inode the same number, and commits need not be checked for it.
 //!
-//! The mainline takes numbers one by one. A transaction takes them in blocks and remembers these: an inode with a number out of them
-//! is its own, was never seen outside, and goes without a trace when it is removed. The gaps that blocks leave cost nothing: a number
-//! is never reused, and there are 2^48 of them.
+//! The mainline takes numbers one by one. A transaction takes them in blocks and remembers these:
+//! an inode with a number out of them is its own, was never seen outside, and goes without a trace
+//! when it is removed. The gaps that blocks leave cost nothing: a number is never reused, and there
+//! are 2^48 of them.
 //!
-//! A note in the store says below which bound all numbers lie that were given: a number may be where nothing shows it when the store is
-//! opened, in a durable transaction that cannot go on for want of room, say. The note is committed before the first number at or above it is
-//! used, and then leaves room for many, so that it costs next to nothing. What is not used of them when the store is closed is a gap.
+//! A note in the store says below which bound all numbers lie that were given: a number may be
+//! where nothing shows it when the store is opened, in a durable transaction that cannot go on for
+//! want of room, say. The note is committed before the first number at or above it is used, and
+//! then leaves room for many, so that it costs next to nothing. What is not used of them when the
+//! store is closed is a gap.
 
 use env::sync::atomic::{AtomicU64, Ordering};
 use std::ops::Range;
@@ -52,7 +55,8 @@ struct Blocks {
 impl Numbers {
     /// Of a mainline whose largest number in use is below `next`.
     pub fn from(next: Ino) -> Numbers {
-        let given = Given { next: AtomicU64::new(next), noted: AtomicU64::new(0), noting: Mutex::new(()) };
+        let given =
+            Given { next: AtomicU64::new(next), noted: AtomicU64::new(0), noting: Mutex::new(()) };
         Numbers { given: Arc::new(given), blocks: None }
     }
 
@@ -71,7 +75,8 @@ impl Numbers {
         end <= self.given.noted.load(Ordering::Relaxed)
     }
 
-    /// Has `write` note a bound unless all numbers below `end` are noted. They may be used when this returns.
+    /// Has `write` note a bound unless all numbers below `end` are noted. They may be used when
+    /// this returns.
     pub fn note(&self, end: Ino, write: impl FnOnce(Ino) -> Result<()>) -> Result<()> {
         let _noting = self.given.noting.lock();
         if self.is_noted(end) {
@@ -97,7 +102,9 @@ impl Numbers {
     }
 
     pub fn take(&self) -> Ino {
-        let Some(blocks) = &self.blocks else { return self.given.next.fetch_add(1, Ordering::Relaxed) };
+        let Some(blocks) = &self.blocks else {
+            return self.given.next.fetch_add(1, Ordering::Relaxed);
+        };
         let mut blocks = blocks.lock();
         if blocks.left.is_empty() {
             let size = (FIRST_BLOCK << blocks.taken.len().min(32)).min(LARGEST_BLOCK);
@@ -123,7 +130,8 @@ impl Numbers {
         start..start + count
     }
 
-    /// Nobody but whoever takes numbers here can have seen this inode before it commits. Of a mainline: every number.
+    /// Nobody but whoever takes numbers here can have seen this inode before it commits. Of a
+    /// mainline: every number.
     pub fn is_own(&self, ino: Ino) -> bool {
         let Some(blocks) = &self.blocks else { return true };
         let blocks = blocks.lock();

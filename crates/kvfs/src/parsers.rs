@@ -1,11 +1,12 @@
-//! The readers of a file system's tuples behind one kind of door, for the fuzz targets under `fuzz/` and the test below: each takes any
-//! bytes and must neither panic nor run away; what it reads is written, and must read the same. Not in normal builds.
+//! The readers of a file system's tuples behind one kind of door, for the fuzz targets under
+//! `fuzz/` and the test below: each takes any bytes and must neither panic nor run away; what it
+//! reads is written, and must read the same. Not in normal builds.
 
 use bytes::Bytes;
 
 use crate::layout::{
-    ImapKey, Super, decode_imap_key, decode_name, decode_name_key, decode_node, decode_page_key, encode_name, encode_node,
-    name_key, node_key, orphan_key, page_key, xattr_key,
+    ImapKey, Super, decode_imap_key, decode_name, decode_name_key, decode_node, decode_page_key,
+    encode_name, encode_node, name_key, node_key, orphan_key, page_key, xattr_key,
 };
 
 /// The node of an inode, extended attributes and small content included.
@@ -29,7 +30,9 @@ pub fn keys(data: &[u8]) {
         Ok(ImapKey::Node(ino)) => assert_eq!(node_key(ino), data),
         Ok(ImapKey::Xattr(ino, name)) => assert_eq!(xattr_key(ino, name), data),
         Ok(ImapKey::Orphan(ino)) => assert_eq!(orphan_key(ino), data),
-        Ok(ImapKey::Super | ImapKey::Moves | ImapKey::Scrub | ImapKey::Numbers) => assert_eq!(data.len(), 9),
+        Ok(ImapKey::Super | ImapKey::Moves | ImapKey::Scrub | ImapKey::Numbers) => {
+            assert_eq!(data.len(), 9)
+        }
         Err(_) => {}
     }
     if let Ok((ino, block)) = decode_page_key(data) {
@@ -53,13 +56,22 @@ mod tests {
         assert!(decode_node(7, &paged.clone().into()).is_ok());
         let own = Super { hash_key: [5; 16] }.encode();
         let entry = encode_name(1 << 40, FileKind::Dir);
-        let whole = [paged, own, entry, name_key(7, b"name"), xattr_key(7, b"user.a"), orphan_key(9), page_key(1, 2).to_vec()];
+        let whole = [
+            paged,
+            own,
+            entry,
+            name_key(7, b"name"),
+            xattr_key(7, b"user.a"),
+            orphan_key(9),
+            page_key(1, 2).to_vec(),
+        ];
         let mut random = Random::new(5);
         for n in 0..60_000 {
             let mut bytes = whole[n % whole.len()].clone();
             for _ in 0..random.below(4) {
                 let at = random.below(bytes.len() as u64) as usize;
-                bytes[at] = [0, 1, 0x7f, 0x80, 0xff, random.number() as u8][random.below(6) as usize];
+                bytes[at] =
+                    [0, 1, 0x7f, 0x80, 0xff, random.number() as u8][random.below(6) as usize];
             }
             if random.one_in(4) {
                 bytes.truncate(random.below(bytes.len() as u64) as usize);

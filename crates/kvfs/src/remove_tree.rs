@@ -1,16 +1,20 @@
 //! A name removed with everything below it, in one commit: it is there whole, or gone.
 //!
-//! The names are walked level by level (`below`), then the nodes are read once, in the order of their numbers. Inodes that were made one after
-//! the other mostly go together, so what is deleted are stretches of numbers: one range delete of each dictionary for a stretch, whatever
-//! lies in it. What does not fit in:
+//! The names are walked level by level (`below`), then the nodes are read once, in the order of
+//! their numbers. Inodes that were made one after the other mostly go together, so what is deleted
+//! are stretches of numbers: one range delete of each dictionary for a stretch, whatever lies in
+//! it. What does not fit in:
 //!
 //! - A file with a name outside of the tree keeps its node, with fewer links.
-//! - What somebody has open lives on in memory without a name, as after an unlink. What the store has of its content stays under an orphan
-//!   record until it is closed.
-//! - A transaction must say name by name what it removes of that which it has not made itself: its commit tells others by that (`absorb`).
-//!   Whether content can go is the mainline's to decide then, so it leaves orphan records.
+//! - What somebody has open lives on in memory without a name, as after an unlink. What the store
+//!   has of its content stays under an orphan record until it is closed.
+//! - A transaction must say name by name what it removes of that which it has not made itself: its
+//!   commit tells others by that (`absorb`). Whether content can go is the mainline's to decide
+//!   then, so it leaves orphan records.
 //!
-//! The gate is closed meanwhile, so that nobody makes anything in a directory that is being removed: a microsecond or so for each name. Sixty bytes of memory for each name are taken, and more than [`crate::below::MOST_NAMES`] are refused.
+//! The gate is closed meanwhile, so that nobody makes anything in a directory that is being
+//! removed: a microsecond or so for each name. Sixty bytes of memory for each name are taken, and
+//! more than [`crate::below::MOST_NAMES`] are refused.
 
 use std::sync::Arc;
 
@@ -27,7 +31,8 @@ use crate::layout::{self, Attributes, Body, Layout, XattrValue, Xattrs};
 use crate::names::check_name;
 use crate::views::{View, Views};
 
-/// Bytes of changes that are committed as they are; more of them go through a transaction, which may write them out.
+/// Bytes of changes that are committed as they are; more of them go through a transaction, which
+/// may write them out.
 const AT_ONCE: usize = 1 << 20;
 /// What a change takes beside its key and value, about.
 const OVERHEAD: usize = 32;
@@ -77,7 +82,10 @@ impl Fs {
         let dir = self.inode(parent)?;
         let mut dir_state = self.lock_dir(&dir)?;
         let (ino, kind) = self.entry(parent, name)?.ok_or(Error::NotFound)?;
-        let corrupt = |what: &str| Error::Corrupt { ino: parent, what: format!("the entry `{}` {what}", name.escape_ascii()) };
+        let corrupt = |what: &str| Error::Corrupt {
+            ino: parent,
+            what: format!("the entry `{}` {what}", name.escape_ascii()),
+        };
         let mut removal = Removal::new(self);
         let (view, tree) = match kind {
             FileKind::Dir => self.tree_below(ino, self.locking(), Locked::ToRemove)?,
@@ -111,17 +119,21 @@ impl Fs {
 }
 
 impl Views {
-    /// The same in a view, by a path from its root, in which no symbolic link is followed; kernels that know the place are told.
+    /// The same in a view, by a path from its root, in which no symbolic link is followed; kernels
+    /// that know the place are told.
     pub fn remove_tree(&self, view: &View, path: &[u8]) -> Result<RemoveStats> {
         let (fs, number) = (self.fs(view)?, self.number(view)?);
         fs.writable()?;
-        let names: Vec<&[u8]> = path.split(|&b| b == b'/').filter(|name| !name.is_empty() && *name != b".").collect();
+        let names: Vec<&[u8]> =
+            path.split(|&b| b == b'/').filter(|name| !name.is_empty() && *name != b".").collect();
         let (name, folders) = names.split_last().ok_or(Error::Invalid("the root stays"))?;
         if names.contains(&&b".."[..]) {
             return Err(Error::Invalid("a path with `..`"));
         }
         if names[0] == b".kvfs" {
-            return Err(Error::Invalid("what lies under .kvfs are views: transactions are aborted, snapshots and clones dropped"));
+            return Err(Error::Invalid(
+                "what lies under .kvfs are views: transactions are aborted, snapshots and clones dropped",
+            ));
         }
         let mut parent = ROOT;
         for folder in folders {
@@ -145,7 +157,8 @@ struct Stretch {
     from: Ino,
     /// Behind the last one.
     to: Ino,
-    /// How many of them the dictionary may have something of that one deletion of a key does not take away.
+    /// How many of them the dictionary may have something of that one deletion of a key does not
+    /// take away.
     wide: u64,
     some: bool,
 }
@@ -210,7 +223,8 @@ impl<'a> Removal<'a> {
 
     /// Everything but the name of the top.
     fn stage(&mut self, view: &kvdb::View, tree: &Tree) -> Result<()> {
-        let missing = |ino| Error::Corrupt { ino, what: "an entry names it, and it does not exist".into() };
+        let missing =
+            |ino| Error::Corrupt { ino, what: "an entry names it, and it does not exist".into() };
         let mut next = 0;
         for_each_of(view, self.layout.imap, &tree.inodes, |at, tuple| {
             if tuple.key.len() > 8 {
@@ -232,7 +246,10 @@ impl<'a> Removal<'a> {
             };
             let (attr, xattrs, content) = layout::parse_node(node.ino, value)?;
             if (attr.kind == FileKind::Dir) != node.dir {
-                return Err(Error::Corrupt { ino: node.ino, what: "an entry says that it is of another kind".into() });
+                return Err(Error::Corrupt {
+                    ino: node.ino,
+                    what: "an entry says that it is of another kind".into(),
+                });
             }
             self.node(tree, node, Stored { attr, xattrs, content })
         })?;
@@ -276,16 +293,25 @@ impl<'a> Removal<'a> {
         self.names_of(tree, node, removes, referenced)?;
         let left = if node.dir { 0 } else { attr.nlink.saturating_sub(node.names) };
         if left > 0 {
-            return self.fewer_links(known, Attributes { nlink: left, ctime: self.now, ..attr }, ino, stored);
+            return self.fewer_links(
+                known,
+                Attributes { nlink: left, ctime: self.now, ..attr },
+                ino,
+                stored,
+            );
         }
         self.stats.bytes += attr.size * u64::from(attr.kind == FileKind::File);
-        let has_external = |xattrs: &Xattrs| xattrs.values().any(|value| matches!(value, XattrValue::External(_)));
+        let has_external =
+            |xattrs: &Xattrs| xattrs.values().any(|value| matches!(value, XattrValue::External(_)));
         let (pages, external) = match &known {
             Some(inode) => {
                 let state = inode.state.read();
                 (state.stored, state.has_external_xattrs())
             }
-            None => (matches!(attr.body, Body::Paged(1..)), stored.xattrs.as_ref().is_some_and(has_external)),
+            None => (
+                matches!(attr.body, Body::Paged(1..)),
+                stored.xattrs.as_ref().is_some_and(has_external),
+            ),
         };
         if removes && !(referenced && (pages || external)) {
             if let Some(done) = self.nodes.extend(ino, external) {
@@ -318,7 +344,13 @@ impl<'a> Removal<'a> {
     }
 
     /// A file that has names elsewhere.
-    fn fewer_links(&mut self, known: Option<Arc<Inode>>, attr: Attributes, ino: Ino, stored: Stored<'_>) -> Result<()> {
+    fn fewer_links(
+        &mut self,
+        known: Option<Arc<Inode>>,
+        attr: Attributes,
+        ino: Ino,
+        stored: Stored<'_>,
+    ) -> Result<()> {
         let Some(inode) = known else {
             let node = layout::encode_node(&attr, stored.xattrs.as_ref(), stored.content);
             return self.put(self.layout.imap, layout::node_key(ino), node);
@@ -334,14 +366,19 @@ impl<'a> Removal<'a> {
     fn names_of(&mut self, tree: &Tree, node: Node, removes: bool, referenced: bool) -> Result<()> {
         let dir = node.ino;
         let names = match node.dir {
-            true => tree.dirs.binary_search_by_key(&dir, |dir| dir.ino).map_or(0..0, |at| tree.dirs[at].names.clone()),
+            true => tree
+                .dirs
+                .binary_search_by_key(&dir, |dir| dir.ino)
+                .map_or(0..0, |at| tree.dirs[at].names.clone()),
             false => 0..0,
         };
         if referenced {
             self.touched.names.extend(names.clone().map(|at| (dir, tree.name(at).into(), true)));
         }
         if !removes {
-            return names.into_iter().try_for_each(|at| self.delete(self.layout.nmap, layout::name_key(dir, tree.name(at))));
+            return names.into_iter().try_for_each(|at| {
+                self.delete(self.layout.nmap, layout::name_key(dir, tree.name(at)))
+            });
         }
         // What is no directory has no names, and so does not interrupt a stretch.
         match self.names.extend(dir, !names.is_empty()) {
@@ -353,7 +390,8 @@ impl<'a> Removal<'a> {
     fn delete_stretch(&mut self, dict: DictionaryId, stretch: &Stretch) -> Result<()> {
         if stretch.some && (stretch.wide > 0 || dict == self.layout.imap) {
             self.bytes += 2 * (8 + OVERHEAD);
-            let (from, to) = (stretch.from.to_be_bytes().to_vec(), stretch.to.to_be_bytes().to_vec());
+            let (from, to) =
+                (stretch.from.to_be_bytes().to_vec(), stretch.to.to_be_bytes().to_vec());
             match dict == self.layout.imap && stretch.wide == 0 && stretch.to - stretch.from == 1 {
                 true => self.batch.delete(dict, from),
                 false => self.batch.delete_range(dict, from, to),
@@ -374,17 +412,22 @@ impl<'a> Removal<'a> {
         self.gather()
     }
 
-    /// Moves what there is of changes out of memory, when it is much. On the mainline only: in a transaction nothing could be taken back.
+    /// Moves what there is of changes out of memory, when it is much. On the mainline only: in a
+    /// transaction nothing could be taken back.
     fn gather(&mut self) -> Result<()> {
         let Scope::Mainline(db) = &self.fs.core.scope else { return Ok(()) };
         if self.bytes < AT_ONCE {
             return Ok(());
         }
-        let private = match &mut self.private {
-            Some(private) => private,
-            // The gate is closed: nobody changes what is changed here.
-            none => none.insert(db.begin_with(TransactionOptions { check_conflicts: false, ..Default::default() })?),
-        };
+        let private =
+            match &mut self.private {
+                Some(private) => private,
+                // The gate is closed: nobody changes what is changed here.
+                none => none.insert(db.begin_with(TransactionOptions {
+                    check_conflicts: false,
+                    ..Default::default()
+                })?),
+            };
         self.bytes = 0;
         Ok(private.apply(std::mem::take(&mut self.batch))?)
     }
@@ -416,7 +459,8 @@ impl<'a> Removal<'a> {
 }
 
 impl Stretch {
-    /// Takes in another inode, whose number is larger; gives what was gathered, if it does not follow that at once.
+    /// Takes in another inode, whose number is larger; gives what was gathered, if it does not
+    /// follow that at once.
     fn extend(&mut self, ino: Ino, wide: bool) -> Option<Stretch> {
         let done = (self.some && self.to != ino).then(|| std::mem::take(self));
         if !self.some {

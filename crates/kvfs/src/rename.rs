@@ -1,5 +1,6 @@
-//! Rename, with the flags of `renameat2`: the one operation with up to four inodes, all committed in one batch together with the
-//! moved file's dirty data. So a crash never shows a name that was replaced by an empty or half file.
+//! Rename, with the flags of `renameat2`: the one operation with up to four inodes, all committed
+//! in one batch together with the moved file's dirty data. So a crash never shows a name that was
+//! replaced by an empty or half file.
 
 use std::sync::Arc;
 
@@ -27,7 +28,14 @@ impl Entry {
 }
 
 impl Fs {
-    pub fn rename(&self, parent: Ino, name: &[u8], new_parent: Ino, new_name: &[u8], flags: RenameFlags) -> Result<()> {
+    pub fn rename(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        new_parent: Ino,
+        new_name: &[u8],
+        flags: RenameFlags,
+    ) -> Result<()> {
         self.writable()?;
         for name in [name, new_name] {
             if matches!(name, b"." | b"..") {
@@ -41,12 +49,18 @@ impl Fs {
         self.patiently(|| self.rename_once((parent, name), (new_parent, new_name), flags))
     }
 
-    fn rename_once(&self, (parent, name): (Ino, &[u8]), (new_parent, new_name): (Ino, &[u8]), flags: RenameFlags) -> Result<()> {
+    fn rename_once(
+        &self,
+        (parent, name): (Ino, &[u8]),
+        (new_parent, new_name): (Ino, &[u8]),
+        flags: RenameFlags,
+    ) -> Result<()> {
         let _inside = self.enter()?;
         let _tree = self.core.tree.lock();
         let (dir, new_dir) = (self.inode(parent)?, self.inode(new_parent)?);
         let mut dir_state = self.lock_dir(&dir)?;
-        let mut new_dir_state = if parent == new_parent { None } else { Some(self.lock_dir(&new_dir)?) };
+        let mut new_dir_state =
+            if parent == new_parent { None } else { Some(self.lock_dir(&new_dir)?) };
 
         let source = self.named(parent, name, new_parent)?.ok_or(Error::NotFound)?;
         let target = self.named(new_parent, new_name, parent)?;
@@ -75,7 +89,11 @@ impl Fs {
                 && target.is_dir()
                 && self.is_below(parent, target.ino, &locked)?
             {
-                return Err(if flags.exchange { Error::Invalid("moving a directory into itself") } else { Error::NotEmpty });
+                return Err(if flags.exchange {
+                    Error::Invalid("moving a directory into itself")
+                } else {
+                    Error::NotEmpty
+                });
             }
         }
         match &target {
@@ -93,7 +111,10 @@ impl Fs {
             .any(|&ino| ino == parent || ino == new_parent)
         {
             // They are locked. What a sound store can be asked was answered above.
-            return Err(Error::Corrupt { ino: parent, what: "directories that lie in each other".into() });
+            return Err(Error::Corrupt {
+                ino: parent,
+                what: "directories that lie in each other".into(),
+            });
         }
         let (mut source_state, mut target_state) = self.lock_both(&source, target.as_ref())?;
         if let (Some(target), Some(state)) = (&target, &target_state)
@@ -124,7 +145,11 @@ impl Fs {
         source_attr.ctime = now;
         source_attr.parent = new_parent;
         self.stage(source.ino, &mut source_state, &source_attr, &mut batch)?;
-        batch.put(layout.nmap, layout::name_key(new_parent, new_name), layout::encode_name(source.ino, source.kind));
+        batch.put(
+            layout.nmap,
+            layout::name_key(new_parent, new_name),
+            layout::encode_name(source.ino, source.kind),
+        );
         leave(&mut dir_attr, &source);
         enter(new_dir_attr.as_mut().unwrap_or(&mut dir_attr), &source);
 
@@ -144,9 +169,16 @@ impl Fs {
                 unlinked = Some(self.stage_unlink(&target.inode, state, now, &mut batch)?);
             }
         }
-        if parent != new_parent && (source.is_dir() || flags.exchange && target.as_ref().is_some_and(Entry::is_dir)) {
-            // Two transactions may each do what together makes a circle, without changing one inode both. So they meet here.
-            batch.put(layout.imap, layout::MOVES_KEY.as_slice(), layout::name_key(new_parent, &source.ino.to_be_bytes()));
+        if parent != new_parent
+            && (source.is_dir() || flags.exchange && target.as_ref().is_some_and(Entry::is_dir))
+        {
+            // Two transactions may each do what together makes a circle, without changing one inode
+            // both. So they meet here.
+            batch.put(
+                layout.imap,
+                layout::MOVES_KEY.as_slice(),
+                layout::name_key(new_parent, &source.ino.to_be_bytes()),
+            );
         }
         let old_key = layout::name_key(parent, name);
         match (&target, flags) {
@@ -156,7 +188,11 @@ impl Fs {
             (_, RenameFlags { whiteout: true, .. }) => {
                 let ino = self.new_ino()?;
                 batch.put(layout.nmap, old_key, layout::encode_name(ino, FileKind::CharDevice));
-                batch.put(layout.imap, layout::node_key(ino), layout::encode_node(&whiteout(now, &source_attr), None, b""));
+                batch.put(
+                    layout.imap,
+                    layout::node_key(ino),
+                    layout::encode_node(&whiteout(now, &source_attr), None, b""),
+                );
                 dir_attr.size += 1;
             }
             _ => batch.delete(layout.nmap, old_key),
@@ -189,14 +225,24 @@ impl Fs {
 
     fn named(&self, parent: Ino, name: &[u8], locked: Ino) -> Result<Option<Entry>> {
         let Some((ino, kind)) = self.entry(parent, name)? else { return Ok(None) };
-        Ok(Some(Entry { ino, kind, inode: self.inode_of_entry((parent, name), (ino, kind), locked)? }))
+        Ok(Some(Entry {
+            ino,
+            kind,
+            inode: self.inode_of_entry((parent, name), (ino, kind), locked)?,
+        }))
     }
 
-    /// Whether `dir` is `above` or lies below it. `parent_of_locked` knows the parents of the directories the caller has locked;
-    /// the tree lock keeps those of all others as they are.
-    fn is_below(&self, dir: Ino, above: Ino, parent_of_locked: &dyn Fn(Ino) -> Option<Ino>) -> Result<bool> {
+    /// Whether `dir` is `above` or lies below it. `parent_of_locked` knows the parents of the
+    /// directories the caller has locked; the tree lock keeps those of all others as they are.
+    fn is_below(
+        &self,
+        dir: Ino,
+        above: Ino,
+        parent_of_locked: &dyn Fn(Ino) -> Option<Ino>,
+    ) -> Result<bool> {
         let mut at = dir;
-        // In a damaged store the way up may lead in a circle: it comes back to where it was after some power of two of steps (Brent).
+        // In a damaged store the way up may lead in a circle: it comes back to where it was after
+        // some power of two of steps (Brent).
         let (mut mark, mut next_mark) = (0, 1);
         for step in 0u64.. {
             if at == above {

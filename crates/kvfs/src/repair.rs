@@ -1,6 +1,8 @@
-//! Repair of the file system: makes the three dictionaries one again, after blocks were lost, or after anything else that the checker
-//! finds. It changes what contradicts something else and nothing that is sound, and it takes away only what means nothing: names that lead
-//! nowhere, values that nothing refers to. What has lost its name gets one in `lost+found`; data that has lost its node gets a new one.
+//! Repair of the file system: makes the three dictionaries one again, after blocks were lost, or
+//! after anything else that the checker finds. It changes what contradicts something else and
+//! nothing that is sound, and it takes away only what means nothing: names that lead nowhere,
+//! values that nothing refers to. What has lost its name gets one in `lost+found`; data that has
+//! lost its node gets a new one.
 //!
 //! All of it is one batch over one view. Memory is that of the checker: an entry for each inode.
 
@@ -26,13 +28,15 @@ pub struct Repaired {
     pub mended: Vec<Finding>,
 }
 
-/// Repairs the store and the file system in it, if there is one. All of it takes effect at once, or nothing.
+/// Repairs the store and the file system in it, if there is one. All of it takes effect at once, or
+/// nothing.
 pub fn repair(db: &Kvdb, env: &dyn Env) -> Result<Repaired> {
     let mut mended = Vec::new();
     let layout = Layout::find(db);
     let store = db.repair(|view| -> Result<Batch> {
         let Some(layout) = layout else { return Ok(Batch::new()) };
-        let largest = largest_ino(view, &layout)?.max(largest_kept(db, "")).max(largest_taken(db, &layout));
+        let largest =
+            largest_ino(view, &layout)?.max(largest_kept(db, "")).max(largest_taken(db, &layout));
         let largest = noted(view, &layout)?.map_or(largest, |bound| largest.max(bound - 1));
         let mut mend = Mend::new(view, layout, env, largest);
         mend.nodes()?;
@@ -132,7 +136,13 @@ impl<'a> Mend<'a> {
             }
             match decoded {
                 Err(_) => {
-                    self.note(0, format!("the key `{}` of imap means nothing: removed", tuple.key.escape_ascii()));
+                    self.note(
+                        0,
+                        format!(
+                            "the key `{}` of imap means nothing: removed",
+                            tuple.key.escape_ascii()
+                        ),
+                    );
                     self.batch.delete(imap, tuple.key);
                 }
                 Ok(ImapKey::Super) => match Super::decode(&tuple.value()?) {
@@ -168,10 +178,17 @@ impl<'a> Mend<'a> {
                 Ok(ImapKey::Xattr(ino, name)) => {
                     let known = self.inodes.get(&ino).and_then(|s| s.xattrs.as_ref()?.get(name));
                     let len = tuple.value_len() as u64;
-                    if matches!(known, Some(XattrValue::External(expected)) if u64::from(*expected) == len) {
+                    if matches!(known, Some(XattrValue::External(expected)) if u64::from(*expected) == len)
+                    {
                         external.1.insert(name.into(), len);
                     } else if !self.orphans.contains(&ino) {
-                        self.note(ino, format!("the value of an attribute `{}` that no node knows: removed", name.escape_ascii()));
+                        self.note(
+                            ino,
+                            format!(
+                                "the value of an attribute `{}` that no node knows: removed",
+                                name.escape_ascii()
+                            ),
+                        );
                         self.batch.delete(imap, tuple.key.clone());
                     }
                 }
@@ -207,13 +224,18 @@ impl<'a> Mend<'a> {
         let Some(xattrs) = &mut seen.xattrs else { return };
         let lost: Vec<Box<[u8]>> = xattrs
             .iter()
-            .filter(|(name, value)| matches!(value, XattrValue::External(_)) && !found.contains_key(*name))
+            .filter(|(name, value)| {
+                matches!(value, XattrValue::External(_)) && !found.contains_key(*name)
+            })
             .map(|(name, _)| name.clone())
             .collect();
         for name in lost {
             xattrs.remove(&name);
             seen.changed = true;
-            let what = format!("the value of its attribute `{}` was lost: the attribute is removed", name.escape_ascii());
+            let what = format!(
+                "the value of its attribute `{}` was lost: the attribute is removed",
+                name.escape_ascii()
+            );
             self.mended.push(Finding { ino, what });
         }
     }
@@ -228,7 +250,10 @@ impl<'a> Mend<'a> {
                 (ROOT + 1..INO_LIMIT).contains(ino) && fits && len <= PAGE
             });
             let Some((ino, block)) = page else {
-                self.note(0, format!("the page `{}` means nothing: removed", tuple.key.escape_ascii()));
+                self.note(
+                    0,
+                    format!("the page `{}` means nothing: removed", tuple.key.escape_ascii()),
+                );
                 self.batch.delete(dmap, tuple.key);
                 continue;
             };
@@ -241,8 +266,12 @@ impl<'a> Mend<'a> {
             }
             let end = block * PAGE + len;
             let Some(seen) = self.inodes.get_mut(&ino) else { continue };
-            let made = seen.changed && seen.attr.nlink == 1 && seen.attr.parent == 0 && matches!(seen.attr.body, Body::Inline(0));
-            let paged = matches!(seen.attr.body, Body::Paged(_)) || (made && seen.attr.kind == FileKind::File);
+            let made = seen.changed
+                && seen.attr.nlink == 1
+                && seen.attr.parent == 0
+                && matches!(seen.attr.body, Body::Inline(0));
+            let paged = matches!(seen.attr.body, Body::Paged(_))
+                || (made && seen.attr.kind == FileKind::File);
             if made && paged {
                 // What is known of its size is where its data ends.
                 seen.attr.size = seen.attr.size.max(end);
@@ -270,18 +299,30 @@ impl<'a> Mend<'a> {
         let mut dangling = Vec::new();
         while let Some(tuple) = cursor.next()? {
             let value = tuple.value()?;
-            let entry = layout::decode_name_key(&tuple.key)
-                .and_then(|(parent, name)| Ok((parent, name.to_vec(), layout::decode_name(parent, &value)?)));
+            let entry = layout::decode_name_key(&tuple.key).and_then(|(parent, name)| {
+                Ok((parent, name.to_vec(), layout::decode_name(parent, &value)?))
+            });
             let Ok((parent, name, (ino, kind))) = entry else {
-                self.note(0, format!("the entry `{}` is impossible: removed", tuple.key.escape_ascii()));
+                self.note(
+                    0,
+                    format!("the entry `{}` is impossible: removed", tuple.key.escape_ascii()),
+                );
                 self.batch.delete(nmap, tuple.key);
                 continue;
             };
             match self.inodes.get(&parent).map(|s| s.attr.kind) {
                 Some(FileKind::Dir) => {}
-                None if (ROOT..INO_LIMIT).contains(&parent) && !self.orphans.contains(&parent) => self.make(parent, FileKind::Dir),
+                None if (ROOT..INO_LIMIT).contains(&parent) && !self.orphans.contains(&parent) => {
+                    self.make(parent, FileKind::Dir)
+                }
                 _ => {
-                    self.note(parent, format!("the entry `{}` in what is no directory: removed", name.escape_ascii()));
+                    self.note(
+                        parent,
+                        format!(
+                            "the entry `{}` in what is no directory: removed",
+                            name.escape_ascii()
+                        ),
+                    );
                     self.batch.delete(nmap, tuple.key);
                     continue;
                 }
@@ -295,14 +336,21 @@ impl<'a> Mend<'a> {
             if self.inodes.contains_key(&ino) {
                 self.entry(parent, name, ino, kind);
             } else {
-                self.note(parent, format!("the entry `{}` named inode {ino}, which does not exist: removed", name.escape_ascii()));
+                self.note(
+                    parent,
+                    format!(
+                        "the entry `{}` named inode {ino}, which does not exist: removed",
+                        name.escape_ascii()
+                    ),
+                );
                 self.batch.delete(nmap, layout::name_key(parent, &name));
             }
         }
         Ok(())
     }
 
-    /// An entry that leads from a directory to an inode. Entries of directories are counted later, when it is known which of them stay.
+    /// An entry that leads from a directory to an inode. Entries of directories are counted later,
+    /// when it is known which of them stay.
     fn entry(&mut self, parent: Ino, name: Vec<u8>, ino: Ino, kind: FileKind) {
         let nmap = self.layout.nmap;
         let Some(seen) = self.inodes.get_mut(&ino) else { return };
@@ -325,19 +373,36 @@ impl<'a> Mend<'a> {
             }
         }
         if kind != real {
-            let what = format!("the entry `{}` said that it is a {}: it is a {}", name.escape_ascii(), word(kind), word(real));
+            let what = format!(
+                "the entry `{}` said that it is a {}: it is a {}",
+                name.escape_ascii(),
+                word(kind),
+                word(real)
+            );
             self.note(ino, what);
             self.batch.put(nmap, layout::name_key(parent, &name), layout::encode_name(ino, real));
         }
         if let Some((dir, name)) = goes {
-            self.note(ino, format!("the directory had another name, `{}` in inode {dir}: removed", name.escape_ascii()));
+            self.note(
+                ino,
+                format!(
+                    "the directory had another name, `{}` in inode {dir}: removed",
+                    name.escape_ascii()
+                ),
+            );
             self.batch.delete(nmap, layout::name_key(dir, &name));
         }
     }
 
-    /// Directories that lead in a circle are cut loose from it, and what entries of directories remain is counted.
+    /// Directories that lead in a circle are cut loose from it, and what entries of directories
+    /// remain is counted.
     fn tree(&mut self) {
-        let dirs: Vec<Ino> = self.inodes.iter().filter(|(_, s)| s.attr.kind == FileKind::Dir).map(|(ino, _)| *ino).collect();
+        let dirs: Vec<Ino> = self
+            .inodes
+            .iter()
+            .filter(|(_, s)| s.attr.kind == FileKind::Dir)
+            .map(|(ino, _)| *ino)
+            .collect();
         let mut sound: HashSet<Ino> = HashSet::from([ROOT]);
         for &dir in &dirs {
             let (mut way, mut at) = (Vec::new(), dir);
@@ -351,7 +416,8 @@ impl<'a> Mend<'a> {
                 }
             }
             if !sound.contains(&at)
-                && let Some((parent, name)) = self.inodes.get_mut(&at).and_then(|s| s.found_in.take())
+                && let Some((parent, name)) =
+                    self.inodes.get_mut(&at).and_then(|s| s.found_in.take())
             {
                 self.note(
                     at,
@@ -362,7 +428,9 @@ impl<'a> Mend<'a> {
             sound.extend(way);
         }
         for dir in dirs {
-            let Some((parent, _)) = self.inodes.get(&dir).and_then(|s| s.found_in.clone()) else { continue };
+            let Some((parent, _)) = self.inodes.get(&dir).and_then(|s| s.found_in.clone()) else {
+                continue;
+            };
             self.count_directory(dir, parent);
         }
     }
@@ -380,7 +448,12 @@ impl<'a> Mend<'a> {
 
     /// What has no name gets one.
     fn lost_and_found(&mut self) -> Result<()> {
-        let nameless: Vec<Ino> = self.inodes.iter().filter(|(ino, s)| **ino != ROOT && s.names == 0).map(|(ino, _)| *ino).collect();
+        let nameless: Vec<Ino> = self
+            .inodes
+            .iter()
+            .filter(|(ino, s)| **ino != ROOT && s.names == 0)
+            .map(|(ino, _)| *ino)
+            .collect();
         if nameless.is_empty() {
             return Ok(());
         }
@@ -404,8 +477,15 @@ impl<'a> Mend<'a> {
                     above.entries += 1;
                 }
             }
-            self.batch.put(self.layout.nmap, layout::name_key(folder, &name), layout::encode_name(ino, kind));
-            self.note(ino, format!("it had no name: it is `{}` in lost+found", name.escape_ascii()));
+            self.batch.put(
+                self.layout.nmap,
+                layout::name_key(folder, &name),
+                layout::encode_name(ino, kind),
+            );
+            self.note(
+                ino,
+                format!("it had no name: it is `{}` in lost+found", name.escape_ascii()),
+            );
         }
         Ok(())
     }
@@ -413,7 +493,10 @@ impl<'a> Mend<'a> {
     /// The directory for what has lost its name, made if need be.
     fn lost_found(&mut self) -> Result<Ino> {
         const NAME: &[u8] = b"lost+found";
-        let there = self.inodes.iter().find(|(_, s)| matches!(&s.found_in, Some((ROOT, name)) if name == NAME));
+        let there = self
+            .inodes
+            .iter()
+            .find(|(_, s)| matches!(&s.found_in, Some((ROOT, name)) if name == NAME));
         if let Some((ino, _)) = there {
             return Ok(*ino);
         }
@@ -421,7 +504,10 @@ impl<'a> Mend<'a> {
         let highest = self.inodes.last_key_value().map_or(ROOT, |(ino, _)| *ino);
         let ino = self.largest.max(highest) + 1;
         if ino >= INO_LIMIT {
-            return Err(Error::Corrupt { ino, what: "there is no number left for lost+found".into() });
+            return Err(Error::Corrupt {
+                ino,
+                what: "there is no number left for lost+found".into(),
+            });
         }
         self.make(ino, FileKind::Dir);
         self.mended.pop();
@@ -430,7 +516,11 @@ impl<'a> Mend<'a> {
             seen.found_in = Some((ROOT, name.clone()));
         }
         self.count_directory(ino, ROOT);
-        self.batch.put(self.layout.nmap, layout::name_key(ROOT, &name), layout::encode_name(ino, FileKind::Dir));
+        self.batch.put(
+            self.layout.nmap,
+            layout::name_key(ROOT, &name),
+            layout::encode_name(ino, FileKind::Dir),
+        );
         Ok(ino)
     }
 
@@ -457,7 +547,8 @@ impl<'a> Mend<'a> {
                     seen.changed = true;
                 }
             };
-            let links = if attr.kind == FileKind::Dir { 2 + seen.subdirectories } else { seen.names };
+            let links =
+                if attr.kind == FileKind::Dir { 2 + seen.subdirectories } else { seen.names };
             set("links", u64::from(attr.nlink), links);
             attr.nlink = u32::try_from(links).unwrap_or(u32::MAX);
             if attr.kind == FileKind::Dir {
@@ -484,7 +575,17 @@ impl<'a> Mend<'a> {
 }
 
 fn seen(attr: Attributes, xattrs: Option<Xattrs>, content: Bytes) -> Seen {
-    Seen { attr, xattrs, content, changed: false, names: 0, entries: 0, subdirectories: 0, found_in: None, pages: 0 }
+    Seen {
+        attr,
+        xattrs,
+        content,
+        changed: false,
+        names: 0,
+        entries: 0,
+        subdirectories: 0,
+        found_in: None,
+        pages: 0,
+    }
 }
 
 fn word(kind: FileKind) -> &'static str {

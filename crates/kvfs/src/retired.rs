@@ -1,9 +1,11 @@
-//! Numbers of views that have ended. A door puts the view's number into the number of an inode, and the kernel has such an inode for as long
-//! as a program holds it open, long after the view. Were the number given to another view meanwhile, that program would read and
-//! write there. So a number is given again only when the kernel has forgotten every inode that it has seen of the view.
+//! Numbers of views that have ended. A door puts the view's number into the number of an inode, and
+//! the kernel has such an inode for as long as a program holds it open, long after the view. Were
+//! the number given to another view meanwhile, that program would read and write there. So a number
+//! is given again only when the kernel has forgotten every inode that it has seen of the view.
 //!
-//! The kernel's references are counted in the view's table. When the view ends, no call adds one any more; the table then gives its
-//! counts to [`Retired`], so that an ended view costs no more than the references that are left.
+//! The kernel's references are counted in the view's table. When the view ends, no call adds one
+//! any more; the table then gives its counts to [`Retired`], so that an ended view costs no more
+//! than the references that are left.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,7 +23,8 @@ pub(crate) enum Retired {
 }
 
 impl Fs {
-    /// Gives back references also when the view is over. `false`: there are none, or they are counted elsewhere by now.
+    /// Gives back references also when the view is over. `false`: there are none, or they are
+    /// counted elsewhere by now.
     fn give_back(&self, ino: Ino, count: u64) -> bool {
         match self.enter() {
             Ok(_inside) => self.release(ino, count),
@@ -31,7 +34,8 @@ impl Fs {
 }
 
 impl Views {
-    /// The kernel gives back `count` references to an inode of the view with this number, which may have ended.
+    /// The kernel gives back `count` references to an inode of the view with this number, which may
+    /// have ended.
     pub fn forget(&self, number: u16, ino: Ino, count: u64) {
         let fs = {
             let open = self.shared.open.read();
@@ -56,7 +60,8 @@ impl Views {
         }
     }
 
-    /// Numbers that are not free: those of open views, and of ended ones that the kernel refers to. At most [`Views::MAX_NUMBER`].
+    /// Numbers that are not free: those of open views, and of ended ones that the kernel refers to.
+    /// At most [`Views::MAX_NUMBER`].
     pub fn numbers_taken(&self) -> usize {
         let open = self.shared.open.read();
         open.by_number.len() + open.retired.len()

@@ -1,7 +1,8 @@
-//! Files of a damaged store: inodes, names and data, each as far as it is left, and what is missing of it.
+//! Files of a damaged store: inodes, names and data, each as far as it is left, and what is missing
+//! of it.
 //!
-//! Nothing here follows from anything else. An entry may lead to a node that is lost, a node may have lost its names, data may be without a
-//! node; each is brought out as far as it goes.
+//! Nothing here follows from anything else. An entry may lead to a node that is lost, a node may
+//! have lost its names, data may be without a node; each is brought out as far as it goes.
 
 use std::ops::Range;
 
@@ -70,8 +71,9 @@ impl Iterator for LeftEntries<'_> {
                     Ok(value) => value,
                     Err(e) => return Some(LeftEntry::Gap(e.to_string())),
                 };
-                let entry =
-                    layout::decode_name_key(&key).and_then(|(_, name)| Ok((name.to_vec(), layout::decode_name(self.dir, &value)?)));
+                let entry = layout::decode_name_key(&key).and_then(|(_, name)| {
+                    Ok((name.to_vec(), layout::decode_name(self.dir, &value)?))
+                });
                 match entry {
                     Ok((name, (ino, kind))) => LeftEntry::Entry { name, ino, kind, stale },
                     Err(e) => LeftEntry::Malformed(e.to_string()),
@@ -112,18 +114,25 @@ impl Remains {
                         },
                         Err(e) => lost = Some(e.to_string()),
                     },
-                    Ok(ImapKey::Xattr(_, name)) if !stale => external.push((name.to_vec(), self.salvage.value(&value).ok())),
+                    Ok(ImapKey::Xattr(_, name)) if !stale => {
+                        external.push((name.to_vec(), self.salvage.value(&value).ok()))
+                    }
                     _ => {}
                 },
             }
         }
-        let Some(((attr, xattrs, content), stale)) = node else { return lost.map_or(Left::None, Left::Lost) };
+        let Some(((attr, xattrs, content), stale)) = node else {
+            return lost.map_or(Left::None, Left::Lost);
+        };
         let (mut found, mut lost_xattrs) = (Vec::new(), Vec::new());
         for (name, value) in xattrs.into_iter().flatten() {
             match value {
                 XattrValue::Inline(value) => found.push((name.into_vec(), value.into_vec())),
                 XattrValue::External(len) => {
-                    let value = external.iter().find(|(n, _)| **n == *name).and_then(|(_, value)| value.clone());
+                    let value = external
+                        .iter()
+                        .find(|(n, _)| **n == *name)
+                        .and_then(|(_, value)| value.clone());
                     match value.filter(|value| value.len() as u64 == u64::from(len)) {
                         Some(value) => found.push((name.into_vec(), value.to_vec())),
                         None => lost_xattrs.push(name.into_vec()),
@@ -140,8 +149,9 @@ impl Remains {
         LeftEntries { scan, remains: self, dir }
     }
 
-    /// Shows the data of a file to `visit`, stretch by stretch, until that fails, and gives back what is missing of it: ranges of bytes,
-    /// ascending. `node`: what is known of it; without one all pages there are.
+    /// Shows the data of a file to `visit`, stretch by stretch, until that fails, and gives back
+    /// what is missing of it: ranges of bytes, ascending. `node`: what is known of it; without one
+    /// all pages there are.
     pub fn data<E>(
         &self,
         ino: Ino,
@@ -160,9 +170,12 @@ impl Remains {
         let (mut missing, mut gaps, mut count) = (Vec::new(), Vec::new(), 0);
         // Blocks that are known, in order, as ranges: only those matter that lie in gaps.
         let mut known: Vec<Range<u64>> = Vec::new();
-        for remnant in self.salvage.scan("dmap", &layout::page_key(ino, 0), &layout::pages_end(ino)) {
+        for remnant in self.salvage.scan("dmap", &layout::page_key(ino, 0), &layout::pages_end(ino))
+        {
             match remnant {
-                Remnant::Gap { start, end, .. } => add(&mut gaps, block_from(ino, &start)..block_from(ino, &end)),
+                Remnant::Gap { start, end, .. } => {
+                    add(&mut gaps, block_from(ino, &start)..block_from(ino, &end))
+                }
                 // Older than what is lost: not what the file had.
                 Remnant::Tuple { stale: true, .. } => {}
                 Remnant::Tuple { key, value, .. } => {
@@ -185,7 +198,8 @@ impl Remains {
         if pages != Some(count) {
             for gap in gaps {
                 let mut at = gap.start;
-                let inside = known.iter().filter(|k| k.start < gap.end && k.end > gap.start).cloned();
+                let inside =
+                    known.iter().filter(|k| k.start < gap.end && k.end > gap.start).cloned();
                 for k in inside.chain(std::iter::once(gap.end..gap.end)) {
                     let hole = at.saturating_mul(PAGE)..k.start.saturating_mul(PAGE).min(size);
                     if hole.start < hole.end {
@@ -208,7 +222,9 @@ impl Remains {
         loop {
             let mut tuples = self.salvage.scan("dmap", &Ino::to_be_bytes(from), &[]);
             let next = tuples.find_map(|remnant| match remnant {
-                Remnant::Tuple { key, stale: false, .. } => layout::decode_page_key(&key).ok().map(|(ino, _)| ino),
+                Remnant::Tuple { key, stale: false, .. } => {
+                    layout::decode_page_key(&key).ok().map(|(ino, _)| ino)
+                }
                 _ => None,
             });
             let Some(ino) = next else { return Ok(()) };
@@ -220,8 +236,12 @@ impl Remains {
         }
     }
 
-    /// Shows every node that is left to `visit`: its number, kind, and the directory that it is in or hints at; until that fails.
-    pub fn each_node<E>(&self, mut visit: impl FnMut(Ino, FileKind, Ino) -> Result<(), E>) -> Result<(), E> {
+    /// Shows every node that is left to `visit`: its number, kind, and the directory that it is in
+    /// or hints at; until that fails.
+    pub fn each_node<E>(
+        &self,
+        mut visit: impl FnMut(Ino, FileKind, Ino) -> Result<(), E>,
+    ) -> Result<(), E> {
         for remnant in self.salvage.scan("imap", &1u64.to_be_bytes(), &[]) {
             let Remnant::Tuple { key, value, .. } = remnant else { continue };
             if let Ok(ImapKey::Node(ino)) = layout::decode_imap_key(&key)
@@ -248,7 +268,16 @@ fn left(
         Body::Paged(pages) => Some(pages),
         Body::Inline(_) => None,
     };
-    LeftNode { attr: attr.public(ino), target, xattrs, parent: attr.parent, stale, lost_xattrs, content, pages }
+    LeftNode {
+        attr: attr.public(ino),
+        target,
+        xattrs,
+        parent: attr.parent,
+        stale,
+        lost_xattrs,
+        content,
+        pages,
+    }
 }
 
 /// The first block of a file whose key is not below `key`.

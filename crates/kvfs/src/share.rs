@@ -1,4 +1,5 @@
-//! Pages that two files share: a copy of whole pages refers to those of the original where they lie, and costs their names.
+//! Pages that two files share: a copy of whole pages refers to those of the original where they
+//! lie, and costs their names.
 
 use kvdb::{Batch, Isolation, Scope};
 
@@ -13,9 +14,9 @@ const AT_ONCE: u64 = 16 << 10;
 const COST: u64 = 64;
 
 impl Fs {
-    /// As much of a copy as can be done by sharing, from its start on, in one commit; 0: none of it, nothing is changed. Both offsets must
-    /// be those of pages, and what ends within a page must be the end of both files.
-    /// (Inside the gate.)
+    /// As much of a copy as can be done by sharing, from its start on, in one commit; 0: none of
+    /// it, nothing is changed. Both offsets must be those of pages, and what ends within a page
+    /// must be the end of both files. (Inside the gate.)
     pub(crate) fn share_pages(
         &self,
         (from, from_offset): (Ino, u64),
@@ -33,7 +34,10 @@ impl Fs {
         // What is copied is as it is now: the view is taken while nobody can change it.
         let (view, source_end) = {
             let mut state = self.lock(&source)?;
-            if state.attr.kind != FileKind::File || !matches!(state.attr.body, Body::Paged(1..)) || state.attr.nlink == 0 {
+            if state.attr.kind != FileKind::File
+                || !matches!(state.attr.body, Body::Paged(1..))
+                || state.attr.nlink == 0
+            {
                 return Ok(Written::default());
             }
             self.commit_dirty(&source, &mut state)?;
@@ -46,7 +50,9 @@ impl Fs {
         let target = self.inode(to)?;
         let mut state = self.lock(&target)?;
         match state.attr.body {
-            _ if state.attr.kind != FileKind::File || state.attr.nlink == 0 => return Ok(Written::default()),
+            _ if state.attr.kind != FileKind::File || state.attr.nlink == 0 => {
+                return Ok(Written::default());
+            }
             Body::Inline(1..) => return Ok(Written::default()),
             Body::Inline(0) | Body::Paged(_) => {}
         }
@@ -70,7 +76,8 @@ impl Fs {
         };
         if count > 0 {
             count -= self.pages_between(to, &state, to_first, to_first + blocks)?.min(count);
-            let (start, end) = (layout::page_key(to, to_first), layout::page_key(to, to_first + blocks));
+            let (start, end) =
+                (layout::page_key(to, to_first), layout::page_key(to, to_first + blocks));
             batch.delete_range(dmap, start.to_vec(), end.to_vec());
         }
         let shared = pages.len() as u64;

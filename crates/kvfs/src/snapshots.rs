@@ -1,9 +1,10 @@
-//! Snapshots and clones of the file system, as views: a snapshot is read-only, a clone is a branch of its own that anybody may change. Both
-//! share all data with the mainline, and are made in the time of a synced commit.
+//! Snapshots and clones of the file system, as views: a snapshot is read-only, a clone is a branch
+//! of its own that anybody may change. Both share all data with the mainline, and are made in the
+//! time of a synced commit.
 //!
-//! A snapshot has what was written before it, in the kernel's memory, too, as a transaction that begins. A rollback ends all
-//! transactions: what they have seen is no more. What is open shows the state of the snapshot at once, and files that were
-//! made since are stale.
+//! A snapshot has what was written before it, in the kernel's memory, too, as a transaction that
+//! begins. A rollback ends all transactions: what they have seen is no more. What is open shows the
+//! state of the snapshot at once, and files that were made since are stale.
 
 use std::sync::Arc;
 
@@ -16,13 +17,16 @@ use crate::layout::{self, Layout, Super};
 use crate::views::{Entry, VIEW_SHARE, View, Views, Wait};
 
 impl Views {
-    /// Makes a snapshot of the mainline or of a clone. With `Synced` it is on disk when this returns.
+    /// Makes a snapshot of the mainline or of a clone. With `Synced` it is on disk when this
+    /// returns.
     pub fn snapshot(&self, of: &View, name: &str, durability: Durability) -> Result<()> {
         let branch = match of {
             View::Mainline => "",
             View::Clone(name) => name,
             View::Transaction(_) | View::Snapshot(_) => {
-                return Err(Error::Invalid("a snapshot of what is neither the mainline nor a clone"));
+                return Err(Error::Invalid(
+                    "a snapshot of what is neither the mainline nor a clone",
+                ));
             }
         };
         self.shared.mainline.writable()?;
@@ -43,7 +47,11 @@ impl Views {
     }
 
     /// What differs in the files from a snapshot to another, or to the mainline as it is now.
-    pub fn difference_of_snapshots(&self, before: &str, after: Option<&str>) -> Result<Vec<FileChange>> {
+    pub fn difference_of_snapshots(
+        &self,
+        before: &str,
+        after: Option<&str>,
+    ) -> Result<Vec<FileChange>> {
         let db = &self.shared.db;
         let before = db.open_snapshot(before)?;
         let after = match after {
@@ -85,7 +93,11 @@ impl Views {
     /// Gives the mainline, or the clone that the snapshot is of, the state that it had then.
     pub fn rollback(&self, snapshot: &str) -> Result<()> {
         self.shared.mainline.writable()?;
-        let info = self.snapshots().into_iter().find(|info| info.name == snapshot).ok_or(Error::NotFound)?;
+        let info = self
+            .snapshots()
+            .into_iter()
+            .find(|info| info.name == snapshot)
+            .ok_or(Error::NotFound)?;
         // Before anything ends for it.
         largest_in(&self.shared.db.open_snapshot(snapshot)?)?;
         if info.branch.is_empty() {
@@ -97,7 +109,8 @@ impl Views {
                     Err(e) => return Err(e),
                 }
             }
-            // The rollback is on disk at once; a durable one that it ends, or that had just ended, must not be there again after a crash.
+            // The rollback is on disk at once; a durable one that it ends, or that had just ended,
+            // must not be there again after a crash.
             self.shared.db.sync()?;
         }
         // What the kernel holds back belongs to what is left behind.
@@ -110,7 +123,10 @@ impl Views {
             self.shared.db.rollback(snapshot)?;
             // One that has begun since, before it was done, has a view of what is no more.
             begun.extend(self.list().into_iter().filter(|_| view == View::Mainline));
-            begun.iter().filter_map(|info| self.shared.db.transaction(info.id).ok()).for_each(|t| t.abort());
+            begun
+                .iter()
+                .filter_map(|info| self.shared.db.transaction(info.id).ok())
+                .for_each(|t| t.abort());
             Ok(())
         })?;
         if begun.iter().any(|transaction| transaction.durable) {
@@ -126,8 +142,8 @@ impl Views {
         Ok(())
     }
 
-    /// Commits everything in the mainline and in all clones, what the kernel holds back included, and syncs it; but for what open
-    /// serializable transactions have locked.
+    /// Commits everything in the mainline and in all clones, what the kernel holds back included,
+    /// and syncs it; but for what open serializable transactions have locked.
     pub fn sync_all(&self) -> Result<()> {
         self.write_back(Wait::ButForLocks)?;
         let mainline = &self.shared.mainline;
@@ -139,10 +155,15 @@ impl Views {
         Ok(self.shared.db.sync()?)
     }
 
-    /// Commits everything in all clones, and syncs it. The mainline and the transactions are their owners' affair.
+    /// Commits everything in all clones, and syncs it. The mainline and the transactions are their
+    /// owners' affair.
     pub fn shutdown(&self) -> Result<()> {
-        let entries: Vec<Arc<Entry>> = self.shared.open.read().by_number.values().cloned().collect();
-        entries.iter().filter(|e| matches!(e.view, View::Clone(_))).try_for_each(|e| e.fs.sync_all())
+        let entries: Vec<Arc<Entry>> =
+            self.shared.open.read().by_number.values().cloned().collect();
+        entries
+            .iter()
+            .filter(|e| matches!(e.view, View::Clone(_)))
+            .try_for_each(|e| e.fs.sync_all())
     }
 
     pub(crate) fn open_snapshot(&self, name: &str) -> Result<Arc<Entry>> {
@@ -197,10 +218,23 @@ impl Views {
 
 impl Fs {
     /// The file system in a state that nobody changes.
-    fn frozen(db: &Kvdb, env: Arc<dyn env::Env>, state: kvdb::View, options: FsOptions) -> Result<Fs> {
+    fn frozen(
+        db: &Kvdb,
+        env: Arc<dyn env::Env>,
+        state: kvdb::View,
+        options: FsOptions,
+    ) -> Result<Fs> {
         let layout = Layout::of_state(&state).ok_or(Error::NotFound)?;
         let value = state.get(layout.imap, &layout::SUPER_KEY)?.ok_or(Error::NotFound)?;
         let hash_key = Super::decode(&value)?.hash_key;
-        Ok(Fs::of(db.clone(), Scope::Frozen(state), env, layout, hash_key, crate::numbers::Numbers::from(u64::MAX >> 16), options))
+        Ok(Fs::of(
+            db.clone(),
+            Scope::Frozen(state),
+            env,
+            layout,
+            hash_key,
+            crate::numbers::Numbers::from(u64::MAX >> 16),
+            options,
+        ))
     }
 }

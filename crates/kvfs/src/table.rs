@@ -1,13 +1,15 @@
 //! The inodes in memory, by number, within a budget.
 //!
-//! The kernel may hold references to millions of inodes, far more than it works with. So an inode that is clean and that nobody
-//! works with may leave, oldest first, whether the kernel refers to it or not; of one it refers to, only the number of
-//! references stays, and whoever asks for it loads it again. There is at most one `Inode` of a number at any time, which is
-//! why eviction and insertion happen under the lock of the shard.
+//! The kernel may hold references to millions of inodes, far more than it works with. So an inode
+//! that is clean and that nobody works with may leave, oldest first, whether the kernel refers to
+//! it or not; of one it refers to, only the number of references stays, and whoever asks for it
+//! loads it again. There is at most one `Inode` of a number at any time, which is why eviction and
+//! insertion happen under the lock of the shard.
 //!
-//! **Stranded inodes.** A rollback may leave the kernel with an inode that is no more. Its number may be that of another file then: in a
-//! snapshot that came from elsewhere, say. As long as the kernel refers to the old one, whatever asks for the number is answered that it
-//! is stale, for nobody can tell who asks.
+//! **Stranded inodes.** A rollback may leave the kernel with an inode that is no more. Its number
+//! may be that of another file then: in a snapshot that came from elsewhere, say. As long as the
+//! kernel refers to the old one, whatever asks for the number is answered that it is stale, for
+//! nobody can tell who asks.
 
 use env::sync::atomic::Ordering;
 use std::collections::{HashMap, VecDeque};
@@ -78,9 +80,13 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// `memory`: bytes for clean inodes; dirty ones come on top, and are bounded by the write buffer.
+    /// `memory`: bytes for clean inodes; dirty ones come on top, and are bounded by the write
+    /// buffer.
     pub fn new(memory: usize) -> Self {
-        Table { shards: (0..SHARDS).map(|_| Mutex::default()).collect(), capacity: (memory / CHARGE / SHARDS).max(LEAST) }
+        Table {
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            capacity: (memory / CHARGE / SHARDS).max(LEAST),
+        }
     }
 
     fn shard(&self, ino: Ino) -> &Mutex<Shard> {
@@ -91,9 +97,14 @@ impl Table {
         self.shard(ino).lock().map.get(&ino).cloned()
     }
 
-    /// The inode, loaded by `load` if it is not here; `stale`: it is stranded. Others who ask meanwhile wait on the state's lock, not on
-    /// the shard.
-    pub fn get_or_load<E>(&self, ino: Ino, stale: E, load: impl FnOnce() -> Result<State, E>) -> Result<Arc<Inode>, E> {
+    /// The inode, loaded by `load` if it is not here; `stale`: it is stranded. Others who ask
+    /// meanwhile wait on the state's lock, not on the shard.
+    pub fn get_or_load<E>(
+        &self,
+        ino: Ino,
+        stale: E,
+        load: impl FnOnce() -> Result<State, E>,
+    ) -> Result<Arc<Inode>, E> {
         let inode = {
             let mut shard = self.shard(ino).lock();
             if let Some(inode) = shard.map.get(&ino) {
@@ -102,7 +113,8 @@ impl Table {
             if shard.stranded.contains_key(&ino) {
                 return Err(stale);
             }
-            let inode = Arc::new(Inode::new(ino, State::absent(), shard.away.remove(&ino).unwrap_or(0)));
+            let inode =
+                Arc::new(Inode::new(ino, State::absent(), shard.away.remove(&ino).unwrap_or(0)));
             // Nobody else knows it: this does not wait, though it is the wrong order of locks.
             let guard = inode.state.write();
             shard.arrive(inode.clone(), self.capacity);
@@ -137,7 +149,9 @@ impl Table {
         let mut shard = self.shard(ino).lock();
         if let Some(inode) = shard.map.get(&ino) {
             // Never below zero, whatever the kernel says.
-            let left = inode.lookups.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |n| Some(n.saturating_sub(count)));
+            let left = inode.lookups.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |n| {
+                Some(n.saturating_sub(count))
+            });
             return match left {
                 Ok(before) if before <= count => Forgotten::Last(inode.clone()),
                 _ => Forgotten::Done,
@@ -157,7 +171,8 @@ impl Table {
         let mut all = HashMap::new();
         for shard in &self.shards {
             let shard = std::mem::take(&mut *shard.lock());
-            let here = shard.map.values().map(|inode| (inode.ino, inode.lookups.load(Ordering::Relaxed)));
+            let here =
+                shard.map.values().map(|inode| (inode.ino, inode.lookups.load(Ordering::Relaxed)));
             all.extend(here.chain(shard.away).filter(|(_, references)| *references > 0));
         }
         all
@@ -195,7 +210,9 @@ impl Table {
         let mut all = Vec::new();
         for shard in &self.shards {
             let shard = shard.lock();
-            all.extend(shard.map.values().filter(|i| i.lookups.load(Ordering::Relaxed) > 0).map(|i| i.ino));
+            all.extend(
+                shard.map.values().filter(|i| i.lookups.load(Ordering::Relaxed) > 0).map(|i| i.ino),
+            );
             all.extend(shard.away.keys());
         }
         all
@@ -203,7 +220,10 @@ impl Table {
 
     /// Every inode that is here.
     pub fn all(&self) -> Vec<Arc<Inode>> {
-        self.shards.iter().flat_map(|s| s.lock().map.values().cloned().collect::<Vec<_>>()).collect()
+        self.shards
+            .iter()
+            .flat_map(|s| s.lock().map.values().cloned().collect::<Vec<_>>())
+            .collect()
     }
 
     /// Has an inode leave; whoever asks for it loads it again. Nobody may work with it.
@@ -255,10 +275,12 @@ impl Shard {
             }
             let Some(oldest) = self.order.pop_front() else { break };
             let Some(entry) = self.map.get_mut(&oldest) else { continue };
-            // Nobody works with it, and what the store holds of it is the newest. An unlinked one lives in memory alone.
+            // Nobody works with it, and what the store holds of it is the newest. An unlinked one
+            // lives in memory alone.
             let leaves = Arc::get_mut(entry).and_then(|unused| {
                 let state = unused.state.get_mut();
-                (!state.dirty && (state.attr.nlink > 0 || state.gone)).then(|| *unused.lookups.get_mut())
+                (!state.dirty && (state.attr.nlink > 0 || state.gone))
+                    .then(|| *unused.lookups.get_mut())
             });
             match leaves {
                 Some(references) => {

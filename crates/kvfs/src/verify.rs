@@ -51,9 +51,9 @@ impl Fs {
     }
 }
 
-/// Checks the file system in `db`, as it is committed: every name has its inode, link counts and entry counts are the names',
-/// every directory hangs on the root, every page belongs to a file, lies within its size and is counted.
-/// Memory: some hundred bytes an inode.
+/// Checks the file system in `db`, as it is committed: every name has its inode, link counts and
+/// entry counts are the names', every directory hangs on the root, every page belongs to a file,
+/// lies within its size and is counted. Memory: some hundred bytes an inode.
 pub fn verify(db: &Kvdb) -> Result<Report> {
     let Some(layout) = Layout::find(db) else {
         let mut report = Report::default();
@@ -104,9 +104,13 @@ impl Check {
                 },
                 Ok(ImapKey::Moves) => {}
                 Ok(ImapKey::Scrub) if crate::describe::decode_scrub(&tuple.value()?).is_some() => {}
-                Ok(ImapKey::Scrub) => self.report.find(0, "the note of the last scrub is malformed"),
+                Ok(ImapKey::Scrub) => {
+                    self.report.find(0, "the note of the last scrub is malformed")
+                }
                 Ok(ImapKey::Numbers) if layout::decode_numbers(&tuple.value()?).is_some() => {}
-                Ok(ImapKey::Numbers) => self.report.find(0, "the bound of the inode numbers is malformed"),
+                Ok(ImapKey::Numbers) => {
+                    self.report.find(0, "the bound of the inode numbers is malformed")
+                }
                 Ok(ImapKey::Orphan(ino)) => {
                     self.report.orphans += 1;
                     self.inodes.insert(ino, None);
@@ -117,10 +121,15 @@ impl Check {
                     match self.inodes.get_mut(&ino) {
                         Some(Some(seen)) => match seen.external.remove(name) {
                             Some(expected) if u64::from(expected) == len => {}
-                            Some(expected) => {
-                                self.report.find(ino, format!("an extended attribute of {len} bytes, the node says {expected}"))
-                            }
-                            None => self.report.find(ino, "an extended attribute that the node does not know"),
+                            Some(expected) => self.report.find(
+                                ino,
+                                format!(
+                                    "an extended attribute of {len} bytes, the node says {expected}"
+                                ),
+                            ),
+                            None => self
+                                .report
+                                .find(ino, "an extended attribute that the node does not know"),
                         },
                         Some(None) => {}
                         None => self.report.find(ino, "an extended attribute without a node"),
@@ -163,15 +172,25 @@ impl Check {
                 XattrValue::Inline(_) => None,
             })
             .collect();
-        let seen = Seen { attr, names: 0, subdirectories: 0, entries: 0, found_in: 0, pages: 0, external, orphan };
+        let seen = Seen {
+            attr,
+            names: 0,
+            subdirectories: 0,
+            entries: 0,
+            found_in: 0,
+            pages: 0,
+            external,
+            orphan,
+        };
         self.inodes.insert(ino, Some(seen));
     }
 
     fn names(&mut self) -> Result<()> {
         let mut cursor = self.view.cursor(self.layout.nmap, &[], &[])?;
         while let Some(tuple) = cursor.next()? {
-            let entry = layout::decode_name_key(&tuple.key)
-                .and_then(|(parent, name)| Ok((parent, name, layout::decode_name(parent, &tuple.value()?)?)));
+            let entry = layout::decode_name_key(&tuple.key).and_then(|(parent, name)| {
+                Ok((parent, name, layout::decode_name(parent, &tuple.value()?)?))
+            });
             let (parent, name, (ino, kind)) = match entry {
                 Ok(entry) => entry,
                 Err(Error::Corrupt { ino, what }) => {
@@ -187,7 +206,10 @@ impl Check {
                     dir.entries += 1;
                     dir.subdirectories += u64::from(kind == FileKind::Dir);
                 }
-                _ => self.report.find(parent, format!("the entry `{shown}` in something that is not a directory")),
+                _ => self.report.find(
+                    parent,
+                    format!("the entry `{shown}` in something that is not a directory"),
+                ),
             }
             match self.inodes.get_mut(&ino) {
                 Some(Some(seen)) => {
@@ -195,10 +217,16 @@ impl Check {
                     seen.found_in = parent;
                     if seen.attr.kind != kind {
                         let found = seen.attr.kind;
-                        self.report.find(ino, format!("the entry `{shown}` says {kind:?}, the node {found:?}"));
+                        self.report.find(
+                            ino,
+                            format!("the entry `{shown}` says {kind:?}, the node {found:?}"),
+                        );
                     }
                 }
-                _ => self.report.find(parent, format!("the entry `{shown}` names inode {ino}, which does not exist")),
+                _ => self.report.find(
+                    parent,
+                    format!("the entry `{shown}` names inode {ino}, which does not exist"),
+                ),
             }
         }
         Ok(())
@@ -225,7 +253,8 @@ impl Check {
                     if len > PAGE {
                         self.report.find(ino, format!("page {block} has {len} bytes"));
                     } else if block >= blocks_of(size) || block * PAGE + len > size {
-                        self.report.find(ino, format!("page {block} reaches beyond the size {size}"));
+                        self.report
+                            .find(ino, format!("page {block} reaches beyond the size {size}"));
                     }
                 }
                 Some(None) => {}
@@ -275,7 +304,10 @@ impl Check {
             }
             let parent = if ino == ROOT { ROOT } else { seen.found_in };
             if attr.parent != parent {
-                find(format!("lies in directory {parent}, but points to {} as its parent", attr.parent));
+                find(format!(
+                    "lies in directory {parent}, but points to {} as its parent",
+                    attr.parent
+                ));
             }
             if !self.hangs_on_root(ino) {
                 find("not reachable from the root".into());

@@ -1,8 +1,10 @@
-//! Views: the file system as each of those sees it who look at the store in their own way: the mainline, every open transaction, every
-//! snapshot, every clone. One [`Fs`] for each, with its own inodes in memory and its own data that awaits its commit.
+//! Views: the file system as each of those sees it who look at the store in their own way: the
+//! mainline, every open transaction, every snapshot, every clone. One [`Fs`] for each, with its own
+//! inodes in memory and its own data that awaits its commit.
 //!
-//! [`Views`] ties them to the transactions of the database. Doors begin and end transactions here, never at the database itself, so
-//! that what is in memory (here, and in the kernel's caches) goes with what is in the store:
+//! [`Views`] ties them to the transactions of the database. Doors begin and end transactions here,
+//! never at the database itself, so that what is in memory (here, and in the kernel's caches) goes
+//! with what is in the store:
 //!
 //! ```
 //! # use std::sync::Arc;
@@ -21,24 +23,31 @@
 //! # Ok::<(), kvfs::Error>(())
 //! ```
 //!
-//! **Beginning.** What was written to the mainline before is in what the transaction sees: the kernel is asked to hand over what it holds
-//! ([`Watcher::write_back`]) and what waits in memory is committed. The mainline's gate is closed for the moment of the beginning, so
-//! that what the transaction sees of files and keys is one state that was; the same goes for a snapshot.
+//! **Beginning.** What was written to the mainline before is in what the transaction sees: the
+//! kernel is asked to hand over what it holds ([`Watcher::write_back`]) and what waits in memory is
+//! committed. The mainline's gate is closed for the moment of the beginning, so that what the
+//! transaction sees of files and keys is one state that was; the same goes for a snapshot.
 //!
 //! **Ending.** In this order, and each only when the one before has succeeded:
 //!
-//! 1. the kernel hands over what it holds of files that are still open (a close has handed over already);
+//! 1. the kernel hands over what it holds of files that are still open (a close has handed over
+//!    already);
 //! 2. the view's gate is closed: no call is under way in it, and none begins;
-//! 3. what waits in the view's memory goes into the transaction; what its users have unlinked and still hold open goes;
-//! 4. the mainline's gate is closed; what waits there is committed; the transaction commits, or finds a conflict; the inodes in memory
-//!    are brought up to it (`absorb`, where the cases are listed); the gate opens;
-//! 5. the watchers are told what changed, so that programs which have these directories and files open see it, and that the view is over:
-//!    whoever still uses it gets ESTALE. Then `commit` returns.
+//! 3. what waits in the view's memory goes into the transaction; what its users have unlinked and
+//!    still hold open goes;
+//! 4. the mainline's gate is closed; what waits there is committed; the transaction commits, or
+//!    finds a conflict; the inodes in memory are brought up to it (`absorb`, where the cases are
+//!    listed); the gate opens;
+//! 5. the watchers are told what changed, so that programs which have these directories and files
+//!    open see it, and that the view is over: whoever still uses it gets ESTALE. Then `commit`
+//!    returns.
 //!
-//! A conflict ends the transaction, as an abort does. When a commit fails for another reason (no space, say) the view is open again.
+//! A conflict ends the transaction, as an abort does. When a commit fails for another reason (no
+//! space, say) the view is open again.
 //!
-//! **Numbers.** A view has a number from 1 to [`Views::MAX_NUMBER`] while it is open, for doors that must put it into an inode
-//! number; the mainline's is 0. It stays the view's afterwards for as long as the kernel refers to an inode of it (`retired`).
+//! **Numbers.** A view has a number from 1 to [`Views::MAX_NUMBER`] while it is open, for doors
+//! that must put it into an inode number; the mainline's is 0. It stays the view's afterwards for
+//! as long as the kernel refers to an inode of it (`retired`).
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Weak};
@@ -47,8 +56,8 @@ use std::time::Duration;
 use env::sync::atomic::AtomicBool;
 use env::sync::{Condvar, Mutex, RwLock};
 use kvdb::{
-    Durability, Isolation, Kvdb, MergeRoutine, Merged, Savepoint, Scope, Transaction, TransactionId, TransactionInfo,
-    TransactionOptions,
+    Durability, Isolation, Kvdb, MergeRoutine, Merged, Savepoint, Scope, Transaction,
+    TransactionId, TransactionInfo, TransactionOptions,
 };
 
 use crate::absorb::Touched;
@@ -75,24 +84,35 @@ pub enum View {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
     ForAll,
-    /// Not for what cannot be written until a serializable transaction ends: whoever asks may be about to end that very one.
+    /// Not for what cannot be written until a serializable transaction ends: whoever asks may be
+    /// about to end that very one.
     ButForLocks,
 }
 
 /// Somebody who keeps something of the file system in his own memory: a kernel, behind a door.
 pub trait Watcher: Send + Sync {
-    /// Hands over what was written and is held back so far, of all views. Returns when it is handed over; or says what is in the way.
+    /// Hands over what was written and is held back so far, of all views. Returns when it is handed
+    /// over; or says what is in the way.
     fn write_back(&self, wait: Wait) -> std::result::Result<(), String>;
-    /// There is a new view. (Not told of those that were there before, and are only opened when somebody asks for them.)
+    /// There is a new view. (Not told of those that were there before, and are only opened when
+    /// somebody asks for them.)
     fn appeared(&self, view: &View);
-    /// A view is over, and `fs` answers nothing any more but what was referred to. `touched`: what of the mainline has changed with its
-    /// commit; `None`: nothing.
+    /// A view is over, and `fs` answers nothing any more but what was referred to. `touched`: what
+    /// of the mainline has changed with its commit; `None`: nothing.
     fn ended(&self, view: &View, number: u16, fs: &Fs, touched: Option<&Touched>);
     /// A view, or the mainline, has become another one all at once.
     fn changed(&self, number: u16, fs: &Fs, touched: &Touched);
-    /// A name is about to be removed with all below it: what of that no program uses is let go of, so that nothing has to be kept for it.
-    /// `path`: from the view's root. Or it says why the name must stay.
-    fn goes(&self, view: &View, number: u16, fs: &Fs, at: (Ino, &[u8]), path: &[u8]) -> std::result::Result<(), String> {
+    /// A name is about to be removed with all below it: what of that no program uses is let go of,
+    /// so that nothing has to be kept for it. `path`: from the view's root. Or it says why the name
+    /// must stay.
+    fn goes(
+        &self,
+        view: &View,
+        number: u16,
+        fs: &Fs,
+        at: (Ino, &[u8]),
+        path: &[u8],
+    ) -> std::result::Result<(), String> {
         let _ = (view, number, fs, at, path);
         Ok(())
     }
@@ -153,17 +173,25 @@ impl Drop for Shared {
 struct Join;
 
 impl MergeRoutine for Join {
-    fn merge(&self, key: &[u8], base: Option<&[u8]>, mine: Option<&[u8]>, theirs: Option<&[u8]>) -> Merged {
+    fn merge(
+        &self,
+        key: &[u8],
+        base: Option<&[u8]>,
+        mine: Option<&[u8]>,
+        theirs: Option<&[u8]>,
+    ) -> Merged {
         merge::join(key, base, mine, theirs).map_or(Merged::Conflict, Merged::Put)
     }
 }
 
 /// Orphans that a commit removes itself; more of them are left to the background.
 const ORPHANS_AT_COMMIT: usize = 64;
-/// What a view keeps in memory, as a share of what the mainline may: it can commit to its transaction at any time.
+/// What a view keeps in memory, as a share of what the mainline may: it can commit to its
+/// transaction at any time.
 pub(crate) const VIEW_SHARE: usize = 8;
-/// What waits in a transaction's view at most before its writers move it into the transaction, bytes. All that still waits when the
-/// transaction commits is written then, while somebody waits for that: it makes the time that a commit takes.
+/// What waits in a transaction's view at most before its writers move it into the transaction,
+/// bytes. All that still waits when the transaction commits is written then, while somebody waits
+/// for that: it makes the time that a commit takes.
 const AWAITS_COMMIT: usize = 1 << 20;
 
 impl Views {
@@ -209,15 +237,18 @@ impl Views {
         self.shared.watchers.write().push(Arc::downgrade(watcher));
     }
 
-    // --- transactions -----------------------------------------------------------------------------------------------
+    // --- transactions
+    // -----------------------------------------------------------------------------------------------
 
-    /// Begins a transaction over files and keys. It stays open until it is ended, however many programs come and go
-    /// (`detached` is always set). One that looks for no conflicts can read files, and write keys alone.
+    /// Begins a transaction over files and keys. It stays open until it is ended, however many
+    /// programs come and go (`detached` is always set). One that looks for no conflicts can read
+    /// files, and write keys alone.
     pub fn begin(&self, options: TransactionOptions) -> Result<TransactionId> {
         self.shared.mainline.writable()?;
         self.write_back(Wait::ForAll)?;
         let options = TransactionOptions { detached: true, ..options };
-        let transaction = self.shared.mainline.at_rest(|| Ok(self.shared.db.begin_with(options)?))?;
+        let transaction =
+            self.shared.mainline.at_rest(|| Ok(self.shared.db.begin_with(options)?))?;
         let id = transaction.id();
         let entry = self.open_transaction(transaction)?;
         self.tell(|watcher| watcher.appeared(&entry.view));
@@ -229,7 +260,8 @@ impl Views {
         Ok(self.shared.db.transaction(id)?)
     }
 
-    /// Commits a transaction, its files and its keys. With `Synced` it is on disk when this returns.
+    /// Commits a transaction, its files and its keys. With `Synced` it is on disk when this
+    /// returns.
     ///
     /// [`kvdb::Error::Conflict`] ends it; after other errors it is still open.
     pub fn commit(&self, id: TransactionId, durability: Durability) -> Result<()> {
@@ -252,11 +284,13 @@ impl Views {
         let commit = || Ok(transaction.commit(Durability::Buffered)?);
         let committed = match touched.names.is_empty() && touched.inodes.is_empty() {
             true => Ok(commit().map(|()| (Vec::new(), None))),
-            // Serializable transactions may hold what it changes, and end only when the mainline's gate is open, and it is their turn.
+            // Serializable transactions may hold what it changes, and end only when the mainline's
+            // gate is open, and it is their turn.
             false => self.shared.mainline.patiently(|| {
                 let turn = self.shared.mainline.core.past.turn();
                 match self.shared.mainline.absorb(&transaction, &touched, &turn, commit) {
-                    // An older one has ended it meanwhile, which is an error for want of a lock, too, but one that stays.
+                    // An older one has ended it meanwhile, which is an error for want of a lock,
+                    // too, but one that stays.
                     Err(e) if self.shared.db.transaction(id).is_err() => Ok(Err(e)),
                     absorbed => Ok(Ok((absorbed?, Some(turn)))),
                 }
@@ -282,7 +316,8 @@ impl Views {
         Ok(())
     }
 
-    /// What a durable transaction has so far, files included, is on disk when this returns. Of another one, that it is open.
+    /// What a durable transaction has so far, files included, is on disk when this returns. Of
+    /// another one, that it is open.
     pub fn keep(&self, id: TransactionId) -> Result<()> {
         let transaction = self.transaction(id)?;
         if !transaction.is_durable() {
@@ -328,7 +363,9 @@ impl Views {
     /// Undoes what a transaction has changed since a savepoint, in its files, too.
     pub fn rollback_to(&self, id: TransactionId, savepoint: &Savepoint) -> Result<()> {
         let transaction = self.transaction(id)?;
-        let Some(entry) = self.entry(&View::Transaction(id)) else { return Ok(transaction.rollback_to(savepoint)?) };
+        let Some(entry) = self.entry(&View::Transaction(id)) else {
+            return Ok(transaction.rollback_to(savepoint)?);
+        };
         // What the kernel holds back must not come afterwards.
         self.write_back(Wait::ButForLocks)?;
         let turn = entry.fs.core.past.turn();
@@ -369,19 +406,30 @@ impl Views {
         Ok(transaction)
     }
 
-    /// What a transaction has changed of the files, by path, against the state that it reads: it commits onto nothing else, for where others
-    /// have changed the same since then, that is a conflict.
+    /// What a transaction has changed of the files, by path, against the state that it reads: it
+    /// commits onto nothing else, for where others have changed the same since then, that is a
+    /// conflict.
     pub fn difference(&self, id: TransactionId) -> Result<Vec<FileChange>> {
         let transaction = self.flushed(id)?;
         let view = transaction.view()?;
         difference_in(self.shared.mainline.core.layout, view.beneath(), view)
     }
 
-    /// Kernels that know the place are told that a door has changed these names and inodes of a view by calls of its own.
-    pub fn has_changed(&self, view: &View, names: Vec<(Ino, Box<[u8]>)>, inodes: Vec<Ino>) -> Result<()> {
+    /// Kernels that know the place are told that a door has changed these names and inodes of a
+    /// view by calls of its own.
+    pub fn has_changed(
+        &self,
+        view: &View,
+        names: Vec<(Ino, Box<[u8]>)>,
+        inodes: Vec<Ino>,
+    ) -> Result<()> {
         let (fs, number) = (self.fs(view)?, self.number(view)?);
         let names = names.into_iter().map(|(dir, name)| (dir, name, false)).collect();
-        let touched = Touched { names, inodes: inodes.into_iter().map(|ino| (ino, false)).collect(), ..Touched::default() };
+        let touched = Touched {
+            names,
+            inodes: inodes.into_iter().map(|ino| (ino, false)).collect(),
+            ..Touched::default()
+        };
         self.tell(|watcher| watcher.changed(number, &fs, &touched));
         Ok(())
     }
@@ -399,7 +447,8 @@ impl Views {
         self.add(View::Transaction(transaction.id()), fs, Some(transaction))
     }
 
-    // --- views ------------------------------------------------------------------------------------------------------
+    // --- views
+    // ------------------------------------------------------------------------------------------------------
 
     /// The file system as `view` has it. NotFound when there is no such view (any more).
     pub fn fs(&self, view: &View) -> Result<Fs> {
@@ -447,7 +496,9 @@ impl Views {
             return Ok(entry);
         }
         match view {
-            View::Transaction(id) => self.open_transaction(self.shared.db.transaction(*id).map_err(|_| Error::NotFound)?),
+            View::Transaction(id) => {
+                self.open_transaction(self.shared.db.transaction(*id).map_err(|_| Error::NotFound)?)
+            }
             View::Snapshot(name) => self.open_snapshot(name),
             View::Clone(name) => self.open_clone(name),
             View::Mainline => Err(Error::NotFound),
@@ -455,7 +506,12 @@ impl Views {
     }
 
     /// The view as it is open now, which may be by another thread.
-    pub(crate) fn add(&self, view: View, fs: Fs, transaction: Option<Transaction>) -> Result<Arc<Entry>> {
+    pub(crate) fn add(
+        &self,
+        view: View,
+        fs: Fs,
+        transaction: Option<Transaction>,
+    ) -> Result<Arc<Entry>> {
         let mut open = self.shared.open.write();
         if let Some(entry) = open.numbers.get(&view).and_then(|number| open.by_number.get(number)) {
             return Ok(entry.clone());
@@ -489,27 +545,44 @@ impl Views {
 
     /// No lock is held meanwhile: a watcher may have to wait for calls that take them.
     pub(crate) fn tell(&self, what: impl Fn(&dyn Watcher)) {
-        let watchers: Vec<_> = self.shared.watchers.read().iter().filter_map(Weak::upgrade).collect();
+        let watchers: Vec<_> =
+            self.shared.watchers.read().iter().filter_map(Weak::upgrade).collect();
         watchers.iter().for_each(|watcher| what(&**watcher));
     }
 
-    /// What programs have written has come. On an error whoever asks must not go on: it would work on less than they have written.
+    /// What programs have written has come. On an error whoever asks must not go on: it would work
+    /// on less than they have written.
     pub(crate) fn write_back(&self, wait: Wait) -> Result<()> {
-        let watchers: Vec<_> = self.shared.watchers.read().iter().filter_map(Weak::upgrade).collect();
-        watchers.iter().try_for_each(|watcher| watcher.write_back(wait)).map_err(Error::NotHandedOver)
+        let watchers: Vec<_> =
+            self.shared.watchers.read().iter().filter_map(Weak::upgrade).collect();
+        watchers
+            .iter()
+            .try_for_each(|watcher| watcher.write_back(wait))
+            .map_err(Error::NotHandedOver)
     }
 
     /// Whoever watches is told that a name is about to go with all below it.
-    pub(crate) fn goes(&self, view: &View, number: u16, fs: &Fs, at: (Ino, &[u8]), path: &[u8]) -> Result<()> {
-        let watchers: Vec<_> = self.shared.watchers.read().iter().filter_map(Weak::upgrade).collect();
-        let agreed = watchers.iter().try_for_each(|watcher| watcher.goes(view, number, fs, at, path));
+    pub(crate) fn goes(
+        &self,
+        view: &View,
+        number: u16,
+        fs: &Fs,
+        at: (Ino, &[u8]),
+        path: &[u8],
+    ) -> Result<()> {
+        let watchers: Vec<_> =
+            self.shared.watchers.read().iter().filter_map(Weak::upgrade).collect();
+        let agreed =
+            watchers.iter().try_for_each(|watcher| watcher.goes(view, number, fs, at, path));
         agreed.map_err(|why| kvdb::Error::Invalid(why).into())
     }
 
-    // --- background -------------------------------------------------------------------------------------------------
+    // --- background
+    // -------------------------------------------------------------------------------------------------
 
-    /// What the background does from time to time: moves what waits in the views' memory into their transactions, lets go of views whose
-    /// transaction has ended by itself, and removes orphans. Called by its own thread; by the owner under an environment that runs inline.
+    /// What the background does from time to time: moves what waits in the views' memory into their
+    /// transactions, lets go of views whose transaction has ended by itself, and removes orphans.
+    /// Called by its own thread; by the owner under an environment that runs inline.
     pub fn tick(&self) {
         if self.is_down() {
             return;
@@ -518,7 +591,10 @@ impl Views {
         for entry in entries {
             let Some(transaction) = &entry.transaction else {
                 if let Err(e) = entry.fs.tick() {
-                    tracing::warn!("flushing what was written to {:?} failed, will be tried again: {e}", entry.view);
+                    tracing::warn!(
+                        "flushing what was written to {:?} failed, will be tried again: {e}",
+                        entry.view
+                    );
                 }
                 continue;
             };
@@ -548,7 +624,10 @@ impl Views {
 
     fn remove(&self, orphans: &[Ino]) {
         if let Err(e) = self.shared.mainline.remove_orphans(orphans) {
-            tracing::warn!("{} removed files keep their space until the next mount: {e}", orphans.len());
+            tracing::warn!(
+                "{} removed files keep their space until the next mount: {e}",
+                orphans.len()
+            );
         }
     }
 

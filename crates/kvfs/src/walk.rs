@@ -1,5 +1,6 @@
-//! Everything below a directory, by path, from one state of the store: folder after folder in the order of the names. What it reads is the
-//! names and the nodes, in pieces, so a tree of any size takes little memory; nothing is loaded as for a call, and nothing is locked.
+//! Everything below a directory, by path, from one state of the store: folder after folder in the
+//! order of the names. What it reads is the names and the nodes, in pieces, so a tree of any size
+//! takes little memory; nothing is loaded as for a call, and nothing is locked.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -53,12 +54,20 @@ impl Fs {
         let (view, layout) = (Arc::new(self.core.scope.view()?), self.core.layout);
         let node = view.get(layout.imap, &layout::node_key(from))?.ok_or(Error::Stale(from))?;
         let top = layout::decode_node(from, &node)?.0.public(from);
-        Ok(Walk { view, layout, top: Some(top), folders: Vec::new(), path: Vec::new(), seen: HashSet::new() })
+        Ok(Walk {
+            view,
+            layout,
+            top: Some(top),
+            folders: Vec::new(),
+            path: Vec::new(),
+            seen: HashSet::new(),
+        })
     }
 }
 
 impl Views {
-    /// The same in a view, by a path from its root. What a kernel holds back is asked for, but not waited for if it does not come.
+    /// The same in a view, by a path from its root. What a kernel holds back is asked for, but not
+    /// waited for if it does not come.
     pub fn walk(&self, view: &views::View, path: &[u8]) -> Result<Walk> {
         if let Err(e) = self.write_back(Wait::ButForLocks) {
             tracing::debug!("a walk does without what was written last: {e}");
@@ -69,7 +78,8 @@ impl Views {
 }
 
 impl Walk {
-    /// The next one. `None`: that was all. After an error in a directory it goes on behind that directory.
+    /// The next one. `None`: that was all. After an error in a directory it goes on behind that
+    /// directory.
     #[allow(clippy::should_implement_trait, reason = "what it gives is borrowed from it")]
     pub fn next(&mut self) -> Result<Option<Walked<'_>>> {
         if let Some(top) = self.top.take() {
@@ -103,11 +113,19 @@ impl Walk {
             return Ok(());
         }
         if !self.seen.insert(attr.ino) {
-            return Err(Error::Corrupt { ino: attr.ino, what: "a directory with more than one name".into() });
+            return Err(Error::Corrupt {
+                ino: attr.ino,
+                what: "a directory with more than one name".into(),
+            });
         }
         let (start, end) = (layout::name_key(attr.ino, b""), layout::names_end(attr.ino));
         let names = self.view.cursor(self.layout.nmap, &start, &end)?;
-        self.folders.push(Folder { ino: attr.ino, names, path: self.path.len(), waiting: VecDeque::new() });
+        self.folders.push(Folder {
+            ino: attr.ino,
+            names,
+            path: self.path.len(),
+            waiting: VecDeque::new(),
+        });
         Ok(())
     }
 }
@@ -126,8 +144,16 @@ impl Folder {
         }
         let nodes = view.multi_get(layout.imap, &keys)?;
         for ((name, ino, kind), node) in names.into_iter().zip(nodes) {
-            let corrupt = |what: &str| Error::Corrupt { ino, what: format!("an entry of directory {} {what}", self.ino) };
-            let attr = layout::decode_node(ino, &node.ok_or_else(|| corrupt("names it, and it does not exist"))?)?.0.public(ino);
+            let corrupt = |what: &str| Error::Corrupt {
+                ino,
+                what: format!("an entry of directory {} {what}", self.ino),
+            };
+            let attr = layout::decode_node(
+                ino,
+                &node.ok_or_else(|| corrupt("names it, and it does not exist"))?,
+            )?
+            .0
+            .public(ino);
             if (attr.kind == FileKind::Dir) != (kind == FileKind::Dir) {
                 return Err(corrupt("says that it is of another kind"));
             }

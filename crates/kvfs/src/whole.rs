@@ -1,5 +1,6 @@
-//! Files made as they are to be for good: names, attributes and content of many at once, in one commit, so that nothing of them waits in memory
-//! or is written a second time. For those who bring whole trees in.
+//! Files made as they are to be for good: names, attributes and content of many at once, in one
+//! commit, so that nothing of them waits in memory or is written a second time. For those who bring
+//! whole trees in.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -41,7 +42,9 @@ impl Whole {
             FileKind::File => Ok(()),
             FileKind::Symlink if self.content.is_empty() => Err(Error::NotFound),
             FileKind::Symlink if self.content.len() > TARGET_MAX => Err(Error::NameTooLong),
-            FileKind::Symlink if self.content.contains(&0) => Err(Error::Invalid("the target of a symbolic link holds no NUL")),
+            FileKind::Symlink if self.content.contains(&0) => {
+                Err(Error::Invalid("the target of a symbolic link holds no NUL"))
+            }
             FileKind::Symlink => Ok(()),
             _ if !self.content.is_empty() => Err(Error::Invalid("a special file has no content")),
             _ => Ok(()),
@@ -57,9 +60,17 @@ impl Whole {
             nlink: 1,
             uid: self.uid,
             gid: self.gid,
-            rdev: if matches!(self.kind, FileKind::CharDevice | FileKind::BlockDevice) { self.rdev } else { 0 },
+            rdev: if matches!(self.kind, FileKind::CharDevice | FileKind::BlockDevice) {
+                self.rdev
+            } else {
+                0
+            },
             size,
-            body: if inline { Body::Inline(size as u32) } else { Body::Paged(layout::blocks_of(size)) },
+            body: if inline {
+                Body::Inline(size as u32)
+            } else {
+                Body::Paged(layout::blocks_of(size))
+            },
             parent: self.parent,
             atime: self.atime,
             mtime: self.mtime,
@@ -70,8 +81,9 @@ impl Whole {
 }
 
 impl Fs {
-    /// Makes all of these, or, on any error, none. Their names must not be there yet. As with a rename nobody sees a part of a file; no
-    /// reference is added. They are in memory meanwhile, so many megabytes of them are for several calls.
+    /// Makes all of these, or, on any error, none. Their names must not be there yet. As with a
+    /// rename nobody sees a part of a file; no reference is added. They are in memory meanwhile, so
+    /// many megabytes of them are for several calls.
     pub fn make_whole(&self, all: &[Whole]) -> Result<()> {
         self.writable()?;
         all.iter().try_for_each(Whole::check)?;
@@ -112,7 +124,11 @@ impl Fs {
                     let mut keys = PageKeys::with_capacity(count as usize);
                     for block in 0..count {
                         let (from, to) = (block * PAGE, ((block + 1) * PAGE).min(attr.size));
-                        batch.put(layout.dmap, keys.key(ino, block), whole.content.slice(from as usize..to as usize));
+                        batch.put(
+                            layout.dmap,
+                            keys.key(ino, block),
+                            whole.content.slice(from as usize..to as usize),
+                        );
                     }
                     pages += count;
                     &[]

@@ -9,12 +9,14 @@ use crate::fs::Fs;
 use crate::inode::State;
 use crate::layout::{self, XattrValue, Xattrs};
 
-/// Those of which something is known: anyone's, the superuser's, and that of security modules and capabilities.
+/// Those of which something is known: anyone's, the superuser's, and that of security modules and
+/// capabilities.
 const NAME_SPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
 /// The kernel's limits on one value and on the list of names.
 const VALUE_MAX: usize = 64 << 10;
 const LIST_MAX: usize = 64 << 10;
-/// The largest value in the node, and the most bytes of values there: the node is rewritten with every change of the inode.
+/// The largest value in the node, and the most bytes of values there: the node is rewritten with
+/// every change of the inode.
 const INLINE_VALUE: usize = 256;
 const INLINE_ALL: usize = 1024;
 
@@ -33,10 +35,14 @@ impl Fs {
         match find(ino, &state, name)? {
             XattrValue::Inline(value) => Ok(value.to_vec()),
             XattrValue::External(len) => {
-                let value = self.core.scope.get(self.core.layout.imap, &layout::xattr_key(ino, name))?;
+                let value =
+                    self.core.scope.get(self.core.layout.imap, &layout::xattr_key(ino, name))?;
                 match value.filter(|value| value.len() == *len as usize) {
                     Some(value) => Ok(value.into()),
-                    None => Err(Error::Corrupt { ino, what: format!("the value of `{}` is missing", name.escape_ascii()) }),
+                    None => Err(Error::Corrupt {
+                        ino,
+                        what: format!("the value of `{}` is missing", name.escape_ascii()),
+                    }),
                 }
             }
         }
@@ -58,7 +64,8 @@ impl Fs {
         Ok(list)
     }
 
-    /// Sets an extended attribute. A small value is committed with the inode's next commit, a large one at once.
+    /// Sets an extended attribute. A small value is committed with the inode's next commit, a large
+    /// one at once.
     pub fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
         self.writable()?;
         check_name(name)?;
@@ -86,7 +93,11 @@ impl Fs {
             return Err(Error::NoSpace);
         }
         let inline = value.len() <= INLINE_VALUE && inline_bytes(&all) + value.len() <= INLINE_ALL;
-        let new = if inline { XattrValue::Inline(value.into()) } else { XattrValue::External(value.len() as u32) };
+        let new = if inline {
+            XattrValue::Inline(value.into())
+        } else {
+            XattrValue::External(value.len() as u32)
+        };
         all.insert(name.into(), new);
         if inline && !was_external {
             state.xattrs = Some(Box::new(all));
@@ -136,7 +147,13 @@ impl Fs {
     }
 
     /// Commits the node with new extended attributes, together with their changes in `batch`.
-    fn commit_xattrs(&self, ino: Ino, state: &mut crate::inode::State, all: Xattrs, mut batch: Batch) -> Result<()> {
+    fn commit_xattrs(
+        &self,
+        ino: Ino,
+        state: &mut crate::inode::State,
+        all: Xattrs,
+        mut batch: Batch,
+    ) -> Result<()> {
         self.count_pages(ino, state)?;
         let mut attr = state.attr;
         attr.ctime = self.now();
@@ -171,13 +188,20 @@ fn check_name(name: &[u8]) -> Result<()> {
     match name {
         b"" => Err(Error::Invalid("an extended attribute without a name")),
         // Their rules would have to be enforced, not only stored.
-        _ if name.starts_with(b"system.posix_acl_") => Err(Error::Unsupported("access control lists")),
-        _ if !layout::is_xattr_name(name) => Err(Error::Invalid("a malformed name of an extended attribute")),
-        // As a kernel's file system answers, so that a program learns that its attribute means nothing here.
+        _ if name.starts_with(b"system.posix_acl_") => {
+            Err(Error::Unsupported("access control lists"))
+        }
+        _ if !layout::is_xattr_name(name) => {
+            Err(Error::Invalid("a malformed name of an extended attribute"))
+        }
+        // As a kernel's file system answers, so that a program learns that its attribute means
+        // nothing here.
         _ if !NAME_SPACES.iter().any(|space| name.starts_with(space)) => {
             Err(Error::Unsupported("extended attributes outside of user, trusted and security"))
         }
-        _ if NAME_SPACES.contains(&name) => Err(Error::Invalid("an extended attribute with nothing behind its name space")),
+        _ if NAME_SPACES.contains(&name) => {
+            Err(Error::Invalid("an extended attribute with nothing behind its name space"))
+        }
         _ => Ok(()),
     }
 }

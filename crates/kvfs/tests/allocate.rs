@@ -24,16 +24,25 @@ fn allocating_moves_the_size_unless_told_to_keep_it() {
     fails(w.fs.fallocate(f, ALLOCATE, 0, 0), libc::EINVAL);
     fails(w.fs.fallocate(f, ALLOCATE, u64::MAX, 1), libc::EFBIG);
     fails(w.fs.fallocate(f, ALLOCATE, 0, 1 << 50), libc::ENOSPC);
-    fails(w.fs.fallocate(f, Allocate { mode: AllocateMode::Collapse, keep_size: false }, 0, 4096), libc::EOPNOTSUPP);
+    fails(
+        w.fs.fallocate(f, Allocate { mode: AllocateMode::Collapse, keep_size: false }, 0, 4096),
+        libc::EOPNOTSUPP,
+    );
     fails(w.fs.fallocate(ROOT, ALLOCATE, 0, 1), libc::EISDIR);
 }
 
 #[test]
 fn a_punched_range_reads_as_zeros_and_gives_its_pages_back() {
     for commit in [false, true] {
-        for (from, to) in
-            [(0u64, 4096u64), (100, 200), (4096, 12_288), (5000, 30_000), (90_000, 200_000), (0, 100_000), (99_999, 100_000)]
-        {
+        for (from, to) in [
+            (0u64, 4096u64),
+            (100, 200),
+            (4096, 12_288),
+            (5000, 30_000),
+            (90_000, 200_000),
+            (0, 100_000),
+            (99_999, 100_000),
+        ] {
             for mode in [PUNCH, ZERO] {
                 let mut w = World::new();
                 let mut model = vec![7u8; 100_000];
@@ -89,8 +98,14 @@ fn data_and_holes_are_found_whether_committed_or_not() {
         }
         let data = |at| w.fs.seek(f, at, Whence::Data);
         let hole = |at| w.fs.seek(f, at, Whence::Hole);
-        assert_eq!((data(0).unwrap(), data(8192).unwrap(), data(9000).unwrap()), (8192, 8192, 9000));
-        assert_eq!((data(4 * 4096).unwrap(), data(10 * 4096 + 5000 - 4096).unwrap()), (40_960, 41_864));
+        assert_eq!(
+            (data(0).unwrap(), data(8192).unwrap(), data(9000).unwrap()),
+            (8192, 8192, 9000)
+        );
+        assert_eq!(
+            (data(4 * 4096).unwrap(), data(10 * 4096 + 5000 - 4096).unwrap()),
+            (40_960, 41_864)
+        );
         assert_eq!(
             (hole(0).unwrap(), hole(8192).unwrap(), hole(12_300).unwrap(), hole(40_960).unwrap()),
             (0, 16_384, 16_384, 45_056)

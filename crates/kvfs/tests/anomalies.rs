@@ -1,19 +1,23 @@
-//! The anomalies of the Hermitage list, on files, and on a file and a key together: what each isolation level forbids, how, and what it
-//! allows.
+//! The anomalies of the Hermitage list, on files, and on a file and a key together: what each
+//! isolation level forbids, how, and what it allows.
 //!
-//! A word like `x` is a file of the root directory, `#x` a key of a user's dictionary; what predicates select are the names in the directory,
-//! and the keys. The store begins with x=10 and y=20, as Hermitage's table does. A script that `play` plays is played three times: with both
-//! as files, with a file and a key, and with a key and a file. How scripts are read is told in `script`; the steps are
+//! A word like `x` is a file of the root directory, `#x` a key of a user's dictionary; what
+//! predicates select are the names in the directory, and the keys. The store begins with x=10 and
+//! y=20, as Hermitage's table does. A script that `play` plays is played three times: with both as
+//! files, with a file and a key, and with a key and a file. How scripts are read is told in
+//! `script`; the steps are
 //!
 //! - `T1 write x v` (an existing file, and given to the transaction as by fsync)
 //! - `T1 hold x v`: written, but it stays in the view's memory until the commit
 //! - `T1 read x -> v`, or `nothing`
 //! - `T1 make z v`, `T1 remove z`, `T1 rename x z`: names
-//! - `T1 list -> x y`: the names of all files; `T1 scan -> x=v #y=v`: all files with their content, and all keys
+//! - `T1 list -> x y`: the names of all files; `T1 scan -> x=v #y=v`: all files with their content,
+//!   and all keys
 //! - `T1 clear`: all files and keys go
-//! - `T1 commit`, or `-> conflict file #y`: a file or name and a key have been changed by others; `T1 abort`
-//! - `-> locked`: refused for somebody else's lock, because that one is older and took this one's, or held it for too long; a commit finds
-//!   that there is no such transaction any more: `-> over`
+//! - `T1 commit`, or `-> conflict file #y`: a file or name and a key have been changed by others;
+//!   `T1 abort`
+//! - `-> locked`: refused for somebody else's lock, because that one is older and took this one's,
+//!   or held it for too long; a commit finds that there is no such transaction any more: `-> over`
 //! - `plain write x v` and so on: in no transaction; it waits for nobody here, but is refused
 
 #[path = "../../kvdb/tests/script/mod.rs"]
@@ -22,7 +26,9 @@ mod world;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kvdb::{Batch, DictionaryId, Durability, Isolation, Kvdb, TransactionId, TransactionOptions, at_once};
+use kvdb::{
+    Batch, DictionaryId, Durability, Isolation, Kvdb, TransactionId, TransactionOptions, at_once,
+};
 use kvfs::{Error, FileKind, Fs, ROOT, RenameFlags, Result, SetAttr, View, Views};
 use script::{LONG, Stage, Step};
 use world::{USER, World};
@@ -65,8 +71,12 @@ impl Place {
                     true => format!("#{}", text(key)),
                     false => "file".into(),
                 };
-                let (keys, files): (BTreeSet<String>, BTreeSet<_>) = keys.iter().map(what).partition(|w| w.starts_with('#'));
-                files.into_iter().chain(keys).fold("conflict".into(), |all, one| format!("{all} {one}"))
+                let (keys, files): (BTreeSet<String>, BTreeSet<_>) =
+                    keys.iter().map(what).partition(|w| w.starts_with('#'));
+                files
+                    .into_iter()
+                    .chain(keys)
+                    .fold("conflict".into(), |all, one| format!("{all} {one}"))
             }
             Err(Error::Store(kvdb::Error::Locked(_))) => "locked".into(),
             Err(Error::Store(kvdb::Error::NoTransaction(_))) => "over".into(),
@@ -98,7 +108,11 @@ impl Place {
             ("write" | "hold", [name, value]) => {
                 let attr = self.fs.resolve(name.as_bytes())?;
                 if attr.size != value.len() as u64 {
-                    self.fs.setattr(attr.ino, &SetAttr { size: Some(0), ..Default::default() }, USER)?;
+                    self.fs.setattr(
+                        attr.ino,
+                        &SetAttr { size: Some(0), ..Default::default() },
+                        USER,
+                    )?;
                 }
                 self.fs.write(attr.ino, 0, value.as_bytes(), Default::default())?;
                 if verb == "write" {
@@ -113,9 +127,10 @@ impl Place {
                 self.fs.fsync(ino, false).map(|()| done)
             }
             ("remove", [name]) => self.fs.unlink(ROOT, name.as_bytes()).map(|()| done),
-            ("rename", [from, to]) => {
-                self.fs.rename(ROOT, from.as_bytes(), ROOT, to.as_bytes(), RenameFlags::default()).map(|_| done)
-            }
+            ("rename", [from, to]) => self
+                .fs
+                .rename(ROOT, from.as_bytes(), ROOT, to.as_bytes(), RenameFlags::default())
+                .map(|_| done),
             ("list", []) => Ok(some(self.names()?.into_iter().collect())),
             ("scan", []) => {
                 let mut all = Vec::new();
@@ -126,7 +141,9 @@ impl Place {
                     all.push(format!("#{}={}", text(&key), text(&value)));
                 }
                 // By name; of one name the file comes first.
-                all.sort_by_key(|word| word.trim_start_matches('#').split('=').next().map(str::to_owned));
+                all.sort_by_key(|word| {
+                    word.trim_start_matches('#').split('=').next().map(str::to_owned)
+                });
                 Ok(some(all))
             }
             ("clear", []) => {
@@ -214,7 +231,11 @@ impl Store {
 
 impl Stage for Store {
     fn begin(&mut self, who: &str) {
-        let options = TransactionOptions { isolation: self.isolation, lock_timeout: LONG, ..TransactionOptions::default() };
+        let options = TransactionOptions {
+            isolation: self.isolation,
+            lock_timeout: LONG,
+            ..TransactionOptions::default()
+        };
         let id = self.views.begin(options).unwrap();
         let fs = self.views.fs(&View::Transaction(id)).unwrap();
         let transaction = Some(self.views.transaction(id).unwrap());
@@ -251,7 +272,9 @@ fn play(isolation: Isolation, script: &str) {
 /// The line with all of `keys` as keys. A conflict over others is over files.
 fn with_keys(line: &str, keys: &str) -> String {
     let conflict = line.contains("-> conflict");
-    let is_key = |word: &str| word.split('=').next().is_some_and(|name| !name.is_empty() && keys.contains(name));
+    let is_key = |word: &str| {
+        word.split('=').next().is_some_and(|name| !name.is_empty() && keys.contains(name))
+    };
     let word = |word: &str| match word {
         word if is_key(word) => format!("#{word}"),
         "x" | "y" if conflict => "file".into(),
@@ -309,7 +332,8 @@ fn g0_writes_of_two_transactions_do_not_interleave() {
          T2 commit -> over
          now x=11 y=21",
     );
-    // Nothing of a file is locked against readers while it is in memory only; but it has been read, by whoever writes it.
+    // Nothing of a file is locked against readers while it is in memory only; but it has been read,
+    // by whoever writes it.
     play_as_written(
         Serializable,
         MIXED,
@@ -361,7 +385,9 @@ fn g1a_what_is_aborted_is_never_read() {
          now x=10 y=20",
     );
     // A name that was made, one that was removed, one that was moved.
-    for (change, name, found) in [("make z 30", "z", "nothing"), ("remove x", "x", "10"), ("rename x z", "x", "10")] {
+    for (change, name, found) in
+        [("make z 30", "z", "nothing"), ("remove x", "x", "10"), ("rename x z", "x", "10")]
+    {
         play_as_written(
             Serializable,
             MIXED,
@@ -542,9 +568,12 @@ fn pmp_a_listing_stays_as_it_was_read() {
         );
     }
     // Names alone, and those that go.
-    for (change, after) in
-        [("make z 30", "x=10 y=20 z=30"), ("remove x", "y=20"), ("rename x z", "y=20 z=10"), ("rename x y", "y=10")]
-    {
+    for (change, after) in [
+        ("make z 30", "x=10 y=20 z=30"),
+        ("remove x", "y=20"),
+        ("rename x z", "y=20 z=10"),
+        ("rename x y", "y=10"),
+    ] {
         play_as_written(
             Snapshot,
             FILES,
@@ -873,7 +902,8 @@ fn g_single_names_content_and_keys_are_read_as_of_one_moment() {
     );
 }
 
-/// G-single with writes: who read x before another's transaction must not write y after it, if that was removed on account of x.
+/// G-single with writes: who read x before another's transaction must not write y after it, if that
+/// was removed on account of x.
 #[test]
 fn g_single_a_writer_does_not_stand_on_both_sides_of_a_commit() {
     play(
@@ -901,7 +931,8 @@ fn g_single_a_writer_does_not_stand_on_both_sides_of_a_commit() {
     );
 }
 
-/// G2-item, write skew on single files and keys: each reads both, and writes the one that the other does not.
+/// G2-item, write skew on single files and keys: each reads both, and writes the one that the other
+/// does not.
 #[test]
 fn g2_item_snapshots_allow_write_skew_and_locks_do_not() {
     play(

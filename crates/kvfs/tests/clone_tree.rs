@@ -1,4 +1,5 @@
-//! A tree copied by reference: equal to the original, of its own from then on, and no larger than its names.
+//! A tree copied by reference: equal to the original, of its own from then on, and no larger than
+//! its names.
 
 mod world;
 
@@ -29,7 +30,9 @@ fn make(world: &World) -> kvfs::Ino {
 }
 
 fn content(seed: u8, len: usize) -> Vec<u8> {
-    (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed).wrapping_add((i >> 8) as u8)).collect()
+    (0..len)
+        .map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed).wrapping_add((i >> 8) as u8))
+        .collect()
 }
 
 fn is_the_tree(world: &World, at: &str) {
@@ -59,7 +62,10 @@ fn a_copy_is_equal_and_of_its_own() {
     let mut world = World::new();
     let top = make(&world);
     let stats = world.fs.clone_tree(top, ROOT, b"copy").unwrap();
-    assert_eq!(stats, CloneStats { directories: 3, files: 6, bytes: 100_000 + 5 + 9 + (1 << 20) + 5000 });
+    assert_eq!(
+        stats,
+        CloneStats { directories: 3, files: 6, bytes: 100_000 + 5 + 9 + (1 << 20) + 5000 }
+    );
     is_the_tree(&world, "/copy");
     assert_eq!(world.stat("/copy/sub/outside").nlink, 1, "a link that leads outside");
     assert_eq!(world.stat("/").nlink, 4);
@@ -81,7 +87,10 @@ fn a_copy_is_equal_and_of_its_own() {
 }
 
 fn is_the_tree_but(world: &World) {
-    assert_eq!(world.read(world.stat("/top/sub/large").ino, 50_000, 7), content(1, 100_000)[50_000..50_007]);
+    assert_eq!(
+        world.read(world.stat("/top/sub/large").ino, 50_000, 7),
+        content(1, 100_000)[50_000..50_007]
+    );
     assert_eq!(world.read(world.stat("/copy/sub/holes").ino, 0, 5000), content(2, 5000));
 }
 
@@ -120,7 +129,10 @@ fn what_cannot_be_leaves_nothing() {
     let world = World::new();
     let top = make(&world);
     assert!(matches!(world.fs.clone_tree(top, ROOT, b"outside"), Err(Error::Exists)));
-    assert!(matches!(world.fs.clone_tree(top, world.stat("/outside").ino, b"x"), Err(Error::NotDirectory | Error::NotFound)));
+    assert!(matches!(
+        world.fs.clone_tree(top, world.stat("/outside").ino, b"x"),
+        Err(Error::NotDirectory | Error::NotFound)
+    ));
     assert!(world.fs.clone_tree(top, ROOT, b"a/b").is_err());
     assert!(matches!(world.fs.clone_tree(999, ROOT, b"x"), Err(Error::Stale(999))));
     is_sound(&world);
@@ -166,7 +178,11 @@ fn whole_pages_that_are_copied_from_file_to_file_are_shared() {
         }
     }
     world.fs.sync_all().unwrap();
-    assert!(written() - before < len as u64 / 2, "{} bytes for five copies of {len}", written() - before);
+    assert!(
+        written() - before < len as u64 / 2,
+        "{} bytes for five copies of {len}",
+        written() - before
+    );
     let blocks = |ino| world.fs.getattr(ino).unwrap().blocks;
     for &to in &copies {
         assert_eq!(world.read(to, 0, len + 100), content(5, len + 100));
@@ -189,7 +205,8 @@ fn whole_pages_that_are_copied_from_file_to_file_are_shared() {
     is_sound(&world);
 }
 
-/// So many files that each dictionary gets runs of its own; all the while with one of everything among them.
+/// So many files that each dictionary gets runs of its own; all the while with one of everything
+/// among them.
 fn make_many(world: &World, files: usize) -> kvfs::Ino {
     let top = make(world);
     let mut dirs = vec![top];
@@ -198,7 +215,8 @@ fn make_many(world: &World, files: usize) -> kvfs::Ino {
             dirs.push(world.dir(dirs[i % dirs.len()], &format!("d{i}")));
         }
         let dir = dirs[dirs.len() - 1];
-        let ino = world.file_with(dir, &format!("f{i}"), &content(i as u8, [10, 700, 3000, 9000][i % 4]));
+        let ino =
+            world.file_with(dir, &format!("f{i}"), &content(i as u8, [10, 700, 3000, 9000][i % 4]));
         // Links across the tree, and files outside of it between those within.
         if i % 100 == 7 {
             world.fs.link(ino, dirs[i % dirs.len()], format!("link{i}").as_bytes()).unwrap();
@@ -242,7 +260,9 @@ fn listed(fs: &Fs, path: &str) -> Vec<(String, u32, Vec<u8>)> {
 
 fn on_this_machine(mut world: World) -> World {
     let machine = Arc::new(Machine::default());
-    world.db = Kvdb::create(Arc::new(MemoryDevice::new()), machine.clone(), CreateOptions::default()).unwrap();
+    world.db =
+        Kvdb::create(Arc::new(MemoryDevice::new()), machine.clone(), CreateOptions::default())
+            .unwrap();
     world.fs = Fs::open(world.db.clone(), machine, FsOptions::default()).unwrap();
     world
 }
@@ -296,10 +316,16 @@ fn a_large_tree_in_a_transaction() {
         views.clone_tree(&View::Transaction(id), b"top", b"copy").unwrap();
         let changed = fs.resolve(b"copy/small").unwrap().ino;
         fs.write(changed, 0, b"SMALL", Default::default()).unwrap();
-        assert!(matches!(views.clone_tree(&View::Transaction(id), b"top", b"copy"), Err(Error::Exists)));
+        assert!(matches!(
+            views.clone_tree(&View::Transaction(id), b"top", b"copy"),
+            Err(Error::Exists)
+        ));
         views.clone_tree(&View::Transaction(id), b"copy", b"twin").unwrap();
         views.commit(id, Durability::Buffered).unwrap();
-        assert_eq!((world.contents("/twin/small"), world.contents("/copy/small")), (b"SMALL".to_vec(), b"SMALL".to_vec()));
+        assert_eq!(
+            (world.contents("/twin/small"), world.contents("/copy/small")),
+            (b"SMALL".to_vec(), b"SMALL".to_vec())
+        );
         assert_eq!(listed(&world.fs, "/twin").len(), original.len());
         is_sound(&world);
     }
@@ -372,7 +398,8 @@ fn a_copy_does_not_stand_in_the_way_of_a_transaction_that_has_looked_for_its_nam
     let world = World::new();
     let top = make(&world);
     let views = Views::new(world.db.clone(), world.fs.clone());
-    let options = TransactionOptions { isolation: Isolation::Serializable, ..TransactionOptions::default() };
+    let options =
+        TransactionOptions { isolation: Isolation::Serializable, ..TransactionOptions::default() };
     let id = views.begin(options).unwrap();
     let inside = views.fs(&View::Transaction(id)).unwrap();
     assert!(inside.lookup(ROOT, b"copy").is_err());

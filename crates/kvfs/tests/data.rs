@@ -1,4 +1,5 @@
-//! The bytes of files: what is written is read, across every size at which files are stored in another way.
+//! The bytes of files: what is written is read, across every size at which files are stored in
+//! another way.
 
 mod world;
 
@@ -10,13 +11,32 @@ fn cut(w: &World, ino: u64, size: u64) -> Attr {
 }
 
 fn pattern(len: usize, seed: u8) -> Vec<u8> {
-    (0..len).map(|n| (n as u8).wrapping_mul(31).wrapping_add((n >> 8) as u8).wrapping_add(seed)).collect()
+    (0..len)
+        .map(|n| (n as u8).wrapping_mul(31).wrapping_add((n >> 8) as u8).wrapping_add(seed))
+        .collect()
 }
 
 #[test]
 fn every_size_around_the_borders_is_kept() {
     let mut w = World::new();
-    let sizes = [0usize, 1, 511, 512, 513, 4095, 4096, 4097, 8191, 8192, 8193, 65_535, 65_536, 65_537, 200_000, 1 << 20];
+    let sizes = [
+        0usize,
+        1,
+        511,
+        512,
+        513,
+        4095,
+        4096,
+        4097,
+        8191,
+        8192,
+        8193,
+        65_535,
+        65_536,
+        65_537,
+        200_000,
+        1 << 20,
+    ];
     for (n, &size) in sizes.iter().enumerate() {
         let ino = w.file_with(ROOT, &format!("f{n}"), &pattern(size, n as u8));
         assert_eq!(w.read_all(ino), pattern(size, n as u8));
@@ -25,7 +45,11 @@ fn every_size_around_the_borders_is_kept() {
         w.remount();
         for (n, &size) in sizes.iter().enumerate() {
             let attr = w.stat(&format!("f{n}"));
-            assert_eq!((attr.size, w.read_all(attr.ino) == pattern(size, n as u8)), (size as u64, true), "{size}");
+            assert_eq!(
+                (attr.size, w.read_all(attr.ino) == pattern(size, n as u8)),
+                (size as u64, true),
+                "{size}"
+            );
             let blocks = if size <= 512 { size.div_ceil(512) } else { size.div_ceil(4096) * 8 };
             assert_eq!(attr.blocks, blocks as u64, "{size}");
         }
@@ -35,9 +59,16 @@ fn every_size_around_the_borders_is_kept() {
 #[test]
 fn overwrites_of_any_place_change_only_that_place() {
     for commit in [false, true] {
-        for (offset, len) in
-            [(0, 1), (100, 50), (4000, 200), (4096, 4096), (4095, 4098), (20_000, 60_000), (99_999, 1), (99_990, 100)]
-        {
+        for (offset, len) in [
+            (0, 1),
+            (100, 50),
+            (4000, 200),
+            (4096, 4096),
+            (4095, 4098),
+            (20_000, 60_000),
+            (99_999, 1),
+            (99_990, 100),
+        ] {
             let w = World::new();
             let mut model = pattern(100_000, 1);
             let f = w.file_with(ROOT, "f", &model);
@@ -52,7 +83,10 @@ fn overwrites_of_any_place_change_only_that_place() {
             w.fs.sync_all().unwrap();
             assert!(w.read_all(f) == model, "{offset}+{len}, committed");
             assert_eq!(w.fs.getattr(f).unwrap().blocks, model.len().div_ceil(4096) as u64 * 8);
-            assert_eq!(w.read(f, offset as u64 + 3, 5000), model[model.len().min(offset + 3)..model.len().min(offset + 5003)]);
+            assert_eq!(
+                w.read(f, offset as u64 + 3, 5000),
+                model[model.len().min(offset + 3)..model.len().min(offset + 5003)]
+            );
         }
     }
 }
@@ -187,7 +221,10 @@ fn size_of_other_kinds_cannot_be_set() {
     fails(w.fs.setattr(ROOT, &size, USER), libc::EISDIR);
     fails(w.fs.setattr(fifo, &size, USER), libc::EINVAL);
     let f = w.file(ROOT, "f");
-    fails(w.fs.setattr(f, &SetAttr { size: Some(u64::MAX), ..Default::default() }, USER), libc::EFBIG);
+    fails(
+        w.fs.setattr(f, &SetAttr { size: Some(u64::MAX), ..Default::default() }, USER),
+        libc::EFBIG,
+    );
 }
 
 #[test]
@@ -240,14 +277,20 @@ fn times_follow_the_changes() {
     w.second();
     w.write(f, 0, b"x");
     let written = w.fs.getattr(f).unwrap();
-    assert!(written.mtime > made.mtime && written.ctime == written.mtime && written.atime == made.atime);
+    assert!(
+        written.mtime > made.mtime && written.ctime == written.mtime && written.atime == made.atime
+    );
     w.second();
     w.read(f, 0, 1);
     let read = w.fs.getattr(f).unwrap();
     assert!(read.atime > written.mtime && read.mtime == written.mtime);
     w.second();
     w.read(f, 0, 1);
-    assert_eq!(w.fs.getattr(f).unwrap().atime, read.atime, "like relatime: already newer than the change");
+    assert_eq!(
+        w.fs.getattr(f).unwrap().atime,
+        read.atime,
+        "like relatime: already newer than the change"
+    );
     w.second();
     assert!(cut(&w, f, 1).mtime > written.mtime);
 }

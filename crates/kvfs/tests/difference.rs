@@ -17,9 +17,15 @@ fn make(fs: &Fs, parent: Ino, name: &str, data: &[u8]) -> Ino {
 
 /// "path before>after" with sizes, `-` for nothing; folders end in a slash.
 fn shown(views: &Views, id: kvfs::TransactionId) -> Vec<String> {
-    let size =
-        |a: &Option<kvfs::Attr>| a.map_or("-".into(), |a| if a.kind == FileKind::Dir { "/".into() } else { a.size.to_string() });
-    let line = |c: &kvfs::FileChange| format!("{} {}>{}", String::from_utf8_lossy(&c.path), size(&c.before), size(&c.after));
+    let size = |a: &Option<kvfs::Attr>| {
+        a.map_or(
+            "-".into(),
+            |a| if a.kind == FileKind::Dir { "/".into() } else { a.size.to_string() },
+        )
+    };
+    let line = |c: &kvfs::FileChange| {
+        format!("{} {}>{}", String::from_utf8_lossy(&c.path), size(&c.before), size(&c.after))
+    };
     views.difference(id).unwrap().iter().filter(|c| !c.times_alone()).map(line).collect()
 }
 
@@ -83,7 +89,11 @@ fn a_tree_that_is_removed_is_listed_whole() {
 }
 
 fn paths(changes: &[kvfs::FileChange]) -> Vec<String> {
-    changes.iter().filter(|c| !c.times_alone()).map(|c| String::from_utf8_lossy(&c.path).into_owned()).collect()
+    changes
+        .iter()
+        .filter(|c| !c.times_alone())
+        .map(|c| String::from_utf8_lossy(&c.path).into_owned())
+        .collect()
 }
 
 #[test]
@@ -94,7 +104,8 @@ fn names_are_found_wherever_they_have_gone() {
     let moved = make(&w.fs, a, "moved", b"1");
     w.fs.rename(a, b"moved", b, b"there", RenameFlags::default()).unwrap();
     let [left, right] = [(a, "left"), (b, "right")].map(|(dir, name)| make(&w.fs, dir, name, b"1"));
-    w.fs.rename(a, b"left", b, b"right", RenameFlags { exchange: true, ..Default::default() }).unwrap();
+    w.fs.rename(a, b"left", b, b"right", RenameFlags { exchange: true, ..Default::default() })
+        .unwrap();
     // Two names in different directories; and one whose first name is gone.
     let both = make(&w.fs, a, "both", b"1");
     w.fs.link(both, b, b"again").unwrap();
@@ -110,7 +121,10 @@ fn names_are_found_wherever_they_have_gone() {
         w.fs.write(ino, 0, b"22", Default::default()).unwrap();
     }
     let changes = views.difference_of_snapshots("before", None).unwrap();
-    assert_eq!(paths(&changes), ["a/both", "a/left", "b/again", "b/named", "b/right", "b/second", "b/there"]);
+    assert_eq!(
+        paths(&changes),
+        ["a/both", "a/left", "b/again", "b/named", "b/right", "b/second", "b/there"]
+    );
     w.check();
 }
 
@@ -141,7 +155,12 @@ fn a_difference_reads_what_has_changed_and_not_all_names() {
     db.flush().unwrap();
     drop((fs, db));
     // Nothing is in memory.
-    let (db, _) = Kvdb::open(Arc::new(CrashDevice::over(device.durable())), env.clone(), OpenOptions::default()).unwrap();
+    let (db, _) = Kvdb::open(
+        Arc::new(CrashDevice::over(device.durable())),
+        env.clone(),
+        OpenOptions::default(),
+    )
+    .unwrap();
     let fs = Fs::open(db.clone(), env, FsOptions::default()).unwrap();
     let views = Views::new(db.clone(), fs);
     let read = || db.stats().io.total().read_bytes;

@@ -1,7 +1,9 @@
-//! A difference beside a naive one: both trees walked, everything at every path compared. Random trees, random changes: hard links, renames
-//! and swaps of directories, types replaced, trees removed and made again, extended attributes, owners, modes, times.
+//! A difference beside a naive one: both trees walked, everything at every path compared. Random
+//! trees, random changes: hard links, renames and swaps of directories, types replaced, trees
+//! removed and made again, extended attributes, owners, modes, times.
 //!
-//! `KVFS_CASES=20000 cargo test -p kvfs --test difference_oracle` runs more cases, from `KVFS_BASE` on.
+//! `KVFS_CASES=20000 cargo test -p kvfs --test difference_oracle` runs more cases, from `KVFS_BASE`
+//! on.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -9,7 +11,8 @@ use std::sync::Arc;
 use env::{Env, Simulated};
 use kvdb::{Durability, Kvdb};
 use kvfs::{
-    Caller, FileChange, FileKind, Fs, FsOptions, Ino, ROOT, RenameFlags, SetAttr, TimeSet, Timestamp, View, Views, XattrFlags,
+    Caller, FileChange, FileKind, Fs, FsOptions, Ino, ROOT, RenameFlags, SetAttr, TimeSet,
+    Timestamp, View, Views, XattrFlags,
 };
 
 type Path = Vec<u8>;
@@ -38,9 +41,20 @@ fn thing(fs: &Fs, ino: Ino) -> Thing {
     };
     let names = fs.listxattr(ino).expect("names");
     let names = names.split(|c| *c == 0).filter(|n| !n.is_empty());
-    let xattrs = names.map(|name| (name.to_vec(), fs.getxattr(ino, name).expect("value").to_vec())).collect();
+    let xattrs = names
+        .map(|name| (name.to_vec(), fs.getxattr(ino, name).expect("value").to_vec()))
+        .collect();
     let owner = (attr.uid, attr.gid);
-    Thing { ino, kind: attr.kind, perm: attr.perm, owner, rdev: attr.rdev, content, xattrs, mtime: attr.mtime }
+    Thing {
+        ino,
+        kind: attr.kind,
+        perm: attr.perm,
+        owner,
+        rdev: attr.rdev,
+        content,
+        xattrs,
+        mtime: attr.mtime,
+    }
 }
 
 fn list(fs: &Fs, dir: Ino) -> Vec<(Vec<u8>, Ino)> {
@@ -77,7 +91,10 @@ fn groups(tree: &Tree) -> HashMap<Path, BTreeSet<Path>> {
     for (path, thing) in tree.iter().filter(|(_, t)| t.kind != FileKind::Dir) {
         by_ino.entry(thing.ino).or_default().insert(path.clone());
     }
-    by_ino.into_values().flat_map(|group| group.clone().into_iter().map(move |path| (path, group.clone()))).collect()
+    by_ino
+        .into_values()
+        .flat_map(|group| group.clone().into_iter().map(move |path| (path, group.clone())))
+        .collect()
 }
 
 /// One line for each path that differs, with all that does.
@@ -89,7 +106,11 @@ fn naive(old: &Tree, new: &Tree) -> Vec<String> {
         let shown = path.escape_ascii();
         let xattrs = |a: &Thing, b: &Thing| {
             let names: BTreeSet<&Vec<u8>> = a.xattrs.keys().chain(b.xattrs.keys()).collect();
-            names.into_iter().filter(|n| a.xattrs.get(*n) != b.xattrs.get(*n)).map(|n| format!(" x:{}", n.escape_ascii())).collect()
+            names
+                .into_iter()
+                .filter(|n| a.xattrs.get(*n) != b.xattrs.get(*n))
+                .map(|n| format!(" x:{}", n.escape_ascii()))
+                .collect()
         };
         let line = match (old.get(path), new.get(path)) {
             (Some(a), Some(b)) => {
@@ -103,7 +124,10 @@ fn naive(old: &Tree, new: &Tree) -> Vec<String> {
                 say(a.perm != b.perm, " mode");
                 say(a.owner != b.owner, " owner");
                 say(a.rdev != b.rdev, " device");
-                say(a.kind == FileKind::File && b.kind == FileKind::File && a.content != b.content, " content");
+                say(
+                    a.kind == FileKind::File && b.kind == FileKind::File && a.content != b.content,
+                    " content",
+                );
                 let target = |t: &Thing| (t.kind == FileKind::Symlink).then(|| t.content.clone());
                 say(target(a) != target(b), " target");
                 let names: String = xattrs(a, b);
@@ -117,13 +141,21 @@ fn naive(old: &Tree, new: &Tree) -> Vec<String> {
             }
             (None, Some(b)) => {
                 let names: String = xattrs(&Thing { xattrs: BTreeMap::new(), ..b.clone() }, b);
-                let linked = is_linked.get(path).and_then(|group| group.iter().find(|p| *p != path));
-                format!("A {shown}{names}{}", linked.map(|p| format!(" = {}", p.escape_ascii())).unwrap_or_default())
+                let linked =
+                    is_linked.get(path).and_then(|group| group.iter().find(|p| *p != path));
+                format!(
+                    "A {shown}{names}{}",
+                    linked.map(|p| format!(" = {}", p.escape_ascii())).unwrap_or_default()
+                )
             }
             (Some(a), None) => {
                 let names: String = xattrs(a, &Thing { xattrs: BTreeMap::new(), ..a.clone() });
-                let linked = was_linked.get(path).and_then(|group| group.iter().find(|p| *p != path));
-                format!("D {shown}{names}{}", linked.map(|p| format!(" = {}", p.escape_ascii())).unwrap_or_default())
+                let linked =
+                    was_linked.get(path).and_then(|group| group.iter().find(|p| *p != path));
+                format!(
+                    "D {shown}{names}{}",
+                    linked.map(|p| format!(" = {}", p.escape_ascii())).unwrap_or_default()
+                )
             }
             (None, None) => continue,
         };
@@ -138,8 +170,13 @@ fn told(changes: &[FileChange]) -> Vec<String> {
         .iter()
         .map(|c| {
             let shown = c.path.escape_ascii();
-            let names: String = c.xattrs.iter().map(|x| format!(" x:{}", x.name.escape_ascii())).collect();
-            let linked = c.linked_to.as_ref().map(|p| format!(" = {}", p.escape_ascii())).unwrap_or_default();
+            let names: String =
+                c.xattrs.iter().map(|x| format!(" x:{}", x.name.escape_ascii())).collect();
+            let linked = c
+                .linked_to
+                .as_ref()
+                .map(|p| format!(" = {}", p.escape_ascii()))
+                .unwrap_or_default();
             let (a, b) = match (&c.before, &c.after) {
                 (Some(a), Some(b)) => (a, b),
                 (None, _) => return format!("A {shown}{names}{linked}"),
@@ -213,7 +250,8 @@ fn remove(fs: &Fs, dir: Ino, name: &[u8], ino: Ino, kind: FileKind) {
     }
 }
 
-/// Makes a tree again as it was, but for inode numbers and times; hard links are not links any more.
+/// Makes a tree again as it was, but for inode numbers and times; hard links are not links any
+/// more.
 fn copy(fs: &Fs, from: Ino, dir: Ino, name: &[u8]) {
     let it = thing(fs, from);
     let made = match it.kind {
@@ -225,7 +263,12 @@ fn copy(fs: &Fs, from: Ino, dir: Ino, name: &[u8]) {
     if it.kind == FileKind::File {
         fs.write(ino, 0, &it.content, Default::default()).expect("written");
     }
-    let set = SetAttr { mode: Some(it.perm), uid: Some(it.owner.0), gid: Some(it.owner.1), ..Default::default() };
+    let set = SetAttr {
+        mode: Some(it.perm),
+        uid: Some(it.owner.0),
+        gid: Some(it.owner.1),
+        ..Default::default()
+    };
     fs.setattr(ino, &set, Caller::default()).expect("set");
     for (name, value) in &it.xattrs {
         fs.setxattr(ino, name, value, XattrFlags::Any).expect("set");
@@ -250,10 +293,17 @@ fn change(fs: &Fs, random: &mut Random) -> String {
     let sizes = [1, 7, 300, 600, 4096, 5000, 13_000];
     match random.below(20) {
         0..=2 if free => {
-            let kind = *random.pick(&[FileKind::File, FileKind::File, FileKind::File, FileKind::Fifo, FileKind::CharDevice]);
+            let kind = *random.pick(&[
+                FileKind::File,
+                FileKind::File,
+                FileKind::File,
+                FileKind::Fifo,
+                FileKind::CharDevice,
+            ]);
             let ino = fs.mknod(dir, name, kind, 0o644, 259, USER).expect("made").ino;
             if kind == FileKind::File {
-                fs.write(ino, 0, &vec![1; *random.pick(&sizes)], Default::default()).expect("written");
+                fs.write(ino, 0, &vec![1; *random.pick(&sizes)], Default::default())
+                    .expect("written");
             }
             fs.forget(ino, 1);
             format!("make {kind:?} {dir}/{}", name.escape_ascii())
@@ -273,7 +323,11 @@ fn change(fs: &Fs, random: &mut Random) -> String {
         }
         8..=10 => match is(FileKind::File) {
             Some(_) => {
-                let (at, len, byte) = (*random.pick(&[0, 0, 100, 5000, 20_000]), *random.pick(&sizes), random.below(3) as u8);
+                let (at, len, byte) = (
+                    *random.pick(&[0, 0, 100, 5000, 20_000]),
+                    *random.pick(&sizes),
+                    random.below(3) as u8,
+                );
                 fs.write(ino, at, &vec![byte; len], Default::default()).expect("written");
                 format!("write {byte} to {ino} at {at}, {len} bytes")
             }
@@ -285,17 +339,24 @@ fn change(fs: &Fs, random: &mut Random) -> String {
             match what {
                 0 => set.mode = Some(*random.pick(&[0o600, 0o644, 0o4755])),
                 1 => set.uid = Some(random.below(2) as u32),
-                2 => set.mtime = Some(TimeSet::At(Timestamp { secs: random.below(2) as i64, nanos: 0 })),
-                _ if is(FileKind::File).is_some() => set.size = Some(*random.pick(&[0, 3, 4096, 9000])),
+                2 => {
+                    set.mtime =
+                        Some(TimeSet::At(Timestamp { secs: random.below(2) as i64, nanos: 0 }))
+                }
+                _ if is(FileKind::File).is_some() => {
+                    set.size = Some(*random.pick(&[0, 3, 4096, 9000]))
+                }
                 _ => {}
             }
             fs.setattr(ino, &set, Caller::default()).expect("set");
             format!("set {ino} {set:?}")
         }
         12 => {
-            let (name, len) = (*random.pick(&[&b"user.x"[..], b"user.y"]), *random.pick(&[0, 5, 9000]));
+            let (name, len) =
+                (*random.pick(&[&b"user.x"[..], b"user.y"]), *random.pick(&[0, 5, 9000]));
             if matches!(one.as_ref().map(|p| p.4), Some(FileKind::File | FileKind::Dir)) {
-                fs.setxattr(ino, name, &vec![random.below(2) as u8; len], XattrFlags::Any).expect("set");
+                fs.setxattr(ino, name, &vec![random.below(2) as u8; len], XattrFlags::Any)
+                    .expect("set");
             }
             format!("setxattr {ino} {} {len}", name.escape_ascii())
         }
@@ -325,10 +386,13 @@ fn change(fs: &Fs, random: &mut Random) -> String {
         },
         // Removed and made again: nothing has changed, but for times and links.
         18 => match &one {
-            Some((path, ino, parent, from, kind)) if fs.lookup(*parent, b"again").map(|a| fs.forget(a.ino, 1)).is_err() => {
+            Some((path, ino, parent, from, kind))
+                if fs.lookup(*parent, b"again").map(|a| fs.forget(a.ino, 1)).is_err() =>
+            {
                 copy(fs, *ino, *parent, b"again");
                 remove(fs, *parent, from, *ino, *kind);
-                fs.rename(*parent, b"again", *parent, from, RenameFlags::default()).expect("renamed");
+                fs.rename(*parent, b"again", *parent, from, RenameFlags::default())
+                    .expect("renamed");
                 format!("again {}", path.escape_ascii())
             }
             _ => "nothing".into(),
@@ -337,7 +401,12 @@ fn change(fs: &Fs, random: &mut Random) -> String {
             Some((path, ino, ..)) if free => {
                 // A copy does not go into itself.
                 let done = fs.clone_tree(*ino, dir, name);
-                format!("clone-tree {} {dir}/{}: {:?}", path.escape_ascii(), name.escape_ascii(), done.is_ok())
+                format!(
+                    "clone-tree {} {dir}/{}: {:?}",
+                    path.escape_ascii(),
+                    name.escape_ascii(),
+                    done.is_ok()
+                )
             }
             _ => "nothing".into(),
         },
@@ -350,7 +419,8 @@ fn case(seed: u64) {
         random.below(2);
     }
     let (db, env) = (Kvdb::in_memory(), Arc::new(Simulated::new(seed)));
-    let fs = Fs::open(db.clone(), env.clone() as Arc<dyn Env>, FsOptions::default()).expect("a file system");
+    let fs = Fs::open(db.clone(), env.clone() as Arc<dyn Env>, FsOptions::default())
+        .expect("a file system");
     let views = Views::new(db.clone(), fs.clone());
     let mut log = Vec::new();
     let mut changes = |fs: &Fs, random: &mut Random, n: usize| {
@@ -374,7 +444,11 @@ fn case(seed: u64) {
     let a = walk(&views.fs(&View::Snapshot("a".into())).expect("a view"));
     let check = |found: Vec<FileChange>, old: &Tree, new: &Tree, what: &str, log: &[String]| {
         let (found, want) = (told(&found), naive(old, new));
-        assert!(found == want, "seed {seed}, {what}:\n{}\nfound {found:#?}\nwant {want:#?}", log.join("\n"));
+        assert!(
+            found == want,
+            "seed {seed}, {what}:\n{}\nfound {found:#?}\nwant {want:#?}",
+            log.join("\n")
+        );
     };
 
     // In a transaction, while others go on. It is compared with what it reads.
@@ -396,7 +470,9 @@ fn case(seed: u64) {
     }
     views.snapshot(&View::Mainline, "b", Durability::Buffered).expect("a snapshot");
     let b = walk(&views.fs(&View::Snapshot("b".into())).expect("a view"));
-    let difference = |from: &str, to: Option<&str>| views.difference_of_snapshots(from, to).expect("a difference");
+    let difference = |from: &str, to: Option<&str>| {
+        views.difference_of_snapshots(from, to).expect("a difference")
+    };
     check(difference("a", Some("b")), &a, &b, "a to b", &log);
     check(difference("b", Some("a")), &b, &a, "b to a", &log);
     check(difference("a", None), &a, &b, "a to now", &log);

@@ -1,4 +1,5 @@
-//! Durable transactions over files: after a restart the view is there again, with what was written in it.
+//! Durable transactions over files: after a restart the view is there again, with what was written
+//! in it.
 
 use std::sync::Arc;
 
@@ -9,9 +10,15 @@ use zones::{CrashDevice, Device, MemoryDevice};
 
 fn open<D: Device + 'static>(device: &Arc<D>, fresh: bool) -> (Kvdb, Fs, Views) {
     let env = Arc::new(Simulated::new(7));
-    let options = OpenOptions { memory: 16 << 20, threads: false, zero_journal: false, ..Default::default() };
+    let options =
+        OpenOptions { memory: 16 << 20, threads: false, zero_journal: false, ..Default::default() };
     let db = match fresh {
-        true => Kvdb::create(device.clone(), env.clone(), CreateOptions { open: options, ..Default::default() }).unwrap(),
+        true => Kvdb::create(
+            device.clone(),
+            env.clone(),
+            CreateOptions { open: options, ..Default::default() },
+        )
+        .unwrap(),
         false => Kvdb::open(device.clone(), env.clone(), options).unwrap().0,
     };
     let fs = Fs::open(db.clone(), env, FsOptions::default()).unwrap();
@@ -20,7 +27,8 @@ fn open<D: Device + 'static>(device: &Arc<D>, fresh: bool) -> (Kvdb, Fs, Views) 
 }
 
 fn file(fs: &Fs, parent: Ino, name: &str, data: &[u8]) -> Ino {
-    let ino = fs.mknod(parent, name.as_bytes(), FileKind::File, 0o644, 0, Caller::default()).unwrap().ino;
+    let ino =
+        fs.mknod(parent, name.as_bytes(), FileKind::File, 0o644, 0, Caller::default()).unwrap().ino;
     assert_eq!(fs.write(ino, 0, data, Default::default()).unwrap() as usize, data.len());
     ino
 }
@@ -56,7 +64,10 @@ fn a_view_goes_on_after_a_crash_and_its_commit_meets_no_strangers() {
     file(&inside, ROOT, "later", b"later");
     views.commit(id, Durability::Synced).unwrap();
     assert_eq!(content(&fs, "/dir/new"), vec![7; 20_000]);
-    assert_eq!((content(&fs, "/outside"), content(&fs, "/later")), (b"outside".to_vec(), b"later".to_vec()));
+    assert_eq!(
+        (content(&fs, "/outside"), content(&fs, "/later")),
+        (b"outside".to_vec(), b"later".to_vec())
+    );
     assert!(fs.resolve(b"/before").is_err());
     fs.sync_all().unwrap();
     let report = kvfs::verify(&db).unwrap();
@@ -84,9 +95,15 @@ fn what_was_written_before_it_is_kept_is_there_after_a_power_cut() {
 
     let (db, fs, views) = open(&Arc::new(device.durable()), false);
     let inside = views.fs(&View::Transaction(id)).unwrap();
-    assert_eq!((content(&inside, "/small"), content(&inside, "/large")), (b"small".to_vec(), vec![7; 20_000]));
+    assert_eq!(
+        (content(&inside, "/small"), content(&inside, "/large")),
+        (b"small".to_vec(), vec![7; 20_000])
+    );
     views.commit(id, Durability::Synced).unwrap();
-    assert_eq!((content(&fs, "/small"), content(&fs, "/large")), (b"small".to_vec(), vec![7; 20_000]));
+    assert_eq!(
+        (content(&fs, "/small"), content(&fs, "/large")),
+        (b"small".to_vec(), vec![7; 20_000])
+    );
     assert_eq!(db.open_dictionary("rows").unwrap().get("k").unwrap().as_deref(), Some(&b"v"[..]));
 }
 
@@ -115,23 +132,31 @@ fn one_that_is_not_durable_is_kept_without_a_sync() {
     assert!(views.keep(id).is_err());
 }
 
-/// A command that works on the store while it is not mounted opens the files without looking at transactions.
+/// A command that works on the store while it is not mounted opens the files without looking at
+/// transactions.
 #[test]
 fn what_is_made_beside_the_views_takes_no_number_of_a_transaction_that_goes_on() {
     let device = Arc::new(MemoryDevice::new());
     let (db, _, views) = open(&device, true);
     let id = views.begin(TransactionOptions { durable: true, ..Default::default() }).unwrap();
     let inside = views.fs(&View::Transaction(id)).unwrap();
-    let mine: Vec<Ino> = (0..10).map(|i| file(&inside, ROOT, &format!("mine{i}"), &[7; 20_000])).collect();
+    let mine: Vec<Ino> =
+        (0..10).map(|i| file(&inside, ROOT, &format!("mine{i}"), &[7; 20_000])).collect();
     inside.sync_all().unwrap();
     db.sync().unwrap();
     let crashed = Arc::new((*device).clone());
     {
         let env = Arc::new(Simulated::new(8));
-        let options = OpenOptions { memory: 16 << 20, threads: false, zero_journal: false, ..Default::default() };
+        let options = OpenOptions {
+            memory: 16 << 20,
+            threads: false,
+            zero_journal: false,
+            ..Default::default()
+        };
         let db = Kvdb::open(crashed.clone(), env.clone(), options).unwrap().0;
         let fs = Fs::open(db, env, FsOptions::default()).unwrap();
-        let theirs: Vec<Ino> = (0..10).map(|i| file(&fs, ROOT, &format!("theirs{i}"), &[8; 20_000])).collect();
+        let theirs: Vec<Ino> =
+            (0..10).map(|i| file(&fs, ROOT, &format!("theirs{i}"), &[8; 20_000])).collect();
         assert!(theirs.iter().all(|ino| !mine.contains(ino)), "{theirs:?} and {mine:?}");
         fs.shutdown().unwrap();
     }
@@ -145,7 +170,8 @@ fn what_is_made_beside_the_views_takes_no_number_of_a_transaction_that_goes_on()
     assert!(report.findings.is_empty(), "{:?}", report.findings);
 }
 
-/// The rollback is on disk at once: a transaction that it has ended must not be there again when the power fails right behind it.
+/// The rollback is on disk at once: a transaction that it has ended must not be there again when
+/// the power fails right behind it.
 #[test]
 fn a_transaction_that_a_rollback_has_ended_does_not_go_on_after_a_power_cut() {
     ended_by_a_rollback(|_, _| {});
@@ -161,8 +187,18 @@ fn a_transaction_that_ended_before_a_rollback_does_not_go_on_after_a_power_cut()
 fn ended_by_a_rollback(before: impl Fn(&Views, kvdb::TransactionId)) {
     let device = Arc::new(CrashDevice::new());
     let env = Arc::new(Simulated::new(7));
-    let options = || OpenOptions { memory: 16 << 20, threads: false, zero_journal: false, ..Default::default() };
-    let db = Kvdb::create(device.clone(), env.clone(), CreateOptions { open: options(), ..Default::default() }).unwrap();
+    let options = || OpenOptions {
+        memory: 16 << 20,
+        threads: false,
+        zero_journal: false,
+        ..Default::default()
+    };
+    let db = Kvdb::create(
+        device.clone(),
+        env.clone(),
+        CreateOptions { open: options(), ..Default::default() },
+    )
+    .unwrap();
     let fs = Fs::open(db.clone(), env.clone(), FsOptions::default()).unwrap();
     let views = Views::new(db.clone(), fs.clone());
     views.snapshot(&View::Mainline, "empty", Durability::Synced).unwrap();
@@ -187,7 +223,9 @@ fn who_began_it_is_known_after_a_restart() {
         let device = Arc::new(CrashDevice::new());
         let (_, _, views) = open(&device, true);
         let label = "of a user".to_string();
-        let id = views.begin(TransactionOptions { durable: true, user, label, ..Default::default() }).unwrap();
+        let id = views
+            .begin(TransactionOptions { durable: true, user, label, ..Default::default() })
+            .unwrap();
         assert_eq!(views.user(id).unwrap(), user);
         let (_, _, views) = open(&Arc::new(device.durable()), false);
         assert_eq!(views.user(id).unwrap(), user);

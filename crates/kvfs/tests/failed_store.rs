@@ -4,15 +4,21 @@ use std::sync::Arc;
 
 use env::Simulated;
 use kvdb::{CreateOptions, Kvdb, OpenOptions};
-use kvfs::{Allocate, AllocateMode, Caller, FileKind, Fs, FsOptions, Ino, ROOT, SetAttr, View, Views, XattrFlags};
+use kvfs::{
+    Allocate, AllocateMode, Caller, FileKind, Fs, FsOptions, Ino, ROOT, SetAttr, View, Views,
+    XattrFlags,
+};
 use zones::{Fault, FaultDevice, FaultKind, MemoryDevice, Operation};
 
 const USER: Caller = Caller { uid: 1000, gid: 100, pid: 7 };
 
 fn open(device: Arc<dyn zones::Device>) -> (Kvdb, Fs) {
     let env = Arc::new(Simulated::new(7));
-    let options = OpenOptions { memory: 16 << 20, threads: false, zero_journal: false, ..Default::default() };
-    let db = Kvdb::create(device, env.clone(), CreateOptions { open: options, ..Default::default() }).unwrap();
+    let options =
+        OpenOptions { memory: 16 << 20, threads: false, zero_journal: false, ..Default::default() };
+    let db =
+        Kvdb::create(device, env.clone(), CreateOptions { open: options, ..Default::default() })
+            .unwrap();
     let fs = Fs::open(db.clone(), env, FsOptions::default()).unwrap();
     (db, fs)
 }
@@ -78,7 +84,11 @@ fn after_a_failed_sync_nothing_is_taken_and_what_was_taken_is_said_to_be_lost() 
     let before = fs.statistics().dirty_bytes;
     refuses_every_change(&fs, f);
     refuses_every_change(&inside, f);
-    assert_eq!((fs.statistics().dirty_bytes, inside.statistics().dirty_bytes), (before, 0), "nothing gathers in memory");
+    assert_eq!(
+        (fs.statistics().dirty_bytes, inside.statistics().dirty_bytes),
+        (before, 0),
+        "nothing gathers in memory"
+    );
     // What is there is still read.
     assert_eq!(&fs.read(f, 0, 14).unwrap()[..], b"not to be lost");
     fails(fs.fsync(f, false), libc::EIO);
@@ -94,7 +104,9 @@ fn what_finds_no_space_at_a_sync_stays_in_its_place_and_is_written_later() {
     for round in 0..60u32 {
         // The host is full, and is not, and is again.
         match round % 20 {
-            5 => [Operation::Grow, Operation::Write].map(|on| device.inject(Fault::always(on, FaultKind::NoSpace))).to_vec(),
+            5 => [Operation::Grow, Operation::Write]
+                .map(|on| device.inject(Fault::always(on, FaultKind::NoSpace)))
+                .to_vec(),
             15 => vec![device.clear()],
             _ => vec![],
         };
@@ -116,22 +128,36 @@ fn what_finds_no_space_at_a_sync_stays_in_its_place_and_is_written_later() {
     assert!(fs.read(log, 0, expected.len() as u32).unwrap() == expected);
 }
 
-/// Files are committed in groups. One of them whose node cannot be read at that moment is not in the group, and no part of it: not even
-/// that it has lost its capability, whose value lies beside the node.
+/// Files are committed in groups. One of them whose node cannot be read at that moment is not in
+/// the group, and no part of it: not even that it has lost its capability, whose value lies beside
+/// the node.
 #[test]
 fn of_a_file_that_cannot_be_staged_no_part_is_committed_with_others() {
     let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
     let env = Arc::new(Simulated::new(7));
-    let options = OpenOptions { memory: 1 << 20, threads: false, zero_journal: false, ..Default::default() };
-    let db = Kvdb::create(device.clone(), env.clone(), CreateOptions { open: options, ..Default::default() }).unwrap();
+    let options =
+        OpenOptions { memory: 1 << 20, threads: false, zero_journal: false, ..Default::default() };
+    let db = Kvdb::create(
+        device.clone(),
+        env.clone(),
+        CreateOptions { open: options, ..Default::default() },
+    )
+    .unwrap();
     let fs = Fs::open(db.clone(), env.clone(), FsOptions::default()).unwrap();
     let program = file(&fs, "program", b"code");
     let (name, capability) = (b"security.capability", [1; 1000]);
     fs.setxattr(program, name, &capability, XattrFlags::Any).unwrap();
     // So many that not all fit into memory.
     let mut random = env::Random::new(1);
-    let others: Vec<Ino> =
-        (0..6000).map(|i| file(&fs, &format!("other{i}"), &(0..400).map(|_| random.number() as u8).collect::<Vec<_>>())).collect();
+    let others: Vec<Ino> = (0..6000)
+        .map(|i| {
+            file(
+                &fs,
+                &format!("other{i}"),
+                &(0..400).map(|_| random.number() as u8).collect::<Vec<_>>(),
+            )
+        })
+        .collect();
     fs.sync_all().unwrap();
     db.flush().unwrap();
 
@@ -148,7 +174,10 @@ fn of_a_file_that_cannot_be_staged_no_part_is_committed_with_others() {
     let again = Fs::open(db.clone(), env, FsOptions::default()).unwrap();
     assert_eq!(again.verify().unwrap().findings, []);
     assert_eq!(&again.read(later, 0, 100).unwrap()[..], b"committed in one group with it");
-    assert_eq!((again.getattr(program).unwrap().uid, &again.getxattr(program, name).unwrap()[..]), (USER.uid, &capability[..]));
+    assert_eq!(
+        (again.getattr(program).unwrap().uid, &again.getxattr(program, name).unwrap()[..]),
+        (USER.uid, &capability[..])
+    );
     // What could not be read can be now.
     fs.sync_all().unwrap();
     let again = Fs::open(db, Arc::new(Simulated::new(8)), FsOptions::default()).unwrap();
@@ -157,7 +186,8 @@ fn of_a_file_that_cannot_be_staged_no_part_is_committed_with_others() {
     fails(again.getxattr(program, name), libc::ENODATA);
 }
 
-/// A truncation counts what it leaves and reads the page that the new end is in. Whichever of these fails, nothing is cut.
+/// A truncation counts what it leaves and reads the page that the new end is in. Whichever of these
+/// fails, nothing is cut.
 #[test]
 fn a_truncation_that_cannot_read_changes_nothing() {
     const PAGE: u64 = 4096;
@@ -182,7 +212,12 @@ fn a_truncation_that_cannot_read_changes_nothing() {
     let size = 2 * kept * PAGE + 100;
     for after in 0.. {
         // With nothing in memory.
-        let options = OpenOptions { memory: 16 << 20, threads: false, zero_journal: false, ..Default::default() };
+        let options = OpenOptions {
+            memory: 16 << 20,
+            threads: false,
+            zero_journal: false,
+            ..Default::default()
+        };
         let (db, _) = Kvdb::open(device.clone(), Arc::new(Simulated::new(7)), options).unwrap();
         let fs = Fs::open(db, Arc::new(Simulated::new(7)), FsOptions::default()).unwrap();
         let f = fs.resolve(b"f").unwrap();
@@ -191,12 +226,18 @@ fn a_truncation_that_cannot_read_changes_nothing() {
         device.clear();
         let last = fs.read(f.ino, 2 * kept * PAGE, PAGE as u32).unwrap();
         if cut.is_ok() {
-            assert!(after > 2, "pages are counted in more than one block: {after} reads could fail");
+            assert!(
+                after > 2,
+                "pages are counted in more than one block: {after} reads could fail"
+            );
             assert_eq!((fs.getattr(f.ino).unwrap().size, &last[..]), (size, &content(kept)[..100]));
             break;
         }
         fails(cut, libc::EIO);
         assert_eq!(fs.getattr(f.ino).unwrap().size, f.size, "read {after} failed");
-        assert!(last[..] == content(kept), "read {after} failed, and the page that the new end would be in was cut");
+        assert!(
+            last[..] == content(kept),
+            "read {after} failed, and the page that the new end would be in was cut"
+        );
     }
 }

@@ -33,7 +33,11 @@ fn a_small_file_is_one_write_and_one_sync() {
             w.write(ino, offset, &[8; 4096]);
             let (journal, all, syncs) = written(&w);
             w.fs.fsync(ino, false).expect("synced");
-            assert_eq!(written(&w), (journal + 1, all + 1, syncs + 1), "{len} bytes, then 4096 at {offset}");
+            assert_eq!(
+                written(&w),
+                (journal + 1, all + 1, syncs + 1),
+                "{len} bytes, then 4096 at {offset}"
+            );
         }
     }
 }

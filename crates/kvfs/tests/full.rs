@@ -1,4 +1,5 @@
-//! A full store: writes fail early with ENOSPC, what was acknowledged is there, and removing works and gives the space back.
+//! A full store: writes fail early with ENOSPC, what was acknowledged is there, and removing works
+//! and gives the space back.
 
 mod world;
 
@@ -15,11 +16,13 @@ const USER: Caller = Caller { uid: 1, gid: 1, pid: 1 };
 
 /// A store of so many zones, without threads.
 fn small(zones: u64) -> (Kvdb, Fs) {
-    let open = OpenOptions { memory: 8 << 20, threads: false, zero_journal: false, ..Default::default() };
+    let open =
+        OpenOptions { memory: 8 << 20, threads: false, zero_journal: false, ..Default::default() };
     let options = CreateOptions { capacity: Some(zones * ZONE), reserve_zones: 4, open };
     let env = Arc::new(Simulated::new(1));
     let db = Kvdb::create(Arc::new(MemoryDevice::new()), env.clone(), options).unwrap();
-    let fs = Fs::open(db.clone(), env, FsOptions { write_buffer: 4 << 20, ..Default::default() }).unwrap();
+    let fs = Fs::open(db.clone(), env, FsOptions { write_buffer: 4 << 20, ..Default::default() })
+        .unwrap();
     (db, fs)
 }
 
@@ -76,9 +79,14 @@ fn removing_works_in_a_full_store_and_gives_space_back() {
         let (db, fs) = small(14);
         for round in 0..3 {
             let files = fill(&fs, size);
-            assert!(files.len() as u64 > if size == 300 { 10_000 } else { 100 }, "round {round}: only {} files", files.len());
+            assert!(
+                files.len() as u64 > if size == 300 { 10_000 } else { 100 },
+                "round {round}: only {} files",
+                files.len()
+            );
             for (ino, name, _) in &files {
-                fs.unlink(ROOT, name.as_bytes()).unwrap_or_else(|e| panic!("round {round}: removing {name}: {e}"));
+                fs.unlink(ROOT, name.as_bytes())
+                    .unwrap_or_else(|e| panic!("round {round}: removing {name}: {e}"));
                 fs.forget(*ino, 1);
             }
             fs.sync_all().unwrap();

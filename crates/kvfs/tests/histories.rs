@@ -1,13 +1,16 @@
-//! Random histories of concurrent transactions over files and keys together, checked with `adya`: under snapshot isolation they must be
-//! valid as strong snapshot isolation, serializable ones as strictly serializable; files that are read on the mainline included.
+//! Random histories of concurrent transactions over files and keys together, checked with `adya`:
+//! under snapshot isolation they must be valid as strong snapshot isolation, serializable ones as
+//! strictly serializable; files that are read on the mainline included.
 //!
-//! Transactions append to lists that are keys or files; they delete ranges and write them anew, cut files off, put others in their place, go
-//! back to savepoints, change keys by drafts; some are durable. Ingests put pairs of keys down that must show together. In some lives the store
-//! goes back to a snapshot now and then, which begins a new epoch (see `history/epoch.rs`); others end with a power cut, after which each
-//! transaction is there whole or not at all, those that were synced in any case, and durable ones that were left open read what they read.
+//! Transactions append to lists that are keys or files; they delete ranges and write them anew, cut
+//! files off, put others in their place, go back to savepoints, change keys by drafts; some are
+//! durable. Ingests put pairs of keys down that must show together. In some lives the store goes
+//! back to a snapshot now and then, which begins a new epoch (see `history/epoch.rs`); others end
+//! with a power cut, after which each transaction is there whole or not at all, those that were
+//! synced in any case, and durable ones that were left open read what they read.
 //!
-//! `KVFS_TRANSACTIONS=n` runs n transactions at each level instead of the usual few, `KVFS_SEED_BASE=n` begins with another seed: each run
-//! says with which one the next goes on.
+//! `KVFS_TRANSACTIONS=n` runs n transactions at each level instead of the usual few,
+//! `KVFS_SEED_BASE=n` begins with another seed: each run says with which one the next goes on.
 
 #[path = "../../kvdb/tests/history/mod.rs"]
 mod history;
@@ -21,7 +24,8 @@ use env::{Machine, Random};
 use history::epoch::{Epoch, Lists, OBSERVER, Rollback, judge};
 use history::{Attempt, Did, End, Figures, check, decode, encode, extent};
 use kvdb::{
-    Batch, CreateOptions, DictionaryId, Durability, Isolation, Kvdb, OpenOptions, Transaction, TransactionId, TransactionOptions,
+    Batch, CreateOptions, DictionaryId, Durability, Isolation, Kvdb, OpenOptions, Transaction,
+    TransactionId, TransactionOptions,
 };
 use kvfs::{Caller, Error, FileKind, Fs, FsOptions, ROOT, Result, SetAttr, View, Views};
 use zones::CrashDevice;
@@ -71,8 +75,10 @@ fn content(fs: &Fs, list: u64) -> Result<Vec<u8>> {
 
 impl Open {
     fn new(db: Kvdb) -> Open {
-        let options = FsOptions { flush_interval: Duration::from_millis(40), ..FsOptions::default() };
-        let fs = Fs::open(db.clone(), Arc::new(Machine::default()), options).expect("a file system");
+        let options =
+            FsOptions { flush_interval: Duration::from_millis(40), ..FsOptions::default() };
+        let fs =
+            Fs::open(db.clone(), Arc::new(Machine::default()), options).expect("a file system");
         let rows = db.open_dictionary("rows").expect("made").id();
         Open { views: Views::new(db.clone(), fs.clone()), db, fs, rows }
     }
@@ -85,7 +91,10 @@ impl Open {
             all.insert(number, decode(&value));
         }
         for list in (0..LISTS).filter(|list| is_file(*list)) {
-            all.insert(list, decode(&content(files, list).unwrap_or_else(|e| panic!("list {list}: {e}"))));
+            all.insert(
+                list,
+                decode(&content(files, list).unwrap_or_else(|e| panic!("list {list}: {e}"))),
+            );
         }
         all
     }
@@ -110,14 +119,22 @@ impl Life {
     fn read(&self, doors: &Doors, list: u64, did: &mut Vec<Did>) -> Result<Vec<u64>> {
         let bytes = match is_file(list) {
             true => content(&doors.fs, list)?,
-            false => doors.t.get(self.open.rows, name(list).as_bytes())?.unwrap_or_default().to_vec(),
+            false => {
+                doors.t.get(self.open.rows, name(list).as_bytes())?.unwrap_or_default().to_vec()
+            }
         };
         let found = decode(&bytes);
         did.push(Did::Read(list, found.clone()));
         Ok(found)
     }
 
-    fn append(&self, doors: &Doors, list: u64, random: &mut Random, did: &mut Vec<Did>) -> Result<()> {
+    fn append(
+        &self,
+        doors: &Doors,
+        list: u64,
+        random: &mut Random,
+        did: &mut Vec<Did>,
+    ) -> Result<()> {
         let mut numbers = self.read(doors, list, did)?;
         let number = self.number();
         numbers.push(number);
@@ -127,20 +144,40 @@ impl Life {
             match random.below(4) {
                 // Cut off and written anew.
                 0 => {
-                    doors.fs.setattr(ino, &SetAttr { size: Some(0), ..SetAttr::default() }, Caller::default())?;
+                    doors.fs.setattr(
+                        ino,
+                        &SetAttr { size: Some(0), ..SetAttr::default() },
+                        Caller::default(),
+                    )?;
                     doors.fs.write(ino, 0, &encode(&numbers), Default::default())?;
                 }
                 // Another one in its place.
                 1 => {
                     let new = format!("new{number}");
-                    let attr = doors.fs.mknod(ROOT, new.as_bytes(), FileKind::File, 0o644, 0, Caller::default())?;
+                    let attr = doors.fs.mknod(
+                        ROOT,
+                        new.as_bytes(),
+                        FileKind::File,
+                        0o644,
+                        0,
+                        Caller::default(),
+                    )?;
                     doors.fs.write(attr.ino, 0, &encode(&numbers), Default::default())?;
-                    let renamed = doors.fs.rename(ROOT, new.as_bytes(), ROOT, name(list).as_bytes(), Default::default());
+                    let renamed = doors.fs.rename(
+                        ROOT,
+                        new.as_bytes(),
+                        ROOT,
+                        name(list).as_bytes(),
+                        Default::default(),
+                    );
                     doors.fs.forget(attr.ino, 1);
                     renamed?;
                 }
                 sync => {
-                    assert_eq!(doors.fs.write(ino, at, &number.to_be_bytes(), Default::default())?, 8);
+                    assert_eq!(
+                        doors.fs.write(ino, at, &number.to_be_bytes(), Default::default())?,
+                        8
+                    );
                     if sync == 2 {
                         doors.fs.fsync(ino, false)?;
                     }
@@ -153,14 +190,27 @@ impl Life {
         Ok(())
     }
 
-    /// Reads a range of the lists that are keys; `rewrite`: deletes it, and writes it anew with something behind.
-    fn range(&self, doors: &Doors, rewrite: bool, random: &mut Random, did: &mut Vec<Did>) -> Result<()> {
+    /// Reads a range of the lists that are keys; `rewrite`: deletes it, and writes it anew with
+    /// something behind.
+    fn range(
+        &self,
+        doors: &Doors,
+        rewrite: bool,
+        random: &mut Random,
+        did: &mut Vec<Did>,
+    ) -> Result<()> {
         let from = random.below(LISTS / 2);
         let to = from + 1 + random.below(LISTS / 2 - from);
         let (start, end) = (name(from), name(to));
         let found = doors.t.scan(self.open.rows, start.as_bytes(), end.as_bytes(), usize::MAX)?;
-        let list_of = |list: u64| found.iter().find(|(key, _)| key[..] == *name(list).as_bytes()).map(|(_, value)| decode(value));
-        let all: Vec<(u64, Vec<u64>)> = (from..to).map(|list| (list, list_of(list).unwrap_or_default())).collect();
+        let list_of = |list: u64| {
+            found
+                .iter()
+                .find(|(key, _)| key[..] == *name(list).as_bytes())
+                .map(|(_, value)| decode(value))
+        };
+        let all: Vec<(u64, Vec<u64>)> =
+            (from..to).map(|list| (list, list_of(list).unwrap_or_default())).collect();
         did.extend(all.iter().map(|(list, numbers)| Did::Read(*list, numbers.clone())));
         if !rewrite {
             return Ok(());
@@ -182,13 +232,15 @@ impl Life {
         let list = random.below(LISTS / 2);
         doors.t.lock_key(self.open.rows, name(list).as_bytes(), true)?;
         let mut draft = doors.t.draft()?;
-        let mut numbers = decode(&draft.get(self.open.rows, name(list).as_bytes())?.unwrap_or_default());
+        let mut numbers =
+            decode(&draft.get(self.open.rows, name(list).as_bytes())?.unwrap_or_default());
         let (read, number) = (Did::Read(list, numbers.clone()), self.number());
         numbers.push(number);
         let mut batch = Batch::new();
         batch.put(self.open.rows, name(list), encode(&numbers));
         draft.apply(batch)?;
-        let outside = decode(&doors.t.get(self.open.rows, name(list).as_bytes())?.unwrap_or_default());
+        let outside =
+            decode(&doors.t.get(self.open.rows, name(list).as_bytes())?.unwrap_or_default());
         assert!(!outside.contains(&number), "a transaction sees what is only drafted");
         did.push(read);
         if !random.one_in(4) {
@@ -198,8 +250,17 @@ impl Life {
         Ok(())
     }
 
-    fn transaction(&self, id: TransactionId, random: &mut Random, did: &mut Vec<Did>) -> Result<()> {
-        let doors = Doors { id, fs: self.open.views.fs(&View::Transaction(id))?, t: self.open.views.transaction(id)? };
+    fn transaction(
+        &self,
+        id: TransactionId,
+        random: &mut Random,
+        did: &mut Vec<Did>,
+    ) -> Result<()> {
+        let doors = Doors {
+            id,
+            fs: self.open.views.fs(&View::Transaction(id))?,
+            t: self.open.views.transaction(id)?,
+        };
         let newest = (self.ingested.load(Ordering::Relaxed) + random.below(2)).saturating_sub(1);
         let pair = random.one_in(4).then_some(INGESTED + 2 * newest);
         if let Some(first) = pair {
@@ -212,7 +273,10 @@ impl Life {
                 kind @ (3 | 4) => self.range(&doors, kind == 4, random, did)?,
                 5 => self.draft(&doors, random, did)?,
                 _ => {
-                    let savepoint = random.one_in(6).then(|| self.open.views.savepoint(doors.id)).transpose()?;
+                    let savepoint = random
+                        .one_in(6)
+                        .then(|| self.open.views.savepoint(doors.id))
+                        .transpose()?;
                     let before = did.len();
                     self.append(&doors, list, random, did)?;
                     if let Some(savepoint) = savepoint.filter(|_| random.one_in(2)) {
@@ -267,7 +331,13 @@ impl Life {
     }
 
     /// A transaction from its beginning to its end.
-    fn whole(&self, options: TransactionOptions, durability: Durability, random: &mut Random, did: &mut Vec<Did>) -> End {
+    fn whole(
+        &self,
+        options: TransactionOptions,
+        durability: Durability,
+        random: &mut Random,
+        did: &mut Vec<Did>,
+    ) -> End {
         let durable = options.durable;
         let id = match self.open.views.begin(options) {
             Ok(id) => id,
@@ -321,10 +391,13 @@ impl Life {
             }
             4 => {
                 let first = INGESTED + 2 * self.ingested.fetch_add(1, Ordering::Relaxed);
-                let tuples: Vec<_> = [first, first + 1].into_iter().map(|list| (list, self.number())).collect();
+                let tuples: Vec<_> =
+                    [first, first + 1].into_iter().map(|list| (list, self.number())).collect();
                 did.extend(tuples.iter().map(|(list, number)| Did::Append(*list, *number)));
-                let tuples = tuples.into_iter().map(|(list, number)| (name(list), encode(&[number])));
-                let done = self.open.db.ingest(self.open.rows, tuples).map(drop).map_err(Error::from);
+                let tuples =
+                    tuples.into_iter().map(|(list, number)| (name(list), encode(&[number])));
+                let done =
+                    self.open.db.ingest(self.open.rows, tuples).map(drop).map_err(Error::from);
                 // It is on disk when it returns.
                 ("ingest", self.committed(done, Durability::Synced))
             }
@@ -333,7 +406,11 @@ impl Life {
                 ("durable", self.whole(options, durability, random, &mut did))
             }
             _ => {
-                let options = TransactionOptions { isolation: self.isolation, lock_timeout, ..TransactionOptions::default() };
+                let options = TransactionOptions {
+                    isolation: self.isolation,
+                    lock_timeout,
+                    ..TransactionOptions::default()
+                };
                 ("transaction", self.whole(options, durability, random, &mut did))
             }
         };
@@ -364,15 +441,18 @@ impl Life {
             let to = self.tick();
             let files = views.fs(&View::Snapshot(snapshot.clone())).expect("it was made");
             let kept = self.open.lists(&db.open_snapshot(&snapshot).expect("it was made"), &files);
-            let did = kept.iter().map(|(list, numbers)| Did::Read(*list, numbers.clone())).collect();
-            let made = Attempt { thread: OBSERVER, from, to, did, end: End::Committed, kind: "snapshot" };
+            let did =
+                kept.iter().map(|(list, numbers)| Did::Read(*list, numbers.clone())).collect();
+            let made =
+                Attempt { thread: OBSERVER, from, to, did, end: End::Committed, kind: "snapshot" };
             wait(10 + random.below(100));
             let from = self.tick();
             let outcome = views.rollback(&snapshot);
             let to = self.tick();
             match outcome {
                 Ok(()) => {}
-                // One that has begun since has a lock: nothing has happened but that those before have ended.
+                // One that has begun since has a lock: nothing has happened but that those before
+                // have ended.
                 Err(e) if e.errno() == libc::EDEADLK => {
                     views.drop_snapshot(&snapshot).expect("dropped");
                     continue;
@@ -382,7 +462,11 @@ impl Life {
             let _alone = self.gate.write();
             let left = self.open.lists(&db.view(), fs);
             views.drop_snapshot(&snapshot).expect("dropped");
-            epochs.push(Epoch { attempts: vec![made], rollback: Some(Rollback { from, to, kept, left }), ..Epoch::default() });
+            epochs.push(Epoch {
+                attempts: vec![made],
+                rollback: Some(Rollback { from, to, kept, left }),
+                ..Epoch::default()
+            });
             self.epoch.fetch_add(1, Ordering::SeqCst);
         }
         epochs
@@ -396,15 +480,22 @@ impl Life {
                 let mut attempts: Vec<(u64, Attempt)> = Vec::new();
                 while attempts.len() < (LIFE / THREADS) as usize && !self.device.is_dead() {
                     let _under_way = self.gate.read();
-                    attempts.push((self.epoch.load(Ordering::SeqCst), self.attempt(thread, &mut random)));
+                    attempts.push((
+                        self.epoch.load(Ordering::SeqCst),
+                        self.attempt(thread, &mut random),
+                    ));
                 }
                 attempts
             };
-            let threads: Vec<_> = (0..THREADS).map(|thread| scope.spawn(move || worker(thread))).collect();
-            let roller = rollbacks.then(|| scope.spawn(move || self.roll_back_now_and_then(seed, over)));
-            let attempts: Vec<_> = threads.into_iter().flat_map(|t| t.join().expect("it came to its end")).collect();
+            let threads: Vec<_> =
+                (0..THREADS).map(|thread| scope.spawn(move || worker(thread))).collect();
+            let roller =
+                rollbacks.then(|| scope.spawn(move || self.roll_back_now_and_then(seed, over)));
+            let attempts: Vec<_> =
+                threads.into_iter().flat_map(|t| t.join().expect("it came to its end")).collect();
             over.store(true, Ordering::SeqCst);
-            let mut epochs = roller.map_or_else(Vec::new, |roller| roller.join().expect("it came to its end"));
+            let mut epochs =
+                roller.map_or_else(Vec::new, |roller| roller.join().expect("it came to its end"));
             epochs.push(Epoch::default());
             for (epoch, attempt) in attempts {
                 epochs[epoch as usize].attempts.push(attempt);
@@ -417,7 +508,12 @@ impl Life {
 }
 
 fn options() -> OpenOptions {
-    OpenOptions { memory: 4 << 20, flush_interval: Duration::from_millis(20), zero_journal: false, ..OpenOptions::default() }
+    OpenOptions {
+        memory: 4 << 20,
+        flush_interval: Duration::from_millis(20),
+        zero_journal: false,
+        ..OpenOptions::default()
+    }
 }
 
 fn run(isolation: Isolation) {
@@ -430,10 +526,16 @@ fn run(isolation: Isolation) {
         let what = format!("{isolation:?}, files and keys, seed {seed}");
         let mut random = Random::new(seed);
         let device = Arc::new(CrashDevice::new());
-        let create = CreateOptions { open: options(), reserve_zones: 4, ..CreateOptions::default() };
-        let open = Open::new(Kvdb::create(device.clone(), Arc::new(Machine::default()), create).expect("memory does not fail"));
+        let create =
+            CreateOptions { open: options(), reserve_zones: 4, ..CreateOptions::default() };
+        let open = Open::new(
+            Kvdb::create(device.clone(), Arc::new(Machine::default()), create)
+                .expect("memory does not fail"),
+        );
         for list in (0..LISTS).filter(|list| is_file(*list)) {
-            open.fs.mknod(ROOT, name(list).as_bytes(), FileKind::File, 0o644, 0, Caller::default()).expect("made");
+            open.fs
+                .mknod(ROOT, name(list).as_bytes(), FileKind::File, 0o644, 0, Caller::default())
+                .expect("made");
         }
         open.fs.sync_all().expect("memory does not fail");
         let (rollbacks, cut) = (seed.is_multiple_of(3), seed % 3 == 1);
@@ -474,15 +576,24 @@ fn run(isolation: Isolation) {
         }
     }
     let kinds = ["transaction", "mainline", "ingest", "durable"];
-    let kinds: Vec<_> = kinds.into_iter().filter(|kind| *kind != "durable" || isolation == Isolation::Snapshot).collect();
+    let kinds: Vec<_> = kinds
+        .into_iter()
+        .filter(|kind| *kind != "durable" || isolation == Isolation::Snapshot)
+        .collect();
     figures.conclude(&format!("{isolation:?}, files and keys"), first..next, started, &kinds);
-    println!("  {rolled_back} rollbacks, {cuts} power cuts, {restored} durable transactions behind them");
+    println!(
+        "  {rolled_back} rollbacks, {cuts} power cuts, {restored} durable transactions behind them"
+    );
     assert!(rolled_back > 0 && cuts > 0, "too few lives");
 }
 
-/// A durable transaction that was kept is open again, and has what it has done on top of what it read.
+/// A durable transaction that was kept is open again, and has what it has done on top of what it
+/// read.
 fn reads_what_it_read(open: &Open, id: TransactionId, did: &[Did], what: &str) {
-    let fs = open.views.fs(&View::Transaction(id)).unwrap_or_else(|e| panic!("{what}: durable transaction {id} is gone: {e}"));
+    let fs = open
+        .views
+        .fs(&View::Transaction(id))
+        .unwrap_or_else(|e| panic!("{what}: durable transaction {id} is gone: {e}"));
     let t = open.views.transaction(id).expect("it is open");
     for did in did {
         let (list, wanted) = match did {
@@ -491,7 +602,9 @@ fn reads_what_it_read(open: &Open, id: TransactionId, did: &[Did], what: &str) {
         };
         let now = match is_file(list) {
             true => content(&fs, list).expect("read"),
-            false => t.get(open.rows, name(list).as_bytes()).expect("read").unwrap_or_default().to_vec(),
+            false => {
+                t.get(open.rows, name(list).as_bytes()).expect("read").unwrap_or_default().to_vec()
+            }
         };
         let now = decode(&now);
         let has = match did {
@@ -517,7 +630,14 @@ fn serializability_holds_over_files_and_keys() {
 #[test]
 #[should_panic(expected = "G-single")]
 fn a_lost_update_of_a_file_would_be_found() {
-    let one = |thread, from, did| Attempt { thread, from, to: from + 10, did, end: End::Committed, kind: "transaction" };
+    let one = |thread, from, did| Attempt {
+        thread,
+        from,
+        to: from + 10,
+        did,
+        end: End::Committed,
+        kind: "transaction",
+    };
     let attempts = [
         one(0, 0, vec![Did::Read(5, vec![]), Did::Append(5, 1)]),
         one(1, 1, vec![Did::Read(5, vec![]), Did::Append(5, 2)]),

@@ -1,4 +1,5 @@
-//! No inode number is given twice, whatever of those that were given is there when the store is opened.
+//! No inode number is given twice, whatever of those that were given is there when the store is
+//! opened.
 
 use std::sync::Arc;
 
@@ -39,7 +40,8 @@ fn crash(device: &Arc<MemoryDevice>) -> Arc<MemoryDevice> {
 }
 
 fn file(fs: &Fs, name: &str, data: &[u8]) -> Ino {
-    let ino = fs.mknod(ROOT, name.as_bytes(), FileKind::File, 0o644, 0, Caller::default()).unwrap().ino;
+    let ino =
+        fs.mknod(ROOT, name.as_bytes(), FileKind::File, 0o644, 0, Caller::default()).unwrap().ino;
     assert_eq!(fs.write(ino, 0, data, Default::default()).unwrap() as usize, data.len());
     ino
 }
@@ -54,8 +56,8 @@ fn is_clean(db: &Kvdb) {
     assert!(report.findings.is_empty(), "{:?}", report.findings);
 }
 
-/// A durable transaction that has no room in memory when the store is opened, and none on disk, goes on only at the next opening: meanwhile
-/// nothing says which numbers it has given.
+/// A durable transaction that has no room in memory when the store is opened, and none on disk,
+/// goes on only at the next opening: meanwhile nothing says which numbers it has given.
 #[test]
 fn numbers_of_a_transaction_that_cannot_go_on_now_are_not_given_again() {
     let device = Arc::new(MemoryDevice::new());
@@ -63,7 +65,8 @@ fn numbers_of_a_transaction_that_cannot_go_on_now_are_not_given_again() {
     let rows = db.open_dictionary("rows").unwrap().id();
     let id = views.begin(TransactionOptions { durable: true, ..Default::default() }).unwrap();
     let inside = views.fs(&View::Transaction(id)).unwrap();
-    let mine: Vec<Ino> = (0..FILES).map(|i| file(&inside, &format!("mine{i}"), &[i as u8; 500])).collect();
+    let mine: Vec<Ino> =
+        (0..FILES).map(|i| file(&inside, &format!("mine{i}"), &[i as u8; 500])).collect();
     inside.sync_all().unwrap();
     // None of the room is promised to files any more.
     drop((fs, views, inside));
@@ -81,8 +84,13 @@ fn numbers_of_a_transaction_that_cannot_go_on_now_are_not_given_again() {
     batch.delete_range(rows, "", "9");
     db.commit(batch, Durability::Synced).unwrap();
     db.reclaim();
-    let theirs: Vec<Ino> = (0..10).map(|i| file(&fs, &format!("theirs{i}"), &[1; 20_000])).collect();
-    assert!(theirs.iter().all(|ino| !mine.contains(ino)), "{theirs:?} are among {:?}", mine[0]..=mine[FILES - 1]);
+    let theirs: Vec<Ino> =
+        (0..10).map(|i| file(&fs, &format!("theirs{i}"), &[1; 20_000])).collect();
+    assert!(
+        theirs.iter().all(|ino| !mine.contains(ino)),
+        "{theirs:?} are among {:?}",
+        mine[0]..=mine[FILES - 1]
+    );
     fs.sync_all().unwrap();
 
     let (db, fs, views) = open(&crash(&device), 256 << 20);
@@ -92,7 +100,8 @@ fn numbers_of_a_transaction_that_cannot_go_on_now_are_not_given_again() {
     is_clean(&db);
 }
 
-/// Nor are those of files that are removed: a handle that somebody has kept (of NFS, say) is of none that is made later.
+/// Nor are those of files that are removed: a handle that somebody has kept (of NFS, say) is of
+/// none that is made later.
 #[test]
 fn numbers_of_files_that_are_gone_are_not_given_again() {
     let device = Arc::new(MemoryDevice::new());
@@ -151,7 +160,8 @@ fn a_store_without_a_note_of_its_numbers_goes_on_behind_the_largest_that_is_ther
         db.commit(batch, Durability::Synced).unwrap();
         let report = kvfs::verify(&db).unwrap();
         assert!(!report.is_clean(), "{wrong:?}");
-        let db = Kvdb::open(crash(&device), Arc::new(Simulated::new(7)), options(16 << 20)).unwrap().0;
+        let db =
+            Kvdb::open(crash(&device), Arc::new(Simulated::new(7)), options(16 << 20)).unwrap().0;
         assert!(Fs::open(db, Arc::new(Simulated::new(7)), FsOptions::default()).is_ok());
     }
 }

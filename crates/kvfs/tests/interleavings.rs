@@ -1,4 +1,5 @@
-//! Orders of events in which one call meets another in the middle: with a sync that is held, or under schedules of a seed.
+//! Orders of events in which one call meets another in the middle: with a sync that is held, or
+//! under schedules of a seed.
 
 #[path = "../../kvdb/tests/held/mod.rs"]
 mod held;
@@ -14,7 +15,8 @@ use kvfs::{Caller, FileKind, Fs, FsOptions, Ino, ROOT, SetAttr, View, Views};
 use zones::Purpose;
 
 fn file(fs: &Fs, name: &str, data: &[u8]) -> Ino {
-    let ino = fs.mknod(ROOT, name.as_bytes(), FileKind::File, 0o644, 0, Caller::default()).unwrap().ino;
+    let ino =
+        fs.mknod(ROOT, name.as_bytes(), FileKind::File, 0o644, 0, Caller::default()).unwrap().ino;
     assert_eq!(fs.write(ino, 0, data, Default::default()).unwrap() as usize, data.len());
     ino
 }
@@ -24,15 +26,22 @@ fn content(fs: &Fs, path: &str) -> kvfs::Result<Vec<u8>> {
     Ok(fs.read(attr.ino, 0, attr.size as u32)?.to_vec())
 }
 
-/// A transaction that begins while a rollback is under way, after that has ended all there were, sees nothing of what is no more: it has
-/// ended, or waits until all is done.
+/// A transaction that begins while a rollback is under way, after that has ended all there were,
+/// sees nothing of what is no more: it has ended, or waits until all is done.
 #[test]
 fn a_transaction_that_begins_during_a_rollback_does_not_read_what_goes() {
     for isolation in [Isolation::Snapshot, Isolation::Serializable] {
         let device = Arc::new(HeldSync::default());
         let env = Arc::new(Simulated::new(1));
-        let open = OpenOptions { memory: 16 << 20, threads: false, zero_journal: false, ..Default::default() };
-        let db = Kvdb::create(device.clone(), env.clone(), CreateOptions { open, ..Default::default() }).unwrap();
+        let open = OpenOptions {
+            memory: 16 << 20,
+            threads: false,
+            zero_journal: false,
+            ..Default::default()
+        };
+        let db =
+            Kvdb::create(device.clone(), env.clone(), CreateOptions { open, ..Default::default() })
+                .unwrap();
         let fs = Fs::open(db.clone(), env, FsOptions::default()).unwrap();
         let views = Views::new(db.clone(), fs.clone());
         let f = file(&fs, "f", b"1");
@@ -47,8 +56,14 @@ fn a_transaction_that_begins_during_a_rollback_does_not_read_what_goes() {
             device.wait_until_held();
             // The doors begin it when the mainline's gate is open; here it has just passed that.
             let begins = scope.spawn(|| {
-                let t = db.begin_with(TransactionOptions { isolation, detached: true, ..Default::default() })?;
-                let inside = views.fs(&View::Transaction(t.id())).map_err(|_| kvdb::Error::NoTransaction(t.id()))?;
+                let t = db.begin_with(TransactionOptions {
+                    isolation,
+                    detached: true,
+                    ..Default::default()
+                })?;
+                let inside = views
+                    .fs(&View::Transaction(t.id()))
+                    .map_err(|_| kvdb::Error::NoTransaction(t.id()))?;
                 Ok::<_, kvdb::Error>((t.id(), content(&inside, "/f"), inside))
             });
             // A serializable one may wait for the rollback; the other need not.
@@ -79,12 +94,19 @@ fn a_shared_copy_of_a_file_that_is_truncated_meanwhile_is_whole_or_empty() {
     let (mut whole, mut empty) = (0, 0);
     for seed in 0..2_000 {
         let copied = schedule::run(seed, || {
-            let fs = Fs::open(Kvdb::in_memory(), Arc::new(Simulated::new(1)), FsOptions::default()).unwrap();
+            let fs = Fs::open(Kvdb::in_memory(), Arc::new(Simulated::new(1)), FsOptions::default())
+                .unwrap();
             let (from, to) = (file(&fs, "from", &[7; LEN]), file(&fs, "to", b""));
             fs.sync_all().unwrap();
             let other = fs.clone();
             let truncates = env::thread::spawn(move || {
-                other.setattr(from, &SetAttr { size: Some(0), ..Default::default() }, Caller::default()).unwrap();
+                other
+                    .setattr(
+                        from,
+                        &SetAttr { size: Some(0), ..Default::default() },
+                        Caller::default(),
+                    )
+                    .unwrap();
                 other.fsync(from, false).unwrap();
             });
             fs.copy_file_range(from, 0, to, 0, LEN as u64).unwrap();
@@ -95,7 +117,12 @@ fn a_shared_copy_of_a_file_that_is_truncated_meanwhile_is_whole_or_empty() {
         match copied.len() {
             0 => empty += 1,
             _ => {
-                assert!(copied == [7; LEN], "seed {seed}: {} bytes, of which the first is {}", copied.len(), copied[0]);
+                assert!(
+                    copied == [7; LEN],
+                    "seed {seed}: {} bytes, of which the first is {}",
+                    copied.len(),
+                    copied[0]
+                );
                 whole += 1;
             }
         }
@@ -103,17 +130,27 @@ fn a_shared_copy_of_a_file_that_is_truncated_meanwhile_is_whole_or_empty() {
     assert!(whole > 20 && empty > 20, "both happen: {whole}, {empty}");
 }
 
-/// A commit waits for the locks of others, but not for its own, which an older transaction has taken away.
+/// A commit waits for the locks of others, but not for its own, which an older transaction has
+/// taken away.
 #[test]
 fn a_commit_that_an_older_transaction_has_ended_says_so_at_once() {
     let env = Arc::new(env::Machine::default());
-    let db = Kvdb::create(Arc::new(zones::MemoryDevice::default()), env.clone(), CreateOptions::default()).unwrap();
+    let db = Kvdb::create(
+        Arc::new(zones::MemoryDevice::default()),
+        env.clone(),
+        CreateOptions::default(),
+    )
+    .unwrap();
     let fs = Fs::open(db.clone(), env, FsOptions::default()).unwrap();
     let views = Views::new(db.clone(), fs.clone());
     file(&fs, "f", b"1");
     fs.sync_all().unwrap();
     let begin = || {
-        let options = TransactionOptions { isolation: Isolation::Serializable, detached: true, ..Default::default() };
+        let options = TransactionOptions {
+            isolation: Isolation::Serializable,
+            detached: true,
+            ..Default::default()
+        };
         let id = views.begin(options).unwrap();
         (id, views.fs(&View::Transaction(id)).unwrap())
     };
@@ -153,7 +190,10 @@ fn a_commit_that_an_older_transaction_has_ended_says_so_at_once() {
         }
         go.send(()).unwrap();
         let (committed, took) = commits.join().unwrap();
-        assert!(committed.as_ref().is_err_and(|e| e.to_string().contains("older")), "{committed:?}");
+        assert!(
+            committed.as_ref().is_err_and(|e| e.to_string().contains("older")),
+            "{committed:?}"
+        );
         assert!(took < Duration::from_secs(5), "{took:?}");
         assert_eq!(ends.join().unwrap().unwrap(), b"1");
         done.recv().unwrap();
@@ -161,24 +201,35 @@ fn a_commit_that_an_older_transaction_has_ended_says_so_at_once() {
     views.abort(older).unwrap();
 }
 
-/// A transaction does not lock the directories that it only walks through, and a large attribute is stored apart from its inode.
+/// A transaction does not lock the directories that it only walks through, and a large attribute is
+/// stored apart from its inode.
 #[test]
 fn a_large_attribute_of_a_directory_that_changes_meanwhile_is_read_whole() {
     let env = Arc::new(Simulated::new(1));
-    let open = OpenOptions { memory: 16 << 20, threads: false, zero_journal: false, ..Default::default() };
+    let open =
+        OpenOptions { memory: 16 << 20, threads: false, zero_journal: false, ..Default::default() };
     let device = Arc::new(zones::MemoryDevice::default());
-    let db = Kvdb::create(device, env.clone(), CreateOptions { open, ..Default::default() }).unwrap();
+    let db =
+        Kvdb::create(device, env.clone(), CreateOptions { open, ..Default::default() }).unwrap();
     let fs = Fs::open(db.clone(), env, FsOptions::default()).unwrap();
     let views = Views::new(db, fs.clone());
     let set = |value: &[u8]| fs.setxattr(ROOT, b"user.a", value, kvfs::XattrFlags::Any);
     for (old, new) in [(5000, 10), (5000, 600), (600, 5000)] {
         set(&vec![1; old]).unwrap();
-        let options = TransactionOptions { isolation: Isolation::Serializable, detached: true, ..Default::default() };
+        let options = TransactionOptions {
+            isolation: Isolation::Serializable,
+            detached: true,
+            ..Default::default()
+        };
         let id = views.begin(options).unwrap();
         let inside = views.fs(&View::Transaction(id)).unwrap();
         inside.lookup(ROOT, b"nothing").unwrap_err();
         set(&vec![2; new]).unwrap();
-        assert_eq!(inside.getxattr(ROOT, b"user.a").unwrap(), vec![2; new], "what was there when it was locked");
+        assert_eq!(
+            inside.getxattr(ROOT, b"user.a").unwrap(),
+            vec![2; new],
+            "what was there when it was locked"
+        );
         if new > 256 {
             // Now it is locked.
             assert!(set(&[3; 700]).is_err());

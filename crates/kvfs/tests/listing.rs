@@ -36,7 +36,10 @@ fn entries_come_once_with_their_kinds() {
     })
     .unwrap();
     let dir = FileKind::Dir;
-    assert_eq!(all, [(b".".to_vec(), d, dir), (b"..".to_vec(), ROOT, dir), (b"f".to_vec(), f, FileKind::File)]);
+    assert_eq!(
+        all,
+        [(b".".to_vec(), d, dir), (b"..".to_vec(), ROOT, dir), (b"f".to_vec(), f, FileKind::File)]
+    );
     world::fails(w.fs.readdir(f, 0, false, &mut |_| true), libc::ENOTDIR);
 }
 
@@ -55,7 +58,11 @@ fn a_listing_goes_on_from_any_position_also_after_a_mount() {
     .unwrap();
     for _ in 0..2 {
         for (n, &position) in positions.iter().enumerate() {
-            let expected: Vec<&str> = [".", ".."].into_iter().chain(names.iter().map(String::as_str)).skip(n + 1).collect();
+            let expected: Vec<&str> = [".", ".."]
+                .into_iter()
+                .chain(names.iter().map(String::as_str))
+                .skip(n + 1)
+                .collect();
             assert_eq!(page(&w, ROOT, position, usize::MAX).0, expected);
         }
         w.remount();

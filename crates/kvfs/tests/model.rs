@@ -1,13 +1,16 @@
-//! Random sequences of calls against a model file system: names, contents, sizes, stored blocks, link counts, extended attributes;
-//! with mounts in between, orderly ones and kills. After a kill, names are as they were, and every file is in one of the
-//! states it had since it was last surely committed. A failure prints its seed.
+//! Random sequences of calls against a model file system: names, contents, sizes, stored blocks,
+//! link counts, extended attributes; with mounts in between, orderly ones and kills. After a kill,
+//! names are as they were, and every file is in one of the states it had since it was last surely
+//! committed. A failure prints its seed.
 
 mod world;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use env::{Env, Simulated};
-use kvfs::{Allocate, AllocateMode, Error, FileKind, Ino, ROOT, RenameFlags, SetAttr, Whence, XattrFlags};
+use kvfs::{
+    Allocate, AllocateMode, Error, FileKind, Ino, ROOT, RenameFlags, SetAttr, Whence, XattrFlags,
+};
 use world::{USER, World};
 
 const PAGE: usize = 4096;
@@ -93,7 +96,13 @@ struct Model {
 
 impl Model {
     fn new(seed: u64) -> Model {
-        let root = Node { kind: FileKind::Dir, nlink: 2, entries: BTreeMap::new(), now: Content::default(), states: vec![] };
+        let root = Node {
+            kind: FileKind::Dir,
+            nlink: 2,
+            entries: BTreeMap::new(),
+            now: Content::default(),
+            states: vec![],
+        };
         Model { w: World::new(), random: Simulated::new(seed), nodes: [(ROOT, root)].into() }
     }
     fn below(&self, n: usize) -> usize {
@@ -103,7 +112,12 @@ impl Model {
         format!("n{}", self.below(6))
     }
     fn pick(&self, kind: FileKind) -> Option<Ino> {
-        let all: Vec<Ino> = self.nodes.iter().filter(|(_, n)| n.kind == kind && n.nlink > 0).map(|(&ino, _)| ino).collect();
+        let all: Vec<Ino> = self
+            .nodes
+            .iter()
+            .filter(|(_, n)| n.kind == kind && n.nlink > 0)
+            .map(|(&ino, _)| ino)
+            .collect();
         all.get(self.below(all.len())).copied()
     }
     fn dir(&self) -> Ino {
@@ -119,7 +133,11 @@ impl Model {
         self.nodes[&ino].kind == FileKind::Dir
     }
     fn is_below(&self, dir: Ino, above: Ino) -> bool {
-        let parent = |d: Ino| self.nodes.iter().find(|(_, n)| n.kind == FileKind::Dir && n.entries.values().any(|&e| e == d));
+        let parent = |d: Ino| {
+            self.nodes
+                .iter()
+                .find(|(_, n)| n.kind == FileKind::Dir && n.entries.values().any(|&e| e == d))
+        };
         let mut at = dir;
         loop {
             if at == above {
@@ -155,7 +173,12 @@ impl Model {
         }
     }
 
-    fn expect<T: std::fmt::Debug>(&self, what: &str, result: Result<T, Error>, expected: Result<(), i32>) -> Option<T> {
+    fn expect<T: std::fmt::Debug>(
+        &self,
+        what: &str,
+        result: Result<T, Error>,
+        expected: Result<(), i32>,
+    ) -> Option<T> {
         let got = result.as_ref().map(|_| ()).map_err(|e| e.errno());
         assert_eq!(got, expected, "{what}: {result:?}");
         result.ok()
@@ -176,7 +199,10 @@ impl Model {
             now.write(0, &target);
         }
         let nlink = if kind == FileKind::Dir { 2 } else { 1 };
-        self.nodes.insert(attr.ino, Node { kind, nlink, entries: BTreeMap::new(), states: vec![now.clone()], now });
+        self.nodes.insert(
+            attr.ino,
+            Node { kind, nlink, entries: BTreeMap::new(), states: vec![now.clone()], now },
+        );
         let parent = self.node(dir);
         parent.entries.insert(name, attr.ino);
         parent.nlink += u32::from(kind == FileKind::Dir);
@@ -184,7 +210,9 @@ impl Model {
     }
 
     fn link(&mut self) {
-        let (Some(ino), dir, name) = (self.pick(FileKind::File), self.dir(), self.name()) else { return };
+        let (Some(ino), dir, name) = (self.pick(FileKind::File), self.dir(), self.name()) else {
+            return;
+        };
         let expected = if self.entry(dir, &name).is_some() { Err(libc::EEXIST) } else { Ok(()) };
         let result = self.w.fs.link(ino, dir, name.as_bytes());
         if self.expect("link", result, expected).is_some() {
@@ -241,7 +269,9 @@ impl Model {
             (_, None) if flags.exchange => &[libc::ENOENT],
             (Some(s), Some(t)) if s == t => &[],
             (Some(s), _) if self.is_dir(s) && self.is_below(new_dir, s) => &[libc::EINVAL],
-            (_, Some(t)) if flags.exchange && self.is_dir(t) && self.is_below(dir, t) => &[libc::EINVAL],
+            (_, Some(t)) if flags.exchange && self.is_dir(t) && self.is_below(dir, t) => {
+                &[libc::EINVAL]
+            }
             (Some(s), Some(t)) if !flags.exchange => match (self.is_dir(s), self.is_dir(t)) {
                 (true, false) => &[libc::ENOTDIR],
                 (false, true) => &[libc::EISDIR, libc::ENOTEMPTY],
@@ -258,7 +288,8 @@ impl Model {
         if target == Some(s) {
             return;
         }
-        let down = |m: &mut Model, dir: Ino, ino: Ino| m.node(dir).nlink -= u32::from(m.is_dir(ino));
+        let down =
+            |m: &mut Model, dir: Ino, ino: Ino| m.node(dir).nlink -= u32::from(m.is_dir(ino));
         let up = |m: &mut Model, dir: Ino, ino: Ino| m.node(dir).nlink += u32::from(m.is_dir(ino));
         self.node(dir).entries.remove(&name);
         self.node(new_dir).entries.insert(new_name, s);
@@ -303,13 +334,23 @@ impl Model {
                 self.change(ino, |c| c.write(offset, &bytes));
             }
             4 | 5 => {
-                self.w.fs.setattr(ino, &SetAttr { size: Some(offset as u64), ..Default::default() }, USER).unwrap();
+                self.w
+                    .fs
+                    .setattr(
+                        ino,
+                        &SetAttr { size: Some(offset as u64), ..Default::default() },
+                        USER,
+                    )
+                    .unwrap();
                 self.change(ino, |c| c.truncate(offset));
             }
             6 | 7 => {
                 let zero = self.below(2) == 0;
                 let mode = if zero { AllocateMode::Zero } else { AllocateMode::Punch };
-                self.w.fs.fallocate(ino, Allocate { mode, keep_size: !zero }, offset as u64, len as u64).unwrap();
+                self.w
+                    .fs
+                    .fallocate(ino, Allocate { mode, keep_size: !zero }, offset as u64, len as u64)
+                    .unwrap();
                 // Punching may commit what was there, punched, before the rest.
                 let grown = |c: &mut Content| {
                     if zero && c.data.len() < offset + len {
@@ -331,8 +372,16 @@ impl Model {
             }
             8 => {
                 if let Some(to) = self.pick(FileKind::File).filter(|&to| to != ino) {
-                    let bytes = self.nodes[&ino].now.data.iter().skip(offset).take(len).copied().collect::<Vec<u8>>();
-                    let copied = self.w.fs.copy_file_range(ino, offset as u64, to, 0, len as u64).unwrap();
+                    let bytes = self.nodes[&ino]
+                        .now
+                        .data
+                        .iter()
+                        .skip(offset)
+                        .take(len)
+                        .copied()
+                        .collect::<Vec<u8>>();
+                    let copied =
+                        self.w.fs.copy_file_range(ino, offset as u64, to, 0, len as u64).unwrap();
                     assert_eq!(copied as usize, bytes.len());
                     self.w.fs.fsync(to, false).unwrap();
                     self.change(to, |c| {
@@ -341,19 +390,24 @@ impl Model {
                         }
                         c.data[..bytes.len()].copy_from_slice(&bytes);
                     });
-                    // Which holes were kept is its own business: stored blocks are as many as the file says, if they hold the data.
+                    // Which holes were kept is its own business: stored blocks are as many as the
+                    // file says, if they hold the data.
                     self.adopt_blocks(to);
                     self.committed(to);
                 }
             }
             _ => {
                 let node = &self.nodes[&ino];
-                assert!(self.w.read(ino, offset as u64, len) == node.now.data[size.min(offset)..size.min(offset + len)]);
+                assert!(
+                    self.w.read(ino, offset as u64, len)
+                        == node.now.data[size.min(offset)..size.min(offset + len)]
+                );
             }
         }
     }
 
-    /// Takes the set of stored pages over from the file system, having checked that nothing but zeros is outside of them.
+    /// Takes the set of stored pages over from the file system, having checked that nothing but
+    /// zeros is outside of them.
     fn adopt_blocks(&mut self, ino: Ino) {
         let size = self.nodes[&ino].now.data.len();
         let mut stored = BTreeSet::new();
@@ -375,22 +429,39 @@ impl Model {
     }
 
     fn attributes(&mut self) {
-        let Some(ino) = self.pick([FileKind::File, FileKind::Dir, FileKind::Symlink][self.below(3)]) else { return };
+        let Some(ino) =
+            self.pick([FileKind::File, FileKind::Dir, FileKind::Symlink][self.below(3)])
+        else {
+            return;
+        };
         match self.below(3) {
             0 => {
                 let perm = self.below(0o1000) as u16;
-                self.w.fs.setattr(ino, &SetAttr { mode: Some(perm), ..Default::default() }, USER).unwrap();
+                self.w
+                    .fs
+                    .setattr(ino, &SetAttr { mode: Some(perm), ..Default::default() }, USER)
+                    .unwrap();
                 self.change(ino, |c| c.perm = perm);
             }
             1 => {
-                let (name, value) = (format!("user.{}", self.below(4)), vec![7; [3, 200, 300, 5000][self.below(4)]]);
+                let (name, value) = (
+                    format!("user.{}", self.below(4)),
+                    vec![7; [3, 200, 300, 5000][self.below(4)]],
+                );
                 self.w.fs.setxattr(ino, name.as_bytes(), &value, XattrFlags::Any).unwrap();
                 self.change(ino, |c| drop(c.xattrs.insert(name, value)));
             }
             _ => {
                 let name = format!("user.{}", self.below(4));
-                let expected = if self.nodes[&ino].now.xattrs.contains_key(&name) { Ok(()) } else { Err(libc::ENODATA) };
-                if self.expect("removexattr", self.w.fs.removexattr(ino, name.as_bytes()), expected).is_some() {
+                let expected = if self.nodes[&ino].now.xattrs.contains_key(&name) {
+                    Ok(())
+                } else {
+                    Err(libc::ENODATA)
+                };
+                if self
+                    .expect("removexattr", self.w.fs.removexattr(ino, name.as_bytes()), expected)
+                    .is_some()
+                {
                     self.change(ino, |c| drop(c.xattrs.remove(&name)));
                 }
             }
@@ -446,11 +517,14 @@ impl Model {
         };
         let list = fs.listxattr(ino).unwrap();
         let names = list.split(|&b| b == 0).filter(|n| !n.is_empty());
-        let xattrs = names.map(|n| (String::from_utf8(n.to_vec()).unwrap(), fs.getxattr(ino, n).unwrap())).collect();
+        let xattrs = names
+            .map(|n| (String::from_utf8(n.to_vec()).unwrap(), fs.getxattr(ino, n).unwrap()))
+            .collect();
         Content { data, xattrs, perm: fs.getattr(ino).unwrap().perm, ..Default::default() }
     }
 
-    /// Everything is as the model says; after a kill, the own state of an inode may be any since its last sure commit.
+    /// Everything is as the model says; after a kill, the own state of an inode may be any since
+    /// its last sure commit.
     fn compare(&mut self, killed: bool) {
         for ino in self.nodes.keys().copied().collect::<Vec<_>>() {
             let attr = self.w.fs.getattr(ino).unwrap();
@@ -484,14 +558,19 @@ impl Model {
                     node.now.blocks()
                 );
             });
-            // States that look the same may be stored in different ways, and then go on differently; an empty file is in its node.
-            let alike = |paged: bool| node.states.iter().any(|c| same(c) && c.pages.is_some() == paged);
+            // States that look the same may be stored in different ways, and then go on
+            // differently; an empty file is in its node.
+            let alike =
+                |paged: bool| node.states.iter().any(|c| same(c) && c.pages.is_some() == paged);
             let ambiguous = killed && alike(true) && alike(false);
             let node = self.node(ino);
             node.now = now.clone();
             node.states = vec![now];
             if ambiguous {
-                self.w.fs.setattr(ino, &SetAttr { size: Some(0), ..Default::default() }, USER).unwrap();
+                self.w
+                    .fs
+                    .setattr(ino, &SetAttr { size: Some(0), ..Default::default() }, USER)
+                    .unwrap();
                 self.change(ino, |c| c.truncate(0));
             }
         }

@@ -18,7 +18,10 @@ fn what_is_made_is_found_with_its_owner_and_times() {
     let w = World::new();
     w.second();
     let made = w.fs.mknod(ROOT, b"f", FileKind::File, 0o640, 0, USER).unwrap();
-    assert_eq!((made.uid, made.gid, made.perm, made.nlink, made.size, made.blocks), (1000, 100, 0o640, 1, 0, 0));
+    assert_eq!(
+        (made.uid, made.gid, made.perm, made.nlink, made.size, made.blocks),
+        (1000, 100, 0o640, 1, 0, 0)
+    );
     assert_eq!(w.fs.lookup(ROOT, b"f").unwrap(), made);
     assert!(made.btime == made.ctime && made.atime == made.mtime && made.mtime == made.ctime);
     let root = w.fs.getattr(ROOT).unwrap();
@@ -149,7 +152,8 @@ fn a_symbolic_link_keeps_its_target() {
 fn a_set_gid_directory_hands_its_group_down() {
     let w = World::new();
     let d = w.dir(ROOT, "d");
-    w.fs.setattr(d, &SetAttr { mode: Some(0o2775), gid: Some(50), ..Default::default() }, USER).unwrap();
+    w.fs.setattr(d, &SetAttr { mode: Some(0o2775), gid: Some(50), ..Default::default() }, USER)
+        .unwrap();
     let f = w.fs.mknod(d, b"f", FileKind::File, 0o644, 0, USER).unwrap();
     let sub = w.fs.mkdir(d, b"sub", 0o755, USER).unwrap();
     assert_eq!((f.gid, f.perm), (50, 0o644));
@@ -162,17 +166,31 @@ fn attributes_are_set_as_asked() {
     let f = w.file(ROOT, "f");
     w.second();
     let t = Timestamp { secs: -5, nanos: 999_999_999 };
-    let set =
-        SetAttr { mode: Some(0o4711), mtime: Some(kvfs::TimeSet::At(t)), atime: Some(kvfs::TimeSet::Now), ..Default::default() };
+    let set = SetAttr {
+        mode: Some(0o4711),
+        mtime: Some(kvfs::TimeSet::At(t)),
+        atime: Some(kvfs::TimeSet::Now),
+        ..Default::default()
+    };
     let attr = w.fs.setattr(f, &set, USER).unwrap();
     assert_eq!((attr.perm, attr.mtime), (0o4711, t));
     assert!(attr.atime > attr.btime && attr.ctime == attr.atime);
     w.remount();
     assert_eq!(w.fs.getattr(f).unwrap(), attr);
-    let attr = w.fs.setattr(f, &SetAttr { uid: Some(0), ..Default::default() }, Caller::default()).unwrap();
-    assert_eq!((attr.uid, attr.gid, attr.perm), (0, 100, 0o711), "a change of owner takes set-uid away");
+    let attr =
+        w.fs.setattr(f, &SetAttr { uid: Some(0), ..Default::default() }, Caller::default())
+            .unwrap();
+    assert_eq!(
+        (attr.uid, attr.gid, attr.perm),
+        (0, 100, 0o711),
+        "a change of owner takes set-uid away"
+    );
     let given = SetAttr { ctime: Some(t), ..Default::default() };
-    assert_eq!(w.fs.setattr(f, &given, USER).unwrap().ctime, t, "the kernel knows better when it caches writes");
+    assert_eq!(
+        w.fs.setattr(f, &given, USER).unwrap().ctime,
+        t,
+        "the kernel knows better when it caches writes"
+    );
 }
 
 #[test]
@@ -183,11 +201,16 @@ fn writing_without_the_right_to_keep_it_clears_set_uid() {
     w.fs.setattr(f, &mode(0o6755), USER).unwrap();
     w.write(f, 0, b"x");
     assert_eq!(w.fs.getattr(f).unwrap().perm, 0o6755);
-    w.fs.write(f, 0, b"x", kvfs::WriteHints { kill_suid: Some(100), ..Default::default() }).unwrap();
+    w.fs.write(f, 0, b"x", kvfs::WriteHints { kill_suid: Some(100), ..Default::default() })
+        .unwrap();
     assert_eq!(w.fs.getattr(f).unwrap().perm, 0o755);
     w.fs.setattr(f, &mode(0o6745), USER).unwrap();
     let cut = SetAttr { size: Some(0), kill_suid: Some(100), ..Default::default() };
-    assert_eq!(w.fs.setattr(f, &cut, USER).unwrap().perm, 0o2745, "set-gid without group execute is no set-gid");
+    assert_eq!(
+        w.fs.setattr(f, &cut, USER).unwrap().perm,
+        0o2745,
+        "set-gid without group execute is no set-gid"
+    );
     let hints = kvfs::WriteHints { kill_suid: Some(101), ..Default::default() };
     w.fs.write(f, 0, b"x", hints).unwrap();
     assert_eq!(w.fs.getattr(f).unwrap().perm, 0o745, "but goes when others write");
@@ -215,7 +238,12 @@ fn a_read_only_file_system_changes_nothing() {
     let w = World::new();
     let f = w.file_with(ROOT, "f", b"data");
     w.fs.sync_all().unwrap();
-    let ro = kvfs::Fs::open(w.db.clone(), w.env.clone(), FsOptions { read_only: true, ..Default::default() }).unwrap();
+    let ro = kvfs::Fs::open(
+        w.db.clone(),
+        w.env.clone(),
+        FsOptions { read_only: true, ..Default::default() },
+    )
+    .unwrap();
     assert_eq!(&ro.read(f, 0, 10).unwrap()[..], b"data");
     fails(ro.write(f, 0, b"x", Default::default()), libc::EROFS);
     fails(ro.unlink(ROOT, b"f"), libc::EROFS);

@@ -1,5 +1,6 @@
-//! A full store over its life: opened again when full, after a power cut too; filled and emptied many times without losing room;
-//! used by many threads at once. Calls answer ENOSPC or do their work; nothing hangs, nothing acknowledged is lost.
+//! A full store over its life: opened again when full, after a power cut too; filled and emptied
+//! many times without losing room; used by many threads at once. Calls answer ENOSPC or do their
+//! work; nothing hangs, nothing acknowledged is lost.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,7 +14,8 @@ use zones::{CrashDevice, Device, MemoryDevice, ZONE_SIZE};
 
 const ZONES: u64 = 48;
 const RESERVE: u64 = 8;
-/// Superblock, manifest, journal, zones that are being filled, and the margin that names and data are accepted with.
+/// Superblock, manifest, journal, zones that are being filled, and the margin that names and data
+/// are accepted with.
 const OVERHEAD: u64 = 6;
 const USER: Caller = Caller { uid: 1, gid: 1, pid: 1 };
 
@@ -26,7 +28,11 @@ fn fs_options() -> FsOptions {
 }
 
 fn create(device: Arc<dyn Device>, env: Arc<dyn Env>, threads: bool) -> (Kvdb, Fs) {
-    let options = CreateOptions { capacity: Some(ZONES * ZONE_SIZE), reserve_zones: RESERVE as u32, open: open_options(threads) };
+    let options = CreateOptions {
+        capacity: Some(ZONES * ZONE_SIZE),
+        reserve_zones: RESERVE as u32,
+        open: open_options(threads),
+    };
     let db = Kvdb::create(device, env.clone(), options).unwrap();
     let fs = Fs::open(db.clone(), env, fs_options()).unwrap();
     (db, fs)
@@ -52,9 +58,12 @@ fn space<T>(what: &str, result: kvfs::Result<T>) -> Option<T> {
 }
 
 fn put(fs: &Fs, name: &str, size: usize) -> Option<Ino> {
-    let attr = space("making a file", fs.mknod(ROOT, name.as_bytes(), FileKind::File, 0o644, 0, USER))?;
+    let attr =
+        space("making a file", fs.mknod(ROOT, name.as_bytes(), FileKind::File, 0o644, 0, USER))?;
     for (n, piece) in content(name, size).chunks(1 << 20).enumerate() {
-        if space("writing", fs.write(attr.ino, (n as u64) << 20, piece, Default::default())).is_none() {
+        if space("writing", fs.write(attr.ino, (n as u64) << 20, piece, Default::default()))
+            .is_none()
+        {
             remove(fs, name, attr.ino);
             return None;
         }
@@ -63,7 +72,8 @@ fn put(fs: &Fs, name: &str, size: usize) -> Option<Ino> {
 }
 
 fn remove(fs: &Fs, name: &str, ino: Ino) {
-    fs.unlink(ROOT, name.as_bytes()).unwrap_or_else(|e| panic!("removing {name} from a full store: {e}"));
+    fs.unlink(ROOT, name.as_bytes())
+        .unwrap_or_else(|e| panic!("removing {name} from a full store: {e}"));
     fs.forget(ino, 1);
 }
 
@@ -87,7 +97,10 @@ fn verify(fs: &Fs, files: &Files, what: &str) {
     assert_eq!(listed, files.len() as u64, "{what}: names");
     for (name, (_, size)) in files {
         let ino = fs.resolve(name.as_bytes()).unwrap_or_else(|e| panic!("{what}: {name}: {e}")).ino;
-        assert!(fs.read(ino, 0, (*size + 1) as u32).unwrap() == content(name, *size), "{what}: {name}");
+        assert!(
+            fs.read(ino, 0, (*size + 1) as u32).unwrap() == content(name, *size),
+            "{what}: {name}"
+        );
     }
 }
 
@@ -138,7 +151,8 @@ fn overwriting_in_a_full_store_goes_on_or_says_no_and_loses_nothing() {
     let mut files = Files::new();
     fill(&fs, &mut files, 0, 300_000);
     fs.sync_all().unwrap();
-    let mut versions: BTreeMap<String, Vec<u8>> = files.iter().map(|(n, (_, s))| (n.clone(), content(n, *s))).collect();
+    let mut versions: BTreeMap<String, Vec<u8>> =
+        files.iter().map(|(n, (_, s))| (n.clone(), content(n, *s))).collect();
     let mut random = Random::new(5);
     let names: Vec<String> = files.keys().cloned().collect();
     let mut refused = 0;
@@ -150,7 +164,8 @@ fn overwriting_in_a_full_store_goes_on_or_says_no_and_loses_nothing() {
         match space("overwriting", fs.write(ino, at, &data, Default::default())) {
             Some(written) => {
                 assert_eq!(written as usize, len);
-                versions.get_mut(name).unwrap()[at as usize..at as usize + len].copy_from_slice(&data);
+                versions.get_mut(name).unwrap()[at as usize..at as usize + len]
+                    .copy_from_slice(&data);
             }
             None => refused += 1,
         }
@@ -164,7 +179,10 @@ fn overwriting_in_a_full_store_goes_on_or_says_no_and_loses_nothing() {
     versions.remove(name);
     fs.sync_all().unwrap();
     for (name, data) in &versions {
-        assert!(fs.read(files[name].0, 0, 1 << 20).unwrap() == data[..], "{name}; {refused} calls were refused");
+        assert!(
+            fs.read(files[name].0, 0, 1 << 20).unwrap() == data[..],
+            "{name}; {refused} calls were refused"
+        );
     }
     whole(&db);
 }
@@ -186,7 +204,9 @@ fn power_cuts_in_a_full_file_system_keep_what_was_synced() {
         for life in 0..4 {
             let device = Arc::new(CrashDevice::over(image));
             let (db, _) = Kvdb::open(device.clone(), env.clone(), open_options(false))
-                .unwrap_or_else(|e| panic!("seed {seed}, life {life}: a full store does not open: {e}"));
+                .unwrap_or_else(|e| {
+                    panic!("seed {seed}, life {life}: a full store does not open: {e}")
+                });
             let fs = Fs::open(db.clone(), env.clone(), fs_options()).unwrap();
             verify(&fs, &files, &format!("seed {seed}, life {life}"));
             // Some go, some come, and all of it is synced; then more of the same is not.
@@ -200,7 +220,10 @@ fn power_cuts_in_a_full_file_system_keep_what_was_synced() {
             fs.sync_all().unwrap();
             device.cut_power_after(random.below(200));
             for n in 0..50 {
-                if fs.mknod(ROOT, format!("lost{n}").as_bytes(), FileKind::Fifo, 0o600, 0, USER).is_err() || fs.sync_all().is_err()
+                if fs
+                    .mknod(ROOT, format!("lost{n}").as_bytes(), FileKind::Fifo, 0o600, 0, USER)
+                    .is_err()
+                    || fs.sync_all().is_err()
                 {
                     break;
                 }
@@ -250,10 +273,19 @@ fn many_threads_in_a_full_store_never_wait_for_ever() {
                             if files.is_empty() {
                                 break;
                             }
-                            let (name, ino, size) = files.swap_remove(random.below(files.len() as u64) as usize);
-                            assert!(fs.read(ino, 0, size as u32).unwrap() == content(&name, size), "{name}");
+                            let (name, ino, size) =
+                                files.swap_remove(random.below(files.len() as u64) as usize);
+                            assert!(
+                                fs.read(ino, 0, size as u32).unwrap() == content(&name, size),
+                                "{name}"
+                            );
                             if random.one_in(3) {
-                                fs.setattr(ino, &SetAttr { size: Some(10), ..Default::default() }, USER).unwrap();
+                                fs.setattr(
+                                    ino,
+                                    &SetAttr { size: Some(10), ..Default::default() },
+                                    USER,
+                                )
+                                .unwrap();
                             }
                             remove(&fs, &name, ino);
                         }
@@ -278,7 +310,10 @@ fn many_threads_in_a_full_store_never_wait_for_ever() {
     while looks < 2 * rounds() {
         let deadline = std::time::Instant::now() + Duration::from_secs(60);
         while done.load(Ordering::Relaxed) < before + 100 {
-            assert!(std::time::Instant::now() < deadline, "no progress in a minute, {before} calls were done");
+            assert!(
+                std::time::Instant::now() < deadline,
+                "no progress in a minute, {before} calls were done"
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
         before = done.load(Ordering::Relaxed);
@@ -287,7 +322,9 @@ fn many_threads_in_a_full_store_never_wait_for_ever() {
     stop.store(true, Ordering::Relaxed);
     let mut files = 0;
     for _ in 0..4 {
-        files += all.recv_timeout(Duration::from_secs(120)).expect("every thread ends, and found its files right");
+        files += all
+            .recv_timeout(Duration::from_secs(120))
+            .expect("every thread ends, and found its files right");
     }
     assert!(files > 0);
     let _ = fs.sync_all();
@@ -332,7 +369,11 @@ fn what_was_written_to_files_is_committed_though_keys_have_filled_the_store_sinc
 fn a_store_says_that_it_is_tight_a_gigabyte_before_it_is_full() {
     for (capacity, tight) in [(512 << 20, true), (4 << 30, false)] {
         let env = Arc::new(Simulated::new(1));
-        let options = CreateOptions { capacity: Some(capacity), reserve_zones: RESERVE as u32, open: open_options(false) };
+        let options = CreateOptions {
+            capacity: Some(capacity),
+            reserve_zones: RESERVE as u32,
+            open: open_options(false),
+        };
         let db = Kvdb::create(Arc::new(MemoryDevice::new()), env.clone(), options).unwrap();
         let fs = Fs::open(db, env, fs_options()).unwrap();
         assert_eq!(fs.is_tight(), tight, "{capacity} bytes, before anything is written");

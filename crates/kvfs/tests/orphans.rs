@@ -117,7 +117,9 @@ fn far_more_inodes_than_memory_keeps() {
 fn references_outlive_the_inodes_in_memory() {
     // Room for the fewest inodes there can be, and far more references.
     let w = World::with(FsOptions { inode_memory: 0, ..FsOptions::default() });
-    let files: Vec<_> = (0..5000).map(|i| (format!("f{i}"), w.file_with(ROOT, &format!("f{i}"), &[i as u8; 5000]))).collect();
+    let files: Vec<_> = (0..5000)
+        .map(|i| (format!("f{i}"), w.file_with(ROOT, &format!("f{i}"), &[i as u8; 5000])))
+        .collect();
     w.fs.sync_all().unwrap();
     assert!(w.fs.statistics().inodes < 3000, "{} inodes in memory", w.fs.statistics().inodes);
     let (name, ino) = &files[17];

@@ -10,7 +10,8 @@ use kvdb::{CreateOptions, Kvdb, OpenOptions};
 use kvfs::{Caller, FileKind, Fs, FsOptions, Ino, ROOT, WriteHints};
 use zones::{Device, MemoryDevice, Purpose};
 
-/// A device on which every read has to wait, of a host that has room for all of it; counts what is announced of pages, bytes.
+/// A device on which every read has to wait, of a host that has room for all of it; counts what is
+/// announced of pages, bytes.
 #[derive(Default)]
 struct Waiting {
     memory: MemoryDevice,
@@ -72,7 +73,8 @@ fn stored() -> (Arc<Waiting>, Fs) {
     let db = Kvdb::create(device.clone(), env.clone(), create).expect("it is made");
     let fs = Fs::open(db.clone(), env.clone(), FsOptions::default()).expect("it opens");
     let write = |name: &str, bytes: u64| {
-        let ino = fs.mknod(ROOT, name.as_bytes(), FileKind::File, 0o644, 0, root()).expect("made").ino;
+        let ino =
+            fs.mknod(ROOT, name.as_bytes(), FileKind::File, 0o644, 0, root()).expect("made").ino;
         // Every page differs.
         for page in 0..bytes / PAGE {
             let content = vec![page as u8; PAGE as usize];

@@ -11,7 +11,9 @@ use world::{USER, World, fails};
 use zones::{CrashDevice, MemoryDevice};
 
 fn content(seed: u8, len: usize) -> Vec<u8> {
-    (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed).wrapping_add((i >> 8) as u8)).collect()
+    (0..len)
+        .map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed).wrapping_add((i >> 8) as u8))
+        .collect()
 }
 
 /// A file that nothing refers to afterwards.
@@ -55,7 +57,9 @@ fn make(fs: &Fs) -> Ino {
 fn stored(db: &Kvdb) -> Vec<Vec<(Vec<u8>, Vec<u8>)>> {
     let view = db.view();
     let scan = |name| view.scan(db.dictionary(name).unwrap(), b"", b"", usize::MAX).unwrap();
-    let owned = |all: Vec<(bytes::Bytes, bytes::Bytes)>| all.into_iter().map(|(k, v)| (k.to_vec(), v.to_vec())).collect();
+    let owned = |all: Vec<(bytes::Bytes, bytes::Bytes)>| {
+        all.into_iter().map(|(k, v)| (k.to_vec(), v.to_vec())).collect()
+    };
     ["nmap", "imap", "dmap"].map(|name| owned(scan(name))).into()
 }
 
@@ -79,9 +83,13 @@ fn call_by_call(fs: &Fs, parent: Ino, name: &[u8]) {
 
 #[test]
 fn it_leaves_what_removing_one_by_one_leaves() {
-    for (synced, flushed, again) in [(false, false, false), (true, false, false), (true, true, false), (true, true, true)] {
+    for (synced, flushed, again) in
+        [(false, false, false), (true, false, false), (true, true, false), (true, true, true)]
+    {
         let worlds = [World::new(), World::new()];
-        for mut world in worlds.iter().map(|w| World { db: w.db.clone(), env: w.env.clone(), fs: w.fs.clone() }) {
+        for mut world in
+            worlds.iter().map(|w| World { db: w.db.clone(), env: w.env.clone(), fs: w.fs.clone() })
+        {
             make(&world.fs);
             if synced {
                 world.fs.sync_all().unwrap();
@@ -103,7 +111,11 @@ fn it_leaves_what_removing_one_by_one_leaves() {
         for world in &worlds {
             world.fs.sync_all().unwrap();
         }
-        assert_eq!(stored(db), stored(&other.db), "synced {synced}, flushed {flushed}, opened again {again}");
+        assert_eq!(
+            stored(db),
+            stored(&other.db),
+            "synced {synced}, flushed {flushed}, opened again {again}"
+        );
         assert_eq!(one.contents("/outside"), content(7, 9000));
         assert_eq!((one.stat("/outside").nlink, one.stat("/").nlink), (1, 2));
         assert_eq!(one.stat("/outside").ctime, other.stat("/outside").ctime);
@@ -160,12 +172,13 @@ fn what_is_open_keeps_its_content_until_it_is_closed() {
         if commit {
             fs.sync_all().unwrap();
         }
-        let open: Vec<Ino> = ["top", "top/sub", "top/small", "top/sub/large", "top/symlink", "outside"]
-            .map(|path| {
-                let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
-                fs.lookup(world.stat(dir).ino, name.as_bytes()).unwrap().ino
-            })
-            .into();
+        let open: Vec<Ino> =
+            ["top", "top/sub", "top/small", "top/sub/large", "top/symlink", "outside"]
+                .map(|path| {
+                    let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
+                    fs.lookup(world.stat(dir).ino, name.as_bytes()).unwrap().ino
+                })
+                .into();
         let [top, sub, small, large, symlink, outside] = open[..] else { unreachable!() };
         fs.remove_tree(ROOT, b"top").unwrap();
         world.check();
@@ -240,7 +253,10 @@ fn a_snapshot_keeps_what_it_has() {
     world.fs.remove_tree(ROOT, b"top").unwrap();
     let snapshot = views.fs(&View::Snapshot("s".into())).unwrap();
     let large = snapshot.resolve(b"top/link").unwrap();
-    assert_eq!((snapshot.read(large.ino, 0, 200_000).unwrap().to_vec(), large.nlink), (content(1, 100_000), 2));
+    assert_eq!(
+        (snapshot.read(large.ino, 0, 200_000).unwrap().to_vec(), large.nlink),
+        (content(1, 100_000), 2)
+    );
     fails(snapshot.remove_tree(ROOT, b"top"), libc::EROFS);
     views.rollback("s").unwrap();
     assert_eq!(world.contents("/top/sub/large"), content(1, 100_000));
@@ -279,7 +295,10 @@ fn in_a_transaction_it_is_part_of_that() {
         views.remove_tree(&view, b"top").unwrap();
         views.commit(id, Durability::Buffered).unwrap();
         assert_eq!(world.list(ROOT), [".", "..", "outside"]);
-        assert_eq!((world.read_all(large), world.fs.getattr(large).unwrap().nlink), (content(1, 100_000), 0));
+        assert_eq!(
+            (world.read_all(large), world.fs.getattr(large).unwrap().nlink),
+            (content(1, 100_000), 0)
+        );
         world.fs.forget(large, 1);
         views.tick();
         world.fs.sync_all().unwrap();
@@ -294,16 +313,25 @@ fn a_transaction_that_has_changed_something_in_it_and_it_do_not_both_happen() {
     type Change = fn(&Fs);
     let changes: [(&str, Change); 5] = [
         ("a file written to", |fs| {
-            fs.write(fs.resolve(b"top/sub/large").unwrap().ino, 0, b"x", Default::default()).unwrap();
+            fs.write(fs.resolve(b"top/sub/large").unwrap().ino, 0, b"x", Default::default())
+                .unwrap();
         }),
         ("a file made", |fs| {
             closed(fs, fs.resolve(b"top/sub/empty").unwrap().ino, "new", b"new");
         }),
         ("a file moved in", |fs| {
-            fs.rename(ROOT, b"beside", fs.resolve(b"top/sub").unwrap().ino, b"beside", Default::default()).unwrap();
+            fs.rename(
+                ROOT,
+                b"beside",
+                fs.resolve(b"top/sub").unwrap().ino,
+                b"beside",
+                Default::default(),
+            )
+            .unwrap();
         }),
         ("a file moved out", |fs| {
-            fs.rename(fs.resolve(b"top").unwrap().ino, b"small", ROOT, b"small", Default::default()).unwrap()
+            fs.rename(fs.resolve(b"top").unwrap().ino, b"small", ROOT, b"small", Default::default())
+                .unwrap()
         }),
         ("a file removed", |fs| fs.unlink(fs.resolve(b"top/sub").unwrap().ino, b"fifo").unwrap()),
     ];
@@ -363,7 +391,8 @@ fn what_a_serializable_transaction_has_read_is_not_removed_before_its_end() {
     let world = World::new();
     make(&world.fs);
     let views = Views::new(world.db.clone(), world.fs.clone());
-    let options = TransactionOptions { isolation: Isolation::Serializable, ..TransactionOptions::default() };
+    let options =
+        TransactionOptions { isolation: Isolation::Serializable, ..TransactionOptions::default() };
     let id = views.begin(options.clone()).unwrap();
     let inside = views.fs(&View::Transaction(id)).unwrap();
     inside.read(inside.resolve(b"top/sub/large").unwrap().ino, 0, 10).unwrap();
@@ -379,7 +408,10 @@ fn what_a_serializable_transaction_has_read_is_not_removed_before_its_end() {
     let id = views.begin(options).unwrap();
     views.remove_tree(&View::Transaction(id), b"top").unwrap();
     let small = world.stat("/top/small").ino;
-    assert!(matches!(world.fs.write(small, 0, b"x", Default::default()), Err(Error::Store(kvdb::Error::Locked(_)))));
+    assert!(matches!(
+        world.fs.write(small, 0, b"x", Default::default()),
+        Err(Error::Store(kvdb::Error::Locked(_)))
+    ));
     locked(world.fs.remove_tree(ROOT, b"top"));
     views.abort(id).unwrap();
     world.fs.remove_tree(ROOT, b"top").unwrap();
@@ -393,10 +425,14 @@ fn a_link_is_removed_from_a_file_as_it_is_when_it_is_locked() {
     world.fs.link(large, ROOT, b"beside").unwrap();
     world.fs.sync_all().unwrap();
     let views = Views::new(world.db.clone(), world.fs.clone());
-    let options = TransactionOptions { isolation: Isolation::Serializable, ..TransactionOptions::default() };
+    let options =
+        TransactionOptions { isolation: Isolation::Serializable, ..TransactionOptions::default() };
     let id = views.begin(options).unwrap();
     // It waits in memory when the transaction comes to it.
-    world.fs.setattr(large, &kvfs::SetAttr { mode: Some(0o604), ..Default::default() }, USER).unwrap();
+    world
+        .fs
+        .setattr(large, &kvfs::SetAttr { mode: Some(0o604), ..Default::default() }, USER)
+        .unwrap();
     views.remove_tree(&View::Transaction(id), b"beside").unwrap();
     views.commit(id, Durability::Buffered).unwrap();
     assert_eq!((world.stat("/top/link").perm, world.stat("/top/link").nlink), (0o604, 2));
@@ -406,7 +442,8 @@ fn a_link_is_removed_from_a_file_as_it_is_when_it_is_locked() {
 #[test]
 fn a_tree_goes_while_others_work_in_it() {
     let machine = Arc::new(Machine::default());
-    let db = Kvdb::create(Arc::new(MemoryDevice::new()), machine.clone(), CreateOptions::default()).unwrap();
+    let db = Kvdb::create(Arc::new(MemoryDevice::new()), machine.clone(), CreateOptions::default())
+        .unwrap();
     let fs = Fs::open(db.clone(), machine, FsOptions::default()).unwrap();
     let views = Views::new(db.clone(), fs.clone());
     folder(&fs, ROOT, "kept");
@@ -432,14 +469,21 @@ fn a_tree_goes_while_others_work_in_it() {
                     let mut work = || -> kvfs::Result<()> {
                         let (top, kept) = (fs.resolve(b"top")?.ino, fs.resolve(b"kept")?.ino);
                         let name = format!("f{}", worker * 1000 + random.below(50));
-                        let file = fs.mknod(top, name.as_bytes(), FileKind::File, 0o644, 0, USER)?.ino;
+                        let file =
+                            fs.mknod(top, name.as_bytes(), FileKind::File, 0o644, 0, USER)?.ino;
                         let written = fs.write(file, 0, &content(1, 6000), Default::default());
-                        let linked = fs.link(file, kept, format!("{name}-{}", random.below(u64::MAX)).as_bytes());
+                        let linked = fs.link(
+                            file,
+                            kept,
+                            format!("{name}-{}", random.below(u64::MAX)).as_bytes(),
+                        );
                         if linked.is_ok() {
                             fs.forget(file, 1);
                         }
                         // Open it is whole, with a name or without.
-                        assert!(written.is_err() || fs.read(file, 0, 6000)?[..] == content(1, 6000)[..]);
+                        assert!(
+                            written.is_err() || fs.read(file, 0, 6000)?[..] == content(1, 6000)[..]
+                        );
                         fs.forget(file, 1);
                         let mut listed = Vec::new();
                         let mut emit = |entry: kvfs::DirEntry<'_>| {
@@ -453,8 +497,13 @@ fn a_tree_goes_while_others_work_in_it() {
                         ended?;
                         let id = views.begin(TransactionOptions::default())?;
                         let inside = views.fs(&View::Transaction(id))?;
-                        let made = inside.resolve(b"top").and_then(|top| inside.mkdir(top.ino, name.as_bytes(), 0o755, USER));
-                        drop(made.and_then(|_| views.commit(id, Durability::Buffered)).or_else(|_| views.abort(id)));
+                        let made = inside
+                            .resolve(b"top")
+                            .and_then(|top| inside.mkdir(top.ino, name.as_bytes(), 0o755, USER));
+                        drop(
+                            made.and_then(|_| views.commit(id, Durability::Buffered))
+                                .or_else(|_| views.abort(id)),
+                        );
                         Ok(())
                     };
                     if work().is_ok() {
@@ -542,7 +591,11 @@ fn after_a_power_cut_it_is_there_whole_or_not_at_all() {
                 with += 1;
             }
             false => {
-                assert_eq!((world.list(ROOT).len(), world.stat("/outside").nlink), (3, 1), "seed {seed}");
+                assert_eq!(
+                    (world.list(ROOT).len(), world.stat("/outside").nlink),
+                    (3, 1),
+                    "seed {seed}"
+                );
                 without += 1;
             }
         }
@@ -553,11 +606,13 @@ fn after_a_power_cut_it_is_there_whole_or_not_at_all() {
 
 #[test]
 fn a_full_store_is_emptied_by_it() {
-    let open = OpenOptions { memory: 8 << 20, threads: false, zero_journal: false, ..Default::default() };
+    let open =
+        OpenOptions { memory: 8 << 20, threads: false, zero_journal: false, ..Default::default() };
     let options = CreateOptions { capacity: Some(14 * (8 << 20)), reserve_zones: 4, open };
     let env = Arc::new(Simulated::new(1));
     let db = Kvdb::create(Arc::new(MemoryDevice::new()), env.clone(), options).unwrap();
-    let fs = Fs::open(db.clone(), env, FsOptions { write_buffer: 4 << 20, ..Default::default() }).unwrap();
+    let fs = Fs::open(db.clone(), env, FsOptions { write_buffer: 4 << 20, ..Default::default() })
+        .unwrap();
     let top = folder(&fs, ROOT, "top");
     let full = (0..100_000).find(|n| {
         let made = fs.mknod(top, format!("f{n}").as_bytes(), FileKind::File, 0o644, 0, USER);

@@ -37,7 +37,8 @@ fn every_kind_over_every_kind() {
                 let to = if across { b } else { a };
                 let moved = make(&w, a, "s", source).unwrap();
                 make(&w, to, "t", target);
-                let (source_dir, target_dir) = (["dir", "full"].contains(&source), ["dir", "full"].contains(&target));
+                let (source_dir, target_dir) =
+                    (["dir", "full"].contains(&source), ["dir", "full"].contains(&target));
                 let expected = match target {
                     "none" => 0,
                     _ if source_dir && !target_dir => ENOTDIR,
@@ -46,7 +47,11 @@ fn every_kind_over_every_kind() {
                     _ => 0,
                 };
                 let result = w.fs.rename(a, b"s", to, b"t", PLAIN);
-                assert_eq!(result.as_ref().map_or_else(|e| e.errno(), |_| 0), expected, "{source} over {target}, across: {across}");
+                assert_eq!(
+                    result.as_ref().map_or_else(|e| e.errno(), |_| 0),
+                    expected,
+                    "{source} over {target}, across: {across}"
+                );
                 if expected == 0 {
                     fails(w.fs.lookup(a, b"s"), libc::ENOENT);
                     assert_eq!(w.fs.lookup(to, b"t").unwrap().ino, moved);
@@ -91,7 +96,10 @@ fn bad_arguments_are_refused() {
     fails(w.fs.rename(ROOT, b"f", ROOT, &[b'n'; 256], PLAIN), libc::ENAMETOOLONG);
     fails(w.fs.rename(ROOT, b"f", ROOT, b"g", NO_REPLACE), libc::EEXIST);
     fails(w.fs.rename(ROOT, b"f", ROOT, b"x", EXCHANGE), libc::ENOENT);
-    fails(w.fs.rename(ROOT, b"f", ROOT, b"g", RenameFlags { no_replace: true, ..EXCHANGE }), libc::EINVAL);
+    fails(
+        w.fs.rename(ROOT, b"f", ROOT, b"g", RenameFlags { no_replace: true, ..EXCHANGE }),
+        libc::EINVAL,
+    );
     w.fs.rename(ROOT, b"f", ROOT, b"h", NO_REPLACE).unwrap();
     assert_eq!(w.stat("h").ino, f);
 }
@@ -133,7 +141,10 @@ fn exchange_swaps_anything() {
                 let to = if across { b } else { a };
                 let (s, t) = (make(&w, a, "s", one).unwrap(), make(&w, to, "t", two).unwrap());
                 w.fs.rename(a, b"s", to, b"t", EXCHANGE).unwrap();
-                assert_eq!((w.fs.lookup(a, b"s").unwrap().ino, w.fs.lookup(to, b"t").unwrap().ino), (t, s));
+                assert_eq!(
+                    (w.fs.lookup(a, b"s").unwrap().ino, w.fs.lookup(to, b"t").unwrap().ino),
+                    (t, s)
+                );
             }
         }
     }

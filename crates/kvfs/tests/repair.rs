@@ -1,4 +1,5 @@
-//! Repairs of file systems whose blocks are whole and whose content contradicts itself in every way that the hostile generator knows.
+//! Repairs of file systems whose blocks are whole and whose content contradicts itself in every way
+//! that the hostile generator knows.
 
 #[path = "hostile/content.rs"]
 mod content;
@@ -35,7 +36,9 @@ fn whatever_contradicts_itself_is_a_file_system_afterwards() {
             // The record of another version is not for this one to mend.
             Err(e) => {
                 assert!(
-                    e.to_string().contains("version") || e.to_string().contains("cut short") || e.to_string().contains("number"),
+                    e.to_string().contains("version")
+                        || e.to_string().contains("cut short")
+                        || e.to_string().contains("number"),
                     "seed {seed}: {e}"
                 );
                 refused += 1;

@@ -71,7 +71,10 @@ fn a_clone_goes_its_own_way() {
     branch.mknod(made, b"x", FileKind::File, 0o644, 0, USER).unwrap();
     w.write(f, 0, b"our");
     w.file_with(ROOT, "other", b"");
-    assert_eq!((contents(&branch, "f"), names(&branch)), (b"its".to_vec(), vec!["f".to_string(), "made".into()]));
+    assert_eq!(
+        (contents(&branch, "f"), names(&branch)),
+        (b"its".to_vec(), vec!["f".to_string(), "made".into()])
+    );
     assert_eq!((w.contents("f"), w.list(ROOT).len()), (b"our".to_vec(), 4));
     assert_eq!(w.read_all(open), [1; 50_000], "open here, and nothing there");
     let report = branch.verify().unwrap();

@@ -1,4 +1,5 @@
-//! Many threads on one small tree: whatever each of them gets, the file system stays one, and nobody waits for ever.
+//! Many threads on one small tree: whatever each of them gets, the file system stays one, and
+//! nobody waits for ever.
 
 mod world;
 
@@ -6,13 +7,17 @@ use std::sync::Arc;
 
 use env::{Env, Machine, Simulated};
 use kvdb::Kvdb;
-use kvfs::{Allocate, AllocateMode, FileKind, Fs, FsOptions, Ino, ROOT, RenameFlags, SetAttr, XattrFlags};
+use kvfs::{
+    Allocate, AllocateMode, FileKind, Fs, FsOptions, Ino, ROOT, RenameFlags, SetAttr, XattrFlags,
+};
 use world::USER;
 
-/// Does something random to the tree, among few enough names that the threads meet. What fails because of the others may fail.
+/// Does something random to the tree, among few enough names that the threads meet. What fails
+/// because of the others may fail.
 fn step(fs: &Fs, random: &Simulated, held: &mut Vec<Ino>) -> Result<(), kvfs::Error> {
     let below = |n: u64| random.random() % n;
-    let pick = |held: &[Ino]| if held.is_empty() { ROOT } else { held[below(held.len() as u64) as usize] };
+    let pick =
+        |held: &[Ino]| if held.is_empty() { ROOT } else { held[below(held.len() as u64) as usize] };
     let name = || format!("n{}", below(5)).into_bytes();
     let (dir, other) = (pick(held), pick(held));
     match below(24) {
@@ -26,9 +31,23 @@ fn step(fs: &Fs, random: &Simulated, held: &mut Vec<Ino>) -> Result<(), kvfs::Er
             let flags = RenameFlags { exchange: below(3) == 0, ..Default::default() };
             fs.rename(dir, &name(), other, &name(), flags)?;
         }
-        16 | 17 => drop(fs.write(dir, below(100_000), &vec![below(256) as u8; 1 + below(30_000) as usize], Default::default())?),
-        18 => drop(fs.setattr(dir, &SetAttr { size: Some(below(50_000)), ..Default::default() }, USER)?),
-        19 => fs.fallocate(dir, Allocate { mode: AllocateMode::Punch, keep_size: true }, below(50_000), 1 + below(50_000))?,
+        16 | 17 => drop(fs.write(
+            dir,
+            below(100_000),
+            &vec![below(256) as u8; 1 + below(30_000) as usize],
+            Default::default(),
+        )?),
+        18 => drop(fs.setattr(
+            dir,
+            &SetAttr { size: Some(below(50_000)), ..Default::default() },
+            USER,
+        )?),
+        19 => fs.fallocate(
+            dir,
+            Allocate { mode: AllocateMode::Punch, keep_size: true },
+            below(50_000),
+            1 + below(50_000),
+        )?,
         20 => fs.setxattr(dir, b"user.x", &vec![1; below(600) as usize], XattrFlags::Any)?,
         21 => match below(3) {
             0 => fs.fsync(dir, false)?,
@@ -54,8 +73,11 @@ fn step(fs: &Fs, random: &Simulated, held: &mut Vec<Ino>) -> Result<(), kvfs::Er
 fn a_tree_stays_sound_under_many_threads() {
     for seed in 0..4 {
         let db = Kvdb::in_memory();
-        let options =
-            FsOptions { write_buffer: 1 << 20, flush_interval: std::time::Duration::from_millis(4), ..Default::default() };
+        let options = FsOptions {
+            write_buffer: 1 << 20,
+            flush_interval: std::time::Duration::from_millis(4),
+            ..Default::default()
+        };
         // With its own thread that flushes.
         let fs = Fs::open(db.clone(), Arc::new(Machine::default()), options).unwrap();
         std::thread::scope(|s| {
@@ -79,7 +101,10 @@ fn a_tree_stays_sound_under_many_threads() {
                     for ino in held {
                         fs.forget(ino, 1);
                     }
-                    assert!(done > 2500, "seed {seed}, thread {thread}: only {done} steps did something");
+                    assert!(
+                        done > 2500,
+                        "seed {seed}, thread {thread}: only {done} steps did something"
+                    );
                     assert!(corrupt.is_none(), "seed {seed}, thread {thread}: {corrupt:?}");
                 });
             }

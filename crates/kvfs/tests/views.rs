@@ -7,7 +7,10 @@ use std::sync::Arc;
 
 use env::sync::Mutex;
 use kvdb::{Durability, Isolation, TransactionId, TransactionOptions};
-use kvfs::{Error, FileKind, Fs, FsOptions, Ino, ROOT, RenameFlags, SetAttr, Touched, View, Views, Wait, Watcher};
+use kvfs::{
+    Error, FileKind, Fs, FsOptions, Ino, ROOT, RenameFlags, SetAttr, Touched, View, Views, Wait,
+    Watcher,
+};
 use world::{USER, World, fails};
 
 struct Both {
@@ -63,7 +66,8 @@ fn read(fs: &Fs, path: &str) -> Option<Vec<u8>> {
 
 fn names(fs: &Fs, dir: Ino) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
-    fs.readdir(dir, 2, false, &mut |e| names.insert(String::from_utf8_lossy(e.name).into_owned())).unwrap();
+    fs.readdir(dir, 2, false, &mut |e| names.insert(String::from_utf8_lossy(e.name).into_owned()))
+        .unwrap();
     names
 }
 
@@ -170,19 +174,45 @@ fn different_names_in_one_directory_join() {
 fn the_same_name_and_the_same_file_conflict() {
     type Change = fn(&Fs, Ino);
     let changes: [(Change, Change); 8] = [
-        (|t, _| assert!(make(t, ROOT, "new", b"1") > ROOT), |m, _| assert!(make(m, ROOT, "new", b"2") > ROOT)),
+        (
+            |t, _| assert!(make(t, ROOT, "new", b"1") > ROOT),
+            |m, _| assert!(make(m, ROOT, "new", b"2") > ROOT),
+        ),
         (
             |t, f| assert_eq!(t.write(f, 0, b"1", Default::default()).unwrap(), 1),
             |m, f| assert_eq!(m.write(f, 2, b"2", Default::default()).unwrap(), 1),
         ),
-        (|t, f| assert_eq!(t.write(f, 0, b"1", Default::default()).unwrap(), 1), |m, _| m.unlink(ROOT, b"f").unwrap()),
-        (|t, _| t.unlink(ROOT, b"f").unwrap(), |m, f| assert_eq!(m.write(f, 2, b"2", Default::default()).unwrap(), 1)),
+        (
+            |t, f| assert_eq!(t.write(f, 0, b"1", Default::default()).unwrap(), 1),
+            |m, _| m.unlink(ROOT, b"f").unwrap(),
+        ),
+        (
+            |t, _| t.unlink(ROOT, b"f").unwrap(),
+            |m, f| assert_eq!(m.write(f, 2, b"2", Default::default()).unwrap(), 1),
+        ),
         (|t, _| t.unlink(ROOT, b"f").unwrap(), |m, _| m.unlink(ROOT, b"f").unwrap()),
         (|t, _| rename(t, (ROOT, "f"), (ROOT, "g")), |m, _| rename(m, (ROOT, "f"), (ROOT, "h"))),
-        (|t, f| assert_eq!(t.link(f, ROOT, b"g").unwrap().nlink, 2), |m, f| assert_eq!(m.link(f, ROOT, b"h").unwrap().nlink, 2)),
         (
-            |t, f| assert_eq!(t.setattr(f, &SetAttr { mode: Some(0o600), ..Default::default() }, USER).unwrap().perm, 0o600),
-            |m, f| assert_eq!(m.setattr(f, &SetAttr { uid: Some(9), ..Default::default() }, USER).unwrap().uid, 9),
+            |t, f| assert_eq!(t.link(f, ROOT, b"g").unwrap().nlink, 2),
+            |m, f| assert_eq!(m.link(f, ROOT, b"h").unwrap().nlink, 2),
+        ),
+        (
+            |t, f| {
+                assert_eq!(
+                    t.setattr(f, &SetAttr { mode: Some(0o600), ..Default::default() }, USER)
+                        .unwrap()
+                        .perm,
+                    0o600
+                )
+            },
+            |m, f| {
+                assert_eq!(
+                    m.setattr(f, &SetAttr { uid: Some(9), ..Default::default() }, USER)
+                        .unwrap()
+                        .uid,
+                    9
+                )
+            },
         ),
     ];
     for (mine, theirs) in changes {
@@ -235,7 +265,8 @@ fn two_moves_that_would_make_a_circle_conflict() {
 #[test]
 fn what_is_open_here_and_removed_there_lives_until_its_last_user_goes() {
     let b = Both::new();
-    let (small, large) = (b.w.file_with(ROOT, "small", b"small"), b.w.file_with(ROOT, "large", &[5; 100_000]));
+    let (small, large) =
+        (b.w.file_with(ROOT, "small", b"small"), b.w.file_with(ROOT, "large", &[5; 100_000]));
     let unused = b.w.file_with(ROOT, "unused", &[6; 100_000]);
     b.w.fs.forget(unused, 1);
     let dir = b.w.dir(ROOT, "dir");
@@ -278,7 +309,8 @@ fn what_is_open_here_and_changed_and_removed_there_is_here_as_it_was() {
     ];
     for (n, change) in change.into_iter().enumerate() {
         for paged in [true, false] {
-            let (name, old) = (format!("f{n}{paged}"), if paged { &old[..] } else { &b"short"[..] });
+            let (name, old) =
+                (format!("f{n}{paged}"), if paged { &old[..] } else { &b"short"[..] });
             let open = w.file_with(ROOT, &name, old);
             w.fs.setxattr(open, b"user.large", &large, Default::default()).unwrap();
             let id = views.begin(TransactionOptions::default()).unwrap();
@@ -289,7 +321,8 @@ fn what_is_open_here_and_changed_and_removed_there_is_here_as_it_was() {
             views.commit(id, Durability::Buffered).unwrap();
             assert!(w.fs.read(open, 0, 100_000).unwrap() == old, "{name}");
             assert_eq!(w.fs.getxattr(open, b"user.large").unwrap(), large, "{name}");
-            // Behind its end there is nothing of the transaction's, however it comes to be part of the file.
+            // Behind its end there is nothing of the transaction's, however it comes to be part of
+            // the file.
             w.write(open, 90_000, b"end");
             w.fs.link(open, ROOT, name.as_bytes()).unwrap();
             w.check();
@@ -363,7 +396,9 @@ fn a_transaction_larger_than_memory() {
         assert!(b.w.contents(&format!("f{n}")) == vec![n; 1 << 20]);
     }
     let content = b.w.read_all(old);
-    assert!(content[..1 << 20] == vec![1; 1 << 20] && content[1 << 20..2 << 20] == vec![2; 1 << 20]);
+    assert!(
+        content[..1 << 20] == vec![1; 1 << 20] && content[1 << 20..2 << 20] == vec![2; 1 << 20]
+    );
 }
 
 #[test]
@@ -394,7 +429,8 @@ fn a_listing_that_is_under_way_goes_on_over_a_commit() {
     make(&t, dir, "n99", b"");
     b.commit(id);
     go(100, &mut seen).unwrap();
-    let expected: Vec<String> = (0..20).filter(|&i| i != 15).chain([99]).map(|i| format!("n{i:02}")).collect();
+    let expected: Vec<String> =
+        (0..20).filter(|&i| i != 15).chain([99]).map(|i| format!("n{i:02}")).collect();
     assert_eq!(seen[2..], expected);
 }
 
@@ -432,8 +468,13 @@ impl Watcher for Notes {
     }
     fn ended(&self, view: &View, number: u16, _fs: &Fs, touched: Option<&Touched>) {
         let touched = touched.map(|t| {
-            let names: BTreeSet<_> =
-                t.names.iter().map(|(p, n, gone)| format!("{p}/{}{}", n.escape_ascii(), if *gone { "-" } else { "+" })).collect();
+            let names: BTreeSet<_> = t
+                .names
+                .iter()
+                .map(|(p, n, gone)| {
+                    format!("{p}/{}{}", n.escape_ascii(), if *gone { "-" } else { "+" })
+                })
+                .collect();
             let inodes: BTreeSet<_> = t.inodes.iter().copied().collect();
             format!("{names:?} {inodes:?}")
         });
@@ -461,7 +502,9 @@ fn watchers_are_told_what_changed() {
     t.write(f, 0, b"2", Default::default()).unwrap();
     t.unlink(ROOT, b"g").unwrap();
     b.commit(id);
-    let expected = format!("ended Transaction({id:?}) 1 Some(\"{{\\\"1/g-\\\"}} {{({ROOT}, false), ({f}, false), ({g}, true)}}\")");
+    let expected = format!(
+        "ended Transaction({id:?}) 1 Some(\"{{\\\"1/g-\\\"}} {{({ROOT}, false), ({f}, false), ({g}, true)}}\")"
+    );
     assert_eq!(*notes.0.lock(), ["write back".to_string(), expected]);
     notes.0.lock().clear();
     let (id, _) = b.begin();
@@ -488,7 +531,10 @@ fn beginning_and_ending_cost_nothing_to_speak_of() {
 #[test]
 fn serializable_views_see_what_is_committed_now() {
     let b = Both::new();
-    let id = b.views.begin(TransactionOptions { isolation: Isolation::Serializable, ..Default::default() }).unwrap();
+    let id = b
+        .views
+        .begin(TransactionOptions { isolation: Isolation::Serializable, ..Default::default() })
+        .unwrap();
     let t = b.views.fs(&View::Transaction(id)).unwrap();
     b.w.file_with(ROOT, "f", b"later");
     b.w.fs.sync_all().unwrap();
@@ -545,7 +591,8 @@ fn what_a_serializable_transaction_has_listed_stays_as_it_is() {
 }
 
 #[test]
-fn what_was_accepted_before_a_serializable_transaction_read_the_file_is_read_by_it_and_does_not_linger() {
+fn what_was_accepted_before_a_serializable_transaction_read_the_file_is_read_by_it_and_does_not_linger()
+ {
     let mut b = Both::new();
     let f = b.w.file_with(ROOT, "f", b"old");
     let large = b.w.file_with(ROOT, "large", &[1; 50_000]);
@@ -560,11 +607,18 @@ fn what_was_accepted_before_a_serializable_transaction_read_the_file_is_read_by_
     assert_eq!(read(&t, "large").unwrap()[9_999..10_001], [1, 2]);
     t.clone_tree(tree, ROOT, b"copy").unwrap();
     assert_eq!(read(&t, "copy/leaf").unwrap(), b"new");
-    assert_eq!(b.w.fs.statistics().dirty_bytes, 0, "what a transaction holds never waits for its end");
+    assert_eq!(
+        b.w.fs.statistics().dirty_bytes,
+        0,
+        "what a transaction holds never waits for its end"
+    );
     for ino in [f, large, leaf] {
         b.w.fs.fsync(ino, false).unwrap();
         fails(b.w.fs.write(ino, 0, b"later", Default::default()), libc::EDEADLK);
-        fails(b.w.fs.setattr(ino, &SetAttr { size: Some(1), ..Default::default() }, USER), libc::EDEADLK);
+        fails(
+            b.w.fs.setattr(ino, &SetAttr { size: Some(1), ..Default::default() }, USER),
+            libc::EDEADLK,
+        );
     }
     assert_eq!(b.w.fs.statistics().dirty_bytes, 0);
     b.w.crash();
@@ -573,7 +627,8 @@ fn what_was_accepted_before_a_serializable_transaction_read_the_file_is_read_by_
 }
 
 #[test]
-fn attributes_of_a_directory_that_wait_are_committed_before_a_serializable_transaction_changes_it() {
+fn attributes_of_a_directory_that_wait_are_committed_before_a_serializable_transaction_changes_it()
+{
     let b = Both::new();
     let dir = b.w.dir(ROOT, "dir");
     let (id, t) = b.begin_serializable();
@@ -608,9 +663,12 @@ fn a_commit_waits_for_a_serializable_transaction_that_holds_what_it_changes() {
     let fs = Fs::open(db.clone(), env, FsOptions::default()).unwrap();
     let views = Views::new(db, fs.clone());
     let f = make(&fs, ROOT, "f", b"old");
-    let serializable = TransactionOptions { isolation: Isolation::Serializable, ..Default::default() };
-    let (ser, si) = (views.begin(serializable).unwrap(), views.begin(TransactionOptions::default()).unwrap());
-    let (s, t) = (views.fs(&View::Transaction(ser)).unwrap(), views.fs(&View::Transaction(si)).unwrap());
+    let serializable =
+        TransactionOptions { isolation: Isolation::Serializable, ..Default::default() };
+    let (ser, si) =
+        (views.begin(serializable).unwrap(), views.begin(TransactionOptions::default()).unwrap());
+    let (s, t) =
+        (views.fs(&View::Transaction(ser)).unwrap(), views.fs(&View::Transaction(si)).unwrap());
     assert_eq!(read(&s, "f").unwrap(), b"old");
     t.write(f, 0, b"new", Default::default()).unwrap();
     std::thread::scope(|scope| {
@@ -626,7 +684,9 @@ fn a_commit_waits_for_a_serializable_transaction_that_holds_what_it_changes() {
         // Whoever came first.
         match committed {
             Ok(()) => assert_eq!(read(&fs, "f").unwrap(), b"!ew"),
-            Err(Error::Store(kvdb::Error::Conflict { .. })) => assert_eq!(read(&fs, "f").unwrap(), b"!ld"),
+            Err(Error::Store(kvdb::Error::Conflict { .. })) => {
+                assert_eq!(read(&fs, "f").unwrap(), b"!ld")
+            }
             Err(e) => panic!("{e}"),
         }
     });
@@ -659,7 +719,8 @@ fn a_transaction_goes_back_to_a_savepoint_with_its_files() {
 fn a_transaction_that_looks_for_no_conflicts_changes_no_files() {
     let b = Both::new();
     let f = b.w.file_with(ROOT, "f", b"content");
-    let id = b.views.begin(TransactionOptions { check_conflicts: false, ..Default::default() }).unwrap();
+    let id =
+        b.views.begin(TransactionOptions { check_conflicts: false, ..Default::default() }).unwrap();
     let t = b.views.fs(&View::Transaction(id)).unwrap();
     assert_eq!(read(&t, "f").unwrap(), b"content");
     fails(t.write(f, 0, b"x", Default::default()), libc::EROFS);
@@ -708,7 +769,11 @@ fn the_number_of_a_view_that_has_ended_is_not_given_again_while_the_kernel_refer
     };
     let (id, t) = b.begin();
     let held = b.views.number(&View::Transaction(id)).unwrap();
-    for ino in [t.lookup(ROOT, b"f").unwrap().ino, t.lookup(ROOT, b"f").unwrap().ino, t.lookup(ROOT, b".").unwrap().ino] {
+    for ino in [
+        t.lookup(ROOT, b"f").unwrap().ino,
+        t.lookup(ROOT, b"f").unwrap().ino,
+        t.lookup(ROOT, b".").unwrap().ino,
+    ] {
         assert!([f, ROOT].contains(&ino));
     }
     b.views.commit(id, Durability::Buffered).unwrap();
@@ -722,7 +787,13 @@ fn the_number_of_a_view_that_has_ended_is_not_given_again_while_the_kernel_refer
     assert_eq!(seen.len(), usize::from(Views::MAX_NUMBER) - 1, "all others are free");
     b.views.forget(held, f, 1);
     b.views.forget(held, ROOT, 1);
-    assert!((0..u32::from(Views::MAX_NUMBER)).all(|round| numbers(round) != held), "one reference is left");
+    assert!(
+        (0..u32::from(Views::MAX_NUMBER)).all(|round| numbers(round) != held),
+        "one reference is left"
+    );
     b.views.forget(held, f, 1);
-    assert!((0..u32::from(Views::MAX_NUMBER)).any(|round| numbers(round) == held), "it is free again");
+    assert!(
+        (0..u32::from(Views::MAX_NUMBER)).any(|round| numbers(round) == held),
+        "it is free again"
+    );
 }

@@ -17,7 +17,10 @@ fn values_of_every_size_are_kept() {
     }
     for _ in 0..2 {
         for size in sizes {
-            assert_eq!(w.fs.getxattr(f, format!("user.{size}").as_bytes()).unwrap(), vec![size as u8; size]);
+            assert_eq!(
+                w.fs.getxattr(f, format!("user.{size}").as_bytes()).unwrap(),
+                vec![size as u8; size]
+            );
         }
         w.remount();
     }

@@ -1,5 +1,6 @@
-//! What compression of tuple blocks and of large values saves and costs: log lines, JSON and noise, written by a flush, read by a scan and
-//! by gets that find nothing in the cache. Times are those of the processor; the device is memory.
+//! What compression of tuple blocks and of large values saves and costs: log lines, JSON and noise,
+//! written by a flush, read by a scan and by gets that find nothing in the cache. Times are those
+//! of the processor; the device is memory.
 //!
 //! `cargo run --release -p vt-tree --example compression [items]`
 
@@ -9,16 +10,27 @@ use std::sync::Arc;
 
 use measure::{mix, ran};
 use vt_tree::{
-    BlockCache, Compression, Input, KeyRange, Lookup, Memtable, MergeOptions, Placement, RunCursor, Source, Value, hash, merge,
+    BlockCache, Compression, Input, KeyRange, Lookup, Memtable, MergeOptions, Placement, RunCursor,
+    Source, Value, hash, merge,
 };
 use zones::{FormatOptions, MemoryDevice, Zones};
 
 fn value(kind: &str, i: u64) -> Vec<u8> {
-    let word = |n: u64| ["orange", "delta", "river", "stone", "quick", "silent", "north", "paper"][(mix(i * 8 + n) % 8) as usize];
+    let word = |n: u64| {
+        ["orange", "delta", "river", "stone", "quick", "silent", "north", "paper"]
+            [(mix(i * 8 + n) % 8) as usize]
+    };
     match kind {
         "log line" => {
             let (host, ms) = (mix(i) % 40, mix(i + 1) % 1000);
-            format!("host-{host} GET /{}/{}/{} 200 {ms}ms session={:08x}", word(0), word(1), word(2), mix(i) as u32).into()
+            format!(
+                "host-{host} GET /{}/{}/{} 200 {ms}ms session={:08x}",
+                word(0),
+                word(1),
+                word(2),
+                mix(i) as u32
+            )
+            .into()
         }
         "JSON" => format!(
             r#"{{"id":{i},"name":"{} {}","tags":["{}","{}"],"score":{},"active":{}}}"#,
@@ -40,12 +52,14 @@ fn page(kind: &str, i: u64, len: usize) -> Vec<u8> {
 }
 
 fn store() -> Arc<BlockCache> {
-    let zones = Zones::format(Arc::new(MemoryDevice::default()), FormatOptions::default()).expect("a fresh store");
+    let zones = Zones::format(Arc::new(MemoryDevice::default()), FormatOptions::default())
+        .expect("a fresh store");
     zones.start();
     BlockCache::new(zones, 1 << 20)
 }
 
-/// Large values of `len` bytes: flushed, then got in the order of their keys, each by itself, so that nothing but the value is read twice.
+/// Large values of `len` bytes: flushed, then got in the order of their keys, each by itself, so
+/// that nothing but the value is read twice.
 fn large_values(kind: &str, len: usize, compress_values: Compression) {
     let n = (64 << 20) / len as u64;
     let store = store();
@@ -55,13 +69,17 @@ fn large_values(kind: &str, len: usize, compress_values: Compression) {
     }
     let options = MergeOptions { old_seq: u64::MAX, compress_values, ..MergeOptions::default() };
     let begin = ran();
-    let run = merge(&store, &[Input::Memtable(m)], &KeyRange::all(), options).expect("memory").expect("there are items");
+    let run = merge(&store, &[Input::Memtable(m)], &KeyRange::all(), options)
+        .expect("memory")
+        .expect("there are items");
     let flush = (ran() - begin) as f64 / (n * len as u64) as f64;
     let (mut read, mut units, mut begin) = (0, 0, 0);
     for round in 0..2 {
         (read, begin) = (0, ran());
         for i in 0..n {
-            let Ok(Lookup::Found(_, v)) = run.get(&i.to_be_bytes(), hash(&i.to_be_bytes())) else { panic!("{i} is missing") };
+            let Ok(Lookup::Found(_, v)) = run.get(&i.to_be_bytes(), hash(&i.to_be_bytes())) else {
+                panic!("{i} is missing")
+            };
             if let Value::Extent(e) = v {
                 units += u64::from(e.stored.next_multiple_of(e.align())) * round;
             }
@@ -93,9 +111,16 @@ fn main() {
                 bytes += 16 + v.len();
                 m.writer().put_slice(key(i).as_bytes(), i + 1, &v);
             }
-            let options = MergeOptions { placement: Placement::copy(), old_seq: u64::MAX, compression, ..MergeOptions::default() };
+            let options = MergeOptions {
+                placement: Placement::copy(),
+                old_seq: u64::MAX,
+                compression,
+                ..MergeOptions::default()
+            };
             let begin = ran();
-            let run = merge(&store, &[Input::Memtable(m)], &KeyRange::all(), options).expect("memory").expect("there are items");
+            let run = merge(&store, &[Input::Memtable(m)], &KeyRange::all(), options)
+                .expect("memory")
+                .expect("there are items");
             let flush = (ran() - begin) as f64 / n as f64;
             let begin = ran();
             let mut c = RunCursor::new(run.clone());

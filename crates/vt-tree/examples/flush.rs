@@ -1,5 +1,5 @@
-//! What it costs to write a memtable out, and to merge two runs: keys of 16 bytes, values of 64, a device in memory.
-//! Times are those of the processor, so that others on the machine count little.
+//! What it costs to write a memtable out, and to merge two runs: keys of 16 bytes, values of 64, a
+//! device in memory. Times are those of the processor, so that others on the machine count little.
 //!
 //! `cargo run --release -p vt-tree --example flush [items] [rounds]`
 
@@ -8,12 +8,17 @@ mod measure;
 use std::sync::Arc;
 
 use measure::{mix, ran};
-use vt_tree::{BlockCache, Input, KeyRange, Memtable, MergeOptions, Placement, Pool, Run, Source, merge};
+use vt_tree::{
+    BlockCache, Input, KeyRange, Memtable, MergeOptions, Placement, Pool, Run, Source, merge,
+};
 use zones::{FormatOptions, MemoryDevice, Zones};
 
 fn run(store: &Arc<BlockCache>, inputs: &[Input]) -> Arc<Run> {
-    let options = MergeOptions { placement: Placement::copy(), old_seq: u64::MAX, ..MergeOptions::default() };
-    merge(store, inputs, &KeyRange::all(), options).expect("the device is memory").expect("there are items")
+    let options =
+        MergeOptions { placement: Placement::copy(), old_seq: u64::MAX, ..MergeOptions::default() };
+    merge(store, inputs, &KeyRange::all(), options)
+        .expect("the device is memory")
+        .expect("there are items")
 }
 
 fn main() {
@@ -23,7 +28,8 @@ fn main() {
     let mut best = [u64::MAX; 4];
     let mut bytes = 0;
     for _ in 0..rounds {
-        let zones = Zones::format(Arc::new(MemoryDevice::default()), FormatOptions::default()).expect("a fresh store");
+        let zones = Zones::format(Arc::new(MemoryDevice::default()), FormatOptions::default())
+            .expect("a fresh store");
         zones.start();
         let store = BlockCache::new(zones, 64 << 20);
         let memtables: Vec<Arc<Memtable>> = (0..2u64)
@@ -52,7 +58,9 @@ fn main() {
             assert_eq!(seen, n);
         });
         let mut runs = Vec::new();
-        timed(1, &mut best, &mut || runs.push(run(&store, &[Input::Memtable(memtables[0].clone())])));
+        timed(1, &mut best, &mut || {
+            runs.push(run(&store, &[Input::Memtable(memtables[0].clone())]))
+        });
         runs.push(run(&store, &[Input::Memtable(memtables[1].clone())]));
         bytes = runs[0].stats().block_bytes;
         let inputs: Vec<Input> = runs.iter().cloned().map(Input::Run).collect();

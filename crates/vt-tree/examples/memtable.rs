@@ -1,5 +1,6 @@
-//! What a put into the memtable costs, beside a `BTreeMap<Vec<u8>, Vec<u8>>` in the same process: keys of 16 bytes, values of 64.
-//! Times are those of the processor, so that others on the machine count little.
+//! What a put into the memtable costs, beside a `BTreeMap<Vec<u8>, Vec<u8>>` in the same process:
+//! keys of 16 bytes, values of 64. Times are those of the processor, so that others on the machine
+//! count little.
 //!
 //! `cargo run --release -p vt-tree --example memtable [random|sequential|append] [items] [rounds]`
 
@@ -15,7 +16,8 @@ const VALUE: [u8; 64] = [7; 64];
 const BATCH: usize = 100;
 
 fn keys(load: &str, n: u64) -> Vec<[u8; 16]> {
-    let decimal = |i: u64| <[u8; 16]>::try_from(format!("{i:016}").as_bytes()).expect("sixteen digits");
+    let decimal =
+        |i: u64| <[u8; 16]>::try_from(format!("{i:016}").as_bytes()).expect("sixteen digits");
     match load {
         "random" => (0..n).map(|i| decimal(mix(i) % 10_000_000_000_000_000)).collect(),
         "sequential" => (0..n).map(decimal).collect(),
@@ -38,7 +40,10 @@ fn main() {
     let mut args = std::env::args().skip(1).filter_map(|a| a.parse::<u64>().ok());
     let pool = Pool::new();
     let (n, rounds) = (args.next().unwrap_or(500_000), args.next().unwrap_or(3));
-    for load in ["random", "sequential", "append"].into_iter().filter(|l| only.as_ref().is_none_or(|o| o == l)) {
+    for load in ["random", "sequential", "append"]
+        .into_iter()
+        .filter(|l| only.as_ref().is_none_or(|o| o == l))
+    {
         let keys = keys(load, n);
         let mut best = [f64::MAX; 4];
         let mut bytes = 0;
@@ -51,7 +56,11 @@ fn main() {
             best[0] = best[0].min((ran() - begin) as f64 / n as f64);
             bytes = m.bytes();
             let begin = ran();
-            let found = keys.iter().step_by(7).filter(|k| matches!(m.get(&k[..], u64::MAX), vt_tree::Lookup::Found(..))).count();
+            let found = keys
+                .iter()
+                .step_by(7)
+                .filter(|k| matches!(m.get(&k[..], u64::MAX), vt_tree::Lookup::Found(..)))
+                .count();
             best[3] = best[3].min((ran() - begin) as f64 / found as f64);
             drop(m);
             let m = Memtable::in_pool(&pool);

@@ -67,7 +67,10 @@ impl Check<'_> {
             if let Some(filter) = self.read(filter)
                 && let Some(h) = found.hashes.iter().find(|h| !filter.may_contain(**h))
             {
-                (self.fault)(format!("filter of the index node at {:#x} does not know a key of it (hash {h:#x})", entry.at.addr));
+                (self.fault)(format!(
+                    "filter of the index node at {:#x} does not know a key of it (hash {h:#x})",
+                    entry.at.addr
+                ));
             }
         } else if level == 1 && !found.hashes.is_empty() {
             (self.fault)(format!("leaf index node at {:#x} has keys and no filter", entry.at.addr));
@@ -86,7 +89,10 @@ impl Check<'_> {
         let mut end = None;
         for e in &node.entries {
             if e.low < entry.low || e.high > entry.high {
-                (self.fault)(format!("index node at {:#x} holds keys outside of its fences", entry.at.addr));
+                (self.fault)(format!(
+                    "index node at {:#x} holds keys outside of its fences",
+                    entry.at.addr
+                ));
             }
             let Some(found) = self.subtree(e, level - 1) else {
                 whole = false;
@@ -113,7 +119,8 @@ impl Check<'_> {
     fn block(&mut self, entry: &Entry) -> Option<Found> {
         let block = self.run.cache().block_beneath(entry);
         let block = self.read(block)?;
-        let mut found = Found { block_bytes: u64::from(entry.at.len), block_spans: 1, ..Found::default() };
+        let mut found =
+            Found { block_bytes: u64::from(entry.at.len), block_spans: 1, ..Found::default() };
         let mut extents = Vec::new();
         for g in 0..block.intervals() {
             let items = block.interval(g);
@@ -133,7 +140,13 @@ impl Check<'_> {
         Some(found)
     }
 
-    fn item(&mut self, entry: &Entry, item: &Item, found: &mut Found, extents: &mut Vec<ExtentRef>) {
+    fn item(
+        &mut self,
+        entry: &Entry,
+        item: &Item,
+        found: &mut Found,
+        extents: &mut Vec<ExtentRef>,
+    ) {
         if item.key.as_ref() < self.last_end.as_slice() {
             (self.fault)(format!("tuple block at {:#x}: keys out of order", entry.at.addr));
         }
@@ -141,7 +154,10 @@ impl Check<'_> {
         match &item.body {
             Body::DeleteRange { end } => {
                 if *end <= item.key {
-                    (self.fault)(format!("tuple block at {:#x}: an empty range tombstone", entry.at.addr));
+                    (self.fault)(format!(
+                        "tuple block at {:#x}: an empty range tombstone",
+                        entry.at.addr
+                    ));
                 }
                 self.last_end.extend_from_slice(end);
                 found.range_tombstones = true;
@@ -154,7 +170,10 @@ impl Check<'_> {
             }
         }
         if item.key < entry.low || self.last_end.as_slice() > entry.high.as_ref() {
-            (self.fault)(format!("tuple block at {:#x}: a key outside of its fences", entry.at.addr));
+            (self.fault)(format!(
+                "tuple block at {:#x}: a key outside of its fences",
+                entry.at.addr
+            ));
         }
         found.items += 1;
         found.max_seq = found.max_seq.max(item.seq);
@@ -174,7 +193,10 @@ impl Check<'_> {
             (is, f.block_bytes, f.block_spans, f.value_bytes, f.value_spans),
         );
         if said != is {
-            (self.fault)(format!("index entry of level {level} for {:#x}: its sums are {said:?}, beneath lie {is:?}", e.at.addr));
+            (self.fault)(format!(
+                "index entry of level {level} for {:#x}: its sums are {said:?}, beneath lie {is:?}",
+                e.at.addr
+            ));
         }
         if !e.zone_use().is_ok_and(|z| z == f.zones) {
             (self.fault)(format!(

@@ -37,7 +37,11 @@ pub struct TupleRef<'a> {
 impl TupleRef<'_> {
     /// The same, to be kept.
     pub fn to_tuple(&self) -> TreeTuple {
-        TreeTuple { key: Bytes::copy_from_slice(self.key), seq: self.seq, value: self.value.to_value() }
+        TreeTuple {
+            key: Bytes::copy_from_slice(self.key),
+            seq: self.seq,
+            value: self.value.to_value(),
+        }
     }
 }
 
@@ -225,7 +229,9 @@ impl TreeCursor {
     fn arrange(&mut self) {
         let mut order = std::mem::take(&mut self.order);
         order.clear();
-        order.extend((0..self.sources.len() as u32).filter(|&i| self.sources[i as usize].key().is_some()));
+        order.extend(
+            (0..self.sources.len() as u32).filter(|&i| self.sources[i as usize].key().is_some()),
+        );
         order.sort_unstable_by(|&a, &b| self.compare(a, b));
         self.order = order;
     }
@@ -269,7 +275,8 @@ impl TreeCursor {
         // Those lie right behind it; a tombstone among them hides what is older still, and does so
         // when it comes in front.
         while let Some(&older) = self.order.get(1)
-            && let (Some(a), Some(b)) = (self.sources[self.order[0] as usize].key(), self.sources[older as usize].item())
+            && let (Some(a), Some(b)) =
+                (self.sources[self.order[0] as usize].key(), self.sources[older as usize].item())
             && a == b.key
             && !matches!(b.body, BodyRef::DeleteRange { .. })
         {
@@ -288,7 +295,11 @@ impl TreeCursor {
         loop {
             let Some(&front) = self.order.first() else {
                 // Nothing comes any more: the sources need not be asked again.
-                self.position = if direction == Direction::Forward { Position::End } else { Position::Before(Vec::new()) };
+                self.position = if direction == Direction::Forward {
+                    Position::End
+                } else {
+                    Position::Before(Vec::new())
+                };
                 return Ok(false);
             };
             match self.sources[front as usize].item().map(|i| (i.key, i.body)) {
@@ -298,7 +309,11 @@ impl TreeCursor {
                 }
                 Some((start, BodyRef::DeleteRange { end })) => {
                     self.bound.clear();
-                    self.bound.extend_from_slice(if direction == Direction::Forward { end } else { start });
+                    self.bound.extend_from_slice(if direction == Direction::Forward {
+                        end
+                    } else {
+                        start
+                    });
                     self.jump(front as usize)?;
                 }
                 _ => self.pass()?,
@@ -342,7 +357,9 @@ impl TreeCursor {
             return None;
         }
         match self.sources[*self.order.first()? as usize].item() {
-            Some(ItemRef { key, seq, body: BodyRef::Put(value) }) => Some(TupleRef { key, seq, value }),
+            Some(ItemRef { key, seq, body: BodyRef::Put(value) }) => {
+                Some(TupleRef { key, seq, value })
+            }
             _ => None,
         }
     }
@@ -357,13 +374,20 @@ impl TreeCursor {
     /// in memory one behind the other, no other source has anything among them, they are below
     /// `end` (empty: no end) and their values are small; until `visit` breaks. Then the last one
     /// shown is the current tuple. Perhaps none is shown.
-    pub fn visit_near<B>(&mut self, end: &[u8], visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<B>) -> ControlFlow<B> {
+    pub fn visit_near<B>(
+        &mut self,
+        end: &[u8],
+        visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<B>,
+    ) -> ControlFlow<B> {
         if self.direction != Direction::Forward || !self.handed {
             return ControlFlow::Continue(());
         }
-        let Some((&front, others)) = self.order.split_first() else { return ControlFlow::Continue(()) };
+        let Some((&front, others)) = self.order.split_first() else {
+            return ControlFlow::Continue(());
+        };
         let other = others.first().and_then(|&o| self.sources[o as usize].key());
-        let near = |last: &[u8]| other.is_none_or(|key| last < key) && (end.is_empty() || last < end);
+        let near =
+            |last: &[u8]| other.is_none_or(|key| last < key) && (end.is_empty() || last < end);
         // What is borrowed from the other source is a key; the front one moves.
         match &self.sources[front as usize] {
             Under::Run(c) if c.last_key().is_some_and(near) => {}
@@ -409,5 +433,9 @@ fn compare_range_to_point(end: &[u8], key: &[u8]) -> Ordering {
     if end <= key {
         return Ordering::Less;
     }
-    if end.len() == key.len() + 1 && end.starts_with(key) && end[key.len()] == 0 { Ordering::Equal } else { Ordering::Greater }
+    if end.len() == key.len() + 1 && end.starts_with(key) && end[key.len()] == 0 {
+        Ordering::Equal
+    } else {
+        Ordering::Greater
+    }
 }

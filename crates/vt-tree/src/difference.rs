@@ -83,7 +83,9 @@ impl Piece {
 
     fn is_same(&self, other: &Piece) -> bool {
         match (&self.what, &other.what) {
-            (What::Subtree(a, x), What::Subtree(b, y)) => self.side != other.side && x == y && a.at == b.at && a.high == b.high,
+            (What::Subtree(a, x), What::Subtree(b, y)) => {
+                self.side != other.side && x == y && a.at == b.at && a.high == b.high
+            }
             _ => false,
         }
     }
@@ -134,7 +136,9 @@ pub struct Difference {
 /// Both sides have the same in the memtable.
 fn is_shared(memtable: &Arc<Memtable>, at: Seq, others: &Side) -> bool {
     let same = |(input, other): &(Input, Seq)| match input {
-        Input::Memtable(m) => Arc::ptr_eq(m, memtable) && (*other == at || m.max_seq() <= at.min(*other)),
+        Input::Memtable(m) => {
+            Arc::ptr_eq(m, memtable) && (*other == at || m.max_seq() <= at.min(*other))
+        }
         Input::Run(_) => false,
     };
     others.iter().any(same)
@@ -161,7 +165,14 @@ impl Difference {
                 }
             }
         }
-        Ok(Difference { cache: cache.clone(), sides, pieces, done: Bytes::new(), range: None, opened: 0 })
+        Ok(Difference {
+            cache: cache.clone(),
+            sides,
+            pieces,
+            done: Bytes::new(),
+            range: None,
+            opened: 0,
+        })
     }
 
     /// Blocks and index nodes that were opened to find out.
@@ -205,7 +216,11 @@ impl Difference {
         if level > 0 {
             for e in self.cache.node(entry, level)?.entries {
                 let key = e.low.clone();
-                self.pieces.push(Reverse(Piece { key, side, what: What::Subtree(Box::new(e), level - 1) }));
+                self.pieces.push(Reverse(Piece {
+                    key,
+                    side,
+                    what: What::Subtree(Box::new(e), level - 1),
+                }));
             }
             return Ok(());
         }
@@ -229,11 +244,17 @@ impl Difference {
             && next.key == key
         {
             // Subtrees that begin here were opened before.
-            let Some(Reverse(Piece { side, what: What::Item(item, rest), .. })) = self.pieces.pop() else { break };
+            let Some(Reverse(Piece { side, what: What::Item(item, rest), .. })) = self.pieces.pop()
+            else {
+                break;
+            };
             here[side].push(item.body);
             push(&mut self.pieces, side, rest)?;
         }
-        let ends = here.iter().flatten().filter_map(|body| if let Body::DeleteRange { end } = body { Some(end) } else { None });
+        let ends = here
+            .iter()
+            .flatten()
+            .filter_map(|body| if let Body::DeleteRange { end } = body { Some(end) } else { None });
         if let Some(end) = ends.max().filter(|end| **end > self.done) {
             self.begin_range(key, end.clone())?;
             return Ok(None);
@@ -248,7 +269,8 @@ impl Difference {
     fn begin_range(&mut self, start: Bytes, end: Bytes) -> Result<()> {
         let start = start.max(self.done.clone());
         let [a, b] = &self.sides;
-        let mut cursors = [TreeCursor::as_of(a.iter().cloned()), TreeCursor::as_of(b.iter().cloned())];
+        let mut cursors =
+            [TreeCursor::as_of(a.iter().cloned()), TreeCursor::as_of(b.iter().cloned())];
         let mut heads = [None, None];
         for (cursor, head) in cursors.iter_mut().zip(&mut heads) {
             cursor.seek(&start);
@@ -267,7 +289,9 @@ impl Difference {
                 return Ok(None);
             };
             let mut values = [None, None];
-            for ((cursor, head), value) in range.cursors.iter_mut().zip(&mut range.heads).zip(&mut values) {
+            for ((cursor, head), value) in
+                range.cursors.iter_mut().zip(&mut range.heads).zip(&mut values)
+            {
                 if let Some(tuple) = head.take_if(|t| t.key == key) {
                     *value = Some(tuple.value);
                     *head = cursor.next()?.filter(|t| t.key < range.end);
@@ -282,7 +306,9 @@ impl Difference {
 
     /// Values in one place are the same; others are read when their lengths are.
     fn is_change(&self, before: &Option<Value>, after: &Option<Value>) -> Result<bool> {
-        let (Some(a), Some(b)) = (before, after) else { return Ok(before.is_some() || after.is_some()) };
+        let (Some(a), Some(b)) = (before, after) else {
+            return Ok(before.is_some() || after.is_some());
+        };
         if a == b || a.len() != b.len() {
             return Ok(a != b);
         }

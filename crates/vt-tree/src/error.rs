@@ -8,7 +8,9 @@ pub enum Error {
     Zones(#[from] zones::Error),
     /// Bytes that passed their checksum, or carry none, say something impossible. `addr` is the
     /// device address of the piece that holds them; 0 where the caller did not say.
-    #[error("corrupt {what} at device address {addr:#x}: run `kvfs check`, restore from a backup or a snapshot stream")]
+    #[error(
+        "corrupt {what} at device address {addr:#x}: run `kvfs check`, restore from a backup or a snapshot stream"
+    )]
     Corrupt { what: String, addr: u64 },
 }
 

@@ -61,7 +61,13 @@ fn begins_inside(e: &Entry, range: &KeyRange) -> bool {
     range.end.as_ref().is_none_or(|end| e.low < *end)
 }
 
-fn of_subtree(run: &Run, entry: &Entry, level: u16, range: &KeyRange, sum: &mut Estimate) -> Result<()> {
+fn of_subtree(
+    run: &Run,
+    entry: &Entry,
+    level: u16,
+    range: &KeyRange,
+    sum: &mut Estimate,
+) -> Result<()> {
     if entry.high <= range.start || !begins_inside(entry, range) {
         return Ok(());
     }
@@ -72,7 +78,12 @@ fn of_subtree(run: &Run, entry: &Entry, level: u16, range: &KeyRange, sum: &mut 
         return Ok(());
     }
     if level == 0 {
-        *sum += Estimate { items: items / 2, items_error: items.div_ceil(2), bytes: bytes / 2, bytes_error: bytes.div_ceil(2) };
+        *sum += Estimate {
+            items: items / 2,
+            items_error: items.div_ceil(2),
+            bytes: bytes / 2,
+            bytes_error: bytes.div_ceil(2),
+        };
         return Ok(());
     }
     let node = run.cache().node(entry, level)?;

@@ -135,7 +135,9 @@ mod tests {
                         0 => Body::Put(Value::Inline(vec![7; i as usize].into())),
                         1 | 2 => Body::Put(Value::Extent(ExtentRef::plain(i * 4096, 4096, 1))),
                         3 => Body::Delete,
-                        _ => Body::DeleteRange { end: Bytes::from(format!("key {:04}", i * 3 + 2)) },
+                        _ => {
+                            Body::DeleteRange { end: Bytes::from(format!("key {:04}", i * 3 + 2)) }
+                        }
                     };
                     let item = Item { key: key(i), seq: i % 2 * 1000, body };
                     b.add(&item.key, item.seq, item.borrow().body);
@@ -149,9 +151,13 @@ mod tests {
                 // Compressed ones: single, following one another, in a packed series with some that
                 // are not.
                 for i in 0..90u64 {
-                    let key = [b"q".as_slice(), &(i + i / 40 * 1000 + i / 30 * i * i).to_be_bytes()].concat();
+                    let key =
+                        [b"q".as_slice(), &(i + i / 40 * 1000 + i / 30 * i * i).to_be_bytes()]
+                            .concat();
                     let addr = (2 << 30) + i * 4096;
-                    let e = ExtentRef::packed(addr, 4096, 3000 + i as u32, i as u32, Compression::Lz4).unwrap();
+                    let e =
+                        ExtentRef::packed(addr, 4096, 3000 + i as u32, i as u32, Compression::Lz4)
+                            .unwrap();
                     let e = if i % 7 == 3 { ExtentRef::plain(addr, 4096, 9) } else { e };
                     b.add(&key, 5, BodyRef::Put(ValueRef::Extent(e)));
                 }
@@ -174,7 +180,8 @@ mod tests {
             }
             5 => {
                 let mut packer = Packer::default();
-                let (codec, stored) = packer.pack(Compression::Lz4, &[7; 500]).expect("it gets smaller");
+                let (codec, stored) =
+                    packer.pack(Compression::Lz4, &[7; 500]).expect("it gets smaller");
                 let mut frame = [&[0; 16], stored].concat();
                 crate::index::frame::seal(&mut frame, FrameKind::Tuples, 0, codec, 4096);
                 frame

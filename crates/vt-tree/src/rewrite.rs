@@ -18,7 +18,11 @@ use crate::value::Value;
 /// Says the same as `run` wherever that can be read; where it cannot, it has a range tombstone, and
 /// a tombstone in the place of a value. `removed` hears of each. Sums, fences and filters are made
 /// anew from what is there; large values stay where they lie. `None`: the run was empty.
-pub fn rewrite(run: &Arc<Run>, options: &MergeOptions, removed: &mut dyn FnMut(Damage)) -> Result<Option<Arc<Run>>> {
+pub fn rewrite(
+    run: &Arc<Run>,
+    options: &MergeOptions,
+    removed: &mut dyn FnMut(Damage),
+) -> Result<Option<Arc<Run>>> {
     let mut builder = RunBuilder::new(run.cache(), options);
     let mut recent = Recent::default();
     let mut pieces = Pieces::new(run, b"");
@@ -33,7 +37,12 @@ pub fn rewrite(run: &Arc<Run>, options: &MergeOptions, removed: &mut dyn FnMut(D
                     Ok(_) => item,
                     Err(error) => {
                         let end = Bytes::from([&item.key, &[0][..]].concat());
-                        removed(Damage { addr: e.addr, what: error.to_string(), start: item.key.clone(), end });
+                        removed(Damage {
+                            addr: e.addr,
+                            what: error.to_string(),
+                            start: item.key.clone(),
+                            end,
+                        });
                         Item { body: Body::Delete, ..item }
                     }
                 },

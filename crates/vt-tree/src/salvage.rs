@@ -122,9 +122,14 @@ impl Pieces {
         if entry.high <= self.from {
             return;
         }
-        let opened = if level == 0 { self.block(entry, recent) } else { self.node(entry, level, recent) };
+        let opened =
+            if level == 0 { self.block(entry, recent) } else { self.node(entry, level, recent) };
         if let Err(e) = opened {
-            self.ready = vec![Piece::Gap { start: entry.low.clone(), end: entry.high.clone(), what: e.to_string() }];
+            self.ready = vec![Piece::Gap {
+                start: entry.low.clone(),
+                end: entry.high.clone(),
+                what: e.to_string(),
+            }];
         }
     }
 
@@ -143,7 +148,11 @@ impl Pieces {
                 Ok(items) => items,
                 Err(e) => {
                     if end < entry.high {
-                        self.ready.push(Piece::Gap { start: end, end: entry.high.clone(), what: e.to_string() });
+                        self.ready.push(Piece::Gap {
+                            start: end,
+                            end: entry.high.clone(),
+                            what: e.to_string(),
+                        });
                     }
                     break;
                 }

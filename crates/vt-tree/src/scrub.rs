@@ -76,7 +76,8 @@ impl<'a> Scrub<'a> {
         if let Some(filter) = entry.filter
             && self.seen.insert((filter.addr, filter.crc))
         {
-            let read = run.cache().frame_on_medium(FrameKind::Filter, 0, filter).and_then(Filter::parse);
+            let read =
+                run.cache().frame_on_medium(FrameKind::Filter, 0, filter).and_then(Filter::parse);
             if let Err(e) = read {
                 self.find(entry, &e, filter.addr);
             }
@@ -123,11 +124,13 @@ impl<'a> Scrub<'a> {
             for item in items {
                 let Body::Put(Value::Extent(e)) = item.body else { continue };
                 // What lies outside of the range is another step's.
-                if item.key < self.range.start || self.range.end.as_ref().is_some_and(|end| item.key >= *end) {
+                if item.key < self.range.start
+                    || self.range.end.as_ref().is_some_and(|end| item.key >= *end)
+                {
                     continue;
                 }
-                let follows =
-                    span.last().is_some_and(|(_, last)| contiguous(last, &e)) && e.end().saturating_sub(span[0].1.addr) <= SPAN;
+                let follows = span.last().is_some_and(|(_, last)| contiguous(last, &e))
+                    && e.end().saturating_sub(span[0].1.addr) <= SPAN;
                 if !follows {
                     self.values(run, &mut span)?;
                 }
@@ -141,13 +144,20 @@ impl<'a> Scrub<'a> {
     fn values(&mut self, run: &Run, span: &mut Vec<(Bytes, ExtentRef)>) -> ControlFlow<()> {
         span.retain(|(_, e)| self.seen.insert((e.addr, e.crc)));
         let extents: Vec<ExtentRef> = span.iter().map(|(_, e)| *e).collect();
-        let (Some(first), Some(last)) = (extents.first(), extents.last()) else { return ControlFlow::Continue(()) };
+        let (Some(first), Some(last)) = (extents.first(), extents.last()) else {
+            return ControlFlow::Continue(());
+        };
         let bytes = last.end().saturating_sub(first.addr);
         if run.cache().span_on_medium(&extents).is_err() {
             for (key, e) in span.iter() {
                 if let Err(error) = run.cache().check_value(e) {
                     let end = Bytes::from([key, &[0][..]].concat());
-                    (self.damage)(Damage { addr: e.addr, what: error.to_string(), start: key.clone(), end });
+                    (self.damage)(Damage {
+                        addr: e.addr,
+                        what: error.to_string(),
+                        start: key.clone(),
+                        end,
+                    });
                 }
             }
         }
@@ -159,7 +169,12 @@ impl<'a> Scrub<'a> {
 /// The key up to which about `quota` bytes of a run lie from `start` on; `None`: no more than that
 /// is left. Subtrees are passed over by their sums. What cannot be read is nothing here: the scrub
 /// itself will say so.
-pub fn scrub_end(run: &Arc<Run>, start: &[u8], quota: u64, pace: &mut dyn FnMut(u64) -> ControlFlow<()>) -> Option<Bytes> {
+pub fn scrub_end(
+    run: &Arc<Run>,
+    start: &[u8],
+    quota: u64,
+    pace: &mut dyn FnMut(u64) -> ControlFlow<()>,
+) -> Option<Bytes> {
     let (root, level) = run.root();
     let mut left = quota;
     up_to(run, root, level, start, &mut left, pace).ok().flatten()

@@ -1,13 +1,13 @@
-//! The rope algebra against a model: whatever is flushed, merged, sliced and concatenated under whatever placement, the tuples
-//! stay those of an ordered map.
+//! The rope algebra against a model: whatever is flushed, merged, sliced and concatenated under
+//! whatever placement, the tuples stay those of an ordered map.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use vt_tree::{
-    BlockCache, Compression, Input, KeyRange, Lookup, Memtable, MergeOptions, Placement, Run, TreeCursor, Value, check_run, concat,
-    hash, merge, slice,
+    BlockCache, Compression, Input, KeyRange, Lookup, Memtable, MergeOptions, Placement, Run,
+    TreeCursor, Value, check_run, concat, hash, merge, slice,
 };
 use zones::{FormatOptions, MemoryDevice, Zones};
 
@@ -16,13 +16,15 @@ type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 struct Random(u64);
 impl Random {
     fn next(&mut self, below: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % below
     }
 }
 
 fn store() -> Arc<BlockCache> {
-    let zones = Zones::format(Arc::new(MemoryDevice::default()), FormatOptions::default()).expect("a fresh store");
+    let zones = Zones::format(Arc::new(MemoryDevice::default()), FormatOptions::default())
+        .expect("a fresh store");
     zones.start();
     BlockCache::new(zones, 4 << 20)
 }
@@ -32,7 +34,14 @@ fn key(n: u64) -> Vec<u8> {
 }
 
 /// One random memtable of `n` changes, applied to the model as well.
-fn memtable(r: &mut Random, n: u64, keys: u64, seq: &mut u64, model: &mut Model, big: bool) -> Arc<Memtable> {
+fn memtable(
+    r: &mut Random,
+    n: u64,
+    keys: u64,
+    seq: &mut u64,
+    model: &mut Model,
+    big: bool,
+) -> Arc<Memtable> {
     let m = Memtable::new();
     let start = r.next(keys);
     for i in 0..n {
@@ -135,8 +144,10 @@ fn one_history(seed: u64) {
             placement: Placement::threshold([0, 4096, 65536, u64::MAX][r.next(4) as usize]),
             drop_tombstones: bottom,
             old_seq: if r.next(2) == 0 { 0 } else { seq },
-            compress_values: [Compression::None, Compression::Lz4, Compression::Zstd][r.next(3) as usize],
-            compression: [Compression::None, Compression::Lz4, Compression::Zstd][r.next(3) as usize],
+            compress_values: [Compression::None, Compression::Lz4, Compression::Zstd]
+                [r.next(3) as usize],
+            compression: [Compression::None, Compression::Lz4, Compression::Zstd]
+                [r.next(3) as usize],
             ..MergeOptions::default()
         };
         match r.next(6) {
@@ -146,7 +157,10 @@ fn one_history(seed: u64) {
                 inputs.extend(runs.iter().cloned().map(Input::Run));
                 compare(&store, &inputs, &model, &mut r, keys);
                 let options = options(&mut r, runs.is_empty(), seq);
-                if let Some(run) = checked(merge(&store, &[Input::Memtable(m)], &KeyRange::all(), options).expect("merges")) {
+                if let Some(run) = checked(
+                    merge(&store, &[Input::Memtable(m)], &KeyRange::all(), options)
+                        .expect("merges"),
+                ) {
                     runs.insert(0, run);
                 }
             }
@@ -155,7 +169,8 @@ fn one_history(seed: u64) {
                 let to = from + 2 + r.next((runs.len() - from - 1) as u64) as usize;
                 let inputs: Vec<_> = runs[from..to].iter().cloned().map(Input::Run).collect();
                 let options = options(&mut r, to == runs.len(), seq);
-                let merged = checked(merge(&store, &inputs, &KeyRange::all(), options).expect("merges"));
+                let merged =
+                    checked(merge(&store, &inputs, &KeyRange::all(), options).expect("merges"));
                 runs.splice(from..to, merged);
             }
             _ if !runs.is_empty() => {
@@ -171,7 +186,8 @@ fn one_history(seed: u64) {
                 .iter()
                 .filter_map(|range| checked(slice(&runs[at], range).expect("slices")))
                 .collect();
-                let whole = checked(concat(&store, &parts).expect("concatenates")).expect("something was there");
+                let whole = checked(concat(&store, &parts).expect("concatenates"))
+                    .expect("something was there");
                 runs[at] = whole;
             }
             _ => {}
@@ -181,12 +197,16 @@ fn one_history(seed: u64) {
     }
     let before = store.zones().space().zones_pinned;
     drop(runs);
-    assert!(before == 0 || store.zones().space().zones_pinned == 0, "dropped runs let go of their zones");
+    assert!(
+        before == 0 || store.zones().space().zones_pinned == 0,
+        "dropped runs let go of their zones"
+    );
 }
 
 #[test]
 fn any_history_of_flushes_merges_slices_reads_like_a_map() {
-    let cases: u64 = std::env::var("KVFS_TEST_CASES").ok().and_then(|v| v.parse().ok()).unwrap_or(60);
+    let cases: u64 =
+        std::env::var("KVFS_TEST_CASES").ok().and_then(|v| v.parse().ok()).unwrap_or(60);
     for seed in 0..cases {
         let r = std::panic::catch_unwind(|| one_history(seed));
         if let Err(e) = r {
@@ -209,8 +229,10 @@ fn pieces_of_a_merge_joined_are_the_merge() {
         for _ in 0..4 {
             let n = 200 + r.next(4000);
             let m = memtable(&mut r, n, keys, &mut seq, &mut model, seed % 2 == 0);
-            let options = MergeOptions { compression: Compression::None, ..MergeOptions::default() };
-            let run = merge(&store, &[Input::Memtable(m)], &KeyRange::all(), options).expect("flushes");
+            let options =
+                MergeOptions { compression: Compression::None, ..MergeOptions::default() };
+            let run =
+                merge(&store, &[Input::Memtable(m)], &KeyRange::all(), options).expect("flushes");
             runs.splice(0..0, run);
         }
         let values = r.next(2) == 0;
@@ -218,20 +240,34 @@ fn pieces_of_a_merge_joined_are_the_merge() {
         assert!(cuts.is_sorted_by(|a, b| a < b), "ascending, each once");
         several += usize::from(cuts.len() > 1);
         let lows: Vec<&[u8]> = runs.iter().map(|run| run.fences().0).collect();
-        assert!(cuts.iter().all(|cut| lows.iter().any(|low| *low < cut.as_ref())), "no piece is empty");
+        assert!(
+            cuts.iter().all(|cut| lows.iter().any(|low| *low < cut.as_ref())),
+            "no piece is empty"
+        );
         let inputs: Vec<Input> = runs.iter().cloned().map(Input::Run).collect();
         for drop_tombstones in [false, true] {
             let stitch_at = [0, 4096, u64::MAX][r.next(3) as usize];
-            let options =
-                || MergeOptions { drop_tombstones, placement: Placement::threshold(stitch_at), ..MergeOptions::default() };
+            let options = || MergeOptions {
+                drop_tombstones,
+                placement: Placement::threshold(stitch_at),
+                ..MergeOptions::default()
+            };
             let mut pieces = Vec::new();
             let starts = std::iter::once(Bytes::new()).chain(cuts.iter().cloned());
             for (start, end) in starts.zip(cuts.iter().cloned().map(Some).chain([None])) {
-                let piece =
-                    merge(&store, &inputs, &KeyRange { start: start.clone(), end: end.clone() }, options()).expect("merges");
+                let piece = merge(
+                    &store,
+                    &inputs,
+                    &KeyRange { start: start.clone(), end: end.clone() },
+                    options(),
+                )
+                .expect("merges");
                 if let Some(piece) = &piece {
                     let (low, high) = piece.fences();
-                    assert!(low >= start.as_ref() && end.is_none_or(|end| high <= end.as_ref()), "a piece keeps to its keys");
+                    assert!(
+                        low >= start.as_ref() && end.is_none_or(|end| high <= end.as_ref()),
+                        "a piece keeps to its keys"
+                    );
                 }
                 pieces.extend(piece);
             }
@@ -240,12 +276,17 @@ fn pieces_of_a_merge_joined_are_the_merge() {
             check_run(&joined, &mut |f| faults.push(f), &mut |_| {});
             assert!(faults.is_empty(), "{faults:?}");
             compare(&store, &[Input::Run(joined.clone())], &model, &mut r, keys);
-            let whole = merge(&store, &inputs, &KeyRange::all(), options()).expect("merges").expect("something is left");
+            let whole = merge(&store, &inputs, &KeyRange::all(), options())
+                .expect("merges")
+                .expect("something is left");
             let (a, b) = (joined.stats(), whole.stats());
             if drop_tombstones {
                 assert_eq!((a.items, a.tombstones, a.range_tombstones), (b.items, false, false));
             }
-            assert!(a.items >= b.items && a.items <= b.items + cuts.len() as u64, "a range tombstone more for each cut at most");
+            assert!(
+                a.items >= b.items && a.items <= b.items + cuts.len() as u64,
+                "a range tombstone more for each cut at most"
+            );
         }
     }
     assert!(several > 12);

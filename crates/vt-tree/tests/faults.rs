@@ -1,4 +1,5 @@
-//! A device that lies: whatever bit of a run it turns over, reading says so or says what is true, and a check finds it.
+//! A device that lies: whatever bit of a run it turns over, reading says so or says what is true,
+//! and a check finds it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,8 +7,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use proptest::prelude::*;
 use vt_tree::{
-    BlockCache, Compression, Input, KeyRange, Lookup, Memtable, MergeOptions, Placement, Result, Run, TreeCursor, Value, check_run,
-    hash, merge,
+    BlockCache, Compression, Input, KeyRange, Lookup, Memtable, MergeOptions, Placement, Result,
+    Run, TreeCursor, Value, check_run, hash, merge,
 };
 use zones::{FormatOptions, MemoryDevice, ZONE_SIZE, Zones};
 
@@ -28,7 +29,8 @@ fn key(i: u64) -> Vec<u8> {
 /// A run of `n` keys with everything in it: small and large values, deletions, deleted ranges.
 fn written(n: u64) -> Written {
     let device = Arc::new(MemoryDevice::default());
-    let zones = Zones::format(device.clone(), FormatOptions::default()).expect("a fresh device takes a store");
+    let zones = Zones::format(device.clone(), FormatOptions::default())
+        .expect("a fresh device takes a store");
     zones.start();
     let store = BlockCache::new(zones.clone(), 1 << 20);
     let m = Memtable::new();
@@ -58,7 +60,9 @@ fn written(n: u64) -> Written {
         compress_values: Compression::Lz4,
         ..MergeOptions::default()
     };
-    let run = merge(&store, &[Input::Memtable(Arc::new(m))], &KeyRange::all(), options).expect("flushes").expect("has keys");
+    let run = merge(&store, &[Input::Memtable(Arc::new(m))], &KeyRange::all(), options)
+        .expect("flushes")
+        .expect("has keys");
     let mut root = Vec::new();
     run.encode(&mut root);
     Written { device, zones, run, root, truth }
@@ -67,7 +71,8 @@ fn written(n: u64) -> Written {
 impl Written {
     /// The run with nothing cached.
     fn cold(&self) -> Arc<Run> {
-        Run::decode(&BlockCache::new(self.zones.clone(), 1 << 20), &mut &self.root[..]).expect("the root is whole")
+        Run::decode(&BlockCache::new(self.zones.clone(), 1 << 20), &mut &self.root[..])
+            .expect("the root is whole")
     }
 
     fn faults(&self) -> Vec<String> {
@@ -76,7 +81,8 @@ impl Written {
         faults
     }
 
-    /// Reads everything in every way there is; each answer must be an error or the truth. Returns whether there was an error.
+    /// Reads everything in every way there is; each answer must be an error or the truth. Returns
+    /// whether there was an error.
     fn read(&self) -> bool {
         let store = BlockCache::new(self.zones.clone(), 1 << 20);
         let run = Run::decode(&store, &mut &self.root[..]).expect("the root is whole");
@@ -91,7 +97,8 @@ impl Written {
                 Ok(_) => assert_eq!(None, *want, "get"),
             }
         }
-        let live: Vec<_> = self.truth.iter().filter_map(|(k, v)| Some((k.clone(), v.clone()?))).collect();
+        let live: Vec<_> =
+            self.truth.iter().filter_map(|(k, v)| Some((k.clone(), v.clone()?))).collect();
         for forward in [true, false] {
             let mut c = TreeCursor::new(&[Input::Run(run.clone())], u64::MAX);
             let mut left: Box<dyn Iterator<Item = &(Vec<u8>, Vec<u8>)>> = Box::new(live.iter());
@@ -101,7 +108,9 @@ impl Written {
             }
             let mut step = || -> Result<Option<(Vec<u8>, Vec<u8>)>> {
                 let tuple = if forward { c.next()? } else { c.prev()? };
-                tuple.map(|t| Ok((t.key.to_vec(), store.read_value(&t.value)?.to_vec()))).transpose()
+                tuple
+                    .map(|t| Ok((t.key.to_vec(), store.read_value(&t.value)?.to_vec())))
+                    .transpose()
             };
             loop {
                 match step() {
@@ -135,28 +144,39 @@ fn a_flipped_bit_is_an_error_and_never_a_wrong_answer() {
     let w = written(KEYS);
     let mut found = 0;
     for (zone, bytes) in w.run.uses().iter() {
-        // A zone is filled from its start; between large values, one for ten keys, lies padding of less than a sector.
+        // A zone is filled from its start; between large values, one for ten keys, lies padding of
+        // less than a sector.
         for at in zone.start()..zone.start() + (bytes + (KEYS / 10 + 1) * 512).min(ZONE_SIZE) {
             let bit = (at * 7 % 8) as u8;
             w.device.flip_bit(at, bit);
             let faults = w.faults();
             found += u64::from(!faults.is_empty());
             let error = w.read();
-            assert!(!error || !faults.is_empty(), "address {at}, bit {bit}: a check that misses what a reader finds");
+            assert!(
+                !error || !faults.is_empty(),
+                "address {at}, bit {bit}: a check that misses what a reader finds"
+            );
             w.device.flip_bit(at, bit);
         }
     }
-    assert_eq!(found, w.run.uses().total_bytes(), "each byte of the run is guarded, and there are no others");
+    assert_eq!(
+        found,
+        w.run.uses().total_bytes(),
+        "each byte of the run is guarded, and there are no others"
+    );
     assert!(!w.read());
 }
 
 #[test]
 fn a_block_of_an_older_time_or_another_place_is_an_error() {
-    // Two runs of one shape; then the first one's bytes over the second one's, all of them right by their own checksums.
+    // Two runs of one shape; then the first one's bytes over the second one's, all of them right by
+    // their own checksums.
     let (a, b) = (written(150), written(150));
     let other = {
         let m = Memtable::new();
-        (0..150).for_each(|i| m.put(&key(i), i + 1, Value::Inline(Bytes::from(format!("VALUE OF {i}")))));
+        (0..150).for_each(|i| {
+            m.put(&key(i), i + 1, Value::Inline(Bytes::from(format!("VALUE OF {i}"))))
+        });
         let store = BlockCache::new(b.zones.clone(), 1 << 20);
         merge(&store, &[Input::Memtable(Arc::new(m))], &KeyRange::all(), MergeOptions::default())
             .expect("flushes")
@@ -187,8 +207,8 @@ fn a_block_of_an_older_time_or_another_place_is_an_error() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// A root pointer carries no checksum of its own (whoever stores it has one), so a changed one may decode: reading what it points
-    /// to must still not panic.
+    /// A root pointer carries no checksum of its own (whoever stores it has one), so a changed one
+    /// may decode: reading what it points to must still not panic.
     #[test]
     fn a_root_pointer_of_any_bytes_does_not_panic(
         changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..5),

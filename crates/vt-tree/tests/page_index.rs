@@ -1,12 +1,12 @@
-//! The index of pages that follow one another, in keys and on the device, takes little more than the checksums; it finds every page,
-//! knows at once which are missing, and survives being merged.
+//! The index of pages that follow one another, in keys and on the device, takes little more than
+//! the checksums; it finds every page, knows at once which are missing, and survives being merged.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use vt_tree::{
-    BlockCache, ExtentRef, Input, KeyRange, Lookup, Memtable, MergeOptions, Placement, Run, Value, check_run, hash, merge,
-    place_value,
+    BlockCache, ExtentRef, Input, KeyRange, Lookup, Memtable, MergeOptions, Placement, Run, Value,
+    check_run, hash, merge, place_value,
 };
 use zones::{FormatOptions, MemoryDevice, Purpose, Reserve, Zones};
 
@@ -21,7 +21,12 @@ fn key(file: u64, page: u64) -> Vec<u8> {
 }
 
 /// A run of the pages of a file, in order, as a flush makes it.
-fn pages(store: &Arc<BlockCache>, file: u64, pages: std::ops::Range<u64>, seq: u64) -> (Arc<Run>, Vec<ExtentRef>) {
+fn pages(
+    store: &Arc<BlockCache>,
+    file: u64,
+    pages: std::ops::Range<u64>,
+    seq: u64,
+) -> (Arc<Run>, Vec<ExtentRef>) {
     let m = Arc::new(Memtable::new());
     let mut fill = store.zones().fill(Purpose::Pages, Reserve::Use);
     let mut extents = Vec::new();
@@ -56,7 +61,10 @@ fn ten_gigabytes_of_pages_would_be_indexed_in_less_than_10_8_megabytes() {
     whole(&run);
     for i in (0..PAGES).step_by(997).chain([PAGES - 1]) {
         let k = key(7, i);
-        assert_eq!(run.get(&k, hash(&k)).unwrap(), Lookup::Found(1000 + i, Value::Extent(extents[i as usize])));
+        assert_eq!(
+            run.get(&k, hash(&k)).unwrap(),
+            Lookup::Found(1000 + i, Value::Extent(extents[i as usize]))
+        );
     }
     for missing in [key(7, PAGES), key(6, 0), key(8, 0), b"x".to_vec(), key(7, 5)[..15].to_vec()] {
         assert_eq!(run.get(&missing, hash(&missing)).unwrap(), Lookup::Absent);
@@ -71,12 +79,21 @@ fn series_beside_other_tuples_and_across_merges_are_found() {
     let (c, in_c) = pages(&store, 9, 0..3000, 30_000);
     let m = Arc::new(Memtable::new());
     for i in 0..4000u64 {
-        m.put(&[&key(8, i)[..], b"x"].concat(), 50_000 + i, Value::Inline(Bytes::from(vec![i as u8; 20])));
+        m.put(
+            &[&key(8, i)[..], b"x"].concat(),
+            50_000 + i,
+            Value::Inline(Bytes::from(vec![i as u8; 20])),
+        );
     }
     m.delete(&key(7, 100), 60_000);
     m.delete_range(&key(9, 10), &key(9, 20), 60_001);
     for placement in [Placement::stitch(), Placement::threshold(64 << 10), Placement::copy()] {
-        let inputs = [Input::Memtable(m.clone()), Input::Run(c.clone()), Input::Run(b.clone()), Input::Run(a.clone())];
+        let inputs = [
+            Input::Memtable(m.clone()),
+            Input::Run(c.clone()),
+            Input::Run(b.clone()),
+            Input::Run(a.clone()),
+        ];
         let options = MergeOptions { placement, drop_tombstones: true, ..MergeOptions::default() };
         let run = merge(&store, &inputs, &KeyRange::all(), options).unwrap().unwrap();
         whole(&run);
@@ -85,14 +102,25 @@ fn series_beside_other_tuples_and_across_merges_are_found() {
         // What was copied has another place.
         let is_page = |k: &[u8], crc: u32| matches!(found(k), Lookup::Found(_, Value::Extent(e)) if e.crc == crc);
         for i in 0..9000u64 {
-            let crc = if (4000..4100).contains(&i) { in_b[i as usize - 4000].crc } else { in_a[i as usize].crc };
+            let crc = if (4000..4100).contains(&i) {
+                in_b[i as usize - 4000].crc
+            } else {
+                in_a[i as usize].crc
+            };
             assert_eq!(is_page(&key(7, i), crc), i != 100, "page {i}");
         }
         for i in 0..3000u64 {
-            assert_eq!(is_page(&key(9, i), in_c[i as usize].crc), !(10..20).contains(&i), "page {i}");
+            assert_eq!(
+                is_page(&key(9, i), in_c[i as usize].crc),
+                !(10..20).contains(&i),
+                "page {i}"
+            );
         }
         for i in 0..4000u64 {
-            assert!(matches!(found(&[&key(8, i)[..], b"x"].concat()), Lookup::Found(_, Value::Inline(_))));
+            assert!(matches!(
+                found(&[&key(8, i)[..], b"x"].concat()),
+                Lookup::Found(_, Value::Inline(_))
+            ));
             assert_eq!(found(&key(8, i)), Lookup::Absent);
         }
     }

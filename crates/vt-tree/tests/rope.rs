@@ -1,18 +1,21 @@
-//! The rope algebra as a specification. A run, whatever it was made of and however, says of every key what its inputs said, the
-//! newest first; walks over it in any direction and with any seeks show exactly that, as disjoint items; and `check_run` finds
-//! nothing wrong with it.
+//! The rope algebra as a specification. A run, whatever it was made of and however, says of every
+//! key what its inputs said, the newest first; walks over it in any direction and with any seeks
+//! show exactly that, as disjoint items; and `check_run` finds nothing wrong with it.
 //!
-//! The model of a run is a *layer*: what it says of each *landmark*. Landmarks are all keys that a history may name, and the first key
-//! after each; no item begins or ends anywhere else, so between landmarks nothing can change.
+//! The model of a run is a *layer*: what it says of each *landmark*. Landmarks are all keys that a
+//! history may name, and the first key after each; no item begins or ends anywhere else, so between
+//! landmarks nothing can change.
 //!
-//! A history is made from a seed. `KVFS_TEST_CASES` runs that many of them, `KVFS_TEST_SEED` begins with another one.
+//! A history is made from a seed. `KVFS_TEST_CASES` runs that many of them, `KVFS_TEST_SEED` begins
+//! with another one.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use vt_tree::{
-    ADAPTIVE, BlockCache, Body, Compression, Input, Item, KeyRange, Lookup, Memtable, Merge, MergeOptions, Placement, Run,
-    RunCursor, Seq, Source, TreeCursor, Value, check_run, concat, hash, slice,
+    ADAPTIVE, BlockCache, Body, Compression, Input, Item, KeyRange, Lookup, Memtable, Merge,
+    MergeOptions, Placement, Run, RunCursor, Seq, Source, TreeCursor, Value, check_run, concat,
+    hash, slice,
 };
 use zones::{FormatOptions, MemoryDevice, ZoneId, Zones};
 
@@ -59,20 +62,33 @@ struct Layer {
 impl Layer {
     fn over(layers: &[&Layer]) -> Layer {
         let says = (0..layers[0].says.len())
-            .map(|i| layers.iter().map(|l| &l.says[i]).find(|s| **s != Says::Nothing).cloned().unwrap_or(Says::Nothing))
+            .map(|i| {
+                layers
+                    .iter()
+                    .map(|l| &l.says[i])
+                    .find(|s| **s != Says::Nothing)
+                    .cloned()
+                    .unwrap_or(Says::Nothing)
+            })
             .collect();
         let old = layers.iter().map(|l| l.old).max().unwrap_or(0);
         Layer { says, old, zero: layers.iter().map(|l| l.zero).min().unwrap_or(0) }
     }
 
     fn check(&self, landmark: usize, got: &Says, what: &str) {
-        let seq = |want: Seq, got: Seq| (got == want && want > self.zero) || (got == 0 && want <= self.old);
+        let seq = |want: Seq, got: Seq| {
+            (got == want && want > self.zero) || (got == 0 && want <= self.old)
+        };
         let same = match (&self.says[landmark], got) {
             (Says::Put(s, v), Says::Put(t, w)) => seq(*s, *t) && v == w,
             (Says::Deleted(s), Says::Deleted(t)) => seq(*s, *t),
             (a, b) => a == b,
         };
-        assert!(same, "{what}: landmark {landmark}: want {:?}, got {got:?} (old {})", self.says[landmark], self.old);
+        assert!(
+            same,
+            "{what}: landmark {landmark}: want {:?}, got {got:?} (old {})",
+            self.says[landmark], self.old
+        );
     }
 }
 
@@ -95,20 +111,32 @@ struct World {
 }
 
 fn fresh_zones() -> Arc<Zones> {
-    let zones = Zones::format(Arc::new(MemoryDevice::default()), FormatOptions::default()).expect("a fresh device takes a store");
+    let zones = Zones::format(Arc::new(MemoryDevice::default()), FormatOptions::default())
+        .expect("a fresh device takes a store");
     zones.start();
     zones
 }
 
-/// The keys of a history: nasty ones, long ones (a few to a block, a few blocks to a node: tall trees), or many plain ones.
+/// The keys of a history: nasty ones, long ones (a few to a block, a few blocks to a node: tall
+/// trees), or many plain ones.
 fn keys(r: &mut Random) -> Vec<Vec<u8>> {
     let mut keys: Vec<Vec<u8>> = match r.below(3) {
-        0 => (0..60).map(|_| (0..r.below(5)).map(|_| r.of(&[0, 1, b'a', 0xff])).collect()).collect(),
-        1 => {
-            let (count, front, back) = (100 + r.below(300), r.of(&[0, 900]), r.of(&[100, 900, 1800]));
-            (0..count).map(|i| [&vec![b'f'; front][..], format!("{i:04}").as_bytes(), &vec![b'b'; back]].concat()).collect()
+        0 => {
+            (0..60).map(|_| (0..r.below(5)).map(|_| r.of(&[0, 1, b'a', 0xff])).collect()).collect()
         }
-        _ => (0..300 + r.below(2000) as u64).map(|i| [&b"dir"[..], &(i / 200).to_be_bytes(), &i.to_be_bytes()].concat()).collect(),
+        1 => {
+            let (count, front, back) =
+                (100 + r.below(300), r.of(&[0, 900]), r.of(&[100, 900, 1800]));
+            (0..count)
+                .map(|i| {
+                    [&vec![b'f'; front][..], format!("{i:04}").as_bytes(), &vec![b'b'; back]]
+                        .concat()
+                })
+                .collect()
+        }
+        _ => (0..300 + r.below(2000) as u64)
+            .map(|i| [&b"dir"[..], &(i / 200).to_be_bytes(), &i.to_be_bytes()].concat())
+            .collect(),
     };
     keys.sort();
     keys.dedup();
@@ -119,17 +147,23 @@ impl World {
     fn new(seed: u64) -> World {
         let mut r = Random(seed);
         let keys = keys(&mut r);
-        let mut landmarks: Vec<_> = keys.iter().cloned().chain(keys.iter().map(|k| [&k[..], &[0]].concat())).collect();
+        let mut landmarks: Vec<_> =
+            keys.iter().cloned().chain(keys.iter().map(|k| [&k[..], &[0]].concat())).collect();
         landmarks.sort();
         landmarks.dedup();
-        let keys = keys.iter().map(|k| landmarks.binary_search(k).expect("every key is a landmark")).collect();
+        let keys = keys
+            .iter()
+            .map(|k| landmarks.binary_search(k).expect("every key is a landmark"))
+            .collect();
         let zones = fresh_zones();
         let store = BlockCache::new(zones.clone(), 1 << 20);
         World { store, zones, keys, landmarks, seq: 0, r }
     }
 
     fn index(&self, key: &[u8]) -> usize {
-        self.landmarks.binary_search_by(|l| l[..].cmp(key)).unwrap_or_else(|_| panic!("{key:?} is no landmark"))
+        self.landmarks
+            .binary_search_by(|l| l[..].cmp(key))
+            .unwrap_or_else(|_| panic!("{key:?} is no landmark"))
     }
 
     fn op(&mut self) -> Op {
@@ -138,7 +172,8 @@ impl World {
             0..=3 => Op::Delete(key),
             4 | 5 => {
                 let a = self.r.below(self.landmarks.len());
-                let b = (a + 1 + self.r.below(1 + self.landmarks.len() / 6)).min(self.landmarks.len() - 1);
+                let b = (a + 1 + self.r.below(1 + self.landmarks.len() / 6))
+                    .min(self.landmarks.len() - 1);
                 Op::DeleteRange(a, b)
             }
             _ => {
@@ -193,7 +228,10 @@ impl World {
 
     fn options(&mut self, bottom: bool) -> MergeOptions {
         // Defragmentation now and then. Zone 0 is the superblock's; a history fits in the next few.
-        let evacuate = self.r.one_in(5).then(|| Arc::new((0..2).map(|_| ZoneId(1 + self.r.below(4) as u32)).collect()));
+        let evacuate = self
+            .r
+            .one_in(5)
+            .then(|| Arc::new((0..2).map(|_| ZoneId(1 + self.r.below(4) as u32)).collect()));
         MergeOptions {
             placement: Placement {
                 stitch_at: self.r.of(&[0, 0, 3000, 10_000, 60_000, u64::MAX, ADAPTIVE]),
@@ -220,8 +258,14 @@ impl World {
     }
 
     /// Merges in steps of a random size.
-    fn merge(&mut self, inputs: &[Input], range: &KeyRange, options: MergeOptions) -> Option<Arc<Run>> {
-        let mut merge = Merge::new(&self.store, inputs, range, options.clone()).expect("a merge begins");
+    fn merge(
+        &mut self,
+        inputs: &[Input],
+        range: &KeyRange,
+        options: MergeOptions,
+    ) -> Option<Arc<Run>> {
+        let mut merge =
+            Merge::new(&self.store, inputs, range, options.clone()).expect("a merge begins");
         let budget = self.r.of(&[1, 1000, 100_000, u64::MAX]);
         if self.r.one_in(3) {
             // In two parts: cut off where it stands, and the rest from there on.
@@ -229,7 +273,9 @@ impl World {
                 _ = merge.step(budget.min(20_000)).expect("a merge goes on");
             }
             let (front, at, _) = merge.cut().expect("a merge is cut");
-            let back = at.and_then(|start| self.merge(inputs, &KeyRange { start, end: range.end.clone() }, options));
+            let back = at.and_then(|start| {
+                self.merge(inputs, &KeyRange { start, end: range.end.clone() }, options)
+            });
             let parts: Vec<_> = front.into_iter().chain(back).collect();
             return if parts.len() > 1 {
                 concat(&self.store, &parts).expect("parts fit together")
@@ -245,7 +291,9 @@ impl World {
         match lookup {
             Lookup::Absent => Says::Nothing,
             Lookup::Deleted(seq) => Says::Deleted(seq),
-            Lookup::Found(seq, v) => Says::Put(seq, self.store.read_value(&v).expect("a value reads")),
+            Lookup::Found(seq, v) => {
+                Says::Put(seq, self.store.read_value(&v).expect("a value reads"))
+            }
         }
     }
 
@@ -301,13 +349,19 @@ impl World {
                 (0, _) => {
                     c.seek(&self.landmarks[key]).expect("reads");
                     let here = c.item().map(|i| self.check_item(&i.to_item(), layer));
-                    assert!(here.is_none_or(|(_, to)| to > key), "seek: the item ends after the key");
+                    assert!(
+                        here.is_none_or(|(_, to)| to > key),
+                        "seek: the item ends after the key"
+                    );
                     self.check_nothing(layer, key, here.map_or(end, |(from, _)| from));
                 }
                 (1, _) => {
                     c.seek_before(&self.landmarks[key]).expect("reads");
                     let here = c.item().map(|i| self.check_item(&i.to_item(), layer));
-                    assert!(here.is_none_or(|(from, _)| from < key), "seek_before: the item begins before the key");
+                    assert!(
+                        here.is_none_or(|(from, _)| from < key),
+                        "seek_before: the item begins before the key"
+                    );
                     self.check_nothing(layer, here.map_or(0, |(_, to)| to), key);
                 }
                 (2 | 3, Some((_, at))) => {
@@ -330,7 +384,10 @@ impl World {
     /// Everything there is to ask of one run.
     fn check_run(&mut self, run: Option<Arc<Run>>, layer: &Layer) -> Option<Arc<Run>> {
         let Some(run) = run else {
-            assert!(layer.says.iter().all(|s| *s == Says::Nothing), "no run, but there was something to say");
+            assert!(
+                layer.says.iter().all(|s| *s == Says::Nothing),
+                "no run, but there was something to say"
+            );
             return None;
         };
         let mut faults = Vec::new();
@@ -343,7 +400,8 @@ impl World {
         Some(run)
     }
 
-    /// Many sources as one: live tuples both ways, and a walk with turns and seeks while a memtable among them is written.
+    /// Many sources as one: live tuples both ways, and a walk with turns and seeks while a memtable
+    /// among them is written.
     fn check_cursor(&mut self, runs: &[(Arc<Run>, Layer)]) {
         let live = Arc::new(Memtable::new());
         let mut ops = Vec::new();
@@ -353,8 +411,10 @@ impl World {
         let mut inputs = vec![Input::Memtable(live.clone())];
         inputs.extend(runs.iter().map(|(run, _)| Input::Run(run.clone())));
         let top = self.layer(&ops, at);
-        let layer = Layer::over(&[&top].into_iter().chain(runs.iter().map(|(_, l)| l)).collect::<Vec<_>>());
-        let tuples: Vec<_> = (0..layer.says.len()).filter(|i| matches!(layer.says[*i], Says::Put(..))).collect();
+        let layer =
+            Layer::over(&[&top].into_iter().chain(runs.iter().map(|(_, l)| l)).collect::<Vec<_>>());
+        let tuples: Vec<_> =
+            (0..layer.says.len()).filter(|i| matches!(layer.says[*i], Says::Put(..))).collect();
 
         let mut c = TreeCursor::new(&inputs, at);
         // Between tuples `pos - 1` and `pos`.
@@ -403,7 +463,11 @@ impl World {
             layer.zero = layer.zero.max(options.old_seq);
         }
         if options.drop_tombstones {
-            layer.says.iter_mut().filter(|s| matches!(s, Says::Deleted(_))).for_each(|s| *s = Says::Nothing);
+            layer
+                .says
+                .iter_mut()
+                .filter(|s| matches!(s, Says::Deleted(_)))
+                .for_each(|s| *s = Says::Nothing);
         }
         layer
     }
@@ -449,7 +513,8 @@ fn history(seed: u64) {
                 let run = w.check_run(run, &layer);
                 runs.splice(from..to, run.map(|run| (run, layer)));
             }
-            // Merge neighbours in one range only, the rest of them stays: a bounded step of a compaction.
+            // Merge neighbours in one range only, the rest of them stays: a bounded step of a
+            // compaction.
             6 | 7 if !runs.is_empty() => {
                 let (from, to) = w.r.pair(runs.len());
                 let to = to + 1;
@@ -461,7 +526,11 @@ fn history(seed: u64) {
                 let merged = w.check_run(merged, &layer).map(|run| (run, layer));
                 let mut after: Vec<_> = merged.into_iter().collect();
                 for (run, layer) in &runs[from..to] {
-                    let below = slice(run, &KeyRange { start: Bytes::new(), end: Some(range.start.clone()) }).expect("slices");
+                    let below = slice(
+                        run,
+                        &KeyRange { start: Bytes::new(), end: Some(range.start.clone()) },
+                    )
+                    .expect("slices");
                     let mut rest: Vec<_> = below.into_iter().collect();
                     let mut left = w.cut(layer, 0, Some(a));
                     if let (Some(end), Some(b)) = (&range.end, b) {
@@ -476,7 +545,8 @@ fn history(seed: u64) {
             }
             // A new run of slices of others.
             8 if !runs.is_empty() => {
-                let mut cuts: Vec<_> = (0..w.r.below(4)).map(|_| w.r.below(w.landmarks.len())).collect();
+                let mut cuts: Vec<_> =
+                    (0..w.r.below(4)).map(|_| w.r.below(w.landmarks.len())).collect();
                 cuts.sort();
                 let mut ends: Vec<_> = cuts.iter().copied().map(Some).collect();
                 ends.push(None);
@@ -484,7 +554,8 @@ fn history(seed: u64) {
                 for b in ends {
                     let (run, layer) = runs[w.r.below(runs.len())].clone();
                     let key = |i: usize| Bytes::from(w.landmarks[i].clone());
-                    let part = slice(&run, &KeyRange { start: key(a), end: b.map(key) }).expect("slices");
+                    let part =
+                        slice(&run, &KeyRange { start: key(a), end: b.map(key) }).expect("slices");
                     let layer = w.cut(&layer, a, b);
                     parts.extend(w.check_run(part, &layer));
                     said.push(layer);
@@ -519,7 +590,9 @@ fn every_history_of_merges_slices_and_concats_says_what_its_memtables_said() {
     for seed in first..first + number("KVFS_TEST_CASES").unwrap_or(60) {
         let outcome = std::panic::catch_unwind(|| history(seed));
         if let Err(cause) = outcome {
-            eprintln!("the history of seed {seed} failed: KVFS_TEST_SEED={seed} KVFS_TEST_CASES=1 repeats it");
+            eprintln!(
+                "the history of seed {seed} failed: KVFS_TEST_SEED={seed} KVFS_TEST_CASES=1 repeats it"
+            );
             std::panic::resume_unwind(cause);
         }
     }

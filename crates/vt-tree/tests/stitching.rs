@@ -1,13 +1,18 @@
-//! What stitching saves, counted in bytes: the cost of a merge follows what overlaps, not what exists (VT-tree §3.1).
+//! What stitching saves, counted in bytes: the cost of a merge follows what overlaps, not what
+//! exists (VT-tree §3.1).
 
 use std::sync::Arc;
 
 use bytes::Bytes;
-use vt_tree::{ADAPTIVE, BlockCache, Input, KeyRange, Memtable, Merge, MergeOptions, MergeStats, Placement, Run, Value, check_run};
+use vt_tree::{
+    ADAPTIVE, BlockCache, Input, KeyRange, Memtable, Merge, MergeOptions, MergeStats, Placement,
+    Run, Value, check_run,
+};
 use zones::{FormatOptions, MemoryDevice, Zones};
 
 fn store() -> Arc<BlockCache> {
-    let zones = Zones::format(Arc::new(MemoryDevice::default()), FormatOptions::default()).expect("a fresh store");
+    let zones = Zones::format(Arc::new(MemoryDevice::default()), FormatOptions::default())
+        .expect("a fresh store");
     zones.start();
     BlockCache::new(zones, 16 << 20)
 }
@@ -22,8 +27,14 @@ fn run(store: &Arc<BlockCache>, keys: impl Iterator<Item = u64>, len: usize) -> 
     merged(store, &[Input::Memtable(Arc::new(m))], MergeOptions::default()).0
 }
 
-fn merged(store: &Arc<BlockCache>, inputs: &[Input], options: MergeOptions) -> (Arc<Run>, MergeStats) {
-    let (run, stats) = Merge::new(store, inputs, &KeyRange::all(), options).and_then(Merge::finish).expect("merges");
+fn merged(
+    store: &Arc<BlockCache>,
+    inputs: &[Input],
+    options: MergeOptions,
+) -> (Arc<Run>, MergeStats) {
+    let (run, stats) = Merge::new(store, inputs, &KeyRange::all(), options)
+        .and_then(Merge::finish)
+        .expect("merges");
     let run = run.expect("something is left");
     let mut faults = Vec::new();
     check_run(&run, &mut |f| faults.push(f), &mut |_| {});
@@ -43,7 +54,11 @@ fn sorted_runs_are_joined_without_reading_or_writing_a_tuple() {
     let (c, stats) = merged(&store, &[Input::Run(b), Input::Run(a)], threshold(64 << 10));
     assert_eq!(c.stats().items, 200_000);
     assert_eq!((stats.blocks_written, stats.blocks_read, stats.values_written), (0, 0, 0));
-    assert!(stats.index_written * 100 < data, "{} index bytes for {data} bytes of data", stats.index_written);
+    assert!(
+        stats.index_written * 100 < data,
+        "{} index bytes for {data} bytes of data",
+        stats.index_written
+    );
 }
 
 #[test]
@@ -56,20 +71,32 @@ fn the_index_written_follows_the_overlap_and_not_the_size() {
     };
     let (one, eight) = (cost(50_000), cost(400_000));
     // `cargo test -p vt-tree --test stitching index -- --nocapture` shows them.
-    for (n, s) in [(50_000, &one), (100_000, &cost(100_000)), (200_000, &cost(200_000)), (400_000, &eight)] {
+    for (n, s) in
+        [(50_000, &one), (100_000, &cost(100_000)), (200_000, &cost(200_000)), (400_000, &eight)]
+    {
         println!(
             "100 of {n} items: {} bytes of index, {} of blocks written, {} read",
             s.index_written, s.blocks_written, s.blocks_read
         );
     }
-    assert!(eight.index_written < one.index_written * 2, "{} against {}", one.index_written, eight.index_written);
-    assert!(eight.blocks_written <= one.blocks_written * 2 && eight.blocks_read <= one.blocks_read * 2);
+    assert!(
+        eight.index_written < one.index_written * 2,
+        "{} against {}",
+        one.index_written,
+        eight.index_written
+    );
+    assert!(
+        eight.blocks_written <= one.blocks_written * 2 && eight.blocks_read <= one.blocks_read * 2
+    );
 }
 
 #[test]
 fn large_values_stay_where_they_are_when_their_keys_are_merged() {
     let store = store();
-    let (even, odd) = (run(&store, (0..4000).map(|i| i * 2), 4096), run(&store, (0..4000).map(|i| i * 2 + 1), 4096));
+    let (even, odd) = (
+        run(&store, (0..4000).map(|i| i * 2), 4096),
+        run(&store, (0..4000).map(|i| i * 2 + 1), 4096),
+    );
     let inputs = [Input::Run(odd), Input::Run(even)];
     let (_, lfs) = merged(&store, &inputs, threshold(0));
     assert_eq!(lfs.values_written, 0, "threshold 0 never moves a value");
@@ -77,12 +104,18 @@ fn large_values_stay_where_they_are_when_their_keys_are_merged() {
     assert_eq!(lsm.values_written, 8000 * 4096, "an endless threshold moves all");
     let placement = Placement { values_at: 0, ..Placement::copy() };
     let (_, tight) = merged(&store, &inputs, MergeOptions { placement, ..MergeOptions::default() });
-    assert_eq!(tight.values_written, 0, "where space is short, key blocks are copied and values stay");
+    assert_eq!(
+        tight.values_written, 0,
+        "where space is short, key blocks are copied and values stay"
+    );
     assert!(tight.blocks_written > 0 && tight.stitched >= 8000 * 4096);
     let (_, adaptive) = merged(&store, &inputs, threshold(ADAPTIVE));
     assert_eq!(adaptive.values_written, 0);
     let (_, two) = merged(&store, &inputs, threshold(1 << 20));
-    assert!(two.values_written < 8000 * 4096 / 50, "two sequences side by side are as good as one for a scan that reads ahead");
+    assert!(
+        two.values_written < 8000 * 4096 / 50,
+        "two sequences side by side are as good as one for a scan that reads ahead"
+    );
 }
 
 /// What a scan by the index cannot read in large pieces is moved together, once.
@@ -90,26 +123,29 @@ fn large_values_stay_where_they_are_when_their_keys_are_merged() {
 fn scattered_values_are_moved_once() {
     let store = store();
     // Each run has every 256th page.
-    let runs: Vec<Input> = (0..256).map(|r| Input::Run(run(&store, (0..32).map(|i| i * 256 + r), 4096))).collect();
+    let runs: Vec<Input> =
+        (0..256).map(|r| Input::Run(run(&store, (0..32).map(|i| i * 256 + r), 4096))).collect();
     let (before, stays) = merged(&store, &runs, threshold(64 << 10));
     assert_eq!(stays.values_written, 0, "a window of 16 MiB has 16 pages of each run side by side");
     let (together, moved) = merged(&store, &[Input::Run(before)], threshold(256 << 10));
     assert_eq!(moved.values_written, 8192 * 4096);
     // A quarter is overwritten: only that moves.
-    let scattered: Vec<Input> = (0..128).map(|r| Input::Run(run(&store, (0..16).map(|i| i * 512 + r * 4), 4096))).collect();
+    let scattered: Vec<Input> =
+        (0..128).map(|r| Input::Run(run(&store, (0..16).map(|i| i * 512 + r * 4), 4096))).collect();
     let inputs: Vec<Input> = scattered.into_iter().chain([Input::Run(together)]).collect();
     let (_, again) = merged(&store, &inputs, threshold(256 << 10));
     assert_eq!(again.values_written, 128 * 16 * 4096);
 }
 
-/// Appending to many ranges: each flush has a little of each. Blocks end where ranges end, so nothing overlaps, and the adaptive
-/// threshold follows the short spans.
+/// Appending to many ranges: each flush has a little of each. Blocks end where ranges end, so
+/// nothing overlaps, and the adaptive threshold follows the short spans.
 #[test]
 fn appends_to_many_ranges_are_stitched_at_the_default_threshold() {
     let store = store();
     let per_flush = 400u64;
     let flush = |n: u64| {
-        let keys = (0..100u64).flat_map(move |range| (0..per_flush).map(move |i| (range << 40) + n * per_flush + i));
+        let keys = (0..100u64)
+            .flat_map(move |range| (0..per_flush).map(move |i| (range << 40) + n * per_flush + i));
         run(&store, keys, 64)
     };
     let inputs: Vec<Input> = (0..4).rev().map(|n| Input::Run(flush(n))).collect();
@@ -117,11 +153,16 @@ fn appends_to_many_ranges_are_stitched_at_the_default_threshold() {
     let data = all.stats().block_bytes;
     assert_eq!(all.stats().items, 4 * 100 * per_flush);
     assert!(stats.blocks_written * 20 < data, "{} of {data} bytes copied", stats.blocks_written);
-    assert!(data / all.stats().block_spans >= 16 << 10, "{} spans in {data} bytes", all.stats().block_spans);
+    assert!(
+        data / all.stats().block_spans >= 16 << 10,
+        "{} spans in {data} bytes",
+        all.stats().block_spans
+    );
     // Spans of one block are too short for a scan: they are copied, once.
     let per_flush = 60u64;
     let flush = |n: u64| {
-        let keys = (0..500u64).flat_map(move |range| (0..per_flush).map(move |i| (range << 40) + n * per_flush + i));
+        let keys = (0..500u64)
+            .flat_map(move |range| (0..per_flush).map(move |i| (range << 40) + n * per_flush + i));
         run(&store, keys, 64)
     };
     let merged_of = |from: u64| {
@@ -130,8 +171,14 @@ fn appends_to_many_ranges_are_stitched_at_the_default_threshold() {
     };
     let (a, stats) = merged_of(0);
     assert!(stats.blocks_written * 10 > a.stats().block_bytes * 9);
-    let (b, again) = merged(&store, &[Input::Run(merged_of(4).0), Input::Run(a)], threshold(ADAPTIVE));
-    assert!(again.blocks_written * 10 < b.stats().block_bytes, "{} of {}", again.blocks_written, b.stats().block_bytes);
+    let (b, again) =
+        merged(&store, &[Input::Run(merged_of(4).0), Input::Run(a)], threshold(ADAPTIVE));
+    assert!(
+        again.blocks_written * 10 < b.stats().block_bytes,
+        "{} of {}",
+        again.blocks_written,
+        b.stats().block_bytes
+    );
 }
 
 #[test]
@@ -154,31 +201,46 @@ fn evacuation_leaves_the_victims_and_stitches_the_rest() {
     let before = run(&store, 0..20_000, 4096);
     let (victim, _) = before.uses().iter().nth(3).expect("eighty megabytes lie in many zones");
     let placement = Placement { evacuate: Some(Arc::new([victim].into())), ..Placement::stitch() };
-    let (after, stats) = merged(&store, &[Input::Run(before)], MergeOptions { placement, ..MergeOptions::default() });
+    let (after, stats) = merged(
+        &store,
+        &[Input::Run(before)],
+        MergeOptions { placement, ..MergeOptions::default() },
+    );
     assert!(after.uses().iter().all(|(z, _)| z != victim));
-    assert!(stats.values_written <= 9 << 20, "{} bytes moved to empty one zone", stats.values_written);
+    assert!(
+        stats.values_written <= 9 << 20,
+        "{} bytes moved to empty one zone",
+        stats.values_written
+    );
 }
 
-/// Appending for ever, in front of what is there as well, must not make the tree grow by a level each time: a manifest takes 40.
+/// Appending for ever, in front of what is there as well, must not make the tree grow by a level
+/// each time: a manifest takes 40.
 #[test]
 fn a_run_that_grows_by_one_small_merge_after_another_stays_low() {
     let store = store();
     for ascending in [true, false] {
         let mut whole = run(&store, 1_000_000..1_020_000, 64);
         for step in 1..150u64 {
-            let first = if ascending { 1_000_000 + step * 20_000 } else { 1_000_000 - step * 2_000 };
+            let first =
+                if ascending { 1_000_000 + step * 20_000 } else { 1_000_000 - step * 2_000 };
             let next = run(&store, first..first + 500, 64);
             whole = if step % 2 == 0 {
                 merged(&store, &[Input::Run(next), Input::Run(whole)], threshold(0)).0
             } else {
                 let both = if ascending { [whole, next] } else { [next, whole] };
-                vt_tree::concat(&store, &both).expect("they do not overlap").expect("something is there")
+                vt_tree::concat(&store, &both)
+                    .expect("they do not overlap")
+                    .expect("something is there")
             };
         }
         assert_eq!(whole.stats().items, 20_000 + 149 * 500);
         assert!(whole.stats().height <= 4, "{} levels", whole.stats().height);
         let mut bytes = Vec::new();
         whole.encode(&mut bytes);
-        assert_eq!(Run::decode(&store, &mut &bytes[..]).expect("it decodes").stats(), whole.stats());
+        assert_eq!(
+            Run::decode(&store, &mut &bytes[..]).expect("it decodes").stats(),
+            whole.stats()
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! How tuples are stored is a choice of each merge: compressed or not, with filters or without; runs of all kinds merge with each other.
+//! How tuples are stored is a choice of each merge: compressed or not, with filters or without;
+//! runs of all kinds merge with each other.
 
 use std::io;
 use std::sync::Arc;
@@ -6,8 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use vt_tree::{
-    BlockCache, Compression, Input, KeyRange, Lookup, Memtable, MergeOptions, Placement, Run, RunCursor, Source, Value, check_run,
-    hash, merge,
+    BlockCache, Compression, Input, KeyRange, Lookup, Memtable, MergeOptions, Placement, Run,
+    RunCursor, Source, Value, check_run, hash, merge,
 };
 use zones::{Device, FormatOptions, MemoryDevice, Purpose, Zones};
 
@@ -22,10 +23,16 @@ fn key(i: u64) -> Vec<u8> {
 }
 
 fn value(i: u64) -> Bytes {
-    Bytes::from(format!("a value that says something about {i}, and says it at some length, as values do"))
+    Bytes::from(format!(
+        "a value that says something about {i}, and says it at some length, as values do"
+    ))
 }
 
-fn run(store: &Arc<BlockCache>, items: impl Iterator<Item = u64>, options: MergeOptions) -> Arc<Run> {
+fn run(
+    store: &Arc<BlockCache>,
+    items: impl Iterator<Item = u64>,
+    options: MergeOptions,
+) -> Arc<Run> {
     let m = Arc::new(Memtable::new());
     for (seq, i) in items.enumerate() {
         m.put(&key(i), seq as u64 + 1, Value::Inline(value(i)));
@@ -52,20 +59,31 @@ fn compressed_blocks_are_smaller_and_read_the_same() {
             c.next().unwrap();
         }
         for i in (0..20_000).step_by(997) {
-            let Lookup::Found(_, Value::Inline(v)) = run.get(&key(i), hash(&key(i))).unwrap() else { panic!("{i} is missing") };
+            let Lookup::Found(_, Value::Inline(v)) = run.get(&key(i), hash(&key(i))).unwrap()
+            else {
+                panic!("{i} is missing")
+            };
             assert_eq!(v, value(i));
         }
         run.stats().block_bytes
     };
     let none = stored(Compression::None);
     let (lz4, zstd) = (stored(Compression::Lz4), stored(Compression::Zstd));
-    assert!(lz4 * 2 < none && zstd * 2 < none, "{none} bytes, with LZ4 {lz4}, with Zstandard {zstd}");
+    assert!(
+        lz4 * 2 < none && zstd * 2 < none,
+        "{none} bytes, with LZ4 {lz4}, with Zstandard {zstd}"
+    );
 }
 
 #[test]
 fn runs_stored_in_all_ways_merge_with_each_other() {
     let store = store();
-    let ways = [(Compression::None, 0), (Compression::Lz4, 80), (Compression::Zstd, 0), (Compression::None, 800)];
+    let ways = [
+        (Compression::None, 0),
+        (Compression::Lz4, 80),
+        (Compression::Zstd, 0),
+        (Compression::None, 800),
+    ];
     let options = |way: usize, placement| MergeOptions {
         placement,
         compression: ways[way].0,
@@ -82,15 +100,20 @@ fn runs_stored_in_all_ways_merge_with_each_other() {
         .collect();
     for way in 0..4 {
         for placement in [Placement::stitch(), Placement::threshold(64 << 10), Placement::copy()] {
-            let all = merge(&store, &inputs, &KeyRange::all(), options(way, placement)).unwrap().unwrap();
+            let all =
+                merge(&store, &inputs, &KeyRange::all(), options(way, placement)).unwrap().unwrap();
             whole(&all);
             assert_eq!(all.stats().items, 4 * 31_000);
-            let has = |i: u64| matches!(all.get(&key(i), hash(&key(i))).unwrap(), Lookup::Found(..));
+            let has =
+                |i: u64| matches!(all.get(&key(i), hash(&key(i))).unwrap(), Lookup::Found(..));
             for i in (0..30_000).step_by(7) {
                 assert!((0..4).all(|w| has((w * 100_000 + i) * 2)));
                 assert!(!(0..4).any(|w| has((w * 100_000 + i) * 2 + 1)));
             }
-            assert!((900_000..901_000).all(|i| (0..4).all(|w| has(i * 8 + w * 2) && !has(i * 8 + w * 2 + 1))));
+            assert!(
+                (900_000..901_000)
+                    .all(|i| (0..4).all(|w| has(i * 8 + w * 2) && !has(i * 8 + w * 2 + 1)))
+            );
         }
     }
 }
@@ -99,12 +122,18 @@ fn runs_stored_in_all_ways_merge_with_each_other() {
 fn a_lower_rate_of_false_positives_costs_a_bit_a_key_for_each_half() {
     let store = store();
     let index = |false_positives| {
-        let run = run(&store, 0..40_000, MergeOptions { false_positives, ..MergeOptions::default() });
+        let run =
+            run(&store, 0..40_000, MergeOptions { false_positives, ..MergeOptions::default() });
         let stats = run.stats();
         (stats.bytes - stats.block_bytes) as f64 * 8.0 / 40_000.0
     };
     let (none, coarse, usual, fine) = (index(0), index(320), index(80), index(20));
-    println!("bits of filter a key: {:.2} at 3.2%, {:.2} at 0.8%, {:.2} at 0.2%", coarse - none, usual - none, fine - none);
+    println!(
+        "bits of filter a key: {:.2} at 3.2%, {:.2} at 0.8%, {:.2} at 0.2%",
+        coarse - none,
+        usual - none,
+        fine - none
+    );
     assert!(usual - none < 12.0, "{:.2} bits a key at 0.8%", usual - none);
     assert!((1.5..2.5).contains(&(usual - coarse)) && (1.5..2.5).contains(&(fine - usual)));
 }
@@ -119,10 +148,17 @@ fn page(i: u64) -> Bytes {
         });
         return noise.take(4096).collect();
     }
-    Bytes::from(format!("line {i}: the quick brown fox jumps over the lazy dog\n").repeat(100).into_bytes()).slice(..4096)
+    Bytes::from(
+        format!("line {i}: the quick brown fox jumps over the lazy dog\n").repeat(100).into_bytes(),
+    )
+    .slice(..4096)
 }
 
-fn pages(store: &Arc<BlockCache>, items: impl Iterator<Item = u64>, options: MergeOptions) -> Arc<Run> {
+fn pages(
+    store: &Arc<BlockCache>,
+    items: impl Iterator<Item = u64>,
+    options: MergeOptions,
+) -> Arc<Run> {
     let m = Arc::new(Memtable::new());
     for (seq, i) in items.enumerate() {
         m.put(&key(i), seq as u64 + 1, Value::Inline(page(i)));
@@ -133,22 +169,37 @@ fn pages(store: &Arc<BlockCache>, items: impl Iterator<Item = u64>, options: Mer
 #[test]
 fn large_values_are_compressed_once_and_move_as_they_lie() {
     let store = store();
-    let options = |compress_values, placement| MergeOptions { placement, compress_values, ..MergeOptions::default() };
+    let options = |compress_values, placement| MergeOptions {
+        placement,
+        compress_values,
+        ..MergeOptions::default()
+    };
     for compression in [Compression::Lz4, Compression::Zstd] {
         let plain = pages(&store, 0..2000, options(Compression::None, Placement::stitch()));
-        let even = pages(&store, (0..2000).map(|i| i * 2), options(compression, Placement::stitch()));
-        let odd = pages(&store, (0..2000).map(|i| i * 2 + 1), options(compression, Placement::stitch()));
+        let even =
+            pages(&store, (0..2000).map(|i| i * 2), options(compression, Placement::stitch()));
+        let odd =
+            pages(&store, (0..2000).map(|i| i * 2 + 1), options(compression, Placement::stitch()));
         whole(&even);
-        assert!(even.stats().value_bytes * 3 < plain.stats().value_bytes, "{} bytes", even.stats().value_bytes);
+        assert!(
+            even.stats().value_bytes * 3 < plain.stats().value_bytes,
+            "{} bytes",
+            even.stats().value_bytes
+        );
         // Stitched, then moved: the merge asks for no compression, and theirs stays.
         for placement in [Placement::stitch(), Placement::copy()] {
             let inputs = [Input::Run(even.clone()), Input::Run(odd.clone())];
-            let all = merge(&store, &inputs, &KeyRange::all(), options(Compression::None, placement)).unwrap().unwrap();
+            let all =
+                merge(&store, &inputs, &KeyRange::all(), options(Compression::None, placement))
+                    .unwrap()
+                    .unwrap();
             whole(&all);
             assert_eq!(all.stats().value_bytes, even.stats().value_bytes + odd.stats().value_bytes);
             let mut extents = Vec::new();
             for i in 0..4000 {
-                let Lookup::Found(_, v) = all.get(&key(i), hash(&key(i))).unwrap() else { panic!("{i} is missing") };
+                let Lookup::Found(_, v) = all.get(&key(i), hash(&key(i))).unwrap() else {
+                    panic!("{i} is missing")
+                };
                 assert_eq!((v.len(), store.read_value(&v).unwrap()), (4096, page(i)));
                 let Value::Extent(e) = v else { panic!("{i} lies in its block") };
                 extents.push(e);
@@ -164,7 +215,9 @@ fn references_that_lie_about_compressed_values_are_errors() {
     let store = store();
     let options = MergeOptions { compress_values: Compression::Lz4, ..MergeOptions::default() };
     let run = pages(&store, 0..1, options);
-    let Lookup::Found(_, Value::Extent(e)) = run.get(&key(0), hash(&key(0))).unwrap() else { panic!("it is missing") };
+    let Lookup::Found(_, Value::Extent(e)) = run.get(&key(0), hash(&key(0))).unwrap() else {
+        panic!("it is missing")
+    };
     assert!(e.stored < 1024 && e.len == 4096);
     assert_eq!(store.read_value(&Value::Extent(e)).unwrap(), page(0));
     let lies = [
@@ -178,7 +231,10 @@ fn references_that_lie_about_compressed_values_are_errors() {
         vt_tree::ExtentRef { crc: !e.crc, ..e },
     ];
     for lie in lies {
-        assert!(store.read_value(&Value::Extent(lie)).is_err() && store.read_values(&[lie]).is_err(), "{lie:?}");
+        assert!(
+            store.read_value(&Value::Extent(lie)).is_err() && store.read_values(&[lie]).is_err(),
+            "{lie:?}"
+        );
     }
 }
 
@@ -224,9 +280,14 @@ fn large_values_are_all_written_behind_where_somebody_waits_for_them_and_nowhere
     for write_behind in [false, true] {
         let run = pages(&store, 0..700, MergeOptions { write_behind, ..MergeOptions::default() });
         whole(&run);
-        assert_eq!(device.behind.load(Ordering::Relaxed), if write_behind { 700 * 4096 } else { 0 });
+        assert_eq!(
+            device.behind.load(Ordering::Relaxed),
+            if write_behind { 700 * 4096 } else { 0 }
+        );
         for i in 0..700 {
-            let Lookup::Found(_, v) = run.get(&key(i), hash(&key(i))).unwrap() else { panic!("{i} is missing") };
+            let Lookup::Found(_, v) = run.get(&key(i), hash(&key(i))).unwrap() else {
+                panic!("{i} is missing")
+            };
             assert_eq!(store.read_value(&v).unwrap(), page(i));
         }
     }

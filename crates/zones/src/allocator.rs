@@ -1,17 +1,20 @@
-//! Which zones are free, and why the others are not. All state is in memory, under one lock that is never held during I/O;
-//! after opening it is rebuilt from what recovery pins. Every choice takes the lowest zone, so that a seed reproduces a run.
+//! Which zones are free, and why the others are not. All state is in memory, under one lock that is
+//! never held during I/O; after opening it is rebuilt from what recovery pins. Every choice takes
+//! the lowest zone, so that a seed reproduces a run.
 //!
 //! A zone is in one of these states:
 //!
 //! - *pinned*: at least one [`Hold`](crate::Hold) names it;
 //! - *open*: a stream appends to it (it may be pinned at the same time);
-//! - free and *written*: had data once. Overwriting costs the host no metadata, so such zones go first;
+//! - free and *written*: had data once. Overwriting costs the host no metadata, so such zones go
+//!   first;
 //! - free and *fresh*: preallocated, never written;
-//! - free and *unknown*: was free when the store was opened; the host may or may not have space behind it;
+//! - free and *unknown*: was free when the store was opened; the host may or may not have space
+//!   behind it;
 //! - free and *punched*: given back to the host.
 //!
-//! Written and fresh zones are *backed*: writing to them cannot find the host full. The reserve is a number of backed free
-//! zones that user data must leave.
+//! Written and fresh zones are *backed*: writing to them cannot find the host full. The reserve is
+//! a number of backed free zones that user data must leave.
 
 use env::sync::atomic::{AtomicU64, Ordering};
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,7 +31,8 @@ const GROWTH: u32 = 8;
 
 pub(crate) struct Allocator {
     state: Mutex<State>,
-    /// Bytes of data that is not written yet, for which there is to be room. Changed without the lock.
+    /// Bytes of data that is not written yet, for which there is to be room. Changed without the
+    /// lock.
     promised: Arc<AtomicU64>,
 }
 
@@ -46,7 +50,8 @@ pub(crate) struct State {
     pub streams: Streams,
     /// The fewest backed free zones since somebody last asked.
     fewest: usize,
-    /// Before the start: the end of the last extent known in a zone, and the largest share a single hold has in it.
+    /// Before the start: the end of the last extent known in a zone, and the largest share a single
+    /// hold has in it.
     seen: BTreeMap<u32, Seen>,
 }
 
@@ -121,10 +126,16 @@ impl Allocator {
         for (zone, _) in uses.iter() {
             let known = state.zones.get(zone.0 as usize).filter(|_| zone.0 > 0);
             let Some(known) = known else {
-                return Err(Error::corrupt(format!("{zone} is referred to, but is none of the store's"), zone.start()));
+                return Err(Error::corrupt(
+                    format!("{zone} is referred to, but is none of the store's"),
+                    zone.start(),
+                ));
             };
             if state.started && known.pins == 0 && !known.open {
-                return Err(Error::corrupt(format!("{zone} is referred to, but is free"), zone.start()));
+                return Err(Error::corrupt(
+                    format!("{zone} is referred to, but is free"),
+                    zone.start(),
+                ));
             }
         }
         for (zone, bytes) in uses.iter() {
@@ -190,12 +201,15 @@ impl Allocator {
             let Some(zone) = stream.zone() else { continue };
             let seen = state.seen.get(&zone).copied().unwrap_or_default();
             stream.skip_to(seen.end);
-            // A zone that holds more than lies before the position was somebody else's since; one that holds nothing is free.
+            // A zone that holds more than lies before the position was somebody else's since; one
+            // that holds nothing is free.
             let plausible = state.zones.get(zone as usize).is_some_and(|known| {
                 zone > 0
                     && known.pins > 0
                     && !known.open
-                    && stream.position().is_some_and(|p| p - ZoneId(zone).start() >= seen.largest_hold)
+                    && stream
+                        .position()
+                        .is_some_and(|p| p - ZoneId(zone).start() >= seen.largest_hold)
             });
             if plausible {
                 state.zones[zone as usize].open = true;
@@ -226,12 +240,14 @@ impl Allocator {
         }
     }
 
-    /// Says what to ask the host for so that [`State::take`] succeeds. Only one caller at a time may act on it.
+    /// Says what to ask the host for so that [`State::take`] succeeds. Only one caller at a time
+    /// may act on it.
     pub fn plan(&self, reserve: Reserve) -> Growth {
         let mut state = self.lock();
         let state = &mut *state;
         let wanted = (state.floor(reserve) + 1).saturating_sub(state.backed()).max(1);
-        // Unknown zones first: most of them have space behind them. Each is asked for once, then it is known.
+        // Unknown zones first: most of them have space behind them. Each is asked for once, then it
+        // is known.
         for (unknown, free) in [(true, &mut state.unknown), (false, &mut state.punched)] {
             let zones: Vec<u32> = free.iter().copied().take(wanted).collect();
             if !zones.is_empty() {
@@ -250,7 +266,8 @@ impl Allocator {
         if success { state.make_free(zone) } else { _ = state.punched.insert(zone) }
     }
 
-    /// Free backed zones beyond the first `keep`, `most` of them, the highest; they are nobody's until [`Allocator::punched`].
+    /// Free backed zones beyond the first `keep`, `most` of them, the highest; they are nobody's
+    /// until [`Allocator::punched`].
     pub fn surplus(&self, keep: usize, most: usize) -> Vec<u32> {
         let mut state = self.lock();
         let state = &mut *state;
@@ -341,7 +358,8 @@ impl State {
     }
 
     fn make_free(&mut self, zone: u32) {
-        let set = if self.zones[zone as usize].written { &mut self.written } else { &mut self.fresh };
+        let set =
+            if self.zones[zone as usize].written { &mut self.written } else { &mut self.fresh };
         let new = set.insert(zone);
         debug_assert!(new, "a zone is freed once");
     }
@@ -363,7 +381,8 @@ impl State {
             .unwrap_or(Reserve::Last)
     }
 
-    /// Reserves between `need` and `want` bytes in the open zone of a stream. A fill that could not take the zone itself leaves some of it.
+    /// Reserves between `need` and `want` bytes in the open zone of a stream. A fill that could not
+    /// take the zone itself leaves some of it.
     pub fn reserve_in(
         &mut self,
         purpose: Purpose,
@@ -382,15 +401,25 @@ impl State {
     }
 
     /// Reserves more exactly at `addr`, by the same rule.
-    pub fn extend_at(&mut self, purpose: Purpose, reserve: Reserve, addr: u64, need: u64, want: u64) -> Option<u64> {
+    pub fn extend_at(
+        &mut self,
+        purpose: Purpose,
+        reserve: Reserve,
+        addr: u64,
+        need: u64,
+        want: u64,
+    ) -> Option<u64> {
         let could_take = self.backed() > self.floor(reserve);
         let streams = self.streams.lanes(purpose).iter_mut();
         // Only one of them stands there.
-        streams.filter(|s| could_take || !s.is_kept_from(reserve, want)).find_map(|stream| stream.extend(addr, need, want))
+        streams
+            .filter(|s| could_take || !s.is_kept_from(reserve, want))
+            .find_map(|stream| stream.extend(addr, need, want))
     }
 
-    /// Lets a stream go on in `zone` (pinned by the caller) after `used` bytes of it, if that leaves it more room than the
-    /// zone it has. Else the zone stays the caller's alone; says which.
+    /// Lets a stream go on in `zone` (pinned by the caller) after `used` bytes of it, if that
+    /// leaves it more room than the zone it has. Else the zone stays the caller's alone; says
+    /// which.
     pub fn open_zone(&mut self, purpose: Purpose, lane: Lane, zone: ZoneId, used: u64) -> bool {
         // It is taken already.
         let depth = self.depth(self.backed() + 1);

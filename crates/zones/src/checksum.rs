@@ -49,7 +49,11 @@ mod tests {
     fn pieces_sum_up_to_the_whole() {
         let bytes: Vec<u8> = (0..1000u32).map(|i| (i * 7) as u8).collect();
         for cut in [0, 1, 63, 64, 500, 1000] {
-            assert_eq!(Checksum::new().update(&bytes[..cut]).update(&bytes[cut..]).finish(), crc32c(&bytes), "cut at {cut}");
+            assert_eq!(
+                Checksum::new().update(&bytes[..cut]).update(&bytes[cut..]).finish(),
+                crc32c(&bytes),
+                "cut at {cut}"
+            );
         }
     }
 }

@@ -1,4 +1,5 @@
-//! What can go wrong with a store, in words for its user. Clonable, because the first failed sync is repeated to everyone after.
+//! What can go wrong with a store, in words for its user. Clonable, because the first failed sync
+//! is repeated to everyone after.
 
 use std::io;
 use std::path::PathBuf;
@@ -14,7 +15,9 @@ pub enum Error {
     NoSpace,
     #[error("this is not a KVFS store (no superblock found)")]
     NotAStore,
-    #[error("the store has format version {found}, this program reads version {supported}; use the program that wrote it")]
+    #[error(
+        "the store has format version {found}, this program reads version {supported}; use the program that wrote it"
+    )]
     Version { found: u32, supported: u32 },
     /// `addr` is the device address where the damage shows; 0 when it has none.
     #[error("corrupt: {what} (at address {addr})")]
@@ -32,7 +35,9 @@ impl Error {
     /// An I/O error in its context; a full host becomes [`Error::NoSpace`].
     pub fn io(doing: impl Into<String>, source: io::Error) -> Error {
         match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => Error::NoSpace,
+            io::ErrorKind::StorageFull
+            | io::ErrorKind::QuotaExceeded
+            | io::ErrorKind::FileTooLarge => Error::NoSpace,
             _ => Error::Io { doing: doing.into(), source: Arc::new(source) },
         }
     }

@@ -1,10 +1,14 @@
-//! An append position of its own on a stream. Objects are placed in memory at addresses known at once, and written in large
-//! pieces. Several fills of one stream may be open: each reserves chunks of the stream's open zone, small ones first, so that
-//! a short fill wastes little, and one after the other as long as no other fill comes between.
+//! An append position of its own on a stream. Objects are placed in memory at addresses known at
+//! once, and written in large pieces. Several fills of one stream may be open: each reserves chunks
+//! of the stream's open zone, small ones first, so that a short fill wastes little, and one after
+//! the other as long as no other fill comes between.
 
 use std::sync::Arc;
 
-use crate::{Error, Hold, Lane, Purpose, Reserve, Result, SECTOR, ZONE_SIZE, ZoneId, ZoneUse, Zones, round_up};
+use crate::{
+    Error, Hold, Lane, Purpose, Reserve, Result, SECTOR, ZONE_SIZE, ZoneId, ZoneUse, Zones,
+    round_up,
+};
 
 /// The first chunk a fill reserves; each further one is twice as large, up to [`MAX_CHUNK`].
 const FIRST_CHUNK: u64 = 64 << 10;
@@ -55,13 +59,14 @@ impl Fill {
         }
     }
 
-    /// Lets writes go on while more is placed: for a fill that a caller waits for. A sync that comes before
-    /// they have ended waits for them.
+    /// Lets writes go on while more is placed: for a fill that a caller waits for. A sync that
+    /// comes before they have ended waits for them.
     pub fn write_behind(&mut self) {
         self.behind = true;
     }
 
-    /// Gives it zones that [`Zones::set_aside`], to be used before others. What they have room for is sure to find a place.
+    /// Gives it zones that [`Zones::set_aside`], to be used before others. What they have room for
+    /// is sure to find a place.
     pub fn supply(&mut self, zones: Vec<Hold>) {
         self.supply.extend(zones);
     }
@@ -71,11 +76,17 @@ impl Fill {
         std::mem::take(&mut self.supply)
     }
 
-    /// Places an object of `len` bytes (at most [`ZONE_SIZE`]) at a multiple of `align` (a power of two, at most
-    /// [`SECTOR`]) and returns its address. `write` is called once with the address and that many zeros to fill in. An
-    /// object never crosses a zone, and can be read from the device after [`Fill::flush`] or [`Fill::finish`]. After
-    /// [`Error::NoSpace`] the fill is as it was before the call; after any other error it can only be dropped.
-    pub fn place(&mut self, align: u32, len: usize, write: impl FnOnce(u64, &mut [u8])) -> Result<u64> {
+    /// Places an object of `len` bytes (at most [`ZONE_SIZE`]) at a multiple of `align` (a power of
+    /// two, at most [`SECTOR`]) and returns its address. `write` is called once with the address
+    /// and that many zeros to fill in. An object never crosses a zone, and can be read from the
+    /// device after [`Fill::flush`] or [`Fill::finish`]. After [`Error::NoSpace`] the fill is as it
+    /// was before the call; after any other error it can only be dropped.
+    pub fn place(
+        &mut self,
+        align: u32,
+        len: usize,
+        write: impl FnOnce(u64, &mut [u8]),
+    ) -> Result<u64> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
@@ -112,8 +123,8 @@ impl Fill {
         uses
     }
 
-    /// Writes everything placed so far and returns a hold over it, which stays good when the fill is abandoned. The next
-    /// object begins at a new sector.
+    /// Writes everything placed so far and returns a hold over it, which stays good when the fill
+    /// is abandoned. The next object begins at a new sector.
     pub fn hold(&mut self) -> Result<Hold> {
         self.flush()?;
         self.begin = self.start;
@@ -123,7 +134,8 @@ impl Fill {
         self.zones.pin(&uses)
     }
 
-    /// Writes everything placed so far, so that it can be read by address (not synced). The next object begins at a new sector.
+    /// Writes everything placed so far, so that it can be read by address (not synced). The next
+    /// object begins at a new sector.
     pub fn flush(&mut self) -> Result<()> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
@@ -131,7 +143,8 @@ impl Fill {
         self.write_out(true).map_err(|e| self.fail(e))
     }
 
-    /// Writes the rest and gives what is reserved but unused back. Not synced. The hold has the exact bytes placed in each zone.
+    /// Writes the rest and gives what is reserved but unused back. Not synced. The hold has the
+    /// exact bytes placed in each zone.
     pub fn finish(mut self) -> Result<Hold> {
         self.flush()?;
         self.count();
@@ -141,13 +154,20 @@ impl Fill {
         Ok(std::mem::take(&mut self.hold))
     }
 
-    /// Reserves at least `need` more bytes right behind what is reserved; false when another fill, or nothing, lies there.
+    /// Reserves at least `need` more bytes right behind what is reserved; false when another fill,
+    /// or nothing, lies there.
     fn extend(&mut self, need: u64) -> bool {
         if self.end == 0 || ZoneId::of(self.end - 1) != ZoneId::of(self.end - 1 + need) {
             return false;
         }
         let need = round_up(need, SECTOR);
-        match self.zones.extend_chunk(self.purpose, self.reserve, self.end, need, need.max(self.chunk)) {
+        match self.zones.extend_chunk(
+            self.purpose,
+            self.reserve,
+            self.end,
+            need,
+            need.max(self.chunk),
+        ) {
             Some(len) => {
                 self.end += len;
                 self.chunk = (self.chunk * 2).min(MAX_CHUNK);
@@ -160,7 +180,8 @@ impl Fill {
     /// Leaves what is reserved here for a chunk of at least `need` bytes somewhere else.
     fn move_on(&mut self, need: u64) -> Result<()> {
         let need = round_up(need, SECTOR);
-        // Only a fill that begins may use gaps: one that goes on is a long one, and wants to stay contiguous.
+        // Only a fill that begins may use gaps: one that goes on is a long one, and wants to stay
+        // contiguous.
         let (start, len) = self.zones.reserve_chunk(
             self.purpose,
             self.lane,
@@ -204,12 +225,14 @@ impl Fill {
     fn count(&mut self) {
         let placed = std::mem::take(&mut self.placed);
         if placed > 0 {
-            // The buffer, empty or not, lies behind what was placed, perhaps at the very end of the zone.
+            // The buffer, empty or not, lies behind what was placed, perhaps at the very end of the
+            // zone.
             self.hold.charge(ZoneId::of(self.end - 1), placed);
         }
     }
 
-    /// Remembers an error after which nothing placed can be relied on. A full store is no such error.
+    /// Remembers an error after which nothing placed can be relied on. A full store is no such
+    /// error.
     fn fail(&mut self, error: Error) -> Error {
         if !matches!(error, Error::NoSpace) {
             self.failed = Some(error.clone());

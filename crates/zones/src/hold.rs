@@ -6,8 +6,9 @@ use std::sync::Arc;
 use crate::allocator::Allocator;
 use crate::{ZoneId, ZoneUse};
 
-/// Keeps every zone in it from being reused. Dropping it releases them: a zone with no hold, not open for a stream, is free
-/// from then on, so whatever made it unnecessary must be durable before. The default holds nothing.
+/// Keeps every zone in it from being reused. Dropping it releases them: a zone with no hold, not
+/// open for a stream, is free from then on, so whatever made it unnecessary must be durable before.
+/// The default holds nothing.
 #[derive(Default)]
 pub struct Hold {
     /// `None` when it holds nothing.

@@ -1,12 +1,15 @@
-//! A log-structured device: one file or block device cut into zones of 8 MiB, each written append-only and freed whole.
+//! A log-structured device: one file or block device cut into zones of 8 MiB, each written
+//! append-only and freed whole.
 //!
-//! [`Zones`] is the store. Whoever writes opens a [`Fill`] on one of the streams ([`Purpose`]) and places objects; it ends as
-//! a [`Hold`], which keeps the zones it names from being reused until it is dropped. Reads go by address. The superblock pair
-//! in zone 0 carries an opaque root for the floor above. Below is a [`Device`]: a file, memory, or one of the devices that
-//! break on purpose ([`CrashDevice`], [`FaultDevice`]).
+//! [`Zones`] is the store. Whoever writes opens a [`Fill`] on one of the streams ([`Purpose`]) and
+//! places objects; it ends as a [`Hold`], which keeps the zones it names from being reused until it
+//! is dropped. Reads go by address. The superblock pair in zone 0 carries an opaque root for the
+//! floor above. Below is a [`Device`]: a file, memory, or one of the devices that break on purpose
+//! ([`CrashDevice`], [`FaultDevice`]).
 //!
-//! What must hold, everywhere: no sector of 4096 bytes that holds durable bytes is written again before its zone was freed;
-//! nothing read from the device can cause a panic; a failed sync is final.
+//! What must hold, everywhere: no sector of 4096 bytes that holds durable bytes is written again
+//! before its zone was freed; nothing read from the device can cause a panic; a failed sync is
+//! final.
 
 mod allocator;
 mod checksum;
@@ -25,7 +28,10 @@ pub mod varint;
 mod zone_use;
 
 pub use checksum::{Checksum, crc32c};
-pub use device::{CountDevice, CrashDevice, Device, Fault, FaultDevice, FaultKind, FileDevice, MemoryDevice, Operation, Reading};
+pub use device::{
+    CountDevice, CrashDevice, Device, Fault, FaultDevice, FaultKind, FileDevice, MemoryDevice,
+    Operation, Reading,
+};
 pub use error::{Error, Result};
 pub use fill::Fill;
 pub use hold::Hold;
@@ -43,7 +49,8 @@ pub const ZONE_SIZE: u64 = 8 << 20;
 /// No durable byte ever shares a sector of this size with a later write.
 pub const SECTOR: u64 = 4096;
 
-/// Zone `z` is the bytes `z * ZONE_SIZE .. (z + 1) * ZONE_SIZE` of the device. Zone 0 holds the superblock pair only.
+/// Zone `z` is the bytes `z * ZONE_SIZE .. (z + 1) * ZONE_SIZE` of the device. Zone 0 holds the
+/// superblock pair only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ZoneId(pub u32);
 
@@ -73,8 +80,8 @@ impl fmt::Display for ZoneId {
     }
 }
 
-/// What bytes are for. Every stream fills zones of its own, so that what dies together lies together; statistics and injected
-/// faults go by it too.
+/// What bytes are for. Every stream fills zones of its own, so that what dies together lies
+/// together; statistics and injected faults go by it too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Purpose {
     Superblock,
@@ -89,8 +96,14 @@ pub enum Purpose {
 }
 
 impl Purpose {
-    pub const ALL: [Purpose; 6] =
-        [Purpose::Superblock, Purpose::Journal, Purpose::Manifest, Purpose::Tuples, Purpose::Index, Purpose::Pages];
+    pub const ALL: [Purpose; 6] = [
+        Purpose::Superblock,
+        Purpose::Journal,
+        Purpose::Manifest,
+        Purpose::Tuples,
+        Purpose::Index,
+        Purpose::Pages,
+    ];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -110,8 +123,9 @@ impl fmt::Display for Purpose {
     }
 }
 
-/// How long what is written is expected to live. Each lane of a purpose fills zones of its own: what a flush writes is merged away
-/// soon, what is merged into the bottom stays, and a zone that had both would stay for the sake of a few.
+/// How long what is written is expected to live. Each lane of a purpose fills zones of its own:
+/// what a flush writes is merged away soon, what is merged into the bottom stays, and a zone that
+/// had both would stay for the sake of a few.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Lane {
     /// Flushes, and all that is too little for zones of its own.
@@ -127,17 +141,20 @@ impl Lane {
     pub const ALL: [Lane; 3] = [Lane::Young, Lane::Middle, Lane::Old];
 }
 
-/// Whether a zone may come from the reserve that keeps a full store able to flush, merge and delete.
+/// Whether a zone may come from the reserve that keeps a full store able to flush, merge and
+/// delete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reserve {
-    /// User data: fails with [`Error::NoSpace`] rather than dip into the reserve, or take what was promised ([`Zones::promise`]).
+    /// User data: fails with [`Error::NoSpace`] rather than dip into the reserve, or take what was
+    /// promised ([`Zones::promise`]).
     Keep,
-    /// User data that room was promised for: where the journal may go. What journal, flushes and merges have taken of its room since, it
-    /// takes of theirs.
+    /// User data that room was promised for: where the journal may go. What journal, flushes and
+    /// merges have taken of its room since, it takes of theirs.
     Promised,
     /// The journal, deletions: may take half of the reserve, but leaves 4 zones of a large one.
     Use,
-    /// Merges, which turn deletions into space: may take four zones of the reserve, three quarters of a small one.
+    /// Merges, which turn deletions into space: may take four zones of the reserve, three quarters
+    /// of a small one.
     Merge,
     /// Flushes, without which merges do not get to see deletions: leave one zone.
     Flush,

@@ -1,12 +1,14 @@
-//! Every reader of bytes in this crate behind one kind of door, for the fuzz targets under `fuzz/` and the test below: each takes any
-//! bytes and must neither panic nor run away. Checksums are put right, so that what lies behind them is reached. Not in normal builds.
+//! Every reader of bytes in this crate behind one kind of door, for the fuzz targets under `fuzz/`
+//! and the test below: each takes any bytes and must neither panic nor run away. Checksums are put
+//! right, so that what lies behind them is reached. Not in normal builds.
 
 use std::hint::black_box;
 
 use crate::superblock::{COPIES, MAGIC, SIZE, Superblock, checksum};
 use crate::{ZoneUse, varint};
 
-/// One copy of the superblock. Its first bytes are the version and what stands behind the checksum, its magic and checksum are right.
+/// One copy of the superblock. Its first bytes are the version and what stands behind the checksum,
+/// its magic and checksum are right.
 pub fn superblock(data: &[u8]) {
     let mut block = [0; SIZE];
     block[..8].copy_from_slice(&MAGIC);

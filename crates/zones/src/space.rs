@@ -14,7 +14,8 @@ pub struct Space {
     pub live_bytes: u64,
     /// Zones kept back for flushing, merging and deleting.
     pub reserve: u32,
-    /// Bytes that user data can still take: free zones and what the device can grow by, less the reserve and what is promised.
+    /// Bytes that user data can still take: free zones and what the device can grow by, less the
+    /// reserve and what is promised.
     pub free_for_user: u64,
     /// Bytes of data that room was promised for.
     pub promised: u64,

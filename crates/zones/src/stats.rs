@@ -1,4 +1,5 @@
-//! What the device was asked to do, by purpose: the raw numbers behind write amplification and cost of a scan.
+//! What the device was asked to do, by purpose: the raw numbers behind write amplification and cost
+//! of a scan.
 
 use crate::Purpose;
 
@@ -7,7 +8,8 @@ use crate::Purpose;
 pub struct PurposeStats {
     pub read_ops: u64,
     pub read_bytes: u64,
-    /// Ranges that were announced before they were read, each fetched as one; the reads count besides.
+    /// Ranges that were announced before they were read, each fetched as one; the reads count
+    /// besides.
     pub ahead_ops: u64,
     pub ahead_bytes: u64,
     pub write_ops: u64,

@@ -11,8 +11,8 @@ use crate::allocator::{Allocator, Growth};
 use crate::device::{Reading, copy_range};
 use crate::superblock::{self, COPIES, FORMAT_VERSION, MAX_ROOT, Superblock};
 use crate::{
-    CountDevice, Device, Error, Fill, Hold, IoStats, Lane, Purpose, Reserve, Result, SECTOR, Space, ZONE_SIZE, ZoneId, ZoneUse,
-    round_up,
+    CountDevice, Device, Error, Fill, Hold, IoStats, Lane, Purpose, Reserve, Result, SECTOR, Space,
+    ZONE_SIZE, ZoneId, ZoneUse, round_up,
 };
 
 /// Free zones beyond the reserve that are kept for reuse instead of being given back to the host.
@@ -58,12 +58,20 @@ impl Zones {
         Self::format_as(device, options, uuid)
     }
 
-    /// [`Zones::format`] with a given identity, so that a simulated run can be repeated to the byte.
-    pub fn format_as(device: Arc<dyn Device>, options: FormatOptions, uuid: [u8; 16]) -> Result<Arc<Zones>> {
+    /// [`Zones::format`] with a given identity, so that a simulated run can be repeated to the
+    /// byte.
+    pub fn format_as(
+        device: Arc<dyn Device>,
+        options: FormatOptions,
+        uuid: [u8; 16],
+    ) -> Result<Arc<Zones>> {
         let least = u64::from(options.reserve_zones) + 2;
         let capacity = options.capacity.map(|c| c / ZONE_SIZE * ZONE_SIZE);
         if capacity.is_some_and(|c| c / ZONE_SIZE < least) {
-            return Err(Error::Invalid(format!("a store needs at least {least} zones of 8 MiB: {} bytes", least * ZONE_SIZE)));
+            return Err(Error::Invalid(format!(
+                "a store needs at least {least} zones of 8 MiB: {} bytes",
+                least * ZONE_SIZE
+            )));
         }
         let doing = "making room for a new store";
         let len = device.len().map_err(|e| Error::io(doing, e))?;
@@ -81,7 +89,8 @@ impl Zones {
         let zones = Self::new(device, superblock, 1)?;
         zones.start();
         zones.fill_reserve()?;
-        // The second copy last: until then an old store's superblock may be left there, but none that could be taken for ours.
+        // The second copy last: until then an old store's superblock may be left there, but none
+        // that could be taken for ours.
         {
             let newest = zones.superblock.lock();
             zones.write_superblock(&newest.0, 1)?;
@@ -90,10 +99,16 @@ impl Zones {
         Ok(zones)
     }
 
-    /// A new store on `device`, which gets every zone of `uses` as it is here, at the same address, and holes between them. Capacity and
-    /// reserve are those of this store. It is not started: whatever it consists of must be pinned first, as after opening; it can be
-    /// opened once it has a root. The caller sees to it that nothing frees these zones meanwhile.
-    pub fn copy_to(&self, device: Arc<dyn Device>, uses: &ZoneUse, uuid: [u8; 16]) -> Result<Arc<Zones>> {
+    /// A new store on `device`, which gets every zone of `uses` as it is here, at the same address,
+    /// and holes between them. Capacity and reserve are those of this store. It is not started:
+    /// whatever it consists of must be pinned first, as after opening; it can be opened once it has
+    /// a root. The caller sees to it that nothing frees these zones meanwhile.
+    pub fn copy_to(
+        &self,
+        device: Arc<dyn Device>,
+        uses: &ZoneUse,
+        uuid: [u8; 16],
+    ) -> Result<Arc<Zones>> {
         let doing = "copying the store";
         let last = uses.iter().last().map_or(ZoneId(0), |(zone, _)| zone);
         self.check_range(ZONE_SIZE, last.end() - ZONE_SIZE)?;
@@ -103,24 +118,37 @@ impl Zones {
                 .map_err(|e| Error::io(format!("copying {zone} of the store"), e))?;
         }
         let own = self.superblock();
-        let superblock = Superblock { uuid, version: FORMAT_VERSION, generation: 1, root: Vec::new(), ..own };
+        let superblock =
+            Superblock { uuid, version: FORMAT_VERSION, generation: 1, root: Vec::new(), ..own };
         Self::new(device, superblock, 1)
     }
 
-    /// Opens a store by its newest valid superblock. Nothing can be allocated before [`Zones::start`].
+    /// Opens a store by its newest valid superblock. Nothing can be allocated before
+    /// [`Zones::start`].
     pub fn open(device: Arc<dyn Device>) -> Result<Arc<Zones>> {
         let (superblock, copy) = superblock::read_newest(&*device)?;
         Self::new(device, superblock, copy)
     }
 
-    /// Opens what is left of a store, for reading only: by the newest superblock copy that can be read, or, if neither can, by one without a
-    /// root. What is wrong with the copies comes with it.
+    /// Opens what is left of a store, for reading only: by the newest superblock copy that can be
+    /// read, or, if neither can, by one without a root. What is wrong with the copies comes with
+    /// it.
     pub fn open_remains(device: Arc<dyn Device>) -> Result<(Arc<Zones>, Vec<Error>)> {
         let (copies, errors) = superblock::read_remains(&*device);
         let newest = copies.into_iter().max_by_key(|(s, _)| s.generation);
         let nothing = || {
             let (uuid, root) = ([0; 16], Vec::new());
-            (Superblock { uuid, version: FORMAT_VERSION, generation: 0, capacity: None, reserve_zones: 0, root }, 0)
+            (
+                Superblock {
+                    uuid,
+                    version: FORMAT_VERSION,
+                    generation: 0,
+                    capacity: None,
+                    reserve_zones: 0,
+                    root,
+                },
+                0,
+            )
         };
         let (superblock, copy) = newest.unwrap_or_else(nothing);
         Ok((Self::new(device, superblock, copy)?, errors))
@@ -134,9 +162,12 @@ impl Zones {
 
     fn new(device: Arc<dyn Device>, superblock: Superblock, copy: usize) -> Result<Arc<Zones>> {
         let device = CountDevice::new(device);
-        let device_len = device.len().map_err(|e| Error::io("asking for the size of the device", e))?;
+        let device_len =
+            device.len().map_err(|e| Error::io("asking for the size of the device", e))?;
         // The last number is ZoneId::NOWHERE.
-        let most = |bytes: u64| u32::try_from(bytes / ZONE_SIZE).unwrap_or(u32::MAX).min(ZoneId::NOWHERE.0 - 1);
+        let most = |bytes: u64| {
+            u32::try_from(bytes / ZONE_SIZE).unwrap_or(u32::MAX).min(ZoneId::NOWHERE.0 - 1)
+        };
         let most_bytes = if device.can_grow() { u64::MAX } else { device_len };
         let limit = most(superblock.capacity.unwrap_or(u64::MAX).min(most_bytes));
         let allocator = Arc::new(Allocator::new(most(device_len), limit, superblock.reserve_zones));
@@ -158,11 +189,15 @@ impl Zones {
         self.superblock.lock().0.clone()
     }
 
-    /// Makes everything written before durable, then replaces the root (at most [`MAX_ROOT`] bytes), then makes that durable.
-    /// After a crash or an error the store has the old root or the new one. Both copies get it, so that losing one loses nothing.
+    /// Makes everything written before durable, then replaces the root (at most [`MAX_ROOT`]
+    /// bytes), then makes that durable. After a crash or an error the store has the old root or the
+    /// new one. Both copies get it, so that losing one loses nothing.
     pub fn set_root(&self, root: &[u8]) -> Result<()> {
         if root.len() > MAX_ROOT {
-            return Err(Error::Invalid(format!("a root of {} bytes; at most {MAX_ROOT} fit", root.len())));
+            return Err(Error::Invalid(format!(
+                "a root of {} bytes; at most {MAX_ROOT} fit",
+                root.len()
+            )));
         }
         self.sync()?;
         let mut newest = self.superblock.lock();
@@ -176,15 +211,17 @@ impl Zones {
         self.write_superblock(&newest.0, 1 - older)
     }
 
-    /// The caller has the superblock's lock, so that the copies are never in the air at the same time.
+    /// The caller has the superblock's lock, so that the copies are never in the air at the same
+    /// time.
     fn write_superblock(&self, superblock: &Superblock, copy: usize) -> Result<()> {
         self.healthy()?;
-        superblock::write_copy(&self.device, superblock, copy).map_err(|e| Error::io("writing the superblock", e))?;
+        superblock::write_copy(&self.device, superblock, copy)
+            .map_err(|e| Error::io("writing the superblock", e))?;
         self.sync()
     }
 
-    /// Reads both copies again: what is wrong with either, for a check. A copy older than the other is what a crash between
-    /// the two leaves, and no error.
+    /// Reads both copies again: what is wrong with either, for a check. A copy older than the other
+    /// is what a crash between the two leaves, and no error.
     pub fn check_superblocks(&self) -> Vec<Error> {
         let _steady = self.superblock.lock();
         COPIES
@@ -198,22 +235,24 @@ impl Zones {
             .collect()
     }
 
-    /// Keeps the zones of `uses` from being reused. Before the start this is how recovery says what is alive; afterwards it
-    /// can only be said of zones that somebody else holds. [`Error::Corrupt`] for zones that the store does not have.
+    /// Keeps the zones of `uses` from being reused. Before the start this is how recovery says what
+    /// is alive; afterwards it can only be said of zones that somebody else holds.
+    /// [`Error::Corrupt`] for zones that the store does not have.
     pub fn pin(&self, uses: &ZoneUse) -> Result<Hold> {
         self.allocator.pin(uses)?;
         Ok(Hold::counted(&self.allocator, uses.clone()))
     }
 
-    /// Before the start: an extent is alive that the positions given to [`Zones::resume`] may not know of (bound by the
-    /// journal, say). Its zone must be pinned besides.
+    /// Before the start: an extent is alive that the positions given to [`Zones::resume`] may not
+    /// know of (bound by the journal, say). Its zone must be pinned besides.
     pub fn saw_extent(&self, addr: u64, len: u64) {
         self.allocator.saw_extent(addr, len);
     }
 
-    /// Before the start: lets a stream go on in its zone at `addr`, rounded up to a sector, or behind the last extent that
-    /// [`Zones::saw_extent`] named there. [`Zones::start`] ignores it when that zone is not the stream's any more: beyond the
-    /// device, unpinned, or with more alive in it than lies before `addr`.
+    /// Before the start: lets a stream go on in its zone at `addr`, rounded up to a sector, or
+    /// behind the last extent that [`Zones::saw_extent`] named there. [`Zones::start`] ignores it
+    /// when that zone is not the stream's any more: beyond the device, unpinned, or with more alive
+    /// in it than lies before `addr`.
     pub fn resume(&self, purpose: Purpose, addr: u64) {
         let mut state = self.allocator.lock();
         let zone = ZoneId::of(addr);
@@ -221,7 +260,8 @@ impl Zones {
             return;
         }
         let next = round_up(addr - zone.start(), SECTOR);
-        // Which lane it was nobody noted, and hardly matters: the first without a zone goes on there.
+        // Which lane it was nobody noted, and hardly matters: the first without a zone goes on
+        // there.
         if let Some(stream) = state.streams.lanes(purpose).iter_mut().find(|s| s.zone().is_none()) {
             // How deep in the reserve it lies is seen at the start.
             stream.open(zone.0, next, Reserve::Keep);
@@ -239,8 +279,8 @@ impl Zones {
         self.allocator.lock().streams.positions()
     }
 
-    /// Takes a whole zone, one written before if there is one, and counts all of it as alive. Written with [`Zones::write`].
-    /// Recovery must pin it as [`ZoneUse::whole`].
+    /// Takes a whole zone, one written before if there is one, and counts all of it as alive.
+    /// Written with [`Zones::write`]. Recovery must pin it as [`ZoneUse::whole`].
     pub fn take_zone(&self, _purpose: Purpose, reserve: Reserve) -> Result<(ZoneId, Hold)> {
         let mut hold = self.acquire(reserve)?;
         let Some((zone, _)) = hold.uses().iter().next() else { return Err(Error::NoSpace) };
@@ -248,8 +288,9 @@ impl Zones {
         Ok((zone, hold))
     }
 
-    /// Promises room for data that is written later, from [`Reserve::Promised`]: from now on [`Reserve::Keep`] leaves that much. Whether there
-    /// is so much is for the caller to see before ([`Zones::space`]).
+    /// Promises room for data that is written later, from [`Reserve::Promised`]: from now on
+    /// [`Reserve::Keep`] leaves that much. Whether there is so much is for the caller to see before
+    /// ([`Zones::space`]).
     pub fn promise(&self, bytes: u64) {
         self.allocator.promise(bytes);
     }
@@ -274,42 +315,48 @@ impl Zones {
         Fill::new(Arc::clone(self), purpose, lane, reserve)
     }
 
-    /// Whether `len` bytes at `addr` can be there at all: [`Error::Corrupt`] if not. For callers that must allocate memory
-    /// before they read.
+    /// Whether `len` bytes at `addr` can be there at all: [`Error::Corrupt`] if not. For callers
+    /// that must allocate memory before they read.
     pub fn check_range(&self, addr: u64, len: u64) -> Result<()> {
         let end = addr.checked_add(len);
         if addr < ZONE_SIZE || end.is_none_or(|end| end > self.device_len.load(Ordering::Acquire)) {
-            return Err(Error::corrupt(format!("{len} bytes are referred to that lie outside the store"), addr));
+            return Err(Error::corrupt(
+                format!("{len} bytes are referred to that lie outside the store"),
+                addr,
+            ));
         }
         Ok(())
     }
 
     pub fn read(&self, purpose: Purpose, addr: u64, buf: &mut [u8]) -> Result<()> {
         self.check_range(addr, buf.len() as u64)?;
-        self.device
-            .read_at(purpose, addr, buf)
-            .map_err(|e| Error::io(format!("reading {} bytes of {purpose} at {addr}", buf.len()), e))
+        self.device.read_at(purpose, addr, buf).map_err(|e| {
+            Error::io(format!("reading {} bytes of {purpose} at {addr}", buf.len()), e)
+        })
     }
 
-    /// The same, of what the medium has and not of what the host keeps of it, see [`Device::read_medium`].
+    /// The same, of what the medium has and not of what the host keeps of it, see
+    /// [`Device::read_medium`].
     pub fn read_medium(&self, purpose: Purpose, addr: u64, buf: &mut [u8]) -> Result<()> {
         self.check_range(addr, buf.len() as u64)?;
-        self.device
-            .read_medium(purpose, addr, buf)
-            .map_err(|e| Error::io(format!("reading {} bytes of {purpose} at {addr}", buf.len()), e))
+        self.device.read_medium(purpose, addr, buf).map_err(|e| {
+            Error::io(format!("reading {} bytes of {purpose} at {addr}", buf.len()), e)
+        })
     }
 
-    /// Fills all buffers; the device has the reads in the air together where it can. In the order of their addresses they cost least.
+    /// Fills all buffers; the device has the reads in the air together where it can. In the order
+    /// of their addresses they cost least.
     pub fn read_many(&self, purpose: Purpose, reads: &mut [Reading<'_>]) -> Result<()> {
         reads.iter().try_for_each(|r| self.check_range(r.offset, r.buf.len() as u64))?;
         let Some(first) = reads.first().map(|r| r.offset) else { return Ok(()) };
         let n = reads.len();
-        self.device
-            .read_many(purpose, reads)
-            .map_err(|e| Error::io(format!("reading {n} ranges of {purpose}, the first at {first}"), e))
+        self.device.read_many(purpose, reads).map_err(|e| {
+            Error::io(format!("reading {n} ranges of {purpose}, the first at {first}"), e)
+        })
     }
 
-    /// Says that `len` bytes at `addr` are about to be read, so that the device can fetch them meanwhile.
+    /// Says that `len` bytes at `addr` are about to be read, so that the device can fetch them
+    /// meanwhile.
     pub fn will_read(&self, purpose: Purpose, addr: u64, len: u64) {
         if self.check_range(addr, len).is_ok() {
             self.device.will_read(purpose, addr, len);
@@ -325,13 +372,19 @@ impl Zones {
     pub fn write(&self, purpose: Purpose, addr: u64, bytes: &[u8]) -> Result<()> {
         self.healthy()?;
         self.check_range(addr, bytes.len() as u64)?;
-        self.device
-            .write_at(purpose, addr, bytes)
-            .map_err(|e| Error::io(format!("writing {} bytes of {purpose} at {addr}", bytes.len()), e))
+        self.device.write_at(purpose, addr, bytes).map_err(|e| {
+            Error::io(format!("writing {} bytes of {purpose} at {addr}", bytes.len()), e)
+        })
     }
 
-    /// The same for much that is written in order: it may be under way when this returns, see [`Device::write_behind`]. Empties `bytes`.
-    pub(crate) fn write_behind(&self, purpose: Purpose, addr: u64, bytes: &mut Vec<u8>) -> Result<()> {
+    /// The same for much that is written in order: it may be under way when this returns, see
+    /// [`Device::write_behind`]. Empties `bytes`.
+    pub(crate) fn write_behind(
+        &self,
+        purpose: Purpose,
+        addr: u64,
+        bytes: &mut Vec<u8>,
+    ) -> Result<()> {
         self.healthy()?;
         let len = bytes.len();
         self.check_range(addr, len as u64)?;
@@ -340,9 +393,10 @@ impl Zones {
             .map_err(|e| Error::io(format!("writing {len} bytes of {purpose} at {addr}"), e))
     }
 
-    /// Everything written before the call is durable after it. Callers that wait for the same device share one sync. A failed
-    /// sync is final: the host may have dropped what it could not write, so no later sync can be believed, and every later
-    /// write and sync fails with the same error.
+    /// Everything written before the call is durable after it. Callers that wait for the same
+    /// device share one sync. A failed sync is final: the host may have dropped what it could not
+    /// write, so no later sync can be believed, and every later write and sync fails with the same
+    /// error.
     pub fn sync(&self) -> Result<()> {
         let begun = self.syncs_begun.load(Ordering::SeqCst);
         let _one_at_a_time = self.syncing.lock();
@@ -358,7 +412,8 @@ impl Zones {
                 Ok(())
             }
             Err(source) => {
-                let doing = "syncing the store (nothing more will be written; reopen it)".to_string();
+                let doing =
+                    "syncing the store (nothing more will be written; reopen it)".to_string();
                 let error = Error::Io { doing, source: Arc::new(source) };
                 *self.poison.lock() = Some(error.clone());
                 self.poisoned.store(true, Ordering::SeqCst);
@@ -377,13 +432,15 @@ impl Zones {
         Ok(())
     }
 
-    /// Gives free zones beyond a small stock (and the reserve) back to the host. Returns the bytes given.
+    /// Gives free zones beyond a small stock (and the reserve) back to the host. Returns the bytes
+    /// given.
     pub fn give_back(&self) -> Result<u64> {
         self.give(STOCK, usize::MAX)
     }
 
-    /// Gives back, of those, what was free all the time since the last call, but no more than `most` zones: what a store under load
-    /// does now and then, so that space used for a moment does not stay with it.
+    /// Gives back, of those, what was free all the time since the last call, but no more than
+    /// `most` zones: what a store under load does now and then, so that space used for a moment
+    /// does not stay with it.
     pub fn give_back_idle(&self, most: usize) -> Result<u64> {
         let idle = {
             let mut state = self.allocator.lock();
@@ -455,11 +512,14 @@ impl Zones {
         }
     }
 
-    /// Every pinned zone with its live bytes (at most a zone's) and the number of its holds, in ascending order.
+    /// Every pinned zone with its live bytes (at most a zone's) and the number of its holds, in
+    /// ascending order.
     pub fn usage(&self) -> Vec<(ZoneId, u64, u32)> {
         let state = self.allocator.lock();
         let pinned = state.zones.iter().enumerate().filter(|(_, zone)| zone.pins > 0);
-        pinned.map(|(number, zone)| (ZoneId(number as u32), zone.live.min(ZONE_SIZE), zone.pins)).collect()
+        pinned
+            .map(|(number, zone)| (ZoneId(number as u32), zone.live.min(ZONE_SIZE), zone.pins))
+            .collect()
     }
 
     /// What the device was asked to do since the store was opened.
@@ -472,8 +532,9 @@ impl Zones {
         Hold::counted(&self.allocator, ZoneUse::new())
     }
 
-    /// Reserves between `need` and `want` bytes (multiples of `SECTOR`) in the stream's open zone, or in a new one, and puts the
-    /// zone into `hold`; a new one comes from `supply` if that has any. Address and length.
+    /// Reserves between `need` and `want` bytes (multiples of `SECTOR`) in the stream's open zone,
+    /// or in a new one, and puts the zone into `hold`; a new one comes from `supply` if that has
+    /// any. Address and length.
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn reserve_chunk(
         &self,
@@ -522,18 +583,31 @@ impl Zones {
     }
 
     /// Reserves more right behind a chunk; `None` when somebody else has that.
-    pub(crate) fn extend_chunk(&self, purpose: Purpose, reserve: Reserve, end: u64, need: u64, want: u64) -> Option<u64> {
+    pub(crate) fn extend_chunk(
+        &self,
+        purpose: Purpose,
+        reserve: Reserve,
+        end: u64,
+        need: u64,
+        want: u64,
+    ) -> Option<u64> {
         self.allocator.lock().extend_at(purpose, reserve, end, need, want)
     }
 
     /// The range was reserved and holds nothing that counts.
     pub(crate) fn give_chunk_back(&self, purpose: Purpose, start: u64, end: u64) {
         if start < end {
-            self.allocator.lock().streams.lanes(purpose).iter_mut().for_each(|stream| stream.give_back(start, end));
+            self.allocator
+                .lock()
+                .streams
+                .lanes(purpose)
+                .iter_mut()
+                .for_each(|stream| stream.give_back(start, end));
         }
     }
 
-    /// Takes a free zone, asking the host for more if there is none; the hold has it with no bytes yet.
+    /// Takes a free zone, asking the host for more if there is none; the hold has it with no bytes
+    /// yet.
     fn acquire(&self, reserve: Reserve) -> Result<Hold> {
         let take = || {
             let mut state = self.allocator.lock();
@@ -562,9 +636,12 @@ impl Zones {
         }
     }
 
-    /// Asks the host for more space once; false when neither it nor the capacity gives any. The caller holds `growing`.
+    /// Asks the host for more space once; false when neither it nor the capacity gives any. The
+    /// caller holds `growing`.
     fn grow(&self, reserve: Reserve) -> Result<bool> {
-        let full = |e: &std::io::Error| matches!(Error::io("", std::io::Error::from(e.kind())), Error::NoSpace);
+        let full = |e: &std::io::Error| {
+            matches!(Error::io("", std::io::Error::from(e.kind())), Error::NoSpace)
+        };
         match self.allocator.plan(reserve) {
             Growth::Full => Ok(false),
             Growth::Back { zones, unknown } => {
@@ -589,7 +666,9 @@ impl Zones {
             }
             Growth::Grow { from, to } => {
                 let grown = match self.device.grow(ZoneId(to).start()) {
-                    Err(e) if full(&e) && to > from + 1 => self.device.grow(ZoneId(from + 1).start()).map(|()| from + 1),
+                    Err(e) if full(&e) && to > from + 1 => {
+                        self.device.grow(ZoneId(from + 1).start()).map(|()| from + 1)
+                    }
                     other => other.map(|()| to),
                 };
                 match grown {

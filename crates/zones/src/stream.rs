@@ -1,11 +1,12 @@
-//! The open zone of a stream: how far it is reserved, and the gaps that fills gave back. All positions are multiples of
-//! `SECTOR`.
+//! The open zone of a stream: how far it is reserved, and the gaps that fills gave back. All
+//! positions are multiples of `SECTOR`.
 
 use std::collections::BTreeMap;
 
 use crate::{Lane, Purpose, Reserve, SECTOR, ZONE_SIZE, ZoneId, round_up};
 
-/// What is left of a zone that was taken from deep in the reserve to those who may take zones there.
+/// What is left of a zone that was taken from deep in the reserve to those who may take zones
+/// there.
 const LEFT: u64 = ZONE_SIZE / 2;
 
 /// The streams of a store: one for each purpose and lane.
@@ -78,8 +79,9 @@ impl Stream {
         }
     }
 
-    /// Whether a fill that may not take zones where this one was taken has to leave what another `want` bytes would take. Else merges would
-    /// use up the zones that flushes take from the reserve, one after the other, until no flush found room.
+    /// Whether a fill that may not take zones where this one was taken has to leave what another
+    /// `want` bytes would take. Else merges would use up the zones that flushes take from the
+    /// reserve, one after the other, until no flush found room.
     pub fn is_kept_from(&self, reserve: Reserve, want: u64) -> bool {
         self.open.as_ref().is_some_and(|o| reserve < o.depth && ZONE_SIZE - o.next < LEFT + want)
     }
@@ -108,7 +110,10 @@ impl Stream {
     pub fn reserve(&mut self, need: u64, want: u64, gaps: bool) -> Option<(u64, u64)> {
         let open = self.open.as_mut()?;
         let base = ZoneId(open.zone).start();
-        if gaps && let Some((&start, &end)) = open.gaps.iter().find(|&(&start, &end)| end - start >= need) {
+        if gaps
+            && let Some((&start, &end)) =
+                open.gaps.iter().find(|&(&start, &end)| end - start >= need)
+        {
             open.gaps.remove(&start);
             let len = want.min(end - start);
             if start + len < end {
@@ -124,7 +129,8 @@ impl Stream {
         Some((base + start, len))
     }
 
-    /// Reserves between `need` and `want` bytes exactly at `addr`, which works if nobody reserved anything since.
+    /// Reserves between `need` and `want` bytes exactly at `addr`, which works if nobody reserved
+    /// anything since.
     pub fn extend(&mut self, addr: u64, need: u64, want: u64) -> Option<u64> {
         if self.position() != Some(addr) || self.rest() < need {
             return None;
@@ -141,7 +147,9 @@ impl Stream {
         }
         let (mut start, mut end) = (start - base, end - base);
         // Neighbouring gaps join, and one at the end is no gap.
-        if let Some((&before, _)) = open.gaps.range(..start).next_back().filter(|&(_, &e)| e == start) {
+        if let Some((&before, _)) =
+            open.gaps.range(..start).next_back().filter(|&(_, &e)| e == start)
+        {
             open.gaps.remove(&before);
             start = before;
         }

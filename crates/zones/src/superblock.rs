@@ -1,5 +1,6 @@
-//! The superblock pair: who the store is, and the root of everything in it. Two copies, written one after the other with a sync
-//! between, so that a torn one leaves the other, and a damaged one does not lose the newest root.
+//! The superblock pair: who the store is, and the root of everything in it. Two copies, written one
+//! after the other with a sync between, so that a torn one leaves the other, and a damaged one does
+//! not lose the newest root.
 //!
 //! One copy is 4096 bytes, integers little-endian:
 //!
@@ -25,7 +26,8 @@ use crate::{Checksum, Device, Error, Purpose, Result, SECTOR, ZONE_SIZE};
 
 /// The format this program reads and writes.
 pub const FORMAT_VERSION: u32 = 4;
-/// The oldest version that is a part of it: what it has is read as it is, and the store has the newer one with its next root.
+/// The oldest version that is a part of it: what it has is read as it is, and the store has the
+/// newer one with its next root.
 const OLDEST_VERSION: u32 = 3;
 
 /// The longest root, in bytes.
@@ -71,7 +73,8 @@ impl Superblock {
         block
     }
 
-    /// `NotAStore` without the magic, `Version` for one of another format, else `Corrupt` when anything is wrong.
+    /// `NotAStore` without the magic, `Version` for one of another format, else `Corrupt` when
+    /// anything is wrong.
     pub(crate) fn decode(block: &[u8; SIZE], addr: u64) -> Result<Superblock> {
         let u32_at = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| block[at + i]));
         let u64_at = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| block[at + i]));
@@ -87,7 +90,11 @@ impl Superblock {
         }
         let root_len = u32_at(60) as usize;
         // Each new root has the next generation.
-        if u64_at(48) != addr || root_len > MAX_ROOT || u64_at(64) != ZONE_SIZE || u64_at(16) >= 1 << 60 {
+        if u64_at(48) != addr
+            || root_len > MAX_ROOT
+            || u64_at(64) != ZONE_SIZE
+            || u64_at(16) >= 1 << 60
+        {
             return Err(Error::corrupt("a superblock contradicts itself", addr));
         }
         Ok(Superblock {
@@ -115,17 +122,17 @@ pub(crate) fn read_copy(device: &dyn Device, addr: u64) -> Result<Superblock> {
     }
 }
 
-/// The newest valid copy and its index. One that cannot be read at all is an error even if the other can: it may have been
-/// the newest, and an old root is worse than none.
+/// The newest valid copy and its index. One that cannot be read at all is an error even if the
+/// other can: it may have been the newest, and an old root is worse than none.
 pub(crate) fn read_newest(device: &dyn Device) -> Result<(Superblock, usize)> {
     match COPIES.map(|addr| read_copy(device, addr)) {
-        [Ok(a), Ok(b)] if a.uuid != b.uuid => {
-            Err(Error::corrupt("the two superblocks belong to different stores", COPIES[usize::from(a.generation >= b.generation)]))
-        }
+        [Ok(a), Ok(b)] if a.uuid != b.uuid => Err(Error::corrupt(
+            "the two superblocks belong to different stores",
+            COPIES[usize::from(a.generation >= b.generation)],
+        )),
         [Ok(a), Ok(b)] => Ok(if a.generation >= b.generation { (a, 0) } else { (b, 1) }),
-        [Err(e @ (Error::Io { .. } | Error::Version { .. })), _] | [_, Err(e @ (Error::Io { .. } | Error::Version { .. }))] => {
-            Err(e)
-        }
+        [Err(e @ (Error::Io { .. } | Error::Version { .. })), _]
+        | [_, Err(e @ (Error::Io { .. } | Error::Version { .. }))] => Err(e),
         [Ok(a), Err(_)] => Ok((a, 0)),
         [Err(_), Ok(b)] => Ok((b, 1)),
         [Err(Error::NotAStore), Err(e)] | [Err(e), Err(_)] => Err(e),
@@ -146,7 +153,11 @@ pub(crate) fn read_remains(device: &dyn Device) -> (Vec<(Superblock, usize)>, Ve
 }
 
 /// Writes one copy; not synced.
-pub(crate) fn write_copy(device: &dyn Device, superblock: &Superblock, copy: usize) -> io::Result<()> {
+pub(crate) fn write_copy(
+    device: &dyn Device,
+    superblock: &Superblock,
+    copy: usize,
+) -> io::Result<()> {
     let addr = COPIES[copy];
     device.write_at(Purpose::Superblock, addr, &superblock.encode(addr))
 }
@@ -183,7 +194,10 @@ mod tests {
 
     #[test]
     fn a_copy_at_the_wrong_place_is_refused() {
-        assert!(matches!(Superblock::decode(&sample().encode(COPIES[0]), COPIES[1]), Err(Error::Corrupt { .. })));
+        assert!(matches!(
+            Superblock::decode(&sample().encode(COPIES[0]), COPIES[1]),
+            Err(Error::Corrupt { .. })
+        ));
     }
 
     #[test]
@@ -202,6 +216,9 @@ mod tests {
     fn another_version_is_named() {
         let mut other = sample();
         other.version = 9;
-        assert!(matches!(Superblock::decode(&other.encode(0), 0), Err(Error::Version { found: 9, supported: FORMAT_VERSION })));
+        assert!(matches!(
+            Superblock::decode(&other.encode(0), 0),
+            Err(Error::Version { found: 9, supported: FORMAT_VERSION })
+        ));
     }
 }

@@ -1,4 +1,5 @@
-//! LEB128 varints: seven bits a byte, least significant first, the high bit says that more follow. At most ten bytes.
+//! LEB128 varints: seven bits a byte, least significant first, the high bit says that more follow.
+//! At most ten bytes.
 
 /// Bytes that are no varint: cut short, or larger than a u64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -73,7 +74,13 @@ mod tests {
 
     #[test]
     fn what_is_cut_short_or_too_large_is_an_error_and_takes_nothing() {
-        for bad in [&[][..], &[0x80], &[0xff; 9], &[0xff; 11], &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x02]] {
+        for bad in [
+            &[][..],
+            &[0x80],
+            &[0xff; 9],
+            &[0xff; 11],
+            &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x02],
+        ] {
             let mut input = bad;
             assert_eq!(get_u64(&mut input), Err(Malformed));
             assert_eq!(input, bad);

@@ -1,5 +1,5 @@
-//! How many bytes something (a run, a journal, a snapshot) keeps alive in which zone. Written into manifests, so it has a form
-//! on disk too.
+//! How many bytes something (a run, a journal, a snapshot) keeps alive in which zone. Written into
+//! manifests, so it has a form on disk too.
 
 use std::collections::BTreeMap;
 
@@ -27,8 +27,8 @@ impl ZoneUse {
         *sum = sum.saturating_add(bytes);
     }
 
-    /// Adds an extent. One that crosses zones is counted in each; one that no device can hold is counted in
-    /// [`ZoneId::NOWHERE`], so that pinning it is refused.
+    /// Adds an extent. One that crosses zones is counted in each; one that no device can hold is
+    /// counted in [`ZoneId::NOWHERE`], so that pinning it is refused.
     pub fn add_extent(&mut self, addr: u64, len: u64) {
         if len == 0 {
             return;
@@ -91,7 +91,8 @@ impl ZoneUse {
         empty
     }
 
-    /// Appends: the number of zones, then for each the distance to the zone before and the bytes, all varints.
+    /// Appends: the number of zones, then for each the distance to the zone before and the bytes,
+    /// all varints.
     pub fn encode(&self, out: &mut Vec<u8>) {
         put_u64(out, self.bytes.len() as u64);
         let mut before = 0;
@@ -115,7 +116,8 @@ impl ZoneUse {
                 Some(before) if distance > 0 => before.checked_add(distance),
                 Some(_) => None,
             };
-            let zone = zone.ok_or_else(|| Error::corrupt("the zones of a zone use are out of order", 0))?;
+            let zone =
+                zone.ok_or_else(|| Error::corrupt("the zones of a zone use are out of order", 0))?;
             uses.bytes.insert(ZoneId(zone), get_u64(&mut rest)?);
             before = Some(zone);
         }
@@ -141,7 +143,9 @@ mod tests {
 
     #[test]
     fn impossible_extents_lie_nowhere() {
-        for (addr, len) in [(u64::MAX, u64::MAX), (0, u64::MAX), (u64::MAX - 5, 3), (ZONE_SIZE, ZONE_SIZE + 1)] {
+        for (addr, len) in
+            [(u64::MAX, u64::MAX), (0, u64::MAX), (u64::MAX - 5, 3), (ZONE_SIZE, ZONE_SIZE + 1)]
+        {
             let mut uses = ZoneUse::new();
             uses.add_extent(addr, len);
             assert!(uses.contains(ZoneId::NOWHERE), "{addr} {len}");

@@ -1,5 +1,5 @@
-//! Who gets which zone. One long test drives random fills, holds, drops, crashes and reopenings against a model; the others
-//! show one rule each.
+//! Who gets which zone. One long test drives random fills, holds, drops, crashes and reopenings
+//! against a model; the others show one rule each.
 
 mod world;
 
@@ -9,8 +9,8 @@ use std::sync::Arc;
 use env::Random;
 use world::{SMALL, memory_store, place};
 use zones::{
-    Device, Error, Fault, FaultDevice, FaultKind, FormatOptions, Hold, MemoryDevice, Operation, Purpose, Reserve, SECTOR,
-    ZONE_SIZE, ZoneId, ZoneUse, Zones,
+    Device, Error, Fault, FaultDevice, FaultKind, FormatOptions, Hold, MemoryDevice, Operation,
+    Purpose, Reserve, SECTOR, ZONE_SIZE, ZoneId, ZoneUse, Zones,
 };
 
 const STREAMS: [Purpose; 3] = [Purpose::Tuples, Purpose::Index, Purpose::Pages];
@@ -39,7 +39,10 @@ fn check(zones: &Zones, owners: &[Owner], seed: u64) {
         let mut uses = ZoneUse::new();
         for &(addr, len, noise) in &owner.extents {
             uses.add_extent(addr, len as u64);
-            assert!(extents.insert(addr, (len as u64, number, noise)).is_none(), "seed {seed}: two extents at {addr}");
+            assert!(
+                extents.insert(addr, (len as u64, number, noise)).is_none(),
+                "seed {seed}: two extents at {addr}"
+            );
         }
         assert_eq!(owner.hold.uses(), &uses, "seed {seed}");
     }
@@ -48,15 +51,24 @@ fn check(zones: &Zones, owners: &[Owner], seed: u64) {
         let (&a, &(len, owner, _)) = pair[0];
         let (&b, &(_, other, _)) = pair[1];
         assert!(a + len <= b, "seed {seed}: extents overlap at {b}");
-        assert!(owner == other || (a + len - 1) / SECTOR < b / SECTOR, "seed {seed}: two owners in the sector of {b}");
+        assert!(
+            owner == other || (a + len - 1) / SECTOR < b / SECTOR,
+            "seed {seed}: two owners in the sector of {b}"
+        );
     }
-    let usage: Vec<_> = expected.iter().map(|(zone, bytes)| (zone, bytes.min(ZONE_SIZE), pins[&zone])).collect();
+    let usage: Vec<_> =
+        expected.iter().map(|(zone, bytes)| (zone, bytes.min(ZONE_SIZE), pins[&zone])).collect();
     assert_eq!(zones.usage(), usage, "seed {seed}");
     let space = zones.space();
-    let open = zones.positions().iter().filter(|&&(_, addr)| !expected.contains(ZoneId::of(addr))).count() as u64;
+    let open =
+        zones.positions().iter().filter(|&&(_, addr)| !expected.contains(ZoneId::of(addr))).count()
+            as u64;
     let used = space.zones_total - 1 - space.zones_free;
     assert_eq!(used, space.zones_pinned + open, "seed {seed}: a zone was lost: {space:?}");
-    assert_eq!((space.zones_pinned, space.live_bytes), (usage.len() as u64, usage.iter().map(|u| u.1).sum()));
+    assert_eq!(
+        (space.zones_pinned, space.live_bytes),
+        (usage.len() as u64, usage.iter().map(|u| u.1).sum())
+    );
 }
 
 /// Every byte placed is still there.
@@ -64,7 +76,10 @@ fn check_contents(zones: &Zones, owners: &[Owner], seed: u64) {
     for &(addr, len, seed_of_noise) in owners.iter().flat_map(|owner| &owner.extents) {
         let mut found = vec![0; len];
         zones.read(Purpose::Pages, addr, &mut found).unwrap();
-        assert!(found == noise(seed_of_noise, len), "seed {seed}: {len} bytes at {addr} were overwritten");
+        assert!(
+            found == noise(seed_of_noise, len),
+            "seed {seed}: {len} bytes at {addr} were overwritten"
+        );
     }
 }
 
@@ -75,12 +90,15 @@ fn live_extents_never_overlap_and_freed_zones_come_back() {
         let reserve_zones = random.below(5) as u32;
         let capacity = Some((8 + random.below(10)) * ZONE_SIZE);
         let device = Arc::new(MemoryDevice::new());
-        let mut zones = Zones::format(device.clone(), FormatOptions { capacity, reserve_zones }).unwrap();
+        let mut zones =
+            Zones::format(device.clone(), FormatOptions { capacity, reserve_zones }).unwrap();
         let mut owners: Vec<Owner> = Vec::new();
         for _ in 0..30 {
             match random.below(12) {
                 0..=5 => fill_some(&zones, &mut owners, &mut random),
-                6..=7 if !owners.is_empty() => _ = owners.swap_remove(random.below(owners.len() as u64) as usize),
+                6..=7 if !owners.is_empty() => {
+                    _ = owners.swap_remove(random.below(owners.len() as u64) as usize)
+                }
                 8 if owners.len() > 1 => {
                     let mut other = owners.pop().unwrap();
                     let owner = owners.last_mut().unwrap();
@@ -91,8 +109,17 @@ fn live_extents_never_overlap_and_freed_zones_come_back() {
                 10 => match zones.take_zone(Purpose::Journal, Reserve::Use) {
                     Ok((zone, hold)) => {
                         let noise_seed = random.number();
-                        zones.write(Purpose::Journal, zone.start(), &noise(noise_seed, ZONE_SIZE as usize)).unwrap();
-                        owners.push(Owner { hold, extents: vec![(zone.start(), ZONE_SIZE as usize, noise_seed)] });
+                        zones
+                            .write(
+                                Purpose::Journal,
+                                zone.start(),
+                                &noise(noise_seed, ZONE_SIZE as usize),
+                            )
+                            .unwrap();
+                        owners.push(Owner {
+                            hold,
+                            extents: vec![(zone.start(), ZONE_SIZE as usize, noise_seed)],
+                        });
                     }
                     Err(e) => assert!(matches!(e, Error::NoSpace)),
                 },
@@ -113,7 +140,8 @@ fn live_extents_never_overlap_and_freed_zones_come_back() {
 fn fill_some(zones: &Arc<Zones>, owners: &mut Vec<Owner>, random: &mut Random) {
     let purpose = *random.pick(&STREAMS).unwrap();
     let reserve = if random.one_in(3) { Reserve::Use } else { Reserve::Keep };
-    let mut fills: Vec<_> = (0..1 + random.below(3)).map(|_| (zones.fill(purpose, reserve), Vec::new())).collect();
+    let mut fills: Vec<_> =
+        (0..1 + random.below(3)).map(|_| (zones.fill(purpose, reserve), Vec::new())).collect();
     let longest = *random.pick(&[200, 5000, 70_000, 3 << 20]).unwrap();
     for _ in 0..random.below(40) {
         let which = random.below(fills.len() as u64) as usize;
@@ -141,12 +169,21 @@ fn fill_some(zones: &Arc<Zones>, owners: &mut Vec<Owner>, random: &mut Random) {
     }
 }
 
-/// Closes the store and recovers it: what was alive is pinned from its encoded form, and the streams go on or not.
-fn reopen(zones: Arc<Zones>, device: &Arc<MemoryDevice>, owners: &mut [Owner], random: &mut Random) -> Arc<Zones> {
+/// Closes the store and recovers it: what was alive is pinned from its encoded form, and the
+/// streams go on or not.
+fn reopen(
+    zones: Arc<Zones>,
+    device: &Arc<MemoryDevice>,
+    owners: &mut [Owner],
+    random: &mut Random,
+) -> Arc<Zones> {
     let positions = zones.positions();
     let zones = Zones::open(device.clone()).unwrap();
     assert!(matches!(zones.take_zone(Purpose::Journal, Reserve::Use), Err(Error::NotStarted)));
-    assert!(matches!(zones.fill(Purpose::Pages, Reserve::Use).place(1, 1, |_, _| ()), Err(Error::NotStarted)));
+    assert!(matches!(
+        zones.fill(Purpose::Pages, Reserve::Use).place(1, 1, |_, _| ()),
+        Err(Error::NotStarted)
+    ));
     if random.one_in(2) {
         positions.iter().for_each(|&(purpose, addr)| zones.resume(purpose, addr));
     }
@@ -163,14 +200,20 @@ fn reopen(zones: Arc<Zones>, device: &Arc<MemoryDevice>, owners: &mut [Owner], r
 fn user_data_never_takes_the_reserve() {
     let zones = memory_store(FormatOptions { capacity: Some(12 * ZONE_SIZE), reserve_zones: 4 });
     assert_eq!(zones.space().free_for_user, 7 * ZONE_SIZE);
-    let mut holds: Vec<Hold> = (0..7).map(|_| zones.take_zone(Purpose::Journal, Reserve::Keep).unwrap().1).collect();
+    let mut holds: Vec<Hold> =
+        (0..7).map(|_| zones.take_zone(Purpose::Journal, Reserve::Keep).unwrap().1).collect();
     assert!(matches!(zones.take_zone(Purpose::Journal, Reserve::Keep), Err(Error::NoSpace)));
-    assert!(matches!(zones.fill(Purpose::Pages, Reserve::Keep).place(1, 1, |_, _| ()), Err(Error::NoSpace)));
+    assert!(matches!(
+        zones.fill(Purpose::Pages, Reserve::Keep).place(1, 1, |_, _| ()),
+        Err(Error::NoSpace)
+    ));
     assert_eq!(zones.space().free_for_user, 0);
-    // The more a zone is needed to make others free, the further down the reserve it may be taken from.
+    // The more a zone is needed to make others free, the further down the reserve it may be taken
+    // from.
     let mut reserve = Vec::new();
     for (who, zones_for_it) in [(Reserve::Use, 2), (Reserve::Flush, 1), (Reserve::Last, 1)] {
-        reserve.extend((0..zones_for_it).map(|_| zones.take_zone(Purpose::Manifest, who).unwrap().1));
+        reserve
+            .extend((0..zones_for_it).map(|_| zones.take_zone(Purpose::Manifest, who).unwrap().1));
         assert!(matches!(zones.take_zone(Purpose::Manifest, who), Err(Error::NoSpace)), "{who:?}");
     }
     // What is freed fills the reserve before it serves users.
@@ -243,8 +286,14 @@ fn garbage_addresses_are_corruption_not_panics() {
     let len = zones.space().device_len;
     let mut buf = [0; 100];
     for addr in [0, ZONE_SIZE - 1, len - 99, len, u64::MAX - 50, u64::MAX] {
-        assert!(matches!(zones.read(Purpose::Pages, addr, &mut buf), Err(Error::Corrupt { .. })), "read at {addr}");
-        assert!(matches!(zones.write(Purpose::Pages, addr, &buf), Err(Error::Corrupt { .. })), "write at {addr}");
+        assert!(
+            matches!(zones.read(Purpose::Pages, addr, &mut buf), Err(Error::Corrupt { .. })),
+            "read at {addr}"
+        );
+        assert!(
+            matches!(zones.write(Purpose::Pages, addr, &buf), Err(Error::Corrupt { .. })),
+            "write at {addr}"
+        );
     }
     assert!(zones.check_range(ZONE_SIZE, u64::MAX).is_err());
     assert!(zones.read(Purpose::Pages, len - 100, &mut buf).is_ok());
@@ -350,7 +399,10 @@ fn a_full_host_is_no_space_and_space_that_comes_back_is_used() {
     };
     assert!(matches!(full, Error::NoSpace));
     assert_eq!(holds.len(), 4, "eight zones were allocated for the reserve of four");
-    assert!(zones.take_zone(Purpose::Manifest, Reserve::Use).is_ok(), "the reserve was allocated beforehand");
+    assert!(
+        zones.take_zone(Purpose::Manifest, Reserve::Use).is_ok(),
+        "the reserve was allocated beforehand"
+    );
     holds.pop();
     assert!(zones.take_zone(Purpose::Journal, Reserve::Keep).is_ok());
     holds.push(zones.take_zone(Purpose::Journal, Reserve::Keep).unwrap().1);
@@ -373,7 +425,11 @@ fn a_full_host_is_no_space_and_space_that_comes_back_is_used() {
 fn zones_given_back_are_allocated_again_before_they_are_used() {
     let memory = Arc::new(MemoryDevice::new());
     let device = Arc::new(FaultDevice::new(memory, 1));
-    let zones = Zones::format(device.clone(), FormatOptions { capacity: Some(33 * ZONE_SIZE), reserve_zones: 4 }).unwrap();
+    let zones = Zones::format(
+        device.clone(),
+        FormatOptions { capacity: Some(33 * ZONE_SIZE), reserve_zones: 4 },
+    )
+    .unwrap();
     let take = || zones.take_zone(Purpose::Journal, Reserve::Keep).map(|(_, hold)| hold);
     let holds: Vec<Hold> = (0..28).map(|_| take().unwrap()).collect();
     assert!(take().is_err());
@@ -409,7 +465,8 @@ fn after_reopening_free_zones_can_be_used_and_given_back() {
 fn a_host_that_refuses_to_take_space_loses_nothing() {
     let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
     let zones = Zones::format(device.clone(), SMALL).unwrap();
-    let holds: Vec<Hold> = (0..30).map(|_| zones.take_zone(Purpose::Journal, Reserve::Keep).unwrap().1).collect();
+    let holds: Vec<Hold> =
+        (0..30).map(|_| zones.take_zone(Purpose::Journal, Reserve::Keep).unwrap().1).collect();
     drop(holds);
     let free = zones.space().zones_free;
     device.inject(Fault::once(Operation::Discard, FaultKind::Error));
@@ -512,7 +569,9 @@ fn a_device_that_cannot_grow_is_used_to_its_last_whole_zone() {
     for _ in 0..2 {
         assert_eq!(zones.space().free_for_user, 16 * ZONE_SIZE);
         let holds: Vec<Hold> =
-            std::iter::from_fn(|| zones.take_zone(Purpose::Journal, Reserve::Keep).ok()).map(|(_, hold)| hold).collect();
+            std::iter::from_fn(|| zones.take_zone(Purpose::Journal, Reserve::Keep).ok())
+                .map(|(_, hold)| hold)
+                .collect();
         assert_eq!(holds.len(), 16);
         drop(holds);
         // Trimmed zones are as good as others.

@@ -9,8 +9,9 @@ use std::sync::Arc;
 use env::Random;
 use world::{SMALL, place};
 use zones::{
-    CountDevice, CrashDevice, Device, Error, Fault, FaultDevice, FaultKind, FileDevice, FormatOptions, Hold, MemoryDevice,
-    Operation, Purpose, PurposeStats, Reading, Reserve, ZONE_SIZE, Zones,
+    CountDevice, CrashDevice, Device, Error, Fault, FaultDevice, FaultKind, FileDevice,
+    FormatOptions, Hold, MemoryDevice, Operation, Purpose, PurposeStats, Reading, Reserve,
+    ZONE_SIZE, Zones,
 };
 
 const P: Purpose = Purpose::Pages;
@@ -51,10 +52,14 @@ fn behaves(device: &dyn Device) {
 /// Many reads at once are what they are one by one; `content` lies at `offset`.
 fn reads_many(device: &dyn Device, offset: u64, content: &[u8]) {
     for count in [0, 1, 2, 300] {
-        let places: Vec<(usize, usize)> = (0..count).map(|i| (i * 7919 % 80_000, i * 31 % 9000)).collect();
+        let places: Vec<(usize, usize)> =
+            (0..count).map(|i| (i * 7919 % 80_000, i * 31 % 9000)).collect();
         let mut bufs: Vec<Vec<u8>> = places.iter().map(|(_, len)| vec![7; *len]).collect();
-        let mut reads: Vec<Reading<'_>> =
-            places.iter().zip(&mut bufs).map(|((at, _), buf)| Reading { offset: offset + *at as u64, buf }).collect();
+        let mut reads: Vec<Reading<'_>> = places
+            .iter()
+            .zip(&mut bufs)
+            .map(|((at, _), buf)| Reading { offset: offset + *at as u64, buf })
+            .collect();
         device.read_many(P, &mut reads).unwrap();
         for ((at, len), buf) in places.iter().zip(&bufs) {
             assert!(*buf == content[*at..at + len], "{len} bytes at {at} of {count} reads");
@@ -64,8 +69,15 @@ fn reads_many(device: &dyn Device, offset: u64, content: &[u8]) {
     let end = device.len().unwrap();
     let mut bufs = [[0; 10], [0; 10], [0; 10]];
     let [a, b, c] = &mut bufs;
-    let mut reads = [Reading { offset, buf: a }, Reading { offset: end - 5, buf: b }, Reading { offset: offset + 10, buf: c }];
-    assert_eq!(device.read_many(P, &mut reads).unwrap_err().kind(), std::io::ErrorKind::UnexpectedEof);
+    let mut reads = [
+        Reading { offset, buf: a },
+        Reading { offset: end - 5, buf: b },
+        Reading { offset: offset + 10, buf: c },
+    ];
+    assert_eq!(
+        device.read_many(P, &mut reads).unwrap_err().kind(),
+        std::io::ErrorKind::UnexpectedEof
+    );
 }
 
 #[test]
@@ -104,8 +116,11 @@ fn what_is_written_behind_is_seen_by_whatever_comes_next() {
     const LEN: usize = 3 << 20;
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
-    let noise =
-        |seed: u32| (0..LEN as u32).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 13) as u8).collect::<Vec<_>>();
+    let noise = |seed: u32| {
+        (0..LEN as u32)
+            .map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 13) as u8)
+            .collect::<Vec<_>>()
+    };
     let (one, two) = (noise(1), noise(2));
     let device = FileDevice::create(&path).unwrap();
     device.grow(16 << 20).unwrap();
@@ -124,7 +139,12 @@ fn what_is_written_behind_is_seen_by_whatever_comes_next() {
         wanted[2 << 20..(2 << 20) + 100].fill(7);
         let (mut a, mut b) = (vec![0; LEN / 2], vec![0; LEN / 2]);
         let half = at + (LEN / 2) as u64;
-        device.read_many(P, &mut [Reading { offset: half, buf: &mut b }, Reading { offset: at, buf: &mut a }]).unwrap();
+        device
+            .read_many(
+                P,
+                &mut [Reading { offset: half, buf: &mut b }, Reading { offset: at, buf: &mut a }],
+            )
+            .unwrap();
         assert!(a == wanted[..LEN / 2] && b == wanted[LEN / 2..]);
         device.write_behind(P, at, &mut one.clone()).unwrap();
         let mut medium = vec![0; LEN];
@@ -139,7 +159,12 @@ fn what_is_written_behind_is_seen_by_whatever_comes_next() {
         device.sync().unwrap();
         // As the host has it: nothing waits for what is under way there.
         let mut host = vec![0; LEN];
-        std::os::unix::fs::FileExt::read_exact_at(&std::fs::File::open(&path).unwrap(), &mut host, at).unwrap();
+        std::os::unix::fs::FileExt::read_exact_at(
+            &std::fs::File::open(&path).unwrap(),
+            &mut host,
+            at,
+        )
+        .unwrap();
         assert!(host == two);
         assert!(read(&device, at, LEN) == two);
     }
@@ -171,7 +196,10 @@ fn a_file_is_locked_while_it_is_open() {
     let path = folder.path().join("store");
     assert!(matches!(FileDevice::open(&path, false), Err(Error::Io { .. })));
     let device = FileDevice::create(&path).unwrap();
-    assert!(matches!(FileDevice::create(&path), Err(Error::Io { .. })), "what exists is not overwritten");
+    assert!(
+        matches!(FileDevice::create(&path), Err(Error::Io { .. })),
+        "what exists is not overwritten"
+    );
     for read_only in [true, false] {
         let refused = FileDevice::open(&path, read_only).unwrap_err();
         assert!(matches!(&refused, Error::Busy(busy) if busy == &path));
@@ -198,20 +226,26 @@ fn a_file_is_allocated_beforehand_and_shrinks_when_zones_are_given_back() {
     let mut fill = zones.fill(Purpose::Pages, Reserve::Keep);
     let kept = place(&mut fill, 1, b"kept");
     let kept_hold = fill.finish().unwrap();
-    let holds: Vec<Hold> = (0..16).map(|_| zones.take_zone(Purpose::Journal, Reserve::Keep).unwrap().1).collect();
+    let holds: Vec<Hold> =
+        (0..16).map(|_| zones.take_zone(Purpose::Journal, Reserve::Keep).unwrap().1).collect();
     let full = allocated();
     assert!(full >= 18 * ZONE_SIZE);
     drop(holds);
     zones.sync().unwrap();
     let given = zones.give_back().unwrap();
     assert!(given >= 11 * ZONE_SIZE);
-    assert!(allocated() <= full - given + (1 << 20), "{} of {full} after giving {given}", allocated());
+    assert!(
+        allocated() <= full - given + (1 << 20),
+        "{} of {full} after giving {given}",
+        allocated()
+    );
     let mut found = [0; 4];
     zones.read(P, kept, &mut found).unwrap();
     assert_eq!(&found, b"kept");
     // And it is allocated again when it is needed again.
     let again = allocated();
-    let _holds: Vec<Hold> = (0..16).map(|_| zones.take_zone(Purpose::Journal, Reserve::Keep).unwrap().1).collect();
+    let _holds: Vec<Hold> =
+        (0..16).map(|_| zones.take_zone(Purpose::Journal, Reserve::Keep).unwrap().1).collect();
     assert!(allocated() >= again + 10 * ZONE_SIZE);
     let uses = kept_hold.uses().clone();
     drop((zones, kept_hold, _holds));
@@ -260,9 +294,13 @@ fn faults_strike_when_told() {
     device.inject(Fault::once(Operation::Write, FaultKind::Error).of(Purpose::Journal).after(2));
     device.inject(Fault::once(Operation::Read, FaultKind::ShortRead));
     assert!(device.write_at(P, 0, b"x").is_ok());
-    let journal: Vec<bool> = (0..4).map(|_| device.write_at(Purpose::Journal, 0, b"x").is_ok()).collect();
+    let journal: Vec<bool> =
+        (0..4).map(|_| device.write_at(Purpose::Journal, 0, b"x").is_ok()).collect();
     assert_eq!(journal, [true, true, false, true]);
-    assert_eq!(device.read_at(P, 0, &mut [0]).unwrap_err().kind(), std::io::ErrorKind::UnexpectedEof);
+    assert_eq!(
+        device.read_at(P, 0, &mut [0]).unwrap_err().kind(),
+        std::io::ErrorKind::UnexpectedEof
+    );
     assert!(device.read_at(P, 0, &mut [0]).is_ok());
 
     device.inject(Fault::once(Operation::Read, FaultKind::FlipBit));
@@ -298,7 +336,10 @@ fn a_failing_write_leaves_no_part_of_a_sector() {
         device.write_at(P, 700, &[1; 2000]).unwrap_err();
         let found = read(&device, 0, 4096);
         let written = found.iter().filter(|&&b| b == 1).count();
-        assert!(found[700..700 + written].iter().all(|&b| b == 1), "seed {seed}: not the first part");
+        assert!(
+            found[700..700 + written].iter().all(|&b| b == 1),
+            "seed {seed}: not the first part"
+        );
         parts.insert(700 + written);
     }
     assert_eq!(parts.into_iter().collect::<Vec<_>>(), [700, 1024, 1536, 2048, 2560]);
@@ -366,11 +407,19 @@ fn a_crash_yields_only_legal_images() {
         for outcome in 0..20 {
             let image = read(&device.crash(outcome), 0, SECTORS * 512);
             for (number, sector) in image.chunks(512).enumerate() {
-                assert!(versions[number].iter().any(|v| v == sector), "seed {seed}, outcome {outcome}, sector {number}");
+                assert!(
+                    versions[number].iter().any(|v| v == sector),
+                    "seed {seed}, outcome {outcome}, sector {number}"
+                );
             }
-            assert_eq!(read(&device.crash(outcome), 0, SECTORS * 512), image, "a seed gives one image");
+            assert_eq!(
+                read(&device.crash(outcome), 0, SECTORS * 512),
+                image,
+                "a seed gives one image"
+            );
         }
-        let latest: Vec<u8> = versions.iter().flat_map(|v| v.last().copied().unwrap_or([0; 512])).collect();
+        let latest: Vec<u8> =
+            versions.iter().flat_map(|v| v.last().copied().unwrap_or([0; 512])).collect();
         assert_eq!(read(&device, 0, SECTORS * 512), latest);
         assert_eq!(read(&device.current(), 0, SECTORS * 512), latest);
         let oldest: Vec<u8> = versions.iter().flat_map(|v| v[0]).collect();
@@ -413,7 +462,10 @@ fn a_write_across_old_and_new_atoms_is_torn_at_the_disks_sectors() {
     for seed in 0..100 {
         let image = read(&device.crash(seed), 0, 4096);
         for (range, name) in [(100..512, "first"), (512..1024, "second"), (1024..1100, "third")] {
-            assert!(image[range.clone()].iter().all(|&b| b == image[range.start]), "the {name} atom is whole");
+            assert!(
+                image[range.clone()].iter().all(|&b| b == image[range.start]),
+                "the {name} atom is whole"
+            );
         }
     }
 }
@@ -429,12 +481,19 @@ fn the_power_can_fail_in_a_sync() {
             device.write_at(P, 0, &[1; 512]).unwrap();
             assert!(!device.is_dead());
             assert!(device.sync().is_err() && device.is_dead());
-            assert!(device.write_at(P, 0, &[2; 512]).is_err() && device.read_at(P, 0, &mut [0]).is_err());
+            assert!(
+                device.write_at(P, 0, &[2; 512]).is_err()
+                    && device.read_at(P, 0, &mut [0]).is_err()
+            );
             assert_eq!(device.operations(), 4);
             read(&device.crash(seed), 0, 1)[0]
         })
         .collect();
-    assert_eq!(outcomes, BTreeSet::from([0, 1]), "the write may be there or not; what came after never is");
+    assert_eq!(
+        outcomes,
+        BTreeSet::from([0, 1]),
+        "the write may be there or not; what came after never is"
+    );
 }
 
 #[test]
@@ -443,13 +502,16 @@ fn a_store_survives_a_crash_with_all_that_was_synced() {
         let device = Arc::new(CrashDevice::new());
         let zones = Zones::format(device.clone(), SMALL).unwrap();
         let mut fill = zones.fill(P, Reserve::Keep);
-        let placed: Vec<_> = world::objects(seed, 50, 20_000).map(|object| (place(&mut fill, 8, &object), object)).collect();
+        let placed: Vec<_> = world::objects(seed, 50, 20_000)
+            .map(|object| (place(&mut fill, 8, &object), object))
+            .collect();
         let hold = fill.finish().unwrap();
         let mut root = Vec::new();
         hold.uses().encode(&mut root);
         zones.set_root(&root).unwrap();
         let mut more = zones.fill(P, Reserve::Keep);
-        world::objects(seed + 1000, 200, 20_000).for_each(|object| _ = place(&mut more, 8, &object));
+        world::objects(seed + 1000, 200, 20_000)
+            .for_each(|object| _ = place(&mut more, 8, &object));
         let _unsynced = more.finish().unwrap();
         device.cut_power();
         let zones = Zones::open(Arc::new(device.crash(seed))).unwrap();

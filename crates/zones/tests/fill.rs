@@ -1,4 +1,5 @@
-//! Fills: what is placed lies where it was said, in one zone, apart from everything else, until its hold is dropped.
+//! Fills: what is placed lies where it was said, in one zone, apart from everything else, until its
+//! hold is dropped.
 
 mod world;
 
@@ -101,7 +102,10 @@ fn an_abandoned_fill_leaves_nothing_behind() {
     assert_eq!(zones.space().zones_pinned, 3);
     drop(fill);
     // The stream keeps its open zone, and begins it anew.
-    assert_eq!((zones.space().zones_pinned, zones.space().zones_free), (0, zones.space().zones_total - 2));
+    assert_eq!(
+        (zones.space().zones_pinned, zones.space().zones_free),
+        (0, zones.space().zones_total - 2)
+    );
     let mut fill = zones.fill(Purpose::Pages, Reserve::Keep);
     let again = place(&mut fill, 1, &[1; 1000]);
     assert_eq!(again % ZONE_SIZE, first % ZONE_SIZE);
@@ -117,7 +121,11 @@ fn a_hold_taken_midway_outlives_the_fill() {
     drop(fill);
     assert_eq!(hold.uses().total_bytes(), 4);
     let mut next = zones.fill(Purpose::Pages, Reserve::Keep);
-    assert_eq!(place(&mut next, 1, &[9; 100]), addr + SECTOR, "what was abandoned is used again, what is held is not");
+    assert_eq!(
+        place(&mut next, 1, &[9; 100]),
+        addr + SECTOR,
+        "what was abandoned is used again, what is held is not"
+    );
     next.finish().unwrap();
     let mut found = [0; 4];
     zones.read(Purpose::Pages, addr, &mut found).unwrap();
@@ -144,7 +152,11 @@ fn a_failed_write_is_final_for_its_fill_but_a_full_store_is_not() {
     use std::sync::Arc;
     use zones::{Fault, FaultDevice, FaultKind, FormatOptions, MemoryDevice, Operation, Zones};
     let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
-    let zones = Zones::format(device.clone(), FormatOptions { capacity: Some(10 * ZONE_SIZE), reserve_zones: 8 }).unwrap();
+    let zones = Zones::format(
+        device.clone(),
+        FormatOptions { capacity: Some(10 * ZONE_SIZE), reserve_zones: 8 },
+    )
+    .unwrap();
     device.inject(Fault::once(Operation::Write, FaultKind::Error).of(Purpose::Pages));
     let mut fill = zones.fill(Purpose::Pages, Reserve::Keep);
     place(&mut fill, 1, b"x");

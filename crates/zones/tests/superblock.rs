@@ -1,4 +1,5 @@
-//! The superblock pair: whatever one interrupted or damaged write does, the store opens with the old root or the new one.
+//! The superblock pair: whatever one interrupted or damaged write does, the store opens with the
+//! old root or the new one.
 
 mod world;
 
@@ -7,8 +8,8 @@ use std::sync::Arc;
 use env::Random;
 use world::SMALL;
 use zones::{
-    CrashDevice, Device, Error, Fault, FaultDevice, FaultKind, FormatOptions, MAX_ROOT, MemoryDevice, Operation, Purpose,
-    ZONE_SIZE, Zones,
+    CrashDevice, Device, Error, Fault, FaultDevice, FaultKind, FormatOptions, MAX_ROOT,
+    MemoryDevice, Operation, Purpose, ZONE_SIZE, Zones,
 };
 
 const COPIES: [u64; 2] = [0, 4 << 20];
@@ -27,7 +28,11 @@ fn root(device: &MemoryDevice) -> Vec<u8> {
 #[test]
 fn what_was_formatted_is_found_again() {
     let device = Arc::new(MemoryDevice::new());
-    let made = Zones::format(device.clone(), FormatOptions { capacity: Some(20 * ZONE_SIZE + 5), reserve_zones: 3 }).unwrap();
+    let made = Zones::format(
+        device.clone(),
+        FormatOptions { capacity: Some(20 * ZONE_SIZE + 5), reserve_zones: 3 },
+    )
+    .unwrap();
     made.set_root(&[7; MAX_ROOT]).unwrap();
     let found = Zones::open(device).unwrap();
     assert_eq!(found.superblock(), made.superblock());
@@ -56,7 +61,8 @@ fn one_torn_at_any_sector_leaves_the_other() {
                     torn[..sectors * 512].copy_from_slice(&block(&after, copy)[..sectors * 512]);
                     image.write_at(Purpose::Superblock, addr, &torn).unwrap();
                     let expected = if sectors == BLOCK / 512 { &pair[1] } else { expected };
-                    // A root shorter than a sector may be whole although its block is torn; nothing else may differ.
+                    // A root shorter than a sector may be whole although its block is torn; nothing
+                    // else may differ.
                     let found = root(&image);
                     assert!(
                         &found == expected || (torn == block(&after, copy) && found == pair[1]),
@@ -107,7 +113,8 @@ fn a_second_power_cut_never_hits_the_only_good_copy() {
     }
 }
 
-/// The two copies are never in the air at once: a power cut may tear all that was not synced, and one of them is whole.
+/// The two copies are never in the air at once: a power cut may tear all that was not synced, and
+/// one of them is whole.
 #[test]
 fn a_power_cut_tears_one_copy_at_most() {
     for moment in 0..6 {
@@ -188,7 +195,13 @@ fn a_copy_that_cannot_be_read_may_be_the_newest() {
 fn a_store_too_small_to_work_is_refused() {
     for zones in 0..5 {
         let options = FormatOptions { capacity: Some(zones * ZONE_SIZE), reserve_zones: 3 };
-        assert!(matches!(Zones::format(Arc::new(MemoryDevice::new()), options), Err(Error::Invalid(_))));
+        assert!(matches!(
+            Zones::format(Arc::new(MemoryDevice::new()), options),
+            Err(Error::Invalid(_))
+        ));
     }
-    assert!(matches!(Zones::format(Arc::new(MemoryDevice::with_limit(3 * ZONE_SIZE)), SMALL), Err(Error::NoSpace)));
+    assert!(matches!(
+        Zones::format(Arc::new(MemoryDevice::with_limit(3 * ZONE_SIZE)), SMALL),
+        Err(Error::NoSpace)
+    ));
 }

@@ -64,19 +64,39 @@ pub struct Bench {
 const HOME: &str = "home";
 
 impl Bench {
-    pub fn new(subject: PathBuf, reference: PathBuf, users: Vec<u32>, mode: Mode, mounted: Option<Mounted>) -> Outcome<Bench> {
+    pub fn new(
+        subject: PathBuf,
+        reference: PathBuf,
+        users: Vec<u32>,
+        mode: Mode,
+        mounted: Option<Mounted>,
+    ) -> Outcome<Bench> {
         let marks = || Marks::new().map_err(|e| format!("no memory for marks: {}", e.name()));
         let marks = [marks()?, marks()?];
-        Ok(Bench { subject, reference, users, mounted, mode, isolation: "si".to_owned(), rounds: 0, cut_off: Cell::new(0), marks })
+        Ok(Bench {
+            subject,
+            reference,
+            users,
+            mounted,
+            mode,
+            isolation: "si".to_owned(),
+            rounds: 0,
+            cut_off: Cell::new(0),
+            marks,
+        })
     }
 
     /// Whether the reference knows FALLOC_FL_ZERO_RANGE: tmpfs does not.
     pub fn reference_can_zero(&self) -> Outcome<bool> {
-        std::fs::create_dir_all(&self.reference).map_err(|e| format!("cannot make {}: {e}", self.reference.display()))?;
+        std::fs::create_dir_all(&self.reference)
+            .map_err(|e| format!("cannot make {}: {e}", self.reference.display()))?;
         let probe = self.reference.join("probe");
-        let file = std::fs::File::create(&probe).map_err(|e| format!("cannot make {}: {e}", probe.display()))?;
-        let can = sys!(libc::fallocate(file.as_raw_fd(), libc::FALLOC_FL_ZERO_RANGE, 0, 4096)).is_ok();
-        std::fs::remove_file(&probe).map_err(|e| format!("cannot remove {}: {e}", probe.display()))?;
+        let file = std::fs::File::create(&probe)
+            .map_err(|e| format!("cannot make {}: {e}", probe.display()))?;
+        let can =
+            sys!(libc::fallocate(file.as_raw_fd(), libc::FALLOC_FL_ZERO_RANGE, 0, 4096)).is_ok();
+        std::fs::remove_file(&probe)
+            .map_err(|e| format!("cannot remove {}: {e}", probe.display()))?;
         Ok(can)
     }
 
@@ -89,14 +109,17 @@ impl Bench {
             // Left by a run that was cut off.
             let _ = std::fs::remove_dir_all(side.join(&folder));
             let home = side.join(&folder).join(HOME);
-            std::fs::create_dir_all(&home).map_err(|e| format!("cannot make {}: {e}", home.display()))?;
-            sys!(libc::chmod(path(&home.to_string_lossy()).as_ptr(), 0o777)).map_err(|e| format!("chmod: {}", e.name()))?;
+            std::fs::create_dir_all(&home)
+                .map_err(|e| format!("cannot make {}: {e}", home.display()))?;
+            sys!(libc::chmod(path(&home.to_string_lossy()).as_ptr(), 0o777))
+                .map_err(|e| format!("chmod: {}", e.name()))?;
         }
         let difference = self.run_in(&folder, steps)?;
         for side in [&self.subject, &self.reference] {
             let removed = std::fs::remove_dir_all(side.join(&folder));
             if difference.is_none() {
-                removed.map_err(|e| format!("cannot remove {}: {e}", side.join(&folder).display()))?;
+                removed
+                    .map_err(|e| format!("cannot remove {}: {e}", side.join(&folder).display()))?;
             }
         }
         Ok(difference)
@@ -112,14 +135,20 @@ impl Bench {
             let before = whole(&self.reference.join(folder), self.marks[1]);
             let id = mounted.begin(&self.isolation)?;
             let end = if self.mode == Mode::Commit { "commit" } else { "abort" };
-            match self.stretch(&mounted.view(&id), folder, steps, half..steps.len(), |_, _| mounted.end(end, &id)) {
+            match self.stretch(&mounted.view(&id), folder, steps, half..steps.len(), |_, _| {
+                mounted.end(end, &id)
+            }) {
                 Ok(Ended::Alike) => {}
                 ended => {
                     let _ = mounted.end("abort", &id);
                     return ended.map(|ended| self.judged(ended));
                 }
             }
-            let after = if self.mode == Mode::Commit { whole(&self.reference.join(folder), self.marks[1]) } else { before };
+            let after = if self.mode == Mode::Commit {
+                whole(&self.reference.join(folder), self.marks[1])
+            } else {
+                before
+            };
             return Ok(trees(
                 steps.len(),
                 &format!("the trees behind the {end}"),
@@ -151,7 +180,8 @@ impl Bench {
             if let (Mode::Remount, Some(mounted)) = (self.mode, &self.mounted) {
                 mounted.remount()?;
             }
-            let (subject, reference) = both(&self.subject.join(folder), &self.reference.join(folder), self.marks);
+            let (subject, reference) =
+                both(&self.subject.join(folder), &self.reference.join(folder), self.marks);
             if let Some(difference) = trees(until, "the trees at the end", &subject, &reference) {
                 return Ok(Some(difference));
             }
@@ -172,7 +202,8 @@ impl Bench {
         let (base, steps) = (part.start, &steps[part]);
         let home = |side: &Path| side.join(folder).join(HOME).to_string_lossy().into_owned();
         let start = |side: &Path, marks| {
-            Side::start(&home(side), &self.users, steps, marks).map_err(|e| format!("cannot start: {}", e.name()))
+            Side::start(&home(side), &self.users, steps, marks)
+                .map_err(|e| format!("cannot start: {}", e.name()))
         };
         let subject = start(root, self.marks[0])?;
         let reference = start(&self.reference, self.marks[1])?;
@@ -190,7 +221,9 @@ impl Bench {
         }
         // With everything still open and mapped, and again when all is closed.
         let (here, there) = both(&root.join(folder), &self.reference.join(folder), self.marks);
-        if let Some(difference) = trees(base + steps.len(), "the trees with files open", &here, &there) {
+        if let Some(difference) =
+            trees(base + steps.len(), "the trees with files open", &here, &there)
+        {
             return Ok(Ended::Different(difference));
         }
         last(&subject, &reference)?;
@@ -212,13 +245,14 @@ impl Bench {
 /// How a part of a history has ended.
 enum Ended {
     Alike,
-    /// A program ran into its time limit: what it had done by then is a matter of chance. Or the reference had no room.
+    /// A program ran into its time limit: what it had done by then is a matter of chance. Or the
+    /// reference had no room.
     CutOff,
     Different(Difference),
 }
 
-/// The results before the first program that ran into its time limit on either side, or the first call for which the reference has
-/// no room, and whether there is one.
+/// The results before the first program that ran into its time limit on either side, or the first
+/// call for which the reference has no room, and whether there is one.
 fn until_cut_off(mut subject: Results, mut reference: Results) -> (Results, Results, bool) {
     let timed_out = |side: &Results| side.0.iter().position(|line| line == TIMED_OUT);
     let full = reference.0.iter().position(|line| line == "ENOSPC");
@@ -233,7 +267,12 @@ fn until_cut_off(mut subject: Results, mut reference: Results) -> (Results, Resu
 
 type Results = (Vec<String>, Option<Stopped>);
 
-fn results(base: usize, steps: &[Step], subject: &Results, reference: &Results) -> Option<Difference> {
+fn results(
+    base: usize,
+    steps: &[Step],
+    subject: &Results,
+    reference: &Results,
+) -> Option<Difference> {
     for (at, step) in steps.iter().enumerate() {
         let answer = |side: &Results| match (side.0.get(at), &side.1) {
             (Some(line), _) => Some(line.clone()),
@@ -241,20 +280,37 @@ fn results(base: usize, steps: &[Step], subject: &Results, reference: &Results) 
             (None, _) => None,
         };
         let (Some(here), Some(there)) = (answer(subject), answer(reference)) else { continue };
-        if !compare::allowed(step, &here, &there) || here.contains("WRONG") || here.starts_with("STOPPED") {
-            return Some(Difference { at: base + at, what: step.to_string(), subject: here, reference: there });
+        if !compare::allowed(step, &here, &there)
+            || here.contains("WRONG")
+            || here.starts_with("STOPPED")
+        {
+            return Some(Difference {
+                at: base + at,
+                what: step.to_string(),
+                subject: here,
+                reference: there,
+            });
         }
     }
     let stopped = subject.1.as_ref().or(reference.1.as_ref())?;
     let what = steps.get(stopped.at).map(Step::to_string).unwrap_or_default();
-    Some(Difference { at: base + stopped.at, what, subject: stopped.why.clone(), reference: String::new() })
+    Some(Difference {
+        at: base + stopped.at,
+        what,
+        subject: stopped.why.clone(),
+        reference: String::new(),
+    })
 }
 
 fn whole(folder: &Path, marks: &Marks) -> Vec<String> {
     tree::walk(libc::AT_FDCWD, &folder.to_string_lossy(), marks)
 }
 
-fn both(subject: &Path, reference: &Path, marks: [&'static Marks; 2]) -> (Vec<String>, Vec<String>) {
+fn both(
+    subject: &Path,
+    reference: &Path,
+    marks: [&'static Marks; 2],
+) -> (Vec<String>, Vec<String>) {
     std::thread::scope(|scope| {
         let other = scope.spawn(|| whole(reference, marks[1]));
         (whole(subject, marks[0]), other.join().unwrap_or_default())
@@ -262,13 +318,21 @@ fn both(subject: &Path, reference: &Path, marks: [&'static Marks; 2]) -> (Vec<St
 }
 
 fn trees(at: usize, what: &str, subject: &[String], reference: &[String]) -> Option<Difference> {
-    if subject.len() == reference.len() && subject.iter().zip(reference).all(|(this, that)| compare::same(this, that)) {
+    if subject.len() == reference.len()
+        && subject.iter().zip(reference).all(|(this, that)| compare::same(this, that))
+    {
         return None;
     }
     let only = |these: &[String], those: &[String]| {
         let in_both = |line: &String| those.iter().any(|that| compare::same(line, that));
-        let lines: Vec<&str> = these.iter().filter(|line| !in_both(line)).map(String::as_str).take(4).collect();
+        let lines: Vec<&str> =
+            these.iter().filter(|line| !in_both(line)).map(String::as_str).take(4).collect();
         lines.join("\n             ")
     };
-    Some(Difference { at, what: what.to_owned(), subject: only(subject, reference), reference: only(reference, subject) })
+    Some(Difference {
+        at,
+        what: what.to_owned(),
+        subject: only(subject, reference),
+        reference: only(reference, subject),
+    })
 }

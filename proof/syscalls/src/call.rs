@@ -1,7 +1,9 @@
-//! The calls of a history and their text: one call a line, `WORKER WORD ARGUMENT...`, which a replay reads again.
+//! The calls of a history and their text: one call a line, `WORKER WORD ARGUMENT...`, which a
+//! replay reads again.
 //!
-//! A call names everything by itself: descriptors by slot, mappings by slot, names relative to the worker's directory. So any part
-//! of a history is a history, too, and shrinking is leaving lines out.
+//! A call names everything by itself: descriptors by slot, mappings by slot, names relative to the
+//! worker's directory. So any part of a history is a history, too, and shrinking is leaving lines
+//! out.
 
 use std::fmt;
 use std::str::FromStr;
@@ -24,13 +26,14 @@ macro_rules! numbers {
 }
 numbers!(u8, u32, i64, bool);
 
-/// A path as a history writes it: no blanks; `%255` stands for a component of 255 letters, `@3/a` is `a` below the directory
-/// that slot 3 holds.
+/// A path as a history writes it: no blanks; `%255` stands for a component of 255 letters, `@3/a`
+/// is `a` below the directory that slot 3 holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name(pub String);
 
 impl Name {
-    /// The slot whose directory the path starts at, and the path with its long components written out.
+    /// The slot whose directory the path starts at, and the path with its long components written
+    /// out.
     pub fn resolve(&self) -> (Option<u8>, String) {
         let (slot, rest) = match self.0.strip_prefix('@').and_then(|rest| rest.split_once('/')) {
             Some((slot, rest)) => (slot.parse().ok(), rest),
@@ -149,9 +152,11 @@ calls! {
     /// `pwritev2` with RWF_APPEND.
     Append "append" { slot: u8, len: u32, tag: u32 }
     Seek "seek" { slot: u8, at: i64, whence: Whence }
-    /// SEEK_DATA, or SEEK_HOLE where `hole`; what is promised of the answer is checked, not the answer itself.
+    /// SEEK_DATA, or SEEK_HOLE where `hole`; what is promised of the answer is checked, not the
+    /// answer itself.
     SeekData "seekdata" { slot: u8, at: i64, hole: bool }
-    /// Walks all data of the file by SEEK_DATA and SEEK_HOLE; outside of it everything must be zeros.
+    /// Walks all data of the file by SEEK_DATA and SEEK_HOLE; outside of it everything must be
+    /// zeros.
     Holes "holes" { slot: u8 }
     Truncate "truncate" { path: Name, len: i64 }
     Ftruncate "ftruncate" { slot: u8, len: i64 }
@@ -241,7 +246,8 @@ impl fmt::Display for Step {
 impl FromStr for Step {
     type Err = String;
     fn from_str(line: &str) -> Result<Self, String> {
-        let (worker, rest) = line.trim().split_once(' ').ok_or_else(|| format!("'{line}': no call"))?;
+        let (worker, rest) =
+            line.trim().split_once(' ').ok_or_else(|| format!("'{line}': no call"))?;
         let worker = worker.parse().map_err(|_| format!("'{line}': '{worker}' is no worker"))?;
         let rest = rest.trim();
         let (timed, call) = match rest.strip_prefix('~') {
@@ -306,7 +312,9 @@ impl Call {
             | Call::FremoveXattr { slot, .. }
             | Call::Fstat { slot }
             | Call::LinkOpen { slot, .. } => vec![slot],
-            Call::CopyRange { from, to, .. } | Call::Sendfile { from, to, .. } | Call::Splice { from, to, .. } => vec![from, to],
+            Call::CopyRange { from, to, .. }
+            | Call::Sendfile { from, to, .. }
+            | Call::Splice { from, to, .. } => vec![from, to],
             _ => Vec::new(),
         }
     }

@@ -1,5 +1,5 @@
-//! Random histories. A history does not depend on what its calls answer; the generator only remembers which slots are likely to
-//! be open, so that most calls have something to work on.
+//! Random histories. A history does not depend on what its calls answer; the generator only
+//! remembers which slots are likely to be open, so that most calls have something to work on.
 
 use crate::call::{Call, Mode, Name, Step, Time};
 use crate::flags::{AllocMode, LockKind, OpenFlags, RenameFlags, Whence, XattrFlags};
@@ -41,13 +41,22 @@ const LEAVES: &[&str] = &["a", "b", "c", "e", "f", "g"];
 
 /// A history of `calls` calls.
 pub fn history(seed: u64, stream: u64, calls: usize, taste: &Taste) -> Vec<Step> {
-    let hands =
-        (0..taste.workers).map(|_| Hands { open: [false; SLOTS], mapped: [false; MAPS], scanning: [false; SCANS], away: false });
-    let mut generator = Generator { taste, random: Random::new(seed, stream), hands: hands.collect() };
+    let hands = (0..taste.workers).map(|_| Hands {
+        open: [false; SLOTS],
+        mapped: [false; MAPS],
+        scanning: [false; SCANS],
+        away: false,
+    });
+    let mut generator =
+        Generator { taste, random: Random::new(seed, stream), hands: hands.collect() };
     let mut steps = Vec::with_capacity(calls);
     for (path, mode) in [("d0", 0o777), ("d1", 0o1777), ("d0/d2", 0o755)] {
         let path = Name(path.to_owned());
-        steps.push(Step { worker: 0, timed: false, call: Call::Mkdir { path: path.clone(), mode: Mode(mode) } });
+        steps.push(Step {
+            worker: 0,
+            timed: false,
+            call: Call::Mkdir { path: path.clone(), mode: Mode(mode) },
+        });
         steps.push(Step { worker: 0, timed: false, call: Call::Chmod { path, mode: Mode(mode) } });
     }
     let mut worker = 0;
@@ -61,7 +70,12 @@ pub fn history(seed: u64, stream: u64, calls: usize, taste: &Taste) -> Vec<Step>
         if taste.kills && generator.random.one_in(400) {
             steps.push(Step { worker: 0, timed: false, call: Call::Kill {} });
             for hands in &mut generator.hands {
-                *hands = Hands { open: [false; SLOTS], mapped: [false; MAPS], scanning: [false; SCANS], away: false };
+                *hands = Hands {
+                    open: [false; SLOTS],
+                    mapped: [false; MAPS],
+                    scanning: [false; SCANS],
+                    away: false,
+                };
             }
         }
     }
@@ -70,13 +84,25 @@ pub fn history(seed: u64, stream: u64, calls: usize, taste: &Taste) -> Vec<Step>
 
 impl Generator<'_> {
     fn slot(&mut self, worker: u8) -> u8 {
-        let open: Vec<u8> = (0..SLOTS as u8).filter(|&slot| self.hands[usize::from(worker)].open[usize::from(slot)]).collect();
-        if open.is_empty() || self.random.one_in(40) { self.random.below(SLOTS as u64) as u8 } else { self.random.of(&open) }
+        let open: Vec<u8> = (0..SLOTS as u8)
+            .filter(|&slot| self.hands[usize::from(worker)].open[usize::from(slot)])
+            .collect();
+        if open.is_empty() || self.random.one_in(40) {
+            self.random.below(SLOTS as u64) as u8
+        } else {
+            self.random.of(&open)
+        }
     }
 
     fn map(&mut self, worker: u8) -> u8 {
-        let mapped: Vec<u8> = (0..MAPS as u8).filter(|&map| self.hands[usize::from(worker)].mapped[usize::from(map)]).collect();
-        if mapped.is_empty() { self.random.below(MAPS as u64) as u8 } else { self.random.of(&mapped) }
+        let mapped: Vec<u8> = (0..MAPS as u8)
+            .filter(|&map| self.hands[usize::from(worker)].mapped[usize::from(map)])
+            .collect();
+        if mapped.is_empty() {
+            self.random.below(MAPS as u64) as u8
+        } else {
+            self.random.of(&mapped)
+        }
     }
 
     fn name(&mut self, worker: u8) -> Name {
@@ -138,8 +164,10 @@ impl Generator<'_> {
     }
 
     fn mode(&mut self) -> Mode {
-        let usual =
-            [0o644, 0o666, 0o600, 0o777, 0o755, 0o640, 0o444, 0o222, 0o000, 0o4755, 0o2755, 0o6777, 0o1777, 0o2770, 0o700, 0o664];
+        let usual = [
+            0o644, 0o666, 0o600, 0o777, 0o755, 0o640, 0o444, 0o222, 0o000, 0o4755, 0o2755, 0o6777,
+            0o1777, 0o2770, 0o700, 0o664,
+        ];
         Mode(self.random.of(&usual))
     }
 
@@ -147,14 +175,21 @@ impl Generator<'_> {
         match self.random.below(8) {
             0 => Time::Now,
             1 => Time::Omit,
-            2 => Time::At(-1 - self.random.below(1000) as i64, self.random.below(1_000_000_000) as i64),
-            _ => Time::At(self.random.below(1_000_000_000) as i64, self.random.below(1_000_000_000) as i64),
+            2 => Time::At(
+                -1 - self.random.below(1000) as i64,
+                self.random.below(1_000_000_000) as i64,
+            ),
+            _ => Time::At(
+                self.random.below(1_000_000_000) as i64,
+                self.random.below(1_000_000_000) as i64,
+            ),
         }
     }
 
     fn open_flags(&mut self) -> OpenFlags {
         let random = &mut self.random;
-        let mut flags = random.weighted(&[(3, libc::O_RDONLY), (8, libc::O_RDWR), (2, libc::O_WRONLY)]);
+        let mut flags =
+            random.weighted(&[(3, libc::O_RDONLY), (8, libc::O_RDWR), (2, libc::O_WRONLY)]);
         for (often, flag) in [
             (65, libc::O_CREAT),
             (6, libc::O_EXCL),
@@ -177,7 +212,8 @@ impl Generator<'_> {
             flags &= !libc::O_DIRECT;
         }
         if random.one_in(25) {
-            flags = random.of(&[libc::O_RDONLY | libc::O_DIRECTORY, libc::O_PATH | libc::O_DIRECTORY]);
+            flags =
+                random.of(&[libc::O_RDONLY | libc::O_DIRECTORY, libc::O_PATH | libc::O_DIRECTORY]);
         }
         OpenFlags(flags)
     }
@@ -210,13 +246,20 @@ impl Generator<'_> {
         self.hands[usize::from(worker)].open[usize::from(slot)] = true;
         let mode = self.mode();
         if self.random.one_in(20) {
-            let flags = OpenFlags(libc::O_TMPFILE | libc::O_RDWR | if self.random.one_in(4) { libc::O_EXCL } else { 0 });
+            let flags = OpenFlags(
+                libc::O_TMPFILE
+                    | libc::O_RDWR
+                    | if self.random.one_in(4) { libc::O_EXCL } else { 0 },
+            );
             return Call::Open { slot, path: self.directory(), flags, mode };
         }
         let flags = self.open_flags();
         let directory = libc::O_RDONLY | libc::O_DIRECTORY;
-        let path =
-            if flags.0 & directory == directory && flags.0 & libc::O_CREAT == 0 { self.directory() } else { self.name(worker) };
+        let path = if flags.0 & directory == directory && flags.0 & libc::O_CREAT == 0 {
+            self.directory()
+        } else {
+            self.name(worker)
+        };
         Call::Open { slot, path, flags, mode }
     }
 
@@ -234,7 +277,11 @@ impl Generator<'_> {
             24..27 => {
                 let whence = self.random.of(Whence::ALL);
                 let back = if self.random.one_in(3) { -1 } else { 1 };
-                Call::Seek { slot, at: if whence == Whence::End { -at.min(5000) } else { at * back }, whence }
+                Call::Seek {
+                    slot,
+                    at: if whence == Whence::End { -at.min(5000) } else { at * back },
+                    whence,
+                }
             }
             27 => Call::Fsync { slot },
             28 => Call::Fdatasync { slot },
@@ -256,10 +303,17 @@ impl Generator<'_> {
         let (slot, other) = (self.slot(worker), self.slot(worker));
         let (at, to_at, len) = (self.at(), self.at(), self.len());
         match self.random.below(30) {
-            0..3 => Call::Truncate { path: self.name(worker), len: if self.random.one_in(50) { -1 } else { at } },
+            0..3 => Call::Truncate {
+                path: self.name(worker),
+                len: if self.random.one_in(50) { -1 } else { at },
+            },
             3..8 => Call::Ftruncate { slot, len: at },
             8..14 => {
-                let (keep, punch, zero) = (libc::FALLOC_FL_KEEP_SIZE, libc::FALLOC_FL_PUNCH_HOLE, libc::FALLOC_FL_ZERO_RANGE);
+                let (keep, punch, zero) = (
+                    libc::FALLOC_FL_KEEP_SIZE,
+                    libc::FALLOC_FL_PUNCH_HOLE,
+                    libc::FALLOC_FL_ZERO_RANGE,
+                );
                 let mode = self.random.weighted(&[
                     (2, 0),
                     (2, keep),
@@ -270,7 +324,12 @@ impl Generator<'_> {
                     (1, punch | zero | keep),
                 ]);
                 let mode = if self.taste.zero_range { mode } else { mode & !zero };
-                Call::Fallocate { slot, mode: AllocMode(mode), at, len: if self.random.one_in(40) { 0 } else { i64::from(len) } }
+                Call::Fallocate {
+                    slot,
+                    mode: AllocMode(mode),
+                    at,
+                    len: if self.random.one_in(40) { 0 } else { i64::from(len) },
+                }
             }
             14..17 => Call::CopyRange { from: slot, from_at: at, to: other, to_at, len },
             17..19 => Call::Sendfile { from: slot, at, to: other, len },
@@ -295,7 +354,8 @@ impl Generator<'_> {
     }
 
     fn mapping(&mut self, worker: u8) -> Call {
-        let mapped = self.hands[usize::from(worker)].mapped.iter().filter(|mapped| **mapped).count();
+        let mapped =
+            self.hands[usize::from(worker)].mapped.iter().filter(|mapped| **mapped).count();
         let slot = self.slot(worker);
         let map = self.map(worker);
         let (at, len, tag) = (self.at(), self.len(), self.tag());
@@ -329,20 +389,45 @@ impl Generator<'_> {
     fn naming(&mut self, worker: u8) -> Call {
         let (path, other) = (self.name(worker), self.name(worker));
         match self.random.below(40) {
-            0..3 => Call::Mkdir { path: if self.random.one_in(2) { self.directory() } else { path }, mode: self.mode() },
-            3..6 => Call::Rmdir { path: if self.random.one_in(2) { self.directory() } else { path } },
+            0..3 => Call::Mkdir {
+                path: if self.random.one_in(2) { self.directory() } else { path },
+                mode: self.mode(),
+            },
+            3..6 => {
+                Call::Rmdir { path: if self.random.one_in(2) { self.directory() } else { path } }
+            }
             6..13 => Call::Unlink { path },
             13..22 => {
-                let flags = self.random.weighted(&[(10, 0), (2, libc::RENAME_NOREPLACE as i32), (3, libc::RENAME_EXCHANGE as i32)]);
+                let flags = self.random.weighted(&[
+                    (10, 0),
+                    (2, libc::RENAME_NOREPLACE as i32),
+                    (3, libc::RENAME_EXCHANGE as i32),
+                ]);
                 Call::Rename { from: path, to: other, flags: RenameFlags(flags) }
             }
-            22 => Call::Rename { from: self.directory(), to: self.directory(), flags: RenameFlags(0) },
+            22 => {
+                Call::Rename { from: self.directory(), to: self.directory(), flags: RenameFlags(0) }
+            }
             23..29 => Call::Link { from: path, to: other, follow: self.random.one_in(4) },
             29..31 => Call::LinkOpen { slot: self.slot(worker), to: path },
             31..34 => {
-                let targets = ["a", "b", "d0", "../d1", "d0/a", "l0", "l1", "nowhere/x", "../a", ".", "%255", "d0/d2"];
+                let targets = [
+                    "a",
+                    "b",
+                    "d0",
+                    "../d1",
+                    "d0/a",
+                    "l0",
+                    "l1",
+                    "nowhere/x",
+                    "../a",
+                    ".",
+                    "%255",
+                    "d0/d2",
+                ];
                 let target = Name(self.random.of(&targets).to_owned());
-                let path = Name(format!("{}l{}", self.random.of(DIRECTORIES), self.random.below(2)));
+                let path =
+                    Name(format!("{}l{}", self.random.of(DIRECTORIES), self.random.below(2)));
                 Call::Symlink { target, path }
             }
             34..36 => Call::Readlink { path },
@@ -359,14 +444,32 @@ impl Generator<'_> {
     fn attribute(&mut self, worker: u8) -> Call {
         let path = if self.random.one_in(12) { self.directory() } else { self.name(worker) };
         let slot = self.slot(worker);
-        let name =
-            Name(self.random.of(&["user.a", "user.b", "user.%250", "user.%251", "trusted.t", "user.", "nonsense.x"]).to_owned());
-        let (tag, flags) =
-            (self.tag(), XattrFlags(self.random.weighted(&[(4, 0), (1, libc::XATTR_CREATE), (1, libc::XATTR_REPLACE)])));
+        let name = Name(
+            self.random
+                .of(&[
+                    "user.a",
+                    "user.b",
+                    "user.%250",
+                    "user.%251",
+                    "trusted.t",
+                    "user.",
+                    "nonsense.x",
+                ])
+                .to_owned(),
+        );
+        let (tag, flags) = (
+            self.tag(),
+            XattrFlags(self.random.weighted(&[
+                (4, 0),
+                (1, libc::XATTR_CREATE),
+                (1, libc::XATTR_REPLACE),
+            ])),
+        );
         let len = self.random.weighted(&[(2, 0), (6, 20), (3, 300), (1, 1500)]);
         let ids = [-1, 0, 1000, 1001, 0];
         let user = self.random.of(&ids);
-        // Where neither is given, ext4 drops set-user-ID bits all the same; the kernel does not tell a FUSE file system.
+        // Where neither is given, ext4 drops set-user-ID bits all the same; the kernel does not
+        // tell a FUSE file system.
         let group = if user == -1 { self.random.of(&ids[1..]) } else { self.random.of(&ids) };
         let (atime, mtime, follow) = (self.time(), self.time(), self.random.one_in(2));
         match self.random.below(22) {
@@ -416,7 +519,10 @@ impl Generator<'_> {
         match self.random.below(5) {
             0 => Call::Cp { from, to, sparse: false },
             1 => Call::Cp { from, to, sparse: true },
-            2 => Call::CpTree { from: from_tree, to: Name(format!("d1/{OWN}{}", self.random.below(3))) },
+            2 => Call::CpTree {
+                from: from_tree,
+                to: Name(format!("d1/{OWN}{}", self.random.below(3))),
+            },
             3 => Call::Tar { from: from_tree, to: to_tree },
             _ => Call::Rsync { from, to },
         }

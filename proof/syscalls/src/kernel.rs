@@ -22,8 +22,9 @@ impl Errno {
 /// Calls a function of libc and gives its answer.
 macro_rules! sys {
     ($call:expr) => {{
-        // SAFETY: every pointer in these calls is to memory of the caller that outlives the call and is as long as the call is
-        // told; everything else is checked by the kernel, which answers with an error.
+        // SAFETY: every pointer in these calls is to memory of the caller that outlives the call
+        // and is as long as the call is told; everything else is checked by the kernel, which
+        // answers with an error.
         #[allow(clippy::macro_metavars_in_unsafe, reason = "the argument is the call itself")]
         let answer = unsafe { $call } as i64;
         if answer < 0 { Err($crate::kernel::Errno::last()) } else { Ok(answer) }
@@ -33,7 +34,8 @@ pub(crate) use sys;
 
 /// A path for the kernel.
 pub fn path(text: &str) -> CString {
-    CString::new(text.as_bytes().iter().copied().filter(|&b| b != 0).collect::<Vec<u8>>()).unwrap_or_default()
+    CString::new(text.as_bytes().iter().copied().filter(|&b| b != 0).collect::<Vec<u8>>())
+        .unwrap_or_default()
 }
 
 pub fn stat_at(dir: i32, name: &str, flags: i32) -> Answer<libc::stat> {
@@ -54,7 +56,8 @@ pub fn stat_of(fd: i32) -> Answer<libc::stat> {
 pub fn digest(bytes: &[u8]) -> u64 {
     let mut hash = 0x9E37_79B9_7F4A_7C15u64 ^ bytes.len() as u64;
     let (words, rest) = bytes.as_chunks::<8>();
-    let mut mix = |word: u64| hash = (hash ^ word).wrapping_mul(0xFF51_AFD7_ED55_8CCD).rotate_left(29);
+    let mut mix =
+        |word: u64| hash = (hash ^ word).wrapping_mul(0xFF51_AFD7_ED55_8CCD).rotate_left(29);
     words.iter().for_each(|&word| mix(u64::from_le_bytes(word)));
     rest.iter().for_each(|&byte| mix(u64::from(byte) + 1));
     hash ^ (hash >> 32)

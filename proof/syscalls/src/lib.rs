@@ -1,5 +1,6 @@
-//! The same random system calls, by several processes, on a file system under test and on one that is trusted: every result is
-//! compared, and the trees that remain. It knows nothing of the product and can be pointed at any two directories.
+//! The same random system calls, by several processes, on a file system under test and on one that
+//! is trusted: every result is compared, and the trees that remain. It knows nothing of the product
+//! and can be pointed at any two directories.
 
 mod bench;
 mod call;

@@ -10,7 +10,8 @@ use kvfs_syscalls::{Bench, Mode, Mounted, Outcome, Step, Taste, history, read_hi
 /// The same random system calls on two file systems, every result compared.
 #[derive(Parser)]
 struct Args {
-    /// A directory of the file system under test. Without it a KVFS store is made and mounted (--kvfs).
+    /// A directory of the file system under test. Without it a KVFS store is made and mounted
+    /// (--kvfs).
     subject: Option<PathBuf>,
     /// A directory of the file system that is trusted; without it one of --folder's.
     #[arg(long)]
@@ -21,7 +22,8 @@ struct Args {
     /// Where the store, its mount and the reference are made.
     #[arg(long, default_value_os_t = std::env::temp_dir())]
     folder: PathBuf,
-    /// What surrounds the calls: plain, commit, abort (a transaction, with --kvfs), kill, remount (of the daemon).
+    /// What surrounds the calls: plain, commit, abort (a transaction, with --kvfs), kill, remount
+    /// (of the daemon).
     #[arg(long, default_value = "plain")]
     mode: String,
     /// Of transactions: si or ser.
@@ -87,19 +89,26 @@ fn run(args: &Args) -> Outcome<usize> {
         "remount" => Mode::Remount,
         other => return Err(format!("'{other}' is no mode")),
     };
-    let users: Vec<u32> =
-        (0..u32::from(args.workers)).map(|n| if args.users && n % 2 == 1 { 999 + n.div_ceil(2) } else { 0 }).collect();
+    let users: Vec<u32> = (0..u32::from(args.workers))
+        .map(|n| if args.users && n % 2 == 1 { 999 + n.div_ceil(2) } else { 0 })
+        .collect();
     let folder = args.folder.join(format!("kvfs-syscalls-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).map_err(|e| format!("cannot make {}: {e}", folder.display()))?;
+    std::fs::create_dir_all(&folder)
+        .map_err(|e| format!("cannot make {}: {e}", folder.display()))?;
     let reference = args.reference.clone().unwrap_or_else(|| folder.join("reference"));
     let mounted = match &args.subject {
         Some(_) => None,
         None => {
-            let kvfs = args.kvfs.canonicalize().map_err(|e| format!("no {}: {e}", args.kvfs.display()))?;
+            let kvfs =
+                args.kvfs.canonicalize().map_err(|e| format!("no {}: {e}", args.kvfs.display()))?;
             Some(Mounted::new(&kvfs, &folder, &args.options)?)
         }
     };
-    let subject = args.subject.clone().or(mounted.as_ref().map(|mounted| mounted.root().to_owned())).unwrap_or_default();
+    let subject = args
+        .subject
+        .clone()
+        .or(mounted.as_ref().map(|mounted| mounted.root().to_owned()))
+        .unwrap_or_default();
     let mut bench = Bench::new(subject, reference, users, mode, mounted)?;
     bench.isolation = args.isolation.clone();
     let taste = Taste {
@@ -112,12 +121,14 @@ fn run(args: &Args) -> Outcome<usize> {
     };
     let differences = match &args.replay {
         Some(file) => {
-            let text = std::fs::read_to_string(file).map_err(|e| format!("cannot read {}: {e}", file.display()))?;
+            let text = std::fs::read_to_string(file)
+                .map_err(|e| format!("cannot read {}: {e}", file.display()))?;
             let steps = read_history(&text)?;
             match bench.run(&steps)? {
                 Some(difference) => {
                     println!("{difference}");
-                    let (steps, difference) = shrink(&mut bench, &steps, difference, Duration::from_secs(args.shrink))?;
+                    let (steps, difference) =
+                        shrink(&mut bench, &steps, difference, Duration::from_secs(args.shrink))?;
                     report(args, 0, &steps, &difference.to_string())?;
                     1
                 }
@@ -150,18 +161,24 @@ fn histories(args: &Args, bench: &mut Bench, taste: &Taste) -> Outcome<usize> {
         if let Some(difference) = bench.run(&steps)? {
             differences += 1;
             println!("seed {} history {stream}: {difference}", args.seed);
-            let (steps, difference) = shrink(bench, &steps, difference, Duration::from_secs(args.shrink))?;
+            let (steps, difference) =
+                shrink(bench, &steps, difference, Duration::from_secs(args.shrink))?;
             report(args, stream, &steps, &difference.to_string())?;
         }
         calls += steps.len() as u64;
         if said.elapsed() > Duration::from_secs(30) {
             said = Instant::now();
             let rate = calls as f64 / start.elapsed().as_secs_f64();
-            println!("history {stream}: {calls} calls, {rate:.0} calls/s, {differences} differences");
+            println!(
+                "history {stream}: {calls} calls, {rate:.0} calls/s, {differences} differences"
+            );
         }
     }
     let rate = calls as f64 / start.elapsed().as_secs_f64();
-    println!("{calls} calls of seed {} in mode {}, {rate:.0} calls/s, {differences} differences", args.seed, args.mode);
+    println!(
+        "{calls} calls of seed {} in mode {}, {rate:.0} calls/s, {differences} differences",
+        args.seed, args.mode
+    );
     if bench.cut_off.get() > 0 {
         println!(
             "{} histories ended early, where a program ran into its time limit or the reference had no room",

@@ -8,8 +8,9 @@ const MANY: usize = 4096;
 
 /// In memory that forked processes share.
 pub struct Marks {
-    /// A store to a shared mapping changes the file's times when its page is first written to after the kernel has last cleaned it,
-    /// which is a matter of time. So the times of files that are mapped so are not compared.
+    /// A store to a shared mapping changes the file's times when its page is first written to after
+    /// the kernel has last cleaned it, which is a matter of time. So the times of files that are
+    /// mapped so are not compared.
     pub mapped: Inodes,
     /// What has been away from its directory may have been missed by a listing.
     pub moved: Inodes,
@@ -20,9 +21,12 @@ pub struct Inodes([AtomicU64; MANY]);
 
 impl Marks {
     pub fn new() -> Answer<&'static Marks> {
-        let (both, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
-        let start = sys!(libc::mmap(std::ptr::null_mut(), size_of::<Marks>(), both, shared, -1, 0))?;
-        // SAFETY: the mapping is as large as the type, zeros are valid atomics, and it is never unmapped.
+        let (both, shared) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+        let start =
+            sys!(libc::mmap(std::ptr::null_mut(), size_of::<Marks>(), both, shared, -1, 0))?;
+        // SAFETY: the mapping is as large as the type, zeros are valid atomics, and it is never
+        // unmapped.
         Ok(unsafe { &*(start as *const Marks) })
     }
 
@@ -47,6 +51,10 @@ impl Inodes {
     }
 
     pub fn has(&self, inode: u64) -> bool {
-        self.0.iter().map(|mark| mark.load(Ordering::Acquire)).take_while(|&mark| mark != 0).any(|mark| mark == inode)
+        self.0
+            .iter()
+            .map(|mark| mark.load(Ordering::Acquire))
+            .take_while(|&mark| mark != 0)
+            .any(|mark| mark == inode)
     }
 }

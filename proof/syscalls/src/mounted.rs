@@ -1,4 +1,5 @@
-//! A KVFS store of the tester's own, driven by the `kvfs` command: mounted, killed, mounted again, in and out of transactions.
+//! A KVFS store of the tester's own, driven by the `kvfs` command: mounted, killed, mounted again,
+//! in and out of transactions.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -21,9 +22,19 @@ pub struct Mounted {
 impl Mounted {
     /// A new store in `folder`, mounted there with further `options` for `-o`.
     pub fn new(kvfs: &Path, folder: &Path, options: &str) -> Outcome<Mounted> {
-        let options = if options.is_empty() { "allow_other".to_owned() } else { format!("allow_other,{options}") };
-        let mounted = Mounted { kvfs: kvfs.to_owned(), store: folder.join("store.kvfs"), root: folder.join("mnt"), options };
-        std::fs::create_dir_all(&mounted.root).map_err(|e| format!("cannot make {}: {e}", mounted.root.display()))?;
+        let options = if options.is_empty() {
+            "allow_other".to_owned()
+        } else {
+            format!("allow_other,{options}")
+        };
+        let mounted = Mounted {
+            kvfs: kvfs.to_owned(),
+            store: folder.join("store.kvfs"),
+            root: folder.join("mnt"),
+            options,
+        };
+        std::fs::create_dir_all(&mounted.root)
+            .map_err(|e| format!("cannot make {}: {e}", mounted.root.display()))?;
         mounted.kvfs(&["create".as_ref(), mounted.store.as_ref()])?;
         mounted.mount()?;
         Ok(mounted)
@@ -45,7 +56,13 @@ impl Mounted {
 
     fn mount(&self) -> Outcome<()> {
         let log = self.store.with_extension("log");
-        let words = ["mount".as_ref(), self.store.as_os_str(), self.root.as_ref(), "-o".as_ref(), self.options.as_ref()];
+        let words = [
+            "mount".as_ref(),
+            self.store.as_os_str(),
+            self.root.as_ref(),
+            "-o".as_ref(),
+            self.options.as_ref(),
+        ];
         self.kvfs(&[&words[..], &["--log".as_ref(), log.as_ref()]].concat()).map(drop)
     }
 
@@ -65,15 +82,21 @@ impl Mounted {
     fn status(&self, field: &str) -> Outcome<String> {
         let status = self.kvfs(&["stat".as_ref(), self.root.as_ref(), "--json".as_ref()])?;
         let daemon = status.split("\"daemon\":").nth(1).unwrap_or_default();
-        let value = daemon.split(&format!("\"{field}\":")).nth(1).and_then(|rest| rest.split([',', '}']).next());
-        value.map(|value| value.trim_matches('"').to_owned()).ok_or(format!("no {field} in {status}"))
+        let value = daemon
+            .split(&format!("\"{field}\":"))
+            .nth(1)
+            .and_then(|rest| rest.split([',', '}']).next());
+        value
+            .map(|value| value.trim_matches('"').to_owned())
+            .ok_or(format!("no {field} in {status}"))
     }
 
     /// SIGKILL of the daemon.
     pub fn kill(&self) -> Outcome<()> {
         let pid = self.status("pid")?;
         let pid: i32 = pid.parse().map_err(|e| format!("the daemon's pid '{pid}': {e}"))?;
-        sys!(libc::kill(pid, libc::SIGKILL)).map_err(|e| format!("cannot kill {pid}: {}", e.name()))?;
+        sys!(libc::kill(pid, libc::SIGKILL))
+            .map_err(|e| format!("cannot kill {pid}: {}", e.name()))?;
         for _ in 0..2000 {
             if !Path::new(&format!("/proc/{pid}/exe")).exists() {
                 return Ok(());
@@ -101,7 +124,13 @@ impl Mounted {
     }
 
     pub fn begin(&self, isolation: &str) -> Outcome<String> {
-        self.kvfs(&["txn".as_ref(), "begin".as_ref(), self.root.as_ref(), "--isolation".as_ref(), isolation.as_ref()])
+        self.kvfs(&[
+            "txn".as_ref(),
+            "begin".as_ref(),
+            self.root.as_ref(),
+            "--isolation".as_ref(),
+            isolation.as_ref(),
+        ])
     }
 
     pub fn view(&self, id: &str) -> PathBuf {

@@ -4,7 +4,9 @@ pub struct Random(u64);
 
 impl Random {
     pub fn new(seed: u64, stream: u64) -> Random {
-        Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ stream.wrapping_mul(0xD1B5_4A32_D192_ED03))
+        Random(
+            seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ stream.wrapping_mul(0xD1B5_4A32_D192_ED03),
+        )
     }
 
     pub fn next(&mut self) -> u64 {

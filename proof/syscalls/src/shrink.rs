@@ -1,4 +1,5 @@
-//! Makes a failing history small: leaves out parts of it for as long as what is left fails in the same way.
+//! Makes a failing history small: leaves out parts of it for as long as what is left fails in the
+//! same way.
 
 use std::time::{Duration, Instant};
 
@@ -7,14 +8,21 @@ use crate::call::Step;
 use crate::mounted::Outcome;
 
 /// The smallest history found, and how it fails.
-pub fn shrink(bench: &mut Bench, steps: &[Step], first: Difference, time: Duration) -> Outcome<(Vec<Step>, Difference)> {
+pub fn shrink(
+    bench: &mut Bench,
+    steps: &[Step],
+    first: Difference,
+    time: Duration,
+) -> Outcome<(Vec<Step>, Difference)> {
     let end = Instant::now() + time;
     let kind = word(&first);
     let mut best = (steps[..steps.len().min(first.at + 1)].to_vec(), first);
     let mut tries = |candidate: &[Step]| -> Outcome<Option<Difference>> {
         // What depends on time is tried again.
         for _ in 0..2 {
-            if let Some(difference) = bench.run(candidate)?.filter(|difference| word(difference) == kind) {
+            if let Some(difference) =
+                bench.run(candidate)?.filter(|difference| word(difference) == kind)
+            {
                 return Ok(Some(difference));
             }
         }
@@ -60,5 +68,9 @@ pub fn shrink(bench: &mut Bench, steps: &[Step], first: Difference, time: Durati
 fn word(difference: &Difference) -> String {
     let mut words = difference.what.split([' ', '~']).filter(|word| !word.is_empty());
     let first = words.next().unwrap_or_default();
-    if first.parse::<u8>().is_ok() { words.next().unwrap_or_default().to_owned() } else { first.to_owned() }
+    if first.parse::<u8>().is_ok() {
+        words.next().unwrap_or_default().to_owned()
+    } else {
+        first.to_owned()
+    }
 }

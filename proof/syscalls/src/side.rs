@@ -1,6 +1,8 @@
-//! The processes of one side: forked for a stretch of a history, and given their turns one after the other.
+//! The processes of one side: forked for a stretch of a history, and given their turns one after
+//! the other.
 //!
-//! Each has the whole stretch in its memory, so a turn is two numbers through a pipe, and its results come back as lines.
+//! Each has the whole stretch in its memory, so a turn is two numbers through a pipe, and its
+//! results come back as lines.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -28,7 +30,8 @@ pub struct Side {
     now: *const AtomicUsize,
 }
 
-// SAFETY: the counter is an atomic that lives as long as the side; everything else is plain numbers.
+// SAFETY: the counter is an atomic that lives as long as the side; everything else is plain
+// numbers.
 unsafe impl Sync for Side {}
 
 /// How a stretch ended before its end.
@@ -39,10 +42,13 @@ pub struct Stopped {
 }
 
 impl Side {
-    /// Forks the workers of one side into the directory `home`. The calling process must have no other thread that holds a lock.
+    /// Forks the workers of one side into the directory `home`. The calling process must have no
+    /// other thread that holds a lock.
     pub fn start(home: &str, users: &[u32], steps: &[Step], marks: &'static Marks) -> Answer<Side> {
-        let (both, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
-        let now = sys!(libc::mmap(std::ptr::null_mut(), 4096, both, shared, -1, 0))? as *const AtomicUsize;
+        let (both, shared) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+        let now = sys!(libc::mmap(std::ptr::null_mut(), 4096, both, shared, -1, 0))?
+            as *const AtomicUsize;
         Pattern::shared();
         let mut side = Side { processes: Vec::new(), now };
         for &user in users {
@@ -71,7 +77,8 @@ impl Side {
         Ok(side)
     }
 
-    /// Gives the workers their turns until the stretch is done. The results, and why there are no more of them.
+    /// Gives the workers their turns until the stretch is done. The results, and why there are no
+    /// more of them.
     pub fn run(&self, steps: &[Step]) -> (Vec<String>, Option<Stopped>) {
         let mut results = Vec::with_capacity(steps.len());
         let mut text = Vec::new();
@@ -92,7 +99,13 @@ impl Side {
         (results, None)
     }
 
-    fn turn(&self, process: &Process, from: usize, until: usize, text: &mut Vec<u8>) -> Result<(), String> {
+    fn turn(
+        &self,
+        process: &Process,
+        from: usize,
+        until: usize,
+        text: &mut Vec<u8>,
+    ) -> Result<(), String> {
         text.clear();
         let words = [from as u64, until as u64];
         if sys!(libc::write(process.turns, words.as_ptr().cast(), 16)) != Ok(16) {
@@ -104,14 +117,19 @@ impl Side {
             let mut waited = libc::pollfd { fd: process.results, events: libc::POLLIN, revents: 0 };
             match sys!(libc::poll(&mut waited, 1, 1000)) {
                 Ok(0) if start.elapsed() > PATIENCE * (1 + (until - from) as u32 / 100) => {
-                    return Err(format!("it does not come back within {} s", start.elapsed().as_secs()));
+                    return Err(format!(
+                        "it does not come back within {} s",
+                        start.elapsed().as_secs()
+                    ));
                 }
                 Ok(0) | Err(Errno(libc::EINTR)) => continue,
                 Err(e) => return Err(format!("poll: {}", e.name())),
                 Ok(_) => {}
             }
             match sys!(libc::read(process.results, buffer.as_mut_ptr().cast(), buffer.len())) {
-                Ok(0) => return Err(format!("its process has ended: {}", how_it_ended(process.pid))),
+                Ok(0) => {
+                    return Err(format!("its process has ended: {}", how_it_ended(process.pid)));
+                }
                 Ok(got) => text.extend_from_slice(&buffer[..got as usize]),
                 Err(e) => return Err(format!("read: {}", e.name())),
             }
@@ -135,7 +153,9 @@ impl Drop for Side {
             let _ = sys!(libc::close(process.results));
             // One that hangs in the kernel is left behind.
             let end = Instant::now() + Duration::from_secs(10);
-            while sys!(libc::waitpid(process.pid, std::ptr::null_mut(), libc::WNOHANG)) == Ok(0) && Instant::now() < end {
+            while sys!(libc::waitpid(process.pid, std::ptr::null_mut(), libc::WNOHANG)) == Ok(0)
+                && Instant::now() < end
+            {
                 std::thread::sleep(Duration::from_micros(200));
             }
         }
@@ -157,7 +177,13 @@ fn how_it_ended(pid: i32) -> String {
 }
 
 /// The life of a worker's process.
-fn serve(worker: Answer<Worker>, steps: &[Step], turns: i32, results: i32, now: &AtomicUsize) -> io::Result<()> {
+fn serve(
+    worker: Answer<Worker>,
+    steps: &[Step],
+    turns: i32,
+    results: i32,
+    now: &AtomicUsize,
+) -> io::Result<()> {
     let broken = |e: Errno| io::Error::from_raw_os_error(e.0);
     let mut worker = worker.map_err(broken)?;
     loop {
@@ -166,14 +192,17 @@ fn serve(worker: Answer<Worker>, steps: &[Step], turns: i32, results: i32, now: 
             return Ok(());
         }
         let mut text = String::new();
-        for (index, step) in steps.iter().enumerate().take(words[1] as usize).skip(words[0] as usize) {
+        for (index, step) in
+            steps.iter().enumerate().take(words[1] as usize).skip(words[0] as usize)
+        {
             now.store(index, Ordering::Relaxed);
             text.push_str(&worker.step(step).replace('\n', " "));
             text.push('\n');
         }
         let mut left = text.as_bytes();
         while !left.is_empty() {
-            let put = sys!(libc::write(results, left.as_ptr().cast(), left.len())).map_err(broken)?;
+            let put =
+                sys!(libc::write(results, left.as_ptr().cast(), left.len())).map_err(broken)?;
             left = &left[put as usize..];
         }
     }

@@ -5,15 +5,16 @@ use std::collections::HashMap;
 use crate::kernel::{Answer, Errno, digest, path, stat_at, sys};
 use crate::marks::Marks;
 
-/// Times before this are ones that a history has set: they are compared as they are. Later ones are the present.
+/// Times before this are ones that a history has set: they are compared as they are. Later ones are
+/// the present.
 const PRESENT: i64 = 1_400_000_000;
 
 pub fn show_time(seconds: i64, nanoseconds: i64) -> String {
     if seconds < PRESENT { format!("{seconds}.{nanoseconds:09}") } else { "now".to_owned() }
 }
 
-/// What `stat` says, less what two file systems may see differently: numbers of inodes and devices, sizes of directories,
-/// space taken, access times.
+/// What `stat` says, less what two file systems may see differently: numbers of inodes and devices,
+/// sizes of directories, space taken, access times.
 pub fn show_stat(stat: &libc::stat, marks: &Marks) -> String {
     let kind = match stat.st_mode & libc::S_IFMT {
         libc::S_IFREG => 'f',
@@ -28,7 +29,13 @@ pub fn show_stat(stat: &libc::stat, marks: &Marks) -> String {
     // The kernel keeps the times of an open FIFO to itself, without asking a FUSE file system.
     let tells = kind != 'p' && !marks.mapped.has(stat.st_ino);
     let time = if tells { show_time(stat.st_mtime, stat.st_mtime_nsec) } else { "?".to_owned() };
-    format!("{kind}{:04o} links {} owner {}:{}{size} mtime {time}", stat.st_mode & 0o7777, stat.st_nlink, stat.st_uid, stat.st_gid)
+    format!(
+        "{kind}{:04o} links {} owner {}:{}{size} mtime {time}",
+        stat.st_mode & 0o7777,
+        stat.st_nlink,
+        stat.st_uid,
+        stat.st_gid
+    )
 }
 
 /// The names in an open directory, in the order in which the file system gives them.
@@ -41,7 +48,8 @@ pub fn names_of(dir: i32) -> Answer<Vec<(String, u8, u64)>> {
 
 /// One `getdents64`: false at the end.
 pub fn entries(dir: i32, buffer: &mut [u8], names: &mut Vec<(String, u8, u64)>) -> Answer<bool> {
-    let got = sys!(libc::syscall(libc::SYS_getdents64, dir, buffer.as_mut_ptr(), buffer.len()))? as usize;
+    let got =
+        sys!(libc::syscall(libc::SYS_getdents64, dir, buffer.as_mut_ptr(), buffer.len()))? as usize;
     let mut at = 0;
     while at < got {
         let entry = &buffer[at..got];
@@ -73,8 +81,8 @@ impl Drop for Closing {
     }
 }
 
-/// One line for everything below `start` (relative to `dir`), sorted by path: attributes, content, links, extended attributes.
-/// What this process may not see is in its line as the error.
+/// One line for everything below `start` (relative to `dir`), sorted by path: attributes, content,
+/// links, extended attributes. What this process may not see is in its line as the error.
 pub fn walk(dir: i32, start: &str, marks: &Marks) -> Vec<String> {
     let mut lines = Vec::new();
     let mut first_names = HashMap::new();
@@ -98,15 +106,24 @@ pub fn walk(dir: i32, start: &str, marks: &Marks) -> Vec<String> {
             }
         }
         match stat.st_mode & libc::S_IFMT {
-            libc::S_IFREG => line.push_str(&content(dir, &name).unwrap_or_else(|e| format!(" {}", e.name()))),
-            libc::S_IFLNK => line.push_str(&format!(" -> {}", readlink(dir, &name).unwrap_or_else(Errno::name))),
-            libc::S_IFDIR => match open(dir, &name, libc::O_RDONLY | libc::O_DIRECTORY).and_then(|fd| names_of(fd.0)) {
+            libc::S_IFREG => {
+                line.push_str(&content(dir, &name).unwrap_or_else(|e| format!(" {}", e.name())))
+            }
+            libc::S_IFLNK => {
+                line.push_str(&format!(" -> {}", readlink(dir, &name).unwrap_or_else(Errno::name)))
+            }
+            libc::S_IFDIR => match open(dir, &name, libc::O_RDONLY | libc::O_DIRECTORY)
+                .and_then(|fd| names_of(fd.0))
+            {
                 Ok(mut below) => {
                     below.retain(|(name, ..)| name != "." && name != "..");
                     below.sort();
-                    let join = |below: &str| if name == "." { below.to_owned() } else { format!("{name}/{below}") };
+                    let join = |below: &str| {
+                        if name == "." { below.to_owned() } else { format!("{name}/{below}") }
+                    };
                     if depth < 24 {
-                        waiting.extend(below.iter().rev().map(|(below, ..)| (join(below), depth + 1)));
+                        waiting
+                            .extend(below.iter().rev().map(|(below, ..)| (join(below), depth + 1)));
                     }
                 }
                 Err(e) => line.push_str(&format!(" {}", e.name())),
@@ -141,18 +158,26 @@ fn content(dir: i32, name: &str) -> Answer<String> {
 
 pub fn readlink(dir: i32, name: &str) -> Answer<String> {
     let mut buffer = [0u8; 4096];
-    let got = sys!(libc::readlinkat(dir, path(name).as_ptr(), buffer.as_mut_ptr().cast(), buffer.len()))?;
+    let got =
+        sys!(libc::readlinkat(dir, path(name).as_ptr(), buffer.as_mut_ptr().cast(), buffer.len()))?;
     Ok(String::from_utf8_lossy(&buffer[..got as usize]).into_owned())
 }
 
 /// A path that leads to the name itself, not through a symbolic link at its end.
 fn xattrs(dir: i32, name: &str) -> Answer<String> {
-    let here = if dir == libc::AT_FDCWD { name.to_owned() } else { format!("/proc/self/fd/{dir}/{name}") };
+    let here =
+        if dir == libc::AT_FDCWD { name.to_owned() } else { format!("/proc/self/fd/{dir}/{name}") };
     let mut line = String::new();
     for attribute in list_xattrs(&here)? {
         let mut value = vec![0u8; 64 << 10];
-        let got = sys!(libc::lgetxattr(path(&here).as_ptr(), path(&attribute).as_ptr(), value.as_mut_ptr().cast(), value.len()));
-        let shown = got.map_or_else(Errno::name, |got| format!("{got}:{:x}", digest(&value[..got as usize])));
+        let got = sys!(libc::lgetxattr(
+            path(&here).as_ptr(),
+            path(&attribute).as_ptr(),
+            value.as_mut_ptr().cast(),
+            value.len()
+        ));
+        let shown = got
+            .map_or_else(Errno::name, |got| format!("{got}:{:x}", digest(&value[..got as usize])));
         line.push_str(&format!(" {}={shown}", attribute.replace(&"n".repeat(250), "%250")));
     }
     Ok(line)
@@ -160,7 +185,9 @@ fn xattrs(dir: i32, name: &str) -> Answer<String> {
 
 pub fn list_xattrs(path_: &str) -> Answer<Vec<String>> {
     let mut buffer = vec![0u8; 64 << 10];
-    let got = sys!(libc::llistxattr(path(path_).as_ptr(), buffer.as_mut_ptr().cast(), buffer.len()))? as usize;
+    let got =
+        sys!(libc::llistxattr(path(path_).as_ptr(), buffer.as_mut_ptr().cast(), buffer.len()))?
+            as usize;
     let names = buffer[..got].split(|&b| b == 0).filter(|n| !n.is_empty());
     let mut names: Vec<String> = names.map(|n| String::from_utf8_lossy(n).into_owned()).collect();
     names.sort();

@@ -17,7 +17,8 @@ const PAGE: usize = 4096;
 /// The longest transfer of one call.
 pub const LONGEST: usize = 4 << 20;
 
-/// Bytes of which each write takes a stretch that its tag chooses: none is zero, so a hole is never taken for data.
+/// Bytes of which each write takes a stretch that its tag chooses: none is zero, so a hole is never
+/// taken for data.
 pub struct Pattern(Vec<u8>);
 
 impl Pattern {
@@ -54,8 +55,8 @@ struct Map {
 }
 
 impl Map {
-    /// How much of a stretch may be changed. What a program puts behind the end of the file into its last page is nobody's: ext4
-    /// clears it when the file grows, FUSE leaves it there.
+    /// How much of a stretch may be changed. What a program puts behind the end of the file into
+    /// its last page is nobody's: ext4 clears it when the file grows, FUSE leaves it there.
     fn changeable(&self, at: usize, len: usize) -> usize {
         let size = stat_of(self.file.0).map_or(0, |stat| (stat.st_size - self.at).max(0) as usize);
         let in_last_page = at < size.next_multiple_of(PAGE) && at + len > size;
@@ -74,7 +75,8 @@ pub struct Worker {
     maps: [Option<Map>; MAPS],
     scans: [Option<Scan>; SCANS],
     home: i32,
-    /// A file in memory: what comes from a mapping goes through it, so that a fault is an errno and no signal.
+    /// A file in memory: what comes from a mapping goes through it, so that a fault is an errno and
+    /// no signal.
     scratch: i32,
     /// Page-aligned, for direct I/O.
     buffer: *mut u8,
@@ -87,12 +89,21 @@ pub const TIMED_OUT: &str = "timed out";
 
 impl Worker {
     /// In the directory `home`, as the given user.
-    pub fn new(home: &str, user: u32, pattern: &'static Pattern, marks: &'static Marks) -> Answer<Worker> {
+    pub fn new(
+        home: &str,
+        user: u32,
+        pattern: &'static Pattern,
+        marks: &'static Marks,
+    ) -> Answer<Worker> {
         sys!(libc::chdir(path(home).as_ptr()))?;
-        let home = sys!(libc::open(c".".as_ptr(), libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC))? as i32;
+        let home =
+            sys!(libc::open(c".".as_ptr(), libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC))?
+                as i32;
         let scratch = sys!(libc::memfd_create(c"scratch".as_ptr(), libc::MFD_CLOEXEC))? as i32;
-        let (both, anonymous) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        let buffer = sys!(libc::mmap(std::ptr::null_mut(), LONGEST + PAGE, both, anonymous, -1, 0))? as *mut u8;
+        let (both, anonymous) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let buffer = sys!(libc::mmap(std::ptr::null_mut(), LONGEST + PAGE, both, anonymous, -1, 0))?
+            as *mut u8;
         sys!(libc::umask(0o022))?;
         if user != 0 {
             let groups = [user];
@@ -110,7 +121,8 @@ impl Worker {
         if let Call::Rename { .. } | Call::Unlink { .. } | Call::Rmdir { .. } = step.call {
             for name in step.call.names() {
                 let (slot, text) = name.resolve();
-                let _ = stat_at(self.dir(slot), &text, libc::AT_SYMLINK_NOFOLLOW).map(|stat| self.marks.moved.add(stat.st_ino));
+                let _ = stat_at(self.dir(slot), &text, libc::AT_SYMLINK_NOFOLLOW)
+                    .map(|stat| self.marks.moved.add(stat.st_ino));
             }
         }
         if !step.timed {
@@ -126,8 +138,10 @@ impl Worker {
                 && after.st_mode & libc::S_IFMT != libc::S_IFIFO
             {
                 let tells = !self.marks.mapped.has(before.st_ino);
-                let modified = (before.st_mtime, before.st_mtime_nsec) != (after.st_mtime, after.st_mtime_nsec);
-                let changed = (before.st_ctime, before.st_ctime_nsec) != (after.st_ctime, after.st_ctime_nsec);
+                let modified = (before.st_mtime, before.st_mtime_nsec)
+                    != (after.st_mtime, after.st_mtime_nsec);
+                let changed = (before.st_ctime, before.st_ctime_nsec)
+                    != (after.st_ctime, after.st_ctime_nsec);
                 let say = |is: bool| {
                     if !tells {
                         "?"
@@ -176,10 +190,12 @@ impl Worker {
     }
 
     fn is_direct(&self, slot: u8) -> bool {
-        sys!(libc::fcntl(self.slot(slot), libc::F_GETFL)).is_ok_and(|flags| flags as i32 & libc::O_DIRECT != 0)
+        sys!(libc::fcntl(self.slot(slot), libc::F_GETFL))
+            .is_ok_and(|flags| flags as i32 & libc::O_DIRECT != 0)
     }
 
-    /// What is spliced into a FIFO are the file's pages themselves, which may change until they are read.
+    /// What is spliced into a FIFO are the file's pages themselves, which may change until they are
+    /// read.
     fn is_fifo(&self, slot: u8) -> bool {
         stat_of(self.slot(slot)).is_ok_and(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFIFO)
     }
@@ -187,7 +203,11 @@ impl Worker {
     /// Direct I/O is in whole pages, since file systems differ in what else they take.
     fn aligned(&self, slot: u8, at: i64, len: u32) -> (i64, usize) {
         let len = (len as usize).min(LONGEST);
-        if self.is_direct(slot) { (at & !(PAGE as i64 - 1), len.div_ceil(PAGE) * PAGE) } else { (at, len) }
+        if self.is_direct(slot) {
+            (at & !(PAGE as i64 - 1), len.div_ceil(PAGE) * PAGE)
+        } else {
+            (at, len)
+        }
     }
 
     fn bytes(&self, len: usize) -> &[u8] {
@@ -197,7 +217,8 @@ impl Worker {
 
     fn fill(&mut self, tag: u32, len: usize) {
         let bytes = self.pattern.of(tag, len as u32);
-        // SAFETY: the buffer has LONGEST + PAGE bytes and does not overlap the pattern, which gives LONGEST at most.
+        // SAFETY: the buffer has LONGEST + PAGE bytes and does not overlap the pattern, which gives
+        // LONGEST at most.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.buffer, bytes.len()) };
     }
 
@@ -217,14 +238,16 @@ impl Worker {
     fn pieces(&self, len: usize) -> [libc::iovec; 3] {
         let first = len / 5;
         let second = len / 2;
-        // SAFETY: all three lie within the buffer, for `first` and `second` together are at most `len`.
+        // SAFETY: all three lie within the buffer, for `first` and `second` together are at most
+        // `len`.
         let at = |offset: usize| unsafe { self.buffer.add(offset) }.cast();
         [(0, first), (first, second), (first + second, len - first - second)]
             .map(|(offset, len)| libc::iovec { iov_base: at(offset), iov_len: len })
     }
 
     fn map(&self, map: u8, at: u32, len: u32) -> Answer<(*mut libc::c_void, usize)> {
-        let map = self.maps.get(usize::from(map)).and_then(Option::as_ref).ok_or(Errno(libc::EBADF))?;
+        let map =
+            self.maps.get(usize::from(map)).and_then(Option::as_ref).ok_or(Errno(libc::EBADF))?;
         let at = (at as usize).min(map.len);
         // SAFETY: `at` is within the mapping.
         Ok((unsafe { map.start.cast::<u8>().add(at) }.cast(), (len as usize).min(map.len - at)))
@@ -241,7 +264,8 @@ impl Worker {
     }
 
     fn unmap(&mut self, map: u8) -> Answer<()> {
-        let map = self.maps.get_mut(usize::from(map)).and_then(Option::take).ok_or(Errno(libc::EBADF))?;
+        let map =
+            self.maps.get_mut(usize::from(map)).and_then(Option::take).ok_or(Errno(libc::EBADF))?;
         sys!(libc::munmap(map.start, map.len)).map(drop)
     }
 
@@ -327,7 +351,8 @@ impl Worker {
             Call::Holes { slot } => self.holes(slot),
             Call::Truncate { ref path, len } => {
                 let name = self.whole_path(path)?;
-                // Whether times change when the size does not is each file system's own: on ext4 they do, on XFS and tmpfs not.
+                // Whether times change when the size does not is each file system's own: on ext4
+                // they do, on XFS and tmpfs not.
                 let (slot, text) = path.resolve();
                 if stat_at(self.dir(slot), &text, 0)
                     .is_ok_and(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFREG && stat.st_size == len)
@@ -388,7 +413,8 @@ impl Worker {
                     return Err(Errno(libc::EINVAL));
                 }
                 let (start, len) = self.map(map, map_at, len)?;
-                // Behind the end of the file a source faults; ext4 grows a target before it finds that out.
+                // Behind the end of the file a source faults; ext4 grows a target before it finds
+                // that out.
                 let map = self.maps.get(usize::from(map)).and_then(Option::as_ref).ok_or(Errno(libc::EBADF))?;
                 let size = stat_of(map.file.0)?.st_size;
                 let end = start as i64 - map.start as i64 + map.at + len as i64;
@@ -608,7 +634,11 @@ impl Worker {
 
     fn open_dir(&self, name: &Name) -> Answer<Closing> {
         let (dir, name) = self.at(name);
-        Ok(Closing(sys!(libc::openat(dir, name.as_ptr(), libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC))? as i32))
+        Ok(Closing(sys!(libc::openat(
+            dir,
+            name.as_ptr(),
+            libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC
+        ))? as i32))
     }
 
     /// A program that copies a tree, and not into itself: how deep that goes is a matter of chance.
@@ -631,7 +661,8 @@ impl Worker {
         })
     }
 
-    /// What lies between `at` and the answer must be zeros when data was looked for; the answer itself is the file system's own.
+    /// What lies between `at` and the answer must be zeros when data was looked for; the answer
+    /// itself is the file system's own.
     fn seek_data(&mut self, slot: u8, at: i64, hole: bool) -> Answer<String> {
         let fd = self.slot(slot);
         let size = stat_of(fd)?;
@@ -640,11 +671,16 @@ impl Worker {
         }
         let size = size.st_size;
         let before = sys!(libc::lseek(fd, 0, libc::SEEK_CUR))?;
-        let answer = sys!(libc::lseek(fd, at, if hole { libc::SEEK_HOLE } else { libc::SEEK_DATA }));
+        let answer =
+            sys!(libc::lseek(fd, at, if hole { libc::SEEK_HOLE } else { libc::SEEK_DATA }));
         sys!(libc::lseek(fd, before, libc::SEEK_SET))?;
         match answer {
-            Ok(found) if found < at || found > size => Ok(format!("WRONG: {found} for {at} of {size}")),
-            Ok(found) if !hole => Ok(self.must_be_zeros(slot, at, found).unwrap_or_else(|| "0".to_owned())),
+            Ok(found) if found < at || found > size => {
+                Ok(format!("WRONG: {found} for {at} of {size}"))
+            }
+            Ok(found) if !hole => {
+                Ok(self.must_be_zeros(slot, at, found).unwrap_or_else(|| "0".to_owned()))
+            }
             Ok(_) => Ok("0".to_owned()),
             // All from here on is one hole.
             Err(Errno(libc::ENXIO)) if !hole && at >= 0 && at < size => {
@@ -661,9 +697,13 @@ impl Worker {
         let mut at = from;
         while at < to {
             let len = ((to - at) as usize).min(LONGEST);
-            let got = sys!(libc::pread(self.slot(slot), self.buffer.cast(), len, at)).ok()? as usize;
+            let got =
+                sys!(libc::pread(self.slot(slot), self.buffer.cast(), len, at)).ok()? as usize;
             if let Some(data) = self.bytes(got).iter().position(|&b| b != 0) {
-                return Some(format!("WRONG: data at {} in a hole from {from} to {to}", at + data as i64));
+                return Some(format!(
+                    "WRONG: data at {} in a hole from {from} to {to}",
+                    at + data as i64
+                ));
             }
             if got == 0 {
                 return None;
@@ -694,7 +734,10 @@ impl Worker {
             }
             let hole = sys!(libc::lseek(fd, data, libc::SEEK_HOLE))?;
             if hole <= data || hole > stat.st_size {
-                wrong = Some(format!("WRONG: hole at {hole} behind data at {data} of {}", stat.st_size));
+                wrong = Some(format!(
+                    "WRONG: hole at {hole} behind data at {data} of {}",
+                    stat.st_size
+                ));
             }
             at = hole;
         }
@@ -707,8 +750,13 @@ impl Worker {
             Time::At(..) => show_time(stat.st_atime, stat.st_atime_nsec),
             Time::Now | Time::Omit => "-".to_owned(),
         };
-        let left_to_the_kernel = self.marks.mapped.has(stat.st_ino) || stat.st_mode & libc::S_IFMT == libc::S_IFIFO;
-        let modified = if left_to_the_kernel { "?".to_owned() } else { show_time(stat.st_mtime, stat.st_mtime_nsec) };
+        let left_to_the_kernel =
+            self.marks.mapped.has(stat.st_ino) || stat.st_mode & libc::S_IFMT == libc::S_IFIFO;
+        let modified = if left_to_the_kernel {
+            "?".to_owned()
+        } else {
+            show_time(stat.st_mtime, stat.st_mtime_nsec)
+        };
         format!("atime {access} mtime {modified}")
     }
 
@@ -725,7 +773,14 @@ impl Worker {
         // A splice may be short at any page; only the sum of all is compared.
         let mut held = 0;
         while held < len as i64 {
-            match sys!(libc::splice(self.slot(from), &mut from_at, write.0, null, len - held as usize, libc::SPLICE_F_NONBLOCK)) {
+            match sys!(libc::splice(
+                self.slot(from),
+                &mut from_at,
+                write.0,
+                null,
+                len - held as usize,
+                libc::SPLICE_F_NONBLOCK
+            )) {
                 Ok(0) | Err(Errno(libc::EAGAIN)) => break,
                 Ok(more) => held += more,
                 Err(e) if held == 0 => return Err(e),
@@ -735,7 +790,14 @@ impl Worker {
         let mut moved = 0;
         let mut error = String::new();
         while moved < held {
-            match sys!(libc::splice(read.0, null, self.slot(to), &mut to_at, (held - moved) as usize, 0)) {
+            match sys!(libc::splice(
+                read.0,
+                null,
+                self.slot(to),
+                &mut to_at,
+                (held - moved) as usize,
+                0
+            )) {
                 Ok(0) => break,
                 Ok(more) => moved += more,
                 Err(e) => {
@@ -762,29 +824,44 @@ fn record_lock(kind: LockKind, at: i64, len: i64) -> libc::flock {
         LockKind::Exclusive => libc::F_WRLCK,
         LockKind::Free => libc::F_UNLCK,
     };
-    libc::flock { l_type: kind as i16, l_whence: libc::SEEK_SET as i16, l_start: at, l_len: len, l_pid: 0 }
+    libc::flock {
+        l_type: kind as i16,
+        l_whence: libc::SEEK_SET as i16,
+        l_start: at,
+        l_len: len,
+        l_pid: 0,
+    }
 }
 
 fn show_names(names: &[(String, u8, u64)]) -> String {
-    let shown: Vec<String> = names.iter().map(|(name, kind, _)| format!("{}{}", kind_of(*kind), name)).collect();
+    let shown: Vec<String> =
+        names.iter().map(|(name, kind, _)| format!("{}{}", kind_of(*kind), name)).collect();
     shown.join(" ").replace(&"n".repeat(255), "%255")
 }
 
-/// What was there before and is there at the end, and has not been away in between, must have been listed exactly once.
+/// What was there before and is there at the end, and has not been away in between, must have been
+/// listed exactly once.
 fn end_scan(mut scan: Scan, marks: &Marks) -> Answer<String> {
     let mut buffer = [0u8; 4096];
     while entries(scan.dir.0, &mut buffer, &mut scan.seen)? {}
     sys!(libc::lseek(scan.dir.0, 0, libc::SEEK_SET))?;
     let after = names_of(scan.dir.0)?;
     let mut stayed: Vec<_> = scan.before.iter().filter(|entry| after.contains(entry)).collect();
-    stayed.retain(|entry| !marks.moved.has(entry.2) && scan.seen.iter().filter(|seen| seen.0 == entry.0).count() != 1);
+    stayed.retain(|entry| {
+        !marks.moved.has(entry.2) && scan.seen.iter().filter(|seen| seen.0 == entry.0).count() != 1
+    });
     stayed.sort();
     let wrong: Vec<&str> = stayed.iter().map(|entry| entry.0.as_str()).collect();
-    Ok(if wrong.is_empty() { "0".to_owned() } else { format!("WRONG: not listed once: {}", wrong.join(" ")) })
+    Ok(if wrong.is_empty() {
+        "0".to_owned()
+    } else {
+        format!("WRONG: not listed once: {}", wrong.join(" "))
+    })
 }
 
-/// Waits until the clock that file times are taken from has passed the present: it goes by ticks, and some file systems take finer
-/// times, behind which the kernel then does not go back in any other.
+/// Waits until the clock that file times are taken from has passed the present: it goes by ticks,
+/// and some file systems take finer times, behind which the kernel then does not go back in any
+/// other.
 fn wait_for_tick() {
     let now = |clock| {
         let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };

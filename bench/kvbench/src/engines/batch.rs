@@ -1,4 +1,5 @@
-//! The batch that engines with one writer and costly transactions collect: a transaction a put would measure the transaction.
+//! The batch that engines with one writer and costly transactions collect: a transaction a put
+//! would measure the transaction.
 
 use parking_lot::Mutex;
 
@@ -7,7 +8,8 @@ use anyhow::Result;
 /// Changes of one transaction.
 pub const BATCH: u64 = 1000;
 
-/// Bytes between two transactions that are synced: what the other engines sync when they write a memtable out.
+/// Bytes between two transactions that are synced: what the other engines sync when they write a
+/// memtable out.
 pub const SYNC_EVERY: u64 = 64 << 20;
 
 /// A change; without a value a deletion. Positions in the batch's arena.
@@ -66,7 +68,13 @@ impl Batcher {
             c.since_sync = 0;
         }
         let arena = &c.arena;
-        commit(&mut c.changes.iter().map(|x| (&arena[x.key.clone()], x.value.clone().map(|v| &arena[v]))), sync)?;
+        commit(
+            &mut c
+                .changes
+                .iter()
+                .map(|x| (&arena[x.key.clone()], x.value.clone().map(|v| &arena[v]))),
+            sync,
+        )?;
         c.arena.clear();
         c.changes.clear();
         Ok(())

@@ -13,7 +13,8 @@ pub struct Store {
 impl Store {
     pub fn open(settings: &Settings, separated: bool) -> Result<Store> {
         let db = Database::builder(&settings.dir).cache_size(settings.cache()).open()?;
-        // Built without lz4, nothing is compressed; the separation's default is values of 1 KiB or more.
+        // Built without lz4, nothing is compressed; the separation's default is values of 1 KiB or
+        // more.
         let options = || {
             KeyspaceCreateOptions::default()
                 .max_memtable_size(settings.write_buffer)

@@ -22,12 +22,20 @@ pub struct Store {
 impl Store {
     pub fn open(settings: &Settings) -> Result<Store> {
         let path = settings.dir.join("store.kvfs");
-        let open = OpenOptions { memory: settings.memory as usize, journal: settings.journal, ..OpenOptions::default() };
+        let open = OpenOptions {
+            memory: settings.memory as usize,
+            journal: settings.journal,
+            ..OpenOptions::default()
+        };
         let machine = Arc::new(Machine::default());
         let db = if path.exists() {
             Kvdb::open(Arc::new(FileDevice::open(&path, false)?), machine, open)?.0
         } else {
-            Kvdb::create(Arc::new(FileDevice::create(&path)?), machine, CreateOptions { open, ..CreateOptions::default() })?
+            Kvdb::create(
+                Arc::new(FileDevice::create(&path)?),
+                machine,
+                CreateOptions { open, ..CreateOptions::default() },
+            )?
         };
         let default = DictionaryOptions::default();
         let options = DictionaryOptions {
@@ -56,7 +64,11 @@ impl Engine for Store {
 
     fn delete_range(&self, start: &[u8], end: &[u8]) -> Result<bool> {
         let mut batch = Batch::new();
-        batch.delete_range(self.dictionary, Bytes::copy_from_slice(start), Bytes::copy_from_slice(end));
+        batch.delete_range(
+            self.dictionary,
+            Bytes::copy_from_slice(start),
+            Bytes::copy_from_slice(end),
+        );
         self.db.commit(batch, Durability::Buffered)?;
         Ok(true)
     }
@@ -93,7 +105,8 @@ impl Engine for Store {
 
     fn figures(&self) -> serde_json::Value {
         let s = self.db.stats();
-        let levels: Vec<usize> = s.dictionaries.iter().flat_map(|d| d.levels.iter().map(Vec::len)).collect();
+        let levels: Vec<usize> =
+            s.dictionaries.iter().flat_map(|d| d.levels.iter().map(Vec::len)).collect();
         serde_json::json!({
             "flushes": s.flushes, "merges": s.compactions, "stitched_bytes": s.stitched_bytes, "merged_bytes": s.merged_bytes,
             "delays": s.delays, "delayed_ms": s.delayed_micros / 1000, "stops": s.stops, "runs_by_level": levels,

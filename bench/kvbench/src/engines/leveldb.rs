@@ -52,30 +52,38 @@ pub struct Store {
     write: P,
 }
 
-// SAFETY: LevelDB's database may be used from many threads at once; the option objects are only read.
+// SAFETY: LevelDB's database may be used from many threads at once; the option objects are only
+// read.
 unsafe impl Send for Store {}
 // SAFETY: as above.
 unsafe impl Sync for Store {}
 
 impl Store {
     pub fn open(settings: &Settings) -> Result<Store> {
-        let f = Functions::load(&Library::open(&["libleveldb.so.1d", "libleveldb.so.1", "libleveldb.so"], "libleveldb-dev")?)?;
+        let f = Functions::load(&Library::open(
+            &["libleveldb.so.1d", "libleveldb.so.1", "libleveldb.so"],
+            "libleveldb-dev",
+        )?)?;
         let path = CString::new(settings.dir.to_string_lossy().as_bytes())?;
         let mut error = null_mut();
-        // SAFETY: every object comes from the function that makes it, and strings end in a zero. The filter policy lives as long
-        // as the process.
+        // SAFETY: every object comes from the function that makes it, and strings end in a zero.
+        // The filter policy lives as long as the process.
         unsafe {
             let options = (f.leveldb_options_create)();
             (f.leveldb_options_set_create_if_missing)(options, 1);
             (f.leveldb_options_set_write_buffer_size)(options, settings.write_buffer as usize);
             let cache = (f.leveldb_cache_create_lru)(settings.cache() as usize);
             (f.leveldb_options_set_cache)(options, cache);
-            (f.leveldb_options_set_filter_policy)(options, (f.leveldb_filterpolicy_create_bloom)(10));
+            (f.leveldb_options_set_filter_policy)(
+                options,
+                (f.leveldb_filterpolicy_create_bloom)(10),
+            );
             (f.leveldb_options_set_compression)(options, 0);
             let db = (f.leveldb_open)(options, path.as_ptr(), &mut error);
             (f.leveldb_options_destroy)(options);
             fail_on(error, f.leveldb_free)?;
-            let (read, write) = ((f.leveldb_readoptions_create)(), (f.leveldb_writeoptions_create)());
+            let (read, write) =
+                ((f.leveldb_readoptions_create)(), (f.leveldb_writeoptions_create)());
             Ok(Store { f, db, cache, read, write })
         }
     }
@@ -96,7 +104,13 @@ impl Engine for Store {
         let mut error = null_mut();
         // SAFETY: the database is open; the length is that of the slice.
         unsafe {
-            (self.f.leveldb_delete)(self.db, self.write, key.as_ptr().cast(), key.len(), &mut error);
+            (self.f.leveldb_delete)(
+                self.db,
+                self.write,
+                key.as_ptr().cast(),
+                key.len(),
+                &mut error,
+            );
             fail_on(error, self.f.leveldb_free)
         }
     }
@@ -109,7 +123,14 @@ impl Engine for Store {
         let (mut error, mut len) = (null_mut(), 0);
         // SAFETY: the database is open; the value, if any, is `len` bytes that are ours to free.
         unsafe {
-            let value = (self.f.leveldb_get)(self.db, self.read, key.as_ptr().cast(), key.len(), &mut len, &mut error);
+            let value = (self.f.leveldb_get)(
+                self.db,
+                self.read,
+                key.as_ptr().cast(),
+                key.len(),
+                &mut len,
+                &mut error,
+            );
             fail_on(error, self.f.leveldb_free)?;
             if value.is_null() {
                 return Ok(false);
@@ -122,7 +143,8 @@ impl Engine for Store {
 
     fn scan(&self, start: &[u8], limit: u64, seen: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64> {
         let (mut error, mut n) = (null_mut(), 0);
-        // SAFETY: the database is open; key and value of a valid iterator may be read until it moves.
+        // SAFETY: the database is open; key and value of a valid iterator may be read until it
+        // moves.
         unsafe {
             let i = (self.f.leveldb_create_iterator)(self.db, self.read);
             (self.f.leveldb_iter_seek)(i, start.as_ptr().cast(), start.len());
@@ -130,7 +152,10 @@ impl Engine for Store {
                 let (mut klen, mut vlen) = (0, 0);
                 let key = (self.f.leveldb_iter_key)(i, &mut klen);
                 let value = (self.f.leveldb_iter_value)(i, &mut vlen);
-                seen(std::slice::from_raw_parts(key.cast(), klen), std::slice::from_raw_parts(value.cast(), vlen));
+                seen(
+                    std::slice::from_raw_parts(key.cast(), klen),
+                    std::slice::from_raw_parts(value.cast(), vlen),
+                );
                 n += 1;
                 (self.f.leveldb_iter_next)(i);
             }
@@ -141,7 +166,8 @@ impl Engine for Store {
         Ok(n)
     }
 
-    /// LevelDB has no command for this, but a compaction of a range without tuples begins by writing the memtable out.
+    /// LevelDB has no command for this, but a compaction of a range without tuples begins by
+    /// writing the memtable out.
     fn flush(&self) -> Result<()> {
         let end = [0xffu8; 32];
         // SAFETY: the database is open; lengths are those of the slices.

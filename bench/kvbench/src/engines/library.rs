@@ -1,5 +1,5 @@
-//! Shared libraries with a C interface, opened at run time: the benchmark builds where they are not installed, and two versions of
-//! one library live in one program.
+//! Shared libraries with a C interface, opened at run time: the benchmark builds where they are not
+//! installed, and two versions of one library live in one program.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 
@@ -13,7 +13,8 @@ impl Library {
     pub fn open(names: &[&str], package: &str) -> Result<Library> {
         for name in names {
             let name = CString::new(*name)?;
-            // SAFETY: the name ends in a zero; the library's initializers are those of a plain C++ library.
+            // SAFETY: the name ends in a zero; the library's initializers are those of a plain C++
+            // library.
             let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
             if !handle.is_null() {
                 return Ok(Library(handle));

@@ -1,4 +1,5 @@
-//! LMDB: a copy-on-write B-tree, read through a memory map. Puts go in transactions of a thousand; one in 64 MiB is synced.
+//! LMDB: a copy-on-write B-tree, read through a memory map. Puts go in transactions of a thousand;
+//! one in 64 MiB is synced.
 
 use std::ops::Bound;
 
@@ -22,8 +23,9 @@ impl Store {
     pub fn open(settings: &Settings) -> Result<Store> {
         let mut options = EnvOpenOptions::new();
         options.map_size(MAP_BYTES);
-        // SAFETY: the directory is this process's own, so that nobody changes the mapped file or opens it twice; a crash of the machine
-        // would leave scratch data broken, which nobody reads.
+        // SAFETY: the directory is this process's own, so that nobody changes the mapped file or
+        // opens it twice; a crash of the machine would leave scratch data broken, which nobody
+        // reads.
         let env = unsafe { options.flags(EnvFlags::NO_SYNC).open(&settings.dir)? };
         let mut transaction = env.write_txn()?;
         let tuples = env.create_database(&mut transaction, None)?;
@@ -31,7 +33,11 @@ impl Store {
         Ok(Store { env, tuples, waiting: Batcher::default() })
     }
 
-    fn commit(&self, changes: &mut dyn Iterator<Item = (&[u8], Option<&[u8]>)>, sync: bool) -> Result<()> {
+    fn commit(
+        &self,
+        changes: &mut dyn Iterator<Item = (&[u8], Option<&[u8]>)>,
+        sync: bool,
+    ) -> Result<()> {
         let mut transaction = self.env.write_txn()?;
         for (key, value) in changes {
             match value {

@@ -1,5 +1,6 @@
-//! The engines under test behind one small trait: what a client does, once a call, keys and values as slices. What an engine needs
-//! beyond that (a batch a transaction, a buffer of its own) is its adapter's business and is told in `batch`.
+//! The engines under test behind one small trait: what a client does, once a call, keys and values
+//! as slices. What an engine needs beyond that (a batch a transaction, a buffer of its own) is its
+//! adapter's business and is told in `batch`.
 
 mod batch;
 mod fjall;
@@ -58,7 +59,8 @@ pub trait Engine: Send + Sync {
     }
     /// Writes memtables out, if the engine can be told to.
     fn flush(&self) -> Result<()>;
-    /// Whether the engine says that it works in the background. Engines that do not say are watched from outside.
+    /// Whether the engine says that it works in the background. Engines that do not say are watched
+    /// from outside.
     fn busy(&self) -> bool {
         false
     }
@@ -102,7 +104,9 @@ pub fn unfit(name: &str, journal: bool, value_bytes: u64) -> Option<String> {
         return Some("it cannot be run without a journal".into());
     }
     if value_bytes < 1024 && (name.ends_with("-blob") || name.ends_with("-kv")) {
-        return Some("values below 1 KiB are not separated, so it is the same as the engine without".into());
+        return Some(
+            "values below 1 KiB are not separated, so it is the same as the engine without".into(),
+        );
     }
     None
 }

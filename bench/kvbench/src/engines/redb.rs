@@ -1,4 +1,5 @@
-//! redb: a copy-on-write B-tree in one file. Puts go in transactions of a thousand; one in 64 MiB is durable, the others are not.
+//! redb: a copy-on-write B-tree in one file. Puts go in transactions of a thousand; one in 64 MiB
+//! is durable, the others are not.
 
 use anyhow::Result;
 use redb::{Database, Durability, ReadableDatabase, TableDefinition};
@@ -16,13 +17,19 @@ pub struct Store {
 impl Store {
     pub fn open(settings: &Settings) -> Result<Store> {
         // It has no write buffer beside its cache.
-        let db = Database::builder().set_cache_size(settings.memory as usize).create(settings.dir.join("store.redb"))?;
+        let db = Database::builder()
+            .set_cache_size(settings.memory as usize)
+            .create(settings.dir.join("store.redb"))?;
         let store = Store { db, waiting: Batcher::default() };
         store.commit(&mut std::iter::empty(), true)?;
         Ok(store)
     }
 
-    fn commit(&self, changes: &mut dyn Iterator<Item = (&[u8], Option<&[u8]>)>, sync: bool) -> Result<()> {
+    fn commit(
+        &self,
+        changes: &mut dyn Iterator<Item = (&[u8], Option<&[u8]>)>,
+        sync: bool,
+    ) -> Result<()> {
         let mut transaction = self.db.begin_write()?;
         transaction.set_durability(if sync { Durability::Immediate } else { Durability::None })?;
         {

@@ -1,6 +1,7 @@
 //! RocksDB by its C interface: Debian's version, and beside it a newer one, the shared library that
-//! `KVBENCH_ROCKSDB_NEW` names (scripts/bench_kv.sh fetches the one that RocksDB's makers publish for Java; the C interface is in it).
-//! Each leveled, universal, and with large values in blob files (BlobDB).
+//! `KVBENCH_ROCKSDB_NEW` names (scripts/bench_kv.sh fetches the one that RocksDB's makers publish
+//! for Java; the C interface is in it). Each leveled, universal, and with large values in blob
+//! files (BlobDB).
 
 use std::ffi::{CStr, CString, c_char, c_uchar, c_void};
 use std::ptr::null_mut;
@@ -64,7 +65,8 @@ pub struct Store {
     flush: P,
 }
 
-// SAFETY: RocksDB's database may be used from many threads at once; the option objects are only read.
+// SAFETY: RocksDB's database may be used from many threads at once; the option objects are only
+// read.
 unsafe impl Send for Store {}
 // SAFETY: as above.
 unsafe impl Sync for Store {}
@@ -101,7 +103,8 @@ impl Store {
         let path = CString::new(settings.dir.to_string_lossy().as_bytes())?;
         let text = CString::new(option_string(settings, name))?;
         let mut error = null_mut();
-        // SAFETY: every object comes from the function that makes it, and strings end in a zero. Options live as long as the process.
+        // SAFETY: every object comes from the function that makes it, and strings end in a zero.
+        // Options live as long as the process.
         unsafe {
             let (base, options) = ((f.rocksdb_options_create)(), (f.rocksdb_options_create)());
             (f.rocksdb_get_options_from_string)(base, text.as_ptr(), options, &mut error);
@@ -110,7 +113,8 @@ impl Store {
             fail_on(error, f.rocksdb_free)?;
             let write = (f.rocksdb_writeoptions_create)();
             (f.rocksdb_writeoptions_disable_WAL)(write, i32::from(!settings.journal));
-            let (read, flush) = ((f.rocksdb_readoptions_create)(), (f.rocksdb_flushoptions_create)());
+            let (read, flush) =
+                ((f.rocksdb_readoptions_create)(), (f.rocksdb_flushoptions_create)());
             Ok(Store { f, db, read, write, flush })
         }
     }
@@ -138,14 +142,21 @@ impl Engine for Store {
         let mut error = null_mut();
         // SAFETY: the database is open; the length is that of the slice.
         unsafe {
-            (self.f.rocksdb_delete)(self.db, self.write, key.as_ptr().cast(), key.len(), &mut error);
+            (self.f.rocksdb_delete)(
+                self.db,
+                self.write,
+                key.as_ptr().cast(),
+                key.len(),
+                &mut error,
+            );
             fail_on(error, self.f.rocksdb_free)
         }
     }
 
     fn delete_range(&self, start: &[u8], end: &[u8]) -> Result<bool> {
         let mut error = null_mut();
-        // SAFETY: the database is open; lengths are those of the slices; the batch is freed after its one use.
+        // SAFETY: the database is open; lengths are those of the slices; the batch is freed after
+        // its one use.
         unsafe {
             let batch = (self.f.rocksdb_writebatch_create)();
             let (s, e) = (start.as_ptr().cast(), end.as_ptr().cast());
@@ -161,7 +172,13 @@ impl Engine for Store {
         let (mut error, mut len) = (null_mut(), 0);
         // SAFETY: the database is open; a pinned value stays where it is until it is destroyed.
         unsafe {
-            let slice = (self.f.rocksdb_get_pinned)(self.db, self.read, key.as_ptr().cast(), key.len(), &mut error);
+            let slice = (self.f.rocksdb_get_pinned)(
+                self.db,
+                self.read,
+                key.as_ptr().cast(),
+                key.len(),
+                &mut error,
+            );
             fail_on(error, self.f.rocksdb_free)?;
             if slice.is_null() {
                 return Ok(false);
@@ -175,7 +192,8 @@ impl Engine for Store {
 
     fn scan(&self, start: &[u8], limit: u64, seen: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64> {
         let (mut error, mut n) = (null_mut(), 0);
-        // SAFETY: the database is open; key and value of a valid iterator may be read until it moves.
+        // SAFETY: the database is open; key and value of a valid iterator may be read until it
+        // moves.
         unsafe {
             let i = (self.f.rocksdb_create_iterator)(self.db, self.read);
             (self.f.rocksdb_iter_seek)(i, start.as_ptr().cast(), start.len());
@@ -183,7 +201,10 @@ impl Engine for Store {
                 let (mut klen, mut vlen) = (0, 0);
                 let key = (self.f.rocksdb_iter_key)(i, &mut klen);
                 let value = (self.f.rocksdb_iter_value)(i, &mut vlen);
-                seen(std::slice::from_raw_parts(key.cast(), klen), std::slice::from_raw_parts(value.cast(), vlen));
+                seen(
+                    std::slice::from_raw_parts(key.cast(), klen),
+                    std::slice::from_raw_parts(value.cast(), vlen),
+                );
                 n += 1;
                 (self.f.rocksdb_iter_next)(i);
             }
@@ -204,10 +225,15 @@ impl Engine for Store {
     }
 
     fn busy(&self) -> bool {
-        // "rocksdb.compaction-pending" is no help: with universal compaction it can stay set when nothing will ever be done.
-        [c"rocksdb.num-running-flushes", c"rocksdb.num-running-compactions", c"rocksdb.mem-table-flush-pending"]
-            .iter()
-            .any(|name| self.figure(name) > 0)
+        // "rocksdb.compaction-pending" is no help: with universal compaction it can stay set when
+        // nothing will ever be done.
+        [
+            c"rocksdb.num-running-flushes",
+            c"rocksdb.num-running-compactions",
+            c"rocksdb.mem-table-flush-pending",
+        ]
+        .iter()
+        .any(|name| self.figure(name) > 0)
     }
 
     fn figures(&self) -> serde_json::Value {

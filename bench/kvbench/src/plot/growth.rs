@@ -1,5 +1,6 @@
-//! What a byte costs as the store grows: bytes written, memory, processor time and that of merges per user byte against the size of the data set, and
-//! what a straight line through the logarithm of the size says for 1 TB.
+//! What a byte costs as the store grows: bytes written, memory, processor time and that of merges
+//! per user byte against the size of the data set, and what a straight line through the logarithm
+//! of the size says for 1 TB.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +12,9 @@ use crate::medians::{Phases, Rounds, Setting};
 type Figure = fn(&Rounds) -> Option<f64>;
 
 const FIGURES: &[(&str, &str, &str, Figure)] = &[
-    ("written", "Written bytes per user byte, settled", "bytes per byte", |r| r.median(|o| o.write_amp)),
+    ("written", "Written bytes per user byte, settled", "bytes per byte", |r| {
+        r.median(|o| o.write_amp)
+    }),
     ("memory", "Peak memory", "MiB", |r| r.median(|o| Some((o.peak_rss >> 20) as f64))),
     ("time", "Processor time, merges included", "CPU seconds per GB", |r| {
         r.median(|o| Some(o.cpu_s / (o.user_bytes? as f64 / 1e9)))
@@ -32,7 +35,12 @@ pub fn draw(all: &BTreeMap<Setting, Phases>) -> Vec<Picture> {
     for sizes in families.values().filter(|s| s.len() >= 3) {
         for (name, title, unit, figure) in FIGURES {
             let first = sizes[0].0;
-            let picture = picture(&format!("{title}: {} {}", first.load, first.value()), unit, sizes, *figure);
+            let picture = picture(
+                &format!("{title}: {} {}", first.load, first.value()),
+                unit,
+                sizes,
+                *figure,
+            );
             pictures.push((format!("growth-{name}-{}-{}", first.load, first.value_bytes), picture));
         }
     }
@@ -42,7 +50,8 @@ pub fn draw(all: &BTreeMap<Setting, Phases>) -> Vec<Picture> {
 /// The straight line through the points by least squares: value at x = 0, and slope.
 pub fn fit(points: &[(f64, f64)]) -> Option<(f64, f64)> {
     let n = points.len() as f64;
-    let (mx, my) = (points.iter().map(|p| p.0).sum::<f64>() / n, points.iter().map(|p| p.1).sum::<f64>() / n);
+    let (mx, my) =
+        (points.iter().map(|p| p.0).sum::<f64>() / n, points.iter().map(|p| p.1).sum::<f64>() / n);
     let xx: f64 = points.iter().map(|p| (p.0 - mx).powi(2)).sum();
     let xy: f64 = points.iter().map(|p| (p.0 - mx) * (p.1 - my)).sum();
     (points.len() > 1 && xx > 0.0).then(|| (my - xy / xx * mx, xy / xx))
@@ -66,12 +75,19 @@ fn picture(title: &str, unit: &str, sizes: &[(&Setting, &Phases)], figure: Figur
         points.iter_mut().for_each(|p| p.0 = place(p.0));
     }
     let then = |points: &[(f64, f64)]| fit(points).map_or(0.0, |(at, slope)| at + slope * terabyte);
-    let most = lines.iter().map(|(_, points)| points.iter().map(|p| p.1).fold(then(points), f64::max)).fold(0.0, f64::max);
-    let mut chart = Chart::new(&format!("{title}, by size of the data"), "", unit, terabyte + 0.3, most * 1.1);
+    let most = lines
+        .iter()
+        .map(|(_, points)| points.iter().map(|p| p.1).fold(then(points), f64::max))
+        .fold(0.0, f64::max);
+    let mut chart =
+        Chart::new(&format!("{title}, by size of the data"), "", unit, terabyte + 0.3, most * 1.1);
     for (setting, _) in sizes {
         let x = chart.x(place(setting.data_mib as f64));
-        let size =
-            if setting.data_mib >= 1024 { format!("{} GiB", setting.data_mib >> 10) } else { format!("{} MiB", setting.data_mib) };
+        let size = if setting.data_mib >= 1024 {
+            format!("{} GiB", setting.data_mib >> 10)
+        } else {
+            format!("{} MiB", setting.data_mib)
+        };
         chart.text(x, HEIGHT - 34.0, &size, "middle", "font-size=\"10\"");
     }
     let x = chart.x(terabyte);

@@ -29,7 +29,8 @@ pub struct Options {
 
 pub fn run(options: &Options) -> Result<()> {
     let all = medians::read(&options.files)?;
-    fs::create_dir_all(&options.out).with_context(|| format!("cannot make {}", options.out.display()))?;
+    fs::create_dir_all(&options.out)
+        .with_context(|| format!("cannot make {}", options.out.display()))?;
     let mut pictures = progress::draw(&all);
     pictures.extend(bars::draw(&all));
     pictures.extend(tradeoff::draw(&all));

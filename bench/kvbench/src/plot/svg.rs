@@ -42,7 +42,13 @@ fn step(max: f64, n: f64) -> f64 {
 
 /// A number on an axis.
 pub fn short(v: f64) -> String {
-    let text = |v: f64| if v.fract().abs() < 1e-9 { format!("{v:.0}") } else { format!("{}", (v * 1e4).round() / 1e4) };
+    let text = |v: f64| {
+        if v.fract().abs() < 1e-9 {
+            format!("{v:.0}")
+        } else {
+            format!("{}", (v * 1e4).round() / 1e4)
+        }
+    };
     match v.abs() {
         a if a >= 1e6 => format!("{}M", text(v / 1e6)),
         a if a >= 1e4 => format!("{}k", text(v / 1e3)),
@@ -67,14 +73,17 @@ impl Chart {
     pub fn new(title: &str, x_name: &str, y_name: &str, x_max: f64, y_max: f64) -> Chart {
         let (x_step, y_step) = (step(x_max, 8.0), step(y_max, 6.0));
         let up = |max: f64, step: f64| ((max / step).ceil() * step).max(step);
-        let (x_max, y_max) = (if x_name.is_empty() { x_max } else { up(x_max, x_step) }, up(y_max, y_step));
+        let (x_max, y_max) =
+            (if x_name.is_empty() { x_max } else { up(x_max, x_step) }, up(y_max, y_step));
         let mut chart = Chart { body: String::new(), x_max, y_max, legend: 0 };
         chart.text(LEFT, 24.0, title, "start", "font-size=\"15\" font-weight=\"bold\"");
         let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
         let mut y = 0.0;
         while y <= y_max * 1.0001 {
             let at = chart.y(y);
-            chart.raw(&format!("<line x1=\"{LEFT}\" x2=\"{right}\" y1=\"{at:.1}\" y2=\"{at:.1}\" stroke=\"#ddd\"/>"));
+            chart.raw(&format!(
+                "<line x1=\"{LEFT}\" x2=\"{right}\" y1=\"{at:.1}\" y2=\"{at:.1}\" stroke=\"#ddd\"/>"
+            ));
             chart.text(LEFT - 8.0, at + 4.0, &short(y), "end", "");
             y += y_step;
         }
@@ -89,7 +98,9 @@ impl Chart {
             }
             chart.text((LEFT + right) / 2.0, HEIGHT - 14.0, x_name, "middle", "");
         }
-        chart.raw(&format!("<line x1=\"{LEFT}\" x2=\"{right}\" y1=\"{bottom}\" y2=\"{bottom}\" stroke=\"#888\"/>"));
+        chart.raw(&format!(
+            "<line x1=\"{LEFT}\" x2=\"{right}\" y1=\"{bottom}\" y2=\"{bottom}\" stroke=\"#888\"/>"
+        ));
         chart.text(LEFT - 54.0, TOP - 8.0, y_name, "start", "");
         chart
     }
@@ -107,7 +118,9 @@ impl Chart {
     }
     pub fn text(&mut self, x: f64, y: f64, text: &str, anchor: &str, more: &str) {
         let text = escaped(text);
-        self.raw(&format!("<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" {more}>{text}</text>"));
+        self.raw(&format!(
+            "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" {more}>{text}</text>"
+        ));
     }
 
     pub fn line(&mut self, points: &[(f64, f64)], colour: &str, width: f64) {
@@ -132,7 +145,10 @@ impl Chart {
     pub fn key(&mut self, label: &str, colour: &str) {
         let (x, y) = (WIDTH - RIGHT + 16.0, TOP + 18.0 * self.legend as f64);
         self.legend += 1;
-        self.raw(&format!("<rect x=\"{x}\" y=\"{}\" width=\"12\" height=\"12\" fill=\"{colour}\"/>", y - 10.0));
+        self.raw(&format!(
+            "<rect x=\"{x}\" y=\"{}\" width=\"12\" height=\"12\" fill=\"{colour}\"/>",
+            y - 10.0
+        ));
         self.text(x + 18.0, y, label, "start", "");
     }
 
@@ -152,7 +168,10 @@ mod tests {
     #[test]
     fn steps_and_numbers_are_round() {
         assert_eq!([step(100.0, 8.0), step(1.3, 6.0), step(7e5, 6.0)], [20.0, 0.5, 2e5]);
-        assert_eq!([short(0.5), short(250_000.0), short(1.2e6), short(3.0)], ["0.5", "250k", "1.2M", "3"]);
+        assert_eq!(
+            [short(0.5), short(250_000.0), short(1.2e6), short(3.0)],
+            ["0.5", "250k", "1.2M", "3"]
+        );
     }
 
     #[test]
@@ -160,6 +179,10 @@ mod tests {
         let mut chart = Chart::new("a < b & c", "x", "y", 1.0, 1.0);
         chart.key("<kvdb>", colour("kvdb"));
         let svg = chart.finish();
-        assert!(svg.contains("a &lt; b &amp; c") && svg.contains("&lt;kvdb&gt;") && !svg.contains("<kvdb>"));
+        assert!(
+            svg.contains("a &lt; b &amp; c")
+                && svg.contains("&lt;kvdb&gt;")
+                && !svg.contains("<kvdb>")
+        );
     }
 }

@@ -1,5 +1,6 @@
-//! A condition variable for the scheduled mutex. Outside of a run it counts its signals under a lock of its own, so a signal wakes
-//! all that wait; a waiter has to look at its condition again in any case.
+//! A condition variable for the scheduled mutex. Outside of a run it counts its signals under a
+//! lock of its own, so a signal wakes all that wait; a waiter has to look at its condition again in
+//! any case.
 
 use std::time::Duration;
 
@@ -48,21 +49,34 @@ impl Condvar {
         self.wait_at_most(guard, None);
     }
 
-    pub fn wait_for<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>, at_most: Duration) -> WaitTimeoutResult {
+    pub fn wait_for<T: ?Sized>(
+        &self,
+        guard: &mut MutexGuard<'_, T>,
+        at_most: Duration,
+    ) -> WaitTimeoutResult {
         self.wait_at_most(guard, Some(at_most))
     }
 
-    fn wait_at_most<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>, at_most: Option<Duration>) -> WaitTimeoutResult {
+    fn wait_at_most<T: ?Sized>(
+        &self,
+        guard: &mut MutexGuard<'_, T>,
+        at_most: Option<Duration>,
+    ) -> WaitTimeoutResult {
         if schedule::simulated() {
-            // Only the running thread can signal, and that is this one until it waits: no signal is missed.
-            return WaitTimeoutResult(MutexGuard::unlocked(guard, || schedule::wait("signal", self.address(), at_most)));
+            // Only the running thread can signal, and that is this one until it waits: no signal is
+            // missed.
+            return WaitTimeoutResult(MutexGuard::unlocked(guard, || {
+                schedule::wait("signal", self.address(), at_most)
+            }));
         }
         let mut signals = self.signals.lock();
         let before = *signals;
         WaitTimeoutResult(MutexGuard::unlocked(guard, move || {
             let unchanged = |signals: &mut u64| *signals == before;
             match at_most {
-                Some(time) => self.signalled.wait_while_for(&mut signals, unchanged, time).timed_out(),
+                Some(time) => {
+                    self.signalled.wait_while_for(&mut signals, unchanged, time).timed_out()
+                }
                 None => {
                     self.signalled.wait_while(&mut signals, unchanged);
                     false

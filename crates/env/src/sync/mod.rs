@@ -1,8 +1,9 @@
-//! Locks, condition variables, atomics and swaps, with the interface of `parking_lot`, `std` and `arc_swap`.
+//! Locks, condition variables, atomics and swaps, with the interface of `parking_lot`, `std` and
+//! `arc_swap`.
 //!
-//! Without debug assertions they are just those. With them each operation that orders threads is a point of the
-//! [schedule](crate::schedule), when its thread belongs to a simulated run, and the plain operation otherwise. Relaxed atomic
-//! operations order nothing and are no points.
+//! Without debug assertions they are just those. With them each operation that orders threads is a
+//! point of the [schedule](crate::schedule), when its thread belongs to a simulated run, and the
+//! plain operation otherwise. Relaxed atomic operations order nothing and are no points.
 
 #[cfg(debug_assertions)]
 pub mod atomic;
@@ -32,6 +33,9 @@ pub use scheduled::*;
 #[cfg(not(debug_assertions))]
 pub use arc_swap::ArcSwap;
 #[cfg(not(debug_assertions))]
-pub use parking_lot::{Condvar, MappedMutexGuard, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, WaitTimeoutResult};
+pub use parking_lot::{
+    Condvar, MappedMutexGuard, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard,
+    WaitTimeoutResult,
+};
 #[cfg(not(debug_assertions))]
 pub use std::sync::atomic;

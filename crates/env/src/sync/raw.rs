@@ -1,4 +1,5 @@
-//! The raw locks: those of `parking_lot`, taken by trying while a simulated run decides who goes on.
+//! The raw locks: those of `parking_lot`, taken by trying while a simulated run decides who goes
+//! on.
 
 use lock_api::GuardNoSend;
 
@@ -18,8 +19,8 @@ fn take<T>(of: &T, what: &'static str, mut attempt: impl FnMut() -> bool) {
     }
 }
 
-// SAFETY: exclusion is that of the `parking_lot` lock inside: `lock` returns only once that lock is taken, by `lock` or by a
-// `try_lock` that said yes, and `unlock` passes on to it.
+// SAFETY: exclusion is that of the `parking_lot` lock inside: `lock` returns only once that lock is
+// taken, by `lock` or by a `try_lock` that said yes, and `unlock` passes on to it.
 unsafe impl lock_api::RawMutex for RawMutex {
     #[allow(clippy::declare_interior_mutable_const, reason = "the trait asks for this form")]
     const INIT: RawMutex = RawMutex(parking_lot::RawMutex::INIT);

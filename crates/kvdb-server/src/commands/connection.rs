@@ -7,8 +7,9 @@ use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::{Session, wrong_arity};
 
-const WRONGPASS: Failure =
-    Failure::Coded(std::borrow::Cow::Borrowed("WRONGPASS invalid username-password pair or user is disabled."));
+const WRONGPASS: Failure = Failure::Coded(std::borrow::Cow::Borrowed(
+    "WRONGPASS invalid username-password pair or user is disabled.",
+));
 
 pub fn ping(_: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     match args.len() {
@@ -80,7 +81,9 @@ fn same(a: &[u8], b: &[u8]) -> bool {
 pub fn hello(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let mut resp3 = out.resp3;
     if let Some(version) = args.get(1) {
-        resp3 = match integer(version).ok_or(Failure::request("Protocol version is not an integer or out of range"))? {
+        resp3 = match integer(version)
+            .ok_or(Failure::request("Protocol version is not an integer or out of range"))?
+        {
             2 => false,
             3 => true,
             _ => return Err(Failure::coded("NOPROTO unsupported protocol version")),
@@ -91,11 +94,17 @@ pub fn hello(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     while let Some(option) = options.next() {
         match option {
             o if is(o, "auth") && options.len() >= 2 => {
-                let (user, password) = (options.next().unwrap_or_default(), options.next().unwrap_or_default());
+                let (user, password) =
+                    (options.next().unwrap_or_default(), options.next().unwrap_or_default());
                 authenticate(s, user, password)?;
             }
             o if is(o, "setname") && options.len() >= 1 => name = options.next(),
-            o => return Err(Failure::request(format!("Syntax error in HELLO option '{}'", String::from_utf8_lossy(o)))),
+            o => {
+                return Err(Failure::request(format!(
+                    "Syntax error in HELLO option '{}'",
+                    String::from_utf8_lossy(o)
+                )));
+            }
         }
     }
     if !s.authenticated {
@@ -177,14 +186,18 @@ pub fn yes(value: &[u8]) -> Result<bool, Failure> {
 fn client_name(name: &[u8]) -> Result<String, Failure> {
     let fits = name.len() <= 256 && name.iter().all(u8::is_ascii_graphic);
     let name = fits.then(|| String::from_utf8_lossy(name).into_owned());
-    name.ok_or(Failure::request("Client names cannot contain spaces, newlines or special characters."))
+    name.ok_or(Failure::request(
+        "Client names cannot contain spaces, newlines or special characters.",
+    ))
 }
 
 /// As much of `CLIENT` as client libraries call when they connect.
 pub fn client(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     match (args.at(1), args.len()) {
         (c, 2) if is(c, "id") => out.integer(s.id as i64),
-        (c, 2) if is(c, "getname") => out.value(Some(s.name.as_bytes()).filter(|name| !name.is_empty())),
+        (c, 2) if is(c, "getname") => {
+            out.value(Some(s.name.as_bytes()).filter(|name| !name.is_empty()))
+        }
         (c, 3) if is(c, "setname") => {
             s.name = client_name(args.at(2))?;
             out.ok();
@@ -194,7 +207,12 @@ pub fn client(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
             match args.at(2) {
                 o if is(o, "lib-name") => s.library.0 = value,
                 o if is(o, "lib-ver") => s.library.1 = value,
-                o => return Err(Failure::request(format!("Unrecognized option '{}'", String::from_utf8_lossy(o)))),
+                o => {
+                    return Err(Failure::request(format!(
+                        "Unrecognized option '{}'",
+                        String::from_utf8_lossy(o)
+                    )));
+                }
             }
             out.ok();
         }
@@ -215,7 +233,9 @@ pub fn client(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
         (c, 3) if is(c, "reply") && is(args.at(2), "on") => out.ok(),
         (c, _) => {
             let c = String::from_utf8_lossy(&c[..c.len().min(64)]).into_owned();
-            return Err(Failure::request(format!("unknown subcommand or wrong number of arguments for '{c}'. Try CLIENT ID.")));
+            return Err(Failure::request(format!(
+                "unknown subcommand or wrong number of arguments for '{c}'. Try CLIENT ID."
+            )));
         }
     }
     Ok(())

@@ -8,15 +8,20 @@ use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
 
-/// `DEFRAG START [RATE bytes-a-second] [FULLEST percent]`, `DEFRAG STATUS`, `DEFRAG STOP`. The status is names and numbers in turn.
+/// `DEFRAG START [RATE bytes-a-second] [FULLEST percent]`, `DEFRAG STATUS`, `DEFRAG STOP`. The
+/// status is names and numbers in turn.
 pub fn defrag(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     match (args.at(1), args.len()) {
         (c, n) if is(c, "start") && n.is_multiple_of(2) => {
             let mut options = DefragOptions::default();
             for at in (2..n).step_by(2) {
-                let number = integer(args.at(at + 1)).and_then(|n| u64::try_from(n).ok()).ok_or(Failure::NOT_AN_INTEGER)?;
+                let number = integer(args.at(at + 1))
+                    .and_then(|n| u64::try_from(n).ok())
+                    .ok_or(Failure::NOT_AN_INTEGER)?;
                 match args.at(at) {
-                    o if is(o, "rate") => options.bytes_per_second = Some(number).filter(|n| *n > 0),
+                    o if is(o, "rate") => {
+                        options.bytes_per_second = Some(number).filter(|n| *n > 0)
+                    }
                     o if is(o, "fullest") && number <= 99 => options.fullest_percent = number as u8,
                     _ => return Err(Failure::SYNTAX),
                 }

@@ -1,14 +1,17 @@
 //! `MULTI`, `EXEC`, `DISCARD`, `WATCH`, `UNWATCH`, as Redis has them.
 //!
-//! Commands between `MULTI` and `EXEC` are gathered, and run by `EXEC` in one transaction of the store, so that they are seen by others, and
-//! survive a crash, together or not at all. `EXEC` holds the locks of what they touch, so other clients do not come between; a
-//! transaction that commits in between is a conflict, upon which they are run again. In a joined transaction they are run on a draft of
-//! it, which is made when all of them were run. As in Redis, a command that fails does not keep the others from being done; but when the
-//! store fails (a lock is not to be had, there is no room), none is, and `EXEC` itself is the error.
+//! Commands between `MULTI` and `EXEC` are gathered, and run by `EXEC` in one transaction of the
+//! store, so that they are seen by others, and survive a crash, together or not at all. `EXEC`
+//! holds the locks of what they touch, so other clients do not come between; a transaction that
+//! commits in between is a conflict, upon which they are run again. In a joined transaction they
+//! are run on a draft of it, which is made when all of them were run. As in Redis, a command that
+//! fails does not keep the others from being done; but when the store fails (a lock is not to be
+//! had, there is no room), none is, and `EXEC` itself is the error.
 //!
-//! `WATCH` begins a transaction whose commit would depend on the watched keys, and which never commits. That of `EXEC` depends on it: so
-//! the store looks whether a watched key was changed at the very moment at which it commits, and nothing can come between. What the
-//! commands read is a part of what that commit depends on as well; `EXEC` is as if it ran alone.
+//! `WATCH` begins a transaction whose commit would depend on the watched keys, and which never
+//! commits. That of `EXEC` depends on it: so the store looks whether a watched key was changed at
+//! the very moment at which it commits, and nothing can come between. What the commands read is a
+//! part of what that commit depends on as well; `EXEC` is as if it ran alone.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -70,13 +73,16 @@ impl Counted {
         let (most, all) = (shared.limits.watches, shared.watches.fetch_add(1, Relaxed) + 1);
         let counted = Counted { shared: shared.clone(), bytes: 0 };
         if all > most {
-            return Err(Failure::Limit(format!("{most} WATCH are in force, of all connections: EXEC, UNWATCH or close some")));
+            return Err(Failure::Limit(format!(
+                "{most} WATCH are in force, of all connections: EXEC, UNWATCH or close some"
+            )));
         }
         Ok(counted)
     }
     fn add(&mut self, bytes: usize) -> Outcome {
         self.bytes += bytes;
-        if self.shared.request_bytes.fetch_add(bytes, Relaxed) + bytes > self.shared.limits.requests {
+        if self.shared.request_bytes.fetch_add(bytes, Relaxed) + bytes > self.shared.limits.requests
+        {
             return Err(Failure::Limit("too many large requests at once; try again later".into()));
         }
         Ok(())
@@ -94,7 +100,8 @@ pub fn multi(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     if s.queue.is_some() {
         return Err(Failure::request("MULTI calls can not be nested"));
     }
-    s.queue = Some(Queue { shared: s.shared.clone(), requests: Vec::new(), bytes: 0, spoilt: false });
+    s.queue =
+        Some(Queue { shared: s.shared.clone(), requests: Vec::new(), bytes: 0, spoilt: false });
     out.ok();
     Ok(())
 }
@@ -111,7 +118,10 @@ pub fn discard(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
 /// Puts a command off until `EXEC`.
 pub fn queue(s: &mut Session, command: &Command, args: Arguments<'_>) -> Outcome {
     if command.in_multi == InMulti::Refused {
-        return Err(Failure::request(format!("'{}' is not possible between MULTI and EXEC", command.name)));
+        return Err(Failure::request(format!(
+            "'{}' is not possible between MULTI and EXEC",
+            command.name
+        )));
     }
     let Some(queue) = &mut s.queue else { return Ok(()) };
     let request = args.to_request();
@@ -119,7 +129,9 @@ pub fn queue(s: &mut Session, command: &Command, args: Arguments<'_>) -> Outcome
     let (limits, all) = (&s.shared.limits, &s.shared.request_bytes);
     if queue.bytes + size > limits.request || queue.requests.len() >= limits.arguments {
         let (bytes, commands) = (limits.request, limits.arguments);
-        return Err(Failure::Limit(format!("more than {bytes} bytes or {commands} commands between MULTI and EXEC")));
+        return Err(Failure::Limit(format!(
+            "more than {bytes} bytes or {commands} commands between MULTI and EXEC"
+        )));
     }
     if all.fetch_add(size, Relaxed) + size > limits.requests {
         all.fetch_sub(size, Relaxed);
@@ -144,7 +156,11 @@ pub fn watch(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
         },
         None => {
             let idle_limit = Some(s.shared.limits.watch_time);
-            let options = TransactionOptions { label: "WATCH".into(), idle_limit, ..TransactionOptions::default() };
+            let options = TransactionOptions {
+                label: "WATCH".into(),
+                idle_limit,
+                ..TransactionOptions::default()
+            };
             let watch = s.db().begin_with(options)?;
             for key in args.from(1) {
                 s.check_key(key)?;
@@ -172,7 +188,8 @@ pub fn exec(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     }
     let position = out.position();
     out.keep();
-    let (dictionary, durable, name, resp3) = (s.dictionary.clone(), s.durable, s.name.clone(), out.resp3);
+    let (dictionary, durable, name, resp3) =
+        (s.dictionary.clone(), s.durable, s.name.clone(), out.resp3);
     let mut outcome = Err(Failure::again_and_again());
     for tried in 0..TRIES {
         outcome = attempt(s, &queue, &watches, tried, out);
@@ -182,7 +199,8 @@ pub fn exec(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
         }
         // Nothing has happened: not to the connection either.
         out.rewind(position);
-        (s.dictionary, s.durable, s.name, out.resp3) = (dictionary.clone(), durable, name.clone(), resp3);
+        (s.dictionary, s.durable, s.name, out.resp3) =
+            (dictionary.clone(), durable, name.clone(), resp3);
         // In a joined transaction trying again is up to who began it.
         if s.joined.is_some() || !matches!(outcome, Err(Failure::Conflict(_))) {
             break;
@@ -195,10 +213,17 @@ pub fn exec(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     })
 }
 
-fn attempt(s: &mut Session, queue: &Queue, watches: &[(Watch, Counted)], tried: usize, out: &mut Output) -> Outcome {
+fn attempt(
+    s: &mut Session,
+    queue: &Queue,
+    watches: &[(Watch, Counted)],
+    tried: usize,
+    out: &mut Output,
+) -> Outcome {
     let (shared, group) = (s.shared.clone(), s.joined.as_ref().map(|(_, group)| group.clone()));
     let _held = match &group {
-        // Others in the transaction wait. It may be for long, if one of these commands waits for a lock.
+        // Others in the transaction wait. It may be for long, if one of these commands waits for a
+        // lock.
         Some(group) => group.locks.all(),
         // What the commands read need not be locked; where others keep changing it, it is.
         None if tried > 0 => shared.locks.all(),
@@ -206,7 +231,10 @@ fn attempt(s: &mut Session, queue: &Queue, watches: &[(Watch, Counted)], tried: 
     };
     let transaction = match &s.joined {
         Some((transaction, _)) => transaction.clone(),
-        None => s.db().begin_with(TransactionOptions { label: "EXEC".into(), ..TransactionOptions::default() })?,
+        None => s.db().begin_with(TransactionOptions {
+            label: "EXEC".into(),
+            ..TransactionOptions::default()
+        })?,
     };
     for (watch, _) in watches {
         if watch.is_broken(&transaction)? {
@@ -256,7 +284,8 @@ fn attempt(s: &mut Session, queue: &Queue, watches: &[(Watch, Counted)], tried: 
     Ok(())
 }
 
-/// The locks of what the commands touch, as far as that can be seen beforehand; all of them where it cannot.
+/// The locks of what the commands touch, as far as that can be seen beforehand; all of them where
+/// it cannot.
 fn hold<'a>(s: &mut Session, shared: &'a Shared, queue: &Queue) -> Result<Held<'a>, Failure> {
     let mut keys: Vec<&[u8]> = Vec::new();
     let mut writes = false;
@@ -268,7 +297,9 @@ fn hold<'a>(s: &mut Session, shared: &'a Shared, queue: &Queue) -> Result<Held<'
         if first > 0 {
             let last = if last < 0 { args.len() } else { last as usize + 1 };
             keys.extend((first as usize..last).step_by(step as usize).map(|i| args.at(i)));
-        } else if command.writes || [("select"), ("use")].iter().any(|name| is(command.name.as_bytes(), name)) {
+        } else if command.writes
+            || [("select"), ("use")].iter().any(|name| is(command.name.as_bytes(), name))
+        {
             return Ok(shared.locks.all());
         }
     }

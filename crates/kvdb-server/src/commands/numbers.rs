@@ -29,7 +29,8 @@ fn add(s: &mut Session, key: &[u8], by: i64, out: &mut Output) -> Outcome {
     let mut sum = 0;
     rewrite(s, key, |old| {
         let old = old.map_or(Some(0), integer).ok_or(Failure::NOT_AN_INTEGER)?;
-        sum = old.checked_add(by).ok_or(Failure::request("increment or decrement would overflow"))?;
+        sum =
+            old.checked_add(by).ok_or(Failure::request("increment or decrement would overflow"))?;
         Ok(sum.to_string().into_bytes())
     })?;
     out.integer(sum);
@@ -40,7 +41,8 @@ pub fn incrbyfloat(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Ou
     let by = Decimal::parse(args.at(2)).ok_or(Failure::NOT_A_FLOAT)?;
     let mut sum = String::new();
     rewrite(s, args.at(1), |old| {
-        let old = old.map_or(Some(Decimal::Exact(0)), Decimal::parse).ok_or(Failure::NOT_A_FLOAT)?;
+        let old =
+            old.map_or(Some(Decimal::Exact(0)), Decimal::parse).ok_or(Failure::NOT_A_FLOAT)?;
         sum = old.plus(by).ok_or(Failure::request("increment would produce NaN or Infinity"))?;
         Ok(sum.clone().into_bytes())
     })?;
@@ -48,7 +50,8 @@ pub fn incrbyfloat(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Ou
     Ok(())
 }
 
-/// A number as `INCRBYFLOAT` sees it: exact where 17 decimals suffice, so that 0.1 + 0.2 is 0.3, and a double elsewhere.
+/// A number as `INCRBYFLOAT` sees it: exact where 17 decimals suffice, so that 0.1 + 0.2 is 0.3,
+/// and a double elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Decimal {
     /// In units of 10⁻¹⁷.
@@ -62,7 +65,8 @@ const UNIT: i128 = 10i128.pow(DECIMALS);
 impl Decimal {
     fn parse(text: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(text).ok()?;
-        // What Rust reads as a double is what is a number; names of infinity and of what is none are not.
+        // What Rust reads as a double is what is a number; names of infinity and of what is none
+        // are not.
         let double: f64 = text.parse().ok()?;
         if !text.bytes().all(|c| c.is_ascii_digit() || b"+-.eE".contains(&c)) {
             return None;
@@ -107,7 +111,8 @@ impl Decimal {
         if let (Decimal::Exact(a), Decimal::Exact(b)) = (self, other)
             && let Some(sum) = a.checked_add(b)
         {
-            let (whole, fraction) = (sum.unsigned_abs() / UNIT as u128, sum.unsigned_abs() % UNIT as u128);
+            let (whole, fraction) =
+                (sum.unsigned_abs() / UNIT as u128, sum.unsigned_abs() % UNIT as u128);
             let fraction = format!("{fraction:017}");
             let fraction = fraction.trim_end_matches('0');
             let sign = if sum < 0 { "-" } else { "" };
@@ -151,7 +156,10 @@ mod tests {
 
     #[test]
     fn what_is_no_number() {
-        for text in ["", "abc", "inf", "-inf", "nan", "1e", " 1", "1 ", "1,5", "0x10", "infinity", "1e400", "--1", "+-1"] {
+        for text in [
+            "", "abc", "inf", "-inf", "nan", "1e", " 1", "1 ", "1,5", "0x10", "infinity", "1e400",
+            "--1", "+-1",
+        ] {
             assert_eq!(Decimal::parse(text.as_bytes()), None, "{text:?}");
         }
     }

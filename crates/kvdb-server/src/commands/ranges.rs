@@ -1,7 +1,8 @@
 //! What an ordered store can do and Redis cannot: reading and deleting stretches of keys.
 //!
-//! A stretch is `[start, end)`: the end is not in it. An empty bound, `-` as the start and `+` as the end mean that there is none;
-//! with `EXACT` only an empty one does, so that programs can name any key.
+//! A stretch is `[start, end)`: the end is not in it. An empty bound, `-` as the start and `+` as
+//! the end mean that there is none; with `EXACT` only an empty one does, so that programs can name
+//! any key.
 
 use std::ops::Bound;
 
@@ -19,7 +20,9 @@ use crate::walk::{Stretch, answer};
 fn bounds<'a>(args: Arguments<'a>, exact: bool) -> (&'a [u8], &'a [u8]) {
     match (args.at(1), args.at(2)) {
         (start, end) if exact => (start, end),
-        (start, end) => (if start == b"-" { b"" } else { start }, if end == b"+" { b"" } else { end }),
+        (start, end) => {
+            (if start == b"-" { b"" } else { start }, if end == b"+" { b"" } else { end })
+        }
     }
 }
 
@@ -33,7 +36,8 @@ pub fn range(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
             o if is(o, "novalues") => values = false,
             o if is(o, "exact") => exact = true,
             o if is(o, "limit") => {
-                let n = integer(options.next().ok_or(Failure::SYNTAX)?).ok_or(Failure::NOT_AN_INTEGER)?;
+                let n = integer(options.next().ok_or(Failure::SYNTAX)?)
+                    .ok_or(Failure::NOT_AN_INTEGER)?;
                 limit = u64::try_from(n).map_err(|_| Failure::request("LIMIT is out of range"))?;
             }
             _ => return Err(Failure::SYNTAX),
@@ -65,7 +69,8 @@ pub fn range(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     }
 }
 
-/// `DELRANGE start end [EXACT]`. Costs one range tombstone whatever it covers, so it does not say how many keys there were.
+/// `DELRANGE start end [EXACT]`. Costs one range tombstone whatever it covers, so it does not say
+/// how many keys there were.
 pub fn delrange(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let exact = args.get(3).is_some_and(|o| is(o, "exact"));
     if args.len() > 4 || (args.len() == 4 && !exact) {
@@ -96,7 +101,8 @@ pub fn delprefix(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outc
     Ok(())
 }
 
-/// `ESTIMATE start end [EXACT]`: about how many keys and bytes, each with the most by which it may be off; no tuple is read.
+/// `ESTIMATE start end [EXACT]`: about how many keys and bytes, each with the most by which it may
+/// be off; no tuple is read.
 pub fn estimate(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let exact = args.get(3).is_some_and(|o| is(o, "exact"));
     if args.len() > 4 || (args.len() == 4 && !exact) {
@@ -117,7 +123,8 @@ pub fn estimate(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
     Ok(())
 }
 
-/// Adds the deletion of `[start, end)` to `batch`; `end` empty: up to the last key, which is looked up under the locks.
+/// Adds the deletion of `[start, end)` to `batch`; `end` empty: up to the last key, which is looked
+/// up under the locks.
 fn delete(s: &Session, dict: DictionaryId, start: &[u8], end: &[u8], batch: &mut Batch) -> Outcome {
     if !end.is_empty() {
         if start < end {

@@ -11,11 +11,12 @@ use crate::walk::{Stretch, answer};
 /// Keys of one page end it when they take this many bytes, whatever `COUNT` says.
 const PAGE_BYTES: usize = 1 << 20;
 
-/// `SCAN cursor [MATCH pattern] [COUNT n] [TYPE t]`. Pages go through the keys in order, so a key that is present throughout is
-/// returned exactly once.
+/// `SCAN cursor [MATCH pattern] [COUNT n] [TYPE t]`. Pages go through the keys in order, so a key
+/// that is present throughout is returned exactly once.
 pub fn scan(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     const INVALID: Failure = Failure::Request(std::borrow::Cow::Borrowed("invalid cursor"));
-    let cursor: u64 = std::str::from_utf8(args.at(1)).ok().and_then(|c| c.parse().ok()).ok_or(INVALID)?;
+    let cursor: u64 =
+        std::str::from_utf8(args.at(1)).ok().and_then(|c| c.parse().ok()).ok_or(INVALID)?;
     let (mut count, mut pattern, mut strings) = (10, None, true);
     let mut options = args.from(2);
     while let Some(option) = options.next() {
@@ -35,7 +36,11 @@ pub fn scan(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (predecessor, from) = match cursor {
         0 => (None, Vec::new()),
         c => {
-            let gone = || Failure::request("invalid cursor: not known, or forgotten as the oldest of too many; start again at 0");
+            let gone = || {
+                Failure::request(
+                    "invalid cursor: not known, or forgotten as the oldest of too many; start again at 0",
+                )
+            };
             (Some(c), s.shared.cursors.resume(c, s.dictionary.name()).ok_or_else(gone)?)
         }
     };

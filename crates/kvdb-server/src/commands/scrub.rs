@@ -8,17 +8,22 @@ use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
 
-/// `SCRUB START [RATE bytes-a-second]`, `SCRUB STATUS`, `SCRUB STOP`, `SCRUB FAULTS`. The status is names and numbers in turn; each fault an
-/// array: place, what is wrong, dictionary, first key, end of the keys (these three empty where it is not about keys), and what the keys are
-/// to their owner, or nothing.
+/// `SCRUB START [RATE bytes-a-second]`, `SCRUB STATUS`, `SCRUB STOP`, `SCRUB FAULTS`. The status is
+/// names and numbers in turn; each fault an array: place, what is wrong, dictionary, first key, end
+/// of the keys (these three empty where it is not about keys), and what the keys are to their
+/// owner, or nothing.
 pub fn scrub(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     match (args.at(1), args.len()) {
         (c, n) if is(c, "start") && n.is_multiple_of(2) => {
             let mut options = ScrubOptions::default();
             for at in (2..n).step_by(2) {
-                let number = integer(args.at(at + 1)).and_then(|n| u64::try_from(n).ok()).ok_or(Failure::NOT_AN_INTEGER)?;
+                let number = integer(args.at(at + 1))
+                    .and_then(|n| u64::try_from(n).ok())
+                    .ok_or(Failure::NOT_AN_INTEGER)?;
                 match args.at(at) {
-                    o if is(o, "rate") => options.bytes_per_second = Some(number).filter(|n| *n > 0),
+                    o if is(o, "rate") => {
+                        options.bytes_per_second = Some(number).filter(|n| *n > 0)
+                    }
                     _ => return Err(Failure::SYNTAX),
                 }
             }
@@ -48,7 +53,8 @@ pub fn scrub(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
             out.array(faults.len());
             for fault in faults {
                 let keys = fault.keys.as_ref();
-                let described = keys.and_then(|k| s.shared.describe.as_ref()?(&k.dictionary, &k.start, &k.end));
+                let described =
+                    keys.and_then(|k| s.shared.describe.as_ref()?(&k.dictionary, &k.start, &k.end));
                 out.array(6);
                 out.bulk(fault.place.as_bytes());
                 out.bulk(fault.what.as_bytes());

@@ -29,7 +29,10 @@ pub fn wait(_: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 
 /// `WAITAOF local replicas timeout`, Redis's way to ask for what `SYNC` does.
 pub fn waitaof(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    integer(args.at(1)).and(integer(args.at(2))).and(integer(args.at(3))).ok_or(Failure::NOT_AN_INTEGER)?;
+    integer(args.at(1))
+        .and(integer(args.at(2)))
+        .and(integer(args.at(3)))
+        .ok_or(Failure::NOT_AN_INTEGER)?;
     s.shared.transactions.sync()?;
     out.array(2);
     out.integer(1);
@@ -45,7 +48,8 @@ pub fn time(_: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// The counters of the server and what the owner of the store knows, as one JSON object: `{"server": …, "store": …}`.
+/// The counters of the server and what the owner of the store knows, as one JSON object:
+/// `{"server": …, "store": …}`.
 pub fn stat(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     let store = s.shared.info.as_ref().map_or_else(|| "null".into(), |info| info());
     out.bulk(format!("{{\"server\":{},\"store\":{store}}}", s.shared.metrics.json()).as_bytes());
@@ -53,7 +57,8 @@ pub fn stat(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
 }
 
 pub fn info(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    let all = args.len() == 1 || args.from(1).any(|a| is(a, "all") || is(a, "everything") || is(a, "default"));
+    let all = args.len() == 1
+        || args.from(1).any(|a| is(a, "all") || is(a, "everything") || is(a, "default"));
     let wanted = |name: &str| all || args.from(1).any(|a| is(a, name));
     let m = &s.shared.metrics;
     let mut text = String::new();
@@ -77,7 +82,12 @@ pub fn info(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         );
     });
     section("clients", &|t| {
-        let _ = write!(t, "connected_clients:{}\r\nmaxclients:{}\r\n", m.connected.load(Relaxed), s.shared.limits.connections);
+        let _ = write!(
+            t,
+            "connected_clients:{}\r\nmaxclients:{}\r\n",
+            m.connected.load(Relaxed),
+            s.shared.limits.connections
+        );
     });
     section("stats", &|t| {
         let _ = write!(
@@ -96,7 +106,10 @@ pub fn info(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     section("commandstats", &|t| {
         for (name, calls, failed, micros) in m.called() {
             let each = micros as f64 / calls as f64;
-            let _ = write!(t, "cmdstat_{name}:calls={calls},usec={micros},usec_per_call={each:.2},failed_calls={failed}\r\n");
+            let _ = write!(
+                t,
+                "cmdstat_{name}:calls={calls},usec={micros},usec_per_call={each:.2},failed_calls={failed}\r\n"
+            );
         }
     });
     section("keyspace", &|t| {
@@ -130,7 +143,10 @@ pub fn config(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
                 ("unixsocket", s.shared.socket.clone()),
             ];
             let lower: Vec<Vec<u8>> = args.from(2).map(<[u8]>::to_ascii_lowercase).collect();
-            let found: Vec<_> = known.iter().filter(|(name, _)| lower.iter().any(|p| glob::matches(p, name.as_bytes()))).collect();
+            let found: Vec<_> = known
+                .iter()
+                .filter(|(name, _)| lower.iter().any(|p| glob::matches(p, name.as_bytes())))
+                .collect();
             out.map(found.len());
             for (name, value) in found {
                 out.bulk(name.as_bytes());
@@ -140,7 +156,9 @@ pub fn config(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
         c if is(c, "set") && args.len() > 2 => {
             if args.len() != 4 || !is(args.at(2), "durable") {
                 let name = String::from_utf8_lossy(args.at(2)).into_owned();
-                return Err(Failure::request(format!("Unknown option or number of arguments for CONFIG SET - '{name}'")));
+                return Err(Failure::request(format!(
+                    "Unknown option or number of arguments for CONFIG SET - '{name}'"
+                )));
             }
             s.durable = yes(args.at(3))?;
             out.ok();
@@ -151,7 +169,9 @@ pub fn config(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
         }
         c => {
             let c = String::from_utf8_lossy(&c[..c.len().min(64)]).into_owned();
-            return Err(Failure::request(format!("unknown subcommand or wrong number of arguments for '{c}'. Try CONFIG GET *.")));
+            return Err(Failure::request(format!(
+                "unknown subcommand or wrong number of arguments for '{c}'. Try CONFIG GET *."
+            )));
         }
     }
     Ok(())
@@ -183,7 +203,11 @@ pub fn command(_: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
             }
         }
         Some(c) if is(c, "docs") => {
-            let found: Vec<&Command> = if args.len() == 2 { COMMANDS.iter().collect() } else { named().flatten().collect() };
+            let found: Vec<&Command> = if args.len() == 2 {
+                COMMANDS.iter().collect()
+            } else {
+                named().flatten().collect()
+            };
             out.map(found.len());
             for c in found {
                 out.bulk(c.name.as_bytes());
@@ -208,7 +232,9 @@ pub fn command(_: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
         }
         Some(c) => {
             let c = String::from_utf8_lossy(&c[..c.len().min(64)]).into_owned();
-            return Err(Failure::request(format!("unknown subcommand or wrong number of arguments for '{c}'. Try COMMAND COUNT.")));
+            return Err(Failure::request(format!(
+                "unknown subcommand or wrong number of arguments for '{c}'. Try COMMAND COUNT."
+            )));
         }
     }
     Ok(())

@@ -1,4 +1,5 @@
-//! `SNAPSHOT` and `CLONE`: states of the store that are kept, branches made of them, and what two of them differ in.
+//! `SNAPSHOT` and `CLONE`: states of the store that are kept, branches made of them, and what two
+//! of them differ in.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Write};
@@ -15,7 +16,8 @@ use crate::session::Session;
 
 pub const USAGE: &str = "CREATE name [OF clone] | LIST | DROP name | ROLLBACK name | CHANGES snapshot [snapshot] | FILES snapshot [snapshot] | \
      SEND name [BASE snapshot] [FROM position] | USE name [command ...] | LEAVE";
-pub const CLONE_USAGE: &str = "CREATE snapshot name | LIST | DROP name | USE name [command ...] | LEAVE";
+pub const CLONE_USAGE: &str =
+    "CREATE snapshot name | LIST | DROP name | USE name [command ...] | LEAVE";
 
 fn name(arg: &[u8]) -> Result<&str, Failure> {
     std::str::from_utf8(arg).map_err(|_| Failure::request("a name is UTF-8 text"))
@@ -48,14 +50,18 @@ pub fn snapshot(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
             return go_to(s, place, args, out);
         }
         (c, 2) if is(c, "leave") => s.leave(),
-        _ => return Err(Failure::request(format!("unknown subcommand or wrong number of arguments. SNAPSHOT {USAGE}"))),
+        _ => {
+            return Err(Failure::request(format!(
+                "unknown subcommand or wrong number of arguments. SNAPSHOT {USAGE}"
+            )));
+        }
     }
     out.ok();
     Ok(())
 }
 
-/// `USE name`: the commands of this connection work there from here on, but for transactions it has joined, which it leaves. `USE name
-/// command …`: this command alone does.
+/// `USE name`: the commands of this connection work there from here on, but for transactions it has
+/// joined, which it leaves. `USE name command …`: this command alone does.
 fn go_to(s: &mut Session, place: Place, args: Arguments<'_>, out: &mut Output) -> Outcome {
     if args.len() == 3 {
         s.leave();
@@ -64,7 +70,10 @@ fn go_to(s: &mut Session, place: Place, args: Arguments<'_>, out: &mut Output) -
         return Ok(());
     }
     let nested = args.at(3);
-    if ["snapshot", "clone", "txn", "multi", "exec", "watch", "reset"].iter().any(|command| is(nested, command)) {
+    if ["snapshot", "clone", "txn", "multi", "exec", "watch", "reset"]
+        .iter()
+        .any(|command| is(nested, command))
+    {
         return Err(Failure::request("a command on keys is wanted behind the name"));
     }
     let before = (std::mem::replace(&mut s.place, place), s.joined.take());
@@ -73,8 +82,8 @@ fn go_to(s: &mut Session, place: Place, args: Arguments<'_>, out: &mut Output) -
     Ok(())
 }
 
-/// `SNAPSHOT SEND name [BASE snapshot] [FROM position]`: the reply is `OK`, and behind it come the bytes of a stream for
-/// [`kvdb::Kvdb::receive`], up to the end of the connection.
+/// `SNAPSHOT SEND name [BASE snapshot] [FROM position]`: the reply is `OK`, and behind it come the
+/// bytes of a stream for [`kvdb::Kvdb::receive`], up to the end of the connection.
 fn send(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     struct Raw<'a>(&'a mut Output, &'a Session);
     impl Write for Raw<'_> {
@@ -103,7 +112,8 @@ fn send(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     }
     out.ok();
     s.closing = true;
-    let sent = s.db().send(snapshot, base, BufWriter::with_capacity(1 << 20, Raw(out, s)), from.as_ref());
+    let sent =
+        s.db().send(snapshot, base, BufWriter::with_capacity(1 << 20, Raw(out, s)), from.as_ref());
     if let Err(error) = sent {
         // The client sees a stream without an end.
         tracing::warn!("snapshot {snapshot} could not be sent: {error}");
@@ -120,7 +130,11 @@ fn list(s: &Session, out: &mut Output) {
         out.bulk(info.name.as_bytes());
         out.bulk(b"clone");
         out.bulk(info.branch.as_bytes());
-        for (name, value) in [("created", info.created.as_secs()), ("bytes", info.bytes), ("unique_bytes", info.unique_bytes)] {
+        for (name, value) in [
+            ("created", info.created.as_secs()),
+            ("bytes", info.bytes),
+            ("unique_bytes", info.unique_bytes),
+        ] {
             out.bulk(name.as_bytes());
             size(Some(value), out);
         }
@@ -152,7 +166,11 @@ pub fn clone(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
             }
             return Ok(());
         }
-        _ => return Err(Failure::request(format!("unknown subcommand or wrong number of arguments. CLONE {CLONE_USAGE}"))),
+        _ => {
+            return Err(Failure::request(format!(
+                "unknown subcommand or wrong number of arguments. CLONE {CLONE_USAGE}"
+            )));
+        }
     }
     out.ok();
     Ok(())
@@ -160,12 +178,14 @@ pub fn clone(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
 
 /// The user's dictionaries that a state has, by name.
 fn dictionaries(state: &View) -> BTreeMap<String, DictionaryId> {
-    let all = state.dictionaries().into_iter().filter(|d| !d.options.reserved && d.branch.is_empty());
+    let all =
+        state.dictionaries().into_iter().filter(|d| !d.options.reserved && d.branch.is_empty());
     all.map(|d| (d.name, d.id)).collect()
 }
 
-/// `SNAPSHOT CHANGES before [after]`: for each key that differs an array of dictionary, key, bytes before (nil: it was not there), bytes
-/// after (nil: it is not there). Without `after`: what there is now.
+/// `SNAPSHOT CHANGES before [after]`: for each key that differs an array of dictionary, key, bytes
+/// before (nil: it was not there), bytes after (nil: it is not there). Without `after`: what there
+/// is now.
 fn changes(s: &Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     out.whole(|out| list_changes(s, args, out))
 }
@@ -177,7 +197,8 @@ fn list_changes(s: &Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         None => s.db().view(),
     };
     let (old, new) = (dictionaries(&before), dictionaries(&after));
-    let mut all: BTreeMap<&String, (DictionaryId, DictionaryId)> = old.iter().map(|(name, id)| (name, (*id, *id))).collect();
+    let mut all: BTreeMap<&String, (DictionaryId, DictionaryId)> =
+        old.iter().map(|(name, id)| (name, (*id, *id))).collect();
     for (name, id) in &new {
         all.entry(name).and_modify(|(_, after)| *after = *id).or_insert((*id, *id));
     }
@@ -198,7 +219,9 @@ fn list_changes(s: &Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             }
             out.relieve();
             if out.is_overfull() {
-                return Err(Failure::Limit(format!("more than {most} bytes of changes, with the replies to others")));
+                return Err(Failure::Limit(format!(
+                    "more than {most} bytes of changes, with the replies to others"
+                )));
             }
         }
     }

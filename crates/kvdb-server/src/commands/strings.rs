@@ -55,7 +55,9 @@ pub fn set(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             o if is(o, "xx") && when != When::Absent => when = When::Present,
             o if is(o, "get") => old_wanted = true,
             o if is(o, "keepttl") => {}
-            o if is(o, "ex") || is(o, "px") || is(o, "exat") || is(o, "pxat") => return Err(Failure::EXPIRY),
+            o if is(o, "ex") || is(o, "px") || is(o, "exat") || is(o, "pxat") => {
+                return Err(Failure::EXPIRY);
+            }
             _ => return Err(Failure::SYNTAX),
         }
     }
@@ -69,7 +71,13 @@ pub fn set(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 }
 
 /// Puts a value if `when` holds; gives the old value where it is wanted, and whether it put.
-fn put_when(s: &mut Session, key: &[u8], value: &[u8], when: When, old_wanted: bool) -> Result<(Option<Bytes>, bool), Failure> {
+fn put_when(
+    s: &mut Session,
+    key: &[u8],
+    value: &[u8],
+    when: When,
+    old_wanted: bool,
+) -> Result<(Option<Bytes>, bool), Failure> {
     s.check_key(key)?;
     let dict = s.writable()?;
     let put = || {
@@ -160,7 +168,12 @@ pub fn msetnx(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
 }
 
 /// All pairs as one commit; with `only_new`, none of them where one of the keys exists.
-fn put_all(s: &mut Session, args: Arguments<'_>, name: &str, only_new: bool) -> Result<bool, Failure> {
+fn put_all(
+    s: &mut Session,
+    args: Arguments<'_>,
+    name: &str,
+    only_new: bool,
+) -> Result<bool, Failure> {
     if args.len().is_multiple_of(2) {
         return Err(wrong_arity(name));
     }
@@ -226,7 +239,8 @@ pub fn setrange(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
     if patch.is_empty() {
         return strlen(s, args, out);
     }
-    let end = offset.checked_add(patch.len() as i64).filter(|end| *end <= s.shared.limits.value as i64);
+    let end =
+        offset.checked_add(patch.len() as i64).filter(|end| *end <= s.shared.limits.value as i64);
     let end = end.ok_or(Failure::TOO_LONG)? as usize;
     let len = rewrite(s, args.at(1), |old| {
         let old = old.unwrap_or_default();
@@ -253,7 +267,8 @@ pub fn append(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     Ok(())
 }
 
-/// Replaces a value, or the absence of one, by what `change` makes of it, atomically; gives the new length.
+/// Replaces a value, or the absence of one, by what `change` makes of it, atomically; gives the new
+/// length.
 pub fn rewrite(
     s: &mut Session,
     key: &[u8],

@@ -1,4 +1,5 @@
-//! `CLONETREE`, `RMTREE`, `IMPORT`, `EXPORT` and `WALK`: trees of files copied by reference, removed, brought in and out, and looked through.
+//! `CLONETREE`, `RMTREE`, `IMPORT`, `EXPORT` and `WALK`: trees of files copied by reference,
+//! removed, brought in and out, and looked through.
 
 use kvdb::TransactionId;
 
@@ -10,11 +11,17 @@ use crate::session::Session;
 use crate::transactions::{Walking, Whose};
 
 /// The transaction that a command is for: `TXN id` from argument `at` on, or else the joined one.
-fn transaction(s: &Session, args: &Arguments<'_>, at: usize) -> Result<Option<TransactionId>, Failure> {
+fn transaction(
+    s: &Session,
+    args: &Arguments<'_>,
+    at: usize,
+) -> Result<Option<TransactionId>, Failure> {
     match (args.len() - at, args.get(at)) {
         (0, _) => Ok(s.joined.as_ref().map(|(transaction, _)| transaction.id())),
         (2, Some(word)) if is(word, "txn") => {
-            let id = integer(args.at(at + 1)).and_then(|id| u64::try_from(id).ok()).ok_or(Failure::NOT_AN_INTEGER)?;
+            let id = integer(args.at(at + 1))
+                .and_then(|id| u64::try_from(id).ok())
+                .ok_or(Failure::NOT_AN_INTEGER)?;
             Ok(Some(TransactionId(id)))
         }
         _ => Err(Failure::SYNTAX),
@@ -31,8 +38,8 @@ fn counted(fields: &[(&str, u64)], out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// `CLONETREE from to [TXN id]`, by paths from the root of the file system, in the transaction of that number, or the joined one, or the
-/// mainline. Names and numbers in turn: what was copied.
+/// `CLONETREE from to [TXN id]`, by paths from the root of the file system, in the transaction of
+/// that number, or the joined one, or the mainline. Names and numbers in turn: what was copied.
 pub fn clonetree(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let id = transaction(s, &args, 3)?;
     let made = s.shared.transactions.clone_tree(id, args.at(1), args.at(2))?;
@@ -48,14 +55,21 @@ pub fn rmtree(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
 
 pub const IMPORT_USAGE: &str = "BEGIN path [TXN id] | ADD entries | END | DROP";
 
-/// `IMPORT BEGIN path [TXN id]`, then `IMPORT ADD entries` any number of times, then `IMPORT END`: files for the folder at a path, in the form
-/// that `kvfs import` sends. `IMPORT DROP`, an error, or the end of the connection gives up.
+/// `IMPORT BEGIN path [TXN id]`, then `IMPORT ADD entries` any number of times, then `IMPORT END`:
+/// files for the folder at a path, in the form that `kvfs import` sends. `IMPORT DROP`, an error,
+/// or the end of the connection gives up.
 pub fn import(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    let none = || Failure::request("there is no import under way: IMPORT BEGIN, or see why the one before was given up");
+    let none = || {
+        Failure::request(
+            "there is no import under way: IMPORT BEGIN, or see why the one before was given up",
+        )
+    };
     match (args.at(1), args.len()) {
         (c, 3 | 5) if is(c, "begin") => {
             if s.importing.is_some() {
-                return Err(Failure::request("an import is under way on this connection: IMPORT END or IMPORT DROP"));
+                return Err(Failure::request(
+                    "an import is under way on this connection: IMPORT END or IMPORT DROP",
+                ));
             }
             let id = transaction(s, &args, 3)?;
             s.importing = Some(s.shared.transactions.import(id, args.at(2), s.user)?);
@@ -65,7 +79,9 @@ pub fn import(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
             importing.add(args.at(2))?;
             s.importing = Some(importing);
         }
-        (c, 2) if is(c, "end") => return counted(&s.importing.take().ok_or_else(none)?.finish()?, out),
+        (c, 2) if is(c, "end") => {
+            return counted(&s.importing.take().ok_or_else(none)?.finish()?, out);
+        }
         (c, 2) if is(c, "drop") => drop(s.importing.take().ok_or_else(none)?),
         _ => return Err(Failure::SYNTAX),
     }
@@ -75,15 +91,16 @@ pub fn import(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
 
 pub const WALK_USAGE: &str = "BEGIN path [TXN id | SNAPSHOT name | CLONE name] | NEXT | DROP";
 
-/// `WALK BEGIN path [TXN id | SNAPSHOT name | CLONE name]`, then `WALK NEXT` until that gives an empty string: everything at a path and below,
-/// from one state, in the form that `kvfs find` and `kvfs du` read. A walk keeps its state from being freed until it ends, which the end
-/// of the connection does, too.
+/// `WALK BEGIN path [TXN id | SNAPSHOT name | CLONE name]`, then `WALK NEXT` until that gives an
+/// empty string: everything at a path and below, from one state, in the form that `kvfs find` and
+/// `kvfs du` read. A walk keeps its state from being freed until it ends, which the end of the
+/// connection does, too.
 pub fn walk(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     pieces(s, args, out, |s, whose, path| s.shared.transactions.walk(whose, path))
 }
 
-/// `EXPORT BEGIN path [TXN id | SNAPSHOT name | CLONE name]`, then `EXPORT NEXT` until that gives an empty string: the same as a tar stream. A
-/// connection has one walk or export at a time.
+/// `EXPORT BEGIN path [TXN id | SNAPSHOT name | CLONE name]`, then `EXPORT NEXT` until that gives
+/// an empty string: the same as a tar stream. A connection has one walk or export at a time.
 pub fn export(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     pieces(s, args, out, |s, whose, path| s.shared.transactions.export(whose, path, s.user))
 }
@@ -94,7 +111,10 @@ fn pieces(s: &mut Session, args: Arguments<'_>, out: &mut Output, begin: Begin) 
     let none = || Failure::request("there is none under way: BEGIN");
     match (args.at(1), args.len()) {
         (c, 3 | 5) if is(c, "begin") => {
-            let name = || String::from_utf8(args.at(4).to_vec()).map_err(|_| Failure::request("a name is UTF-8 text"));
+            let name = || {
+                String::from_utf8(args.at(4).to_vec())
+                    .map_err(|_| Failure::request("a name is UTF-8 text"))
+            };
             let whose = match args.get(3) {
                 Some(word) if is(word, "snapshot") => Whose::Snapshot(name()?),
                 Some(word) if is(word, "clone") => Whose::Clone(name()?),

@@ -1,8 +1,12 @@
-//! `TXN`: transactions over keys, and over files where the store is mounted, shared by any number of connections and processes.
+//! `TXN`: transactions over keys, and over files where the store is mounted, shared by any number
+//! of connections and processes.
 
 use std::time::Duration;
 
-use kvdb::{Changed, Durability, Isolation, Kvdb, Transaction, TransactionId, TransactionInfo, TransactionOptions};
+use kvdb::{
+    Changed, Durability, Isolation, Kvdb, Transaction, TransactionId, TransactionInfo,
+    TransactionOptions,
+};
 
 use super::is;
 use crate::dictionaries;
@@ -60,7 +64,8 @@ pub fn arity(args: Arguments<'_>, least: usize, most: usize) -> Outcome {
 
 fn number(arg: &[u8]) -> Result<TransactionId, Failure> {
     let id = integer(arg).and_then(|id| u64::try_from(id).ok());
-    id.map(TransactionId).ok_or_else(|| Failure::request("a transaction is named by the number that TXN BEGIN gave"))
+    id.map(TransactionId)
+        .ok_or_else(|| Failure::request("a transaction is named by the number that TXN BEGIN gave"))
 }
 
 /// The transaction named by argument `at`, or the joined one.
@@ -72,19 +77,24 @@ fn named(s: &Session, args: Arguments<'_>, at: usize) -> Result<Transaction, Fai
 }
 
 fn joined(s: &Session) -> Result<&Transaction, Failure> {
-    let none = || Failure::request("this connection is in no transaction: TXN JOIN one, or give its number");
+    let none = || {
+        Failure::request("this connection is in no transaction: TXN JOIN one, or give its number")
+    };
     s.joined.as_ref().map(|(transaction, _)| transaction).ok_or_else(none)
 }
 
 fn seconds(arg: Option<&[u8]>) -> Result<Duration, Failure> {
-    let text = arg.and_then(|arg| std::str::from_utf8(arg).ok()).and_then(|arg| arg.parse::<f64>().ok());
+    let text =
+        arg.and_then(|arg| std::str::from_utf8(arg).ok()).and_then(|arg| arg.parse::<f64>().ok());
     let duration = text.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     duration.ok_or_else(|| Failure::request("not a number of seconds"))
 }
 
-/// `TXN BEGIN [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds] [NOCHECK] [DURABLE] [ATTACHED]`: its number.
+/// `TXN BEGIN [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds] [NOCHECK] [DURABLE]
+/// [ATTACHED]`: its number.
 fn begin(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    let mut options = TransactionOptions { detached: true, user: s.user, ..TransactionOptions::default() };
+    let mut options =
+        TransactionOptions { detached: true, user: s.user, ..TransactionOptions::default() };
     let mut attached = false;
     let mut words = args.from(2);
     while let Some(word) = words.next() {
@@ -93,7 +103,8 @@ fn begin(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             o if is(o, "ser") => options.isolation = Isolation::Serializable,
             o if is(o, "label") => {
                 let label = words.next().ok_or(Failure::SYNTAX)?;
-                options.label = String::from_utf8_lossy(&label[..label.len().min(256)]).into_owned();
+                options.label =
+                    String::from_utf8_lossy(&label[..label.len().min(256)]).into_owned();
             }
             o if is(o, "idle") => options.idle_limit = Some(seconds(words.next())?),
             o if is(o, "timeout") => options.lock_timeout = seconds(words.next())?,
@@ -185,16 +196,23 @@ fn conflict(db: &Kvdb, keys: &[(kvdb::DictionaryId, bytes::Bytes)]) -> String {
             found => {
                 let name = found.map_or_else(|| dict.0.to_string(), |d| d.name.clone());
                 let more = if key.len() > 40 { "…" } else { "" };
-                format!("key \"{}\"{more} of dictionary {name}", key[..key.len().min(40)].escape_ascii())
+                format!(
+                    "key \"{}\"{more} of dictionary {name}",
+                    key[..key.len().min(40)].escape_ascii()
+                )
             }
         };
         if !all.contains(&shown) {
             all.push(shown);
         }
     }
-    let more = if all.len() > SHOWN { format!(" and {} more", all.len() - SHOWN) } else { String::new() };
+    let more =
+        if all.len() > SHOWN { format!(" and {} more", all.len() - SHOWN) } else { String::new() };
     all.truncate(SHOWN);
-    format!("others have changed {}{more} meanwhile; nothing was changed: begin again", all.join(", "))
+    format!(
+        "others have changed {}{more} meanwhile; nothing was changed: begin again",
+        all.join(", ")
+    )
 }
 
 /// Of one that is over already: whether it is worth another try.
@@ -254,8 +272,9 @@ fn status(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// `TXN CHANGES [id]`: what it has changed of keys, in order: for each an array of dictionary, `put`, key, bytes of the value; or dictionary,
-/// `delete`, key; or dictionary, `delete-range`, start, end.
+/// `TXN CHANGES [id]`: what it has changed of keys, in order: for each an array of dictionary,
+/// `put`, key, bytes of the value; or dictionary, `delete`, key; or dictionary, `delete-range`,
+/// start, end.
 fn changes(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     arity(args, 2, 3)?;
     out.whole(|out| list_changes(s, args, out))
@@ -263,7 +282,8 @@ fn changes(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 
 fn list_changes(s: &Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let transaction = named(s, args, 2)?;
-    let names: std::collections::HashMap<_, _> = dictionaries::listed(s.db()).into_iter().map(|(name, id)| (id, name)).collect();
+    let names: std::collections::HashMap<_, _> =
+        dictionaries::listed(s.db()).into_iter().map(|(name, id)| (id, name)).collect();
     let position = out.position();
     let mut count = 0;
     let most = s.shared.limits.whole_replies;
@@ -292,15 +312,18 @@ fn list_changes(s: &Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         count += 1;
         out.relieve();
         if out.is_overfull() {
-            return Err(Failure::Limit(format!("more than {most} bytes of changes, with the replies to others")));
+            return Err(Failure::Limit(format!(
+                "more than {most} bytes of changes, with the replies to others"
+            )));
         }
     }
     out.insert_array_header(position, count);
     Ok(())
 }
 
-/// `TXN FILES [id]`: what it has changed of files, by path: for each an array of path, kind (`d`, `f`, `l`, `o`), bytes before (nil: it was
-/// not there), bytes now (nil: it is gone), and what differs: for each thing an array of its name, before, now (nil: not there); see
+/// `TXN FILES [id]`: what it has changed of files, by path: for each an array of path, kind (`d`,
+/// `f`, `l`, `o`), bytes before (nil: it was not there), bytes now (nil: it is gone), and what
+/// differs: for each thing an array of its name, before, now (nil: not there); see
 /// [`crate::FileDetail`].
 fn files(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     arity(args, 2, 3)?;
@@ -363,7 +386,8 @@ fn rollback(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         let _held = group.locks.all();
         let mut savepoints = group.savepoints.lock();
         let missing = || Failure::request("this transaction has no savepoint of that name");
-        let at = savepoints.iter().rposition(|(name, _)| *name == args.at(2)).ok_or_else(missing)?;
+        let at =
+            savepoints.iter().rposition(|(name, _)| *name == args.at(2)).ok_or_else(missing)?;
         s.shared.transactions.rollback(transaction, &savepoints[at].1)?;
         savepoints.truncate(at + 1);
     }

@@ -63,6 +63,8 @@ pub fn show(reply: &Reply) -> String {
         Reply::Error(e) => format!("(error) {e}"),
         Reply::Integer(i) => format!("(integer) {i}"),
         Reply::Bulk(b) => format!("\"{}\"", b.escape_ascii()),
-        Reply::Array(items) => format!("[{}]", items.iter().map(show).collect::<Vec<_>>().join(" ")),
+        Reply::Array(items) => {
+            format!("[{}]", items.iter().map(show).collect::<Vec<_>>().join(" "))
+        }
     }
 }

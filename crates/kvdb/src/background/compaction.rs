@@ -1,14 +1,17 @@
 //! One merge of runs, under way. Which runs is decided in `shape`; who does it, in `merging`.
 //!
-//! A merge is installed in parts. Once it has written enough, or as much as there is room for, what is merged becomes a run of its own at
-//! the level below, the inputs lose those keys, and what only they held is free for the next part: runs are ropes, so this costs a few
-//! index nodes. Each part is one edit of the manifest, so the store is whole after any of them; however large the runs, it never
-//! holds more than one part twice.
+//! A merge is installed in parts. Once it has written enough, or as much as there is room for, what
+//! is merged becomes a run of its own at the level below, the inputs lose those keys, and what only
+//! they held is free for the next part: runs are ropes, so this costs a few index nodes. Each part
+//! is one edit of the manifest, so the store is whole after any of them; however large the runs, it
+//! never holds more than one part twice.
 //!
-//! A large merge consists of several *pieces*: disjoint ranges of keys of the same inputs, cut where index nodes begin, each for a thread of
-//! its own. What they have merged is joined by pointer into one run under one number; the inputs have a hole where each of them has been. A
-//! piece that is installed looks at the inputs anew; the others go on with what they began with until their own part is done, so what
-//! the merge holds twice is a part of each at most, and such parts are as much smaller as there are pieces.
+//! A large merge consists of several *pieces*: disjoint ranges of keys of the same inputs, cut
+//! where index nodes begin, each for a thread of its own. What they have merged is joined by
+//! pointer into one run under one number; the inputs have a hole where each of them has been. A
+//! piece that is installed looks at the inputs anew; the others go on with what they began with
+//! until their own part is done, so what the merge holds twice is a part of each at most, and such
+//! parts are as much smaller as there are pieces.
 
 use env::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::collections::VecDeque;
@@ -56,7 +59,8 @@ pub(crate) struct Compaction {
 /// Who is at what.
 #[derive(Default)]
 struct Hands {
-    /// For each piece what it is in the middle of, but for the time of a step. `None`: not begun, or just installed.
+    /// For each piece what it is in the middle of, but for the time of a step. `None`: not begun,
+    /// or just installed.
     merges: Vec<Option<Merge>>,
     /// Pieces that nobody is at.
     waiting: VecDeque<usize>,
@@ -94,15 +98,30 @@ pub(crate) struct Piece {
 }
 
 impl Compaction {
-    /// A compaction of one piece; more are made of it when the first step finds that it is worth it.
+    /// A compaction of one piece; more are made of it when the first step finds that it is worth
+    /// it.
     pub(crate) fn begin(db: &Database, job: Job, number: u64) -> (Piece, Claim) {
-        let claim = Claim { number, dict: job.dict, runs: job.inputs.iter().map(|p| p.id).collect(), level: job.level };
-        let hiding = (db.merging.hiding.items(&job.inputs), job.inputs.iter().map(|p| p.run.stats().items).sum());
+        let claim = Claim {
+            number,
+            dict: job.dict,
+            runs: job.inputs.iter().map(|p| p.id).collect(),
+            level: job.level,
+        };
+        let hiding = (
+            db.merging.hiding.items(&job.inputs),
+            job.inputs.iter().map(|p| p.run.stats().items).sum(),
+        );
         let from = AtomicUsize::new(job.from());
         let state = State { job, ranges: vec![Range::default()], result: None, hiding };
         let hands = Hands { taken: 1, merges: vec![None], ..Hands::default() };
         let part = AtomicU64::new(db.part_size());
-        let whole = Arc::new(Compaction { number, from, part, hands: Mutex::new(hands), state: Mutex::new(state) });
+        let whole = Arc::new(Compaction {
+            number,
+            from,
+            part,
+            hands: Mutex::new(hands),
+            state: Mutex::new(state),
+        });
         (Piece { whole, number: 0, first: true }, claim)
     }
 
@@ -139,24 +158,40 @@ impl Compaction {
 }
 
 impl State {
-    /// Moves the inputs of a merge into the bottom down to the last levels above it, so that younger runs are merged meanwhile.
+    /// Moves the inputs of a merge into the bottom down to the last levels above it, so that
+    /// younger runs are merged meanwhile.
     fn step_aside(&mut self, db: &Database) -> Result<()> {
-        let upper: Vec<usize> = self.job.levels.iter().map(|(_, level)| *level).filter(|level| *level < BOTTOM).collect();
+        let upper: Vec<usize> = self
+            .job
+            .levels
+            .iter()
+            .map(|(_, level)| *level)
+            .filter(|level| *level < BOTTOM)
+            .collect();
         let down = upper.iter().max().map_or(0, |deepest| BOTTOM - 1 - deepest);
         if !self.job.to_bottom || down == 0 {
             return Ok(());
         }
         let dict = self.job.dict;
-        let moves: Vec<(Placed, usize)> = self.job.inputs.iter().map(|p| (p.clone(), self.job.level_of(p.id))).collect();
         let moves: Vec<(Placed, usize)> =
-            moves.into_iter().filter(|(_, level)| *level < BOTTOM).map(|(p, level)| (p, level + down)).collect();
+            self.job.inputs.iter().map(|p| (p.clone(), self.job.level_of(p.id))).collect();
+        let moves: Vec<(Placed, usize)> = moves
+            .into_iter()
+            .filter(|(_, level)| *level < BOTTOM)
+            .map(|(p, level)| (p, level + down))
+            .collect();
         let levels = moves.iter().map(|(p, level)| (p.id, *level)).collect::<Vec<_>>();
         db.install(|state| {
             let mut edits = Vec::new();
             if state.dictionaries.contains_key(&dict) {
                 for (Placed { id, run }, level) in &moves {
                     edits.push(Edit::DropRun { dict, id: *id });
-                    edits.push(Edit::AddRun { dict, level: *level as u32, id: *id, run: encode_run(run) });
+                    edits.push(Edit::AddRun {
+                        dict,
+                        level: *level as u32,
+                        id: *id,
+                        run: encode_run(run),
+                    });
                 }
             }
             let change = move |v: &mut Version| {
@@ -175,15 +210,16 @@ impl State {
         Ok(())
     }
 
-    /// Cuts it into pieces, if it is large enough and there may be somebody for them. Not where little is free: the parts of several
-    /// would be so small that they leave holes.
+    /// Cuts it into pieces, if it is large enough and there may be somebody for them. Not where
+    /// little is free: the parts of several would be so small that they leave holes.
     fn split(&mut self, db: &Database) -> Result<()> {
         if db.zones.space().free_for_user < PLENTY {
             return Ok(());
         }
         let values = self.job.placement(db).values_at > 0;
         let stats = || self.job.inputs.iter().map(|p| p.run.stats());
-        let work: u64 = stats().map(|s| s.block_bytes + s.items + if values { s.value_bytes } else { 0 }).sum();
+        let work: u64 =
+            stats().map(|s| s.block_bytes + s.items + if values { s.value_bytes } else { 0 }).sum();
         let most = work / (db.options.merge_part / WORTH).max(1);
         let pieces = most.min(db.options.merge_pieces(db.inline()) as u64) as usize;
         if pieces < 2 {
@@ -193,7 +229,8 @@ impl State {
         let cuts = split_points(&runs, pieces, values)?;
         let starts = std::iter::once(Bytes::new()).chain(cuts.iter().cloned());
         let ends = cuts.iter().cloned().map(Some).chain([None]);
-        self.ranges = starts.zip(ends).map(|(at, end)| Range { at, end, ..Range::default() }).collect();
+        self.ranges =
+            starts.zip(ends).map(|(at, end)| Range { at, end, ..Range::default() }).collect();
         Ok(())
     }
 }
@@ -213,7 +250,8 @@ impl Piece {
         self.whole.hands.lock().merges.len() > 1
     }
 
-    /// Readies the compaction for others to take pieces of it, the first time. `true`: just now, and there are some.
+    /// Readies the compaction for others to take pieces of it, the first time. `true`: just now,
+    /// and there are some.
     pub(crate) fn prepare(&mut self, db: &Database) -> Result<bool> {
         if !std::mem::replace(&mut self.first, false) {
             return Ok(false);
@@ -233,8 +271,8 @@ impl Piece {
         Ok(pieces > 1)
     }
 
-    /// A bounded part of the work; `true` when the piece is done, or its compaction given up. What finds no space is tried again in
-    /// smaller parts.
+    /// A bounded part of the work; `true` when the piece is done, or its compaction given up. What
+    /// finds no space is tried again in smaller parts.
     pub(crate) fn step(&mut self, db: &Database) -> Result<bool> {
         match self.work(db) {
             Err(Error::NoSpace) => {
@@ -250,7 +288,8 @@ impl Piece {
         }
     }
 
-    /// Goes on with another piece of the same compaction, and leaves this one as it is: what a store without threads does in their place.
+    /// Goes on with another piece of the same compaction, and leaves this one as it is: what a
+    /// store without threads does in their place.
     pub(crate) fn turn(&mut self) {
         let mut hands = self.whole.hands.lock();
         if let Some(number) = hands.waiting.pop_front() {
@@ -259,7 +298,8 @@ impl Piece {
         }
     }
 
-    /// Installs what it has so that it holds nothing, and lets go of it for somebody to go on. The piece is to be left next.
+    /// Installs what it has so that it holds nothing, and lets go of it for somebody to go on. The
+    /// piece is to be left next.
     pub(crate) fn hand_back(&mut self, db: &Database) -> Result<()> {
         let done = self.take_merge().map_or(Ok(false), |merge| self.install(db, merge))?;
         let mut hands = self.whole.hands.lock();
@@ -269,7 +309,8 @@ impl Piece {
         Ok(())
     }
 
-    /// It is done with, handed back, or has failed. `true`: nobody is at the compaction any more, nor will be.
+    /// It is done with, handed back, or has failed. `true`: nobody is at the compaction any more,
+    /// nor will be.
     pub(crate) fn leave(self, failed: bool) -> bool {
         if failed {
             self.whole.give_up();
@@ -307,7 +348,8 @@ impl Piece {
         let state = self.whole.state.lock();
         let own = &state.ranges[self.number];
         let range = KeyRange { start: own.at.clone(), end: own.end.clone() };
-        let inputs: Vec<Input> = state.job.inputs.iter().map(|p| Input::Run(p.run.clone())).collect();
+        let inputs: Vec<Input> =
+            state.job.inputs.iter().map(|p| Input::Run(p.run.clone())).collect();
         let options = MergeOptions {
             drop_tombstones: state.job.to_bottom,
             old_seq: db.visible.load(Ordering::Acquire),
@@ -319,7 +361,8 @@ impl Piece {
         Ok(Merge::new(&db.store, &inputs, &range, options)?)
     }
 
-    /// Makes what is merged part of the store, in place of that much of the inputs. `true`: the piece is done.
+    /// Makes what is merged part of the store, in place of that much of the inputs. `true`: the
+    /// piece is done.
     fn install(&mut self, db: &Database, merge: Merge) -> Result<bool> {
         let (run, next, stats) = merge.cut()?;
         let mut state = self.whole.state.lock();
@@ -328,8 +371,12 @@ impl Piece {
         let next = next.filter(|next| own.end.as_ref().is_none_or(|end| next < end));
         let (from, to) = (own.at.clone(), next.clone().or_else(|| own.end.clone()));
         let merged = db.joined(own.merged.iter().cloned().chain(run))?;
-        let others = |numbers: std::ops::Range<usize>| state.ranges[numbers].iter().filter_map(|range| range.merged.clone());
-        let all = others(0..self.number).chain(merged.clone()).chain(others(self.number + 1..state.ranges.len()));
+        let others = |numbers: std::ops::Range<usize>| {
+            state.ranges[numbers].iter().filter_map(|range| range.merged.clone())
+        };
+        let all = others(0..self.number)
+            .chain(merged.clone())
+            .chain(others(self.number + 1..state.ranges.len()));
         let whole = db.joined(all)?;
         let (dict, target) = (state.job.dict, state.job.level);
         let mut part = Part::of(dict);
@@ -345,7 +392,8 @@ impl Piece {
         }
         let installed = db.install_part(part, &stats)?;
         let there = installed.is_some();
-        let result = installed.and_then(|i| Some(Placed { id: state.result.or(i.new)?, run: whole? }));
+        let result =
+            installed.and_then(|i| Some(Placed { id: state.result.or(i.new)?, run: whole? }));
         state.job.inputs = left;
         state.result = result.as_ref().map(|placed| placed.id);
         let done = next.is_none() || !there;

@@ -1,10 +1,12 @@
-//! How much of what the runs hold is dead: older versions that newer ones hide, which only a merge can drop. What compaction is chosen
-//! by, and writers are held back by, beside the number of runs: a tree may have few runs and be mostly dead, or many and not at all.
+//! How much of what the runs hold is dead: older versions that newer ones hide, which only a merge
+//! can drop. What compaction is chosen by, and writers are held back by, beside the number of runs:
+//! a tree may have few runs and be mostly dead, or many and not at all.
 //!
-//! Nobody knows it exactly without reading; a sample does. Of each memtable that is flushed some keys are looked up in the filters of the
-//! runs below: the share of them that is there is the share of its items that hide an older one. A run keeps its share as it is cut;
-//! one merged from several has what is left of theirs. It is a guess, kept in memory: after opening nothing is known to be dead until
-//! something is overwritten again, and the shape bounds it as ever.
+//! Nobody knows it exactly without reading; a sample does. Of each memtable that is flushed some
+//! keys are looked up in the filters of the runs below: the share of them that is there is the
+//! share of its items that hide an older one. A run keeps its share as it is cut; one merged from
+//! several has what is left of theirs. It is a guess, kept in memory: after opening nothing is
+//! known to be dead until something is overwritten again, and the shape bounds it as ever.
 
 use std::collections::BTreeMap;
 
@@ -35,14 +37,17 @@ impl Hiding {
     /// Items of `runs` that hide others.
     pub(crate) fn items<'a>(&self, runs: impl IntoIterator<Item = &'a Placed>) -> f64 {
         let shares = self.0.lock();
-        runs.into_iter().map(|p| shares.get(&p.id).copied().unwrap_or(0.0) * p.run.stats().items as f64).sum()
+        runs.into_iter()
+            .map(|p| shares.get(&p.id).copied().unwrap_or(0.0) * p.run.stats().items as f64)
+            .sum()
     }
 
     /// Forgets runs that are gone.
     pub(crate) fn keep(&self, version: &Version) {
         let mut shares = self.0.lock();
         if !shares.is_empty() {
-            let there: std::collections::BTreeSet<RunId> = version.trees.values().flat_map(|t| t.runs()).map(|p| p.id).collect();
+            let there: std::collections::BTreeSet<RunId> =
+                version.trees.values().flat_map(|t| t.runs()).map(|p| p.id).collect();
             shares.retain(|id, _| there.contains(id));
         }
     }
@@ -55,7 +60,8 @@ impl Hiding {
         for stats in tree.runs().map(|p| p.run.stats()) {
             let of = stats.block_bytes + stats.value_bytes;
             all += of;
-            // What hides is a tombstone or as large as what it hides; tombstones alone would make that look small.
+            // What hides is a tombstone or as large as what it hides; tombstones alone would make
+            // that look small.
             if !stats.tombstones {
                 (bytes, items) = (bytes + of, items + stats.items);
             }
@@ -106,7 +112,8 @@ impl Database {
         Ok(share.max(0.0))
     }
 
-    /// The share of the items that hide older ones, over the memtables up to generation `upto` of a dictionary.
+    /// The share of the items that hide older ones, over the memtables up to generation `upto` of a
+    /// dictionary.
     pub(crate) fn hiding_share(&self, tree: &Tree, upto: u64) -> Result<f64> {
         let mut keys = Vec::new();
         for layer in tree.layers.iter().filter(|l| l.generation.number <= upto) {
@@ -115,16 +122,20 @@ impl Database {
         self.share_below(tree, &keys)
     }
 
-    /// Bytes of large values of the generation that takes commits which are dead, or have made others so.
+    /// Bytes of large values of the generation that takes commits which are dead, or have made
+    /// others so.
     pub(crate) fn dead_of_active(&self) -> Result<u64> {
         let version = self.version.load_full();
         let held = version.generation.held();
         let mut dead = 0;
         for tree in version.trees.values() {
-            let Some(layer) = tree.layers.first().filter(|l| !l.memtable.is_empty()) else { continue };
+            let Some(layer) = tree.layers.first().filter(|l| !l.memtable.is_empty()) else {
+                continue;
+            };
             dead += layer.memtable.forgotten_bytes();
             let of_all = layer.memtable.bytes() as f64 / version.memtable_bytes().max(1) as f64;
-            dead += (self.share_below(tree, &layer.memtable.sample(SAMPLE))? * held as f64 * of_all) as u64;
+            dead += (self.share_below(tree, &layer.memtable.sample(SAMPLE))? * held as f64 * of_all)
+                as u64;
         }
         Ok(dead.min(2 * held))
     }

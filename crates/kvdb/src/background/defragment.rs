@@ -1,18 +1,22 @@
-//! Online defragmentation: zones that are mostly holes are emptied, so that they are free (VT-tree §3.1).
+//! Online defragmentation: zones that are mostly holes are emptied, so that they are free (VT-tree
+//! §3.1).
 //!
-//! It goes in rounds. A round chooses victims, the emptiest zones first, each weighed by what emptying it costs: the bytes that are
-//! left in it, and a seek for each span that they lie in. Then it takes one run after another that has something there: a merge of
-//! that run alone copies what lies in the victims and stitches the rest, whole subtrees unread. What is copied comes out in the order
-//! of its keys, so scans get faster, not slower. A run is replaced part by part, each with one edit of the manifest, under its own
-//! number and at its own level: nothing changes but where its bytes lie, and the store is whole after any part. When the last
-//! reader of the old bytes is gone the victims are free.
+//! It goes in rounds. A round chooses victims, the emptiest zones first, each weighed by what
+//! emptying it costs: the bytes that are left in it, and a seek for each span that they lie in.
+//! Then it takes one run after another that has something there: a merge of that run alone copies
+//! what lies in the victims and stitches the rest, whole subtrees unread. What is copied comes out
+//! in the order of its keys, so scans get faster, not slower. A run is replaced part by part, each
+//! with one edit of the manifest, under its own number and at its own level: nothing changes but
+//! where its bytes lie, and the store is whole after any part. When the last reader of the old
+//! bytes is gone the victims are free.
 //!
-//! By hand it begins with merges of what has small key blocks beside its values, which show what is dead, and lays scattered values in the
-//! order of their keys (`lay_in_order`).
+//! By hand it begins with merges of what has small key blocks beside its values, which show what is
+//! dead, and lays scattered values in the order of their keys (`lay_in_order`).
 //!
-//! It runs when somebody asks for it, and by itself when too much of the store is holes. Between two parts it pauses, so that it takes
-//! no more of the device than its rate allows; by itself it goes faster the more is lost, so that writers are not held up before
-//! space really runs short. A store that has run short does rounds of it on the spot, see `reclaim`.
+//! It runs when somebody asks for it, and by itself when too much of the store is holes. Between
+//! two parts it pauses, so that it takes no more of the device than its rate allows; by itself it
+//! goes faster the more is lost, so that writers are not held up before space really runs short. A
+//! store that has run short does rounds of it on the spot, see `reclaim`.
 
 use env::sync::atomic::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,10 +42,12 @@ const ROUND: u64 = 128 << 20;
 const PART: u64 = 16 << 20;
 /// Bytes of work after which it is seen whether to stop.
 const STEP: u64 = 2 << 20;
-/// By itself it begins when this many percent of what runs hold are holes, and some zones can be had.
+/// By itself it begins when this many percent of what runs hold are holes, and some zones can be
+/// had.
 const BEGIN_PERCENT: u64 = 12;
 const BEGIN_ZONES: u64 = 4;
-/// By itself it empties no zone that is fuller: it writes at most three bytes for each that it gains.
+/// By itself it empties no zone that is fuller: it writes at most three bytes for each that it
+/// gains.
 const CHEAP_PERCENT: u8 = 75;
 /// From here on it goes as fast as it can.
 const HURRY_PERCENT: u64 = 22;
@@ -59,7 +65,8 @@ const WAIT: Duration = Duration::from_millis(50);
 pub struct DefragOptions {
     /// Bytes moved in a second at most. `None`: as fast as it goes.
     pub bytes_per_second: Option<u64>,
-    /// Zones of which more percent than this is in use stay as they are: the fuller a zone, the more must be moved for what it gives.
+    /// Zones of which more percent than this is in use stay as they are: the fuller a zone, the
+    /// more must be moved for what it gives.
     pub fullest_percent: u8,
 }
 
@@ -143,7 +150,8 @@ impl Defragmenter {
         let mut state = self.state.lock();
         let new = state.request.is_none();
         if new {
-            state.progress = DefragProgress { running: true, automatic, ..DefragProgress::default() };
+            state.progress =
+                DefragProgress { running: true, automatic, ..DefragProgress::default() };
             state.stop = false;
         } else if !automatic && state.progress.automatic {
             state.progress.automatic = false;
@@ -214,9 +222,14 @@ impl Database {
     pub(crate) fn holes(&self) -> Holes {
         let mut zones: BTreeMap<ZoneId, u64> = BTreeMap::new();
         for tree in self.version.load().trees.values() {
-            tree.runs().flat_map(|p| p.run.uses().iter()).for_each(|(zone, bytes)| *zones.entry(zone).or_default() += bytes);
+            tree.runs()
+                .flat_map(|p| p.run.uses().iter())
+                .for_each(|(zone, bytes)| *zones.entry(zone).or_default() += bytes);
         }
-        Holes { zones: zones.len() as u64, live: zones.values().map(|live| (*live).min(ZONE_SIZE)).sum() }
+        Holes {
+            zones: zones.len() as u64,
+            live: zones.values().map(|live| (*live).min(ZONE_SIZE)).sum(),
+        }
     }
 
     /// The cheapest zones to empty, `most` bytes of them; none when nothing is to be gained.
@@ -228,9 +241,12 @@ impl Database {
         }
         // What a snapshot keeps is not gained by moving what others have there.
         let kept = self.snapshots.zones();
-        let open: BTreeSet<ZoneId> = self.zones.positions().iter().map(|(_, addr)| ZoneId::of(*addr)).collect();
-        // What somebody else holds as well, a reader of an older version or a flush under way, would not become free.
-        let held: BTreeMap<ZoneId, u64> = self.zones.usage().into_iter().map(|(zone, live, _)| (zone, live)).collect();
+        let open: BTreeSet<ZoneId> =
+            self.zones.positions().iter().map(|(_, addr)| ZoneId::of(*addr)).collect();
+        // What somebody else holds as well, a reader of an older version or a flush under way,
+        // would not become free.
+        let held: BTreeMap<ZoneId, u64> =
+            self.zones.usage().into_iter().map(|(zone, live, _)| (zone, live)).collect();
         let alone = |zone: &ZoneId, bytes: u64| held.get(zone).is_some_and(|live| *live <= bytes);
         let mut candidates: Vec<(u64, u64, ZoneId)> = weights
             .iter()
@@ -240,7 +256,13 @@ impl Database {
                     && !kept.contains(zone)
                     && alone(zone, w.bytes)
             })
-            .map(|(zone, w)| (w.bytes.saturating_add(w.spans.saturating_mul(self.options.seek_bytes)), w.bytes, *zone))
+            .map(|(zone, w)| {
+                (
+                    w.bytes.saturating_add(w.spans.saturating_mul(self.options.seek_bytes)),
+                    w.bytes,
+                    *zone,
+                )
+            })
             .collect();
         candidates.sort_unstable();
         let mut victims = Victims::default();
@@ -254,28 +276,41 @@ impl Database {
         if victims.gain() == 0 { Ok(Victims::default()) } else { Ok(victims) }
     }
 
-    /// Empties `victims`. `between` is told of each part what it moved, and says whether to go on. The bytes moved.
-    pub(crate) fn evacuate(&self, victims: &Victims, part: u64, gated: bool, between: &mut dyn FnMut(u64) -> bool) -> Result<u64> {
+    /// Empties `victims`. `between` is told of each part what it moved, and says whether to go on.
+    /// The bytes moved.
+    pub(crate) fn evacuate(
+        &self,
+        victims: &Victims,
+        part: u64,
+        gated: bool,
+        between: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<u64> {
         let zones = Arc::new(victims.zones.clone());
         let touches = |run: &Run| run.uses().iter().any(|(zone, _)| zones.contains(&zone));
         let version = self.version.load_full();
         let runs: Vec<(DictionaryId, RunId)> = version
             .trees
             .iter()
-            .flat_map(|(&dict, tree)| tree.runs().filter(|p| touches(&p.run)).map(move |p| (dict, p.id)).collect::<Vec<_>>())
+            .flat_map(|(&dict, tree)| {
+                tree.runs()
+                    .filter(|p| touches(&p.run))
+                    .map(move |p| (dict, p.id))
+                    .collect::<Vec<_>>()
+            })
             .collect();
         drop(version);
         let mut all = 0;
         for (dict, id) in runs {
             let mut start = Some(Bytes::new());
             while let Some(from) = start {
-                let (moved, next) = match self.evacuate_part(dict, id, &zones, &from, part, gated)? {
-                    Evacuated::Moved(bytes, next) => (bytes, next),
-                    Evacuated::Busy => {
-                        self.defragmenter.pause(WAIT, || self.background.stopping());
-                        (0, Some(from))
-                    }
-                };
+                let (moved, next) =
+                    match self.evacuate_part(dict, id, &zones, &from, part, gated)? {
+                        Evacuated::Moved(bytes, next) => (bytes, next),
+                        Evacuated::Busy => {
+                            self.defragmenter.pause(WAIT, || self.background.stopping());
+                            (0, Some(from))
+                        }
+                    };
                 all += moved;
                 start = next;
                 if !between(moved) {
@@ -308,7 +343,8 @@ impl Database {
         let claimed = self.merging.claim(|claims| {
             found = find(&self.version.load());
             let level = found.as_ref()?.0;
-            let busy = claims.iter().any(|c| c.dict == dict && (c.runs.contains(&id) || c.level == level));
+            let busy =
+                claims.iter().any(|c| c.dict == dict && (c.runs.contains(&id) || c.level == level));
             (!busy).then(|| Claim { number: 0, dict, runs: vec![id], level })
         });
         let Some((level, run, options)) = found else {
@@ -316,7 +352,8 @@ impl Database {
             return Ok(Evacuated::Moved(0, None));
         };
         let Some(number) = claimed else { return Ok(Evacuated::Busy) };
-        let done = self.replace_part(&Placed { id, run }, dict, level, &options, victims, from, part);
+        let done =
+            self.replace_part(&Placed { id, run }, dict, level, &options, victims, from, part);
         self.merging.release(number);
         done
     }
@@ -361,7 +398,9 @@ impl Database {
     fn defragment(&self, options: DefragOptions) -> Result<()> {
         let fullest = u64::from(options.fullest_percent.min(99));
         let stop = || self.background.stopping() || self.defragmenter.stopping();
-        let update = |change: &dyn Fn(&mut DefragProgress)| change(&mut self.defragmenter.state.lock().progress);
+        let update = |change: &dyn Fn(&mut DefragProgress)| {
+            change(&mut self.defragmenter.state.lock().progress)
+        };
         if !self.defragmenter.progress().automatic && !self.inline() {
             let before = self.counters.copied.get();
             self.lay_in_order(options)?;
@@ -398,11 +437,14 @@ impl Database {
         }
     }
 
-    /// Merges key blocks where that costs little beside the values that they refer to: which of these are dead nobody knows before, and they
-    /// would be moved together with the others. Values that lie scattered are laid in the order of their keys on the way, unless that is
-    /// to be slow: scans find them together then, while what moves zone by zone stays as scattered as it lay.
+    /// Merges key blocks where that costs little beside the values that they refer to: which of
+    /// these are dead nobody knows before, and they would be moved together with the others. Values
+    /// that lie scattered are laid in the order of their keys on the way, unless that is to be
+    /// slow: scans find them together then, while what moves zone by zone stays as scattered as it
+    /// lay.
     fn lay_in_order(&self, options: DefragOptions) -> Result<()> {
-        // Without room for it, or a dictionary that was dropped meanwhile: there is something to move all the same.
+        // Without room for it, or a dictionary that was dropped meanwhile: there is something to
+        // move all the same.
         let unless_in_vain = |done: Result<()>| match done {
             Err(Error::NoSpace | Error::NoDictionary(_)) => Ok(()),
             done => done,
@@ -410,18 +452,24 @@ impl Database {
         unless_in_vain(self.flush_all().map(|_| ()))?;
         let dictionaries: Vec<DictionaryId> = self.version.load().trees.keys().copied().collect();
         for dict in dictionaries {
-            // Weighed in a version that is let go of before the merge: it would keep what the merge leaves behind.
+            // Weighed in a version that is let go of before the merge: it would keep what the merge
+            // leaves behind.
             let version = self.version.load_full();
             let Some(tree) = version.trees.get(&dict) else { continue };
-            let sum = |of: fn(&RunStats) -> u64| tree.runs().map(|p| of(&p.run.stats())).sum::<u64>();
-            let (blocks, values, spans) = (sum(|s| s.block_bytes), sum(|s| s.value_bytes), sum(|s| s.value_spans));
+            let sum =
+                |of: fn(&RunStats) -> u64| tree.runs().map(|p| of(&p.run.stats())).sum::<u64>();
+            let (blocks, values, spans) =
+                (sum(|s| s.block_bytes), sum(|s| s.value_bytes), sum(|s| s.value_spans));
             drop(version);
             if blocks.saturating_mul(SMALL_BESIDE) <= values && !self.defragmenter.stopping() {
-                let room = self.zones.space().free_for_user > values.saturating_add(self.unflushed());
-                let scattered = room && options.bytes_per_second.is_none() && values / spans.max(1) < TOGETHER;
-                unless_in_vain(
-                    self.compact_to_defragment(dict, scattered.then(|| Placement { values_at: TOGETHER, ..Placement::stitch() })),
-                )?;
+                let room =
+                    self.zones.space().free_for_user > values.saturating_add(self.unflushed());
+                let scattered =
+                    room && options.bytes_per_second.is_none() && values / spans.max(1) < TOGETHER;
+                unless_in_vain(self.compact_to_defragment(
+                    dict,
+                    scattered.then(|| Placement { values_at: TOGETHER, ..Placement::stitch() }),
+                ))?;
             }
         }
         Ok(())
@@ -473,11 +521,15 @@ impl Database {
 
     /// Begins by itself when too much is lost.
     pub(crate) fn look_for_holes(&self) {
-        // A merge that moves values empties zones by and by; what is left of them for the moment is not worth moving.
+        // A merge that moves values empties zones by and by; what is left of them for the moment is
+        // not worth moving.
         if !self.merging.below() && self.holes_due() {
             let holes = self.holes();
             self.defragmenter.state.lock().seen = (holes.zones, holes.live);
-            self.defragmenter.request(DefragOptions { bytes_per_second: None, fullest_percent: CHEAP_PERCENT }, true);
+            self.defragmenter.request(
+                DefragOptions { bytes_per_second: None, fullest_percent: CHEAP_PERCENT },
+                true,
+            );
         }
     }
 
@@ -496,7 +548,8 @@ impl Database {
         }
     }
 
-    /// One round on the spot, for a store that has run short; `false`: nothing was to be gained. The caller merges alone.
+    /// One round on the spot, for a store that has run short; `false`: nothing was to be gained.
+    /// The caller merges alone.
     pub(crate) fn empty_zones(&self) -> Result<bool> {
         let victims = self.victims(self.round_size(), 87)?;
         if victims.zones.is_empty() {

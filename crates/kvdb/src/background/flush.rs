@@ -1,6 +1,7 @@
-//! Flush: the sealed memtables become runs of the youngest level. One merge for each dictionary, then one manifest edit that adds
-//! the runs and moves the journal's start behind what they hold. Until that edit is durable nothing is let go; a flush that finds
-//! no space leaves everything as it was, and is tried again.
+//! Flush: the sealed memtables become runs of the youngest level. One merge for each dictionary,
+//! then one manifest edit that adds the runs and moves the journal's start behind what they hold.
+//! Until that edit is durable nothing is let go; a flush that finds no space leaves everything as
+//! it was, and is tried again.
 
 use env::sync::atomic::Ordering;
 use std::collections::VecDeque;
@@ -25,7 +26,8 @@ const STEP: u64 = 8 << 20;
 
 /// A flush under way.
 struct Flush {
-    /// The newest generation in it, and where the journal begins afterwards; `None` leaves the journal alone.
+    /// The newest generation in it, and where the journal begins afterwards; `None` leaves the
+    /// journal alone.
     upto: u64,
     sealed: Option<Sealed>,
     /// What its newest generation is the last of.
@@ -33,7 +35,8 @@ struct Flush {
     /// With the share of the items that hide older ones.
     merges: VecDeque<(DictionaryId, Merge, f64)>,
     runs: Vec<(DictionaryId, Arc<Run>, f64)>,
-    /// Keeps bound values in place until the runs hold them, even when a dictionary is dropped meanwhile.
+    /// Keeps bound values in place until the runs hold them, even when a dictionary is dropped
+    /// meanwhile.
     _generations: Vec<Arc<Generation>>,
 }
 
@@ -66,9 +69,14 @@ impl Flush {
                 // Values that the journal has bound stay where they are.
                 ..tree.info.options.storage(Placement::stitch())
             };
-            // An estimate: what cannot be read below must not keep commits from being flushed above it.
+            // An estimate: what cannot be read below must not keep commits from being flushed above
+            // it.
             let hiding = db.hiding_share(tree, upto).unwrap_or_default();
-            merges.push_back((dict, Merge::new(&db.store, &inputs, &KeyRange::all(), options)?, hiding));
+            merges.push_back((
+                dict,
+                Merge::new(&db.store, &inputs, &KeyRange::all(), options)?,
+                hiding,
+            ));
         }
         generations.sort_by_key(|g| g.number);
         generations.dedup_by_key(|g| g.number);
@@ -89,7 +97,8 @@ impl Flush {
     /// Makes the runs part of the store.
     fn install(self, db: &Database) -> Result<()> {
         db.zones.sync().map_err(|e| db.health.fail("syncing a flush", &e.into()))?;
-        // Written with the numbers that somebody asks for. Before the memtables go, so that nobody finds neither.
+        // Written with the numbers that somebody asks for. Before the memtables go, so that nobody
+        // finds neither.
         let past = |(dict, run, _): &(DictionaryId, Arc<Run>, f64)| {
             let newest = run.stats().max_seq;
             (newest > 0).then(|| Past { dict: *dict, run: run.clone(), newest, at_once: false })
@@ -101,7 +110,8 @@ impl Flush {
             let mut writer = db.writer.lock();
             (writer.release(before), writer.ready())
         };
-        // A few of the zones that become free are listed for the journal's next segments in the same edit.
+        // A few of the zones that become free are listed for the journal's next segments in the
+        // same edit.
         let again = db.stock().saturating_sub(ready).min(released.len());
         let mut rest = released.split_off(again);
         let mut recycled = Vec::new();
@@ -112,7 +122,12 @@ impl Flush {
             for (dict, run, hiding) in self.runs {
                 // Dropped meanwhile: so is what it held.
                 if state.dictionaries.contains_key(&dict) {
-                    edits.push(Edit::AddRun { dict, level: 0, id: RunId(id), run: encode_run(&run) });
+                    edits.push(Edit::AddRun {
+                        dict,
+                        level: 0,
+                        id: RunId(id),
+                        run: encode_run(&run),
+                    });
                     placed.push((dict, Placed { id: RunId(id), run }));
                     db.merging.hiding.set(RunId(id), hiding);
                     id += 1;
@@ -124,7 +139,8 @@ impl Flush {
             }
             for (i, old) in released.iter().enumerate() {
                 let number = state.next_segment + i as u64;
-                let segment = Segment { number, zone: old.segment.zone, epoch: db.env.random(), end: None };
+                let segment =
+                    Segment { number, zone: old.segment.zone, epoch: db.env.random(), end: None };
                 edits.push(Edit::Segment(segment));
                 recycled.push(segment);
             }
@@ -147,7 +163,11 @@ impl Flush {
             db.writer.lock().take_back(released);
             return outcome;
         }
-        let again = released.into_iter().zip(recycled).map(|(old, segment)| Owned { segment, hold: old.hold }).collect();
+        let again = released
+            .into_iter()
+            .zip(recycled)
+            .map(|(old, segment)| Owned { segment, hold: old.hold })
+            .collect();
         let mut writer = db.writer.lock();
         db.give_to(&mut writer, again)?;
         db.counters.journal_device.set(writer.bytes());
@@ -168,8 +188,12 @@ impl Database {
         let mut done = 0;
         while done < last {
             // Up to where a snapshot was made, so that the runs are exactly what it has.
-            let upto = self.snapshots.next_pending().map_or(last, |generation| generation.min(last));
-            let Some(next) = self.sealed.lock().iter().rfind(|s| s.generation <= upto).copied() else { break };
+            let upto =
+                self.snapshots.next_pending().map_or(last, |generation| generation.min(last));
+            let Some(next) = self.sealed.lock().iter().rfind(|s| s.generation <= upto).copied()
+            else {
+                break;
+            };
             self.flush_upto(next.generation, Some(next))?;
             done = next.generation;
             let mut sealed = self.sealed.lock();
@@ -182,7 +206,8 @@ impl Database {
         Ok(true)
     }
 
-    /// Writes all generations up to `upto` into runs. The caller sees to it that no other flush is under way.
+    /// Writes all generations up to `upto` into runs. The caller sees to it that no other flush is
+    /// under way.
     pub(crate) fn flush_upto(&self, upto: u64, sealed: Option<Sealed>) -> Result<()> {
         let mut flush = Flush::begin(self, upto, sealed)?;
         flush.run(self)?;
@@ -191,8 +216,9 @@ impl Database {
 
     /// Everything committed before is in runs afterwards, and the journal begins behind it.
     pub(crate) fn flush_all(&self) -> Result<()> {
-        // Empty memtables alone do not say that nothing of the journal counts any more: a replay flushes what it has read and leaves
-        // the journal as it is. What is put above the runs from here on would be beneath it when the store is opened again.
+        // Empty memtables alone do not say that nothing of the journal counts any more: a replay
+        // flushes what it has read and leaves the journal as it is. What is put above the runs from
+        // here on would be beneath it when the store is opened again.
         let unflushed = self.pipeline.lock().unflushed;
         let version = self.version.load_full();
         let number = version.generation.number;

@@ -1,8 +1,9 @@
-//! Who merges. Each thread has a stack of merges under way: one that becomes due at a younger level goes first, so that a large merge
-//! does not let the young runs pile up; threads beside each other take what nobody has claimed, or a piece of a large merge that another
-//! one has begun. A thread that turns to a younger merge leaves its piece to whoever comes first. Whoever must not find a merge under way
-//! goes through [`Database::merge_alone`]: the threads pause between two steps, and give up what they had begun; what of it is
-//! installed stays.
+//! Who merges. Each thread has a stack of merges under way: one that becomes due at a younger level
+//! goes first, so that a large merge does not let the young runs pile up; threads beside each other
+//! take what nobody has claimed, or a piece of a large merge that another one has begun. A thread
+//! that turns to a younger merge leaves its piece to whoever comes first. Whoever must not find a
+//! merge under way goes through [`Database::merge_alone`]: the threads pause between two steps, and
+//! give up what they had begun; what of it is installed stays.
 
 use env::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -30,7 +31,8 @@ pub(crate) struct Merging {
     under_way: Mutex<Vec<Arc<Compaction>>>,
     /// Of a store without threads.
     pub inline: Mutex<Stack>,
-    /// One more than the zones that were free when a merge last found no space for it; 0: it found some.
+    /// One more than the zones that were free when a merge last found no space for it; 0: it found
+    /// some.
     starved: AtomicU64,
     /// What runs hide of older ones.
     pub hiding: Hiding,
@@ -78,23 +80,36 @@ impl Merging {
         self.under_way.lock().retain(|whole| whole.number != number);
     }
 
-    /// A piece that nobody is at, of the youngest merge that has any and takes runs from above level `above`.
+    /// A piece that nobody is at, of the youngest merge that has any and takes runs from above
+    /// level `above`.
     fn take(&self, above: usize) -> Option<Piece> {
         let under_way = self.under_way.lock();
-        let whole =
-            under_way.iter().filter(|whole| whole.from() < above && whole.waiting() > 0).min_by_key(|whole| whole.from())?;
+        let whole = under_way
+            .iter()
+            .filter(|whole| whole.from() < above && whole.waiting() > 0)
+            .min_by_key(|whole| whole.from())?;
         whole.take()
     }
 }
 
 impl Database {
-    /// The most pressing compaction beside those that `claims` stand for. `tombstones`: also those that only deletions call for; `any`:
-    /// however few they are. `above`: only those that begin at a level above this one.
-    pub(crate) fn next_job(&self, tombstones: bool, any: bool, claims: &[Claim], above: usize) -> Option<Job> {
+    /// The most pressing compaction beside those that `claims` stand for. `tombstones`: also those
+    /// that only deletions call for; `any`: however few they are. `above`: only those that begin at
+    /// a level above this one.
+    pub(crate) fn next_job(
+        &self,
+        tombstones: bool,
+        any: bool,
+        claims: &[Claim],
+        above: usize,
+    ) -> Option<Job> {
         let version = self.version.load();
         let shape = self.options.shape.sane();
         let shapes = version.trees.values().filter_map(|t| {
-            Some((t.levels.first().map_or(0, Vec::len), Job::for_shape(t, &shape, claims, above, self.merging.hiding.dead(t))?))
+            Some((
+                t.levels.first().map_or(0, Vec::len),
+                Job::for_shape(t, &shape, claims, above, self.merging.hiding.dead(t))?,
+            ))
         });
         if let Some((_, job)) = shapes.max_by_key(|(runs, _)| *runs) {
             return Some(job);
@@ -104,8 +119,14 @@ impl Database {
         }
         let free = |t: &&std::sync::Arc<Tree>| claims.iter().all(|c| c.dict != t.info.id);
         let dead = |t: &Tree| self.merging.hiding.dead(t);
-        let quiet = |t: &std::sync::Arc<Tree>| Job::for_dead(t, dead(t), &shape).or_else(|| Job::for_readers(t, &shape));
-        version.trees.values().filter(free).find_map(|t| Job::for_tombstones(t, any).or_else(|| quiet(t)))
+        let quiet = |t: &std::sync::Arc<Tree>| {
+            Job::for_dead(t, dead(t), &shape).or_else(|| Job::for_readers(t, &shape))
+        };
+        version
+            .trees
+            .values()
+            .filter(free)
+            .find_map(|t| Job::for_tombstones(t, any).or_else(|| quiet(t)))
     }
 
     /// Keeps all merges from going on; those under way are given up.
@@ -117,7 +138,8 @@ impl Database {
         gate
     }
 
-    /// One bounded step of the youngest merge of `stack`, or of one that is due. `false`: there is nothing to do.
+    /// One bounded step of the youngest merge of `stack`, or of one that is due. `false`: there is
+    /// nothing to do.
     pub(crate) fn merge_step(&self, stack: &mut Stack) -> Result<bool> {
         let _shared = self.merging.gate.read();
         let round = self.merging.round.load(Ordering::Acquire);
@@ -146,7 +168,11 @@ impl Database {
         match new.and_then(|_| piece.step(self)) {
             Ok(false) => {}
             done => {
-                let starved = if matches!(done, Err(Error::NoSpace)) { self.zones.space().zones_free + 1 } else { 0 };
+                let starved = if matches!(done, Err(Error::NoSpace)) {
+                    self.zones.space().zones_free + 1
+                } else {
+                    0
+                };
                 if let Some(piece) = stack.merges.pop() {
                     self.end(piece, done.is_err());
                 }

@@ -1,5 +1,6 @@
-//! Background work: threads for the clock, the journal, flushes, merges and defragmentation, or, without threads, [`Database::step`],
-//! which does one bounded unit of it. Nothing is decided here: what a thread does is what a step does.
+//! Background work: threads for the clock, the journal, flushes, merges and defragmentation, or,
+//! without threads, [`Database::step`], which does one bounded unit of it. Nothing is decided here:
+//! what a thread does is what a step does.
 
 pub(crate) mod compaction;
 mod dead;
@@ -50,9 +51,11 @@ pub(crate) struct Background {
     wake_compaction: Condvar,
     wake_clock: Condvar,
     wake_journal: Condvar,
-    /// The journal's thread was asked for something that it has not looked at yet: nobody need ask again.
+    /// The journal's thread was asked for something that it has not looked at yet: nobody need ask
+    /// again.
     journal_asked: AtomicBool,
-    /// A flush has ended, or values have been placed: memory and perhaps journal space are free again.
+    /// A flush has ended, or values have been placed: memory and perhaps journal space are free
+    /// again.
     memory_free: Condvar,
     stop: AtomicBool,
     /// The last flush found no space.
@@ -177,7 +180,8 @@ impl Database {
                 let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job(&db)));
                 if outcome.is_err() {
                     // A mistake in the program: nobody may wait for this thread's work.
-                    db.health.fail("background work", &Error::Invalid(format!("{name} has panicked")));
+                    db.health
+                        .fail("background work", &Error::Invalid(format!("{name} has panicked")));
                     db.background.memory_free.notify_all();
                 }
             };
@@ -234,7 +238,8 @@ impl Database {
                 }
             }
             let done = done.and_then(|()| if values { self.set_aside_ahead() } else { Ok(()) });
-            let done = done.and_then(|()| if values { self.seal_what_holds_much(false) } else { Ok(()) });
+            let done =
+                done.and_then(|()| if values { self.seal_what_holds_much(false) } else { Ok(()) });
             let done = done.and_then(|()| self.prepare_segment());
             self.background.memory_is_free();
             match done {
@@ -318,7 +323,8 @@ impl Database {
         }
     }
 
-    /// Up to `steps` bounded steps of compaction, for a store without threads. `false`: there is nothing to do.
+    /// Up to `steps` bounded steps of compaction, for a store without threads. `false`: there is
+    /// nothing to do.
     pub(crate) fn compaction_steps(&self, steps: usize) -> Result<bool> {
         let mut stack = self.merging.inline.lock();
         for done in 0..steps {
@@ -335,20 +341,28 @@ impl Database {
         self.now().saturating_sub(since) >= self.options.idle_flush.min(Duration::from_secs(2))
     }
 
-    /// Somebody has flushed by hand, and so expects no more for a while: what is put off until the store is quiet is done soon.
+    /// Somebody has flushed by hand, and so expects no more for a while: what is put off until the
+    /// store is quiet is done soon.
     pub(crate) fn tidy_soon(&self) {
         if !self.inline() {
             let idle = self.options.idle_flush.max(Duration::from_secs(2));
-            *self.background.quiet.lock() = (self.counters.commits.get(), self.now().saturating_sub(idle));
+            *self.background.quiet.lock() =
+                (self.counters.commits.get(), self.now().saturating_sub(idle));
             self.background.wake_clock.notify_one();
         }
     }
 
     /// Nothing is left that the background would do by itself, unless something is committed.
     pub(crate) fn at_rest(&self) -> bool {
-        let merges = || !self.merging.busy() && self.next_job(true, false, &[], usize::MAX).is_none();
-        let space = || self.zones.spare() == 0 && !self.defragmenter.progress().running && !self.holes_due();
-        self.sealed.lock().is_empty() && !self.deletions.load(Ordering::Acquire) && merges() && space()
+        let merges =
+            || !self.merging.busy() && self.next_job(true, false, &[], usize::MAX).is_none();
+        let space = || {
+            self.zones.spare() == 0 && !self.defragmenter.progress().running && !self.holes_due()
+        };
+        self.sealed.lock().is_empty()
+            && !self.deletions.load(Ordering::Acquire)
+            && merges()
+            && space()
     }
 
     /// What falls due with time.
@@ -372,7 +386,8 @@ impl Database {
         }
         self.look_for_holes();
         self.seal_what_holds_much(true)?;
-        // What a moment's work took and nobody needed since; little at once, since it is the device that writers wait for.
+        // What a moment's work took and nobody needed since; little at once, since it is the device
+        // that writers wait for.
         self.zones.give_back_idle(GIVE_BACK)?;
         let (_, since) = *self.background.quiet.lock();
         if now.saturating_sub(since) >= self.options.idle_flush {
@@ -392,13 +407,15 @@ impl Database {
         Ok(())
     }
 
-    /// Values that were overwritten stay until the flush of their generation: one that has made a good part of the store's values dead
-    /// is flushed, however small its memtables are. `in_time`: also one that holds much, since a sample sees little of what was
-    /// overwritten before it was flushed at all.
+    /// Values that were overwritten stay until the flush of their generation: one that has made a
+    /// good part of the store's values dead is flushed, however small its memtables are. `in_time`:
+    /// also one that holds much, since a sample sees little of what was overwritten before it was
+    /// flushed at all.
     fn seal_what_holds_much(&self, in_time: bool) -> Result<()> {
         const LEAST: u64 = 64 << 20;
         const MOST: u64 = 256 << 20;
-        // Nobody asks a memtable for less: what newer versions hide there may be forgotten as others come.
+        // Nobody asks a memtable for less: what newer versions hide there may be forgotten as
+        // others come.
         let floor = self.pins.floor(self.visible.load(Ordering::Acquire));
         let version = self.version.load_full();
         for layer in version.trees.values().filter_map(|t| t.layers.first()) {
@@ -409,14 +426,17 @@ impl Database {
         if held < LEAST || !self.sealed.lock().is_empty() {
             return Ok(());
         }
-        if in_time && held > MOST.max(live / 5) || self.dead_of_active()? > LEAST.max((live + held) / 10) {
+        if in_time && held > MOST.max(live / 5)
+            || self.dead_of_active()? > LEAST.max((live + held) / 10)
+        {
             self.seal(version.generation.number)?;
         }
         Ok(())
     }
 
-    /// Makes the journal durable. When it was already, and nothing came behind, a mark is written (not synced) that says so: from
-    /// then on damage to the last commits is told from a torn write.
+    /// Makes the journal durable. When it was already, and nothing came behind, a mark is written
+    /// (not synced) that says so: from then on damage to the last commits is told from a torn
+    /// write.
     fn sync_and_mark(&self) -> Result<()> {
         if !self.options.journal {
             return Ok(());
@@ -441,7 +461,8 @@ impl Database {
         Ok(())
     }
 
-    /// Lays a segment ready for the journal, its space on the host allocated and written, so that no synced commit waits for it.
+    /// Lays a segment ready for the journal, its space on the host allocated and written, so that
+    /// no synced commit waits for it.
     fn prepare_segment(&self) -> Result<()> {
         if !self.options.journal || self.writer.lock().ready() >= self.stock() {
             return Ok(());
@@ -465,8 +486,8 @@ impl Database {
     /// One bounded unit of background work. `false`: there is nothing to do.
     pub(crate) fn step(&self) -> Result<bool> {
         self.writable()?;
-        let since =
-            self.now().as_nanos() as u64 - self.background.last_tick.load(Ordering::Relaxed).min(self.now().as_nanos() as u64);
+        let since = self.now().as_nanos() as u64
+            - self.background.last_tick.load(Ordering::Relaxed).min(self.now().as_nanos() as u64);
         if since >= self.options.flush_interval.as_nanos() as u64 {
             self.tick()?;
             return Ok(true);
@@ -500,7 +521,8 @@ impl Database {
         self.counters.young_runs.set(most.unwrap_or(0) as u64);
         self.merging.hiding.keep(&version);
         let dead = version.trees.values().map(|t| self.merging.hiding.dead(t));
-        let dead = dead.fold(Dead::default(), |sum, d| Dead { dead: sum.dead + d.dead, all: sum.all + d.all });
+        let dead = dead
+            .fold(Dead::default(), |sum, d| Dead { dead: sum.dead + d.dead, all: sum.all + d.all });
         self.counters.dead_percent.set(dead.percent());
     }
 }

@@ -74,7 +74,8 @@ impl Part {
 }
 
 impl Database {
-    /// `run` with `part`, which has keys from `from` to just below `to` alone, in the place of what it has there itself.
+    /// `run` with `part`, which has keys from `from` to just below `to` alone, in the place of what
+    /// it has there itself.
     pub(crate) fn with_part(
         &self,
         run: &Arc<Run>,
@@ -88,14 +89,19 @@ impl Database {
             false => None,
         };
         let after = match to {
-            Some(to) if high > to.as_ref() => slice(run, &KeyRange { start: to.clone(), end: None })?,
+            Some(to) if high > to.as_ref() => {
+                slice(run, &KeyRange { start: to.clone(), end: None })?
+            }
             _ => None,
         };
         self.joined([before, part, after].into_iter().flatten())
     }
 
     /// One run of several whose keys ascend.
-    pub(crate) fn joined(&self, runs: impl IntoIterator<Item = Arc<Run>>) -> Result<Option<Arc<Run>>> {
+    pub(crate) fn joined(
+        &self,
+        runs: impl IntoIterator<Item = Arc<Run>>,
+    ) -> Result<Option<Arc<Run>>> {
         let runs: Vec<Arc<Run>> = runs.into_iter().collect();
         match runs.len() {
             0 | 1 => Ok(runs.into_iter().next()),
@@ -112,7 +118,12 @@ impl Database {
         let mut installed = None;
         self.install(|state| {
             let mut edits = vec![Edit::Streams(self.zones.positions())];
-            let add = |level: usize, id, run: &Arc<Run>| Edit::AddRun { dict, level: level as u32, id, run: encode_run(run) };
+            let add = |level: usize, id, run: &Arc<Run>| Edit::AddRun {
+                dict,
+                level: level as u32,
+                id,
+                run: encode_run(run),
+            };
             let new = new.map(|(level, run)| (level, Placed { id: RunId(state.next_run), run }));
             if state.dictionaries.contains_key(&dict) {
                 for Changed { id, level, run } in &changed {

@@ -1,6 +1,7 @@
-//! Write pressure: what a commit must do before it may add to the debt of flushes and merges. Delays begin early, are short, and
-//! grow with the square of the debt. A commit waits only when memory would exceed its budget. A commit of data is refused
-//! when the flush of everything committed could no longer find room, so that nothing acknowledged can be lost to a full store;
+//! Write pressure: what a commit must do before it may add to the debt of flushes and merges.
+//! Delays begin early, are short, and grow with the square of the debt. A commit waits only when
+//! memory would exceed its budget. A commit of data is refused when the flush of everything
+//! committed could no longer find room, so that nothing acknowledged can be lost to a full store;
 //! deletions are let through.
 
 use env::sync::atomic::Ordering;
@@ -12,19 +13,21 @@ use crate::error::{Error, Result};
 
 /// Nanoseconds for each byte when the debt is at its limit: 20 MB/s.
 const SLOWEST: f64 = 50.0;
-/// Delays are saved up to this many nanoseconds before a thread sleeps: shorter sleeps cost more than they last.
+/// Delays are saved up to this many nanoseconds before a thread sleeps: shorter sleeps cost more
+/// than they last.
 const WORTH_SLEEPING: u64 = 300_000;
 /// The longest single sleep.
 const LONGEST: u64 = 20_000_000;
-/// Dead bytes for a hundred alive from which writers are slowed down, and where they are slowest: above what merges at their own pace let
-/// gather.
+/// Dead bytes for a hundred alive from which writers are slowed down, and where they are slowest:
+/// above what merges at their own pace let gather.
 const DEAD_FROM: usize = 75;
 const DEAD_TO: usize = 300;
 /// Bytes that commits may add before the space is looked at again.
 const LOOK_AGAIN: u64 = 4 << 20;
 
 impl Database {
-    /// Lets a commit of `bytes` go ahead: now, a little later, or not at all. `unplaced`: how many of them will wait for their place.
+    /// Lets a commit of `bytes` go ahead: now, a little later, or not at all. `unplaced`: how many
+    /// of them will wait for their place.
     pub(crate) fn admit(&self, bytes: usize, unplaced: usize, claim: SpaceClaim) -> Result<()> {
         if !claim.removes {
             self.admit_space(bytes as u64, claim)?;
@@ -60,7 +63,11 @@ impl Database {
         let fan = self.options.shape.sane().runs_per_level;
         let runs = part(self.counters.young_runs.get() as usize, fan + fan / 2, 4 * fan);
         let dead = part(self.counters.dead_percent.get() as usize, DEAD_FROM, DEAD_TO);
-        let unplaced = part(self.unplaced_bytes.load(Ordering::Relaxed), self.shares.window, 2 * self.shares.window);
+        let unplaced = part(
+            self.unplaced_bytes.load(Ordering::Relaxed),
+            self.shares.window,
+            2 * self.shares.window,
+        );
         memory.max(runs).max(dead).max(unplaced)
     }
 
@@ -94,7 +101,8 @@ impl Database {
 
     fn admit_memory(&self, bytes: usize, deletes_only: bool) -> Result<()> {
         let full = || {
-            let memory = self.memtable_bytes() + bytes > self.shares.memtables && self.sealed_bytes.load(Ordering::Acquire) > 0;
+            let memory = self.memtable_bytes() + bytes > self.shares.memtables
+                && self.sealed_bytes.load(Ordering::Acquire) > 0;
             memory || self.counters.journal_device.get() > 2 * self.shares.journal_device
         };
         if !full() {
@@ -133,7 +141,11 @@ impl Database {
         if self.look_at_space(bytes, claim) {
             return Ok(());
         }
-        if self.want_space() && self.look_at_space(bytes, claim) { Ok(()) } else { Err(Error::NoSpace) }
+        if self.want_space() && self.look_at_space(bytes, claim) {
+            Ok(())
+        } else {
+            Err(Error::NoSpace)
+        }
     }
 
     fn look_at_space(&self, bytes: u64, claim: SpaceClaim) -> bool {
@@ -145,14 +157,16 @@ impl Database {
         left.is_some() || claim.promised && bytes <= space.promised
     }
 
-    /// Space ran short: whatever was deleted must give its space back, now. `false`: there was nothing to gain.
+    /// Space ran short: whatever was deleted must give its space back, now. `false`: there was
+    /// nothing to gain.
     pub(crate) fn want_space(&self) -> bool {
         let Some(_one) = self.reclaiming.try_lock() else {
             // Another one is at it: its outcome is what counts.
             drop(self.reclaiming.lock());
             return true;
         };
-        // Once for each time that something was deleted or flushed: a store full of live data is not searched again and again.
+        // Once for each time that something was deleted or flushed: a store full of live data is
+        // not searched again and again.
         if !self.reclaimable.swap(false, Ordering::AcqRel) {
             return false;
         }
@@ -165,7 +179,8 @@ impl Database {
         true
     }
 
-    /// What a commit does afterwards: it asks for what is due, or does it itself when nothing runs by itself.
+    /// What a commit does afterwards: it asks for what is due, or does it itself when nothing runs
+    /// by itself.
     pub(crate) fn after_commit(&self, applied: Applied) -> Result<()> {
         let long = self.counters.journal_device.get() > self.shares.journal_device;
         let tight = self.journal_tight.swap(false, Ordering::AcqRel);
@@ -173,7 +188,8 @@ impl Database {
         if (tight || long) && self.sealed.lock().is_empty() {
             seal = Some(self.version.load().generation.number);
         }
-        let write = applied.pending >= self.shares.journal_write_at || applied.unplaced >= self.shares.window;
+        let write = applied.pending >= self.shares.journal_write_at
+            || applied.unplaced >= self.shares.window;
         if !self.inline() {
             if write || seal.is_some() {
                 self.background.journal_wanted(seal);
@@ -193,15 +209,16 @@ impl Database {
         if tight || long || self.memtable_bytes() > self.shares.memtables {
             Self::warn_of_failed_work(self.flush_sealed());
         }
-        let runs = self.counters.young_runs.get() as usize >= 4 * self.options.shape.sane().runs_per_level;
+        let runs =
+            self.counters.young_runs.get() as usize >= 4 * self.options.shape.sane().runs_per_level;
         if runs && !self.merging.starved(self.zones.space().zones_free) {
             Self::warn_of_failed_work(self.compaction_steps(usize::MAX));
         }
         Ok(())
     }
 
-    /// Reports background work that failed. The commit that did it has not failed: the work is tried again, and if the store
-    /// has stopped, the next commit is told so.
+    /// Reports background work that failed. The commit that did it has not failed: the work is
+    /// tried again, and if the store has stopped, the next commit is told so.
     fn warn_of_failed_work<T>(result: Result<T>) {
         if let Err(e) = result {
             tracing::warn!("background work failed and will be tried again: {e}");

@@ -1,6 +1,7 @@
-//! Compaction of a range of keys: what all runs have there is merged into the bottom run, the rest of them stays as it is. Done part
-//! by part, each installed by one edit of the manifest, as every compaction: a run is cut around the part by slices, which cost a
-//! few index nodes, and the merged part takes its place in the bottom run.
+//! Compaction of a range of keys: what all runs have there is merged into the bottom run, the rest
+//! of them stays as it is. Done part by part, each installed by one edit of the manifest, as every
+//! compaction: a run is cut around the part by slices, which cost a few index nodes, and the merged
+//! part takes its place in the bottom run.
 
 use env::sync::atomic::Ordering;
 
@@ -24,7 +25,8 @@ fn touches(run: &Run, range: &KeyRange) -> bool {
     high > range.start.as_ref() && range.end.as_ref().is_none_or(|end| low < end.as_ref())
 }
 
-/// `true` when the range holds nothing that a merge would change: one run at the bottom, without tombstones.
+/// `true` when the range holds nothing that a merge would change: one run at the bottom, without
+/// tombstones.
 fn settled(tree: &Tree, inputs: &[(usize, Placed)]) -> bool {
     match inputs {
         [] => true,
@@ -56,7 +58,11 @@ impl Database {
     /// Merges and installs the first part of `range`; what is left of it. The caller merges alone.
     fn compact_part(&self, dict: DictionaryId, range: KeyRange) -> Result<Option<KeyRange>> {
         let tree = self.version.load().tree(dict)?.clone();
-        let runs = tree.levels.iter().enumerate().flat_map(|(level, runs)| runs.iter().map(move |p| (level, p.clone())));
+        let runs = tree
+            .levels
+            .iter()
+            .enumerate()
+            .flat_map(|(level, runs)| runs.iter().map(move |p| (level, p.clone())));
         let inputs: Vec<(usize, Placed)> = runs.filter(|(_, p)| touches(&p.run, &range)).collect();
         if settled(&tree, &inputs) {
             return Ok(None);
@@ -71,19 +77,35 @@ impl Database {
         let sources: Vec<Input> = inputs.iter().map(|(_, p)| Input::Run(p.run.clone())).collect();
         let mut merge = Merge::new(&self.store, &sources, &range, options)?;
         let most = self.part_size();
-        while !merge.step(STEP.min(most))? && merge.stats().written() < most && !self.background.stopping() {}
+        while !merge.step(STEP.min(most))?
+            && merge.stats().written() < most
+            && !self.background.stopping()
+        {}
         let (merged, next, stats) = merge.cut()?;
         // What was cut off lies before `next`, or before the end of the range.
         let end = next.clone().or_else(|| range.end.clone());
-        // The part goes into the oldest run at the bottom that reaches into the range, or else beside any.
-        let bottom = || tree.levels.get(BOTTOM).and_then(|runs| runs.last()).map(|p| (BOTTOM, p.clone()));
-        let home = inputs.last().filter(|(level, _)| *level == BOTTOM).cloned().or_else(bottom).map(|(_, p)| p);
+        // The part goes into the oldest run at the bottom that reaches into the range, or else
+        // beside any.
+        let bottom =
+            || tree.levels.get(BOTTOM).and_then(|runs| runs.last()).map(|p| (BOTTOM, p.clone()));
+        let home = inputs
+            .last()
+            .filter(|(level, _)| *level == BOTTOM)
+            .cloned()
+            .or_else(bottom)
+            .map(|(_, p)| p);
         let mut part = Part::of(dict);
-        for (level, input) in inputs.iter().filter(|(_, p)| home.as_ref().is_none_or(|home| home.id != p.id)) {
+        for (level, input) in
+            inputs.iter().filter(|(_, p)| home.as_ref().is_none_or(|home| home.id != p.id))
+        {
             part.cut(self, input, *level, &range.start, end.as_ref())?;
         }
         match (home, merged) {
-            (Some(home), merged) => part.set(home.id, BOTTOM, self.with_part(&home.run, &range.start, end.as_ref(), merged)?),
+            (Some(home), merged) => part.set(
+                home.id,
+                BOTTOM,
+                self.with_part(&home.run, &range.start, end.as_ref(), merged)?,
+            ),
             (None, Some(merged)) => part.add(BOTTOM, merged),
             (None, None) => {}
         }

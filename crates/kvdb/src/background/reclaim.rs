@@ -1,4 +1,5 @@
-//! Making room: what a full store does before it says so, and compactions that somebody waits for. All of it has the runs alone.
+//! Making room: what a full store does before it says so, and compactions that somebody waits for.
+//! All of it has the runs alone.
 
 use vt_tree::Placement;
 use zones::ZONE_SIZE;
@@ -23,8 +24,8 @@ fn unless_full<T>(result: Result<T>) -> Result<Option<T>> {
 }
 
 impl Database {
-    /// Does a whole job here and now, a large one in several threads; `false` when the store is being closed, which gives the rest of
-    /// it up.
+    /// Does a whole job here and now, a large one in several threads; `false` when the store is
+    /// being closed, which gives the rest of it up.
     fn compact_now(&self, job: Job) -> Result<bool> {
         let defragments = job.defragments;
         let (mut first, _) = Compaction::begin(self, job, 0);
@@ -55,11 +56,18 @@ impl Database {
         env::thread::scope(|scope| {
             let work = &work;
             let helpers: Vec<_> = (0..others)
-                .filter_map(|_| env::thread::Builder::new().name("kvdb-merge".into()).spawn_scoped(scope, || work(None)).ok())
+                .filter_map(|_| {
+                    env::thread::Builder::new()
+                        .name("kvdb-merge".into())
+                        .spawn_scoped(scope, || work(None))
+                        .ok()
+                })
                 .collect();
             let mut done = work(Some(first));
             for helper in helpers {
-                let helped = helper.join().unwrap_or_else(|_| Err(Error::Invalid("a merging thread has panicked".into())));
+                let helped = helper.join().unwrap_or_else(|_| {
+                    Err(Error::Invalid("a merging thread has panicked".into()))
+                });
                 done = match (done, helped) {
                     (Ok(a), Ok(b)) => Ok(a && b),
                     (Err(e), _) | (_, Err(e)) => Err(e),
@@ -71,11 +79,19 @@ impl Database {
 
     /// The same; when there is no space for it, merged with everything older, which may make some.
     fn compact_somehow(&self, job: Job) -> Result<bool> {
-        let (dict, level, to_bottom) = (job.dict, job.inputs.first().map_or(0, |p| job.level_of(p.id)), job.to_bottom);
+        let (dict, level, to_bottom) =
+            (job.dict, job.inputs.first().map_or(0, |p| job.level_of(p.id)), job.to_bottom);
         match self.compact_now(job) {
             Err(Error::NoSpace) if !to_bottom => {
-                let job = self.version.load().trees.get(&dict).map(|tree| Job::everything_from(tree, level));
-                let Some(mut job) = job.filter(|job| !job.inputs.is_empty()) else { return Ok(true) };
+                let job = self
+                    .version
+                    .load()
+                    .trees
+                    .get(&dict)
+                    .map(|tree| Job::everything_from(tree, level));
+                let Some(mut job) = job.filter(|job| !job.inputs.is_empty()) else {
+                    return Ok(true);
+                };
                 job.press();
                 self.compact_now(job)
             }
@@ -93,8 +109,13 @@ impl Database {
         Ok(())
     }
 
-    /// The same as a part of a defragmentation, which may have a placement of its own: by that even a single run is merged.
-    pub(crate) fn compact_to_defragment(&self, dict: DictionaryId, placement: Option<Placement>) -> Result<()> {
+    /// The same as a part of a defragmentation, which may have a placement of its own: by that even
+    /// a single run is merged.
+    pub(crate) fn compact_to_defragment(
+        &self,
+        dict: DictionaryId,
+        placement: Option<Placement>,
+    ) -> Result<()> {
         let _alone = self.merge_alone();
         // The version is let go of before the merge: it would keep what the merge leaves behind.
         let job = {
@@ -102,7 +123,9 @@ impl Database {
             let tree = version.tree(dict)?;
             match placement {
                 None => Job::for_all(tree),
-                placement => tree.runs().next().map(|_| Job { placement, ..Job::everything_from(tree, 0) }),
+                placement => {
+                    tree.runs().next().map(|_| Job { placement, ..Job::everything_from(tree, 0) })
+                }
             }
         };
         if let Some(job) = job {
@@ -111,9 +134,10 @@ impl Database {
         Ok(())
     }
 
-    /// Makes the space of what was deleted free: flushes, merges what has tombstones, and, when zones are mostly holes, moves the
-    /// rest of them together, until there is some room or nothing is left to gain. Done by whoever finds the store full, before
-    /// saying so. `true`: there may be more to gain.
+    /// Makes the space of what was deleted free: flushes, merges what has tombstones, and, when
+    /// zones are mostly holes, moves the rest of them together, until there is some room or nothing
+    /// is left to gain. Done by whoever finds the store full, before saying so. `true`: there may
+    /// be more to gain.
     pub(crate) fn reclaim(&self) -> Result<bool> {
         let mut free = 0;
         for _ in 0..ROUNDS {
@@ -136,10 +160,18 @@ impl Database {
         Ok(true)
     }
 
-    /// Does all compactions that are called for, those for few tombstones too. The caller merges alone.
+    /// Does all compactions that are called for, those for few tombstones too. The caller merges
+    /// alone.
     fn settle(&self) -> Result<()> {
-        // Deletions first: these merges write least and gain most, and may make the room that others find none without.
-        let jobs: Vec<Job> = self.version.load().trees.values().filter_map(|tree| Job::for_tombstones(tree, true)).collect();
+        // Deletions first: these merges write least and gain most, and may make the room that
+        // others find none without.
+        let jobs: Vec<Job> = self
+            .version
+            .load()
+            .trees
+            .values()
+            .filter_map(|tree| Job::for_tombstones(tree, true))
+            .collect();
         for mut job in jobs {
             job.press();
             if unless_full(self.compact_now(job))? == Some(false) {

@@ -1,11 +1,13 @@
-//! The shape of a dictionary's runs, and so which of them to merge next. Tiered above, one run at the bottom: when a level has gathered
-//! its runs they become one run of the next level, or, once what lies above the bottom run weighs enough, all of it is merged
-//! into the bottom run. Deletions are debts of their own: a run with tombstones above older runs keeps dead data alive, so when the
-//! store is quiet, or short of space, it is merged with everything below it.
+//! The shape of a dictionary's runs, and so which of them to merge next. Tiered above, one run at
+//! the bottom: when a level has gathered its runs they become one run of the next level, or, once
+//! what lies above the bottom run weighs enough, all of it is merged into the bottom run. Deletions
+//! are debts of their own: a run with tombstones above older runs keeps dead data alive, so when
+//! the store is quiet, or short of space, it is merged with everything below it.
 //!
-//! Several merges may be under way in one dictionary. What makes that safe is age: a run may only move below runs that are older. So
-//! a merge takes all runs of its level, and none of them is in another merge; and a merge into the bottom takes all levels from its
-//! own downwards. Before it begins it moves them out of the way, down to the last levels above the bottom: what is flushed
+//! Several merges may be under way in one dictionary. What makes that safe is age: a run may only
+//! move below runs that are older. So a merge takes all runs of its level, and none of them is in
+//! another merge; and a merge into the bottom takes all levels from its own downwards. Before it
+//! begins it moves them out of the way, down to the last levels above the bottom: what is flushed
 //! meanwhile is merged among itself, however long the large merge takes.
 
 use vt_tree::{ADAPTIVE, Placement};
@@ -18,14 +20,17 @@ use crate::dictionary::DictionaryOptions;
 use crate::ids::RunId;
 use crate::read::version::{Placed, Tree};
 
-/// How the runs of a dictionary are kept, see `docs/decisions/012-shape.md`. May change from one opening to the next.
+/// How the runs of a dictionary are kept, see `docs/decisions/012-shape.md`. May change from one
+/// opening to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// Runs that a level gathers before they are merged into one of the next. At least 2.
     pub runs_per_level: usize,
-    /// The bottom run is merged when what lies above it weighs this part of it: 4 stands for a quarter. At least 1.
+    /// The bottom run is merged when what lies above it weighs this part of it: 4 stands for a
+    /// quarter. At least 1.
     pub size_ratio: u64,
-    /// All data ends in one run. Otherwise levels are merged into the next for ever, and reads meet more runs.
+    /// All data ends in one run. Otherwise levels are merged into the next for ever, and reads meet
+    /// more runs.
     pub single_bottom: bool,
 }
 
@@ -38,7 +43,11 @@ impl Default for Shape {
 impl Shape {
     /// Within bounds that work.
     pub(crate) fn sane(self) -> Shape {
-        Shape { runs_per_level: self.runs_per_level.clamp(2, 64), size_ratio: self.size_ratio.clamp(1, 1 << 20), ..self }
+        Shape {
+            runs_per_level: self.runs_per_level.clamp(2, 64),
+            size_ratio: self.size_ratio.clamp(1, 1 << 20),
+            ..self
+        }
     }
 }
 
@@ -48,16 +57,18 @@ pub(crate) const BOTTOM: usize = 15;
 const PRESSED: u64 = 1 << 20;
 /// Space is short when less than this part of the store is free.
 const TIGHT: u64 = 8;
-/// Seeks that cost more than this many bytes of reading are dear: large values are moved for the sake of scans.
+/// Seeks that cost more than this many bytes of reading are dear: large values are moved for the
+/// sake of scans.
 const DEAR: u64 = 64 << 10;
 
-/// Dead bytes for a hundred alive from which everything above the bottom is merged into it, while clients write, and when the store is
-/// quiet. Each such merge writes what is alive: with the first, two bytes for each overwritten.
+/// Dead bytes for a hundred alive from which everything above the bottom is merged into it, while
+/// clients write, and when the store is quiet. Each such merge writes what is alive: with the
+/// first, two bytes for each overwritten.
 const DEAD_PERCENT: u64 = 50;
 const DEAD_WHEN_QUIET: u64 = 8;
 
-/// What is rewritten for the sake of readers alone, at most, bytes of key blocks; and what comes along with a merge weighs at most so many
-/// times what is merged.
+/// What is rewritten for the sake of readers alone, at most, bytes of key blocks; and what comes
+/// along with a merge weighs at most so many times what is merged.
 const LIGHT: u64 = 4 << 20;
 const LIGHTER: u64 = 4;
 /// Runs above the bottom that may stay when the store is quiet.
@@ -72,8 +83,13 @@ const APART: u64 = 5 * ZONE_SIZE;
 pub(crate) const PLENTY: u64 = 32 * ZONE_SIZE;
 
 impl Database {
-    /// Where on the device the result of merging `runs` belongs, at `level`: beside what lives as long.
-    pub(crate) fn lane<'a>(&self, runs: impl IntoIterator<Item = &'a Placed>, level: usize) -> Lane {
+    /// Where on the device the result of merging `runs` belongs, at `level`: beside what lives as
+    /// long.
+    pub(crate) fn lane<'a>(
+        &self,
+        runs: impl IntoIterator<Item = &'a Placed>,
+        level: usize,
+    ) -> Lane {
         match level {
             _ if weights(runs) < APART || self.zones.space().free_for_user < PLENTY => Lane::Young,
             BOTTOM => Lane::Old,
@@ -127,8 +143,15 @@ fn has_tombstones(placed: &Placed) -> bool {
 
 impl Job {
     pub(crate) fn new(tree: &Tree, inputs: Vec<Placed>, level: usize, to_bottom: bool) -> Job {
-        debug_assert!(level > 0, "a result at the level of flushes would hide what is flushed while the merge goes on");
-        let all = tree.levels.iter().enumerate().flat_map(|(level, runs)| runs.iter().map(move |p| (p.id, level)));
+        debug_assert!(
+            level > 0,
+            "a result at the level of flushes would hide what is flushed while the merge goes on"
+        );
+        let all = tree
+            .levels
+            .iter()
+            .enumerate()
+            .flat_map(|(level, runs)| runs.iter().map(move |p| (p.id, level)));
         let levels = all.filter(|(id, _)| inputs.iter().any(|p| p.id == *id)).collect();
         Job {
             dict: tree.info.id,
@@ -147,7 +170,8 @@ impl Job {
         self.levels.iter().find(|(of, _)| *of == id).map_or(BOTTOM, |(_, level)| *level)
     }
 
-    /// Space is short: no value is moved for the sake of scans, and no few key blocks stay behind that would keep a zone.
+    /// Space is short: no value is moved for the sake of scans, and no few key blocks stay behind
+    /// that would keep a zone.
     pub(crate) fn press(&mut self) {
         if self.placement.is_none() {
             self.placement = Some(Placement { stitch_at: PRESSED, ..Placement::stitch() });
@@ -159,19 +183,22 @@ impl Job {
         if let Some(placement) = &self.placement {
             return placement.clone();
         }
-        // Few key blocks that stay behind keep a zone each: what little is left would be gone before the inputs are.
+        // Few key blocks that stay behind keep a zone each: what little is left would be gone
+        // before the inputs are.
         let space = db.zones.space();
         if space.free_for_user / ZONE_SIZE < space.zones_total / TIGHT {
             return Placement { stitch_at: PRESSED, ..Placement::stitch() };
         }
-        let stitch_at = db.version.load().trees.get(&self.dict).map_or(ADAPTIVE, |t| t.info.options.stitch_at);
+        let stitch_at =
+            db.version.load().trees.get(&self.dict).map_or(ADAPTIVE, |t| t.info.options.stitch_at);
         let seek_bytes = db.options.seek_bytes;
         let values_at = match stitch_at {
             ADAPTIVE if seek_bytes < DEAR => 0,
             ADAPTIVE => seek_bytes,
             at => at,
         };
-        // Large values are moved on their way to the bottom, once; a plain LSM-tree moves them every time.
+        // Large values are moved on their way to the bottom, once; a plain LSM-tree moves them
+        // every time.
         let values_at = if self.to_bottom || stitch_at == u64::MAX { values_at } else { 0 };
         Placement { stitch_at, values_at, seek_bytes, evacuate: None }
     }
@@ -187,8 +214,15 @@ impl Job {
         self.levels.iter().map(|(_, level)| *level).min().unwrap_or(BOTTOM)
     }
 
-    /// What the shape calls for beside the merges under way, if anything. `above`: only of the levels above this one.
-    pub(crate) fn for_shape(tree: &Tree, shape: &Shape, claims: &[Claim], above: usize, dead: Dead) -> Option<Job> {
+    /// What the shape calls for beside the merges under way, if anything. `above`: only of the
+    /// levels above this one.
+    pub(crate) fn for_shape(
+        tree: &Tree,
+        shape: &Shape,
+        claims: &[Claim],
+        above: usize,
+        dead: Dead,
+    ) -> Option<Job> {
         let claims: Vec<&Claim> = claims.iter().filter(|c| c.dict == tree.info.id).collect();
         let taken = |level: usize| {
             let runs = tree.levels.get(level).into_iter().flatten();
@@ -202,7 +236,8 @@ impl Job {
             if taken(level) {
                 continue;
             }
-            // Where values lie outside, merging key blocks costs next to nothing, and shows which values are dead.
+            // Where values lie outside, merging key blocks costs next to nothing, and shows which
+            // values are dead.
             if shape.single_bottom && !(level..=BOTTOM).any(taken) && Job::is_cheap(tree, level) {
                 return Some(Job::everything_from(tree, level));
             }
@@ -211,7 +246,8 @@ impl Job {
             }
             let below = |from: usize| tree.levels.iter().take(BOTTOM).skip(from).flatten();
             let bottom = weights(tree.levels.iter().skip(BOTTOM).flatten());
-            let heavy = shape.single_bottom && weights(below(level)).saturating_mul(shape.size_ratio) >= bottom;
+            let heavy = shape.single_bottom
+                && weights(below(level)).saturating_mul(shape.size_ratio) >= bottom;
             if (heavy || level + 1 == BOTTOM) && !(level..=BOTTOM).any(taken) {
                 return Some(Job::everything_from(tree, level));
             }
@@ -222,8 +258,8 @@ impl Job {
         None
     }
 
-    /// A level's runs as one of the next; with what lies there, and so on, as long as that weighs little: a reader asks each run, however
-    /// few keys it has.
+    /// A level's runs as one of the next; with what lies there, and so on, as long as that weighs
+    /// little: a reader asks each run, however few keys it has.
     fn down(tree: &Tree, level: usize, taken: impl Fn(usize) -> bool) -> Job {
         let (mut inputs, mut to) = (tree.levels[level].clone(), level + 1);
         for (below, runs) in tree.levels.iter().enumerate().take(BOTTOM).skip(level + 1) {
@@ -237,8 +273,9 @@ impl Job {
         Job::new(tree, inputs, to, false)
     }
 
-    /// When the store is quiet: one run of those above the bottom, where they are several and weigh little. Never at the youngest level:
-    /// what is flushed there while the merge goes on is newer than its result.
+    /// When the store is quiet: one run of those above the bottom, where they are several and weigh
+    /// little. Never at the youngest level: what is flushed there while the merge goes on is newer
+    /// than its result.
     pub(crate) fn for_readers(tree: &Tree, shape: &Shape) -> Option<Job> {
         let above = || tree.levels.iter().take(BOTTOM).flatten();
         let to = tree.levels.iter().take(BOTTOM).rposition(|runs| !runs.is_empty())?.max(1);
@@ -246,10 +283,13 @@ impl Job {
         due.then(|| Job::new(tree, above().cloned().collect(), to, false))
     }
 
-    /// A merge of all from `level` downwards writes little beside the large values that it may find dead: those above the bottom weigh a
-    /// part of those in it that counts, and many times the key blocks of all.
+    /// A merge of all from `level` downwards writes little beside the large values that it may find
+    /// dead: those above the bottom weigh a part of those in it that counts, and many times the key
+    /// blocks of all.
     fn is_cheap(tree: &Tree, level: usize) -> bool {
-        let values = |from: usize| tree.levels.iter().skip(from).flatten().map(|p| p.run.stats().value_bytes).sum::<u64>();
+        let values = |from: usize| {
+            tree.levels.iter().skip(from).flatten().map(|p| p.run.stats().value_bytes).sum::<u64>()
+        };
         let blocks = weights(tree.levels.iter().skip(level).flatten());
         let (all, bottom) = (values(level), values(BOTTOM));
         let above = all - bottom;
@@ -263,14 +303,16 @@ impl Job {
         due.then(|| Job::for_space(tree, level)).filter(|job| job.inputs.len() > 1)
     }
 
-    /// All runs from a level downwards, for the sake of what is dead in them: short spans are not stitched, since each would keep a zone.
+    /// All runs from a level downwards, for the sake of what is dead in them: short spans are not
+    /// stitched, since each would keep a zone.
     fn for_space(tree: &Tree, level: usize) -> Job {
         let mut job = Job::everything_from(tree, level);
         job.press();
         job
     }
 
-    /// What the tombstones call for: their runs merged with everything older. `any`: however few there are.
+    /// What the tombstones call for: their runs merged with everything older. `any`: however few
+    /// there are.
     pub(crate) fn for_tombstones(tree: &Tree, any: bool) -> Option<Job> {
         let level = tree.levels.iter().position(|runs| runs.iter().any(has_tombstones))?;
         let job = Job::everything_from(tree, level);
@@ -283,7 +325,8 @@ impl Job {
     pub(crate) fn for_all(tree: &Tree) -> Option<Job> {
         let mut runs = tree.runs();
         let first = runs.next()?;
-        let settled = runs.next().is_none() && !has_tombstones(first) && tree.levels.len() == BOTTOM + 1;
+        let settled =
+            runs.next().is_none() && !has_tombstones(first) && tree.levels.len() == BOTTOM + 1;
         (!settled).then(|| Job::everything_from(tree, 0))
     }
 }

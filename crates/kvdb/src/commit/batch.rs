@@ -14,8 +14,8 @@ pub enum Durability {
     Synced,
 }
 
-/// Changes that happen whole or not at all, in the order given; a later one wins over an earlier one. They may be in several
-/// dictionaries.
+/// Changes that happen whole or not at all, in the order given; a later one wins over an earlier
+/// one. They may be in several dictionaries.
 ///
 /// ```
 /// # use kvdb::{Batch, Durability, Kvdb};
@@ -47,7 +47,10 @@ pub(crate) enum Change {
 impl Change {
     pub(crate) fn dictionary(&self) -> DictionaryId {
         match self {
-            Change::Put(d, ..) | Change::PutStored(d, ..) | Change::Delete(d, ..) | Change::DeleteRange(d, ..) => *d,
+            Change::Put(d, ..)
+            | Change::PutStored(d, ..)
+            | Change::Delete(d, ..)
+            | Change::DeleteRange(d, ..) => *d,
         }
     }
 }
@@ -63,17 +66,20 @@ impl Batch {
     pub fn len(&self) -> usize {
         self.changes.len()
     }
-    /// Says that this batch gives back more space than it takes, though it puts a little too (what is left of a thing when a part
-    /// of it goes). Like a batch that only deletes, it is then committed even when the store is full.
+    /// Says that this batch gives back more space than it takes, though it puts a little too (what
+    /// is left of a thing when a part of it goes). Like a batch that only deletes, it is then
+    /// committed even when the store is full.
     pub fn releases_space(&mut self) {
         self.releases = true;
     }
-    /// Says that the caller syncs right after this commit, as if it were a synced one. A few large values are then logged with it, which is
-    /// one write and one sync; else they would be written to places of their own first. They get these when memtables are written out.
+    /// Says that the caller syncs right after this commit, as if it were a synced one. A few large
+    /// values are then logged with it, which is one write and one sync; else they would be written
+    /// to places of their own first. They get these when memtables are written out.
     pub fn sync_follows(&mut self) {
         self.sync_follows = true;
     }
-    /// Says that room was promised for this batch ([`PromisedSpace`](crate::PromisedSpace)), which the caller gives back when it is committed.
+    /// Says that room was promised for this batch ([`PromisedSpace`](crate::PromisedSpace)), which
+    /// the caller gives back when it is committed.
     pub fn takes_promised_space(&mut self) {
         self.promised = true;
     }
@@ -82,8 +88,9 @@ impl Batch {
     pub fn put(&mut self, dict: DictionaryId, key: impl Into<Bytes>, value: impl Into<Bytes>) {
         self.changes.push(Change::Put(dict, key.into(), value.into()));
     }
-    /// Gives `key` a value that is stored already, under another key perhaps, or in another dictionary of the same store. A large one is
-    /// not copied: both keys refer to the same place, and it is free when neither does any more.
+    /// Gives `key` a value that is stored already, under another key perhaps, or in another
+    /// dictionary of the same store. A large one is not copied: both keys refer to the same place,
+    /// and it is free when neither does any more.
     ///
     /// ```
     /// # use kvdb::{Batch, Durability, Kvdb};
@@ -106,7 +113,12 @@ impl Batch {
         self.changes.push(Change::Delete(dict, key.into()));
     }
     /// Deletes every key in `[start, end)`; costs one range tombstone whatever it covers.
-    pub fn delete_range(&mut self, dict: DictionaryId, start: impl Into<Bytes>, end: impl Into<Bytes>) {
+    pub fn delete_range(
+        &mut self,
+        dict: DictionaryId,
+        start: impl Into<Bytes>,
+        end: impl Into<Bytes>,
+    ) {
         self.changes.push(Change::DeleteRange(dict, start.into(), end.into()));
     }
     /// Deletes every key that begins with `prefix`; the empty one empties the dictionary.

@@ -1,9 +1,11 @@
-//! The commit pipeline. A commit binds its large values, or copies them to wait for their place, and then, under one short lock,
-//! appends its record to the journal's buffer, writes the memtables and becomes visible. Nobody waits for another thread on this way;
-//! what has gathered is written by the journal's thread.
+//! The commit pipeline. A commit binds its large values, or copies them to wait for their place,
+//! and then, under one short lock, appends its record to the journal's buffer, writes the memtables
+//! and becomes visible. Nobody waits for another thread on this way; what has gathered is written
+//! by the journal's thread.
 //!
-//! Durability is a second stage (see `pipeline`): whoever wants it for a position of the journal's stream waits for a sync that began
-//! after its record was in the buffer. One of the waiting threads does the sync for all of them; the others join the next one.
+//! Durability is a second stage (see `pipeline`): whoever wants it for a position of the journal's
+//! stream waits for a sync that began after its record was in the buffer. One of the waiting
+//! threads does the sync for all of them; the others join the next one.
 
 pub(crate) mod batch;
 pub(crate) mod pipeline;
@@ -44,7 +46,9 @@ impl Database {
                 Durability::Synced => self.sync(),
             };
         }
-        if let Outcome::Applied(applied) = self.commit_changes(changes, hold, claim, placing, past(), |_| Ok(true))? {
+        if let Outcome::Applied(applied) =
+            self.commit_changes(changes, hold, claim, placing, past(), |_| Ok(true))?
+        {
             if placing == Durability::Synced {
                 self.synced_commits.store(true, Ordering::Relaxed);
             }
@@ -54,9 +58,10 @@ impl Database {
         Ok(())
     }
 
-    /// Applies changes once `still` agrees, which is asked, with the newest commit's number, under the pipeline's lock; and once no locks
-    /// lie on them but those of `owner`. `hold` keeps the places of those that are stored already. `durability` says how large values get their places; the caller sees to the rest of it, and to
-    /// `after_commit`.
+    /// Applies changes once `still` agrees, which is asked, with the newest commit's number, under
+    /// the pipeline's lock; and once no locks lie on them but those of `owner`. `hold` keeps the
+    /// places of those that are stored already. `durability` says how large values get their
+    /// places; the caller sees to the rest of it, and to `after_commit`.
     pub(crate) fn commit_changes(
         &self,
         mut changes: Changes,
@@ -72,7 +77,8 @@ impl Database {
         drop(version);
         if total >= self.options.late_bind_at.min(unplaced::LONGEST) {
             hold.merge(self.bind(large, &mut changes, claim)?);
-        } else if !large.is_empty() && (durability == Durability::Buffered || !self.options.journal) {
+        } else if !large.is_empty() && (durability == Durability::Buffered || !self.options.journal)
+        {
             // The admission comes first: what is copied takes memory.
             self.admit(user_bytes as usize, total as usize, claim)?;
             self.copy_values(&large, &mut changes);
@@ -87,7 +93,8 @@ impl Database {
         if !changes.iter().any(|(_, op)| matches!(op, Op::PutUnplaced(..))) {
             self.admit(record, 0, claim)?;
         }
-        let deletes = claim.removes || changes.iter().any(|(_, op)| matches!(op, Op::Delete(_) | Op::DeleteRange(..)));
+        let deletes = claim.removes
+            || changes.iter().any(|(_, op)| matches!(op, Op::Delete(_) | Op::DeleteRange(..)));
         let applied = loop {
             match self.apply(record, &changes, &mut hold, claim, owner, &still)? {
                 Attempt::Applied(applied) => break applied,
@@ -106,7 +113,9 @@ impl Database {
 
     /// Which changes have large values, and their bytes together.
     fn large(&self, version: &Version, changes: &Changes) -> (Vec<usize>, u64) {
-        let separate = |dict| version.trees.get(&dict).map_or(u32::MAX, |t| t.info.options.separate_at) as usize;
+        let separate = |dict| {
+            version.trees.get(&dict).map_or(u32::MAX, |t| t.info.options.separate_at) as usize
+        };
         let mut large: Vec<usize> = Vec::new();
         let mut total = 0;
         for (i, (dict, op)) in changes.iter().enumerate() {
@@ -126,19 +135,29 @@ impl Database {
         let mut chunks = self.chunks.lock();
         for &i in large {
             if let (dict, Op::Put(key, Value::Inline(value))) = &changes[i] {
-                changes[i].1 = Op::PutUnplaced(key.clone(), chunks.copy(value), codec(&version, *dict));
+                changes[i].1 =
+                    Op::PutUnplaced(key.clone(), chunks.copy(value), codec(&version, *dict));
             }
         }
     }
 
-    /// Places large values, and puts their places into the changes. No version may be held: this may have to wait for space
-    /// that one would keep.
-    fn bind(&self, mut large: Vec<usize>, changes: &mut Changes, claim: SpaceClaim) -> Result<Hold> {
+    /// Places large values, and puts their places into the changes. No version may be held: this
+    /// may have to wait for space that one would keep.
+    fn bind(
+        &self,
+        mut large: Vec<usize>,
+        changes: &mut Changes,
+        claim: SpaceClaim,
+    ) -> Result<Hold> {
         // So that a scan reads them in one go.
-        large.sort_by(|&a, &b| (changes[a].0, changes[a].1.key()).cmp(&(changes[b].0, changes[b].1.key())));
+        large.sort_by(|&a, &b| {
+            (changes[a].0, changes[a].1.key()).cmp(&(changes[b].0, changes[b].1.key()))
+        });
         let (extents, hold) = match self.place(changes, &large, claim) {
             // What was deleted may make room, and what the journal has taken of what was promised.
-            Err(Error::NoSpace) if self.want_space() || claim.promised && self.flush_all().is_ok() => {
+            Err(Error::NoSpace)
+                if self.want_space() || claim.promised && self.flush_all().is_ok() =>
+            {
                 self.place(changes, &large, claim)?
             }
             placed => placed?,
@@ -152,7 +171,12 @@ impl Database {
         Ok(hold)
     }
 
-    fn place(&self, changes: &Changes, large: &[usize], claim: SpaceClaim) -> Result<(Vec<ExtentRef>, Hold)> {
+    fn place(
+        &self,
+        changes: &Changes,
+        large: &[usize],
+        claim: SpaceClaim,
+    ) -> Result<(Vec<ExtentRef>, Hold)> {
         let mut fill = self.zones.fill(Purpose::Pages, claim.reserve());
         fill.write_behind();
         let mut packer = Packer::default();
@@ -167,7 +191,13 @@ impl Database {
     }
 
     /// One put: what [`Database::commit`] does with a batch of it, without the batch.
-    pub(crate) fn put(&self, dict: DictionaryId, key: &[u8], value: &[u8], durability: Durability) -> Result<()> {
+    pub(crate) fn put(
+        &self,
+        dict: DictionaryId,
+        key: &[u8],
+        value: &[u8],
+        durability: Durability,
+    ) -> Result<()> {
         self.writable()?;
         check_put(key.len(), value.len())?;
         let version = self.version.load();
@@ -176,7 +206,8 @@ impl Database {
         let codec = options.compress_values;
         let unplaced = large && (durability == Durability::Buffered || !self.options.journal);
         if large
-            && (self.options.late_bind_at.min(unplaced::LONGEST) <= value.len() as u64 || self.options.late_bind_at == u64::MAX)
+            && (self.options.late_bind_at.min(unplaced::LONGEST) <= value.len() as u64
+                || self.options.late_bind_at == u64::MAX)
         {
             drop(version);
             let mut batch = Batch::new();
@@ -187,10 +218,18 @@ impl Database {
         drop(version);
         let said = if unplaced { PutValue::Unplaced(codec) } else { PutValue::Inline(value) };
         let need = record::put_size(dict, key.len(), said);
-        self.admit(key.len() + value.len(), if unplaced { value.len() } else { 0 }, SpaceClaim::default())?;
+        self.admit(
+            key.len() + value.len(),
+            if unplaced { value.len() } else { 0 },
+            SpaceClaim::default(),
+        )?;
         let copy = unplaced.then(|| self.chunks.lock().copy(value));
         let applied = {
-            let mut pipeline = self.enter(need, copy.as_ref().map_or(0, |v| unplaced::cost(v.len())), SpaceClaim::default())?;
+            let mut pipeline = self.enter(
+                need,
+                copy.as_ref().map_or(0, |v| unplaced::cost(v.len())),
+                SpaceClaim::default(),
+            )?;
             if self.locks.any() {
                 drop(pipeline);
                 let mut batch = Batch::new();
@@ -198,7 +237,11 @@ impl Database {
                 return self.commit(batch, durability);
             }
             let version = self.version.load();
-            let layer = version.tree(dict)?.layers.first().ok_or_else(|| Error::NoDictionary(format!("{} (by number)", dict.0)))?;
+            let layer = version
+                .tree(dict)?
+                .layers
+                .first()
+                .ok_or_else(|| Error::NoDictionary(format!("{} (by number)", dict.0)))?;
             let seq = pipeline.next_seq;
             let before = layer.memtable.bytes();
             let mut waiting = 0;
@@ -214,7 +257,15 @@ impl Database {
                     waiting = unplaced::heap(value.len());
                     let slot = layer.memtable.writer().put_unplaced(key, seq, value.clone());
                     let key = Bytes::copy_from_slice(key);
-                    pipeline.pending.push(Unplaced { dict, key, value, codec, at, layer: layer.clone(), slot });
+                    pipeline.pending.push(Unplaced {
+                        dict,
+                        key,
+                        value,
+                        codec,
+                        at,
+                        layer: layer.clone(),
+                        slot,
+                    });
                 }
             }
             let grown = layer.memtable.bytes().saturating_sub(before + waiting);
@@ -226,18 +277,25 @@ impl Database {
         self.after_commit(applied)
     }
 
-    /// Takes the pipeline's lock with room for `need` bytes of stream and for values that cost so much.
-    pub(crate) fn enter(&self, need: usize, cost: u64, claim: SpaceClaim) -> Result<MutexGuard<'_, Pipeline>> {
+    /// Takes the pipeline's lock with room for `need` bytes of stream and for values that cost so
+    /// much.
+    pub(crate) fn enter(
+        &self,
+        need: usize,
+        cost: u64,
+        claim: SpaceClaim,
+    ) -> Result<MutexGuard<'_, Pipeline>> {
         self.enter_with(need, cost, |need| self.make_room_somehow(need, (cost, claim)))
     }
 
-    /// The same for changes that only delete, of which the journal may be written wherever flushes may write: what they flush, the journal's old
-    /// segment among it, gives a zone back.
+    /// The same for changes that only delete, of which the journal may be written wherever flushes
+    /// may write: what they flush, the journal's old segment among it, gives a zone back.
     fn enter_to_delete(&self, need: usize) -> Result<MutexGuard<'_, Pipeline>> {
         let nothing = (0, SpaceClaim::default());
         self.enter_with(need, 0, |need| match self.make_room_somehow(need, nothing) {
             Err(Error::NoSpace) => {
-                // Then the journal is one segment, the one that it writes in. Another is in the way of nothing for long: it is flushed next.
+                // Then the journal is one segment, the one that it writes in. Another is in the way
+                // of nothing for long: it is flushed next.
                 self.flush_all()?;
                 self.make_room(need, nothing, Reserve::Flush)
             }
@@ -258,12 +316,20 @@ impl Database {
         }
     }
 
-    /// The same for a caller that keeps flushes and merges away, which could make room in a full store.
+    /// The same for a caller that keeps flushes and merges away, which could make room in a full
+    /// store.
     pub(crate) fn enter_at_once(&self, need: usize) -> Result<MutexGuard<'_, Pipeline>> {
-        self.enter_with(need, 0, |need| self.make_room(need, (0, SpaceClaim::default()), Reserve::Use))
+        self.enter_with(need, 0, |need| {
+            self.make_room(need, (0, SpaceClaim::default()), Reserve::Use)
+        })
     }
 
-    fn enter_with(&self, need: usize, cost: u64, make_room: impl Fn(usize) -> Result<()>) -> Result<MutexGuard<'_, Pipeline>> {
+    fn enter_with(
+        &self,
+        need: usize,
+        cost: u64,
+        make_room: impl Fn(usize) -> Result<()>,
+    ) -> Result<MutexGuard<'_, Pipeline>> {
         let need = if self.options.journal { need + record::NUMBER_SIZE } else { 0 };
         let pipeline = loop {
             let pipeline = self.pipeline.lock();
@@ -280,13 +346,27 @@ impl Database {
     }
 
     /// Lets everybody see `count` changes that are in the memtables.
-    fn publish(&self, pipeline: &mut Pipeline, version: &Version, count: u64, grown: usize, unplaced: usize) -> Applied {
+    fn publish(
+        &self,
+        pipeline: &mut Pipeline,
+        version: &Version,
+        count: u64,
+        grown: usize,
+        unplaced: usize,
+    ) -> Applied {
         pipeline.unflushed = pipeline.end();
         self.show(pipeline, version, count, grown, unplaced)
     }
 
     /// The same of changes that need no flush.
-    pub(crate) fn show(&self, pipeline: &mut Pipeline, version: &Version, count: u64, grown: usize, unplaced: usize) -> Applied {
+    pub(crate) fn show(
+        &self,
+        pipeline: &mut Pipeline,
+        version: &Version,
+        count: u64,
+        grown: usize,
+        unplaced: usize,
+    ) -> Applied {
         pipeline.next_seq += count;
         self.visible.store(pipeline.next_seq - 1, Ordering::Release);
         let active = self.active_bytes.fetch_add(grown, Ordering::Relaxed) + grown;
@@ -304,8 +384,8 @@ impl Database {
         self.synced_commits.store(true, Ordering::Relaxed);
         let synced = self.sync_to(applied.end);
         if self.options.journal {
-            // It has happened: without its sync nobody could say whether it will last. All space that this takes was taken before,
-            // so a host that has none breaks its word.
+            // It has happened: without its sync nobody could say whether it will last. All space
+            // that this takes was taken before, so a host that has none breaks its word.
             return synced.map_err(|e| self.health.fail("syncing a commit", &e));
         }
         synced
@@ -321,10 +401,17 @@ impl Database {
         owner: Option<u64>,
         still: impl Fn(Seq) -> Result<bool>,
     ) -> Result<Attempt> {
-        let values = changes.iter().filter_map(|(_, op)| if let Op::PutUnplaced(_, v, _) = op { Some(v) } else { None });
+        let values = changes
+            .iter()
+            .filter_map(|(_, op)| if let Op::PutUnplaced(_, v, _) = op { Some(v) } else { None });
         let cost = values.map(|v| unplaced::cost(v.len())).sum();
-        let deletes_only = changes.iter().all(|(_, op)| matches!(op, Op::Delete(_) | Op::DeleteRange(..)));
-        let mut pipeline = if deletes_only { self.enter_to_delete(record) } else { self.enter(record, cost, claim) }?;
+        let deletes_only =
+            changes.iter().all(|(_, op)| matches!(op, Op::Delete(_) | Op::DeleteRange(..)));
+        let mut pipeline = if deletes_only {
+            self.enter_to_delete(record)
+        } else {
+            self.enter(record, cost, claim)
+        }?;
         let first = pipeline.next_seq;
         if !still(first - 1)? {
             return Ok(Attempt::Stale);
@@ -339,13 +426,19 @@ impl Database {
         };
         let waiting = pipeline.pending.values.len();
         let version = self.version.load();
-        // One may have been dropped since the changes were looked at. What goes nowhere is not said to have happened; and each value that
-        // waits for its place must have its record's, in their order.
-        changes.chunk_by(|a, b| a.0 == b.0).try_for_each(|some| version.tree(some[0].0).map(drop))?;
+        // One may have been dropped since the changes were looked at. What goes nowhere is not said
+        // to have happened; and each value that waits for its place must have its record's, in
+        // their order.
+        changes
+            .chunk_by(|a, b| a.0 == b.0)
+            .try_for_each(|some| version.tree(some[0].0).map(drop))?;
         self.forget_tombstones(&version, changes);
         let (grown, unplaced) = write_memtables(&version, first, changes, &mut |dict, op, slot| {
-            let (Op::PutUnplaced(key, value, codec), Some((layer, slot))) = (op, slot) else { return };
-            let (key, value, codec, layer, at) = (key.clone(), value.clone(), *codec, layer.clone(), None);
+            let (Op::PutUnplaced(key, value, codec), Some((layer, slot))) = (op, slot) else {
+                return;
+            };
+            let (key, value, codec, layer, at) =
+                (key.clone(), value.clone(), *codec, layer.clone(), None);
             pipeline.pending.push(Unplaced { dict, key, value, codec, at, layer, slot });
         });
         if self.options.journal {
@@ -358,7 +451,13 @@ impl Database {
         if !hold.uses().is_empty() {
             version.generation.hold(std::mem::take(hold));
         }
-        Ok(Attempt::Applied(self.publish(&mut pipeline, &version, changes.len() as u64, grown, unplaced)))
+        Ok(Attempt::Applied(self.publish(
+            &mut pipeline,
+            &version,
+            changes.len() as u64,
+            grown,
+            unplaced,
+        )))
     }
 }
 
@@ -396,7 +495,9 @@ fn codec(version: &Version, dict: DictionaryId) -> Compression {
 
 pub(crate) fn check_put(key: usize, value: usize) -> Result<()> {
     if value > MAX_VALUE {
-        return Err(Error::Invalid(format!("a value of {value} bytes; at most {MAX_VALUE} are allowed")));
+        return Err(Error::Invalid(format!(
+            "a value of {value} bytes; at most {MAX_VALUE} are allowed"
+        )));
     }
     check_key(key)
 }
@@ -466,7 +567,11 @@ impl Database {
         }
         // Before those are let go that have kept them until now.
         let hold = if stored.is_empty() { Hold::default() } else { self.keep_places(&changes)? };
-        Ok(Valid { changes, claim: SpaceClaim { removes: deletes_only || releases, promised }, hold })
+        Ok(Valid {
+            changes,
+            claim: SpaceClaim { removes: deletes_only || releases, promised },
+            hold,
+        })
     }
 
     /// Keeps the places of all values that have one.
@@ -484,8 +589,9 @@ impl Database {
 /// Is told of an unplaced value: dictionary, put, and where it is.
 type Told<'a> = dyn FnMut(DictionaryId, &Op, Option<(&Layer, Slot)>) + 'a;
 
-/// Writes numbered changes into the newest memtables. Gives the bytes by which they grew, and those of unplaced values apart.
-/// `unplaced` is told of each of these: where it is, or `None` when its dictionary is gone; changes of such are left out.
+/// Writes numbered changes into the newest memtables. Gives the bytes by which they grew, and those
+/// of unplaced values apart. `unplaced` is told of each of these: where it is, or `None` when its
+/// dictionary is gone; changes of such are left out.
 pub(crate) fn write_memtables(
     version: &Version,
     first: Seq,

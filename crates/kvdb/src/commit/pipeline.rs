@@ -1,8 +1,9 @@
-//! Between commits and the device: what is committed and not written yet, the room that it counts on, and how it is written out,
-//! synced, and closed as a generation.
+//! Between commits and the device: what is committed and not written yet, the room that it counts
+//! on, and how it is written out, synced, and closed as a generation.
 //!
-//! Room comes first. A commit appends only what the segments and zones at hand are sure to hold, so nothing that was acknowledged finds
-//! the store full later; whoever writes says what room is left while it writes, and afterwards.
+//! Room comes first. A commit appends only what the segments and zones at hand are sure to hold, so
+//! nothing that was acknowledged finds the store full later; whoever writes says what room is left
+//! while it writes, and afterwards.
 
 use env::sync::atomic::Ordering;
 use std::cell::Cell;
@@ -25,7 +26,8 @@ use crate::transactions::locking::borrowed;
 /// What the pipeline's lock guards.
 pub(crate) struct Pipeline {
     pub next_seq: Seq,
-    /// Position behind the newest record whose changes are in memtables, or in runs that the manifest does not know of.
+    /// Position behind the newest record whose changes are in memtables, or in runs that the
+    /// manifest does not know of.
     pub unflushed: u64,
     /// What the journal's writer has not taken yet.
     pub pending: Pending,
@@ -42,7 +44,15 @@ pub(crate) struct Pipeline {
 impl Pipeline {
     pub(crate) fn new(next_seq: Seq, position: u64) -> Pipeline {
         let pending = Pending::new(Vec::new());
-        Pipeline { next_seq, unflushed: position, pending, position, room: 0, place_room: 0, spare: Vec::new() }
+        Pipeline {
+            next_seq,
+            unflushed: position,
+            pending,
+            position,
+            room: 0,
+            place_room: 0,
+            spare: Vec::new(),
+        }
     }
 
     /// Position behind everything committed.
@@ -59,13 +69,15 @@ impl Pipeline {
         stream
     }
 
-    /// Takes what is pending, to be written by `writer`. Until that is done, the room is known to be what it leaves at least.
+    /// Takes what is pending, to be written by `writer`. Until that is done, the room is known to
+    /// be what it leaves at least.
     fn take(&mut self, writer: &Writer) -> Pending {
         let empty = Pending::new(std::mem::take(&mut self.spare));
         let taken = std::mem::replace(&mut self.pending, empty);
         self.position += taken.len() as u64;
         self.room = writer.room().saturating_sub(crate::journal::cost(taken.len()));
-        self.place_room = unplaced::room(writer.set_aside.len().saturating_sub(unplaced::zones_for(taken.cost)));
+        self.place_room =
+            unplaced::room(writer.set_aside.len().saturating_sub(unplaced::zones_for(taken.cost)));
         taken
     }
 
@@ -91,9 +103,14 @@ pub(crate) struct Syncing {
 }
 
 impl Database {
-    /// Prepares segments until a record of `len` bytes fits, from as deep in the reserve as `depth` at most, and zones for values that cost
-    /// so much, whose claim this is.
-    pub(crate) fn make_room(&self, len: usize, (cost, claim): (u64, SpaceClaim), depth: Reserve) -> Result<()> {
+    /// Prepares segments until a record of `len` bytes fits, from as deep in the reserve as `depth`
+    /// at most, and zones for values that cost so much, whose claim this is.
+    pub(crate) fn make_room(
+        &self,
+        len: usize,
+        (cost, claim): (u64, SpaceClaim),
+        depth: Reserve,
+    ) -> Result<()> {
         let mut writer = self.writer.lock();
         self.write_out_with(&mut writer)?;
         while writer.room() < len {
@@ -112,7 +129,8 @@ impl Database {
         Ok(())
     }
 
-    /// Takes zones ahead for the windows of values that may be pending and one more, when there is plenty of space and such values come.
+    /// Takes zones ahead for the windows of values that may be pending and one more, when there is
+    /// plenty of space and such values come.
     pub(crate) fn set_aside_ahead(&self) -> Result<()> {
         let cost = 3 * self.shares.window as u64;
         if self.zones.space().free_for_user < 16 * cost {
@@ -149,22 +167,30 @@ impl Database {
     /// Makes a zone the journal's next segment in the manifest.
     pub(crate) fn list_segment(&self, zone: ZoneId, hold: Hold) -> Result<Owned> {
         let mut manifest = self.manifest()?;
-        let segment = Segment { number: manifest.state().next_segment, zone, epoch: self.env.random(), end: None };
+        let segment = Segment {
+            number: manifest.state().next_segment,
+            zone,
+            epoch: self.env.random(),
+            end: None,
+        };
         manifest.commit(vec![Edit::Segment(segment)])?;
         Ok(Owned { segment, hold })
     }
 
-    /// Gives listed segments to the writer; those that come too late for it are no segments any more.
+    /// Gives listed segments to the writer; those that come too late for it are no segments any
+    /// more.
     pub(crate) fn give_to(&self, writer: &mut Writer, segments: Vec<Owned>) -> Result<()> {
         let late: Vec<Owned> = segments.into_iter().filter_map(|s| writer.add(s)).collect();
         if late.is_empty() {
             return Ok(());
         }
-        let forget = late.iter().map(|s| Edit::ForgetSegment { number: s.segment.number }).collect();
+        let forget =
+            late.iter().map(|s| Edit::ForgetSegment { number: s.segment.number }).collect();
         self.manifest()?.commit(forget)
     }
 
-    /// Hands the journal's buffer to the device, not synced. Gives the position up to which the stream is written.
+    /// Hands the journal's buffer to the device, not synced. Gives the position up to which the
+    /// stream is written.
     pub(crate) fn write_out(&self) -> Result<u64> {
         self.write_out_with(&mut self.writer.lock())
     }
@@ -196,7 +222,9 @@ impl Database {
     fn write_taken(&self, writer: &mut Writer, mut stream: Vec<u8>) -> Result<()> {
         if stream.len() > crate::log::chunk::HEADER {
             let synced = self.durable.load(Ordering::Acquire);
-            writer.write(&mut stream, synced).map_err(|e| self.health.fail("writing the journal", &e))?;
+            writer
+                .write(&mut stream, synced)
+                .map_err(|e| self.health.fail("writing the journal", &e))?;
             self.counters.journal_device.set(writer.bytes());
         }
         let mut pipeline = self.pipeline.lock();
@@ -244,7 +272,8 @@ impl Database {
         syncing.running = true;
         drop(syncing);
         let result = self.write_out().and_then(|written| {
-            // The writer is not locked here: others fill and write the buffer while this sync is under way.
+            // The writer is not locked here: others fill and write the buffer while this sync is
+            // under way.
             self.zones.sync().map_err(|e| self.health.fail("syncing the journal", &e.into()))?;
             self.counters.syncs.add(1);
             Ok(written)
@@ -265,8 +294,9 @@ impl Database {
         self.seal_if(&mut writer, |version, _, _| Ok(version.generation.number == number), |_| {})
     }
 
-    /// Makes runs part of the store, above all that is in it, once `still` agrees and no locks lie on what they have `touched`, see
-    /// [`Database::commit_changes`]. What is in the runs is durable already.
+    /// Makes runs part of the store, above all that is in it, once `still` agrees and no locks lie
+    /// on what they have `touched`, see [`Database::commit_changes`]. What is in the runs is
+    /// durable already.
     pub(crate) fn bind_runs(
         &self,
         runs: &[(DictionaryId, Vec<Arc<Run>>)],
@@ -291,8 +321,14 @@ impl Database {
         let guard = Cell::new(None);
         let bound = |pipeline: &mut Pipeline| {
             let seq = pipeline.next_seq;
-            let each = runs.iter().flat_map(|(dict, runs)| runs.iter().map(|run| (*dict, run.clone())));
-            let remembered = self.transactions.remember(each.map(|(dict, run)| Past { dict, run, newest: seq, at_once: true }));
+            let each =
+                runs.iter().flat_map(|(dict, runs)| runs.iter().map(|run| (*dict, run.clone())));
+            let remembered = self.transactions.remember(each.map(|(dict, run)| Past {
+                dict,
+                run,
+                newest: seq,
+                at_once: true,
+            }));
             if self.options.journal {
                 pipeline.stream().extend_from_slice(&record);
             }
@@ -304,11 +340,16 @@ impl Database {
         let go = |version: &Version, pipeline: &mut Pipeline, writer: &Writer| {
             runs.iter().try_for_each(|(dict, _)| version.tree(*dict).map(drop))?;
             let room = writer.room() >= crate::journal::cost(pipeline.pending.len()) + need;
-            if !room || !still(pipeline.next_seq - 1)? || (owner.is_none() && self.locks.any() && !watched) {
+            if !room
+                || !still(pipeline.next_seq - 1)?
+                || (owner.is_none() && self.locks.any() && !watched)
+            {
                 return Ok(false);
             }
             if watched {
-                let Ok(free) = self.locks.try_guard(borrowed(&touched), owner) else { return Ok(false) };
+                let Ok(free) = self.locks.try_guard(borrowed(&touched), owner) else {
+                    return Ok(false);
+                };
                 guard.set(Some(free));
             }
             Ok(true)
@@ -322,8 +363,8 @@ impl Database {
         Ok(Outcome::Applied(applied))
     }
 
-    /// Closes the generation that takes commits if `go` says so, which may append a last record to it where there is room. `then` is
-    /// done before anything is committed to the next one.
+    /// Closes the generation that takes commits if `go` says so, which may append a last record to
+    /// it where there is room. `then` is done before anything is committed to the next one.
     pub(crate) fn seal_if(
         &self,
         writer: &mut Writer,
@@ -341,7 +382,8 @@ impl Database {
             }
             version.generation.number
         };
-        // What came since belongs to this generation too. Its values must have their places before it is flushed.
+        // What came since belongs to this generation too. Its values must have their places before
+        // it is flushed.
         let mut rest = pipeline.take(writer);
         if let Err(e) = self.place_values(&mut rest, writer) {
             pipeline.put_back(rest, writer);
@@ -354,7 +396,8 @@ impl Database {
         drop(pipeline);
         self.write_taken(writer, rest.stream)?;
         let at = writer.position();
-        let start = JournalStart { segment: at.segment, offset: at.offset, position: at.position, seq };
+        let start =
+            JournalStart { segment: at.segment, offset: at.offset, position: at.position, seq };
         let mut sealed = self.sealed.lock();
         sealed.push_back(Sealed { generation: number, bytes, start });
         self.sealed_bytes.fetch_add(bytes, Ordering::Release);

@@ -1,10 +1,11 @@
-//! Large values between their commit and their place. A buffered commit of a few of them copies them into chunks of memory and is
-//! done. They are placed together, by the thread that writes the journal out: sorted by key, so that what is near in key order
-//! lies near on the device, and written once; only then are the references in the journal's records filled in and the records
+//! Large values between their commit and their place. A buffered commit of a few of them copies
+//! them into chunks of memory and is done. They are placed together, by the thread that writes the
+//! journal out: sorted by key, so that what is near in key order lies near on the device, and
+//! written once; only then are the references in the journal's records filled in and the records
 //! written. The memtables refer to the chunks until then, to the places from then on.
 //!
-//! This is the late-binding journal of BetrFS 0.2 (§3) for values that come one by one: logged in order first, bound to places
-//! before the record is durable.
+//! This is the late-binding journal of BetrFS 0.2 (§3) for values that come one by one: logged in
+//! order first, bound to places before the record is durable.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -62,8 +63,8 @@ pub(crate) fn zones_for(cost: u64) -> usize {
     cost.div_ceil(ZONE_SIZE - LONGEST) as usize
 }
 
-/// Memory that values are copied into. Chunks are used again once nothing refers to them: memory from the system costs more than
-/// the copy.
+/// Memory that values are copied into. Chunks are used again once nothing refers to them: memory
+/// from the system costs more than the copy.
 #[derive(Default)]
 pub(crate) struct Chunks {
     filling: BytesMut,
@@ -139,8 +140,9 @@ impl Pending {
 }
 
 impl Database {
-    /// Gives the values their places, writes them, and fills in their references. An error leaves them unplaced. Each commit has seen
-    /// to it that the writer has zones enough set aside, so that no sync finds the store full.
+    /// Gives the values their places, writes them, and fills in their references. An error leaves
+    /// them unplaced. Each commit has seen to it that the writer has zones enough set aside, so
+    /// that no sync finds the store full.
     pub(crate) fn place_values(&self, pending: &mut Pending, writer: &mut Writer) -> Result<()> {
         if pending.values.is_empty() {
             return Ok(());
@@ -156,7 +158,8 @@ impl Database {
         }
         writer.set_aside = fill.unused();
         let hold = fill.finish()?;
-        let mut generations: Vec<&Arc<Generation>> = pending.values.iter().map(|v| &v.layer.generation).collect();
+        let mut generations: Vec<&Arc<Generation>> =
+            pending.values.iter().map(|v| &v.layer.generation).collect();
         generations.dedup_by_key(|g| g.number);
         for generation in generations {
             generation.hold(self.zones.pin(hold.uses())?);
@@ -170,10 +173,15 @@ impl Database {
             memory += heap(v.value.len());
         }
         let mut rest = &extents[..];
-        for values in pending.values.chunk_by(|a, b| Arc::ptr_eq(&a.layer.memtable, &b.layer.memtable)) {
+        for values in
+            pending.values.chunk_by(|a, b| Arc::ptr_eq(&a.layer.memtable, &b.layer.memtable))
+        {
             let (here, next) = rest.split_at(values.len());
             for (values, extents) in values.chunks(AT_ONCE).zip(here.chunks(AT_ONCE)) {
-                values[0].layer.memtable.place(values.iter().map(|v| v.slot).zip(extents.iter().copied()));
+                values[0]
+                    .layer
+                    .memtable
+                    .place(values.iter().map(|v| v.slot).zip(extents.iter().copied()));
             }
             rest = next;
         }

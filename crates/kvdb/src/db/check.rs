@@ -13,8 +13,8 @@ use crate::read::version::{Placed, Tree};
 /// One thing that is not as it must be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// Which part of the store: "superblock", "manifest", "journal", "dictionary NAME, run N", "snapshot NAME, dictionary
-    /// NAME, run N", "zones".
+    /// Which part of the store: "superblock", "manifest", "journal", "dictionary NAME, run N",
+    /// "snapshot NAME, dictionary NAME, run N", "zones".
     pub place: String,
     /// What is wrong there, with its device address where it has one.
     pub what: String,
@@ -57,8 +57,8 @@ impl CheckReport {
 /// Bytes of cache for nodes and filters while checking.
 const CACHE: usize = 32 << 20;
 
-/// Reads the whole store on `device`, which nobody must be writing to. `progress` hears of (bytes read, bytes in all).
-/// Damage is reported, never an error.
+/// Reads the whole store on `device`, which nobody must be writing to. `progress` hears of (bytes
+/// read, bytes in all). Damage is reported, never an error.
 pub fn check(device: Arc<dyn Device>, progress: &mut dyn FnMut(u64, u64)) -> CheckReport {
     let mut report = CheckReport::default();
     if let Err(e) = examine(device, &mut report, progress) {
@@ -67,7 +67,11 @@ pub fn check(device: Arc<dyn Device>, progress: &mut dyn FnMut(u64, u64)) -> Che
     report
 }
 
-fn examine(device: Arc<dyn Device>, report: &mut CheckReport, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
+fn examine(
+    device: Arc<dyn Device>,
+    report: &mut CheckReport,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<()> {
     let zones = Zones::open(device)?;
     for e in zones.check_superblocks() {
         report.fault("superblock", e);
@@ -75,10 +79,16 @@ fn examine(device: Arc<dyn Device>, report: &mut CheckReport, progress: &mut dyn
     let store = BlockCache::new(zones.clone(), CACHE);
     let mut found = Found::read(&zones, &store)?;
     for addr in &found.loaded.damaged {
-        report.fault("manifest", format!("one of two copies at device address {addr:#x} cannot be read"));
+        report.fault(
+            "manifest",
+            format!("one of two copies at device address {addr:#x} cannot be read"),
+        );
     }
     let mut bound = Vec::new();
-    let journal = read_journal(&zones, &store, &found.loaded.state, &mut found.recovery, &mut |e| bound.push(*e));
+    let journal =
+        read_journal(&zones, &store, &found.loaded.state, &mut found.recovery, &mut |e| {
+            bound.push(*e)
+        });
     let uses = match &journal {
         Ok(journal) => journal.bound.clone(),
         Err(e) => {
@@ -89,22 +99,38 @@ fn examine(device: Arc<dyn Device>, report: &mut CheckReport, progress: &mut dyn
     report.torn_bytes = found.recovery.torn_bytes;
     report.journal_records = found.recovery.records;
     if found.recovery.clean && report.torn_bytes > 0 {
-        report.fault("journal", format!("{} bytes lie behind the end of a store that was closed properly", report.torn_bytes));
+        report.fault(
+            "journal",
+            format!(
+                "{} bytes lie behind the end of a store that was closed properly",
+                report.torn_bytes
+            ),
+        );
     }
 
-    let snapshots: Vec<_> = found.snapshots.list().into_iter().map(|s| (s.label.name.clone(), s.version())).collect();
+    let snapshots: Vec<_> =
+        found.snapshots.list().into_iter().map(|s| (s.label.name.clone(), s.version())).collect();
     let live = found.trees.iter().flat_map(|t| t.runs().map(move |p| (&p.run, place(t, p))));
-    let kept = snapshots.iter().flat_map(|(name, version)| version.trees.values().map(move |t| (name, t)));
-    let kept = kept.flat_map(|(name, t)| t.runs().map(move |p| (&p.run, format!("snapshot {name}, {}", place(t, p)))));
+    let kept =
+        snapshots.iter().flat_map(|(name, version)| version.trees.values().map(move |t| (name, t)));
+    let kept = kept.flat_map(|(name, t)| {
+        t.runs().map(move |p| (&p.run, format!("snapshot {name}, {}", place(t, p))))
+    });
     let of = |dict| found.trees.iter().find(|t| t.info.id == dict).map_or("", |t| &t.info.name);
     let in_journal = journal.iter().flat_map(|j| &j.runs).flat_map(|b| &b.runs);
-    let in_journal = in_journal
-        .flat_map(|(dict, runs)| runs.iter().map(move |run| (run, format!("dictionary {}, a run of the journal", of(*dict)))));
+    let in_journal = in_journal.flat_map(|(dict, runs)| {
+        runs.iter().map(move |run| (run, format!("dictionary {}, a run of the journal", of(*dict))))
+    });
     // What several have in common is read once.
     let mut seen = HashSet::new();
-    let runs: Vec<_> = live.chain(in_journal).chain(kept).filter(|(run, _)| seen.insert(Arc::as_ptr(run))).collect();
-    let total = runs.iter().map(|(run, _)| run.stats()).map(|s| s.block_bytes + s.value_bytes).sum::<u64>()
-        + bound.iter().map(|e| u64::from(e.stored)).sum::<u64>();
+    let runs: Vec<_> = live
+        .chain(in_journal)
+        .chain(kept)
+        .filter(|(run, _)| seen.insert(Arc::as_ptr(run)))
+        .collect();
+    let total =
+        runs.iter().map(|(run, _)| run.stats()).map(|s| s.block_bytes + s.value_bytes).sum::<u64>()
+            + bound.iter().map(|e| u64::from(e.stored)).sum::<u64>();
     let mut done = 0;
     for extent in &bound {
         if let Err(e) = store.read_value(&Value::Extent(*extent)) {
@@ -114,7 +140,10 @@ fn examine(device: Arc<dyn Device>, report: &mut CheckReport, progress: &mut dyn
         progress(done, total);
     }
     let mut used: BTreeMap<ZoneId, &'static str> = BTreeMap::new();
-    let whole = |zone: ZoneId, what: &'static str, used: &mut BTreeMap<ZoneId, &str>, report: &mut CheckReport| {
+    let whole = |zone: ZoneId,
+                 what: &'static str,
+                 used: &mut BTreeMap<ZoneId, &str>,
+                 report: &mut CheckReport| {
         if let Some(other) = used.insert(zone, what) {
             report.fault("zones", format!("{zone} belongs to the {what} and to the {other}"));
         }
@@ -152,13 +181,22 @@ fn examine(device: Arc<dyn Device>, report: &mut CheckReport, progress: &mut dyn
 
 /// What a run is called: its dictionary, its branch if that is not the main one, and its number.
 fn place(tree: &Tree, placed: &Placed) -> String {
-    let branch = if tree.info.branch.is_empty() { String::new() } else { format!("branch {}, ", tree.info.branch) };
+    let branch = if tree.info.branch.is_empty() {
+        String::new()
+    } else {
+        format!("branch {}, ", tree.info.branch)
+    };
     format!("{branch}dictionary {}, run {}", tree.info.name, placed.id.0)
 }
 
-/// `what` lies in `zone`: possible only when the zone is nobody's whole. It may have more bytes there than there are, since several of its
-/// keys may share one place.
-fn claim(used: &BTreeMap<ZoneId, &'static str>, zone: ZoneId, what: &str, report: &mut CheckReport) {
+/// `what` lies in `zone`: possible only when the zone is nobody's whole. It may have more bytes
+/// there than there are, since several of its keys may share one place.
+fn claim(
+    used: &BTreeMap<ZoneId, &'static str>,
+    zone: ZoneId,
+    what: &str,
+    report: &mut CheckReport,
+) {
     if let Some(other) = used.get(&zone) {
         report.fault("zones", format!("{zone} belongs to the {other}, but {what} lies in it"));
     }

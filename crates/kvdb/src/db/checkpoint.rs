@@ -1,6 +1,7 @@
-//! A checkpoint: a copy of the store as of one commit, a store of its own. The zones that its runs lie in are copied to the same
-//! addresses of a sparse file, so no pointer changes; a manifest is written that names these runs, and no journal. Writes go on
-//! meanwhile: the version that is copied holds its zones.
+//! A checkpoint: a copy of the store as of one commit, a store of its own. The zones that its runs
+//! lie in are copied to the same addresses of a sparse file, so no pointer changes; a manifest is
+//! written that names these runs, and no journal. Writes go on meanwhile: the version that is
+//! copied holds its zones.
 
 use env::sync::atomic::Ordering;
 use std::collections::HashMap;
@@ -30,10 +31,12 @@ pub struct CheckpointStats {
 }
 
 impl Kvdb {
-    /// Copies the store to a new file at `path`, as of a moment during the call: everything committed before it is in the copy, branches and
-    /// snapshots too, which is a store of its own, closed properly. What is in memory is flushed first; the copy costs what the zones in use weigh, or nothing
-    /// where the host shares them (XFS, Btrfs). Others go on reading and writing meanwhile. The file appears under its name when
-    /// it is whole and durable; a file that is there already is an error.
+    /// Copies the store to a new file at `path`, as of a moment during the call: everything
+    /// committed before it is in the copy, branches and snapshots too, which is a store of its own,
+    /// closed properly. What is in memory is flushed first; the copy costs what the zones in use
+    /// weigh, or nothing where the host shares them (XFS, Btrfs). Others go on reading and writing
+    /// meanwhile. The file appears under its name when it is whole and durable; a file that is
+    /// there already is an error.
     ///
     /// ```
     /// # let folder = tempfile::tempdir()?;
@@ -55,14 +58,16 @@ impl Kvdb {
         Ok(stats)
     }
 
-    /// The same to any device, whose contents are lost. It is a store, and durable, when this returns without an error, and not before.
+    /// The same to any device, whose contents are lost. It is a store, and durable, when this
+    /// returns without an error, and not before.
     pub fn checkpoint_to(&self, device: Arc<dyn Device>) -> Result<CheckpointStats> {
         self.db.0.checkpoint_to(device)
     }
 }
 
 impl Database {
-    /// Above the numbers of all dictionaries that there were, as far as anybody still knows of them.
+    /// Above the numbers of all dictionaries that there were, as far as anybody still knows of
+    /// them.
     fn next_dictionary(&self) -> u32 {
         self.manifest().map_or(0, |m| m.state().next_dictionary)
     }
@@ -70,29 +75,37 @@ impl Database {
     /// Edits that build the branches, without their dictionaries, and the snapshots.
     fn kept(&self, uses: &mut ZoneUse) -> Vec<Edit> {
         let mut edits = Vec::new();
-        edits.extend(self.snapshots.branches().into_iter().map(|(name, of)| Edit::Branch { name, of }));
+        edits.extend(
+            self.snapshots.branches().into_iter().map(|(name, of)| Edit::Branch { name, of }),
+        );
         let (mut runs, mut trees) = (HashMap::new(), HashMap::new());
-        let all: Vec<_> = self.snapshots.list().into_iter().map(|s| (s.label.clone(), s.version())).collect();
+        let all: Vec<_> =
+            self.snapshots.list().into_iter().map(|s| (s.label.clone(), s.version())).collect();
         // One that was made this moment and has memtables is newer than the copy.
-        for (label, version) in all.iter().filter(|(_, v)| v.trees.values().all(|t| t.layers.is_empty())) {
+        for (label, version) in
+            all.iter().filter(|(_, v)| v.trees.values().all(|t| t.layers.is_empty()))
+        {
             let mut dictionaries = Vec::new();
             for tree in version.trees.values() {
                 let next = trees.len() as u64;
-                dictionaries.push(*trees.entry((Arc::as_ptr(tree), &label.branch)).or_insert_with(|| {
-                    let mut kept = Vec::new();
-                    for (level, placed) in tree.placed() {
-                        let next = runs.len() as u64;
-                        let n = *runs.entry(Arc::as_ptr(&placed.run)).or_insert_with(|| {
-                            uses.merge(placed.run.uses());
-                            edits.push(Edit::KeptRun(encode_run(&placed.run)));
-                            next
-                        });
-                        kept.push((level as u32, placed.id, n));
-                    }
-                    let info = DictionaryInfo { branch: label.branch.clone(), ..tree.info.clone() };
-                    edits.push(Edit::KeptDictionary(info, kept));
-                    next
-                }));
+                dictionaries.push(*trees.entry((Arc::as_ptr(tree), &label.branch)).or_insert_with(
+                    || {
+                        let mut kept = Vec::new();
+                        for (level, placed) in tree.placed() {
+                            let next = runs.len() as u64;
+                            let n = *runs.entry(Arc::as_ptr(&placed.run)).or_insert_with(|| {
+                                uses.merge(placed.run.uses());
+                                edits.push(Edit::KeptRun(encode_run(&placed.run)));
+                                next
+                            });
+                            kept.push((level as u32, placed.id, n));
+                        }
+                        let info =
+                            DictionaryInfo { branch: label.branch.clone(), ..tree.info.clone() };
+                        edits.push(Edit::KeptDictionary(info, kept));
+                        next
+                    },
+                ));
             }
             edits.push(Edit::KeptSnapshot(label.clone(), dictionaries));
         }
@@ -104,7 +117,8 @@ impl Database {
             self.writable()?;
             self.flush_all()?;
         }
-        // Runs are always those of a prefix of the commits: a flush installs what it has of all dictionaries at once.
+        // Runs are always those of a prefix of the commits: a flush installs what it has of all
+        // dictionaries at once.
         let version = self.version.load_full();
         let seq = self.visible.load(Ordering::Acquire);
         let mut stats = CheckpointStats::default();
@@ -135,7 +149,8 @@ impl Database {
         let kept = zones.pin(&uses)?;
         zones.start();
         // Syncs the copied zones and the manifest, then the superblocks that lead to it.
-        let mut manifest = Manifest::begin(zones, self.env.clone(), Arc::new(Health::default()), state, 0)?;
+        let mut manifest =
+            Manifest::begin(zones, self.env.clone(), Arc::new(Health::default()), state, 0)?;
         manifest.vouch()?;
         drop((manifest, kept, version));
         Ok(stats)

@@ -1,8 +1,11 @@
-//! The engine behind a [`crate::Kvdb`]: what its parts share, and the order in which their locks are taken.
+//! The engine behind a [`crate::Kvdb`]: what its parts share, and the order in which their locks
+//! are taken.
 //!
-//! Locks, outermost first: `reclaiming` → the gate of `merging` → `flushing` → `naming` of `snapshots` → `writer` (the journal's place
-//! on the device) → `manifest` → `swap` (the version) ; and `writer` → `pipeline` → `manifest` → `swap`. A commit alone takes `pipeline`
-//! and, while there are serializable transactions, `locks` in it; a reader takes none. A transaction's own state comes before all of them.
+//! Locks, outermost first: `reclaiming` → the gate of `merging` → `flushing` → `naming` of
+//! `snapshots` → `writer` (the journal's place on the device) → `manifest` → `swap` (the version) ;
+//! and `writer` → `pipeline` → `manifest` → `swap`. A commit alone takes `pipeline` and, while
+//! there are serializable transactions, `locks` in it; a reader takes none. A transaction's own
+//! state comes before all of them.
 
 use env::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::collections::VecDeque;
@@ -60,8 +63,8 @@ pub(crate) struct Database {
     pub swap: Mutex<()>,
     /// The newest commit that readers see.
     pub visible: AtomicU64,
-    /// [`Version::came_with`] of the version that there is, stored before `visible` is: who sees such a commit knows that its version is
-    /// there.
+    /// [`Version::came_with`] of the version that there is, stored before `visible` is: who sees
+    /// such a commit knows that its version is there.
     came_with: AtomicU64,
     pub pins: Arc<Pins>,
     /// Bytes in the memtables that take commits.
@@ -124,7 +127,8 @@ pub(crate) struct Parts {
     pub snapshots: Snapshots,
 }
 
-/// What the journal has of a commit that is none of its own: a change that is nobody's, for the sake of its number.
+/// What the journal has of a commit that is none of its own: a change that is nobody's, for the
+/// sake of its number.
 pub(crate) fn number_alone() -> Changes {
     vec![(DictionaryId(0), Op::Delete(Bytes::new()))]
 }
@@ -206,7 +210,11 @@ impl Database {
     }
 
     /// The same, and then `then`, before anything else becomes of the version.
-    fn swap_version_and<T>(&self, change: impl FnOnce(&mut Version), then: impl FnOnce(&Version) -> T) -> T {
+    fn swap_version_and<T>(
+        &self,
+        change: impl FnOnce(&mut Version),
+        then: impl FnOnce(&Version) -> T,
+    ) -> T {
         let (old, done);
         {
             let _one = self.swap.lock();
@@ -222,10 +230,15 @@ impl Database {
         done
     }
 
-    /// Lets everybody see a commit that is a change of the version itself. Its number and the version become visible as one step: no view
-    /// has one without the other (see [`Database::view`]). Nothing may come between the two that waits for another thread, since views
-    /// that are made meanwhile wait for it.
-    pub(crate) fn publish_version(&self, pipeline: &mut Pipeline, change: impl FnOnce(&mut Version)) -> Applied {
+    /// Lets everybody see a commit that is a change of the version itself. Its number and the
+    /// version become visible as one step: no view has one without the other (see
+    /// [`Database::view`]). Nothing may come between the two that waits for another thread, since
+    /// views that are made meanwhile wait for it.
+    pub(crate) fn publish_version(
+        &self,
+        pipeline: &mut Pipeline,
+        change: impl FnOnce(&mut Version),
+    ) -> Applied {
         let seq = pipeline.next_seq;
         let change = |version: &mut Version| {
             change(version);
@@ -237,8 +250,9 @@ impl Database {
         })
     }
 
-    /// A commit that is an edit of the manifest: made durable as `plan` draws it up for its number, and then visible. The caller has
-    /// entered the pipeline with room for [`number_alone`]. `past`: what it changes, for those who look for conflicts.
+    /// A commit that is an edit of the manifest: made durable as `plan` draws it up for its number,
+    /// and then visible. The caller has entered the pipeline with room for [`number_alone`].
+    /// `past`: what it changes, for those who look for conflicts.
     pub(crate) fn install_commit<F>(
         &self,
         pipeline: &mut Pipeline,
@@ -262,8 +276,8 @@ impl Database {
         Ok(())
     }
 
-    /// Makes the edits that `plan` draws up durable, then changes the version accordingly. Whatever the version lets go of is
-    /// free only after the edits are durable.
+    /// Makes the edits that `plan` draws up durable, then changes the version accordingly. Whatever
+    /// the version lets go of is free only after the edits are durable.
     pub(crate) fn install<F>(&self, plan: impl FnOnce(&State) -> (Vec<Edit>, F)) -> Result<()>
     where
         F: FnOnce(&mut Version),
@@ -282,20 +296,29 @@ impl Database {
     /// The same; `between` is what others do between its two steps.
     fn view_with(&self, mut between: impl FnMut()) -> View {
         loop {
-            // The version first: what it lacks was committed after this call began; what its runs hold is visible already.
+            // The version first: what it lacks was committed after this call began; what its runs
+            // hold is visible already.
             let version = self.version.load_full();
             between();
             let pin = self.pins.pin(&self.visible);
             // A commit that came with a version is seen in that version and no other.
-            if self.came_with.load(Ordering::Acquire) == version.came_with && version.came_with <= pin.at {
-                return View { at: pin.at, store: self.store.clone(), version: Pinned { version, _pin: pin }, own: None };
+            if self.came_with.load(Ordering::Acquire) == version.came_with
+                && version.came_with <= pin.at
+            {
+                return View {
+                    at: pin.at,
+                    store: self.store.clone(),
+                    version: Pinned { version, _pin: pin },
+                    own: None,
+                };
             }
             // One of these is becoming visible right now.
             env::thread::yield_now();
         }
     }
 
-    /// A view that has every commit up to the one that it pins: what is newer than that number is not in it, and nothing else.
+    /// A view that has every commit up to the one that it pins: what is newer than that number is
+    /// not in it, and nothing else.
     pub(crate) fn exact_view(&self) -> View {
         self.exact_view_with(|| ())
     }
@@ -303,30 +326,47 @@ impl Database {
     fn exact_view_with(&self, mut between: impl FnMut()) -> View {
         loop {
             let view = self.view_with(&mut between);
-            // What was committed between the two steps lies in its memtables, unless these were sealed or others added meanwhile.
+            // What was committed between the two steps lies in its memtables, unless these were
+            // sealed or others added meanwhile.
             if Arc::ptr_eq(&self.version.load(), &view.version.version) {
                 return view;
             }
         }
     }
 
-    pub(crate) fn create_dictionary(&self, branch: &str, name: &str, options: DictionaryOptions) -> Result<DictionaryId> {
+    pub(crate) fn create_dictionary(
+        &self,
+        branch: &str,
+        name: &str,
+        options: DictionaryOptions,
+    ) -> Result<DictionaryId> {
         if let Some(id) = self.dictionary(branch, name) {
             return Ok(id);
         }
         self.writable()?;
         if name.is_empty() || name.len() > MAX_DICTIONARY_NAME {
-            return Err(Error::Invalid(format!("a dictionary's name has 1 to {MAX_DICTIONARY_NAME} bytes, not {}", name.len())));
+            return Err(Error::Invalid(format!(
+                "a dictionary's name has 1 to {MAX_DICTIONARY_NAME} bytes, not {}",
+                name.len()
+            )));
         }
         let mut made = None;
         self.install(|state| {
             // Somebody else may have been quicker.
-            let there = state.dictionaries.values().find(|d| d.info.name == name && d.info.branch == branch).map(|d| d.info.id);
+            let there = state
+                .dictionaries
+                .values()
+                .find(|d| d.info.name == name && d.info.branch == branch)
+                .map(|d| d.info.id);
             let known = branch.is_empty() || state.branches.contains_key(branch);
             let id = there.unwrap_or(DictionaryId(state.next_dictionary));
             made = known.then_some(id);
             let info = DictionaryInfo { id, name: name.into(), branch: branch.into(), options };
-            let edits = if there.is_some() || !known { Vec::new() } else { vec![Edit::Dictionary(info.clone())] };
+            let edits = if there.is_some() || !known {
+                Vec::new()
+            } else {
+                vec![Edit::Dictionary(info.clone())]
+            };
             let change = move |v: &mut Version| {
                 let generation = v.generation.clone();
                 if known {
@@ -345,7 +385,8 @@ impl Database {
         // A snapshot that was made before has it.
         let naming = self.settled()?;
         self.install(|state| {
-            let edits = state.dictionaries.contains_key(&dict).then_some(Edit::DropDictionary(dict));
+            let edits =
+                state.dictionaries.contains_key(&dict).then_some(Edit::DropDictionary(dict));
             (edits.into_iter().collect(), move |v: &mut Version| drop(v.trees.remove(&dict)))
         })?;
         drop(naming);
@@ -358,14 +399,23 @@ impl Database {
         self.writable()?;
         self.version.load().tree(dict)?;
         self.install(|state| {
-            let edits = state.dictionaries.contains_key(&dict).then_some(Edit::StitchAt { dict, stitch_at });
-            (edits.into_iter().collect(), move |v: &mut Version| v.change(dict, |t| t.info.options.stitch_at = stitch_at))
+            let edits = state
+                .dictionaries
+                .contains_key(&dict)
+                .then_some(Edit::StitchAt { dict, stitch_at });
+            (edits.into_iter().collect(), move |v: &mut Version| {
+                v.change(dict, |t| t.info.options.stitch_at = stitch_at)
+            })
         })
     }
 
     pub(crate) fn dictionary(&self, branch: &str, name: &str) -> Option<DictionaryId> {
         let version = self.version.load();
-        version.trees.values().find(|t| t.info.name == name && t.info.branch == branch).map(|t| t.info.id)
+        version
+            .trees
+            .values()
+            .find(|t| t.info.name == name && t.info.branch == branch)
+            .map(|t| t.info.id)
     }
 
     /// Segments that should lie ready.
@@ -373,7 +423,8 @@ impl Database {
         (self.shares.seal_at as u64 / SEGMENT_SIZE / 2).clamp(1, 8) as usize
     }
 
-    /// Ends background work and leaves everything durable. Later writes are refused; views stay readable.
+    /// Ends background work and leaves everything durable. Later writes are refused; views stay
+    /// readable.
     pub(crate) fn close(&self) -> Result<()> {
         self.transactions.close();
         self.background.stop_soon();
@@ -426,12 +477,15 @@ mod tests {
     use super::*;
     use crate::{Batch, Durability, Isolation, Kvdb};
 
-    /// A view's two steps, with something that others do between them, which happens once: what it has is one state of the store.
+    /// A view's two steps, with something that others do between them, which happens once: what it
+    /// has is one state of the store.
     fn between(others: impl Fn(&Kvdb, DictionaryId)) {
         for exact in [false, true] {
             let db = Kvdb::in_memory();
             let d = db.create_dictionary("d", DictionaryOptions::default()).expect("made");
-            let put = |key: &str, value: &str| db.put(d, key.as_bytes(), value.as_bytes(), Durability::Buffered).expect("put");
+            let put = |key: &str, value: &str| {
+                db.put(d, key.as_bytes(), value.as_bytes(), Durability::Buffered).expect("put")
+            };
             put("a", "1");
             put("b", "1");
             db.snapshot("one").expect("made");
@@ -450,9 +504,17 @@ mod tests {
             let now = db.view();
             if view.at == now.at {
                 // It has the number of all that was done: then it has all of it.
-                assert_eq!(["a", "b"].map(|key| read(&view, key)), ["a", "b"].map(|key| read(&now, key)), "exact: {exact}");
+                assert_eq!(
+                    ["a", "b"].map(|key| read(&view, key)),
+                    ["a", "b"].map(|key| read(&now, key)),
+                    "exact: {exact}"
+                );
             } else {
-                assert_eq!(["a", "b"].map(|key| read(&view, key)), [Some("2".into()), Some("1".into())], "exact: {exact}");
+                assert_eq!(
+                    ["a", "b"].map(|key| read(&view, key)),
+                    [Some("2".into()), Some("1".into())],
+                    "exact: {exact}"
+                );
             }
         }
     }
@@ -478,7 +540,8 @@ mod tests {
         });
     }
 
-    /// A transaction that began between the two would read the state before the commit and find no conflict with it.
+    /// A transaction that began between the two would read the state before the commit and find no
+    /// conflict with it.
     #[test]
     fn no_transaction_begins_between_the_note_of_a_commit_and_its_visibility() {
         let db = Kvdb::in_memory();
@@ -495,7 +558,8 @@ mod tests {
         assert!(inner.transactions.may_begin(), "it is visible");
     }
 
-    /// A plain view may lack what came between its steps; one that a transaction reads has every commit up to its number.
+    /// A plain view may lack what came between its steps; one that a transaction reads has every
+    /// commit up to its number.
     #[test]
     fn an_exact_view_and_what_goes_into_other_memtables() {
         let new_generation = |db: &Kvdb, d| {
@@ -524,7 +588,9 @@ mod tests {
             let now = db.view();
             assert_eq!(view.at, now.at);
             for dict in now.dictionaries() {
-                let read = |view: &View| view.dictionary(&dict.name).map(|d| view.get(d, b"a").expect("read"));
+                let read = |view: &View| {
+                    view.dictionary(&dict.name).map(|d| view.get(d, b"a").expect("read"))
+                };
                 assert_eq!(read(&view), read(&now), "dictionary {}", dict.name);
             }
         }

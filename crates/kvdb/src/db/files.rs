@@ -1,5 +1,6 @@
-//! Stores as files of the host: one by its path, with the defaults that fit most. A store appears under its name only when it
-//! is whole; until then it has the name with `.partial` behind it, and what a crash leaves there is overwritten.
+//! Stores as files of the host: one by its path, with the defaults that fit most. A store appears
+//! under its name only when it is whole; until then it has the name with `.partial` behind it, and
+//! what a crash leaves there is overwritten.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -17,7 +18,8 @@ use crate::db::recovery::Recovery;
 use crate::error::{Error, Result};
 
 impl Kvdb {
-    /// Opens the store in the file at `path`, or makes one: 256 MiB of memory, background threads, everything on disk within a second.
+    /// Opens the store in the file at `path`, or makes one: 256 MiB of memory, background threads,
+    /// everything on disk within a second.
     ///
     /// ```
     /// # let folder = tempfile::tempdir()?;
@@ -48,7 +50,10 @@ impl Kvdb {
     pub fn open_path_with(path: impl AsRef<Path>, options: OpenOptions) -> Result<Kvdb> {
         let path = path.as_ref();
         if !options.read_only && !path.try_exists()? {
-            return Self::create_path(path, CreateOptions { open: options, ..CreateOptions::default() });
+            return Self::create_path(
+                path,
+                CreateOptions { open: options, ..CreateOptions::default() },
+            );
         }
         Ok(Self::recover_path(path, options)?.0)
     }
@@ -81,7 +86,10 @@ impl Partial {
     /// Nothing may be at `path`; what an earlier attempt left is removed.
     pub(crate) fn begin(path: &Path) -> Result<Partial> {
         if path.try_exists()? {
-            return Err(Error::Io(io::Error::new(io::ErrorKind::AlreadyExists, format!("{} is there already", path.display()))));
+            return Err(Error::Io(io::Error::new(
+                io::ErrorKind::AlreadyExists,
+                format!("{} is there already", path.display()),
+            )));
         }
         let Some(file_name) = path.file_name() else {
             return Err(Error::Invalid(format!("{} is no name for a file", path.display())));
@@ -108,7 +116,8 @@ impl Partial {
             Err(_) => fs::rename(&self.name, &self.path)?,
         }
         self.done = true;
-        let parent = self.path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let parent =
+            self.path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         File::open(parent)?.sync_all()?;
         Ok(())
     }

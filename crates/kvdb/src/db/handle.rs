@@ -1,5 +1,6 @@
-//! A dictionary in hand: the store and the number of one of its dictionaries, with everything that is done to one key space.
-//! Each change here is a commit of its own; several that belong together go into a [`Batch`].
+//! A dictionary in hand: the store and the number of one of its dictionaries, with everything that
+//! is done to one key space. Each change here is a commit of its own; several that belong together
+//! go into a [`Batch`].
 
 use std::ops::RangeBounds;
 
@@ -15,8 +16,8 @@ use crate::read::bounds;
 use crate::read::iter::Iter;
 use crate::{DictionaryInfo, Kvdb};
 
-/// One dictionary of an open store; clones are cheap. Changes are visible when the call returns, and on disk within the flush
-/// interval (1 s by default) or after [`Kvdb::sync`].
+/// One dictionary of an open store; clones are cheap. Changes are visible when the call returns,
+/// and on disk within the flush interval (1 s by default) or after [`Kvdb::sync`].
 ///
 /// ```
 /// let db = kvdb::Kvdb::in_memory();
@@ -44,8 +45,13 @@ impl Kvdb {
         self.open_dictionary_with(name, DictionaryOptions::default())
     }
 
-    /// The dictionary of that name, made with `options` if it does not exist; one that exists keeps its own.
-    pub fn open_dictionary_with(&self, name: &str, options: DictionaryOptions) -> Result<Dictionary> {
+    /// The dictionary of that name, made with `options` if it does not exist; one that exists keeps
+    /// its own.
+    pub fn open_dictionary_with(
+        &self,
+        name: &str,
+        options: DictionaryOptions,
+    ) -> Result<Dictionary> {
         Ok(Dictionary::of(self, self.create_dictionary(name, options)?))
     }
 }
@@ -181,7 +187,8 @@ impl Dictionary {
         self.db.view().prefix(self.id, prefix)
     }
 
-    /// About how many tuples and bytes lie in a range of keys, from index entries alone; see [`Estimate`].
+    /// About how many tuples and bytes lie in a range of keys, from index entries alone; see
+    /// [`Estimate`].
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -211,7 +218,10 @@ impl Dictionary {
     }
 
     /// Takes sorted tuples straight into a run; see [`Kvdb::ingest`].
-    pub fn ingest<K: Into<Bytes>, V: Into<Bytes>>(&self, tuples: impl IntoIterator<Item = (K, V)>) -> Result<IngestStats> {
+    pub fn ingest<K: Into<Bytes>, V: Into<Bytes>>(
+        &self,
+        tuples: impl IntoIterator<Item = (K, V)>,
+    ) -> Result<IngestStats> {
         self.db.ingest(self.id, tuples)
     }
 

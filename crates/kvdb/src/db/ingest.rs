@@ -1,9 +1,11 @@
-//! Bulk ingest: sorted tuples become a run at once, written once, past the journal and the memtables. The run is made part of the
-//! store by one edit of the manifest, as the newest of its dictionary; later merges stitch it.
+//! Bulk ingest: sorted tuples become a run at once, written once, past the journal and the
+//! memtables. The run is made part of the store by one edit of the manifest, as the newest of its
+//! dictionary; later merges stitch it.
 //!
-//! Its place in time: while the tuples come in, nothing of them is seen. When they have ended, the memtables are sealed and
-//! flushed, so that everything committed until then lies in older runs, and the new run is put above them. Nothing is committed to
-//! keys between its first and its last one while that goes on.
+//! Its place in time: while the tuples come in, nothing of them is seen. When they have ended, the
+//! memtables are sealed and flushed, so that everything committed until then lies in older runs,
+//! and the new run is put above them. Nothing is committed to keys between its first and its last
+//! one while that goes on.
 
 use env::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -42,14 +44,17 @@ pub struct IngestStats {
 }
 
 impl Kvdb {
-    /// Takes tuples in strictly ascending order of their keys straight into the store: each byte is written once, not to the journal
-    /// first and not by later merges, and memory stays bounded however many there are. All of them become visible, and durable, at
-    /// once when this returns; on any error none does, and their space is free again.
+    /// Takes tuples in strictly ascending order of their keys straight into the store: each byte is
+    /// written once, not to the journal first and not by later merges, and memory stays bounded
+    /// however many there are. All of them become visible, and durable, at once when this returns;
+    /// on any error none does, and their space is free again.
     ///
-    /// They replace what was committed to the same keys before their end was reached. For the last step the keys from the first to the
-    /// last one are locked: it waits for serializable transactions that have locked some of them, and fails with [`Error::Locked`] when
-    /// that takes too long; commits to these keys wait for its end. Open transactions with snapshot isolation that change
-    /// one of its keys find a conflict. An unsorted or repeated key is [`Error::Invalid`].
+    /// They replace what was committed to the same keys before their end was reached. For the last
+    /// step the keys from the first to the last one are locked: it waits for serializable
+    /// transactions that have locked some of them, and fails with [`Error::Locked`] when that takes
+    /// too long; commits to these keys wait for its end. Open transactions with snapshot isolation
+    /// that change one of its keys find a conflict. An unsorted or repeated key is
+    /// [`Error::Invalid`].
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -60,7 +65,11 @@ impl Kvdb {
     /// assert_eq!(squares.get(9u32.to_be_bytes())?.unwrap(), 81u64.to_be_bytes()[..]);
     /// # Ok::<(), kvdb::Error>(())
     /// ```
-    pub fn ingest<K, V>(&self, dict: DictionaryId, tuples: impl IntoIterator<Item = (K, V)>) -> Result<IngestStats>
+    pub fn ingest<K, V>(
+        &self,
+        dict: DictionaryId,
+        tuples: impl IntoIterator<Item = (K, V)>,
+    ) -> Result<IngestStats>
     where
         K: Into<Bytes>,
         V: Into<Bytes>,
@@ -94,7 +103,15 @@ impl Kvdb {
         let options = MergeOptions { reserve: Reserve::Keep, ..options };
         // Old from the start: no transaction can have read the order of what it has not seen.
         let writer = RunWriter::new(&db.store, 0, &options);
-        Ok(Ingest { db: self.db.clone(), dict, writer, first: Bytes::new(), last: None, stats: IngestStats::default(), looked: 0 })
+        Ok(Ingest {
+            db: self.db.clone(),
+            dict,
+            writer,
+            first: Bytes::new(),
+            last: None,
+            stats: IngestStats::default(),
+            looked: 0,
+        })
     }
 }
 
@@ -111,19 +128,29 @@ pub struct Ingest {
 }
 
 impl Ingest {
-    /// Appends a tuple; its key must be above the one before. After an error the ingest can only be given up.
+    /// Appends a tuple; its key must be above the one before. After an error the ingest can only be
+    /// given up.
     pub fn push(&mut self, key: impl Into<Bytes>, value: impl Into<Bytes>) -> Result<()> {
         let (key, value) = (key.into(), value.into());
         if key.len() > MAX_KEY {
-            return Err(Error::Invalid(format!("a key of {} bytes; at most {MAX_KEY} are allowed", key.len())));
+            return Err(Error::Invalid(format!(
+                "a key of {} bytes; at most {MAX_KEY} are allowed",
+                key.len()
+            )));
         }
         if value.len() > MAX_VALUE {
-            return Err(Error::Invalid(format!("a value of {} bytes; at most {MAX_VALUE} are allowed", value.len())));
+            return Err(Error::Invalid(format!(
+                "a value of {} bytes; at most {MAX_VALUE} are allowed",
+                value.len()
+            )));
         }
         if let Some(last) = self.last.as_ref().filter(|last| key <= **last) {
             let how = if key == *last { "comes twice" } else { "comes after a larger one" };
             let at = self.stats.tuples;
-            return Err(Error::Invalid(format!("ingest takes keys in ascending order: key {at} ({:?}) {how}", shown(&key))));
+            return Err(Error::Invalid(format!(
+                "ingest takes keys in ascending order: key {at} ({:?}) {how}",
+                shown(&key)
+            )));
         }
         self.stats.tuples += 1;
         self.stats.user_bytes += (key.len() + value.len()) as u64;
@@ -173,7 +200,12 @@ fn shown(key: &[u8]) -> String {
 
 impl Database {
     /// Puts `run`, whose keys lie in `range`, above everything committed so far.
-    fn install_ingested(&self, dict: DictionaryId, range: KeyRangeRef<'_>, run: Arc<Run>) -> Result<()> {
+    fn install_ingested(
+        &self,
+        dict: DictionaryId,
+        range: KeyRangeRef<'_>,
+        run: Arc<Run>,
+    ) -> Result<()> {
         self.writable()?;
         self.zones.sync().map_err(|e| self.health.fail("syncing an ingest", &e.into()))?;
         // Most of what is in memory is written out here, while other flushes may go on.
@@ -199,13 +231,17 @@ impl Database {
             }
         };
         {
-            // It has a number of its own, so that transactions which began before find a conflict with it. Under the pipeline's lock:
-            // nothing is committed between what it lies above and itself.
+            // It has a number of its own, so that transactions which began before find a conflict
+            // with it. Under the pipeline's lock: nothing is committed between what it lies above
+            // and itself.
             let mut pipeline = self.enter_at_once(record::size(&number_alone()))?;
             let past = |newest| Some(Past { dict, run: run.clone(), newest, at_once: true });
             self.install_commit(&mut pipeline, past, |state, _| {
                 if !state.dictionaries.contains_key(&dict) {
-                    return Err(Error::NoDictionary(format!("{} (by number): dropped meanwhile", dict.0)));
+                    return Err(Error::NoDictionary(format!(
+                        "{} (by number): dropped meanwhile",
+                        dict.0
+                    )));
                 }
                 let id = RunId(state.next_run);
                 let add = Edit::AddRun { dict, level: 0, id, run: encode_run(&run) };

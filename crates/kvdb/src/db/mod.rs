@@ -1,4 +1,5 @@
-//! The engine as a whole: its state, how it is made, opened, checked, repaired and copied, and what a caller holds of it.
+//! The engine as a whole: its state, how it is made, opened, checked, repaired and copied, and what
+//! a caller holds of it.
 
 pub(crate) mod check;
 pub(crate) mod checkpoint;
@@ -60,25 +61,40 @@ impl Kvdb {
     }
 
     /// Makes an empty store on `device`; whatever the device held is lost.
-    pub fn create(device: Arc<dyn Device>, env: Arc<dyn Env>, options: CreateOptions) -> Result<Kvdb> {
+    pub fn create(
+        device: Arc<dyn Device>,
+        env: Arc<dyn Env>,
+        options: CreateOptions,
+    ) -> Result<Kvdb> {
         Ok(Self::of(recovery::create(device, env, options)?))
     }
 
     /// Opens the store on `device`, replaying what the journal holds.
-    pub fn open(device: Arc<dyn Device>, env: Arc<dyn Env>, options: OpenOptions) -> Result<(Kvdb, Recovery)> {
+    pub fn open(
+        device: Arc<dyn Device>,
+        env: Arc<dyn Env>,
+        options: OpenOptions,
+    ) -> Result<(Kvdb, Recovery)> {
         let (db, recovery) = recovery::open(device, env, options)?;
         Ok((Self::of(db), recovery))
     }
 
-    /// A store in memory, without background threads: for tests of the floors above, and for trying things out.
+    /// A store in memory, without background threads: for tests of the floors above, and for trying
+    /// things out.
     ///
     /// # Panics
     /// When there is no memory left for the few kilobytes of an empty store.
     pub fn in_memory() -> Self {
-        let open =
-            OpenOptions { memory: 64 << 20, threads: false, zero_journal: false, flush_on_close: false, ..OpenOptions::default() };
+        let open = OpenOptions {
+            memory: 64 << 20,
+            threads: false,
+            zero_journal: false,
+            flush_on_close: false,
+            ..OpenOptions::default()
+        };
         let options = CreateOptions { open, ..CreateOptions::default() };
-        Self::create(Arc::new(MemoryDevice::new()), Arc::new(Machine::default()), options).expect("memory does not fail")
+        Self::create(Arc::new(MemoryDevice::new()), Arc::new(Machine::default()), options)
+            .expect("memory does not fail")
     }
 
     pub fn dictionary(&self, name: &str) -> Option<DictionaryId> {
@@ -91,17 +107,22 @@ impl Kvdb {
     }
 
     /// The dictionary of that name, made if it does not exist (durable before this returns).
-    pub fn create_dictionary(&self, name: &str, options: DictionaryOptions) -> Result<DictionaryId> {
+    pub fn create_dictionary(
+        &self,
+        name: &str,
+        options: DictionaryOptions,
+    ) -> Result<DictionaryId> {
         self.db.0.create_dictionary("", name, options)
     }
 
-    /// Drops a dictionary and everything in it (durable before this returns). Views that exist still see it.
+    /// Drops a dictionary and everything in it (durable before this returns). Views that exist
+    /// still see it.
     pub fn drop_dictionary(&self, dict: DictionaryId) -> Result<()> {
         self.db.0.drop_dictionary(dict)
     }
 
-    /// Changes the stitching threshold of a dictionary (see [`DictionaryOptions::stitch_at`]); durable before this returns. A merge
-    /// under way takes it up with its next part.
+    /// Changes the stitching threshold of a dictionary (see [`DictionaryOptions::stitch_at`]);
+    /// durable before this returns. A merge under way takes it up with its next part.
     pub fn set_stitch_at(&self, dict: DictionaryId, bytes: u64) -> Result<()> {
         self.db.0.set_stitch_at(dict, bytes)
     }
@@ -121,14 +142,24 @@ impl Kvdb {
         self.db.0.get(dict, key)
     }
 
-    /// The newest committed value of each of `keys`, all as of one commit; in their order. Cheaper than one by one: what must be read
-    /// is read in the order of its place, and many at a time.
-    pub fn multi_get<K: AsRef<[u8]>>(&self, dict: DictionaryId, keys: &[K]) -> Result<Vec<Option<Bytes>>> {
+    /// The newest committed value of each of `keys`, all as of one commit; in their order. Cheaper
+    /// than one by one: what must be read is read in the order of its place, and many at a time.
+    pub fn multi_get<K: AsRef<[u8]>>(
+        &self,
+        dict: DictionaryId,
+        keys: &[K],
+    ) -> Result<Vec<Option<Bytes>>> {
         self.db.0.view().multi_get(dict, keys)
     }
 
     /// Commits one key and its value: the same as a batch of this one put, with less to do for it.
-    pub fn put(&self, dict: DictionaryId, key: &[u8], value: &[u8], durability: Durability) -> Result<()> {
+    pub fn put(
+        &self,
+        dict: DictionaryId,
+        key: &[u8],
+        value: &[u8],
+        durability: Durability,
+    ) -> Result<()> {
         self.db.0.put(dict, key, value, durability)
     }
 
@@ -137,14 +168,15 @@ impl Kvdb {
         self.db.0.commit(batch, durability)
     }
 
-    /// An error once the store takes no more writes: it was opened for reading, was closed, or has failed. For those who would otherwise
-    /// gather in memory what can never be committed.
+    /// An error once the store takes no more writes: it was opened for reading, was closed, or has
+    /// failed. For those who would otherwise gather in memory what can never be committed.
     pub fn takes_writes(&self) -> Result<()> {
         self.db.0.writable()
     }
 
-    /// From now on nothing is written any more, as if the store had failed; `why` is what every call that would write says. What is not
-    /// durable by then may be lost: the next open recovers what is, as after a power cut. Reading goes on.
+    /// From now on nothing is written any more, as if the store had failed; `why` is what every
+    /// call that would write says. What is not durable by then may be lost: the next open recovers
+    /// what is, as after a power cut. Reading goes on.
     pub fn halt(&self, why: &str) {
         self.db.0.health.stop(|| why.into());
     }
@@ -159,8 +191,8 @@ impl Kvdb {
         self.db.0.space()
     }
 
-    /// Gives back the space of what was deleted, now; in its time the background does the same. For whoever finds `space().free`
-    /// short. Quick when nothing was deleted since the last time.
+    /// Gives back the space of what was deleted, now; in its time the background does the same. For
+    /// whoever finds `space().free` short. Quick when nothing was deleted since the last time.
     pub fn reclaim(&self) {
         if self.db.0.writable().is_ok() {
             self.db.0.want_space();
@@ -182,8 +214,8 @@ impl Kvdb {
         self.db.0.compact(dict)
     }
 
-    /// Merges what all runs have in a range of keys into the bottom run, and gives the space of what was deleted there back; the rest
-    /// of the dictionary stays as it is.
+    /// Merges what all runs have in a range of keys into the bottom run, and gives the space of
+    /// what was deleted there back; the rest of the dictionary stays as it is.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -194,14 +226,19 @@ impl Kvdb {
     /// assert_eq!(d.estimate([10]..[90])?.items, 0);
     /// # Ok::<(), kvdb::Error>(())
     /// ```
-    pub fn compact_range<K: AsRef<[u8]>>(&self, dict: DictionaryId, range: impl std::ops::RangeBounds<K>) -> Result<()> {
+    pub fn compact_range<K: AsRef<[u8]>>(
+        &self,
+        dict: DictionaryId,
+        range: impl std::ops::RangeBounds<K>,
+    ) -> Result<()> {
         self.db.0.writable()?;
         self.db.0.flush_all()?;
         self.db.0.compact_range(dict, bounds::of(&range))
     }
 
-    /// Starts moving what lies in zones that are mostly holes together, in the background; clients go on meanwhile. `false`: that was under
-    /// way already. In a store without threads it is done when this returns. See [`Kvdb::defrag_progress`].
+    /// Starts moving what lies in zones that are mostly holes together, in the background; clients
+    /// go on meanwhile. `false`: that was under way already. In a store without threads it is done
+    /// when this returns. See [`Kvdb::defrag_progress`].
     pub fn defragment(&self, options: DefragOptions) -> Result<bool> {
         self.db.0.writable()?;
         self.db.0.start_defragment(options)
@@ -222,7 +259,8 @@ impl Kvdb {
         self.db.0.defragmenter.wait_for_end();
     }
 
-    /// One bounded unit of background work, for a store without threads. `false`: there is nothing to do.
+    /// One bounded unit of background work, for a store without threads. `false`: there is nothing
+    /// to do.
     pub fn step(&self) -> Result<bool> {
         self.db.0.step()
     }
@@ -231,8 +269,8 @@ impl Kvdb {
         self.db.0.stats()
     }
 
-    /// Makes everything durable and ends background work. Writes are refused from here on; views stay readable. Dropping the
-    /// last clone does the same, but cannot tell of errors.
+    /// Makes everything durable and ends background work. Writes are refused from here on; views
+    /// stay readable. Dropping the last clone does the same, but cannot tell of errors.
     pub fn close(&self) -> Result<()> {
         self.db.0.close()
     }

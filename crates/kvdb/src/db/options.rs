@@ -28,34 +28,40 @@ pub struct OpenOptions {
     pub memory: usize,
     /// Buffered commits are on disk after this time at the latest.
     pub flush_interval: Duration,
-    /// Values that lie outside their block anyway are written straight to their final place by a batch that has at least this many
-    /// bytes of them. Fewer, in a buffered commit, wait a little to be placed together with others. Either way the journal
-    /// carries their places. `u64::MAX`: never.
+    /// Values that lie outside their block anyway are written straight to their final place by a
+    /// batch that has at least this many bytes of them. Fewer, in a buffered commit, wait a little
+    /// to be placed together with others. Either way the journal carries their places. `u64::MAX`:
+    /// never.
     pub late_bind_at: u64,
-    /// A merge is installed in parts of this many written bytes, or less when space is short: what it may hold twice for a while.
+    /// A merge is installed in parts of this many written bytes, or less when space is short: what
+    /// it may hold twice for a while.
     pub merge_part: u64,
-    /// Bytes that the device reads in the time that a seek takes, at the queue depth of a scan: 8 KiB suits solid state, 1 MiB hard
-    /// disks. What the adaptive stitching threshold goes by; where seeks are dear (64 KiB or more), it moves large values too.
+    /// Bytes that the device reads in the time that a seek takes, at the queue depth of a scan: 8
+    /// KiB suits solid state, 1 MiB hard disks. What the adaptive stitching threshold goes by;
+    /// where seeks are dear (64 KiB or more), it moves large values too.
     pub seek_bytes: u64,
-    /// Commits are logged. Without a journal they are on disk when their memtable is flushed, which `sync` and synced commits
-    /// then do; a crash brings back the state of the last flush.
+    /// Commits are logged. Without a journal they are on disk when their memtable is flushed, which
+    /// `sync` and synced commits then do; a crash brings back the state of the last flush.
     pub journal: bool,
     /// How runs are kept.
     pub shape: Shape,
-    /// Bytes a second that defragmentation moves when it runs by itself, more when much is lost. 0: it does not run by itself.
+    /// Bytes a second that defragmentation moves when it runs by itself, more when much is lost. 0:
+    /// it does not run by itself.
     pub defrag_rate: u64,
-    /// Threads that merge, beside each other where they can: each a merge of its own, or a range of keys of a large one. 0: as many as
-    /// half the machine's processors, at most 4. Without threads, large merges go on at so many places in turn (0: at one).
+    /// Threads that merge, beside each other where they can: each a merge of its own, or a range of
+    /// keys of a large one. 0: as many as half the machine's processors, at most 4. Without
+    /// threads, large merges go on at so many places in turn (0: at one).
     pub merge_threads: usize,
     /// Nothing is written to the device, recovery included.
     pub read_only: bool,
-    /// Background work in threads. Without them, and always in a simulated environment, commits do what is overdue and
-    /// [`crate::Kvdb::step`] does the rest.
+    /// Background work in threads. Without them, and always in a simulated environment, commits do
+    /// what is overdue and [`crate::Kvdb::step`] does the rest.
     pub threads: bool,
-    /// Once commits are synced, new zones of the journal are filled with zeros ahead of time, so that such a commit finds its space
-    /// allocated.
+    /// Once commits are synced, new zones of the journal are filled with zeros ahead of time, so
+    /// that such a commit finds its space allocated.
     pub zero_journal: bool,
-    /// A memtable with deletions is written out after this time without commits, so that their space comes back.
+    /// A memtable with deletions is written out after this time without commits, so that their
+    /// space comes back.
     pub idle_flush: Duration,
     /// `close` writes the memtables out, so that the next open has nothing to replay.
     pub flush_on_close: bool,
@@ -90,20 +96,23 @@ impl OpenOptions {
         }
     }
 
-    /// Pieces that a large merge is cut into. A store without threads does the same on every machine.
+    /// Pieces that a large merge is cut into. A store without threads does the same on every
+    /// machine.
     pub(crate) fn merge_pieces(&self, inline: bool) -> usize {
         if inline { self.merge_threads.clamp(1, 64) } else { self.merge_threads() }
     }
 }
 
-/// The shares of the memory budget, bytes. The rest, an eighth, is for merges under way and whatever else is in the air.
+/// The shares of the memory budget, bytes. The rest, an eighth, is for merges under way and
+/// whatever else is in the air.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shares {
     /// All memtables, sealed ones included.
     pub memtables: usize,
     /// A memtable generation is sealed at this size.
     pub seal_at: usize,
-    /// Values that wait for their place are given one when they are this many bytes; commits wait at twice as many.
+    /// Values that wait for their place are given one when they are this many bytes; commits wait
+    /// at twice as many.
     pub window: usize,
     /// The journal's buffer is written out at this size.
     pub journal_write_at: usize,
@@ -145,7 +154,10 @@ mod tests {
     fn the_shares_stay_within_the_budget() {
         for memory in [0, 1 << 20, 3 << 20, 64 << 20, 256 << 20, 8 << 30] {
             let s = Shares::of(&OpenOptions { memory, ..Default::default() });
-            assert!(s.memtables + s.journal_buffer + s.cache <= memory.max(MIN_MEMORY), "{memory}: {s:?}");
+            assert!(
+                s.memtables + s.journal_buffer + s.cache <= memory.max(MIN_MEMORY),
+                "{memory}: {s:?}"
+            );
             assert!(s.seal_at * 2 <= s.memtables);
         }
     }

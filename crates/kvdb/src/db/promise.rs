@@ -1,5 +1,5 @@
-//! Room for what is not committed yet. A file system says that a write is done when it is in memory, and commits it later: the commits of others
-//! must not fill the store in between.
+//! Room for what is not committed yet. A file system says that a write is done when it is in
+//! memory, and commits it later: the commits of others must not fill the store in between.
 
 use env::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -7,8 +7,9 @@ use std::sync::Arc;
 use crate::db::Kvdb;
 use crate::db::database::Database;
 
-/// Room in a store that is left to batches which say so ([`Batch::takes_promised_space`](crate::Batch::takes_promised_space)). Whether there is so
-/// much is for its owner to see before ([`Kvdb::space`]). It is given back when this is dropped.
+/// Room in a store that is left to batches which say so
+/// ([`Batch::takes_promised_space`](crate::Batch::takes_promised_space)). Whether there is so much
+/// is for its owner to see before ([`Kvdb::space`]). It is given back when this is dropped.
 pub struct PromisedSpace {
     db: Arc<Database>,
     bytes: AtomicU64,
@@ -31,7 +32,11 @@ impl PromisedSpace {
     /// So many bytes are committed, or never will be.
     pub fn shrink(&self, bytes: u64) {
         // All of it may have been given back before.
-        if self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |had| had.checked_sub(bytes)).is_ok() {
+        if self
+            .bytes
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |had| had.checked_sub(bytes))
+            .is_ok()
+        {
             self.db.zones.release(bytes);
         }
     }

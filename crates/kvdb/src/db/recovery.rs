@@ -1,9 +1,11 @@
 //! Making a store, and opening one: superblock, manifest, runs, journal.
 //!
-//! The journal is read twice. The first pass finds its end and marks what it binds: records give the places of large values
-//! that no run knows of yet, and their zones must not be taken. A record that may not have been synced counts only when the
-//! values it binds are really there; they were written before it, but without a sync the device may have kept one and lost the
-//! other. Then allocation may begin, a fresh manifest notes how far the journal goes, and the second pass replays it.
+//! The journal is read twice. The first pass finds its end and marks what it binds: records give
+//! the places of large values that no run knows of yet, and their zones must not be taken. A record
+//! that may not have been synced counts only when the values it binds are really there; they were
+//! written before it, but without a sync the device may have kept one and lost the other. Then
+//! allocation may begin, a fresh manifest notes how far the journal goes, and the second pass
+//! replays it.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
@@ -52,14 +54,26 @@ pub struct Recovery {
 impl fmt::Display for Recovery {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let how = if self.clean { "closed properly" } else { "recovered" };
-        write!(f, "{how}: {} runs, {} commits replayed ({} bytes of journal", self.runs, self.records, self.bytes)?;
-        write!(f, ", {} bytes bound in place), {} torn bytes left out", self.bound_bytes, self.torn_bytes)?;
+        write!(
+            f,
+            "{how}: {} runs, {} commits replayed ({} bytes of journal",
+            self.runs, self.records, self.bytes
+        )?;
+        write!(
+            f,
+            ", {} bytes bound in place), {} torn bytes left out",
+            self.bound_bytes, self.torn_bytes
+        )?;
         write!(f, ", {:.1} ms", self.duration.as_secs_f64() * 1000.0)
     }
 }
 
 /// Makes an empty store on `device`; whatever was there is lost.
-pub(crate) fn create(device: Arc<dyn Device>, env: Arc<dyn Env>, options: CreateOptions) -> Result<Arc<Database>> {
+pub(crate) fn create(
+    device: Arc<dyn Device>,
+    env: Arc<dyn Env>,
+    options: CreateOptions,
+) -> Result<Arc<Database>> {
     let mut uuid = [0; 16];
     uuid[..8].copy_from_slice(&env.random().to_le_bytes());
     uuid[8..].copy_from_slice(&env.random().to_le_bytes());
@@ -68,18 +82,34 @@ pub(crate) fn create(device: Arc<dyn Device>, env: Arc<dyn Env>, options: Create
     let health = Arc::new(Health::default());
     let manifest = Manifest::begin(zones.clone(), env.clone(), health.clone(), State::new(), 0)?;
     let store = BlockCache::new(zones.clone(), Shares::of(&options.open).cache);
-    let version = Version { trees: Default::default(), generation: Generation::first(), came_with: 0 };
+    let version =
+        Version { trees: Default::default(), generation: Generation::first(), came_with: 0 };
     let snapshots = Snapshots::new(BTreeMap::new());
     let options = OpenOptions { read_only: false, ..options.open };
     let writer = Writer::new(zones.clone(), 0);
-    let parts = Parts { env, zones, store, options, health, version, next_seq: 1, writer, manifest: Some(manifest), snapshots };
+    let parts = Parts {
+        env,
+        zones,
+        store,
+        options,
+        health,
+        version,
+        next_seq: 1,
+        writer,
+        manifest: Some(manifest),
+        snapshots,
+    };
     let db = Arc::new(Database::new(parts));
     db.start_threads()?;
     Ok(db)
 }
 
 /// Opens the store on `device`.
-pub(crate) fn open(device: Arc<dyn Device>, env: Arc<dyn Env>, options: OpenOptions) -> Result<(Arc<Database>, Recovery)> {
+pub(crate) fn open(
+    device: Arc<dyn Device>,
+    env: Arc<dyn Env>,
+    options: OpenOptions,
+) -> Result<(Arc<Database>, Recovery)> {
     let begun = env.monotonic();
     let zones = Zones::open(device)?;
     let store = BlockCache::new(zones.clone(), Shares::of(&options).cache);
@@ -108,33 +138,54 @@ pub(crate) fn open(device: Arc<dyn Device>, env: Arc<dyn Env>, options: OpenOpti
             zones.resume(*purpose, *addr);
         }
         zones.start();
-        // Segments that hold part of the stream stay as they are, their ends noted; the others begin a new life, since what a
-        // crash left in them could be taken for part of what follows.
+        // Segments that hold part of the stream stay as they are, their ends noted; the others
+        // begin a new life, since what a crash left in them could be taken for part of what
+        // follows.
         let (mut edits, mut fresh) = (Vec::new(), Vec::new());
         let mut number = state.next_segment;
         for (segment, hold) in found.segments {
             if let Some(&segment) = journal.used.iter().find(|s| s.number == segment.number) {
-                edits.extend(segment.end.map(|position| Edit::SegmentEnds { number: segment.number, position }));
+                edits.extend(
+                    segment
+                        .end
+                        .map(|position| Edit::SegmentEnds { number: segment.number, position }),
+                );
                 old.push(Owned { segment, hold });
                 continue;
             }
             edits.push(Edit::ForgetSegment { number: segment.number });
             if fresh.len() < 2 {
-                let segment = Segment { number, zone: segment.zone, epoch: env.random(), end: None };
+                let segment =
+                    Segment { number, zone: segment.zone, epoch: env.random(), end: None };
                 number += 1;
                 fresh.push(Owned { segment, hold });
             }
         }
         edits.extend(fresh.iter().map(|f| Edit::Segment(f.segment)));
-        // A rollback is on disk before the journal's end, which it made void, need be: numbers that were lost are given again.
+        // A rollback is on disk before the journal's end, which it made void, need be: numbers that
+        // were lost are given again.
         let last = next_seq - 1;
-        edits.extend(state.since.iter().filter(|(_, since)| **since > last).map(|(&dict, _)| Edit::Since { dict, seq: last }));
+        edits.extend(
+            state
+                .since
+                .iter()
+                .filter(|(_, since)| **since > last)
+                .map(|(&dict, _)| Edit::Since { dict, seq: last }),
+        );
         let mut next = state.clone();
         next.apply_all(edits.iter().cloned())?;
         next.closed = false;
-        let begun = Manifest::begin(zones.clone(), env.clone(), health.clone(), next, found.loaded.root.number);
+        let begun = Manifest::begin(
+            zones.clone(),
+            env.clone(),
+            health.clone(),
+            next,
+            found.loaded.root.number,
+        );
         let manifest = match begun {
-            Err(Error::NoSpace) => Manifest::resume(zones.clone(), env.clone(), health.clone(), &found.loaded, edits)?,
+            Err(Error::NoSpace) => {
+                Manifest::resume(zones.clone(), env.clone(), health.clone(), &found.loaded, edits)?
+            }
             begun => begun?,
         };
         writer.keep_old(old);
@@ -150,8 +201,18 @@ pub(crate) fn open(device: Arc<dyn Device>, env: Arc<dyn Env>, options: OpenOpti
     let start = state.start;
     let since = state.since.clone();
     let snapshots = found.snapshots;
-    let parts_of =
-        Parts { env: env.clone(), zones: zones.clone(), store, options, health, version, next_seq, writer, manifest, snapshots };
+    let parts_of = Parts {
+        env: env.clone(),
+        zones: zones.clone(),
+        store,
+        options,
+        health,
+        version,
+        next_seq,
+        writer,
+        manifest,
+        snapshots,
+    };
     let db = Arc::new(Database::new(parts_of));
     let journal_device = db.writer.lock().bytes();
     db.counters.journal_device.set(journal_device);
@@ -169,7 +230,10 @@ pub(crate) fn open(device: Arc<dyn Device>, env: Arc<dyn Env>, options: OpenOpti
             let record = record::decode(&bytes)?;
             if let Record::Snapshot { label, below } = record {
                 if end != at + piece.len() as u64 {
-                    return Err(Error::Corrupt(format!("the journal goes on behind snapshot {} in the same chunk", label.name)));
+                    return Err(Error::Corrupt(format!(
+                        "the journal goes on behind snapshot {} in the same chunk",
+                        label.name
+                    )));
                 }
                 let (segment, offset) = (journal.used[reader.part()].number, reader.offset());
                 let start = JournalStart { segment, offset, position: end, seq: numbers.next - 1 };
@@ -183,7 +247,9 @@ pub(crate) fn open(device: Arc<dyn Device>, env: Arc<dyn Env>, options: OpenOpti
                 }
                 Some((_, Content::Bound(_))) => {
                     let Some(runs) = journal.runs.pop_front() else {
-                        return Err(Error::Corrupt("the journal binds more runs than when it was first read".into()));
+                        return Err(Error::Corrupt(
+                            "the journal binds more runs than when it was first read".into(),
+                        ));
                     };
                     rebind(&db, runs, bound.uses())?;
                 }
@@ -195,7 +261,11 @@ pub(crate) fn open(device: Arc<dyn Device>, env: Arc<dyn Env>, options: OpenOpti
         }
     }
     if records.position() != journal.end {
-        return Err(Error::Corrupt(format!("the journal ended at {} when read again, not at {}", records.position(), journal.end)));
+        return Err(Error::Corrupt(format!(
+            "the journal ended at {} when read again, not at {}",
+            records.position(),
+            journal.end
+        )));
     }
     if !db.options.read_only {
         db.restore_transactions()?;
@@ -206,9 +276,16 @@ pub(crate) fn open(device: Arc<dyn Device>, env: Arc<dyn Env>, options: OpenOpti
     Ok((db, recovery))
 }
 
-/// Applies a commit of the journal. When memory for memtables is full, they are flushed, the journal left as it is: replaying a
-/// commit once more over runs that have it changes nothing, since all that follows it is replayed too.
-fn replay(db: &Database, first: Seq, changes: &Changes, bound: &ZoneUse, flush_at: &mut usize) -> Result<()> {
+/// Applies a commit of the journal. When memory for memtables is full, they are flushed, the
+/// journal left as it is: replaying a commit once more over runs that have it changes nothing,
+/// since all that follows it is replayed too.
+fn replay(
+    db: &Database,
+    first: Seq,
+    changes: &Changes,
+    bound: &ZoneUse,
+    flush_at: &mut usize,
+) -> Result<()> {
     let version = db.version.load_full();
     let (grown, _) = write_memtables(&version, first, changes, &mut |_, _, _| {});
     let active = db.active_bytes.fetch_add(grown, env::sync::atomic::Ordering::Relaxed) + grown;
@@ -222,7 +299,8 @@ fn replay(db: &Database, first: Seq, changes: &Changes, bound: &ZoneUse, flush_a
     // First what ends with a snapshot.
     match db.flush_sealed().and_then(|_| db.flush_upto(number, None)) {
         Ok(()) => db.active_bytes.store(0, env::sync::atomic::Ordering::Relaxed),
-        // A full store opens all the same: these memtables stay in memory, until there is room for them or they have doubled.
+        // A full store opens all the same: these memtables stay in memory, until there is room for
+        // them or they have doubled.
         Err(Error::NoSpace) => *flush_at = 2 * active,
         Err(e) => return Err(e),
     }
@@ -252,8 +330,12 @@ impl BoundRuns {
         for (dict, roots) in &bound.runs {
             // What was bound for a dictionary that is gone may be gone too.
             if state.takes(*dict, seq) {
-                let decoded: Result<Vec<_>> =
-                    roots.iter().map(|root| decode_run(store, root, || "the root of a run in the journal".into())).collect();
+                let decoded: Result<Vec<_>> = roots
+                    .iter()
+                    .map(|root| {
+                        decode_run(store, root, || "the root of a run in the journal".into())
+                    })
+                    .collect();
                 runs.push((*dict, decoded?));
             }
         }
@@ -262,7 +344,9 @@ impl BoundRuns {
 
     /// Before allocation begins: open zones go on behind the runs.
     fn saw(&self, zones: &Zones) {
-        for (zone, _) in self.runs.iter().flat_map(|(_, runs)| runs).flat_map(|run| run.uses().iter()) {
+        for (zone, _) in
+            self.runs.iter().flat_map(|(_, runs)| runs).flat_map(|run| run.uses().iter())
+        {
             let open = self.places.iter().find(|&&place| ZoneId::of(place) == zone);
             zones.saw_extent(zone.start(), open.map_or(ZONE_SIZE, |place| place - zone.start()));
         }
@@ -286,8 +370,15 @@ fn void(first: Seq, changes: &mut Changes, since: &BTreeMap<DictionaryId, Seq>) 
     }
 }
 
-/// A snapshot was made here that was not yet flushed: it is made again. It is flushed by `replay`, or in the background.
-fn snapshot_again(db: &Database, label: Label, below: u32, start: JournalStart, bound: &ZoneUse) -> Result<()> {
+/// A snapshot was made here that was not yet flushed: it is made again. It is flushed by `replay`,
+/// or in the background.
+fn snapshot_again(
+    db: &Database,
+    label: Label,
+    below: u32,
+    start: JournalStart,
+    bound: &ZoneUse,
+) -> Result<()> {
     if db.snapshots.get(&label.name).is_some() {
         return Err(Error::Corrupt(format!("the journal makes snapshot {} again", label.name)));
     }
@@ -314,7 +405,10 @@ impl Numbers {
             Record::Mark | Record::Snapshot { .. } => return Ok(None),
             Record::Number(next) if next == self.next => return Ok(None),
             Record::Number(next) => {
-                return Err(Error::Corrupt(format!("the journal goes on with change {next} where {} is next", self.next)));
+                return Err(Error::Corrupt(format!(
+                    "the journal goes on with change {next} where {} is next",
+                    self.next
+                )));
             }
             Record::Commit(changes) => {
                 let count = changes.len() as u64;
@@ -324,7 +418,9 @@ impl Numbers {
         };
         let first = self.next;
         let next = first.checked_add(count);
-        self.next = next.ok_or_else(|| Error::Corrupt("the journal has more changes than can be numbered".into()))?;
+        self.next = next.ok_or_else(|| {
+            Error::Corrupt("the journal has more changes than can be numbered".into())
+        })?;
         Ok(Some((first, content)))
     }
 }
@@ -371,7 +467,9 @@ impl Found {
     pub(crate) fn read(zones: &Arc<Zones>, store: &Arc<BlockCache>) -> Result<Found> {
         let root = zones.superblock().root;
         if root.is_empty() {
-            return Err(Error::Corrupt("the store has no manifest: making it was never finished, make it again".into()));
+            return Err(Error::Corrupt(
+                "the store has no manifest: making it was never finished, make it again".into(),
+            ));
         }
         let loaded = manifest::load(zones, &root)?;
         let state = &loaded.state;
@@ -381,9 +479,14 @@ impl Found {
             segments.push((*s, zones.pin(&ZoneUse::whole(s.zone))?));
         }
         let generation = Generation::first();
-        let mut recovery = Recovery { clean: state.closed, edits: loaded.records, ..Recovery::default() };
+        let mut recovery =
+            Recovery { clean: state.closed, edits: loaded.records, ..Recovery::default() };
         let mut runs = Runs::default();
-        let trees = state.dictionaries.values().map(|d| runs.tree(store, d, &generation)).collect::<Result<Vec<_>>>()?;
+        let trees = state
+            .dictionaries
+            .values()
+            .map(|d| runs.tree(store, d, &generation))
+            .collect::<Result<Vec<_>>>()?;
         bounded(0, trees.iter().flat_map(|tree| tree.runs()).map(|placed| &*placed.run))?;
         let snapshots = Snapshots::new((*state.branches).clone());
         // What snapshots have in common is there once.
@@ -407,16 +510,23 @@ impl Found {
     }
 }
 
-/// Runs by what the manifest says of them: those that several dictionaries and snapshots have are there once.
+/// Runs by what the manifest says of them: those that several dictionaries and snapshots have are
+/// there once.
 #[derive(Default)]
 struct Runs {
     known: HashMap<Bytes, Arc<Run>>,
-    /// The same by where in the state the bytes lie, which is alive meanwhile: what snapshots share lies there once.
+    /// The same by where in the state the bytes lie, which is alive meanwhile: what snapshots share
+    /// lies there once.
     by_place: HashMap<*const u8, Arc<Run>>,
 }
 
 impl Runs {
-    fn tree(&mut self, store: &Arc<BlockCache>, d: &DictionaryState, generation: &Arc<Generation>) -> Result<Tree> {
+    fn tree(
+        &mut self,
+        store: &Arc<BlockCache>,
+        d: &DictionaryState,
+        generation: &Arc<Generation>,
+    ) -> Result<Tree> {
         let mut tree = Tree::new(d.info.clone(), generation);
         // By age: each run is newer than those added before it.
         for (&id, (level, bytes)) in &d.runs {
@@ -425,7 +535,9 @@ impl Runs {
                 None => {
                     let run = match self.known.get(bytes) {
                         Some(run) => run.clone(),
-                        None => decode_run(store, bytes, || format!("the manifest's entry of run {}", id.0))?,
+                        None => decode_run(store, bytes, || {
+                            format!("the manifest's entry of run {}", id.0)
+                        })?,
                     };
                     self.known.insert(bytes.clone(), run.clone());
                     self.by_place.insert(bytes.as_ptr(), run.clone());
@@ -438,19 +550,28 @@ impl Runs {
     }
 }
 
-/// What runs hold, added to `before`. What they say of themselves is added up in many places. Each sum is far below what a number can be, but their number is anybody's in a
-/// store that somebody else has made.
+/// What runs hold, added to `before`. What they say of themselves is added up in many places. Each
+/// sum is far below what a number can be, but their number is anybody's in a store that somebody
+/// else has made.
 fn bounded<'a>(before: u64, mut runs: impl Iterator<Item = &'a Run>) -> Result<u64> {
     let sum = runs.try_fold(before, |sum, run| {
         let s = run.stats();
-        let sum = [s.items, s.block_bytes, s.value_bytes, s.bytes].into_iter().fold(sum, u64::saturating_add);
+        let sum = [s.items, s.block_bytes, s.value_bytes, s.bytes]
+            .into_iter()
+            .fold(sum, u64::saturating_add);
         (sum < 1 << 61).then_some(sum)
     });
-    sum.ok_or_else(|| Error::Corrupt("the store's runs say that they hold more than any store can".into()))
+    sum.ok_or_else(|| {
+        Error::Corrupt("the store's runs say that they hold more than any store can".into())
+    })
 }
 
 /// The run that `what` names by these bytes.
-fn decode_run(store: &Arc<BlockCache>, bytes: &Bytes, what: impl FnOnce() -> String) -> Result<Arc<Run>> {
+fn decode_run(
+    store: &Arc<BlockCache>,
+    bytes: &Bytes,
+    what: impl FnOnce() -> String,
+) -> Result<Arc<Run>> {
     let mut rest = &bytes[..];
     let run = Run::decode(store, &mut rest)?;
     if !rest.is_empty() {
@@ -469,7 +590,8 @@ struct Unsynced {
     bound: Option<Bound>,
 }
 
-/// The first pass. See the module's comment. Each durable extent that the journal binds is shown to `bound`.
+/// The first pass. See the module's comment. Each durable extent that the journal binds is shown to
+/// `bound`.
 pub(crate) fn read_journal(
     zones: &Zones,
     store: &Arc<BlockCache>,
@@ -479,11 +601,21 @@ pub(crate) fn read_journal(
 ) -> Result<Journal> {
     let start = state.start;
     if start.offset > ZONE_SIZE || !start.offset.is_multiple_of(SECTOR) {
-        return Err(Error::Corrupt(format!("the manifest's journal begins at offset {} of a zone", start.offset)));
+        return Err(Error::Corrupt(format!(
+            "the manifest's journal begins at offset {} of a zone",
+            start.offset
+        )));
     }
-    let segments: Vec<Segment> = state.segments.iter().filter(|s| s.number >= start.segment).copied().collect();
+    let segments: Vec<Segment> =
+        state.segments.iter().filter(|s| s.number >= start.segment).copied().collect();
     let parts: Vec<Part> = segments.iter().map(Segment::part).collect();
-    let mut reader = StreamReader::new(zones, Kind::Journal, &parts, offset_in(&segments, &start), start.position);
+    let mut reader = StreamReader::new(
+        zones,
+        Kind::Journal,
+        &parts,
+        offset_in(&segments, &start),
+        start.position,
+    );
     let mut records = Records::new(start.position);
     let mut journal = Journal {
         end: start.position,
@@ -508,11 +640,13 @@ pub(crate) fn read_journal(
             match &commit {
                 None => {}
                 Some((first, Content::Changes(changes))) => {
-                    extents.extend((*first..).zip(changes).filter_map(|(seq, (dict, op))| match op {
-                        // What was bound for a dictionary that is gone may be gone too.
-                        Op::Put(_, Value::Extent(e)) if state.takes(*dict, seq) => Some(*e),
-                        _ => None,
-                    }));
+                    extents.extend((*first..).zip(changes).filter_map(
+                        |(seq, (dict, op))| match op {
+                            // What was bound for a dictionary that is gone may be gone too.
+                            Op::Put(_, Value::Extent(e)) if state.takes(*dict, seq) => Some(*e),
+                            _ => None,
+                        },
+                    ));
                 }
                 Some((_, Content::Bound(runs))) => bound = Some(runs.clone()),
             }
@@ -530,7 +664,9 @@ pub(crate) fn read_journal(
     let tail = reader.tail()?;
     recovery.torn_bytes += tail.torn + records.unfinished();
     for record in &unsynced {
-        if record.end > tail.synced && record.extents.iter().any(|e| store.read_value(&Value::Extent(*e)).is_err()) {
+        if record.end > tail.synced
+            && record.extents.iter().any(|e| store.read_value(&Value::Extent(*e)).is_err())
+        {
             // The record is there, what it binds is not: both were under way.
             recovery.torn_bytes += records.position() - record.begin;
             break;
@@ -551,10 +687,19 @@ pub(crate) fn read_journal(
 
 impl Journal {
     /// The next record counts.
-    fn take(&mut self, store: &Arc<BlockCache>, state: &State, record: &Unsynced, bound: &mut dyn FnMut(&ExtentRef)) -> Result<()> {
+    fn take(
+        &mut self,
+        store: &Arc<BlockCache>,
+        state: &State,
+        record: &Unsynced,
+        bound: &mut dyn FnMut(&ExtentRef),
+    ) -> Result<()> {
         if let Some(runs) = &record.bound {
             let bound = BoundRuns::open(store, state, record.last_seq.unwrap_or(0), runs)?;
-            self.weight = bounded(self.weight, bound.runs.iter().flat_map(|(_, runs)| runs).map(|run| &**run))?;
+            self.weight = bounded(
+                self.weight,
+                bound.runs.iter().flat_map(|(_, runs)| runs).map(|run| &**run),
+            )?;
             self.runs.push_back(bound);
         }
         self.end = record.end;

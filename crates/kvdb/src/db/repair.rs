@@ -1,10 +1,12 @@
-//! Repair: makes a store whose blocks are damaged usable again. Runs of which something cannot be read are written anew without it; what was
-//! lost is deleted, and named. The caller may mend what its own structures lack then, and everything takes effect at once: a new manifest
-//! names the new runs in the place of the old, for dictionaries, branches and snapshots alike. Until the superblock leads to it the store
-//! is the old one.
+//! Repair: makes a store whose blocks are damaged usable again. Runs of which something cannot be
+//! read are written anew without it; what was lost is deleted, and named. The caller may mend what
+//! its own structures lack then, and everything takes effect at once: a new manifest names the new
+//! runs in the place of the old, for dictionaries, branches and snapshots alike. Until the
+//! superblock leads to it the store is the old one.
 //!
-//! Superblock copies and copies of the manifest that cannot be read are mended by opening the store for writing. A store that does not
-//! open, since manifest or journal break off, is beyond this: see [`crate::Salvage`].
+//! Superblock copies and copies of the manifest that cannot be read are mended by opening the store
+//! for writing. A store that does not open, since manifest or journal break off, is beyond this:
+//! see [`crate::Salvage`].
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -46,7 +48,10 @@ impl Database {
         mend: impl FnOnce(&View) -> std::result::Result<Batch, E>,
     ) -> std::result::Result<RepairReport, E> {
         if !self.inline() {
-            return Err(Error::Invalid("a store is repaired without threads, and while nothing else uses it".into()).into());
+            return Err(Error::Invalid(
+                "a store is repaired without threads, and while nothing else uses it".into(),
+            )
+            .into());
         }
         self.writable()?;
         self.flush_all()?;
@@ -60,7 +65,10 @@ impl Database {
             if whole {
                 continue;
             }
-            let options = MergeOptions { reserve: Reserve::Flush, ..tree.info.options.storage(Placement::stitch()) };
+            let options = MergeOptions {
+                reserve: Reserve::Flush,
+                ..tree.info.options.storage(Placement::stitch())
+            };
             let name = tree.info.name.clone();
             let new = vt_tree::rewrite(&run, &options, &mut |damage| {
                 let keys = FaultKeys {
@@ -68,7 +76,11 @@ impl Database {
                     start: Bytes::copy_from_slice(&damage.start),
                     end: Bytes::copy_from_slice(&damage.end),
                 };
-                report.removed.push(ScrubFault { place: place.clone(), what: damage.what, keys: Some(keys) });
+                report.removed.push(ScrubFault {
+                    place: place.clone(),
+                    what: damage.what,
+                    keys: Some(keys),
+                });
             });
             let new = new.map_err(Error::from)?;
             report.runs += 1;
@@ -82,7 +94,10 @@ impl Database {
         let view = View {
             at: self.visible.load(Ordering::Acquire),
             store: self.store.clone(),
-            version: Pinned { version: Arc::new(version.clone()), _pin: self.pins.pin(&self.visible) },
+            version: Pinned {
+                version: Arc::new(version.clone()),
+                _pin: self.pins.pin(&self.visible),
+            },
             own: None,
         };
         let batch = mend(&view)?;
@@ -119,13 +134,22 @@ impl Database {
         let mut seen = BTreeSet::new();
         let mut runs = Vec::new();
         let version = self.version.load_full();
-        let kept: Vec<_> =
-            self.snapshots.list().into_iter().map(|s| (format!("snapshot {}, ", s.label.name), s.version())).collect();
+        let kept: Vec<_> = self
+            .snapshots
+            .list()
+            .into_iter()
+            .map(|s| (format!("snapshot {}, ", s.label.name), s.version()))
+            .collect();
         for (of, version) in std::iter::once((String::new(), version)).chain(kept) {
             for tree in version.trees.values() {
                 for placed in tree.runs().filter(|p| seen.insert(Arc::as_ptr(&p.run))) {
-                    let branch = if tree.info.branch.is_empty() { String::new() } else { format!("branch {}, ", tree.info.branch) };
-                    let place = format!("{of}{branch}dictionary {}, run {}", tree.info.name, placed.id.0);
+                    let branch = if tree.info.branch.is_empty() {
+                        String::new()
+                    } else {
+                        format!("branch {}, ", tree.info.branch)
+                    };
+                    let place =
+                        format!("{of}{branch}dictionary {}, run {}", tree.info.name, placed.id.0);
                     runs.push((tree.clone(), placed.run.clone(), place));
                 }
             }
@@ -134,9 +158,17 @@ impl Database {
     }
 
     /// Runs of what a batch changes, to lie above all others.
-    fn write_above(&self, version: &Version, batch: Batch) -> Result<Vec<(DictionaryId, Arc<Run>)>> {
+    fn write_above(
+        &self,
+        version: &Version,
+        batch: Batch,
+    ) -> Result<Vec<(DictionaryId, Arc<Run>)>> {
         let generation = Generation::first();
-        let trees = version.trees.values().map(|t| (t.info.id, Arc::new(Tree::new(t.info.clone(), &generation)))).collect();
+        let trees = version
+            .trees
+            .values()
+            .map(|t| (t.info.id, Arc::new(Tree::new(t.info.clone(), &generation))))
+            .collect();
         let memory = Version { trees, generation, came_with: 0 };
         let changes: Vec<_> = batch
             .changes
@@ -190,9 +222,11 @@ pub(crate) fn replaced(tree: &Tree, instead: &Instead) -> Option<Tree> {
 }
 
 impl crate::Kvdb {
-    /// Makes the store usable again whose blocks are damaged: what cannot be read is deleted, and named in the report; everything else
-    /// stays. `mend` is shown the store as it is without it, and gives the changes that make it whole again above. All of it takes effect
-    /// at once, or, when anything fails, nothing. Of a store that nothing else uses, opened without threads; best closed right after.
+    /// Makes the store usable again whose blocks are damaged: what cannot be read is deleted, and
+    /// named in the report; everything else stays. `mend` is shown the store as it is without it,
+    /// and gives the changes that make it whole again above. All of it takes effect at once, or,
+    /// when anything fails, nothing. Of a store that nothing else uses, opened without threads;
+    /// best closed right after.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();

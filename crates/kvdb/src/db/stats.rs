@@ -113,7 +113,11 @@ pub struct DictionaryStats {
 impl Stats {
     /// Bytes written to the device for each byte committed; 0 when nothing was committed.
     pub fn write_amplification(&self) -> f64 {
-        if self.user_bytes == 0 { 0.0 } else { self.io.total().write_bytes as f64 / self.user_bytes as f64 }
+        if self.user_bytes == 0 {
+            0.0
+        } else {
+            self.io.total().write_bytes as f64 / self.user_bytes as f64
+        }
     }
 }
 
@@ -132,7 +136,11 @@ impl Database {
         let dictionaries = version.trees.values().map(|t| DictionaryStats {
             info: t.info.clone(),
             memtable_bytes: t.memtable_bytes() as u64,
-            levels: t.levels.iter().map(|level| level.iter().map(|p| p.run.stats()).collect()).collect(),
+            levels: t
+                .levels
+                .iter()
+                .map(|level| level.iter().map(|p| p.run.stats()).collect())
+                .collect(),
         });
         Stats {
             space: self.space(),

@@ -1,7 +1,8 @@
-//! The journal: every commit since the runs were written, as a stream of records in chunks, laid into *segments*. A segment is one
-//! zone; the manifest lists them in order before they are written, each use of a zone with a new random epoch. Zones whose
-//! commits have reached the runs are listed anew at the end: their space on the host is there already, so a synced write is
-//! one flush and no file system's journal.
+//! The journal: every commit since the runs were written, as a stream of records in chunks, laid
+//! into *segments*. A segment is one zone; the manifest lists them in order before they are
+//! written, each use of a zone with a new random epoch. Zones whose commits have reached the runs
+//! are listed anew at the end: their space on the host is there already, so a synced write is one
+//! flush and no file system's journal.
 
 pub(crate) mod record;
 mod writer;
@@ -20,7 +21,8 @@ pub(crate) struct Segment {
     pub zone: ZoneId,
     /// Tells this use's chunks from those of an earlier one.
     pub epoch: u64,
-    /// Once known for good: the position where the stream leaves this segment. Everything before it is durable.
+    /// Once known for good: the position where the stream leaves this segment. Everything before it
+    /// is durable.
     pub end: Option<u64>,
 }
 

@@ -1,6 +1,7 @@
-//! What the journal says: one record for each commit; numbers, which say where the count of changes stands; and marks, which only
-//! let the chunk that carries them tell that all before it was synced. In the stream a record is a length (varint) and that many
-//! bytes; it may run over chunks and segments. Nothing of a record counts until all of it is there, and so a commit happens whole
+//! What the journal says: one record for each commit; numbers, which say where the count of changes
+//! stands; and marks, which only let the chunk that carries them tell that all before it was
+//! synced. In the stream a record is a length (varint) and that many bytes; it may run over chunks
+//! and segments. Nothing of a record counts until all of it is there, and so a commit happens whole
 //! or not at all.
 //!
 //! ```text
@@ -17,15 +18,17 @@
 //!         op 3, delete: nothing · op 4, delete range: end · op 5, put of a value that lies elsewhere, perhaps compressed: u64 address,
 //!         u32 length, u32 CRC-32C of the bytes there, u32 their number, u8 codec
 //! ```
-//! Runs bound are a large transaction's commit, one change by number: varint number of places, then each: varint address where a stream
-//! went on behind the runs; varint number of dictionaries, then each: varint dictionary, varint number of runs, then each, the newest
-//! first: bytes run. They are durable before the record is written, and lie above everything that stands before them.
+//! Runs bound are a large transaction's commit, one change by number: varint number of places, then
+//! each: varint address where a stream went on behind the runs; varint number of dictionaries, then
+//! each: varint dictionary, varint number of runs, then each, the newest first: bytes run. They are
+//! durable before the record is written, and lie above everything that stands before them.
 //!
-//! (`bytes`: a varint length, then the bytes.) Changes are numbered one by one in the order of the stream, from the position where
-//! the manifest lets the journal begin. Every write to the device begins with a number, which must agree.
+//! (`bytes`: a varint length, then the bytes.) Changes are numbered one by one in the order of the
+//! stream, from the position where the manifest lets the journal begin. Every write to the device
+//! begins with a number, which must agree.
 //!
-//! A value on its way to its place has room in its record for the reference, which is filled in before the record is written
-//! (BetrFS 0.2, §3: the journal is late-binding).
+//! A value on its way to its place has room in its record for the reference, which is filled in
+//! before the record is written (BetrFS 0.2, §3: the journal is late-binding).
 
 use std::sync::Arc;
 
@@ -64,8 +67,8 @@ pub(crate) fn reference_len(codec: Compression) -> usize {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     Put(Bytes, Value),
-    /// A large value that gets its place when its record is written, compressed so if it gets smaller; it shares its buffer with
-    /// others. Never read from a journal.
+    /// A large value that gets its place when its record is written, compressed so if it gets
+    /// smaller; it shares its buffer with others. Never read from a journal.
     PutUnplaced(Bytes, Bytes, Compression),
     Delete(Bytes),
     DeleteRange(Bytes, Bytes),
@@ -78,7 +81,9 @@ impl Op {
     fn code(&self) -> u8 {
         match self {
             Op::Put(_, Value::Inline(_)) => PUT,
-            Op::Put(_, Value::Extent(ExtentRef { codec, .. })) | Op::PutUnplaced(_, _, codec) => put_extent(*codec),
+            Op::Put(_, Value::Extent(ExtentRef { codec, .. })) | Op::PutUnplaced(_, _, codec) => {
+                put_extent(*codec)
+            }
             Op::Delete(_) => DELETE,
             Op::DeleteRange(..) => DELETE_RANGE,
         }
@@ -113,7 +118,9 @@ impl Op {
     /// Bytes of the reference that stands in the record.
     fn reference_len(&self) -> usize {
         match self {
-            Op::Put(_, Value::Extent(ExtentRef { codec, .. })) | Op::PutUnplaced(_, _, codec) => reference_len(*codec),
+            Op::Put(_, Value::Extent(ExtentRef { codec, .. })) | Op::PutUnplaced(_, _, codec) => {
+                reference_len(*codec)
+            }
             _ => 0,
         }
     }
@@ -129,8 +136,12 @@ impl Op {
         put_varint(out, u64::from(dict.0));
         put_bytes(out, self.key());
         match self {
-            Op::Put(_, Value::Extent(e)) => out.extend_from_slice(&reference(e)[..self.reference_len()]),
-            Op::PutUnplaced(..) => out.extend_from_slice(&[0; PACKED_REFERENCE][..self.reference_len()]),
+            Op::Put(_, Value::Extent(e)) => {
+                out.extend_from_slice(&reference(e)[..self.reference_len()])
+            }
+            Op::PutUnplaced(..) => {
+                out.extend_from_slice(&[0; PACKED_REFERENCE][..self.reference_len()])
+            }
             _ => {}
         }
         match self.payload() {
@@ -160,8 +171,8 @@ fn reference(e: &ExtentRef) -> [u8; PACKED_REFERENCE] {
     out
 }
 
-/// Fills in the reference of a value that has its place now; it stands in `stream` at `at`, see [`encode`]. `codec`: how it would
-/// have been compressed if that had made it smaller.
+/// Fills in the reference of a value that has its place now; it stands in `stream` at `at`, see
+/// [`encode`]. `codec`: how it would have been compressed if that had made it smaller.
 pub(crate) fn place(stream: &mut [u8], at: usize, e: &ExtentRef, codec: Compression) {
     let len = reference_len(codec);
     stream[at..at + len].copy_from_slice(&reference(e)[..len]);
@@ -184,9 +195,13 @@ fn inside(changes: &[(DictionaryId, Op)]) -> usize {
     }
 }
 
-/// Appends the record of `changes`, its length in front, to `out`. For each unplaced value, `unplaced` is told where its reference
-/// will stand in `out`.
-pub(crate) fn encode(changes: &[(DictionaryId, Op)], out: &mut Vec<u8>, mut unplaced: impl FnMut(usize)) {
+/// Appends the record of `changes`, its length in front, to `out`. For each unplaced value,
+/// `unplaced` is told where its reference will stand in `out`.
+pub(crate) fn encode(
+    changes: &[(DictionaryId, Op)],
+    out: &mut Vec<u8>,
+    mut unplaced: impl FnMut(usize),
+) {
     let mut encode = |dict: DictionaryId, op: &Op, alone: bool, out: &mut Vec<u8>| {
         op.encode(dict, alone, out);
         if matches!(op, Op::PutUnplaced(..)) {
@@ -211,7 +226,8 @@ pub(crate) fn encode(changes: &[(DictionaryId, Op)], out: &mut Vec<u8>, mut unpl
 #[derive(Clone, Copy)]
 pub(crate) enum PutValue<'a> {
     Inline(&'a [u8]),
-    /// It is unplaced; the last [`reference_len`] bytes of the record are where its reference will stand.
+    /// It is unplaced; the last [`reference_len`] bytes of the record are where its reference will
+    /// stand.
     Unplaced(Compression),
 }
 
@@ -267,7 +283,8 @@ pub(crate) fn number(next: Seq) -> [u8; NUMBER_SIZE] {
     out
 }
 
-/// The record that binds runs of dictionaries, its length in front. `places`: where the streams go on.
+/// The record that binds runs of dictionaries, its length in front. `places`: where the streams go
+/// on.
 pub(crate) fn bind(places: &[(Purpose, u64)], runs: &[(DictionaryId, Vec<Arc<Run>>)]) -> Vec<u8> {
     let mut inside = vec![BIND];
     put_varint(&mut inside, places.len() as u64);
@@ -354,7 +371,11 @@ pub(crate) fn decode(record: &Bytes) -> Result<Record> {
             Record::Bind(bound)
         }
         _ if kind > SINGLE => Record::Commit(vec![change(record, &mut r, kind - SINGLE, true)?]),
-        _ => return Err(r.corrupt(&format!("kind {kind} is unknown: a newer version wrote it, or it is damaged"))),
+        _ => {
+            return Err(r.corrupt(&format!(
+                "kind {kind} is unknown: a newer version wrote it, or it is damaged"
+            )));
+        }
     };
     if !r.is_empty() {
         return Err(r.corrupt("something follows the last change"));
@@ -365,7 +386,9 @@ pub(crate) fn decode(record: &Bytes) -> Result<Record> {
 fn change(record: &Bytes, r: &mut Reader, code: u8, alone: bool) -> Result<(DictionaryId, Op)> {
     let dict = DictionaryId(r.varint_u32()?);
     let key = record.slice_ref(r.bytes()?);
-    let payload = |r: &mut Reader| Ok::<_, crate::Error>(record.slice_ref(if alone { r.rest() } else { r.bytes()? }));
+    let payload = |r: &mut Reader| {
+        Ok::<_, crate::Error>(record.slice_ref(if alone { r.rest() } else { r.bytes()? }))
+    };
     let op = match code {
         PUT => Op::Put(key, Value::Inline(payload(r)?)),
         PUT_EXTENT => Op::Put(key, Value::Extent(ExtentRef::plain(r.u64()?, r.u32()?, r.u32()?))),
@@ -376,7 +399,12 @@ fn change(record: &Bytes, r: &mut Reader, code: u8, alone: bool) -> Result<(Dict
                 Some(codec) => ExtentRef::packed(addr, len, stored, crc, codec),
                 None => None,
             };
-            Op::Put(key, Value::Extent(e.ok_or_else(|| r.corrupt("a compressed value has an impossible length or codec"))?))
+            Op::Put(
+                key,
+                Value::Extent(e.ok_or_else(|| {
+                    r.corrupt("a compressed value has an impossible length or codec")
+                })?),
+            )
         }
         DELETE => Op::Delete(key),
         DELETE_RANGE => Op::DeleteRange(key, payload(r)?),
@@ -393,8 +421,22 @@ mod tests {
         let d = DictionaryId(300);
         vec![
             (d, Op::Put("key".into(), Value::Inline("value".into()))),
-            (d, Op::Put("big".into(), Value::Extent(ExtentRef::plain(1 << 40, 70_000, 0xdead_beef)))),
-            (d, Op::Put("packed".into(), Value::Extent(ExtentRef::packed(1 << 40, 70_000, 512, 7, Compression::Zstd).unwrap()))),
+            (
+                d,
+                Op::Put(
+                    "big".into(),
+                    Value::Extent(ExtentRef::plain(1 << 40, 70_000, 0xdead_beef)),
+                ),
+            ),
+            (
+                d,
+                Op::Put(
+                    "packed".into(),
+                    Value::Extent(
+                        ExtentRef::packed(1 << 40, 70_000, 512, 7, Compression::Zstd).unwrap(),
+                    ),
+                ),
+            ),
             (DictionaryId(1), Op::Delete(Bytes::new())),
             (DictionaryId(1), Op::DeleteRange("a".into(), "b".into())),
         ]
@@ -414,7 +456,10 @@ mod tests {
     fn a_record_survives_the_way_there_and_back() {
         assert_eq!(decode(&encoded(&sample())).unwrap(), Record::Commit(sample()));
         for change in sample() {
-            assert_eq!(decode(&encoded(std::slice::from_ref(&change))).unwrap(), Record::Commit(vec![change]));
+            assert_eq!(
+                decode(&encoded(std::slice::from_ref(&change))).unwrap(),
+                Record::Commit(vec![change])
+            );
         }
         assert_eq!(decode(&Bytes::copy_from_slice(&mark()[1..])).unwrap(), Record::Mark);
         assert_eq!(decode(&Bytes::copy_from_slice(&number(77)[1..])).unwrap(), Record::Number(77));
@@ -425,8 +470,11 @@ mod tests {
         let (d, key) = (DictionaryId(300), Bytes::from("key"));
         for len in [0, 1, 100, 127, 128, 5000] {
             let value = Bytes::from(vec![3; len]);
-            let unplaced = |codec| (Op::PutUnplaced(key.clone(), value.clone(), codec), PutValue::Unplaced(codec));
-            let inline = (Op::Put(key.clone(), Value::Inline(value.clone())), PutValue::Inline(&value));
+            let unplaced = |codec| {
+                (Op::PutUnplaced(key.clone(), value.clone(), codec), PutValue::Unplaced(codec))
+            };
+            let inline =
+                (Op::Put(key.clone(), Value::Inline(value.clone())), PutValue::Inline(&value));
             for (op, value) in [inline, unplaced(Compression::None), unplaced(Compression::Lz4)] {
                 let (mut one, mut other) = (Vec::new(), Vec::new());
                 encode(&[(d, op)], &mut one, |_| {});
@@ -439,7 +487,10 @@ mod tests {
 
     #[test]
     fn a_small_put_costs_four_bytes() {
-        let put = (DictionaryId(1), Op::Put(Bytes::from(vec![1; 16]), Value::Inline(Bytes::from(vec![2; 64]))));
+        let put = (
+            DictionaryId(1),
+            Op::Put(Bytes::from(vec![1; 16]), Value::Inline(Bytes::from(vec![2; 64]))),
+        );
         let mut bytes = Vec::new();
         encode(&[put], &mut bytes, |_| {});
         assert_eq!(bytes.len(), 16 + 64 + 4);
@@ -451,8 +502,11 @@ mod tests {
         let packed = ExtentRef::packed(8 << 20, 3, 2, 9, Compression::Lz4).unwrap();
         let (d, key) = (DictionaryId(1), Bytes::from("k"));
         let other = (d, Op::Put("l".into(), Value::Inline("v".into())));
-        let ways = [(plain, Compression::None), (plain, Compression::Lz4), (packed, Compression::Lz4)];
-        for (others, (extent, codec)) in [vec![], vec![other]].into_iter().flat_map(|o| ways.map(|w| (o.clone(), w))) {
+        let ways =
+            [(plain, Compression::None), (plain, Compression::Lz4), (packed, Compression::Lz4)];
+        for (others, (extent, codec)) in
+            [vec![], vec![other]].into_iter().flat_map(|o| ways.map(|w| (o.clone(), w)))
+        {
             let mut changes = vec![(d, Op::PutUnplaced(key.clone(), "abc".into(), codec))];
             changes.extend(others.clone());
             let (mut bytes, mut places) = (vec![5; 7], Vec::new());

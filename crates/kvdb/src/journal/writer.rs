@@ -1,5 +1,5 @@
-//! Writes the journal's stream: cuts what has gathered since the last write into chunks and lays them into segments. It never
-//! touches a sector twice: what a write did not fill stays empty.
+//! Writes the journal's stream: cuts what has gathered since the last write into chunks and lays
+//! them into segments. It never touches a sector twice: what a write did not fill stays empty.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -41,7 +41,14 @@ pub(crate) struct Written {
 impl Writer {
     /// A writer that goes on at `position` in the first of the segments that are added to it.
     pub(crate) fn new(zones: Arc<Zones>, position: u64) -> Writer {
-        Writer { zones, used: VecDeque::new(), ready: VecDeque::new(), offset: SEGMENT_SIZE, position, set_aside: Vec::new() }
+        Writer {
+            zones,
+            used: VecDeque::new(),
+            ready: VecDeque::new(),
+            offset: SEGMENT_SIZE,
+            position,
+            set_aside: Vec::new(),
+        }
     }
 
     /// Segments of an earlier life: kept until the runs hold what is in them.
@@ -50,8 +57,8 @@ impl Writer {
         self.used.extend(old);
     }
 
-    /// An empty segment, already durable in the manifest. Given back when a later one was added before: the stream goes through
-    /// segments in the order of their numbers.
+    /// An empty segment, already durable in the manifest. Given back when a later one was added
+    /// before: the stream goes through segments in the order of their numbers.
     #[must_use]
     pub(crate) fn add(&mut self, segment: Owned) -> Option<Owned> {
         let newest = self.ready.back().or(self.used.back()).map(|s| s.segment.number);
@@ -86,8 +93,8 @@ impl Writer {
         Written { segment, offset, position: self.position }
     }
 
-    /// Writes `buffer`, which is `HEADER` bytes of anything and then the stream's next bytes. The caller made sure of
-    /// [`Writer::room`]. `synced`: see [`chunk`]. Not synced.
+    /// Writes `buffer`, which is `HEADER` bytes of anything and then the stream's next bytes. The
+    /// caller made sure of [`Writer::room`]. `synced`: see [`chunk`]. Not synced.
     pub(crate) fn write(&mut self, buffer: &mut Vec<u8>, synced: u64) -> Result<()> {
         let total = buffer.len() - HEADER;
         let room = SEGMENT_SIZE - self.offset;
@@ -99,7 +106,8 @@ impl Writer {
             if SEGMENT_SIZE - self.offset < SECTOR {
                 self.next_segment()?;
             }
-            let piece = (total - done).min(MAX_PIECE).min((SEGMENT_SIZE - self.offset) as usize - HEADER);
+            let piece =
+                (total - done).min(MAX_PIECE).min((SEGMENT_SIZE - self.offset) as usize - HEADER);
             let mut bytes = Vec::with_capacity(chunk::size(piece) as usize);
             bytes.resize(HEADER, 0);
             bytes.extend_from_slice(&buffer[HEADER + done..HEADER + done + piece]);
@@ -123,7 +131,8 @@ impl Writer {
 
     fn next_segment(&mut self) -> Result<()> {
         let next = self.ready.pop_front();
-        let next = next.ok_or_else(|| crate::Error::Invalid("the journal has no segment prepared".into()))?;
+        let next = next
+            .ok_or_else(|| crate::Error::Invalid("the journal has no segment prepared".into()))?;
         self.used.push_back(next);
         self.offset = 0;
         Ok(())
@@ -132,7 +141,10 @@ impl Writer {
     /// Lets go of the segments before number `before`, and gives them back for another use.
     pub(crate) fn release(&mut self, before: u64) -> Vec<Owned> {
         let count = self.used.iter().take_while(|s| s.segment.number < before).count();
-        debug_assert!(count == 0 || count < self.used.len() || self.offset == SEGMENT_SIZE, "the segment being written is wanted");
+        debug_assert!(
+            count == 0 || count < self.used.len() || self.offset == SEGMENT_SIZE,
+            "the segment being written is wanted"
+        );
         self.used.drain(..count).collect()
     }
 
@@ -149,8 +161,8 @@ impl Writer {
     }
 }
 
-/// Bytes of stream that fit into `bytes` of a segment: every chunk may waste a header and most of a sector, and the chunks are
-/// as long as a whole buffer, except at a segment's end.
+/// Bytes of stream that fit into `bytes` of a segment: every chunk may waste a header and most of a
+/// sector, and the chunks are as long as a whole buffer, except at a segment's end.
 fn room_in(bytes: u64) -> u64 {
     bytes.saturating_sub(bytes / (1 << 17) * 64 + 3 * SECTOR)
 }

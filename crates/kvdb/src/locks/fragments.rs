@@ -1,6 +1,6 @@
-//! Who holds what in one dictionary: disjoint fragments of its key space, each with one set of holders. All locks that overlap a range
-//! are found in O(log n + hits). Neighbours with the same holders are joined, so that a scan which locks key after key leaves one
-//! fragment behind.
+//! Who holds what in one dictionary: disjoint fragments of its key space, each with one set of
+//! holders. All locks that overlap a range are found in O(log n + hits). Neighbours with the same
+//! holders are joined, so that a scan which locks key after key leaves one fragment behind.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -53,15 +53,22 @@ impl Fragments {
     }
 
     /// The fragments that share a key with `range`, in order.
-    pub(super) fn overlapping<'a>(&'a self, range: KeyRangeRef<'a>) -> impl Iterator<Item = (&'a Bytes, &'a Fragment)> {
+    pub(super) fn overlapping<'a>(
+        &'a self,
+        range: KeyRangeRef<'a>,
+    ) -> impl Iterator<Item = (&'a Bytes, &'a Fragment)> {
         // At most one begins before the range and reaches into it.
-        let before = self.map.range::<[u8], _>((Bound::Unbounded, Bound::Excluded(range.start))).next_back();
+        let before =
+            self.map.range::<[u8], _>((Bound::Unbounded, Bound::Excluded(range.start))).next_back();
         let inside = self.map.range::<[u8], _>((Bound::Included(range.start), Bound::Unbounded));
-        let overlap = move |&(start, fragment): &(&Bytes, &Fragment)| range.overlaps(start, fragment.end.as_deref());
+        let overlap = move |&(start, fragment): &(&Bytes, &Fragment)| {
+            range.overlaps(start, fragment.end.as_deref())
+        };
         before.into_iter().filter(overlap).chain(inside.take_while(overlap))
     }
 
-    /// Holders other than `owner` that stand in the way of such a lock; one may come more than once.
+    /// Holders other than `owner` that stand in the way of such a lock; one may come more than
+    /// once.
     pub(super) fn in_the_way<'a>(
         &'a self,
         owner: Option<u64>,
@@ -95,17 +102,27 @@ impl Fragments {
         if let Some(end) = &range.end {
             self.split(end);
         }
-        let inside: Vec<Bytes> = self.overlapping(range.into()).map(|(start, _)| start.clone()).collect();
+        let inside: Vec<Bytes> =
+            self.overlapping(range.into()).map(|(start, _)| start.clone()).collect();
         if exclusive {
             for start in &inside {
                 self.map.remove(start);
             }
-            self.map.insert(range.start.clone(), Fragment { end: range.end.clone(), holders: Holders::Exclusive(owner) });
+            self.map.insert(
+                range.start.clone(),
+                Fragment { end: range.end.clone(), holders: Holders::Exclusive(owner) },
+            );
         } else {
             let mut at = Some(range.start.clone());
             for start in inside {
                 if let Some(gap) = at.filter(|at| *at < start) {
-                    self.map.insert(gap, Fragment { end: Some(start.clone()), holders: Holders::Shared(vec![owner]) });
+                    self.map.insert(
+                        gap,
+                        Fragment {
+                            end: Some(start.clone()),
+                            holders: Holders::Shared(vec![owner]),
+                        },
+                    );
                 }
                 at = self.map.get_mut(&start).and_then(|fragment| {
                     if let Holders::Shared(ids) = &mut fragment.holders
@@ -117,7 +134,10 @@ impl Fragments {
                 });
             }
             if let Some(rest) = at.filter(|at| range.end.as_ref().is_none_or(|end| at < end)) {
-                self.map.insert(rest, Fragment { end: range.end.clone(), holders: Holders::Shared(vec![owner]) });
+                self.map.insert(
+                    rest,
+                    Fragment { end: range.end.clone(), holders: Holders::Shared(vec![owner]) },
+                );
             }
         }
         self.join(range);
@@ -125,7 +145,8 @@ impl Fragments {
 
     /// Takes `owner` out of `range`: all that it holds there, and it holds nothing that touches it.
     pub(super) fn release(&mut self, owner: u64, range: &KeyRange) {
-        let inside: Vec<Bytes> = self.overlapping(range.into()).map(|(start, _)| start.clone()).collect();
+        let inside: Vec<Bytes> =
+            self.overlapping(range.into()).map(|(start, _)| start.clone()).collect();
         for start in inside {
             let Some(fragment) = self.map.get_mut(&start) else { continue };
             let empty = match &mut fragment.holders {
@@ -144,7 +165,11 @@ impl Fragments {
 
     /// Cuts the fragment that has `key` inside in two.
     fn split(&mut self, key: &Bytes) {
-        let Some((_, fragment)) = self.map.range_mut::<[u8], _>((Bound::Unbounded, Bound::Excluded(&key[..]))).next_back() else {
+        let Some((_, fragment)) = self
+            .map
+            .range_mut::<[u8], _>((Bound::Unbounded, Bound::Excluded(&key[..])))
+            .next_back()
+        else {
             return;
         };
         if fragment.end.as_ref().is_none_or(|end| key < end) {
@@ -154,10 +179,16 @@ impl Fragments {
         }
     }
 
-    /// Joins what touches and has the same holders, from the fragment before `range` to the one behind it.
+    /// Joins what touches and has the same holders, from the fragment before `range` to the one
+    /// behind it.
     fn join(&mut self, range: &KeyRange) {
-        let before = self.map.range::<[u8], _>((Bound::Unbounded, Bound::Excluded(&range.start[..]))).next_back();
-        let first = before.or_else(|| self.map.range::<[u8], _>((Bound::Included(&range.start[..]), Bound::Unbounded)).next());
+        let before = self
+            .map
+            .range::<[u8], _>((Bound::Unbounded, Bound::Excluded(&range.start[..])))
+            .next_back();
+        let first = before.or_else(|| {
+            self.map.range::<[u8], _>((Bound::Included(&range.start[..]), Bound::Unbounded)).next()
+        });
         let Some(mut at) = first.map(|(start, _)| start.clone()) else { return };
         loop {
             let mut two = self.map.range::<[u8], _>((Bound::Included(&at[..]), Bound::Unbounded));
@@ -201,7 +232,9 @@ mod tests {
         let one = |(start, f): (&Bytes, &Fragment)| {
             let holders = match &f.holders {
                 Holders::Exclusive(id) => format!("{id}!"),
-                Holders::Shared(ids) => ids.iter().map(u64::to_string).collect::<Vec<_>>().join(","),
+                Holders::Shared(ids) => {
+                    ids.iter().map(u64::to_string).collect::<Vec<_>>().join(",")
+                }
             };
             format!("[{},{}){holders}", text(start), f.end.as_ref().map(text).unwrap_or_default())
         };
@@ -272,7 +305,9 @@ mod tests {
         let mut f = Fragments::default();
         f.grant(A, &range("b", "d"), false);
         f.grant(B, &range("f", "h"), true);
-        let ways = |owner, range: &KeyRange, exclusive| f.in_the_way(owner, range.into(), exclusive).collect::<Vec<_>>();
+        let ways = |owner, range: &KeyRange, exclusive| {
+            f.in_the_way(owner, range.into(), exclusive).collect::<Vec<_>>()
+        };
         assert_eq!(ways(None, &KeyRange::all(), true), [A, B]);
         assert_eq!(ways(None, &KeyRange::all(), false), [B]);
         assert_eq!(ways(Some(B), &KeyRange::all(), true), [A]);

@@ -1,19 +1,24 @@
-//! The lock tree of serializable transactions: shared and exclusive locks on keys and key ranges, held until their owner ends.
+//! The lock tree of serializable transactions: shared and exclusive locks on keys and key ranges,
+//! held until their owner ends.
 //!
-//! Nobody deadlocks, because the older one wins (wound-wait). Whoever meets a lock of an older owner waits for it, and so does whoever
-//! meets an older one that waits for what it wants itself. Whoever meets a lock of a younger owner *wounds* that: it can do nothing
-//! more than end, and the older one waits for just that. So all waiting is for older owners, or for wounded ones, which wait for
-//! nobody; there is no circle of that. An owner that is tried again with its old age becomes the oldest at last, so nobody starves.
+//! Nobody deadlocks, because the older one wins (wound-wait). Whoever meets a lock of an older
+//! owner waits for it, and so does whoever meets an older one that waits for what it wants itself.
+//! Whoever meets a lock of a younger owner *wounds* that: it can do nothing more than end, and the
+//! older one waits for just that. So all waiting is for older owners, or for wounded ones, which
+//! wait for nobody; there is no circle of that. An owner that is tried again with its old age
+//! becomes the oldest at last, so nobody starves.
 //!
-//! Commits that belong to no such owner take no locks. They are the youngest of all: they look whether anybody's lock lies on what
-//! they change, and wait, and hold off new locks for the moment in which they happen ([`Locks::try_guard`]).
+//! Commits that belong to no such owner take no locks. They are the youngest of all: they look
+//! whether anybody's lock lies on what they change, and wait, and hold off new locks for the moment
+//! in which they happen ([`Locks::try_guard`]).
 //!
 //! - `range`: a range of keys, borrowed;
 //! - `fragments`: who holds what in a dictionary;
 //! - `range_set`: what one owner holds there;
 //! - `table`: all of it and who waits, and what becomes of a request.
 //!
-//! One mutex guards the table. It is the innermost lock of the database: nothing is called while it is held.
+//! One mutex guards the table. It is the innermost lock of the database: nothing is called while it
+//! is held.
 
 mod fragments;
 mod range;
@@ -57,7 +62,8 @@ pub(crate) enum Mode {
 pub(crate) enum LockError {
     /// An older owner wants what this one holds: it must end.
     Wounded { by: u64 },
-    /// An older owner held it, or one that has not ended though wounded, for as long as the caller would wait.
+    /// An older owner held it, or one that has not ended though wounded, for as long as the caller
+    /// would wait.
     TimedOut { holder: u64 },
     /// The owner never began, or was released.
     Ended,
@@ -83,8 +89,9 @@ pub(crate) struct Guard<'a> {
 impl Locks {
     /// `owner` may ask for locks from now on.
     ///
-    /// A commit that saw [`Locks::any`] say no just before may still be under way when this returns. The caller must let commits
-    /// that have begun come to their end before the owner reads anything: taking the lock under which they happen, once, will do.
+    /// A commit that saw [`Locks::any`] say no just before may still be under way when this
+    /// returns. The caller must let commits that have begun come to their end before the owner
+    /// reads anything: taking the lock under which they happen, once, will do.
     pub(crate) fn begin(&self, owner: Owner) {
         if self.table.lock().begin(owner) {
             self.owners.fetch_add(1, Ordering::SeqCst);
@@ -96,12 +103,14 @@ impl Locks {
         self.owners.load(Ordering::SeqCst) > 0
     }
 
-    /// Gives `owner` a lock on all keys of `range`, until it is released. What it holds already, in this mode or exclusively, is
-    /// granted at once; what it holds shared becomes exclusive if that is asked. Any number of threads may ask for one owner.
+    /// Gives `owner` a lock on all keys of `range`, until it is released. What it holds already, in
+    /// this mode or exclusively, is granted at once; what it holds shared becomes exclusive if that
+    /// is asked. Any number of threads may ask for one owner.
     ///
-    /// Waits for older owners, `timeout` at most. Younger ones in the way are wounded: `wound` is called for each of them, on this
-    /// thread and with no lock held here. It should bring about that the owner of this number ends and is released, soon if not at
-    /// once; that one's waiting calls come back with an error before.
+    /// Waits for older owners, `timeout` at most. Younger ones in the way are wounded: `wound` is
+    /// called for each of them, on this thread and with no lock held here. It should bring about
+    /// that the owner of this number ends and is released, soon if not at once; that one's waiting
+    /// calls come back with an error before.
     pub(crate) fn lock(
         &self,
         owner: u64,
@@ -162,7 +171,8 @@ impl Locks {
         }
     }
 
-    /// For a commit of these changes: when no lock of an owner other than `except` lies on any of them, a guard that keeps it so.
+    /// For a commit of these changes: when no lock of an owner other than `except` lies on any of
+    /// them, a guard that keeps it so.
     pub(crate) fn try_guard<'a>(
         &'a self,
         changes: impl IntoIterator<Item = (DictionaryId, KeyRangeRef<'a>)>,
@@ -175,8 +185,14 @@ impl Locks {
         }
     }
 
-    /// Waits until no such lock lies on any of the changes, `timeout` at most. The next one may come at once.
-    pub(crate) fn wait_until_free<'a, I>(&self, changes: I, except: Option<u64>, timeout: Duration) -> Result<(), Blocked>
+    /// Waits until no such lock lies on any of the changes, `timeout` at most. The next one may
+    /// come at once.
+    pub(crate) fn wait_until_free<'a, I>(
+        &self,
+        changes: I,
+        except: Option<u64>,
+        timeout: Duration,
+    ) -> Result<(), Blocked>
     where
         I: IntoIterator<Item = (DictionaryId, KeyRangeRef<'a>)> + Clone,
     {
@@ -228,7 +244,13 @@ mod tests {
     }
 
     /// With a transaction manager that aborts the wounded at once.
-    fn lock_range(locks: &Locks, owner: u64, range: KeyRangeRef, mode: Mode, timeout: Duration) -> Result<(), LockError> {
+    fn lock_range(
+        locks: &Locks,
+        owner: u64,
+        range: KeyRangeRef,
+        mode: Mode,
+        timeout: Duration,
+    ) -> Result<(), LockError> {
         locks.lock(owner, DICT, range, mode, timeout, &|wounded| locks.release(wounded))
     }
 
@@ -246,29 +268,49 @@ mod tests {
         assert_eq!(lock(&locks, 3, "k", Mode::Exclusive), Err(LockError::TimedOut { holder: 1 }));
         assert_eq!(lock(&locks, 3, "k2", Mode::Exclusive), Ok(()));
         let other = DictionaryId(2);
-        assert_eq!(locks.lock(3, other, KeyRangeRef::key(b"k"), Mode::Exclusive, NOW, &|_| ()), Ok(()));
+        assert_eq!(
+            locks.lock(3, other, KeyRangeRef::key(b"k"), Mode::Exclusive, NOW, &|_| ()),
+            Ok(())
+        );
     }
 
     #[test]
     fn a_key_is_locked_by_every_range_that_holds_it() {
         let locks = three();
-        assert_eq!(lock_range(&locks, 1, KeyRangeRef::between(b"d", b"f"), Mode::Exclusive, NOW), Ok(()));
+        assert_eq!(
+            lock_range(&locks, 1, KeyRangeRef::between(b"d", b"f"), Mode::Exclusive, NOW),
+            Ok(())
+        );
         let timed_out = Err(LockError::TimedOut { holder: 1 });
         assert_eq!(lock(&locks, 2, "d", Mode::Shared), timed_out);
         assert_eq!(lock(&locks, 2, "e\0", Mode::Shared), timed_out);
         assert_eq!(lock(&locks, 2, "f", Mode::Shared), Ok(()));
         assert_eq!(lock(&locks, 2, "c", Mode::Shared), Ok(()));
-        assert_eq!(lock_range(&locks, 2, KeyRangeRef::starting_at(b""), Mode::Shared, NOW), timed_out);
-        assert_eq!(lock_range(&locks, 2, KeyRangeRef::between(b"e", b"e"), Mode::Shared, NOW), Ok(()), "an empty range");
+        assert_eq!(
+            lock_range(&locks, 2, KeyRangeRef::starting_at(b""), Mode::Shared, NOW),
+            timed_out
+        );
+        assert_eq!(
+            lock_range(&locks, 2, KeyRangeRef::between(b"e", b"e"), Mode::Shared, NOW),
+            Ok(()),
+            "an empty range"
+        );
     }
 
     #[test]
     fn an_owner_meets_no_lock_of_its_own() {
         let locks = three();
-        assert_eq!(lock_range(&locks, 2, KeyRangeRef::between(b"a", b"m"), Mode::Shared, NOW), Ok(()));
+        assert_eq!(
+            lock_range(&locks, 2, KeyRangeRef::between(b"a", b"m"), Mode::Shared, NOW),
+            Ok(())
+        );
         assert_eq!(lock(&locks, 2, "c", Mode::Exclusive), Ok(()), "an upgrade");
         assert_eq!(lock(&locks, 2, "c", Mode::Shared), Ok(()), "and that holds for reading");
-        assert_eq!(lock(&locks, 3, "c", Mode::Shared), Err(LockError::TimedOut { holder: 2 }), "and stays exclusive");
+        assert_eq!(
+            lock(&locks, 3, "c", Mode::Shared),
+            Err(LockError::TimedOut { holder: 2 }),
+            "and stays exclusive"
+        );
         assert_eq!(lock(&locks, 3, "d", Mode::Shared), Ok(()));
     }
 
@@ -277,7 +319,10 @@ mod tests {
         let locks = three();
         assert_eq!(lock(&locks, 3, "a", Mode::Exclusive), Ok(()));
         assert_eq!(lock(&locks, 2, "b", Mode::Shared), Ok(()));
-        assert_eq!(lock_range(&locks, 1, KeyRangeRef::starting_at(b""), Mode::Exclusive, NOW), Ok(()));
+        assert_eq!(
+            lock_range(&locks, 1, KeyRangeRef::starting_at(b""), Mode::Exclusive, NOW),
+            Ok(())
+        );
         assert_eq!(lock(&locks, 3, "z", Mode::Shared), Err(LockError::Ended));
         assert_eq!(lock(&locks, 2, "z", Mode::Shared), Err(LockError::Ended));
         locks.release(1);
@@ -290,9 +335,16 @@ mod tests {
         assert_eq!(lock(&locks, 2, "k", Mode::Exclusive), Ok(()));
         let deaf = |_| ();
         let k = KeyRangeRef::key(b"k");
-        assert_eq!(locks.lock(1, DICT, k, Mode::Shared, NOW, &deaf), Err(LockError::TimedOut { holder: 2 }));
+        assert_eq!(
+            locks.lock(1, DICT, k, Mode::Shared, NOW, &deaf),
+            Err(LockError::TimedOut { holder: 2 })
+        );
         assert_eq!(locks.wounded(2), Some(1));
-        assert_eq!(lock(&locks, 2, "k", Mode::Shared), Err(LockError::Wounded { by: 1 }), "even what it holds");
+        assert_eq!(
+            lock(&locks, 2, "k", Mode::Shared),
+            Err(LockError::Wounded { by: 1 }),
+            "even what it holds"
+        );
         assert_eq!(lock(&locks, 3, "k", Mode::Shared), Err(LockError::TimedOut { holder: 2 }));
         locks.release(2);
         assert_eq!(lock(&locks, 1, "k", Mode::Shared), Ok(()));
@@ -313,7 +365,8 @@ mod tests {
         let locks = three();
         assert_eq!(lock(&locks, 1, "k", Mode::Exclusive), Ok(()));
         env::thread::scope(|scope| {
-            let waits = scope.spawn(|| lock_range(&locks, 2, KeyRangeRef::key(b"k"), Mode::Shared, EVER));
+            let waits =
+                scope.spawn(|| lock_range(&locks, 2, KeyRangeRef::key(b"k"), Mode::Shared, EVER));
             until(|| locks.waiting() == 1);
             assert_eq!((locks.waits_for(2), locks.waits_for(1)), (Some(1), None));
             locks.release(1);
@@ -328,10 +381,12 @@ mod tests {
         assert_eq!(lock(&locks, 1, "a", Mode::Exclusive), Ok(()));
         assert_eq!(lock(&locks, 3, "b", Mode::Exclusive), Ok(()));
         env::thread::scope(|scope| {
-            let waits = scope.spawn(|| lock_range(&locks, 3, KeyRangeRef::key(b"a"), Mode::Shared, EVER));
+            let waits =
+                scope.spawn(|| lock_range(&locks, 3, KeyRangeRef::key(b"a"), Mode::Shared, EVER));
             until(|| locks.waiting() == 1);
             // Nobody else ends it: it does so itself, when its call has come back.
-            let older = scope.spawn(|| locks.lock(2, DICT, KeyRangeRef::key(b"b"), Mode::Shared, EVER, &|_| ()));
+            let older = scope
+                .spawn(|| locks.lock(2, DICT, KeyRangeRef::key(b"b"), Mode::Shared, EVER, &|_| ()));
             assert_eq!(waits.join().unwrap(), Err(LockError::Wounded { by: 2 }));
             locks.release(3);
             assert_eq!(older.join().unwrap(), Ok(()));
@@ -343,7 +398,8 @@ mod tests {
         let locks = three();
         assert_eq!(lock(&locks, 1, "k", Mode::Shared), Ok(()));
         env::thread::scope(|scope| {
-            let waits = scope.spawn(|| lock_range(&locks, 2, KeyRangeRef::key(b"k"), Mode::Exclusive, EVER));
+            let waits = scope
+                .spawn(|| lock_range(&locks, 2, KeyRangeRef::key(b"k"), Mode::Exclusive, EVER));
             until(|| locks.waiting() == 1);
             assert_eq!(lock(&locks, 3, "k", Mode::Shared), Err(LockError::TimedOut { holder: 2 }));
             assert_eq!(lock(&locks, 3, "j", Mode::Shared), Ok(()), "what it does not want is free");
@@ -357,9 +413,11 @@ mod tests {
         let locks = three();
         assert_eq!(lock(&locks, 1, "k", Mode::Shared), Ok(()));
         env::thread::scope(|scope| {
-            let second = scope.spawn(|| lock_range(&locks, 2, KeyRangeRef::key(b"k"), Mode::Exclusive, EVER));
+            let second = scope
+                .spawn(|| lock_range(&locks, 2, KeyRangeRef::key(b"k"), Mode::Exclusive, EVER));
             until(|| locks.waiting() == 1);
-            let third = scope.spawn(|| lock_range(&locks, 3, KeyRangeRef::key(b"k"), Mode::Shared, EVER));
+            let third =
+                scope.spawn(|| lock_range(&locks, 3, KeyRangeRef::key(b"k"), Mode::Shared, EVER));
             until(|| locks.waiting() == 2);
             locks.release(2);
             assert_eq!(second.join().unwrap(), Err(LockError::Ended));
@@ -370,7 +428,10 @@ mod tests {
     #[test]
     fn a_commit_without_locks_passes_where_nobody_has_any() {
         let locks = three();
-        assert_eq!(lock_range(&locks, 1, KeyRangeRef::between(b"d", b"f"), Mode::Shared, NOW), Ok(()));
+        assert_eq!(
+            lock_range(&locks, 1, KeyRangeRef::between(b"d", b"f"), Mode::Shared, NOW),
+            Ok(())
+        );
         let change = |key| [(DICT, KeyRangeRef::key(key))];
         assert!(locks.try_guard(change(b"c"), None).is_ok());
         assert_eq!(locks.try_guard(change(b"e"), None).err(), Some(Blocked { holder: 1 }));
@@ -390,7 +451,9 @@ mod tests {
     #[test]
     fn no_lock_is_granted_beside_a_guard() {
         let locks = three();
-        let guard = locks.try_guard([(DICT, KeyRangeRef::key(b"k"))], None).unwrap_or_else(|_| panic!("nobody holds anything"));
+        let guard = locks
+            .try_guard([(DICT, KeyRangeRef::key(b"k"))], None)
+            .unwrap_or_else(|_| panic!("nobody holds anything"));
         env::thread::scope(|scope| {
             let (asked, asks) = std::sync::mpsc::channel();
             let locks = &locks;
@@ -419,7 +482,16 @@ mod tests {
         let locks = three();
         let key = |i: u32| i.to_be_bytes();
         for i in 0..5000 {
-            assert_eq!(lock_range(&locks, 1, KeyRangeRef::between(&key(i), &key(i + 1)), Mode::Shared, NOW), Ok(()));
+            assert_eq!(
+                lock_range(
+                    &locks,
+                    1,
+                    KeyRangeRef::between(&key(i), &key(i + 1)),
+                    Mode::Shared,
+                    NOW
+                ),
+                Ok(())
+            );
         }
         assert_eq!(locks.table.lock().size(), (1, 1));
     }

@@ -77,7 +77,13 @@ struct Model {
 }
 
 impl Model {
-    fn in_the_way(&self, owner: Option<u64>, dict: u32, range: &Range, exclusive: bool) -> Vec<u64> {
+    fn in_the_way(
+        &self,
+        owner: Option<u64>,
+        dict: u32,
+        range: &Range,
+        exclusive: bool,
+    ) -> Vec<u64> {
         let meets = |held: &&Held| {
             held.dict == dict
                 && Some(held.owner) != owner
@@ -87,7 +93,11 @@ impl Model {
         self.held.iter().filter(meets).map(|held| held.owner).collect()
     }
     fn mode(&self, owner: u64, dict: u32, point: &[u8]) -> Option<bool> {
-        self.held.iter().filter(|h| h.owner == owner && h.dict == dict && h.range.has(point)).map(|h| h.exclusive).max()
+        self.held
+            .iter()
+            .filter(|h| h.owner == owner && h.dict == dict && h.range.has(point))
+            .map(|h| h.exclusive)
+            .max()
     }
     fn release(&mut self, owner: u64) {
         self.owners.remove(&owner);
@@ -120,11 +130,19 @@ fn run(steps: Vec<Step>) -> Result<(), TestCaseError> {
                     wounded.borrow_mut().push(id);
                 };
                 let mode = if exclusive { Mode::Exclusive } else { Mode::Shared };
-                let result = locks.lock(id, DictionaryId(dict), range.borrowed(), mode, Duration::ZERO, &wound);
+                let result = locks.lock(
+                    id,
+                    DictionaryId(dict),
+                    range.borrowed(),
+                    mode,
+                    Duration::ZERO,
+                    &wound,
+                );
                 let mut ways = model.in_the_way(Some(id), dict, &range, exclusive);
                 ways.sort_unstable();
                 ways.dedup();
-                let older: Vec<u64> = ways.iter().copied().filter(|w| (age(*w), *w) < (age(id), id)).collect();
+                let older: Vec<u64> =
+                    ways.iter().copied().filter(|w| (age(*w), *w) < (age(id), id)).collect();
                 match result {
                     Err(LockError::Ended) => prop_assert!(!model.owners.contains_key(&id)),
                     Err(LockError::TimedOut { holder }) => prop_assert!(older.contains(&holder)),
@@ -140,7 +158,10 @@ fn run(steps: Vec<Step>) -> Result<(), TestCaseError> {
                 }
             }
             Step::Commit(changes, except) => {
-                let blockers: Vec<u64> = changes.iter().flat_map(|(d, r)| model.in_the_way(except, *d, r, true)).collect();
+                let blockers: Vec<u64> = changes
+                    .iter()
+                    .flat_map(|(d, r)| model.in_the_way(except, *d, r, true))
+                    .collect();
                 let changes = changes.iter().map(|(d, r)| (DictionaryId(*d), r.borrowed()));
                 match locks.try_guard(changes, except) {
                     Ok(_) => prop_assert!(blockers.is_empty()),
@@ -159,7 +180,9 @@ fn compare(locks: &Locks, model: &Model) -> Result<(), TestCaseError> {
     let table = locks.table.lock();
     for dict in 1..3 {
         let Some(fragments) = table.fragments(DictionaryId(dict)) else {
-            prop_assert!(!model.held.iter().any(|h| h.dict == dict && points().any(|p| h.range.has(&p))));
+            prop_assert!(
+                !model.held.iter().any(|h| h.dict == dict && points().any(|p| h.range.has(&p)))
+            );
             continue;
         };
         let all: Vec<_> = fragments.iter().collect();
@@ -167,7 +190,10 @@ fn compare(locks: &Locks, model: &Model) -> Result<(), TestCaseError> {
             let ((_, left), (start, right)) = (two[0], two[1]);
             let end = left.end.as_ref();
             prop_assert!(end.is_some_and(|end| end <= start), "fragments do not overlap");
-            prop_assert!(end != Some(start) || left.holders != right.holders, "neighbours are joined");
+            prop_assert!(
+                end != Some(start) || left.holders != right.holders,
+                "neighbours are joined"
+            );
         }
         for point in points() {
             for owner in 1..6 {

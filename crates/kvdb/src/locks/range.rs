@@ -62,7 +62,10 @@ impl<'a> KeyRangeRef<'a> {
                 let end = Bytes::from([self.start, &[0]].concat());
                 KeyRange { start: end.slice(..self.start.len()), end: Some(end) }
             }
-            End::Before(end) => KeyRange { start: Bytes::copy_from_slice(self.start), end: Some(Bytes::copy_from_slice(end)) },
+            End::Before(end) => KeyRange {
+                start: Bytes::copy_from_slice(self.start),
+                end: Some(Bytes::copy_from_slice(end)),
+            },
             End::Last => KeyRange { start: Bytes::copy_from_slice(self.start), end: None },
         }
     }
@@ -85,7 +88,11 @@ mod tests {
         let copy = key.to_range();
         assert_eq!((&copy.start[..], copy.end.as_deref()), (&b"k"[..], Some(&b"k\0"[..])));
         for other in [&b"j"[..], b"k", b"k\0", b"l"] {
-            assert_eq!(key.ends_behind(other), KeyRangeRef::from(&copy).ends_behind(other), "{other:?}");
+            assert_eq!(
+                key.ends_behind(other),
+                KeyRangeRef::from(&copy).ends_behind(other),
+                "{other:?}"
+            );
         }
         assert!(!key.is_empty());
     }
@@ -93,10 +100,20 @@ mod tests {
     #[test]
     fn ranges_overlap_when_they_share_a_key() {
         let range = KeyRangeRef::between(b"b", b"d");
-        assert!(range.overlaps(b"c", None) && range.overlaps(b"a", Some(b"b\0")) && range.overlaps(b"", None));
+        assert!(
+            range.overlaps(b"c", None)
+                && range.overlaps(b"a", Some(b"b\0"))
+                && range.overlaps(b"", None)
+        );
         assert!(!range.overlaps(b"d", None) && !range.overlaps(b"a", Some(b"b")));
         assert!(KeyRangeRef::starting_at(b"b").overlaps(b"zzz", None));
-        assert!(!KeyRangeRef::between(b"b", b"b").overlaps(b"a", Some(b"c")), "an empty one shares none");
-        assert!(KeyRangeRef::between(b"d", b"b").is_empty() && KeyRangeRef::between(b"b", b"b").is_empty());
+        assert!(
+            !KeyRangeRef::between(b"b", b"b").overlaps(b"a", Some(b"c")),
+            "an empty one shares none"
+        );
+        assert!(
+            KeyRangeRef::between(b"d", b"b").is_empty()
+                && KeyRangeRef::between(b"b", b"b").is_empty()
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! Ranges of keys of one dictionary: those that one owner has locked, in whatever mode, which its release must look at; or those that a
-//! transaction has read. Ranges that touch are one.
+//! Ranges of keys of one dictionary: those that one owner has locked, in whatever mode, which its
+//! release must look at; or those that a transaction has read. Ranges that touch are one.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -16,7 +16,10 @@ pub(crate) struct RangeSet {
 impl RangeSet {
     pub(crate) fn insert(&mut self, mut range: KeyRange) {
         // A range that begins before it and reaches it takes it in.
-        if let Some((start, end)) = self.ranges.range::<[u8], _>((Bound::Unbounded, Bound::Included(&range.start[..]))).next_back()
+        if let Some((start, end)) = self
+            .ranges
+            .range::<[u8], _>((Bound::Unbounded, Bound::Included(&range.start[..])))
+            .next_back()
             && end.as_ref().is_none_or(|end| *end >= range.start)
         {
             if reaches(end, &range.end) {
@@ -25,7 +28,11 @@ impl RangeSet {
             range.start = start.clone();
         }
         // So does it with those that it reaches.
-        while let Some((start, end)) = self.ranges.range::<[u8], _>((Bound::Included(&range.start[..]), Bound::Unbounded)).next() {
+        while let Some((start, end)) = self
+            .ranges
+            .range::<[u8], _>((Bound::Included(&range.start[..]), Bound::Unbounded))
+            .next()
+        {
             if range.end.as_ref().is_some_and(|own| own < start) {
                 break;
             }
@@ -50,8 +57,10 @@ impl RangeSet {
 
 impl IntoIterator for RangeSet {
     type Item = KeyRange;
-    type IntoIter =
-        std::iter::Map<std::collections::btree_map::IntoIter<Bytes, Option<Bytes>>, fn((Bytes, Option<Bytes>)) -> KeyRange>;
+    type IntoIter = std::iter::Map<
+        std::collections::btree_map::IntoIter<Bytes, Option<Bytes>>,
+        fn((Bytes, Option<Bytes>)) -> KeyRange,
+    >;
 
     fn into_iter(self) -> Self::IntoIter {
         self.ranges.into_iter().map(|(start, end)| KeyRange { start, end })

@@ -47,7 +47,8 @@ pub(super) enum Verdict {
 struct Waiting {
     /// What it would lock; none: it only waits.
     want: Option<Wanted>,
-    /// The owner it waits for: nothing changes for it before that one ends, or stops waiting without a lock.
+    /// The owner it waits for: nothing changes for it before that one ends, or stops waiting
+    /// without a lock.
     on: Option<u64>,
     bell: Arc<Condvar>,
 }
@@ -64,7 +65,10 @@ impl Table {
     pub(super) fn begin(&mut self, owner: Owner) -> bool {
         let fresh = !self.owners.contains_key(&owner.id);
         if fresh {
-            self.owners.insert(owner.id, Holdings { age: owner.age, wounded: None, held: BTreeMap::new() });
+            self.owners.insert(
+                owner.id,
+                Holdings { age: owner.age, wounded: None, held: BTreeMap::new() },
+            );
         }
         fresh
     }
@@ -73,8 +77,8 @@ impl Table {
         self.owners.get(&owner)?.wounded
     }
 
-    /// Grants what is wanted, or says whom to wait for. One that is younger than `owner` is named only when none that is older
-    /// stands in the way.
+    /// Grants what is wanted, or says whom to wait for. One that is younger than `owner` is named
+    /// only when none that is older stands in the way.
     pub(super) fn judge(&mut self, owner: u64, want: &Want) -> Result<Verdict, LockError> {
         let holdings = self.owners.get(&owner).ok_or(LockError::Ended)?;
         if let Some(by) = holdings.wounded {
@@ -109,8 +113,8 @@ impl Table {
         Ok(Verdict::Granted)
     }
 
-    /// Is to be called when `owner` must wait. When only younger ones are in the way: marks those that are not yet wounded, wakes
-    /// them, and gives their numbers.
+    /// Is to be called when `owner` must wait. When only younger ones are in the way: marks those
+    /// that are not yet wounded, wakes them, and gives their numbers.
     pub(super) fn wound_for(&mut self, owner: u64, want: &Want) -> Vec<u64> {
         let Some(fragments) = self.dictionaries.get(&want.dict) else { return Vec::new() };
         let mut fresh = Vec::new();
@@ -139,7 +143,10 @@ impl Table {
         let wanted = self.queue.values().filter_map(|waiting| waiting.want.as_ref());
         wanted
             .filter(|w| w.dict == want.dict && w.owner != owner && (w.exclusive || want.exclusive))
-            .filter(|w| self.owners.get(&w.owner).is_some_and(|o| o.wounded.is_none()) && self.older(w.owner, owner))
+            .filter(|w| {
+                self.owners.get(&w.owner).is_some_and(|o| o.wounded.is_none())
+                    && self.older(w.owner, owner)
+            })
             .find(|w| want.range.overlaps(&w.range.start, w.range.end.as_deref()))
             .map(|w| w.owner)
     }
@@ -150,7 +157,12 @@ impl Table {
     }
 
     pub(super) fn queue(&mut self, owner: u64, want: &Want) -> (u64, Arc<Condvar>) {
-        self.enqueue(Some(Wanted { owner, dict: want.dict, range: want.range.to_range(), exclusive: want.exclusive }))
+        self.enqueue(Some(Wanted {
+            owner,
+            dict: want.dict,
+            range: want.range.to_range(),
+            exclusive: want.exclusive,
+        }))
     }
 
     /// For a call that waits for others and takes no lock.
@@ -167,7 +179,8 @@ impl Table {
 
     /// Whom one of the calls of `owner` waits for.
     pub(super) fn waited_for(&self, owner: u64) -> Option<u64> {
-        let own = |waiting: &&Waiting| waiting.want.as_ref().is_some_and(|want| want.owner == owner);
+        let own =
+            |waiting: &&Waiting| waiting.want.as_ref().is_some_and(|want| want.owner == owner);
         self.queue.values().filter(own).find_map(|waiting| waiting.on)
     }
 
@@ -197,7 +210,10 @@ impl Table {
                 self.dictionaries.remove(&dict);
             }
         }
-        self.wake(|waiting| waiting.on == Some(owner) || waiting.want.as_ref().is_some_and(|want| want.owner == owner));
+        self.wake(|waiting| {
+            waiting.on == Some(owner)
+                || waiting.want.as_ref().is_some_and(|want| want.owner == owner)
+        });
         true
     }
 
@@ -216,7 +232,9 @@ impl Table {
         if self.dictionaries.is_empty() {
             return None;
         }
-        changes.into_iter().find_map(|(dict, range)| self.dictionaries.get(&dict)?.in_the_way(except, range, true).next())
+        changes.into_iter().find_map(|(dict, range)| {
+            self.dictionaries.get(&dict)?.in_the_way(except, range, true).next()
+        })
     }
 
     #[cfg(test)]

@@ -1,4 +1,5 @@
-//! Many owners on many threads, with random locks on few keys: they exclude each other, and all of them come to their end.
+//! Many owners on many threads, with random locks on few keys: they exclude each other, and all of
+//! them come to their end.
 
 use env::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::collections::HashMap;
@@ -46,13 +47,23 @@ const WRITER: u32 = 1_000_000;
 fn touch(cell: &AtomicU32, exclusive: bool) {
     let weight = if exclusive { WRITER } else { 1 };
     let before = cell.fetch_add(weight, Ordering::SeqCst);
-    assert!(before < WRITER && (!exclusive || before == 0), "{before} beside a lock that excludes them");
+    assert!(
+        before < WRITER && (!exclusive || before == 0),
+        "{before} beside a lock that excludes them"
+    );
     std::hint::spin_loop();
     cell.fetch_sub(weight, Ordering::SeqCst);
 }
 
 /// One try. `false`: it was wounded.
-fn attempt(id: u64, age: u64, random: &mut Random, locks: &Locks, running: &Running, cells: &[AtomicU32]) -> bool {
+fn attempt(
+    id: u64,
+    age: u64,
+    random: &mut Random,
+    locks: &Locks,
+    running: &Running,
+    cells: &[AtomicU32],
+) -> bool {
     let state = running.begin(id);
     locks.begin(Owner { id, age });
     let wound = |victim| running.abort(victim, locks);
@@ -62,7 +73,14 @@ fn attempt(id: u64, age: u64, random: &mut Random, locks: &Locks, running: &Runn
         let b = (a + len).min(KEYS);
         let (start, end) = ([a as u8], [b as u8]);
         let mode = if exclusive { Mode::Exclusive } else { Mode::Shared };
-        match locks.lock(id, DICT, KeyRangeRef::between(&start, &end), mode, Duration::from_secs(120), &wound) {
+        match locks.lock(
+            id,
+            DICT,
+            KeyRangeRef::between(&start, &end),
+            mode,
+            Duration::from_secs(120),
+            &wound,
+        ) {
             Ok(()) => {
                 let aborted = state.lock();
                 if *aborted {
@@ -70,7 +88,9 @@ fn attempt(id: u64, age: u64, random: &mut Random, locks: &Locks, running: &Runn
                 }
                 cells[a as usize..b as usize].iter().for_each(|cell| touch(cell, exclusive));
             }
-            Err(LockError::TimedOut { holder }) => panic!("{id} waited for {holder} in vain: a deadlock"),
+            Err(LockError::TimedOut { holder }) => {
+                panic!("{id} waited for {holder} in vain: a deadlock")
+            }
             Err(LockError::Wounded { .. } | LockError::Ended) => return false,
         }
         if random.one_in(4) {
@@ -85,7 +105,8 @@ fn every_transaction_comes_to_its_end() {
     let (locks, running) = (Locks::default(), Running::default());
     let cells: Vec<AtomicU32> = (0..KEYS).map(|_| AtomicU32::new(0)).collect();
     let (ids, clock, wounds) = (AtomicU64::new(1), AtomicU64::new(1), AtomicU64::new(0));
-    let (locks, running, cells, ids, clock, wounds) = (&locks, &running, &cells, &ids, &clock, &wounds);
+    let (locks, running, cells, ids, clock, wounds) =
+        (&locks, &running, &cells, &ids, &clock, &wounds);
     env::thread::scope(|scope| {
         for thread in 0..THREADS {
             scope.spawn(move || {
@@ -111,7 +132,8 @@ fn every_transaction_comes_to_its_end() {
                 for _ in 0..EACH {
                     let (a, b) = (random.below(KEYS) as usize, random.below(KEYS) as usize);
                     let (first, second) = ([a as u8], [b as u8]);
-                    let changes = [(DICT, KeyRangeRef::key(&first)), (DICT, KeyRangeRef::key(&second))];
+                    let changes =
+                        [(DICT, KeyRangeRef::key(&first)), (DICT, KeyRangeRef::key(&second))];
                     loop {
                         if let Ok(_guard) = locks.try_guard(changes, None) {
                             touch(&cells[a], true);

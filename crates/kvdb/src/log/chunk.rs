@@ -1,9 +1,10 @@
 //! Chunks: how the journal and the manifest lie on the device.
 //!
-//! Both are streams of bytes that only grow; a byte's place in its stream is its *position* (u64, never used twice in one part
-//! of the stream). A chunk is what one write puts on the device: a header, a piece of the stream, zeros up to the next sector.
-//! Whole sectors only, so that no later write touches a sector that was synced. The header has a checksum of its own: it can be
-//! looked for without reading the piece.
+//! Both are streams of bytes that only grow; a byte's place in its stream is its *position* (u64,
+//! never used twice in one part of the stream). A chunk is what one write puts on the device: a
+//! header, a piece of the stream, zeros up to the next sector. Whole sectors only, so that no later
+//! write touches a sector that was synced. The header has a checksum of its own: it can be looked
+//! for without reading the piece.
 //!
 //! ```text
 //!  0  u32  magic: "KVJC" journal, "KVMC" manifest
@@ -54,7 +55,8 @@ pub(crate) fn size(len: usize) -> u64 {
     ((HEADER + len) as u64).next_multiple_of(SECTOR)
 }
 
-/// Makes a chunk of `chunk`, which holds `HEADER` bytes of anything, then the piece: fills in the header, adds the padding.
+/// Makes a chunk of `chunk`, which holds `HEADER` bytes of anything, then the piece: fills in the
+/// header, adds the padding.
 pub(crate) fn seal(kind: Kind, chunk: &mut Vec<u8>, epoch: u64, position: u64, synced: u64) {
     debug_assert!(chunk.len() > HEADER && chunk.len() <= HEADER + MAX_PIECE);
     let len = chunk.len() - HEADER;
@@ -78,8 +80,17 @@ impl Header {
         if u32_at(0)? != kind.magic() || u32_at(36)? != crc32c(&bytes[..36]) {
             return None;
         }
-        let h = Header { len: u32_at(4)?, epoch: u64_at(8)?, position: u64_at(16)?, synced: u64_at(24)?, crc: u32_at(32)? };
-        (h.len as usize <= MAX_PIECE && h.len > 0 && h.position.checked_add(u64::from(h.len)).is_some()).then_some(h)
+        let h = Header {
+            len: u32_at(4)?,
+            epoch: u64_at(8)?,
+            position: u64_at(16)?,
+            synced: u64_at(24)?,
+            crc: u32_at(32)?,
+        };
+        (h.len as usize <= MAX_PIECE
+            && h.len > 0
+            && h.position.checked_add(u64::from(h.len)).is_some())
+        .then_some(h)
     }
 
     /// Bytes of the whole chunk on the device.
@@ -121,7 +132,8 @@ mod tests {
         for bit in 0..c.len() * 8 {
             let mut bad = c.clone();
             bad[bit / 8] ^= 1 << (bit % 8);
-            let read = Header::read(Kind::Journal, &bad).and_then(|h| h.piece(&bad).map(<[u8]>::to_vec));
+            let read =
+                Header::read(Kind::Journal, &bad).and_then(|h| h.piece(&bad).map(<[u8]>::to_vec));
             assert_eq!(read, None, "bit {bit}");
         }
     }

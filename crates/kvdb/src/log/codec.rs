@@ -1,5 +1,6 @@
-//! Reading and writing the few shapes that journal records and manifest edits consist of: fixed integers (little-endian),
-//! varints, byte strings behind a varint length. The reader takes any bytes: what does not fit is an error.
+//! Reading and writing the few shapes that journal records and manifest edits consist of: fixed
+//! integers (little-endian), varints, byte strings behind a varint length. The reader takes any
+//! bytes: what does not fit is an error.
 
 pub(crate) use zones::varint::{put_bytes, put_u64 as put_varint};
 
@@ -58,7 +59,8 @@ impl<'a> Reader<'a> {
     pub(crate) fn varint_u32(&mut self) -> Result<u32> {
         u32::try_from(self.varint()?).map_err(|_| self.corrupt("a number is too large"))
     }
-    /// A count of things that take at least `each` bytes: bounded by what is left, so that it is safe to allocate for.
+    /// A count of things that take at least `each` bytes: bounded by what is left, so that it is
+    /// safe to allocate for.
     pub(crate) fn count(&mut self, each: usize) -> Result<usize> {
         let n = self.varint()?;
         if n > (self.rest.len() / each.max(1)) as u64 {

@@ -1,4 +1,5 @@
-//! What the journal and the manifest are laid on: chunks with their checksums, streams of them read back, and the shapes in them.
+//! What the journal and the manifest are laid on: chunks with their checksums, streams of them read
+//! back, and the shapes in them.
 
 pub(crate) mod chunk;
 pub(crate) mod codec;

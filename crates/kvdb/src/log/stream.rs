@@ -1,10 +1,12 @@
-//! Reads a stream of chunks (journal or manifest) back from the zones it lies in, and tells its three ends apart: it stops where
-//! it was said to stop; it stops in a torn tail, which is what a power cut leaves; or something is missing in its middle, which
-//! is corruption. The last two differ by evidence: when any later chunk says "everything before me was synced", what is missing
+//! Reads a stream of chunks (journal or manifest) back from the zones it lies in, and tells its
+//! three ends apart: it stops where it was said to stop; it stops in a torn tail, which is what a
+//! power cut leaves; or something is missing in its middle, which is corruption. The last two
+//! differ by evidence: when any later chunk says "everything before me was synced", what is missing
 //! before it was durable once.
 //!
-//! The manifest's chunks are written twice, one behind the other: its last edit has no later chunk that vouches for it, and losing
-//! it to a flipped bit would bring back a state whose journal is gone.
+//! The manifest's chunks are written twice, one behind the other: its last edit has no later chunk
+//! that vouches for it, and losing it to a flipped bit would bring back a state whose journal is
+//! gone.
 
 use bytes::Bytes;
 use zones::{Purpose, SECTOR, ZONE_SIZE, ZoneId, Zones};
@@ -17,7 +19,8 @@ use crate::log::chunk::{Header, Kind};
 pub(crate) struct Part {
     pub zone: ZoneId,
     pub epoch: u64,
-    /// The stream stops at this position in this zone, whatever the zone holds beyond; what comes before it must be there.
+    /// The stream stops at this position in this zone, whatever the zone holds beyond; what comes
+    /// before it must be there.
     pub end: Option<u64>,
 }
 
@@ -46,7 +49,8 @@ pub(crate) struct StreamReader<'a> {
     first: bool,
     synced: u64,
     window: Window,
-    /// Chunks of which one of two copies is unreadable: device address of the copy, position of the chunk.
+    /// Chunks of which one of two copies is unreadable: device address of the copy, position of the
+    /// chunk.
     damaged: Vec<(u64, u64)>,
     /// Position of the chunk read last.
     last: u64,
@@ -64,7 +68,15 @@ const WINDOW: u64 = 256 << 10;
 
 impl Window {
     /// `len` bytes at `addr`, all within `zone`.
-    fn get(&mut self, zones: &Zones, medium: bool, purpose: Purpose, zone: ZoneId, addr: u64, len: u64) -> Result<&[u8]> {
+    fn get(
+        &mut self,
+        zones: &Zones,
+        medium: bool,
+        purpose: Purpose,
+        zone: ZoneId,
+        addr: u64,
+        len: u64,
+    ) -> Result<&[u8]> {
         if addr < self.addr || addr + len > self.addr + self.bytes.len() as u64 {
             let want = len.max(WINDOW).min(zone.end() - addr);
             self.bytes.resize(want as usize, 0);
@@ -84,8 +96,15 @@ impl Window {
 }
 
 impl<'a> StreamReader<'a> {
-    /// From `position`, which lies in the chunk at `offset` of the first part or, if there is none, in a later part.
-    pub(crate) fn new(zones: &'a Zones, kind: Kind, parts: &'a [Part], offset: u64, position: u64) -> Self {
+    /// From `position`, which lies in the chunk at `offset` of the first part or, if there is none,
+    /// in a later part.
+    pub(crate) fn new(
+        zones: &'a Zones,
+        kind: Kind,
+        parts: &'a [Part],
+        offset: u64,
+        position: u64,
+    ) -> Self {
         let window = Window { addr: 0, bytes: Vec::new() };
         let (damaged, last) = (Vec::new(), position);
         StreamReader {
@@ -105,7 +124,13 @@ impl<'a> StreamReader<'a> {
     }
 
     /// The same for a scrub, which passes caches by.
-    pub(crate) fn on_medium(zones: &'a Zones, kind: Kind, parts: &'a [Part], offset: u64, position: u64) -> Self {
+    pub(crate) fn on_medium(
+        zones: &'a Zones,
+        kind: Kind,
+        parts: &'a [Part],
+        offset: u64,
+        position: u64,
+    ) -> Self {
         StreamReader { medium: true, ..StreamReader::new(zones, kind, parts, offset, position) }
     }
 
@@ -140,7 +165,8 @@ impl<'a> StreamReader<'a> {
                 // Where a part was said to end, all before was made durable.
                 self.synced = self.synced.max(header.synced).max(part.end.unwrap_or(0));
                 let skip = self.position - header.position;
-                let end = (header.position + u64::from(header.len)).min(part.end.unwrap_or(u64::MAX));
+                let end =
+                    (header.position + u64::from(header.len)).min(part.end.unwrap_or(u64::MAX));
                 let at = self.position;
                 self.first = false;
                 self.position = end;
@@ -148,9 +174,13 @@ impl<'a> StreamReader<'a> {
                 return Ok(Some((at, piece.slice(skip as usize..len))));
             }
             if !ended && let Some(end) = part.end {
-                return Err(
-                    self.missing(part, format!("its bytes {}..{end} were there when the store was opened last", self.position))
-                );
+                return Err(self.missing(
+                    part,
+                    format!(
+                        "its bytes {}..{end} were there when the store was opened last",
+                        self.position
+                    ),
+                ));
             }
             // The next chunk was too large for the rest of this zone, or there is none.
             if self.part + 1 < self.parts.len() || ended {
@@ -169,14 +199,23 @@ impl<'a> StreamReader<'a> {
 
     fn continues_in(&mut self, part: Option<&Part>) -> Result<bool> {
         let Some(part) = part else { return Ok(false) };
-        let bytes = self.window.get(self.zones, self.medium, self.purpose(), part.zone, part.zone.start(), SECTOR)?;
+        let bytes = self.window.get(
+            self.zones,
+            self.medium,
+            self.purpose(),
+            part.zone,
+            part.zone.start(),
+            SECTOR,
+        )?;
         Ok(Header::read(self.kind, bytes).is_some_and(|h| h.epoch == part.epoch && self.fits(&h)))
     }
 
-    /// `true` when the chunk holds the position wanted, at its start unless it is the first one read.
+    /// `true` when the chunk holds the position wanted, at its start unless it is the first one
+    /// read.
     fn fits(&self, h: &Header) -> bool {
         let end = h.position + u64::from(h.len);
-        h.position == self.position || (self.first && h.position <= self.position && self.position < end)
+        h.position == self.position
+            || (self.first && h.position <= self.position && self.position < end)
     }
 
     /// The chunk wanted, if it comes next in this part; moves behind it.
@@ -207,10 +246,14 @@ impl<'a> StreamReader<'a> {
         Ok(None)
     }
 
-    /// Chunks of which one copy is unreadable, for a check: device addresses. `closed`: also the last one, which a crash can
-    /// leave so.
+    /// Chunks of which one copy is unreadable, for a check: device addresses. `closed`: also the
+    /// last one, which a crash can leave so.
     pub(crate) fn damaged(&self, closed: bool) -> Vec<u64> {
-        self.damaged.iter().filter(|(_, position)| closed || *position != self.last).map(|(addr, _)| *addr).collect()
+        self.damaged
+            .iter()
+            .filter(|(_, position)| closed || *position != self.last)
+            .map(|(addr, _)| *addr)
+            .collect()
     }
 
     fn chunk_here(&mut self, part: Part) -> Result<Option<(Header, Bytes)>> {
@@ -219,20 +262,30 @@ impl<'a> StreamReader<'a> {
         }
         let addr = part.zone.start() + self.offset;
         let (kind, purpose) = (self.kind, self.purpose());
-        let Some(header) = Header::read(kind, self.window.get(self.zones, self.medium, purpose, part.zone, addr, SECTOR)?) else {
+        let Some(header) = Header::read(
+            kind,
+            self.window.get(self.zones, self.medium, purpose, part.zone, addr, SECTOR)?,
+        ) else {
             return Ok(None);
         };
-        if header.epoch != part.epoch || !self.fits(&header) || self.offset + header.size() > ZONE_SIZE {
+        if header.epoch != part.epoch
+            || !self.fits(&header)
+            || self.offset + header.size() > ZONE_SIZE
+        {
             return Ok(None);
         }
-        let bytes = self.window.get(self.zones, self.medium, purpose, part.zone, addr, header.size())?;
+        let bytes =
+            self.window.get(self.zones, self.medium, purpose, part.zone, addr, header.size())?;
         Ok(header.piece(bytes).map(|piece| (header, Bytes::copy_from_slice(piece))))
     }
 
     fn missing(&self, part: Part, why: String) -> Error {
         let name = self.purpose().name();
         let addr = part.zone.start() + self.offset;
-        Error::Corrupt(format!("the {name} has a hole at device address {addr:#x}, in {}: {why}", part.zone))
+        Error::Corrupt(format!(
+            "the {name} has a hole at device address {addr:#x}, in {}: {why}",
+            part.zone
+        ))
     }
 
     /// To be called at the end: tells a torn tail from a hole in the middle, which is an error.
@@ -250,11 +303,16 @@ impl<'a> StreamReader<'a> {
                 match Header::read(self.kind, &head) {
                     Some(h) if h.epoch == part.epoch => {
                         if h.synced > self.position {
-                            let why = format!("a later write at {addr:#x} tells that it was durable once");
-                            return Err(self.missing(self.parts[self.part.min(self.parts.len() - 1)], why));
+                            let why = format!(
+                                "a later write at {addr:#x} tells that it was durable once"
+                            );
+                            return Err(
+                                self.missing(self.parts[self.part.min(self.parts.len() - 1)], why)
+                            );
                         }
                         torn += u64::from(h.len);
-                        // Not by its length: what it covers may have been torn and hold other, older chunks.
+                        // Not by its length: what it covers may have been torn and hold other,
+                        // older chunks.
                         offset += SECTOR;
                     }
                     _ => offset += SECTOR,
@@ -292,9 +350,13 @@ impl Records {
         self.open.len() as u64
     }
 
-    /// Takes the next piece; gives each record that is whole now, with the position behind it, to `each`. `false` from `each`
-    /// stops there: the position stays before that record.
-    pub(crate) fn push(&mut self, piece: &Bytes, mut each: impl FnMut(u64, Bytes) -> Result<bool>) -> Result<bool> {
+    /// Takes the next piece; gives each record that is whole now, with the position behind it, to
+    /// `each`. `false` from `each` stops there: the position stays before that record.
+    pub(crate) fn push(
+        &mut self,
+        piece: &Bytes,
+        mut each: impl FnMut(u64, Bytes) -> Result<bool>,
+    ) -> Result<bool> {
         let mut all = if self.open.is_empty() {
             piece.clone()
         } else {
@@ -306,7 +368,12 @@ impl Records {
             let len = match zones::varint::get_u64(&mut rest) {
                 Ok(len) => len,
                 Err(_) if all.len() < LONGEST_LENGTH => break,
-                Err(_) => return Err(Error::Corrupt(format!("at position {} of a stream stands no length of a record", self.at))),
+                Err(_) => {
+                    return Err(Error::Corrupt(format!(
+                        "at position {} of a stream stands no length of a record",
+                        self.at
+                    )));
+                }
             };
             if (rest.len() as u64) < len {
                 break;
@@ -320,7 +387,8 @@ impl Records {
             all = all.slice(next..);
             self.at = end;
         }
-        // A unique `Bytes` gives its memory back, so that a record over many chunks is not copied once for each.
+        // A unique `Bytes` gives its memory back, so that a record over many chunks is not copied
+        // once for each.
         self.open = match all.try_into_mut() {
             Ok(unique) => unique.into(),
             Err(shared) => shared.to_vec(),
@@ -350,7 +418,8 @@ mod tests {
     impl Written {
         fn new() -> Written {
             let device = Arc::new(MemoryDevice::new());
-            let zones = Zones::format_as(device.clone(), FormatOptions::default(), [1; 16]).unwrap();
+            let zones =
+                Zones::format_as(device.clone(), FormatOptions::default(), [1; 16]).unwrap();
             let writer = Writer::new(zones.clone(), 1000);
             Written { device, zones, writer, segments: Vec::new(), bytes: Vec::new() }
         }
@@ -388,14 +457,17 @@ mod tests {
                 for offset in (0..SEGMENT_SIZE).step_by(SECTOR as usize) {
                     let mut head = [0; HEADER];
                     self.zones.read(Purpose::Journal, s.zone.start() + offset, &mut head).unwrap();
-                    found.extend(Header::read(Kind::Journal, &head).map(|_| s.zone.start() + offset));
+                    found.extend(
+                        Header::read(Kind::Journal, &head).map(|_| s.zone.start() + offset),
+                    );
                 }
             }
             found
         }
     }
 
-    /// The promise that commits rely on: what `room` said, less what each write `cost`s, always fits.
+    /// The promise that commits rely on: what `room` said, less what each write `cost`s, always
+    /// fits.
     #[test]
     fn what_has_room_can_be_written_and_reads_back_over_any_number_of_segments() {
         for seed in 0..20 {
@@ -409,7 +481,11 @@ mod tests {
                 }
                 let left = w.writer.room().saturating_sub(cost(len));
                 w.write(len, &mut random, 0);
-                assert!(w.writer.room() >= left, "seed {seed}: {len} bytes cost more than {}", cost(len));
+                assert!(
+                    w.writer.room() >= left,
+                    "seed {seed}: {len} bytes cost more than {}",
+                    cost(len)
+                );
             }
             let (bytes, tail) = w.read(&w.segments).unwrap();
             assert!(bytes == w.bytes, "seed {seed}");
@@ -455,7 +531,10 @@ mod tests {
         assert!(matches!(w.read(&ended(1401)), Err(Error::Corrupt(_))), "it was there once");
         let mut other = ended(1400);
         other[0].epoch += 1;
-        assert!(matches!(w.read(&other), Err(Error::Corrupt(_))), "bytes of another life are not its");
+        assert!(
+            matches!(w.read(&other), Err(Error::Corrupt(_))),
+            "bytes of another life are not its"
+        );
     }
 
     #[test]

@@ -1,5 +1,6 @@
-//! Edits: what the manifest's records consist of. A record is a length (u32) and that many bytes of edits; all edits of a record
-//! take effect together. A checkpoint is one record of edits that build the whole state from nothing.
+//! Edits: what the manifest's records consist of. A record is a length (u32) and that many bytes of
+//! edits; all edits of a record take effect together. A checkpoint is one record of edits that
+//! build the whole state from nothing.
 //!
 //! ```text
 //! 1  dictionary      varint id, bytes name, varint separate_at, varint stitch_at, u8 reserved, u8 compression (of values × 16 + of blocks), varint false positives
@@ -30,7 +31,8 @@
 //! 26 add kept run    varint dictionary, varint level, varint run id, varint kept run
 //! label: bytes name, bytes branch, 16 bytes id, varint nanoseconds since 1970, varint sequence number
 //! ```
-//! The last four stand in checkpoints, where what several snapshots and branches have in common is written once.
+//! The last four stand in checkpoints, where what several snapshots and branches have in common is
+//! written once.
 
 use std::time::Duration;
 
@@ -47,7 +49,8 @@ use crate::log::codec::{Reader, put_bytes, put_varint};
 /// Where the part of the journal begins that runs do not hold yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct JournalStart {
-    /// Number of the segment, and the offset of a chunk in its zone. The chunk may also be the first one of a later segment.
+    /// Number of the segment, and the offset of a chunk in its zone. The chunk may also be the
+    /// first one of a later segment.
     pub segment: u64,
     pub offset: u64,
     /// Position in the stream of the first record that counts.
@@ -56,7 +59,8 @@ pub(crate) struct JournalStart {
     pub seq: Seq,
 }
 
-/// A run as one dictionary of a snapshot has it: its level, its number, and which of the kept ones it is.
+/// A run as one dictionary of a snapshot has it: its level, its number, and which of the kept ones
+/// it is.
 pub(crate) type Kept = (u32, RunId, u64);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,7 +110,8 @@ pub(crate) enum Edit {
         below: u32,
     },
     DropSnapshot(String),
-    /// A new branch of new dictionaries, numbered from `first` on, that have what the snapshot's have.
+    /// A new branch of new dictionaries, numbered from `first` on, that have what the snapshot's
+    /// have.
     Clone {
         snapshot: String,
         branch: String,
@@ -118,7 +123,8 @@ pub(crate) enum Edit {
         of: String,
     },
     DropBranch(String),
-    /// The snapshot's dictionaries take the place of those that its branch has. Commits up to `seq` are void there.
+    /// The snapshot's dictionaries take the place of those that its branch has. Commits up to `seq`
+    /// are void there.
     RollBack {
         snapshot: String,
         seq: Seq,
@@ -289,7 +295,8 @@ impl Edit {
             1 => Edit::Dictionary(dictionary(r, String::new())?),
             2 => Edit::DropDictionary(DictionaryId(r.varint_u32()?)),
             3 => {
-                let (dict, level, id) = (DictionaryId(r.varint_u32()?), r.varint_u32()?, RunId(r.varint()?));
+                let (dict, level, id) =
+                    (DictionaryId(r.varint_u32()?), r.varint_u32()?, RunId(r.varint()?));
                 Edit::AddRun { dict, level, id, run: record.slice_ref(r.bytes()?) }
             }
             4 => Edit::DropRun { dict: DictionaryId(r.varint_u32()?), id: RunId(r.varint()?) },
@@ -299,18 +306,28 @@ impl Edit {
                 position: r.varint()?,
                 seq: r.varint()?,
             }),
-            6 => Edit::Segment(Segment { number: r.varint()?, zone: ZoneId(r.varint_u32()?), epoch: r.u64()?, end: None }),
+            6 => Edit::Segment(Segment {
+                number: r.varint()?,
+                zone: ZoneId(r.varint_u32()?),
+                epoch: r.u64()?,
+                end: None,
+            }),
             7 => Edit::SegmentEnds { number: r.varint()?, position: r.varint()? },
             8 => Edit::DropSegments { before: r.varint()? },
             9 => {
                 let mut streams = Vec::new();
                 for _ in 0..r.count(2)? {
-                    let purpose = stream_of(r.u8()?).ok_or_else(|| r.corrupt("a stream is unknown"))?;
+                    let purpose =
+                        stream_of(r.u8()?).ok_or_else(|| r.corrupt("a stream is unknown"))?;
                     streams.push((purpose, r.varint()?));
                 }
                 Edit::Streams(streams)
             }
-            10 => Edit::NextIds { dictionary: r.varint_u32()?, run: r.varint()?, segment: r.varint()? },
+            10 => Edit::NextIds {
+                dictionary: r.varint_u32()?,
+                run: r.varint()?,
+                segment: r.varint()?,
+            },
             11 => Edit::Closed,
             12 => Edit::ForgetSegment { number: r.varint()? },
             13 => Edit::StitchAt { dict: DictionaryId(r.varint_u32()?), stitch_at: r.varint()? },
@@ -335,7 +352,11 @@ impl Edit {
                 Edit::KeptSnapshot(label, dictionaries)
             }
             26 => Edit::AddKeptRun(DictionaryId(r.varint_u32()?), kept(r)?),
-            kind => return Err(r.corrupt(&format!("edit {kind} is unknown: a newer version wrote it, or it is damaged"))),
+            kind => {
+                return Err(r.corrupt(&format!(
+                    "edit {kind} is unknown: a newer version wrote it, or it is damaged"
+                )));
+            }
         })
     }
 
@@ -402,10 +423,19 @@ pub(crate) fn dictionary(r: &mut Reader, branch: String) -> Result<DictionaryInf
     let name = text(r)?;
     let (separate_at, stitch_at, reserved) = (r.varint_u32()?, r.varint()?, r.u8()? != 0);
     let codecs = r.u8()?;
-    let codec = |code| Compression::of_code(code).ok_or_else(|| r.corrupt("a compression is unknown"));
+    let codec =
+        |code| Compression::of_code(code).ok_or_else(|| r.corrupt("a compression is unknown"));
     let (compression, compress_values) = (codec(codecs & 15)?, codec(codecs >> 4)?);
-    let false_positives = u16::try_from(r.varint()?).map_err(|_| r.corrupt("a rate is above one"))?;
-    let options = DictionaryOptions { separate_at, stitch_at, reserved, compression, compress_values, false_positives };
+    let false_positives =
+        u16::try_from(r.varint()?).map_err(|_| r.corrupt("a rate is above one"))?;
+    let options = DictionaryOptions {
+        separate_at,
+        stitch_at,
+        reserved,
+        compression,
+        compress_values,
+        false_positives,
+    };
     Ok(DictionaryInfo { id, name, branch, options })
 }
 
@@ -447,11 +477,22 @@ mod tests {
             compress_values: Compression::Lz4,
             false_positives: 300,
         };
-        let in_branch = DictionaryInfo { id: dict, name: "d".into(), branch: "try".into(), options: options.clone() };
+        let in_branch = DictionaryInfo {
+            id: dict,
+            name: "d".into(),
+            branch: "try".into(),
+            options: options.clone(),
+        };
         let created = Duration::new(1_700_000_000, 5);
-        let label = Label { name: "monday".into(), branch: "try".into(), id: [7; 16], created, seq: 99 };
+        let label =
+            Label { name: "monday".into(), branch: "try".into(), id: [7; 16], created, seq: 99 };
         vec![
-            Edit::Dictionary(DictionaryInfo { id: dict, name: "größe".into(), branch: String::new(), options: options.clone() }),
+            Edit::Dictionary(DictionaryInfo {
+                id: dict,
+                name: "größe".into(),
+                branch: String::new(),
+                options: options.clone(),
+            }),
             Edit::Dictionary(in_branch.clone()),
             Edit::Snapshot { label: label.clone(), below: 77 },
             Edit::DropSnapshot("monday".into()),
@@ -468,7 +509,12 @@ mod tests {
             Edit::DropDictionary(dict),
             Edit::AddRun { dict, level: 2, id: RunId(9), run: Bytes::from_static(b"a run") },
             Edit::DropRun { dict, id: RunId(9) },
-            Edit::JournalStart(JournalStart { segment: 1, offset: 4096, position: 1 << 50, seq: 77 }),
+            Edit::JournalStart(JournalStart {
+                segment: 1,
+                offset: 4096,
+                position: 1 << 50,
+                seq: 77,
+            }),
             Edit::Segment(Segment { number: 3, zone: ZoneId(8), epoch: 0xfeed, end: None }),
             Edit::SegmentEnds { number: 3, position: 1234 },
             Edit::DropSegments { before: 3 },

@@ -1,7 +1,8 @@
-//! The manifest: what the store consists of. A log of edits in zones of its own, begun with a checkpoint; the superblock's root
-//! says which zones. Each commit is one chunk, written twice (see `stream`) and
-//! synced before anyone acts on it. When its zone is full, and at every
-//! open, it is written anew as a checkpoint elsewhere, and the root moves there: the old one is whole until then.
+//! The manifest: what the store consists of. A log of edits in zones of its own, begun with a
+//! checkpoint; the superblock's root says which zones. Each commit is one chunk, written twice (see
+//! `stream`) and synced before anyone acts on it. When its zone is full, and at every open, it is
+//! written anew as a checkpoint elsewhere, and the root moves there: the old one is whole until
+//! then.
 
 mod edit;
 mod state;
@@ -32,7 +33,8 @@ const FORMAT: u8 = 1;
 pub(crate) struct Root {
     pub number: u64,
     pub epoch: u64,
-    /// The manifest was durable up to this position when the root was written: after a proper close, all of it.
+    /// The manifest was durable up to this position when the root was written: after a proper
+    /// close, all of it.
     pub durable: u64,
     pub zones: Vec<ZoneId>,
 }
@@ -137,16 +139,33 @@ pub(crate) struct Manifest {
 }
 
 impl Manifest {
-    /// Writes `state` as a new manifest, numbered behind `number`, and moves the root there. Zones must have been started.
-    pub(crate) fn begin(zones: Arc<Zones>, env: Arc<dyn Env>, health: Arc<Health>, state: State, number: u64) -> Result<Manifest> {
+    /// Writes `state` as a new manifest, numbered behind `number`, and moves the root there. Zones
+    /// must have been started.
+    pub(crate) fn begin(
+        zones: Arc<Zones>,
+        env: Arc<dyn Env>,
+        health: Arc<Health>,
+        state: State,
+        number: u64,
+    ) -> Result<Manifest> {
         let root = Root { number, epoch: 0, durable: 0, zones: Vec::new() };
-        let mut manifest = Manifest { zones, env, health, state, root, holds: Vec::new(), offset: 0, position: 0, stained: false };
+        let mut manifest = Manifest {
+            zones,
+            env,
+            health,
+            state,
+            root,
+            holds: Vec::new(),
+            offset: 0,
+            position: 0,
+            stained: false,
+        };
         manifest.rewrite()?;
         Ok(manifest)
     }
 
-    /// Goes on where a loaded manifest ends, for want of a zone to begin another one. What a torn edit left there is written over;
-    /// it was not whole and does not become so.
+    /// Goes on where a loaded manifest ends, for want of a zone to begin another one. What a torn
+    /// edit left there is written over; it was not whole and does not become so.
     pub(crate) fn resume(
         zones: Arc<Zones>,
         env: Arc<dyn Env>,
@@ -159,7 +178,8 @@ impl Manifest {
         let holds = vec![zones.pin(&loaded.root.uses())?];
         let (root, state) = (loaded.root.clone(), loaded.state.clone());
         let (offset, position) = (loaded.offset, loaded.position);
-        let mut manifest = Manifest { zones, env, health, state, root, holds, offset, position, stained: false };
+        let mut manifest =
+            Manifest { zones, env, health, state, root, holds, offset, position, stained: false };
         manifest.commit(edits)?;
         Ok(manifest)
     }
@@ -173,15 +193,17 @@ impl Manifest {
         &self.state
     }
 
-    /// Makes `edits` durable, all or none. `NoSpace` leaves everything as it was; any other failure stops the store, because
-    /// nobody can tell whether the edits are on the device.
+    /// Makes `edits` durable, all or none. `NoSpace` leaves everything as it was; any other failure
+    /// stops the store, because nobody can tell whether the edits are on the device.
     pub(crate) fn commit(&mut self, edits: Vec<Edit>) -> Result<()> {
         self.health.check()?;
         let mut next = self.state.clone();
         next.apply_all(edits.iter().cloned())?;
         let record = Edit::encode_all(&edits);
         let before = std::mem::replace(&mut self.state, next);
-        let done = if record.len() <= MAX_PIECE && self.offset + 2 * chunk::size(record.len()) <= ZONE_SIZE {
+        let done = if record.len() <= MAX_PIECE
+            && self.offset + 2 * chunk::size(record.len()) <= ZONE_SIZE
+        {
             self.append(record)
         } else {
             self.rewrite()
@@ -190,8 +212,8 @@ impl Manifest {
             Ok(()) => Ok(()),
             Err(Error::NoSpace) => {
                 self.state = before;
-                // A host that has no space for what it had promised: part of the edit may be on the device all the same, and would
-                // count. Another checkpoint leaves it behind.
+                // A host that has no space for what it had promised: part of the edit may be on the
+                // device all the same, and would count. Another checkpoint leaves it behind.
                 if std::mem::take(&mut self.stained) {
                     self.rewrite().map_err(|e| self.health.fail("writing the manifest", &e))?;
                 }
@@ -201,7 +223,8 @@ impl Manifest {
         }
     }
 
-    /// Puts another state in the place of this one, whole or not at all: in a new manifest, to which the root moves.
+    /// Puts another state in the place of this one, whole or not at all: in a new manifest, to
+    /// which the root moves.
     pub(crate) fn replace(&mut self, state: State) -> Result<()> {
         self.health.check()?;
         let before = std::mem::replace(&mut self.state, state);
@@ -231,13 +254,17 @@ impl Manifest {
         Ok(())
     }
 
-    /// Lets the root tell that the manifest is whole as it is: from here on, a part that cannot be read is damage and no torn write.
+    /// Lets the root tell that the manifest is whole as it is: from here on, a part that cannot be
+    /// read is damage and no torn write.
     pub(crate) fn vouch(&mut self) -> Result<()> {
         self.root.durable = self.position;
-        self.zones.set_root(&self.root.encode()).map_err(|e| self.health.fail("writing the superblock", &e.into()))
+        self.zones
+            .set_root(&self.root.encode())
+            .map_err(|e| self.health.fail("writing the superblock", &e.into()))
     }
 
-    /// Writes the state as a checkpoint into fresh zones and moves the root there. The old zones are let go afterwards.
+    /// Writes the state as a checkpoint into fresh zones and moves the root there. The old zones
+    /// are let go afterwards.
     fn rewrite(&mut self) -> Result<()> {
         let record = Edit::encode_all(&self.state.checkpoint());
         let epoch = self.env.random();
@@ -259,13 +286,19 @@ impl Manifest {
             // The first chunk begins a stream; nothing but the root vouches for those behind it.
             chunk::seal(Kind::Manifest, &mut bytes, epoch, done as u64, 0);
             bytes.extend_from_within(..);
-            self.zones.write(Purpose::Manifest, root.zones[root.zones.len() - 1].start() + offset, &bytes)?;
+            self.zones.write(
+                Purpose::Manifest,
+                root.zones[root.zones.len() - 1].start() + offset,
+                &bytes,
+            )?;
             offset += bytes.len() as u64;
             done += piece;
         }
         self.zones.sync()?;
         // Nobody can tell which root is there when this fails, even for want of space.
-        self.zones.set_root(&root.encode()).map_err(|e| self.health.fail("writing the superblock", &e.into()))?;
+        self.zones
+            .set_root(&root.encode())
+            .map_err(|e| self.health.fail("writing the superblock", &e.into()))?;
         (self.root, self.offset, self.position) = (root, offset, record.len() as u64);
         self.holds = holds;
         Ok(())

@@ -1,7 +1,8 @@
-//! What the manifest says, edits applied: pure data, that knows nothing of open runs. Edits that contradict it are corruption.
+//! What the manifest says, edits applied: pure data, that knows nothing of open runs. Edits that
+//! contradict it are corruption.
 //!
-//! A snapshot is a set of dictionaries as they stood when it was made. They are shared until one of them changes, so a snapshot costs
-//! a few pointers, and a copy of the whole state little more.
+//! A snapshot is a set of dictionaries as they stood when it was made. They are shared until one of
+//! them changes, so a snapshot costs a few pointers, and a copy of the whole state little more.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -85,8 +86,8 @@ impl State {
         there.ok_or_else(|| contradiction(format!("dictionary {} does not exist", id.0)))
     }
 
-    /// Puts runs in the place of others wherever these are: in dictionaries of all branches, and in snapshots. `None`: in their place is
-    /// nothing.
+    /// Puts runs in the place of others wherever these are: in dictionaries of all branches, and in
+    /// snapshots. `None`: in their place is nothing.
     pub(crate) fn replace_runs(&mut self, instead: &HashMap<Bytes, Option<Bytes>>) {
         // What snapshots share they go on sharing.
         let mut known: HashMap<*const DictionaryState, Arc<DictionaryState>> = HashMap::new();
@@ -105,7 +106,8 @@ impl State {
         };
         let dictionaries = self.dictionaries.iter().map(|(id, d)| (*id, replaced(d))).collect();
         let snapshots = self.snapshots.iter().map(|(name, snapshot)| {
-            let dictionaries = snapshot.dictionaries.iter().map(|(id, d)| (*id, replaced(d))).collect();
+            let dictionaries =
+                snapshot.dictionaries.iter().map(|(id, d)| (*id, replaced(d))).collect();
             (name.clone(), Arc::new(SnapshotState { label: snapshot.label.clone(), dictionaries }))
         });
         self.snapshots = Arc::new(snapshots.collect());
@@ -119,9 +121,11 @@ impl State {
         Ok(id)
     }
 
-    /// Whether a change of the journal counts: its dictionary exists, and was not rolled back since.
+    /// Whether a change of the journal counts: its dictionary exists, and was not rolled back
+    /// since.
     pub(crate) fn takes(&self, dict: DictionaryId, seq: Seq) -> bool {
-        self.dictionaries.contains_key(&dict) && self.since.get(&dict).is_none_or(|since| seq > *since)
+        self.dictionaries.contains_key(&dict)
+            && self.since.get(&dict).is_none_or(|since| seq > *since)
     }
 
     /// Applies the edits of one record.
@@ -146,7 +150,9 @@ impl State {
             }
             Edit::AddRun { dict, level, id, run } => {
                 self.next_run = self.next_run.max(next(id.0)?);
-                if level > MAX_LEVEL || self.dictionary(dict)?.runs.insert(id, (level, run)).is_some() {
+                if level > MAX_LEVEL
+                    || self.dictionary(dict)?.runs.insert(id, (level, run)).is_some()
+                {
                     return Err(contradiction(format!("run {} cannot be added", id.0)));
                 }
             }
@@ -155,10 +161,15 @@ impl State {
                     return Err(contradiction(format!("run {} is dropped but not there", id.0)));
                 }
             }
-            Edit::StitchAt { dict, stitch_at } => self.dictionary(dict)?.info.options.stitch_at = stitch_at,
+            Edit::StitchAt { dict, stitch_at } => {
+                self.dictionary(dict)?.info.options.stitch_at = stitch_at
+            }
             Edit::JournalStart(start) => {
                 // What counts upwards from here has room.
-                if [start.segment, start.offset, start.position, start.seq].iter().any(|&n| n >= LARGEST) {
+                if [start.segment, start.offset, start.position, start.seq]
+                    .iter()
+                    .any(|&n| n >= LARGEST)
+                {
                     return Err(contradiction("the journal begins out of range".into()));
                 }
                 self.start = start;
@@ -173,7 +184,11 @@ impl State {
             }
             Edit::SegmentEnds { number, position } => {
                 let segment = self.segments.iter_mut().find(|s| s.number == number);
-                segment.ok_or_else(|| contradiction(format!("journal segment {number} does not exist")))?.end = Some(position);
+                segment
+                    .ok_or_else(|| {
+                        contradiction(format!("journal segment {number} does not exist"))
+                    })?
+                    .end = Some(position);
             }
             Edit::DropSegments { before } => self.segments.retain(|s| s.number >= before),
             Edit::Streams(streams) => self.streams = streams,
@@ -181,7 +196,8 @@ impl State {
             Edit::ForgetSegment { number } => self.segments.retain(|s| s.number != number),
             Edit::NextIds { dictionary, run, segment } => {
                 self.next_dictionary = self.next_dictionary.max(dictionary);
-                for (next, least) in [(&mut self.next_run, run), (&mut self.next_segment, segment)] {
+                for (next, least) in [(&mut self.next_run, run), (&mut self.next_segment, segment)]
+                {
                     *next = (*next).max(least);
                     if *next >= LARGEST {
                         return Err(contradiction(format!("number {least} is out of range")));
@@ -198,7 +214,12 @@ impl State {
         match edit {
             Edit::Snapshot { label, below } => {
                 let of = |d: &DictionaryState| d.info.branch == label.branch && d.info.id.0 < below;
-                let dictionaries = self.dictionaries.iter().filter(|(_, d)| of(d)).map(|(id, d)| (*id, d.clone())).collect();
+                let dictionaries = self
+                    .dictionaries
+                    .iter()
+                    .filter(|(_, d)| of(d))
+                    .map(|(id, d)| (*id, d.clone()))
+                    .collect();
                 self.keep(SnapshotState { label, dictionaries })?;
             }
             Edit::DropSnapshot(name) => {
@@ -210,7 +231,9 @@ impl State {
                 self.add_branch(branch.clone(), snapshot)?;
                 for (n, d) in of.dictionaries.values().enumerate() {
                     let id = first.checked_add(n as u32).map(DictionaryId);
-                    let id = id.ok_or_else(|| contradiction(format!("a clone is numbered from {first} on")))?;
+                    let id = id.ok_or_else(|| {
+                        contradiction(format!("a clone is numbered from {first} on"))
+                    })?;
                     let info = DictionaryInfo { id, branch: branch.clone(), ..d.info.clone() };
                     self.insert(DictionaryState { info, runs: d.runs.clone() })?;
                 }
@@ -229,7 +252,10 @@ impl State {
                 self.dictionaries.retain(|_, d| d.info.branch != *branch);
                 for (id, d) in &to.dictionaries {
                     if self.dictionaries.insert(*id, d.clone()).is_some() {
-                        return Err(contradiction(format!("dictionary {} is of two branches", id.0)));
+                        return Err(contradiction(format!(
+                            "dictionary {} is of two branches",
+                            id.0
+                        )));
                     }
                     self.since.insert(*id, seq);
                 }
@@ -258,8 +284,12 @@ impl State {
                 let mut dictionaries = Dictionaries::new();
                 for n in numbers {
                     let state = usize::try_from(n).ok().and_then(|n| self.kept.dictionaries.get(n));
-                    let state = state
-                        .ok_or_else(|| contradiction(format!("snapshot {} has a dictionary that is not there", label.name)))?;
+                    let state = state.ok_or_else(|| {
+                        contradiction(format!(
+                            "snapshot {} has a dictionary that is not there",
+                            label.name
+                        ))
+                    })?;
                     dictionaries.insert(state.info.id, state.clone());
                 }
                 self.keep(SnapshotState { label, dictionaries })?;
@@ -278,7 +308,9 @@ impl State {
 
     fn insert(&mut self, state: DictionaryState) -> Result<()> {
         let id = state.info.id;
-        let next = id.0.checked_add(1).ok_or_else(|| contradiction(format!("number {} is out of range", id.0)))?;
+        let next =
+            id.0.checked_add(1)
+                .ok_or_else(|| contradiction(format!("number {} is out of range", id.0)))?;
         self.next_dictionary = self.next_dictionary.max(next);
         match self.dictionaries.insert(id, Arc::new(state)) {
             None => Ok(()),
@@ -287,14 +319,19 @@ impl State {
     }
 
     fn snapshot(&self, name: &str) -> Result<Arc<SnapshotState>> {
-        self.snapshots.get(name).cloned().ok_or_else(|| contradiction(format!("snapshot {name} does not exist")))
+        self.snapshots
+            .get(name)
+            .cloned()
+            .ok_or_else(|| contradiction(format!("snapshot {name} does not exist")))
     }
 
     fn keep(&mut self, snapshot: SnapshotState) -> Result<()> {
         let name = snapshot.label.name.clone();
         match Arc::make_mut(&mut self.snapshots).insert(name, Arc::new(snapshot)) {
             None => Ok(()),
-            Some(twice) => Err(contradiction(format!("snapshot {} is made twice", twice.label.name))),
+            Some(twice) => {
+                Err(contradiction(format!("snapshot {} is made twice", twice.label.name)))
+            }
         }
     }
 
@@ -313,12 +350,17 @@ impl State {
     /// A run that the record has named, at its level.
     fn kept_run(&mut self, (level, id, n): Kept) -> Result<(RunId, (u32, Bytes))> {
         self.next_run = self.next_run.max(next(id.0)?);
-        let run = usize::try_from(n).ok().and_then(|n| self.kept.runs.get(n)).filter(|_| level <= MAX_LEVEL);
-        let run = run.ok_or_else(|| contradiction(format!("run {} is kept but not there", id.0)))?;
+        let run = usize::try_from(n)
+            .ok()
+            .and_then(|n| self.kept.runs.get(n))
+            .filter(|_| level <= MAX_LEVEL);
+        let run =
+            run.ok_or_else(|| contradiction(format!("run {} is kept but not there", id.0)))?;
         Ok((id, (level, run.clone())))
     }
 
-    /// Edits that build the snapshots from nothing, and the numbers of the runs in them. What several have in common is written once.
+    /// Edits that build the snapshots from nothing, and the numbers of the runs in them. What
+    /// several have in common is written once.
     fn checkpoint_snapshots(&self, edits: &mut Vec<Edit>) -> HashMap<Bytes, u64> {
         let mut runs: HashMap<Bytes, u64> = HashMap::new();
         let mut kept: HashMap<*const DictionaryState, u64> = HashMap::new();
@@ -334,7 +376,11 @@ impl State {
             for d in snapshot.dictionaries.values() {
                 let next = kept.len() as u64;
                 dictionaries.push(*kept.entry(Arc::as_ptr(d)).or_insert_with(|| {
-                    let runs = d.runs.iter().map(|(id, (level, run))| (*level, *id, number(run, edits))).collect();
+                    let runs = d
+                        .runs
+                        .iter()
+                        .map(|(id, (level, run))| (*level, *id, number(run, edits)))
+                        .collect();
                     edits.push(Edit::KeptDictionary(d.info.clone(), runs));
                     next
                 }));
@@ -343,7 +389,12 @@ impl State {
         }
         // Clones of a snapshot that is gone have runs in common as well.
         let mut seen: HashMap<&Bytes, bool> = HashMap::new();
-        for (_, run) in self.dictionaries.values().filter(|_| !self.branches.is_empty()).flat_map(|d| d.runs.values()) {
+        for (_, run) in self
+            .dictionaries
+            .values()
+            .filter(|_| !self.branches.is_empty())
+            .flat_map(|d| d.runs.values())
+        {
             seen.entry(run).and_modify(|twice| *twice = true).or_insert(false);
         }
         seen.into_iter().filter(|(_, twice)| *twice).for_each(|(run, _)| _ = number(run, edits));
@@ -354,7 +405,11 @@ impl State {
     pub(crate) fn checkpoint(&self) -> Vec<Edit> {
         let mut edits = Vec::new();
         let kept = self.checkpoint_snapshots(&mut edits);
-        edits.extend(self.branches.iter().map(|(name, of)| Edit::Branch { name: name.clone(), of: of.clone() }));
+        edits.extend(
+            self.branches
+                .iter()
+                .map(|(name, of)| Edit::Branch { name: name.clone(), of: of.clone() }),
+        );
         for (&dict, d) in &self.dictionaries {
             edits.push(Edit::Dictionary(d.info.clone()));
             edits.extend(d.runs.iter().map(|(&id, (level, run))| match kept.get(run) {
@@ -379,7 +434,9 @@ impl State {
 }
 
 fn next(id: u64) -> Result<u64> {
-    id.checked_add(1).filter(|&n| n < LARGEST).ok_or_else(|| contradiction(format!("number {id} is out of range")))
+    id.checked_add(1)
+        .filter(|&n| n < LARGEST)
+        .ok_or_else(|| contradiction(format!("number {id} is out of range")))
 }
 
 fn contradiction(why: String) -> Error {
@@ -401,8 +458,20 @@ mod tests {
             branch: String::new(),
             options: DictionaryOptions::default(),
         };
-        let add = |dict, id| Edit::AddRun { dict: DictionaryId(dict), level: 1, id: RunId(id), run: Bytes::from_static(b"run") };
-        let segment = |number| Edit::Segment(Segment { number, zone: ZoneId(number as u32 + 5), epoch: number * 3, end: None });
+        let add = |dict, id| Edit::AddRun {
+            dict: DictionaryId(dict),
+            level: 1,
+            id: RunId(id),
+            run: Bytes::from_static(b"run"),
+        };
+        let segment = |number| {
+            Edit::Segment(Segment {
+                number,
+                zone: ZoneId(number as u32 + 5),
+                epoch: number * 3,
+                end: None,
+            })
+        };
         let edits = [
             Edit::Dictionary(info(1, "a")),
             Edit::Dictionary(info(2, "b")),
@@ -438,7 +507,13 @@ mod tests {
     }
 
     fn label(name: &str, branch: &str) -> Label {
-        Label { name: name.into(), branch: branch.into(), id: [1; 16], created: Duration::from_secs(9), seq: 12 }
+        Label {
+            name: name.into(),
+            branch: branch.into(),
+            id: [1; 16],
+            created: Duration::from_secs(9),
+            seq: 12,
+        }
     }
 
     /// `sample` with a branch, and snapshots of both.
@@ -451,7 +526,12 @@ mod tests {
             Edit::Clone { snapshot: "a".into(), branch: "try".into(), first: 5 },
             Edit::DropRun { dict: d, id: RunId(8) },
             Edit::Snapshot { label: label("b", ""), below: 9 },
-            Edit::AddRun { dict: DictionaryId(5), level: 0, id: RunId(9), run: Bytes::from_static(b"more") },
+            Edit::AddRun {
+                dict: DictionaryId(5),
+                level: 0,
+                id: RunId(9),
+                run: Bytes::from_static(b"more"),
+            },
             Edit::Snapshot { label: label("c", "try"), below: 9 },
             Edit::Branch { name: "empty".into(), of: String::new() },
             Edit::RollBack { snapshot: "a".into(), seq: 40 },
@@ -467,15 +547,23 @@ mod tests {
     #[test]
     fn snapshots_have_what_was_there_and_branches_go_their_own_ways() {
         let mut state = branched();
-        let of = |name: &str| state.snapshots[name].dictionaries.values().map(|d| runs(d)).collect::<Vec<_>>();
-        assert_eq!((of("a"), of("b"), of("c")), (vec![vec![2, 8]], vec![vec![2]], vec![vec![2, 8, 9]]));
-        let (main, branch) = (&state.dictionaries[&DictionaryId(1)], &state.dictionaries[&DictionaryId(5)]);
+        let of = |name: &str| {
+            state.snapshots[name].dictionaries.values().map(|d| runs(d)).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            (of("a"), of("b"), of("c")),
+            (vec![vec![2, 8]], vec![vec![2]], vec![vec![2, 8, 9]])
+        );
+        let (main, branch) =
+            (&state.dictionaries[&DictionaryId(1)], &state.dictionaries[&DictionaryId(5)]);
         assert_eq!((runs(main), runs(branch)), (vec![2, 8], vec![2, 8, 9]));
         assert_eq!(state.since, BTreeMap::from([(DictionaryId(1), 40)]));
         state.apply_all([Edit::Adopt { from: "try".into(), to: String::new() }]).unwrap();
         assert_eq!(state.dictionaries.values().map(|d| runs(d)).collect::<Vec<_>>(), [[2, 8, 9]]);
         assert_eq!(state.branches.keys().collect::<Vec<_>>(), ["empty"]);
-        state.apply_all([Edit::DropBranch("empty".into()), Edit::DropSnapshot("b".into())]).unwrap();
+        state
+            .apply_all([Edit::DropBranch("empty".into()), Edit::DropSnapshot("b".into())])
+            .unwrap();
         assert!(state.branches.is_empty() && state.snapshots.len() == 2);
     }
 
@@ -483,7 +571,12 @@ mod tests {
     fn a_checkpoint_writes_once_what_snapshots_share() {
         let mut state = branched();
         for i in 0..1000 {
-            state.apply_all([Edit::Snapshot { label: label(&format!("snapshot {i}"), ""), below: 9 }]).unwrap();
+            state
+                .apply_all([Edit::Snapshot {
+                    label: label(&format!("snapshot {i}"), ""),
+                    below: 9,
+                }])
+                .unwrap();
         }
         let edits = state.checkpoint();
         let mut again = State::new();
@@ -492,8 +585,16 @@ mod tests {
         let bytes = Edit::encode_all(&edits).len();
         assert!(bytes < 1000 * 50 + 2000, "{bytes} bytes for 1000 snapshots");
         let one = again.snapshots["snapshot 1"].dictionaries[&DictionaryId(1)].clone();
-        let same = again.snapshots.values().filter_map(|s| s.dictionaries.get(&DictionaryId(1))).filter(|d| Arc::ptr_eq(d, &one));
-        assert_eq!(same.count(), 1001, "and is kept in memory once, with the one that was rolled back to");
+        let same = again
+            .snapshots
+            .values()
+            .filter_map(|s| s.dictionaries.get(&DictionaryId(1)))
+            .filter(|d| Arc::ptr_eq(d, &one));
+        assert_eq!(
+            same.count(),
+            1001,
+            "and is kept in memory once, with the one that was rolled back to"
+        );
     }
 
     #[test]
@@ -505,11 +606,19 @@ mod tests {
         refused(Edit::Segment(Segment { number: 2, zone: ZoneId(1), epoch: 0, end: None }));
         refused(Edit::SegmentEnds { number: 1, position: 0 });
         refused(Edit::AddRun { dict: DictionaryId(1), level: 64, id: RunId(9), run: Bytes::new() });
-        refused(Edit::AddRun { dict: DictionaryId(1), level: 0, id: RunId(u64::MAX), run: Bytes::new() });
+        refused(Edit::AddRun {
+            dict: DictionaryId(1),
+            level: 0,
+            id: RunId(u64::MAX),
+            run: Bytes::new(),
+        });
         refused(Edit::NextIds { dictionary: 0, run: u64::MAX, segment: 0 });
         refused(Edit::NextIds { dictionary: 0, run: 0, segment: u64::MAX });
         refused(Edit::JournalStart(JournalStart { seq: u64::MAX, ..JournalStart::default() }));
-        refused(Edit::JournalStart(JournalStart { position: u64::MAX - 5, ..JournalStart::default() }));
+        refused(Edit::JournalStart(JournalStart {
+            position: u64::MAX - 5,
+            ..JournalStart::default()
+        }));
         let refused = |e: Edit| assert!(branched().apply(e.clone()).is_err(), "{e:?}");
         refused(Edit::Snapshot { label: label("a", ""), below: 9 });
         refused(Edit::DropSnapshot("z".into()));

@@ -1,10 +1,13 @@
-//! Reading ahead of a cursor. Values are written in windows, each sorted by key, and stay where they are; so in key order they lie in many
-//! places, and a scan that read one after the other would wait for the device each time. Once a cursor's large values have been
-//! asked for, and had to be waited for, it walks the index ahead of its position, sorts what it finds by place, and announces it to
-//! the device, neighbours together; when a tuple is handed out, its value is in the host's memory most often.
+//! Reading ahead of a cursor. Values are written in windows, each sorted by key, and stay where
+//! they are; so in key order they lie in many places, and a scan that read one after the other
+//! would wait for the device each time. Once a cursor's large values have been asked for, and had
+//! to be waited for, it walks the index ahead of its position, sorts what it finds by place, and
+//! announces it to the device, neighbours together; when a tuple is handed out, its value is in the
+//! host's memory most often.
 //!
-//! What is announced doubles from a little to a lot as the scan goes on, so a short range reads little in vain. Of the
-//! values themselves nothing is kept here; a tuple in the queue takes about a hundred bytes.
+//! What is announced doubles from a little to a lot as the scan goes on, so a short range reads
+//! little in vain. Of the values themselves nothing is kept here; a tuple in the queue takes about
+//! a hundred bytes.
 
 use env::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::collections::VecDeque;
@@ -19,16 +22,18 @@ use crate::read::view::View;
 
 /// Large values that were waited for before anything is announced.
 const SLOW: u32 = 2;
-/// Bytes of values announced at first, and at most. The larger the window, the longer the stretches that neighbours make: half of it is
-/// sorted at a time. The host keeps them, in memory that is not ours; but where ours is small, its will be.
+/// Bytes of values announced at first, and at most. The larger the window, the longer the stretches
+/// that neighbours make: half of it is sorted at a time. The host keeps them, in memory that is not
+/// ours; but where ours is small, its will be.
 const WINDOW_MIN: u64 = 128 << 10;
 const WINDOW_MAX: u64 = 64 << 20;
-/// What a tuple in a queue takes, about, and the share of the cache's budget that all queues together may.
+/// What a tuple in a queue takes, about, and the share of the cache's budget that all queues
+/// together may.
 const QUEUED: usize = 128;
 const SHARE: u64 = 16;
 
-/// Reads large values for the tuples of one cursor, and notes how that goes. It keeps their places for as long as there is a tuple that may
-/// ask for its value.
+/// Reads large values for the tuples of one cursor, and notes how that goes. It keeps their places
+/// for as long as there is a tuple that may ask for its value.
 pub(crate) struct Reader {
     view: View,
     /// Bytes of large values asked for since the last seek.
@@ -75,7 +80,8 @@ pub(crate) struct Ahead {
     /// The tuple handed out last, when it came out of the queue.
     pub last: Bytes,
     stop: Option<Stop>,
-    /// Bytes of large values handed out since the last seek; in the queue; and how many it may become.
+    /// Bytes of large values handed out since the last seek; in the queue; and how many it may
+    /// become.
     given: u64,
     bytes: u64,
     window: u64,
@@ -116,10 +122,14 @@ impl Ahead {
         self.given += len;
     }
 
-    /// `true` when it is time to look further ahead: values are wanted, and what is known of them runs short.
+    /// `true` when it is time to look further ahead: values are wanted, and what is known of them
+    /// runs short.
     pub fn wants(&self) -> bool {
         let asked = self.reader.asked.load(Relaxed);
-        self.stop.is_none() && self.bytes <= self.window / 2 && self.reader.slow.load(Relaxed) >= SLOW && asked >= self.given / 2
+        self.stop.is_none()
+            && self.bytes <= self.window / 2
+            && self.reader.slow.load(Relaxed) >= SLOW
+            && asked >= self.given / 2
     }
 
     /// Takes what `next` gives into the queue, up to the window, and announces it.
@@ -166,7 +176,8 @@ impl Ahead {
         }
     }
 
-    /// The next tuple of the queue. `Ok(None)`: the end of the range; to be asked only while in use.
+    /// The next tuple of the queue. `Ok(None)`: the end of the range; to be asked only while in
+    /// use.
     pub fn take(&mut self) -> Result<Option<TreeTuple>> {
         match self.queue.pop_front() {
             Some(tuple) => {

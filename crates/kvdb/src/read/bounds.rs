@@ -1,4 +1,5 @@
-//! Ranges of keys as callers write them (`"a".."c"`, `..="m"`, a prefix), as the half-open ranges that the trees know.
+//! Ranges of keys as callers write them (`"a".."c"`, `..="m"`, a prefix), as the half-open ranges
+//! that the trees know.
 
 use std::ops::{Bound, RangeBounds};
 
@@ -9,7 +10,8 @@ use crate::MAX_KEY;
 use crate::commit::batch::Batch;
 use crate::dictionary::DictionaryId;
 
-/// The first key behind all keys that begin with `prefix`; `None`: there is none, every key from `prefix` on begins with it.
+/// The first key behind all keys that begin with `prefix`; `None`: there is none, every key from
+/// `prefix` on begins with it.
 ///
 /// ```
 /// assert_eq!(kvdb::prefix_end(b"user:").as_deref(), Some(&b"user;"[..]));
@@ -28,7 +30,8 @@ pub(crate) fn of_prefix(prefix: &[u8]) -> KeyRange {
     KeyRange { start: Bytes::copy_from_slice(prefix), end: prefix_end(prefix).map(Bytes::from) }
 }
 
-/// The half-open range that holds the same keys as `range`; inverted and empty ranges give an empty one.
+/// The half-open range that holds the same keys as `range`; inverted and empty ranges give an empty
+/// one.
 pub(crate) fn of<K: AsRef<[u8]>>(range: &impl RangeBounds<K>) -> KeyRange {
     let behind = |key: &[u8]| Bytes::from([key, &[0]].concat());
     let start = match range.start_bound() {
@@ -60,8 +63,8 @@ pub(crate) fn for_cursor(range: &KeyRange) -> (&[u8], &[u8]) {
     }
 }
 
-/// Adds the deletion of all keys of `range`. A range tombstone needs an end: without one it ends at the last possible key, which
-/// goes by itself.
+/// Adds the deletion of all keys of `range`. A range tombstone needs an end: without one it ends at
+/// the last possible key, which goes by itself.
 pub(crate) fn delete(batch: &mut Batch, dict: DictionaryId, range: KeyRange) {
     match range.end {
         Some(end) => batch.delete_range(dict, range.start, end),

@@ -1,5 +1,5 @@
-//! A cursor over a range of one dictionary in one view. Its position lies between tuples, so that `next` after `prev` gives the
-//! same tuple again.
+//! A cursor over a range of one dictionary in one view. Its position lies between tuples, so that
+//! `next` after `prev` gives the same tuple again.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -22,7 +22,8 @@ pub struct Cursor {
     ahead: Ahead,
 }
 
-/// A tuple whose value is read when asked for, which can be at any time: it stays what it was, and takes its space for so long.
+/// A tuple whose value is read when asked for, which can be at any time: it stays what it was, and
+/// takes its space for so long.
 #[derive(Clone)]
 pub struct Tuple {
     pub key: Bytes,
@@ -38,7 +39,10 @@ enum TupleValue {
 
 impl std::fmt::Debug for Tuple {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tuple").field("key", &self.key).field("value_len", &self.value_len()).finish()
+        f.debug_struct("Tuple")
+            .field("key", &self.key)
+            .field("value_len", &self.value_len())
+            .finish()
     }
 }
 
@@ -121,13 +125,25 @@ fn walk(tree: &mut TreeCursor, start: &[u8], end: &[u8], forward: bool) -> Resul
 
 impl Cursor {
     /// Over what a transaction has written, if the view is one's, and `below`.
-    pub(crate) fn new(view: &View, dict: DictionaryId, below: Vec<Input>, start: &[u8], end: &[u8]) -> Cursor {
+    pub(crate) fn new(
+        view: &View,
+        dict: DictionaryId,
+        below: Vec<Input>,
+        start: &[u8],
+        end: &[u8],
+    ) -> Cursor {
         let own = view.own.iter().flat_map(|own| own.inputs(dict));
-        let mut cursor = TreeCursor::as_of(own.chain(below.into_iter().map(|input| (input, view.at))));
+        let mut cursor =
+            TreeCursor::as_of(own.chain(below.into_iter().map(|input| (input, view.at))));
         cursor.seek(start);
         // An inverted range holds nothing, as one that ends where it begins.
         let end = if !end.is_empty() && end < start { start } else { end };
-        Cursor { tree: cursor, start: Bytes::copy_from_slice(start), end: Bytes::copy_from_slice(end), ahead: Ahead::new(view) }
+        Cursor {
+            tree: cursor,
+            start: Bytes::copy_from_slice(start),
+            end: Bytes::copy_from_slice(end),
+            ahead: Ahead::new(view),
+        }
     }
 
     #[inline]
@@ -137,8 +153,13 @@ impl Cursor {
         }
         let (tree, start, end) = (&mut self.tree, &self.start, &self.end);
         if self.ahead.wants() {
-            self.ahead
-                .fill(forward, || Ok(if walk(tree, start, end, forward)? { tree.current().map(|t| t.to_tuple()) } else { None }));
+            self.ahead.fill(forward, || {
+                Ok(if walk(tree, start, end, forward)? {
+                    tree.current().map(|t| t.to_tuple())
+                } else {
+                    None
+                })
+            });
         }
         if self.ahead.in_use() {
             return Ok(match self.ahead.take()? {
@@ -195,8 +216,8 @@ impl Cursor {
         self.tuple(false)
     }
 
-    /// Shows the next tuple to `visit`, key and value, and gives back what it says; `None` at the range's end. Cheaper than
-    /// [`Cursor::next`] for small values, which are not copied.
+    /// Shows the next tuple to `visit`, key and value, and gives back what it says; `None` at the
+    /// range's end. Cheaper than [`Cursor::next`] for small values, which are not copied.
     pub fn visit_next<T>(&mut self, visit: impl FnOnce(&[u8], &[u8]) -> T) -> Result<Option<T>> {
         let taken;
         let (key, value) = match self.step(true)? {
@@ -210,15 +231,21 @@ impl Cursor {
             }
             Step::Here => match self.tree.current() {
                 None => return Ok(None),
-                Some(TupleRef { key, value: ValueRef::Inline(bytes, _), .. }) => return Ok(Some(visit(key, bytes))),
+                Some(TupleRef { key, value: ValueRef::Inline(bytes, _), .. }) => {
+                    return Ok(Some(visit(key, bytes)));
+                }
                 Some(TupleRef { key, value: ValueRef::Extent(e), .. }) => (key, e),
             },
         };
         Ok(Some(visit(key, &self.ahead.reader.read(&value)?)))
     }
 
-    /// Behind [`Cursor::visit_next`]: shows those that follow and cost next to nothing, perhaps none, until `visit` breaks.
-    pub(crate) fn visit_near<B>(&mut self, visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<B>) -> ControlFlow<B> {
+    /// Behind [`Cursor::visit_next`]: shows those that follow and cost next to nothing, perhaps
+    /// none, until `visit` breaks.
+    pub(crate) fn visit_near<B>(
+        &mut self,
+        visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<B>,
+    ) -> ControlFlow<B> {
         match self.ahead.in_use() || !self.ahead.forward {
             true => ControlFlow::Continue(()),
             false => self.tree.visit_near(&self.end, visit),

@@ -10,9 +10,13 @@ use crate::read::bounds;
 use crate::read::view::View;
 
 impl View {
-    /// About how many tuples, and how many bytes, lie in a range of keys. Two descents through the index of each run; see
-    /// [`Estimate`] for what the figures mean and how far off they can be.
-    pub fn estimate<K: AsRef<[u8]>>(&self, dict: DictionaryId, range: impl RangeBounds<K>) -> Result<Estimate> {
+    /// About how many tuples, and how many bytes, lie in a range of keys. Two descents through the
+    /// index of each run; see [`Estimate`] for what the figures mean and how far off they can be.
+    pub fn estimate<K: AsRef<[u8]>>(
+        &self,
+        dict: DictionaryId,
+        range: impl RangeBounds<K>,
+    ) -> Result<Estimate> {
         self.estimate_in(dict, &bounds::of(&range))
     }
 

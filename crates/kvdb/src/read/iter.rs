@@ -1,5 +1,5 @@
-//! Iterators over a range, from both ends. Each end is a cursor of its own, made when that end is first asked; they stop where
-//! they meet.
+//! Iterators over a range, from both ends. Each end is a cursor of its own, made when that end is
+//! first asked; they stop where they meet.
 
 use std::ops::RangeBounds;
 
@@ -12,8 +12,8 @@ use crate::read::bounds;
 use crate::read::cursor::{Cursor, Tuple};
 use crate::read::view::View;
 
-/// Key and value of each tuple of a range, in key order from the front and against it from the back. It holds its view: what is
-/// committed later does not show. After an error it has ended.
+/// Key and value of each tuple of a range, in key order from the front and against it from the
+/// back. It holds its view: what is committed later does not show. After an error it has ended.
 pub struct Iter {
     view: View,
     dict: DictionaryId,

@@ -1,11 +1,14 @@
-//! Which commits views still read: what a memtable must keep of range tombstones that newer ones cover.
+//! Which commits views still read: what a memtable must keep of range tombstones that newer ones
+//! cover.
 //!
-//! A view notes its commit in a slot that is nobody's, with one compare-and-swap; beyond so many views they are noted in a map. A
-//! writer says up to where it means to forget before it looks at the notes; a view looks there after it has made its note. So
-//! either the writer sees the note, or the view sees what the writer said and begins at a newer commit.
+//! A view notes its commit in a slot that is nobody's, with one compare-and-swap; beyond so many
+//! views they are noted in a map. A writer says up to where it means to forget before it looks at
+//! the notes; a view looks there after it has made its note. So either the writer sees the note, or
+//! the view sees what the writer said and begins at a newer commit.
 //!
-//! A note stays where it is for as long as a view needs it: a copy of a view counts on the same note. Had it one of its own, a writer that
-//! looks at one after the other could look at the new place before that is taken and at the old one after it was left.
+//! A note stays where it is for as long as a view needs it: a copy of a view counts on the same
+//! note. Had it one of its own, a writer that looks at one after the other could look at the new
+//! place before that is taken and at the old one after it was left.
 
 use env::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 use std::cell::Cell;
@@ -42,7 +45,11 @@ pub(crate) struct Pins {
 
 impl Default for Pins {
     fn default() -> Self {
-        Pins { slots: std::array::from_fn(|_| Slot::default()), more: Mutex::default(), said: AtomicU64::new(0) }
+        Pins {
+            slots: std::array::from_fn(|_| Slot::default()),
+            more: Mutex::default(),
+            said: AtomicU64::new(0),
+        }
     }
 }
 
@@ -63,7 +70,11 @@ impl Pins {
         let first = first_try();
         for i in 0..TRIES {
             let slot = (first + i) % SLOTS;
-            if self.slots[slot].note.compare_exchange(0, at + 1, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+            if self.slots[slot]
+                .note
+                .compare_exchange(0, at + 1, Ordering::SeqCst, Ordering::Relaxed)
+                .is_ok()
+            {
                 self.slots[slot].pins.store(1, Ordering::Relaxed);
                 return Some(slot);
             }
@@ -167,7 +178,8 @@ impl Deref for Pinned {
 }
 
 impl Database {
-    /// Before `changes` enter the memtables of `version`: the range tombstones there need not tell apart what no view does.
+    /// Before `changes` enter the memtables of `version`: the range tombstones there need not tell
+    /// apart what no view does.
     pub(crate) fn forget_tombstones<'a>(
         &self,
         version: &Version,
@@ -178,7 +190,8 @@ impl Database {
         for (dict, op) in changes {
             if matches!(op, Op::DeleteRange(..)) && last != Some(*dict) {
                 last = Some(*dict);
-                let floor = *floor.get_or_insert_with(|| self.pins.floor(self.visible.load(Ordering::Acquire)));
+                let floor = *floor
+                    .get_or_insert_with(|| self.pins.floor(self.visible.load(Ordering::Acquire)));
                 if let Some(layer) = version.trees.get(dict).and_then(|t| t.layers.first()) {
                     layer.memtable.forget_tombstones(floor);
                 }
@@ -235,7 +248,8 @@ mod tests {
 
     #[test]
     fn no_view_ever_reads_before_what_was_said() {
-        let (pins, visible, stop) = (Arc::new(Pins::default()), AtomicU64::new(1), AtomicBool::new(false));
+        let (pins, visible, stop) =
+            (Arc::new(Pins::default()), AtomicU64::new(1), AtomicBool::new(false));
         // The floor in force: raised by the writer, checked by whoever holds a pin.
         let floor = AtomicU64::new(0);
         env::thread::scope(|scope| {

@@ -1,6 +1,6 @@
-//! A version: what the store consists of at one moment, immutable and swapped as a whole. For each dictionary its memtables,
-//! newest first, then its runs, level by level, newest first. Readers pin one and need no lock; whatever it refers to lives as
-//! long as they do.
+//! A version: what the store consists of at one moment, immutable and swapped as a whole. For each
+//! dictionary its memtables, newest first, then its runs, level by level, newest first. Readers pin
+//! one and need no lock; whatever it refers to lives as long as they do.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,10 +17,12 @@ use crate::ids::RunId;
 /// Runs that a lookup asks side by side.
 const TOGETHER: usize = 16;
 
-/// The memtables of all dictionaries that are sealed, and flushed, together; so the journal has one position for all of them.
+/// The memtables of all dictionaries that are sealed, and flushed, together; so the journal has one
+/// position for all of them.
 pub(crate) struct Generation {
     pub number: u64,
-    /// Memory that the memtables of all generations share: what a flushed one leaves, the next one fills.
+    /// Memory that the memtables of all generations share: what a flushed one leaves, the next one
+    /// fills.
     pool: Arc<Pool>,
     /// What late binding placed for commits of this generation stays until the runs refer to it.
     holds: Mutex<Hold>,
@@ -32,7 +34,11 @@ impl Generation {
     }
 
     fn next(&self) -> Arc<Generation> {
-        Arc::new(Generation { number: self.number + 1, pool: self.pool.clone(), holds: Mutex::default() })
+        Arc::new(Generation {
+            number: self.number + 1,
+            pool: self.pool.clone(),
+            holds: Mutex::default(),
+        })
     }
 
     /// Gives the memory back to the system that no memtable uses now.
@@ -42,7 +48,11 @@ impl Generation {
 
     /// A dictionary's layer of this generation, empty.
     fn layer(self: &Arc<Self>) -> Layer {
-        Layer { generation: self.clone(), memtable: Arc::new(Memtable::in_pool(&self.pool)), bound: Vec::new() }
+        Layer {
+            generation: self.clone(),
+            memtable: Arc::new(Memtable::in_pool(&self.pool)),
+            bound: Vec::new(),
+        }
     }
 
     /// Bytes that late binding placed for commits of this generation.
@@ -60,7 +70,8 @@ impl Generation {
 pub(crate) struct Layer {
     pub generation: Arc<Generation>,
     pub memtable: Arc<Memtable>,
-    /// Runs of a transaction that was committed as this generation began, newest first: above all older layers, beneath the memtable.
+    /// Runs of a transaction that was committed as this generation began, newest first: above all
+    /// older layers, beneath the memtable.
     pub bound: Vec<Arc<Run>>,
 }
 
@@ -154,7 +165,11 @@ impl Tree {
     }
 
     /// Tells the device of the blocks that `get` of these keys (ascending) is likely to read.
-    pub(crate) fn announce<'k>(&self, store: &vt_tree::BlockCache, keys: impl Iterator<Item = &'k [u8]>) -> Result<()> {
+    pub(crate) fn announce<'k>(
+        &self,
+        store: &vt_tree::BlockCache,
+        keys: impl Iterator<Item = &'k [u8]>,
+    ) -> Result<()> {
         let mut blocks = Vec::new();
         for key in keys {
             let hash = vt_tree::hash(key);
@@ -185,12 +200,19 @@ impl Tree {
 
     /// The same with their levels.
     pub(crate) fn placed(&self) -> impl Iterator<Item = (usize, &Placed)> {
-        self.levels.iter().enumerate().flat_map(|(level, runs)| runs.iter().map(move |p| (level, p)))
+        self.levels
+            .iter()
+            .enumerate()
+            .flat_map(|(level, runs)| runs.iter().map(move |p| (level, p)))
     }
 
     /// Everything a cursor reads, newest first.
     pub(crate) fn inputs(&self) -> Vec<Input> {
-        self.layers.iter().flat_map(Layer::inputs).chain(self.runs().map(|p| Input::Run(p.run.clone()))).collect()
+        self.layers
+            .iter()
+            .flat_map(Layer::inputs)
+            .chain(self.runs().map(|p| Input::Run(p.run.clone())))
+            .collect()
     }
 
     pub(crate) fn memtable_bytes(&self) -> usize {
@@ -226,8 +248,9 @@ pub(crate) struct Version {
     pub trees: BTreeMap<DictionaryId, Arc<Tree>>,
     /// The generation that takes commits.
     pub generation: Arc<Generation>,
-    /// The newest commit that this version came with: one whose changes are in the version itself, not in the memtables that it shares
-    /// with the version before. 0: none since the store was opened.
+    /// The newest commit that this version came with: one whose changes are in the version itself,
+    /// not in the memtables that it shares with the version before. 0: none since the store was
+    /// opened.
     pub came_with: Seq,
 }
 
@@ -246,7 +269,11 @@ impl Version {
     /// The same with a new generation of empty memtables in front.
     pub(crate) fn sealed(&self) -> Version {
         let generation = self.generation.next();
-        let mut next = Version { trees: self.trees.clone(), generation: generation.clone(), came_with: self.came_with };
+        let mut next = Version {
+            trees: self.trees.clone(),
+            generation: generation.clone(),
+            came_with: self.came_with,
+        };
         for tree in next.trees.values_mut() {
             let tree = Arc::make_mut(tree);
             // A dictionary that took no commit needs no memtable but one.
@@ -258,7 +285,8 @@ impl Version {
         next
     }
 
-    /// Puts runs of a transaction above everything, in a version whose generation is new; those of dropped dictionaries are left out.
+    /// Puts runs of a transaction above everything, in a version whose generation is new; those of
+    /// dropped dictionaries are left out.
     pub(crate) fn bind(&mut self, runs: &[(DictionaryId, Vec<Arc<Run>>)]) {
         for (dict, runs) in runs {
             self.change(*dict, |tree| {

@@ -15,7 +15,8 @@ use crate::read::pins::Pinned;
 use crate::read::version::read;
 use crate::transactions::Own;
 
-/// A pinned, immutable state of the whole store: reads through it see one commit boundary and never block.
+/// A pinned, immutable state of the whole store: reads through it see one commit boundary and never
+/// block.
 #[derive(Clone)]
 pub struct View {
     pub(crate) version: Pinned,
@@ -26,8 +27,9 @@ pub struct View {
     pub(crate) own: Option<Arc<Own>>,
 }
 
-/// A value where it is stored, which stays there for as long as this is held: to be put under another key without a copy, see
-/// [`crate::Batch::put_stored`]. Good for the store that it came from.
+/// A value where it is stored, which stays there for as long as this is held: to be put under
+/// another key without a copy, see [`crate::Batch::put_stored`]. Good for the store that it came
+/// from.
 #[derive(Clone)]
 pub struct StoredValue {
     pub(crate) value: Value,
@@ -63,7 +65,8 @@ impl View {
         View { own: Some(Arc::new(own)), ..self }
     }
 
-    /// The state that a transaction's own changes lie above here, without them; any other view is this itself.
+    /// The state that a transaction's own changes lie above here, without them; any other view is
+    /// this itself.
     pub fn beneath(&self) -> View {
         View { own: None, ..self.clone() }
     }
@@ -93,7 +96,13 @@ impl View {
     }
 
     /// Up to `limit` tuples of `[start, end)` in order, their values where they are stored.
-    pub fn scan_stored(&self, dict: DictionaryId, start: &[u8], end: &[u8], limit: usize) -> Result<Vec<(Bytes, StoredValue)>> {
+    pub fn scan_stored(
+        &self,
+        dict: DictionaryId,
+        start: &[u8],
+        end: &[u8],
+        limit: usize,
+    ) -> Result<Vec<(Bytes, StoredValue)>> {
         let mut cursor = self.cursor(dict, start, end)?;
         let view = Arc::new(self.clone());
         let mut out = Vec::new();
@@ -110,13 +119,14 @@ impl View {
         Ok(self.find(dict, key)?.map(|v| v.len()))
     }
 
-    /// A cursor over `[start, end)` of one dictionary, before its first tuple. `end` empty: to the end of the dictionary.
+    /// A cursor over `[start, end)` of one dictionary, before its first tuple. `end` empty: to the
+    /// end of the dictionary.
     pub fn cursor(&self, dict: DictionaryId, start: &[u8], end: &[u8]) -> Result<Cursor> {
         Ok(Cursor::new(self, dict, self.inputs(dict)?, start, end))
     }
 
-    /// Everything that a cursor reads below what a transaction has written, newest first. A transaction may have written to a dictionary
-    /// that was made after the state that it reads.
+    /// Everything that a cursor reads below what a transaction has written, newest first. A
+    /// transaction may have written to a dictionary that was made after the state that it reads.
     pub(crate) fn inputs(&self, dict: DictionaryId) -> Result<Vec<Input>> {
         match &self.own {
             Some(_) if !self.version.trees.contains_key(&dict) => Ok(Vec::new()),
@@ -124,8 +134,15 @@ impl View {
         }
     }
 
-    /// Up to `limit` tuples of `[start, end)` in order, values read with as few large reads as their places allow.
-    pub fn scan(&self, dict: DictionaryId, start: &[u8], end: &[u8], limit: usize) -> Result<Vec<(Bytes, Bytes)>> {
+    /// Up to `limit` tuples of `[start, end)` in order, values read with as few large reads as
+    /// their places allow.
+    pub fn scan(
+        &self,
+        dict: DictionaryId,
+        start: &[u8],
+        end: &[u8],
+        limit: usize,
+    ) -> Result<Vec<(Bytes, Bytes)>> {
         let mut cursor = self.cursor(dict, start, end)?;
         let mut out: Vec<(Bytes, Bytes)> = Vec::new();
         // Large values are read together: their places in `out`, and where they lie.
@@ -152,8 +169,8 @@ impl View {
         Ok(out)
     }
 
-    /// Shows every tuple of `[start, end)` to `visit` in order, until that breaks. `end` empty: to the end of the dictionary. The
-    /// quickest way through small values: nothing is copied.
+    /// Shows every tuple of `[start, end)` to `visit` in order, until that breaks. `end` empty: to
+    /// the end of the dictionary. The quickest way through small values: nothing is copied.
     ///
     /// ```
     /// # use std::ops::ControlFlow;
@@ -185,7 +202,8 @@ impl View {
         Ok(())
     }
 
-    /// The value of each of `keys`, in their order. What must be read is read in the order of its place, and many at a time.
+    /// The value of each of `keys`, in their order. What must be read is read in the order of its
+    /// place, and many at a time.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -195,7 +213,11 @@ impl View {
     /// assert_eq!(found, [None, Some("red".into())]);
     /// # Ok::<(), kvdb::Error>(())
     /// ```
-    pub fn multi_get<K: AsRef<[u8]>>(&self, dict: DictionaryId, keys: &[K]) -> Result<Vec<Option<Bytes>>> {
+    pub fn multi_get<K: AsRef<[u8]>>(
+        &self,
+        dict: DictionaryId,
+        keys: &[K],
+    ) -> Result<Vec<Option<Bytes>>> {
         let tree = match &self.own {
             Some(_) => self.version.trees.get(&dict),
             None => Some(self.version.tree(dict)?),

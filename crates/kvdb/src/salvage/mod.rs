@@ -1,8 +1,10 @@
 //! Salvage: bringing out what can be read of a store that is damaged. Nothing is written to it.
 //!
-//! A damaged store is read by other rules than a sound one. There, the first thing that cannot be read is an error; here it is a *gap*, a
-//! range of keys of which nothing is known, and reading goes on behind it. What stands in newer runs or in the journal is certain whatever
-//! lies in gaps below it. What stands below a gap may have been changed or deleted by what was lost: it is given, and called *stale*.
+//! A damaged store is read by other rules than a sound one. There, the first thing that cannot be
+//! read is an error; here it is a *gap*, a range of keys of which nothing is known, and reading
+//! goes on behind it. What stands in newer runs or in the journal is certain whatever lies in gaps
+//! below it. What stands below a gap may have been changed or deleted by what was lost: it is
+//! given, and called *stale*.
 //!
 //! - `state`: what the store consists of, by the superblock and manifest that can be found;
 //! - `scan`: the tuples of a dictionary, with gaps.
@@ -71,12 +73,14 @@ impl SalvagedValue {
 }
 
 impl Salvage {
-    /// Finds what is left of the store on `device`. `progress` hears of (zones looked at, zones in all) where they must be searched.
+    /// Finds what is left of the store on `device`. `progress` hears of (zones looked at, zones in
+    /// all) where they must be searched.
     pub fn open(device: Arc<dyn Device>, progress: &mut dyn FnMut(u64, u64)) -> Result<Salvage> {
         state::find(device, progress)
     }
 
-    /// What could not be read of the store's own structures, and what was done without it: sentences. None: they are whole.
+    /// What could not be read of the store's own structures, and what was done without it:
+    /// sentences. None: they are whole.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
@@ -91,9 +95,11 @@ impl Salvage {
         self.dictionaries.iter().map(|d| d.name.clone()).collect()
     }
 
-    /// Everything of a dictionary from `start` up to `end` (empty: to its end), in order. A gap comes before the tuples in it.
+    /// Everything of a dictionary from `start` up to `end` (empty: to its end), in order. A gap
+    /// comes before the tuples in it.
     pub fn scan(&self, dictionary: &str, start: &[u8], end: &[u8]) -> Scan<'_> {
-        let sources = self.dictionaries.iter().find(|d| d.name == dictionary).map_or(&[][..], |d| &d.sources);
+        let sources =
+            self.dictionaries.iter().find(|d| d.name == dictionary).map_or(&[][..], |d| &d.sources);
         Scan::new(&self.recent, sources, start, end)
     }
 

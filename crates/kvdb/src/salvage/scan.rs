@@ -1,8 +1,9 @@
 //! The tuples of a dictionary as they are left, by a sweep over all its sources at once.
 //!
-//! A source is a sequence of disjoint pieces: points, range tombstones, gaps. The sweep takes the piece that begins first, the newest on a
-//! tie. A range tombstone or a gap stays in force in its source until it ends; a point is judged by what is in force in newer sources: the
-//! newest that covers it decides whether it is hidden or stale.
+//! A source is a sequence of disjoint pieces: points, range tombstones, gaps. The sweep takes the
+//! piece that begins first, the newest on a tie. A range tombstone or a gap stays in force in its
+//! source until it ends; a point is judged by what is in force in newer sources: the newest that
+//! covers it decides whether it is hidden or stale.
 
 use bytes::Bytes;
 use env::sync::Mutex;
@@ -20,7 +21,8 @@ enum Input {
 struct Swept {
     input: Input,
     next: Option<Piece>,
-    /// The range tombstone (`false`) or gap (`true`) that begins last, and where it ends; `None`: nowhere.
+    /// The range tombstone (`false`) or gap (`true`) that begins last, and where it ends; `None`:
+    /// nowhere.
     force: Option<(bool, Option<Bytes>)>,
 }
 
@@ -40,7 +42,10 @@ impl Swept {
     }
 
     fn covers(&self, key: &[u8]) -> Option<bool> {
-        self.force.as_ref().filter(|(_, end)| end.as_ref().is_none_or(|end| key < &end[..])).map(|(gap, _)| *gap)
+        self.force
+            .as_ref()
+            .filter(|(_, end)| end.as_ref().is_none_or(|end| key < &end[..]))
+            .map(|(gap, _)| *gap)
     }
 }
 
@@ -63,7 +68,12 @@ pub struct Scan<'a> {
 }
 
 impl<'a> Scan<'a> {
-    pub(super) fn new(recent: &'a Mutex<Recent>, sources: &[Source], start: &[u8], end: &[u8]) -> Scan<'a> {
+    pub(super) fn new(
+        recent: &'a Mutex<Recent>,
+        sources: &[Source],
+        start: &[u8],
+        end: &[u8],
+    ) -> Scan<'a> {
         let mut scan = Scan {
             recent,
             sources: Vec::new(),

@@ -1,6 +1,7 @@
-//! What a damaged store consists of. The superblock leads to the manifest, the manifest to runs and journal; where one of them cannot be
-//! read, the next best takes its place: the other superblock copy, an older manifest that still lies in some zone, the journal up to where
-//! it breaks off. Each such step is noted.
+//! What a damaged store consists of. The superblock leads to the manifest, the manifest to runs and
+//! journal; where one of them cannot be read, the next best takes its place: the other superblock
+//! copy, an older manifest that still lies in some zone, the journal up to where it breaks off.
+//! Each such step is noted.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -45,7 +46,11 @@ pub(super) fn find(device: Arc<dyn Device>, progress: &mut dyn FnMut(u64, u64)) 
             sources.push(Source::Lost("runs that the journal binds cannot be read".into()));
         }
         // Within a level the newest first; the higher the level, the older.
-        let mut runs: Vec<_> = d.runs.iter().map(|(id, (level, bytes))| (*level, std::cmp::Reverse(id.0), bytes)).collect();
+        let mut runs: Vec<_> = d
+            .runs
+            .iter()
+            .map(|(id, (level, bytes))| (*level, std::cmp::Reverse(id.0), bytes))
+            .collect();
         runs.sort();
         for (_, id, bytes) in runs {
             sources.push(match decode(&store, bytes) {
@@ -74,7 +79,11 @@ fn decode(store: &Arc<BlockCache>, bytes: &Bytes) -> Result<Arc<Run>> {
 }
 
 /// The newest state that can be found.
-fn find_state(zones: &Arc<Zones>, notes: &mut Vec<String>, progress: &mut dyn FnMut(u64, u64)) -> Result<State> {
+fn find_state(
+    zones: &Arc<Zones>,
+    notes: &mut Vec<String>,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<State> {
     let root = zones.superblock().root;
     let mut known = None;
     match manifest::load(zones, &root) {
@@ -98,7 +107,10 @@ fn find_state(zones: &Arc<Zones>, notes: &mut Vec<String>, progress: &mut dyn Fn
             notes.push("what was found instead may be older than what was there last".into());
             Ok(state)
         }
-        None => Err(Error::Corrupt("nothing on it tells what the store consisted of: no manifest was found, old or new".into())),
+        None => Err(Error::Corrupt(
+            "nothing on it tells what the store consisted of: no manifest was found, old or new"
+                .into(),
+        )),
     }
 }
 
@@ -123,8 +135,8 @@ fn partly(zones: &Zones, parts: &[Part]) -> Option<State> {
     (count > 0).then_some(state)
 }
 
-/// All manifests that lie in some zone, each as far as it can be read. `deep`: their zones are known by any of their chunks, not only by the
-/// first.
+/// All manifests that lie in some zone, each as far as it can be read. `deep`: their zones are
+/// known by any of their chunks, not only by the first.
 fn search(zones: &Zones, deep: bool, progress: &mut dyn FnMut(u64, u64)) -> Vec<State> {
     let count = zones.zones_on_device();
     // By epoch: the zones of one manifest, by the positions that they begin with.
@@ -149,7 +161,8 @@ fn first_header(zones: &Zones, zone: ZoneId, deep: bool) -> Option<Header> {
     while at < end {
         // The last zone need not be whole.
         if zones.read(Purpose::Manifest, zone.start() + at, &mut buf).is_ok() {
-            let found = buf.chunks(SECTOR as usize).find_map(|sector| Header::read(Kind::Manifest, sector));
+            let found =
+                buf.chunks(SECTOR as usize).find_map(|sector| Header::read(Kind::Manifest, sector));
             if found.is_some() {
                 return found;
             }
@@ -165,11 +178,20 @@ struct Unbound {
     lost: Vec<crate::DictionaryId>,
 }
 
-/// The journal's commits, in memtables. A sound journal gives what recovery would replay; of another what comes before its damage, and
-/// what comes behind that where its place is certain.
-fn journal(zones: &Arc<Zones>, store: &Arc<BlockCache>, state: &State, notes: &mut Vec<String>) -> (Version, Unbound) {
+/// The journal's commits, in memtables. A sound journal gives what recovery would replay; of
+/// another what comes before its damage, and what comes behind that where its place is certain.
+fn journal(
+    zones: &Arc<Zones>,
+    store: &Arc<BlockCache>,
+    state: &State,
+    notes: &mut Vec<String>,
+) -> (Version, Unbound) {
     let generation = Generation::first();
-    let trees = state.dictionaries.values().map(|d| (d.info.id, Arc::new(Tree::new(d.info.clone(), &generation)))).collect();
+    let trees = state
+        .dictionaries
+        .values()
+        .map(|d| (d.info.id, Arc::new(Tree::new(d.info.clone(), &generation))))
+        .collect();
     let mut replay = Replay {
         state,
         store: store.clone(),
@@ -185,13 +207,23 @@ fn journal(zones: &Arc<Zones>, store: &Arc<BlockCache>, state: &State, notes: &m
             u64::MAX
         }
     };
-    let segments: Vec<Segment> = state.segments.iter().filter(|s| s.number >= state.start.segment).copied().collect();
+    let segments: Vec<Segment> =
+        state.segments.iter().filter(|s| s.number >= state.start.segment).copied().collect();
     let parts: Vec<Part> = segments.iter().map(|s| Part { end: None, ..s.part() }).collect();
-    let offset = segments.first().filter(|s| s.number == state.start.segment).map_or(0, |_| state.start.offset);
+    let offset = segments
+        .first()
+        .filter(|s| s.number == state.start.segment)
+        .map_or(0, |_| state.start.offset);
     let mut from = (0, offset, state.start.position);
     loop {
         let (part, offset, position) = from;
-        let mut reader = StreamReader::new(zones, Kind::Journal, &parts[part.min(parts.len())..], offset, position);
+        let mut reader = StreamReader::new(
+            zones,
+            Kind::Journal,
+            &parts[part.min(parts.len())..],
+            offset,
+            position,
+        );
         let mut records = Records::new(position);
         while let Ok(Some((_, piece))) = reader.next() {
             let pushed = records.push(&piece, |to, bytes| {
@@ -211,7 +243,11 @@ fn journal(zones: &Arc<Zones>, store: &Arc<BlockCache>, state: &State, notes: &m
         let stopped = (part + reader.part(), reader.offset());
         match resume(zones, &parts, stopped, records.position()) {
             Some(next) => {
-                notes.push(format!("commits are missing: bytes {} to {} of the journal", records.position(), next.2));
+                notes.push(format!(
+                    "commits are missing: bytes {} to {} of the journal",
+                    records.position(),
+                    next.2
+                ));
                 from = next;
             }
             None => break,
@@ -221,7 +257,12 @@ fn journal(zones: &Arc<Zones>, store: &Arc<BlockCache>, state: &State, notes: &m
 }
 
 /// The next chunk behind a place in the journal that begins a write: part, offset and position.
-fn resume(zones: &Zones, parts: &[Part], stopped: (usize, u64), position: u64) -> Option<(usize, u64, u64)> {
+fn resume(
+    zones: &Zones,
+    parts: &[Part],
+    stopped: (usize, u64),
+    position: u64,
+) -> Option<(usize, u64, u64)> {
     let mut head = vec![0; SECTOR as usize];
     for (i, part) in parts.iter().enumerate().skip(stopped.0) {
         let mut offset = if i == stopped.0 { stopped.1 } else { 0 };
@@ -234,9 +275,12 @@ fn resume(zones: &Zones, parts: &[Part], stopped: (usize, u64), position: u64) -
                 && offset + header.size() <= ZONE_SIZE
             {
                 let mut chunk = vec![0; header.size() as usize];
-                let whole = zones.read(Purpose::Journal, part.zone.start() + offset, &mut chunk).is_ok();
+                let whole =
+                    zones.read(Purpose::Journal, part.zone.start() + offset, &mut chunk).is_ok();
                 // Each write begins with the number of its first change.
-                let numbered = |piece: &[u8]| piece.len() >= record::NUMBER_SIZE && piece[..2] == record::number(0)[..2];
+                let numbered = |piece: &[u8]| {
+                    piece.len() >= record::NUMBER_SIZE && piece[..2] == record::number(0)[..2]
+                };
                 if whole && header.piece(&chunk).is_some_and(numbered) {
                     return Some((i, offset, header.position));
                 }
@@ -272,7 +316,9 @@ impl Replay<'_> {
     fn advance(&mut self, by: u64) -> Result<Seq> {
         let first = self.next;
         let next = first.checked_add(by);
-        self.next = next.ok_or_else(|| Error::Corrupt("the journal has more changes than can be numbered".into()))?;
+        self.next = next.ok_or_else(|| {
+            Error::Corrupt("the journal has more changes than can be numbered".into())
+        })?;
         Ok(first)
     }
 
@@ -285,7 +331,9 @@ impl Replay<'_> {
             if let Op::Put(_, Value::Extent(e)) = op
                 && u64::from(e.stored) > ZONE_SIZE
             {
-                return Err(Error::Corrupt("the journal binds a value that is longer than a zone".into()));
+                return Err(Error::Corrupt(
+                    "the journal binds a value that is longer than a zone".into(),
+                ));
             }
         }
         write_memtables(&self.version, first, &changes, &mut |_, _, _| {});
@@ -296,7 +344,8 @@ impl Replay<'_> {
         let seq = self.advance(1)?;
         let mut runs = Vec::new();
         for (dict, roots) in bound.runs.iter().filter(|(dict, _)| self.state.takes(*dict, seq)) {
-            let opened: Result<Vec<_>> = roots.iter().map(|root| decode(&self.store, root)).collect();
+            let opened: Result<Vec<_>> =
+                roots.iter().map(|root| decode(&self.store, root)).collect();
             match opened {
                 Ok(opened) => runs.push((*dict, opened)),
                 Err(_) => self.unbound.lost.push(*dict),

@@ -1,8 +1,10 @@
-//! Scrub: everything that the store consists of is read again, from the medium, while it is in use, and compared with its checksums. What
-//! rots unseen in places that are seldom read is found while there are still backups and snapshots elsewhere to mend it from.
+//! Scrub: everything that the store consists of is read again, from the medium, while it is in use,
+//! and compared with its checksums. What rots unseen in places that are seldom read is found while
+//! there are still backups and snapshots elsewhere to mend it from.
 //!
-//! It is slow on purpose: as fast as it is allowed to, no faster, on a thread of low priority. It passes all caches by, takes no lock that a
-//! commit waits for, and keeps no zone from being freed for longer than one step of some MiB.
+//! It is slow on purpose: as fast as it is allowed to, no faster, on a thread of low priority. It
+//! passes all caches by, takes no lock that a commit waits for, and keeps no zone from being freed
+//! for longer than one step of some MiB.
 //!
 //! - `walk`: what is read, and in which order;
 //! - `pace`: how fast.
@@ -160,7 +162,13 @@ impl Scrubber {
     }
 
     /// So much was read; waits as long as the rate wants. `now`: the clock.
-    fn read(&self, bytes: u64, pace: &mut Pace, now: &dyn Fn() -> Duration, wait: bool) -> ControlFlow<()> {
+    fn read(
+        &self,
+        bytes: u64,
+        pace: &mut Pace,
+        now: &dyn Fn() -> Duration,
+        wait: bool,
+    ) -> ControlFlow<()> {
         pace.read(bytes);
         let mut state = self.state.lock();
         state.progress.bytes += bytes;
@@ -233,8 +241,9 @@ impl Drop for End<'_> {
 }
 
 impl crate::Kvdb {
-    /// Starts to read everything that the store consists of and to compare it with its checksums, on a thread of low priority; clients go on
-    /// meanwhile. `false`: that was under way already. In a store without threads it is done when this returns, at no rate. See
+    /// Starts to read everything that the store consists of and to compare it with its checksums,
+    /// on a thread of low priority; clients go on meanwhile. `false`: that was under way already.
+    /// In a store without threads it is done when this returns, at no rate. See
     /// [`crate::Kvdb::scrub_progress`].
     ///
     /// ```

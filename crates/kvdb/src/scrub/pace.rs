@@ -20,7 +20,9 @@ impl Pace {
 
     /// How long to wait before anything more is read.
     pub(crate) fn owed(&mut self, now: Duration) -> Duration {
-        let Some(rate) = self.bytes_per_second.map(|rate| rate.max(1)) else { return Duration::ZERO };
+        let Some(rate) = self.bytes_per_second.map(|rate| rate.max(1)) else {
+            return Duration::ZERO;
+        };
         let due = Duration::from_secs_f64(self.read as f64 / rate as f64);
         let owed = (self.since + due).saturating_sub(now);
         if owed.is_zero() {

@@ -1,9 +1,11 @@
-//! What a scrub reads: the superblocks, the manifest, the journal with the values that it binds, then dictionary by dictionary, in the order
-//! of their keys, all runs of all branches and snapshots.
+//! What a scrub reads: the superblocks, the manifest, the journal with the values that it binds,
+//! then dictionary by dictionary, in the order of their keys, all runs of all branches and
+//! snapshots.
 //!
-//! The store goes on changing. What is compared at any moment is kept from being freed for that moment: the manifest and the journal are
-//! looked at again when they moved on, values that the journal binds belong to memtables that are held, and runs are taken from the
-//! version of the moment, for one range of keys. So nothing that is found was merely gone.
+//! The store goes on changing. What is compared at any moment is kept from being freed for that
+//! moment: the manifest and the journal are looked at again when they moved on, values that the
+//! journal binds belong to memtables that are held, and runs are taken from the version of the
+//! moment, for one range of keys. So nothing that is found was merely gone.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -46,7 +48,9 @@ impl Database {
         let mut seen = BTreeSet::new();
         let states = std::iter::once(&version).chain(snapshots.iter().map(|(_, version)| version));
         let runs = states.flat_map(|v| v.trees.values()).flat_map(|tree| runs_of(tree));
-        runs.filter(|(run, _)| seen.insert(Arc::as_ptr(run))).map(|(run, _)| run.stats().bytes).sum()
+        runs.filter(|(run, _)| seen.insert(Arc::as_ptr(run)))
+            .map(|(run, _)| run.stats().bytes)
+            .sum()
     }
 
     /// Break: `read` wanted an end.
@@ -55,15 +59,18 @@ impl Database {
         read(2 * zones::SECTOR)?;
         self.scrub_manifest(read, find)?;
         self.scrub_journal(read, find)?;
-        // By name: what branches and snapshots have of a dictionary came from one, and they share most of it.
+        // By name: what branches and snapshots have of a dictionary came from one, and they share
+        // most of it.
         let (version, snapshots) = self.all_states();
         let states = std::iter::once(&version).chain(snapshots.iter().map(|(_, version)| version));
-        let names: BTreeSet<String> = states.flat_map(|v| v.trees.values()).map(|tree| tree.info.name.clone()).collect();
+        let names: BTreeSet<String> =
+            states.flat_map(|v| v.trees.values()).map(|tree| tree.info.name.clone()).collect();
         drop((version, snapshots));
         names.iter().try_for_each(|name| self.scrub_dictionary(name, read, find))
     }
 
-    /// The version and what the snapshots have, of one moment: what moves from one to the other is in either.
+    /// The version and what the snapshots have, of one moment: what moves from one to the other is
+    /// in either.
     fn all_states(&self) -> (Arc<Version>, Vec<Kept>) {
         loop {
             let version = self.version.load_full();
@@ -80,14 +87,18 @@ impl Database {
         let (version, snapshots) = self.all_states();
         let mut seen = BTreeSet::new();
         let mut runs = Vec::new();
-        let named = |v: &Version| v.trees.values().filter(|tree| tree.info.name == name).cloned().collect::<Vec<_>>();
+        let named = |v: &Version| {
+            v.trees.values().filter(|tree| tree.info.name == name).cloned().collect::<Vec<_>>()
+        };
         for tree in named(&version) {
             runs.extend(runs_of(&tree).filter(|(run, _)| seen.insert(Arc::as_ptr(run))));
         }
         for (snapshot, version) in &snapshots {
             for tree in named(version) {
                 let fresh = runs_of(&tree).filter(|(run, _)| seen.insert(Arc::as_ptr(run)));
-                runs.extend(fresh.map(|(run, place)| (run, format!("snapshot {}, {place}", snapshot.label.name))));
+                runs.extend(fresh.map(|(run, place)| {
+                    (run, format!("snapshot {}, {place}", snapshot.label.name))
+                }));
             }
         }
         runs
@@ -106,7 +117,8 @@ impl Database {
                 };
             }
             // A key keeps the block that it was read from.
-            let range = KeyRange { start: start.clone(), end: end.as_deref().map(Bytes::copy_from_slice) };
+            let range =
+                KeyRange { start: start.clone(), end: end.as_deref().map(Bytes::copy_from_slice) };
             let mut found = Vec::new();
             let place = std::cell::Cell::new("");
             let mut damage = |d: vt_tree::Damage| {
@@ -115,7 +127,11 @@ impl Database {
                     start: Bytes::copy_from_slice(&d.start),
                     end: Bytes::copy_from_slice(&d.end),
                 };
-                found.push(ScrubFault { place: place.get().to_owned(), what: plain(&d.what), keys: Some(keys) });
+                found.push(ScrubFault {
+                    place: place.get().to_owned(),
+                    what: plain(&d.what),
+                    keys: Some(keys),
+                });
             };
             let mut scrub = Scrub::new(&range, read, &mut damage);
             let done = runs.iter().try_for_each(|(run, called)| {
@@ -141,7 +157,8 @@ impl Database {
                     guard = (attempt == ATTEMPTS).then_some(manifest);
                     place
                 }
-                // Of a store that is open for reading nothing changes; how far it went when it was opened it still goes.
+                // Of a store that is open for reading nothing changes; how far it went when it was
+                // opened it still goes.
                 Err(_) => match manifest::load(&self.zones, &self.zones.superblock().root) {
                     Ok(loaded) => (loaded.root, loaded.position),
                     Err(e) => {
@@ -196,8 +213,9 @@ impl Database {
             return ControlFlow::Continue(());
         }
         loop {
-            // In this order: commits up to that end are in memtables of this version, whose values are held with it, or in runs; and of the
-            // latter the state that is looked at last says so.
+            // In this order: commits up to that end are in memtables of this version, whose values
+            // are held with it, or in runs; and of the latter the state that is looked at last says
+            // so.
             let end = self.durable.load(Ordering::Acquire);
             let version = self.version.load_full();
             // A manifest that cannot be read has been found already.
@@ -213,10 +231,17 @@ impl Database {
             }
             for (dict, key, extent) in values {
                 if let Err(e) = self.store.check_value(&extent) {
-                    let mut fault = fault("journal", format!("a value that it binds: {}", plain(&e.to_string())));
+                    let mut fault = fault(
+                        "journal",
+                        format!("a value that it binds: {}", plain(&e.to_string())),
+                    );
                     if let Some(dictionary) = state.dictionaries.get(&dict) {
                         let end = Bytes::from([&key, &[0][..]].concat());
-                        fault.keys = Some(FaultKeys { dictionary: dictionary.info.name.clone(), start: key, end });
+                        fault.keys = Some(FaultKeys {
+                            dictionary: dictionary.info.name.clone(),
+                            start: key,
+                            end,
+                        });
                     }
                     find(fault);
                 }
@@ -234,7 +259,8 @@ impl Database {
         }
     }
 
-    /// Reads the journal of `state` up to `end`; the large values that it binds up to there go to `values`.
+    /// Reads the journal of `state` up to `end`; the large values that it binds up to there go to
+    /// `values`.
     fn read_journal_again(
         &self,
         state: &State,
@@ -246,10 +272,12 @@ impl Database {
         if position >= end {
             return ControlFlow::Continue(Ok(()));
         }
-        let segments: Vec<Segment> = state.segments.iter().filter(|s| s.number >= segment).copied().collect();
+        let segments: Vec<Segment> =
+            state.segments.iter().filter(|s| s.number >= segment).copied().collect();
         let parts: Vec<Part> = segments.iter().map(Segment::part).collect();
         let offset = segments.first().filter(|first| first.number == segment).map_or(0, |_| offset);
-        let mut reader = StreamReader::on_medium(&self.zones, Kind::Journal, &parts, offset, position);
+        let mut reader =
+            StreamReader::on_medium(&self.zones, Kind::Journal, &parts, offset, position);
         let mut records = Records::new(position);
         let mut reached = position;
         let mut seq = state.start.seq;
@@ -297,7 +325,11 @@ impl Database {
 
 /// The runs of a dictionary, and what they are called.
 fn runs_of(tree: &Tree) -> impl Iterator<Item = (Arc<Run>, String)> {
-    let branch = if tree.info.branch.is_empty() { String::new() } else { format!("branch {}, ", tree.info.branch) };
+    let branch = if tree.info.branch.is_empty() {
+        String::new()
+    } else {
+        format!("branch {}, ", tree.info.branch)
+    };
     let dictionary = format!("{branch}dictionary {}", tree.info.name);
     let bound = tree.layers.iter().flat_map(|layer| &layer.bound).map(|run| (run.clone(), None));
     let placed = tree.runs().map(|p| (p.run.clone(), Some(p.id.0)));

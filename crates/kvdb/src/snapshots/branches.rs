@@ -1,4 +1,5 @@
-//! Branches: clones of snapshots, rollbacks, and what ends them. Each is one edit of the manifest, and moves no data.
+//! Branches: clones of snapshots, rollbacks, and what ends them. Each is one edit of the manifest,
+//! and moves no data.
 
 use env::sync::atomic::Ordering;
 use std::collections::BTreeSet;
@@ -16,9 +17,14 @@ use crate::snapshots::Snapshot;
 /// The dictionaries of a snapshot as the manifest has them, and the runs of each.
 fn contents(state: &State, snapshot: &Snapshot) -> Vec<(DictionaryInfo, Arc<Tree>)> {
     let version = snapshot.version();
-    let of = |s: &Arc<SnapshotState>| s.dictionaries.values().map(|d| d.info.clone()).collect::<Vec<_>>();
+    let of = |s: &Arc<SnapshotState>| {
+        s.dictionaries.values().map(|d| d.info.clone()).collect::<Vec<_>>()
+    };
     let infos = state.snapshots.get(&snapshot.label.name).map(of).unwrap_or_default();
-    infos.into_iter().filter_map(|info| Some((info.clone(), version.trees.get(&info.id)?.clone()))).collect()
+    infos
+        .into_iter()
+        .filter_map(|info| Some((info.clone(), version.trees.get(&info.id)?.clone())))
+        .collect()
 }
 
 /// Puts a dictionary with these runs and nothing in memory into the version.
@@ -73,7 +79,9 @@ impl Database {
             return Err(Error::NoBranch(name.into()));
         }
         let edit = Edit::DropBranch(name.into());
-        self.install(|_| (vec![edit], |v: &mut Version| v.trees.retain(|_, t| t.info.branch != name)))?;
+        self.install(|_| {
+            (vec![edit], |v: &mut Version| v.trees.retain(|_, t| t.info.branch != name))
+        })?;
         self.snapshots.change_branches(|all| _ = all.remove(name));
         drop(naming);
         self.reclaimable.store(true, Ordering::Release);
@@ -82,12 +90,20 @@ impl Database {
 
     pub(crate) fn roll_back(&self, snapshot: &str) -> Result<()> {
         self.writable()?;
-        // Serializable transactions that have read or changed what is replaced end here, and none looks at it before all is done. Before
-        // the locks that follow: a call of one that must end may wait for these.
+        // Serializable transactions that have read or changed what is replaced end here, and none
+        // looks at it before all is done. Before the locks that follow: a call of one that must end
+        // may wait for these.
         let to = self.snapshots.get(snapshot).ok_or_else(|| Error::NoSnapshot(snapshot.into()))?;
         let branch = to.label.branch.clone();
         let mut dicts: BTreeSet<DictionaryId> = to.version().trees.keys().copied().collect();
-        dicts.extend(self.version.load().trees.values().filter(|t| t.info.branch == branch).map(|t| t.info.id));
+        dicts.extend(
+            self.version
+                .load()
+                .trees
+                .values()
+                .filter(|t| t.info.branch == branch)
+                .map(|t| t.info.id),
+        );
         let locked = self.lock_before_all(dicts.iter().copied(), ROLLED_BACK)?;
         // While space can still be looked for.
         drop(self.enter(record::size(&number_alone()), 0, SpaceClaim::default())?);
@@ -106,16 +122,21 @@ impl Database {
             return Err(Error::NoSnapshot(snapshot.into()));
         }
         {
-            // Every commit is before or after: those before are void, in memory and in the journal. It has a number of its own, so that
-            // whoever began before can tell.
+            // Every commit is before or after: those before are void, in memory and in the journal.
+            // It has a number of its own, so that whoever began before can tell.
             let mut pipeline = self.enter_at_once(record::size(&number_alone()))?;
             self.install_commit(
                 &mut pipeline,
                 |_| None,
                 |state, seq| {
                     let of_branch = state.dictionaries.values().filter(|d| d.info.branch == branch);
-                    if let Some(new) = of_branch.map(|d| &d.info).find(|info| !dicts.contains(&info.id)) {
-                        return Err(Error::Locked(format!("dictionary {} was made during the rollback: try again", new.name)));
+                    if let Some(new) =
+                        of_branch.map(|d| &d.info).find(|info| !dicts.contains(&info.id))
+                    {
+                        return Err(Error::Locked(format!(
+                            "dictionary {} was made during the rollback: try again",
+                            new.name
+                        )));
                     }
                     let trees = contents(state, &to);
                     let branch = &branch;

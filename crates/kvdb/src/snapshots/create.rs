@@ -1,8 +1,9 @@
 //! Making a snapshot, opening and dropping it.
 //!
-//! When all is in runs, a snapshot is one edit of the manifest. Else the generation that takes commits is closed, with the snapshot's
-//! record as its last; should the power fail before it is flushed, the journal's replay closes it there again. The flush that writes it
-//! moves the journal's start behind that record in the same edit, so the record never counts twice.
+//! When all is in runs, a snapshot is one edit of the manifest. Else the generation that takes
+//! commits is closed, with the snapshot's record as its last; should the power fail before it is
+//! flushed, the journal's replay closes it there again. The flush that writes it moves the
+//! journal's start behind that record in the same edit, so the record never counts twice.
 
 use env::sync::atomic::Ordering;
 use std::cell::RefCell;
@@ -60,14 +61,18 @@ impl Database {
         // Nobody flushes meanwhile; what is committed meanwhile stays in memory.
         let Some(_flushing) = self.flushing.try_lock() else { return Ok(false) };
         let version = self.version.load_full();
-        if self.snapshots.next_pending().is_some() || !self.sealed.lock().is_empty() || !version.is_flushed() {
+        if self.snapshots.next_pending().is_some()
+            || !self.sealed.lock().is_empty()
+            || !version.is_flushed()
+        {
             return Ok(false);
         }
         self.write_snapshot(self.snapshots.of(label.clone(), above(&version), &version))?;
         Ok(true)
     }
 
-    /// Notes a snapshot of what is in runs. The caller has `naming`, and keeps flushes from coming in between.
+    /// Notes a snapshot of what is in runs. The caller has `naming`, and keeps flushes from coming
+    /// in between.
     pub(crate) fn write_snapshot(&self, snapshot: Arc<Snapshot>) -> Result<()> {
         self.install(|_| {
             let (edit, snapshots) = (snapshot.edit(), &self.snapshots);
@@ -75,7 +80,8 @@ impl Database {
         })
     }
 
-    /// Closes the generation that takes commits: a snapshot is what is in it and before it. The caller has `naming`.
+    /// Closes the generation that takes commits: a snapshot is what is in it and before it. The
+    /// caller has `naming`.
     fn snapshot_of_memory(&self, label: Label) -> Result<()> {
         // More than its record takes.
         let need = label.name.len() + label.branch.len() + 64 + record::NUMBER_SIZE;
@@ -90,14 +96,18 @@ impl Database {
             self.seal_if(
                 &mut writer,
                 |version, pipeline, writer| {
-                    if self.options.journal && writer.room() < journal::cost(pipeline.pending.len()) + need {
+                    if self.options.journal
+                        && writer.room() < journal::cost(pipeline.pending.len()) + need
+                    {
                         // Others have filled the room meanwhile.
                         return Ok(false);
                     }
                     let label = Label { seq: pipeline.next_seq - 1, ..label.clone() };
                     let snapshot = self.snapshots.of(label, above(version), version);
                     if self.options.journal {
-                        pipeline.stream().extend_from_slice(&record::snapshot(&snapshot.label, snapshot.below));
+                        pipeline
+                            .stream()
+                            .extend_from_slice(&record::snapshot(&snapshot.label, snapshot.below));
                     }
                     made.replace(Some((version.generation.number, snapshot)));
                     Ok(true)
@@ -114,7 +124,8 @@ impl Database {
         }
     }
 
-    /// `naming`, once no snapshot waits for its flush any more: for whoever changes dictionaries as such.
+    /// `naming`, once no snapshot waits for its flush any more: for whoever changes dictionaries as
+    /// such.
     pub(crate) fn settled(&self) -> Result<MutexGuard<'_, ()>> {
         loop {
             let naming = self.snapshots.naming.lock();
@@ -151,7 +162,8 @@ impl Database {
     pub(crate) fn list_snapshots(&self) -> Vec<SnapshotInfo> {
         /// Who keeps a zone: one of the snapshots, or several, or the store itself.
         const SHARED: usize = usize::MAX;
-        let all: Vec<(Arc<Snapshot>, Arc<Version>)> = self.snapshots.list().into_iter().map(|s| (s.clone(), s.version())).collect();
+        let all: Vec<(Arc<Snapshot>, Arc<Version>)> =
+            self.snapshots.list().into_iter().map(|s| (s.clone(), s.version())).collect();
         let live = self.version.load_full();
         let mut runs: HashMap<*const Run, (&Arc<Run>, usize)> = HashMap::new();
         for run in live.trees.values().flat_map(|t| t.runs()) {
@@ -172,16 +184,22 @@ impl Database {
         }
         let mut unique = vec![0; all.len()];
         zones.values().filter(|by| **by != SHARED).for_each(|by| unique[*by] += ZONE_SIZE);
-        let infos = all.iter().zip(unique).map(|((snapshot, version), unique_bytes)| SnapshotInfo {
-            name: snapshot.label.name.clone(),
-            branch: snapshot.label.branch.clone(),
-            id: snapshot.label.id,
-            created: snapshot.label.created,
-            seq: snapshot.label.seq,
-            dictionaries: version.trees.len(),
-            bytes: version.trees.values().flat_map(|t| t.runs()).map(|p| p.run.stats().bytes).sum(),
-            unique_bytes,
-        });
+        let infos =
+            all.iter().zip(unique).map(|((snapshot, version), unique_bytes)| SnapshotInfo {
+                name: snapshot.label.name.clone(),
+                branch: snapshot.label.branch.clone(),
+                id: snapshot.label.id,
+                created: snapshot.label.created,
+                seq: snapshot.label.seq,
+                dictionaries: version.trees.len(),
+                bytes: version
+                    .trees
+                    .values()
+                    .flat_map(|t| t.runs())
+                    .map(|p| p.run.stats().bytes)
+                    .sum(),
+                unique_bytes,
+            });
         infos.collect()
     }
 }

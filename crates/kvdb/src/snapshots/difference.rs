@@ -21,8 +21,8 @@ pub struct Change {
     pub after: Option<Tuple>,
 }
 
-/// The changes of one dictionary from one view to another, in the order of the keys; see [`View::difference`]. It ends with the first
-/// error.
+/// The changes of one dictionary from one view to another, in the order of the keys; see
+/// [`View::difference`]. It ends with the first error.
 pub struct Difference {
     inner: vt_tree::Difference,
     /// Of each side. What they refer to stays.
@@ -32,9 +32,10 @@ pub struct Difference {
 }
 
 impl View {
-    /// What has changed in a dictionary since this view: from `dict` here to `dict_after` there, which are the same number unless the
-    /// views are of different branches. A dictionary that a view does not have is empty there. It takes the time that the changes take
-    /// to read: what both share, most often nearly all, is passed by.
+    /// What has changed in a dictionary since this view: from `dict` here to `dict_after` there,
+    /// which are the same number unless the views are of different branches. A dictionary that a
+    /// view does not have is empty there. It takes the time that the changes take to read: what
+    /// both share, most often nearly all, is passed by.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -50,9 +51,19 @@ impl View {
     /// assert!(changes[1].after.is_none());
     /// # Ok::<(), kvdb::Error>(())
     /// ```
-    pub fn difference(&self, dict: DictionaryId, after: &View, dict_after: DictionaryId) -> Result<Difference> {
+    pub fn difference(
+        &self,
+        dict: DictionaryId,
+        after: &View,
+        dict_after: DictionaryId,
+    ) -> Result<Difference> {
         let inner = vt_tree::Difference::new(&self.store, self.side(dict), after.side(dict_after))?;
-        Ok(Difference { inner, before: Reader::new(self), after: Reader::new(after), failed: false })
+        Ok(Difference {
+            inner,
+            before: Reader::new(self),
+            after: Reader::new(after),
+            failed: false,
+        })
     }
 
     /// Everything that a dictionary consists of here, newest first.
@@ -72,7 +83,11 @@ impl Difference {
     fn change(&self, change: KeyChange) -> Change {
         let KeyChange { key, before, after } = change;
         let tuple = |value, reader| Tuple::of(key.clone(), value, reader);
-        Change { before: before.map(|v| tuple(v, &self.before)), after: after.map(|v| tuple(v, &self.after)), key: key.clone() }
+        Change {
+            before: before.map(|v| tuple(v, &self.before)),
+            after: after.map(|v| tuple(v, &self.after)),
+            key: key.clone(),
+        }
     }
 }
 

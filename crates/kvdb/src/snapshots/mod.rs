@@ -1,11 +1,12 @@
 //! Snapshots, and branches made of them.
 //!
-//! A snapshot is the dictionaries of one branch as they stand at one point of the manifest's edits: it shares every run, and costs a few
-//! pointers. It is made by closing the memtables, with a record in the journal; they are flushed behind it, and the flush that brings
-//! exactly them into runs writes the snapshot into the manifest. Until then its memtables are read where they are.
+//! A snapshot is the dictionaries of one branch as they stand at one point of the manifest's edits:
+//! it shares every run, and costs a few pointers. It is made by closing the memtables, with a
+//! record in the journal; they are flushed behind it, and the flush that brings exactly them into
+//! runs writes the snapshot into the manifest. Until then its memtables are read where they are.
 //!
-//! A clone is a branch: new dictionaries whose first runs are those of a snapshot. A rollback gives a branch's dictionaries the runs of a
-//! snapshot, and declares void what the journal has of them.
+//! A clone is a branch: new dictionaries whose first runs are those of a snapshot. A rollback gives
+//! a branch's dictionaries the runs of a snapshot, and declares void what the journal has of them.
 //!
 //! - `registry`: what there is, in memory;
 //! - `create`: making, opening and dropping them;
@@ -53,7 +54,8 @@ pub struct SnapshotInfo {
     pub dictionaries: usize,
     /// Bytes of its runs, shared with others or not.
     pub bytes: u64,
-    /// Bytes that dropping it alone gives back, as far as is known without reading: whole zones that nothing else keeps.
+    /// Bytes that dropping it alone gives back, as far as is known without reading: whole zones
+    /// that nothing else keeps.
     pub unique_bytes: u64,
 }
 
@@ -68,15 +70,20 @@ pub struct BranchInfo {
 /// A name that may be a file's as well.
 fn check_name(what: &str, name: &str) -> Result<()> {
     let bad = match name {
-        _ if name.is_empty() || name.len() > MAX_SNAPSHOT_NAME => format!("has 1 to {MAX_SNAPSHOT_NAME} bytes, not {}", name.len()),
+        _ if name.is_empty() || name.len() > MAX_SNAPSHOT_NAME => {
+            format!("has 1 to {MAX_SNAPSHOT_NAME} bytes, not {}", name.len())
+        }
         _ if name.starts_with('.') => "does not begin with a dot".into(),
-        _ if name.contains(|c: char| c == '/' || c.is_control()) => "has no slash and no control characters".into(),
+        _ if name.contains(|c: char| c == '/' || c.is_control()) => {
+            "has no slash and no control characters".into()
+        }
         _ => return Ok(()),
     };
     Err(Error::Invalid(format!("the name of a {what} {bad}: {name:?}")))
 }
 
-/// Snapshots that begin with a dot are the store's own: what durable transactions read, which others neither see nor drop.
+/// Snapshots that begin with a dot are the store's own: what durable transactions read, which
+/// others neither see nor drop.
 fn is_own(name: &str) -> bool {
     name.starts_with('.')
 }
@@ -86,8 +93,9 @@ fn check_visible(snapshot: &str) -> Result<()> {
 }
 
 impl Kvdb {
-    /// Makes a snapshot of the main branch: everything committed before this call, for as long as it is not dropped. It takes the time
-    /// of a synced commit whatever the store holds, and is durable when this returns.
+    /// Makes a snapshot of the main branch: everything committed before this call, for as long as
+    /// it is not dropped. It takes the time of a synced commit whatever the store holds, and is
+    /// durable when this returns.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -119,21 +127,23 @@ impl Kvdb {
         self.db.0.list_snapshots().into_iter().filter(|s| !is_own(&s.name)).collect()
     }
 
-    /// The store, or that branch of it, as it was when the snapshot was made. The view outlives the snapshot. Its dictionaries have the
-    /// numbers that they had; see [`View::dictionary`].
+    /// The store, or that branch of it, as it was when the snapshot was made. The view outlives the
+    /// snapshot. Its dictionaries have the numbers that they had; see [`View::dictionary`].
     pub fn open_snapshot(&self, name: &str) -> Result<View> {
         check_visible(name)?;
         self.db.0.open_snapshot(name)
     }
 
-    /// Drops a snapshot, durably, in a time that does not depend on what is in it. Clones and views of it stay.
+    /// Drops a snapshot, durably, in a time that does not depend on what is in it. Clones and views
+    /// of it stay.
     pub fn drop_snapshot(&self, name: &str) -> Result<()> {
         check_visible(name)?;
         self.db.0.drop_snapshot(name)
     }
 
-    /// Makes a branch out of a snapshot: for each of its dictionaries a new one of the same name, options and contents, that shares all
-    /// data and goes its own way from here on. Durable when this returns, and as quick as a snapshot.
+    /// Makes a branch out of a snapshot: for each of its dictionaries a new one of the same name,
+    /// options and contents, that shares all data and goes its own way from here on. Durable when
+    /// this returns, and as quick as a snapshot.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -162,7 +172,8 @@ impl Kvdb {
     /// The branches beside the main one, by name.
     pub fn branches(&self) -> Vec<BranchInfo> {
         let of = |snapshot: String| Some(snapshot).filter(|s| !s.is_empty());
-        let all = self.db.0.snapshots.branches().into_iter().filter(|(name, _)| !name.starts_with('.'));
+        let all =
+            self.db.0.snapshots.branches().into_iter().filter(|(name, _)| !name.starts_with('.'));
         all.map(|(name, snapshot)| BranchInfo { name, snapshot: of(snapshot) }).collect()
     }
 
@@ -172,9 +183,10 @@ impl Kvdb {
         self.db.0.drop_branch(name)
     }
 
-    /// Gives the branch that the snapshot is of the state that it had then, durably and as one step: what was committed to it since is
-    /// gone, dictionaries made since are gone, those dropped since are back. Dictionaries keep their numbers. Views and other
-    /// snapshots, newer ones too, stay; transactions that began before cannot commit to what was rolled back.
+    /// Gives the branch that the snapshot is of the state that it had then, durably and as one
+    /// step: what was committed to it since is gone, dictionaries made since are gone, those
+    /// dropped since are back. Dictionaries keep their numbers. Views and other snapshots, newer
+    /// ones too, stay; transactions that began before cannot commit to what was rolled back.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -196,8 +208,14 @@ impl Kvdb {
         self.db.0.dictionary(branch, name)
     }
 
-    /// The dictionary of that name in a branch, made if it does not exist (durable before this returns).
-    pub fn create_dictionary_in(&self, branch: &str, name: &str, options: DictionaryOptions) -> Result<DictionaryId> {
+    /// The dictionary of that name in a branch, made if it does not exist (durable before this
+    /// returns).
+    pub fn create_dictionary_in(
+        &self,
+        branch: &str,
+        name: &str,
+        options: DictionaryOptions,
+    ) -> Result<DictionaryId> {
         self.db.0.create_dictionary(branch, name, options)
     }
 
@@ -215,17 +233,23 @@ impl Kvdb {
 }
 
 impl View {
-    /// The dictionary of that name: in the view of a snapshot, whatever its branch; else in the main branch.
+    /// The dictionary of that name: in the view of a snapshot, whatever its branch; else in the
+    /// main branch.
     pub fn dictionary(&self, name: &str) -> Option<DictionaryId> {
         self.dictionary_in("", name)
     }
 
     /// The dictionary of that name in a branch.
     pub fn dictionary_in(&self, branch: &str, name: &str) -> Option<DictionaryId> {
-        self.version.trees.values().find(|t| t.info.name == name && t.info.branch == branch).map(|t| t.info.id)
+        self.version
+            .trees
+            .values()
+            .find(|t| t.info.name == name && t.info.branch == branch)
+            .map(|t| t.info.id)
     }
 
-    /// All dictionaries that it sees, by number; those of a snapshot are listed as of the main branch.
+    /// All dictionaries that it sees, by number; those of a snapshot are listed as of the main
+    /// branch.
     pub fn dictionaries(&self) -> Vec<DictionaryInfo> {
         self.version.trees.values().map(|t| t.info.clone()).collect()
     }

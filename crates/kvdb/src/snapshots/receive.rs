@@ -1,9 +1,11 @@
-//! Receiving a snapshot that another store has sent. What comes is applied to a branch that nobody sees, together with a note of how far
-//! it came, so that a stream that was cut off goes on where it ended. With the stream's end the branch takes its place, and the
-//! snapshot is there, in one edit of the manifest.
+//! Receiving a snapshot that another store has sent. What comes is applied to a branch that nobody
+//! sees, together with a note of how far it came, so that a stream that was cut off goes on where
+//! it ended. With the stream's end the branch takes its place, and the snapshot is there, in one
+//! edit of the manifest.
 //!
-//! A stream is sorted, so what comes is built straight into runs, as bulk ingest does it; a transaction takes some megabytes of them, with the
-//! note, and commits. Only the first megabyte goes the way of other commits: short streams are the frequent ones, and runs must be synced.
+//! A stream is sorted, so what comes is built straight into runs, as bulk ingest does it; a
+//! transaction takes some megabytes of them, with the note, and commits. Only the first megabyte
+//! goes the way of other commits: short streams are the frequent ones, and runs must be synced.
 
 use env::sync::atomic::Ordering;
 use std::collections::BTreeSet;
@@ -24,13 +26,15 @@ use crate::manifest::Edit;
 use crate::read::version::Version;
 use crate::transactions::{Bulk, Transaction, TransactionOptions};
 
-/// The branch of a stream that is being received begins with this; its name goes on with the snapshot's id.
+/// The branch of a stream that is being received begins with this; its name goes on with the
+/// snapshot's id.
 const PREFIX: &str = ".receive-";
 /// A dictionary of that branch, with one key: how far it came.
 const PROGRESS: &str = ".progress";
 const KEY: &[u8] = b"received";
 /// Why serializable transactions of the branch end.
-const REPLACED: &str = "what it has read or changed was replaced by what was received: begin it again";
+const REPLACED: &str =
+    "what it has read or changed was replaced by what was received: begin it again";
 /// Chunks that are committed one by one before runs are made of what follows.
 const FIRST: u64 = 8;
 /// Bytes of a stream that one transaction takes: what a crash may cost.
@@ -64,13 +68,15 @@ fn branch_of(id: &[u8; 16]) -> String {
 }
 
 impl Kvdb {
-    /// Takes a stream of [`Kvdb::send`]. Nothing of it is seen before its end; then the branch is what was sent, and a snapshot of it is
-    /// there, durably and as one step. The branch's dictionaries have new numbers afterwards. A stream that is damaged or
-    /// cut off is an error, and what came before stays: the same stream, from its beginning or from there, goes on with it. Nothing behind
-    /// the stream's end is read, so that another one may follow.
+    /// Takes a stream of [`Kvdb::send`]. Nothing of it is seen before its end; then the branch is
+    /// what was sent, and a snapshot of it is there, durably and as one step. The branch's
+    /// dictionaries have new numbers afterwards. A stream that is damaged or cut off is an error,
+    /// and what came before stays: the same stream, from its beginning or from there, goes on with
+    /// it. Nothing behind the stream's end is read, so that another one may follow.
     ///
-    /// A branch that has something of its own is replaced only when that is asked for: of a whole stream it must not exist (the main one:
-    /// be empty), of changes it must still be as the base is.
+    /// A branch that has something of its own is replaced only when that is asked for: of a whole
+    /// stream it must not exist (the main one: be empty), of changes it must still be as the base
+    /// is.
     pub fn receive(&self, mut input: impl Read, options: &ReceiveOptions) -> Result<ReceiveStats> {
         let db = &self.db.0;
         db.writable()?;
@@ -84,9 +90,13 @@ impl Kvdb {
             check_name("branch", &options.branch)?;
         }
         for known in db.snapshots.list() {
-            // A snapshot is here once, whatever its name: what it is to be called does not make it another one.
+            // A snapshot is here once, whatever its name: what it is to be called does not make it
+            // another one.
             if known.label.id == header.label.id {
-                return Err(Error::Exists(format!("the snapshot of this stream, here under the name {},", known.label.name)));
+                return Err(Error::Exists(format!(
+                    "the snapshot of this stream, here under the name {},",
+                    known.label.name
+                )));
             }
             if known.label.name == name {
                 return Err(Error::Exists(format!("another snapshot with the name {name}")));
@@ -98,13 +108,21 @@ impl Kvdb {
         }
         let branch = branch_of(&header.label.id);
         self.prepare(&branch, base.as_deref(), &header)?;
-        let of = |name: &str| self.dictionary_in(&branch, name).ok_or_else(|| Error::NoDictionary(name.into()));
-        let dicts: Vec<DictionaryId> = header.dictionaries.iter().map(|d| of(&d.name)).collect::<Result<_>>()?;
-        let progress = self.create_dictionary_in(&branch, PROGRESS, DictionaryOptions::default())?;
-        let received = self.progress(&branch)?.unwrap_or(Received { id: header.label.id, ..Received::default() });
+        let of = |name: &str| {
+            self.dictionary_in(&branch, name).ok_or_else(|| Error::NoDictionary(name.into()))
+        };
+        let dicts: Vec<DictionaryId> =
+            header.dictionaries.iter().map(|d| of(&d.name)).collect::<Result<_>>()?;
+        let progress =
+            self.create_dictionary_in(&branch, PROGRESS, DictionaryOptions::default())?;
+        let received = self
+            .progress(&branch)?
+            .unwrap_or(Received { id: header.label.id, ..Received::default() });
         if header.first > received.chunks {
             let (first, next) = (header.first, received.chunks);
-            return Err(Error::Invalid(format!("the stream begins with chunk {first}, but chunk {next} is the next one wanted")));
+            return Err(Error::Invalid(format!(
+                "the stream begins with chunk {first}, but chunk {next} is the next one wanted"
+            )));
         }
         let mut taking = Taking { db: self, progress, received, taken: 0, open: None };
         let outcome = taking.all(&mut input, &dicts);
@@ -113,8 +131,10 @@ impl Kvdb {
         outcome?;
         kept?;
         let received = taking.received;
-        // From here on the branch takes no commits: what was looked at in the beginning may have changed while the stream came.
-        let replaced: BTreeSet<DictionaryId> = self.dictionaries_in(&options.branch).into_iter().map(|d| d.id).collect();
+        // From here on the branch takes no commits: what was looked at in the beginning may have
+        // changed while the stream came.
+        let replaced: BTreeSet<DictionaryId> =
+            self.dictionaries_in(&options.branch).into_iter().map(|d| d.id).collect();
         let locked = db.lock_before_all(replaced.iter().copied(), REPLACED)?;
         if !options.replace {
             self.may_replace(&options.branch, base.as_deref())?;
@@ -126,10 +146,12 @@ impl Kvdb {
         Ok(ReceiveStats { snapshot: name, chunks: received.chunks, tuples: received.tuples })
     }
 
-    /// Streams that were cut off, and how far they came: what of it is listed is on disk. For [`Kvdb::send`] of the other store.
+    /// Streams that were cut off, and how far they came: what of it is listed is on disk. For
+    /// [`Kvdb::send`] of the other store.
     pub fn receiving(&self) -> Result<Vec<Received>> {
         self.sync()?;
-        let branches = self.db.0.snapshots.branches().into_keys().filter(|name| name.starts_with(PREFIX));
+        let branches =
+            self.db.0.snapshots.branches().into_keys().filter(|name| name.starts_with(PREFIX));
         branches.filter_map(|branch| self.progress(&branch).transpose()).collect()
     }
 
@@ -147,21 +169,36 @@ impl Kvdb {
     fn base(&self, header: &Header) -> Result<Option<String>> {
         let Some((id, name)) = &header.base else { return Ok(None) };
         let found = self.db.0.snapshots.list().into_iter().find(|s| s.label.id == *id);
-        Ok(Some(found.ok_or_else(|| Error::NoSnapshot(format!("{name}, which the stream builds upon")))?.label.name.clone()))
+        Ok(Some(
+            found
+                .ok_or_else(|| Error::NoSnapshot(format!("{name}, which the stream builds upon")))?
+                .label
+                .name
+                .clone(),
+        ))
     }
 
     fn may_replace(&self, branch: &str, base: Option<&str>) -> Result<()> {
         let dictionaries = self.dictionaries_in(branch);
         let Some(base) = base else {
-            let free = if branch.is_empty() { dictionaries.is_empty() } else { !self.db.0.snapshots.has_branch(branch) };
-            let what = if branch.is_empty() { "something in the main branch".into() } else { format!("branch {branch}") };
+            let free = if branch.is_empty() {
+                dictionaries.is_empty()
+            } else {
+                !self.db.0.snapshots.has_branch(branch)
+            };
+            let what = if branch.is_empty() {
+                "something in the main branch".into()
+            } else {
+                format!("branch {branch}")
+            };
             return if free { Ok(()) } else { Err(Error::Exists(what)) };
         };
         if !self.db.0.snapshots.has_branch(branch) {
             return Ok(());
         }
         let (before, now) = (self.open_snapshot(base)?, self.view());
-        let names: BTreeSet<String> = before.dictionaries().into_iter().chain(dictionaries).map(|d| d.name).collect();
+        let names: BTreeSet<String> =
+            before.dictionaries().into_iter().chain(dictionaries).map(|d| d.name).collect();
         for name in names {
             let ids = (before.dictionary(&name), self.dictionary_in(branch, &name));
             let (Some(a), Some(b)) = ids else {
@@ -171,7 +208,9 @@ impl Kvdb {
             };
             if let Some(change) = before.difference(a, &now, b)?.next() {
                 change?;
-                return Err(Error::Invalid(format!("the branch was changed since snapshot {base}, in dictionary {name}")));
+                return Err(Error::Invalid(format!(
+                    "the branch was changed since snapshot {base}, in dictionary {name}"
+                )));
             }
         }
         Ok(())
@@ -221,11 +260,15 @@ impl Taking<'_> {
         loop {
             let received = &self.received;
             match Frame::read(input)? {
-                Frame::Header(_) => return Err(Error::Corrupt("a stream: it has a second header".into())),
+                Frame::Header(_) => {
+                    return Err(Error::Corrupt("a stream: it has a second header".into()));
+                }
                 Frame::Chunk { number, .. } if number < received.chunks => {}
                 Frame::Chunk { number, dictionary, tuples } => {
                     let dict = dicts.get(dictionary as usize).filter(|_| number == received.chunks);
-                    let dict = *dict.ok_or_else(|| Error::Corrupt(format!("a stream: chunk {number} is out of order")))?;
+                    let dict = *dict.ok_or_else(|| {
+                        Error::Corrupt(format!("a stream: chunk {number} is out of order"))
+                    })?;
                     let next = Received {
                         id: received.id,
                         chunks: number + 1,
@@ -239,17 +282,28 @@ impl Taking<'_> {
                     }
                     self.taken += 1;
                 }
-                Frame::End { chunks, tuples } if (chunks, tuples) == (received.chunks, received.tuples) => return Ok(()),
+                Frame::End { chunks, tuples }
+                    if (chunks, tuples) == (received.chunks, received.tuples) =>
+                {
+                    return Ok(());
+                }
                 Frame::End { chunks, tuples } => {
                     let (c, t) = (received.chunks, received.tuples);
-                    return Err(Error::Corrupt(format!("a stream: {chunks} chunks of {tuples} tuples were sent, {c} of {t} came")));
+                    return Err(Error::Corrupt(format!(
+                        "a stream: {chunks} chunks of {tuples} tuples were sent, {c} of {t} came"
+                    )));
                 }
             }
         }
     }
 
     /// A chunk as a commit of its own.
-    fn take_one(&mut self, dict: DictionaryId, tuples: Vec<(Bytes, Option<Bytes>)>, next: Received) -> Result<()> {
+    fn take_one(
+        &mut self,
+        dict: DictionaryId,
+        tuples: Vec<(Bytes, Option<Bytes>)>,
+        next: Received,
+    ) -> Result<()> {
         let mut batch = Batch::new();
         for (key, value) in tuples {
             match value {
@@ -264,20 +318,31 @@ impl Taking<'_> {
     }
 
     /// A chunk into the open run.
-    fn take(&mut self, dict: DictionaryId, tuples: &[(Bytes, Option<Bytes>)], next: Received) -> Result<()> {
+    fn take(
+        &mut self,
+        dict: DictionaryId,
+        tuples: &[(Bytes, Option<Bytes>)],
+        next: Received,
+    ) -> Result<()> {
         // A chunk that does not fit leaves what came before it whole.
         let ascend = tuples.windows(2).all(|pair| pair[0].0 < pair[1].0);
-        let behind = self.received.dictionary != next.dictionary || tuples.first().is_none_or(|(key, _)| *key > self.received.key);
+        let behind = self.received.dictionary != next.dictionary
+            || tuples.first().is_none_or(|(key, _)| *key > self.received.key);
         if !ascend || !behind {
-            return Err(Error::Corrupt(format!("a stream: the keys of chunk {} do not ascend", self.received.chunks)));
+            return Err(Error::Corrupt(format!(
+                "a stream: the keys of chunk {} do not ascend",
+                self.received.chunks
+            )));
         }
         if self.db.db.0.space().free < SHORT {
             self.db.db.0.want_space();
         }
         if self.open.is_none() {
             // Nobody else knows the branch.
-            let options = TransactionOptions { check_conflicts: false, ..TransactionOptions::default() };
-            self.open = Some(Open { transaction: self.db.begin_with(options)?, run: None, bytes: 0 });
+            let options =
+                TransactionOptions { check_conflicts: false, ..TransactionOptions::default() };
+            self.open =
+                Some(Open { transaction: self.db.begin_with(options)?, run: None, bytes: 0 });
         }
         let Some(open) = &mut self.open else { return Ok(()) };
         let taken = open.take(self.db, dict, tuples);
@@ -309,14 +374,24 @@ impl Taking<'_> {
     /// Back to what is committed.
     fn give_up(&mut self) -> Result<()> {
         self.open = None;
-        let committed = self.db.get(self.progress, KEY)?.map(|bytes| Received::from_bytes(&bytes)).transpose()?;
-        self.received = committed.unwrap_or(Received { id: self.received.id, ..Received::default() });
+        let committed = self
+            .db
+            .get(self.progress, KEY)?
+            .map(|bytes| Received::from_bytes(&bytes))
+            .transpose()?;
+        self.received =
+            committed.unwrap_or(Received { id: self.received.id, ..Received::default() });
         Ok(())
     }
 }
 
 impl Open {
-    fn take(&mut self, db: &Kvdb, dict: DictionaryId, tuples: &[(Bytes, Option<Bytes>)]) -> Result<()> {
+    fn take(
+        &mut self,
+        db: &Kvdb,
+        dict: DictionaryId,
+        tuples: &[(Bytes, Option<Bytes>)],
+    ) -> Result<()> {
         if self.run.as_ref().is_some_and(|(of, _)| *of != dict) {
             self.finish_run()?;
         }
@@ -343,8 +418,15 @@ impl Open {
 }
 
 impl Database {
-    /// Lets the branch `from`, which nobody writes to any more, take the place of `to`, and makes a snapshot of it.
-    fn adopt(&self, from: &str, to: &str, label: Label, replaced: &BTreeSet<DictionaryId>) -> Result<()> {
+    /// Lets the branch `from`, which nobody writes to any more, take the place of `to`, and makes a
+    /// snapshot of it.
+    fn adopt(
+        &self,
+        from: &str,
+        to: &str,
+        label: Label,
+        replaced: &BTreeSet<DictionaryId>,
+    ) -> Result<()> {
         self.flush_all()?;
         let _naming = self.settled()?;
         if self.snapshots.get(&label.name).is_some() {
@@ -354,8 +436,10 @@ impl Database {
         let mut fresh = None;
         self.install(|state| {
             // Made since the others were locked.
-            let mut of_branch = state.dictionaries.values().map(|d| &d.info).filter(|info| info.branch == to);
-            fresh = of_branch.find(|info| !replaced.contains(&info.id)).map(|info| info.name.clone());
+            let mut of_branch =
+                state.dictionaries.values().map(|d| &d.info).filter(|info| info.branch == to);
+            fresh =
+                of_branch.find(|info| !replaced.contains(&info.id)).map(|info| info.name.clone());
             let goes_on = fresh.is_none();
             let snapshot = self.snapshots.of(label, state.next_dictionary, &self.version.load());
             let edits = match goes_on {
@@ -375,7 +459,9 @@ impl Database {
             (edits, change)
         })?;
         if let Some(name) = fresh {
-            return Err(Error::Locked(format!("dictionary {name} was made while the stream ended: try again")));
+            return Err(Error::Locked(format!(
+                "dictionary {name} was made while the stream ended: try again"
+            )));
         }
         self.snapshots.change_branches(|all| {
             all.remove(from);

@@ -1,4 +1,5 @@
-//! The snapshots and branches that there are, in memory: what is read of a snapshot, and which of them wait for their flush.
+//! The snapshots and branches that there are, in memory: what is read of a snapshot, and which of
+//! them wait for their flush.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::sync::{Arc, Weak};
@@ -37,7 +38,8 @@ impl Snapshot {
 }
 
 pub(crate) struct Snapshots {
-    /// Held while names come and go, and by whoever changes dictionaries in a way that a snapshot which waits for its flush must not see.
+    /// Held while names come and go, and by whoever changes dictionaries in a way that a snapshot
+    /// which waits for its flush must not see.
     pub naming: Mutex<()>,
     /// By name.
     all: Mutex<BTreeMap<String, Arc<Snapshot>>>,
@@ -116,7 +118,11 @@ impl Snapshots {
         let snapshot = Snapshot { label, below, version: ArcSwap::from_pointee(self.empty()) };
         let trees = version.trees.iter().filter(|(_, t)| snapshot.has(&t.info));
         let trees = trees.map(|(id, t)| (*id, Arc::new(as_main(t)))).collect();
-        snapshot.version.store(Arc::new(Version { trees, generation: self.nothing.clone(), came_with: 0 }));
+        snapshot.version.store(Arc::new(Version {
+            trees,
+            generation: self.nothing.clone(),
+            came_with: 0,
+        }));
         Arc::new(snapshot)
     }
 
@@ -124,7 +130,8 @@ impl Snapshots {
         Version { trees: BTreeMap::new(), generation: self.nothing.clone(), came_with: 0 }
     }
 
-    /// It can be read from here on, and waits for the flush of `generation`, of which it is the end.
+    /// It can be read from here on, and waits for the flush of `generation`, of which it is the
+    /// end.
     pub(crate) fn begin(&self, generation: u64, snapshot: Arc<Snapshot>) {
         self.all.lock().insert(snapshot.label.name.clone(), snapshot.clone());
         self.pending.lock().push_back((generation, snapshot));
@@ -144,7 +151,11 @@ impl Snapshots {
     pub(crate) fn settle(&self, snapshot: &Arc<Snapshot>, version: &Version) {
         let trees = version.trees.iter().filter(|(_, t)| snapshot.has(&t.info));
         let trees = trees.map(|(id, t)| (*id, self.runs_of(t))).collect();
-        snapshot.version.store(Arc::new(Version { trees, generation: self.nothing.clone(), came_with: 0 }));
+        snapshot.version.store(Arc::new(Version {
+            trees,
+            generation: self.nothing.clone(),
+            came_with: 0,
+        }));
         self.all.lock().insert(snapshot.label.name.clone(), snapshot.clone());
         self.pending.lock().retain(|(_, s)| !Arc::ptr_eq(s, snapshot));
     }
@@ -184,10 +195,17 @@ pub(crate) fn above(version: &Version) -> u32 {
 
 /// A dictionary of a snapshot, which is no branch: it is found by its name alone.
 fn as_main(tree: &Tree) -> Tree {
-    Tree { info: DictionaryInfo { branch: String::new(), ..tree.info.clone() }, since: 0, ..tree.clone() }
+    Tree {
+        info: DictionaryInfo { branch: String::new(), ..tree.info.clone() },
+        since: 0,
+        ..tree.clone()
+    }
 }
 
 fn same_runs(a: &[Vec<Placed>], b: &[Vec<Placed>]) -> bool {
     let same = |a: &Placed, b: &Placed| a.id == b.id && Arc::ptr_eq(&a.run, &b.run);
-    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b)))
+    a.len() == b.len()
+        && a.iter()
+            .zip(b)
+            .all(|(a, b)| a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b)))
 }

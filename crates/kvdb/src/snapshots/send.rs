@@ -50,9 +50,10 @@ impl Sender<'_> {
 }
 
 impl Kvdb {
-    /// Writes a snapshot as a stream of bytes, for [`Kvdb::receive`] of another store: all of it or, with `base`, what has changed since that
-    /// snapshot, which the other store must have. `from`: what of the same stream was received already ([`Kvdb::receiving`]) is
-    /// left out. The statistics count what was left out too, but for the bytes.
+    /// Writes a snapshot as a stream of bytes, for [`Kvdb::receive`] of another store: all of it
+    /// or, with `base`, what has changed since that snapshot, which the other store must have.
+    /// `from`: what of the same stream was received already ([`Kvdb::receiving`]) is left out. The
+    /// statistics count what was left out too, but for the bytes.
     ///
     /// ```
     /// # let (db, other) = (kvdb::Kvdb::in_memory(), kvdb::Kvdb::in_memory());
@@ -72,13 +73,25 @@ impl Kvdb {
     /// assert_eq!(other.open_dictionary("fruit")?.get("pear")?.unwrap(), "green");
     /// # Ok::<(), kvdb::Error>(())
     /// ```
-    pub fn send(&self, snapshot: &str, base: Option<&str>, mut out: impl Write, from: Option<&Received>) -> Result<SendStats> {
+    pub fn send(
+        &self,
+        snapshot: &str,
+        base: Option<&str>,
+        mut out: impl Write,
+        from: Option<&Received>,
+    ) -> Result<SendStats> {
         let db = &self.db.0;
-        let known = |name: &str| db.snapshots.get(name).ok_or_else(|| Error::NoSnapshot(name.into()));
+        let known =
+            |name: &str| db.snapshots.get(name).ok_or_else(|| Error::NoSnapshot(name.into()));
         let (label, view) = (known(snapshot)?.label.clone(), self.open_snapshot(snapshot)?);
-        let base = base.map(|name| Ok::<_, Error>((known(name)?.label.clone(), self.open_snapshot(name)?))).transpose()?;
+        let base = base
+            .map(|name| Ok::<_, Error>((known(name)?.label.clone(), self.open_snapshot(name)?)))
+            .transpose()?;
         if let Some(from) = from.filter(|from| from.id != label.id) {
-            return Err(Error::Invalid(format!("what was received is of snapshot {:02x?}, not of {snapshot}", from.id)));
+            return Err(Error::Invalid(format!(
+                "what was received is of snapshot {:02x?}, not of {snapshot}",
+                from.id
+            )));
         }
         let begun = from.cloned().unwrap_or_default();
         let dictionaries = view.dictionaries();
@@ -90,8 +103,10 @@ impl Kvdb {
             dictionaries: dictionaries.clone(),
         };
         let stats = SendStats { chunks: begun.chunks, tuples: begun.tuples, bytes: 0 };
-        let mut sender = Sender { out: &mut out, stats, dictionary: 0, tuples: Vec::new(), bytes: 0 };
-        sender.stats.bytes += write_magic(sender.out)? + Frame::Header(Box::new(header)).write(sender.out)?;
+        let mut sender =
+            Sender { out: &mut out, stats, dictionary: 0, tuples: Vec::new(), bytes: 0 };
+        sender.stats.bytes +=
+            write_magic(sender.out)? + Frame::Header(Box::new(header)).write(sender.out)?;
         for (n, info) in dictionaries.iter().enumerate().skip(begun.dictionary as usize) {
             sender.dictionary = n as u32;
             // Behind the last key that was received.
@@ -110,7 +125,8 @@ impl Kvdb {
                     for change in base.difference(before, &view, info.id)? {
                         let change = change?;
                         if last.is_none_or(|last| change.key > *last) {
-                            sender.push(change.key, change.after.map(|t| t.value()).transpose()?)?;
+                            sender
+                                .push(change.key, change.after.map(|t| t.value()).transpose()?)?;
                         }
                     }
                 }

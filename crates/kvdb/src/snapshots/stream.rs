@@ -1,5 +1,5 @@
-//! The form of a snapshot on its way to another store: frames, each with its length and checksum, so that whatever a pipe or a disk does
-//! to it is found before it is applied.
+//! The form of a snapshot on its way to another store: frames, each with its length and checksum,
+//! so that whatever a pipe or a disk does to it is found before it is applied.
 //!
 //! ```text
 //! 8 bytes  magic: KVFS then "send"; then frames:
@@ -28,7 +28,8 @@ const VERSION: u64 = 1;
 const HEADER: u8 = 1;
 const CHUNK: u8 = 2;
 const END: u8 = 3;
-/// More than any frame has: a chunk ends with the first value that makes it long, which lies in one zone.
+/// More than any frame has: a chunk ends with the first value that makes it long, which lies in one
+/// zone.
 const LONGEST: u32 = 2 * ZONE_SIZE as u32;
 
 /// How far a stream was received, for the sender to go on there; see [`crate::Kvdb::send`].
@@ -48,7 +49,9 @@ impl Received {
     /// The same as bytes, to be kept or sent.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = self.id.to_vec();
-        [self.chunks, self.tuples, u64::from(self.dictionary)].into_iter().for_each(|n| put_varint(&mut out, n));
+        [self.chunks, self.tuples, u64::from(self.dictionary)]
+            .into_iter()
+            .for_each(|n| put_varint(&mut out, n));
         put_bytes(&mut out, &self.key);
         out
     }
@@ -57,7 +60,8 @@ impl Received {
         let mut r = Reader::new(bytes, "a received position");
         let mut received = Received::default();
         received.id.copy_from_slice(r.take(16)?);
-        (received.chunks, received.tuples, received.dictionary) = (r.varint()?, r.varint()?, r.varint_u32()?);
+        (received.chunks, received.tuples, received.dictionary) =
+            (r.varint()?, r.varint()?, r.varint_u32()?);
         received.key = Bytes::copy_from_slice(r.bytes()?);
         Ok(received)
     }
@@ -134,7 +138,9 @@ impl Frame {
             HEADER => {
                 let version = r.varint()?;
                 if version != VERSION {
-                    return Err(r.corrupt(&format!("it has version {version}, this program reads {VERSION}: use a newer one")));
+                    return Err(r.corrupt(&format!(
+                        "it has version {version}, this program reads {VERSION}: use a newer one"
+                    )));
                 }
                 let mut uuid = [0; 16];
                 uuid.copy_from_slice(r.take(16)?);
@@ -148,7 +154,9 @@ impl Frame {
                     }
                 };
                 let first = r.varint()?;
-                let dictionaries = (0..r.count(6)?).map(|_| dictionary(&mut r, String::new())).collect::<Result<_>>()?;
+                let dictionaries = (0..r.count(6)?)
+                    .map(|_| dictionary(&mut r, String::new()))
+                    .collect::<Result<_>>()?;
                 Frame::Header(Box::new(Header { uuid, label, base, first, dictionaries }))
             }
             CHUNK => {
@@ -188,7 +196,9 @@ impl Frame {
         input.read_exact(&mut head).map_err(cut)?;
         let len = u32::from_le_bytes([head[1], head[2], head[3], head[4]]);
         if len > LONGEST {
-            return Err(Error::Corrupt(format!("a stream: a frame of {len} bytes is longer than any")));
+            return Err(Error::Corrupt(format!(
+                "a stream: a frame of {len} bytes is longer than any"
+            )));
         }
         // As it comes: a length that is wrong must not take the memory for it.
         let mut bytes = Vec::new();
@@ -199,7 +209,9 @@ impl Frame {
         let crc = bytes.split_off(len as usize);
         let whole = [&head[..], &bytes].concat();
         if crc != crc32c(&whole).to_le_bytes() {
-            return Err(Error::Corrupt("a stream: a checksum does not match: it was damaged on its way".into()));
+            return Err(Error::Corrupt(
+                "a stream: a checksum does not match: it was damaged on its way".into(),
+            ));
         }
         Frame::decode(head[0], &Bytes::from(bytes))
     }
@@ -208,7 +220,8 @@ impl Frame {
 fn cut(e: io::Error) -> Error {
     match e.kind() {
         io::ErrorKind::UnexpectedEof => {
-            let what = "the stream was cut off: what came is kept, send it again or from where it ended";
+            let what =
+                "the stream was cut off: what came is kept, send it again or from where it ended";
             Error::Io(io::Error::new(io::ErrorKind::UnexpectedEof, what))
         }
         _ => Error::Io(e),
@@ -236,13 +249,32 @@ mod tests {
     use std::time::Duration;
 
     fn all() -> [Frame; 3] {
-        let label = Label { name: "s".into(), branch: String::new(), id: [3; 16], created: Duration::from_secs(5), seq: 9 };
-        let info =
-            DictionaryInfo { id: DictionaryId(4), name: "d".into(), branch: String::new(), options: DictionaryOptions::default() };
+        let label = Label {
+            name: "s".into(),
+            branch: String::new(),
+            id: [3; 16],
+            created: Duration::from_secs(5),
+            seq: 9,
+        };
+        let info = DictionaryInfo {
+            id: DictionaryId(4),
+            name: "d".into(),
+            branch: String::new(),
+            options: DictionaryOptions::default(),
+        };
         let base = Some(([7; 16], "before".to_owned()));
-        let tuples = vec![(Bytes::from_static(b"k"), Some(Bytes::from_static(b"v"))), (Bytes::from_static(b"l"), None)];
+        let tuples = vec![
+            (Bytes::from_static(b"k"), Some(Bytes::from_static(b"v"))),
+            (Bytes::from_static(b"l"), None),
+        ];
         [
-            Frame::Header(Box::new(Header { uuid: [1; 16], label, base, first: 3, dictionaries: vec![info] })),
+            Frame::Header(Box::new(Header {
+                uuid: [1; 16],
+                label,
+                base,
+                first: 3,
+                dictionaries: vec![info],
+            })),
             Frame::Chunk { number: 3, dictionary: 0, tuples },
             Frame::End { chunks: 4, tuples: 300 },
         ]
@@ -255,9 +287,16 @@ mod tests {
             assert_eq!(frame.write(&mut bytes).unwrap(), bytes.len() as u64);
             assert_eq!(Frame::read(&mut &bytes[..]).unwrap(), frame);
         }
-        let received = Received { id: [5; 16], chunks: 300, tuples: 1 << 40, dictionary: 2, key: Bytes::from_static(b"key") };
+        let received = Received {
+            id: [5; 16],
+            chunks: 300,
+            tuples: 1 << 40,
+            dictionary: 2,
+            key: Bytes::from_static(b"key"),
+        };
         assert_eq!(Received::from_bytes(&received.to_bytes()).unwrap(), received);
-        (0..received.to_bytes().len()).for_each(|at| assert!(Received::from_bytes(&received.to_bytes()[..at]).is_err()));
+        (0..received.to_bytes().len())
+            .for_each(|at| assert!(Received::from_bytes(&received.to_bytes()[..at]).is_err()));
     }
 
     #[test]

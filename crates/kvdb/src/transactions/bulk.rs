@@ -1,12 +1,16 @@
-//! Many sorted tuples at once into a transaction: built straight into a run of its own, past memtables and journal, each byte written
-//! once. A commit binds the run with the others ([`super::ending`]); nothing of it is moved.
+//! Many sorted tuples at once into a transaction: built straight into a run of its own, past
+//! memtables and journal, each byte written once. A commit binds the run with the others
+//! ([`super::ending`]); nothing of it is moved.
 //!
-//! Values may be those of a view, where they are stored: then the run refers to them, and they are not read.
+//! Values may be those of a view, where they are stored: then the run refers to them, and they are
+//! not read.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
-use vt_tree::{BodyRef, Input, ItemRef, MergeOptions, Placement, RunWriter, TreeCursor, Value, ValueRef};
+use vt_tree::{
+    BodyRef, Input, ItemRef, MergeOptions, Placement, RunWriter, TreeCursor, Value, ValueRef,
+};
 use zones::Reserve;
 
 use super::handle::Transaction;
@@ -33,7 +37,8 @@ pub struct StoredTuple<'a> {
 }
 
 impl Kvdb {
-    /// Writes what is committed to the device, without waiting until it is durable: all large values have their places then.
+    /// Writes what is committed to the device, without waiting until it is durable: all large
+    /// values have their places then.
     pub fn write_out(&self) -> Result<()> {
         self.db.0.write_out().map(drop)
     }
@@ -76,7 +81,10 @@ impl<'a> StoredTuple<'a> {
 
     /// The value where it is stored, to be kept. `view`: that of these tuples.
     pub fn stored(&self, view: &Arc<View>) -> StoredValue {
-        debug_assert!(Arc::ptr_eq(&self.view.version.version, &view.version.version), "a value of another view");
+        debug_assert!(
+            Arc::ptr_eq(&self.view.version.version, &view.version.version),
+            "a value of another view"
+        );
         StoredValue { value: self.value.to_value(), _view: view.clone() }
     }
 
@@ -89,7 +97,8 @@ impl<'a> StoredTuple<'a> {
     }
 }
 
-/// Sorted tuples on their way into a transaction, see [`Transaction::bulk`]. Dropped, it leaves nothing.
+/// Sorted tuples on their way into a transaction, see [`Transaction::bulk`]. Dropped, it leaves
+/// nothing.
 pub struct Bulk {
     db: Arc<Database>,
     dict: DictionaryId,
@@ -110,13 +119,15 @@ pub struct BulkRun {
 }
 
 impl Transaction {
-    /// Whether many changes may come by [`Transaction::bulk`]: not where each is logged, so that it survives a restart.
+    /// Whether many changes may come by [`Transaction::bulk`]: not where each is logged, so that it
+    /// survives a restart.
     pub fn takes_bulk(&self) -> bool {
         !self.group.options.durable
     }
 
-    /// Begins to write tuples of one dictionary in ascending order of their keys. Any number of them may be written side by side, by
-    /// any threads; nothing of it is seen before [`Transaction::adopt`]. Stored values are those of `source`, which it holds.
+    /// Begins to write tuples of one dictionary in ascending order of their keys. Any number of
+    /// them may be written side by side, by any threads; nothing of it is seen before
+    /// [`Transaction::adopt`]. Stored values are those of `source`, which it holds.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -153,12 +164,15 @@ impl Transaction {
         })
     }
 
-    /// Makes what was written a part of the transaction, above its changes so far. A serializable one locks the keys from the first
-    /// to the last.
+    /// Makes what was written a part of the transaction, above its changes so far. A serializable
+    /// one locks the keys from the first to the last.
     pub fn adopt(&self, written: Option<BulkRun>) -> Result<()> {
         let Some(BulkRun { dict, run, first, mut last }) = written else { return Ok(()) };
         if !self.takes_bulk() {
-            return Err(Error::Invalid("a run for a transaction whose changes are logged: give them to it one by one".into()));
+            return Err(Error::Invalid(
+                "a run for a transaction whose changes are logged: give them to it one by one"
+                    .into(),
+            ));
         }
         last.push(0);
         self.lock_range(dict, &first, &last, true)?;
@@ -173,7 +187,10 @@ impl Bulk {
     /// Appends a tuple. After an error it can only be dropped.
     pub fn push(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         if value.len() > MAX_VALUE {
-            return Err(Error::Invalid(format!("a value of {} bytes; at most {MAX_VALUE} are allowed", value.len())));
+            return Err(Error::Invalid(format!(
+                "a value of {} bytes; at most {MAX_VALUE} are allowed",
+                value.len()
+            )));
         }
         // Only a buffer that is to be kept needs to be one.
         static NONE: Bytes = Bytes::new();
@@ -192,13 +209,19 @@ impl Bulk {
 
     /// The same with the value of a tuple of the source.
     pub fn push_stored(&mut self, key: &[u8], tuple: &StoredTuple<'_>) -> Result<()> {
-        debug_assert!(Arc::ptr_eq(&tuple.view.version.version, &self.source.version.version), "a value of another view");
+        debug_assert!(
+            Arc::ptr_eq(&tuple.view.version.version, &self.source.version.version),
+            "a value of another view"
+        );
         self.write(key, BodyRef::Put(tuple.value))
     }
 
     fn write(&mut self, key: &[u8], body: BodyRef<'_>) -> Result<()> {
         if key.len() > MAX_KEY || key.is_empty() && !self.empty {
-            return Err(Error::Invalid(format!("a key of {} bytes; at most {MAX_KEY} are allowed", key.len())));
+            return Err(Error::Invalid(format!(
+                "a key of {} bytes; at most {MAX_KEY} are allowed",
+                key.len()
+            )));
         }
         if std::mem::take(&mut self.empty) {
             self.first.extend_from_slice(key);

@@ -22,8 +22,8 @@ pub enum Changed {
     DeleteRange { start: Bytes, end: Bytes },
 }
 
-/// The changes of a transaction as it was when this was made: by dictionary, then by key, each key once. What a deleted range covers
-/// and was written again is listed behind its start.
+/// The changes of a transaction as it was when this was made: by dictionary, then by key, each key
+/// once. What a deleted range covers and was written again is listed behind its start.
 pub struct Changes {
     parts: Vec<(DictionaryId, Part)>,
     source: Option<Box<dyn Source>>,
@@ -71,7 +71,9 @@ impl Changes {
             let changed = match item.body {
                 BodyRef::Put(value) => Changed::Put { key, len: value.len() },
                 BodyRef::Delete => Changed::Delete { key },
-                BodyRef::DeleteRange { end } => Changed::DeleteRange { start: key, end: Bytes::copy_from_slice(end) },
+                BodyRef::DeleteRange { end } => {
+                    Changed::DeleteRange { start: key, end: Bytes::copy_from_slice(end) }
+                }
             };
             let dict = *dict;
             source.next()?;

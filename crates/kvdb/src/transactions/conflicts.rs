@@ -1,6 +1,7 @@
-//! Conflicts: of what a transaction has written, what did others change since it began? They are looked for among what is newer than
-//! its beginning alone, from the side that has fewer items, so that a commit costs what both have changed and not what the store
-//! holds. Where a dictionary has a merge routine, a key that both have changed is no conflict when the routine can join the two.
+//! Conflicts: of what a transaction has written, what did others change since it began? They are
+//! looked for among what is newer than its beginning alone, from the side that has fewer items, so
+//! that a commit costs what both have changed and not what the store holds. Where a dictionary has
+//! a merge routine, a key that both have changed is no conflict when the routine can join the two.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -31,15 +32,23 @@ pub enum Merged {
     Conflict,
 }
 
-/// Joins two changes of one key of a dictionary (see [`Kvdb::set_merge`]). Called by commits, perhaps more than once for one of them,
-/// and by several threads.
+/// Joins two changes of one key of a dictionary (see [`Kvdb::set_merge`]). Called by commits,
+/// perhaps more than once for one of them, and by several threads.
 pub trait MergeRoutine: Send + Sync {
-    /// `base`: the value that both began with; `mine`: the transaction's, `theirs`: the one committed meanwhile. `None`: no such key.
-    fn merge(&self, key: &[u8], base: Option<&[u8]>, mine: Option<&[u8]>, theirs: Option<&[u8]>) -> Merged;
+    /// `base`: the value that both began with; `mine`: the transaction's, `theirs`: the one
+    /// committed meanwhile. `None`: no such key.
+    fn merge(
+        &self,
+        key: &[u8],
+        base: Option<&[u8]>,
+        mine: Option<&[u8]>,
+        theirs: Option<&[u8]>,
+    ) -> Merged;
 }
 
 impl Kvdb {
-    /// Lets `routine` join what transactions and others have changed at the same keys of a dictionary, for as long as the store is open.
+    /// Lets `routine` join what transactions and others have changed at the same keys of a
+    /// dictionary, for as long as the store is open.
     pub fn set_merge(&self, dict: DictionaryId, routine: Arc<dyn MergeRoutine>) {
         self.db.0.transactions.routines.write().insert(dict, routine);
     }
@@ -90,7 +99,9 @@ fn newer(db: &Database, dict: DictionaryId, since: Seq) -> Vec<Newer> {
     // The version first: what a flush takes out of it is in the history before.
     let version = db.version.load_full();
     let layers = version.trees.get(&dict).into_iter().flat_map(|t| &t.layers);
-    let memtables = layers.filter(|l| l.memtable.max_seq() > since).map(|l| Newer::Memtable(l.memtable.clone()));
+    let memtables = layers
+        .filter(|l| l.memtable.max_seq() > since)
+        .map(|l| Newer::Memtable(l.memtable.clone()));
     let mut all: Vec<Newer> = memtables.collect();
     let past = db.transactions.history.of(dict, since).into_iter();
     all.extend(past.map(|p| if p.at_once { Newer::AtOnce(p.run) } else { Newer::Run(p.run) }));
@@ -140,7 +151,13 @@ fn both(db: &Database, own: &Own, since: Seq) -> Result<Both> {
 }
 
 /// Walks what they have changed, and asks whether we have, too.
-fn through_theirs(own: &Own, dict: DictionaryId, newer: &Newer, since: Seq, found: &mut Both) -> Result<()> {
+fn through_theirs(
+    own: &Own,
+    dict: DictionaryId,
+    newer: &Newer,
+    since: Seq,
+    found: &mut Both,
+) -> Result<()> {
     let mut source = newer.source();
     source.first()?;
     while let Some(item) = source.item() {
@@ -164,7 +181,14 @@ fn through_theirs(own: &Own, dict: DictionaryId, newer: &Newer, since: Seq, foun
 }
 
 /// Walks what we have changed, and asks whether they have, too.
-fn through_mine(own: &Own, dict: DictionaryId, part: &Part, newer: &Newer, since: Seq, found: &mut Both) -> Result<()> {
+fn through_mine(
+    own: &Own,
+    dict: DictionaryId,
+    part: &Part,
+    newer: &Newer,
+    since: Seq,
+    found: &mut Both,
+) -> Result<()> {
     let mut source = part.source(own.at)?;
     let mut theirs = newer.source();
     while let Some(item) = source.item() {
@@ -216,15 +240,25 @@ fn changed_since(own: &Own, base: &View, now: &View, found: &mut Both) -> Result
     })
 }
 
-/// What others have changed is joined with what `own` changes: the changes that `own` needs besides, or [`Error::Conflict`]. `base`: the
-/// store as it was when the transaction began or was last looked at; `now`: as it is. `by_value`: `base` may be older than `since`.
-pub(super) fn reconcile(db: &Database, own: &Own, since: Seq, by_value: bool, base: &View, now: &View) -> Result<Changes> {
+/// What others have changed is joined with what `own` changes: the changes that `own` needs
+/// besides, or [`Error::Conflict`]. `base`: the store as it was when the transaction began or was
+/// last looked at; `now`: as it is. `by_value`: `base` may be older than `since`.
+pub(super) fn reconcile(
+    db: &Database,
+    own: &Own,
+    since: Seq,
+    by_value: bool,
+    base: &View,
+    now: &View,
+) -> Result<Changes> {
     let mut found = both(db, own, since)?;
     if by_value {
         changed_since(own, base, now, &mut found)?;
     }
     // A log is nobody else's.
-    let log = |dict: &DictionaryId| now.version.trees.get(dict).is_some_and(|t| t.info.branch == durable::BRANCH);
+    let log = |dict: &DictionaryId| {
+        now.version.trees.get(dict).is_some_and(|t| t.info.branch == durable::BRANCH)
+    };
     let found = Both {
         points: found.points.into_iter().filter(|(dict, _)| !log(dict)).collect(),
         ranges: found.ranges.into_iter().filter(|(dict, _)| !log(dict)).collect(),
@@ -266,7 +300,11 @@ pub(super) fn any(db: &Database, own: &Own, since: Seq) -> Result<bool> {
 }
 
 /// The first key or range of `reads` that others have changed after `since`.
-pub(super) fn changed_read(db: &Database, reads: &ReadSet, since: Seq) -> Result<Option<(DictionaryId, Bytes)>> {
+pub(super) fn changed_read(
+    db: &Database,
+    reads: &ReadSet,
+    since: Seq,
+) -> Result<Option<(DictionaryId, Bytes)>> {
     for (dict, ranges) in reads.iter() {
         // Dropped or rolled back meanwhile: all of it was changed.
         let gone = db.version.load().trees.get(&dict).is_none_or(|t| t.since > since);
@@ -285,14 +323,22 @@ pub(super) fn changed_read(db: &Database, reads: &ReadSet, since: Seq) -> Result
     Ok(None)
 }
 
-/// Whether something of `range` was changed after `since`. `source`: that of `newer`, once there is one.
-fn changed_in(newer: &Newer, source: &mut Option<Box<dyn Source>>, range: &KeyRange, since: Seq) -> Result<bool> {
+/// Whether something of `range` was changed after `since`. `source`: that of `newer`, once there is
+/// one.
+fn changed_in(
+    newer: &Newer,
+    source: &mut Option<Box<dyn Source>>,
+    range: &KeyRange,
+    since: Seq,
+) -> Result<bool> {
     if range.end.as_ref().is_some_and(|end| end.strip_prefix(&range.start[..]) == Some(&[0])) {
         return newer.changed(&range.start, since);
     }
     let source = source.get_or_insert_with(|| newer.source());
     source.seek(&range.start)?;
-    while let Some(item) = source.item().filter(|item| range.end.as_ref().is_none_or(|end| *item.key < **end)) {
+    while let Some(item) =
+        source.item().filter(|item| range.end.as_ref().is_none_or(|end| *item.key < **end))
+    {
         if newer.counts(item.seq, since) {
             return Ok(true);
         }

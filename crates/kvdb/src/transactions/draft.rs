@@ -1,8 +1,9 @@
-//! A draft: changes that are to be made in a transaction all at once or not at all, and are seen by whoever makes them before that.
+//! A draft: changes that are to be made in a transaction all at once or not at all, and are seen by
+//! whoever makes them before that.
 //!
-//! They stand in memtables of their own, numbered by themselves, above what the transaction had written when the draft began. What others
-//! change in the transaction meanwhile is not seen in the draft, and is not undone when it is dropped, as it would be by going back to
-//! a savepoint.
+//! They stand in memtables of their own, numbered by themselves, above what the transaction had
+//! written when the draft began. What others change in the transaction meanwhile is not seen in the
+//! draft, and is not undone when it is dropped, as it would be by going back to a savepoint.
 
 use bytes::Bytes;
 use env::sync::atomic::Ordering;
@@ -16,10 +17,12 @@ use crate::error::Result;
 use crate::journal::record::Changes;
 use crate::read::view::View;
 
-/// What a change takes beside its key and value, about: it is kept twice, to be read and to be made.
+/// What a change takes beside its key and value, about: it is kept twice, to be read and to be
+/// made.
 const OVERHEAD: usize = 128;
 
-/// Changes of a transaction that are not made yet; dropped, they never are. What a serializable one has locked for them stays locked.
+/// Changes of a transaction that are not made yet; dropped, they never are. What a serializable one
+/// has locked for them stays locked.
 pub struct Draft {
     transaction: Transaction,
     own: Own,
@@ -101,7 +104,11 @@ mod tests {
             draft.apply(gone).expect("drafted");
             assert_eq!(draft.get(dict, b"a").expect("read").as_deref(), Some(&b"1"[..]));
             assert_eq!(draft.get(dict, b"b").expect("read"), None);
-            assert_eq!(t.get(dict, b"a").expect("read").as_deref(), Some(&b"0"[..]), "not made yet");
+            assert_eq!(
+                t.get(dict, b"a").expect("read").as_deref(),
+                Some(&b"0"[..]),
+                "not made yet"
+            );
             // What comes into the transaction meanwhile stays, whatever becomes of the draft.
             t.put(dict, "c", "1").expect("put");
             drop(draft);
@@ -110,7 +117,10 @@ mod tests {
             draft.finish().expect("made");
             t.commit(Durability::Buffered).expect("committed");
             let values = [b"a", b"b", b"c"].map(|key| db.get(dict, key).expect("read"));
-            assert_eq!(values.map(|v| v.map(|v| v.to_vec())), [Some(b"0".to_vec()), Some(b"2".to_vec()), Some(b"1".to_vec())]);
+            assert_eq!(
+                values.map(|v| v.map(|v| v.to_vec())),
+                [Some(b"0".to_vec()), Some(b"2".to_vec()), Some(b"1".to_vec())]
+            );
         }
     }
 
@@ -135,7 +145,8 @@ mod tests {
             found
         };
         let want = [("a", "0"), ("b", "0"), ("mine", "1"), ("more", "1"), ("most", "1")];
-        let want: Vec<(Bytes, Bytes)> = want.iter().map(|(k, v)| (Bytes::from(*k), Bytes::from(*v))).collect();
+        let want: Vec<(Bytes, Bytes)> =
+            want.iter().map(|(k, v)| (Bytes::from(*k), Bytes::from(*v))).collect();
         assert_eq!(seen(&draft), want);
         assert_eq!(draft.get(dict, b"new").expect("read"), None);
         // Neither when the transaction writes out what it has in memory.

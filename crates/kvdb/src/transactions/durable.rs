@@ -1,9 +1,12 @@
-//! Transactions that survive a crash and a restart. What such a one writes is logged: in a dictionary of its own, in a branch that nobody
-//! sees, one tuple for each call, committed like everything else and hence on disk within the flush interval. What it reads is kept by
-//! a snapshot of its own. When the store is opened again, it goes on as of the last of its calls that is on disk.
+//! Transactions that survive a crash and a restart. What such a one writes is logged: in a
+//! dictionary of its own, in a branch that nobody sees, one tuple for each call, committed like
+//! everything else and hence on disk within the flush interval. What it reads is kept by a snapshot
+//! of its own. When the store is opened again, it goes on as of the last of its calls that is on
+//! disk.
 //!
-//! Its commit deletes the log in the same commit, and so does its abort: a log without its beginning is that of a transaction which
-//! has ended, whatever happened afterwards, and is swept up.
+//! Its commit deletes the log in the same commit, and so does its abort: a log without its
+//! beginning is that of a transaction which has ended, whatever happened afterwards, and is swept
+//! up.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -40,10 +43,14 @@ fn base_name(id: impl Display) -> String {
     format!(".transaction-{id}")
 }
 
-/// How a transaction was begun, as its log has it: version, flags (1: conflicts are checked, 2: with a user), varint idle limit in ms and
-/// one (0: none), bytes label, varint user if there is one.
+/// How a transaction was begun, as its log has it: version, flags (1: conflicts are checked, 2:
+/// with a user), varint idle limit in ms and one (0: none), bytes label, varint user if there is
+/// one.
 pub(crate) fn encode(options: &TransactionOptions) -> Vec<u8> {
-    let mut out = vec![1, u8::from(options.check_conflicts) | if options.user.is_some() { WITH_USER } else { 0 }];
+    let mut out = vec![
+        1,
+        u8::from(options.check_conflicts) | if options.user.is_some() { WITH_USER } else { 0 },
+    ];
     put_varint(&mut out, options.idle_limit.map_or(0, |limit| limit.as_millis() as u64 + 1));
     put_bytes(&mut out, options.label.as_bytes());
     options.user.into_iter().for_each(|user| put_varint(&mut out, user.into()));
@@ -59,16 +66,29 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<TransactionOptions> {
     let check_conflicts = flags & 1 != 0;
     let idle_limit = r.varint()?.checked_sub(1).map(Duration::from_millis);
     let label = String::from_utf8_lossy(r.bytes()?).into_owned();
-    let user =
-        if flags & WITH_USER != 0 { Some(u32::try_from(r.varint()?).map_err(|_| r.corrupt("an impossible user"))?) } else { None };
-    Ok(TransactionOptions { check_conflicts, idle_limit, label, user, detached: true, durable: true, ..Default::default() })
+    let user = if flags & WITH_USER != 0 {
+        Some(u32::try_from(r.varint()?).map_err(|_| r.corrupt("an impossible user"))?)
+    } else {
+        None
+    };
+    Ok(TransactionOptions {
+        check_conflicts,
+        idle_limit,
+        label,
+        user,
+        detached: true,
+        durable: true,
+        ..Default::default()
+    })
 }
 
 /// Changes by themselves: what is stored elsewhere is read.
 fn whole(db: &Database, changes: &Changes) -> Result<Changes> {
     let op = |op: &Op| -> Result<Op> {
         Ok(match op {
-            Op::Put(key, value @ Value::Extent(_)) => Op::Put(key.clone(), Value::Inline(read(&db.store, value.clone())?)),
+            Op::Put(key, value @ Value::Extent(_)) => {
+                Op::Put(key.clone(), Value::Inline(read(&db.store, value.clone())?))
+            }
             op => op.clone(),
         })
     };
@@ -76,10 +96,17 @@ fn whole(db: &Database, changes: &Changes) -> Result<Changes> {
 }
 
 impl Database {
-    /// Begins the log of a transaction, and keeps what it reads: durable when this returns. The caller has `logging`.
-    pub(super) fn begin_log(&self, id: TransactionId, options: &TransactionOptions) -> Result<Open> {
+    /// Begins the log of a transaction, and keeps what it reads: durable when this returns. The
+    /// caller has `logging`.
+    pub(super) fn begin_log(
+        &self,
+        id: TransactionId,
+        options: &TransactionOptions,
+    ) -> Result<Open> {
         if options.isolation == Isolation::Serializable {
-            return Err(Error::Invalid("a durable transaction cannot be serializable: its locks would not survive".into()));
+            return Err(Error::Invalid(
+                "a durable transaction cannot be serializable: its locks would not survive".into(),
+            ));
         }
         match self.create_branch(BRANCH) {
             Ok(()) | Err(Error::Exists(_)) => {}
@@ -101,7 +128,13 @@ impl Database {
     }
 
     /// Logs changes that a transaction is about to make; `at`: how many it has made before.
-    pub(super) fn log(&self, log: DictionaryId, at: u64, changes: &Changes, claim: SpaceClaim) -> Result<()> {
+    pub(super) fn log(
+        &self,
+        log: DictionaryId,
+        at: u64,
+        changes: &Changes,
+        claim: SpaceClaim,
+    ) -> Result<()> {
         let changes = whole(self, changes)?;
         let mut batch = Batch::new();
         if claim.promised {
@@ -143,7 +176,12 @@ impl Database {
     /// Opens the transactions again whose logs are there.
     pub(crate) fn restore_transactions(self: &Arc<Self>) -> Result<()> {
         let view = self.view();
-        let logs = view.version.trees.values().filter(|t| t.info.branch == BRANCH).map(|t| (t.info.id, t.info.name.clone()));
+        let logs = view
+            .version
+            .trees
+            .values()
+            .filter(|t| t.info.branch == BRANCH)
+            .map(|t| (t.info.id, t.info.name.clone()));
         for (log, name) in logs.collect::<Vec<_>>() {
             let Ok(id) = name.parse::<u64>().map(TransactionId) else { continue };
             self.transactions.number_used(id);
@@ -155,7 +193,9 @@ impl Database {
                         self.delete_log(log, Bytes::from_static(BEGINNING))?;
                     }
                     Err(e) => {
-                        tracing::warn!("transaction {id} cannot go on now; it is kept for the next time the store is opened: {e}")
+                        tracing::warn!(
+                            "transaction {id} cannot go on now; it is kept for the next time the store is opened: {e}"
+                        )
                     }
                 }
             }
@@ -163,7 +203,12 @@ impl Database {
         Ok(())
     }
 
-    fn restore(self: &Arc<Self>, id: TransactionId, log: DictionaryId, beginning: &[u8]) -> Result<()> {
+    fn restore(
+        self: &Arc<Self>,
+        id: TransactionId,
+        log: DictionaryId,
+        beginning: &[u8],
+    ) -> Result<()> {
         let mut open = self.open_logged(id, log)?;
         let share = self.transactions.share(self);
         let mut cursor = self.view().cursor(log, &[0], b"")?;
@@ -171,10 +216,13 @@ impl Database {
             // The record's own length stands in front.
             let value = tuple.value()?;
             let mut rest = &value[..];
-            zones::varint::get_u64(&mut rest)
-                .map_err(|_| Error::Corrupt(format!("the log of transaction {id} has a record without a length")))?;
+            zones::varint::get_u64(&mut rest).map_err(|_| {
+                Error::Corrupt(format!("the log of transaction {id} has a record without a length"))
+            })?;
             let Record::Commit(changes) = record::decode(&value.slice_ref(rest))? else {
-                return Err(Error::Corrupt(format!("the log of transaction {id} has a record that is no change")));
+                return Err(Error::Corrupt(format!(
+                    "the log of transaction {id} has a record that is no change"
+                )));
             };
             if open.own.is_full(share) {
                 open.own.spill(self, &Default::default())?;
@@ -188,22 +236,27 @@ impl Database {
         Ok(())
     }
 
-    /// Drops the logs of transactions that have ended: nobody has them open, and they have no beginning. (When the store is closed they are
-    /// open no more, and go on all the same.)
+    /// Drops the logs of transactions that have ended: nobody has them open, and they have no
+    /// beginning. (When the store is closed they are open no more, and go on all the same.)
     pub(crate) fn sweep_logs(&self) -> Result<()> {
         // Not that of one that is just beginning.
         let Some(_logging) = self.transactions.logging.try_lock() else { return Ok(()) };
         let view = self.view();
         let mut ended = Vec::new();
         for tree in view.version.trees.values().filter(|t| t.info.branch == BRANCH) {
-            let open = tree.info.name.parse().is_ok_and(|id| self.transactions.find(TransactionId(id)).is_some());
+            let open = tree
+                .info
+                .name
+                .parse()
+                .is_ok_and(|id| self.transactions.find(TransactionId(id)).is_some());
             if !open && view.get(tree.info.id, BEGINNING)?.is_none() {
                 ended.push((tree.info.id, tree.info.name.clone()));
             }
         }
         drop(view);
         if !ended.is_empty() {
-            // Dropping is on disk at once. What ended them must be there before, or a crash would leave a log without what it reads.
+            // Dropping is on disk at once. What ended them must be there before, or a crash would
+            // leave a log without what it reads.
             self.sync()?;
         }
         for (log, name) in ended {
@@ -221,7 +274,10 @@ impl Group {
     pub(super) fn end_log(&self, log: Option<DictionaryId>) {
         let Some(log) = log else { return };
         if let Err(e) = self.db.delete_log(log, Bytes::from_static(BEGINNING)) {
-            tracing::warn!("transaction {} is aborted, but may be there again when the store is opened: {e}", self.id);
+            tracing::warn!(
+                "transaction {} is aborted, but may be there again when the store is opened: {e}",
+                self.id
+            );
         }
     }
 }

@@ -1,8 +1,9 @@
-//! How a transaction ends. A small commit goes the way of every batch: through the pipeline, into journal and memtables. A large one
-//! writes out what it still has in memory and *binds* its runs: the memtables of the moment are sealed, the runs are put above them, and
-//! one record of the journal says so; no data is moved, however much it is (VT-tree paper, §3.2). Either way the last look for conflicts
-//! is taken under the pipeline's lock, and mostly finds that nothing was committed since the one before. An abort lets go of what was
-//! written; there is nothing to undo.
+//! How a transaction ends. A small commit goes the way of every batch: through the pipeline, into
+//! journal and memtables. A large one writes out what it still has in memory and *binds* its runs:
+//! the memtables of the moment are sealed, the runs are put above them, and one record of the
+//! journal says so; no data is moved, however much it is (VT-tree paper, §3.2). Either way the last
+//! look for conflicts is taken under the pipeline's lock, and mostly finds that nothing was
+//! committed since the one before. An abort lets go of what was written; there is nothing to undo.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,7 +26,8 @@ use crate::read::view::View;
 
 /// A commit with more in memory than this binds runs, bytes.
 const BIND_AT: usize = 1 << 20;
-/// Looks for conflicts outside of the pipeline's lock before one is taken under it, however long it takes.
+/// Looks for conflicts outside of the pipeline's lock before one is taken under it, however long it
+/// takes.
 const LOOKS: usize = 4;
 
 impl Group {
@@ -63,8 +65,9 @@ impl Group {
         }
     }
 
-    /// Makes the changes everybody's; `None`: there were none. What they are joined with is not the transaction's until it has committed: it
-    /// may go on after an error, and what it changes then has to be compared with all that has happened since it began.
+    /// Makes the changes everybody's; `None`: there were none. What they are joined with is not the
+    /// transaction's until it has committed: it may go on after an error, and what it changes then
+    /// has to be compared with all that has happened since it began.
     fn apply(&self, open: &mut Open) -> Result<Option<Applied>> {
         let db = &*self.db;
         db.writable()?;
@@ -127,7 +130,9 @@ impl Group {
                 true => {
                     own.spill(db, &BTreeMap::new())?;
                     let runs = runs(&own);
-                    db.zones.sync().map_err(|e| db.health.fail("syncing a transaction", &e.into()))?;
+                    db.zones
+                        .sync()
+                        .map_err(|e| db.health.fail("syncing a transaction", &e.into()))?;
                     db.bind_runs(&runs, || touched(&mine), owner, still)?
                 }
                 false => {
@@ -168,7 +173,8 @@ impl Group {
         }
     }
 
-    /// The same against its user's wish. Does not wait for a call that is under way: that one ends it then.
+    /// The same against its user's wish. Does not wait for a call that is under way: that one ends
+    /// it then.
     pub(super) fn end(&self, why: &str) {
         *self.doomed.lock() = Some(why.to_owned());
         let mut state = self.state.write();
@@ -216,7 +222,9 @@ fn changes(own: &Own) -> Result<(Changes, bool)> {
                     Op::Put(key, value.to_value())
                 }
                 BodyRef::Delete => Op::Delete(key),
-                BodyRef::DeleteRange { end } => Op::DeleteRange(key, bytes::Bytes::copy_from_slice(end)),
+                BodyRef::DeleteRange { end } => {
+                    Op::DeleteRange(key, bytes::Bytes::copy_from_slice(end))
+                }
             },
         ));
         Ok(())
@@ -227,5 +235,8 @@ fn changes(own: &Own) -> Result<(Changes, bool)> {
 /// The runs of a transaction that has nothing in memory, newest first.
 fn runs(own: &Own) -> Vec<(DictionaryId, Vec<Arc<Run>>)> {
     let run = |part: &Part| if let Part::Run(run) = part { Some(run.clone()) } else { None };
-    own.trees.iter().map(|(dict, parts)| (*dict, parts.iter().rev().filter_map(run).collect())).collect()
+    own.trees
+        .iter()
+        .map(|(dict, parts)| (*dict, parts.iter().rev().filter_map(run).collect()))
+        .collect()
 }

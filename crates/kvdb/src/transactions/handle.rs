@@ -1,4 +1,5 @@
-//! A transaction in hand. Clones are the same transaction, wherever they are: it ends for all of them.
+//! A transaction in hand. Clones are the same transaction, wherever they are: it ends for all of
+//! them.
 
 use env::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::collections::BTreeMap;
@@ -28,12 +29,14 @@ use crate::read::view::View;
 /// What a transaction sees of others, and they of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Isolation {
-    /// It reads the store as it was when it began, with its own changes. Of two that change the same key the first one to commit wins;
-    /// the other gets [`Error::Conflict`], unless a [`super::MergeRoutine`] can join both.
+    /// It reads the store as it was when it began, with its own changes. Of two that change the
+    /// same key the first one to commit wins; the other gets [`Error::Conflict`], unless a
+    /// [`super::MergeRoutine`] can join both.
     #[default]
     Snapshot,
-    /// As if it ran alone: what it reads or writes is locked until it ends (strict two-phase locking). It reads what is committed now. Of
-    /// two that want the same key the older one goes first, so nobody waits in a circle.
+    /// As if it ran alone: what it reads or writes is locked until it ends (strict two-phase
+    /// locking). It reads what is committed now. Of two that want the same key the older one goes
+    /// first, so nobody waits in a circle.
     Serializable,
 }
 
@@ -41,23 +44,28 @@ pub enum Isolation {
 #[derive(Clone, Debug)]
 pub struct TransactionOptions {
     pub isolation: Isolation,
-    /// Snapshot isolation only. `false`: whoever commits last wins. For those who know that nobody else touches their keys.
+    /// Snapshot isolation only. `false`: whoever commits last wins. For those who know that nobody
+    /// else touches their keys.
     pub check_conflicts: bool,
-    /// It stays when its last handle is dropped, to be joined by its number, until it is ended or idle for too long. Otherwise it is aborted
-    /// with its last handle.
+    /// It stays when its last handle is dropped, to be joined by its number, until it is ended or
+    /// idle for too long. Otherwise it is aborted with its last handle.
     pub detached: bool,
     /// It is aborted after so long without a call. `None`: never.
     pub idle_limit: Option<Duration>,
-    /// Serializable only: how long a call waits for a lock before it gives up with [`Error::Locked`].
+    /// Serializable only: how long a call waits for a lock before it gives up with
+    /// [`Error::Locked`].
     pub lock_timeout: Duration,
-    /// Serializable only: it is begun in place of one that was aborted for an older one, and is as old as that.
+    /// Serializable only: it is begun in place of one that was aborted for an older one, and is as
+    /// old as that.
     pub retry_of: Option<TransactionId>,
-    /// It survives a crash and a restart, as it was some moments (the flush interval) before at the latest: its changes are logged, and hence
-    /// written once more. Snapshot isolation only; detached whether or not that is said.
+    /// It survives a crash and a restart, as it was some moments (the flush interval) before at the
+    /// latest: its changes are logged, and hence written once more. Snapshot isolation only;
+    /// detached whether or not that is said.
     pub durable: bool,
     /// For people who look at a list of transactions.
     pub label: String,
-    /// The user of the system that began it, for doors that keep users apart. The store itself takes no notice of it.
+    /// The user of the system that began it, for doors that keep users apart. The store itself
+    /// takes no notice of it.
     pub user: Option<u32>,
 }
 
@@ -95,7 +103,8 @@ pub struct TransactionInfo {
     pub memory: u64,
     /// Bytes of those runs.
     pub run_bytes: u64,
-    /// The transaction whose end a call of this one waits for, since that one holds what it would lock.
+    /// The transaction whose end a call of this one waits for, since that one holds what it would
+    /// lock.
     pub waits_for: Option<TransactionId>,
 }
 
@@ -108,7 +117,8 @@ pub struct Savepoint {
     pub(super) id: u64,
 }
 
-/// An open transaction: reads see what was there when it began and its own changes; nobody else sees these before it commits.
+/// An open transaction: reads see what was there when it began and its own changes; nobody else
+/// sees these before it commits.
 ///
 /// ```
 /// # let db = kvdb::Kvdb::in_memory();
@@ -151,11 +161,13 @@ pub(crate) struct Group {
     /// The number of the newest commit when it began.
     pub(super) since: u64,
     pub(super) state: RwLock<State>,
-    /// Changes, memory and bytes of runs when that was last looked at: for listings, which wait for no call and no commit.
+    /// Changes, memory and bytes of runs when that was last looked at: for listings, which wait for
+    /// no call and no commit.
     size: env::sync::Mutex<(u64, u64, u64)>,
     /// Memory of its changes as it is counted in that of all transactions.
     pub(super) held: AtomicUsize,
-    /// It is not to go on: why. Looked at by every call; set without waiting for one that is under way.
+    /// It is not to go on: why. Looked at by every call; set without waiting for one that is under
+    /// way.
     pub(super) doomed: env::sync::Mutex<Option<String>>,
 }
 
@@ -176,7 +188,8 @@ pub(super) struct Open {
     pub depends: Vec<Claim>,
     /// Where its changes are logged.
     pub log: Option<DictionaryId>,
-    /// What it reads may be older than the number that conflicts are looked for from: what others have changed is told by values as well.
+    /// What it reads may be older than the number that conflicts are looked for from: what others
+    /// have changed is told by values as well.
     pub by_value: bool,
     pub(super) savepoints: Vec<Mark>,
     pub(super) next_savepoint: u64,
@@ -228,8 +241,8 @@ impl Kvdb {
         self.db.0.transactions.find(id).map(|g| Group::handle(&g)).ok_or(Error::NoTransaction(id))
     }
 
-    /// Why a transaction is over that was aborted for an older one, not too long ago: it may be begun again. For those who only learn
-    /// at its end that it has ended.
+    /// Why a transaction is over that was aborted for an older one, not too long ago: it may be
+    /// begun again. For those who only learn at its end that it has ended.
     pub fn lost_to_another(&self, id: TransactionId) -> Option<Error> {
         self.db.0.transactions.lost(id)
     }
@@ -251,7 +264,10 @@ impl Group {
     ) -> Arc<Group> {
         Arc::new(Group {
             id,
-            options: TransactionOptions { detached: options.detached || options.durable, ..options },
+            options: TransactionOptions {
+                detached: options.detached || options.durable,
+                ..options
+            },
             db,
             begun: now,
             used_nanos: AtomicU64::new(now.as_nanos() as u64),
@@ -296,7 +312,10 @@ impl Group {
 
     /// Notes how large it is.
     pub(super) fn measure(&self, state: &State) {
-        let size = state.open.as_ref().map(|open| (open.own.at, open.own.memory() as u64, open.own.run_bytes()));
+        let size = state
+            .open
+            .as_ref()
+            .map(|open| (open.own.at, open.own.memory() as u64, open.own.run_bytes()));
         *self.size.lock() = size.unwrap_or_default();
     }
 
@@ -347,7 +366,8 @@ impl Transaction {
         self.group.options.isolation
     }
 
-    /// Whether it cannot undo unawares what others have changed; see [`TransactionOptions::check_conflicts`].
+    /// Whether it cannot undo unawares what others have changed; see
+    /// [`TransactionOptions::check_conflicts`].
     pub fn checks_conflicts(&self) -> bool {
         self.group.options.check_conflicts || self.isolation() == Isolation::Serializable
     }
@@ -366,7 +386,8 @@ impl Transaction {
         self.group.options.durable
     }
 
-    /// What a durable one has changed before this call is on disk when it returns. Of another one nothing is before its commit.
+    /// What a durable one has changed before this call is on disk when it returns. Of another one
+    /// nothing is before its commit.
     pub fn sync(&self) -> Result<()> {
         if self.is_durable() { self.group.db.sync() } else { Ok(()) }
     }
@@ -399,9 +420,15 @@ impl Transaction {
         }
     }
 
-    /// Up to `limit` tuples of `[start, end)` as the transaction sees them; see [`View::scan`]. A serializable one locks the part of
-    /// the range that it has seen.
-    pub fn scan(&self, dict: DictionaryId, start: &[u8], end: &[u8], limit: usize) -> Result<Vec<(Bytes, Bytes)>> {
+    /// Up to `limit` tuples of `[start, end)` as the transaction sees them; see [`View::scan`]. A
+    /// serializable one locks the part of the range that it has seen.
+    pub fn scan(
+        &self,
+        dict: DictionaryId,
+        start: &[u8],
+        end: &[u8],
+        limit: usize,
+    ) -> Result<Vec<(Bytes, Bytes)>> {
         if self.isolation() == Isolation::Snapshot {
             return self.view()?.scan(dict, start, end, limit);
         }
@@ -413,7 +440,11 @@ impl Transaction {
             match (last, &locked) {
                 (Some(last), Some(locked)) if last <= *locked => return Ok(found),
                 (Some(last), _) => {
-                    self.lock(dict, KeyRangeRef::between(start, &[&last[..], &[0]].concat()), Mode::Shared)?;
+                    self.lock(
+                        dict,
+                        KeyRangeRef::between(start, &[&last[..], &[0]].concat()),
+                        Mode::Shared,
+                    )?;
                     locked = Some(last);
                 }
                 (None, _) => {
@@ -424,7 +455,8 @@ impl Transaction {
         }
     }
 
-    /// A cursor over `[start, end)` as the transaction sees it now; a serializable one locks all of the range.
+    /// A cursor over `[start, end)` as the transaction sees it now; a serializable one locks all of
+    /// the range.
     pub fn cursor(&self, dict: DictionaryId, start: &[u8], end: &[u8]) -> Result<Cursor> {
         self.lock_range(dict, start, end, false)?;
         self.view()?.cursor(dict, start, end)
@@ -447,7 +479,11 @@ impl Transaction {
 
     pub(super) fn base(&self) -> Result<View> {
         let state = self.read()?;
-        state.open.as_ref().map(|open| self.beneath(open)).ok_or(Error::NoTransaction(self.group.id))
+        state
+            .open
+            .as_ref()
+            .map(|open| self.beneath(open))
+            .ok_or(Error::NoTransaction(self.group.id))
     }
 
     /// Begins changes that are to be made all at once or not at all.
@@ -457,7 +493,12 @@ impl Transaction {
         Ok(Draft::new(self.clone(), &open.own))
     }
 
-    pub fn put(&self, dict: DictionaryId, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
+    pub fn put(
+        &self,
+        dict: DictionaryId,
+        key: impl AsRef<[u8]>,
+        value: impl AsRef<[u8]>,
+    ) -> Result<()> {
         let (key, value) = (key.as_ref(), value.as_ref());
         check_put(key.len(), value.len())?;
         if self.group.options.durable {
@@ -476,7 +517,12 @@ impl Transaction {
     }
 
     /// Deletes every key in `[start, end)`.
-    pub fn delete_range(&self, dict: DictionaryId, start: impl Into<Bytes>, end: impl Into<Bytes>) -> Result<()> {
+    pub fn delete_range(
+        &self,
+        dict: DictionaryId,
+        start: impl Into<Bytes>,
+        end: impl Into<Bytes>,
+    ) -> Result<()> {
         let mut batch = Batch::new();
         batch.delete_range(dict, start, end);
         self.apply(batch)
@@ -486,7 +532,9 @@ impl Transaction {
     pub fn apply(&self, batch: Batch) -> Result<()> {
         let Valid { changes, claim, hold } = self.validate(batch)?;
         match changes.first() {
-            Some((dict, _)) => self.change(*dict, claim, Some(&changes), |own| own.write(&changes, hold)),
+            Some((dict, _)) => {
+                self.change(*dict, claim, Some(&changes), |own| own.write(&changes, hold))
+            }
             None => Ok(()),
         }
     }
@@ -502,16 +550,25 @@ impl Transaction {
         Ok(valid)
     }
 
-    /// Makes changes that were validated, and whose places are held. Their dictionaries may be gone by now, which the commit refuses.
+    /// Makes changes that were validated, and whose places are held. Their dictionaries may be gone
+    /// by now, which the commit refuses.
     pub(super) fn make(&self, changes: &Changes, claim: SpaceClaim) -> Result<()> {
         match changes.first() {
-            Some((dict, _)) => self.change(*dict, claim, Some(changes), |own| own.write(changes, Default::default())),
+            Some((dict, _)) => self
+                .change(*dict, claim, Some(changes), |own| own.write(changes, Default::default())),
             None => self.read().map(|_| ()),
         }
     }
 
-    /// Makes room and then changes. `dict`: one that is changed; `logged`: the changes, when they may have to be logged.
-    fn change(&self, dict: DictionaryId, claim: SpaceClaim, logged: Option<&Changes>, change: impl FnOnce(&mut Own)) -> Result<()> {
+    /// Makes room and then changes. `dict`: one that is changed; `logged`: the changes, when they
+    /// may have to be logged.
+    fn change(
+        &self,
+        dict: DictionaryId,
+        claim: SpaceClaim,
+        logged: Option<&Changes>,
+        change: impl FnOnce(&mut Own),
+    ) -> Result<()> {
         let db = &self.group.db;
         let mut state = self.write()?;
         let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.group.id)) };
@@ -523,8 +580,11 @@ impl Transaction {
         if open.own.is_full(share) {
             db.writable()?;
             match open.spill(db) {
-                // Deletions are still taken, by a share above what one batch may have left: they lead to space in the end.
-                Err(Error::NoSpace) if claim.removes && open.own.memory() < 2 * share + db.shares.largest_record => {}
+                // Deletions are still taken, by a share above what one batch may have left: they
+                // lead to space in the end.
+                Err(Error::NoSpace)
+                    if claim.removes
+                        && open.own.memory() < 2 * share + db.shares.largest_record => {}
                 Err(Error::NoSpace) if db.want_space() => open.spill(db)?,
                 spilled => spilled?,
             }
@@ -559,7 +619,9 @@ impl Transaction {
         let mut state = self.write()?;
         let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.group.id)) };
         let Some(at) = open.savepoints.iter().position(|mark| mark.id == savepoint.id) else {
-            return Err(Error::Invalid("the savepoint is gone: the transaction went back to an earlier one".into()));
+            return Err(Error::Invalid(
+                "the savepoint is gone: the transaction went back to an earlier one".into(),
+            ));
         };
         open.savepoints.truncate(at + 1);
         let mark = &open.savepoints[at];
@@ -573,18 +635,21 @@ impl Transaction {
         Ok(())
     }
 
-    /// Makes its changes part of the store, all of them at once. It has ended then, also when this fails with
-    /// [`Error::Conflict`]; after [`Error::NoSpace`] and the like it is still there.
+    /// Makes its changes part of the store, all of them at once. It has ended then, also when this
+    /// fails with [`Error::Conflict`]; after [`Error::NoSpace`] and the like it is still there.
     pub fn commit(&self, durability: Durability) -> Result<()> {
         self.group.used()?;
         self.group.commit(durability)
     }
 
-    /// Whether others have by now changed something that it has changed or that its commit depends on, so that it would find a conflict
-    /// if nothing can join the two. Never so for a serializable one.
+    /// Whether others have by now changed something that it has changed or that its commit depends
+    /// on, so that it would find a conflict if nothing can join the two. Never so for a
+    /// serializable one.
     pub fn is_outdated(&self) -> Result<bool> {
         let (own, claims) = match &self.read()?.open {
-            Some(open) if open.base.is_some() => (open.own.clone(), super::reads::claims(open, self.group.since)),
+            Some(open) if open.base.is_some() => {
+                (open.own.clone(), super::reads::claims(open, self.group.since))
+            }
             _ => return Ok(false),
         };
         let db = &self.group.db;

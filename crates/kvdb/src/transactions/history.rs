@@ -1,6 +1,7 @@
-//! What was committed since the oldest open transaction began, and lies in runs already. Conflicts are found here and in the memtables,
-//! so that merges need to know nothing of transactions: they may drop tombstones and forget numbers as if there were none. A run that
-//! is kept here costs the zones that it alone still refers to, and no memory but for its root.
+//! What was committed since the oldest open transaction began, and lies in runs already. Conflicts
+//! are found here and in the memtables, so that merges need to know nothing of transactions: they
+//! may drop tombstones and forget numbers as if there were none. A run that is kept here costs the
+//! zones that it alone still refers to, and no memory but for its root.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Where locks meet transactions and commits: a serializable transaction locks what it reads and writes before it does; a commit that
-//! holds no locks keeps clear of those that others hold.
+//! Where locks meet transactions and commits: a serializable transaction locks what it reads and
+//! writes before it does; a commit that holds no locks keeps clear of those that others hold.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -25,9 +25,10 @@ thread_local! {
     static PAST: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
-/// Does `work`; commits made in it on this thread do not wait for serializable transactions that hold what they want, but fail with
-/// [`Error::Locked`] at once, having changed nothing; a transaction that was to commit is still open. For those who hold locks of their
-/// own that others need: let go of these, wait, and try again.
+/// Does `work`; commits made in it on this thread do not wait for serializable transactions that
+/// hold what they want, but fail with [`Error::Locked`] at once, having changed nothing; a
+/// transaction that was to commit is still open. For those who hold locks of their own that others
+/// need: let go of these, wait, and try again.
 pub fn at_once<T>(work: impl FnOnce() -> T) -> T {
     struct Before(bool);
     impl Drop for Before {
@@ -60,35 +61,57 @@ fn range_of(op: &Op) -> KeyRangeRef<'_> {
 }
 
 /// What changes touch.
-pub(crate) fn ranges(changes: &Changes) -> impl Iterator<Item = (DictionaryId, KeyRangeRef<'_>)> + Clone {
+pub(crate) fn ranges(
+    changes: &Changes,
+) -> impl Iterator<Item = (DictionaryId, KeyRangeRef<'_>)> + Clone {
     changes.iter().map(|(dict, op)| (*dict, range_of(op)))
 }
 
 /// The same of ranges that stand for themselves.
-pub(crate) fn borrowed(ranges: &[(DictionaryId, KeyRange)]) -> impl Iterator<Item = (DictionaryId, KeyRangeRef<'_>)> + Clone {
+pub(crate) fn borrowed(
+    ranges: &[(DictionaryId, KeyRange)],
+) -> impl Iterator<Item = (DictionaryId, KeyRangeRef<'_>)> + Clone {
     ranges.iter().map(|(dict, range)| (*dict, range.into()))
 }
 
 fn held(holder: u64, waited: Duration) -> Error {
-    Error::Locked(format!("transaction {holder} holds what is wanted, and has not ended within {waited:?}: try again"))
+    Error::Locked(format!(
+        "transaction {holder} holds what is wanted, and has not ended within {waited:?}: try again"
+    ))
 }
 
 impl Transaction {
-    /// Locks a key for the rest of a serializable transaction: against changes or, `exclusive`, against reads of others as well.
-    /// Reading and writing do so by themselves; this is for doing it ahead of time. No effect under snapshot isolation.
+    /// Locks a key for the rest of a serializable transaction: against changes or, `exclusive`,
+    /// against reads of others as well. Reading and writing do so by themselves; this is for doing
+    /// it ahead of time. No effect under snapshot isolation.
     pub fn lock_key(&self, dict: DictionaryId, key: &[u8], exclusive: bool) -> Result<()> {
-        self.lock(dict, KeyRangeRef::key(key), if exclusive { Mode::Exclusive } else { Mode::Shared })
+        self.lock(
+            dict,
+            KeyRangeRef::key(key),
+            if exclusive { Mode::Exclusive } else { Mode::Shared },
+        )
     }
 
     /// The same for `[start, end)`; an empty `end` is the end of the dictionary.
-    pub fn lock_range(&self, dict: DictionaryId, start: &[u8], end: &[u8], exclusive: bool) -> Result<()> {
-        let range = if end.is_empty() { KeyRangeRef::starting_at(start) } else { KeyRangeRef::between(start, end) };
+    pub fn lock_range(
+        &self,
+        dict: DictionaryId,
+        start: &[u8],
+        end: &[u8],
+        exclusive: bool,
+    ) -> Result<()> {
+        let range = if end.is_empty() {
+            KeyRangeRef::starting_at(start)
+        } else {
+            KeyRangeRef::between(start, end)
+        };
         self.lock(dict, range, if exclusive { Mode::Exclusive } else { Mode::Shared })
     }
 
-    /// Does `work`; commits to the store itself (not in a transaction) made in it on this thread do not mind the locks of this
-    /// transaction. For changes that came before a lock and must not wait for its end: they must be committed before anything that
-    /// is locked so is read, or the transaction has not read what it has locked.
+    /// Does `work`; commits to the store itself (not in a transaction) made in it on this thread do
+    /// not mind the locks of this transaction. For changes that came before a lock and must not
+    /// wait for its end: they must be committed before anything that is locked so is read, or the
+    /// transaction has not read what it has locked.
     pub fn past_its_locks<T>(&self, work: impl FnOnce() -> T) -> T {
         struct Before(Option<u64>);
         impl Drop for Before {
@@ -100,7 +123,12 @@ impl Transaction {
         work()
     }
 
-    pub(super) fn lock(&self, dict: DictionaryId, range: KeyRangeRef<'_>, mode: Mode) -> Result<()> {
+    pub(super) fn lock(
+        &self,
+        dict: DictionaryId,
+        range: KeyRangeRef<'_>,
+        mode: Mode,
+    ) -> Result<()> {
         if self.isolation() == Isolation::Snapshot {
             return Ok(());
         }
@@ -124,7 +152,9 @@ impl Transaction {
     pub(super) fn lock_changes(&self, changes: &Changes) -> Result<()> {
         match self.isolation() {
             Isolation::Snapshot => Ok(()),
-            Isolation::Serializable => changes.iter().try_for_each(|(dict, op)| self.lock(*dict, range_of(op), Mode::Exclusive)),
+            Isolation::Serializable => changes
+                .iter()
+                .try_for_each(|(dict, op)| self.lock(*dict, range_of(op), Mode::Exclusive)),
         }
     }
 }
@@ -141,16 +171,26 @@ impl Database {
         free.map_err(|Blocked { holder }| held(holder, patience))
     }
 
-    /// Locks keys for something that is no transaction and takes more than a moment. It is the youngest of all: it waits for everybody.
-    pub(crate) fn lock_alone(&self, dict: DictionaryId, range: KeyRangeRef<'_>) -> Result<Alone<'_>> {
+    /// Locks keys for something that is no transaction and takes more than a moment. It is the
+    /// youngest of all: it waits for everybody.
+    pub(crate) fn lock_alone(
+        &self,
+        dict: DictionaryId,
+        range: KeyRangeRef<'_>,
+    ) -> Result<Alone<'_>> {
         let alone = self.begin_alone(u64::MAX);
         // Nobody is younger but another one like this, which lets go soon.
         alone.lock(dict, range, &|_| ())?;
         Ok(alone)
     }
 
-    /// Locks whole dictionaries. It is the oldest of all: transactions that have locked something there are aborted, for that reason.
-    pub(crate) fn lock_before_all(&self, dicts: impl IntoIterator<Item = DictionaryId>, why: &str) -> Result<Alone<'_>> {
+    /// Locks whole dictionaries. It is the oldest of all: transactions that have locked something
+    /// there are aborted, for that reason.
+    pub(crate) fn lock_before_all(
+        &self,
+        dicts: impl IntoIterator<Item = DictionaryId>,
+        why: &str,
+    ) -> Result<Alone<'_>> {
         let alone = self.begin_alone(0);
         for dict in dicts {
             alone.lock(dict, KeyRangeRef::starting_at(b""), &|victim| {
@@ -171,7 +211,8 @@ impl Database {
     }
 }
 
-/// What [`Database::lock_alone`] and [`Database::lock_before_all`] have locked, as long as this lives.
+/// What [`Database::lock_alone`] and [`Database::lock_before_all`] have locked, as long as this
+/// lives.
 pub(crate) struct Alone<'a> {
     locks: &'a Locks,
     id: u64,
@@ -180,8 +221,11 @@ pub(crate) struct Alone<'a> {
 impl Alone<'_> {
     fn lock(&self, dict: DictionaryId, range: KeyRangeRef<'_>, wound: &dyn Fn(u64)) -> Result<()> {
         let patience = patience();
-        self.locks.lock(self.id, dict, range, Mode::Exclusive, patience, wound).map_err(|e| match e {
-            LockError::TimedOut { holder } | LockError::Wounded { by: holder } => held(holder, patience),
+        self.locks.lock(self.id, dict, range, Mode::Exclusive, patience, wound).map_err(|e| match e
+        {
+            LockError::TimedOut { holder } | LockError::Wounded { by: holder } => {
+                held(holder, patience)
+            }
             LockError::Ended => held(self.id, patience),
         })
     }

@@ -1,5 +1,5 @@
-//! Transactions: what belongs together, done by any number of threads and processes, seen by nobody else until it commits (VT-tree
-//! paper, §3.2).
+//! Transactions: what belongs together, done by any number of threads and processes, seen by nobody
+//! else until it commits (VT-tree paper, §3.2).
 //!
 //! - `own`: what a transaction has written, in memory and in runs of its own;
 //! - `bulk`: many sorted tuples at once, as a run;
@@ -7,7 +7,8 @@
 //! - `draft`: changes of a transaction that are made all at once or not at all;
 //! - `reads`: what of others a commit depends on, though it does not change it;
 //! - `registry`: those that are open;
-//! - `conflicts`: what others have changed since a transaction began, and the merge routines that reconcile it;
+//! - `conflicts`: what others have changed since a transaction began, and the merge routines that
+//!   reconcile it;
 //! - `history`: what of that lies in runs already;
 //! - `locking`: what serializable ones lock, and what that means for others;
 //! - `ending`: commit and abort;
@@ -33,7 +34,9 @@ pub use bulk::{Bulk, BulkRun, StoredTuple, StoredTuples};
 pub use changes::{Changed, Changes};
 pub use conflicts::{MergeRoutine, Merged};
 pub use draft::Draft;
-pub use handle::{Isolation, MAX_SAVEPOINTS, Savepoint, Transaction, TransactionInfo, TransactionOptions};
+pub use handle::{
+    Isolation, MAX_SAVEPOINTS, Savepoint, Transaction, TransactionInfo, TransactionOptions,
+};
 pub use locking::at_once;
 pub use scope::Scope;
 

@@ -1,13 +1,17 @@
-//! What a transaction has written, and nobody else sees: for each dictionary a stack of parts, memtables and runs, like a tree of its
-//! own above the one that it reads. A memtable that grows is written out as a run in its place, so that a transaction may be larger
-//! than memory. The commit takes the runs as they are; so large values are written once, and small ones about twice, since many runs of
-//! them are made fewer.
+//! What a transaction has written, and nobody else sees: for each dictionary a stack of parts,
+//! memtables and runs, like a tree of its own above the one that it reads. A memtable that grows is
+//! written out as a run in its place, so that a transaction may be larger than memory. The commit
+//! takes the runs as they are; so large values are written once, and small ones about twice, since
+//! many runs of them are made fewer.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use env::sync::Mutex;
-use vt_tree::{Input, ItemRef, KeyRange, Lookup, Memtable, Merge, MergeOptions, Placement, RunCursor, Seq, Source, Value};
+use vt_tree::{
+    Input, ItemRef, KeyRange, Lookup, Memtable, Merge, MergeOptions, Placement, RunCursor, Seq,
+    Source, Value,
+};
 use zones::{Hold, Reserve};
 
 use crate::db::database::Database;
@@ -15,8 +19,8 @@ use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::journal::record::Op;
 
-/// Bytes in memory after which a small transaction writes a run. What is in memory is all that a commit has to write: it makes the time
-/// that this takes.
+/// Bytes in memory after which a small transaction writes a run. What is in memory is all that a
+/// commit has to write: it makes the time that this takes.
 const SPILL_AT: usize = 1 << 20;
 /// A large one waits for this part of what it has written.
 const GROWTH: u64 = 32;
@@ -24,8 +28,9 @@ const GROWTH: u64 = 32;
 const OVERHEAD: usize = 32;
 /// Runs beside each other after which the young ones are made one.
 const RUNS: usize = 32;
-/// An older run joins them when it is at most so many times as large as they are together: so each tuple is merged once for each time
-/// that its transaction grows by this much or more, and a transaction has few runs however large it is.
+/// An older run joins them when it is at most so many times as large as they are together: so each
+/// tuple is merged once for each time that its transaction grows by this much or more, and a
+/// transaction has few runs however large it is.
 const OLDER: u64 = 2;
 
 /// A part of what was written to one dictionary.
@@ -68,8 +73,9 @@ impl Part {
     }
 }
 
-/// Parts of one dictionary, the newest last. None of them is empty, but the last one may be a memtable that nothing has been written to
-/// yet; so a number of parts that have something in them is a place between parts, which stays the same whatever comes behind it.
+/// Parts of one dictionary, the newest last. None of them is empty, but the last one may be a
+/// memtable that nothing has been written to yet; so a number of parts that have something in them
+/// is a place between parts, which stays the same whatever comes behind it.
 pub(crate) type Parts = Vec<Part>;
 
 /// Takes the memtable away to which nothing has been written.
@@ -86,7 +92,8 @@ pub(crate) struct Own {
     pub trees: Arc<BTreeMap<DictionaryId, Parts>>,
     /// The transaction's changes up to this one are seen.
     pub at: Seq,
-    /// What lies under it and stays as it is: of a draft, the transaction as it was when the draft began.
+    /// What lies under it and stays as it is: of a draft, the transaction as it was when the draft
+    /// began.
     beneath: Option<Arc<Own>>,
     /// Keeps the places of values that were stored before it put them under other keys.
     places: Arc<Mutex<Hold>>,
@@ -108,9 +115,11 @@ impl Own {
         self.beneath.as_ref().map_or(Ok(Lookup::Absent), |beneath| beneath.get(dict, key))
     }
 
-    /// What a cursor reads above the tree beneath, newest first, each with the number up to which it is read.
+    /// What a cursor reads above the tree beneath, newest first, each with the number up to which
+    /// it is read.
     pub(crate) fn inputs(&self, dict: DictionaryId) -> Vec<(Input, Seq)> {
-        let parts = self.trees.get(&dict).into_iter().flatten().rev().map(|part| (part.input(), self.at));
+        let parts =
+            self.trees.get(&dict).into_iter().flatten().rev().map(|part| (part.input(), self.at));
         parts.chain(self.beneath.iter().flat_map(|beneath| beneath.inputs(dict))).collect()
     }
 
@@ -137,14 +146,21 @@ impl Own {
 
     /// Memory of what is not in runs, bytes.
     pub(crate) fn memory(&self) -> usize {
-        let memtables =
-            self.trees.values().flatten().filter_map(|p| if let Part::Memtable(m) = p { Some(m.bytes()) } else { None });
+        let memtables = self
+            .trees
+            .values()
+            .flatten()
+            .filter_map(|p| if let Part::Memtable(m) = p { Some(m.bytes()) } else { None });
         memtables.sum()
     }
 
     /// Bytes that its runs take on the device, those shared with other runs included.
     pub(crate) fn run_bytes(&self) -> u64 {
-        let runs = self.trees.values().flatten().filter_map(|p| if let Part::Run(r) = p { Some(r.stats().bytes) } else { None });
+        let runs = self
+            .trees
+            .values()
+            .flatten()
+            .filter_map(|p| if let Part::Run(r) = p { Some(r.stats().bytes) } else { None });
         runs.sum()
     }
 
@@ -154,7 +170,8 @@ impl Own {
 
     /// The memtable that takes changes of a dictionary.
     fn newest(&mut self, dict: DictionaryId) -> &Arc<Memtable> {
-        if !matches!(self.trees.get(&dict).and_then(|parts| parts.last()), Some(Part::Memtable(_))) {
+        if !matches!(self.trees.get(&dict).and_then(|parts| parts.last()), Some(Part::Memtable(_)))
+        {
             self.tree_mut(dict).push(Part::Memtable(Arc::new(Memtable::new())));
         }
         match self.trees.get(&dict).and_then(|parts| parts.last()) {
@@ -184,7 +201,9 @@ impl Own {
                 seq += 1;
                 match op {
                     // Copied: the bytes may be a slice of something much larger.
-                    Op::Put(key, Value::Inline(value)) | Op::PutUnplaced(key, value, _) => writer.put_slice(key, seq, value),
+                    Op::Put(key, Value::Inline(value)) | Op::PutUnplaced(key, value, _) => {
+                        writer.put_slice(key, seq, value)
+                    }
                     Op::Put(key, value) => writer.put(key, seq, value.clone()),
                     Op::Delete(key) => writer.delete(key, seq),
                     Op::DeleteRange(start, end) => writer.delete_range(start, end, seq),
@@ -212,12 +231,14 @@ impl Own {
         fork
     }
 
-    /// Nothing, above what there is now. What is written to this one later is not seen there, though it goes into the same memtables.
+    /// Nothing, above what there is now. What is written to this one later is not seen there,
+    /// though it goes into the same memtables.
     pub(super) fn above(&self) -> Own {
         Own { beneath: Some(Arc::new(self.clone())), places: self.places.clone(), ..Own::default() }
     }
 
-    /// How many parts there are of each dictionary. What is written from here on goes into new ones.
+    /// How many parts there are of each dictionary. What is written from here on goes into new
+    /// ones.
     pub(crate) fn mark(&mut self) -> BTreeMap<DictionaryId, usize> {
         let mut depths = BTreeMap::new();
         for (dict, parts) in Arc::make_mut(&mut self.trees) {
@@ -236,13 +257,19 @@ impl Own {
         }
     }
 
-    /// Writes memtables out as runs in their places. `keep`: so many parts of each dictionary, from the oldest on, stay apart.
-    pub(crate) fn spill(&mut self, db: &Database, keep: &BTreeMap<DictionaryId, usize>) -> Result<()> {
+    /// Writes memtables out as runs in their places. `keep`: so many parts of each dictionary, from
+    /// the oldest on, stay apart.
+    pub(crate) fn spill(
+        &mut self,
+        db: &Database,
+        keep: &BTreeMap<DictionaryId, usize>,
+    ) -> Result<()> {
         let version = db.version.load_full();
         // Made beside what is there, so that an error changes nothing.
         let mut trees = BTreeMap::new();
         for (dict, parts) in &*self.trees {
-            let options = version.trees.get(dict).map(|t| t.info.options.clone()).unwrap_or_default();
+            let options =
+                version.trees.get(dict).map(|t| t.info.options.clone()).unwrap_or_default();
             let options = MergeOptions {
                 // A commit may come behind others: what it deletes must stay deleted.
                 drop_tombstones: false,
@@ -263,7 +290,9 @@ impl Own {
             if next.len() > keep + RUNS {
                 let mut from = next.len();
                 let mut together = 0;
-                while from > keep && (from + 2 > next.len() || bytes(&next[from - 1]) <= OLDER * together) {
+                while from > keep
+                    && (from + 2 > next.len() || bytes(&next[from - 1]) <= OLDER * together)
+                {
                     from -= 1;
                     together += bytes(&next[from]);
                 }
@@ -279,8 +308,8 @@ impl Own {
         Ok(())
     }
 
-    /// Whether there is enough in memory to be written out: more when much was written already, so that there are few runs, but never
-    /// more than `share`.
+    /// Whether there is enough in memory to be written out: more when much was written already, so
+    /// that there are few runs, but never more than `share`.
     pub(super) fn is_full(&mut self, share: usize) -> bool {
         let limit = ((self.spilled / GROWTH) as usize).max(SPILL_AT).min(share);
         self.estimate() >= limit
@@ -297,8 +326,17 @@ impl Own {
     }
 
     /// Each dictionary that is wanted as one part.
-    pub(super) fn merged(&self, db: &Database, wanted: impl Fn(DictionaryId) -> bool) -> Result<Vec<(DictionaryId, Part)>> {
-        let options = MergeOptions { drop_tombstones: false, old_seq: Seq::MAX, reserve: Reserve::Keep, ..MergeOptions::default() };
+    pub(super) fn merged(
+        &self,
+        db: &Database,
+        wanted: impl Fn(DictionaryId) -> bool,
+    ) -> Result<Vec<(DictionaryId, Part)>> {
+        let options = MergeOptions {
+            drop_tombstones: false,
+            old_seq: Seq::MAX,
+            reserve: Reserve::Keep,
+            ..MergeOptions::default()
+        };
         let mut out = Vec::new();
         for (&dict, parts) in self.trees.iter().filter(|(dict, _)| wanted(**dict)) {
             let parts: Vec<Part> = parts.iter().filter(|p| p.items() > 0).cloned().collect();
@@ -311,8 +349,12 @@ impl Own {
         Ok(out)
     }
 
-    /// Shows all items to `visit`, of each dictionary those of the oldest part first: one behind the other they make the same changes.
-    pub(super) fn for_each(&self, mut visit: impl FnMut(DictionaryId, ItemRef) -> Result<()>) -> Result<()> {
+    /// Shows all items to `visit`, of each dictionary those of the oldest part first: one behind
+    /// the other they make the same changes.
+    pub(super) fn for_each(
+        &self,
+        mut visit: impl FnMut(DictionaryId, ItemRef) -> Result<()>,
+    ) -> Result<()> {
         for (&dict, parts) in &*self.trees {
             for part in parts.iter().filter(|p| p.items() > 0) {
                 let mut source = part.source(self.at)?;

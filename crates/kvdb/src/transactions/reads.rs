@@ -1,9 +1,11 @@
-//! What a transaction says that it has read. Under snapshot isolation only what two transactions *write* conflicts; where a decision
-//! depends on a key that is not written, the key is added here, and a change of it by others, up to the very commit, is a conflict as well
-//! (FoundationDB calls these read conflict ranges, RocksDB `GetForUpdate`).
+//! What a transaction says that it has read. Under snapshot isolation only what two transactions
+//! *write* conflicts; where a decision depends on a key that is not written, the key is added here,
+//! and a change of it by others, up to the very commit, is a conflict as well (FoundationDB calls
+//! these read conflict ranges, RocksDB `GetForUpdate`).
 //!
-//! A transaction may also depend on what another one has added, from that one's beginning on: so a client notes what it goes by long
-//! before it knows what it will write, and the commit is the moment at which all of it is checked.
+//! A transaction may also depend on what another one has added, from that one's beginning on: so a
+//! client notes what it goes by long before it knows what it will write, and the commit is the
+//! moment at which all of it is checked.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -56,14 +58,20 @@ pub(super) struct Claim {
     pub reads: Arc<ReadSet>,
     /// Changes with a greater number count.
     pub since: Seq,
-    /// Whose it is, if another one's: kept, and open, so that what was committed since is remembered.
+    /// Whose it is, if another one's: kept, and open, so that what was committed since is
+    /// remembered.
     pub of: Option<Transaction>,
 }
 
 impl Claim {
     /// What of it was changed after `since`, if anything was.
-    pub(super) fn changed(&self, db: &Database, since: Seq) -> Result<Option<(DictionaryId, Bytes)>> {
-        if let Some(found) = super::conflicts::changed_read(db, &self.reads, since.max(self.since))? {
+    pub(super) fn changed(
+        &self,
+        db: &Database,
+        since: Seq,
+    ) -> Result<Option<(DictionaryId, Bytes)>> {
+        if let Some(found) = super::conflicts::changed_read(db, &self.reads, since.max(self.since))?
+        {
             return Ok(Some(found));
         }
         // Asked last: while it was open, nothing that the search above needs was forgotten.
@@ -74,7 +82,8 @@ impl Claim {
 
 /// What a commit of `open`, which began at `since`, must find unchanged.
 pub(super) fn claims(open: &Open, since: Seq) -> Vec<Claim> {
-    let own = (!open.reads.is_empty()).then(|| Claim { reads: open.reads.clone(), since, of: None });
+    let own =
+        (!open.reads.is_empty()).then(|| Claim { reads: open.reads.clone(), since, of: None });
     own.into_iter().chain(open.depends.iter().cloned()).collect()
 }
 
@@ -89,8 +98,9 @@ pub(super) fn check(db: &Database, claims: &[Claim], since: Seq) -> Result<()> {
 }
 
 impl Transaction {
-    /// A change of `key` by others, from the beginning of this transaction to its commit, is a conflict from here on, though this one
-    /// may not change it. A serializable one locks the key instead, which says the same.
+    /// A change of `key` by others, from the beginning of this transaction to its commit, is a
+    /// conflict from here on, though this one may not change it. A serializable one locks the key
+    /// instead, which says the same.
     ///
     /// ```
     /// # use kvdb::{Durability, Error, Isolation, Kvdb};
@@ -111,7 +121,14 @@ impl Transaction {
 
     /// The same for `[start, end)`; an empty `end` is the end of the dictionary.
     pub fn read_conflict_range(&self, dict: DictionaryId, start: &[u8], end: &[u8]) -> Result<()> {
-        self.read_conflict(dict, if end.is_empty() { KeyRangeRef::starting_at(start) } else { KeyRangeRef::between(start, end) })
+        self.read_conflict(
+            dict,
+            if end.is_empty() {
+                KeyRangeRef::starting_at(start)
+            } else {
+                KeyRangeRef::between(start, end)
+            },
+        )
     }
 
     fn read_conflict(&self, dict: DictionaryId, range: KeyRangeRef<'_>) -> Result<()> {
@@ -119,7 +136,9 @@ impl Transaction {
             return self.lock(dict, range, crate::locks::Mode::Shared);
         }
         if self.group.options.durable {
-            return Err(Error::Invalid("a durable transaction does not keep what it has read: it is not logged".into()));
+            return Err(Error::Invalid(
+                "a durable transaction does not keep what it has read: it is not logged".into(),
+            ));
         }
         if range.is_empty() {
             return Ok(());
@@ -136,9 +155,10 @@ impl Transaction {
         Ok(())
     }
 
-    /// The commit of this transaction is a conflict, too, if by then others have changed what `other` has added so far with
-    /// [`Transaction::read_conflict_key`], counted from the beginning of `other`; or if `other` has ended. It is kept until this
-    /// one ends, and is not changed by it.
+    /// The commit of this transaction is a conflict, too, if by then others have changed what
+    /// `other` has added so far with [`Transaction::read_conflict_key`], counted from the beginning
+    /// of `other`; or if `other` has ended. It is kept until this one ends, and is not changed by
+    /// it.
     pub fn depend_on(&self, other: &Transaction) -> Result<()> {
         let reads = match &other.read()?.open {
             Some(open) => open.reads.clone(),

@@ -20,7 +20,8 @@ use crate::locks::Owner;
 
 /// Open transactions at most: each pins a state of the store.
 const MOST: usize = 65_536;
-/// Of those that stay open by themselves, one for so many bytes of the store's memory: each takes some even without any changes.
+/// Of those that stay open by themselves, one for so many bytes of the store's memory: each takes
+/// some even without any changes.
 const EACH: usize = 64 << 10;
 /// As many of these may be open however little memory there is.
 const LEAST: usize = 256;
@@ -44,7 +45,8 @@ pub(crate) struct Transactions {
     spilling: Mutex<()>,
     /// Bytes of all drafts.
     pub(super) drafted: AtomicUsize,
-    /// Held while a log begins that no open transaction has yet, and by whoever drops logs that none has.
+    /// Held while a log begins that no open transaction has yet, and by whoever drops logs that
+    /// none has.
     pub(super) logging: Mutex<()>,
     pub(super) history: History,
     lost: Mutex<VecDeque<TransactionId>>,
@@ -62,7 +64,11 @@ impl Transactions {
         self.next.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    pub(super) fn begin(&self, db: &Arc<Database>, options: TransactionOptions) -> Result<Arc<Group>> {
+    pub(super) fn begin(
+        &self,
+        db: &Arc<Database>,
+        options: TransactionOptions,
+    ) -> Result<Arc<Group>> {
         let stays = options.detached || options.durable;
         let most = (db.options.memory / EACH).clamp(LEAST, MOST);
         let too_many = |most: usize| {
@@ -78,8 +84,11 @@ impl Transactions {
         let logged = options.durable.then(|| db.begin_log(id, &options)).transpose()?;
         // Whoever writes a run out looks under this lock at what open transactions may ask for.
         let mut open = self.open.lock();
-        // Once more, since others may have begun meanwhile; a log that is there already is let be, and swept up if this one has none.
-        if open.len() >= MOST || stays && logged.is_none() && self.detached.load(Ordering::Relaxed) >= most {
+        // Once more, since others may have begun meanwhile; a log that is there already is let be,
+        // and swept up if this one has none.
+        if open.len() >= MOST
+            || stays && logged.is_none() && self.detached.load(Ordering::Relaxed) >= most
+        {
             return Err(too_many(if open.len() >= MOST { MOST } else { most }));
         }
         let base = (options.isolation == Isolation::Snapshot).then(|| db.exact_view());
@@ -121,7 +130,13 @@ impl Transactions {
     }
 
     /// Takes up one that began before the store was opened.
-    pub(super) fn take_up(&self, db: &Arc<Database>, id: TransactionId, options: TransactionOptions, with: Open) {
+    pub(super) fn take_up(
+        &self,
+        db: &Arc<Database>,
+        id: TransactionId,
+        options: TransactionOptions,
+        with: Open,
+    ) {
         let mut open = self.open.lock();
         let since = db.exact_view().at;
         self.insert(&mut open, db, id, options, with, since);
@@ -131,7 +146,8 @@ impl Transactions {
         self.open.lock().get(&id).cloned()
     }
 
-    /// It was aborted for an older one. Whoever asks for it later is to know that it is worth another try.
+    /// It was aborted for an older one. Whoever asks for it later is to know that it is worth
+    /// another try.
     pub(super) fn lose(&self, id: TransactionId) {
         let mut lost = self.lost.lock();
         if lost.len() == LOST {
@@ -142,14 +158,18 @@ impl Transactions {
 
     /// Why it is over, if it was lost to an older one not long ago.
     pub(super) fn lost(&self, id: TransactionId) -> Option<Error> {
-        self.lost.lock().contains(&id).then(|| Error::Locked(format!("transaction {id} was aborted: {WOUNDED}")))
+        self.lost
+            .lock()
+            .contains(&id)
+            .then(|| Error::Locked(format!("transaction {id} was aborted: {WOUNDED}")))
     }
 
     pub(super) fn all(&self) -> Vec<Arc<Group>> {
         self.open.lock().values().cloned().collect()
     }
 
-    /// The number from which on the oldest transaction asks for conflicts, or what is visible when none does: then `false`.
+    /// The number from which on the oldest transaction asks for conflicts, or what is visible when
+    /// none does: then `false`.
     pub(crate) fn oldest(&self, visible: &AtomicU64) -> (Seq, bool) {
         let open = self.open.lock();
         let asked = open.values().map(|g| g.since).min().filter(|&since| since != Seq::MAX);
@@ -157,9 +177,9 @@ impl Transactions {
         (asked.unwrap_or(visible).min(visible), asked.is_some())
     }
 
-    /// What was committed lies, or will lie, in these runs alone: kept for those who ask for conflicts, as long as somebody does. For
-    /// what is not visible yet, the guard must live until it is: a transaction that began in between would neither see it nor
-    /// find a conflict with it.
+    /// What was committed lies, or will lie, in these runs alone: kept for those who ask for
+    /// conflicts, as long as somebody does. For what is not visible yet, the guard must live until
+    /// it is: a transaction that began in between would neither see it nor find a conflict with it.
     pub(crate) fn remember(&self, past: impl IntoIterator<Item = Past>) -> Remembered<'_> {
         // Under the lock, as `forget`.
         let open = self.open.lock();
@@ -191,18 +211,21 @@ impl Transactions {
         drop(gone);
     }
 
-    /// Memory that each transaction may take for what it has not written out: together a part of that for memtables.
+    /// Memory that each transaction may take for what it has not written out: together a part of
+    /// that for memtables.
     pub(super) fn share(&self, db: &Database) -> usize {
         (db.shares.memtables / 8 / self.count.load(Ordering::Relaxed).max(1)).max(SHARE_LEAST)
     }
 
-    /// Memory that the changes of all transactions may take together, but for what is not worth writing out.
+    /// Memory that the changes of all transactions may take together, but for what is not worth
+    /// writing out.
     fn most_held(db: &Database) -> usize {
         db.shares.memtables / 8
     }
 
-    /// Writes out what idle transactions have in memory, the largest first, where all of them have more than their part of it together.
-    /// `asking`: one that is about to change something, and looks after itself.
+    /// Writes out what idle transactions have in memory, the largest first, where all of them have
+    /// more than their part of it together. `asking`: one that is about to change something, and
+    /// looks after itself.
     pub(super) fn make_room(&self, db: &Database, asking: TransactionId) {
         let most = Self::most_held(db);
         if self.held.load(Ordering::Relaxed) <= most {
@@ -241,14 +264,16 @@ impl Transactions {
     /// Aborts those that nobody has used for longer than they allow.
     pub(crate) fn end_idle(&self, now: Duration) {
         for group in self.all() {
-            let idle = now.saturating_sub(Duration::from_nanos(group.used_nanos.load(Ordering::Relaxed)));
+            let idle =
+                now.saturating_sub(Duration::from_nanos(group.used_nanos.load(Ordering::Relaxed)));
             if group.options.idle_limit.is_some_and(|limit| idle > limit) {
                 group.end("it was idle for too long");
             }
         }
     }
 
-    /// The store is being closed: durable ones go on when it is opened again, the others are aborted.
+    /// The store is being closed: durable ones go on when it is opened again, the others are
+    /// aborted.
     pub(crate) fn close(&self) {
         self.all().iter().for_each(|group| group.leave("the store was closed"));
     }

@@ -1,5 +1,5 @@
-//! A scope: where reads and writes go. Whoever works on one need not know whether it is the store itself, a transaction, or a
-//! state that nobody changes.
+//! A scope: where reads and writes go. Whoever works on one need not know whether it is the store
+//! itself, a transaction, or a state that nobody changes.
 
 use bytes::Bytes;
 
@@ -32,7 +32,13 @@ impl Scope {
     }
 
     /// Up to `limit` tuples of `[start, end)`; see [`View::scan`].
-    pub fn scan(&self, dict: DictionaryId, start: &[u8], end: &[u8], limit: usize) -> Result<Vec<(Bytes, Bytes)>> {
+    pub fn scan(
+        &self,
+        dict: DictionaryId,
+        start: &[u8],
+        end: &[u8],
+        limit: usize,
+    ) -> Result<Vec<(Bytes, Bytes)>> {
         match self {
             Scope::Mainline(db) => db.view().scan(dict, start, end, limit),
             Scope::Transaction(t) => t.scan(dict, start, end, limit),
@@ -49,7 +55,8 @@ impl Scope {
         }
     }
 
-    /// What is seen here now, for as long as the view is held. In a serializable transaction nothing is locked by it or by reading it.
+    /// What is seen here now, for as long as the view is held. In a serializable transaction
+    /// nothing is locked by it or by reading it.
     pub fn view(&self) -> Result<View> {
         match self {
             Scope::Mainline(db) => Ok(db.view()),
@@ -58,7 +65,8 @@ impl Scope {
         }
     }
 
-    /// Applies a batch as one unit. In a transaction it is seen there alone until that commits, and `durability` waits for that.
+    /// Applies a batch as one unit. In a transaction it is seen there alone until that commits, and
+    /// `durability` waits for that.
     pub fn commit(&self, batch: Batch, durability: Durability) -> Result<()> {
         match self {
             Scope::Mainline(db) => db.commit(batch, durability),
@@ -67,8 +75,8 @@ impl Scope {
         }
     }
 
-    /// Everything committed here before this call is on disk when it returns. In a transaction that is not durable itself there is
-    /// nothing to do: what it changes is on disk with its commit.
+    /// Everything committed here before this call is on disk when it returns. In a transaction that
+    /// is not durable itself there is nothing to do: what it changes is on disk with its commit.
     pub fn sync(&self) -> Result<()> {
         match self {
             Scope::Mainline(db) => db.sync(),

@@ -23,7 +23,12 @@ pub fn public_operations(types: &[&'static str]) -> BTreeSet<String> {
         let mut of = None;
         for line in text.lines() {
             if let Some(rest) = line.strip_prefix("impl") {
-                let name = rest.trim_start_matches("<'a>").trim().split(['<', ' ', '{']).next().unwrap_or_default();
+                let name = rest
+                    .trim_start_matches("<'a>")
+                    .trim()
+                    .split(['<', ' ', '{'])
+                    .next()
+                    .unwrap_or_default();
                 of = types.iter().find(|t| **t == name && !rest.contains(" for "));
             } else if line.starts_with('}') {
                 of = None;

@@ -1,4 +1,5 @@
-//! Full stores: ballast that the oracle need not hold is put until there is no space, and some of it is removed, which must always be done.
+//! Full stores: ballast that the oracle need not hold is put until there is no space, and some of
+//! it is removed, which must always be done.
 
 use kvdb::{Batch, DictionaryId, Durability};
 

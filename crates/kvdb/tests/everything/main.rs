@@ -1,9 +1,11 @@
-//! One history with everything in it: random operations of every kind on one store, in one thread, with power cuts, closes and reopenings in
-//! between. An oracle checks every answer, and everything after each recovery: what was certain is there, and what is there is the
-//! state after one of the steps. A public operation that occurs in no history fails a test.
+//! One history with everything in it: random operations of every kind on one store, in one thread,
+//! with power cuts, closes and reopenings in between. An oracle checks every answer, and everything
+//! after each recovery: what was certain is there, and what is there is the state after one of the
+//! steps. A public operation that occurs in no history fails a test.
 //!
-//! `KVFS_SEEDS=n` runs n seeds instead of the usual few, from `KVFS_SEED_BASE` on; `KVFS_SEED=n` runs one, of which `KVFS_STEPS` gives the
-//! steps that are run (see `steps.rs`), `KVFS_EACH=1` compares everything after each step.
+//! `KVFS_SEEDS=n` runs n seeds instead of the usual few, from `KVFS_SEED_BASE` on; `KVFS_SEED=n`
+//! runs one, of which `KVFS_STEPS` gives the steps that are run (see `steps.rs`), `KVFS_EACH=1`
+//! compares everything after each step.
 
 mod coverage;
 mod full;
@@ -134,7 +136,11 @@ fn run(seed: u64, steps: &Steps) -> (BTreeSet<&'static str>, u64) {
             w.call("Kvdb::halt");
             w.db.halt("the test has halted it");
             let refused = w.db.takes_writes().expect_err("it takes nothing more").to_string();
-            assert!(w.device.is_dead() || refused.contains("the test has halted it"), "{}: {refused}", w.what());
+            assert!(
+                w.device.is_dead() || refused.contains("the test has halted it"),
+                "{}: {refused}",
+                w.what()
+            );
             assert!(w.db.close().is_err(), "{}: it has not written what there was", w.what());
         }
         let image = w.device.crash(seed ^ life);
@@ -169,13 +175,15 @@ fn run(seed: u64, steps: &Steps) -> (BTreeSet<&'static str>, u64) {
     (w.called, w.full)
 }
 
-/// A full store refused a deletion: the journal's only segment was full, and what was left of the reserve was not for another.
+/// A full store refused a deletion: the journal's only segment was full, and what was left of the
+/// reserve was not for another.
 #[test]
 fn a_full_store_takes_a_deletion_when_its_journal_is_full() {
     run(4264, &Steps::all());
 }
 
-/// What differs between a snapshot and now lacked a key that had been deleted with its range, and put again with the same value.
+/// What differs between a snapshot and now lacked a key that had been deleted with its range, and
+/// put again with the same value.
 #[test]
 fn what_differs_has_what_was_put_again_above_its_deletion() {
     run(2472, &Steps::parse("8,10,18,20,27,36-37,114,125,138,145").expect("they are steps"));
@@ -189,7 +197,8 @@ fn a_store_does_everything_that_it_says() {
     let started = Instant::now();
     let (mut called, mut full) = (BTreeSet::new(), 0);
     for seed in base..base + seeds {
-        let (also, refused) = steps::run(seed, "cargo test -p kvdb --test everything", |steps| run(seed, steps));
+        let (also, refused) =
+            steps::run(seed, "cargo test -p kvdb --test everything", |steps| run(seed, steps));
         called.extend(also);
         full += refused;
     }
@@ -202,8 +211,10 @@ fn a_store_does_everything_that_it_says() {
     // One seed alone need not have everything.
     if seeds >= 40 {
         assert!(full >= seeds, "only {full} times was a store full");
-        let missing: Vec<_> =
-            coverage::public_operations(&TYPES).into_iter().filter(|name| !called.contains(name.as_str())).collect();
+        let missing: Vec<_> = coverage::public_operations(&TYPES)
+            .into_iter()
+            .filter(|name| !called.contains(name.as_str()))
+            .collect();
         assert!(missing.is_empty(), "in no history: {missing:?}");
     }
 }

@@ -1,12 +1,13 @@
-//! The table of operations: each does something to the store and to what it must hold, and compares every answer.
+//! The table of operations: each does something to the store and to what it must hold, and compares
+//! every answer.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use kvdb::{
-    Batch, Compression, CreateOptions, DefragOptions, DictionaryOptions, Durability, Error, Kvdb, MergeRoutine, Merged,
-    OpenOptions, ReceiveOptions, Received, Scope, ScrubOptions, StoredValue,
+    Batch, Compression, CreateOptions, DefragOptions, DictionaryOptions, Durability, Error, Kvdb,
+    MergeRoutine, Merged, OpenOptions, ReceiveOptions, Received, Scope, ScrubOptions, StoredValue,
 };
 use zones::MemoryDevice;
 
@@ -52,7 +53,9 @@ fn put(w: &mut World) -> Result<(), Dead> {
     let (key, value, durability) = (w.key(), w.value(), w.durability());
     let change = Change { branch, dict, kind: Kind::Put(key.clone(), value.clone()) };
     w.call("Kvdb::put");
-    w.change(vec![change], durability == Durability::Synced, |w| w.db.put(id, &key, &value, durability))
+    w.change(vec![change], durability == Durability::Synced, |w| {
+        w.db.put(id, &key, &value, durability)
+    })
 }
 
 fn batch(w: &mut World) -> Result<(), Dead> {
@@ -74,7 +77,13 @@ fn batch(w: &mut World) -> Result<(), Dead> {
 /// By a dictionary in hand.
 fn dictionary(w: &mut World) -> Result<(), Dead> {
     let Some((branch, dict, id)) = w.place() else { return Ok(()) };
-    for name in ["Kvdb::open_dictionary_in", "Kvdb::open_dictionary", "Dictionary::id", "Dictionary::store", "Dictionary::info"] {
+    for name in [
+        "Kvdb::open_dictionary_in",
+        "Kvdb::open_dictionary",
+        "Dictionary::id",
+        "Dictionary::store",
+        "Dictionary::info",
+    ] {
         w.call(name);
     }
     w.call("Kvdb::has_dictionary");
@@ -83,7 +92,10 @@ fn dictionary(w: &mut World) -> Result<(), Dead> {
         true => w.ok(w.db.open_dictionary(&dict))?,
         false => w.ok(w.db.open_dictionary_in(&branch, &dict))?,
     };
-    assert_eq!((d.id(), d.info().map(|i| (i.name, i.branch))), (id, Some((dict.clone(), branch.clone()))));
+    assert_eq!(
+        (d.id(), d.info().map(|i| (i.name, i.branch))),
+        (id, Some((dict.clone(), branch.clone())))
+    );
     assert!(d.store().dictionaries_in(&branch).iter().any(|i| i.id == id));
     let key = w.key();
     let table = w.history.newest().table(&branch, &dict).cloned().unwrap_or_default();
@@ -94,7 +106,9 @@ fn dictionary(w: &mut World) -> Result<(), Dead> {
         0 => {
             let value = w.value();
             w.call("Dictionary::insert");
-            w.change(vec![change(Kind::Put(key.clone(), value.clone()))], false, |_| d.insert(key, value))
+            w.change(vec![change(Kind::Put(key.clone(), value.clone()))], false, |_| {
+                d.insert(key, value)
+            })
         }
         1 => {
             w.call("Dictionary::remove");
@@ -102,31 +116,54 @@ fn dictionary(w: &mut World) -> Result<(), Dead> {
         }
         2 => {
             w.call("Dictionary::remove_range");
-            w.change(vec![change(Kind::DeleteRange(a.clone(), b.clone()))], false, |_| d.remove_range(a..b))
+            w.change(vec![change(Kind::DeleteRange(a.clone(), b.clone()))], false, |_| {
+                d.remove_range(a..b)
+            })
         }
         3 => {
             w.call("Dictionary::remove_prefix");
             let prefix = &key[..3];
             let end = kvdb::prefix_end(prefix).expect("it has one");
-            w.change(vec![change(Kind::DeleteRange(prefix.to_vec(), end.to_vec()))], false, |_| d.remove_prefix(prefix))
+            w.change(vec![change(Kind::DeleteRange(prefix.to_vec(), end.to_vec()))], false, |_| {
+                d.remove_prefix(prefix)
+            })
         }
         4 => {
-            for name in ["Dictionary::get", "Dictionary::contains", "Dictionary::iter", "Dictionary::range", "Dictionary::prefix"] {
+            for name in [
+                "Dictionary::get",
+                "Dictionary::contains",
+                "Dictionary::iter",
+                "Dictionary::range",
+                "Dictionary::prefix",
+            ] {
                 w.call(name);
             }
-            assert_eq!(w.ok(d.get(&key))?.map(|v| v.to_vec()), table.get(&key).cloned(), "{}", w.what());
+            assert_eq!(
+                w.ok(d.get(&key))?.map(|v| v.to_vec()),
+                table.get(&key).cloned(),
+                "{}",
+                w.what()
+            );
             assert_eq!(w.ok(d.contains(&key))?, table.contains_key(&key), "{}", w.what());
             let all = w.ok(d.iter().rev().collect::<kvdb::Result<Vec<_>>>())?;
             assert!(
-                all.iter().map(|(k, v)| (&k[..], &v[..])).eq(table.iter().rev().map(|(k, v)| (&k[..], &v[..]))),
+                all.iter()
+                    .map(|(k, v)| (&k[..], &v[..]))
+                    .eq(table.iter().rev().map(|(k, v)| (&k[..], &v[..]))),
                 "{}",
                 w.what()
             );
             let some = w.ok(d.range(a.clone()..b.clone()).collect::<kvdb::Result<Vec<_>>>())?;
-            assert!(some.iter().map(|(k, _)| &k[..]).eq(table.range(a..b).map(|(k, _)| &k[..])), "{}", w.what());
+            assert!(
+                some.iter().map(|(k, _)| &k[..]).eq(table.range(a..b).map(|(k, _)| &k[..])),
+                "{}",
+                w.what()
+            );
             let keys = w.ok(d.prefix(&key[..3]).keys().collect::<kvdb::Result<Vec<_>>>())?;
             assert!(
-                keys.iter().map(|k| &k[..]).eq(table.keys().filter(|k| k.starts_with(&key[..3])).map(|k| &k[..])),
+                keys.iter()
+                    .map(|k| &k[..])
+                    .eq(table.keys().filter(|k| k.starts_with(&key[..3])).map(|k| &k[..])),
                 "{}",
                 w.what()
             );
@@ -137,7 +174,11 @@ fn dictionary(w: &mut World) -> Result<(), Dead> {
             let found = w.ok(d.estimate(a.clone()..b.clone()))?;
             let real = table.range(a..b).count() as u64;
             // Older versions and tombstones count as well.
-            assert!(real <= found.items + found.items_error, "{}: {found:?}, really {real}", w.what());
+            assert!(
+                real <= found.items + found.items_error,
+                "{}: {found:?}, really {real}",
+                w.what()
+            );
             Ok(())
         }
         6 => {
@@ -151,7 +192,13 @@ fn dictionary(w: &mut World) -> Result<(), Dead> {
             Ok(())
         }
         _ => {
-            for name in ["Dictionary::ingest", "Dictionary::begin_ingest", "Ingest::push", "Ingest::written", "Ingest::finish"] {
+            for name in [
+                "Dictionary::ingest",
+                "Dictionary::begin_ingest",
+                "Ingest::push",
+                "Ingest::written",
+                "Ingest::finish",
+            ] {
                 w.call(name);
             }
             let (key, value) = (w.key(), w.value());
@@ -173,8 +220,15 @@ fn dictionary(w: &mut World) -> Result<(), Dead> {
 
 fn read(w: &mut World) -> Result<(), Dead> {
     let Some((branch, dict, id)) = w.place() else { return Ok(()) };
-    for name in ["Kvdb::get", "Kvdb::multi_get", "Kvdb::view", "View::get", "View::value_len", "View::contains", "View::multi_get"]
-    {
+    for name in [
+        "Kvdb::get",
+        "Kvdb::multi_get",
+        "Kvdb::view",
+        "View::get",
+        "View::value_len",
+        "View::contains",
+        "View::multi_get",
+    ] {
         w.call(name);
     }
     for name in [
@@ -193,7 +247,9 @@ fn read(w: &mut World) -> Result<(), Dead> {
     let keys: Vec<Vec<u8>> = (0..5).map(|_| w.key()).collect();
     let want: Vec<Option<Vec<u8>>> = keys.iter().map(|key| table.get(key).cloned()).collect();
     let view = w.db.view();
-    let plain = |found: Vec<Option<bytes::Bytes>>| found.into_iter().map(|v| v.map(|v| v.to_vec())).collect::<Vec<_>>();
+    let plain = |found: Vec<Option<bytes::Bytes>>| {
+        found.into_iter().map(|v| v.map(|v| v.to_vec())).collect::<Vec<_>>()
+    };
     assert_eq!(plain(w.ok(w.db.multi_get(id, &keys))?), want, "{}", w.what());
     assert_eq!(plain(w.ok(view.multi_get(id, &keys))?), want, "{}", w.what());
     for (key, want) in keys.iter().zip(&want) {
@@ -203,8 +259,11 @@ fn read(w: &mut World) -> Result<(), Dead> {
         assert_eq!(w.ok(view.contains(id, key))?, want.is_some(), "{}", w.what());
     }
     let (a, b) = (keys[0].clone().min(keys[1].clone()), keys[0].clone().max(keys[1].clone()));
-    let want: Vec<(Vec<u8>, Vec<u8>)> = table.range(a.clone()..b.clone()).map(|(k, v)| (k.clone(), v.clone())).collect();
-    let plain = |all: Vec<(bytes::Bytes, bytes::Bytes)>| all.into_iter().map(|(k, v)| (k.to_vec(), v.to_vec())).collect::<Vec<_>>();
+    let want: Vec<(Vec<u8>, Vec<u8>)> =
+        table.range(a.clone()..b.clone()).map(|(k, v)| (k.clone(), v.clone())).collect();
+    let plain = |all: Vec<(bytes::Bytes, bytes::Bytes)>| {
+        all.into_iter().map(|(k, v)| (k.to_vec(), v.to_vec())).collect::<Vec<_>>()
+    };
     assert_eq!(plain(w.ok(view.range(id, a.clone()..b.clone()).collect())?), want, "{}", w.what());
     if a < b {
         assert_eq!(plain(w.ok(view.scan(id, &a, &b, usize::MAX))?), want, "{}", w.what());
@@ -217,10 +276,25 @@ fn read(w: &mut World) -> Result<(), Dead> {
         let mut cursor = w.ok(view.cursor(id, &a, &b))?;
         w.ok(cursor.seek_to_end())?;
         let last = w.ok(cursor.prev())?;
-        assert_eq!(last.map(|t| t.key.to_vec()), want.last().map(|(k, _)| k.clone()), "{}", w.what());
+        assert_eq!(
+            last.map(|t| t.key.to_vec()),
+            want.last().map(|(k, _)| k.clone()),
+            "{}",
+            w.what()
+        );
     }
-    assert_eq!(w.ok(view.iter(id).collect::<kvdb::Result<Vec<_>>>())?.len(), table.len(), "{}", w.what());
-    assert_eq!(view.prefix(id, "k0").count(), table.keys().filter(|k| k.starts_with(b"k0")).count(), "{}", w.what());
+    assert_eq!(
+        w.ok(view.iter(id).collect::<kvdb::Result<Vec<_>>>())?.len(),
+        table.len(),
+        "{}",
+        w.what()
+    );
+    assert_eq!(
+        view.prefix(id, "k0").count(),
+        table.keys().filter(|k| k.starts_with(b"k0")).count(),
+        "{}",
+        w.what()
+    );
     let all = w.ok(view.estimate::<Vec<u8>>(id, ..))?;
     assert!(table.len() as u64 <= all.items + all.items_error, "{}: {all:?}", w.what());
     assert!(view.dictionaries().iter().any(|info| info.id == id));
@@ -266,10 +340,17 @@ fn views(w: &mut World) -> Result<(), Dead> {
 
 /// Values are put under other keys where they are stored.
 fn stored(w: &mut World) -> Result<(), Dead> {
-    let (Some((branch, dict, id)), Some((to_branch, to_dict, to))) = (w.place(), w.place()) else { return Ok(()) };
-    for name in
-        ["View::stored", "View::scan_stored", "StoredValue::len", "StoredValue::of", "StoredTuple::stored", "Batch::put_stored"]
-    {
+    let (Some((branch, dict, id)), Some((to_branch, to_dict, to))) = (w.place(), w.place()) else {
+        return Ok(());
+    };
+    for name in [
+        "View::stored",
+        "View::scan_stored",
+        "StoredValue::len",
+        "StoredValue::of",
+        "StoredTuple::stored",
+        "Batch::put_stored",
+    ] {
         w.call(name);
     }
     let table = w.history.newest().table(&branch, &dict).cloned().unwrap_or_default();
@@ -308,8 +389,13 @@ fn ingest(w: &mut World) -> Result<(), Dead> {
     let Some((branch, dict, id)) = w.place() else { return Ok(()) };
     let from = w.random.below(150);
     let count = 1 + w.random.below(80);
-    let tuples: Vec<(Vec<u8>, Vec<u8>)> = (from..from + count).map(|i| (format!("k{i:03}").into_bytes(), w.value())).collect();
-    let change = |(k, v): (Vec<u8>, Vec<u8>)| Change { branch: branch.clone(), dict: dict.clone(), kind: Kind::Put(k, v) };
+    let tuples: Vec<(Vec<u8>, Vec<u8>)> =
+        (from..from + count).map(|i| (format!("k{i:03}").into_bytes(), w.value())).collect();
+    let change = |(k, v): (Vec<u8>, Vec<u8>)| Change {
+        branch: branch.clone(),
+        dict: dict.clone(),
+        kind: Kind::Put(k, v),
+    };
     let changes = tuples.iter().cloned().map(change).collect();
     for name in ["Kvdb::ingest", "Kvdb::begin_ingest"] {
         w.call(name);
@@ -334,7 +420,8 @@ fn snapshot(w: &mut World) -> Result<(), Dead> {
     let branch = branches[w.random.below(branches.len() as u64) as usize].clone();
     let durability = w.durability();
     let content = w.history.newest().branches[&branch].clone();
-    w.history.attempt(|state| drop(state.snapshots.insert(name.clone(), (branch.clone(), content))));
+    w.history
+        .attempt(|state| drop(state.snapshots.insert(name.clone(), (branch.clone(), content))));
     let done = if branch.is_empty() && durability == Durability::Synced {
         w.call("Kvdb::snapshot");
         w.db.snapshot(&name)
@@ -363,24 +450,38 @@ fn differences(w: &mut World) -> Result<(), Dead> {
     let (before, after) = (w.ok(w.db.open_snapshot(&name))?, w.db.view());
     let Some(now) = w.history.newest().branches.get(&branch).cloned() else { return Ok(()) };
     for (dict, old) in &content {
-        let (Some(a), Some(b), Some(new)) = (before.dictionary(dict), after.dictionary_in(&branch, dict), now.get(dict)) else {
+        let (Some(a), Some(b), Some(new)) =
+            (before.dictionary(dict), after.dictionary_in(&branch, dict), now.get(dict))
+        else {
             continue;
         };
-        let mut keys: Vec<&Vec<u8>> = old.keys().chain(new.keys()).filter(|k| old.get(*k) != new.get(*k)).collect();
+        let mut keys: Vec<&Vec<u8>> =
+            old.keys().chain(new.keys()).filter(|k| old.get(*k) != new.get(*k)).collect();
         keys.sort();
         keys.dedup();
-        let found = w.ok(w.ok(before.difference(a, &after, b))?.collect::<kvdb::Result<Vec<_>>>())?;
+        let found =
+            w.ok(w.ok(before.difference(a, &after, b))?.collect::<kvdb::Result<Vec<_>>>())?;
         let found: Vec<Vec<u8>> = found.iter().map(|c| c.key.to_vec()).collect();
         let wrong = |key: &&Vec<u8>| found.contains(key) != (old.get(*key) != new.get(*key));
-        let wrong: Vec<_> =
-            found.iter().chain(old.keys()).chain(new.keys()).filter(wrong).map(|k| (k, found.contains(k))).collect();
-        assert!(wrong.is_empty() && found.len() == keys.len(), "{}: from {name} to {branch:?} now, {dict}: {wrong:?}", w.what());
+        let wrong: Vec<_> = found
+            .iter()
+            .chain(old.keys())
+            .chain(new.keys())
+            .filter(wrong)
+            .map(|k| (k, found.contains(k)))
+            .collect();
+        assert!(
+            wrong.is_empty() && found.len() == keys.len(),
+            "{}: from {name} to {branch:?} now, {dict}: {wrong:?}",
+            w.what()
+        );
     }
     Ok(())
 }
 
 fn pick_snapshot(w: &mut World) -> Option<(String, (String, Branch))> {
-    let all: Vec<_> = w.history.newest().snapshots.iter().map(|(name, of)| (name.clone(), of.clone())).collect();
+    let all: Vec<_> =
+        w.history.newest().snapshots.iter().map(|(name, of)| (name.clone(), of.clone())).collect();
     all.get(w.random.below(all.len().max(1) as u64) as usize).cloned()
 }
 
@@ -413,7 +514,10 @@ fn clone(w: &mut World) -> Result<(), Dead> {
     let name = w.new_name('b');
     if w.random.one_in(4) {
         w.call("Kvdb::create_branch");
-        if !w.add(|state| drop(state.branches.insert(name.clone(), Branch::new())), |w| w.db.create_branch(&name))? {
+        if !w.add(
+            |state| drop(state.branches.insert(name.clone(), Branch::new())),
+            |w| w.db.create_branch(&name),
+        )? {
             return Ok(());
         }
     } else {
@@ -432,8 +536,11 @@ fn clone(w: &mut World) -> Result<(), Dead> {
 }
 
 fn drop_branch(w: &mut World) -> Result<(), Dead> {
-    let names: Vec<String> = w.history.newest().branches.keys().filter(|name| !name.is_empty()).cloned().collect();
-    let Some(name) = names.get(w.random.below(names.len().max(1) as u64) as usize).cloned() else { return Ok(()) };
+    let names: Vec<String> =
+        w.history.newest().branches.keys().filter(|name| !name.is_empty()).cloned().collect();
+    let Some(name) = names.get(w.random.below(names.len().max(1) as u64) as usize).cloned() else {
+        return Ok(());
+    };
     w.call("Kvdb::drop_branch");
     w.alter(|state| drop(state.branches.remove(&name)), |w| w.db.drop_branch(&name))?;
     w.replaced(&name, "");
@@ -463,7 +570,11 @@ fn send(w: &mut World) -> Result<(), Dead> {
     let other = Kvdb::in_memory();
     let options = ReceiveOptions { branch: "came".into(), ..ReceiveOptions::default() };
     let cut = 1 + w.random.below(stream.len() as u64 - 1) as usize;
-    assert!(other.receive(&stream[..cut], &options).is_err(), "{}: a stream that is cut off", w.what());
+    assert!(
+        other.receive(&stream[..cut], &options).is_err(),
+        "{}: a stream that is cut off",
+        w.what()
+    );
     let so_far = other.receiving().expect("memory does not fail");
     match so_far.first() {
         Some(received) if w.random.one_in(3) => {
@@ -494,7 +605,8 @@ fn send(w: &mut World) -> Result<(), Dead> {
     other.send(&back, base, &mut stream, None).expect("sent");
     let mut content = content;
     Arc::make_mut(content.entry("a".into()).or_default()).insert(b"back".to_vec(), value);
-    let options = ReceiveOptions { branch: back.clone(), replace: true, ..ReceiveOptions::default() };
+    let options =
+        ReceiveOptions { branch: back.clone(), replace: true, ..ReceiveOptions::default() };
     let state = content.clone();
     let came = w.add(
         |s| {
@@ -515,7 +627,8 @@ fn dictionaries(w: &mut World) -> Result<(), Dead> {
     let Some((branch, dict, id)) = w.place() else { return Ok(()) };
     if w.history.newest().branches[&branch].len() > 2 && w.random.one_in(3) {
         w.call("Kvdb::drop_dictionary");
-        let gone = |state: &mut State| drop(state.branches.get_mut(&branch).and_then(|b| b.remove(&dict)));
+        let gone =
+            |state: &mut State| drop(state.branches.get_mut(&branch).and_then(|b| b.remove(&dict)));
         w.alter(gone, |w| w.db.drop_dictionary(id))?;
         w.replaced(&branch, &dict);
         return Ok(());
@@ -534,7 +647,13 @@ fn dictionaries(w: &mut World) -> Result<(), Dead> {
         // Nobody's changes meet where it is asked: they are compared elsewhere.
         struct Never;
         impl MergeRoutine for Never {
-            fn merge(&self, _: &[u8], _: Option<&[u8]>, _: Option<&[u8]>, _: Option<&[u8]>) -> Merged {
+            fn merge(
+                &self,
+                _: &[u8],
+                _: Option<&[u8]>,
+                _: Option<&[u8]>,
+                _: Option<&[u8]>,
+            ) -> Merged {
                 Merged::Conflict
             }
         }
@@ -549,12 +668,15 @@ fn dictionaries(w: &mut World) -> Result<(), Dead> {
     let random = &mut w.random;
     let options = DictionaryOptions {
         separate_at: [512, 2048, u32::MAX][random.below(3) as usize],
-        compression: [Compression::None, Compression::Lz4, Compression::Zstd][random.below(3) as usize],
+        compression: [Compression::None, Compression::Lz4, Compression::Zstd]
+            [random.below(3) as usize],
         compress_values: [Compression::None, Compression::Lz4][random.below(2) as usize],
         false_positives: [0, 80][random.below(2) as usize],
         ..DictionaryOptions::default()
     };
-    for name in ["Kvdb::create_dictionary", "Kvdb::create_dictionary_in", "Kvdb::open_dictionary_with"] {
+    for name in
+        ["Kvdb::create_dictionary", "Kvdb::create_dictionary_in", "Kvdb::open_dictionary_with"]
+    {
         w.call(name);
     }
     let way = w.random.below(2);
@@ -599,7 +721,9 @@ fn maintenance(w: &mut World) -> Result<(), Dead> {
             for name in ["Kvdb::defragment", "Kvdb::stop_defragment", "Kvdb::wait_for_defragment"] {
                 w.call(name);
             }
-            w.unless_full(w.db.defragment(DefragOptions { fullest_percent: 99, ..DefragOptions::default() }))?;
+            w.unless_full(
+                w.db.defragment(DefragOptions { fullest_percent: 99, ..DefragOptions::default() }),
+            )?;
             w.db.stop_defragment();
             w.db.wait_for_defragment();
         }
@@ -611,7 +735,13 @@ fn maintenance(w: &mut World) -> Result<(), Dead> {
             w.history.certain();
         }
         6 => {
-            for name in ["Kvdb::scrub", "Kvdb::scrub_progress", "Kvdb::scrub_faults", "Kvdb::stop_scrub", "Kvdb::wait_for_scrub"] {
+            for name in [
+                "Kvdb::scrub",
+                "Kvdb::scrub_progress",
+                "Kvdb::scrub_faults",
+                "Kvdb::stop_scrub",
+                "Kvdb::wait_for_scrub",
+            ] {
                 w.call(name);
             }
             w.ok(w.db.scrub(ScrubOptions::default()))?;
@@ -619,7 +749,11 @@ fn maintenance(w: &mut World) -> Result<(), Dead> {
             w.db.stop_scrub();
             // A device that fails is found to; damage there is none.
             let failed = |what: &str| what.contains("reading ");
-            assert!(w.db.scrub_faults().iter().all(|fault| failed(&fault.what)), "{:?}", w.db.scrub_faults());
+            assert!(
+                w.db.scrub_faults().iter().all(|fault| failed(&fault.what)),
+                "{:?}",
+                w.db.scrub_faults()
+            );
             assert!(w.db.scrub_progress().complete);
         }
         4 => {
@@ -664,10 +798,16 @@ fn checkpoint(w: &mut World) -> Result<(), Dead> {
     }
     w.history.certain();
     w.call("Kvdb::open");
-    let (db, _) = Kvdb::open(copy, w.env.clone(), OpenOptions { threads: false, ..OpenOptions::default() })
-        .unwrap_or_else(|e| panic!("{}: a checkpoint: {e}", w.what()));
+    let (db, _) =
+        Kvdb::open(copy, w.env.clone(), OpenOptions { threads: false, ..OpenOptions::default() })
+            .unwrap_or_else(|e| panic!("{}: a checkpoint: {e}", w.what()));
     let found = observe(&db).expect("memory does not fail");
-    assert!(found == *w.history.newest(), "{}: a checkpoint: {}", w.what(), found.differs(w.history.newest()));
+    assert!(
+        found == *w.history.newest(),
+        "{}: a checkpoint: {}",
+        w.what(),
+        found.differs(w.history.newest())
+    );
     Ok(())
 }
 
@@ -676,7 +816,13 @@ fn files(w: &mut World) -> Result<(), Dead> {
     if !w.random.one_in(4) {
         return Ok(());
     }
-    for name in ["Kvdb::checkpoint", "Kvdb::open_path", "Kvdb::open_path_with", "Kvdb::recover_path", "Kvdb::create_path"] {
+    for name in [
+        "Kvdb::checkpoint",
+        "Kvdb::open_path",
+        "Kvdb::open_path_with",
+        "Kvdb::recover_path",
+        "Kvdb::create_path",
+    ] {
         w.call(name);
     }
     let dir = tempfile::tempdir().expect("a temporary directory");
@@ -688,7 +834,12 @@ fn files(w: &mut World) -> Result<(), Dead> {
     let options = OpenOptions { threads: false, ..OpenOptions::default() };
     let whole = |db: &Kvdb, how: &str| {
         let found = observe(db).unwrap_or_else(|e| panic!("{}: {how}: {e}", w.what()));
-        assert!(found == *w.history.newest(), "{}: {how}: {}", w.what(), found.differs(w.history.newest()));
+        assert!(
+            found == *w.history.newest(),
+            "{}: {how}: {}",
+            w.what(),
+            found.differs(w.history.newest())
+        );
     };
     whole(&Kvdb::open_path(&path).expect("it is a store"), "a checkpoint in a file");
     let (db, recovery) = Kvdb::recover_path(&path, options.clone()).expect("it is a store");
@@ -696,7 +847,10 @@ fn files(w: &mut World) -> Result<(), Dead> {
     whole(&db, "the same, opened again");
     drop(db);
     whole(&Kvdb::open_path_with(&path, options.clone()).expect("it is a store"), "and once more");
-    let new = Kvdb::create_path(dir.path().join("new.kvfs"), CreateOptions { open: options, ..CreateOptions::default() });
+    let new = Kvdb::create_path(
+        dir.path().join("new.kvfs"),
+        CreateOptions { open: options, ..CreateOptions::default() },
+    );
     assert!(observe(&new.expect("made")).expect("it is empty").branches[""].is_empty());
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! What a store must hold: branches and snapshots, by name, with their dictionaries; and what changes do to that.
+//! What a store must hold: branches and snapshots, by name, with their dictionaries; and what
+//! changes do to that.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -72,7 +73,11 @@ impl State {
 
     pub fn apply(&mut self, changes: &[Change]) {
         for change in changes {
-            let Some(table) = self.branches.get_mut(&change.branch).and_then(|b| b.get_mut(&change.dict)) else { continue };
+            let Some(table) =
+                self.branches.get_mut(&change.branch).and_then(|b| b.get_mut(&change.dict))
+            else {
+                continue;
+            };
             let table = Arc::make_mut(table);
             match &change.kind {
                 Kind::Put(key, value) => drop(table.insert(key.clone(), value.clone())),
@@ -84,21 +89,36 @@ impl State {
 
     /// What differs, for a message.
     pub fn differs(&self, other: &State) -> String {
-        let names = |s: &State| (s.branches.keys().cloned().collect::<Vec<_>>(), s.snapshots.keys().cloned().collect::<Vec<_>>());
+        let names = |s: &State| {
+            (
+                s.branches.keys().cloned().collect::<Vec<_>>(),
+                s.snapshots.keys().cloned().collect::<Vec<_>>(),
+            )
+        };
         if names(self) != names(other) {
             return format!("branches and snapshots are {:?}, not {:?}", names(self), names(other));
         }
         let all = |s: &State| -> Vec<(String, Branch)> {
-            let branches = s.branches.iter().map(|(name, b)| (format!("branch {name:?}"), b.clone()));
-            branches.chain(s.snapshots.iter().map(|(name, (of, b))| (format!("snapshot {name:?} of {of:?}"), b.clone()))).collect()
+            let branches =
+                s.branches.iter().map(|(name, b)| (format!("branch {name:?}"), b.clone()));
+            branches
+                .chain(
+                    s.snapshots
+                        .iter()
+                        .map(|(name, (of, b))| (format!("snapshot {name:?} of {of:?}"), b.clone())),
+                )
+                .collect()
         };
         for ((name, a), (other_name, b)) in all(self).into_iter().zip(all(other)) {
             if name != other_name || a.keys().ne(b.keys()) {
                 return format!("{name} with {:?}, not {other_name} with {:?}", a.keys(), b.keys());
             }
             for (dict, a) in &a {
-                if let Some(key) = a.keys().chain(b[dict].keys()).find(|key| a.get(*key) != b[dict].get(*key)) {
-                    let shown = |v: Option<&Vec<u8>>| v.map(|v| (v.len(), v[..v.len().min(8)].to_vec()));
+                if let Some(key) =
+                    a.keys().chain(b[dict].keys()).find(|key| a.get(*key) != b[dict].get(*key))
+                {
+                    let shown =
+                        |v: Option<&Vec<u8>>| v.map(|v| (v.len(), v[..v.len().min(8)].to_vec()));
                     let key_shown = String::from_utf8_lossy(key);
                     return format!(
                         "{name}, dictionary {dict}, key {key_shown}: {:?}, not {:?}",
@@ -114,7 +134,11 @@ impl State {
 
 /// All tuples of a dictionary as a view has them.
 pub fn tuples(view: &View, dict: kvdb::DictionaryId) -> kvdb::Result<Tuples> {
-    Ok(view.scan(dict, b"", b"", usize::MAX)?.into_iter().map(|(k, v)| (k.to_vec(), v.to_vec())).collect())
+    Ok(view
+        .scan(dict, b"", b"", usize::MAX)?
+        .into_iter()
+        .map(|(k, v)| (k.to_vec(), v.to_vec()))
+        .collect())
 }
 
 /// The dictionaries of one branch that a view has, but for what only fills the store.
@@ -125,7 +149,11 @@ pub fn branch_of(view: &View, branch: &str) -> kvdb::Result<Branch> {
 
 /// Everything that a view has of the branches of `state`.
 pub fn seen(view: &View, state: &State) -> kvdb::Result<State> {
-    let branches = state.branches.keys().map(|name| Ok((name.clone(), branch_of(view, name)?))).collect::<kvdb::Result<_>>()?;
+    let branches = state
+        .branches
+        .keys()
+        .map(|name| Ok((name.clone(), branch_of(view, name)?)))
+        .collect::<kvdb::Result<_>>()?;
     Ok(State { branches, snapshots: BTreeMap::new() })
 }
 
@@ -159,6 +187,8 @@ impl History {
     pub fn found(&mut self, state: State, when: &str) {
         let n = self.len();
         let newest = state.differs(self.newest());
-        self.keep(|s| *s == state).unwrap_or_else(|| panic!("{when}: none of {n} possible states; beside the newest: {newest}"));
+        self.keep(|s| *s == state).unwrap_or_else(|| {
+            panic!("{when}: none of {n} possible states; beside the newest: {newest}")
+        });
     }
 }

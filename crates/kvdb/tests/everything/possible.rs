@@ -1,4 +1,5 @@
-//! What may be found when the power comes back: the state after each step since the last one that is certain.
+//! What may be found when the power comes back: the state after each step since the last one that
+//! is certain.
 
 pub struct Possible<S> {
     /// Oldest first, never empty.
@@ -30,7 +31,8 @@ impl<S: Clone> Possible<S> {
         self.states.pop();
     }
 
-    /// Something is about to be done that is on disk by itself, whatever else of what came before is.
+    /// Something is about to be done that is on disk by itself, whatever else of what came before
+    /// is.
     pub fn attempt_everywhere(&mut self, change: &dyn Fn(&mut S)) -> usize {
         let before = self.states.len();
         for at in 0..before {

@@ -1,7 +1,8 @@
-//! Which steps of a history are run, each with random numbers of its own, and the shortest history that fails as a long one did.
+//! Which steps of a history are run, each with random numbers of its own, and the shortest history
+//! that fails as a long one did.
 //!
-//! `KVFS_SEED=n KVFS_STEPS=1-124,187-248` runs only these steps of seed n. `KVFS_SHRINK=s` looks for at most s seconds for a
-//! shorter history that fails (30 unless told, 0: not at all).
+//! `KVFS_SEED=n KVFS_STEPS=1-124,187-248` runs only these steps of seed n. `KVFS_SHRINK=s` looks
+//! for at most s seconds for a shorter history that fails (30 unless told, 0: not at all).
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -11,14 +12,17 @@ use std::time::{Duration, Instant};
 
 use env::Random;
 
-/// The numbers of one step, which are the same whether those before it are run or not. Lives count from the other end.
+/// The numbers of one step, which are the same whether those before it are run or not. Lives count
+/// from the other end.
 pub fn random_of(seed: u64, step: u64) -> Random {
-    let mut mixed = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ step.wrapping_mul(0xD1B5_4A32_D192_ED03);
+    let mut mixed =
+        seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ step.wrapping_mul(0xD1B5_4A32_D192_ED03);
     mixed = (mixed ^ mixed >> 31).wrapping_mul(0x94D0_49BB_1331_11EB);
     Random::new(mixed ^ mixed >> 29)
 }
 
-/// The numbers that decide what a life is like: how long it is, when the power fails, how it is opened again.
+/// The numbers that decide what a life is like: how long it is, when the power fails, how it is
+/// opened again.
 pub fn random_of_life(seed: u64, life: u64) -> Random {
     random_of(seed, u64::MAX - life)
 }
@@ -54,7 +58,8 @@ impl Steps {
 
     fn of_environment() -> Steps {
         match std::env::var("KVFS_STEPS") {
-            Ok(text) => Steps::parse(&text).unwrap_or_else(|| panic!("KVFS_STEPS={text}: not like 1-124,187-248")),
+            Ok(text) => Steps::parse(&text)
+                .unwrap_or_else(|| panic!("KVFS_STEPS={text}: not like 1-124,187-248")),
             Err(_) => Steps::all(),
         }
     }
@@ -118,8 +123,9 @@ fn place_of_panic(work: impl FnOnce()) -> Option<String> {
     failed.then(|| PLACE.take().unwrap_or_else(|| "an unknown place".into()))
 }
 
-/// The shortest history found within this time that panics where this one did; `None`: it does not panic. Delta debugging: pieces are left
-/// out, half of the steps at first, single ones at last, until each is needed.
+/// The shortest history found within this time that panics where this one did; `None`: it does not
+/// panic. Delta debugging: pieces are left out, half of the steps at first, single ones at last,
+/// until each is needed.
 pub fn shortest(steps: &Steps, time: Duration, run: impl Fn(&Steps)) -> Option<Steps> {
     let started = Instant::now();
     let place = place_of_panic(|| run(steps))?;
@@ -149,7 +155,8 @@ pub fn shortest(steps: &Steps, time: Duration, run: impl Fn(&Steps)) -> Option<S
     }
 }
 
-/// Runs a history; one that fails is made short first, and how to repeat it is printed. `command`: what runs the test.
+/// Runs a history; one that fails is made short first, and how to repeat it is printed. `command`:
+/// what runs the test.
 pub fn run<T>(seed: u64, command: &str, run: impl Fn(&Steps) -> T) -> T {
     let steps = Steps::of_environment();
     let time = std::env::var("KVFS_SHRINK").ok().and_then(|v| v.parse().ok()).unwrap_or(30);
@@ -157,11 +164,14 @@ pub fn run<T>(seed: u64, command: &str, run: impl Fn(&Steps) -> T) -> T {
         return run(&steps);
     }
     let done = RefCell::new(None);
-    let found = shortest(&steps, Duration::from_secs(time), |steps| drop(done.replace(Some(run(steps)))));
+    let found =
+        shortest(&steps, Duration::from_secs(time), |steps| drop(done.replace(Some(run(steps)))));
     let Some(found) = found else { return done.take().expect("it was run to its end") };
     eprintln!("again: KVFS_SEED={seed} KVFS_STEPS={found} KVFS_SHRINK=0 {command}");
     run(&found);
-    panic!("seed {seed} failed, and fails no more with steps {found}: is anything random that the seed does not decide?");
+    panic!(
+        "seed {seed} failed, and fails no more with steps {found}: is anything random that the seed does not decide?"
+    );
 }
 
 #[cfg(test)]
@@ -182,7 +192,8 @@ mod tests {
     fn a_step_has_the_same_numbers_whatever_came_before() {
         let first = |seed, step| random_of(seed, step).below(u64::MAX);
         assert_eq!(first(1, 5), first(1, 5));
-        let mut all: Vec<u64> = (0..50).flat_map(|seed| (0..50).map(move |step| first(seed, step))).collect();
+        let mut all: Vec<u64> =
+            (0..50).flat_map(|seed| (0..50).map(move |step| first(seed, step))).collect();
         all.extend((0..50).map(|seed| random_of_life(seed, 1).below(u64::MAX)));
         all.sort_unstable();
         all.dedup();

@@ -41,7 +41,13 @@ fn compare(w: &World, open: &Open) -> Result<(), Dead> {
     let view = w.ok(open.t.view())?;
     let found = w.ok(seen(&view, &open.sees))?;
     let wanted = State { branches: open.sees.branches.clone(), ..State::default() };
-    assert!(found == wanted, "{}: transaction {} sees {}", w.what(), open.t.id(), found.differs(&wanted));
+    assert!(
+        found == wanted,
+        "{}: transaction {} sees {}",
+        w.what(),
+        open.t.id(),
+        found.differs(&wanted)
+    );
     Ok(())
 }
 
@@ -59,14 +65,23 @@ pub fn begin(w: &mut World) -> Result<(), Dead> {
         w.call("Kvdb::begin_with");
         let detached = w.random.one_in(2);
         let label = format!("seed {}", w.seed);
-        let options =
-            TransactionOptions { durable, detached, check_conflicts: checks, label, user: Some(1000), ..Default::default() };
+        let options = TransactionOptions {
+            durable,
+            detached,
+            check_conflicts: checks,
+            label,
+            user: Some(1000),
+            ..Default::default()
+        };
         let Some(t) = w.unless_full(w.db.begin_with(options))? else { return Ok(()) };
         t
     };
     w.call("Transaction::checks_conflicts");
     w.call("Transaction::is_durable");
-    assert_eq!((t.checks_conflicts(), t.is_durable(), t.isolation()), (checks, durable, Isolation::Snapshot));
+    assert_eq!(
+        (t.checks_conflicts(), t.is_durable(), t.isolation()),
+        (checks, durable, Isolation::Snapshot)
+    );
     w.call("Transaction::isolation");
     if durable {
         // It began with a commit that is on disk.
@@ -108,7 +123,8 @@ pub fn work(w: &mut World) -> Result<(), Dead> {
 
 fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
     let t = open.t.clone();
-    // A place that both the transaction and everybody knows, and whose number has not changed since.
+    // A place that both the transaction and everybody knows, and whose number has not changed
+    // since.
     let Some((branch, dict, id)) = w.place() else { return Ok(()) };
     if open.sees.table(&branch, &dict).is_none() || w.made_since(&branch, &dict, open.since) {
         return Ok(());
@@ -162,15 +178,28 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
         6 => {
             w.call("Transaction::get");
             let value = w.ok(t.get(id, &key))?;
-            assert_eq!(value.as_deref(), open.sees.table(&branch, &dict).and_then(|t| t.get(&key)).map(|v| &v[..]), "{}", w.what());
+            assert_eq!(
+                value.as_deref(),
+                open.sees.table(&branch, &dict).and_then(|t| t.get(&key)).map(|v| &v[..]),
+                "{}",
+                w.what()
+            );
         }
         7 => {
             let (a, b) = w.range();
             let all = open.sees.table(&branch, &dict).cloned().unwrap_or_default();
-            let want: Vec<_> = if a < b { all.range(a.clone()..b.clone()).take(7).collect() } else { Vec::new() };
+            let want: Vec<_> =
+                if a < b { all.range(a.clone()..b.clone()).take(7).collect() } else { Vec::new() };
             w.call("Transaction::scan");
             let found = w.ok(t.scan(id, &a, &b, 7))?;
-            assert!(found.iter().map(|(k, v)| (&k[..], &v[..])).eq(want.iter().map(|(k, v)| (&k[..], &v[..]))), "{}", w.what());
+            assert!(
+                found
+                    .iter()
+                    .map(|(k, v)| (&k[..], &v[..]))
+                    .eq(want.iter().map(|(k, v)| (&k[..], &v[..]))),
+                "{}",
+                w.what()
+            );
             w.call("Transaction::cursor");
             let mut cursor = w.ok(t.cursor(id, &a, &b))?;
             let first = w.ok(cursor.next())?;
@@ -181,7 +210,10 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
             }
             assert_eq!(w.ok(scope.scan(id, &a, &b, 7))?, found);
             assert_eq!(w.ok(scope.get(id, &key))?.map(|v| v.to_vec()), all.get(&key).cloned());
-            assert_eq!(w.ok(w.ok(scope.cursor(id, &a, &b))?.next())?.map(|t| t.key), found.first().map(|(k, _)| k.clone()));
+            assert_eq!(
+                w.ok(w.ok(scope.cursor(id, &a, &b))?.next())?.map(|t| t.key),
+                found.first().map(|(k, _)| k.clone())
+            );
             assert_eq!(w.ok(tuples(&w.ok(scope.view())?, id))?, all);
         }
         8 => {
@@ -189,7 +221,12 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
             compare(w, open)?;
             w.call("View::beneath");
             let beneath = w.ok(seen(&w.ok(t.view())?.beneath(), &open.base))?;
-            assert!(beneath == open.base, "{}: beneath a transaction: {}", w.what(), beneath.differs(&open.base));
+            assert!(
+                beneath == open.base,
+                "{}: beneath a transaction: {}",
+                w.what(),
+                beneath.differs(&open.base)
+            );
         }
         9 | 10 => {
             w.call("Transaction::savepoint");
@@ -207,7 +244,8 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
             compare(w, open)?;
         }
         13 => {
-            // What is drafted is not seen in the transaction, nor the other way round, until it is made.
+            // What is drafted is not seen in the transaction, nor the other way round, until it is
+            // made.
             for name in ["Transaction::draft", "Draft::apply", "Draft::get", "Draft::view"] {
                 w.call(name);
             }
@@ -246,10 +284,21 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
             w.call("Transaction::takes_bulk");
             assert_eq!(t.takes_bulk(), !open.durable);
             if !open.durable {
-                for name in ["Transaction::bulk", "Transaction::adopt", "Bulk::push", "Bulk::finish", "Bulk::written"] {
+                for name in [
+                    "Transaction::bulk",
+                    "Transaction::adopt",
+                    "Bulk::push",
+                    "Bulk::finish",
+                    "Bulk::written",
+                ] {
                     w.call(name);
                 }
-                for name in ["View::stored_tuples", "StoredTuples::seek", "StoredTuples::advance", "StoredTuples::current"] {
+                for name in [
+                    "View::stored_tuples",
+                    "StoredTuples::seek",
+                    "StoredTuples::advance",
+                    "StoredTuples::current",
+                ] {
                     w.call(name);
                 }
                 let view = w.db.view();
@@ -327,7 +376,11 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
             assert_eq!(w.ok(w.db.transaction(t.id()))?.id(), t.id());
         }
         16 if !open.durable => {
-            for name in ["Transaction::read_conflict_key", "Transaction::read_conflict_range", "Transaction::depend_on"] {
+            for name in [
+                "Transaction::read_conflict_key",
+                "Transaction::read_conflict_range",
+                "Transaction::depend_on",
+            ] {
                 w.call(name);
             }
             w.ok(t.read_conflict_key(id, &key))?;
@@ -351,7 +404,12 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
             let outdated = w.ok(t.is_outdated())?;
             // After a restart nobody knows what came before it.
             if !open.restored && !w.rolled_back_since(open.since) {
-                assert_eq!(outdated, meets(w, open, &open.changes) || meets(w, open, &open.reads), "{}: outdated", w.what());
+                assert_eq!(
+                    outdated,
+                    meets(w, open, &open.changes) || meets(w, open, &open.reads),
+                    "{}: outdated",
+                    w.what()
+                );
             }
         }
         _ => {}
@@ -375,7 +433,8 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
     }
     let at = w.random.below(w.open.len() as u64) as usize;
     let open = w.open.swap_remove(at);
-    // One that wins over others would win over a rollback as well: what that comes to is not modelled.
+    // One that wins over others would win over a rollback as well: what that comes to is not
+    // modelled.
     if w.random.one_in(4) || !open.checks && w.rolled_back_since(open.since) {
         w.call("Transaction::abort");
         open.t.abort();
@@ -395,10 +454,14 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
     match outcome {
         Ok(()) => {
             if touched && !unclear {
-                let pair = w.committed[open.since..]
-                    .iter()
-                    .find_map(|theirs| Some((theirs, mine.iter().chain(&open.reads).find(|m| m.meets(theirs))?)));
-                panic!("{}: transaction {} committed over a change of others: {pair:?}", w.what(), open.t.id());
+                let pair = w.committed[open.since..].iter().find_map(|theirs| {
+                    Some((theirs, mine.iter().chain(&open.reads).find(|m| m.meets(theirs))?))
+                });
+                panic!(
+                    "{}: transaction {} committed over a change of others: {pair:?}",
+                    w.what(),
+                    open.t.id()
+                );
             }
             if open.restored && open.checks {
                 // Nothing may be lost: whatever it has changed was as it had been when it began.
@@ -424,7 +487,11 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
             Ok(())
         }
         Err(Error::Conflict { keys }) => {
-            assert!(touched || unclear, "{}: a conflict over {keys:?}, which nobody has changed", w.what());
+            assert!(
+                touched || unclear,
+                "{}: a conflict over {keys:?}, which nobody has changed",
+                w.what()
+            );
             w.history.refused();
             Ok(())
         }
@@ -435,7 +502,9 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
             Ok(())
         }
         // It is still there, and may be tried again.
-        Err(Error::NoSpace) if w.limited && !w.device.is_dead() && open.changes.iter().any(Change::adds) => {
+        Err(Error::NoSpace)
+            if w.limited && !w.device.is_dead() && open.changes.iter().any(Change::adds) =>
+        {
             w.full += 1;
             w.history.refused();
             compare(w, &open)?;
@@ -452,14 +521,25 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
 /// A serializable one, from its beginning to its end, and what others meet meanwhile.
 pub fn serializable(w: &mut World) -> Result<(), Dead> {
     let Some((branch, dict, id)) = w.place() else { return Ok(()) };
-    let options = TransactionOptions { isolation: Isolation::Serializable, ..TransactionOptions::default() };
+    let options =
+        TransactionOptions { isolation: Isolation::Serializable, ..TransactionOptions::default() };
     let t = w.ok(w.db.begin_with(options))?;
     let (key, other) = (w.key(), w.key());
-    for name in ["Transaction::lock_key", "Transaction::lock_range", "Kvdb::is_locked", "Transaction::past_its_locks"] {
+    for name in [
+        "Transaction::lock_key",
+        "Transaction::lock_range",
+        "Kvdb::is_locked",
+        "Transaction::past_its_locks",
+    ] {
         w.call(name);
     }
     let table = w.history.newest().table(&branch, &dict).cloned().unwrap_or_default();
-    assert_eq!(w.ok(t.get(id, &key))?.map(|v| v.to_vec()), table.get(&key).cloned(), "{}", w.what());
+    assert_eq!(
+        w.ok(t.get(id, &key))?.map(|v| v.to_vec()),
+        table.get(&key).cloned(),
+        "{}",
+        w.what()
+    );
     w.ok(t.lock_key(id, &other, true))?;
     assert!(w.db.is_locked(id, &other) && w.db.is_locked(id, &key), "{}", w.what());
     let refused = kvdb::at_once(|| w.db.put(id, &other, b"not now", Durability::Buffered));
@@ -514,10 +594,12 @@ pub fn restored(w: &mut World, before: Vec<Open>) -> Result<(), Dead> {
                 found.differs(&open.sees)
             );
         };
-        // Savepoints are not kept, nor is it known which of the changes are left: of what is not there nothing is asked.
+        // Savepoints are not kept, nor is it known which of the changes are left: of what is not
+        // there nothing is asked.
         open.sees = open.stages.swap_remove(at);
         open.stages = vec![open.sees.clone()];
-        // Which of its changes are left is not known, only what they come to: for one that wins over others that is not enough.
+        // Which of its changes are left is not known, only what they come to: for one that wins
+        // over others that is not enough.
         if open.sees != open.base && open.checks && !w.rolled_back_since(open.since) {
             open.t = t;
             open.savepoints.clear();
@@ -542,13 +624,17 @@ fn difference(from: &State, to: &State) -> Vec<Change> {
     for (branch, dicts) in &to.branches {
         for (dict, table) in dicts {
             let before = from.table(branch, dict).cloned().unwrap_or_default();
-            let mut add = |kind| out.push(Change { branch: branch.clone(), dict: dict.clone(), kind });
+            let mut add =
+                |kind| out.push(Change { branch: branch.clone(), dict: dict.clone(), kind });
             for (key, value) in &**table {
                 if before.get(key) != Some(value) {
                     add(Kind::Put(key.clone(), value.clone()));
                 }
             }
-            before.keys().filter(|key| !table.contains_key(*key)).for_each(|key| add(Kind::Delete(key.clone())));
+            before
+                .keys()
+                .filter(|key| !table.contains_key(*key))
+                .for_each(|key| add(Kind::Delete(key.clone())));
         }
     }
     out

@@ -32,7 +32,8 @@ pub struct World {
     pub views: Vec<(View, State)>,
     /// For names that are new.
     pub names: u64,
-    /// The store is small, and may be full: what adds to it may be refused for want of space, what removes may not.
+    /// The store is small, and may be full: what adds to it may be refused for want of space, what
+    /// removes may not.
     pub limited: bool,
     /// How often it was refused.
     pub full: u64,
@@ -41,7 +42,14 @@ pub struct World {
 }
 
 impl World {
-    pub fn new(seed: u64, random: Random, env: Arc<Simulated>, device: Arc<CrashDevice>, db: Kvdb, history: History) -> World {
+    pub fn new(
+        seed: u64,
+        random: Random,
+        env: Arc<Simulated>,
+        device: Arc<CrashDevice>,
+        db: Kvdb,
+        history: History,
+    ) -> World {
         World {
             seed,
             step: 0,
@@ -127,7 +135,10 @@ impl World {
     pub fn place(&mut self) -> Option<(String, String, DictionaryId)> {
         let all: Vec<(String, String)> = {
             let branches = &self.history.newest().branches;
-            branches.iter().flat_map(|(b, dicts)| dicts.keys().map(move |d| (b.clone(), d.clone()))).collect()
+            branches
+                .iter()
+                .flat_map(|(b, dicts)| dicts.keys().map(move |d| (b.clone(), d.clone())))
+                .collect()
         };
         let (branch, dict) = all.get(self.random.below(all.len().max(1) as u64) as usize)?.clone();
         let id = match branch.is_empty() {
@@ -141,14 +152,22 @@ impl World {
 
     /// A few changes of these dictionaries, and the batch that makes them.
     pub fn batch(&mut self, places: &[(String, String, DictionaryId)]) -> (Vec<Change>, Batch) {
-        for name in ["Batch::new", "Batch::put", "Batch::delete", "Batch::delete_range", "Batch::len", "Batch::is_empty"] {
+        for name in [
+            "Batch::new",
+            "Batch::put",
+            "Batch::delete",
+            "Batch::delete_range",
+            "Batch::len",
+            "Batch::is_empty",
+        ] {
             self.call(name);
         }
         let mut batch = Batch::new();
         let mut changes = Vec::new();
         let count = if self.random.one_in(10) { 60 } else { 1 + self.random.below(5) };
         for _ in 0..count {
-            let (branch, dict, id) = places[self.random.below(places.len() as u64) as usize].clone();
+            let (branch, dict, id) =
+                places[self.random.below(places.len() as u64) as usize].clone();
             let key = self.key();
             let kind = match self.random.below(12) {
                 0 | 1 => {
@@ -179,7 +198,8 @@ impl World {
         (changes, batch)
     }
 
-    /// Changes what the store must hold, and then the store by `work`, as one step. `durable`: it is on disk when that returns.
+    /// Changes what the store must hold, and then the store by `work`, as one step. `durable`: it
+    /// is on disk when that returns.
     pub fn change(
         &mut self,
         changes: Vec<Change>,
@@ -202,7 +222,11 @@ impl World {
     }
 
     /// The same for what is more than tuples, and on disk by itself when `work` returns.
-    pub fn alter(&mut self, alter: impl Fn(&mut State), work: impl FnOnce(&mut World) -> kvdb::Result<()>) -> Result<(), Dead> {
+    pub fn alter(
+        &mut self,
+        alter: impl Fn(&mut State),
+        work: impl FnOnce(&mut World) -> kvdb::Result<()>,
+    ) -> Result<(), Dead> {
         let before = self.history.attempt_everywhere(&alter);
         let done = work(self);
         self.ok(done)?;
@@ -211,7 +235,11 @@ impl World {
     }
 
     /// The same for what needs space. `false`: it was refused.
-    pub fn add(&mut self, alter: impl Fn(&mut State), work: impl FnOnce(&mut World) -> kvdb::Result<()>) -> Result<bool, Dead> {
+    pub fn add(
+        &mut self,
+        alter: impl Fn(&mut State),
+        work: impl FnOnce(&mut World) -> kvdb::Result<()>,
+    ) -> Result<bool, Dead> {
         let before = self.history.attempt_everywhere(&alter);
         let done = work(self);
         let done = self.unless_full(done)?.is_some();
@@ -226,11 +254,17 @@ impl World {
     pub fn replaced(&mut self, branch: &str, dict: &str) {
         self.events.push((self.committed.len(), branch.into(), dict.into()));
         // So that what begins from here on begins behind it.
-        self.committed.push(Change { branch: "\0".into(), dict: String::new(), kind: Kind::Delete(Vec::new()) });
+        self.committed.push(Change {
+            branch: "\0".into(),
+            dict: String::new(),
+            kind: Kind::Delete(Vec::new()),
+        });
     }
 
     pub fn made_since(&self, branch: &str, dict: &str, since: usize) -> bool {
-        self.events.iter().any(|(at, b, d)| *at >= since && b == branch && (d.is_empty() || d == dict))
+        self.events
+            .iter()
+            .any(|(at, b, d)| *at >= since && b == branch && (d.is_empty() || d == dict))
     }
 
     pub fn rolled_back_since(&self, since: usize) -> bool {

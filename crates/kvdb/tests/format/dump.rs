@@ -14,7 +14,8 @@ impl Dump {
 
     /// A line: at most eight bytes are shown, and how many there are if those are not all.
     fn line(&mut self, at: usize, bytes: &[u8], meaning: &str) {
-        let mut hex = bytes.iter().take(8).map(|b| format!("{b:02x}")).collect::<Vec<_>>().join(" ");
+        let mut hex =
+            bytes.iter().take(8).map(|b| format!("{b:02x}")).collect::<Vec<_>>().join(" ");
         if bytes.len() > 8 {
             write!(hex, " … {}", bytes.len()).expect("memory");
         }
@@ -32,7 +33,9 @@ impl<'a> At<'a> {
     pub fn bytes(&mut self, len: usize, dump: &mut Dump, meaning: &str) -> &'a [u8] {
         let bytes = &self.image[self.at..self.at + len];
         let shown = match std::str::from_utf8(bytes) {
-            Ok(text) if len > 0 && len < 40 && text.bytes().all(|b| b.is_ascii_graphic()) => format!("{meaning}: \"{text}\""),
+            Ok(text) if len > 0 && len < 40 && text.bytes().all(|b| b.is_ascii_graphic()) => {
+                format!("{meaning}: \"{text}\"")
+            }
             _ => meaning.to_string(),
         };
         dump.line(self.at, bytes, &shown);
@@ -58,7 +61,8 @@ impl<'a> At<'a> {
     }
 
     pub fn varint(&mut self, dump: &mut Dump, meaning: &str) -> u64 {
-        let len = self.image[self.at..].iter().position(|b| b & 0x80 == 0).expect("a varint ends") + 1;
+        let len =
+            self.image[self.at..].iter().position(|b| b & 0x80 == 0).expect("a varint ends") + 1;
         let bytes = &self.image[self.at..self.at + len];
         let n = bytes.iter().rev().fold(0, |n, b| n << 7 | u64::from(b & 0x7f));
         dump.line(self.at, bytes, &format!("{meaning}: {n}"));

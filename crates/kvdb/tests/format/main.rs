@@ -1,5 +1,6 @@
-//! The worked example of `docs/format.md`: a small store, read by that page alone, from the superblock down to each value. Nothing here uses the
-//! readers of the product; what the page does not say, this test cannot find.
+//! The worked example of `docs/format.md`: a small store, read by that page alone, from the
+//! superblock down to each value. Nothing here uses the readers of the product; what the page does
+//! not say, this test cannot find.
 //!
 //! `KVFS_BLESS=1 cargo test -p kvdb --test format` writes the example into the page anew.
 
@@ -20,7 +21,12 @@ const END: &str = "```\n";
 /// A store with a small and a large value in a run, and a change in the journal.
 fn store() -> MemoryDevice {
     let device = Arc::new(MemoryDevice::new());
-    let open = OpenOptions { threads: false, zero_journal: false, flush_on_close: false, ..OpenOptions::default() };
+    let open = OpenOptions {
+        threads: false,
+        zero_journal: false,
+        flush_on_close: false,
+        ..OpenOptions::default()
+    };
     let create = CreateOptions { capacity: Some(256 << 20), open, ..CreateOptions::default() };
     let env = Arc::new(Simulated::new(1));
     env.advance(Duration::from_secs(1));
@@ -42,7 +48,8 @@ fn a_small_store_can_be_read_by_what_the_page_says() {
     let mut image = vec![0; device.len().expect("memory") as usize];
     device.read_at(Purpose::Pages, 0, &mut image).expect("all of it");
     let (found, text) = reader::read(&image);
-    let expected = [("apple", b"red".to_vec()), ("apricot", vec![b'o'; 4096]), ("pear", b"green".to_vec())];
+    let expected =
+        [("apple", b"red".to_vec()), ("apricot", vec![b'o'; 4096]), ("pear", b"green".to_vec())];
     assert_eq!(found, expected.map(|(key, value)| (key.as_bytes().to_vec(), value)).into());
 
     let page = std::fs::read_to_string(PAGE).expect("docs/format.md");

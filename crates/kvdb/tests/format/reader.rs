@@ -9,7 +9,9 @@ const ZONE: usize = 8 << 20;
 /// CRC-32C, bit by bit.
 fn crc(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0u32, |crc, byte| {
-        (0..8).fold(crc ^ u32::from(*byte), |crc, _| if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 })
+        (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
+            if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 }
+        })
     })
 }
 
@@ -80,9 +82,18 @@ impl<'a> Reader<'a> {
         Stream { zone: at.varint(d, "the zone"), epoch }
     }
 
-    /// One chunk; what comes behind its header is left to be read. `None`: there is none of this stream.
-    fn chunk(&mut self, magic: &[u8; 4], address: usize, epoch: u64, what: &str) -> Option<(usize, u64)> {
-        if self.image.get(address..address + 4)? != magic || self.image[address + 8..address + 16] != epoch.to_le_bytes() {
+    /// One chunk; what comes behind its header is left to be read. `None`: there is none of this
+    /// stream.
+    fn chunk(
+        &mut self,
+        magic: &[u8; 4],
+        address: usize,
+        epoch: u64,
+        what: &str,
+    ) -> Option<(usize, u64)> {
+        if self.image.get(address..address + 4)? != magic
+            || self.image[address + 8..address + 16] != epoch.to_le_bytes()
+        {
             return None;
         }
         self.dump.heading(what);
@@ -93,17 +104,28 @@ impl<'a> Reader<'a> {
         let position = at.int(8, d, "position of its first byte");
         at.int(8, d, "synced up to position");
         let end = (address + 40 + len).next_multiple_of(4096);
-        assert_eq!(u64::from(crc(&self.image[address + 40..end])), at.opaque(4, d, "checksum of piece and padding"));
-        assert_eq!(u64::from(crc(&self.image[address..address + 36])), at.opaque(4, d, "checksum of the 36 bytes before it"));
+        assert_eq!(
+            u64::from(crc(&self.image[address + 40..end])),
+            at.opaque(4, d, "checksum of piece and padding")
+        );
+        assert_eq!(
+            u64::from(crc(&self.image[address..address + 36])),
+            at.opaque(4, d, "checksum of the 36 bytes before it")
+        );
         Some((len, position))
     }
 
     fn manifest(&mut self, root: Stream) -> Manifest {
         let mut manifest = Manifest::default();
         let mut address = root.zone as usize * ZONE;
-        while let Some((len, _)) = self.chunk(b"KVMC", address, root.epoch, "Chunk of the manifest") {
+        while let Some((len, _)) = self.chunk(b"KVMC", address, root.epoch, "Chunk of the manifest")
+        {
             let size = (40 + len).next_multiple_of(4096);
-            assert_eq!(self.image[address..address + size], self.image[address + size..address + 2 * size], "it lies there twice");
+            assert_eq!(
+                self.image[address..address + size],
+                self.image[address + size..address + 2 * size],
+                "it lies there twice"
+            );
             let mut at = self.at(address + 40);
             while at.at < address + 40 + len {
                 let record = at.varint(&mut self.dump, "length of a record") as usize;
@@ -143,14 +165,20 @@ impl<'a> Reader<'a> {
             }
             5 => {
                 at.opaque(1, d, "edit: journal start");
-                manifest.journal = (at.varint(d, "  segment"), at.varint(d, "  offset"), at.varint(d, "  position"));
+                manifest.journal = (
+                    at.varint(d, "  segment"),
+                    at.varint(d, "  offset"),
+                    at.varint(d, "  position"),
+                );
                 at.varint(d, "  sequence number");
             }
             6 => {
                 at.opaque(1, d, "edit: new segment");
                 let number = at.varint(d, "  number");
                 let zone = at.varint(d, "  zone");
-                manifest.segments.insert(number, Stream { zone, epoch: at.opaque(8, d, "  epoch") });
+                manifest
+                    .segments
+                    .insert(number, Stream { zone, epoch: at.opaque(8, d, "  epoch") });
             }
             7 => {
                 at.opaque(1, d, "edit: segment ends");
@@ -187,7 +215,11 @@ impl<'a> Reader<'a> {
     fn frame(&mut self, address: usize, len: usize, sum: u64, what: &str) -> (At<'a>, usize) {
         self.dump.heading(what);
         let (mut at, d) = (self.at(address), &mut self.dump);
-        assert_eq!(at.opaque(4, d, "checksum of what follows"), sum, "the pointer means this frame");
+        assert_eq!(
+            at.opaque(4, d, "checksum of what follows"),
+            sum,
+            "the pointer means this frame"
+        );
         assert_eq!(u64::from(crc(&self.image[address + 4..address + len])), sum);
         at.int(1, d, "kind");
         at.int(1, d, "codec");
@@ -212,10 +244,20 @@ impl<'a> Reader<'a> {
             at.varint(d, &format!("{fence}: shared bytes"));
             at.counted(d, &format!("further bytes of {fence}"));
         }
-        let target = (at.varint(d, "target: address"), at.varint(d, "  length"), at.opaque(4, d, "  checksum"));
+        let target = (
+            at.varint(d, "target: address"),
+            at.varint(d, "  length"),
+            at.opaque(4, d, "  checksum"),
+        );
         at.int(1, d, "flags");
-        let sums =
-            ["items", "newest sequence number", "bytes of blocks", "spans of blocks", "bytes of extents", "spans of extents"];
+        let sums = [
+            "items",
+            "newest sequence number",
+            "bytes of blocks",
+            "spans of blocks",
+            "bytes of extents",
+            "spans of extents",
+        ];
         for sum in sums {
             at.varint(d, sum);
         }
@@ -245,7 +287,8 @@ impl<'a> Reader<'a> {
 
     fn block(&mut self, address: usize, len: usize, sum: u64) {
         let (mut at, end) = self.frame(address, len, sum, "Tuple block");
-        let restarts = u32::from_le_bytes(self.image[end - 4..end].try_into().expect("four bytes")) as usize;
+        let restarts =
+            u32::from_le_bytes(self.image[end - 4..end].try_into().expect("four bytes")) as usize;
         let items_end = end - 4 - 4 * restarts;
         let mut key: Vec<u8> = Vec::new();
         let mut extents = Vec::new();
@@ -265,8 +308,14 @@ impl<'a> Reader<'a> {
                     self.tuples.insert(key.clone(), value);
                 }
                 1 => {
-                    let (address, len) = (at.varint(d, "extent: address"), at.varint(d, "  length"));
-                    extents.push((key.clone(), address as usize, len as usize, at.opaque(4, d, "  checksum")));
+                    let (address, len) =
+                        (at.varint(d, "extent: address"), at.varint(d, "  length"));
+                    extents.push((
+                        key.clone(),
+                        address as usize,
+                        len as usize,
+                        at.opaque(4, d, "  checksum"),
+                    ));
                 }
                 other => panic!("a kind that this example has not got: {other}"),
             }
@@ -277,7 +326,8 @@ impl<'a> Reader<'a> {
         at.int(4, &mut self.dump, "number of restart points");
         for (key, address, len, sum) in extents {
             self.dump.heading("Extent");
-            let value = self.at(address).bytes(len, &mut self.dump, "the value of \"apricot\"").to_vec();
+            let value =
+                self.at(address).bytes(len, &mut self.dump, "the value of \"apricot\"").to_vec();
             assert_eq!(u64::from(crc(&value)), sum);
             self.tuples.insert(key, value);
         }
@@ -286,8 +336,11 @@ impl<'a> Reader<'a> {
     fn journal(&mut self, manifest: &Manifest) {
         let (segment, offset, start) = manifest.journal;
         for (number, stream) in manifest.segments.range(segment..) {
-            let mut address = stream.zone as usize * ZONE + if *number == segment { offset as usize } else { 0 };
-            while let Some((len, position)) = self.chunk(b"KVJC", address, stream.epoch, "Chunk of the journal") {
+            let mut address =
+                stream.zone as usize * ZONE + if *number == segment { offset as usize } else { 0 };
+            while let Some((len, position)) =
+                self.chunk(b"KVJC", address, stream.epoch, "Chunk of the journal")
+            {
                 let mut at = self.at(address + 40);
                 assert!(position >= start, "what is before the start is in runs");
                 while at.at < address + 40 + len {

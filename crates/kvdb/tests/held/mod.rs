@@ -1,4 +1,5 @@
-//! A device on which a sync waits until the test lets it go on: what others do while it is under way happens in a known order.
+//! A device on which a sync waits until the test lets it go on: what others do while it is under
+//! way happens in a known order.
 #![allow(dead_code)] // Each test file uses its part.
 
 use std::io;
@@ -19,7 +20,8 @@ struct State {
     held: bool,
 }
 
-/// A device, in memory unless said otherwise, whose next sync behind a write of some purpose can be held.
+/// A device, in memory unless said otherwise, whose next sync behind a write of some purpose can be
+/// held.
 pub struct HeldSync<D = MemoryDevice> {
     pub memory: D,
     state: Mutex<State>,
@@ -46,7 +48,10 @@ impl<D> HeldSync<D> {
     pub fn wait_until_held(&self) {
         let mut state = self.state.lock();
         while !state.held {
-            assert!(!self.changed.wait_for(&mut state, PATIENCE).timed_out(), "no sync came that could be held");
+            assert!(
+                !self.changed.wait_for(&mut state, PATIENCE).timed_out(),
+                "no sync came that could be held"
+            );
         }
     }
 

@@ -1,6 +1,7 @@
-//! Histories that rollbacks or a power cut interrupt. A rollback begins a new *epoch*, a history of its own which starts with what it has left. What
-//! had ended before a rollback began and is not in the snapshot must be gone, and a transaction that began before it must not have
-//! committed behind it. After a power cut the survivors are a valid history, too.
+//! Histories that rollbacks or a power cut interrupt. A rollback begins a new *epoch*, a history of
+//! its own which starts with what it has left. What had ended before a rollback began and is not in
+//! the snapshot must be gone, and a transaction that began before it must not have committed behind
+//! it. After a power cut the survivors are a valid history, too.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -37,18 +38,31 @@ impl Epoch {
     /// Each begins with what the one before has left.
     pub fn join(epochs: &mut [Epoch]) {
         for i in 1..epochs.len() {
-            epochs[i].began = epochs[i - 1].rollback.as_ref().map(|r| r.left.clone()).unwrap_or_default();
+            epochs[i].began =
+                epochs[i - 1].rollback.as_ref().map(|r| r.left.clone()).unwrap_or_default();
         }
     }
 
     /// Its history by itself: it begins with what was there.
     pub fn history(&self) -> Vec<Attempt> {
         let first = self.attempts.iter().map(|a| a.from).min().unwrap_or(0);
-        let did: Vec<Did> = self.began.iter().flat_map(|(key, list)| list.iter().map(|n| Did::Append(*key, *n))).collect();
-        let began = Attempt { thread: OBSERVER + 1, from: 0, to: 0, did, end: End::Synced, kind: "what was left" };
+        let did: Vec<Did> = self
+            .began
+            .iter()
+            .flat_map(|(key, list)| list.iter().map(|n| Did::Append(*key, *n)))
+            .collect();
+        let began = Attempt {
+            thread: OBSERVER + 1,
+            from: 0,
+            to: 0,
+            did,
+            end: End::Synced,
+            kind: "what was left",
+        };
         let mut all = self.attempts.clone();
         // Ticks begin at 0: those of the beginning come before all of them.
-        all.iter_mut().for_each(|a| (a.from, a.to) = (a.from + 2 - first.min(2), a.to + 2 - first.min(2)));
+        all.iter_mut()
+            .for_each(|a| (a.from, a.to) = (a.from + 2 - first.min(2), a.to + 2 - first.min(2)));
         if !began.did.is_empty() {
             all.push(Attempt { to: 1, ..began });
         }
@@ -59,7 +73,8 @@ impl Epoch {
     pub fn judge(&self, isolation: Isolation, what: &str) {
         let mut history = self.history();
         if let Some(Rollback { from, to, kept, left }) = &self.rollback {
-            let there: HashSet<(u64, u64)> = left.iter().flat_map(|(key, list)| list.iter().map(|n| (*key, *n))).collect();
+            let there: HashSet<(u64, u64)> =
+                left.iter().flat_map(|(key, list)| list.iter().map(|n| (*key, *n))).collect();
             for (key, list) in kept {
                 assert!(
                     left.get(key).is_some_and(|now| now.starts_with(list)),
@@ -67,18 +82,37 @@ impl Epoch {
                 );
             }
             for a in &self.attempts {
-                let new = a.appended().filter(|(key, n)| !kept.get(key).is_some_and(|list| list.contains(n)));
+                let new = a
+                    .appended()
+                    .filter(|(key, n)| !kept.get(key).is_some_and(|list| list.contains(n)));
                 let found: BTreeSet<bool> = new.map(|appended| there.contains(&appended)).collect();
-                assert!(found.len() < 2, "{what}: of a transaction only a part has outlived a rollback: {a:?}");
+                assert!(
+                    found.len() < 2,
+                    "{what}: of a transaction only a part has outlived a rollback: {a:?}"
+                );
                 if found.contains(&true) {
-                    assert!(a.to > *from, "{what}: it ended before the rollback ({from} to {to}) and has outlived it: {a:?}");
-                    assert!(a.end != End::Failed, "{what}: it failed, and is there behind the rollback: {a:?}");
+                    assert!(
+                        a.to > *from,
+                        "{what}: it ended before the rollback ({from} to {to}) and has outlived it: {a:?}"
+                    );
+                    assert!(
+                        a.end != End::Failed,
+                        "{what}: it failed, and is there behind the rollback: {a:?}"
+                    );
                 } else if found.contains(&false) && matches!(a.end, End::Committed | End::Synced) {
-                    assert!(a.from < *to, "{what}: it began after the rollback ({from} to {to}) and is gone: {a:?}");
+                    assert!(
+                        a.from < *to,
+                        "{what}: it began after the rollback ({from} to {to}) and is gone: {a:?}"
+                    );
                 }
             }
             // Of what was under way nobody knows on which side of it it read.
-            let shift = history.iter().zip(&self.attempts).map(|(h, a)| h.from.abs_diff(a.from)).next().unwrap_or(0);
+            let shift = history
+                .iter()
+                .zip(&self.attempts)
+                .map(|(h, a)| h.from.abs_diff(a.from))
+                .next()
+                .unwrap_or(0);
             for a in history.iter_mut().filter(|a| a.to > from + shift && a.from > 0) {
                 a.end = if a.end == End::Failed { End::Failed } else { End::Unknown };
             }
@@ -89,25 +123,39 @@ impl Epoch {
 
 /// Judges what is left of a life after the power cut.
 pub fn judge(isolation: Isolation, attempts: &[Attempt], left: &Lists, what: &str) {
-    let there: HashSet<(u64, u64)> = left.iter().flat_map(|(key, list)| list.iter().map(|n| (*key, *n))).collect();
+    let there: HashSet<(u64, u64)> =
+        left.iter().flat_map(|(key, list)| list.iter().map(|n| (*key, *n))).collect();
     let writers = attempts.iter().filter(|a| a.end != End::Failed && a.appended().next().is_some());
     let (mut survivors, mut lost) = (Vec::new(), Vec::new());
     for a in writers {
-        let found: BTreeSet<bool> = a.appended().map(|appended| there.contains(&appended)).collect();
+        let found: BTreeSet<bool> =
+            a.appended().map(|appended| there.contains(&appended)).collect();
         assert_eq!(found.len(), 1, "{what}: of a transaction only a part is left: {a:?}");
         if found.contains(&true) { survivors.push(a) } else { lost.push(a) }
     }
     let synced = lost.iter().find(|a| a.end == End::Synced);
     assert!(synced.is_none(), "{what}: synced and lost: {synced:?}");
     let newest = survivors.iter().max_by_key(|a| a.from);
-    let gap = lost.iter().find(|a| a.end == End::Committed && newest.is_some_and(|n| a.to < n.from));
-    assert!(gap.is_none(), "{what}: lost, though what began after it is there: {gap:?}, {newest:?}");
+    let gap =
+        lost.iter().find(|a| a.end == End::Committed && newest.is_some_and(|n| a.to < n.from));
+    assert!(
+        gap.is_none(),
+        "{what}: lost, though what began after it is there: {gap:?}, {newest:?}"
+    );
     // Failures stay in it: nobody may have seen them.
     let end = attempts.iter().map(|a| a.to).max().unwrap_or(0);
-    let mut history: Vec<Attempt> = survivors.into_iter().map(|a| Attempt { end: End::Committed, ..a.clone() }).collect();
+    let mut history: Vec<Attempt> =
+        survivors.into_iter().map(|a| Attempt { end: End::Committed, ..a.clone() }).collect();
     history.extend(lost.into_iter().map(|a| Attempt { end: End::Failed, ..a.clone() }));
     history.extend(attempts.iter().filter(|a| a.end == End::Failed).cloned());
     let did = left.iter().map(|(key, list)| Did::Read(*key, list.clone())).collect();
-    history.push(Attempt { thread: OBSERVER, from: end + 1, to: end + 2, did, end: End::Committed, kind: "what is left" });
+    history.push(Attempt {
+        thread: OBSERVER,
+        from: end + 1,
+        to: end + 2,
+        did,
+        end: End::Committed,
+        kind: "what is left",
+    });
     check(isolation, &history, &format!("{what}, what is left of it"));
 }

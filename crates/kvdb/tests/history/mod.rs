@@ -1,6 +1,8 @@
-//! What concurrent transactions did, and whether that is possible at the isolation level that they were promised: checked with `adya`.
+//! What concurrent transactions did, and whether that is possible at the isolation level that they
+//! were promised: checked with `adya`.
 //!
-//! A key holds a list; a transaction reads lists and appends numbers that are used once, so that a list tells who wrote it, in which order.
+//! A key holds a list; a transaction reads lists and appends numbers that are used once, so that a
+//! list tells who wrote it, in which order.
 #![allow(dead_code)] // Each test file uses its part.
 
 pub mod epoch;
@@ -42,7 +44,9 @@ pub struct Attempt {
 
 impl Attempt {
     pub fn appended(&self) -> impl Iterator<Item = (u64, u64)> {
-        self.did.iter().filter_map(|did| if let Did::Append(key, number) = did { Some((*key, *number)) } else { None })
+        self.did.iter().filter_map(|did| {
+            if let Did::Append(key, number) = did { Some((*key, *number)) } else { None }
+        })
     }
 }
 
@@ -68,11 +72,15 @@ pub fn check(isolation: Isolation, attempts: &[Attempt], what: &str) {
     let mut events: Vec<(u64, Op)> = Vec::new();
     for a in attempts {
         let mut id = |n: u64| names.intern(Scalar::Int(n as i64));
-        // Of one whose end is not known nobody knows whether it has read anything that is: what it wrote may have been seen.
+        // Of one whose end is not known nobody knows whether it has read anything that is: what it
+        // wrote may have been seen.
         let counts = |did: &&Did| a.end != End::Unknown || matches!(did, Did::Append(..));
         let mops = a.did.iter().filter(counts).map(|did| match did {
             Did::Append(key, number) => Mop::Append { key: id(*key), value: id(*number) },
-            Did::Read(key, list) => Mop::Read { key: id(*key), value: ReadValue::List(list.iter().map(|n| id(*n)).collect()) },
+            Did::Read(key, list) => Mop::Read {
+                key: id(*key),
+                value: ReadValue::List(list.iter().map(|n| id(*n)).collect()),
+            },
         });
         let value: Vec<Mop> = mops.collect();
         let kind = match a.end {
@@ -81,29 +89,46 @@ pub fn check(isolation: Isolation, attempts: &[Attempt], what: &str) {
             End::Unknown => OpType::Info,
         };
         let process = Some(a.thread as i64);
-        events.push((a.from, Op { index: a.from, kind: OpType::Invoke, process, value: value.clone(), time: None }));
+        events.push((
+            a.from,
+            Op { index: a.from, kind: OpType::Invoke, process, value: value.clone(), time: None },
+        ));
         events.push((a.to, Op { index: a.to, kind, process, value, time: None }));
     }
     events.sort_by_key(|(tick, _)| *tick);
     let history = adya::History::from_ops(events.into_iter().map(|(_, op)| op).collect(), names);
-    let opts = Opts { models: vec![model(isolation).into()], timeout: Duration::from_secs(60), ..Opts::default() };
+    let opts = Opts {
+        models: vec![model(isolation).into()],
+        timeout: Duration::from_secs(60),
+        ..Opts::default()
+    };
     let report = adya::check(&history, Workload::ListAppend, &opts);
     // The power may fail before anything has happened.
     if report.anomaly_types == ["empty-transaction-graph"] {
         return;
     }
-    let first: Vec<_> = report.anomalies.values().filter_map(|all| all.first()).map(|a| &a.explanation).collect();
-    assert_eq!(report.valid, Valid::True, "{what}: not {}: {:?} {first:#?}", model(isolation), report.anomaly_types);
+    let first: Vec<_> =
+        report.anomalies.values().filter_map(|all| all.first()).map(|a| &a.explanation).collect();
+    assert_eq!(
+        report.valid,
+        Valid::True,
+        "{what}: not {}: {:?} {first:#?}",
+        model(isolation),
+        report.anomaly_types
+    );
 }
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().and_then(|v| v.parse().ok())
 }
 
-/// How many transactions a test is to run, and the seed that it begins with: `KVFS_TRANSACTIONS`, or `usual`; `KVFS_SEED_BASE` (or
-/// `KVFS_SEED`), or 1.
+/// How many transactions a test is to run, and the seed that it begins with: `KVFS_TRANSACTIONS`,
+/// or `usual`; `KVFS_SEED_BASE` (or `KVFS_SEED`), or 1.
 pub fn extent(usual: u64) -> (u64, u64) {
-    (number("KVFS_TRANSACTIONS").unwrap_or(usual), number("KVFS_SEED_BASE").or_else(|| number("KVFS_SEED")).unwrap_or(1))
+    (
+        number("KVFS_TRANSACTIONS").unwrap_or(usual),
+        number("KVFS_SEED_BASE").or_else(|| number("KVFS_SEED")).unwrap_or(1),
+    )
 }
 
 /// What a run has done, so that the next one can go on behind it.
@@ -125,8 +150,15 @@ impl Figures {
         }
     }
 
-    /// Shows them; fails where the test has not tested anything. `kinds`: what must have been committed.
-    pub fn conclude(&self, what: &str, seeds: std::ops::Range<u64>, started: std::time::Instant, kinds: &[&str]) {
+    /// Shows them; fails where the test has not tested anything. `kinds`: what must have been
+    /// committed.
+    pub fn conclude(
+        &self,
+        what: &str,
+        seeds: std::ops::Range<u64>,
+        started: std::time::Instant,
+        kinds: &[&str],
+    ) {
         let [committed, synced, failed, unknown] = self.ends;
         println!(
             "{what}: {} transactions in {:.1} s, seeds {}..{}",
@@ -142,10 +174,17 @@ impl Figures {
         for (kind, (all, committed)) in &self.kinds {
             println!("  {kind}: {all}, {committed} committed");
         }
-        assert!(committed + synced > self.done / 4, "{what}: too few of {} transactions committed", self.done);
+        assert!(
+            committed + synced > self.done / 4,
+            "{what}: too few of {} transactions committed",
+            self.done
+        );
         assert!(failed > 0, "{what}: they never met each other");
         for kind in kinds {
-            assert!(self.kinds.get(kind).is_some_and(|(_, committed)| *committed > 0), "{what}: no {kind} was committed");
+            assert!(
+                self.kinds.get(kind).is_some_and(|(_, committed)| *committed > 0),
+                "{what}: no {kind} was committed"
+            );
         }
     }
 }

@@ -1,4 +1,5 @@
-//! The model that the tests compare a store with, and the options that make every part of it work within a small test.
+//! The model that the tests compare a store with, and the options that make every part of it work
+//! within a small test.
 #![allow(dead_code)] // Each test file uses its part.
 
 use std::collections::BTreeMap;
@@ -6,7 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use env::{Random, Simulated};
-use kvdb::{Batch, Compression, CreateOptions, DictionaryId, DictionaryOptions, Error, Kvdb, OpenOptions};
+use kvdb::{
+    Batch, Compression, CreateOptions, DictionaryId, DictionaryOptions, Error, Kvdb, OpenOptions,
+};
 use zones::Device;
 
 /// What the store should hold.
@@ -28,7 +31,9 @@ pub fn apply(model: &mut Model, changes: &[Change]) {
             Change::Delete(d, k) => {
                 model.entry(*d).or_default().remove(k);
             }
-            Change::DeleteRange(d, s, e) => model.entry(*d).or_default().retain(|k, _| k < s || k >= e),
+            Change::DeleteRange(d, s, e) => {
+                model.entry(*d).or_default().retain(|k, _| k < s || k >= e)
+            }
         }
     }
 }
@@ -77,7 +82,11 @@ pub fn small() -> OpenOptions {
     }
 }
 
-pub fn create(device: Arc<dyn Device>, env: Arc<Simulated>, open: OpenOptions) -> kvdb::Result<Kvdb> {
+pub fn create(
+    device: Arc<dyn Device>,
+    env: Arc<Simulated>,
+    open: OpenOptions,
+) -> kvdb::Result<Kvdb> {
     Kvdb::create(device, env, CreateOptions { open, reserve_zones: 4, ..CreateOptions::default() })
 }
 
@@ -92,8 +101,16 @@ pub fn dictionaries(db: &Kvdb) -> kvdb::Result<Vec<DictionaryId>> {
         compress_values: Compression::Lz4,
         ..Default::default()
     };
-    let whole = DictionaryOptions { separate_at: u32::MAX, stitch_at: u64::MAX, false_positives: 0, ..Default::default() };
-    [("plain", plain), ("paged", paged), ("whole", whole)].into_iter().map(|(name, o)| db.create_dictionary(name, o)).collect()
+    let whole = DictionaryOptions {
+        separate_at: u32::MAX,
+        stitch_at: u64::MAX,
+        false_positives: 0,
+        ..Default::default()
+    };
+    [("plain", plain), ("paged", paged), ("whole", whole)]
+        .into_iter()
+        .map(|(name, o)| db.create_dictionary(name, o))
+        .collect()
 }
 
 pub fn bytes(random: &mut Random, len: usize) -> Vec<u8> {
@@ -114,7 +131,13 @@ pub fn changes(random: &mut Random, dicts: &[DictionaryId]) -> Vec<Change> {
     if kind == 0 {
         let (d, first) = (dict(random), random.below(300));
         return (0..2 + random.below(8))
-            .map(|i| Change::Put(d, format!("key{:03}", (first + i) % 300).into_bytes(), bytes(random, 4096)))
+            .map(|i| {
+                Change::Put(
+                    d,
+                    format!("key{:03}", (first + i) % 300).into_bytes(),
+                    bytes(random, 4096),
+                )
+            })
             .collect();
     }
     let count = if kind == 1 { 50 } else { 1 + random.below(4) };
@@ -150,8 +173,8 @@ pub fn unless_full<T>(result: kvdb::Result<T>) -> kvdb::Result<Option<T>> {
     }
 }
 
-/// What may be found after the power comes back: the state after each commit that was attempted since the last one that is
-/// certain.
+/// What may be found after the power comes back: the state after each commit that was attempted
+/// since the last one that is certain.
 pub struct History {
     /// States, oldest first; the first one is certain.
     pub possible: Vec<Model>,
@@ -170,11 +193,13 @@ impl History {
     pub fn certain(&mut self) {
         self.possible.drain(..self.possible.len() - 1);
     }
-    /// This was found when the store was opened: it must be one of the states. What was read can only be lost again as long as it is
-    /// not on disk; opening puts it there.
+    /// This was found when the store was opened: it must be one of the states. What was read can
+    /// only be lost again as long as it is not on disk; opening puts it there.
     pub fn found(&mut self, state: Model, when: &str) {
         let at = self.possible.iter().rposition(|m| *m == state);
-        let at = at.unwrap_or_else(|| panic!("{when}: no state of the {} possible ones", self.possible.len()));
+        let at = at.unwrap_or_else(|| {
+            panic!("{when}: no state of the {} possible ones", self.possible.len())
+        });
         self.possible = vec![self.possible.swap_remove(at)];
     }
 }

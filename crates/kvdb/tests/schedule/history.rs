@@ -1,5 +1,5 @@
-//! A history of operations on a few registers, and the search for one order that explains it (Wing and Gong 1993, with memory of what
-//! was tried: Lowe 2017).
+//! A history of operations on a few registers, and the search for one order that explains it (Wing
+//! and Gong 1993, with memory of what was tried: Lowe 2017).
 
 use std::collections::HashSet;
 
@@ -53,7 +53,10 @@ impl State {
             Effect::Snapshot => self.snapshot = Some(self.now),
             Effect::InSnapshot(read) => {
                 let snapshot = self.snapshot?;
-                return read.iter().all(|&(register, value)| snapshot[register] == value).then_some(self);
+                return read
+                    .iter()
+                    .all(|&(register, value)| snapshot[register] == value)
+                    .then_some(self);
             }
             Effect::Rollback => self.now = self.snapshot?,
         }
@@ -85,7 +88,10 @@ impl Search<'_> {
             return false;
         }
         // The next one began before any that is still open has ended.
-        let first_end = (0..self.operations.len()).filter(|&i| open(i)).filter_map(|i| self.operations[i].to).min();
+        let first_end = (0..self.operations.len())
+            .filter(|&i| open(i))
+            .filter_map(|i| self.operations[i].to)
+            .min();
         for i in (0..self.operations.len()).filter(|&i| open(i)) {
             let operation = &self.operations[i];
             if first_end.is_none_or(|end| operation.from <= end)
@@ -109,21 +115,35 @@ pub fn check(operations: &[Operation]) {
     assert!(explained(operations, None), "no order explains these answers:\n{}", told(operations));
 }
 
-#[allow(dead_code, reason = "files are not lost in the order of their changes, so only keys ask this")]
+#[allow(
+    dead_code,
+    reason = "files are not lost in the order of their changes, so only keys ask this"
+)]
 /// Fails unless `found` is a state of such an order, with everything that was synced.
 pub fn check_left(operations: &[Operation], found: Values) {
     let synced = operations.iter().enumerate().filter(|(_, o)| o.synced && o.to.is_some());
     let must = synced.fold(0, |mask, (i, _)| mask | 1 << i);
-    let message = "after the power cut these values are left, which no order with all that was synced has";
-    assert!(explained(operations, Some((must, found))), "{message}: {found:?}\n{}", told(operations));
+    let message =
+        "after the power cut these values are left, which no order with all that was synced has";
+    assert!(
+        explained(operations, Some((must, found))),
+        "{message}: {found:?}\n{}",
+        told(operations)
+    );
 }
 
 #[allow(dead_code, reason = "only the programs on keys open the store again")]
-/// Fails unless `found` is the state that such an order ends with: after a clean close all of it is there.
+/// Fails unless `found` is the state that such an order ends with: after a clean close all of it is
+/// there.
 pub fn check_closed(operations: &[Operation], found: Values) {
     let all = (0..operations.len()).fold(0, |mask, i| mask | 1 << i);
-    let message = "after a clean close these values are there, with which no order of all that was done ends";
-    assert!(explained(operations, Some((all, found))), "{message}: {found:?}\n{}", told(operations));
+    let message =
+        "after a clean close these values are there, with which no order of all that was done ends";
+    assert!(
+        explained(operations, Some((all, found))),
+        "{message}: {found:?}\n{}",
+        told(operations)
+    );
 }
 
 fn told(operations: &[Operation]) -> String {
@@ -131,29 +151,53 @@ fn told(operations: &[Operation]) -> String {
     sorted.sort_by_key(|o| o.from);
     let end = |o: &Operation| o.to.map_or("?".into(), |t| t.to_string());
     let line = |o: &&Operation| {
-        format!("  {:>4} to {:>4}  {}{}: {:?}", o.from, end(o), o.what, if o.synced { ", synced" } else { "" }, o.effect)
+        format!(
+            "  {:>4} to {:>4}  {}{}: {:?}",
+            o.from,
+            end(o),
+            o.what,
+            if o.synced { ", synced" } else { "" },
+            o.effect
+        )
     };
     sorted.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
 #[test]
 fn the_search_knows_a_lost_update_and_a_stale_read() {
-    let change = |from, to, read: &[(usize, Option<u64>)], wrote: &[(usize, Option<u64>)]| Operation {
-        what: "test".into(),
-        from,
-        to: Some(to),
-        synced: true,
-        effect: Effect::Change { read: read.to_vec(), wrote: wrote.to_vec() },
-    };
+    let change =
+        |from, to, read: &[(usize, Option<u64>)], wrote: &[(usize, Option<u64>)]| Operation {
+            what: "test".into(),
+            from,
+            to: Some(to),
+            synced: true,
+            effect: Effect::Change { read: read.to_vec(), wrote: wrote.to_vec() },
+        };
     let first = change(0, 5, &[(0, None)], &[(0, Some(1))]);
     assert!(explained(&[first.clone(), change(1, 6, &[(0, Some(1))], &[(0, Some(2))])], None));
-    assert!(!explained(&[first.clone(), change(1, 6, &[(0, None)], &[(0, Some(2))])], None), "a lost update");
+    assert!(
+        !explained(&[first.clone(), change(1, 6, &[(0, None)], &[(0, Some(2))])], None),
+        "a lost update"
+    );
     assert!(explained(&[first.clone(), change(3, 6, &[(0, None)], &[])], None), "before it");
     assert!(!explained(&[first.clone(), change(6, 7, &[(0, None)], &[])], None), "a stale read");
-    let snapshot = |from, effect| Operation { what: "test".into(), from, to: Some(from + 1), synced: true, effect };
-    let back = [snapshot(0, Effect::Snapshot), change(2, 3, &[], &[(0, Some(1))]), snapshot(4, Effect::Rollback)];
+    let snapshot = |from, effect| Operation {
+        what: "test".into(),
+        from,
+        to: Some(from + 1),
+        synced: true,
+        effect,
+    };
+    let back = [
+        snapshot(0, Effect::Snapshot),
+        change(2, 3, &[], &[(0, Some(1))]),
+        snapshot(4, Effect::Rollback),
+    ];
     assert!(explained(&[&back[..], &[change(6, 7, &[(0, None)], &[])]].concat(), None));
-    assert!(!explained(&[&back[..], &[change(6, 7, &[(0, Some(1))], &[])]].concat(), None), "a rollback undone");
+    assert!(
+        !explained(&[&back[..], &[change(6, 7, &[(0, Some(1))], &[])]].concat(), None),
+        "a rollback undone"
+    );
     assert!(explained(&back, Some((0b111, [None; REGISTERS]))));
     assert!(!explained(&back[..2], Some((0b11, [None; REGISTERS]))), "synced and lost");
 }

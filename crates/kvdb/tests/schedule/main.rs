@@ -1,10 +1,11 @@
-//! Small programs of several threads on one store, each under the schedule of a seed, with background threads, syncs that take
-//! their time, and a power cut at the end. What every operation answered must be explained by one order of all operations in
-//! which each takes effect at one moment between its call and its answer, and what a power cut leaves must be a state of that
+//! Small programs of several threads on one store, each under the schedule of a seed, with
+//! background threads, syncs that take their time, and a power cut at the end. What every operation
+//! answered must be explained by one order of all operations in which each takes effect at one
+//! moment between its call and its answer, and what a power cut leaves must be a state of that
 //! order, not older than what was acknowledged as synced.
 //!
-//! `KVFS_SEEDS=n` runs n seeds, `KVFS_SEED=n` only this one, `KVFS_SEED_BASE=n` begins with it. Long runs:
-//! `KVFS_SEEDS=100000 cargo test --profile simulation -p kvdb --test schedule`.
+//! `KVFS_SEEDS=n` runs n seeds, `KVFS_SEED=n` only this one, `KVFS_SEED_BASE=n` begins with it.
+//! Long runs: `KVFS_SEEDS=100000 cargo test --profile simulation -p kvdb --test schedule`.
 #![cfg(debug_assertions)]
 
 mod history;
@@ -38,7 +39,8 @@ fn run_all(usual: u64, kind: program::Kind) {
     println!("{points} scheduling points; operations that succeeded: {done:?}");
 }
 
-/// The mainline: plain commits, both kinds of transactions, range deletes, ingests, snapshots, rollbacks, views, flushes, merges.
+/// The mainline: plain commits, both kinds of transactions, range deletes, ingests, snapshots,
+/// rollbacks, views, flushes, merges.
 #[test]
 fn the_store_has_one_order_of_operations_whatever_the_schedule() {
     run_all(300, program::Kind::Mainline);

@@ -7,8 +7,8 @@ use env::sync::Mutex;
 use env::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use env::{Random, Scheduled, thread};
 use kvdb::{
-    Batch, CreateOptions, DefragOptions, DictionaryId, DictionaryOptions, Durability, Error, Isolation, Kvdb, OpenOptions,
-    Transaction, TransactionOptions, View,
+    Batch, CreateOptions, DefragOptions, DictionaryId, DictionaryOptions, Durability, Error,
+    Isolation, Kvdb, OpenOptions, Transaction, TransactionOptions, View,
 };
 use zones::{CrashDevice, MemoryDevice};
 
@@ -62,8 +62,8 @@ struct World {
     choices: Vec<u64>,
 }
 
-/// All kinds, or some: what takes several operations of few kinds to go wrong is found sooner where there are no others (swarm
-/// testing: Groce, Zhang, Eide, Chen, Regehr, ISSTA 2012).
+/// All kinds, or some: what takes several operations of few kinds to go wrong is found sooner where
+/// there are no others (swarm testing: Groce, Zhang, Eide, Chen, Regehr, ISSTA 2012).
 fn choices(random: &mut Random) -> Vec<u64> {
     let all = random.one_in(3);
     let drawn: Vec<u64> = (0..CHOICES).filter(|_| all || random.one_in(2)).collect();
@@ -79,7 +79,13 @@ enum Reader<'a> {
 }
 
 fn open_options() -> OpenOptions {
-    OpenOptions { memory: 1 << 20, late_bind_at: 2 << 10, zero_journal: false, merge_threads: 1, ..OpenOptions::default() }
+    OpenOptions {
+        memory: 1 << 20,
+        late_bind_at: 2 << 10,
+        zero_journal: false,
+        merge_threads: 1,
+        ..OpenOptions::default()
+    }
 }
 
 impl World {
@@ -99,7 +105,11 @@ impl World {
         Ok(decode(value))
     }
 
-    fn read_all(&self, from: &Reader, random: &mut Random) -> kvdb::Result<Vec<(usize, Option<u64>)>> {
+    fn read_all(
+        &self,
+        from: &Reader,
+        random: &mut Random,
+    ) -> kvdb::Result<Vec<(usize, Option<u64>)>> {
         if random.one_in(2) {
             return (0..REGISTERS).map(|r| Ok((r, self.read(from, r)?))).collect();
         }
@@ -107,7 +117,8 @@ impl World {
             Reader::View(view) => view.scan(self.dict, b"", b"", usize::MAX)?,
             Reader::Transaction(t) => t.scan(self.dict, b"", b"", usize::MAX)?,
         };
-        let found: BTreeMap<Vec<u8>, Option<u64>> = found.into_iter().map(|(k, v)| (k.to_vec(), decode(Some(v)))).collect();
+        let found: BTreeMap<Vec<u8>, Option<u64>> =
+            found.into_iter().map(|(k, v)| (k.to_vec(), decode(Some(v)))).collect();
         Ok((0..REGISTERS).map(|r| (r, found.get(&key(r)).copied().flatten())).collect())
     }
 
@@ -132,18 +143,29 @@ impl World {
         (batch, wrote)
     }
 
-    /// Reads registers and changes them; under snapshot isolation only those that it reads. Some go back to a savepoint, some are
-    /// durable, some bring a run, and some are so large that they lie in runs of their own when they commit.
-    fn transact(&self, isolation: Isolation, durability: Durability, random: &mut Random) -> kvdb::Result<Effect> {
+    /// Reads registers and changes them; under snapshot isolation only those that it reads. Some go
+    /// back to a savepoint, some are durable, some bring a run, and some are so large that they lie
+    /// in runs of their own when they commit.
+    fn transact(
+        &self,
+        isolation: Isolation,
+        durability: Durability,
+        random: &mut Random,
+    ) -> kvdb::Result<Effect> {
         let durable = isolation == Isolation::Snapshot && random.one_in(6);
-        let t = self.db.begin_with(TransactionOptions { isolation, durable, ..TransactionOptions::default() })?;
+        let t = self.db.begin_with(TransactionOptions {
+            isolation,
+            durable,
+            ..TransactionOptions::default()
+        })?;
         let did = self.work(&t, random).and_then(|did| t.commit(durability).map(|()| did));
         if did.is_err() {
             // A durable one would go on.
             t.abort();
         }
         let (mut read, wrote) = did?;
-        // What a transaction under snapshot isolation reads and does not change belongs to its beginning.
+        // What a transaction under snapshot isolation reads and does not change belongs to its
+        // beginning.
         if isolation == Isolation::Snapshot && !wrote.is_empty() {
             read.retain(|(register, _)| wrote.iter().any(|(w, _)| w == register));
         }
@@ -194,7 +216,8 @@ impl World {
         Ok(Effect::Change { read: Vec::new(), wrote })
     }
 
-    /// Reads and changes in a draft: all that it reads of others is of one moment, and what it changed appears at one moment.
+    /// Reads and changes in a draft: all that it reads of others is of one moment, and what it
+    /// changed appears at one moment.
     fn draft(&self, t: &Transaction, random: &mut Random) -> kvdb::Result<Vec<Effect>> {
         let mut draft = t.draft()?;
         let mut read: BTreeMap<usize, Option<u64>> = BTreeMap::new();
@@ -204,7 +227,11 @@ impl World {
             let seen = decode(draft.get(self.dict, &key(register))?);
             match wrote.get(&register) {
                 Some(own) => assert_eq!(seen, *own, "a draft sees its own changes"),
-                None => assert_eq!(seen, *read.entry(register).or_insert(seen), "a draft reads the same again"),
+                None => assert_eq!(
+                    seen,
+                    *read.entry(register).or_insert(seen),
+                    "a draft reads the same again"
+                ),
             }
             if random.one_in(2) {
                 let value = self.number();
@@ -233,14 +260,28 @@ impl World {
             (Some(t), 5..10) => ("draft", self.draft(t, random)),
             (Some(t), _) => {
                 let read = t.view().and_then(|view| self.read_all(&Reader::View(&view), random));
-                ("view of the transaction", read.map(|read| vec![Effect::Change { read, wrote: Vec::new() }]))
+                (
+                    "view of the transaction",
+                    read.map(|read| vec![Effect::Change { read, wrote: Vec::new() }]),
+                )
             }
             (None, 0..3) => {
                 let (batch, wrote) = self.changes(random);
-                ("commit", self.db.commit(batch, durability).map(|()| vec![Effect::Change { read: Vec::new(), wrote }]))
+                (
+                    "commit",
+                    self.db
+                        .commit(batch, durability)
+                        .map(|()| vec![Effect::Change { read: Vec::new(), wrote }]),
+                )
             }
-            (None, 3..6) => ("si transaction", self.transact(Isolation::Snapshot, durability, random).map(|e| vec![e])),
-            (None, 6..9) => ("ser transaction", self.transact(Isolation::Serializable, durability, random).map(|e| vec![e])),
+            (None, 3..6) => (
+                "si transaction",
+                self.transact(Isolation::Snapshot, durability, random).map(|e| vec![e]),
+            ),
+            (None, 6..9) => (
+                "ser transaction",
+                self.transact(Isolation::Serializable, durability, random).map(|e| vec![e]),
+            ),
             (None, 9..11) => {
                 synced = false;
                 let view = self.db.view();
@@ -260,12 +301,19 @@ impl World {
                     ("rollback", self.db.rollback(SNAPSHOT).map(|()| vec![Effect::Rollback]))
                 } else {
                     *named = true;
-                    ("snapshot", self.db.snapshot_of("", SNAPSHOT, durability).map(|()| vec![Effect::Snapshot]))
+                    (
+                        "snapshot",
+                        self.db
+                            .snapshot_of("", SNAPSHOT, durability)
+                            .map(|()| vec![Effect::Snapshot]),
+                    )
                 }
             }
             (None, 13) => ("flush", self.db.flush().map(|()| Vec::new())),
             (None, 14) => ("compact", self.db.compact(self.dict).map(|()| Vec::new())),
-            (None, 15) => ("defragment", self.db.defragment(DefragOptions::default()).map(|_| Vec::new())),
+            (None, 15) => {
+                ("defragment", self.db.defragment(DefragOptions::default()).map(|_| Vec::new()))
+            }
             (None, _) => ("sync", self.db.sync().map(|()| Vec::new())),
         };
         let effects = match outcome {
@@ -283,11 +331,14 @@ impl World {
 pub fn run(seed: u64, kind: Kind) -> BTreeMap<&'static str, u64> {
     let mut random = Random::new(seed ^ 0x5eed);
     let device = Arc::new(SlowSync(CrashDevice::new()));
-    let options = CreateOptions { open: open_options(), reserve_zones: 4, ..CreateOptions::default() };
+    let options =
+        CreateOptions { open: open_options(), reserve_zones: 4, ..CreateOptions::default() };
     let db = Kvdb::create(device.clone(), Arc::new(Scheduled), options).expect("a store");
     let dict = db.create_dictionary("d", DictionaryOptions::default()).expect("a dictionary");
-    let ballast = db.create_dictionary("ballast", DictionaryOptions::default()).expect("a dictionary");
-    let shared = (kind == Kind::Transaction).then(|| db.begin(Isolation::Snapshot).expect("a transaction"));
+    let ballast =
+        db.create_dictionary("ballast", DictionaryOptions::default()).expect("a dictionary");
+    let shared =
+        (kind == Kind::Transaction).then(|| db.begin(Isolation::Snapshot).expect("a transaction"));
     let world = Arc::new(World {
         db,
         dict,
@@ -318,13 +369,27 @@ pub fn run(seed: u64, kind: Kind) -> BTreeMap<&'static str, u64> {
     if kind == Kind::Mainline {
         history::check_closed(&operations, recovered(world.device.0.durable(), dict));
     }
-    let names = ["commit", "si transaction", "ser transaction", "view", "ingest", "rollback", "snapshot", "apply", "draft"];
-    names.into_iter().map(|name| (name, operations.iter().filter(|o| o.what == name).count() as u64)).collect()
+    let names = [
+        "commit",
+        "si transaction",
+        "ser transaction",
+        "view",
+        "ingest",
+        "rollback",
+        "snapshot",
+        "apply",
+        "draft",
+    ];
+    names
+        .into_iter()
+        .map(|name| (name, operations.iter().filter(|o| o.what == name).count() as u64))
+        .collect()
 }
 
 fn recovered(image: MemoryDevice, dict: DictionaryId) -> Values {
     let options = OpenOptions { threads: false, ..open_options() };
-    let (db, _) = Kvdb::open(Arc::new(image), Arc::new(Scheduled), options).expect("it opens again");
+    let (db, _) =
+        Kvdb::open(Arc::new(image), Arc::new(Scheduled), options).expect("it opens again");
     let view = db.view();
     std::array::from_fn(|r| decode(view.get(dict, &key(r)).expect("it can be read")))
 }

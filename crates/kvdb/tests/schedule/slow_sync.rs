@@ -1,4 +1,5 @@
-//! A device on which a sync takes its time, so that others run while it is under way, and a write is no single moment, either.
+//! A device on which a sync takes its time, so that others run while it is under way, and a write
+//! is no single moment, either.
 
 use std::io;
 use std::time::Duration;

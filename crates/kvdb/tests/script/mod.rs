@@ -1,7 +1,8 @@
-//! Plays scripts in which several take steps in turn, and a step may have to wait for somebody else's end.
+//! Plays scripts in which several take steps in turn, and a step may have to wait for somebody
+//! else's end.
 //!
-//! A script has one step a line, `who verb arguments -> outcome`; without an outcome the step must succeed and say nothing. What a step
-//! means is the stage's business, except for
+//! A script has one step a line, `who verb arguments -> outcome`; without an outcome the step must
+//! succeed and say nothing. What a step means is the stage's business, except for
 //!
 //! - `begin T1 T2`: transactions begin; the first is the oldest
 //! - `-> waits`: the step does not come to its end yet; `T1 goes on -> outcome`: now it has
@@ -32,7 +33,9 @@ pub fn play(stage: &mut dyn Stage, title: &str, script: &str) {
     let mut waiting = BTreeMap::new();
     for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
         // Says which line it was.
-        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| play_line(stage, &mut waiting, line)));
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            play_line(stage, &mut waiting, line)
+        }));
         if let Err(panic) = result {
             eprintln!("{title}: at `{line}` of {script}");
             std::panic::resume_unwind(panic);

@@ -1,5 +1,5 @@
-//! A path at which something differs, as a line, as the lines of its content that differ, and as JSON. Whatever differs is said: who
-//! reviews a change sees nothing else of it.
+//! A path at which something differs, as a line, as the lines of its content that differ, and as
+//! JSON. Whatever differs is said: who reviews a change sees nothing else of it.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -45,11 +45,16 @@ fn bytes(reply: Option<Reply>) -> Outcome<Option<Vec<u8>>> {
 pub(super) fn files(reply: Reply) -> Outcome<Vec<File>> {
     let mut files = Vec::new();
     for mut f in lists(reply)? {
-        let (path, kind) = (bulk(f.next())?, String::from_utf8_lossy(&bulk(f.next())?).into_owned());
+        let (path, kind) =
+            (bulk(f.next())?, String::from_utf8_lossy(&bulk(f.next())?).into_owned());
         let (before, after) = (number(f.next())?, number(f.next())?);
         let mut details = Vec::new();
         for mut d in lists(f.next().ok_or_else(odd)?)? {
-            details.push(Detail { what: bulk(d.next())?, before: bytes(d.next())?, after: bytes(d.next())? });
+            details.push(Detail {
+                what: bulk(d.next())?,
+                before: bytes(d.next())?,
+                after: bytes(d.next())?,
+            });
         }
         files.push(File { path, kind, before, after, details });
     }
@@ -110,7 +115,8 @@ impl File {
     fn remarks(&self) -> Vec<String> {
         let mut remarks = Vec::new();
         let letter = self.letter();
-        let mut say = |what: &str, of: Option<String>| remarks.extend(of.map(|of| format!("{what}{of}")));
+        let mut say =
+            |what: &str, of: Option<String>| remarks.extend(of.map(|of| format!("{what}{of}")));
         if letter == 'M' {
             say("", self.both("kind"));
             say("mode ", self.both("mode"));
@@ -129,13 +135,17 @@ impl File {
             }
         } else {
             // What is special about it is said; that a file has an owner and a mode is not.
-            let kind = self.both("kind").filter(|kind| !matches!(kind.as_str(), "file" | "folder" | "symlink"));
+            let kind = self
+                .both("kind")
+                .filter(|kind| !matches!(kind.as_str(), "file" | "folder" | "symlink"));
             say("", kind);
             say("", self.both("device"));
             say("-> ", self.both("target"));
             say("link of ", self.both("linked-to"));
-            let special =
-                |mode: &String| u32::from_str_radix(mode, 8).is_ok_and(|mode| mode & 0o6000 != 0 || mode & 0o1002 == 0o002);
+            let special = |mode: &String| {
+                u32::from_str_radix(mode, 8)
+                    .is_ok_and(|mode| mode & 0o6000 != 0 || mode & 0o1002 == 0o002)
+            };
             say("mode ", self.both("mode").filter(|mode| self.kind != "l" && special(mode)));
         }
         for detail in &self.details {
@@ -169,14 +179,25 @@ impl File {
             _ => {}
         }
         all.extend(self.remarks());
-        let _ = writeln!(out, "{}", format!("{}  {:40}  {}", self.letter(), self.shown(), all.join(", ")).trim_end());
+        let _ = writeln!(
+            out,
+            "{}",
+            format!("{}  {:40}  {}", self.letter(), self.shown(), all.join(", ")).trim_end()
+        );
     }
 
-    /// The lines that differ, where both are text that is not too long; otherwise as in the list. For a terminal, what would act on it is
-    /// escaped: a line must not hide others.
-    pub(super) fn patch(&self, roots: Option<&(PathBuf, PathBuf)>, terminal: bool, out: &mut String) {
+    /// The lines that differ, where both are text that is not too long; otherwise as in the list.
+    /// For a terminal, what would act on it is escaped: a line must not hide others.
+    pub(super) fn patch(
+        &self,
+        roots: Option<&(PathBuf, PathBuf)>,
+        terminal: bool,
+        out: &mut String,
+    ) {
         let other_content = self.letter() != 'M' || self.detail("content").is_some();
-        let Some((old, new)) = roots.filter(|_| self.stays_file() && other_content) else { return self.line(out) };
+        let Some((old, new)) = roots.filter(|_| self.stays_file() && other_content) else {
+            return self.line(out);
+        };
         let read = |root: &Path, size: Option<u64>| -> Option<String> {
             if size.is_none() {
                 return Some(String::new());
@@ -184,15 +205,24 @@ impl File {
             let bytes = within::read_file(root, &self.path, LARGEST).ok()?;
             String::from_utf8(bytes).ok().filter(|text| !text.contains('\0'))
         };
-        let (Some(before), Some(after)) = (read(old, self.before), read(new, self.after)) else { return self.line(out) };
-        let name = |there: bool, side: &str| if there { format!("{side}/{}", self.shown()) } else { "/dev/null".into() };
+        let (Some(before), Some(after)) = (read(old, self.before), read(new, self.after)) else {
+            return self.line(out);
+        };
+        let name = |there: bool, side: &str| {
+            if there { format!("{side}/{}", self.shown()) } else { "/dev/null".into() }
+        };
         let diff = TextDiff::from_lines(&before, &after);
-        let unified = diff.unified_diff().header(&name(self.before.is_some(), "a"), &name(self.after.is_some(), "b")).to_string();
+        let unified = diff
+            .unified_diff()
+            .header(&name(self.before.is_some(), "a"), &name(self.after.is_some(), "b"))
+            .to_string();
         if unified.is_empty() || !self.remarks().is_empty() {
             self.line(out);
         }
         match terminal {
-            true => unified.split_inclusive('\n').for_each(|line| out.push_str(&text::show_line(line))),
+            true => {
+                unified.split_inclusive('\n').for_each(|line| out.push_str(&text::show_line(line)))
+            }
             false => out.push_str(&unified),
         }
     }
@@ -230,8 +260,13 @@ impl File {
                     text::put(&mut values, "name", name);
                     xattrs.push(Value::Object(values));
                 }
-                None if detail.what == b"content" => drop(differs.insert("content".into(), json!(true))),
-                None => drop(differs.insert(String::from_utf8_lossy(&detail.what).replace('-', "_"), Value::Object(values))),
+                None if detail.what == b"content" => {
+                    drop(differs.insert("content".into(), json!(true)))
+                }
+                None => drop(differs.insert(
+                    String::from_utf8_lossy(&detail.what).replace('-', "_"),
+                    Value::Object(values),
+                )),
             }
         }
         if !xattrs.is_empty() {
@@ -243,7 +278,8 @@ impl File {
 
     /// "3 KiB more".
     pub(super) fn balance(files: &[&File]) -> String {
-        let (before, after) = files.iter().map(|f| f.sizes()).fold((0, 0), |(b, a), f| (b + f.0, a + f.1));
+        let (before, after) =
+            files.iter().map(|f| f.sizes()).fold((0, 0), |(b, a), f| (b + f.0, a + f.1));
         match (before, after) {
             (b, a) if a > b => format!("; {} more", human_size(a - b)),
             (b, a) if b > a => format!("; {} less", human_size(b - a)),

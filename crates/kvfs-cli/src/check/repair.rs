@@ -23,19 +23,27 @@ pub fn run(path: &Path, yes: bool, found: Found, output: &Output) -> Outcome {
             Err(failure) if failure.exit != Exit::Damaged => return Err(failure),
             _ => {}
         }
-        return Err(Failure::new(Exit::Damaged, format!("{} cannot be opened, so it cannot be repaired", path.display()))
-            .hint("bring out what is readable, and make a new store: kvfs salvage STORE FOLDER"));
+        return Err(Failure::new(
+            Exit::Damaged,
+            format!("{} cannot be opened, so it cannot be repaired", path.display()),
+        )
+        .hint("bring out what is readable, and make a new store: kvfs salvage STORE FOLDER"));
     }
     if !yes && !ask(&found)? {
         return Err(Failure::new(Exit::Damaged, format!("{} was not changed", path.display())));
     }
-    let device = FileDevice::open(path, false).map_err(|e| store::failure(format!("cannot open {}", path.display()), e.into()))?;
+    let device = FileDevice::open(path, false)
+        .map_err(|e| store::failure(format!("cannot open {}", path.display()), e.into()))?;
     let options = OpenOptions { threads: false, ..OpenOptions::default() };
     let failed = |e| store::failure(format!("cannot repair {}", path.display()), e);
-    let (db, _) = Kvdb::open(Arc::new(device), Arc::new(Machine::default()), options).map_err(failed)?;
+    let (db, _) =
+        Kvdb::open(Arc::new(device), Arc::new(Machine::default()), options).map_err(failed)?;
     let repaired = kvfs::repair(&db, &Machine::default());
-    let repaired = repaired.map_err(|e| tree::failure(format!("cannot repair {}: it is as it was", path.display()), e))?;
-    let removed: Vec<Value> = repaired.store.removed.iter().map(|fault| removed(&db, fault)).collect();
+    let repaired = repaired.map_err(|e| {
+        tree::failure(format!("cannot repair {}: it is as it was", path.display()), e)
+    })?;
+    let removed: Vec<Value> =
+        repaired.store.removed.iter().map(|fault| removed(&db, fault)).collect();
     db.close().map_err(failed)?;
     drop(db);
     let after = examine(path, output)?;
@@ -55,44 +63,66 @@ fn removed(db: &Kvdb, fault: &kvdb::ScrubFault) -> Value {
         Some((0, key)) if key == keys.start => format!("key {}", text::show(&keys.start)),
         _ => format!("keys from {} up to {}", text::show(&keys.start), text::show(&keys.end)),
     };
-    let concerns = kvfs::describe_keys(db, &keys.dictionary, &keys.start, &keys.end).unwrap_or_else(shown);
+    let concerns =
+        kvfs::describe_keys(db, &keys.dictionary, &keys.start, &keys.end).unwrap_or_else(shown);
     object.insert("concerns".into(), concerns.into());
     Value::Object(object)
 }
 
-fn tell(path: &Path, repaired: &Repaired, removed: Vec<Value>, after: Found, output: &Output) -> Outcome {
+fn tell(
+    path: &Path,
+    repaired: &Repaired,
+    removed: Vec<Value>,
+    after: Found,
+    output: &Output,
+) -> Outcome {
     let mut lines = String::new();
     for fault in &removed {
         let part = |name: &str| fault[name].as_str().unwrap_or_default();
         lines += &format!("lost: {} ({})\n", part("concerns"), part("what"));
     }
     for finding in &repaired.mended {
-        let place = if finding.ino == 0 { "file system".to_string() } else { format!("inode {}", finding.ino) };
+        let place = if finding.ino == 0 {
+            "file system".to_string()
+        } else {
+            format!("inode {}", finding.ino)
+        };
         lines += &format!("{place}: {}\n", finding.what);
     }
     let clean = after.faults.is_empty();
     lines += &format!(
         "{}: {}; {} places taken out, {} findings mended",
         path.display(),
-        if clean { "repaired, and clean now".to_string() } else { format!("{} faults are left", after.faults.len()) },
+        if clean {
+            "repaired, and clean now".to_string()
+        } else {
+            format!("{} faults are left", after.faults.len())
+        },
         removed.len(),
         repaired.mended.len()
     );
-    let mended: Vec<Value> = repaired.mended.iter().map(|f| json!({"inode": f.ino, "what": f.what})).collect();
-    let left: Vec<Value> = after.faults.iter().map(|(place, what)| json!({"place": place, "what": what})).collect();
+    let mended: Vec<Value> =
+        repaired.mended.iter().map(|f| json!({"inode": f.ino, "what": f.what})).collect();
+    let left: Vec<Value> =
+        after.faults.iter().map(|(place, what)| json!({"place": place, "what": what})).collect();
     output.print(lines, json!({"store": path, "clean": clean, "removed": removed, "mended": mended, "faults": left}))?;
     match clean {
         true => Ok(()),
-        false => Err(Failure::new(Exit::Damaged, format!("{} faults are left in {}", after.faults.len(), path.display()))),
+        false => Err(Failure::new(
+            Exit::Damaged,
+            format!("{} faults are left in {}", after.faults.len(), path.display()),
+        )),
     }
 }
 
 /// Shows what is wrong, and asks on the terminal, wherever standard input and output lead to.
 fn ask(found: &Found) -> Outcome<bool> {
     let cannot = |e: std::io::Error| {
-        Failure::new(Exit::Usage, format!("cannot ask: there is no terminal: {e}")).hint("decide beforehand: --yes")
+        Failure::new(Exit::Usage, format!("cannot ask: there is no terminal: {e}"))
+            .hint("decide beforehand: --yes")
     };
-    let mut terminal = std::fs::File::options().read(true).write(true).open("/dev/tty").map_err(cannot)?;
+    let mut terminal =
+        std::fs::File::options().read(true).write(true).open("/dev/tty").map_err(cannot)?;
     let mut shown = String::new();
     for (place, what) in found.faults.iter().take(50) {
         shown += &format!("{place}: {what}\n");
@@ -101,7 +131,10 @@ fn ask(found: &Found) -> Outcome<bool> {
         shown += &format!("and {} more\n", found.faults.len() - 50);
     }
     shown += "What cannot be read is taken out and lost then. Repair? [y]es, [n]o: ";
-    terminal.write_all(text::show_line(&shown).as_bytes()).and_then(|()| terminal.flush()).map_err(cannot)?;
+    terminal
+        .write_all(text::show_line(&shown).as_bytes())
+        .and_then(|()| terminal.flush())
+        .map_err(cannot)?;
     let mut line = String::new();
     BufReader::new(terminal).read_line(&mut line).map_err(cannot)?;
     Ok(matches!(line.trim().to_ascii_lowercase().as_str(), "y" | "yes"))

@@ -6,14 +6,20 @@ pub(super) struct Tar<'a> {
     pub(super) builder: tar::Builder<Box<dyn Write + 'a>>,
     /// The first name of each file that has several.
     pub(super) linked: HashMap<Ino, Vec<u8>>,
-    /// Each file is read before its header is written, because an entry that has begun cannot be taken back.
+    /// Each file is read before its header is written, because an entry that has begun cannot be
+    /// taken back.
     pub(super) proof_read: bool,
     pub(super) skipped: Skipped<'a>,
 }
 
 impl<'a> Tar<'a> {
     pub(super) fn new(out: Box<dyn Write + 'a>, proof_read: bool, output: &'a Output) -> Self {
-        Tar { builder: tar::Builder::new(out), linked: HashMap::new(), proof_read, skipped: Skipped::new(output) }
+        Tar {
+            builder: tar::Builder::new(out),
+            linked: HashMap::new(),
+            proof_read,
+            skipped: Skipped::new(output),
+        }
     }
 }
 
@@ -56,21 +62,24 @@ impl Target for Tar<'_> {
         let mut map = Vec::new();
         let mut size = 0;
         if kind == tar::EntryType::Regular {
-            stretches =
-                tree::stretches(fs, attr).map_err(|e| tree::failure(format!("cannot read {}", text::show(item.path)), e))?;
+            stretches = tree::stretches(fs, attr)
+                .map_err(|e| tree::failure(format!("cannot read {}", text::show(item.path)), e))?;
             if self.proof_read {
                 let mut content = Content::new(fs, attr.ino, stretches.clone(), None);
                 io::copy(&mut content, &mut io::sink()).map_err(|e| cannot_write(item, e))?;
             }
             size = stretches.iter().map(|(_, len)| len).sum();
             if size < attr.size {
-                // A sparse file ends with an empty stretch at its end, so that its last hole is in the map.
+                // A sparse file ends with an empty stretch at its end, so that its last hole is in
+                // the map.
                 let mut parts = stretches.clone();
                 if parts.last().is_none_or(|(at, len)| at + len < attr.size) {
                     parts.push((attr.size, 0));
                 }
                 map = format!("{}\n", parts.len()).into_bytes();
-                parts.iter().for_each(|(at, len)| map.extend_from_slice(format!("{at}\n{len}\n").as_bytes()));
+                parts.iter().for_each(|(at, len)| {
+                    map.extend_from_slice(format!("{at}\n{len}\n").as_bytes())
+                });
                 map.resize(map.len().next_multiple_of(512), 0);
                 size += map.len() as u64;
                 records.push(("GNU.sparse.major".into(), b"1".to_vec()));
@@ -86,7 +95,8 @@ impl Target for Tar<'_> {
             for (text, at, most, key) in [(&path, 0, 100, "path"), (&link, 157, 100, "linkpath")] {
                 let len = text.len().min(most);
                 header[at..at + len].copy_from_slice(&text[..len]);
-                // What is not ASCII goes into a record, too, where it says that it is UTF-8; other bytes are taken as they are.
+                // What is not ASCII goes into a record, too, where it says that it is UTF-8; other
+                // bytes are taken as they are.
                 if text.len() > most || !text.is_ascii() {
                     records.push((key.into(), text.clone()));
                 }
@@ -114,7 +124,9 @@ impl Target for Tar<'_> {
         for (name, value) in &item.xattrs {
             match pax::xattr_key(name) {
                 Some(key) => records.push((key, value.clone())),
-                None => self.skipped.note(item.path, "an extended attribute's name cannot be written"),
+                None => {
+                    self.skipped.note(item.path, "an extended attribute's name cannot be written")
+                }
             }
         }
         header.set_cksum();
@@ -122,7 +134,9 @@ impl Target for Tar<'_> {
         self.builder.append_pax_extensions(records).map_err(|e| cannot_write(item, e))?;
         let data = size - map.len() as u64;
         let content = Content::new(fs, attr.ino, stretches, Some(bar));
-        self.builder.append(&header, io::Read::chain(map.as_slice(), content)).map_err(|e| cannot_write(item, e))?;
+        self.builder
+            .append(&header, io::Read::chain(map.as_slice(), content))
+            .map_err(|e| cannot_write(item, e))?;
         if several && kind != tar::EntryType::Link {
             self.linked.insert(attr.ino, first_name);
         }
@@ -170,7 +184,14 @@ struct Content<'a> {
 
 impl<'a> Content<'a> {
     fn new(fs: &'a Fs, ino: Ino, stretches: Vec<(u64, u64)>, bar: Option<&'a ProgressBar>) -> Self {
-        Content { fs, ino, stretches: stretches.into_iter(), now: (0, 0), piece: io::Cursor::default(), bar }
+        Content {
+            fs,
+            ino,
+            stretches: stretches.into_iter(),
+            now: (0, 0),
+            piece: io::Cursor::default(),
+            bar,
+        }
     }
 }
 
@@ -189,7 +210,10 @@ impl io::Read for Content<'_> {
                 continue;
             }
             let len = self.now.1.min(u64::from(tree::PIECE)) as u32;
-            let piece = self.fs.read(self.ino, self.now.0, len).map_err(|e| io::Error::other(StoreError(e)))?;
+            let piece = self
+                .fs
+                .read(self.ino, self.now.0, len)
+                .map_err(|e| io::Error::other(StoreError(e)))?;
             if piece.len() != len as usize {
                 return Err(io::Error::other("a file ended before its size"));
             }

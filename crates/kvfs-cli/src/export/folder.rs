@@ -6,8 +6,8 @@ use super::*;
 use crate::within;
 
 pub(crate) struct Folder<'a> {
-    /// The target folder and those below it that are being filled, each held open: a name is made in its folder and nowhere else,
-    /// whatever symbolic links lie about.
+    /// The target folder and those below it that are being filled, each held open: a name is made
+    /// in its folder and nowhere else, whatever symbolic links lie about.
     pub(crate) at: Vec<OwnedFd>,
     pub(crate) root: PathBuf,
     /// The first name of each file that has several, from the target folder.
@@ -28,13 +28,15 @@ impl Folder<'_> {
         rustix::fs::fchmod(&fd, Mode::from_raw_mode(u32::from(attr.perm)))?;
         for (name, value) in &item.xattrs {
             if rustix::fs::fsetxattr(&fd, name.as_slice(), value, XattrFlags::empty()).is_err() {
-                self.skipped.note(item.path, &format!("the attribute {} is left out", text::show(name)));
+                self.skipped
+                    .note(item.path, &format!("the attribute {} is left out", text::show(name)));
             }
         }
         rustix::fs::futimens(&fd, &times(attr))
     }
 
-    /// As `dress`, for what cannot be opened. `it` refers to the entry itself, so that another one that took its name since is not meant.
+    /// As `dress`, for what cannot be opened. `it` refers to the entry itself, so that another one
+    /// that took its name since is not meant.
     fn dress_name(&mut self, it: &OwnedFd, item: &Item<'_>) -> Result<(), Errno> {
         let attr = &item.attr;
         if self.owner {
@@ -47,7 +49,8 @@ impl Folder<'_> {
         }
         for (name, value) in &item.xattrs {
             if rustix::fs::setxattr(&place, name.as_slice(), value, XattrFlags::empty()).is_err() {
-                self.skipped.note(item.path, &format!("the attribute {} is left out", text::show(name)));
+                self.skipped
+                    .note(item.path, &format!("the attribute {} is left out", text::show(name)));
             }
         }
         rustix::fs::utimensat(it, "", &times(attr), AtFlags::EMPTY_PATH)
@@ -70,15 +73,19 @@ impl Folder<'_> {
         }
         let path = self.root.join(std::ffi::OsStr::from_bytes(item.path));
         let cannot = |e: Errno| Failure::io(format!("cannot write {}", path.display()), &e.into());
-        let Some(parent) = self.at.last() else { return Err(Failure::new(Exit::Failed, "no folder is open")) };
-        let parent = parent.try_clone().map_err(|e| Failure::io("cannot open folders so deep", &e))?;
+        let Some(parent) = self.at.last() else {
+            return Err(Failure::new(Exit::Failed, "no folder is open"));
+        };
+        let parent =
+            parent.try_clone().map_err(|e| Failure::io("cannot open folders so deep", &e))?;
         let attr = &item.attr;
         if attr.kind == FileKind::Dir {
             match rustix::fs::mkdirat(&parent, item.name, Mode::RWXU) {
                 Ok(()) | Err(Errno::EXIST) => {}
                 Err(e) => return Err(cannot(e)),
             }
-            let fd = within::open(&parent, item.name, OFlags::DIRECTORY, Mode::empty()).map_err(cannot)?;
+            let fd = within::open(&parent, item.name, OFlags::DIRECTORY, Mode::empty())
+                .map_err(cannot)?;
             self.at.push(fd);
             return Ok(0);
         }
@@ -89,11 +96,21 @@ impl Folder<'_> {
         }
         if attr.nlink > 1 {
             if let Some(first) = self.linked.get(&attr.ino) {
-                let (folder, name) = first.split_at(first.iter().rposition(|c| *c == b'/').map_or(0, |at| at + 1));
+                let (folder, name) =
+                    first.split_at(first.iter().rposition(|c| *c == b'/').map_or(0, |at| at + 1));
                 let linked = match folder.strip_suffix(b"/") {
-                    None => rustix::fs::linkat(&self.at[0], name, &parent, item.name, AtFlags::empty()),
-                    Some(folder) => within::open(&self.at[0], folder, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())
-                        .and_then(|folder| rustix::fs::linkat(folder, name, &parent, item.name, AtFlags::empty())),
+                    None => {
+                        rustix::fs::linkat(&self.at[0], name, &parent, item.name, AtFlags::empty())
+                    }
+                    Some(folder) => within::open(
+                        &self.at[0],
+                        folder,
+                        OFlags::PATH | OFlags::DIRECTORY,
+                        Mode::empty(),
+                    )
+                    .and_then(|folder| {
+                        rustix::fs::linkat(folder, name, &parent, item.name, AtFlags::empty())
+                    }),
                 };
                 linked.map_err(cannot)?;
                 return Ok(0);
@@ -103,7 +120,8 @@ impl Folder<'_> {
         let special = match attr.kind {
             FileKind::File => {
                 let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
-                let fd = within::open(&parent, item.name, flags, Mode::RUSR | Mode::WUSR).map_err(cannot)?;
+                let fd = within::open(&parent, item.name, flags, Mode::RUSR | Mode::WUSR)
+                    .map_err(cannot)?;
                 let file = File::from(fd);
                 let written = fill(&file, &cannot).inspect_err(|_| {
                     // Half a file must not pass for the whole.
@@ -111,7 +129,12 @@ impl Folder<'_> {
                     self.linked.remove(&attr.ino);
                 })?;
                 let dressed = self.dress(&file, item);
-                dressed.map_err(|e| Failure::io(format!("cannot set the attributes of {}", text::show(item.path)), &e.into()))?;
+                dressed.map_err(|e| {
+                    Failure::io(
+                        format!("cannot set the attributes of {}", text::show(item.path)),
+                        &e.into(),
+                    )
+                })?;
                 return Ok(written);
             }
             FileKind::Symlink => rustix::fs::symlinkat(item.target.as_slice(), &parent, item.name),
@@ -136,7 +159,12 @@ impl Folder<'_> {
         }
         let it = within::open(&parent, item.name, OFlags::PATH, Mode::empty()).map_err(cannot)?;
         let dressed = self.dress_name(&it, item);
-        dressed.map_err(|e| Failure::io(format!("cannot set the attributes of {}", text::show(item.path)), &e.into()))?;
+        dressed.map_err(|e| {
+            Failure::io(
+                format!("cannot set the attributes of {}", text::show(item.path)),
+                &e.into(),
+            )
+        })?;
         Ok(0)
     }
 }
@@ -146,11 +174,17 @@ impl Target for Folder<'_> {
         self.make(item, &mut |file, cannot| write_file(fs, file, item, bar, cannot))
     }
 
-    /// The attributes of a folder come last: what is put into it changes its times, and its mode may forbid to.
+    /// The attributes of a folder come last: what is put into it changes its times, and its mode
+    /// may forbid to.
     fn leave(&mut self, item: &Item<'_>) -> Outcome {
         let Some(fd) = self.at.pop() else { return Ok(()) };
         let dressed = self.dress(&fd, item);
-        dressed.map_err(|e| Failure::io(format!("cannot set the attributes of the folder {}", text::show(item.path)), &e.into()))
+        dressed.map_err(|e| {
+            Failure::io(
+                format!("cannot set the attributes of the folder {}", text::show(item.path)),
+                &e.into(),
+            )
+        })
     }
 
     fn skipped(&self) -> u64 {
@@ -158,18 +192,28 @@ impl Target for Folder<'_> {
     }
 }
 
-fn write_file(fs: &Fs, file: &File, item: &Item<'_>, bar: &ProgressBar, cannot: &dyn Fn(Errno) -> Failure) -> Outcome<u64> {
+fn write_file(
+    fs: &Fs,
+    file: &File,
+    item: &Item<'_>,
+    bar: &ProgressBar,
+    cannot: &dyn Fn(Errno) -> Failure,
+) -> Outcome<u64> {
     let attr = &item.attr;
     let failed = |e| tree::failure(format!("cannot read {}", text::show(item.path)), e);
     let mut written = 0;
     for (mut at, mut len) in tree::stretches(fs, attr).map_err(failed)? {
         while len > 0 {
-            let piece = fs.read(attr.ino, at, len.min(u64::from(tree::PIECE)) as u32).map_err(failed)?;
+            let piece =
+                fs.read(attr.ino, at, len.min(u64::from(tree::PIECE)) as u32).map_err(failed)?;
             if piece.is_empty() {
                 break;
             }
-            file.write_all_at(&piece, at)
-                .map_err(|e| cannot(Errno::from_raw_os_error(e.raw_os_error().unwrap_or(rustix::io::Errno::IO.raw_os_error()))))?;
+            file.write_all_at(&piece, at).map_err(|e| {
+                cannot(Errno::from_raw_os_error(
+                    e.raw_os_error().unwrap_or(rustix::io::Errno::IO.raw_os_error()),
+                ))
+            })?;
             at += piece.len() as u64;
             len -= piece.len() as u64;
             written += piece.len() as u64;

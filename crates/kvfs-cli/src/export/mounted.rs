@@ -1,11 +1,13 @@
-//! `kvfs export` of a mounted store: its daemon makes the tar stream, from one state, and it is written out here.
+//! `kvfs export` of a mounted store: its daemon makes the tar stream, from one state, and it is
+//! written out here.
 
 use kvdb_server::Reply;
 
 use super::*;
 use crate::walks;
 
-/// The folder to export, if the store is mounted: a folder on a mount, or in any of its views; or the mount point of a store's file.
+/// The folder to export, if the store is mounted: a folder on a mount, or in any of its views; or
+/// the mount point of a store's file.
 pub(super) fn source(store: &Path) -> Outcome<Option<PathBuf>> {
     if store.is_dir() {
         return Ok(Some(store.to_path_buf()));
@@ -17,7 +19,12 @@ pub(super) fn source(store: &Path) -> Outcome<Option<PathBuf>> {
 }
 
 /// Writes the tar stream of what lies at a path on a mount; how many bytes that took.
-pub(super) fn write(path: &Path, out: &mut dyn Write, cannot: impl Fn(io::Error) -> Failure, bar: &ProgressBar) -> Outcome<u64> {
+pub(super) fn write(
+    path: &Path,
+    out: &mut dyn Write,
+    cannot: impl Fn(io::Error) -> Failure,
+    bar: &ProgressBar,
+) -> Outcome<u64> {
     let mut mounted = walks::begin(path, "EXPORT")?;
     let mut written = 0;
     loop {

@@ -1,4 +1,5 @@
-//! The tar stream of an export as its maker's thread writes it and another one takes it, piece by piece: how the daemon of a mounted store exports.
+//! The tar stream of an export as its maker's thread writes it and another one takes it, piece by
+//! piece: how the daemon of a mounted store exports.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
@@ -19,8 +20,13 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// Of what lies at `path` in a file system, or in a view of one. `end` is called when nothing reads it any more, whatever came of it.
-    pub(crate) fn begin(fs: Fs, path: &[u8], end: impl FnOnce() + Send + 'static) -> io::Result<Stream> {
+    /// Of what lies at `path` in a file system, or in a view of one. `end` is called when nothing
+    /// reads it any more, whatever came of it.
+    pub(crate) fn begin(
+        fs: Fs,
+        path: &[u8],
+        end: impl FnOnce() + Send + 'static,
+    ) -> io::Result<Stream> {
         let (to, pieces) = sync_channel(WAITING);
         let path = path.to_vec();
         let maker = std::thread::Builder::new().name("export".into()).spawn(move || {
@@ -58,7 +64,8 @@ fn make(fs: Fs, path: &[u8], to: &SyncSender<Piece>) -> Outcome {
     let out: Box<dyn Write + '_> = Box::new(Pieces { to, piece: Vec::new() });
     let mut tar = Tar::new(out, false, &output);
     let bar = ProgressBar::hidden();
-    Walk { fs: &fs, bar: &bar, keep_going: false, counts: Counts::default(), output: &output }.run(&mut tar, root, &name)?;
+    Walk { fs: &fs, bar: &bar, keep_going: false, counts: Counts::default(), output: &output }
+        .run(&mut tar, root, &name)?;
     let gone = |e: io::Error| Failure::io("the stream was not taken to its end", &e);
     tar.builder.into_inner().and_then(|mut out| out.flush()).map_err(gone)
 }

@@ -1,5 +1,6 @@
-//! Hostile archives with valid checksums: headers, names, links, sizes, extension records and sparse maps of any kind. An import ends, and
-//! what it leaves is a sound file system. `KVFS_HOSTILE=100000 cargo test -p kvfs-cli hostile` runs many.
+//! Hostile archives with valid checksums: headers, names, links, sizes, extension records and
+//! sparse maps of any kind. An import ends, and what it leaves is a sound file system.
+//! `KVFS_HOSTILE=100000 cargo test -p kvfs-cli hostile` runs many.
 
 use std::io::{BufRead, BufReader, Read};
 use std::sync::Arc;
@@ -10,8 +11,8 @@ use kvfs::{Fs, FsOptions, ROOT};
 use super::*;
 use crate::output::Exit;
 
-/// Reads a stream and makes what it consists of, straight in a file system, so that nothing is taken back after a failure; items
-/// go as they go over the socket.
+/// Reads a stream and makes what it consists of, straight in a file system, so that nothing is
+/// taken back after a failure; items go as they go over the socket.
 fn intake(fs: &Fs, stream: impl BufRead) -> Outcome {
     let output = Output::new(true);
     let mut intake = Intake::new(fs.clone(), b"/", Caller::default())?;
@@ -94,7 +95,8 @@ fn record(out: &mut Vec<u8>, key: &[u8], value: &[u8]) {
 }
 
 fn header(random: &mut Random, kind: u8, path: &[u8], size: u64) -> tar::Header {
-    let mut header = if random.one_in(3) { tar::Header::new_gnu() } else { tar::Header::new_ustar() };
+    let mut header =
+        if random.one_in(3) { tar::Header::new_gnu() } else { tar::Header::new_ustar() };
     header.set_entry_type(tar::EntryType::new(kind));
     header.set_mode(random.next() as u32 & 0o7777);
     header.set_uid(random.next() >> 45);
@@ -135,11 +137,25 @@ fn archive(random: &mut Random) -> Vec<u8> {
                     3 => record(
                         &mut records,
                         b"mtime",
-                        random.pick(&["-5.999999999", "1.", ".5", "9e9", "-9223372036854775807.5"]).as_bytes(),
+                        random
+                            .pick(&["-5.999999999", "1.", ".5", "9e9", "-9223372036854775807.5"])
+                            .as_bytes(),
                     ),
-                    4 => record(&mut records, b"SCHILY.xattr.user.a", &vec![b'v'; *random.pick(&[0, 5, 5000, 70_000])]),
-                    5 => record(&mut records, &[b"SCHILY.xattr.", &vec![b'n'; random.below(400)][..]].concat(), b"v"),
-                    6 => record(&mut records, b"GNU.sparse.map", &[&number[..], b",", &number, b",5,5"].concat()),
+                    4 => record(
+                        &mut records,
+                        b"SCHILY.xattr.user.a",
+                        &vec![b'v'; *random.pick(&[0, 5, 5000, 70_000])],
+                    ),
+                    5 => record(
+                        &mut records,
+                        &[b"SCHILY.xattr.", &vec![b'n'; random.below(400)][..]].concat(),
+                        b"v",
+                    ),
+                    6 => record(
+                        &mut records,
+                        b"GNU.sparse.map",
+                        &[&number[..], b",", &number, b",5,5"].concat(),
+                    ),
                     7 => {
                         record(&mut records, b"GNU.sparse.major", b"1");
                         record(&mut records, b"GNU.sparse.minor", b"0");
@@ -163,7 +179,11 @@ fn archive(random: &mut Random) -> Vec<u8> {
             content.splice(0..0, map.into_bytes());
             content.resize(content.len().max(512), 0);
         }
-        let said = if random.one_in(10) { random.next() >> random.below(64) } else { content.len() as u64 };
+        let said = if random.one_in(10) {
+            random.next() >> random.below(64)
+        } else {
+            content.len() as u64
+        };
         let it = header(random, kind, &path, said);
         put(&mut out, &it, &content);
     }
@@ -188,7 +208,9 @@ fn hostile_archives_leave_a_sound_file_system() {
         let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
         random.next();
         let bytes = archive(&mut random);
-        let fs = Fs::open(Kvdb::in_memory(), Arc::new(env::Simulated::new(seed)), FsOptions::default()).expect("a file system");
+        let fs =
+            Fs::open(Kvdb::in_memory(), Arc::new(env::Simulated::new(seed)), FsOptions::default())
+                .expect("a file system");
         match intake(&fs, &bytes[..]) {
             Ok(()) => taken += 1,
             Err(failure) => {
@@ -198,7 +220,10 @@ fn hostile_archives_leave_a_sound_file_system() {
         }
         let report = fs.verify().expect("readable");
         assert!(report.is_clean(), "seed {seed}: {:?}", report.findings);
-        assert!(matches!(fs.lookup(ROOT, b".kvfs"), Err(kvfs::Error::NotFound)), "seed {seed}: something under the views");
+        assert!(
+            matches!(fs.lookup(ROOT, b".kvfs"), Err(kvfs::Error::NotFound)),
+            "seed {seed}: something under the views"
+        );
     }
     // A generator of which all is refused at once reaches nothing.
     assert!(taken > 0 && refused > 0, "{taken} taken, {refused} refused");
@@ -206,7 +231,8 @@ fn hostile_archives_leave_a_sound_file_system() {
 
 /// Imports a stream. Gives what came of it and the file system.
 fn imported(stream: impl BufRead) -> (Outcome, Fs) {
-    let fs = Fs::open(Kvdb::in_memory(), Arc::new(env::Simulated::new(1)), FsOptions::default()).expect("a file system");
+    let fs = Fs::open(Kvdb::in_memory(), Arc::new(env::Simulated::new(1)), FsOptions::default())
+        .expect("a file system");
     (intake(&fs, stream), fs)
 }
 
@@ -234,12 +260,16 @@ fn what_describes_an_entry_is_not_read_without_end() {
         let mut endless = Endless(0);
         let done = imported(BufReader::new(header.as_bytes().as_slice().chain(&mut endless))).0;
         let message = done.expect_err("refused").message;
-        assert!(message.contains("longer than 8 MiB") && endless.0 < 20 << 20, "{message}: {} bytes read", endless.0);
+        assert!(
+            message.contains("longer than 8 MiB") && endless.0 < 20 << 20,
+            "{message}: {} bytes read",
+            endless.0
+        );
     }
 }
 
-/// Contents pass the `tar` crate by; so what follows each is found where it is, however the stream comes, and a stream that ends
-/// in a content is refused.
+/// Contents pass the `tar` crate by; so what follows each is found where it is, however the stream
+/// comes, and a stream that ends in a content is refused.
 #[test]
 fn contents_are_what_they_are_in_pieces_of_any_size_and_never_cut_short() {
     let sizes = [0, 1, 511, 512, 513, 4096, 40_000, (1 << 20) + 5];
@@ -274,7 +304,8 @@ fn contents_are_what_they_are_in_pieces_of_any_size_and_never_cut_short() {
 /// A sparse file of GNU's own form, with more parts than the header has room for.
 #[test]
 fn holes_of_any_size_cost_nothing() {
-    let parts: Vec<(u64, u64)> = (0..30).map(|i| (i << 55, 512)).chain([((1 << 60) + 512, 0)]).collect();
+    let parts: Vec<(u64, u64)> =
+        (0..30).map(|i| (i << 55, 512)).chain([((1 << 60) + 512, 0)]).collect();
     let part = |to: &mut tar::GnuSparseHeader, (at, len): (u64, u64)| {
         for (field, n) in [(&mut to.offset, at), (&mut to.numbytes, len)] {
             // In the form for large numbers.
@@ -321,13 +352,15 @@ fn holes_of_any_size_cost_nothing() {
     assert_eq!(fs.read(next.ino, 0, 10).expect("read").to_vec(), b"next");
 }
 
-/// Of entries with one path the last one counts, however they come together: small and large, links to them, folders in between.
+/// Of entries with one path the last one counts, however they come together: small and large, links
+/// to them, folders in between.
 #[test]
 fn the_last_entry_of_a_path_counts() {
     for seed in 1..200 {
         let mut random = Random(seed * 0x9e37_79b9);
         let mut bytes = Vec::new();
-        let mut wanted: std::collections::BTreeMap<String, (Vec<u8>, u8)> = std::collections::BTreeMap::new();
+        let mut wanted: std::collections::BTreeMap<String, (Vec<u8>, u8)> =
+            std::collections::BTreeMap::new();
         for n in 0..40u8 {
             let path = format!("{}/f{}", random.pick(&["a", "b", "a/c"]), random.below(4));
             let mut header = tar::Header::new_gnu();
@@ -370,9 +403,15 @@ fn the_last_entry_of_a_path_counts() {
         let (done, fs) = imported(&bytes[..]);
         assert!(done.is_ok(), "seed {seed}: {:?}", done.map_err(|failure| failure.message));
         for (path, (content, n)) in &wanted {
-            let attr = fs.resolve(path.as_bytes()).unwrap_or_else(|e| panic!("seed {seed}: {path}: {e}"));
+            let attr =
+                fs.resolve(path.as_bytes()).unwrap_or_else(|e| panic!("seed {seed}: {path}: {e}"));
             let found = fs.read(attr.ino, 0, 4 << 20).expect("read");
-            assert!(found[..] == content[..], "seed {seed}: {path}: {} bytes, not {}", found.len(), content.len());
+            assert!(
+                found[..] == content[..],
+                "seed {seed}: {path}: {} bytes, not {}",
+                found.len(),
+                content.len()
+            );
             assert_eq!((attr.perm, attr.mtime.secs), (0o640, i64::from(*n)), "seed {seed}: {path}");
         }
         assert!(fs.verify().expect("readable").is_clean(), "seed {seed}");

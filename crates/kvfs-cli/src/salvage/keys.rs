@@ -23,26 +23,36 @@ pub fn bring_out(
     bar: &ProgressBar,
     report: &mut Report,
 ) -> Outcome {
-    let cannot = |path: &Path, e: std::io::Error| Failure::io(format!("cannot write {}", path.display()), &e);
+    let cannot = |path: &Path, e: std::io::Error| {
+        Failure::io(format!("cannot write {}", path.display()), &e)
+    };
     let mut out = match to {
         Some((path, mode)) => Some((path, BufWriter::new(identity::create(path, mode, store)?))),
         None => None,
     };
-    for dictionary in salvage.dictionaries().into_iter().filter(|name| !FILES.contains(&name.as_str())) {
+    for dictionary in
+        salvage.dictionaries().into_iter().filter(|name| !FILES.contains(&name.as_str()))
+    {
         for remnant in salvage.scan(&dictionary, b"", b"") {
             let (key, value) = match remnant {
                 Remnant::Gap { start, end, what } => {
                     report.keys_missing(&dictionary, &start, &end, &what);
                     continue;
                 }
-                // It lies in a gap that was told: its newest value, or that it was deleted, is lost.
+                // It lies in a gap that was told: its newest value, or that it was deleted, is
+                // lost.
                 Remnant::Tuple { stale: true, .. } => continue,
                 Remnant::Tuple { key, value, .. } => (key, salvage.value(&value)),
             };
             let value = match value {
                 Ok(value) => value,
                 Err(e) => {
-                    report.keys_missing(&dictionary, &key, &[&key, &[0][..]].concat(), &e.to_string());
+                    report.keys_missing(
+                        &dictionary,
+                        &key,
+                        &[&key, &[0][..]].concat(),
+                        &e.to_string(),
+                    );
                     continue;
                 }
             };

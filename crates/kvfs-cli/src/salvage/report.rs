@@ -64,7 +64,8 @@ impl Report {
         let mut object = Map::new();
         text::put(&mut object, "path", path);
         object.insert("what".into(), what.clone().into());
-        let end = |range: &Range<u64>| if range.end == u64::MAX { Value::Null } else { range.end.into() };
+        let end =
+            |range: &Range<u64>| if range.end == u64::MAX { Value::Null } else { range.end.into() };
         let ranges: Vec<Value> = missing.iter().map(|r| json!([r.start, end(r)])).collect();
         object.insert("missing".into(), ranges.into());
         self.list.push(Value::Object(object));
@@ -76,9 +77,19 @@ impl Report {
         if !missing.is_empty() {
             let all: Vec<String> = missing
                 .iter()
-                .map(|r| if r.end == u64::MAX { format!("{} to the end", r.start) } else { format!("{}..{}", r.start, r.end) })
+                .map(|r| {
+                    if r.end == u64::MAX {
+                        format!("{} to the end", r.start)
+                    } else {
+                        format!("{}..{}", r.start, r.end)
+                    }
+                })
                 .collect();
-            line += &format!("{} bytes {} are missing", if what.is_empty() { ":" } else { ";" }, all.join(", "));
+            line += &format!(
+                "{} bytes {} are missing",
+                if what.is_empty() { ":" } else { ";" },
+                all.join(", ")
+            );
         }
         self.lines.push(line);
     }
@@ -106,7 +117,11 @@ impl Report {
     /// The name of the folder for what has lost its own: one that nothing else has.
     pub fn lost_found(&mut self, root: &Path) -> Vec<u8> {
         let free = |name: &String| root.join(name).symlink_metadata().is_err();
-        let first = || (0..).map(|n| if n == 0 { "lost+found".into() } else { format!("lost+found.{n}") }).find(free);
+        let first = || {
+            (0..)
+                .map(|n| if n == 0 { "lost+found".into() } else { format!("lost+found.{n}") })
+                .find(free)
+        };
         self.lost_found.get_or_insert_with(|| first().unwrap_or_default().into_bytes()).clone()
     }
 
@@ -130,7 +145,11 @@ impl Report {
             self.others,
             human_size(self.bytes),
             self.keys,
-            if whole { "nothing is missing".to_string() } else { format!("{} losses", self.damaged + self.keys_damaged) },
+            if whole {
+                "nothing is missing".to_string()
+            } else {
+                format!("{} losses", self.damaged + self.keys_damaged)
+            },
         );
         let value = json!({
             "store": store, "folder": folder, "whole": whole, "notes": self.notes, "folders": self.folders, "files": self.files,
@@ -142,6 +161,9 @@ impl Report {
         if whole {
             return Ok(());
         }
-        Err(Failure::new(Exit::Damaged, format!("not all of {} could be brought out", store.display())))
+        Err(Failure::new(
+            Exit::Damaged,
+            format!("not all of {} could be brought out", store.display()),
+        ))
     }
 }

@@ -1,7 +1,9 @@
-//! A store of its own, mounted by the `kvfs` command in a folder of its own; unmounted and gone when dropped.
+//! A store of its own, mounted by the `kvfs` command in a folder of its own; unmounted and gone
+//! when dropped.
 //!
-//! The daemon has to be another process than the test: a process that unmaps a file it serves itself waits for an answer
-//! while the kernel keeps it from changing its memory, which the answer may need.
+//! The daemon has to be another process than the test: a process that unmaps a file it serves
+//! itself waits for an answer while the kernel keeps it from changing its memory, which the answer
+//! may need.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -68,7 +70,8 @@ impl Mount {
     #[allow(dead_code, reason = "not every test that mounts needs it")]
     /// Unmounts and mounts again: what is there afterwards was in the store.
     pub fn again(self) -> Mount {
-        // A child that another test is just starting holds our files, too, until it becomes its program: busy then is no fault.
+        // A child that another test is just starting holds our files, too, until it becomes its
+        // program: busy then is no fault.
         let umount = || kvfs().arg("umount").arg(self.root()).output().expect("kvfs runs");
         let busy = |ended: &std::process::Output| ended.status.code() == Some(4);
         let mut ended = umount();

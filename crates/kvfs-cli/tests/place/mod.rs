@@ -18,8 +18,14 @@ pub struct Place {
 impl Drop for Place {
     fn drop(&mut self) {
         // Every mount a failed test left behind; dead ones, too.
-        while fs::read_to_string("/proc/self/mountinfo").is_ok_and(|t| t.contains(self.mnt().to_str().unwrap_or("?"))) {
-            if kvfs(&["umount", "--force"]).arg(self.mnt()).output().is_ok_and(|o| !o.status.success()) {
+        while fs::read_to_string("/proc/self/mountinfo")
+            .is_ok_and(|t| t.contains(self.mnt().to_str().unwrap_or("?")))
+        {
+            if kvfs(&["umount", "--force"])
+                .arg(self.mnt())
+                .output()
+                .is_ok_and(|o| !o.status.success())
+            {
                 break;
             }
         }
@@ -107,7 +113,8 @@ impl Place {
     /// Sends a command to the socket; its answer, of one line or one string.
     #[track_caller]
     pub fn ask(&self, words: &[&str]) -> String {
-        let mut socket = UnixStream::connect(self.store().with_extension("kvfs.sock")).expect("a socket");
+        let mut socket =
+            UnixStream::connect(self.store().with_extension("kvfs.sock")).expect("a socket");
         let mut command = format!("*{}\r\n", words.len());
         words.iter().for_each(|word| command.push_str(&format!("${}\r\n{word}\r\n", word.len())));
         socket.write_all(command.as_bytes()).expect("sent");

@@ -1,4 +1,5 @@
-//! A file system in memory, for tests of the adapter alone: as little as the kernel needs to create, read, write, list and remove.
+//! A file system in memory, for tests of the adapter alone: as little as the kernel needs to
+//! create, read, write, list and remove.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -28,7 +29,21 @@ fn attr(ino: Ino, kind: FileKind, perm: u16, caller: Caller) -> Attr {
     let now = Timestamp { secs: now.tv_sec, nanos: now.tv_nsec as u32 };
     let (uid, gid) = (caller.uid, caller.gid);
     let nlink = if kind == FileKind::Dir { 2 } else { 1 };
-    Attr { ino, kind, perm, nlink, uid, gid, rdev: 0, size: 0, blocks: 0, atime: now, mtime: now, ctime: now, btime: now }
+    Attr {
+        ino,
+        kind,
+        perm,
+        nlink,
+        uid,
+        gid,
+        rdev: 0,
+        size: 0,
+        blocks: 0,
+        atime: now,
+        mtime: now,
+        ctime: now,
+        btime: now,
+    }
 }
 
 impl Default for Memory {
@@ -41,7 +56,11 @@ impl Default for Memory {
             entries: BTreeMap::new(),
             xattrs: BTreeMap::new(),
         };
-        Memory { nodes: Mutex::new(BTreeMap::from([(ROOT, root)])), syncs: AtomicU32::new(0), never: Mutex::default() }
+        Memory {
+            nodes: Mutex::new(BTreeMap::from([(ROOT, root)])),
+            syncs: AtomicU32::new(0),
+            never: Mutex::default(),
+        }
     }
 }
 
@@ -58,7 +77,15 @@ impl Memory {
         f(self.nodes.lock().get_mut(&ino).ok_or(Errno(libc::ENOENT))?)
     }
 
-    fn add(&self, parent: Ino, name: &[u8], kind: FileKind, perm: u16, data: &[u8], caller: Caller) -> Reply<Attr> {
+    fn add(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        kind: FileKind,
+        perm: u16,
+        data: &[u8],
+        caller: Caller,
+    ) -> Reply<Attr> {
         let mut nodes = self.nodes.lock();
         let ino = nodes.last_key_value().map_or(ROOT, |(ino, _)| *ino) + 1;
         let folder = nodes.get_mut(&parent).ok_or(Errno(libc::ENOENT))?;
@@ -67,7 +94,16 @@ impl Memory {
         }
         folder.entries.insert(name.to_vec(), ino);
         let attr = Attr { size: data.len() as u64, ..attr(ino, kind, perm, caller) };
-        nodes.insert(ino, Node { attr, parent, data: data.to_vec(), entries: BTreeMap::new(), xattrs: BTreeMap::new() });
+        nodes.insert(
+            ino,
+            Node {
+                attr,
+                parent,
+                data: data.to_vec(),
+                entries: BTreeMap::new(),
+                xattrs: BTreeMap::new(),
+            },
+        );
         Ok(attr)
     }
 
@@ -106,7 +142,15 @@ impl Handler for Memory {
     fn readlink(&self, ino: Ino) -> Reply<Bytes> {
         self.with(ino, |n| Ok(Bytes::copy_from_slice(&n.data)))
     }
-    fn mknod(&self, parent: Ino, name: &[u8], kind: FileKind, perm: u16, _rdev: u32, caller: Caller) -> Reply<Attr> {
+    fn mknod(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        kind: FileKind,
+        perm: u16,
+        _rdev: u32,
+        caller: Caller,
+    ) -> Reply<Attr> {
         self.add(parent, name, kind, perm, b"", caller)
     }
     fn mkdir(&self, parent: Ino, name: &[u8], perm: u16, caller: Caller) -> Reply<Attr> {
@@ -134,7 +178,13 @@ impl Handler for Memory {
     fn rmdir(&self, parent: Ino, name: &[u8], _caller: Caller) -> Reply<()> {
         self.take(parent, name)
     }
-    fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), _flags: RenameFlags, _caller: Caller) -> Reply<()> {
+    fn rename(
+        &self,
+        from: (Ino, &[u8]),
+        to: (Ino, &[u8]),
+        _flags: RenameFlags,
+        _caller: Caller,
+    ) -> Reply<()> {
         let ino = self.lookup(from.0, from.1)?.ok_or(Errno(libc::ENOENT))?.ino;
         self.take(from.0, from.1)?;
         self.with(to.0, |n| Ok(n.entries.insert(to.1.to_vec(), ino)))?;
@@ -166,12 +216,23 @@ impl Handler for Memory {
     fn fsyncdir(&self, _ino: Ino, _data_only: bool) -> Reply<()> {
         Ok(())
     }
-    fn readdir(&self, ino: Ino, cookie: u64, attributes: bool, take: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Reply<()> {
+    fn readdir(
+        &self,
+        ino: Ino,
+        cookie: u64,
+        attributes: bool,
+        take: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> Reply<()> {
         let nodes = self.nodes.lock();
         let folder = nodes.get(&ino).ok_or(Errno(libc::ENOENT))?;
         let dots = [(&b"."[..], ino, None), (b"..", folder.parent, None)];
-        let names = folder.entries.iter().map(|(name, ino)| (&name[..], *ino, nodes.get(ino).map(|n| n.attr)));
-        for (at, (name, ino, attr)) in dots.into_iter().chain(names).enumerate().skip(cookie as usize) {
+        let names = folder
+            .entries
+            .iter()
+            .map(|(name, ino)| (&name[..], *ino, nodes.get(ino).map(|n| n.attr)));
+        for (at, (name, ino, attr)) in
+            dots.into_iter().chain(names).enumerate().skip(cookie as usize)
+        {
             let kind = attr.map_or(FileKind::Dir, |a| a.kind);
             let attr = attr.filter(|_| attributes);
             if !take(DirEntry { ino, cookie: at as u64 + 1, kind, name, attr }) {
@@ -181,12 +242,21 @@ impl Handler for Memory {
         Ok(())
     }
     fn getxattr(&self, ino: Ino, name: &[u8]) -> Reply<Bytes> {
-        self.with(ino, |n| n.xattrs.get(name).map(|v| Bytes::copy_from_slice(v)).ok_or(Errno(libc::ENODATA)))
+        self.with(ino, |n| {
+            n.xattrs.get(name).map(|v| Bytes::copy_from_slice(v)).ok_or(Errno(libc::ENODATA))
+        })
     }
     fn listxattr(&self, ino: Ino, _caller: Caller) -> Reply<Bytes> {
         self.with(ino, |n| Ok(n.xattrs.keys().flat_map(|k| k.iter().copied().chain([0])).collect()))
     }
-    fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], _mode: XattrFlags, _caller: Caller) -> Reply<()> {
+    fn setxattr(
+        &self,
+        ino: Ino,
+        name: &[u8],
+        value: &[u8],
+        _mode: XattrFlags,
+        _caller: Caller,
+    ) -> Reply<()> {
         self.with(ino, |n| {
             n.xattrs.insert(name.to_vec(), value.to_vec());
             Ok(())
@@ -196,15 +266,35 @@ impl Handler for Memory {
         self.with(ino, |n| n.xattrs.remove(name).map(|_| ()).ok_or(Errno(libc::ENODATA)))
     }
     fn statfs(&self) -> Reply<StatFs> {
-        Ok(StatFs { block_size: 4096, blocks: 1000, free: 500, files: 100, files_free: 50, name_max: 255 })
+        Ok(StatFs {
+            block_size: 4096,
+            blocks: 1000,
+            free: 500,
+            files: 100,
+            files_free: 50,
+            name_max: 255,
+        })
     }
-    fn fallocate(&self, _ino: Ino, _offset: u64, _length: u64, _how: Allocate, _caller: Caller) -> Reply<Written> {
+    fn fallocate(
+        &self,
+        _ino: Ino,
+        _offset: u64,
+        _length: u64,
+        _how: Allocate,
+        _caller: Caller,
+    ) -> Reply<Written> {
         Err(Errno(libc::EOPNOTSUPP))
     }
     fn seek(&self, _ino: Ino, _offset: u64, _what: Whence) -> Reply<u64> {
         Err(Errno(libc::EOPNOTSUPP))
     }
-    fn copy_file_range(&self, _from: (Ino, u64), _to: (Ino, u64), _length: u64, _caller: Caller) -> Reply<Written> {
+    fn copy_file_range(
+        &self,
+        _from: (Ino, u64),
+        _to: (Ino, u64),
+        _length: u64,
+        _caller: Caller,
+    ) -> Reply<Written> {
         Err(Errno(libc::EOPNOTSUPP))
     }
 }

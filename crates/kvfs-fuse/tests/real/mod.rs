@@ -32,7 +32,8 @@ pub struct Real {
 impl Drop for Real {
     fn drop(&mut self) {
         self.notifier.stop();
-        // A child that another test starts has the files of this one until it has begun with its program.
+        // A child that another test starts has the files of this one until it has begun with its
+        // program.
         let until = Instant::now() + Duration::from_secs(10);
         while let Err(e) = self.mounted.unmount() {
             if Instant::now() > until {
@@ -69,14 +70,21 @@ impl Real {
     /// A mount for root alone, with what the kernel then need not ask.
     pub fn of_root_alone() -> Option<Real> {
         let options = MountOptions { default_permissions: false, ..MountOptions::default() };
-        Real::start(Kvdb::in_memory(), FsOptions::default(), options, &policy(false), KernelNotifier::start)
+        Real::start(
+            Kvdb::in_memory(),
+            FsOptions::default(),
+            options,
+            &policy(false),
+            KernelNotifier::start,
+        )
     }
 
     fn shared() -> MountOptions {
         MountOptions { allow_other: true, suid: true, ..MountOptions::default() }
     }
 
-    /// With a limit for how long a transaction that begins or commits waits for pages that are on their way.
+    /// With a limit for how long a transaction that begins or commits waits for pages that are on
+    /// their way.
     pub fn with_patience(patience: Duration) -> Option<Real> {
         let start = |views: &Views, adapter: &Arc<FuseAdapter>, mounted: &Mounted| {
             KernelNotifier::start_with_patience(views, adapter, mounted, patience)
@@ -89,17 +97,23 @@ impl Real {
         options: FsOptions,
         mount_options: MountOptions,
         policy: &Policy,
-        notifier: impl FnOnce(&Views, &Arc<FuseAdapter>, &Mounted) -> std::io::Result<Arc<KernelNotifier>>,
+        notifier: impl FnOnce(
+            &Views,
+            &Arc<FuseAdapter>,
+            &Mounted,
+        ) -> std::io::Result<Arc<KernelNotifier>>,
     ) -> Option<Real> {
         if !may_mount() {
             return None;
         }
-        let fs = Fs::open(db.clone(), Arc::new(Machine::default()), options).expect("a file system");
+        let fs =
+            Fs::open(db.clone(), Arc::new(Machine::default()), options).expect("a file system");
         let views = Views::new(db, fs);
         let dir = tempfile::tempdir().expect("a temporary folder");
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("open to others");
         let adapter = Arc::new(FuseAdapter::new(views.clone()));
-        let mounted = mount(adapter.clone(), dir.path(), &mount_options, policy).expect("root can mount");
+        let mounted =
+            mount(adapter.clone(), dir.path(), &mount_options, policy).expect("root can mount");
         let notifier = notifier(&views, &adapter, &mounted).expect("a notifier");
         Some(Real { mounted, notifier, views, dir })
     }
@@ -137,7 +151,9 @@ impl Mapping {
     pub fn of(file: &File, length: usize) -> Mapping {
         let (read_write, fd) = (libc::PROT_READ | libc::PROT_WRITE, file.as_raw_fd());
         // SAFETY: a new mapping, of which nobody else knows.
-        let at = unsafe { libc::mmap(std::ptr::null_mut(), length, read_write, libc::MAP_SHARED, fd, 0) };
+        let at = unsafe {
+            libc::mmap(std::ptr::null_mut(), length, read_write, libc::MAP_SHARED, fd, 0)
+        };
         assert_ne!(at, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
         Mapping(at.cast(), length)
     }
@@ -151,8 +167,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // What is dirty is written back here, since munmap would do it with the address space locked, in which the daemon is, too.
-        // SAFETY: nobody has a reference into it.
+        // What is dirty is written back here, since munmap would do it with the address space
+        // locked, in which the daemon is, too. SAFETY: nobody has a reference into it.
         unsafe {
             libc::msync(self.0.cast(), self.1, libc::MS_SYNC);
             libc::munmap(self.0.cast(), self.1);
@@ -179,7 +195,10 @@ pub fn as_nobody<T: Send>(work: impl FnOnce() -> T + Send) -> T {
         let thread = scope.spawn(|| {
             // SAFETY: it changes the credentials of this thread alone, which ends afterwards.
             unsafe {
-                assert_eq!(libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<libc::gid_t>()), 0);
+                assert_eq!(
+                    libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<libc::gid_t>()),
+                    0
+                );
                 assert_eq!(libc::syscall(libc::SYS_setresgid, NOBODY, NOBODY, NOBODY), 0);
                 assert_eq!(libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY), 0);
             }

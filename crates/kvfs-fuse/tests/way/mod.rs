@@ -1,5 +1,6 @@
-//! The way that requests take in the tests: what `KVFS_TRANSPORT` says, `uring` or `device`. Without it `/dev/fuse`, whatever this machine's kernel
-//! has switched on, so that the tests do the same everywhere.
+//! The way that requests take in the tests: what `KVFS_TRANSPORT` says, `uring` or `device`.
+//! Without it `/dev/fuse`, whatever this machine's kernel has switched on, so that the tests do the
+//! same everywhere.
 
 use kvfs_fuse::{Choice, Policy};
 

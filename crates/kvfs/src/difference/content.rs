@@ -16,9 +16,13 @@ pub(super) fn same_but_for_zeros(a: &[u8], b: &[u8]) -> bool {
     a[..both] == b[..both] && a[both..].iter().chain(&b[both..]).all(|byte| *byte == 0)
 }
 
-/// Whether both keep their data in the same kind of place, so that for one inode the pages that differ say all.
+/// Whether both keep their data in the same kind of place, so that for one inode the pages that
+/// differ say all.
 pub(super) fn lie_alike(a: &Node, b: &Node) -> bool {
-    matches!((a.attr.body, b.attr.body), (Body::Inline(_), Body::Inline(_)) | (Body::Paged(_), Body::Paged(_)))
+    matches!(
+        (a.attr.body, b.attr.body),
+        (Body::Inline(_), Body::Inline(_)) | (Body::Paged(_), Body::Paged(_))
+    )
 }
 
 /// The data of a file as pages, in order.
@@ -33,7 +37,11 @@ impl Pages {
             Body::Inline(_) => Pages::Inline(Some(node.content.clone())),
             Body::Paged(_) => {
                 let start = layout::page_key(node.ino, 0);
-                Pages::Stored(Box::new(side.state.cursor(side.layout.dmap, &start, &layout::pages_end(node.ino))?))
+                Pages::Stored(Box::new(side.state.cursor(
+                    side.layout.dmap,
+                    &start,
+                    &layout::pages_end(node.ino),
+                )?))
             }
         })
     }
@@ -62,7 +70,9 @@ pub(super) fn same(a: (&Side, &Node), b: (&Side, &Node)) -> Result<bool> {
             (Some((at, _)), None) | (None, Some((at, _))) => *at,
             (Some((i, _)), Some((j, _))) => *i.min(j),
         };
-        let page = |page: &mut Option<(u64, Bytes)>, pages: &mut Pages| match page.take_if(|(block, _)| *block == at) {
+        let page = |page: &mut Option<(u64, Bytes)>, pages: &mut Pages| match page
+            .take_if(|(block, _)| *block == at)
+        {
             Some((_, bytes)) => {
                 *page = pages.next()?;
                 Ok::<_, Error>(bytes)
@@ -78,21 +88,29 @@ pub(super) fn same(a: (&Side, &Node), b: (&Side, &Node)) -> Result<bool> {
 }
 
 /// The extended attributes that differ; all of them where there is nothing on the other side.
-pub(super) fn xattrs(a: (&Side, Option<&Node>), b: (&Side, Option<&Node>)) -> Result<Vec<XattrChange>> {
+pub(super) fn xattrs(
+    a: (&Side, Option<&Node>),
+    b: (&Side, Option<&Node>),
+) -> Result<Vec<XattrChange>> {
     let all = |node: Option<&Node>| node.and_then(|node| node.xattrs.clone()).unwrap_or_default();
     let (mut before, mut after) = (all(a.1), all(b.1));
     let names: BTreeSet<Box<[u8]>> = before.keys().chain(after.keys()).cloned().collect();
     let mut changes = Vec::new();
     for name in names {
-        let value = |(side, node): (&Side, Option<&Node>), value: Option<XattrValue>| match (node, value) {
-            (Some(_), Some(XattrValue::Inline(value))) => Ok(Some(Bytes::from(value))),
-            (Some(node), Some(XattrValue::External(_))) => {
-                let stored = side.state.get(side.layout.imap, &layout::xattr_key(node.ino, &name))?;
-                let missing = || Error::Corrupt { ino: node.ino, what: "the value of an extended attribute is missing".into() };
-                stored.ok_or_else(missing).map(Some)
-            }
-            _ => Ok(None),
-        };
+        let value =
+            |(side, node): (&Side, Option<&Node>), value: Option<XattrValue>| match (node, value) {
+                (Some(_), Some(XattrValue::Inline(value))) => Ok(Some(Bytes::from(value))),
+                (Some(node), Some(XattrValue::External(_))) => {
+                    let stored =
+                        side.state.get(side.layout.imap, &layout::xattr_key(node.ino, &name))?;
+                    let missing = || Error::Corrupt {
+                        ino: node.ino,
+                        what: "the value of an extended attribute is missing".into(),
+                    };
+                    stored.ok_or_else(missing).map(Some)
+                }
+                _ => Ok(None),
+            };
         let (before, after) = (value(a, before.remove(&name))?, value(b, after.remove(&name))?);
         if before != after {
             changes.push(XattrChange { name, before, after });

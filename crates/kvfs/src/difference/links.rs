@@ -1,4 +1,5 @@
-//! Files with several names: a path's other names are a part of what it is, for what is written by one is written by all.
+//! Files with several names: a path's other names are a part of what it is, for what is written by
+//! one is written by all.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::rc::Rc;
@@ -11,7 +12,8 @@ use crate::error::Result;
 #[derive(Default)]
 pub(super) struct Linked {
     inodes: HashSet<Ino>,
-    /// Paths that lead to other inodes than before, on both sides, of which one has several names; with both.
+    /// Paths that lead to other inodes than before, on both sides, of which one has several names;
+    /// with both.
     met: HashMap<Vec<u8>, (Ino, Ino)>,
 }
 
@@ -49,7 +51,8 @@ impl Linked {
 
     pub fn groups(&self, old: &Side, new: &Side) -> Result<Groups> {
         let mut groups = Groups { old: self.names(old)?, new: self.names(new)? };
-        // A path that led to one of them, and leads to a file without other names now, or the other way round.
+        // A path that led to one of them, and leads to a file without other names now, or the other
+        // way round.
         for (path, &(was, is)) in &self.met {
             groups.old.alone(path, was);
             groups.new.alone(path, is);
@@ -77,7 +80,9 @@ impl Linked {
 
 impl Names {
     fn alone(&mut self, path: &[u8], ino: Ino) {
-        self.of.entry(path.to_vec()).or_insert_with(|| (ino, Rc::new(BTreeSet::from([path.to_vec()]))));
+        self.of
+            .entry(path.to_vec())
+            .or_insert_with(|| (ino, Rc::new(BTreeSet::from([path.to_vec()]))));
     }
 
     pub fn ino(&self, path: &[u8]) -> Option<Ino> {

@@ -1,17 +1,20 @@
-//! What a transaction has changed, or what two snapshots differ in, by path: for whoever reviews it nothing may be missing, and no path
-//! may be named that is in neither state.
+//! What a transaction has changed, or what two snapshots differ in, by path: for whoever reviews it
+//! nothing may be missing, and no path may be named that is in neither state.
 //!
-//! Two trees are compared path by path: a name that means another inode than before is no change when what it leads to is alike, and one
-//! that means the same inode is one when that inode has changed, whichever of its names it was changed by. The result is that of walking
-//! both trees and comparing everything at every path.
+//! Two trees are compared path by path: a name that means another inode than before is no change
+//! when what it leads to is alike, and one that means the same inode is one when that inode has
+//! changed, whichever of its names it was changed by. The result is that of walking both trees and
+//! comparing everything at every path.
 //!
-//! What is looked at is less. The dictionaries say which entries, nodes and pages differ. From these the directories above are marked in
-//! both trees, and only marked directories are walked, by the names that are marked in them: a directory that both trees have at one path
-//! and that is not marked is the same in both, with everything below. Only where a path leads to different directories (one was
-//! moved, or replaced) both are gone through in full.
+//! What is looked at is less. The dictionaries say which entries, nodes and pages differ. From
+//! these the directories above are marked in both trees, and only marked directories are walked, by
+//! the names that are marked in them: a directory that both trees have at one path and that is not
+//! marked is the same in both, with everything below. Only where a path leads to different
+//! directories (one was moved, or replaced) both are gone through in full.
 //!
-//! To find the names of an inode, its node hints at a directory; a file with several names, or whose hint is out of date, costs a look
-//! at all names, some 80 ns each. Everything is read from frozen states, so that nothing is locked and nobody waits.
+//! To find the names of an inode, its node hints at a directory; a file with several names, or
+//! whose hint is out of date, costs a look at all names, some 80 ns each. Everything is read from
+//! frozen states, so that nothing is locked and nobody waits.
 
 mod content;
 mod links;
@@ -78,7 +81,8 @@ impl FileChange {
         matches!((&self.before, &self.after), (Some(before), Some(after)) if of(before) != of(after))
     }
 
-    /// Whether nothing differs but the time of the last change: of what is as it was, but was made or written again.
+    /// Whether nothing differs but the time of the last change: of what is as it was, but was made
+    /// or written again.
     pub fn times_alone(&self) -> bool {
         !self.matters()
     }
@@ -95,22 +99,28 @@ impl FileChange {
     }
 }
 
-/// What has changed from one state of a store to another, each a snapshot, the mainline or a transaction's; sorted by path. It takes the
-/// time that the changes take. (What waits in the memory of an [`crate::Fs`] is not in any state yet.)
+/// What has changed from one state of a store to another, each a snapshot, the mainline or a
+/// transaction's; sorted by path. It takes the time that the changes take. (What waits in the
+/// memory of an [`crate::Fs`] is not in any state yet.)
 pub fn difference_of_states(before: &State, after: &State) -> Result<Vec<FileChange>> {
     let layout = |state: &State| Layout::of_state(state).ok_or(Error::NotFound);
     between(Side::new(before.clone(), layout(before)?), Side::new(after.clone(), layout(after)?))
 }
 
 /// The same where both are one branch's, with the dictionaries of `layout`.
-pub(crate) fn difference_in(layout: Layout, before: State, after: State) -> Result<Vec<FileChange>> {
+pub(crate) fn difference_in(
+    layout: Layout,
+    before: State,
+    after: State,
+) -> Result<Vec<FileChange>> {
     between(Side::new(before, layout), Side::new(after, layout))
 }
 
 /// What differs in the dictionaries.
 #[derive(Default)]
 struct Marks {
-    /// Names by their directories: where entries differ, what they lead to does, or something further below.
+    /// Names by their directories: where entries differ, what they lead to does, or something
+    /// further below.
     names: HashMap<Ino, BTreeSet<Vec<u8>>>,
     /// Inodes of which the node or an extended attribute differs, or the content.
     inodes: HashSet<Ino>,
@@ -132,7 +142,9 @@ impl Marks {
             parents.insert(parent);
         }
         for change in old.state.difference(old.layout.imap, &new.state, new.layout.imap)? {
-            if let ImapKey::Node(ino) | ImapKey::Xattr(ino, _) = layout::decode_imap_key(&change?.key)? {
+            if let ImapKey::Node(ino) | ImapKey::Xattr(ino, _) =
+                layout::decode_imap_key(&change?.key)?
+            {
                 marks.inodes.insert(ino);
             }
         }
@@ -142,7 +154,8 @@ impl Marks {
             if marks.pages.contains(&ino) {
                 continue;
             }
-            let bytes = |tuple: Option<kvdb::Tuple>| tuple.map_or(Ok(Bytes::new()), |tuple| tuple.value());
+            let bytes =
+                |tuple: Option<kvdb::Tuple>| tuple.map_or(Ok(Bytes::new()), |tuple| tuple.value());
             if !content::same_but_for_zeros(&bytes(change.before)?, &bytes(change.after)?) {
                 marks.pages.insert(ino);
                 marks.inodes.insert(ino);
@@ -179,7 +192,8 @@ struct Comparison {
     new: Side,
     marks: Marks,
     changes: BTreeMap<Vec<u8>, FileChange>,
-    /// Files with several names of which one was made, removed or leads elsewhere: their other names may be others now.
+    /// Files with several names of which one was made, removed or leads elsewhere: their other
+    /// names may be others now.
     linked: Linked,
     todo: Vec<Pair>,
     /// Directories that were walked, old and new: a second time is damage, and would not end.
@@ -197,8 +211,10 @@ fn between(old: Side, new: Side) -> Result<Vec<FileChange>> {
         todo: Vec::new(),
         walked: Default::default(),
     };
-    let root =
-        |side: &Side| side.node(ROOT)?.ok_or_else(|| Error::Corrupt { ino: ROOT, what: "there is no root directory".into() });
+    let root = |side: &Side| {
+        side.node(ROOT)?
+            .ok_or_else(|| Error::Corrupt { ino: ROOT, what: "there is no root directory".into() })
+    };
     let (before, after) = (root(&comparison.old)?, root(&comparison.new)?);
     comparison.compare(Vec::new(), Some(before), Some(after))?;
     while let Some(pair) = comparison.todo.pop() {
@@ -212,7 +228,10 @@ impl Comparison {
     fn directories(&mut self, Pair { old, new, path }: Pair) -> Result<()> {
         for (dir, walked) in [old, new].into_iter().zip(&mut self.walked) {
             if let Some(ino) = dir.filter(|&ino| !walked.insert(ino)) {
-                return Err(Error::Corrupt { ino, what: "a directory with more than one name".into() });
+                return Err(Error::Corrupt {
+                    ino,
+                    what: "a directory with more than one name".into(),
+                });
             }
         }
         let names: BTreeSet<Vec<u8>> = match (old, new) {
@@ -239,7 +258,9 @@ impl Comparison {
 
     /// Compares what one path leads to, and notes the directories that are to be compared next.
     fn compare(&mut self, path: Vec<u8>, was: Option<Node>, is: Option<Node>) -> Result<()> {
-        let dir = |node: &Option<Node>| node.as_ref().filter(|n| n.attr.kind == FileKind::Dir).map(|n| n.ino);
+        let dir = |node: &Option<Node>| {
+            node.as_ref().filter(|n| n.attr.kind == FileKind::Dir).map(|n| n.ino)
+        };
         let (old, new) = (dir(&was), dir(&is));
         if old.is_some() && old == new {
             // Below an unmarked directory there is nothing.
@@ -298,9 +319,14 @@ impl Comparison {
                 continue;
             }
             // Alike in all else, or it would be there.
-            let (Some(was), Some(is)) = (groups.old.ino(&path), groups.new.ino(&path)) else { continue };
+            let (Some(was), Some(is)) = (groups.old.ino(&path), groups.new.ino(&path)) else {
+                continue;
+            };
             if let (Some(was), Some(is)) = (self.old.node(was)?, self.new.node(is)?) {
-                let change = FileChange { links: true, ..FileChange::of(path.clone(), Some(&was), Some(&is)) };
+                let change = FileChange {
+                    links: true,
+                    ..FileChange::of(path.clone(), Some(&was), Some(&is))
+                };
                 self.changes.insert(path, change);
             }
         }

@@ -50,27 +50,40 @@ impl Side {
     }
 
     pub fn node(&self, ino: Ino) -> Result<Option<Node>> {
-        let Some(value) = self.state.get(self.layout.imap, &layout::node_key(ino))? else { return Ok(None) };
+        let Some(value) = self.state.get(self.layout.imap, &layout::node_key(ino))? else {
+            return Ok(None);
+        };
         let (attr, xattrs, content) = layout::decode_node(ino, &value)?;
         Ok(Some(Node { ino, attr, xattrs, content }))
     }
 
     pub fn entry(&self, parent: Ino, name: &[u8]) -> Result<Option<Node>> {
-        let Some(value) = self.state.get(self.layout.nmap, &layout::name_key(parent, name))? else { return Ok(None) };
+        let Some(value) = self.state.get(self.layout.nmap, &layout::name_key(parent, name))? else {
+            return Ok(None);
+        };
         let (ino, _) = layout::decode_name(parent, &value)?;
         let missing = || Error::Corrupt {
             ino: parent,
-            what: format!("the entry `{}` names inode {ino}, which does not exist", name.escape_ascii()),
+            what: format!(
+                "the entry `{}` names inode {ino}, which does not exist",
+                name.escape_ascii()
+            ),
         };
         self.node(ino)?.ok_or_else(missing).map(Some)
     }
 
     /// Shows the entries from `start` up to `end` to `visit`, until it breaks.
-    fn each(&self, start: &[u8], end: &[u8], mut visit: impl FnMut(Ino, &[u8], Ino, FileKind) -> ControlFlow<()>) -> Result<()> {
+    fn each(
+        &self,
+        start: &[u8],
+        end: &[u8],
+        mut visit: impl FnMut(Ino, &[u8], Ino, FileKind) -> ControlFlow<()>,
+    ) -> Result<()> {
         let mut failed = None;
         self.state.for_each(self.layout.nmap, start, end, |key, value| {
-            let entry = layout::decode_name_key(key)
-                .and_then(|(parent, name)| layout::decode_name(parent, value).map(|(ino, kind)| (parent, name, ino, kind)));
+            let entry = layout::decode_name_key(key).and_then(|(parent, name)| {
+                layout::decode_name(parent, value).map(|(ino, kind)| (parent, name, ino, kind))
+            });
             match entry {
                 Ok((parent, name, ino, kind)) => visit(parent, name, ino, kind),
                 Err(error) => {
@@ -90,8 +103,9 @@ impl Side {
         })
     }
 
-    /// All names of these inodes, but for those that have no node here. The directories that their nodes hint at are gone through first;
-    /// where they do not have as many names as the nodes say, all names are.
+    /// All names of these inodes, but for those that have no node here. The directories that their
+    /// nodes hint at are gone through first; where they do not have as many names as the nodes say,
+    /// all names are.
     pub fn names_of(&self, inodes: &HashSet<Ino>) -> Result<Vec<Named>> {
         let (mut missing, mut hints) = (0, BTreeSet::new());
         for &ino in inodes {
@@ -126,8 +140,9 @@ impl Side {
         Ok(found)
     }
 
-    /// The entries by which one comes from the root to these directories: for each directory on the way the one that it is in, and its
-    /// name. What is no directory here, or leads nowhere, has none.
+    /// The entries by which one comes from the root to these directories: for each directory on the
+    /// way the one that it is in, and its name. What is no directory here, or leads nowhere, has
+    /// none.
     pub fn ways_to(&self, dirs: &BTreeSet<Ino>) -> Result<Vec<(Ino, Vec<u8>)>> {
         Ok(self.steps(dirs)?.into_values().collect())
     }
@@ -150,8 +165,8 @@ impl Side {
         Ok(paths)
     }
 
-    /// For each of these directories, and those above them: the one that it is in, and its name there. All that are in one directory
-    /// are looked for together.
+    /// For each of these directories, and those above them: the one that it is in, and its name
+    /// there. All that are in one directory are looked for together.
     fn steps(&self, dirs: &BTreeSet<Ino>) -> Result<HashMap<Ino, (Ino, Vec<u8>)>> {
         let mut steps: HashMap<Ino, (Ino, Vec<u8>)> = HashMap::new();
         let mut asked: HashSet<Ino> = HashSet::from([ROOT]);
@@ -168,7 +183,11 @@ impl Side {
                     if children.remove(&ino) {
                         steps.insert(ino, (parent, name.to_vec()));
                     }
-                    if children.is_empty() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+                    if children.is_empty() {
+                        ControlFlow::Break(())
+                    } else {
+                        ControlFlow::Continue(())
+                    }
                 })?;
             }
             wanted = within.into_keys().filter(|&dir| asked.insert(dir)).collect();

@@ -12,7 +12,8 @@
 //! dmap   ino(8, BE) block(8, BE)             page: up to 4096 bytes, what is missing at its end is zero
 //! ```
 //!
-//! Everything above speaks of inodes, names and blocks, so that keys by zone and relative path can replace keys by inode here.
+//! Everything above speaks of inodes, names and blocks, so that keys by zone and relative path can
+//! replace keys by inode here.
 
 mod node;
 
@@ -22,7 +23,10 @@ use kvdb::{DictionaryId, DictionaryOptions, Kvdb};
 use crate::attr::{FileKind, Ino, ROOT};
 use crate::error::{Error, Result};
 use crate::numbers::INO_LIMIT;
-pub(crate) use node::{Attributes, Body, XattrValue, Xattrs, decode_node, encode_node, is_xattr_name, parse_node, put_node};
+pub(crate) use node::{
+    Attributes, Body, XattrValue, Xattrs, decode_node, encode_node, is_xattr_name, parse_node,
+    put_node,
+};
 
 /// Bytes of a page, the unit of file data.
 pub(crate) const PAGE: u64 = 4096;
@@ -30,7 +34,8 @@ pub(crate) const PAGE: u64 = 4096;
 pub(crate) const NAME_MAX: usize = 255;
 /// Bytes of the longest target of a symbolic link.
 pub(crate) const TARGET_MAX: usize = 4095;
-/// A file whose data ends within this many bytes keeps it in its node. Why not more: `docs/decisions/003-small-files.md`.
+/// A file whose data ends within this many bytes keeps it in its node. Why not more:
+/// `docs/decisions/003-small-files.md`.
 pub(crate) const INLINE_MAX: u64 = 512;
 const XATTR: u8 = 1;
 const SUPER: u8 = b's';
@@ -54,7 +59,11 @@ pub(crate) struct Layout {
 impl Layout {
     /// The dictionaries of `db`, or `None` when one of them is missing.
     pub fn find(db: &Kvdb) -> Option<Layout> {
-        Some(Layout { nmap: db.dictionary("nmap")?, imap: db.dictionary("imap")?, dmap: db.dictionary("dmap")? })
+        Some(Layout {
+            nmap: db.dictionary("nmap")?,
+            imap: db.dictionary("imap")?,
+            dmap: db.dictionary("dmap")?,
+        })
     }
 
     /// Those of a branch.
@@ -65,7 +74,11 @@ impl Layout {
 
     /// Those of a snapshot.
     pub fn of_state(state: &kvdb::View) -> Option<Layout> {
-        Some(Layout { nmap: state.dictionary("nmap")?, imap: state.dictionary("imap")?, dmap: state.dictionary("dmap")? })
+        Some(Layout {
+            nmap: state.dictionary("nmap")?,
+            imap: state.dictionary("imap")?,
+            dmap: state.dictionary("dmap")?,
+        })
     }
 
     pub fn create(db: &Kvdb) -> Result<Layout> {
@@ -85,7 +98,8 @@ pub(crate) fn blocks_of(size: u64) -> u64 {
     size.div_ceil(PAGE)
 }
 
-// --- nmap -----------------------------------------------------------------------------------------------------------
+// --- nmap
+// -----------------------------------------------------------------------------------------------------------
 
 pub(crate) fn name_key(parent: Ino, name: &[u8]) -> Vec<u8> {
     let mut key = Vec::with_capacity(8 + name.len());
@@ -99,14 +113,20 @@ pub(crate) fn names_end(parent: Ino) -> [u8; 8] {
     parent.saturating_add(1).to_be_bytes()
 }
 
-/// Whether an entry can have this name. Everything that takes a name from the store or from a caller asks this, so a name that
-/// comes out of here can be a part of a path: it stays in its directory.
+/// Whether an entry can have this name. Everything that takes a name from the store or from a
+/// caller asks this, so a name that comes out of here can be a part of a path: it stays in its
+/// directory.
 pub(crate) fn is_name(name: &[u8]) -> bool {
-    !name.is_empty() && name.len() <= NAME_MAX && name != b"." && name != b".." && !name.contains(&b'/') && !name.contains(&0)
+    !name.is_empty()
+        && name.len() <= NAME_MAX
+        && name != b"."
+        && name != b".."
+        && !name.contains(&b'/')
+        && !name.contains(&0)
 }
 
-/// Directory and name. A store may come from anybody, so valid checksums do not make its names sound: they are checked here, where
-/// no reader can forget it.
+/// Directory and name. A store may come from anybody, so valid checksums do not make its names
+/// sound: they are checked here, where no reader can forget it.
 pub(crate) fn decode_name_key(key: &[u8]) -> Result<(Ino, &[u8])> {
     let Some((parent, name)) = key.split_first_chunk::<8>() else {
         return Err(Error::Corrupt { ino: 0, what: format!("a name key of {} bytes", key.len()) });
@@ -114,7 +134,10 @@ pub(crate) fn decode_name_key(key: &[u8]) -> Result<(Ino, &[u8])> {
     let parent = u64::from_be_bytes(*parent);
     if !is_name(name) {
         let shown = name[..name.len().min(NAME_MAX)].escape_ascii();
-        return Err(Error::Corrupt { ino: parent, what: format!("an entry with the impossible name `{shown}`") });
+        return Err(Error::Corrupt {
+            ino: parent,
+            what: format!("an entry with the impossible name `{shown}`"),
+        });
     }
     Ok((parent, name))
 }
@@ -131,17 +154,22 @@ pub(crate) fn put_name(out: &mut Vec<u8>, ino: Ino, kind: FileKind) {
     node::put_varint(out, ino);
 }
 
-/// The inode and kind a name stands for; `parent` only for the message. No entry names the root: the tree would have a circle.
+/// The inode and kind a name stands for; `parent` only for the message. No entry names the root:
+/// the tree would have a circle.
 pub(crate) fn decode_name(parent: Ino, mut value: &[u8]) -> Result<(Ino, FileKind)> {
     let corrupt = || Error::Corrupt { ino: parent, what: "a directory entry is malformed".into() };
     let (&head, rest) = value.split_first().ok_or_else(corrupt)?;
     value = rest;
-    let kind = node::kind_of(head & 15).filter(|_| head >> 4 == NAME_VERSION).ok_or_else(corrupt)?;
-    let ino = node::take_varint(&mut value).filter(|&ino| ino > ROOT && ino < INO_LIMIT && value.is_empty()).ok_or_else(corrupt)?;
+    let kind =
+        node::kind_of(head & 15).filter(|_| head >> 4 == NAME_VERSION).ok_or_else(corrupt)?;
+    let ino = node::take_varint(&mut value)
+        .filter(|&ino| ino > ROOT && ino < INO_LIMIT && value.is_empty())
+        .ok_or_else(corrupt)?;
     Ok((ino, kind))
 }
 
-// --- imap -----------------------------------------------------------------------------------------------------------
+// --- imap
+// -----------------------------------------------------------------------------------------------------------
 
 pub(crate) fn node_key(ino: Ino) -> Vec<u8> {
     ino.to_be_bytes().to_vec()
@@ -173,7 +201,9 @@ pub(crate) fn decode_imap_key(key: &[u8]) -> Result<ImapKey<'_>> {
             Ok(ImapKey::Orphan(u64::from_be_bytes(orphan)))
         }
         (1..INO_LIMIT, []) => Ok(ImapKey::Node(ino)),
-        (1..INO_LIMIT, [XATTR, name @ ..]) if node::is_xattr_name(name) => Ok(ImapKey::Xattr(ino, name)),
+        (1..INO_LIMIT, [XATTR, name @ ..]) if node::is_xattr_name(name) => {
+            Ok(ImapKey::Xattr(ino, name))
+        }
         _ => Err(corrupt(ino)),
     }
 }
@@ -208,7 +238,8 @@ pub(crate) const SCRUB_KEY: [u8; 9] = [0, 0, 0, 0, 0, 0, 0, 0, SCRUB];
 pub(crate) const NUMBERS_KEY: [u8; 9] = [0, 0, 0, 0, 0, 0, 0, 0, NUMBERS];
 pub(crate) const SUPER_KEY: [u8; 9] = [0, 0, 0, 0, 0, 0, 0, 0, SUPER];
 
-/// Written by every move of a directory into another one, so that no two transactions that do it both commit.
+/// Written by every move of a directory into another one, so that no two transactions that do it
+/// both commit.
 pub(crate) const MOVES_KEY: [u8; 9] = [0, 0, 0, 0, 0, 0, 0, 0, MOVES];
 
 pub(crate) fn encode_numbers(bound: Ino) -> [u8; 8] {
@@ -217,13 +248,18 @@ pub(crate) fn encode_numbers(bound: Ino) -> [u8; 8] {
 
 /// The bound below which all inode numbers lie that were given. `None`: it is none.
 pub(crate) fn decode_numbers(value: &[u8]) -> Option<Ino> {
-    value.try_into().ok().map(u64::from_le_bytes).filter(|&bound| bound > ROOT && bound <= INO_LIMIT)
+    value
+        .try_into()
+        .ok()
+        .map(u64::from_le_bytes)
+        .filter(|&bound| bound > ROOT && bound <= INO_LIMIT)
 }
 
 /// The tuple that says that there is a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Super {
-    /// Key of the hash that turns names into directory positions; random, so that nobody can make two names collide.
+    /// Key of the hash that turns names into directory positions; random, so that nobody can make
+    /// two names collide.
     pub hash_key: [u8; 16],
 }
 
@@ -235,24 +271,33 @@ impl Super {
         value
     }
 
-    /// Whether a record, which decodes, is as [`Super::encode`] would make it; else it must be so before anything is written.
+    /// Whether a record, which decodes, is as [`Super::encode`] would make it; else it must be so
+    /// before anything is written.
     pub fn is_current(value: &[u8]) -> bool {
         value.get(4) == Some(&SUPER_VERSION)
     }
 
     pub fn decode(value: &[u8]) -> Result<Super> {
         let corrupt = |what: &str| Error::Corrupt { ino: 0, what: what.into() };
-        let rest = value.strip_prefix(b"kvfs").ok_or_else(|| corrupt("the file system's own record is malformed"))?;
-        let (&version, rest) = rest.split_first().ok_or_else(|| corrupt("the file system's own record is cut short"))?;
+        let rest = value
+            .strip_prefix(b"kvfs")
+            .ok_or_else(|| corrupt("the file system's own record is malformed"))?;
+        let (&version, rest) = rest
+            .split_first()
+            .ok_or_else(|| corrupt("the file system's own record is cut short"))?;
         if !(OLDEST_SUPER..=SUPER_VERSION).contains(&version) {
-            return Err(corrupt(&format!("made by another version of the format ({version}, this program knows {SUPER_VERSION})")));
+            return Err(corrupt(&format!(
+                "made by another version of the format ({version}, this program knows {SUPER_VERSION})"
+            )));
         }
-        let hash_key = rest.try_into().map_err(|_| corrupt("the file system's own record is cut short"))?;
+        let hash_key =
+            rest.try_into().map_err(|_| corrupt("the file system's own record is cut short"))?;
         Ok(Super { hash_key })
     }
 }
 
-// --- dmap -----------------------------------------------------------------------------------------------------------
+// --- dmap
+// -----------------------------------------------------------------------------------------------------------
 
 pub(crate) fn page_key(ino: Ino, block: u64) -> [u8; 16] {
     let mut key = [0; 16];
@@ -303,7 +348,9 @@ mod tests {
         for kind in [FileKind::File, FileKind::Dir, FileKind::Socket] {
             assert_eq!(decode_name(7, &encode_name(1 << 40, kind)).unwrap(), (1 << 40, kind));
         }
-        for bad in [&b""[..], b"\x10", b"\x1f\x02", b"\x20\x02", b"\x10\x00", b"\x10\x02\x02", &[0x10; 20]] {
+        for bad in
+            [&b""[..], b"\x10", b"\x1f\x02", b"\x20\x02", b"\x10\x00", b"\x10\x02\x02", &[0x10; 20]]
+        {
             assert!(decode_name(7, bad).is_err(), "{bad:?}");
         }
         // The root has no name, and numbers end where those of views begin.
@@ -315,9 +362,14 @@ mod tests {
 
     #[test]
     fn names_that_lead_elsewhere_are_not_decoded() {
-        for bad in [&b""[..], b".", b"..", b"/", b"/abs", b"a/b", b"../a", b"a\0", b"\0", &[b'n'; 256]] {
+        for bad in
+            [&b""[..], b".", b"..", b"/", b"/abs", b"a/b", b"../a", b"a\0", b"\0", &[b'n'; 256]]
+        {
             let error = decode_name_key(&name_key(7, bad)).unwrap_err();
-            assert!(matches!(&error, Error::Corrupt { ino: 7, what } if what.contains("impossible name")), "{error}");
+            assert!(
+                matches!(&error, Error::Corrupt { ino: 7, what } if what.contains("impossible name")),
+                "{error}"
+            );
         }
         for good in [&b"..."[..], b".a", b"a.", b"\xff", b"a b", &[b'n'; 255]] {
             assert_eq!(decode_name_key(&name_key(7, good)).unwrap(), (7, good));
@@ -327,11 +379,20 @@ mod tests {
     #[test]
     fn keys_of_the_node_table_are_told_apart() {
         assert_eq!(decode_imap_key(&node_key(9)).unwrap(), ImapKey::Node(9));
-        assert_eq!(decode_imap_key(&xattr_key(9, b"user.a")).unwrap(), ImapKey::Xattr(9, b"user.a"));
+        assert_eq!(
+            decode_imap_key(&xattr_key(9, b"user.a")).unwrap(),
+            ImapKey::Xattr(9, b"user.a")
+        );
         assert_eq!(decode_imap_key(&orphan_key(9)).unwrap(), ImapKey::Orphan(9));
         assert_eq!(decode_imap_key(&SUPER_KEY).unwrap(), ImapKey::Super);
         assert_eq!(decode_imap_key(&MOVES_KEY).unwrap(), ImapKey::Moves);
-        for bad in [&[0u8; 8][..], &[1; 7], &[0, 0, 0, 0, 0, 0, 0, 1, 2], &[0, 0, 0, 0, 0, 0, 0, 1, 1], &orphan_key(9)[..12]] {
+        for bad in [
+            &[0u8; 8][..],
+            &[1; 7],
+            &[0, 0, 0, 0, 0, 0, 0, 1, 2],
+            &[0, 0, 0, 0, 0, 0, 0, 1, 1],
+            &orphan_key(9)[..12],
+        ] {
             assert!(decode_imap_key(bad).is_err(), "{bad:?}");
         }
     }
@@ -358,6 +419,8 @@ mod tests {
         assert!(all.is_sorted());
         assert_eq!(decode_page_key(&all[1]).unwrap(), (5, 256));
         assert!(decode_page_key(&all[1][..15]).is_err());
-        assert!(all[1].as_ref() < pages_end(5).as_slice() && all[2].as_ref() > pages_end(5).as_slice());
+        assert!(
+            all[1].as_ref() < pages_end(5).as_slice() && all[2].as_ref() > pages_end(5).as_slice()
+        );
     }
 }

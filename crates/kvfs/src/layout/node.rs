@@ -48,8 +48,8 @@ pub(crate) struct Attributes {
     /// Of a directory: the number of its entries.
     pub size: u64,
     pub body: Body,
-    /// Of a directory: the one it is in. Of anything else a hint, 0 if there is none: one in which it had a name when it was last made,
-    /// moved or linked.
+    /// Of a directory: the one it is in. Of anything else a hint, 0 if there is none: one in which
+    /// it had a name when it was last made, moved or linked.
     pub parent: Ino,
     pub atime: Timestamp,
     pub mtime: Timestamp,
@@ -151,10 +151,12 @@ fn take_time(input: &mut &[u8]) -> Option<Timestamp> {
     let (nanos, rest) = input.split_first_chunk::<4>()?;
     *input = rest;
     let nanos = u32::from_le_bytes(*nanos);
-    (nanos < 1_000_000_000).then_some(Timestamp { secs: (n >> 1) as i64 ^ -((n & 1) as i64), nanos })
+    (nanos < 1_000_000_000)
+        .then_some(Timestamp { secs: (n >> 1) as i64 ^ -((n & 1) as i64), nanos })
 }
 
-/// The value of a node. `content` is the inline data: as long as `attr.body` says, empty for a paged file.
+/// The value of a node. `content` is the inline data: as long as `attr.body` says, empty for a
+/// paged file.
 pub(crate) fn encode_node(attr: &Attributes, xattrs: Option<&Xattrs>, content: &[u8]) -> Bytes {
     let mut out = Vec::with_capacity(96 + content.len() + xattrs.map_or(0, |x| x.len() * 64));
     put_node(&mut out, attr, xattrs, content);
@@ -162,7 +164,12 @@ pub(crate) fn encode_node(attr: &Attributes, xattrs: Option<&Xattrs>, content: &
 }
 
 /// The same appended to `out`.
-pub(crate) fn put_node(out: &mut Vec<u8>, attr: &Attributes, xattrs: Option<&Xattrs>, content: &[u8]) {
+pub(crate) fn put_node(
+    out: &mut Vec<u8>,
+    attr: &Attributes,
+    xattrs: Option<&Xattrs>,
+    content: &[u8],
+) {
     debug_assert!(match attr.body {
         Body::Inline(len) => len as usize == content.len(),
         Body::Paged(_) => content.is_empty(),
@@ -178,7 +185,9 @@ pub(crate) fn put_node(out: &mut Vec<u8>, attr: &Attributes, xattrs: Option<&Xat
         | flag(xattrs.is_some(), XATTRS);
     out.push(VERSION);
     out.extend_from_slice(&flags.to_le_bytes());
-    out.extend_from_slice(&(u16::from(kind_code(attr.kind)) << 12 | attr.perm & 0o7777).to_le_bytes());
+    out.extend_from_slice(
+        &(u16::from(kind_code(attr.kind)) << 12 | attr.perm & 0o7777).to_le_bytes(),
+    );
     for n in [u64::from(attr.nlink), u64::from(attr.uid), u64::from(attr.gid), attr.size] {
         put_varint(out, n);
     }
@@ -254,12 +263,20 @@ fn parse(value: &[u8]) -> Option<(Attributes, Option<Xattrs>, &[u8])> {
     let pages = if flags & PAGED != 0 { Some(take_varint(&mut input)?) } else { None };
     let xattrs = if flags & XATTRS != 0 { Some(take_xattrs(&mut input)?) } else { None };
     let body = match pages {
-        Some(pages) if kind == FileKind::File && pages <= crate::layout::blocks_of(size) && input.is_empty() => Body::Paged(pages),
+        Some(pages)
+            if kind == FileKind::File
+                && pages <= crate::layout::blocks_of(size)
+                && input.is_empty() =>
+        {
+            Body::Paged(pages)
+        }
         Some(_) => return None,
         None => {
             let holds_data = matches!(kind, FileKind::File | FileKind::Symlink);
             let most = if holds_data { size.min(crate::layout::PAGE) } else { 0 };
-            if input.len() as u64 > most || kind == FileKind::Symlink && !(input.len() as u64 == size && is_target(input)) {
+            if input.len() as u64 > most
+                || kind == FileKind::Symlink && !(input.len() as u64 == size && is_target(input))
+            {
                 return None;
             }
             Body::Inline(input.len() as u32)
@@ -267,7 +284,25 @@ fn parse(value: &[u8]) -> Option<(Attributes, Option<Xattrs>, &[u8])> {
     };
     let content = input;
     let perm = mode & 0o7777;
-    Some((Attributes { kind, perm, nlink, uid, gid, rdev, size, body, parent, atime, mtime, ctime, btime }, xattrs, content))
+    Some((
+        Attributes {
+            kind,
+            perm,
+            nlink,
+            uid,
+            gid,
+            rdev,
+            size,
+            body,
+            parent,
+            atime,
+            mtime,
+            ctime,
+            btime,
+        },
+        xattrs,
+        content,
+    ))
 }
 
 /// Whether an extended attribute can have this name: lists of names are separated by NUL.

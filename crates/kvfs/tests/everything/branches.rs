@@ -12,8 +12,13 @@ use crate::tree::Tree;
 use crate::world::{Dead, Site, World, mainline};
 
 fn any_snapshot(w: &mut World) -> Option<(String, String, Arc<Tree>)> {
-    let all: Vec<_> =
-        w.history.newest().snapshots.iter().map(|(name, (of, tree))| (name.clone(), of.clone(), tree.clone())).collect();
+    let all: Vec<_> = w
+        .history
+        .newest()
+        .snapshots
+        .iter()
+        .map(|(name, (of, tree))| (name.clone(), of.clone(), tree.clone()))
+        .collect();
     w.pick(&all)
 }
 
@@ -22,7 +27,8 @@ pub fn snapshot(w: &mut World) -> Result<(), Dead> {
         return drop_snapshot(w);
     }
     let branches: Vec<String> = w.history.newest().branches.keys().cloned().collect();
-    let of = if w.random.one_in(3) { w.pick(&branches).expect("the mainline") } else { String::new() };
+    let of =
+        if w.random.one_in(3) { w.pick(&branches).expect("the mainline") } else { String::new() };
     let (name, durability) = (w.new_name('s'), w.durability());
     w.note(format!("snapshot {name} of {of:?} {durability:?}"));
     let unsettled = w.history.newest().branches[&of].clone();
@@ -53,12 +59,14 @@ pub fn see(w: &mut World) -> Result<(), Dead> {
     let fs = w.ok(w.views.fs(&View::Snapshot(name.clone())))?;
     let keys = w.stored(w.db.open_snapshot(&name).and_then(|state| keys_of(&state, "")))?;
     let found = Found { keys, ..w.ok(look(&fs))? };
-    is(&tree, &found, Exactly::Now, &w.inos).unwrap_or_else(|e| panic!("{}: snapshot {name}: {e}", w.what()));
+    is(&tree, &found, Exactly::Now, &w.inos)
+        .unwrap_or_else(|e| panic!("{}: snapshot {name}: {e}", w.what()));
     let refused = fs.mkdir(kvfs::ROOT, b"no", 0o755, Default::default());
     assert_eq!(refused.map_err(|e| e.errno()), Err(libc::EROFS), "{}", w.what());
     w.call(&["Views::difference_of_snapshots", "difference_of_states", "Views::all"]);
     let paths = |changes: Vec<kvfs::FileChange>| -> Vec<Vec<u8>> {
-        let mut all: Vec<_> = changes.into_iter().filter(|c| !c.times_alone()).map(|c| c.path).collect();
+        let mut all: Vec<_> =
+            changes.into_iter().filter(|c| !c.times_alone()).map(|c| c.path).collect();
         all.sort();
         all
     };
@@ -69,7 +77,12 @@ pub fn see(w: &mut World) -> Result<(), Dead> {
             Err(e) => return w.judge(&mainline(), e, "difference_of_snapshots", &[]),
         };
         w.settle("");
-        assert_eq!(paths(differs), tree.differing(&w.history.newest().branches[""]), "{}: since {name}", w.what());
+        assert_eq!(
+            paths(differs),
+            tree.differing(&w.history.newest().branches[""]),
+            "{}: since {name}",
+            w.what()
+        );
     }
     let Some((other, _, then)) = any_snapshot(w) else { return Ok(()) };
     let differs = w.ok(w.views.difference_of_snapshots(&name, Some(&other)))?;
@@ -77,7 +90,10 @@ pub fn see(w: &mut World) -> Result<(), Dead> {
     let states = (w.stored(w.db.open_snapshot(&other))?, w.stored(w.db.open_snapshot(&name))?);
     let differs = w.ok(difference_of_states(&states.0, &states.1))?;
     assert_eq!(paths(differs), then.differing(&tree), "{}: from {other} to {name}", w.what());
-    assert_eq!(w.views.all().len(), w.open.len() + w.history.newest().snapshots.len() + w.history.newest().branches.len() - 1);
+    assert_eq!(
+        w.views.all().len(),
+        w.open.len() + w.history.newest().snapshots.len() + w.history.newest().branches.len() - 1
+    );
     Ok(())
 }
 
@@ -110,14 +126,19 @@ pub fn clone(w: &mut World) -> Result<(), Dead> {
 }
 
 impl World {
-    /// The inode numbers that a branch, its snapshots, and (of the mainline) open transactions have when it is opened.
+    /// The inode numbers that a branch, its snapshots, and (of the mainline) open transactions have
+    /// when it is opened.
     pub fn numbers_of(&mut self, branch: &str) {
         let state = self.history.newest();
-        let snapshots = state.snapshots.values().filter(|(of, _)| of == branch).map(|(_, tree)| &**tree);
+        let snapshots =
+            state.snapshots.values().filter(|(of, _)| of == branch).map(|(_, tree)| &**tree);
         let trees = state.branches.get(branch).map(|tree| &**tree).into_iter().chain(snapshots);
         let mut ids: Vec<_> = trees.flat_map(|tree| tree.nodes.keys().copied()).collect();
         if branch.is_empty() {
-            let made = state.durable.values().flat_map(|over| over.nodes.iter().filter(|(_, node)| node.is_some()));
+            let made = state
+                .durable
+                .values()
+                .flat_map(|over| over.nodes.iter().filter(|(_, node)| node.is_some()));
             ids.extend(made.map(|(id, _)| *id));
         }
         let inos: Vec<_> = ids.iter().filter_map(|id| self.inos.get(id).copied()).collect();
@@ -126,7 +147,8 @@ impl World {
 }
 
 pub fn drop_clone(w: &mut World) -> Result<(), Dead> {
-    let names: Vec<String> = w.history.newest().branches.keys().filter(|name| !name.is_empty()).cloned().collect();
+    let names: Vec<String> =
+        w.history.newest().branches.keys().filter(|name| !name.is_empty()).cloned().collect();
     let Some(name) = w.pick(&names) else { return Ok(()) };
     w.note(format!("drop clone {name}"));
     let number = w.ok(w.views.number(&View::Clone(name.clone())))?;
@@ -148,7 +170,8 @@ pub fn rollback(w: &mut World) -> Result<(), Dead> {
     if branch.is_empty() {
         // All transactions end first, one by one.
         w.open.sort_by_key(|open| open.id);
-        let durable: Vec<String> = w.open.iter().filter(|open| open.durable).map(|open| open.label.clone()).collect();
+        let durable: Vec<String> =
+            w.open.iter().filter(|open| open.durable).map(|open| open.label.clone()).collect();
         durable.iter().for_each(|label| w.history.attempt(|s| drop(s.durable.remove(label))));
     }
     // What is in memory may be committed before.
@@ -194,7 +217,11 @@ pub fn send(w: &mut World) -> Result<(), Dead> {
     let other = Kvdb::in_memory();
     let options = ReceiveOptions { branch: "came".into(), ..ReceiveOptions::default() };
     let cut = 1 + w.random.below(stream.len() as u64 - 1) as usize;
-    assert!(other.receive(&stream[..cut], &options).is_err(), "{}: a stream that is cut off", w.what());
+    assert!(
+        other.receive(&stream[..cut], &options).is_err(),
+        "{}: a stream that is cut off",
+        w.what()
+    );
     match other.receiving().expect("memory does not fail").first() {
         Some(so_far) => {
             let from = Received::from_bytes(&so_far.to_bytes()).expect("as it was");
@@ -209,7 +236,8 @@ pub fn send(w: &mut World) -> Result<(), Dead> {
     let came = views.fs(&View::Clone("came".into())).expect("it came");
     let keys = keys_of(&other.view(), "came").expect("memory does not fail");
     let found = Found { keys, ..look(&came).expect("memory does not fail") };
-    is(&tree, &found, Exactly::Now, &w.inos).unwrap_or_else(|e| panic!("{}: what was sent: {e}", w.what()));
+    is(&tree, &found, Exactly::Now, &w.inos)
+        .unwrap_or_else(|e| panic!("{}: what was sent: {e}", w.what()));
     if w.history.newest().branches.len() >= 4 {
         return Ok(());
     }
@@ -222,7 +250,9 @@ pub fn send(w: &mut World) -> Result<(), Dead> {
     own.data = Arc::new(vec![7; 9000]);
     let node = crate::tree::Node::new(kvfs::FileKind::File, 0, own);
     let over = tree.make(&(0, name_there.clone()), id, node).expect("a new name");
-    let attr = came.mknod(kvfs::ROOT, &name_there, kvfs::FileKind::File, 0o600, 0, Default::default()).expect("made");
+    let attr = came
+        .mknod(kvfs::ROOT, &name_there, kvfs::FileKind::File, 0o600, 0, Default::default())
+        .expect("made");
     came.write(attr.ino, 0, &[7; 9000], Default::default()).expect("written");
     views.snapshot(&View::Clone("came".into()), &back, Durability::Synced).expect("made");
     let base = w.random.one_in(2).then_some(name.as_str());
@@ -230,7 +260,8 @@ pub fn send(w: &mut World) -> Result<(), Dead> {
     other.send(&back, base, &mut stream, None).expect("sent");
     let tree = Arc::new(tree.with(&over));
     w.inos.insert(id, attr.ino);
-    let options = ReceiveOptions { branch: back.clone(), replace: true, ..ReceiveOptions::default() };
+    let options =
+        ReceiveOptions { branch: back.clone(), replace: true, ..ReceiveOptions::default() };
     let alter = |s: &mut State| {
         s.branches.insert(back.clone(), tree.clone());
         s.snapshots.insert(back.clone(), (back.clone(), tree.clone()));
@@ -251,11 +282,13 @@ pub fn checkpoint(w: &mut World) -> Result<(), Dead> {
         Err(e) => return w.judge(&mainline(), e.into(), "checkpoint", &[]),
     }
     let options = OpenOptions { threads: false, ..OpenOptions::default() };
-    let (db, _) = Kvdb::open(copy, w.env.clone(), options).unwrap_or_else(|e| panic!("{}: a checkpoint: {e}", w.what()));
+    let (db, _) = Kvdb::open(copy, w.env.clone(), options)
+        .unwrap_or_else(|e| panic!("{}: a checkpoint: {e}", w.what()));
     w.call(&["verify", "Report::is_clean"]);
     let report = kvfs::verify(&db).expect("memory does not fail");
     assert!(report.is_clean(), "{}: {:?}", w.what(), report.findings);
-    let fs = Fs::open(db.clone(), w.env.clone(), FsOptions::default()).expect("memory does not fail");
+    let fs =
+        Fs::open(db.clone(), w.env.clone(), FsOptions::default()).expect("memory does not fail");
     let views = Views::new(db.clone(), fs);
     let found = observe(&db, &views).expect("memory does not fail");
     let matched = w.history.newest().matches(&found, &w.bases, Exactly::Stored, &w.inos);
@@ -274,7 +307,12 @@ pub fn compare(w: &mut World) -> Result<(), Dead> {
     w.call(&["Views::mainline", "Views::opened", "Fs::statistics"]);
     // Looking at a younger one may have ended it for the sake of an older one.
     let opened = w.views.opened();
-    assert!(opened.len() > w.open.len() && opened[0].0 == 0, "{}: {} views are open", w.what(), opened.len());
+    assert!(
+        opened.len() > w.open.len() && opened[0].0 == 0,
+        "{}: {} views are open",
+        w.what(),
+        opened.len()
+    );
     assert_eq!(opened[0].1.statistics(), w.views.mainline().statistics(), "{}", w.what());
     Ok(())
 }

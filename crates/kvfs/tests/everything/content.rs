@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use env::Env;
-use kvfs::{Allocate, AllocateMode, FileKind, Fs, Ino, SetAttr, TimeSet, Timestamp, Whence, WriteHints, XattrFlags};
+use kvfs::{
+    Allocate, AllocateMode, FileKind, Fs, Ino, SetAttr, TimeSet, Timestamp, Whence, WriteHints,
+    XattrFlags,
+};
 
 use crate::tree::{Id, Node, Overlay, Own, Tree};
 use crate::world::{Dead, Site, USER, World};
@@ -25,10 +28,17 @@ impl Target {
 }
 
 impl World {
-    /// Something of these kinds, with a name or without. `None`: there is none, or it cannot be had.
-    pub fn target(&mut self, site: &Site, tree: &Tree, wanted: impl Fn(FileKind) -> bool) -> Result<Option<Target>, Dead> {
+    /// Something of these kinds, with a name or without. `None`: there is none, or it cannot be
+    /// had.
+    pub fn target(
+        &mut self,
+        site: &Site,
+        tree: &Tree,
+        wanted: impl Fn(FileKind) -> bool,
+    ) -> Result<Option<Target>, Dead> {
         let nameless = self.nameless.iter().filter(|((s, _), node)| s == site && wanted(node.kind));
-        let nameless: Vec<(Id, Node)> = nameless.map(|((_, id), node)| (*id, node.clone())).collect();
+        let nameless: Vec<(Id, Node)> =
+            nameless.map(|((_, id), node)| (*id, node.clone())).collect();
         let named = tree.all(&wanted);
         let (id, node, nameless) = match self.pick(&nameless) {
             Some((id, node)) if named.is_empty() || self.random.one_in(4) => (id, node, true),
@@ -40,7 +50,8 @@ impl World {
         Ok(self.ino(site, id)?.map(|ino| Target { id, ino, node, nameless }))
     }
 
-    /// Makes a call that changes what an inode has beside its names. `between`: states on the way there that a power cut may show.
+    /// Makes a call that changes what an inode has beside its names. `between`: states on the way
+    /// there that a power cut may show.
     #[track_caller]
     pub fn change<T: std::fmt::Debug>(
         &mut self,
@@ -54,7 +65,10 @@ impl World {
         let what = format!("{what} of {}", on.id);
         if !on.nameless {
             let effect = own.map(|own| {
-                let node = between.into_iter().chain([own]).fold(on.node.clone(), |node, own| node.changed(own));
+                let node = between
+                    .into_iter()
+                    .chain([own])
+                    .fold(on.node.clone(), |node, own| node.changed(own));
                 Overlay { nodes: [(on.id, Some(Arc::new(node)))].into(), ..Overlay::default() }
             });
             return self.act(site, what, effect, call);
@@ -63,7 +77,10 @@ impl World {
         self.note(format!("{site:?} {what}, which has no name: {:?}", own.as_ref().err()));
         match (call(&fs), own) {
             (Ok(answer), Ok(own)) => {
-                self.nameless.insert((site.clone(), on.id), Node { possible: vec![Arc::new(own)], ..on.node.clone() });
+                self.nameless.insert(
+                    (site.clone(), on.id),
+                    Node { possible: vec![Arc::new(own)], ..on.node.clone() },
+                );
                 Ok(Some(answer))
             }
             (Ok(answer), Err(e)) => panic!("{}: {what}: {answer:?}, not error {e}", self.what()),
@@ -77,7 +94,8 @@ impl World {
     }
 
     fn place_in(&mut self, size: usize) -> (usize, usize) {
-        let border = [0, 1, 511, 512, 513, 4095, 4096, 4097, 8192, 65_536, 100_000][self.random.below(11) as usize];
+        let border = [0, 1, 511, 512, 513, 4095, 4096, 4097, 8192, 65_536, 100_000]
+            [self.random.below(11) as usize];
         let offset = match self.random.below(4) {
             0 => 0,
             1 => size,
@@ -106,7 +124,11 @@ pub fn put(data: &mut Vec<u8>, at: usize, bytes: &[u8]) {
 pub fn write(w: &mut World, site: &Site) -> Result<(), Dead> {
     let tree = w.tree(site);
     let wrong = w.random.one_in(30);
-    let Some(on) = w.target(site, &tree, |kind| is_file(kind) || wrong && kind != FileKind::Symlink)? else { return Ok(()) };
+    let Some(on) =
+        w.target(site, &tree, |kind| is_file(kind) || wrong && kind != FileKind::Symlink)?
+    else {
+        return Ok(());
+    };
     let size = on.node.now().data.len();
     let (mut at, mut len) = w.place_in(size);
     if w.limited && w.random.one_in(10) {
@@ -141,7 +163,13 @@ pub fn write(w: &mut World, site: &Site) -> Result<(), Dead> {
     // Of an append it does not count where the caller believes the end to be.
     let given = if hints.append && !hints.from_cache { 7 } else { at as u64 };
     let (ino, what) = (on.ino, format!("write {len} at {at} {hints:?}"));
-    w.call(&["Fs::write", "Fs::write_for", "Fs::is_resized", "Fs::announce_cached", "Fs::is_tight"]);
+    w.call(&[
+        "Fs::write",
+        "Fs::write_for",
+        "Fs::is_resized",
+        "Fs::announce_cached",
+        "Fs::is_tight",
+    ]);
     let announce = |fs: &Fs| {
         if announced {
             fs.announce_cached(ino, given);
@@ -158,7 +186,12 @@ pub fn write(w: &mut World, site: &Site) -> Result<(), Dead> {
             fs.write_for(ino, given, &bytes, hints)
         })?;
         if let Some(written) = written {
-            assert_eq!((written.bytes, written.lost_privileges), (len as u64, lost), "{}", w.what());
+            assert_eq!(
+                (written.bytes, written.lost_privileges),
+                (len as u64, lost),
+                "{}",
+                w.what()
+            );
         }
     }
     if hints.from_cache && w.log.last().is_some_and(|last| last.ends_with("was refused")) {
@@ -192,7 +225,14 @@ pub fn allocate(w: &mut World, site: &Site) -> Result<(), Dead> {
         AllocateMode::Zero,
         AllocateMode::Collapse,
     ][w.random.below(6) as usize];
-    let how = Allocate { mode, keep_size: if mode == AllocateMode::Punch { !w.random.one_in(10) } else { w.random.one_in(2) } };
+    let how = Allocate {
+        mode,
+        keep_size: if mode == AllocateMode::Punch {
+            !w.random.one_in(10)
+        } else {
+            w.random.one_in(2)
+        },
+    };
     let len = if w.random.one_in(20) { 0 } else { len };
     // Kernels hold nothing back of anything else.
     let from_cache = on.node.kind == FileKind::File && w.random.one_in(6);
@@ -222,18 +262,24 @@ pub fn allocate(w: &mut World, site: &Site) -> Result<(), Dead> {
     let (ino, what) = (on.ino, format!("fallocate {how:?} {len} at {at}"));
     w.call(&["Fs::fallocate", "Fs::fallocate_for"]);
     if hints.kill_suid.is_some() || w.random.one_in(2) {
-        let done = w.change(site, &on, what, own, Vec::new(), |fs| fs.fallocate_for(ino, how, at as u64, len as u64, hints))?;
+        let done = w.change(site, &on, what, own, Vec::new(), |fs| {
+            fs.fallocate_for(ino, how, at as u64, len as u64, hints)
+        })?;
         if let Some(done) = done {
             assert_eq!(done.lost_privileges, lost, "{}", w.what());
         }
         return Ok(());
     }
-    w.change(site, &on, what, own, Vec::new(), |fs| fs.fallocate(ino, how, at as u64, len as u64)).map(drop)
+    w.change(site, &on, what, own, Vec::new(), |fs| fs.fallocate(ino, how, at as u64, len as u64))
+        .map(drop)
 }
 
 pub fn copy(w: &mut World, site: &Site) -> Result<(), Dead> {
     let tree = w.tree(site);
-    let (Some(from), Some(to)) = (w.target(site, &tree, is_file)?, w.target(site, &tree, is_file)?) else { return Ok(()) };
+    let (Some(from), Some(to)) = (w.target(site, &tree, is_file)?, w.target(site, &tree, is_file)?)
+    else {
+        return Ok(());
+    };
     let source = from.node.now().data.clone();
     let (mut at, mut len) = w.place_in(source.len());
     let (mut to_at, _) = w.place_in(to.node.now().data.len());
@@ -260,7 +306,8 @@ pub fn copy(w: &mut World, site: &Site) -> Result<(), Dead> {
     if !piece.is_empty() {
         own.touch(w.now(), hints.kill_suid);
         // It is made piece by piece: up to the end of each page of one or the other.
-        let ends = (0..piece.len()).filter(|k| (to_at + k).is_multiple_of(PAGE) || (at + k).is_multiple_of(PAGE));
+        let ends = (0..piece.len())
+            .filter(|k| (to_at + k).is_multiple_of(PAGE) || (at + k).is_multiple_of(PAGE));
         for end in ends {
             let mut part = own.clone();
             put(Arc::make_mut(&mut part.data), to_at, &piece[..end]);
@@ -268,7 +315,8 @@ pub fn copy(w: &mut World, site: &Site) -> Result<(), Dead> {
         }
         put(Arc::make_mut(&mut own.data), to_at, &piece);
     }
-    let own = if from.id == to.id && at.abs_diff(to_at) < len { Err(libc::EINVAL) } else { Ok(own) };
+    let own =
+        if from.id == to.id && at.abs_diff(to_at) < len { Err(libc::EINVAL) } else { Ok(own) };
     let (source, ino) = ((from.ino, at as u64), to.ino);
     let what = format!("copy {len} of {} at {at} to {to_at}", from.id);
     w.call(&["Fs::copy_file_range", "Fs::copy_file_range_for"]);
@@ -276,7 +324,9 @@ pub fn copy(w: &mut World, site: &Site) -> Result<(), Dead> {
     let nothing = own.is_ok() && piece.is_empty();
     let copy = |fs: &Fs| match plain {
         true => fs.copy_file_range(source.0, source.1, ino, to_at as u64, len as u64),
-        false => fs.copy_file_range_for(source, (ino, to_at as u64), len as u64, hints).map(|written| written.bytes),
+        false => fs
+            .copy_file_range_for(source, (ino, to_at as u64), len as u64, hints)
+            .map(|written| written.bytes),
     };
     let copied = match nothing {
         // The file that it is copied to is not touched.
@@ -284,7 +334,12 @@ pub fn copy(w: &mut World, site: &Site) -> Result<(), Dead> {
         false => w.change(site, &to, what, own, between, copy)?,
     };
     if let Some(copied) = copied {
-        assert!(copied == piece.len() as u64 || w.limited, "{}: {copied} of {}", w.what(), piece.len());
+        assert!(
+            copied == piece.len() as u64 || w.limited,
+            "{}: {copied} of {}",
+            w.what(),
+            piece.len()
+        );
         if copied < piece.len() as u64 {
             w.full += 1;
             w.take_as_is(site, &to)?;
@@ -298,7 +353,10 @@ impl World {
     fn take_as_is(&mut self, site: &Site, on: &Target) -> Result<(), Dead> {
         let fs = self.fs(site)?;
         let size = self.ok(fs.getattr(on.ino))?.size;
-        let own = Own { data: Arc::new(self.ok(fs.read(on.ino, 0, size as u32))?.to_vec()), ..self.newest(site, on.id).clone() };
+        let own = Own {
+            data: Arc::new(self.ok(fs.read(on.ino, 0, size as u32))?.to_vec()),
+            ..self.newest(site, on.id).clone()
+        };
         self.change(site, on, "part of a copy".into(), Ok(own), Vec::new(), |_| Ok(())).map(drop)
     }
 
@@ -314,17 +372,30 @@ impl World {
 pub fn read(w: &mut World, site: &Site) -> Result<(), Dead> {
     let tree = w.tree(site);
     let Some(on) = w.target(site, &tree, |_| true)? else { return Ok(()) };
-    for name in
-        ["Fs::getattr", "Fs::read", "Fs::read_into", "Fs::readlink", "Fs::seek", "Fs::listxattr", "Fs::getxattr", "Fs::statfs"]
-    {
+    for name in [
+        "Fs::getattr",
+        "Fs::read",
+        "Fs::read_into",
+        "Fs::readlink",
+        "Fs::seek",
+        "Fs::listxattr",
+        "Fs::getxattr",
+        "Fs::statfs",
+    ] {
         w.call(&[name]);
     }
     let (fs, what) = (w.fs(site)?, w.what());
     let all = || -> kvfs::Result<()> {
         let own = on.node.now();
         let attr = fs.getattr(on.ino)?;
-        assert_eq!((attr.kind, attr.perm, (attr.uid, attr.gid)), (on.node.kind, own.perm, own.owner), "{what}: {}", on.id);
-        let names: Vec<u8> = own.xattrs.keys().flat_map(|name| [name, &b"\0"[..]].concat()).collect();
+        assert_eq!(
+            (attr.kind, attr.perm, (attr.uid, attr.gid)),
+            (on.node.kind, own.perm, own.owner),
+            "{what}: {}",
+            on.id
+        );
+        let names: Vec<u8> =
+            own.xattrs.keys().flat_map(|name| [name, &b"\0"[..]].concat()).collect();
         assert_eq!(fs.listxattr(on.ino)?, names, "{what}: {}", on.id);
         for (name, value) in &own.xattrs {
             assert_eq!(fs.getxattr(on.ino, name)?, *value, "{what}: {}", on.id);
@@ -369,7 +440,12 @@ pub fn read(w: &mut World, site: &Site) -> Result<(), Dead> {
             }
         };
         match found {
-            Ok(found) => assert!(found[..] == data[at.min(data.len())..(at + len).min(data.len())], "{}: {}", w.what(), on.id),
+            Ok(found) => assert!(
+                found[..] == data[at.min(data.len())..(at + len).min(data.len())],
+                "{}: {}",
+                w.what(),
+                on.id
+            ),
             Err(e) => return w.judge(site, e, "read", &[]),
         }
     }
@@ -387,7 +463,10 @@ fn holes(fs: &Fs, ino: Ino, data: &[u8], what: &str) -> kvfs::Result<()> {
             Err(e) if e.errno() == libc::ENXIO => data.len() as u64,
             Err(e) => return Err(e),
         };
-        assert!(data[at as usize..from as usize].iter().all(|b| *b == 0), "{what}: a hole from {at} to {from} has data");
+        assert!(
+            data[at as usize..from as usize].iter().all(|b| *b == 0),
+            "{what}: a hole from {at} to {from} has data"
+        );
         if from >= data.len() as u64 {
             return Ok(());
         }
@@ -424,7 +503,10 @@ pub fn attributes(w: &mut World, site: &Site) -> Result<(), Dead> {
         own.perm = perm;
     }
     if w.random.one_in(4) {
-        let time = Timestamp { secs: w.random.below(1 << 33) as i64 - (1 << 32), nanos: w.random.below(1_000_000_000) as u32 };
+        let time = Timestamp {
+            secs: w.random.below(1 << 33) as i64 - (1 << 32),
+            nanos: w.random.below(1_000_000_000) as u32,
+        };
         let to_now = w.random.one_in(3);
         set.mtime = Some(if to_now { TimeSet::Now } else { TimeSet::At(time) });
         set.atime = w.random.one_in(2).then_some(TimeSet::At(time));
@@ -438,7 +520,9 @@ pub fn attributes(w: &mut World, site: &Site) -> Result<(), Dead> {
     let ino = on.ino;
     w.call(&["Fs::setattr"]);
     let (perm, owner, size) = (own.perm, own.owner, own.data.len());
-    let set_to = w.change(site, &on, format!("setattr {set:?}"), Ok(own), Vec::new(), |fs| fs.setattr(ino, &set, USER))?;
+    let set_to = w.change(site, &on, format!("setattr {set:?}"), Ok(own), Vec::new(), |fs| {
+        fs.setattr(ino, &set, USER)
+    })?;
     if let Some(attr) = set_to {
         assert_eq!((attr.ino, attr.perm, (attr.uid, attr.gid)), (ino, perm, owner), "{}", w.what());
         assert!(on.node.kind != FileKind::File || attr.size == size as u64, "{}", w.what());
@@ -449,9 +533,21 @@ pub fn attributes(w: &mut World, site: &Site) -> Result<(), Dead> {
 pub fn xattrs(w: &mut World, site: &Site) -> Result<(), Dead> {
     let tree = w.tree(site);
     let Some(on) = w.target(site, &tree, |_| true)? else { return Ok(()) };
-    let names: [&[u8]; 8] =
-        [b"user.a", b"user.b", b"user.c", b"trusted.t", crate::tree::CAPABILITY, b"system.posix_acl_access", b"other.x", b"user."];
-    let name = if w.random.one_in(8) { names[w.random.below(8) as usize] } else { names[w.random.below(5) as usize] };
+    let names: [&[u8]; 8] = [
+        b"user.a",
+        b"user.b",
+        b"user.c",
+        b"trusted.t",
+        crate::tree::CAPABILITY,
+        b"system.posix_acl_access",
+        b"other.x",
+        b"user.",
+    ];
+    let name = if w.random.one_in(8) {
+        names[w.random.below(8) as usize]
+    } else {
+        names[w.random.below(5) as usize]
+    };
     let wrong = match name {
         b"system.posix_acl_access" | b"other.x" => Some(libc::EOPNOTSUPP),
         b"user." => Some(libc::EINVAL),
@@ -464,12 +560,20 @@ pub fn xattrs(w: &mut World, site: &Site) -> Result<(), Dead> {
         own.xattrs.remove(name);
         let own = wrong.or((!there).then_some(libc::ENODATA)).map_or(Ok(own), Err);
         return w
-            .change(site, &on, format!("removexattr {}", name.escape_ascii()), own, Vec::new(), |fs| fs.removexattr(ino, name))
+            .change(
+                site,
+                &on,
+                format!("removexattr {}", name.escape_ascii()),
+                own,
+                Vec::new(),
+                |fs| fs.removexattr(ino, name),
+            )
             .map(drop);
     }
     let len = [0, 3, 200, 257, 600, 5000, 65_536, 65_537][w.random.below(8) as usize];
     let value = vec![w.env.random() as u8; len];
-    let flags = [XattrFlags::Any, XattrFlags::Any, XattrFlags::Create, XattrFlags::Replace][w.random.below(4) as usize];
+    let flags = [XattrFlags::Any, XattrFlags::Any, XattrFlags::Create, XattrFlags::Replace]
+        [w.random.below(4) as usize];
     own.xattrs.insert(name.to_vec(), value.clone());
     let refused = match flags {
         _ if wrong.is_some() => wrong,
@@ -479,8 +583,13 @@ pub fn xattrs(w: &mut World, site: &Site) -> Result<(), Dead> {
         _ => None,
     };
     let own = refused.map_or(Ok(own), Err);
-    w.change(site, &on, format!("setxattr {} {len} {flags:?}", name.escape_ascii()), own, Vec::new(), |fs| {
-        fs.setxattr(ino, name, &value, flags)
-    })
+    w.change(
+        site,
+        &on,
+        format!("setxattr {} {len} {flags:?}", name.escape_ascii()),
+        own,
+        Vec::new(),
+        |fs| fs.setxattr(ino, name, &value, flags),
+    )
     .map(drop)
 }

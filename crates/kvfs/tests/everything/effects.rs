@@ -36,7 +36,14 @@ impl Tree {
     }
 
     /// What is made in a directory, as it is at first.
-    pub fn newborn(&self, dir: Id, kind: FileKind, perm: u16, caller: Caller, now: Timestamp) -> Own {
+    pub fn newborn(
+        &self,
+        dir: Id,
+        kind: FileKind,
+        perm: u16,
+        caller: Caller,
+        now: Timestamp,
+    ) -> Own {
         let above = self.nodes[&dir].now();
         let is_dir = kind == FileKind::Dir;
         let inherits = above.inherits();
@@ -118,7 +125,8 @@ impl Tree {
         let mut over = Overlay::default();
         self.touch(&mut over, at.0);
         let below = |(dir, _): &&Entry| self.is_dir(top) && self.is_below(*dir, top);
-        let doomed: Vec<&Entry> = self.entries.keys().filter(|entry| *entry == at || below(entry)).collect();
+        let doomed: Vec<&Entry> =
+            self.entries.keys().filter(|entry| *entry == at || below(entry)).collect();
         for entry in &doomed {
             let id = self.entries[*entry];
             let names = doomed.iter().filter(|other| self.entries[**other] == id).count() as u32;
@@ -130,7 +138,14 @@ impl Tree {
     }
 
     /// `white`: the number of what is left at the old name, if that is asked for.
-    pub fn rename(&self, from: &Entry, to: &Entry, flags: RenameFlags, white: Id, now: Timestamp) -> Effect {
+    pub fn rename(
+        &self,
+        from: &Entry,
+        to: &Entry,
+        flags: RenameFlags,
+        white: Id,
+        now: Timestamp,
+    ) -> Effect {
         for name in [&from.1, &to.1] {
             match check_name(name) {
                 Err(libc::EEXIST) => return Err(libc::EINVAL),
@@ -161,7 +176,9 @@ impl Tree {
             match (self.is_dir(source), target_is_dir) {
                 (true, false) => return Err(libc::ENOTDIR),
                 (false, true) => return Err(libc::EISDIR),
-                (true, true) if self.children(target).next().is_some() => return Err(libc::ENOTEMPTY),
+                (true, true) if self.children(target).next().is_some() => {
+                    return Err(libc::ENOTEMPTY);
+                }
                 _ => {}
             }
         }
@@ -214,7 +231,10 @@ impl Tree {
     /// Paths at which two states are not alike.
     pub fn differing(&self, other: &Tree) -> Vec<Vec<u8>> {
         let (old, new) = (self.paths(), other.paths());
-        let group = |tree: &Tree, paths: &std::collections::BTreeMap<Vec<u8>, Id>, id: Id| -> Vec<Vec<u8>> {
+        let group = |tree: &Tree,
+                     paths: &std::collections::BTreeMap<Vec<u8>, Id>,
+                     id: Id|
+         -> Vec<Vec<u8>> {
             if tree.links(id) < 2 || tree.is_dir(id) {
                 return Vec::new();
             }

@@ -48,11 +48,22 @@ pub fn thing(fs: &Fs, ino: Ino) -> kvfs::Result<Thing> {
     };
     let names = fs.listxattr(ino)?;
     let names = names.split(|c| *c == 0).filter(|name| !name.is_empty());
-    let xattrs = names.map(|name| Ok((name.to_vec(), fs.getxattr(ino, name)?))).collect::<kvfs::Result<_>>()?;
+    let xattrs = names
+        .map(|name| Ok((name.to_vec(), fs.getxattr(ino, name)?)))
+        .collect::<kvfs::Result<_>>()?;
     let is_dir = attr.kind == FileKind::Dir;
     let mtime = if is_dir { Timestamp::default() } else { attr.mtime };
-    let own = Own { perm: attr.perm, owner: (attr.uid, attr.gid), mtime, xattrs, data: Arc::new(data) };
-    Ok(Thing { ino, kind: attr.kind, rdev: attr.rdev, nlink: attr.nlink, size: attr.size, above: 0, own })
+    let own =
+        Own { perm: attr.perm, owner: (attr.uid, attr.gid), mtime, xattrs, data: Arc::new(data) };
+    Ok(Thing {
+        ino,
+        kind: attr.kind,
+        rdev: attr.rdev,
+        nlink: attr.nlink,
+        size: attr.size,
+        above: 0,
+        own,
+    })
 }
 
 type Names = Vec<(Vec<u8>, Ino)>;
@@ -79,7 +90,9 @@ pub fn look(fs: &Fs) -> kvfs::Result<Found> {
         if it.kind == FileKind::Dir {
             let (names, above) = list(fs, ino)?;
             it.above = above;
-            let join = |name: Vec<u8>| if path.is_empty() { name } else { [&path[..], b"/", &name].concat() };
+            let join = |name: Vec<u8>| {
+                if path.is_empty() { name } else { [&path[..], b"/", &name].concat() }
+            };
             todo.extend(names.into_iter().map(|(name, ino)| (join(name), ino)));
         }
         found.things.insert(path, it);
@@ -108,32 +121,59 @@ pub fn keys_in(db: &Kvdb, branch: &str) -> kvdb::Result<BTreeMap<Key, Vec<u8>>> 
 
 fn shown(own: &Own) -> String {
     let Own { perm, owner, mtime, xattrs, data } = own;
-    let xattrs: Vec<_> = xattrs.iter().map(|(name, value)| format!("{}: {}", name.escape_ascii(), value.len())).collect();
+    let xattrs: Vec<_> = xattrs
+        .iter()
+        .map(|(name, value)| format!("{}: {}", name.escape_ascii(), value.len()))
+        .collect();
     format!("{perm:o} {owner:?} {}.{:09} {xattrs:?} {} bytes", mtime.secs, mtime.nanos, data.len())
 }
 
 /// Where two contents differ first.
 fn first_difference(a: &[u8], b: &[u8]) -> Option<usize> {
-    a.iter().zip(b).position(|(a, b)| a != b).or_else(|| (a.len() != b.len()).then(|| a.len().min(b.len())))
+    a.iter()
+        .zip(b)
+        .position(|(a, b)| a != b)
+        .or_else(|| (a.len() != b.len()).then(|| a.len().min(b.len())))
 }
 
 pub type Matched = BTreeMap<Id, (Ino, Arc<Own>)>;
 
 /// Whether this is what was found, else why not. `inos`: numbers that are known.
-pub fn is(tree: &Tree, found: &Found, how: Exactly, inos: &BTreeMap<Id, Ino>) -> Result<Matched, String> {
+pub fn is(
+    tree: &Tree,
+    found: &Found,
+    how: Exactly,
+    inos: &BTreeMap<Id, Ino>,
+) -> Result<Matched, String> {
     let paths = tree.paths();
     if !paths.keys().eq(found.things.keys()) {
-        let missing: Vec<_> =
-            paths.keys().filter(|p| !found.things.contains_key(*p)).map(|p| p.escape_ascii().to_string()).collect();
-        let more: Vec<_> = found.things.keys().filter(|p| !paths.contains_key(*p)).map(|p| p.escape_ascii().to_string()).collect();
+        let missing: Vec<_> = paths
+            .keys()
+            .filter(|p| !found.things.contains_key(*p))
+            .map(|p| p.escape_ascii().to_string())
+            .collect();
+        let more: Vec<_> = found
+            .things
+            .keys()
+            .filter(|p| !paths.contains_key(*p))
+            .map(|p| p.escape_ascii().to_string())
+            .collect();
         return Err(format!("names: {missing:?} are missing, {more:?} should not be there"));
     }
     let mut matched = Matched::new();
     for (path, id) in &paths {
         // What a commit would come to that meets a conflict need not be a file system.
-        let Some(node) = tree.nodes.get(id) else { return Err(format!("node {id} has a name and is not there")) };
+        let Some(node) = tree.nodes.get(id) else {
+            return Err(format!("node {id} has a name and is not there"));
+        };
         let it = &found.things[path];
-        let fails = |what: String| Err(format!("{:?} (node {id}, inode {}): {what}", path.escape_ascii().to_string(), it.ino));
+        let fails = |what: String| {
+            Err(format!(
+                "{:?} (node {id}, inode {}): {what}",
+                path.escape_ascii().to_string(),
+                it.ino
+            ))
+        };
         if (it.kind, it.rdev) != (node.kind, node.rdev) {
             return fails(format!("{:?}, not {:?}", it.kind, node.kind));
         }
@@ -142,8 +182,13 @@ pub fn is(tree: &Tree, found: &Found, how: Exactly, inos: &BTreeMap<Id, Ino>) ->
         }
         let loose = how == Exactly::ButForDirectories && node.is_dir();
         let (links, size) = match node.is_dir() {
-            false => (tree.links(*id), node.kind == FileKind::File || node.kind == FileKind::Symlink),
-            true => (2 + tree.children(*id).filter(|(_, child)| tree.is_dir(*child)).count() as u32, false),
+            false => {
+                (tree.links(*id), node.kind == FileKind::File || node.kind == FileKind::Symlink)
+            }
+            true => (
+                2 + tree.children(*id).filter(|(_, child)| tree.is_dir(*child)).count() as u32,
+                false,
+            ),
         };
         if it.nlink != links && !loose {
             return fails(format!("{} links, not {links}", it.nlink));
@@ -162,7 +207,11 @@ pub fn is(tree: &Tree, found: &Found, how: Exactly, inos: &BTreeMap<Id, Ino>) ->
         let Some(own) = own else {
             let at = first_difference(&node.now().data, &it.own.data);
             let others = node.possible.len() - 1;
-            return fails(format!("{}, not {}, differs at {at:?}; nor one of {others} before", shown(&it.own), shown(node.now())));
+            return fails(format!(
+                "{}, not {}, differs at {at:?}; nor one of {others} before",
+                shown(&it.own),
+                shown(node.now())
+            ));
         };
         if let Some((ino, _)) = matched.insert(*id, (it.ino, own.clone()))
             && ino != it.ino
@@ -173,9 +222,17 @@ pub fn is(tree: &Tree, found: &Found, how: Exactly, inos: &BTreeMap<Id, Ino>) ->
     for (path, id) in &paths {
         let it = &found.things[path];
         if it.kind == FileKind::Dir && how != Exactly::ButForDirectories {
-            let above = if *id == TOP { ROOT } else { tree.parent(*id).and_then(|p| matched.get(&p)).map_or(0, |(ino, _)| *ino) };
+            let above = if *id == TOP {
+                ROOT
+            } else {
+                tree.parent(*id).and_then(|p| matched.get(&p)).map_or(0, |(ino, _)| *ino)
+            };
             if it.above != above {
-                return Err(format!("{:?}: above it is {}, not {above}", path.escape_ascii().to_string(), it.above));
+                return Err(format!(
+                    "{:?}: above it is {}, not {above}",
+                    path.escape_ascii().to_string(),
+                    it.above
+                ));
             }
         }
     }
@@ -190,8 +247,10 @@ pub fn is(tree: &Tree, found: &Found, how: Exactly, inos: &BTreeMap<Id, Ino>) ->
         let differs = |k: &&Key| tree.keys.get(*k).map(|v| &**v) != found.keys.get(*k);
         let key = all.filter(differs).min();
         let len = |v: Option<usize>| v.map_or("nothing".into(), |n| format!("{n} bytes"));
-        let (is, want) =
-            (len(key.and_then(|k| found.keys.get(k)).map(Vec::len)), len(key.and_then(|k| tree.keys.get(k)).map(|v| v.len())));
+        let (is, want) = (
+            len(key.and_then(|k| found.keys.get(k)).map(Vec::len)),
+            len(key.and_then(|k| tree.keys.get(k)).map(|v| v.len())),
+        );
         return Err(format!("key {key:?}: {is}, not {want}"));
     }
     Ok(matched)

@@ -1,5 +1,6 @@
-//! The kernel's part: it holds writes back until it is asked for them, keeps what it has seen, and lists directories piece by piece. What
-//! it has seen of a view that becomes another one all at once it must be told to forget.
+//! The kernel's part: it holds writes back until it is asked for them, keeps what it has seen, and
+//! lists directories piece by piece. What it has seen of a view that becomes another one all at
+//! once it must be told to forget.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -84,7 +85,8 @@ impl World {
         drop(self.kernel.heard());
     }
 
-    /// A view has become another one: the kernel was told of all that it may have seen and is not so any more.
+    /// A view has become another one: the kernel was told of all that it may have seen and is not
+    /// so any more.
     #[track_caller]
     pub fn was_told(&self, site: &Site, number: u16, before: &Tree, after: &Tree) {
         let told = self.kernel.heard().0.remove(&number).unwrap_or_default();
@@ -104,10 +106,16 @@ impl World {
         for (id, ino) in &known {
             let (was, is) = (before.nodes.get(id), after.nodes.get(id));
             let same = match (was, is) {
-                (Some(was), Some(is)) => was.now() == is.now() && before.links(*id) == after.links(*id),
+                (Some(was), Some(is)) => {
+                    was.now() == is.now() && before.links(*id) == after.links(*id)
+                }
                 (was, is) => was.is_none() && is.is_none(),
             };
-            assert!(same || told.inodes.contains(ino), "{}: nobody was told of node {id}, inode {ino}", self.what());
+            assert!(
+                same || told.inodes.contains(ino),
+                "{}: nobody was told of node {id}, inode {ino}",
+                self.what()
+            );
         }
     }
 
@@ -115,7 +123,11 @@ impl World {
     #[track_caller]
     pub fn was_told_of_end(&self, number: u16) {
         let mut told = self.kernel.told.lock().expect("no one has panicked");
-        assert!(told.1.remove(&number), "{}: nobody was told of the end of view {number}", self.what());
+        assert!(
+            told.1.remove(&number),
+            "{}: nobody was told of the end of view {number}",
+            self.what()
+        );
     }
 }
 
@@ -136,7 +148,9 @@ impl World {
 /// A program has written, and the kernel holds it back; something is done that must have it.
 pub fn held_write(w: &mut World, site: &Site) -> Result<(), Dead> {
     // What cannot be handed over stands in the way.
-    let possible = w.lost.is_empty() && !w.limited && !w.open.iter().any(|open| open.isolation == kvdb::Isolation::Serializable);
+    let possible = w.lost.is_empty()
+        && !w.limited
+        && !w.open.iter().any(|open| open.isolation == kvdb::Isolation::Serializable);
     let read_only = matches!(site, Site::Transaction(label) if !w.running(label).checks);
     let tree = w.tree(site);
     let files = tree.all(|kind| kind == kvfs::FileKind::File);
@@ -195,8 +209,12 @@ pub fn list(w: &mut World, site: &Site) -> Result<(), Dead> {
         Site::Branch(name) => !w.history.newest().branches.contains_key(name),
     };
     // Who lists a directory has it open.
-    let is_open = |w: &World, site: &Site, dir: Id| dir == TOP || w.references.contains_key(&(site.clone(), dir));
-    let goes_on = |w: &World, l: &Listing| !gone(w, l) && w.tree(&l.site).is_dir(l.dir) && is_open(w, &l.site, l.dir);
+    let is_open = |w: &World, site: &Site, dir: Id| {
+        dir == TOP || w.references.contains_key(&(site.clone(), dir))
+    };
+    let goes_on = |w: &World, l: &Listing| {
+        !gone(w, l) && w.tree(&l.site).is_dir(l.dir) && is_open(w, &l.site, l.dir)
+    };
     let mut listing = match w.listing.take() {
         Some(listing) if goes_on(w, &listing) => listing,
         _ => {
@@ -229,12 +247,14 @@ pub fn list(w: &mut World, site: &Site) -> Result<(), Dead> {
     }
     let tree = w.tree(&site);
     if w.exactly(&site) == Exactly::ButForDirectories {
-        // A serializable transaction reads what is committed now: what it has not looked at yet others may have taken away.
+        // A serializable transaction reads what is committed now: what it has not looked at yet
+        // others may have taken away.
         w.listing = Some(listing);
         w.listing_lost(&site, &tree);
         listing = w.listing.take().expect("it was put there");
     }
-    for (name, child, attr) in found.into_iter().filter(|(name, ..)| name != b"." && name != b"..") {
+    for (name, child, attr) in found.into_iter().filter(|(name, ..)| name != b"." && name != b"..")
+    {
         let id = tree.entries.get(&(listing.dir, name.clone())).copied();
         let id = id.unwrap_or_else(|| panic!("{}: {} is not there", w.what(), name.escape_ascii()));
         match w.inos.get(&id) {
@@ -259,7 +279,14 @@ pub fn list(w: &mut World, site: &Site) -> Result<(), Dead> {
     }
     for name in listing.there.keys() {
         let times = listing.seen.iter().filter(|seen| *seen == name).count();
-        assert_eq!(times, 1, "{}: {} in the listing of {}", w.what(), name.escape_ascii(), listing.dir);
+        assert_eq!(
+            times,
+            1,
+            "{}: {} in the listing of {}",
+            w.what(),
+            name.escape_ascii(),
+            listing.dir
+        );
     }
     Ok(())
 }

@@ -1,10 +1,12 @@
-//! One history with everything in it: random operations of every kind on one file system, its views and its keys, in one thread, with
-//! power cuts, closes and reopenings in between. An oracle checks every answer, and everything after each recovery: what was certain
-//! is there, and what is there is a state that was after one of the steps, in which a file may lack what still waited in memory. A public
-//! operation that occurs in no history fails a test.
+//! One history with everything in it: random operations of every kind on one file system, its views
+//! and its keys, in one thread, with power cuts, closes and reopenings in between. An oracle checks
+//! every answer, and everything after each recovery: what was certain is there, and what is there
+//! is a state that was after one of the steps, in which a file may lack what still waited in
+//! memory. A public operation that occurs in no history fails a test.
 //!
-//! `KVFS_SEEDS=n` runs n seeds instead of the usual few, from `KVFS_SEED_BASE` on; `KVFS_SEED=n` runs one, of which
-//! `KVFS_STEPS` gives the steps that are run (see `steps.rs`), `KVFS_EACH=1` compares everything after each step, `KVFS_WHOLE=1` prints the whole history of one that fails.
+//! `KVFS_SEEDS=n` runs n seeds instead of the usual few, from `KVFS_SEED_BASE` on; `KVFS_SEED=n`
+//! runs one, of which `KVFS_STEPS` gives the steps that are run (see `steps.rs`), `KVFS_EACH=1`
+//! compares everything after each step, `KVFS_WHOLE=1` prints the whole history of one that fails.
 
 mod branches;
 mod content;
@@ -166,7 +168,11 @@ fn live(w: &mut World, range: Range<u64>, steps: &Steps) -> Result<(), Dead> {
     Ok(())
 }
 
-fn open(device: Arc<CrashDevice>, env: &Arc<Simulated>, random: &mut Random) -> kvfs::Result<(Kvdb, Views)> {
+fn open(
+    device: Arc<CrashDevice>,
+    env: &Arc<Simulated>,
+    random: &mut Random,
+) -> kvfs::Result<(Kvdb, Views)> {
     let (options, files) = (store_options(random), file_options(random));
     let (db, _) = Kvdb::open(device, env.clone(), options)?;
     let fs = Fs::open(db.clone(), env.clone(), files)?;
@@ -177,7 +183,8 @@ fn open(device: Arc<CrashDevice>, env: &Arc<Simulated>, random: &mut Random) -> 
 fn close(w: &mut World) {
     w.note("close".into());
     w.call(&["Fs::shutdown", "Views::shutdown"]);
-    let open: Vec<String> = w.open.iter().filter(|open| !open.durable).map(|open| open.label.clone()).collect();
+    let open: Vec<String> =
+        w.open.iter().filter(|open| !open.durable).map(|open| open.label.clone()).collect();
     for label in open {
         // Locks would keep files from being committed.
         let id = w.running(&label).id;
@@ -198,7 +205,8 @@ fn close(w: &mut World) {
 
 /// As by the ioctl: nothing goes on, and what was asked for is on disk.
 fn go_down(w: &mut World) {
-    let how = [GoingDown::Synced, GoingDown::Committed, GoingDown::AsItIs][w.random.below(3) as usize];
+    let how =
+        [GoingDown::Synced, GoingDown::Committed, GoingDown::AsItIs][w.random.below(3) as usize];
     w.note(format!("going down {how:?}"));
     w.call(&["Views::go_down", "Views::is_down"]);
     let locked = w.views.takes_locks();
@@ -218,8 +226,12 @@ fn go_down(w: &mut World) {
         for open in &mut w.open {
             open.over.settle();
         }
-        let kept: Vec<(String, Arc<Overlay>)> =
-            w.open.iter().filter(|open| open.durable).map(|open| (open.label.clone(), Arc::new(open.over.clone()))).collect();
+        let kept: Vec<(String, Arc<Overlay>)> = w
+            .open
+            .iter()
+            .filter(|open| open.durable)
+            .map(|open| (open.label.clone(), Arc::new(open.over.clone())))
+            .collect();
         w.history.attempt(|s| s.durable.extend(kept));
         let branches: Vec<String> = w.history.newest().branches.keys().cloned().collect();
         branches.iter().for_each(|branch| w.settle(branch));
@@ -239,9 +251,11 @@ fn run(seed: u64, steps: &Steps) -> (BTreeSet<&'static str>, u64) {
     let create = CreateOptions { open: store_options(&mut random), capacity, reserve_zones };
     let db = Kvdb::create(device.clone(), env.clone(), create).expect("memory does not fail");
     db.create_dictionary("user", DictionaryOptions::default()).expect("made");
-    let fs = Fs::open(db.clone(), env.clone(), file_options(&mut random)).expect("memory does not fail");
+    let fs =
+        Fs::open(db.clone(), env.clone(), file_options(&mut random)).expect("memory does not fail");
     let views = Views::new(db.clone(), fs);
-    let first = State { branches: [(String::new(), Arc::new(Tree::new()))].into(), ..State::default() };
+    let first =
+        State { branches: [(String::new(), Arc::new(Tree::new()))].into(), ..State::default() };
     let mut w = World {
         seed,
         step: 0,
@@ -305,7 +319,11 @@ fn run(seed: u64, steps: &Steps) -> (BTreeSet<&'static str>, u64) {
             drop(open(device.clone(), &env, &mut w.random));
             image = device.crash(seed ^ life);
         }
-        let bare = Kvdb::open(Arc::new(CrashDevice::over(image.clone())), env.clone(), store_options(&mut w.random));
+        let bare = Kvdb::open(
+            Arc::new(CrashDevice::over(image.clone())),
+            env.clone(),
+            store_options(&mut w.random),
+        );
         let (bare, _) = bare.unwrap_or_else(|e| panic!("{}: {e}", w.what()));
         let report = kvfs::verify(&bare).unwrap_or_else(|e| panic!("{}: {e}", w.what()));
         assert!(report.is_clean(), "{}: {:?}", w.what(), report.findings);
@@ -337,8 +355,9 @@ fn reopened(w: &mut World) {
         }
     });
     reasons.truncate(20);
-    let (state, numbers) =
-        matched.unwrap_or_else(|| panic!("{}: none of {n} possible states, the newest first: {reasons:#?}", w.what()));
+    let (state, numbers) = matched.unwrap_or_else(|| {
+        panic!("{}: none of {n} possible states, the newest first: {reasons:#?}", w.what())
+    });
     w.history = History::new(state);
     w.inos.extend(numbers);
     // What a kernel held back is gone with it.
@@ -369,7 +388,8 @@ fn a_file_system_does_everything_that_it_says() {
     let started = Instant::now();
     let (mut called, mut full) = (BTreeSet::new(), 0);
     for seed in base..base + seeds {
-        let (also, refused) = steps::run(seed, "cargo test -p kvfs --test everything", |steps| run(seed, steps));
+        let (also, refused) =
+            steps::run(seed, "cargo test -p kvfs --test everything", |steps| run(seed, steps));
         called.extend(also);
         full += refused;
     }
@@ -384,7 +404,8 @@ fn a_file_system_does_everything_that_it_says() {
         assert!(full >= seeds, "only {full} times was a store full");
         let mut wanted = coverage::public_operations(&TYPES);
         wanted.extend(FUNCTIONS.map(String::from));
-        let missing: Vec<_> = wanted.into_iter().filter(|name| !called.contains(name.as_str())).collect();
+        let missing: Vec<_> =
+            wanted.into_iter().filter(|name| !called.contains(name.as_str())).collect();
         assert!(missing.is_empty(), "in no history: {missing:?}");
     }
 }

@@ -58,7 +58,8 @@ pub fn make(w: &mut World, site: &Site) -> Result<(), Dead> {
     let kind = match w.random.below(20) {
         0..=4 => FileKind::Dir,
         5 | 6 => FileKind::Symlink,
-        7 => [FileKind::Fifo, FileKind::Socket, FileKind::CharDevice, FileKind::BlockDevice][w.random.below(4) as usize],
+        7 => [FileKind::Fifo, FileKind::Socket, FileKind::CharDevice, FileKind::BlockDevice]
+            [w.random.below(4) as usize],
         _ => FileKind::File,
     };
     let rdev = if matches!(kind, FileKind::CharDevice | FileKind::BlockDevice) { 259 } else { 0 };
@@ -72,18 +73,26 @@ pub fn make(w: &mut World, site: &Site) -> Result<(), Dead> {
             2 => vec![b't'; 4095],
             _ => vec![b't'; 1 + w.random.below(300) as usize],
         };
-        wrong = [(target.is_empty(), libc::ENOENT), (target.len() > 4095, libc::ENAMETOOLONG)].iter().find(|w| w.0).map(|w| w.1);
+        wrong = [(target.is_empty(), libc::ENOENT), (target.len() > 4095, libc::ENAMETOOLONG)]
+            .iter()
+            .find(|w| w.0)
+            .map(|w| w.1);
         own = Own { perm: 0o777, data: target.into(), ..own };
     }
     let Some(dir) = w.ino(site, at.0)? else { return Ok(()) };
     w.call(&["Fs::mkdir", "Fs::symlink", "Fs::mknod"]);
     let target = own.data.clone();
     let effect = wrong.map_or_else(|| tree.make(&at, id, Node::new(kind, rdev, own)), Err);
-    let made = w.act(site, format!("make {kind:?} {id} {}/{}", at.0, at.1.escape_ascii()), effect, |fs| match kind {
-        FileKind::Dir => fs.mkdir(dir, &at.1, perm, who),
-        FileKind::Symlink => fs.symlink(dir, &at.1, &target, who),
-        kind => fs.mknod(dir, &at.1, kind, perm, 259, who),
-    })?;
+    let made = w.act(
+        site,
+        format!("make {kind:?} {id} {}/{}", at.0, at.1.escape_ascii()),
+        effect,
+        |fs| match kind {
+            FileKind::Dir => fs.mkdir(dir, &at.1, perm, who),
+            FileKind::Symlink => fs.symlink(dir, &at.1, &target, who),
+            kind => fs.mknod(dir, &at.1, kind, perm, 259, who),
+        },
+    )?;
     if let Some(attr) = made {
         w.is_new(site, id, attr.ino);
         w.refer(site, id);
@@ -109,7 +118,9 @@ pub fn make_whole(w: &mut World, site: &Site) -> Result<(), Dead> {
     for _ in 0..1 + w.random.below(4) {
         let at = w.somewhere(&tree);
         let Some(parent) = w.ino(site, at.0)? else { return Ok(()) };
-        let kind = [FileKind::File, FileKind::File, FileKind::File, FileKind::Symlink, FileKind::Fifo][w.random.below(5) as usize];
+        let kind =
+            [FileKind::File, FileKind::File, FileKind::File, FileKind::Symlink, FileKind::Fifo]
+                [w.random.below(5) as usize];
         let len = match kind {
             FileKind::File => [0, 300, 512, 513, 4096, 9000, 50_000][w.random.below(7) as usize],
             FileKind::Symlink => 1 + w.random.below(300),
@@ -120,10 +131,14 @@ pub fn make_whole(w: &mut World, site: &Site) -> Result<(), Dead> {
             w.random.fill(&mut content);
         }
         let mtime = kvfs::Timestamp { secs: w.random.below(1 << 32) as i64, nanos: 7 };
-        let (perm, uid, gid) =
-            ([0o644, 0o4755, 0o600][w.random.below(3) as usize], w.random.below(3) as u32, w.random.below(3) as u32);
+        let (perm, uid, gid) = (
+            [0o644, 0o4755, 0o600][w.random.below(3) as usize],
+            w.random.below(3) as u32,
+            w.random.below(3) as u32,
+        );
         w.fresh += 1;
-        let own = Own { perm, owner: (uid, gid), mtime, data: content.clone().into(), ..Own::default() };
+        let own =
+            Own { perm, owner: (uid, gid), mtime, data: content.clone().into(), ..Own::default() };
         match tree.with(&over).make(&at, w.fresh, Node::new(kind, 0, own)) {
             Ok(one) => over.add(&one),
             Err(e) if check_name(&at.1).is_err() => wrong = wrong.or(Some(e)),
@@ -131,7 +146,18 @@ pub fn make_whole(w: &mut World, site: &Site) -> Result<(), Dead> {
         }
         ids.push(w.fresh);
         let name = at.1.clone().into();
-        all.push(kvfs::Whole { parent, name, kind, perm, uid, gid, rdev: 0, atime: mtime, mtime, content: content.into() });
+        all.push(kvfs::Whole {
+            parent,
+            name,
+            kind,
+            perm,
+            uid,
+            gid,
+            rdev: 0,
+            atime: mtime,
+            mtime,
+            content: content.into(),
+        });
     }
     let effect = match wrong {
         Some(e) => Err(e),
@@ -188,7 +214,10 @@ pub fn link(w: &mut World, site: &Site) -> Result<(), Dead> {
     let (Some(ino), Some(dir)) = (w.ino(site, id)?, w.ino(site, at.0)?) else { return Ok(()) };
     let effect = tree.link(id, &at, node);
     w.call(&["Fs::link"]);
-    let linked = w.act(site, format!("link {id} {}/{}", at.0, at.1.escape_ascii()), effect, |fs| fs.link(ino, dir, &at.1))?;
+    let linked =
+        w.act(site, format!("link {id} {}/{}", at.0, at.1.escape_ascii()), effect, |fs| {
+            fs.link(ino, dir, &at.1)
+        })?;
     if let Some(attr) = linked {
         w.refer(site, id);
         assert_eq!((attr.ino, attr.nlink), (ino, w.tree(site).links(id)), "{}", w.what());
@@ -217,7 +246,11 @@ pub fn remove(w: &mut World, site: &Site) -> Result<(), Dead> {
 /// A directory with all that is in it, call by call, as programs do it.
 pub fn remove_tree(w: &mut World, site: &Site) -> Result<(), Dead> {
     let tree = w.tree(site);
-    let dirs: Vec<Id> = tree.all(|kind| kind == FileKind::Dir).into_iter().filter(|id| *id != crate::tree::TOP).collect();
+    let dirs: Vec<Id> = tree
+        .all(|kind| kind == FileKind::Dir)
+        .into_iter()
+        .filter(|id| *id != crate::tree::TOP)
+        .collect();
     let Some(dir) = w.pick(&dirs) else { return Ok(()) };
     let below = |id: Id| tree.is_below(id, dir);
     let mut doomed: Vec<(usize, Entry)> = tree
@@ -226,7 +259,8 @@ pub fn remove_tree(w: &mut World, site: &Site) -> Result<(), Dead> {
         .filter(|((parent, _), id)| below(*parent) || **id == dir)
         .map(|(at, id)| {
             (
-                tree.path(if tree.is_dir(*id) { *id } else { at.0 }).map_or(0, |p| p.len() + 1 - usize::from(tree.is_dir(*id))),
+                tree.path(if tree.is_dir(*id) { *id } else { at.0 })
+                    .map_or(0, |p| p.len() + 1 - usize::from(tree.is_dir(*id))),
                 at.clone(),
             )
         })
@@ -260,8 +294,13 @@ pub fn remove_at_once(w: &mut World, site: &Site) -> Result<(), Dead> {
         w.call(&["Fs::remove_tree", "Views::has_changed"]);
         w.act(site, what, effect, |fs| fs.remove_tree(dir, &at.1))?;
         // Nothing else changes by it.
-        if !matches!(site, Site::Transaction(label) if !w.open.iter().any(|open| open.label == *label)) {
-            w.ok(w.views.has_changed(&w.view_of(site), vec![(dir, at.1.clone().into())], vec![dir]))?;
+        if !matches!(site, Site::Transaction(label) if !w.open.iter().any(|open| open.label == *label))
+        {
+            w.ok(w.views.has_changed(
+                &w.view_of(site),
+                vec![(dir, at.1.clone().into())],
+                vec![dir],
+            ))?;
         }
     } else {
         let view = w.view_of(site);
@@ -286,15 +325,25 @@ pub fn rename(w: &mut World, site: &Site) -> Result<(), Dead> {
         1 | 2 => RenameFlags { exchange: true, ..RenameFlags::default() },
         3 => RenameFlags { whiteout: true, ..RenameFlags::default() },
         4 => RenameFlags { no_replace: true, whiteout: true, ..RenameFlags::default() },
-        5 if w.random.one_in(4) => RenameFlags { exchange: true, no_replace: true, whiteout: false },
+        5 if w.random.one_in(4) => {
+            RenameFlags { exchange: true, no_replace: true, whiteout: false }
+        }
         _ => RenameFlags::default(),
     };
     w.fresh += 1;
     let white = w.fresh;
     let effect = tree.rename(&from, &to, flags, white, now);
-    let (Some(dir), Some(new_dir)) = (w.ino(site, from.0)?, w.ino(site, to.0)?) else { return Ok(()) };
+    let (Some(dir), Some(new_dir)) = (w.ino(site, from.0)?, w.ino(site, to.0)?) else {
+        return Ok(());
+    };
     w.call(&["Fs::rename"]);
-    let what = format!("rename {}/{} {}/{} {flags:?}", from.0, from.1.escape_ascii(), to.0, to.1.escape_ascii());
+    let what = format!(
+        "rename {}/{} {}/{} {flags:?}",
+        from.0,
+        from.1.escape_ascii(),
+        to.0,
+        to.1.escape_ascii()
+    );
     w.act(site, what, effect, |fs| fs.rename(dir, &from.1, new_dir, &to.1, flags)).map(drop)
 }
 
@@ -359,13 +408,22 @@ pub fn walk(w: &mut World, site: &Site) -> Result<(), Dead> {
         // In the order of the names, those below a name behind it and before the next.
         let below: Vec<_> = tree.children(id).map(|(name, child)| (name.clone(), child)).collect();
         if tree.is_dir(id) {
-            let join = |name: Vec<u8>| if path.is_empty() { name } else { [&path[..], b"/", &name].concat() };
+            let join = |name: Vec<u8>| {
+                if path.is_empty() { name } else { [&path[..], b"/", &name].concat() }
+            };
             todo.extend(below.into_iter().rev().map(|(name, child)| (join(name), child)));
         }
         wanted.push((path, id));
     }
-    let paths = |all: &[(Vec<u8>, kvfs::Attr)]| all.iter().map(|(path, _)| path.clone()).collect::<Vec<_>>();
-    assert_eq!(paths(&found), wanted.iter().map(|(path, _)| path.clone()).collect::<Vec<_>>(), "{}", w.what());
+    let paths = |all: &[(Vec<u8>, kvfs::Attr)]| {
+        all.iter().map(|(path, _)| path.clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        paths(&found),
+        wanted.iter().map(|(path, _)| path.clone()).collect::<Vec<_>>(),
+        "{}",
+        w.what()
+    );
     let locks = w.views.takes_locks();
     for ((path, attr), (_, id)) in found.iter().zip(&wanted) {
         let (node, own) = (&tree.nodes[id], tree.nodes[id].now());
@@ -373,14 +431,19 @@ pub fn walk(w: &mut World, site: &Site) -> Result<(), Dead> {
         assert_eq!(attr.kind, node.kind, "{what}");
         // What is locked may wait, and what is dirty in a full store.
         if node.kind == FileKind::File && !locks && !w.limited && w.lost.is_empty() {
-            assert_eq!((attr.size, attr.perm, (attr.uid, attr.gid)), (own.data.len() as u64, own.perm, own.owner), "{what}");
+            assert_eq!(
+                (attr.size, attr.perm, (attr.uid, attr.gid)),
+                (own.data.len() as u64, own.perm, own.owner),
+                "{what}"
+            );
             assert_eq!(attr.nlink, tree.links(*id), "{what}");
         }
     }
     Ok(())
 }
 
-// --- references -----------------------------------------------------------------------------------------------------
+// --- references
+// -----------------------------------------------------------------------------------------------------
 
 impl World {
     /// The kernel gives references back.
@@ -412,7 +475,8 @@ impl World {
 
 /// Opens something, or closes what is open.
 pub fn handles(w: &mut World, site: &Site) -> Result<(), Dead> {
-    let mine: Vec<(Id, u64)> = w.references.iter().filter(|((s, _), _)| s == site).map(|((_, id), n)| (*id, *n)).collect();
+    let mine: Vec<(Id, u64)> =
+        w.references.iter().filter(|((s, _), _)| s == site).map(|((_, id), n)| (*id, *n)).collect();
     if let Some((id, count)) = w.pick(&mine)
         && w.random.one_in(2)
     {
@@ -454,7 +518,8 @@ pub fn handles(w: &mut World, site: &Site) -> Result<(), Dead> {
     }
     let mut referenced = fs.referenced();
     referenced.sort_unstable();
-    let mut wanted: Vec<Ino> = w.references.keys().filter(|(s, _)| s == site).map(|(_, id)| w.inos[id]).collect();
+    let mut wanted: Vec<Ino> =
+        w.references.keys().filter(|(s, _)| s == site).map(|(_, id)| w.inos[id]).collect();
     wanted.sort_unstable();
     assert_eq!(referenced, wanted, "{}: what the kernel refers to", w.what());
     Ok(())

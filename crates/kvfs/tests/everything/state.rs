@@ -1,4 +1,5 @@
-//! All that a store holds: branches, snapshots, durable transactions; and what of it is found when the power comes back.
+//! All that a store holds: branches, snapshots, durable transactions; and what of it is found when
+//! the power comes back.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -58,7 +59,11 @@ fn same<A, B>(what: &str, a: &BTreeMap<String, A>, b: &BTreeMap<String, B>) -> R
     if a.keys().eq(b.keys()) {
         return Ok(());
     }
-    Err(format!("{what}: {:?} there, not {:?}", b.keys().collect::<Vec<_>>(), a.keys().collect::<Vec<_>>()))
+    Err(format!(
+        "{what}: {:?} there, not {:?}",
+        b.keys().collect::<Vec<_>>(),
+        a.keys().collect::<Vec<_>>()
+    ))
 }
 
 /// A tree of which nothing waits: it is as it was found.
@@ -73,7 +78,8 @@ fn collapse(tree: &Tree, matched: &Matched) -> Tree {
 }
 
 impl State {
-    /// Whether this is what was found: then exactly so, with the numbers that were not known. Else why not.
+    /// Whether this is what was found: then exactly so, with the numbers that were not known. Else
+    /// why not.
     pub fn matches(
         &self,
         found: &FoundState,
@@ -86,12 +92,15 @@ impl State {
         let (mut state, mut numbers) = (self.clone(), BTreeMap::new());
         let mut note = |matched: &Matched| {
             matched.iter().try_for_each(|(id, (ino, _))| match numbers.insert(*id, *ino) {
-                Some(other) if other != *ino => Err(format!("node {id} is inode {ino} here and {other} there")),
+                Some(other) if other != *ino => {
+                    Err(format!("node {id} is inode {ino} here and {other} there"))
+                }
                 _ => Ok(()),
             })
         };
         for (name, tree) in &mut state.branches {
-            let matched = is(tree, &found.branches[name], how, inos).map_err(|e| format!("branch {name:?}: {e}"))?;
+            let matched = is(tree, &found.branches[name], how, inos)
+                .map_err(|e| format!("branch {name:?}: {e}"))?;
             note(&matched)?;
             *tree = Arc::new(collapse(tree, &matched));
         }
@@ -100,7 +109,8 @@ impl State {
             if of != branch {
                 return Err(format!("snapshot {name}: of {of:?}, not {branch:?}"));
             }
-            let matched = is(tree, found, how, inos).map_err(|e| format!("snapshot {name}: {e}"))?;
+            let matched =
+                is(tree, found, how, inos).map_err(|e| format!("snapshot {name}: {e}"))?;
             note(&matched)?;
             *tree = Arc::new(collapse(tree, &matched));
         }
@@ -110,7 +120,8 @@ impl State {
         same("durable transactions", &self.durable, &found.durable)?;
         for (label, over) in &mut state.durable {
             let tree = bases[label].with(over);
-            let matched = is(&tree, &found.durable[label].1, how, inos).map_err(|e| format!("transaction {label}: {e}"))?;
+            let matched = is(&tree, &found.durable[label].1, how, inos)
+                .map_err(|e| format!("transaction {label}: {e}"))?;
             note(&matched)?;
             let tree = collapse(&tree, &matched);
             let over = Arc::make_mut(over);

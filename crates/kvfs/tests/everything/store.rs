@@ -17,7 +17,11 @@ impl World {
     fn dictionary(&mut self, site: &Site) -> Option<(String, DictionaryId)> {
         let branch = self.branch_of(site);
         let there = DICTIONARIES.iter().filter_map(|name| {
-            let id = if branch.is_empty() { self.db.dictionary(name) } else { self.db.dictionary_in(&branch, name) };
+            let id = if branch.is_empty() {
+                self.db.dictionary(name)
+            } else {
+                self.db.dictionary_in(&branch, name)
+            };
             id.map(|id| (name.to_string(), id))
         });
         let there: Vec<_> = there.collect();
@@ -77,7 +81,9 @@ pub fn keys(w: &mut World, site: &Site) -> Result<(), Dead> {
     let durability = if synced { Durability::Synced } else { Durability::Buffered };
     let scope = match site {
         Site::Branch(_) => Scope::Mainline(w.db.clone()),
-        Site::Transaction(label) => Scope::Transaction(w.ok(w.views.transaction(w.running(label).id))?),
+        Site::Transaction(label) => {
+            Scope::Transaction(w.ok(w.views.transaction(w.running(label).id))?)
+        }
     };
     let blind = matches!(site, Site::Transaction(label) if !w.running(label).checks);
     if blind {
@@ -89,8 +95,9 @@ pub fn keys(w: &mut World, site: &Site) -> Result<(), Dead> {
         w.running_mut(label).over.add(&over);
         return Ok(());
     }
-    let done =
-        w.act(site, format!("keys {:?}", over.keys.keys()), Ok(over), |_| Ok(kvdb::at_once(|| scope.commit(batch, durability))?))?;
+    let done = w.act(site, format!("keys {:?}", over.keys.keys()), Ok(over), |_| {
+        Ok(kvdb::at_once(|| scope.commit(batch, durability))?)
+    })?;
     if done.is_some() && synced && matches!(site, Site::Branch(_)) {
         w.history.certain();
     }
@@ -99,18 +106,22 @@ pub fn keys(w: &mut World, site: &Site) -> Result<(), Dead> {
 
 /// Keys in order, past the journal.
 pub fn ingest(w: &mut World) -> Result<(), Dead> {
-    let clones = Site::Branch(w.history.newest().branches.keys().next_back().cloned().unwrap_or_default());
+    let clones =
+        Site::Branch(w.history.newest().branches.keys().next_back().cloned().unwrap_or_default());
     let site = if w.random.one_in(3) { clones } else { mainline() };
     let Some((dict, id)) = w.dictionary(&site) else { return Ok(()) };
     let from = w.random.below(60);
-    let tuples: Vec<(Vec<u8>, Arc<Vec<u8>>)> =
-        (from..from + 1 + w.random.below(30)).map(|n| (format!("key{n:02}").into_bytes(), w.value())).collect();
+    let tuples: Vec<(Vec<u8>, Arc<Vec<u8>>)> = (from..from + 1 + w.random.below(30))
+        .map(|n| (format!("key{n:02}").into_bytes(), w.value()))
+        .collect();
     let keys = tuples.iter().map(|(k, v)| ((dict.clone(), k.clone()), Some(v.clone()))).collect();
     let over = Overlay { keys, ..Overlay::default() };
     let db = w.db.clone();
     w.call(&["Kvdb::ingest"]);
     let tuples = tuples.into_iter().map(|(k, v)| (k, v.to_vec()));
-    let done = w.act(&site, format!("ingest {from}.."), Ok(over), |_| Ok(kvdb::at_once(|| db.ingest(id, tuples)).map(drop)?))?;
+    let done = w.act(&site, format!("ingest {from}.."), Ok(over), |_| {
+        Ok(kvdb::at_once(|| db.ingest(id, tuples)).map(drop)?)
+    })?;
     if done.is_some() {
         w.history.certain();
     }
@@ -228,7 +239,8 @@ fn fsync(w: &mut World, site: &Site) -> Result<(), Dead> {
     if read_only {
         return Ok(());
     }
-    let over = Overlay { nodes: [(id, Some(Arc::new(node.settled())))].into(), ..Overlay::default() };
+    let over =
+        Overlay { nodes: [(id, Some(Arc::new(node.settled())))].into(), ..Overlay::default() };
     match site {
         Site::Branch(branch) => {
             let next = Arc::new(w.tree(site).with(&over));
@@ -299,7 +311,8 @@ pub fn maintenance(w: &mut World) -> Result<(), Dead> {
         1 => w.db.compact(id),
         2 => w.db.compact_range(id, b"a".to_vec()..b"zz".to_vec()),
         3 => {
-            let started = w.db.defragment(DefragOptions { fullest_percent: 99, ..DefragOptions::default() });
+            let started =
+                w.db.defragment(DefragOptions { fullest_percent: 99, ..DefragOptions::default() });
             if w.random.one_in(2) {
                 w.db.stop_defragment();
             }
@@ -311,7 +324,9 @@ pub fn maintenance(w: &mut World) -> Result<(), Dead> {
             Ok(())
         }
         5 => w.db.write_out(),
-        _ => w.db.set_stitch_at(id, [0, 4096, u64::MAX, kvdb::ADAPTIVE][w.random.below(4) as usize]),
+        _ => {
+            w.db.set_stitch_at(id, [0, 4096, u64::MAX, kvdb::ADAPTIVE][w.random.below(4) as usize])
+        }
     };
     match done {
         Ok(()) if what < 2 => w.history.certain(),
@@ -330,6 +345,11 @@ pub fn left(w: &mut World) -> Result<(), Dead> {
     w.views.forget(number, ino, count);
     w.left.retain(|l| *l != (number, ino, count));
     let last = !w.left.iter().any(|(n, ..)| *n == number);
-    assert_eq!(w.views.numbers_taken(), before - usize::from(last), "{}: view {number}, inode {ino}", w.what());
+    assert_eq!(
+        w.views.numbers_taken(),
+        before - usize::from(last),
+        "{}: view {number}, inode {ino}",
+        w.what()
+    );
     Ok(())
 }

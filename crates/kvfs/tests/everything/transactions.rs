@@ -48,7 +48,8 @@ pub fn begin(w: &mut World) -> Result<(), Dead> {
         return end(w);
     }
     let durable = w.random.one_in(4);
-    let isolation = if !durable && w.random.one_in(4) { Isolation::Serializable } else { Isolation::Snapshot };
+    let isolation =
+        if !durable && w.random.one_in(4) { Isolation::Serializable } else { Isolation::Snapshot };
     let checks = isolation == Isolation::Serializable || durable || !w.random.one_in(10);
     let label = w.new_name('t');
     w.note(format!("begin {label} {isolation:?} durable {durable} checks {checks}"));
@@ -117,24 +118,34 @@ pub fn begin(w: &mut World) -> Result<(), Dead> {
     listed.sort();
     wanted.sort();
     assert_eq!(listed, wanted, "{}", w.what());
-    assert_eq!(w.views.takes_locks(), w.open.iter().any(|o| o.isolation == Isolation::Serializable));
+    assert_eq!(
+        w.views.takes_locks(),
+        w.open.iter().any(|o| o.isolation == Isolation::Serializable)
+    );
     Ok(())
 }
 
 impl World {
-    /// A transaction is over: its view answers nothing any more, and its references are given back some time.
+    /// A transaction is over: its view answers nothing any more, and its references are given back
+    /// some time.
     pub fn ended(&mut self, label: &str) {
         let at = self.open.iter().position(|o| o.label == label).expect("it was open");
         let open = self.open.swap_remove(at);
         self.was_told_of_end(open.number);
         self.view_is_over(&Site::Transaction(label.into()), open.number);
-        assert!(self.views.by_number(open.number).is_none() || !self.views.list().iter().any(|i| i.id == open.id));
+        assert!(
+            self.views.by_number(open.number).is_none()
+                || !self.views.list().iter().any(|i| i.id == open.id)
+        );
     }
 
     /// Serializable transactions may have ended, for the sake of older ones.
     pub fn reap(&mut self) {
-        let ended = |open: &&Open| open.isolation == Isolation::Serializable && self.db.transaction(open.id).is_err();
-        let ended: Vec<String> = self.open.iter().filter(ended).map(|open| open.label.clone()).collect();
+        let ended = |open: &&Open| {
+            open.isolation == Isolation::Serializable && self.db.transaction(open.id).is_err()
+        };
+        let ended: Vec<String> =
+            self.open.iter().filter(ended).map(|open| open.label.clone()).collect();
         if !ended.is_empty() {
             // Their views end.
             self.views.tick();
@@ -146,7 +157,12 @@ impl World {
     }
 
     pub fn view_is_over(&mut self, site: &Site, number: u16) {
-        let mine: Vec<(Id, u64)> = self.references.iter().filter(|((s, _), _)| s == site).map(|((_, id), n)| (*id, *n)).collect();
+        let mine: Vec<(Id, u64)> = self
+            .references
+            .iter()
+            .filter(|((s, _), _)| s == site)
+            .map(|((_, id), n)| (*id, *n))
+            .collect();
         for (id, count) in mine {
             self.left.push((number, self.inos[&id], count));
         }
@@ -191,7 +207,8 @@ pub fn look_after(w: &mut World) -> Result<(), Dead> {
                     if open.durable {
                         open.over.settle();
                         let over = open.over.clone();
-                        w.history.attempt(|s| drop(s.durable.insert(label.clone(), Arc::new(over))));
+                        w.history
+                            .attempt(|s| drop(s.durable.insert(label.clone(), Arc::new(over))));
                         w.history.certain();
                     }
                     Ok(())
@@ -242,7 +259,8 @@ impl World {
     pub fn became_another(&mut self, site: &Site) {
         let tree = self.tree(site);
         self.listing_lost(site, &tree);
-        let mine: Vec<Id> = self.references.keys().filter(|(s, _)| s == site).map(|(_, id)| *id).collect();
+        let mine: Vec<Id> =
+            self.references.keys().filter(|(s, _)| s == site).map(|(_, id)| *id).collect();
         for id in mine {
             let at = (site.clone(), id);
             self.nameless.remove(&at);
@@ -265,20 +283,29 @@ impl World {
 fn review(w: &mut World, label: &str) -> Result<(), Dead> {
     let (id, site) = (w.running(label).id, Site::Transaction(label.into()));
     w.call(&["Views::touched", "Views::difference", "FileChange::times_alone"]);
-    let told = match w.views.touched(id).and_then(|touched| Ok((touched, w.views.difference(id)?))) {
+    let told = match w.views.touched(id).and_then(|touched| Ok((touched, w.views.difference(id)?)))
+    {
         Ok(told) => told,
         Err(e) => return w.judge(&site, e, "what it has changed", &[]),
     };
     let open = w.running(label);
     let tree = open.tree(w.history.newest());
     for (at, now) in &open.over.entries {
-        let Some(dir) = w.inos.get(&at.0).copied().or((at.0 == 0).then_some(kvfs::ROOT)) else { continue };
-        let named = |(parent, name, _): &(u64, Box<[u8]>, bool)| *parent == dir && **name == at.1[..];
+        let Some(dir) = w.inos.get(&at.0).copied().or((at.0 == 0).then_some(kvfs::ROOT)) else {
+            continue;
+        };
+        let named =
+            |(parent, name, _): &(u64, Box<[u8]>, bool)| *parent == dir && **name == at.1[..];
         let is = told.0.names.iter().any(named);
-        assert!(is || open.base.entries.get(at) == now.as_ref(), "{}: {at:?} is not among what was touched", w.what());
+        assert!(
+            is || open.base.entries.get(at) == now.as_ref(),
+            "{}: {at:?} is not among what was touched",
+            w.what()
+        );
     }
     if open.isolation == Isolation::Snapshot {
-        let mut found: Vec<Vec<u8>> = told.1.iter().filter(|c| !c.times_alone()).map(|c| c.path.clone()).collect();
+        let mut found: Vec<Vec<u8>> =
+            told.1.iter().filter(|c| !c.times_alone()).map(|c| c.path.clone()).collect();
         found.sort();
         let wanted = open.base.differing(&tree);
         assert_eq!(found, wanted, "{}: what differs in {label}", w.what());
@@ -302,7 +329,8 @@ pub fn see(w: &mut World, label: &str) -> Result<(), Dead> {
     match seen() {
         Ok(found) => {
             let (tree, how) = (w.tree(&site), w.exactly(&site));
-            is(&tree, &found, how, &w.inos).unwrap_or_else(|e| panic!("{}: transaction {label} sees: {e}", w.what()));
+            is(&tree, &found, how, &w.inos)
+                .unwrap_or_else(|e| panic!("{}: transaction {label} sees: {e}", w.what()));
             Ok(())
         }
         Err(e) => w.judge(&site, e, "look", &[]),
@@ -321,7 +349,8 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
     let base = if isolation == Isolation::Snapshot { open.base.clone() } else { main.clone() };
     let over = open.over.clone();
     let lost = over.lost_update(&base, &main).filter(|_| checks);
-    let meets = open.restored || w.committed[open.since..].iter().any(|theirs| over.meets(theirs, &base));
+    let meets =
+        open.restored || w.committed[open.since..].iter().any(|theirs| over.meets(theirs, &base));
     let next = Arc::new(main.merged(&over, &base));
     let entries = over.entries.len();
     w.note(format!(
@@ -340,7 +369,12 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
     w.listen();
     match kvdb::at_once(|| w.views.commit(id, durability)) {
         Ok(()) => {
-            assert_eq!(lost, None, "{}: {label} has overwritten what others had committed", w.what());
+            assert_eq!(
+                lost,
+                None,
+                "{}: {label} has overwritten what others had committed",
+                w.what()
+            );
             assert_eq!(next.fault(), None, "{}: {label}", w.what());
             if durability == Durability::Synced {
                 w.history.certain();
@@ -354,7 +388,11 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
         }
         Err(Error::Store(kvdb::Error::Conflict { keys })) => {
             let named = isolation == Isolation::Snapshot && checks && meets;
-            assert!(named, "{}: {label} has a conflict over {keys:?}, which nobody has changed", w.what());
+            assert!(
+                named,
+                "{}: {label} has a conflict over {keys:?}, which nobody has changed",
+                w.what()
+            );
             w.history.refused();
             if durable {
                 w.history.attempt(|s| drop(s.durable.remove(&label)));
@@ -386,11 +424,16 @@ fn abort(w: &mut World, label: &str) -> Result<(), Dead> {
     match w.views.abort(id) {
         Ok(()) => {}
         // Ended for the sake of an older one.
-        Err(Error::Store(kvdb::Error::NoTransaction(_))) if w.running(label).isolation == Isolation::Serializable => {}
+        Err(Error::Store(kvdb::Error::NoTransaction(_)))
+            if w.running(label).isolation == Isolation::Serializable => {}
         Err(e) => return w.judge_removal(&Site::Transaction(label.into()), e, "abort", &[]),
     }
     if let Ok(fs) = fs {
-        assert!(matches!(fs.getattr(kvfs::ROOT), Err(Error::Stale(_))), "{}: a view that is over", w.what());
+        assert!(
+            matches!(fs.getattr(kvfs::ROOT), Err(Error::Stale(_))),
+            "{}: a view that is over",
+            w.what()
+        );
         assert!(w.views.by_number(number).is_none(), "{}", w.what());
     }
     w.ended(label);

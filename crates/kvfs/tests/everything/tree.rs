@@ -58,7 +58,8 @@ impl Own {
 pub struct Node {
     pub kind: FileKind,
     pub rdev: u32,
-    /// What the store may have of it, never empty; the last is what it is now, the others came before and may not be overwritten yet.
+    /// What the store may have of it, never empty; the last is what it is now, the others came
+    /// before and may not be overwritten yet.
     pub possible: Vec<Arc<Own>>,
 }
 
@@ -133,14 +134,18 @@ impl Overlay {
         !self.entries.is_empty() || !self.nodes.is_empty()
     }
 
-    /// Whether it takes something away and adds nothing: names and keys that go, files that get shorter.
+    /// Whether it takes something away and adds nothing: names and keys that go, files that get
+    /// shorter.
     pub fn removes_from(&self, before: &Tree) -> bool {
         let only_less = |(id, node): (&Id, &Option<Arc<Node>>)| match (before.nodes.get(id), node) {
             (_, None) => true,
             (None, Some(_)) => false,
             (Some(was), Some(is)) => {
                 let (was, is) = (was.now(), is.now());
-                was == is || was.data.starts_with(&is.data) && was.data.len() > is.data.len() && was.xattrs == is.xattrs
+                was == is
+                    || was.data.starts_with(&is.data)
+                        && was.data.len() > is.data.len()
+                        && was.xattrs == is.xattrs
             }
         };
         // What sets something to what it is removes nothing.
@@ -148,8 +153,12 @@ impl Overlay {
             (Some(was), Some(is)) => was.now() != is.now(),
             (was, is) => was.is_some() != is.is_some(),
         };
-        let any = !self.entries.is_empty() || self.nodes.iter().any(changed) || !self.keys.is_empty() || !self.ranges.is_empty();
-        let gone = self.entries.values().all(Option::is_none) && self.keys.values().all(Option::is_none);
+        let any = !self.entries.is_empty()
+            || self.nodes.iter().any(changed)
+            || !self.keys.is_empty()
+            || !self.ranges.is_empty();
+        let gone =
+            self.entries.values().all(Option::is_none) && self.keys.values().all(Option::is_none);
         any && gone && !self.puts && self.nodes.iter().all(only_less)
     }
 
@@ -168,7 +177,9 @@ impl Overlay {
             let (was, is) = (base.nodes.get(id), now.nodes.get(id));
             let same = match (was, is, mine) {
                 (None, None, _) => true,
-                (Some(was), Some(is), Some(mine)) if was.is_dir() => join(was.now(), mine.now(), is.now()).is_some(),
+                (Some(was), Some(is), Some(mine)) if was.is_dir() => {
+                    join(was.now(), mine.now(), is.now()).is_some()
+                }
                 (Some(was), Some(is), _) => was.now() == is.now(),
                 _ => false,
             };
@@ -176,7 +187,10 @@ impl Overlay {
                 return Some(format!("node {id}"));
             }
         }
-        self.keys.keys().find(|k| base.keys.get(*k) != now.keys.get(*k)).map(|k| format!("key {k:?}"))
+        self.keys
+            .keys()
+            .find(|k| base.keys.get(*k) != now.keys.get(*k))
+            .map(|k| format!("key {k:?}"))
     }
 
     /// Whether both have changed something that does not join. `base`: what this one began with.
@@ -191,7 +205,12 @@ impl Overlay {
             _ => true,
         });
         let keys = self.keys.keys().any(|k| theirs.keys.contains_key(k));
-        entries || nodes || keys || self.moves && theirs.moves || self.in_ranges_of(theirs) || theirs.in_ranges_of(self)
+        entries
+            || nodes
+            || keys
+            || self.moves && theirs.moves
+            || self.in_ranges_of(theirs)
+            || theirs.in_ranges_of(self)
     }
 
     fn in_ranges_of(&self, other: &Overlay) -> bool {
@@ -214,7 +233,10 @@ fn join(base: &Own, mine: &Own, theirs: &Own) -> Option<Own> {
     }
     Some(Own {
         perm: either(&base.perm, &mine.perm, &theirs.perm)?,
-        owner: (either(&base.owner.0, &mine.owner.0, &theirs.owner.0)?, either(&base.owner.1, &mine.owner.1, &theirs.owner.1)?),
+        owner: (
+            either(&base.owner.0, &mine.owner.0, &theirs.owner.0)?,
+            either(&base.owner.1, &mine.owner.1, &theirs.owner.1)?,
+        ),
         mtime: theirs.mtime,
         xattrs: either(&base.xattrs, &mine.xattrs, &theirs.xattrs)?,
         data: theirs.data.clone(),
@@ -241,7 +263,8 @@ impl Tree {
         let mut over = over.clone();
         over.settle();
         for (id, mine) in &mut over.nodes {
-            if let (Some(node), Some(was), Some(is)) = (&*mine, base.nodes.get(id), self.nodes.get(id))
+            if let (Some(node), Some(was), Some(is)) =
+                (&*mine, base.nodes.get(id), self.nodes.get(id))
                 && node.is_dir()
                 && let Some(both) = join(was.now(), node.now(), is.now())
             {
@@ -249,7 +272,8 @@ impl Tree {
             }
         }
         let mut tree = self.clone();
-        // What others have put into a range since is deleted as well, if nobody looks for conflicts.
+        // What others have put into a range since is deleted as well, if nobody looks for
+        // conflicts.
         for (dict, start, end) in &over.ranges {
             tree.keys.retain(|(d, key), _| d != dict || key < start || key >= end);
         }
@@ -278,7 +302,10 @@ impl Tree {
     }
 
     pub fn children(&self, dir: Id) -> impl Iterator<Item = (&Vec<u8>, Id)> {
-        self.entries.range((dir, Vec::new())..).take_while(move |((d, _), _)| *d == dir).map(|((_, name), id)| (name, *id))
+        self.entries
+            .range((dir, Vec::new())..)
+            .take_while(move |((d, _), _)| *d == dir)
+            .map(|((_, name), id)| (name, *id))
     }
 
     pub fn links(&self, id: Id) -> u32 {
@@ -318,7 +345,8 @@ impl Tree {
         let mut todo = vec![(Vec::new(), TOP)];
         while let Some((path, dir)) = todo.pop() {
             for (name, id) in self.children(dir) {
-                let below = if path.is_empty() { name.clone() } else { [&path[..], b"/", name].concat() };
+                let below =
+                    if path.is_empty() { name.clone() } else { [&path[..], b"/", name].concat() };
                 if self.is_dir(id) {
                     todo.push((below.clone(), id));
                 }

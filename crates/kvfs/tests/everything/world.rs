@@ -1,4 +1,5 @@
-//! The store under test, what it must hold, and what the operations share: how a call is made and its answer judged.
+//! The store under test, what it must hold, and what the operations share: how a call is made and
+//! its answer judged.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -47,7 +48,8 @@ pub struct World {
     pub history: History,
     pub bases: Bases,
     pub open: Vec<Open>,
-    /// What was committed to the mainline since the store was opened; transactions remember where they began.
+    /// What was committed to the mainline since the store was opened; transactions remember where
+    /// they began.
     pub committed: Vec<Overlay>,
     /// References of the kernel, which the test is.
     pub references: BTreeMap<(Site, Id), u64>,
@@ -66,7 +68,8 @@ pub struct World {
     pub changed_at: BTreeMap<(String, Id), Duration>,
     pub fresh: Id,
     pub names: u64,
-    /// The store is small, and may be full: what adds to it may be refused for want of space, what removes may not.
+    /// The store is small, and may be full: what adds to it may be refused for want of space, what
+    /// removes may not.
     pub limited: bool,
     /// How often it was.
     pub full: u64,
@@ -80,8 +83,16 @@ pub struct World {
 impl Drop for World {
     fn drop(&mut self) {
         if std::thread::panicking() && !steps::is_quiet() {
-            let from = if std::env::var_os("KVFS_WHOLE").is_some() { 0 } else { self.log.len().saturating_sub(60) };
-            eprintln!("{} steps before (KVFS_WHOLE=1 shows all):\n{}", self.log.len() - from, self.log[from..].join("\n"));
+            let from = if std::env::var_os("KVFS_WHOLE").is_some() {
+                0
+            } else {
+                self.log.len().saturating_sub(60)
+            };
+            eprintln!(
+                "{} steps before (KVFS_WHOLE=1 shows all):\n{}",
+                self.log.len() - from,
+                self.log[from..].join("\n")
+            );
             eprintln!("it was {}", self.what());
         }
     }
@@ -124,7 +135,8 @@ impl World {
         self.ok(result.map_err(Error::from))
     }
 
-    // --- places -----------------------------------------------------------------------------------------------------
+    // --- places
+    // -----------------------------------------------------------------------------------------------------
 
     pub fn durability(&mut self) -> Durability {
         if self.random.one_in(4) { Durability::Synced } else { Durability::Buffered }
@@ -136,7 +148,8 @@ impl World {
 
     /// Where something is to be done next.
     pub fn site(&mut self) -> Site {
-        let clones: Vec<String> = self.history.newest().branches.keys().filter(|b| !b.is_empty()).cloned().collect();
+        let clones: Vec<String> =
+            self.history.newest().branches.keys().filter(|b| !b.is_empty()).cloned().collect();
         let open: Vec<String> = self.open.iter().map(|o| o.label.clone()).collect();
         match self.random.below(10) {
             0..=4 if !open.is_empty() => Site::Transaction(self.pick(&open).expect("there is one")),
@@ -183,7 +196,11 @@ impl World {
 
     pub fn exactly(&self, site: &Site) -> Exactly {
         match site {
-            Site::Transaction(label) if self.running(label).isolation == Isolation::Serializable => Exactly::ButForDirectories,
+            Site::Transaction(label)
+                if self.running(label).isolation == Isolation::Serializable =>
+            {
+                Exactly::ButForDirectories
+            }
             _ => Exactly::Now,
         }
     }
@@ -192,9 +209,11 @@ impl World {
         self.open.iter().any(|o| o.isolation == Isolation::Serializable)
     }
 
-    // --- inode numbers ----------------------------------------------------------------------------------------------
+    // --- inode numbers
+    // ----------------------------------------------------------------------------------------------
 
-    /// The number of something that has a name, or had one. `None`: it cannot be had now, for a lock.
+    /// The number of something that has a name, or had one. `None`: it cannot be had now, for a
+    /// lock.
     pub fn ino(&mut self, site: &Site, id: Id) -> Result<Option<Ino>, Dead> {
         if id == TOP {
             return Ok(Some(kvfs::ROOT));
@@ -226,11 +245,19 @@ impl World {
         *self.references.entry((site.clone(), id)).or_default() += 1;
     }
 
-    // --- calls ------------------------------------------------------------------------------------------------------
+    // --- calls
+    // ------------------------------------------------------------------------------------------------------
 
-    /// Judges an error. `Ok`: it is one of these, or may be because of another transaction, or for want of space; nothing is done then.
+    /// Judges an error. `Ok`: it is one of these, or may be because of another transaction, or for
+    /// want of space; nothing is done then.
     #[track_caller]
-    pub fn judge(&mut self, site: &Site, e: Error, what: &str, expected: &[i32]) -> Result<(), Dead> {
+    pub fn judge(
+        &mut self,
+        site: &Site,
+        e: Error,
+        what: &str,
+        expected: &[i32],
+    ) -> Result<(), Dead> {
         if self.limited && e.errno() == libc::ENOSPC && !self.device.is_dead() {
             self.full += 1;
             return Ok(());
@@ -240,11 +267,19 @@ impl World {
 
     /// The same of what removes, which a full store does not refuse.
     #[track_caller]
-    pub fn judge_removal(&mut self, site: &Site, e: Error, what: &str, expected: &[i32]) -> Result<(), Dead> {
+    pub fn judge_removal(
+        &mut self,
+        site: &Site,
+        e: Error,
+        what: &str,
+        expected: &[i32],
+    ) -> Result<(), Dead> {
         if self.device.is_dead() {
             return Err(Dead);
         }
-        if expected.contains(&e.errno()) || matches!(e, Error::LostBefore(ino) if self.lost.contains(&ino)) {
+        if expected.contains(&e.errno())
+            || matches!(e, Error::LostBefore(ino) if self.lost.contains(&ino))
+        {
             return Ok(());
         }
         if let Site::Transaction(label) = site {
@@ -323,7 +358,8 @@ impl World {
         }
     }
 
-    /// Makes a call that has this effect, or must fail with this error. `None`: it was refused, and has changed nothing.
+    /// Makes a call that has this effect, or must fail with this error. `None`: it was refused, and
+    /// has changed nothing.
     #[track_caller]
     pub fn act<T: std::fmt::Debug>(
         &mut self,
@@ -337,7 +373,10 @@ impl World {
         // What is wrong with the call itself may be said first.
         let or = effect.as_ref().err().copied();
         let effect = if read_only { Err(libc::EROFS) } else { effect };
-        self.note(format!("{site:?} {what}: {}", effect.as_ref().map_or_else(|e| format!("error {e}"), |_| "to be done".into())));
+        self.note(format!(
+            "{site:?} {what}: {}",
+            effect.as_ref().map_or_else(|e| format!("error {e}"), |_| "to be done".into())
+        ));
         let (fs, before) = (self.fs(site)?, self.tree(site));
         // What removes something in a transaction is refused only where that is logged.
         let logged = matches!(site, Site::Transaction(label) if self.running(label).durable);
@@ -352,7 +391,8 @@ impl World {
             }
             (Ok(answer), Err(e)) => panic!("{}: {what}: {answer:?}, not error {e}", self.what()),
             (Err(e), effect) => {
-                let expected: Vec<i32> = effect.as_ref().err().copied().into_iter().chain(or).collect();
+                let expected: Vec<i32> =
+                    effect.as_ref().err().copied().into_iter().chain(or).collect();
                 let judged = match removes {
                     true => self.judge_removal(site, e, &what, &expected),
                     false => self.judge(site, e, &what, &expected),
@@ -366,14 +406,22 @@ impl World {
         }
     }
 
-    /// The newest state becomes this, as one step that is on disk by itself when `work` returns, whatever else of what came before is.
-    /// It removes, and so is not refused for want of space.
-    pub fn alter(&mut self, alter: impl Fn(&mut State), work: impl FnOnce(&mut World) -> kvfs::Result<()>) -> Result<bool, Dead> {
+    /// The newest state becomes this, as one step that is on disk by itself when `work` returns,
+    /// whatever else of what came before is. It removes, and so is not refused for want of space.
+    pub fn alter(
+        &mut self,
+        alter: impl Fn(&mut State),
+        work: impl FnOnce(&mut World) -> kvfs::Result<()>,
+    ) -> Result<bool, Dead> {
         self.altered(alter, work, false)
     }
 
     /// The same of what needs space.
-    pub fn add(&mut self, alter: impl Fn(&mut State), work: impl FnOnce(&mut World) -> kvfs::Result<()>) -> Result<bool, Dead> {
+    pub fn add(
+        &mut self,
+        alter: impl Fn(&mut State),
+        work: impl FnOnce(&mut World) -> kvfs::Result<()>,
+    ) -> Result<bool, Dead> {
         self.altered(alter, work, true)
     }
 
@@ -408,7 +456,8 @@ impl World {
         self.history.attempt(|s| drop(s.branches.insert(branch.into(), Arc::new(tree))));
     }
 
-    /// What should have done that was refused: some of it may be committed, and the rest still waits. `tree`: as the branch was before.
+    /// What should have done that was refused: some of it may be committed, and the rest still
+    /// waits. `tree`: as the branch was before.
     pub fn unsettle(&mut self, branch: &str, tree: Arc<Tree>) {
         self.history.attempt(|s| drop(s.branches.insert(branch.into(), tree)));
     }

@@ -1,6 +1,7 @@
-//! Writes that went astray: a sector, or a whole block, has what it had earlier (the write was lost), or what belongs elsewhere (the write,
-//! or the read, went to another place). Every byte of it is as some honest write left it, and so are the checksums in it. It is found by
-//! `check`, or it is harmless: nothing that is read is anything but an error or exactly what was written.
+//! Writes that went astray: a sector, or a whole block, has what it had earlier (the write was
+//! lost), or what belongs elsewhere (the write, or the read, went to another place). Every byte of
+//! it is as some honest write left it, and so are the checksums in it. It is found by `check`, or
+//! it is harmless: nothing that is read is anything but an error or exactly what was written.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -27,22 +28,35 @@ enum Outcome {
 }
 
 /// Picks what is overwritten and what with; `None`: that would be the same bytes.
-fn stray(image: &Image, live: &Live, random: &mut Random) -> Option<(Range<u64>, Vec<u8>, &'static str)> {
+fn stray(
+    image: &Image,
+    live: &Live,
+    random: &mut Random,
+) -> Option<(Range<u64>, Vec<u8>, &'static str)> {
     let (class, at) = live.pick(random);
     let sector = at / SECTOR * SECTOR..at / SECTOR * SECTOR + SECTOR;
     // All of a frame, a chunk or a value, or one sector.
-    let whole = live.range_of(class, at).filter(|r| class != Class::Dead && r.end - r.start <= 1 << 20);
+    let whole =
+        live.range_of(class, at).filter(|r| class != Class::Dead && r.end - r.start <= 1 << 20);
     let target = if random.one_in(2) { whole.unwrap_or(sector) } else { sector };
     let older = random.pick(&image.older).unwrap_or(&image.device);
     let (from, what) = match random.below(4) {
         0 | 1 => (bytes(older, &target), "as it was earlier"),
         n => {
             // Of something of the same kind, or of anything.
-            let other = if random.one_in(4) { live.pick(random).1 } else { live.pick_of(class, random) };
+            let other =
+                if random.one_in(4) { live.pick(random).1 } else { live.pick_of(class, random) };
             let start = live.range_of(class, other).map_or(other / SECTOR * SECTOR, |r| r.start);
-            let start = if target.start.is_multiple_of(SECTOR) && random.one_in(2) { start / SECTOR * SECTOR } else { start };
+            let start = if target.start.is_multiple_of(SECTOR) && random.one_in(2) {
+                start / SECTOR * SECTOR
+            } else {
+                start
+            };
             let range = start..start + (target.end - target.start);
-            (bytes(if n == 2 { &image.device } else { older }, &range), "with what belongs elsewhere")
+            (
+                bytes(if n == 2 { &image.device } else { older }, &range),
+                "with what belongs elsewhere",
+            )
         }
     };
     let from = from?;
@@ -53,9 +67,13 @@ fn judge(image: &Image, live: &Live, target: &Range<u64>, from: &[u8], deep: boo
     let device = image.device.clone();
     let before = bytes(&device, target).expect("on the device");
     device.write_at(Purpose::Pages, target.start, from).expect("memory");
-    let changed = (target.start..).zip(before.iter().zip(from)).filter(|(_, (a, b))| a != b).map(|(at, _)| at);
+    let changed = (target.start..)
+        .zip(before.iter().zip(from))
+        .filter(|(_, (a, b))| a != b)
+        .map(|(at, _)| at);
     let counts = changed.map(|at| live.class_at(at)).fold((false, false), |(must, may), class| {
-        let (at_end, dead) = (matches!(class, Class::End | Class::Superblock | Class::Value), class == Class::Dead);
+        let (at_end, dead) =
+            (matches!(class, Class::End | Class::Superblock | Class::Value), class == Class::Dead);
         (must || !at_end && !dead, may || at_end)
     });
     let report = kvdb::check(Arc::new(device.clone()), &mut |_, _| {});
@@ -63,7 +81,8 @@ fn judge(image: &Image, live: &Live, target: &Range<u64>, from: &[u8], deep: boo
     if counts == (false, false) {
         assert!(clean, "nothing that is alive was changed, but: {:?}", report.faults);
     }
-    // A copy of the superblock as it was is a valid one; the other is newer. What nobody refers to any more is a value's old bytes.
+    // A copy of the superblock as it was is a valid one; the other is newer. What nobody refers to
+    // any more is a value's old bytes.
     assert!(!clean || !counts.0, "something that is alive was changed, and check found nothing");
     let hurt = read(image, device.clone(), true) | read(image, device.clone(), false);
     assert!(!hurt || !clean, "reading failed on something that check calls clean");
@@ -80,10 +99,15 @@ fn astray(image: &Image, share: u64) {
     let (mut done, mut found) = (0, 0);
     while done < count {
         let Some((target, from, what)) = stray(image, &live, &mut random) else { continue };
-        match catch_unwind(AssertUnwindSafe(|| judge(image, &live, &target, &from, done % 4 == 0))) {
+        match catch_unwind(AssertUnwindSafe(|| judge(image, &live, &target, &from, done % 4 == 0)))
+        {
             Ok(outcome) => found += u64::from(outcome == Outcome::Found),
             Err(panic) => {
-                eprintln!("stray {done} of {:?}: {target:x?} ({:?}) {what}", image.end, live.class_at(target.start));
+                eprintln!(
+                    "stray {done} of {:?}: {target:x?} ({:?}) {what}",
+                    image.end,
+                    live.class_at(target.start)
+                );
                 std::panic::resume_unwind(panic);
             }
         }

@@ -15,7 +15,8 @@ const USER: Caller = Caller { uid: 1000, gid: 100, pid: 1 };
 /// How the store was left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// Commits in the journal, some of them with large values bound in place; synced, and a mark behind them.
+    /// Commits in the journal, some of them with large values bound in place; synced, and a mark
+    /// behind them.
     PowerCut,
     /// The same with more than one segment of journal, and no run.
     LongJournal,
@@ -38,10 +39,23 @@ impl Image {
         let device = Arc::new(MemoryDevice::new());
         let env = Arc::new(Simulated::new(end as u64));
         let open = options(end);
-        let db = Kvdb::create(device.clone(), env.clone(), CreateOptions { open, reserve_zones: 4, ..Default::default() }).unwrap();
+        let db = Kvdb::create(
+            device.clone(),
+            env.clone(),
+            CreateOptions { open, reserve_zones: 4, ..Default::default() },
+        )
+        .unwrap();
         let fs = Fs::open(db.clone(), env.clone(), fs_options()).unwrap();
-        let mut maker = Maker { db, fs, env, random: Random::new(9), device: device.clone(), older: Vec::new() };
-        let expected = if end == End::LongJournal { maker.long_journal() } else { maker.everything(end) };
+        let mut maker = Maker {
+            db,
+            fs,
+            env,
+            random: Random::new(9),
+            device: device.clone(),
+            older: Vec::new(),
+        };
+        let expected =
+            if end == End::LongJournal { maker.long_journal() } else { maker.everything(end) };
         let Maker { db, fs, env, mut older, .. } = maker;
         older.push((*device).clone());
         fs.shutdown().unwrap();
@@ -103,17 +117,22 @@ impl Maker {
     }
 
     fn file(&mut self, parent: Ino, name: &str, parts: &[(u64, usize)]) -> Ino {
-        let ino = self.fs.mknod(parent, name.as_bytes(), FileKind::File, 0o640, 0, USER).unwrap().ino;
+        let ino =
+            self.fs.mknod(parent, name.as_bytes(), FileKind::File, 0o640, 0, USER).unwrap().ino;
         for &(offset, len) in parts {
             let data = self.noise(len);
-            assert_eq!(self.fs.write(ino, offset, &data, Default::default()).unwrap() as usize, len);
+            assert_eq!(
+                self.fs.write(ino, offset, &data, Default::default()).unwrap() as usize,
+                len
+            );
         }
         ino
     }
 
     fn dictionaries(&self) -> [DictionaryId; 2] {
         let small = DictionaryOptions { separate_at: 512, ..DictionaryOptions::default() };
-        [("keys", DictionaryOptions::default()), ("pages", small)].map(|(n, o)| self.db.create_dictionary(n, o).unwrap())
+        [("keys", DictionaryOptions::default()), ("pages", small)]
+            .map(|(n, o)| self.db.create_dictionary(n, o).unwrap())
     }
 
     /// Several levels of runs, and, unless it is closed otherwise, a journal.
@@ -130,10 +149,19 @@ impl Maker {
                 while self.db.step().unwrap() {}
             }
         }
-        let levels = |db: &Kvdb| db.stats().dictionaries.iter().map(|d| d.levels.iter().filter(|l| !l.is_empty()).count()).max();
+        let levels = |db: &Kvdb| {
+            db.stats()
+                .dictionaries
+                .iter()
+                .map(|d| d.levels.iter().filter(|l| !l.is_empty()).count())
+                .max()
+        };
         assert!(levels(&self.db) >= Some(2), "runs lie on several levels");
         let runs = self.db.stats().dictionaries;
-        assert!(runs.iter().flat_map(|d| d.levels.iter().flatten()).any(|r| r.range_tombstones), "a range tombstone is in a run");
+        assert!(
+            runs.iter().flat_map(|d| d.levels.iter().flatten()).any(|r| r.range_tombstones),
+            "a range tombstone is in a run"
+        );
         if end != End::Closed {
             self.journal(dicts);
         }
@@ -169,7 +197,11 @@ impl Maker {
         let mut batch = Batch::new();
         for i in 0..150 {
             let len = self.random.below(200) as usize;
-            batch.put(dicts[0], format!("key{:05}", (i * 37 + phase * 1000) % 5000), self.noise(len));
+            batch.put(
+                dicts[0],
+                format!("key{:05}", (i * 37 + phase * 1000) % 5000),
+                self.noise(len),
+            );
         }
         for i in 0..6 {
             let len = 600 + self.random.below(9000) as usize;
@@ -188,7 +220,9 @@ impl Maker {
             let mut batch = Batch::new();
             batch.put(dicts[0], format!("journal{i}"), self.noise(100));
             batch.delete(dicts[0], format!("key{:05}", i * 37));
-            self.db.commit(batch, if i % 3 == 0 { Durability::Synced } else { Durability::Buffered }).unwrap();
+            self.db
+                .commit(batch, if i % 3 == 0 { Durability::Synced } else { Durability::Buffered })
+                .unwrap();
         }
         self.older.push((*self.device).clone());
         let mut batch = Batch::new();
@@ -211,7 +245,9 @@ impl Maker {
         for i in 0..160 {
             let mut batch = Batch::new();
             batch.put(dicts[0], format!("key{i}"), self.noise(60_000));
-            self.db.commit(batch, if i % 20 == 0 { Durability::Synced } else { Durability::Buffered }).unwrap();
+            self.db
+                .commit(batch, if i % 20 == 0 { Durability::Synced } else { Durability::Buffered })
+                .unwrap();
             if i % 40 == 39 {
                 self.older.push((*self.device).clone());
             }

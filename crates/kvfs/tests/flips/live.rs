@@ -1,5 +1,5 @@
-//! Which bytes of an image are alive: found out by listening to check and to reads, and by a small reader of chunks that shares
-//! nothing with the store's own.
+//! Which bytes of an image are alive: found out by listening to check and to reads, and by a small
+//! reader of chunks that shares nothing with the store's own.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -72,18 +72,22 @@ impl Live {
         assert!(report.is_clean(), "{:?}", report.faults);
         assert_eq!(report.journal_records > 0, image.end != End::Closed, "{report:?}");
         let checked = std::mem::take(&mut *device.reads.lock().unwrap());
-        let of = |purpose| checked.iter().filter(move |(p, _)| *p == purpose).map(|(_, r)| r.clone());
+        let of =
+            |purpose| checked.iter().filter(move |(p, _)| *p == purpose).map(|(_, r)| r.clone());
 
         let device = listen();
         let options = OpenOptions { read_only: true, ..image.options() };
-        let (db, recovery) = Kvdb::open(device.clone(), Arc::new(Simulated::new(1)), options).unwrap();
+        let (db, recovery) =
+            Kvdb::open(device.clone(), Arc::new(Simulated::new(1)), options).unwrap();
         assert_eq!(recovery.records > 0, image.end != End::Closed);
         assert!(!image.expected.keys(&db), "everything is whole");
         device.reads.lock().unwrap().clear();
         // One value at a time, so that each read is one value.
         image.expected.get_all(&db);
         let got = device.reads.lock().unwrap();
-        let current = sorted(got.iter().filter(|(p, _)| *p == Purpose::Pages).map(|(_, r)| r.clone()).collect());
+        let current = sorted(
+            got.iter().filter(|(p, _)| *p == Purpose::Pages).map(|(_, r)| r.clone()).collect(),
+        );
 
         let mut ranges: BTreeMap<Class, Vec<Range<u64>>> = BTreeMap::new();
         ranges.insert(Class::Superblock, vec![0..SECTOR, 4 << 20..(4 << 20) + SECTOR]);
@@ -93,18 +97,29 @@ impl Live {
             // Each read is one frame: its checksum, and nothing beside it.
             for frame in &ranges[&class] {
                 let bytes = bytes(image, frame.clone());
-                assert_eq!(bytes[..4], crc32c(&bytes[4..]).to_le_bytes(), "{class:?} at {:#x}", frame.start);
+                assert_eq!(
+                    bytes[..4],
+                    crc32c(&bytes[4..]).to_le_bytes(),
+                    "{class:?} at {:#x}",
+                    frame.start
+                );
             }
         }
         let closed = matches!(image.end, End::Closed | End::ClosedUnflushed);
         let mut end = Vec::new();
         let mut manifest = chain(image, of(Purpose::Manifest).collect(), b"KVMC");
-        assert!(manifest.chunks.len() >= 2 && manifest.chunks.len().is_multiple_of(2), "every chunk is there twice");
+        assert!(
+            manifest.chunks.len() >= 2 && manifest.chunks.len().is_multiple_of(2),
+            "every chunk is there twice"
+        );
         if !closed {
             end.extend(manifest.chunks.split_off(manifest.chunks.len() - 2));
         }
-        let mut journal =
-            if image.end == End::Closed { Chain::default() } else { chain(image, of(Purpose::Journal).collect(), b"KVJC") };
+        let mut journal = if image.end == End::Closed {
+            Chain::default()
+        } else {
+            chain(image, of(Purpose::Journal).collect(), b"KVJC")
+        };
         if !closed {
             assert_eq!(journal.last_piece, 2, "the last chunk is a mark");
             end.extend(journal.chunks.pop());
@@ -113,15 +128,18 @@ impl Live {
         ranges.insert(Class::Manifest, manifest.chunks);
         ranges.insert(Class::Journal, journal.chunks);
         ranges.insert(Class::End, end);
-        ranges.insert(Class::Value, sorted(of(Purpose::Pages).chain(current.iter().cloned()).collect()));
+        ranges.insert(
+            Class::Value,
+            sorted(of(Purpose::Pages).chain(current.iter().cloned()).collect()),
+        );
         let alive = sorted(ranges.values().flatten().cloned().collect());
         ranges.insert(Class::Dead, holes(&alive, image.device.len().unwrap()));
         ranges.retain(|_, r| !r.is_empty());
         Live { ranges, current }
     }
 
-    /// A byte: each class as often as any other, and in it each range as often as any other, so that small structures are hit as
-    /// often as large ones; what is dead is hit less often.
+    /// A byte: each class as often as any other, and in it each range as often as any other, so
+    /// that small structures are hit as often as large ones; what is dead is hit less often.
     pub fn pick(&self, random: &mut Random) -> (Class, u64) {
         let classes: Vec<Class> = self.ranges.keys().copied().collect();
         let mut class = classes[random.below(classes.len() as u64) as usize];
@@ -139,7 +157,10 @@ impl Live {
     /// What a byte is part of. A value that no key has now counts as dead.
     pub fn class_at(&self, at: u64) -> Class {
         let all = self.ranges.iter().filter(|(class, _)| **class != Class::Dead);
-        all.filter(|(_, ranges)| ranges.iter().any(|r| r.contains(&at))).map(|(class, _)| *class).next().unwrap_or(Class::Dead)
+        all.filter(|(_, ranges)| ranges.iter().any(|r| r.contains(&at)))
+            .map(|(class, _)| *class)
+            .next()
+            .unwrap_or(Class::Dead)
     }
 
     pub fn pick_of(&self, class: Class, random: &mut Random) -> u64 {
@@ -159,7 +180,12 @@ impl Live {
 impl fmt::Display for Live {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (class, ranges) in &self.ranges {
-            write!(f, "{class:?} {} in {}, ", ranges.iter().map(|r| r.end - r.start).sum::<u64>(), ranges.len())?;
+            write!(
+                f,
+                "{class:?} {} in {}, ",
+                ranges.iter().map(|r| r.end - r.start).sum::<u64>(),
+                ranges.len()
+            )?;
         }
         Ok(())
     }
@@ -225,7 +251,8 @@ fn chain(image: &Image, reads: Vec<Range<u64>>, magic: &[u8; 4]) -> Chain {
             }
             let position = u64_at(16);
             // The second copy of a chunk of the manifest has the position of the first.
-            let fits = next.is_none_or(|next| position == next || position + u64::from(len) == next);
+            let fits =
+                next.is_none_or(|next| position == next || position + u64::from(len) == next);
             if !fits {
                 break;
             }

@@ -1,5 +1,6 @@
-//! Flipped bits: one bit of a store turned over, anywhere, is found by `check`, and is never an answer. Whatever is read is an
-//! error or exactly what was written; nothing is missing without an error, and nothing panics.
+//! Flipped bits: one bit of a store turned over, anywhere, is found by `check`, and is never an
+//! answer. Whatever is read is an error or exactly what was written; nothing is missing without an
+//! error, and nothing panics.
 //!
 //! Not every byte of a store is alive. A byte is *live* here when it lies in
 //!
@@ -9,13 +10,15 @@
 //! - a tuple block, an index node, a filter;
 //! - a large value that some key has now.
 //!
-//! Check finds a flip in every live byte, with two exceptions, both at the very end of a store that was not closed: the journal's
-//! last chunk when it is a mark (it vouches for what is before it and holds nothing), and one copy of the manifest's last chunk.
-//! A power cut while these are written leaves the same, so they are no fault; nothing is lost with them. All other bytes are not
-//! live (padding between values, what is behind the ends of journal and manifest, free zones, values overwritten since): there a
-//! flip changes nothing that is read.
+//! Check finds a flip in every live byte, with two exceptions, both at the very end of a store that
+//! was not closed: the journal's last chunk when it is a mark (it vouches for what is before it and
+//! holds nothing), and one copy of the manifest's last chunk. A power cut while these are written
+//! leaves the same, so they are no fault; nothing is lost with them. All other bytes are not live
+//! (padding between values, what is behind the ends of journal and manifest, free zones, values
+//! overwritten since): there a flip changes nothing that is read.
 //!
-//! `KVFS_FLIPS=n` flips n bits in all instead of the usual few, `KVFS_STRAYS=n` lets n blocks go astray; `KVFS_SEED=n` draws others.
+//! `KVFS_FLIPS=n` flips n bits in all instead of the usual few, `KVFS_STRAYS=n` lets n blocks go
+//! astray; `KVFS_SEED=n` draws others.
 
 mod astray;
 mod image;
@@ -52,7 +55,8 @@ fn flip(image: &Image, share: u64) {
         let device = image.device.clone();
         device.flip_bit(at, bit);
         let deep = n % 4 == 0;
-        let outcome = catch_unwind(AssertUnwindSafe(|| judge(image, &live, device, class, at, deep)));
+        let outcome =
+            catch_unwind(AssertUnwindSafe(|| judge(image, &live, device, class, at, deep)));
         match outcome {
             Ok(reported) => found += u64::from(reported),
             Err(panic) => {
@@ -66,15 +70,26 @@ fn flip(image: &Image, share: u64) {
 }
 
 /// What one flip does. Gives whether check reported it.
-fn judge(image: &Image, live: &Live, device: MemoryDevice, class: Class, at: u64, deep: bool) -> bool {
+fn judge(
+    image: &Image,
+    live: &Live,
+    device: MemoryDevice,
+    class: Class,
+    at: u64,
+    deep: bool,
+) -> bool {
     let report = kvdb::check(Arc::new(device.clone()), &mut |_, _| {});
     match class {
         Class::Dead => assert!(report.is_clean(), "nothing is there, but: {:?}", report.faults),
         // Whether it was torn or damaged cannot be told.
         Class::End => {}
         Class::Value if !live.current(at) => {
-            // Padding between values is zeros; a value that was overwritten since is checked as long as a run has it.
-            assert!(!report.is_clean() || image.byte(at) == 0, "the bytes of a value, and check found nothing");
+            // Padding between values is zeros; a value that was overwritten since is checked as
+            // long as a run has it.
+            assert!(
+                !report.is_clean() || image.byte(at) == 0,
+                "the bytes of a value, and check found nothing"
+            );
         }
         _ => assert!(!report.is_clean(), "check found nothing"),
     }
@@ -125,7 +140,10 @@ fn merged(image: &Image, device: MemoryDevice, class: Class) {
     for d in db.dictionaries() {
         note(db.compact(d.id));
     }
-    assert!(!failed || !matches!(class, Class::Dead | Class::End), "nothing that counts was flipped, but merging failed");
+    assert!(
+        !failed || !matches!(class, Class::Dead | Class::End),
+        "nothing that counts was flipped, but merging failed"
+    );
     image.expected.keys(&db);
 }
 

@@ -1,4 +1,5 @@
-//! Reads all of a store and compares it with what was written: each single answer is right or an error that says "corrupt".
+//! Reads all of a store and compares it with what was written: each single answer is right or an
+//! error that says "corrupt".
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -52,13 +53,18 @@ impl Expected {
     /// Of a store that is whole.
     pub fn read(db: &Kvdb, fs: &Fs) -> Expected {
         let view = db.view();
-        let dictionaries =
-            db.dictionaries().into_iter().map(|d| (d.name, view.scan(d.id, b"", b"", usize::MAX).unwrap())).collect();
+        let dictionaries = db
+            .dictionaries()
+            .into_iter()
+            .map(|d| (d.name, view.scan(d.id, b"", b"", usize::MAX).unwrap()))
+            .collect();
         let mut nodes = BTreeMap::new();
         let mut paths = vec![Vec::new()];
         while let Some(path) = paths.pop() {
             let node = node(fs, &path, &mut false).expect("the store is whole");
-            for (name, _) in node.entries.iter().filter(|(name, _)| !matches!(&name[..], b"." | b"..")) {
+            for (name, _) in
+                node.entries.iter().filter(|(name, _)| !matches!(&name[..], b"." | b".."))
+            {
                 paths.push([&path[..], b"/", name].concat());
             }
             nodes.insert(path, node);
@@ -74,13 +80,17 @@ impl Expected {
         assert_eq!(there.len(), self.dictionaries.len(), "dictionaries");
         let view = db.view();
         for (name, tuples) in &self.dictionaries {
-            let dict = db.dictionary(name).unwrap_or_else(|| panic!("dictionary {name} is missing"));
+            let dict =
+                db.dictionary(name).unwrap_or_else(|| panic!("dictionary {name} is missing"));
             for backward in [false, true] {
-                let Some(mut cursor) = value("a cursor", view.cursor(dict, b"", b"")) else { return true };
+                let Some(mut cursor) = value("a cursor", view.cursor(dict, b"", b"")) else {
+                    return true;
+                };
                 if backward && value("to the end", cursor.seek_to_end()).is_none() {
                     return true;
                 }
-                let expected: &mut dyn Iterator<Item = _> = if backward { &mut tuples.iter().rev() } else { &mut tuples.iter() };
+                let expected: &mut dyn Iterator<Item = _> =
+                    if backward { &mut tuples.iter().rev() } else { &mut tuples.iter() };
                 loop {
                     let next = if backward { cursor.prev() } else { cursor.next() };
                     let Some(tuple) = value("a scan", next) else {
@@ -90,19 +100,30 @@ impl Expected {
                     match (tuple, expected.next()) {
                         (None, None) => break,
                         (Some(t), Some((k, v))) => {
-                            assert!(t.key == k, "{name}: a wrong key in a scan: {:?} instead of {k:?}", t.key);
+                            assert!(
+                                t.key == k,
+                                "{name}: a wrong key in a scan: {:?} instead of {k:?}",
+                                t.key
+                            );
                             match value("a value", t.value()) {
-                                Some(found) => assert!(found == v, "{name}: a wrong value of {k:?} in a scan"),
+                                Some(found) => {
+                                    assert!(found == v, "{name}: a wrong value of {k:?} in a scan")
+                                }
                                 None => hurt = true,
                             }
                         }
-                        (found, wanted) => panic!("{name}: a scan gives {found:?} instead of {:?}", wanted.map(|(k, _)| k)),
+                        (found, wanted) => panic!(
+                            "{name}: a scan gives {found:?} instead of {:?}",
+                            wanted.map(|(k, _)| k)
+                        ),
                     }
                 }
             }
             for (k, v) in tuples {
                 match value("a get", view.get(dict, k)) {
-                    Some(found) => assert!(found.as_ref() == Some(v), "{name}: a wrong or no value of {k:?}"),
+                    Some(found) => {
+                        assert!(found.as_ref() == Some(v), "{name}: a wrong or no value of {k:?}")
+                    }
                     None => hurt = true,
                 }
                 let absent = [k, &b"!"[..]].concat();
@@ -126,7 +147,9 @@ impl Expected {
     /// Reads all files and directories. Gives whether there was an error.
     pub fn files(&self, db: &Kvdb, env: Arc<Simulated>, read_only: bool) -> bool {
         let options = FsOptions { read_only, ..fs_options() };
-        let Some(fs) = answer("opening the file system", Fs::open(db.clone(), env, options)) else { return true };
+        let Some(fs) = answer("opening the file system", Fs::open(db.clone(), env, options)) else {
+            return true;
+        };
         let mut hurt = false;
         for (path, expected) in &self.nodes {
             if let Some(found) = node(&fs, path, &mut hurt) {

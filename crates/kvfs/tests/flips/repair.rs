@@ -1,4 +1,5 @@
-//! Repairs of stores with bad blocks: afterwards everything is sound, and whatever did not hang on what was lost is as it was.
+//! Repairs of stores with bad blocks: afterwards everything is sound, and whatever did not hang on
+//! what was lost is as it was.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -40,25 +41,41 @@ fn sound(image: &Image, device: &MemoryDevice) {
 fn compare(image: &Image, device: &MemoryDevice, touched: &[FaultKeys]) -> usize {
     let db = open(image, device);
     let mut lost = 0;
-    for (name, tuples) in image.expected.dictionaries.iter().filter(|(name, _)| !matches!(&name[..], "nmap" | "imap" | "dmap")) {
+    for (name, tuples) in image
+        .expected
+        .dictionaries
+        .iter()
+        .filter(|(name, _)| !matches!(&name[..], "nmap" | "imap" | "dmap"))
+    {
         let dict = db.dictionary(name).expect("it is there");
-        let found: BTreeMap<Bytes, Bytes> = db.view().scan(dict, b"", b"", usize::MAX).expect("readable").into_iter().collect();
+        let found: BTreeMap<Bytes, Bytes> =
+            db.view().scan(dict, b"", b"", usize::MAX).expect("readable").into_iter().collect();
         let expected: BTreeMap<Bytes, Bytes> = tuples.iter().cloned().collect();
         for (key, value) in &found {
             assert_eq!(expected.get(key), Some(value), "{name}: {key:?}");
         }
         for key in expected.keys().filter(|key| !found.contains_key(*key)) {
-            assert!(salvage::is_touched(touched, name, key), "{name}: {key:?} was whole and is gone");
+            assert!(
+                salvage::is_touched(touched, name, key),
+                "{name}: {key:?} was whole and is gone"
+            );
             lost += 1;
         }
     }
-    let fs = Fs::open(db, Arc::new(Simulated::new(1)), kvfs::FsOptions { read_only: true, ..fs_options() }).expect("a file system");
+    let fs = Fs::open(
+        db,
+        Arc::new(Simulated::new(1)),
+        kvfs::FsOptions { read_only: true, ..fs_options() },
+    )
+    .expect("a file system");
     let any = |dict: &str| touched.iter().any(|t| t.dictionary == dict);
     for (path, node) in &image.expected.nodes {
         let (ino, shown) = (node.attr.ino, path.escape_ascii().to_string());
         let near = |dict: &str| {
             let (from, to) = (ino.to_be_bytes(), (ino + 1).to_be_bytes());
-            touched.iter().any(|t| t.dictionary == dict && t.start[..] < to[..] && t.end[..] > from[..])
+            touched
+                .iter()
+                .any(|t| t.dictionary == dict && t.start[..] < to[..] && t.end[..] > from[..])
         };
         if near("imap") || near("dmap") {
             lost += 1;
@@ -76,7 +93,9 @@ fn compare(image: &Image, device: &MemoryDevice, touched: &[FaultKeys]) -> usize
         if attr.kind == FileKind::File {
             let mut content = Vec::new();
             while (content.len() as u64) < attr.size {
-                content.extend_from_slice(&fs.read(ino, content.len() as u64, 1 << 20).expect("readable"));
+                content.extend_from_slice(
+                    &fs.read(ino, content.len() as u64, 1 << 20).expect("readable"),
+                );
             }
             assert!(content == node.content, "{shown}");
         }
@@ -87,7 +106,8 @@ fn compare(image: &Image, device: &MemoryDevice, touched: &[FaultKeys]) -> usize
 fn flips(live: &Live, random: &mut Random) -> Vec<(u64, u8)> {
     let mut flips = Vec::new();
     while flips.is_empty() || (flips.len() < 6 && random.one_in(2)) {
-        let class = [Class::Tuples, Class::Tuples, Class::Index, Class::Value][random.below(4) as usize];
+        let class =
+            [Class::Tuples, Class::Tuples, Class::Index, Class::Value][random.below(4) as usize];
         flips.push((live.pick_of(class, random), random.below(8) as u8));
     }
     flips.sort();
@@ -111,7 +131,10 @@ fn damage(end: End, share: u64) {
             sound(&image, &device);
             lost += compare(&image, &device, &touched);
             let again = repair(&image, device.clone()).expect("again");
-            assert!(again.store.removed.is_empty() && again.mended.is_empty(), "nothing is left to repair: {again:?}");
+            assert!(
+                again.store.removed.is_empty() && again.mended.is_empty(),
+                "nothing is left to repair: {again:?}"
+            );
             removed += repaired.store.removed.len();
             mended += repaired.mended.len();
         }));
@@ -120,7 +143,10 @@ fn damage(end: End, share: u64) {
             std::panic::resume_unwind(panic);
         }
     }
-    assert!(removed > 0 && mended > 0 && lost > 0, "{removed} removed, {mended} mended, {lost} lost");
+    assert!(
+        removed > 0 && mended > 0 && lost > 0,
+        "{removed} removed, {mended} mended, {lost} lost"
+    );
 }
 
 #[test]
@@ -150,7 +176,8 @@ fn a_power_cut_leaves_the_old_store_or_the_repaired_one() {
     let live = Live::of(&image);
     let contents = |device: MemoryDevice| {
         let salvage = salvage::open(device).expect("it can be read");
-        let all: Vec<_> = image.expected.dictionaries.keys().map(|d| salvage::scan(&salvage, d).tuples).collect();
+        let all: Vec<_> =
+            image.expected.dictionaries.keys().map(|d| salvage::scan(&salvage, d).tuples).collect();
         all
     };
     let mut random = Random::new(number("KVFS_SEED").unwrap_or(4));
@@ -158,7 +185,8 @@ fn a_power_cut_leaves_the_old_store_or_the_repaired_one() {
     let mut rounds = number("KVFS_SEEDS").unwrap_or(3);
     while rounds > 0 {
         // Names and nodes, so that there is something to mend.
-        let flips: Vec<(u64, u8)> = (0..4).map(|_| (live.pick_of(Class::Tuples, &mut random), 1)).collect();
+        let flips: Vec<(u64, u8)> =
+            (0..4).map(|_| (live.pick_of(Class::Tuples, &mut random), 1)).collect();
         let damaged = image.device.clone();
         flips.iter().for_each(|&(at, bit)| damaged.flip_bit(at, bit));
         let device = Arc::new(CrashDevice::over(damaged.clone()));

@@ -1,4 +1,5 @@
-//! What is brought out of a damaged store: everything whose blocks are whole, nothing that was never there, and all that is missing is told.
+//! What is brought out of a damaged store: everything whose blocks are whole, nothing that was
+//! never there, and all that is missing is told.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
@@ -72,11 +73,16 @@ fn compare_keys(expected: &Expected, salvage: &Salvage, touched: &[FaultKeys]) -
         let found = scan(salvage, dictionary);
         let expected: BTreeMap<&Bytes, &Bytes> = tuples.iter().map(|(k, v)| (k, v)).collect();
         for (key, value) in &found.tuples {
-            let was = expected.get(key).unwrap_or_else(|| panic!("{dictionary}: {key:?} was never there"));
+            let was = expected
+                .get(key)
+                .unwrap_or_else(|| panic!("{dictionary}: {key:?} was never there"));
             assert!(*was == value, "{dictionary}: another value of {key:?}");
         }
         for key in expected.keys().filter(|key| !found.tuples.contains_key(**key)) {
-            assert!(is_touched(touched, dictionary, key), "{dictionary}: {key:?} is whole and did not come out");
+            assert!(
+                is_touched(touched, dictionary, key),
+                "{dictionary}: {key:?} is whole and did not come out"
+            );
             assert!(found.may_lack(key), "{dictionary}: nothing says that {key:?} is missing");
             lacking += 1;
         }
@@ -94,18 +100,28 @@ fn compare_files(expected: &Expected, remains: &Remains, touched: &[FaultKeys]) 
         let ino = node.attr.ino;
         let shown = path.escape_ascii();
         let near = |dict: &str| {
-            touched.iter().any(|t| t.dictionary == dict && t.start[..] < ino_key(ino + 1)[..] && t.end[..] > ino_key(ino)[..])
+            touched.iter().any(|t| {
+                t.dictionary == dict
+                    && t.start[..] < ino_key(ino + 1)[..]
+                    && t.end[..] > ino_key(ino)[..]
+            })
         };
         match remains.node(ino) {
             Left::Node(left) => {
-                assert!(near("imap") || (!left.stale && left.lost_xattrs.is_empty()), "{shown} is whole");
+                assert!(
+                    near("imap") || (!left.stale && left.lost_xattrs.is_empty()),
+                    "{shown} is whole"
+                );
                 if left.stale {
                     damaged += 1;
                     continue;
                 }
                 assert_eq!(left.attr, node.attr, "{shown}");
                 let xattrs: BTreeMap<Vec<u8>, Vec<u8>> = left.xattrs.iter().cloned().collect();
-                assert!(xattrs.iter().all(|(name, value)| node.xattrs.get(name) == Some(value)), "{shown}");
+                assert!(
+                    xattrs.iter().all(|(name, value)| node.xattrs.get(name) == Some(value)),
+                    "{shown}"
+                );
                 assert_eq!(xattrs.len() + left.lost_xattrs.len(), node.xattrs.len(), "{shown}");
                 if node.attr.kind == FileKind::File {
                     damaged += compare_data(remains, &left, node, near("dmap"), &shown.to_string());
@@ -118,8 +134,12 @@ fn compare_files(expected: &Expected, remains: &Remains, touched: &[FaultKeys]) 
             Left::None => panic!("{shown} is not there at all"),
         }
         if node.attr.kind == FileKind::Dir {
-            let wanted: BTreeMap<&[u8], u64> =
-                node.entries.iter().filter(|(n, _)| !matches!(&n[..], b"." | b"..")).map(|(n, ino)| (&n[..], *ino)).collect();
+            let wanted: BTreeMap<&[u8], u64> = node
+                .entries
+                .iter()
+                .filter(|(n, _)| !matches!(&n[..], b"." | b".."))
+                .map(|(n, ino)| (&n[..], *ino))
+                .collect();
             let (mut found, mut gap) = (0, false);
             for entry in remains.entries(ino) {
                 match entry {
@@ -127,18 +147,33 @@ fn compare_files(expected: &Expected, remains: &Remains, touched: &[FaultKeys]) 
                     LeftEntry::Malformed(what) => panic!("{shown}: {what}"),
                     LeftEntry::Entry { stale: true, .. } => {}
                     LeftEntry::Entry { name, ino, .. } => {
-                        assert_eq!(wanted.get(&name[..]), Some(&ino), "{shown}/{}", name.escape_ascii());
+                        assert_eq!(
+                            wanted.get(&name[..]),
+                            Some(&ino),
+                            "{shown}/{}",
+                            name.escape_ascii()
+                        );
                         found += 1;
                     }
                 }
             }
-            assert!(found == wanted.len() || (gap && near("nmap")), "{shown}: {found} of {} names", wanted.len());
+            assert!(
+                found == wanted.len() || (gap && near("nmap")),
+                "{shown}: {found} of {} names",
+                wanted.len()
+            );
         }
     }
     damaged
 }
 
-fn compare_data(remains: &Remains, left: &kvfs::LeftNode, node: &Node, near: bool, shown: &str) -> usize {
+fn compare_data(
+    remains: &Remains,
+    left: &kvfs::LeftNode,
+    node: &Node,
+    near: bool,
+    shown: &str,
+) -> usize {
     let mut content = vec![0; node.content.len()];
     let missing: Vec<Range<u64>> = remains
         .data(node.attr.ino, Some(left), |at, bytes| {
@@ -148,9 +183,15 @@ fn compare_data(remains: &Remains, left: &kvfs::LeftNode, node: &Node, near: boo
         .unwrap();
     assert!(missing.is_empty() || near, "{shown} is whole, but misses {missing:?}");
     assert!(missing.windows(2).all(|w| w[0].end < w[1].start), "{shown}: {missing:?}");
-    assert!(missing.iter().all(|r| r.start < r.end && r.end <= node.attr.size), "{shown}: {missing:?}");
+    assert!(
+        missing.iter().all(|r| r.start < r.end && r.end <= node.attr.size),
+        "{shown}: {missing:?}"
+    );
     for (at, (a, b)) in content.iter().zip(&node.content).enumerate() {
-        assert!(a == b || missing.iter().any(|r| r.contains(&(at as u64))), "{shown}: byte {at} is wrong");
+        assert!(
+            a == b || missing.iter().any(|r| r.contains(&(at as u64))),
+            "{shown}: byte {at} is wrong"
+        );
     }
     missing.len()
 }
@@ -187,7 +228,8 @@ fn damage(end: End, share: u64) {
     for round in 0..rounds {
         let mut flips = Vec::new();
         while flips.is_empty() || (flips.len() < 6 && random.one_in(2)) {
-            let class = [Class::Tuples, Class::Tuples, Class::Index, Class::Value][random.below(4) as usize];
+            let class = [Class::Tuples, Class::Tuples, Class::Index, Class::Value]
+                [random.below(4) as usize];
             flips.push((live.pick_of(class, &mut random), random.below(8) as u8));
         }
         // The same bit twice is none.
@@ -221,7 +263,8 @@ fn of_a_store_that_lost_power_with_bad_blocks() {
     damage(End::PowerCut, 5);
 }
 
-/// Without a superblock, or with a manifest that breaks off, what was there comes out by what else is found.
+/// Without a superblock, or with a manifest that breaks off, what was there comes out by what else
+/// is found.
 #[test]
 fn without_the_superblock_the_manifest_is_found() {
     for end in [End::Closed, End::PowerCut, End::ClosedUnflushed] {
@@ -234,14 +277,18 @@ fn without_the_superblock_the_manifest_is_found() {
             }
             let salvage = open(device).unwrap();
             assert!(!salvage.notes().is_empty(), "it is said");
-            assert_eq!(compare_keys(&image.expected, &salvage, &[]), 0, "{end:?}: everything is there all the same");
+            assert_eq!(
+                compare_keys(&image.expected, &salvage, &[]),
+                0,
+                "{end:?}: everything is there all the same"
+            );
             assert_eq!(compare_files(&image.expected, &Remains::new(salvage), &[]), 0);
         }
     }
 }
 
-/// Whatever is lost of the structures above everything else: what comes out was there, unless it is said that it may be older; and most of
-/// it comes out.
+/// Whatever is lost of the structures above everything else: what comes out was there, unless it is
+/// said that it may be older; and most of it comes out.
 #[test]
 fn with_holes_in_manifest_and_journal_most_comes_out() {
     for end in [End::PowerCut, End::ClosedUnflushed, End::LongJournal] {
@@ -255,7 +302,8 @@ fn with_holes_in_manifest_and_journal_most_comes_out() {
             let at = live.pick_of(class, &mut random);
             device.flip_bit(at, 3);
             if class == Class::Manifest {
-                // Both copies: the other one lies behind it or before it. A whole MiB there hits it.
+                // Both copies: the other one lies behind it or before it. A whole MiB there hits
+                // it.
                 let zone = at / ZONE_SIZE * ZONE_SIZE;
                 let from = at.saturating_sub(32 << 10).max(zone + 4096);
                 for at in (from..from + (64 << 10)).step_by(4096) {
@@ -266,7 +314,10 @@ fn with_holes_in_manifest_and_journal_most_comes_out() {
                 Ok(salvage) => salvage,
                 // Its only manifest, or the beginning of it.
                 Err(e) => {
-                    assert!(class == Class::Manifest && e.to_string().contains("no manifest was found"), "{end:?}: {e}");
+                    assert!(
+                        class == Class::Manifest && e.to_string().contains("no manifest was found"),
+                        "{end:?}: {e}"
+                    );
                     continue;
                 }
             };
@@ -276,7 +327,10 @@ fn with_holes_in_manifest_and_journal_most_comes_out() {
                 right += tuples.iter().filter(|(k, v)| found.tuples.get(k) == Some(v)).count();
             }
             let told = !salvage.notes().is_empty();
-            assert!(told || right == all, "{end:?}: {right} of {all}, and nothing is said, {class:?} {at:#x}");
+            assert!(
+                told || right == all,
+                "{end:?}: {right} of {all}, and nothing is said, {class:?} {at:#x}"
+            );
             if class == Class::Journal && end != End::LongJournal {
                 assert!(right * 10 > all * 9, "{end:?}: {right} of {all}, {:?}", salvage.notes());
             }

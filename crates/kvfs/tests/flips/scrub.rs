@@ -1,4 +1,5 @@
-//! Flips under a store that is open: a scrub finds what rots while the store is in use, whatever is cached of it.
+//! Flips under a store that is open: a scrub finds what rots while the store is in use, whatever is
+//! cached of it.
 
 use std::sync::Arc;
 
@@ -41,11 +42,16 @@ fn flip(end: End, share: u64) {
             Class::Dead => assert!(faults.is_empty(), "{context}"),
             Class::End => {}
             // Padding between values, and values that were overwritten since.
-            Class::Value if !live.current(at) => assert!(!faults.is_empty() || image.byte(at) == 0, "{context}"),
+            Class::Value if !live.current(at) => {
+                assert!(!faults.is_empty() || image.byte(at) == 0, "{context}")
+            }
             _ => assert!(!faults.is_empty(), "{context}"),
         }
         if matches!(class, Class::Tuples | Class::Index | Class::Value) {
-            assert!(faults.iter().all(|f| f.keys.as_ref().is_some_and(|k| k.start < k.end)), "{context}");
+            assert!(
+                faults.iter().all(|f| f.keys.as_ref().is_some_and(|k| k.start < k.end)),
+                "{context}"
+            );
         }
         device.flip_bit(at, bit);
     }

@@ -1,5 +1,6 @@
-//! Stores with hostile content behind valid checksums: a small sound file system, into whose dictionaries raw tuples are put that no file
-//! system can have made. The encoding is that of `docs/format.md`, written down once more, so that anything can be encoded.
+//! Stores with hostile content behind valid checksums: a small sound file system, into whose
+//! dictionaries raw tuples are put that no file system can have made. The encoding is that of
+//! `docs/format.md`, written down once more, so that anything can be encoded.
 #![allow(dead_code)]
 
 use kvdb::{Batch, DictionaryId, Durability, Kvdb};
@@ -14,7 +15,8 @@ pub struct Random {
 
 impl Random {
     pub fn new(seed: u64) -> Random {
-        let mut random = Random { state: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1, silent: false };
+        let mut random =
+            Random { state: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1, silent: false };
         for _ in 0..4 {
             random.next();
         }
@@ -107,7 +109,10 @@ impl Node {
         self.numbers.iter().for_each(|n| varint(&mut out, *n));
         varint(&mut out, 2_000_000_000);
         out.extend_from_slice(&self.nanos.to_le_bytes());
-        [self.rdev, self.parent, self.pages].into_iter().flatten().for_each(|n| varint(&mut out, n));
+        [self.rdev, self.parent, self.pages]
+            .into_iter()
+            .flatten()
+            .for_each(|n| varint(&mut out, n));
         if let Some((count, all)) = &self.xattrs {
             varint(&mut out, *count);
             for (name, place, len, value) in all {
@@ -160,7 +165,17 @@ pub fn sound(fs: &Fs) -> Vec<u64> {
 
 fn number(random: &mut Random, known: &[u64]) -> u64 {
     match random.below(10) {
-        0 => *random.pick(&[0, 2, 1000, LIMIT - 1, LIMIT, LIMIT + 1, 1 << 63, u64::MAX - 1, u64::MAX]),
+        0 => *random.pick(&[
+            0,
+            2,
+            1000,
+            LIMIT - 1,
+            LIMIT,
+            LIMIT + 1,
+            1 << 63,
+            u64::MAX - 1,
+            u64::MAX,
+        ]),
         1 => random.next() >> random.below(64),
         _ => *random.pick(known),
     }
@@ -168,7 +183,18 @@ fn number(random: &mut Random, known: &[u64]) -> u64 {
 
 fn size(random: &mut Random) -> u64 {
     match random.below(3) {
-        0 => *random.pick(&[0, 1, 4095, 4096, 4097, u64::from(u32::MAX), 1 << 40, i64::MAX as u64, 1 << 63, u64::MAX]),
+        0 => *random.pick(&[
+            0,
+            1,
+            4095,
+            4096,
+            4097,
+            u64::from(u32::MAX),
+            1 << 40,
+            i64::MAX as u64,
+            1 << 63,
+            u64::MAX,
+        ]),
         1 => random.next() >> random.below(64),
         _ => random.below(30_000) as u64,
     }
@@ -187,11 +213,34 @@ fn bytes(random: &mut Random) -> Vec<u8> {
 }
 
 fn name(random: &mut Random) -> Vec<u8> {
-    let hostile: [&[u8]; 11] =
-        [b"", b".", b"..", b"/", b"/etc/passwd", b"../x", b"a/b", b"nul\0", b"\0", &[b'n'; 256], &[b'n'; 20_000]];
+    let hostile: [&[u8]; 11] = [
+        b"",
+        b".",
+        b"..",
+        b"/",
+        b"/etc/passwd",
+        b"../x",
+        b"a/b",
+        b"nul\0",
+        b"\0",
+        &[b'n'; 256],
+        &[b'n'; 20_000],
+    ];
     match random.below(3) {
         0 => random.pick(&hostile).to_vec(),
-        1 => random.pick(&[&b"a"[..], b"b", b"c", b"small", b"large", b"new", b"\xff", b".kvfs", &[b'n'; 255]]).to_vec(),
+        1 => random
+            .pick(&[
+                &b"a"[..],
+                b"b",
+                b"c",
+                b"small",
+                b"large",
+                b"new",
+                b"\xff",
+                b".kvfs",
+                &[b'n'; 255],
+            ])
+            .to_vec(),
         _ => format!("n{}", random.below(50)).into_bytes(),
     }
 }
@@ -204,19 +253,40 @@ fn node(random: &mut Random, known: &[u64]) -> Vec<u8> {
         match random.below(13) {
             0 => node.version = random.next() as u8,
             1 => node.perm = random.next() as u16,
-            2 => node.numbers[0] = *random.pick(&[0, 1, 2, 1000, u64::from(u32::MAX) - 1, u64::from(u32::MAX), 1 << 40]),
+            2 => {
+                node.numbers[0] = *random.pick(&[
+                    0,
+                    1,
+                    2,
+                    1000,
+                    u64::from(u32::MAX) - 1,
+                    u64::from(u32::MAX),
+                    1 << 40,
+                ])
+            }
             3 => node.numbers[1 + random.below(2)] = size(random),
             4 | 5 => node.numbers[3] = size(random),
             6 => node.rdev = Some(size(random)),
             7 => node.parent = if random.one_in(2) { None } else { Some(number(random, known)) },
-            8 => node.pages = Some(if random.one_in(2) { node.numbers[3].div_ceil(4096) } else { size(random) }),
+            8 => {
+                node.pages = Some(if random.one_in(2) {
+                    node.numbers[3].div_ceil(4096)
+                } else {
+                    size(random)
+                })
+            }
             9 => node.nanos = *random.pick(&[999_999_999, 1_000_000_000, u32::MAX]),
             10 => {
                 let count = 1 + random.below(4);
                 let mut one = || {
                     let value = bytes(random);
                     let said = if random.one_in(3) { size(random) } else { value.len() as u64 };
-                    (name(random), random.below(3) as u8, said, if random.one_in(3) { Vec::new() } else { value })
+                    (
+                        name(random),
+                        random.below(3) as u8,
+                        said,
+                        if random.one_in(3) { Vec::new() } else { value },
+                    )
                 };
                 let all: Vec<_> = (0..count).map(|_| one()).collect();
                 let said = if random.one_in(3) { size(random) } else { all.len() as u64 };
@@ -247,8 +317,10 @@ fn harm(random: &mut Random, d: &Dictionaries, known: &mut Vec<u64>, batch: &mut
     match random.below(13) {
         // An entry: anywhere, of any name, for anything.
         0..=2 => {
-            let mut value =
-                entry(if random.one_in(6) { random.below(16) as u8 } else { random.below(7) as u8 }, number(random, known));
+            let mut value = entry(
+                if random.one_in(6) { random.below(16) as u8 } else { random.below(7) as u8 },
+                number(random, known),
+            );
             if random.one_in(6) {
                 value[0] = random.next() as u8;
             }
@@ -263,13 +335,22 @@ fn harm(random: &mut Random, d: &Dictionaries, known: &mut Vec<u64>, batch: &mut
             let ino = if random.one_in(2) { free } else { number(random, known) };
             batch.put(d.imap, ino.to_be_bytes().to_vec(), node(random, known));
             let kind = random.below(7) as u8;
-            batch.put(d.nmap, name_key(number(random, known), format!("named{ino}").as_bytes()), entry(kind, ino));
+            batch.put(
+                d.nmap,
+                name_key(number(random, known), format!("named{ino}").as_bytes()),
+                entry(kind, ino),
+            );
             known.push(ino);
         }
         7 => {
             let mut key = bytes(random);
             if random.one_in(2) {
-                key = [&number(random, known).to_be_bytes()[..], &[*random.pick(b"\x01som")], &name(random)].concat();
+                key = [
+                    &number(random, known).to_be_bytes()[..],
+                    &[*random.pick(b"\x01som")],
+                    &name(random),
+                ]
+                .concat();
             }
             batch.put(d.imap, key, bytes(random));
         }
@@ -310,7 +391,11 @@ fn harm(random: &mut Random, d: &Dictionaries, known: &mut Vec<u64>, batch: &mut
                 batch.put(d.imap, ino.to_be_bytes().to_vec(), Node::sound(1, parent).encode());
                 batch.put(d.nmap, name_key(parent, b"round"), entry(1, ino));
             }
-            batch.put(d.nmap, name_key(*random.pick(&known[..4.min(known.len())]), b"into"), entry(1, one));
+            batch.put(
+                d.nmap,
+                name_key(*random.pick(&known[..4.min(known.len())]), b"into"),
+                entry(1, one),
+            );
             known.push(one);
         }
         // The file system's own record, and orphans that are none.
@@ -322,14 +407,19 @@ fn harm(random: &mut Random, d: &Dictionaries, known: &mut Vec<u64>, batch: &mut
             };
             match random.below(3) {
                 0 => batch.delete(d.imap, key),
-                1 => batch.put(d.imap, key, [b"kvfs", &[random.below(4) as u8][..], &[3; 16]].concat()),
+                1 => batch.put(
+                    d.imap,
+                    key,
+                    [b"kvfs", &[random.below(4) as u8][..], &[3; 16]].concat(),
+                ),
                 _ => batch.put(d.imap, key, bytes(random)),
             }
         }
     }
 }
 
-/// Puts hostile tuples into a store with a sound file system of these inodes; `false`: the store would not take them.
+/// Puts hostile tuples into a store with a sound file system of these inodes; `false`: the store
+/// would not take them.
 pub fn spoil(random: &mut Random, db: &Kvdb, mut known: Vec<u64>) -> bool {
     let d = Dictionaries::of(db);
     let mut batch = Batch::new();

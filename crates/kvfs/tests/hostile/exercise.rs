@@ -1,12 +1,13 @@
-//! Everything that can be asked of a store, asked of one that is not sound. What is answered does not matter; that it is, does.
+//! Everything that can be asked of a store, asked of one that is not sound. What is answered does
+//! not matter; that it is, does.
 
 use std::sync::Arc;
 
 use env::Env;
 use kvdb::{Durability, Kvdb, ReceiveOptions};
 use kvfs::{
-    Allocate, AllocateMode, Caller, FileKind, Fs, FsOptions, Ino, ROOT, RenameFlags, SetAttr, View, Views, Whence, WriteHints,
-    XattrFlags,
+    Allocate, AllocateMode, Caller, FileKind, Fs, FsOptions, Ino, ROOT, RenameFlags, SetAttr, View,
+    Views, Whence, WriteHints, XattrFlags,
 };
 
 use crate::content::Random;
@@ -33,7 +34,10 @@ fn look(fs: &Fs, known: &[Ino]) -> Found {
                     return false;
                 }
                 assert!(
-                    !entry.name.is_empty() && entry.name.len() <= 255 && !entry.name.contains(&0) && !entry.name.contains(&b'/')
+                    !entry.name.is_empty()
+                        && entry.name.len() <= 255
+                        && !entry.name.contains(&0)
+                        && !entry.name.contains(&b'/')
                 );
                 cookie = entry.cookie;
                 names.push((entry.name.to_vec(), entry.ino));
@@ -51,7 +55,13 @@ fn look(fs: &Fs, known: &[Ino]) -> Found {
         }
         one(fs, dir);
     }
-    for path in [&b"a/b/c/linked"[..], b"a/again/again/again", b"../..//etc/passwd", b"a/b/c/link", b"left/right/left"] {
+    for path in [
+        &b"a/b/c/linked"[..],
+        b"a/again/again/again",
+        b"../..//etc/passwd",
+        b"a/b/c/link",
+        b"left/right/left",
+    ] {
         let _ = fs.resolve(path);
     }
     for from in [ROOT, 2] {
@@ -67,7 +77,9 @@ fn look(fs: &Fs, known: &[Ino]) -> Found {
 /// Everything about one inode.
 fn one(fs: &Fs, ino: Ino) {
     let Ok(attr) = fs.getattr(ino) else { return };
-    for (at, len) in [(0, 100_000), (attr.size.saturating_sub(10), 100), (u64::MAX - 5, 100), (1 << 20, 4096)] {
+    for (at, len) in
+        [(0, 100_000), (attr.size.saturating_sub(10), 100), (u64::MAX - 5, 100), (1 << 20, 4096)]
+    {
         let _ = fs.read(ino, at, len);
     }
     for whence in [Whence::Data, Whence::Hole] {
@@ -87,18 +99,32 @@ fn one(fs: &Fs, ino: Ino) {
 /// Changes of all kinds, of which most fail.
 fn change(fs: &Fs, random: &mut Random, found: &Found) {
     for _ in 0..20 {
-        let (dir, name, ino) = if found.is_empty() { (ROOT, b"a".to_vec(), 2) } else { random.pick(found).clone() };
-        let (other, new) =
-            (found.get(random.below(found.len())).map_or(ROOT, |f| f.2), format!("new{}", random.below(9)).into_bytes());
+        let (dir, name, ino) =
+            if found.is_empty() { (ROOT, b"a".to_vec(), 2) } else { random.pick(found).clone() };
+        let (other, new) = (
+            found.get(random.below(found.len())).map_or(ROOT, |f| f.2),
+            format!("new{}", random.below(9)).into_bytes(),
+        );
         match random.below(17) {
             0 => drop(fs.mkdir(ino, &new, 0o755, USER)),
             1 => drop(fs.mknod(dir, &new, FileKind::File, 0o644, 0, USER)),
             2 => drop(fs.unlink(dir, &name)),
             3 => drop(fs.rmdir(dir, &name)),
             4 => drop(fs.rename(dir, &name, other, &new, RenameFlags::default())),
-            5 => drop(fs.rename(dir, &name, other, &name, RenameFlags { exchange: true, ..Default::default() })),
+            5 => drop(fs.rename(
+                dir,
+                &name,
+                other,
+                &name,
+                RenameFlags { exchange: true, ..Default::default() },
+            )),
             6 => drop(fs.link(ino, other, &new)),
-            7 => drop(fs.write(ino, *random.pick(&[0, 1, 4095, 1 << 30, u64::MAX - 3]), &[1; 5000], WriteHints::default())),
+            7 => drop(fs.write(
+                ino,
+                *random.pick(&[0, 1, 4095, 1 << 30, u64::MAX - 3]),
+                &[1; 5000],
+                WriteHints::default(),
+            )),
             8 => {
                 let size = Some(*random.pick(&[0, 1, 5000, 1 << 40, u64::MAX]));
                 drop(fs.setattr(ino, &SetAttr { size, ..SetAttr::default() }, USER));
@@ -106,8 +132,17 @@ fn change(fs: &Fs, random: &mut Random, found: &Found) {
             9 => drop(fs.setxattr(ino, b"user.new", &[2; 3000], XattrFlags::Any)),
             10 => drop(fs.removexattr(ino, b"user.small")),
             11 => {
-                let mode = *random.pick(&[AllocateMode::Allocate, AllocateMode::Punch, AllocateMode::Zero]);
-                drop(fs.fallocate(ino, Allocate { mode, keep_size: random.one_in(2) }, *random.pick(&[0, 4096, 1 << 40]), 10_000));
+                let mode = *random.pick(&[
+                    AllocateMode::Allocate,
+                    AllocateMode::Punch,
+                    AllocateMode::Zero,
+                ]);
+                drop(fs.fallocate(
+                    ino,
+                    Allocate { mode, keep_size: random.one_in(2) },
+                    *random.pick(&[0, 4096, 1 << 40]),
+                    10_000,
+                ));
             }
             12 => drop(fs.clone_tree(ino, ROOT, &new)),
             13 => drop(fs.symlink(dir, &new, b"target", USER)),
@@ -124,7 +159,8 @@ pub fn all(random: &mut Random, db: &Kvdb, env: &Arc<dyn Env>, known: &[Ino]) {
     // As `kvfs check` does.
     let _ = kvfs::verify(db);
     // As `kvfs diff` does, of snapshots.
-    let (sound, hostile) = (db.open_snapshot("sound").expect("there"), db.open_snapshot("hostile").expect("there"));
+    let (sound, hostile) =
+        (db.open_snapshot("sound").expect("there"), db.open_snapshot("hostile").expect("there"));
     let _ = kvfs::difference_of_states(&sound, &hostile);
     let _ = kvfs::difference_of_states(&hostile, &sound);
     // As the unmounted commands and a read-only mount do.
@@ -152,7 +188,11 @@ pub fn all(random: &mut Random, db: &Kvdb, env: &Arc<dyn Env>, known: &[Ino]) {
                 change(&inside, random, &found);
                 let _ = views.difference(id);
             }
-            let _ = if random.one_in(2) { views.commit(id, Durability::Buffered) } else { views.abort(id) };
+            let _ = if random.one_in(2) {
+                views.commit(id, Durability::Buffered)
+            } else {
+                views.abort(id)
+            };
         }
         change(&fs, random, &found);
         let _ = views.difference_of_snapshots("sound", None);

@@ -1,5 +1,6 @@
-//! Hostile stores and streams with valid checksums, given to everything that reads them: whatever is in them, a call answers or fails. It
-//! does not panic, it ends, and it takes no memory that its budget does not allow.
+//! Hostile stores and streams with valid checksums, given to everything that reads them: whatever
+//! is in them, a call answers or fails. It does not panic, it ends, and it takes no memory that its
+//! budget does not allow.
 //!
 //! `KVFS_HOSTILE=100000 cargo test -p kvfs --test hostile` runs many, from the seed `KVFS_BASE` on.
 
@@ -57,7 +58,13 @@ fn options() -> FsOptions {
 
 /// A store in memory, and the device that it lies on.
 fn store(seed: u64) -> (Kvdb, Arc<MemoryDevice>, Arc<dyn Env>) {
-    let open = OpenOptions { memory: MEMORY, threads: false, zero_journal: false, flush_on_close: false, ..OpenOptions::default() };
+    let open = OpenOptions {
+        memory: MEMORY,
+        threads: false,
+        zero_journal: false,
+        flush_on_close: false,
+        ..OpenOptions::default()
+    };
     let (device, env) = (Arc::new(MemoryDevice::new()), Arc::new(Simulated::new(seed)));
     let options = CreateOptions { open, ..CreateOptions::default() };
     let db = Kvdb::create(device.clone(), env.clone(), options).expect("memory does not fail");
@@ -116,13 +123,15 @@ fn run(what: &str, quick: u64, case: impl Fn(u64)) -> u64 {
     cases
 }
 
-/// Runs it, and checks that it did not take more memory than twice the budget beside what came to lie on the device.
+/// Runs it, and checks that it did not take more memory than twice the budget beside what came to
+/// lie on the device.
 fn within_budget(seed: u64, device: &MemoryDevice, it: impl FnOnce()) {
     let (before, lies) = (NOW.load(Ordering::Relaxed), device.allocated());
     MOST.store(before, Ordering::Relaxed);
     it();
     let taken = MOST.load(Ordering::Relaxed).saturating_sub(before) as u64;
-    let allowed = 2 * (MEMORY + WRITE_BUFFER + INODES) as u64 + device.allocated().saturating_sub(lies);
+    let allowed =
+        2 * (MEMORY + WRITE_BUFFER + INODES) as u64 + device.allocated().saturating_sub(lies);
     assert!(taken <= allowed, "seed {seed}: {taken} bytes of memory, {allowed} are allowed");
 }
 
@@ -165,7 +174,9 @@ fn hostile_images_are_opened_or_refused() {
         let mut random = Random::new(seed ^ 0x1357_9bdf_0246);
         let device = Arc::new(random.pick(&stores).clone());
         image::spoil(&mut random, &device);
-        within_budget(seed, &device.clone(), || _ = opened.fetch_add(image::all(&mut random, device).into(), Ordering::Relaxed));
+        within_budget(seed, &device.clone(), || {
+            _ = opened.fetch_add(image::all(&mut random, device).into(), Ordering::Relaxed)
+        });
     });
     // A generator whose images are all refused at the door reaches nothing.
     let opened = opened.into_inner();

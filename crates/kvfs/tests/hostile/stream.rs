@@ -1,4 +1,5 @@
-//! Hostile streams with valid checksums: frames as `docs/format.md` has them, with any numbers, names and order in them.
+//! Hostile streams with valid checksums: frames as `docs/format.md` has them, with any numbers,
+//! names and order in them.
 
 use std::sync::Arc;
 
@@ -39,8 +40,18 @@ fn frame(out: &mut Vec<u8>, random: &mut Random, kind: u8, payload: &[u8]) {
 }
 
 fn name(random: &mut Random) -> Vec<u8> {
-    let all: [&[u8]; 10] =
-        [b"s", b"", b".receive-00", b".progress", b"nmap", b"\xff\xfe", b"a/b", b"..", &[b'n'; 129], &[b'n'; 5000]];
+    let all: [&[u8]; 10] = [
+        b"s",
+        b"",
+        b".receive-00",
+        b".progress",
+        b"nmap",
+        b"\xff\xfe",
+        b"a/b",
+        b"..",
+        &[b'n'; 129],
+        &[b'n'; 5000],
+    ];
     if random.one_in(3) { random.pick(&all).to_vec() } else { b"snapshot".to_vec() }
 }
 
@@ -66,7 +77,10 @@ fn header(random: &mut Random, dictionaries: &[&str]) -> Vec<u8> {
     varint(&mut out, odd(random, dictionaries.len() as u64));
     for (n, dictionary) in dictionaries.iter().enumerate() {
         varint(&mut out, odd(random, n as u64 + 1));
-        put(&mut out, &if random.one_in(12) { name(random) } else { dictionary.as_bytes().to_vec() });
+        put(
+            &mut out,
+            &if random.one_in(12) { name(random) } else { dictionary.as_bytes().to_vec() },
+        );
         varint(&mut out, odd(random, 512));
         varint(&mut out, odd(random, 4096));
         out.push(if random.one_in(10) { random.next() as u8 } else { 1 });
@@ -98,11 +112,21 @@ pub fn make(random: &mut Random) -> Vec<u8> {
             payload.push(if random.one_in(20) { random.next() as u8 } else { 1 });
             let ino = n * 30 + i;
             let (key, value) = match dictionaries[dictionary as usize] {
-                "nmap" => (name_key(1, format!("{ino:06}").as_bytes()), entry(random.below(8) as u8, 2 + ino)),
-                "imap" => ((1 + ino).to_be_bytes().to_vec(), crate::content::Node::sound(random.below(8) as u8, 1).encode()),
-                _ => ([ino.to_be_bytes(), [0; 8]].concat(), vec![1; *random.pick(&[0, 10, 4096, 4097, 60_000])]),
+                "nmap" => (
+                    name_key(1, format!("{ino:06}").as_bytes()),
+                    entry(random.below(8) as u8, 2 + ino),
+                ),
+                "imap" => (
+                    (1 + ino).to_be_bytes().to_vec(),
+                    crate::content::Node::sound(random.below(8) as u8, 1).encode(),
+                ),
+                _ => (
+                    [ino.to_be_bytes(), [0; 8]].concat(),
+                    vec![1; *random.pick(&[0, 10, 4096, 4097, 60_000])],
+                ),
             };
-            let key = if random.one_in(25) { vec![random.next() as u8; random.below(40)] } else { key };
+            let key =
+                if random.one_in(25) { vec![random.next() as u8; random.below(40)] } else { key };
             match random.one_in(80) {
                 // A length that is not there.
                 true => varint(&mut payload, odd(random, 1 << 30)),
@@ -133,7 +157,10 @@ pub fn receive(random: &mut Random, db: &Kvdb, env: &Arc<dyn Env>, bytes: &[u8])
         // What came of it stays, and does no harm: a sound stream is taken afterwards.
         let _ = db.receiving();
         if random.one_in(2) {
-            db.receiving().unwrap_or_default().iter().for_each(|received| drop(db.forget_received(received)));
+            db.receiving()
+                .unwrap_or_default()
+                .iter()
+                .for_each(|received| drop(db.forget_received(received)));
         }
         let (other, _, env) = crate::store(3);
         let fs = kvfs::Fs::open(other.clone(), env, crate::options()).expect("a file system");

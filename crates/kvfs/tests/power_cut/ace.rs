@@ -1,9 +1,11 @@
-//! Small workloads, all of them, cut everywhere (after ACE: Mohan, Martinez, Ponnapalli, Raju, Chidambaram, OSDI '18). A workload is one
-//! or two calls on a fixed set of names, with a persistence point behind each: an fsync of one of the files or directories, a sync
-//! of everything, or none. It is run once to count the device's operations, and then once for each of them with the power cut there.
+//! Small workloads, all of them, cut everywhere (after ACE: Mohan, Martinez, Ponnapalli, Raju,
+//! Chidambaram, OSDI '18). A workload is one or two calls on a fixed set of names, with a
+//! persistence point behind each: an fsync of one of the files or directories, a sync of
+//! everything, or none. It is run once to count the device's operations, and then once for each of
+//! them with the power cut there.
 //!
-//! `KVFS_ACE=n` runs n workloads of two calls instead of a sample; `KVFS_ACE_FROM=n` begins with that one, so that a long run can be
-//! continued.
+//! `KVFS_ACE=n` runs n workloads of two calls instead of a sample; `KVFS_ACE_FROM=n` begins with
+//! that one, so that a long run can be continued.
 
 use std::sync::Arc;
 
@@ -57,7 +59,8 @@ fn calls() -> Vec<Step> {
 
 /// What may stand behind a call.
 fn persistence() -> Vec<Option<Step>> {
-    let fsyncs = FILES.into_iter().chain(DIRS).chain([""]).map(|p| Some(Step::Fsync(p.to_string())));
+    let fsyncs =
+        FILES.into_iter().chain(DIRS).chain([""]).map(|p| Some(Step::Fsync(p.to_string())));
     let key = Step::Keys(vec![(b"p".to_vec(), b"v".to_vec())], Durability::Synced);
     [None, Some(Step::SyncAll), Some(key)].into_iter().chain(fsyncs).collect()
 }
@@ -70,9 +73,16 @@ fn prepared(env: &Arc<Simulated>) -> (MemoryDevice, DictionaryId, History) {
     let mut h = History::new();
     let store = Store { fs: &fs, db: &db, dict };
     let file = |path: &str| Step::File(path.into());
-    let data = |path: &str, len: usize| Step::Write { path: path.into(), at: 0, data: vec![b'0'; len] };
-    let steps =
-        [Step::Dir("/A".into()), Step::Dir("/B".into()), file("/foo"), data("/foo", 12_000), file("/A/foo"), data("/A/foo", 100)];
+    let data =
+        |path: &str, len: usize| Step::Write { path: path.into(), at: 0, data: vec![b'0'; len] };
+    let steps = [
+        Step::Dir("/A".into()),
+        Step::Dir("/B".into()),
+        file("/foo"),
+        data("/foo", 12_000),
+        file("/A/foo"),
+        data("/A/foo", 100),
+    ];
     for step in steps.into_iter().chain([Step::SyncAll]) {
         assert!(store.perform(&step, &mut h).expect("a sound device"), "{step:?}");
     }
@@ -98,7 +108,8 @@ impl Ace {
         Ace { env, image, dict, history, workloads: 0, cuts: 0 }
     }
 
-    /// Runs a workload with the power cut in operation `cut`. `None`: it made no sense. Otherwise whether the power was cut.
+    /// Runs a workload with the power cut in operation `cut`. `None`: it made no sense. Otherwise
+    /// whether the power was cut.
     fn live(&self, workload: &[&Step], cut: u64) -> Option<bool> {
         let device = Arc::new(CrashDevice::over(self.image.clone()));
         let mut h = self.history.clone();
@@ -116,7 +127,8 @@ impl Ace {
                 }
             }
         }
-        // What has no persistence point behind it goes the usual way: it is on disk an interval later.
+        // What has no persistence point behind it goes the usual way: it is on disk an interval
+        // later.
         if !device.is_dead() {
             self.env.advance(std::time::Duration::from_secs(2));
             if opened.0.tick().is_ok() {
@@ -154,10 +166,13 @@ fn tell(ace: &Ace) {
 fn every_workload_of_one_call_survives_a_cut_everywhere() {
     let mut ace = Ace::new();
     let (calls, points) = (calls(), persistence());
-    // Without a point behind it, and with each of them; the quick run leaves out most of those that name other files.
+    // Without a point behind it, and with each of them; the quick run leaves out most of those that
+    // name other files.
     let every = if number("KVFS_ACE").is_some() { 1 } else { 5 };
     for (i, call) in calls.iter().enumerate() {
-        for (j, point) in points.iter().enumerate().filter(|(j, _)| *j < 2 || (i + j).is_multiple_of(every)) {
+        for (j, point) in
+            points.iter().enumerate().filter(|(j, _)| *j < 2 || (i + j).is_multiple_of(every))
+        {
             let _ = j;
             let workload: Vec<&Step> = [Some(call), point.as_ref()].into_iter().flatten().collect();
             ace.run(&workload);
@@ -173,7 +188,8 @@ fn workloads_of_two_calls_survive_a_cut_everywhere() {
     let (calls, points) = (calls(), persistence());
     let all = (calls.len() * points.len()).pow(2) as u64;
     let wanted = number("KVFS_ACE").unwrap_or(40);
-    // Neighbours in this order differ in everything: the step has no factor in common with their number.
+    // Neighbours in this order differ in everything: the step has no factor in common with their
+    // number.
     let stride = (all / 7 * 3) | 1;
     let mut n = number("KVFS_ACE_FROM").unwrap_or(0);
     while ace.workloads < wanted {
@@ -183,9 +199,13 @@ fn workloads_of_two_calls_survive_a_cut_everywhere() {
             index /= base;
             d
         };
-        let [a, p, b, q] = [digit(calls.len()), digit(points.len()), digit(calls.len()), digit(points.len())];
+        let [a, p, b, q] =
+            [digit(calls.len()), digit(points.len()), digit(calls.len()), digit(points.len())];
         let workload: Vec<&Step> =
-            [Some(&calls[a]), points[p].as_ref(), Some(&calls[b]), points[q].as_ref()].into_iter().flatten().collect();
+            [Some(&calls[a]), points[p].as_ref(), Some(&calls[b]), points[q].as_ref()]
+                .into_iter()
+                .flatten()
+                .collect();
         ace.run(&workload);
         n += 1;
         if n >= all {

@@ -1,9 +1,10 @@
-//! Every operation of the device fails once: each write with an error (it may have happened in part) and for want of space, each
-//! sync, each growth, each read. From the first error on nothing is certain but what was acknowledged; reading goes on; a sync that
-//! succeeds afterwards is believed; and after a power cut everything that was acknowledged is there.
+//! Every operation of the device fails once: each write with an error (it may have happened in
+//! part) and for want of space, each sync, each growth, each read. From the first error on nothing
+//! is certain but what was acknowledged; reading goes on; a sync that succeeds afterwards is
+//! believed; and after a power cut everything that was acknowledged is there.
 //!
-//! `KVFS_IO_STEP=1` strikes every operation of each seed's life instead of a sample, `KVFS_IO_FROM=n` those from the n-th on;
-//! `KVFS_SEEDS` and `KVFS_SEED_BASE` as ever.
+//! `KVFS_IO_STEP=1` strikes every operation of each seed's life instead of a sample,
+//! `KVFS_IO_FROM=n` those from the n-th on; `KVFS_SEEDS` and `KVFS_SEED_BASE` as ever.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +26,8 @@ const KINDS: [(Operation, FaultKind); 7] = [
     (Operation::Read, FaultKind::FlipBit),
 ];
 
-/// One life with one fault. Whether the fault struck: after the last operation it finds nothing to strike.
+/// One life with one fault. Whether the fault struck: after the last operation it finds nothing to
+/// strike.
 fn live_with(seed: u64, on: Operation, kind: FaultKind, after: u64) -> bool {
     let when = format!("seed {seed}, {on:?} {after} fails with {kind:?}");
     let mut random = Random::new(seed);
@@ -61,13 +63,23 @@ fn live_with(seed: u64, on: Operation, kind: FaultKind, after: u64) -> bool {
                 break;
             }
         }
-        // The call that failed may have happened or not; nothing else is in doubt for those that look now.
+        // The call that failed may have happened or not; nothing else is in doubt for those that
+        // look now.
         if failed.is_some() {
             let mut now = h.clone();
             now.states.drain(..h.states.len().saturating_sub(2));
-            let least: Vec<_> = h.versions.iter().enumerate().map(|(id, v)| (id, v.len().saturating_sub(2))).collect();
+            let least: Vec<_> = h
+                .versions
+                .iter()
+                .enumerate()
+                .map(|(id, v)| (id, v.len().saturating_sub(2)))
+                .collect();
             now.states.iter_mut().for_each(|s| s.least.extend(least.iter().copied()));
-            now.found(history::tree(fs), history::keys(db, dict), &format!("{when}: seen after {last:?} failed: {failed:?}"));
+            now.found(
+                history::tree(fs),
+                history::keys(db, dict),
+                &format!("{when}: seen after {last:?} failed: {failed:?}"),
+            );
         }
         // Who is told that all is on disk is told the truth.
         if fs.sync_all().is_ok() {

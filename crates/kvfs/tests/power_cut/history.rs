@@ -1,5 +1,5 @@
-//! What a store of files and keys may hold after a power cut: the states of names and keys that the calls made, in order, and all
-//! versions that each file had.
+//! What a store of files and keys may hold after a power cut: the states of names and keys that the
+//! calls made, in order, and all versions that each file had.
 
 use std::collections::BTreeMap;
 
@@ -107,7 +107,12 @@ impl History {
     }
 
     pub fn files(&self) -> Vec<String> {
-        self.now().names.iter().filter(|(_, n)| matches!(n, Node::File(_))).map(|(p, _)| p.clone()).collect()
+        self.now()
+            .names
+            .iter()
+            .filter(|(_, n)| matches!(n, Node::File(_)))
+            .map(|(p, _)| p.clone())
+            .collect()
     }
 
     pub fn is_dir(&self, path: &str) -> bool {
@@ -115,7 +120,9 @@ impl History {
     }
 
     pub fn is_empty_dir(&self, path: &str) -> bool {
-        self.is_dir(path) && !path.is_empty() && !self.now().names.keys().any(|p| p.starts_with(&format!("{path}/")))
+        self.is_dir(path)
+            && !path.is_empty()
+            && !self.now().names.keys().any(|p| p.starts_with(&format!("{path}/")))
     }
 
     pub fn ino(&self, path: &str) -> Ino {
@@ -127,7 +134,9 @@ impl History {
         let mut reasons = Vec::new();
         let judge = |s: &State| self.matches(s, &tree, &keys).map_err(|e| reasons.push(e)).is_ok();
         let at = self.states.iter().rposition(judge);
-        let at = at.unwrap_or_else(|| panic!("{when}: none of {} states: {reasons:#?}", self.states.len()));
+        let at = at.unwrap_or_else(|| {
+            panic!("{when}: none of {} states: {reasons:#?}", self.states.len())
+        });
         let mut state = self.states.swap_remove(at);
         let mut versions = Vec::new();
         let mut ids = BTreeMap::new();
@@ -145,12 +154,21 @@ impl History {
     }
 
     /// Whether `state` is what was found; the reason why not.
-    fn matches(&self, state: &State, found: &Tree, keys: &BTreeMap<Vec<u8>, Vec<u8>>) -> Result<(), String> {
+    fn matches(
+        &self,
+        state: &State,
+        found: &Tree,
+        keys: &BTreeMap<Vec<u8>, Vec<u8>>,
+    ) -> Result<(), String> {
         if state.keys != *keys {
             return Err("the keys differ".into());
         }
         if !state.names.keys().eq(found.keys()) {
-            return Err(format!("the names differ: {:?}, found {:?}", state.names.keys(), found.keys()));
+            return Err(format!(
+                "the names differ: {:?}, found {:?}",
+                state.names.keys(),
+                found.keys()
+            ));
         }
         let mut inos: BTreeMap<FileId, Ino> = BTreeMap::new();
         for (path, node) in &state.names {
@@ -165,7 +183,9 @@ impl History {
                     let least = state.least.get(id).copied().unwrap_or(0);
                     if !self.versions[*id][least..].contains(version) {
                         let (size, newest) = (version.content.len(), self.newest(*id));
-                        return Err(format!("{path}: {size} bytes, no version from {least} to {newest}"));
+                        return Err(format!(
+                            "{path}: {size} bytes, no version from {least} to {newest}"
+                        ));
                     }
                 }
                 _ => return Err(format!("{path}: of another kind or with another target")),
@@ -196,9 +216,18 @@ pub fn tree(fs: &Fs) -> Tree {
                 FileKind::Symlink => Found::Symlink(fs.readlink(ino).expect("links are readable")),
                 _ => {
                     let attr = fs.getattr(ino).expect("an inode is there");
-                    let content = fs.read(ino, 0, attr.size as u32).expect("files are readable").to_vec();
-                    assert_eq!(content.len() as u64, attr.size, "{path}: a read to the end gives the size");
-                    Found::File(Version { content, mode: attr.perm, xattr: fs.getxattr(ino, XATTR).ok() })
+                    let content =
+                        fs.read(ino, 0, attr.size as u32).expect("files are readable").to_vec();
+                    assert_eq!(
+                        content.len() as u64,
+                        attr.size,
+                        "{path}: a read to the end gives the size"
+                    );
+                    Found::File(Version {
+                        content,
+                        mode: attr.perm,
+                        xattr: fs.getxattr(ino, XATTR).ok(),
+                    })
                 }
             };
             found.insert(path, (ino, what));

@@ -1,11 +1,14 @@
-//! Power cuts and failing devices under the whole engine, files and keys in one store. What comes back is one state of the common
-//! history of names and keys, not older than the last sync; every file in it is one of its versions (content, mode and extended
-//! attribute together), not older than its last fsync, nor than the rename that gave it a name which another file had.
+//! Power cuts and failing devices under the whole engine, files and keys in one store. What comes
+//! back is one state of the common history of names and keys, not older than the last sync; every
+//! file in it is one of its versions (content, mode and extended attribute together), not older
+//! than its last fsync, nor than the rename that gave it a name which another file had.
 //!
-//! Three ways to get there: random histories with cuts at random moments, in recovery too (here); every operation of the device
-//! failing once (`every_io`); small workloads, all there are, cut at every operation of the device (`ace`).
+//! Three ways to get there: random histories with cuts at random moments, in recovery too (here);
+//! every operation of the device failing once (`every_io`); small workloads, all there are, cut at
+//! every operation of the device (`ace`).
 //!
-//! `KVFS_SEEDS=n` runs n seeds instead of the usual few; `KVFS_SEED=n` runs one; `KVFS_SEED_BASE=n` begins with that one.
+//! `KVFS_SEEDS=n` runs n seeds instead of the usual few; `KVFS_SEED=n` runs one; `KVFS_SEED_BASE=n`
+//! begins with that one.
 
 mod ace;
 mod every_io;
@@ -59,7 +62,9 @@ fn created(env: &Arc<Simulated>) -> (MemoryDevice, DictionaryId) {
     let create = CreateOptions { open: small(), reserve_zones: 4, ..CreateOptions::default() };
     let db = Kvdb::create(device.clone(), env.clone(), create).expect("a new store");
     let dict = db.create_dictionary("user", DictionaryOptions::default()).expect("a dictionary");
-    Fs::open(db.clone(), env.clone(), options()).and_then(|fs| fs.shutdown()).expect("a new file system");
+    Fs::open(db.clone(), env.clone(), options())
+        .and_then(|fs| fs.shutdown())
+        .expect("a new file system");
     db.close().expect("it closes");
     (MemoryDevice::clone(&device), dict)
 }
@@ -69,12 +74,20 @@ fn open(device: Arc<dyn Device>, env: &Arc<Simulated>) -> kvfs::Result<(Fs, Kvdb
     Ok((Fs::open(db.clone(), env.clone(), options())?, db))
 }
 
-/// The power is back: fails unless the image is sound and holds one of the states. Gives what is on disk after a clean close.
-fn judge(image: &MemoryDevice, dict: DictionaryId, env: &Arc<Simulated>, h: &mut History, when: &str) -> MemoryDevice {
+/// The power is back: fails unless the image is sound and holds one of the states. Gives what is on
+/// disk after a clean close.
+fn judge(
+    image: &MemoryDevice,
+    dict: DictionaryId,
+    env: &Arc<Simulated>,
+    h: &mut History,
+    when: &str,
+) -> MemoryDevice {
     let report = kvdb::check(Arc::new(image.clone()), &mut |_, _| {});
     assert!(report.is_clean(), "{when}: {:?}", report.faults);
     let device = Arc::new(CrashDevice::over(image.clone()));
-    let (db, _) = Kvdb::open(device.clone(), env.clone(), small()).unwrap_or_else(|e| panic!("{when}: {e}"));
+    let (db, _) =
+        Kvdb::open(device.clone(), env.clone(), small()).unwrap_or_else(|e| panic!("{when}: {e}"));
     let committed = kvfs::verify(&db).expect("verifies");
     assert!(committed.is_clean(), "{when}: {:?}", committed.findings);
     let fs = Fs::open(db.clone(), env.clone(), options()).unwrap_or_else(|e| panic!("{when}: {e}"));
@@ -86,7 +99,14 @@ fn judge(image: &MemoryDevice, dict: DictionaryId, env: &Arc<Simulated>, h: &mut
 }
 
 /// Opens the store and works in it until the power fails or there is nothing more to do.
-fn live(device: &Arc<CrashDevice>, dict: DictionaryId, env: &Arc<Simulated>, h: &mut History, random: &mut Random, when: &str) {
+fn live(
+    device: &Arc<CrashDevice>,
+    dict: DictionaryId,
+    env: &Arc<Simulated>,
+    h: &mut History,
+    random: &mut Random,
+    when: &str,
+) {
     let opened = open(device.clone(), env);
     let (fs, db) = match &opened {
         Err(e) => return assert!(device.is_dead(), "{when}: opening failed: {e}"),

@@ -27,7 +27,11 @@ pub fn step(h: &History, random: &mut Random) -> Option<Step> {
         1 => Step::Symlink(fresh(random)?),
         2..=6 => Step::File(fresh(random)?),
         7 => Step::Truncate(pick(random, &files)?, random.below(30_000) as usize),
-        8 => Step::Punch { path: pick(random, &files)?, at: random.below(20_000) as usize, len: 1 + random.below(20_000) as usize },
+        8 => Step::Punch {
+            path: pick(random, &files)?,
+            at: random.below(20_000) as usize,
+            len: 1 + random.below(20_000) as usize,
+        },
         9..=15 => {
             let sizes = [10, 300, 4096, 9000, 40_000, 100_000];
             let at = if random.one_in(2) { 0 } else { random.below(20_000) } as usize;
@@ -48,10 +52,13 @@ pub fn step(h: &History, random: &mut Random) -> Option<Step> {
             random.fill(&mut value);
             Step::Xattr(pick(random, &files)?, (!random.one_in(3)).then_some(value))
         }
-        27 | 28 => Step::Fsync(if random.one_in(6) { pick(random, &dirs)? } else { pick(random, &files)? }),
+        27 | 28 => {
+            Step::Fsync(if random.one_in(6) { pick(random, &dirs)? } else { pick(random, &files)? })
+        }
         29 => Step::SyncAll,
         _ => {
-            let durability = if random.one_in(5) { Durability::Synced } else { Durability::Buffered };
+            let durability =
+                if random.one_in(5) { Durability::Synced } else { Durability::Buffered };
             let change = |random: &mut Random| {
                 let mut value = vec![0; random.below(3000) as usize];
                 random.fill(&mut value);

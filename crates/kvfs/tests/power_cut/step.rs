@@ -62,9 +62,11 @@ impl Store<'_> {
     pub fn perform(&self, step: &Step, h: &mut History) -> kvfs::Result<bool> {
         let done = match step {
             Step::File(path) | Step::Dir(path) | Step::Symlink(path) => self.make(step, path, h)?,
-            Step::Write { .. } | Step::Truncate(..) | Step::Punch { .. } | Step::Mode(..) | Step::Xattr(..) => {
-                self.change(step, h)?
-            }
+            Step::Write { .. }
+            | Step::Truncate(..)
+            | Step::Punch { .. }
+            | Step::Mode(..)
+            | Step::Xattr(..) => self.change(step, h)?,
             Step::Rename { from, to } => self.rename(from, to, h)?,
             Step::Exchange(a, b) => self.exchange(a, b, h)?,
             Step::Link { from, to } => self.link(from, to, h)?,
@@ -109,7 +111,9 @@ impl Store<'_> {
             }
             Step::Keys(changes, durability) => {
                 let mut batch = Batch::new();
-                changes.iter().for_each(|(key, value)| batch.put(self.dict, key.clone(), value.clone()));
+                changes
+                    .iter()
+                    .for_each(|(key, value)| batch.put(self.dict, key.clone(), value.clone()));
                 h.attempt().keys.extend(changes.iter().cloned());
                 self.db.commit(batch, *durability)?;
                 if *durability == Durability::Synced {
@@ -183,9 +187,15 @@ impl Store<'_> {
         }
         let ino = h.ino(path);
         match step {
-            Step::Write { at, data, .. } => drop(self.fs.write(ino, *at as u64, data, Default::default())?),
+            Step::Write { at, data, .. } => {
+                drop(self.fs.write(ino, *at as u64, data, Default::default())?)
+            }
             Step::Truncate(_, size) => {
-                self.fs.setattr(ino, &SetAttr { size: Some(*size as u64), ..SetAttr::default() }, USER)?;
+                self.fs.setattr(
+                    ino,
+                    &SetAttr { size: Some(*size as u64), ..SetAttr::default() },
+                    USER,
+                )?;
             }
             Step::Punch { at, len, .. } => {
                 let how = Allocate { mode: AllocateMode::Punch, keep_size: true };
@@ -194,7 +204,9 @@ impl Store<'_> {
             Step::Mode(_, mode) => {
                 self.fs.setattr(ino, &SetAttr { mode: Some(*mode), ..SetAttr::default() }, USER)?;
             }
-            Step::Xattr(_, Some(value)) => self.fs.setxattr(ino, XATTR, value, XattrFlags::default())?,
+            Step::Xattr(_, Some(value)) => {
+                self.fs.setxattr(ino, XATTR, value, XattrFlags::default())?
+            }
             Step::Xattr(_, None) => self.fs.removexattr(ino, XATTR)?,
             _ => {}
         }
@@ -229,10 +241,20 @@ impl Store<'_> {
         };
         let state = h.attempt();
         state.names.remove(to);
-        state.names = state.names.iter().map(|(p, n)| (moved(p).unwrap_or_else(|| p.clone()), n.clone())).collect();
+        state.names = state
+            .names
+            .iter()
+            .map(|(p, n)| (moved(p).unwrap_or_else(|| p.clone()), n.clone()))
+            .collect();
         // The new content is committed with the name.
         state.least.extend(replaced);
-        let done = self.fs.rename(parents.0, split(from).1, parents.1, split(to).1, RenameFlags::default());
+        let done = self.fs.rename(
+            parents.0,
+            split(from).1,
+            parents.1,
+            split(to).1,
+            RenameFlags::default(),
+        );
         h.inos.remove(to);
         h.inos = h.inos.iter().map(|(p, i)| (moved(p).unwrap_or_else(|| p.clone()), *i)).collect();
         done.map(|()| true)

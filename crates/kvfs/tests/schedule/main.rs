@@ -1,9 +1,10 @@
-//! Programs of several threads on the files of one store, each under the schedule of a seed, with the file system's and the store's own
-//! threads and syncs that take their time: writes, truncations and fsyncs on the mainline, transactions over files and a key, a
-//! snapshot and rollbacks to it. One order of all operations must explain what each has read, see `history`.
+//! Programs of several threads on the files of one store, each under the schedule of a seed, with
+//! the file system's and the store's own threads and syncs that take their time: writes,
+//! truncations and fsyncs on the mainline, transactions over files and a key, a snapshot and
+//! rollbacks to it. One order of all operations must explain what each has read, see `history`.
 //!
-//! `KVFS_SEEDS=n` runs n seeds, `KVFS_SEED=n` only this one, `KVFS_SEED_BASE=n` begins with it. Long runs:
-//! `KVFS_SEEDS=20000 cargo test --profile simulation -p kvfs --test schedule`.
+//! `KVFS_SEEDS=n` runs n seeds, `KVFS_SEED=n` only this one, `KVFS_SEED_BASE=n` begins with it.
+//! Long runs: `KVFS_SEEDS=20000 cargo test --profile simulation -p kvfs --test schedule`.
 #![cfg(debug_assertions)]
 
 #[path = "../../../kvdb/tests/schedule/history.rs"]
@@ -18,7 +19,10 @@ use env::sync::Mutex;
 use env::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use env::{Random, Scheduled, schedule, thread};
 use history::{Effect, Operation, REGISTERS};
-use kvdb::{CreateOptions, DictionaryId, DictionaryOptions, Durability, Isolation, Kvdb, OpenOptions, TransactionOptions};
+use kvdb::{
+    CreateOptions, DictionaryId, DictionaryOptions, Durability, Isolation, Kvdb, OpenOptions,
+    TransactionOptions,
+};
 use kvfs::{Caller, FileKind, Fs, FsOptions, Ino, ROOT, SetAttr, View, Views};
 use slow_sync::SlowSync;
 use zones::CrashDevice;
@@ -69,8 +73,8 @@ const KINDS: [(Kind, usize); 8] = [
     (Kind::Flush, 1),
 ];
 
-/// All kinds, or some: what takes several operations of few kinds to go wrong is found sooner where there are no others (swarm
-/// testing: Groce, Zhang, Eide, Chen, Regehr, ISSTA 2012).
+/// All kinds, or some: what takes several operations of few kinds to go wrong is found sooner where
+/// there are no others (swarm testing: Groce, Zhang, Eide, Chen, Regehr, ISSTA 2012).
 fn kinds(random: &mut Random) -> Vec<Kind> {
     let all = random.one_in(3);
     let mut drawn = Vec::new();
@@ -97,7 +101,9 @@ fn missing(error: &kvfs::Error) -> bool {
     use kvdb::Error::{Conflict, Locked, NoTransaction};
     matches!(
         error,
-        kvfs::Error::Store(Conflict { .. } | Locked(_) | NoTransaction(_)) | kvfs::Error::Stale(_) | kvfs::Error::NotFound
+        kvfs::Error::Store(Conflict { .. } | Locked(_) | NoTransaction(_))
+            | kvfs::Error::Stale(_)
+            | kvfs::Error::NotFound
     )
 }
 
@@ -118,13 +124,21 @@ impl World {
         let ino = self.files[register];
         match value {
             Some(value) => fs.write(ino, 0, &encode(value), Default::default()).map(drop),
-            None => fs.setattr(ino, &SetAttr { size: Some(0), ..SetAttr::default() }, Caller::default()).map(drop),
+            None => fs
+                .setattr(ino, &SetAttr { size: Some(0), ..SetAttr::default() }, Caller::default())
+                .map(drop),
         }
     }
 
     /// Reads registers and changes some of them, all in one transaction.
-    fn transact(&self, isolation: Isolation, durability: Durability, random: &mut Random) -> kvfs::Result<Effect> {
-        let id = self.views.begin(TransactionOptions { isolation, ..TransactionOptions::default() })?;
+    fn transact(
+        &self,
+        isolation: Isolation,
+        durability: Durability,
+        random: &mut Random,
+    ) -> kvfs::Result<Effect> {
+        let id =
+            self.views.begin(TransactionOptions { isolation, ..TransactionOptions::default() })?;
         let worked = self.work(id, isolation, random);
         let (mut read, wrote) = match worked {
             Ok(did) => did,
@@ -137,14 +151,18 @@ impl World {
             let _ = self.views.abort(id);
             return Err(e);
         }
-        // What a transaction under snapshot isolation reads and does not change belongs to its beginning.
+        // What a transaction under snapshot isolation reads and does not change belongs to its
+        // beginning.
         if isolation == Isolation::Snapshot && !wrote.is_empty() {
             read.retain(|(register, _)| wrote.iter().any(|(w, _)| w == register));
         }
         Ok(Effect::Change { read, wrote })
     }
 
-    #[allow(clippy::type_complexity, reason = "what was read and what was written, as an effect has them")]
+    #[allow(
+        clippy::type_complexity,
+        reason = "what was read and what was written, as an effect has them"
+    )]
     fn work(
         &self,
         id: kvdb::TransactionId,
@@ -186,7 +204,10 @@ impl World {
 
     fn look(&self) -> kvfs::Result<Vec<(usize, Option<u64>)>> {
         let fs = self.views.fs(&View::Snapshot(SNAPSHOT.into()))?;
-        let mut read = vec![(KEYED, self.db.open_snapshot(SNAPSHOT)?.get(self.dict, KEY)?.and_then(|v| decode(&v)))];
+        let mut read = vec![(
+            KEYED,
+            self.db.open_snapshot(SNAPSHOT)?.get(self.dict, KEY)?.and_then(|v| decode(&v)),
+        )];
         for register in 0..KEYED {
             read.push((register, self.read_file(&fs, register)?));
         }
@@ -199,7 +220,9 @@ impl World {
         for _ in 0..OPERATIONS {
             // As programs do: a file, and then the key that tells of it.
             let kind = match before {
-                Some(Kind::Write) if self.kinds.contains(&Kind::Put) && random.one_in(2) => Kind::Put,
+                Some(Kind::Write) if self.kinds.contains(&Kind::Put) && random.one_in(2) => {
+                    Kind::Put
+                }
                 _ => *random.pick(&self.kinds).expect("writes are always among them"),
             };
             self.operate(kind, random);
@@ -216,26 +239,49 @@ impl World {
         let (what, outcome) = match kind {
             Kind::Write => {
                 let value = (!random.one_in(8)).then(|| self.number());
-                ("write", self.write_file(&self.fs, file, value).map(|()| change(Vec::new(), vec![(file, value)])))
+                (
+                    "write",
+                    self.write_file(&self.fs, file, value)
+                        .map(|()| change(Vec::new(), vec![(file, value)])),
+                )
             }
             Kind::Put => {
                 let value = self.number();
                 let put = self.db.put(self.dict, KEY, &encode(value), durability);
-                ("put", put.map(|()| change(Vec::new(), vec![(KEYED, Some(value))])).map_err(kvfs::Error::from))
+                (
+                    "put",
+                    put.map(|()| change(Vec::new(), vec![(KEYED, Some(value))]))
+                        .map_err(kvfs::Error::from),
+                )
             }
-            Kind::Read => ("read", self.read_file(&self.fs, file).map(|value| change(vec![(file, value)], Vec::new()))),
-            Kind::SnapshotIsolation => ("si transaction", self.transact(Isolation::Snapshot, durability, random).map(Some)),
-            Kind::Serializable => ("ser transaction", self.transact(Isolation::Serializable, durability, random).map(Some)),
+            Kind::Read => (
+                "read",
+                self.read_file(&self.fs, file).map(|value| change(vec![(file, value)], Vec::new())),
+            ),
+            Kind::SnapshotIsolation => {
+                ("si transaction", self.transact(Isolation::Snapshot, durability, random).map(Some))
+            }
+            Kind::Serializable => (
+                "ser transaction",
+                self.transact(Isolation::Serializable, durability, random).map(Some),
+            ),
             Kind::Return => {
                 let mut named = self.naming.lock();
                 if *named {
                     ("rollback", self.views.rollback(SNAPSHOT).map(|()| Some(Effect::Rollback)))
                 } else {
                     *named = true;
-                    ("snapshot", self.views.snapshot(&View::Mainline, SNAPSHOT, durability).map(|()| Some(Effect::Snapshot)))
+                    (
+                        "snapshot",
+                        self.views
+                            .snapshot(&View::Mainline, SNAPSHOT, durability)
+                            .map(|()| Some(Effect::Snapshot)),
+                    )
                 }
             }
-            Kind::Look if *self.naming.lock() => ("look into the snapshot", self.look().map(|read| Some(Effect::InSnapshot(read)))),
+            Kind::Look if *self.naming.lock() => {
+                ("look into the snapshot", self.look().map(|read| Some(Effect::InSnapshot(read))))
+            }
             Kind::Look => ("fsync", self.fs.fsync(self.files[file], false).map(|()| None)),
             Kind::Flush => ("flush", self.db.flush().map(|()| None).map_err(kvfs::Error::from)),
         };
@@ -253,14 +299,21 @@ impl World {
 fn program(seed: u64) -> BTreeMap<&'static str, u64> {
     let mut random = Random::new(seed ^ 0xf11e);
     let device = Arc::new(SlowSync(CrashDevice::new()));
-    let open = OpenOptions { memory: 1 << 20, zero_journal: false, merge_threads: 1, ..OpenOptions::default() };
+    let open = OpenOptions {
+        memory: 1 << 20,
+        zero_journal: false,
+        merge_threads: 1,
+        ..OpenOptions::default()
+    };
     let options = CreateOptions { open, reserve_zones: 4, ..CreateOptions::default() };
     let env = Arc::new(Scheduled);
     let db = Kvdb::create(device, env.clone(), options).expect("a store");
     let dict = db.create_dictionary("user", DictionaryOptions::default()).expect("a dictionary");
     let fs = Fs::open(db.clone(), env, FsOptions::default()).expect("a file system");
     let views = Views::new(db.clone(), fs.clone());
-    let make = |name: usize| fs.mknod(ROOT, format!("f{name}").as_bytes(), FileKind::File, 0o644, 0, Caller::default());
+    let make = |name: usize| {
+        fs.mknod(ROOT, format!("f{name}").as_bytes(), FileKind::File, 0o644, 0, Caller::default())
+    };
     let files = (0..KEYED).map(|i| make(i).expect("a file").ino).collect();
     let world = World {
         views,
@@ -287,8 +340,20 @@ fn program(seed: u64) -> BTreeMap<&'static str, u64> {
     world.fs.shutdown().expect("it shuts down");
     world.db.close().expect("it closes");
     history::check(&operations);
-    let names = ["write", "put", "read", "si transaction", "ser transaction", "rollback", "snapshot", "look into the snapshot"];
-    names.into_iter().map(|name| (name, operations.iter().filter(|o| o.what == name).count() as u64)).collect()
+    let names = [
+        "write",
+        "put",
+        "read",
+        "si transaction",
+        "ser transaction",
+        "rollback",
+        "snapshot",
+        "look into the snapshot",
+    ];
+    names
+        .into_iter()
+        .map(|name| (name, operations.iter().filter(|o| o.what == name).count() as u64))
+        .collect()
 }
 
 #[test]
@@ -302,7 +367,8 @@ fn files_have_one_order_of_operations_whatever_the_schedule() {
     let mut done: BTreeMap<&'static str, u64> = BTreeMap::new();
     let mut points = 0;
     for seed in seeds {
-        let outcome = schedule::run(seed, move || program(seed)).unwrap_or_else(|e| panic!("KVFS_SEED={seed}: {e}"));
+        let outcome = schedule::run(seed, move || program(seed))
+            .unwrap_or_else(|e| panic!("KVFS_SEED={seed}: {e}"));
         points += outcome.points;
         outcome.value.into_iter().for_each(|(name, n)| *done.entry(name).or_default() += n);
     }

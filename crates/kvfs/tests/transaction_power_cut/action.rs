@@ -1,4 +1,5 @@
-//! One call on files or keys: chosen so that it can succeed, with what it changes in the model, and how it is made.
+//! One call on files or keys: chosen so that it can succeed, with what it changes in the model, and
+//! how it is made.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -45,7 +46,12 @@ pub fn noise(random: &mut Random, len: usize) -> Vec<u8> {
 pub fn choose(random: &mut Random, tree: &Tree, fresh: &mut Id) -> Option<Action> {
     let files = tree.all(false);
     let of = |random: &mut Random, dirs: bool| {
-        let entries: Vec<_> = tree.entries.iter().filter(|(_, id)| tree.is_dir(**id) == dirs).map(|(e, _)| e.clone()).collect();
+        let entries: Vec<_> = tree
+            .entries
+            .iter()
+            .filter(|(_, id)| tree.is_dir(**id) == dirs)
+            .map(|(e, _)| e.clone())
+            .collect();
         pick(random, &entries)
     };
     Some(match random.below(32) {
@@ -64,9 +70,11 @@ pub fn choose(random: &mut Random, tree: &Tree, fresh: &mut Id) -> Option<Action
         16..=20 => {
             let dirs = random.one_in(4);
             let from = of(random, dirs)?;
-            let to = if dirs || random.one_in(2) { place(random, tree)? } else { of(random, false)? };
+            let to =
+                if dirs || random.one_in(2) { place(random, tree)? } else { of(random, false)? };
             let (node, taken) = (tree.entries[&from], tree.entries.get(&to).copied());
-            // Two names of one file: nothing would happen. A directory goes to a name of its own, not into itself.
+            // Two names of one file: nothing would happen. A directory goes to a name of its own,
+            // not into itself.
             let possible = match dirs {
                 true => taken.is_none() && !tree.is_below(to.0, node),
                 false => taken.is_none_or(|taken| taken != node && !tree.is_dir(taken)),
@@ -76,7 +84,10 @@ pub fn choose(random: &mut Random, tree: &Tree, fresh: &mut Id) -> Option<Action
             }
             Action::Rename(from, to)
         }
-        21 => Action::Link(pick(random, &files)?, place(random, tree).filter(|at| !tree.entries.contains_key(at))?),
+        21 => Action::Link(
+            pick(random, &files)?,
+            place(random, tree).filter(|at| !tree.entries.contains_key(at))?,
+        ),
         22 | 23 => Action::Unlink(of(random, false)?),
         24 => Action::Rmdir(of(random, true).filter(|e| tree.is_empty(tree.entries[e]))?),
         25 => {
@@ -119,7 +130,8 @@ impl Action {
         match self {
             Action::Make(at, id, dir) => {
                 over.entries.insert(at.clone(), Some(*id));
-                over.nodes.insert(*id, Some(if *dir { Node::Dir } else { Node::File(Arc::default()) }));
+                over.nodes
+                    .insert(*id, Some(if *dir { Node::Dir } else { Node::File(Arc::default()) }));
             }
             Action::Write(id, at, data) => {
                 let (mut content, at) = (content(id), *at as usize);
@@ -148,13 +160,18 @@ impl Action {
             }
             Action::Keys(keys) => over.keys = keys.clone(),
             Action::KeyRange(start, end) => {
-                over.keys = tree.keys.range(start.clone()..end.clone()).map(|(k, _)| (k.clone(), None)).collect();
+                over.keys = tree
+                    .keys
+                    .range(start.clone()..end.clone())
+                    .map(|(k, _)| (k.clone(), None))
+                    .collect();
             }
         }
         over
     }
 
-    /// Does it. `tree`: what is there; `held`: now and then an inode stays referred to, as by a kernel.
+    /// Does it. `tree`: what is there; `held`: now and then an inode stays referred to, as by a
+    /// kernel.
     pub fn perform(
         &self,
         fs: &Fs,
@@ -193,7 +210,13 @@ impl Action {
                 fs.setattr(ino(*id)?, &SetAttr { size: Some(*size), ..SetAttr::default() }, USER)?;
             }
             Action::Rename((d, n), (d2, n2)) => {
-                fs.rename(ino(*d)?, n.as_bytes(), ino(*d2)?, n2.as_bytes(), RenameFlags::default())?;
+                fs.rename(
+                    ino(*d)?,
+                    n.as_bytes(),
+                    ino(*d2)?,
+                    n2.as_bytes(),
+                    RenameFlags::default(),
+                )?;
             }
             Action::Link(id, (dir, name)) => {
                 let attr = fs.link(ino(*id)?, ino(*dir)?, name.as_bytes())?;

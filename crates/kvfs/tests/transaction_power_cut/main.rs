@@ -1,7 +1,8 @@
-//! Power cuts of stores in which transactions change files and keys together, beside changes outside of them, snapshots, clones and
-//! rollbacks. What comes back is one state of the common history of all of it, not older than the last sync: each transaction is there
-//! whole or not at all, files and keys alike; durable ones that had not ended are open again with what they had changed; and the store
-//! and the file system in it check clean, links and sizes included.
+//! Power cuts of stores in which transactions change files and keys together, beside changes
+//! outside of them, snapshots, clones and rollbacks. What comes back is one state of the common
+//! history of all of it, not older than the last sync: each transaction is there whole or not at
+//! all, files and keys alike; durable ones that had not ended are open again with what they had
+//! changed; and the store and the file system in it check clean, links and sizes included.
 //!
 //! `KVFS_SEEDS=n` runs n seeds instead of the usual few; `KVFS_SEED=n` runs one.
 
@@ -15,8 +16,8 @@ use std::time::Duration;
 use action::{Action, choose};
 use env::{Random, Simulated};
 use kvdb::{
-    CreateOptions, DictionaryId, DictionaryOptions, Durability, Isolation, Kvdb, OpenOptions, Savepoint, Scope, TransactionId,
-    TransactionOptions,
+    CreateOptions, DictionaryId, DictionaryOptions, Durability, Isolation, Kvdb, OpenOptions,
+    Savepoint, Scope, TransactionId, TransactionOptions,
 };
 use kvfs::{Error, Fs, FsOptions, Ino, View, Views};
 use state::{Id, Overlay, Seen, Tree, is, look, stored};
@@ -119,7 +120,8 @@ impl World<'_> {
         }
     }
 
-    /// A call of a transaction came back with an error. Over: it has ended, for the sake of an older one.
+    /// A call of a transaction came back with an error. Over: it has ended, for the sake of an
+    /// older one.
     fn after_error(&mut self, one: usize, e: Error) -> kvfs::Result<()> {
         if self.running[one].isolation != Isolation::Serializable {
             return Err(e);
@@ -138,7 +140,11 @@ impl World<'_> {
             *self.fresh += 1;
             format!("durable{}", self.fresh)
         });
-        let isolation = if durable.is_none() && random.one_in(4) { Isolation::Serializable } else { Isolation::Snapshot };
+        let isolation = if durable.is_none() && random.one_in(4) {
+            Isolation::Serializable
+        } else {
+            Isolation::Snapshot
+        };
         let base = self.history.now().main.clone();
         if let Some(label) = &durable {
             self.history.bases.insert(label.clone(), base.clone());
@@ -182,8 +188,18 @@ impl World<'_> {
             self.history.attempt(|s| drop(s.durable.insert(label.clone(), over.clone())));
         }
         let mut perform = || {
-            let (inside, transaction) = (self.views.fs(&View::Transaction(running.id))?, self.views.transaction(running.id)?);
-            action.perform(&inside, &Scope::Transaction(transaction), self.keys, &tree, &mut running.held, random)?;
+            let (inside, transaction) = (
+                self.views.fs(&View::Transaction(running.id))?,
+                self.views.transaction(running.id)?,
+            );
+            action.perform(
+                &inside,
+                &Scope::Transaction(transaction),
+                self.keys,
+                &tree,
+                &mut running.held,
+                random,
+            )?;
             if running.durable.is_some() && action.waits() {
                 // What waits in memory is not the transaction's yet.
                 inside.sync_all()?;
@@ -232,24 +248,35 @@ impl World<'_> {
             let transaction = self.views.transaction(id)?;
             let seen = look(&self.views.fs(&View::Transaction(id))?, BTreeMap::new())?;
             let keys = transaction.scan(self.keys, b"", b"", usize::MAX)?;
-            Ok(Seen { keys: keys.into_iter().map(|(k, v)| (k.to_vec(), v.to_vec())).collect(), ..seen })
+            Ok(Seen {
+                keys: keys.into_iter().map(|(k, v)| (k.to_vec(), v.to_vec())).collect(),
+                ..seen
+            })
         };
         match see() {
             Ok(seen) => {
                 let links = self.running[one].isolation == Isolation::Snapshot;
-                is(&self.tree_of(one), &seen, links)
-                    .unwrap_or_else(|e| panic!("transaction {id} does not see what it should: {e}"));
+                is(&self.tree_of(one), &seen, links).unwrap_or_else(|e| {
+                    panic!("transaction {id} does not see what it should: {e}")
+                });
                 Ok(())
             }
             Err(e) => self.after_error(one, e),
         }
     }
 
-    fn commit(&mut self, one: usize, durability: Durability, random: &mut Random) -> kvfs::Result<()> {
+    fn commit(
+        &mut self,
+        one: usize,
+        durability: Durability,
+        random: &mut Random,
+    ) -> kvfs::Result<()> {
         let Running { id, isolation, durable, base, over, since, .. } = &self.running[one];
         let (id, isolation, durable) = (*id, *isolation, durable.clone());
         let main = Arc::new(self.history.now().main.with(over));
-        let lost = over.lost_update(base, &self.history.now().main).filter(|_| isolation == Isolation::Snapshot);
+        let lost = over
+            .lost_update(base, &self.history.now().main)
+            .filter(|_| isolation == Isolation::Snapshot);
         let alone = *since == self.commits;
         // Sometimes somebody asks first what it has changed, and it is in the transaction then.
         let asked = if random.one_in(3) { self.views.touched(id).map(drop) } else { Ok(()) };
@@ -263,7 +290,10 @@ impl World<'_> {
         });
         match kvdb::at_once(|| self.views.commit(id, durability)) {
             Ok(()) => {
-                assert_eq!(lost, None, "transaction {id} ({durable:?}) has overwritten what others had committed");
+                assert_eq!(
+                    lost, None,
+                    "transaction {id} ({durable:?}) has overwritten what others had committed"
+                );
                 match () {
                     () if isolation == Isolation::Serializable => self.tally.serializable += 1,
                     () if durable.is_some() => self.tally.durable += 1,
@@ -278,7 +308,10 @@ impl World<'_> {
                 Ok(())
             }
             Err(Error::Store(kvdb::Error::Conflict { keys })) => {
-                assert!(isolation == Isolation::Snapshot && !alone, "transaction {id} was alone and has a conflict: {keys:?}");
+                assert!(
+                    isolation == Isolation::Snapshot && !alone,
+                    "transaction {id} was alone and has a conflict: {keys:?}"
+                );
                 self.tally.conflicts += 1;
                 self.history.undo();
                 // As an abort: a durable one does not come back.
@@ -293,7 +326,10 @@ impl World<'_> {
                 if isolation == Isolation::Serializable {
                     return self.after_error(one, e);
                 }
-                assert!(self.db.transaction(id).is_ok(), "transaction {id} would only have had to wait: {e}");
+                assert!(
+                    self.db.transaction(id).is_ok(),
+                    "transaction {id} would only have had to wait: {e}"
+                );
                 self.tally.locked += 1;
                 Ok(())
             }
@@ -309,7 +345,11 @@ impl World<'_> {
         self.tally.aborted += 1;
         match self.views.abort(running.id) {
             // Ended for the sake of an older one.
-            Err(Error::Store(kvdb::Error::NoTransaction(_))) if running.isolation == Isolation::Serializable => Ok(()),
+            Err(Error::Store(kvdb::Error::NoTransaction(_)))
+                if running.isolation == Isolation::Serializable =>
+            {
+                Ok(())
+            }
             result => result,
         }
     }
@@ -333,7 +373,14 @@ impl World<'_> {
             None => self.fs.clone(),
         };
         let mut held = Vec::new();
-        match action.perform(&fs, &Scope::Mainline(self.db.clone()), self.keys, &tree, &mut held, random) {
+        match action.perform(
+            &fs,
+            &Scope::Mainline(self.db.clone()),
+            self.keys,
+            &tree,
+            &mut held,
+            random,
+        ) {
             Ok(()) if action.waits() => {
                 fs.sync_all()?;
                 self.history.certain();
@@ -352,7 +399,8 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Snapshots and branches, each step of which is certain when it has returned, and is not to come before what is not.
+    /// Snapshots and branches, each step of which is certain when it has returned, and is not to
+    /// come before what is not.
     fn branch(&mut self, random: &mut Random) -> kvfs::Result<()> {
         self.db.sync()?;
         self.history.certain();
@@ -367,7 +415,8 @@ impl World<'_> {
                 *self.fresh += 1;
                 let name = format!("snapshot{}", self.fresh);
                 self.history.attempt(|s| drop(s.snapshots.insert(name.clone(), s.main.clone())));
-                let durability = if random.one_in(2) { Durability::Synced } else { Durability::Buffered };
+                let durability =
+                    if random.one_in(2) { Durability::Synced } else { Durability::Buffered };
                 self.views.snapshot(&View::Mainline, &name, durability)?;
                 self.tally.snapshots += 1;
                 if durability == Durability::Synced {
@@ -382,7 +431,8 @@ impl World<'_> {
             (4, Some(name), _) if clones.len() < 2 => {
                 *self.fresh += 1;
                 let clone = format!("clone{}", self.fresh);
-                self.history.attempt(|s| drop(s.clones.insert(clone.clone(), s.snapshots[&name].clone())));
+                self.history
+                    .attempt(|s| drop(s.clones.insert(clone.clone(), s.snapshots[&name].clone())));
                 self.views.clone_snapshot(&name, &clone)?;
                 self.history.certain();
             }
@@ -413,10 +463,12 @@ impl World<'_> {
 
     fn work(&mut self, random: &mut Random, steps: u64) -> kvfs::Result<()> {
         for _ in 0..steps {
-            // Times of files are what tells a durable transaction after a restart who has changed them.
+            // Times of files are what tells a durable transaction after a restart who has changed
+            // them.
             self.env.advance(Duration::from_micros(1));
             let one = random.below(self.running.len().max(1) as u64) as usize;
-            let durability = if random.one_in(3) { Durability::Synced } else { Durability::Buffered };
+            let durability =
+                if random.one_in(3) { Durability::Synced } else { Durability::Buffered };
             match random.below(40) {
                 0..=4 if self.running.len() < 4 => self.begin(random)?,
                 0..=19 if !self.running.is_empty() => match random.below(16) {
@@ -493,7 +545,8 @@ fn everything(db: &Kvdb, fs: &Fs, views: &Views, keys: DictionaryId) -> kvfs::Re
     }
     for info in views.list() {
         let transaction = views.transaction(info.id)?;
-        let seen = look(&views.fs(&View::Transaction(info.id))?, stored(&transaction.view()?, keys)?)?;
+        let seen =
+            look(&views.fs(&View::Transaction(info.id))?, stored(&transaction.view()?, keys)?)?;
         found.durable.insert(info.label, (info.id, seen));
     }
     Ok(found)
@@ -508,14 +561,22 @@ fn same<A, B>(
     if !a.keys().eq(b.keys()) {
         return Err(format!("{what}: {:?} there, not {:?}", b.keys(), a.keys()));
     }
-    a.iter().zip(b.values()).try_for_each(|((name, a), b)| each(name, a, b).map_err(|e| format!("{what} {name}: {e}")))
+    a.iter()
+        .zip(b.values())
+        .try_for_each(|((name, a), b)| each(name, a, b).map_err(|e| format!("{what} {name}: {e}")))
 }
 
-fn matches(store: &Store, bases: &BTreeMap<String, Arc<Tree>>, found: &Everything) -> Result<(), String> {
+fn matches(
+    store: &Store,
+    bases: &BTreeMap<String, Arc<Tree>>,
+    found: &Everything,
+) -> Result<(), String> {
     is(&store.main, &found.main, true)?;
     same("snapshots", &store.snapshots, &found.snapshots, |_, tree, seen| is(tree, seen, true))?;
     same("clones", &store.clones, &found.clones, |_, tree, seen| is(tree, seen, true))?;
-    let each = |name: &str, over: &Overlay, (_, seen): &(TransactionId, Seen)| is(&bases[name].with(over), seen, true);
+    let each = |name: &str, over: &Overlay, (_, seen): &(TransactionId, Seen)| {
+        is(&bases[name].with(over), seen, true)
+    };
     same("durable transactions", &store.durable, &found.durable, each)
 }
 
@@ -536,16 +597,22 @@ fn options() -> FsOptions {
     FsOptions { write_buffer: 1 << 20, ..FsOptions::default() }
 }
 
-fn open(image: &MemoryDevice, env: &Arc<Simulated>, cut: Option<u64>) -> (Arc<CrashDevice>, kvfs::Result<(Kvdb, Fs, Views)>) {
+fn open(
+    image: &MemoryDevice,
+    env: &Arc<Simulated>,
+    cut: Option<u64>,
+) -> (Arc<CrashDevice>, kvfs::Result<(Kvdb, Fs, Views)>) {
     let device = Arc::new(CrashDevice::over(image.clone()));
     if let Some(writes) = cut {
         device.cut_power_after(writes);
     }
-    let opened = Kvdb::open(device.clone(), env.clone(), small()).map_err(Error::from).and_then(|(db, _)| {
-        let fs = Fs::open(db.clone(), env.clone(), options())?;
-        let views = Views::new(db.clone(), fs.clone());
-        Ok((db, fs, views))
-    });
+    let opened = Kvdb::open(device.clone(), env.clone(), small()).map_err(Error::from).and_then(
+        |(db, _)| {
+            let fs = Fs::open(db.clone(), env.clone(), options())?;
+            let views = Views::new(db.clone(), fs.clone());
+            Ok((db, fs, views))
+        },
+    );
     (device, opened)
 }
 
@@ -568,7 +635,9 @@ fn run(seed: u64, tally: &mut Tally) {
     let create = CreateOptions { open: small(), reserve_zones: 4, ..CreateOptions::default() };
     let db = Kvdb::create(device.clone(), env.clone(), create).expect("a new store");
     let keys = db.create_dictionary("user", DictionaryOptions::default()).expect("a dictionary");
-    Fs::open(db.clone(), env.clone(), options()).and_then(|fs| fs.shutdown()).expect("a new file system");
+    Fs::open(db.clone(), env.clone(), options())
+        .and_then(|fs| fs.shutdown())
+        .expect("a new file system");
     drop(db);
     let mut image = device.crash(seed);
     let mut history = History { states: vec![Store::default()], bases: BTreeMap::new() };
@@ -599,7 +668,11 @@ fn run(seed: u64, tally: &mut Tally) {
                     world.tally.cuts += 1;
                 } else if random.one_in(4) && !device.is_dead() {
                     // A stop in good order.
-                    let ended = world.fs.shutdown().and_then(|()| world.views.shutdown()).and_then(|()| Ok(world.db.close()?));
+                    let ended = world
+                        .fs
+                        .shutdown()
+                        .and_then(|()| world.views.shutdown())
+                        .and_then(|()| Ok(world.db.close()?));
                     match ended {
                         Ok(()) => world.history.certain(),
                         Err(e) => assert!(device.is_dead(), "seed {seed}, life {life}: {e}"),
@@ -619,10 +692,19 @@ fn run(seed: u64, tally: &mut Tally) {
         drop(bare);
         let (device, opened) = open(&image, &env, None);
         let (db, fs, views) = opened.unwrap_or_else(|e| panic!("seed {seed}, life {life}: {e}"));
-        let found = everything(&db, &fs, &views, keys).unwrap_or_else(|e| panic!("seed {seed}, life {life}: {e}"));
+        let found = everything(&db, &fs, &views, keys)
+            .unwrap_or_else(|e| panic!("seed {seed}, life {life}: {e}"));
         let mut reasons = Vec::new();
-        let at = history.states.iter().rposition(|s| matches(s, &history.bases, &found).map_err(|e| reasons.push(e)).is_ok());
-        let at = at.unwrap_or_else(|| panic!("seed {seed}, life {life}: none of {} states: {reasons:#?}", history.states.len()));
+        let at = history
+            .states
+            .iter()
+            .rposition(|s| matches(s, &history.bases, &found).map_err(|e| reasons.push(e)).is_ok());
+        let at = at.unwrap_or_else(|| {
+            panic!(
+                "seed {seed}, life {life}: none of {} states: {reasons:#?}",
+                history.states.len()
+            )
+        });
         // What was found is what goes on from here.
         history.states = vec![history.states.swap_remove(at)];
         let durable = history.now().durable.clone();
@@ -658,7 +740,31 @@ fn transactions_over_files_and_keys_survive_power_cuts_whole_or_not_at_all() {
         run(seed, &mut tally);
     }
     println!("{tally:?}");
-    let Tally { small, bound, serializable, durable, restored, conflicts, locked, aborted, snapshots, rollbacks, cuts } = tally;
-    let all = [small, bound, serializable, durable, restored, conflicts, locked, aborted, snapshots, rollbacks, cuts];
+    let Tally {
+        small,
+        bound,
+        serializable,
+        durable,
+        restored,
+        conflicts,
+        locked,
+        aborted,
+        snapshots,
+        rollbacks,
+        cuts,
+    } = tally;
+    let all = [
+        small,
+        bound,
+        serializable,
+        durable,
+        restored,
+        conflicts,
+        locked,
+        aborted,
+        snapshots,
+        rollbacks,
+        cuts,
+    ];
     assert!(!many || all.iter().all(|n| *n > 0), "each of these is meant to happen: {tally:?}");
 }

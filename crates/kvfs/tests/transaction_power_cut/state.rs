@@ -1,5 +1,5 @@
-//! What files and keys are: the model's states, the differences that transactions make between them, and how what is found on a file
-//! system is compared with a state.
+//! What files and keys are: the model's states, the differences that transactions make between
+//! them, and how what is found on a file system is compared with a state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -51,11 +51,26 @@ impl Overlay {
         self.keys.extend(more.keys.clone());
     }
 
-    /// Something here that is not in `now` as it was in `base`: who commits this has to find a conflict.
+    /// Something here that is not in `now` as it was in `base`: who commits this has to find a
+    /// conflict.
     pub fn lost_update(&self, base: &Tree, now: &Tree) -> Option<String> {
-        let entry = self.entries.keys().find(|k| base.entries.get(k) != now.entries.get(k)).map(|k| format!("name {k:?}"));
-        let node = || self.nodes.keys().find(|k| base.nodes.get(k) != now.nodes.get(k)).map(|k| format!("node {k}"));
-        let key = || self.keys.keys().find(|k| base.keys.get(*k) != now.keys.get(*k)).map(|k| format!("key {k:?}"));
+        let entry = self
+            .entries
+            .keys()
+            .find(|k| base.entries.get(k) != now.entries.get(k))
+            .map(|k| format!("name {k:?}"));
+        let node = || {
+            self.nodes
+                .keys()
+                .find(|k| base.nodes.get(k) != now.nodes.get(k))
+                .map(|k| format!("node {k}"))
+        };
+        let key = || {
+            self.keys
+                .keys()
+                .find(|k| base.keys.get(*k) != now.keys.get(*k))
+                .map(|k| format!("key {k:?}"))
+        };
         entry.or_else(node).or_else(key)
     }
 }
@@ -86,7 +101,9 @@ impl Tree {
     /// Directories, or files.
     pub fn all(&self, dirs: bool) -> Vec<Id> {
         let top = dirs.then_some(TOP);
-        top.into_iter().chain(self.nodes.iter().filter(|(_, n)| (**n == Node::Dir) == dirs).map(|(id, _)| *id)).collect()
+        top.into_iter()
+            .chain(self.nodes.iter().filter(|(_, n)| (**n == Node::Dir) == dirs).map(|(id, _)| *id))
+            .collect()
     }
 
     pub fn is_dir(&self, id: Id) -> bool {
@@ -94,7 +111,10 @@ impl Tree {
     }
 
     pub fn is_empty(&self, dir: Id) -> bool {
-        self.entries.range((dir, String::new())..).next().is_none_or(|((parent, _), _)| *parent != dir)
+        self.entries
+            .range((dir, String::new())..)
+            .next()
+            .is_none_or(|((parent, _), _)| *parent != dir)
     }
 
     pub fn names(&self, id: Id) -> usize {
@@ -161,45 +181,68 @@ pub fn look(fs: &Fs, keys: BTreeMap<Vec<u8>, Vec<u8>>) -> kvfs::Result<Seen> {
 
 /// The keys that users see.
 pub fn stored(view: &Stored, keys: DictionaryId) -> kvdb::Result<BTreeMap<Vec<u8>, Vec<u8>>> {
-    Ok(view.scan(keys, b"", b"", usize::MAX)?.into_iter().map(|(k, v)| (k.to_vec(), v.to_vec())).collect())
+    Ok(view
+        .scan(keys, b"", b"", usize::MAX)?
+        .into_iter()
+        .map(|(k, v)| (k.to_vec(), v.to_vec()))
+        .collect())
 }
 
-/// Whether this is what was seen, else why not. `links`: links of directories are looked at as well.
+/// Whether this is what was seen, else why not. `links`: links of directories are looked at as
+/// well.
 pub fn is(tree: &Tree, seen: &Seen, links: bool) -> Result<(), String> {
     if tree.keys != seen.keys {
-        let other = tree.keys.keys().chain(seen.keys.keys()).find(|k| tree.keys.get(*k) != seen.keys.get(*k));
+        let other = tree
+            .keys
+            .keys()
+            .chain(seen.keys.keys())
+            .find(|k| tree.keys.get(*k) != seen.keys.get(*k));
         return Err(format!("the key {:?} differs", other.map(|k| String::from_utf8_lossy(k))));
     }
     let mut paths: BTreeMap<String, Id> = BTreeMap::new();
     let mut todo = vec![(String::new(), TOP)];
     while let Some((path, id)) = todo.pop() {
         if tree.is_dir(id) {
-            let below = tree.entries.range((id, String::new())..).take_while(|((parent, _), _)| *parent == id);
+            let below = tree
+                .entries
+                .range((id, String::new())..)
+                .take_while(|((parent, _), _)| *parent == id);
             todo.extend(below.map(|((_, name), at)| (format!("{path}/{name}"), *at)));
         }
         paths.insert(path, id);
     }
     if !paths.keys().eq(seen.nodes.keys()) {
-        let (a, b): (BTreeSet<_>, BTreeSet<_>) = (paths.keys().collect(), seen.nodes.keys().collect());
+        let (a, b): (BTreeSet<_>, BTreeSet<_>) =
+            (paths.keys().collect(), seen.nodes.keys().collect());
         return Err(format!("missing {:?}, too many {:?}", a.difference(&b), b.difference(&a)));
     }
     let (mut inos, mut ids) = (BTreeMap::new(), BTreeMap::new());
     for (path, id) in &paths {
         let found = &seen.nodes[path];
-        if *inos.entry(*id).or_insert(found.ino) != found.ino || *ids.entry(found.ino).or_insert(*id) != *id {
+        if *inos.entry(*id).or_insert(found.ino) != found.ino
+            || *ids.entry(found.ino).or_insert(*id) != *id
+        {
             return Err(format!("{path}: links of one file are not, or others are"));
         }
         match (tree.nodes.get(id), &found.data) {
             (Some(Node::File(content)), Some(data)) => {
                 if content[..] != data[..] {
-                    return Err(format!("{path}: {} bytes, not the {} that it should have", data.len(), content.len()));
+                    return Err(format!(
+                        "{path}: {} bytes, not the {} that it should have",
+                        data.len(),
+                        content.len()
+                    ));
                 }
                 if found.nlink as usize != tree.names(*id) {
                     return Err(format!("{path}: {} links, not {}", found.nlink, tree.names(*id)));
                 }
             }
             (None | Some(Node::Dir), None) if tree.is_dir(*id) => {
-                let below = tree.entries.iter().filter(|((parent, _), at)| parent == id && tree.is_dir(**at)).count();
+                let below = tree
+                    .entries
+                    .iter()
+                    .filter(|((parent, _), at)| parent == id && tree.is_dir(**at))
+                    .count();
                 if links && found.nlink as usize != 2 + below {
                     return Err(format!("{path}: {} links, not {}", found.nlink, 2 + below));
                 }

@@ -55,7 +55,10 @@ impl World {
     }
 
     pub fn write(&self, ino: Ino, offset: u64, data: &[u8]) {
-        assert_eq!(self.fs.write(ino, offset, data, Default::default()).unwrap() as usize, data.len());
+        assert_eq!(
+            self.fs.write(ino, offset, data, Default::default()).unwrap() as usize,
+            data.len()
+        );
     }
 
     pub fn read(&self, ino: Ino, offset: u64, len: usize) -> Vec<u8> {

@@ -1,4 +1,5 @@
-//! What the examples that measure share: numbers to make keys of, and the time that a thread has been running.
+//! What the examples that measure share: numbers to make keys of, and the time that a thread has
+//! been running.
 
 /// A number that looks random, another one for each `i`.
 pub fn mix(i: u64) -> u64 {
@@ -9,6 +10,7 @@ pub fn mix(i: u64) -> u64 {
 
 /// Nanoseconds that this thread has been running.
 pub fn ran() -> u64 {
-    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").expect("Linux tells how long a thread ran");
+    let stat = std::fs::read_to_string("/proc/thread-self/schedstat")
+        .expect("Linux tells how long a thread ran");
     stat.split(' ').next().and_then(|ns| ns.parse().ok()).expect("a number of nanoseconds")
 }

@@ -4,8 +4,8 @@
 use zones::varint;
 
 use super::{
-    ASCENDS, DELETE, DELETE_RANGE, EXTENT, FOLLOWS, HAS_PACKED, HAS_SEQ, HAS_SERIES, INLINE, INTERVAL, INTERVAL_BYTES,
-    INTERVAL_LEAST, PACKED, PACKED_FOLLOWS, PART, SERIES, shared_prefix,
+    ASCENDS, DELETE, DELETE_RANGE, EXTENT, FOLLOWS, HAS_PACKED, HAS_SEQ, HAS_SERIES, INLINE,
+    INTERVAL, INTERVAL_BYTES, INTERVAL_LEAST, PACKED, PACKED_FOLLOWS, PART, SERIES, shared_prefix,
 };
 use crate::block::series::Open;
 use crate::item::{BodyRef, Seq};
@@ -62,10 +62,12 @@ impl BlockBuilder {
     fn close_series(&mut self) {
         let Some(open) = self.open.take() else { return };
         if !open.is_series() {
-            return open.each(|key, seq, e| self.add_one(key, seq, BodyRef::Put(ValueRef::Extent(e))));
+            return open
+                .each(|key, seq, e| self.add_one(key, seq, BodyRef::Put(ValueRef::Extent(e))));
         }
         self.restarts.push(self.buf.len() as u32);
-        let flags = if open.ascends() { ASCENDS } else { 0 } | if open.is_packed() { HAS_PACKED } else { 0 };
+        let flags = if open.ascends() { ASCENDS } else { 0 }
+            | if open.is_packed() { HAS_PACKED } else { 0 };
         self.head(0, open.first_key(), open.seq(), SERIES | flags);
         open.encode(&mut self.buf);
         self.has_series = true;
@@ -90,9 +92,13 @@ impl BlockBuilder {
     }
 
     fn add_one(&mut self, key: &[u8], seq: Seq, body: BodyRef<'_>) {
-        debug_assert!(self.units == 0 || self.ends_interval || key > self.last_key.as_slice(), "items come in order");
+        debug_assert!(
+            self.units == 0 || self.ends_interval || key > self.last_key.as_slice(),
+            "items come in order"
+        );
         let long = |start: &u32| self.buf.len() - *start as usize >= INTERVAL_BYTES;
-        let full = self.in_interval == INTERVAL || self.in_interval >= INTERVAL_LEAST && self.restarts.last().is_some_and(long);
+        let full = self.in_interval == INTERVAL
+            || self.in_interval >= INTERVAL_LEAST && self.restarts.last().is_some_and(long);
         let restart = self.units == 0 || self.ends_interval || full;
         if restart {
             self.restarts.push(self.buf.len() as u32);
@@ -112,7 +118,9 @@ impl BlockBuilder {
             BodyRef::Put(ValueRef::Extent(e)) => {
                 let packed = e.codec != Compression::None;
                 let follows = self.last_extent.is_some_and(|last| {
-                    e.len == last.len && Some(e.addr) == e.behind(last.end()) && (!packed || e.codec == last.codec)
+                    e.len == last.len
+                        && Some(e.addr) == e.behind(last.end())
+                        && (!packed || e.codec == last.codec)
                 });
                 let kind = match (packed, follows) {
                     (false, false) => EXTENT,

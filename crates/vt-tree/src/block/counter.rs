@@ -44,7 +44,8 @@ impl Counter {
     /// The ways in which `key` ends with a number.
     pub fn of(key: &[u8]) -> impl Iterator<Item = Counter> + '_ {
         Radix::ALL.into_iter().filter_map(|radix| {
-            let width = key.iter().rev().take(radix.most()).take_while(|&&b| radix.is_digit(b)).count();
+            let width =
+                key.iter().rev().take(radix.most()).take_while(|&&b| radix.is_digit(b)).count();
             (width > 0).then_some(Counter { radix, width: width as u8 })
         })
     }
@@ -120,7 +121,11 @@ impl Counter {
 
     /// Counts `key` up by `step`. `false`: the next number does not fit, and the key is as it was.
     pub fn advance(self, key: &mut [u8], step: u64) -> bool {
-        let Some(next) = self.split(key).and_then(|(_, n)| n.checked_add(step)).filter(|&n| n <= self.max()) else { return false };
+        let Some(next) =
+            self.split(key).and_then(|(_, n)| n.checked_add(step)).filter(|&n| n <= self.max())
+        else {
+            return false;
+        };
         self.write(next, key);
         true
     }
@@ -133,12 +138,20 @@ mod tests {
     #[test]
     fn numbers_come_back() {
         for (key, want) in [
-            (&b"page 0099"[..], vec![(Radix::Decimal, 4, 99), (Radix::Hex, 4, 0x99), (Radix::Bytes, 8, 0x6167_6520_3030_3939)]),
+            (
+                &b"page 0099"[..],
+                vec![
+                    (Radix::Decimal, 4, 99),
+                    (Radix::Hex, 4, 0x99),
+                    (Radix::Bytes, 8, 0x6167_6520_3030_3939),
+                ],
+            ),
             (b"\xff\xff", vec![(Radix::Bytes, 2, 0xffff)]),
             (b"beef", vec![(Radix::Hex, 4, 0xbeef), (Radix::Bytes, 4, 0x6265_6566)]),
             (b"", vec![]),
         ] {
-            let found: Vec<_> = Counter::of(key).map(|c| (c.radix, c.width(), c.split(key).unwrap().1)).collect();
+            let found: Vec<_> =
+                Counter::of(key).map(|c| (c.radix, c.width(), c.split(key).unwrap().1)).collect();
             assert_eq!(found, want);
             for c in Counter::of(key) {
                 assert_eq!(Counter::decode(c.encode()), Some(c));

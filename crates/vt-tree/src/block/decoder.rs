@@ -3,7 +3,10 @@
 
 use zones::varint;
 
-use super::{ASCENDS, DELETE, DELETE_RANGE, EXTENT, FOLLOWS, HAS_PACKED, HAS_SEQ, INLINE, KIND, PACKED, PACKED_FOLLOWS};
+use super::{
+    ASCENDS, DELETE, DELETE_RANGE, EXTENT, FOLLOWS, HAS_PACKED, HAS_SEQ, INLINE, KIND, PACKED,
+    PACKED_FOLLOWS,
+};
 use crate::block::restart_interval::Place;
 use crate::item::Seq;
 use crate::value::Compression;
@@ -55,7 +58,14 @@ impl Decoder<'_> {
         self.at += 1;
         let suffix = self.take(unshared)?;
         let seq = if flags & HAS_SEQ != 0 { self.varint()? } else { 0 };
-        Some(Head { shared, suffix, kind: flags & KIND, ascends: flags & ASCENDS != 0, packed: flags & HAS_PACKED != 0, seq })
+        Some(Head {
+            shared,
+            suffix,
+            kind: flags & KIND,
+            ascends: flags & ASCENDS != 0,
+            packed: flags & HAS_PACKED != 0,
+            seq,
+        })
     }
 
     fn bytes(&mut self) -> Option<(u32, u32)> {
@@ -94,7 +104,11 @@ impl Decoder<'_> {
             }
             EXTENT | FOLLOWS => {
                 let e = if kind == EXTENT {
-                    ExtentRef::plain(self.varint()?, u32::try_from(self.varint()?).ok()?, self.crc()?)
+                    ExtentRef::plain(
+                        self.varint()?,
+                        u32::try_from(self.varint()?).ok()?,
+                        self.crc()?,
+                    )
                 } else {
                     let last = self.extent?;
                     self.behind(ExtentRef::plain(last.end(), last.len, 0))?
@@ -105,13 +119,20 @@ impl Decoder<'_> {
                 let (addr, len) = (self.varint()?, u32::try_from(self.varint()?).ok()?);
                 let (code, _) = self.take(1)?;
                 let codec = Compression::of_code(self.data[code])?;
-                let e = ExtentRef::packed(addr, len, u32::try_from(self.varint()?).ok()?, self.crc()?, codec)?;
+                let e = ExtentRef::packed(
+                    addr,
+                    len,
+                    u32::try_from(self.varint()?).ok()?,
+                    self.crc()?,
+                    codec,
+                )?;
                 self.extent(e)?
             }
             PACKED_FOLLOWS => {
                 let last = self.extent?;
                 let stored = u32::try_from(self.varint()?).ok()?;
-                let e = self.behind(ExtentRef::packed(last.end(), last.len, stored, 0, last.codec)?)?;
+                let e =
+                    self.behind(ExtentRef::packed(last.end(), last.len, stored, 0, last.codec)?)?;
                 self.extent(e)?
             }
             DELETE => Place::Delete,

@@ -54,11 +54,14 @@ enum Span<'a> {
 impl Block {
     /// `addr` names the block in errors.
     pub fn parse(data: Bytes, addr: u64) -> Result<Block> {
-        let corrupt = || Error::Corrupt { what: "tuple block: restart points do not fit".into(), addr };
+        let corrupt =
+            || Error::Corrupt { what: "tuple block: restart points do not fit".into(), addr };
         let tail = data.len().checked_sub(4).ok_or_else(corrupt)?;
-        let count = u32::from_le_bytes([data[tail], data[tail + 1], data[tail + 2], data[tail + 3]]);
+        let count =
+            u32::from_le_bytes([data[tail], data[tail + 1], data[tail + 2], data[tail + 3]]);
         let restarts = (count & !HAS_SERIES) as usize;
-        let items_end = restarts.checked_mul(4).and_then(|n| tail.checked_sub(n)).ok_or_else(corrupt)?;
+        let items_end =
+            restarts.checked_mul(4).and_then(|n| tail.checked_sub(n)).ok_or_else(corrupt)?;
         let has_series = count & HAS_SERIES != 0;
         let mut block = Block {
             data,
@@ -102,7 +105,11 @@ impl Block {
             for r in 0..restarts {
                 // A series is as long as its checksums in the block, so there are few parts.
                 let len = if let Span::Series(s) = block.span(r)? { s.len() } else { 1 };
-                parts.extend((0..len).step_by(PART).map(|from| Part { restart: r as u32, from: from as u32 }));
+                parts.extend(
+                    (0..len)
+                        .step_by(PART)
+                        .map(|from| Part { restart: r as u32, from: from as u32 }),
+                );
             }
             block.parts = Some(parts.into());
         }
@@ -111,7 +118,10 @@ impl Block {
 
     /// Memory that it takes, bytes.
     pub fn weight(&self) -> usize {
-        self.data.len() + 8 * self.restarts + size_of::<Self>() + self.parts.as_ref().map_or(0, |p| p.len() * size_of::<Part>())
+        self.data.len()
+            + 8 * self.restarts
+            + size_of::<Self>()
+            + self.parts.as_ref().map_or(0, |p| p.len() * size_of::<Part>())
     }
 
     /// Number of restart intervals.
@@ -122,7 +132,8 @@ impl Block {
     /// Offset of a restart point.
     fn restart(&self, r: usize) -> usize {
         let at = self.items_end + 4 * r;
-        u32::from_le_bytes([self.data[at], self.data[at + 1], self.data[at + 2], self.data[at + 3]]) as usize
+        u32::from_le_bytes([self.data[at], self.data[at + 1], self.data[at + 2], self.data[at + 3]])
+            as usize
     }
 
     /// Decodes from a restart point on, up to the next.
@@ -142,7 +153,8 @@ impl Block {
             return Ok(Span::Items(d, end));
         }
         let key = &self.data[head.suffix.0..head.suffix.1];
-        let series = Series::decode(key, head.seq, head.ascends, head.packed, &self.data[at_body.at..end]);
+        let series =
+            Series::decode(key, head.seq, head.ascends, head.packed, &self.data[at_body.at..end]);
         series.map(Span::Series).ok_or_else(|| self.corrupt())
     }
 
@@ -198,9 +210,13 @@ impl Block {
     pub fn interval_of(&self, key: &[u8]) -> Result<usize> {
         let r = self.restart_of(key)?;
         let Some(parts) = self.parts.as_deref() else { return Ok(r) };
-        let (mut lo, mut hi) =
-            (parts.partition_point(|p| (p.restart as usize) < r), parts.partition_point(|p| p.restart as usize <= r));
-        let Some(Span::Series(series)) = (lo + 1 < hi).then(|| self.span(r)).transpose()? else { return Ok(lo) };
+        let (mut lo, mut hi) = (
+            parts.partition_point(|p| (p.restart as usize) < r),
+            parts.partition_point(|p| p.restart as usize <= r),
+        );
+        let Some(Span::Series(series)) = (lo + 1 < hi).then(|| self.span(r)).transpose()? else {
+            return Ok(lo);
+        };
         let mut first = Vec::new();
         while lo + 1 < hi {
             let mid = (lo + hi) / 2;
@@ -233,12 +249,19 @@ impl Block {
             }
             Ok(Span::Items(mut d, end)) => {
                 while d.at < end {
-                    let item = d.head(out.last_key_len()).and_then(|head| Some((d.place(head.kind)?, head)));
+                    let item = d
+                        .head(out.last_key_len())
+                        .and_then(|head| Some((d.place(head.kind)?, head)));
                     let Some((place, head)) = item else {
                         out.clear();
                         return Err(self.corrupt());
                     };
-                    if !out.push_next(head.shared, &self.data[head.suffix.0..head.suffix.1], head.seq, place) {
+                    if !out.push_next(
+                        head.shared,
+                        &self.data[head.suffix.0..head.suffix.1],
+                        head.seq,
+                        place,
+                    ) {
                         out.clear();
                         return Err(self.disorder());
                     }
@@ -255,10 +278,18 @@ impl Block {
             }
         }
         let next = part.restart as usize + 1;
-        let ends = self.parts.as_deref().is_none_or(|parts| parts.get(interval + 1).is_none_or(|p| p.restart != part.restart));
+        let ends = self
+            .parts
+            .as_deref()
+            .is_none_or(|parts| parts.get(interval + 1).is_none_or(|p| p.restart != part.restart));
         if next < self.restarts && ends {
             let key = self.restart_key(next)?;
-            if out.len().checked_sub(1).and_then(|last| out.item(last)).is_some_and(|last| !last.ends_before(key)) {
+            if out
+                .len()
+                .checked_sub(1)
+                .and_then(|last| out.item(last))
+                .is_some_and(|last| !last.ends_before(key))
+            {
                 out.clear();
                 return Err(self.disorder());
             }
@@ -285,7 +316,12 @@ impl Block {
     }
 
     /// The same in the one restart interval that can have it, by where that lies.
-    pub(crate) fn find_between(&self, start: usize, end: usize, key: &[u8]) -> Result<Option<(Seq, Body)>> {
+    pub(crate) fn find_between(
+        &self,
+        start: usize,
+        end: usize,
+        key: &[u8],
+    ) -> Result<Option<(Seq, Body)>> {
         let data = self.data.get(..end).ok_or_else(|| self.corrupt())?;
         let mut d = Decoder { data, at: start, extent: None };
         let found = find_from(&mut d, end, key).ok_or_else(|| self.corrupt())?;
@@ -299,7 +335,9 @@ impl Block {
 
     /// Where its restart intervals lie, if none of them is a series.
     pub(crate) fn plain_intervals(&self) -> Option<Vec<std::ops::Range<usize>>> {
-        (!self.has_series).then(|| (0..self.restarts).map(|r| self.decoder(r)).map(|(d, end)| d.at..end).collect())
+        (!self.has_series).then(|| {
+            (0..self.restarts).map(|r| self.decoder(r)).map(|(d, end)| d.at..end).collect()
+        })
     }
 
     /// What the first keys of all restart intervals share.

@@ -20,7 +20,9 @@ impl Place {
     #[inline]
     pub fn body(self, data: &Bytes) -> BodyRef<'_> {
         match self {
-            Place::Inline(a, b) => BodyRef::Put(ValueRef::Inline(&data[a as usize..b as usize], data)),
+            Place::Inline(a, b) => {
+                BodyRef::Put(ValueRef::Inline(&data[a as usize..b as usize], data))
+            }
             Place::Extent(e) => BodyRef::Put(ValueRef::Extent(e)),
             Place::Delete => BodyRef::Delete,
             Place::DeleteRange(a, b) => BodyRef::DeleteRange { end: &data[a as usize..b as usize] },
@@ -108,7 +110,9 @@ impl RestartInterval {
     /// `false`: the last item is a range tombstone that ends where it begins or before.
     fn whole_range(&self) -> bool {
         self.slots.last().is_none_or(|s| match s.body {
-            Place::DeleteRange(a, b) => self.data[a as usize..b as usize] > self.keys[s.key.0 as usize..s.key.1 as usize],
+            Place::DeleteRange(a, b) => {
+                self.data[a as usize..b as usize] > self.keys[s.key.0 as usize..s.key.1 as usize]
+            }
             _ => true,
         })
     }
@@ -134,7 +138,11 @@ impl RestartInterval {
     #[inline]
     pub fn item(&self, i: usize) -> Option<ItemRef<'_>> {
         let s = self.slots.get(i)?;
-        Some(ItemRef { key: &self.keys[s.key.0 as usize..s.key.1 as usize], seq: s.seq, body: s.body.body(&self.data) })
+        Some(ItemRef {
+            key: &self.keys[s.key.0 as usize..s.key.1 as usize],
+            seq: s.seq,
+            body: s.body.body(&self.data),
+        })
     }
 
     /// How many items from the front fulfil `pred`; they must come first.

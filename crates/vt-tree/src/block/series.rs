@@ -181,7 +181,11 @@ impl Open {
                 // It led through all of them before.
                 x.counter.advance(&mut key, x.step);
             }
-            let e = self.places.behind(end, self.stored.get(i).map_or(self.places.len, |&s| u32::from(s)), *crc);
+            let e = self.places.behind(
+                end,
+                self.stored.get(i).map_or(self.places.len, |&s| u32::from(s)),
+                *crc,
+            );
             end = e.end();
             add(&key, if self.ascends { self.seq + i as u64 } else { self.seq }, e);
         }
@@ -233,7 +237,13 @@ pub(crate) struct Series<'a> {
 
 impl<'a> Series<'a> {
     /// From the body and what lies before it. `None`: no such series can be. It ends with `body`.
-    pub fn decode(key: &'a [u8], seq: Seq, ascends: bool, packed: bool, mut body: &'a [u8]) -> Option<Series<'a>> {
+    pub fn decode(
+        key: &'a [u8],
+        seq: Seq,
+        ascends: bool,
+        packed: bool,
+        mut body: &'a [u8],
+    ) -> Option<Series<'a>> {
         let count = varint::get_u64(&mut body).ok()?;
         let (&code, rest) = body.split_first()?;
         body = rest;
@@ -245,7 +255,8 @@ impl<'a> Series<'a> {
         let last = first.checked_add(step.checked_mul(count.checked_sub(1)?)?)?;
         let mut codec = Compression::None;
         if packed {
-            codec = Compression::of_code(*body.split_off_first()?).filter(|&c| c != Compression::None)?;
+            codec = Compression::of_code(*body.split_off_first()?)
+                .filter(|&c| c != Compression::None)?;
         }
         let (crcs, stored) = body.split_at_checked(usize::try_from(count.checked_mul(4)?).ok()?)?;
         let places = Places { addr, len, codec };
@@ -262,16 +273,32 @@ impl<'a> Series<'a> {
             && (seq > 0 || !ascends)
             && stored.len() == if packed { crcs.len() / 2 } else { 0 }
             && sizes.into_iter().all(|stored| stored > 0 && stored <= len);
-        sound.then_some(Series { key, prefix, first, seq, ascends, counter, step, places, crcs, stored })
+        sound.then_some(Series {
+            key,
+            prefix,
+            first,
+            seq,
+            ascends,
+            counter,
+            step,
+            places,
+            crcs,
+            stored,
+        })
     }
 
     /// Bytes that value `i`, which must exist, takes on the device.
     fn stored(&self, i: usize) -> u32 {
-        self.stored.get(2 * i..2 * i + 2).map_or(self.places.len, |s| u32::from(u16::from_le_bytes([s[0], s[1]])))
+        self.stored
+            .get(2 * i..2 * i + 2)
+            .map_or(self.places.len, |s| u32::from(u16::from_le_bytes([s[0], s[1]])))
     }
 
     fn crc(&self, i: usize) -> u32 {
-        self.crcs.get(4 * i..4 * i + 4).and_then(|b| b.try_into().ok()).map_or(0, u32::from_le_bytes)
+        self.crcs
+            .get(4 * i..4 * i + 4)
+            .and_then(|b| b.try_into().ok())
+            .map_or(0, u32::from_le_bytes)
     }
 
     pub fn len(&self) -> usize {
@@ -318,6 +345,7 @@ impl<'a> Series<'a> {
         let (prefix, number) = self.counter.split(key)?;
         let distance = number.checked_sub(self.first)?;
         let i = distance / self.step;
-        (prefix == self.prefix && distance.is_multiple_of(self.step) && i < self.len() as u64).then_some(i as usize)
+        (prefix == self.prefix && distance.is_multiple_of(self.step) && i < self.len() as u64)
+            .then_some(i as usize)
     }
 }

@@ -62,12 +62,17 @@ impl SparseIndex {
     pub fn of(block: &Block, now: u32) -> Option<SparseIndex> {
         let intervals = block.plain_intervals()?;
         let (n, shared) = (intervals.len(), block.shared_prefix());
-        if n < INTERVALS_LEAST || n > usize::from(u16::MAX) || shared.len() > usize::from(u16::MAX) {
+        if n < INTERVALS_LEAST || n > usize::from(u16::MAX) || shared.len() > usize::from(u16::MAX)
+        {
             return None;
         }
         let mut words: Vec<u64> = Vec::with_capacity(2 * n + shared.len().div_ceil(8));
         words.extend_from_slice(block.heads());
-        words.extend(intervals.iter().map(|g| (g.start as u64) << 32 | u64::from(crc32c(&block.bytes()[g.clone()]))));
+        words.extend(
+            intervals
+                .iter()
+                .map(|g| (g.start as u64) << 32 | u64::from(crc32c(&block.bytes()[g.clone()]))),
+        );
         words.extend(shared.chunks(8).map(head_of));
         Some(SparseIndex {
             words: words.into(),
@@ -119,7 +124,13 @@ impl SparseIndex {
             |mut g| {
                 loop {
                     let (start, end, _) = self.interval(g);
-                    if g == 0 || block.bytes().get(start..end).and_then(Block::first_key).is_none_or(|first| first <= key) {
+                    if g == 0
+                        || block
+                            .bytes()
+                            .get(start..end)
+                            .and_then(Block::first_key)
+                            .is_none_or(|first| first <= key)
+                    {
                         break block.find_between(start, end, key);
                     }
                     g -= 1;
@@ -189,7 +200,11 @@ impl SparseIndex {
 
     /// What the block has for `key`, out of one restart interval of it. `read` fills a buffer from
     /// a place in the payload on. `None`: that must be asked of the whole block.
-    pub fn find(&self, key: &[u8], mut read: impl FnMut(usize, &mut [u8]) -> Result<()>) -> Option<Option<(Seq, Body)>> {
+    pub fn find(
+        &self,
+        key: &[u8],
+        mut read: impl FnMut(usize, &mut [u8]) -> Result<()>,
+    ) -> Option<Option<(Seq, Body)>> {
         let mut g = self.choose(key)?;
         INTERVAL.with_borrow_mut(|buf| {
             loop {
@@ -229,7 +244,9 @@ mod tests {
     fn block(items: &[Item]) -> Arc<Block> {
         let mut b = BlockBuilder::default();
         items.iter().for_each(|i| b.add(&i.key, i.seq, i.borrow().body));
-        Arc::new(Block::parse(Bytes::copy_from_slice(b.finish().0), 0).expect("what is built parses"))
+        Arc::new(
+            Block::parse(Bytes::copy_from_slice(b.finish().0), 0).expect("what is built parses"),
+        )
     }
 
     fn put(key: Vec<u8>, len: usize) -> Item {
@@ -282,7 +299,9 @@ mod tests {
 
     #[test]
     fn most_keys_take_one_interval_and_a_changed_byte_is_never_believed() {
-        let items: Vec<Item> = (0..90u64).map(|i| put([&b"user/"[..], &(i << 40 | 5).to_be_bytes(), b"x"].concat(), 64)).collect();
+        let items: Vec<Item> = (0..90u64)
+            .map(|i| put([&b"user/"[..], &(i << 40 | 5).to_be_bytes(), b"x"].concat(), 64))
+            .collect();
         let block = block(&items);
         let sparse = SparseIndex::of(&block, 0).expect("many intervals");
         for item in &items {
@@ -312,7 +331,11 @@ mod tests {
         let (one, other) = (block(&items), block(&items));
         let sparse = Arc::new(SparseIndex::of(&one, 0).expect("many intervals"));
         sparse.keep(&one);
-        assert!(sparse.find_here(&items[5].key).is_some_and(|(found, _)| found.is_ok_and(|f| f.is_some())));
+        assert!(
+            sparse
+                .find_here(&items[5].key)
+                .is_some_and(|(found, _)| found.is_ok_and(|f| f.is_some()))
+        );
         SparseIndex::let_go(&one);
         assert!(sparse.find_here(&items[5].key).is_none());
         assert_eq!(Arc::strong_count(&one), 1);

@@ -25,7 +25,8 @@ fn sample() -> Vec<Item> {
 fn packed(keys: impl Iterator<Item = Bytes>, addr: u64) -> Vec<Item> {
     let mut end = addr;
     let mut item = |(i, key): (usize, Bytes)| {
-        let e = ExtentRef::packed(0, 4096, 900 + i as u32 * 37 % 2600, i as u32, Compression::Zstd).unwrap();
+        let e = ExtentRef::packed(0, 4096, 900 + i as u32 * 37 % 2600, i as u32, Compression::Zstd)
+            .unwrap();
         let e = if i % 11 == 5 { ExtentRef::plain(0, 4096, 77) } else { e };
         let e = ExtentRef { addr: e.behind(end).unwrap(), ..e };
         end = e.end();
@@ -46,7 +47,11 @@ fn compressed_values_come_back_and_cost_six_bytes_in_a_row() {
     items.iter().for_each(|i| b.add(&i.key, 0, i.borrow().body));
     let upper = b.size();
     let (bytes, series) = b.finish();
-    assert!(series && bytes.len() < 6300 && bytes.len() <= upper, "{} bytes, {upper} expected", bytes.len());
+    assert!(
+        series && bytes.len() < 6300 && bytes.len() <= upper,
+        "{} bytes, {upper} expected",
+        bytes.len()
+    );
     let block = Block::parse(Bytes::copy_from_slice(bytes), 0).unwrap();
     assert_eq!(all_items(&block), items);
     for i in &items {
@@ -59,7 +64,14 @@ fn compressed_values_come_back_and_cost_six_bytes_in_a_row() {
     for (i, item) in items[100..].iter_mut().enumerate().skip(30) {
         let codec = if i < 40 { Compression::Lz4 } else { Compression::Zstd };
         let Body::Put(Value::Extent(e)) = &mut item.body else { unreachable!() };
-        *e = ExtentRef::packed((1 << 32) + 30 * 4096 + (i as u64 - 30) * 512, 4096, 512, e.crc, codec).unwrap();
+        *e = ExtentRef::packed(
+            (1 << 32) + 30 * 4096 + (i as u64 - 30) * 512,
+            4096,
+            512,
+            e.crc,
+            codec,
+        )
+        .unwrap();
     }
     items.sort_by(|a, b| a.key.cmp(&b.key));
     let block = build(&items);
@@ -100,7 +112,11 @@ fn find_sees_points_and_ranges() {
 
 fn page(file: u64, i: u64, addr: u64, seq: Seq) -> Item {
     let key = [file.to_be_bytes(), i.to_be_bytes()].concat();
-    Item { key: key.into(), seq, body: Body::Put(Value::Extent(ExtentRef::plain(addr, 4096, i as u32 * 7))) }
+    Item {
+        key: key.into(),
+        seq,
+        body: Body::Put(Value::Extent(ExtentRef::plain(addr, 4096, i as u32 * 7))),
+    }
 }
 
 #[test]
@@ -132,7 +148,9 @@ fn series_and_what_lies_between_come_back_and_are_found() {
         Item { key: Bytes::from(format!("line {i:05}")), seq: 0, body }
     };
     items.extend((95..200).map(|i| decimal(i, i * 1024)));
-    items.extend((200..300).map(|i| Item { key: Bytes::from(format!("n{i:03x}")), ..decimal(i, i * 1024) }));
+    items.extend(
+        (200..300).map(|i| Item { key: Bytes::from(format!("n{i:03x}")), ..decimal(i, i * 1024) }),
+    );
     let block = build(&items);
     assert!(block.intervals() > 8);
     let back: Vec<Item> = (0..block.intervals()).flat_map(|g| block.interval(g).unwrap()).collect();
@@ -143,7 +161,13 @@ fn series_and_what_lies_between_come_back_and_are_found() {
         let g = block.interval_of(&item.key).unwrap();
         assert!(block.interval(g).unwrap().contains(item), "item {i} is in its interval");
     }
-    for missing in [page(1, 250, 0, 0), page(1, 470, 0, 0), page(3, 21, 0, 0), page(0, 0, 0, 0), page(9, 0, 0, 0)] {
+    for missing in [
+        page(1, 250, 0, 0),
+        page(1, 470, 0, 0),
+        page(3, 21, 0, 0),
+        page(0, 0, 0, 0),
+        page(9, 0, 0, 0),
+    ] {
         assert_eq!(block.find(&missing.key).unwrap(), None);
         assert!(block.interval_of(&missing.key).unwrap() < block.intervals());
     }

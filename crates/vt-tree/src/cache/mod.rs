@@ -162,7 +162,8 @@ impl BlockCache {
     fn keep_upper(&self, at: FramePointer, value: Upper) {
         self.upper.insert((at.addr, at.crc), value);
         // The tuple blocks make room, in steps that are worth it.
-        let upper = self.upper.weight() + self.pinned.load(Relaxed) + self.sparse_bytes.load(Relaxed);
+        let upper =
+            self.upper.weight() + self.pinned.load(Relaxed) + self.sparse_bytes.load(Relaxed);
         let left = self.budget.saturating_sub(upper).max(self.budget / 8);
         if left.abs_diff(self.blocks.capacity()) > self.budget / 64 {
             self.blocks.set_capacity(left);
@@ -171,7 +172,12 @@ impl BlockCache {
 
     /// What belongs to the index.
     fn read_frame(&self, kind: FrameKind, level: u16, at: FramePointer, how: How) -> Result<Bytes> {
-        frame::open(self.read_raw(Purpose::Index, at.addr, u64::from(at.len), how)?.0, kind, level, at)
+        frame::open(
+            self.read_raw(Purpose::Index, at.addr, u64::from(at.len), how)?.0,
+            kind,
+            level,
+            at,
+        )
     }
 
     /// A tuple block from the device; `true`: that had to be waited for.
@@ -184,7 +190,10 @@ impl BlockCache {
     /// `true`: the device had to be waited for.
     fn read_raw(&self, purpose: Purpose, addr: u64, len: u64, how: How) -> Result<(Bytes, bool)> {
         if len > ZONE_SIZE {
-            return Err(Error::Corrupt { what: format!("a block of {len} bytes is longer than a zone"), addr });
+            return Err(Error::Corrupt {
+                what: format!("a block of {len} bytes is longer than a zone"),
+                addr,
+            });
         }
         let mut buf = vec![0u8; len as usize];
         let waited = self.read_into(purpose, addr, &mut buf, how)?;
@@ -252,7 +261,12 @@ impl BlockCache {
 
     /// What a block has for `key`: the block is entry `i` of a leaf index node.
     #[inline]
-    pub(crate) fn find(&self, leaf: &IndexNode, i: usize, key: &[u8]) -> Result<Option<(Seq, Body)>> {
+    pub(crate) fn find(
+        &self,
+        leaf: &IndexNode,
+        i: usize,
+        key: &[u8],
+    ) -> Result<Option<(Seq, Body)>> {
         let sparse = leaf.sparse_index(i);
         if let Some((found, tell)) = sparse.and_then(|o| o.find_here(key)) {
             if tell {
@@ -264,7 +278,13 @@ impl BlockCache {
     }
 
     /// The same where no sparse index has the block.
-    fn find_below(&self, leaf: &IndexNode, i: usize, sparse: Option<&Arc<SparseIndex>>, key: &[u8]) -> Result<Option<(Seq, Body)>> {
+    fn find_below(
+        &self,
+        leaf: &IndexNode,
+        i: usize,
+        sparse: Option<&Arc<SparseIndex>>,
+        key: &[u8],
+    ) -> Result<Option<(Seq, Body)>> {
         let child = leaf.child_pointer(i);
         // Others may count at the same time and this one be lost: it is a clock, and need not be
         // exact.
@@ -341,7 +361,9 @@ impl BlockCache {
     pub(crate) fn block_beneath(&self, above: &Entry) -> Result<Arc<Block>> {
         let block = self.block_once(above.at)?;
         match block.ends()? {
-            Some((first, last)) if first < above.low.as_ref() || last >= above.high.as_ref() => Err(outside(above.at.addr)),
+            Some((first, last)) if first < above.low.as_ref() || last >= above.high.as_ref() => {
+                Err(outside(above.at.addr))
+            }
             _ => Ok(block),
         }
     }
@@ -386,7 +408,8 @@ impl BlockCache {
         if let Some(Upper::Filter(f)) = self.upper.get(&(at.addr, at.crc)) {
             return Ok(f);
         }
-        let filter = Arc::new(Filter::parse(self.read_frame(FrameKind::Filter, 0, at, How::Around)?)?);
+        let filter =
+            Arc::new(Filter::parse(self.read_frame(FrameKind::Filter, 0, at, How::Around)?)?);
         self.keep_upper(at, Upper::Filter(filter.clone()));
         Ok(filter)
     }
@@ -399,10 +422,18 @@ impl BlockCache {
     }
 
     /// What the medium has of a frame, whatever is kept of it in memory.
-    pub(crate) fn frame_on_medium(&self, kind: FrameKind, level: u16, at: FramePointer) -> Result<Bytes> {
+    pub(crate) fn frame_on_medium(
+        &self,
+        kind: FrameKind,
+        level: u16,
+        at: FramePointer,
+    ) -> Result<Bytes> {
         let purpose = if kind == FrameKind::Tuples { Purpose::Tuples } else { Purpose::Index };
         if u64::from(at.len) > ZONE_SIZE {
-            return Err(Error::Corrupt { what: format!("a block of {} bytes is longer than a zone", at.len), addr: at.addr });
+            return Err(Error::Corrupt {
+                what: format!("a block of {} bytes is longer than a zone", at.len),
+                addr: at.addr,
+            });
         }
         let mut buf = vec![0u8; at.len as usize];
         self.zones.read_medium(purpose, at.addr, &mut buf)?;
@@ -412,7 +443,10 @@ impl BlockCache {
     /// Compares what the medium has of a large value with its checksum.
     pub fn check_value(&self, e: &ExtentRef) -> Result<()> {
         if u64::from(e.stored) > ZONE_SIZE {
-            return Err(Error::Corrupt { what: format!("a value of {} bytes is longer than a zone", e.stored), addr: e.addr });
+            return Err(Error::Corrupt {
+                what: format!("a value of {} bytes is longer than a zone", e.stored),
+                addr: e.addr,
+            });
         }
         let mut buf = vec![0u8; e.stored as usize];
         self.zones.read_medium(Purpose::Pages, e.addr, &mut buf)?;
@@ -424,7 +458,9 @@ impl BlockCache {
     pub(crate) fn span_on_medium(&self, values: &[ExtentRef]) -> Result<()> {
         let (Some(first), Some(last)) = (values.first(), values.last()) else { return Ok(()) };
         let len = last.end().checked_sub(first.addr).filter(|len| *len <= ZONE_SIZE);
-        let Some(len) = len else { return Err(Error::corrupt("values that are no span", first.addr)) };
+        let Some(len) = len else {
+            return Err(Error::corrupt("values that are no span", first.addr));
+        };
         let mut buf = vec![0u8; len as usize];
         self.zones.read_medium(Purpose::Pages, first.addr, &mut buf)?;
         values.iter().try_for_each(|e| {
@@ -438,7 +474,8 @@ impl BlockCache {
         match value {
             Value::Inline(b) => Ok(b.clone()),
             Value::Extent(e) => {
-                let (data, _) = self.read_raw(Purpose::Pages, e.addr, u64::from(e.stored), How::Around)?;
+                let (data, _) =
+                    self.read_raw(Purpose::Pages, e.addr, u64::from(e.stored), How::Around)?;
                 check_extent(e, &data)?;
                 unpack_extent(e, data)
             }
@@ -472,7 +509,10 @@ impl BlockCache {
             {
                 let last = taken.checked_sub(1).map(|l| &extents[rest[l]]);
                 match spans.last_mut() {
-                    Some((start, len, values)) if last.is_some_and(|l| contiguous(l, e)) && e.end() - *start <= READ_MOST => {
+                    Some((start, len, values))
+                        if last.is_some_and(|l| contiguous(l, e))
+                            && e.end() - *start <= READ_MOST =>
+                    {
                         *len = e.end() - *start;
                         *values += 1;
                     }
@@ -497,11 +537,17 @@ impl BlockCache {
 
     fn read_spans(&self, spans: &[(u64, u64, usize)]) -> Result<Vec<Bytes>> {
         if let Some(&(addr, len, _)) = spans.iter().find(|s| s.1 > ZONE_SIZE) {
-            return Err(Error::Corrupt { what: format!("a value of {len} bytes is longer than a zone"), addr });
+            return Err(Error::Corrupt {
+                what: format!("a value of {len} bytes is longer than a zone"),
+                addr,
+            });
         }
         let mut bufs: Vec<Vec<u8>> = spans.iter().map(|s| vec![0; s.1 as usize]).collect();
-        let mut reads: Vec<Reading<'_>> =
-            spans.iter().zip(&mut bufs).map(|(s, buf)| Reading { offset: s.0, buf: buf.as_mut_slice() }).collect();
+        let mut reads: Vec<Reading<'_>> = spans
+            .iter()
+            .zip(&mut bufs)
+            .map(|(s, buf)| Reading { offset: s.0, buf: buf.as_mut_slice() })
+            .collect();
         self.zones.read_many(Purpose::Pages, &mut reads)?;
         Ok(bufs.into_iter().map(Bytes::from).collect())
     }
@@ -516,11 +562,18 @@ impl BlockCache {
     /// The same for tuple blocks, by address and length.
     pub fn announce_blocks(&self, mut blocks: Vec<(u64, u32)>) {
         blocks.sort_unstable();
-        self.announce_sorted(Purpose::Tuples, blocks.iter().map(|&(addr, len)| (addr, addr.saturating_add(u64::from(len)))));
+        self.announce_sorted(
+            Purpose::Tuples,
+            blocks.iter().map(|&(addr, len)| (addr, addr.saturating_add(u64::from(len)))),
+        );
     }
 
     /// The same for ranges in ascending order.
-    pub(crate) fn announce_sorted(&self, purpose: Purpose, ranges: impl Iterator<Item = (u64, u64)>) {
+    pub(crate) fn announce_sorted(
+        &self,
+        purpose: Purpose,
+        ranges: impl Iterator<Item = (u64, u64)>,
+    ) {
         let mut span: Option<(u64, u64)> = None;
         for (start, end) in ranges {
             span = match span {
@@ -558,12 +611,17 @@ fn check_extent(e: &ExtentRef, data: &[u8]) -> Result<()> {
     if crc32c(data) == e.crc {
         return Ok(());
     }
-    Err(Error::Corrupt { what: format!("value of {} bytes: checksum does not match its bytes", e.len), addr: e.addr })
+    Err(Error::Corrupt {
+        what: format!("value of {} bytes: checksum does not match its bytes", e.len),
+        addr: e.addr,
+    })
 }
 
 fn unpack_extent(e: &ExtentRef, stored: Bytes) -> Result<Bytes> {
-    unpack_value(e.codec, stored, e.len)
-        .map_err(|what| Error::Corrupt { what: format!("value of {} bytes: {what}", e.len), addr: e.addr })
+    unpack_value(e.codec, stored, e.len).map_err(|what| Error::Corrupt {
+        what: format!("value of {} bytes: {what}", e.len),
+        addr: e.addr,
+    })
 }
 
 #[cfg(test)]
@@ -578,7 +636,8 @@ mod tests {
         let cache = BlockCache::new(zones.clone(), 1 << 20);
         let mut fill = zones.fill(Purpose::Pages, zones::Reserve::Keep);
         let data = |i: usize| vec![i as u8; [4096, 700, 9000, 1][i % 4]];
-        let mut places: Vec<ExtentRef> = (0..40).map(|i| place_value(&mut fill, &data(i)).unwrap()).collect();
+        let mut places: Vec<ExtentRef> =
+            (0..40).map(|i| place_value(&mut fill, &data(i)).unwrap()).collect();
         let _hold = fill.finish().unwrap();
         // Against their places, one twice, with gaps.
         let order: Vec<usize> = (0..40).rev().filter(|i| i % 5 != 3).chain([7]).collect();

@@ -211,7 +211,8 @@ impl Filter {
     pub fn parse(bytes: Bytes) -> Result<Filter> {
         let bad = |what: &str| Error::corrupt(format!("quotient filter: {what}"), 0);
         let Some(header) = bytes.get(..HEADER) else { return Err(bad("shorter than its header")) };
-        let word = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("four bytes"));
+        let word =
+            |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("four bytes"));
         if word(0) != crc32c(&bytes[4..]) {
             return Err(bad("wrong checksum"));
         }
@@ -219,7 +220,9 @@ impl Filter {
             return Err(bad("unknown version"));
         }
         let (bits, low, count) = (header[5] as u32, header[6] as u32, word(8));
-        let layout = Layout::new(count, bits, low).filter(|l| l.end == bytes.len()).ok_or_else(|| bad("wrong length"))?;
+        let layout = Layout::new(count, bits, low)
+            .filter(|l| l.end == bytes.len())
+            .ok_or_else(|| bad("wrong length"))?;
         let filter = Filter { bytes, count, bits, low, layout };
         // The code has a one for each fingerprint and a zero for each quotient, and ends with a
         // zero; the directory tells the truth.
@@ -229,7 +232,9 @@ impl Filter {
             let word = filter.word(at);
             // Every 128th zero, and the first before any, has an entry. In a word of 64 bits lie
             // the ends of at most two strides.
-            while stride * STRIDE < layout.quotients && stride * STRIDE <= zeros + word.count_zeros() as u64 {
+            while stride * STRIDE < layout.quotients
+                && stride * STRIDE <= zeros + word.count_zeros() as u64
+            {
                 let skip = stride * STRIDE - zeros;
                 let before = if skip == 0 { 0 } else { select(!word, skip as u32 - 1) + 1 };
                 if filter.rank(stride) != ones + before as u64 - skip {
@@ -243,7 +248,10 @@ impl Filter {
         let used = layout.quotients + count as u64;
         let spare = (layout.end - layout.code) as u64 * 8 - used;
         let last = filter.word(layout.end - 8);
-        if ones != count as u64 || stride * STRIDE < layout.quotients || last.leading_zeros() as u64 <= spare {
+        if ones != count as u64
+            || stride * STRIDE < layout.quotients
+            || last.leading_zeros() as u64 <= spare
+        {
             return Err(bad("wrong unary code"));
         }
         Ok(filter)
@@ -366,7 +374,8 @@ impl Filter {
             return at;
         }
         // Behind the `skip`th zero from here.
-        let mut zeros = !self.word(self.layout.code + (at / 64 * 8) as usize) & u64::MAX << (at % 64);
+        let mut zeros =
+            !self.word(self.layout.code + (at / 64 * 8) as usize) & u64::MAX << (at % 64);
         at = at / 64 * 64;
         loop {
             let n = zeros.count_ones();

@@ -75,7 +75,10 @@ fn a_merge_of_a_few_full_filters_is_still_good() {
         let f = parse(bytes);
         assert!((0..k * n).all(|i| f.may_contain(key(i))));
         let rate = false_positives(&f, 200_000);
-        println!("{k} filters of {n} keys: {bits:.2} bits a key, false positives {:.3}%", rate * 100.0);
+        println!(
+            "{k} filters of {n} keys: {bits:.2} bits a key, false positives {:.3}%",
+            rate * 100.0
+        );
         assert!(rate < 0.0096, "{k} filters of {n} keys: {rate}");
         assert!(bits < 12.0, "{k} filters of {n} keys: {bits} bits a key");
     }
@@ -104,7 +107,10 @@ fn merging_merged_filters_again_and_again_keeps_every_key() {
         assert!((0..round * 5000 + 10_000).all(|i| f.may_contain(key(i))));
     }
     assert!(f.len() > 54_000, "{} fingerprints of 55,000 keys", f.len());
-    assert!(false_positives(&f, 100_000) < 0.02, "fewer bits than a build would keep, hence more than the promised 0.8%");
+    assert!(
+        false_positives(&f, 100_000) < 0.02,
+        "fewer bits than a build would keep, hence more than the promised 0.8%"
+    );
 }
 
 #[test]

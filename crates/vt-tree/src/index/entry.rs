@@ -64,7 +64,10 @@ impl Entry {
 
     pub fn zone_use(&self) -> Result<ZoneUse> {
         let mut rest = &self.zones[..];
-        let corrupt = |what: &str| Error::Corrupt { what: format!("index entry: {what}"), addr: self.at.addr };
+        let corrupt = |what: &str| Error::Corrupt {
+            what: format!("index entry: {what}"),
+            addr: self.at.addr,
+        };
         let uses = ZoneUse::decode(&mut rest).map_err(|_| corrupt("zones do not decode"))?;
         if uses.total_bytes() > MAX_SUM {
             return Err(corrupt("more bytes in its zones than can be"));
@@ -77,9 +80,19 @@ impl Entry {
         put_key(out, &self.low, &self.high);
         put_pointer(out, &self.at);
         let flag = |set: bool, flag: u8| if set { flag } else { 0 };
-        let tombstones = flag(self.tombstones, TOMBSTONES) | flag(self.range_tombstones, RANGE_TOMBSTONES);
-        out.push(tombstones | flag(self.unfiltered, UNFILTERED) | flag(self.compressed, COMPRESSED));
-        for v in [self.items, self.max_seq, self.block_bytes, self.block_spans, self.value_bytes, self.value_spans] {
+        let tombstones =
+            flag(self.tombstones, TOMBSTONES) | flag(self.range_tombstones, RANGE_TOMBSTONES);
+        out.push(
+            tombstones | flag(self.unfiltered, UNFILTERED) | flag(self.compressed, COMPRESSED),
+        );
+        for v in [
+            self.items,
+            self.max_seq,
+            self.block_bytes,
+            self.block_spans,
+            self.value_bytes,
+            self.value_spans,
+        ] {
             varint::put_u64(out, v);
         }
         match &self.filter {
@@ -150,7 +163,11 @@ fn get_key(data: &Bytes, at: &mut usize, before: &[u8]) -> Option<Bytes> {
     let shared = usize::try_from(get_varint(data, at)?).ok().filter(|&s| s <= before.len())?;
     let further = usize::try_from(get_varint(data, at)?).ok()?;
     let end = at.checked_add(further).filter(|&e| e <= data.len())?;
-    let key = if shared == 0 { data.slice(*at..end) } else { Bytes::from([&before[..shared], &data[*at..end]].concat()) };
+    let key = if shared == 0 {
+        data.slice(*at..end)
+    } else {
+        Bytes::from([&before[..shared], &data[*at..end]].concat())
+    };
     *at = end;
     Some(key)
 }

@@ -57,7 +57,9 @@ pub fn seal(frame: &mut [u8], kind: FrameKind, level: u16, codec: u8, addr: u64)
 
 /// Checks a frame read from `at` and returns its payload.
 pub fn open(frame: Bytes, kind: FrameKind, level: u16, at: FramePointer) -> Result<Bytes> {
-    let fault = |what: &str| -> Result<Bytes> { Err(Error::Corrupt { what: format!("{kind:?} block: {what}"), addr: at.addr }) };
+    let fault = |what: &str| -> Result<Bytes> {
+        Err(Error::Corrupt { what: format!("{kind:?} block: {what}"), addr: at.addr })
+    };
     if frame.len() != at.len as usize || frame.len() < FRAME_HEADER {
         return fault("wrong length");
     }
@@ -68,7 +70,9 @@ pub fn open(frame: Bytes, kind: FrameKind, level: u16, at: FramePointer) -> Resu
     if crc != at.crc {
         return fault("whole, but not the block that its index entry names");
     }
-    let addr = u64::from_le_bytes([frame[8], frame[9], frame[10], frame[11], frame[12], frame[13], frame[14], frame[15]]);
+    let addr = u64::from_le_bytes([
+        frame[8], frame[9], frame[10], frame[11], frame[12], frame[13], frame[14], frame[15],
+    ]);
     if addr != at.addr {
         return fault(&format!("belongs at address {addr}"));
     }
@@ -92,7 +96,10 @@ mod tests {
         frame.extend_from_slice(b"some payload");
         let crc = seal(&mut frame, FrameKind::Tuples, 0, 0, 4096);
         let at = FramePointer { addr: 4096, len: frame.len() as u32, crc };
-        assert_eq!(open(Bytes::from(frame.clone()), FrameKind::Tuples, 0, at).unwrap(), Bytes::from_static(b"some payload"));
+        assert_eq!(
+            open(Bytes::from(frame.clone()), FrameKind::Tuples, 0, at).unwrap(),
+            Bytes::from_static(b"some payload")
+        );
         for bit in 0..frame.len() * 8 {
             let mut bad = frame.clone();
             bad[bit / 8] ^= 1 << (bit % 8);
@@ -111,7 +118,10 @@ mod tests {
             (Bytes::from(frame), at)
         };
         let ((older, of_older), (_, at)) = (sealed(b"older"), sealed(b"newer"));
-        assert_eq!(open(older.clone(), FrameKind::Tuples, 0, of_older).unwrap(), Bytes::from_static(b"older"));
+        assert_eq!(
+            open(older.clone(), FrameKind::Tuples, 0, of_older).unwrap(),
+            Bytes::from_static(b"older")
+        );
         assert!(open(older, FrameKind::Tuples, 0, at).is_err());
     }
 
@@ -121,6 +131,9 @@ mod tests {
         let crc = seal(&mut frame, FrameKind::Node, 2, 0, 8192);
         let at = FramePointer { addr: 4096, len: frame.len() as u32, crc };
         assert!(open(Bytes::from(frame.clone()), FrameKind::Node, 2, at).is_err());
-        assert!(open(Bytes::from(frame), FrameKind::Node, 1, FramePointer { addr: 8192, ..at }).is_err());
+        assert!(
+            open(Bytes::from(frame), FrameKind::Node, 1, FramePointer { addr: 8192, ..at })
+                .is_err()
+        );
     }
 }

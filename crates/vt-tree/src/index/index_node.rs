@@ -75,7 +75,15 @@ struct Beneath<T> {
 
 impl<T> Beneath<T> {
     /// Keeps one of `len`, unless all together are then more than `most` bytes in `all`.
-    fn keep(these: &OnceLock<Beneath<T>>, len: usize, i: usize, one: T, weight: usize, all: &Arc<AtomicU64>, most: u64) {
+    fn keep(
+        these: &OnceLock<Beneath<T>>,
+        len: usize,
+        i: usize,
+        one: T,
+        weight: usize,
+        all: &Arc<AtomicU64>,
+        most: u64,
+    ) {
         let slots = if these.get().is_some() { 0 } else { len * size_of::<OnceLock<T>>() };
         let bytes = (slots + weight) as u64;
         if all.fetch_add(bytes, Relaxed) + bytes > most {
@@ -137,7 +145,8 @@ impl IndexNode {
             (Some(a), Some(b)) => a.low.iter().zip(&b.low).take_while(|(x, y)| x == y).count(),
             _ => 0,
         };
-        let mut keys: Vec<u8> = entries.first().map(|e| e.low[..shared].to_vec()).unwrap_or_default();
+        let mut keys: Vec<u8> =
+            entries.first().map(|e| e.low[..shared].to_vec()).unwrap_or_default();
         let mut ends = Vec::with_capacity(entries.len());
         for e in entries {
             // Keys between the first and the last share what these share.
@@ -172,7 +181,13 @@ impl IndexNode {
 
     /// Keeps the sparse index of a block, unless all together are then more than `most` bytes in
     /// `all`.
-    pub fn keep_sparse_index(&self, i: usize, sparse: SparseIndex, all: &Arc<AtomicU64>, most: u64) {
+    pub fn keep_sparse_index(
+        &self,
+        i: usize,
+        sparse: SparseIndex,
+        all: &Arc<AtomicU64>,
+        most: u64,
+    ) {
         let weight = sparse.weight();
         Beneath::keep(&self.sparse_indexes, self.len(), i, Arc::new(sparse), weight, all, most);
     }
@@ -225,13 +240,17 @@ impl IndexNode {
     /// Checks that the node beneath an entry is within its fences: so none is reached on two ways,
     /// and a walk ends whatever the device holds. It is done once for each.
     pub fn admit(&self, i: usize, child: &IndexNode) -> Result<()> {
-        self.admit_once(i, || (child.len() > 0).then(|| self.covers(i, &child.low(0), &child.high, false)))
+        self.admit_once(i, || {
+            (child.len() > 0).then(|| self.covers(i, &child.low(0), &child.high, false))
+        })
     }
 
     /// The same of a tuple block. What its last restart interval has behind its first key is not
     /// looked at.
     pub fn admit_block(&self, i: usize, block: &Block) -> Result<()> {
-        self.admit_once(i, || Some(block.ends().ok()?.is_none_or(|(first, last)| self.covers(i, first, last, true))))
+        self.admit_once(i, || {
+            Some(block.ends().ok()?.is_none_or(|(first, last)| self.covers(i, first, last, true)))
+        })
     }
 
     #[inline]
@@ -253,7 +272,8 @@ impl IndexNode {
     /// Whether an entry covers everything from `first` up to `last`, `with` it or not.
     fn covers(&self, i: usize, first: &[u8], last: &[u8], with: bool) -> bool {
         let high = if i + 1 < self.len() { self.low(i + 1) } else { self.high.to_vec() };
-        self.low(i).as_slice() <= first && if with { last < high.as_slice() } else { last <= high.as_slice() }
+        self.low(i).as_slice() <= first
+            && if with { last < high.as_slice() } else { last <= high.as_slice() }
     }
 
     /// How many entries begin at or below `key` (`or_at`), or below it.
@@ -397,8 +417,11 @@ mod tests {
             &[b"", b"\0", b"\0\0", b"\xff\xff\xff\xff\xff\xff\xff\xff\xff"],
             &[b"only one"],
         ];
-        let probes: Vec<&[u8]> =
-            sets.concat().into_iter().chain([&b"same"[..], b"same prefix 00000000aa", b"same z", b"zz", b"abc"]).collect();
+        let probes: Vec<&[u8]> = sets
+            .concat()
+            .into_iter()
+            .chain([&b"same"[..], b"same prefix 00000000aa", b"same z", b"zz", b"abc"])
+            .collect();
         for lows in sets {
             let f = IndexNode::of(&node(lows));
             for p in &probes {

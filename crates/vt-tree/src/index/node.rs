@@ -32,7 +32,8 @@ impl Node {
         let mut entries: Vec<Entry> = Vec::with_capacity(count as usize);
         for _ in 0..count {
             let before = entries.last().map(|e| e.low.clone()).unwrap_or_default();
-            let entry = Entry::decode(&data, &mut at, &before).ok_or_else(|| corrupt("an entry does not decode"))?;
+            let entry = Entry::decode(&data, &mut at, &before)
+                .ok_or_else(|| corrupt("an entry does not decode"))?;
             if entries.last().is_some_and(|last| last.high > entry.low) {
                 return Err(corrupt("entries overlap or are out of order"));
             }
@@ -51,13 +52,18 @@ impl Node {
     /// with no more in it than that says. So no node lies on two ways through one run, every walk
     /// ends, and no sum over a run is larger than that of its root.
     pub fn belongs(&self, above: &Entry) -> Result<()> {
-        let corrupt = |what: &str| Err(Error::Corrupt { what: format!("index node: {what}"), addr: above.at.addr });
+        let corrupt = |what: &str| {
+            Err(Error::Corrupt { what: format!("index node: {what}"), addr: above.at.addr })
+        };
         let ends = self.entries.first().zip(self.entries.last());
         if ends.is_none_or(|(first, last)| first.low < above.low || last.high > above.high) {
             return corrupt("keys outside of its fences");
         }
-        let sum = |of: fn(&Entry) -> u64| self.entries.iter().fold(0u64, |sum, e| sum.saturating_add(of(e)));
-        let sums: [fn(&Entry) -> u64; 4] = [|e| e.items, |e| e.block_bytes, |e| e.value_bytes, |e| e.value_spans];
+        let sum = |of: fn(&Entry) -> u64| {
+            self.entries.iter().fold(0u64, |sum, e| sum.saturating_add(of(e)))
+        };
+        let sums: [fn(&Entry) -> u64; 4] =
+            [|e| e.items, |e| e.block_bytes, |e| e.value_bytes, |e| e.value_spans];
         if sums.into_iter().any(|of| sum(of) > of(above)) {
             return corrupt("more in it than its index entry says");
         }
@@ -83,7 +89,10 @@ pub struct NodeBuilder {
 
 impl NodeBuilder {
     pub fn push(&mut self, entry: Entry) {
-        debug_assert!(self.entries.last().is_none_or(|l| l.high <= entry.low), "entries come in order and do not overlap");
+        debug_assert!(
+            self.entries.last().is_none_or(|l| l.high <= entry.low),
+            "entries come in order and do not overlap"
+        );
         self.size += 40 + entry.low.len() / 2 + entry.high.len() / 2;
         self.filtered += if entry.unfiltered { 0 } else { entry.items };
         self.entries.push(entry);

@@ -177,7 +177,13 @@ impl Arena {
         let next = if self.bytes >= REGIONS_FROM && len <= PIECE_MAX {
             Chunk::Region(self.pool.region())
         } else {
-            Chunk::Own(vec![0; (self.bytes / 2).clamp(CHUNK_MIN, REGION / 2).max(len).next_multiple_of(ALIGN)])
+            Chunk::Own(vec![
+                0;
+                (self.bytes / 2)
+                    .clamp(CHUNK_MIN, REGION / 2)
+                    .max(len)
+                    .next_multiple_of(ALIGN)
+            ])
         };
         self.bytes += next.as_ref().len();
         // What is left of a chunk is lost, an eighth of it at most, except before a long piece.
@@ -235,14 +241,18 @@ impl Arena {
     #[inline]
     pub fn first(&self, address: u32) -> First {
         let (record, key, tag) = self.parts(address);
-        let word = |at: usize| u32::from_le_bytes([record[at], record[at + 1], record[at + 2], record[at + 3]]);
+        let word = |at: usize| {
+            u32::from_le_bytes([record[at], record[at + 1], record[at + 2], record[at + 3]])
+        };
         let (seq, arrival) = (word(0), word(4));
         let behind = key.off + key.len;
         let value = match tag {
             CHAIN => return First::Chain(seq),
             DELETE => Place::DELETE,
             KEPT => Place::kept(u32::from_le_bytes(
-                self.get(Place { chunk: key.chunk, off: behind, len: 4 }).try_into().expect("four bytes"),
+                self.get(Place { chunk: key.chunk, off: behind, len: 4 })
+                    .try_into()
+                    .expect("four bytes"),
             )),
             len => Place { chunk: key.chunk, off: behind, len: len.into() },
         };
@@ -276,13 +286,16 @@ mod tests {
             1 => Written::Kept(i as u32),
             _ => Written::Delete,
         };
-        let addresses: Vec<u32> = (0..keys.len()).map(|i| arena.add_record(&keys[i], i as u32, 7, written(i))).collect();
+        let addresses: Vec<u32> =
+            (0..keys.len()).map(|i| arena.add_record(&keys[i], i as u32, 7, written(i))).collect();
         assert!(arena.heap() > REGIONS_FROM);
         let mut seen = std::collections::HashSet::new();
         for (i, a) in addresses.into_iter().enumerate() {
             assert!(seen.insert(a), "no two records at one address");
             assert_eq!(arena.key(a), keys[i]);
-            let First::Only { seq, arrival: 7, value } = arena.first(a) else { panic!("record {i}") };
+            let First::Only { seq, arrival: 7, value } = arena.first(a) else {
+                panic!("record {i}")
+            };
             assert_eq!(seq, i as u32);
             match i % 3 {
                 0 => assert_eq!(arena.get(value), &[9; 511][..i % 512]),

@@ -92,7 +92,9 @@ impl Batch {
         let slot = self.slots.get(i)?;
         let at = |(start, end): (u32, u32)| &self.bytes[start as usize..end as usize];
         let body = match &slot.said {
-            Said::Small(start, end) => BodyRef::Put(ValueRef::Inline(at((*start, *end)), &self.bytes)),
+            Said::Small(start, end) => {
+                BodyRef::Put(ValueRef::Inline(at((*start, *end)), &self.bytes))
+            }
             Said::Kept(b) => BodyRef::Put(ValueRef::Inline(b, b)),
             Said::Extent(e) => BodyRef::Put(ValueRef::Extent(*e)),
             Said::Delete => BodyRef::Delete,

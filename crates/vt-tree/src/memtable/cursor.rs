@@ -88,14 +88,22 @@ impl State {
 
     /// Adds the items of `[lo, hi)` to `out`, until there are `size`; no item may cross `lo`.
     /// Returns where it stopped.
-    fn items(&self, lo: &[u8], hi: Option<&[u8]>, at: Seq, size: usize, out: &mut Batch) -> Option<Vec<u8>> {
+    fn items(
+        &self,
+        lo: &[u8],
+        hi: Option<&[u8]>,
+        at: Seq,
+        size: usize,
+        out: &mut Batch,
+    ) -> Option<Vec<u8>> {
         let mut point = self.tree.seek(&self.arena, lo);
         let mut fragments = self.fragments.from(lo).peekable();
         // Everything below `reached` is done.
         let mut reached = lo.to_vec();
         let mut work = LEAVES_MAX * FRAGMENTS_PER_LEAF;
-        let leaf_work =
-            |here: Pos, next: Option<Pos>| if next.is_some_and(|n| n.leaf == here.leaf) { 0 } else { FRAGMENTS_PER_LEAF };
+        let leaf_work = |here: Pos, next: Option<Pos>| {
+            if next.is_some_and(|n| n.leaf == here.leaf) { 0 } else { FRAGMENTS_PER_LEAF }
+        };
         let below = |key: &[u8], hi: Option<&[u8]>| hi.is_none_or(|h| key < h);
         loop {
             // Points up to the next tombstone.
@@ -155,12 +163,16 @@ impl State {
                         // to the first.
                         point = self.tree.next_leaf(p);
                         work = work.saturating_sub(FRAGMENTS_PER_LEAF);
-                        if point.is_none_or(|n| self.arena.get(self.tree.leaf_first(&self.arena, n)) > edge) {
+                        if point.is_none_or(|n| {
+                            self.arena.get(self.tree.leaf_first(&self.arena, n)) > edge
+                        }) {
                             point = self.tree.seek(&self.arena, edge);
                         }
                         continue;
                     }
-                    if let Some(v) = self.tree.version(&self.arena, p, at).filter(|v| v.stamp() > tombstone) {
+                    if let Some(v) =
+                        self.tree.version(&self.arena, p, at).filter(|v| v.stamp() > tombstone)
+                    {
                         stop = key;
                         newer = Some((place, v));
                         break;
@@ -204,7 +216,15 @@ impl State {
 
 impl MemtableCursor {
     pub(super) fn new(memtable: Arc<Memtable>, at: Seq) -> MemtableCursor {
-        MemtableCursor { memtable, at, batch: Batch::default(), lo: Vec::new(), hi: None, here: None, size: BATCH_MIN }
+        MemtableCursor {
+            memtable,
+            at,
+            batch: Batch::default(),
+            lo: Vec::new(),
+            hi: None,
+            here: None,
+            size: BATCH_MIN,
+        }
     }
 
     fn grow(&mut self) {
@@ -240,7 +260,9 @@ impl MemtableCursor {
             let mut from = lo.clone();
             // The span is short, except where its points hide under a tombstone: then it takes
             // several rounds.
-            while let Some(stop) = s.items(&from, hi.as_deref(), self.at, usize::MAX, &mut self.batch) {
+            while let Some(stop) =
+                s.items(&from, hi.as_deref(), self.at, usize::MAX, &mut self.batch)
+            {
                 if hi.as_deref() == Some(&stop[..]) {
                     break;
                 }

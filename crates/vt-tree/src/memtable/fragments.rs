@@ -131,9 +131,16 @@ impl Fragments {
 
     /// Makes sure that no fragment crosses `key`.
     fn cut(&mut self, key: &Bytes) {
-        let Some((_, f)) = self.map.range_mut::<[u8], _>((Unbounded, Excluded(&key[..]))).next_back() else { return };
+        let Some((_, f)) =
+            self.map.range_mut::<[u8], _>((Unbounded, Excluded(&key[..]))).next_back()
+        else {
+            return;
+        };
         if f.end > key {
-            let right = Fragment { end: std::mem::replace(&mut f.end, key.clone()), stamps: f.stamps.clone() };
+            let right = Fragment {
+                end: std::mem::replace(&mut f.end, key.clone()),
+                stamps: f.stamps.clone(),
+            };
             self.key_bytes = self.key_bytes + key.len() - right.end.len();
             self.add(key.clone(), right);
         }
@@ -148,9 +155,11 @@ impl Fragments {
 
     /// The fragments that end after `key`, ascending: the one that covers it, and all behind.
     pub fn from(&self, key: &[u8]) -> impl Iterator<Item = (&Bytes, &Fragment)> {
-        self.covering(key)
-            .into_iter()
-            .chain(self.map.range::<[u8], _>((Excluded(key), Unbounded)).filter(move |(s, _)| &s[..] > key))
+        self.covering(key).into_iter().chain(
+            self.map
+                .range::<[u8], _>((Excluded(key), Unbounded))
+                .filter(move |(s, _)| &s[..] > key),
+        )
     }
 
     /// The fragments that begin before `key`, descending; all for `None`.

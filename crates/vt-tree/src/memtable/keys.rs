@@ -53,7 +53,15 @@ fn common_prefix(a: &[u8], b: &[u8]) -> usize {
 
 impl Keys {
     pub fn new() -> Keys {
-        Keys { prefix: [0; 24], len: 0, skip: 0, last: 0, _pad: [0; 5], heads: [u64::MAX; FANOUT], records: [0; FANOUT] }
+        Keys {
+            prefix: [0; 24],
+            len: 0,
+            skip: 0,
+            last: 0,
+            _pad: [0; 5],
+            heads: [u64::MAX; FANOUT],
+            records: [0; FANOUT],
+        }
     }
 
     #[inline]
@@ -102,13 +110,18 @@ impl Keys {
     #[inline]
     fn cmp_prefix(&self, key: &[u8]) -> Ordering {
         let skip = self.skip as usize;
-        if skip == 0 { Ordering::Equal } else { self.prefix[..skip].cmp(&key[..skip.min(key.len())]) }
+        if skip == 0 {
+            Ordering::Equal
+        } else {
+            self.prefix[..skip].cmp(&key[..skip.min(key.len())])
+        }
     }
 
     /// Compares key `i` with `key`, most often without leaving the node.
     #[inline]
     fn cmp_near(&self, arena: &Arena, i: usize, key: &[u8]) -> Ordering {
-        let near = self.cmp_prefix(key).then_with(|| self.heads[i].cmp(&head(key, self.skip as usize)));
+        let near =
+            self.cmp_prefix(key).then_with(|| self.heads[i].cmp(&head(key, self.skip as usize)));
         near.then_with(|| self.cmp(arena, i, key))
     }
 
@@ -211,7 +224,8 @@ impl Keys {
         if self.heads[0] ^ self.heads[last] >= 1 << 32 {
             return;
         }
-        let shared = common_prefix(arena.key(self.records[0]), arena.key(self.records[last])).min(PREFIX_MAX);
+        let shared = common_prefix(arena.key(self.records[0]), arena.key(self.records[last]))
+            .min(PREFIX_MAX);
         if shared > self.skip as usize {
             self.set_skip(arena, shared);
         }

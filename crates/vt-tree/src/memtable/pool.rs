@@ -42,7 +42,8 @@ impl Pool {
     pub(super) fn region(self: &Arc<Pool>) -> Region {
         let idle = self.idle.lock().pop();
         let memory = idle.unwrap_or_else(|| {
-            let memory = MmapMut::map_anon(REGION).unwrap_or_else(|_| handle_alloc_error(Layout::new::<[u8; REGION]>()));
+            let memory = MmapMut::map_anon(REGION)
+                .unwrap_or_else(|_| handle_alloc_error(Layout::new::<[u8; REGION]>()));
             // Only a wish: without huge pages everything works, slower.
             let _ = memory.advise(memmap2::Advice::HugePage);
             memory

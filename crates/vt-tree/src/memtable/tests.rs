@@ -25,7 +25,12 @@ impl Model {
             Op::DeleteRange(s, e) => &s[..] <= key && key < &e[..],
         };
         // `max_by_key` takes the last of equals, so the last to arrive counts.
-        match self.ops.iter().filter(|(seq, op)| *seq <= at && covers(op)).max_by_key(|(seq, _)| *seq) {
+        match self
+            .ops
+            .iter()
+            .filter(|(seq, op)| *seq <= at && covers(op))
+            .max_by_key(|(seq, _)| *seq)
+        {
             None => Lookup::Absent,
             Some((seq, Op::Put(_, v))) => Lookup::Found(*seq, v.clone()),
             Some((seq, _)) => Lookup::Deleted(*seq),
@@ -99,7 +104,8 @@ impl View<'_> {
 
     /// Nothing is known of the keys in `[from, to)`.
     fn check_gap(&self, from: &[u8], to: Option<&[u8]>) {
-        for k in self.landmarks.range(from.to_vec()..).take_while(|k| to.is_none_or(|t| &k[..] < t)) {
+        for k in self.landmarks.range(from.to_vec()..).take_while(|k| to.is_none_or(|t| &k[..] < t))
+        {
             assert_eq!(self.model.get(k, self.at), Lookup::Absent, "key {k:?} is missing");
         }
     }
@@ -139,7 +145,8 @@ fn key() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         proptest::collection::vec(prop_oneof![Just(0u8), Just(1), Just(b'a'), Just(255)], 0..4),
         // Longer than a head and a shared prefix, told apart at either end.
-        (0u8..3, 0u8..20).prop_map(|(a, b)| [&[b'k', a][..], &b"shared by all of them"[..], &[b]].concat()),
+        (0u8..3, 0u8..20)
+            .prop_map(|(a, b)| [&[b'k', a][..], &b"shared by all of them"[..], &[b]].concat()),
     ]
 }
 
@@ -379,7 +386,10 @@ fn readers_see_whole_commits_while_one_writes() {
                     }
                     while let Some(i) = here(&c) {
                         if let Body::Put(Value::Inline(v)) = &i.body {
-                            got.insert(i.key.to_vec(), u64::from_be_bytes(v[..].try_into().unwrap()));
+                            got.insert(
+                                i.key.to_vec(),
+                                u64::from_be_bytes(v[..].try_into().unwrap()),
+                            );
                         }
                         if reader == 0 { c.next().unwrap() } else { c.prev().unwrap() }
                     }
@@ -427,7 +437,9 @@ fn a_memtable_keeps_the_zones_of_its_extents_as_long_as_it_lives() {
 fn a_value_is_read_before_and_after_it_has_a_place() {
     let m = Arc::new(Memtable::new());
     let buffer = Bytes::from(vec![7; 10_000]);
-    let slots: Vec<Slot> = (0..2u64).map(|i| m.writer().put_unplaced(&i.to_be_bytes(), i + 1, buffer.slice(..5000))).collect();
+    let slots: Vec<Slot> = (0..2u64)
+        .map(|i| m.writer().put_unplaced(&i.to_be_bytes(), i + 1, buffer.slice(..5000)))
+        .collect();
     let full = m.bytes();
     let inline = Lookup::Found(1, Value::Inline(buffer.slice(..5000)));
     assert_eq!(m.get(&0u64.to_be_bytes(), 9), inline);
@@ -435,7 +447,10 @@ fn a_value_is_read_before_and_after_it_has_a_place() {
     let shrunk = m.place([(slots[0], extent)]);
     assert_eq!((shrunk, m.bytes()), (5000 + UNPLACED, full - shrunk));
     assert_eq!(m.get(&0u64.to_be_bytes(), 9), Lookup::Found(1, Value::Extent(extent)));
-    assert_eq!(m.get(&1u64.to_be_bytes(), 9), Lookup::Found(2, Value::Inline(buffer.slice(..5000))));
+    assert_eq!(
+        m.get(&1u64.to_be_bytes(), 9),
+        Lookup::Found(2, Value::Inline(buffer.slice(..5000)))
+    );
     assert_eq!(m.place([(slots[0], extent)]), 0, "it has a place already");
     // Written again before it had a place: the reader of the older version gets that all the same.
     m.put(&1u64.to_be_bytes(), 5, Value::Inline("new".into()));

@@ -142,7 +142,15 @@ impl Tree {
     /// are forgotten now and then. Values kept outside the arena that nothing refers to any more
     /// are added to `released`.
     #[inline]
-    pub fn put(&mut self, arena: &mut Arena, key: &[u8], stamp: Stamp, written: Written<'_>, floor: Seq, released: &mut Released) {
+    pub fn put(
+        &mut self,
+        arena: &mut Arena,
+        key: &[u8],
+        stamp: Stamp,
+        written: Written<'_>,
+        floor: Seq,
+        released: &mut Released,
+    ) {
         if self.leaves.len() == 0 {
             self.leaves.push(Leaf::new());
             self.base = stamp.seq.saturating_sub(BELOW_FIRST);
@@ -152,7 +160,8 @@ impl Tree {
             return self.put_again(arena, i, key, stamp, written, floor, released);
         }
         self.keys += 1;
-        let record = match stamp.seq.checked_sub(self.base).and_then(|seq| u32::try_from(seq).ok()) {
+        let record = match stamp.seq.checked_sub(self.base).and_then(|seq| u32::try_from(seq).ok())
+        {
             Some(seq) => arena.add_record(key, seq, stamp.arrival, written),
             None => {
                 let chain = self.begin_chain(first_version(arena, stamp, written));
@@ -182,7 +191,9 @@ impl Tree {
                 // lies elsewhere.
                 Ordering::Less => {
                     let fits = leaf.next == NONE
-                        || (leaf.keys.appended() && self.leaves.get(leaf.next).keys.cmp_first(arena, key) == Ordering::Greater);
+                        || (leaf.keys.appended()
+                            && self.leaves.get(leaf.next).keys.cmp_first(arena, key)
+                                == Ordering::Greater);
                     if fits {
                         return (len, false);
                     }
@@ -316,7 +327,13 @@ impl Tree {
         let chain = match arena.first(leaf.keys.record(i)) {
             First::Chain(chain) => chain,
             First::Only { seq, arrival, value } => {
-                let only = Version { seq: self.base + Seq::from(seq), arrival, older: NONE, credit: TRIM_EVERY, value };
+                let only = Version {
+                    seq: self.base + Seq::from(seq),
+                    arrival,
+                    older: NONE,
+                    credit: TRIM_EVERY,
+                    value,
+                };
                 let chain = self.begin_chain(only);
                 let record = arena.add_chain(key, chain);
                 self.leaves.get_mut(self.finger).keys.set_record(i, record);

@@ -65,7 +65,12 @@ pub(crate) struct MergeCursor {
 
 impl MergeCursor {
     pub fn run(run: Arc<Run>) -> Self {
-        MergeCursor { under: Under::Run { run, root: true, path: Vec::new(), block: None }, cut: None, blocks_read: 0, pruned: 0 }
+        MergeCursor {
+            under: Under::Run { run, root: true, path: Vec::new(), block: None },
+            cut: None,
+            blocks_read: 0,
+            pruned: 0,
+        }
     }
 
     pub fn memtable(memtable: &Arc<Memtable>) -> Result<Self> {
@@ -80,7 +85,9 @@ impl MergeCursor {
         match (&self.cut, &self.under) {
             (Some(cut), _) => Some(cut.borrow()),
             (None, Under::Memtable(cursor)) => cursor.item(),
-            (None, Under::Run { block, .. }) => block.as_ref().and_then(|open| open.items.item(open.at)),
+            (None, Under::Run { block, .. }) => {
+                block.as_ref().and_then(|open| open.items.item(open.at))
+            }
         }
     }
 
@@ -127,7 +134,9 @@ impl MergeCursor {
     /// `true` when the run goes on behind the current index node.
     pub fn goes_on(&self) -> bool {
         match &self.under {
-            Under::Run { path, .. } => path.iter().rev().skip(1).any(|s| s.at + 1 < s.node.entries.len()),
+            Under::Run { path, .. } => {
+                path.iter().rev().skip(1).any(|s| s.at + 1 < s.node.entries.len())
+            }
             _ => false,
         }
     }
@@ -141,15 +150,25 @@ impl MergeCursor {
         let (entry, level) = if *root {
             run.root()
         } else {
-            let Some(e) = path.last().and_then(|s| s.node.entries.get(s.at).map(|e| (e, s.node.level - 1))) else { return Ok(()) };
+            let Some(e) =
+                path.last().and_then(|s| s.node.entries.get(s.at).map(|e| (e, s.node.level - 1)))
+            else {
+                return Ok(());
+            };
             e
         };
         *root = false;
         if level == 0 {
             self.blocks_read += u64::from(entry.at.len);
             let (opened, high) = (run.cache().block_beneath(entry)?, entry.high.clone());
-            *block =
-                Some(Opened { block: opened, high, addr: entry.at.addr, interval: 0, items: RestartInterval::default(), at: 0 });
+            *block = Some(Opened {
+                block: opened,
+                high,
+                addr: entry.at.addr,
+                interval: 0,
+                items: RestartInterval::default(),
+                at: 0,
+            });
             self.next_item()
         } else {
             let (node, filter) = (Arc::new(run.cache().node(entry, level)?), entry.filter);
@@ -256,7 +275,9 @@ impl MergeCursor {
             let (ends, begins, bytes) = match self.piece() {
                 None => return Ok(()),
                 Some(Piece::Item(i)) => (i.ends_before(key), i.key < key, 0),
-                Some(Piece::Subtree(e, _)) => (e.high.as_ref() <= key, e.low.as_ref() < key, e.data_bytes()),
+                Some(Piece::Subtree(e, _)) => {
+                    (e.high.as_ref() <= key, e.low.as_ref() < key, e.data_bytes())
+                }
             };
             if ends {
                 self.pruned += bytes;

@@ -56,7 +56,12 @@ pub struct Merge {
 
 impl Merge {
     /// `inputs`: newest first.
-    pub fn new(cache: &Arc<BlockCache>, inputs: &[Input], range: &KeyRange, options: MergeOptions) -> Result<Merge> {
+    pub fn new(
+        cache: &Arc<BlockCache>,
+        inputs: &[Input],
+        range: &KeyRange,
+        options: MergeOptions,
+    ) -> Result<Merge> {
         let mut cursors = Vec::with_capacity(inputs.len());
         for input in inputs {
             let mut cursor = match input {
@@ -67,7 +72,11 @@ impl Merge {
             cursor.pruned = 0;
             cursors.push(cursor);
         }
-        let heights = || inputs.iter().filter_map(|i| if let Input::Run(r) = i { Some(r.root().1) } else { None });
+        let heights = || {
+            inputs
+                .iter()
+                .filter_map(|i| if let Input::Run(r) = i { Some(r.root().1) } else { None })
+        };
         let tallest = heights().max().filter(|top| heights().filter(|h| h == top).count() == 1);
         let builder = RunBuilder::new(cache, &options);
         Ok(Merge {
@@ -124,7 +133,11 @@ impl Merge {
         let at = if self.done { None } else { self.next_low(|_| true).map(Bytes::copy_from_slice) };
         let walked = self.stats();
         let (run, built) = self.builder.finish()?;
-        let stats = MergeStats { blocks_read: walked.blocks_read.max(built.blocks_read), pruned: walked.pruned, ..built };
+        let stats = MergeStats {
+            blocks_read: walked.blocks_read.max(built.blocks_read),
+            pruned: walked.pruned,
+            ..built
+        };
         Ok((run, at, stats))
     }
 
@@ -210,7 +223,8 @@ impl Merge {
         if self.options.drop_tombstones {
             return self.inputs[i].advance();
         }
-        let cut = self.next_low(|j| j < i).filter(|low| *low < end.as_ref()).map(Bytes::copy_from_slice);
+        let cut =
+            self.next_low(|j| j < i).filter(|low| *low < end.as_ref()).map(Bytes::copy_from_slice);
         match cut {
             // A newer item begins inside: the tombstone goes on behind it.
             Some(cut) => {
@@ -255,7 +269,8 @@ impl Merge {
             (a, b) => a.or(b),
         };
         let free = limit.is_none_or(|l| entry.high.as_ref() <= l);
-        let judged = self.copying.as_ref().is_some_and(|(of, until)| *of == i && entry.high <= *until);
+        let judged =
+            self.copying.as_ref().is_some_and(|(of, until)| *of == i && entry.high <= *until);
         if !free || judged {
             return self.inputs[i].descend();
         }
@@ -267,7 +282,8 @@ impl Merge {
             let joins = alone || !self.inputs[i].at_root() || self.tallest != Some(level);
             let stitch = joins
                 && !(self.options.drop_tombstones && (entry.tombstones || entry.range_tombstones))
-                && entry.block_bytes / entry.block_spans.max(1) >= self.spans.threshold(&self.options.placement)
+                && entry.block_bytes / entry.block_spans.max(1)
+                    >= self.spans.threshold(&self.options.placement)
                 && self.options.placement.may_stay(entry)?
                 && self.builder.takes_subtree(level, entry);
             if !stitch {
@@ -291,7 +307,11 @@ impl Merge {
         for (at, e) in entries.iter().enumerate() {
             let free = limit.as_ref().is_none_or(|l| e.high <= *l);
             // One small block may end a span: where a range ends.
-            let taken = if at == 0 { self.builder.takes_block(e) } else { follows_block(entries[at - 1].at.end(), e) };
+            let taken = if at == 0 {
+                self.builder.takes_block(e)
+            } else {
+                follows_block(entries[at - 1].at.end(), e)
+            };
             let rewritten = self.options.drop_tombstones && (e.tombstones || e.range_tombstones);
             if !free || !taken || rewritten || !placement.may_stay(e)? {
                 break;
@@ -304,7 +324,8 @@ impl Merge {
         }
         // Index nodes cut spans in two: what such a node ends with goes on in the next, and what it
         // begins with may have begun before.
-        let begun = self.stitched.is_some_and(|(of, end)| of == i && follows_block(end, &entries[0]));
+        let begun =
+            self.stitched.is_some_and(|(of, end)| of == i && follows_block(end, &entries[0]));
         let cut = begun || (count == entries.len() && self.inputs[i].goes_on());
         let threshold = self.spans.threshold(placement);
         if !cut {
@@ -323,17 +344,32 @@ impl Merge {
 }
 
 /// Merges in one go.
-pub fn merge(cache: &Arc<BlockCache>, inputs: &[Input], range: &KeyRange, options: MergeOptions) -> Result<Option<Arc<Run>>> {
+pub fn merge(
+    cache: &Arc<BlockCache>,
+    inputs: &[Input],
+    range: &KeyRange,
+    options: MergeOptions,
+) -> Result<Option<Arc<Run>>> {
     Ok(Merge::new(cache, inputs, range, options)?.finish()?.0)
 }
 
 /// The part of `run` that lies in `range`; everything but the blocks at its two ends is stitched.
 pub fn slice(run: &Arc<Run>, range: &KeyRange) -> Result<Option<Arc<Run>>> {
-    merge(run.cache(), &[Input::Run(run.clone())], range, MergeOptions { separate_at: u32::MAX, ..MergeOptions::default() })
+    merge(
+        run.cache(),
+        &[Input::Run(run.clone())],
+        range,
+        MergeOptions { separate_at: u32::MAX, ..MergeOptions::default() },
+    )
 }
 
 /// One run of several whose key ranges ascend and do not overlap; all of it is stitched.
 pub fn concat(cache: &Arc<BlockCache>, runs: &[Arc<Run>]) -> Result<Option<Arc<Run>>> {
     let inputs: Vec<_> = runs.iter().cloned().map(Input::Run).collect();
-    merge(cache, &inputs, &KeyRange::all(), MergeOptions { separate_at: u32::MAX, ..MergeOptions::default() })
+    merge(
+        cache,
+        &inputs,
+        &KeyRange::all(),
+        MergeOptions { separate_at: u32::MAX, ..MergeOptions::default() },
+    )
 }

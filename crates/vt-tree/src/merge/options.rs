@@ -28,8 +28,8 @@ pub struct MergeOptions {
     pub reserve: Reserve,
     /// Beside what it is laid on the device.
     pub lane: Lane,
-    /// Large values are written while more of the input is read, see [`zones::Fill::write_behind`]: for what
-    /// somebody waits for.
+    /// Large values are written while more of the input is read, see [`zones::Fill::write_behind`]:
+    /// for what somebody waits for.
     pub write_behind: bool,
 }
 

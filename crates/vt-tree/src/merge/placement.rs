@@ -75,7 +75,8 @@ impl Placement {
     /// May this subtree, or this block, be stitched as far as its values are concerned, and what
     /// lies in it?
     pub(crate) fn may_stay(&self, entry: &Entry) -> Result<bool> {
-        let together = entry.value_bytes == 0 || entry.value_bytes / entry.value_spans.max(1) >= self.values_at;
+        let together = entry.value_bytes == 0
+            || entry.value_bytes / entry.value_spans.max(1) >= self.values_at;
         Ok(together && !self.must_leave(entry)?)
     }
 
@@ -95,7 +96,11 @@ impl Placement {
     pub(crate) fn moves_value(&self, e: &ExtentRef, span: u64) -> bool {
         // No span is longer than a zone, so waiting for more is in vain.
         let short = span < self.values_at && (self.values_at == u64::MAX || span < ZONE_SIZE / 2);
-        short || self.evacuate.as_ref().is_some_and(|victims| victims.contains(&ZoneId((e.addr / ZONE_SIZE) as u32)))
+        short
+            || self
+                .evacuate
+                .as_ref()
+                .is_some_and(|victims| victims.contains(&ZoneId((e.addr / ZONE_SIZE) as u32)))
     }
 }
 

@@ -52,10 +52,15 @@ impl RelocationWindow {
         let mut out: Vec<(bool, Vec<Item>)> = Vec::new();
         let mut bytes = 0;
         for (item, moves) in window.items.into_iter().zip(moves) {
-            let len = if let Body::Put(Value::Extent(e)) = &item.body { u64::from(e.stored) } else { 0 };
+            let len =
+                if let Body::Put(Value::Extent(e)) = &item.body { u64::from(e.stored) } else { 0 };
             match out.last_mut() {
                 // What is no large value goes with either.
-                Some((of, items)) if len == 0 || (*of == moves && (!moves || bytes < ZONE_SIZE / 4)) => items.push(item),
+                Some((of, items))
+                    if len == 0 || (*of == moves && (!moves || bytes < ZONE_SIZE / 4)) =>
+                {
+                    items.push(item)
+                }
                 _ => {
                     out.push((moves, vec![item]));
                     bytes = 0;
@@ -77,7 +82,8 @@ impl RelocationWindow {
         }
         values.sort_unstable_by_key(|(e, i)| (e.addr, *i));
         // Reading on over a gap that costs no more than a seek is no seek.
-        let joined = |a: &ExtentRef, b: &ExtentRef| b.addr.saturating_sub(a.end()) <= placement.seek_bytes;
+        let joined =
+            |a: &ExtentRef, b: &ExtentRef| b.addr.saturating_sub(a.end()) <= placement.seek_bytes;
         for span in values.chunk_by(|(a, _), (b, _)| joined(a, b)) {
             let bytes = span.iter().map(|(e, _)| u64::from(e.stored)).sum();
             for (e, i) in span {
@@ -97,7 +103,11 @@ mod tests {
         let mut w = RelocationWindow::default();
         for (key, page) in pages.enumerate() {
             let e = ExtentRef::plain(page * 4096, 4096, 0);
-            w.push(Item { key: Bytes::from((key as u64).to_be_bytes().to_vec()), seq: 1, body: Body::Put(Value::Extent(e)) });
+            w.push(Item {
+                key: Bytes::from((key as u64).to_be_bytes().to_vec()),
+                seq: 1,
+                body: Body::Put(Value::Extent(e)),
+            });
         }
         w
     }
@@ -109,12 +119,17 @@ mod tests {
 
     #[test]
     fn values_that_lie_together_in_another_order_stay() {
-        let interleaved = || window((0..100).map(|i| if i % 2 == 0 { 10_000 + i / 2 } else { 20_000 + i / 2 }));
+        let interleaved =
+            || window((0..100).map(|i| if i % 2 == 0 { 10_000 + i / 2 } else { 20_000 + i / 2 }));
         assert_eq!(moved(interleaved(), 64 << 10), 0, "two spans of fifty pages");
         assert_eq!(moved(interleaved(), 1 << 20), 100);
         assert_eq!(moved(interleaved(), 0), 0);
         assert_eq!(moved(window((0..100).map(|i| i * 4)), 64 << 10), 100, "single pages");
-        assert_eq!(moved(window((0..100).map(|i| i * 3)), 64 << 10), 0, "gaps that are cheaper to read than to jump over");
+        assert_eq!(
+            moved(window((0..100).map(|i| i * 3)), 64 << 10),
+            0,
+            "gaps that are cheaper to read than to jump over"
+        );
     }
 
     #[test]
@@ -122,8 +137,11 @@ mod tests {
         let mut w = window((0..4096).map(|i| i * 2));
         assert!(w.is_full());
         let spans = w.judge(&Placement::copy());
-        assert!(spans.iter().all(|(moves, items)| *moves && items.len() as u64 * 4096 <= ZONE_SIZE / 4));
-        let keys: Vec<Bytes> = spans.into_iter().flat_map(|(_, items)| items).map(|i| i.key).collect();
+        assert!(
+            spans.iter().all(|(moves, items)| *moves && items.len() as u64 * 4096 <= ZONE_SIZE / 4)
+        );
+        let keys: Vec<Bytes> =
+            spans.into_iter().flat_map(|(_, items)| items).map(|i| i.key).collect();
         assert_eq!(keys.len(), 4096);
         assert!(keys.is_sorted());
         assert!(w.is_empty() && !w.is_full());

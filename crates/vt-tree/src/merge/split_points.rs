@@ -26,7 +26,9 @@ pub fn split_points(runs: &[Arc<Run>], pieces: usize, values: bool) -> Result<Ve
             }
             (entries, level) = (below, level - 1);
         }
-        let weight = |e: &crate::index::entry::Entry| e.block_bytes + e.items + if values { e.value_bytes } else { 0 };
+        let weight = |e: &crate::index::entry::Entry| {
+            e.block_bytes + e.items + if values { e.value_bytes } else { 0 }
+        };
         all.extend(entries.into_iter().map(|e| (e.low.clone(), weight(&e))));
     }
     all.sort_unstable();
@@ -35,8 +37,12 @@ pub fn split_points(runs: &[Arc<Run>], pieces: usize, values: bool) -> Result<Ve
     let mut before = 0;
     for (low, weight) in &all {
         let next = points.len() as u64 + 1;
-        let due = next < pieces as u64 && before as u128 * pieces as u128 >= total as u128 * u128::from(next);
-        if due && all.first().is_some_and(|(first, _)| first < low) && points.last().is_none_or(|last| last < low) {
+        let due = next < pieces as u64
+            && before as u128 * pieces as u128 >= total as u128 * u128::from(next);
+        if due
+            && all.first().is_some_and(|(first, _)| first < low)
+            && points.last().is_none_or(|last| last < low)
+        {
             // A key keeps the memory that it was read from.
             points.push(Bytes::copy_from_slice(low));
         }

@@ -58,7 +58,11 @@ impl Ahead {
         let mut blocks = Vec::new();
         while self.bytes < self.window {
             let turned = scout.turn(run, forward, |above, i| {
-                let near = if forward { i + 1..(i + 1 + LEAVES).min(above.len()) } else { i.saturating_sub(LEAVES)..i };
+                let near = if forward {
+                    i + 1..(i + 1 + LEAVES).min(above.len())
+                } else {
+                    i.saturating_sub(LEAVES)..i
+                };
                 for n in near {
                     let at = above.child_pointer(n).at;
                     if !run.cache().has_index_node(at) {
@@ -274,8 +278,13 @@ impl RunCursor {
 
     /// Shows what follows the item here among those that are decoded together, up to the first that
     /// is no small value, or until `visit` breaks. The last one shown is the item here.
-    pub(crate) fn visit_interval<B>(&mut self, mut visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<B>) -> ControlFlow<B> {
-        while let Some(ItemRef { key, body: BodyRef::Put(ValueRef::Inline(value, _)), .. }) = self.items.item(self.at + 1) {
+    pub(crate) fn visit_interval<B>(
+        &mut self,
+        mut visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<B>,
+    ) -> ControlFlow<B> {
+        while let Some(ItemRef { key, body: BodyRef::Put(ValueRef::Inline(value, _)), .. }) =
+            self.items.item(self.at + 1)
+        {
             let shown = visit(key, value);
             self.at += 1;
             shown?;

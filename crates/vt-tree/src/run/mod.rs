@@ -71,7 +71,13 @@ impl Run {
         Ok(Run::holding(cache, root, level, uses, hold))
     }
 
-    fn holding(cache: &Arc<BlockCache>, root: Entry, level: u16, uses: ZoneUse, hold: Hold) -> Arc<Run> {
+    fn holding(
+        cache: &Arc<BlockCache>,
+        root: Entry,
+        level: u16,
+        uses: ZoneUse,
+        hold: Hold,
+    ) -> Arc<Run> {
         Arc::new(Run {
             cache: cache.clone(),
             root,
@@ -116,7 +122,9 @@ impl Run {
         let (entry, rest) = data.split_at(len);
         *data = rest;
         let mut at = 0;
-        let root = Entry::decode(&bytes::Bytes::copy_from_slice(entry), &mut at, &[]).filter(|_| at == len).ok_or_else(corrupt)?;
+        let root = Entry::decode(&bytes::Bytes::copy_from_slice(entry), &mut at, &[])
+            .filter(|_| at == len)
+            .ok_or_else(corrupt)?;
         Ok((root, level as u16))
     }
 
@@ -172,7 +180,10 @@ impl Run {
     /// The block that a `get` of `key` would have to read, where it lies.
     pub fn wants(&self, key: &[u8], hash: u64) -> Result<Option<(u64, u32)>> {
         let Some(probe) = self.probe_with(key, hash, false)? else { return Ok(None) };
-        Ok(probe.locate(key, hash)?.filter(|t| !self.cache.has_block(*t)).map(|t| (t.at.addr, t.at.len)))
+        Ok(probe
+            .locate(key, hash)?
+            .filter(|t| !self.cache.has_block(*t))
+            .map(|t| (t.at.addr, t.at.len)))
     }
 
     /// The first part of a [`Run::get`], up to the filter: its memory is on its way to the
@@ -195,7 +206,9 @@ impl Run {
             }
             node = match &node {
                 Node::Top(above) => self.beneath(above, at)?,
-                Node::Below(above) => Node::Below(self.cache.index_node(above.child_pointer(at).at, above.level - 1)?),
+                Node::Below(above) => {
+                    Node::Below(self.cache.index_node(above.child_pointer(at).at, above.level - 1)?)
+                }
             };
         };
         if probe.sure {
@@ -347,7 +360,8 @@ impl Probe<'_> {
         let child = self.node.child_pointer(self.at);
         if self.node.level == 1 {
             let root = &self.run.root;
-            let any = left(root.unfiltered, root.range_tombstones) && left(child.unfiltered, child.range_tombstones);
+            let any = left(root.unfiltered, root.range_tombstones)
+                && left(child.unfiltered, child.range_tombstones);
             return Ok(any.then_some(Lead::Here));
         }
         if !left(child.unfiltered, child.range_tombstones) {
@@ -369,6 +383,10 @@ enum Lead<'a> {
 
 impl std::fmt::Debug for Run {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Run").field("root", &self.root.at).field("level", &self.level).field("stats", &self.stats()).finish()
+        f.debug_struct("Run")
+            .field("root", &self.root.at)
+            .field("level", &self.level)
+            .field("stats", &self.stats())
+            .finish()
     }
 }

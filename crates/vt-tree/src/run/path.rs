@@ -20,7 +20,11 @@ impl Path {
 
     /// From the root to a block, choosing an entry at every node. Nowhere, when a node has none to
     /// choose.
-    pub fn descend(&mut self, run: &Run, choose: impl Fn(&IndexNode) -> Option<usize>) -> Result<()> {
+    pub fn descend(
+        &mut self,
+        run: &Run,
+        choose: impl Fn(&IndexNode) -> Option<usize>,
+    ) -> Result<()> {
         self.clear();
         let mut node = run.top()?;
         loop {
@@ -53,8 +57,15 @@ impl Path {
 
     /// To the neighbouring block; `false`, and nowhere, at the end of the run. `entered` is told of
     /// each leaf index node that is gone to and of its place in the node above.
-    pub fn turn(&mut self, run: &Run, forward: bool, mut entered: impl FnMut(&IndexNode, usize)) -> Result<bool> {
-        let beside = |node: &IndexNode, i: usize| if forward { Some(i + 1).filter(|&n| n < node.len()) } else { i.checked_sub(1) };
+    pub fn turn(
+        &mut self,
+        run: &Run,
+        forward: bool,
+        mut entered: impl FnMut(&IndexNode, usize),
+    ) -> Result<bool> {
+        let beside = |node: &IndexNode, i: usize| {
+            if forward { Some(i + 1).filter(|&n| n < node.len()) } else { i.checked_sub(1) }
+        };
         loop {
             let Some((node, i)) = self.steps.last_mut() else { return Ok(false) };
             if let Some(n) = beside(node, *i) {

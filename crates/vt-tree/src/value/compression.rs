@@ -31,7 +31,9 @@ impl Compression {
 
     /// The one with this number.
     pub fn of_code(code: u8) -> Option<Compression> {
-        [Compression::None, Compression::Lz4, Compression::Zstd].into_iter().find(|c| c.code() == code)
+        [Compression::None, Compression::Lz4, Compression::Zstd]
+            .into_iter()
+            .find(|c| c.code() == code)
     }
 }
 
@@ -61,7 +63,8 @@ impl Packer {
     pub(crate) fn pack_value(&mut self, compression: Compression, value: &[u8]) -> Option<&[u8]> {
         let stored = self.compress(compression, value)?;
         let units = |len: usize| len.div_ceil(SMALL_ALIGN as usize);
-        (stored <= worth(value.len()) && units(stored) < units(value.len())).then(|| &self.out[LENGTH..LENGTH + stored])
+        (stored <= worth(value.len()) && units(stored) < units(value.len()))
+            .then(|| &self.out[LENGTH..LENGTH + stored])
     }
 
     /// Compresses to `out`, behind room for a length; gives how many bytes that made.
@@ -106,7 +109,11 @@ pub(crate) fn unpack(codec: u8, stored: &[u8]) -> Result<Bytes, &'static str> {
 
 /// A large value of `len` bytes from its bytes on the device. The error says what is wrong; again
 /// memory is bounded.
-pub(crate) fn unpack_value(codec: Compression, stored: Bytes, len: u32) -> Result<Bytes, &'static str> {
+pub(crate) fn unpack_value(
+    codec: Compression,
+    stored: Bytes,
+    len: u32,
+) -> Result<Bytes, &'static str> {
     match codec {
         Compression::None if stored.len() == len as usize => Ok(stored),
         Compression::None => Err("its length is another than it has on the device"),
@@ -184,7 +191,8 @@ mod tests {
         let text = b"the quick brown fox jumps over the lazy dog; ".repeat(200);
         for compression in [Compression::Lz4, Compression::Zstd] {
             let mut packer = Packer::default();
-            let stored = Bytes::copy_from_slice(packer.pack_value(compression, &text[..4096]).unwrap());
+            let stored =
+                Bytes::copy_from_slice(packer.pack_value(compression, &text[..4096]).unwrap());
             assert!(stored.len() < 1024);
             assert_eq!(unpack_value(compression, stored.clone(), 4096).unwrap(), text[..4096]);
             for len in [0, 4095, 4097, 8 << 20, (8 << 20) + 1, u32::MAX] {
@@ -193,7 +201,10 @@ mod tests {
             assert_eq!(packer.pack_value(compression, &text[..500]), None, "one unit either way");
             assert!(unpack_value(Compression::None, stored.clone(), 4096).is_err());
         }
-        assert_eq!(unpack_value(Compression::None, Bytes::from_static(b"abc"), 3).unwrap(), &b"abc"[..]);
+        assert_eq!(
+            unpack_value(Compression::None, Bytes::from_static(b"abc"), 3).unwrap(),
+            &b"abc"[..]
+        );
     }
 
     proptest! {

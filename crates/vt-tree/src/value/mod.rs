@@ -36,8 +36,20 @@ impl ExtentRef {
     }
 
     /// A value that is compressed, if it is shorter for it. `None`: there is no such thing.
-    pub fn packed(addr: u64, len: u32, stored: u32, crc: u32, codec: Compression) -> Option<ExtentRef> {
-        (codec != Compression::None && stored > 0 && stored < len).then_some(ExtentRef { addr, len, stored, crc, codec })
+    pub fn packed(
+        addr: u64,
+        len: u32,
+        stored: u32,
+        crc: u32,
+        codec: Compression,
+    ) -> Option<ExtentRef> {
+        (codec != Compression::None && stored > 0 && stored < len).then_some(ExtentRef {
+            addr,
+            len,
+            stored,
+            crc,
+            codec,
+        })
     }
 
     /// Behind its last byte on the device.
@@ -48,7 +60,11 @@ impl ExtentRef {
     /// What its address is a multiple of.
     pub fn align(&self) -> u32 {
         let page = zones::SECTOR as u32;
-        if self.codec == Compression::None && self.len.is_multiple_of(page) { page } else { SMALL_ALIGN }
+        if self.codec == Compression::None && self.len.is_multiple_of(page) {
+            page
+        } else {
+            SMALL_ALIGN
+        }
     }
 
     /// Where it lies when it follows an extent that ends at `end`.
@@ -92,7 +108,9 @@ impl ValueRef<'_> {
     #[inline]
     pub fn to_value(&self) -> Value {
         match self {
-            ValueRef::Inline(bytes, _) if bytes.len() < COPY_BELOW => Value::Inline(Bytes::copy_from_slice(bytes)),
+            ValueRef::Inline(bytes, _) if bytes.len() < COPY_BELOW => {
+                Value::Inline(Bytes::copy_from_slice(bytes))
+            }
             ValueRef::Inline(bytes, buffer) => Value::Inline(buffer.slice_ref(bytes)),
             ValueRef::Extent(e) => Value::Extent(*e),
         }

@@ -11,9 +11,23 @@ pub fn place_value(fill: &mut Fill, data: &[u8]) -> Result<ExtentRef> {
 }
 
 /// The same, compressed if that makes it enough shorter.
-pub fn place_packed(fill: &mut Fill, packer: &mut Packer, compression: Compression, data: &[u8]) -> Result<ExtentRef> {
+pub fn place_packed(
+    fill: &mut Fill,
+    packer: &mut Packer,
+    compression: Compression,
+    data: &[u8],
+) -> Result<ExtentRef> {
     let packed = packer.pack_value(compression, data).and_then(|stored| {
-        Some((ExtentRef::packed(0, data.len() as u32, stored.len() as u32, crc32c(stored), compression)?, stored))
+        Some((
+            ExtentRef::packed(
+                0,
+                data.len() as u32,
+                stored.len() as u32,
+                crc32c(stored),
+                compression,
+            )?,
+            stored,
+        ))
     });
     match packed {
         Some((e, stored)) => place_stored(fill, e, stored),

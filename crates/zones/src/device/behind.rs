@@ -1,10 +1,10 @@
-//! Large writes that a thread does while their caller gathers, compresses and checks what comes next
-//! (docs/decisions/046-writes-behind.md). To all callers such a write is done: a read, a write or a
-//! discard that meets its range waits for it, and [`WriteBehind::settle_all`], which comes before each
-//! sync, waits for all of them.
+//! Large writes that a thread does while their caller gathers, compresses and checks what comes
+//! next (docs/decisions/046-writes-behind.md). To all callers such a write is done: a read, a write
+//! or a discard that meets its range waits for it, and [`WriteBehind::settle_all`], which comes
+//! before each sync, waits for all of them.
 //!
-//! A write that fails is reported as the host reports writes of its page cache: by the next sync and
-//! every later one. A call that meets its range fails with the same error.
+//! A write that fails is reported as the host reports writes of its page cache: by the next sync
+//! and every later one. A call that meets its range fails with the same error.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use env::sync::{Condvar, Mutex, MutexGuard};
 use env::thread::{Builder, JoinHandle};
 
-/// Bytes under way at most. A commit of 8 MiB hands over that much at once, less what the thread has
-/// written by then.
+/// Bytes under way at most. A commit of 8 MiB hands over that much at once, less what the thread
+/// has written by then.
 const MOST: u64 = 4 << 20;
 
 /// Writes to the device.
@@ -70,8 +70,8 @@ impl State {
 struct Shared {
     write: Write,
     state: Mutex<State>,
-    /// Something is under way or has failed. It is set under the lock before a write returns, so a caller
-    /// that learned of that write finds it set.
+    /// Something is under way or has failed. It is set under the lock before a write returns, so a
+    /// caller that learned of that write finds it set.
     busy: AtomicBool,
     wanted: Condvar,
     done: Condvar,
@@ -98,16 +98,24 @@ fn again(error: &io::Error) -> io::Error {
 
 impl WriteBehind {
     /// `None`: there is no thread to be had.
-    pub fn new(write: impl Fn(u64, &[u8]) -> io::Result<()> + Send + Sync + 'static) -> Option<WriteBehind> {
+    pub fn new(
+        write: impl Fn(u64, &[u8]) -> io::Result<()> + Send + Sync + 'static,
+    ) -> Option<WriteBehind> {
         let (state, busy) = (Mutex::default(), AtomicBool::new(false));
-        let shared = Arc::new(Shared { write: Box::new(write), state, busy, wanted: Condvar::new(), done: Condvar::new() });
+        let shared = Arc::new(Shared {
+            write: Box::new(write),
+            state,
+            busy,
+            wanted: Condvar::new(),
+            done: Condvar::new(),
+        });
         let its = shared.clone();
         let thread = Builder::new().name("kvfs-behind".into()).spawn(move || its.work()).ok()?;
         Some(WriteBehind { shared, thread: Some(thread) })
     }
 
-    /// Has `bytes` written, and leaves other, empty memory in their place. Waits while as much is under way as may be. After an error the
-    /// bytes are what they were.
+    /// Has `bytes` written, and leaves other, empty memory in their place. Waits while as much is
+    /// under way as may be. After an error the bytes are what they were.
     pub fn write(&self, offset: u64, bytes: &mut Vec<u8>) -> io::Result<()> {
         let shared = &*self.shared;
         let end = offset + bytes.len() as u64;
@@ -142,7 +150,8 @@ impl WriteBehind {
 
     /// `true` while something of this range is.
     pub fn is_under_way(&self, offset: u64, len: u64) -> bool {
-        self.shared.busy.load(Ordering::SeqCst) && self.shared.state.lock().meets(offset, offset.saturating_add(len))
+        self.shared.busy.load(Ordering::SeqCst)
+            && self.shared.state.lock().meets(offset, offset.saturating_add(len))
     }
 
     /// `true` while the thread has something to write.
@@ -150,7 +159,8 @@ impl WriteBehind {
         self.shared.busy.load(Ordering::SeqCst) && !self.shared.state.lock().under_way.is_empty()
     }
 
-    /// Returns when all that was written before this call has been; fails if any of it, ever, has failed.
+    /// Returns when all that was written before this call has been; fails if any of it, ever, has
+    /// failed.
     pub fn settle_all(&self) -> io::Result<()> {
         if !self.shared.busy.load(Ordering::SeqCst) {
             return Ok(());
@@ -264,7 +274,8 @@ mod tests {
         let behind = s.behind.clone();
         let other = aside(move || write(&behind, 8192, 2, 4096));
         assert!(read.try_recv().is_err() && sync.try_recv().is_err() && other.try_recv().is_err());
-        // Once for each of the two writes: any of the threads may come so late that it waits for the second one, too.
+        // Once for each of the two writes: any of the threads may come so late that it waits for
+        // the second one, too.
         s.end.send(Ok(())).expect("it listens");
         s.end.send(Ok(())).expect("it listens");
         read.recv().expect("it ends").expect("written");
@@ -297,7 +308,10 @@ mod tests {
         s.behind.settle_all().expect("written");
         let state = s.behind.shared.state.lock();
         assert!(state.spare.iter().all(|memory| memory.is_empty()));
-        assert!((1..=4).contains(&state.spare.len()), "memory is used again, and not kept without end");
+        assert!(
+            (1..=4).contains(&state.spare.len()),
+            "memory is used again, and not kept without end"
+        );
     }
 
     #[test]
@@ -310,7 +324,10 @@ mod tests {
         for _ in 0..2 {
             assert_eq!(s.behind.settle_all().expect_err("it failed").raw_os_error(), Some(5));
             assert_eq!(s.behind.settle(0, 5000).expect_err("it failed").raw_os_error(), Some(5));
-            assert_eq!(write(&s.behind, 4096, 3, 4096).expect_err("it failed").raw_os_error(), Some(5));
+            assert_eq!(
+                write(&s.behind, 4096, 3, 4096).expect_err("it failed").raw_os_error(),
+                Some(5)
+            );
             s.behind.settle(8192, 4096).expect("that one did not");
         }
     }

@@ -1,5 +1,5 @@
-//! Copies from one device to another. Between two files of the host the host copies by itself, and where it can it shares the space
-//! instead (XFS, Btrfs, bcachefs).
+//! Copies from one device to another. Between two files of the host the host copies by itself, and
+//! where it can it shares the space instead (XFS, Btrfs, bcachefs).
 
 use std::io;
 
@@ -12,15 +12,28 @@ use crate::Purpose;
 /// Bytes that are read and written at once where the host does not copy.
 const PIECE: u64 = 1 << 20;
 
-/// Copies `len` bytes at `offset` to the same place of another device, which is that long. Not synced.
-pub(crate) fn copy_range(from: &dyn Device, to: &dyn Device, offset: u64, len: u64) -> io::Result<()> {
+/// Copies `len` bytes at `offset` to the same place of another device, which is that long. Not
+/// synced.
+pub(crate) fn copy_range(
+    from: &dyn Device,
+    to: &dyn Device,
+    offset: u64,
+    len: u64,
+) -> io::Result<()> {
     let end = offset + len;
     let mut at = offset;
     if let (Some(source), Some(target)) = (from.host_file(), to.host_file()) {
         while at < end {
             let (mut out_of, mut into) = (at, at);
-            match copy_file_range(source, Some(&mut out_of), target, Some(&mut into), (end - at) as usize) {
-                // Beyond the end of the source, or a host that copies nothing: the other way tells which.
+            match copy_file_range(
+                source,
+                Some(&mut out_of),
+                target,
+                Some(&mut into),
+                (end - at) as usize,
+            ) {
+                // Beyond the end of the source, or a host that copies nothing: the other way tells
+                // which.
                 Ok(0) | Err(Errno::XDEV | Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS) => break,
                 Ok(copied) => at += copied as u64,
                 Err(Errno::INTR) => {}

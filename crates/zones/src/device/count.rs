@@ -1,4 +1,5 @@
-//! Counts operations, bytes and seeks by purpose. A few relaxed atomics per operation, so that it can always be on.
+//! Counts operations, bytes and seeks by purpose. A few relaxed atomics per operation, so that it
+//! can always be on.
 
 use std::io;
 use std::sync::Arc;
@@ -8,7 +9,8 @@ use super::{Device, Reading};
 use crate::Purpose;
 use crate::stats::{IoStats, PurposeStats};
 
-/// Any device, counted. A seek is an access that does not begin where the one before it ended, as on a disk with one head.
+/// Any device, counted. A seek is an access that does not begin where the one before it ended, as
+/// on a disk with one head.
 pub struct CountDevice {
     inner: Arc<dyn Device>,
     by_purpose: [Counters; Purpose::ALL.len()],
@@ -71,7 +73,8 @@ impl CountDevice {
     }
 
     fn moved(&self, counters: &Counters, offset: u64, len: usize) {
-        // Where accesses meet there is no order to be kept; a locked exchange would cost as much as the rest of the count.
+        // Where accesses meet there is no order to be kept; a locked exchange would cost as much as
+        // the rest of the count.
         let head = self.head.load(Relaxed);
         self.head.store(offset.wrapping_add(len as u64), Relaxed);
         if head != offset {

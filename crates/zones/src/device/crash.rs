@@ -1,6 +1,7 @@
-//! A device whose power can be cut. It keeps everything done since the last sync apart, and makes from it the images a real
-//! disk may show afterwards: any subset of the unsynced operations, every write torn at sectors of 512 bytes. What was synced
-//! is always there; nothing else is promised, and tests should expect the worst.
+//! A device whose power can be cut. It keeps everything done since the last sync apart, and makes
+//! from it the images a real disk may show afterwards: any subset of the unsynced operations, every
+//! write torn at sectors of 512 bytes. What was synced is always there; nothing else is promised,
+//! and tests should expect the worst.
 
 use std::io;
 
@@ -47,7 +48,13 @@ impl CrashDevice {
 
     /// Starts from an image that is durable, such as the one an earlier crash left.
     pub fn over(image: MemoryDevice) -> Self {
-        let state = State { durable: image.clone(), pending: Vec::new(), done: 0, cut_at: None, dead: false };
+        let state = State {
+            durable: image.clone(),
+            pending: Vec::new(),
+            done: 0,
+            cut_at: None,
+            dead: false,
+        };
         CrashDevice { current: image, state: Mutex::new(state) }
     }
 
@@ -56,8 +63,9 @@ impl CrashDevice {
         self.state.lock().done
     }
 
-    /// The power fails in the middle of the `n`-th operation from now (0 is the next): it and everything after it fail. A
-    /// write it hits may be there in part; of a sync it hits, anything may have become durable.
+    /// The power fails in the middle of the `n`-th operation from now (0 is the next): it and
+    /// everything after it fail. A write it hits may be there in part; of a sync it hits, anything
+    /// may have become durable.
     pub fn cut_power_after(&self, n: u64) {
         let mut state = self.state.lock();
         state.cut_at = Some(state.done + n);
@@ -72,8 +80,8 @@ impl CrashDevice {
         self.state.lock().dead
     }
 
-    /// What may be found after a power cut at this moment; another seed shows another possibility. Changes nothing, so that
-    /// many outcomes of one moment can be looked at.
+    /// What may be found after a power cut at this moment; another seed shows another possibility.
+    /// Changes nothing, so that many outcomes of one moment can be looked at.
     pub fn crash(&self, seed: u64) -> MemoryDevice {
         let state = self.state.lock();
         let image = state.durable.clone();
@@ -106,8 +114,13 @@ impl CrashDevice {
         self.state.lock().durable.clone()
     }
 
-    /// Runs `operation` unless the power is out; counts it; keeps it pending also when the power fails in it.
-    fn run(&self, pending: Option<Pending>, operation: impl FnOnce(&mut State) -> io::Result<()>) -> io::Result<()> {
+    /// Runs `operation` unless the power is out; counts it; keeps it pending also when the power
+    /// fails in it.
+    fn run(
+        &self,
+        pending: Option<Pending>,
+        operation: impl FnOnce(&mut State) -> io::Result<()>,
+    ) -> io::Result<()> {
         let mut state = self.state.lock();
         if state.dead {
             return Err(power_is_out());
@@ -129,8 +142,8 @@ fn power_is_out() -> io::Error {
     io::Error::other("the power is out")
 }
 
-/// Does an operation to an image, sector by sector as `survives` says. Nothing survives beyond the image's end: its growth may
-/// have been lost while later writes were not.
+/// Does an operation to an image, sector by sector as `survives` says. Nothing survives beyond the
+/// image's end: its growth may have been lost while later writes were not.
 fn apply(image: &MemoryDevice, pending: &Pending, mut survives: impl FnMut(u64) -> bool) {
     let len = image.len().unwrap_or(0);
     match pending {
@@ -147,7 +160,8 @@ fn apply(image: &MemoryDevice, pending: &Pending, mut survives: impl FnMut(u64) 
                 at += step;
             }
         }
-        // Contents are undefined afterwards: old bytes and zeros in any mixture, in larger pieces, for speed.
+        // Contents are undefined afterwards: old bytes and zeros in any mixture, in larger pieces,
+        // for speed.
         Pending::Discard { offset, len: discarded } => {
             let mut at = 0;
             while at < *discarded {

@@ -1,6 +1,8 @@
-//! Reads and writes past the host's page cache. Reads, to see what the medium has. Writes, for what is written a little at a time and synced at once: the journal, the manifest,
-//! the superblock. A buffered write that is synced afterwards goes through the host's writeback first, which costs a
-//! multiple of the write (docs/decisions/001-direct-journal.md); a direct one leaves nothing to do but the device's flush.
+//! Reads and writes past the host's page cache. Reads, to see what the medium has. Writes, for what
+//! is written a little at a time and synced at once: the journal, the manifest, the superblock. A
+//! buffered write that is synced afterwards goes through the host's writeback first, which costs a
+//! multiple of the write (docs/decisions/001-direct-journal.md); a direct one leaves nothing to do
+//! but the device's flush.
 
 use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
@@ -20,7 +22,8 @@ thread_local! {
     static BOUNCE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A descriptor of the same file that bypasses the page cache; `None` where the host cannot do it (tmpfs, say).
+/// A descriptor of the same file that bypasses the page cache; `None` where the host cannot do it
+/// (tmpfs, say).
 fn reopen(file: &File, options: &mut OpenOptions) -> Option<File> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     options.custom_flags(OFlags::DIRECT.bits() as i32).open(path).ok()

@@ -1,5 +1,5 @@
-//! A device that fails as told: scripted faults (the third write of the journal), random ones from a seed, or a power cut at
-//! the n-th operation after which everything fails.
+//! A device that fails as told: scripted faults (the third write of the journal), random ones from
+//! a seed, or a power cut at the n-th operation after which everything fails.
 
 use std::io;
 use std::sync::Arc;
@@ -34,7 +34,8 @@ pub enum FaultKind {
     FlipBit,
 }
 
-/// One rule. It skips `after` matching operations, then strikes the next `times` of them, each once in `one_in` times.
+/// One rule. It skips `after` matching operations, then strikes the next `times` of them, each once
+/// in `one_in` times.
 #[derive(Clone, Copy, Debug)]
 pub struct Fault {
     pub on: Operation,
@@ -113,7 +114,11 @@ impl FaultDevice {
     }
 
     /// The fault that strikes this operation, with a random number for it.
-    fn strike(&self, on: Operation, purpose: Option<Purpose>) -> io::Result<Option<(FaultKind, u64)>> {
+    fn strike(
+        &self,
+        on: Operation,
+        purpose: Option<Purpose>,
+    ) -> io::Result<Option<(FaultKind, u64)>> {
         let mut state = self.state.lock();
         let state = &mut *state;
         if let Some(left) = &mut state.left {
@@ -123,7 +128,10 @@ impl FaultDevice {
             *left -= 1;
         }
         for fault in &mut state.faults {
-            if fault.on != on || fault.times == 0 || fault.purpose.is_some_and(|p| Some(p) != purpose) {
+            if fault.on != on
+                || fault.times == 0
+                || fault.purpose.is_some_and(|p| Some(p) != purpose)
+            {
                 continue;
             }
             if fault.after > 0 {
@@ -153,7 +161,9 @@ fn failure(kind: FaultKind) -> io::Error {
     match kind {
         FaultKind::NoSpace => io::ErrorKind::StorageFull.into(),
         FaultKind::ShortRead => io::ErrorKind::UnexpectedEof.into(),
-        FaultKind::Error | FaultKind::FlipBit => io::Error::from_raw_os_error(rustix::io::Errno::IO.raw_os_error()),
+        FaultKind::Error | FaultKind::FlipBit => {
+            io::Error::from_raw_os_error(rustix::io::Errno::IO.raw_os_error())
+        }
     }
 }
 
@@ -179,7 +189,8 @@ impl Device for FaultDevice {
             // A failing write may have done part of its work, but no part of a sector of the disk.
             Some((kind, noise)) => {
                 let end = offset + noise % (buf.len() as u64 + 1);
-                let whole = if end == offset + buf.len() as u64 { end } else { end - end % ATOM as u64 };
+                let whole =
+                    if end == offset + buf.len() as u64 { end } else { end - end % ATOM as u64 };
                 let part = whole.saturating_sub(offset) as usize;
                 self.inner.write_at(purpose, offset, &buf[..part])?;
                 Err(failure(kind))

@@ -19,7 +19,8 @@ use crate::{Error, Purpose, Result};
 /// The host fetches no more than its longest request for one piece of advice, and forgets the rest.
 const WILL_READ_PIECE: u64 = 512 << 10;
 
-/// Holds an exclusive `flock` (shared when read-only), which the kernel drops with the last descriptor, also on a crash.
+/// Holds an exclusive `flock` (shared when read-only), which the kernel drops with the last
+/// descriptor, also on a crash.
 #[derive(Debug)]
 pub struct FileDevice {
     file: File,
@@ -45,15 +46,22 @@ impl FileDevice {
         Self::lock(file, path, read_only)
     }
 
-    /// Creates a file, which must not exist yet, or opens a block device to be formatted. The file is its owner's alone: a store holds what
-    /// others may not read, whatever the permissions in it.
+    /// Creates a file, which must not exist yet, or opens a block device to be formatted. The file
+    /// is its owner's alone: a store holds what others may not read, whatever the permissions in
+    /// it.
     pub fn create(path: impl AsRef<Path>) -> Result<FileDevice> {
         let path = path.as_ref();
         if path.metadata().is_ok_and(|m| m.file_type().is_block_device()) {
             return Self::open(path, false);
         }
         let failed = |e| Error::io(format!("creating {}", path.display()), e);
-        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path).map_err(failed)?;
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(path)
+            .map_err(failed)?;
         let device = Self::lock(file, path, false)?;
         // The name must survive a power cut as surely as what is written under it.
         let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -65,17 +73,25 @@ impl FileDevice {
         let doing = || format!("opening {}", path.display());
         let kind = file.metadata().map_err(|e| Error::io(doing(), e))?.file_type();
         if !kind.is_file() && !kind.is_block_device() {
-            return Err(Error::Invalid(format!("{} is neither a regular file nor a block device", path.display())));
+            return Err(Error::Invalid(format!(
+                "{} is neither a regular file nor a block device",
+                path.display()
+            )));
         }
-        let how = if read_only { FlockOperation::NonBlockingLockShared } else { FlockOperation::NonBlockingLockExclusive };
+        let how = if read_only {
+            FlockOperation::NonBlockingLockShared
+        } else {
+            FlockOperation::NonBlockingLockExclusive
+        };
         match flock(&file, how) {
             Ok(()) => {
-                // What is read beyond the request is in vain: whoever reads on says so, by `will_read`. A hint, so that failing is no
-                // error.
+                // What is read beyond the request is in vain: whoever reads on says so, by
+                // `will_read`. A hint, so that failing is no error.
                 let _ = fadvise(&file, 0, None, Advice::Random);
                 let direct = if read_only { None } else { DirectWriter::of(&file).map(Arc::new) };
-                let behind =
-                    direct.clone().and_then(|direct| WriteBehind::new(move |offset, bytes| direct.write_at(offset, bytes)));
+                let behind = direct.clone().and_then(|direct| {
+                    WriteBehind::new(move |offset, bytes| direct.write_at(offset, bytes))
+                });
                 Ok(FileDevice {
                     file,
                     direct,
@@ -94,12 +110,14 @@ impl FileDevice {
 /// Writes of at least so many bytes are worth waiting for; shorter ones gather in the page cache.
 const BULK: usize = 256 << 10;
 
-/// Shorter writes take about as long as waking the thread that would do them. While it is awake, those of
-/// [`BULK`] are handed to it as well: the end of a commit, behind pieces that it still writes.
+/// Shorter writes take about as long as waking the thread that would do them. While it is awake,
+/// those of [`BULK`] are handed to it as well: the end of a commit, behind pieces that it still
+/// writes.
 const BEHIND: usize = 1 << 20;
 
-/// What is synced soon, and what is written in bulk: in the page cache it would push out what is read, and make each sync of the journal
-/// wait until the host has written it too (docs/decisions/021-direct-writes.md).
+/// What is synced soon, and what is written in bulk: in the page cache it would push out what is
+/// read, and make each sync of the journal wait until the host has written it too
+/// (docs/decisions/021-direct-writes.md).
 fn goes_past_the_cache(purpose: Purpose, len: usize) -> bool {
     matches!(purpose, Purpose::Journal | Purpose::Manifest | Purpose::Superblock) || len >= BULK
 }
@@ -137,8 +155,13 @@ impl Device for FileDevice {
         self.settle(offset, buf.len() as u64)?;
         if let Some(direct) = self.medium.get_or_init(|| DirectReader::of(&self.file)) {
             match direct.read_at(offset, buf) {
-                // Of a medium with larger sectors, or at the end of a file that is no multiple of a page.
-                Err(e) if matches!(e.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::UnexpectedEof) => {}
+                // Of a medium with larger sectors, or at the end of a file that is no multiple of a
+                // page.
+                Err(e)
+                    if matches!(
+                        e.kind(),
+                        io::ErrorKind::InvalidInput | io::ErrorKind::UnexpectedEof
+                    ) => {}
                 done => return done,
             }
         }
@@ -163,7 +186,10 @@ impl Device for FileDevice {
     fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> io::Result<()> {
         self.settle(offset, buf.len() as u64)?;
         match &self.direct {
-            Some(direct) if goes_past_the_cache(purpose, buf.len()) && DirectWriter::takes(offset, buf.len()) => {
+            Some(direct)
+                if goes_past_the_cache(purpose, buf.len())
+                    && DirectWriter::takes(offset, buf.len()) =>
+            {
                 direct.write_at(offset, buf)
             }
             _ => self.file.write_all_at(buf, offset),
@@ -173,7 +199,8 @@ impl Device for FileDevice {
     fn write_behind(&self, purpose: Purpose, offset: u64, buf: &mut Vec<u8>) -> io::Result<()> {
         match &self.behind {
             Some(behind)
-                if DirectWriter::takes(offset, buf.len()) && (buf.len() >= BEHIND || buf.len() >= BULK && behind.is_busy()) =>
+                if DirectWriter::takes(offset, buf.len())
+                    && (buf.len() >= BEHIND || buf.len() >= BULK && behind.is_busy()) =>
             {
                 behind.write(offset, buf)
             }
@@ -192,7 +219,12 @@ impl Device for FileDevice {
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         self.settle(offset, len)?;
-        match fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len) {
+        match fallocate(
+            &self.file,
+            FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+            offset,
+            len,
+        ) {
             // Giving back is a courtesy; a host that cannot take it loses nothing.
             Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
             Err(e) => Err(e.into()),
@@ -200,7 +232,11 @@ impl Device for FileDevice {
     }
 
     fn len(&self) -> io::Result<u64> {
-        if self.block_device { (&self.file).seek(SeekFrom::End(0)) } else { Ok(self.file.metadata()?.len()) }
+        if self.block_device {
+            (&self.file).seek(SeekFrom::End(0))
+        } else {
+            Ok(self.file.metadata()?.len())
+        }
     }
 
     fn grow(&self, new_len: u64) -> io::Result<()> {
@@ -217,11 +253,16 @@ impl Device for FileDevice {
     }
 
     fn lengthen(&self, new_len: u64) -> io::Result<()> {
-        if self.block_device || new_len <= self.len()? { self.grow(new_len) } else { self.file.set_len(new_len) }
+        if self.block_device || new_len <= self.len()? {
+            self.grow(new_len)
+        } else {
+            self.file.set_len(new_len)
+        }
     }
 
     fn host_file(&self) -> Option<&File> {
-        // Without the file the caller reads through the device, which reports a write that has failed.
+        // Without the file the caller reads through the device, which reports a write that has
+        // failed.
         self.settle_all().ok()?;
         Some(&self.file)
     }

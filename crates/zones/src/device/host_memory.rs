@@ -1,5 +1,5 @@
-//! How much memory the host could use for keeping what is read: what is free or holds clean pages, on the machine and within the
-//! control groups (version 1 or 2) that this process lives in.
+//! How much memory the host could use for keeping what is read: what is free or holds clean pages,
+//! on the machine and within the control groups (version 1 or 2) that this process lives in.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,11 @@ use std::path::{Path, PathBuf};
 pub(super) fn available() -> Option<u64> {
     let machine = field(&fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable:")? << 10;
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let within = groups.lines().filter_map(folder).flat_map(|(root, folder)| up(&root, &folder)).filter_map(|f| in_group(&f));
+    let within = groups
+        .lines()
+        .filter_map(folder)
+        .flat_map(|(root, folder)| up(&root, &folder))
+        .filter_map(|f| in_group(&f));
     Some(within.fold(machine, u64::min))
 }
 
@@ -18,7 +22,8 @@ fn field(lines: &str, name: &str) -> Option<u64> {
     line.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// Where a line of `/proc/self/cgroup` puts this process, if it says anything of memory: the hierarchy's root, and the group.
+/// Where a line of `/proc/self/cgroup` puts this process, if it says anything of memory: the
+/// hierarchy's root, and the group.
 fn folder(line: &str) -> Option<(PathBuf, PathBuf)> {
     let mut parts = line.splitn(3, ':');
     let (number, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
@@ -42,7 +47,11 @@ fn in_group(folder: &Path) -> Option<u64> {
     let stat = read("memory.stat").unwrap_or_default();
     let (limit, used, files) = match number("memory.max") {
         Some(limit) => (limit, number("memory.current")?, field(&stat, "file")),
-        None => (number("memory.limit_in_bytes")?, number("memory.usage_in_bytes")?, field(&stat, "total_cache")),
+        None => (
+            number("memory.limit_in_bytes")?,
+            number("memory.usage_in_bytes")?,
+            field(&stat, "total_cache"),
+        ),
     };
     Some(limit.saturating_sub(used.saturating_sub(files.unwrap_or(0))))
 }
@@ -59,7 +68,10 @@ mod tests {
         assert_eq!(of("3:cpu,memory:/").as_deref(), Some("/sys/fs/cgroup/memory/"));
         assert_eq!((of("2:cpu:/jobs"), of("nonsense")), (None, None));
         let all = up(Path::new("/sys/fs/cgroup"), Path::new("/sys/fs/cgroup/a/b"));
-        assert_eq!(all, ["/sys/fs/cgroup/a/b", "/sys/fs/cgroup/a", "/sys/fs/cgroup"].map(PathBuf::from));
+        assert_eq!(
+            all,
+            ["/sys/fs/cgroup/a/b", "/sys/fs/cgroup/a", "/sys/fs/cgroup"].map(PathBuf::from)
+        );
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! A device in memory: sparse, cheap to copy (copies share their pages until one is written), limited in size if wanted.
+//! A device in memory: sparse, cheap to copy (copies share their pages until one is written),
+//! limited in size if wanted.
 
 use std::io;
 use std::sync::Arc;
@@ -65,7 +66,10 @@ impl MemoryDevice {
 }
 
 /// Splits a range into (page, range inside the page, range inside the buffer).
-fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (usize, std::ops::Range<usize>, std::ops::Range<usize>)> {
+fn pieces(
+    offset: u64,
+    len: usize,
+) -> impl Iterator<Item = (usize, std::ops::Range<usize>, std::ops::Range<usize>)> {
     let mut done = 0;
     std::iter::from_fn(move || {
         if done == len {
@@ -110,7 +114,10 @@ impl Device for MemoryDevice {
     fn write_at(&self, _: Purpose, offset: u64, buf: &[u8]) -> io::Result<()> {
         let mut memory = self.memory.write();
         if !memory.contains(offset, buf.len() as u64) {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a write beyond the end of the device"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "a write beyond the end of the device",
+            ));
         }
         memory.write(offset, buf);
         Ok(())

@@ -1,8 +1,10 @@
-//! Many reads handed to the host in one call (`io_uring`). One announcement for each (`posix_fadvise`) rings the device's doorbell each
-//! time, which on a virtual machine costs more than the read; reads that come together are passed on together, and waited for once.
-//! Through the page cache, as all reads: what is there already is copied at once.
+//! Many reads handed to the host in one call (`io_uring`). One announcement for each
+//! (`posix_fadvise`) rings the device's doorbell each time, which on a virtual machine costs more
+//! than the read; reads that come together are passed on together, and waited for once. Through the
+//! page cache, as all reads: what is there already is copied at once.
 //!
-//! Where the host has no `io_uring`, or forbids it, [`Rings::read`] says so and the caller reads one after the other.
+//! Where the host has no `io_uring`, or forbids it, [`Rings::read`] says so and the caller reads
+//! one after the other.
 
 use std::fs::File;
 use std::io;
@@ -44,16 +46,20 @@ impl Rings {
         if self.refused.load(Relaxed) {
             return None;
         }
-        // Completions are taken up by the thread that waits: nobody has to be interrupted for them. Older hosts do not know that.
-        let ring = IoUring::builder().setup_coop_taskrun().build(DEPTH).or_else(|_| IoUring::new(DEPTH));
+        // Completions are taken up by the thread that waits: nobody has to be interrupted for them.
+        // Older hosts do not know that.
+        let ring =
+            IoUring::builder().setup_coop_taskrun().build(DEPTH).or_else(|_| IoUring::new(DEPTH));
         self.refused.store(ring.is_err(), Relaxed);
         ring.ok()
     }
 
-    /// Fills all buffers, or fails as a single read would. `None`: there are no rings here, and nothing was done.
+    /// Fills all buffers, or fails as a single read would. `None`: there are no rings here, and
+    /// nothing was done.
     pub fn read(&self, file: &File, reads: &mut [Reading<'_>]) -> Option<io::Result<()>> {
         let mut ring = self.take()?;
-        let outcome = reads.chunks_mut(DEPTH as usize).try_for_each(|some| read_some(&mut ring, file, some));
+        let outcome =
+            reads.chunks_mut(DEPTH as usize).try_for_each(|some| read_some(&mut ring, file, some));
         let mut idle = self.idle.lock();
         if idle.len() < KEPT {
             idle.push(ring);
@@ -67,12 +73,16 @@ fn read_some(ring: &mut IoUring, file: &File, reads: &mut [Reading<'_>]) -> io::
     let mut got = [0usize; DEPTH as usize];
     let mut pushed = 0;
     for (i, r) in reads.iter_mut().enumerate() {
-        // A request has 32 bits for its length; what is beyond, and what does not fit, is read below.
+        // A request has 32 bits for its length; what is beyond, and what does not fit, is read
+        // below.
         let len = u32::try_from(r.buf.len()).unwrap_or(0);
-        let entry =
-            opcode::Read::new(types::Fd(file.as_raw_fd()), r.buf.as_mut_ptr(), len).offset(r.offset).build().user_data(i as u64);
-        // SAFETY: the buffer is borrowed exclusively for longer than this function runs, the file for as long, and the function
-        // returns only when no request of this ring is in the air: see below.
+        let entry = opcode::Read::new(types::Fd(file.as_raw_fd()), r.buf.as_mut_ptr(), len)
+            .offset(r.offset)
+            .build()
+            .user_data(i as u64);
+        // SAFETY: the buffer is borrowed exclusively for longer than this function runs, the file
+        // for as long, and the function returns only when no request of this ring is in the air:
+        // see below.
         if unsafe { ring.submission().push(&entry) }.is_err() {
             break;
         }
@@ -92,7 +102,8 @@ fn read_some(ring: &mut IoUring, file: &File, reads: &mut [Reading<'_>]) -> io::
             }
             done += 1;
         }
-        // Interrupted, or short of memory: asked again. Whatever else it may be, the buffers are the host's until each is answered.
+        // Interrupted, or short of memory: asked again. Whatever else it may be, the buffers are
+        // the host's until each is answered.
         if failed && done == before {
             env::thread::sleep(Duration::from_micros(100));
         }

@@ -1,10 +1,14 @@
-//! The stores that are spoilt: small, with everything in them that a store can have, each as a power cut or a close left it.
+//! The stores that are spoilt: small, with everything in them that a store can have, each as a
+//! power cut or a close left it.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use env::Simulated;
-use kvdb::{Batch, Compression, CreateOptions, DictionaryOptions, Durability, Isolation, Kvdb, OpenOptions, TransactionOptions};
+use kvdb::{
+    Batch, Compression, CreateOptions, DictionaryOptions, Durability, Isolation, Kvdb, OpenOptions,
+    TransactionOptions,
+};
 use kvfs::Fs;
 use zones::MemoryDevice;
 
@@ -33,7 +37,11 @@ fn store(n: u64) -> MemoryDevice {
     let fs = Fs::open(db.clone(), env.clone(), crate::options()).expect("a file system");
     content::sound(&fs);
     fs.shutdown().expect("closed");
-    let plain = DictionaryOptions { separate_at: 2000, compression: Compression::None, ..DictionaryOptions::default() };
+    let plain = DictionaryOptions {
+        separate_at: 2000,
+        compression: Compression::None,
+        ..DictionaryOptions::default()
+    };
     let packed = DictionaryOptions {
         separate_at: 2000,
         compression: Compression::Lz4,
@@ -52,11 +60,19 @@ fn store(n: u64) -> MemoryDevice {
             }
             for i in 0..12u64 {
                 // Page by page: a series.
-                batch.put(d, [b"page".as_slice(), &(i + 20 * round).to_be_bytes()].concat(), vec![round as u8; 4096]);
+                batch.put(
+                    d,
+                    [b"page".as_slice(), &(i + 20 * round).to_be_bytes()].concat(),
+                    vec![round as u8; 4096],
+                );
                 batch.put(d, format!("value{i}-{round}"), vec![i as u8; 2000 + 300 * i as usize]);
             }
             batch.delete(d, format!("key{:04}", 7 + round));
-            batch.delete_range(d, format!("key{:04}", 300 + 10 * round), format!("key{:04}", 305 + 10 * round));
+            batch.delete_range(
+                d,
+                format!("key{:04}", 300 + 10 * round),
+                format!("key{:04}", 305 + 10 * round),
+            );
         }
         db.commit(batch, Durability::Buffered).expect("committed");
     };
@@ -82,7 +98,12 @@ fn store(n: u64) -> MemoryDevice {
         bulk.commit(Durability::Synced).expect("committed");
         fill(9);
         db.put(dicts[1], b"bound", &[7; 60_000], Durability::Synced).expect("put");
-        let durable = TransactionOptions { durable: true, detached: true, label: "kept".into(), ..Default::default() };
+        let durable = TransactionOptions {
+            durable: true,
+            detached: true,
+            label: "kept".into(),
+            ..Default::default()
+        };
         let durable = db.begin_with(durable).expect("begun");
         durable.put(dicts[0], b"durable", b"1").expect("put");
         db.put(dicts[0], b"last", b"1", Durability::Synced).expect("put");

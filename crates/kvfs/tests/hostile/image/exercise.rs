@@ -1,4 +1,5 @@
-//! What is done with a whole image that is not sound: it is checked, opened, read through, written to, merged, sent, and opened again.
+//! What is done with a whole image that is not sound: it is checked, opened, read through, written
+//! to, merged, sent, and opened again.
 
 use std::sync::Arc;
 
@@ -27,7 +28,10 @@ fn look(view: &View, dictionaries: &[kvdb::DictionaryInfo]) {
         for i in 0..20 {
             let _ = view.get(d.id, format!("key{:04}", i * 31).as_bytes());
             let _ = view.get(d.id, format!("large{:05}", i * 13).as_bytes());
-            let _ = view.value_len(d.id, [b"page".as_slice(), &(i * 3u64).to_be_bytes()].concat().as_slice());
+            let _ = view.value_len(
+                d.id,
+                [b"page".as_slice(), &(i * 3u64).to_be_bytes()].concat().as_slice(),
+            );
         }
         let _ = view.get(d.id, b"bound");
     }
@@ -46,7 +50,8 @@ fn change(random: &mut Random, db: &Kvdb) {
     if random.one_in(2) {
         let _ = db.flush();
     }
-    if let (Some(d), Ok(transaction)) = (db.dictionary("plain"), db.begin(Isolation::Serializable)) {
+    if let (Some(d), Ok(transaction)) = (db.dictionary("plain"), db.begin(Isolation::Serializable))
+    {
         let _ = transaction.get(d, b"key0009");
         let _ = transaction.put(d, b"key0009", b"changed");
         let _ = transaction.commit(Durability::Buffered);
@@ -107,7 +112,9 @@ pub fn all(random: &mut Random, device: Arc<MemoryDevice>) -> bool {
     }
     let _ = kvfs::verify(&db);
     change(random, &db);
-    if let Ok(fs) = Fs::open(db.clone(), env.clone(), FsOptions { read_only: false, ..crate::options() }) {
+    if let Ok(fs) =
+        Fs::open(db.clone(), env.clone(), FsOptions { read_only: false, ..crate::options() })
+    {
         for ino in 1..base::KNOWN {
             if let Ok(attr) = fs.getattr(ino) {
                 let _ = fs.read(ino, 0, 5000);

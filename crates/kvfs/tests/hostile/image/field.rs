@@ -1,5 +1,6 @@
-//! Records taken apart into fields by their forms in `docs/format.md`, so that any number and any bytes in them can be something else, and
-//! put together again. This reader and writer shares nothing with the store's own.
+//! Records taken apart into fields by their forms in `docs/format.md`, so that any number and any
+//! bytes in them can be something else, and put together again. This reader and writer shares
+//! nothing with the store's own.
 
 use crate::content::Random;
 
@@ -27,7 +28,8 @@ pub struct Record {
     pub fields: Vec<Field>,
 }
 
-/// Forms: `v` varint, `1` byte, `4` and `8` fixed, `i` an id, `b` bytes, `.` the rest, `r` a run, `(…)` a list, `{` a list of changes.
+/// Forms: `v` varint, `1` byte, `4` and `8` fixed, `i` an id, `b` bytes, `.` the rest, `r` a run,
+/// `(…)` a list, `{` a list of changes.
 const LABEL: &str = "bbivv";
 const DICTIONARY: &str = "vbvv11v";
 
@@ -151,7 +153,8 @@ fn parse_fields(form: &str, input: &mut &[u8]) -> Option<Vec<Field>> {
             b'(' => {
                 let end = list(form);
                 let count = take_varint(input)?;
-                let all = (0..count).map(|_| parse_fields(&form[..end], input)).collect::<Option<_>>()?;
+                let all =
+                    (0..count).map(|_| parse_fields(&form[..end], input)).collect::<Option<_>>()?;
                 form = &form[end + 1..];
                 Field::List(count, all)
             }
@@ -197,9 +200,13 @@ impl Field {
         match self {
             Field::Varint(n) | Field::Eight(n) => *n = number(random, *n, seen),
             Field::Four(n) => *n = number(random, u64::from(*n), seen) as u32,
-            Field::Byte(n) => *n = if random.one_in(2) { random.next() as u8 } else { n.wrapping_add(1) },
+            Field::Byte(n) => {
+                *n = if random.one_in(2) { random.next() as u8 } else { n.wrapping_add(1) }
+            }
             Field::Id(id) => id[random.below(16)] ^= 1 << random.below(8),
-            Field::Bytes(bytes) | Field::Rest(bytes) | Field::Run(bytes) => spoil_bytes(random, bytes),
+            Field::Bytes(bytes) | Field::Rest(bytes) | Field::Run(bytes) => {
+                spoil_bytes(random, bytes)
+            }
             Field::List(count, all) => match random.below(5) {
                 0 => *count = number(random, *count, seen),
                 1 if !all.is_empty() => {
@@ -313,7 +320,8 @@ pub fn numbers(all: &[Record]) -> Vec<u64> {
     out
 }
 
-/// Records as no honest writer has them: fields of another value, records twice, missing, elsewhere, or of a kind that has no business here.
+/// Records as no honest writer has them: fields of another value, records twice, missing,
+/// elsewhere, or of a kind that has no business here.
 pub fn spoil(random: &mut Random, all: &mut Vec<Record>, form: fn(u8) -> Option<String>) {
     let mut seen = numbers(all);
     seen.truncate(200);
@@ -337,7 +345,9 @@ pub fn spoil(random: &mut Random, all: &mut Vec<Record>, form: fn(u8) -> Option<
                     for field in &mut more.fields {
                         match field {
                             Field::Varint(v) if random.one_in(2) => *v = v.wrapping_add(n + 1),
-                            Field::Bytes(b) if random.one_in(2) => b.extend_from_slice(n.to_string().as_bytes()),
+                            Field::Bytes(b) if random.one_in(2) => {
+                                b.extend_from_slice(n.to_string().as_bytes())
+                            }
                             _ => {}
                         }
                     }
@@ -348,7 +358,9 @@ pub fn spoil(random: &mut Random, all: &mut Vec<Record>, form: fn(u8) -> Option<
                 // Any kind, its fields out of another's.
                 let kind = random.below(40) as u8;
                 let Some(form) = form(kind) else { continue };
-                let noise: Vec<u8> = (0..400).map(|_| (random.next() as u8) & if random.one_in(3) { 0xff } else { 3 }).collect();
+                let noise: Vec<u8> = (0..400)
+                    .map(|_| (random.next() as u8) & if random.one_in(3) { 0xff } else { 3 })
+                    .collect();
                 if let Some(fields) = parse_fields(&form, &mut &noise[..]) {
                     all.insert(at, Record { kind, fields });
                 }

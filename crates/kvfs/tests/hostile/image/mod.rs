@@ -1,5 +1,6 @@
-//! Whole images with hostile content behind valid checksums: superblock, manifest, journal, and the runs they lead to are taken apart by
-//! their forms, spoilt, and sealed again, from the blocks of a run up to the superblock, so that no checksum tells.
+//! Whole images with hostile content behind valid checksums: superblock, manifest, journal, and the
+//! runs they lead to are taken apart by their forms, spoilt, and sealed again, from the blocks of a
+//! run up to the superblock, so that no checksum tells.
 
 mod base;
 mod exercise;
@@ -57,12 +58,20 @@ impl Root {
         let mut rest = &root[25..];
         let count = field::take_varint(&mut rest).expect("a count");
         let zones = (0..count).map(|_| field::take_varint(&mut rest).expect("a zone")).collect();
-        Root { format: root[0], number: u64_at(root, 1), epoch: u64_at(root, 9), durable: u64_at(root, 17), zones }
+        Root {
+            format: root[0],
+            number: u64_at(root, 1),
+            epoch: u64_at(root, 9),
+            durable: u64_at(root, 17),
+            zones,
+        }
     }
 
     fn encode(&self, count: u64) -> Vec<u8> {
         let mut out = vec![self.format];
-        [self.number, self.epoch, self.durable].iter().for_each(|n| out.extend_from_slice(&n.to_le_bytes()));
+        [self.number, self.epoch, self.durable]
+            .iter()
+            .for_each(|n| out.extend_from_slice(&n.to_le_bytes()));
         field::put_varint(&mut out, count);
         self.zones.iter().for_each(|n| field::put_varint(&mut out, *n));
         out
@@ -70,7 +79,13 @@ impl Root {
 }
 
 /// The pieces of a stream in one zone, each chunk once.
-fn pieces(device: &MemoryDevice, zone: u64, epoch: u64, mut offset: u64, copies: u64) -> Option<(u64, Vec<u8>)> {
+fn pieces(
+    device: &MemoryDevice,
+    zone: u64,
+    epoch: u64,
+    mut offset: u64,
+    copies: u64,
+) -> Option<(u64, Vec<u8>)> {
     let (mut first, mut stream) = (None, Vec::new());
     while offset + SECTOR <= ZONE_SIZE {
         let head = read(device, zone * ZONE_SIZE + offset, CHUNK_HEADER)?;
@@ -85,7 +100,8 @@ fn pieces(device: &MemoryDevice, zone: u64, epoch: u64, mut offset: u64, copies:
     Some((first?, stream))
 }
 
-/// Writes a stream as chunks; what lay there behind them is gone. `odd` may change the header of a chunk before it is sealed.
+/// Writes a stream as chunks; what lay there behind them is gone. `odd` may change the header of a
+/// chunk before it is sealed.
 fn put_pieces(
     device: &MemoryDevice,
     magic: &[u8; 4],
@@ -98,7 +114,11 @@ fn put_pieces(
     let mut rest = stream;
     while !rest.is_empty() && offset + SECTOR <= ZONE_SIZE {
         let room = ((ZONE_SIZE - offset) / copies / SECTOR * SECTOR) as usize;
-        let Some(len) = room.checked_sub(CHUNK_HEADER).map(|room| room.min(MAX_PIECE).min(rest.len())) else { break };
+        let Some(len) =
+            room.checked_sub(CHUNK_HEADER).map(|room| room.min(MAX_PIECE).min(rest.len()))
+        else {
+            break;
+        };
         let mut chunk = vec![0; CHUNK_HEADER];
         chunk.extend_from_slice(&rest[..len]);
         chunk.resize(chunk.len().next_multiple_of(SECTOR as usize), 0);
@@ -121,7 +141,8 @@ fn put_pieces(
     }
     // What is left of what lay there before.
     while offset + SECTOR <= ZONE_SIZE
-        && read(device, zone * ZONE_SIZE + offset, SECTOR as usize).is_some_and(|s| s.iter().any(|b| *b != 0))
+        && read(device, zone * ZONE_SIZE + offset, SECTOR as usize)
+            .is_some_and(|s| s.iter().any(|b| *b != 0))
     {
         write(device, zone * ZONE_SIZE + offset, &[0; SECTOR as usize]);
         offset += SECTOR;
@@ -134,7 +155,9 @@ fn odd_header(random: &mut Random, one_in: usize, header: &mut [u8]) {
         match random.below(4) {
             0 => {
                 let len = u32::from_le_bytes(header[..4].try_into().expect("four bytes"));
-                header[..4].copy_from_slice(&(field::number(random, u64::from(len), &[]) as u32).to_le_bytes());
+                header[..4].copy_from_slice(
+                    &(field::number(random, u64::from(len), &[]) as u32).to_le_bytes(),
+                );
             }
             n => {
                 let at = 4 + (n - 1) * 8;
@@ -163,7 +186,10 @@ impl<'a> Image<'a> {
         let (mut rest, mut edits) = (&stream[..], Vec::new());
         while !rest.is_empty() {
             let len = field::take_varint(&mut rest).expect("a length") as usize;
-            edits.extend(field::parse(field::edit, field::take(&mut rest, len).expect("a record")).expect("edits"));
+            edits.extend(
+                field::parse(field::edit, field::take(&mut rest, len).expect("a record"))
+                    .expect("edits"),
+            );
         }
         Image { device, block, root, edits }
     }
@@ -196,7 +222,8 @@ impl<'a> Image<'a> {
                 3 => root.format = random.next() as u8,
                 4 => count = field::number(random, count, &[]),
                 5 => {
-                    root.zones.push(field::number(random, root.zones[0], &[]) & u64::from(u32::MAX));
+                    root.zones
+                        .push(field::number(random, root.zones[0], &[]) & u64::from(u32::MAX));
                     count += 1;
                 }
                 _ => root.zones[0] = field::number(random, root.zones[0], &[]),
@@ -228,13 +255,17 @@ impl<'a> Image<'a> {
     /// Every reference to a run in the manifest.
     fn runs(&mut self) -> Vec<&mut Vec<u8>> {
         let fields = self.edits.iter_mut().flat_map(|edit| &mut edit.fields);
-        fields.filter_map(|field| if let Field::Run(run) = field { Some(run) } else { None }).collect()
+        fields
+            .filter_map(|field| if let Field::Run(run) = field { Some(run) } else { None })
+            .collect()
     }
 
     /// The journal's segments: number, zone, epoch.
     fn segments(&self) -> Vec<(u64, u64, u64)> {
         let segment = |edit: &Record| match (edit.kind, &edit.fields[..]) {
-            (6, [Field::Varint(number), Field::Varint(zone), Field::Eight(epoch)]) => Some((*number, *zone, *epoch)),
+            (6, [Field::Varint(number), Field::Varint(zone), Field::Eight(epoch)]) => {
+                Some((*number, *zone, *epoch))
+            }
             _ => None,
         };
         self.edits.iter().filter_map(segment).collect()
@@ -249,15 +280,21 @@ impl<'a> Image<'a> {
         self.edits.iter().rev().find_map(start).unwrap_or((0, 0))
     }
 
-    /// The journal segment by segment: where the chunks begin, the position there, and whole records.
+    /// The journal segment by segment: where the chunks begin, the position there, and whole
+    /// records.
     fn journal(&self) -> Vec<(Place, u64, Vec<Record>)> {
         let (from, offset) = self.start();
         let mut all = Vec::new();
-        for (number, zone, epoch) in self.segments().into_iter().filter(|(number, ..)| *number >= from) {
+        for (number, zone, epoch) in
+            self.segments().into_iter().filter(|(number, ..)| *number >= from)
+        {
             let offset = if number == from { offset } else { 0 };
-            let Some((position, stream)) = pieces(self.device, zone, epoch, offset, 1) else { continue };
+            let Some((position, stream)) = pieces(self.device, zone, epoch, offset, 1) else {
+                continue;
+            };
             let (mut rest, mut records) = (&stream[..], Vec::new());
-            while let Some(bytes) = field::take_varint(&mut rest).and_then(|len| field::take(&mut rest, usize::try_from(len).ok()?))
+            while let Some(bytes) = field::take_varint(&mut rest)
+                .and_then(|len| field::take(&mut rest, usize::try_from(len).ok()?))
             {
                 let Some(one) = field::parse(field::journal, bytes) else { break };
                 records.extend(one);
@@ -278,7 +315,11 @@ impl<'a> Image<'a> {
             for record in &records {
                 let mut inside = Vec::new();
                 record.encode(&mut inside);
-                let len = if random.one_in(200) { field::number(random, inside.len() as u64, &[]) } else { inside.len() as u64 };
+                let len = if random.one_in(200) {
+                    field::number(random, inside.len() as u64, &[])
+                } else {
+                    inside.len() as u64
+                };
                 field::put_varint(&mut stream, len);
                 stream.extend(inside);
             }
@@ -328,7 +369,8 @@ pub fn spoil(random: &mut Random, device: &MemoryDevice) {
     image.write(random);
 }
 
-/// What is only taken apart and sealed again is the same store: the generator knows the format, and reaches all of it.
+/// What is only taken apart and sealed again is the same store: the generator knows the format, and
+/// reaches all of it.
 #[test]
 fn a_store_that_is_taken_apart_and_sealed_again_is_sound() {
     let mut bound = 0;
@@ -339,7 +381,11 @@ fn a_store_that_is_taken_apart_and_sealed_again_is_sound() {
         let journal = image.journal();
         let records: usize = journal.iter().map(|(.., records)| records.len()).sum();
         assert!(n == 3 || records > 5, "store {n} has {records} records in its journal");
-        bound += journal.iter().flat_map(|(.., records)| records).filter(|record| record.kind == 4).count();
+        bound += journal
+            .iter()
+            .flat_map(|(.., records)| records)
+            .filter(|record| record.kind == 4)
+            .count();
         for (place, position, records) in &journal {
             let mut stream = Vec::new();
             for record in records {

@@ -1,5 +1,6 @@
-//! The tree of a run: entries, index nodes, tuple blocks and filters are spoilt somewhere beneath the root, and every frame on the way up
-//! gets its checksum, and every entry the pointer to its frame.
+//! The tree of a run: entries, index nodes, tuple blocks and filters are spoilt somewhere beneath
+//! the root, and every frame on the way up gets its checksum, and every entry the pointer to its
+//! frame.
 
 use zones::{MemoryDevice, ZONE_SIZE, crc32c};
 
@@ -99,7 +100,8 @@ impl Entry {
         }
     }
 
-    /// The zones that it says are in use: others, none, many, out of order, or with other numbers of bytes.
+    /// The zones that it says are in use: others, none, many, out of order, or with other numbers
+    /// of bytes.
     fn spoil_zones(&mut self, random: &mut Random) {
         let mut rest = &self.zones[..];
         let count = take_varint(&mut rest).unwrap_or(0);
@@ -114,7 +116,8 @@ impl Entry {
             }
             _ => all = vec![0, 1],
         }
-        let said = if random.one_in(10) { number(random, count, &[]) } else { all.len() as u64 / 2 };
+        let said =
+            if random.one_in(10) { number(random, count, &[]) } else { all.len() as u64 / 2 };
         self.zones.clear();
         put_varint(&mut self.zones, said);
         all.iter().for_each(|n| put_varint(&mut self.zones, *n));
@@ -127,14 +130,24 @@ fn payload(device: &MemoryDevice, at: &Pointer) -> Option<Vec<u8>> {
     Some(read(device, at.addr, len)?.split_off(FRAME_HEADER))
 }
 
-/// Writes a frame where the old one was, or, when it has become longer, into what is free at the end of the same zone. Gives the pointer.
-fn put_frame(random: &mut Random, device: &MemoryDevice, old: Pointer, kind: u8, level: u16, codec: u8, payload: &[u8]) -> Pointer {
+/// Writes a frame where the old one was, or, when it has become longer, into what is free at the
+/// end of the same zone. Gives the pointer.
+fn put_frame(
+    random: &mut Random,
+    device: &MemoryDevice,
+    old: Pointer,
+    kind: u8,
+    level: u16,
+    codec: u8,
+    payload: &[u8],
+) -> Pointer {
     let len = FRAME_HEADER + payload.len();
     let zone = old.addr / ZONE_SIZE * ZONE_SIZE;
     let addr = if len as u64 <= old.len {
         old.addr
     } else {
-        zone + ZONE_SIZE / 2 + (random.below(ZONE_SIZE as usize / 2).saturating_sub(len) & !7) as u64
+        zone + ZONE_SIZE / 2
+            + (random.below(ZONE_SIZE as usize / 2).saturating_sub(len) & !7) as u64
     };
     let mut frame = vec![0; FRAME_HEADER];
     frame.extend_from_slice(payload);
@@ -174,7 +187,8 @@ fn put_node(count: u64, all: &[Entry]) -> Vec<u8> {
     out
 }
 
-/// Entries that all lead to the same child, each with fences of its own between those of the old one.
+/// Entries that all lead to the same child, each with fences of its own between those of the old
+/// one.
 fn fan(entry: &Entry, times: usize) -> Vec<Entry> {
     let fence = |n: usize| [&entry.low[..], &[0; 3], &(n as u32).to_be_bytes()].concat();
     (0..times)
@@ -187,8 +201,14 @@ fn fan(entry: &Entry, times: usize) -> Vec<Entry> {
         .collect()
 }
 
-/// Spoils something in or beneath `entry`, which leads to a node of `level`, to a tuple block at level 0.
-fn beneath(random: &mut Random, device: &MemoryDevice, entry: &mut Entry, level: u16) -> Option<()> {
+/// Spoils something in or beneath `entry`, which leads to a node of `level`, to a tuple block at
+/// level 0.
+fn beneath(
+    random: &mut Random,
+    device: &MemoryDevice,
+    entry: &mut Entry,
+    level: u16,
+) -> Option<()> {
     if random.one_in(4) {
         entry.spoil(random);
         return Some(());
@@ -218,7 +238,8 @@ fn beneath(random: &mut Random, device: &MemoryDevice, entry: &mut Entry, level:
             // The number of restart points, or one of them.
             let at = bytes.len() - 4 * (1 + random.below((bytes.len() / 4).min(5)));
             let n = u32::from_le_bytes(bytes[at..at + 4].try_into().ok()?);
-            bytes[at..at + 4].copy_from_slice(&(number(random, u64::from(n), &[1 << 31]) as u32).to_le_bytes());
+            bytes[at..at + 4]
+                .copy_from_slice(&(number(random, u64::from(n), &[1 << 31]) as u32).to_le_bytes());
         } else {
             spoil_bytes(random, &mut bytes);
         }
@@ -259,7 +280,9 @@ fn beneath(random: &mut Random, device: &MemoryDevice, entry: &mut Entry, level:
 pub fn spoil(random: &mut Random, device: &MemoryDevice, run: &mut Vec<u8>) {
     let mut rest = &run[..];
     let Some(mut level) = take_varint(&mut rest) else { return };
-    let Some(mut entry) = take_varint(&mut rest).and_then(|_| Entry::take(&mut rest, &[])) else { return };
+    let Some(mut entry) = take_varint(&mut rest).and_then(|_| Entry::take(&mut rest, &[])) else {
+        return;
+    };
     if level == 0 || level > 40 {
         return;
     }

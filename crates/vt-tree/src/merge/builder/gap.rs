@@ -17,7 +17,8 @@ pub(super) fn is_gap(low: &[u8], high: &[u8], key: &[u8]) -> bool {
         // As many as a number of 64 bits has.
         let most = if radix == 10 { 19 } else { 16 };
         move |k: &[u8]| {
-            let digit = |i: usize| k.get(i).and_then(|&b| char::from(b).to_digit(radix)).unwrap_or(0);
+            let digit =
+                |i: usize| k.get(i).and_then(|&b| char::from(b).to_digit(radix)).unwrap_or(0);
             (0..most).fold(0u64, |n, i| n * u64::from(radix) + u64::from(digit(i)))
         }
     };
@@ -26,7 +27,9 @@ pub(super) fn is_gap(low: &[u8], high: &[u8], key: &[u8]) -> bool {
         None => (0..8).fold(0u64, |n, i| n << 8 | u64::from(k.get(i).copied().unwrap_or(0))),
     };
     let written = |radix: u32| {
-        [low, &high[..high.len().saturating_sub(1)], key].iter().all(|k| k.iter().take(16).all(|&b| char::from(b).is_digit(radix)))
+        [low, &high[..high.len().saturating_sub(1)], key]
+            .iter()
+            .all(|k| k.iter().take(16).all(|&b| char::from(b).is_digit(radix)))
     };
     // Digits make no gap wider.
     wide(&bytes)
@@ -44,14 +47,28 @@ mod tests {
     #[test]
     fn gaps_lie_between_ranges_and_not_between_neighbours() {
         let behind = |k: &str| [k.as_bytes(), &[0]].concat();
-        let gap = |low: &str, high: &str, key: &str| is_gap(low.as_bytes(), &behind(high), key.as_bytes());
-        assert!(!gap("00085", "00099", "00100") && !gap("00985", "00999", "01000") && !gap("98985", "98999", "99000"));
+        let gap = |low: &str, high: &str, key: &str| {
+            is_gap(low.as_bytes(), &behind(high), key.as_bytes())
+        };
+        assert!(
+            !gap("00085", "00099", "00100")
+                && !gap("00985", "00999", "01000")
+                && !gap("98985", "98999", "99000")
+        );
         assert!(!gap("000cc", "000ff", "00100") && !gap("00fcc", "00fff", "01000"));
         assert!(gap("file7/00100", "file7/00190", "file8/00000"));
         assert!(gap("00085", "00099", "00500"));
         let number = |n: u64| n.to_be_bytes();
-        assert!(!is_gap(&number(0x1_ff00), &[&number(0x1_ffff)[..], &[0]].concat(), &number(0x2_0000)));
-        assert!(is_gap(&number(0x1_ff00), &[&number(0x1_ffff)[..], &[0]].concat(), &number(0x9_0000)));
+        assert!(!is_gap(
+            &number(0x1_ff00),
+            &[&number(0x1_ffff)[..], &[0]].concat(),
+            &number(0x2_0000)
+        ));
+        assert!(is_gap(
+            &number(0x1_ff00),
+            &[&number(0x1_ffff)[..], &[0]].concat(),
+            &number(0x9_0000)
+        ));
         assert!(!is_gap(b"", b"", b"") && !is_gap(b"a", b"a\0", b"a\0"));
     }
 }

@@ -38,7 +38,8 @@ impl RunBuilder {
     fn move_values(&mut self, items: Vec<Item>) -> Result<()> {
         let of = |i: &Item| if let Body::Put(Value::Extent(e)) = i.body { Some(e) } else { None };
         // Read in the order of the device.
-        let mut extents: Vec<(ExtentRef, usize)> = items.iter().enumerate().filter_map(|(at, i)| Some((of(i)?, at))).collect();
+        let mut extents: Vec<(ExtentRef, usize)> =
+            items.iter().enumerate().filter_map(|(at, i)| Some((of(i)?, at))).collect();
         extents.sort_unstable_by_key(|(e, at)| (e.addr, *at));
         let places: Vec<ExtentRef> = extents.iter().map(|(e, _)| *e).collect();
         let mut values = vec![None; items.len()];
@@ -53,7 +54,9 @@ impl RunBuilder {
                     self.stats.values_written += u64::from(extent.stored);
                     self.add(&i.key, i.seq, BodyRef::Put(ValueRef::Extent(extent)))?;
                 }
-                None if of(i).is_some() => return Err(Error::corrupt("a value is missing from a group that was read", 0)),
+                None if of(i).is_some() => {
+                    return Err(Error::corrupt("a value is missing from a group that was read", 0));
+                }
                 None => self.add(&i.key, i.seq, i.body.borrow())?,
             }
         }

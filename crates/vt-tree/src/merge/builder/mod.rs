@@ -154,16 +154,20 @@ impl RunBuilder {
         let open = &self.open[level];
         // Entries can be longer than a node should be: long keys, many zones. Four at least let the
         // tree end in one root.
-        let full = (open.size >= NODE_SIZE && open.entries.len() >= 4) || (level == 0 && open.filtered >= LEAF_ITEMS);
+        let full = (open.size >= NODE_SIZE && open.entries.len() >= 4)
+            || (level == 0 && open.filtered >= LEAF_ITEMS);
         if full { self.close_node(level) } else { Ok(()) }
     }
 
     /// Writes the open node of `level` entries and hands a pointer to it to the level above.
     fn close_node(&mut self, level: usize) -> Result<()> {
         let node = std::mem::take(&mut self.open[level]);
-        let (Some(first), Some(last)) = (node.entries.first(), node.entries.last()) else { return Ok(()) };
+        let (Some(first), Some(last)) = (node.entries.first(), node.entries.last()) else {
+            return Ok(());
+        };
         let filter = if level == 0 { self.close_filter(&node)? } else { None };
-        let at = place_frame(&mut self.index, FrameKind::Node, level as u16 + 1, 0, &node.payload())?;
+        let at =
+            place_frame(&mut self.index, FrameKind::Node, level as u16 + 1, 0, &node.payload())?;
         self.stats.index_written += u64::from(at.len);
         let mut entry = Entry {
             low: first.low.clone(),
@@ -209,7 +213,9 @@ impl RunBuilder {
 
     /// `true` when nothing was pushed yet.
     pub fn is_empty(&self) -> bool {
-        self.block.builder.is_empty() && self.window.is_empty() && self.open.iter().all(|n| n.entries.is_empty())
+        self.block.builder.is_empty()
+            && self.window.is_empty()
+            && self.open.iter().all(|n| n.entries.is_empty())
     }
 
     /// Bytes written so far.
@@ -257,7 +263,13 @@ pub(crate) fn follows_block(end: u64, entry: &Entry) -> bool {
     entry.at.addr >= end && entry.at.addr - end < zones::SECTOR
 }
 
-fn place_frame(fill: &mut Fill, kind: FrameKind, level: u16, codec: u8, payload: &[u8]) -> Result<FramePointer> {
+fn place_frame(
+    fill: &mut Fill,
+    kind: FrameKind,
+    level: u16,
+    codec: u8,
+    payload: &[u8],
+) -> Result<FramePointer> {
     let len = FRAME_HEADER + payload.len();
     let mut crc = 0;
     let addr = fill.place(8, len, |addr, buf| {

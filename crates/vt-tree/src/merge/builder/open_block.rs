@@ -71,7 +71,8 @@ impl RunBuilder {
         match body {
             BodyRef::Put(ValueRef::Extent(e)) => {
                 b.value_bytes += u64::from(e.stored);
-                b.value_spans += u64::from(!b.last_extent.is_some_and(|last| contiguous(&last, &e)));
+                b.value_spans +=
+                    u64::from(!b.last_extent.is_some_and(|last| contiguous(&last, &e)));
                 b.last_extent = Some(e);
                 b.zones.add_extent(e.addr, u64::from(e.stored));
             }

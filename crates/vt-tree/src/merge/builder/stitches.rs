@@ -34,7 +34,9 @@ impl RunBuilder {
         let open = &self.block;
         // A compressed one held more than it takes.
         let least = if entry.compressed { BLOCK_SIZE / 16 } else { BLOCK_SIZE / 4 };
-        let closes = open.builder.is_empty() || open.builder.size() >= BLOCK_SIZE / 4 || open.ends_before(&entry.low);
+        let closes = open.builder.is_empty()
+            || open.builder.size() >= BLOCK_SIZE / 4
+            || open.ends_before(&entry.low);
         entry.at.len as usize >= least && closes
     }
 

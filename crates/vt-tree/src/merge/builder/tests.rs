@@ -6,7 +6,8 @@ use zones::{FormatOptions, MemoryDevice, Reserve, Zones};
 
 #[test]
 fn small_items_behind_an_undecided_value_do_not_pile_up() {
-    let zones = Zones::format(Arc::new(MemoryDevice::default()), FormatOptions::default()).expect("a fresh store");
+    let zones = Zones::format(Arc::new(MemoryDevice::default()), FormatOptions::default())
+        .expect("a fresh store");
     zones.start();
     let mut fill = zones.fill(Purpose::Pages, Reserve::Use);
     let extent = place_value(&mut fill, &[7; 4096]).expect("there is room");
@@ -14,9 +15,14 @@ fn small_items_behind_an_undecided_value_do_not_pile_up() {
     let cache = BlockCache::new(zones, 1 << 20);
     let mut b = RunBuilder::new(
         &cache,
-        &MergeOptions { placement: Placement::threshold(1 << 20), reserve: Reserve::Use, ..MergeOptions::default() },
+        &MergeOptions {
+            placement: Placement::threshold(1 << 20),
+            reserve: Reserve::Use,
+            ..MergeOptions::default()
+        },
     );
-    let put = |key: u64, v| Item { key: key.to_be_bytes().to_vec().into(), seq: 1, body: Body::Put(v) };
+    let put =
+        |key: u64, v| Item { key: key.to_be_bytes().to_vec().into(), seq: 1, body: Body::Put(v) };
     b.push_item(put(0, Value::Extent(extent))).expect("a reference is taken");
     for i in 1..20_000 {
         b.push_item(put(i, Value::Inline(Bytes::from(vec![0; 1000])))).expect("there is room");
@@ -45,7 +51,8 @@ fn filtered(run: &Run) -> (u64, u64) {
 
 #[test]
 fn fingerprints_of_keys_that_are_gone_stay_few() {
-    let zones = Zones::format(Arc::new(MemoryDevice::default()), FormatOptions::default()).expect("a fresh store");
+    let zones = Zones::format(Arc::new(MemoryDevice::default()), FormatOptions::default())
+        .expect("a fresh store");
     zones.start();
     let cache = BlockCache::new(zones, 1 << 20);
     let key = |i: u64| i.to_be_bytes();
@@ -59,7 +66,9 @@ fn fingerprints_of_keys_that_are_gone_stay_few() {
             }
         }
         let all = crate::KeyRange::all();
-        crate::merge(&cache, &[crate::Input::Memtable(m)], &all, MergeOptions::default()).expect("there is room").expect("items")
+        crate::merge(&cache, &[crate::Input::Memtable(m)], &all, MergeOptions::default())
+            .expect("there is room")
+            .expect("items")
     };
     let mut run = flush(&mut (0..60_000), false);
     // Again and again spans are deleted, so that what is left is stitched, piece by piece, out of
@@ -68,10 +77,15 @@ fn fingerprints_of_keys_that_are_gone_stay_few() {
         let gone = flush(&mut (0..60_000).filter(|i| (i / 700 + round * 5) % 17 == 0), true);
         let options = MergeOptions { drop_tombstones: true, ..MergeOptions::default() };
         let inputs = [crate::Input::Run(gone), crate::Input::Run(run)];
-        run = crate::merge(&cache, &inputs, &crate::KeyRange::all(), options).expect("there is room").expect("items");
+        run = crate::merge(&cache, &inputs, &crate::KeyRange::all(), options)
+            .expect("there is room")
+            .expect("items");
         let (fingerprints, items) = filtered(&run);
         assert_eq!(items, run.stats().items);
-        assert!(fingerprints <= 2 * items + 100, "round {round}: {fingerprints} fingerprints for {items} items");
+        assert!(
+            fingerprints <= 2 * items + 100,
+            "round {round}: {fingerprints} fingerprints for {items} items"
+        );
     }
     assert!(run.stats().items < 30_000);
 }
