@@ -169,7 +169,7 @@ fn work(
                 }
             }
             22 if random.one_in(3) => {
-                drop(unless_full(db.compact(dicts[random.below(dicts.len() as u64) as usize]))?)
+                unless_full(db.compact(dicts[random.below(dicts.len() as u64) as usize]))?;
             }
             _ => env.advance(Duration::from_millis(random.below(30))),
         }

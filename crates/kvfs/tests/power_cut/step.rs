@@ -188,7 +188,7 @@ impl Store<'_> {
         let ino = h.ino(path);
         match step {
             Step::Write { at, data, .. } => {
-                drop(self.fs.write(ino, *at as u64, data, Default::default())?)
+                self.fs.write(ino, *at as u64, data, Default::default())?;
             }
             Step::Truncate(_, size) => {
                 self.fs.setattr(
