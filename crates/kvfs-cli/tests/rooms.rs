@@ -24,7 +24,11 @@ const CIRCLES: &[(&str, &[&str], &str)] = &[
         &["lib", "random", "schedule"],
         "`Random` and schedules use `mix`, which the root has, and its `Scheduled` is a thread of a schedule",
     ),
-    ("zones", &["fill", "store"], "a fill takes its zones from the store, which makes it"),
+    (
+        "zones",
+        &["extent_writer", "store"],
+        "an extent writer takes its zones from the store, which makes it",
+    ),
     (
         "kvdb",
         &["background", "commit", "db", "read", "scrub", "snapshots", "transactions"],

@@ -8,7 +8,7 @@ use vt_tree::{
     BlockCache, ExtentRef, Input, KeyRange, Lookup, Memtable, MergeOptions, Placement, Run, Value,
     check_run, hash, merge, place_value,
 };
-use zones::{FormatOptions, MemoryDevice, Purpose, Reserve, Zones};
+use zones::{FormatOptions, MemoryDevice, Priority, Purpose, Zones};
 
 fn store() -> Arc<BlockCache> {
     let zones = Zones::format(Arc::new(MemoryDevice::default()), FormatOptions::default()).unwrap();
@@ -28,14 +28,14 @@ fn pages(
     seq: u64,
 ) -> (Arc<Run>, Vec<ExtentRef>) {
     let m = Arc::new(Memtable::new());
-    let mut fill = store.zones().fill(Purpose::Pages, Reserve::Use);
+    let mut writer = store.zones().extent_writer(Purpose::Pages, Priority::Log);
     let mut extents = Vec::new();
     for (i, page) in pages.enumerate() {
-        let extent = place_value(&mut fill, &page.to_le_bytes().repeat(512)).unwrap();
+        let extent = place_value(&mut writer, &page.to_le_bytes().repeat(512)).unwrap();
         m.put(&key(file, page), seq + i as u64, Value::Extent(extent));
         extents.push(extent);
     }
-    m.hold(fill.finish().unwrap());
+    m.pin(writer.finish().unwrap());
     let options = MergeOptions { old_seq: 0, ..MergeOptions::default() };
     (merge(store, &[Input::Memtable(m)], &KeyRange::all(), options).unwrap().unwrap(), extents)
 }

@@ -4,7 +4,7 @@
 //!
 //! A zone is in one of these states:
 //!
-//! - *pinned*: at least one [`Hold`](crate::Hold) names it;
+//! - *pinned*: at least one [`ZonePin`](crate::ZonePin) names it;
 //! - *open*: a stream appends to it (it may be pinned at the same time);
 //! - free and *written*: had data once. Overwriting costs the host no metadata, so such zones go
 //!   first;
@@ -24,7 +24,7 @@ use env::sync::{Mutex, MutexGuard};
 
 use crate::stream::Streams;
 use crate::zone_use::ZoneUse;
-use crate::{Error, Lane, Purpose, Reserve, Result, SECTOR, ZONE_SIZE, ZoneId, round_up};
+use crate::{Error, Lifetime, Priority, Purpose, Result, SECTOR, ZONE_SIZE, ZoneId, round_up};
 
 /// Zones by which a file grows at once, if there is room.
 const GROWTH: u32 = 8;
@@ -51,14 +51,14 @@ pub(crate) struct State {
     /// The fewest backed free zones since somebody last asked.
     fewest: usize,
     /// Before the start: the end of the last extent known in a zone, and the largest share a single
-    /// hold has in it.
+    /// pin has in it.
     seen: BTreeMap<u32, Seen>,
 }
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Zone {
     pub pins: u32,
-    /// The sum over all holds, which may count the same bytes more than once.
+    /// The sum over all pins, which may count the same bytes more than once.
     pub live: u64,
     pub open: bool,
     pub written: bool,
@@ -120,7 +120,7 @@ impl Allocator {
         self.state.lock()
     }
 
-    /// Counts one more hold for each zone of `uses`, all or none.
+    /// Counts one more pin for each zone of `uses`, all or none.
     pub fn pin(&self, uses: &ZoneUse) -> Result<()> {
         let mut state = self.lock();
         for (zone, _) in uses.iter() {
@@ -151,7 +151,7 @@ impl Allocator {
         Ok(())
     }
 
-    /// Ends one hold.
+    /// Releases one pin.
     pub fn unpin(&self, uses: &ZoneUse) {
         if uses.is_empty() {
             return;
@@ -162,7 +162,7 @@ impl Allocator {
         }
     }
 
-    /// Two holds become one: zones that both named are held once now.
+    /// Two pins become one: zones that both named are pinned once from here on.
     pub fn join(&self, both: &ZoneUse) {
         let mut state = self.lock();
         for (zone, _) in both.iter() {
@@ -172,7 +172,7 @@ impl Allocator {
         }
     }
 
-    /// `bytes` more in a zone that a hold already names.
+    /// `bytes` more in a zone that a pin already names.
     pub fn charge(&self, zone: ZoneId, bytes: u64) {
         let mut state = self.lock();
         let known = &mut state.zones[zone.0 as usize];
@@ -242,10 +242,10 @@ impl Allocator {
 
     /// Says what to ask the host for so that [`State::take`] succeeds. Only one caller at a time
     /// may act on it.
-    pub fn plan(&self, reserve: Reserve) -> Growth {
+    pub fn plan(&self, priority: Priority) -> Growth {
         let mut state = self.lock();
         let state = &mut *state;
-        let wanted = (state.floor(reserve) + 1).saturating_sub(state.backed()).max(1);
+        let wanted = (state.floor(priority) + 1).saturating_sub(state.backed()).max(1);
         // Unknown zones first: most of them have space behind them. Each is asked for once, then it
         // is known.
         for (unknown, free) in [(true, &mut state.unknown), (false, &mut state.punched)] {
@@ -314,14 +314,14 @@ impl State {
     }
 
     /// Free zones that must be left over.
-    fn floor(&self, reserve: Reserve) -> usize {
+    fn floor(&self, priority: Priority) -> usize {
         let promised = u32::try_from(self.promised().div_ceil(ZONE_SIZE)).unwrap_or(u32::MAX);
-        reserve.floor(self.reserve, promised) as usize
+        priority.floor(self.reserve, promised) as usize
     }
 
     /// Takes the best free zone and pins it once, if the reserve allows it.
-    pub fn take(&mut self, reserve: Reserve) -> Option<ZoneId> {
-        if self.backed() <= self.floor(reserve) {
+    pub fn take(&mut self, priority: Priority) -> Option<ZoneId> {
+        if self.backed() <= self.floor(priority) {
             return None;
         }
         let zone = self.written.pop_first().or_else(|| self.fresh.pop_first())?;
@@ -364,8 +364,8 @@ impl State {
         debug_assert!(new, "a zone is freed once");
     }
 
-    /// Pins a zone once more for a fill that does not have it yet.
-    pub fn pin_for_fill(&mut self, uses: &mut ZoneUse, zone: u32) {
+    /// Pins a zone once more for a writer that does not have it yet.
+    pub fn pin_for_writer(&mut self, uses: &mut ZoneUse, zone: u32) {
         if !uses.contains(ZoneId(zone)) {
             self.zones[zone as usize].pins += 1;
             uses.add(ZoneId(zone), 0);
@@ -373,28 +373,28 @@ impl State {
     }
 
     /// Who may take one of so many free zones, and leaves most.
-    fn depth(&self, free: usize) -> Reserve {
-        let may = |reserve: &Reserve| free > self.floor(*reserve);
-        [Reserve::Keep, Reserve::Promised, Reserve::Use, Reserve::Merge, Reserve::Flush]
+    fn depth(&self, free: usize) -> Priority {
+        let may = |priority: &Priority| free > self.floor(*priority);
+        [Priority::User, Priority::Promised, Priority::Log, Priority::Merge, Priority::Flush]
             .into_iter()
             .find(may)
-            .unwrap_or(Reserve::Last)
+            .unwrap_or(Priority::Last)
     }
 
-    /// Reserves between `need` and `want` bytes in the open zone of a stream. A fill that could not
-    /// take the zone itself leaves some of it.
+    /// Reserves between `need` and `want` bytes in the open zone of a stream. A writer that could
+    /// not take the zone itself leaves some of it.
     pub fn reserve_in(
         &mut self,
         purpose: Purpose,
-        lane: Lane,
-        reserve: Reserve,
+        lifetime: Lifetime,
+        priority: Priority,
         need: u64,
         want: u64,
         gaps: bool,
     ) -> Option<(u64, u64)> {
-        let could_take = self.backed() > self.floor(reserve);
-        let stream = self.streams.of(purpose, lane);
-        if !could_take && stream.is_kept_from(reserve, want) {
+        let could_take = self.backed() > self.floor(priority);
+        let stream = self.streams.of(purpose, lifetime);
+        if !could_take && stream.is_kept_from(priority, want) {
             return None;
         }
         stream.reserve(need, want, gaps)
@@ -404,26 +404,32 @@ impl State {
     pub fn extend_at(
         &mut self,
         purpose: Purpose,
-        reserve: Reserve,
+        priority: Priority,
         addr: u64,
         need: u64,
         want: u64,
     ) -> Option<u64> {
-        let could_take = self.backed() > self.floor(reserve);
-        let streams = self.streams.lanes(purpose).iter_mut();
+        let could_take = self.backed() > self.floor(priority);
+        let streams = self.streams.lifetimes(purpose).iter_mut();
         // Only one of them stands there.
         streams
-            .filter(|s| could_take || !s.is_kept_from(reserve, want))
+            .filter(|s| could_take || !s.is_kept_from(priority, want))
             .find_map(|stream| stream.extend(addr, need, want))
     }
 
     /// Lets a stream go on in `zone` (pinned by the caller) after `used` bytes of it, if that
     /// leaves it more room than the zone it has. Else the zone stays the caller's alone; says
     /// which.
-    pub fn open_zone(&mut self, purpose: Purpose, lane: Lane, zone: ZoneId, used: u64) -> bool {
+    pub fn open_zone(
+        &mut self,
+        purpose: Purpose,
+        lifetime: Lifetime,
+        zone: ZoneId,
+        used: u64,
+    ) -> bool {
         // It is taken already.
         let depth = self.depth(self.backed() + 1);
-        let stream = self.streams.of(purpose, lane);
+        let stream = self.streams.of(purpose, lifetime);
         if stream.rest() >= ZONE_SIZE - used {
             return false;
         }

@@ -1,11 +1,11 @@
 //! A log-structured device: one file or block device cut into zones of 8 MiB, each written
 //! append-only and freed whole.
 //!
-//! [`Zones`] is the store. Whoever writes opens a [`Fill`] on one of the streams ([`Purpose`]) and
-//! places objects; it ends as a [`Hold`], which keeps the zones it names from being reused until it
-//! is dropped. Reads go by address. The superblock pair in zone 0 carries an opaque root for the
-//! floor above. Below is a [`Device`]: a file, memory, or one of the devices that break on purpose
-//! ([`CrashDevice`], [`FaultDevice`]).
+//! [`Zones`] is the store. Whoever writes opens an [`ExtentWriter`] on one of the streams
+//! ([`Purpose`]) and places objects; it ends as a [`ZonePin`], which keeps the zones it names from
+//! being reused until it is dropped. Reads go by address. The superblock pair in zone 0 carries an
+//! opaque root for the floor above. Below is a [`Device`]: a file, memory, or one of the devices
+//! that break on purpose ([`CrashDevice`], [`FaultDevice`]).
 //!
 //! What must hold, everywhere: no sector of 4096 bytes that holds durable bytes is written again
 //! before its zone was freed; nothing read from the device can cause a panic; a failed sync is
@@ -15,10 +15,10 @@ mod allocator;
 mod checksum;
 mod device;
 mod error;
-mod fill;
-mod hold;
+mod extent_writer;
 #[cfg(any(test, fuzzing))]
 pub mod parsers;
+mod pin;
 mod space;
 mod stats;
 mod store;
@@ -33,8 +33,8 @@ pub use device::{
     Operation, Reading,
 };
 pub use error::{Error, Result};
-pub use fill::Fill;
-pub use hold::Hold;
+pub use extent_writer::ExtentWriter;
+pub use pin::ZonePin;
 pub use space::Space;
 pub use stats::{IoStats, PurposeStats};
 pub use store::{FormatOptions, Zones};
@@ -123,11 +123,11 @@ impl fmt::Display for Purpose {
     }
 }
 
-/// How long what is written is expected to live. Each lane of a purpose fills zones of its own:
+/// How long what is written is expected to live. Each lifetime of a purpose fills zones of its own:
 /// what a flush writes is merged away soon, what is merged into the bottom stays, and a zone that
 /// had both would stay for the sake of a few.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Lane {
+pub enum Lifetime {
     /// Flushes, and all that is too little for zones of its own.
     #[default]
     Young,
@@ -137,22 +137,22 @@ pub enum Lane {
     Old,
 }
 
-impl Lane {
-    pub const ALL: [Lane; 3] = [Lane::Young, Lane::Middle, Lane::Old];
+impl Lifetime {
+    pub const ALL: [Lifetime; 3] = [Lifetime::Young, Lifetime::Middle, Lifetime::Old];
 }
 
-/// Whether a zone may come from the reserve that keeps a full store able to flush, merge and
-/// delete.
+/// How deep an allocation may reach into the reserve, the free zones that keep a full store able to
+/// flush, merge and delete. Later variants may take more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Reserve {
+pub enum Priority {
     /// User data: fails with [`Error::NoSpace`] rather than dip into the reserve, or take what was
     /// promised ([`Zones::promise`]).
-    Keep,
+    User,
     /// User data that room was promised for: where the journal may go. What journal, flushes and
     /// merges have taken of its room since, it takes of theirs.
     Promised,
     /// The journal, deletions: may take half of the reserve, but leaves 4 zones of a large one.
-    Use,
+    Log,
     /// Merges, which turn deletions into space: may take four zones of the reserve, three quarters
     /// of a small one.
     Merge,
@@ -162,15 +162,15 @@ pub enum Reserve {
     Last,
 }
 
-impl Reserve {
+impl Priority {
     /// Free zones that must be left over, of a reserve of so many, when so many are promised.
     fn floor(self, reserve: u32, promised: u32) -> u32 {
         match self {
-            Reserve::Keep => reserve.saturating_add(promised),
-            Reserve::Promised | Reserve::Use => (reserve / 2).min(4),
-            Reserve::Merge => reserve.saturating_sub(4).max(reserve / 4).min(4),
-            Reserve::Flush => (reserve / 4).min(1),
-            Reserve::Last => 0,
+            Priority::User => reserve.saturating_add(promised),
+            Priority::Promised | Priority::Log => (reserve / 2).min(4),
+            Priority::Merge => reserve.saturating_sub(4).max(reserve / 4).min(4),
+            Priority::Flush => (reserve / 4).min(1),
+            Priority::Last => 0,
         }
     }
 }

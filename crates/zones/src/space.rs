@@ -10,7 +10,7 @@ pub struct Space {
     /// Zones of the device that can be taken, the reserve and what was given back included.
     pub zones_free: u64,
     pub zones_pinned: u64,
-    /// Bytes alive: the sum over zones of what holds name, at most a zone each.
+    /// Bytes alive: the sum over zones of what pins name, at most a zone each.
     pub live_bytes: u64,
     /// Zones kept back for flushing, merging and deleting.
     pub reserve: u32,

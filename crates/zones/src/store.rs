@@ -11,8 +11,8 @@ use crate::allocator::{Allocator, Growth};
 use crate::device::{Reading, copy_range};
 use crate::superblock::{self, COPIES, FORMAT_VERSION, MAX_ROOT, Superblock};
 use crate::{
-    CountDevice, Device, Error, Fill, Hold, IoStats, Lane, Purpose, Reserve, Result, SECTOR, Space,
-    ZONE_SIZE, ZoneId, ZoneUse, round_up,
+    CountDevice, Device, Error, ExtentWriter, IoStats, Lifetime, Priority, Purpose, Result, SECTOR,
+    Space, ZONE_SIZE, ZoneId, ZonePin, ZoneUse, round_up,
 };
 
 /// Free zones beyond the reserve that are kept for reuse instead of being given back to the host.
@@ -238,9 +238,9 @@ impl Zones {
     /// Keeps the zones of `uses` from being reused. Before the start this is how recovery says what
     /// is alive; afterwards it can only be said of zones that somebody else holds.
     /// [`Error::Corrupt`] for zones that the store does not have.
-    pub fn pin(&self, uses: &ZoneUse) -> Result<Hold> {
+    pub fn pin(&self, uses: &ZoneUse) -> Result<ZonePin> {
         self.allocator.pin(uses)?;
-        Ok(Hold::counted(&self.allocator, uses.clone()))
+        Ok(ZonePin::counted(&self.allocator, uses.clone()))
     }
 
     /// Before the start: an extent is alive that the positions given to [`Zones::resume`] may not
@@ -260,11 +260,13 @@ impl Zones {
             return;
         }
         let next = round_up(addr - zone.start(), SECTOR);
-        // Which lane it was nobody noted, and hardly matters: the first without a zone goes on
+        // The lifetime was not recorded and hardly matters: the first without a zone goes on
         // there.
-        if let Some(stream) = state.streams.lanes(purpose).iter_mut().find(|s| s.zone().is_none()) {
+        if let Some(stream) =
+            state.streams.lifetimes(purpose).iter_mut().find(|s| s.zone().is_none())
+        {
             // How deep in the reserve it lies is seen at the start.
-            stream.open(zone.0, next, Reserve::Keep);
+            stream.open(zone.0, next, Priority::User);
         }
     }
 
@@ -281,16 +283,16 @@ impl Zones {
 
     /// Takes a whole zone, one written before if there is one, and counts all of it as alive.
     /// Written with [`Zones::write`]. Recovery must pin it as [`ZoneUse::whole`].
-    pub fn take_zone(&self, _purpose: Purpose, reserve: Reserve) -> Result<(ZoneId, Hold)> {
-        let mut hold = self.acquire(reserve)?;
-        let Some((zone, _)) = hold.uses().iter().next() else { return Err(Error::NoSpace) };
-        hold.charge(zone, ZONE_SIZE);
-        Ok((zone, hold))
+    pub fn take_zone(&self, _purpose: Purpose, priority: Priority) -> Result<(ZoneId, ZonePin)> {
+        let mut pin = self.acquire(priority)?;
+        let Some((zone, _)) = pin.uses().iter().next() else { return Err(Error::NoSpace) };
+        pin.charge(zone, ZONE_SIZE);
+        Ok((zone, pin))
     }
 
-    /// Promises room for data that is written later, from [`Reserve::Promised`]: from now on
-    /// [`Reserve::Keep`] leaves that much. Whether there is so much is for the caller to see before
-    /// ([`Zones::space`]).
+    /// Promises room for data that is written later, from [`Priority::Promised`]: from now on
+    /// [`Priority::User`] leaves that much. Whether there is so much is for the caller to see
+    /// before ([`Zones::space`]).
     pub fn promise(&self, bytes: u64) {
         self.allocator.promise(bytes);
     }
@@ -300,19 +302,24 @@ impl Zones {
         self.allocator.release(bytes);
     }
 
-    /// Takes a zone for later: for a [`Fill`] that must not find the store full.
-    pub fn set_aside(&self, reserve: Reserve) -> Result<Hold> {
-        self.acquire(reserve)
+    /// Takes a zone for later: for an [`ExtentWriter`] that must not find the store full.
+    pub fn set_aside(&self, priority: Priority) -> Result<ZonePin> {
+        self.acquire(priority)
     }
 
     /// A new append position on a stream. Nothing is reserved before the first object.
-    pub fn fill(self: &Arc<Self>, purpose: Purpose, reserve: Reserve) -> Fill {
-        self.fill_in(purpose, Lane::default(), reserve)
+    pub fn extent_writer(self: &Arc<Self>, purpose: Purpose, priority: Priority) -> ExtentWriter {
+        self.extent_writer_for(purpose, Lifetime::default(), priority)
     }
 
-    /// The same in a lane.
-    pub fn fill_in(self: &Arc<Self>, purpose: Purpose, lane: Lane, reserve: Reserve) -> Fill {
-        Fill::new(Arc::clone(self), purpose, lane, reserve)
+    /// An extent writer for data of this lifetime.
+    pub fn extent_writer_for(
+        self: &Arc<Self>,
+        purpose: Purpose,
+        lifetime: Lifetime,
+        priority: Priority,
+    ) -> ExtentWriter {
+        ExtentWriter::new(Arc::clone(self), purpose, lifetime, priority)
     }
 
     /// Whether `len` bytes at `addr` can be there at all: [`Error::Corrupt`] if not. For callers
@@ -512,7 +519,7 @@ impl Zones {
         }
     }
 
-    /// Every pinned zone with its live bytes (at most a zone's) and the number of its holds, in
+    /// Every pinned zone with its live bytes (at most a zone's) and the number of its pins, in
     /// ascending order.
     pub fn usage(&self) -> Vec<(ZoneId, u64, u32)> {
         let state = self.allocator.lock();
@@ -527,58 +534,60 @@ impl Zones {
         self.device.stats()
     }
 
-    /// A hold of nothing that fills can add to.
-    pub(crate) fn empty_hold(&self) -> Hold {
-        Hold::counted(&self.allocator, ZoneUse::new())
+    /// A pin of nothing that writers can add to.
+    pub(crate) fn empty_pin(&self) -> ZonePin {
+        ZonePin::counted(&self.allocator, ZoneUse::new())
     }
 
     /// Reserves between `need` and `want` bytes (multiples of `SECTOR`) in the stream's open zone,
-    /// or in a new one, and puts the zone into `hold`; a new one comes from `supply` if that has
+    /// or in a new one, and puts the zone into `pin`; a new one comes from `supply` if that has
     /// any. Address and length.
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn reserve_chunk(
         &self,
         purpose: Purpose,
-        lane: Lane,
-        reserve: Reserve,
+        lifetime: Lifetime,
+        priority: Priority,
         need: u64,
         want: u64,
         gaps: bool,
-        hold: &mut Hold,
-        supply: &mut Vec<Hold>,
+        pin: &mut ZonePin,
+        supply: &mut Vec<ZonePin>,
     ) -> Result<(u64, u64)> {
-        let from_open_zone = |lane: Lane, hold: &mut Hold| {
+        let from_open_zone = |lifetime: Lifetime, pin: &mut ZonePin| {
             let mut state = self.allocator.lock();
-            let chunk = state.reserve_in(purpose, lane, reserve, need, want, gaps)?;
-            state.pin_for_fill(hold.uses_mut(), ZoneId::of(chunk.0).0);
+            let chunk = state.reserve_in(purpose, lifetime, priority, need, want, gaps)?;
+            state.pin_for_writer(pin.uses_mut(), ZoneId::of(chunk.0).0);
             Some(chunk)
         };
         if !self.allocator.lock().started {
             return Err(Error::NotStarted);
         }
-        if let Some(chunk) = from_open_zone(lane, hold) {
+        if let Some(chunk) = from_open_zone(lifetime, pin) {
             return Ok(chunk);
         }
         let taken = match supply.pop() {
             Some(taken) => taken,
-            None => match self.acquire(reserve) {
+            None => match self.acquire(priority) {
                 // A full store cannot keep young and old apart.
                 Err(Error::NoSpace) => {
-                    let chunk = Lane::ALL.into_iter().find_map(|lane| from_open_zone(lane, hold));
+                    let chunk = Lifetime::ALL
+                        .into_iter()
+                        .find_map(|lifetime| from_open_zone(lifetime, pin));
                     return chunk.ok_or(Error::NoSpace);
                 }
                 taken => taken?,
             },
         };
-        // Another fill may have opened a zone meanwhile; then the one taken is free again.
-        if let Some(chunk) = from_open_zone(lane, hold) {
+        // Another writer may have opened a zone meanwhile; then the one taken is free again.
+        if let Some(chunk) = from_open_zone(lifetime, pin) {
             return Ok(chunk);
         }
         let Some((zone, _)) = taken.uses().iter().next() else { return Err(Error::NoSpace) };
-        hold.merge(taken);
+        pin.merge(taken);
         let used = want.min(ZONE_SIZE);
-        let shared = self.allocator.lock().open_zone(purpose, lane, zone, used);
-        // A zone that the stream does not go on in is this fill's to the end.
+        let shared = self.allocator.lock().open_zone(purpose, lifetime, zone, used);
+        // A zone that the stream does not go on in is this writer's to the end.
         Ok((zone.start(), if shared { used } else { ZONE_SIZE }))
     }
 
@@ -586,12 +595,12 @@ impl Zones {
     pub(crate) fn extend_chunk(
         &self,
         purpose: Purpose,
-        reserve: Reserve,
+        priority: Priority,
         end: u64,
         need: u64,
         want: u64,
     ) -> Option<u64> {
-        self.allocator.lock().extend_at(purpose, reserve, end, need, want)
+        self.allocator.lock().extend_at(purpose, priority, end, need, want)
     }
 
     /// The range was reserved and holds nothing that counts.
@@ -600,49 +609,49 @@ impl Zones {
             self.allocator
                 .lock()
                 .streams
-                .lanes(purpose)
+                .lifetimes(purpose)
                 .iter_mut()
                 .for_each(|stream| stream.give_back(start, end));
         }
     }
 
-    /// Takes a free zone, asking the host for more if there is none; the hold has it with no bytes
+    /// Takes a free zone, asking the host for more if there is none; the pin has it with no bytes
     /// yet.
-    fn acquire(&self, reserve: Reserve) -> Result<Hold> {
+    fn acquire(&self, priority: Priority) -> Result<ZonePin> {
         let take = || {
             let mut state = self.allocator.lock();
             if !state.started {
                 return Err(Error::NotStarted);
             }
-            Ok(state.take(reserve))
+            Ok(state.take(priority))
         };
-        let hold = |zone| {
+        let pin = |zone| {
             let mut uses = ZoneUse::new();
             uses.add(zone, 0);
-            Hold::counted(&self.allocator, uses)
+            ZonePin::counted(&self.allocator, uses)
         };
         if let Some(zone) = take()? {
-            return Ok(hold(zone));
+            return Ok(pin(zone));
         }
         let _growing = self.growing.lock();
         loop {
             if let Some(zone) = take()? {
-                return Ok(hold(zone));
+                return Ok(pin(zone));
             }
-            if !self.grow(reserve)? {
-                // A hold may have been dropped while the host was asked.
-                return take()?.map(hold).ok_or(Error::NoSpace);
+            if !self.grow(priority)? {
+                // A pin may have been dropped while the host was asked.
+                return take()?.map(pin).ok_or(Error::NoSpace);
             }
         }
     }
 
     /// Asks the host for more space once; false when neither it nor the capacity gives any. The
     /// caller holds `growing`.
-    fn grow(&self, reserve: Reserve) -> Result<bool> {
+    fn grow(&self, priority: Priority) -> Result<bool> {
         let full = |e: &std::io::Error| {
             matches!(Error::io("", std::io::Error::from(e.kind())), Error::NoSpace)
         };
-        match self.allocator.plan(reserve) {
+        match self.allocator.plan(priority) {
             Growth::Full => Ok(false),
             Growth::Back { zones, unknown } => {
                 let (mut success, mut failure) = (false, None);
@@ -694,7 +703,7 @@ impl Zones {
                     return Ok(());
                 }
             }
-            if !self.grow(Reserve::Keep)? {
+            if !self.grow(Priority::User)? {
                 return Err(Error::NoSpace);
             }
         }

@@ -1,25 +1,25 @@
-//! The open zone of a stream: how far it is reserved, and the gaps that fills gave back. All
+//! The open zone of a stream: how far it is reserved, and the gaps that writers gave back. All
 //! positions are multiples of `SECTOR`.
 
 use std::collections::BTreeMap;
 
-use crate::{Lane, Purpose, Reserve, SECTOR, ZONE_SIZE, ZoneId, round_up};
+use crate::{Lifetime, Priority, Purpose, SECTOR, ZONE_SIZE, ZoneId, round_up};
 
 /// What is left of a zone that was taken from deep in the reserve to those who may take zones
 /// there.
 const LEFT: u64 = ZONE_SIZE / 2;
 
-/// The streams of a store: one for each purpose and lane.
+/// The streams of a store: one for each purpose and lifetime.
 #[derive(Debug, Default)]
-pub(crate) struct Streams([[Stream; Lane::ALL.len()]; Purpose::ALL.len()]);
+pub(crate) struct Streams([[Stream; Lifetime::ALL.len()]; Purpose::ALL.len()]);
 
 impl Streams {
-    pub fn of(&mut self, purpose: Purpose, lane: Lane) -> &mut Stream {
-        &mut self.0[purpose as usize][lane as usize]
+    pub fn of(&mut self, purpose: Purpose, lifetime: Lifetime) -> &mut Stream {
+        &mut self.0[purpose as usize][lifetime as usize]
     }
 
-    /// Those of a purpose, the youngest lane first.
-    pub fn lanes(&mut self, purpose: Purpose) -> &mut [Stream] {
+    /// Those of a purpose, the youngest lifetime first.
+    pub fn lifetimes(&mut self, purpose: Purpose) -> &mut [Stream] {
         &mut self.0[purpose as usize]
     }
 
@@ -45,7 +45,7 @@ pub(crate) struct Stream {
 struct Open {
     zone: u32,
     /// Who may take zones where this one was taken.
-    depth: Reserve,
+    depth: Priority,
     /// Offset in the zone after everything reserved.
     next: u64,
     /// Offsets (start → end) before `next` that were reserved and given back.
@@ -68,22 +68,22 @@ impl Stream {
     }
 
     /// Goes on in `zone` from an offset; returns the zone it leaves.
-    pub fn open(&mut self, zone: u32, next: u64, depth: Reserve) -> Option<u32> {
+    pub fn open(&mut self, zone: u32, next: u64, depth: Priority) -> Option<u32> {
         self.open.replace(Open { zone, depth, next, gaps: BTreeMap::new() }).map(|o| o.zone)
     }
 
     /// The zone counts as taken from there.
-    pub fn set_depth(&mut self, depth: Reserve) {
+    pub fn set_depth(&mut self, depth: Priority) {
         if let Some(open) = &mut self.open {
             open.depth = depth;
         }
     }
 
-    /// Whether a fill that may not take zones where this one was taken has to leave what another
+    /// Whether a writer that may not take zones where this one was taken has to leave what another
     /// `want` bytes would take. Else merges would use up the zones that flushes take from the
     /// reserve, one after the other, until no flush found room.
-    pub fn is_kept_from(&self, reserve: Reserve, want: u64) -> bool {
-        self.open.as_ref().is_some_and(|o| reserve < o.depth && ZONE_SIZE - o.next < LEFT + want)
+    pub fn is_kept_from(&self, priority: Priority, want: u64) -> bool {
+        self.open.as_ref().is_some_and(|o| priority < o.depth && ZONE_SIZE - o.next < LEFT + want)
     }
 
     pub fn close(&mut self) {
@@ -172,7 +172,7 @@ mod tests {
     fn a_tail_given_back_is_reserved_again() {
         let mut stream = Stream::default();
         assert_eq!(stream.reserve(SECTOR, SECTOR, true), None);
-        stream.open(1, 0, Reserve::Keep);
+        stream.open(1, 0, Priority::User);
         assert_eq!(stream.reserve(SECTOR, 16 * SECTOR, true), Some((ZONE_SIZE, 16 * SECTOR)));
         stream.give_back(ZONE_SIZE + SECTOR, ZONE_SIZE + 16 * SECTOR);
         assert_eq!(stream.position(), Some(ZONE_SIZE + SECTOR));
@@ -182,7 +182,7 @@ mod tests {
     fn gaps_join_and_are_filled_by_what_fits() {
         let at = |sector: u64| ZONE_SIZE + sector * SECTOR;
         let mut stream = Stream::default();
-        stream.open(1, 0, Reserve::Keep);
+        stream.open(1, 0, Priority::User);
         stream.reserve(8 * SECTOR, 8 * SECTOR, true);
         stream.give_back(at(1), at(2));
         stream.give_back(at(3), at(4));
@@ -197,20 +197,20 @@ mod tests {
     #[test]
     fn half_of_a_zone_from_deep_in_the_reserve_is_left_to_those_who_may_take_some_there() {
         let mut stream = Stream::default();
-        assert!(!stream.is_kept_from(Reserve::Keep, SECTOR));
-        stream.open(1, LEFT - SECTOR, Reserve::Flush);
-        assert!(!stream.is_kept_from(Reserve::Merge, SECTOR));
-        assert!(stream.is_kept_from(Reserve::Merge, 2 * SECTOR));
-        assert!(!stream.is_kept_from(Reserve::Flush, 2 * SECTOR));
-        stream.set_depth(Reserve::Merge);
-        assert!(!stream.is_kept_from(Reserve::Merge, 2 * SECTOR));
-        assert!(stream.is_kept_from(Reserve::Keep, 2 * SECTOR));
+        assert!(!stream.is_kept_from(Priority::User, SECTOR));
+        stream.open(1, LEFT - SECTOR, Priority::Flush);
+        assert!(!stream.is_kept_from(Priority::Merge, SECTOR));
+        assert!(stream.is_kept_from(Priority::Merge, 2 * SECTOR));
+        assert!(!stream.is_kept_from(Priority::Flush, 2 * SECTOR));
+        stream.set_depth(Priority::Merge);
+        assert!(!stream.is_kept_from(Priority::Merge, 2 * SECTOR));
+        assert!(stream.is_kept_from(Priority::User, 2 * SECTOR));
     }
 
     #[test]
     fn only_the_last_can_be_extended() {
         let mut stream = Stream::default();
-        stream.open(1, 0, Reserve::Keep);
+        stream.open(1, 0, Priority::User);
         stream.reserve(SECTOR, SECTOR, true);
         assert_eq!(stream.extend(ZONE_SIZE + SECTOR, SECTOR, 2 * SECTOR), Some(2 * SECTOR));
         assert_eq!(stream.extend(ZONE_SIZE + SECTOR, SECTOR, SECTOR), None);

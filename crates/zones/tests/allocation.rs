@@ -9,15 +9,15 @@ use std::sync::Arc;
 use env::Random;
 use world::{SMALL, memory_store, place};
 use zones::{
-    Device, Error, Fault, FaultDevice, FaultKind, FormatOptions, Hold, MemoryDevice, Operation,
-    Purpose, Reserve, SECTOR, ZONE_SIZE, ZoneId, ZoneUse, Zones,
+    Device, Error, Fault, FaultDevice, FaultKind, FormatOptions, MemoryDevice, Operation, Priority,
+    Purpose, SECTOR, ZONE_SIZE, ZoneId, ZonePin, ZoneUse, Zones,
 };
 
 const STREAMS: [Purpose; 3] = [Purpose::Tuples, Purpose::Index, Purpose::Pages];
 
-/// What the test knows to be alive: a hold and the extents in it with the seed of their noise.
+/// What the test knows to be alive: a pin and the extents in it with the seed of their noise.
 struct Owner {
-    hold: Hold,
+    pin: ZonePin,
     extents: Vec<(u64, usize, u64)>,
 }
 
@@ -32,8 +32,8 @@ fn check(zones: &Zones, owners: &[Owner], seed: u64) {
     let mut expected = ZoneUse::new();
     let mut pins = BTreeMap::new();
     for (number, owner) in owners.iter().enumerate() {
-        expected.merge(owner.hold.uses());
-        for (zone, _) in owner.hold.uses().iter() {
+        expected.merge(owner.pin.uses());
+        for (zone, _) in owner.pin.uses().iter() {
             *pins.entry(zone).or_insert(0) += 1;
         }
         let mut uses = ZoneUse::new();
@@ -44,7 +44,7 @@ fn check(zones: &Zones, owners: &[Owner], seed: u64) {
                 "seed {seed}: two extents at {addr}"
             );
         }
-        assert_eq!(owner.hold.uses(), &uses, "seed {seed}");
+        assert_eq!(owner.pin.uses(), &uses, "seed {seed}");
     }
     let all: Vec<_> = extents.iter().collect();
     for pair in all.windows(2) {
@@ -102,12 +102,12 @@ fn live_extents_never_overlap_and_freed_zones_come_back() {
                 8 if owners.len() > 1 => {
                     let mut other = owners.pop().unwrap();
                     let owner = owners.last_mut().unwrap();
-                    owner.hold.merge(std::mem::take(&mut other.hold));
+                    owner.pin.merge(std::mem::take(&mut other.pin));
                     owner.extents.append(&mut other.extents);
                 }
                 9 => _ = zones.give_back().unwrap(),
-                10 => match zones.take_zone(Purpose::Journal, Reserve::Use) {
-                    Ok((zone, hold)) => {
+                10 => match zones.take_zone(Purpose::Journal, Priority::Log) {
+                    Ok((zone, pin)) => {
                         let noise_seed = random.number();
                         zones
                             .write(
@@ -117,7 +117,7 @@ fn live_extents_never_overlap_and_freed_zones_come_back() {
                             )
                             .unwrap();
                         owners.push(Owner {
-                            hold,
+                            pin,
                             extents: vec![(zone.start(), ZONE_SIZE as usize, noise_seed)],
                         });
                     }
@@ -139,16 +139,17 @@ fn live_extents_never_overlap_and_freed_zones_come_back() {
 /// One to three fills, interleaved; some are abandoned, some find the store full.
 fn fill_some(zones: &Arc<Zones>, owners: &mut Vec<Owner>, random: &mut Random) {
     let purpose = *random.pick(&STREAMS).unwrap();
-    let reserve = if random.one_in(3) { Reserve::Use } else { Reserve::Keep };
-    let mut fills: Vec<_> =
-        (0..1 + random.below(3)).map(|_| (zones.fill(purpose, reserve), Vec::new())).collect();
+    let reserve = if random.one_in(3) { Priority::Log } else { Priority::User };
+    let mut writers: Vec<_> = (0..1 + random.below(3))
+        .map(|_| (zones.extent_writer(purpose, reserve), Vec::new()))
+        .collect();
     let longest = *random.pick(&[200, 5000, 70_000, 3 << 20]).unwrap();
     for _ in 0..random.below(40) {
-        let which = random.below(fills.len() as u64) as usize;
-        let (fill, extents) = &mut fills[which];
+        let which = random.below(writers.len() as u64) as usize;
+        let (writer, extents) = &mut writers[which];
         let (len, noise_seed) = (1 + random.below(longest) as usize, random.number());
         let align = 1 << random.below(13);
-        match fill.place(align, len, |_, to| Random::new(noise_seed).fill(to)) {
+        match writer.place(align, len, |_, to| Random::new(noise_seed).fill(to)) {
             Ok(addr) => {
                 assert_eq!(addr % u64::from(align), 0);
                 extents.push((addr, len, noise_seed));
@@ -156,15 +157,15 @@ fn fill_some(zones: &Arc<Zones>, owners: &mut Vec<Owner>, random: &mut Random) {
             Err(e) => assert!(matches!(e, Error::NoSpace), "{e}"),
         }
     }
-    for (mut fill, extents) in fills {
+    for (mut writer, extents) in writers {
         match random.below(8) {
             0 => {}
             1 => {
-                let hold = fill.hold().unwrap();
-                owners.push(Owner { hold, extents });
-                _ = fill.place(8, 100, |_, to| to.fill(0xee));
+                let pin = writer.pin().unwrap();
+                owners.push(Owner { pin, extents });
+                _ = writer.place(8, 100, |_, to| to.fill(0xee));
             }
-            _ => owners.push(Owner { hold: fill.finish().unwrap(), extents }),
+            _ => owners.push(Owner { pin: writer.finish().unwrap(), extents }),
         }
     }
 }
@@ -179,9 +180,9 @@ fn reopen(
 ) -> Arc<Zones> {
     let positions = zones.positions();
     let zones = Zones::open(device.clone()).unwrap();
-    assert!(matches!(zones.take_zone(Purpose::Journal, Reserve::Use), Err(Error::NotStarted)));
+    assert!(matches!(zones.take_zone(Purpose::Journal, Priority::Log), Err(Error::NotStarted)));
     assert!(matches!(
-        zones.fill(Purpose::Pages, Reserve::Use).place(1, 1, |_, _| ()),
+        zones.extent_writer(Purpose::Pages, Priority::Log).place(1, 1, |_, _| ()),
         Err(Error::NotStarted)
     ));
     if random.one_in(2) {
@@ -189,8 +190,8 @@ fn reopen(
     }
     for owner in owners {
         let mut bytes = Vec::new();
-        owner.hold.uses().encode(&mut bytes);
-        owner.hold = zones.pin(&ZoneUse::decode(&mut &bytes[..]).unwrap()).unwrap();
+        owner.pin.uses().encode(&mut bytes);
+        owner.pin = zones.pin(&ZoneUse::decode(&mut &bytes[..]).unwrap()).unwrap();
     }
     zones.start();
     zones
@@ -200,47 +201,47 @@ fn reopen(
 fn user_data_never_takes_the_reserve() {
     let zones = memory_store(FormatOptions { capacity: Some(12 * ZONE_SIZE), reserve_zones: 4 });
     assert_eq!(zones.space().free_for_user, 7 * ZONE_SIZE);
-    let mut holds: Vec<Hold> =
-        (0..7).map(|_| zones.take_zone(Purpose::Journal, Reserve::Keep).unwrap().1).collect();
-    assert!(matches!(zones.take_zone(Purpose::Journal, Reserve::Keep), Err(Error::NoSpace)));
+    let mut pins: Vec<ZonePin> =
+        (0..7).map(|_| zones.take_zone(Purpose::Journal, Priority::User).unwrap().1).collect();
+    assert!(matches!(zones.take_zone(Purpose::Journal, Priority::User), Err(Error::NoSpace)));
     assert!(matches!(
-        zones.fill(Purpose::Pages, Reserve::Keep).place(1, 1, |_, _| ()),
+        zones.extent_writer(Purpose::Pages, Priority::User).place(1, 1, |_, _| ()),
         Err(Error::NoSpace)
     ));
     assert_eq!(zones.space().free_for_user, 0);
     // The more a zone is needed to make others free, the further down the reserve it may be taken
     // from.
     let mut reserve = Vec::new();
-    for (who, zones_for_it) in [(Reserve::Use, 2), (Reserve::Flush, 1), (Reserve::Last, 1)] {
+    for (who, zones_for_it) in [(Priority::Log, 2), (Priority::Flush, 1), (Priority::Last, 1)] {
         reserve
             .extend((0..zones_for_it).map(|_| zones.take_zone(Purpose::Manifest, who).unwrap().1));
         assert!(matches!(zones.take_zone(Purpose::Manifest, who), Err(Error::NoSpace)), "{who:?}");
     }
     // What is freed fills the reserve before it serves users.
-    holds.truncate(3);
-    assert!(matches!(zones.take_zone(Purpose::Journal, Reserve::Keep), Err(Error::NoSpace)));
+    pins.truncate(3);
+    assert!(matches!(zones.take_zone(Purpose::Journal, Priority::User), Err(Error::NoSpace)));
     drop(reserve);
     assert_eq!(zones.space().free_for_user, 4 * ZONE_SIZE);
-    assert!(zones.take_zone(Purpose::Journal, Reserve::Keep).is_ok());
+    assert!(zones.take_zone(Purpose::Journal, Priority::User).is_ok());
 }
 
 #[test]
 fn whole_zones_are_recycled_before_fresh_ones() {
     let zones = memory_store(SMALL);
-    let (_, first) = zones.take_zone(Purpose::Journal, Reserve::Keep).unwrap();
-    let (second, hold) = zones.take_zone(Purpose::Journal, Reserve::Keep).unwrap();
-    drop(hold);
-    assert_eq!(zones.take_zone(Purpose::Journal, Reserve::Keep).unwrap().0, second);
+    let (_, first) = zones.take_zone(Purpose::Journal, Priority::User).unwrap();
+    let (second, pin) = zones.take_zone(Purpose::Journal, Priority::User).unwrap();
+    drop(pin);
+    assert_eq!(zones.take_zone(Purpose::Journal, Priority::User).unwrap().0, second);
     drop(first);
 }
 
 #[test]
 fn a_zone_is_free_only_when_its_last_hold_is_gone() {
     let zones = memory_store(SMALL);
-    let (zone, hold) = zones.take_zone(Purpose::Journal, Reserve::Keep).unwrap();
-    let second = zones.pin(hold.uses()).unwrap();
+    let (zone, pin) = zones.take_zone(Purpose::Journal, Priority::User).unwrap();
+    let second = zones.pin(pin.uses()).unwrap();
     assert_eq!(zones.usage(), [(zone, ZONE_SIZE, 2)], "live bytes are capped at a zone");
-    drop(hold);
+    drop(pin);
     assert_eq!(zones.usage(), [(zone, ZONE_SIZE, 1)]);
     let uses = second.uses().clone();
     drop(second);
@@ -251,12 +252,12 @@ fn a_zone_is_free_only_when_its_last_hold_is_gone() {
 #[test]
 fn merged_holds_are_one() {
     let zones = memory_store(SMALL);
-    let (zone, mut a) = zones.take_zone(Purpose::Journal, Reserve::Keep).unwrap();
+    let (zone, mut a) = zones.take_zone(Purpose::Journal, Priority::User).unwrap();
     let b = zones.pin(a.uses()).unwrap();
-    let (other, c) = zones.take_zone(Purpose::Journal, Reserve::Keep).unwrap();
+    let (other, c) = zones.take_zone(Purpose::Journal, Priority::User).unwrap();
     a.merge(b);
-    a.merge(Hold::default());
-    let mut all = Hold::default();
+    a.merge(ZonePin::default());
+    let mut all = ZonePin::default();
     all.merge(a);
     all.merge(c);
     assert_eq!(zones.usage(), [(zone, ZONE_SIZE, 1), (other, ZONE_SIZE, 1)]);
@@ -273,7 +274,7 @@ fn zones_the_store_does_not_have_are_refused() {
         assert!(matches!(zones.pin(&uses), Err(Error::Corrupt { .. })), "zone {zone}");
     }
     // One bad zone spoils all: nothing stays pinned.
-    let (zone, _hold) = zones.take_zone(Purpose::Journal, Reserve::Keep).unwrap();
+    let (zone, _pin) = zones.take_zone(Purpose::Journal, Priority::User).unwrap();
     let mut uses = ZoneUse::whole(zone);
     uses.add(ZoneId(60), 1);
     assert!(zones.pin(&uses).is_err());
@@ -303,30 +304,30 @@ fn garbage_addresses_are_corruption_not_panics() {
 fn closed() -> (Arc<MemoryDevice>, ZoneUse, u64) {
     let device = Arc::new(MemoryDevice::new());
     let zones = Zones::format(device.clone(), SMALL).unwrap();
-    let mut fill = zones.fill(Purpose::Pages, Reserve::Keep);
-    place(&mut fill, 1, &[1; 10_000]);
-    let hold = fill.finish().unwrap();
+    let mut writer = zones.extent_writer(Purpose::Pages, Priority::User);
+    place(&mut writer, 1, &[1; 10_000]);
+    let pin = writer.finish().unwrap();
     let [(Purpose::Pages, position)] = zones.positions()[..] else { panic!("one stream is open") };
-    (device, hold.uses().clone(), position)
+    (device, pin.uses().clone(), position)
 }
 
 #[test]
 fn a_stream_resumes_behind_what_is_known() {
     let (device, uses, position) = closed();
     let zones = Zones::open(device).unwrap();
-    let _hold = zones.pin(&uses).unwrap();
+    let _pin = zones.pin(&uses).unwrap();
     zones.resume(Purpose::Pages, position);
     zones.saw_extent(position + SECTOR, 5);
     zones.start();
-    let mut fill = zones.fill(Purpose::Pages, Reserve::Keep);
-    assert_eq!(place(&mut fill, 1, &[2; 10]), position + 2 * SECTOR);
+    let mut writer = zones.extent_writer(Purpose::Pages, Priority::User);
+    assert_eq!(place(&mut writer, 1, &[2; 10]), position + 2 * SECTOR);
 }
 
 #[test]
 fn a_stream_does_not_resume_in_a_zone_that_is_not_its_own() {
     let (device, uses, position) = closed();
     let zone = ZoneId::of(position);
-    type Recover = fn(&Zones, &ZoneUse, u64) -> Vec<Hold>;
+    type Recover = fn(&Zones, &ZoneUse, u64) -> Vec<ZonePin>;
     let wrong: [(&str, Recover); 4] = [
         ("nobody pins it", |zones, _, position| {
             zones.resume(Purpose::Pages, position);
@@ -348,12 +349,12 @@ fn a_stream_does_not_resume_in_a_zone_that_is_not_its_own() {
     ];
     for (why, recover) in wrong {
         let zones = Zones::open(device.clone()).unwrap();
-        let holds = recover(&zones, &uses, position);
+        let pins = recover(&zones, &uses, position);
         zones.start();
         assert!(zones.positions().is_empty(), "{why}");
-        let mut fill = zones.fill(Purpose::Pages, Reserve::Keep);
-        let addr = place(&mut fill, 1, &[2; 10]);
-        assert!(holds.is_empty() || ZoneId::of(addr) != zone, "{why}");
+        let mut writer = zones.extent_writer(Purpose::Pages, Priority::User);
+        let addr = place(&mut writer, 1, &[2; 10]);
+        assert!(pins.is_empty() || ZoneId::of(addr) != zone, "{why}");
     }
 }
 
@@ -361,7 +362,7 @@ fn a_stream_does_not_resume_in_a_zone_that_is_not_its_own() {
 fn two_streams_do_not_resume_in_one_zone() {
     let (device, uses, position) = closed();
     let zones = Zones::open(device).unwrap();
-    let _hold = zones.pin(&uses).unwrap();
+    let _pin = zones.pin(&uses).unwrap();
     zones.resume(Purpose::Tuples, position);
     zones.resume(Purpose::Pages, position);
     zones.start();
@@ -373,8 +374,8 @@ fn the_store_grows_in_steps_and_by_one_when_the_host_is_nearly_full() {
     let device = Arc::new(MemoryDevice::with_limit(20 * ZONE_SIZE));
     let zones = Zones::format(device, FormatOptions { capacity: None, reserve_zones: 2 }).unwrap();
     let lens: Vec<u64> = std::iter::from_fn(|| {
-        let (_, hold) = zones.take_zone(Purpose::Journal, Reserve::Keep).ok()?;
-        std::mem::forget(hold);
+        let (_, pin) = zones.take_zone(Purpose::Journal, Priority::User).ok()?;
+        std::mem::forget(pin);
         Some(zones.space().device_len / ZONE_SIZE)
     })
     .collect();
@@ -382,7 +383,7 @@ fn the_store_grows_in_steps_and_by_one_when_the_host_is_nearly_full() {
     assert!(lens.contains(&17) && lens.contains(&18), "{lens:?}");
     assert_eq!(lens.last(), Some(&20));
     assert_eq!(lens.len(), 17, "all but zone 0 and the reserve");
-    assert!(matches!(zones.take_zone(Purpose::Journal, Reserve::Keep), Err(Error::NoSpace)));
+    assert!(matches!(zones.take_zone(Purpose::Journal, Priority::User), Err(Error::NoSpace)));
 }
 
 #[test]
@@ -390,28 +391,28 @@ fn a_full_host_is_no_space_and_space_that_comes_back_is_used() {
     let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
     let zones = Zones::format(device.clone(), SMALL).unwrap();
     device.inject(Fault::always(Operation::Grow, FaultKind::NoSpace));
-    let mut holds = Vec::new();
+    let mut pins = Vec::new();
     let full = loop {
-        match zones.take_zone(Purpose::Journal, Reserve::Keep) {
-            Ok((_, hold)) => holds.push(hold),
+        match zones.take_zone(Purpose::Journal, Priority::User) {
+            Ok((_, pin)) => pins.push(pin),
             Err(e) => break e,
         }
     };
     assert!(matches!(full, Error::NoSpace));
-    assert_eq!(holds.len(), 4, "eight zones were allocated for the reserve of four");
+    assert_eq!(pins.len(), 4, "eight zones were allocated for the reserve of four");
     assert!(
-        zones.take_zone(Purpose::Manifest, Reserve::Use).is_ok(),
+        zones.take_zone(Purpose::Manifest, Priority::Log).is_ok(),
         "the reserve was allocated beforehand"
     );
-    holds.pop();
-    assert!(zones.take_zone(Purpose::Journal, Reserve::Keep).is_ok());
-    holds.push(zones.take_zone(Purpose::Journal, Reserve::Keep).unwrap().1);
+    pins.pop();
+    assert!(zones.take_zone(Purpose::Journal, Priority::User).is_ok());
+    pins.push(zones.take_zone(Purpose::Journal, Priority::User).unwrap().1);
     device.clear();
-    assert!(zones.take_zone(Purpose::Journal, Reserve::Keep).is_ok());
+    assert!(zones.take_zone(Purpose::Journal, Priority::User).is_ok());
     device.inject(Fault::always(Operation::Grow, FaultKind::Error));
-    let error = std::iter::from_fn(|| match zones.take_zone(Purpose::Journal, Reserve::Keep) {
-        Ok((_, hold)) => {
-            holds.push(hold);
+    let error = std::iter::from_fn(|| match zones.take_zone(Purpose::Journal, Priority::User) {
+        Ok((_, pin)) => {
+            pins.push(pin);
             Some(None)
         }
         Err(e) => Some(Some(e)),
@@ -430,19 +431,19 @@ fn zones_given_back_are_allocated_again_before_they_are_used() {
         FormatOptions { capacity: Some(33 * ZONE_SIZE), reserve_zones: 4 },
     )
     .unwrap();
-    let take = || zones.take_zone(Purpose::Journal, Reserve::Keep).map(|(_, hold)| hold);
-    let holds: Vec<Hold> = (0..28).map(|_| take().unwrap()).collect();
+    let take = || zones.take_zone(Purpose::Journal, Priority::User).map(|(_, pin)| pin);
+    let pins: Vec<ZonePin> = (0..28).map(|_| take().unwrap()).collect();
     assert!(take().is_err());
-    drop(holds);
+    drop(pins);
     assert_eq!(zones.give_back().unwrap(), 24 * ZONE_SIZE, "the reserve and a stock of four stay");
     assert_eq!(zones.give_back().unwrap(), 0);
     assert_eq!(zones.space().zones_free, 32);
     assert_eq!((zones.io().discards, zones.io().discarded_bytes), (12, 24 * ZONE_SIZE));
     device.inject(Fault::always(Operation::Grow, FaultKind::NoSpace));
-    let holds: Vec<Hold> = std::iter::from_fn(|| take().ok()).collect();
-    assert_eq!(holds.len(), 4, "the host has taken the rest");
+    let pins: Vec<ZonePin> = std::iter::from_fn(|| take().ok()).collect();
+    assert_eq!(pins.len(), 4, "the host has taken the rest");
     device.clear();
-    let more: Vec<Hold> = std::iter::from_fn(|| take().ok()).collect();
+    let more: Vec<ZonePin> = std::iter::from_fn(|| take().ok()).collect();
     assert_eq!(more.len(), 24);
 }
 
@@ -455,19 +456,19 @@ fn after_reopening_free_zones_can_be_used_and_given_back() {
     assert_eq!(zones.give_back().unwrap(), 0, "nothing is known to be free yet");
     zones.start();
     assert_eq!(zones.space().zones_free, 29);
-    let (_, hold) = zones.take_zone(Purpose::Journal, Reserve::Keep).unwrap();
+    let (_, pin) = zones.take_zone(Purpose::Journal, Priority::User).unwrap();
     assert_eq!(zones.give_back().unwrap(), 20 * ZONE_SIZE);
     assert_eq!(zones.space().zones_free, 28);
-    drop(hold);
+    drop(pin);
 }
 
 #[test]
 fn a_host_that_refuses_to_take_space_loses_nothing() {
     let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
     let zones = Zones::format(device.clone(), SMALL).unwrap();
-    let holds: Vec<Hold> =
-        (0..30).map(|_| zones.take_zone(Purpose::Journal, Reserve::Keep).unwrap().1).collect();
-    drop(holds);
+    let pins: Vec<ZonePin> =
+        (0..30).map(|_| zones.take_zone(Purpose::Journal, Priority::User).unwrap().1).collect();
+    drop(pins);
     let free = zones.space().zones_free;
     device.inject(Fault::once(Operation::Discard, FaultKind::Error));
     assert!(matches!(zones.give_back(), Err(Error::Io { .. })));
@@ -479,7 +480,7 @@ fn a_host_that_refuses_to_take_space_loses_nothing() {
 fn a_failed_sync_is_final() {
     let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
     let zones = Zones::format(device.clone(), SMALL).unwrap();
-    let (zone, _hold) = zones.take_zone(Purpose::Journal, Reserve::Keep).unwrap();
+    let (zone, _pin) = zones.take_zone(Purpose::Journal, Priority::User).unwrap();
     zones.write(Purpose::Journal, zone.start(), b"before").unwrap();
     device.inject(Fault::once(Operation::Sync, FaultKind::Error));
     let first = zones.sync().unwrap_err().to_string();
@@ -502,35 +503,36 @@ type Placed = (u64, Vec<u8>);
 #[test]
 fn threads_fill_and_sync_together() {
     let zones = memory_store(FormatOptions { capacity: None, reserve_zones: 4 });
-    let holds: Vec<(Hold, Vec<Placed>)> = std::thread::scope(|scope| {
+    let pins: Vec<(ZonePin, Vec<Placed>)> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..8u64)
             .map(|thread| {
                 let zones = &zones;
                 scope.spawn(move || {
-                    let mut hold = Hold::default();
+                    let mut pin = ZonePin::default();
                     let mut placed = Vec::new();
                     for round in 0..10 {
-                        let mut fill = zones.fill(STREAMS[(thread % 2) as usize], Reserve::Keep);
+                        let mut writer =
+                            zones.extent_writer(STREAMS[(thread % 2) as usize], Priority::User);
                         for object in world::objects(thread * 100 + round, 30, 30_000) {
-                            placed.push((place(&mut fill, 16, &object), object));
+                            placed.push((place(&mut writer, 16, &object), object));
                         }
-                        hold.merge(fill.finish().unwrap());
+                        pin.merge(writer.finish().unwrap());
                         zones.sync().unwrap();
-                        drop(zones.take_zone(Purpose::Journal, Reserve::Keep).unwrap());
+                        drop(zones.take_zone(Purpose::Journal, Priority::User).unwrap());
                     }
-                    (hold, placed)
+                    (pin, placed)
                 })
             })
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
-    for (addr, object) in holds.iter().flat_map(|(_, placed)| placed) {
+    for (addr, object) in pins.iter().flat_map(|(_, placed)| placed) {
         let mut found = vec![0; object.len()];
         zones.read(Purpose::Tuples, *addr, &mut found).unwrap();
         assert!(&found == object);
     }
     assert!(zones.io().syncs <= 2 + 80, "waiters may share a sync, never add one");
-    drop(holds);
+    drop(pins);
     assert!(zones.usage().is_empty());
 }
 
@@ -568,12 +570,12 @@ fn a_device_that_cannot_grow_is_used_to_its_last_whole_zone() {
     let zones = Zones::format(Arc::new(Fixed(memory)), FormatOptions::default()).unwrap();
     for _ in 0..2 {
         assert_eq!(zones.space().free_for_user, 16 * ZONE_SIZE);
-        let holds: Vec<Hold> =
-            std::iter::from_fn(|| zones.take_zone(Purpose::Journal, Reserve::Keep).ok())
-                .map(|(_, hold)| hold)
+        let pins: Vec<ZonePin> =
+            std::iter::from_fn(|| zones.take_zone(Purpose::Journal, Priority::User).ok())
+                .map(|(_, pin)| pin)
                 .collect();
-        assert_eq!(holds.len(), 16);
-        drop(holds);
+        assert_eq!(pins.len(), 16);
+        drop(pins);
         // Trimmed zones are as good as others.
         assert!(zones.give_back().unwrap() > 0);
     }

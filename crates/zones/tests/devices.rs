@@ -10,8 +10,8 @@ use env::Random;
 use world::{SMALL, place};
 use zones::{
     CountDevice, CrashDevice, Device, Error, Fault, FaultDevice, FaultKind, FileDevice,
-    FormatOptions, Hold, MemoryDevice, Operation, Purpose, PurposeStats, Reading, Reserve,
-    ZONE_SIZE, Zones,
+    FormatOptions, MemoryDevice, Operation, Priority, Purpose, PurposeStats, Reading, ZONE_SIZE,
+    ZonePin, Zones,
 };
 
 const P: Purpose = Purpose::Pages;
@@ -223,14 +223,14 @@ fn a_file_is_allocated_beforehand_and_shrinks_when_zones_are_given_back() {
     let zones = Zones::format(Arc::new(FileDevice::create(&path).unwrap()), options).unwrap();
     assert!(allocated() >= 9 * ZONE_SIZE, "zone 0 and a step of growth");
     assert!(zones.space().free_for_user > ZONE_SIZE, "the host's free space counts");
-    let mut fill = zones.fill(Purpose::Pages, Reserve::Keep);
-    let kept = place(&mut fill, 1, b"kept");
-    let kept_hold = fill.finish().unwrap();
-    let holds: Vec<Hold> =
-        (0..16).map(|_| zones.take_zone(Purpose::Journal, Reserve::Keep).unwrap().1).collect();
+    let mut writer = zones.extent_writer(Purpose::Pages, Priority::User);
+    let kept = place(&mut writer, 1, b"kept");
+    let kept_hold = writer.finish().unwrap();
+    let pins: Vec<ZonePin> =
+        (0..16).map(|_| zones.take_zone(Purpose::Journal, Priority::User).unwrap().1).collect();
     let full = allocated();
     assert!(full >= 18 * ZONE_SIZE);
-    drop(holds);
+    drop(pins);
     zones.sync().unwrap();
     let given = zones.give_back().unwrap();
     assert!(given >= 11 * ZONE_SIZE);
@@ -244,8 +244,8 @@ fn a_file_is_allocated_beforehand_and_shrinks_when_zones_are_given_back() {
     assert_eq!(&found, b"kept");
     // And it is allocated again when it is needed again.
     let again = allocated();
-    let _holds: Vec<Hold> =
-        (0..16).map(|_| zones.take_zone(Purpose::Journal, Reserve::Keep).unwrap().1).collect();
+    let _holds: Vec<ZonePin> =
+        (0..16).map(|_| zones.take_zone(Purpose::Journal, Priority::User).unwrap().1).collect();
     assert!(allocated() >= again + 10 * ZONE_SIZE);
     let uses = kept_hold.uses().clone();
     drop((zones, kept_hold, _holds));
@@ -277,9 +277,9 @@ fn counts_are_by_purpose() {
 #[test]
 fn a_store_counts_what_its_streams_do() {
     let zones = world::memory_store(SMALL);
-    let mut fill = zones.fill(Purpose::Index, Reserve::Keep);
-    (0..1000).for_each(|_| _ = place(&mut fill, 1, &[1; 4096]));
-    let _hold = fill.finish().unwrap();
+    let mut writer = zones.extent_writer(Purpose::Index, Priority::User);
+    (0..1000).for_each(|_| _ = place(&mut writer, 1, &[1; 4096]));
+    let _pin = writer.finish().unwrap();
     let index = *zones.io().of(Purpose::Index);
     assert_eq!(index.write_bytes, 1000 * 4096);
     assert_eq!((index.write_ops, index.seeks), (4, 1), "large pieces, one after the other");
@@ -501,23 +501,23 @@ fn a_store_survives_a_crash_with_all_that_was_synced() {
     for seed in 0..40 {
         let device = Arc::new(CrashDevice::new());
         let zones = Zones::format(device.clone(), SMALL).unwrap();
-        let mut fill = zones.fill(P, Reserve::Keep);
+        let mut writer = zones.extent_writer(P, Priority::User);
         let placed: Vec<_> = world::objects(seed, 50, 20_000)
-            .map(|object| (place(&mut fill, 8, &object), object))
+            .map(|object| (place(&mut writer, 8, &object), object))
             .collect();
-        let hold = fill.finish().unwrap();
+        let pin = writer.finish().unwrap();
         let mut root = Vec::new();
-        hold.uses().encode(&mut root);
+        pin.uses().encode(&mut root);
         zones.set_root(&root).unwrap();
-        let mut more = zones.fill(P, Reserve::Keep);
+        let mut more = zones.extent_writer(P, Priority::User);
         world::objects(seed + 1000, 200, 20_000)
             .for_each(|object| _ = place(&mut more, 8, &object));
         let _unsynced = more.finish().unwrap();
         device.cut_power();
         let zones = Zones::open(Arc::new(device.crash(seed))).unwrap();
         let uses = zones::ZoneUse::decode(&mut &zones.superblock().root[..]).unwrap();
-        assert_eq!(&uses, hold.uses());
-        let _hold = zones.pin(&uses).unwrap();
+        assert_eq!(&uses, pin.uses());
+        let _pin = zones.pin(&uses).unwrap();
         zones.start();
         for (addr, object) in placed {
             let mut found = vec![0; object.len()];

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use env::sync::Mutex;
 use vt_tree::{Input, KeyRange, Merge, MergeOptions, Run, split_points};
-use zones::{Reserve, ZONE_SIZE};
+use zones::{Priority, ZONE_SIZE};
 
 use super::flush::encode_run;
 use super::part::Part;
@@ -353,8 +353,8 @@ impl Piece {
         let options = MergeOptions {
             drop_tombstones: state.job.to_bottom,
             old_seq: db.visible.load(Ordering::Acquire),
-            reserve: Reserve::Merge,
-            lane: db.lane(&state.job.inputs, state.job.level),
+            priority: Priority::Merge,
+            lifetime: db.lifetime(&state.job.inputs, state.job.level),
             ..state.job.options.storage(state.job.placement(db))
         };
         drop(state);

@@ -26,7 +26,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use env::sync::{Condvar, Mutex};
 use vt_tree::{Input, KeyRange, Merge, MergeOptions, Placement, Run, RunStats, ZoneWeight};
-use zones::{Reserve, ZONE_SIZE, ZoneId};
+use zones::{Priority, ZONE_SIZE, ZoneId};
 
 use super::part::Part;
 use super::shape::Claim;
@@ -376,8 +376,8 @@ impl Database {
         let options = MergeOptions {
             drop_tombstones: false,
             old_seq: self.visible.load(Ordering::Acquire),
-            reserve: Reserve::Merge,
-            lane: self.lane([placed], level),
+            priority: Priority::Merge,
+            lifetime: self.lifetime([placed], level),
             ..options.storage(Placement { evacuate: Some(victims.clone()), ..Placement::stitch() })
         };
         let range = KeyRange { start: from.clone(), end: None };

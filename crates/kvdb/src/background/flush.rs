@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use vt_tree::{Input, KeyRange, Merge, MergeOptions, Placement, Run};
-use zones::Reserve;
+use zones::Priority;
 
 use crate::db::database::{Database, Sealed};
 use crate::dictionary::DictionaryId;
@@ -65,7 +65,7 @@ impl Flush {
                 drop_tombstones: tree.runs().next().is_none() && !asked,
                 // Open transactions ask for the order of the commits since they began.
                 old_seq: oldest,
-                reserve: Reserve::Flush,
+                priority: Priority::Flush,
                 // Values that the journal has bound stay where they are.
                 ..tree.info.options.storage(Placement::stitch())
             };
@@ -166,7 +166,7 @@ impl Flush {
         let again = released
             .into_iter()
             .zip(recycled)
-            .map(|(old, segment)| Owned { segment, hold: old.hold })
+            .map(|(old, segment)| Owned { segment, pin: old.pin })
             .collect();
         let mut writer = db.writer.lock();
         db.give_to(&mut writer, again)?;

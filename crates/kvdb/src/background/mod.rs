@@ -28,7 +28,7 @@ use merging::Stack;
 use crate::db::database::Database;
 use crate::error::{Error, Result};
 use crate::journal::record;
-use zones::{Purpose, Reserve, ZONE_SIZE};
+use zones::{Priority, Purpose, ZONE_SIZE};
 
 /// Zones that go back to the host at an interval under load, at most.
 const GIVE_BACK: usize = 16;
@@ -467,7 +467,7 @@ impl Database {
         if !self.options.journal || self.writer.lock().ready() >= self.stock() {
             return Ok(());
         }
-        let (zone, hold) = match self.zones.take_zone(Purpose::Journal, Reserve::Keep) {
+        let (zone, pin) = match self.zones.take_zone(Purpose::Journal, Priority::User) {
             Ok(taken) => taken,
             Err(zones::Error::NoSpace) => return Ok(()),
             Err(e) => return Err(e.into()),
@@ -479,7 +479,7 @@ impl Database {
             }
         }
         // The writer is not locked during the sync that this needs.
-        let owned = self.list_segment(zone, hold)?;
+        let owned = self.list_segment(zone, pin)?;
         self.give_to(&mut self.writer.lock(), vec![owned])
     }
 

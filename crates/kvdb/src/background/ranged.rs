@@ -6,7 +6,7 @@
 use env::sync::atomic::Ordering;
 
 use vt_tree::{Input, KeyRange, Merge, MergeOptions, Run};
-use zones::Reserve;
+use zones::Priority;
 
 use super::part::Part;
 use super::shape::{BOTTOM, Job};
@@ -70,8 +70,8 @@ impl Database {
         let options = MergeOptions {
             drop_tombstones: true,
             old_seq: self.visible.load(Ordering::Acquire),
-            reserve: Reserve::Merge,
-            lane: self.lane(inputs.iter().map(|(_, p)| p), BOTTOM),
+            priority: Priority::Merge,
+            lifetime: self.lifetime(inputs.iter().map(|(_, p)| p), BOTTOM),
             ..tree.info.options.storage(Job::everything_from(&tree, 0).placement(self))
         };
         let sources: Vec<Input> = inputs.iter().map(|(_, p)| Input::Run(p.run.clone())).collect();

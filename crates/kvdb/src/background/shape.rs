@@ -11,7 +11,7 @@
 //! meanwhile is merged among itself, however long the large merge takes.
 
 use vt_tree::{ADAPTIVE, Placement};
-use zones::{Lane, ZONE_SIZE};
+use zones::{Lifetime, ZONE_SIZE};
 
 use super::dead::Dead;
 use crate::db::database::Database;
@@ -85,15 +85,17 @@ pub(crate) const PLENTY: u64 = 32 * ZONE_SIZE;
 impl Database {
     /// Where on the device the result of merging `runs` belongs, at `level`: beside what lives as
     /// long.
-    pub(crate) fn lane<'a>(
+    pub(crate) fn lifetime<'a>(
         &self,
         runs: impl IntoIterator<Item = &'a Placed>,
         level: usize,
-    ) -> Lane {
+    ) -> Lifetime {
         match level {
-            _ if weights(runs) < APART || self.zones.space().free_for_user < PLENTY => Lane::Young,
-            BOTTOM => Lane::Old,
-            _ => Lane::Middle,
+            _ if weights(runs) < APART || self.zones.space().free_for_user < PLENTY => {
+                Lifetime::Young
+            }
+            BOTTOM => Lifetime::Old,
+            _ => Lifetime::Middle,
         }
     }
 }

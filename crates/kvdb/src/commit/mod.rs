@@ -16,7 +16,7 @@ use env::sync::atomic::Ordering;
 use bytes::Bytes;
 use env::sync::MutexGuard;
 use vt_tree::{Compression, ExtentRef, Packer, Seq, Slot, Value, place_packed};
-use zones::{Hold, Purpose, Reserve, ZoneUse};
+use zones::{Priority, Purpose, ZonePin, ZoneUse};
 
 use self::batch::{Batch, Change, Durability};
 use self::pipeline::Pipeline;
@@ -39,7 +39,7 @@ impl Database {
         self.writable()?;
         // Large values are logged with the record where the caller waits for the next sync.
         let placing = if batch.sync_follows { Durability::Synced } else { durability };
-        let Valid { changes, claim, hold } = self.validate(&self.version.load(), batch)?;
+        let Valid { changes, claim, pin } = self.validate(&self.version.load(), batch)?;
         if changes.is_empty() {
             return match durability {
                 Durability::Buffered => Ok(()),
@@ -47,7 +47,7 @@ impl Database {
             };
         }
         if let Outcome::Applied(applied) =
-            self.commit_changes(changes, hold, claim, placing, past(), |_| Ok(true))?
+            self.commit_changes(changes, pin, claim, placing, past(), |_| Ok(true))?
         {
             if placing == Durability::Synced {
                 self.synced_commits.store(true, Ordering::Relaxed);
@@ -59,13 +59,13 @@ impl Database {
     }
 
     /// Applies changes once `still` agrees, which is asked, with the newest commit's number, under
-    /// the pipeline's lock; and once no locks lie on them but those of `owner`. `hold` keeps the
+    /// the pipeline's lock; and once no locks lie on them but those of `owner`. `pin` keeps the
     /// places of those that are stored already. `durability` says how large values get their
     /// places; the caller sees to the rest of it, and to `after_commit`.
     pub(crate) fn commit_changes(
         &self,
         mut changes: Changes,
-        mut hold: Hold,
+        mut pin: ZonePin,
         claim: SpaceClaim,
         durability: Durability,
         owner: Option<u64>,
@@ -76,7 +76,7 @@ impl Database {
         let (large, total) = self.large(&version, &changes);
         drop(version);
         if total >= self.options.late_bind_at.min(unplaced::LONGEST) {
-            hold.merge(self.bind(large, &mut changes, claim)?);
+            pin.merge(self.bind(large, &mut changes, claim)?);
         } else if !large.is_empty() && (durability == Durability::Buffered || !self.options.journal)
         {
             // The admission comes first: what is copied takes memory.
@@ -96,7 +96,7 @@ impl Database {
         let deletes = claim.removes
             || changes.iter().any(|(_, op)| matches!(op, Op::Delete(_) | Op::DeleteRange(..)));
         let applied = loop {
-            match self.apply(record, &changes, &mut hold, claim, owner, &still)? {
+            match self.apply(record, &changes, &mut pin, claim, owner, &still)? {
                 Attempt::Applied(applied) => break applied,
                 Attempt::Stale => return Ok(Outcome::Stale),
                 Attempt::Locked => self.wait_for_locks(ranges(&changes), owner)?,
@@ -148,12 +148,12 @@ impl Database {
         mut large: Vec<usize>,
         changes: &mut Changes,
         claim: SpaceClaim,
-    ) -> Result<Hold> {
+    ) -> Result<ZonePin> {
         // So that a scan reads them in one go.
         large.sort_by(|&a, &b| {
             (changes[a].0, changes[a].1.key()).cmp(&(changes[b].0, changes[b].1.key()))
         });
-        let (extents, hold) = match self.place(changes, &large, claim) {
+        let (extents, pin) = match self.place(changes, &large, claim) {
             // What was deleted may make room, and what the journal has taken of what was promised.
             Err(Error::NoSpace)
                 if self.want_space() || claim.promised && self.flush_all().is_ok() =>
@@ -167,8 +167,8 @@ impl Database {
                 *value = Value::Extent(extent);
             }
         }
-        self.counters.bound_bytes.add(hold.uses().total_bytes());
-        Ok(hold)
+        self.counters.bound_bytes.add(pin.uses().total_bytes());
+        Ok(pin)
     }
 
     fn place(
@@ -176,18 +176,18 @@ impl Database {
         changes: &Changes,
         large: &[usize],
         claim: SpaceClaim,
-    ) -> Result<(Vec<ExtentRef>, Hold)> {
-        let mut fill = self.zones.fill(Purpose::Pages, claim.reserve());
-        fill.write_behind();
+    ) -> Result<(Vec<ExtentRef>, ZonePin)> {
+        let mut writer = self.zones.extent_writer(Purpose::Pages, claim.reserve());
+        writer.write_behind();
         let mut packer = Packer::default();
         let mut extents = Vec::with_capacity(large.len());
         for &i in large {
             if let (dict, Op::Put(_, Value::Inline(bytes))) = &changes[i] {
                 let codec = codec(&self.version.load(), *dict);
-                extents.push(place_packed(&mut fill, &mut packer, codec, bytes)?);
+                extents.push(place_packed(&mut writer, &mut packer, codec, bytes)?);
             }
         }
-        Ok((extents, fill.finish()?))
+        Ok((extents, writer.finish()?))
     }
 
     /// One put: what [`Database::commit`] does with a batch of it, without the batch.
@@ -297,20 +297,20 @@ impl Database {
                 // Then the journal is one segment, the one that it writes in. Another is in the way
                 // of nothing for long: it is flushed next.
                 self.flush_all()?;
-                self.make_room(need, nothing, Reserve::Flush)
+                self.make_room(need, nothing, Priority::Flush)
             }
             made => made,
         })
     }
 
     fn make_room_somehow(&self, need: usize, values: (u64, SpaceClaim)) -> Result<()> {
-        match self.make_room(need, values, Reserve::Use) {
+        match self.make_room(need, values, Priority::Log) {
             Err(Error::NoSpace) => {
                 // What is in runs needs no journal: its zones can be had again.
                 if !self.want_space() {
                     self.flush_all()?;
                 }
-                self.make_room(need, values, Reserve::Use)
+                self.make_room(need, values, Priority::Log)
             }
             made => made,
         }
@@ -320,7 +320,7 @@ impl Database {
     /// store.
     pub(crate) fn enter_at_once(&self, need: usize) -> Result<MutexGuard<'_, Pipeline>> {
         self.enter_with(need, 0, |need| {
-            self.make_room(need, (0, SpaceClaim::default()), Reserve::Use)
+            self.make_room(need, (0, SpaceClaim::default()), Priority::Log)
         })
     }
 
@@ -396,7 +396,7 @@ impl Database {
         &self,
         record: usize,
         changes: &Changes,
-        hold: &mut Hold,
+        pin: &mut ZonePin,
         claim: SpaceClaim,
         owner: Option<u64>,
         still: impl Fn(Seq) -> Result<bool>,
@@ -448,8 +448,8 @@ impl Database {
                 value.at = Some(at);
             }
         }
-        if !hold.uses().is_empty() {
-            version.generation.hold(std::mem::take(hold));
+        if !pin.uses().is_empty() {
+            version.generation.pin(std::mem::take(pin));
         }
         Ok(Attempt::Applied(self.publish(
             &mut pipeline,
@@ -520,8 +520,8 @@ pub(crate) struct SpaceClaim {
 
 impl SpaceClaim {
     /// Where its values may lie.
-    pub fn reserve(self) -> Reserve {
-        if self.promised { Reserve::Promised } else { Reserve::Keep }
+    pub fn reserve(self) -> Priority {
+        if self.promised { Priority::Promised } else { Priority::User }
     }
 }
 
@@ -530,7 +530,7 @@ pub(crate) struct Valid {
     pub changes: Changes,
     pub claim: SpaceClaim,
     /// Keeps the places of values that were stored before.
-    pub hold: Hold,
+    pub pin: ZonePin,
 }
 
 impl Database {
@@ -566,16 +566,16 @@ impl Database {
             changes.push((dict, op));
         }
         // Before those are let go that have kept them until now.
-        let hold = if stored.is_empty() { Hold::default() } else { self.keep_places(&changes)? };
+        let pin = if stored.is_empty() { ZonePin::default() } else { self.keep_places(&changes)? };
         Ok(Valid {
             changes,
             claim: SpaceClaim { removes: deletes_only || releases, promised },
-            hold,
+            pin,
         })
     }
 
     /// Keeps the places of all values that have one.
-    pub(crate) fn keep_places(&self, changes: &Changes) -> Result<Hold> {
+    pub(crate) fn keep_places(&self, changes: &Changes) -> Result<ZonePin> {
         let mut uses = ZoneUse::new();
         for (_, op) in changes {
             if let Op::Put(_, Value::Extent(e)) = op {

@@ -10,7 +10,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use vt_tree::{KeyRange, Run, Seq};
-use zones::{Hold, Purpose, Reserve, ZoneId};
+use zones::{Priority, Purpose, ZoneId, ZonePin};
 
 use crate::commit::unplaced::{self, Pending};
 use crate::commit::{Outcome, SpaceClaim};
@@ -109,7 +109,7 @@ impl Database {
         &self,
         len: usize,
         (cost, claim): (u64, SpaceClaim),
-        depth: Reserve,
+        depth: Priority,
     ) -> Result<()> {
         let mut writer = self.writer.lock();
         self.write_out_with(&mut writer)?;
@@ -151,8 +151,8 @@ impl Database {
     }
 
     /// Lists one more segment in the manifest and gives it to the writer.
-    pub(crate) fn add_segment(&self, writer: &mut Writer, depth: Reserve) -> Result<()> {
-        let (zone, hold) = match self.zones.take_zone(Purpose::Journal, Reserve::Keep) {
+    pub(crate) fn add_segment(&self, writer: &mut Writer, depth: Priority) -> Result<()> {
+        let (zone, pin) = match self.zones.take_zone(Purpose::Journal, Priority::User) {
             Err(zones::Error::NoSpace) => {
                 // What is set aside is for merging: the journal must soon be short again.
                 self.journal_tight.store(true, Ordering::Release);
@@ -160,12 +160,12 @@ impl Database {
             }
             taken => taken?,
         };
-        let owned = self.list_segment(zone, hold)?;
+        let owned = self.list_segment(zone, pin)?;
         self.give_to(writer, vec![owned])
     }
 
     /// Makes a zone the journal's next segment in the manifest.
-    pub(crate) fn list_segment(&self, zone: ZoneId, hold: Hold) -> Result<Owned> {
+    pub(crate) fn list_segment(&self, zone: ZoneId, pin: ZonePin) -> Result<Owned> {
         let mut manifest = self.manifest()?;
         let segment = Segment {
             number: manifest.state().next_segment,
@@ -174,7 +174,7 @@ impl Database {
             end: None,
         };
         manifest.commit(vec![Edit::Segment(segment)])?;
-        Ok(Owned { segment, hold })
+        Ok(Owned { segment, pin })
     }
 
     /// Gives listed segments to the writer; those that come too late for it are no segments any
@@ -314,7 +314,7 @@ impl Database {
         self.write_out_with(&mut writer)?;
         let need = crate::journal::cost(record.len() + record::NUMBER_SIZE);
         while writer.room() < 2 * need {
-            self.add_segment(&mut writer, Reserve::Use)?;
+            self.add_segment(&mut writer, Priority::Log)?;
         }
         let mut applied = None;
         // Held no longer than the pipeline's lock, which comes before it.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use vt_tree::{Compression, ExtentRef, Packer, Slot, UNPLACED, place_packed};
-use zones::{Purpose, Reserve, SECTOR, ZONE_SIZE};
+use zones::{Priority, Purpose, SECTOR, ZONE_SIZE};
 
 use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
@@ -149,20 +149,20 @@ impl Database {
         }
         // Versions of one key stay in order.
         pending.values.sort_by(|a, b| (a.dict, &a.key).cmp(&(b.dict, &b.key)));
-        let mut fill = self.zones.fill(Purpose::Pages, Reserve::Flush);
-        fill.supply(std::mem::take(&mut writer.set_aside));
+        let mut pages = self.zones.extent_writer(Purpose::Pages, Priority::Flush);
+        pages.supply(std::mem::take(&mut writer.set_aside));
         let mut extents: Vec<ExtentRef> = Vec::with_capacity(pending.values.len());
         let mut packer = Packer::default();
         for v in &pending.values {
-            extents.push(place_packed(&mut fill, &mut packer, v.codec, &v.value)?);
+            extents.push(place_packed(&mut pages, &mut packer, v.codec, &v.value)?);
         }
-        writer.set_aside = fill.unused();
-        let hold = fill.finish()?;
+        writer.set_aside = pages.unused();
+        let pin = pages.finish()?;
         let mut generations: Vec<&Arc<Generation>> =
             pending.values.iter().map(|v| &v.layer.generation).collect();
         generations.dedup_by_key(|g| g.number);
         for generation in generations {
-            generation.hold(self.zones.pin(hold.uses())?);
+            generation.pin(self.zones.pin(pin.uses())?);
         }
         let (mut bytes, mut memory) = (0, 0);
         for (v, extent) in pending.values.iter().zip(&extents) {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use vt_tree::{MergeOptions, Placement, Run, RunWriter};
-use zones::Reserve;
+use zones::Priority;
 
 use crate::background::flush::encode_run;
 use crate::commit::{MAX_KEY, MAX_VALUE, SpaceClaim};
@@ -100,7 +100,7 @@ impl Kvdb {
         let db = &self.db.0;
         db.writable()?;
         let options = db.version.load().tree(dict)?.info.options.storage(Placement::stitch());
-        let options = MergeOptions { reserve: Reserve::Keep, ..options };
+        let options = MergeOptions { priority: Priority::User, ..options };
         // Old from the start: no transaction can have read the order of what it has not seen.
         let writer = RunWriter::new(&db.store, 0, &options);
         Ok(Ingest {

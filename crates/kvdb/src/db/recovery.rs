@@ -15,7 +15,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use env::Env;
 use vt_tree::{BlockCache, ExtentRef, Run, Seq, Value};
-use zones::{Device, FormatOptions, Hold, SECTOR, ZONE_SIZE, ZoneId, ZoneUse, Zones};
+use zones::{Device, FormatOptions, SECTOR, ZONE_SIZE, ZoneId, ZonePin, ZoneUse, Zones};
 
 use crate::commit::write_memtables;
 use crate::db::database::{Database, Parts, Sealed};
@@ -143,14 +143,14 @@ pub(crate) fn open(
         // follows.
         let (mut edits, mut fresh) = (Vec::new(), Vec::new());
         let mut number = state.next_segment;
-        for (segment, hold) in found.segments {
+        for (segment, pin) in found.segments {
             if let Some(&segment) = journal.used.iter().find(|s| s.number == segment.number) {
                 edits.extend(
                     segment
                         .end
                         .map(|position| Edit::SegmentEnds { number: segment.number, position }),
                 );
-                old.push(Owned { segment, hold });
+                old.push(Owned { segment, pin });
                 continue;
             }
             edits.push(Edit::ForgetSegment { number: segment.number });
@@ -158,7 +158,7 @@ pub(crate) fn open(
                 let segment =
                     Segment { number, zone: segment.zone, epoch: env.random(), end: None };
                 number += 1;
-                fresh.push(Owned { segment, hold });
+                fresh.push(Owned { segment, pin });
             }
         }
         edits.extend(fresh.iter().map(|f| Edit::Segment(f.segment)));
@@ -197,7 +197,7 @@ pub(crate) fn open(
     };
     drop(found.manifest_hold);
 
-    version.generation.hold(zones.pin(bound.uses())?);
+    version.generation.pin(zones.pin(bound.uses())?);
     let start = state.start;
     let since = state.since.clone();
     let snapshots = found.snapshots;
@@ -295,7 +295,7 @@ fn replay(
     let number = version.generation.number;
     drop(version);
     db.swap_version(|v| *v = v.sealed());
-    db.version.load().generation.hold(db.zones.pin(bound)?);
+    db.version.load().generation.pin(db.zones.pin(bound)?);
     // First what ends with a snapshot.
     match db.flush_sealed().and_then(|_| db.flush_upto(number, None)) {
         Ok(()) => db.active_bytes.store(0, env::sync::atomic::Ordering::Relaxed),
@@ -313,7 +313,7 @@ fn rebind(db: &Database, bound: BoundRuns, uses: &ZoneUse) -> Result<()> {
         *v = v.sealed();
         v.bind(&bound.runs);
     });
-    db.version.load().generation.hold(db.zones.pin(uses)?);
+    db.version.load().generation.pin(db.zones.pin(uses)?);
     Ok(())
 }
 
@@ -385,7 +385,7 @@ fn snapshot_again(
     let generation = db.version.load().generation.number;
     db.snapshots.begin(generation, db.snapshots.of(label, below, &db.version.load()));
     db.swap_version(|v| *v = v.sealed());
-    db.version.load().generation.hold(db.zones.pin(bound)?);
+    db.version.load().generation.pin(db.zones.pin(bound)?);
     let bytes = db.active_bytes.swap(0, env::sync::atomic::Ordering::Relaxed);
     db.sealed.lock().push_back(Sealed { generation, bytes, start });
     db.sealed_bytes.fetch_add(bytes, env::sync::atomic::Ordering::Relaxed);
@@ -428,8 +428,8 @@ impl Numbers {
 /// What the manifest names, pinned; nothing changed.
 pub(crate) struct Found {
     pub loaded: manifest::Loaded,
-    pub manifest_hold: Hold,
-    pub segments: Vec<(Segment, Hold)>,
+    pub manifest_hold: ZonePin,
+    pub segments: Vec<(Segment, ZonePin)>,
     pub trees: Vec<Tree>,
     pub snapshots: Snapshots,
     pub generation: Arc<Generation>,

@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use vt_tree::{Input, KeyRange, Merge, MergeOptions, Placement, Run, Value};
-use zones::Reserve;
+use zones::Priority;
 
 use crate::background::flush::encode_run;
 use crate::commit::batch::{Batch, Change};
@@ -66,7 +66,7 @@ impl Database {
                 continue;
             }
             let options = MergeOptions {
-                reserve: Reserve::Flush,
+                priority: Priority::Flush,
                 ..tree.info.options.storage(Placement::stitch())
             };
             let name = tree.info.name.clone();
@@ -188,7 +188,7 @@ impl Database {
                 continue;
             }
             let storage = tree.info.options.storage(Placement::stitch());
-            let options = MergeOptions { old_seq: u64::MAX, reserve: Reserve::Flush, ..storage };
+            let options = MergeOptions { old_seq: u64::MAX, priority: Priority::Flush, ..storage };
             let mut merge = Merge::new(&self.store, &inputs, &KeyRange::all(), options)?;
             while !merge.step(1 << 20)? {}
             runs.extend(merge.finish()?.0.map(|run| (dict, run)));

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use zones::{Hold, Purpose, SECTOR, Zones};
+use zones::{Purpose, SECTOR, ZonePin, Zones};
 
 use super::{SEGMENT_SIZE, Segment};
 use crate::error::Result;
@@ -13,7 +13,7 @@ use crate::log::chunk::{self, HEADER, Kind, MAX_PIECE};
 /// A segment and what keeps its zone.
 pub(crate) struct Owned {
     pub segment: Segment,
-    pub hold: Hold,
+    pub pin: ZonePin,
 }
 
 pub(crate) struct Writer {
@@ -27,7 +27,7 @@ pub(crate) struct Writer {
     /// Position in the stream where the next chunk begins.
     position: u64,
     /// Zones for values that wait for their place: they go to the device together with the stream.
-    pub set_aside: Vec<Hold>,
+    pub set_aside: Vec<ZonePin>,
 }
 
 /// Where the writer stands.

@@ -404,7 +404,7 @@ mod tests {
     use crate::log::chunk::HEADER;
     use env::Random;
     use std::sync::Arc;
-    use zones::{FormatOptions, MemoryDevice, Reserve};
+    use zones::{FormatOptions, MemoryDevice, Priority};
 
     struct Written {
         device: Arc<MemoryDevice>,
@@ -425,11 +425,11 @@ mod tests {
         }
 
         fn add_segment(&mut self) {
-            let (zone, hold) = self.zones.take_zone(Purpose::Journal, Reserve::Use).unwrap();
+            let (zone, pin) = self.zones.take_zone(Purpose::Journal, Priority::Log).unwrap();
             let number = self.segments.len() as u64;
             let segment = Segment { number, zone, epoch: 77 + number, end: None };
             self.segments.push(segment);
-            assert!(self.writer.add(Owned { segment, hold }).is_none());
+            assert!(self.writer.add(Owned { segment, pin }).is_none());
         }
 
         fn write(&mut self, len: usize, random: &mut Random, synced: u64) {

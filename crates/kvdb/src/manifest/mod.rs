@@ -10,7 +10,7 @@ mod state;
 use std::sync::Arc;
 
 use env::Env;
-use zones::{Hold, Purpose, Reserve, SECTOR, ZONE_SIZE, ZoneId, ZoneUse, Zones};
+use zones::{Priority, Purpose, SECTOR, ZONE_SIZE, ZoneId, ZonePin, ZoneUse, Zones};
 
 pub(crate) use edit::{Edit, JournalStart, dictionary, put_dictionary, text};
 pub(crate) use state::{DictionaryState, SnapshotState, State};
@@ -129,7 +129,7 @@ pub(crate) struct Manifest {
     state: State,
     root: Root,
     /// Keeps the zones of `root` from being taken.
-    holds: Vec<Hold>,
+    pins: Vec<ZonePin>,
     /// Offset in the last zone where the next chunk goes.
     offset: u64,
     /// Position in the stream where the next chunk goes.
@@ -155,7 +155,7 @@ impl Manifest {
             health,
             state,
             root,
-            holds: Vec::new(),
+            pins: Vec::new(),
             offset: 0,
             position: 0,
             stained: false,
@@ -175,11 +175,11 @@ impl Manifest {
     ) -> Result<Manifest> {
         // What was read may not be durable yet.
         zones.sync()?;
-        let holds = vec![zones.pin(&loaded.root.uses())?];
+        let pins = vec![zones.pin(&loaded.root.uses())?];
         let (root, state) = (loaded.root.clone(), loaded.state.clone());
         let (offset, position) = (loaded.offset, loaded.position);
         let mut manifest =
-            Manifest { zones, env, health, state, root, holds, offset, position, stained: false };
+            Manifest { zones, env, health, state, root, pins, offset, position, stained: false };
         manifest.commit(edits)?;
         Ok(manifest)
     }
@@ -270,13 +270,13 @@ impl Manifest {
         let epoch = self.env.random();
         let durable = record.len() as u64;
         let mut root = Root { number: self.root.number + 1, epoch, durable, zones: Vec::new() };
-        let mut holds = Vec::new();
+        let mut pins = Vec::new();
         let (mut offset, mut done) = (ZONE_SIZE, 0);
         while done < record.len() {
             if offset + 2 * SECTOR > ZONE_SIZE {
-                let (zone, hold) = self.zones.take_zone(Purpose::Manifest, Reserve::Last)?;
+                let (zone, pin) = self.zones.take_zone(Purpose::Manifest, Priority::Last)?;
                 root.zones.push(zone);
-                holds.push(hold);
+                pins.push(pin);
                 offset = 0;
             }
             let room = (ZONE_SIZE - offset) / (2 * SECTOR) * SECTOR;
@@ -300,7 +300,7 @@ impl Manifest {
             .set_root(&root.encode())
             .map_err(|e| self.health.fail("writing the superblock", &e.into()))?;
         (self.root, self.offset, self.position) = (root, offset, record.len() as u64);
-        self.holds = holds;
+        self.pins = pins;
         Ok(())
     }
 }

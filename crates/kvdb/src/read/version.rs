@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use env::sync::Mutex;
 use vt_tree::{Input, Lookup, Memtable, Pool, Probe, Run, Seq, Value};
-use zones::Hold;
+use zones::ZonePin;
 
 use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::error::{Error, Result};
@@ -25,19 +25,19 @@ pub(crate) struct Generation {
     /// fills.
     pool: Arc<Pool>,
     /// What late binding placed for commits of this generation stays until the runs refer to it.
-    holds: Mutex<Hold>,
+    pins: Mutex<ZonePin>,
 }
 
 impl Generation {
     pub(crate) fn first() -> Arc<Generation> {
-        Arc::new(Generation { number: 1, pool: Pool::new(), holds: Mutex::default() })
+        Arc::new(Generation { number: 1, pool: Pool::new(), pins: Mutex::default() })
     }
 
     fn next(&self) -> Arc<Generation> {
         Arc::new(Generation {
             number: self.number + 1,
             pool: self.pool.clone(),
-            holds: Mutex::default(),
+            pins: Mutex::default(),
         })
     }
 
@@ -57,11 +57,11 @@ impl Generation {
 
     /// Bytes that late binding placed for commits of this generation.
     pub(crate) fn held(&self) -> u64 {
-        self.holds.lock().uses().total_bytes()
+        self.pins.lock().uses().total_bytes()
     }
 
-    pub(crate) fn hold(&self, hold: Hold) {
-        self.holds.lock().merge(hold);
+    pub(crate) fn pin(&self, pin: ZonePin) {
+        self.pins.lock().merge(pin);
     }
 }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use env::sync::MutexGuard;
 use vt_tree::Run;
-use zones::{Reserve, ZONE_SIZE, ZoneId};
+use zones::{Priority, ZONE_SIZE, ZoneId};
 
 use super::SnapshotInfo;
 use super::registry::{Snapshot, above};
@@ -91,7 +91,7 @@ impl Database {
         loop {
             self.write_out_with(&mut writer)?;
             while writer.room() < 2 * need {
-                self.add_segment(&mut writer, Reserve::Use)?;
+                self.add_segment(&mut writer, Priority::Log)?;
             }
             self.seal_if(
                 &mut writer,

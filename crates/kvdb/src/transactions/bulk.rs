@@ -11,7 +11,7 @@ use bytes::Bytes;
 use vt_tree::{
     BodyRef, Input, ItemRef, MergeOptions, Placement, RunWriter, TreeCursor, Value, ValueRef,
 };
-use zones::Reserve;
+use zones::Priority;
 
 use super::handle::Transaction;
 use crate::commit::{MAX_KEY, MAX_VALUE};
@@ -152,7 +152,7 @@ impl Transaction {
         db.writable()?;
         drop(self.read()?);
         let options = db.version.load().tree(dict)?.info.options.storage(Placement::stitch());
-        let options = MergeOptions { reserve: Reserve::Keep, ..options };
+        let options = MergeOptions { priority: Priority::User, ..options };
         Ok(Bulk {
             db: db.clone(),
             dict,

@@ -55,14 +55,14 @@ impl Draft {
 
     /// Adds the changes of a batch, all or, on any error, none of them.
     pub fn apply(&mut self, batch: Batch) -> Result<()> {
-        let Valid { changes, claim, hold } = self.transaction.validate(batch)?;
+        let Valid { changes, claim, pin } = self.transaction.validate(batch)?;
         let bytes = changes.iter().map(|(_, op)| 2 * op.bytes() + OVERHEAD).sum::<usize>();
         let db = &self.transaction.group.db;
         db.transactions.draft(db, bytes)?;
         self.bytes += bytes;
         self.claim.removes &= claim.removes;
         // Places of values are held for the transaction, not just for the draft: they are shared.
-        self.own.write(&changes, hold);
+        self.own.write(&changes, pin);
         self.changes.extend(changes);
         Ok(())
     }

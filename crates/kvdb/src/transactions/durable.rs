@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use vt_tree::Value;
-use zones::Hold;
+use zones::ZonePin;
 
 use super::handle::{Group, Isolation, Open, TransactionOptions};
 use crate::commit::SpaceClaim;
@@ -230,7 +230,7 @@ impl Database {
             // Numbers that were taken back are not given again.
             let at = tuple.key.first_chunk().map_or(0, |at| u64::from_be_bytes(*at));
             open.own.at = open.own.at.max(at);
-            open.own.write(&changes, Hold::default());
+            open.own.write(&changes, ZonePin::default());
         }
         self.transactions.take_up(self, id, decode(beginning)?, open);
         Ok(())

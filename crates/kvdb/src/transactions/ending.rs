@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use vt_tree::{BodyRef, KeyRange, Run, Seq};
-use zones::Hold;
+use zones::ZonePin;
 
 use super::conflicts;
 use super::handle::{Group, Isolation, Open};
@@ -87,7 +87,7 @@ impl Group {
         if let Some(log) = open.log {
             // In the same commit as everything else.
             own = own.fork();
-            own.write(&[Database::end_of_log(log)], Hold::default());
+            own.write(&[Database::end_of_log(log)], ZonePin::default());
         }
         let checks = open.base.is_some() && self.options.check_conflicts;
         // What was committed up to here is joined.
@@ -108,7 +108,7 @@ impl Group {
                     let joined = conflicts::reconcile(db, &own, since, by_value, &base, &now)?;
                     if !joined.is_empty() {
                         own = own.fork();
-                        own.write(&joined, Hold::default());
+                        own.write(&joined, ZonePin::default());
                         bound |= own.memory() > BIND_AT;
                     }
                 }
@@ -137,9 +137,9 @@ impl Group {
                 }
                 false => {
                     let (changes, deletes_only) = changes(&own)?;
-                    let hold = db.keep_places(&changes)?;
+                    let pin = db.keep_places(&changes)?;
                     let claim = SpaceClaim { removes: deletes_only, promised: false };
-                    db.commit_changes(changes, hold, claim, Durability::Buffered, owner, still)?
+                    db.commit_changes(changes, pin, claim, Durability::Buffered, owner, still)?
                 }
             };
             match outcome {

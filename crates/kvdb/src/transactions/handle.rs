@@ -530,10 +530,10 @@ impl Transaction {
 
     /// Makes the changes of a batch, all or, on any error, none of them.
     pub fn apply(&self, batch: Batch) -> Result<()> {
-        let Valid { changes, claim, hold } = self.validate(batch)?;
+        let Valid { changes, claim, pin } = self.validate(batch)?;
         match changes.first() {
             Some((dict, _)) => {
-                self.change(*dict, claim, Some(&changes), |own| own.write(&changes, hold))
+                self.change(*dict, claim, Some(&changes), |own| own.write(&changes, pin))
             }
             None => Ok(()),
         }

@@ -12,7 +12,7 @@ use vt_tree::{
     Input, ItemRef, KeyRange, Lookup, Memtable, Merge, MergeOptions, Placement, RunCursor, Seq,
     Source, Value,
 };
-use zones::{Hold, Reserve};
+use zones::{Priority, ZonePin};
 
 use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
@@ -96,7 +96,7 @@ pub(crate) struct Own {
     /// began.
     beneath: Option<Arc<Own>>,
     /// Keeps the places of values that were stored before it put them under other keys.
-    places: Arc<Mutex<Hold>>,
+    places: Arc<Mutex<ZonePin>>,
     /// Memory of what is not in runs when it was last looked at, and bytes changed since.
     looked: usize,
     unseen: usize,
@@ -188,10 +188,10 @@ impl Own {
         self.newest(dict).writer().put_slice(key, seq, value);
     }
 
-    /// Writes changes one behind the other. `hold` keeps the places that they refer to.
-    pub(crate) fn write(&mut self, changes: &[(DictionaryId, Op)], hold: Hold) {
-        if !hold.uses().is_empty() {
-            self.places.lock().merge(hold);
+    /// Writes changes one behind the other. `pin` keeps the places that they refer to.
+    pub(crate) fn write(&mut self, changes: &[(DictionaryId, Op)], pin: ZonePin) {
+        if !pin.uses().is_empty() {
+            self.places.lock().merge(pin);
         }
         let mut seq = self.at;
         self.unseen += changes.iter().map(|(_, op)| op.bytes() + OVERHEAD).sum::<usize>();
@@ -274,7 +274,7 @@ impl Own {
                 // A commit may come behind others: what it deletes must stay deleted.
                 drop_tombstones: false,
                 old_seq: Seq::MAX,
-                reserve: Reserve::Keep,
+                priority: Priority::User,
                 // Whoever writes to the transaction waits for this.
                 write_behind: true,
                 ..options.storage(Placement::stitch())
@@ -334,7 +334,7 @@ impl Own {
         let options = MergeOptions {
             drop_tombstones: false,
             old_seq: Seq::MAX,
-            reserve: Reserve::Keep,
+            priority: Priority::User,
             ..MergeOptions::default()
         };
         let mut out = Vec::new();

@@ -634,11 +634,11 @@ mod tests {
     fn values_come_in_the_order_asked_for_and_each_is_checked() {
         let zones = Zones::format(Arc::new(MemoryDevice::new()), FormatOptions::default()).unwrap();
         let cache = BlockCache::new(zones.clone(), 1 << 20);
-        let mut fill = zones.fill(Purpose::Pages, zones::Reserve::Keep);
+        let mut writer = zones.extent_writer(Purpose::Pages, zones::Priority::User);
         let data = |i: usize| vec![i as u8; [4096, 700, 9000, 1][i % 4]];
         let mut places: Vec<ExtentRef> =
-            (0..40).map(|i| place_value(&mut fill, &data(i)).unwrap()).collect();
-        let _hold = fill.finish().unwrap();
+            (0..40).map(|i| place_value(&mut writer, &data(i)).unwrap()).collect();
+        let _pin = writer.finish().unwrap();
         // Against their places, one twice, with gaps.
         let order: Vec<usize> = (0..40).rev().filter(|i| i % 5 != 3).chain([7]).collect();
         let wanted: Vec<ExtentRef> = order.iter().map(|&i| places[i]).collect();

@@ -40,7 +40,7 @@ use fragments::Fragments;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use tree::{Stamp, Tree};
-use zones::Hold;
+use zones::ZonePin;
 
 /// Inline values of at least this many bytes are kept as given; smaller ones are copied into the
 /// arena.
@@ -49,7 +49,7 @@ pub const KEEP_FROM: usize = 512;
 /// The newest items of a tree, in memory. See the module's comment.
 pub struct Memtable {
     state: RwLock<State>,
-    hold: Mutex<Hold>,
+    pin: Mutex<ZonePin>,
     // Written under the lock, read without it.
     bytes: AtomicUsize,
     len: AtomicUsize,
@@ -120,7 +120,7 @@ impl Memtable {
                 min_seq: Seq::MAX,
                 max_seq: 0,
             }),
-            hold: Mutex::new(Hold::default()),
+            pin: Mutex::new(ZonePin::default()),
             bytes: AtomicUsize::new(size_of::<Memtable>()),
             len: AtomicUsize::new(0),
             max_seq: AtomicU64::new(0),
@@ -219,10 +219,10 @@ impl Memtable {
         s.tombstone_floor = s.tombstone_floor.max(floor);
     }
 
-    /// Keeps the zones of `hold` from being reused as long as the memtable lives: those of the
+    /// Keeps the zones of `pin` from being reused as long as the memtable lives: those of the
     /// extents that its values refer to.
-    pub fn hold(&self, hold: Hold) {
-        self.hold.lock().merge(hold);
+    pub fn pin(&self, pin: ZonePin) {
+        self.pin.lock().merge(pin);
     }
 
     /// Heap bytes in use, overhead included. An estimate from above, except for shared buffers, see

@@ -418,15 +418,15 @@ fn readers_see_whole_commits_while_one_writes() {
 
 #[test]
 fn a_memtable_keeps_the_zones_of_its_extents_as_long_as_it_lives() {
-    use zones::{FormatOptions, MemoryDevice, Purpose, Reserve, Zones};
+    use zones::{FormatOptions, MemoryDevice, Priority, Purpose, Zones};
     let zones = Zones::format(Arc::new(MemoryDevice::default()), FormatOptions::default()).unwrap();
     zones.start();
     let m = Memtable::new();
     for i in 0..3 {
-        let mut fill = zones.fill(Purpose::Pages, Reserve::Keep);
-        let extent = crate::place_value(&mut fill, &[i; 4096]).unwrap();
+        let mut writer = zones.extent_writer(Purpose::Pages, Priority::User);
+        let extent = crate::place_value(&mut writer, &[i; 4096]).unwrap();
         m.put(&[i], i as Seq, Value::Extent(extent));
-        m.hold(fill.finish().unwrap());
+        m.pin(writer.finish().unwrap());
     }
     assert_eq!(zones.space().zones_pinned, 1);
     drop(m);

@@ -1,6 +1,6 @@
 //! How a run is written, and what a merge may drop.
 
-use zones::{Lane, Reserve};
+use zones::{Lifetime, Priority};
 
 use super::placement::Placement;
 use crate::filter::FALSE_POSITIVES;
@@ -25,11 +25,11 @@ pub struct MergeOptions {
     /// Of ten thousand keys that are not there, so many at most seem to be, by the filters written:
     /// 80 is 0.8%. 0: the blocks written have no filter.
     pub false_positives: u16,
-    pub reserve: Reserve,
+    pub priority: Priority,
     /// Beside what it is laid on the device.
-    pub lane: Lane,
-    /// Large values are written while more of the input is read, see [`zones::Fill::write_behind`]:
-    /// for what somebody waits for.
+    pub lifetime: Lifetime,
+    /// Large values are written while more of the input is read, see
+    /// [`zones::ExtentWriter::write_behind`]: for what somebody waits for.
     pub write_behind: bool,
 }
 
@@ -43,8 +43,8 @@ impl Default for MergeOptions {
             compression: Compression::None,
             compress_values: Compression::None,
             false_positives: FALSE_POSITIVES,
-            reserve: Reserve::Merge,
-            lane: Lane::Young,
+            priority: Priority::Merge,
+            lifetime: Lifetime::Young,
             write_behind: false,
         }
     }

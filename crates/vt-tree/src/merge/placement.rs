@@ -1,5 +1,5 @@
 //! Placement: for each span of one input that overlaps no other, stitch it (refer to it where it
-//! lies) or copy it (append it to the fill). The policy is all that distinguishes the background
+//! lies) or copy it (append it to the writer). The policy is all that distinguishes the background
 //! jobs from one another.
 //!
 //! Blocks and large values are judged apart. A scan reads blocks in the order of their keys, so

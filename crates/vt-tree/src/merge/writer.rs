@@ -1,5 +1,5 @@
 //! A run straight from sorted tuples: the way of bulk ingest. Nothing is merged, nothing is written
-//! twice: small tuples go to the fill in blocks, large values to theirs one behind the other.
+//! twice: small tuples go to the writer in blocks, large values to theirs one behind the other.
 
 use std::sync::Arc;
 

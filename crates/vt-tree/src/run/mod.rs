@@ -9,7 +9,7 @@ mod zone_weights;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
-use zones::{Hold, ZoneUse, varint};
+use zones::{ZonePin, ZoneUse, varint};
 
 use crate::cache::BlockCache;
 use crate::filter::Filter;
@@ -43,7 +43,7 @@ pub struct Run {
     /// Gets in a row, of those that were counted, that found their key here; as far as [`SURE`].
     found: AtomicU32,
     uses: ZoneUse,
-    _hold: Hold,
+    _pin: ZonePin,
 }
 
 /// Sums over a run.
@@ -67,8 +67,8 @@ impl Run {
     /// A run by its root; its zones are held from here on.
     pub(crate) fn open(cache: &Arc<BlockCache>, root: Entry, level: u16) -> Result<Arc<Run>> {
         let uses = root.zone_use()?;
-        let hold = cache.zones().pin(&uses)?;
-        Ok(Run::holding(cache, root, level, uses, hold))
+        let pin = cache.zones().pin(&uses)?;
+        Ok(Run::holding(cache, root, level, uses, pin))
     }
 
     fn holding(
@@ -76,7 +76,7 @@ impl Run {
         root: Entry,
         level: u16,
         uses: ZoneUse,
-        hold: Hold,
+        pin: ZonePin,
     ) -> Arc<Run> {
         Arc::new(Run {
             cache: cache.clone(),
@@ -86,7 +86,7 @@ impl Run {
             pin: OnceLock::new(),
             found: AtomicU32::new(0),
             uses,
-            _hold: hold,
+            _pin: pin,
         })
     }
 
@@ -109,7 +109,7 @@ impl Run {
     /// some of them.
     pub fn decode_unpinned(cache: &Arc<BlockCache>, data: &mut &[u8]) -> Result<Arc<Run>> {
         let (root, level) = Run::decode_root(data)?;
-        Ok(Run::holding(cache, root, level, ZoneUse::new(), Hold::default()))
+        Ok(Run::holding(cache, root, level, ZoneUse::new(), ZonePin::default()))
     }
 
     fn decode_root(data: &mut &[u8]) -> Result<(Entry, u16)> {

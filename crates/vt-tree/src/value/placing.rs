@@ -1,18 +1,18 @@
 //! Large values on their way to the device.
 
-use zones::{Fill, crc32c};
+use zones::{ExtentWriter, crc32c};
 
 use super::{Compression, ExtentRef, Packer};
 use crate::Result;
 
 /// Writes a large value to its final place: raw, aligned, with its checksum in the reference only.
-pub fn place_value(fill: &mut Fill, data: &[u8]) -> Result<ExtentRef> {
-    place_stored(fill, ExtentRef::plain(0, data.len() as u32, crc32c(data)), data)
+pub fn place_value(writer: &mut ExtentWriter, data: &[u8]) -> Result<ExtentRef> {
+    place_stored(writer, ExtentRef::plain(0, data.len() as u32, crc32c(data)), data)
 }
 
 /// The same, compressed if that makes it enough shorter.
 pub fn place_packed(
-    fill: &mut Fill,
+    writer: &mut ExtentWriter,
     packer: &mut Packer,
     compression: Compression,
     data: &[u8],
@@ -30,14 +30,18 @@ pub fn place_packed(
         ))
     });
     match packed {
-        Some((e, stored)) => place_stored(fill, e, stored),
-        None => place_value(fill, data),
+        Some((e, stored)) => place_stored(writer, e, stored),
+        None => place_value(writer, data),
     }
 }
 
 /// Writes the bytes that the device is to have of a value; `e` tells of them everything but the
 /// place.
-pub(crate) fn place_stored(fill: &mut Fill, e: ExtentRef, stored: &[u8]) -> Result<ExtentRef> {
-    let addr = fill.place(e.align(), stored.len(), |_, buf| buf.copy_from_slice(stored))?;
+pub(crate) fn place_stored(
+    writer: &mut ExtentWriter,
+    e: ExtentRef,
+    stored: &[u8],
+) -> Result<ExtentRef> {
+    let addr = writer.place(e.align(), stored.len(), |_, buf| buf.copy_from_slice(stored))?;
     Ok(ExtentRef { addr, ..e })
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use env::Random;
-use zones::{Fill, FormatOptions, MemoryDevice, ZONE_SIZE, Zones};
+use zones::{ExtentWriter, FormatOptions, MemoryDevice, ZONE_SIZE, Zones};
 
 pub const SMALL: FormatOptions = FormatOptions { capacity: Some(64 * ZONE_SIZE), reserve_zones: 4 };
 
@@ -22,6 +22,6 @@ pub fn objects(seed: u64, count: usize, longest: u64) -> impl Iterator<Item = Ve
     })
 }
 
-pub fn place(fill: &mut Fill, align: u32, object: &[u8]) -> u64 {
-    fill.place(align, object.len(), |_, to| to.copy_from_slice(object)).unwrap()
+pub fn place(writer: &mut ExtentWriter, align: u32, object: &[u8]) -> u64 {
+    writer.place(align, object.len(), |_, to| to.copy_from_slice(object)).unwrap()
 }

@@ -33,7 +33,7 @@ impl RunBuilder {
         Ok(())
     }
 
-    /// Copies the large values among `items` to the fill as they lie, in the order of their keys,
+    /// Copies the large values among `items` to the writer as they lie, in the order of their keys,
     /// and adds all of them.
     fn move_values(&mut self, items: Vec<Item>) -> Result<()> {
         let of = |i: &Item| if let Body::Put(Value::Extent(e)) = i.body { Some(e) } else { None };

@@ -13,7 +13,7 @@ mod tests;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use zones::{Fill, Hold, Purpose, ZoneUse};
+use zones::{ExtentWriter, Purpose, ZonePin, ZoneUse};
 
 use self::leaf_filter::Borrowed;
 use self::open_block::OpenBlock;
@@ -74,9 +74,9 @@ pub(crate) struct RunBuilder {
     compression: Compression,
     compress_values: Compression,
     packer: Packer,
-    tuples: Fill,
-    index: Fill,
-    pages: Fill,
+    tuples: ExtentWriter,
+    index: ExtentWriter,
+    pages: ExtentWriter,
     block: OpenBlock,
     /// Large values, and what lies between them, until it is known which of them stay.
     window: RelocationWindow,
@@ -92,8 +92,8 @@ pub(crate) struct RunBuilder {
 
 impl RunBuilder {
     pub fn new(cache: &Arc<BlockCache>, options: &MergeOptions) -> Self {
-        let (zones, reserve, lane) = (cache.zones(), options.reserve, options.lane);
-        let mut pages = zones.fill_in(Purpose::Pages, lane, reserve);
+        let (zones, priority, lifetime) = (cache.zones(), options.priority, options.lifetime);
+        let mut pages = zones.extent_writer_for(Purpose::Pages, lifetime, priority);
         if options.write_behind {
             pages.write_behind();
         }
@@ -104,8 +104,8 @@ impl RunBuilder {
             compression: options.compression,
             compress_values: options.compress_values,
             packer: Packer::default(),
-            tuples: zones.fill_in(Purpose::Tuples, lane, reserve),
-            index: zones.fill_in(Purpose::Index, lane, reserve),
+            tuples: zones.extent_writer_for(Purpose::Tuples, lifetime, priority),
+            index: zones.extent_writer_for(Purpose::Index, lifetime, priority),
             pages,
             cache: cache.clone(),
             block: OpenBlock::default(),
@@ -118,7 +118,7 @@ impl RunBuilder {
         }
     }
 
-    /// Appends one item to the fill. A large value is placed, kept where it is, or moved, as the
+    /// Appends one item to the writer. A large value is placed, kept where it is, or moved, as the
     /// placement says.
     pub fn push_item(&mut self, item: Item) -> Result<()> {
         self.push(item.borrow())
@@ -238,16 +238,16 @@ impl RunBuilder {
             self.close_node(level)?;
             level += 1;
         };
-        let mut fills = Hold::default();
-        for fill in [self.tuples, self.index, self.pages] {
-            fills.merge(fill.finish()?);
+        let mut writers = ZonePin::default();
+        for writer in [self.tuples, self.index, self.pages] {
+            writers.merge(writer.finish()?);
         }
         let run = match root {
             Some((entry, level)) => Some(Run::open(&self.cache, entry, level)?),
             None => None,
         };
         // The run holds its zones itself from here on; only now may the fills let go.
-        drop(fills);
+        drop(writers);
         Ok((run, self.stats))
     }
 }
@@ -264,7 +264,7 @@ pub(crate) fn follows_block(end: u64, entry: &Entry) -> bool {
 }
 
 fn place_frame(
-    fill: &mut Fill,
+    writer: &mut ExtentWriter,
     kind: FrameKind,
     level: u16,
     codec: u8,
@@ -272,7 +272,7 @@ fn place_frame(
 ) -> Result<FramePointer> {
     let len = FRAME_HEADER + payload.len();
     let mut crc = 0;
-    let addr = fill.place(8, len, |addr, buf| {
+    let addr = writer.place(8, len, |addr, buf| {
         buf[FRAME_HEADER..].copy_from_slice(payload);
         crc = seal(buf, kind, level, codec, addr);
     })?;

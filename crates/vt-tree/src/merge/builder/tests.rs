@@ -2,22 +2,22 @@ use super::*;
 use crate::item::Body;
 use crate::value::Value;
 use crate::value::place_value;
-use zones::{FormatOptions, MemoryDevice, Reserve, Zones};
+use zones::{FormatOptions, MemoryDevice, Priority, Zones};
 
 #[test]
 fn small_items_behind_an_undecided_value_do_not_pile_up() {
     let zones = Zones::format(Arc::new(MemoryDevice::default()), FormatOptions::default())
         .expect("a fresh store");
     zones.start();
-    let mut fill = zones.fill(Purpose::Pages, Reserve::Use);
-    let extent = place_value(&mut fill, &[7; 4096]).expect("there is room");
-    let _hold = fill.finish().expect("it is written");
+    let mut writer = zones.extent_writer(Purpose::Pages, Priority::Log);
+    let extent = place_value(&mut writer, &[7; 4096]).expect("there is room");
+    let _pin = writer.finish().expect("it is written");
     let cache = BlockCache::new(zones, 1 << 20);
     let mut b = RunBuilder::new(
         &cache,
         &MergeOptions {
             placement: Placement::threshold(1 << 20),
-            reserve: Reserve::Use,
+            priority: Priority::Log,
             ..MergeOptions::default()
         },
     );

@@ -1,52 +1,57 @@
 //! An append position of its own on a stream. Objects are placed in memory at addresses known at
-//! once, and written in large pieces. Several fills of one stream may be open: each reserves chunks
-//! of the stream's open zone, small ones first, so that a short fill wastes little, and one after
-//! the other as long as no other fill comes between.
+//! once, and written in large pieces. Several writers of one stream may be open: each reserves
+//! chunks of the stream's open zone, small ones first, so that a short writer wastes little, and
+//! one after the other as long as no other writer comes between.
 
 use std::sync::Arc;
 
 use crate::{
-    Error, Hold, Lane, Purpose, Reserve, Result, SECTOR, ZONE_SIZE, ZoneId, ZoneUse, Zones,
+    Error, Lifetime, Priority, Purpose, Result, SECTOR, ZONE_SIZE, ZoneId, ZonePin, ZoneUse, Zones,
     round_up,
 };
 
-/// The first chunk a fill reserves; each further one is twice as large, up to [`MAX_CHUNK`].
+/// The first chunk a writer reserves; each further one is twice as large, up to [`MAX_CHUNK`].
 const FIRST_CHUNK: u64 = 64 << 10;
 /// The largest chunk, and how much is buffered before it is written.
 const MAX_CHUNK: u64 = 1 << 20;
 
-/// Dropping an unfinished fill abandons it: what it placed is gone and its space is free again.
-pub struct Fill {
+/// Dropping an unfinished writer abandons it: what it placed is gone and its space is free again.
+pub struct ExtentWriter {
     zones: Arc<Zones>,
     purpose: Purpose,
-    lane: Lane,
-    reserve: Reserve,
-    hold: Hold,
+    lifetime: Lifetime,
+    priority: Priority,
+    pin: ZonePin,
     /// Placed, but not written yet; lies at `start` on the device, a multiple of `SECTOR`.
     buffer: Vec<u8>,
     start: u64,
     /// The end of what is reserved contiguously with the buffer.
     end: u64,
-    /// Where that reservation began: given back if the fill is abandoned.
+    /// Where that reservation began: given back if the writer is abandoned.
     begin: u64,
     chunk: u64,
-    /// Bytes placed in the current zone that the hold does not count yet.
+    /// Bytes placed in the current zone that the pin does not count yet.
     placed: u64,
     failed: Option<Error>,
     /// Zones set aside for it.
-    supply: Vec<Hold>,
+    supply: Vec<ZonePin>,
     behind: bool,
 }
 
-impl Fill {
-    pub(crate) fn new(zones: Arc<Zones>, purpose: Purpose, lane: Lane, reserve: Reserve) -> Fill {
-        let hold = zones.empty_hold();
-        Fill {
+impl ExtentWriter {
+    pub(crate) fn new(
+        zones: Arc<Zones>,
+        purpose: Purpose,
+        lifetime: Lifetime,
+        priority: Priority,
+    ) -> ExtentWriter {
+        let pin = zones.empty_pin();
+        ExtentWriter {
             zones,
             purpose,
-            lane,
-            reserve,
-            hold,
+            lifetime,
+            priority,
+            pin,
             buffer: Vec::new(),
             start: 0,
             end: 0,
@@ -59,7 +64,7 @@ impl Fill {
         }
     }
 
-    /// Lets writes go on while more is placed: for a fill that a caller waits for. A sync that
+    /// Lets writes go on while more is placed: for a writer that a caller waits for. A sync that
     /// comes before they have ended waits for them.
     pub fn write_behind(&mut self) {
         self.behind = true;
@@ -67,20 +72,20 @@ impl Fill {
 
     /// Gives it zones that [`Zones::set_aside`], to be used before others. What they have room for
     /// is sure to find a place.
-    pub fn supply(&mut self, zones: Vec<Hold>) {
+    pub fn supply(&mut self, zones: Vec<ZonePin>) {
         self.supply.extend(zones);
     }
 
     /// Takes back what it did not use of them.
-    pub fn unused(&mut self) -> Vec<Hold> {
+    pub fn unused(&mut self) -> Vec<ZonePin> {
         std::mem::take(&mut self.supply)
     }
 
     /// Places an object of `len` bytes (at most [`ZONE_SIZE`]) at a multiple of `align` (a power of
     /// two, at most [`SECTOR`]) and returns its address. `write` is called once with the address
     /// and that many zeros to fill in. An object never crosses a zone, and can be read from the
-    /// device after [`Fill::flush`] or [`Fill::finish`]. After [`Error::NoSpace`] the fill is as it
-    /// was before the call; after any other error it can only be dropped.
+    /// device after [`ExtentWriter::flush`] or [`ExtentWriter::finish`]. After [`Error::NoSpace`]
+    /// the writer is as it was before the call; after any other error it can only be dropped.
     pub fn place(
         &mut self,
         align: u32,
@@ -115,7 +120,7 @@ impl Fill {
 
     /// The bytes placed so far, by zone.
     pub fn uses(&self) -> ZoneUse {
-        let mut uses = self.hold.uses().clone();
+        let mut uses = self.pin.uses().clone();
         if self.placed > 0 {
             uses.add(ZoneId::of(self.end - 1), self.placed);
         }
@@ -123,13 +128,13 @@ impl Fill {
         uses
     }
 
-    /// Writes everything placed so far and returns a hold over it, which stays good when the fill
+    /// Writes everything placed so far and returns a pin over it, which stays good when the writer
     /// is abandoned. The next object begins at a new sector.
-    pub fn hold(&mut self) -> Result<Hold> {
+    pub fn pin(&mut self) -> Result<ZonePin> {
         self.flush()?;
         self.begin = self.start;
         self.count();
-        let mut uses = self.hold.uses().clone();
+        let mut uses = self.pin.uses().clone();
         _ = uses.split_off_empty();
         self.zones.pin(&uses)
     }
@@ -143,19 +148,19 @@ impl Fill {
         self.write_out(true).map_err(|e| self.fail(e))
     }
 
-    /// Writes the rest and gives what is reserved but unused back. Not synced. The hold has the
+    /// Writes the rest and gives what is reserved but unused back. Not synced. The pin has the
     /// exact bytes placed in each zone.
-    pub fn finish(mut self) -> Result<Hold> {
+    pub fn finish(mut self) -> Result<ZonePin> {
         self.flush()?;
         self.count();
         self.zones.give_chunk_back(self.purpose, self.start, self.end);
         self.begin = self.end;
-        self.hold.release_empty();
-        Ok(std::mem::take(&mut self.hold))
+        self.pin.release_empty();
+        Ok(std::mem::take(&mut self.pin))
     }
 
-    /// Reserves at least `need` more bytes right behind what is reserved; false when another fill,
-    /// or nothing, lies there.
+    /// Reserves at least `need` more bytes right behind what is reserved; false when another
+    /// writer, or nothing, lies there.
     fn extend(&mut self, need: u64) -> bool {
         if self.end == 0 || ZoneId::of(self.end - 1) != ZoneId::of(self.end - 1 + need) {
             return false;
@@ -163,7 +168,7 @@ impl Fill {
         let need = round_up(need, SECTOR);
         match self.zones.extend_chunk(
             self.purpose,
-            self.reserve,
+            self.priority,
             self.end,
             need,
             need.max(self.chunk),
@@ -180,16 +185,16 @@ impl Fill {
     /// Leaves what is reserved here for a chunk of at least `need` bytes somewhere else.
     fn move_on(&mut self, need: u64) -> Result<()> {
         let need = round_up(need, SECTOR);
-        // Only a fill that begins may use gaps: one that goes on is a long one, and wants to stay
+        // Only a writer that begins may use gaps: one that goes on is a long one, and wants to stay
         // contiguous.
         let (start, len) = self.zones.reserve_chunk(
             self.purpose,
-            self.lane,
-            self.reserve,
+            self.lifetime,
+            self.priority,
             need,
             need.max(self.chunk),
             self.end == 0,
-            &mut self.hold,
+            &mut self.pin,
             &mut self.supply,
         )?;
         let written = self.write_out(true);
@@ -221,13 +226,13 @@ impl Fill {
         Ok(())
     }
 
-    /// Brings the hold up to date.
+    /// Brings the pin up to date.
     fn count(&mut self) {
         let placed = std::mem::take(&mut self.placed);
         if placed > 0 {
             // The buffer, empty or not, lies behind what was placed, perhaps at the very end of the
             // zone.
-            self.hold.charge(ZoneId::of(self.end - 1), placed);
+            self.pin.charge(ZoneId::of(self.end - 1), placed);
         }
     }
 
@@ -241,7 +246,7 @@ impl Fill {
     }
 }
 
-impl Drop for Fill {
+impl Drop for ExtentWriter {
     fn drop(&mut self) {
         self.zones.give_chunk_back(self.purpose, self.begin, self.end);
     }

@@ -1,4 +1,4 @@
-//! RAII over zones: as long as a hold lives, no zone it names is used again.
+//! RAII over zones: as long as a pin lives, no zone it names is used again.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,31 +6,31 @@ use std::sync::Arc;
 use crate::allocator::Allocator;
 use crate::{ZoneId, ZoneUse};
 
-/// Keeps every zone in it from being reused. Dropping it releases them: a zone with no hold, not
+/// Keeps every zone in it from being reused. Dropping it releases them: a zone with no pin, not
 /// open for a stream, is free from then on, so whatever made it unnecessary must be durable before.
 /// The default holds nothing.
 #[derive(Default)]
-pub struct Hold {
+pub struct ZonePin {
     /// `None` when it holds nothing.
     allocator: Option<Arc<Allocator>>,
     uses: ZoneUse,
 }
 
-impl Hold {
+impl ZonePin {
     /// Takes over pins that were counted already.
-    pub(crate) fn counted(allocator: &Arc<Allocator>, uses: ZoneUse) -> Hold {
-        Hold { allocator: Some(Arc::clone(allocator)), uses }
+    pub(crate) fn counted(allocator: &Arc<Allocator>, uses: ZoneUse) -> ZonePin {
+        ZonePin { allocator: Some(Arc::clone(allocator)), uses }
     }
 
     pub fn uses(&self) -> &ZoneUse {
         &self.uses
     }
 
-    /// Puts the zones of `other`, a hold of the same store, into this one.
+    /// Puts the zones of `other`, a pin of the same store, into this one.
     ///
     /// # Panics
     /// When `other` belongs to another store, which is a mistake in the program.
-    pub fn merge(&mut self, mut other: Hold) {
+    pub fn merge(&mut self, mut other: ZonePin) {
         let Some(theirs) = other.allocator.take() else { return };
         let allocator = self.allocator.get_or_insert_with(|| Arc::clone(&theirs));
         assert!(Arc::ptr_eq(allocator, &theirs), "holds of different stores cannot be merged");
@@ -63,7 +63,7 @@ impl Hold {
     }
 }
 
-impl Drop for Hold {
+impl Drop for ZonePin {
     fn drop(&mut self) {
         if let Some(allocator) = &self.allocator {
             allocator.unpin(&self.uses);
@@ -71,8 +71,8 @@ impl Drop for Hold {
     }
 }
 
-impl fmt::Debug for Hold {
+impl fmt::Debug for ZonePin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Hold").field("uses", &self.uses).finish_non_exhaustive()
+        f.debug_struct("ZonePin").field("uses", &self.uses).finish_non_exhaustive()
     }
 }
