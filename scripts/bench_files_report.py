@@ -4,6 +4,7 @@ import json
 import math
 import os
 import statistics
+import textwrap
 from html import escape
 from pathlib import Path
 
@@ -224,7 +225,9 @@ def report(lines, out=None):
         text.append("\nNot measured: " + "; ".join(f"{what} ({why})" for what, why in results.left_out.items()) + ".")
     # Notes written by hand are kept.
     notes = out.read_text().partition(NOTES) if out and out.exists() else ("", "", "")
-    return "\n".join(text) + "\n" + notes[1] + notes[2]
+    wrapped = (line if line.startswith(("|", "!")) else textwrap.fill(line, 100, break_long_words=False, break_on_hyphens=False)
+               for line in "\n".join(text).split("\n"))
+    return "\n".join(wrapped) + "\n" + notes[1] + notes[2]
 
 
 COLOURS = {"kvfs": "#1f77b4", "kvfs-uring": "#2ca02c", "memory-uring": "#bbbbbb"}
