@@ -30,6 +30,8 @@ mod scheduled {
 #[cfg(debug_assertions)]
 pub use scheduled::*;
 
+pub use arc_swap::Guard;
+
 #[cfg(not(debug_assertions))]
 pub use arc_swap::ArcSwap;
 #[cfg(not(debug_assertions))]

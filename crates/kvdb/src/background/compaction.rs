@@ -22,14 +22,14 @@ use env::sync::Mutex;
 use vt_tree::{Input, KeyRange, Merge, MergeOptions, Run, split_points};
 use zones::{Priority, ZONE_SIZE};
 
-use super::flush::encode_run;
 use super::part::Part;
 use super::shape::{BOTTOM, Claim, Job, PLENTY};
 use crate::db::database::Database;
 use crate::error::{Error, Result};
 use crate::ids::RunId;
 use crate::manifest::Edit;
-use crate::read::version::{Placed, Version};
+use crate::read::version::Placed;
+use crate::read::version_set::VersionEdit;
 
 /// When not even a part of this size finds room, there is none.
 const SMALLEST: u64 = 256 << 10;
@@ -181,28 +181,15 @@ impl State {
             .map(|(p, level)| (p, level + down))
             .collect();
         let levels = moves.iter().map(|(p, level)| (p.id, *level)).collect::<Vec<_>>();
-        db.install(|state| {
-            let mut edits = Vec::new();
+        db.versions.install(|state| {
+            let mut change = VersionEdit::default();
             if state.dictionaries.contains_key(&dict) {
                 for (Placed { id, run }, level) in &moves {
-                    edits.push(Edit::DropRun { dict, id: *id });
-                    edits.push(Edit::AddRun {
-                        dict,
-                        level: *level as u32,
-                        id: *id,
-                        run: encode_run(run),
-                    });
+                    change.edits.push(Edit::DropRun { dict, id: *id });
+                    change.add_run(dict, *level, *id, run);
                 }
             }
-            let change = move |v: &mut Version| {
-                v.change(dict, |tree| {
-                    let ids: Vec<RunId> = moves.iter().map(|(p, _)| p.id).collect();
-                    tree.drop_runs(&ids);
-                    // The oldest first, since each becomes the newest of its level.
-                    moves.into_iter().rev().for_each(|(placed, level)| tree.add_run(level, placed));
-                });
-            };
-            (edits, change)
+            change
         })?;
         for (id, level) in &mut self.job.levels {
             *level = levels.iter().find(|(of, _)| of == id).map_or(*level, |(_, now)| *now);
@@ -352,7 +339,7 @@ impl Piece {
             state.job.inputs.iter().map(|p| Input::Run(p.run.clone())).collect();
         let options = MergeOptions {
             drop_tombstones: state.job.to_bottom,
-            old_seq: db.visible.load(Ordering::Acquire),
+            old_seq: db.versions.visible.load(Ordering::Acquire),
             priority: Priority::Merge,
             lifetime: db.lifetime(&state.job.inputs, state.job.level),
             ..state.job.options.storage(state.job.placement(db))

@@ -125,7 +125,7 @@ impl Database {
     /// Bytes of large values of the generation that takes commits which are dead, or have made
     /// others so.
     pub(crate) fn dead_of_active(&self) -> Result<u64> {
-        let version = self.version.load_full();
+        let version = self.versions.load_full();
         let held = version.generation.held();
         let mut dead = 0;
         for tree in version.trees.values() {

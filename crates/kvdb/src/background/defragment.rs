@@ -221,7 +221,7 @@ impl Database {
     /// What runs hold, by zone, from the sums that they carry: no I/O.
     pub(crate) fn holes(&self) -> Holes {
         let mut zones: BTreeMap<ZoneId, u64> = BTreeMap::new();
-        for tree in self.version.load().trees.values() {
+        for tree in self.versions.load().trees.values() {
             tree.runs()
                 .flat_map(|p| p.run.uses().iter())
                 .for_each(|(zone, bytes)| *zones.entry(zone).or_default() += bytes);
@@ -234,7 +234,7 @@ impl Database {
 
     /// The cheapest zones to empty, `most` bytes of them; none when nothing is to be gained.
     pub(crate) fn victims(&self, most: u64, fullest_percent: u64) -> Result<Victims> {
-        let version = self.version.load_full();
+        let version = self.versions.load_full();
         let mut weights: BTreeMap<ZoneId, ZoneWeight> = BTreeMap::new();
         for placed in version.trees.values().flat_map(|t| t.runs()) {
             placed.run.weigh_zones(&mut weights)?;
@@ -287,7 +287,7 @@ impl Database {
     ) -> Result<u64> {
         let zones = Arc::new(victims.zones.clone());
         let touches = |run: &Run| run.uses().iter().any(|(zone, _)| zones.contains(&zone));
-        let version = self.version.load_full();
+        let version = self.versions.load_full();
         let runs: Vec<(DictionaryId, RunId)> = version
             .trees
             .iter()
@@ -341,7 +341,7 @@ impl Database {
         };
         let mut found = None;
         let claimed = self.merging.claim(|claims| {
-            found = find(&self.version.load());
+            found = find(&self.versions.load());
             let level = found.as_ref()?.0;
             let busy =
                 claims.iter().any(|c| c.dict == dict && (c.runs.contains(&id) || c.level == level));
@@ -375,7 +375,7 @@ impl Database {
         }
         let options = MergeOptions {
             drop_tombstones: false,
-            old_seq: self.visible.load(Ordering::Acquire),
+            old_seq: self.versions.visible.load(Ordering::Acquire),
             priority: Priority::Merge,
             lifetime: self.lifetime([placed], level),
             ..options.storage(Placement { evacuate: Some(victims.clone()), ..Placement::stitch() })
@@ -450,11 +450,11 @@ impl Database {
             done => done,
         };
         unless_in_vain(self.flush_all().map(|_| ()))?;
-        let dictionaries: Vec<DictionaryId> = self.version.load().trees.keys().copied().collect();
+        let dictionaries: Vec<DictionaryId> = self.versions.load().trees.keys().copied().collect();
         for dict in dictionaries {
             // Weighed in a version that is let go of before the merge: it would keep what the merge
             // leaves behind.
-            let version = self.version.load_full();
+            let version = self.versions.load_full();
             let Some(tree) = version.trees.get(&dict) else { continue };
             let sum =
                 |of: fn(&RunStats) -> u64| tree.runs().map(|p| of(&p.run.stats())).sum::<u64>();

@@ -7,7 +7,6 @@ use env::sync::atomic::Ordering;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use vt_tree::{Input, KeyRange, Merge, MergeOptions, Placement, Run};
 use zones::Priority;
 
@@ -16,8 +15,9 @@ use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::ids::RunId;
 use crate::journal::{Owned, Segment};
-use crate::manifest::Edit;
-use crate::read::version::{Generation, Layer, Placed, Version};
+use crate::manifest::{Edit, State};
+use crate::read::version::{Generation, Layer};
+use crate::read::version_set::VersionEdit;
 use crate::snapshots::Snapshot;
 use crate::transactions::history::Past;
 
@@ -40,18 +40,11 @@ struct Flush {
     _generations: Vec<Arc<Generation>>,
 }
 
-/// The manifest's form of a run.
-pub(crate) fn encode_run(run: &Run) -> Bytes {
-    let mut out = Vec::new();
-    run.encode(&mut out);
-    Bytes::from(out)
-}
-
 impl Flush {
     fn begin(db: &Database, upto: u64, sealed: Option<Sealed>) -> Result<Flush> {
         // In this order: one that begins after it finds nothing here that is newer.
-        let (oldest, asked) = db.transactions.oldest(&db.visible);
-        let version = db.version.load_full();
+        let (oldest, asked) = db.transactions.oldest(&db.versions.visible);
+        let version = db.versions.load_full();
         let mut merges = VecDeque::new();
         let mut generations: Vec<Arc<Generation>> = Vec::new();
         for (&dict, tree) in &version.trees {
@@ -115,48 +108,36 @@ impl Flush {
         let again = db.stock().saturating_sub(ready).min(released.len());
         let mut rest = released.split_off(again);
         let mut recycled = Vec::new();
-        let outcome = db.install(|state| {
-            let mut edits = vec![Edit::Streams(db.zones.positions())];
+        let plan = |state: &State| {
+            let mut change = VersionEdit::of([Edit::Streams(db.zones.positions())]);
             let mut id = state.next_run;
-            let mut placed = Vec::new();
-            for (dict, run, hiding) in self.runs {
-                // Dropped meanwhile: so is what it held.
-                if state.dictionaries.contains_key(&dict) {
-                    edits.push(Edit::AddRun {
-                        dict,
-                        level: 0,
-                        id: RunId(id),
-                        run: encode_run(&run),
-                    });
-                    placed.push((dict, Placed { id: RunId(id), run }));
-                    db.merging.hiding.set(RunId(id), hiding);
+            for (dict, run, hiding) in &self.runs {
+                // Of a dictionary that was dropped in between nothing is kept.
+                if state.dictionaries.contains_key(dict) {
+                    change.add_run(*dict, 0, RunId(id), run);
+                    db.merging.hiding.set(RunId(id), *hiding);
                     id += 1;
                 }
             }
             if let Some(sealed) = self.sealed {
-                edits.push(Edit::JournalStart(sealed.start));
-                edits.push(Edit::DropSegments { before });
+                change.edits.push(Edit::JournalStart(sealed.start));
+                change.edits.push(Edit::DropSegments { before });
             }
             for (i, old) in released.iter().enumerate() {
                 let number = state.next_segment + i as u64;
                 let segment =
                     Segment { number, zone: old.segment.zone, epoch: db.env.random(), end: None };
-                edits.push(Edit::Segment(segment));
+                change.edits.push(Edit::Segment(segment));
                 recycled.push(segment);
             }
-            edits.extend(self.snapshot.iter().map(|s| s.edit()));
-            let (upto, snapshot, snapshots) = (self.upto, self.snapshot, &db.snapshots);
-            let change = move |v: &mut Version| {
-                for tree in v.trees.values_mut() {
-                    Arc::make_mut(tree).layers.retain(|l| l.generation.number > upto);
-                }
-                for (dict, placed) in placed {
-                    v.change(dict, |t| t.add_run(0, placed));
-                }
-                snapshot.iter().for_each(|s| snapshots.settle(s, v));
-            };
-            (edits, change)
-        });
+            change.edits.extend(self.snapshot.iter().map(|s| s.edit()));
+            change
+        };
+        let outcome = db.versions.install_and(
+            plan,
+            |version| version.drop_layers(self.upto),
+            |version| self.snapshot.iter().for_each(|s| db.snapshots.settle(s, version)),
+        );
         if outcome.is_err() {
             // The manifest still lists them: they stay.
             released.append(&mut rest);
@@ -220,16 +201,17 @@ impl Database {
         // flushes what it has read and leaves the journal as it is. What is put above the runs from
         // here on would be beneath it when the store is opened again.
         let unflushed = self.pipeline.lock().unflushed;
-        let version = self.version.load_full();
+        let version = self.versions.load_full();
         let number = version.generation.number;
-        let empty = version.is_flushed() && self.manifest()?.state().start.position >= unflushed;
+        let empty =
+            version.is_flushed() && self.versions.manifest()?.state().start.position >= unflushed;
         drop(version);
         if !empty {
             self.seal(number)?;
         }
         while self.flush_sealed()? {}
         debug_assert!(
-            self.manifest()?.state().start.position >= unflushed,
+            self.versions.manifest()?.state().start.position >= unflushed,
             "the journal has records to be replayed over what comes above the runs now"
         );
         Ok(())

@@ -103,7 +103,7 @@ impl Database {
         claims: &[Claim],
         above: usize,
     ) -> Option<Job> {
-        let version = self.version.load();
+        let version = self.versions.load();
         let shape = self.options.shape.sane();
         let shapes = version.trees.values().filter_map(|t| {
             Some((

@@ -402,7 +402,7 @@ impl Database {
                 flushed?;
             }
             self.zones.give_back()?;
-            self.version.load().generation.release_idle_memory();
+            self.versions.load().generation.release_idle_memory();
         }
         Ok(())
     }
@@ -416,8 +416,8 @@ impl Database {
         const MOST: u64 = 256 << 20;
         // Nobody asks a memtable for less: what newer versions hide there may be forgotten as
         // others come.
-        let floor = self.pins.floor(self.visible.load(Ordering::Acquire));
-        let version = self.version.load_full();
+        let floor = self.versions.pins.floor(self.versions.visible.load(Ordering::Acquire));
+        let version = self.versions.load_full();
         for layer in version.trees.values().filter_map(|t| t.layers.first()) {
             layer.memtable.set_floor(floor);
         }
@@ -516,7 +516,7 @@ impl Database {
     }
 
     fn count_runs(&self) {
-        let version = self.version.load();
+        let version = self.versions.load();
         let most = version.trees.values().map(|t| t.levels.first().map_or(0, Vec::len)).max();
         self.counters.young_runs.set(most.unwrap_or(0) as u64);
         self.merging.hiding.keep(&version);

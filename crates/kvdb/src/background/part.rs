@@ -8,13 +8,13 @@ use std::sync::Arc;
 use bytes::Bytes;
 use vt_tree::{KeyRange, MergeStats, Run, concat, slice};
 
-use super::flush::encode_run;
 use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::ids::RunId;
 use crate::manifest::Edit;
-use crate::read::version::{Placed, Version};
+use crate::read::version::Placed;
+use crate::read::version_set::VersionEdit;
 
 /// What a part of a merge makes of the runs of a dictionary.
 pub(crate) struct Part {
@@ -116,37 +116,18 @@ impl Database {
         self.zones.sync().map_err(|e| self.health.fail("syncing a merge", &e.into()))?;
         self.counters.merged(stats);
         let mut installed = None;
-        self.install(|state| {
-            let mut edits = vec![Edit::Streams(self.zones.positions())];
-            let add = |level: usize, id, run: &Arc<Run>| Edit::AddRun {
-                dict,
-                level: level as u32,
-                id,
-                run: encode_run(run),
-            };
-            let new = new.map(|(level, run)| (level, Placed { id: RunId(state.next_run), run }));
+        self.versions.install(|state| {
+            let mut change = VersionEdit::of([Edit::Streams(self.zones.positions())]);
             if state.dictionaries.contains_key(&dict) {
-                for Changed { id, level, run } in &changed {
-                    edits.push(Edit::DropRun { dict, id: *id });
-                    edits.extend(run.iter().map(|run| add(*level, *id, run)));
+                for Changed { id, level, run } in changed {
+                    change.edits.push(Edit::DropRun { dict, id });
+                    run.iter().for_each(|run| change.add_run(dict, level, id, run));
                 }
-                edits.extend(new.iter().map(|(level, placed)| add(*level, placed.id, &placed.run)));
-                installed = Some(Installed { new: new.as_ref().map(|(_, placed)| placed.id) });
+                let id = RunId(state.next_run);
+                new.iter().for_each(|(level, run)| change.add_run(dict, *level, id, run));
+                installed = Some(Installed { new: new.map(|_| id) });
             }
-            let change = move |v: &mut Version| {
-                v.change(dict, |tree| {
-                    let mut gone = Vec::new();
-                    for Changed { id, run, .. } in changed {
-                        match run {
-                            Some(run) => tree.replace_run(Placed { id, run }),
-                            None => gone.push(id),
-                        }
-                    }
-                    new.into_iter().for_each(|(level, placed)| tree.add_run(level, placed));
-                    tree.drop_runs(&gone);
-                });
-            };
-            (edits, change)
+            change
         })?;
         Ok(installed)
     }

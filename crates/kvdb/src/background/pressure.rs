@@ -121,7 +121,7 @@ impl Database {
             }
             if self.sealed.lock().is_empty() {
                 // It is the journal that is too long, and nobody sealed what it holds yet.
-                self.seal(self.version.load().generation.number)?;
+                self.seal(self.versions.load().generation.number)?;
             }
             self.background.wait_for_memory(Duration::from_millis(100), full);
         }
@@ -186,7 +186,7 @@ impl Database {
         let tight = self.journal_tight.swap(false, Ordering::AcqRel);
         let mut seal = applied.seal;
         if (tight || long) && self.sealed.lock().is_empty() {
-            seal = Some(self.version.load().generation.number);
+            seal = Some(self.versions.load().generation.number);
         }
         let write = applied.pending >= self.shares.journal_write_at
             || applied.unplaced >= self.shares.window;

@@ -57,7 +57,7 @@ impl Database {
 
     /// Merges and installs the first part of `range`; what is left of it. The caller merges alone.
     fn compact_part(&self, dict: DictionaryId, range: KeyRange) -> Result<Option<KeyRange>> {
-        let tree = self.version.load().tree(dict)?.clone();
+        let tree = self.versions.load().tree(dict)?.clone();
         let runs = tree
             .levels
             .iter()
@@ -69,7 +69,7 @@ impl Database {
         }
         let options = MergeOptions {
             drop_tombstones: true,
-            old_seq: self.visible.load(Ordering::Acquire),
+            old_seq: self.versions.visible.load(Ordering::Acquire),
             priority: Priority::Merge,
             lifetime: self.lifetime(inputs.iter().map(|(_, p)| p), BOTTOM),
             ..tree.info.options.storage(Job::everything_from(&tree, 0).placement(self))

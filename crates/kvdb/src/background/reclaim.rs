@@ -84,7 +84,7 @@ impl Database {
         match self.compact_now(job) {
             Err(Error::NoSpace) if !to_bottom => {
                 let job = self
-                    .version
+                    .versions
                     .load()
                     .trees
                     .get(&dict)
@@ -102,7 +102,7 @@ impl Database {
     /// Merges all runs of a dictionary into one.
     pub(crate) fn compact(&self, dict: DictionaryId) -> Result<()> {
         let _alone = self.merge_alone();
-        let job = Job::for_all(self.version.load().tree(dict)?);
+        let job = Job::for_all(self.versions.load().tree(dict)?);
         if let Some(job) = job {
             self.compact_somehow(job)?;
         }
@@ -119,7 +119,7 @@ impl Database {
         let _alone = self.merge_alone();
         // The version is let go of before the merge: it would keep what the merge leaves behind.
         let job = {
-            let version = self.version.load();
+            let version = self.versions.load();
             let tree = version.tree(dict)?;
             match placement {
                 None => Job::for_all(tree),
@@ -166,7 +166,7 @@ impl Database {
         // Deletions first: these merges write least and gain most, and may make the room that
         // others find none without.
         let jobs: Vec<Job> = self
-            .version
+            .versions
             .load()
             .trees
             .values()

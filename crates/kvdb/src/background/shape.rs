@@ -192,7 +192,7 @@ impl Job {
             return Placement { stitch_at: PRESSED, ..Placement::stitch() };
         }
         let stitch_at =
-            db.version.load().trees.get(&self.dict).map_or(ADAPTIVE, |t| t.info.options.stitch_at);
+            db.versions.load().trees.get(&self.dict).map_or(ADAPTIVE, |t| t.info.options.stitch_at);
         let seek_bytes = db.options.seek_bytes;
         let values_at = match stitch_at {
             ADAPTIVE if seek_bytes < DEAR => 0,

@@ -22,10 +22,14 @@ use self::batch::{Batch, Change, Durability};
 use self::pipeline::Pipeline;
 use self::unplaced::Unplaced;
 use crate::db::database::Database;
+use crate::db::database::number_alone;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::journal::record::{self, Changes, Op, PutValue};
+use crate::manifest::State;
 use crate::read::version::{Layer, Version};
+use crate::read::version_set::VersionEdit;
+use crate::transactions::history::Past;
 use crate::transactions::locking::{past, ranges};
 
 /// Longest key, bytes.
@@ -39,7 +43,7 @@ impl Database {
         self.writable()?;
         // Large values are logged with the record where the caller waits for the next sync.
         let placing = if batch.sync_follows { Durability::Synced } else { durability };
-        let Valid { changes, claim, pin } = self.validate(&self.version.load(), batch)?;
+        let Valid { changes, claim, pin } = self.validate(&self.versions.load(), batch)?;
         if changes.is_empty() {
             return match durability {
                 Durability::Buffered => Ok(()),
@@ -71,7 +75,7 @@ impl Database {
         owner: Option<u64>,
         still: impl Fn(Seq) -> Result<bool>,
     ) -> Result<Outcome> {
-        let version = self.version.load_full();
+        let version = self.versions.load_full();
         let user_bytes: u64 = changes.iter().map(|(_, op)| op.bytes() as u64).sum();
         let (large, total) = self.large(&version, &changes);
         drop(version);
@@ -131,7 +135,7 @@ impl Database {
 
     /// Copies large values to where they wait for their place.
     fn copy_values(&self, large: &[usize], changes: &mut Changes) {
-        let version = self.version.load();
+        let version = self.versions.load();
         let mut chunks = self.chunks.lock();
         for &i in large {
             if let (dict, Op::Put(key, Value::Inline(value))) = &changes[i] {
@@ -183,7 +187,7 @@ impl Database {
         let mut extents = Vec::with_capacity(large.len());
         for &i in large {
             if let (dict, Op::Put(_, Value::Inline(bytes))) = &changes[i] {
-                let codec = codec(&self.version.load(), *dict);
+                let codec = codec(&self.versions.load(), *dict);
                 extents.push(place_packed(&mut writer, &mut packer, codec, bytes)?);
             }
         }
@@ -200,7 +204,7 @@ impl Database {
     ) -> Result<()> {
         self.writable()?;
         check_put(key.len(), value.len())?;
-        let version = self.version.load();
+        let version = self.versions.load();
         let options = &version.tree(dict)?.info.options;
         let large = value.len() >= options.separate_at.max(1) as usize;
         let codec = options.compress_values;
@@ -236,7 +240,7 @@ impl Database {
                 batch.put(dict, Bytes::copy_from_slice(key), Bytes::copy_from_slice(value));
                 return self.commit(batch, durability);
             }
-            let version = self.version.load();
+            let version = self.versions.load();
             let layer = version
                 .tree(dict)?
                 .layers
@@ -368,12 +372,47 @@ impl Database {
         unplaced: usize,
     ) -> Applied {
         pipeline.next_seq += count;
-        self.visible.store(pipeline.next_seq - 1, Ordering::Release);
+        self.versions.visible.store(pipeline.next_seq - 1, Ordering::Release);
         let active = self.active_bytes.fetch_add(grown, Ordering::Relaxed) + grown;
         let unplaced = self.unplaced_bytes.fetch_add(unplaced, Ordering::Relaxed) + unplaced;
         let full = active + unplaced.min(self.shares.window) >= self.shares.seal_at;
         let seal = full.then_some(version.generation.number);
         Applied { end: pipeline.end(), pending: pipeline.pending.len(), unplaced, seal }
+    }
+
+    /// A commit that is an edit of the manifest: made durable as `plan` draws it up, and then
+    /// visible. The caller has entered the pipeline with room for [`number_alone`]. `past`: what it
+    /// changes, for those who look for conflicts.
+    pub(crate) fn install_commit(
+        &self,
+        pipeline: &mut Pipeline,
+        past: impl FnOnce(Seq) -> Option<Past>,
+        plan: impl FnOnce(&State) -> Result<VersionEdit>,
+    ) -> Result<()> {
+        self.install_commit_with(pipeline, past, plan, || ())
+    }
+
+    /// `between` is what others do before the commit, which is noted, becomes visible.
+    fn install_commit_with(
+        &self,
+        pipeline: &mut Pipeline,
+        past: impl FnOnce(Seq) -> Option<Past>,
+        plan: impl FnOnce(&State) -> Result<VersionEdit>,
+        between: impl FnOnce(),
+    ) -> Result<()> {
+        let seq = pipeline.next_seq;
+        // It has happened. Until it is visible, readers have all of what was before.
+        let logged = |pipeline: &mut Pipeline| {
+            if self.options.journal {
+                record::encode(&number_alone(), pipeline.stream(), |_| {});
+            }
+            self.transactions.remember(past(seq))
+        };
+        let show = |pipeline: &mut Pipeline, version: &Version| {
+            between();
+            self.show(pipeline, version, 1, 0, 0)
+        };
+        self.versions.install_commit(seq, pipeline, plan, logged, show).map(drop)
     }
 
     /// The second stage of a commit.
@@ -425,14 +464,14 @@ impl Database {
             },
         };
         let waiting = pipeline.pending.values.len();
-        let version = self.version.load();
+        let version = self.versions.load();
         // One may have been dropped since the changes were looked at. What goes nowhere is not said
         // to have happened; and each value that waits for its place must have its record's, in
         // their order.
         changes
             .chunk_by(|a, b| a.0 == b.0)
             .try_for_each(|some| version.tree(some[0].0).map(drop))?;
-        self.forget_tombstones(&version, changes);
+        self.versions.forget_tombstones(&version, changes);
         let (grown, unplaced) = write_memtables(&version, first, changes, &mut |dict, op, slot| {
             let (Op::PutUnplaced(key, value, codec), Some((layer, slot))) = (op, slot) else {
                 return;
@@ -634,4 +673,31 @@ pub(crate) fn write_memtables(
         grown += layer.memtable.bytes().saturating_sub(before);
     }
     (grown.saturating_sub(waiting), waiting)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+    use crate::Kvdb;
+    use crate::manifest::Edit;
+
+    /// A transaction that began between the two would read the state before the commit and find no
+    /// conflict with it.
+    #[test]
+    fn no_transaction_begins_between_the_note_of_a_commit_and_its_visibility() {
+        let db = Kvdb::in_memory();
+        let inner = &db.db.0;
+        let mut pipeline = inner.enter_at_once(record::size(&number_alone())).expect("entered");
+        let asked = Cell::new(false);
+        let between = || {
+            asked.set(true);
+            assert!(!inner.transactions.may_begin(), "the commit is noted and not visible yet");
+        };
+        let plan = |_: &State| Ok(VersionEdit::of([Edit::Streams(inner.zones.positions())]));
+        inner.install_commit_with(&mut pipeline, |_| None, plan, between).expect("installed");
+        assert!(asked.get());
+        assert!(inner.transactions.may_begin(), "it is visible");
+    }
 }

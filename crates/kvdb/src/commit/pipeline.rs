@@ -166,7 +166,7 @@ impl Database {
 
     /// Makes a zone the journal's next segment in the manifest.
     pub(crate) fn list_segment(&self, zone: ZoneId, pin: ZonePin) -> Result<Owned> {
-        let mut manifest = self.manifest()?;
+        let mut manifest = self.versions.manifest()?;
         let segment = Segment {
             number: manifest.state().next_segment,
             zone,
@@ -186,7 +186,7 @@ impl Database {
         }
         let forget =
             late.iter().map(|s| Edit::ForgetSegment { number: s.segment.number }).collect();
-        self.manifest()?.commit(forget)
+        self.versions.manifest()?.commit(forget)
     }
 
     /// Hands the journal's buffer to the device, not synced. Gives the position up to which the
@@ -333,7 +333,11 @@ impl Database {
                 pipeline.stream().extend_from_slice(&record);
             }
             pipeline.unflushed = pipeline.end();
-            applied = Some(self.publish_version(pipeline, |v| v.bind(runs)));
+            applied = Some(self.versions.publish(
+                seq,
+                |version| version.bind(runs),
+                |version| self.show(pipeline, version, 1, 0, 0),
+            ));
             drop((remembered, guard.take()));
         };
         // Others may have filled the room meanwhile: then all begins anew.
@@ -376,7 +380,7 @@ impl Database {
         self.write_out_with(writer)?;
         let mut pipeline = self.pipeline.lock();
         let number = {
-            let version = self.version.load();
+            let version = self.versions.load();
             if !go(&version, &mut pipeline, writer)? {
                 return Ok(());
             }
@@ -390,7 +394,7 @@ impl Database {
             return Err(self.unless_full("writing values", e));
         }
         let seq = pipeline.next_seq - 1;
-        self.swap_version(|v| *v = v.sealed());
+        self.versions.change(|v| *v = v.sealed());
         let bytes = self.active_bytes.swap(0, Ordering::Relaxed);
         then(&mut pipeline);
         drop(pipeline);

@@ -110,13 +110,16 @@ fn examine(
 
     let snapshots: Vec<_> =
         found.snapshots.list().into_iter().map(|s| (s.label.name.clone(), s.version())).collect();
-    let live = found.trees.iter().flat_map(|t| t.runs().map(move |p| (&p.run, place(t, p))));
+    let live =
+        found.version.trees.values().flat_map(|t| t.runs().map(move |p| (&p.run, place(t, p))));
     let kept =
         snapshots.iter().flat_map(|(name, version)| version.trees.values().map(move |t| (name, t)));
     let kept = kept.flat_map(|(name, t)| {
         t.runs().map(move |p| (&p.run, format!("snapshot {name}, {}", place(t, p))))
     });
-    let of = |dict| found.trees.iter().find(|t| t.info.id == dict).map_or("", |t| &t.info.name);
+    let of = |dict| {
+        found.version.trees.values().find(|t| t.info.id == dict).map_or("", |t| &t.info.name)
+    };
     let in_journal = journal.iter().flat_map(|j| &j.runs).flat_map(|b| &b.runs);
     let in_journal = in_journal.flat_map(|(dict, runs)| {
         runs.iter().map(move |run| (run, format!("dictionary {}, a run of the journal", of(*dict))))
@@ -157,7 +160,7 @@ fn examine(
     for (zone, _) in uses.iter() {
         claim(&used, zone, "a value that the journal binds", report);
     }
-    report.dictionaries = found.trees.len() as u64;
+    report.dictionaries = found.version.trees.len() as u64;
     report.snapshots = snapshots.len() as u64;
     for (run, place) in &runs {
         let mut faults = Vec::new();

@@ -10,7 +10,6 @@ use std::sync::Arc;
 
 use zones::{Device, FileDevice, ZONE_SIZE, ZoneUse};
 
-use crate::background::flush::encode_run;
 use crate::db::Kvdb;
 use crate::db::database::Database;
 use crate::db::files::Partial;
@@ -18,6 +17,7 @@ use crate::dictionary::DictionaryInfo;
 use crate::error::Result;
 use crate::health::Health;
 use crate::manifest::{Edit, JournalStart, Manifest, State};
+use crate::read::version_set::encode_run;
 
 /// What a checkpoint consists of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,7 +69,7 @@ impl Database {
     /// Above the numbers of all dictionaries that there were, as far as anybody still knows of
     /// them.
     fn next_dictionary(&self) -> u32 {
-        self.manifest().map_or(0, |m| m.state().next_dictionary)
+        self.versions.manifest().map_or(0, |m| m.state().next_dictionary)
     }
 
     /// Edits that build the branches, without their dictionaries, and the snapshots.
@@ -113,14 +113,14 @@ impl Database {
     }
 
     fn checkpoint_to(&self, device: Arc<dyn Device>) -> Result<CheckpointStats> {
-        if !self.options.read_only || !self.version.load().is_flushed() {
+        if !self.options.read_only || !self.versions.load().is_flushed() {
             self.writable()?;
             self.flush_all()?;
         }
         // Runs are always those of a prefix of the commits: a flush installs what it has of all
         // dictionaries at once.
-        let version = self.version.load_full();
-        let seq = self.visible.load(Ordering::Acquire);
+        let version = self.versions.load_full();
+        let seq = self.versions.visible.load(Ordering::Acquire);
         let mut stats = CheckpointStats::default();
         let mut uses = ZoneUse::new();
         let mut state = State::new();

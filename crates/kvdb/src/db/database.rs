@@ -14,13 +14,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use env::Env;
-use env::sync::ArcSwap;
-use env::sync::{Condvar, MappedMutexGuard, Mutex, MutexGuard};
-use vt_tree::{BlockCache, Seq};
+use env::sync::{Condvar, Mutex};
+use vt_tree::BlockCache;
 use zones::Zones;
 
 use crate::background::{Background, Defragmenter, Merging};
-use crate::commit::Applied;
 use crate::commit::pipeline::{Pipeline, Syncing};
 use crate::commit::unplaced::Chunks;
 use crate::db::options::{OpenOptions, Shares};
@@ -28,16 +26,15 @@ use crate::db::stats::Counters;
 use crate::dictionary::{DictionaryId, DictionaryInfo, DictionaryOptions, MAX_DICTIONARY_NAME};
 use crate::error::{Error, Result};
 use crate::health::Health;
-use crate::journal::record::{self, Changes, Op};
+use crate::journal::record::{Changes, Op};
 use crate::journal::{SEGMENT_SIZE, Writer};
 use crate::locks::Locks;
-use crate::manifest::{Edit, JournalStart, Manifest, State};
-use crate::read::pins::{Pinned, Pins};
-use crate::read::version::{Tree, Version};
-use crate::read::view::View;
+use crate::manifest::{Edit, JournalStart, Manifest};
+use crate::read::version::Version;
+use crate::read::version_set::VersionEdit;
+use crate::read::version_set::VersionSet;
 use crate::scrub::Scrubber;
 use crate::snapshots::Snapshots;
-use crate::transactions::history::Past;
 use crate::transactions::registry::Transactions;
 
 /// A generation that takes no more commits, and where the journal begins once it is in runs.
@@ -58,15 +55,7 @@ pub(crate) struct Database {
     pub health: Arc<Health>,
     pub counters: Counters,
 
-    pub version: ArcSwap<Version>,
-    /// Held for the time of one read-change-store of `version`.
-    pub swap: Mutex<()>,
-    /// The newest commit that readers see.
-    pub visible: AtomicU64,
-    /// [`Version::came_with`] of the version that there is, stored before `visible` is: who sees
-    /// such a commit knows that its version is there.
-    came_with: AtomicU64,
-    pub pins: Arc<Pins>,
+    pub versions: VersionSet,
     /// Bytes in the memtables that take commits.
     pub active_bytes: AtomicUsize,
     /// Bytes in those that wait for their flush.
@@ -96,8 +85,6 @@ pub(crate) struct Database {
     /// Nothing but a mark stands before this end of the stream since the last sync.
     pub marked: AtomicU64,
 
-    /// `None`: opened for reading only.
-    manifest: Mutex<Option<Manifest>>,
     /// Generations that wait for their flush, oldest first.
     pub sealed: Mutex<VecDeque<Sealed>>,
     pub flushing: Mutex<()>,
@@ -139,6 +126,13 @@ impl Database {
         let position = parts.writer.position().position;
         let active: usize = parts.version.memtable_bytes();
         let pipeline = Pipeline::new(parts.next_seq, position);
+        let versions = VersionSet::new(
+            parts.store.clone(),
+            parts.health.clone(),
+            parts.version,
+            parts.next_seq - 1,
+            parts.manifest,
+        );
         Database {
             background: Background::new(parts.env.monotonic()),
             env: parts.env,
@@ -148,11 +142,7 @@ impl Database {
             options: parts.options,
             health: parts.health,
             counters: Counters::default(),
-            version: ArcSwap::from_pointee(parts.version),
-            swap: Mutex::new(()),
-            visible: AtomicU64::new(pipeline.next_seq - 1),
-            came_with: AtomicU64::new(0),
-            pins: Arc::default(),
+            versions,
             active_bytes: AtomicUsize::new(active),
             sealed_bytes: AtomicUsize::new(0),
             unplaced_bytes: AtomicUsize::new(0),
@@ -169,7 +159,6 @@ impl Database {
             sync_done: Condvar::new(),
             durable: AtomicU64::new(position),
             marked: AtomicU64::new(position),
-            manifest: Mutex::new(parts.manifest),
             sealed: Mutex::default(),
             flushing: Mutex::new(()),
             merging: Merging::default(),
@@ -199,148 +188,13 @@ impl Database {
         self.health.check()
     }
 
-    pub(crate) fn manifest(&self) -> Result<MappedMutexGuard<'_, Manifest>> {
-        MutexGuard::try_map(self.manifest.lock(), Option::as_mut)
-            .map_err(|_| Error::ReadOnly("it was opened for reading only".into()))
-    }
-
-    /// Replaces the version by a changed one.
-    pub(crate) fn swap_version(&self, change: impl FnOnce(&mut Version)) {
-        self.swap_version_and(change, |_| ());
-    }
-
-    /// The same, and then `then`, before anything else becomes of the version.
-    fn swap_version_and<T>(
-        &self,
-        change: impl FnOnce(&mut Version),
-        then: impl FnOnce(&Version) -> T,
-    ) -> T {
-        let (old, done);
-        {
-            let _one = self.swap.lock();
-            old = self.version.load_full();
-            let mut next = (*old).clone();
-            change(&mut next);
-            let next = Arc::new(next);
-            self.version.store(next.clone());
-            done = then(&next);
-        }
-        // What only the old version held is let go here, outside of the lock.
-        drop(old);
-        done
-    }
-
-    /// Lets everybody see a commit that is a change of the version itself. Its number and the
-    /// version become visible as one step: no view has one without the other (see
-    /// [`Database::view`]). Nothing may come between the two that waits for another thread, since
-    /// views that are made meanwhile wait for it.
-    pub(crate) fn publish_version(
-        &self,
-        pipeline: &mut Pipeline,
-        change: impl FnOnce(&mut Version),
-    ) -> Applied {
-        let seq = pipeline.next_seq;
-        let change = |version: &mut Version| {
-            change(version);
-            version.came_with = seq;
-        };
-        self.swap_version_and(change, |version| {
-            self.came_with.store(seq, Ordering::Release);
-            self.show(pipeline, version, 1, 0, 0)
-        })
-    }
-
-    /// A commit that is an edit of the manifest: made durable as `plan` draws it up for its number,
-    /// and then visible. The caller has entered the pipeline with room for [`number_alone`].
-    /// `past`: what it changes, for those who look for conflicts.
-    pub(crate) fn install_commit<F>(
-        &self,
-        pipeline: &mut Pipeline,
-        past: impl FnOnce(Seq) -> Option<Past>,
-        plan: impl FnOnce(&State, Seq) -> Result<(Vec<Edit>, F)>,
-    ) -> Result<()>
-    where
-        F: FnOnce(&mut Version),
-    {
-        let seq = pipeline.next_seq;
-        let mut manifest = self.manifest()?;
-        let (edits, change) = plan(manifest.state(), seq)?;
-        manifest.commit(edits)?;
-        // It has happened. Until it is visible, readers have all of what was before.
-        if self.options.journal {
-            record::encode(&number_alone(), pipeline.stream(), |_| {});
-        }
-        let remembered = self.transactions.remember(past(seq));
-        self.publish_version(pipeline, change);
-        drop(remembered);
-        Ok(())
-    }
-
-    /// Makes the edits that `plan` draws up durable, then changes the version accordingly. Whatever
-    /// the version lets go of is free only after the edits are durable.
-    pub(crate) fn install<F>(&self, plan: impl FnOnce(&State) -> (Vec<Edit>, F)) -> Result<()>
-    where
-        F: FnOnce(&mut Version),
-    {
-        let mut manifest = self.manifest()?;
-        let (edits, change) = plan(manifest.state());
-        manifest.commit(edits)?;
-        self.swap_version(change);
-        Ok(())
-    }
-
-    pub(crate) fn view(&self) -> View {
-        self.view_with(|| ())
-    }
-
-    /// The same; `between` is what others do between its two steps.
-    fn view_with(&self, mut between: impl FnMut()) -> View {
-        loop {
-            // The version first: what it lacks was committed after this call began; what its runs
-            // hold is visible already.
-            let version = self.version.load_full();
-            between();
-            let pin = self.pins.pin(&self.visible);
-            // A commit that came with a version is seen in that version and no other.
-            if self.came_with.load(Ordering::Acquire) == version.came_with
-                && version.came_with <= pin.at
-            {
-                return View {
-                    at: pin.at,
-                    store: self.store.clone(),
-                    version: Pinned { version, _pin: pin },
-                    own: None,
-                };
-            }
-            // One of these is becoming visible right now.
-            env::thread::yield_now();
-        }
-    }
-
-    /// A view that has every commit up to the one that it pins: what is newer than that number is
-    /// not in it, and nothing else.
-    pub(crate) fn exact_view(&self) -> View {
-        self.exact_view_with(|| ())
-    }
-
-    fn exact_view_with(&self, mut between: impl FnMut()) -> View {
-        loop {
-            let view = self.view_with(&mut between);
-            // What was committed between the two steps lies in its memtables, unless these were
-            // sealed or others added meanwhile.
-            if Arc::ptr_eq(&self.version.load(), &view.version.version) {
-                return view;
-            }
-        }
-    }
-
     pub(crate) fn create_dictionary(
         &self,
         branch: &str,
         name: &str,
         options: DictionaryOptions,
     ) -> Result<DictionaryId> {
-        if let Some(id) = self.dictionary(branch, name) {
+        if let Some(id) = self.versions.dictionary(branch, name) {
             return Ok(id);
         }
         self.writable()?;
@@ -351,8 +205,8 @@ impl Database {
             )));
         }
         let mut made = None;
-        self.install(|state| {
-            // Somebody else may have been quicker.
+        self.versions.install(|state| {
+            // Another thread may have been quicker.
             let there = state
                 .dictionaries
                 .values()
@@ -362,18 +216,7 @@ impl Database {
             let id = there.unwrap_or(DictionaryId(state.next_dictionary));
             made = known.then_some(id);
             let info = DictionaryInfo { id, name: name.into(), branch: branch.into(), options };
-            let edits = if there.is_some() || !known {
-                Vec::new()
-            } else {
-                vec![Edit::Dictionary(info.clone())]
-            };
-            let change = move |v: &mut Version| {
-                let generation = v.generation.clone();
-                if known {
-                    v.trees.entry(id).or_insert_with(|| Arc::new(Tree::new(info, &generation)));
-                }
-            };
-            (edits, change)
+            VersionEdit::of((there.is_none() && known).then_some(Edit::Dictionary(info)))
         })?;
         made.ok_or_else(|| Error::NoBranch(branch.into()))
     }
@@ -381,13 +224,12 @@ impl Database {
     /// Drops a dictionary and all that is in it.
     pub(crate) fn drop_dictionary(&self, dict: DictionaryId) -> Result<()> {
         self.writable()?;
-        self.version.load().tree(dict)?;
+        self.versions.load().tree(dict)?;
         // A snapshot that was made before has it.
         let naming = self.settled()?;
-        self.install(|state| {
-            let edits =
-                state.dictionaries.contains_key(&dict).then_some(Edit::DropDictionary(dict));
-            (edits.into_iter().collect(), move |v: &mut Version| drop(v.trees.remove(&dict)))
+        self.versions.install(|state| {
+            let there = state.dictionaries.contains_key(&dict);
+            VersionEdit::of(there.then_some(Edit::DropDictionary(dict)))
         })?;
         drop(naming);
         self.background.compaction_wanted();
@@ -397,25 +239,11 @@ impl Database {
     /// Changes the stitching threshold of a dictionary, durably and for merges under way.
     pub(crate) fn set_stitch_at(&self, dict: DictionaryId, stitch_at: u64) -> Result<()> {
         self.writable()?;
-        self.version.load().tree(dict)?;
-        self.install(|state| {
-            let edits = state
-                .dictionaries
-                .contains_key(&dict)
-                .then_some(Edit::StitchAt { dict, stitch_at });
-            (edits.into_iter().collect(), move |v: &mut Version| {
-                v.change(dict, |t| t.info.options.stitch_at = stitch_at)
-            })
+        self.versions.load().tree(dict)?;
+        self.versions.install(|state| {
+            let there = state.dictionaries.contains_key(&dict);
+            VersionEdit::of(there.then_some(Edit::StitchAt { dict, stitch_at }))
         })
-    }
-
-    pub(crate) fn dictionary(&self, branch: &str, name: &str) -> Option<DictionaryId> {
-        let version = self.version.load();
-        version
-            .trees
-            .values()
-            .find(|t| t.info.name == name && t.info.branch == branch)
-            .map(|t| t.info.id)
     }
 
     /// Segments that should lie ready.
@@ -456,7 +284,7 @@ impl Database {
         }
         edits.push(Edit::Streams(self.zones.positions()));
         edits.push(Edit::Closed);
-        let mut manifest = self.manifest()?;
+        let mut manifest = self.versions.manifest()?;
         match manifest.commit(edits) {
             Ok(()) => manifest.vouch(),
             // Without this note the next open finds the journal's end for itself.
@@ -467,132 +295,5 @@ impl Database {
 
     pub(crate) fn now(&self) -> Duration {
         self.env.monotonic()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::cell::Cell;
-
-    use super::*;
-    use crate::{Batch, Durability, Isolation, Kvdb};
-
-    /// A view's two steps, with something that others do between them, which happens once: what it
-    /// has is one state of the store.
-    fn between(others: impl Fn(&Kvdb, DictionaryId)) {
-        for exact in [false, true] {
-            let db = Kvdb::in_memory();
-            let d = db.create_dictionary("d", DictionaryOptions::default()).expect("made");
-            let put = |key: &str, value: &str| {
-                db.put(d, key.as_bytes(), value.as_bytes(), Durability::Buffered).expect("put")
-            };
-            put("a", "1");
-            put("b", "1");
-            db.snapshot("one").expect("made");
-            db.flush().expect("flushed");
-            put("a", "2");
-            let done = Cell::new(false);
-            let during = || {
-                if !done.replace(true) {
-                    others(&db, d);
-                    put("b", "behind");
-                }
-            };
-            let inner = &db.db.0;
-            let view = if exact { inner.exact_view_with(during) } else { inner.view_with(during) };
-            let read = |view: &View, key: &str| view.get(d, key.as_bytes()).expect("read");
-            let now = db.view();
-            if view.at == now.at {
-                // It has the number of all that was done: then it has all of it.
-                assert_eq!(
-                    ["a", "b"].map(|key| read(&view, key)),
-                    ["a", "b"].map(|key| read(&now, key)),
-                    "exact: {exact}"
-                );
-            } else {
-                assert_eq!(
-                    ["a", "b"].map(|key| read(&view, key)),
-                    [Some("2".into()), Some("1".into())],
-                    "exact: {exact}"
-                );
-            }
-        }
-    }
-
-    #[test]
-    fn a_view_and_a_rollback() {
-        between(|db, _| db.rollback("one").expect("rolled back"));
-    }
-
-    #[test]
-    fn a_view_and_an_ingest() {
-        between(|db, d| _ = db.ingest(d, [("a", "ingested")]).expect("ingested"));
-    }
-
-    #[test]
-    fn a_view_and_a_transaction_that_binds_runs() {
-        between(|db, d| {
-            let t = db.begin(Isolation::Snapshot).expect("begun");
-            let mut bulk = t.bulk(d, &db.view()).expect("begun");
-            bulk.push(b"a", b"bound").expect("pushed");
-            t.adopt(bulk.finish().expect("written")).expect("adopted");
-            t.commit(Durability::Buffered).expect("committed");
-        });
-    }
-
-    /// A transaction that began between the two would read the state before the commit and find no
-    /// conflict with it.
-    #[test]
-    fn no_transaction_begins_between_the_note_of_a_commit_and_its_visibility() {
-        let db = Kvdb::in_memory();
-        let inner = &db.db.0;
-        let mut pipeline = inner.enter_at_once(record::size(&number_alone())).expect("entered");
-        let asked = Cell::new(false);
-        let change = |_: &mut Version| {
-            asked.set(true);
-            assert!(!inner.transactions.may_begin(), "the commit is noted and not visible yet");
-        };
-        let plan = |_: &State, _| Ok((vec![Edit::Streams(inner.zones.positions())], change));
-        inner.install_commit(&mut pipeline, |_| None, plan).expect("installed");
-        assert!(asked.get());
-        assert!(inner.transactions.may_begin(), "it is visible");
-    }
-
-    /// A plain view may lack what came between its steps; one that a transaction reads has every
-    /// commit up to its number.
-    #[test]
-    fn an_exact_view_and_what_goes_into_other_memtables() {
-        let new_generation = |db: &Kvdb, d| {
-            let generation = db.db.0.version.load().generation.number;
-            db.db.0.seal(generation).expect("sealed");
-            db.put(d, b"a", b"3", Durability::Buffered).expect("put");
-        };
-        let new_dictionary = |db: &Kvdb, _| {
-            let e = db.create_dictionary("e", DictionaryOptions::default()).expect("made");
-            db.put(e, b"a", b"3", Durability::Buffered).expect("put");
-        };
-        type Others<'a> = &'a dyn Fn(&Kvdb, DictionaryId);
-        let cases: [Others; 2] = [&new_generation, &new_dictionary];
-        for others in cases {
-            let db = Kvdb::in_memory();
-            let d = db.create_dictionary("d", DictionaryOptions::default()).expect("made");
-            let mut batch = Batch::new();
-            batch.put(d, "a", "1");
-            db.commit(batch, Durability::Buffered).expect("committed");
-            let done = Cell::new(false);
-            let view = db.db.0.exact_view_with(|| {
-                if !done.replace(true) {
-                    others(&db, d);
-                }
-            });
-            let now = db.view();
-            assert_eq!(view.at, now.at);
-            for dict in now.dictionaries() {
-                let read = |view: &View| {
-                    view.dictionary(&dict.name).map(|d| view.get(d, b"a").expect("read"))
-                };
-                assert_eq!(read(&view), read(&now), "dictionary {}", dict.name);
-            }
-        }
     }
 }

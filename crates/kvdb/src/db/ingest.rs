@@ -14,7 +14,6 @@ use bytes::Bytes;
 use vt_tree::{MergeOptions, Placement, Run, RunWriter};
 use zones::Priority;
 
-use crate::background::flush::encode_run;
 use crate::commit::{MAX_KEY, MAX_VALUE, SpaceClaim};
 use crate::db::database::{Database, number_alone};
 use crate::db::{Handle, Kvdb};
@@ -24,7 +23,8 @@ use crate::ids::RunId;
 use crate::journal::record;
 use crate::locks::KeyRangeRef;
 use crate::manifest::Edit;
-use crate::read::version::{Layer, Placed, Version};
+use crate::read::version::Layer;
+use crate::read::version_set::VersionEdit;
 use crate::transactions::history::Past;
 
 /// Bytes taken in after which the space is looked at.
@@ -99,7 +99,7 @@ impl Kvdb {
     pub fn begin_ingest(&self, dict: DictionaryId) -> Result<Ingest> {
         let db = &self.db.0;
         db.writable()?;
-        let options = db.version.load().tree(dict)?.info.options.storage(Placement::stitch());
+        let options = db.versions.load().tree(dict)?.info.options.storage(Placement::stitch());
         let options = MergeOptions { priority: Priority::User, ..options };
         // Old from the start: no transaction can have read the order of what it has not seen.
         let writer = RunWriter::new(&db.store, 0, &options);
@@ -215,7 +215,7 @@ impl Database {
         drop(self.enter(record::size(&number_alone()), 0, SpaceClaim::default())?);
         // From here on no younger memtable becomes a run before this one does.
         let flushing = self.flushing.lock();
-        let version = self.version.load_full();
+        let version = self.versions.load_full();
         let number = version.generation.number;
         let empty = version.trees.get(&dict).is_none_or(|t| t.layers.iter().all(Layer::is_empty));
         drop(version);
@@ -236,7 +236,7 @@ impl Database {
             // and itself.
             let mut pipeline = self.enter_at_once(record::size(&number_alone()))?;
             let past = |newest| Some(Past { dict, run: run.clone(), newest, at_once: true });
-            self.install_commit(&mut pipeline, past, |state, _| {
+            self.install_commit(&mut pipeline, past, |state| {
                 if !state.dictionaries.contains_key(&dict) {
                     return Err(Error::NoDictionary(format!(
                         "{} (by number): dropped meanwhile",
@@ -244,10 +244,9 @@ impl Database {
                     )));
                 }
                 let id = RunId(state.next_run);
-                let add = Edit::AddRun { dict, level: 0, id, run: encode_run(&run) };
-                let placed = Placed { id, run: run.clone() };
-                let change = move |v: &mut Version| v.change(dict, |t| t.add_run(0, placed));
-                Ok((vec![Edit::Streams(self.zones.positions()), add], change))
+                let mut change = VersionEdit::of([Edit::Streams(self.zones.positions())]);
+                change.add_run(dict, 0, id, &run);
+                Ok(change)
             })?;
         }
         drop((naming, flushing));

@@ -98,12 +98,12 @@ impl Kvdb {
     }
 
     pub fn dictionary(&self, name: &str) -> Option<DictionaryId> {
-        self.db.0.dictionary("", name)
+        self.db.0.versions.dictionary("", name)
     }
 
     /// The main branch has a dictionary of this number now.
     pub fn has_dictionary(&self, dict: DictionaryId) -> bool {
-        self.db.0.version.load().trees.get(&dict).is_some_and(|tree| tree.info.branch.is_empty())
+        self.db.0.versions.load().trees.get(&dict).is_some_and(|tree| tree.info.branch.is_empty())
     }
 
     /// The dictionary of that name, made if it does not exist (durable before this returns).
@@ -134,12 +134,12 @@ impl Kvdb {
 
     /// The store as of the newest commit, for as long as the view is held.
     pub fn view(&self) -> View {
-        self.db.0.view()
+        self.db.0.versions.view()
     }
 
     /// The newest committed value.
     pub fn get(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>> {
-        self.db.0.get(dict, key)
+        self.db.0.versions.get(dict, key)
     }
 
     /// The newest committed value of each of `keys`, all as of one commit; in their order. Cheaper
@@ -149,7 +149,7 @@ impl Kvdb {
         dict: DictionaryId,
         keys: &[K],
     ) -> Result<Vec<Option<Bytes>>> {
-        self.db.0.view().multi_get(dict, keys)
+        self.db.0.versions.view().multi_get(dict, keys)
     }
 
     /// Commits one key and its value: the same as a batch of this one put, with less to do for it.

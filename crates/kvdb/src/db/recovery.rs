@@ -24,12 +24,13 @@ use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::health::Health;
 use crate::ids::Label;
+use crate::ids::RunId;
 use crate::journal::record::{self, Bound, Changes, Op, Record};
 use crate::journal::{Owned, Segment, Writer};
 use crate::log::chunk::Kind;
 use crate::log::stream::{Part, Records, StreamReader};
 use crate::manifest::{self, DictionaryState, Edit, JournalStart, Manifest, State};
-use crate::read::version::{Generation, Placed, Tree, Version};
+use crate::read::version::{Generation, Tree, Version};
 use crate::snapshots::Snapshots;
 
 /// What opening a store found and did.
@@ -82,8 +83,7 @@ pub(crate) fn create(
     let health = Arc::new(Health::default());
     let manifest = Manifest::begin(zones.clone(), env.clone(), health.clone(), State::new(), 0)?;
     let store = BlockCache::new(zones.clone(), Shares::of(&options.open).cache);
-    let version =
-        Version { trees: Default::default(), generation: Generation::first(), came_with: 0 };
+    let version = Version::empty(Generation::first());
     let snapshots = Snapshots::new(BTreeMap::new());
     let options = OpenOptions { read_only: false, ..options.open };
     let writer = Writer::new(zones.clone(), 0);
@@ -123,9 +123,9 @@ pub(crate) fn open(
     // Marked before allocation begins.
     let bound = zones.pin(&journal.bound)?;
 
-    let trees = found.trees.into_iter().map(|t| (t.info.id, Arc::new(t))).collect();
-    let version = Version { trees, generation: found.generation, came_with: 0 };
+    let mut version = found.version;
     let next_seq = journal.last_seq.max(state.start.seq) + 1;
+    version.lower_since(next_seq - 1);
     let health = Arc::new(Health::default());
     let mut writer = Writer::new(zones.clone(), journal.end);
     let parts = journal.parts();
@@ -286,7 +286,7 @@ fn replay(
     bound: &ZoneUse,
     flush_at: &mut usize,
 ) -> Result<()> {
-    let version = db.version.load_full();
+    let version = db.versions.load_full();
     let (grown, _) = write_memtables(&version, first, changes, &mut |_, _, _| {});
     let active = db.active_bytes.fetch_add(grown, env::sync::atomic::Ordering::Relaxed) + grown;
     if active < *flush_at || db.options.read_only {
@@ -294,8 +294,8 @@ fn replay(
     }
     let number = version.generation.number;
     drop(version);
-    db.swap_version(|v| *v = v.sealed());
-    db.version.load().generation.pin(db.zones.pin(bound)?);
+    db.versions.change(|v| *v = v.sealed());
+    db.versions.load().generation.pin(db.zones.pin(bound)?);
     // First what ends with a snapshot.
     match db.flush_sealed().and_then(|_| db.flush_upto(number, None)) {
         Ok(()) => db.active_bytes.store(0, env::sync::atomic::Ordering::Relaxed),
@@ -309,11 +309,11 @@ fn replay(
 
 /// Puts the runs that a commit of the journal bound above everything before it.
 fn rebind(db: &Database, bound: BoundRuns, uses: &ZoneUse) -> Result<()> {
-    db.swap_version(|v| {
+    db.versions.change(|v| {
         *v = v.sealed();
         v.bind(&bound.runs);
     });
-    db.version.load().generation.pin(db.zones.pin(uses)?);
+    db.versions.load().generation.pin(db.zones.pin(uses)?);
     Ok(())
 }
 
@@ -382,10 +382,10 @@ fn snapshot_again(
     if db.snapshots.get(&label.name).is_some() {
         return Err(Error::Corrupt(format!("the journal makes snapshot {} again", label.name)));
     }
-    let generation = db.version.load().generation.number;
-    db.snapshots.begin(generation, db.snapshots.of(label, below, &db.version.load()));
-    db.swap_version(|v| *v = v.sealed());
-    db.version.load().generation.pin(db.zones.pin(bound)?);
+    let generation = db.versions.load().generation.number;
+    db.snapshots.begin(generation, db.snapshots.of(label, below, &db.versions.load()));
+    db.versions.change(|v| *v = v.sealed());
+    db.versions.load().generation.pin(db.zones.pin(bound)?);
     let bytes = db.active_bytes.swap(0, env::sync::atomic::Ordering::Relaxed);
     db.sealed.lock().push_back(Sealed { generation, bytes, start });
     db.sealed_bytes.fetch_add(bytes, env::sync::atomic::Ordering::Relaxed);
@@ -430,9 +430,8 @@ pub(crate) struct Found {
     pub loaded: manifest::Loaded,
     pub manifest_hold: ZonePin,
     pub segments: Vec<(Segment, ZonePin)>,
-    pub trees: Vec<Tree>,
+    pub version: Version,
     pub snapshots: Snapshots,
-    pub generation: Arc<Generation>,
     pub recovery: Recovery,
 }
 
@@ -482,12 +481,11 @@ impl Found {
         let mut recovery =
             Recovery { clean: state.closed, edits: loaded.records, ..Recovery::default() };
         let mut runs = Runs::default();
-        let trees = state
-            .dictionaries
-            .values()
-            .map(|d| runs.tree(store, d, &generation))
-            .collect::<Result<Vec<_>>>()?;
-        bounded(0, trees.iter().flat_map(|tree| tree.runs()).map(|placed| &*placed.run))?;
+        let mut version = Version::empty(generation.clone());
+        let mut open = |id: RunId, root: &Bytes| runs.open(store, id, root);
+        version.follow(state, &mut open)?;
+        let all = version.trees.values().flat_map(|tree| tree.runs());
+        bounded(0, all.map(|placed| &*placed.run))?;
         let snapshots = Snapshots::new((*state.branches).clone());
         // What snapshots have in common is there once.
         let mut known: HashMap<*const DictionaryState, Arc<Tree>> = HashMap::new();
@@ -496,7 +494,7 @@ impl Found {
             for (id, d) in &snapshot.dictionaries {
                 let tree = match known.get(&Arc::as_ptr(d)) {
                     Some(tree) => tree.clone(),
-                    None => Arc::new(snapshots.as_kept(runs.tree(store, d, &generation)?)),
+                    None => Arc::new(snapshots.as_kept(Tree::of(d, &generation, &mut open)?)),
                 };
                 known.insert(Arc::as_ptr(d), tree.clone());
                 trees.insert(*id, tree);
@@ -506,7 +504,7 @@ impl Found {
         }
         recovery.runs = runs.known.len() as u64;
         recovery.torn_bytes = loaded.torn;
-        Ok(Found { loaded, manifest_hold, segments, trees, snapshots, generation, recovery })
+        Ok(Found { loaded, manifest_hold, segments, version, snapshots, recovery })
     }
 }
 
@@ -521,32 +519,17 @@ struct Runs {
 }
 
 impl Runs {
-    fn tree(
-        &mut self,
-        store: &Arc<BlockCache>,
-        d: &DictionaryState,
-        generation: &Arc<Generation>,
-    ) -> Result<Tree> {
-        let mut tree = Tree::new(d.info.clone(), generation);
-        // By age: each run is newer than those added before it.
-        for (&id, (level, bytes)) in &d.runs {
-            let run = match self.by_place.get(&bytes.as_ptr()) {
-                Some(run) => run.clone(),
-                None => {
-                    let run = match self.known.get(bytes) {
-                        Some(run) => run.clone(),
-                        None => decode_run(store, bytes, || {
-                            format!("the manifest's entry of run {}", id.0)
-                        })?,
-                    };
-                    self.known.insert(bytes.clone(), run.clone());
-                    self.by_place.insert(bytes.as_ptr(), run.clone());
-                    run
-                }
-            };
-            tree.add_run(*level as usize, Placed { id, run });
+    fn open(&mut self, store: &Arc<BlockCache>, id: RunId, root: &Bytes) -> Result<Arc<Run>> {
+        if let Some(run) = self.by_place.get(&root.as_ptr()) {
+            return Ok(run.clone());
         }
-        Ok(tree)
+        let run = match self.known.get(root) {
+            Some(run) => run.clone(),
+            None => decode_run(store, root, || format!("the manifest's entry of run {}", id.0))?,
+        };
+        self.known.insert(root.clone(), run.clone());
+        self.by_place.insert(root.as_ptr(), run.clone());
+        Ok(run)
     }
 }
 

@@ -16,7 +16,6 @@ use bytes::Bytes;
 use vt_tree::{Input, KeyRange, Merge, MergeOptions, Placement, Run, Value};
 use zones::Priority;
 
-use crate::background::flush::encode_run;
 use crate::commit::batch::{Batch, Change};
 use crate::commit::write_memtables;
 use crate::db::database::Database;
@@ -25,6 +24,8 @@ use crate::error::{Error, Result};
 use crate::journal::record::Op;
 use crate::read::pins::Pinned;
 use crate::read::version::{Generation, Placed, Tree, Version};
+use crate::read::version_set::VersionEdit;
+use crate::read::version_set::encode_run;
 use crate::read::view::View;
 use crate::scrub::{FaultKeys, ScrubFault};
 
@@ -89,14 +90,14 @@ impl Database {
         }
 
         // As it will be, for those who mend what is above.
-        let mut version = (*self.version.load_full()).clone();
+        let mut version = (*self.versions.load_full()).clone();
         replace_in(&mut version, &instead);
         let view = View {
-            at: self.visible.load(Ordering::Acquire),
+            at: self.versions.visible.load(Ordering::Acquire),
             store: self.store.clone(),
             version: Pinned {
                 version: Arc::new(version.clone()),
-                _pin: self.pins.pin(&self.visible),
+                _pin: self.versions.pins.pin(&self.versions.visible),
             },
             own: None,
         };
@@ -108,23 +109,19 @@ impl Database {
         let added = self.write_above(&version, batch)?;
         self.zones.sync().map_err(Error::from)?;
 
-        let mut manifest = self.manifest()?;
-        let mut state = manifest.state().clone();
-        state.replace_runs(&bytes);
-        let mut placed = Vec::new();
-        for (dict, run) in added {
-            placed.push((dict, Placed { id: state.add_newest(dict, encode_run(&run))?, run }));
-        }
-        state.streams = self.zones.positions();
-        state.closed = false;
-        manifest.replace(state)?;
-        drop(manifest);
-        self.swap_version(|v| {
-            replace_in(v, &instead);
-            for (dict, placed) in placed {
-                v.change(dict, |tree| tree.add_run(0, placed));
+        self.versions.replace(|mut state| {
+            let mut change = VersionEdit::default();
+            instead.values().flatten().for_each(|new| change.knows(encode_run(new), new.clone()));
+            state.replace_runs(&bytes);
+            for (dict, run) in added {
+                let root = encode_run(&run);
+                state.add_newest(dict, root.clone())?;
+                change.knows(root, run);
             }
-        });
+            state.streams = self.zones.positions();
+            state.closed = false;
+            Ok((state, change))
+        })?;
         self.snapshots.replace_runs(&instead);
         Ok(report)
     }
@@ -133,7 +130,7 @@ impl Database {
     fn all_runs(&self) -> Vec<(Arc<Tree>, Arc<Run>, String)> {
         let mut seen = BTreeSet::new();
         let mut runs = Vec::new();
-        let version = self.version.load_full();
+        let version = self.versions.load_full();
         let kept: Vec<_> = self
             .snapshots
             .list()

@@ -130,7 +130,7 @@ impl Database {
     }
 
     pub(crate) fn stats(&self) -> Stats {
-        let version = self.version.load_full();
+        let version = self.versions.load_full();
         let c = &self.counters;
         let holes = self.holes();
         let dictionaries = version.trees.values().map(|t| DictionaryStats {

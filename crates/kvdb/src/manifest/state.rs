@@ -25,7 +25,7 @@ pub(crate) struct DictionaryState {
 }
 
 impl DictionaryState {
-    fn new(info: DictionaryInfo) -> Self {
+    pub(crate) fn new(info: DictionaryInfo) -> Self {
         DictionaryState { info, runs: BTreeMap::new() }
     }
 }

@@ -7,4 +7,5 @@ pub(crate) mod estimate;
 pub(crate) mod iter;
 pub(crate) mod pins;
 pub(crate) mod version;
+pub(crate) mod version_set;
 pub(crate) mod view;

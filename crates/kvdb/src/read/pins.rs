@@ -19,8 +19,6 @@ use std::sync::Arc;
 use env::sync::Mutex;
 use vt_tree::Seq;
 
-use crate::db::database::Database;
-use crate::journal::record::Op;
 use crate::read::version::Version;
 
 /// Views that are noted without a lock.
@@ -174,29 +172,6 @@ impl Deref for Pinned {
     type Target = Version;
     fn deref(&self) -> &Version {
         &self.version
-    }
-}
-
-impl Database {
-    /// Before `changes` enter the memtables of `version`: the range tombstones there need not tell
-    /// apart what no view does.
-    pub(crate) fn forget_tombstones<'a>(
-        &self,
-        version: &Version,
-        changes: impl IntoIterator<Item = &'a (crate::DictionaryId, Op)>,
-    ) {
-        let mut floor = None;
-        let mut last = None;
-        for (dict, op) in changes {
-            if matches!(op, Op::DeleteRange(..)) && last != Some(*dict) {
-                last = Some(*dict);
-                let floor = *floor
-                    .get_or_insert_with(|| self.pins.floor(self.visible.load(Ordering::Acquire)));
-                if let Some(layer) = version.trees.get(dict).and_then(|t| t.layers.first()) {
-                    layer.memtable.forget_tombstones(floor);
-                }
-            }
-        }
     }
 }
 

@@ -2,7 +2,7 @@
 //! dictionary its memtables, newest first, then its runs, level by level, newest first. Readers pin
 //! one and need no lock; whatever it refers to lives as long as they do.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -13,6 +13,7 @@ use zones::ZonePin;
 use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::error::{Error, Result};
 use crate::ids::RunId;
+use crate::manifest::{DictionaryState, State};
 
 /// Runs that a lookup asks side by side.
 const TOGETHER: usize = 16;
@@ -98,6 +99,8 @@ pub(crate) struct Placed {
 #[derive(Clone)]
 pub(crate) struct Tree {
     pub info: DictionaryInfo,
+    /// The entry of the manifest that `levels` follows.
+    pub entry: Arc<DictionaryState>,
     /// Newest first; the first one takes commits.
     pub layers: Vec<Layer>,
     /// `levels[0]` is the youngest; within a level newest first.
@@ -108,7 +111,47 @@ pub(crate) struct Tree {
 
 impl Tree {
     pub(crate) fn new(info: DictionaryInfo, generation: &Arc<Generation>) -> Tree {
-        Tree { info, layers: vec![generation.layer()], levels: Vec::new(), since: 0 }
+        let entry = Arc::new(DictionaryState::new(info.clone()));
+        Tree { info, entry, layers: vec![generation.layer()], levels: Vec::new(), since: 0 }
+    }
+
+    /// The dictionary that the manifest describes by `entry`, with nothing in memory.
+    pub(crate) fn of(
+        entry: &Arc<DictionaryState>,
+        generation: &Arc<Generation>,
+        open: &mut OpenRun<'_>,
+    ) -> Result<Tree> {
+        let mut tree = Tree::new(entry.info.clone(), generation);
+        tree.follow(entry, open)?;
+        Ok(tree)
+    }
+
+    /// Takes over what the manifest says of the dictionary now; memtables stay.
+    fn follow(&mut self, entry: &Arc<DictionaryState>, open: &mut OpenRun<'_>) -> Result<()> {
+        let before: HashMap<RunId, Arc<Run>> =
+            self.runs().map(|placed| (placed.id, placed.run.clone())).collect();
+        let unchanged = |id, root: &Bytes| {
+            let same = self.entry.runs.get(&id).is_some_and(|(_, before)| before == root);
+            before.get(&id).filter(|_| same).cloned()
+        };
+        let mut levels: Vec<Vec<Placed>> = Vec::new();
+        // By number, which grows: within a level each run is newer than those before it.
+        for (&id, (level, root)) in &entry.runs {
+            let run = match unchanged(id, root) {
+                Some(run) => run,
+                None => open(id, root)?,
+            };
+            let level = *level as usize;
+            if levels.len() <= level {
+                levels.resize_with(level + 1, Vec::new);
+            }
+            levels[level].push(Placed { id, run });
+        }
+        levels.iter_mut().for_each(|level| level.reverse());
+        self.levels = levels;
+        self.info = entry.info.clone();
+        self.entry = entry.clone();
+        Ok(())
     }
 
     /// The newest value of `key` among commits up to `at`.
@@ -218,29 +261,10 @@ impl Tree {
     pub(crate) fn memtable_bytes(&self) -> usize {
         self.layers.iter().map(|l| l.memtable.bytes()).sum()
     }
-
-    /// Puts a run at a level as its newest.
-    pub(crate) fn add_run(&mut self, level: usize, placed: Placed) {
-        if self.levels.len() <= level {
-            self.levels.resize_with(level + 1, Vec::new);
-        }
-        self.levels[level].insert(0, placed);
-    }
-
-    /// Puts a run in the place of the one with its number.
-    pub(crate) fn replace_run(&mut self, with: Placed) {
-        if let Some(placed) = self.levels.iter_mut().flatten().find(|p| p.id == with.id) {
-            *placed = with;
-        }
-    }
-
-    pub(crate) fn drop_runs(&mut self, ids: &[RunId]) {
-        self.levels.iter_mut().for_each(|level| level.retain(|p| !ids.contains(&p.id)));
-        while self.levels.last().is_some_and(Vec::is_empty) {
-            self.levels.pop();
-        }
-    }
 }
+
+/// Gives the open run that the manifest names by this number and root.
+pub(crate) type OpenRun<'a> = dyn FnMut(RunId, &Bytes) -> Result<Arc<Run>> + 'a;
 
 /// The whole store. See the module's comment.
 #[derive(Clone)]
@@ -255,6 +279,48 @@ pub(crate) struct Version {
 }
 
 impl Version {
+    /// A store without dictionaries.
+    pub(crate) fn empty(generation: Arc<Generation>) -> Version {
+        Version { trees: BTreeMap::new(), generation, came_with: 0 }
+    }
+
+    /// Brings the version in line with the manifest: the only place that says what an edit means
+    /// for readers, at run time and at recovery. Memtables stay, but those of a dictionary that was
+    /// rolled back: what they have is void. `open` is asked for runs that the version does not have
+    /// yet; after an error the version is of no use.
+    pub(crate) fn follow(&mut self, state: &State, open: &mut OpenRun<'_>) -> Result<()> {
+        self.trees.retain(|id, _| state.dictionaries.contains_key(id));
+        for (&id, entry) in &state.dictionaries {
+            let since = state.since.get(&id).copied().unwrap_or(0);
+            match self.trees.get_mut(&id) {
+                Some(tree) if since <= tree.since => {
+                    if !Arc::ptr_eq(&tree.entry, entry) {
+                        Arc::make_mut(tree).follow(entry, open)?;
+                    }
+                }
+                _ => {
+                    let tree = Tree { since, ..Tree::of(entry, &self.generation, open)? };
+                    self.trees.insert(id, Arc::new(tree));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing is known to have been committed after `seq`: what a rollback made void ends there.
+    pub(crate) fn lower_since(&mut self, seq: Seq) {
+        for tree in self.trees.values_mut().filter(|tree| tree.since > seq) {
+            Arc::make_mut(tree).since = seq;
+        }
+    }
+
+    /// Drops the memtables of generations up to `upto`, which are in runs.
+    pub(crate) fn drop_layers(&mut self, upto: u64) {
+        for tree in self.trees.values_mut() {
+            Arc::make_mut(tree).layers.retain(|l| l.generation.number > upto);
+        }
+    }
+
     pub(crate) fn tree(&self, dict: DictionaryId) -> Result<&Arc<Tree>> {
         self.trees.get(&dict).ok_or_else(|| Error::NoDictionary(format!("{} (by number)", dict.0)))
     }

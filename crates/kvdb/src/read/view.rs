@@ -1,13 +1,11 @@
 //! A view: the store as of one commit, for as long as it is held.
 
-use env::sync::atomic::Ordering;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use vt_tree::{BlockCache, Input, Lookup, Seq, Value};
 
-use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::read::cursor::{Cursor, Tuple};
@@ -254,17 +252,4 @@ fn fill_in(
     places.drain(..).zip(values).for_each(|(at, value)| put(at, value));
     extents.clear();
     Ok(())
-}
-
-impl Database {
-    /// The newest committed value: a view for the time of one search, without pinning anything.
-    pub(crate) fn get(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>> {
-        // The version first, see `view`.
-        let version = self.version.load();
-        let at = self.visible.load(Ordering::Acquire);
-        match version.trees.get(&dict) {
-            None => Ok(None),
-            Some(tree) => tree.get(key, at)?.map(|v| read(&self.store, v)).transpose(),
-        }
-    }
 }

@@ -73,9 +73,9 @@ impl Database {
     /// in either.
     fn all_states(&self) -> (Arc<Version>, Vec<Kept>) {
         loop {
-            let version = self.version.load_full();
+            let version = self.versions.load_full();
             let snapshots = self.snapshots.list();
-            if Arc::ptr_eq(&version, &self.version.load()) {
+            if Arc::ptr_eq(&version, &self.versions.load()) {
                 let snapshots = snapshots.into_iter().map(|s| (s.clone(), s.version())).collect();
                 return (version, snapshots);
             }
@@ -151,7 +151,7 @@ impl Database {
         for attempt in 0.. {
             // The last time it is kept from changing.
             let mut guard = None;
-            let (root, position) = match self.manifest() {
+            let (root, position) = match self.versions.manifest() {
                 Ok(manifest) => {
                     let place = manifest.place();
                     guard = (attempt == ATTEMPTS).then_some(manifest);
@@ -168,7 +168,8 @@ impl Database {
                 },
             };
             let (bytes, found) = self.read_manifest(&root, position);
-            let moved = guard.is_none() && self.manifest().is_ok_and(|m| m.place().0 != root);
+            let moved =
+                guard.is_none() && self.versions.manifest().is_ok_and(|m| m.place().0 != root);
             drop(guard);
             read(bytes)?;
             if found.is_empty() || !moved {
@@ -217,7 +218,7 @@ impl Database {
             // are held with it, or in runs; and of the latter the state that is looked at last says
             // so.
             let end = self.durable.load(Ordering::Acquire);
-            let version = self.version.load_full();
+            let version = self.versions.load_full();
             // A manifest that cannot be read has been found already.
             let Ok(state) = self.state_now() else { return ControlFlow::Continue(()) };
             let mut values = Vec::new();
@@ -253,7 +254,7 @@ impl Database {
     }
 
     fn state_now(&self) -> Result<State> {
-        match self.manifest() {
+        match self.versions.manifest() {
             Ok(manifest) => Ok(manifest.state().clone()),
             Err(_) => Ok(manifest::load(&self.zones, &self.zones.superblock().root)?.state),
         }

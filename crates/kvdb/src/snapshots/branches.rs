@@ -10,27 +10,21 @@ use crate::db::database::{Database, number_alone};
 use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::error::{Error, Result};
 use crate::journal::record;
-use crate::manifest::{Edit, SnapshotState, State};
-use crate::read::version::{Tree, Version};
+use crate::manifest::{Edit, State};
+use crate::read::version_set::VersionEdit;
 use crate::snapshots::Snapshot;
 
-/// The dictionaries of a snapshot as the manifest has them, and the runs of each.
-fn contents(state: &State, snapshot: &Snapshot) -> Vec<(DictionaryInfo, Arc<Tree>)> {
+/// Lets a change name the runs of a snapshot.
+fn know(change: &mut VersionEdit, state: &State, snapshot: &Snapshot) {
     let version = snapshot.version();
-    let of = |s: &Arc<SnapshotState>| {
-        s.dictionaries.values().map(|d| d.info.clone()).collect::<Vec<_>>()
-    };
-    let infos = state.snapshots.get(&snapshot.label.name).map(of).unwrap_or_default();
-    infos
-        .into_iter()
-        .filter_map(|info| Some((info.clone(), version.trees.get(&info.id)?.clone())))
-        .collect()
-}
-
-/// Puts a dictionary with these runs and nothing in memory into the version.
-fn put(version: &mut Version, info: DictionaryInfo, runs: &Tree, since: u64) {
-    let tree = Tree { levels: runs.levels.clone(), since, ..Tree::new(info, &version.generation) };
-    version.trees.insert(tree.info.id, Arc::new(tree));
+    let entries = state.snapshots.get(&snapshot.label.name).map(|s| &s.dictionaries);
+    for (id, entry) in entries.into_iter().flatten() {
+        for placed in version.trees.get(id).iter().flat_map(|tree| tree.runs()) {
+            if let Some((_, root)) = entry.runs.get(&placed.id) {
+                change.knows(root.clone(), placed.run.clone());
+            }
+        }
+    }
 }
 
 /// Why serializable transactions end.
@@ -44,17 +38,12 @@ impl Database {
         if self.snapshots.has_branch(branch) {
             return Err(Error::Exists(format!("branch {branch}")));
         }
-        self.install(|state| {
+        self.versions.install(|state| {
             let first = state.next_dictionary;
             let edit = Edit::Clone { snapshot: snapshot.into(), branch: branch.into(), first };
-            let trees = contents(state, &of);
-            let change = move |v: &mut Version| {
-                for (n, (info, runs)) in trees.into_iter().enumerate() {
-                    let id = DictionaryId(first + n as u32);
-                    put(v, DictionaryInfo { id, branch: branch.into(), ..info }, &runs, 0);
-                }
-            };
-            (vec![edit], change)
+            let mut change = VersionEdit::of([edit]);
+            know(&mut change, state, &of);
+            change
         })?;
         self.snapshots.change_branches(|all| _ = all.insert(branch.into(), snapshot.into()));
         Ok(())
@@ -66,7 +55,9 @@ impl Database {
         if self.snapshots.has_branch(name) {
             return Err(Error::Exists(format!("branch {name}")));
         }
-        self.manifest()?.commit(vec![Edit::Branch { name: name.into(), of: String::new() }])?;
+        self.versions
+            .manifest()?
+            .commit(vec![Edit::Branch { name: name.into(), of: String::new() }])?;
         self.snapshots.change_branches(|all| _ = all.insert(name.into(), String::new()));
         Ok(())
     }
@@ -78,10 +69,7 @@ impl Database {
         if name.is_empty() || !self.snapshots.has_branch(name) {
             return Err(Error::NoBranch(name.into()));
         }
-        let edit = Edit::DropBranch(name.into());
-        self.install(|_| {
-            (vec![edit], |v: &mut Version| v.trees.retain(|_, t| t.info.branch != name))
-        })?;
+        self.versions.install(|_| VersionEdit::of([Edit::DropBranch(name.into())]))?;
         self.snapshots.change_branches(|all| _ = all.remove(name));
         drop(naming);
         self.reclaimable.store(true, Ordering::Release);
@@ -97,7 +85,7 @@ impl Database {
         let branch = to.label.branch.clone();
         let mut dicts: BTreeSet<DictionaryId> = to.version().trees.keys().copied().collect();
         dicts.extend(
-            self.version
+            self.versions
                 .load()
                 .trees
                 .values()
@@ -125,28 +113,23 @@ impl Database {
             // Every commit is before or after: those before are void, in memory and in the journal.
             // It has a number of its own, so that whoever began before can tell.
             let mut pipeline = self.enter_at_once(record::size(&number_alone()))?;
-            self.install_commit(
-                &mut pipeline,
-                |_| None,
-                |state, seq| {
-                    let of_branch = state.dictionaries.values().filter(|d| d.info.branch == branch);
-                    if let Some(new) =
-                        of_branch.map(|d| &d.info).find(|info| !dicts.contains(&info.id))
-                    {
-                        return Err(Error::Locked(format!(
-                            "dictionary {} was made during the rollback: try again",
-                            new.name
-                        )));
-                    }
-                    let trees = contents(state, &to);
-                    let branch = &branch;
-                    let change = move |v: &mut Version| {
-                        v.trees.retain(|_, t| t.info.branch != *branch);
-                        trees.into_iter().for_each(|(info, runs)| put(v, info, &runs, seq));
-                    };
-                    Ok((vec![Edit::RollBack { snapshot: snapshot.into(), seq }], change))
-                },
-            )?;
+            let seq = pipeline.next_seq;
+            let plan = |state: &State| {
+                let mut infos = state.dictionaries.values().map(|d| &d.info);
+                let made =
+                    |info: &&DictionaryInfo| info.branch == branch && !dicts.contains(&info.id);
+                if let Some(new) = infos.find(made) {
+                    return Err(Error::Locked(format!(
+                        "dictionary {} was made during the rollback: try again",
+                        new.name
+                    )));
+                }
+                let mut change =
+                    VersionEdit::of([Edit::RollBack { snapshot: snapshot.into(), seq }]);
+                know(&mut change, state, &to);
+                Ok(change)
+            };
+            self.install_commit(&mut pipeline, |_| None, plan)?;
         }
         if !branch.is_empty() {
             self.snapshots.change_branches(|all| _ = all.entry(branch).or_default());

@@ -23,6 +23,7 @@ use crate::ids::Label;
 use crate::journal::{self, record};
 use crate::manifest::Edit;
 use crate::read::version::Version;
+use crate::read::version_set::VersionEdit;
 use crate::read::view::View;
 
 impl Database {
@@ -52,7 +53,7 @@ impl Database {
         let mut id = [0; 16];
         id[..8].copy_from_slice(&self.env.random().to_le_bytes());
         id[8..].copy_from_slice(&self.env.random().to_le_bytes());
-        let seq = self.visible.load(Ordering::Acquire);
+        let seq = self.versions.visible.load(Ordering::Acquire);
         Label { name: name.into(), branch: branch.into(), id, created: self.env.wall(), seq }
     }
 
@@ -60,7 +61,7 @@ impl Database {
     fn snapshot_of_runs(&self, label: &Label) -> Result<bool> {
         // Nobody flushes meanwhile; what is committed meanwhile stays in memory.
         let Some(_flushing) = self.flushing.try_lock() else { return Ok(false) };
-        let version = self.version.load_full();
+        let version = self.versions.load_full();
         if self.snapshots.next_pending().is_some()
             || !self.sealed.lock().is_empty()
             || !version.is_flushed()
@@ -74,10 +75,11 @@ impl Database {
     /// Notes a snapshot of what is in runs. The caller has `naming`, and keeps flushes from coming
     /// in between.
     pub(crate) fn write_snapshot(&self, snapshot: Arc<Snapshot>) -> Result<()> {
-        self.install(|_| {
-            let (edit, snapshots) = (snapshot.edit(), &self.snapshots);
-            (vec![edit], move |v: &mut Version| snapshots.settle(&snapshot, v))
-        })
+        self.versions.install_and(
+            |_| VersionEdit::of([snapshot.edit()]),
+            |_| (),
+            |version| self.snapshots.settle(&snapshot, version),
+        )
     }
 
     /// Closes the generation that takes commits: a snapshot is what is in it and before it. The
@@ -139,7 +141,7 @@ impl Database {
 
     pub(crate) fn open_snapshot(&self, name: &str) -> Result<View> {
         let snapshot = self.snapshots.get(name).ok_or_else(|| Error::NoSnapshot(name.into()))?;
-        let mut view = self.view();
+        let mut view = self.versions.view();
         view.version.version = snapshot.version();
         Ok(view)
     }
@@ -150,7 +152,7 @@ impl Database {
         if self.snapshots.get(name).is_none() {
             return Err(Error::NoSnapshot(name.into()));
         }
-        self.manifest()?.commit(vec![Edit::DropSnapshot(name.into())])?;
+        self.versions.manifest()?.commit(vec![Edit::DropSnapshot(name.into())])?;
         let gone = self.snapshots.remove(name);
         drop(naming);
         // Its runs are let go outside of all locks.
@@ -164,7 +166,7 @@ impl Database {
         const SHARED: usize = usize::MAX;
         let all: Vec<(Arc<Snapshot>, Arc<Version>)> =
             self.snapshots.list().into_iter().map(|s| (s.clone(), s.version())).collect();
-        let live = self.version.load_full();
+        let live = self.versions.load_full();
         let mut runs: HashMap<*const Run, (&Arc<Run>, usize)> = HashMap::new();
         for run in live.trees.values().flat_map(|t| t.runs()) {
             runs.insert(Arc::as_ptr(&run.run), (&run.run, SHARED));

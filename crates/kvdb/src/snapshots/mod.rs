@@ -205,7 +205,7 @@ impl Kvdb {
 
     /// The dictionary of that name in a branch.
     pub fn dictionary_in(&self, branch: &str, name: &str) -> Option<DictionaryId> {
-        self.db.0.dictionary(branch, name)
+        self.db.0.versions.dictionary(branch, name)
     }
 
     /// The dictionary of that name in a branch, made if it does not exist (durable before this
@@ -227,7 +227,7 @@ impl Kvdb {
 
     /// The dictionaries of a branch, by number.
     pub fn dictionaries_in(&self, branch: &str) -> Vec<DictionaryInfo> {
-        let version = self.db.0.version.load();
+        let version = self.db.0.versions.load();
         version.trees.values().filter(|t| t.info.branch == branch).map(|t| t.info.clone()).collect()
     }
 }

@@ -10,7 +10,6 @@
 use env::sync::atomic::Ordering;
 use std::collections::BTreeSet;
 use std::io::Read;
-use std::sync::Arc;
 
 use bytes::Bytes;
 
@@ -23,7 +22,9 @@ use crate::dictionary::{DictionaryId, DictionaryOptions};
 use crate::error::{Error, Result};
 use crate::ids::Label;
 use crate::manifest::Edit;
+use crate::manifest::State;
 use crate::read::version::Version;
+use crate::read::version_set::VersionEdit;
 use crate::transactions::{Bulk, Transaction, TransactionOptions};
 
 /// The branch of a stream that is being received begins with this; its name goes on with the
@@ -432,32 +433,27 @@ impl Database {
         if self.snapshots.get(&label.name).is_some() {
             return Err(Error::Exists(format!("snapshot {}", label.name)));
         }
-        let label = Label { seq: self.visible.load(Ordering::Acquire), ..label };
+        let label = Label { seq: self.versions.visible.load(Ordering::Acquire), ..label };
         let mut fresh = None;
-        self.install(|state| {
+        let made = std::cell::RefCell::new(None);
+        let plan = |state: &State| {
             // Made since the others were locked.
             let mut of_branch =
                 state.dictionaries.values().map(|d| &d.info).filter(|info| info.branch == to);
             fresh =
                 of_branch.find(|info| !replaced.contains(&info.id)).map(|info| info.name.clone());
-            let goes_on = fresh.is_none();
-            let snapshot = self.snapshots.of(label, state.next_dictionary, &self.version.load());
-            let edits = match goes_on {
-                true => vec![Edit::Adopt { from: from.into(), to: to.into() }, snapshot.edit()],
-                false => Vec::new(),
-            };
-            let change = move |v: &mut Version| {
-                if !goes_on {
-                    return;
-                }
-                v.trees.retain(|_, t| t.info.branch != to);
-                for tree in v.trees.values_mut().filter(|t| t.info.branch == from) {
-                    Arc::make_mut(tree).info.branch = to.into();
-                }
-                self.snapshots.settle(&snapshot, v);
-            };
-            (edits, change)
-        })?;
+            if fresh.is_some() {
+                return VersionEdit::default();
+            }
+            let snapshot = self.snapshots.of(label, state.next_dictionary, &self.versions.load());
+            let edits = [Edit::Adopt { from: from.into(), to: to.into() }, snapshot.edit()];
+            made.replace(Some(snapshot));
+            VersionEdit::of(edits)
+        };
+        let settle = |version: &Version| {
+            made.borrow().iter().for_each(|snapshot| self.snapshots.settle(snapshot, version))
+        };
+        self.versions.install_and(plan, |_| (), settle)?;
         if let Some(name) = fresh {
             return Err(Error::Locked(format!(
                 "dictionary {name} was made while the stream ended: try again"

@@ -151,7 +151,7 @@ impl Transaction {
         let db = &self.group.db;
         db.writable()?;
         drop(self.read()?);
-        let options = db.version.load().tree(dict)?.info.options.storage(Placement::stitch());
+        let options = db.versions.load().tree(dict)?.info.options.storage(Placement::stitch());
         let options = MergeOptions { priority: Priority::User, ..options };
         Ok(Bulk {
             db: db.clone(),

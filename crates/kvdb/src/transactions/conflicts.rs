@@ -97,7 +97,7 @@ impl Newer {
 /// What of a dictionary was committed after `since`, and something more.
 fn newer(db: &Database, dict: DictionaryId, since: Seq) -> Vec<Newer> {
     // The version first: what a flush takes out of it is in the history before.
-    let version = db.version.load_full();
+    let version = db.versions.load_full();
     let layers = version.trees.get(&dict).into_iter().flat_map(|t| &t.layers);
     let memtables = layers
         .filter(|l| l.memtable.max_seq() > since)
@@ -130,7 +130,7 @@ fn both(db: &Database, own: &Own, since: Seq) -> Result<Both> {
         if mine == 0 {
             continue;
         }
-        if db.version.load().trees.get(&dict).is_some_and(|t| t.since > since) {
+        if db.versions.load().trees.get(&dict).is_some_and(|t| t.since > since) {
             // Rolled back meanwhile: all of it was changed.
             found.ranges.insert((dict, Bytes::new()));
         }
@@ -307,7 +307,7 @@ pub(super) fn changed_read(
 ) -> Result<Option<(DictionaryId, Bytes)>> {
     for (dict, ranges) in reads.iter() {
         // Dropped or rolled back meanwhile: all of it was changed.
-        let gone = db.version.load().trees.get(&dict).is_none_or(|t| t.since > since);
+        let gone = db.versions.load().trees.get(&dict).is_none_or(|t| t.since > since);
         if let Some(range) = ranges.iter().next().filter(|_| gone) {
             return Ok(Some((dict, range.start)));
         }

@@ -175,7 +175,7 @@ impl Database {
 
     /// Opens the transactions again whose logs are there.
     pub(crate) fn restore_transactions(self: &Arc<Self>) -> Result<()> {
-        let view = self.view();
+        let view = self.versions.view();
         let logs = view
             .version
             .trees
@@ -211,7 +211,7 @@ impl Database {
     ) -> Result<()> {
         let mut open = self.open_logged(id, log)?;
         let share = self.transactions.share(self);
-        let mut cursor = self.view().cursor(log, &[0], b"")?;
+        let mut cursor = self.versions.view().cursor(log, &[0], b"")?;
         while let Some(tuple) = cursor.next()? {
             // The record's own length stands in front.
             let value = tuple.value()?;
@@ -241,7 +241,7 @@ impl Database {
     pub(crate) fn sweep_logs(&self) -> Result<()> {
         // Not that of one that is just beginning.
         let Some(_logging) = self.transactions.logging.try_lock() else { return Ok(()) };
-        let view = self.view();
+        let view = self.versions.view();
         let mut ended = Vec::new();
         for tree in view.version.trees.values().filter(|t| t.info.branch == BRANCH) {
             let open = tree

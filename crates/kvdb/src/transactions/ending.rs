@@ -95,7 +95,7 @@ impl Group {
         for look in 1.. {
             let mut seen = Seq::MAX;
             if checks || !claims.is_empty() {
-                let now = db.exact_view();
+                let now = db.versions.exact_view();
                 reads::check(db, &claims, checked.as_ref().map_or(0, |checked| checked.at))?;
                 let (since, base) = match (&checked, &open.base) {
                     (Some(checked), _) => (checked.at, checked.clone()),

@@ -416,7 +416,7 @@ impl Transaction {
         }
         match &open.base {
             Some(view) => view.get(dict, key),
-            None => self.group.db.get(dict, key),
+            None => self.group.db.versions.get(dict, key),
         }
     }
 
@@ -473,7 +473,7 @@ impl Transaction {
     fn beneath(&self, open: &Open) -> View {
         match &open.base {
             Some(view) => view.clone(),
-            None => self.group.db.view(),
+            None => self.group.db.versions.view(),
         }
     }
 
@@ -545,7 +545,7 @@ impl Transaction {
         drop(self.read()?);
         let db = &self.group.db;
         // As it is now: a dictionary may have been made since the transaction began.
-        let valid = db.validate(&db.version.load(), batch)?;
+        let valid = db.validate(&db.versions.load(), batch)?;
         self.lock_changes(&valid.changes)?;
         Ok(valid)
     }
@@ -574,7 +574,7 @@ impl Transaction {
         let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.group.id)) };
         if !open.own.trees.contains_key(&dict) {
             // The first change there: is there such a dictionary?
-            db.version.load().tree(dict).map(|_| ())?;
+            db.versions.load().tree(dict).map(|_| ())?;
         }
         let share = db.transactions.share(db);
         if open.own.is_full(share) {

@@ -264,7 +264,7 @@ impl Own {
         db: &Database,
         keep: &BTreeMap<DictionaryId, usize>,
     ) -> Result<()> {
-        let version = db.version.load_full();
+        let version = db.versions.load_full();
         // Made beside what is there, so that an error changes nothing.
         let mut trees = BTreeMap::new();
         for (dict, parts) in &*self.trees {

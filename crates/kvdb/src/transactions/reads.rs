@@ -145,7 +145,7 @@ impl Transaction {
         }
         let mut state = self.write()?;
         let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.id())) };
-        self.group.db.version.load().tree(dict)?;
+        self.group.db.versions.load().tree(dict)?;
         if open.reads.bytes > MOST {
             return Err(Error::Limit(format!(
                 "the commit depends on more than {MOST} bytes of keys: take ranges, or a serializable transaction"

@@ -91,7 +91,7 @@ impl Transactions {
         {
             return Err(too_many(if open.len() >= MOST { MOST } else { most }));
         }
-        let base = (options.isolation == Isolation::Snapshot).then(|| db.exact_view());
+        let base = (options.isolation == Isolation::Snapshot).then(|| db.versions.exact_view());
         let since = base.as_ref().map_or(Seq::MAX, |view| view.at);
         let with = logged.unwrap_or_else(|| Open::new(base));
         let group = self.insert(&mut open, db, id, options, with, since);
@@ -138,7 +138,7 @@ impl Transactions {
         with: Open,
     ) {
         let mut open = self.open.lock();
-        let since = db.exact_view().at;
+        let since = db.versions.exact_view().at;
         self.insert(&mut open, db, id, options, with, since);
     }
 

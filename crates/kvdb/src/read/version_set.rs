@@ -1,0 +1,449 @@
+//! The version that is current, and how it changes. A change of what the store consists of is a
+//! list of edits: they become durable in the manifest, and the next version follows from what the
+//! manifest says then ([`Version::follow`]). What only memory knows, the memtables, is changed by
+//! [`VersionSet::change`].
+//!
+//! Commits that are a change of the version itself (an ingest, a rollback, runs of a transaction)
+//! become visible with it, see [`VersionSet::publish`]; all others are seen by their number alone.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use env::sync::atomic::{AtomicU64, Ordering};
+use env::sync::{ArcSwap, Guard, MappedMutexGuard, Mutex, MutexGuard};
+use vt_tree::{BlockCache, Run, Seq};
+
+use crate::dictionary::DictionaryId;
+use crate::error::{Error, Result};
+use crate::health::Health;
+use crate::ids::RunId;
+use crate::journal::record::Op;
+use crate::manifest::{Edit, Manifest, State};
+use crate::read::pins::{Pinned, Pins};
+use crate::read::version::{Version, read};
+use crate::read::view::View;
+
+/// A change of what the store consists of.
+#[derive(Default)]
+pub(crate) struct VersionEdit {
+    pub edits: Vec<Edit>,
+    /// The runs that the edits name and the version may not have yet, by their roots.
+    runs: HashMap<Bytes, Arc<Run>>,
+}
+
+impl VersionEdit {
+    pub(crate) fn of(edits: impl IntoIterator<Item = Edit>) -> VersionEdit {
+        VersionEdit { edits: edits.into_iter().collect(), runs: HashMap::new() }
+    }
+
+    /// Adds a run to a dictionary.
+    pub(crate) fn add_run(&mut self, dict: DictionaryId, level: usize, id: RunId, run: &Arc<Run>) {
+        let root = encode_run(run);
+        self.runs.insert(root.clone(), run.clone());
+        self.edits.push(Edit::AddRun { dict, level: level as u32, id, run: root });
+    }
+
+    /// Names a run that an edit refers to in another way than by its root.
+    pub(crate) fn knows(&mut self, root: Bytes, run: Arc<Run>) {
+        self.runs.insert(root, run);
+    }
+}
+
+/// The manifest's form of a run: its root.
+pub(crate) fn encode_run(run: &Run) -> Bytes {
+    let mut out = Vec::new();
+    run.encode(&mut out);
+    Bytes::from(out)
+}
+
+/// The version that there is, the newest commit that readers see, and the manifest.
+pub(crate) struct VersionSet {
+    cache: Arc<BlockCache>,
+    health: Arc<Health>,
+    current: ArcSwap<Version>,
+    /// Held for the time of one read-change-store of `current`.
+    swap: Mutex<()>,
+    /// The newest commit that readers see.
+    pub visible: AtomicU64,
+    /// [`Version::came_with`] of the current version, stored before `visible` is: who sees such a
+    /// commit knows that its version is there.
+    came_with: AtomicU64,
+    pub pins: Arc<Pins>,
+    /// `None`: opened for reading only.
+    manifest: Mutex<Option<Manifest>>,
+}
+
+impl VersionSet {
+    /// `visible`: the newest commit that is in `version`.
+    pub(crate) fn new(
+        cache: Arc<BlockCache>,
+        health: Arc<Health>,
+        version: Version,
+        visible: Seq,
+        manifest: Option<Manifest>,
+    ) -> VersionSet {
+        VersionSet {
+            cache,
+            health,
+            current: ArcSwap::from_pointee(version),
+            swap: Mutex::new(()),
+            visible: AtomicU64::new(visible),
+            came_with: AtomicU64::new(0),
+            pins: Arc::default(),
+            manifest: Mutex::new(manifest),
+        }
+    }
+
+    /// The current version, for a moment.
+    pub(crate) fn load(&self) -> Guard<Arc<Version>> {
+        self.current.load()
+    }
+
+    /// The current version, to be kept.
+    pub(crate) fn load_full(&self) -> Arc<Version> {
+        self.current.load_full()
+    }
+
+    /// The manifest, for edits that versions do not show and to look at its state.
+    pub(crate) fn manifest(&self) -> Result<MappedMutexGuard<'_, Manifest>> {
+        MutexGuard::try_map(self.manifest.lock(), Option::as_mut)
+            .map_err(|_| Error::ReadOnly("it was opened for reading only".into()))
+    }
+
+    /// Changes what only memory knows of the version.
+    pub(crate) fn change(&self, change: impl FnOnce(&mut Version)) {
+        let change = |version: &mut Version| {
+            change(version);
+            Ok::<_, Infallible>(())
+        };
+        let Ok(()) = self.swap(change, |_| ());
+    }
+
+    /// Replaces the version by a changed one, and does `then` before anything else becomes of it.
+    fn swap<T, E>(
+        &self,
+        change: impl FnOnce(&mut Version) -> std::result::Result<(), E>,
+        then: impl FnOnce(&Version) -> T,
+    ) -> std::result::Result<T, E> {
+        let (old, done);
+        {
+            let _one = self.swap.lock();
+            old = self.current.load_full();
+            let mut next = (*old).clone();
+            change(&mut next)?;
+            let next = Arc::new(next);
+            self.current.store(next.clone());
+            done = then(&next);
+        }
+        // What only the old version held is let go here, outside of the lock.
+        drop(old);
+        Ok(done)
+    }
+
+    /// Changes what only memory knows of the version, by commit `seq`; `show` makes this commit
+    /// visible.
+    pub(crate) fn publish<T>(
+        &self,
+        seq: Seq,
+        change: impl FnOnce(&mut Version),
+        show: impl FnOnce(&Version) -> T,
+    ) -> T {
+        let change = |version: &mut Version| {
+            change(version);
+            Ok::<_, Infallible>(())
+        };
+        let Ok(shown) = self.swap_with_commit(seq, change, show);
+        shown
+    }
+
+    /// Replaces the version by a changed one that came with commit `seq`; `show` makes this commit
+    /// visible. Number and version become visible as one step: no view has one without the other
+    /// (see [`VersionSet::view`]). Nothing may come between the two that waits for another thread,
+    /// since views that are made at that time wait for it.
+    fn swap_with_commit<T, E>(
+        &self,
+        seq: Seq,
+        change: impl FnOnce(&mut Version) -> std::result::Result<(), E>,
+        show: impl FnOnce(&Version) -> T,
+    ) -> std::result::Result<T, E> {
+        let numbered = |version: &mut Version| {
+            change(version)?;
+            version.came_with = seq;
+            Ok(())
+        };
+        self.swap(numbered, |version| {
+            self.came_with.store(seq, Ordering::Release);
+            show(version)
+        })
+    }
+
+    /// Brings `version` in line with the manifest, into which edits have just been written.
+    /// `runs`: those that the edits name.
+    pub(crate) fn follow(
+        &self,
+        version: &mut Version,
+        state: &State,
+        runs: &HashMap<Bytes, Arc<Run>>,
+    ) -> Result<()> {
+        let mut open = |id: RunId, root: &Bytes| {
+            let run = runs.get(root).cloned();
+            run.ok_or_else(|| Error::Invalid(format!("run {} was named without its run", id.0)))
+        };
+        // The manifest has it: a version that does not would not be what the next open finds.
+        version.follow(state, &mut open).map_err(|e| self.health.fail("changing the version", &e))
+    }
+
+    /// Makes the edits that `plan` draws up durable, then changes the version accordingly. Whatever
+    /// the version lets go of is free only after the edits are durable.
+    pub(crate) fn install(&self, plan: impl FnOnce(&State) -> VersionEdit) -> Result<()> {
+        self.install_and(plan, |_| (), |_| ())
+    }
+
+    /// Makes the edits that `plan` draws up durable, then changes the version accordingly, and by
+    /// `also` what only memory knows of it. `then` is done before anything else becomes of the
+    /// version.
+    pub(crate) fn install_and(
+        &self,
+        plan: impl FnOnce(&State) -> VersionEdit,
+        also: impl FnOnce(&mut Version),
+        then: impl FnOnce(&Version),
+    ) -> Result<()> {
+        let mut manifest = self.manifest()?;
+        let VersionEdit { edits, runs } = plan(manifest.state());
+        manifest.commit(edits)?;
+        let change = |version: &mut Version| {
+            self.follow(version, manifest.state(), &runs)?;
+            also(version);
+            Ok(())
+        };
+        self.swap(change, then)
+    }
+
+    /// Makes the edits that `plan` draws up for commit `seq` durable, and then the commit visible
+    /// together with the version that follows from them. `logged` is done in between, when it has
+    /// happened and nobody sees it yet.
+    pub(crate) fn install_commit<P, L, T>(
+        &self,
+        seq: Seq,
+        pipeline: &mut P,
+        plan: impl FnOnce(&State) -> Result<VersionEdit>,
+        logged: impl FnOnce(&mut P) -> L,
+        show: impl FnOnce(&mut P, &Version) -> T,
+    ) -> Result<T> {
+        let mut manifest = self.manifest()?;
+        let VersionEdit { edits, runs } = plan(manifest.state())?;
+        manifest.commit(edits)?;
+        let logged = logged(pipeline);
+        let change = |version: &mut Version| self.follow(version, manifest.state(), &runs);
+        let shown = self.swap_with_commit(seq, change, |version| show(pipeline, version));
+        drop(logged);
+        shown
+    }
+
+    /// Writes a whole new state of the manifest, and brings the version in line with it.
+    pub(crate) fn replace(
+        &self,
+        plan: impl FnOnce(State) -> Result<(State, VersionEdit)>,
+    ) -> Result<()> {
+        let mut manifest = self.manifest()?;
+        let (state, change) = plan(manifest.state().clone())?;
+        manifest.replace(state)?;
+        self.swap(|version| self.follow(version, manifest.state(), &change.runs), |_| ())
+    }
+
+    /// The store as of the newest commit.
+    pub(crate) fn view(&self) -> View {
+        self.view_with(|| ())
+    }
+
+    /// A view; `between` is what others do between its two steps.
+    fn view_with(&self, mut between: impl FnMut()) -> View {
+        loop {
+            // The version first: what it lacks was committed after this call began; what its runs
+            // hold is visible already.
+            let version = self.current.load_full();
+            between();
+            let pin = self.pins.pin(&self.visible);
+            // A commit that came with a version is seen in that version and no other.
+            if self.came_with.load(Ordering::Acquire) == version.came_with
+                && version.came_with <= pin.at
+            {
+                return View {
+                    at: pin.at,
+                    store: self.cache.clone(),
+                    version: Pinned { version, _pin: pin },
+                    own: None,
+                };
+            }
+            // One of these is becoming visible right now.
+            env::thread::yield_now();
+        }
+    }
+
+    /// A view that has every commit up to the one that it pins: what is newer than that number is
+    /// not in it, and nothing else.
+    pub(crate) fn exact_view(&self) -> View {
+        self.exact_view_with(|| ())
+    }
+
+    fn exact_view_with(&self, mut between: impl FnMut()) -> View {
+        loop {
+            let view = self.view_with(&mut between);
+            // What was committed between the two steps lies in its memtables, unless these were
+            // sealed or others added in that time.
+            if Arc::ptr_eq(&self.current.load(), &view.version.version) {
+                return view;
+            }
+        }
+    }
+
+    /// The newest committed value: a view for the time of one search, without pinning anything.
+    pub(crate) fn get(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>> {
+        // The version first, see `view`.
+        let version = self.current.load();
+        let at = self.visible.load(Ordering::Acquire);
+        match version.trees.get(&dict) {
+            None => Ok(None),
+            Some(tree) => tree.get(key, at)?.map(|v| read(&self.cache, v)).transpose(),
+        }
+    }
+
+    /// The dictionary of that name in a branch.
+    pub(crate) fn dictionary(&self, branch: &str, name: &str) -> Option<DictionaryId> {
+        let version = self.current.load();
+        let mut infos = version.trees.values().map(|tree| &tree.info);
+        infos.find(|info| info.name == name && info.branch == branch).map(|info| info.id)
+    }
+
+    /// Before `changes` enter the memtables of `version`: the range tombstones there need not tell
+    /// apart what no view does.
+    pub(crate) fn forget_tombstones<'a>(
+        &self,
+        version: &Version,
+        changes: impl IntoIterator<Item = &'a (DictionaryId, Op)>,
+    ) {
+        let mut floor = None;
+        let mut last = None;
+        for (dict, op) in changes {
+            if matches!(op, Op::DeleteRange(..)) && last != Some(*dict) {
+                last = Some(*dict);
+                let floor = *floor
+                    .get_or_insert_with(|| self.pins.floor(self.visible.load(Ordering::Acquire)));
+                if let Some(layer) = version.trees.get(dict).and_then(|t| t.layers.first()) {
+                    layer.memtable.forget_tombstones(floor);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+    use crate::{Batch, DictionaryOptions, Durability, Isolation, Kvdb};
+
+    /// A view's two steps, with something that others do between them, which happens once: what it
+    /// has is one state of the store.
+    fn between(others: impl Fn(&Kvdb, DictionaryId)) {
+        for exact in [false, true] {
+            let db = Kvdb::in_memory();
+            let d = db.create_dictionary("d", DictionaryOptions::default()).expect("made");
+            let put = |key: &str, value: &str| {
+                db.put(d, key.as_bytes(), value.as_bytes(), Durability::Buffered).expect("put")
+            };
+            put("a", "1");
+            put("b", "1");
+            db.snapshot("one").expect("made");
+            db.flush().expect("flushed");
+            put("a", "2");
+            let done = Cell::new(false);
+            let during = || {
+                if !done.replace(true) {
+                    others(&db, d);
+                    put("b", "behind");
+                }
+            };
+            let inner = &db.db.0.versions;
+            let view = if exact { inner.exact_view_with(during) } else { inner.view_with(during) };
+            let read = |view: &View, key: &str| view.get(d, key.as_bytes()).expect("read");
+            let now = db.view();
+            if view.at == now.at {
+                // It has the number of all that was done: then it has all of it.
+                assert_eq!(
+                    ["a", "b"].map(|key| read(&view, key)),
+                    ["a", "b"].map(|key| read(&now, key)),
+                    "exact: {exact}"
+                );
+            } else {
+                assert_eq!(
+                    ["a", "b"].map(|key| read(&view, key)),
+                    [Some("2".into()), Some("1".into())],
+                    "exact: {exact}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_view_and_a_rollback() {
+        between(|db, _| db.rollback("one").expect("rolled back"));
+    }
+
+    #[test]
+    fn a_view_and_an_ingest() {
+        between(|db, d| _ = db.ingest(d, [("a", "ingested")]).expect("ingested"));
+    }
+
+    #[test]
+    fn a_view_and_a_transaction_that_binds_runs() {
+        between(|db, d| {
+            let t = db.begin(Isolation::Snapshot).expect("begun");
+            let mut bulk = t.bulk(d, &db.view()).expect("begun");
+            bulk.push(b"a", b"bound").expect("pushed");
+            t.adopt(bulk.finish().expect("written")).expect("adopted");
+            t.commit(Durability::Buffered).expect("committed");
+        });
+    }
+
+    /// A plain view may lack what came between its steps; one that a transaction reads has every
+    /// commit up to its number.
+    #[test]
+    fn an_exact_view_and_what_goes_into_other_memtables() {
+        let new_generation = |db: &Kvdb, d| {
+            let generation = db.db.0.versions.load().generation.number;
+            db.db.0.seal(generation).expect("sealed");
+            db.put(d, b"a", b"3", Durability::Buffered).expect("put");
+        };
+        let new_dictionary = |db: &Kvdb, _| {
+            let e = db.create_dictionary("e", DictionaryOptions::default()).expect("made");
+            db.put(e, b"a", b"3", Durability::Buffered).expect("put");
+        };
+        type Others<'a> = &'a dyn Fn(&Kvdb, DictionaryId);
+        let cases: [Others; 2] = [&new_generation, &new_dictionary];
+        for others in cases {
+            let db = Kvdb::in_memory();
+            let d = db.create_dictionary("d", DictionaryOptions::default()).expect("made");
+            let mut batch = Batch::new();
+            batch.put(d, "a", "1");
+            db.commit(batch, Durability::Buffered).expect("committed");
+            let done = Cell::new(false);
+            let view = db.db.0.versions.exact_view_with(|| {
+                if !done.replace(true) {
+                    others(&db, d);
+                }
+            });
+            let now = db.view();
+            assert_eq!(view.at, now.at);
+            for dict in now.dictionaries() {
+                let read = |view: &View| {
+                    view.dictionary(&dict.name).map(|d| view.get(d, b"a").expect("read"))
+                };
+                assert_eq!(read(&view), read(&now), "dictionary {}", dict.name);
+            }
+        }
+    }
+}
