@@ -142,14 +142,14 @@ mod tests {
                     let item = Item { key: key(i), seq: i % 2 * 1000, body };
                     b.add(&item.key, item.seq, item.borrow().body);
                 }
-                // A series, and one that ends early.
+                // An extent run, and one that ends early.
                 for i in 0..210u64 {
                     let key = [b"page".as_slice(), &(i + i / 200 * 9).to_be_bytes()].concat();
                     let e = ExtentRef::plain((1 << 30) + i * 4096, 4096, i as u32);
                     b.add(&key, 5 + i, BodyRef::Put(ValueRef::Extent(e)));
                 }
-                // Compressed ones: single, following one another, in a packed series with some that
-                // are not.
+                // Compressed extents: single, following one another, and in a packed extent run
+                // together with some that are not compressed.
                 for i in 0..90u64 {
                     let key =
                         [b"q".as_slice(), &(i + i / 40 * 1000 + i / 30 * i * i).to_be_bytes()]

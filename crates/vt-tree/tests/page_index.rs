@@ -72,7 +72,7 @@ fn ten_gigabytes_of_pages_would_be_indexed_in_less_than_10_8_megabytes() {
 }
 
 #[test]
-fn series_beside_other_tuples_and_across_merges_are_found() {
+fn extent_runs_between_other_tuples_and_across_merges_are_found() {
     let store = store();
     let (a, in_a) = pages(&store, 7, 0..9000, 1);
     let (b, in_b) = pages(&store, 7, 4000..4100, 20_000);

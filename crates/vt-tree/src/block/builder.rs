@@ -1,18 +1,19 @@
-//! Writing a tuple block: items come in the order of their keys; those that count upwards wait
-//! until it is known whether they are a series.
+//! Writes a tuple block. Items are added in key order. Items whose keys count upwards are held back
+//! until it is known whether they form an extent run.
 
 use zones::varint;
 
 use super::{
-    ASCENDS, DELETE, DELETE_RANGE, EXTENT, FOLLOWS, HAS_PACKED, HAS_SEQ, HAS_SERIES, INLINE,
-    INTERVAL, INTERVAL_BYTES, INTERVAL_LEAST, PACKED, PACKED_FOLLOWS, PART, SERIES, shared_prefix,
+    ASCENDS, DELETE, DELETE_RANGE, EXTENT, EXTENT_RUN, FOLLOWS, HAS_EXTENT_RUNS, HAS_PACKED,
+    HAS_SEQ, INLINE, INTERVAL, INTERVAL_BYTES, INTERVAL_LEAST, PACKED, PACKED_FOLLOWS, PART,
+    shared_prefix,
 };
-use crate::block::series::Open;
+use crate::block::extent_run::OpenExtentRun;
 use crate::item::{BodyRef, Seq};
 use crate::value::Compression;
 use crate::value::{ExtentRef, ValueRef};
 
-/// Collects items in order and encodes them.
+/// Encodes items, added in key order, as the payload of a tuple block.
 #[derive(Default)]
 pub struct BlockBuilder {
     buf: Vec<u8>,
@@ -23,12 +24,12 @@ pub struct BlockBuilder {
     in_interval: usize,
     /// The next item begins at a restart point, however short the restart interval is.
     ends_interval: bool,
-    /// The latest items, while they may be a series.
-    open: Option<Open>,
-    /// Series, and items outside of any.
+    /// The latest items, while they may still form an extent run.
+    open: Option<OpenExtentRun>,
+    /// Number of extent runs and of items outside of any.
     units: usize,
     items: usize,
-    has_series: bool,
+    has_extent_runs: bool,
 }
 
 impl BlockBuilder {
@@ -38,7 +39,10 @@ impl BlockBuilder {
 
     /// Size of the payload so far, bytes; an upper bound.
     pub fn size(&self) -> usize {
-        self.buf.len() + 4 * self.restarts.len() + 4 + self.open.as_ref().map_or(0, Open::size)
+        self.buf.len()
+            + 4 * self.restarts.len()
+            + 4
+            + self.open.as_ref().map_or(0, OpenExtentRun::size)
     }
 
     pub fn add(&mut self, key: &[u8], seq: Seq, body: BodyRef<'_>) {
@@ -47,30 +51,30 @@ impl BlockBuilder {
             if self.open.as_mut().is_some_and(|open| open.push(key, seq, &e)) {
                 return;
             }
-            self.close_series();
-            self.open = Open::begin(key, seq, &e);
+            self.close_extent_run();
+            self.open = OpenExtentRun::begin(key, seq, &e);
             if self.open.is_some() {
                 return;
             }
         } else if self.open.is_some() {
-            self.close_series();
+            self.close_extent_run();
         }
         self.add_one(key, seq, body);
     }
 
-    /// Writes what is in the making, as a series or item by item.
-    fn close_series(&mut self) {
+    /// Writes the items held back, as an extent run or item by item.
+    fn close_extent_run(&mut self) {
         let Some(open) = self.open.take() else { return };
-        if !open.is_series() {
+        if !open.is_extent_run() {
             return open
                 .each(|key, seq, e| self.add_one(key, seq, BodyRef::Put(ValueRef::Extent(e))));
         }
         self.restarts.push(self.buf.len() as u32);
         let flags = if open.ascends() { ASCENDS } else { 0 }
             | if open.is_packed() { HAS_PACKED } else { 0 };
-        self.head(0, open.first_key(), open.seq(), SERIES | flags);
+        self.head(0, open.first_key(), open.seq(), EXTENT_RUN | flags);
         open.encode(&mut self.buf);
-        self.has_series = true;
+        self.has_extent_runs = true;
         self.ends_interval = true;
         self.units += 1;
     }
@@ -153,25 +157,27 @@ impl BlockBuilder {
         self.last_key.extend_from_slice(&key[shared..]);
     }
 
-    /// The payload, in a buffer that the next block uses again; and whether nearly all of it is
-    /// long series, see [`crate::index::entry::Entry::unfiltered`]. Call [`Self::clear`] behind it.
+    /// Returns the payload, in a buffer that the next block reuses, and whether the block consists
+    /// almost entirely of long extent runs, see [`crate::index::entry::Entry::unfiltered`]. Call
+    /// [`Self::clear`] before the next block.
     pub fn finish(&mut self) -> (&[u8], bool) {
-        self.close_series();
+        self.close_extent_run();
         for r in &self.restarts {
             self.buf.extend_from_slice(&r.to_le_bytes());
         }
-        let count = self.restarts.len() as u32 | if self.has_series { HAS_SERIES } else { 0 };
+        let count =
+            self.restarts.len() as u32 | if self.has_extent_runs { HAS_EXTENT_RUNS } else { 0 };
         self.buf.extend_from_slice(&count.to_le_bytes());
-        (&self.buf, self.has_series && self.units * (PART / 2) <= self.items)
+        (&self.buf, self.has_extent_runs && self.units * (PART / 2) <= self.items)
     }
 
-    /// Empties it for the next block.
+    /// Empties the builder for the next block.
     pub fn clear(&mut self) {
         self.buf.clear();
         self.restarts.clear();
         self.last_key.clear();
         (self.last_extent, self.open) = (None, None);
         (self.in_interval, self.units, self.items) = (0, 0, 0);
-        (self.ends_interval, self.has_series) = (false, false);
+        (self.ends_interval, self.has_extent_runs) = (false, false);
     }
 }

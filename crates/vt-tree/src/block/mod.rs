@@ -1,24 +1,25 @@
 //! Tuple blocks: sorted items, prefix-compressed, with restart points.
 //!
 //! Payload: the items; then the offset (u32) of each restart point; then their number (u32; its
-//! highest bit says that there are series). An item: shared key bytes (varint, 0 at a restart
+//! highest bit says that there are extent runs). An item: shared key bytes (varint, 0 at a restart
 //! point) · further key bytes (varint) · kind and flags (u8) · the further key bytes · sequence
 //! number (varint, when flagged; absent means 0, "old") · body. A body is: inline value (varint
 //! length, bytes); extent (varint address, varint length, crc u32); an extent that follows the
 //! previous one (crc u32: it has the same length and lies directly behind it); a compressed extent
 //! (varint address, varint length of the value, u8 codec, varint length on the device, crc u32), or
 //! one that follows (varint length on the device, crc u32); nothing (delete); the end of a deleted
-//! range (varint length, bytes); a series (see there), which stands alone between two restart
+//! range (varint length, bytes); an extent run (see there), which stands alone between two restart
 //! points.
 //!
-//! Readers see *restart intervals*: the items between two restart points, or a part of a series.
+//! Readers see *restart intervals*: the items between two restart points, or [`PART`] items of an
+//! extent run.
 
 mod builder;
 mod counter;
 mod decoder;
+mod extent_run;
 mod reader;
 pub(crate) mod restart_interval;
-mod series;
 pub(crate) mod sparse_index;
 #[cfg(test)]
 mod tests;
@@ -28,36 +29,36 @@ use crate::value::ExtentRef;
 pub use builder::BlockBuilder;
 pub use reader::Block;
 
-/// Items between restart points, at most.
+/// The most items between two restart points.
 const INTERVAL: usize = 16;
-/// A restart interval of at least so many bytes, and of at least so many items, ends: a search
-/// reads half of one, and a get by a sparse index all of it. It costs 1.2% of space at 80 bytes a
-/// tuple.
+/// A restart interval ends early at so many bytes, if it has `INTERVAL_LEAST` items: a search reads
+/// half of one, and a get by a sparse index all of it. The additional restart points cost 1.2% of
+/// space at 80 bytes a tuple.
 const INTERVAL_BYTES: usize = 512;
 const INTERVAL_LEAST: usize = 4;
-/// Items of a series that are decoded at once.
+/// The most items of an extent run that are decoded at once.
 const PART: usize = 64;
 
 const KIND: u8 = 0x07;
 const HAS_SEQ: u8 = 0x08;
-/// Of a series: each item's sequence number is one more than that of the item before.
+/// Flag of an extent run: each item's sequence number is one more than that of the item before.
 const ASCENDS: u8 = 0x10;
-/// Of a series: some of its values are compressed.
+/// Flag of an extent run: some of its values are compressed.
 const HAS_PACKED: u8 = 0x20;
 const INLINE: u8 = 0;
 const EXTENT: u8 = 1;
 const FOLLOWS: u8 = 2;
 const DELETE: u8 = 3;
 const DELETE_RANGE: u8 = 4;
-const SERIES: u8 = 5;
+const EXTENT_RUN: u8 = 5;
 const PACKED: u8 = 6;
 const PACKED_FOLLOWS: u8 = 7;
 
-/// In the number of restart points.
-const HAS_SERIES: u32 = 1 << 31;
+/// Flag in the number of restart points.
+const HAS_EXTENT_RUNS: u32 = 1 << 31;
 
-/// `true` when reading `b` directly after `a` needs no seek: it begins where `a` ends, alignment
-/// aside.
+/// `true` if reading `b` directly after `a` needs no seek: `b` begins where `a` ends, up to
+/// alignment.
 pub fn contiguous(a: &ExtentRef, b: &ExtentRef) -> bool {
     b.addr >= a.end() && b.addr - a.end() < zones::SECTOR
 }
@@ -72,7 +73,7 @@ pub(crate) fn head_of(bytes: &[u8]) -> u64 {
 
 fn shared_prefix(a: &[u8], b: &[u8]) -> usize {
     let mut n = 0;
-    // Eight bytes at a time as long as they are the same.
+    // Eight bytes at a time as long as they are equal.
     while let (Some(x), Some(y)) = (a.get(n..n + 8), b.get(n..n + 8)) {
         let word = |s: &[u8]| s.try_into().map_or(0, u64::from_le_bytes);
         let differ = word(x) ^ word(y);

@@ -1,5 +1,5 @@
-//! Reading a tuple block: restart intervals are found by their first keys, and decoded when
-//! somebody asks for them.
+//! Reads a tuple block: a binary search over the first keys finds a restart interval, which is
+//! decoded on demand.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{OnceLock, Weak};
@@ -7,67 +7,69 @@ use std::sync::{OnceLock, Weak};
 use bytes::Bytes;
 
 use super::decoder::Decoder;
-use super::{HAS_SERIES, PART, SERIES, head_of, shared_prefix};
+use super::{EXTENT_RUN, HAS_EXTENT_RUNS, PART, head_of, shared_prefix};
+use crate::block::extent_run::ExtentRun;
 use crate::block::restart_interval::{Place, RestartInterval};
-use crate::block::series::Series;
 use crate::block::sparse_index::SparseIndex;
 use crate::item::{Body, Item, Seq};
 use crate::value::Value;
 use crate::{Error, Result};
 
-/// A decoded view of one tuple block. Decoding is lazy: a restart interval (the items between two
-/// restart points) at a time.
+/// The payload of one tuple block and its restart points. Items are decoded lazily, one restart
+/// interval at a time.
 #[derive(Debug)]
 pub struct Block {
     data: Bytes,
     /// End of the items, start of the restart offsets.
     items_end: usize,
     restarts: usize,
-    has_series: bool,
-    /// Where there are series: the restart intervals.
+    has_extent_runs: bool,
+    /// The restart intervals, if there are extent runs; otherwise restart point `i` begins
+    /// interval `i`.
     parts: Option<Box<[Part]>>,
     addr: u64,
-    /// Bytes that all keys at restart points share, and the eight behind these of each, as a number
-    /// that sorts as they do: a search reads these and no key but one.
+    /// The length of the prefix that all keys at restart points share.
     shared: usize,
+    /// The eight bytes that follow this prefix in each of these keys, as a number that sorts as
+    /// they do: a search compares these numbers and at most a few whole keys.
     heads: Box<[u64]>,
-    /// The sparse index that finds this block while the cache has it.
+    /// The sparse index that refers to this block while it is cached.
     pub(crate) told: OnceLock<Weak<SparseIndex>>,
-    /// The cache has pushed it out.
+    /// The cache has evicted the block.
     pub(crate) gone: AtomicBool,
 }
 
-/// A restart interval of a block with series: what lies behind a restart point, of a series the
-/// items from `from` on.
+/// A restart interval of a block with extent runs: the items behind a restart point, or those of an
+/// extent run from `from` on.
 #[derive(Clone, Copy, Debug)]
 struct Part {
     restart: u32,
     from: u32,
 }
 
-/// What lies behind a restart point.
-enum Span<'a> {
+/// The content of a block from one restart point to the next.
+enum Section<'a> {
     Items(Decoder<'a>, usize),
-    Series(Series<'a>),
+    ExtentRun(ExtentRun<'a>),
 }
 
 impl Block {
-    /// `addr` names the block in errors.
+    /// Parses a payload and checks its restart points. `addr` names the block in errors.
     pub fn parse(data: Bytes, addr: u64) -> Result<Block> {
         let corrupt =
             || Error::Corrupt { what: "tuple block: restart points do not fit".into(), addr };
         let tail = data.len().checked_sub(4).ok_or_else(corrupt)?;
         let count =
             u32::from_le_bytes([data[tail], data[tail + 1], data[tail + 2], data[tail + 3]]);
-        let restarts = (count & !HAS_SERIES) as usize;
+        let restarts = (count & !HAS_EXTENT_RUNS) as usize;
         let items_end =
             restarts.checked_mul(4).and_then(|n| tail.checked_sub(n)).ok_or_else(corrupt)?;
-        let has_series = count & HAS_SERIES != 0;
+        let has_extent_runs = count & HAS_EXTENT_RUNS != 0;
         let mut block = Block {
             data,
             items_end,
             restarts,
-            has_series,
+            has_extent_runs,
             parts: None,
             addr,
             shared: 0,
@@ -100,11 +102,11 @@ impl Block {
             }
             block.heads = heads.into();
         }
-        if has_series {
+        if has_extent_runs {
             let mut parts = Vec::new();
             for r in 0..restarts {
-                // A series is as long as its checksums in the block, so there are few parts.
-                let len = if let Span::Series(s) = block.span(r)? { s.len() } else { 1 };
+                // An extent run is as long as its checksums in the block, so there are few parts.
+                let len = if let Section::ExtentRun(s) = block.section(r)? { s.len() } else { 1 };
                 parts.extend(
                     (0..len)
                         .step_by(PART)
@@ -116,7 +118,7 @@ impl Block {
         Ok(block)
     }
 
-    /// Memory that it takes, bytes.
+    /// The memory that the block takes, bytes.
     pub fn weight(&self) -> usize {
         self.data.len()
             + 8 * self.restarts
@@ -124,38 +126,43 @@ impl Block {
             + self.parts.as_ref().map_or(0, |p| p.len() * size_of::<Part>())
     }
 
-    /// Number of restart intervals.
+    /// The number of restart intervals.
     pub fn intervals(&self) -> usize {
         self.parts.as_ref().map_or(self.restarts, |p| p.len())
     }
 
-    /// Offset of a restart point.
+    /// The offset of a restart point in the payload.
     fn restart(&self, r: usize) -> usize {
         let at = self.items_end + 4 * r;
         u32::from_le_bytes([self.data[at], self.data[at + 1], self.data[at + 2], self.data[at + 3]])
             as usize
     }
 
-    /// Decodes from a restart point on, up to the next.
+    /// A decoder that begins at a restart point, and the offset at which it must stop.
     fn decoder(&self, r: usize) -> (Decoder<'_>, usize) {
         let end = if r + 1 < self.restarts { self.restart(r + 1) } else { self.items_end };
         (Decoder { data: &self.data[..end], at: self.restart(r), extent: None }, end)
     }
 
-    fn span(&self, r: usize) -> Result<Span<'_>> {
+    fn section(&self, r: usize) -> Result<Section<'_>> {
         let (d, end) = self.decoder(r);
-        if !self.has_series {
-            return Ok(Span::Items(d, end));
+        if !self.has_extent_runs {
+            return Ok(Section::Items(d, end));
         }
         let mut at_body = Decoder { ..d };
         let head = at_body.head(0).ok_or_else(|| self.corrupt())?;
-        if head.kind != SERIES {
-            return Ok(Span::Items(d, end));
+        if head.kind != EXTENT_RUN {
+            return Ok(Section::Items(d, end));
         }
         let key = &self.data[head.suffix.0..head.suffix.1];
-        let series =
-            Series::decode(key, head.seq, head.ascends, head.packed, &self.data[at_body.at..end]);
-        series.map(Span::Series).ok_or_else(|| self.corrupt())
+        let run = ExtentRun::decode(
+            key,
+            head.seq,
+            head.ascends,
+            head.packed,
+            &self.data[at_body.at..end],
+        );
+        run.map(Section::ExtentRun).ok_or_else(|| self.corrupt())
     }
 
     fn corrupt(&self) -> Error {
@@ -166,7 +173,7 @@ impl Block {
         Error::Corrupt { what: "tuple block: keys out of order".into(), addr: self.addr }
     }
 
-    /// The first keys of its first and its last restart interval; `None`: it has none.
+    /// The first keys of the first and of the last restart interval; `None` if there are none.
     pub(crate) fn ends(&self) -> Result<Option<(&[u8], &[u8])>> {
         match self.restarts {
             0 => Ok(None),
@@ -181,7 +188,7 @@ impl Block {
         Ok(&self.data[head.suffix.0..head.suffix.1])
     }
 
-    /// The last restart point with a key of at most `key`; 0 when none has.
+    /// The last restart point with a key of at most `key`; 0 if there is none.
     fn restart_of(&self, key: &[u8]) -> Result<usize> {
         if self.restarts == 0 {
             return Ok(0);
@@ -190,7 +197,7 @@ impl Block {
         let (mut lo, mut hi) = match key[..n].cmp(&self.restart_key(0)?[..n]) {
             std::cmp::Ordering::Less => (0, 0),
             std::cmp::Ordering::Greater => (self.restarts, self.restarts),
-            // The key is itself a part of what all share.
+            // `key` is a proper prefix of what all share.
             std::cmp::Ordering::Equal if n < self.shared => (0, 0),
             std::cmp::Ordering::Equal => {
                 let head = head_of(&key[n..]);
@@ -206,7 +213,7 @@ impl Block {
         Ok(lo.saturating_sub(1))
     }
 
-    /// The last restart interval whose first key is at most `key`; 0 when none is.
+    /// The last restart interval whose first key is at most `key`; 0 if there is none.
     pub fn interval_of(&self, key: &[u8]) -> Result<usize> {
         let r = self.restart_of(key)?;
         let Some(parts) = self.parts.as_deref() else { return Ok(r) };
@@ -214,13 +221,14 @@ impl Block {
             parts.partition_point(|p| (p.restart as usize) < r),
             parts.partition_point(|p| p.restart as usize <= r),
         );
-        let Some(Span::Series(series)) = (lo + 1 < hi).then(|| self.span(r)).transpose()? else {
+        let Some(Section::ExtentRun(run)) = (lo + 1 < hi).then(|| self.section(r)).transpose()?
+        else {
             return Ok(lo);
         };
         let mut first = Vec::new();
         while lo + 1 < hi {
             let mid = (lo + hi) / 2;
-            series.key(parts[mid].from as usize, &mut first);
+            run.key(parts[mid].from as usize, &mut first);
             if first.as_slice() <= key { lo = mid } else { hi = mid }
         }
         Ok(lo)
@@ -233,8 +241,8 @@ impl Block {
         Ok((0..decoded.len()).filter_map(|i| decoded.item(i)).map(|i| i.to_item()).collect())
     }
 
-    /// All items of a restart interval, into memory that was used before: nothing is allocated, and
-    /// each key is put together once.
+    /// Decodes all items of a restart interval into `out`, whose memory is reused: nothing is
+    /// allocated, and each key is assembled once.
     pub(crate) fn interval_into(&self, interval: usize, out: &mut RestartInterval) -> Result<()> {
         out.begin(&self.data);
         let part = match self.parts.as_deref() {
@@ -242,12 +250,12 @@ impl Block {
             Some(parts) if interval < parts.len() => parts[interval],
             _ => return Ok(()),
         };
-        match self.span(part.restart as usize) {
+        match self.section(part.restart as usize) {
             Err(e) => {
                 out.clear();
                 return Err(e);
             }
-            Ok(Span::Items(mut d, end)) => {
+            Ok(Section::Items(mut d, end)) => {
                 while d.at < end {
                     let item = d
                         .head(out.last_key_len())
@@ -267,12 +275,12 @@ impl Block {
                     }
                 }
             }
-            Ok(Span::Series(series)) => {
+            Ok(Section::ExtentRun(run)) => {
                 let from = part.from as usize;
                 let mut key = Vec::new();
-                for (i, (seq, e)) in (from..series.len().min(from + PART)).zip(series.items(from)) {
-                    series.key(i, &mut key);
-                    let shared = if i == from { 0 } else { key.len() - series.width() };
+                for (i, (seq, e)) in (from..run.len().min(from + PART)).zip(run.items(from)) {
+                    run.key(i, &mut key);
+                    let shared = if i == from { 0 } else { key.len() - run.width() };
                     out.push(shared, &key[shared..], seq, Place::Extent(e));
                 }
             }
@@ -302,11 +310,11 @@ impl Block {
         if self.restarts == 0 {
             return Ok(None);
         }
-        let (mut d, end) = match self.span(self.restart_of(key)?)? {
-            Span::Items(d, end) => (d, end),
-            Span::Series(series) => {
-                return Ok(series.find(key).map(|i| {
-                    let (seq, e) = series.item(i);
+        let (mut d, end) = match self.section(self.restart_of(key)?)? {
+            Section::Items(d, end) => (d, end),
+            Section::ExtentRun(run) => {
+                return Ok(run.find(key).map(|i| {
+                    let (seq, e) = run.item(i);
                     (seq, Body::Put(Value::Extent(e)))
                 }));
             }
@@ -315,7 +323,8 @@ impl Block {
         Ok(found.map(|(seq, body)| (seq, body.body(&self.data).to_body())))
     }
 
-    /// The same in the one restart interval that can have it, by where that lies.
+    /// The item that covers `key`, if any, among those of the restart interval at bytes `start` to
+    /// `end` of the payload.
     pub(crate) fn find_between(
         &self,
         start: usize,
@@ -333,9 +342,9 @@ impl Block {
         &self.data
     }
 
-    /// Where its restart intervals lie, if none of them is a series.
+    /// The byte ranges of the restart intervals; `None` if the block has extent runs.
     pub(crate) fn plain_intervals(&self) -> Option<Vec<std::ops::Range<usize>>> {
-        (!self.has_series).then(|| {
+        (!self.has_extent_runs).then(|| {
             (0..self.restarts).map(|r| self.decoder(r)).map(|(d, end)| d.at..end).collect()
         })
     }

@@ -46,9 +46,9 @@ fn compressed_values_come_back_and_cost_six_bytes_in_a_row() {
     let mut b = BlockBuilder::default();
     items.iter().for_each(|i| b.add(&i.key, 0, i.borrow().body));
     let upper = b.size();
-    let (bytes, series) = b.finish();
+    let (bytes, run) = b.finish();
     assert!(
-        series && bytes.len() < 6300 && bytes.len() <= upper,
+        run && bytes.len() < 6300 && bytes.len() <= upper,
         "{} bytes, {upper} expected",
         bytes.len()
     );
@@ -57,8 +57,8 @@ fn compressed_values_come_back_and_cost_six_bytes_in_a_row() {
     for i in &items {
         assert_eq!(block.find(&i.key).unwrap(), Some((0, i.body.clone())));
     }
-    // No series: neither the keys nor the lengths go on; and one that becomes packed late, by
-    // another codec than the one before.
+    // Two sequences that form no extent run: in one neither keys nor lengths continue; the other
+    // becomes packed late, by another codec than the one before.
     let mut items = packed((0..100u64).map(|i| Bytes::from(format!("k{:09}", i * i * i))), 1 << 31);
     items.extend((0..50).map(|i| page(1 << 62, i, (1 << 32) + i * 4096, 0)));
     for (i, item) in items[100..].iter_mut().enumerate().skip(30) {
@@ -127,12 +127,12 @@ fn consecutive_pages_cost_their_checksum() {
         b.add(&page.key, 0, page.borrow().body);
     }
     assert!(b.size() < 4100);
-    let (bytes, series) = b.finish();
-    assert!(series && bytes.len() < 4050, "{} bytes", bytes.len());
+    let (bytes, run) = b.finish();
+    assert!(run && bytes.len() < 4050, "{} bytes", bytes.len());
 }
 
 #[test]
-fn series_and_what_lies_between_come_back_and_are_found() {
+fn extent_runs_and_what_lies_between_come_back_and_are_found() {
     let mut items = Vec::new();
     // Ascending sequence numbers, a hole, a jump of the address, a jump of the sequence number;
     // then other kinds, in between.

@@ -35,7 +35,7 @@ pub struct Entry {
     pub filter: Option<FramePointer>,
     pub tombstones: bool,
     pub range_tombstones: bool,
-    /// Of a tuple block: its keys are in no filter, since it is nearly all long series and tells at
+    /// Of a tuple block: its keys are in no filter, since it is nearly all long extent runs and tells at
     /// once which keys there are, or since none was wanted. Of a node: there are such blocks
     /// beneath.
     pub unfiltered: bool,

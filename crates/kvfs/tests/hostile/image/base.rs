@@ -59,7 +59,7 @@ fn store(n: u64) -> MemoryDevice {
                 batch.put(d, format!("key{:04}", i * 7 + round), vec![i as u8; (i % 40) as usize]);
             }
             for i in 0..12u64 {
-                // Page by page: a series.
+                // Page by page: an extent run.
                 batch.put(
                     d,
                     [b"page".as_slice(), &(i + 20 * round).to_be_bytes()].concat(),

@@ -91,13 +91,13 @@ impl RunBuilder {
             return Ok(());
         }
         let mut b = std::mem::take(&mut self.block);
-        let (payload, series) = b.builder.finish();
-        let unfiltered = series || self.false_positives == 0;
+        let (payload, extent_runs) = b.builder.finish();
+        let unfiltered = extent_runs || self.false_positives == 0;
         if unfiltered {
             self.hashes.truncate(b.hashes_before);
         }
         // Checksums do not get smaller.
-        let packed = if series { None } else { self.packer.pack(self.compression, payload) };
+        let packed = if extent_runs { None } else { self.packer.pack(self.compression, payload) };
         let compressed = packed.is_some();
         let (codec, stored) = packed.unwrap_or((0, payload));
         let at = place_frame(&mut self.tuples, FrameKind::Tuples, 0, codec, stored)?;

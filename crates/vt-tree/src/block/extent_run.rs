@@ -1,7 +1,7 @@
-//! Series: items whose keys count upwards and whose large values follow one another on the device,
-//! as the pages of a file do. All that tells them apart is a checksum, so that is all that is
-//! stored for each. Where some of the values are compressed, a *packed* series also tells how many
-//! bytes each takes on the device.
+//! Extent runs: items whose keys count upwards by a constant step and whose large values follow one
+//! another on the device, as the pages of a file do. Key and address of each follow from the first,
+//! so only a checksum is stored for each. In a *packed* extent run some of the values are
+//! compressed; it also stores how many bytes each takes on the device.
 
 use zones::varint;
 
@@ -10,10 +10,11 @@ use crate::item::Seq;
 use crate::value::Compression;
 use crate::value::ExtentRef;
 
-/// Fewer items are not worth a series.
+/// An extent run of fewer items would save nothing.
 const LEAST: usize = 4;
 
-/// A packed series has at most so many items: the place of one is found by passing all before it.
+/// The most items of a packed extent run: to find the address of one, the lengths of all before it
+/// are summed.
 const PACKED_MOST: usize = 256;
 
 /// The distance between the addresses of values of `len` bytes that follow one another, none of
@@ -22,27 +23,27 @@ fn stride(len: u32) -> u64 {
     u64::from(len).next_multiple_of(u64::from(ExtentRef::plain(0, len, 0).align()))
 }
 
-/// Where the values of a series lie, without their checksums.
+/// Where the values of an extent run lie, without their checksums.
 #[derive(Clone, Copy, Debug)]
 struct Places {
     addr: u64,
     len: u32,
-    /// What is compressed is so. `None`: nothing is.
+    /// The codec of those values that are compressed; `None` if none is.
     codec: Compression,
 }
 
 impl Places {
-    /// One of `stored` bytes behind one that ends at `end`; it is compressed if it has fewer than a
-    /// value has.
+    /// The extent of `stored` bytes that follows one that ends at `end`. It is compressed if
+    /// `stored` is less than the length of the value.
     fn behind(self, end: u64, stored: u32, crc: u32) -> ExtentRef {
         let plain = ExtentRef::plain(end, self.len, crc);
         let e = ExtentRef::packed(end, self.len, stored, crc, self.codec).unwrap_or(plain);
-        // There is such an address: the bounds of a series see to it.
+        // The address does not overflow: `goes_on_with` or `decode` has checked that.
         ExtentRef { addr: e.behind(end).unwrap_or(end), ..e }
     }
 }
 
-/// A way to count on, and the next key.
+/// A way of counting that fits all keys so far, and the key that it expects next.
 #[derive(Debug)]
 struct Expected {
     counter: Counter,
@@ -50,27 +51,27 @@ struct Expected {
     key: Vec<u8>,
 }
 
-/// Items that perhaps become a series, in the making.
+/// Consecutive items that will be stored as an extent run if enough of them follow.
 #[derive(Debug)]
-pub(crate) struct Open {
+pub(crate) struct OpenExtentRun {
     first_key: Vec<u8>,
     seq: Seq,
-    /// Sequence numbers ascend by one; else they are all the same.
+    /// Sequence numbers ascend by one; otherwise all are equal.
     ascends: bool,
     places: Places,
     /// Where the last value ends.
     end: u64,
     crcs: Vec<u32>,
-    /// Of a packed series: the bytes that each value takes.
+    /// The bytes that each value takes on the device, if the run is packed.
     stored: Vec<u16>,
-    /// All ways of counting that fit the keys so far; with one key, none is known yet.
+    /// All ways of counting that fit the keys so far. Empty until there is a second key.
     expected: Vec<Expected>,
 }
 
-impl Open {
-    /// Begins with one item. `None`: a value that lies where no value is put.
-    pub fn begin(key: &[u8], seq: Seq, e: &ExtentRef) -> Option<Open> {
-        let mut open = Open {
+impl OpenExtentRun {
+    /// Begins with one item. `None` if its extent is not one that a writer would have placed.
+    pub fn begin(key: &[u8], seq: Seq, e: &ExtentRef) -> Option<OpenExtentRun> {
+        let mut open = OpenExtentRun {
             first_key: key.to_vec(),
             seq,
             ascends: false,
@@ -87,7 +88,8 @@ impl Open {
         Some(open)
     }
 
-    /// `true` when the value lies where the next one should, and packed or not as the others.
+    /// `true` if the extent lies where the next value would, and a run can hold both it and the
+    /// values so far.
     fn goes_on_with(&self, e: &ExtentRef) -> bool {
         let packs = match (self.is_packed(), e.codec) {
             (false, Compression::None) => true,
@@ -111,17 +113,17 @@ impl Open {
         self.end = e.end();
     }
 
-    /// Some of the values are compressed.
+    /// `true` if some of the values are compressed.
     pub fn is_packed(&self) -> bool {
         self.places.codec != Compression::None
     }
 
-    /// Bytes that it takes at most.
+    /// An upper bound on the encoded size, bytes.
     pub fn size(&self) -> usize {
         self.first_key.len() + 49 + 4 * self.crcs.len() + 2 * self.stored.len()
     }
 
-    /// Takes the next item, if it goes on with the series.
+    /// Adds the next item if it continues the run; returns whether it does.
     pub fn push(&mut self, key: &[u8], seq: Seq, e: &ExtentRef) -> bool {
         let n = self.crcs.len();
         let ascends = if n == 1 { self.seq > 0 && seq == self.seq + 1 } else { self.ascends };
@@ -142,8 +144,8 @@ impl Open {
         }
         self.ascends = ascends;
         self.take(e);
-        // Where no way of counting leads on, the series ends here; its own keys are still told by
-        // the one left.
+        // A counter that overflows ends the run here: no key equals the empty one. The keys so far
+        // are still described by the counter that is left.
         for x in &mut self.expected {
             if !x.counter.advance(&mut x.key, x.step) {
                 x.key.clear();
@@ -167,8 +169,8 @@ impl Open {
             .collect()
     }
 
-    /// Long enough, and known how to count.
-    pub fn is_series(&self) -> bool {
+    /// `true` if there are enough items and their keys can be counted.
+    pub fn is_extent_run(&self) -> bool {
         self.crcs.len() >= LEAST && !self.expected.is_empty()
     }
 
@@ -178,7 +180,7 @@ impl Open {
         let mut end = self.places.addr;
         for (i, crc) in self.crcs.iter().enumerate() {
             if let Some(x) = self.expected.first().filter(|_| i > 0) {
-                // It led through all of them before.
+                // This cannot fail: `push` has advanced through the same keys.
                 x.counter.advance(&mut key, x.step);
             }
             let e = self.places.behind(
@@ -203,7 +205,7 @@ impl Open {
         self.ascends
     }
 
-    /// The body, behind key and sequence number.
+    /// Appends the body, which follows key and sequence number, to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let Some(x) = self.expected.first() else { return };
         varint::put_u64(out, self.crcs.len() as u64);
@@ -219,9 +221,9 @@ impl Open {
     }
 }
 
-/// A series as read from a block.
+/// An extent run as read from a block.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Series<'a> {
+pub(crate) struct ExtentRun<'a> {
     key: &'a [u8],
     prefix: &'a [u8],
     first: u64,
@@ -231,19 +233,20 @@ pub(crate) struct Series<'a> {
     step: u64,
     places: Places,
     crcs: &'a [u8],
-    /// Of a packed one: the bytes that each value takes.
+    /// The bytes that each value takes on the device (u16 each), if the run is packed.
     stored: &'a [u8],
 }
 
-impl<'a> Series<'a> {
-    /// From the body and what lies before it. `None`: no such series can be. It ends with `body`.
+impl<'a> ExtentRun<'a> {
+    /// Decodes a run from its body, which ends where `body` does, and from the head of its item.
+    /// `None` if no writer can have written it.
     pub fn decode(
         key: &'a [u8],
         seq: Seq,
         ascends: bool,
         packed: bool,
         mut body: &'a [u8],
-    ) -> Option<Series<'a>> {
+    ) -> Option<ExtentRun<'a>> {
         let count = varint::get_u64(&mut body).ok()?;
         let (&code, rest) = body.split_first()?;
         body = rest;
@@ -260,8 +263,8 @@ impl<'a> Series<'a> {
         }
         let (crcs, stored) = body.split_at_checked(usize::try_from(count.checked_mul(4)?).ok()?)?;
         let places = Places { addr, len, codec };
-        // Keeps every later sum of address and length inside u64: where some are compressed, others
-        // may have to begin at a page.
+        // Bounds every later sum of address and length to u64. In a packed run, a value that is not
+        // compressed may have to be aligned to a sector.
         let most = if packed { u64::from(len) + zones::SECTOR } else { stride(len) };
         let end = addr.checked_add(most.checked_mul(count)?)?;
         let sizes = stored.chunks_exact(2).map(|s| u32::from(u16::from_le_bytes([s[0], s[1]])));
@@ -273,7 +276,7 @@ impl<'a> Series<'a> {
             && (seq > 0 || !ascends)
             && stored.len() == if packed { crcs.len() / 2 } else { 0 }
             && sizes.into_iter().all(|stored| stored > 0 && stored <= len);
-        sound.then_some(Series {
+        sound.then_some(ExtentRun {
             key,
             prefix,
             first,
@@ -287,7 +290,7 @@ impl<'a> Series<'a> {
         })
     }
 
-    /// Bytes that value `i`, which must exist, takes on the device.
+    /// The bytes that value `i`, which must exist, takes on the device.
     fn stored(&self, i: usize) -> u32 {
         self.stored
             .get(2 * i..2 * i + 2)
@@ -305,7 +308,7 @@ impl<'a> Series<'a> {
         self.crcs.len() / 4
     }
 
-    /// Bytes at the end of each key that are the number.
+    /// The number of bytes at the end of each key that form the number.
     pub fn width(&self) -> usize {
         self.counter.width()
     }
@@ -333,11 +336,11 @@ impl<'a> Series<'a> {
 
     /// Sequence number and value of item `i`, which must exist.
     pub fn item(&self, i: usize) -> (Seq, ExtentRef) {
-        // There is one by the caller's word; the other is never seen.
+        // The caller guarantees that there is one, so the default is never used.
         self.items(i).next().unwrap_or((self.seq, self.places.behind(self.places.addr, 0, 0)))
     }
 
-    /// The item with just this key.
+    /// The index of the item with exactly this key.
     pub fn find(&self, key: &[u8]) -> Option<usize> {
         if key.len() != self.key.len() {
             return None;
