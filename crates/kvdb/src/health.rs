@@ -11,11 +11,33 @@ use crate::error::{Error, Result};
 
 #[derive(Default)]
 pub(crate) struct Health {
+    read_only: bool,
+    closed: AtomicBool,
     failed: AtomicBool,
     why: Mutex<Option<String>>,
 }
 
 impl Health {
+    pub(crate) fn new(read_only: bool) -> Health {
+        Health { read_only, ..Health::default() }
+    }
+
+    /// An error unless the store takes writes.
+    pub(crate) fn writable(&self) -> Result<()> {
+        if self.read_only {
+            return Err(Error::ReadOnly("it was opened for reading only".into()));
+        }
+        if self.closed.load(Ordering::Acquire) {
+            return Err(Error::ReadOnly("it was closed".into()));
+        }
+        self.check()
+    }
+
+    /// The store takes no more writes because it was closed. `true`: it was closed before.
+    pub(crate) fn close(&self) -> bool {
+        self.closed.swap(true, Ordering::AcqRel)
+    }
+
     /// An error once the store has stopped taking writes.
     pub(crate) fn check(&self) -> Result<()> {
         match self.failed.load(Ordering::Acquire) {

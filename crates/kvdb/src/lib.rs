@@ -39,6 +39,7 @@
 
 mod background;
 mod commit;
+mod counters;
 mod db;
 mod dictionary;
 mod error;
@@ -53,12 +54,14 @@ pub mod parsers;
 mod read;
 mod salvage;
 mod scrub;
+mod signals;
 mod snapshots;
 mod transactions;
 
 pub use background::defragment::{DefragOptions, DefragProgress};
 pub use background::shape::Shape;
 pub use commit::batch::{Batch, Durability};
+pub use commit::locking::at_once;
 pub use commit::{MAX_KEY, MAX_VALUE};
 pub use db::check::{CheckReport, Fault, check};
 pub use db::checkpoint::CheckpointStats;
@@ -89,7 +92,6 @@ pub use snapshots::{
 pub use transactions::{
     Bulk, BulkRun, Changed, Changes, Draft, Isolation, MAX_SAVEPOINTS, MergeRoutine, Merged,
     Savepoint, Scope, StoredTuple, StoredTuples, Transaction, TransactionInfo, TransactionOptions,
-    at_once,
 };
 pub use vt_tree::{Estimate, read_alone};
 

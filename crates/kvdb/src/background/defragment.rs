@@ -307,7 +307,7 @@ impl Database {
                     match self.evacuate_part(dict, id, &zones, &from, part, gated)? {
                         Evacuated::Moved(bytes, next) => (bytes, next),
                         Evacuated::Busy => {
-                            self.defragmenter.pause(WAIT, || self.background.stopping());
+                            self.defragmenter.pause(WAIT, || self.signals.stopping());
                             (0, Some(from))
                         }
                     };
@@ -383,7 +383,7 @@ impl Database {
         let range = KeyRange { start: from.clone(), end: None };
         let mut merge = Merge::new(&self.store, &[Input::Run(run.clone())], &range, options)?;
         while !merge.step(STEP.min(part))? {
-            if merge.stats().written() >= part || self.background.stopping() {
+            if merge.stats().written() >= part || self.signals.stopping() {
                 break;
             }
         }
@@ -397,7 +397,7 @@ impl Database {
     /// Rounds of it until nothing is to be gained, or it is to stop.
     fn defragment(&self, options: DefragOptions) -> Result<()> {
         let fullest = u64::from(options.fullest_percent.min(99));
-        let stop = || self.background.stopping() || self.defragmenter.stopping();
+        let stop = || self.signals.stopping() || self.defragmenter.stopping();
         let update = |change: &dyn Fn(&mut DefragProgress)| {
             change(&mut self.defragmenter.state.lock().progress)
         };
@@ -424,7 +424,7 @@ impl Database {
                 let rate = if automatic { self.automatic_rate() } else { rate };
                 if let Some(rate) = rate.filter(|_| !self.inline()) {
                     let pause = Duration::from_secs_f64(moved as f64 / rate.max(1) as f64);
-                    self.defragmenter.pause(pause, || self.background.stopping());
+                    self.defragmenter.pause(pause, || self.signals.stopping());
                 }
                 !stop()
             })?;
@@ -535,7 +535,7 @@ impl Database {
 
     /// The thread.
     pub(crate) fn defragment_loop(&self) {
-        while let Some(options) = self.defragmenter.wait(|| self.background.stopping()) {
+        while let Some(options) = self.defragmenter.wait(|| self.signals.stopping()) {
             match self.defragment(options) {
                 Ok(()) => {}
                 Err(Error::NoSpace) => tracing::info!("no space to defragment in"),
@@ -557,8 +557,8 @@ impl Database {
         }
         let mut part = self.part_size();
         loop {
-            match self.evacuate(&victims, part, false, &mut |_| !self.background.stopping()) {
-                Ok(_) => return Ok(!self.background.stopping()),
+            match self.evacuate(&victims, part, false, &mut |_| !self.signals.stopping()) {
+                Ok(_) => return Ok(!self.signals.stopping()),
                 Err(Error::NoSpace) if part > SMALLEST => part /= 4,
                 Err(e) => return Err(e),
             }

@@ -10,7 +10,9 @@ use std::sync::Arc;
 use vt_tree::{Input, KeyRange, Merge, MergeOptions, Placement, Run};
 use zones::Priority;
 
-use crate::db::database::{Database, Sealed};
+use crate::commit::pipeline::Sealed;
+use crate::commit::recent::RecentCommit;
+use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::ids::RunId;
@@ -19,7 +21,6 @@ use crate::manifest::{Edit, State};
 use crate::read::version::{Generation, Layer};
 use crate::read::version_set::VersionEdit;
 use crate::snapshots::Snapshot;
-use crate::transactions::history::Past;
 
 /// Bytes of work after which a flush looks up.
 const STEP: u64 = 8 << 20;
@@ -43,7 +44,7 @@ struct Flush {
 impl Flush {
     fn begin(db: &Database, upto: u64, sealed: Option<Sealed>) -> Result<Flush> {
         // In this order: one that begins after it finds nothing here that is newer.
-        let (oldest, asked) = db.transactions.oldest(&db.versions.visible);
+        let (oldest, asked) = db.commits.recent.oldest(&db.versions.visible);
         let version = db.versions.load_full();
         let mut merges = VecDeque::new();
         let mut generations: Vec<Arc<Generation>> = Vec::new();
@@ -94,18 +95,23 @@ impl Flush {
         // finds neither.
         let past = |(dict, run, _): &(DictionaryId, Arc<Run>, f64)| {
             let newest = run.stats().max_seq;
-            (newest > 0).then(|| Past { dict: *dict, run: run.clone(), newest, at_once: false })
+            (newest > 0).then(|| RecentCommit {
+                dict: *dict,
+                run: run.clone(),
+                newest,
+                at_once: false,
+            })
         };
-        drop(db.transactions.remember(self.runs.iter().filter_map(past)));
+        drop(db.commits.recent.remember(self.runs.iter().filter_map(past)));
         let before = self.sealed.map_or(0, |s| s.start.segment);
         // The writer is not locked during the sync below: commits go on.
         let (mut released, ready) = {
-            let mut writer = db.writer.lock();
+            let mut writer = db.commits.writer.lock();
             (writer.release(before), writer.ready())
         };
         // A few of the zones that become free are listed for the journal's next segments in the
         // same edit.
-        let again = db.stock().saturating_sub(ready).min(released.len());
+        let again = db.commits.stock().saturating_sub(ready).min(released.len());
         let mut rest = released.split_off(again);
         let mut recycled = Vec::new();
         let plan = |state: &State| {
@@ -141,7 +147,7 @@ impl Flush {
         if outcome.is_err() {
             // The manifest still lists them: they stay.
             released.append(&mut rest);
-            db.writer.lock().take_back(released);
+            db.commits.writer.lock().take_back(released);
             return outcome;
         }
         let again = released
@@ -149,8 +155,8 @@ impl Flush {
             .zip(recycled)
             .map(|(old, segment)| Owned { segment, pin: old.pin })
             .collect();
-        let mut writer = db.writer.lock();
-        db.give_to(&mut writer, again)?;
+        let mut writer = db.commits.writer.lock();
+        db.commits.give_to(&mut writer, again)?;
         db.counters.journal_device.set(writer.bytes());
         Ok(())
     }
@@ -165,21 +171,26 @@ impl Database {
 
     /// The same for a caller that has `flushing`.
     pub(crate) fn flush_sealed_locked(&self) -> Result<bool> {
-        let Some(last) = self.sealed.lock().back().map(|s| s.generation) else { return Ok(false) };
+        let Some(last) = self.commits.sealed.lock().back().map(|s| s.generation) else {
+            return Ok(false);
+        };
         let mut done = 0;
         while done < last {
             // Up to where a snapshot was made, so that the runs are exactly what it has.
             let upto =
                 self.snapshots.next_pending().map_or(last, |generation| generation.min(last));
-            let Some(next) = self.sealed.lock().iter().rfind(|s| s.generation <= upto).copied()
+            let Some(next) =
+                self.commits.sealed.lock().iter().rfind(|s| s.generation <= upto).copied()
             else {
                 break;
             };
             self.flush_upto(next.generation, Some(next))?;
             done = next.generation;
-            let mut sealed = self.sealed.lock();
+            let mut sealed = self.commits.sealed.lock();
             sealed.retain(|s| s.generation > done);
-            self.sealed_bytes.store(sealed.iter().map(|s| s.bytes).sum(), Ordering::Release);
+            self.commits
+                .sealed_bytes
+                .store(sealed.iter().map(|s| s.bytes).sum(), Ordering::Release);
             drop(sealed);
             self.counters.flushes.add(1);
         }
@@ -200,14 +211,14 @@ impl Database {
         // Empty memtables alone do not say that nothing of the journal counts any more: a replay
         // flushes what it has read and leaves the journal as it is. What is put above the runs from
         // here on would be beneath it when the store is opened again.
-        let unflushed = self.pipeline.lock().unflushed;
+        let unflushed = self.commits.pipeline.lock().unflushed;
         let version = self.versions.load_full();
         let number = version.generation.number;
         let empty =
             version.is_flushed() && self.versions.manifest()?.state().start.position >= unflushed;
         drop(version);
         if !empty {
-            self.seal(number)?;
+            self.commits.seal(number)?;
         }
         while self.flush_sealed()? {}
         debug_assert!(

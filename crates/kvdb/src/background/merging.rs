@@ -163,7 +163,7 @@ impl Database {
         if self.inline() {
             piece.turn();
         } else if new.as_ref().is_ok_and(|new| *new) {
-            self.background.compaction_wanted();
+            self.signals.compaction_wanted();
         }
         match new.and_then(|_| piece.step(self)) {
             Ok(false) => {}

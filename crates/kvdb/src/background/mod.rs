@@ -13,12 +13,12 @@ mod ranged;
 mod reclaim;
 pub(crate) mod shape;
 
-use env::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use env::sync::atomic::{AtomicU64, Ordering};
 use env::thread::JoinHandle;
 use std::sync::Arc;
 use std::time::Duration;
 
-use env::sync::{Condvar, Mutex};
+use env::sync::Mutex;
 
 use dead::Dead;
 pub(crate) use defragment::Defragmenter;
@@ -27,39 +27,14 @@ use merging::Stack;
 
 use crate::db::database::Database;
 use crate::error::{Error, Result};
-use crate::journal::record;
-use zones::{Priority, Purpose, ZONE_SIZE};
+use crate::signals::Signals;
 
 /// Zones that go back to the host at an interval under load, at most.
 const GIVE_BACK: usize = 16;
 /// A failed flush is tried this often before the store stops taking writes.
 const ATTEMPTS: u32 = 5;
 
-#[derive(Default)]
-struct Wanted {
-    flush: bool,
-    journal: bool,
-    /// The generation to be sealed.
-    seal: Option<u64>,
-    /// Grows: each merging thread knows what it has seen of it.
-    compaction: u64,
-}
-
 pub(crate) struct Background {
-    wanted: Mutex<Wanted>,
-    wake_flush: Condvar,
-    wake_compaction: Condvar,
-    wake_clock: Condvar,
-    wake_journal: Condvar,
-    /// The journal's thread was asked for something that it has not looked at yet: nobody need ask
-    /// again.
-    journal_asked: AtomicBool,
-    /// A flush has ended, or values have been placed: memory and perhaps journal space are free
-    /// again.
-    memory_free: Condvar,
-    stop: AtomicBool,
-    /// The last flush found no space.
-    blocked: AtomicBool,
     threads: Mutex<Vec<JoinHandle<()>>>,
     /// Nanoseconds of the clock at its last tick.
     last_tick: AtomicU64,
@@ -70,86 +45,16 @@ pub(crate) struct Background {
 impl Background {
     pub(crate) fn new(now: Duration) -> Background {
         Background {
-            wanted: Mutex::default(),
-            wake_flush: Condvar::new(),
-            wake_compaction: Condvar::new(),
-            wake_clock: Condvar::new(),
-            wake_journal: Condvar::new(),
-            journal_asked: AtomicBool::new(false),
-            memory_free: Condvar::new(),
-            stop: AtomicBool::new(false),
-            blocked: AtomicBool::new(false),
             threads: Mutex::default(),
             last_tick: AtomicU64::new(now.as_nanos() as u64),
             quiet: Mutex::new((0, now)),
         }
     }
 
-    pub(crate) fn flush_wanted(&self) {
-        self.wanted.lock().flush = true;
-        self.wake_flush.notify_one();
-    }
-
-    pub(crate) fn compaction_wanted(&self) {
-        self.wanted.lock().compaction += 1;
-        self.wake_compaction.notify_all();
-    }
-
-    pub(crate) fn stopping(&self) -> bool {
-        self.stop.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn flush_blocked(&self) -> bool {
-        self.blocked.load(Ordering::Acquire)
-    }
-
-    /// What has gathered should be written; `seal`: and this generation closed.
-    pub(crate) fn journal_wanted(&self, seal: Option<u64>) {
-        if self.journal_asked.swap(true, Ordering::AcqRel) && seal.is_none() {
-            return;
-        }
-        let mut wanted = self.wanted.lock();
-        if wanted.seal.is_some() && wanted.seal == seal {
-            return;
-        }
-        wanted.journal = true;
-        wanted.seal = seal.or(wanted.seal);
-        drop(wanted);
-        self.wake_journal.notify_one();
-    }
-
-    /// Waits until memory becomes free, at most so long; not at all unless `full` still holds.
-    pub(crate) fn wait_for_memory(&self, at_most: Duration, full: impl Fn() -> bool) {
-        let mut wanted = self.wanted.lock();
-        if full() {
-            self.memory_free.wait_for(&mut wanted, at_most);
-        }
-    }
-
-    /// Tells those that wait for memory.
-    pub(crate) fn memory_is_free(&self) {
-        // Under the lock, so that one that is about to wait does not miss it.
-        drop(self.wanted.lock());
-        self.memory_free.notify_all();
-    }
-
-    /// Lets threads end as soon as they look.
-    pub(crate) fn stop_soon(&self) {
-        self.stop.store(true, Ordering::Release);
-    }
-
     /// Ends all threads.
-    pub(crate) fn stop(&self) {
-        self.stop.store(true, Ordering::Release);
-        {
-            // Under the lock, so that a thread that is about to wait does not miss it.
-            let _wanted = self.wanted.lock();
-            self.wake_flush.notify_all();
-            self.wake_compaction.notify_all();
-            self.wake_clock.notify_all();
-            self.wake_journal.notify_all();
-            self.memory_free.notify_all();
-        }
+    pub(crate) fn stop(&self, signals: &Signals) {
+        signals.stop_soon();
+        signals.wake_all();
         for thread in std::mem::take(&mut *self.threads.lock()) {
             if thread.join().is_err() {
                 tracing::error!("a background thread has panicked");
@@ -182,25 +87,25 @@ impl Database {
                     // A mistake in the program: nobody may wait for this thread's work.
                     db.health
                         .fail("background work", &Error::Invalid(format!("{name} has panicked")));
-                    db.background.memory_free.notify_all();
+                    db.signals.memory_is_free();
                 }
             };
             threads.push(env::thread::Builder::new().name(name.into()).spawn(run)?);
         }
         drop(threads);
         // So that the first synced commits find their space allocated as well.
-        self.prepare_segment()
+        self.commits.prepare_segment()
     }
 
     fn clock_loop(&self) {
         loop {
-            let mut wanted = self.background.wanted.lock();
-            if self.background.stopping() {
+            let mut wanted = self.signals.wanted.lock();
+            if self.signals.stopping() {
                 return;
             }
-            self.background.wake_clock.wait_for(&mut wanted, self.options.flush_interval);
+            self.signals.wake_clock.wait_for(&mut wanted, self.options.flush_interval);
             drop(wanted);
-            if self.background.stopping() {
+            if self.signals.stopping() {
                 return;
             }
             if let Err(e) = self.tick() {
@@ -215,38 +120,39 @@ impl Database {
     fn journal_loop(&self) {
         loop {
             let seal = {
-                let mut wanted = self.background.wanted.lock();
-                while !wanted.journal && !self.background.stopping() {
-                    self.background.wake_journal.wait(&mut wanted);
+                let mut wanted = self.signals.wanted.lock();
+                while !wanted.journal && !self.signals.stopping() {
+                    self.signals.wake_journal.wait(&mut wanted);
                 }
                 wanted.journal = false;
-                self.background.journal_asked.store(false, Ordering::Release);
+                self.signals.journal_asked.store(false, Ordering::Release);
                 wanted.seal
             };
-            if self.background.stopping() || self.health.failed() {
+            if self.signals.stopping() || self.health.failed() {
                 return;
             }
-            let values = self.unplaced_bytes.load(Ordering::Relaxed) > 0;
+            let values = self.commits.unplaced_bytes.load(Ordering::Relaxed) > 0;
             let done = match seal {
-                Some(generation) => self.seal(generation),
-                None => self.write_out().map(|_| ()),
+                Some(generation) => self.commits.seal(generation),
+                None => self.commits.write_out().map(|_| ()),
             };
             {
-                let mut wanted = self.background.wanted.lock();
+                let mut wanted = self.signals.wanted.lock();
                 if wanted.seal == seal {
                     wanted.seal = None;
                 }
             }
-            let done = done.and_then(|()| if values { self.set_aside_ahead() } else { Ok(()) });
+            let done =
+                done.and_then(|()| if values { self.commits.set_aside_ahead() } else { Ok(()) });
             let done =
                 done.and_then(|()| if values { self.seal_what_holds_much(false) } else { Ok(()) });
-            let done = done.and_then(|()| self.prepare_segment());
-            self.background.memory_is_free();
+            let done = done.and_then(|()| self.commits.prepare_segment());
+            self.signals.memory_is_free();
             match done {
                 Ok(()) => {}
                 Err(Error::NoSpace) => {
                     // Those who commit hear of it; what was deleted may make room.
-                    self.background.blocked.store(true, Ordering::Release);
+                    self.signals.blocked.store(true, Ordering::Release);
                     self.want_space();
                 }
                 Err(e) => tracing::warn!("writing the journal out failed: {e}"),
@@ -258,22 +164,22 @@ impl Database {
         let mut failures = 0u32;
         loop {
             {
-                let mut wanted = self.background.wanted.lock();
-                while !wanted.flush && !self.background.stopping() && failures == 0 {
-                    self.background.wake_flush.wait(&mut wanted);
+                let mut wanted = self.signals.wanted.lock();
+                while !wanted.flush && !self.signals.stopping() && failures == 0 {
+                    self.signals.wake_flush.wait(&mut wanted);
                 }
-                if failures > 0 && !self.background.stopping() {
+                if failures > 0 && !self.signals.stopping() {
                     // A failed flush is tried again after a while, or as soon as space came back.
                     let pause = Duration::from_millis(50) * (1 << failures.min(5));
-                    self.background.wake_flush.wait_for(&mut wanted, pause);
+                    self.signals.wake_flush.wait_for(&mut wanted, pause);
                 }
                 wanted.flush = false;
             }
-            if self.background.stopping() {
+            if self.signals.stopping() {
                 return;
             }
             let result = self.flush_sealed();
-            self.background.blocked.store(matches!(result, Err(Error::NoSpace)), Ordering::Release);
+            self.signals.blocked.store(matches!(result, Err(Error::NoSpace)), Ordering::Release);
             match result {
                 Ok(_) => failures = 0,
                 Err(e) => {
@@ -285,7 +191,7 @@ impl Database {
                     }
                 }
             }
-            self.background.memory_is_free();
+            self.signals.memory_is_free();
         }
     }
 
@@ -295,18 +201,18 @@ impl Database {
         let mut stack = Stack::default();
         loop {
             {
-                let mut wanted = self.background.wanted.lock();
-                while wanted.compaction == seen && !self.background.stopping() && !failed {
-                    self.background.wake_compaction.wait(&mut wanted);
+                let mut wanted = self.signals.wanted.lock();
+                while wanted.compaction == seen && !self.signals.stopping() && !failed {
+                    self.signals.wake_compaction.wait(&mut wanted);
                 }
-                if failed && !self.background.stopping() {
-                    self.background.wake_compaction.wait_for(&mut wanted, Duration::from_secs(5));
+                if failed && !self.signals.stopping() {
+                    self.signals.wake_compaction.wait_for(&mut wanted, Duration::from_secs(5));
                 }
                 seen = wanted.compaction;
             }
             failed = false;
             loop {
-                if self.background.stopping() {
+                if self.signals.stopping() {
                     return;
                 }
                 match self.merge_step(&mut stack) {
@@ -348,7 +254,7 @@ impl Database {
             let idle = self.options.idle_flush.max(Duration::from_secs(2));
             *self.background.quiet.lock() =
                 (self.counters.commits.get(), self.now().saturating_sub(idle));
-            self.background.wake_clock.notify_one();
+            self.signals.wake_clock.notify_one();
         }
     }
 
@@ -359,8 +265,8 @@ impl Database {
         let space = || {
             self.zones.spare() == 0 && !self.defragmenter.progress().running && !self.holes_due()
         };
-        self.sealed.lock().is_empty()
-            && !self.deletions.load(Ordering::Acquire)
+        self.commits.sealed.lock().is_empty()
+            && !self.signals.deletions.load(Ordering::Acquire)
             && merges()
             && space()
     }
@@ -378,8 +284,8 @@ impl Database {
         }
         self.transactions.end_idle(now);
         self.sweep_logs()?;
-        self.sync_and_mark()?;
-        match self.prepare_segment() {
+        self.commits.sync_and_mark()?;
+        match self.commits.prepare_segment() {
             // Commits take one from what is set aside, when they must.
             Ok(()) | Err(Error::NoSpace) => {}
             Err(e) => return Err(e),
@@ -391,13 +297,13 @@ impl Database {
         self.zones.give_back_idle(GIVE_BACK)?;
         let (_, since) = *self.background.quiet.lock();
         if now.saturating_sub(since) >= self.options.idle_flush {
-            self.background.compaction_wanted();
-            self.chunks.lock().keep(0);
-            self.give_aside_back();
-            if self.deletions.swap(false, Ordering::AcqRel) {
+            self.signals.compaction_wanted();
+            self.commits.chunks.lock().keep(0);
+            self.commits.give_aside_back();
+            if self.signals.deletions.swap(false, Ordering::AcqRel) {
                 let flushed = self.flush_all();
                 if flushed.is_err() {
-                    self.deletions.store(true, Ordering::Release);
+                    self.signals.deletions.store(true, Ordering::Release);
                 }
                 flushed?;
             }
@@ -423,64 +329,15 @@ impl Database {
         }
         let held = version.generation.held();
         let live = self.holes().live;
-        if held < LEAST || !self.sealed.lock().is_empty() {
+        if held < LEAST || !self.commits.sealed.lock().is_empty() {
             return Ok(());
         }
         if in_time && held > MOST.max(live / 5)
             || self.dead_of_active()? > LEAST.max((live + held) / 10)
         {
-            self.seal(version.generation.number)?;
+            self.commits.seal(version.generation.number)?;
         }
         Ok(())
-    }
-
-    /// Makes the journal durable. When it was already, and nothing came behind, a mark is written
-    /// (not synced) that says so: from then on damage to the last commits is told from a torn
-    /// write.
-    fn sync_and_mark(&self) -> Result<()> {
-        if !self.options.journal {
-            return Ok(());
-        }
-        let mut pipeline = self.pipeline.lock();
-        let end = pipeline.end();
-        if end == self.marked.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        if end > self.durable.load(Ordering::Acquire) {
-            drop(pipeline);
-            return self.sync_to(end);
-        }
-        let mark = record::mark();
-        if pipeline.pending.len() + mark.len() > pipeline.room {
-            return Ok(());
-        }
-        pipeline.pending.stream.extend_from_slice(&mark);
-        self.marked.store(pipeline.end(), Ordering::Relaxed);
-        drop(pipeline);
-        self.write_out()?;
-        Ok(())
-    }
-
-    /// Lays a segment ready for the journal, its space on the host allocated and written, so that
-    /// no synced commit waits for it.
-    fn prepare_segment(&self) -> Result<()> {
-        if !self.options.journal || self.writer.lock().ready() >= self.stock() {
-            return Ok(());
-        }
-        let (zone, pin) = match self.zones.take_zone(Purpose::Journal, Priority::User) {
-            Ok(taken) => taken,
-            Err(zones::Error::NoSpace) => return Ok(()),
-            Err(e) => return Err(e.into()),
-        };
-        if self.options.zero_journal && self.synced_commits.load(Ordering::Relaxed) {
-            let zeros = vec![0; 1 << 20];
-            for offset in (0..ZONE_SIZE).step_by(zeros.len()) {
-                self.zones.write(Purpose::Journal, zone.start() + offset, &zeros)?;
-            }
-        }
-        // The writer is not locked during the sync that this needs.
-        let owned = self.list_segment(zone, pin)?;
-        self.give_to(&mut self.writer.lock(), vec![owned])
     }
 
     /// One bounded unit of background work. `false`: there is nothing to do.
@@ -501,17 +358,17 @@ impl Database {
     /// After a flush: who waited for memory goes on, and the young runs may want merging.
     pub(crate) fn flushed(&self) {
         self.count_runs();
-        self.reclaimable.store(true, Ordering::Release);
-        self.background.blocked.store(false, Ordering::Release);
-        self.background.memory_is_free();
-        self.background.compaction_wanted();
+        self.signals.reclaimable.store(true, Ordering::Release);
+        self.signals.blocked.store(false, Ordering::Release);
+        self.signals.memory_is_free();
+        self.signals.compaction_wanted();
     }
 
     /// After a merge: what found no space may find some now.
     fn compacted(&self) {
         self.count_runs();
-        if self.background.flush_blocked() {
-            self.background.flush_wanted();
+        if self.signals.flush_blocked() {
+            self.signals.flush_wanted();
         }
     }
 

@@ -7,7 +7,7 @@
 use env::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::commit::{Applied, SpaceClaim};
+use crate::commit::{Applied, CommitEnv, SpaceClaim};
 use crate::db::database::Database;
 use crate::error::{Error, Result};
 
@@ -25,10 +25,8 @@ const DEAD_TO: usize = 300;
 /// Bytes that commits may add before the space is looked at again.
 const LOOK_AGAIN: u64 = 4 << 20;
 
-impl Database {
-    /// Lets a commit of `bytes` go ahead: now, a little later, or not at all. `unplaced`: how many
-    /// of them will wait for their place.
-    pub(crate) fn admit(&self, bytes: usize, unplaced: usize, claim: SpaceClaim) -> Result<()> {
+impl CommitEnv for Database {
+    fn admit(&self, bytes: usize, unplaced: usize, claim: SpaceClaim) -> Result<()> {
         if !claim.removes {
             self.admit_space(bytes as u64, claim)?;
         }
@@ -53,35 +51,43 @@ impl Database {
         Ok(())
     }
 
+    fn want_space(&self) -> bool {
+        Database::want_space(self)
+    }
+
+    fn flush_all(&self) -> Result<()> {
+        Database::flush_all(self)
+    }
+
+    fn after_commit(&self, applied: Applied) -> Result<()> {
+        Database::after_commit(self, applied)
+    }
+}
+
+impl Database {
     /// From 0, nothing to do, to 1, as much as should ever be.
     fn debt(&self) -> f64 {
         let part = |value: usize, from: usize, to: usize| {
             let x = (value.saturating_sub(from) as f64 / (to - from) as f64).min(1.0);
             x * x
         };
-        let memory = part(self.memtable_bytes(), self.shares.memtables / 2, self.shares.memtables);
+        let memory =
+            part(self.commits.memtable_bytes(), self.shares.memtables / 2, self.shares.memtables);
         let fan = self.options.shape.sane().runs_per_level;
         let runs = part(self.counters.young_runs.get() as usize, fan + fan / 2, 4 * fan);
         let dead = part(self.counters.dead_percent.get() as usize, DEAD_FROM, DEAD_TO);
         let unplaced = part(
-            self.unplaced_bytes.load(Ordering::Relaxed),
+            self.commits.unplaced_bytes.load(Ordering::Relaxed),
             self.shares.window,
             2 * self.shares.window,
         );
         memory.max(runs).max(dead).max(unplaced)
     }
 
-    /// Bytes of all memtables, and of what waits for its place.
-    pub(crate) fn memtable_bytes(&self) -> usize {
-        self.active_bytes.load(Ordering::Relaxed)
-            + self.sealed_bytes.load(Ordering::Relaxed)
-            + self.unplaced_bytes.load(Ordering::Relaxed)
-    }
-
     /// Waits until another `bytes` of values may wait for their place.
     fn admit_unplaced(&self, bytes: usize) -> Result<()> {
         let full = || {
-            let waiting = self.unplaced_bytes.load(Ordering::Acquire);
+            let waiting = self.commits.unplaced_bytes.load(Ordering::Acquire);
             waiting > 0 && waiting + bytes > 2 * self.shares.window
         };
         if !full() {
@@ -90,9 +96,9 @@ impl Database {
         self.counters.stops.add(1);
         while full() {
             self.writable()?;
-            self.background.journal_wanted(None);
-            self.background.wait_for_memory(Duration::from_millis(100), full);
-            if full() && self.background.flush_blocked() {
+            self.signals.journal_wanted(None);
+            self.signals.wait_for_memory(Duration::from_millis(100), full);
+            if full() && self.signals.flush_blocked() {
                 return Err(Error::NoSpace);
             }
         }
@@ -101,8 +107,8 @@ impl Database {
 
     fn admit_memory(&self, bytes: usize, deletes_only: bool) -> Result<()> {
         let full = || {
-            let memory = self.memtable_bytes() + bytes > self.shares.memtables
-                && self.sealed_bytes.load(Ordering::Acquire) > 0;
+            let memory = self.commits.memtable_bytes() + bytes > self.shares.memtables
+                && self.commits.sealed_bytes.load(Ordering::Acquire) > 0;
             memory || self.counters.journal_device.get() > 2 * self.shares.journal_device
         };
         if !full() {
@@ -111,26 +117,26 @@ impl Database {
         self.counters.stops.add(1);
         while full() {
             self.writable()?;
-            if self.background.flush_blocked() {
+            if self.signals.flush_blocked() {
                 // Deletions make room; they may use a little of what is set aside.
                 let limit = self.shares.memtables + self.shares.memtables / 8;
-                if deletes_only && self.memtable_bytes() + bytes < limit {
+                if deletes_only && self.commits.memtable_bytes() + bytes < limit {
                     break;
                 }
                 return Err(Error::NoSpace);
             }
-            if self.sealed.lock().is_empty() {
+            if self.commits.sealed.lock().is_empty() {
                 // It is the journal that is too long, and nobody sealed what it holds yet.
-                self.seal(self.versions.load().generation.number)?;
+                self.commits.seal(self.versions.load().generation.number)?;
             }
-            self.background.wait_for_memory(Duration::from_millis(100), full);
+            self.signals.wait_for_memory(Duration::from_millis(100), full);
         }
         Ok(())
     }
 
     /// What the flush of all memtables may take on the device.
     pub(crate) fn unflushed(&self) -> u64 {
-        self.memtable_bytes() as u64
+        self.commits.memtable_bytes() as u64
     }
 
     fn admit_space(&self, bytes: u64, claim: SpaceClaim) -> Result<()> {
@@ -157,8 +163,8 @@ impl Database {
         left.is_some() || claim.promised && bytes <= space.promised
     }
 
-    /// Space ran short: whatever was deleted must give its space back, now. `false`: there was
-    /// nothing to gain.
+    /// Space ran short: what was deleted gives its space back, now. `false`: there was nothing to
+    /// gain.
     pub(crate) fn want_space(&self) -> bool {
         let Some(_one) = self.reclaiming.try_lock() else {
             // Another one is at it: its outcome is what counts.
@@ -167,46 +173,46 @@ impl Database {
         };
         // Once for each time that something was deleted or flushed: a store full of live data is
         // not searched again and again.
-        if !self.reclaimable.swap(false, Ordering::AcqRel) {
+        if !self.signals.reclaimable.swap(false, Ordering::AcqRel) {
             return false;
         }
-        self.give_aside_back();
+        self.commits.give_aside_back();
         match self.reclaim() {
-            Ok(true) => self.reclaimable.store(true, Ordering::Release),
+            Ok(true) => self.signals.reclaimable.store(true, Ordering::Release),
             Ok(false) => {}
             Err(e) => tracing::warn!("no space could be made free: {e}"),
         }
         true
     }
 
-    /// What a commit does afterwards: it asks for what is due, or does it itself when nothing runs
-    /// by itself.
+    /// What a commit does afterwards: it asks for what is due, or does it itself when the store has no
+    /// threads.
     pub(crate) fn after_commit(&self, applied: Applied) -> Result<()> {
         let long = self.counters.journal_device.get() > self.shares.journal_device;
-        let tight = self.journal_tight.swap(false, Ordering::AcqRel);
+        let tight = self.commits.journal_tight.swap(false, Ordering::AcqRel);
         let mut seal = applied.seal;
-        if (tight || long) && self.sealed.lock().is_empty() {
+        if (tight || long) && self.commits.sealed.lock().is_empty() {
             seal = Some(self.versions.load().generation.number);
         }
         let write = applied.pending >= self.shares.journal_write_at
             || applied.unplaced >= self.shares.window;
         if !self.inline() {
             if write || seal.is_some() {
-                self.background.journal_wanted(seal);
+                self.signals.journal_wanted(seal);
             }
             if applied.pending >= self.shares.journal_buffer {
-                self.write_out()?;
+                self.commits.write_out()?;
             }
             return Ok(());
         }
         if write {
             // Without space for it, it stays as it is until there is some.
-            Self::warn_of_failed_work(self.write_out());
+            Self::warn_of_failed_work(self.commits.write_out());
         }
         if let Some(generation) = seal {
-            Self::warn_of_failed_work(self.seal(generation));
+            Self::warn_of_failed_work(self.commits.seal(generation));
         }
-        if tight || long || self.memtable_bytes() > self.shares.memtables {
+        if tight || long || self.commits.memtable_bytes() > self.shares.memtables {
             Self::warn_of_failed_work(self.flush_sealed());
         }
         let runs =

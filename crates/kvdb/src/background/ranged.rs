@@ -47,7 +47,7 @@ impl Database {
         let _alone = self.merge_alone();
         let mut rest = Some(range);
         while let Some(range) = rest {
-            rest = match bounds::is_empty(&range) || self.background.stopping() {
+            rest = match bounds::is_empty(&range) || self.signals.stopping() {
                 true => None,
                 false => self.compact_part(dict, range)?,
             };
@@ -79,7 +79,7 @@ impl Database {
         let most = self.part_size();
         while !merge.step(STEP.min(most))?
             && merge.stats().written() < most
-            && !self.background.stopping()
+            && !self.signals.stopping()
         {}
         let (merged, next, stats) = merge.cut()?;
         // What was cut off lies before `next`, or before the end of the range.

@@ -31,7 +31,7 @@ impl Database {
         let (mut first, _) = Compaction::begin(self, job, 0);
         first.prepare(self)?;
         let whole = first.whole().clone();
-        let stop = || self.background.stopping() || (defragments && self.defragmenter.stopping());
+        let stop = || self.signals.stopping() || (defragments && self.defragmenter.stopping());
         let work = |first: Option<Piece>| {
             let mut piece = first;
             while let Some(mut own) = piece.take().or_else(|| whole.take()) {
@@ -153,7 +153,7 @@ impl Database {
                 return Ok(moved || !settled);
             }
             let gained = space.zones_free > std::mem::replace(&mut free, space.zones_free);
-            if self.background.stopping() || !gained || (!moved && flushed && settled) {
+            if self.signals.stopping() || !gained || (!moved && flushed && settled) {
                 return Ok(false);
             }
         }

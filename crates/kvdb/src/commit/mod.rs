@@ -8,29 +8,39 @@
 //! threads does the sync for all of them; the others join the next one.
 
 pub(crate) mod batch;
+pub(crate) mod locking;
 pub(crate) mod pipeline;
+pub(crate) mod recent;
 pub(crate) mod unplaced;
 
-use env::sync::atomic::Ordering;
+use env::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::collections::VecDeque;
+use std::sync::Arc;
 
 use bytes::Bytes;
-use env::sync::MutexGuard;
+use env::Env;
+use env::sync::{Condvar, Mutex, MutexGuard};
 use vt_tree::{Compression, ExtentRef, Packer, Seq, Slot, Value, place_packed};
-use zones::{Priority, Purpose, ZonePin, ZoneUse};
+use zones::{Priority, Purpose, ZonePin, ZoneUse, Zones};
 
 use self::batch::{Batch, Change, Durability};
-use self::pipeline::Pipeline;
-use self::unplaced::Unplaced;
-use crate::db::database::Database;
-use crate::db::database::number_alone;
+use self::pipeline::{Pipeline, Sealed, Syncing};
+use self::recent::{RecentCommit, RecentCommits};
+use self::unplaced::{Chunks, Unplaced};
+use crate::commit::locking::{past, ranges};
+use crate::counters::Counters;
+use crate::db::options::{OpenOptions, Shares};
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
+use crate::health::Health;
+use crate::journal::Writer;
 use crate::journal::record::{self, Changes, Op, PutValue};
+use crate::locks::Locks;
 use crate::manifest::State;
 use crate::read::version::{Layer, Version};
 use crate::read::version_set::VersionEdit;
-use crate::transactions::history::Past;
-use crate::transactions::locking::{past, ranges};
+use crate::read::version_set::VersionSet;
+use crate::signals::Signals;
 
 /// Longest key, bytes.
 pub const MAX_KEY: usize = 32 << 10;
@@ -38,53 +48,169 @@ pub const MAX_KEY: usize = 32 << 10;
 /// Longest value, bytes: it lies in one piece, in one zone.
 pub const MAX_VALUE: usize = 7 << 20;
 
-impl Database {
-    pub(crate) fn commit(&self, batch: Batch, durability: Durability) -> Result<()> {
-        self.writable()?;
+/// What a commit needs of the engine around it.
+pub(crate) trait CommitEnv {
+    /// Lets a commit of `bytes` go ahead: now, a little later, or not at all. `unplaced`: how many
+    /// of them will wait for their place.
+    fn admit(&self, bytes: usize, unplaced: usize, claim: SpaceClaim) -> Result<()>;
+
+    /// Space ran short: what was deleted gives its space back, now. `false`: nothing was gained.
+    fn want_space(&self) -> bool;
+
+    /// Writes everything committed before into runs.
+    fn flush_all(&self) -> Result<()>;
+
+    /// Starts what a commit has made due.
+    fn after_commit(&self, applied: Applied) -> Result<()>;
+}
+
+/// The parts that the pipeline shares with others.
+pub(crate) struct CommitParts {
+    pub env: Arc<dyn Env>,
+    pub zones: Arc<Zones>,
+    pub options: OpenOptions,
+    pub health: Arc<Health>,
+    pub counters: Arc<Counters>,
+    pub signals: Arc<Signals>,
+    pub versions: Arc<VersionSet>,
+    pub locks: Arc<Locks>,
+}
+
+/// The pipeline, from a batch to a durable record and to memtables that readers see.
+///
+/// Locks, outermost first: `writer` → `pipeline` → the manifest → the version; `sealed` is taken
+/// under `writer`. A commit alone takes `pipeline` and, while there are serializable transactions,
+/// `locks` in it.
+pub(crate) struct CommitPipeline {
+    env: Arc<dyn Env>,
+    zones: Arc<Zones>,
+    options: OpenOptions,
+    shares: Shares,
+    health: Arc<Health>,
+    counters: Arc<Counters>,
+    signals: Arc<Signals>,
+    versions: Arc<VersionSet>,
+    locks: Arc<Locks>,
+    pub recent: RecentCommits,
+    /// Bytes in the memtables that take commits.
+    pub active_bytes: AtomicUsize,
+    /// Bytes in those that wait for their flush.
+    pub sealed_bytes: AtomicUsize,
+    /// Bytes of values that wait for their place; no memtable's figure counts them.
+    pub unplaced_bytes: AtomicUsize,
+    /// Where such values are copied to.
+    pub chunks: Mutex<Chunks>,
+    /// A commit was synced: the journal's space should be written ahead of time.
+    synced_commits: AtomicBool,
+    /// The journal has taken a zone of those set aside.
+    pub journal_tight: AtomicBool,
+    pub pipeline: Mutex<Pipeline>,
+    pub writer: Mutex<Writer>,
+    syncing: Mutex<Syncing>,
+    sync_done: Condvar,
+    /// The journal's stream is durable up to this position.
+    pub durable: AtomicU64,
+    /// Nothing but a mark stands before this end of the stream since the last sync.
+    marked: AtomicU64,
+    /// Generations that wait for their flush, oldest first.
+    pub sealed: Mutex<VecDeque<Sealed>>,
+}
+
+/// What the journal has of a commit that is none of its own: a change of no dictionary, for the
+/// sake of its number.
+pub(crate) fn number_alone() -> Changes {
+    vec![(DictionaryId(0), Op::Delete(Bytes::new()))]
+}
+
+impl CommitPipeline {
+    /// A pipeline whose next commit has number `next_seq`, on a journal that `writer` goes on with.
+    pub(crate) fn new(parts: CommitParts, next_seq: Seq, writer: Writer) -> CommitPipeline {
+        let position = writer.position().position;
+        let active = parts.versions.load().memtable_bytes();
+        CommitPipeline {
+            shares: Shares::of(&parts.options),
+            env: parts.env,
+            zones: parts.zones,
+            options: parts.options,
+            health: parts.health,
+            counters: parts.counters,
+            signals: parts.signals,
+            versions: parts.versions,
+            locks: parts.locks,
+            recent: RecentCommits::default(),
+            active_bytes: AtomicUsize::new(active),
+            sealed_bytes: AtomicUsize::new(0),
+            unplaced_bytes: AtomicUsize::new(0),
+            chunks: Mutex::default(),
+            synced_commits: AtomicBool::new(false),
+            journal_tight: AtomicBool::new(false),
+            pipeline: Mutex::new(Pipeline::new(next_seq, position)),
+            writer: Mutex::new(writer),
+            syncing: Mutex::default(),
+            sync_done: Condvar::new(),
+            durable: AtomicU64::new(position),
+            marked: AtomicU64::new(position),
+            sealed: Mutex::default(),
+        }
+    }
+
+    /// Bytes of all memtables, and of what waits for its place.
+    pub(crate) fn memtable_bytes(&self) -> usize {
+        self.active_bytes.load(Ordering::Relaxed)
+            + self.sealed_bytes.load(Ordering::Relaxed)
+            + self.unplaced_bytes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn commit(
+        &self,
+        engine: &impl CommitEnv,
+        batch: Batch,
+        durability: Durability,
+    ) -> Result<()> {
+        self.health.writable()?;
         // Large values are logged with the record where the caller waits for the next sync.
         let placing = if batch.sync_follows { Durability::Synced } else { durability };
-        let Valid { changes, claim, pin } = self.validate(&self.versions.load(), batch)?;
-        if changes.is_empty() {
+        let valid = self.validate(&self.versions.load(), batch)?;
+        if valid.changes.is_empty() {
             return match durability {
                 Durability::Buffered => Ok(()),
-                Durability::Synced => self.sync(),
+                Durability::Synced => self.sync(engine),
             };
         }
         if let Outcome::Applied(applied) =
-            self.commit_changes(changes, pin, claim, placing, past(), |_| Ok(true))?
+            self.commit_changes(engine, valid, placing, past(), |_| Ok(true))?
         {
             if placing == Durability::Synced {
                 self.synced_commits.store(true, Ordering::Relaxed);
             }
-            self.sync_if(durability, &applied)?;
-            self.after_commit(applied)?;
+            self.sync_if(engine, durability, &applied)?;
+            engine.after_commit(applied)?;
         }
         Ok(())
     }
 
     /// Applies changes once `still` agrees, which is asked, with the newest commit's number, under
-    /// the pipeline's lock; and once no locks lie on them but those of `owner`. `pin` keeps the
-    /// places of those that are stored already. `durability` says how large values get their
-    /// places; the caller sees to the rest of it, and to `after_commit`.
+    /// the pipeline's lock; and once no locks lie on them but those of `owner`. `durability` says
+    /// how large values get their places; the caller sees to the rest of it, and to `after_commit`.
     pub(crate) fn commit_changes(
         &self,
-        mut changes: Changes,
-        mut pin: ZonePin,
-        claim: SpaceClaim,
+        engine: &impl CommitEnv,
+        valid: Valid,
         durability: Durability,
         owner: Option<u64>,
         still: impl Fn(Seq) -> Result<bool>,
     ) -> Result<Outcome> {
+        let Valid { mut changes, claim, mut pin } = valid;
         let version = self.versions.load_full();
         let user_bytes: u64 = changes.iter().map(|(_, op)| op.bytes() as u64).sum();
         let (large, total) = self.large(&version, &changes);
         drop(version);
         if total >= self.options.late_bind_at.min(unplaced::LONGEST) {
-            pin.merge(self.bind(large, &mut changes, claim)?);
+            pin.merge(self.bind(engine, large, &mut changes, claim)?);
         } else if !large.is_empty() && (durability == Durability::Buffered || !self.options.journal)
         {
             // The admission comes first: what is copied takes memory.
-            self.admit(user_bytes as usize, total as usize, claim)?;
+            engine.admit(user_bytes as usize, total as usize, claim)?;
             self.copy_values(&large, &mut changes);
         }
         let record = record::size(&changes);
@@ -95,20 +221,20 @@ impl Database {
             )));
         }
         if !changes.iter().any(|(_, op)| matches!(op, Op::PutUnplaced(..))) {
-            self.admit(record, 0, claim)?;
+            engine.admit(record, 0, claim)?;
         }
         let deletes = claim.removes
             || changes.iter().any(|(_, op)| matches!(op, Op::Delete(_) | Op::DeleteRange(..)));
+        let mut valid = Valid { changes, claim, pin };
         let applied = loop {
-            match self.apply(record, &changes, &mut pin, claim, owner, &still)? {
+            match self.apply(engine, record, &mut valid, owner, &still)? {
                 Attempt::Applied(applied) => break applied,
                 Attempt::Stale => return Ok(Outcome::Stale),
-                Attempt::Locked => self.wait_for_locks(ranges(&changes), owner)?,
+                Attempt::Locked => self.wait_for_locks(ranges(&valid.changes), owner)?,
             }
         };
         if deletes {
-            self.deletions.store(true, Ordering::Relaxed);
-            self.reclaimable.store(true, Ordering::Relaxed);
+            self.signals.deleted();
         }
         self.counters.commits.add(1);
         self.counters.user_bytes.add(user_bytes);
@@ -149,6 +275,7 @@ impl Database {
     /// may have to wait for space that one would keep.
     fn bind(
         &self,
+        engine: &impl CommitEnv,
         mut large: Vec<usize>,
         changes: &mut Changes,
         claim: SpaceClaim,
@@ -160,7 +287,7 @@ impl Database {
         let (extents, pin) = match self.place(changes, &large, claim) {
             // What was deleted may make room, and what the journal has taken of what was promised.
             Err(Error::NoSpace)
-                if self.want_space() || claim.promised && self.flush_all().is_ok() =>
+                if engine.want_space() || claim.promised && engine.flush_all().is_ok() =>
             {
                 self.place(changes, &large, claim)?
             }
@@ -194,15 +321,16 @@ impl Database {
         Ok((extents, writer.finish()?))
     }
 
-    /// One put: what [`Database::commit`] does with a batch of it, without the batch.
+    /// One put: what [`CommitPipeline::commit`] does with a batch of it, without the batch.
     pub(crate) fn put(
         &self,
+        engine: &impl CommitEnv,
         dict: DictionaryId,
         key: &[u8],
         value: &[u8],
         durability: Durability,
     ) -> Result<()> {
-        self.writable()?;
+        self.health.writable()?;
         check_put(key.len(), value.len())?;
         let version = self.versions.load();
         let options = &version.tree(dict)?.info.options;
@@ -216,13 +344,13 @@ impl Database {
             drop(version);
             let mut batch = Batch::new();
             batch.put(dict, Bytes::copy_from_slice(key), Bytes::copy_from_slice(value));
-            return self.commit(batch, durability);
+            return self.commit(engine, batch, durability);
         }
         // No version may be held while space or memory is waited for, which one could keep.
         drop(version);
         let said = if unplaced { PutValue::Unplaced(codec) } else { PutValue::Inline(value) };
         let need = record::put_size(dict, key.len(), said);
-        self.admit(
+        engine.admit(
             key.len() + value.len(),
             if unplaced { value.len() } else { 0 },
             SpaceClaim::default(),
@@ -230,6 +358,7 @@ impl Database {
         let copy = unplaced.then(|| self.chunks.lock().copy(value));
         let applied = {
             let mut pipeline = self.enter(
+                engine,
                 need,
                 copy.as_ref().map_or(0, |v| unplaced::cost(v.len())),
                 SpaceClaim::default(),
@@ -238,7 +367,7 @@ impl Database {
                 drop(pipeline);
                 let mut batch = Batch::new();
                 batch.put(dict, Bytes::copy_from_slice(key), Bytes::copy_from_slice(value));
-                return self.commit(batch, durability);
+                return self.commit(engine, batch, durability);
             }
             let version = self.versions.load();
             let layer = version
@@ -277,42 +406,52 @@ impl Database {
         };
         self.counters.commits.add(1);
         self.counters.user_bytes.add((key.len() + value.len()) as u64);
-        self.sync_if(durability, &applied)?;
-        self.after_commit(applied)
+        self.sync_if(engine, durability, &applied)?;
+        engine.after_commit(applied)
     }
 
     /// Takes the pipeline's lock with room for `need` bytes of stream and for values that cost so
     /// much.
     pub(crate) fn enter(
         &self,
+        engine: &impl CommitEnv,
         need: usize,
         cost: u64,
         claim: SpaceClaim,
     ) -> Result<MutexGuard<'_, Pipeline>> {
-        self.enter_with(need, cost, |need| self.make_room_somehow(need, (cost, claim)))
+        self.enter_with(need, cost, |need| self.make_room_somehow(engine, need, (cost, claim)))
     }
 
     /// The same for changes that only delete, of which the journal may be written wherever flushes
     /// may write: what they flush, the journal's old segment among it, gives a zone back.
-    fn enter_to_delete(&self, need: usize) -> Result<MutexGuard<'_, Pipeline>> {
+    fn enter_to_delete(
+        &self,
+        engine: &impl CommitEnv,
+        need: usize,
+    ) -> Result<MutexGuard<'_, Pipeline>> {
         let nothing = (0, SpaceClaim::default());
-        self.enter_with(need, 0, |need| match self.make_room_somehow(need, nothing) {
+        self.enter_with(need, 0, |need| match self.make_room_somehow(engine, need, nothing) {
             Err(Error::NoSpace) => {
                 // Then the journal is one segment, the one that it writes in. Another is in the way
                 // of nothing for long: it is flushed next.
-                self.flush_all()?;
+                engine.flush_all()?;
                 self.make_room(need, nothing, Priority::Flush)
             }
             made => made,
         })
     }
 
-    fn make_room_somehow(&self, need: usize, values: (u64, SpaceClaim)) -> Result<()> {
+    fn make_room_somehow(
+        &self,
+        engine: &impl CommitEnv,
+        need: usize,
+        values: (u64, SpaceClaim),
+    ) -> Result<()> {
         match self.make_room(need, values, Priority::Log) {
             Err(Error::NoSpace) => {
                 // What is in runs needs no journal: its zones can be had again.
-                if !self.want_space() {
-                    self.flush_all()?;
+                if !engine.want_space() {
+                    engine.flush_all()?;
                 }
                 self.make_room(need, values, Priority::Log)
             }
@@ -345,7 +484,7 @@ impl Database {
             make_room(need)?;
         };
         // Checked under the lock: nothing is acknowledged behind a failure that a sync has met.
-        self.writable()?;
+        self.health.writable()?;
         Ok(pipeline)
     }
 
@@ -386,7 +525,7 @@ impl Database {
     pub(crate) fn install_commit(
         &self,
         pipeline: &mut Pipeline,
-        past: impl FnOnce(Seq) -> Option<Past>,
+        past: impl FnOnce(Seq) -> Option<RecentCommit>,
         plan: impl FnOnce(&State) -> Result<VersionEdit>,
     ) -> Result<()> {
         self.install_commit_with(pipeline, past, plan, || ())
@@ -396,7 +535,7 @@ impl Database {
     fn install_commit_with(
         &self,
         pipeline: &mut Pipeline,
-        past: impl FnOnce(Seq) -> Option<Past>,
+        past: impl FnOnce(Seq) -> Option<RecentCommit>,
         plan: impl FnOnce(&State) -> Result<VersionEdit>,
         between: impl FnOnce(),
     ) -> Result<()> {
@@ -406,7 +545,7 @@ impl Database {
             if self.options.journal {
                 record::encode(&number_alone(), pipeline.stream(), |_| {});
             }
-            self.transactions.remember(past(seq))
+            self.recent.remember(past(seq))
         };
         let show = |pipeline: &mut Pipeline, version: &Version| {
             between();
@@ -416,12 +555,17 @@ impl Database {
     }
 
     /// The second stage of a commit.
-    pub(crate) fn sync_if(&self, durability: Durability, applied: &Applied) -> Result<()> {
+    pub(crate) fn sync_if(
+        &self,
+        engine: &impl CommitEnv,
+        durability: Durability,
+        applied: &Applied,
+    ) -> Result<()> {
         if durability == Durability::Buffered {
             return Ok(());
         }
         self.synced_commits.store(true, Ordering::Relaxed);
-        let synced = self.sync_to(applied.end);
+        let synced = self.sync_to(engine, applied.end);
         if self.options.journal {
             // It has happened: without its sync nobody could say whether it will last. All space
             // that this takes was taken before, so a host that has none breaks its word.
@@ -433,13 +577,14 @@ impl Database {
     /// The locked part: journal buffer, memtables, visibility.
     fn apply(
         &self,
+        engine: &impl CommitEnv,
         record: usize,
-        changes: &Changes,
-        pin: &mut ZonePin,
-        claim: SpaceClaim,
+        valid: &mut Valid,
         owner: Option<u64>,
         still: impl Fn(Seq) -> Result<bool>,
     ) -> Result<Attempt> {
+        let Valid { changes, claim, pin } = valid;
+        let changes = &*changes;
         let values = changes
             .iter()
             .filter_map(|(_, op)| if let Op::PutUnplaced(_, v, _) = op { Some(v) } else { None });
@@ -447,9 +592,9 @@ impl Database {
         let deletes_only =
             changes.iter().all(|(_, op)| matches!(op, Op::Delete(_) | Op::DeleteRange(..)));
         let mut pipeline = if deletes_only {
-            self.enter_to_delete(record)
+            self.enter_to_delete(engine, record)
         } else {
-            self.enter(record, cost, claim)
+            self.enter(engine, record, cost, *claim)
         }?;
         let first = pipeline.next_seq;
         if !still(first - 1)? {
@@ -572,7 +717,7 @@ pub(crate) struct Valid {
     pub pin: ZonePin,
 }
 
-impl Database {
+impl CommitPipeline {
     /// The changes of a batch, if all of them are possible.
     pub(crate) fn validate(&self, version: &Version, batch: Batch) -> Result<Valid> {
         let (mut deletes_only, releases, promised) = (true, batch.releases, batch.promised);
@@ -688,16 +833,16 @@ mod tests {
     #[test]
     fn no_transaction_begins_between_the_note_of_a_commit_and_its_visibility() {
         let db = Kvdb::in_memory();
-        let inner = &db.db.0;
+        let inner = &db.db.0.commits;
         let mut pipeline = inner.enter_at_once(record::size(&number_alone())).expect("entered");
         let asked = Cell::new(false);
         let between = || {
             asked.set(true);
-            assert!(!inner.transactions.may_begin(), "the commit is noted and not visible yet");
+            assert!(!inner.recent.may_begin(), "the commit is noted and not visible yet");
         };
         let plan = |_: &State| Ok(VersionEdit::of([Edit::Streams(inner.zones.positions())]));
         inner.install_commit_with(&mut pipeline, |_| None, plan, between).expect("installed");
         assert!(asked.get());
-        assert!(inner.transactions.may_begin(), "it is visible");
+        assert!(inner.recent.may_begin(), "it is visible");
     }
 }

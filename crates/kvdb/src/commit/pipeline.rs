@@ -10,18 +10,17 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use vt_tree::{KeyRange, Run, Seq};
-use zones::{Priority, Purpose, ZoneId, ZonePin};
+use zones::{Priority, Purpose, ZONE_SIZE, ZoneId, ZonePin};
 
+use crate::commit::locking::borrowed;
+use crate::commit::recent::RecentCommit;
 use crate::commit::unplaced::{self, Pending};
-use crate::commit::{Outcome, SpaceClaim};
-use crate::db::database::{Database, Sealed};
+use crate::commit::{CommitEnv, CommitPipeline, Outcome, SpaceClaim};
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
-use crate::journal::{Owned, Segment, Writer, record};
+use crate::journal::{Owned, SEGMENT_SIZE, Segment, Writer, record};
 use crate::manifest::{Edit, JournalStart};
 use crate::read::version::Version;
-use crate::transactions::history::Past;
-use crate::transactions::locking::borrowed;
 
 /// What the pipeline's lock guards.
 pub(crate) struct Pipeline {
@@ -96,13 +95,22 @@ impl Pipeline {
     }
 }
 
+/// A generation that takes no more commits, and where the journal begins once it is in runs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sealed {
+    pub generation: u64,
+    /// Of its memtables.
+    pub bytes: usize,
+    pub start: JournalStart,
+}
+
 /// Who syncs the journal, and how far it is durable.
 #[derive(Default)]
 pub(crate) struct Syncing {
     pub running: bool,
 }
 
-impl Database {
+impl CommitPipeline {
     /// Prepares segments until a record of `len` bytes fits, from as deep in the reserve as `depth`
     /// at most, and zones for values that cost so much, whose claim this is.
     pub(crate) fn make_room(
@@ -237,27 +245,32 @@ impl Database {
     }
 
     /// Everything committed before this call is durable when it returns.
-    pub(crate) fn sync(&self) -> Result<()> {
+    pub(crate) fn sync(&self, engine: &impl CommitEnv) -> Result<()> {
         if self.options.read_only {
             return Ok(());
         }
         self.health.check()?;
         if !self.options.journal {
-            return self.flush_all();
+            return engine.flush_all();
         }
         let end = self.pipeline.lock().end();
         if end == self.marked.load(Ordering::Relaxed) {
             // Nothing but a mark came since the last sync.
             return Ok(());
         }
-        self.sync_to(end)
+        self.sync_journal_to(end)
+    }
+
+    /// Returns when what was committed up to `position` of the journal's stream is durable.
+    pub(crate) fn sync_to(&self, engine: &impl CommitEnv, position: u64) -> Result<()> {
+        match self.options.journal {
+            true => self.sync_journal_to(position),
+            false => engine.flush_all(),
+        }
     }
 
     /// Returns when the journal's stream is durable up to `position`.
-    pub(crate) fn sync_to(&self, position: u64) -> Result<()> {
-        if !self.options.journal {
-            return self.flush_all();
-        }
+    pub(crate) fn sync_journal_to(&self, position: u64) -> Result<()> {
         let mut syncing = self.syncing.lock();
         loop {
             if self.durable.load(Ordering::Acquire) >= position {
@@ -295,7 +308,7 @@ impl Database {
     }
 
     /// Makes runs part of the store, above all that is in it, once `still` agrees and no locks lie
-    /// on what they have `touched`, see [`Database::commit_changes`]. What is in the runs is
+    /// on what they have `touched`, see [`CommitPipeline::commit_changes`]. What is in the runs is
     /// durable already.
     pub(crate) fn bind_runs(
         &self,
@@ -323,7 +336,7 @@ impl Database {
             let seq = pipeline.next_seq;
             let each =
                 runs.iter().flat_map(|(dict, runs)| runs.iter().map(|run| (*dict, run.clone())));
-            let remembered = self.transactions.remember(each.map(|(dict, run)| Past {
+            let remembered = self.recent.remember(each.map(|(dict, run)| RecentCommit {
                 dict,
                 run,
                 newest: seq,
@@ -362,8 +375,7 @@ impl Database {
         drop(writer);
         let Some(applied) = applied else { return Ok(Outcome::Stale) };
         self.counters.commits.add(1);
-        self.deletions.store(true, Ordering::Relaxed);
-        self.reclaimable.store(true, Ordering::Relaxed);
+        self.signals.deleted();
         Ok(Outcome::Applied(applied))
     }
 
@@ -406,7 +418,61 @@ impl Database {
         sealed.push_back(Sealed { generation: number, bytes, start });
         self.sealed_bytes.fetch_add(bytes, Ordering::Release);
         drop(sealed);
-        self.background.flush_wanted();
+        self.signals.flush_wanted();
         Ok(())
+    }
+
+    /// Makes the journal durable. When it was already, and nothing came behind, a mark is written
+    /// (not synced) that says so: from then on damage to the last commits is told from a torn
+    /// write.
+    pub(crate) fn sync_and_mark(&self) -> Result<()> {
+        if !self.options.journal {
+            return Ok(());
+        }
+        let mut pipeline = self.pipeline.lock();
+        let end = pipeline.end();
+        if end == self.marked.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        if end > self.durable.load(Ordering::Acquire) {
+            drop(pipeline);
+            return self.sync_journal_to(end);
+        }
+        let mark = record::mark();
+        if pipeline.pending.len() + mark.len() > pipeline.room {
+            return Ok(());
+        }
+        pipeline.pending.stream.extend_from_slice(&mark);
+        self.marked.store(pipeline.end(), Ordering::Relaxed);
+        drop(pipeline);
+        self.write_out()?;
+        Ok(())
+    }
+
+    /// Lays a segment ready for the journal, its space on the host allocated and written, so that
+    /// no synced commit waits for it.
+    pub(crate) fn prepare_segment(&self) -> Result<()> {
+        if !self.options.journal || self.writer.lock().ready() >= self.stock() {
+            return Ok(());
+        }
+        let (zone, pin) = match self.zones.take_zone(Purpose::Journal, Priority::User) {
+            Ok(taken) => taken,
+            Err(zones::Error::NoSpace) => return Ok(()),
+            Err(e) => return Err(e.into()),
+        };
+        if self.options.zero_journal && self.synced_commits.load(Ordering::Relaxed) {
+            let zeros = vec![0; 1 << 20];
+            for offset in (0..ZONE_SIZE).step_by(zeros.len()) {
+                self.zones.write(Purpose::Journal, zone.start() + offset, &zeros)?;
+            }
+        }
+        // The writer is not locked during the sync that this needs.
+        let owned = self.list_segment(zone, pin)?;
+        self.give_to(&mut self.writer.lock(), vec![owned])
+    }
+
+    /// Segments that should lie ready.
+    pub(crate) fn stock(&self) -> usize {
+        (self.shares.seal_at as u64 / SEGMENT_SIZE / 2).clamp(1, 8) as usize
     }
 }

@@ -14,7 +14,7 @@ use bytes::{Bytes, BytesMut};
 use vt_tree::{Compression, ExtentRef, Packer, Slot, UNPLACED, place_packed};
 use zones::{Priority, Purpose, SECTOR, ZONE_SIZE};
 
-use crate::db::database::Database;
+use crate::commit::CommitPipeline;
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::journal::{Writer, record};
@@ -139,7 +139,7 @@ impl Pending {
     }
 }
 
-impl Database {
+impl CommitPipeline {
     /// Gives the values their places, writes them, and fills in their references. An error leaves
     /// them unplaced. Each commit has seen to it that the writer has zones enough set aside, so
     /// that no sync finds the store full.
@@ -189,7 +189,7 @@ impl Database {
         pending.cost = 0;
         self.unplaced_bytes.fetch_sub(memory, env::sync::atomic::Ordering::Release);
         self.counters.bound_bytes.add(bytes);
-        self.background.memory_is_free();
+        self.signals.memory_is_free();
         Ok(())
     }
 }

@@ -7,44 +7,33 @@
 //! there are serializable transactions, `locks` in it; a reader takes none. A transaction's own
 //! state comes before all of them.
 
-use env::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::collections::VecDeque;
+use env::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use env::Env;
-use env::sync::{Condvar, Mutex};
+use env::sync::Mutex;
 use vt_tree::BlockCache;
 use zones::Zones;
 
 use crate::background::{Background, Defragmenter, Merging};
-use crate::commit::pipeline::{Pipeline, Syncing};
-use crate::commit::unplaced::Chunks;
+use crate::commit::batch::{Batch, Durability};
+use crate::commit::{CommitParts, CommitPipeline};
+use crate::counters::Counters;
 use crate::db::options::{OpenOptions, Shares};
-use crate::db::stats::Counters;
 use crate::dictionary::{DictionaryId, DictionaryInfo, DictionaryOptions, MAX_DICTIONARY_NAME};
 use crate::error::{Error, Result};
 use crate::health::Health;
-use crate::journal::record::{Changes, Op};
-use crate::journal::{SEGMENT_SIZE, Writer};
+use crate::journal::Writer;
 use crate::locks::Locks;
-use crate::manifest::{Edit, JournalStart, Manifest};
+use crate::manifest::{Edit, Manifest};
 use crate::read::version::Version;
 use crate::read::version_set::VersionEdit;
 use crate::read::version_set::VersionSet;
 use crate::scrub::Scrubber;
+use crate::signals::Signals;
 use crate::snapshots::Snapshots;
 use crate::transactions::registry::Transactions;
-
-/// A generation that takes no more commits, and where the journal begins once it is in runs.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Sealed {
-    pub generation: u64,
-    /// Of its memtables.
-    pub bytes: usize,
-    pub start: JournalStart,
-}
 
 pub(crate) struct Database {
     pub env: Arc<dyn Env>,
@@ -53,51 +42,25 @@ pub(crate) struct Database {
     pub options: OpenOptions,
     pub shares: Shares,
     pub health: Arc<Health>,
-    pub counters: Counters,
+    pub counters: Arc<Counters>,
+    pub signals: Arc<Signals>,
 
-    pub versions: VersionSet,
-    /// Bytes in the memtables that take commits.
-    pub active_bytes: AtomicUsize,
-    /// Bytes in those that wait for their flush.
-    pub sealed_bytes: AtomicUsize,
-    /// Bytes of values that wait for their place; no memtable's figure counts them.
-    pub unplaced_bytes: AtomicUsize,
-    /// Where such values are copied to.
-    pub chunks: Mutex<Chunks>,
-    /// Somebody has synced a commit: the journal's space should be written ahead of time.
-    pub synced_commits: AtomicBool,
-    /// Something was deleted since the last flush that idleness made.
-    pub deletions: AtomicBool,
-    /// Something may be gained by [`Database::reclaim`].
-    pub reclaimable: AtomicBool,
+    pub versions: Arc<VersionSet>,
+    pub commits: CommitPipeline,
     pub reclaiming: Mutex<()>,
-    /// The journal has taken a zone of those set aside.
-    pub journal_tight: AtomicBool,
     /// Delays that commits owe, not yet slept.
     pub owed_nanos: AtomicU64,
 
-    pub pipeline: Mutex<Pipeline>,
-    pub writer: Mutex<Writer>,
-    pub syncing: Mutex<Syncing>,
-    pub sync_done: Condvar,
-    /// The journal's stream is durable up to this position.
-    pub durable: AtomicU64,
-    /// Nothing but a mark stands before this end of the stream since the last sync.
-    pub marked: AtomicU64,
-
-    /// Generations that wait for their flush, oldest first.
-    pub sealed: Mutex<VecDeque<Sealed>>,
     pub flushing: Mutex<()>,
     pub merging: Merging,
     pub transactions: Transactions,
-    pub locks: Locks,
+    pub locks: Arc<Locks>,
     pub snapshots: Snapshots,
     pub defragmenter: Defragmenter,
     pub scrubber: Scrubber,
     pub background: Background,
     /// Bytes that commits may still add before the space is looked at again.
     pub space_left: AtomicU64,
-    pub closed: AtomicBool,
 }
 
 /// What recovery found and made, out of which a database is built.
@@ -114,25 +77,31 @@ pub(crate) struct Parts {
     pub snapshots: Snapshots,
 }
 
-/// What the journal has of a commit that is none of its own: a change that is nobody's, for the
-/// sake of its number.
-pub(crate) fn number_alone() -> Changes {
-    vec![(DictionaryId(0), Op::Delete(Bytes::new()))]
-}
-
 impl Database {
     pub(crate) fn new(parts: Parts) -> Database {
         let shares = Shares::of(&parts.options);
-        let position = parts.writer.position().position;
-        let active: usize = parts.version.memtable_bytes();
-        let pipeline = Pipeline::new(parts.next_seq, position);
-        let versions = VersionSet::new(
+        let versions = Arc::new(VersionSet::new(
             parts.store.clone(),
             parts.health.clone(),
             parts.version,
             parts.next_seq - 1,
             parts.manifest,
-        );
+        ));
+        let (counters, locks) = (Arc::<Counters>::default(), Arc::<Locks>::default());
+        let signals = Arc::<Signals>::default();
+        signals.reclaimable.store(true, Ordering::Relaxed);
+        signals.deletions.store(versions.load().memtable_bytes() > 0, Ordering::Relaxed);
+        let commits = CommitParts {
+            env: parts.env.clone(),
+            zones: parts.zones.clone(),
+            options: parts.options.clone(),
+            health: parts.health.clone(),
+            counters: counters.clone(),
+            signals: signals.clone(),
+            versions: versions.clone(),
+            locks: locks.clone(),
+        };
+        let commits = CommitPipeline::new(commits, parts.next_seq, parts.writer);
         Database {
             background: Background::new(parts.env.monotonic()),
             env: parts.env,
@@ -141,34 +110,20 @@ impl Database {
             shares,
             options: parts.options,
             health: parts.health,
-            counters: Counters::default(),
+            counters,
+            signals,
             versions,
-            active_bytes: AtomicUsize::new(active),
-            sealed_bytes: AtomicUsize::new(0),
-            unplaced_bytes: AtomicUsize::new(0),
-            chunks: Mutex::default(),
-            synced_commits: AtomicBool::new(false),
-            deletions: AtomicBool::new(active > 0),
-            reclaimable: AtomicBool::new(true),
+            commits,
             reclaiming: Mutex::new(()),
-            journal_tight: AtomicBool::new(false),
             owed_nanos: AtomicU64::new(0),
-            pipeline: Mutex::new(pipeline),
-            writer: Mutex::new(parts.writer),
-            syncing: Mutex::default(),
-            sync_done: Condvar::new(),
-            durable: AtomicU64::new(position),
-            marked: AtomicU64::new(position),
-            sealed: Mutex::default(),
             flushing: Mutex::new(()),
             merging: Merging::default(),
             transactions: Transactions::default(),
-            locks: Locks::default(),
+            locks,
             snapshots: parts.snapshots,
             defragmenter: Defragmenter::default(),
             scrubber: Scrubber::default(),
             space_left: AtomicU64::new(0),
-            closed: AtomicBool::new(false),
         }
     }
 
@@ -179,13 +134,26 @@ impl Database {
 
     /// An error unless the store takes writes.
     pub(crate) fn writable(&self) -> Result<()> {
-        if self.options.read_only {
-            return Err(Error::ReadOnly("it was opened for reading only".into()));
-        }
-        if self.closed.load(Ordering::Acquire) {
-            return Err(Error::ReadOnly("it was closed".into()));
-        }
-        self.health.check()
+        self.health.writable()
+    }
+
+    pub(crate) fn commit(&self, batch: Batch, durability: Durability) -> Result<()> {
+        self.commits.commit(self, batch, durability)
+    }
+
+    pub(crate) fn put(
+        &self,
+        dict: DictionaryId,
+        key: &[u8],
+        value: &[u8],
+        durability: Durability,
+    ) -> Result<()> {
+        self.commits.put(self, dict, key, value, durability)
+    }
+
+    /// Everything committed before this call is durable when it returns.
+    pub(crate) fn sync(&self) -> Result<()> {
+        self.commits.sync(self)
     }
 
     pub(crate) fn create_dictionary(
@@ -232,7 +200,7 @@ impl Database {
             VersionEdit::of(there.then_some(Edit::DropDictionary(dict)))
         })?;
         drop(naming);
-        self.background.compaction_wanted();
+        self.signals.compaction_wanted();
         Ok(())
     }
 
@@ -246,20 +214,15 @@ impl Database {
         })
     }
 
-    /// Segments that should lie ready.
-    pub(crate) fn stock(&self) -> usize {
-        (self.shares.seal_at as u64 / SEGMENT_SIZE / 2).clamp(1, 8) as usize
-    }
-
     /// Ends background work and leaves everything durable. Later writes are refused; views stay
     /// readable.
     pub(crate) fn close(&self) -> Result<()> {
         self.transactions.close();
-        self.background.stop_soon();
+        self.signals.stop_soon();
         self.scrubber.close();
         self.defragmenter.wake();
-        self.background.stop();
-        if self.options.read_only || self.closed.swap(true, Ordering::AcqRel) {
+        self.background.stop(&self.signals);
+        if self.options.read_only || self.health.close() {
             return Ok(());
         }
         // A half-done compaction is given up; what it wrote is free again.
@@ -270,14 +233,14 @@ impl Database {
             false => Ok(()),
         };
         // Whether or not that worked, the journal has it all.
-        let end = self.pipeline.lock().end();
-        self.sync_to(end)?;
+        let end = self.commits.pipeline.lock().end();
+        self.commits.sync_to(self, end)?;
         match flushed {
             // The next open flushes when there is room.
             Err(Error::NoSpace) => {}
             other => other?,
         }
-        let writer = self.writer.lock();
+        let writer = self.commits.writer.lock();
         let mut edits = Vec::new();
         if let Some((number, position)) = writer.last_used() {
             edits.push(Edit::SegmentEnds { number, position });

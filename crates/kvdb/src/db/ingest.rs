@@ -14,8 +14,10 @@ use bytes::Bytes;
 use vt_tree::{MergeOptions, Placement, Run, RunWriter};
 use zones::Priority;
 
+use crate::commit::number_alone;
+use crate::commit::recent::RecentCommit;
 use crate::commit::{MAX_KEY, MAX_VALUE, SpaceClaim};
-use crate::db::database::{Database, number_alone};
+use crate::db::database::Database;
 use crate::db::{Handle, Kvdb};
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
@@ -25,7 +27,6 @@ use crate::locks::KeyRangeRef;
 use crate::manifest::Edit;
 use crate::read::version::Layer;
 use crate::read::version_set::VersionEdit;
-use crate::transactions::history::Past;
 
 /// Bytes taken in after which the space is looked at.
 const LOOK_AT_SPACE: u64 = 4 << 20;
@@ -212,7 +213,7 @@ impl Database {
         self.flush_all()?;
         let _alone = self.lock_alone(dict, range)?;
         // While space can still be looked for.
-        drop(self.enter(record::size(&number_alone()), 0, SpaceClaim::default())?);
+        drop(self.commits.enter(self, record::size(&number_alone()), 0, SpaceClaim::default())?);
         // From here on no younger memtable becomes a run before this one does.
         let flushing = self.flushing.lock();
         let version = self.versions.load_full();
@@ -220,7 +221,7 @@ impl Database {
         let empty = version.trees.get(&dict).is_none_or(|t| t.layers.iter().all(Layer::is_empty));
         drop(version);
         if !empty {
-            self.seal(number)?;
+            self.commits.seal(number)?;
         }
         // A snapshot that was made before must not get what comes now.
         let naming = loop {
@@ -234,9 +235,10 @@ impl Database {
             // It has a number of its own, so that transactions which began before find a conflict
             // with it. Under the pipeline's lock: nothing is committed between what it lies above
             // and itself.
-            let mut pipeline = self.enter_at_once(record::size(&number_alone()))?;
-            let past = |newest| Some(Past { dict, run: run.clone(), newest, at_once: true });
-            self.install_commit(&mut pipeline, past, |state| {
+            let mut pipeline = self.commits.enter_at_once(record::size(&number_alone()))?;
+            let past =
+                |newest| Some(RecentCommit { dict, run: run.clone(), newest, at_once: true });
+            self.commits.install_commit(&mut pipeline, past, |state| {
                 if !state.dictionaries.contains_key(&dict) {
                     return Err(Error::NoDictionary(format!(
                         "{} (by number): dropped meanwhile",
@@ -250,7 +252,7 @@ impl Database {
             })?;
         }
         drop((naming, flushing));
-        self.reclaimable.store(true, Ordering::Release);
+        self.signals.reclaimable.store(true, Ordering::Release);
         self.flushed();
         Ok(())
     }

@@ -17,8 +17,9 @@ use env::Env;
 use vt_tree::{BlockCache, ExtentRef, Run, Seq, Value};
 use zones::{Device, FormatOptions, SECTOR, ZONE_SIZE, ZoneId, ZonePin, ZoneUse, Zones};
 
+use crate::commit::pipeline::Sealed;
 use crate::commit::write_memtables;
-use crate::db::database::{Database, Parts, Sealed};
+use crate::db::database::{Database, Parts};
 use crate::db::options::{CreateOptions, OpenOptions, Shares};
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
@@ -126,7 +127,7 @@ pub(crate) fn open(
     let mut version = found.version;
     let next_seq = journal.last_seq.max(state.start.seq) + 1;
     version.lower_since(next_seq - 1);
-    let health = Arc::new(Health::default());
+    let health = Arc::new(Health::new(options.read_only));
     let mut writer = Writer::new(zones.clone(), journal.end);
     let parts = journal.parts();
 
@@ -214,7 +215,7 @@ pub(crate) fn open(
         snapshots,
     };
     let db = Arc::new(Database::new(parts_of));
-    let journal_device = db.writer.lock().bytes();
+    let journal_device = db.commits.writer.lock().bytes();
     db.counters.journal_device.set(journal_device);
 
     let offset = offset_in(&journal.used, &start);
@@ -288,7 +289,8 @@ fn replay(
 ) -> Result<()> {
     let version = db.versions.load_full();
     let (grown, _) = write_memtables(&version, first, changes, &mut |_, _, _| {});
-    let active = db.active_bytes.fetch_add(grown, env::sync::atomic::Ordering::Relaxed) + grown;
+    let active =
+        db.commits.active_bytes.fetch_add(grown, env::sync::atomic::Ordering::Relaxed) + grown;
     if active < *flush_at || db.options.read_only {
         return Ok(());
     }
@@ -298,7 +300,7 @@ fn replay(
     db.versions.load().generation.pin(db.zones.pin(bound)?);
     // First what ends with a snapshot.
     match db.flush_sealed().and_then(|_| db.flush_upto(number, None)) {
-        Ok(()) => db.active_bytes.store(0, env::sync::atomic::Ordering::Relaxed),
+        Ok(()) => db.commits.active_bytes.store(0, env::sync::atomic::Ordering::Relaxed),
         // A full store opens all the same: these memtables stay in memory, until there is room for
         // them or they have doubled.
         Err(Error::NoSpace) => *flush_at = 2 * active,
@@ -386,10 +388,10 @@ fn snapshot_again(
     db.snapshots.begin(generation, db.snapshots.of(label, below, &db.versions.load()));
     db.versions.change(|v| *v = v.sealed());
     db.versions.load().generation.pin(db.zones.pin(bound)?);
-    let bytes = db.active_bytes.swap(0, env::sync::atomic::Ordering::Relaxed);
-    db.sealed.lock().push_back(Sealed { generation, bytes, start });
-    db.sealed_bytes.fetch_add(bytes, env::sync::atomic::Ordering::Relaxed);
-    db.background.flush_wanted();
+    let bytes = db.commits.active_bytes.swap(0, env::sync::atomic::Ordering::Relaxed);
+    db.commits.sealed.lock().push_back(Sealed { generation, bytes, start });
+    db.commits.sealed_bytes.fetch_add(bytes, env::sync::atomic::Ordering::Relaxed);
+    db.signals.flush_wanted();
     Ok(())
 }
 

@@ -415,7 +415,7 @@ mod tests {
     fn an_exact_view_and_what_goes_into_other_memtables() {
         let new_generation = |db: &Kvdb, d| {
             let generation = db.db.0.versions.load().generation.number;
-            db.db.0.seal(generation).expect("sealed");
+            db.db.0.commits.seal(generation).expect("sealed");
             db.put(d, b"a", b"3", Durability::Buffered).expect("put");
         };
         let new_dictionary = |db: &Kvdb, _| {

@@ -217,7 +217,7 @@ impl Database {
             // In this order: commits up to that end are in memtables of this version, whose values
             // are held with it, or in runs; and of the latter the state that is looked at last says
             // so.
-            let end = self.durable.load(Ordering::Acquire);
+            let end = self.commits.durable.load(Ordering::Acquire);
             let version = self.versions.load_full();
             // A manifest that cannot be read has been found already.
             let Ok(state) = self.state_now() else { return ControlFlow::Continue(()) };

@@ -6,7 +6,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::commit::SpaceClaim;
-use crate::db::database::{Database, number_alone};
+use crate::commit::number_alone;
+use crate::db::database::Database;
 use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::error::{Error, Result};
 use crate::journal::record;
@@ -72,7 +73,7 @@ impl Database {
         self.versions.install(|_| VersionEdit::of([Edit::DropBranch(name.into())]))?;
         self.snapshots.change_branches(|all| _ = all.remove(name));
         drop(naming);
-        self.reclaimable.store(true, Ordering::Release);
+        self.signals.reclaimable.store(true, Ordering::Release);
         Ok(())
     }
 
@@ -94,7 +95,7 @@ impl Database {
         );
         let locked = self.lock_before_all(dicts.iter().copied(), ROLLED_BACK)?;
         // While space can still be looked for.
-        drop(self.enter(record::size(&number_alone()), 0, SpaceClaim::default())?);
+        drop(self.commits.enter(self, record::size(&number_alone()), 0, SpaceClaim::default())?);
         // Nothing that is under way may add to what is replaced.
         let alone = self.merge_alone();
         let flushing = self.flushing.lock();
@@ -112,7 +113,7 @@ impl Database {
         {
             // Every commit is before or after: those before are void, in memory and in the journal.
             // It has a number of its own, so that whoever began before can tell.
-            let mut pipeline = self.enter_at_once(record::size(&number_alone()))?;
+            let mut pipeline = self.commits.enter_at_once(record::size(&number_alone()))?;
             let seq = pipeline.next_seq;
             let plan = |state: &State| {
                 let mut infos = state.dictionaries.values().map(|d| &d.info);
@@ -129,13 +130,13 @@ impl Database {
                 know(&mut change, state, &to);
                 Ok(change)
             };
-            self.install_commit(&mut pipeline, |_| None, plan)?;
+            self.commits.install_commit(&mut pipeline, |_| None, plan)?;
         }
         if !branch.is_empty() {
             self.snapshots.change_branches(|all| _ = all.entry(branch).or_default());
         }
         drop((naming, flushing, alone, locked));
-        self.reclaimable.store(true, Ordering::Release);
+        self.signals.reclaimable.store(true, Ordering::Release);
         self.flushed();
         Ok(())
     }

@@ -63,7 +63,7 @@ impl Database {
         let Some(_flushing) = self.flushing.try_lock() else { return Ok(false) };
         let version = self.versions.load_full();
         if self.snapshots.next_pending().is_some()
-            || !self.sealed.lock().is_empty()
+            || !self.commits.sealed.lock().is_empty()
             || !version.is_flushed()
         {
             return Ok(false);
@@ -88,14 +88,14 @@ impl Database {
         // More than its record takes.
         let need = label.name.len() + label.branch.len() + 64 + record::NUMBER_SIZE;
         let need = if self.options.journal { journal::cost(need) } else { 0 };
-        let mut writer = self.writer.lock();
+        let mut writer = self.commits.writer.lock();
         let made = RefCell::new(None);
         loop {
-            self.write_out_with(&mut writer)?;
+            self.commits.write_out_with(&mut writer)?;
             while writer.room() < 2 * need {
-                self.add_segment(&mut writer, Priority::Log)?;
+                self.commits.add_segment(&mut writer, Priority::Log)?;
             }
-            self.seal_if(
+            self.commits.seal_if(
                 &mut writer,
                 |version, pipeline, writer| {
                     if self.options.journal
@@ -157,7 +157,7 @@ impl Database {
         drop(naming);
         // Its runs are let go outside of all locks.
         drop(gone);
-        self.reclaimable.store(true, Ordering::Release);
+        self.signals.reclaimable.store(true, Ordering::Release);
         Ok(())
     }
 

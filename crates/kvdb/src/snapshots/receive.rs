@@ -465,7 +465,7 @@ impl Database {
                 all.entry(to.into()).or_default();
             }
         });
-        self.reclaimable.store(true, Ordering::Release);
+        self.signals.reclaimable.store(true, Ordering::Release);
         Ok(())
     }
 }

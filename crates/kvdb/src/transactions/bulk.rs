@@ -40,7 +40,7 @@ impl Kvdb {
     /// Writes what is committed to the device, without waiting until it is durable: all large
     /// values have their places then.
     pub fn write_out(&self) -> Result<()> {
-        self.db.0.write_out().map(drop)
+        self.db.0.commits.write_out().map(drop)
     }
 }
 

@@ -103,7 +103,7 @@ fn newer(db: &Database, dict: DictionaryId, since: Seq) -> Vec<Newer> {
         .filter(|l| l.memtable.max_seq() > since)
         .map(|l| Newer::Memtable(l.memtable.clone()));
     let mut all: Vec<Newer> = memtables.collect();
-    let past = db.transactions.history.of(dict, since).into_iter();
+    let past = db.commits.recent.of(dict, since).into_iter();
     all.extend(past.map(|p| if p.at_once { Newer::AtOnce(p.run) } else { Newer::Run(p.run) }));
     all
 }

@@ -16,7 +16,7 @@ use super::handle::{Group, Isolation, Open};
 use super::own::{Own, Part};
 use super::reads;
 use crate::commit::batch::Durability;
-use crate::commit::{Applied, Outcome, SpaceClaim};
+use crate::commit::{Applied, Outcome, SpaceClaim, Valid};
 use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
@@ -52,7 +52,9 @@ impl Group {
         };
         let durable = match (&applied, durability) {
             (_, Durability::Buffered) => Ok(()),
-            (Some(applied), Durability::Synced) => self.db.sync_if(durability, applied),
+            (Some(applied), Durability::Synced) => {
+                self.db.commits.sync_if(&*self.db, durability, applied)
+            }
             (None, Durability::Synced) => self.db.sync(),
         };
         state.open = None;
@@ -133,13 +135,14 @@ impl Group {
                     db.zones
                         .sync()
                         .map_err(|e| db.health.fail("syncing a transaction", &e.into()))?;
-                    db.bind_runs(&runs, || touched(&mine), owner, still)?
+                    db.commits.bind_runs(&runs, || touched(&mine), owner, still)?
                 }
                 false => {
                     let (changes, deletes_only) = changes(&own)?;
-                    let pin = db.keep_places(&changes)?;
+                    let pin = db.commits.keep_places(&changes)?;
                     let claim = SpaceClaim { removes: deletes_only, promised: false };
-                    db.commit_changes(changes, pin, claim, Durability::Buffered, owner, still)?
+                    let valid = Valid { changes, claim, pin };
+                    db.commits.commit_changes(db, valid, Durability::Buffered, owner, still)?
                 }
             };
             match outcome {

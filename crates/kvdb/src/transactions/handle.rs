@@ -545,7 +545,7 @@ impl Transaction {
         drop(self.read()?);
         let db = &self.group.db;
         // As it is now: a dictionary may have been made since the transaction began.
-        let valid = db.validate(&db.versions.load(), batch)?;
+        let valid = db.commits.validate(&db.versions.load(), batch)?;
         self.lock_changes(&valid.changes)?;
         Ok(valid)
     }

@@ -1,49 +1,18 @@
 //! Where locks meet transactions and commits: a serializable transaction locks what it reads and
 //! writes before it does; a commit that holds no locks keeps clear of those that others hold.
 
-use std::cell::Cell;
-use std::time::Duration;
-
-use vt_tree::KeyRange;
-
 use super::handle::{Isolation, Transaction};
+use crate::commit::locking::{held, patience, range_of};
 use crate::db::Kvdb;
 use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::ids::TransactionId;
-use crate::journal::record::{Changes, Op};
-use crate::locks::{Blocked, KeyRangeRef, LockError, Locks, Mode, Owner};
+use crate::journal::record::Changes;
+use crate::locks::{KeyRangeRef, LockError, Locks, Mode, Owner};
 
-/// How long a commit without locks waits for those of others.
-const PLAIN_WAIT: Duration = Duration::from_secs(10);
 /// Why one ended that an older one has wounded.
 pub(super) const WOUNDED: &str = "an older transaction needed what it had locked: begin it again";
-
-thread_local! {
-    static AT_ONCE: Cell<bool> = const { Cell::new(false) };
-    static PAST: Cell<Option<u64>> = const { Cell::new(None) };
-}
-
-/// Does `work`; commits made in it on this thread do not wait for serializable transactions that
-/// hold what they want, but fail with [`Error::Locked`] at once, having changed nothing; a
-/// transaction that was to commit is still open. For those who hold locks of their own that others
-/// need: let go of these, wait, and try again.
-pub fn at_once<T>(work: impl FnOnce() -> T) -> T {
-    struct Before(bool);
-    impl Drop for Before {
-        fn drop(&mut self) {
-            AT_ONCE.set(self.0);
-        }
-    }
-    let _before = Before(AT_ONCE.replace(true));
-    work()
-}
-
-/// Past whose locks this thread commits to the store; see [`Transaction::past_its_locks`].
-pub(crate) fn past() -> Option<u64> {
-    PAST.get()
-}
 
 impl Kvdb {
     /// Whether a commit of `key` would have to wait for a serializable transaction now.
@@ -51,33 +20,6 @@ impl Kvdb {
         let locks = &self.db.0.locks;
         locks.any() && locks.try_guard([(dict, KeyRangeRef::key(key))], None).is_err()
     }
-}
-
-fn range_of(op: &Op) -> KeyRangeRef<'_> {
-    match op {
-        Op::DeleteRange(start, end) => KeyRangeRef::between(start, end),
-        op => KeyRangeRef::key(op.key()),
-    }
-}
-
-/// What changes touch.
-pub(crate) fn ranges(
-    changes: &Changes,
-) -> impl Iterator<Item = (DictionaryId, KeyRangeRef<'_>)> + Clone {
-    changes.iter().map(|(dict, op)| (*dict, range_of(op)))
-}
-
-/// The same of ranges that stand for themselves.
-pub(crate) fn borrowed(
-    ranges: &[(DictionaryId, KeyRange)],
-) -> impl Iterator<Item = (DictionaryId, KeyRangeRef<'_>)> + Clone {
-    ranges.iter().map(|(dict, range)| (*dict, range.into()))
-}
-
-fn held(holder: u64, waited: Duration) -> Error {
-    Error::Locked(format!(
-        "transaction {holder} holds what is wanted, and has not ended within {waited:?}: try again"
-    ))
 }
 
 impl Transaction {
@@ -113,14 +55,7 @@ impl Transaction {
     /// wait for its end: they must be committed before anything that is locked so is read, or the
     /// transaction has not read what it has locked.
     pub fn past_its_locks<T>(&self, work: impl FnOnce() -> T) -> T {
-        struct Before(Option<u64>);
-        impl Drop for Before {
-            fn drop(&mut self) {
-                PAST.set(self.0);
-            }
-        }
-        let _before = Before(PAST.replace(Some(self.group.id.0)));
-        work()
+        crate::commit::locking::past_locks_of(self.group.id.0, work)
     }
 
     pub(super) fn lock(
@@ -160,17 +95,6 @@ impl Transaction {
 }
 
 impl Database {
-    /// Waits until no lock lies on what a commit changes. `blocked`: by whom it was stopped.
-    pub(crate) fn wait_for_locks<'a>(
-        &self,
-        ranges: impl Iterator<Item = (DictionaryId, KeyRangeRef<'a>)> + Clone,
-        owner: Option<u64>,
-    ) -> Result<()> {
-        let patience = patience();
-        let free = self.locks.wait_until_free(ranges, owner, patience);
-        free.map_err(|Blocked { holder }| held(holder, patience))
-    }
-
     /// Locks keys for something that is no transaction and takes more than a moment. It is the
     /// youngest of all: it waits for everybody.
     pub(crate) fn lock_alone(
@@ -206,7 +130,7 @@ impl Database {
         let alone = Alone { locks: &self.locks, id: self.transactions.number() };
         self.locks.begin(Owner { id: alone.id, age });
         // Commits that have seen no locks come to their end.
-        drop(self.pipeline.lock());
+        drop(self.commits.pipeline.lock());
         alone
     }
 }
@@ -235,8 +159,4 @@ impl Drop for Alone<'_> {
     fn drop(&mut self) {
         self.locks.release(self.id);
     }
-}
-
-fn patience() -> Duration {
-    if AT_ONCE.get() { Duration::ZERO } else { PLAIN_WAIT }
 }

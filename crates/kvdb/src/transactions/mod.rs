@@ -9,7 +9,6 @@
 //! - `registry`: those that are open;
 //! - `conflicts`: what others have changed since a transaction began, and the merge routines that
 //!   reconcile it;
-//! - `history`: what of that lies in runs already;
 //! - `locking`: what serializable ones lock, and what that means for others;
 //! - `ending`: commit and abort;
 //! - `durable`: those that survive a crash and a restart;
@@ -23,7 +22,6 @@ mod draft;
 pub(crate) mod durable;
 mod ending;
 mod handle;
-pub(crate) mod history;
 pub(crate) mod locking;
 mod own;
 mod reads;
@@ -37,7 +35,6 @@ pub use draft::Draft;
 pub use handle::{
     Isolation, MAX_SAVEPOINTS, Savepoint, Transaction, TransactionInfo, TransactionOptions,
 };
-pub use locking::at_once;
 pub use scope::Scope;
 
 pub(crate) use own::Own;

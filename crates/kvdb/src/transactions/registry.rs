@@ -5,12 +5,11 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use env::sync::{Mutex, MutexGuard, RwLock};
+use env::sync::{Mutex, RwLock};
 use vt_tree::Seq;
 
 use super::conflicts::MergeRoutine;
 use super::handle::{Group, Isolation, Open, TransactionOptions};
-use super::history::{History, Past};
 use super::locking::WOUNDED;
 use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
@@ -48,14 +47,8 @@ pub(crate) struct Transactions {
     /// Held while a log begins that no open transaction has yet, and by whoever drops logs that
     /// none has.
     pub(super) logging: Mutex<()>,
-    pub(super) history: History,
     lost: Mutex<VecDeque<TransactionId>>,
     pub(super) routines: RwLock<BTreeMap<DictionaryId, Arc<dyn MergeRoutine>>>,
-}
-
-/// While it lives, no transaction begins.
-pub(crate) struct Remembered<'a> {
-    _open: MutexGuard<'a, BTreeMap<TransactionId, Arc<Group>>>,
 }
 
 impl Transactions {
@@ -82,7 +75,6 @@ impl Transactions {
         let id = TransactionId(self.number());
         let logging = options.durable.then(|| self.logging.lock());
         let logged = options.durable.then(|| db.begin_log(id, &options)).transpose()?;
-        // Whoever writes a run out looks under this lock at what open transactions may ask for.
         let mut open = self.open.lock();
         // Once more, since others may have begun meanwhile; a log that is there already is let be,
         // and swept up if this one has none.
@@ -91,7 +83,10 @@ impl Transactions {
         {
             return Err(too_many(if open.len() >= MOST { MOST } else { most }));
         }
-        let base = (options.isolation == Isolation::Snapshot).then(|| db.versions.exact_view());
+        let base = db.commits.recent.begin(|| {
+            let base = (options.isolation == Isolation::Snapshot).then(|| db.versions.exact_view());
+            (base.as_ref().map(|view| view.at), base)
+        });
         let since = base.as_ref().map_or(Seq::MAX, |view| view.at);
         let with = logged.unwrap_or_else(|| Open::new(base));
         let group = self.insert(&mut open, db, id, options, with, since);
@@ -100,7 +95,7 @@ impl Transactions {
             let age = group.options.retry_of.unwrap_or(id).0.min(id.0);
             db.locks.begin(Owner { id: id.0, age });
             // Commits that have seen no locks come to their end.
-            drop(db.pipeline.lock());
+            drop(db.commits.pipeline.lock());
         }
         Ok(group)
     }
@@ -138,7 +133,10 @@ impl Transactions {
         with: Open,
     ) {
         let mut open = self.open.lock();
-        let since = db.versions.exact_view().at;
+        let since = db.commits.recent.begin(|| {
+            let at = db.versions.exact_view().at;
+            (Some(at), at)
+        });
         self.insert(&mut open, db, id, options, with, since);
     }
 
@@ -168,33 +166,6 @@ impl Transactions {
         self.open.lock().values().cloned().collect()
     }
 
-    /// The number from which on the oldest transaction asks for conflicts, or what is visible when
-    /// none does: then `false`.
-    pub(crate) fn oldest(&self, visible: &AtomicU64) -> (Seq, bool) {
-        let open = self.open.lock();
-        let asked = open.values().map(|g| g.since).min().filter(|&since| since != Seq::MAX);
-        let visible = visible.load(Ordering::Acquire);
-        (asked.unwrap_or(visible).min(visible), asked.is_some())
-    }
-
-    /// What was committed lies, or will lie, in these runs alone: kept for those who ask for
-    /// conflicts, as long as somebody does. For what is not visible yet, the guard must live until
-    /// it is: a transaction that began in between would neither see it nor find a conflict with it.
-    pub(crate) fn remember(&self, past: impl IntoIterator<Item = Past>) -> Remembered<'_> {
-        // Under the lock, as `forget`.
-        let open = self.open.lock();
-        if open.values().any(|g| g.since != Seq::MAX) {
-            self.history.add(past);
-        }
-        Remembered { _open: open }
-    }
-
-    /// Whether a transaction could begin right now.
-    #[cfg(test)]
-    pub(crate) fn may_begin(&self) -> bool {
-        self.open.try_lock().is_some()
-    }
-
     /// It has ended.
     pub(super) fn forget(&self, id: TransactionId) {
         let mut open = self.open.lock();
@@ -204,11 +175,10 @@ impl Transactions {
             self.detached.fetch_sub(usize::from(gone.options.detached), Ordering::Relaxed);
         }
         self.count.store(open.len(), Ordering::Relaxed);
-        let oldest = open.values().map(|g| g.since).min().filter(|&since| since != Seq::MAX);
-        // Under the lock: one that begins now must find what is added for it.
-        self.history.forget(oldest);
         drop(open);
-        drop(gone);
+        if let Some(gone) = gone.filter(|gone| gone.since != Seq::MAX) {
+            gone.db.commits.recent.end(gone.since);
+        }
     }
 
     /// Memory that each transaction may take for what it has not written out: together a part of

@@ -1,0 +1,50 @@
+//! What the parts of a store count while they work; [`Stats`](crate::Stats) shows it.
+
+use env::sync::atomic::{AtomicU64, Ordering};
+
+use vt_tree::MergeStats;
+
+/// A figure that many threads add to.
+#[derive(Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    pub(crate) fn add(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+    pub(crate) fn set(&self, n: u64) {
+        self.0.store(n, Ordering::Relaxed);
+    }
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub commits: Counter,
+    pub user_bytes: Counter,
+    pub bound_bytes: Counter,
+    pub syncs: Counter,
+    pub flushes: Counter,
+    pub compactions: Counter,
+    pub split_merges: Counter,
+    pub stitched: Counter,
+    pub copied: Counter,
+    pub delays: Counter,
+    pub delayed_micros: Counter,
+    pub stops: Counter,
+    /// Bytes that the journal takes on the device.
+    pub journal_device: Counter,
+    /// Most runs that any dictionary has at its youngest level.
+    pub young_runs: Counter,
+    /// Of what runs hold: bytes that are dead, for a hundred alive.
+    pub dead_percent: Counter,
+}
+
+impl Counters {
+    pub(crate) fn merged(&self, m: &MergeStats) {
+        self.stitched.add(m.stitched);
+        self.copied.add(m.written());
+    }
+}

@@ -1,0 +1,111 @@
+//! What the parts of a store ask of its background threads, and what these tell those who wait: a
+//! flush, a merge, the journal written out; memory that is free again; that the store is closed.
+
+use env::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use env::sync::{Condvar, Mutex};
+
+#[derive(Default)]
+pub(crate) struct Wanted {
+    pub flush: bool,
+    pub journal: bool,
+    /// The generation to be sealed.
+    pub seal: Option<u64>,
+    /// Grows: each merging thread knows what it has seen of it.
+    pub compaction: u64,
+}
+
+#[derive(Default)]
+pub(crate) struct Signals {
+    pub wanted: Mutex<Wanted>,
+    pub wake_flush: Condvar,
+    pub wake_compaction: Condvar,
+    pub wake_clock: Condvar,
+    pub wake_journal: Condvar,
+    /// The journal's thread was asked for something that it has not looked at yet: it need not be
+    /// asked again.
+    pub journal_asked: AtomicBool,
+    /// A flush has ended, or values have been placed: memory and perhaps journal space are free
+    /// again.
+    memory_free: Condvar,
+    stop: AtomicBool,
+    /// The last flush found no space.
+    pub blocked: AtomicBool,
+    /// Something was deleted since the last flush that idleness made.
+    pub deletions: AtomicBool,
+    /// Space may be gained by a reclaim: something was deleted or flushed since the last one.
+    pub reclaimable: AtomicBool,
+}
+
+impl Signals {
+    pub(crate) fn flush_wanted(&self) {
+        self.wanted.lock().flush = true;
+        self.wake_flush.notify_one();
+    }
+
+    pub(crate) fn compaction_wanted(&self) {
+        self.wanted.lock().compaction += 1;
+        self.wake_compaction.notify_all();
+    }
+
+    pub(crate) fn stopping(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn flush_blocked(&self) -> bool {
+        self.blocked.load(Ordering::Acquire)
+    }
+
+    /// What has gathered should be written; `seal`: and this generation closed.
+    pub(crate) fn journal_wanted(&self, seal: Option<u64>) {
+        if self.journal_asked.swap(true, Ordering::AcqRel) && seal.is_none() {
+            return;
+        }
+        let mut wanted = self.wanted.lock();
+        if wanted.seal.is_some() && wanted.seal == seal {
+            return;
+        }
+        wanted.journal = true;
+        wanted.seal = seal.or(wanted.seal);
+        drop(wanted);
+        self.wake_journal.notify_one();
+    }
+
+    /// Waits until memory becomes free, at most so long; not at all unless `full` still holds.
+    pub(crate) fn wait_for_memory(&self, at_most: Duration, full: impl Fn() -> bool) {
+        let mut wanted = self.wanted.lock();
+        if full() {
+            self.memory_free.wait_for(&mut wanted, at_most);
+        }
+    }
+
+    /// Tells those that wait for memory.
+    pub(crate) fn memory_is_free(&self) {
+        // Under the lock, so that one that is about to wait does not miss it.
+        drop(self.wanted.lock());
+        self.memory_free.notify_all();
+    }
+
+    /// Lets threads end as soon as they look.
+    pub(crate) fn stop_soon(&self) {
+        self.stop.store(true, Ordering::Release);
+    }
+
+    /// Wakes all threads, so that they see that they are to end.
+    pub(crate) fn wake_all(&self) {
+        // Under the lock, so that a thread that is about to wait does not miss it.
+        let _wanted = self.wanted.lock();
+        self.wake_flush.notify_all();
+        self.wake_compaction.notify_all();
+        self.wake_clock.notify_all();
+        self.wake_journal.notify_all();
+        self.memory_free.notify_all();
+    }
+
+    /// Something was deleted, or is hidden by newer versions now.
+    pub(crate) fn deleted(&self) {
+        self.deletions.store(true, Ordering::Relaxed);
+        self.reclaimable.store(true, Ordering::Relaxed);
+    }
+}
