@@ -54,7 +54,7 @@ pub enum Failure {
 
 /// What a thread waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Waits {
+enum WaitReason {
     /// It could run.
     No,
     /// For something at this address: a lock to be released, a condition to be signalled, a thread
@@ -68,7 +68,7 @@ enum Waits {
 
 struct Thread {
     name: String,
-    waits: Waits,
+    waits: WaitReason,
     deadline: Option<Duration>,
     /// Set when the deadline ended the last wait.
     timed_out: bool,
@@ -76,7 +76,7 @@ struct Thread {
     handle: Option<std::thread::Thread>,
 }
 
-struct State {
+struct RunState {
     random: Random,
     threads: Vec<Thread>,
     clock: Duration,
@@ -93,7 +93,7 @@ struct State {
 }
 
 pub(crate) struct Run {
-    state: Mutex<State>,
+    state: Mutex<RunState>,
     /// The thread that may run.
     turn: AtomicUsize,
     over: mpsc::Sender<Result<Box<dyn Any + Send>, Failure>>,
@@ -131,7 +131,7 @@ pub fn run<T: Send + 'static>(
     let priorities = random.one_in(2);
     let rate = 1 << random.below(if priorities { 8 } else { 5 });
     let (over, ended) = mpsc::channel();
-    let state = State {
+    let state = RunState {
         stay: if priorities { 1 } else { rate },
         demote: if priorities { 2 * rate } else { 0 },
         lowest: u64::MAX / 2,
@@ -165,7 +165,7 @@ impl Run {
         let name = format!("{id} ({name})");
         let thread = Thread {
             name,
-            waits: Waits::No,
+            waits: WaitReason::No,
             deadline: None,
             timed_out: false,
             priority,
@@ -209,7 +209,7 @@ impl Run {
             return self.fail(&mut state, Failure::Panicked { thread, message });
         }
         let mut state = self.state.lock();
-        state.threads[id].waits = Waits::Ended;
+        state.threads[id].waits = WaitReason::Ended;
         state.wake(id_address(id), usize::MAX);
         match state.next(id) {
             Ok(next) => self.pass_to(&state, next),
@@ -230,14 +230,14 @@ impl Run {
         }
     }
 
-    fn pass_to(&self, state: &State, next: usize) {
+    fn pass_to(&self, state: &RunState, next: usize) {
         self.turn.store(next, Ordering::Release);
         if let Some(handle) = &state.threads[next].handle {
             handle.unpark();
         }
     }
 
-    fn fail(&self, state: &mut State, failure: Failure) {
+    fn fail(&self, state: &mut RunState, failure: Failure) {
         if state.failure.is_none() {
             state.failure = Some(failure.clone());
             self.turn.store(NONE, Ordering::Release);
@@ -246,7 +246,7 @@ impl Run {
     }
 
     /// Gives way: goes on when the schedule says so. `true` when the deadline has ended the wait.
-    fn give_way(&self, id: usize, waits: Waits, deadline: Option<Duration>) -> bool {
+    fn give_way(&self, id: usize, waits: WaitReason, deadline: Option<Duration>) -> bool {
         let mut state = self.state.lock();
         if state.failure.is_some() {
             drop(state);
@@ -277,23 +277,24 @@ impl Run {
     }
 }
 
-impl State {
+impl RunState {
     /// Who goes on.
     fn next(&mut self, current: usize) -> Result<usize, Failure> {
         let deadline = self.threads.iter().filter_map(|t| t.deadline).min();
-        let any = self.threads.iter().any(|t| t.waits == Waits::No);
+        let any = self.threads.iter().any(|t| t.waits == WaitReason::No);
         if let Some(deadline) = deadline
             && (!any || self.random.one_in(JUMP))
         {
             self.clock = self.clock.max(deadline);
             for thread in &mut self.threads {
                 if thread.deadline.is_some_and(|d| d <= self.clock) {
-                    (thread.waits, thread.deadline, thread.timed_out) = (Waits::No, None, true);
+                    (thread.waits, thread.deadline, thread.timed_out) =
+                        (WaitReason::No, None, true);
                 }
             }
         }
         let ready: Vec<usize> =
-            (0..self.threads.len()).filter(|&i| self.threads[i].waits == Waits::No).collect();
+            (0..self.threads.len()).filter(|&i| self.threads[i].waits == WaitReason::No).collect();
         let next = if self.demote > 0 {
             if self.random.one_in(self.demote) {
                 self.drop_priority(current);
@@ -316,23 +317,24 @@ impl State {
 
     /// Wakes up to `most` of the threads that wait at this address, drawn by lot.
     fn wake(&mut self, at: usize, most: usize) {
-        let waiting = |t: &Thread| matches!(t.waits, Waits::For { address, .. } if address == at);
+        let waiting =
+            |t: &Thread| matches!(t.waits, WaitReason::For { address, .. } if address == at);
         let mut those: Vec<usize> =
             (0..self.threads.len()).filter(|&i| waiting(&self.threads[i])).collect();
         for _ in 0..most.min(those.len()) {
             let id = those.swap_remove(self.random.below(those.len() as u64) as usize);
-            (self.threads[id].waits, self.threads[id].deadline) = (Waits::No, None);
+            (self.threads[id].waits, self.threads[id].deadline) = (WaitReason::No, None);
         }
     }
 
     fn describe(&self) -> String {
         let line = |t: &Thread| match t.waits {
-            Waits::No => format!("thread {} runs", t.name),
-            Waits::For { what, address } => {
+            WaitReason::No => format!("thread {} runs", t.name),
+            WaitReason::For { what, address } => {
                 format!("thread {} waits for a {what} at {address:#x}", t.name)
             }
-            Waits::Sleeps => format!("thread {} sleeps", t.name),
-            Waits::Ended => format!("thread {} has ended", t.name),
+            WaitReason::Sleeps => format!("thread {} sleeps", t.name),
+            WaitReason::Ended => format!("thread {} has ended", t.name),
         };
         self.threads.iter().map(line).collect::<Vec<_>>().join("; ")
     }
@@ -372,7 +374,7 @@ pub fn point() {
     if let Some((run, id)) = me()
         && !std::thread::panicking()
     {
-        run.give_way(id, Waits::No, None);
+        run.give_way(id, WaitReason::No, None);
     }
 }
 
@@ -382,16 +384,16 @@ pub(crate) fn yield_now() -> bool {
     if run.state.lock().demote > 0 {
         run.state.lock().drop_priority(id);
     }
-    run.give_way(id, Waits::No, None);
+    run.give_way(id, WaitReason::No, None);
     true
 }
 
-/// Waits until [`wake`] is called with this address. `true` when the time ran out before.
+/// WaitReason until [`wake`] is called with this address. `true` when the time ran out before.
 #[cfg(debug_assertions)]
 pub(crate) fn wait(what: &'static str, address: usize, at_most: Option<Duration>) -> bool {
     let Some((run, id)) = me() else { return false };
     let deadline = at_most.and_then(|time| run.state.lock().clock.checked_add(time));
-    run.give_way(id, Waits::For { what, address }, deadline)
+    run.give_way(id, WaitReason::For { what, address }, deadline)
 }
 
 #[cfg(debug_assertions)]
@@ -405,7 +407,7 @@ pub(crate) fn wake(address: usize, most: usize) {
 pub(crate) fn sleep(time: Duration) -> bool {
     let Some((run, id)) = me() else { return false };
     let until = run.state.lock().clock.checked_add(time);
-    run.give_way(id, Waits::Sleeps, until);
+    run.give_way(id, WaitReason::Sleeps, until);
     true
 }
 
@@ -424,18 +426,18 @@ pub fn now() -> Duration {
 }
 
 /// A thread of the current run, not started yet.
-pub(crate) struct Newborn {
+pub(crate) struct PendingThread {
     run: Arc<Run>,
     pub id: usize,
 }
 
 /// Makes room for a thread in this thread's run.
-pub(crate) fn newborn(name: &str) -> Option<Newborn> {
+pub(crate) fn pending_thread(name: &str) -> Option<PendingThread> {
     let (run, _) = me()?;
-    Some(Newborn { id: run.enter(name.into()), run })
+    Some(PendingThread { id: run.enter(name.into()), run })
 }
 
-impl Newborn {
+impl PendingThread {
     /// On its own thread of the operating system.
     pub fn live(self, body: impl FnOnce()) {
         let id = self.id;
@@ -446,17 +448,17 @@ impl Newborn {
 /// The machine had no room for the thread.
 pub(crate) fn never_started(id: usize) {
     if let Some((run, _)) = me() {
-        run.state.lock().threads[id].waits = Waits::Ended;
+        run.state.lock().threads[id].waits = WaitReason::Ended;
     }
 }
 
-/// Waits until a thread of this run has ended.
+/// WaitReason until a thread of this run has ended.
 pub(crate) fn join(id: usize) {
     let Some((run, me)) = me() else { return };
     loop {
-        if run.state.lock().threads[id].waits == Waits::Ended {
+        if run.state.lock().threads[id].waits == WaitReason::Ended {
             return;
         }
-        run.give_way(me, Waits::For { what: "thread", address: id_address(id) }, None);
+        run.give_way(me, WaitReason::For { what: "thread", address: id_address(id) }, None);
     }
 }

@@ -67,14 +67,14 @@ impl Builder {
         self,
         body: impl FnOnce() -> T + Send + 'static,
     ) -> io::Result<JoinHandle<T>> {
-        let newborn = schedule::newborn(&self.name);
-        let simulated = newborn.as_ref().map(|newborn| newborn.id);
+        let pending = schedule::pending_thread(&self.name);
+        let simulated = pending.as_ref().map(|pending| pending.id);
         let builder = std::thread::Builder::new().name(self.name);
-        let thread = match newborn {
+        let thread = match pending {
             None => builder.spawn(move || Some(body())),
-            Some(newborn) => builder.spawn(move || {
+            Some(pending) => builder.spawn(move || {
                 let mut value = None;
-                newborn.live(|| value = Some(body()));
+                pending.live(|| value = Some(body()));
                 value
             }),
         };
@@ -89,14 +89,14 @@ impl Builder {
         scope: &Scope<'scope, '_>,
         body: impl FnOnce() -> T + Send + 'scope,
     ) -> io::Result<ScopedJoinHandle<'scope, T>> {
-        let newborn = schedule::newborn(&self.name);
-        let simulated = newborn.as_ref().map(|newborn| newborn.id);
+        let pending = schedule::pending_thread(&self.name);
+        let simulated = pending.as_ref().map(|pending| pending.id);
         let builder = std::thread::Builder::new().name(self.name);
-        let thread = match newborn {
+        let thread = match pending {
             None => builder.spawn_scoped(scope.threads, move || Some(body())),
-            Some(newborn) => builder.spawn_scoped(scope.threads, move || {
+            Some(pending) => builder.spawn_scoped(scope.threads, move || {
                 let mut value = None;
-                newborn.live(|| value = Some(body()));
+                pending.live(|| value = Some(body()));
                 value
             }),
         };

@@ -34,7 +34,7 @@ struct Check<'a> {
 
 /// What was really beneath an entry.
 #[derive(Default)]
-struct Found {
+struct Observed {
     items: u64,
     max_seq: u64,
     tombstones: bool,
@@ -54,7 +54,7 @@ impl Check<'_> {
         what.map_err(|e| (self.fault)(e.to_string())).ok()
     }
 
-    fn subtree(&mut self, entry: &Entry, level: u16) -> Option<Found> {
+    fn subtree(&mut self, entry: &Entry, level: u16) -> Option<Observed> {
         let mut found = if level == 0 { self.block(entry)? } else { self.node(entry, level)? };
         if level == 0 && entry.unfiltered {
             found.unfiltered = true;
@@ -81,10 +81,10 @@ impl Check<'_> {
         Some(found)
     }
 
-    fn node(&mut self, entry: &Entry, level: u16) -> Option<Found> {
+    fn node(&mut self, entry: &Entry, level: u16) -> Option<Observed> {
         let node = self.run.cache().node(entry, level);
         let node = self.read(node)?;
-        let mut sum = Found::default();
+        let mut sum = Observed::default();
         let mut whole = true;
         let mut end = None;
         for e in &node.entries {
@@ -116,11 +116,14 @@ impl Check<'_> {
         whole.then_some(sum)
     }
 
-    fn block(&mut self, entry: &Entry) -> Option<Found> {
+    fn block(&mut self, entry: &Entry) -> Option<Observed> {
         let block = self.run.cache().block_beneath(entry);
         let block = self.read(block)?;
-        let mut found =
-            Found { block_bytes: u64::from(entry.at.len), block_spans: 1, ..Found::default() };
+        let mut found = Observed {
+            block_bytes: u64::from(entry.at.len),
+            block_spans: 1,
+            ..Observed::default()
+        };
         let mut extents = Vec::new();
         for g in 0..block.intervals() {
             let items = block.interval(g);
@@ -144,7 +147,7 @@ impl Check<'_> {
         &mut self,
         entry: &Entry,
         item: &Item,
-        found: &mut Found,
+        found: &mut Observed,
         extents: &mut Vec<ExtentRef>,
     ) {
         if item.key.as_ref() < self.last_end.as_slice() {
@@ -185,7 +188,7 @@ impl Check<'_> {
         }
     }
 
-    fn compare(&mut self, e: &Entry, level: u16, f: &Found) {
+    fn compare(&mut self, e: &Entry, level: u16, f: &Observed) {
         let said = (e.items, e.max_seq, e.tombstones, e.range_tombstones, e.unfiltered);
         let is = (f.items, f.max_seq, f.tombstones, f.range_tombstones, f.unfiltered);
         let (said, is) = (

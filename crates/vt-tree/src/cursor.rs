@@ -46,46 +46,46 @@ impl TupleRef<'_> {
 }
 
 /// The two kinds of source, without a virtual call on the way to an item.
-enum Under {
+enum SourceCursor {
     Memtable(Box<MemtableCursor>),
     Run(Box<RunCursor>),
 }
 
-impl Under {
+impl SourceCursor {
     fn source(&mut self) -> &mut dyn Source {
         match self {
-            Under::Memtable(c) => &mut **c,
-            Under::Run(c) => &mut **c,
+            SourceCursor::Memtable(c) => &mut **c,
+            SourceCursor::Run(c) => &mut **c,
         }
     }
     #[inline]
     fn item(&self) -> Option<ItemRef<'_>> {
         match self {
-            Under::Memtable(c) => c.item(),
-            Under::Run(c) => c.item(),
+            SourceCursor::Memtable(c) => c.item(),
+            SourceCursor::Run(c) => c.item(),
         }
     }
     #[inline]
     fn key(&self) -> Option<&[u8]> {
         match self {
-            Under::Memtable(c) => c.item().map(|i| i.key),
-            Under::Run(c) => c.key(),
+            SourceCursor::Memtable(c) => c.item().map(|i| i.key),
+            SourceCursor::Run(c) => c.key(),
         }
     }
     #[inline]
     fn step(&mut self, forward: bool) -> Result<()> {
         match (self, forward) {
-            (Under::Memtable(c), true) => c.next(),
-            (Under::Memtable(c), false) => c.prev(),
-            (Under::Run(c), true) => c.next(),
-            (Under::Run(c), false) => c.prev(),
+            (SourceCursor::Memtable(c), true) => c.next(),
+            (SourceCursor::Memtable(c), false) => c.prev(),
+            (SourceCursor::Run(c), true) => c.next(),
+            (SourceCursor::Run(c), false) => c.prev(),
         }
     }
 
     /// As `seek(bound)` forward, or `seek_before(bound)` backward, from an item that lies before
     /// `bound` in that direction.
     fn jump(&mut self, bound: &[u8], forward: bool) -> Result<()> {
-        if let Under::Run(c) = self {
+        if let SourceCursor::Run(c) = self {
             return if forward { c.forward_to(bound) } else { c.backward_to(bound) };
         }
         for _ in 0..NEAR {
@@ -120,7 +120,7 @@ enum Position {
 
 /// A cursor over memtables and runs, newest first, as of a sequence number.
 pub struct TreeCursor {
-    sources: Vec<Under>,
+    sources: Vec<SourceCursor>,
     /// The sources that have an item, the one whose item comes next in front; of several at one
     /// place the newest first. Moving the front one costs one comparison as long as it stays in
     /// front, and few when it does not go far.
@@ -144,8 +144,8 @@ impl TreeCursor {
         let sources = inputs
             .into_iter()
             .map(|(input, at)| match input {
-                Input::Memtable(m) => Under::Memtable(Box::new(m.cursor(at))),
-                Input::Run(r) => Under::Run(Box::new(RunCursor::new(r))),
+                Input::Memtable(m) => SourceCursor::Memtable(Box::new(m.cursor(at))),
+                Input::Run(r) => SourceCursor::Run(Box::new(RunCursor::new(r))),
             })
             .collect();
         TreeCursor {
@@ -214,7 +214,7 @@ impl TreeCursor {
         let mut blocks = Vec::new();
         let mut cache = None;
         for s in &mut self.sources {
-            if let Under::Run(c) = s {
+            if let SourceCursor::Run(c) = s {
                 blocks.extend(c.aim(key, direction == Direction::Backward)?);
                 cache = Some(c.run().cache().clone());
             }
@@ -390,12 +390,12 @@ impl TreeCursor {
             |last: &[u8]| other.is_none_or(|key| last < key) && (end.is_empty() || last < end);
         // What is borrowed from the other source is a key; the front one moves.
         match &self.sources[front as usize] {
-            Under::Run(c) if c.last_key().is_some_and(near) => {}
+            SourceCursor::Run(c) if c.last_key().is_some_and(near) => {}
             _ => return ControlFlow::Continue(()),
         }
         match &mut self.sources[front as usize] {
-            Under::Run(c) => c.visit_interval(visit),
-            Under::Memtable(_) => ControlFlow::Continue(()),
+            SourceCursor::Run(c) => c.visit_interval(visit),
+            SourceCursor::Memtable(_) => ControlFlow::Continue(()),
         }
     }
 

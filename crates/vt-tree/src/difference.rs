@@ -58,7 +58,7 @@ impl Items {
     }
 }
 
-enum What {
+enum Content {
     /// An unopened block (level 0) or node.
     Subtree(Box<Entry>, u16),
     /// An item, and what comes behind it.
@@ -66,24 +66,24 @@ enum What {
 }
 
 /// Something that begins at a key, on one side.
-struct Piece {
+struct Pending {
     key: Bytes,
     side: usize,
-    what: What,
+    content: Content,
 }
 
-impl Piece {
+impl Pending {
     /// Subtrees first, the higher ones first; those that are the same stand together.
     fn rank(&self) -> (u16, u64, u32, usize) {
-        match &self.what {
-            What::Subtree(e, level) => (u16::MAX - 1 - level, e.at.addr, e.at.crc, self.side),
-            What::Item(..) => (u16::MAX, 0, 0, self.side),
+        match &self.content {
+            Content::Subtree(e, level) => (u16::MAX - 1 - level, e.at.addr, e.at.crc, self.side),
+            Content::Item(..) => (u16::MAX, 0, 0, self.side),
         }
     }
 
-    fn is_same(&self, other: &Piece) -> bool {
-        match (&self.what, &other.what) {
-            (What::Subtree(a, x), What::Subtree(b, y)) => {
+    fn is_same(&self, other: &Pending) -> bool {
+        match (&self.content, &other.content) {
+            (Content::Subtree(a, x), Content::Subtree(b, y)) => {
                 self.side != other.side && x == y && a.at == b.at && a.high == b.high
             }
             _ => false,
@@ -91,28 +91,28 @@ impl Piece {
     }
 }
 
-impl Ord for Piece {
-    fn cmp(&self, other: &Piece) -> Ordering {
+impl Ord for Pending {
+    fn cmp(&self, other: &Pending) -> Ordering {
         self.key.cmp(&other.key).then_with(|| self.rank().cmp(&other.rank()))
     }
 }
 
-impl PartialOrd for Piece {
-    fn partial_cmp(&self, other: &Piece) -> Option<Ordering> {
+impl PartialOrd for Pending {
+    fn partial_cmp(&self, other: &Pending) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for Piece {
-    fn eq(&self, other: &Piece) -> bool {
+impl PartialEq for Pending {
+    fn eq(&self, other: &Pending) -> bool {
         self.cmp(other) == Ordering::Equal
     }
 }
 
-impl Eq for Piece {}
+impl Eq for Pending {}
 
 /// A range that is compared tuple by tuple.
-struct Range {
+struct RangeComparison {
     end: Bytes,
     cursors: [TreeCursor; 2],
     /// The next tuple of each side inside the range.
@@ -126,10 +126,10 @@ pub type Side = Vec<(Input, Seq)>;
 pub struct Difference {
     cache: Arc<BlockCache>,
     sides: [Side; 2],
-    pieces: BinaryHeap<Reverse<Piece>>,
+    pending: BinaryHeap<Reverse<Pending>>,
     /// Everything before this key was compared.
     done: Bytes,
-    range: Option<Range>,
+    range: Option<RangeComparison>,
     opened: u64,
 }
 
@@ -146,7 +146,7 @@ fn is_shared(memtable: &Arc<Memtable>, at: Seq, others: &Side) -> bool {
 
 impl Difference {
     pub fn new(cache: &Arc<BlockCache>, before: Side, after: Side) -> Result<Difference> {
-        let mut pieces = BinaryHeap::new();
+        let mut pending = BinaryHeap::new();
         let sides = [before, after];
         for (side, inputs) in sides.iter().enumerate() {
             for (input, at) in inputs {
@@ -155,12 +155,12 @@ impl Difference {
                     Input::Memtable(m) => {
                         let mut cursor = m.cursor(*at);
                         cursor.first()?;
-                        push(&mut pieces, side, Items::Memtable(Box::new(cursor)))?;
+                        push(&mut pending, side, Items::Memtable(Box::new(cursor)))?;
                     }
                     Input::Run(run) => {
                         let (root, level) = run.root();
-                        let what = What::Subtree(Box::new(root.clone()), level);
-                        pieces.push(Reverse(Piece { key: root.low.clone(), side, what }));
+                        let content = Content::Subtree(Box::new(root.clone()), level);
+                        pending.push(Reverse(Pending { key: root.low.clone(), side, content }));
                     }
                 }
             }
@@ -168,7 +168,7 @@ impl Difference {
         Ok(Difference {
             cache: cache.clone(),
             sides,
-            pieces,
+            pending,
             done: Bytes::new(),
             range: None,
             opened: 0,
@@ -190,20 +190,20 @@ impl Difference {
                     None => continue,
                 }
             }
-            let Some(Reverse(piece)) = self.pieces.pop() else { return Ok(None) };
-            match piece.what {
-                What::Subtree(entry, level) => {
-                    let piece = Piece { what: What::Subtree(entry, level), ..piece };
-                    if self.pieces.peek().is_some_and(|Reverse(next)| next.is_same(&piece)) {
-                        self.pieces.pop();
-                    } else if let What::Subtree(entry, level) = piece.what
+            let Some(Reverse(first)) = self.pending.pop() else { return Ok(None) };
+            match first.content {
+                Content::Subtree(entry, level) => {
+                    let first = Pending { content: Content::Subtree(entry, level), ..first };
+                    if self.pending.peek().is_some_and(|Reverse(next)| next.is_same(&first)) {
+                        self.pending.pop();
+                    } else if let Content::Subtree(entry, level) = first.content
                         && entry.high > self.done
                     {
-                        self.open(&entry, level, piece.side)?;
+                        self.open(&entry, level, first.side)?;
                     }
                 }
-                What::Item(item, rest) => {
-                    if let Some(change) = self.item(piece.side, item, rest)? {
+                Content::Item(item, rest) => {
+                    if let Some(change) = self.item(first.side, item, rest)? {
                         return Ok(Some(change));
                     }
                 }
@@ -216,10 +216,10 @@ impl Difference {
         if level > 0 {
             for e in self.cache.node(entry, level)?.entries {
                 let key = e.low.clone();
-                self.pieces.push(Reverse(Piece {
+                self.pending.push(Reverse(Pending {
                     key,
                     side,
-                    what: What::Subtree(Box::new(e), level - 1),
+                    content: Content::Subtree(Box::new(e), level - 1),
                 }));
             }
             return Ok(());
@@ -231,25 +231,26 @@ impl Difference {
             items.extend(block.interval(interval)?);
         }
         items.reverse();
-        push(&mut self.pieces, side, Items::Block(items))
+        push(&mut self.pending, side, Items::Block(items))
     }
 
     /// All items at the key of the one that comes first.
     fn item(&mut self, side: usize, item: Item, rest: Items) -> Result<Option<KeyChange>> {
-        push(&mut self.pieces, side, rest)?;
+        push(&mut self.pending, side, rest)?;
         let key = item.key.clone();
         let mut here = [Vec::new(), Vec::new()];
         here[side].push(item.body);
-        while let Some(Reverse(next)) = self.pieces.peek()
+        while let Some(Reverse(next)) = self.pending.peek()
             && next.key == key
         {
             // Subtrees that begin here were opened before.
-            let Some(Reverse(Piece { side, what: What::Item(item, rest), .. })) = self.pieces.pop()
+            let Some(Reverse(Pending { side, content: Content::Item(item, rest), .. })) =
+                self.pending.pop()
             else {
                 break;
             };
             here[side].push(item.body);
-            push(&mut self.pieces, side, rest)?;
+            push(&mut self.pending, side, rest)?;
         }
         let ends = here
             .iter()
@@ -276,7 +277,7 @@ impl Difference {
             cursor.seek(&start);
             *head = cursor.next()?.filter(|t| t.key < end);
         }
-        self.range = Some(Range { end, cursors, heads });
+        self.range = Some(RangeComparison { end, cursors, heads });
         Ok(())
     }
 
@@ -319,9 +320,13 @@ impl Difference {
     }
 }
 
-fn push(pieces: &mut BinaryHeap<Reverse<Piece>>, side: usize, mut items: Items) -> Result<()> {
+fn push(pending: &mut BinaryHeap<Reverse<Pending>>, side: usize, mut items: Items) -> Result<()> {
     if let Some(item) = items.next()? {
-        pieces.push(Reverse(Piece { key: item.key.clone(), side, what: What::Item(item, items) }));
+        pending.push(Reverse(Pending {
+            key: item.key.clone(),
+            side,
+            content: Content::Item(item, items),
+        }));
     }
     Ok(())
 }

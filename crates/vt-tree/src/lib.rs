@@ -42,7 +42,7 @@ pub use merge::{ADAPTIVE, Placement, SOLID_STATE_SEEK, VALUE_WINDOW};
 pub use merge::{Merge, MergeOptions, MergeStats, RunWriter, concat, merge, slice, split_points};
 pub use rewrite::rewrite;
 pub use run::{Probe, Run, RunCursor, RunStats, ZoneWeight};
-pub use salvage::{Piece, Pieces, Recent};
+pub use salvage::{SalvageCache, SalvageCursor, Salvaged};
 pub use scrub::{Damage, Scrub, scrub_end};
 pub use source::Source;
 pub use value::{Compression, ExtentRef, Packer, Value, ValueRef, place_packed, place_value};

@@ -11,7 +11,7 @@ use crate::item::{Body, Item};
 use crate::merge::MergeOptions;
 use crate::merge::builder::RunBuilder;
 use crate::run::Run;
-use crate::salvage::{Piece, Pieces, Recent};
+use crate::salvage::{SalvageCache, SalvageCursor, Salvaged};
 use crate::scrub::Damage;
 use crate::value::Value;
 
@@ -24,15 +24,15 @@ pub fn rewrite(
     removed: &mut dyn FnMut(Damage),
 ) -> Result<Option<Arc<Run>>> {
     let mut builder = RunBuilder::new(run.cache(), options);
-    let mut recent = Recent::default();
-    let mut pieces = Pieces::new(run, b"");
+    let mut recent = SalvageCache::default();
+    let mut pieces = SalvageCursor::new(run, b"");
     while let Some(piece) = pieces.next(&mut recent) {
         let item = match piece {
-            Piece::Gap { start, end, what } => {
+            Salvaged::Gap { start, end, what } => {
                 removed(Damage { addr: 0, what, start: start.clone(), end: end.clone() });
                 Item { key: start, seq: 0, body: Body::DeleteRange { end } }
             }
-            Piece::Item(item) => match item.body {
+            Salvaged::Item(item) => match item.body {
                 Body::Put(Value::Extent(e)) => match run.cache().read_value(&Value::Extent(e)) {
                     Ok(_) => item,
                     Err(error) => {

@@ -18,7 +18,7 @@ use crate::run::Run;
 
 /// A piece of a run.
 #[derive(Clone, Debug)]
-pub enum Piece {
+pub enum Salvaged {
     Item(Item),
     /// Of the keys from `start` up to `end` nothing is known.
     Gap {
@@ -31,12 +31,12 @@ pub enum Piece {
 /// Nodes and blocks read last, so that many short walks do not read the same again and again.
 /// Bounded by their number.
 #[derive(Default)]
-pub struct Recent {
+pub struct SalvageCache {
     nodes: HashMap<FramePointer, Arc<Node>>,
     blocks: HashMap<FramePointer, Arc<Block>>,
 }
 
-impl Recent {
+impl SalvageCache {
     const NODES: usize = 64;
     const BLOCKS: usize = 32;
 
@@ -45,7 +45,7 @@ impl Recent {
             return Ok(node.clone());
         }
         let node = Arc::new(run.cache().read_node(at, level)?);
-        if self.nodes.len() >= Recent::NODES {
+        if self.nodes.len() >= SalvageCache::NODES {
             self.nodes.clear();
         }
         self.nodes.insert(at, node.clone());
@@ -57,7 +57,7 @@ impl Recent {
             return Ok(block.clone());
         }
         let block = run.cache().block_once(at)?;
-        if self.blocks.len() >= Recent::BLOCKS {
+        if self.blocks.len() >= SalvageCache::BLOCKS {
             self.blocks.clear();
         }
         self.blocks.insert(at, block.clone());
@@ -66,7 +66,7 @@ impl Recent {
 }
 
 /// A node that is open: its next entry, and the fences that it must keep.
-struct Step {
+struct SalvageNode {
     node: Arc<Node>,
     next: usize,
     low: Bytes,
@@ -74,24 +74,24 @@ struct Step {
 }
 
 /// The pieces of a run from a key on, ascending and disjoint.
-pub struct Pieces {
+pub struct SalvageCursor {
     run: Arc<Run>,
     /// The root has not been opened.
     root: bool,
-    path: Vec<Step>,
+    path: Vec<SalvageNode>,
     /// Of the block that is open, the next one last.
-    ready: Vec<Piece>,
+    ready: Vec<Salvaged>,
     from: Bytes,
 }
 
-impl Pieces {
+impl SalvageCursor {
     /// Those that reach beyond `from`.
-    pub fn new(run: &Arc<Run>, from: &[u8]) -> Pieces {
+    pub fn new(run: &Arc<Run>, from: &[u8]) -> SalvageCursor {
         let from = Bytes::copy_from_slice(from);
-        Pieces { run: run.clone(), root: true, path: Vec::new(), ready: Vec::new(), from }
+        SalvageCursor { run: run.clone(), root: true, path: Vec::new(), ready: Vec::new(), from }
     }
 
-    pub fn next(&mut self, recent: &mut Recent) -> Option<Piece> {
+    pub fn next(&mut self, recent: &mut SalvageCache) -> Option<Salvaged> {
         loop {
             if let Some(piece) = self.ready.pop() {
                 return Some(piece);
@@ -118,14 +118,14 @@ impl Pieces {
         }
     }
 
-    fn open(&mut self, entry: &Entry, level: u16, recent: &mut Recent) {
+    fn open(&mut self, entry: &Entry, level: u16, recent: &mut SalvageCache) {
         if entry.high <= self.from {
             return;
         }
         let opened =
             if level == 0 { self.block(entry, recent) } else { self.node(entry, level, recent) };
         if let Err(e) = opened {
-            self.ready = vec![Piece::Gap {
+            self.ready = vec![Salvaged::Gap {
                 start: entry.low.clone(),
                 end: entry.high.clone(),
                 what: e.to_string(),
@@ -133,14 +133,19 @@ impl Pieces {
         }
     }
 
-    fn node(&mut self, entry: &Entry, level: u16, recent: &mut Recent) -> Result<()> {
+    fn node(&mut self, entry: &Entry, level: u16, recent: &mut SalvageCache) -> Result<()> {
         let node = recent.node(&self.run, entry.at, level)?;
         let next = node.position(&self.from);
-        self.path.push(Step { node, next, low: entry.low.clone(), high: entry.high.clone() });
+        self.path.push(SalvageNode {
+            node,
+            next,
+            low: entry.low.clone(),
+            high: entry.high.clone(),
+        });
         Ok(())
     }
 
-    fn block(&mut self, entry: &Entry, recent: &mut Recent) -> Result<()> {
+    fn block(&mut self, entry: &Entry, recent: &mut SalvageCache) -> Result<()> {
         let block = recent.block(&self.run, entry.at)?;
         let mut end = entry.low.clone();
         for interval in block.interval_of(&self.from)?..block.intervals() {
@@ -148,7 +153,7 @@ impl Pieces {
                 Ok(items) => items,
                 Err(e) => {
                     if end < entry.high {
-                        self.ready.push(Piece::Gap {
+                        self.ready.push(Salvaged::Gap {
                             start: end,
                             end: entry.high.clone(),
                             what: e.to_string(),
@@ -166,7 +171,7 @@ impl Pieces {
                     continue;
                 }
                 if next > self.from {
-                    self.ready.push(Piece::Item(item));
+                    self.ready.push(Salvaged::Item(item));
                 }
                 end = next;
             }

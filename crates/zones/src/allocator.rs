@@ -30,13 +30,13 @@ use crate::{Error, Lifetime, Priority, Purpose, Result, SECTOR, ZONE_SIZE, ZoneI
 const GROWTH: u32 = 8;
 
 pub(crate) struct Allocator {
-    state: Mutex<State>,
+    state: Mutex<AllocatorState>,
     /// Bytes of data that is not written yet, for which there is to be room. Changed without the
     /// lock.
     promised: Arc<AtomicU64>,
 }
 
-pub(crate) struct State {
+pub(crate) struct AllocatorState {
     pub started: bool,
     /// Zones the capacity allows, zone 0 included.
     pub limit: u32,
@@ -90,7 +90,7 @@ impl Allocator {
     /// All zones but zone 0 belong to nobody until [`Allocator::start`].
     pub fn new(device_zones: u32, limit: u32, reserve: u32) -> Self {
         let promised = Arc::new(AtomicU64::new(0));
-        let state = State {
+        let state = AllocatorState {
             started: false,
             limit,
             reserve,
@@ -116,7 +116,7 @@ impl Allocator {
         debug_assert!(before >= bytes, "{bytes} bytes are released, and {before} were promised");
     }
 
-    pub fn lock(&self) -> MutexGuard<'_, State> {
+    pub fn lock(&self) -> MutexGuard<'_, AllocatorState> {
         self.state.lock()
     }
 
@@ -240,7 +240,7 @@ impl Allocator {
         }
     }
 
-    /// Says what to ask the host for so that [`State::take`] succeeds. Only one caller at a time
+    /// Says what to ask the host for so that [`AllocatorState::take`] succeeds. Only one caller at a time
     /// may act on it.
     pub fn plan(&self, priority: Priority) -> Growth {
         let mut state = self.lock();
@@ -296,7 +296,7 @@ impl Allocator {
     }
 }
 
-impl State {
+impl AllocatorState {
     /// Free zones whose space the host has set aside.
     pub fn backed(&self) -> usize {
         self.written.len() + self.fresh.len()

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use env::sync::Mutex;
-use vt_tree::{BlockCache, Memtable, Recent, Run, Value};
+use vt_tree::{BlockCache, Memtable, Run, SalvageCache, Value};
 use zones::Device;
 
 use crate::error::Result;
@@ -29,7 +29,7 @@ pub struct Salvage {
     dictionaries: Vec<Remains>,
     notes: Vec<String>,
     left_out: Vec<String>,
-    recent: Mutex<Recent>,
+    recent: Mutex<SalvageCache>,
 }
 
 /// What is left of one dictionary of the main branch.

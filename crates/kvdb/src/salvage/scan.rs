@@ -7,36 +7,38 @@
 
 use bytes::Bytes;
 use env::sync::Mutex;
-use vt_tree::{Body, Item, MemtableCursor, Piece, Pieces, Recent, Source as _, Value};
+use vt_tree::{
+    Body, Item, MemtableCursor, SalvageCache, SalvageCursor, Salvaged, Source as _, Value,
+};
 
 use super::{Remnant, SalvagedValue, Source};
 
 enum Input {
     Memtable(MemtableCursor),
-    Pieces(Pieces),
+    SalvageCursor(SalvageCursor),
     Nothing,
 }
 
 /// One source of a sweep.
 struct Swept {
     input: Input,
-    next: Option<Piece>,
+    next: Option<Salvaged>,
     /// The range tombstone (`false`) or gap (`true`) that begins last, and where it ends; `None`:
     /// nowhere.
     force: Option<(bool, Option<Bytes>)>,
 }
 
 impl Swept {
-    fn pull(&mut self, recent: &mut Recent) {
+    fn pull(&mut self, recent: &mut SalvageCache) {
         self.next = match &mut self.input {
             Input::Nothing => None,
-            Input::Pieces(pieces) => pieces.next(recent),
+            Input::SalvageCursor(pieces) => pieces.next(recent),
             Input::Memtable(cursor) => {
                 let item = cursor.item().map(|item| item.to_item());
                 if item.is_some() && cursor.next().is_err() {
                     self.input = Input::Nothing;
                 }
-                item.map(Piece::Item)
+                item.map(Salvaged::Item)
             }
         };
     }
@@ -49,16 +51,16 @@ impl Swept {
     }
 }
 
-fn start_of(piece: &Piece) -> &Bytes {
+fn start_of(piece: &Salvaged) -> &Bytes {
     match piece {
-        Piece::Item(item) => &item.key,
-        Piece::Gap { start, .. } => start,
+        Salvaged::Item(item) => &item.key,
+        Salvaged::Gap { start, .. } => start,
     }
 }
 
 /// See [`crate::Salvage::scan`].
 pub struct Scan<'a> {
-    recent: &'a Mutex<Recent>,
+    recent: &'a Mutex<SalvageCache>,
     sources: Vec<Swept>,
     start: Bytes,
     end: Bytes,
@@ -69,7 +71,7 @@ pub struct Scan<'a> {
 
 impl<'a> Scan<'a> {
     pub(super) fn new(
-        recent: &'a Mutex<Recent>,
+        recent: &'a Mutex<SalvageCache>,
         sources: &[Source],
         start: &[u8],
         end: &[u8],
@@ -85,7 +87,7 @@ impl<'a> Scan<'a> {
         for source in sources {
             let mut force = None;
             let input = match source {
-                Source::Run(run) => Input::Pieces(Pieces::new(run, start)),
+                Source::Run(run) => Input::SalvageCursor(SalvageCursor::new(run, start)),
                 Source::Memtable(memtable) => {
                     let mut cursor = memtable.cursor(u64::MAX);
                     match cursor.seek(start) {
@@ -129,15 +131,15 @@ impl Iterator for Scan<'_> {
             }
             self.sources[at].pull(&mut self.recent.lock());
             match piece {
-                Piece::Gap { start, end, what } => {
+                Salvaged::Gap { start, end, what } => {
                     self.sources[at].force = Some((true, Some(end.clone())));
                     let end = if self.end.is_empty() { end } else { end.min(self.end.clone()) };
                     return Some(Remnant::Gap { start: start.max(self.start.clone()), end, what });
                 }
-                Piece::Item(Item { body: Body::DeleteRange { end }, .. }) => {
+                Salvaged::Item(Item { body: Body::DeleteRange { end }, .. }) => {
                     self.sources[at].force = Some((false, Some(end)));
                 }
-                Piece::Item(Item { key, body, .. }) => {
+                Salvaged::Item(Item { key, body, .. }) => {
                     if self.judged.as_ref() == Some(&key) {
                         continue;
                     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use env::sync::Mutex;
-use vt_tree::{BlockCache, Recent, Run, Seq, Value};
+use vt_tree::{BlockCache, Run, SalvageCache, Seq, Value};
 use zones::{Device, Purpose, SECTOR, ZONE_SIZE, ZoneId, Zones};
 
 use super::{Remains, Salvage, Source};
@@ -70,7 +70,13 @@ pub(super) fn find(device: Arc<dyn Device>, progress: &mut dyn FnMut(u64, u64)) 
     for name in state.branches.keys().filter(|name| !name.starts_with('.')) {
         left_out.push(format!("clone {name} is not brought out"));
     }
-    Ok(Salvage { store, dictionaries, notes, left_out, recent: Mutex::new(Recent::default()) })
+    Ok(Salvage {
+        store,
+        dictionaries,
+        notes,
+        left_out,
+        recent: Mutex::new(SalvageCache::default()),
+    })
 }
 
 fn decode(store: &Arc<BlockCache>, bytes: &Bytes) -> Result<Arc<Run>> {

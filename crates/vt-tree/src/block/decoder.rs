@@ -7,7 +7,7 @@ use super::{
     ASCENDS, DELETE, DELETE_RANGE, EXTENT, FOLLOWS, HAS_PACKED, HAS_SEQ, INLINE, KIND, PACKED,
     PACKED_FOLLOWS,
 };
-use crate::block::restart_interval::Place;
+use crate::block::restart_interval::BodyPlace;
 use crate::item::Seq;
 use crate::value::Compression;
 use crate::value::ExtentRef;
@@ -86,21 +86,21 @@ impl Decoder<'_> {
         Some(ExtentRef { addr: e.behind(e.addr)?, crc: self.crc()?, ..e })
     }
 
-    fn extent(&mut self, e: ExtentRef) -> Option<Place> {
+    fn extent(&mut self, e: ExtentRef) -> Option<BodyPlace> {
         // Keeps every later sum of address and length inside u64.
         if e.addr > u64::MAX / 2 {
             return None;
         }
         self.extent = Some(e);
-        Some(Place::Extent(e))
+        Some(BodyPlace::Extent(e))
     }
 
     #[inline]
-    pub fn place(&mut self, kind: u8) -> Option<Place> {
+    pub fn place(&mut self, kind: u8) -> Option<BodyPlace> {
         Some(match kind {
             INLINE => {
                 let (s, e) = self.bytes()?;
-                Place::Inline(s, e)
+                BodyPlace::Inline(s, e)
             }
             EXTENT | FOLLOWS => {
                 let e = if kind == EXTENT {
@@ -135,10 +135,10 @@ impl Decoder<'_> {
                     self.behind(ExtentRef::packed(last.end(), last.len, stored, 0, last.codec)?)?;
                 self.extent(e)?
             }
-            DELETE => Place::Delete,
+            DELETE => BodyPlace::Delete,
             DELETE_RANGE => {
                 let (s, e) = self.bytes()?;
-                Place::DeleteRange(s, e)
+                BodyPlace::DeleteRange(s, e)
             }
             _ => return None,
         })

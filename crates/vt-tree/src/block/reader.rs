@@ -9,7 +9,7 @@ use bytes::Bytes;
 use super::decoder::Decoder;
 use super::{EXTENT_RUN, HAS_EXTENT_RUNS, PART, head_of, shared_prefix};
 use crate::block::extent_run::ExtentRun;
-use crate::block::restart_interval::{Place, RestartInterval};
+use crate::block::restart_interval::{BodyPlace, RestartInterval};
 use crate::block::sparse_index::SparseIndex;
 use crate::item::{Body, Item, Seq};
 use crate::value::Value;
@@ -34,9 +34,9 @@ pub struct Block {
     /// they do: a search compares these numbers and at most a few whole keys.
     heads: Box<[u64]>,
     /// The sparse index that refers to this block while it is cached.
-    pub(crate) told: OnceLock<Weak<SparseIndex>>,
+    pub(crate) sparse_index: OnceLock<Weak<SparseIndex>>,
     /// The cache has evicted the block.
-    pub(crate) gone: AtomicBool,
+    pub(crate) evicted: AtomicBool,
 }
 
 /// A restart interval of a block with extent runs: the items behind a restart point, or those of an
@@ -74,8 +74,8 @@ impl Block {
             addr,
             shared: 0,
             heads: Box::default(),
-            told: OnceLock::new(),
-            gone: AtomicBool::new(false),
+            sparse_index: OnceLock::new(),
+            evicted: AtomicBool::new(false),
         };
         let mut last = None;
         for r in 0..restarts {
@@ -281,7 +281,7 @@ impl Block {
                 for (i, (seq, e)) in (from..run.len().min(from + PART)).zip(run.items(from)) {
                     run.key(i, &mut key);
                     let shared = if i == from { 0 } else { key.len() - run.width() };
-                    out.push(shared, &key[shared..], seq, Place::Extent(e));
+                    out.push(shared, &key[shared..], seq, BodyPlace::Extent(e));
                 }
             }
         }
@@ -378,11 +378,11 @@ impl Block {
 
 /// The item that covers `key` among those up to `end`, the first of which has its whole key.
 /// `None`: one does not decode.
-fn find_from(d: &mut Decoder<'_>, end: usize, key: &[u8]) -> Option<Option<(Seq, Place)>> {
+fn find_from(d: &mut Decoder<'_>, end: usize, key: &[u8]) -> Option<Option<(Seq, BodyPlace)>> {
     // The key before, its length, and how much of it is as `key` begins: where that ends it is the
     // smaller one.
     let (mut len, mut common) = (0, 0);
-    let mut before: Option<(Seq, Place)> = None;
+    let mut before: Option<(Seq, BodyPlace)> = None;
     while d.at < end {
         let head = d.head(len)?;
         let suffix = &d.data[head.suffix.0..head.suffix.1];
@@ -405,5 +405,5 @@ fn find_from(d: &mut Decoder<'_>, end: usize, key: &[u8]) -> Option<Option<(Seq,
         }
         before = Some((head.seq, place));
     }
-    Some(before.filter(|(_, place)| matches!(place, Place::DeleteRange(a, b) if key < &d.data[*a as usize..*b as usize])))
+    Some(before.filter(|(_, place)| matches!(place, BodyPlace::DeleteRange(a, b) if key < &d.data[*a as usize..*b as usize])))
 }

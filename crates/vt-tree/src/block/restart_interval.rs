@@ -8,46 +8,48 @@ use crate::value::{ExtentRef, Value, ValueRef};
 
 /// A body; bytes by their place in the block.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Place {
+pub(crate) enum BodyPlace {
     Inline(u32, u32),
     Extent(ExtentRef),
     Delete,
     DeleteRange(u32, u32),
 }
 
-impl Place {
+impl BodyPlace {
     /// The body itself, in the bytes of its block.
     #[inline]
     pub fn body(self, data: &Bytes) -> BodyRef<'_> {
         match self {
-            Place::Inline(a, b) => {
+            BodyPlace::Inline(a, b) => {
                 BodyRef::Put(ValueRef::Inline(&data[a as usize..b as usize], data))
             }
-            Place::Extent(e) => BodyRef::Put(ValueRef::Extent(e)),
-            Place::Delete => BodyRef::Delete,
-            Place::DeleteRange(a, b) => BodyRef::DeleteRange { end: &data[a as usize..b as usize] },
+            BodyPlace::Extent(e) => BodyRef::Put(ValueRef::Extent(e)),
+            BodyPlace::Delete => BodyRef::Delete,
+            BodyPlace::DeleteRange(a, b) => {
+                BodyRef::DeleteRange { end: &data[a as usize..b as usize] }
+            }
         }
     }
 }
 
-impl Place {
+impl BodyPlace {
     /// The body, copied out of the bytes that it refers to.
     pub fn copied(self, data: &[u8]) -> Body {
         let copy = |a: u32, b: u32| Bytes::copy_from_slice(&data[a as usize..b as usize]);
         match self {
-            Place::Inline(a, b) => Body::Put(Value::Inline(copy(a, b))),
-            Place::Extent(e) => Body::Put(Value::Extent(e)),
-            Place::Delete => Body::Delete,
-            Place::DeleteRange(a, b) => Body::DeleteRange { end: copy(a, b) },
+            BodyPlace::Inline(a, b) => Body::Put(Value::Inline(copy(a, b))),
+            BodyPlace::Extent(e) => Body::Put(Value::Extent(e)),
+            BodyPlace::Delete => Body::Delete,
+            BodyPlace::DeleteRange(a, b) => Body::DeleteRange { end: copy(a, b) },
         }
     }
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Slot {
+struct DecodedItem {
     key: (u32, u32),
     seq: Seq,
-    body: Place,
+    body: BodyPlace,
 }
 
 /// Decoded items. Keys are copied, since they lie in the block without the prefix that they share;
@@ -56,7 +58,7 @@ struct Slot {
 pub(crate) struct RestartInterval {
     data: Bytes,
     keys: Vec<u8>,
-    slots: Vec<Slot>,
+    slots: Vec<DecodedItem>,
 }
 
 impl RestartInterval {
@@ -78,20 +80,20 @@ impl RestartInterval {
 
     /// Adds an item whose key begins with `shared` bytes of the key before it, which must be as
     /// long.
-    pub fn push(&mut self, shared: usize, suffix: &[u8], seq: Seq, body: Place) {
+    pub fn push(&mut self, shared: usize, suffix: &[u8], seq: Seq, body: BodyPlace) {
         let start = self.keys.len();
         if shared > 0 {
             let from = self.slots.last().map_or(0, |s| s.key.0 as usize);
             self.keys.extend_from_within(from..from + shared);
         }
         self.keys.extend_from_slice(suffix);
-        self.slots.push(Slot { key: (start as u32, self.keys.len() as u32), seq, body });
+        self.slots.push(DecodedItem { key: (start as u32, self.keys.len() as u32), seq, body });
     }
 
     /// The same, if it comes behind the item before it; `false`: it does not, or is an empty range.
     /// What is checked is what no writer does, so that whoever walks on the items can rely on their
     /// order whatever the device holds.
-    pub fn push_next(&mut self, shared: usize, suffix: &[u8], seq: Seq, body: Place) -> bool {
+    pub fn push_next(&mut self, shared: usize, suffix: &[u8], seq: Seq, body: BodyPlace) -> bool {
         let Some(before) = self.slots.last().copied() else {
             self.push(shared, suffix, seq, body);
             return self.whole_range();
@@ -103,14 +105,14 @@ impl RestartInterval {
         }
         self.push(shared, suffix, seq, body);
         let key = self.slots.last().map_or(0..0, |s| s.key.0 as usize..s.key.1 as usize);
-        let overlaps = matches!(before.body, Place::DeleteRange(a, b) if self.data[a as usize..b as usize] > self.keys[key]);
+        let overlaps = matches!(before.body, BodyPlace::DeleteRange(a, b) if self.data[a as usize..b as usize] > self.keys[key]);
         !overlaps && self.whole_range()
     }
 
     /// `false`: the last item is a range tombstone that ends where it begins or before.
     fn whole_range(&self) -> bool {
         self.slots.last().is_none_or(|s| match s.body {
-            Place::DeleteRange(a, b) => {
+            BodyPlace::DeleteRange(a, b) => {
                 self.data[a as usize..b as usize] > self.keys[s.key.0 as usize..s.key.1 as usize]
             }
             _ => true,

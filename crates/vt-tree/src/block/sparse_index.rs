@@ -30,7 +30,7 @@ const INTERVAL_MOST: usize = 4 << 10;
 const TOLD: u32 = 16;
 
 /// What a block has for a key.
-type Found = Result<Option<(Seq, Body)>>;
+type BlockLookup = Result<Option<(Seq, Body)>>;
 
 /// The sparse index of a block.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ pub(crate) struct SparseIndex {
     /// Where the last restart interval ends.
     end: u32,
     /// The block itself, while the cache has it: found without looking there.
-    here: ArcSwapOption<Block>,
+    cached: ArcSwapOption<Block>,
     /// How often it was found so.
     hits: AtomicU32,
     /// The device had to be waited for.
@@ -79,7 +79,7 @@ impl SparseIndex {
             intervals: n as u16,
             shared: shared.len() as u16,
             end: intervals.last()?.end as u32,
-            here: ArcSwapOption::empty(),
+            cached: ArcSwapOption::empty(),
             hits: AtomicU32::new(0),
             slow: AtomicBool::new(false),
             read: AtomicU32::new(now),
@@ -91,31 +91,31 @@ impl SparseIndex {
         size_of::<Self>() + 16 + 8 * self.words.len()
     }
 
-    /// The cache has the block from now on, until it calls [`SparseIndex::let_go`] of it.
+    /// The cache has the block from now on, until it calls [`SparseIndex::evict`] of it.
     pub fn keep(self: &Arc<Self>, block: &Arc<Block>) {
         // One that two have read at the same time may be told of both; the later one stays.
-        if block.told.set(Arc::downgrade(self)).is_ok() {
-            self.here.store(Some(block.clone()));
-            // If it was pushed out meanwhile, this or `let_go` sees the other's mark.
-            if block.gone.load(SeqCst) {
-                self.here.store(None);
+        if block.sparse_index.set(Arc::downgrade(self)).is_ok() {
+            self.cached.store(Some(block.clone()));
+            // If it was pushed out meanwhile, this or `evict` sees the other's mark.
+            if block.evicted.load(SeqCst) {
+                self.cached.store(None);
             }
         }
     }
 
     /// The cache has pushed `block` out.
-    pub fn let_go(block: &Block) {
-        block.gone.store(true, SeqCst);
-        if let Some(sparse) = block.told.get().and_then(Weak::upgrade) {
-            sparse.here.store(None);
+    pub fn evict(block: &Block) {
+        block.evicted.store(true, SeqCst);
+        if let Some(sparse) = block.sparse_index.get().and_then(Weak::upgrade) {
+            sparse.cached.store(None);
         }
     }
 
     /// What the block has for `key`, if the cache has the block; and whether the cache should be
     /// told that it is in use.
     #[inline]
-    pub fn find_here(&self, key: &[u8]) -> Option<(Found, bool)> {
-        let here = self.here.load();
+    pub fn find_cached(&self, key: &[u8]) -> Option<(BlockLookup, bool)> {
+        let here = self.cached.load();
         let block = here.as_ref()?;
         let hits = self.hits.load(Relaxed).wrapping_add(1);
         self.hits.store(hits, Relaxed);
@@ -290,9 +290,9 @@ mod tests {
                 if let Some(found) = find(&sparse, &block, &key) {
                     prop_assert_eq!(&found, &whole);
                 }
-                sparse.here.store(Some(block.clone()));
-                prop_assert_eq!(sparse.find_here(&key).unwrap().0.unwrap(), whole);
-                sparse.here.store(None);
+                sparse.cached.store(Some(block.clone()));
+                prop_assert_eq!(sparse.find_cached(&key).unwrap().0.unwrap(), whole);
+                sparse.cached.store(None);
             }
         }
     }
@@ -333,16 +333,16 @@ mod tests {
         sparse.keep(&one);
         assert!(
             sparse
-                .find_here(&items[5].key)
+                .find_cached(&items[5].key)
                 .is_some_and(|(found, _)| found.is_ok_and(|f| f.is_some()))
         );
-        SparseIndex::let_go(&one);
-        assert!(sparse.find_here(&items[5].key).is_none());
+        SparseIndex::evict(&one);
+        assert!(sparse.find_cached(&items[5].key).is_none());
         assert_eq!(Arc::strong_count(&one), 1);
         // The cache was quicker.
-        SparseIndex::let_go(&other);
+        SparseIndex::evict(&other);
         sparse.keep(&other);
-        assert!(sparse.find_here(&items[5].key).is_none());
+        assert!(sparse.find_cached(&items[5].key).is_none());
         assert_eq!(Arc::strong_count(&other), 1);
     }
 }

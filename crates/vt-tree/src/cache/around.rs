@@ -48,10 +48,10 @@ pub fn read_alone<T>(work: impl FnOnce() -> T) -> T {
 }
 
 #[derive(Default)]
-pub(crate) struct Around(Mutex<State>);
+pub(crate) struct ReadAround(Mutex<ReadAroundState>);
 
 #[derive(Default)]
-struct State {
+struct ReadAroundState {
     /// By zone number a bit for each piece of it that was fetched.
     fetched: HashMap<u64, u32>,
     /// Pieces that were fetched.
@@ -61,7 +61,7 @@ struct State {
     pass: u32,
 }
 
-impl Around {
+impl ReadAround {
     /// `true` when a read of `len` bytes took so long that the host cannot have had them in memory.
     pub fn waited(begun: Instant, len: u64) -> bool {
         begun.elapsed() > Duration::from_nanos(8_000 + len / 4)
@@ -105,7 +105,7 @@ impl Around {
 }
 
 /// Whether what was not fetched so far fits into half of the host's memory.
-fn fits(zones: &Zones, state: &State) -> bool {
+fn fits(zones: &Zones, state: &ReadAroundState) -> bool {
     let Some(memory) = zones.host_memory() else { return false };
     let space = zones.space();
     let all = (space.zones_total - space.zones_free) * ZONE_SIZE;

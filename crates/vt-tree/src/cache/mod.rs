@@ -19,13 +19,13 @@ use quick_cache::sync::Cache;
 use quick_cache::{DefaultHashBuilder, Lifecycle, Weighter};
 use zones::{Purpose, Reading, ZONE_SIZE, Zones, crc32c};
 
-use self::around::Around;
+use self::around::ReadAround;
 use crate::block::sparse_index::SparseIndex;
 use crate::block::{Block, contiguous};
 use crate::filter::Filter;
 use crate::index::entry::Entry;
 use crate::index::frame::{self, FRAME_HEADER, FrameKind, FramePointer};
-use crate::index::index_node::{ChildPointer, IndexNode, Pin};
+use crate::index::index_node::{ChildPointer, FilterPin, IndexNode};
 use crate::index::node::Node;
 use crate::item::{Body, Seq};
 use crate::value::compression::unpack_value;
@@ -53,16 +53,16 @@ const SPARSE_INDEXES: u64 = 4;
 
 /// How something is read that is not in memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum How {
+enum ReadMode {
     Alone,
-    /// With what lies beside it, see [`Around`].
+    /// With what lies beside it, see [`ReadAround`].
     Around,
 }
 
 /// What is kept of an index, and before anything else: without it each read of a tuple would cost
 /// several of the device.
 #[derive(Clone)]
-enum Upper {
+enum IndexData {
     Node(Arc<IndexNode>),
     Filter(Arc<Filter>),
     /// A tuple block that mostly refers to large values.
@@ -70,39 +70,39 @@ enum Upper {
 }
 
 /// An address and the checksum of what lies there.
-type Key = (u64, u32);
+type CacheKey = (u64, u32);
 
 /// Stands for the cache's own bookkeeping of an entry, bytes.
 const BOOKKEEPING: u64 = 64;
 
 #[derive(Clone)]
-struct Weight;
+struct CacheWeight;
 
-impl Weighter<Key, Upper> for Weight {
-    fn weight(&self, _: &Key, v: &Upper) -> u64 {
+impl Weighter<CacheKey, IndexData> for CacheWeight {
+    fn weight(&self, _: &CacheKey, v: &IndexData) -> u64 {
         BOOKKEEPING
             + match v {
-                Upper::Block(b) => b.weight(),
-                Upper::Node(f) => f.weight(),
-                Upper::Filter(f) => size_of::<Filter>() + f.size(),
+                IndexData::Block(b) => b.weight(),
+                IndexData::Node(f) => f.weight(),
+                IndexData::Filter(f) => size_of::<Filter>() + f.size(),
             } as u64
     }
 }
 
 /// Tells sparse indexes what the cache has pushed out.
 #[derive(Clone, Default)]
-struct LettingGo;
+struct EvictionListener;
 
-impl Lifecycle<Key, Arc<Block>> for LettingGo {
+impl Lifecycle<CacheKey, Arc<Block>> for EvictionListener {
     type RequestState = ();
 
-    fn on_evict(&self, _: &mut (), _: Key, block: Arc<Block>) {
-        SparseIndex::let_go(&block);
+    fn on_evict(&self, _: &mut (), _: CacheKey, block: Arc<Block>) {
+        SparseIndex::evict(&block);
     }
 }
 
-impl Weighter<Key, Arc<Block>> for Weight {
-    fn weight(&self, _: &Key, b: &Arc<Block>) -> u64 {
+impl Weighter<CacheKey, Arc<Block>> for CacheWeight {
+    fn weight(&self, _: &CacheKey, b: &Arc<Block>) -> u64 {
         BOOKKEEPING + b.weight() as u64
     }
 }
@@ -113,8 +113,8 @@ pub struct BlockCache {
     /// The budget of both caches together, bytes.
     budget: u64,
     /// May take nearly all of the budget; tuple blocks get what it leaves.
-    upper: Cache<Key, Upper, Weight>,
-    blocks: Cache<Key, Arc<Block>, Weight, DefaultHashBuilder, LettingGo>,
+    upper: Cache<CacheKey, IndexData, CacheWeight>,
+    blocks: Cache<CacheKey, Arc<Block>, CacheWeight, DefaultHashBuilder, EvictionListener>,
     ahead: AtomicUsize,
     pinned: Arc<AtomicU64>,
     sparse_bytes: Arc<AtomicU64>,
@@ -123,7 +123,7 @@ pub struct BlockCache {
     /// A block that comes back after fewer misses than this is worth a place that another one has;
     /// 0 while there is room.
     soon: AtomicU32,
-    around: Around,
+    around: ReadAround,
 }
 
 /// A tuple block whose keys its index entry does not cover.
@@ -139,14 +139,20 @@ impl BlockCache {
         Arc::new(BlockCache {
             zones,
             budget,
-            upper: Cache::with_weighter(items, budget - budget / 8, Weight),
-            blocks: Cache::with(items, budget, Weight, DefaultHashBuilder::default(), LettingGo),
+            upper: Cache::with_weighter(items, budget - budget / 8, CacheWeight),
+            blocks: Cache::with(
+                items,
+                budget,
+                CacheWeight,
+                DefaultHashBuilder::default(),
+                EvictionListener,
+            ),
             ahead: AtomicUsize::new(0),
             pinned: Arc::default(),
             sparse_bytes: Arc::default(),
             misses: AtomicU32::new(0),
             soon: AtomicU32::new(0),
-            around: Around::default(),
+            around: ReadAround::default(),
         })
     }
 
@@ -159,7 +165,7 @@ impl BlockCache {
         self.upper.weight() + self.blocks.weight()
     }
 
-    fn keep_upper(&self, at: FramePointer, value: Upper) {
+    fn keep_upper(&self, at: FramePointer, value: IndexData) {
         self.upper.insert((at.addr, at.crc), value);
         // The tuple blocks make room, in steps that are worth it.
         let upper =
@@ -171,7 +177,13 @@ impl BlockCache {
     }
 
     /// What belongs to the index.
-    fn read_frame(&self, kind: FrameKind, level: u16, at: FramePointer, how: How) -> Result<Bytes> {
+    fn read_frame(
+        &self,
+        kind: FrameKind,
+        level: u16,
+        at: FramePointer,
+        how: ReadMode,
+    ) -> Result<Bytes> {
         frame::open(
             self.read_raw(Purpose::Index, at.addr, u64::from(at.len), how)?.0,
             kind,
@@ -181,14 +193,20 @@ impl BlockCache {
     }
 
     /// A tuple block from the device; `true`: that had to be waited for.
-    fn read_tuples(&self, at: FramePointer, how: How) -> Result<(Arc<Block>, bool)> {
+    fn read_tuples(&self, at: FramePointer, how: ReadMode) -> Result<(Arc<Block>, bool)> {
         let (frame, waited) = self.read_raw(Purpose::Tuples, at.addr, u64::from(at.len), how)?;
         let payload = frame::open(frame, FrameKind::Tuples, 0, at)?;
         Ok((Arc::new(Block::parse(payload, at.addr)?), waited))
     }
 
     /// `true`: the device had to be waited for.
-    fn read_raw(&self, purpose: Purpose, addr: u64, len: u64, how: How) -> Result<(Bytes, bool)> {
+    fn read_raw(
+        &self,
+        purpose: Purpose,
+        addr: u64,
+        len: u64,
+        how: ReadMode,
+    ) -> Result<(Bytes, bool)> {
         if len > ZONE_SIZE {
             return Err(Error::Corrupt {
                 what: format!("a block of {len} bytes is longer than a zone"),
@@ -201,11 +219,17 @@ impl BlockCache {
     }
 
     /// `true`: the device had to be waited for.
-    fn read_into(&self, purpose: Purpose, addr: u64, buf: &mut [u8], how: How) -> Result<bool> {
+    fn read_into(
+        &self,
+        purpose: Purpose,
+        addr: u64,
+        buf: &mut [u8],
+        how: ReadMode,
+    ) -> Result<bool> {
         let begun = Instant::now();
         self.zones.read(purpose, addr, buf)?;
-        let waited = Around::waited(begun, buf.len() as u64);
-        if how == How::Around && waited {
+        let waited = ReadAround::waited(begun, buf.len() as u64);
+        if how == ReadMode::Around && waited {
             self.around.fetch(&self.zones, purpose, addr);
         }
         Ok(waited)
@@ -219,7 +243,7 @@ impl BlockCache {
             return self.blocks.get(&key);
         }
         match self.upper.get(&key) {
-            Some(Upper::Block(b)) => Some(b),
+            Some(IndexData::Block(b)) => Some(b),
             _ => None,
         }
     }
@@ -231,7 +255,7 @@ impl BlockCache {
     }
 
     /// A tuple block from the device, into the cache.
-    fn read_block(&self, at: ChildPointer, how: How) -> Result<Arc<Block>> {
+    fn read_block(&self, at: ChildPointer, how: ReadMode) -> Result<Arc<Block>> {
         let (block, _) = self.read_tuples(at.at, how)?;
         self.keep_block(at, block.clone());
         Ok(block)
@@ -242,9 +266,9 @@ impl BlockCache {
     /// what it will not see soon.
     pub(crate) fn block_in_passing(&self, at: ChildPointer, read: u64) -> Result<Arc<Block>> {
         if at.refers {
-            return self.read_block(at, How::Around);
+            return self.read_block(at, ReadMode::Around);
         }
-        let (block, _) = self.read_tuples(at.at, How::Alone)?;
+        let (block, _) = self.read_tuples(at.at, ReadMode::Alone)?;
         if read <= self.budget / LONG_WAY {
             self.keep_block(at, block.clone());
         }
@@ -255,7 +279,7 @@ impl BlockCache {
     pub(crate) fn block(&self, at: ChildPointer) -> Result<Arc<Block>> {
         match self.cached_block(at) {
             Some(block) => Ok(block),
-            None => self.read_block(at, How::Around),
+            None => self.read_block(at, ReadMode::Around),
         }
     }
 
@@ -268,7 +292,7 @@ impl BlockCache {
         key: &[u8],
     ) -> Result<Option<(Seq, Body)>> {
         let sparse = leaf.sparse_index(i);
-        if let Some((found, tell)) = sparse.and_then(|o| o.find_here(key)) {
+        if let Some((found, tell)) = sparse.and_then(|o| o.find_cached(key)) {
             if tell {
                 self.cached_block(leaf.child_pointer(i));
             }
@@ -294,7 +318,12 @@ impl BlockCache {
         if let Some(sparse) = sparse.filter(|o| o.suits(now, soon) && soon > 0) {
             let payload = child.at.addr + FRAME_HEADER as u64;
             let found = sparse.find(key, |at, interval| {
-                if self.read_into(Purpose::Tuples, payload + at as u64, interval, How::Around)? {
+                if self.read_into(
+                    Purpose::Tuples,
+                    payload + at as u64,
+                    interval,
+                    ReadMode::Around,
+                )? {
                     sparse.set_slow(true);
                 }
                 Ok(())
@@ -306,7 +335,7 @@ impl BlockCache {
         let (block, waited) = match self.cached_block(child) {
             Some(block) => (block, None),
             None => {
-                let (block, waited) = self.read_tuples(child.at, How::Around)?;
+                let (block, waited) = self.read_tuples(child.at, ReadMode::Around)?;
                 (block, Some(waited))
             }
         };
@@ -336,7 +365,7 @@ impl BlockCache {
 
     fn keep_block(&self, at: ChildPointer, block: Arc<Block>) {
         if at.refers {
-            return self.keep_upper(at.at, Upper::Block(block));
+            return self.keep_upper(at.at, IndexData::Block(block));
         }
         self.blocks.insert((at.at.addr, at.at.crc), block);
         let full = self.blocks.weight() + self.budget / 32 > self.blocks.capacity();
@@ -348,12 +377,12 @@ impl BlockCache {
     pub(crate) fn block_once(&self, at: FramePointer) -> Result<Arc<Block>> {
         let key = (at.addr, at.crc);
         let cached = self.blocks.peek(&key).or_else(|| match self.upper.peek(&key) {
-            Some(Upper::Block(b)) => Some(b),
+            Some(IndexData::Block(b)) => Some(b),
             _ => None,
         });
         match cached {
             Some(b) => Ok(b),
-            None => Ok(self.read_tuples(at, How::Alone)?.0),
+            None => Ok(self.read_tuples(at, ReadMode::Alone)?.0),
         }
     }
 
@@ -378,18 +407,18 @@ impl BlockCache {
 
     /// An index node wherever it lies, for those who see to its fences themselves.
     pub(crate) fn read_node(&self, at: FramePointer, level: u16) -> Result<Node> {
-        Node::parse(self.read_frame(FrameKind::Node, level, at, How::Around)?, level, at.addr)
+        Node::parse(self.read_frame(FrameKind::Node, level, at, ReadMode::Around)?, level, at.addr)
     }
 
     /// An index node as reads need it.
     pub(crate) fn index_node(&self, at: FramePointer, level: u16) -> Result<Arc<IndexNode>> {
-        if let Some(Upper::Node(f)) = self.upper.get(&(at.addr, at.crc))
+        if let Some(IndexData::Node(f)) = self.upper.get(&(at.addr, at.crc))
             && f.level == level
         {
             return Ok(f);
         }
         let node = Arc::new(IndexNode::of(&self.read_node(at, level)?));
-        self.keep_upper(at, Upper::Node(node.clone()));
+        self.keep_upper(at, IndexData::Node(node.clone()));
         Ok(node)
     }
 
@@ -405,20 +434,24 @@ impl BlockCache {
     }
 
     pub(crate) fn filter(&self, at: FramePointer) -> Result<Arc<Filter>> {
-        if let Some(Upper::Filter(f)) = self.upper.get(&(at.addr, at.crc)) {
+        if let Some(IndexData::Filter(f)) = self.upper.get(&(at.addr, at.crc)) {
             return Ok(f);
         }
-        let filter =
-            Arc::new(Filter::parse(self.read_frame(FrameKind::Filter, 0, at, How::Around)?)?);
-        self.keep_upper(at, Upper::Filter(filter.clone()));
+        let filter = Arc::new(Filter::parse(self.read_frame(
+            FrameKind::Filter,
+            0,
+            at,
+            ReadMode::Around,
+        )?)?);
+        self.keep_upper(at, IndexData::Filter(filter.clone()));
         Ok(filter)
     }
 
     /// Lets a filter stay beside its node, where it is found without looking into the cache; as
     /// long as an eighth of the budget lasts. In the cache it stays as well, so that the next run
     /// with the same subtree finds it.
-    pub(crate) fn pin(&self, filter: &Filter) -> Option<Pin> {
-        Pin::keep(filter, &self.pinned, self.budget / 8)
+    pub(crate) fn pin(&self, filter: &Filter) -> Option<FilterPin> {
+        FilterPin::keep(filter, &self.pinned, self.budget / 8)
     }
 
     /// What the medium has of a frame, whatever is kept of it in memory.
@@ -475,7 +508,7 @@ impl BlockCache {
             Value::Inline(b) => Ok(b.clone()),
             Value::Extent(e) => {
                 let (data, _) =
-                    self.read_raw(Purpose::Pages, e.addr, u64::from(e.stored), How::Around)?;
+                    self.read_raw(Purpose::Pages, e.addr, u64::from(e.stored), ReadMode::Around)?;
                 check_extent(e, &data)?;
                 unpack_extent(e, data)
             }

@@ -53,30 +53,30 @@ pub(crate) struct IndexNode {
     /// Of pointers to leaf index nodes, and then one for each; a length of 0 stands for none.
     filters: Box<[FramePointer]>,
     /// The filters themselves, those that were asked for and could stay.
-    pub pins: Box<[OnceLock<Pin>]>,
+    pub pins: Box<[OnceLock<FilterPin>]>,
     /// Above every key beneath.
     high: Box<[u8]>,
     /// A bit for each entry: what lies beneath it was seen to be within its fences.
     admitted: Box<[AtomicU64]>,
     /// Of the nodes beneath, those that could stay.
-    children: OnceLock<Beneath<Arc<IndexNode>>>,
+    children: OnceLock<PinnedBelow<Arc<IndexNode>>>,
     /// Of the tuple blocks beneath, those that were read and are not kept.
-    sparse_indexes: OnceLock<Beneath<Arc<SparseIndex>>>,
+    sparse_indexes: OnceLock<PinnedBelow<Arc<SparseIndex>>>,
 }
 
 /// What stays of some that lie beneath a node, with its memory counted.
 #[derive(Debug)]
-struct Beneath<T> {
+struct PinnedBelow<T> {
     of: Box<[OnceLock<T>]>,
     /// What these take, also counted in `all`.
     bytes: AtomicU64,
     all: Arc<AtomicU64>,
 }
 
-impl<T> Beneath<T> {
+impl<T> PinnedBelow<T> {
     /// Keeps one of `len`, unless all together are then more than `most` bytes in `all`.
     fn keep(
-        these: &OnceLock<Beneath<T>>,
+        these: &OnceLock<PinnedBelow<T>>,
         len: usize,
         i: usize,
         one: T,
@@ -90,7 +90,7 @@ impl<T> Beneath<T> {
             all.fetch_sub(bytes, Relaxed);
             return;
         }
-        let these = these.get_or_init(|| Beneath {
+        let these = these.get_or_init(|| PinnedBelow {
             of: (0..len).map(|_| OnceLock::new()).collect(),
             bytes: AtomicU64::new(0),
             all: all.clone(),
@@ -103,7 +103,7 @@ impl<T> Beneath<T> {
     }
 }
 
-impl<T> Drop for Beneath<T> {
+impl<T> Drop for PinnedBelow<T> {
     fn drop(&mut self) {
         self.all.fetch_sub(*self.bytes.get_mut(), Relaxed);
     }
@@ -111,20 +111,20 @@ impl<T> Drop for Beneath<T> {
 
 /// A filter beside its node, counted.
 #[derive(Debug)]
-pub(crate) struct Pin {
+pub(crate) struct FilterPin {
     filter: Filter,
     pinned: Arc<AtomicU64>,
 }
 
-impl Pin {
+impl FilterPin {
     /// Keeps `filter`, unless all together are then more than `most` bytes in `all`.
-    pub fn keep(filter: &Filter, all: &Arc<AtomicU64>, most: u64) -> Option<Pin> {
+    pub fn keep(filter: &Filter, all: &Arc<AtomicU64>, most: u64) -> Option<FilterPin> {
         let bytes = filter.size() as u64;
         if all.fetch_add(bytes, Relaxed) + bytes > most {
             all.fetch_sub(bytes, Relaxed);
             return None;
         }
-        Some(Pin { filter: filter.clone(), pinned: all.clone() })
+        Some(FilterPin { filter: filter.clone(), pinned: all.clone() })
     }
 
     pub fn filter(&self) -> &Filter {
@@ -132,7 +132,7 @@ impl Pin {
     }
 }
 
-impl Drop for Pin {
+impl Drop for FilterPin {
     fn drop(&mut self) {
         self.pinned.fetch_sub(self.filter.size() as u64, Relaxed);
     }
@@ -189,7 +189,7 @@ impl IndexNode {
         most: u64,
     ) {
         let weight = sparse.weight();
-        Beneath::keep(&self.sparse_indexes, self.len(), i, Arc::new(sparse), weight, all, most);
+        PinnedBelow::keep(&self.sparse_indexes, self.len(), i, Arc::new(sparse), weight, all, most);
     }
 
     /// The node beneath an entry, if it stayed.
@@ -202,7 +202,7 @@ impl IndexNode {
     /// `most` bytes in `all`.
     pub fn keep_child(&self, i: usize, child: Arc<IndexNode>, all: &Arc<AtomicU64>, most: u64) {
         let weight = child.weight();
-        Beneath::keep(&self.children, self.len(), i, child, weight, all, most);
+        PinnedBelow::keep(&self.children, self.len(), i, child, weight, all, most);
     }
 
     /// Memory that it takes, bytes.
@@ -212,7 +212,7 @@ impl IndexNode {
             + self.high.len()
             + 8 * self.admitted.len()
             + self.pointers.len() * (12 + size_of::<ChildPointer>())
-            + self.filters.len() * (size_of::<FramePointer>() + size_of::<OnceLock<Pin>>())
+            + self.filters.len() * (size_of::<FramePointer>() + size_of::<OnceLock<FilterPin>>())
     }
 
     pub fn len(&self) -> usize {

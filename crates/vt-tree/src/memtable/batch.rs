@@ -2,13 +2,13 @@
 //! buffer that serves the next batch again.
 
 use super::arena::{Arena, Place};
-use super::{Kept, State};
+use super::{Kept, MemtableState};
 use crate::item::{BodyRef, ItemRef};
 use crate::value::ValueRef;
 use crate::{ExtentRef, Seq, Value};
 use bytes::{Bytes, BytesMut};
 
-enum Said {
+enum BatchBody {
     /// In the buffer.
     Small(u32, u32),
     Kept(Bytes),
@@ -18,10 +18,10 @@ enum Said {
     DeleteRange(u32, u32),
 }
 
-struct Slot {
+struct BatchItem {
     key: (u32, u32),
     seq: Seq,
-    said: Said,
+    said: BatchBody,
 }
 
 #[derive(Default)]
@@ -29,7 +29,7 @@ pub(super) struct Batch {
     /// While items are added.
     filling: BytesMut,
     bytes: Bytes,
-    slots: Vec<Slot>,
+    slots: Vec<BatchItem>,
 }
 
 impl Batch {
@@ -49,29 +49,29 @@ impl Batch {
 
     /// Adds a point: `value` of the key at `key`.
     #[inline]
-    pub fn point(&mut self, state: &State, key: Place, seq: Seq, value: Place) {
+    pub fn point(&mut self, state: &MemtableState, key: Place, seq: Seq, value: Place) {
         let key = self.add(state.arena.get(key));
         let said = match value.as_kept() {
-            None if value == Place::DELETE => Said::Delete,
+            None if value == Place::DELETE => BatchBody::Delete,
             None => {
                 let (start, end) = self.add(state.arena.get(value));
-                Said::Small(start, end)
+                BatchBody::Small(start, end)
             }
             Some(i) => match &state.kept[i as usize] {
-                Some(Kept::Own(Value::Inline(b))) => Said::Kept(b.clone()),
-                Some(Kept::Own(Value::Extent(e))) => Said::Extent(*e),
+                Some(Kept::Own(Value::Inline(b))) => BatchBody::Kept(b.clone()),
+                Some(Kept::Own(Value::Extent(e))) => BatchBody::Extent(*e),
                 // Whoever asked may keep it, which must not keep its neighbours.
-                Some(Kept::Unplaced(b)) => Said::Kept(Bytes::copy_from_slice(b)),
-                None => Said::Delete,
+                Some(Kept::Unplaced(b)) => BatchBody::Kept(Bytes::copy_from_slice(b)),
+                None => BatchBody::Delete,
             },
         };
-        self.slots.push(Slot { key, seq, said });
+        self.slots.push(BatchItem { key, seq, said });
     }
 
     pub fn range(&mut self, start: &[u8], end: &[u8], seq: Seq) {
         let key = self.add(start);
         let (from, to) = self.add(end);
-        self.slots.push(Slot { key, seq, said: Said::DeleteRange(from, to) });
+        self.slots.push(BatchItem { key, seq, said: BatchBody::DeleteRange(from, to) });
     }
 
     /// No more items are added until it is cleared. Before, none can be read.
@@ -92,13 +92,13 @@ impl Batch {
         let slot = self.slots.get(i)?;
         let at = |(start, end): (u32, u32)| &self.bytes[start as usize..end as usize];
         let body = match &slot.said {
-            Said::Small(start, end) => {
+            BatchBody::Small(start, end) => {
                 BodyRef::Put(ValueRef::Inline(at((*start, *end)), &self.bytes))
             }
-            Said::Kept(b) => BodyRef::Put(ValueRef::Inline(b, b)),
-            Said::Extent(e) => BodyRef::Put(ValueRef::Extent(*e)),
-            Said::Delete => BodyRef::Delete,
-            Said::DeleteRange(start, end) => BodyRef::DeleteRange { end: at((*start, *end)) },
+            BatchBody::Kept(b) => BodyRef::Put(ValueRef::Inline(b, b)),
+            BatchBody::Extent(e) => BodyRef::Put(ValueRef::Extent(*e)),
+            BatchBody::Delete => BodyRef::Delete,
+            BatchBody::DeleteRange(start, end) => BodyRef::DeleteRange { end: at((*start, *end)) },
         };
         Some(ItemRef { key: at(slot.key), seq: slot.seq, body })
     }

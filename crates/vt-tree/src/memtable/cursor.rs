@@ -12,7 +12,7 @@
 
 use super::batch::Batch;
 use super::tree::Pos;
-use super::{Memtable, State};
+use super::{Memtable, MemtableState};
 use crate::{ItemRef, Result, Seq, Source};
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ fn successor(key: &[u8]) -> Vec<u8> {
     k
 }
 
-impl State {
+impl MemtableState {
     /// The start of the item that covers `key` if one begins before it and reaches over it, `key`
     /// otherwise: no item crosses the result.
     fn item_start(&self, key: &[u8], at: Seq) -> Vec<u8> {

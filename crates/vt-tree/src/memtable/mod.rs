@@ -48,7 +48,7 @@ pub const KEEP_FROM: usize = 512;
 
 /// The newest items of a tree, in memory. See the module's comment.
 pub struct Memtable {
-    state: RwLock<State>,
+    state: RwLock<MemtableState>,
     pin: Mutex<ZonePin>,
     // Written under the lock, read without it.
     bytes: AtomicUsize,
@@ -57,7 +57,7 @@ pub struct Memtable {
     min_seq: AtomicU64,
 }
 
-struct State {
+struct MemtableState {
     arena: Arena,
     tree: Tree,
     fragments: Fragments,
@@ -106,7 +106,7 @@ impl Memtable {
     /// A memtable that takes its memory from `pool` and leaves it there.
     pub fn in_pool(pool: &Arc<Pool>) -> Memtable {
         Memtable {
-            state: RwLock::new(State {
+            state: RwLock::new(MemtableState {
                 arena: Arena::new(pool.clone()),
                 tree: Tree::new(pool.clone()),
                 fragments: Fragments::default(),
@@ -273,7 +273,7 @@ impl Memtable {
     }
 }
 
-impl State {
+impl MemtableState {
     /// The value at `place`; `None` for a deletion.
     fn value(&self, place: Place) -> Option<Value> {
         if place == Place::DELETE {
@@ -360,7 +360,7 @@ impl Kept {
 /// The memtable locked for writing. Dropping it lets readers in.
 pub struct Writer<'a> {
     memtable: &'a Memtable,
-    state: RwLockWriteGuard<'a, State>,
+    state: RwLockWriteGuard<'a, MemtableState>,
 }
 
 impl Writer<'_> {

@@ -18,20 +18,20 @@ use crate::run::Run;
 use crate::source::Source;
 
 /// What lies at a position.
-pub(crate) enum Piece<'a> {
+pub(crate) enum Element<'a> {
     Item(ItemRef<'a>),
     /// An unopened tuple block (level 0) or index node.
     Subtree(&'a Entry, u16),
 }
 
-struct Step {
+struct OpenNode {
     node: Arc<Node>,
     at: usize,
     /// The filter of the node, which is a leaf's.
     filter: Option<FramePointer>,
 }
 
-struct Opened {
+struct OpenTupleBlock {
     block: Arc<Block>,
     /// Everything in it ends here at the latest.
     high: Bytes,
@@ -43,19 +43,19 @@ struct Opened {
     at: usize,
 }
 
-enum Under {
+enum MergeSource {
     Run {
         run: Arc<Run>,
         /// The root itself has not been opened.
         root: bool,
-        path: Vec<Step>,
-        block: Option<Opened>,
+        path: Vec<OpenNode>,
+        block: Option<OpenTupleBlock>,
     },
     Memtable(MemtableCursor),
 }
 
 pub(crate) struct MergeCursor {
-    under: Under,
+    source: MergeSource,
     /// In place of the item here: a range tombstone that begins later than it did.
     cut: Option<Item>,
     /// Tuple-block bytes read, and data bytes dropped unread.
@@ -66,7 +66,7 @@ pub(crate) struct MergeCursor {
 impl MergeCursor {
     pub fn run(run: Arc<Run>) -> Self {
         MergeCursor {
-            under: Under::Run { run, root: true, path: Vec::new(), block: None },
+            source: MergeSource::Run { run, root: true, path: Vec::new(), block: None },
             cut: None,
             blocks_read: 0,
             pruned: 0,
@@ -76,54 +76,61 @@ impl MergeCursor {
     pub fn memtable(memtable: &Arc<Memtable>) -> Result<Self> {
         let mut cursor = memtable.cursor(u64::MAX);
         cursor.first()?;
-        Ok(MergeCursor { under: Under::Memtable(cursor), cut: None, blocks_read: 0, pruned: 0 })
+        Ok(MergeCursor {
+            source: MergeSource::Memtable(cursor),
+            cut: None,
+            blocks_read: 0,
+            pruned: 0,
+        })
     }
 
     /// The item here, unless a block or subtree that is not opened is.
     #[inline(always)]
     fn item(&self) -> Option<ItemRef<'_>> {
-        match (&self.cut, &self.under) {
+        match (&self.cut, &self.source) {
             (Some(cut), _) => Some(cut.borrow()),
-            (None, Under::Memtable(cursor)) => cursor.item(),
-            (None, Under::Run { block, .. }) => {
+            (None, MergeSource::Memtable(cursor)) => cursor.item(),
+            (None, MergeSource::Run { block, .. }) => {
                 block.as_ref().and_then(|open| open.items.item(open.at))
             }
         }
     }
 
     #[inline(always)]
-    pub fn piece(&self) -> Option<Piece<'_>> {
+    pub fn element(&self) -> Option<Element<'_>> {
         if let Some(item) = self.item() {
-            return Some(Piece::Item(item));
+            return Some(Element::Item(item));
         }
-        match &self.under {
-            Under::Memtable(_) => None,
-            Under::Run { run, root: true, .. } => Some(Piece::Subtree(run.root().0, run.root().1)),
-            Under::Run { path, .. } => {
+        match &self.source {
+            MergeSource::Memtable(_) => None,
+            MergeSource::Run { run, root: true, .. } => {
+                Some(Element::Subtree(run.root().0, run.root().1))
+            }
+            MergeSource::Run { path, .. } => {
                 let step = path.last()?;
-                step.node.entries.get(step.at).map(|e| Piece::Subtree(e, step.node.level - 1))
+                step.node.entries.get(step.at).map(|e| Element::Subtree(e, step.node.level - 1))
             }
         }
     }
 
     /// `true` in front of a whole run that is not yet opened.
     pub fn at_root(&self) -> bool {
-        matches!(self.under, Under::Run { root: true, .. })
+        matches!(self.source, MergeSource::Run { root: true, .. })
     }
 
     /// Where the current piece begins. `None`: the input has ended.
     pub fn low(&self) -> Option<&[u8]> {
-        self.piece().map(|p| match p {
-            Piece::Item(i) => i.key,
-            Piece::Subtree(e, _) => e.low.as_ref(),
+        self.element().map(|p| match p {
+            Element::Item(i) => i.key,
+            Element::Subtree(e, _) => e.low.as_ref(),
         })
     }
 
     /// The current block entry and those behind it in the same index node, with the filter that
     /// knows their keys.
     pub fn blocks(&self) -> Option<(&[Entry], Option<FramePointer>)> {
-        match &self.under {
-            Under::Run { root: false, path, block: None, .. } => {
+        match &self.source {
+            MergeSource::Run { root: false, path, block: None, .. } => {
                 let step = path.last().filter(|s| s.node.level == 1)?;
                 Some((&step.node.entries[step.at..], step.filter))
             }
@@ -133,8 +140,8 @@ impl MergeCursor {
 
     /// `true` when the run goes on behind the current index node.
     pub fn goes_on(&self) -> bool {
-        match &self.under {
-            Under::Run { path, .. } => {
+        match &self.source {
+            MergeSource::Run { path, .. } => {
                 path.iter().rev().skip(1).any(|s| s.at + 1 < s.node.entries.len())
             }
             _ => false,
@@ -143,7 +150,7 @@ impl MergeCursor {
 
     /// Opens the block or node here.
     pub fn descend(&mut self) -> Result<()> {
-        let Under::Run { run, root, path, block } = &mut self.under else { return Ok(()) };
+        let MergeSource::Run { run, root, path, block } = &mut self.source else { return Ok(()) };
         if block.is_some() {
             return Ok(());
         }
@@ -161,7 +168,7 @@ impl MergeCursor {
         if level == 0 {
             self.blocks_read += u64::from(entry.at.len);
             let (opened, high) = (run.cache().block_beneath(entry)?, entry.high.clone());
-            *block = Some(Opened {
+            *block = Some(OpenTupleBlock {
                 block: opened,
                 high,
                 addr: entry.at.addr,
@@ -172,7 +179,7 @@ impl MergeCursor {
             self.next_item()
         } else {
             let (node, filter) = (Arc::new(run.cache().node(entry, level)?), entry.filter);
-            path.push(Step { node, at: 0, filter });
+            path.push(OpenNode { node, at: 0, filter });
             self.settle();
             Ok(())
         }
@@ -182,13 +189,13 @@ impl MergeCursor {
     #[inline]
     fn next_item(&mut self) -> Result<()> {
         self.cut = None;
-        let Under::Run { block: Some(open), .. } = &mut self.under else { return Ok(()) };
+        let MergeSource::Run { block: Some(open), .. } = &mut self.source else { return Ok(()) };
         open.at += 1;
         if open.at < open.items.len() { Ok(()) } else { self.next_interval() }
     }
 
     fn next_interval(&mut self) -> Result<()> {
-        let Under::Run { block, .. } = &mut self.under else { return Ok(()) };
+        let MergeSource::Run { block, .. } = &mut self.source else { return Ok(()) };
         let Some(open) = block else { return Ok(()) };
         while open.interval < open.block.intervals() {
             open.block.interval_into(open.interval, &mut open.items)?;
@@ -208,7 +215,7 @@ impl MergeCursor {
     }
 
     fn next_entry(&mut self) {
-        if let Under::Run { path, root, .. } = &mut self.under {
+        if let MergeSource::Run { path, root, .. } = &mut self.source {
             if *root {
                 // The root was passed over whole.
                 *root = false;
@@ -221,7 +228,7 @@ impl MergeCursor {
 
     /// Leaves nodes that are exhausted.
     fn settle(&mut self) {
-        if let Under::Run { path, .. } = &mut self.under {
+        if let MergeSource::Run { path, .. } = &mut self.source {
             while path.last().is_some_and(|s| s.at >= s.node.entries.len()) {
                 path.pop();
                 if let Some(above) = path.last_mut() {
@@ -233,13 +240,13 @@ impl MergeCursor {
 
     /// Past the current piece.
     pub fn advance(&mut self) -> Result<()> {
-        match &mut self.under {
-            Under::Memtable(cursor) => {
+        match &mut self.source {
+            MergeSource::Memtable(cursor) => {
                 self.cut = None;
                 cursor.next()
             }
-            Under::Run { block: Some(_), .. } => self.next_item(),
-            Under::Run { .. } => {
+            MergeSource::Run { block: Some(_), .. } => self.next_item(),
+            MergeSource::Run { .. } => {
                 self.next_entry();
                 Ok(())
             }
@@ -248,7 +255,7 @@ impl MergeCursor {
 
     /// Past `count` block entries of the current leaf index node.
     pub fn advance_blocks(&mut self, count: usize) {
-        if let Under::Run { path, .. } = &mut self.under
+        if let MergeSource::Run { path, .. } = &mut self.source
             && let Some(step) = path.last_mut()
         {
             step.at += count;
@@ -265,17 +272,17 @@ impl MergeCursor {
     /// it is cut.
     pub fn skip_to(&mut self, key: &[u8]) -> Result<()> {
         let behind = self.item().is_some_and(|i| i.ends_before(key));
-        if let Under::Memtable(cursor) = &mut self.under
+        if let MergeSource::Memtable(cursor) = &mut self.source
             && behind
         {
             self.cut = None;
             cursor.seek(key)?;
         }
         loop {
-            let (ends, begins, bytes) = match self.piece() {
+            let (ends, begins, bytes) = match self.element() {
                 None => return Ok(()),
-                Some(Piece::Item(i)) => (i.ends_before(key), i.key < key, 0),
-                Some(Piece::Subtree(e, _)) => {
+                Some(Element::Item(i)) => (i.ends_before(key), i.key < key, 0),
+                Some(Element::Subtree(e, _)) => {
                     (e.high.as_ref() <= key, e.low.as_ref() < key, e.data_bytes())
                 }
             };

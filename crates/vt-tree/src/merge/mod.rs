@@ -21,7 +21,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use self::builder::{RunBuilder, follows_block};
-use self::cursor::{MergeCursor, Piece};
+use self::cursor::{Element, MergeCursor};
 use self::placement::Spans;
 use crate::cache::BlockCache;
 use crate::input::{Input, KeyRange};
@@ -100,7 +100,7 @@ impl Merge {
         // An item that costs no I/O still takes time; it counts as 32 bytes.
         let mut items = 0u64;
         while !self.done && self.work() - begin + items * 32 < budget {
-            self.merge_piece()?;
+            self.merge_element()?;
             items += 1;
         }
         Ok(self.done)
@@ -163,14 +163,14 @@ impl Merge {
         self.inputs.iter().enumerate().filter(|(i, _)| which(*i)).filter_map(|(_, w)| w.low()).min()
     }
 
-    fn merge_piece(&mut self) -> Result<()> {
+    fn merge_element(&mut self) -> Result<()> {
         let Some(i) = self.first() else {
             self.done = true;
             return Ok(());
         };
         let past = |low: &[u8]| self.end.as_ref().is_some_and(|end| low >= end.as_ref());
-        match self.inputs[i].piece() {
-            Some(Piece::Item(item)) if !past(item.key) => {
+        match self.inputs[i].element() {
+            Some(Element::Item(item)) if !past(item.key) => {
                 self.stitched = None;
                 let seq = if item.seq <= self.options.old_seq { 0 } else { item.seq };
                 if let BodyRef::DeleteRange { .. } = item.body {
@@ -189,7 +189,7 @@ impl Merge {
                 }
                 self.inputs[i].advance()
             }
-            Some(Piece::Subtree(e, _)) if !past(&e.low) => self.merge_subtree(i),
+            Some(Element::Subtree(e, _)) if !past(&e.low) => self.merge_subtree(i),
             _ => {
                 self.done = true;
                 Ok(())
@@ -262,7 +262,7 @@ impl Merge {
     /// The piece that begins first is an unopened block or subtree.
     fn merge_subtree(&mut self, i: usize) -> Result<()> {
         self.release()?;
-        let Some(Piece::Subtree(entry, level)) = self.inputs[i].piece() else { return Ok(()) };
+        let Some(Element::Subtree(entry, level)) = self.inputs[i].element() else { return Ok(()) };
         let others = self.next_low(|j| j != i);
         let limit = match (others, self.end.as_deref()) {
             (Some(a), Some(b)) => Some(a.min(b)),

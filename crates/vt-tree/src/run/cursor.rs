@@ -30,7 +30,7 @@ const LEAVES: usize = 4;
 
 /// What a cursor has announced of the blocks in front of it.
 #[derive(Default)]
-struct Ahead {
+struct BlockReadAhead {
     forward: bool,
     streak: u32,
     /// The last block announced.
@@ -42,7 +42,7 @@ struct Ahead {
     read: u64,
 }
 
-impl Ahead {
+impl BlockReadAhead {
     /// The cursor enters the block at `path`, which is not in the cache.
     fn missed(&mut self, run: &Run, path: &Path) {
         if self.streak < STREAK || self.bytes > self.window / 2 {
@@ -93,7 +93,7 @@ pub struct RunCursor {
     at: usize,
     /// The path leads to the block that the next seek wants.
     aimed: bool,
-    ahead: Ahead,
+    ahead: BlockReadAhead,
 }
 
 impl RunCursor {
@@ -106,7 +106,7 @@ impl RunCursor {
             items: RestartInterval::default(),
             at: 0,
             aimed: false,
-            ahead: Ahead::default(),
+            ahead: BlockReadAhead::default(),
         }
     }
 
@@ -151,7 +151,7 @@ impl RunCursor {
     /// Opens the neighbouring block; `false` at the end of the run.
     fn turn(&mut self, forward: bool) -> Result<bool> {
         if self.ahead.forward != forward {
-            self.ahead = Ahead { forward, ..Ahead::default() };
+            self.ahead = BlockReadAhead { forward, ..BlockReadAhead::default() };
         }
         self.ahead.streak = self.ahead.streak.saturating_add(1);
         let turned = self.path.turn(&self.run, forward, |_, _| {});
@@ -208,7 +208,7 @@ impl RunCursor {
     fn leave(&mut self) {
         self.clear();
         self.aimed = false;
-        self.ahead = Ahead::default();
+        self.ahead = BlockReadAhead::default();
     }
 
     /// The first half of `seek` or, with `before`, of `seek_before`, which must follow: finds the

@@ -14,7 +14,7 @@ use zones::{ZonePin, ZoneUse, varint};
 use crate::cache::BlockCache;
 use crate::filter::Filter;
 use crate::index::entry::Entry;
-use crate::index::index_node::{ChildPointer, IndexNode, Pin};
+use crate::index::index_node::{ChildPointer, FilterPin, IndexNode};
 use crate::item::{Body, Lookup};
 use crate::{Error, Result};
 
@@ -39,7 +39,7 @@ pub struct Run {
     /// The root node, once it was read: the one index node that every read needs.
     top: OnceLock<Arc<IndexNode>>,
     /// The filter of a root that is a leaf.
-    pin: OnceLock<Pin>,
+    pin: OnceLock<FilterPin>,
     /// Gets in a row, of those that were counted, that found their key here; as far as [`SURE`].
     found: AtomicU32,
     uses: ZoneUse,
@@ -198,17 +198,17 @@ impl Run {
         if key < self.root.low.as_ref() || key >= self.root.high.as_ref() {
             return Ok(None);
         }
-        let mut node = Node::Top(self.root_node()?);
+        let mut node = NodeRef::Top(self.root_node()?);
         let mut probe = loop {
             let Some(at) = node.covering(key) else { return Ok(None) };
             if node.level <= 2 {
                 break Probe { run: self, node, at, filter: None, sure };
             }
             node = match &node {
-                Node::Top(above) => self.beneath(above, at)?,
-                Node::Below(above) => {
-                    Node::Below(self.cache.index_node(above.child_pointer(at).at, above.level - 1)?)
-                }
+                NodeRef::Top(above) => self.beneath(above, at)?,
+                NodeRef::Below(above) => NodeRef::Below(
+                    self.cache.index_node(above.child_pointer(at).at, above.level - 1)?,
+                ),
             };
         };
         if probe.sure {
@@ -219,7 +219,7 @@ impl Run {
             _ => (self.root.filter, Some(&self.pin)),
         };
         if let Some(f) = filter {
-            let have = pinned.and_then(OnceLock::get).map(Pin::filter);
+            let have = pinned.and_then(OnceLock::get).map(FilterPin::filter);
             match have {
                 Some(filter) => filter.prefetch(hash),
                 None => {
@@ -257,13 +257,13 @@ impl Run {
     }
 
     /// The node beneath an entry of another.
-    fn beneath<'a>(&self, above: &'a IndexNode, i: usize) -> Result<Node<'a>> {
+    fn beneath<'a>(&self, above: &'a IndexNode, i: usize) -> Result<NodeRef<'a>> {
         if let Some(node) = above.child(i) {
-            return Ok(Node::Top(node));
+            return Ok(NodeRef::Top(node));
         }
         let node = self.cache.index_node(above.child_pointer(i).at, above.level - 1)?;
         self.cache.keep_beneath(above, i, &node);
-        Ok(Node::Below(node))
+        Ok(NodeRef::Below(node))
     }
 
     fn root_node(&self) -> Result<&Arc<IndexNode>> {
@@ -281,17 +281,17 @@ impl Run {
 }
 
 /// A node that is borrowed where it can be: counting references costs more than a search in it.
-enum Node<'a> {
+enum NodeRef<'a> {
     Top(&'a IndexNode),
     Below(Arc<IndexNode>),
 }
 
-impl std::ops::Deref for Node<'_> {
+impl std::ops::Deref for NodeRef<'_> {
     type Target = IndexNode;
     fn deref(&self) -> &IndexNode {
         match self {
-            Node::Top(node) => node,
-            Node::Below(node) => node,
+            NodeRef::Top(node) => node,
+            NodeRef::Below(node) => node,
         }
     }
 }
@@ -301,7 +301,7 @@ pub struct Probe<'a> {
     run: &'a Run,
     /// The node above the leaf index node, or that itself where it is the root; and the entry that
     /// covers the key.
-    node: Node<'a>,
+    node: NodeRef<'a>,
     at: usize,
     /// The filter, when it is not pinned beside the node.
     filter: Option<Arc<Filter>>,
@@ -316,8 +316,8 @@ impl Probe<'_> {
         }
         match (&self.filter, self.node.level) {
             (Some(filter), _) => Some(filter),
-            (None, 2) => self.node.pins.get(self.at)?.get().map(Pin::filter),
-            (None, _) => self.run.pin.get().map(Pin::filter),
+            (None, 2) => self.node.pins.get(self.at)?.get().map(FilterPin::filter),
+            (None, _) => self.run.pin.get().map(FilterPin::filter),
         }
     }
 
@@ -378,7 +378,7 @@ impl Probe<'_> {
 enum Lead<'a> {
     /// The probe's own.
     Here,
-    Below(Node<'a>, usize),
+    Below(NodeRef<'a>, usize),
 }
 
 impl std::fmt::Debug for Run {

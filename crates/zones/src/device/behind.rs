@@ -35,7 +35,7 @@ struct Piece {
 }
 
 #[derive(Default)]
-struct State {
+struct WriteBehindState {
     queue: VecDeque<Piece>,
     /// Those in the queue, and the one that the thread has.
     under_way: Vec<UnderWay>,
@@ -47,7 +47,7 @@ struct State {
     closed: bool,
 }
 
-impl State {
+impl WriteBehindState {
     /// Nothing of so many bytes may be added now.
     fn is_full(&self, more: u64) -> bool {
         let under_way: u64 = self.under_way.iter().map(|r| r.end - r.start).sum();
@@ -69,7 +69,7 @@ impl State {
 
 struct Shared {
     write: Write,
-    state: Mutex<State>,
+    state: Mutex<WriteBehindState>,
     /// Something is under way or has failed. It is set under the lock before a write returns, so a
     /// caller that learned of that write finds it set.
     busy: AtomicBool,
@@ -190,7 +190,7 @@ impl Shared {
         }
     }
 
-    fn ended(&self, mut piece: Piece, written: io::Result<()>) -> MutexGuard<'_, State> {
+    fn ended(&self, mut piece: Piece, written: io::Result<()>) -> MutexGuard<'_, WriteBehindState> {
         let mut state = self.state.lock();
         state.under_way.retain(|r| r.number != piece.number);
         if let Err(e) = written {

@@ -14,10 +14,10 @@ use crate::Purpose;
 pub struct CrashDevice {
     /// What reads see: everything written.
     current: MemoryDevice,
-    state: Mutex<State>,
+    state: Mutex<CrashState>,
 }
 
-struct State {
+struct CrashState {
     /// What is certain to survive.
     durable: MemoryDevice,
     /// What was done since, in order.
@@ -48,7 +48,7 @@ impl CrashDevice {
 
     /// Starts from an image that is durable, such as the one an earlier crash left.
     pub fn over(image: MemoryDevice) -> Self {
-        let state = State {
+        let state = CrashState {
             durable: image.clone(),
             pending: Vec::new(),
             done: 0,
@@ -119,7 +119,7 @@ impl CrashDevice {
     fn run(
         &self,
         pending: Option<Pending>,
-        operation: impl FnOnce(&mut State) -> io::Result<()>,
+        operation: impl FnOnce(&mut CrashState) -> io::Result<()>,
     ) -> io::Result<()> {
         let mut state = self.state.lock();
         if state.dead {

@@ -74,10 +74,10 @@ impl Fault {
 
 pub struct FaultDevice {
     inner: Arc<dyn Device>,
-    state: Mutex<State>,
+    state: Mutex<FaultState>,
 }
 
-struct State {
+struct FaultState {
     faults: Vec<Fault>,
     random: Random,
     struck: u64,
@@ -88,7 +88,8 @@ struct State {
 impl FaultDevice {
     /// Without faults yet. The seed decides which bits flip and when a fault with `one_in` strikes.
     pub fn new(inner: Arc<dyn Device>, seed: u64) -> Self {
-        let state = State { faults: Vec::new(), random: Random::new(seed), struck: 0, left: None };
+        let state =
+            FaultState { faults: Vec::new(), random: Random::new(seed), struck: 0, left: None };
         FaultDevice { inner, state: Mutex::new(state) }
     }
 

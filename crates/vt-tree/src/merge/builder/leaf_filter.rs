@@ -11,7 +11,7 @@ use crate::item::BodyRef;
 
 /// A leaf index node some of whose blocks were stitched into the open leaf: its filter stands for
 /// their keys.
-pub(super) struct Borrowed {
+pub(super) struct BorrowedFilter {
     pub filter: FramePointer,
     /// Items that came along.
     pub taken: u64,

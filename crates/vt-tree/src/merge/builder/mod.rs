@@ -15,7 +15,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use zones::{ExtentWriter, Purpose, ZonePin, ZoneUse};
 
-use self::leaf_filter::Borrowed;
+use self::leaf_filter::BorrowedFilter;
 use self::open_block::OpenBlock;
 use crate::Result;
 use crate::cache::BlockCache;
@@ -84,7 +84,7 @@ pub(crate) struct RunBuilder {
     open: Vec<NodeBuilder>,
     /// Keys of the open leaf that were written by us, hashed.
     hashes: Vec<u64>,
-    borrowed: Vec<Borrowed>,
+    borrowed: Vec<BorrowedFilter>,
     /// The last block was closed because it was full.
     after_full: bool,
     pub stats: MergeStats,

@@ -1,6 +1,6 @@
 //! What stays where it is: blocks and whole subtrees join the run by their pointers.
 
-use super::leaf_filter::Borrowed;
+use super::leaf_filter::BorrowedFilter;
 use super::{BLOCK_SIZE, LEAF_ITEMS, NODE_SIZE, RunBuilder};
 use crate::Result;
 use crate::index::entry::Entry;
@@ -66,7 +66,7 @@ impl RunBuilder {
                 let source = match self.borrowed.iter().position(|b| b.filter == filter) {
                     Some(at) => &mut self.borrowed[at],
                     None => {
-                        self.borrowed.push(Borrowed { filter, taken: 0, blocks: Vec::new() });
+                        self.borrowed.push(BorrowedFilter { filter, taken: 0, blocks: Vec::new() });
                         // Just pushed, so there is a last one.
                         let last = self.borrowed.len() - 1;
                         &mut self.borrowed[last]
