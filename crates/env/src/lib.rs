@@ -10,6 +10,8 @@ pub mod thread;
 
 pub use random::Random;
 
+use random::split_mix;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -117,21 +119,6 @@ impl Env for Scheduled {
     fn inline(&self) -> bool {
         false
     }
-}
-
-/// SplitMix64 (Steele, Lea, Flood 2014): one addition and three mixes; good enough for everything
-/// but secrets.
-fn split_mix(state: &AtomicU64) -> u64 {
-    mix(state
-        .fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed)
-        .wrapping_add(0x9e37_79b9_7f4a_7c15))
-}
-
-/// The mixing step of SplitMix64: a bijection under which counters come out as noise.
-fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]

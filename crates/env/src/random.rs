@@ -1,6 +1,8 @@
 //! A seeded stream of numbers for tests, simulated devices and schedules: the same seed gives the
 //! same stream on every machine.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 /// SplitMix64 with a few ways to ask. Not for secrets.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
@@ -12,7 +14,7 @@ impl Random {
 
     pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        crate::mix(self.0)
+        mix(self.0)
     }
 
     /// A number in `0..n`; 0 when `n` is 0. (The bias of the multiplication is below 2⁻³² for the
@@ -38,6 +40,21 @@ impl Random {
             piece.copy_from_slice(&noise[..piece.len()]);
         }
     }
+}
+
+/// SplitMix64 (Steele, Lea, Flood 2014): one addition and three mixes; good enough for everything
+/// but secrets.
+pub(crate) fn split_mix(state: &AtomicU64) -> u64 {
+    mix(state
+        .fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed)
+        .wrapping_add(0x9e37_79b9_7f4a_7c15))
+}
+
+/// The mixing step of SplitMix64: a bijection under which counters come out as noise.
+pub(crate) fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
 }
 
 #[cfg(test)]

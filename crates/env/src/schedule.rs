@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::Random;
+use crate::random::{Random, mix};
 
 /// Points after which a run is given up: some thread spins.
 const MOST_POINTS: u64 = 20_000_000;
@@ -306,7 +306,7 @@ impl RunState {
             self.random.pick(&ready).copied()
         };
         let next = next.ok_or_else(|| Failure::Deadlock(self.describe()))?;
-        self.trace = crate::mix(self.trace ^ next as u64);
+        self.trace = mix(self.trace ^ next as u64);
         Ok(next)
     }
 

@@ -20,16 +20,6 @@ const CRATES: &[&str] =
 /// A crate, modules of it each of which leads to all others of them, and why they may.
 const CIRCLES: &[(&str, &[&str], &str)] = &[
     (
-        "env",
-        &["lib", "random", "schedule"],
-        "`Random` and schedules use `mix`, which the root has, and its `Scheduled` is a thread of a schedule",
-    ),
-    (
-        "zones",
-        &["extent_writer", "store"],
-        "an extent writer takes its zones from the store, which makes it",
-    ),
-    (
         "kvdb",
         &["background", "commit", "db", "read", "scrub", "snapshots", "transactions"],
         "`Database` owns all state, and each module adds methods to it",

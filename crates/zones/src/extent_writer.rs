@@ -38,8 +38,25 @@ pub struct ExtentWriter {
     behind: bool,
 }
 
+impl Zones {
+    /// A new append position on a stream. Nothing is reserved before the first object.
+    pub fn extent_writer(self: &Arc<Self>, purpose: Purpose, priority: Priority) -> ExtentWriter {
+        self.extent_writer_for(purpose, Lifetime::default(), priority)
+    }
+
+    /// An extent writer for data of this lifetime.
+    pub fn extent_writer_for(
+        self: &Arc<Self>,
+        purpose: Purpose,
+        lifetime: Lifetime,
+        priority: Priority,
+    ) -> ExtentWriter {
+        ExtentWriter::new(Arc::clone(self), purpose, lifetime, priority)
+    }
+}
+
 impl ExtentWriter {
-    pub(crate) fn new(
+    fn new(
         zones: Arc<Zones>,
         purpose: Purpose,
         lifetime: Lifetime,

@@ -1,0 +1,132 @@
+//! Reads, writes and syncs of a store. A failed sync is final: every later write and sync fails.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::Zones;
+use crate::device::Reading;
+use crate::{Device, Error, IoStats, Purpose, Result, ZONE_SIZE};
+
+impl Zones {
+    /// Whether `len` bytes at `addr` can be there at all: [`Error::Corrupt`] if not. For callers
+    /// that must allocate memory before they read.
+    pub fn check_range(&self, addr: u64, len: u64) -> Result<()> {
+        let end = addr.checked_add(len);
+        if addr < ZONE_SIZE || end.is_none_or(|end| end > self.device_len.load(Ordering::Acquire)) {
+            return Err(Error::corrupt(
+                format!("{len} bytes are referred to that lie outside the store"),
+                addr,
+            ));
+        }
+        Ok(())
+    }
+
+    pub fn read(&self, purpose: Purpose, addr: u64, buf: &mut [u8]) -> Result<()> {
+        self.check_range(addr, buf.len() as u64)?;
+        self.device.read_at(purpose, addr, buf).map_err(|e| {
+            Error::io(format!("reading {} bytes of {purpose} at {addr}", buf.len()), e)
+        })
+    }
+
+    /// The same, of what the medium has and not of what the host keeps of it, see
+    /// [`Device::read_medium`].
+    pub fn read_medium(&self, purpose: Purpose, addr: u64, buf: &mut [u8]) -> Result<()> {
+        self.check_range(addr, buf.len() as u64)?;
+        self.device.read_medium(purpose, addr, buf).map_err(|e| {
+            Error::io(format!("reading {} bytes of {purpose} at {addr}", buf.len()), e)
+        })
+    }
+
+    /// Fills all buffers; the device has the reads in the air together where it can. In the order
+    /// of their addresses they cost least.
+    pub fn read_many(&self, purpose: Purpose, reads: &mut [Reading<'_>]) -> Result<()> {
+        reads.iter().try_for_each(|r| self.check_range(r.offset, r.buf.len() as u64))?;
+        let Some(first) = reads.first().map(|r| r.offset) else { return Ok(()) };
+        let n = reads.len();
+        self.device.read_many(purpose, reads).map_err(|e| {
+            Error::io(format!("reading {n} ranges of {purpose}, the first at {first}"), e)
+        })
+    }
+
+    /// Says that `len` bytes at `addr` are about to be read, so that the device can fetch them
+    /// meanwhile.
+    pub fn will_read(&self, purpose: Purpose, addr: u64, len: u64) {
+        if self.check_range(addr, len).is_ok() {
+            self.device.will_read(purpose, addr, len);
+        }
+    }
+
+    /// Bytes of the host's memory that could keep what is read, see [`Device::host_memory`].
+    pub fn host_memory(&self) -> Option<u64> {
+        self.device.host_memory()
+    }
+
+    /// Writes inside a zone that was taken.
+    pub fn write(&self, purpose: Purpose, addr: u64, bytes: &[u8]) -> Result<()> {
+        self.healthy()?;
+        self.check_range(addr, bytes.len() as u64)?;
+        self.device.write_at(purpose, addr, bytes).map_err(|e| {
+            Error::io(format!("writing {} bytes of {purpose} at {addr}", bytes.len()), e)
+        })
+    }
+
+    /// The same for much that is written in order: it may be under way when this returns, see
+    /// [`Device::write_behind`]. Empties `bytes`.
+    pub(crate) fn write_behind(
+        &self,
+        purpose: Purpose,
+        addr: u64,
+        bytes: &mut Vec<u8>,
+    ) -> Result<()> {
+        self.healthy()?;
+        let len = bytes.len();
+        self.check_range(addr, len as u64)?;
+        self.device
+            .write_behind(purpose, addr, bytes)
+            .map_err(|e| Error::io(format!("writing {len} bytes of {purpose} at {addr}"), e))
+    }
+
+    /// Everything written before the call is durable after it. Callers that wait for the same
+    /// device share one sync. A failed sync is final: the host may have dropped what it could not
+    /// write, so no later sync can be believed, and every later write and sync fails with the same
+    /// error.
+    pub fn sync(&self) -> Result<()> {
+        let begun = self.syncs_begun.load(Ordering::SeqCst);
+        let _one_at_a_time = self.syncing.lock();
+        self.healthy()?;
+        if self.syncs_done.load(Ordering::SeqCst) > begun {
+            // One that began after we came has ended.
+            return Ok(());
+        }
+        let number = self.syncs_begun.fetch_add(1, Ordering::SeqCst) + 1;
+        match self.device.sync() {
+            Ok(()) => {
+                self.syncs_done.store(number, Ordering::SeqCst);
+                Ok(())
+            }
+            Err(source) => {
+                let doing =
+                    "syncing the store (nothing more will be written; reopen it)".to_string();
+                let error = Error::Io { doing, source: Arc::new(source) };
+                *self.poison.lock() = Some(error.clone());
+                self.poisoned.store(true, Ordering::SeqCst);
+                tracing::error!(%error, "a sync failed");
+                Err(error)
+            }
+        }
+    }
+
+    /// The error of the first failed sync, if there was one.
+    pub(super) fn healthy(&self) -> Result<()> {
+        if self.poisoned.load(Ordering::SeqCst) {
+            let poison = self.poison.lock();
+            return Err(poison.clone().unwrap_or(Error::NotStarted));
+        }
+        Ok(())
+    }
+
+    /// What the device was asked to do since the store was opened.
+    pub fn io(&self) -> IoStats {
+        self.device.stats()
+    }
+}
