@@ -1,6 +1,6 @@
-//! What a put into the memtable costs, beside a `BTreeMap<Vec<u8>, Vec<u8>>` in the same process:
-//! keys of 16 bytes, values of 64. Times are those of the processor, so that others on the machine
-//! count little.
+//! The cost of a put into the memtable, compared with a `BTreeMap<Vec<u8>, Vec<u8>>` in the same
+//! process: keys of 16 bytes, values of 64. Times are processor times, so that other programs on
+//! the machine count little.
 //!
 //! `cargo run --release -p vt-tree --example memtable [random|sequential|append] [items] [rounds]`
 

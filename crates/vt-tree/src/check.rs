@@ -1,5 +1,5 @@
-//! Reading a run through and through: every checksum, the order of all keys, fences, sums, filters,
-//! zone accounting.
+//! Checks a whole run: every checksum, the order of all keys, fences, sums, filters, and the bytes
+//! in each zone.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use crate::merge::builder::follows_block;
 use crate::run::Run;
 use crate::value::{ExtentRef, Value};
 
-/// Reports every fault of `run` to `fault` in words, and every data byte read to `progress`. Goes
-/// on behind a fault with the next subtree. Values are read and compared with their checksums.
+/// Checks `run` and all its values. Calls `fault` with a description of every fault, and `progress`
+/// with the number of data bytes after each read. Continues after a fault with the next subtree.
 pub fn check_run(run: &Arc<Run>, fault: &mut dyn FnMut(String), progress: &mut dyn FnMut(u64)) {
     let (root, level) = run.root();
     let mut check = Check { run, fault, progress, last_end: Vec::new() };
@@ -28,11 +28,11 @@ struct Check<'a> {
     run: &'a Arc<Run>,
     fault: &'a mut dyn FnMut(String),
     progress: &'a mut dyn FnMut(u64),
-    /// Where the item before ended.
+    /// The upper bound of the item before.
     last_end: Vec<u8>,
 }
 
-/// What was really beneath an entry.
+/// The actual content of a subtree, to be compared with its entry.
 #[derive(Default)]
 struct Observed {
     items: u64,
@@ -45,7 +45,7 @@ struct Observed {
     value_bytes: u64,
     value_spans: u64,
     zones: ZoneUse,
-    /// Hashes of the keys beneath, kept up to the leaf index node whose filter must know them.
+    /// The hashes of the keys beneath, kept up to the leaf index node whose filter must have them.
     hashes: Vec<u64>,
 }
 
@@ -131,8 +131,8 @@ impl Check<'_> {
                 self.item(entry, &item, &mut found, &mut extents);
             }
         }
-        // Large values together first; one by one when that fails, so that the fault names its
-        // place.
+        // Large values are read together; if that fails, one by one, so that the fault names the
+        // address.
         if self.run.cache().read_values(&extents).is_err() {
             for e in &extents {
                 let value = self.run.cache().read_value(&Value::Extent(*e));

@@ -1,9 +1,9 @@
-//! Reading many sources as one ordered sequence of live tuples, forward and backward.
+//! Reads many sources as one ordered sequence of live tuples, forward and backward.
 //!
-//! The position lies between tuples. Of all sources the item that comes first counts (the newest on
-//! a tie); a tombstone makes the older sources jump over what it covers, however much that is: with
-//! a few comparisons where that ends in the block they stand in, else with one seek each.
-//! Tombstones of one source that lie end to end are one.
+//! The position lies between tuples. Of all sources, that whose item comes first is in front (the
+//! newest of several). A tombstone in front makes older sources jump over what it covers, however
+//! much that is: by a few comparisons if its end lies in the open block, otherwise by one seek
+//! each. Adjacent tombstones of one source are treated as one.
 
 use std::cmp::Ordering;
 use std::ops::ControlFlow;
@@ -18,24 +18,31 @@ use crate::run::RunCursor;
 use crate::source::Source;
 use crate::value::{Value, ValueRef};
 
-/// A live tuple; a large value is read by `Store::read_value` when wanted.
+/// A live tuple. A large value is read on demand, by
+/// [`BlockCache::read_value`](crate::BlockCache::read_value).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TreeTuple {
+    /// The key.
     pub key: Bytes,
+    /// The sequence number of the commit that wrote it; 0 if it is old.
     pub seq: Seq,
+    /// The value.
     pub value: Value,
 }
 
-/// A live tuple where it lies, good until the cursor moves.
+/// A borrowed live tuple, valid until the cursor moves.
 #[derive(Clone, Copy, Debug)]
 pub struct TupleRef<'a> {
+    /// The key.
     pub key: &'a [u8],
+    /// The sequence number of the commit that wrote it; 0 if it is old.
     pub seq: Seq,
+    /// The value.
     pub value: ValueRef<'a>,
 }
 
 impl TupleRef<'_> {
-    /// The same, to be kept.
+    /// Copies the tuple.
     pub fn to_tuple(&self) -> TreeTuple {
         TreeTuple {
             key: Bytes::copy_from_slice(self.key),
@@ -45,7 +52,7 @@ impl TupleRef<'_> {
     }
 }
 
-/// The two kinds of source, without a virtual call on the way to an item.
+/// The cursor of a source; an enum to avoid a virtual call for each item.
 enum SourceCursor {
     Memtable(Box<MemtableCursor>),
     Run(Box<RunCursor>),
@@ -82,8 +89,8 @@ impl SourceCursor {
         }
     }
 
-    /// As `seek(bound)` forward, or `seek_before(bound)` backward, from an item that lies before
-    /// `bound` in that direction.
+    /// Performs `seek(bound)` forward, or `seek_before(bound)` backward, from an item that lies
+    /// before `bound` in that direction.
     fn jump(&mut self, bound: &[u8], forward: bool) -> Result<()> {
         if let SourceCursor::Run(c) = self {
             return if forward { c.forward_to(bound) } else { c.backward_to(bound) };
@@ -100,7 +107,7 @@ impl SourceCursor {
     }
 }
 
-/// Steps that cost less than a seek in a memtable.
+/// The number of steps that cost less than a seek in a memtable.
 const NEAR: usize = 8;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -111,8 +118,8 @@ enum Direction {
     Backward,
 }
 
-/// Where the cursor stands when its sources do not tell: in front of all keys from `key` on, or
-/// behind every key.
+/// The position of the cursor while its sources are not positioned: before all keys from `key` on,
+/// or behind every key.
 enum Position {
     Before(Vec<u8>),
     End,
@@ -121,25 +128,26 @@ enum Position {
 /// A cursor over memtables and runs, newest first, as of a sequence number.
 pub struct TreeCursor {
     sources: Vec<SourceCursor>,
-    /// The sources that have an item, the one whose item comes next in front; of several at one
-    /// place the newest first. Moving the front one costs one comparison as long as it stays in
-    /// front, and few when it does not go far.
+    /// The sources that have an item, in the order of their items; of several at one key the newest
+    /// first. Moving the first source costs one comparison as long as it stays first, and few if it
+    /// does not move far.
     order: Vec<u32>,
     direction: Direction,
-    /// The item in front has been handed out: it is passed by when the cursor moves on.
+    /// The item in front was returned: it is skipped when the cursor moves on.
     handed: bool,
     position: Position,
-    /// Where a jump leads; memory that is used again.
+    /// The target of a jump, in memory that is reused.
     bound: Vec<u8>,
 }
 
 impl TreeCursor {
-    /// Stands before the first tuple. `inputs` newest first; memtables are read as of `at`.
+    /// A cursor before the first tuple of `inputs`, newest first. Memtables are read as of `at`.
     pub fn new(inputs: &[Input], at: Seq) -> Self {
         TreeCursor::as_of(inputs.iter().map(|input| (input.clone(), at)))
     }
 
-    /// The same, each memtable read as of a sequence number of its own.
+    /// A cursor before the first tuple of `inputs`, newest first. Each memtable is read as of its
+    /// sequence number.
     pub fn as_of(inputs: impl IntoIterator<Item = (Input, Seq)>) -> Self {
         let sources = inputs
             .into_iter()
@@ -174,13 +182,13 @@ impl TreeCursor {
         self.stand(Position::End);
     }
 
-    /// Positions the sources for a direction.
+    /// Positions the sources for moves in `direction`.
     fn face(&mut self, direction: Direction) -> Result<()> {
         if self.direction == direction {
             return Ok(());
         }
         if self.handed {
-            // The cursor stands right behind the tuple handed out, or right before it.
+            // The cursor stands directly behind the tuple returned, or directly before it.
             let mut key = self.current().map_or_else(Vec::new, |t| t.key.to_vec());
             if self.direction == Direction::Forward {
                 key.push(0);
@@ -194,7 +202,7 @@ impl TreeCursor {
             match (&self.position, direction) {
                 (Position::Before(key), Direction::Forward) => s.seek(key)?,
                 (Position::Before(key), _) => s.seek_before(key)?,
-                // Nothing comes behind the end: leave the sources without an item.
+                // Nothing lies behind the end: the sources get no item.
                 (Position::End, Direction::Forward) => {
                     s.last()?;
                     s.next()?;
@@ -207,8 +215,8 @@ impl TreeCursor {
         Ok(())
     }
 
-    /// Before the sources seek: finds the block that each run will want, so that the device can
-    /// have all of them in the air together.
+    /// Finds the block that each run will read in the following seek, so that all of them can be
+    /// requested from the device at once.
     fn aim(&mut self, direction: Direction) -> Result<()> {
         let Position::Before(key) = &self.position else { return Ok(()) };
         let mut blocks = Vec::new();
@@ -225,7 +233,7 @@ impl TreeCursor {
         Ok(())
     }
 
-    /// Orders all sources anew.
+    /// Sorts all sources.
     fn arrange(&mut self) {
         let mut order = std::mem::take(&mut self.order);
         order.clear();
@@ -250,7 +258,7 @@ impl TreeCursor {
         places.then_with(|| a.cmp(&b))
     }
 
-    /// Moves the source at `at` in the order one item on, and to where it then belongs.
+    /// Advances the source at `at` in the order by one item, and restores the order.
     #[inline]
     fn step(&mut self, at: usize) -> Result<()> {
         let i = self.order[at];
@@ -270,10 +278,10 @@ impl TreeCursor {
         Ok(())
     }
 
-    /// Passes by the point in front, and what older sources say of its key.
+    /// Skips the point in front, and the points of older sources at its key.
     fn pass(&mut self) -> Result<()> {
-        // Those lie right behind it; a tombstone among them hides what is older still, and does so
-        // when it comes in front.
+        // These follow it directly. A range tombstone among them is not skipped: it hides what is
+        // older still when it comes in front.
         while let Some(&older) = self.order.get(1)
             && let (Some(a), Some(b)) =
                 (self.sources[self.order[0] as usize].key(), self.sources[older as usize].item())
@@ -285,8 +293,8 @@ impl TreeCursor {
         self.step(0)
     }
 
-    /// To the next live tuple in a direction; `false` at the end. After an error the cursor must be
-    /// moved by a seek.
+    /// Moves to the next live tuple in `direction`; returns `false` at the end. After an error the
+    /// cursor needs a seek.
     fn go(&mut self, direction: Direction) -> Result<bool> {
         self.face(direction)?;
         if std::mem::take(&mut self.handed) {
@@ -294,7 +302,7 @@ impl TreeCursor {
         }
         loop {
             let Some(&front) = self.order.first() else {
-                // Nothing comes any more: the sources need not be asked again.
+                // The end is reached: the sources need not be asked again.
                 self.position = if direction == Direction::Forward {
                     Position::End
                 } else {
@@ -321,15 +329,14 @@ impl TreeCursor {
         }
     }
 
-    /// Passes by the tombstone in front, which ends (backward: begins) at `bound`, and what older
-    /// sources have beneath it.
+    /// Skips the range tombstone in front, and what older sources have beneath it.
     fn jump(&mut self, front: usize) -> Result<()> {
         let forward = self.direction == Direction::Forward;
         let (newer, older) = self.sources.split_at_mut(front + 1);
         let tombstones = &mut newer[front];
         let bound = &mut self.bound;
         tombstones.step(forward)?;
-        // Where the next one begins at the end of this one, both are passed at once.
+        // If the next one begins at the end of this one, both are skipped at once.
         while let Some(ItemRef { key, body: BodyRef::DeleteRange { end }, .. }) = tombstones.item()
             && (if forward { key } else { end }) == bound.as_slice()
         {
@@ -350,7 +357,7 @@ impl TreeCursor {
         Ok(())
     }
 
-    /// The tuple that [`TreeCursor::advance`] or [`TreeCursor::retreat`] has come to.
+    /// The tuple that the last [`TreeCursor::advance`] or [`TreeCursor::retreat`] moved to.
     #[inline]
     pub fn current(&self) -> Option<TupleRef<'_>> {
         if !self.handed {
@@ -364,16 +371,16 @@ impl TreeCursor {
         }
     }
 
-    /// To behind the next live tuple, which is then [`TreeCursor::current`]; `false` at the end.
-    /// After an error the cursor must be moved by a seek.
+    /// Moves behind the next live tuple, which is then [`TreeCursor::current`]; returns `false` at
+    /// the end. After an error the cursor needs a seek.
     pub fn advance(&mut self) -> Result<bool> {
         self.go(Direction::Forward)
     }
 
-    /// Behind [`TreeCursor::advance`]: shows the tuples that follow to `visit`, as far as they lie
-    /// in memory one behind the other, no other source has anything among them, they are below
-    /// `end` (empty: no end) and their values are small; until `visit` breaks. Then the last one
-    /// shown is the current tuple. Perhaps none is shown.
+    /// After [`TreeCursor::advance`]: calls `visit` with the following tuples, as long as they lie
+    /// together in memory, no other source has items among them, they are below `end` (empty: no
+    /// end), their values are small, and it does not break. The last tuple visited is then the
+    /// current one. There may be none.
     pub fn visit_near<B>(
         &mut self,
         end: &[u8],
@@ -388,7 +395,7 @@ impl TreeCursor {
         let other = others.first().and_then(|&o| self.sources[o as usize].key());
         let near =
             |last: &[u8]| other.is_none_or(|key| last < key) && (end.is_empty() || last < end);
-        // What is borrowed from the other source is a key; the front one moves.
+        // Only a key is borrowed from the other source; the first one moves.
         match &self.sources[front as usize] {
             SourceCursor::Run(c) if c.last_key().is_some_and(near) => {}
             _ => return ControlFlow::Continue(()),
@@ -399,26 +406,26 @@ impl TreeCursor {
         }
     }
 
-    /// To before the live tuple before the position, which is then [`TreeCursor::current`]; `false`
+    /// Moves before the previous live tuple, which is then [`TreeCursor::current`]; returns `false`
     /// at the start.
     pub fn retreat(&mut self) -> Result<bool> {
         self.go(Direction::Backward)
     }
 
-    /// The next live tuple; `None` at the end. After an error the cursor must be moved by a seek.
+    /// Moves behind the next live tuple and returns it; `None` at the end. After an error the
+    /// cursor needs a seek.
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> Result<Option<TreeTuple>> {
         Ok(if self.advance()? { self.current().map(|t| t.to_tuple()) } else { None })
     }
 
-    /// The live tuple before the position; `None` at the start.
+    /// Moves before the previous live tuple and returns it; `None` at the start.
     pub fn prev(&mut self) -> Result<Option<TreeTuple>> {
         Ok(if self.retreat()? { self.current().map(|t| t.to_tuple()) } else { None })
     }
 }
 
-/// Which of two items reaches further up. A point at `k` ends where a range that excludes the key
-/// behind `k` does.
+/// Compares the upper bounds of two items. A point at `k` ends at the key that follows `k`.
 fn compare_ends(a: ItemRef<'_>, b: ItemRef<'_>) -> Ordering {
     match (a.body, b.body) {
         (BodyRef::DeleteRange { end: x }, BodyRef::DeleteRange { end: y }) => x.cmp(y),
@@ -428,7 +435,7 @@ fn compare_ends(a: ItemRef<'_>, b: ItemRef<'_>) -> Ordering {
     }
 }
 
-/// `end` against `key` followed by a zero byte.
+/// Compares `end` with `key` followed by a zero byte.
 fn compare_range_to_point(end: &[u8], key: &[u8]) -> Ordering {
     if end <= key {
         return Ordering::Less;

@@ -1,16 +1,15 @@
-//! What two states of a tree differ in, in a time that follows the difference and not what there
-//! is.
+//! The difference of two states of a tree, in time proportional to the difference and not to the
+//! tree.
 //!
-//! Runs share blocks and whole subtrees. Both sides are walked together in the order of keys: a
-//! pointer that both have leads to the same bytes and is passed by, unread; any other is opened,
-//! one level at a time. What is left are the items of blocks that one side alone has, and of
-//! memtables. Their keys are looked up on both sides; where one is a range tombstone, its range is
-//! read on both. That both sides have an item alike does not say that a merge has only moved it: on
-//! one side it may have been put again above what hides it on the other.
+//! Runs share blocks and whole subtrees. Both sides are walked together in key order: a pointer
+//! that both have leads to the same bytes and is skipped unread; any other is opened, one level at
+//! a time. What remains are the items of memtables, and of blocks that only one side has. Their
+//! keys are looked up on both sides; for a range tombstone, its range is read on both. An item that
+//! both sides have cannot be skipped: a merge need not just have moved it, since on one side it may
+//! have been written again above what hides it on the other.
 //!
-//! A pointer of one level can only meet its like: the walk goes by the lower fence, higher levels
-//! first, so when a pointer comes up, everything above the same place on the other side has been
-//! opened or was shared.
+//! Equal pointers must meet: the walk goes by lower fence, higher levels first, so when it comes to
+//! a pointer, everything above it on the other side has been opened or was shared.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
@@ -30,17 +29,20 @@ use crate::memtable::{Memtable, MemtableCursor};
 use crate::source::Source;
 use crate::value::Value;
 
-/// A key that the two sides have different values for.
+/// A key that has different values on the two sides.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyChange {
+    /// The key.
     pub key: Bytes,
+    /// Its value before; `None` if it did not exist.
     pub before: Option<Value>,
+    /// Its value after; `None` if it does not exist.
     pub after: Option<Value>,
 }
 
-/// Where the items of one source lie.
+/// The remaining items of one source.
 enum Items {
-    /// Of a block, the next one last.
+    /// Those of a block, in descending order.
     Block(Vec<Item>),
     Memtable(Box<MemtableCursor>),
 }
@@ -61,11 +63,11 @@ impl Items {
 enum Content {
     /// An unopened block (level 0) or node.
     Subtree(Box<Entry>, u16),
-    /// An item, and what comes behind it.
+    /// An item, and those that follow it.
     Item(Item, Items),
 }
 
-/// Something that begins at a key, on one side.
+/// An element of one side that was not compared yet, with its lower bound.
 struct Pending {
     key: Bytes,
     side: usize,
@@ -73,7 +75,7 @@ struct Pending {
 }
 
 impl Pending {
-    /// Subtrees first, the higher ones first; those that are the same stand together.
+    /// Sorts subtrees before items and higher ones first; equal ones are neighbours.
     fn rank(&self) -> (u16, u64, u32, usize) {
         match &self.content {
             Content::Subtree(e, level) => (u16::MAX - 1 - level, e.at.addr, e.at.crc, self.side),
@@ -115,25 +117,26 @@ impl Eq for Pending {}
 struct RangeComparison {
     end: Bytes,
     cursors: [TreeCursor; 2],
-    /// The next tuple of each side inside the range.
+    /// The next tuple of each side in the range.
     heads: [Option<TreeTuple>; 2],
 }
 
-/// What one source has of a side, each memtable as of a sequence number of its own; newest first.
+/// One state of a tree: its memtables and runs, newest first, each memtable as of a sequence
+/// number.
 pub type Side = Vec<(Input, Seq)>;
 
-/// The changes from one state to another, in the order of their keys.
+/// An iterator over the changes from one state to another, in key order.
 pub struct Difference {
     cache: Arc<BlockCache>,
     sides: [Side; 2],
     pending: BinaryHeap<Reverse<Pending>>,
-    /// Everything before this key was compared.
+    /// All keys below this one were compared.
     done: Bytes,
     range: Option<RangeComparison>,
     opened: u64,
 }
 
-/// Both sides have the same in the memtable.
+/// Whether the other side sees the same content in the memtable.
 fn is_shared(memtable: &Arc<Memtable>, at: Seq, others: &Side) -> bool {
     let same = |(input, other): &(Input, Seq)| match input {
         Input::Memtable(m) => {
@@ -145,6 +148,7 @@ fn is_shared(memtable: &Arc<Memtable>, at: Seq, others: &Side) -> bool {
 }
 
 impl Difference {
+    /// Begins a comparison of the states `before` and `after`.
     pub fn new(cache: &Arc<BlockCache>, before: Side, after: Side) -> Result<Difference> {
         let mut pending = BinaryHeap::new();
         let sides = [before, after];
@@ -175,12 +179,12 @@ impl Difference {
         })
     }
 
-    /// Blocks and index nodes that were opened to find out.
+    /// The number of blocks and index nodes opened so far.
     pub fn opened(&self) -> u64 {
         self.opened
     }
 
-    /// The next change; `None` at the end. After an error there is nothing more to be had.
+    /// The next change; `None` at the end. After an error the iterator must be dropped.
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> Result<Option<KeyChange>> {
         loop {
@@ -224,7 +228,7 @@ impl Difference {
             }
             return Ok(());
         }
-        // Through the cache: what is different is looked up again at once.
+        // Through the cache: keys that differ are looked up again at once.
         let block = self.cache.block(ChildPointer::of(entry))?;
         let mut items = Vec::new();
         for interval in 0..block.intervals() {
@@ -234,7 +238,7 @@ impl Difference {
         push(&mut self.pending, side, Items::Block(items))
     }
 
-    /// All items at the key of the one that comes first.
+    /// Compares the key of `item`, together with all other pending items at that key.
     fn item(&mut self, side: usize, item: Item, rest: Items) -> Result<Option<KeyChange>> {
         push(&mut self.pending, side, rest)?;
         let key = item.key.clone();
@@ -243,7 +247,7 @@ impl Difference {
         while let Some(Reverse(next)) = self.pending.peek()
             && next.key == key
         {
-            // Subtrees that begin here were opened before.
+            // Subtrees that begin at this key were opened before.
             let Some(Reverse(Pending { side, content: Content::Item(item, rest), .. })) =
                 self.pending.pop()
             else {
@@ -305,7 +309,8 @@ impl Difference {
         }
     }
 
-    /// Values in one place are the same; others are read when their lengths are.
+    /// Whether the values differ. Values at one address are equal; others are read if their lengths
+    /// are equal.
     fn is_change(&self, before: &Option<Value>, after: &Option<Value>) -> Result<bool> {
         let (Some(a), Some(b)) = (before, after) else {
             return Ok(before.is_some() || after.is_some());

@@ -1,25 +1,29 @@
-//! What can go wrong in a tree: the device, or bytes on it that are not what was written.
+//! Errors of a tree: those of the device, and bytes on it that are not what was written.
 
 /// An error of a tree operation.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The floor below: the device, its space, its superblock.
+    /// An error of the device, its space or its superblock.
     #[error(transparent)]
     Zones(#[from] zones::Error),
-    /// Bytes that passed their checksum, or carry none, say something impossible. `addr` is the
-    /// device address of the piece that holds them; 0 where the caller did not say.
+    /// Bytes on the device are not what was written, or cannot have been written so.
     #[error(
         "corrupt {what} at device address {addr:#x}: run `kvfs check`, restore from a backup or a snapshot stream"
     )]
-    Corrupt { what: String, addr: u64 },
+    Corrupt {
+        /// What is corrupt, and how.
+        what: String,
+        /// The device address of the block or value; 0 if it is not known.
+        addr: u64,
+    },
 }
 
 impl Error {
-    /// A `Corrupt` error for `what` at `addr`.
+    /// An [`Error::Corrupt`] for `what` at `addr`.
     pub fn corrupt(what: impl Into<String>, addr: u64) -> Error {
         Error::Corrupt { what: what.into(), addr }
     }
 }
 
-/// `Result` of this crate.
+/// The result of a tree operation.
 pub type Result<T> = std::result::Result<T, Error>;

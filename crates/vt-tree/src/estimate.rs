@@ -1,6 +1,6 @@
-//! How much lies in a range of keys, told from index entries alone: what lies wholly inside is
-//! counted by its sums, the blocks that the two ends of the range cut are taken for half. No tuple
-//! block is read, so the cost is that of two descents.
+//! Estimates how much lies in a range of keys, from index entries alone. A subtree wholly inside
+//! counts by its sums; of the blocks that the two ends of the range divide, half is counted. No
+//! tuple block is read, so the cost is that of two descents.
 
 use std::ops::AddAssign;
 use std::sync::Arc;
@@ -13,23 +13,24 @@ use crate::memtable::Memtable;
 use crate::run::Run;
 use crate::source::Source;
 
-/// Items of a memtable that are counted one by one; what lies behind them is judged by how far they
-/// reach.
+/// The items of a memtable that are counted one by one; the rest is extrapolated.
 const COUNTED: u64 = 4096;
 
-/// About how much lies in a range.
+/// An estimate of how much lies in a range.
 ///
 /// Items are counted in every source: a key that was overwritten counts once in each run that still
-/// has a version of it, a tombstone counts as an item. After a compaction of the range the figures
-/// are those of the live tuples.
+/// has a version of it, and a tombstone counts as an item. After a compaction of the range the
+/// figures are those of the live tuples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Estimate {
+    /// Number of items.
     pub items: u64,
-    /// At most so many items too many or too few, apart from those that newer ones hide.
+    /// An upper bound on the error of `items`, in either direction. Items that newer ones hide are
+    /// counted.
     pub items_error: u64,
     /// Bytes: tuple blocks as stored, large values, and keys and values in memory.
     pub bytes: u64,
-    /// At most so many bytes too many or too few.
+    /// An upper bound on the error of `bytes`, in either direction.
     pub bytes_error: u64,
 }
 
@@ -42,7 +43,7 @@ impl AddAssign for Estimate {
     }
 }
 
-/// The sum over `inputs`, memtables as of `at`.
+/// Estimates how much of `inputs` lies in `range`, memtables as of `at`.
 pub fn estimate(inputs: &[Input], range: &KeyRange, at: Seq) -> Result<Estimate> {
     let mut sum = Estimate::default();
     for input in inputs {
@@ -103,7 +104,7 @@ fn item_bytes(item: ItemRef<'_>) -> u64 {
     (item.key.len() + body) as u64
 }
 
-/// The place of `key` between others that share its first `skip` bytes, as a number.
+/// The position of `key` among keys that share its first `skip` bytes, as a number.
 fn place(key: &[u8], skip: usize) -> u64 {
     let rest = &key[skip.min(key.len())..];
     (0..8).fold(0, |n, i| n << 8 | u64::from(rest.get(i).copied().unwrap_or(0)))
@@ -131,7 +132,7 @@ fn of_memtable(memtable: &Arc<Memtable>, range: &KeyRange, at: Seq) -> Result<Es
         cursor.next()?;
     }
     let (Some(first), Some(reached)) = (first, reached) else { return Ok(sum) };
-    // As if the rest were as dense as what was counted, but no more than there is.
+    // Assumes that the rest is as dense as the items counted, bounded by the size of the memtable.
     cursor.last()?;
     let last = match (cursor.item(), &range.end) {
         (Some(item), Some(end)) => item.key.min(end).to_vec(),

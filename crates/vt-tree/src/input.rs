@@ -1,4 +1,4 @@
-//! What merges, cursors and estimates go over: sources, and a range of keys.
+//! The inputs of merges, cursors and estimates, and ranges of keys.
 
 use std::sync::Arc;
 
@@ -7,17 +7,21 @@ use bytes::Bytes;
 use crate::memtable::Memtable;
 use crate::run::Run;
 
-/// Keys from `start` to just below `end`; `end` `None`: to the last key.
+/// The keys from `start` to just below `end`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeyRange {
+    /// The first key.
     pub start: Bytes,
+    /// The first key behind the range; `None` if there is no upper bound.
     pub end: Option<Bytes>,
 }
 
 impl KeyRange {
+    /// All keys.
     pub fn all() -> Self {
         KeyRange::default()
     }
+    /// The keys in `[start, end)`.
     pub fn new(start: impl Into<Bytes>, end: impl Into<Bytes>) -> Self {
         KeyRange { start: start.into(), end: Some(end.into()) }
     }
@@ -26,6 +30,8 @@ impl KeyRange {
 /// One input of a merge or of a cursor.
 #[derive(Clone)]
 pub enum Input {
+    /// A memtable, of which a merge takes the newest version of each key.
     Memtable(Arc<Memtable>),
+    /// A run.
     Run(Arc<Run>),
 }

@@ -1,23 +1,27 @@
-//! What a tree holds: items. A run, and a memtable as of a sequence number, is an ascending
+//! Items: what a tree consists of. A run, and a memtable as of a sequence number, is an ascending
 //! sequence of *disjoint* items: a point (`Put`, `Delete`) covers its one key, a range tombstone
-//! covers `[key, end)`. Newer sources hide older ones wherever their items cover; inside one source
-//! nothing overlaps, because a flush or a merge cuts range tombstones around newer points. So
-//! points and range tombstones need one order, one search, one cursor.
+//! covers `[key, end)`. Items of newer sources hide those of older ones at the keys they cover.
+//! Within a source nothing overlaps, because a flush or a merge cuts range tombstones around newer
+//! points. So points and range tombstones share one order, one search and one cursor.
 
 use bytes::Bytes;
 
 use crate::value::{Value, ValueRef};
 
-/// Commit order. 0 stands for "old": before everything that an open transaction may still ask for.
+/// A sequence number: the position of a commit in the order of all commits. 0 stands for "old":
+/// visible to every reader.
 pub type Seq = u64;
 
-/// What an item says about the keys it covers.
+/// What holds for the keys that an item covers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body {
+    /// A value.
     Put(Value),
+    /// The key is deleted.
     Delete,
     /// Deletes `[item.key, end)`.
     DeleteRange {
+        /// The first key that is not deleted.
         end: Bytes,
     },
 }
@@ -25,13 +29,17 @@ pub enum Body {
 /// One item of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item {
+    /// The key, or the first key of a range.
     pub key: Bytes,
+    /// The sequence number.
     pub seq: Seq,
+    /// What holds for the covered keys.
     pub body: Body,
 }
 
 impl Item {
-    /// Bytes of the item beside its key that lie with it: an inline value, the end of a range.
+    /// The bytes stored with the item in addition to its key: an inline value, or the end of a
+    /// range.
     pub(crate) fn body_len(&self) -> usize {
         match &self.body {
             Body::Put(Value::Inline(v)) => v.len(),
@@ -40,7 +48,7 @@ impl Item {
         }
     }
 
-    /// `true` when the item covers `key`.
+    /// `true` if the item covers `key`.
     pub fn covers(&self, key: &[u8]) -> bool {
         match &self.body {
             Body::DeleteRange { end } => self.key <= key && key < end,
@@ -48,7 +56,7 @@ impl Item {
         }
     }
 
-    /// `true` when every key that the item covers is below `key`.
+    /// `true` if every key that the item covers is below `key`.
     pub fn ends_before(&self, key: &[u8]) -> bool {
         match &self.body {
             Body::DeleteRange { end } => end <= key,
@@ -57,24 +65,33 @@ impl Item {
     }
 }
 
-/// [`Body`], borrowed.
+/// A borrowed [`Body`].
 #[derive(Clone, Copy, Debug)]
 pub enum BodyRef<'a> {
+    /// A value.
     Put(ValueRef<'a>),
+    /// The key is deleted.
     Delete,
-    DeleteRange { end: &'a [u8] },
+    /// Deletes `[item.key, end)`.
+    DeleteRange {
+        /// The first key that is not deleted.
+        end: &'a [u8],
+    },
 }
 
-/// [`Item`], borrowed from a cursor's position.
+/// A borrowed [`Item`], such as the one at the position of a cursor.
 #[derive(Clone, Copy, Debug)]
 pub struct ItemRef<'a> {
+    /// The key, or the first key of a range.
     pub key: &'a [u8],
+    /// The sequence number.
     pub seq: Seq,
+    /// What holds for the covered keys.
     pub body: BodyRef<'a>,
 }
 
 impl BodyRef<'_> {
-    /// The same, to be kept.
+    /// Copies the body.
     pub fn to_body(&self) -> Body {
         match self {
             BodyRef::Put(v) => Body::Put(v.to_value()),
@@ -85,12 +102,12 @@ impl BodyRef<'_> {
 }
 
 impl ItemRef<'_> {
-    /// The same, to be kept.
+    /// Copies the item.
     pub fn to_item(&self) -> Item {
         Item { key: Bytes::copy_from_slice(self.key), seq: self.seq, body: self.body.to_body() }
     }
 
-    /// `true` when every key that the item covers is below `key`.
+    /// `true` if every key that the item covers is below `key`.
     pub fn ends_before(&self, key: &[u8]) -> bool {
         match self.body {
             BodyRef::DeleteRange { end } => end <= key,
@@ -100,7 +117,7 @@ impl ItemRef<'_> {
 }
 
 impl Body {
-    /// The same, borrowed.
+    /// Borrows the body.
     #[inline]
     pub fn borrow(&self) -> BodyRef<'_> {
         match self {
@@ -113,18 +130,20 @@ impl Body {
 }
 
 impl Item {
-    /// The same, borrowed.
+    /// Borrows the item.
     #[inline]
     pub fn borrow(&self) -> ItemRef<'_> {
         ItemRef { key: &self.key, seq: self.seq, body: self.body.borrow() }
     }
 }
 
-/// What one source knows about a key.
+/// The result of a lookup in one source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Lookup {
-    /// Nothing: ask the next older source.
+    /// No item of the source covers the key; an older source may have it.
     Absent,
+    /// The key was deleted at this sequence number.
     Deleted(Seq),
+    /// The sequence number and the value of the key.
     Found(Seq, Value),
 }

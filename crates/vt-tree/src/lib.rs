@@ -1,10 +1,47 @@
-//! The VT-tree (FAST '13): an LSM-tree whose merges stitch, that is, refer to data where it lies
-//! instead of copying it.
+//! The VT-tree (Shetty et al., FAST '13): an LSM-tree whose merges *stitch*, that is, refer to data
+//! where it lies instead of copying it.
 //!
-//! A *memtable* takes changes in memory. A *run* is an immutable sorted sequence on the device: a
-//! tree of index nodes over tuple blocks, with large values out of line. Runs are ropes: [`slice`],
-//! [`concat`], and the one [`merge()`] behind every background job, which differ in their
-//! [`Placement`] only. A [`TreeCursor`] reads memtables and runs as one sequence of live tuples.
+//! - A [`Memtable`] takes changes in memory, in every version that a reader may still request.
+//! - A [`Run`] is an immutable sorted sequence on the device: a tree of index nodes over tuple
+//!   blocks, with large values out of line. Runs may share blocks and whole subtrees.
+//! - A [`Merge`] turns memtables and runs into one run. Flushes, compactions and defragmentation
+//!   are merges that differ in their [`Placement`]; [`slice()`] and [`concat()`] are merges that
+//!   copy next to nothing.
+//! - A [`TreeCursor`] reads memtables and runs as one sequence of live tuples.
+//! - A [`BlockCache`] reads the device for all trees of a store.
+//!
+//! The crate has no state of its own beyond that: which runs make up a tree, and when they are
+//! merged, is up to its user.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use vt_tree::{BlockCache, Input, KeyRange, Memtable, MergeOptions, TreeCursor, Value, merge};
+//! use zones::{FormatOptions, MemoryDevice, Zones};
+//!
+//! # fn main() -> Result<(), vt_tree::Error> {
+//! let zones = Zones::format(Arc::new(MemoryDevice::new()), FormatOptions::default())?;
+//! let cache = BlockCache::new(zones, 8 << 20);
+//!
+//! // A flush is a merge of one memtable.
+//! let memtable = Arc::new(Memtable::new());
+//! memtable.put(b"apple", 1, Value::Inline("red".into()));
+//! memtable.put(b"banana", 2, Value::Inline("yellow".into()));
+//! let inputs = [Input::Memtable(memtable)];
+//! let older = merge(&cache, &inputs, &KeyRange::all(), MergeOptions::default())?.unwrap();
+//!
+//! // Newer sources hide older ones.
+//! let newer = Arc::new(Memtable::new());
+//! newer.delete(b"apple", 3);
+//! let mut cursor = TreeCursor::new(&[Input::Memtable(newer), Input::Run(older)], 3);
+//! let tuple = cursor.next()?.unwrap();
+//! assert_eq!(&tuple.key[..], b"banana");
+//! assert_eq!(&cache.read_value(&tuple.value)?[..], b"yellow");
+//! assert!(cursor.next()?.is_none());
+//! # Ok(())
+//! # }
+//! ```
+
+#![warn(missing_docs)]
 
 mod block;
 mod cache;

@@ -1,6 +1,6 @@
-//! Every reader of bytes in this crate behind one kind of door, for the fuzz targets under `fuzz/`
-//! and the properties below: each takes any bytes and must neither panic nor run away. Checksums
-//! are passed by, so that what lies behind them is reached. Not in normal builds.
+//! Entry points to every parser of this crate, for the fuzz targets under `fuzz/` and the
+//! properties below. Each takes any bytes and must neither panic nor run without end. Checksums are
+//! made to fit, so that the code behind them is reached. Not in normal builds.
 
 use std::hint::black_box;
 
@@ -17,7 +17,7 @@ use crate::item::Body;
 use crate::merge::builder::follows_block;
 use crate::value::{ExtentRef, Value};
 
-/// A tuple block's payload; keys out of the block itself are looked up in it.
+/// Parses the payload of a tuple block, and looks up keys of the block in it.
 pub fn tuple_block(data: &[u8]) {
     let Ok(block) = Block::parse(Bytes::copy_from_slice(data), 4096) else { return };
     black_box(block.weight());
@@ -41,7 +41,7 @@ pub fn tuple_block(data: &[u8]) {
     black_box(block.find(data).is_ok());
 }
 
-/// An index node's payload.
+/// Parses the payload of an index node.
 pub fn index_node(data: &[u8]) {
     let Ok(node) = Node::parse(Bytes::copy_from_slice(data), 1, 4096) else { return };
     let fences = IndexNode::of(&node);
@@ -55,7 +55,8 @@ pub fn index_node(data: &[u8]) {
     }
 }
 
-/// One index entry behind another key; then what was read is written, and must read the same.
+/// Parses an index entry that follows another key; what was parsed is encoded, and must parse to
+/// the same.
 pub fn index_entry(data: &[u8]) {
     let Some((&split, data)) = data.split_first() else { return };
     let (before, data) = data.split_at((split as usize).min(data.len()));
@@ -73,7 +74,7 @@ fn index_entry_use(e: &Entry) {
     black_box((e.data_bytes(), e.at.end(), e.zone_use().is_ok()));
 }
 
-/// `data` with the checksum of what lies behind the first four bytes in these.
+/// `data` with the checksum of the rest in the first four bytes.
 fn sealed(data: &[u8]) -> (Vec<u8>, u32) {
     let mut data = data.to_vec();
     let crc = data.get(4..).map_or(0, zones::crc32c);
@@ -83,7 +84,7 @@ fn sealed(data: &[u8]) -> (Vec<u8>, u32) {
     (data, crc)
 }
 
-/// A frame; its checksum and the pointer to it are made to fit, so that the header is looked at.
+/// Parses a frame, after its checksum and the pointer to it were made to fit.
 pub fn frame(data: &[u8]) {
     let (data, crc) = sealed(data);
     let addr = data.get(8..16).map_or(0, |a| a.iter().rev().fold(0, |n, b| n << 8 | u64::from(*b)));
@@ -95,8 +96,8 @@ pub fn frame(data: &[u8]) {
     }
 }
 
-/// A filter, with its checksum put right; its fingerprints must make the same filter again, or the
-/// same set at least.
+/// Parses a filter, after its checksum was made to fit. A filter built from its fingerprints must
+/// be equal, or at least have the same set.
 pub fn filter(data: &[u8]) {
     let Ok(filter) = Filter::parse(Bytes::from(sealed(data).0)) else { return };
     let mut count = 0;
@@ -124,7 +125,7 @@ mod tests {
     use crate::value::{Compression, Packer};
     use proptest::prelude::*;
 
-    /// Whole bytes of each kind, to be spoilt.
+    /// Valid bytes of each kind, to be corrupted.
     fn whole(kind: usize) -> Vec<u8> {
         let key = |i: u64| Bytes::from(format!("key {:04}", i * 3));
         match kind {

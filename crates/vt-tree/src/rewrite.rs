@@ -1,6 +1,5 @@
-//! A run made anew without what cannot be read of it. What was lost is deleted there, and not
-//! merely left out: else what older runs have at those keys, which it had replaced, would be the
-//! answer again.
+//! Rewrites a run without what cannot be read of it. Lost data is replaced by tombstones and not
+//! merely left out: otherwise items of older runs, which it had hidden, would be visible again.
 
 use std::sync::Arc;
 
@@ -15,9 +14,9 @@ use crate::salvage::{SalvageCache, SalvageCursor, Salvaged};
 use crate::scrub::Damage;
 use crate::value::Value;
 
-/// Says the same as `run` wherever that can be read; where it cannot, it has a range tombstone, and
-/// a tombstone in the place of a value. `removed` hears of each. Sums, fences and filters are made
-/// anew from what is there; large values stay where they lie. `None`: the run was empty.
+/// Returns a run with all of `run` that can be read. A range of keys that cannot be read becomes a
+/// range tombstone, a large value a tombstone; `removed` is called with each. Sums, fences and
+/// filters are computed again; large values stay where they are. `None` if the result is empty.
 pub fn rewrite(
     run: &Arc<Run>,
     options: &MergeOptions,

@@ -1,7 +1,6 @@
-//! Reading what can be read of a run: its items in order, and in between the ranges of keys of
-//! which nothing is known, since a block or node of the index cannot be read. Nothing is trusted:
-//! what lies outside of the fences above it does not count, so that no tree of whatever shape gives
-//! a key twice or is walked without end.
+//! Reads what can be read of a damaged run: its items in order, and between them the ranges of keys
+//! of which a block or node of the index cannot be read. Nothing is trusted: what lies outside the
+//! fences above it is ignored, so that no damaged tree yields a key twice or is walked without end.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,20 +15,24 @@ use crate::index::node::Node;
 use crate::item::{Body, Item};
 use crate::run::Run;
 
-/// A piece of a run.
+/// What [`SalvageCursor`] returns: an item, or a gap.
 #[derive(Clone, Debug)]
 pub enum Salvaged {
+    /// An item.
     Item(Item),
-    /// Of the keys from `start` up to `end` nothing is known.
+    /// The keys in `[start, end)` cannot be read.
     Gap {
+        /// The first key of the gap.
         start: Bytes,
+        /// The first key behind the gap.
         end: Bytes,
+        /// Why it cannot be read.
         what: String,
     },
 }
 
-/// Nodes and blocks read last, so that many short walks do not read the same again and again.
-/// Bounded by their number.
+/// A cache of nodes and blocks, bounded by their number, so that many short walks do not read the
+/// same ones again.
 #[derive(Default)]
 pub struct SalvageCache {
     nodes: HashMap<FramePointer, Arc<Node>>,
@@ -65,7 +68,7 @@ impl SalvageCache {
     }
 }
 
-/// A node that is open: its next entry, and the fences that it must keep.
+/// An open node: its next entry, and the fences that it must lie within.
 struct SalvageNode {
     node: Arc<Node>,
     next: usize,
@@ -73,24 +76,25 @@ struct SalvageNode {
     high: Bytes,
 }
 
-/// The pieces of a run from a key on, ascending and disjoint.
+/// A cursor on the items and gaps of a damaged run, which are disjoint and ascend by key.
 pub struct SalvageCursor {
     run: Arc<Run>,
     /// The root has not been opened.
     root: bool,
     path: Vec<SalvageNode>,
-    /// Of the block that is open, the next one last.
+    /// Items and gaps of the open block, in descending order.
     ready: Vec<Salvaged>,
     from: Bytes,
 }
 
 impl SalvageCursor {
-    /// Those that reach beyond `from`.
+    /// A cursor on those that end above `from`.
     pub fn new(run: &Arc<Run>, from: &[u8]) -> SalvageCursor {
         let from = Bytes::copy_from_slice(from);
         SalvageCursor { run: run.clone(), root: true, path: Vec::new(), ready: Vec::new(), from }
     }
 
+    /// The next item or gap; `None` at the end.
     pub fn next(&mut self, recent: &mut SalvageCache) -> Option<Salvaged> {
         loop {
             if let Some(piece) = self.ready.pop() {
@@ -108,7 +112,7 @@ impl SalvageCursor {
                 continue;
             };
             step.next += 1;
-            // They are in order and disjoint; those that leave their fences are no part of this
+            // Entries ascend and are disjoint. One outside the fences of its node is no part of the
             // tree.
             if entry.low < step.low || entry.high > step.high {
                 continue;

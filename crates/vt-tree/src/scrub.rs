@@ -1,11 +1,11 @@
-//! Reading again what lies on the medium: every index node, filter, tuple block and large value of
-//! a range of keys is read, past all caches, and compared with its checksum. Whether sums, fences
-//! and filters say what is true is the business of [`crate::check_run`]; this asks only whether the
-//! device still gives back what was written.
+//! Verifies what is on the medium: every index node, filter, tuple block and large value of a range
+//! of keys is read, past all caches, and compared with its checksum. Whether sums, fences and
+//! filters are right is up to [`crate::check_run`]; this checks only whether the device returns
+//! what was written.
 //!
-//! It goes by ranges of keys and not by runs. Whatever merges do, what lies in a range stays in
-//! that range, so one walk over all keys meets everything that was there when it began and is there
-//! still, and a run is kept from being freed for no longer than one step.
+//! A scrub goes by ranges of keys and not by runs. Whatever merges do, the data of a range stays in
+//! that range, so one walk over all keys meets everything that existed when it began and still
+//! exists; and a run is pinned for no longer than one step.
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -24,22 +24,23 @@ use crate::run::Run;
 use crate::value::{ExtentRef, Value};
 use crate::{Error, Result};
 
-/// Neighbouring values are read together up to so many bytes.
+/// The most bytes of neighbouring values that are read at once.
 const SPAN: u64 = 1 << 20;
 
-/// Something that cannot be read, or is not what was written.
+/// A frame or value that cannot be read or is not what was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damage {
     /// Device address of the frame or value.
     pub addr: u64,
+    /// What is wrong.
     pub what: String,
-    /// The keys that depend on it: from `start` on, up to `end` without it.
+    /// The first key that depends on it.
     pub start: Bytes,
+    /// The first key behind those that depend on it.
     pub end: Bytes,
 }
 
-/// One step of a scrub: a range of keys, in any number of runs. What several of them share is read
-/// once.
+/// One step of a scrub: a range of keys in any number of runs. What runs share is read once.
 pub struct Scrub<'a> {
     range: &'a KeyRange,
     seen: HashSet<(u64, u32)>,
@@ -48,8 +49,8 @@ pub struct Scrub<'a> {
 }
 
 impl<'a> Scrub<'a> {
-    /// `pace` hears of all bytes read, soon after each read, and ends the scrub; `damage` hears of
-    /// what is found.
+    /// A step over `range`. `pace` is called with the number of bytes after each read and can end
+    /// the scrub; `damage` is called with each error found.
     pub fn new(
         range: &'a KeyRange,
         pace: &'a mut dyn FnMut(u64) -> ControlFlow<()>,
@@ -58,6 +59,7 @@ impl<'a> Scrub<'a> {
         Scrub { range, seen: HashSet::new(), pace, damage }
     }
 
+    /// Scrubs the range in `run`. Breaks if `pace` did.
     pub fn run(&mut self, run: &Arc<Run>) -> ControlFlow<()> {
         let (root, level) = run.root();
         self.subtree(run, root, level)
@@ -123,7 +125,7 @@ impl<'a> Scrub<'a> {
             };
             for item in items {
                 let Body::Put(Value::Extent(e)) = item.body else { continue };
-                // What lies outside of the range is another step's.
+                // What lies outside the range belongs to another step.
                 if item.key < self.range.start
                     || self.range.end.as_ref().is_some_and(|end| item.key >= *end)
                 {
@@ -140,7 +142,7 @@ impl<'a> Scrub<'a> {
         self.values(run, &mut span)
     }
 
-    /// Reads them together, and one by one if that fails, so that what is found is one of them.
+    /// Reads the values together; if that fails, one by one to find out which is damaged.
     fn values(&mut self, run: &Run, span: &mut Vec<(Bytes, ExtentRef)>) -> ControlFlow<()> {
         span.retain(|(_, e)| self.seen.insert((e.addr, e.crc)));
         let extents: Vec<ExtentRef> = span.iter().map(|(_, e)| *e).collect();
@@ -166,9 +168,9 @@ impl<'a> Scrub<'a> {
     }
 }
 
-/// The key up to which about `quota` bytes of a run lie from `start` on; `None`: no more than that
-/// is left. Subtrees are passed over by their sums. What cannot be read is nothing here: the scrub
-/// itself will say so.
+/// The key up to which `run` has about `quota` bytes from `start` on; `None` if it has no more than
+/// that. Subtrees are counted by their sums. What cannot be read counts nothing: the scrub itself
+/// will report it.
 pub fn scrub_end(
     run: &Arc<Run>,
     start: &[u8],

@@ -1,5 +1,5 @@
-//! Decoding one item after the other, from a restart point on. Nothing is believed: what does not
-//! fit is `None`.
+//! Decodes one item after the other from a restart point on. The input is not trusted: what does
+//! not decode is `None`.
 
 use zones::varint;
 
@@ -12,7 +12,7 @@ use crate::item::Seq;
 use crate::value::Compression;
 use crate::value::ExtentRef;
 
-/// What precedes an item's body.
+/// The head of an item: all that precedes its body.
 pub(super) struct Head {
     pub shared: usize,
     pub suffix: (usize, usize),
@@ -31,7 +31,7 @@ pub(super) struct Decoder<'a> {
 impl Decoder<'_> {
     #[inline]
     fn varint(&mut self) -> Option<u64> {
-        // Nearly all are below 128.
+        // Nearly all values are below 128.
         let first = *self.data.get(self.at)?;
         if first < 0x80 {
             self.at += 1;
@@ -80,14 +80,14 @@ impl Decoder<'_> {
         Some(u32::from_le_bytes(self.data[s..e].try_into().ok()?))
     }
 
-    /// An extent that follows the one before, whose end is its address yet; the checksum comes
-    /// next.
+    /// Completes an extent that follows the one before: `e` has that one's end as its address, and
+    /// its checksum is read next.
     fn behind(&mut self, e: ExtentRef) -> Option<ExtentRef> {
         Some(ExtentRef { addr: e.behind(e.addr)?, crc: self.crc()?, ..e })
     }
 
     fn extent(&mut self, e: ExtentRef) -> Option<BodyPlace> {
-        // Keeps every later sum of address and length inside u64.
+        // Bounds every later sum of address and length to u64.
         if e.addr > u64::MAX / 2 {
             return None;
         }

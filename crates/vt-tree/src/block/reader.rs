@@ -349,14 +349,14 @@ impl Block {
         })
     }
 
-    /// What the first keys of all restart intervals share.
+    /// The prefix that the first keys of all restart intervals share.
     pub(crate) fn shared_prefix(&self) -> &[u8] {
-        // `parse` has looked at this key.
+        // `parse` has decoded this key.
         self.restart_key(0).map_or(&[], |key| &key[..self.shared.min(key.len())])
     }
 
-    /// Of the first key of each restart interval, the eight bytes behind what all share, see
-    /// [`head_of`].
+    /// The head of the first key of each restart interval: the eight bytes behind the shared
+    /// prefix, see [`head_of`].
     pub(crate) fn heads(&self) -> &[u64] {
         &self.heads
     }
@@ -368,7 +368,7 @@ impl Block {
     }
 
     /// The item that covers `key`, if any, in the bytes of the one restart interval that can have
-    /// it. `None`: it does not decode.
+    /// it. `None` if the bytes do not decode.
     pub(crate) fn find_in_interval(interval: &[u8], key: &[u8]) -> Option<Option<(Seq, Body)>> {
         let mut d = Decoder { data: interval, at: 0, extent: None };
         let found = find_from(&mut d, interval.len(), key)?;
@@ -376,11 +376,11 @@ impl Block {
     }
 }
 
-/// The item that covers `key` among those up to `end`, the first of which has its whole key.
-/// `None`: one does not decode.
+/// The item that covers `key` among those from the position of `d`, a restart point, up to `end`.
+/// `None` if an item does not decode.
 fn find_from(d: &mut Decoder<'_>, end: usize, key: &[u8]) -> Option<Option<(Seq, BodyPlace)>> {
-    // The key before, its length, and how much of it is as `key` begins: where that ends it is the
-    // smaller one.
+    // The length of the key before, which is smaller than `key`, and of the prefix it has in common
+    // with `key`.
     let (mut len, mut common) = (0, 0);
     let mut before: Option<(Seq, BodyPlace)> = None;
     while d.at < end {
@@ -388,7 +388,7 @@ fn find_from(d: &mut Decoder<'_>, end: usize, key: &[u8]) -> Option<Option<(Seq,
         let suffix = &d.data[head.suffix.0..head.suffix.1];
         len = head.shared + suffix.len();
         if head.shared < common {
-            // It differs earlier than the one before, and ascends there.
+            // It shares less with the key before than that shares with `key`, so it is above `key`.
             break;
         }
         let mut order = std::cmp::Ordering::Less;

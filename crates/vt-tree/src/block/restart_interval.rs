@@ -1,12 +1,12 @@
-//! The items of one restart interval of a tuple block, decoded into memory that is used again and
-//! again: what a cursor walks on.
+//! The decoded items of one restart interval of a tuple block, on which a cursor walks. The memory
+//! is reused for the next one.
 
 use bytes::Bytes;
 
 use crate::item::{Body, BodyRef, ItemRef, Seq};
 use crate::value::{ExtentRef, Value, ValueRef};
 
-/// A body; bytes by their place in the block.
+/// A body whose bytes stay in the block: ranges of offsets.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum BodyPlace {
     Inline(u32, u32),
@@ -16,7 +16,7 @@ pub(crate) enum BodyPlace {
 }
 
 impl BodyPlace {
-    /// The body itself, in the bytes of its block.
+    /// The body, borrowed from the bytes of its block.
     #[inline]
     pub fn body(self, data: &Bytes) -> BodyRef<'_> {
         match self {
@@ -33,7 +33,7 @@ impl BodyPlace {
 }
 
 impl BodyPlace {
-    /// The body, copied out of the bytes that it refers to.
+    /// The body, copied from the bytes that it refers to.
     pub fn copied(self, data: &[u8]) -> Body {
         let copy = |a: u32, b: u32| Bytes::copy_from_slice(&data[a as usize..b as usize]);
         match self {
@@ -52,8 +52,8 @@ struct DecodedItem {
     body: BodyPlace,
 }
 
-/// Decoded items. Keys are copied, since they lie in the block without the prefix that they share;
-/// all else stays there.
+/// Decoded items. Keys are copied, since the block has them without their shared prefix; all else
+/// stays in the block.
 #[derive(Default)]
 pub(crate) struct RestartInterval {
     data: Bytes,
@@ -62,9 +62,9 @@ pub(crate) struct RestartInterval {
 }
 
 impl RestartInterval {
-    /// Empty, over the bytes of a block.
+    /// Empties it and lets it refer to the bytes of a block.
     pub fn begin(&mut self, data: &Bytes) {
-        // Most often the block is the same as before.
+        // Usually the block is the same as before.
         if self.data.as_ptr() != data.as_ptr() || self.data.len() != data.len() {
             self.data = data.clone();
         }
@@ -78,8 +78,8 @@ impl RestartInterval {
         self.slots.clear();
     }
 
-    /// Adds an item whose key begins with `shared` bytes of the key before it, which must be as
-    /// long.
+    /// Adds an item whose key begins with `shared` bytes of the key before it, which must have that
+    /// many.
     pub fn push(&mut self, shared: usize, suffix: &[u8], seq: Seq, body: BodyPlace) {
         let start = self.keys.len();
         if shared > 0 {
@@ -90,15 +90,15 @@ impl RestartInterval {
         self.slots.push(DecodedItem { key: (start as u32, self.keys.len() as u32), seq, body });
     }
 
-    /// The same, if it comes behind the item before it; `false`: it does not, or is an empty range.
-    /// What is checked is what no writer does, so that whoever walks on the items can rely on their
-    /// order whatever the device holds.
+    /// Adds an item as `push` does, if it lies behind the item before it and is no empty range;
+    /// returns whether it does. No writer produces anything else, so readers can rely on the order
+    /// of items whatever the device holds.
     pub fn push_next(&mut self, shared: usize, suffix: &[u8], seq: Seq, body: BodyPlace) -> bool {
         let Some(before) = self.slots.last().copied() else {
             self.push(shared, suffix, seq, body);
             return self.whole_range();
         };
-        // Up to `shared` they are the same.
+        // Up to `shared` the two keys are equal.
         let rest = &self.keys[before.key.0 as usize + shared..before.key.1 as usize];
         if rest >= suffix {
             return false;
@@ -109,7 +109,7 @@ impl RestartInterval {
         !overlaps && self.whole_range()
     }
 
-    /// `false`: the last item is a range tombstone that ends where it begins or before.
+    /// `false` if the last item is a range tombstone that ends where it begins or before.
     fn whole_range(&self) -> bool {
         self.slots.last().is_none_or(|s| match s.body {
             BodyPlace::DeleteRange(a, b) => {
@@ -119,7 +119,7 @@ impl RestartInterval {
         })
     }
 
-    /// Length of the last key; 0 when there is none.
+    /// The length of the last key; 0 if there is none.
     pub fn last_key_len(&self) -> usize {
         self.slots.last().map_or(0, |s| (s.key.1 - s.key.0) as usize)
     }
@@ -147,7 +147,7 @@ impl RestartInterval {
         })
     }
 
-    /// How many items from the front fulfil `pred`; they must come first.
+    /// The number of leading items that satisfy `pred`. No item behind them may satisfy it.
     pub fn partition_point(&self, pred: impl Fn(ItemRef<'_>) -> bool) -> usize {
         (0..self.len()).take_while(|&i| self.item(i).is_some_and(&pred)).count()
     }

@@ -1,12 +1,12 @@
-//! What is kept of a tuple block that is not: where its restart intervals lie, the first eight
-//! bytes that tell their first keys apart, and a checksum of each, some 16 bytes for a restart
-//! interval of half a kilobyte.
+//! A sparse index is kept in memory of a tuple block that is not: where its restart intervals lie,
+//! the first eight bytes that distinguish their first keys, and a checksum of each, some 16 bytes
+//! for a restart interval of half a kilobyte.
 //!
-//! A block that the host has in its page cache need not be there a second time; but to check one
-//! tuple of it, all of it had to be read. With a sparse index, made when the whole block was read
-//! and checked, a get reads the one restart interval that can have its key, and checks that. So
-//! more tuples are at hand than the cache has room for, and no byte is believed that was not
-//! checked.
+//! A block in the host's page cache need not be in memory a second time; but without more, the
+//! whole block would have to be read to check one tuple of it. A sparse index is made when the
+//! whole block was read and checked. With it a get reads the one restart interval that can have its
+//! key, and checks that. So more tuples can be read without the device than the cache has room for,
+//! and every byte used was checked.
 
 use std::cell::RefCell;
 use std::cmp::Ordering;
@@ -21,34 +21,34 @@ use crate::Result;
 use crate::block::{Block, head_of};
 use crate::item::{Body, Seq};
 
-/// Blocks of fewer restart intervals have none: hardly less would be read.
+/// Blocks of fewer restart intervals have no sparse index: it would save little.
 const INTERVALS_LEAST: usize = 4;
-/// A longer restart interval is read with its block.
+/// If a restart interval is longer, bytes, the whole block is read.
 const INTERVAL_MOST: usize = 4 << 10;
 
-/// The cache is told of one find in so many without it, so that what is in use stays.
+/// One in so many finds without the cache is reported to it, so that it keeps blocks in use.
 const TOLD: u32 = 16;
 
-/// What a block has for a key.
+/// The result of a lookup in a block.
 type BlockLookup = Result<Option<(Seq, Body)>>;
 
 /// The sparse index of a block.
 #[derive(Debug)]
 pub(crate) struct SparseIndex {
-    /// For each restart interval the head of its first key; then for each where it begins in the
-    /// frame's payload and its checksum; then what the first keys share.
+    /// For each restart interval the head of its first key; then for each its offset in the frame's
+    /// payload and its checksum; then the prefix that the first keys share.
     words: Box<[u64]>,
     intervals: u16,
     shared: u16,
-    /// Where the last restart interval ends.
+    /// The offset at which the last restart interval ends.
     end: u32,
-    /// The block itself, while the cache has it: found without looking there.
+    /// The block itself while it is cached, so that no look into the cache is needed.
     cached: ArcSwapOption<Block>,
-    /// How often it was found so.
+    /// The number of lookups in the cached block.
     hits: AtomicU32,
-    /// The device had to be waited for.
+    /// Reading the last restart interval had to wait for the device.
     slow: AtomicBool,
-    /// When a restart interval was last read, in misses of the cache.
+    /// When a restart interval was last read; the clock is the number of misses of the cache.
     read: AtomicU32,
 }
 
@@ -57,8 +57,8 @@ thread_local! {
 }
 
 impl SparseIndex {
-    /// Of a block whose payload lies on the device as it is.
-    /// `now`: in misses of the cache.
+    /// The sparse index of a block that is stored uncompressed; `None` if it would save little.
+    /// `now` is the number of misses of the cache.
     pub fn of(block: &Block, now: u32) -> Option<SparseIndex> {
         let intervals = block.plain_intervals()?;
         let (n, shared) = (intervals.len(), block.shared_prefix());
@@ -86,24 +86,25 @@ impl SparseIndex {
         })
     }
 
-    /// Memory that it takes, bytes.
+    /// The memory that it takes, bytes.
     pub fn weight(&self) -> usize {
         size_of::<Self>() + 16 + 8 * self.words.len()
     }
 
-    /// The cache has the block from now on, until it calls [`SparseIndex::evict`] of it.
+    /// Refers to the block, which is cached from now on, until [`SparseIndex::evict`] is called.
     pub fn keep(self: &Arc<Self>, block: &Arc<Block>) {
-        // One that two have read at the same time may be told of both; the later one stays.
+        // Two threads may have read the block at the same time; the later copy stays.
         if block.sparse_index.set(Arc::downgrade(self)).is_ok() {
             self.cached.store(Some(block.clone()));
-            // If it was pushed out meanwhile, this or `evict` sees the other's mark.
+            // If the block was evicted concurrently, this load or `evict` sees the other side's
+            // store.
             if block.evicted.load(SeqCst) {
                 self.cached.store(None);
             }
         }
     }
 
-    /// The cache has pushed `block` out.
+    /// Drops the reference to `block`, which the cache has evicted.
     pub fn evict(block: &Block) {
         block.evicted.store(true, SeqCst);
         if let Some(sparse) = block.sparse_index.get().and_then(Weak::upgrade) {
@@ -111,8 +112,8 @@ impl SparseIndex {
         }
     }
 
-    /// What the block has for `key`, if the cache has the block; and whether the cache should be
-    /// told that it is in use.
+    /// Looks up `key` if the block is cached; also returns whether the use should be reported to
+    /// the cache.
     #[inline]
     pub fn find_cached(&self, key: &[u8]) -> Option<(BlockLookup, bool)> {
         let here = self.cached.load();
@@ -140,15 +141,15 @@ impl SparseIndex {
         Some((found, hits.is_multiple_of(TOLD)))
     }
 
-    /// Whether a restart interval should be read and not the whole block: the host has it, and it
-    /// was not read a moment ago, which is `soon` misses of the cache.
+    /// Whether to read a restart interval and not the whole block: if the host has the block in
+    /// memory, and it was not read within the last `soon` misses of the cache.
     pub fn suits(&self, now: u32, soon: u32) -> bool {
         let before = self.read.load(Relaxed);
         self.read.store(now, Relaxed);
         now.wrapping_sub(before) > soon && !self.slow.load(Relaxed)
     }
 
-    /// The device had to be waited for, or not any more.
+    /// Records whether the last read had to wait for the device.
     pub fn set_slow(&self, slow: bool) {
         self.slow.store(slow, Relaxed);
     }
@@ -160,7 +161,7 @@ impl SparseIndex {
         (start(g), end, self.words[n + g] as u32)
     }
 
-    /// How `key` compares with what all first keys share; as much of it as there is.
+    /// Compares `key` with the prefix that all first keys share.
     fn against_shared(&self, key: &[u8]) -> Ordering {
         let shared = usize::from(self.shared);
         let words = &self.words[2 * usize::from(self.intervals)..];
@@ -177,8 +178,8 @@ impl SparseIndex {
         Ordering::Equal
     }
 
-    /// The restart interval that can have `key`, or else, if its first key is above it, the one
-    /// before. `None`: whole keys are needed to tell.
+    /// The restart interval that can have `key`; if its first key is above `key`, it is the one
+    /// before that. `None`: only a comparison of whole keys can tell.
     fn choose(&self, key: &[u8]) -> Option<usize> {
         let at = match self.against_shared(key) {
             Ordering::Less => 0,
@@ -189,7 +190,7 @@ impl SparseIndex {
                 let first = heads.partition_point(|&h| h < head);
                 match heads[first..].iter().take_while(|&&h| h == head).count() {
                     0 => first,
-                    // Its first key is looked at in the restart interval.
+                    // `find` compares the whole first key.
                     1 => first + 1,
                     _ => return None,
                 }
@@ -198,8 +199,8 @@ impl SparseIndex {
         Some(at.saturating_sub(1))
     }
 
-    /// What the block has for `key`, out of one restart interval of it. `read` fills a buffer from
-    /// a place in the payload on. `None`: that must be asked of the whole block.
+    /// Looks up `key` in one restart interval of the block. `read` fills a buffer from an offset of
+    /// the payload. `None`: the whole block must be read.
     pub fn find(
         &self,
         key: &[u8],
@@ -218,7 +219,7 @@ impl SparseIndex {
                 }
                 let interval = &mut buf[..len];
                 read(start, interval).ok()?;
-                // What is wrong with it the whole block will tell.
+                // Reading the whole block will report the error.
                 if crc32c(interval) != crc {
                     return None;
                 }
@@ -254,7 +255,7 @@ mod tests {
         Item { key: key.into(), seq: 3, body: Body::Put(Value::Inline(value)) }
     }
 
-    /// By reading restart intervals of the payload.
+    /// Looks up `key` by reading restart intervals of the payload.
     fn find(sparse: &SparseIndex, block: &Block, key: &[u8]) -> Option<Option<(Seq, Body)>> {
         sparse.find(key, |at, to| {
             to.copy_from_slice(&block.bytes()[at..at + to.len()]);
@@ -265,8 +266,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// Keys of few different bytes, so that prefixes, heads and whole keys meet often; every
-        /// third item may delete a range.
+        /// Keys of few different bytes, so that prefixes, heads and whole keys are often equal;
+        /// every third item is a range tombstone.
         #[test]
         fn an_outline_finds_what_its_block_has(
             keys in proptest::collection::btree_set(proptest::collection::vec(prop_oneof![Just(0u8), Just(1), Just(255)], 0..12), 20..90),
@@ -339,7 +340,7 @@ mod tests {
         SparseIndex::evict(&one);
         assert!(sparse.find_cached(&items[5].key).is_none());
         assert_eq!(Arc::strong_count(&one), 1);
-        // The cache was quicker.
+        // The cache has evicted the block before it is kept.
         SparseIndex::evict(&other);
         sparse.keep(&other);
         assert!(sparse.find_cached(&items[5].key).is_none());

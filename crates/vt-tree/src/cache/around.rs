@@ -1,15 +1,15 @@
-//! Reading around: when a read had to wait for the device, what lies beside it is fetched as well,
-//! as long as the whole store fits into the memory that the host could use for it. A store just
-//! opened is then in memory after each of its places was read once, in pieces that the device
-//! likes, and not tuple by tuple.
+//! Reading around: when a read had to wait for the device, its neighbourhood on the device is
+//! fetched as well, as long as the whole store fits into the memory that the host could use for it.
+//! A store just opened is then in memory after each region was read once, in pieces of a size that
+//! suits the device, and not tuple by tuple.
 //!
-//! Nothing is fetched twice, so that what is fetched in vain is never more than the store; and
-//! nothing at all where the store is larger than half of that memory: there, what is beside a tuple
-//! would push out what was asked for. Cursors announce by themselves what they will read; of what
-//! they come to, only the index is read around.
+//! Nothing is fetched twice, so no more than the store is ever fetched in vain. Nothing is fetched
+//! if the store is larger than half of that memory: the neighbourhood of a tuple would then evict
+//! data that was requested. Cursors announce by themselves what they will read; for them only the
+//! index is read around.
 //!
-//! Where a caller knows that it will not come to what lies beside a large value, the value is read
-//! alone ([`read_alone`]).
+//! A caller that knows it will not read the neighbourhood of a large value reads the value alone
+//! ([`read_alone`]).
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -18,24 +18,24 @@ use std::time::{Duration, Instant};
 use env::sync::Mutex;
 use zones::{Purpose, ZONE_SIZE, Zones};
 
-/// What is fetched around a read: a piece of so much, aligned. A zone has 32 of these.
+/// The unit that is fetched around a read, bytes: an aligned piece. A zone has 32 of them.
 const PIECE: u64 = ZONE_SIZE / 32;
-/// Or more of them, a power of two, as more was fetched: an eighth of that, up to so many. Each
-/// read that waits costs the time of half a piece; who has come for a few tuples only shall not
-/// fetch many.
+/// The most pieces that are fetched at once. Their number, a power of two, grows with the number
+/// fetched so far divided by `SHARE`. Each read that waits costs the time of half a piece; a
+/// program that needs only a few tuples must not fetch many.
 const PIECES_MOST: u64 = 8;
 const SHARE: u64 = 8;
-/// After so many bytes it is asked again whether the store fits.
+/// Whether the store fits is checked again after so many bytes were fetched.
 const LOOK: u64 = 64 << 20;
-/// Reads that are let pass after it did not fit.
+/// The number of reads that fetch nothing after the store did not fit.
 const PASS: u32 = 4096;
 
 thread_local! {
     static ALONE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Does `work`; around large values that it reads on this thread nothing else is fetched. The
-/// index, which is what a later read comes to wherever it goes, is read as ever.
+/// Runs `work`. Nothing is fetched around large values that it reads on this thread. The index,
+/// which later reads need wherever they go, is read around as ever.
 pub fn read_alone<T>(work: impl FnOnce() -> T) -> T {
     struct Before(bool);
     impl Drop for Before {
@@ -52,22 +52,22 @@ pub(crate) struct ReadAround(Mutex<ReadAroundState>);
 
 #[derive(Default)]
 struct ReadAroundState {
-    /// By zone number a bit for each piece of it that was fetched.
+    /// By zone number, a bit for each of its pieces that was fetched.
     fetched: HashMap<u64, u32>,
-    /// Pieces that were fetched.
+    /// The number of pieces fetched.
     pieces: u64,
-    /// Bytes that may be fetched before it is asked again.
+    /// Bytes that may be fetched before the next check whether the store fits.
     left: u64,
     pass: u32,
 }
 
 impl ReadAround {
-    /// `true` when a read of `len` bytes took so long that the host cannot have had them in memory.
+    /// `true` if a read of `len` bytes took so long that the host cannot have had them in memory.
     pub fn waited(begun: Instant, len: u64) -> bool {
         begun.elapsed() > Duration::from_nanos(8_000 + len / 4)
     }
 
-    /// A read at `addr` had to wait.
+    /// Fetches the neighbourhood of `addr`, after a read there that had to wait.
     pub fn fetch(&self, zones: &Zones, purpose: Purpose, addr: u64) {
         if purpose == Purpose::Pages && ALONE.get() {
             return;
@@ -104,7 +104,7 @@ impl ReadAround {
     }
 }
 
-/// Whether what was not fetched so far fits into half of the host's memory.
+/// Whether the rest of the store fits into half of the host's memory.
 fn fits(zones: &Zones, state: &ReadAroundState) -> bool {
     let Some(memory) = zones.host_memory() else { return false };
     let space = zones.space();

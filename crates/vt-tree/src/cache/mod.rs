@@ -1,12 +1,12 @@
-//! What every tree of a store shares: the device below and the block cache.
+//! The block cache and reader that all trees of a store share.
 //!
 //! The cache is keyed by device address and checksum. Stitching moves pointers and leaves blocks
-//! where they are, so a block stays warm through any number of merges; and a zone that is freed and
-//! written anew can never serve its former content.
+//! where they are, so a block stays cached through any number of merges; and a zone that is freed
+//! and rewritten never serves its former content.
 //!
-//! Index nodes, filters, and the tuple blocks that hold nothing but references to large values have
-//! the first claim on the budget: a read then costs the device one access, for the tuple itself.
-//! Tuple blocks have what is left, an eighth at least.
+//! Index nodes, filters, and tuple blocks that hold little but references to large values have the
+//! first claim on the budget, so that a read costs the device one access, for the tuple itself.
+//! Tuple blocks have the rest, at least an eighth.
 
 mod around;
 
@@ -34,33 +34,33 @@ use crate::{Error, Result};
 
 pub use around::read_alone;
 
-/// Longest single read along contiguous extents, bytes.
+/// The longest single read of contiguous extents, bytes.
 const READ_MOST: u64 = 1 << 20;
-/// Bytes of large values that are read together.
+/// The most bytes of large values that are read at once.
 const READ_TOGETHER: u64 = 8 << 20;
-/// Two spans with a gap below this are announced as one: reading that much takes less than a second
-/// request.
+/// Two spans with a gap below this, bytes, are announced as one: reading the gap takes less time
+/// than a second request.
 pub(crate) const GAP: u64 = 16 << 10;
 
-/// A cursor that has read one part of this many of the budget goes a long way.
+/// A cursor that has read more than the budget divided by this no longer fills the cache.
 const LONG_WAY: u64 = 2;
-/// A block that the host has is given the place of another when it is asked for twice within so
-/// many misses: one for this many blocks in the cache. Where all are asked for alike, changing
-/// places is work for nothing.
+/// A block in the host's page cache replaces another one if it is requested twice within so many
+/// misses: one miss for this many blocks in the cache. If all blocks are requested equally often,
+/// replacing one by another gains nothing.
 const SOON: usize = 16;
-/// Sparse indexes may take so much of the budget: one part of this many.
+/// Sparse indexes may take the budget divided by this.
 const SPARSE_INDEXES: u64 = 4;
 
-/// How something is read that is not in memory.
+/// How data that is not in memory is read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ReadMode {
     Alone,
-    /// With what lies beside it, see [`ReadAround`].
+    /// With its neighbourhood on the device, see [`ReadAround`].
     Around,
 }
 
-/// What is kept of an index, and before anything else: without it each read of a tuple would cost
-/// several of the device.
+/// The parts of an index that are cached before anything else: without them each read of a tuple
+/// would cost several device accesses.
 #[derive(Clone)]
 enum IndexData {
     Node(Arc<IndexNode>),
@@ -69,10 +69,10 @@ enum IndexData {
     Block(Arc<Block>),
 }
 
-/// An address and the checksum of what lies there.
+/// A device address and the checksum of the data there.
 type CacheKey = (u64, u32);
 
-/// Stands for the cache's own bookkeeping of an entry, bytes.
+/// An estimate of the cache's own overhead for an entry, bytes.
 const BOOKKEEPING: u64 = 64;
 
 #[derive(Clone)]
@@ -89,7 +89,7 @@ impl Weighter<CacheKey, IndexData> for CacheWeight {
     }
 }
 
-/// Tells sparse indexes what the cache has pushed out.
+/// Tells sparse indexes which blocks the cache has evicted.
 #[derive(Clone, Default)]
 struct EvictionListener;
 
@@ -107,32 +107,32 @@ impl Weighter<CacheKey, Arc<Block>> for CacheWeight {
     }
 }
 
-/// Device and block cache; one for all trees of a store.
+/// The device and the block cache; one for all trees of a store.
 pub struct BlockCache {
     zones: Arc<Zones>,
     /// The budget of both caches together, bytes.
     budget: u64,
-    /// May take nearly all of the budget; tuple blocks get what it leaves.
+    /// Index data. May take seven eighths of the budget; tuple blocks get what it leaves.
     upper: Cache<CacheKey, IndexData, CacheWeight>,
     blocks: Cache<CacheKey, Arc<Block>, CacheWeight, DefaultHashBuilder, EvictionListener>,
     ahead: AtomicUsize,
     pinned: Arc<AtomicU64>,
     sparse_bytes: Arc<AtomicU64>,
-    /// Tuple blocks that were asked for and not in the cache.
+    /// The number of tuple blocks requested that were not cached.
     misses: AtomicU32,
-    /// A block that comes back after fewer misses than this is worth a place that another one has;
-    /// 0 while there is room.
+    /// A block that is requested again after fewer misses than this replaces another one; 0 while
+    /// the cache has room.
     soon: AtomicU32,
     around: ReadAround,
 }
 
-/// A tuple block whose keys its index entry does not cover.
+/// The error for a tuple block with keys outside its fences.
 pub(crate) fn outside(addr: u64) -> Error {
     Error::corrupt("tuple block: keys outside of its fences", addr)
 }
 
 impl BlockCache {
-    /// `cache_bytes`: the budget of the block cache.
+    /// A cache with a budget of `cache_bytes` bytes over `zones`.
     pub fn new(zones: Arc<Zones>, cache_bytes: usize) -> Arc<BlockCache> {
         let items = (cache_bytes / 8192).max(64);
         let budget = cache_bytes as u64;
@@ -156,18 +156,19 @@ impl BlockCache {
         })
     }
 
+    /// The zones that the cache reads.
     pub fn zones(&self) -> &Arc<Zones> {
         &self.zones
     }
 
-    /// Bytes that the block cache holds now.
+    /// The bytes that the block cache holds now.
     pub fn cache_bytes(&self) -> u64 {
         self.upper.weight() + self.blocks.weight()
     }
 
     fn keep_upper(&self, at: FramePointer, value: IndexData) {
         self.upper.insert((at.addr, at.crc), value);
-        // The tuple blocks make room, in steps that are worth it.
+        // The share of the tuple blocks shrinks, in steps that are large enough to be worth it.
         let upper =
             self.upper.weight() + self.pinned.load(Relaxed) + self.sparse_bytes.load(Relaxed);
         let left = self.budget.saturating_sub(upper).max(self.budget / 8);
@@ -176,7 +177,7 @@ impl BlockCache {
         }
     }
 
-    /// What belongs to the index.
+    /// Reads a frame of the index.
     fn read_frame(
         &self,
         kind: FrameKind,
@@ -192,7 +193,7 @@ impl BlockCache {
         )
     }
 
-    /// A tuple block from the device; `true`: that had to be waited for.
+    /// Reads a tuple block from the device. `true`: the device had to be waited for.
     fn read_tuples(&self, at: FramePointer, how: ReadMode) -> Result<(Arc<Block>, bool)> {
         let (frame, waited) = self.read_raw(Purpose::Tuples, at.addr, u64::from(at.len), how)?;
         let payload = frame::open(frame, FrameKind::Tuples, 0, at)?;
@@ -235,7 +236,7 @@ impl BlockCache {
         Ok(waited)
     }
 
-    /// A tuple block, if it is in the cache.
+    /// Returns a tuple block if it is cached.
     #[inline]
     pub(crate) fn cached_block(&self, at: ChildPointer) -> Option<Arc<Block>> {
         let key = (at.at.addr, at.at.crc);
@@ -248,22 +249,22 @@ impl BlockCache {
         }
     }
 
-    /// The same without counting or marking it as used.
+    /// Whether a tuple block is cached; does not count as a use.
     pub(crate) fn has_block(&self, at: ChildPointer) -> bool {
         let key = (at.at.addr, at.at.crc);
         if at.refers { self.upper.contains_key(&key) } else { self.blocks.contains_key(&key) }
     }
 
-    /// A tuple block from the device, into the cache.
+    /// Reads a tuple block from the device into the cache.
     fn read_block(&self, at: ChildPointer, how: ReadMode) -> Result<Arc<Block>> {
         let (block, _) = self.read_tuples(at.at, how)?;
         self.keep_block(at, block.clone());
         Ok(block)
     }
 
-    /// A tuple block that a cursor comes to. It announces by itself what it will read. `read`: what
-    /// it has read so far, bytes. A long way leaves the cache as it is: what it has seen last is
-    /// what it will not see soon.
+    /// Returns a tuple block for a cursor, which announces by itself what it will read. `read` is
+    /// the number of bytes it has read so far: a long scan leaves the cache as it is, since it does
+    /// not soon return to the blocks read last.
     pub(crate) fn block_in_passing(&self, at: ChildPointer, read: u64) -> Result<Arc<Block>> {
         if at.refers {
             return self.read_block(at, ReadMode::Around);
@@ -283,7 +284,7 @@ impl BlockCache {
         }
     }
 
-    /// What a block has for `key`: the block is entry `i` of a leaf index node.
+    /// Looks up `key` in the block of entry `i` of a leaf index node.
     #[inline]
     pub(crate) fn find(
         &self,
@@ -301,7 +302,7 @@ impl BlockCache {
         self.find_below(leaf, i, sparse, key)
     }
 
-    /// The same where no sparse index has the block.
+    /// Looks up `key` in a block to which no sparse index has a reference.
     fn find_below(
         &self,
         leaf: &IndexNode,
@@ -310,8 +311,7 @@ impl BlockCache {
         key: &[u8],
     ) -> Result<Option<(Seq, Body)>> {
         let child = leaf.child_pointer(i);
-        // Others may count at the same time and this one be lost: it is a clock, and need not be
-        // exact.
+        // Of two concurrent increments one may be lost: it is a clock and need not be exact.
         let now = self.misses.load(Relaxed).wrapping_add(1);
         self.misses.store(now, Relaxed);
         let soon = self.soon.load(Relaxed);
@@ -339,7 +339,7 @@ impl BlockCache {
                 (block, Some(waited))
             }
         };
-        // What is compressed lies otherwise on the device.
+        // The restart intervals of a compressed block cannot be read by themselves.
         let plain = block.bytes().len() + FRAME_HEADER == child.at.len as usize;
         let mut seen = sparse;
         if sparse.is_none()
@@ -352,8 +352,8 @@ impl BlockCache {
         }
         if let Some(waited) = waited {
             sparse.inspect(|o| o.set_slow(waited));
-            // The host has it, and no more is known than that it was asked for once: others may
-            // stay in its stead.
+            // The host has it, and it was requested only once so far: it does not replace other
+            // blocks.
             if sparse.is_none() && seen.is_some() && !waited && soon > 0 {
                 return block.find(key);
             }
@@ -372,8 +372,8 @@ impl BlockCache {
         self.soon.store(if full { (self.blocks.len() / SOON).max(1) as u32 } else { 0 }, Relaxed);
     }
 
-    /// The same for a merge, which reads each block once: it takes what is cached and does not push
-    /// other blocks out.
+    /// Returns a tuple block for a merge, which reads each block once: a cached one is used, but
+    /// one that is read is not cached, so that it evicts no other.
     pub(crate) fn block_once(&self, at: FramePointer) -> Result<Arc<Block>> {
         let key = (at.addr, at.crc);
         let cached = self.blocks.peek(&key).or_else(|| match self.upper.peek(&key) {
@@ -386,7 +386,8 @@ impl BlockCache {
         }
     }
 
-    /// The block beneath an entry, for a merge: its keys begin within the entry's fences.
+    /// Returns the block of an entry, for a merge, after a check that its keys begin within the
+    /// entry's fences.
     pub(crate) fn block_beneath(&self, above: &Entry) -> Result<Arc<Block>> {
         let block = self.block_once(above.at)?;
         match block.ends()? {
@@ -397,20 +398,20 @@ impl BlockCache {
         }
     }
 
-    /// The index node beneath an entry, with all that a merge wants to know. Merges read each once,
-    /// so it is not kept.
+    /// Returns the index node of an entry with all its sums, for a merge. Merges read each node
+    /// once, so it is not cached.
     pub(crate) fn node(&self, above: &Entry, level: u16) -> Result<Node> {
         let node = self.read_node(above.at, level)?;
         node.belongs(above)?;
         Ok(node)
     }
 
-    /// An index node wherever it lies, for those who see to its fences themselves.
+    /// Reads an index node without a check of its fences, which is up to the caller.
     pub(crate) fn read_node(&self, at: FramePointer, level: u16) -> Result<Node> {
         Node::parse(self.read_frame(FrameKind::Node, level, at, ReadMode::Around)?, level, at.addr)
     }
 
-    /// An index node as reads need it.
+    /// Returns an index node in the form that reads use.
     pub(crate) fn index_node(&self, at: FramePointer, level: u16) -> Result<Arc<IndexNode>> {
         if let Some(IndexData::Node(f)) = self.upper.get(&(at.addr, at.crc))
             && f.level == level
@@ -422,9 +423,9 @@ impl BlockCache {
         Ok(node)
     }
 
-    /// Lets a node stay beneath the one above it, where it is found without looking into the cache;
-    /// as long as an eighth of the budget lasts, which filters have a share in. Nobody finds it in
-    /// the cache then, so it leaves that with time.
+    /// Keeps a node in memory by its parent, where it is found without a look into the cache,
+    /// within an eighth of the budget that it shares with filters. The cache evicts it with time,
+    /// since it is not requested there any more.
     pub(crate) fn keep_beneath(&self, above: &IndexNode, i: usize, node: &Arc<IndexNode>) {
         above.keep_child(i, node.clone(), &self.pinned, self.budget / 8);
     }
@@ -447,14 +448,14 @@ impl BlockCache {
         Ok(filter)
     }
 
-    /// Lets a filter stay beside its node, where it is found without looking into the cache; as
-    /// long as an eighth of the budget lasts. In the cache it stays as well, so that the next run
-    /// with the same subtree finds it.
+    /// Keeps a filter in memory by its node, where it is found without a look into the cache,
+    /// within an eighth of the budget. The cache has it as well, so that the next run with the same
+    /// subtree finds it.
     pub(crate) fn pin(&self, filter: &Filter) -> Option<FilterPin> {
         FilterPin::keep(filter, &self.pinned, self.budget / 8)
     }
 
-    /// What the medium has of a frame, whatever is kept of it in memory.
+    /// Reads a frame from the medium, past all caches.
     pub(crate) fn frame_on_medium(
         &self,
         kind: FrameKind,
@@ -473,7 +474,7 @@ impl BlockCache {
         frame::open(Bytes::from(buf), kind, level, at)
     }
 
-    /// Compares what the medium has of a large value with its checksum.
+    /// Reads a large value from the medium, past all caches, and compares it with its checksum.
     pub fn check_value(&self, e: &ExtentRef) -> Result<()> {
         if u64::from(e.stored) > ZONE_SIZE {
             return Err(Error::Corrupt {
@@ -486,8 +487,8 @@ impl BlockCache {
         check_extent(e, &buf)
     }
 
-    /// Reads what the medium has of a span of neighbouring values, and compares each with its
-    /// checksum.
+    /// Reads a span of neighbouring values from the medium, past all caches, and compares each with
+    /// its checksum.
     pub(crate) fn span_on_medium(&self, values: &[ExtentRef]) -> Result<()> {
         let (Some(first), Some(last)) = (values.first(), values.last()) else { return Ok(()) };
         let len = last.end().checked_sub(first.addr).filter(|len| *len <= ZONE_SIZE);
@@ -502,7 +503,7 @@ impl BlockCache {
         })
     }
 
-    /// The bytes of a value; large ones are checked against their reference.
+    /// Returns the bytes of a value. A large one is compared with the checksum in its reference.
     pub fn read_value(&self, value: &Value) -> Result<Bytes> {
         match value {
             Value::Inline(b) => Ok(b.clone()),
@@ -515,8 +516,8 @@ impl BlockCache {
         }
     }
 
-    /// The bytes of many large values, in the order of `extents`: read in the order of their
-    /// places, one request for each span that lies contiguous, and all of them in the air together.
+    /// Returns the bytes of many large values, in the order of `extents`. They are read in device
+    /// order, with one request for each contiguous span and all requests in flight together.
     pub fn read_values(&self, extents: &[ExtentRef]) -> Result<Vec<Bytes>> {
         let mut values = self.read_stored(extents)?;
         for (e, value) in extents.iter().zip(&mut values) {
@@ -525,16 +526,16 @@ impl BlockCache {
         Ok(values)
     }
 
-    /// The same as they lie on the device, checked, perhaps compressed.
+    /// Returns the bytes of many large values as stored, which may be compressed, in the order of
+    /// `extents`; each is compared with its checksum.
     pub(crate) fn read_stored(&self, extents: &[ExtentRef]) -> Result<Vec<Bytes>> {
         let mut order: Vec<usize> = (0..extents.len()).collect();
         order.sort_unstable_by_key(|&i| extents[i].addr);
         let mut out = vec![Bytes::new(); extents.len()];
-        // As much at a time as is worth having in the air; what was read is the caller's, this only
-        // its order.
+        // Bounds the requests in flight; the memory of what was read is the caller's.
         let mut rest = &order[..];
         while !rest.is_empty() {
-            // Spans: where each begins, how long it is, and how many values it has.
+            // Spans: address, length, and number of values.
             let mut spans: Vec<(u64, u64, usize)> = Vec::new();
             let (mut taken, mut bytes) = (0, 0);
             while let Some(e) = rest.get(taken).map(|&i| &extents[i])
@@ -585,14 +586,14 @@ impl BlockCache {
         Ok(bufs.into_iter().map(Bytes::from).collect())
     }
 
-    /// Tells the device that these values will be read: spans of neighbours as one, small gaps
-    /// included.
+    /// Announces to the device that these values will be read: neighbours as one span, with small
+    /// gaps.
     pub fn announce(&self, mut extents: Vec<ExtentRef>) {
         extents.sort_unstable_by_key(|e| e.addr);
         self.announce_sorted(Purpose::Pages, extents.iter().map(|e| (e.addr, e.end())));
     }
 
-    /// The same for tuple blocks, by address and length.
+    /// Announces tuple blocks, by address and length, to the device.
     pub fn announce_blocks(&self, mut blocks: Vec<(u64, u32)>) {
         blocks.sort_unstable();
         self.announce_sorted(
@@ -601,7 +602,7 @@ impl BlockCache {
         );
     }
 
-    /// The same for ranges in ascending order.
+    /// Announces ranges, which ascend by address, to the device.
     pub(crate) fn announce_sorted(
         &self,
         purpose: Purpose,
@@ -624,7 +625,8 @@ impl BlockCache {
         }
     }
 
-    /// Memory that cursors take for tuples read ahead, all together: kept by those who take it.
+    /// The memory that all cursors together take for tuples read ahead, bytes. Those who take
+    /// memory keep it up to date.
     pub fn ahead(&self) -> &AtomicUsize {
         &self.ahead
     }
@@ -635,7 +637,8 @@ impl BlockCache {
     }
 }
 
-/// `true` when reading `len` bytes took so long that the host did not have them in memory.
+/// `true` if reading `len` bytes since `begun` took so long that the host cannot have had them in
+/// memory.
 pub fn waited(begun: Instant, len: u64) -> bool {
     begun.elapsed() > Duration::from_nanos(25_000 + len / 4)
 }
@@ -672,7 +675,7 @@ mod tests {
         let mut places: Vec<ExtentRef> =
             (0..40).map(|i| place_value(&mut writer, &data(i)).unwrap()).collect();
         let _pin = writer.finish().unwrap();
-        // Against their places, one twice, with gaps.
+        // In descending device order, one twice, with gaps.
         let order: Vec<usize> = (0..40).rev().filter(|i| i % 5 != 3).chain([7]).collect();
         let wanted: Vec<ExtentRef> = order.iter().map(|&i| places[i]).collect();
         let got = cache.read_values(&wanted).unwrap();
@@ -681,7 +684,7 @@ mod tests {
         places[5].crc ^= 1;
         let wrong = cache.read_values(&places).unwrap_err();
         assert!(matches!(wrong, Error::Corrupt { addr, .. } if addr == places[5].addr), "{wrong}");
-        // A reference of noise is an error and nothing else.
+        // A reference made of noise is an error, not a panic.
         for (addr, len) in [(u64::MAX - 5, 4096), (0, u32::MAX), (1 << 50, 1)] {
             places[5] = ExtentRef::plain(addr, len, 0);
             assert!(cache.read_values(&places).is_err());

@@ -1,30 +1,30 @@
-//! The quotient filter: is a key perhaps under this index node, or surely not?
+//! The quotient filter of a leaf index node: whether a key may be beneath it, or certainly is not.
 //!
 //! A filter is a set of *fingerprints*, the top `bits` bits of a key's hash. Sorted, a fingerprint
-//! splits into a quotient, which is told by position, and a remainder of `low` bits, which is
-//! stored: the quotient filter's idea, in the static form of it that Elias and Fano found, because
-//! a run never changes. Of each quotient a unary code says how many remainders it has (a one for
-//! each, then a zero); a directory says where every 128th quotient's code begins. A lookup reads
-//! one directory entry, a few words of the code, and one or two remainders.
+//! splits into a quotient, which is encoded by position, and a remainder of `low` bits, which is
+//! stored: the quotient filter's idea, in the static form of Elias and Fano, because a run never
+//! changes. For each quotient a unary code has the number of its remainders (a one for each, then a
+//! zero); a directory has the offset of every 128th quotient's code. A lookup reads one directory
+//! entry, a few words of the code, and one or two remainders.
 //!
-//! Two filters merge by their fingerprints, without a key: they are prefixes of one hash, so the
-//! longer ones are cut to the shortest in the merge. How many bits to keep is then a question of
-//! what merges are to come:
+//! Two filters merge by their fingerprints, without a key: these are prefixes of one hash, so the
+//! longer ones are cut to the shortest in the merge. How many bits to keep depends on the merges to
+//! come:
 //!
 //! - A filter of `n` fingerprints of `bits` bits has false positives at a rate of `n / 2^bits`.
-//! - A filter built from keys keeps the fewest bits that bring that below three eighths of the rate
-//!   aimed at, but not fewer than bring 2^15 keys below the rate itself. At 0.8%, the usual one,
-//!   that is 0.3% and 22 bits. So a merge of `k` filters of one size has at most `k × 0.3%`: the
-//!   0.8% aimed at still holds for two to five filters of full leaf nodes (a merged node is never
-//!   larger than a node, so `k` stays small), and for any number of little ones up to 2^15 keys
-//!   together.
-//! - A merge never keeps more bits than a build from keys would, so nothing swells.
+//! - A filter built from keys keeps the fewest bits for which that is below three eighths of the
+//!   target rate, but not fewer than keep 2^15 keys below the target rate itself. At 0.8%, the
+//!   default, that is 0.3% and 22 bits. So a merge of `k` filters of one size has at most `k ×
+//!   0.3%`: the target of 0.8% still holds for two to five filters of full leaf nodes (a merged
+//!   node is never larger than a node, so `k` stays small), and for any number of small ones up to
+//!   2^15 keys together.
+//! - A merge never keeps more bits than a build from keys would, so filters do not grow.
 //!
-//! At 0.8% that costs a remainder, a one, and about one zero of the code, and a quarter of a bit of
-//! directory for each key: 10.4 to 11.4 bits in all from 8192 keys on. Fewer keys pay for the 22
-//! bits, three bits more at 1000 keys, where that is 400 bytes.
+//! At 0.8% a key costs a remainder, a one and about one zero of the code, and a quarter of a bit of
+//! directory: 10.4 to 11.4 bits in all from 8192 keys on. With fewer keys the 22 bits cost more:
+//! three bits a key at 1000 keys, 400 bytes in all.
 //!
-//! `docs/format.md`, "Quotient filter", has the bytes.
+//! `docs/format.md`, "Quotient filter", has the byte layout.
 
 use crate::{Error, Result};
 use bytes::Bytes;
@@ -37,20 +37,20 @@ pub fn hash(key: &[u8]) -> u64 {
     xxhash_rust::xxh3::xxh3_64(key)
 }
 
-/// Version of the bytes.
+/// The version of the encoding.
 const VERSION: u8 = 1;
 /// Checksum, version, bits, low, zero, count, zeros.
 const HEADER: usize = 16;
-/// Quotients for each entry of the directory.
+/// The number of quotients for each entry of the directory.
 const STRIDE: u64 = 128;
-/// A fingerprint has at most this many bits.
+/// The most bits of a fingerprint.
 const BITS_MAX: u32 = 48;
 
-/// How often a filter may be wrong: of ten thousand keys that are not there, so many at most seem
-/// to be, see [`crate::MergeOptions::false_positives`].
+/// The default rate of false positives of a filter, in ten thousandths, see
+/// [`crate::MergeOptions::false_positives`].
 pub const FALSE_POSITIVES: u16 = 80;
 
-/// So many keys of little filters may come together and still keep the rate.
+/// Small filters of so many keys together may be merged without exceeding the target rate.
 const TOGETHER: u64 = 1 << 15;
 
 /// The fewest bits that make `n` fingerprints give false positives at three eighths of `rate`, and
@@ -63,7 +63,7 @@ fn bits_for(n: u64, rate: u16) -> u32 {
     alone.max(merged).next_power_of_two().trailing_zeros().min(BITS_MAX)
 }
 
-/// How many of `bits` go into the remainder: what makes the filter of `n` fingerprints smallest.
+/// The number of `bits` in the remainder for which a filter of `n` fingerprints is smallest.
 fn low_for(n: u64, bits: u32) -> u32 {
     (0..bits).min_by_key(|low| n * *low as u64 + (1 << (bits - low))).unwrap_or(0)
 }
@@ -72,18 +72,19 @@ fn mask(bits: u32) -> u64 {
     (1 << bits) - 1
 }
 
-/// Collects hashes, and fingerprints of other filters, into a filter.
+/// Builds a filter from hashes of keys and from other filters.
 pub struct FilterBuilder {
     /// Hashes, and fingerprints aligned with them: shifted up to the top.
     hashes: Vec<u64>,
-    /// Of the hashes only so many bits are known. 0: all.
+    /// The number of bits that are known of every hash; 0 stands for all.
     bits: u32,
     /// See [`FALSE_POSITIVES`].
     rate: u16,
 }
 
 impl FilterBuilder {
-    /// A filter with false positives at `rate` of ten thousand, as [`FALSE_POSITIVES`].
+    /// A builder for a filter with a rate of false positives of `rate` ten thousandths, see
+    /// [`FALSE_POSITIVES`].
     pub fn new(rate: u16) -> FilterBuilder {
         FilterBuilder { hashes: Vec::new(), bits: 0, rate }
     }
@@ -101,24 +102,25 @@ impl FilterBuilder {
         }
     }
 
-    /// Hashes and fingerprints added, equal ones counted again.
+    /// The number of hashes and fingerprints added, including equal ones.
     pub fn len(&self) -> usize {
         self.hashes.len()
     }
 
+    /// Whether nothing was added.
     pub fn is_empty(&self) -> bool {
         self.hashes.is_empty()
     }
 
-    /// The bytes of the filter, for `Filter::parse`. The builder is left empty, for the next
-    /// filter.
+    /// Returns the bytes of the filter, for [`Filter::parse`]. The builder is then empty.
     pub fn finish(&mut self) -> Vec<u8> {
         let known = if self.bits == 0 { BITS_MAX } else { self.bits };
         self.hashes.iter_mut().for_each(|h| *h >>= 64 - known);
         if self.bits == 0 {
             self.hashes.sort_unstable();
         } else {
-            // Ascending spans, one for each filter: the stable sort finds and merges them.
+            // There is an ascending sequence for each filter: the stable sort detects and merges
+            // them.
             self.hashes.sort();
         }
         self.hashes.dedup();
@@ -132,7 +134,7 @@ impl FilterBuilder {
     }
 }
 
-/// Where the parts of a filter lie in its bytes.
+/// The offsets of the parts of a filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Layout {
     quotients: u64,
@@ -143,7 +145,7 @@ struct Layout {
 }
 
 impl Layout {
-    /// `None` when no such filter can be.
+    /// `None` if no filter can have these parameters.
     fn new(count: u32, bits: u32, low: u32) -> Option<Layout> {
         if bits > BITS_MAX || low >= bits || bits == 0 {
             return None;
@@ -170,15 +172,15 @@ fn encode(fingerprints: &[u64], bits: u32) -> Vec<u8> {
     out[8..12].copy_from_slice(&count.to_le_bytes());
     for (i, f) in fingerprints.iter().enumerate() {
         let at = i as u64 * low as u64;
-        // At most 48 bits, shifted by at most 7: within eight bytes. Behind the remainders lies a
-        // word of the code at least.
+        // At most 48 bits, shifted by at most 7, fit eight bytes. At least a word of the code lies
+        // behind the remainders.
         let byte = l.remainders + (at / 8) as usize;
         let word = &mut out[byte..byte + 8];
         let old = u64::from_le_bytes((&*word).try_into().expect("eight bytes"));
         word.copy_from_slice(&(old | (f & mask(low)) << (at % 8)).to_le_bytes());
     }
     for (i, f) in fingerprints.iter().enumerate() {
-        // Before it lie `i` ones, and a zero for each quotient below its own.
+        // `i` ones precede it, and a zero for each smaller quotient.
         let at = i as u64 + (f >> low);
         out[l.code + (at / 8) as usize] |= 1 << (at % 8);
     }
@@ -204,10 +206,10 @@ pub struct Filter {
 }
 
 impl Filter {
-    /// Reads the bytes of `FilterBuilder::finish`. Costs one pass over them.
+    /// Reads the bytes of [`FilterBuilder::finish`], in one pass over them.
     ///
-    /// Errors: `Corrupt` (with address 0, which the caller knows) for anything else, one changed
-    /// bit included.
+    /// # Errors [`Error::Corrupt`](crate::Error::Corrupt), with address 0, for anything else, even
+    /// if one bit differs.
     pub fn parse(bytes: Bytes) -> Result<Filter> {
         let bad = |what: &str| Error::corrupt(format!("quotient filter: {what}"), 0);
         let Some(header) = bytes.get(..HEADER) else { return Err(bad("shorter than its header")) };
@@ -224,14 +226,14 @@ impl Filter {
             .filter(|l| l.end == bytes.len())
             .ok_or_else(|| bad("wrong length"))?;
         let filter = Filter { bytes, count, bits, low, layout };
-        // The code has a one for each fingerprint and a zero for each quotient, and ends with a
-        // zero; the directory tells the truth.
+        // Checks that the code has a one for each fingerprint and a zero for each quotient and ends
+        // with a zero, and that the directory is right.
         let (mut ones, mut zeros) = (0, 0);
         let mut stride = 0;
         for at in (layout.code..layout.end).step_by(8) {
             let word = filter.word(at);
-            // Every 128th zero, and the first before any, has an entry. In a word of 64 bits lie
-            // the ends of at most two strides.
+            // Every 128th zero has an entry, and so does the beginning. A word of 64 bits has the
+            // ends of at most two strides.
             while stride * STRIDE < layout.quotients
                 && stride * STRIDE <= zeros + word.count_zeros() as u64
             {
@@ -257,7 +259,7 @@ impl Filter {
         Ok(filter)
     }
 
-    /// `false`: no key with this `hash` was added.
+    /// Returns `false` only if no key with this `hash` was added.
     #[inline]
     pub fn may_contain(&self, hash: u64) -> bool {
         let fingerprint = hash >> (64 - self.bits);
@@ -276,15 +278,15 @@ impl Filter {
         false
     }
 
-    /// The first memory that a lookup of `hash` touches, the directory, will be wanted.
+    /// Prefetches the part of the directory that a lookup of `hash` reads first.
     #[inline]
     pub(crate) fn prefetch(&self, hash: u64) {
         let d = (hash >> (64 - self.bits) >> self.low) / STRIDE;
         prefetch(&self.bytes, HEADER + d as usize * 4);
     }
 
-    /// And then the code and the remainders, whose places the directory tells nearly: within a
-    /// stride they are spread evenly.
+    /// Prefetches the code and the remainders that a lookup of `hash` reads next. The directory
+    /// gives their offsets approximately: within a stride they are spread evenly.
     #[inline]
     pub(crate) fn prefetch_rest(&self, hash: u64) {
         let quotient = hash >> (64 - self.bits) >> self.low;
@@ -292,27 +294,28 @@ impl Filter {
         let (rank, strides) = (self.rank(d), self.layout.quotients.div_ceil(STRIDE));
         let next = if d + 1 < strides { self.rank(d + 1) } else { u64::from(self.count) };
         let i = rank + next.saturating_sub(rank) * skip / STRIDE;
-        // The code is read from the stride's beginning, which may lie in the line before.
+        // The code is read from the beginning of the stride, which may lie in the line before.
         prefetch(&self.bytes, self.layout.code + ((d * STRIDE + rank) / 8) as usize);
         prefetch(&self.bytes, self.layout.code + ((quotient + i) / 8) as usize);
         prefetch(&self.bytes, self.layout.remainders + (i * u64::from(self.low) / 8) as usize);
     }
 
-    /// Fingerprints in the filter: distinct keys, less those that share a fingerprint.
+    /// The number of fingerprints: of distinct keys, less those that share a fingerprint.
     pub fn len(&self) -> usize {
         self.count as usize
     }
 
+    /// Whether the filter has no key.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Memory behind it, bytes.
+    /// The size of the filter, bytes.
     pub fn size(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Bits of a fingerprint.
+    /// The number of bits of a fingerprint.
     pub fn bits(&self) -> u32 {
         self.bits
     }
@@ -324,7 +327,7 @@ impl Filter {
             if i == self.count as u64 {
                 return None;
             }
-            // A word's ones at a time: skip the zeros before the next one.
+            // Skips the zeros before the next one, a word at a time.
             loop {
                 let word = self.word(self.layout.code + (at / 64 * 8) as usize) >> (at % 64);
                 if word != 0 {
@@ -340,13 +343,13 @@ impl Filter {
         })
     }
 
-    /// The eight bytes at `at`, which is within the bytes, as `parse` checked.
+    /// The eight bytes at `at`, which `parse` has checked to be within the filter.
     #[inline]
     fn word(&self, at: usize) -> u64 {
         u64::from_le_bytes(self.bytes[at..at + 8].try_into().expect("eight bytes"))
     }
 
-    /// How many fingerprints lie before stride `d` of the quotients.
+    /// The number of fingerprints before stride `d` of the quotients.
     #[inline]
     fn rank(&self, d: u64) -> u64 {
         let at = HEADER + d as usize * 4;
@@ -364,7 +367,7 @@ impl Filter {
         self.word(self.layout.remainders + (at / 8) as usize) >> (at % 8) & mask(self.low)
     }
 
-    /// Where in the code `quotient` begins, bits.
+    /// The bit offset in the code at which `quotient` begins.
     #[inline]
     fn begin(&self, quotient: u64) -> u64 {
         let d = quotient / STRIDE;
@@ -373,7 +376,7 @@ impl Filter {
         if skip == 0 {
             return at;
         }
-        // Behind the `skip`th zero from here.
+        // That is behind the `skip`th zero from here.
         let mut zeros =
             !self.word(self.layout.code + (at / 64 * 8) as usize) & u64::MAX << (at % 64);
         at = at / 64 * 64;
@@ -389,7 +392,7 @@ impl Filter {
     }
 }
 
-/// Asks the processor for the cache line of `bytes` at `at`; a hint.
+/// Prefetches the cache line of `bytes` at `at`.
 #[inline]
 fn prefetch(bytes: &[u8], at: usize) {
     #[cfg(target_arch = "x86_64")]
@@ -402,11 +405,11 @@ fn prefetch(bytes: &[u8], at: usize) {
     let _ = (bytes, at);
 }
 
-/// The position of the `n`th one of `word`, from 0. It must have more than `n`.
+/// The position of the `n`th one of `word`, from 0, which must have more than `n` ones.
 #[inline]
 fn select(mut word: u64, mut n: u32) -> u32 {
     let mut at = 0;
-    // Without branches: which half it is in cannot be foretold.
+    // Without branches, since which half it is in cannot be predicted.
     for half in [32, 16, 8, 4, 2, 1] {
         let ones = (word & mask(half)).count_ones();
         let above = u32::from(n >= ones);

@@ -1,4 +1,4 @@
-//! Index entries: what a merge must know of a block or a whole subtree without reading it.
+//! Index entries: all that a merge must know of a block or a whole subtree without reading it.
 //!
 //! Encoding inside a node: `low` with the bytes shared with the entry before (varint shared, varint
 //! further, bytes); `high` the same way against `low`; address, length (varints); crc u32; flags
@@ -18,41 +18,41 @@ const RANGE_TOMBSTONES: u8 = 2;
 const UNFILTERED: u8 = 4;
 const COMPRESSED: u8 = 8;
 
-/// Sums over a tree stay far below this; larger ones are garbage and would overflow later
-/// additions.
+/// The largest sum that is accepted. Sums over a tree stay far below this; larger ones are garbage
+/// and would overflow later additions.
 pub const MAX_SUM: u64 = u64::MAX >> 8;
 
 /// A pointer to a tuple block (level 0) or to an index node (level 1 and up), with its fences and
 /// its sums.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// First key covered.
+    /// The first key covered.
     pub low: Bytes,
     /// Every key covered is below this.
     pub high: Bytes,
     pub at: FramePointer,
-    /// Quotient filter of the tuples beneath; on pointers to leaf index nodes (level 1) only.
+    /// The quotient filter of the tuples beneath; only in entries of leaf index nodes (level 1).
     pub filter: Option<FramePointer>,
     pub tombstones: bool,
     pub range_tombstones: bool,
-    /// Of a tuple block: its keys are in no filter, since it is nearly all long extent runs and tells at
-    /// once which keys there are, or since none was wanted. Of a node: there are such blocks
-    /// beneath.
+    /// Of a tuple block: its keys are in no filter, since it consists almost entirely of long
+    /// extent runs, in which keys are found by arithmetic, or since no filter was wanted. Of a
+    /// node: there are such blocks beneath.
     pub unfiltered: bool,
     /// The tuple block is compressed.
     pub compressed: bool,
     /// Items beneath.
     pub items: u64,
-    /// Newest sequence number beneath; 0 when all are old.
+    /// The newest sequence number beneath; 0 if all are old.
     pub max_seq: Seq,
     /// Bytes of tuple blocks beneath.
     pub block_bytes: u64,
-    /// Spans of tuple blocks that lie contiguous on the device: the seeks of a scan.
+    /// Contiguous spans of tuple blocks on the device: the seeks of a scan.
     pub block_spans: u64,
     /// Bytes of large values beneath.
     pub value_bytes: u64,
     pub value_spans: u64,
-    /// All bytes beneath and the target's own, by zone (`ZoneUse` encoding).
+    /// All bytes beneath, and of the block or node itself, by zone (`ZoneUse` encoding).
     pub zones: Bytes,
 }
 
@@ -120,7 +120,7 @@ impl Entry {
         let zones = data.slice(*at..end);
         *at = end;
         let [items, max_seq, block_bytes, block_spans, value_bytes, value_spans] = sums;
-        // A span of blocks has a frame at least.
+        // A span of blocks has at least a frame.
         if low >= high || sums[3] > sums[2] || sums.iter().any(|&s| s > MAX_SUM) {
             return None;
         }

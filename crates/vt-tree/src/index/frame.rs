@@ -1,13 +1,12 @@
-//! The frame around every block of a run: what it is, where it lies, and a checksum over all of it.
+//! The frame around every block of a run: its kind, its address, and a checksum over all of it.
 //!
-//! The frame repeats the block's own address, so that a write that went astray or a read that came
-//! from elsewhere is caught even when the bytes themselves are whole; the pointer to a block
-//! carries the same checksum, so that an older block once written at the same address is caught as
-//! well.
+//! The frame repeats its own address, so that a misdirected write or read is detected even if the
+//! bytes themselves are intact. The pointer to a block has the same checksum, so that an older
+//! block once written at the same address is detected as well.
 //!
 //! Layout (little endian): crc32c u32 of everything behind it · kind u8 · codec u8 · level u16 ·
 //! address u64 · payload, compressed if the codec is not 0. Only tuple blocks are. The checksum is
-//! that of what is stored.
+//! that of the stored bytes.
 
 use bytes::Bytes;
 use zones::crc32c;
@@ -27,7 +26,7 @@ pub enum FrameKind {
     Filter = 3,
 }
 
-/// Where a frame lies and what it must check to.
+/// A pointer to a frame: its address, its length and its checksum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct FramePointer {
     /// Device address, bytes.
@@ -43,7 +42,7 @@ impl FramePointer {
     }
 }
 
-/// Completes a frame in place: `frame` is header space followed by the payload. Returns its
+/// Completes a frame in place: `frame` is room for the header followed by the payload. Returns its
 /// checksum.
 pub fn seal(frame: &mut [u8], kind: FrameKind, level: u16, codec: u8, addr: u64) -> u32 {
     frame[4] = kind as u8;
@@ -55,7 +54,7 @@ pub fn seal(frame: &mut [u8], kind: FrameKind, level: u16, codec: u8, addr: u64)
     crc
 }
 
-/// Checks a frame read from `at` and returns its payload.
+/// Checks a frame that was read from `at` and returns its payload.
 pub fn open(frame: Bytes, kind: FrameKind, level: u16, at: FramePointer) -> Result<Bytes> {
     let fault = |what: &str| -> Result<Bytes> {
         Err(Error::Corrupt { what: format!("{kind:?} block: {what}"), addr: at.addr })
@@ -107,7 +106,7 @@ mod tests {
         }
     }
 
-    /// What is there when the device has lost a write: whole, of the same kind, level, length and
+    /// What a lost write leaves on the device: an intact frame of the same kind, level, length and
     /// address.
     #[test]
     fn what_lay_at_the_same_place_before_is_refused() {

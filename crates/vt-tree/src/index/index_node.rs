@@ -1,9 +1,9 @@
-//! An index node as reads need it: where each key lies, in little memory.
+//! The index node in the form that reads use: which child has a key, in little memory.
 //!
-//! Merges want all that an [`Entry`] says; a search wants one comparison after the other without
-//! leaving a few cache lines, and as many nodes in memory as can be. So the sums are left out, the
-//! prefix that all lower fences share is stored once, and the eight bytes behind it stand side by
-//! side as numbers: most searches touch nothing else.
+//! Merges need all fields of an [`Entry`]; a search needs fast comparisons within a few cache
+//! lines, and as many nodes in memory as possible. So the sums are left out, the prefix that all
+//! lower fences share is stored once, and the eight bytes behind it are kept as an array of
+//! numbers: most searches read nothing else.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
@@ -16,14 +16,15 @@ use crate::index::frame::FramePointer;
 use crate::index::node::Node;
 use crate::{Error, Result};
 
-/// What lies beneath one entry.
+/// The child of one entry.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ChildPointer {
     pub at: FramePointer,
     pub range_tombstones: bool,
     /// See [`Entry::unfiltered`].
     pub unfiltered: bool,
-    /// A tuple block that mostly refers to large values: part of their index, small beside them.
+    /// A tuple block that mostly refers to large values. It is small compared with them and is
+    /// cached as a part of the index.
     pub refers: bool,
 }
 
@@ -38,7 +39,7 @@ impl ChildPointer {
     }
 }
 
-/// The lower fences of a node's entries, and where these point.
+/// The lower fences of a node's entries, and its children.
 #[derive(Debug)]
 pub(crate) struct IndexNode {
     pub level: u16,
@@ -50,31 +51,31 @@ pub(crate) struct IndexNode {
     /// The first eight bytes of each rest, as a number that sorts as they do.
     heads: Box<[u64]>,
     pointers: Box<[ChildPointer]>,
-    /// Of pointers to leaf index nodes, and then one for each; a length of 0 stands for none.
+    /// The filters of the children, if these are leaf index nodes; a length of 0 stands for none.
     filters: Box<[FramePointer]>,
-    /// The filters themselves, those that were asked for and could stay.
+    /// The filters themselves, as far as they were requested and the budget allowed to keep them.
     pub pins: Box<[OnceLock<FilterPin>]>,
-    /// Above every key beneath.
+    /// The upper fence: it is above every key beneath.
     high: Box<[u8]>,
-    /// A bit for each entry: what lies beneath it was seen to be within its fences.
+    /// A bit for each entry: the child was checked to be within its fences.
     admitted: Box<[AtomicU64]>,
-    /// Of the nodes beneath, those that could stay.
+    /// The children, if these are nodes, as far as the budget allowed to keep them.
     children: OnceLock<PinnedBelow<Arc<IndexNode>>>,
-    /// Of the tuple blocks beneath, those that were read and are not kept.
+    /// The sparse indexes of the children, if these are tuple blocks that were read.
     sparse_indexes: OnceLock<PinnedBelow<Arc<SparseIndex>>>,
 }
 
-/// What stays of some that lie beneath a node, with its memory counted.
+/// Data about the children of a node that is kept with it, and its memory.
 #[derive(Debug)]
 struct PinnedBelow<T> {
     of: Box<[OnceLock<T>]>,
-    /// What these take, also counted in `all`.
+    /// The bytes that these take, also counted in `all`.
     bytes: AtomicU64,
     all: Arc<AtomicU64>,
 }
 
 impl<T> PinnedBelow<T> {
-    /// Keeps one of `len`, unless all together are then more than `most` bytes in `all`.
+    /// Keeps one of `len`, unless `all` would then exceed `most` bytes.
     fn keep(
         these: &OnceLock<PinnedBelow<T>>,
         len: usize,
@@ -95,7 +96,7 @@ impl<T> PinnedBelow<T> {
             bytes: AtomicU64::new(0),
             all: all.clone(),
         });
-        // Should another have been quicker, it is counted twice until the node goes.
+        // If another thread has set it first, it is counted twice until the node is dropped.
         these.bytes.fetch_add(bytes, Relaxed);
         if let Some(slot) = these.of.get(i) {
             let _ = slot.set(one);
@@ -109,7 +110,7 @@ impl<T> Drop for PinnedBelow<T> {
     }
 }
 
-/// A filter beside its node, counted.
+/// A filter that is kept with its node, and its memory.
 #[derive(Debug)]
 pub(crate) struct FilterPin {
     filter: Filter,
@@ -117,7 +118,7 @@ pub(crate) struct FilterPin {
 }
 
 impl FilterPin {
-    /// Keeps `filter`, unless all together are then more than `most` bytes in `all`.
+    /// Keeps `filter`, unless `all` would then exceed `most` bytes.
     pub fn keep(filter: &Filter, all: &Arc<AtomicU64>, most: u64) -> Option<FilterPin> {
         let bytes = filter.size() as u64;
         if all.fetch_add(bytes, Relaxed) + bytes > most {
@@ -149,7 +150,7 @@ impl IndexNode {
             entries.first().map(|e| e.low[..shared].to_vec()).unwrap_or_default();
         let mut ends = Vec::with_capacity(entries.len());
         for e in entries {
-            // Keys between the first and the last share what these share.
+            // Keys between the first and the last share the prefix that these two share.
             keys.extend_from_slice(&e.low[shared..]);
             ends.push(keys.len() as u32);
         }
@@ -173,14 +174,13 @@ impl IndexNode {
         }
     }
 
-    /// The sparse index of a block, if there is one.
+    /// The sparse index of a child, if there is one.
     #[inline]
     pub fn sparse_index(&self, i: usize) -> Option<&Arc<SparseIndex>> {
         self.sparse_indexes.get()?.of.get(i)?.get()
     }
 
-    /// Keeps the sparse index of a block, unless all together are then more than `most` bytes in
-    /// `all`.
+    /// Keeps the sparse index of a child, unless `all` would then exceed `most` bytes.
     pub fn keep_sparse_index(
         &self,
         i: usize,
@@ -192,20 +192,20 @@ impl IndexNode {
         PinnedBelow::keep(&self.sparse_indexes, self.len(), i, Arc::new(sparse), weight, all, most);
     }
 
-    /// The node beneath an entry, if it stayed.
+    /// The node beneath an entry, if it was kept.
     #[inline]
     pub fn child(&self, i: usize) -> Option<&IndexNode> {
         Some(self.children.get()?.of.get(i)?.get()?)
     }
 
-    /// Lets the node beneath an entry stay as long as this one, unless all such are then more than
-    /// `most` bytes in `all`.
+    /// Keeps the node beneath an entry as long as this one, unless `all` would then exceed `most`
+    /// bytes.
     pub fn keep_child(&self, i: usize, child: Arc<IndexNode>, all: &Arc<AtomicU64>, most: u64) {
         let weight = child.weight();
         PinnedBelow::keep(&self.children, self.len(), i, child, weight, all, most);
     }
 
-    /// Memory that it takes, bytes.
+    /// The memory that it takes, bytes.
     pub fn weight(&self) -> usize {
         size_of::<Self>()
             + self.keys.len()
@@ -237,16 +237,16 @@ impl IndexNode {
         [&self.keys[..self.prefix as usize], self.rest(i)].concat()
     }
 
-    /// Checks that the node beneath an entry is within its fences: so none is reached on two ways,
-    /// and a walk ends whatever the device holds. It is done once for each.
+    /// Checks, once, that the node beneath an entry is within its fences. So no node is reached on
+    /// two paths, and every walk ends whatever the device holds.
     pub fn admit(&self, i: usize, child: &IndexNode) -> Result<()> {
         self.admit_once(i, || {
             (child.len() > 0).then(|| self.covers(i, &child.low(0), &child.high, false))
         })
     }
 
-    /// The same of a tuple block. What its last restart interval has behind its first key is not
-    /// looked at.
+    /// Checks, once, that the tuple block beneath an entry is within its fences, by the first keys
+    /// of its restart intervals.
     pub fn admit_block(&self, i: usize, block: &Block) -> Result<()> {
         self.admit_once(i, || {
             Some(block.ends().ok()?.is_none_or(|(first, last)| self.covers(i, first, last, true)))
@@ -269,21 +269,21 @@ impl IndexNode {
         Ok(())
     }
 
-    /// Whether an entry covers everything from `first` up to `last`, `with` it or not.
+    /// Whether an entry covers everything from `first` to `last`, including `last` if `with`.
     fn covers(&self, i: usize, first: &[u8], last: &[u8], with: bool) -> bool {
         let high = if i + 1 < self.len() { self.low(i + 1) } else { self.high.to_vec() };
         self.low(i).as_slice() <= first
             && if with { last < high.as_slice() } else { last <= high.as_slice() }
     }
 
-    /// How many entries begin at or below `key` (`or_at`), or below it.
+    /// The number of entries that begin below `key`, or at it if `or_at`.
     fn below(&self, key: &[u8], or_at: bool) -> usize {
         let prefix = &self.keys[..self.prefix as usize];
         let n = prefix.len().min(key.len());
         match key[..n].cmp(&prefix[..n]) {
             std::cmp::Ordering::Less => return 0,
             std::cmp::Ordering::Greater => return self.len(),
-            // The key is itself a part of the prefix.
+            // `key` is a proper prefix of the shared prefix.
             std::cmp::Ordering::Equal if n < prefix.len() => return 0,
             std::cmp::Ordering::Equal => {}
         }
@@ -294,7 +294,7 @@ impl IndexNode {
             Some(&x) if x == h => self.heads[first..].partition_point(|&x| x == h),
             _ => 0,
         };
-        // Equal heads are decided by the whole keys.
+        // Equal heads are decided by whole keys.
         let (mut lo, mut hi) = (first, first + same);
         while lo < hi {
             let mid = (lo + hi) / 2;
@@ -304,7 +304,7 @@ impl IndexNode {
         lo
     }
 
-    /// The last entry that begins at or below `key`: the only one that can cover it. `None`: all
+    /// The last entry that begins at or below `key`, the only one that can cover it; `None` if all
     /// begin above.
     pub fn covering(&self, key: &[u8]) -> Option<usize> {
         self.below(key, true).checked_sub(1)
@@ -316,9 +316,9 @@ impl IndexNode {
     }
 }
 
-/// How many of the ascending `heads` are below `h`. Keys are often spread evenly: then the search
-/// begins near its end, in one or two cache lines, where halving visits five. Where they are not,
-/// it takes twice the steps of halving at most.
+/// The number of the ascending `heads` that are below `h`. An interpolation search: if keys are
+/// spread evenly it touches one or two cache lines, where a binary search touches five. Otherwise
+/// it takes at most twice the steps of a binary search.
 #[inline]
 fn below(heads: &[u64], h: u64) -> usize {
     let (Some(&low), Some(&high)) = (heads.first(), heads.last()) else { return 0 };
@@ -332,7 +332,7 @@ fn below(heads: &[u64], h: u64) -> usize {
     // `low < h <= high`: the guess lies between 0 and `last`.
     let guess = ((((h - low) as f64 / (high - low) as f64) * last as f64) as usize).min(last);
     let mut step = 4;
-    // Everything before `from` is below `h`, everything from `to` on is not.
+    // All heads before `from` are below `h`, those from `to` on are not.
     let (from, to) = if heads[guess] < h {
         let mut from = guess + 1;
         loop {

@@ -1,5 +1,5 @@
-//! The index of a run: nodes of entries, each with the fences and the sums of what lies beneath it,
-//! as they are on the device in frames, and as reads have them in memory.
+//! The index of a run: nodes of entries, each with the fences and sums of a subtree, as they are on
+//! the device in frames, and in the form in memory that reads use.
 
 pub(crate) mod entry;
 pub(crate) mod frame;

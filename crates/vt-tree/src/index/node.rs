@@ -48,9 +48,9 @@ impl Node {
         Ok(Node { entries, level })
     }
 
-    /// Whether the node, which was read from there, can lie beneath `above`: within its fences, and
-    /// with no more in it than that says. So no node lies on two ways through one run, every walk
-    /// ends, and no sum over a run is larger than that of its root.
+    /// Checks that the node lies within the fences of `above`, from which it was read, and that its
+    /// sums do not exceed those of `above`. So no node is reached on two paths through a run, every
+    /// walk ends, and no sum over a run exceeds that of its root.
     pub fn belongs(&self, above: &Entry) -> Result<()> {
         let corrupt = |what: &str| {
             Err(Error::Corrupt { what: format!("index node: {what}"), addr: above.at.addr })
@@ -70,8 +70,8 @@ impl Node {
         Ok(())
     }
 
-    /// Index of the first entry that ends above `key`: the one that covers it, or the next;
-    /// `entries.len()` when none does.
+    /// The index of the first entry that ends above `key`: the one that covers it, or the next;
+    /// `entries.len()` if there is none.
     pub fn position(&self, key: &[u8]) -> usize {
         self.entries.partition_point(|e| e.high <= key)
     }
@@ -81,9 +81,9 @@ impl Node {
 #[derive(Default)]
 pub struct NodeBuilder {
     pub entries: Vec<Entry>,
-    /// Encoded size so far without zone lists: what decides when a node is full.
+    /// The encoded size so far without zone lists, by which a node is full.
     pub size: usize,
-    /// Items whose keys the node's filter has to know, at most.
+    /// An upper bound of the keys in the node's filter.
     pub filtered: u64,
 }
 

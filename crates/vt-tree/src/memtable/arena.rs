@@ -1,17 +1,16 @@
 //! The memtable's bytes: keys and small values, appended to chunks and never moved.
 //!
-//! A *record* is a key with what was written to it first: twelve bytes of header, the key, the
-//! value if it is small. The tree refers to records by their *address*, four bytes. Records lie one
-//! behind the other in the order of their arrival, so an insertion writes to memory where the one
-//! before left off, and what it reads of other records are those whose keys it cannot tell from its
-//! own by their heads.
+//! A *record* is a key with what was first written to it: twelve bytes of header, the key, and the
+//! value if it is small. The tree refers to records by their *address*, four bytes. Records lie in
+//! the order of their arrival, so insertions write memory sequentially and read only those records
+//! whose keys their heads do not distinguish from the new one.
 //!
-//! Whoever reads copies: so nobody keeps the memory of a memtable that is gone.
+//! Readers copy, so that they do not keep the memory of a memtable that was dropped.
 
 use super::pool::{Pool, REGION, Region};
 use std::sync::Arc;
 
-/// Where some bytes lie in the arena. The two highest chunk numbers are reserved, see
+/// The position of bytes in the arena. The two highest chunk numbers are reserved, see
 /// `Place::DELETE` and `Place::kept`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
@@ -35,7 +34,7 @@ impl Place {
     }
 }
 
-/// What a new record says of its key.
+/// What is written to the key of a new record.
 #[derive(Clone, Copy)]
 pub(super) enum Written<'a> {
     /// A value below `KEEP_FROM`.
@@ -45,7 +44,7 @@ pub(super) enum Written<'a> {
     Delete,
 }
 
-/// What is known of the newest version of a record's key.
+/// The newest version of a record's key.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum First {
     /// There is one version only. `seq` is relative to the memtable's base.
@@ -58,8 +57,7 @@ pub(super) enum First {
 /// the arena. From this total on they are regions of the pool.
 const REGIONS_FROM: usize = 2 * REGION;
 const CHUNK_MIN: usize = 4 << 10;
-/// Larger pieces get a chunk of their own, so that the rest of the chunk being filled is not
-/// wasted.
+/// Larger data gets a chunk of its own, so that the rest of the chunk being filled is not wasted.
 const PIECE_MAX: usize = REGION / 8;
 
 /// Records lie at multiples of this, so that 32 bits address 32 GiB.
@@ -67,9 +65,9 @@ const ALIGN: usize = 8;
 const CHUNK_SHIFT: u32 = (REGION / ALIGN).trailing_zeros();
 
 const HEADER: usize = 12;
-/// In place of the length of a key that 16 bits cannot tell: four more bytes of header do.
+/// Replaces the length of a key that does not fit 16 bits; four more bytes of header have it.
 const LONG: u16 = u16::MAX;
-/// In place of the length of a value.
+/// Replaces the length of a value if the key was deleted.
 const DELETE: u16 = u16::MAX;
 const KEPT: u16 = u16::MAX - 1;
 const CHAIN: u16 = u16::MAX - 2;
@@ -103,9 +101,9 @@ pub(super) struct Arena {
     pool: Arc<Pool>,
     /// The last one is being filled.
     chunks: Vec<Chunk>,
-    /// Of the last one, bytes in use.
+    /// The bytes of the last chunk in use.
     filled: usize,
-    /// Size of all chunks, bytes.
+    /// The size of all chunks, bytes.
     bytes: usize,
 }
 
@@ -114,8 +112,8 @@ impl Arena {
         Arena { pool, chunks: Vec::new(), filled: 0, bytes: 0 }
     }
 
-    /// Copies `data` in. A single piece is below 4 GiB: the memtable keeps larger values outside,
-    /// and keys are far shorter.
+    /// Copies `data`, which must be below 4 GiB: the memtable keeps larger values outside, and keys
+    /// are far shorter.
     pub fn add(&mut self, data: &[u8]) -> Place {
         let (chunk, off, to) = self.room(data.len());
         to.copy_from_slice(data);
@@ -130,7 +128,7 @@ impl Arena {
             Written::Kept(_) => (KEPT, &[][..]),
             Written::Delete => (DELETE, &[][..]),
         };
-        // The number of a kept value takes the place of a value.
+        // The index of a kept value replaces the value.
         let slot = if let Written::Kept(i) = written { i.to_le_bytes() } else { [0; 4] };
         let value = if tag == KEPT { &slot[..] } else { value };
         self.record(key, seq, arrival, tag, value)
@@ -160,7 +158,7 @@ impl Arena {
         chunk << CHUNK_SHIFT | (off / ALIGN) as u32
     }
 
-    /// Takes `len` bytes at the end.
+    /// Reserves `len` bytes at the end.
     #[inline]
     fn room(&mut self, len: usize) -> (u32, usize, &mut [u8]) {
         if self.chunks.last().is_none_or(|c| c.as_ref().len() < self.filled + len) {
@@ -186,10 +184,10 @@ impl Arena {
             ])
         };
         self.bytes += next.as_ref().len();
-        // What is left of a chunk is lost, an eighth of it at most, except before a long piece.
+        // The rest of the chunk is lost: at most an eighth of it, unless long data follows.
         self.chunks.push(next);
         self.filled = 0;
-        // Its owner seals a memtable long before.
+        // The owner seals a memtable long before.
         assert!(self.chunks.len() <= 1 << (32 - CHUNK_SHIFT), "a memtable of more than 32 GiB");
     }
 
@@ -203,7 +201,7 @@ impl Arena {
         &self.chunk(p.chunk)[p.off as usize..][..p.len as usize]
     }
 
-    /// The header of the record at `address`, where its key is, and its tag.
+    /// The header of the record at `address`, the position of its key, and its tag.
     #[inline]
     fn parts(&self, address: u32) -> (&[u8], Place, u16) {
         let chunk = address >> CHUNK_SHIFT;
@@ -218,7 +216,7 @@ impl Arena {
         (record, Place { chunk, off: (off + HEADER) as u32, len: len.into() }, tag)
     }
 
-    /// A byte of each of the two cache lines that a record with a small value takes.
+    /// Reads a byte of each of the two cache lines that a record with a small value takes.
     #[inline]
     pub fn glance(&self, address: u32) -> u8 {
         let chunk = self.chunk(address >> CHUNK_SHIFT);
@@ -237,7 +235,7 @@ impl Arena {
         self.parts(address).1
     }
 
-    /// What the record at `address` says of its key.
+    /// The newest version in the record at `address`.
     #[inline]
     pub fn first(&self, address: u32) -> First {
         let (record, key, tag) = self.parts(address);

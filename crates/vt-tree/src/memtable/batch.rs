@@ -1,5 +1,4 @@
-//! Items copied out of a memtable, in the order of their keys and one behind the other in one
-//! buffer that serves the next batch again.
+//! Items copied out of a memtable, in key order, into one buffer that the next batch reuses.
 
 use super::arena::{Arena, Place};
 use super::{Kept, MemtableState};
@@ -9,12 +8,12 @@ use crate::{ExtentRef, Seq, Value};
 use bytes::{Bytes, BytesMut};
 
 enum BatchBody {
-    /// In the buffer.
+    /// In this range of the buffer.
     Small(u32, u32),
     Kept(Bytes),
     Extent(ExtentRef),
     Delete,
-    /// Up to the key that lies there in the buffer.
+    /// Up to the key in this range of the buffer.
     DeleteRange(u32, u32),
 }
 
@@ -26,7 +25,7 @@ struct BatchItem {
 
 #[derive(Default)]
 pub(super) struct Batch {
-    /// While items are added.
+    /// The buffer, while items are added.
     filling: BytesMut,
     bytes: Bytes,
     slots: Vec<BatchItem>,
@@ -35,7 +34,7 @@ pub(super) struct Batch {
 impl Batch {
     pub fn clear(&mut self) {
         self.slots.clear();
-        // The buffer is used again, unless somebody has kept a value that lies in it.
+        // The buffer is reused unless a reader has kept a value that lies in it.
         self.bytes = Bytes::new();
         self.filling.clear();
     }
@@ -60,7 +59,7 @@ impl Batch {
             Some(i) => match &state.kept[i as usize] {
                 Some(Kept::Own(Value::Inline(b))) => BatchBody::Kept(b.clone()),
                 Some(Kept::Own(Value::Extent(e))) => BatchBody::Extent(*e),
-                // Whoever asked may keep it, which must not keep its neighbours.
+                // Copied: the caller may keep the value, which must not keep its neighbours.
                 Some(Kept::Unplaced(b)) => BatchBody::Kept(Bytes::copy_from_slice(b)),
                 None => BatchBody::Delete,
             },
@@ -74,7 +73,7 @@ impl Batch {
         self.slots.push(BatchItem { key, seq, said: BatchBody::DeleteRange(from, to) });
     }
 
-    /// No more items are added until it is cleared. Before, none can be read.
+    /// Ends the batch. Items can be read from then on, and added only after `clear`.
     pub fn seal(&mut self) {
         self.bytes = self.filling.split().freeze();
     }
@@ -105,7 +104,7 @@ impl Batch {
 }
 
 impl Arena {
-    /// Fetches the records at `addresses` from memory, all at the same time, where a walk would
+    /// Loads the records at `addresses` into the processor's cache concurrently, where a walk would
     /// wait for one after the other.
     #[inline]
     pub(super) fn fetch(&self, addresses: &[u32]) {

@@ -1,14 +1,14 @@
 //! A cursor on a memtable: points and range tombstones as one ascending sequence of disjoint items,
 //! as of one sequence number.
 //!
-//! The cursor copies a batch of items under the read lock and walks on the copy. Its batch is *all*
-//! items of one span of keys `[lo, hi)`, and the next batch begins where the span ends, by key; so
-//! it does not matter what was written in between.
+//! The cursor copies a batch of items under the read lock and walks on the copy. A batch has *all*
+//! items of one range of keys `[lo, hi)`, and the next batch begins at the key at which it ends; so
+//! concurrent writes do not matter.
 //!
-//! A range tombstone is cut around newer points and shows as pieces between them; points under it
-//! that are older are passed, a whole leaf at a time where the leaf holds nothing newer. The work
-//! under the lock is bounded: where a piece would be longer than the bound allows it is cut in two,
-//! which says the same.
+//! A range tombstone is cut around newer points and appears as several ones between them; older
+//! points under it are skipped, a whole leaf at a time if the leaf has nothing newer. The work
+//! under the lock is bounded: a tombstone that takes longer to cut is divided in two, which is
+//! equivalent.
 
 use super::batch::Batch;
 use super::tree::Pos;
@@ -16,15 +16,16 @@ use super::{Memtable, MemtableState};
 use crate::{ItemRef, Result, Seq, Source};
 use std::sync::Arc;
 
-/// Items in the first batch after a seek, and in the longest; in between they double.
+/// The number of items in the first batch after a seek, and in the longest; it doubles from batch
+/// to batch.
 const BATCH_MIN: usize = 4;
 const BATCH_MAX: usize = 128;
-/// What may be looked at under the lock in one go: tree leaves, and for a batch the fragments of
-/// range tombstones too.
+/// The most tree leaves, and fragments of range tombstones in a batch, that are visited under the
+/// lock at once.
 const LEAVES_MAX: usize = if cfg!(test) { 2 } else { 256 };
 const FRAGMENTS_PER_LEAF: usize = if cfg!(test) { 2 } else { 32 };
 
-/// A position on the items of a memtable, see `Source`.
+/// A cursor on the items of a memtable, see [`Source`].
 pub struct MemtableCursor {
     memtable: Arc<Memtable>,
     at: Seq,
@@ -33,7 +34,7 @@ pub struct MemtableCursor {
     lo: Vec<u8>,
     /// `None`: no end.
     hi: Option<Vec<u8>>,
-    /// Index into `batch`; `None`: beyond either end or not positioned.
+    /// The index of the current item in `batch`; `None` beyond either end or if not positioned.
     here: Option<usize>,
     /// Items in the next batch.
     size: usize,
@@ -48,8 +49,8 @@ fn successor(key: &[u8]) -> Vec<u8> {
 }
 
 impl MemtableState {
-    /// The start of the item that covers `key` if one begins before it and reaches over it, `key`
-    /// otherwise: no item crosses the result.
+    /// The start of the item that covers `key`, if one begins before it; `key` otherwise. No item
+    /// crosses the result.
     fn item_start(&self, key: &[u8], at: Seq) -> Vec<u8> {
         let Some((start, fragment)) = self.fragments.covering(key) else { return key.to_vec() };
         let Some(tombstone) = fragment.visible(at) else { return key.to_vec() };
@@ -80,14 +81,14 @@ impl MemtableState {
                 }
             }
         }
-        // Enough looked at: cut here, at a key that the tombstone covers.
+        // The bound is reached: cut at this key, which the tombstone covers.
         let Some(p) = pos else { return start.to_vec() };
         let k = successor(self.arena.get(self.tree.key(&self.arena, p)));
         if k[..] < start[..] { start.to_vec() } else { k }
     }
 
-    /// Adds the items of `[lo, hi)` to `out`, until there are `size`; no item may cross `lo`.
-    /// Returns where it stopped.
+    /// Adds the items of `[lo, hi)` to `out`, until there are `size`. No item may cross `lo`.
+    /// Returns the key at which it stopped.
     fn items(
         &self,
         lo: &[u8],
@@ -98,7 +99,7 @@ impl MemtableState {
     ) -> Option<Vec<u8>> {
         let mut point = self.tree.seek(&self.arena, lo);
         let mut fragments = self.fragments.from(lo).peekable();
-        // Everything below `reached` is done.
+        // All items below `reached` were added.
         let mut reached = lo.to_vec();
         let mut work = LEAVES_MAX * FRAGMENTS_PER_LEAF;
         let leaf_work = |here: Pos, next: Option<Pos>| {
@@ -129,7 +130,7 @@ impl MemtableState {
                 return hi.map(<[u8]>::to_vec);
             }
             let Some(tombstone) = fragment.visible(at) else {
-                // The points under it are those before the next one.
+                // The points under the tombstone are those before its end.
                 if work == 0 && reached[..] < start[..] {
                     return Some(start.to_vec());
                 }
@@ -141,7 +142,7 @@ impl MemtableState {
                 reached = start.to_vec();
             }
             let edge = hi.map_or(&end[..], |h| h.min(&end[..]));
-            // The tombstone in pieces, around the newer points.
+            // Adds the parts of the tombstone between newer points.
             loop {
                 if out.len() >= size || work == 0 {
                     return Some(reached);
@@ -159,8 +160,8 @@ impl MemtableState {
                         break;
                     }
                     if self.tree.leaf_newest(p) < tombstone.seq {
-                        // All of this leaf is older. Of the keys that are beyond the edge, go back
-                        // to the first.
+                        // The whole leaf is older. If it reaches beyond the edge, go back to the
+                        // first key there.
                         point = self.tree.next_leaf(p);
                         work = work.saturating_sub(FRAGMENTS_PER_LEAF);
                         if point.is_none_or(|n| {
@@ -197,7 +198,7 @@ impl MemtableState {
         }
     }
 
-    /// Where a span of about `size` items that ends before `hi` begins.
+    /// The start of a range of about `size` items that ends before `hi`.
     fn span_before(&self, hi: Option<&[u8]>, at: Seq, size: usize) -> Vec<u8> {
         let mut point = self.tree.seek_before(&self.arena, hi);
         for _ in 1..size {
@@ -206,7 +207,7 @@ impl MemtableState {
         }
         let fragment = self.fragments.before(hi).nth(size / 2).map(|(start, _)| &start[..]);
         let point = point.map(|p| self.arena.get(self.tree.key(&self.arena, p)));
-        // The nearer of the two; none is as far away as can be.
+        // The nearer of the two; if there is neither, the smallest key.
         match point.max(fragment) {
             Some(lo) => self.item_start(lo, at),
             None => Vec::new(),
@@ -231,7 +232,7 @@ impl MemtableCursor {
         self.size = (self.size * 2).min(BATCH_MAX);
     }
 
-    /// To the first item from `lo` on, which no item crosses.
+    /// Moves to the first item from `lo` on, which no item crosses.
     fn forward(&mut self, mut lo: Vec<u8>) {
         loop {
             self.batch.clear();
@@ -251,15 +252,14 @@ impl MemtableCursor {
         }
     }
 
-    /// To the last item before `hi`, which no item crosses.
+    /// Moves to the last item before `hi`, which no item crosses.
     fn backward(&mut self, mut hi: Option<Vec<u8>>) {
         loop {
             self.batch.clear();
             let s = self.memtable.state.read();
             let lo = s.span_before(hi.as_deref(), self.at, self.size);
             let mut from = lo.clone();
-            // The span is short, except where its points hide under a tombstone: then it takes
-            // several rounds.
+            // One round suffices, unless the points of the range are hidden by a tombstone.
             while let Some(stop) =
                 s.items(&from, hi.as_deref(), self.at, usize::MAX, &mut self.batch)
             {

@@ -1,6 +1,6 @@
-//! The range tombstones of a memtable, cut into disjoint fragments that each know every tombstone
-//! over them. So the newest tombstone over a key as of any sequence number is one search away,
-//! however many tombstones there are.
+//! The range tombstones of a memtable, cut into disjoint fragments, each with the stamps of all
+//! tombstones over it. So one search finds the newest tombstone over a key as of any sequence
+//! number, however many tombstones there are.
 
 use super::tree::Stamp;
 use crate::Seq;
@@ -31,7 +31,7 @@ impl Fragment {
         unseen as isize
     }
 
-    /// Adds `stamp`; gives the change in number.
+    /// Adds `stamp`; returns the change in the number of stamps.
     fn add(&mut self, stamp: Stamp) -> isize {
         let before = self.stamps.len() as isize;
         let i = self.stamps.partition_point(|s| s.seq < stamp.seq);
@@ -47,7 +47,7 @@ impl Fragment {
 pub(super) struct Fragments {
     /// By start.
     map: BTreeMap<Bytes, Fragment>,
-    /// Stamps over all fragments.
+    /// The number of stamps of all fragments.
     stamps: isize,
     key_bytes: usize,
     newest: Seq,
@@ -74,7 +74,7 @@ impl Fragments {
         self.map.len() * entry + self.key_bytes + self.len() * size_of::<Stamp>()
     }
 
-    /// Deletes `[start, end)`; the caller has checked that it is not empty.
+    /// Deletes `[start, end)`, which must not be empty.
     pub fn insert(&mut self, start: &[u8], end: &[u8], stamp: Stamp, floor: Seq) {
         self.newest = self.newest.max(stamp.seq);
         let (start, end) = (Bytes::copy_from_slice(start), Bytes::copy_from_slice(end));
@@ -101,8 +101,8 @@ impl Fragments {
     }
 
     /// Joins fragments of `[start, end)` between which no reader at `floor` or later sees a
-    /// difference: what one tombstone has covered becomes one again. So each fragment is met twice
-    /// at most, however many tombstones lie over one another.
+    /// difference: fragments under one newer tombstone become one again. So each fragment is
+    /// visited at most twice, however many tombstones overlap.
     fn thin(&mut self, start: &[u8], end: &[u8], floor: Seq) {
         let mut gone = Vec::new();
         let mut before: Option<&mut Fragment> = None;

@@ -1,10 +1,10 @@
 //! The sorted keys of one tree node. Each key is represented by its *head*: the eight bytes behind
-//! the prefix that all keys of the node share. Searching heads stays inside the node; only equal
-//! heads are decided by reading whole keys in the arena.
+//! the prefix that all keys of the node share. A search compares heads within the node; only if
+//! heads are equal does it read whole keys from the arena.
 //!
-//! What an insertion costs is cache misses. So a node is small (twelve bytes a key), and a search
-//! first compares every eighth head: the cache lines of the node are then all on their way at once,
-//! where a binary search would wait for one after the other.
+//! Cache misses dominate the cost of an insertion. So a node is small (twelve bytes a key), and a
+//! search first compares every eighth head: all cache lines of the node are then loaded
+//! concurrently, where a binary search would wait for one after the other.
 
 use super::arena::Arena;
 use bytemuck::{Pod, Zeroable};
@@ -75,9 +75,9 @@ impl Keys {
         self.last + 1 == self.len
     }
 
-    /// Where to split the full node when a key goes to index `i`: where keys arrive in ascending
-    /// order, at `i`, so that the left half stays full and the next key finds room behind this one;
-    /// else in the middle.
+    /// The index at which to split the full node for an insertion at `i`: if keys arrive in
+    /// ascending order, `i`, so that the left half stays full and the next key has room behind this
+    /// one; otherwise the middle.
     pub fn split_at(&self, i: usize) -> usize {
         if i == self.last as usize + 1 && i > FANOUT / 2 { i } else { FANOUT / 2 }
     }
@@ -95,7 +95,7 @@ impl Keys {
         if i.is_multiple_of(8) { &self.records[i..self.len().min(i + 8)] } else { &[] }
     }
 
-    /// Another record of the same key `i`.
+    /// Replaces the record of key `i`.
     pub fn set_record(&mut self, i: usize, record: u32) {
         self.records[i] = record;
     }
@@ -117,7 +117,7 @@ impl Keys {
         }
     }
 
-    /// Compares key `i` with `key`, most often without leaving the node.
+    /// Compares key `i` with `key`, usually without leaving the node.
     #[inline]
     fn cmp_near(&self, arena: &Arena, i: usize, key: &[u8]) -> Ordering {
         let near =
@@ -125,13 +125,13 @@ impl Keys {
         near.then_with(|| self.cmp(arena, i, key))
     }
 
-    /// Compares the first key with `key`, most often without leaving the node.
+    /// Compares the first key with `key`, usually without leaving the node.
     #[inline]
     pub fn cmp_first(&self, arena: &Arena, key: &[u8]) -> Ordering {
         self.cmp_near(arena, 0, key)
     }
 
-    /// Compares the last key with `key`, most often without leaving the node. The node must not be
+    /// Compares the last key with `key`, usually without leaving the node. The node must not be
     /// empty.
     #[inline]
     pub fn cmp_last(&self, arena: &Arena, key: &[u8]) -> Ordering {
@@ -148,8 +148,8 @@ impl Keys {
             Ordering::Equal => {}
         }
         let h = head(key, self.skip as usize);
-        // Unused heads are as large as can be. The comparisons depend on nothing, and there is no
-        // branch to guess.
+        // Unused heads have the largest value. The comparisons are independent of one another and
+        // without branches.
         let mut line = 0;
         for last in 0..FANOUT / LINE - 1 {
             line += usize::from(self.heads[last * LINE + LINE - 1] < h);
@@ -174,7 +174,7 @@ impl Keys {
         (i, false)
     }
 
-    /// Puts `key`, which is in `record`, at index `i`. The node must have room.
+    /// Inserts `key`, which `record` has, at index `i`. The node must have room.
     #[inline]
     pub fn insert(&mut self, arena: &Arena, i: usize, key: &[u8], record: u32) {
         let len = self.len();
@@ -212,13 +212,13 @@ impl Keys {
         right.sharpen(arena);
     }
 
-    /// Forgets the last key.
+    /// Removes the last key.
     pub fn pop(&mut self) {
         self.len -= 1;
         self.heads[self.len()] = u64::MAX;
     }
 
-    /// Lengthens the shared prefix when the heads have become too much alike to tell keys apart.
+    /// Lengthens the shared prefix if the heads no longer distinguish the keys.
     fn sharpen(&mut self, arena: &Arena) {
         let Some(last) = self.len().checked_sub(1) else { return };
         if self.heads[0] ^ self.heads[last] >= 1 << 32 {

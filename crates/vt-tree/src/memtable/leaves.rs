@@ -1,4 +1,4 @@
-//! The leaves of a memtable's tree, by number: the first ones in an array that grows, the others in
+//! The leaves of a memtable's tree, by number: the first ones in a growing array, the others in
 //! regions of the pool.
 
 use super::keys::Keys;
@@ -8,12 +8,11 @@ use crate::Seq;
 use bytemuck::{Pod, Zeroable};
 use std::sync::Arc;
 
-/// Keys and their records. Thirteen cache lines, the first for what is beside the heads.
+/// A leaf: keys and their records. It takes thirteen cache lines, the first for all but the heads.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct Leaf {
-    /// No version in this leaf is newer: a cursor passes a leaf that a range tombstone covers
-    /// without looking into it.
+    /// No version in this leaf is newer: a cursor skips a leaf that a newer range tombstone covers.
     pub newest: Seq,
     pub next: u32,
     pub prev: u32,
@@ -28,7 +27,8 @@ impl Leaf {
 }
 
 const SIZE: usize = size_of::<Leaf>();
-/// Leaves in the array. Few in this crate's own tests, so that these reach the regions.
+/// The number of leaves in the array. Few in this crate's own tests, so that these reach the
+/// regions.
 const FEW: usize = if cfg!(test) { 64 } else { 1024 };
 const PER_REGION: usize = REGION / SIZE;
 
@@ -49,7 +49,7 @@ impl Leaves {
         self.len
     }
 
-    /// Region and offset of a leaf behind the first ones.
+    /// The region and offset of a leaf that is not in the array.
     #[inline]
     fn place(id: u32) -> (usize, usize) {
         let i = id as usize - FEW;
@@ -69,7 +69,7 @@ impl Leaves {
 
     #[inline]
     pub fn get_mut(&mut self, id: u32) -> &mut Leaf {
-        // Regions are pages, so a leaf's place is a multiple of its alignment.
+        // Regions are page-aligned, so every leaf is aligned.
         if (id as usize) < FEW {
             return &mut self.few[id as usize];
         }
@@ -77,7 +77,7 @@ impl Leaves {
         bytemuck::from_bytes_mut(&mut self.regions[region][at..at + SIZE])
     }
 
-    /// Adds a leaf under the number `len`.
+    /// Adds a leaf with the number `len`.
     pub fn push(&mut self, leaf: Leaf) {
         if self.len < FEW {
             self.few.push(leaf);

@@ -1,21 +1,21 @@
 //! The memtable: the newest items of a tree, in memory, in every version that a reader may still
-//! ask for.
+//! request.
 //!
 //! One writer at a time (the commit pipeline) and any number of readers share it under a
-//! readers-writer lock that is held for one lookup, one write or one batch of them, and never by a
-//! cursor between two calls. Inside:
+//! readers-writer lock, which is held for one lookup, one write or one batch of writes, and never
+//! by a cursor between two calls. Its parts:
 //!
 //! - `arena`: keys and small values, appended to chunks, never moved;
-//! - `pool`: where its memory comes from and goes back to;
-//! - `tree`, `leaves`, `keys`: the points, a B+-tree with fat leaves and a version chain behind
-//!   each key written again;
+//! - `pool`: the source of its memory;
+//! - `tree`, `leaves`, `keys`: the points, a B+-tree with wide leaves and a chain of versions for
+//!   each key written more than once;
 //! - `fragments`: the range tombstones, cut so that one search finds the newest one over a key;
 //! - `cursor`, `batch`: both together as one sequence of disjoint items.
 //!
-//! What bounds it: nothing is removed, so the owner watches `bytes` and seals the memtable at its
-//! budget. A hot key's old versions are forgotten while the memtable is written, once the owner has
-//! said (`set_floor`) that no reader asks for them; their arena bytes (values below `KEEP_FROM`)
-//! stay until the memtable goes, and count.
+//! Nothing is removed, so the owner watches [`Memtable::bytes`] and seals the memtable at its
+//! budget. Old versions of a hot key are forgotten during writes, once the owner has promised
+//! ([`Memtable::set_floor`]) that no reader requests them; their bytes in the arena (values below
+//! `KEEP_FROM`) stay until the memtable is dropped, and count.
 
 mod arena;
 mod batch;
@@ -46,7 +46,8 @@ use zones::ZonePin;
 /// arena.
 pub const KEEP_FROM: usize = 512;
 
-/// The newest items of a tree, in memory. See the module's comment.
+/// The newest items of a tree, in memory and in all versions that readers may request. Versions of
+/// a key differ by sequence number; a reader sees the newest one up to its own.
 pub struct Memtable {
     state: RwLock<MemtableState>,
     pin: Mutex<ZonePin>,
@@ -61,16 +62,16 @@ struct MemtableState {
     arena: Arena,
     tree: Tree,
     fragments: Fragments,
-    /// Values kept outside the arena; `Place::kept` says which.
+    /// Values kept outside the arena, by the index in `Place::kept`.
     kept: Vec<Option<Kept>>,
     free_kept: Vec<u32>,
-    /// Heap bytes of `kept`'s values.
+    /// Heap bytes of the values in `kept`.
     kept_bytes: usize,
-    /// Bytes on the device of values that were forgotten.
+    /// Bytes on the device of large values that were forgotten.
     forgotten: u64,
-    /// No reader asks for a sequence number below this.
+    /// No reader requests a state below this sequence number.
     floor: Seq,
-    /// The same for range tombstones alone.
+    /// No reader requests a range tombstone that is hidden at this sequence number.
     tombstone_floor: Seq,
     arrivals: u32,
     min_seq: Seq,
@@ -86,7 +87,8 @@ enum Kept {
     Unplaced(Bytes),
 }
 
-/// Where a memtable keeps a value that has no place on the device yet.
+/// Identifies a value in a memtable that has no address on the device yet, see
+/// [`Writer::put_unplaced`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot(u32);
 
@@ -97,13 +99,13 @@ impl Default for Memtable {
 }
 
 impl Memtable {
-    /// A memtable with memory of its own. A store's memtables share a pool, see
+    /// A memtable with a pool of its own. Memtables of one store share a pool, see
     /// [`Memtable::in_pool`].
     pub fn new() -> Memtable {
         Memtable::in_pool(&Pool::new())
     }
 
-    /// A memtable that takes its memory from `pool` and leaves it there.
+    /// A memtable that takes its memory from `pool` and returns it there.
     pub fn in_pool(pool: &Arc<Pool>) -> Memtable {
         Memtable {
             state: RwLock::new(MemtableState {
@@ -128,40 +130,39 @@ impl Memtable {
         }
     }
 
-    /// Locks the memtable for several writes: cheaper than one by one. Readers wait until the
-    /// writer is dropped, so keep it short (a few hundred writes).
+    /// Locks the memtable for several writes, which costs less than to lock it for each. Readers
+    /// wait until the writer is dropped, so it should be short (a few hundred writes).
     pub fn writer(&self) -> Writer<'_> {
         Writer { state: self.state.write(), memtable: self }
     }
 
-    /// `key` has `value` from `seq` on. Of several writes to one key with one `seq` the last one
-    /// called counts.
+    /// Sets `key` to `value` as of `seq`. Of several writes to one key with equal `seq` the last
+    /// call wins.
     ///
-    /// An inline value of `KEEP_FROM` bytes or more is kept as given: pass one that owns its buffer
-    /// alone, since a slice of a larger buffer keeps all of that alive and `bytes` counts the slice
-    /// only.
+    /// An inline value of `KEEP_FROM` bytes or more is kept as given. It should own its buffer
+    /// alone, since a slice of a larger buffer keeps all of that alive, while `bytes` counts only
+    /// the slice.
     pub fn put(&self, key: &[u8], seq: Seq, value: Value) {
         self.writer().put(key, seq, value);
     }
 
-    /// `key` is gone from `seq` on.
+    /// Deletes `key` as of `seq`.
     pub fn delete(&self, key: &[u8], seq: Seq) {
         self.writer().delete(key, seq);
     }
 
-    /// All keys in `[start, end)` are gone from `seq` on, until written again. No effect when
-    /// `start >= end`.
+    /// Deletes all keys in `[start, end)` as of `seq`. Has no effect if `start >= end`.
     pub fn delete_range(&self, start: &[u8], end: &[u8], seq: Seq) {
         self.writer().delete_range(start, end, seq);
     }
 
-    /// What a reader at `at` sees of `key` here: the newest version with a sequence number of at
-    /// most `at`, unless a range tombstone of at most `at` is newer.
+    /// Looks up `key` as of `at`: the newest version with a sequence number of at most `at`, unless
+    /// a range tombstone of at most `at` is newer.
     pub fn get(&self, key: &[u8], at: Seq) -> Lookup {
         let s = &*self.state.read();
         let at = at.max(s.tombstone_floor).max(s.floor);
         let version = s.tree.get(&s.arena, key, at);
-        // A version newer than all tombstones needs no look at them.
+        // A version newer than all range tombstones is hidden by none.
         if !s.fragments.is_empty() && version.is_none_or(|v| v.seq <= s.fragments.newest()) {
             let tombstone = s.fragments.covering(key).and_then(|(_, f)| f.visible(at));
             if let Some(t) = tombstone
@@ -179,15 +180,14 @@ impl Memtable {
         }
     }
 
-    /// A cursor on the disjoint items that a reader at `at` sees, not yet positioned. Writes with a
-    /// sequence number above `at` never show; those with one of at most `at` that arrive later may
-    /// or may not.
+    /// A cursor on the disjoint items that a reader at `at` sees, not yet positioned. Writes above
+    /// `at` are never visible; concurrent ones of at most `at` may or may not be.
     pub fn cursor(self: &Arc<Self>, at: Seq) -> MemtableCursor {
         MemtableCursor::new(self.clone(), at)
     }
 
-    /// Replaces values put by [`Writer::put_unplaced`] by the places they have got since; they must
-    /// be readable there. Gives the bytes by which the memtable shrank.
+    /// Replaces values put by [`Writer::put_unplaced`] by references to the device, where they must
+    /// be readable. Returns the bytes by which the memtable shrank.
     pub fn place(&self, placed: impl IntoIterator<Item = (Slot, ExtentRef)>) -> usize {
         let mut writer = self.writer();
         let before = writer.state.kept_bytes;
@@ -203,41 +203,40 @@ impl Memtable {
         before - writer.state.kept_bytes
     }
 
-    /// Promises that every cursor, also those that exist, asks for `floor` or later, a state that
-    /// readers may see; a `get` that asks for less gets that one. Versions that nobody can ask for
-    /// any more may then be forgotten as newer ones come. The floor never falls.
+    /// Promises that every cursor, including existing ones, is as of `floor` or later; a `get` as
+    /// of less gets the state at `floor`. Versions that no reader can request any more may then be
+    /// forgotten when newer ones are written. The floor never falls.
     pub fn set_floor(&self, floor: Seq) {
         let mut s = self.state.write();
         s.floor = s.floor.max(floor);
     }
 
-    /// Promises that every cursor, also those that exist, asks for `floor` or later, a state that
-    /// readers may see; a `get` that asks for less gets that one. Range tombstones that newer ones
-    /// cover are then forgotten as they come; points are not.
+    /// Promises that every cursor, including existing ones, is as of `floor` or later; a `get` as
+    /// of less gets the state at `floor`. Only range tombstones that newer ones cover are then
+    /// forgotten when these are written, see [`Memtable::set_floor`] for points.
     pub fn forget_tombstones(&self, floor: Seq) {
         let mut s = self.state.write();
         s.tombstone_floor = s.tombstone_floor.max(floor);
     }
 
-    /// Keeps the zones of `pin` from being reused as long as the memtable lives: those of the
-    /// extents that its values refer to.
+    /// Keeps `pin` as long as the memtable lives: that of the zones to which its values refer.
     pub fn pin(&self, pin: ZonePin) {
         self.pin.lock().merge(pin);
     }
 
-    /// Heap bytes in use, overhead included. An estimate from above, except for shared buffers, see
-    /// `put`.
+    /// An upper bound of the heap bytes in use, including overhead, but for shared buffers, see
+    /// [`Memtable::put`].
     pub fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes of large values, placed or about to be, that newer versions have pushed out: they lie
-    /// on the device, and no reader asks for them.
+    /// Bytes of large values, placed or about to be, that were forgotten: they lie on the device,
+    /// and no reader requests them.
     pub fn forgotten_bytes(&self) -> u64 {
         self.state.read().forgotten
     }
 
-    /// Keys at even distances, about `count` of them, or fewer where there are few.
+    /// About `count` keys at even distances; fewer if there are few.
     pub fn sample(&self, count: usize) -> Vec<Bytes> {
         let s = &*self.state.read();
         let step = (s.tree.leaves() / count.max(1)).max(1);
@@ -253,21 +252,22 @@ impl Memtable {
         keys
     }
 
-    /// Versions kept, deletions and range tombstone fragments included.
+    /// The number of versions, including deletions and fragments of range tombstones.
     pub fn len(&self) -> usize {
         self.len.load(Ordering::Relaxed)
     }
 
+    /// Whether nothing was written.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The highest sequence number ever written here, 0 when empty.
+    /// The highest sequence number ever written; 0 if empty.
     pub fn max_seq(&self) -> Seq {
         self.max_seq.load(Ordering::Relaxed)
     }
 
-    /// The lowest sequence number ever written here, 0 when empty.
+    /// The lowest sequence number ever written; 0 if empty.
     pub fn min_seq(&self) -> Seq {
         self.min_seq.load(Ordering::Relaxed)
     }
@@ -281,11 +281,11 @@ impl MemtableState {
         } else if let Some(i) = place.as_kept() {
             match self.kept[i as usize].as_ref()? {
                 Kept::Own(value) => Some(value.clone()),
-                // Whoever asked may keep it, which must not keep its neighbours.
+                // Copied: the caller may keep the value, which must not keep its neighbours.
                 Kept::Unplaced(bytes) => Some(Value::Inline(Bytes::copy_from_slice(bytes))),
             }
         } else {
-            // Copied: who keeps one value must not keep a region of the pool.
+            // Copied: a value that is kept must not keep a region of the pool.
             Some(Value::Inline(Bytes::copy_from_slice(self.arena.get(place))))
         }
     }
@@ -325,7 +325,7 @@ impl MemtableState {
                 Some(Kept::Unplaced(bytes)) => bytes.len() as u64,
                 _ => 0,
             };
-            // An unplaced one keeps its slot: somebody is about to tell its place.
+            // An unplaced value keeps its slot until `place` is called with it.
             if let Some(kept) = self.kept[i as usize].take_if(|kept| matches!(kept, Kept::Own(_))) {
                 self.kept_bytes -= kept.heap();
                 self.free_kept.push(i);
@@ -343,11 +343,11 @@ impl MemtableState {
     }
 }
 
-/// Heap bytes that an unplaced value takes beside its own.
+/// Heap bytes that an unplaced value takes in addition to its length.
 pub const UNPLACED: usize = 16;
 
 impl Kept {
-    /// Heap bytes behind it: the buffer, its reference count, the allocator's share.
+    /// Its heap bytes: the buffer, its reference count, the overhead of the allocator.
     fn heap(&self) -> usize {
         match self {
             Kept::Own(Value::Inline(b)) => b.len() + 48,
@@ -357,14 +357,14 @@ impl Kept {
     }
 }
 
-/// The memtable locked for writing. Dropping it lets readers in.
+/// A memtable locked for writing, see [`Memtable::writer`]. Readers wait until it is dropped.
 pub struct Writer<'a> {
     memtable: &'a Memtable,
     state: RwLockWriteGuard<'a, MemtableState>,
 }
 
 impl Writer<'_> {
-    /// See `Memtable::put`.
+    /// Sets a key to a value, see [`Memtable::put`].
     pub fn put(&mut self, key: &[u8], seq: Seq, value: Value) {
         let s = &mut *self.state;
         match &value {
@@ -376,8 +376,8 @@ impl Writer<'_> {
         }
     }
 
-    /// As `put` of an inline value that is on its way to the device, where [`Memtable::place`] will
-    /// say that it lies. Until then it is kept as given, a slice of a buffer that it shares with
+    /// Sets a key to a value that is being written to the device; [`Memtable::place`] replaces it
+    /// by its address. Until then it is kept as given, a slice of a buffer that it shares with
     /// others.
     pub fn put_unplaced(&mut self, key: &[u8], seq: Seq, value: Bytes) -> Slot {
         let s = &mut *self.state;
@@ -386,7 +386,7 @@ impl Writer<'_> {
         Slot(slot)
     }
 
-    /// As `put` of an inline value, from a slice.
+    /// Sets a key to a copy of an inline value, see [`Memtable::put`].
     pub fn put_slice(&mut self, key: &[u8], seq: Seq, value: &[u8]) {
         let s = &mut *self.state;
         if value.len() < KEEP_FROM {

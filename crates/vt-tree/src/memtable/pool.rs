@@ -1,11 +1,11 @@
-//! Where memtables take their memory from: regions of 2 MiB that go back to the pool, not to the
-//! operating system, when a memtable goes.
+//! The pool of memory of memtables: regions of 2 MiB that return to the pool, not to the operating
+//! system, when a memtable is dropped.
 //!
 //! A fresh page costs a fault, 2 to 3 µs on a virtual machine: for a memtable of 64 MiB as much as
-//! filling it. So regions ask for huge pages (one fault for each instead of 512), and a store's
-//! memtables share one pool: what a flushed memtable leaves, the next one fills. A new region is
-//! only made when no idle one is left, so the pool never holds more than its memtables held
-//! together at their peak, which the owner of the memtables bounds.
+//! filling it. So regions request huge pages (one fault for each instead of 512), and a store's
+//! memtables share one pool: a new memtable fills the regions of a flushed one. A new region is
+//! allocated only if none is idle, so the pool never holds more than its memtables held together at
+//! their peak, which the owner of the memtables bounds.
 
 use env::sync::Mutex;
 use memmap2::MmapMut;
@@ -16,35 +16,36 @@ use std::sync::Arc;
 /// Bytes of a region: a huge page.
 pub(super) const REGION: usize = 2 << 20;
 
-/// Idle memory of the memtables that share it. See the module's comment.
+/// A pool of memory that memtables share. What a dropped memtable leaves, the next one reuses.
 #[derive(Default)]
 pub struct Pool {
     idle: Mutex<Vec<MmapMut>>,
 }
 
 impl Pool {
+    /// An empty pool.
     pub fn new() -> Arc<Pool> {
         Arc::default()
     }
 
-    /// Bytes that no memtable uses now.
+    /// The bytes that no memtable uses.
     pub fn idle_bytes(&self) -> usize {
         self.idle.lock().len() * REGION
     }
 
-    /// Gives idle memory back to the operating system.
+    /// Returns idle memory to the operating system.
     pub fn release(&self) {
         self.idle.lock().clear();
     }
 
-    /// A region, zeros or its former content in it. Without memory this ends as any allocation
-    /// does.
+    /// Returns a region, with zeros or its former content. Aborts as any allocation does if there
+    /// is no memory.
     pub(super) fn region(self: &Arc<Pool>) -> Region {
         let idle = self.idle.lock().pop();
         let memory = idle.unwrap_or_else(|| {
             let memory = MmapMut::map_anon(REGION)
                 .unwrap_or_else(|_| handle_alloc_error(Layout::new::<[u8; REGION]>()));
-            // Only a wish: without huge pages everything works, slower.
+            // Only a hint: without huge pages memtables work, but slower.
             let _ = memory.advise(memmap2::Advice::HugePage);
             memory
         });
@@ -54,7 +55,7 @@ impl Pool {
 
 /// Memory of a pool while in use.
 pub(super) struct Region {
-    /// Taken only when dropped.
+    /// `None` only while it is dropped.
     memory: Option<MmapMut>,
     pool: Arc<Pool>,
 }

@@ -18,13 +18,12 @@ use std::cmp::Ordering;
 use std::sync::Arc;
 
 pub(super) const NONE: u32 = u32::MAX;
-/// Overwrites of one key between two looks at which of its versions no reader can ask for any more,
-/// at least.
+/// The fewest overwrites of one key between two attempts to trim its chain of versions.
 const TRIM_EVERY: u32 = 8;
-/// Records tell sequence numbers as a distance from one that lies so far below the first.
+/// Records store sequence numbers relative to one that lies so far below the first.
 const BELOW_FIRST: Seq = 1 << 30;
 
-/// When something was written: commit order first; inside one commit, order of arrival.
+/// The order of writes: by commit, and within one commit by arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Stamp {
     pub seq: Seq,
@@ -38,7 +37,7 @@ pub(super) struct Version {
     arrival: u32,
     /// The next older version, an index into `Tree::versions`.
     older: u32,
-    /// Overwrites until the chain behind this newest version is trimmed.
+    /// The number of overwrites until the chain behind this newest version is trimmed.
     credit: u32,
     pub value: Place,
 }
@@ -62,28 +61,28 @@ pub(super) struct Pos {
     i: u32,
 }
 
-// Nodes are boxed so that a growing table of them moves pointers and not kilobytes.
+// Nodes are boxed so that a growing table moves pointers and not kilobytes.
 #[allow(clippy::vec_box)]
 pub(super) struct Tree {
     leaves: Leaves,
     inners: Vec<Box<Inner>>,
-    /// Levels of inner nodes above the leaves; with 0, `root` is a leaf.
+    /// The number of levels of inner nodes; with 0, `root` is a leaf.
     height: usize,
     root: u32,
     /// The leaf of the last insertion.
     finger: u32,
     /// Sequence numbers in records are relative to this.
     base: Seq,
-    /// The chains: all versions of keys written more than once, the newest of each under the number
-    /// in the key's record.
+    /// The chains: all versions of keys written more than once. The key's record has the index of
+    /// the newest one.
     versions: Vec<Version>,
     free_versions: Vec<u32>,
-    /// Keys, and versions behind newest ones.
+    /// The number of keys, and of versions that are not the newest.
     keys: usize,
     olds: usize,
 }
 
-/// What an overwrite pushed out: values kept outside the arena, to be dropped.
+/// Values kept outside the arena that are no longer referred to.
 pub(super) type Released = Vec<Place>;
 
 impl Inner {
@@ -94,7 +93,7 @@ impl Inner {
         i + found as usize
     }
 
-    /// Adds a separator at `i`, and the child behind it.
+    /// Inserts a separator at `i`, and the child that follows it.
     fn insert(&mut self, arena: &Arena, i: usize, separator: u32, child: u32) {
         let n = self.keys.len() + 1;
         self.keys.insert(arena, i, arena.key(separator), separator);
@@ -119,12 +118,12 @@ impl Tree {
         }
     }
 
-    /// Versions kept, of all keys.
+    /// The number of versions of all keys.
     pub fn len(&self) -> usize {
         self.keys + self.olds
     }
 
-    /// Leaves.
+    /// The number of leaves.
     pub fn leaves(&self) -> usize {
         self.leaves.len()
     }
@@ -138,8 +137,8 @@ impl Tree {
             + self.free_versions.capacity() * 4
     }
 
-    /// Adds a version of `key`. Readers below `floor` are gone: versions that only they could see
-    /// are forgotten now and then. Values kept outside the arena that nothing refers to any more
+    /// Adds a version of `key`. There are no readers below `floor`: versions that only they could
+    /// see are forgotten now and then, and those of their values that are kept outside the arena
     /// are added to `released`.
     #[inline]
     pub fn put(
@@ -177,8 +176,8 @@ impl Tree {
         }
     }
 
-    /// Points the finger to the leaf for `key`; gives the index there of the first key that is not
-    /// below it, and whether it is the same.
+    /// Moves the finger to the leaf for `key`. Returns the index there of the first key that is not
+    /// below it, and whether that is equal.
     #[inline]
     fn find(&mut self, arena: &Arena, key: &[u8]) -> (usize, bool) {
         let leaf = self.leaves.get(self.finger);
@@ -186,9 +185,9 @@ impl Tree {
         if len > 0 {
             match leaf.keys.cmp_last(arena, key) {
                 Ordering::Equal => return (len - 1, true),
-                // Ascending keys: behind the last one, but not beyond the leaf. The next leaf's
-                // first key is only looked at when they were ascending before as well, since it
-                // lies elsewhere.
+                // Keys ascend: `key` belongs behind the last one, unless it belongs to the next
+                // leaf. The first key of that is compared only if the last insertion was an append
+                // as well, since it is a cache miss.
                 Ordering::Less => {
                     let fits = leaf.next == NONE
                         || (leaf.keys.appended()
@@ -233,7 +232,7 @@ impl Tree {
         } else {
             let mid = left.keys.split_at(i);
             left.keys.split_off(arena, mid, &mut right.keys);
-            // Not the newest of the right half perhaps, but not older either.
+            // An upper bound for the right half.
             right.newest = left.newest;
             if i <= mid {
                 left.keys.insert(arena, i, key, record);
@@ -260,7 +259,7 @@ impl Tree {
 
     /// Enters the new leaf `child`, whose first key is `separator`, into the inner nodes.
     fn add_child(&mut self, arena: &Arena, separator: u32, child: u32) {
-        // The way down to the leaf left of it: the separator is not yet anywhere above.
+        // The path to the leaf left of it, since the separator is not yet in any inner node.
         let mut path = Vec::with_capacity(self.height);
         let mut node = self.root;
         for _ in 0..self.height {
@@ -305,12 +304,12 @@ impl Tree {
         self.height += 1;
     }
 
-    /// Begins a chain; returns its number.
+    /// Begins a chain; returns its index.
     fn begin_chain(&mut self, version: Version) -> u32 {
         store(&mut self.versions, &mut self.free_versions, version)
     }
 
-    /// A version of a key that is there already: key `i` of leaf `self.finger`.
+    /// Adds a version of an existing key: key `i` of leaf `self.finger`.
     #[allow(clippy::too_many_arguments)]
     fn put_again(
         &mut self,
@@ -347,7 +346,7 @@ impl Tree {
     fn overwrite(&mut self, chain: u32, mut new: Version, floor: Seq, released: &mut Released) {
         let newest = &mut self.versions[chain as usize];
         match new.seq.cmp(&newest.seq) {
-            // Inside one commit the last write counts, and nobody sees those before it.
+            // Within one commit the last write counts; those before it are not visible.
             Ordering::Equal => {
                 released.push(newest.value);
                 newest.value = new.value;
@@ -361,13 +360,13 @@ impl Tree {
                 self.versions[chain as usize] = new;
                 if new.credit == 0 {
                     let left = self.trim(new, floor, released);
-                    // Looking costs as much as there are versions; so wait for as many overwrites
-                    // before the next look.
+                    // Trimming costs as much as there are versions; so as many overwrites pass
+                    // before the next attempt.
                     self.versions[chain as usize].credit = left + TRIM_EVERY;
                 }
             }
-            // Not from the commit pipeline, whose sequence numbers ascend; but order of arrival is
-            // not assumed anywhere else either.
+            // The commit pipeline does not do that, since its sequence numbers ascend; but no code
+            // of the memtable relies on it.
             Ordering::Less => {
                 let mut behind = chain;
                 let mut at = newest.older;
@@ -390,8 +389,8 @@ impl Tree {
         }
     }
 
-    /// Forgets the versions behind `newest` that no reader at `floor` or later sees; returns how
-    /// many are left.
+    /// Forgets the versions behind `newest` that no reader at `floor` or later sees; returns the
+    /// number that is left.
     fn trim(&mut self, newest: Version, floor: Seq, released: &mut Released) -> u32 {
         let mut left = 0;
         let mut last = NONE;
@@ -404,8 +403,8 @@ impl Tree {
             at = self.versions[at as usize].older;
         }
         if last == NONE {
-            // The newest version itself is all that anyone sees: possible only when the floor is
-            // ahead of the writer. Keep the chain.
+            // All readers see the newest version, which happens only if the floor is ahead of the
+            // writer. The chain is kept.
             return left;
         }
         self.versions[last as usize].older = NONE;
@@ -525,7 +524,7 @@ impl Tree {
         arena.key_place(self.leaves.get(pos.leaf).keys.record(pos.i as usize))
     }
 
-    /// Tells that a walk comes by at `pos` and goes on.
+    /// Prefetches for a walk that moves past `pos`.
     #[inline]
     pub fn passing(&self, arena: &Arena, pos: Pos) {
         arena.fetch(self.leaves.get(pos.leaf).keys.eight_from(pos.i as usize));
@@ -538,7 +537,7 @@ impl Tree {
     }
 }
 
-/// What was written, as the newest version of its key. A small value is copied into the arena.
+/// The newest version of a key, from what was written. A small value is copied into the arena.
 fn first_version(arena: &mut Arena, stamp: Stamp, written: Written<'_>) -> Version {
     let value = match written {
         Written::Small(v) => arena.add(v),

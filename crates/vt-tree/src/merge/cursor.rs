@@ -1,5 +1,5 @@
-//! A merge's position in one input: at an item, or in front of a block or subtree that is not yet
-//! opened and may never have to be.
+//! A merge's position in one input: at an item, or before a block or subtree that is not yet opened
+//! and may never have to be.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::memtable::{Memtable, MemtableCursor};
 use crate::run::Run;
 use crate::source::Source;
 
-/// What lies at a position.
+/// What an input has at the position of its cursor.
 pub(crate) enum Element<'a> {
     Item(ItemRef<'a>),
     /// An unopened tuple block (level 0) or index node.
@@ -27,18 +27,18 @@ pub(crate) enum Element<'a> {
 struct OpenNode {
     node: Arc<Node>,
     at: usize,
-    /// The filter of the node, which is a leaf's.
+    /// The filter of the node, if that is a leaf index node.
     filter: Option<FramePointer>,
 }
 
 struct OpenTupleBlock {
     block: Arc<Block>,
-    /// Everything in it ends here at the latest.
+    /// An upper bound of the keys in the block.
     high: Bytes,
     addr: u64,
-    /// Next restart interval to decode.
+    /// The next restart interval to decode.
     interval: usize,
-    /// Items of the restart interval before it, and the one here.
+    /// The items of the restart interval before it, and the index of the current one.
     items: RestartInterval,
     at: usize,
 }
@@ -56,10 +56,11 @@ enum MergeSource {
 
 pub(crate) struct MergeCursor {
     source: MergeSource,
-    /// In place of the item here: a range tombstone that begins later than it did.
+    /// The rest of the current item, a range tombstone that was cut; replaces that item.
     cut: Option<Item>,
-    /// Tuple-block bytes read, and data bytes dropped unread.
+    /// Bytes of tuple blocks read.
     pub blocks_read: u64,
+    /// Bytes of data that were skipped unread.
     pub pruned: u64,
 }
 
@@ -84,7 +85,7 @@ impl MergeCursor {
         })
     }
 
-    /// The item here, unless a block or subtree that is not opened is.
+    /// The current element; `None` at the end of the input.
     #[inline(always)]
     fn item(&self) -> Option<ItemRef<'_>> {
         match (&self.cut, &self.source) {
@@ -113,12 +114,12 @@ impl MergeCursor {
         }
     }
 
-    /// `true` in front of a whole run that is not yet opened.
+    /// `true` before a whole run whose root is not yet opened.
     pub fn at_root(&self) -> bool {
         matches!(self.source, MergeSource::Run { root: true, .. })
     }
 
-    /// Where the current piece begins. `None`: the input has ended.
+    /// The lower bound of the current element; `None` at the end of the input.
     pub fn low(&self) -> Option<&[u8]> {
         self.element().map(|p| match p {
             Element::Item(i) => i.key,
@@ -126,8 +127,8 @@ impl MergeCursor {
         })
     }
 
-    /// The current block entry and those behind it in the same index node, with the filter that
-    /// knows their keys.
+    /// The entries of the current block and of those after it in the same leaf index node, with the
+    /// filter of that node.
     pub fn blocks(&self) -> Option<(&[Entry], Option<FramePointer>)> {
         match &self.source {
             MergeSource::Run { root: false, path, block: None, .. } => {
@@ -138,7 +139,7 @@ impl MergeCursor {
         }
     }
 
-    /// `true` when the run goes on behind the current index node.
+    /// `true` if the run has entries behind the current index node.
     pub fn goes_on(&self) -> bool {
         match &self.source {
             MergeSource::Run { path, .. } => {
@@ -148,7 +149,7 @@ impl MergeCursor {
         }
     }
 
-    /// Opens the block or node here.
+    /// Opens the current block or node.
     pub fn descend(&mut self) -> Result<()> {
         let MergeSource::Run { run, root, path, block } = &mut self.source else { return Ok(()) };
         if block.is_some() {
@@ -185,7 +186,7 @@ impl MergeCursor {
         }
     }
 
-    /// To the next item of the open block, or out of the block.
+    /// Moves to the next item of the open block, or leaves the block.
     #[inline]
     fn next_item(&mut self) -> Result<()> {
         self.cut = None;
@@ -217,7 +218,7 @@ impl MergeCursor {
     fn next_entry(&mut self) {
         if let MergeSource::Run { path, root, .. } = &mut self.source {
             if *root {
-                // The root was passed over whole.
+                // The whole run was stitched or skipped.
                 *root = false;
             } else if let Some(step) = path.last_mut() {
                 step.at += 1;
@@ -226,7 +227,7 @@ impl MergeCursor {
         self.settle();
     }
 
-    /// Leaves nodes that are exhausted.
+    /// Leaves exhausted nodes.
     fn settle(&mut self) {
         if let MergeSource::Run { path, .. } = &mut self.source {
             while path.last().is_some_and(|s| s.at >= s.node.entries.len()) {
@@ -238,7 +239,7 @@ impl MergeCursor {
         }
     }
 
-    /// Past the current piece.
+    /// Moves past the current element.
     pub fn advance(&mut self) -> Result<()> {
         match &mut self.source {
             MergeSource::Memtable(cursor) => {
@@ -253,7 +254,7 @@ impl MergeCursor {
         }
     }
 
-    /// Past `count` block entries of the current leaf index node.
+    /// Moves past `count` block entries of the current leaf index node.
     pub fn advance_blocks(&mut self, count: usize) {
         if let MergeSource::Run { path, .. } = &mut self.source
             && let Some(step) = path.last_mut()
@@ -263,13 +264,13 @@ impl MergeCursor {
         self.settle();
     }
 
-    /// Lets the range tombstone here begin at `key`.
+    /// Cuts the current item, a range tombstone: what is left of it begins at `key`.
     pub fn cut(&mut self, key: &[u8]) {
         self.cut = self.item().map(|i| Item { key: Bytes::copy_from_slice(key), ..i.to_item() });
     }
 
-    /// Drops everything below `key`: what lies wholly below is not read, a range tombstone across
-    /// it is cut.
+    /// Skips everything below `key`. What lies wholly below is not read; a range tombstone that
+    /// reaches across `key` is cut.
     pub fn skip_to(&mut self, key: &[u8]) -> Result<()> {
         let behind = self.item().is_some_and(|i| i.ends_before(key));
         if let MergeSource::Memtable(cursor) = &mut self.source
@@ -294,7 +295,7 @@ impl MergeCursor {
             } else {
                 match self.item().map(|i| i.body) {
                     Some(BodyRef::DeleteRange { .. }) => self.cut(key),
-                    // A point that begins below `key` also ends below it.
+                    // A point below `key` also ends at or below it.
                     Some(_) => return Ok(()),
                     None => self.descend()?,
                 }

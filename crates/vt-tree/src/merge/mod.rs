@@ -1,12 +1,36 @@
-//! The one operation behind every background job: `merge(inputs newest first, key range, placement)
-//! -> run`.
+//! Merging: runs and memtables, newest first, become one run.
 //!
-//! It walks all inputs from the left to the right, always on the piece that begins first, the
-//! newest on a tie. A piece is an item or an unopened block or subtree. An unopened piece that ends
-//! before every other piece begins overlaps nothing: the placement decides whether it is stitched
-//! or copied. One that overlaps is opened, one level at a time, so that only what overlaps is ever
-//! read. An item hides older ones at its keys: they are skipped, whole subtrees unread. A range
-//! tombstone is cut where a newer item begins, so that the items of the result are disjoint again.
+//! Every background job is a merge: a flush, a compaction, a defragmentation, the removal of a
+//! range. Jobs differ in their inputs and in the [`Placement`], the policy by which a merge
+//! *stitches* data (refers to it where it lies) or *copies* it (writes it again).
+//!
+//! # Algorithm
+//!
+//! A merge keeps a [`MergeCursor`] on each input. The *element* at a cursor is an item, that is, a
+//! point or a range tombstone, or else a tuple block or subtree that was not opened yet, of which
+//! only the index entry was read: its fences and sums. Each step takes the element with the least
+//! lower bound, of several that of the newest input:
+//!
+//! 1. An unopened element that ends before the elements of all other inputs begin overlaps nothing.
+//!    The placement decides by the length of the contiguous span on the device that begins with it.
+//!    A span of at least the stitching threshold is stitched: its index entries are added to the
+//!    result, and nothing beneath them is read. A shorter one is opened, so that its items are
+//!    copied.
+//! 2. An unopened element that overlaps another one is opened by one level: a node becomes its
+//!    entries, a block its items. So only blocks in which inputs overlap are read.
+//! 3. A point is added to the result, and older inputs skip its key.
+//! 4. A range tombstone hides everything older in its range: older inputs skip the range, and
+//!    subtrees wholly inside it are not read (leaf pruning). If a newer input begins inside the
+//!    range, the tombstone is cut there: the part before is added to the result, the rest becomes
+//!    an element again. So the items of the result are disjoint, as those of each input are.
+//!
+//! If nothing older lies below the inputs, tombstones are dropped
+//! ([`MergeOptions::drop_tombstones`]), and blocks with tombstones are opened instead of stitched.
+//! Large values are judged separately from the blocks that refer to them, see `placement`.
+//!
+//! A merge can stop between two elements. [`Merge::step`] bounds the I/O of a call; [`Merge::cut`]
+//! ends a merge early with the key from which another one continues. [`split_points`] divides a
+//! merge into parts that can run in parallel, and [`concat`] stitches their results together.
 
 pub(crate) mod builder;
 mod cursor;
@@ -35,27 +59,27 @@ pub use placement::{ADAPTIVE, Placement, SOLID_STATE_SEEK, VALUE_WINDOW};
 pub use split_points::split_points;
 pub use writer::RunWriter;
 
-/// A merge under way.
+/// A merge in progress.
 pub struct Merge {
     options: MergeOptions,
     end: Option<Bytes>,
     inputs: Vec<MergeCursor>,
     builder: RunBuilder,
-    /// Blocks of this input that end at or below this key were judged: they are copied.
+    /// The placement has decided to copy the blocks of this input that end at or below this key.
     copying: Option<(usize, Bytes)>,
     spans: Spans,
-    /// The last span that was stitched, when nothing was pushed since: its input, and where on the
-    /// device it ends.
+    /// The last stitched span, if nothing was appended since: its input, and the device address at
+    /// which it ends.
     stitched: Option<(usize, u64)>,
-    /// The last item, a range tombstone: the next one may continue it.
+    /// The last item, if it is a range tombstone that the next one may extend.
     open: Option<Item>,
-    /// Height of the tallest run, when no other is as tall.
+    /// The height of the tallest run, if it is the only one of that height.
     tallest: Option<u16>,
     done: bool,
 }
 
 impl Merge {
-    /// `inputs`: newest first.
+    /// Prepares a merge of `inputs`, newest first, restricted to `range`.
     pub fn new(
         cache: &Arc<BlockCache>,
         inputs: &[Input],
@@ -93,11 +117,11 @@ impl Merge {
         })
     }
 
-    /// Works until about `budget` bytes were read or written. `true`: everything is merged, call
-    /// [`Merge::finish`].
+    /// Merges until about `budget` bytes were read or written. Returns `true` once everything is
+    /// merged; then call [`Merge::finish`].
     pub fn step(&mut self, budget: u64) -> Result<bool> {
         let begin = self.work();
-        // An item that costs no I/O still takes time; it counts as 32 bytes.
+        // An item that causes no I/O still takes time; it counts as 32 bytes.
         let mut items = 0u64;
         while !self.done && self.work() - begin + items * 32 < budget {
             self.merge_element()?;
@@ -110,7 +134,7 @@ impl Merge {
         self.builder.written() + self.inputs.iter().map(|w| w.blocks_read).sum::<u64>()
     }
 
-    /// Bytes so far.
+    /// The bytes read and written so far.
     pub fn stats(&self) -> MergeStats {
         let mut stats = self.builder.stats;
         stats.blocks_read += self.inputs.iter().map(|w| w.blocks_read).sum::<u64>();
@@ -118,16 +142,17 @@ impl Merge {
         stats
     }
 
-    /// The merged run, written but not synced; `None` when nothing is left in the range.
+    /// Merges the rest and returns the merged run, written but not synced; `None` if the result is
+    /// empty.
     pub fn finish(mut self) -> Result<(Option<Arc<Run>>, MergeStats)> {
         while !self.step(u64::MAX)? {}
         let (run, _, stats) = self.cut()?;
         Ok((run, stats))
     }
 
-    /// Ends the merge where it stands: the merged run of all keys before the one returned, which no
-    /// input has passed; `None`: everything is merged. A merge of the same inputs from that key on
-    /// gives the rest.
+    /// Ends the merge early. Returns the merged run of all keys below the returned one, which no
+    /// input has passed; `None` if everything is merged. A merge of the same inputs from that key
+    /// on yields the rest.
     pub fn cut(mut self) -> Result<(Option<Arc<Run>>, Option<Bytes>, MergeStats)> {
         self.release()?;
         let at = if self.done { None } else { self.next_low(|_| true).map(Bytes::copy_from_slice) };
@@ -141,7 +166,7 @@ impl Merge {
         Ok((run, at, stats))
     }
 
-    /// The input whose piece begins first; the newest on a tie.
+    /// The input whose element begins first; the newest one if several begin at the same key.
     #[inline]
     fn first(&self) -> Option<usize> {
         if self.inputs.len() == 1 {
@@ -158,7 +183,7 @@ impl Merge {
         best.map(|(i, _)| i)
     }
 
-    /// Where the first piece of the inputs chosen by `which` begins.
+    /// The least lower bound of the elements of the inputs that `which` selects.
     fn next_low(&self, which: impl Fn(usize) -> bool) -> Option<&[u8]> {
         self.inputs.iter().enumerate().filter(|(i, _)| which(*i)).filter_map(|(_, w)| w.low()).min()
     }
@@ -176,7 +201,7 @@ impl Merge {
                 if let BodyRef::DeleteRange { .. } = item.body {
                     return self.merge_range(i, Item { seq, ..item.to_item() });
                 }
-                // A point wins over everything older at its key. It is not copied on its way.
+                // A point hides everything older at its key. It is passed on without a copy.
                 if !(self.options.drop_tombstones && matches!(item.body, BodyRef::Delete)) {
                     if let Some(open) = self.open.take() {
                         self.builder.push_item(open)?;
@@ -197,7 +222,7 @@ impl Merge {
         }
     }
 
-    /// Drops `key` from the inputs older than `i`.
+    /// Skips `key` in the inputs older than `i`.
     fn skip_older(&mut self, i: usize, key: &[u8]) -> Result<()> {
         let behind = [key, &[0]].concat();
         for older in &mut self.inputs[i + 1..] {
@@ -208,7 +233,8 @@ impl Merge {
         Ok(())
     }
 
-    /// The piece that begins first is a range tombstone: it wins over everything older at its keys.
+    /// Merges a range tombstone, the element that begins first: it hides everything older in its
+    /// range.
     fn merge_range(&mut self, i: usize, item: Item) -> Result<()> {
         let Body::DeleteRange { end } = item.body.clone() else { return Ok(()) };
         let end = match &self.end {
@@ -226,7 +252,7 @@ impl Merge {
         let cut =
             self.next_low(|j| j < i).filter(|low| *low < end.as_ref()).map(Bytes::copy_from_slice);
         match cut {
-            // A newer item begins inside: the tombstone goes on behind it.
+            // A newer item begins inside: the rest of the tombstone is an element again.
             Some(cut) => {
                 self.inputs[i].cut(&cut);
                 self.push_range(Item { body: Body::DeleteRange { end: cut }, ..item })
@@ -238,8 +264,8 @@ impl Merge {
         }
     }
 
-    /// Appends a range tombstone to the result. Those of one age that lie end to end become one: a
-    /// million of them, as a queue leaves them behind, is as good as one.
+    /// Appends a range tombstone to the result. Adjacent ones with equal sequence numbers become
+    /// one: a queue leaves a million of them behind, which then cost as little as one.
     fn push_range(&mut self, item: Item) -> Result<()> {
         if let Some(Item { body: Body::DeleteRange { end: reached }, seq, .. }) = &mut self.open
             && let Body::DeleteRange { end } = &item.body
@@ -254,12 +280,12 @@ impl Merge {
         Ok(())
     }
 
-    /// Nothing continues the last range tombstone.
+    /// Appends the pending range tombstone, which nothing extends.
     fn release(&mut self) -> Result<()> {
         self.open.take().map_or(Ok(()), |item| self.builder.push_item(item))
     }
 
-    /// The piece that begins first is an unopened block or subtree.
+    /// Merges an unopened block or subtree, the element that begins first: stitches or opens it.
     fn merge_subtree(&mut self, i: usize) -> Result<()> {
         self.release()?;
         let Some(Element::Subtree(entry, level)) = self.inputs[i].element() else { return Ok(()) };
@@ -275,9 +301,9 @@ impl Merge {
             return self.inputs[i].descend();
         }
         if level > 0 {
-            // The only tallest run, stitched whole beside anything else, would become one entry of
-            // a higher root, and every merge would add a level. Its root is opened, so that what
-            // comes next to it joins it at its own level.
+            // If the only tallest run were stitched whole next to anything else, it would become
+            // one entry of a higher root, and every merge would add a level. Its root is opened, so
+            // that what follows it is added at its own level.
             let alone = self.builder.is_empty() && others.is_none();
             let joins = alone || !self.inputs[i].at_root() || self.tallest != Some(level);
             let stitch = joins
@@ -297,7 +323,8 @@ impl Merge {
         self.merge_blocks(i, limit.map(Bytes::copy_from_slice))
     }
 
-    /// A tuple block that overlaps nothing: judges the contiguous span that begins with it.
+    /// Merges a tuple block that overlaps nothing: decides on the contiguous span that begins with
+    /// it.
     fn merge_blocks(&mut self, i: usize, limit: Option<Bytes>) -> Result<()> {
         let Some((entries, filter)) = self.inputs[i].blocks() else {
             return Err(Error::corrupt("a tuple block outside of any index node", 0));
@@ -306,7 +333,7 @@ impl Merge {
         let (mut count, mut bytes) = (0, 0);
         for (at, e) in entries.iter().enumerate() {
             let free = limit.as_ref().is_none_or(|l| e.high <= *l);
-            // One small block may end a span: where a range ends.
+            // A span may end with one small block, where a range ends.
             let taken = if at == 0 {
                 self.builder.takes_block(e)
             } else {
@@ -322,8 +349,8 @@ impl Merge {
         if count == 0 {
             return self.inputs[i].descend();
         }
-        // Index nodes cut spans in two: what such a node ends with goes on in the next, and what it
-        // begins with may have begun before.
+        // A span may continue across index nodes: the last one of a node in the next node, the
+        // first one from the node before. Its length is not known then.
         let begun =
             self.stitched.is_some_and(|(of, end)| of == i && follows_block(end, &entries[0]));
         let cut = begun || (count == entries.len() && self.inputs[i].goes_on());
@@ -343,7 +370,7 @@ impl Merge {
     }
 }
 
-/// Merges in one go.
+/// Runs a merge to its end.
 pub fn merge(
     cache: &Arc<BlockCache>,
     inputs: &[Input],
@@ -353,7 +380,8 @@ pub fn merge(
     Ok(Merge::new(cache, inputs, range, options)?.finish()?.0)
 }
 
-/// The part of `run` that lies in `range`; everything but the blocks at its two ends is stitched.
+/// Returns the part of `run` that lies in `range` as a run of its own. Everything but the blocks at
+/// the two ends is stitched.
 pub fn slice(run: &Arc<Run>, range: &KeyRange) -> Result<Option<Arc<Run>>> {
     merge(
         run.cache(),
@@ -363,7 +391,7 @@ pub fn slice(run: &Arc<Run>, range: &KeyRange) -> Result<Option<Arc<Run>>> {
     )
 }
 
-/// One run of several whose key ranges ascend and do not overlap; all of it is stitched.
+/// Joins runs whose key ranges ascend and do not overlap into one. Everything is stitched.
 pub fn concat(cache: &Arc<BlockCache>, runs: &[Arc<Run>]) -> Result<Option<Arc<Run>>> {
     let inputs: Vec<_> = runs.iter().cloned().map(Input::Run).collect();
     merge(

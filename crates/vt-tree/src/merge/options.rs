@@ -10,26 +10,28 @@ use crate::value::Compression;
 /// How a run is written, and what a merge may drop.
 #[derive(Clone, Debug)]
 pub struct MergeOptions {
+    /// When to stitch and when to copy.
     pub placement: Placement,
-    /// Nothing older lies below the inputs: tombstones have done their work.
+    /// Drop tombstones. Allowed only if nothing older lies below the inputs.
     pub drop_tombstones: bool,
     /// Values of at least this many bytes are placed outside their block.
     pub separate_at: u32,
-    /// Sequence numbers up to this one are of no more interest and are written as 0.
+    /// Sequence numbers up to this one are written as 0: no reader distinguishes them any more.
     pub old_seq: Seq,
-    /// How the tuple blocks written are stored; what is stitched stays as it is.
+    /// The codec of the tuple blocks written. Stitched blocks keep theirs.
     pub compression: Compression,
-    /// How values are stored that come as bytes and are placed outside their block; what has a
-    /// place stays as it is, also when it moves.
+    /// The codec of large values that come as bytes. A value that has a place already keeps its
+    /// codec, also when it moves.
     pub compress_values: Compression,
-    /// Of ten thousand keys that are not there, so many at most seem to be, by the filters written:
-    /// 80 is 0.8%. 0: the blocks written have no filter.
+    /// The rate of false positives of the filters written, in ten thousandths: 80 is 0.8%. With 0
+    /// the blocks written have no filter.
     pub false_positives: u16,
+    /// How far into the reserve of free zones the merge may reach.
     pub priority: Priority,
-    /// Beside what it is laid on the device.
+    /// How long the result is expected to live; data of one lifetime shares zones.
     pub lifetime: Lifetime,
-    /// Large values are written while more of the input is read, see
-    /// [`zones::ExtentWriter::write_behind`]: for what somebody waits for.
+    /// Write large values while more input is read, see [`zones::ExtentWriter::write_behind`]: for
+    /// merges that a caller waits for.
     pub write_behind: bool,
 }
 

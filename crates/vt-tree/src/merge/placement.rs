@@ -1,11 +1,10 @@
-//! Placement: for each span of one input that overlaps no other, stitch it (refer to it where it
-//! lies) or copy it (append it to the writer). The policy is all that distinguishes the background
-//! jobs from one another.
+//! Placement: whether a span of one input that overlaps no other is stitched (referred to where it
+//! lies) or copied (written again). Background jobs differ in this policy only.
 //!
-//! Blocks and large values are judged apart. A scan reads blocks in the order of their keys, so
-//! what counts for them is how many bytes lie contiguous in that order. Large values it reads by
-//! the index, a window of keys at a time, sorted by address; so what counts for them is how many
-//! bytes of one window ([`VALUE_WINDOW`]) lie contiguous, in whatever order.
+//! Blocks and large values are judged separately. A scan reads blocks in key order, so blocks are
+//! judged by how many bytes lie contiguously in that order. A scan reads large values by the index,
+//! a window of keys at a time, sorted by address; so values are judged by how many bytes of one
+//! window ([`VALUE_WINDOW`]) lie contiguously, in whatever order.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,23 +15,23 @@ use crate::Result;
 use crate::index::entry::Entry;
 use crate::value::ExtentRef;
 
-/// As a stitching threshold: follow the spans that are there, and what a seek costs.
+/// A stitching threshold that adapts to the lengths of the spans and to the cost of a seek.
 pub const ADAPTIVE: u64 = u64::MAX - 1;
 
-/// What a seek costs on solid state, see [`Placement::seek_bytes`].
+/// The cost of a seek on solid-state devices, bytes, see [`Placement::seek_bytes`].
 pub const SOLID_STATE_SEEK: u64 = 8 << 10;
 
-/// Bytes of large values that are judged together: what a scan reads at once.
+/// Bytes of large values that are judged together: as many as a scan reads at once.
 pub const VALUE_WINDOW: u64 = 16 << 20;
 
-/// The adaptive threshold in seeks: a scan spends at most a third of its time on seeks between
-/// blocks, and no span is copied for its sake once they are a ninth.
+/// The adaptive threshold, in units of [`Placement::seek_bytes`]: a scan spends at most a third of
+/// its time on seeks between blocks, and no span is copied for its sake once they are a ninth.
 const LEAST_SEEKS: u64 = 2;
 const MOST_SEEKS: u64 = 8;
-/// Spans shorter than this part of the usual one are copied.
+/// Spans shorter than the average divided by this are copied.
 const SHORT: u64 = 4;
 
-/// When a merge stitches.
+/// The policy by which a merge stitches or copies.
 #[derive(Clone, Debug)]
 pub struct Placement {
     /// The stitching threshold (VT-tree §3.1), bytes of contiguous tuple blocks: shorter spans are
@@ -40,12 +39,12 @@ pub struct Placement {
     /// always does (a plain LSM-tree), [`ADAPTIVE`] copies what is much shorter than usual, within
     /// bounds that `seek_bytes` sets.
     pub stitch_at: u64,
-    /// Large values of which fewer bytes than this lie contiguous within a window of keys are moved
-    /// together. 0: values stay.
+    /// Large values of which fewer bytes than this lie contiguously within a window of keys are
+    /// moved together. With 0 values stay.
     pub values_at: u64,
-    /// Bytes that the device reads in the time that a seek takes.
+    /// The bytes that the device reads in the time of a seek.
     pub seek_bytes: u64,
-    /// Defragmentation: whatever lies in these zones is copied, however long its span.
+    /// For defragmentation: everything in these zones is copied, however long its span.
     pub evacuate: Option<Arc<BTreeSet<ZoneId>>>,
 }
 
@@ -56,24 +55,23 @@ impl Default for Placement {
 }
 
 impl Placement {
-    /// Stitch wherever possible.
+    /// Stitches wherever possible.
     pub fn stitch() -> Self {
         Placement::default()
     }
 
-    /// Copy everything.
+    /// Copies everything.
     pub fn copy() -> Self {
         Placement::threshold(u64::MAX)
     }
 
-    /// A threshold for blocks and values alike; the adaptive one leaves values where they are.
+    /// One threshold, in bytes, for blocks and values. [`ADAPTIVE`] leaves values where they are.
     pub fn threshold(stitch_at: u64) -> Self {
         let values_at = if stitch_at == ADAPTIVE { 0 } else { stitch_at };
         Placement { stitch_at, values_at, ..Placement::default() }
     }
 
-    /// May this subtree, or this block, be stitched as far as its values are concerned, and what
-    /// lies in it?
+    /// Whether this block or subtree may be stitched, judged by its zones and its large values.
     pub(crate) fn may_stay(&self, entry: &Entry) -> Result<bool> {
         let together = entry.value_bytes == 0
             || entry.value_bytes / entry.value_spans.max(1) >= self.values_at;
@@ -87,14 +85,14 @@ impl Placement {
         }
     }
 
-    /// `true` when no value is ever moved.
+    /// `true` if no value is ever moved.
     pub(crate) fn leaves_values(&self) -> bool {
         self.values_at == 0 && self.evacuate.is_none()
     }
 
-    /// Must this value move, of a contiguous span of `span` bytes in its window?
+    /// Whether this value, one of a contiguous span of `span` bytes in its window, must move.
     pub(crate) fn moves_value(&self, e: &ExtentRef, span: u64) -> bool {
-        // No span is longer than a zone, so waiting for more is in vain.
+        // No span is longer than a zone, so a larger threshold could never be met.
         let short = span < self.values_at && (self.values_at == u64::MAX || span < ZONE_SIZE / 2);
         short
             || self
@@ -104,8 +102,8 @@ impl Placement {
     }
 }
 
-/// The spans that a merge has met, and the threshold in force: the policy's own, or one that
-/// follows them.
+/// The number and length of the spans that a merge has met, from which the adaptive threshold
+/// follows.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Spans {
     bytes: u64,
@@ -113,7 +111,7 @@ pub(crate) struct Spans {
 }
 
 impl Spans {
-    /// So many bytes of blocks overlap nothing, in so many contiguous spans.
+    /// Records `bytes` of blocks that overlap nothing, in `count` contiguous spans.
     pub fn saw(&mut self, bytes: u64, count: u64) {
         self.bytes = self.bytes.saturating_add(bytes);
         self.count = self.count.saturating_add(count);

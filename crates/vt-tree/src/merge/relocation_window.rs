@@ -1,6 +1,6 @@
-//! The window in which a merge judges large values: they wait here in the order of their keys until
-//! there are as many as a scan reads at once. Then it is known which of them lie contiguous, in
-//! whatever order, and which are so scattered that they should move.
+//! The window in which a merge judges large values. Items are held back in key order until they
+//! have as many bytes of values as a scan reads at once. Then it is known which values lie
+//! contiguously, in whatever order, and which are so scattered that they should move.
 
 use zones::ZONE_SIZE;
 
@@ -8,16 +8,16 @@ use crate::item::{Body, Item};
 use crate::merge::placement::{Placement, VALUE_WINDOW};
 use crate::value::{ExtentRef, Value};
 
-/// Items in a window take no more memory than about this, bytes.
+/// A window is full when its items take about this much memory, bytes.
 const WAITING: usize = 1 << 20;
 
 /// Items in key order, large values among them.
 #[derive(Default)]
 pub(crate) struct RelocationWindow {
     items: Vec<Item>,
-    /// Of the large values.
+    /// Bytes of the large values.
     bytes: u64,
-    /// That the items take, bytes.
+    /// Memory that the items take, bytes.
     memory: usize,
 }
 
@@ -39,13 +39,13 @@ impl RelocationWindow {
         self.items.push(item);
     }
 
-    /// `true` when it is to be judged.
+    /// `true` if the window must be judged before more is added.
     pub fn is_full(&self) -> bool {
         self.bytes >= VALUE_WINDOW || self.memory >= WAITING
     }
 
-    /// Empties the window: its items in spans of which all values move (`true`) or none does, none
-    /// longer than a quarter of a zone where they move, which bounds the memory.
+    /// Empties the window. Returns its items in groups in which all values move (`true`) or none
+    /// does. A group that moves is no longer than a quarter of a zone, which bounds the memory.
     pub fn judge(&mut self, placement: &Placement) -> Vec<(bool, Vec<Item>)> {
         let window = std::mem::take(self);
         let moves = window.scattered(placement);
@@ -55,7 +55,7 @@ impl RelocationWindow {
             let len =
                 if let Body::Put(Value::Extent(e)) = &item.body { u64::from(e.stored) } else { 0 };
             match out.last_mut() {
-                // What is no large value goes with either.
+                // An item without a large value belongs to any group.
                 Some((of, items))
                     if len == 0 || (*of == moves && (!moves || bytes < ZONE_SIZE / 4)) =>
                 {
@@ -71,7 +71,7 @@ impl RelocationWindow {
         out
     }
 
-    /// For each item whether its value must move.
+    /// Returns for each item whether its value must move.
     fn scattered(&self, placement: &Placement) -> Vec<bool> {
         let mut moves = vec![false; self.items.len()];
         let mut values: Vec<(ExtentRef, usize)> = Vec::new();
@@ -81,7 +81,7 @@ impl RelocationWindow {
             }
         }
         values.sort_unstable_by_key(|(e, i)| (e.addr, *i));
-        // Reading on over a gap that costs no more than a seek is no seek.
+        // A gap that takes no longer to read than a seek does not end a span.
         let joined =
             |a: &ExtentRef, b: &ExtentRef| b.addr.saturating_sub(a.end()) <= placement.seek_bytes;
         for span in values.chunk_by(|(a, _), (b, _)| joined(a, b)) {

@@ -1,6 +1,6 @@
-//! Where a merge of several runs can be cut into pieces of about the same work, told from index
-//! entries alone. Every cut is a lower fence of an index node (of a block, in small runs) of one of
-//! the runs, so that this run is cut without touching what lies beneath.
+//! Divides a merge of several runs into parts of about the same work, by index entries alone. Every
+//! split point is a lower fence of an index node (of a block, in small runs) of one of the runs, so
+//! that this run is divided without reading what lies beneath.
 
 use std::sync::Arc;
 
@@ -9,11 +9,12 @@ use bytes::Bytes;
 use crate::Result;
 use crate::run::Run;
 
-/// Subtrees that a run is told apart in for each piece, at least.
+/// The fewest subtrees for each part that a run is resolved into.
 const FINE: usize = 16;
 
-/// Up to `pieces - 1` keys, ascending, that cut the runs into ranges of about the same weight:
-/// tuple blocks, and large values if `values`. Fewer where runs are too small to be cut so.
+/// Returns up to `pieces - 1` ascending keys that divide the runs into ranges of about the same
+/// weight: bytes of tuple blocks, and of large values if `values`. There are fewer if the runs are
+/// too small.
 pub fn split_points(runs: &[Arc<Run>], pieces: usize, values: bool) -> Result<Vec<Bytes>> {
     let mut all: Vec<(Bytes, u64)> = Vec::new();
     for run in runs {
@@ -43,7 +44,7 @@ pub fn split_points(runs: &[Arc<Run>], pieces: usize, values: bool) -> Result<Ve
             && all.first().is_some_and(|(first, _)| first < low)
             && points.last().is_none_or(|last| last < low)
         {
-            // A key keeps the memory that it was read from.
+            // Copied, since a slice would keep the whole node in memory.
             points.push(Bytes::copy_from_slice(low));
         }
         before += weight;

@@ -1,10 +1,10 @@
 //! A position on the items of one run.
 //!
-//! Items are decoded a restart interval at a time into memory that the cursor uses again; nothing
-//! is allocated on the way from one to the next. A cursor that goes from block to block in one
-//! direction, and finds them not in the cache, announces those to come to the device: spans that
-//! lie contiguous as one, first little, then more and more. What a range ends with is thus never
-//! more in vain than what was read for it.
+//! Items are decoded a restart interval at a time into memory that the cursor reuses; moving from
+//! one to the next allocates nothing. A cursor that moves from block to block in one direction and
+//! does not find them in the cache announces the following ones to the device: contiguous ones as
+//! one span, first little, then more and more. So what was announced in vain at the end of a range
+//! is never more than what was read for it.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -20,25 +20,25 @@ use crate::run::path::Path;
 use crate::source::Source;
 use crate::value::ValueRef;
 
-/// Blocks entered one after the other before any is announced.
+/// The number of successive blocks entered before any is announced.
 const STREAK: u32 = 2;
-/// Bytes of blocks announced at first and at most.
+/// The bytes of blocks that are announced at first, and the most that are.
 const WINDOW_MIN: u64 = 64 << 10;
 const WINDOW_MAX: u64 = 4 << 20;
-/// Leaf index nodes announced before they are needed.
+/// The number of leaf index nodes that are announced in advance.
 const LEAVES: usize = 4;
 
-/// What a cursor has announced of the blocks in front of it.
+/// What a cursor has announced of the blocks before it.
 #[derive(Default)]
 struct BlockReadAhead {
     forward: bool,
     streak: u32,
     /// The last block announced.
     scout: Option<Path>,
-    /// Bytes from here to there, and how many it may become.
+    /// The bytes from the cursor to the last block announced, and their limit.
     bytes: u64,
     window: u64,
-    /// Bytes that were read in this direction.
+    /// The bytes read in this direction.
     read: u64,
 }
 
@@ -70,7 +70,7 @@ impl BlockReadAhead {
                     }
                 }
             });
-            // An error will show again when the cursor comes there.
+            // The cursor will meet the error again when it gets there.
             let Some(child) = turned.ok().filter(|t| *t).and_then(|_| scout.here()) else { break };
             self.bytes += u64::from(child.at.len);
             if !run.cache().has_block(child) {
@@ -83,7 +83,8 @@ impl BlockReadAhead {
     }
 }
 
-/// Holds its run, so what it stands on is never freed; costs nothing when idle.
+/// A cursor on the items of a run, see [`Source`](crate::Source). It keeps the run, so its zones
+/// are not freed.
 pub struct RunCursor {
     run: Arc<Run>,
     path: Path,
@@ -91,12 +92,13 @@ pub struct RunCursor {
     interval: usize,
     items: RestartInterval,
     at: usize,
-    /// The path leads to the block that the next seek wants.
+    /// `aim` has led the path to the block of the next seek.
     aimed: bool,
     ahead: BlockReadAhead,
 }
 
 impl RunCursor {
+    /// A cursor that is not yet positioned.
     pub fn new(run: Arc<Run>) -> Self {
         RunCursor {
             run,
@@ -117,7 +119,7 @@ impl RunCursor {
         self.at = 0;
     }
 
-    /// Opens the block at `path`; without one the cursor has no item.
+    /// Opens the block at `path`; if there is none, the cursor has no item.
     fn open(&mut self) -> Result<()> {
         let Some(child) = self.path.here() else {
             self.clear();
@@ -161,7 +163,7 @@ impl RunCursor {
         Ok(turned? && self.open().map(|()| true)?)
     }
 
-    /// After a load: forward over ends of restart intervals and blocks.
+    /// Moves forward over the ends of restart intervals and blocks to an item.
     fn settle_forward(&mut self) -> Result<()> {
         while self.at >= self.items.len() {
             let Some(block) = &self.block else { return Ok(()) };
@@ -178,7 +180,7 @@ impl RunCursor {
         Ok(())
     }
 
-    /// To the item before the one at `at`, which need not exist.
+    /// Moves to the item before the one at `at`, which need not exist.
     fn step_back(&mut self) -> Result<()> {
         if self.at > 0 {
             self.at -= 1;
@@ -204,7 +206,7 @@ impl RunCursor {
         }
     }
 
-    /// A seek begins: nothing is known of where it leads.
+    /// Forgets the position, at the beginning of a seek.
     fn leave(&mut self) {
         self.clear();
         self.aimed = false;
@@ -212,8 +214,8 @@ impl RunCursor {
     }
 
     /// The first half of `seek` or, with `before`, of `seek_before`, which must follow: finds the
-    /// block, and reads nothing but the index. The block's place is given when it is not in the
-    /// cache.
+    /// block and reads only the index. Returns the address and length of the block if it is not
+    /// cached.
     pub(crate) fn aim(&mut self, key: &[u8], before: bool) -> Result<Option<(u64, u32)>> {
         self.leave();
         if before {
@@ -230,7 +232,7 @@ impl RunCursor {
         &self.run
     }
 
-    /// As `seek`, from an item that begins before `key`: where that is near, what is open is
+    /// Seeks to `key` from an item that begins before it: the open restart interval and block are
     /// searched first.
     pub(crate) fn forward_to(&mut self, key: &[u8]) -> Result<()> {
         let Some(block) = &self.block else { return Ok(()) };
@@ -252,7 +254,7 @@ impl RunCursor {
         self.seek(key)
     }
 
-    /// As `seek_before`, from an item that ends behind `key`.
+    /// Seeks to the last item before `key` from an item that ends behind it.
     pub(crate) fn backward_to(&mut self, key: &[u8]) -> Result<()> {
         let Some(block) = &self.block else { return Ok(()) };
         if self.items.key(0).is_some_and(|first| first < key) {
@@ -270,14 +272,15 @@ impl RunCursor {
         self.seek_before(key)
     }
 
-    /// The last key of those that are decoded together.
+    /// The last key of the decoded restart interval.
     #[inline]
     pub(crate) fn last_key(&self) -> Option<&[u8]> {
         self.items.key(self.items.len().checked_sub(1)?)
     }
 
-    /// Shows what follows the item here among those that are decoded together, up to the first that
-    /// is no small value, or until `visit` breaks. The last one shown is the item here.
+    /// Calls `visit` with the items that follow the current one in the decoded restart interval, up
+    /// to the first that is no small value, or until it breaks. The last one visited is then the
+    /// current item.
     pub(crate) fn visit_interval<B>(
         &mut self,
         mut visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<B>,
@@ -292,7 +295,7 @@ impl RunCursor {
         ControlFlow::Continue(())
     }
 
-    /// The key of the item here.
+    /// The key of the current item.
     #[inline]
     pub(crate) fn key(&self) -> Option<&[u8]> {
         self.items.key(self.at)

@@ -1,6 +1,6 @@
 //! A run: an immutable sorted sequence of items, stored as a tree of index nodes over tuple blocks
-//! (the paper's SSTable). Runs share blocks and whole subtrees freely; each holds every zone in
-//! which a byte of it lies.
+//! (the paper's SSTable). Runs may share blocks and whole subtrees; each pins every zone in which a
+//! byte of it lies.
 
 mod cursor;
 mod path;
@@ -21,26 +21,29 @@ use crate::{Error, Result};
 pub use cursor::RunCursor;
 pub use zone_weights::ZoneWeight;
 
-/// Index levels that any run can need: a node has at least two entries but for the seams.
+/// The most index levels that a run can have: a node has at least two entries, but where runs were
+/// stitched together.
 const MAX_LEVEL: u16 = 40;
 
-/// After so many gets in a row that found their key, those that come are taken for such as well,
-/// and ask no filter: where nearly all keys are there, it costs more than it saves. The first that
-/// is not there ends it.
+/// After so many successive gets that found their key, the following ones skip the filter: if
+/// nearly all keys are present, it costs more than it saves. The first key that is absent ends
+/// that.
 const SURE: u32 = 64;
-/// One get in so many is counted, so that readers seldom write to the same place.
+/// One get in so many is counted, so that readers seldom write to the same cache line.
 const COUNTED: u64 = 8;
 
+/// An immutable sorted sequence of items on the device. It pins the zones it lies in, so these are
+/// not reused while it lives.
 pub struct Run {
     cache: Arc<BlockCache>,
     root: Entry,
-    /// Level of the root node; 1 when it is a leaf index node.
+    /// The level of the root node; 1 if it is a leaf index node.
     level: u16,
-    /// The root node, once it was read: the one index node that every read needs.
+    /// The root node, once it was read: every read needs it.
     top: OnceLock<Arc<IndexNode>>,
-    /// The filter of a root that is a leaf.
+    /// The filter of the root, if that is a leaf index node.
     pin: OnceLock<FilterPin>,
-    /// Gets in a row, of those that were counted, that found their key here; as far as [`SURE`].
+    /// The number of successive counted gets that found their key, at most [`SURE`].
     found: AtomicU32,
     uses: ZoneUse,
     _pin: ZonePin,
@@ -49,22 +52,30 @@ pub struct Run {
 /// Sums over a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RunStats {
+    /// Number of items.
     pub items: u64,
+    /// Bytes of tuple blocks.
     pub block_bytes: u64,
+    /// Contiguous spans of tuple blocks on the device.
     pub block_spans: u64,
+    /// Bytes of large values on the device.
     pub value_bytes: u64,
+    /// Contiguous spans of large values on the device.
     pub value_spans: u64,
     /// All bytes, index and filters included.
     pub bytes: u64,
     /// Levels of index nodes.
     pub height: u16,
+    /// The newest sequence number; 0 if all are old.
     pub max_seq: u64,
+    /// Whether the run has tombstones of single keys.
     pub tombstones: bool,
+    /// Whether the run has range tombstones.
     pub range_tombstones: bool,
 }
 
 impl Run {
-    /// A run by its root; its zones are held from here on.
+    /// The run with this root. It pins its zones.
     pub(crate) fn open(cache: &Arc<BlockCache>, root: Entry, level: u16) -> Result<Arc<Run>> {
         let uses = root.zone_use()?;
         let pin = cache.zones().pin(&uses)?;
@@ -90,7 +101,7 @@ impl Run {
         })
     }
 
-    /// The root pointer, for a manifest.
+    /// Appends the root pointer, for a manifest, to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
         varint::put_u64(out, u64::from(self.level));
         let mut entry = Vec::new();
@@ -99,14 +110,15 @@ impl Run {
         out.extend_from_slice(&entry);
     }
 
-    /// Takes up a run that a manifest names. Nothing is read yet.
+    /// Decodes the root pointer of a run from the front of `data`. Nothing is read from the device
+    /// yet.
     pub fn decode(cache: &Arc<BlockCache>, data: &mut &[u8]) -> Result<Arc<Run>> {
         let (root, level) = Run::decode_root(data)?;
         Run::open(cache, root, level)
     }
 
-    /// The same without keeping its zones: for a store that nobody writes to, and that may lack
-    /// some of them.
+    /// Decodes a run that does not pin its zones, see [`Run::decode`]: for a store that is not
+    /// written to and may lack some of them.
     pub fn decode_unpinned(cache: &Arc<BlockCache>, data: &mut &[u8]) -> Result<Arc<Run>> {
         let (root, level) = Run::decode_root(data)?;
         Ok(Run::holding(cache, root, level, ZoneUse::new(), ZonePin::default()))
@@ -136,16 +148,17 @@ impl Run {
         (&self.root, self.level)
     }
 
-    /// Its bytes by zone.
+    /// The bytes of the run, by zone.
     pub fn uses(&self) -> &ZoneUse {
         &self.uses
     }
 
-    /// Every key lies in `[low, high)`.
+    /// The fences `(low, high)`: every key lies in `[low, high)`.
     pub fn fences(&self) -> (&[u8], &[u8]) {
         (&self.root.low, &self.root.high)
     }
 
+    /// The sums over the run, as its root has them.
     pub fn stats(&self) -> RunStats {
         let r = &self.root;
         RunStats {
@@ -162,8 +175,7 @@ impl Run {
         }
     }
 
-    /// What this run knows of `key`; `hash` is [`crate::hash`] of it. At most one tuple block is
-    /// read.
+    /// Looks up `key`, whose [`crate::hash`] is `hash`. At most one tuple block is read.
     pub fn get(&self, key: &[u8], hash: u64) -> Result<Lookup> {
         match self.probe(key, hash)? {
             Some(probe) => probe.get(key, hash),
@@ -171,13 +183,13 @@ impl Run {
         }
     }
 
-    /// `false`: the run has nothing at `key`. Tuple blocks are not read for it.
+    /// Returns `false` only if the run has no item that covers `key`. No tuple block is read.
     pub fn may_have(&self, key: &[u8], hash: u64) -> Result<bool> {
         let Some(probe) = self.probe_with(key, hash, false)? else { return Ok(false) };
         Ok(probe.locate(key, hash)?.is_some())
     }
 
-    /// The block that a `get` of `key` would have to read, where it lies.
+    /// The address and length of the tuple block that a `get` of `key` would have to read, if any.
     pub fn wants(&self, key: &[u8], hash: u64) -> Result<Option<(u64, u32)>> {
         let Some(probe) = self.probe_with(key, hash, false)? else { return Ok(None) };
         Ok(probe
@@ -186,14 +198,14 @@ impl Run {
             .map(|t| (t.at.addr, t.at.len)))
     }
 
-    /// The first part of a [`Run::get`], up to the filter: its memory is on its way to the
-    /// processor then. Whoever looks into several runs begins with all of them, so that it waits
-    /// for memory once and not once for each. `None`: the run cannot have the key.
+    /// The first part of a [`Run::get`], up to the filter, whose memory is prefetched. A lookup in
+    /// several runs first probes all of them, so that it waits for memory once and not once for
+    /// each run. `None`: the run cannot have the key.
     pub fn probe(&self, key: &[u8], hash: u64) -> Result<Option<Probe<'_>>> {
         self.probe_with(key, hash, self.sure())
     }
 
-    /// `sure`: no filter is asked.
+    /// [`Run::probe`]; if `sure`, the filter is skipped.
     fn probe_with(&self, key: &[u8], hash: u64, sure: bool) -> Result<Option<Probe<'_>>> {
         if key < self.root.low.as_ref() || key >= self.root.high.as_ref() {
             return Ok(None);
@@ -225,7 +237,7 @@ impl Run {
                 None => {
                     let filter = self.cache.filter(f)?;
                     match pinned.zip(self.cache.pin(&filter)) {
-                        // Somebody else may have been quicker.
+                        // Another thread may have set it first.
                         Some((slot, pin)) => slot.get_or_init(|| pin).filter().prefetch(hash),
                         None => {
                             filter.prefetch(hash);
@@ -238,12 +250,12 @@ impl Run {
         Ok(Some(probe))
     }
 
-    /// Whether keys that are asked for are nearly always here.
+    /// Whether requested keys are nearly always present.
     fn sure(&self) -> bool {
         self.found.load(Relaxed) >= SURE
     }
 
-    /// Counts a get that did or did not find its key here.
+    /// Counts a get, which has found its key or not.
     fn count(&self, found: bool, hash: u64) {
         let before = self.found.load(Relaxed);
         let after = match found {
@@ -256,7 +268,7 @@ impl Run {
         }
     }
 
-    /// The node beneath an entry of another.
+    /// The node beneath entry `i` of `above`.
     fn beneath<'a>(&self, above: &'a IndexNode, i: usize) -> Result<NodeRef<'a>> {
         if let Some(node) = above.child(i) {
             return Ok(NodeRef::Top(node));
@@ -280,7 +292,7 @@ impl Run {
     }
 }
 
-/// A node that is borrowed where it can be: counting references costs more than a search in it.
+/// A node that is borrowed if possible: counting references costs more than a search in it.
 enum NodeRef<'a> {
     Top(&'a IndexNode),
     Below(Arc<IndexNode>),
@@ -296,16 +308,16 @@ impl std::ops::Deref for NodeRef<'_> {
     }
 }
 
-/// A [`Run::get`] that has come to the filter.
+/// A [`Run::get`] up to the filter, see [`Run::probe`].
 pub struct Probe<'a> {
     run: &'a Run,
-    /// The node above the leaf index node, or that itself where it is the root; and the entry that
+    /// The parent of the leaf index node, or that node itself if it is the root; and the entry that
     /// covers the key.
     node: NodeRef<'a>,
     at: usize,
-    /// The filter, when it is not pinned beside the node.
+    /// The filter, if it is not kept with the node.
     filter: Option<Arc<Filter>>,
-    /// No filter is asked.
+    /// The filter is skipped.
     sure: bool,
 }
 
@@ -321,14 +333,14 @@ impl Probe<'_> {
         }
     }
 
-    /// Brings what is left of the filter's memory on its way.
+    /// Prefetches the rest of the filter's memory. `hash` is that given to [`Run::probe`].
     pub fn advance(&self, hash: u64) {
         if let Some(filter) = self.filter() {
             filter.prefetch_rest(hash);
         }
     }
 
-    /// The second part of [`Run::get`].
+    /// The second part of [`Run::get`], with the same key and hash as the first.
     pub fn get(&self, key: &[u8], hash: u64) -> Result<Lookup> {
         let found = match self.lead(key, hash)? {
             None => None,
@@ -343,7 +355,7 @@ impl Probe<'_> {
         })
     }
 
-    /// The one block that can cover `key`, unless it is known that none does.
+    /// The one block that may cover `key`; `None` if none does.
     fn locate(&self, key: &[u8], hash: u64) -> Result<Option<ChildPointer>> {
         Ok(self.lead(key, hash)?.map(|lead| match lead {
             Lead::Here => self.node.child_pointer(self.at),
@@ -351,11 +363,11 @@ impl Probe<'_> {
         }))
     }
 
-    /// The same by its leaf index node.
+    /// The entry of the leaf index node that may cover `key`; `None` if none does.
     fn lead(&self, key: &[u8], hash: u64) -> Result<Option<Lead<'_>>> {
         let no = self.filter().is_some_and(|f| !f.may_contain(hash));
-        // When the filter says no, what is left are blocks whose keys are in no filter, and those
-        // with range tombstones.
+        // If the filter denies the key, only blocks whose keys are in no filter and blocks with
+        // range tombstones can cover it.
         let left = |unfiltered: bool, range_tombstones: bool| !no || unfiltered || range_tombstones;
         let child = self.node.child_pointer(self.at);
         if self.node.level == 1 {
@@ -374,7 +386,7 @@ impl Probe<'_> {
     }
 }
 
-/// Where a probe leads: to an entry of a leaf index node.
+/// The result of a probe: an entry of a leaf index node.
 enum Lead<'a> {
     /// The probe's own.
     Here,

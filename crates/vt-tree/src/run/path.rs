@@ -1,4 +1,4 @@
-//! The way from the root of a run down to one tuple block, and from there to its neighbours.
+//! The path from the root of a run down to one tuple block, and from there to its neighbours.
 
 use std::sync::Arc;
 
@@ -7,7 +7,8 @@ use crate::block::Block;
 use crate::index::index_node::{ChildPointer, IndexNode};
 use crate::run::Run;
 
-/// Index nodes from the root down, and the entry taken in each. Empty: nowhere.
+/// The index nodes from the root down, and the index of the entry taken in each. Empty if there is
+/// no position.
 #[derive(Clone, Default)]
 pub(crate) struct Path {
     steps: Vec<(Arc<IndexNode>, usize)>,
@@ -18,8 +19,8 @@ impl Path {
         self.steps.clear();
     }
 
-    /// From the root to a block, choosing an entry at every node. Nowhere, when a node has none to
-    /// choose.
+    /// Descends from the root to a block; `choose` selects an entry at every node. The path is
+    /// empty if it selects none.
     pub fn descend(
         &mut self,
         run: &Run,
@@ -45,30 +46,31 @@ impl Path {
         }
     }
 
-    /// The block here lies within the fences of its entry.
+    /// Checks that the current block lies within the fences of its entry.
     pub fn admit(&self, block: &Block) -> Result<()> {
         self.steps.last().map_or(Ok(()), |(leaf, i)| leaf.admit_block(*i, block))
     }
 
-    /// The block here.
+    /// The pointer to the current block.
     pub fn here(&self) -> Option<ChildPointer> {
         self.steps.last().map(|(node, i)| node.child_pointer(*i))
     }
 
-    /// To the neighbouring block; `false`, and nowhere, at the end of the run. `entered` is told of
-    /// each leaf index node that is gone to and of its place in the node above.
+    /// Moves to the neighbouring block; at the end of the run, returns `false` and leaves the path
+    /// empty. `entered` is called with the parent of each leaf index node that is entered and its
+    /// index there.
     pub fn turn(
         &mut self,
         run: &Run,
         forward: bool,
         mut entered: impl FnMut(&IndexNode, usize),
     ) -> Result<bool> {
-        let beside = |node: &IndexNode, i: usize| {
+        let neighbour = |node: &IndexNode, i: usize| {
             if forward { Some(i + 1).filter(|&n| n < node.len()) } else { i.checked_sub(1) }
         };
         loop {
             let Some((node, i)) = self.steps.last_mut() else { return Ok(false) };
-            if let Some(n) = beside(node, *i) {
+            if let Some(n) = neighbour(node, *i) {
                 *i = n;
                 break;
             }

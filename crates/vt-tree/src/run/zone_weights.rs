@@ -1,6 +1,6 @@
-//! What a run has in each zone, weighed for defragmentation: bytes, and the contiguous spans that
-//! they lie in (VT-tree §3.1). Read off index entries of a level where a subtree is some megabytes,
-//! so that a walk reads a thousandth of the index.
+//! The weight of a run in each zone, for defragmentation: bytes, and the contiguous spans in which
+//! they lie (VT-tree §3.1). It follows from index entries of a level whose subtrees are some
+//! megabytes, so that a walk reads a thousandth of the index.
 
 use std::collections::BTreeMap;
 
@@ -11,16 +11,18 @@ use crate::index::entry::Entry;
 use crate::index::frame::FramePointer;
 use crate::run::Run;
 
-/// What lies in one zone.
+/// What runs have in one zone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ZoneWeight {
+    /// Bytes in the zone.
     pub bytes: u64,
-    /// Contiguous spans, estimated: those of a subtree are shared out to its zones by their bytes.
+    /// An estimate of the contiguous spans: those of a subtree are divided among its zones in
+    /// proportion to their bytes.
     pub spans: u64,
 }
 
 impl Run {
-    /// Adds what this run has in each zone to `out`.
+    /// Adds the weight of this run in each zone to `out`.
     pub fn weigh_zones(&self, out: &mut BTreeMap<ZoneId, ZoneWeight>) -> Result<()> {
         let (root, level) = self.root();
         let own = |at: FramePointer, out: &mut BTreeMap<ZoneId, ZoneWeight>| {
@@ -57,7 +59,7 @@ fn share_out(entry: &Entry, out: &mut BTreeMap<ZoneId, ZoneWeight>) -> Result<()
     for (zone, here) in zones.iter() {
         let weight = out.entry(zone).or_default();
         weight.bytes = weight.bytes.saturating_add(here);
-        // Each zone that it has anything in takes a seek at least.
+        // Each zone with any bytes takes at least one seek.
         let share = (u128::from(spans) * u128::from(here) / u128::from(bytes)).max(1) as u64;
         weight.spans = weight.spans.saturating_add(share);
     }

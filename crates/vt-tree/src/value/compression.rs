@@ -1,6 +1,6 @@
-//! Compression of tuple blocks and large values. Each is compressed whole, on its way to the
-//! device, and decompressed when it is read; merges pass large values on as they lie. What gets
-//! hardly smaller is stored as it is.
+//! Compression of tuple blocks and large values. Each is compressed whole before it is written and
+//! decompressed when it is read; merges copy large values as stored. Data that hardly compresses is
+//! stored uncompressed.
 
 use bytes::Bytes;
 use std::cell::RefCell;
@@ -8,14 +8,15 @@ use zones::ZONE_SIZE;
 
 use crate::value::SMALL_ALIGN;
 
-/// How tuple blocks, or large values, are stored.
+/// The codec of tuple blocks or large values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Compression {
+    /// Not compressed.
     #[default]
     None,
-    /// Fast; text to about a half.
+    /// LZ4: fast; text shrinks to about a half.
     Lz4,
-    /// Text to about a third, for several times the work.
+    /// Zstandard: text shrinks to about a third, for several times the work.
     Zstd,
 }
 
@@ -29,7 +30,7 @@ impl Compression {
         }
     }
 
-    /// The one with this number.
+    /// The codec with this number.
     pub fn of_code(code: u8) -> Option<Compression> {
         [Compression::None, Compression::Lz4, Compression::Zstd]
             .into_iter()
@@ -42,7 +43,7 @@ const LEVEL: i32 = 1;
 /// The length of the payload, before the compressed bytes.
 const LENGTH: usize = 4;
 
-/// Compresses one block or value after the other in the same memory.
+/// Compresses blocks and values, reusing its memory.
 #[derive(Default)]
 pub struct Packer {
     zstd: Option<zstd::bulk::Compressor<'static>>,
@@ -50,7 +51,8 @@ pub struct Packer {
 }
 
 impl Packer {
-    /// What to store in the place of the block `payload`, and its codec. `None`: `payload` itself.
+    /// Compresses the payload of a block; returns the codec and the bytes to store. `None`: store
+    /// `payload` itself.
     pub(crate) fn pack(&mut self, compression: Compression, payload: &[u8]) -> Option<(u8, &[u8])> {
         let len = u32::try_from(payload.len()).ok()?;
         let stored = LENGTH + self.compress(compression, payload)?;
@@ -58,8 +60,8 @@ impl Packer {
         (stored <= worth(payload.len())).then(|| (compression.code(), &self.out[..stored]))
     }
 
-    /// What to store in the place of a large value; its reference tells its length and codec.
-    /// `None`: `value` itself, since compressed it would take as many units of the device.
+    /// Compresses a large value, whose reference has its length and codec. `None`: store `value`
+    /// itself, since compressed it would take as many units of the device.
     pub(crate) fn pack_value(&mut self, compression: Compression, value: &[u8]) -> Option<&[u8]> {
         let stored = self.compress(compression, value)?;
         let units = |len: usize| len.div_ceil(SMALL_ALIGN as usize);
@@ -67,7 +69,7 @@ impl Packer {
             .then(|| &self.out[LENGTH..LENGTH + stored])
     }
 
-    /// Compresses to `out`, behind room for a length; gives how many bytes that made.
+    /// Compresses to `out`, behind room for a length; returns the compressed length.
     fn compress(&mut self, compression: Compression, payload: &[u8]) -> Option<usize> {
         let most = match compression {
             Compression::None => return None,
@@ -89,8 +91,8 @@ impl Packer {
     }
 }
 
-/// To how many bytes so many must shrink: an eighth less, or it is not worth the work of every
-/// reader.
+/// The length to which `len` bytes must shrink, an eighth less: otherwise compression is not worth
+/// the work of every reader.
 fn worth(len: usize) -> usize {
     len / 8 * 7
 }
@@ -99,16 +101,16 @@ thread_local! {
     static UNPACKER: RefCell<Option<zstd::bulk::Decompressor<'static>>> = const { RefCell::new(None) };
 }
 
-/// The payload of a frame with a codec other than 0. The error says what is wrong. No more is
-/// allocated than the longest payload takes.
+/// Decompresses the payload of a frame with a codec other than 0. The error says what is wrong. No
+/// more is allocated than the longest payload takes.
 pub(crate) fn unpack(codec: u8, stored: &[u8]) -> Result<Bytes, &'static str> {
     let (len, packed) = stored.split_first_chunk::<LENGTH>().ok_or("too short for its codec")?;
     let codec = Compression::of_code(codec).ok_or("unknown codec")?;
     decompress(codec, packed, u32::from_le_bytes(*len) as usize)
 }
 
-/// A large value of `len` bytes from its bytes on the device. The error says what is wrong; again
-/// memory is bounded.
+/// Decompresses a large value of `len` bytes. The error says what is wrong. No more than `len`
+/// bytes are allocated.
 pub(crate) fn unpack_value(
     codec: Compression,
     stored: Bytes,

@@ -1,5 +1,5 @@
-//! Values: as bytes, or as a reference to the place where a large one lies; how they are
-//! compressed, and how they are placed.
+//! Values, as bytes or as a reference to a large one on the device; their compression and
+//! placement.
 
 pub(crate) mod compression;
 mod placing;
@@ -10,32 +10,34 @@ pub use compression::{Compression, Packer};
 pub(crate) use placing::place_stored;
 pub use placing::{place_packed, place_value};
 
-/// Where a large value lies: written once, raw; this reference moves instead of it.
+/// A reference to a large value on the device, which is written once and raw; merges move the
+/// reference and not the value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ExtentRef {
     /// Device address, bytes.
     pub addr: u64,
     /// Length of the value, bytes.
     pub len: u32,
-    /// Bytes on the device: as many as the value has, or fewer, just when it is compressed.
+    /// Length on the device, bytes: less than `len` if, and only if, the value is compressed.
     pub stored: u32,
     /// CRC-32C of the bytes on the device.
     pub crc: u32,
-    /// How they are compressed.
+    /// The codec of these bytes.
     pub codec: Compression,
 }
 
-/// Values whose length is a multiple of a page are page-aligned; others, compressed ones too, lie
-/// on this boundary.
+/// The alignment, bytes, of values that are compressed or whose length is no multiple of a page.
+/// Others are page-aligned.
 pub(crate) const SMALL_ALIGN: u32 = 512;
 
 impl ExtentRef {
-    /// A value that lies there as it is.
+    /// A reference to a value that is not compressed.
     pub fn plain(addr: u64, len: u32, crc: u32) -> ExtentRef {
         ExtentRef { addr, len, stored: len, crc, codec: Compression::None }
     }
 
-    /// A value that is compressed, if it is shorter for it. `None`: there is no such thing.
+    /// A reference to a compressed value; `None` if it is not shorter than `len` or the codec is
+    /// none.
     pub fn packed(
         addr: u64,
         len: u32,
@@ -52,12 +54,12 @@ impl ExtentRef {
         })
     }
 
-    /// Behind its last byte on the device.
+    /// The address behind its last byte on the device.
     pub fn end(&self) -> u64 {
         self.addr.saturating_add(u64::from(self.stored))
     }
 
-    /// What its address is a multiple of.
+    /// The alignment of its address.
     pub fn align(&self) -> u32 {
         let page = zones::SECTOR as u32;
         if self.codec == Compression::None && self.len.is_multiple_of(page) {
@@ -67,21 +69,23 @@ impl ExtentRef {
         }
     }
 
-    /// Where it lies when it follows an extent that ends at `end`.
+    /// The address it has if it follows an extent that ends at `end`; `None` on overflow.
     pub(crate) fn behind(&self, end: u64) -> Option<u64> {
         end.checked_next_multiple_of(u64::from(self.align()))
     }
 }
 
-/// A value, or the place where it lies.
+/// A value, or a reference to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
+    /// The bytes of the value.
     Inline(Bytes),
+    /// A reference to a value on the device.
     Extent(ExtentRef),
 }
 
 impl Value {
-    /// Length of the value in bytes, known without reading it.
+    /// The length of the value, bytes; nothing is read.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         match self {
@@ -91,20 +95,21 @@ impl Value {
     }
 }
 
-/// Shorter values are copied when they are to be kept: that takes less time than the two counts of
-/// a shared buffer, and does not keep the buffer.
+/// Shorter values are copied by [`ValueRef::to_value`]: that takes less time than to count
+/// references to a shared buffer, and does not keep the buffer.
 const COPY_BELOW: usize = 512;
 
-/// A value where it lies: in memory that somebody else keeps, or on the device.
+/// A borrowed value, in memory or on the device.
 #[derive(Clone, Copy, Debug)]
 pub enum ValueRef<'a> {
-    /// The bytes, and a buffer that they are a part of, so that they can be kept without a copy.
+    /// The bytes, and the buffer that they are a part of, so that they can be kept without a copy.
     Inline(&'a [u8], &'a Bytes),
+    /// A reference to a value on the device.
     Extent(ExtentRef),
 }
 
 impl ValueRef<'_> {
-    /// The same, to be kept.
+    /// An owned value, which may share the buffer.
     #[inline]
     pub fn to_value(&self) -> Value {
         match self {
@@ -116,7 +121,7 @@ impl ValueRef<'_> {
         }
     }
 
-    /// Length of the value in bytes.
+    /// The length of the value, bytes.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         match self {

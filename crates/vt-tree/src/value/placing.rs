@@ -1,16 +1,16 @@
-//! Large values on their way to the device.
+//! Places large values on the device.
 
 use zones::{ExtentWriter, crc32c};
 
 use super::{Compression, ExtentRef, Packer};
 use crate::Result;
 
-/// Writes a large value to its final place: raw, aligned, with its checksum in the reference only.
+/// Writes a large value to its final place, raw and aligned. Its checksum is only in the reference.
 pub fn place_value(writer: &mut ExtentWriter, data: &[u8]) -> Result<ExtentRef> {
     place_stored(writer, ExtentRef::plain(0, data.len() as u32, crc32c(data)), data)
 }
 
-/// The same, compressed if that makes it enough shorter.
+/// Writes a large value to its final place, compressed if that makes it short enough.
 pub fn place_packed(
     writer: &mut ExtentWriter,
     packer: &mut Packer,
@@ -35,8 +35,7 @@ pub fn place_packed(
     }
 }
 
-/// Writes the bytes that the device is to have of a value; `e` tells of them everything but the
-/// place.
+/// Writes the stored bytes of a value; `e` has everything but their address.
 pub(crate) fn place_stored(
     writer: &mut ExtentWriter,
     e: ExtentRef,

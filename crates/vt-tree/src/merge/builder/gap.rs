@@ -1,10 +1,10 @@
-//! Gaps between keys: a tuple block does not reach across one.
+//! Detects gaps between keys: a tuple block does not reach across one.
 
-/// A gap between keys is one when it is this much wider than what the block before it covers.
+/// A distance between keys is a gap if it is this many times the range that the block covers.
 const GAP: u64 = 16;
 
-/// `true` when `key` is much further from `high` than `high` is from `low`, as numbers: of bytes,
-/// or of digits where keys are written so, since 0999 and 1000 are neighbours.
+/// `true` if `key` is much further from `high` than `high` is from `low`. Keys are compared as
+/// numbers: of bytes, or of digits where keys have them, since 0999 and 1000 are neighbours.
 pub(super) fn is_gap(low: &[u8], high: &[u8], key: &[u8]) -> bool {
     let shared = low.iter().zip(key).take_while(|(a, b)| a == b).count();
     let rest = |k| <[u8]>::get(k, shared..).unwrap_or_default();
@@ -14,7 +14,7 @@ pub(super) fn is_gap(low: &[u8], high: &[u8], key: &[u8]) -> bool {
         key.saturating_sub(high) / GAP > high.saturating_sub(low)
     };
     let digits = |radix: u32| {
-        // As many as a number of 64 bits has.
+        // As many digits as fit 64 bits.
         let most = if radix == 10 { 19 } else { 16 };
         move |k: &[u8]| {
             let digit =
@@ -31,7 +31,7 @@ pub(super) fn is_gap(low: &[u8], high: &[u8], key: &[u8]) -> bool {
             .iter()
             .all(|k| k.iter().take(16).all(|&b| char::from(b).is_digit(radix)))
     };
-    // Digits make no gap wider.
+    // The keys as digits are never further apart than as bytes.
     wide(&bytes)
         && match () {
             () if written(10) => wide(&digits(10)),

@@ -1,5 +1,5 @@
-//! Large values: placed when they come as bytes; left or moved, a window of keys at a time, when
-//! they have a place.
+//! Large values: those that come as bytes are placed; those that lie on the device stay or move, a
+//! window of keys at a time.
 
 use super::RunBuilder;
 use crate::item::{Body, BodyRef, Item};
@@ -13,7 +13,7 @@ impl RunBuilder {
         if self.window.is_full() { self.end_window() } else { Ok(()) }
     }
 
-    /// Decides what is waiting.
+    /// Judges the relocation window and adds its items to the run.
     pub(super) fn end_window(&mut self) -> Result<()> {
         if self.window.is_empty() {
             return Ok(());
@@ -33,11 +33,11 @@ impl RunBuilder {
         Ok(())
     }
 
-    /// Copies the large values among `items` to the writer as they lie, in the order of their keys,
-    /// and adds all of them.
+    /// Copies the large values among `items` to the writer, in key order and as stored, and adds
+    /// all items.
     fn move_values(&mut self, items: Vec<Item>) -> Result<()> {
         let of = |i: &Item| if let Body::Put(Value::Extent(e)) = i.body { Some(e) } else { None };
-        // Read in the order of the device.
+        // Reads in device order.
         let mut extents: Vec<(ExtentRef, usize)> =
             items.iter().enumerate().filter_map(|(at, i)| Some((of(i)?, at))).collect();
         extents.sort_unstable_by_key(|(e, at)| (e.addr, *at));

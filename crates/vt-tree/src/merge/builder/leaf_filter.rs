@@ -1,5 +1,5 @@
-//! The filter of a leaf index node: from the keys that were written, and from the filters of the
-//! nodes whose blocks were stitched.
+//! Builds the filter of a leaf index node from the keys that were written and from the filters of
+//! the nodes whose blocks were stitched.
 
 use super::{RunBuilder, place_frame};
 use crate::Result;
@@ -9,25 +9,25 @@ use crate::index::frame::{FrameKind, FramePointer};
 use crate::index::node::NodeBuilder;
 use crate::item::BodyRef;
 
-/// A leaf index node some of whose blocks were stitched into the open leaf: its filter stands for
-/// their keys.
+/// The filter of another leaf index node, some of whose blocks were stitched into the open leaf; it
+/// has their keys.
 pub(super) struct BorrowedFilter {
     pub filter: FramePointer,
-    /// Items that came along.
+    /// The number of items in the stitched blocks.
     pub taken: u64,
     pub blocks: Vec<FramePointer>,
 }
 
 impl RunBuilder {
-    /// The filter of the open leaf: our own keys, and the fingerprints of the filters that stand
-    /// for stitched blocks.
+    /// Writes the filter of the open leaf: the keys written, and the fingerprints of the borrowed
+    /// filters.
     pub(super) fn close_filter(&mut self, leaf: &NodeBuilder) -> Result<Option<FramePointer>> {
         let mut builder = FilterBuilder::new(self.false_positives.max(1));
         for h in self.hashes.drain(..) {
             builder.add(h);
         }
-        // A borrowed filter also stands for keys that did not come along, or were gone before; when
-        // these would be more than the leaf's own, the keys of the blocks are read instead.
+        // A borrowed filter also has keys of blocks that were not stitched or no longer exist. If
+        // these would outnumber the leaf's own, the keys of the stitched blocks are read instead.
         let mut borrowed = Vec::new();
         let mut stale = 0;
         for b in std::mem::take(&mut self.borrowed) {

@@ -1,6 +1,5 @@
-//! Building a run from the left to the right out of two kinds of pieces: items, which go to the
-//! fill, and index entries of blocks or whole subtrees that stay where they are. Only the index
-//! above the pieces is new.
+//! Builds a run in key order from items, which are written to new blocks, and from index entries of
+//! blocks or whole subtrees that stay where they are. Only the index above these is new.
 
 mod gap;
 mod large_values;
@@ -124,8 +123,8 @@ impl RunBuilder {
         self.push(item.borrow())
     }
 
-    /// The same with an item that lies elsewhere: it is copied only when it must wait for a
-    /// decision.
+    /// Appends an item that is borrowed. It is copied only if it must be held back in the
+    /// relocation window.
     #[inline]
     pub fn push(&mut self, item: ItemRef<'_>) -> Result<()> {
         match item.body {
@@ -138,8 +137,8 @@ impl RunBuilder {
                 self.stats.stitched += u64::from(extent.stored);
                 self.add(item.key, item.seq, item.body)
             }
-            // Order must hold: what comes behind an undecided value waits with it, though not for
-            // ever.
+            // To keep the order, what follows an undecided value is held back with it, within
+            // bounds.
             BodyRef::Put(ValueRef::Extent(_)) => self.wait(item.to_item()),
             _ if !self.window.is_empty() => self.wait(item.to_item()),
             _ => self.add(item.key, item.seq, item.body),
@@ -152,8 +151,8 @@ impl RunBuilder {
         }
         self.open[level].push(entry);
         let open = &self.open[level];
-        // Entries can be longer than a node should be: long keys, many zones. Four at least let the
-        // tree end in one root.
+        // Entries with long keys or many zones can exceed the size of a node. A node has at least
+        // four, so that the tree converges to one root.
         let full = (open.size >= NODE_SIZE && open.entries.len() >= 4)
             || (level == 0 && open.filtered >= LEAF_ITEMS);
         if full { self.close_node(level) } else { Ok(()) }
@@ -188,7 +187,7 @@ impl RunBuilder {
         };
         let mut zones = ZoneUse::new();
         let mut block_end = None;
-        // What runs that are not sound say is bounded one by one only.
+        // In a damaged run only each single sum is bounded, so their total may be too large.
         let sum = |a: u64, b: u64| (a + b).min(MAX_SUM);
         for e in &node.entries {
             entry.tombstones |= e.tombstones;
@@ -211,20 +210,20 @@ impl RunBuilder {
         self.push_entry(level + 1, entry)
     }
 
-    /// `true` when nothing was pushed yet.
+    /// `true` if nothing was appended yet.
     pub fn is_empty(&self) -> bool {
         self.block.builder.is_empty()
             && self.window.is_empty()
             && self.open.iter().all(|n| n.entries.is_empty())
     }
 
-    /// Bytes written so far.
+    /// The bytes written so far.
     pub fn written(&self) -> u64 {
         self.stats.written()
     }
 
-    /// Writes what is open. `None` when nothing was pushed. The run is on the device, but not
-    /// synced.
+    /// Writes all open blocks and nodes and returns the run, which is not synced; `None` if nothing
+    /// was appended.
     pub fn finish(mut self) -> Result<(Option<Arc<Run>>, MergeStats)> {
         self.end_window()?;
         self.close_block()?;
@@ -246,7 +245,7 @@ impl RunBuilder {
             Some((entry, level)) => Some(Run::open(&self.cache, entry, level)?),
             None => None,
         };
-        // The run holds its zones itself from here on; only now may the fills let go.
+        // The run pins its zones itself from here on; only now may the writers release theirs.
         drop(writers);
         Ok((run, self.stats))
     }
@@ -258,7 +257,7 @@ fn encoded(zones: &ZoneUse) -> Bytes {
     Bytes::from(out)
 }
 
-/// `true` when the block of `entry` lies directly behind a block that ends at `end`.
+/// `true` if the block of `entry` lies directly behind a block that ends at `end`.
 pub(crate) fn follows_block(end: u64, entry: &Entry) -> bool {
     entry.at.addr >= end && entry.at.addr - end < zones::SECTOR
 }

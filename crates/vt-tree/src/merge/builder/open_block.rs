@@ -1,4 +1,4 @@
-//! The tuple block that is being filled, with the sums that its index entry will tell.
+//! The tuple block that is being filled, with the sums for its index entry.
 
 use bytes::Bytes;
 use zones::ZoneUse;
@@ -27,16 +27,16 @@ pub(super) struct OpenBlock {
     value_spans: u64,
     last_extent: Option<ExtentRef>,
     zones: ZoneUse,
-    /// The block before was closed because it was full: this one goes on where it ended.
+    /// The block before was closed because it was full, so this one continues it.
     after_full: bool,
-    /// How many hashes of keys before this block's there are.
+    /// The number of key hashes collected before this block.
     hashes_before: usize,
 }
 
 impl OpenBlock {
-    /// `true` when a gap between keys lies before `key` that is much wider than all that the block
-    /// covers, as between two files or two ranges that are appended to. A block that reached across
-    /// it would overlap every later append to the first range; one that ends there is stitched by
+    /// `true` if the gap before `key` is much wider than the range that the block covers, as
+    /// between two files or two ranges that are appended to. A block that reached across the gap
+    /// would overlap every later append to the first range; one that ends there is stitched by
     /// every merge.
     pub fn ends_before(&self, key: &[u8]) -> bool {
         let least = if self.after_full { BLOCK_SIZE / 16 } else { BLOCK_SIZE / 4 };
@@ -96,12 +96,12 @@ impl RunBuilder {
         if unfiltered {
             self.hashes.truncate(b.hashes_before);
         }
-        // Checksums do not get smaller.
+        // Blocks of checksums do not compress.
         let packed = if extent_runs { None } else { self.packer.pack(self.compression, payload) };
         let compressed = packed.is_some();
         let (codec, stored) = packed.unwrap_or((0, payload));
         let at = place_frame(&mut self.tuples, FrameKind::Tuples, 0, codec, stored)?;
-        // Its memory serves the next block.
+        // The next block reuses the memory.
         b.builder.clear();
         self.block.builder = b.builder;
         self.stats.blocks_written += u64::from(at.len);

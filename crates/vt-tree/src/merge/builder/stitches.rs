@@ -1,4 +1,4 @@
-//! What stays where it is: blocks and whole subtrees join the run by their pointers.
+//! Stitching: blocks and whole subtrees are added to the run by their index entries.
 
 use super::leaf_filter::BorrowedFilter;
 use super::{BLOCK_SIZE, LEAF_ITEMS, NODE_SIZE, RunBuilder};
@@ -7,18 +7,18 @@ use crate::index::entry::Entry;
 use crate::index::frame::FramePointer;
 
 impl RunBuilder {
-    /// `true` when closing the open nodes below `level` leaves none nearly empty, so that a subtree
-    /// of that level may follow.
+    /// `true` if a subtree of `level` may follow: closing the open nodes below that level leaves
+    /// none of them nearly empty.
     pub fn takes_subtree(&self, level: u16, entry: &Entry) -> bool {
         if (entry.at.len as usize) < NODE_SIZE / 4 {
             return self.is_empty();
         }
-        // Each node that would be closed early must be empty, with nothing below it, or well filled
-        // already.
+        // Each node that would be closed early must be empty with nothing open below it, or well
+        // filled.
         let mut below = !self.block.builder.is_empty() || !self.window.is_empty();
         for l in 0..usize::from(level) {
-            // A level that is not open yet would be opened for what closes below it, and closed
-            // with that one entry.
+            // A level that is not open yet would be opened for the node closed below it, and be
+            // closed with that one entry.
             let (size, items) = self.open.get(l).map_or((0, 0), |node| (node.size, node.filtered));
             if (below || size > 0) && size < NODE_SIZE / 4 && (l > 0 || items < LEAF_ITEMS / 4) {
                 return false;
@@ -28,11 +28,11 @@ impl RunBuilder {
         true
     }
 
-    /// `true` when a span of stitched blocks that begins with this one may follow without leaving a
-    /// nearly empty block behind.
+    /// `true` if a span of stitched blocks that begins with this one may follow: the open block
+    /// that is closed before it is not nearly empty.
     pub fn takes_block(&self, entry: &Entry) -> bool {
         let open = &self.block;
-        // A compressed one held more than it takes.
+        // A compressed block holds more than its size tells.
         let least = if entry.compressed { BLOCK_SIZE / 16 } else { BLOCK_SIZE / 4 };
         let closes = open.builder.is_empty()
             || open.builder.size() >= BLOCK_SIZE / 4
@@ -40,12 +40,12 @@ impl RunBuilder {
         entry.at.len as usize >= least && closes
     }
 
-    /// Appends a whole subtree by its pointer. `level` is that of the node it points to.
+    /// Appends a whole subtree by its entry. `level` is that of the node that `entry` points to.
     pub fn push_subtree(&mut self, level: u16, entry: Entry) -> Result<()> {
         self.end_window()?;
         self.close_block()?;
-        // Closing a level may open the one above, which must be closed as well: what comes before
-        // the subtree lies below no node that also has keys behind it.
+        // Closing a level may open the one above, which must be closed as well: no node may hold
+        // both entries before and after the subtree.
         let mut l = 0;
         while l < self.open.len().min(usize::from(level)) {
             self.close_node(l)?;
@@ -56,8 +56,7 @@ impl RunBuilder {
         self.push_entry(usize::from(level), entry)
     }
 
-    /// Appends tuple blocks by their pointers; all come from the leaf index node whose filter is
-    /// given.
+    /// Appends tuple blocks by their entries, all from the leaf index node whose filter is given.
     pub fn push_blocks(&mut self, entries: &[Entry], filter: Option<FramePointer>) -> Result<()> {
         self.end_window()?;
         self.close_block()?;
@@ -67,7 +66,7 @@ impl RunBuilder {
                     Some(at) => &mut self.borrowed[at],
                     None => {
                         self.borrowed.push(BorrowedFilter { filter, taken: 0, blocks: Vec::new() });
-                        // Just pushed, so there is a last one.
+                        // There is one: it was just pushed.
                         let last = self.borrowed.len() - 1;
                         &mut self.borrowed[last]
                     }

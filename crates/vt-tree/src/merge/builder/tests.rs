@@ -32,7 +32,7 @@ fn small_items_behind_an_undecided_value_do_not_pile_up() {
     assert_eq!(run.expect("something was pushed").stats().items, 20_000);
 }
 
-/// Fingerprints in all filters of a run, and items beneath them.
+/// The number of fingerprints in all filters of a run, and of items beneath them.
 fn filtered(run: &Run) -> (u64, u64) {
     fn walk(cache: &BlockCache, entry: &Entry, level: u16, sum: &mut (u64, u64)) {
         if let Some(f) = entry.filter {
